@@ -1,0 +1,1 @@
+# Install tree and CMake package.

@@ -1,0 +1,92 @@
+#pragma once
+// What surrounds an operation: one small value a thread, captured with each node of the tape and restored in
+// workers.
+#include <cstdint>
+
+#include "tapestry/core/device.h"
+
+namespace tapestry {
+
+class Generator;
+
+struct Context {
+  bool grad_enabled = true;
+  bool inference = false;           ///< inference mode: no tape, no version counting; implies !grad_enabled
+  std::int16_t replica = 0;         ///< which tensor of a parameter slot this thread sees (DataParallel)
+  Device device = kCPU;             ///< where factories put new tensors when no device is given
+  std::uint64_t stream = 0;         ///< the device's stream, 0 = the default one
+  Generator* generator = nullptr;   ///< overrides the device's default generator
+};
+
+namespace detail {
+inline thread_local constinit Context context;
+}
+
+/// This thread's context.
+inline Context& current_context() { return detail::context; }
+
+/// Replaces this thread's context while it lives.
+class ContextGuard {
+ public:
+  explicit ContextGuard(const Context& next) : saved_(current_context()) { current_context() = next; }
+  ~ContextGuard() { current_context() = saved_; }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  Context saved_;
+};
+
+inline bool grad_enabled() { return current_context().grad_enabled; }
+
+namespace detail {
+/// Saves the grad mode of the context and puts it back.
+class GradModeGuard {
+ public:
+  GradModeGuard(bool grad, bool inference)
+      : grad_(current_context().grad_enabled), inference_(current_context().inference) {
+    current_context().grad_enabled = grad;
+    current_context().inference = inference;
+  }
+  ~GradModeGuard() {
+    current_context().grad_enabled = grad_;
+    current_context().inference = inference_;
+  }
+  GradModeGuard(const GradModeGuard&) = delete;
+  GradModeGuard& operator=(const GradModeGuard&) = delete;
+
+ private:
+  bool grad_, inference_;
+};
+}  // namespace detail
+
+/// Operations in this scope are not recorded.
+struct NoGradGuard : detail::GradModeGuard {
+  NoGradGuard() : GradModeGuard(false, current_context().inference) {}
+};
+/// Operations in this scope are recorded again, inside a NoGradGuard's scope say.
+struct EnableGradGuard : detail::GradModeGuard {
+  EnableGradGuard() : GradModeGuard(true, false) {}
+};
+/// Like NoGradGuard, and the tensors made here can never take part in a recorded operation (an error says so):
+/// what is not tracked at all cannot be saved for backward by mistake.
+struct InferenceMode : detail::GradModeGuard {
+  InferenceMode() : GradModeGuard(false, true) {}
+};
+
+/// Factories in this scope put new tensors on `device`. Throws DeviceError if it does not exist.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(Device device) : saved_(current_context().device) {
+    check_device("DeviceGuard", device);
+    current_context().device = device;
+  }
+  ~DeviceGuard() { current_context().device = saved_; }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  Device saved_;
+};
+
+}  // namespace tapestry

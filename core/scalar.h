@@ -1,0 +1,46 @@
+#pragma once
+// A number of any kind, as the scalar operand of an operation.
+#include <cstdint>
+#include <type_traits>
+
+#include "tapestry/core/dtype.h"
+
+namespace tapestry {
+
+/// Holds a bool, an integer or a double. In arithmetic with a tensor it does not widen the tensor's dtype within its
+/// category: f32 tensor * 2.0 stays f32, i64 tensor * 2.0 becomes f32 (PyTorch's rule).
+class Scalar {
+ public:
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  Scalar(T v) {  // NOLINT: `x * 2` reads well
+    if constexpr (std::is_same_v<T, bool>) {
+      kind_ = Kind::boolean;
+      integer_ = v;
+    } else if constexpr (std::is_integral_v<T>) {
+      kind_ = Kind::integer;
+      integer_ = static_cast<std::int64_t>(v);
+    } else {
+      real_ = static_cast<double>(v);
+    }
+  }
+  bool is_real() const { return kind_ == Kind::real; }
+  bool is_bool() const { return kind_ == Kind::boolean; }
+  double to_double() const { return is_real() ? real_ : static_cast<double>(integer_); }
+  std::int64_t to_int() const { return is_real() ? static_cast<std::int64_t>(real_) : integer_; }
+  /// The dtype of the result of an operation of this number with a tensor of dtype `t`.
+  DType promote_with(DType t) const {
+    if (is_real() && !is_floating(t)) return DType::f32;
+    if (kind_ == Kind::integer && t == DType::boolean) return DType::i64;
+    return t;
+  }
+
+ private:
+  enum class Kind : std::uint8_t { boolean, integer, real } kind_ = Kind::real;
+  union {
+    std::int64_t integer_;
+    double real_;
+  };
+};
+
+}  // namespace tapestry

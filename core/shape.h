@@ -1,0 +1,87 @@
+#pragma once
+// Small fixed-capacity integer lists: shapes, strides, and lists of dimensions.
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace tapestry {
+
+/// No tensor has more dimensions than this. Shapes then live inline, and a kernel can take them by value.
+inline constexpr int kMaxDims = 8;
+
+/// Up to kMaxDims integers. Used for shapes, strides and lists of dimensions (`Dims`).
+/// Throws ValueError when constructed with more than kMaxDims values.
+class Shape {
+ public:
+  constexpr Shape() = default;
+  Shape(std::int64_t value) : size_(1) { values_[0] = value; }  // NOLINT: `sum(1)` and `reshape(-1)` read well
+  Shape(std::initializer_list<std::int64_t> values) { assign(values.begin(), values.size()); }
+  Shape(const std::vector<std::int64_t>& values) { assign(values.data(), values.size()); }  // NOLINT
+  Shape(const std::int64_t* values, std::size_t count) { assign(values, count); }
+  Shape(const Shape& other) noexcept : size_(other.size_) { copy(other); }
+  Shape& operator=(const Shape& other) noexcept {
+    size_ = other.size_;
+    copy(other);
+    return *this;
+  }
+
+  /// `count` times `value`.
+  static Shape filled(int count, std::int64_t value);
+
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::int64_t& operator[](int i) { return values_[i]; }
+  std::int64_t operator[](int i) const { return values_[i]; }
+  std::int64_t& back() { return values_[size_ - 1]; }
+  std::int64_t back() const { return values_[size_ - 1]; }
+  std::int64_t* begin() { return values_; }
+  std::int64_t* end() { return values_ + size_; }
+  const std::int64_t* begin() const { return values_; }
+  const std::int64_t* end() const { return values_ + size_; }
+
+  void push_back(std::int64_t value);
+  void insert(int position, std::int64_t value);
+  void erase(int position);
+
+  /// Product of the values: the number of elements of a tensor of this shape (1 for a 0-d shape).
+  std::int64_t numel() const {
+    std::int64_t n = 1;
+    for (int i = 0; i < size_; ++i) n *= values_[i];
+    return n;
+  }
+
+  friend bool operator==(const Shape& a, const Shape& b) {
+    if (a.size_ != b.size_) return false;
+    for (int i = 0; i < a.size_; ++i)
+      if (a.values_[i] != b.values_[i]) return false;
+    return true;
+  }
+
+  /// "[2, 3]"
+  std::string str() const;
+
+ private:
+  void assign(const std::int64_t* values, std::size_t count);
+  // Copies only what is used: most tensors have four dimensions or fewer.
+  void copy(const Shape& other) noexcept {
+    for (int i = 0; i < size_; ++i) values_[i] = other.values_[i];
+  }
+
+  int size_ = 0;
+  std::int64_t values_[kMaxDims];
+};
+
+using Dims = Shape;
+
+/// Row-major strides, in elements, of a dense tensor of this shape.
+Shape contiguous_strides(const Shape& sizes);
+/// Strides of a dense channels-last tensor (N, C, H, W stored as N, H, W, C). `sizes` has four dimensions.
+Shape channels_last_strides(const Shape& sizes);
+/// NumPy's broadcasting of two shapes; throws ValueError that names `op` and both shapes.
+Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
+/// Maps dim in [-ndim, ndim) to [0, ndim); throws IndexError that names `op`. A 0-d tensor counts as 1-d here.
+int wrap_dim(const char* op, std::int64_t dim, int ndim);
+
+}  // namespace tapestry

@@ -1,0 +1,285 @@
+#pragma once
+// Tensor: an intrusive handle to shape, strides, dtype, device, storage, and an optional record of gradients that
+// core only forward-declares. The methods in the second half are operations: declared here so that `x.relu()` reads
+// well, defined in autograd/ops (the one place where core's header names what lies above it).
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/device.h"
+#include "tapestry/core/dtype.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/intrusive.h"
+#include "tapestry/core/scalar.h"
+#include "tapestry/core/shape.h"
+#include "tapestry/core/storage.h"
+
+namespace tapestry {
+
+class Tensor;
+
+enum class MemoryFormat : std::uint8_t { contiguous, channels_last };
+
+/// What the tape keeps with a tensor; autograd derives from it.
+struct GradRecord {
+  virtual ~GradRecord() = default;
+};
+
+struct TensorImpl {
+  mutable std::atomic<int> refs{1};
+  DType dtype = DType::f32;
+  bool inference = false;  // made in inference mode
+  Device device;
+  StorageRef storage;
+  std::int64_t offset = 0;  // in elements, from the start of the storage
+  std::int64_t numel = 0;
+  Shape sizes, strides;  // strides in elements
+  GradRecord* grad_record = nullptr;
+
+  TensorImpl() = default;
+  ~TensorImpl() { delete grad_record; }
+  TensorImpl(const TensorImpl&) = delete;
+  TensorImpl& operator=(const TensorImpl&) = delete;
+
+  void retain() const { refs.fetch_add(1, std::memory_order_relaxed); }
+  void release() const {
+    if (refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+};
+
+/// Where and how a factory makes a tensor. An absent device means the context's, an absent dtype f32 (or what the
+/// factory documents).
+struct TensorOptions {
+  std::optional<DType> dtype = {};
+  std::optional<Device> device = {};
+  bool requires_grad = false;
+
+  TensorOptions() = default;
+  TensorOptions(DType t) : dtype(t) {}                                  // NOLINT
+  TensorOptions(Device d) : device(d) {}                                // NOLINT
+  TensorOptions(DType t, Device d) : dtype(t), device(d) {}             // NOLINT
+  TensorOptions with_grad(bool on = true) const {
+    TensorOptions o = *this;
+    o.requires_grad = on;
+    return o;
+  }
+};
+
+/// Removes a hook when asked. Copyable; removing twice is harmless.
+class HookHandle {
+ public:
+  HookHandle() = default;
+  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
+  void remove() {
+    if (remove_) remove_();
+    remove_ = nullptr;
+  }
+
+ private:
+  std::function<void()> remove_;
+};
+
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
+
+  // ---- what a tensor is (defined in core) ----
+  /// False for a default-constructed handle, which holds no tensor.
+  bool defined() const { return static_cast<bool>(impl_); }
+  explicit operator bool() const = delete;  // ambiguous: ask defined() or item()
+  DType dtype() const { return impl_->dtype; }
+  Device device() const { return impl_->device; }
+  const Shape& sizes() const { return impl_->sizes; }
+  const Shape& shape() const { return impl_->sizes; }
+  const Shape& strides() const { return impl_->strides; }
+  /// Size of one dimension, negative from the end. Throws IndexError.
+  std::int64_t size(std::int64_t dim) const;
+  std::int64_t stride(std::int64_t dim) const;
+  int dim() const { return impl_->sizes.size(); }
+  int ndim() const { return impl_->sizes.size(); }
+  std::int64_t numel() const { return impl_->numel; }
+  std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype()); }
+  std::int64_t storage_offset() const { return impl_->offset; }
+  const StorageRef& storage() const { return impl_->storage; }
+  /// Counts in-place changes of the storage.
+  std::uint32_t version() const { return impl_->storage->version(); }
+  /// True if the elements lie densely in row-major (or channels-last) order. Strides of dimensions of size 1, and of
+  /// tensors without elements, do not count; so a tensor with C = 1 or H = W = 1 can be both. Where one answer is
+  /// needed (which layout should the result have?) such a tensor counts as `contiguous`: see memory_format().
+  bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
+  /// channels_last if the tensor is 4-d, channels-last and not also contiguous; else contiguous.
+  MemoryFormat memory_format() const;
+  /// Address of the first element, whatever the dtype.
+  void* raw_data() const {
+    return static_cast<char*>(impl_->storage->data()) + impl_->offset * static_cast<std::int64_t>(dtype_size(impl_->dtype));
+  }
+  /// Address of the first element. Throws TypeError unless T is the dtype's type. On a GPU it is a device address.
+  template <class T>
+  T* data() const {
+    if (dtype_of<T> != dtype()) [[unlikely]] wrong_data_type(dtype_of<T>);
+    return static_cast<T*>(raw_data());
+  }
+  bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
+  TensorImpl* impl() const { return impl_.get(); }
+  const Ref<TensorImpl>& impl_ref() const { return impl_; }
+  /// Text as people expect: numpy-like, aligned, summarised beyond 1000 elements, with dtype and device where they
+  /// are not the default.
+  std::string str() const;
+
+  // ---- autograd (defined in autograd/tensor_grad.cpp) ----
+  bool requires_grad() const;
+  /// Only on leaves (AutogradError) of floating dtype (TypeError). Returns *this.
+  const Tensor& set_requires_grad(bool on = true) const;
+  bool is_leaf() const;
+  /// The accumulated gradient; undefined if there is none.
+  Tensor grad() const;
+  /// Sets or (with an undefined tensor) clears the gradient. Throws if shape, dtype or device differ.
+  void set_grad(const Tensor& grad) const;
+  /// Clears the gradient (`set_to_none`), or fills it with zeros.
+  void zero_grad(bool set_to_none = true) const;
+  /// Keeps the gradient of this non-leaf tensor.
+  void retain_grad() const;
+  /// Shares storage, is not part of the graph.
+  Tensor detach() const;
+  /// Gradients of this tensor with respect to all leaves it was computed from, added to their grad(). `gradient` may
+  /// be left out for one-element tensors. Throws AutogradError for any misuse, naming the operation.
+  void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
+  /// Called with the gradient of this tensor when it is computed; what it returns, if defined, replaces it.
+  HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const;
+  /// On leaves: called with the tensor after its gradient was accumulated in grad() and is complete for this
+  /// backward, whatever the order of an operation's inputs.
+  HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
+
+  // ---- operations (defined in autograd/ops; each is the free function of the same name in autograd/ops/*.h) ----
+  // views and shape
+  Tensor view(const Shape& sizes) const;
+  Tensor reshape(const Shape& sizes) const;
+  Tensor flatten(std::int64_t start = 0, std::int64_t end = -1) const;
+  Tensor transpose(std::int64_t a, std::int64_t b) const;
+  Tensor t() const;
+  Tensor permute(const Dims& dims) const;
+  Tensor squeeze() const;
+  Tensor squeeze(std::int64_t dim) const;
+  Tensor unsqueeze(std::int64_t dim) const;
+  Tensor expand(const Shape& sizes) const;
+  Tensor narrow(std::int64_t dim, std::int64_t start, std::int64_t length) const;
+  Tensor slice(std::int64_t dim, std::optional<std::int64_t> start = {}, std::optional<std::int64_t> end = {},
+               std::int64_t step = 1) const;
+  Tensor select(std::int64_t dim, std::int64_t index) const;
+  Tensor operator[](std::int64_t index) const;  // select(0, index)
+  std::vector<Tensor> split(std::int64_t size, std::int64_t dim = 0) const;
+  std::vector<Tensor> split(const std::vector<std::int64_t>& sizes, std::int64_t dim = 0) const;
+  std::vector<Tensor> chunk(std::int64_t chunks, std::int64_t dim = 0) const;
+  Tensor index_select(std::int64_t dim, const Tensor& index) const;
+  Tensor clone() const;
+  Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
+  Tensor to(DType dtype) const;
+  Tensor to(Device device) const;
+  Tensor to(Device device, DType dtype) const;
+  Tensor to(const char* device) const { return to(Device(device)); }
+  Tensor cpu() const { return to(kCPU); }
+  // The one element as a C++ number. Throws ValueError unless there is exactly one.
+  template <class T = double>
+  T item() const {
+    const Scalar value = item_scalar();
+    return value.is_real() ? static_cast<T>(value.to_double()) : static_cast<T>(value.to_int());
+  }
+  Scalar item_scalar() const;
+  // elementwise
+  Tensor add(const Tensor& other) const;
+  Tensor sub(const Tensor& other) const;
+  Tensor mul(const Tensor& other) const;
+  Tensor div(const Tensor& other) const;
+  Tensor pow(const Scalar& exponent) const;
+  Tensor pow(const Tensor& exponent) const;
+  Tensor neg() const;
+  Tensor abs() const;
+  Tensor exp() const;
+  Tensor log() const;
+  Tensor sqrt() const;
+  Tensor rsqrt() const;
+  Tensor tanh() const;
+  Tensor sigmoid() const;
+  Tensor relu() const;
+  Tensor gelu(bool tanh_approximation = false) const;
+  Tensor silu() const;
+  Tensor clamp(std::optional<Scalar> min, std::optional<Scalar> max = {}) const;
+  Tensor operator-() const { return neg(); }
+  // comparisons give bool tensors
+  Tensor eq(const Tensor& other) const;
+  Tensor ne(const Tensor& other) const;
+  Tensor lt(const Tensor& other) const;
+  Tensor le(const Tensor& other) const;
+  Tensor gt(const Tensor& other) const;
+  Tensor ge(const Tensor& other) const;
+  bool allclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const;
+  // in place: change this tensor's elements and return it. AutogradError on a leaf that requires gradients.
+  const Tensor& add_(const Tensor& other) const;
+  const Tensor& sub_(const Tensor& other) const;
+  const Tensor& mul_(const Tensor& other) const;
+  const Tensor& div_(const Tensor& other) const;
+  const Tensor& add_(const Scalar& other) const;
+  const Tensor& sub_(const Scalar& other) const;
+  const Tensor& mul_(const Scalar& other) const;
+  const Tensor& div_(const Scalar& other) const;
+  const Tensor& neg_() const;
+  const Tensor& exp_() const;
+  const Tensor& sqrt_() const;
+  const Tensor& tanh_() const;
+  const Tensor& sigmoid_() const;
+  const Tensor& relu_() const;
+  const Tensor& clamp_(std::optional<Scalar> min, std::optional<Scalar> max = {}) const;
+  const Tensor& copy_(const Tensor& source) const;  // broadcasts, casts, crosses devices
+  const Tensor& fill_(const Scalar& value) const;
+  const Tensor& zero_() const;
+  const Tensor& uniform_(double low = 0, double high = 1) const;
+  const Tensor& normal_(double mean = 0, double std = 1) const;
+  const Tensor& operator+=(const Tensor& other) const { return add_(other); }
+  const Tensor& operator-=(const Tensor& other) const { return sub_(other); }
+  const Tensor& operator*=(const Tensor& other) const { return mul_(other); }
+  const Tensor& operator/=(const Tensor& other) const { return div_(other); }
+  // reductions; an empty list of dimensions means all of them
+  Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor var(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const;
+  Tensor max() const;
+  Tensor min() const;
+  std::pair<Tensor, Tensor> max(std::int64_t dim, bool keepdim = false) const;  // values, indices
+  std::pair<Tensor, Tensor> min(std::int64_t dim, bool keepdim = false) const;
+  Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
+  Tensor logsumexp(const Dims& dims, bool keepdim = false) const;
+  Tensor norm(double p = 2, const Dims& dims = {}, bool keepdim = false) const;
+  Tensor softmax(std::int64_t dim) const;
+  Tensor log_softmax(std::int64_t dim) const;
+  Tensor matmul(const Tensor& other) const;
+
+ private:
+  [[noreturn]] void wrong_data_type(DType asked) const;
+  Ref<TensorImpl> impl_;
+};
+
+std::ostream& operator<<(std::ostream& out, const Tensor& t);
+
+/// Uninitialised memory, dense in `format`. Throws ValueError for a negative size or one whose bytes overflow.
+Tensor empty(const Shape& sizes, const TensorOptions& options = {}, MemoryFormat format = MemoryFormat::contiguous);
+/// A tensor over memory that the caller keeps alive, dense row-major on cpu:0 unless told otherwise.
+Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options = {});
+
+namespace detail {
+/// A view of `base`'s storage that the tape knows nothing of.
+Tensor raw_view(const Tensor& base, const Shape& sizes, const Shape& strides, std::int64_t offset);
+/// A tensor over part of a storage.
+Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides, std::int64_t offset);
+/// Throws ValueError, naming `op` and the argument, if `t` is undefined.
+inline void check_defined(const char* op, const Tensor& t, const char* what = "input") {
+  check(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a tensor that holds one");
+}
+}  // namespace detail
+
+}  // namespace tapestry
