@@ -21,9 +21,9 @@ void reset_peak_memory(Device device);
 /// Gives cached blocks that no tensor uses back to the system.
 void empty_cache(DeviceType type = DeviceType::cpu);
 
-/// The interface that each kind of device implements; installed once a device type. Pointers are aligned to 64
-/// bytes. `allocate` of zero bytes returns a valid pointer or null; `deallocate` may come from any thread and gets
-/// the same device and bytes.
+/// The interface that each kind of device implements; installed once a device type. Pointers are aligned to
+/// 64 bytes. `allocate` of zero bytes returns a valid pointer or null; `deallocate` may come from any thread
+/// and gets the same device and bytes.
 class Allocator {
  public:
   virtual ~Allocator() = default;

@@ -11,11 +11,11 @@ class Generator;
 
 struct Context {
   bool grad_enabled = true;
-  bool inference = false;           ///< inference mode: no tape, no version counting; implies !grad_enabled
-  std::int16_t replica = 0;         ///< which tensor of a parameter slot this thread sees (DataParallel)
-  Device device = kCPU;             ///< where factories put new tensors when no device is given
-  std::uint64_t stream = 0;         ///< the device's stream, 0 = the default one
-  Generator* generator = nullptr;   ///< overrides the device's default generator
+  bool inference = false;          ///< inference mode: no tape, no version counting; implies !grad_enabled
+  std::int16_t replica = 0;        ///< which tensor of a parameter slot this thread sees (DataParallel)
+  Device device = kCPU;            ///< where factories put new tensors when no device is given
+  std::uint64_t stream = 0;        ///< the device's stream, 0 = the default one
+  Generator* generator = nullptr;  ///< overrides the device's default generator
 };
 
 namespace detail {
@@ -68,8 +68,8 @@ struct NoGradGuard : detail::GradModeGuard {
 struct EnableGradGuard : detail::GradModeGuard {
   EnableGradGuard() : GradModeGuard(true, false) {}
 };
-/// Like NoGradGuard, and the tensors made here can never take part in a recorded operation (an error says so):
-/// what is not tracked at all cannot be saved for backward by mistake.
+/// Like NoGradGuard, and the tensors made here can never take part in a recorded operation (an error says
+/// so): what is not tracked at all cannot be saved for backward by mistake.
 struct InferenceMode : detail::GradModeGuard {
   InferenceMode() : GradModeGuard(false, true) {}
 };

@@ -21,8 +21,9 @@ struct Device {
 
   constexpr Device() = default;
   constexpr Device(DeviceType t, int i = 0) : type(t), index(static_cast<std::int8_t>(i)) {}  // NOLINT
-  /// Parses "cpu", "cpu:1", "cuda", "cuda:0". Throws DeviceError for other text. Does not check that it exists.
-  Device(std::string_view text);  // NOLINT
+  /// Parses "cpu", "cpu:1", "cuda", "cuda:0". Throws DeviceError for other text. Does not check that it
+  /// exists.
+  Device(std::string_view text);                                       // NOLINT
   Device(const char* text) : Device(std::string_view(text)) {}         // NOLINT
   Device(const std::string& text) : Device(std::string_view(text)) {}  // NOLINT
 
@@ -35,8 +36,9 @@ struct Device {
 
 inline constexpr Device kCPU{DeviceType::cpu, 0};
 
-/// How many logical devices of this type exist: for the CPU TAPESTRY_LOGICAL_DEVICES (1 when unset; ValueError
-/// unless it is an integer from 1 to kMaxDevices), for CUDA those of the runtime (0 without a driver).
+/// How many logical devices of this type exist: for the CPU TAPESTRY_LOGICAL_DEVICES (1 when unset;
+/// ValueError unless it is an integer from 1 to kMaxDevices), for CUDA those of the runtime (0 without a
+/// driver).
 int device_count(DeviceType type);
 /// Throws DeviceError, naming `op`, unless the device exists.
 void check_device(const char* op, Device device);

@@ -24,8 +24,8 @@ constexpr std::size_t dtype_size(DType dtype) {
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 constexpr bool is_integral(DType dtype) { return dtype > DType::bf16; }
 
-/// PyTorch's promotion of two dtypes of tensors: the smallest type that holds both; a floating type wins over an
-/// integral one, and f16 with bf16 gives f32.
+/// PyTorch's promotion of two dtypes of tensors: the smallest type that holds both; a floating type wins over
+/// an integral one, and f16 with bf16 gives f32.
 DType promote(DType a, DType b);
 
 /// A set of dtypes, one bit each.
@@ -39,15 +39,41 @@ inline constexpr DTypeSet kAllDTypes = kNumbers | bit(DType::boolean);
 constexpr bool contains(DTypeSet set, DType dtype) { return (set & bit(dtype)) != 0; }
 
 /// The DType of a C++ element type.
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<Half> { static constexpr DType value = DType::f16; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct DTypeOf<bool> { static constexpr DType value = DType::boolean; };
-template <class T> inline constexpr DType dtype_of = DTypeOf<T>::value;
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<Half> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct DTypeOf<bool> {
+  static constexpr DType value = DType::boolean;
+};
+template <class T>
+inline constexpr DType dtype_of = DTypeOf<T>::value;
 
 }  // namespace tapestry

@@ -1,5 +1,6 @@
 #pragma once
-// f16 and bf16 storage types. Arithmetic is done in float; conversions round to nearest, ties to even (IEEE 754).
+// f16 and bf16 storage types. Arithmetic is done in float; conversions round to nearest, ties to even (IEEE
+// 754).
 #include <bit>
 #include <cstdint>
 
@@ -24,7 +25,8 @@ struct Half {
     if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);   // NaN
     if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to infinity
     if (magnitude < 0x38800000u) {
-      // Subnormal: adding 0.5f leaves the value in units of 2^-24 in the low mantissa bits, rounded by the FPU.
+      // Subnormal: adding 0.5f leaves the value in units of 2^-24 in the low mantissa bits, rounded by the
+      // FPU.
       const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
       return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
     }

@@ -14,9 +14,10 @@ struct Philox4 {
   std::uint32_t v[4];
 };
 
-/// The four numbers of `counter` in subsequence `stream` of `seed`. Ten rounds; constants of Salmon et al. 2011,
-/// table 2 (multipliers) and section 4 (Weyl key increments).
-TAPESTRY_HOST_DEVICE inline Philox4 philox(std::uint64_t seed, std::uint64_t counter, std::uint64_t stream = 0) {
+/// The four numbers of `counter` in subsequence `stream` of `seed`. Ten rounds; constants of Salmon et al.
+/// 2011, table 2 (multipliers) and section 4 (Weyl key increments).
+TAPESTRY_HOST_DEVICE inline Philox4 philox(std::uint64_t seed, std::uint64_t counter,
+                                           std::uint64_t stream = 0) {
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
   std::uint32_t c0 = static_cast<std::uint32_t>(counter), c1 = static_cast<std::uint32_t>(counter >> 32),
                 c2 = static_cast<std::uint32_t>(stream), c3 = static_cast<std::uint32_t>(stream >> 32);

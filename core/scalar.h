@@ -7,13 +7,12 @@
 
 namespace tapestry {
 
-/// Holds a bool, an integer or a double. In arithmetic with a tensor it does not widen the tensor's dtype within its
-/// category: f32 tensor * 2.0 stays f32, i64 tensor * 2.0 becomes f32 (PyTorch's rule).
+/// Holds a bool, an integer or a double. In arithmetic with a tensor it does not widen the tensor's dtype
+/// within its category: f32 tensor * 2.0 stays f32, i64 tensor * 2.0 becomes f32 (PyTorch's rule).
 class Scalar {
  public:
   template <class T>
-    requires std::is_arithmetic_v<T>
-  Scalar(T v) {  // NOLINT: `x * 2` reads well
+  requires std::is_arithmetic_v<T> Scalar(T v) {  // NOLINT: `x * 2` reads well
     if constexpr (std::is_same_v<T, bool>) {
       kind_ = Kind::boolean;
       integer_ = v;

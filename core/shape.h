@@ -16,7 +16,9 @@ inline constexpr int kMaxDims = 8;
 class Shape {
  public:
   constexpr Shape() = default;
-  Shape(std::int64_t value) : size_(1) { values_[0] = value; }  // NOLINT: `sum(1)` and `reshape(-1)` read well
+  Shape(std::int64_t value) : size_(1) {
+    values_[0] = value;
+  }  // NOLINT: `sum(1)` and `reshape(-1)` read well
   Shape(std::initializer_list<std::int64_t> values) { assign(values.begin(), values.size()); }
   Shape(const std::vector<std::int64_t>& values) { assign(values.data(), values.size()); }  // NOLINT
   Shape(const std::int64_t* values, std::size_t count) { assign(values, count); }
@@ -81,7 +83,8 @@ Shape contiguous_strides(const Shape& sizes);
 Shape channels_last_strides(const Shape& sizes);
 /// NumPy's broadcasting of two shapes; throws ValueError that names `op` and both shapes.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
-/// Maps dim in [-ndim, ndim) to [0, ndim); throws IndexError that names `op`. A 0-d tensor counts as 1-d here.
+/// Maps dim in [-ndim, ndim) to [0, ndim); throws IndexError that names `op`. A 0-d tensor counts as 1-d
+/// here.
 int wrap_dim(const char* op, std::int64_t dim, int ndim);
 
 }  // namespace tapestry

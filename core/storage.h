@@ -12,8 +12,8 @@ namespace tapestry {
 class Storage;
 using StorageRef = Ref<Storage>;
 
-/// Views of one tensor share one Storage. `version` counts in-place changes, so that the tape can tell when a saved
-/// tensor was overwritten.
+/// Views of one tensor share one Storage. `version` counts in-place changes, so that the tape can tell when a
+/// saved tensor was overwritten.
 class Storage {
  public:
   /// Uninitialised memory. Throws OutOfMemoryError; DeviceError when the device does not exist.
@@ -21,8 +21,8 @@ class Storage {
   /// Memory that somebody else owns; `release(arg)` runs when the last reference goes (may be null).
   static StorageRef wrap(Device device, void* data, std::size_t bytes, void (*release)(void*) = nullptr,
                          void* arg = nullptr);
-  /// Part of `base` under a version of its own: gradients as views into a bucket are not "in-place changes" of one
-  /// another. Throws IndexError unless the part lies inside.
+  /// Part of `base` under a version of its own: gradients as views into a bucket are not "in-place changes"
+  /// of one another. Throws IndexError unless the part lies inside.
   static StorageRef part(const StorageRef& base, std::size_t offset, std::size_t bytes);
 
   void* data() const { return data_; }

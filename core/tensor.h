@@ -1,7 +1,8 @@
 #pragma once
-// Tensor: an intrusive handle to shape, strides, dtype, device, storage, and an optional record of gradients that
-// core only forward-declares. The methods in the second half are operations: declared here so that `x.relu()` reads
-// well, defined in autograd/ops (the one place where core's header names what lies above it).
+// Tensor: an intrusive handle to shape, strides, dtype, device, storage, and an optional record of gradients
+// that core only forward-declares. The methods in the second half are operations: declared here so that
+// `x.relu()` reads well, defined in autograd/ops (the one place where core's header names what lies above
+// it).
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -52,17 +53,17 @@ struct TensorImpl {
   }
 };
 
-/// Where and how a factory makes a tensor. An absent device means the context's, an absent dtype f32 (or what the
-/// factory documents).
+/// Where and how a factory makes a tensor. An absent device means the context's, an absent dtype f32 (or what
+/// the factory documents).
 struct TensorOptions {
   std::optional<DType> dtype = {};
   std::optional<Device> device = {};
   bool requires_grad = false;
 
   TensorOptions() = default;
-  TensorOptions(DType t) : dtype(t) {}                                  // NOLINT
-  TensorOptions(Device d) : device(d) {}                                // NOLINT
-  TensorOptions(DType t, Device d) : dtype(t), device(d) {}             // NOLINT
+  TensorOptions(DType t) : dtype(t) {}                       // NOLINT
+  TensorOptions(Device d) : device(d) {}                     // NOLINT
+  TensorOptions(DType t, Device d) : dtype(t), device(d) {}  // NOLINT
   TensorOptions with_grad(bool on = true) const {
     TensorOptions o = *this;
     o.requires_grad = on;
@@ -109,27 +110,31 @@ class Tensor {
   const StorageRef& storage() const { return impl_->storage; }
   /// Counts in-place changes of the storage.
   std::uint32_t version() const { return impl_->storage->version(); }
-  /// True if the elements lie densely in row-major (or channels-last) order. Strides of dimensions of size 1, and of
-  /// tensors without elements, do not count; so a tensor with C = 1 or H = W = 1 can be both. Where one answer is
-  /// needed (which layout should the result have?) such a tensor counts as `contiguous`: see memory_format().
+  /// True if the elements lie densely in row-major (or channels-last) order. Strides of dimensions of size 1,
+  /// and of tensors without elements, do not count; so a tensor with C = 1 or H = W = 1 can be both. Where
+  /// one answer is needed (which layout should the result have?) such a tensor counts as `contiguous`: see
+  /// memory_format().
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
   /// channels_last if the tensor is 4-d, channels-last and not also contiguous; else contiguous.
   MemoryFormat memory_format() const;
   /// Address of the first element, whatever the dtype.
   void* raw_data() const {
-    return static_cast<char*>(impl_->storage->data()) + impl_->offset * static_cast<std::int64_t>(dtype_size(impl_->dtype));
+    return static_cast<char*>(impl_->storage->data()) +
+           impl_->offset * static_cast<std::int64_t>(dtype_size(impl_->dtype));
   }
-  /// Address of the first element. Throws TypeError unless T is the dtype's type. On a GPU it is a device address.
+  /// Address of the first element. Throws TypeError unless T is the dtype's type. On a GPU it is a device
+  /// address.
   template <class T>
   T* data() const {
-    if (dtype_of<T> != dtype()) [[unlikely]] wrong_data_type(dtype_of<T>);
+    if (dtype_of<T> != dtype()) [[unlikely]]
+      wrong_data_type(dtype_of<T>);
     return static_cast<T*>(raw_data());
   }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
   TensorImpl* impl() const { return impl_.get(); }
   const Ref<TensorImpl>& impl_ref() const { return impl_; }
-  /// Text as people expect: numpy-like, aligned, summarised beyond 1000 elements, with dtype and device where they
-  /// are not the default.
+  /// Text as people expect: numpy-like, aligned, summarised beyond 1000 elements, with dtype and device where
+  /// they are not the default.
   std::string str() const;
 
   // ---- autograd (defined in autograd/tensor_grad.cpp) ----
@@ -147,8 +152,9 @@ class Tensor {
   void retain_grad() const;
   /// Shares storage, is not part of the graph.
   Tensor detach() const;
-  /// Gradients of this tensor with respect to all leaves it was computed from, added to their grad(). `gradient` may
-  /// be left out for one-element tensors. Throws AutogradError for any misuse, naming the operation.
+  /// Gradients of this tensor with respect to all leaves it was computed from, added to their grad().
+  /// `gradient` may be left out for one-element tensors. Throws AutogradError for any misuse, naming the
+  /// operation.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   /// Called with the gradient of this tensor when it is computed; what it returns, if defined, replaces it.
   HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const;
@@ -156,8 +162,8 @@ class Tensor {
   /// backward, whatever the order of an operation's inputs.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
 
-  // ---- operations (defined in autograd/ops; each is the free function of the same name in autograd/ops/*.h) ----
-  // views and shape
+  // ---- operations (defined in autograd/ops; each is the free function of the same name in autograd/ops/*.h)
+  // ---- views and shape
   Tensor view(const Shape& sizes) const;
   Tensor reshape(const Shape& sizes) const;
   Tensor flatten(std::int64_t start = 0, std::int64_t end = -1) const;
@@ -266,8 +272,10 @@ class Tensor {
 
 std::ostream& operator<<(std::ostream& out, const Tensor& t);
 
-/// Uninitialised memory, dense in `format`. Throws ValueError for a negative size or one whose bytes overflow.
-Tensor empty(const Shape& sizes, const TensorOptions& options = {}, MemoryFormat format = MemoryFormat::contiguous);
+/// Uninitialised memory, dense in `format`. Throws ValueError for a negative size or one whose bytes
+/// overflow.
+Tensor empty(const Shape& sizes, const TensorOptions& options = {},
+             MemoryFormat format = MemoryFormat::contiguous);
 /// A tensor over memory that the caller keeps alive, dense row-major on cpu:0 unless told otherwise.
 Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options = {});
 
@@ -275,7 +283,8 @@ namespace detail {
 /// A view of `base`'s storage that the tape knows nothing of.
 Tensor raw_view(const Tensor& base, const Shape& sizes, const Shape& strides, std::int64_t offset);
 /// A tensor over part of a storage.
-Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides, std::int64_t offset);
+Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
+                   std::int64_t offset);
 /// Throws ValueError, naming `op` and the argument, if `t` is undefined.
 inline void check_defined(const char* op, const Tensor& t, const char* what = "input") {
   check(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a tensor that holds one");

@@ -3,14 +3,14 @@
 
 namespace tapestry {
 
-/// Threads that CPU kernels may use, all logical CPU devices together. Default: OMP_NUM_THREADS, else the number of
-/// cores. Throws ValueError unless n >= 1.
+/// Threads that CPU kernels may use, all logical CPU devices together. Default: OMP_NUM_THREADS, else the
+/// number of cores. Throws ValueError unless n >= 1.
 void set_num_threads(int n);
 int get_num_threads();
 
-/// Threads that kernels called from this thread use: this thread's share (ThreadShare), else for the first thread
-/// that computes all of them, and for any other one 1: a second thread that opens OpenMP regions slows every later
-/// region 3-8 times.
+/// Threads that kernels called from this thread use: this thread's share (ThreadShare), else for the first
+/// thread that computes all of them, and for any other one 1: a second thread that opens OpenMP regions slows
+/// every later region 3-8 times.
 int compute_threads();
 
 /// Gives the calling thread `n` compute threads while it lives. Workers of logical devices hold one.

@@ -1,11 +1,12 @@
 #pragma once
-// A kernel is a slot: declared once in kernels/ops/<family>.h, filled for each device type and dtype by the file that
-// implements it there, which registers itself when the library is loaded.
+// A kernel is a slot: declared once in kernels/ops/<family>.h, filled for each device type and dtype by the
+// file that implements it there, which registers itself when the library is loaded.
 //
-//   inline constinit Slot<void(const Elementwise<2>&)> relu{"relu"};                       // kernels/ops/...h
-//   const bool filled = for_types<float, double>(                                          // kernels/cpu/...cpp
+//   inline constinit Slot<void(const Elementwise<2>&)> relu{"relu"};                       //
+//   kernels/ops/...h const bool filled = for_types<float, double>( // kernels/cpu/...cpp
 //       []<class T> { relu.set(DeviceType::cpu, dtype_of<T>, &relu_kernel<T>); });
-//   kernels::relu(device, dtype, args);                                                    // autograd/ops/...cpp
+//   kernels::relu(device, dtype, args);                                                    //
+//   autograd/ops/...cpp
 //
 // Slots are constant-initialised: a slot constructed at run time could lose what was registered before it.
 #include "tapestry/core/device.h"
@@ -40,7 +41,8 @@ class SlotBase {
   SlotBase* next_ = nullptr;
 };
 
-template <class Signature> class Slot;
+template <class Signature>
+class Slot;
 
 template <class... Args>
 class Slot<void(Args...)> : public SlotBase {
@@ -54,7 +56,8 @@ class Slot<void(Args...)> : public SlotBase {
   /// Runs the kernel. Throws MissingKernelError that names the slot, the device type and the dtype.
   void operator()(Device device, DType dtype, Args... args) const {
     const AnyFn fn = table_[int(device.type)][int(dtype)];
-    if (!fn) [[unlikely]] missing(device.type, dtype);
+    if (!fn) [[unlikely]]
+      missing(device.type, dtype);
     reinterpret_cast<Fn>(fn)(args...);
   }
 };

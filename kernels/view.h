@@ -1,5 +1,6 @@
 #pragma once
-// What a kernel sees of a tensor: an address, sizes and strides, by value, so that it can go to a GPU as it is.
+// What a kernel sees of a tensor: an address, sizes and strides, by value, so that it can go to a GPU as it
+// is.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::kernels {
@@ -12,7 +13,8 @@ struct View {
   std::int64_t strides[kMaxDims] = {};  // in elements
 
   View() = default;
-  View(const Tensor& t) : data(t.raw_data()), dtype(t.dtype()), ndim(t.dim()) {  // NOLINT: tensors go to kernels
+  View(const Tensor& t)
+      : data(t.raw_data()), dtype(t.dtype()), ndim(t.dim()) {  // NOLINT: tensors go to kernels
     for (int i = 0; i < ndim; ++i) sizes[i] = t.sizes()[i], strides[i] = t.strides()[i];
   }
   std::int64_t numel() const {
@@ -26,9 +28,10 @@ struct View {
   }
 };
 
-/// The iteration space of an elementwise kernel over N operands of one (broadcast) shape; operand 0 is the output.
-/// A broadcast dimension has stride 0. Dimensions are ordered so that the last is the output's fastest, and merged
-/// where all operands allow it: dense operands of one layout come as a single dimension of stride 1.
+/// The iteration space of an elementwise kernel over N operands of one (broadcast) shape; operand 0 is the
+/// output. A broadcast dimension has stride 0. Dimensions are ordered so that the last is the output's
+/// fastest, and merged where all operands allow it: dense operands of one layout come as a single dimension
+/// of stride 1.
 template <int N>
 struct Elementwise {
   int ndim = 0;  // at least 1

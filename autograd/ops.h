@@ -1,0 +1,15 @@
+#pragma once
+// All operations.
+#include "tapestry/autograd/ops/attention.h"
+#include "tapestry/autograd/ops/conv.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/dropout.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/loss.h"
+#include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/norm.h"
+#include "tapestry/autograd/ops/pool.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/softmax.h"
+#include "tapestry/autograd/ops/view.h"

@@ -1,0 +1,29 @@
+#pragma once
+// Convolution.
+#include <array>
+
+#include "tapestry/core/tensor.h"
+
+namespace tapestry {
+
+/// A pair (vertical, horizontal); one number stands for both.
+struct Pair {
+  std::int64_t h = 0, w = 0;
+  constexpr Pair() = default;
+  constexpr Pair(std::int64_t both) : h(both), w(both) {}  // NOLINT
+  constexpr Pair(std::int64_t vertical, std::int64_t horizontal) : h(vertical), w(horizontal) {}
+  friend constexpr bool operator==(Pair, Pair) = default;
+};
+
+struct Conv2dParams {
+  Pair stride = 1, padding = 0, dilation = 1;
+  std::int64_t groups = 1;
+};
+
+/// Cross-correlation: x (N, C, H, W), weight (K, C / groups, R, S), bias (K) or undefined; result (N, K, P,
+/// Q) with P = (H + 2 padding - dilation (R - 1) - 1) / stride + 1. A channels-last x gives a channels-last
+/// result.
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const Conv2dParams& params = {});
+
+}  // namespace tapestry
