@@ -21,9 +21,9 @@ void reset_peak_memory(Device device);
 /// Gives cached blocks that no tensor uses back to the system.
 void empty_cache(DeviceType type = DeviceType::cpu);
 
-/// The interface that each kind of device implements; installed once a device type. Pointers are aligned to
-/// 64 bytes. `allocate` of zero bytes returns a valid pointer or null; `deallocate` may come from any thread
-/// and gets the same device and bytes.
+/// The interface that each kind of device implements. Pointers are aligned to 64 bytes. `allocate` of zero
+/// bytes returns a valid pointer or null (not null where there is header room); `deallocate` may come from
+/// any thread, after main has returned too, and gets the same device and bytes.
 class Allocator {
  public:
   virtual ~Allocator() = default;
@@ -33,11 +33,17 @@ class Allocator {
   virtual MemoryStats stats(Device device) const = 0;
   virtual void reset_peak(Device device) = 0;
   virtual void empty_cache() = 0;
+  /// Copies bytes between two places of this device, or between it and host memory, and waits until that is
+  /// done.
+  virtual void copy(Device device, void* to, const void* from, std::size_t bytes) = 0;
+  /// Bytes of host memory before each block of `device` that Storage may keep its own record in, so that a
+  /// small tensor costs one allocation. 0: none.
+  virtual std::size_t header_room() const { return 0; }
 };
 
 /// The allocator of this device type. Throws DeviceError when there is none (CUDA in a build without it).
 Allocator& allocator(DeviceType type);
-/// Installs `a`, which lives for ever.
+/// Installs `a`, which lives for ever. Memory goes back to the allocator that it came from.
 void set_allocator(DeviceType type, Allocator* a);
 
 }  // namespace tapestry

@@ -20,7 +20,8 @@ struct Device {
   std::int8_t index = 0;
 
   constexpr Device() = default;
-  constexpr Device(DeviceType t, int i = 0) : type(t), index(static_cast<std::int8_t>(i)) {}  // NOLINT
+  constexpr Device(DeviceType t, int i = 0)                                     // NOLINT
+      : type(t), index(static_cast<std::int8_t>(i < 0 || i > 127 ? -1 : i)) {}  // -1: exists nowhere
   /// Parses "cpu", "cpu:1", "cuda", "cuda:0". Throws DeviceError for other text. Does not check that it
   /// exists.
   Device(std::string_view text);                                       // NOLINT

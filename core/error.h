@@ -17,50 +17,37 @@ class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-class ValueError : public Error {
-  using Error::Error;
-};  ///< a wrong shape or argument
-class IndexError : public Error {
-  using Error::Error;
-};  ///< an index or dimension out of range
-class TypeError : public Error {
-  using Error::Error;
-};  ///< a wrong dtype
-class DeviceError : public Error {
-  using Error::Error;
-};  ///< a wrong or absent device
-class OutOfMemoryError : public Error {
-  using Error::Error;
-};
-class MissingKernelError : public Error {
-  using Error::Error;
-};  ///< no kernel for this device and dtype
-class AutogradError : public Error {
-  using Error::Error;
-};  ///< misuse of the tape
-class IoError : public Error {
-  using Error::Error;
-};  ///< a file that is missing, broken or unwritable
+// clang-format off
+class ValueError : public Error { using Error::Error; };          ///< a wrong shape or argument
+class IndexError : public Error { using Error::Error; };          ///< an index or dimension out of range
+class TypeError : public Error { using Error::Error; };           ///< a wrong dtype
+class DeviceError : public Error { using Error::Error; };         ///< a wrong or absent device
+class OutOfMemoryError : public Error { using Error::Error; };
+class MissingKernelError : public Error { using Error::Error; };  ///< no kernel for this device and dtype
+class AutogradError : public Error { using Error::Error; };       ///< misuse of the tape
+class IoError : public Error { using Error::Error; };             ///< a file that is missing, broken or unwritable
+// clang-format on
 
 /// One part of a message. Holds a reference and formats nothing until an error is thrown, so that a passing
 /// check costs next to nothing.
 class Piece {
  public:
   template <class T>
-  requires std::is_integral_v<T> Piece(T v)
-      : kind_(Kind::integer), integer_(static_cast<std::int64_t>(v)) {}  // NOLINT
-  Piece(double v) : kind_(Kind::real), real_(v) {}                       // NOLINT
-  Piece(const char* v) : kind_(Kind::text), text_(v) {}                  // NOLINT
-  Piece(std::string_view v) : kind_(Kind::text), text_(v) {}             // NOLINT
-  Piece(const std::string& v) : kind_(Kind::text), text_(v) {}           // NOLINT
-  Piece(const Shape& v) : kind_(Kind::shape), shape_(&v) {}              // NOLINT
-  Piece(DType v) : kind_(Kind::text), text_(dtype_name(v)) {}            // NOLINT
-  Piece(Device v) : kind_(Kind::device), device_(v) {}                   // NOLINT
+  requires std::is_integral_v<T> Piece(T v)  // NOLINT
+      : kind_(std::is_unsigned_v<T> ? Kind::natural : Kind::integer),
+        integer_(static_cast<std::int64_t>(v)) {}
+  Piece(double v) : kind_(Kind::real), real_(v) {}              // NOLINT
+  Piece(const char* v) : kind_(Kind::text), text_(v) {}         // NOLINT
+  Piece(std::string_view v) : kind_(Kind::text), text_(v) {}    // NOLINT
+  Piece(const std::string& v) : kind_(Kind::text), text_(v) {}  // NOLINT
+  Piece(const Shape& v) : kind_(Kind::shape), shape_(&v) {}     // NOLINT
+  Piece(DType v) : kind_(Kind::text), text_(dtype_name(v)) {}   // NOLINT
+  Piece(Device v) : kind_(Kind::device), device_(v) {}          // NOLINT
 
   void append_to(std::string& out) const;
 
  private:
-  enum class Kind { integer, real, text, shape, device } kind_;
+  enum class Kind { integer, natural, real, text, shape, device } kind_;
   union {
     std::int64_t integer_;
     double real_;

@@ -77,6 +77,9 @@ class Shape {
 
 using Dims = Shape;
 
+/// The number of elements of a tensor of these sizes. Throws ValueError, naming `op`, for a negative size and
+/// where the product (sizes of 0 counted as 1, as strides do) does not fit in 64 bits.
+std::int64_t checked_numel(const char* op, const Shape& sizes);
 /// Row-major strides, in elements, of a dense tensor of this shape.
 Shape contiguous_strides(const Shape& sizes);
 /// Strides of a dense channels-last tensor (N, C, H, W stored as N, H, W, C). `sizes` has four dimensions.

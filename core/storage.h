@@ -38,18 +38,25 @@ class Storage {
   }
 
  private:
-  Storage(Device device, void* data, std::size_t bytes) : device_(device), data_(data), bytes_(bytes) {}
+  enum class Owner : std::uint8_t {
+    other,
+    apart,
+    block
+  };  // whose data: not ours; apart; in one block with this
+
+  Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*release)(void*), void* arg)
+      : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(release), arg_(arg) {}
   ~Storage() = default;
   void destroy() const noexcept;
 
   mutable std::atomic<int> refs_{1};
   std::atomic<std::uint32_t> version_{0};
   Device device_;
-  bool owned_ = false;  // from the device's allocator
+  Owner owner_;
   void* data_;
   std::size_t bytes_;
-  void (*release_)(void*) = nullptr;
-  void* arg_ = nullptr;
+  void (*release_)(void*);
+  void* arg_;  // of release_, or the Allocator
 };
 
 }  // namespace tapestry

@@ -1,0 +1,42 @@
+#include "tapestry/core/allocator.h"
+
+#include <atomic>
+
+#include "tapestry/core/cpu_allocator.h"
+#include "tapestry/core/error.h"
+
+namespace tapestry {
+namespace {
+
+constinit std::atomic<Allocator*> installed[kNumDeviceTypes] = {};
+
+}  // namespace
+
+Allocator& allocator(DeviceType type) {
+  if (Allocator* const a = installed[static_cast<int>(type)].load(std::memory_order_acquire)) [[likely]]
+    return *a;
+  check<DeviceError>(type == DeviceType::cpu, "[allocator] no memory of type ", device_type_name(type),
+                     ": this build has no such devices; use cpu");
+  Allocator& cpu = detail::cpu_allocator();
+  Allocator* none = nullptr;
+  installed[0].compare_exchange_strong(none, &cpu);
+  return none ? *none : cpu;
+}
+
+void set_allocator(DeviceType type, Allocator* a) {
+  installed[static_cast<int>(type)].store(a, std::memory_order_release);
+}
+
+MemoryStats memory_stats(Device device) {
+  check_device("memory_stats", device);
+  return allocator(device.type).stats(device);
+}
+
+void reset_peak_memory(Device device) {
+  check_device("reset_peak_memory", device);
+  allocator(device.type).reset_peak(device);
+}
+
+void empty_cache(DeviceType type) { allocator(type).empty_cache(); }
+
+}  // namespace tapestry

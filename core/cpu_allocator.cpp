@@ -1,0 +1,333 @@
+#include "tapestry/core/cpu_allocator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::detail {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+// No machine has more; sums of sizes below cannot overflow.
+constexpr std::size_t kMostBytes = std::size_t{1} << 46;
+
+// Counts of one logical device, which threads share.
+class alignas(64) Counters {
+ public:
+  void allocated(std::size_t bytes) {
+    count_.fetch_add(1, std::memory_order_relaxed);
+    const std::int64_t now =
+        allocated_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed) +
+        static_cast<std::int64_t>(bytes);
+    std::int64_t peak = peak_.load(std::memory_order_relaxed);
+    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+  }
+  void freed(std::size_t bytes) {
+    allocated_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  void reserve(std::size_t bytes) {
+    reserved_.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  void unreserve(std::size_t bytes) {
+    reserved_.fetch_sub(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
+  }
+  void reset_peak() { peak_.store(allocated_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
+  MemoryStats stats() const {
+    return {allocated_.load(std::memory_order_relaxed), peak_.load(std::memory_order_relaxed),
+            reserved_.load(std::memory_order_relaxed), count_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  std::atomic<std::int64_t> allocated_{0}, peak_{0}, reserved_{0}, count_{0};
+};
+
+void* from_system(std::size_t bytes) {
+  void* data = nullptr;
+  if (bytes > kMostBytes || posix_memalign(&data, kAlignment, bytes) != 0) return nullptr;
+  return data;
+}
+
+[[noreturn]] void out_of_memory(Device device, std::size_t bytes, const Counters& counters) {
+  const MemoryStats s = counters.stats();
+  fail<OutOfMemoryError>("[allocate] the system gave no ", bytes, " bytes for ", device, ", where ",
+                         s.allocated, " bytes are allocated and ", s.reserved,
+                         " reserved; free tensors, or use a smaller batch or model");
+}
+
+// ---- the plain one ----
+
+class SystemAllocator final : public Allocator {
+ public:
+  void* allocate(Device device, std::size_t bytes) override {
+    Counters& counters = counters_[device.index];
+    void* const data = bytes > 0 ? from_system(bytes) : nullptr;
+    if (!data && bytes > 0) out_of_memory(device, bytes, counters);
+    counters.reserve(bytes);
+    counters.allocated(bytes);
+    return data;
+  }
+  void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
+    std::free(data);
+    counters_[device.index].freed(bytes);
+    counters_[device.index].unreserve(bytes);
+  }
+  MemoryStats stats(Device device) const override { return counters_[device.index].stats(); }
+  void reset_peak(Device device) override { counters_[device.index].reset_peak(); }
+  void empty_cache() override {}
+  void copy(Device, void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+
+ private:
+  Counters counters_[kMaxDevices];
+};
+
+// ---- the caching one ----
+
+// Size classes: multiples of 64 up to 512, then eight a doubling, so that at most an eighth is wasted (and of
+// large blocks only address space, since their last pages stay untouched). A block is the class's size and
+// the header.
+constexpr std::size_t kHeader = 64;
+constexpr int kClasses = 8 + 8 * (46 - 9);
+constexpr int class_of(std::size_t bytes) {
+  if (bytes <= 512) return bytes <= 64 ? 0 : static_cast<int>((bytes - 1) / 64);
+  const int shift =
+      std::bit_width(bytes - 1) - 4;  // steps of 2^shift: bytes - 1 has four significant bits above it
+  return 8 * (shift - 6) + static_cast<int>((bytes - 1) >> shift);
+}
+constexpr std::size_t class_bytes(int c) {
+  if (c < 8) return 64 * (static_cast<std::size_t>(c) + 1);
+  return (static_cast<std::size_t>(c % 8) + 9) << (c / 8 + 5);
+}
+static_assert(class_of(0) == 0 && class_of(64) == 0 && class_of(65) == 1 && class_of(512) == 7);
+static_assert(class_of(513) == 8 && class_bytes(8) == 576 && class_of(1024) == 15 && class_of(1025) == 16);
+static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMostBytes) == kClasses - 1);
+
+// Classes that threads cache, and how many blocks of one.
+constexpr std::size_t kSmallBytes = 32 * 1024;
+constexpr int kSmallClasses = class_of(kSmallBytes) + 1;
+constexpr int cached_blocks(int c) {
+  return static_cast<int>(std::clamp<std::size_t>(128 * 1024 / class_bytes(c), 8, 64));
+}
+
+// A free block holds the link of its list.
+struct Block {
+  Block* next;
+};
+struct List {
+  Block* first = nullptr;
+  int count = 0;
+
+  void push(Block* b) {
+    b->next = first;
+    first = b;
+    ++count;
+  }
+  Block* pop() {
+    Block* const b = first;
+    if (b) first = b->next, --count;
+    return b;
+  }
+};
+
+// What one logical device has: its counts and the free blocks that no thread holds.
+struct Pool {
+  Counters counters;
+  std::mutex mutex;
+  List free[kClasses];
+  std::size_t free_bytes = 0;
+  std::int64_t high_water = 0;  // the most that was allocated when memory was taken from the system
+
+  // The caller holds the mutex.
+  void release(int c) {
+    while (Block* const b = free[c].pop()) {
+      std::free(b);
+      free_bytes -= kHeader + class_bytes(c);
+      counters.unreserve(kHeader + class_bytes(c));
+    }
+  }
+  void release_all() {
+    for (int c = 0; c < kClasses; ++c) release(c);
+  }
+  // Sizes that are not asked for again must not pile up: what is reserved stays below twice the most that was
+  // in use.
+  void make_room(std::size_t bytes) {
+    const MemoryStats s = counters.stats();
+    high_water = std::max(high_water, s.allocated);
+    const std::int64_t limit = 2 * high_water + (std::int64_t{256} << 20);
+    for (int c = kClasses - 1; c >= kSmallClasses && free_bytes > 0; --c) {
+      if (counters.stats().reserved + static_cast<std::int64_t>(bytes) <= limit) return;
+      release(c);
+    }
+  }
+};
+
+// Never destroyed: tensors in static storage are freed when main has long returned.
+Pool* pools() {
+  static Pool* const all = new Pool[kMaxDevices];
+  return all;
+}
+
+struct ThreadCache {
+  List free[kSmallClasses];
+};
+
+// The calling thread's caches. Plain data, so that it can be read when the thread's destructors have run.
+struct ThreadCaches {
+  ThreadCache* of[kMaxDevices] = {};
+  bool closed = false;
+};
+thread_local constinit ThreadCaches caches;
+
+void to_pool(Pool& pool, List& list, int c, int keep) {
+  const std::lock_guard lock(pool.mutex);
+  while (list.count > keep) {
+    pool.free[c].push(list.pop());
+    pool.free_bytes += kHeader + class_bytes(c);
+  }
+}
+
+void flush(int device) {
+  ThreadCache* const cache = caches.of[device];
+  if (!cache) return;
+  for (int c = 0; c < kSmallClasses; ++c)
+    if (cache->free[c].count > 0) to_pool(pools()[device], cache->free[c], c, 0);
+}
+
+struct ThreadExit {
+  ~ThreadExit() {
+    caches.closed = true;
+    for (int d = 0; d < kMaxDevices; ++d) {
+      flush(d);
+      delete std::exchange(caches.of[d], nullptr);
+    }
+  }
+};
+
+// The calling thread's cache for a device; null when the thread is ending.
+ThreadCache* new_thread_cache(int device) noexcept {
+  if (caches.closed) return nullptr;
+  thread_local ThreadExit at_exit;
+  static_cast<void>(at_exit);
+  return caches.of[device] = new (std::nothrow) ThreadCache;
+}
+ThreadCache* thread_cache(int device) noexcept {
+  ThreadCache* const cache = caches.of[device];
+  return cache ? cache : new_thread_cache(device);
+}
+
+class CachingAllocator final : public Allocator {
+ public:
+  void* allocate(Device device, std::size_t bytes) override {
+    Pool& pool = pools_[device.index];
+    if (bytes > kMostBytes) out_of_memory(device, bytes, pool.counters);
+    const int c = class_of(bytes);
+    Block* block = nullptr;
+    if (c < kSmallClasses) {
+      if (ThreadCache* const cache = thread_cache(device.index)) block = cache->free[c].pop();
+    }
+    if (!block) block = refill(pool, device, bytes, c);
+    pool.counters.allocated(bytes);
+    return reinterpret_cast<char*>(block) + kHeader;
+  }
+
+  void deallocate(Device device, void* data, std::size_t bytes) noexcept override {
+    Pool& pool = pools_[device.index];
+    Block* const block = reinterpret_cast<Block*>(static_cast<char*>(data) - kHeader);
+    const int c = class_of(bytes);
+    pool.counters.freed(bytes);
+    if (c < kSmallClasses) {
+      if (ThreadCache* const cache = thread_cache(device.index)) {
+        List& list = cache->free[c];
+        list.push(block);
+        if (list.count > cached_blocks(c)) to_pool(pool, list, c, cached_blocks(c) / 2);
+        return;
+      }
+    }
+    const std::lock_guard lock(pool.mutex);
+    pool.free[c].push(block);
+    pool.free_bytes += kHeader + class_bytes(c);
+  }
+
+  MemoryStats stats(Device device) const override { return pools_[device.index].counters.stats(); }
+  void reset_peak(Device device) override { pools_[device.index].counters.reset_peak(); }
+  // Leaves what other threads cache: at most 64 blocks and 256 KiB of each small size.
+  void empty_cache() override {
+    for (int d = 0; d < kMaxDevices; ++d) {
+      flush(d);
+      const std::lock_guard lock(pools_[d].mutex);
+      pools_[d].release_all();
+    }
+  }
+  void copy(Device, void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  std::size_t header_room() const override { return kHeader; }
+
+ private:
+  // A block from the pool, with more of its class for the thread's cache, or from the system.
+  [[gnu::noinline]] static Block* refill(Pool& pool, Device device, std::size_t bytes, int c) {
+    const std::size_t block_bytes = kHeader + class_bytes(c);
+    {
+      const std::lock_guard lock(pool.mutex);
+      if (Block* const block = pool.free[c].pop()) {
+        pool.free_bytes -= block_bytes;
+        if (ThreadCache* const cache = c < kSmallClasses ? caches.of[device.index] : nullptr) {
+          for (int i = cached_blocks(c) / 2; i > 0; --i) {
+            Block* const more = pool.free[c].pop();
+            if (!more) break;
+            pool.free_bytes -= block_bytes;
+            cache->free[c].push(more);
+          }
+        }
+        return block;
+      }
+      pool.make_room(block_bytes);
+    }
+    void* block = from_system(block_bytes);
+    if (!block) {
+      for (int d = 0; d < kMaxDevices; ++d) {
+        const std::lock_guard lock(pools()[d].mutex);
+        pools()[d].release_all();
+      }
+      block = from_system(block_bytes);
+      if (!block) out_of_memory(device, bytes, pool.counters);
+    }
+    pool.counters.reserve(block_bytes);
+    return static_cast<Block*>(block);
+  }
+
+  Pool* const pools_ = pools();
+};
+
+std::unique_ptr<Allocator> make_configured_allocator() {
+#ifdef TAPESTRY_SANITIZED
+  std::string_view kind = "system";
+#else
+  std::string_view kind = "caching";
+#endif
+  if (const char* const text = std::getenv("TAPESTRY_CPU_ALLOCATOR")) kind = text;
+  check(kind == "caching" || kind == "system", "[allocator] TAPESTRY_CPU_ALLOCATOR is \"", kind,
+        "\"; set it to caching or system, or unset it");
+  return kind == "caching" ? make_caching_cpu_allocator() : make_system_cpu_allocator();
+}
+
+}  // namespace
+
+std::unique_ptr<Allocator> make_caching_cpu_allocator() { return std::make_unique<CachingAllocator>(); }
+std::unique_ptr<Allocator> make_system_cpu_allocator() { return std::make_unique<SystemAllocator>(); }
+
+Allocator& cpu_allocator() {
+  static Allocator& one = *make_configured_allocator().release();
+  return one;
+}
+
+}  // namespace tapestry::detail

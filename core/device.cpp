@@ -1,0 +1,64 @@
+#include "tapestry/core/device.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <optional>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry {
+namespace {
+
+// Digits alone: no sign, no spaces, no leading zero.
+std::optional<int> parse_number(std::string_view text) {
+  int n = 0;
+  if (text.empty() || text[0] < '0' || text[0] > '9' || (text[0] == '0' && text.size() > 1)) return {};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return n;
+}
+
+int logical_cpu_devices() {
+  const char* text = std::getenv("TAPESTRY_LOGICAL_DEVICES");
+  if (!text) return 1;
+  const std::optional<int> n = parse_number(text);
+  check(n && *n >= 1 && *n <= kMaxDevices, "[device_count] TAPESTRY_LOGICAL_DEVICES is \"", text,
+        "\"; set it to an integer from 1 to ", kMaxDevices, ", or unset it");
+  return *n;
+}
+
+}  // namespace
+
+const char* device_type_name(DeviceType type) { return type == DeviceType::cpu ? "cpu" : "cuda"; }
+
+Device::Device(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  type = name == "cuda" ? DeviceType::cuda : DeviceType::cpu;
+  const std::optional<int> i = colon == std::string_view::npos ? 0 : parse_number(text.substr(colon + 1));
+  check<DeviceError>(name == device_type_name(type) && i && *i < kMaxDevices, "[Device] \"", text,
+                     "\" is no device; write cpu, cuda, or one of them with an index below ", kMaxDevices,
+                     ", as in cuda:1");
+  index = static_cast<std::int8_t>(*i);
+}
+
+std::string Device::str() const { return std::string(device_type_name(type)) + ":" + std::to_string(index); }
+
+int device_count(DeviceType type) {
+  if (type == DeviceType::cuda) return 0;
+  static const int count = logical_cpu_devices();
+  return count;
+}
+
+void check_device(const char* op, Device device) {
+  const int count = device_count(device.type);
+  if (device.index >= 0 && device.index < count) [[likely]]
+    return;
+  if (device.is_cpu())
+    fail<DeviceError>("[", op, "] device ", device, " does not exist: ", count, " CPU device(s); set ",
+                      "TAPESTRY_LOGICAL_DEVICES to have more");
+  fail<DeviceError>("[", op, "] device ", device, " does not exist: ", count,
+                    " CUDA device(s) found; use cpu");
+}
+
+}  // namespace tapestry

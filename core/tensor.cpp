@@ -1,0 +1,116 @@
+#include "tapestry/core/tensor.h"
+
+#include <limits>
+
+namespace tapestry {
+namespace {
+
+// The number of bytes, checked against what addresses can reach.
+std::size_t checked_bytes(const char* op, const Shape& sizes, std::int64_t numel, DType dtype) {
+  const auto size = static_cast<std::int64_t>(dtype_size(dtype));
+  check(numel <= std::numeric_limits<std::int64_t>::max() / size, "[", op, "] a ", dtype, " tensor of shape ",
+        sizes, " has more bytes than 64 bits can count; ask for smaller sizes");
+  return static_cast<std::size_t>(numel * size);
+}
+
+Tensor assemble(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
+                std::int64_t offset, std::int64_t numel, bool inference) {
+  auto* const impl = new TensorImpl;
+  impl->dtype = dtype;
+  impl->inference = inference;
+  impl->device = storage->device();
+  impl->storage = std::move(storage);
+  impl->offset = offset;
+  impl->numel = numel;
+  impl->sizes = sizes;
+  impl->strides = strides;
+  return Tensor(Ref<TensorImpl>::adopt(impl));
+}
+
+int real_dim(const char* op, std::int64_t dim, const Tensor& t) {
+  check<IndexError>(t.dim() > 0, "[", op, "] dimension ", dim, " of a 0-d tensor, which has none");
+  return wrap_dim(op, dim, t.dim());
+}
+
+// Walks the dimensions from the fastest to the slowest.
+template <class Order>
+bool dense(const Shape& sizes, const Shape& strides, const Order& order) {
+  std::int64_t expected = 1;
+  for (const int i : order) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+std::int64_t Tensor::size(std::int64_t dim) const { return sizes()[real_dim("size", dim, *this)]; }
+std::int64_t Tensor::stride(std::int64_t dim) const { return strides()[real_dim("stride", dim, *this)]; }
+
+bool Tensor::is_contiguous(MemoryFormat format) const {
+  const Shape& n = sizes();
+  const Shape& s = strides();
+  if (format == MemoryFormat::channels_last) {
+    if (n.size() != 4) return false;
+    if (numel() == 0) return true;
+    constexpr int order[] = {1, 3, 2, 0};
+    return dense(n, s, order);
+  }
+  if (numel() == 0) return true;
+  std::int64_t expected = 1;
+  for (int i = n.size() - 1; i >= 0; --i) {
+    if (n[i] == 1) continue;
+    if (s[i] != expected) return false;
+    expected *= n[i];
+  }
+  return true;
+}
+
+MemoryFormat Tensor::memory_format() const {
+  return is_contiguous(MemoryFormat::channels_last) && !is_contiguous() ? MemoryFormat::channels_last
+                                                                        : MemoryFormat::contiguous;
+}
+
+void Tensor::wrong_data_type(DType asked) const {
+  fail<TypeError>("[Tensor::data] the elements are ", dtype(), ", not ", asked,
+                  "; convert with .to(), or ask for ", dtype());
+}
+
+Tensor empty(const Shape& sizes, const TensorOptions& options, MemoryFormat format) {
+  const DType dtype = options.dtype.value_or(DType::f32);
+  const std::int64_t numel = checked_numel("empty", sizes);
+  const std::size_t bytes = checked_bytes("empty", sizes, numel, dtype);
+  const Context& context = current_context();
+  const Shape strides =
+      format == MemoryFormat::channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes);
+  return assemble(Storage::allocate(options.device.value_or(context.device), bytes), dtype, sizes, strides, 0,
+                  numel, context.inference);
+}
+
+Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options) {
+  const DType dtype = options.dtype.value_or(DType::f32);
+  const std::int64_t numel = checked_numel("from_blob", sizes);
+  const std::size_t bytes = checked_bytes("from_blob", sizes, numel, dtype);
+  check(data || numel == 0, "[from_blob] a null pointer for a tensor of shape ", sizes,
+        "; pass the address of its elements");
+  return assemble(Storage::wrap(options.device.value_or(kCPU), data, bytes), dtype, sizes,
+                  contiguous_strides(sizes), 0, numel, current_context().inference);
+}
+
+namespace detail {
+
+Tensor raw_view(const Tensor& base, const Shape& sizes, const Shape& strides, std::int64_t offset) {
+  return assemble(base.storage(), base.dtype(), sizes, strides, offset, sizes.numel(),
+                  base.impl()->inference);
+}
+
+Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
+                   std::int64_t offset) {
+  return assemble(std::move(storage), dtype, sizes, strides, offset, sizes.numel(),
+                  current_context().inference);
+}
+
+}  // namespace detail
+}  // namespace tapestry

@@ -1,0 +1,126 @@
+#include "tapestry/core/threads.h"
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "tapestry/core/error.h"
+#include "tapestry/core/parallel.h"
+
+#ifdef TAPESTRY_HAS_OPENMP
+#include <omp.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+namespace tapestry {
+namespace {
+
+// OMP_NUM_THREADS may be a list, one number a nesting level: the first one counts. Like OpenMP's own runtimes
+// we pass over what is not a number, since that variable is not ours.
+int threads_by_default() {
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    int n = 0;
+    const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
+    if (error == std::errc() && (*end == '\0' || *end == ',' || *end == ' ') && n >= 1) return n;
+  }
+#ifdef __linux__
+  cpu_set_t cores;  // those that this process may run on, which taskset and containers restrict
+  if (sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) > 0) return CPU_COUNT(&cores);
+#endif
+  const unsigned n = std::thread::hardware_concurrency();
+  return n > 0 ? static_cast<int>(n) : 1;
+}
+
+std::atomic<int>& thread_count() {
+  static std::atomic<int> count{threads_by_default()};
+  return count;
+}
+
+constinit std::atomic<bool> main_taken{false};
+
+struct ThreadState {
+  int share = 0;        // of a ThreadShare; 0 = none
+  int applied = 0;      // what OpenMP was last told
+  bool main = false;    // the thread that may use all
+  bool inside = false;  // a piece of a parallel loop runs
+};
+thread_local constinit ThreadState state;
+
+// Lets another thread become the main one after this one has ended.
+struct MainRelease {
+  ~MainRelease() {
+    if (state.main) main_taken.store(false);
+    state.main = false;
+  }
+};
+
+bool become_main() {
+  if (main_taken.load(std::memory_order_relaxed) || main_taken.exchange(true)) return false;
+  thread_local MainRelease release;
+  static_cast<void>(release);
+  return state.main = true;
+}
+
+}  // namespace
+
+void set_num_threads(int n) {
+  check(n >= 1, "[set_num_threads] ", n, " threads; ask for at least 1");
+  thread_count().store(n);
+}
+
+int get_num_threads() { return thread_count().load(std::memory_order_relaxed); }
+
+int compute_threads() {
+  if (state.inside) return 1;
+  const int n = state.share > 0 ? state.share : state.main || become_main() ? get_num_threads() : 1;
+#ifdef TAPESTRY_HAS_OPENMP
+  if (state.applied != n) omp_set_num_threads(n);
+#endif
+  return state.applied = n;
+}
+
+ThreadShare::ThreadShare(int n) : saved_(state.share) {
+  check(n >= 1, "[ThreadShare] ", n, " threads; give at least 1");
+  state.share = n;
+}
+ThreadShare::~ThreadShare() { state.share = saved_; }
+
+void detail::run_pieces(int count, void (*piece)(void* arg, int index), void* arg) {
+  struct Inside {
+    bool saved = std::exchange(state.inside, true);
+    ~Inside() { state.inside = saved; }
+  };
+  std::mutex mutex;
+  std::exception_ptr error;
+  int failed = std::numeric_limits<int>::max();
+  const auto run = [&](int i) {
+    try {
+      piece(arg, i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (i < failed) error = std::current_exception(), failed = i;
+    }
+  };
+#ifdef TAPESTRY_HAS_OPENMP
+#pragma omp parallel num_threads(count)
+  {
+    const Inside inside;
+    // The runtime may give fewer threads than were asked for.
+    for (int i = omp_get_thread_num(); i < count; i += omp_get_num_threads()) run(i);
+  }
+#else
+  const Inside inside;
+  for (int i = 0; i < count; ++i) run(i);
+#endif
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace tapestry

@@ -1,0 +1,7 @@
+#include "tapestry/core/version.h"
+
+namespace tapestry {
+
+const char* version() { return TAPESTRY_VERSION; }
+
+}  // namespace tapestry

@@ -1,0 +1,154 @@
+#include "tapestry/core/worker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#ifdef __linux__
+#include <pthread.h>
+#endif
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/threads.h"
+
+namespace tapestry {
+namespace {
+
+// How long the end of the program waits for a task that runs.
+constexpr std::chrono::seconds kPatience{5};
+
+// The threads of the CPU, shared out over its logical devices. A GPU's worker only launches.
+int share_of(Device device) {
+  return device.is_cpu() ? std::max(1, get_num_threads() / device_count(DeviceType::cpu)) : 1;
+}
+
+struct Job {
+  Context context;
+  std::function<void()> task;
+  std::promise<void> done;
+};
+
+class Worker final : public DeviceWorker {
+ public:
+  explicit Worker(Device device) : device_(device), thread_([this] { loop(); }) {}
+
+  std::future<void> run(std::function<void()> task) override {
+    Job job{current_context(), std::move(task), {}};
+    std::future<void> done = job.done.get_future();
+    if (is_current()) {
+      execute(job);
+      return done;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      check<Error>(!stopping_, "[device_worker] a task for ", device_,
+                   " while the program is ending; run it before main returns");
+      queue_.push_back(std::move(job));
+    }
+    changed_.notify_all();
+    return done;
+  }
+
+  bool is_current() const override { return std::this_thread::get_id() == thread_.get_id(); }
+
+  // Drops what is queued; waits for what runs, with a bound, and lets go of a thread that is stuck.
+  void stop() {
+    std::deque<Job> dropped;
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    dropped.swap(queue_);
+    changed_.notify_all();
+    const bool ended = !is_current() && changed_.wait_for(lock, kPatience, [this] { return ended_; });
+    lock.unlock();
+    if (ended) thread_.join();
+    else thread_.detach();
+  }
+
+ private:
+  void execute(Job& job) {
+    std::exception_ptr error;
+    try {
+      const ContextGuard guard(job.context);
+      const ThreadShare share(share_of(device_));
+      job.task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    job.task = nullptr;  // what it held is freed before the waiter goes on
+    if (error) job.done.set_exception(error);
+    else job.done.set_value();
+  }
+
+  void loop() {
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), ("compute " + device_.str()).c_str());  // 15 characters at most
+#endif
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (stopping_) break;
+      Job job = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      execute(job);
+      lock.lock();
+    }
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+  const Device device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> queue_;
+  bool stopping_ = false, ended_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+// Never destroyed: a stuck thread may go on using its worker while the program ends.
+struct Workers {
+  std::mutex mutex;
+  Worker* of[kNumDeviceTypes][kMaxDevices] = {};
+  bool ending = false;
+};
+Workers& workers() {
+  static Workers& all = *new Workers;
+  return all;
+}
+
+void stop_workers() {
+  Workers& all = workers();
+  {
+    const std::lock_guard lock(all.mutex);
+    all.ending = true;
+  }
+  for (auto& type : all.of)
+    for (Worker* worker : type)
+      if (worker) worker->stop();
+}
+
+}  // namespace
+
+DeviceWorker& device_worker(Device device) {
+  check_device("device_worker", device);
+  Workers& all = workers();
+  const std::lock_guard lock(all.mutex);
+  Worker*& worker = all.of[static_cast<int>(device.type)][device.index];
+  if (!worker) {
+    check<Error>(!all.ending, "[device_worker] a worker for ", device,
+                 " while the program is ending; ask before main returns");
+    static const bool registered = std::atexit(stop_workers) == 0;
+    static_cast<void>(registered);
+    worker = new Worker(device);
+  }
+  return *worker;
+}
+
+}  // namespace tapestry
