@@ -45,3 +45,6 @@ if(TAPESTRY_ONEDNN)
     message(STATUS "oneDNN not found: convolutions and matrix products use Eigen (slower)")
   endif()
 endif()
+
+# For the tests.
+find_path(CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp PATHS ${PROJECT_SOURCE_DIR}/.deps/include)

@@ -1,0 +1,3 @@
+#include "core/config.h"
+
+int batch_size() { return 8; }

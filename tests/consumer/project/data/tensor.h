@@ -1,0 +1,5 @@
+#pragma once
+// A name that the library has too, in another folder.
+struct Tensor {
+  int rows;
+};

@@ -1,0 +1,53 @@
+# cmake -D WAY=install|subdirectory -D SOURCE= -D BUILD= -D WORK= ... -P run.cmake: one of the two consumer tests.
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT RESULT_VARIABLE result)
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "failed (${result})")
+  endif()
+endfunction()
+
+set(project ${CMAKE_CURRENT_LIST_DIR}/project)
+file(REMOVE_RECURSE ${WORK}/prefix)
+# Never the cache of an earlier run: the first configuration is the one under test.
+file(REMOVE ${WORK}/build/CMakeCache.txt)
+
+if(WAY STREQUAL "install")
+  # Installed in one place and used from another, as a package is.
+  run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix/staged)
+  set(prefix ${WORK}/prefix/final)
+  file(RENAME ${WORK}/prefix/staged ${prefix})
+
+  # Public headers, the library, its CMake package, the licence: no tests, tools or programs, nothing else's headers.
+  file(GLOB top RELATIVE ${prefix} ${prefix}/*)
+  list(SORT top)
+  if(NOT top STREQUAL "include;lib;share")
+    message(FATAL_ERROR "the install tree holds ${top}")
+  endif()
+  file(GLOB folders RELATIVE ${prefix}/include/tapestry ${prefix}/include/* ${prefix}/include/tapestry/*)
+  list(SORT folders)
+  foreach(folder ${folders})
+    if(NOT folder MATCHES "^(\\.\\./tapestry|tapestry\\.h|core|kernels|autograd|nn|data|distributed)$")
+      message(FATAL_ERROR "the install tree holds include/tapestry/${folder}")
+    endif()
+  endforeach()
+  file(GLOB_RECURSE files RELATIVE ${prefix}/include/tapestry ${prefix}/include/tapestry/*)
+  foreach(file ${files})
+    if(NOT file MATCHES "\\.(h|cuh)$")
+      message(FATAL_ERROR "the install tree holds ${file}, which is no header")
+    endif()
+    file(SHA256 ${SOURCE}/${file} here)
+    file(SHA256 ${prefix}/include/tapestry/${file} there)
+    if(NOT here STREQUAL there)
+      message(FATAL_ERROR "${file} was changed by the installation")
+    endif()
+  endforeach()
+  set(options -D USE_PACKAGE=ON -D CMAKE_BUILD_TYPE=Release -D CMAKE_PREFIX_PATH=${prefix})
+else()
+  # Unoptimised, because the whole library is compiled once more.
+  set(options -D USE_PACKAGE=OFF -D CMAKE_BUILD_TYPE=Debug -D CMAKE_CXX_FLAGS_DEBUG=-O0 -D TAPESTRY_SOURCE=${SOURCE})
+endif()
+
+run(${CMAKE_COMMAND} -S ${project} -B ${WORK}/build -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${COMPILER}
+  -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} ${options})
+run(${CMAKE_COMMAND} --build ${WORK}/build --target consumer --parallel ${JOBS})
+run(${WORK}/build/consumer)

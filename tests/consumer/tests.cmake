@@ -1,0 +1,9 @@
+# The project in tests/consumer/project, built against an install tree and around the source tree.
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+foreach(way install subdirectory)
+  add_test(NAME consumer.${way} COMMAND ${CMAKE_COMMAND}
+    -D WAY=${way} -D SOURCE=${PROJECT_SOURCE_DIR} -D BUILD=${PROJECT_BINARY_DIR} -D WORK=${PROJECT_BINARY_DIR}/consumer/${way}
+    -D GENERATOR=${CMAKE_GENERATOR} -D COMPILER=${CMAKE_CXX_COMPILER} -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}
+    -D JOBS=${cores} -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+  set_tests_properties(consumer.${way} PROPERTIES TIMEOUT 900 PROCESSORS ${cores} LABELS consumer)
+endforeach()

@@ -1,0 +1,53 @@
+#pragma once
+// Reads the source tree's files and their #include lines, and holds them against the map in the README. Every
+// function takes the root, so that the tests can plant a fault in a tree of their own.
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace structure {
+
+namespace fs = std::filesystem;
+
+/// What a rule found wrong, a line each: "file: what".
+using Findings = std::vector<std::string>;
+
+struct Include {
+  std::string file;  // as written between the quotes or brackets
+  bool quoted = false;
+  int line = 0;
+};
+
+struct SourceFile {
+  std::string path;  // relative to the root, with /
+  int lines = 0;
+  std::vector<Include> includes;
+
+  std::string folder() const;  // "core", "distributed/comm" and its like for distributed, "" at the root
+  bool is_header() const;      // .h
+};
+
+/// All sources and scripts below `root`, without build trees and generated data, ordered by path.
+std::vector<SourceFile> read_tree(const fs::path& root);
+
+/// Installed with the library; the same rule as in cmake/install.cmake.
+bool is_public_header(const SourceFile& file);
+
+/// core <- kernels <- autograd <- nn <- distributed strategies <- apps; data and distributed/comm use core
+/// alone; what ships includes nothing of tests/; the library does not include its own umbrella.
+Findings wrong_direction(const std::vector<SourceFile>& tree);
+/// A file of the project is included as "tapestry/...", in tests and tools also as "tests/...", never
+/// relatively.
+Findings wrong_form(const std::vector<SourceFile>& tree);
+/// A public header sees the standard library and the project: a consumer pays for nothing else, and needs
+/// nothing else.
+Findings foreign_headers(const std::vector<SourceFile>& tree);
+Findings too_long(const std::vector<SourceFile>& tree, int limit);
+/// Folders with sources and without a README.md that begins with a heading.
+Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tree);
+/// Public headers that tapestry.h does not reach, but for those whose path begins as one of `left_out` does;
+/// and such exceptions as are none.
+Findings outside_umbrella(const std::vector<SourceFile>& tree, const std::vector<std::string>& left_out);
+
+}  // namespace structure

@@ -1,0 +1,156 @@
+// The map of the house, held: DESIGN in one test. Each rule is also shown a fault that it must find.
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+
+#include "tests/structure/source_tree.h"
+#include "tests/support/catch.h"
+
+using namespace structure;
+
+namespace {
+
+const fs::path kRoot = TAPESTRY_SOURCE_DIR;
+
+/// What tapestry.h leaves out: headers for those who write operations and kernels, not for those who use
+/// them.
+const std::vector<std::string> kOutsideUmbrella = {"autograd/node.h", "autograd/op.h", "autograd/slab.h",
+                                                   "autograd/tape.h", "core/philox.h", "kernels/"};
+
+/// A tree of its own with the files that a test plants; gone with the test.
+class PlantedTree {
+ public:
+  PlantedTree() {
+    static std::atomic<int> count{0};
+    root_ = fs::temp_directory_path() /
+            ("tapestry-structure-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
+    fs::create_directories(root_);
+  }
+  ~PlantedTree() { fs::remove_all(root_); }
+  void plant(const std::string& path, const std::string& text) const {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  const fs::path& root() const { return root_; }
+  std::vector<SourceFile> read() const { return read_tree(root_); }
+
+ private:
+  fs::path root_;
+};
+
+std::string including(const std::string& file) { return "#include \"" + file + "\"\n"; }
+
+}  // namespace
+
+TEST_CASE("the tree is read") {
+  const auto tree = read_tree(kRoot);
+  CHECK(tree.size() > 20);
+  const PlantedTree planted;
+  planted.plant(
+      "core/a.h",
+      "#pragma once\n  #  include <vector>\n// #include <no>\n#include \"tapestry/core/b.h\"  // why\n");
+  planted.plant("build/core/c.h", including("tapestry/nn/module.h"));
+  const auto files = planted.read();
+  REQUIRE(files.size() == 1);
+  CHECK(files[0].lines == 4);
+  REQUIRE(files[0].includes.size() == 2);
+  CHECK(files[0].includes[0].file == "vector");
+  CHECK_FALSE(files[0].includes[0].quoted);
+  CHECK(files[0].includes[1].line == 4);
+}
+
+TEST_CASE("use goes one way") {
+  CHECK(wrong_direction(read_tree(kRoot)) == Findings{});
+
+  const auto allowed = [](const std::string& file, const std::string& included) {
+    const PlantedTree planted;
+    planted.plant(file, including(included));
+    return wrong_direction(planted.read()).empty();
+  };
+  CHECK(allowed("core/tensor.h", "tapestry/core/shape.h"));
+  CHECK_FALSE(allowed("core/tensor.cpp", "tapestry/kernels/slot.h"));
+  CHECK(allowed("kernels/cpu/relu.cpp", "tapestry/core/tensor.h"));
+  CHECK_FALSE(allowed("kernels/cpu/relu.cpp", "tapestry/autograd/tape.h"));
+  CHECK(allowed("autograd/ops/relu.cpp", "tapestry/kernels/ops/relu.h"));
+  CHECK_FALSE(allowed("autograd/tape.h", "tapestry/nn/module.h"));
+  CHECK(allowed("nn/module.h", "tapestry/autograd/tape.h"));
+  CHECK_FALSE(allowed("nn/module.h", "tapestry/data/dataset.h"));
+  CHECK_FALSE(allowed("nn/module.h", "tapestry/distributed/comm/store.h"));
+  CHECK(allowed("data/dataset.h", "tapestry/core/tensor.h"));
+  CHECK_FALSE(allowed("data/dataset.h", "tapestry/kernels/slot.h"));
+  CHECK(allowed("distributed/comm/store.cpp", "tapestry/core/tensor.h"));
+  CHECK_FALSE(allowed("distributed/comm/store.cpp", "tapestry/autograd/engine.h"));
+  CHECK_FALSE(allowed("distributed/comm/store.cpp", "tapestry/distributed/ddp/ddp.h"));
+  CHECK(allowed("distributed/ddp/ddp.h", "tapestry/distributed/comm/store.h"));
+  CHECK(allowed("distributed/ddp/ddp.h", "tapestry/nn/module.h"));
+  CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/apps/common/progress.h"));
+  CHECK(allowed("apps/classifier/main.cpp", "tapestry/tapestry.h"));
+  CHECK_FALSE(allowed("nn/module.cpp", "tapestry/tapestry.h"));
+  CHECK_FALSE(allowed("tapestry.h", "tapestry/apps/common/progress.h"));
+  CHECK_FALSE(allowed("apps/classifier/main.cpp", "tests/support/catch.h"));
+  CHECK_FALSE(allowed("kernels/cuda/portable.cuh", "tapestry/tests/support/emulator.h"));
+  CHECK(allowed("tests/core/shape_test.cpp", "tests/support/catch.h"));
+}
+
+TEST_CASE("a header has one name") {
+  CHECK(wrong_form(read_tree(kRoot)) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("core/a.h", including("shape.h") + including("../core/shape.h") + including("core/shape.h") +
+                                "#include <tapestry/core/shape.h>\n" + including("tapestry/core/shape.h") +
+                                "#include <vector>\n");
+  CHECK(wrong_form(planted.read()).size() == 4);
+}
+
+TEST_CASE("public headers see the standard library alone") {
+  CHECK(foreign_headers(read_tree(kRoot)) == Findings{});
+
+  const PlantedTree planted;
+  for (const char* header : {"Eigen/Core", "oneapi/dnnl/dnnl.hpp", "nlohmann/json.hpp", "zlib.h",
+                             "cuda_runtime.h", "nccl.h", "gloo/context.h", "omp.h", "immintrin.h"}) {
+    planted.plant("nn/linear.h", "#include <vector>\n#include <" + std::string(header) + ">\n");
+    CHECK(foreign_headers(planted.read()).size() == 1);
+  }
+  planted.plant("nn/linear.h", "#include <vector>\n" + including("tapestry/core/tensor.h"));
+  planted.plant("nn/linear.cpp", "#include <zlib.h>\n");
+  planted.plant("kernels/cpu/gemm.h", "#include <Eigen/Core>\n");
+  planted.plant("nn/internal/json.h", "#include <nlohmann/json.hpp>\n");
+  CHECK(foreign_headers(planted.read()) == Findings{});
+}
+
+TEST_CASE("files stay short enough to read") {
+  CHECK(too_long(read_tree(kRoot), 600) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("core/long.cpp", std::string(601, '\n'));
+  planted.plant("core/short.cpp", std::string(600, '\n'));
+  CHECK(too_long(planted.read(), 600) == Findings{"core/long.cpp: 601 lines"});
+}
+
+TEST_CASE("each folder opens with a README") {
+  CHECK(without_readme(kRoot, read_tree(kRoot)) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("core/a.h", "");
+  planted.plant("nn/a.h", "");
+  planted.plant("nn/README.md", "# nn\n");
+  planted.plant("data/a.h", "");
+  planted.plant("data/README.md", "");
+  CHECK(without_readme(planted.root(), planted.read()).size() == 2);
+}
+
+TEST_CASE("the umbrella header reaches what is public") {
+  CHECK(outside_umbrella(read_tree(kRoot), kOutsideUmbrella) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("tapestry.h", including("tapestry/core/a.h"));
+  planted.plant("core/a.h", including("tapestry/core/b.h"));
+  planted.plant("core/b.h", "");
+  planted.plant("core/loops.h", "");
+  planted.plant("kernels/slot.h", "");
+  planted.plant("core/internal/c.h", "");
+  CHECK(outside_umbrella(planted.read(), {"core/loops.h", "kernels/"}) == Findings{});
+  CHECK(outside_umbrella(planted.read(), {"core/loops.h"}).size() == 1);
+  CHECK(outside_umbrella(planted.read(), {"core/loops.h", "kernels/", "nn/gone.h"}).size() == 1);
+}

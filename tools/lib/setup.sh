@@ -1,0 +1,208 @@
+# shellcheck shell=bash disable=SC2034,SC2086
+# What tools/quickstart and tools/test share: phases with times, packages, configure and build. Sourced, not run.
+set -euo pipefail
+export LC_ALL=C.UTF-8
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
+me=tools/$(basename "$0")
+cores=$(nproc)
+jobs=$cores
+install=yes
+phase_name=''
+run_started=$EPOCHREALTIME
+
+# ---- saying what happens, and for how long -------------------------------------------------------------------
+
+say() { printf '[%s] %s\n' "$me" "$*"; }
+
+# Stops with a reason. Every failure that this project can foresee ends here.
+die() {
+  trap - EXIT
+  printf '\n[%s] stopped%s: %s\n' "$me" "${phase_name:+ in phase \"$phase_name\"}" "$*" >&2
+  exit 1
+}
+
+# A wrong command line: exit status 2, as is usual.
+usage_error() {
+  trap - EXIT
+  printf '[%s] %s\nSee %s --help.\n' "$me" "$*" "$me" >&2
+  exit 2
+}
+
+on_exit() {
+  local status=$?
+  ((status == 0)) || printf '\n[%s] stopped%s with exit status %d; the reason is above.\n' "$me" \
+    "${phase_name:+ in phase \"$phase_name\"}" "$status" >&2
+}
+trap on_exit EXIT
+trap 'trap - EXIT; printf "\n[%s] interrupted; run it again to go on.\n" "$me" >&2; exit 130' INT TERM
+
+# seconds_since TIME: with one decimal.
+seconds_since() {
+  local tenths=$(((${EPOCHREALTIME/./} - ${1/./}) / 100000))
+  printf '%d.%d' $((tenths / 10)) $((tenths % 10))
+}
+
+# begin_phase NAME WHAT
+begin_phase() {
+  phase_name=$1
+  phase_started=$EPOCHREALTIME
+  printf '\n[%s] %s: %s\n' "$me" "$1" "$2"
+}
+
+# Prints the time of the phase and adds a row to build/times.tsv: when, script, phase, seconds, cores.
+end_phase() {
+  local seconds
+  seconds=$(seconds_since "$phase_started")
+  say "$phase_name took $seconds s on $jobs of $cores cores"
+  record "$phase_name" "$seconds"
+  phase_name=''
+}
+
+record() {
+  printf '%s\t%s\t%s\t%s\t%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$me" "$1" "$2" "$jobs" >>"$root/build/times.tsv"
+}
+
+# run COMMAND...: shows the command, and stops with its status if it fails.
+run() {
+  printf '+'
+  printf ' %q' "$@"
+  printf '\n'
+  local status=0
+  "$@" || status=$?
+  ((status == 0)) || die "'$*' failed (exit status $status); its own message is above."
+}
+
+# ---- packages ------------------------------------------------------------------------------------------------
+
+have_command() { command -v "$1" >/dev/null; }
+have_header() {
+  local folder
+  for folder in /usr/include /usr/local/include /usr/include/*-linux-gnu "$root/.deps/include"; do
+    [[ ! -e $folder/$1 ]] || return 0
+  done
+  return 1
+}
+
+# is_present PACKAGE: looks for what the package brings, not for the package, so that a compiler or a header which
+# came some other way counts.
+is_present() {
+  case $1 in
+    cmake) have_command cmake ;;
+    ninja-build) have_command ninja ;;
+    g++) have_command "${CXX:-c++}" ;;
+    ccache) have_command ccache ;;
+    libeigen3-dev) have_header eigen3/Eigen/Core || have_header Eigen/Core ;;
+    nlohmann-json3-dev) have_header nlohmann/json.hpp ;;
+    zlib1g-dev) have_header zlib.h ;;
+    libdnnl-dev) have_header oneapi/dnnl/dnnl.hpp ;;
+    libcli11-dev) have_header CLI/CLI.hpp ;;
+    catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
+    dataset-fashion-mnist) [[ -e /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
+    time) [[ -x /usr/bin/time ]] ;;
+    *) die "no test is known for package $1 (tools/lib/setup.sh)" ;;
+  esac
+}
+
+# missing_of PACKAGE...: the names of those that are not there.
+missing_of() {
+  local package
+  for package; do is_present "$package" || printf '%s ' "$package"; done
+}
+
+# need_packages REQUIRED OPTIONAL: two lists of Debian names. Installs what is missing; with install=no prints it and
+# stops. Something optional that this system's package manager does not have is only mentioned.
+need_packages() {
+  local required optional
+  required=$(missing_of $1)
+  optional=$(missing_of $2)
+  if [[ -z $required$optional ]]; then
+    say "packages: all there ($1 $2)"
+  elif [[ $install == no ]]; then
+    printf 'Missing:%s\n' "${required:+ $required}${optional:+ (optional, for speed: ${optional% })}"
+    printf 'To install: apt-get install --no-install-recommends %s\n' "$required$optional"
+    [[ -z $required ]] || die "packages are missing, and --no-install was given."
+    say 'going on without what is optional'
+  else
+    begin_phase packages "installing $required$optional"
+    apt_install "$required" "$optional"
+    required=$(missing_of $1)
+    [[ -z $required ]] || die "apt-get succeeded, yet these bring nothing that was expected: $required"
+    end_phase
+  fi
+  check_versions
+}
+
+apt_install() {
+  local required=$1 package
+  have_command apt-get || die "there is no apt-get here; install with your system's package manager (Debian names): $1$2"
+  local -a sudo=()
+  if ((EUID != 0)); then
+    have_command sudo || die "packages are missing, and this is neither root nor is there sudo. As root: apt-get install $1$2"
+    sudo=(sudo)
+  fi
+  local -a apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
+  run "${apt[@]}" update
+  for package in $2; do
+    if apt-cache show "$package" >/dev/null 2>&1; then
+      required+=$package' '
+    else
+      say "$package is optional and not in this system's package lists: going on without it"
+    fi
+  done
+  run "${apt[@]}" install -y --no-install-recommends $required
+}
+
+check_versions() {
+  local version
+  version=$(cmake --version | sed -n '1s/.*version //p')
+  [[ $(printf '%s\n3.25\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
+    die "cmake is version $version and 3.25 is needed ($(command -v cmake)); install a newer one (Debian 12 and Ubuntu 24.04 have it)."
+}
+
+# ---- configure and build -------------------------------------------------------------------------------------
+
+# The folder for build trees and times. One run at a time in it.
+prepare_build_folder() {
+  { mkdir -p "$root/build" && : >>"$root/build/times.tsv"; } 2>/dev/null ||
+    die "cannot write to $root/build: make it writable, or clone the project to where you may write."
+  exec {build_lock}>"$root/build/.lock"
+  if have_command flock && ! flock --nonblock "$build_lock"; then
+    die "another tools/quickstart or tools/test runs in $root/build: wait for it to end."
+  fi
+  # A clone in another folder finds what this one compiled.
+  export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+}
+
+# configure_preset PRESET
+configure_preset() {
+  begin_phase configure "preset $1 in build/$1"
+  run cmake --preset "$1"
+  end_phase
+}
+
+# build_preset PRESET [TARGET]
+build_preset() {
+  begin_phase build "${2:-everything} with $jobs jobs"
+  run cmake --build --preset "$1" --parallel "$jobs" ${2:+--target "$2"}
+  end_phase
+}
+
+# ---- command line --------------------------------------------------------------------------------------------
+
+# set_jobs N
+set_jobs() {
+  [[ $1 =~ ^[1-9][0-9]{0,3}$ ]] || usage_error "--jobs takes a whole number from 1, not '$1'"
+  jobs=$1
+}
+
+# default_jobs: a core each, but no more than memory allows at 1.5 GB a compiler.
+default_jobs() {
+  local kilobytes
+  kilobytes=$(sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null) || return 0
+  [[ -n $kilobytes ]] || return 0
+  local fit=$((kilobytes / 1500000))
+  ((fit >= 1)) || fit=1
+  ((fit >= cores)) || jobs=$fit
+}
+default_jobs
