@@ -37,9 +37,11 @@ class WeightGradients {
   /// time.
   void accumulate();
 
- private:
-  friend class GraphTask;
   struct Impl;
+
+ private:
+  friend std::vector<Tensor> backward_inputs(const std::vector<Tensor>&, const std::vector<Tensor>&,
+                                             const std::vector<Tensor>&, WeightGradients&);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -79,9 +80,8 @@ class Node {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) dispose(const_cast<Node*>(this));
   }
 
-  /// A hook on the gradient of one output; see Tensor::register_hook. Returns its id.
-  std::uint64_t add_hook(std::uint32_t output, std::function<Tensor(const Tensor&)> hook);
-  void remove_hook(std::uint64_t id);
+  /// A hook on the gradient of one output; see Tensor::register_hook. `last` puts it behind all others.
+  HookHandle add_hook(std::uint32_t output, std::function<Tensor(const Tensor&)> hook, bool last = false);
 
  protected:
   Node(const char* name, std::uint64_t sequence, Edge* edges, std::uint32_t num_edges, OutputSlot* outputs,
@@ -90,18 +90,19 @@ class Node {
 
   /// Computes the gradients of the inputs from those of the outputs.
   virtual void run(Backward& backward) = 0;
-  /// Drops saved tensors; the node cannot run again.
-  virtual void release_saved() = 0;
+  /// Drops what was saved for backward. True if there was anything, so that the node cannot run again.
+  virtual bool release_saved() = 0;
 
   bool leaf_ = false;
+  OutputSlot* outputs_;
 
  private:
   friend class GraphTask;
   friend class Backward;
-  friend struct NodeAccess;
   struct Hook {
     std::uint64_t id;
     std::uint32_t output;
+    bool last;
     std::function<Tensor(const Tensor&)> fn;
   };
   // Without recursion: a chain of a million nodes must not overflow the stack.
@@ -113,9 +114,8 @@ class Node {
   const char* name_;
   std::uint64_t sequence_;
   Edge* edges_;
-  OutputSlot* outputs_;
   Context context_;
-  std::unique_ptr<std::vector<Hook>> hooks_;
+  std::shared_ptr<std::vector<Hook>> hooks_;  // handles hold it weakly: a handle keeps no graph alive
   // State of the backward pass that this node is part of.
   std::atomic<GraphTask*> task_{nullptr};
   std::uint32_t pending_ = 0;  // gradients still to come
@@ -181,8 +181,10 @@ class OpNode final : public Node {
   }
   ~OpNode() override { OpNode::release_saved(); }
   void run(Backward& b) override { backward_(b); }
-  void release_saved() override {
+  bool release_saved() override {
+    if constexpr (std::is_empty_v<F>) return false;
     if (std::exchange(live_, false)) backward_.~F();
+    return true;
   }
   union {
     F backward_;
@@ -198,8 +200,7 @@ class LeafNode final : public Node {
   bool requires_grad = true;
   Tensor grad;
 
-  std::uint64_t add_post_hook(std::function<void(const Tensor&)> hook);
-  void remove_post_hook(std::uint64_t id);
+  HookHandle add_post_hook(std::function<void(const Tensor&)> hook);
   /// The tensor dies; hooks that run later have nobody to report to.
   void forget_owner();
 
@@ -210,11 +211,11 @@ class LeafNode final : public Node {
   };
   LeafNode(const Tensor& leaf, OutputSlot* output);
   void run(Backward& b) override;
-  void release_saved() override {}
+  bool release_saved() override { return false; }
 
   std::mutex mutex_;  // guards owner_
   TensorImpl* owner_;
-  std::vector<PostHook> post_hooks_;
+  std::shared_ptr<std::vector<PostHook>> post_hooks_;
 };
 
 /// A place for the gradient of a non-leaf, shared by the tensor and the hook that fills it.

@@ -30,6 +30,9 @@ class Storage {
   Device device() const { return device_; }
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  /// The version after the last in-place change that the tape recorded: views made before it have a stale history.
+  std::uint32_t recorded_change() const { return recorded_change_.load(std::memory_order_relaxed); }
+  void mark_recorded_change() { recorded_change_.store(version(), std::memory_order_relaxed); }
   int use_count() const { return refs_.load(std::memory_order_acquire); }
 
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -51,6 +54,7 @@ class Storage {
 
   mutable std::atomic<int> refs_{1};
   std::atomic<std::uint32_t> version_{0};
+  std::atomic<std::uint32_t> recorded_change_{0};
   Device device_;
   Owner owner_;
   void* data_;

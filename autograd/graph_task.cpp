@@ -1,0 +1,262 @@
+#include "tapestry/autograd/graph_task.h"
+
+#include <algorithm>
+
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
+
+namespace tapestry::autograd {
+namespace {
+
+thread_local GraphTask* current_task = nullptr;
+
+// The newest node first; leaves, numbered above all others, before that.
+bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
+
+// The gradients of a node's inputs, on the stack for most nodes.
+class Results {
+ public:
+  explicit Results(std::uint32_t count) {
+    if (count > kInline) many_.resize(count);
+  }
+  Tensor* data() { return many_.empty() ? few_ : many_.data(); }
+
+ private:
+  static constexpr std::uint32_t kInline = 4;
+  Tensor few_[kInline];
+  std::vector<Tensor> many_;
+};
+
+}  // namespace
+
+GraphTask* GraphTask::current() { return current_task; }
+
+GraphTask::GraphTask(bool retain_graph) : retain_graph_(retain_graph), outer_(current_task) {
+  current_task = this;
+}
+
+GraphTask::~GraphTask() {
+  for (Node* node : claimed_) {
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();
+    node->task_.store(nullptr, std::memory_order_release);
+  }
+  for (Displaced& d : displaced_) {
+    d.node->pending_ = d.pending;
+    d.node->reaches_inputs_ = d.reaches_inputs;
+    for (std::uint32_t i = 0; i < d.node->num_outputs_; ++i) {
+      d.node->outputs_[i].inbox = std::move(d.inboxes[i]);
+      d.node->outputs_[i].inbox_is_ours = false;
+    }
+    d.node->task_.store(d.task, std::memory_order_release);
+  }
+  current_task = outer_;
+}
+
+void GraphTask::capture(const Edge& place) {
+  selective_ = true;
+  captures_at_.emplace(place.node.get(), captures_.size());
+  captures_.push_back({place.node.get(), place.output, {}});
+}
+
+// Makes the node part of this pass; false if it is already. Nodes carry the state of the pass, so one node is
+// in one pass at a time, but for a pass inside another on the same thread (a hook that calls backward): what
+// the outer one had there is put aside until the inner one ends.
+bool GraphTask::claim(Node* node) {
+  GraphTask* holder = nullptr;
+  if (!node->task_.compare_exchange_strong(holder, this, std::memory_order_acq_rel)) {
+    if (holder == this) return false;
+    bool mine = false;
+    for (GraphTask* t = outer_; t; t = t->outer_) mine = mine || t == holder;
+    check<AutogradError>(
+        mine, "[backward] [", node->name_,
+        "] is part of a backward pass that is in progress on another thread; run passes over one "
+        "graph one after another");
+    Displaced d{node, holder, node->pending_, node->reaches_inputs_, {}};
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
+      d.inboxes.push_back(std::move(node->outputs_[i].inbox));
+    displaced_.push_back(std::move(d));
+    node->task_.store(this, std::memory_order_release);
+  }
+  claimed_.push_back(node);
+  node->pending_ = 0;
+  node->reaches_inputs_ = false;
+  check<AutogradError>(!node->released_, "[backward] the graph of [", node->name_,
+                       "] was already used by a backward pass, which freed what it had saved; pass "
+                       "retain_graph = true to the first one, or compute the outputs again");
+  return true;
+}
+
+void GraphTask::explore(std::vector<Node*>& stack) {
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
+      Node* next = node->edges_[i].node.get();
+      if (!next) continue;
+      if (claim(next)) stack.push_back(next);
+      ++next->pending_;
+    }
+  }
+}
+
+// An input's node is older than the node, and leaves come first of all, so one sweep in that order settles
+// everything.
+void GraphTask::find_what_reaches_captures() {
+  std::vector<Node*> order;
+  for (Node* node : claimed_)
+    if (node->is_leaf()) node->reaches_inputs_ = captures_at_.contains(node);
+    else order.push_back(node);
+  std::sort(order.begin(), order.end(), older);
+  for (Node* node : order) {
+    bool reaches = captures_at_.contains(node);
+    for (std::uint32_t i = 0; i < node->num_edges_ && !reaches; ++i) {
+      const Node* next = node->edges_[i].node.get();
+      reaches = next && next->reaches_inputs_;
+    }
+    node->reaches_inputs_ = reaches;
+  }
+}
+
+void GraphTask::make_ready(Node* node) {
+  ready_.push_back(node);
+  std::push_heap(ready_.begin(), ready_.end(), older);
+}
+
+void GraphTask::put_in_inbox(OutputSlot& slot, Tensor gradient) {
+  if (!slot.inbox.defined()) {
+    slot.inbox = std::move(gradient);
+    slot.inbox_is_ours = false;
+  } else if (slot.inbox_is_ours && slot.inbox.impl()->refs.load(std::memory_order_relaxed) == 1) {
+    slot.inbox.add_(gradient);
+  } else {
+    slot.inbox = add(slot.inbox, gradient);
+    slot.inbox_is_ours = true;
+  }
+}
+
+void GraphTask::deliver(Node* from, std::uint32_t input, Tensor gradient) {
+  const Edge& edge = from->edges_[input];
+  Node* to = edge.node.get();
+  if (gradient.defined()) {
+    OutputSlot& slot = to->outputs_[edge.output];
+    if (gradient.sizes() != slot.sizes || gradient.dtype() != slot.dtype || gradient.device() != slot.device)
+        [[unlikely]]
+      fail<AutogradError>("[", from->name_, "] its backward gave input ", input, " a gradient of ",
+                          gradient.dtype(), " ", gradient.sizes(), " on ", gradient.device(), "; expected ",
+                          slot.dtype, " ", slot.sizes, " on ", slot.device);
+    put_in_inbox(slot, std::move(gradient));
+  }
+  if (--to->pending_ == 0) make_ready(to);
+}
+
+// Runs the node's backward and hands its results on. `wanted` restricts it to some inputs.
+void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
+  Results results(node->num_edges_);
+  {
+    Context context = node->context_;
+    context.grad_enabled = false;
+    context.replica = current_context().replica;
+    ContextGuard guard(context);
+    Backward backward(*node, results.data(), wanted);
+    bool any = false;
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].inbox.defined();
+    if (any) node->run(backward);
+  }
+  // Before handing on: a gradient that passes through unchanged then has one holder again.
+  for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();
+  for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
+    if (!node->edges_[i].node || (wanted && !(*wanted)[i])) continue;
+    Tensor gradient = std::move(results.data()[i]);
+    if (DetectAnomaly::active() && gradient.defined()) [[unlikely]]
+      check<AutogradError>(isnan(gradient).sum().item<std::int64_t>() == 0, "[", node->name_,
+                           "] its backward gave input ", i, " a gradient with NaN");
+    deliver(node, i, std::move(gradient));
+  }
+}
+
+void GraphTask::execute(Node* node) {
+  if (node->hooks_ && !node->hooks_->empty()) node->run_hooks();
+  if (!selective_) {
+    call(node, nullptr);
+    if (!retain_graph_) node->released_ = node->release_saved();
+    return;
+  }
+
+  auto [first, last] = captures_at_.equal_range(node);
+  for (auto it = first; it != last; ++it) {
+    Capture& c = captures_[it->second];
+    c.gradient = node->outputs_[c.output].inbox;
+  }
+  std::vector<bool> wanted(node->num_edges_, false), rest(node->num_edges_, false);
+  bool any_wanted = false, any_rest = false;
+  for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
+    const Node* next = node->edges_[i].node.get();
+    if (!next) continue;
+    wanted[i] = next->reaches_inputs_;
+    rest[i] = !wanted[i];
+    any_wanted = any_wanted || wanted[i];
+    any_rest = any_rest || rest[i];
+  }
+  const bool postpone = postponed_ && any_rest;
+  if (postpone) {
+    Postponed p{NodeRef(node), {}, rest};
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].inbox);
+    postponed_->nodes.push_back(std::move(p));
+  }
+  if (any_wanted) call(node, &wanted);
+  if (!retain_graph_ && !postpone && !node->is_leaf()) node->released_ = node->release_saved();
+}
+
+void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
+  std::vector<Node*> stack;
+  for (const Seed& s : seeds) {
+    roots_.push_back(s.node);
+    if (claim(s.node.get())) stack.push_back(s.node.get());
+  }
+  for (const Postponed& p : resumed) {
+    roots_.push_back(p.node);
+    claim(p.node.get());
+    for (std::uint32_t i = 0; i < p.node->num_edges_; ++i) {
+      if (!p.wanted[i]) continue;
+      Node* next = p.node->edges_[i].node.get();
+      if (claim(next)) stack.push_back(next);
+      ++next->pending_;
+    }
+  }
+  explore(stack);
+  if (selective_) find_what_reaches_captures();
+
+  for (Seed& s : seeds) {
+    if (selective_ && !s.node->reaches_inputs_) {
+      if (postponed_) postponed_->seeds.push_back(std::move(s));
+      continue;
+    }
+    put_in_inbox(s.node->outputs_[s.output], std::move(s.gradient));
+    const bool queued = std::find(ready_.begin(), ready_.end(), s.node.get()) != ready_.end();
+    if (s.node->pending_ == 0 && !queued) make_ready(s.node.get());
+  }
+  seeds.clear();
+
+  std::sort(resumed.begin(), resumed.end(),
+            [](const Postponed& a, const Postponed& b) { return a.node->sequence() > b.node->sequence(); });
+  for (Postponed& p : resumed) {
+    for (std::uint32_t i = 0; i < p.node->num_outputs_; ++i)
+      p.node->outputs_[i].inbox = std::move(p.gradients[i]);
+    call(p.node.get(), &p.wanted);
+    p.node->released_ = p.node->release_saved();
+  }
+
+  while (!ready_.empty()) {
+    std::pop_heap(ready_.begin(), ready_.end(), older);
+    Node* node = ready_.back();
+    ready_.pop_back();
+    execute(node);
+  }
+  // A callback may add another one.
+  for (std::size_t i = 0; i < callbacks.size(); ++i) {
+    const std::function<void()> callback = std::move(callbacks[i]);
+    callback();
+  }
+}
+
+}  // namespace tapestry::autograd

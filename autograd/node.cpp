@@ -1,0 +1,197 @@
+#include "tapestry/autograd/node.h"
+
+#include <algorithm>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+
+namespace tapestry::autograd {
+namespace {
+
+std::atomic<std::uint64_t> hook_ids{1};
+
+// A handle that removes the hook `id` from a list, if the list still exists.
+template <class List>
+HookHandle handle_for(const std::shared_ptr<List>& list, std::uint64_t id) {
+  return HookHandle([weak = std::weak_ptr<List>(list), id] {
+    if (auto hooks = weak.lock()) std::erase_if(*hooks, [id](const auto& h) { return h.id == id; });
+  });
+}
+
+}  // namespace
+
+std::uint64_t next_sequence() {
+  static std::atomic<std::uint64_t> counter{0};
+  return counter.fetch_add(1, std::memory_order_relaxed);
+}
+
+// ---- SavedTensor ----
+
+struct SavedTensor::Packed {
+  std::shared_ptr<void> data;
+  SavedTensorHooks::Unpack unpack;
+};
+void SavedTensor::PackedDeleter::operator()(Packed* p) const { delete p; }
+
+SavedTensor::SavedTensor(Tensor tensor, const Tensor& source) {
+  if (!source.defined()) return;
+  check<AutogradError>(
+      !source.impl()->inference, "[save] a tensor of shape ", source.sizes(),
+      " made in inference mode cannot be saved for backward; clone() it outside, or use NoGradGuard");
+  if (SavedTensorHooks* hooks = SavedTensorHooks::current()) {
+    NoGradGuard no_grad;
+    packed_.reset(new Packed{hooks->pack(source.detach()), hooks->unpack});
+  } else {
+    version_ = tensor.version();
+    tensor_ = std::move(tensor);
+  }
+}
+
+SavedTensor save(const Tensor& input) { return SavedTensor(input, input); }
+
+SavedTensor save_output(const Tensor& output) {
+  return SavedTensor(output.defined() ? output.detach() : output, output);
+}
+
+Tensor Backward::saved(const SavedTensor& s) const {
+  if (s.packed_) {
+    Tensor t = s.packed_->unpack(s.packed_->data);
+    tapestry::detail::check_defined(node_.name_, t, "what the unpack hook of saved tensors returned");
+    return t;
+  }
+  if (s.tensor_.defined() && s.tensor_.version() != s.version_) [[unlikely]]
+    fail<AutogradError>("[", node_.name_, "] backward needs a ", s.tensor_.dtype(), " tensor of shape ",
+                        s.tensor_.sizes(), " that was changed in place after the forward pass (version ",
+                        s.tensor_.version(), ", saved at version ", s.version_,
+                        "); change a clone() of it, or use the out-of-place operation");
+  return s.tensor_;
+}
+
+Tensor Backward::grad_or_zeros(std::uint32_t output) const {
+  const OutputSlot& slot = node_.outputs_[output];
+  return slot.inbox.defined() ? slot.inbox : zeros(slot.sizes, {slot.dtype, slot.device});
+}
+
+// ---- Node ----
+
+Node::Node(const char* name, std::uint64_t sequence, Edge* edges, std::uint32_t num_edges,
+           OutputSlot* outputs, std::uint32_t num_outputs)
+    : outputs_(outputs),
+      num_edges_(num_edges),
+      num_outputs_(num_outputs),
+      name_(name),
+      sequence_(sequence),
+      edges_(edges),
+      context_(current_context()) {}
+
+Node::~Node() {
+  for (std::uint32_t i = 0; i < num_edges_; ++i) edges_[i].~Edge();
+  for (std::uint32_t i = 0; i < num_outputs_; ++i) outputs_[i].~OutputSlot();
+}
+
+void Node::dispose(Node* node) noexcept {
+  // Destroying a node lets go of its inputs' nodes, which arrive here in turn and wait in the list.
+  static thread_local Node* waiting = nullptr;
+  static thread_local bool draining = false;
+  node->next_disposed_ = waiting;
+  waiting = node;
+  if (draining) return;
+  draining = true;
+  while (Node* n = waiting) {
+    waiting = n->next_disposed_;
+    const bool leaf = n->leaf_;
+    n->~Node();
+    if (leaf) ::operator delete(n);
+    else slab_free(n);
+  }
+  draining = false;
+}
+
+HookHandle Node::add_hook(std::uint32_t output, std::function<Tensor(const Tensor&)> hook, bool last) {
+  if (!hooks_) hooks_ = std::make_shared<std::vector<Hook>>();
+  const std::uint64_t id = hook_ids.fetch_add(1, std::memory_order_relaxed);
+  hooks_->push_back({id, output, last, std::move(hook)});
+  return handle_for(hooks_, id);
+}
+
+void Node::run_hooks() {
+  const std::vector<Hook> hooks = *hooks_;  // a hook may remove itself
+  for (bool last : {false, true})
+    for (const Hook& h : hooks) {
+      Tensor& gradient = outputs_[h.output].inbox;
+      if (h.last != last || !gradient.defined()) continue;
+      Tensor replacement = h.fn(gradient);
+      if (!replacement.defined()) continue;
+      const OutputSlot& slot = outputs_[h.output];
+      check<AutogradError>(replacement.sizes() == slot.sizes && replacement.dtype() == slot.dtype &&
+                               replacement.device() == slot.device,
+                           "[", name_, "] a hook returned a gradient of ", replacement.dtype(), " ",
+                           replacement.sizes(), " on ", replacement.device(), "; expected ", slot.dtype, " ",
+                           slot.sizes, " on ", slot.device);
+      gradient = std::move(replacement);
+      outputs_[h.output].inbox_is_ours = false;
+    }
+}
+
+// ---- LeafNode ----
+
+Ref<LeafNode> LeafNode::make(const Tensor& leaf) {
+  constexpr std::size_t at =
+      (sizeof(LeafNode) + alignof(OutputSlot) - 1) / alignof(OutputSlot) * alignof(OutputSlot);
+  char* memory = static_cast<char*>(::operator new(at + sizeof(OutputSlot)));
+  OutputSlot* output = new (memory + at) OutputSlot;
+  output->sizes = leaf.sizes();
+  output->dtype = leaf.dtype();
+  output->device = leaf.device();
+  return Ref<LeafNode>::adopt(new (memory) LeafNode(leaf, output));
+}
+
+LeafNode::LeafNode(const Tensor& leaf, OutputSlot* output)
+    : Node("accumulate_grad", UINT64_MAX, nullptr, 0, output, 1), owner_(leaf.impl()) {
+  leaf_ = true;
+}
+
+void LeafNode::forget_owner() {
+  std::lock_guard lock(mutex_);
+  owner_ = nullptr;
+}
+
+HookHandle LeafNode::add_post_hook(std::function<void(const Tensor&)> hook) {
+  if (!post_hooks_) post_hooks_ = std::make_shared<std::vector<PostHook>>();
+  const std::uint64_t id = hook_ids.fetch_add(1, std::memory_order_relaxed);
+  post_hooks_->push_back({id, std::move(hook)});
+  return handle_for(post_hooks_, id);
+}
+
+void LeafNode::run(Backward&) {
+  if (!requires_grad) return;
+  Tensor incoming = std::move(outputs_[0].inbox);
+  if (grad.defined()) {
+    grad.add_(incoming);
+  } else {
+    // Kept as it is if nobody else holds it and it is dense; a broadcast gradient (stride 0) is not.
+    const bool ours = incoming.impl()->refs.load(std::memory_order_acquire) == 1 &&
+                      incoming.storage()->use_count() == 1 &&
+                      static_cast<std::size_t>(incoming.nbytes()) == incoming.storage()->bytes();
+    const bool dense = incoming.is_contiguous() || incoming.is_contiguous(MemoryFormat::channels_last);
+    grad = ours && dense ? std::move(incoming) : dense ? incoming.clone() : incoming.contiguous();
+  }
+  if (!post_hooks_ || post_hooks_->empty()) return;
+  Tensor owner;
+  {
+    std::lock_guard lock(mutex_);
+    // The owner may be at the end of its life on another thread: its count is then zero and stays so.
+    if (owner_) {
+      int refs = owner_->refs.load(std::memory_order_relaxed);
+      while (refs > 0 && !owner_->refs.compare_exchange_weak(refs, refs + 1, std::memory_order_acq_rel)) {
+      }
+      if (refs > 0) owner = Tensor(Ref<TensorImpl>::adopt(owner_));
+    }
+  }
+  if (!owner.defined()) return;
+  const std::vector<PostHook> hooks = *post_hooks_;
+  for (const PostHook& h : hooks) h.fn(owner);
+}
+
+}  // namespace tapestry::autograd

@@ -1,0 +1,136 @@
+#include "tapestry/autograd/slab.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define TAPESTRY_POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
+#define TAPESTRY_UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
+#else
+#define TAPESTRY_POISON(p, n) ((void)0)
+#define TAPESTRY_UNPOISON(p, n) ((void)0)
+#endif
+
+namespace tapestry::autograd {
+namespace {
+
+constexpr std::size_t kSlabBytes =
+    64 * 1024;  // also the alignment: a node finds its slab by masking its address
+constexpr std::size_t kMaxCached = 64;
+
+// `live` counts the nodes inside, plus one while a thread is filling the slab.
+struct alignas(16) Slab {
+  std::atomic<std::int64_t> live{1};
+  std::size_t bytes;
+  std::size_t used = sizeof(Slab);
+  Slab* next = nullptr;
+
+  explicit Slab(std::size_t size) : bytes(size) {}
+  char* at(std::size_t offset) { return reinterpret_cast<char*>(this) + offset; }
+};
+
+struct Cache {
+  std::mutex mutex;
+  Slab* head = nullptr;
+  std::size_t count = 0;
+};
+// Never destroyed: nodes in static storage are freed after it would be.
+Cache& cache() {
+  static Cache* c = new Cache;
+  return *c;
+}
+std::atomic<std::int64_t> in_use{0};
+
+Slab* new_slab(std::size_t bytes) {
+  void* memory = std::aligned_alloc(kSlabBytes, (bytes + kSlabBytes - 1) / kSlabBytes * kSlabBytes);
+  if (!memory) throw std::bad_alloc();
+  return new (memory) Slab(bytes);
+}
+
+Slab* acquire() {
+  in_use.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(cache().mutex);
+    if (Slab* s = cache().head) {
+      cache().head = s->next;
+      --cache().count;
+      s->used = sizeof(Slab);
+      s->live.store(1, std::memory_order_relaxed);
+      return s;
+    }
+  }
+  return new_slab(kSlabBytes);
+}
+
+void destroy(Slab* s) noexcept {
+  TAPESTRY_UNPOISON(s->at(sizeof(Slab)), s->bytes - sizeof(Slab));
+  s->~Slab();
+  std::free(s);
+}
+
+void recycle(Slab* s) noexcept {
+  in_use.fetch_sub(1, std::memory_order_relaxed);
+  if (s->bytes != kSlabBytes) return destroy(s);
+  TAPESTRY_POISON(s->at(sizeof(Slab)), s->bytes - sizeof(Slab));
+  {
+    std::lock_guard lock(cache().mutex);
+    if (cache().count < kMaxCached) {
+      s->next = cache().head;
+      cache().head = s;
+      ++cache().count;
+      return;
+    }
+  }
+  destroy(s);
+}
+
+void drop(Slab* s) noexcept {
+  if (s->live.fetch_sub(1, std::memory_order_acq_rel) == 1) recycle(s);
+}
+
+struct Current {
+  Slab* slab = nullptr;
+  ~Current() {
+    if (slab) drop(slab);
+    slab = nullptr;
+  }
+};
+thread_local Current current;
+
+}  // namespace
+
+void* slab_allocate(std::size_t bytes) {
+  bytes = (bytes + 15) / 16 * 16;
+  if (bytes > kSlabBytes / 4) {  // a node with thousands of inputs gets a slab of its own
+    in_use.fetch_add(1, std::memory_order_relaxed);
+    Slab* own = new_slab(sizeof(Slab) + bytes);
+    return own->at(sizeof(Slab));
+  }
+  Slab* s = current.slab;
+  if (!s || s->used + bytes > s->bytes) {
+    if (s && s->live.load(std::memory_order_acquire) == 1) {
+      s->used = sizeof(Slab);  // all of it is dead already
+      TAPESTRY_POISON(s->at(sizeof(Slab)), s->bytes - sizeof(Slab));
+    } else {
+      Slab* fresh = acquire();
+      if (s) drop(s);
+      current.slab = s = fresh;
+    }
+  }
+  void* p = s->at(s->used);
+  s->used += bytes;
+  s->live.fetch_add(1, std::memory_order_relaxed);
+  TAPESTRY_UNPOISON(p, bytes);
+  return p;
+}
+
+void slab_free(void* p) noexcept {
+  drop(reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1)));
+}
+
+std::int64_t slabs_in_use() { return in_use.load(std::memory_order_relaxed); }
+
+}  // namespace tapestry::autograd

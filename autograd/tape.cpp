@@ -1,0 +1,107 @@
+#include "tapestry/autograd/tape.h"
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
+
+namespace tapestry::autograd {
+
+bool recording(std::span<const Tensor> inputs) {
+  if (!grad_enabled()) return false;
+  for (const Tensor& t : inputs)
+    if (t.defined() && needs_grad(t)) return true;
+  return false;
+}
+
+namespace detail {
+
+void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& t = *inputs[i];
+    if (!t.defined() || !needs_grad(t)) continue;
+    const Record& r = *record_of(t);
+    if (r.is_view && r.version < t.storage()->recorded_change()) [[unlikely]]
+      fail<AutogradError>(
+          "[", op, "] input ", i, " of shape ", t.sizes(),
+          " is a view that was made before the tensor it views was changed in place; make the view "
+          "again after the change");
+    edges[i].node = r.fn;
+    edges[i].output = r.output;
+  }
+}
+
+void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor& t = *outputs[i];
+    if (!t.defined() || !is_floating(t.dtype())) continue;
+    slots[i].sizes = t.sizes();
+    slots[i].dtype = t.dtype();
+    slots[i].device = t.device();
+    Record* record = new Record;
+    record->fn = node;
+    record->output = static_cast<std::uint32_t>(i);
+    delete t.impl()->grad_record;
+    t.impl()->grad_record = record;
+    if (DetectAnomaly::active()) [[unlikely]] {
+      NoGradGuard no_grad;
+      check<AutogradError>(isnan(t.detach()).sum().item<std::int64_t>() == 0, "[", node->name(), "] output ",
+                           i, " of shape ", t.sizes(), " has NaN; its inputs are the place to look");
+    }
+  }
+}
+
+}  // namespace detail
+
+void mark_view(const Tensor& output) {
+  Record* r = record_of(output);
+  r->is_view = true;
+  r->version = output.version();
+}
+
+Tensor alias(const Tensor& t) {
+  Tensor copy = tapestry::detail::raw_view(t, t.sizes(), t.strides(), t.storage_offset());
+  if (const Record* r = record_of(t)) {
+    Record* mine = new Record;
+    mine->fn = r->fn;
+    mine->output = r->output;
+    copy.impl()->grad_record = mine;
+  }
+  return copy;
+}
+
+bool prepare_in_place(const Op& op, const Tensor& target, std::initializer_list<const Tensor*> others) {
+  tapestry::detail::check_defined(op.name, target, "the tensor to change");
+  if (!grad_enabled()) return false;
+  bool needed = needs_grad(target);
+  check<AutogradError>(!needed || !record_of(target)->fn->is_leaf(), "[", op.name,
+                       "] changes in place a leaf of shape ", target.sizes(),
+                       " that requires gradients; do it under NoGradGuard, or out of place");
+  check<AutogradError>(
+      !needed || !record_of(target)->is_view, "[", op.name, "] changes in place a view of shape ",
+      target.sizes(),
+      " whose history the tape records; change the whole tensor, use the out-of-place operation and "
+      "cat or stack, or do it under NoGradGuard");
+  if (!needed) {
+    for (const Tensor* t : others) needed = needed || (t->defined() && needs_grad(*t));
+    check<AutogradError>(
+        !needed || target.storage()->use_count() == 1, "[", op.name,
+        "] writes a tensor that requires gradients into one of shape ", target.sizes(),
+        " that shares its memory with another, which would not know of them; use cat or stack");
+  }
+  return needed;
+}
+
+void finish_in_place(const Tensor& target, const Tensor& result) {
+  {
+    NoGradGuard no_grad;
+    target.copy_(result);
+  }
+  target.storage()->mark_recorded_change();
+  Record* record = new Record;
+  record->fn = record_of(result)->fn;
+  record->output = record_of(result)->output;
+  delete target.impl()->grad_record;
+  target.impl()->grad_record = record;
+}
+
+}  // namespace tapestry::autograd
