@@ -1,0 +1,19 @@
+#!/usr/bin/env python3
+"""Records the golden values of all families, or of those named: tests/golden/make_all.py [family...]
+
+Needs PyTorch; nothing else in the build or the tests does."""
+import importlib
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import cases  # noqa: E402
+
+families = sys.argv[1:] or sorted(p.stem for p in HERE.glob("*.py") if p.stem not in ("cases", "make_all"))
+for family in families:
+    importlib.import_module(family)
+cases.write()
+total = sum(p.stat().st_size for p in (HERE / "ops").glob("*.json"))
+print(f"{', '.join(families)}: tests/golden/ops now holds {total / 1e6:.2f} MB")

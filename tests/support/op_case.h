@@ -1,0 +1,140 @@
+#pragma once
+// One line tests an operation. In tests/autograd/<family>_test.cpp:
+//
+//   GOLDEN_OP("conv2d", "conv", [](const OpCase& c) {
+//     return conv2d(c[0], c[1], c[2], {.stride = c.pair("stride", 1), .groups = c.integer("groups", 1)});
+//   });
+//   BAD_INPUT("conv2d", "expected 4-d", [] { return conv2d(zeros({3}), zeros({1, 1, 2, 2})); });
+//   NOT_APPLICABLE("arange", strided, "takes no tensor");
+//   OP_TEST("dropout", golden, "keeps what it keeps, scaled") { ... }    // where PyTorch has no answer
+//
+// GOLDEN_OP runs the function on every case that tests/golden/<family>.py recorded for the operation in
+// PyTorch (tests/golden/ops/<family>.json) and checks values, gradients, finite differences, layouts and that
+// the inputs stay as they were; see run_case() in op_case.cpp. tests/autograd/matrix_test.cpp fails for each
+// operation x kind that no line covers. tests/README.md says how to record cases.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tapestry/autograd/op.h"
+#include "tapestry/autograd/ops/conv.h"
+#include "tapestry/core/tensor.h"
+#include "tests/support/catch.h"
+
+namespace tapestry::test {
+
+/// What each operation is tested for. `empty` and `extreme` are golden cases with that tag.
+enum class Kind { golden, gradcheck, strided, empty, extreme, bad_input };
+inline constexpr int kNumKinds = 6;
+const char* kind_name(Kind kind);
+
+struct Golden;  // one recorded case
+
+/// What the function under test sees of a case: inputs, laid out and typed for the check in progress, and
+/// parameters. A parameter that was not recorded, or is None, gives the fallback; without one that is an
+/// error.
+class OpCase {
+ public:
+  OpCase(std::shared_ptr<const Golden> golden, std::vector<Tensor> inputs);
+
+  /// The i-th input; undefined where None was recorded, and beyond the last.
+  const Tensor& operator[](std::size_t i) const;
+  std::size_t size() const { return inputs_.size(); }
+  const std::vector<Tensor>& inputs() const { return inputs_; }
+
+  bool has(std::string_view param) const;
+  bool flag(std::string_view param, std::optional<bool> fallback = {}) const;
+  std::int64_t integer(std::string_view param, std::optional<std::int64_t> fallback = {}) const;
+  double real(std::string_view param, std::optional<double> fallback = {}) const;
+  Scalar scalar(std::string_view param, std::optional<Scalar> fallback = {}) const;
+  std::string text(std::string_view param, std::optional<std::string> fallback = {}) const;
+  /// A list of integers, or one integer.
+  Shape dims(std::string_view param, std::optional<Shape> fallback = {}) const;
+  std::vector<std::int64_t> integers(std::string_view param) const;
+  std::vector<double> reals(std::string_view param) const;
+  /// One integer or two.
+  Pair pair(std::string_view param, std::optional<Pair> fallback = {}) const;
+  /// "f32", "i64", ... as recorded for a torch.dtype.
+  DType dtype(std::string_view param, std::optional<DType> fallback = {}) const;
+  std::optional<std::int64_t> maybe_integer(std::string_view param) const;
+  std::optional<double> maybe_real(std::string_view param) const;
+  std::optional<Scalar> maybe_scalar(std::string_view param) const;
+
+ private:
+  std::shared_ptr<const Golden> golden_;
+  std::vector<Tensor> inputs_;
+};
+
+/// What a function under test may return.
+struct Outputs {
+  std::vector<Tensor> tensors;
+  Outputs(Tensor t) : tensors{std::move(t)} {}                                                    // NOLINT
+  Outputs(std::pair<Tensor, Tensor> p) : tensors{std::move(p.first), std::move(p.second)} {}      // NOLINT
+  Outputs(std::vector<Tensor> t) : tensors(std::move(t)) {}                                       // NOLINT
+  Outputs(std::initializer_list<Tensor> t) : tensors(t) {}
+  template <std::same_as<bool> B>
+  Outputs(B value) : tensors{empty({}, DType::boolean)} {  // NOLINT
+    *tensors[0].data<bool>() = value;
+  }
+};
+using OpFunction = std::function<Outputs(const OpCase&)>;
+/// What went wrong, one line each.
+using Failures = std::vector<std::string>;
+
+/// Cases of one operation and the function that answers them. `op` is the registered name; what follows a
+/// slash tells variants apart ("add/in_place" counts for "add").
+class GoldenOp {
+ public:
+  GoldenOp(std::string op, std::string family, OpFunction fn);
+  GoldenOp(const GoldenOp&) = delete;
+  GoldenOp& operator=(const GoldenOp&) = delete;
+  Failures run() const;
+
+  const std::string op, family;
+  const OpFunction fn;
+};
+
+/// A kind of test that an operation has, or (with a reason) cannot have.
+struct Row {
+  Row(std::string op, Kind kind, std::string reason = "");
+};
+
+/// Whether `fn` throws a tapestry::Error that starts with `[` and contains `text`.
+Failures check_throws(std::string_view text, const std::function<void()>& fn);
+
+inline void report(const Failures& failures) {
+  for (const std::string& failure : failures) FAIL_CHECK(failure);
+  if (failures.empty()) SUCCEED();
+}
+
+}  // namespace tapestry::test
+
+#define TAPESTRY_TEST_JOIN2(a, b) a##b
+#define TAPESTRY_TEST_JOIN(a, b) TAPESTRY_TEST_JOIN2(a, b)
+#define TAPESTRY_TEST_TEXT2(a) #a
+#define TAPESTRY_TEST_TEXT(a) TAPESTRY_TEST_TEXT2(a)
+#define TAPESTRY_TEST_ID(name) TAPESTRY_TEST_JOIN(name, __LINE__)
+
+#define GOLDEN_OP(op, family, ...)                                                                     \
+  static const ::tapestry::test::GoldenOp TAPESTRY_TEST_ID(golden_op_)(op, family, __VA_ARGS__);       \
+  TEST_CASE(op ": golden cases") { ::tapestry::test::report(TAPESTRY_TEST_ID(golden_op_).run()); }     \
+  static_assert(true)
+
+#define BAD_INPUT(op, text, ...)                                                                       \
+  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::bad_input);    \
+  TEST_CASE(op ": bad input, line " TAPESTRY_TEST_TEXT(__LINE__)) {                                    \
+    ::tapestry::test::report(::tapestry::test::check_throws(text, __VA_ARGS__));                       \
+  }                                                                                                    \
+  static_assert(true)
+
+#define NOT_APPLICABLE(op, kind, reason)                                                              \
+  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind, reason)
+
+/// A test case written by hand that counts as `kind` for the operation.
+#define OP_TEST(op, kind, text)                                                                        \
+  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind);         \
+  TEST_CASE(op ": " #kind ", " text)
