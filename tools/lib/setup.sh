@@ -50,7 +50,7 @@ begin_phase() {
   printf '\n[%s] %s: %s\n' "$me" "$1" "$2"
 }
 
-# Prints the time of the phase and adds a row to build/times.tsv: when, script, phase, seconds, cores.
+# Prints the time of the phase and adds a row to build/times.tsv.
 end_phase() {
   local seconds
   seconds=$(seconds_since "$phase_started")
@@ -117,28 +117,27 @@ need_packages() {
   required=$(missing_of $1)
   optional=$(missing_of $2)
   if [[ -z $required$optional ]]; then
-    say "packages: all there ($1 $2)"
+    say "packages: all there ($1${2:+ $2})"
   elif [[ $install == no ]]; then
-    printf 'Missing:%s\n' "${required:+ $required}${optional:+ (optional, for speed: ${optional% })}"
-    printf 'To install: apt-get install --no-install-recommends %s\n' "$required$optional"
+    printf 'Missing: %s\n' "$required${optional:+(optional, for speed: ${optional% })}"
+    printf 'To install: apt-get install --no-install-recommends %s\n' "${required}${optional% }"
     [[ -z $required ]] || die "packages are missing, and --no-install was given."
     say 'going on without what is optional'
   else
-    begin_phase packages "installing $required$optional"
+    begin_phase packages "installing $required${optional% }"
     apt_install "$required" "$optional"
     required=$(missing_of $1)
     [[ -z $required ]] || die "apt-get succeeded, yet these bring nothing that was expected: $required"
     end_phase
   fi
-  check_versions
 }
 
 apt_install() {
   local required=$1 package
-  have_command apt-get || die "there is no apt-get here; install with your system's package manager (Debian names): $1$2"
+  have_command apt-get || die "there is no apt-get here; install with your system's package manager (Debian names): $1${2% }"
   local -a sudo=()
   if ((EUID != 0)); then
-    have_command sudo || die "packages are missing, and this is neither root nor is there sudo. As root: apt-get install $1$2"
+    have_command sudo || die "packages are missing, and this is neither root nor is there sudo. As root: apt-get install $1${2% }"
     sudo=(sudo)
   fi
   local -a apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
@@ -153,19 +152,13 @@ apt_install() {
   run "${apt[@]}" install -y --no-install-recommends $required
 }
 
-check_versions() {
-  local version
-  version=$(cmake --version | sed -n '1s/.*version //p')
-  [[ $(printf '%s\n3.25\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
-    die "cmake is version $version and 3.25 is needed ($(command -v cmake)); install a newer one (Debian 12 and Ubuntu 24.04 have it)."
-}
-
 # ---- configure and build -------------------------------------------------------------------------------------
 
 # The folder for build trees and times. One run at a time in it.
 prepare_build_folder() {
   { mkdir -p "$root/build" && : >>"$root/build/times.tsv"; } 2>/dev/null ||
     die "cannot write to $root/build: make it writable, or clone the project to where you may write."
+  [[ -s $root/build/times.tsv ]] || printf 'when\tscript\tphase\tseconds\tjobs\n' >"$root/build/times.tsv"
   exec {build_lock}>"$root/build/.lock"
   if have_command flock && ! flock --nonblock "$build_lock"; then
     die "another tools/quickstart or tools/test runs in $root/build: wait for it to end."
@@ -174,8 +167,16 @@ prepare_build_folder() {
   export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 }
 
+check_cmake_version() {
+  local version
+  version=$(cmake --version | sed -n '1s/.*version //p')
+  [[ $(printf '%s\n3.25\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
+    die "cmake is version $version and 3.25 is needed ($(command -v cmake)); install a newer one (Debian 12 and Ubuntu 24.04 have it)."
+}
+
 # configure_preset PRESET
 configure_preset() {
+  check_cmake_version
   begin_phase configure "preset $1 in build/$1"
   run cmake --preset "$1"
   end_phase
