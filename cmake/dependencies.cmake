@@ -4,7 +4,9 @@ add_library(tapestry_private INTERFACE)
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 target_link_libraries(tapestry_private INTERFACE Threads::Threads)
-target_compile_options(tapestry_private INTERFACE ${TAPESTRY_ARCH_FLAGS})
+# Nothing here reads errno or floating-point exception flags; assuming that they matter keeps loops from being vectorised.
+target_compile_options(tapestry_private INTERFACE ${TAPESTRY_ARCH_FLAGS}
+  $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
 
 if(TAPESTRY_OPENMP)
   find_package(OpenMP)
