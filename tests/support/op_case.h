@@ -10,9 +10,11 @@
 //
 // GOLDEN_OP runs the function on every case that tests/golden/<family>.py recorded for the operation in
 // PyTorch (tests/golden/ops/<family>.json) and checks values, gradients, finite differences, layouts and that
-// the inputs stay as they were; see run_case() in op_case.cpp. tests/autograd/matrix_test.cpp fails for each
+// the inputs stay as they were; see support/op_check.h. tests/autograd/matrix_test.cpp fails for each
 // operation x kind that no line covers. tests/README.md says how to record cases.
+#include <concepts>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +29,10 @@
 
 namespace tapestry::test {
 
-/// What each operation is tested for. `empty` and `extreme` are golden cases with that tag.
-enum class Kind { golden, gradcheck, strided, empty, extreme, bad_input };
-inline constexpr int kNumKinds = 6;
+/// What each operation is tested for. `empty` and `extreme` are golden cases with that tag; `dtypes` means
+/// that each dtype the operation says it takes is run.
+enum class Kind { golden, gradcheck, strided, empty, extreme, bad_input, dtypes };
+inline constexpr int kNumKinds = 7;
 const char* kind_name(Kind kind);
 
 struct Golden;  // one recorded case
@@ -72,9 +75,9 @@ class OpCase {
 /// What a function under test may return.
 struct Outputs {
   std::vector<Tensor> tensors;
-  Outputs(Tensor t) : tensors{std::move(t)} {}                                                    // NOLINT
-  Outputs(std::pair<Tensor, Tensor> p) : tensors{std::move(p.first), std::move(p.second)} {}      // NOLINT
-  Outputs(std::vector<Tensor> t) : tensors(std::move(t)) {}                                       // NOLINT
+  Outputs(Tensor t) : tensors{std::move(t)} {}                                                // NOLINT
+  Outputs(std::pair<Tensor, Tensor> p) : tensors{std::move(p.first), std::move(p.second)} {}  // NOLINT
+  Outputs(std::vector<Tensor> t) : tensors(std::move(t)) {}                                   // NOLINT
   Outputs(std::initializer_list<Tensor> t) : tensors(t) {}
   template <std::same_as<bool> B>
   Outputs(B value) : tensors{empty({}, DType::boolean)} {  // NOLINT
@@ -119,22 +122,22 @@ inline void report(const Failures& failures) {
 #define TAPESTRY_TEST_TEXT(a) TAPESTRY_TEST_TEXT2(a)
 #define TAPESTRY_TEST_ID(name) TAPESTRY_TEST_JOIN(name, __LINE__)
 
-#define GOLDEN_OP(op, family, ...)                                                                     \
-  static const ::tapestry::test::GoldenOp TAPESTRY_TEST_ID(golden_op_)(op, family, __VA_ARGS__);       \
-  TEST_CASE(op ": golden cases") { ::tapestry::test::report(TAPESTRY_TEST_ID(golden_op_).run()); }     \
+#define GOLDEN_OP(op, family, ...)                                                                 \
+  static const ::tapestry::test::GoldenOp TAPESTRY_TEST_ID(golden_op_)(op, family, __VA_ARGS__);   \
+  TEST_CASE(op ": golden cases") { ::tapestry::test::report(TAPESTRY_TEST_ID(golden_op_).run()); } \
   static_assert(true)
 
-#define BAD_INPUT(op, text, ...)                                                                       \
-  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::bad_input);    \
-  TEST_CASE(op ": bad input, line " TAPESTRY_TEST_TEXT(__LINE__)) {                                    \
-    ::tapestry::test::report(::tapestry::test::check_throws(text, __VA_ARGS__));                       \
-  }                                                                                                    \
+#define BAD_INPUT(op, text, ...)                                                                    \
+  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::bad_input); \
+  TEST_CASE(op ": bad input, line " TAPESTRY_TEST_TEXT(__LINE__)) {                                 \
+    ::tapestry::test::report(::tapestry::test::check_throws(text, __VA_ARGS__));                    \
+  }                                                                                                 \
   static_assert(true)
 
-#define NOT_APPLICABLE(op, kind, reason)                                                              \
+#define NOT_APPLICABLE(op, kind, reason) \
   static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind, reason)
 
 /// A test case written by hand that counts as `kind` for the operation.
-#define OP_TEST(op, kind, text)                                                                        \
-  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind);         \
+#define OP_TEST(op, kind, text)                                                                \
+  static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind); \
   TEST_CASE(op ": " #kind ", " text)

@@ -1,0 +1,376 @@
+#include "tests/support/op_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/gradcheck.h"
+
+namespace tapestry::test {
+namespace {
+
+// In multiples of eps * scale. The arithmetic of halves is done in f32, so that little but the rounding of
+// the result remains; their gradients may pass through a stored intermediate result.
+double units_of(DType dtype, bool gradient) {
+  return is_floating(dtype) && epsilon(dtype) > 1e-4 && !gradient ? 2 : 16;
+}
+
+std::string text_of(double v) {
+  std::ostringstream out;
+  out.precision(17);
+  out << v;
+  return out.str();
+}
+
+std::string position(std::int64_t index, const Shape& sizes) {
+  Shape at = sizes;
+  for (int d = sizes.size() - 1; d >= 0; --d) {
+    at[d] = index % sizes[d];
+    index /= sizes[d];
+  }
+  return at.str();
+}
+
+// Multiples of 1/4 in [-1.5, 1.5]; tests/golden/cases.py has the same formula.
+Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
+  Values v{dtype, sizes, {}, {}};
+  for (std::int64_t i = 0; i < sizes.numel(); ++i)
+    v.values.push_back(static_cast<double>((7 * i + 3 * k + 4) % 13 - 6) / 4);
+  return v;
+}
+
+// A gradient that is there before: multiples of 1/2 in [-1, 1].
+Values earlier_gradient(const Values& like) {
+  Values v = like;
+  for (std::size_t i = 0; i < v.values.size(); ++i) v.values[i] = static_cast<double>(i % 5) / 2 - 1;
+  return v;
+}
+
+class CaseRun {
+ public:
+  CaseRun(std::shared_ptr<const Golden> golden, const OpInfo& info, const OpFunction& fn)
+      : golden_(std::move(golden)), info_(info), fn_(fn) {}
+
+  Failures failures;
+
+  void values(DType dtype, Layout layout) {
+    guarded("values", dtype, layout, [&](const std::string& label) {
+      const NoGradGuard no_grad;
+      const std::vector<Tensor> inputs = make_inputs(dtype, layout);
+      const Snapshot before(inputs);
+      const std::vector<Tensor> outputs = fn_(OpCase(golden_, inputs)).tensors;
+      unchanged(label, "input", before);
+      compare_outputs(label, outputs, dtype);
+    });
+  }
+
+  // `only`: the one input that requires a gradient, -1 for all. `accumulate`: onto a gradient that is there.
+  void gradients(DType dtype, Layout layout, int only, bool accumulate) {
+    std::string what = "gradients";
+    if (only >= 0) what += " of input " + std::to_string(only) + " alone";
+    if (accumulate) what += " added to earlier ones";
+    guarded(what, dtype, layout, [&](const std::string& label) {
+      const std::vector<Tensor> inputs = make_inputs(dtype, layout);
+      for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (!wants_gradient(i)) continue;
+        inputs[i].set_requires_grad(only < 0 || static_cast<int>(i) == only);
+        if (accumulate) inputs[i].set_grad(make(earlier_gradient(*golden_->inputs[i]), inputs[i].dtype()));
+      }
+      const Snapshot before(inputs);
+      const std::vector<Tensor> outputs = fn_(OpCase(golden_, inputs)).tensors;
+      compare_outputs(label, outputs, dtype);
+      std::vector<Tensor> roots, grads;
+      for (std::size_t k = 0; k < outputs.size(); ++k) {
+        if (!outputs[k].requires_grad()) continue;
+        roots.push_back(outputs[k]);
+        const Values g = grad_output(static_cast<std::int64_t>(k), outputs[k].sizes(), outputs[k].dtype());
+        grads.push_back(make(g, outputs[k].dtype(), layout));
+      }
+      if (!info_.differentiable) {
+        if (!roots.empty())
+          failures.push_back(label + ": an output requires a gradient; the operation says it has none");
+        return;
+      }
+      if (roots.empty()) {
+        if (only < 0) failures.push_back(label + ": no output requires a gradient");
+        return;
+      }
+      const Snapshot grads_before(grads);
+      autograd::backward(roots, grads);
+      unchanged(label, "input", before);
+      unchanged(label, "gradient of output", grads_before);
+      for (std::size_t i = 0; i < inputs.size(); ++i)
+        if (wants_gradient(i)) compare_gradient(label, inputs[i], i, accumulate);
+    });
+  }
+
+  void gradcheck() {
+    guarded("gradcheck", DType::f64, Layout::dense, [&](const std::string&) {
+      std::vector<Tensor> inputs = make_inputs(DType::f64, Layout::dense), leaves;
+      for (std::size_t i = 0; i < inputs.size(); ++i)
+        if (wants_gradient(i)) leaves.push_back(inputs[i].set_requires_grad());
+      autograd::gradcheck(
+          [&](const std::vector<Tensor>& xs) {
+            std::vector<Tensor> all = inputs;
+            std::size_t next = 0;
+            for (std::size_t i = 0; i < all.size(); ++i)
+              if (wants_gradient(i)) all[i] = xs[next++];
+            std::vector<Tensor> floating;
+            for (Tensor& y : fn_(OpCase(golden_, all)).tensors)
+              if (is_floating(y.dtype())) floating.push_back(std::move(y));
+            return floating;
+          },
+          leaves);
+    });
+  }
+
+  // Each input with one dimension of stride 0, against a dense copy of the same values.
+  void expanded() {
+    guarded("expanded", DType::f64, Layout::dense, [&](const std::string& label) {
+      std::vector<Tensor> dense, expanded;
+      bool any = false;
+      for (const auto& input : golden_->inputs) {
+        if (!input) {
+          dense.emplace_back(), expanded.emplace_back();
+          continue;
+        }
+        auto [a, b] = expand(*input);
+        any = any || !a.is_same(b);
+        dense.push_back(a), expanded.push_back(b);
+      }
+      if (!any) return;
+      const std::vector<Values> expected = outputs_and_gradients(dense);
+      const std::vector<Values> got = outputs_and_gradients(expanded);
+      if (got.size() != expected.size()) return failures.push_back(label + ": gradients appear or disappear");
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        compare(label + ": result " + std::to_string(i), make(got[i], got[i].dtype), expected[i],
+                expected[i].dtype, 1e4, failures);
+    });
+  }
+
+  bool wants_gradient(std::size_t i) const {
+    return golden_->inputs[i] && golden_->inputs[i]->dtype == DType::f64 && golden_->generic();
+  }
+
+ private:
+  template <class F>
+  void guarded(const std::string& what, DType dtype, Layout layout, F&& f) {
+    std::string label = golden_->label + ", ";
+    if (golden_->generic()) label += std::string(dtype_name(dtype)) + ", ";
+    if (layout != Layout::dense) label += std::string(layout_name(layout)) + ", ";
+    label += what;
+    try {
+      f(label);
+    } catch (const std::exception& e) {
+      failures.push_back(label + ": throws " + e.what());
+    }
+  }
+
+  std::vector<Tensor> make_inputs(DType dtype, Layout layout) const {
+    std::vector<Tensor> inputs;
+    for (const auto& v : golden_->inputs)
+      inputs.push_back(v ? make(*v, golden_->actual(v->dtype, dtype), layout) : Tensor());
+    return inputs;
+  }
+
+  void unchanged(const std::string& label, const char* what, const Snapshot& before) {
+    for (const std::string& change : before.changes()) failures.push_back(label + ": " + what + " " + change);
+  }
+
+  void compare_outputs(const std::string& label, const std::vector<Tensor>& outputs, DType dtype) {
+    if (outputs.size() != golden_->outputs.size())
+      return failures.push_back(label + ": " + std::to_string(outputs.size()) + " outputs, expected " +
+                                std::to_string(golden_->outputs.size()));
+    for (std::size_t k = 0; k < outputs.size(); ++k) {
+      const DType expected = golden_->actual(golden_->outputs[k].dtype, dtype);
+      compare(label + ": output " + std::to_string(k), outputs[k], golden_->outputs[k], expected,
+              golden_->slack * units_of(expected, false), failures);
+    }
+  }
+
+  void compare_gradient(const std::string& label, const Tensor& input, std::size_t i, bool accumulate) {
+    const std::string what = label + ": gradient of input " + std::to_string(i);
+    const Values zero{DType::f64, input.sizes(), std::vector<double>(static_cast<std::size_t>(input.numel())),
+                      std::vector<double>(static_cast<std::size_t>(input.numel()))};
+    Values expected = golden_->grads[i] ? *golden_->grads[i] : zero;
+    if (!input.requires_grad()) {
+      if (input.grad().defined() && !accumulate)
+        failures.push_back(what + ": is there, and was not asked for");
+      return;
+    }
+    if (accumulate) {
+      const Values earlier = earlier_gradient(expected);
+      for (std::size_t j = 0; j < earlier.values.size(); ++j) {
+        expected.values[j] += earlier.values[j];
+        expected.scale[j] += std::abs(earlier.values[j]);
+      }
+    }
+    // An input that takes no part may have no gradient at all.
+    if (!input.grad().defined()) {
+      if (std::any_of(expected.values.begin(), expected.values.end(), [](double v) { return v != 0; }))
+        failures.push_back(what + ": is missing");
+      return;
+    }
+    compare(what, input.grad(), expected, input.dtype(), golden_->slack * units_of(input.dtype(), true),
+            failures);
+  }
+
+  // A dense tensor and one of stride 0, both with the values at index 0 of the first dimension that has more.
+  static std::pair<Tensor, Tensor> expand(const Values& input) {
+    int dim = 0;
+    while (dim < input.sizes.size() && input.sizes[dim] <= 1) ++dim;
+    if (dim == input.sizes.size() || input.sizes.numel() == 0) {
+      const Tensor t = make(input, input.dtype);
+      return {t, t};
+    }
+    Shape row = input.sizes;
+    row[dim] = 1;
+    const Tensor whole = make(input, input.dtype);
+    const Tensor first = detail::raw_view(whole, row, whole.strides(), 0);
+    const Tensor copy = make({input.dtype, row, numbers(first), {}}, input.dtype);
+    Shape strides = copy.strides();
+    strides[dim] = 0;
+    const Tensor expanded = detail::raw_view(copy, input.sizes, strides, 0);
+    return {make({input.dtype, input.sizes, numbers(expanded), {}}, input.dtype), expanded};
+  }
+
+  std::vector<Values> outputs_and_gradients(const std::vector<Tensor>& inputs) {
+    const bool differentiate = info_.differentiable && golden_->has_grads;
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (differentiate && wants_gradient(i)) inputs[i].set_requires_grad();
+    std::vector<Tensor> results = fn_(OpCase(golden_, inputs)).tensors, roots, grads;
+    for (std::size_t k = 0; k < results.size(); ++k) {
+      if (!results[k].requires_grad()) continue;
+      roots.push_back(results[k]);
+      grads.push_back(make(grad_output(static_cast<std::int64_t>(k), results[k].sizes(), results[k].dtype()),
+                           results[k].dtype()));
+    }
+    if (!roots.empty()) autograd::backward(roots, grads);
+    for (const Tensor& input : inputs)
+      if (input.defined() && input.grad().defined()) results.push_back(input.grad());
+    std::vector<Values> out;
+    for (const Tensor& t : results) {
+      Values v{t.dtype(), t.sizes(), numbers(t), {}};
+      double scale = 1;
+      for (double x : v.values)
+        if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
+      v.scale.assign(v.values.size(), scale);
+      out.push_back(std::move(v));
+    }
+    return out;
+  }
+
+  std::shared_ptr<const Golden> golden_;
+  const OpInfo& info_;
+  const OpFunction& fn_;
+};
+
+}  // namespace
+
+std::vector<OpInfo> registered_ops() {
+  std::vector<OpInfo> ops;
+  for (const autograd::Op* op = autograd::Op::first(); op; op = op->next())
+    ops.push_back({op->name, op->differentiable, op->dtypes});
+  std::sort(ops.begin(), ops.end(), [](const OpInfo& a, const OpInfo& b) { return a.name < b.name; });
+  return ops;
+}
+
+std::string base_name(const std::string& op) { return op.substr(0, op.find('/')); }
+
+void compare(const std::string& what, const Tensor& got, const Values& expected, DType dtype, double units,
+             Failures& failures) {
+  if (!got.defined()) return failures.push_back(what + ": is undefined");
+  if (!(got.sizes() == expected.sizes))
+    return failures.push_back(what + ": shape " + got.sizes().str() + ", expected " + expected.sizes.str());
+  if (got.dtype() != dtype)
+    return failures.push_back(what + ": dtype " + dtype_name(got.dtype()) + ", expected " +
+                              dtype_name(dtype));
+  const std::vector<double> values = numbers(got);
+  std::size_t wrong = 0, first = 0;
+  const auto tolerance = [&](std::size_t i) {
+    return units * (epsilon(dtype) * expected.scale[i] + smallest(dtype));
+  };
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double a = values[i], b = expected.values[i];
+    bool ok;
+    if (std::isnan(b)) ok = std::isnan(a);
+    else if (std::isinf(b) || !is_floating(dtype)) ok = a == b;
+    else if (std::isinf(a))  // rightly so, if the value is out of range
+      ok = std::signbit(a) == std::signbit(b) && std::abs(b) + tolerance(i) > largest(dtype);
+    else ok = std::abs(a - b) <= tolerance(i);
+    if (!ok && wrong++ == 0) first = i;
+  }
+  if (wrong == 0) return;
+  std::string text = what + " at " + position(static_cast<std::int64_t>(first), expected.sizes) + ": got " +
+                     text_of(values[first]) + ", expected " + text_of(expected.values[first]);
+  if (is_floating(dtype)) text += " within " + text_of(tolerance(first));
+  if (wrong > 1) text += "; " + std::to_string(wrong) + " of " + std::to_string(values.size()) + " are wrong";
+  failures.push_back(std::move(text));
+}
+
+Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
+                  const std::set<Kind>& skip) {
+  CaseRun run(golden, info, fn);
+  const std::vector<DType> dtypes = golden->run_dtypes(info.dtypes);
+  const bool gradients = golden->generic() && golden->has_grads;
+  if (!skip.count(Kind::golden)) {
+    for (DType dtype : dtypes) {
+      run.values(dtype, Layout::dense);
+      if (!gradients) continue;
+      run.gradients(dtype, Layout::dense, -1, false);
+      run.gradients(dtype, Layout::dense, -1, true);
+    }
+    for (std::size_t i = 0; gradients && i < golden->inputs.size(); ++i)
+      if (run.wants_gradient(i) && golden->inputs.size() > 1)
+        run.gradients(DType::f64, Layout::dense, static_cast<int>(i), false);
+  }
+  if (info.differentiable && golden->generic() && !golden->tagged("no_gradcheck") &&
+      !skip.count(Kind::gradcheck))
+    run.gradcheck();
+  if (!skip.count(Kind::strided) && !golden->tagged("no_strided") && !golden->inputs.empty()) {
+    for (Layout layout : kLayouts) {
+      if (layout == Layout::dense) continue;
+      for (DType dtype : dtypes) {
+        if (gradients) run.gradients(dtype, layout, -1, false);
+        else run.values(dtype, layout);
+      }
+    }
+    run.expanded();
+  }
+  return std::move(run.failures);
+}
+
+Failures run_refusals(const GoldenCases& cases, const OpInfo& info, const OpFunction& fn) {
+  const auto usable = std::find_if(cases.begin(), cases.end(), [](const auto& g) {
+    return g->generic() && !g->tagged("empty") && !g->tagged("extreme");
+  });
+  Failures failures;
+  if (usable == cases.end()) return failures;
+  for (int d = 0; d < kNumDTypes; ++d) {
+    const DType dtype = static_cast<DType>(d);
+    if (contains(info.dtypes, dtype)) continue;
+    std::vector<Tensor> inputs;
+    for (const auto& input : (*usable)->inputs) {
+      if (!input) {
+        inputs.emplace_back();
+        continue;
+      }
+      Values v = *input;
+      for (double& x : v.values) x = std::floor(std::abs(x));  // u8 and bool have no negative numbers
+      inputs.push_back(make(v, v.dtype == DType::f64 ? dtype : v.dtype));
+    }
+    const std::string label =
+        (*usable)->op + " with " + dtype_name(dtype) + ", which it says it does not take";
+    try {
+      fn(OpCase(*usable, inputs));
+      failures.push_back(label + ": was accepted");
+    } catch (const TypeError&) {
+    } catch (const std::exception& e) {
+      failures.push_back(label + ": expected a TypeError, got: " + e.what());
+    }
+  }
+  return failures;
+}
+
+}  // namespace tapestry::test
