@@ -22,7 +22,7 @@ namespace tapestry {
 namespace {
 
 // How long the end of the program waits for a task that runs.
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kPatience{2};
 
 // The threads of the CPU, shared out over its logical devices. A GPU's worker only launches.
 int share_of(Device device) {

@@ -1,0 +1,71 @@
+#include "tapestry/core/dtype.h"
+
+#include <string>
+
+#include "tapestry/core/scalar.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+
+TEST_CASE("dtypes have names and sizes") {
+  CHECK(std::string(dtype_name(kFloat32)) == "float32");
+  CHECK(std::string(dtype_name(kFloat64)) == "float64");
+  CHECK(std::string(dtype_name(kFloat16)) == "float16");
+  CHECK(std::string(dtype_name(kBFloat16)) == "bfloat16");
+  CHECK(std::string(dtype_name(kInt64)) == "int64");
+  CHECK(std::string(dtype_name(kInt32)) == "int32");
+  CHECK(std::string(dtype_name(kUInt8)) == "uint8");
+  CHECK(std::string(dtype_name(kBool)) == "bool");
+  CHECK(dtype_size(dtype_of<float>) == sizeof(float));
+  CHECK(dtype_size(dtype_of<double>) == sizeof(double));
+  CHECK(dtype_size(dtype_of<Half>) == sizeof(Half));
+  CHECK(dtype_size(dtype_of<BFloat16>) == sizeof(BFloat16));
+  CHECK(dtype_size(dtype_of<std::int64_t>) == sizeof(std::int64_t));
+  CHECK(dtype_size(dtype_of<std::int32_t>) == sizeof(std::int32_t));
+  CHECK(dtype_size(dtype_of<std::uint8_t>) == sizeof(std::uint8_t));
+  CHECK(dtype_size(dtype_of<bool>) == sizeof(bool));
+}
+
+TEST_CASE("sets of dtypes") {
+  for (int i = 0; i < kNumDTypes; ++i) {
+    const auto t = static_cast<DType>(i);
+    CHECK(contains(kAllDTypes, t));
+    CHECK(contains(kFloats, t) == is_floating(t));
+    CHECK(contains(kFloats, t) != is_integral(t));
+    CHECK(contains(kNumbers, t) == (t != kBool));
+  }
+  CHECK(contains(kFullFloats, kFloat64));
+  CHECK_FALSE(contains(kFullFloats, kFloat16));
+  CHECK_FALSE(contains(kIntegers, kBool));
+}
+
+// torch.promote_types of every pair, from PyTorch 2.15.
+TEST_CASE("promotion of two dtypes is PyTorch's") {
+  constexpr DType f32 = kFloat32, f64 = kFloat64, f16 = kFloat16, b16 = kBFloat16, i64 = kInt64, i32 = kInt32,
+                  u8 = kUInt8, boo = kBool;
+  constexpr DType table[kNumDTypes][kNumDTypes] = {
+      {f32, f64, f32, f32, f32, f32, f32, f32}, {f64, f64, f64, f64, f64, f64, f64, f64},
+      {f32, f64, f16, f32, f16, f16, f16, f16}, {f32, f64, f32, b16, b16, b16, b16, b16},
+      {f32, f64, f16, b16, i64, i64, i64, i64}, {f32, f64, f16, b16, i64, i32, i32, i32},
+      {f32, f64, f16, b16, i64, i32, u8, u8},   {f32, f64, f16, b16, i64, i32, u8, boo},
+  };
+  for (int a = 0; a < kNumDTypes; ++a)
+    for (int b = 0; b < kNumDTypes; ++b) {
+      INFO(dtype_name(static_cast<DType>(a)) << " with " << dtype_name(static_cast<DType>(b)));
+      CHECK(promote(static_cast<DType>(a), static_cast<DType>(b)) == table[a][b]);
+    }
+}
+
+TEST_CASE("a scalar widens a tensor's dtype only across categories") {
+  CHECK(Scalar(2.0).promote_with(kFloat16) == kFloat16);
+  CHECK(Scalar(2.0).promote_with(kInt64) == kFloat32);
+  CHECK(Scalar(2.0).promote_with(kBool) == kFloat32);
+  CHECK(Scalar(2).promote_with(kUInt8) == kUInt8);
+  CHECK(Scalar(2).promote_with(kBool) == kInt64);
+  CHECK(Scalar(2).promote_with(kFloat64) == kFloat64);
+  CHECK(Scalar(true).promote_with(kBool) == kBool);
+  CHECK(Scalar(true).promote_with(kInt32) == kInt32);
+  CHECK(Scalar(std::int64_t{1} << 60).to_int() == std::int64_t{1} << 60);
+  CHECK(Scalar(-2.75).to_int() == -2);
+  CHECK(Scalar(7).to_double() == 7.0);
+}

@@ -1,0 +1,162 @@
+#include "tapestry/core/tensor.h"
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "tapestry/core/version.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+
+TEST_CASE("empty makes dense tensors") {
+  const Tensor t = empty({2, 3, 4}, kInt32);
+  CHECK(t.defined());
+  CHECK(t.dtype() == kInt32);
+  CHECK(t.device() == kCPU);
+  CHECK(t.sizes() == Shape{2, 3, 4});
+  CHECK(t.strides() == Shape{12, 4, 1});
+  CHECK(t.dim() == 3);
+  CHECK(t.numel() == 24);
+  CHECK(t.nbytes() == 96);
+  CHECK(t.storage()->bytes() == 96);
+  CHECK(t.storage_offset() == 0);
+  CHECK(reinterpret_cast<std::uintptr_t>(t.raw_data()) % 64 == 0);
+  CHECK(t.data<std::int32_t>() == t.raw_data());
+  CHECK(empty({}).numel() == 1);
+  CHECK(empty({2}).dtype() == kFloat32);
+  CHECK(empty({0, 5}).numel() == 0);
+  CHECK_FALSE(Tensor().defined());
+  const Tensor last = empty({2, 3, 4, 5}, kFloat32, MemoryFormat::channels_last);
+  CHECK(last.strides() == Shape{60, 1, 15, 3});
+  CHECK_THROWS_AS(empty({2, 3}, kFloat32, MemoryFormat::channels_last), ValueError);
+}
+
+TEST_CASE("empty goes to the context's device unless told otherwise") {
+  CHECK_THROWS_AS(empty({2}, Device("cpu:63")), DeviceError);
+  Context elsewhere = current_context();
+  elsewhere.device = Device("cpu:62");
+  const ContextGuard guard(elsewhere);
+  CHECK_THROWS_WITH(empty({2}), ContainsSubstring("cpu:62 does not exist"));
+  CHECK(empty({2}, kCPU).device() == kCPU);
+  float x = 0;
+  CHECK(from_blob(&x, {1}).device() == kCPU);
+}
+
+TEST_CASE("impossible sizes are refused") {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CHECK_THROWS_WITH(empty({2, -1}), ContainsSubstring("[empty] size -1 of dimension 1"));
+  CHECK_THROWS_WITH(empty({most, 2}), ContainsSubstring("more elements"));
+  CHECK_THROWS_WITH(empty({most}), ContainsSubstring("more bytes") && ContainsSubstring("float32"));
+  CHECK_THROWS_AS(empty({most}, kUInt8), OutOfMemoryError);
+  CHECK_THROWS_AS(empty({std::numeric_limits<std::int64_t>::min()}), ValueError);
+  char byte = 0;
+  CHECK_THROWS_AS(from_blob(&byte, {most, 4}), ValueError);
+  CHECK_THROWS_AS(from_blob(&byte, {-1}), ValueError);
+}
+
+TEST_CASE("from_blob looks at the caller's memory") {
+  double data[6] = {0, 1, 2, 3, 4, 5};
+  const Tensor t = from_blob(data, {2, 3}, kFloat64);
+  CHECK(t.data<double>() == data);
+  t.data<double>()[4] = 9;
+  CHECK(data[4] == 9);
+  CHECK(t.strides() == Shape{3, 1});
+  CHECK_THROWS_WITH(from_blob(nullptr, {2}), ContainsSubstring("[from_blob] a null pointer"));
+  CHECK(from_blob(nullptr, {0, 2}).numel() == 0);
+}
+
+TEST_CASE("data checks the type") {
+  const Tensor t = empty({2}, kInt64);
+  CHECK_NOTHROW(t.data<std::int64_t>());
+  CHECK_THROWS_AS(t.data<float>(), TypeError);
+  CHECK_THROWS_WITH(t.data<float>(), ContainsSubstring("int64") && ContainsSubstring("float32"));
+  CHECK_THROWS_AS(empty({2}, kFloat16).data<BFloat16>(), TypeError);
+}
+
+TEST_CASE("sizes and strides by dimension, from either end") {
+  const Tensor t = empty({2, 3, 4});
+  CHECK(t.size(0) == 2);
+  CHECK(t.size(-1) == 4);
+  CHECK(t.size(-3) == 2);
+  CHECK(t.stride(1) == 4);
+  CHECK(t.stride(-1) == 1);
+  CHECK_THROWS_WITH(t.size(3), ContainsSubstring("[size] dimension 3"));
+  CHECK_THROWS_AS(t.stride(-4), IndexError);
+  CHECK_THROWS_WITH(empty({}).size(0), ContainsSubstring("0-d"));
+  CHECK_THROWS_AS(empty({}).stride(-1), IndexError);
+}
+
+TEST_CASE("views share storage and version") {
+  const Tensor t = empty({4, 5}, kUInt8);
+  for (int i = 0; i < 20; ++i) t.data<std::uint8_t>()[i] = static_cast<std::uint8_t>(i);
+  const Tensor column = detail::raw_view(t, {4}, {5}, 2);
+  CHECK(column.data<std::uint8_t>()[5] == 7);
+  CHECK(column.storage_offset() == 2);
+  CHECK(column.numel() == 4);
+  CHECK(column.storage() == t.storage());
+  CHECK_FALSE(column.is_same(t));
+  t.storage()->bump_version();
+  CHECK(column.version() == 1);
+  const Tensor again = detail::make_tensor(t.storage(), kInt32, {2, 2}, {2, 1}, 1);
+  CHECK(again.raw_data() == t.data<std::uint8_t>() + 4);
+  CHECK(again.dtype() == kInt32);
+  const Tensor same = t;
+  CHECK(same.is_same(t));
+}
+
+TEST_CASE("inference mode marks what it makes") {
+  const Tensor before = empty({2});
+  const InferenceMode inference;
+  CHECK_FALSE(before.impl()->inference);
+  CHECK(empty({2}).impl()->inference);
+  CHECK_FALSE(detail::raw_view(before, {1}, {1}, 0).impl()->inference);
+}
+
+TEST_CASE("contiguity passes over sizes of one") {
+  const auto view = [](const Shape& sizes, const Shape& strides) {
+    return detail::raw_view(empty({10000}), sizes, strides, 0);
+  };
+  constexpr auto last = MemoryFormat::channels_last;
+  CHECK(empty({2, 3}).is_contiguous());
+  CHECK(empty({}).is_contiguous());
+  CHECK_FALSE(view({3, 2}, {1, 3}).is_contiguous());
+  CHECK_FALSE(view({2, 3}, {4, 1}).is_contiguous());
+  CHECK_FALSE(view({2, 3}, {0, 1}).is_contiguous());
+  CHECK_FALSE(view({3}, {2}).is_contiguous());
+  CHECK(view({1, 3}, {77, 1}).is_contiguous());
+  CHECK(view({3, 1}, {1, 99}).is_contiguous());
+  CHECK(view({0, 3}, {5, 9}).is_contiguous());
+
+  CHECK_FALSE(empty({2, 3}).is_contiguous(last));
+  const Tensor nhwc = empty({2, 3, 4, 5}, kFloat32, last), nchw = empty({2, 3, 4, 5});
+  CHECK(nhwc.is_contiguous(last));
+  CHECK_FALSE(nhwc.is_contiguous());
+  CHECK_FALSE(nchw.is_contiguous(last));
+  CHECK(nhwc.memory_format() == last);
+  CHECK(nchw.memory_format() == MemoryFormat::contiguous);
+  // With one channel, or with one pixel, a tensor is both, and counts as contiguous.
+  for (const Shape& sizes : {Shape{2, 1, 4, 5}, Shape{2, 3, 1, 1}, Shape{2, 0, 4, 5}})
+    for (const auto format : {last, MemoryFormat::contiguous}) {
+      const Tensor both = empty(sizes, kFloat32, format);
+      INFO(sizes.str());
+      CHECK(both.is_contiguous());
+      CHECK(both.is_contiguous(last));
+      CHECK(both.memory_format() == MemoryFormat::contiguous);
+    }
+  CHECK(view({2, 3, 4, 5}, {7, 1, 1, 1}).memory_format() == MemoryFormat::contiguous);  // neither
+}
+
+TEST_CASE("handles") {
+  int removed = 0;
+  HookHandle handle([&] { ++removed; });
+  handle.remove();
+  handle.remove();
+  CHECK(removed == 1);
+  HookHandle().remove();
+  CHECK_THROWS_WITH(detail::check_defined("relu", Tensor()),
+                    ContainsSubstring("[relu] input is an undefined tensor"));
+  CHECK_FALSE(std::is_convertible_v<Tensor, bool>);
+  CHECK_FALSE(std::string(version()).empty());
+}

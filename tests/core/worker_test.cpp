@@ -1,0 +1,171 @@
+#include "tapestry/core/worker.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/threads.h"
+#include "tests/core/child.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace std::chrono_literals;
+
+namespace {
+constexpr auto kBound = 30s;
+
+void finish(std::future<void> done) {
+  REQUIRE(done.wait_for(kBound) == std::future_status::ready);
+  done.get();
+}
+}  // namespace
+
+TEST_CASE("a worker runs tasks in order on a thread of its own") {
+  DeviceWorker& worker = device_worker(kCPU);
+  CHECK(&worker == &device_worker(kCPU));
+  std::vector<int> order;
+  std::thread::id first, second;
+  std::string name;
+  std::vector<std::future<void>> done;
+  for (int i = 0; i < 100; ++i) done.push_back(worker.run([&order, i] { order.push_back(i); }));
+  done.push_back(worker.run([&] {
+    first = std::this_thread::get_id();
+    char text[16] = "";
+    pthread_getname_np(pthread_self(), text, sizeof text);
+    name = text;
+  }));
+  done.push_back(worker.run([&] { second = std::this_thread::get_id(); }));
+  for (auto& d : done) finish(std::move(d));
+  REQUIRE(order.size() == 100);
+  for (int i = 0; i < 100; ++i) REQUIRE(order[static_cast<std::size_t>(i)] == i);
+  CHECK(first == second);
+  CHECK(first != std::this_thread::get_id());
+  CHECK(name == "compute cpu:0");
+}
+
+TEST_CASE("a worker carries exceptions and goes on") {
+  DeviceWorker& worker = device_worker(kCPU);
+  auto bad = worker.run([] { throw IndexError("[op] out of range"); });
+  REQUIRE(bad.wait_for(kBound) == std::future_status::ready);
+  CHECK_THROWS_AS(bad.get(), IndexError);
+  bool ran = false;
+  finish(worker.run([&] { ran = true; }));
+  CHECK(ran);
+}
+
+TEST_CASE("a wait for a worker can be bounded") {
+  std::promise<void> gate;
+  auto done = device_worker(kCPU).run([&gate] { gate.get_future().wait_for(kBound); });
+  CHECK(done.wait_for(20ms) == std::future_status::timeout);
+  gate.set_value();
+  finish(std::move(done));
+}
+
+TEST_CASE("a task sees the submitter's context and the device's share of threads") {
+  const int saved = get_num_threads();
+  set_num_threads(6);
+  Context context = current_context();
+  context.replica = 2;
+  context.grad_enabled = false;
+  Context seen, later;
+  int threads = 0;
+  {
+    const ContextGuard guard(context);
+    finish(device_worker(kCPU).run([&] {
+      seen = current_context();
+      threads = compute_threads();
+      current_context().replica = 7;  // stays in this task
+    }));
+  }
+  finish(device_worker(kCPU).run([&] { later = current_context(); }));
+  CHECK(seen.replica == 2);
+  CHECK_FALSE(seen.grad_enabled);
+  CHECK(later.replica == current_context().replica);
+  CHECK(threads == 6 / device_count(DeviceType::cpu));
+  set_num_threads(saved);
+}
+
+TEST_CASE("a task given to its own worker runs at once") {
+  bool inner = false, current = false;
+  finish(device_worker(kCPU).run([&] {
+    DeviceWorker& worker = device_worker(kCPU);
+    current = worker.is_current();
+    worker.run([&] { inner = true; }).get();
+  }));
+  CHECK(inner);
+  CHECK(current);
+  CHECK_FALSE(device_worker(kCPU).is_current());
+}
+
+TEST_CASE("what a task holds is freed before its waiter goes on") {
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = held;
+  auto done = device_worker(kCPU).run([held = std::move(held)] { static_cast<void>(*held); });
+  REQUIRE(done.wait_for(kBound) == std::future_status::ready);
+  CHECK(watch.expired());
+}
+
+TEST_CASE("several threads may submit at once") {
+  std::atomic<int> sum{0}, failed{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        auto done = device_worker(kCPU).run([&sum] { sum.fetch_add(1); });
+        if (i % 10 == 0 && done.wait_for(kBound) != std::future_status::ready) failed.fetch_add(1);
+      }
+    });
+  for (auto& t : threads) t.join();
+  finish(device_worker(kCPU).run([] {}));
+  CHECK(sum == 800);
+  CHECK(failed == 0);
+}
+
+TEST_CASE("workers exist for devices that exist") {
+  CHECK_THROWS_AS(device_worker(Device("cpu:63")), DeviceError);
+}
+
+TEST_CASE("child: logical workers", "[.]") {
+  set_num_threads(6);
+  std::string shares;
+  for (int d = 0; d < device_count(DeviceType::cpu); ++d)
+    device_worker({DeviceType::cpu, d}).run([&] { shares += std::to_string(compute_threads()) + ","; }).get();
+  std::printf("shares=%s;", shares.c_str());
+}
+
+TEST_CASE("logical devices share the threads") {
+  CHECK_THAT(run_child("child: logical workers", "TAPESTRY_LOGICAL_DEVICES=3").output,
+             ContainsSubstring("shares=2,2,2,;"));
+  CHECK_THAT(run_child("child: logical workers", "TAPESTRY_LOGICAL_DEVICES=8").output,
+             ContainsSubstring("shares=1,1,1,1,1,1,1,1,;"));
+}
+
+TEST_CASE("child: stuck worker", "[.]") {
+  static std::promise<void> never;
+  device_worker(kCPU).run([] { never.get_future().wait(); });
+  device_worker(kCPU).run([] { std::printf("ran;"); });  // queued behind it: dropped
+  std::printf("leaving;");
+}
+
+TEST_CASE("child: exit in a worker", "[.]") {
+  device_worker(kCPU).run([] { std::exit(3); }).wait_for(kBound);
+}
+
+TEST_CASE("the program ends whatever its workers do") {
+  const auto begin = std::chrono::steady_clock::now();
+  const ChildResult stuck = run_child("child: stuck worker");
+  CHECK(std::chrono::steady_clock::now() - begin < kBound);
+  CHECK(stuck.status == 0);
+  CHECK_THAT(stuck.output, ContainsSubstring("leaving;") && !ContainsSubstring("ran;"));
+  CHECK(run_child("child: exit in a worker").status == 3);
+}
