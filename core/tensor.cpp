@@ -32,35 +32,21 @@ int real_dim(const char* op, std::int64_t dim, const Tensor& t) {
   return wrap_dim(op, dim, t.dim());
 }
 
-// Walks the dimensions from the fastest to the slowest.
-template <class Order>
-bool dense(const Shape& sizes, const Shape& strides, const Order& order) {
-  std::int64_t expected = 1;
-  for (const int i : order) {
-    if (sizes[i] == 1) continue;
-    if (strides[i] != expected) return false;
-    expected *= sizes[i];
-  }
-  return true;
-}
-
 }  // namespace
 
 std::int64_t Tensor::size(std::int64_t dim) const { return sizes()[real_dim("size", dim, *this)]; }
 std::int64_t Tensor::stride(std::int64_t dim) const { return strides()[real_dim("stride", dim, *this)]; }
 
 bool Tensor::is_contiguous(MemoryFormat format) const {
+  constexpr int channels_last[] = {0, 2, 3, 1};  // from the slowest dimension to the fastest
   const Shape& n = sizes();
   const Shape& s = strides();
-  if (format == MemoryFormat::channels_last) {
-    if (n.size() != 4) return false;
-    if (numel() == 0) return true;
-    constexpr int order[] = {1, 3, 2, 0};
-    return dense(n, s, order);
-  }
+  const bool last = format == MemoryFormat::channels_last;
+  if (last && n.size() != 4) return false;
   if (numel() == 0) return true;
   std::int64_t expected = 1;
-  for (int i = n.size() - 1; i >= 0; --i) {
+  for (int k = n.size() - 1; k >= 0; --k) {
+    const int i = last ? channels_last[k] : k;
     if (n[i] == 1) continue;
     if (s[i] != expected) return false;
     expected *= n[i];
@@ -85,8 +71,10 @@ Tensor empty(const Shape& sizes, const TensorOptions& options, MemoryFormat form
   const Context& context = current_context();
   const Shape strides =
       format == MemoryFormat::channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes);
-  return assemble(Storage::allocate(options.device.value_or(context.device), bytes), dtype, sizes, strides, 0,
-                  numel, context.inference);
+  Tensor t = assemble(Storage::allocate(options.device.value_or(context.device), bytes), dtype, sizes,
+                      strides, 0, numel, context.inference);
+  if (options.requires_grad) t.set_requires_grad();
+  return t;
 }
 
 Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options) {
@@ -95,8 +83,10 @@ Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options) {
   const std::size_t bytes = checked_bytes("from_blob", sizes, numel, dtype);
   check(data || numel == 0, "[from_blob] a null pointer for a tensor of shape ", sizes,
         "; pass the address of its elements");
-  return assemble(Storage::wrap(options.device.value_or(kCPU), data, bytes), dtype, sizes,
-                  contiguous_strides(sizes), 0, numel, current_context().inference);
+  Tensor t = assemble(Storage::wrap(options.device.value_or(kCPU), data, bytes), dtype, sizes,
+                      contiguous_strides(sizes), 0, numel, current_context().inference);
+  if (options.requires_grad) t.set_requires_grad();
+  return t;
 }
 
 namespace detail {

@@ -44,6 +44,14 @@ TEST_CASE("empty goes to the context's device unless told otherwise") {
   CHECK(from_blob(&x, {1}).device() == kCPU);
 }
 
+TEST_CASE("options may ask for gradients") {
+  CHECK(empty({2}, TensorOptions(kFloat64).with_grad()).requires_grad());
+  CHECK_FALSE(empty({2}).requires_grad());
+  float x = 0;
+  CHECK(from_blob(&x, {1}, TensorOptions().with_grad()).requires_grad());
+  CHECK_THROWS_AS(empty({2}, TensorOptions(kInt64).with_grad()), TypeError);
+}
+
 TEST_CASE("impossible sizes are refused") {
   const std::int64_t most = std::numeric_limits<std::int64_t>::max();
   CHECK_THROWS_WITH(empty({2, -1}), ContainsSubstring("[empty] size -1 of dimension 1"));
