@@ -1,0 +1,193 @@
+#pragma once
+// The loops under the CPU's elementwise kernels: map<Out, In...>(args, f) computes out = f(in...) element by
+// element, in parallel, with a vectorisable loop where the operands are dense or one of two is a constant.
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "tapestry/core/parallel.h"
+#include "tapestry/kernels/view.h"
+
+namespace tapestry::kernels::cpu {
+
+/// Elements that one thread should have to itself at least: below, waking another costs more than it saves.
+inline constexpr std::int64_t kGrain = 32768;
+
+template <class T>
+inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+/// The type that T is computed in.
+template <class T>
+using Compute = std::conditional_t<is_half<T>, float, T>;
+
+/// C++'s conversion between element types, with a defined result for negative reals to u8.
+template <class To, class From>
+inline To convert(From x) {
+  if constexpr (is_half<From>) return convert<To>(static_cast<float>(x));
+  else if constexpr (is_half<To>) return To(static_cast<float>(x));
+  else if constexpr (std::is_same_v<To, bool>) return x != From(0);
+  else if constexpr (std::is_same_v<To, std::uint8_t> && std::is_floating_point_v<From>)
+    return static_cast<To>(static_cast<std::int64_t>(x));
+  else return static_cast<To>(x);
+}
+template <class T>
+inline T convert_scalar(const Scalar& s) {
+  return s.is_real() ? convert<T>(s.to_double()) : convert<T>(s.to_int());
+}
+
+// f16 <-> f32 by the blocks, with the machine's instructions where it has them.
+inline void to_float(const Half* x, float* y, std::int64_t n) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
+#endif
+  for (; i < n; ++i) y[i] = static_cast<float>(x[i]);
+}
+inline void to_float(const BFloat16* x, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i]);
+}
+inline void from_float(const float* x, Half* y, std::int64_t n) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+  for (; i < n; ++i) y[i] = Half(x[i]);
+}
+inline void from_float(const float* x, BFloat16* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = BFloat16(x[i]);
+}
+
+inline constexpr std::int64_t kBlock = 256;
+
+/// Reads an operand in its compute type, block by block.
+template <class T>
+struct Reader {
+  const T* p;
+  const T* block(std::int64_t begin, std::int64_t) { return p + begin; }
+};
+template <class T>
+requires is_half<T>
+struct Reader<T> {
+  const T* p;
+  float buffer[kBlock];
+  const float* block(std::int64_t begin, std::int64_t n) {
+    to_float(p + begin, buffer, n);
+    return buffer;
+  }
+};
+
+// The pragma says that an element written is not read later under another index: an output is an input's
+// very elements, or elsewhere (the contract).
+template <class Out, class F, class... In>
+inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
+}
+
+template <class Out, class... In, class F>
+inline void dense_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
+  if constexpr (is_half<Out> || (is_half<In> || ...)) {
+    std::tuple<Reader<In>...> readers;
+    std::apply([&](auto&... r) { ((r.p = in), ...); }, readers);
+    for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+      const std::int64_t m = std::min(kBlock, n - begin);
+      std::apply(
+          [&](auto&... r) {
+            if constexpr (is_half<Out>) {
+              float buffer[kBlock];
+              simple_loop(m, f, buffer, r.block(begin, m)...);
+              from_float(buffer, out + begin, m);
+            } else {
+              simple_loop(m, f, out + begin, r.block(begin, m)...);
+            }
+          },
+          readers);
+    }
+  } else {
+    simple_loop(n, f, out, in...);
+  }
+}
+
+template <class Out, class... In, class F, std::size_t... I>
+inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& f, std::index_sequence<I...>) {
+  Out* const out = reinterpret_cast<Out*>(p[0]);
+  const std::tuple<const In*...> in{reinterpret_cast<const In*>(p[I + 1])...};
+  if (s[0] == 1 && ((s[I + 1] == 1) && ...)) return dense_loop<Out, In...>(n, f, out, std::get<I>(in)...);
+  if constexpr (sizeof...(In) == 2) {
+    using A = std::tuple_element_t<0, std::tuple<In...>>;
+    using B = std::tuple_element_t<1, std::tuple<In...>>;
+    if (s[0] == 1 && s[1] == 1 && s[2] == 0) {
+      const auto b = convert<Compute<B>>(*std::get<1>(in));
+      return dense_loop<Out, A>(n, [&f, b](auto a) { return f(a, b); }, out, std::get<0>(in));
+    }
+    if (s[0] == 1 && s[1] == 0 && s[2] == 1) {
+      const auto a = convert<Compute<A>>(*std::get<0>(in));
+      return dense_loop<Out, B>(n, [&f, a](auto b) { return f(a, b); }, out, std::get<1>(in));
+    }
+  }
+  for (std::int64_t i = 0; i < n; ++i)
+    out[i * s[0]] = convert<Out>(f(convert<Compute<In>>(std::get<I>(in)[i * s[I + 1]])...));
+}
+
+/// Calls row(n, addresses, strides) for runs along the last dimension that cover elements [begin, end).
+template <int N, class Row>
+inline void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], std::int64_t begin,
+                     std::int64_t end, const Row& row) {
+  const int last = e.ndim - 1;
+  std::int64_t index[kMaxDims], strides[N];
+  char* p[N];
+  for (int n = 0; n < N; ++n) {
+    p[n] = static_cast<char*>(e.data[n]);
+    strides[n] = e.strides[n][last];
+  }
+  std::int64_t rest = begin;
+  for (int d = last; d >= 0; --d) {
+    index[d] = rest % e.sizes[d];
+    rest /= e.sizes[d];
+    for (int n = 0; n < N; ++n)
+      p[n] += index[d] * e.strides[n][d] * static_cast<std::int64_t>(element[n]);
+  }
+  while (true) {
+    const std::int64_t run = std::min(e.sizes[last] - index[last], end - begin);
+    row(run, p, strides);
+    begin += run;
+    if (begin >= end) return;
+    // On to the next row: the addresses go back to the row's beginning, and up by one in the first dimension
+    // that has room.
+    for (int n = 0; n < N; ++n)
+      p[n] -= index[last] * strides[n] * static_cast<std::int64_t>(element[n]);
+    index[last] = 0;
+    for (int d = last - 1; d >= 0; --d) {
+      const bool wraps = ++index[d] == e.sizes[d];
+      for (int n = 0; n < N; ++n)
+        p[n] += (wraps ? 1 - e.sizes[d] : 1) * e.strides[n][d] * static_cast<std::int64_t>(element[n]);
+      if (!wraps) break;
+      index[d] = 0;
+    }
+  }
+}
+
+/// out = f(in...), where f takes and gives Compute<> types.
+template <class Out, class... In, class F>
+inline void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f) {
+  constexpr std::size_t element[] = {sizeof(Out), sizeof(In)...};
+  const auto one_row = [&f](std::int64_t n, char* const* p, const std::int64_t* s) {
+    row<Out, In...>(n, p, s, f, std::index_sequence_for<In...>{});
+  };
+  if (e.numel == 0) return;
+  if (e.ndim == 1 && e.numel <= kGrain) {
+    char* p[1 + sizeof...(In)];
+    std::int64_t s[1 + sizeof...(In)];
+    for (std::size_t n = 0; n <= sizeof...(In); ++n) p[n] = static_cast<char*>(e.data[n]), s[n] = e.strides[n][0];
+    return one_row(e.numel, p, s);
+  }
+  parallel_for(e.numel, kGrain,
+               [&](std::int64_t begin, std::int64_t end) { for_rows(e, element, begin, end, one_row); });
+}
+
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,38 @@
+#include "tapestry/kernels/slot.h"
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::kernels {
+namespace {
+// Slots live for ever and register before main, on one thread.
+constinit const SlotBase* slots = nullptr;
+}  // namespace
+
+const SlotBase* SlotBase::first() { return slots; }
+
+DTypeSet SlotBase::dtypes(DeviceType device) const {
+  DTypeSet set = 0;
+  for (int i = 0; i < kNumDTypes; ++i)
+    if (table_[int(device)][i]) set = static_cast<DTypeSet>(set | bit(static_cast<DType>(i)));
+  return set;
+}
+
+void SlotBase::put(DeviceType device, DType dtype, AnyFn fn) {
+  table_[int(device)][int(dtype)] = fn;
+  if (linked_) return;
+  linked_ = true;
+  next_ = slots;
+  slots = this;
+}
+
+void SlotBase::missing(DeviceType device, DType dtype) const {
+  std::string has;
+  for (int i = 0; i < kNumDTypes; ++i)
+    if (table_[int(device)][i]) has += (has.empty() ? "" : ", ") + std::string(dtype_name(DType(i)));
+  fail<MissingKernelError>("[", name_, "] there is no ", device_type_name(device), " kernel for ", dtype,
+                           has.empty() ? "; this device type has none at all for it, move the tensors with .to()"
+                                       : "; convert with .to() to one of: ",
+                           has);
+}
+
+}  // namespace tapestry::kernels
