@@ -5,7 +5,7 @@
 namespace tapestry::kernels {
 namespace {
 // Slots live for ever and register before main, on one thread.
-constinit const SlotBase* slots = nullptr;
+constinit SlotBase* slots = nullptr;
 }  // namespace
 
 const SlotBase* SlotBase::first() { return slots; }
@@ -30,8 +30,9 @@ void SlotBase::missing(DeviceType device, DType dtype) const {
   for (int i = 0; i < kNumDTypes; ++i)
     if (table_[int(device)][i]) has += (has.empty() ? "" : ", ") + std::string(dtype_name(DType(i)));
   fail<MissingKernelError>("[", name_, "] there is no ", device_type_name(device), " kernel for ", dtype,
-                           has.empty() ? "; this device type has none at all for it, move the tensors with .to()"
-                                       : "; convert with .to() to one of: ",
+                           has.empty()
+                               ? "; this device type has none at all for it, move the tensors with .to()"
+                               : "; convert with .to() to one of: ",
                            has);
 }
 

@@ -20,8 +20,13 @@ void compare(const Elementwise<3>& e) {
 }
 template <class T, class F>
 void compare_scalar(const Elementwise<2>& e, Scalar scalar) {
-  const auto s = convert_scalar<Compute<T>>(scalar);
-  map<bool, T>(e, [s](Compute<T> x) { return F{}(x, s); });
+  if constexpr (is_floating(dtype_of<T>)) {
+    const auto s = convert_scalar<Compute<T>>(scalar);
+    map<bool, T>(e, [s](Compute<T> x) { return F{}(x, s); });
+  } else {
+    const std::int64_t s = scalar.to_int();
+    map<bool, T>(e, [s](T x) { return F{}(static_cast<std::int64_t>(x), s); });
+  }
 }
 template <class T>
 void isnan_kernel(const Elementwise<2>& e) {

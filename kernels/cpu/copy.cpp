@@ -28,14 +28,22 @@ void copy_from(const Elementwise<2>& e) {
 template <class To>
 void copy_kernel(const Elementwise<2>& e) {
   switch (e.dtypes[1]) {
-    case DType::f32: return copy_from<To, float>(e);
-    case DType::f64: return copy_from<To, double>(e);
-    case DType::f16: return copy_from<To, Half>(e);
-    case DType::bf16: return copy_from<To, BFloat16>(e);
-    case DType::i64: return copy_from<To, std::int64_t>(e);
-    case DType::i32: return copy_from<To, std::int32_t>(e);
-    case DType::u8: return copy_from<To, std::uint8_t>(e);
-    case DType::boolean: return copy_from<To, bool>(e);
+    case DType::f32:
+      return copy_from<To, float>(e);
+    case DType::f64:
+      return copy_from<To, double>(e);
+    case DType::f16:
+      return copy_from<To, Half>(e);
+    case DType::bf16:
+      return copy_from<To, BFloat16>(e);
+    case DType::i64:
+      return copy_from<To, std::int64_t>(e);
+    case DType::i32:
+      return copy_from<To, std::int32_t>(e);
+    case DType::u8:
+      return copy_from<To, std::uint8_t>(e);
+    case DType::boolean:
+      return copy_from<To, bool>(e);
   }
 }
 

@@ -175,7 +175,11 @@ template <class T>
 void clamp_kernel(const Elementwise<2>& e, std::optional<Scalar> lo, std::optional<Scalar> hi) {
   using C = Compute<T>;
   const C l = lo ? convert_scalar<C>(*lo) : C(0), h = hi ? convert_scalar<C>(*hi) : C(0);
-  if (lo && hi) map<T, T>(e, [l, h](C x) { x = x < l ? l : x; return x > h ? h : x; });
+  if (lo && hi)
+    map<T, T>(e, [l, h](C x) {
+      x = x < l ? l : x;
+      return x > h ? h : x;
+    });
   else if (lo) map<T, T>(e, [l](C x) { return x < l ? l : x; });
   else map<T, T>(e, [h](C x) { return x > h ? h : x; });
 }

@@ -114,7 +114,8 @@ inline void dense_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
 }
 
 template <class Out, class... In, class F, std::size_t... I>
-inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& f, std::index_sequence<I...>) {
+inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& f,
+                std::index_sequence<I...>) {
   Out* const out = reinterpret_cast<Out*>(p[0]);
   const std::tuple<const In*...> in{reinterpret_cast<const In*>(p[I + 1])...};
   if (s[0] == 1 && ((s[I + 1] == 1) && ...)) return dense_loop<Out, In...>(n, f, out, std::get<I>(in)...);
@@ -123,11 +124,13 @@ inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& 
     using B = std::tuple_element_t<1, std::tuple<In...>>;
     if (s[0] == 1 && s[1] == 1 && s[2] == 0) {
       const auto b = convert<Compute<B>>(*std::get<1>(in));
-      return dense_loop<Out, A>(n, [&f, b](auto a) { return f(a, b); }, out, std::get<0>(in));
+      return dense_loop<Out, A>(
+          n, [&f, b](auto a) { return f(a, b); }, out, std::get<0>(in));
     }
     if (s[0] == 1 && s[1] == 0 && s[2] == 1) {
       const auto a = convert<Compute<A>>(*std::get<0>(in));
-      return dense_loop<Out, B>(n, [&f, a](auto b) { return f(a, b); }, out, std::get<1>(in));
+      return dense_loop<Out, B>(
+          n, [&f, a](auto b) { return f(a, b); }, out, std::get<1>(in));
     }
   }
   for (std::int64_t i = 0; i < n; ++i)
@@ -149,8 +152,7 @@ inline void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], s
   for (int d = last; d >= 0; --d) {
     index[d] = rest % e.sizes[d];
     rest /= e.sizes[d];
-    for (int n = 0; n < N; ++n)
-      p[n] += index[d] * e.strides[n][d] * static_cast<std::int64_t>(element[n]);
+    for (int n = 0; n < N; ++n) p[n] += index[d] * e.strides[n][d] * static_cast<std::int64_t>(element[n]);
   }
   while (true) {
     const std::int64_t run = std::min(e.sizes[last] - index[last], end - begin);
@@ -159,8 +161,7 @@ inline void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], s
     if (begin >= end) return;
     // On to the next row: the addresses go back to the row's beginning, and up by one in the first dimension
     // that has room.
-    for (int n = 0; n < N; ++n)
-      p[n] -= index[last] * strides[n] * static_cast<std::int64_t>(element[n]);
+    for (int n = 0; n < N; ++n) p[n] -= index[last] * strides[n] * static_cast<std::int64_t>(element[n]);
     index[last] = 0;
     for (int d = last - 1; d >= 0; --d) {
       const bool wraps = ++index[d] == e.sizes[d];
@@ -183,7 +184,8 @@ inline void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f) {
   if (e.ndim == 1 && e.numel <= kGrain) {
     char* p[1 + sizeof...(In)];
     std::int64_t s[1 + sizeof...(In)];
-    for (std::size_t n = 0; n <= sizeof...(In); ++n) p[n] = static_cast<char*>(e.data[n]), s[n] = e.strides[n][0];
+    for (std::size_t n = 0; n <= sizeof...(In); ++n)
+      p[n] = static_cast<char*>(e.data[n]), s[n] = e.strides[n][0];
     return one_row(e.numel, p, s);
   }
   parallel_for(e.numel, kGrain,

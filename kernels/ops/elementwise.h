@@ -58,7 +58,8 @@ inline constinit TernarySlot pow_backward_exponent{"pow_backward_exponent"};
 /// dy where either is NaN. Operands (dy, a, b).
 inline constinit TernarySlot maximum_backward{"maximum_backward"}, minimum_backward{"minimum_backward"};
 
-// ---- comparison and choice. All dtypes: that of the inputs; the output is bool.
+// ---- comparison and choice. All dtypes: that of the inputs; the output is bool. The scalar forms compare
+// integers and bools with s as an i64.
 inline constinit BinarySlot eq{"eq"}, ne{"ne"}, lt{"lt"}, le{"le"};
 inline constinit ScalarSlot eq_scalar{"eq_scalar"}, ne_scalar{"ne_scalar"}, lt_scalar{"lt_scalar"},
     le_scalar{"le_scalar"}, gt_scalar{"gt_scalar"}, ge_scalar{"ge_scalar"};

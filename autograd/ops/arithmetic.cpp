@@ -1,0 +1,283 @@
+// Arithmetic with tensors and numbers, out of place and in place.
+#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/kernels/ops/copy.h"
+#include "tapestry/kernels/ops/elementwise.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+using kernels::BinarySlot;
+using kernels::ScalarSlot;
+
+namespace {
+
+const Op kAdd{"add", Grad::differentiable, kAllDTypes};
+const Op kSub{"sub", Grad::differentiable, kNumbers};
+const Op kMul{"mul", Grad::differentiable, kAllDTypes};
+const Op kDiv{"div", Grad::differentiable, kAllDTypes};
+const Op kPow{"pow", Grad::differentiable, kNumbers};
+const Op kMaximum{"maximum", Grad::differentiable, kAllDTypes};
+const Op kMinimum{"minimum", Grad::differentiable, kAllDTypes};
+
+DType real(DType t) { return is_floating(t) ? t : DType::f32; }
+
+// For operations that bool does not have.
+void check_numbers(const Op& op, const Tensor& a, const Tensor& b) {
+  check_operands(op, a, b);
+  op.check_dtype(a.dtype());
+  op.check_dtype(b.dtype());
+}
+
+// slot(a, b) over the broadcast shape, both converted to `dtype`.
+Tensor binary(const Op& op, const BinarySlot& slot, const Tensor& a, const Tensor& b, DType dtype) {
+  if (a.dtype() != dtype) [[unlikely]]
+    return binary(op, slot, converted(a, dtype), b, dtype);
+  if (b.dtype() != dtype) [[unlikely]]
+    return binary(op, slot, a, converted(b, dtype), dtype);
+  Tensor y = a.sizes() == b.sizes()
+                 ? result_like(a.sizes(), dtype, {&a, &b})
+                 : result_like(broadcast_shapes(op.name, a.sizes(), b.sizes()), dtype, {&a, &b});
+  slot(y.device(), dtype, planned(y, a, b));
+  return y;
+}
+
+// slot(x, s) or slot(s, x) in the dtype that they promote to.
+Tensor with_scalar(const ScalarSlot& slot, const Tensor& x, const Scalar& s, DType dtype) {
+  const Tensor in = converted(x, dtype);
+  Tensor y = result_like(x.sizes(), dtype, {&in});
+  slot(y.device(), dtype, planned(y, in), s);
+  return y;
+}
+DType checked_promotion(const Op& op, const Tensor& x, const Scalar& s) {
+  tapestry::detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+  return s.promote_with(x.dtype());
+}
+
+// target = slot(target, other), or what `fresh` computes where the tape must know.
+template <class Fresh>
+void binary_in_place(const Op& op, const BinarySlot& slot, const Tensor& target, const Tensor& other,
+                     DType dtype, Fresh fresh) {
+  check_stores(op, target, dtype);
+  check(target.sizes() == other.sizes() ||
+            broadcast_shapes(op.name, target.sizes(), other.sizes()) == target.sizes(),
+        "[", op.name, "] an operand of shape ", other.sizes(), " does not broadcast to the shape ",
+        target.sizes(), " of the tensor changed in place; use the out-of-place operation");
+  in_place(
+      op, target, {&other},
+      [&] {
+        if (target.dtype() == dtype) {
+          const Tensor b = operand_for(target, other, dtype);
+          slot(target.device(), dtype, planned(target, target, b));
+        } else {
+          const Tensor y = binary(op, slot, target, other, dtype);
+          kernels::copy(target.device(), target.dtype(), planned(target, y));
+        }
+      },
+      [&](const Tensor& old) { return to(fresh(old), target.device(), target.dtype()); });
+}
+
+template <class Fresh>
+void scalar_in_place(const Op& op, const ScalarSlot& slot, const Tensor& target, const Scalar& s, DType dtype,
+                     Fresh fresh) {
+  check_stores(op, target, dtype);
+  in_place(
+      op, target, {}, [&] { slot(target.device(), dtype, planned(target, target), s); }, fresh);
+}
+
+Scalar negated(const Scalar& s) {
+  if (s.is_real()) return -s.to_double();
+  return static_cast<std::int64_t>(std::uint64_t{0} - static_cast<std::uint64_t>(s.to_int()));
+}
+
+// Saves `t` if its value matters to the gradient of `other`.
+SavedTensor save_for(const Tensor& other, const Tensor& t) {
+  return needs_grad(other) ? save(t) : SavedTensor();
+}
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  check_operands(kAdd, a, b);
+  Tensor y = binary(kAdd, kernels::add, a, b, promoted(a, b));
+  if (recording(a, b)) record_binary(kAdd, y, a, b, [](Backward& g, std::uint32_t) { return g.grad(); });
+  return y;
+}
+Tensor add(const Tensor& a, const Scalar& b) {
+  Tensor y = with_scalar(kernels::add_scalar, a, b, checked_promotion(kAdd, a, b));
+  if (recording(a)) record(kAdd, y, {&a}, [](Backward& g) { g.set(0, g.grad()); });
+  return y;
+}
+
+Tensor sub(const Tensor& a, const Tensor& b) {
+  check_numbers(kSub, a, b);
+  Tensor y = binary(kSub, kernels::sub, a, b, promoted(a, b));
+  if (recording(a, b))
+    record_binary(kSub, y, a, b,
+                  [](Backward& g, std::uint32_t i) { return i == 0 ? g.grad() : neg(g.grad()); });
+  return y;
+}
+Tensor sub(const Tensor& a, const Scalar& b) {
+  Tensor y = with_scalar(kernels::add_scalar, a, negated(b), checked_promotion(kSub, a, b));
+  if (recording(a)) record(kSub, y, {&a}, [](Backward& g) { g.set(0, g.grad()); });
+  return y;
+}
+Tensor rsub(const Scalar& a, const Tensor& b) {
+  Tensor y = with_scalar(kernels::rsub_scalar, b, a, checked_promotion(kSub, b, a));
+  if (recording(b)) record(kSub, y, {&b}, [](Backward& g) { g.set(0, neg(g.grad())); });
+  return y;
+}
+
+Tensor mul(const Tensor& a, const Tensor& b) {
+  check_operands(kMul, a, b);
+  Tensor y = binary(kMul, kernels::mul, a, b, promoted(a, b));
+  if (recording(a, b))
+    record_binary(kMul, y, a, b, [a = save_for(b, a), b = save_for(a, b)](Backward& g, std::uint32_t i) {
+      return mul(g.grad(), g.saved(i == 0 ? b : a));
+    });
+  return y;
+}
+Tensor mul(const Tensor& a, const Scalar& b) {
+  Tensor y = with_scalar(kernels::mul_scalar, a, b, checked_promotion(kMul, a, b));
+  if (recording(a)) record(kMul, y, {&a}, [b](Backward& g) { g.set(0, mul(g.grad(), b)); });
+  return y;
+}
+
+Tensor div(const Tensor& a, const Tensor& b) {
+  check_operands(kDiv, a, b);
+  Tensor y = binary(kDiv, kernels::div, a, b, real(promoted(a, b)));
+  if (recording(a, b))
+    record_binary(kDiv, y, a, b, [a = save_for(b, a), b = save(b)](Backward& g, std::uint32_t i) {
+      const DType t = g.grad().dtype();
+      if (i == 0) return div(g.grad(), g.saved(b));
+      return apply(kernels::div_backward, g.grad(), converted(g.saved(a), t), converted(g.saved(b), t));
+    });
+  return y;
+}
+Tensor div(const Tensor& a, const Scalar& b) {
+  Tensor y = with_scalar(kernels::div_scalar, a, b, real(checked_promotion(kDiv, a, b)));
+  if (recording(a)) record(kDiv, y, {&a}, [b](Backward& g) { g.set(0, div(g.grad(), b)); });
+  return y;
+}
+Tensor rdiv(const Scalar& a, const Tensor& b) {
+  Tensor y = with_scalar(kernels::rdiv_scalar, b, a, real(checked_promotion(kDiv, b, a)));
+  if (recording(b))
+    record(kDiv, y, {&b}, [b = save(b), y = save_output(y)](Backward& g) {
+      g.set(0, neg(mul(g.grad(), div(g.saved(y), g.saved(b)))));
+    });
+  return y;
+}
+
+Tensor pow(const Tensor& a, const Tensor& b) {
+  check_numbers(kPow, a, b);
+  Tensor y = binary(kPow, kernels::pow, a, b, promoted(a, b));
+  if (recording(a, b))
+    record_binary(kPow, y, a, b, [a = save(a), b = save(b)](Backward& g, std::uint32_t i) {
+      const DType t = g.grad().dtype();
+      const auto& slot = i == 0 ? kernels::pow_backward_base : kernels::pow_backward_exponent;
+      return apply(slot, g.grad(), converted(g.saved(a), t), converted(g.saved(b), t));
+    });
+  return y;
+}
+Tensor pow(const Tensor& a, const Scalar& b) {
+  const DType dtype = checked_promotion(kPow, a, b);
+  check(is_floating(dtype) || b.to_int() >= 0, "[pow] integers to a negative power, ", b.to_int(),
+        ", are no integers; convert to a floating dtype first");
+  Tensor y = with_scalar(kernels::pow_scalar, a, b, dtype);
+  if (recording(a))
+    record(kPow, y, {&a}, [a = save(a), b](Backward& g) {
+      const Tensor x = g.saved(a);
+      Tensor dx = result_like(x.sizes(), x.dtype(), {&g.grad(), &x});
+      kernels::pow_scalar_backward(dx.device(), dx.dtype(), planned(dx, g.grad(), x), b);
+      g.set(0, std::move(dx));
+    });
+  return y;
+}
+
+namespace {
+
+// maximum and minimum, whose gradients differ in the slot alone. The second input's is the first's with the
+// operands exchanged.
+Tensor extremum(const Op& op, const BinarySlot& slot, const kernels::TernarySlot& backward, const Tensor& a,
+                const Tensor& b) {
+  check_operands(op, a, b);
+  Tensor y = binary(op, slot, a, b, promoted(a, b));
+  if (recording(a, b))
+    record_binary(op, y, a, b, [a = save(a), b = save(b), &backward](Backward& g, std::uint32_t i) {
+      const DType t = g.grad().dtype();
+      return apply(backward, g.grad(), converted(g.saved(i == 0 ? a : b), t),
+                   converted(g.saved(i == 0 ? b : a), t));
+    });
+  return y;
+}
+
+}  // namespace
+
+Tensor maximum(const Tensor& a, const Tensor& b) {
+  return extremum(kMaximum, kernels::maximum, kernels::maximum_backward, a, b);
+}
+Tensor minimum(const Tensor& a, const Tensor& b) {
+  return extremum(kMinimum, kernels::minimum, kernels::minimum_backward, a, b);
+}
+
+Tensor Tensor::add(const Tensor& other) const { return tapestry::add(*this, other); }
+Tensor Tensor::sub(const Tensor& other) const { return tapestry::sub(*this, other); }
+Tensor Tensor::mul(const Tensor& other) const { return tapestry::mul(*this, other); }
+Tensor Tensor::div(const Tensor& other) const { return tapestry::div(*this, other); }
+Tensor Tensor::pow(const Scalar& exponent) const { return tapestry::pow(*this, exponent); }
+Tensor Tensor::pow(const Tensor& exponent) const { return tapestry::pow(*this, exponent); }
+
+const Tensor& Tensor::add_(const Tensor& other) const {
+  check_operands(kAdd, *this, other);
+  binary_in_place(kAdd, kernels::add, *this, other, promoted(*this, other),
+                  [&](const Tensor& old) { return tapestry::add(old, other); });
+  return *this;
+}
+const Tensor& Tensor::sub_(const Tensor& other) const {
+  check_numbers(kSub, *this, other);
+  binary_in_place(kSub, kernels::sub, *this, other, promoted(*this, other),
+                  [&](const Tensor& old) { return tapestry::sub(old, other); });
+  return *this;
+}
+// The gradients of mul and div need the old elements, so these are copied before they are overwritten.
+const Tensor& Tensor::mul_(const Tensor& other) const {
+  check_operands(kMul, *this, other);
+  binary_in_place(kMul, kernels::mul, *this, other, promoted(*this, other), [&](const Tensor& old) {
+    const Tensor kept = tapestry::clone(old);
+    return tapestry::mul(kept, other.is_same(*this) ? kept : other);
+  });
+  return *this;
+}
+const Tensor& Tensor::div_(const Tensor& other) const {
+  check_operands(kDiv, *this, other);
+  binary_in_place(kDiv, kernels::div, *this, other, real(promoted(*this, other)), [&](const Tensor& old) {
+    const Tensor kept = tapestry::clone(old);
+    return tapestry::div(kept, other.is_same(*this) ? kept : other);
+  });
+  return *this;
+}
+
+const Tensor& Tensor::add_(const Scalar& other) const {
+  scalar_in_place(kAdd, kernels::add_scalar, *this, other, checked_promotion(kAdd, *this, other),
+                  [&](const Tensor& old) { return tapestry::add(old, other); });
+  return *this;
+}
+const Tensor& Tensor::sub_(const Scalar& other) const {
+  scalar_in_place(kSub, kernels::add_scalar, *this, negated(other), checked_promotion(kSub, *this, other),
+                  [&](const Tensor& old) { return tapestry::sub(old, other); });
+  return *this;
+}
+const Tensor& Tensor::mul_(const Scalar& other) const {
+  scalar_in_place(kMul, kernels::mul_scalar, *this, other, checked_promotion(kMul, *this, other),
+                  [&](const Tensor& old) { return tapestry::mul(old, other); });
+  return *this;
+}
+const Tensor& Tensor::div_(const Scalar& other) const {
+  scalar_in_place(kDiv, kernels::div_scalar, *this, other, real(checked_promotion(kDiv, *this, other)),
+                  [&](const Tensor& old) { return tapestry::div(old, other); });
+  return *this;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,135 @@
+#include "tapestry/autograd/ops/common.h"
+
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/kernels/ops/copy.h"
+
+namespace tapestry::autograd {
+namespace {
+
+// Sizes and strides of the dimensions that have more than one index, the slowest first.
+int sorted_dims(const Tensor& t, std::int64_t (&sizes)[kMaxDims], std::int64_t (&strides)[kMaxDims]) {
+  int n = 0;
+  for (int d = 0; d < t.dim(); ++d) {
+    if (t.sizes()[d] == 1) continue;
+    int i = n++;
+    for (; i > 0 && strides[i - 1] < t.strides()[d]; --i)
+      sizes[i] = sizes[i - 1], strides[i] = strides[i - 1];
+    sizes[i] = t.sizes()[d];
+    strides[i] = t.strides()[d];
+  }
+  return n;
+}
+
+// Whether the elements fill their memory without holes, in whatever order of dimensions.
+bool is_dense(const Tensor& t) {
+  std::int64_t sizes[kMaxDims], strides[kMaxDims], expected = 1;
+  for (int i = sorted_dims(t, sizes, strides) - 1; i >= 0; --i) {
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+bool same_layout(const Tensor& a, const Tensor& b) {
+  for (int d = 0; d < a.dim(); ++d)
+    if (a.sizes()[d] != 1 && a.strides()[d] != b.strides()[d]) return false;
+  return true;
+}
+
+int category(DType t) { return is_floating(t) ? 2 : t == DType::boolean ? 0 : 1; }
+
+// The bytes from the first element to behind the last.
+std::int64_t extent(const Tensor& t) {
+  std::int64_t last = 0;
+  for (int d = 0; d < t.dim(); ++d) last += (t.sizes()[d] - 1) * t.strides()[d];
+  return (last + 1) * static_cast<std::int64_t>(dtype_size(t.dtype()));
+}
+
+}  // namespace
+
+void check_operands(const Op& op, const Tensor& a, const Tensor& b) {
+  tapestry::detail::check_defined(op.name, a, "the first operand");
+  tapestry::detail::check_defined(op.name, b, "the second operand");
+  check<DeviceError>(a.device() == b.device(), "[", op.name, "] operands are on ", a.device(), " and on ",
+                     b.device(), "; move one with .to()");
+}
+
+DType promoted(const Tensor& a, const Tensor& b) {
+  if (a.dtype() == b.dtype()) return a.dtype();
+  if ((a.dim() == 0) != (b.dim() == 0)) {
+    const DType ranked = a.dim() ? a.dtype() : b.dtype(), lone = a.dim() ? b.dtype() : a.dtype();
+    if (category(lone) <= category(ranked)) return ranked;
+  }
+  return promote(a.dtype(), b.dtype());
+}
+
+Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const Tensor*> operands) {
+  const Tensor* model = nullptr;
+  for (const Tensor* t : operands) {
+    if (t->sizes() != sizes) continue;
+    if (!model) {
+      model = t;
+    } else if (!same_layout(*model, *t)) {
+      model = nullptr;
+      break;
+    }
+  }
+  const Device device = (*operands.begin())->device();
+  if (!model || model->is_contiguous() || !is_dense(*model)) return empty(sizes, {dtype, device});
+  StorageRef storage =
+      Storage::allocate(device, static_cast<std::size_t>(model->numel()) * dtype_size(dtype));
+  return tapestry::detail::make_tensor(std::move(storage), dtype, sizes, model->strides(), 0);
+}
+
+Tensor converted(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y = result_like(x.sizes(), dtype, {&x});
+  kernels::copy(y.device(), dtype, planned(y, x));
+  return y;
+}
+
+Tensor operand_for(const Tensor& target, const Tensor& x, DType dtype) {
+  if (x.dtype() != dtype) return converted(x, dtype);
+  return overlap_partly(target, x) ? apply(kernels::copy, x) : x;
+}
+
+void check_stores(const Op& op, const Tensor& target, DType dtype) {
+  check<TypeError>(category(dtype) <= category(target.dtype()), "[", op.name, "] a result of type ", dtype,
+                   " cannot be stored in place in a ", target.dtype(),
+                   " tensor; use the out-of-place operation, or convert first");
+}
+
+Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype) {
+  if (grad.sizes() == sizes) return converted(grad, dtype);
+  const int leading = grad.dim() - sizes.size();
+  Dims dims;
+  for (int d = 0; d < grad.dim(); ++d)
+    if (d < leading || (sizes[d - leading] == 1 && grad.sizes()[d] != 1)) dims.push_back(d);
+  const Tensor summed = dims.empty() ? grad : sum(grad, dims, true);
+  return converted(view(summed, sizes), dtype);
+}
+
+void check_writable(const Op& op, const Tensor& target) {
+  if (target.is_contiguous()) return;
+  // Sufficient and, for strides that come from views, necessary: each dimension steps over all that the
+  // faster ones reach.
+  std::int64_t sizes[kMaxDims], strides[kMaxDims], reached = 0;
+  for (int i = sorted_dims(target, sizes, strides) - 1; i >= 0; --i) {
+    check(strides[i] > reached, "[", op.name, "] changes in place a tensor of shape ", target.sizes(),
+          " and strides ", target.strides(),
+          " whose elements share memory (expand() makes such); change a clone() of it");
+    reached += (sizes[i] - 1) * strides[i];
+  }
+}
+
+bool overlap_partly(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const char* const first_a = static_cast<const char*>(a.raw_data());
+  const char* const first_b = static_cast<const char*>(b.raw_data());
+  if (first_a == first_b && a.dtype() == b.dtype() && a.sizes() == b.sizes() && same_layout(a, b))
+    return false;
+  return a.device().type == b.device().type && first_a < first_b + extent(b) && first_b < first_a + extent(a);
+}
+
+}  // namespace tapestry::autograd

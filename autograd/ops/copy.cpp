@@ -1,0 +1,143 @@
+// What moves elements: clone, contiguous, to, copy_, fill_, item.
+#include "tapestry/kernels/ops/copy.h"
+
+#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/view.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+
+namespace {
+
+const Op kClone{"clone", Grad::differentiable, kAllDTypes};
+const Op kContiguous{"contiguous", Grad::differentiable, kAllDTypes};
+const Op kTo{"to", Grad::differentiable, kAllDTypes};
+const Op kCopy{"copy_", Grad::differentiable, kAllDTypes};
+const Op kFill{"fill_", Grad::differentiable, kAllDTypes};
+const Op kItem{"item", Grad::none, kAllDTypes};
+
+Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
+  Tensor y = result_like(x.sizes(), dtype, {&x});
+  if (device == x.device()) return y;
+  const std::size_t bytes = y.nbytes();
+  return tapestry::detail::make_tensor(Storage::allocate(device, bytes), dtype, y.sizes(), y.strides(), 0);
+}
+
+// Writes x, which broadcasts to out, over out's elements, across dtypes and devices; not recorded.
+void write(const Tensor& out, const Tensor& x) {
+  if (out.device().type == x.device().type && (out.device() == x.device() || out.device().is_cpu()))
+    return kernels::copy(out.device(), out.dtype(), planned(out, x));
+  // Between devices only dense memory travels: converted before, laid out after.
+  const Tensor packed = contiguous(converted(x, out.dtype()));
+  const Tensor arrived =
+      out.is_contiguous() && out.sizes() == x.sizes() ? out : empty(x.sizes(), {out.dtype(), out.device()});
+  const Device special = out.device().is_cpu() ? x.device() : out.device();
+  kernels::transfer(special, DType::u8, out.device(), arrived.raw_data(), x.device(), packed.raw_data(),
+                    packed.nbytes());
+  if (!arrived.is_same(out)) kernels::copy(out.device(), out.dtype(), planned(out, arrived));
+}
+
+Tensor copied(const Tensor& x, Tensor y) {
+  write(y, x);
+  return y;
+}
+
+}  // namespace
+
+Tensor clone(const Tensor& x) {
+  tapestry::detail::check_defined(kClone.name, x);
+  Tensor y = copied(x, result_like(x.sizes(), x.dtype(), {&x}));
+  if (recording(x)) record(kClone, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
+  return y;
+}
+
+Tensor contiguous(const Tensor& x, MemoryFormat format) {
+  tapestry::detail::check_defined(kContiguous.name, x);
+  check(format == MemoryFormat::contiguous || x.dim() == 4,
+        "[contiguous] channels-last needs 4 dimensions, got ", x.sizes(), "; use MemoryFormat::contiguous");
+  if (x.is_contiguous(format)) return x;
+  Tensor y = copied(x, empty(x.sizes(), {x.dtype(), x.device()}, format));
+  if (recording(x)) record(kContiguous, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
+  return y;
+}
+
+Tensor to(const Tensor& x, Device device, DType dtype) {
+  tapestry::detail::check_defined(kTo.name, x);
+  if (x.device() == device && x.dtype() == dtype) return x;
+  check_device(kTo.name, device);
+  Tensor y = copied(x, same_layout_on(x, device, dtype));
+  if (is_floating(dtype) && recording(x))
+    record(kTo, y, {&x},
+           [device = x.device(), dtype = x.dtype()](Backward& b) { b.set(0, to(b.grad(), device, dtype)); });
+  return y;
+}
+
+Tensor Tensor::clone() const { return tapestry::clone(*this); }
+Tensor Tensor::contiguous(MemoryFormat format) const { return tapestry::contiguous(*this, format); }
+Tensor Tensor::to(DType dtype) const {
+  tapestry::detail::check_defined(kTo.name, *this);
+  return tapestry::to(*this, device(), dtype);
+}
+Tensor Tensor::to(Device device) const {
+  tapestry::detail::check_defined(kTo.name, *this);
+  return tapestry::to(*this, device, dtype());
+}
+Tensor Tensor::to(Device device, DType dtype) const { return tapestry::to(*this, device, dtype); }
+
+Scalar Tensor::item_scalar() const {
+  tapestry::detail::check_defined(kItem.name, *this);
+  check(numel() == 1, "[item] a tensor of shape ", sizes(), " has ", numel(),
+        " elements; index or reduce it to one");
+  if (!device().is_cpu()) return tapestry::to(detach(), kCPU, dtype()).item_scalar();
+  switch (dtype()) {
+    case DType::f32:
+      return *data<float>();
+    case DType::f64:
+      return *data<double>();
+    case DType::f16:
+      return static_cast<float>(*data<Half>());
+    case DType::bf16:
+      return static_cast<float>(*data<BFloat16>());
+    case DType::i64:
+      return *data<std::int64_t>();
+    case DType::i32:
+      return *data<std::int32_t>();
+    case DType::u8:
+      return *data<std::uint8_t>();
+    case DType::boolean:
+      break;
+  }
+  return *data<bool>();
+}
+
+const Tensor& Tensor::copy_(const Tensor& source) const {
+  tapestry::detail::check_defined(kCopy.name, *this, "the tensor to change");
+  tapestry::detail::check_defined(kCopy.name, source, "the source");
+  check(broadcast_shapes(kCopy.name, sizes(), source.sizes()) == sizes(), "[copy_] a source of shape ",
+        source.sizes(), " does not broadcast to ", sizes(), "; change one of the shapes");
+  if (is_same(source)) return *this;
+  const auto direct = [&] {
+    // Between overlapping views an element could be overwritten before it is read.
+    write(*this, operand_for(*this, source, source.dtype()));
+  };
+  const auto fresh = [&](const Tensor& old) {
+    Tensor y = copied(source, result_like(sizes(), dtype(), {&old}));
+    record(kCopy, y, {&old, &source},
+           [sizes = source.sizes(), device = source.device(), dtype = source.dtype()](Backward& b) {
+             if (b.needs(1))
+               b.set(1, tapestry::to(reduce_to(b.grad(), sizes, b.grad().dtype()), device, dtype));
+           });
+    return y;
+  };
+  in_place(kCopy, *this, {&source}, direct, fresh);
+  return *this;
+}
+
+const Tensor& Tensor::fill_(const Scalar& value) const {
+  overwrite(kFill, *this, [&](const Tensor& t) { kernels::fill(t.device(), t.dtype(), planned(t), value); });
+  return *this;
+}
+const Tensor& Tensor::zero_() const { return fill_(0); }
+
+}  // namespace tapestry

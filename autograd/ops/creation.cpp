@@ -1,0 +1,348 @@
+#include "tapestry/autograd/ops/creation.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/generator.h"
+#include "tapestry/kernels/ops/copy.h"
+#include "tapestry/kernels/ops/random.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+
+namespace {
+
+const Op kFull{"full", Grad::none, kAllDTypes};
+const Op kArange{"arange", Grad::none, kNumbers};
+const Op kLinspace{"linspace", Grad::none, kFloats};
+const Op kEye{"eye", Grad::none, kAllDTypes};
+const Op kRand{"rand", Grad::none, kFloats};
+const Op kRandn{"randn", Grad::none, kFloats};
+const Op kRandint{"randint", Grad::none, kNumbers};
+const Op kRandperm{"randperm", Grad::none, bit(DType::i64)};
+
+TensorOptions with_dtype(const TensorOptions& options, DType fallback) {
+  TensorOptions o = options;
+  o.dtype = options.dtype.value_or(fallback);
+  return o;
+}
+
+// Ends a factory: the new tensor, as a leaf that requires gradients if that was asked for.
+Tensor finished(Tensor t, const TensorOptions& options) {
+  if (options.requires_grad) t.set_requires_grad();
+  return t;
+}
+
+Tensor filled(Tensor t, const Scalar& value, const TensorOptions& options) {
+  kernels::fill(t.device(), t.dtype(), planned(t), value);
+  return finished(std::move(t), options);
+}
+
+// Options of a like-form, with what `t` has where they are silent.
+TensorOptions like(const char* op, const Tensor& t, const TensorOptions& options) {
+  tapestry::detail::check_defined(op, t);
+  TensorOptions o = with_dtype(options, t.dtype());
+  o.device = options.device.value_or(t.device());
+  return o;
+}
+
+Tensor new_like(const Tensor& t, const TensorOptions& o) {
+  Tensor y = result_like(t.sizes(), *o.dtype, {&t});
+  if (*o.device == t.device()) return y;
+  StorageRef storage = Storage::allocate(*o.device, y.nbytes());
+  return tapestry::detail::make_tensor(std::move(storage), *o.dtype, y.sizes(), y.strides(), 0);
+}
+
+// The largest integer such that the dtype holds it and all below, down to 0.
+std::int64_t largest_integer(DType t) {
+  switch (t) {
+    case DType::u8:
+      return 255;
+    case DType::i32:
+      return std::numeric_limits<std::int32_t>::max();
+    case DType::f16:
+      return 1 << 11;
+    case DType::bf16:
+      return 1 << 8;
+    case DType::f32:
+      return 1 << 24;
+    case DType::f64:
+      return std::int64_t{1} << 53;
+    default:
+      return std::numeric_limits<std::int64_t>::max();
+  }
+}
+
+PhiloxRange take_words(Device device, std::int64_t n, int words_each) {
+  const auto words = static_cast<std::uint64_t>(n) * static_cast<std::uint64_t>(words_each);
+  return current_generator(device).take((words + 3) / 4);
+}
+int words_of(DType t) { return t == DType::f64 ? 2 : 1; }
+
+// Normal elements come in pairs of words even for an odd count.
+PhiloxRange take_normal(Device device, std::int64_t n, DType t) {
+  return take_words(device, n + n % 2, words_of(t));
+}
+
+void fill_uniform(const Tensor& t, double low, double high) {
+  kernels::uniform(t.device(), t.dtype(), t.raw_data(), t.numel(),
+                   take_words(t.device(), t.numel(), words_of(t.dtype())), low, high);
+}
+void fill_normal(const Tensor& t, double mean, double std) {
+  kernels::normal(t.device(), t.dtype(), t.raw_data(), t.numel(),
+                  take_normal(t.device(), t.numel(), t.dtype()), mean, std);
+}
+
+// Random kernels write dense row-major memory.
+template <class Fill>
+void fill_in_order(const Tensor& t, Fill fill) {
+  if (t.is_contiguous()) return fill(t);
+  const Tensor dense = empty(t.sizes(), {t.dtype(), t.device()});
+  fill(dense);
+  kernels::copy(t.device(), t.dtype(), planned(t, dense));
+}
+
+template <class Fill>
+Tensor random_like(const Op& op, const Tensor& t, const TensorOptions& options, Fill fill) {
+  const TensorOptions o = like(op.name, t, options);
+  op.check_dtype(*o.dtype);
+  Tensor y = new_like(t, o);
+  fill_in_order(y, fill);
+  return finished(std::move(y), options);
+}
+
+}  // namespace
+
+Tensor full(const Shape& sizes, const Scalar& value, const TensorOptions& options) {
+  const DType follows = value.is_real() ? DType::f32 : value.is_bool() ? DType::boolean : DType::i64;
+  return filled(empty(sizes, with_dtype(options, follows)), value, options);
+}
+Tensor zeros(const Shape& sizes, const TensorOptions& options) {
+  return filled(empty(sizes, options), 0, options);
+}
+Tensor ones(const Shape& sizes, const TensorOptions& options) {
+  return filled(empty(sizes, options), 1, options);
+}
+Tensor scalar_tensor(const Scalar& value, const TensorOptions& options) { return full({}, value, options); }
+
+Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, const TensorOptions& options) {
+  const bool real = start.is_real() || end.is_real() || step.is_real();
+  const TensorOptions o = with_dtype(options, real ? DType::f32 : DType::i64);
+  kArange.check_dtype(*o.dtype);
+  std::int64_t n = 0;
+  if (real) {
+    const double a = start.to_double(), b = end.to_double(), s = step.to_double();
+    check(std::isfinite(a) && std::isfinite(b) && std::isfinite(s), "[arange] start ", a, ", end ", b,
+          " and step ", s, " must be finite");
+    check(s != 0, "[arange] step is 0; give one that leads from start to end");
+    check((b - a) * s >= 0, "[arange] step ", s, " leads away from end ", b, " (start ", a,
+          "); change its sign");
+    const double count = std::ceil((b - a) / s);
+    check(count < 0x1p62, "[arange] ", count, " elements are too many; give a larger step");
+    n = static_cast<std::int64_t>(count);
+  } else {
+    const std::int64_t a = start.to_int(), b = end.to_int(), s = step.to_int();
+    check(s != 0, "[arange] step is 0; give one that leads from start to end");
+    check(s > 0 ? b >= a : b <= a, "[arange] step ", s, " leads away from end ", b, " (start ", a,
+          "); change its sign");
+    // Without a sign, where the distance between any two integers has room.
+    const auto ua = static_cast<std::uint64_t>(a), ub = static_cast<std::uint64_t>(b),
+               us = static_cast<std::uint64_t>(s);
+    const std::uint64_t distance = s > 0 ? ub - ua : ua - ub, stride = s > 0 ? us : 0 - us;
+    const std::uint64_t count = distance / stride + (distance % stride != 0);
+    check(count <= std::uint64_t{1} << 62, "[arange] there are too many elements between ", a, " and ", b,
+          "; give a larger step");
+    n = static_cast<std::int64_t>(count);
+  }
+  Tensor t = empty(n, o);
+  kernels::arange(t.device(), t.dtype(), t.raw_data(), n, start, step);
+  return finished(std::move(t), options);
+}
+Tensor arange(const Scalar& end, const TensorOptions& options) { return arange(0, end, 1, options); }
+
+Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options) {
+  check(steps >= 0, "[linspace] ", steps, " steps; give 0 or more");
+  Tensor t = empty(steps, options);
+  kLinspace.check_dtype(t.dtype());
+  // From both ends to the middle, so that both are exact and the values symmetric.
+  const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
+  const std::int64_t half = (steps + 1) / 2;
+  const auto size = static_cast<std::int64_t>(dtype_size(t.dtype()));
+  const double second = end - step * static_cast<double>(steps - 1 - half);
+  kernels::arange(t.device(), t.dtype(), t.raw_data(), half, start, step);
+  kernels::arange(t.device(), t.dtype(), static_cast<char*>(t.raw_data()) + half * size, steps - half, second,
+                  step);
+  return finished(std::move(t), options);
+}
+
+Tensor eye(std::int64_t n, const TensorOptions& options) {
+  check(n >= 0, "[eye] n is ", n, "; give 0 or more");
+  Tensor t = zeros({n, n}, TensorOptions(options).with_grad(false));
+  if (n > 0) {
+    const Tensor diagonal = tapestry::detail::raw_view(t, n, n + 1, 0);
+    kernels::fill(t.device(), t.dtype(), planned(diagonal), 1);
+  }
+  return finished(std::move(t), options);
+}
+
+Tensor rand(const Shape& sizes, const TensorOptions& options) {
+  kRand.check_dtype(options.dtype.value_or(DType::f32));
+  Tensor t = empty(sizes, options);
+  fill_uniform(t, 0, 1);
+  return finished(std::move(t), options);
+}
+Tensor randn(const Shape& sizes, const TensorOptions& options) {
+  kRandn.check_dtype(options.dtype.value_or(DType::f32));
+  Tensor t = empty(sizes, options);
+  fill_normal(t, 0, 1);
+  return finished(std::move(t), options);
+}
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& sizes, const TensorOptions& options) {
+  const TensorOptions o = with_dtype(options, DType::i64);
+  kRandint.check_dtype(*o.dtype);
+  check(low < high, "[randint] low ", low, " is not below high ", high, "; give low < high");
+  const std::int64_t most = largest_integer(*o.dtype);
+  const bool fits =
+      high - 1 <= most && (*o.dtype == DType::u8 ? low >= 0 : low >= -most - is_integral(*o.dtype));
+  check(fits, "[randint] ", *o.dtype, " cannot hold all integers from ", low, " to ", high - 1,
+        "; give another range or dtype");
+  Tensor t = empty(sizes, o);
+  kernels::randint(t.device(), t.dtype(), t.raw_data(), t.numel(), take_words(t.device(), t.numel(), 2), low,
+                   static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low));
+  return finished(std::move(t), options);
+}
+Tensor randperm(std::int64_t n, const TensorOptions& options) {
+  const TensorOptions o = with_dtype(options, DType::i64);
+  kRandperm.check_dtype(*o.dtype);
+  check(n >= 0, "[randperm] n is ", n, "; give 0 or more");
+  Tensor t = empty(n, o);
+  kernels::randperm(t.device(), t.dtype(), t.raw_data(), n, take_words(t.device(), n, 2));
+  return finished(std::move(t), options);
+}
+
+Tensor empty_like(const Tensor& t, const TensorOptions& options) {
+  return finished(new_like(t, like("empty_like", t, options)), options);
+}
+Tensor full_like(const Tensor& t, const Scalar& value, const TensorOptions& options) {
+  return filled(new_like(t, like("full_like", t, options)), value, options);
+}
+Tensor zeros_like(const Tensor& t, const TensorOptions& options) { return full_like(t, 0, options); }
+Tensor ones_like(const Tensor& t, const TensorOptions& options) { return full_like(t, 1, options); }
+Tensor rand_like(const Tensor& t, const TensorOptions& options) {
+  return random_like(kRand, t, options, [](const Tensor& y) { fill_uniform(y, 0, 1); });
+}
+Tensor randn_like(const Tensor& t, const TensorOptions& options) {
+  return random_like(kRandn, t, options, [](const Tensor& y) { fill_normal(y, 0, 1); });
+}
+
+namespace {
+
+// Values in host memory, as a tensor wherever it is wanted.
+Tensor from_host(const void* values, DType dtype, const Shape& sizes, const TensorOptions& options,
+                 DType fallback) {
+  const TensorOptions o = with_dtype(options, fallback);
+  const Tensor host = from_blob(const_cast<void*>(values), sizes, {dtype, kCPU});
+  Tensor t = empty(sizes, o);
+  if (t.device().is_cpu()) {
+    kernels::copy(kCPU, t.dtype(), planned(t, host));
+  } else {
+    NoGradGuard no_grad;
+    t = to(host, t.device(), t.dtype());
+  }
+  return finished(std::move(t), options);
+}
+
+void check_count(std::size_t values, const Shape& sizes) {
+  check(static_cast<std::int64_t>(values) == sizes.numel(), "[tensor] ", values, " values for shape ", sizes,
+        ", which has ", sizes.numel(), " elements; give as many values as elements");
+}
+
+template <class T, class Stored>
+Tensor nested(std::initializer_list<std::initializer_list<T>> rows, const TensorOptions& options) {
+  const std::size_t columns = rows.size() ? rows.begin()->size() : 0;
+  std::vector<Stored> flat;
+  flat.reserve(rows.size() * columns);
+  for (const auto& row : rows) {
+    check(row.size() == columns, "[tensor] a row of ", row.size(), " values beside one of ", columns,
+          "; give rows of one length");
+    flat.insert(flat.end(), row.begin(), row.end());
+  }
+  return tensor(flat, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(columns)}, options);
+}
+
+}  // namespace
+
+template <class T>
+Tensor tensor(const std::vector<T>& values, const Shape& sizes, const TensorOptions& options) {
+  check_count(values.size(), sizes);
+  if constexpr (std::is_same_v<T, bool>) {
+    const std::vector<std::uint8_t> bytes(values.begin(), values.end());
+    return from_host(bytes.data(), DType::boolean, sizes, options, DType::boolean);
+  } else {
+    return from_host(values.data(), dtype_of<T>, sizes, options,
+                     is_floating(dtype_of<T>) ? DType::f32 : DType::i64);
+  }
+}
+template Tensor tensor(const std::vector<float>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<double>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<std::int64_t>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<std::int32_t>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<std::uint8_t>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<bool>&, const Shape&, const TensorOptions&);
+
+Tensor tensor(std::initializer_list<double> values, const TensorOptions& options) {
+  return tensor(std::vector<double>(values), options);
+}
+Tensor tensor(std::initializer_list<int> values, const TensorOptions& options) {
+  return tensor(std::vector<std::int32_t>(values), options);
+}
+Tensor tensor(std::initializer_list<std::initializer_list<double>> values, const TensorOptions& options) {
+  return nested<double, double>(values, options);
+}
+Tensor tensor(std::initializer_list<std::initializer_list<int>> values, const TensorOptions& options) {
+  return nested<int, std::int32_t>(values, options);
+}
+Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<double>>> values,
+              const TensorOptions& options) {
+  const std::size_t rows = values.size() ? values.begin()->size() : 0;
+  const std::size_t columns = rows ? values.begin()->begin()->size() : 0;
+  std::vector<double> flat;
+  for (const auto& matrix : values) {
+    check(matrix.size() == rows, "[tensor] a list of ", matrix.size(), " rows beside one of ", rows,
+          "; give lists of one length");
+    for (const auto& row : matrix) {
+      check(row.size() == columns, "[tensor] a row of ", row.size(), " values beside one of ", columns,
+            "; give rows of one length");
+      flat.insert(flat.end(), row.begin(), row.end());
+    }
+  }
+  return tensor(flat,
+                {static_cast<std::int64_t>(values.size()), static_cast<std::int64_t>(rows),
+                 static_cast<std::int64_t>(columns)},
+                options);
+}
+
+const Tensor& Tensor::uniform_(double low, double high) const {
+  tapestry::detail::check_defined("uniform_", *this);
+  kRand.check_dtype(dtype());
+  check(low <= high && std::isfinite(high - low), "[uniform_] low ", low, " and high ", high,
+        ": give finite limits, low <= high");
+  overwrite(kRand, *this, [&](const Tensor& target) {
+    fill_in_order(target, [&](const Tensor& t) { fill_uniform(t, low, high); });
+  });
+  return *this;
+}
+const Tensor& Tensor::normal_(double mean, double std) const {
+  tapestry::detail::check_defined("normal_", *this);
+  kRandn.check_dtype(dtype());
+  check(std >= 0, "[normal_] std ", std, " is negative; give 0 or more");
+  overwrite(kRandn, *this, [&](const Tensor& target) {
+    fill_in_order(target, [&](const Tensor& t) { fill_normal(t, mean, std); });
+  });
+  return *this;
+}
+
+}  // namespace tapestry

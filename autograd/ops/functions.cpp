@@ -1,0 +1,184 @@
+// Functions of one tensor, out of place and in place.
+#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/kernels/ops/elementwise.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+using kernels::BinarySlot;
+using kernels::UnarySlot;
+
+namespace {
+
+const Op kNeg{"neg", Grad::differentiable, kNumbers};
+const Op kAbs{"abs", Grad::differentiable, kNumbers};
+const Op kExp{"exp", Grad::differentiable, kAllDTypes};
+const Op kLog{"log", Grad::differentiable, kAllDTypes};
+const Op kSqrt{"sqrt", Grad::differentiable, kAllDTypes};
+const Op kRsqrt{"rsqrt", Grad::differentiable, kAllDTypes};
+const Op kTanh{"tanh", Grad::differentiable, kAllDTypes};
+const Op kSigmoid{"sigmoid", Grad::differentiable, kAllDTypes};
+const Op kRelu{"relu", Grad::differentiable, kNumbers};
+const Op kGelu{"gelu", Grad::differentiable, kFloats};
+const Op kSilu{"silu", Grad::differentiable, kFloats};
+const Op kClamp{"clamp", Grad::differentiable, kNumbers};
+
+// f(x) in x's own dtype.
+Tensor same_dtype(const Op& op, const UnarySlot& slot, const Tensor& x) {
+  tapestry::detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+  return apply(slot, x);
+}
+// f(x), in f32 for integers and bools.
+Tensor in_reals(const Op& op, const UnarySlot& slot, const Tensor& x) {
+  tapestry::detail::check_defined(op.name, x);
+  return apply(slot, is_floating(x.dtype()) ? x : converted(x, DType::f32));
+}
+
+// Records an operation whose gradient is a function of dy and the output, or of dy and the input.
+void record_from_output(const Op& op, const BinarySlot& backward, const Tensor& y, const Tensor& x) {
+  if (recording(x))
+    record(op, y, {&x},
+           [y = save_output(y), &backward](Backward& g) { g.set(0, apply(backward, g.grad(), g.saved(y))); });
+}
+void record_from_input(const Op& op, const BinarySlot& backward, const Tensor& y, const Tensor& x) {
+  if (recording(x))
+    record(op, y, {&x},
+           [x = save(x), &backward](Backward& g) { g.set(0, apply(backward, g.grad(), g.saved(x))); });
+}
+
+}  // namespace
+
+Tensor neg(const Tensor& x) {
+  Tensor y = same_dtype(kNeg, kernels::neg, x);
+  if (recording(x)) record(kNeg, y, {&x}, [](Backward& g) { g.set(0, neg(g.grad())); });
+  return y;
+}
+Tensor abs(const Tensor& x) {
+  Tensor y = same_dtype(kAbs, kernels::abs, x);
+  record_from_input(kAbs, kernels::abs_backward, y, x);
+  return y;
+}
+Tensor exp(const Tensor& x) {
+  Tensor y = in_reals(kExp, kernels::exp, x);
+  record_from_output(kExp, kernels::mul, y, x);
+  return y;
+}
+Tensor log(const Tensor& x) {
+  Tensor y = in_reals(kLog, kernels::log, x);
+  record_from_input(kLog, kernels::div, y, x);
+  return y;
+}
+Tensor sqrt(const Tensor& x) {
+  Tensor y = in_reals(kSqrt, kernels::sqrt, x);
+  record_from_output(kSqrt, kernels::sqrt_backward, y, x);
+  return y;
+}
+Tensor rsqrt(const Tensor& x) {
+  Tensor y = in_reals(kRsqrt, kernels::rsqrt, x);
+  record_from_output(kRsqrt, kernels::rsqrt_backward, y, x);
+  return y;
+}
+Tensor tanh(const Tensor& x) {
+  Tensor y = in_reals(kTanh, kernels::tanh, x);
+  record_from_output(kTanh, kernels::tanh_backward, y, x);
+  return y;
+}
+Tensor sigmoid(const Tensor& x) {
+  Tensor y = in_reals(kSigmoid, kernels::sigmoid, x);
+  record_from_output(kSigmoid, kernels::sigmoid_backward, y, x);
+  return y;
+}
+Tensor relu(const Tensor& x) {
+  Tensor y = same_dtype(kRelu, kernels::relu, x);
+  record_from_output(kRelu, kernels::relu_backward, y, x);
+  return y;
+}
+Tensor gelu(const Tensor& x, bool tanh_approximation) {
+  Tensor y = same_dtype(kGelu, tanh_approximation ? kernels::gelu_tanh : kernels::gelu, x);
+  record_from_input(kGelu, tanh_approximation ? kernels::gelu_tanh_backward : kernels::gelu_backward, y, x);
+  return y;
+}
+Tensor silu(const Tensor& x) {
+  Tensor y = same_dtype(kSilu, kernels::silu, x);
+  record_from_input(kSilu, kernels::silu_backward, y, x);
+  return y;
+}
+
+namespace {
+
+DType clamped_dtype(const Tensor& x, const std::optional<Scalar>& min, const std::optional<Scalar>& max) {
+  tapestry::detail::check_defined(kClamp.name, x);
+  kClamp.check_dtype(x.dtype());
+  check(min || max, "[clamp] neither min nor max is given; give one at least");
+  DType t = x.dtype();
+  if (min) t = min->promote_with(t);
+  if (max) t = max->promote_with(t);
+  return t;
+}
+
+}  // namespace
+
+Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max) {
+  const Tensor in = converted(x, clamped_dtype(x, min, max));
+  Tensor y = result_like(in.sizes(), in.dtype(), {&in});
+  kernels::clamp(y.device(), y.dtype(), planned(y, in), min, max);
+  if (recording(x))
+    record(kClamp, y, {&x}, [x = save(x), min, max](Backward& g) {
+      const Tensor in = g.saved(x);
+      Tensor dx = result_like(in.sizes(), in.dtype(), {&g.grad(), &in});
+      kernels::clamp_backward(dx.device(), dx.dtype(), planned(dx, g.grad(), in), min, max);
+      g.set(0, std::move(dx));
+    });
+  return y;
+}
+
+namespace {
+
+template <class Fresh>
+const Tensor& unary_in_place(const Op& op, const UnarySlot& slot, const Tensor& target, Fresh fresh) {
+  tapestry::detail::check_defined(op.name, target, "the tensor to change");
+  op.check_dtype(target.dtype());
+  if (contains(op.dtypes, DType::boolean)) check_stores(op, target, DType::f32);  // a function of reals
+  in_place(
+      op, target, {}, [&] { slot(target.device(), target.dtype(), planned(target, target)); }, fresh);
+  return target;
+}
+
+}  // namespace
+
+Tensor Tensor::neg() const { return tapestry::neg(*this); }
+Tensor Tensor::abs() const { return tapestry::abs(*this); }
+Tensor Tensor::exp() const { return tapestry::exp(*this); }
+Tensor Tensor::log() const { return tapestry::log(*this); }
+Tensor Tensor::sqrt() const { return tapestry::sqrt(*this); }
+Tensor Tensor::rsqrt() const { return tapestry::rsqrt(*this); }
+Tensor Tensor::tanh() const { return tapestry::tanh(*this); }
+Tensor Tensor::sigmoid() const { return tapestry::sigmoid(*this); }
+Tensor Tensor::relu() const { return tapestry::relu(*this); }
+Tensor Tensor::gelu(bool tanh_approximation) const { return tapestry::gelu(*this, tanh_approximation); }
+Tensor Tensor::silu() const { return tapestry::silu(*this); }
+Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const {
+  return tapestry::clamp(*this, min, max);
+}
+
+const Tensor& Tensor::neg_() const { return unary_in_place(kNeg, kernels::neg, *this, tapestry::neg); }
+const Tensor& Tensor::exp_() const { return unary_in_place(kExp, kernels::exp, *this, tapestry::exp); }
+const Tensor& Tensor::sqrt_() const { return unary_in_place(kSqrt, kernels::sqrt, *this, tapestry::sqrt); }
+const Tensor& Tensor::tanh_() const { return unary_in_place(kTanh, kernels::tanh, *this, tapestry::tanh); }
+const Tensor& Tensor::sigmoid_() const {
+  return unary_in_place(kSigmoid, kernels::sigmoid, *this, tapestry::sigmoid);
+}
+const Tensor& Tensor::relu_() const { return unary_in_place(kRelu, kernels::relu, *this, tapestry::relu); }
+const Tensor& Tensor::clamp_(std::optional<Scalar> min, std::optional<Scalar> max) const {
+  check_stores(kClamp, *this, clamped_dtype(*this, min, max));
+  in_place(
+      kClamp, *this, {}, [&] { kernels::clamp(device(), dtype(), planned(*this, *this), min, max); },
+      // The gradient needs the old elements.
+      [&](const Tensor& old) { return tapestry::clamp(tapestry::clone(old), min, max); });
+  return *this;
+}
+
+}  // namespace tapestry
