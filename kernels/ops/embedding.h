@@ -9,7 +9,7 @@ namespace tapestry::kernels {
 /// dtype of the indices, which are dense.
 inline constinit Slot<void(const char* op, const View& indices, std::int64_t rows)> check_indices{
     "check_indices"};
-/// out (n, D) dense = rows of weight (V, D), any strides. All dtypes: those of out and weight.
+/// out (n, D) dense = rows of weight (V, D), any strides. Floats: the dtype of out and weight.
 inline constinit Slot<void(const View& out, const View& weight, const View& indices)> embedding{"embedding"};
 /// dweight (V, D) dense, written whole: row v is the sum of the rows of grad (n, D) dense whose index is v,
 /// in order of position (so the same bits every time), taken in f32 for f16 and bf16; 0 where v == padding

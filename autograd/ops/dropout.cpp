@@ -1,0 +1,44 @@
+#include "tapestry/autograd/ops/dropout.h"
+
+#include <cmath>
+
+#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/generator.h"
+#include "tapestry/kernels/ops/random.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+
+namespace {
+
+const Op kDropout{"dropout", Grad::differentiable, kFloats};
+
+// The mask counts elements in row-major order, whatever the layout of x.
+Tensor masked(const Tensor& x, PhiloxRange range, double p) {
+  const Tensor in = contiguous(x);
+  Tensor y = empty(x.sizes(), {x.dtype(), x.device()});
+  // An element is kept if its 24 bits are at least p of their range: none of them where p is 1.
+  const auto threshold = static_cast<std::uint32_t>(std::ceil(p * 0x1p24));
+  kernels::dropout(y.device(), y.dtype(), y.raw_data(), in.raw_data(), y.numel(), range, threshold,
+                   p < 1 ? 1 / (1 - p) : 0);
+  return y;
+}
+
+}  // namespace
+
+Tensor dropout(const Tensor& x, double p, bool training) {
+  tapestry::detail::check_defined(kDropout.name, x);
+  kDropout.check_dtype(x.dtype());
+  check(p >= 0 && p <= 1, "[dropout] p is ", p, "; give a probability, from 0 to 1");
+  if (!training || p == 0) return x;
+  const auto counters = static_cast<std::uint64_t>((x.numel() + 3) / 4);
+  const PhiloxRange range = current_generator(x.device()).take(counters);
+  Tensor y = masked(x.detach(), range, p);
+  if (recording(x))
+    record(kDropout, y, {&x}, [range, p](Backward& g) { g.set(0, masked(g.grad(), range, p)); });
+  return y;
+}
+
+}  // namespace tapestry

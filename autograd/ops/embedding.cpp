@@ -1,0 +1,50 @@
+#include "tapestry/autograd/ops/embedding.h"
+
+#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/kernels/ops/embedding.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+
+namespace {
+
+const Op kEmbedding{"embedding", Grad::differentiable, kFloats};
+
+}  // namespace
+
+Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std::int64_t> padding_idx) {
+  tapestry::detail::check_defined(kEmbedding.name, weight, "weight");
+  check_operands(kEmbedding, weight, indices);
+  kEmbedding.check_dtype(weight.dtype());
+  check<TypeError>(indices.dtype() == DType::i64 || indices.dtype() == DType::i32, "[embedding] indices are ",
+                   indices.dtype(), "; convert them to int64 or int32");
+  check(weight.dim() == 2, "[embedding] expected a weight of 2 dimensions (rows, columns), got ",
+        weight.sizes());
+  const std::int64_t rows = weight.sizes()[0], columns = weight.sizes()[1];
+  std::int64_t padding = -1;
+  if (padding_idx) {
+    check<IndexError>(*padding_idx >= -rows && *padding_idx < rows, "[embedding] padding_idx ", *padding_idx,
+                      " is outside a weight of ", rows, " rows; give one from ", -rows, " to ", rows - 1);
+    padding = *padding_idx < 0 ? *padding_idx + rows : *padding_idx;
+  }
+  const Tensor flat = contiguous(indices.detach());
+  kernels::check_indices(flat.device(), flat.dtype(), kEmbedding.name, flat, rows);
+  Shape sizes = indices.sizes();
+  check(sizes.size() < kMaxDims, "[embedding] indices of shape ", sizes,
+        " leave no room for the columns; a tensor has ", kMaxDims, " dimensions at most");
+  sizes.push_back(columns);
+  Tensor y = empty(sizes, {weight.dtype(), weight.device()});
+  kernels::embedding(y.device(), y.dtype(), y, weight, flat);
+  if (recording(weight))
+    record(kEmbedding, y, {&weight}, [flat = save(flat), rows, columns, padding](Backward& g) {
+      const Tensor grad = contiguous(g.grad());
+      Tensor dweight = empty({rows, columns}, {grad.dtype(), grad.device()});
+      kernels::embedding_backward(dweight.device(), dweight.dtype(), dweight, grad, g.saved(flat), padding);
+      g.set(0, std::move(dweight));
+    });
+  return y;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,86 @@
+// Rows by index, and the sum of their gradients.
+#include "tapestry/kernels/ops/embedding.h"
+
+#include <cstring>
+#include <vector>
+
+#include "tapestry/kernels/cpu/loops.h"
+
+namespace tapestry::kernels {
+namespace {
+
+using cpu::Compute;
+using cpu::convert;
+
+constexpr DeviceType kDevice = DeviceType::cpu;
+
+std::int64_t index_at(const View& indices, std::int64_t i) {
+  return indices.dtype == DType::i64 ? indices.as<std::int64_t>()[i] : indices.as<std::int32_t>()[i];
+}
+
+template <class I>
+void check_indices_kernel(const char* op, const View& indices, std::int64_t rows) {
+  const I* const index = indices.as<I>();
+  const std::int64_t n = indices.numel();
+  for (std::int64_t i = 0; i < n; ++i)
+    check<IndexError>(index[i] >= 0 && index[i] < rows, "[", op, "] index ", index[i], " at position ", i,
+                      " is out of range for ", rows, " rows; indices go from 0 to ", rows - 1);
+}
+
+// Rows per thread such that each moves about kGrain elements.
+std::int64_t row_grain(std::int64_t columns) { return cpu::kGrain / std::max<std::int64_t>(columns, 1) + 1; }
+
+template <class T>
+void embedding_kernel(const View& out, const View& weight, const View& indices) {
+  const std::int64_t n = indices.numel(), columns = weight.sizes[1];
+  const std::int64_t row = weight.strides[0], column = weight.strides[1];
+  parallel_for(n, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const T* const from = weight.as<T>() + index_at(indices, i) * row;
+      T* const to = out.as<T>() + i * columns;
+      for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c * column];
+    }
+  });
+}
+
+template <class T>
+void embedding_backward_kernel(const View& dweight, const View& grad, const View& indices,
+                               std::int64_t padding) {
+  const std::int64_t n = indices.numel(), rows = dweight.sizes[0], columns = dweight.sizes[1];
+  // The positions of each row, as lists in order of position: threads then share no row, and no sum depends
+  // on how many of them there are.
+  std::vector<std::int64_t> first(static_cast<std::size_t>(rows), -1), next(static_cast<std::size_t>(n));
+  for (std::int64_t i = n - 1; i >= 0; --i) {
+    std::int64_t& head = first[static_cast<std::size_t>(index_at(indices, i))];
+    next[static_cast<std::size_t>(i)] = head;
+    head = i;
+  }
+  parallel_for(rows, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<Compute<T>> sum(static_cast<std::size_t>(columns));
+    for (std::int64_t r = begin; r < end; ++r) {
+      T* const out = dweight.as<T>() + r * columns;
+      std::int64_t i = r == padding ? -1 : first[static_cast<std::size_t>(r)];
+      if (i < 0) {
+        std::memset(static_cast<void*>(out), 0, static_cast<std::size_t>(columns) * sizeof(T));
+        continue;
+      }
+      std::fill(sum.begin(), sum.end(), Compute<T>(0));
+      for (; i >= 0; i = next[static_cast<std::size_t>(i)]) {
+        const T* const g = grad.as<T>() + i * columns;
+        for (std::int64_t c = 0; c < columns; ++c)
+          sum[static_cast<std::size_t>(c)] += convert<Compute<T>>(g[c]);
+      }
+      for (std::int64_t c = 0; c < columns; ++c) out[c] = convert<T>(sum[static_cast<std::size_t>(c)]);
+    }
+  });
+}
+
+const bool for_indices = for_types<std::int64_t, std::int32_t>(
+    []<class I>() { check_indices.set(kDevice, dtype_of<I>, &check_indices_kernel<I>); });
+const bool for_floats = for_types<float, double, Half, BFloat16>([]<class T>() {
+  embedding.set(kDevice, dtype_of<T>, &embedding_kernel<T>);
+  embedding_backward.set(kDevice, dtype_of<T>, &embedding_backward_kernel<T>);
+});
+
+}  // namespace
+}  // namespace tapestry::kernels
