@@ -75,10 +75,13 @@ run() {
 
 # ---- packages ------------------------------------------------------------------------------------------------
 
+# Where headers and data sets are looked for; the tests of these scripts look elsewhere.
+sysroot=${SYSROOT-}
+
 have_command() { command -v "$1" >/dev/null; }
 have_header() {
   local folder
-  for folder in /usr/include /usr/local/include /usr/include/*-linux-gnu "$root/.deps/include"; do
+  for folder in "$sysroot"/usr/{include,local/include,include/*-linux-gnu} "$root/.deps/include"; do
     [[ ! -e $folder/$1 ]] || return 0
   done
   return 1
@@ -98,7 +101,7 @@ is_present() {
     libdnnl-dev) have_header oneapi/dnnl/dnnl.hpp ;;
     libcli11-dev) have_header CLI/CLI.hpp ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
-    dataset-fashion-mnist) [[ -e /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
+    dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;
     *) die "no test is known for package $1 (tools/lib/setup.sh)" ;;
   esac

@@ -1,0 +1,263 @@
+#!/usr/bin/env bash
+# tools/quickstart, tools/test and .ci/run in a tree and a system of their own, where every program that they call is
+# a stand-in that writes down how it was called: what they ask for, in which order, and how they stop.
+# shellcheck disable=SC2016
+set -uo pipefail
+source_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+# ---- the stand-ins ----
+
+# program NAME [BODY]: logs its call, then runs BODY.
+program() {
+  printf '#!/bin/bash\necho "%s $*" >>"%s/log"\n%s\n' "$1" "$work" "${2-}" >"$work/bin/$1"
+  chmod +x "$work/bin/$1"
+}
+
+# What apt-get install does to a system where nothing was installed.
+apt_body='
+touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSROOT/usr/include/$1"; }
+case " $* " in *" install "*) ;; *) exit 0 ;; esac
+for package; do
+  case $package in
+    cmake | g++ | ninja-build | ccache)
+      name=${package%-build}
+      [[ $package != g++ ]] || name=c++
+      cp "$STORE/$name" "$(dirname "$0")/" ;;
+    libeigen3-dev) touch_header eigen3/Eigen/Core ;;
+    nlohmann-json3-dev) touch_header nlohmann/json.hpp ;;
+    zlib1g-dev) touch_header zlib.h ;;
+    libdnnl-dev) touch_header oneapi/dnnl/dnnl.hpp ;;
+    libcli11-dev) touch_header CLI/CLI.hpp ;;
+    catch2) touch_header catch2/catch.hpp ;;
+    dataset-fashion-mnist)
+      mkdir -p "$SYSROOT/usr/share/datasets/fashion-mnist"
+      touch "$SYSROOT/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz" ;;
+  esac
+done'
+
+# A machine with only a shell, and a clone.
+fresh_machine() {
+  rm -rf "${work:?}"/*
+  mkdir -p "$work"/{bin,store,system,clone/.ci}
+  local name
+  for name in bash basename cat chmod cp date dirname env flock head mkdir nproc sed sort touch; do
+    ln -s "$(command -v $name)" "$work/bin/$name"
+  done
+  cp -r "$source_root/tools" "$work/clone/"
+  cp "$source_root/.ci/run" "$work/clone/.ci/"
+  program cmake 'case "$*" in
+  --version) echo "cmake version 3.25.1" ;;
+  "--build --preset release"*)
+    mkdir -p build/release/bin
+    printf "#!/bin/bash\necho \"classifier \$*\" >>'"$work"'/log\n" >build/release/bin/classifier
+    chmod +x build/release/bin/classifier ;;
+esac'
+  program ninja
+  program c++
+  program ccache
+  mv "$work"/bin/{cmake,ninja,c++,ccache} "$work/store/"
+  program ctest
+  program sudo 'exec "$@"'
+  program apt-cache
+  program apt-get "$apt_body"
+  : >"$work/log"
+}
+
+# call SCRIPT [OPTIONS]: leaves its status in $status, what it printed in $output, the calls it made in $calls.
+call() {
+  local script=$1
+  shift
+  : >"$work/log"
+  output=$(cd "$work" && env -i PATH="$work/bin" HOME="$work" SYSROOT="$work/system" STORE="$work/store" \
+    "$work/clone/$script" "$@" 2>&1 </dev/null)
+  status=$?
+  calls=$(grep -vE '^(sudo|cmake --version)' "$work/log")
+}
+
+# ---- the expectations ----
+
+fail() {
+  printf 'FAILED: %s: %s\n--- it printed:\n%s\n--- it called:\n%s\n\n' "$name" "$1" "$output" "$calls"
+  failures=$((failures + 1))
+}
+has_status() { [[ $status == "$1" ]] || fail "exit status $status, not $1"; }
+says() { [[ $output == *"$1"* ]] || fail "does not say '$1'"; }
+called() { [[ $calls == "$1" ]] || fail "should have called: $1"; }
+
+every='cmake ninja-build g++ libeigen3-dev nlohmann-json3-dev zlib1g-dev libcli11-dev'
+install='-q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends'
+update='-q -o DPkg::Lock::Timeout=300 update'
+
+for script in tools/quickstart tools/test; do
+  name="$script: command line"
+  fresh_machine
+  call $script --help
+  has_status 0
+  says '--no-install'
+  call $script --bogus
+  has_status 2
+  says "unknown option '--bogus'"
+  for jobs in 0 x ''; do
+    call $script --jobs "$jobs"
+    has_status 2
+    says "not '$jobs'"
+  done
+  call $script --jobs
+  has_status 2
+  called ''
+
+  name="$script: --no-install on a fresh machine"
+  call $script --no-install
+  has_status 1
+  says "Missing: $every"
+  called ''
+
+  name="$script: apt-get fails"
+  fresh_machine
+  program apt-get 'exit 100'
+  call $script
+  has_status 1
+  says 'stopped in phase "packages"'
+  called "apt-get $update"
+
+  name="$script: apt-get brings nothing"
+  program apt-get
+  call $script
+  has_status 1
+  says 'these bring nothing that was expected: cmake'
+
+  name="$script: no package manager"
+  rm "$work/bin/apt-get"
+  call $script
+  has_status 1
+  says 'there is no apt-get here'
+
+  name="$script: an optional package that the system does not know"
+  fresh_machine
+  program apt-cache '[[ $2 != libdnnl-dev ]]'
+  call $script
+  has_status 0
+  says 'libdnnl-dev is optional'
+
+  name="$script: cmake is too old"
+  program cmake 'echo "cmake version 3.22.1"'
+  call $script
+  has_status 1
+  says 'version 3.22.1 and 3.25 is needed'
+
+  name="$script: the build fails"
+  program cmake '[[ $1 != --version ]] || echo "cmake version 3.30.0"; [[ $1 != --build ]] || exit 3'
+  call $script
+  has_status 1
+  says 'stopped in phase "build"'
+  [[ $calls != *ctest* && $calls != *classifier\ --data* ]] || fail 'goes on after a failure'
+
+  name="$script: a build folder that cannot be written"
+  rm -rf "$work/clone/build"
+  touch "$work/clone/build"
+  call $script
+  has_status 1
+  says "cannot write to $work/clone/build"
+
+  name="$script: two at a time"
+  rm "$work/clone/build"
+  mkdir "$work/clone/build"
+  exec 8>"$work/clone/build/.lock"
+  flock 8
+  call $script
+  has_status 1
+  says 'wait for it to end'
+  exec 8>&-
+done
+
+name='quickstart: from nothing to a trained network'
+fresh_machine
+call tools/quickstart --jobs 3 -- --epochs 2 --run-dir 'a b'
+has_status 0
+called "apt-get $update
+apt-cache show ccache
+apt-cache show libdnnl-dev
+apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev
+cmake --preset release
+cmake --build --preset release --parallel 3 --target classifier
+classifier --data fashion-mnist --model cnn --epochs 2 --run-dir a b"
+[[ $(sed 1d "$work/clone/build/times.tsv" | cut -f 3 | tr '\n' ' ') == 'packages configure build ready train ' ]] ||
+  fail "build/times.tsv holds $(cat "$work/clone/build/times.tsv")"
+
+name='quickstart: the second run installs nothing'
+call tools/quickstart --jobs 3
+has_status 0
+says 'packages: all there'
+called 'cmake --preset release
+cmake --build --preset release --parallel 3 --target classifier
+classifier --data fashion-mnist --model cnn'
+
+name='quickstart: --no-install where all is there'
+call tools/quickstart --no-install
+has_status 0
+
+name='quickstart: only what is missing is installed'
+rm "$work/system/usr/include/zlib.h"
+call tools/quickstart
+has_status 0
+[[ $calls == *"apt-get $install zlib1g-dev
+"* ]] || fail 'should install zlib1g-dev alone'
+
+name='quickstart: only something optional is missing'
+rm "$work/bin/ccache"
+call tools/quickstart --no-install
+has_status 0
+says '(optional, for speed: ccache)'
+
+name='test: everything'
+fresh_machine
+call tools/test --jobs=2
+has_status 0
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev
+cmake --preset ci
+cmake --build --preset ci --parallel 2
+ctest --preset ci --parallel 2 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
+
+name='test: --full, a preset, options of ctest'
+call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
+called 'cmake --preset asan
+cmake --build --preset asan --parallel 2
+ctest --preset asan --parallel 2 --no-tests=error -R a|b'
+call tools/test --preset msan
+has_status 2
+says "not 'msan'"
+
+name='test: a test fails'
+program ctest 'exit 8'
+call tools/test
+has_status 1
+says 'stopped in phase "test"'
+
+name='.ci/run: all steps in order'
+fresh_machine
+# failing_test OPTIONS: a stand-in for tools/test that fails when called with them.
+failing_test() {
+  program test "[[ \"\$*\" != '$1' ]]"
+  mv "$work/bin/test" "$work/clone/tools/test"
+}
+failing_test --none
+call .ci/run
+has_status 0
+called 'test 
+test --preset asan
+test --preset tsan'
+says '0 min 00 s of 15 min'
+
+name='.ci/run: the first failure ends it'
+failing_test '--preset asan'
+call .ci/run
+has_status 1
+says 'ASan and UBSan failed'
+called 'test 
+test --preset asan'
+
+((failures == 0)) && echo 'all as expected'
+exit $((failures > 0))
