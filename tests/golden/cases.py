@@ -49,7 +49,8 @@ def bools(*shape, seed=1):
 
 
 def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
+    """These values, rounded to float32."""
+    return torch.tensor(values, dtype=torch.float64).float().double()
 
 
 # ---- recording ----
@@ -80,8 +81,6 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None):
     tags = set(tags.split())
     if any(x is not None and not x.is_floating_point() for x in inputs):
         tags.add("integer")
-    if any(x is not None and x.numel() == 0 for x in inputs):
-        tags.add("empty")
     assert tags <= TAGS, f"{op}: unknown tag in {tags}"
     for x in inputs:
         if x is not None and x.dtype == torch.float64:
@@ -91,6 +90,8 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None):
     before = [None if x is None else x.clone() for x in inputs]
     leaves = [None if x is None else x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
     outputs = _tensors(fn(*leaves, **params))
+    if any(x is not None and x.numel() == 0 for x in inputs or outputs):
+        tags.add("empty")
     for x, old in zip(leaves, before):
         assert x is None or torch.equal(torch.nan_to_num(x.detach()), torch.nan_to_num(old)), f"{op}: input changed"
     grads, differentiable = [None] * len(inputs), False
