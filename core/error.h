@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "tapestry/core/device.h"
 #include "tapestry/core/dtype.h"
@@ -16,6 +17,17 @@ namespace tapestry {
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+
+  /// Appends " (in <place>)" to the text. Only the first call counts: the innermost place is the useful one.
+  void add_place(std::string_view place) {
+    if (std::exchange(placed_, true)) return;
+    // The text is assigned in the exception object itself, so that `throw;` keeps the type.
+    static_cast<std::runtime_error&>(*this) =
+        std::runtime_error(std::string(what()).append(" (in ").append(place).append(")"));
+  }
+
+ private:
+  bool placed_ = false;
 };
 // clang-format off
 class ValueError : public Error { using Error::Error; };          ///< a wrong shape or argument

@@ -1,0 +1,47 @@
+#include "tapestry/nn/layers/activation.h"
+
+#include "tapestry/autograd/ops/dropout.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/softmax.h"
+#include "tapestry/nn/layers/text.h"
+
+namespace tapestry::nn {
+
+Tensor ReLU::forward(const Tensor& x) { return relu(x); }
+Tensor SiLU::forward(const Tensor& x) { return silu(x); }
+Tensor Tanh::forward(const Tensor& x) { return tanh(x); }
+Tensor Sigmoid::forward(const Tensor& x) { return sigmoid(x); }
+Tensor Identity::forward(const Tensor& x) { return x; }
+
+GELU::GELU(const Options& o) : options(o) {
+  check(o.approximate == "none" || o.approximate == "tanh", "[GELU] approximate must be 'none' or 'tanh' but is '",
+        o.approximate, "'");
+}
+Tensor GELU::forward(const Tensor& x) { return gelu(x, options.approximate == "tanh"); }
+std::string GELU::options_text() const {
+  return detail::OptionsText().add("approximate", options.approximate, std::string("none")).str();
+}
+
+Tensor LeakyReLU::forward(const Tensor& x) { return where(x > 0, x, x * options.negative_slope); }
+std::string LeakyReLU::options_text() const {
+  return detail::OptionsText().add("negative_slope", options.negative_slope).str();
+}
+
+Tensor Softmax::forward(const Tensor& x) { return softmax(x, options.dim); }
+std::string Softmax::options_text() const { return detail::OptionsText().add("dim", options.dim).str(); }
+
+Tensor LogSoftmax::forward(const Tensor& x) { return log_softmax(x, options.dim); }
+std::string LogSoftmax::options_text() const { return detail::OptionsText().add("dim", options.dim).str(); }
+
+Dropout::Dropout(const Options& o) : options(o) {
+  check(o.p >= 0 && o.p <= 1, "[Dropout] p must lie in [0, 1] but is ", o.p);
+}
+Tensor Dropout::forward(const Tensor& x) { return dropout(x, options.p, is_training()); }
+std::string Dropout::options_text() const { return detail::OptionsText().add("p", options.p).str(); }
+
+Tensor Flatten::forward(const Tensor& x) { return x.flatten(options.start_dim, options.end_dim); }
+std::string Flatten::options_text() const {
+  return detail::OptionsText().add("start_dim", options.start_dim).add("end_dim", options.end_dim).str();
+}
+
+}  // namespace tapestry::nn

@@ -1,0 +1,111 @@
+#pragma once
+// Functions of one tensor as modules.
+#include <string>
+
+#include "tapestry/nn/module.h"
+
+namespace tapestry::nn {
+
+/// A module without parameters or options.
+#define TAPESTRY_ACTIVATION(Name)                       \
+  struct Name##Options {                                \
+    using Layer = class Name;                           \
+  };                                                    \
+  class Name : public Module {                          \
+   public:                                              \
+    using Options = Name##Options;                      \
+    explicit Name(const Options& = {}) {}               \
+    Tensor forward(const Tensor& x) override;           \
+  }
+
+TAPESTRY_ACTIVATION(ReLU);      ///< max(x, 0)
+TAPESTRY_ACTIVATION(SiLU);      ///< x sigmoid(x)
+TAPESTRY_ACTIVATION(Tanh);      ///< tanh(x)
+TAPESTRY_ACTIVATION(Sigmoid);   ///< 1 / (1 + exp(-x))
+TAPESTRY_ACTIVATION(Identity);  ///< x
+#undef TAPESTRY_ACTIVATION
+
+struct GELUOptions {
+  using Layer = class GELU;
+  std::string approximate = "none";  ///< or "tanh"
+};
+/// x Phi(x) (Hendrycks and Gimpel 2016).
+class GELU : public Module {
+ public:
+  using Options = GELUOptions;
+  explicit GELU(const Options& options = {});
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+};
+
+struct LeakyReLUOptions {
+  using Layer = class LeakyReLU;
+  double negative_slope = 0.01;
+};
+/// x where it is positive, else negative_slope x.
+class LeakyReLU : public Module {
+ public:
+  using Options = LeakyReLUOptions;
+  explicit LeakyReLU(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+};
+
+struct SoftmaxOptions {
+  using Layer = class Softmax;
+  std::int64_t dim = -1;  ///< PyTorch's default depends on the number of dimensions, and is deprecated there
+};
+class Softmax : public Module {
+ public:
+  using Options = SoftmaxOptions;
+  explicit Softmax(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+};
+
+struct LogSoftmaxOptions {
+  using Layer = class LogSoftmax;
+  std::int64_t dim = -1;
+};
+class LogSoftmax : public Module {
+ public:
+  using Options = LogSoftmaxOptions;
+  explicit LogSoftmax(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+};
+
+struct DropoutOptions {
+  using Layer = class Dropout;
+  double p = 0.5;
+};
+/// In training zeroes each element with probability p and scales the rest by 1 / (1 - p) (Srivastava et al.
+/// 2014).
+class Dropout : public Module {
+ public:
+  using Options = DropoutOptions;
+  explicit Dropout(const Options& options = {});
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+};
+
+struct FlattenOptions {
+  using Layer = class Flatten;
+  std::int64_t start_dim = 1, end_dim = -1;
+};
+/// Makes one dimension of several; by default all but the batch's.
+class Flatten : public Module {
+ public:
+  using Options = FlattenOptions;
+  explicit Flatten(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+};
+
+}  // namespace tapestry::nn

@@ -1,0 +1,122 @@
+#pragma once
+// Modules made of a list of modules.
+#include <functional>
+#include <string>
+#include <type_traits>
+
+#include "tapestry/nn/module.h"
+
+namespace tapestry::nn {
+
+/// A function as a module: `[](const Tensor& x) { return x.transpose(1, 2); }`. It has no parameters and must
+/// not change what it captures.
+class Function : public Module {
+ public:
+  explicit Function(std::function<Tensor(const Tensor&)> function);
+  Tensor forward(const Tensor& x) override { return function_(x); }
+
+ private:
+  std::function<Tensor(const Tensor&)> function_;
+};
+
+/// Gives a part of a Sequential a name instead of its number.
+template <class Part>
+struct Named {
+  std::string name;
+  Part part;
+};
+template <class Part>
+Named<std::decay_t<Part>> named(std::string name, Part&& part) {
+  return {std::move(name), std::forward<Part>(part)};
+}
+
+namespace detail {
+template <class P>
+inline constexpr bool is_named = false;
+template <class P>
+inline constexpr bool is_named<Named<P>> = true;
+}  // namespace detail
+
+/// What Sequential and ModuleList share: children named "0", "1", ... in order.
+class ModuleListBase : public Module {
+ public:
+  std::size_t size() const { return modules_.size(); }
+  bool empty() const { return modules_.empty(); }
+  /// Throws IndexError; negative counts from the end.
+  Module& operator[](std::int64_t index) const;
+  /// The same as the type that it is. Throws TypeError if it is another one.
+  template <std::derived_from<Module> T>
+  T& get(std::int64_t index) const {
+    T* found = dynamic_cast<T*>(&(*this)[index]);
+    check<TypeError>(found != nullptr, "[", type_name(), "] module ", index, " is a ", (*this)[index].type_name(),
+                     ", not what get() asked for");
+    return *found;
+  }
+  auto begin() const { return modules_.begin(); }  // of Module*
+  auto end() const { return modules_.end(); }
+
+  /// Appends, as add() makes them, a module of type T; returns it.
+  template <HasOptions T>
+  T& append(const typename T::Options& options) {
+    return append(std::make_shared<T>(options));
+  }
+  template <std::derived_from<Module> T, class... Args>
+  requires std::constructible_from<T, Args...> T& append(Args&&... args) {
+    return append(std::make_shared<T>(std::forward<Args>(args)...));
+  }
+  template <class Pointer>
+  requires std::derived_from<typename Pointer::element_type, Module>
+  auto& append(Pointer module) { return append_named(std::to_string(size()), std::move(module)); }
+
+ protected:
+  template <class Pointer>
+  auto& append_named(const std::string& name, Pointer module) {
+    auto& added = Module::add(name, std::move(module));
+    modules_.push_back(&added);
+    return added;
+  }
+
+ private:
+  std::vector<Module*> modules_;
+};
+
+/// Calls its modules one after another. A part is the options of a layer, a pointer to a module, or a
+/// function:
+///
+///   nn::Sequential net(nn::Conv2d::Options{.in_channels = 1, .out_channels = 32, .kernel_size = 5},
+///                      nn::ReLU::Options{}, nn::MaxPool2d::Options{.kernel_size = 2},
+///                      nn::named("head", nn::Linear::Options{.in_features = 4608, .out_features = 10}));
+class Sequential : public ModuleListBase {
+ public:
+  template <class... Parts>
+  explicit Sequential(Parts&&... parts) {
+    (push_back(std::forward<Parts>(parts)), ...);
+  }
+
+  template <class Part>
+  Sequential& push_back(Part&& part) {
+    return push_named(std::to_string(size()), std::forward<Part>(part));
+  }
+
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  template <class Part>
+  Sequential& push_named(const std::string& name, Part&& part) {
+    using P = std::remove_cvref_t<Part>;
+    if constexpr (detail::is_named<P>)
+      return push_named(part.name, std::forward<Part>(part).part);
+    else if constexpr (requires { typename P::Layer; })
+      append_named(name, std::make_shared<typename P::Layer>(part));
+    else if constexpr (requires { requires std::derived_from<typename P::element_type, Module>; })
+      append_named(name, std::forward<Part>(part));
+    else
+      append_named(name, std::make_shared<Function>(std::forward<Part>(part)));
+    return *this;
+  }
+};
+
+/// Holds modules; the module above says how they are called.
+class ModuleList : public ModuleListBase {};
+
+}  // namespace tapestry::nn
