@@ -1,0 +1,314 @@
+#include "tapestry/nn/optim/optimizer.h"
+
+#include <algorithm>
+#include <exception>
+#include <future>
+#include <unordered_set>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/worker.h"
+
+namespace tapestry::optim {
+
+namespace {
+
+MemoryFormat dense_format(const Tensor& t) {
+  return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
+}
+
+Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
+
+}  // namespace
+
+// ---- groups and options ----
+
+void Optimizer::add_params(std::vector<Parameter> params) {
+  check(!params.empty(), "[", name(), "] the list of parameters is empty; pass module.parameters()");
+  std::unordered_set<const void*> known;
+  for (const Parameter& p : parameters()) known.insert(p.id());
+  for (const Parameter& p : params) {
+    check(p.defined(), "[", name(), "] a parameter is undefined; pass registered parameters only");
+    check(known.insert(p.id()).second, "[", name(), "] a parameter of shape ", p.replica(0).sizes(),
+          " is given twice; a parameter belongs to one group");
+  }
+  Group group;
+  group.states.resize(params.size());
+  group.params = std::move(params);
+  groups_.push_back(std::move(group));
+}
+
+std::vector<Parameter> Optimizer::parameters() const {
+  std::vector<Parameter> all;
+  for (const Group& g : groups_) all.insert(all.end(), g.params.begin(), g.params.end());
+  return all;
+}
+
+double Optimizer::option(std::size_t group, std::string_view option_name) const {
+  check<IndexError>(group < groups_.size(), "[", name(), "] there is no group ", group, "; there are ", groups_.size());
+  for (const OptionRef& o : options_of(group))
+    if (o.name == option_name) return o.get();
+  fail("[", name(), "] there is no option '", option_name, "'");
+}
+
+void Optimizer::set_option(std::size_t group, std::string_view option_name, double value) {
+  const double old = option(group, option_name);
+  for (const OptionRef& o : options_of(group)) {
+    if (o.name != option_name) continue;
+    o.set(value);
+    try {
+      check_options(group);
+    } catch (...) {
+      o.set(old);
+      throw;
+    }
+  }
+}
+
+bool Optimizer::has_option(std::string_view option_name) const {
+  if (groups_.empty()) return false;
+  const auto options = options_of(0);
+  return std::any_of(options.begin(), options.end(), [&](const OptionRef& o) { return o.name == option_name; });
+}
+
+void Optimizer::set_lr(double lr) {
+  for (std::size_t g = 0; g < groups_.size(); ++g) set_lr(g, lr);
+}
+void Optimizer::set_lr(std::size_t group, double lr) { set_option(group, "lr", lr); }
+
+// ---- stepping ----
+
+int Optimizer::replicas() const {
+  int most = 1;
+  for (const Group& g : groups_)
+    for (const Parameter& p : g.params) most = std::max(most, p.replicas());
+  return most;
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  for (const Group& g : groups_)
+    for (const Parameter& p : g.params)
+      for (int r = 0; r < p.replicas(); ++r) p.replica(r).zero_grad(set_to_none);
+}
+
+// Makes what is missing of a parameter's state; a replica that is new takes over that of replica 0.
+void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica) {
+  const Tensor& param = groups_[group].params[index].replica(replica);
+  std::vector<State>& states = groups_[group].states[index];
+  const auto at = static_cast<std::size_t>(replica);
+  if (states.size() <= at) states.resize(at + 1);
+  State& state = states[at];
+  if (!state.step.defined()) {
+    if (replica > 0 && states[0].step.defined()) {
+      state.step = clone(states[0].step);
+      for (std::size_t k = 0; k < kMaxState; ++k)
+        if (states[0].tensors[k].defined()) state.tensors[k] = clone(states[0].tensors[k]);
+    } else {
+      state.step = number(0);
+    }
+  }
+  // The parameter may have moved since the last step.
+  state.step = state.step.to(param.device());
+  for (std::size_t k = 0; k < num_state(group); ++k) {
+    Tensor& t = state.tensors[k];
+    t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param)) : zeros_like(param.detach());
+  }
+}
+
+void Optimizer::prepare_step() {
+  const NoGradGuard no_grad;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (num_state(g) == 0) continue;
+    for (std::size_t i = 0; i < groups_[g].params.size(); ++i) {
+      const Parameter& p = groups_[g].params[i];
+      for (int r = 0; r < p.replicas(); ++r)
+        if (p.replica(r).grad().defined()) prepare_state(g, i, r);
+    }
+  }
+}
+
+void Optimizer::step_replica(int replica) {
+  const NoGradGuard no_grad;
+  struct Batch {
+    Device device;
+    DType dtype;
+    std::vector<kernels::StepItem> items;
+  };
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    std::vector<Batch> batches;  // one, unless a model lies on several devices
+    std::vector<Tensor> alive, changed;
+    for (std::size_t i = 0; i < group.params.size(); ++i) {
+      if (replica >= group.params[i].replicas()) continue;
+      const Tensor& param = group.params[i].replica(replica);
+      Tensor grad = param.grad();
+      if (!grad.defined()) continue;
+      const MemoryFormat format = dense_format(param);
+      check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(), " and strides ",
+            param.strides(), " is not dense; register it with contiguous()");
+      grad = grad.contiguous(format);
+      alive.push_back(grad);
+      kernels::StepItem item{.param = param.raw_data(), .grad = grad.raw_data(), .numel = param.numel()};
+      if (const std::size_t count = num_state(g)) {
+        const auto at = static_cast<std::size_t>(replica);
+        check(at < group.states[i].size() && group.states[i][at].step.defined(),
+              "[", name(), "] replica ", replica, " has no state yet; call prepare_step() before step_replica()");
+        const State& state = group.states[i][at];
+        item.step = state.step.data<double>();
+        for (std::size_t k = 0; k < count; ++k) item.state[k] = state.tensors[k].raw_data();
+      }
+      auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& b) {
+        return b.device == param.device() && b.dtype == param.dtype();
+      });
+      if (batch == batches.end()) batch = batches.insert(batch, {param.device(), param.dtype(), {}});
+      batch->items.push_back(item);
+      changed.push_back(param);
+    }
+    const kernels::StepScalars scalars{.lr = lr(g), .grad_scale = grad_scale_};
+    for (const Batch& b : batches) {
+      const DeviceGuard guard(b.device);
+      Tensor there;  // the numbers of this step, in memory of the device
+      const auto* address = &scalars;
+      if (!b.device.is_cpu()) {
+        there = tensor(std::vector<double>{scalars.lr, scalars.grad_scale}, {DType::f64, b.device});
+        address = static_cast<const kernels::StepScalars*>(there.raw_data());
+      }
+      update(g, b.device, b.dtype,
+             {.items = b.items.data(), .count = static_cast<std::int64_t>(b.items.size()), .scalars = address});
+    }
+    for (const Tensor& t : changed) t.storage()->bump_version();
+  }
+}
+
+void Optimizer::step() {
+  prepare_step();
+  const int count = replicas();
+  if (count == 1) return step_replica(0);
+  std::vector<std::future<void>> running;
+  for (int r = 0; r < count; ++r) {
+    Device device;
+    for (const Group& g : groups_)
+      for (const Parameter& p : g.params)
+        if (r < p.replicas()) device = p.replica(r).device();
+    running.push_back(device_worker(device).run([this, r] { step_replica(r); }));
+  }
+  std::exception_ptr first;
+  for (std::future<void>& f : running) {
+    try {
+      f.get();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+// ---- state ----
+
+template <class F>
+void Optimizer::for_params(const F& fn) const {
+  std::size_t number = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (std::size_t i = 0; i < groups_[g].params.size(); ++i) fn(g, i, number++);
+}
+
+StateDict Optimizer::state_dict() const {
+  const NoGradGuard no_grad;
+  const std::vector<const char*> names = state_names();
+  StateDict dict;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::string prefix = "groups." + std::to_string(g) + ".";
+    for (const OptionRef& o : options_of(g)) dict.emplace_back(prefix + o.name, number(o.get()));
+    dict.emplace_back(prefix + "num_params",
+                      scalar_tensor(static_cast<std::int64_t>(groups_[g].params.size()), {DType::i64, kCPU}));
+  }
+  for_params([&](std::size_t g, std::size_t i, std::size_t n) {
+    const std::vector<State>& states = groups_[g].states[i];
+    if (states.empty() || !states[0].step.defined()) return;
+    const std::string prefix = "state." + std::to_string(n) + ".";
+    dict.emplace_back(prefix + "step", clone(states[0].step));
+    for (std::size_t k = 0; k < kMaxState; ++k)
+      if (states[0].tensors[k].defined()) dict.emplace_back(prefix + names[k], clone(states[0].tensors[k]));
+  });
+  return dict;
+}
+
+void Optimizer::load_state_dict(const StateDict& dict) {
+  const NoGradGuard no_grad;
+  const std::vector<const char*> names = state_names();
+  std::string wrong;
+  std::unordered_set<std::string> used;
+  const auto take = [&](const std::string& key) -> const Tensor* {
+    const Tensor* t = nn::find(dict, key);
+    if (t) used.insert(key);
+    return t && t->defined() ? t : nullptr;
+  };
+  const auto take_number = [&](const std::string& key) {
+    const Tensor* t = take(key);
+    if (t && t->numel() == 1) return t->item();
+    wrong += (t ? "\n  not a number: " : "\n  missing: ") + key;
+    return 0.0;
+  };
+
+  // All is read and checked before anything is changed.
+  std::vector<std::vector<double>> options(groups_.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::string prefix = "groups." + std::to_string(g) + ".";
+    for (const OptionRef& o : options_of(g)) options[g].push_back(take_number(prefix + o.name));
+    const double count = take_number(prefix + "num_params");
+    if (count != static_cast<double>(groups_[g].params.size()))
+      wrong += "\n  group " + std::to_string(g) + " has " + std::to_string(static_cast<std::int64_t>(count)) +
+               " parameters in the state and " + std::to_string(groups_[g].params.size()) + " here";
+  }
+  std::vector<State> states(parameters().size());
+  for_params([&](std::size_t g, std::size_t i, std::size_t n) {
+    const std::string prefix = "state." + std::to_string(n) + ".";
+    if (!nn::find(dict, prefix + "step")) return;
+    const Tensor& param = groups_[g].params[i].replica(0);
+    states[n].step = number(take_number(prefix + "step"));
+    for (std::size_t k = 0; k < names.size(); ++k) {
+      const Tensor* t = take(prefix + names[k]);
+      if (!t) continue;
+      if (t->sizes() == param.sizes())
+        states[n].tensors[k] = clone(t->to(param.device(), param.dtype()));
+      else
+        wrong += "\n  wrong shape: " + prefix + names[k] + " expected " + param.sizes().str() + " but got " +
+                 t->sizes().str();
+    }
+  });
+  for (const auto& [key, t] : dict)
+    if (!used.contains(key)) wrong += "\n  unexpected: " + key;
+  check(wrong.empty(), "[load_state_dict] the state does not fit this ", name(), ", and nothing was loaded:", wrong,
+        "\npass the state of the same optimizer over the same parameters");
+
+  // The options decide which tensors must be there.
+  std::vector<std::vector<double>> old(groups_.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    for (const OptionRef& o : options_of(g)) old[g].push_back(o.get());
+  const auto assign = [&](const std::vector<std::vector<double>>& values) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      auto value = values[g].begin();
+      for (const OptionRef& o : options_of(g)) o.set(*value++);
+    }
+  };
+  assign(options);
+  try {
+    for (std::size_t g = 0; g < groups_.size(); ++g) check_options(g);
+    for_params([&](std::size_t g, std::size_t, std::size_t n) {
+      for (std::size_t k = 0; k < num_state(g); ++k)
+        check(!states[n].step.defined() || states[n].tensors[k].defined(),
+              "[load_state_dict] state.", n, ".", names[k], " is missing, and nothing was loaded; pass the state of the "
+              "same optimizer");
+    });
+  } catch (...) {
+    assign(old);
+    throw;
+  }
+  for_params([&](std::size_t g, std::size_t i, std::size_t n) {
+    groups_[g].states[i].clear();
+    if (states[n].step.defined()) groups_[g].states[i].push_back(std::move(states[n]));
+  });
+}
+
+}  // namespace tapestry::optim
