@@ -3,6 +3,7 @@
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/softmax.h"
+#include "tapestry/nn/functional.h"
 #include "tapestry/nn/layers/text.h"
 
 namespace tapestry::nn {
@@ -22,7 +23,7 @@ std::string GELU::options_text() const {
   return detail::OptionsText().add("approximate", options.approximate, std::string("none")).str();
 }
 
-Tensor LeakyReLU::forward(const Tensor& x) { return where(x > 0, x, x * options.negative_slope); }
+Tensor LeakyReLU::forward(const Tensor& x) { return functional::leaky_relu(x, options.negative_slope); }
 std::string LeakyReLU::options_text() const {
   return detail::OptionsText().add("negative_slope", options.negative_slope).str();
 }

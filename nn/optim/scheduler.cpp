@@ -119,9 +119,8 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
         o.div_factor, " and ", o.final_div_factor);
   if (o.cycle_momentum) {
     momentum_name_ = optimizer.has_option("momentum") ? "momentum" : "beta1";
-    for (std::size_t g = 0; g < optimizer.num_groups(); ++g)
-      check(optimizer.has_option(momentum_name_) && optimizer.option(g, momentum_name_) > 0,
-            "[OneCycleLR] cycle_momentum needs an optimizer with momentum; give it one, or set cycle_momentum = false");
+    check(optimizer.has_option(momentum_name_), "[OneCycleLR] ", optimizer.name(),
+          " has neither momentum nor beta1 to cycle; set cycle_momentum = false");
     check(o.base_momentum > 0 && o.base_momentum < 1 && o.max_momentum > 0 && o.max_momentum < 1,
           "[OneCycleLR] base_momentum and max_momentum must lie in (0, 1) but are ", o.base_momentum, " and ",
           o.max_momentum);
@@ -143,7 +142,7 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
   double begin = 0;
   for (const Phase& phase : phases_) {
     if (at <= phase.end_step || &phase == &phases_.back()) {
-      const double t = (at - begin) / (phase.end_step - begin);
+      const double t = phase.end_step > begin ? (at - begin) / (phase.end_step - begin) : 1;
       if (options_.anneal_strategy == Anneal::linear) return phase.*from + (phase.*to - phase.*from) * t;
       return phase.*to + (phase.*from - phase.*to) / 2 * (1 + std::cos(std::numbers::pi * t));
     }

@@ -1,0 +1,168 @@
+#include "tapestry/nn/layers/attention.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tapestry/autograd/ops/attention.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/dropout.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/softmax.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/nn/init.h"
+#include "tapestry/nn/layers/text.h"
+
+namespace tapestry::nn {
+
+namespace {
+
+using Options = MultiheadAttentionOptions;
+
+Options checked(Options o) {
+  check(o.embed_dim > 0 && o.num_heads > 0 && o.embed_dim % o.num_heads == 0,
+        "[MultiheadAttention] num_heads must divide embed_dim, both positive, but they are ", o.num_heads, " and ",
+        o.embed_dim, "; set both");
+  check(o.dropout >= 0 && o.dropout <= 1, "[MultiheadAttention] dropout must lie in [0, 1] but is ", o.dropout);
+  o.kdim = o.kdim.value_or(o.embed_dim);
+  o.vdim = o.vdim.value_or(o.embed_dim);
+  check(*o.kdim > 0 && *o.vdim > 0, "[MultiheadAttention] kdim and vdim must be positive but are ", *o.kdim, " and ",
+        *o.vdim);
+  return o;
+}
+
+bool packed(const Options& o) { return o.kdim == o.embed_dim && o.vdim == o.embed_dim; }
+
+Tensor weight_if(bool wanted, std::int64_t out, std::int64_t in) {
+  return wanted ? init::xavier_uniform_(empty({out, in})) : Tensor();
+}
+
+// A mask as something to add to scores of this dtype: -inf where a bool one is true.
+Tensor additive(const Tensor& mask, DType dtype, const char* name) {
+  if (mask.dtype() == DType::boolean)
+    return where(mask, full({}, -std::numeric_limits<double>::infinity(), {dtype, mask.device()}),
+                 zeros({}, {dtype, mask.device()}));
+  check<TypeError>(is_floating(mask.dtype()), "[multihead_attention] ", name,
+                   " must be bool or floating but is ", mask.dtype());
+  return mask.to(dtype);
+}
+
+// (N, L, E) -> (N, heads, L, E / heads)
+Tensor split_heads(const Tensor& x, std::int64_t heads) {
+  return x.reshape({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+}
+
+}  // namespace
+
+MultiheadAttention::MultiheadAttention(const Options& o)
+    : options(checked(o)),
+      in_proj_weight(param("in_proj_weight", weight_if(packed(options), 3 * o.embed_dim, o.embed_dim))),
+      q_proj_weight(param("q_proj_weight", weight_if(!packed(options), o.embed_dim, o.embed_dim))),
+      k_proj_weight(param("k_proj_weight", weight_if(!packed(options), o.embed_dim, *options.kdim))),
+      v_proj_weight(param("v_proj_weight", weight_if(!packed(options), o.embed_dim, *options.vdim))),
+      in_proj_bias(param("in_proj_bias", o.bias ? zeros({3 * o.embed_dim}) : Tensor())),
+      out_proj(add<Linear>("out_proj", {.in_features = o.embed_dim, .out_features = o.embed_dim, .bias = o.bias})) {
+  if (o.bias) init::zeros_(out_proj.bias);
+}
+
+std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Tensor& key, const Tensor& value) const {
+  std::vector<Tensor> biases(3);
+  if (in_proj_bias.defined()) biases = in_proj_bias->chunk(3);
+  if (!in_proj_weight.defined())
+    return {linear(query, q_proj_weight, biases[0]), linear(key, k_proj_weight, biases[1]),
+            linear(value, v_proj_weight, biases[2])};
+  if (query.is_same(key) && key.is_same(value)) {  // self-attention: one product for all three
+    const std::vector<Tensor> all = linear(query, in_proj_weight, in_proj_bias).chunk(3, -1);
+    return {all[0], all[1], all[2]};
+  }
+  const std::vector<Tensor> weights = in_proj_weight->chunk(3);
+  return {linear(query, weights[0], biases[0]), linear(key, weights[1], biases[1]),
+          linear(value, weights[2], biases[2])};
+}
+
+std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                      const AttendOptions& how) {
+  const std::int64_t embed = options.embed_dim, heads = options.num_heads;
+  const std::int64_t wanted[] = {embed, *options.kdim, *options.vdim};
+  const Tensor* const given[] = {&query, &key, &value};
+  const char* const names[] = {"query", "key", "value"};
+  for (int i = 0; i < 3; ++i) {
+    tapestry::detail::check_defined("multihead_attention", *given[i], names[i]);
+    const Tensor& t = *given[i];
+    check((t.dim() == 2 || t.dim() == 3) && t.dim() == query.dim() && t.size(-1) == wanted[i],
+          "[multihead_attention] expected a ", names[i], " of ", query.dim() == 2 ? "2" : "3",
+          " dimensions, the last one ", wanted[i], ", but got ", t.sizes());
+  }
+  const bool batched = query.dim() == 3;
+  // To (N, L, E), whatever was given. The same tensor thrice stays the same tensor thrice.
+  const auto batch_first = [&](const Tensor& x) {
+    if (!batched) return x.unsqueeze(0);
+    return options.batch_first ? x : x.transpose(0, 1);
+  };
+  const Tensor q_in = batch_first(query);
+  const Tensor k_in = key.is_same(query) ? q_in : batch_first(key);
+  const Tensor v_in = value.is_same(key) ? k_in : batch_first(value);
+  const std::int64_t batch = q_in.size(0), targets = q_in.size(1), sources = k_in.size(1);
+  check(k_in.size(0) == batch && v_in.size(0) == batch && v_in.size(1) == sources,
+        "[multihead_attention] query ", query.sizes(), ", key ", key.sizes(), " and value ", value.sizes(),
+        " do not fit: one batch size for all, one length for key and value");
+
+  const auto [q_flat, k_flat, v_flat] = project(q_in, k_in, v_in);
+  const Tensor q = split_heads(q_flat, heads), k = split_heads(k_flat, heads), v = split_heads(v_flat, heads);
+
+  Tensor mask;  // additive, broadcasting to (N, heads, L, S)
+  const auto join = [&](const Tensor& m) { mask = mask.defined() ? mask + m : m; };
+  if (how.attn_mask.defined()) {
+    Tensor m = additive(how.attn_mask, q.dtype(), "attn_mask");
+    const bool shared = m.sizes() == Shape{targets, sources};
+    check(shared || m.sizes() == Shape{batch * heads, targets, sources}, "[multihead_attention] expected an attn_mask of [",
+          targets, ", ", sources, "] or [", batch * heads, ", ", targets, ", ", sources, "] but got ", m.sizes());
+    join(shared ? m : m.reshape({batch, heads, targets, sources}));
+  }
+  if (how.key_padding_mask.defined()) {
+    Tensor m = additive(how.key_padding_mask, q.dtype(), "key_padding_mask");
+    if (!batched && m.dim() == 1) m = m.unsqueeze(0);
+    check(m.sizes() == Shape{batch, sources}, "[multihead_attention] expected a key_padding_mask of [", batch, ", ",
+          sources, "] but got ", m.sizes());
+    join(m.reshape({batch, 1, 1, sources}));
+  }
+  const bool explicit_causal = how.is_causal && (mask.defined() || how.need_weights);
+  if (explicit_causal) {
+    const TensorOptions there(q.device());
+    join(additive(arange(sources, there).unsqueeze(0) > arange(targets, there).unsqueeze(1), q.dtype(), "causal mask"));
+  }
+
+  const double dropout_p = is_training() ? options.dropout : 0;
+  Tensor context, weights;
+  if (how.need_weights) {
+    Tensor scores = matmul(q * (1 / std::sqrt(static_cast<double>(embed / heads))), k.transpose(-2, -1));
+    if (mask.defined()) scores = scores + mask;
+    weights = dropout(softmax(scores, -1), dropout_p);
+    context = matmul(weights, v);
+    if (how.average_attn_weights) weights = weights.mean(1);
+    if (!batched) weights = weights.squeeze(0);
+  } else {
+    context = scaled_dot_product_attention(
+        q, k, v, {.mask = mask, .dropout = dropout_p, .causal = how.is_causal && !explicit_causal});
+  }
+  Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, embed}));
+  if (!batched)
+    out = out.squeeze(0);
+  else if (!options.batch_first)
+    out = out.transpose(0, 1);
+  return {out, weights};
+}
+
+Tensor MultiheadAttention::forward(const Tensor& x) { return forward(x, x, x, {.need_weights = false}).first; }
+
+std::string MultiheadAttention::options_text() const {
+  detail::OptionsText text;
+  text.add("embed_dim", options.embed_dim)
+      .add("num_heads", options.num_heads)
+      .add("dropout", options.dropout, 0.0)
+      .add("bias", options.bias, true);
+  if (!packed(options)) text.add("kdim", *options.kdim).add("vdim", *options.vdim);
+  return text.add("batch_first", options.batch_first).str();
+}
+
+}  // namespace tapestry::nn

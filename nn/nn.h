@@ -1,0 +1,18 @@
+#pragma once
+// All of nn: modules, layers, losses, initialisation, optimizers, schedules, clipping.
+#include "tapestry/nn/clip.h"
+#include "tapestry/nn/functional.h"
+#include "tapestry/nn/init.h"
+#include "tapestry/nn/layers/activation.h"
+#include "tapestry/nn/layers/attention.h"
+#include "tapestry/nn/layers/container.h"
+#include "tapestry/nn/layers/conv.h"
+#include "tapestry/nn/layers/embedding.h"
+#include "tapestry/nn/layers/linear.h"
+#include "tapestry/nn/layers/loss.h"
+#include "tapestry/nn/layers/norm.h"
+#include "tapestry/nn/layers/pool.h"
+#include "tapestry/nn/module.h"
+#include "tapestry/nn/optim/adam.h"
+#include "tapestry/nn/optim/scheduler.h"
+#include "tapestry/nn/optim/sgd.h"

@@ -1,0 +1,134 @@
+// Module::summary: a table made by hooks on every module during one call.
+#include <algorithm>
+#include <cstdio>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/error.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::nn {
+
+namespace {
+
+std::string with_commas(std::int64_t n) {
+  std::string digits = std::to_string(n);
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<std::size_t>(at), ",");
+  return digits;
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+  return text;
+}
+
+std::string shapes_text(const std::vector<Shape>& shapes) {
+  std::string out;
+  for (const Shape& s : shapes) out += (out.empty() ? "" : ", ") + s.str();
+  return out;
+}
+
+// Puts back what a summary changed, whatever happens.
+struct Restore {
+  std::vector<std::pair<Module*, bool>> training;
+  std::vector<HookHandle> hooks;
+  ~Restore() {
+    for (HookHandle& h : hooks) h.remove();
+    // Parents first, since train() reaches down.
+    for (auto& [module, on] : training) module->train(on);
+  }
+};
+
+struct Row {
+  std::string name, output, parameters;
+};
+
+}  // namespace
+
+std::string Module::summary(const std::function<void()>& run) {
+  const auto all = named_modules();
+  std::unordered_map<const Module*, std::vector<Shape>> shapes;
+  std::int64_t activation_bytes = 0;
+  if (run) {
+    const NoGradGuard no_grad;
+    Restore restore;
+    for (const auto& [path, module] : all) {
+      restore.training.emplace_back(module, module->is_training());
+      restore.hooks.push_back(module->register_forward_hook(
+          [&](Module& m, const std::vector<Tensor>&, std::vector<Tensor>& outputs) {
+            std::vector<Shape> of_call;
+            for (const Tensor& t : outputs)
+              if (t.defined()) of_call.push_back(t.sizes());
+            if (m.children_.empty())
+              for (const Tensor& t : outputs)
+                if (t.defined()) activation_bytes += static_cast<std::int64_t>(t.nbytes());
+            shapes.emplace(&m, std::move(of_call));  // of its first call
+          }));
+    }
+    eval();
+    run();
+  }
+
+  std::unordered_set<const void*> counted;
+  std::vector<Row> rows;
+  for (const auto& [path, module] : all) {
+    std::int64_t own = 0;
+    for (const ParamEntry& p : module->params_)
+      if (p.slot.defined() && counted.insert(p.slot.id()).second) own += p.slot->numel();
+    const auto depth = static_cast<std::size_t>(path.empty() ? 0 : 1 + std::count(path.begin(), path.end(), '.'));
+    const std::string last = path.substr(path.rfind('.') + 1);  // npos + 1 is 0
+    const auto shape = shapes.find(module);
+    rows.push_back({std::string(2 * depth, ' ') + (last.empty() ? "" : last + ": ") + module->type_name(),
+                    shape == shapes.end() ? "-" : shapes_text(shape->second), own > 0 ? with_commas(own) : "-"});
+  }
+  std::int64_t total = 0, trained = 0, parameter_bytes = 0, buffer_bytes = 0;
+  for (const Parameter& p : parameters()) {
+    total += p->numel();
+    trained += p->requires_grad() ? p->numel() : 0;
+    parameter_bytes += static_cast<std::int64_t>(p->nbytes());
+  }
+  for (const Buffer& b : buffers()) buffer_bytes += static_cast<std::int64_t>(b->nbytes());
+
+  const Row head{"Layer", "Output shape", "Parameters"};
+  std::size_t first = head.name.size(), second = head.output.size(), third = head.parameters.size();
+  for (const Row& r : rows) {
+    first = std::max(first, r.name.size());
+    second = std::max(second, r.output.size());
+    third = std::max(third, r.parameters.size());
+  }
+  std::string out;
+  const auto line = [&](const Row& r) {
+    out += r.name + std::string(first - r.name.size() + 2, ' ') + r.output +
+           std::string(second - r.output.size() + 2 + third - r.parameters.size(), ' ') + r.parameters + "\n";
+  };
+  const std::string rule(first + second + third + 4, '-');
+  line(head);
+  out += rule + "\n";
+  for (const Row& r : rows) line(r);
+  out += rule + "\n";
+  out += "Parameters: " + with_commas(total) + " (" + with_commas(trained) + " trained)\n";
+  out += "Memory: parameters " + bytes_text(parameter_bytes) + ", buffers " + bytes_text(buffer_bytes);
+  if (run) out += ", outputs of layers " + bytes_text(activation_bytes);
+  return out + "\n";
+}
+
+std::string Module::summary(const Tensor& input) {
+  tapestry::detail::check_defined("summary", input);
+  return summary([&] { (*this)(input); });
+}
+
+std::string Module::summary(const Shape& input_shape, DType dtype) {
+  const auto slots = parameters();
+  const Device device = slots.empty() ? current_context().device : slots[0]->device();
+  return summary(zeros(input_shape, {dtype, device}));
+}
+
+std::string Module::summary() { return summary(std::function<void()>()); }
+
+}  // namespace tapestry::nn
