@@ -10,3 +10,4 @@
 #include "tapestry/core/tensor.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/core/version.h"
+#include "tapestry/nn/nn.h"
