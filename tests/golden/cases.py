@@ -60,7 +60,7 @@ def grad_output(k, like):
     return torch.tensor(values, dtype=torch.float64).reshape(like.shape).to(like.dtype)
 
 
-def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None):
+def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, constant=()):
     """Records fn(*inputs, **params).
 
     op      registered name, or "name/variant" for another form of the same operation
@@ -72,11 +72,12 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None):
             not to be compared), `broadcast`, `integer`
     slack   multiplies the tolerance; say why in the script
     dtypes  for integer inputs: one case for each of these dtypes
+    constant  which inputs are not differentiated, by number (running statistics, say)
     """
     params = params or {}
     if dtypes:
         for dtype in dtypes:
-            case(op, [None if x is None else x.to(dtype) for x in inputs], params, fn, tags, slack)
+            case(op, [None if x is None else x.to(dtype) for x in inputs], params, fn, tags, slack, None, constant)
         return
     tags = set(tags.split())
     if any(x is not None and not x.is_floating_point() for x in inputs):
@@ -88,7 +89,8 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None):
             assert bool(exact.all()), f"{op}: an input is not exact in float32"
 
     before = [None if x is None else x.clone() for x in inputs]
-    leaves = [None if x is None else x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    leaves = [None if x is None else x.clone().requires_grad_(x.is_floating_point() and i not in constant)
+              for i, x in enumerate(inputs)]
     outputs = _tensors(fn(*leaves, **params))
     if any(x is not None and x.numel() == 0 for x in inputs or outputs):
         tags.add("empty")
@@ -104,6 +106,8 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None):
         entry["tags"] = sorted(tags)
     if slack != 1:
         entry["slack"] = slack
+    if constant:
+        entry["constant"] = list(constant)
     if params:
         entry["params"] = {k: _param(v) for k, v in params.items()}
     entry["inputs"] = [None if x is None else _tensor(x) for x in inputs]

@@ -69,6 +69,7 @@ std::shared_ptr<const Golden> parse_case(const Json& j, std::size_t index) {
   auto g = std::make_shared<Golden>();
   g->op = j.at("op");
   if (j.contains("tags")) g->tags = j["tags"].get<std::set<std::string>>();
+  if (j.contains("constant")) g->constant = j["constant"].get<std::set<std::size_t>>();
   if (j.contains("slack")) g->slack = j["slack"];
   if (j.contains("params"))
     for (const auto& [name, value] : j["params"].items()) g->params[name] = parse_param(value);

@@ -32,6 +32,7 @@ struct Golden {
   std::map<std::string, Param, std::less<>> params;
   std::vector<std::optional<Values>> inputs;
   std::vector<Values> outputs;
+  std::set<std::size_t> constant;  ///< inputs that are not differentiated
   bool has_grads = false;
   std::vector<std::optional<Values>> grads;  ///< one an input, none where PyTorch has none
 

@@ -110,16 +110,21 @@ class CaseRun {
       std::vector<Tensor> inputs = make_inputs(DType::f64, Layout::dense), leaves;
       for (std::size_t i = 0; i < inputs.size(); ++i)
         if (wants_gradient(i)) leaves.push_back(inputs[i].set_requires_grad());
+      // Not running statistics and the like, which are results and no functions in the sense of the tape.
+      std::vector<bool> differentiable;
+      for (const Tensor& y : fn_(OpCase(golden_, inputs)).tensors)
+        differentiable.push_back(y.requires_grad());
       autograd::gradcheck(
           [&](const std::vector<Tensor>& xs) {
             std::vector<Tensor> all = inputs;
             std::size_t next = 0;
             for (std::size_t i = 0; i < all.size(); ++i)
               if (wants_gradient(i)) all[i] = xs[next++];
-            std::vector<Tensor> floating;
-            for (Tensor& y : fn_(OpCase(golden_, all)).tensors)
-              if (is_floating(y.dtype())) floating.push_back(std::move(y));
-            return floating;
+            const std::vector<Tensor> outputs = fn_(OpCase(golden_, all)).tensors;
+            std::vector<Tensor> checked;
+            for (std::size_t k = 0; k < outputs.size(); ++k)
+              if (differentiable[k]) checked.push_back(outputs[k]);
+            return checked;
           },
           leaves);
     });
@@ -150,7 +155,8 @@ class CaseRun {
   }
 
   bool wants_gradient(std::size_t i) const {
-    return golden_->inputs[i] && golden_->inputs[i]->dtype == DType::f64 && golden_->generic();
+    return golden_->inputs[i] && golden_->inputs[i]->dtype == DType::f64 && golden_->generic() &&
+           !golden_->constant.count(i);
   }
 
  private:

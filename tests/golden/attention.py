@@ -1,0 +1,46 @@
+import torch
+import torch.nn.functional as F
+
+from cases import bools, case, f64, grid
+
+INF, NAN = float("inf"), float("nan")
+
+
+def attention(q, k, v, mask=None, causal=False, scale=None):
+    # The plain formula in place of torch's fused kernels, which cannot be differentiated twice.
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+def qkv(batch, l, s, e, v):
+    return [grid(*batch, l, e, low=-2, high=2), grid(*batch, s, e, seed=2, low=-2, high=2),
+            grid(*batch, s, v, seed=3, low=-2, high=2)]
+
+
+def sdpa(inputs, tags="", **params):
+    case("scaled_dot_product_attention", inputs, params, attention, tags)
+
+
+sdpa(qkv((), 3, 5, 4, 2))
+sdpa(qkv((2,), 3, 5, 4, 4))
+sdpa(qkv((2, 2), 3, 4, 3, 5))
+sdpa(qkv((2, 2), 4, 4, 3, 3), causal=True)
+sdpa(qkv((1,), 2, 5, 3, 3), causal=True)  # more keys than queries
+sdpa(qkv((1,), 5, 2, 3, 3), causal=True)
+sdpa(qkv((2,), 1, 1, 1, 1))
+sdpa(qkv((2,), 3, 5, 4, 2), scale=0.25)
+sdpa(qkv((2,), 4, 4, 4, 2), scale=-0.5, causal=True)
+ALLOWED = bools(3, 5) | (torch.arange(5) == 1)  # each query may see something
+sdpa(qkv((2, 2), 3, 5, 4, 2) + [ALLOWED])
+sdpa(qkv((2, 2), 3, 5, 4, 2) + [(bools(2, 1, 3, 5, seed=3) | (torch.arange(5) == 4))])
+sdpa(qkv((2,), 3, 5, 4, 2) + [(torch.arange(5) < 3).reshape(1, 5)])  # padding
+sdpa(qkv((2,), 3, 5, 4, 2) + [grid(3, 5, seed=7)])
+sdpa(qkv((2, 2), 3, 5, 4, 2) + [grid(2, 1, 1, 5, seed=7)], scale=0.5)
+sdpa(qkv((1,), 2, 3, 2, 2) + [f64([[0, -INF, 1], [-INF, 2, 0]])], tags="extreme no_gradcheck")
+sdpa(qkv((1,), 2, 3, 2, 2) + [torch.tensor([[True, False, True], [False, False, False]])],
+     tags="extreme no_gradcheck no_grad")  # nothing to be seen
+sdpa([x * 64 for x in qkv((1,), 2, 3, 2, 2)], tags="extreme no_gradcheck")
+q, k, v = qkv((1,), 2, 3, 2, 2)
+sdpa([q, k, torch.where(v == v[0, 1, 0], NAN, v)], tags="extreme no_gradcheck no_grad")
+sdpa(qkv((0,), 2, 3, 2, 2))
+sdpa(qkv((2,), 0, 3, 2, 2))
