@@ -1,0 +1,55 @@
+#include "tapestry/data/dataloader.h"
+
+#include <algorithm>
+
+namespace tapestry::data::detail {
+
+std::uint64_t EpochPlan::sample_seed(std::int64_t index) const {
+  return Rng(derive_key(seed, epoch, 1), static_cast<std::uint64_t>(index)).next64();
+}
+
+void EpochPlan::rethrow(std::exception_ptr cause, std::int64_t batch, std::int64_t index) const {
+  std::string text;
+  try {
+    std::rethrow_exception(cause);
+  } catch (const std::exception& e) {
+    text = e.what();
+  } catch (...) {
+    text = "something that is not a std::exception was thrown";
+  }
+  if (index >= 0)
+    throw SampleError(
+        concat({"[DataLoader] sample ", index, " (batch ", batch, " of epoch ", epoch, "): ", text}), index,
+        std::move(cause));
+  const std::vector<std::int64_t>& indices = batches[static_cast<std::size_t>(batch)];
+  std::string list;
+  for (std::size_t i = 0; i < std::min<std::size_t>(indices.size(), 8); ++i)
+    list += (i ? ", " : "") + std::to_string(indices[i]);
+  if (indices.size() > 8) list += ", ...";
+  throw SampleError(
+      concat({"[DataLoader] batch ", batch, " of epoch ", epoch, " (samples ", list, "): ", text}), -1,
+      std::move(cause));
+}
+
+void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last, int num_workers,
+                          int prefetch, bool sampler, bool batch_sampler) {
+  check(batch_size >= 1, "[DataLoader] batch_size is ", batch_size, "; it must be at least 1");
+  check(num_workers >= 0 && num_workers <= 1024, "[DataLoader] num_workers is ", num_workers,
+        "; it must be from 0 to 1024");
+  check(prefetch >= 1 && prefetch <= 1024, "[DataLoader] prefetch is ", prefetch,
+        "; it must be from 1 to 1024");
+  check(!(sampler && shuffle),
+        "[DataLoader] both sampler and shuffle are given; the sampler makes the order");
+  check(!(batch_sampler && (sampler || shuffle || drop_last || batch_size != 1)),
+        "[DataLoader] batch_sampler excludes batch_size, shuffle, drop_last and sampler; give them to it");
+}
+
+void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches) {
+  check(state.samples == samples && state.batches == batches, "[DataLoader] the state is of a loader with ",
+        state.samples, " samples in ", state.batches, " batches, and this one has ", samples, " in ", batches,
+        "; resume with the same data and batch size");
+  check(state.epoch >= 0 && state.batch >= 0 && state.batch <= batches, "[DataLoader] the state is at batch ",
+        state.batch, " of epoch ", state.epoch, ", which does not exist");
+}
+
+}  // namespace tapestry::data::detail

@@ -1,0 +1,334 @@
+#pragma once
+// DataLoader: batches of a dataset for a range-for loop, made ahead by worker threads.
+//
+//   data::DataLoader loader(train, {.batch_size = 128, .shuffle = true, .seed = 7, .num_workers = 2});
+//   for (int epoch = 0; epoch < 6; ++epoch)
+//     for (auto& [images, labels] : loader) step(images, labels);
+//
+// What comes out is a function of the options, the epoch and the position alone: the same for any number of
+// workers, and the same after load_state().
+#include <concepts>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/generator.h"
+#include "tapestry/data/collate.h"
+#include "tapestry/data/dataset.h"
+#include "tapestry/data/prefetcher.h"
+#include "tapestry/data/rng.h"
+#include "tapestry/data/sampler.h"
+
+namespace tapestry::data {
+
+/// What a transform may know of the batch that it changes.
+struct BatchContext {
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+  std::span<const std::int64_t> indices;  ///< of the samples, in the batch's order
+  std::uint64_t use = 2;                  ///< tells apart the transforms of a loader
+
+  /// Random numbers of the i-th sample of the batch: a function of (seed, epoch, its index, the transform's
+  /// place).
+  Rng rng(std::size_t i) const {
+    return Rng(derive_key(seed, epoch, use), static_cast<std::uint64_t>(indices[i]));
+  }
+};
+
+/// Changes a batch, usually by replacing its input. Runs in the workers, several at once.
+template <class B = Example>
+using BatchTransform = std::function<void(B& batch, const BatchContext& context)>;
+
+/// What a DataLoader makes of E unless told otherwise: stacked tensors, else a vector.
+template <class E>
+struct DefaultBatch {
+  using type = std::vector<E>;
+};
+template <>
+struct DefaultBatch<Example> {
+  using type = Example;
+};
+template <>
+struct DefaultBatch<Tensor> {
+  using type = Tensor;
+};
+
+template <class E = Example, class B = typename DefaultBatch<E>::type>
+struct DataLoaderOptions {
+  std::int64_t batch_size = 1;
+  bool shuffle = false;    ///< a new permutation each epoch
+  std::uint64_t seed = 0;  ///< of the order, of random transforms and of random operations in Dataset::get
+  int num_workers = 0;     ///< threads; 0 makes each batch when it is asked for, on the caller's thread
+  int prefetch = 2;        ///< batches made ahead, a worker
+  bool drop_last = false;  ///< leave out a last batch that is not full
+  std::vector<BatchTransform<B>> transforms = {};           ///< in order, after collating
+  std::function<B(std::vector<E>&& samples)> collate = {};  ///< instead of stacking
+  std::shared_ptr<const Sampler> sampler = {};              ///< instead of shuffle
+  std::shared_ptr<const BatchSampler> batch_sampler = {};   ///< instead of batch_size, shuffle and drop_last
+};
+
+/// A position in the stream of batches, to save and to resume from. `samples` and `batches` describe the
+/// loader: a position in one loader means nothing in another.
+struct LoaderState {
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+  std::int64_t batch = 0;  ///< batches of the epoch that were handed out
+  std::int64_t samples = 0, batches = 0;
+};
+
+/// A sample could not be loaded, collated or transformed. The text says which, and has the cause's text.
+class SampleError : public Error {
+ public:
+  SampleError(const std::string& text, std::int64_t index, std::exception_ptr cause)
+      : Error(text), index_(index), cause_(std::move(cause)) {}
+  /// The sample's index in the dataset; -1 where only the batch is known.
+  std::int64_t index() const { return index_; }
+  /// What was thrown.
+  const std::exception_ptr& cause() const { return cause_; }
+
+ private:
+  std::int64_t index_;
+  std::exception_ptr cause_;
+};
+
+namespace detail {
+
+/// One epoch's batches and how to make them; shared by a loader's workers.
+struct EpochPlan {
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+  std::vector<std::vector<std::int64_t>> batches;
+
+  /// Seeds the generator for Dataset::get(index).
+  std::uint64_t sample_seed(std::int64_t index) const;
+  /// Throws SampleError with the text of `cause`. `index` -1 names the batch's samples instead.
+  [[noreturn]] void rethrow(std::exception_ptr cause, std::int64_t batch, std::int64_t index) const;
+};
+
+/// Throws ValueError for options that contradict each other.
+void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last, int num_workers,
+                          int prefetch, bool sampler, bool batch_sampler);
+/// Throws ValueError unless `state` fits a loader of that many samples and batches.
+void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
+
+template <class E, class B>
+class BatchMaker {
+ public:
+  BatchMaker(std::shared_ptr<const Dataset<E>> dataset, DataLoaderOptions<E, B> options)
+      : dataset_(std::move(dataset)), options_(std::move(options)) {}
+
+  /// Batch `k` of the plan. Independent of the calling thread's context.
+  std::shared_ptr<B> make(const EpochPlan& plan, std::int64_t k) const {
+    const std::vector<std::int64_t>& indices = plan.batches[static_cast<std::size_t>(k)];
+    Generator generator(plan.sample_seed(indices.empty() ? 0 : indices[0]));
+    Context context;
+    context.grad_enabled = false;
+    context.generator = &generator;
+    const ContextGuard guard(context);
+    std::exception_ptr error;
+    std::shared_ptr<B> batch;
+    try {
+      batch = std::make_shared<B>(assemble(plan, k, indices));
+      for (std::size_t t = 0; t < options_.transforms.size(); ++t)
+        options_.transforms[t](*batch, {plan.seed, plan.epoch, indices, 2 + t});
+      return batch;
+    } catch (const SampleError&) {
+      throw;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    plan.rethrow(std::move(error), k, -1);
+  }
+
+  const Dataset<E>& dataset() const { return *dataset_; }
+  const DataLoaderOptions<E, B>& options() const { return options_; }
+
+ private:
+  B assemble(const EpochPlan& plan, std::int64_t k, const std::vector<std::int64_t>& indices) const {
+    std::exception_ptr bulk;
+    if constexpr (std::is_same_v<E, B>) {
+      if (!options_.collate) {
+        try {
+          if (std::optional<E> batch = dataset_->get_batch(indices)) return std::move(*batch);
+        } catch (...) {
+          bulk = std::current_exception();  // fetching them one by one finds the sample that it was
+        }
+      }
+    }
+    std::vector<E> samples;
+    samples.reserve(indices.size());
+    for (std::int64_t index : indices) samples.push_back(get(plan, k, index));
+    if (bulk) std::rethrow_exception(std::move(bulk));
+    if (options_.collate) return options_.collate(std::move(samples));
+    if constexpr (std::is_same_v<B, std::vector<E>>) return samples;
+    else if constexpr (std::is_same_v<B, Tensor>) return stack_samples(samples);
+    else if constexpr (std::is_same_v<B, Example>) return collate(samples);
+    else fail("[DataLoader] batches of this type need a collate in the options");
+  }
+
+  E get(const EpochPlan& plan, std::int64_t k, std::int64_t index) const {
+    std::exception_ptr error;
+    current_context().generator->set_state({plan.sample_seed(index), 0});
+    try {
+      return dataset_->get(index);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    plan.rethrow(std::move(error), k, index);
+  }
+
+  std::shared_ptr<const Dataset<E>> dataset_;
+  DataLoaderOptions<E, B> options_;
+};
+
+}  // namespace detail
+
+template <class E = Example, class B = typename DefaultBatch<E>::type>
+class DataLoader {
+ public:
+  using Options = DataLoaderOptions<E, B>;
+
+  /// Throws ValueError for options that make no sense.
+  DataLoader(std::shared_ptr<const Dataset<E>> dataset, Options options = {}) {
+    check(dataset != nullptr, "[DataLoader] the dataset is null");
+    detail::check_loader_options(options.batch_size, options.shuffle, options.drop_last, options.num_workers,
+                                 options.prefetch, options.sampler != nullptr,
+                                 options.batch_sampler != nullptr);
+    position_->seed = options.seed;
+    maker_ = std::make_shared<const detail::BatchMaker<E, B>>(std::move(dataset), std::move(options));
+  }
+  /// Of a dataset that is cheap to copy, such as a TensorDataset.
+  template <std::derived_from<Dataset<E>> D>
+  DataLoader(const D& dataset, Options options = {})
+      : DataLoader(std::make_shared<const D>(dataset), std::move(options)) {}
+
+  /// One pass. Ends its workers when it goes away, at a `break` say.
+  class Iterator {
+   public:
+    using value_type = B;
+    using difference_type = std::ptrdiff_t;
+    B& operator*() const { return *batch_; }
+    B* operator->() const { return batch_.get(); }
+    Iterator& operator++() {
+      advance();
+      return *this;
+    }
+    void operator++(int) { advance(); }
+    friend bool operator==(const Iterator& it, std::default_sentinel_t) { return it.batch_ == nullptr; }
+
+   private:
+    friend class DataLoader;
+    Iterator(std::unique_ptr<Prefetcher> pass, std::shared_ptr<LoaderState> position)
+        : pass_(std::move(pass)), position_(std::move(position)) {
+      advance();
+    }
+    void advance() {
+      batch_.reset();
+      try {
+        batch_ = std::static_pointer_cast<B>(pass_->next());
+      } catch (...) {
+        pass_.reset();
+        throw;
+      }
+      if (batch_) {
+        ++position_->batch;
+        return;
+      }
+      pass_.reset();
+      ++position_->epoch;
+      position_->batch = 0;
+    }
+    std::unique_ptr<Prefetcher> pass_;
+    std::shared_ptr<LoaderState> position_;
+    std::shared_ptr<B> batch_;
+  };
+
+  /// Starts a pass: over the whole of the next epoch, or over the rest of one after load_state(). One pass at
+  /// a time.
+  Iterator begin() {
+    if (started_ && position_->batch > 0) {  // the last pass was broken off
+      ++position_->epoch;
+      position_->batch = 0;
+    }
+    started_ = true;
+    auto plan = std::make_shared<detail::EpochPlan>();
+    plan->seed = position_->seed;
+    plan->epoch = position_->epoch;
+    plan->batches = batch_sampler().batches(position_->epoch);
+    const std::int64_t first = position_->batch, end = static_cast<std::int64_t>(plan->batches.size());
+    check(first <= end, "[DataLoader] the state is at batch ", first, " of an epoch of ", end, " batches");
+    auto make = [maker = maker_, plan](std::int64_t k) -> std::shared_ptr<void> {
+      return maker->make(*plan, k);
+    };
+    const Options& o = maker_->options();
+    return Iterator(std::make_unique<Prefetcher>(std::move(make), first, end, o.num_workers, o.prefetch),
+                    position_);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+  /// Batches of a whole epoch.
+  std::int64_t size() const { return batch_sampler().size(); }
+  const Dataset<E>& dataset() const { return maker_->dataset(); }
+  /// The epoch under way, or after a pass that reached its end the next one.
+  std::int64_t epoch() const { return position_->epoch; }
+  /// The next pass is that epoch's, from its first batch.
+  void set_epoch(std::int64_t epoch) {
+    position_->epoch = epoch;
+    position_->batch = 0;
+  }
+
+  /// After the batch that was handed out last.
+  LoaderState state() const {
+    LoaderState state = *position_;
+    state.samples = maker_->dataset().size();
+    state.batches = size();
+    return state;
+  }
+  /// The next pass goes on from there, bit for bit. Throws ValueError if the state is of another dataset or
+  /// batch size.
+  void load_state(const LoaderState& state) {
+    detail::check_loader_state(state, maker_->dataset().size(), size());
+    *position_ = state;
+    started_ = false;
+  }
+
+ private:
+  const BatchSampler& batch_sampler() const {
+    const Options& o = maker_->options();
+    if (o.batch_sampler) return *o.batch_sampler;
+    if (!own_sampler_ || own_seed_ != position_->seed) {
+      std::shared_ptr<const Sampler> order = o.sampler;
+      if (!order && o.shuffle)
+        order = std::make_shared<RandomSampler>(maker_->dataset().size(), position_->seed);
+      if (!order) order = std::make_shared<SequentialSampler>(maker_->dataset().size());
+      own_sampler_ = std::make_unique<BatchSampler>(std::move(order), o.batch_size, o.drop_last);
+      own_seed_ = position_->seed;
+    }
+    return *own_sampler_;
+  }
+
+  std::shared_ptr<const detail::BatchMaker<E, B>> maker_;
+  std::shared_ptr<LoaderState> position_ = std::make_shared<LoaderState>();
+  bool started_ = false;
+  mutable std::unique_ptr<BatchSampler> own_sampler_;
+  mutable std::uint64_t own_seed_ = 0;
+};
+
+template <class D>
+requires std::derived_from<D, Dataset<typename D::ExampleType>> DataLoader(
+    const D&, DataLoaderOptions<typename D::ExampleType> = {})
+->DataLoader<typename D::ExampleType>;
+template <class D>
+DataLoader(const std::shared_ptr<D>&, DataLoaderOptions<typename D::ExampleType> = {})
+    -> DataLoader<typename D::ExampleType>;
+
+}  // namespace tapestry::data

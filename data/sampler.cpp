@@ -1,0 +1,93 @@
+#include "tapestry/data/sampler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "tapestry/core/error.h"
+#include "tapestry/data/rng.h"
+
+namespace tapestry::data {
+namespace {
+
+std::vector<std::int64_t> ascending(std::int64_t size) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(size));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  return order;
+}
+
+/// The first `count` of a random permutation of 0 .. size-1 (Fisher-Yates).
+std::vector<std::int64_t> shuffled(std::int64_t size, std::int64_t count, Rng rng) {
+  std::vector<std::int64_t> order = ascending(size);
+  for (std::int64_t i = 0; i < count; ++i)
+    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(i + rng.below(size - i))]);
+  order.resize(static_cast<std::size_t>(count));
+  return order;
+}
+
+}  // namespace
+
+SequentialSampler::SequentialSampler(std::int64_t size) : size_(size) {
+  check(size >= 0, "[SequentialSampler] size is ", size, "; it cannot be negative");
+}
+
+std::vector<std::int64_t> SequentialSampler::indices(std::int64_t) const { return ascending(size_); }
+
+RandomSampler::RandomSampler(std::int64_t size, std::uint64_t seed, Options options)
+    : population_(size), seed_(seed), options_(options) {
+  check(size >= 0, "[RandomSampler] size is ", size, "; it cannot be negative");
+  if (options_.num_samples < 0) options_.num_samples = size;
+  check(options_.replacement ? size > 0 || options_.num_samples == 0 : options_.num_samples <= size,
+        "[RandomSampler] cannot draw ", options_.num_samples, " samples from ", size,
+        options_.replacement ? "" : " without replacement");
+}
+
+std::vector<std::int64_t> RandomSampler::indices(std::int64_t epoch) const {
+  Rng rng(derive_key(seed_, epoch, 0));
+  if (!options_.replacement) return shuffled(population_, options_.num_samples, rng);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(options_.num_samples));
+  for (std::int64_t& index : order) index = rng.below(population_);
+  return order;
+}
+
+DistributedSampler::DistributedSampler(std::int64_t size, int rank, int world_size, Options options)
+    : population_(size), rank_(rank), world_size_(world_size), options_(options) {
+  check(world_size >= 1 && rank >= 0 && rank < world_size, "[DistributedSampler] rank ", rank,
+        " is not one of a world of ", world_size);
+  check(size >= 0, "[DistributedSampler] size is ", size, "; it cannot be negative");
+  share_ = options.drop_last ? size / world_size : size / world_size + (size % world_size != 0);
+}
+
+std::vector<std::int64_t> DistributedSampler::indices(std::int64_t epoch) const {
+  const std::vector<std::int64_t> order =
+      options_.shuffle ? shuffled(population_, population_, Rng(derive_key(options_.seed, epoch, 0)))
+                       : ascending(population_);
+  std::vector<std::int64_t> mine(static_cast<std::size_t>(share_));
+  for (std::int64_t i = 0; i < share_; ++i)
+    mine[static_cast<std::size_t>(i)] =
+        order[static_cast<std::size_t>((i * world_size_ + rank_) % population_)];
+  return mine;
+}
+
+BatchSampler::BatchSampler(std::shared_ptr<const Sampler> sampler, std::int64_t batch_size, bool drop_last)
+    : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last) {
+  check(sampler_ != nullptr, "[BatchSampler] the sampler is null");
+  check(batch_size >= 1, "[BatchSampler] batch_size is ", batch_size, "; it must be at least 1");
+}
+
+std::int64_t BatchSampler::size() const {
+  const std::int64_t samples = sampler_->size();
+  return samples / batch_size_ + (!drop_last_ && samples % batch_size_ != 0);
+}
+
+std::vector<std::vector<std::int64_t>> BatchSampler::batches(std::int64_t epoch) const {
+  const std::vector<std::int64_t> order = sampler_->indices(epoch);
+  const std::size_t total = order.size(), size = static_cast<std::size_t>(batch_size_);
+  std::vector<std::vector<std::int64_t>> out;
+  for (std::size_t i = 0; i < total && (!drop_last_ || total - i >= size); i += size)
+    out.emplace_back(order.begin() + static_cast<std::ptrdiff_t>(i),
+                     order.begin() + static_cast<std::ptrdiff_t>(std::min(total, i + size)));
+  return out;
+}
+
+}  // namespace tapestry::data
