@@ -13,7 +13,7 @@ struct AttentionParams {
 };
 
 /// softmax(q k^T scale + mask) v (Vaswani et al. 2017): q (..., L, E), k (..., S, E), v (..., S, V); result
-/// (..., L, V). A query that may see no key gives NaN, as in PyTorch.
+/// (..., L, V). A query that may see no key gives 0, as in PyTorch.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionParams& params = {});
 

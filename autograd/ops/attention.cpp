@@ -1,0 +1,76 @@
+#include "tapestry/autograd/ops/attention.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tapestry/autograd/op.h"
+#include "tapestry/autograd/ops/check.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/dropout.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/softmax.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::check_matches;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const autograd::Op kAttention("scaled_dot_product_attention", autograd::Grad::differentiable, kFloats);
+
+// (L, S), true where key j is not after query i.
+Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
+  const TensorOptions options(DType::i64, device);
+  return le(arange(keys, options), arange(queries, options).unsqueeze(1));
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionParams& params) {
+  const char* const op = kAttention.name;
+  detail::check_defined(op, q, "q");
+  detail::check_defined(op, k, "k");
+  detail::check_defined(op, v, "v");
+  kAttention.check_dtype(q.dtype());
+  check_matches(op, q, k, "k");
+  check_matches(op, q, v, "v");
+  check(q.dim() >= 2 && k.dim() >= 2 && v.dim() >= 2, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
+        v.sizes(), "; expected (..., L, E), (..., S, E), (..., S, V)");
+  check(q.size(-1) == k.size(-1), "[", op, "] q ", q.sizes(), " and k ", k.sizes(),
+        " differ in their last size; it must be the same");
+  check(k.size(-2) == v.size(-2), "[", op, "] k ", k.sizes(), " and v ", v.sizes(), " have ", k.size(-2),
+        " and ", v.size(-2), " rows; there must be a value for each key");
+  check(!(params.causal && params.mask.defined()), "[", op,
+        "] both causal and a mask; put the causal one into the mask");
+  if (params.mask.defined()) {
+    check<TypeError>(params.mask.dtype() == DType::boolean || params.mask.dtype() == q.dtype(), "[", op,
+                     "] mask has dtype ", params.mask.dtype(), ", expected bool or the input's ", q.dtype());
+    check<DeviceError>(params.mask.device() == q.device(), "[", op, "] mask is on ", params.mask.device(),
+                       " but the input is on ", q.device(), "; move it with to(device)");
+  }
+
+  // Scaling q costs less than scaling the scores.
+  const double scale = params.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+  Tensor scores = matmul(q * scale, k.transpose(-2, -1));
+  const Tensor mask = params.causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.mask;
+  const auto constant = [&](double value) { return scalar_tensor(value, {q.dtype(), q.device()}); };
+  if (mask.defined())
+    scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
+
+  // Queries that see no key, which a mask can make: uniform weights keep NaN out of the gradients, and the
+  // result is 0.
+  Tensor blind;
+  if (params.mask.defined() && scores.numel() > 0) {
+    const NoGradGuard guard;
+    blind = eq(max(scores, -1, true).first, -kInfinity);
+  }
+  if (blind.defined()) scores = where(blind, constant(0), scores);
+  const Tensor out = matmul(dropout(softmax(scores, -1), params.dropout, params.dropout > 0), v);
+  return blind.defined() ? where(blind, constant(0), out) : out;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,119 @@
+#include "tapestry/autograd/ops/conv.h"
+
+#include "tapestry/autograd/ops/check.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/conv.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::check_matches;
+using autograd::Grad;
+using autograd::Op;
+using autograd::raw_contiguous;
+using autograd::save_if;
+
+const Op kConv2d("conv2d", Grad::differentiable, kFloats);
+
+std::int64_t output_size(const char* side, std::int64_t in, std::int64_t window, std::int64_t stride,
+                         std::int64_t padding, std::int64_t dilation) {
+  const std::int64_t span = dilation * (window - 1) + 1;
+  check(in + 2 * padding >= span, "[conv2d] a kernel that spans ", span, " pixels does not fit an input ",
+        side, " of ", in, " with padding ", padding, "; pad more, or use a smaller kernel or dilation");
+  return (in + 2 * padding - span) / stride + 1;
+}
+
+kernels::Conv2d checked_shape(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                              const Conv2dParams& params) {
+  check(x.dim() == 4, "[conv2d] input has shape ", x.sizes(), ", expected 4-d (N, C, H, W)");
+  check(weight.dim() == 4, "[conv2d] weight has shape ", weight.sizes(),
+        ", expected 4-d (K, C / groups, R, S)");
+  check(params.stride.h >= 1 && params.stride.w >= 1, "[conv2d] stride (", params.stride.h, ", ",
+        params.stride.w, "), expected at least 1");
+  check(params.dilation.h >= 1 && params.dilation.w >= 1, "[conv2d] dilation (", params.dilation.h, ", ",
+        params.dilation.w, "), expected at least 1");
+  check(params.padding.h >= 0 && params.padding.w >= 0, "[conv2d] padding (", params.padding.h, ", ",
+        params.padding.w, "), expected at least 0");
+  kernels::Conv2d s;
+  s.n = x.sizes()[0], s.c = x.sizes()[1], s.h = x.sizes()[2], s.w = x.sizes()[3];
+  s.k = weight.sizes()[0], s.r = weight.sizes()[2], s.s = weight.sizes()[3];
+  s.groups = params.groups;
+  check(s.groups >= 1 && s.c % s.groups == 0 && s.k % s.groups == 0, "[conv2d] ", s.groups,
+        " groups do not divide ", s.c, " input channels and ", s.k, " output channels");
+  check(weight.sizes()[1] * s.groups == s.c, "[conv2d] input of shape ", x.sizes(), " has ", s.c,
+        " channels, but weight ", weight.sizes(), " with ", s.groups, " groups takes ",
+        weight.sizes()[1] * s.groups);
+  check(s.r >= 1 && s.s >= 1, "[conv2d] weight has shape ", weight.sizes(), ": an empty window");
+  autograd::check_vector("conv2d", bias, "bias", s.k);
+  s.stride_h = params.stride.h, s.stride_w = params.stride.w;
+  s.padding_h = params.padding.h, s.padding_w = params.padding.w;
+  s.dilation_h = params.dilation.h, s.dilation_w = params.dilation.w;
+  s.p = output_size("height", s.h, s.r, s.stride_h, s.padding_h, s.dilation_h);
+  s.q = output_size("width", s.w, s.s, s.stride_w, s.padding_w, s.dilation_w);
+  s.channels_last = x.memory_format() == MemoryFormat::channels_last;
+  s.device = x.device();
+  return s;
+}
+
+MemoryFormat layout(const kernels::Conv2d& s) {
+  return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+}
+
+}  // namespace
+
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dParams& params) {
+  detail::check_defined(kConv2d.name, x);
+  detail::check_defined(kConv2d.name, weight, "weight");
+  kConv2d.check_dtype(x.dtype());
+  check_matches(kConv2d.name, x, weight, "weight");
+  check_matches(kConv2d.name, x, bias, "bias");
+  const kernels::Conv2d s = checked_shape(x, weight, bias, params);
+  const bool nothing = x.numel() == 0 || weight.numel() == 0;
+
+  const Tensor y = empty({s.n, s.k, s.p, s.q}, {x.dtype(), x.device()}, layout(s));
+  if (nothing) {
+    const NoGradGuard guard;
+    y.zero_();
+    if (bias.defined()) y.add_(bias.view({s.k, 1, 1}));
+  } else {
+    const Tensor input = raw_contiguous(x, layout(s)), w = raw_contiguous(weight);
+    const Tensor offset = bias.defined() ? raw_contiguous(bias) : bias;
+    kernels::conv2d(x.device(), x.dtype(), s, input.raw_data(), w.raw_data(),
+                    offset.defined() ? offset.raw_data() : nullptr, y.raw_data());
+  }
+
+  if (autograd::recording(x, weight, bias))
+    autograd::record(
+        kConv2d, y, {&x, &weight, &bias},
+        [x = save_if(weight, x), weight = save_if(x, weight), s, nothing](Backward& b) {
+          const TensorOptions options(b.grad().dtype(), b.grad().device());
+          const Tensor g = raw_contiguous(b.grad(), layout(s));
+          Tensor dx, dw, db;
+          if (b.needs(0)) dx = empty({s.n, s.c, s.h, s.w}, options, layout(s));
+          if (b.needs(1)) dw = empty({s.k, s.c / s.groups, s.r, s.s}, options);
+          if (b.needs(2)) db = empty({s.k}, options);
+          if (nothing) {
+            if (dx.defined()) dx.zero_();
+            if (dw.defined()) dw.zero_();
+            if (db.defined()) db = b.grad().sum({0, 2, 3});
+          } else {
+            if (dx.defined())
+              kernels::conv2d_backward_input(dx.device(), dx.dtype(), s, g.raw_data(),
+                                             raw_contiguous(b.saved(weight)).raw_data(), dx.raw_data());
+            if (dw.defined() || db.defined()) {
+              const Tensor input = dw.defined() ? raw_contiguous(b.saved(x), layout(s)) : Tensor();
+              kernels::conv2d_backward_weight(
+                  g.device(), g.dtype(), s, g.raw_data(), input.defined() ? input.raw_data() : nullptr,
+                  dw.defined() ? dw.raw_data() : nullptr, db.defined() ? db.raw_data() : nullptr);
+            }
+          }
+          if (dx.defined()) b.set(0, dx);
+          if (dw.defined()) b.set(1, dw);
+          if (db.defined()) b.set(2, db);
+        });
+  return y;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,263 @@
+#include "tapestry/autograd/ops/matmul.h"
+
+#include <algorithm>
+
+#include "tapestry/autograd/ops/check.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/gemm.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::save_if;
+using detail::raw_view;
+using kernels::Gemm;
+using kernels::MatrixStrides;
+
+const Op kMatmul("matmul", Grad::differentiable, kFloats);
+const Op kLinear("linear", Grad::differentiable, kFloats);
+
+// ---- unrecorded products ----
+Tensor transposed(const Tensor& t) {
+  Shape sizes = t.sizes(), strides = t.strides();
+  const int n = sizes.size();
+  std::swap(sizes[n - 1], sizes[n - 2]);
+  std::swap(strides[n - 1], strides[n - 2]);
+  return raw_view(t, sizes, strides, t.storage_offset());
+}
+
+// The last two dimensions as the gemm contract wants them; false if they have to be copied first.
+bool matrix_strides(const Tensor& t, MatrixStrides& out) {
+  const int n = t.dim();
+  const std::int64_t rows = t.sizes()[n - 2], cols = t.sizes()[n - 1];
+  const std::int64_t row = t.strides()[n - 2], col = t.strides()[n - 1];
+  const auto pitch = [](std::int64_t stride, std::int64_t lines, std::int64_t length) {
+    return lines <= 1 ? std::max<std::int64_t>(length, 1) : stride;  // a stride that is never taken
+  };
+  if (col == 1 || cols <= 1) {
+    out = {pitch(row, rows, cols), 1};
+    if (out.row >= std::max<std::int64_t>(cols, 1)) return true;
+  }
+  if (row == 1 || rows <= 1) {
+    out = {1, pitch(col, cols, rows)};
+    if (out.col >= std::max<std::int64_t>(rows, 1)) return true;
+  }
+  return false;
+}
+
+Tensor as_operand(const Tensor& t, MatrixStrides& strides) {
+  if (matrix_strides(t, strides)) return t;
+  Tensor copy = autograd::raw_contiguous(t);
+  matrix_strides(copy, strides);
+  return copy;
+}
+
+// (..., k) as (rows, k): a view where the strides allow it.
+Tensor as_rows(const Tensor& t) {
+  const int n = t.dim();
+  if (n == 2) return t;
+  const std::int64_t k = t.sizes()[n - 1];
+  std::int64_t rows = 1, stride = 0;
+  bool foldable = true;
+  for (int d = n - 1; d-- > 0;) {
+    const std::int64_t size = t.sizes()[d];
+    if (size == 1) continue;
+    if (rows == 1) stride = t.strides()[d];
+    else foldable = foldable && t.strides()[d] == stride * rows;
+    rows *= size;
+  }
+  if (rows == 1) stride = k;
+  if (foldable) return raw_view(t, {rows, k}, {stride, n > 0 ? t.strides()[n - 1] : 1}, t.storage_offset());
+  const Tensor copy = autograd::raw_contiguous(t);
+  return raw_view(copy, {rows, k}, {k, 1}, copy.storage_offset());
+}
+
+bool one_matrix(const Shape& sizes) {
+  return std::all_of(sizes.begin(), sizes.end() - 2, [](std::int64_t size) { return size == 1; });
+}
+
+// The matrix of a tensor that holds one.
+Tensor only_matrix(const Tensor& t) {
+  const int n = t.dim();
+  if (n == 2) return t;
+  return raw_view(t, {t.sizes()[n - 2], t.sizes()[n - 1]}, {t.strides()[n - 2], t.strides()[n - 1]},
+                  t.storage_offset());
+}
+
+// y (m, n) = a (m, k) b (k, n) + bias
+void product_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor& bias = {}) {
+  Gemm g;
+  const Tensor left = as_operand(a, g.a_strides), right = as_operand(b, g.b_strides);
+  g.m = a.sizes()[0], g.n = b.sizes()[1], g.k = a.sizes()[1];
+  g.a = left.raw_data(), g.b = right.raw_data(), g.c = y.raw_data();
+  g.c_row = std::max<std::int64_t>(g.n, 1);
+  if (bias.defined()) g.bias = bias.raw_data();
+  g.device = y.device();
+  kernels::gemm(y.device(), y.dtype(), g);
+}
+
+// (..., m, k) x (..., k, n), batches broadcast.
+Tensor product(const Tensor& a, const Tensor& b) {
+  const int na = a.dim(), nb = b.dim();
+  const Shape batch =
+      broadcast_shapes("matmul", Shape(a.sizes().begin(), na - 2), Shape(b.sizes().begin(), nb - 2));
+  Shape sizes = batch;
+  sizes.push_back(a.sizes()[na - 2]);
+  sizes.push_back(b.sizes()[nb - 1]);
+  const Tensor y = empty(sizes, {a.dtype(), a.device()});
+  if (one_matrix(b.sizes()) && y.numel() > 0) {  // the batch is but more rows
+    product_into(y, as_rows(a), only_matrix(b));
+    return y;
+  }
+
+  Gemm g;
+  const Tensor left = as_operand(a, g.a_strides), right = as_operand(b, g.b_strides);
+  g.m = a.sizes()[na - 2], g.n = b.sizes()[nb - 1], g.k = a.sizes()[na - 1];
+  g.a = left.raw_data(), g.b = right.raw_data(), g.c = y.raw_data();
+  g.c_row = std::max<std::int64_t>(g.n, 1);
+  g.device = y.device();
+  g.batch_ndim = batch.size();
+  const auto batch_stride = [&](const Tensor& t, int d) -> std::int64_t {
+    d -= batch.size() - (t.dim() - 2);
+    return d < 0 || t.sizes()[d] == 1 ? 0 : t.strides()[d];
+  };
+  for (int d = 0; d < batch.size(); ++d) {
+    g.batch_sizes[d] = batch[d];
+    g.a_batch[d] = batch_stride(left, d);
+    g.b_batch[d] = batch_stride(right, d);
+    g.c_batch[d] = y.strides()[d];
+  }
+  kernels::gemm(y.device(), y.dtype(), g);
+  return y;
+}
+
+// The gradient of a broadcast operand: summed over the dimensions that were broadcast.
+Tensor sum_to(const Tensor& grad, const Shape& sizes) {
+  if (grad.sizes() == sizes) return grad;
+  Dims dims;
+  const int extra = grad.dim() - sizes.size();
+  for (int d = 0; d < grad.dim(); ++d)
+    if (d < extra || (sizes[d - extra] == 1 && grad.sizes()[d] != 1)) dims.push_back(d);
+  Tensor out = dims.empty() ? grad : sum(grad, dims, true);
+  return raw_view(out, sizes, contiguous_strides(sizes), out.storage_offset());
+}
+
+// A vector as the row (on the left) or the column (on the right) of a product.
+Tensor left_matrix(const Tensor& t) {
+  return t.dim() == 1 ? raw_view(t, {1, t.sizes()[0]}, {t.sizes()[0], t.strides()[0]}, t.storage_offset())
+                      : t;
+}
+Tensor right_matrix(const Tensor& t) {
+  return t.dim() == 1 ? raw_view(t, {t.sizes()[0], 1}, {t.strides()[0], 1}, t.storage_offset()) : t;
+}
+Tensor reshaped(const Tensor& dense, const Shape& sizes) {
+  return raw_view(dense, sizes, contiguous_strides(sizes), dense.storage_offset());
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  detail::check_defined(kMatmul.name, a, "left operand");
+  detail::check_defined(kMatmul.name, b, "right operand");
+  kMatmul.check_dtype(a.dtype());
+  check<TypeError>(a.dtype() == b.dtype(), "[matmul] dtypes ", a.dtype(), " and ", b.dtype(),
+                   " differ; convert one with to(dtype)");
+  check<DeviceError>(a.device() == b.device(), "[matmul] operands are on ", a.device(), " and ", b.device(),
+                     "; move one with to(device)");
+  check(a.dim() >= 1 && b.dim() >= 1, "[matmul] shapes ", a.sizes(), " and ", b.sizes(),
+        "; a 0-d operand has no product of matrices: multiply with *");
+  const Tensor left = left_matrix(a), right = right_matrix(b);
+  check(left.size(-1) == right.size(-2), "[matmul] shapes ", a.sizes(), " and ", b.sizes(),
+        " do not fit: ", left.size(-1), " columns on the left, ", right.size(-2),
+        " rows on the right; they must be equal");
+  Tensor y = product(left, right);
+  const Shape full = y.sizes();
+  Shape sizes = full;
+  if (b.dim() == 1) sizes.erase(sizes.size() - 1);
+  if (a.dim() == 1) sizes.erase(sizes.size() - 1 - (b.dim() != 1));
+  if (sizes.size() != full.size()) y = reshaped(y, sizes);
+
+  if (autograd::recording(a, b))
+    autograd::record(kMatmul, y, {&a, &b},
+                     [a = save_if(b, a), b = save_if(a, b), a_sizes = a.sizes(), b_sizes = b.sizes(),
+                      full](Backward& back) {
+                       Tensor g = back.grad();
+                       if (g.dim() != full.size()) g = reshaped(autograd::raw_contiguous(g), full);
+                       if (back.needs(0)) {
+                         Shape sizes = a_sizes;
+                         if (sizes.size() == 1) sizes.insert(0, 1);
+                         const Tensor right = right_matrix(back.saved(b));
+                         back.set(0, reshaped(sum_to(product(g, transposed(right)), sizes), a_sizes));
+                       }
+                       if (back.needs(1)) {
+                         Shape sizes = b_sizes;
+                         if (sizes.size() == 1) sizes.push_back(1);
+                         const Tensor left = left_matrix(back.saved(a));
+                         Tensor grad;
+                         if (one_matrix(sizes) && g.numel() > 0 &&
+                             left.numel() > 0) {  // the product also sums over the batch
+                           grad = empty(sizes, {g.dtype(), g.device()});
+                           product_into(grad, transposed(as_rows(left)), as_rows(g));
+                         } else {
+                           grad = sum_to(product(transposed(left), g), sizes);
+                         }
+                         back.set(1, reshaped(grad, b_sizes));
+                       }
+                     });
+  return y;
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  detail::check_defined(kLinear.name, x);
+  detail::check_defined(kLinear.name, weight, "weight");
+  kLinear.check_dtype(x.dtype());
+  autograd::check_matches(kLinear.name, x, weight, "weight");
+  autograd::check_matches(kLinear.name, x, bias, "bias");
+  check(weight.dim() == 2, "[linear] weight has shape ", weight.sizes(),
+        ", expected (out_features, in_features)");
+  const std::int64_t in = weight.sizes()[1], out = weight.sizes()[0];
+  check(x.dim() >= 1 && x.size(-1) == in, "[linear] input of shape ", x.sizes(), " does not fit weight ",
+        weight.sizes(), ": expected (..., ", in, ")");
+  autograd::check_vector(kLinear.name, bias, "bias", out);
+
+  Shape sizes = x.sizes();
+  sizes.back() = out;
+  const Tensor y = empty(sizes, {x.dtype(), x.device()});
+  const Tensor offset = bias.defined() ? autograd::raw_contiguous(bias) : bias;
+  product_into(y, as_rows(x), transposed(weight), offset);
+
+  if (autograd::recording(x, weight, bias))
+    autograd::record(kLinear, y, {&x, &weight, &bias},
+                     [x = save_if(weight, x), weight = save_if(x, weight), in, out](Backward& b) {
+                       const Tensor& grad = b.grad();
+                       const Tensor g = as_rows(grad);
+                       const TensorOptions options(g.dtype(), g.device());
+                       if (b.needs(0)) {
+                         Shape sizes = grad.sizes();
+                         sizes.back() = in;
+                         const Tensor dx = empty(sizes, options);
+                         product_into(dx, g, b.saved(weight));
+                         b.set(0, dx);
+                       }
+                       if (b.needs(1)) {
+                         const Tensor dw = empty({out, in}, options);
+                         product_into(dw, transposed(g), as_rows(b.saved(x)));
+                         b.set(1, dw);
+                       }
+                       if (b.needs(2)) {
+                         const Tensor db = empty({out}, options), dense = autograd::raw_contiguous(g);
+                         kernels::column_sum(db.device(), db.dtype(), g.sizes()[0], out, dense.raw_data(),
+                                             db.raw_data());
+                         b.set(2, db);
+                       }
+                     });
+  return y;
+}
+
+Tensor Tensor::matmul(const Tensor& other) const { return tapestry::matmul(*this, other); }
+
+}  // namespace tapestry

@@ -1,0 +1,184 @@
+#include "tapestry/autograd/ops/norm.h"
+
+#include "tapestry/autograd/ops/check.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/norm.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::check_matches;
+using autograd::check_vector;
+using autograd::Grad;
+using autograd::Op;
+using autograd::raw_contiguous;
+using autograd::save_if;
+
+const Op kBatchNorm("batch_norm", Grad::differentiable, kFloats);
+const Op kLayerNorm("layer_norm", Grad::differentiable, kFloats);
+
+// Statistics are kept in f32 for f16 and bf16.
+DType statistics_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+const void* data_or_null(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }
+Tensor dense_or_none(const Tensor& t) { return t.defined() ? raw_contiguous(t) : t; }
+
+kernels::BatchNorm batch_norm_shape(const Tensor& x, MemoryFormat format) {
+  kernels::BatchNorm s;
+  s.n = x.sizes()[0], s.c = x.sizes()[1];
+  for (int d = 2; d < x.dim(); ++d) s.l *= x.sizes()[d];
+  if (format == MemoryFormat::channels_last) s.n *= s.l, s.l = 1;
+  s.device = x.device();
+  return s;
+}
+
+// running = (1 - momentum) running + momentum value, in place.
+void update_running(const Tensor& running, const Tensor& value, double momentum) {
+  running.copy_(running.to(value.dtype()) * (1 - momentum) + value * momentum);
+}
+
+}  // namespace
+
+Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                  const Tensor& weight, const Tensor& bias, bool training, double momentum, double eps) {
+  const char* const op = kBatchNorm.name;
+  detail::check_defined(op, x);
+  kBatchNorm.check_dtype(x.dtype());
+  check(x.dim() >= 2, "[batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
+  const std::int64_t channels = x.sizes()[1];
+  const auto check_operand = [&](const Tensor& t, const char* what) {
+    check_matches(op, x, t, what);
+    check_vector(op, t, what, channels);
+  };
+  check_operand(running_mean, "running_mean");
+  check_operand(running_var, "running_var");
+  check_operand(weight, "weight");
+  check_operand(bias, "bias");
+  check(running_mean.defined() == running_var.defined(),
+        "[batch_norm] one of running_mean and running_var is undefined; give both or neither");
+  check(training || running_mean.defined(), "[batch_norm] evaluation needs running_mean and running_var");
+  const MemoryFormat format = x.memory_format();
+  const kernels::BatchNorm s = batch_norm_shape(x, format);
+  const std::int64_t count = s.n * s.l;
+  check(!training || count > 1 || x.numel() == 0, "[batch_norm] one value per channel in training, input ",
+        x.sizes(), ": its variance is 0; use a larger batch, or eval mode");
+  check(!training || x.numel() > 0 || channels == 0, "[batch_norm] no values in training, input ", x.sizes(),
+        "; give a batch that is not empty");
+
+  const Tensor input = raw_contiguous(x, format);
+  const DType stats = statistics_dtype(x.dtype());
+  Tensor mean, inv_std;
+  {
+    const NoGradGuard guard;
+    Tensor var;
+    if (training) {
+      mean = empty({channels}, {stats, x.device()});
+      var = empty({channels}, {stats, x.device()});
+      kernels::batch_norm_stats(x.device(), x.dtype(), s, input.raw_data(), mean.raw_data(), var.raw_data());
+      if (running_mean.defined()) {
+        update_running(running_mean, mean, momentum);
+        update_running(running_var, var * (static_cast<double>(count) / static_cast<double>(count - 1)),
+                       momentum);
+      }
+    } else {
+      mean = raw_contiguous(running_mean.to(stats));
+      var = running_var.to(stats);
+    }
+    inv_std = raw_contiguous(rsqrt(var + eps));
+  }
+  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}, format);
+  const Tensor scale = dense_or_none(weight), shift = dense_or_none(bias);
+  if (y.numel() > 0)
+    kernels::batch_norm(x.device(), x.dtype(), s, input.raw_data(), mean.raw_data(), inv_std.raw_data(),
+                        data_or_null(scale), data_or_null(shift), y.raw_data());
+
+  if (autograd::recording(x, weight, bias))
+    autograd::record(
+        kBatchNorm, y, {&x, &weight, &bias},
+        [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
+         weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
+         weighted = weight.defined(), s, format, training](Backward& b) {
+          const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x), format);
+          const TensorOptions options(g.dtype(), g.device());
+          Tensor dx, dweight, dbias;
+          if (b.needs(0)) dx = empty(g.sizes(), options, format);
+          if (b.needs(1)) dweight = zeros({s.c}, options);
+          if (b.needs(2)) dbias = zeros({s.c}, options);
+          const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
+          if (g.numel() > 0)
+            kernels::batch_norm_backward(g.device(), g.dtype(), s, g.raw_data(), input.raw_data(),
+                                         b.saved(mean).raw_data(), b.saved(inv_std).raw_data(),
+                                         data_or_null(scale), training, const_cast<void*>(data_or_null(dx)),
+                                         const_cast<void*>(data_or_null(dweight)),
+                                         const_cast<void*>(data_or_null(dbias)));
+          b.set(0, dx);
+          b.set(1, dweight);
+          b.set(2, dbias);
+        });
+  return y;
+}
+
+Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  const char* const op = kLayerNorm.name;
+  detail::check_defined(op, x);
+  kLayerNorm.check_dtype(x.dtype());
+  const int n = normalized_shape.size();
+  check(n >= 1, "[layer_norm] normalized_shape is empty; name at least the last dimension");
+  check(x.dim() >= n && Shape(x.sizes().end() - n, n) == normalized_shape, "[layer_norm] input of shape ",
+        x.sizes(), " does not end in normalized_shape ", normalized_shape);
+  const auto check_operand = [&](const Tensor& t, const char* what) {
+    check_matches(op, x, t, what);
+    if (t.defined())
+      check(t.sizes() == normalized_shape, "[layer_norm] ", what, " has shape ", t.sizes(), ", expected ",
+            normalized_shape);
+  };
+  check_operand(weight, "weight");
+  check_operand(bias, "bias");
+
+  const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
+  const TensorOptions stats(statistics_dtype(x.dtype()), x.device());
+  const Tensor input = raw_contiguous(x), scale = dense_or_none(weight), shift = dense_or_none(bias);
+  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}), mean = empty({rows}, stats),
+               inv_std = empty({rows}, stats);
+  if (y.numel() > 0)
+    kernels::layer_norm(x.device(), x.dtype(), rows, cols, input.raw_data(), data_or_null(scale),
+                        data_or_null(shift), eps, y.raw_data(), mean.raw_data(), inv_std.raw_data());
+
+  if (autograd::recording(x, weight, bias))
+    autograd::record(kLayerNorm, y, {&x, &weight, &bias},
+                     [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
+                      weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
+                      weighted = weight.defined(), normalized_shape, rows, cols](Backward& b) {
+                       const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
+                       const TensorOptions options(g.dtype(), g.device());
+                       Tensor dx, dweight, dbias;
+                       if (b.needs(0)) dx = empty(g.sizes(), options);
+                       if (b.needs(1)) dweight = zeros(normalized_shape, options);
+                       if (b.needs(2)) dbias = zeros(normalized_shape, options);
+                       const Tensor scale =
+                           weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
+                       const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
+                       if (g.numel() > 0) {
+                         kernels::LayerNormBackward s;
+                         s.rows = rows, s.cols = cols;
+                         s.dy = g.raw_data(), s.x = input.raw_data(), s.mean = means.raw_data(),
+                         s.inv_std = inv_stds.raw_data();
+                         s.weight = data_or_null(scale);
+                         s.dx = const_cast<void*>(data_or_null(dx));
+                         s.dweight = const_cast<void*>(data_or_null(dweight));
+                         s.dbias = const_cast<void*>(data_or_null(dbias));
+                         s.device = g.device();
+                         kernels::layer_norm_backward(g.device(), g.dtype(), s);
+                       }
+                       b.set(0, dx);
+                       b.set(1, dweight);
+                       b.set(2, dbias);
+                     });
+  return y;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,141 @@
+#include "tapestry/autograd/ops/pool.h"
+
+#include "tapestry/autograd/ops/check.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/pool.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::raw_contiguous;
+using kernels::Pool2d;
+
+const Op kMaxPool2d("max_pool2d", Grad::differentiable, kFloats);
+const Op kAvgPool2d("avg_pool2d", Grad::differentiable, kFloats);
+const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::differentiable, kFloats);
+
+// The input's sizes and layout; (C, H, W) is one image.
+Pool2d input_shape(const Op& op, const Tensor& x) {
+  detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+  check(x.dim() == 3 || x.dim() == 4, "[", op.name, "] input has shape ", x.sizes(),
+        ", expected (N, C, H, W) or (C, H, W)");
+  const int first = x.dim() - 3;
+  Pool2d s;
+  s.n = first ? x.sizes()[0] : 1;
+  s.c = x.sizes()[first], s.h = x.sizes()[first + 1], s.w = x.sizes()[first + 2];
+  check(s.h >= 1 && s.w >= 1, "[", op.name, "] input of shape ", x.sizes(), " has images without pixels");
+  s.channels_last = x.memory_format() == MemoryFormat::channels_last;
+  s.device = x.device();
+  return s;
+}
+
+std::int64_t output_size(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                         std::int64_t dilation, bool ceil_mode) {
+  const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1;
+  if (room < 0) return 0;
+  std::int64_t out = (room + (ceil_mode ? stride - 1 : 0)) / stride + 1;
+  // The last window must start inside the input or its left padding.
+  if (ceil_mode && (out - 1) * stride >= in + padding) --out;
+  return out;
+}
+
+Pool2d window_shape(const Op& op, const Tensor& x, const Pool2dParams& params) {
+  Pool2d s = input_shape(op, x);
+  const Pair kernel = params.kernel_size, padding = params.padding, dilation = params.dilation;
+  const Pair stride(params.stride.h ? params.stride.h : kernel.h,
+                    params.stride.w ? params.stride.w : kernel.w);
+  const auto both = [&](bool ok, const char* what, Pair value, const char* expected) {
+    check(ok, "[", op.name, "] ", what, " (", value.h, ", ", value.w, "), expected ", expected);
+  };
+  both(kernel.h >= 1 && kernel.w >= 1, "kernel_size", kernel, "at least 1");
+  both(stride.h >= 1 && stride.w >= 1, "stride", stride, "at least 1, or 0 for the kernel's size");
+  both(dilation.h >= 1 && dilation.w >= 1, "dilation", dilation, "at least 1");
+  both(padding.h >= 0 && padding.w >= 0 && 2 * padding.h <= kernel.h && 2 * padding.w <= kernel.w, "padding",
+       padding, "from 0 to half of the kernel's size");
+  s.kernel_h = kernel.h, s.kernel_w = kernel.w;
+  s.stride_h = stride.h, s.stride_w = stride.w;
+  s.padding_h = padding.h, s.padding_w = padding.w;
+  s.dilation_h = dilation.h, s.dilation_w = dilation.w;
+  s.count_include_pad = params.count_include_pad;
+  s.p = output_size(s.h, s.kernel_h, s.stride_h, s.padding_h, s.dilation_h, params.ceil_mode);
+  s.q = output_size(s.w, s.kernel_w, s.stride_w, s.padding_w, s.dilation_w, params.ceil_mode);
+  check(s.p >= 1 && s.q >= 1, "[", op.name, "] a window of (", s.kernel_h, ", ", s.kernel_w,
+        ") with padding (", s.padding_h, ", ", s.padding_w, ") and dilation (", s.dilation_h, ", ",
+        s.dilation_w, ") does not fit an input of shape ", x.sizes());
+  return s;
+}
+
+MemoryFormat layout(const Pool2d& s) {
+  return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+}
+
+// A tensor like the input, or like the output: 3-d if the input was.
+Tensor like_input(const Pool2d& s, int ndim, const TensorOptions& options) {
+  return ndim == 3 ? empty({s.c, s.h, s.w}, options) : empty({s.n, s.c, s.h, s.w}, options, layout(s));
+}
+Tensor like_output(const Pool2d& s, int ndim, const TensorOptions& options) {
+  return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
+}
+
+using AverageSlot = kernels::Slot<void(const Pool2d&, const void*, void*)>;
+
+Tensor average(const Op& op, const Pool2d& s, const Tensor& x, const AverageSlot& forward,
+               const AverageSlot& backward) {
+  const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
+  if (y.numel() > 0) forward(x.device(), x.dtype(), s, raw_contiguous(x, layout(s)).raw_data(), y.raw_data());
+  if (autograd::recording(x))
+    autograd::record(op, y, {&x}, [s, ndim = x.dim(), &backward](Backward& b) {
+      const Tensor g = raw_contiguous(b.grad(), layout(s));
+      const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
+      if (dx.numel() > 0) backward(g.device(), g.dtype(), s, g.raw_data(), dx.raw_data());
+      b.set(0, dx);
+    });
+  return y;
+}
+
+}  // namespace
+
+Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
+  const Pool2d s = window_shape(kMaxPool2d, x, params);
+  const bool recorded = autograd::recording(x);
+  const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
+  Tensor places;
+  if (recorded)
+    places = like_output(
+        s, x.dim(), {s.kernel_h * s.kernel_w <= kernels::kSmallWindow ? DType::u8 : DType::i32, x.device()});
+  if (y.numel() > 0)
+    kernels::max_pool2d(x.device(), x.dtype(), s, raw_contiguous(x, layout(s)).raw_data(), y.raw_data(),
+                        recorded ? places.raw_data() : nullptr);
+  if (recorded)
+    autograd::record(kMaxPool2d, y, {&x}, [s, ndim = x.dim(), places = autograd::save(places)](Backward& b) {
+      const Tensor g = raw_contiguous(b.grad(), layout(s));
+      const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
+      if (dx.numel() > 0)
+        kernels::max_pool2d_backward(g.device(), g.dtype(), s, g.raw_data(), b.saved(places).raw_data(),
+                                     dx.raw_data());
+      b.set(0, dx);
+    });
+  return y;
+}
+
+Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params) {
+  check(params.dilation == Pair(1), "[avg_pool2d] dilation (", params.dilation.h, ", ", params.dilation.w,
+        "), but only max_pool2d has one");
+  return average(kAvgPool2d, window_shape(kAvgPool2d, x, params), x, kernels::avg_pool2d,
+                 kernels::avg_pool2d_backward);
+}
+
+Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size) {
+  Pool2d s = input_shape(kAdaptiveAvgPool2d, x);
+  check(output_size.h >= 1 && output_size.w >= 1, "[adaptive_avg_pool2d] output size (", output_size.h, ", ",
+        output_size.w, "), expected at least 1");
+  s.p = output_size.h, s.q = output_size.w;
+  return average(kAdaptiveAvgPool2d, s, x, kernels::adaptive_avg_pool2d,
+                 kernels::adaptive_avg_pool2d_backward);
+}
+
+}  // namespace tapestry

@@ -1,0 +1,169 @@
+// Averages of windows, fixed or adaptive: what they have in common is a range of rows and one of columns for
+// each output, and a divisor.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/ops/pool.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+constexpr std::int64_t kGrain = 32768;
+
+// The windows along one side.
+struct Side {
+  struct Window {
+    std::int64_t begin, end, divisor;
+  };
+  std::vector<Window> windows;
+
+  static Side fixed(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
+                    std::int64_t padding, bool count_pad) {
+    Side side;
+    for (std::int64_t i = 0; i < out; ++i) {
+      const std::int64_t start = i * stride - padding, stop = std::min(start + kernel, in + padding);
+      const std::int64_t begin = std::clamp<std::int64_t>(start, 0, in), end = std::clamp(stop, begin, in);
+      side.windows.push_back({begin, end, count_pad ? stop - start : end - begin});
+    }
+    return side;
+  }
+  static Side adaptive(std::int64_t in, std::int64_t out) {
+    Side side;
+    for (std::int64_t i = 0; i < out; ++i) {
+      const std::int64_t begin = i * in / out, end = ((i + 1) * in + out - 1) / out;
+      side.windows.push_back({begin, end, end - begin});
+    }
+    return side;
+  }
+};
+
+template <class C>
+C reciprocal(const Side::Window& h, const Side::Window& w) {
+  const std::int64_t divisor = h.divisor * w.divisor;
+  return divisor > 0 ? C(1) / static_cast<C>(divisor) : C(0);
+}
+
+template <class T>
+void forward(const Pool2d& s, const Side& rows, const Side& cols, const T* x, T* y) {
+  using C = Compute<T>;
+  if (s.channels_last) {
+    parallel_for(s.n * s.p, std::max<std::int64_t>(kGrain / (s.h * s.w * s.c / s.p + 1), 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   constexpr std::int64_t kBlock = 64;
+                   for (std::int64_t row = begin; row < end; ++row) {
+                     const std::int64_t image = row / s.p;
+                     const Side::Window& hs = rows.windows[row % s.p];
+                     for (std::int64_t q = 0; q < s.q; ++q)
+                       for (std::int64_t c0 = 0; c0 < s.c; c0 += kBlock) {
+                         const Side::Window& ws = cols.windows[q];
+                         const std::int64_t n = std::min(kBlock, s.c - c0);
+                         C sum[kBlock] = {};
+                         for (std::int64_t h = hs.begin; h < hs.end; ++h)
+                           for (std::int64_t w = ws.begin; w < ws.end; ++w) {
+                             const T* const in = x + ((image * s.h + h) * s.w + w) * s.c + c0;
+                             for (std::int64_t c = 0; c < n; ++c) sum[c] += load(in[c]);
+                           }
+                         const C scale = reciprocal<C>(hs, ws);
+                         T* const out = y + (row * s.q + q) * s.c + c0;
+                         for (std::int64_t c = 0; c < n; ++c) out[c] = T(sum[c] * scale);
+                       }
+                   }
+                 });
+    return;
+  }
+  parallel_for(s.n * s.c, std::max<std::int64_t>(kGrain / (s.h * s.w + 1), 1),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t plane = begin; plane < end; ++plane)
+                   for (std::int64_t p = 0; p < s.p; ++p)
+                     for (std::int64_t q = 0; q < s.q; ++q) {
+                       const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
+                       C sum = 0;
+                       for (std::int64_t h = hs.begin; h < hs.end; ++h) {
+                         const T* const in = x + (plane * s.h + h) * s.w;
+                         for (std::int64_t w = ws.begin; w < ws.end; ++w) sum += load(in[w]);
+                       }
+                       y[(plane * s.p + p) * s.q + q] = T(sum * reciprocal<C>(hs, ws));
+                     }
+               });
+}
+
+template <class T>
+void backward(const Pool2d& s, const Side& rows, const Side& cols, const T* dy, void* dx) {
+  using C = Compute<T>;
+  const std::int64_t image_size = s.h * s.w * s.c;
+  const ComputeOutput<T> sum(s.device, dx, s.n * image_size);
+  C* const grad = sum.data();
+  if (s.channels_last) {
+    parallel_for(s.n, std::max<std::int64_t>(kGrain / (image_size + 1), 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   std::fill(grad + begin * image_size, grad + end * image_size, C(0));
+                   for (std::int64_t row = begin * s.p; row < end * s.p; ++row) {
+                     const std::int64_t image = row / s.p;
+                     const Side::Window& hs = rows.windows[row % s.p];
+                     for (std::int64_t q = 0; q < s.q; ++q) {
+                       const Side::Window& ws = cols.windows[q];
+                       const C scale = reciprocal<C>(hs, ws);
+                       const T* const in = dy + (row * s.q + q) * s.c;
+                       for (std::int64_t h = hs.begin; h < hs.end; ++h)
+                         for (std::int64_t w = ws.begin; w < ws.end; ++w) {
+                           C* const out = grad + ((image * s.h + h) * s.w + w) * s.c;
+                           for (std::int64_t c = 0; c < s.c; ++c) out[c] += load(in[c]) * scale;
+                         }
+                     }
+                   }
+                 });
+  } else {
+    parallel_for(s.n * s.c, std::max<std::int64_t>(kGrain / (s.h * s.w + 1), 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   std::fill(grad + begin * s.h * s.w, grad + end * s.h * s.w, C(0));
+                   for (std::int64_t plane = begin; plane < end; ++plane)
+                     for (std::int64_t p = 0; p < s.p; ++p)
+                       for (std::int64_t q = 0; q < s.q; ++q) {
+                         const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
+                         const C part = load(dy[(plane * s.p + p) * s.q + q]) * reciprocal<C>(hs, ws);
+                         for (std::int64_t h = hs.begin; h < hs.end; ++h) {
+                           C* const out = grad + (plane * s.h + h) * s.w;
+                           for (std::int64_t w = ws.begin; w < ws.end; ++w) out[w] += part;
+                         }
+                       }
+                 });
+  }
+  sum.store();
+}
+
+Side fixed_rows(const Pool2d& s) {
+  return Side::fixed(s.h, s.p, s.kernel_h, s.stride_h, s.padding_h, s.count_include_pad);
+}
+Side fixed_cols(const Pool2d& s) {
+  return Side::fixed(s.w, s.q, s.kernel_w, s.stride_w, s.padding_w, s.count_include_pad);
+}
+
+template <class T>
+void avg_pool2d_kernel(const Pool2d& s, const void* x, void* y) {
+  forward(s, fixed_rows(s), fixed_cols(s), static_cast<const T*>(x), static_cast<T*>(y));
+}
+template <class T>
+void avg_pool2d_backward_kernel(const Pool2d& s, const void* dy, void* dx) {
+  backward(s, fixed_rows(s), fixed_cols(s), static_cast<const T*>(dy), dx);
+}
+template <class T>
+void adaptive_kernel(const Pool2d& s, const void* x, void* y) {
+  forward(s, Side::adaptive(s.h, s.p), Side::adaptive(s.w, s.q), static_cast<const T*>(x),
+          static_cast<T*>(y));
+}
+template <class T>
+void adaptive_backward_kernel(const Pool2d& s, const void* dy, void* dx) {
+  backward(s, Side::adaptive(s.h, s.p), Side::adaptive(s.w, s.q), static_cast<const T*>(dy), dx);
+}
+
+[[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+  avg_pool2d.set(DeviceType::cpu, dtype_of<T>, &avg_pool2d_kernel<T>);
+  avg_pool2d_backward.set(DeviceType::cpu, dtype_of<T>, &avg_pool2d_backward_kernel<T>);
+  adaptive_avg_pool2d.set(DeviceType::cpu, dtype_of<T>, &adaptive_kernel<T>);
+  adaptive_avg_pool2d_backward.set(DeviceType::cpu, dtype_of<T>, &adaptive_backward_kernel<T>);
+});
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,231 @@
+// Batch normalisation. Statistics are formed over pieces of a fixed size, each in two passes while it is in a
+// cache, and merged in order (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+// computing sample variances", 1979): accurate whatever the mean, and the same for any number of threads.
+#include <algorithm>
+#include <cstdint>
+
+#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/sums.h"
+#include "tapestry/kernels/ops/norm.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+constexpr std::int64_t kPieceRows = 128;  // of a (rows, channels) input
+constexpr std::int64_t kPieceColumns = 256;
+constexpr std::int64_t kPiecePixels = 2048;  // of one plane of a (n, c, l) input
+constexpr std::int64_t kGrain = 32768;
+
+std::int64_t grain(std::int64_t work_each) {
+  return std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work_each, 1), 1);
+}
+std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
+
+// Calls f(chunk of rows, first row, last row, first channel, last channel) for each piece of a (rows,
+// channels) input.
+template <class F>
+void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
+  const std::int64_t blocks = pieces(channels, kPieceColumns);
+  parallel_for(pieces(rows, kPieceRows) * blocks, grain(kPieceRows * std::min(channels, kPieceColumns)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t chunk = i / blocks, c = i % blocks * kPieceColumns;
+                   f(chunk, chunk * kPieceRows, std::min(rows, (chunk + 1) * kPieceRows), c,
+                     std::min(channels, c + kPieceColumns));
+                 }
+               });
+}
+
+// Mean and sum of squares around it, of the values seen so far.
+struct Moments {
+  double count = 0, mean = 0, squares = 0;
+  void merge(double n, double m, double sq) {
+    const double delta = m - mean, total = count + n;
+    mean += delta * (n / total);
+    squares += sq + delta * delta * (count * n / total);
+    count = total;
+  }
+};
+
+template <class T>
+void stats_kernel(const BatchNorm& s, const void* x_data, void* mean_data, void* var_data) {
+  using C = Compute<T>;
+  const T* const x = static_cast<const T*>(x_data);
+  C* const mean = static_cast<C*>(mean_data);
+  C* const var = static_cast<C*>(var_data);
+  const double count = static_cast<double>(s.n * s.l);
+  if (s.l > 1) {
+    parallel_for(s.c, grain(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) {
+        Moments all;
+        for (std::int64_t n = 0; n < s.n; ++n)
+          for (std::int64_t i = 0; i < s.l; i += kPiecePixels) {
+            const T* const in = x + (n * s.c + c) * s.l + i;
+            const std::int64_t size = std::min(kPiecePixels, s.l - i);
+            const C m =
+                sum_lanes<C>(size, [=](std::int64_t j) { return load(in[j]); }) / static_cast<C>(size);
+            const C squares = sum_lanes<C>(size, [=](std::int64_t j) {
+              const C d = load(in[j]) - m;
+              return d * d;
+            });
+            all.merge(static_cast<double>(size), m, squares);
+          }
+        mean[c] = static_cast<C>(all.mean);
+        var[c] = static_cast<C>(all.squares / count);
+      }
+    });
+    return;
+  }
+  const std::int64_t chunks = pieces(s.n, kPieceRows);
+  const Scratch<C> memory(s.device, 2 * chunks * s.c);
+  C* const means = memory.data();
+  C* const squares = means + chunks * s.c;
+  over_pieces(s.n, s.c,
+              [&](std::int64_t chunk, std::int64_t r0, std::int64_t r1, std::int64_t c0, std::int64_t c1) {
+                C* const m = means + chunk * s.c;
+                C* const sq = squares + chunk * s.c;
+                std::fill(m + c0, m + c1, C(0));
+                std::fill(sq + c0, sq + c1, C(0));
+                for (std::int64_t r = r0; r < r1; ++r)
+                  for (std::int64_t c = c0; c < c1; ++c) m[c] += load(x[r * s.c + c]);
+                const C scale = C(1) / static_cast<C>(r1 - r0);
+                for (std::int64_t c = c0; c < c1; ++c) m[c] *= scale;
+                for (std::int64_t r = r0; r < r1; ++r)
+                  for (std::int64_t c = c0; c < c1; ++c) {
+                    const C d = load(x[r * s.c + c]) - m[c];
+                    sq[c] += d * d;
+                  }
+              });
+  for (std::int64_t c = 0; c < s.c; ++c) {
+    Moments all;
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
+      all.merge(static_cast<double>(std::min(kPieceRows, s.n - chunk * kPieceRows)), means[chunk * s.c + c],
+                squares[chunk * s.c + c]);
+    mean[c] = static_cast<C>(all.mean);
+    var[c] = static_cast<C>(all.squares / count);
+  }
+}
+
+// Calls f(element, channel) for all elements.
+template <class F>
+void over_elements(const BatchNorm& s, F&& f) {
+  if (s.l > 1)
+    parallel_for(s.n * s.c, grain(s.l), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t plane = begin; plane < end; ++plane) {
+        const std::int64_t c = plane % s.c;
+        for (std::int64_t i = plane * s.l; i < (plane + 1) * s.l; ++i) f(i, c);
+      }
+    });
+  else
+    parallel_for(s.n, grain(s.c), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row)
+        for (std::int64_t c = 0; c < s.c; ++c) f(row * s.c + c, c);
+    });
+}
+
+template <class T>
+void forward_kernel(const BatchNorm& s, const void* x_data, const void* mean_data, const void* inv_std_data,
+                    const void* weight_data, const void* bias_data, void* y_data) {
+  using C = Compute<T>;
+  const T* const x = static_cast<const T*>(x_data);
+  const C* const mean = static_cast<const C*>(mean_data);
+  const C* const inv_std = static_cast<const C*>(inv_std_data);
+  const T* const weight = static_cast<const T*>(weight_data);
+  const T* const bias = static_cast<const T*>(bias_data);
+  T* const y = static_cast<T*>(y_data);
+  const Scratch<C> memory(s.device, 2 * s.c);
+  C* const scale = memory.data();
+  C* const shift = scale + s.c;
+  for (std::int64_t c = 0; c < s.c; ++c) {
+    scale[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
+    shift[c] = bias ? load(bias[c]) : C(0);
+  }
+  over_elements(
+      s, [=](std::int64_t i, std::int64_t c) { y[i] = T((load(x[i]) - mean[c]) * scale[c] + shift[c]); });
+}
+
+// sums[c] = sum dy, sums[channels + c] = sum dy (x - mean)
+template <class T, class C = Compute<T>>
+void gradient_sums(const BatchNorm& s, const T* dy, const T* x, const C* mean, C* sums) {
+  if (s.l > 1) {
+    parallel_for(s.c, grain(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) {
+        double plain = 0, centred = 0;
+        const C m = mean[c];
+        for (std::int64_t n = 0; n < s.n; ++n)
+          for (std::int64_t i = 0; i < s.l; i += kPiecePixels) {
+            const std::int64_t at = (n * s.c + c) * s.l + i, size = std::min(kPiecePixels, s.l - i);
+            plain += sum_lanes<C>(size, [=](std::int64_t j) { return load(dy[at + j]); });
+            centred +=
+                sum_lanes<C>(size, [=](std::int64_t j) { return load(dy[at + j]) * (load(x[at + j]) - m); });
+          }
+        sums[c] = static_cast<C>(plain);
+        sums[s.c + c] = static_cast<C>(centred);
+      }
+    });
+    return;
+  }
+  const std::int64_t chunks = pieces(s.n, kPieceRows);
+  const Scratch<C> memory(s.device, 2 * chunks * s.c);
+  over_pieces(s.n, s.c,
+              [&](std::int64_t chunk, std::int64_t r0, std::int64_t r1, std::int64_t c0, std::int64_t c1) {
+                C* const plain = memory.data() + 2 * chunk * s.c;
+                C* const centred = plain + s.c;
+                std::fill(plain + c0, plain + c1, C(0));
+                std::fill(centred + c0, centred + c1, C(0));
+                for (std::int64_t r = r0; r < r1; ++r)
+                  for (std::int64_t c = c0; c < c1; ++c) {
+                    const C g = load(dy[r * s.c + c]);
+                    plain[c] += g;
+                    centred[c] += g * (load(x[r * s.c + c]) - mean[c]);
+                  }
+              });
+  for (std::int64_t c = 0; c < 2 * s.c; ++c) {
+    double total = 0;
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) total += memory.data()[2 * chunk * s.c + c];
+    sums[c] = static_cast<C>(total);
+  }
+}
+
+template <class T>
+void backward_kernel(const BatchNorm& s, const void* dy_data, const void* x_data, const void* mean_data,
+                     const void* inv_std_data, const void* weight_data, bool training, void* dx_data,
+                     void* dweight_data, void* dbias_data) {
+  using C = Compute<T>;
+  const T* const dy = static_cast<const T*>(dy_data);
+  const T* const x = static_cast<const T*>(x_data);
+  const C* const mean = static_cast<const C*>(mean_data);
+  const C* const inv_std = static_cast<const C*>(inv_std_data);
+  const T* const weight = static_cast<const T*>(weight_data);
+  T* const dx = static_cast<T*>(dx_data);
+  const Scratch<C> memory(s.device, 5 * s.c);
+  C* const sums = memory.data();
+  C* const slope = sums + 2 * s.c;  // dx = slope dy - centred (x - mean) - offset
+  C* const centred = slope + s.c;
+  C* const offset = centred + s.c;
+  if (training || dweight_data || dbias_data) gradient_sums(s, dy, x, mean, sums);
+  const C count = static_cast<C>(s.n * s.l);
+  for (std::int64_t c = 0; c < s.c; ++c) {
+    if (dweight_data) static_cast<T*>(dweight_data)[c] = T(sums[s.c + c] * inv_std[c]);
+    if (dbias_data) static_cast<T*>(dbias_data)[c] = T(sums[c]);
+    slope[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
+    if (!training) continue;
+    centred[c] = slope[c] * inv_std[c] * inv_std[c] * (sums[s.c + c] / count);
+    offset[c] = slope[c] * (sums[c] / count);
+  }
+  if (!dx) return;
+  if (training)
+    over_elements(s, [=](std::int64_t i, std::int64_t c) {
+      dx[i] = T(slope[c] * load(dy[i]) - centred[c] * (load(x[i]) - mean[c]) - offset[c]);
+    });
+  else over_elements(s, [=](std::int64_t i, std::int64_t c) { dx[i] = T(slope[c] * load(dy[i])); });
+}
+
+[[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+  batch_norm_stats.set(DeviceType::cpu, dtype_of<T>, &stats_kernel<T>);
+  batch_norm.set(DeviceType::cpu, dtype_of<T>, &forward_kernel<T>);
+  batch_norm_backward.set(DeviceType::cpu, dtype_of<T>, &backward_kernel<T>);
+});
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,21 @@
+#pragma once
+// The CPU's matrix product, for other CPU kernels and for tests.
+#include "tapestry/kernels/ops/gemm.h"
+
+namespace tapestry::kernels::cpu {
+
+/// One matrix product of type T (float or double), ignoring the batch and the bias, on compute_threads()
+/// threads.
+template <class T>
+void multiply(const Gemm& g);
+template <>
+void multiply<float>(const Gemm& g);
+template <>
+void multiply<double>(const Gemm& g);
+/// The same by Eigen alone, whatever the build has.
+template <class T>
+void multiply_eigen(const Gemm& g);
+extern template void multiply_eigen<float>(const Gemm&);
+extern template void multiply_eigen<double>(const Gemm&);
+
+}  // namespace tapestry::kernels::cpu
