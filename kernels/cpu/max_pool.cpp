@@ -1,8 +1,9 @@
-// Maxima of windows. Row-major images are done a row of outputs at a time, channels-last ones a block of
-// channels at a time, so that the inner loop runs over neighbours in memory in either layout.
+// Maxima of windows. The inner loop runs over neighbours in memory in either layout: outputs of one row, or
+// channels of one output.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/ops/pool.h"
@@ -10,79 +11,100 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kLine = 64;  // outputs in progress: they stay in registers and L1
 constexpr std::int64_t kGrain = 32768;
 
 std::int64_t grain(std::int64_t work_each) {
   return std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work_each, 1), 1);
 }
 
-// Best values so far of a line of windows, and where in the window they were; -1: nowhere yet.
-template <class C>
-struct Line {
-  C best[kLine];
-  std::int32_t place[kLine];
-
-  void clear(std::int64_t n) {
-    std::fill_n(best, n, -std::numeric_limits<C>::infinity());
-    std::fill_n(place, n, -1);
-  }
-  template <class T>
-  void visit(const T* x, std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t at) {
-    if (step == 1) visit_by<1>(x, step, begin, end, at);
-    else if (step == 2) visit_by<2>(x, step, begin, end, at);
-    else visit_by<0>(x, step, begin, end, at);
-  }
-  template <class T, class I>
-  void store(T* y, I* places, std::int64_t n) const {
-    for (std::int64_t i = 0; i < n; ++i) y[i] = T(best[i]);
-    if (places)
-      for (std::int64_t i = 0; i < n; ++i) places[i] = static_cast<I>(place[i]);
-  }
-
- private:
-  // Step: known when compiled, or 0.
-  template <int Step, class T>
-  void visit_by(const T* x, std::int64_t step, std::int64_t begin, std::int64_t end, std::int32_t at) {
-    if constexpr (Step != 0) step = Step;
-    for (std::int64_t i = begin; i < end; ++i) {
-      const C v = load(x[i * step]);
-      const bool take = (v > best[i]) | (v != v) | (place[i] < 0);
-      best[i] = take ? v : best[i];
-      place[i] = take ? at : place[i];
-    }
-  }
+// The elements of a window that lie inside the input: how far from where the search starts, and the place.
+struct Element {
+  std::int64_t offset;
+  std::int32_t place;
 };
 
 // A window without elements: as -1 converts.
 template <class I>
 constexpr I kNowhere = static_cast<I>(-1);
 
+// Searches the windows of Width outputs whose elements lie Step apart (0: `step` apart).
+template <int Width, int Step, class T, class I>
+inline void search(const T* x, std::int64_t step, const std::vector<Element>& window, T* y, I* places) {
+  using C = Compute<T>;
+  if constexpr (Step != 0) step = Step;
+  C best[Width];
+  std::int32_t place[Width];
+  for (int i = 0; i < Width; ++i) {
+    best[i] = window.empty() ? -std::numeric_limits<C>::infinity() : load(x[window[0].offset + i * step]);
+    place[i] = window.empty() ? -1 : window[0].place;
+  }
+  for (std::size_t e = 1; e < window.size(); ++e) {
+    const T* const in = x + window[e].offset;
+    const std::int32_t at = window[e].place;
+    for (int i = 0; i < Width; ++i) {
+      const C v = load(in[i * step]);
+      const bool take = (v > best[i]) | (v != v);
+      best[i] = take ? v : best[i];
+      place[i] = take ? at : place[i];
+    }
+  }
+  for (int i = 0; i < Width; ++i) y[i] = T(best[i]);
+  if (places)
+    for (int i = 0; i < Width; ++i) places[i] = static_cast<I>(place[i]);
+}
+
+// The same for n outputs, which lie side by side.
+template <int Step, class T, class I>
+void search_line(const T* x, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
+                 I* places) {
+  constexpr int kWidth = 16;
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    search<kWidth, Step>(x + i * step, step, window, y + i, places ? places + i : places);
+  for (; i < n; ++i) search<1, Step>(x + i * step, step, window, y + i, places ? places + i : places);
+}
+
+// The elements of the windows of row p, columns q and on: of those window columns that are inside for output
+// q.
+void collect(const Pool2d& s, std::int64_t p, std::int64_t q, std::int64_t pixel,
+             std::vector<Element>& window) {
+  window.clear();
+  for (std::int64_t r = 0; r < s.kernel_h; ++r) {
+    const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
+    if (h < 0 || h >= s.h) continue;
+    for (std::int64_t t = 0; t < s.kernel_w; ++t) {
+      const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
+      if (w >= 0 && w < s.w)
+        window.push_back({(h * s.w + w) * pixel, static_cast<std::int32_t>(r * s.kernel_w + t)});
+    }
+  }
+}
+
 template <class T, class I>
 void forward_row_major(const Pool2d& s, const T* x, T* y, I* places) {
+  // Outputs in [inner, outer) have all their columns inside, so one list of elements serves them all.
+  const std::int64_t inner = std::min(s.q, (s.padding_w + s.stride_w - 1) / s.stride_w);
+  const std::int64_t room = s.w + s.padding_w - (s.kernel_w - 1) * s.dilation_w - 1;
+  const std::int64_t outer = std::clamp(room < 0 ? 0 : room / s.stride_w + 1, inner, s.q);
   parallel_for(s.n * s.c, grain(s.p * s.q * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {
-                 Line<Compute<T>> line;
-                 for (std::int64_t plane = begin; plane < end; ++plane)
-                   for (std::int64_t p = 0; p < s.p; ++p)
-                     for (std::int64_t q0 = 0; q0 < s.q; q0 += kLine) {
-                       const std::int64_t n = std::min(kLine, s.q - q0), out = (plane * s.p + p) * s.q + q0;
-                       line.clear(n);
-                       for (std::int64_t r = 0; r < s.kernel_h; ++r) {
-                         const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
-                         if (h < 0 || h >= s.h) continue;
-                         for (std::int64_t t = 0; t < s.kernel_w; ++t) {
-                           // Output i of the line reads column first + i stride.
-                           const std::int64_t first = q0 * s.stride_w - s.padding_w + t * s.dilation_w;
-                           const std::int64_t from = first < 0 ? (-first + s.stride_w - 1) / s.stride_w : 0;
-                           const std::int64_t to =
-                               first < s.w ? std::min(n, (s.w - first + s.stride_w - 1) / s.stride_w) : 0;
-                           line.visit(x + (plane * s.h + h) * s.w + first, s.stride_w, from, to,
-                                      static_cast<std::int32_t>(r * s.kernel_w + t));
-                         }
-                       }
-                       line.store(y + out, places ? places + out : nullptr, n);
+                 std::vector<Element> window;
+                 for (std::int64_t p = 0; p < s.p; ++p) {
+                   const auto row = [&](std::int64_t q, std::int64_t n) {
+                     collect(s, p, q, 1, window);
+                     for (std::int64_t plane = begin; plane < end; ++plane) {
+                       const T* const in = x + plane * s.h * s.w;
+                       const std::int64_t out = (plane * s.p + p) * s.q + q;
+                       I* const at = places ? places + out : nullptr;
+                       if (s.stride_w == 1) search_line<1>(in, 1, window, n, y + out, at);
+                       else if (s.stride_w == 2) search_line<2>(in, 2, window, n, y + out, at);
+                       else search_line<0>(in, s.stride_w, window, n, y + out, at);
                      }
+                   };
+                   for (std::int64_t q = 0; q < inner; ++q) row(q, 1);
+                   if (inner < outer) row(inner, outer - inner);
+                   for (std::int64_t q = outer; q < s.q; ++q) row(q, 1);
+                 }
                });
 }
 
@@ -90,53 +112,45 @@ template <class T, class I>
 void forward_channels_last(const Pool2d& s, const T* x, T* y, I* places) {
   parallel_for(s.n * s.p, grain(s.q * s.c * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {
-                 Line<Compute<T>> line;
-                 for (std::int64_t row = begin; row < end; ++row) {
-                   const std::int64_t image = row / s.p, p = row % s.p;
-                   for (std::int64_t q = 0; q < s.q; ++q)
-                     for (std::int64_t c = 0; c < s.c; c += kLine) {
-                       const std::int64_t n = std::min(kLine, s.c - c), out = (row * s.q + q) * s.c + c;
-                       line.clear(n);
-                       for (std::int64_t r = 0; r < s.kernel_h; ++r) {
-                         const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
-                         if (h < 0 || h >= s.h) continue;
-                         for (std::int64_t t = 0; t < s.kernel_w; ++t) {
-                           const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
-                           if (w < 0 || w >= s.w) continue;
-                           line.visit(x + ((image * s.h + h) * s.w + w) * s.c + c, 1, 0, n,
-                                      static_cast<std::int32_t>(r * s.kernel_w + t));
-                         }
-                       }
-                       line.store(y + out, places ? places + out : nullptr, n);
-                     }
-                 }
+                 std::vector<Element> window;
+                 for (std::int64_t row = begin; row < end; ++row)
+                   for (std::int64_t q = 0; q < s.q; ++q) {
+                     collect(s, row % s.p, q, s.c, window);
+                     const std::int64_t out = (row * s.q + q) * s.c;
+                     search_line<1>(x + row / s.p * s.h * s.w * s.c, 1, window, s.c, y + out,
+                                    places ? places + out : nullptr);
+                   }
                });
 }
 
-template <class T, class I, class D = Compute<T>>
-void backward_row_major(const Pool2d& s, const T* dy, const I* places, D* dx) {
+template <class T, class I>
+void backward_row_major(const Pool2d& s, const T* dy, const I* places, Compute<T>* dx) {
+  std::vector<std::int64_t> offsets;  // of each place, from a window's first element
+  for (std::int64_t r = 0; r < s.kernel_h; ++r)
+    for (std::int64_t t = 0; t < s.kernel_w; ++t)
+      offsets.push_back(r * s.dilation_h * s.w + t * s.dilation_w);
   parallel_for(s.n * s.c, grain(s.h * s.w), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t plane = begin; plane < end; ++plane) {
-      D* const image = dx + plane * s.h * s.w;
-      std::fill_n(image, s.h * s.w, D(0));
-      for (std::int64_t p = 0; p < s.p; ++p)
+      Compute<T>* const image = dx + plane * s.h * s.w;
+      std::fill_n(image, s.h * s.w, Compute<T>(0));
+      for (std::int64_t p = 0; p < s.p; ++p) {
+        const std::int64_t out = (plane * s.p + p) * s.q;
+        const std::int64_t first = (p * s.stride_h - s.padding_h) * s.w - s.padding_w;
         for (std::int64_t q = 0; q < s.q; ++q) {
-          const std::int64_t out = (plane * s.p + p) * s.q + q;
-          const I place = places[out];
-          if (place == kNowhere<I>) continue;
-          const std::int64_t r = place / s.kernel_w, t = place % s.kernel_w;
-          const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
-          const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
-          image[h * s.w + w] += load(dy[out]);
+          const I place = places[out + q];
+          if (place != kNowhere<I>)
+            image[first + q * s.stride_w + offsets[static_cast<std::size_t>(place)]] += load(dy[out + q]);
         }
+      }
     }
   });
 }
 
 // Each pixel of a window takes the gradient of the channels whose maximum it was: no branch in the inner
 // loop.
-template <class T, class I, class D = Compute<T>>
-void backward_channels_last(const Pool2d& s, const T* dy, const I* places, D* dx) {
+template <class T, class I>
+void backward_channels_last(const Pool2d& s, const T* dy, const I* places, Compute<T>* dx) {
+  using C = Compute<T>;
   const bool covers = s.stride_h == s.kernel_h && s.stride_w == s.kernel_w && s.dilation_h == 1 &&
                       s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 && s.p * s.stride_h == s.h &&
                       s.q * s.stride_w == s.w;
@@ -144,7 +158,7 @@ void backward_channels_last(const Pool2d& s, const T* dy, const I* places, D* dx
   const std::int64_t rows = covers ? s.n * s.p : s.n, per = covers ? 1 : s.p;
   parallel_for(rows, grain(per * s.q * s.c * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {
-                 if (!covers) std::fill(dx + begin * s.h * s.w * s.c, dx + end * s.h * s.w * s.c, D(0));
+                 if (!covers) std::fill(dx + begin * s.h * s.w * s.c, dx + end * s.h * s.w * s.c, C(0));
                  for (std::int64_t row = begin * per; row < end * per; ++row) {
                    const std::int64_t image = row / s.p, p = row % s.p;
                    for (std::int64_t q = 0; q < s.q; ++q) {
@@ -156,14 +170,14 @@ void backward_channels_last(const Pool2d& s, const T* dy, const I* places, D* dx
                        for (std::int64_t t = 0; t < s.kernel_w; ++t) {
                          const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
                          if (w < 0 || w >= s.w) continue;
-                         D* const out = dx + ((image * s.h + h) * s.w + w) * s.c;
+                         C* const out = dx + ((image * s.h + h) * s.w + w) * s.c;
                          const I at = static_cast<I>(r * s.kernel_w + t);
                          if (covers)
                            for (std::int64_t c = 0; c < s.c; ++c)
-                             out[c] = place[c] == at ? load(grad[c]) : D(0);
+                             out[c] = place[c] == at ? load(grad[c]) : C(0);
                          else
                            for (std::int64_t c = 0; c < s.c; ++c)
-                             out[c] += place[c] == at ? load(grad[c]) : D(0);
+                             out[c] += place[c] == at ? load(grad[c]) : C(0);
                        }
                      }
                    }
