@@ -1,0 +1,114 @@
+#include "tapestry/autograd/function.h"
+
+#include "tapestry/autograd/gradcheck.h"
+#include "tapestry/autograd/ops.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using autograd::FunctionContext;
+
+namespace {
+
+struct Cube : autograd::Function<Cube> {
+  static constexpr const char* kName = "cube";
+  static Tensor forward(FunctionContext& ctx, const Tensor& x) {
+    ctx.save_for_backward({x});
+    return x * x * x;
+  }
+  static std::vector<Tensor> backward(FunctionContext& ctx, const std::vector<Tensor>& grads) {
+    return {grads[0] * 3 * ctx.saved(0) * ctx.saved(0)};
+  }
+};
+
+// Two outputs, an argument that is no tensor, an output saved.
+struct ScaleExp : autograd::Function<ScaleExp> {
+  static std::vector<Tensor> forward(FunctionContext& ctx, const Tensor& x, double scale, const Tensor& y) {
+    ctx.data = scale;
+    const Tensor e = x.exp();
+    ctx.save_for_backward({e});
+    return {e * scale, y * scale};
+  }
+  static std::vector<Tensor> backward(FunctionContext& ctx, const std::vector<Tensor>& grads) {
+    const double scale = std::any_cast<double>(ctx.data);
+    return {ctx.needs_input_grad(0) ? grads[0] * ctx.saved(0) * scale : Tensor(), {}, grads[1] * scale};
+  }
+};
+
+struct Wrong : autograd::Function<Wrong> {
+  static constexpr const char* kName = "wrong";
+  static Tensor forward(FunctionContext&, const Tensor& x) { return x * 2; }
+  static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& grads) {
+    return {grads[0].sum(), grads[0]};
+  }
+};
+
+struct WrongShape : autograd::Function<WrongShape> {
+  static constexpr const char* kName = "wrong_shape";
+  static Tensor forward(FunctionContext&, const Tensor& x) { return x * 2; }
+  static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& grads) {
+    return {grads[0].sum()};
+  }
+};
+
+struct PassThrough : autograd::Function<PassThrough> {
+  static Tensor forward(FunctionContext&, const Tensor& x) { return x; }
+  static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& g) { return {g[0] * -1}; }
+};
+
+Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType::f64).set_requires_grad(); }
+
+}  // namespace
+
+TEST_CASE("a user's function is part of the graph") {
+  const Tensor x = leaf({2, -1});
+  CHECK(autograd::gradcheck([](const std::vector<Tensor>& in) { return Cube::apply(in[0] * 2); }, {x}));
+  CHECK(autograd::gradcheck([](const std::vector<Tensor>& in) { return ScaleExp::apply(in[0], 1.5, in[1]); },
+                            {x, leaf({1, 3})}));
+  // only one of two outputs used
+  const Tensor y = leaf({1, 3});
+  ScaleExp::apply(x, 2.0, y)[1].sum().backward();
+  CHECK(y.grad()[0].item() == 2);
+  CHECK(x.grad()[0].item() == 0);
+  NoGradGuard no_grad;
+  CHECK_FALSE(Cube::apply(x).requires_grad());
+}
+
+TEST_CASE("a function that hands its input out gets a history of its own") {
+  const Tensor x = leaf({2, 5});
+  const Tensor y = PassThrough::apply(x);
+  CHECK_FALSE(y.is_same(x));
+  y.sum().backward();
+  CHECK(x.grad()[0].item() == -1);
+  CHECK(x.is_leaf());
+}
+
+TEST_CASE("a function's wrong backward is named") {
+  const Tensor x = leaf({2, 5});
+  CHECK_THROWS_WITH(Wrong::apply(x).sum().backward(), ContainsSubstring("[wrong] backward returned 2"));
+  CHECK_THROWS_WITH(WrongShape::apply(x).sum().backward(),
+                    ContainsSubstring("[wrong_shape]") && ContainsSubstring("expected float64 [2]"));
+}
+
+TEST_CASE("what a function saved and was changed in place is detected") {
+  const Tensor x = leaf({2, 5});
+  const Tensor h = x * 1;
+  const Tensor y = Cube::apply(h);
+  {
+    NoGradGuard no_grad;
+    h.add_(1);
+  }
+  CHECK_THROWS_WITH(y.sum().backward(), ContainsSubstring("[cube]"));
+}
+
+TEST_CASE("gradcheck tells a wrong gradient") {
+  CHECK_THROWS_WITH(
+      autograd::gradcheck([](const std::vector<Tensor>& in) { return PassThrough::apply(in[0]); },
+                          {leaf({1, 2})}),
+      ContainsSubstring("[gradcheck] d output 0 [element 0] / d input 0 [element 0]"));
+  const Tensor single = tensor({1.0}).set_requires_grad();
+  CHECK_THROWS_AS(autograd::gradcheck([](const std::vector<Tensor>& in) { return in[0] * 2; }, {single}),
+                  TypeError);
+  CHECK_THROWS_AS(autograd::gradcheck([](const std::vector<Tensor>& in) { return in[0] * 2; },
+                                      {tensor({1.0}, DType::f64)}),
+                  AutogradError);
+}
