@@ -1,0 +1,88 @@
+// The Tapestry side of tools/bench_cpu: reads `NAME REPEATS` lines, answers each with a line of REPEATS times
+// in milliseconds. The Python side (cpu_steps.py) runs the same work and takes turns with this program.
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "tapestry/tapestry.h"
+
+using namespace tapestry;
+
+namespace {
+
+struct Demo : nn::Module {
+  nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
+  nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
+  Tensor forward(const Tensor& x) override { return fc(conv(x).flatten(1)).softmax(1); }
+};
+
+struct Cnn : nn::Module {
+  nn::Conv2d& conv1 = add<nn::Conv2d>("conv1", {.in_channels = 1, .out_channels = 32, .kernel_size = 5});
+  nn::Conv2d& conv2 = add<nn::Conv2d>("conv2", {.in_channels = 32, .out_channels = 64, .kernel_size = 5});
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 1024, .out_features = 512});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 512, .out_features = 10});
+  Tensor forward(const Tensor& x) override {
+    Tensor h = max_pool2d(conv1(x).relu(), {.kernel_size = 2});
+    h = max_pool2d(conv2(h).relu(), {.kernel_size = 2});
+    return fc2(fc1(h.flatten(1)).relu());
+  }
+};
+
+// A whole training step: zero_grad, forward, cross-entropy, backward, SGD with momentum.
+std::function<void()> training_step(std::shared_ptr<nn::Module> model, const Tensor& x) {
+  auto optimizer =
+      std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.01, .momentum = 0.9});
+  const Tensor target = randint(0, 10, {x.size(0)});
+  return [=] {
+    optimizer->zero_grad();
+    cross_entropy((*model)(x), target).backward();
+    optimizer->step();
+  };
+}
+
+// 1000 operations on one element, so that milliseconds read as microseconds an operation.
+void thousand(const std::function<void()>& op) {
+  for (int i = 0; i < 1000; ++i) op();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  set_num_threads(argc > 1 ? std::stoi(argv[1]) : 2);
+  manual_seed(0);
+  const Tensor a = randn({1}), b = randn({1}), w = randn({1}).set_requires_grad();
+  std::map<std::string, std::function<void()>> work = {
+      {"demo", training_step(std::make_shared<Demo>(), randn({64, 3, 32, 32}))},
+      {"cnn", training_step(std::make_shared<Cnn>(), randn({128, 1, 28, 28}))},
+      {"op_forward", [&] { thousand([&] { a.mul(b); }); }},
+      {"op_backward",
+       [&] {
+         Tensor y = w;
+         for (int i = 0; i < 1000; ++i) y = y.mul(b);
+         y.backward();
+         w.zero_grad();
+       }},
+  };
+  std::string name;
+  int repeats;
+  while (std::cin >> name >> repeats) {
+    const auto it = work.find(name);
+    if (it == work.end()) {
+      std::cerr << "unknown work " << name << '\n';
+      return 2;
+    }
+    for (int i = 0; i < repeats; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      it->second();
+      const double ms =
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+      std::printf("%.6f ", ms);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}

@@ -1,0 +1,150 @@
+"""The PyTorch side of tools/bench_cpu, and its referee: both sides take turns within one run.
+
+usage: cpu_steps.py TAPESTRY_PROGRAM [--threads 2] [--rounds 15] [--json FILE]
+"""
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+
+import torch
+from torch import nn
+
+
+class Demo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.fc = nn.Linear(30 * 30 * 16, 10)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).flatten(1)).softmax(1)
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1, self.fc2 = nn.Linear(1024, 512), nn.Linear(512, 10)
+
+    def forward(self, x):
+        h = torch.max_pool2d(self.conv1(x).relu(), 2)
+        h = torch.max_pool2d(self.conv2(h).relu(), 2)
+        return self.fc2(self.fc1(h.flatten(1)).relu())
+
+
+def training_step(model, x):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    target = torch.randint(0, 10, (x.shape[0],))
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def channels_last(model, x):
+    return model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+
+
+def one_element_work():
+    a, b, w = torch.randn(1), torch.randn(1), torch.randn(1, requires_grad=True)
+
+    def forward():
+        for _ in range(1000):
+            a.mul(b)
+
+    def backward():
+        y = w
+        for _ in range(1000):
+            y = y.mul(b)
+        y.backward()
+        w.grad = None
+
+    return forward, backward
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    forward, backward = one_element_work()
+    x_demo, x_cnn = torch.randn(64, 3, 32, 32), torch.randn(128, 1, 28, 28)
+    # name -> (PyTorch's variants, steps a turn)
+    work = {
+        "demo": ({"default": training_step(Demo(), x_demo),
+                  "channels_last": training_step(*channels_last(Demo(), x_demo))}, 20),
+        "cnn": ({"default": training_step(Cnn(), x_cnn),
+                 "channels_last": training_step(*channels_last(Cnn(), x_cnn))}, 5),
+        "op_forward": ({"default": forward}, 10),
+        "op_backward": ({"default": backward}, 10),
+    }
+    ours = subprocess.Popen([args.program, str(args.threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run_ours(name, repeats):
+        ours.stdin.write(f"{name} {repeats}\n")
+        ours.stdin.flush()
+        line = ours.stdout.readline()
+        if not line.strip():
+            raise SystemExit(f"the program ended while running {name}")
+        return [float(t) for t in line.split()]
+
+    def run_theirs(step, repeats):
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    results = {}
+    for name, (variants, repeats) in work.items():
+        times = {"tapestry": [], **{f"torch {v}": [] for v in variants}}
+        run_ours(name, repeats)  # warm up
+        for step in variants.values():
+            run_theirs(step, repeats)
+        for _ in range(args.rounds):
+            time.sleep(0.02)  # the other side's threads go to sleep
+            times["tapestry"] += run_ours(name, repeats)
+            for v, step in variants.items():
+                time.sleep(0.02)
+                times[f"torch {v}"] += run_theirs(step, repeats)
+        # A preempted OpenMP thread costs milliseconds: the fast quartile is what the code costs, the median what a
+        # user of this machine saw.
+        rows = {k: {"median": statistics.median(t), "fast_quartile": statistics.quantiles(t, n=4)[0]}
+                for k, t in times.items()}
+        best = min((k for k in rows if k != "tapestry"), key=lambda k: rows[k]["median"])
+        results[name] = {"ms": rows, "best_torch": best,
+                         "speedup_median": rows[best]["median"] / rows["tapestry"]["median"],
+                         "speedup_fast_quartile": min(rows[k]["fast_quartile"] for k in rows if k != "tapestry")
+                         / rows["tapestry"]["fast_quartile"]}
+    ours.stdin.close()
+    ours.wait()
+
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+               platform.processor())
+    print(f"PyTorch {torch.__version__}, {args.threads} threads, {cpu}, {args.rounds} interleaved rounds")
+    print("| work | Tapestry ms (median / fast quartile) | PyTorch ms, its faster layout | ratio (median / fast quartile) |")
+    print("|---|---|---|---|")
+    for name, r in results.items():
+        mine, best = r["ms"]["tapestry"], r["ms"][r["best_torch"]]
+        note = " (us an operation)" if name.startswith("op_") else ""
+        print(f"| {name}{note} | {mine['median']:.3f} / {mine['fast_quartile']:.3f} | "
+              f"{best['median']:.3f} / {best['fast_quartile']:.3f} ({r['best_torch'].removeprefix('torch ')}) | "
+              f"{r['speedup_median']:.2f} / {r['speedup_fast_quartile']:.2f} |")
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump({"torch": torch.__version__, "threads": args.threads, "cpu": cpu, "results": results}, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
