@@ -190,7 +190,8 @@ Findings outside_umbrella(const std::vector<SourceFile>& tree, const std::vector
                                         [&](const std::string& p) { return file.path.starts_with(p); });
     const bool expected = exception == left_out.end();
     if (expected && !reached.count(file.path))
-      findings.push_back(file.path + ": not reached from tapestry.h");
+      findings.push_back(file.path +
+                         ": not reached from tapestry.h; include it there, or add it to kOutsideUmbrella");
     if (!expected) used.insert(*exception);
   }
   for (const std::string& prefix : left_out) {
