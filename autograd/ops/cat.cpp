@@ -1,0 +1,203 @@
+// Taking tensors apart along a dimension and putting them together: split, chunk; cat, stack.
+#include <algorithm>
+
+#include "tapestry/autograd/ops/parts.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::Part;
+using autograd::raw_part;
+using detail::check_defined;
+
+const Op kSplit("split", Grad::differentiable, kAllDTypes);
+const Op kChunk("chunk", Grad::differentiable, kAllDTypes);
+const Op kCat("cat", Grad::differentiable, kAllDTypes);
+const Op kStack("stack", Grad::differentiable, kAllDTypes);
+
+// Pieces of the given sizes, which add up to the dimension's; one node for all of them, whose backward writes
+// each piece's gradient into its place.
+std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::vector<std::int64_t>& sizes) {
+  std::vector<Tensor> out;
+  out.reserve(sizes.size());
+  std::int64_t start = 0;
+  for (const std::int64_t length : sizes) {
+    out.push_back(raw_part(x, {.dim = dim, .start = start, .length = length}));
+    start += length;
+  }
+  if (out.empty() || !autograd::recording(x)) return out;
+
+  std::vector<const Tensor*> outputs;
+  for (const Tensor& t : out) outputs.push_back(&t);
+  const Tensor* const input = &x;
+  autograd::record(
+      op.name, outputs, {&input, 1},
+      [dim, sizes, from = x.sizes(), options = TensorOptions(x.dtype(), x.device())](Backward& b) {
+        const Tensor dx = empty(from, options);
+        std::int64_t at = 0;
+        for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+          const Tensor place = raw_part(dx, {.dim = dim, .start = at, .length = sizes[i]});
+          at += sizes[i];
+          if (place.numel() == 0) continue;
+          if (b.grad(i).defined()) place.copy_(b.grad(i));
+          else place.zero_();
+        }
+        b.set(0, dx);
+      });
+  for (const Tensor& t : out) autograd::mark_view(t);
+  return out;
+}
+
+constexpr int kSkipped = -1;  // as the dimension of a part: the tensor takes no place
+
+std::vector<std::int64_t> equal_sizes(std::int64_t total, std::int64_t size) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t start = 0; start < total; start += size) sizes.push_back(std::min(size, total - start));
+  if (sizes.empty()) sizes.push_back(0);
+  return sizes;
+}
+
+int split_dim(const Op& op, const Tensor& x, std::int64_t dim) {
+  check_defined(op.name, x);
+  check<IndexError>(x.dim() > 0, "[", op.name,
+                    "] a 0-d tensor has no dimension to split; unsqueeze(0) gives it one");
+  return wrap_dim(op.name, dim, x.dim());
+}
+
+// cat and stack: parts of a new tensor, filled one after another; the gradients are the same parts of its
+// gradient.
+Tensor joined(const Op& op, const std::vector<Tensor>& tensors, const std::vector<Part>& parts,
+              const Shape& sizes, DType dtype, MemoryFormat format) {
+  const Tensor y = empty(sizes, TensorOptions(dtype, tensors[0].device()), format);
+  {
+    const NoGradGuard no_grad;
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (parts[i].length > 0 && tensors[i].numel() > 0) raw_part(y, parts[i]).copy_(tensors[i]);
+  }
+  if (autograd::recording(std::span<const Tensor>(tensors))) {
+    std::vector<DType> dtypes;
+    for (const Tensor& t : tensors) dtypes.push_back(t.dtype());
+    autograd::record(op, y, tensors, [parts, dtypes = std::move(dtypes)](Backward& b) {
+      for (std::uint32_t i = 0; i < parts.size(); ++i)
+        if (b.needs(i) && parts[i].dim != kSkipped) b.set(i, raw_part(b.grad(), parts[i]).to(dtypes[i]));
+    });
+  }
+  return y;
+}
+
+void check_devices(const Op& op, const std::vector<Tensor>& tensors) {
+  for (std::size_t i = 1; i < tensors.size(); ++i)
+    check<DeviceError>(tensors[i].device() == tensors[0].device(), "[", op.name, "] tensor ", i, " is on ",
+                       tensors[i].device(), ", tensor 0 on ", tensors[0].device(),
+                       "; move them to one device with .to()");
+}
+
+}  // namespace
+
+std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t dim) {
+  const int d = split_dim(kSplit, x, dim);
+  check(size > 0 || (size == 0 && x.sizes()[d] == 0), "[split] size ", size, " of the pieces of dimension ",
+        d, " of shape ", x.sizes(), "; use 1 or more");
+  return pieces(kSplit, x, d, equal_sizes(x.sizes()[d], std::max<std::int64_t>(size, 1)));
+}
+std::vector<Tensor> Tensor::split(std::int64_t size, std::int64_t dim) const {
+  return tapestry::split(*this, size, dim);
+}
+
+std::vector<Tensor> split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t dim) {
+  const int d = split_dim(kSplit, x, dim);
+  std::int64_t left = x.sizes()[d];
+  for (const std::int64_t size : sizes) {
+    check(size >= 0, "[split] size ", size, " is negative; use 0 or more");
+    check(size <= left, "[split] the ", sizes.size(), " sizes add up to more than dimension ", d,
+          " of shape ", x.sizes(), "; they must add up to ", x.sizes()[d]);
+    left -= size;
+  }
+  check(left == 0, "[split] the ", sizes.size(), " sizes add up to ", x.sizes()[d] - left, ", dimension ", d,
+        " of shape ", x.sizes(), " is ", x.sizes()[d], "; they must be equal");
+  return pieces(kSplit, x, d, sizes);
+}
+std::vector<Tensor> Tensor::split(const std::vector<std::int64_t>& sizes, std::int64_t dim) const {
+  return tapestry::split(*this, sizes, dim);
+}
+
+std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std::int64_t dim) {
+  const int d = split_dim(kChunk, x, dim);
+  check(chunks > 0, "[chunk] ", chunks, " chunks; ask for at least 1");
+  const std::int64_t total = x.sizes()[d];
+  if (total == 0) return pieces(kChunk, x, d, std::vector<std::int64_t>(static_cast<std::size_t>(chunks), 0));
+  return pieces(kChunk, x, d, equal_sizes(total, total / chunks + (total % chunks != 0)));
+}
+std::vector<Tensor> Tensor::chunk(std::int64_t chunks, std::int64_t dim) const {
+  return tapestry::chunk(*this, chunks, dim);
+}
+
+Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim) {
+  check(!tensors.empty(), "[cat] an empty list of tensors; pass at least one");
+  // As in PyTorch, a tensor of shape [0] joins with anything.
+  const auto skipped = [](const Tensor& t) { return t.dim() == 1 && t.numel() == 0; };
+  const Tensor* model = nullptr;
+  DType dtype = DType::f32;
+  bool channels_last = true;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    check_defined("cat", t, "a tensor of the list");
+    check(t.dim() > 0, "[cat] tensor ", i, " is 0-d and has no dimension to join; use stack()");
+    dtype = i == 0 ? t.dtype() : promote(dtype, t.dtype());
+    if (skipped(t)) continue;
+    if (!model) model = &t;
+    channels_last &= t.memory_format() == MemoryFormat::channels_last;
+  }
+  check_devices(kCat, tensors);
+  channels_last &= model != nullptr;
+  if (!model) model = &tensors[0];
+
+  const int d = wrap_dim("cat", dim, model->dim());
+  Shape sizes = model->sizes();
+  sizes[d] = 0;
+  std::vector<Part> parts;
+  parts.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    if (skipped(t)) {
+      parts.push_back({.dim = kSkipped, .start = 0, .length = 0});
+      continue;
+    }
+    bool fits = t.dim() == model->dim();
+    for (int k = 0; fits && k < t.dim(); ++k) fits = k == d || t.sizes()[k] == sizes[k];
+    check(fits, "[cat] tensor ", i, " has shape ", t.sizes(), ", the first ", model->sizes(),
+          "; all sizes but that of dimension ", d, " must agree");
+    parts.push_back({.dim = d, .start = sizes[d], .length = t.sizes()[d]});
+    check(!__builtin_add_overflow(sizes[d], t.sizes()[d], &sizes[d]), "[cat] the sizes of dimension ", d,
+          " add up to more than 64 bits can count; join fewer tensors");
+  }
+  return joined(kCat, tensors, parts, sizes, dtype,
+                channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+}
+
+Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim) {
+  check(!tensors.empty(), "[stack] an empty list of tensors; pass at least one");
+  DType dtype = DType::f32;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    check_defined("stack", t, "a tensor of the list");
+    check(t.sizes() == tensors[0].sizes(), "[stack] tensor ", i, " has shape ", t.sizes(), ", the first ",
+          tensors[0].sizes(), "; all must be equal");
+    dtype = i == 0 ? t.dtype() : promote(dtype, t.dtype());
+  }
+  check_devices(kStack, tensors);
+  const int d = wrap_dim("stack", dim, tensors[0].dim() + 1);
+  Shape sizes = tensors[0].sizes();
+  sizes.insert(d, static_cast<std::int64_t>(tensors.size()));
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    parts.push_back({.dim = d, .start = static_cast<std::int64_t>(i), .length = 1, .drop = true});
+  return joined(kStack, tensors, parts, sizes, dtype, MemoryFormat::contiguous);
+}
+
+}  // namespace tapestry
