@@ -1,0 +1,126 @@
+// Reductions that pick an element: max, min, argmax, argmin.
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/reduced.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/index.h"
+#include "tapestry/kernels/ops/reduce.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::Reduced;
+using autograd::save;
+using autograd::save_output;
+
+const Op kMax("max", Grad::differentiable, kAllDTypes);
+const Op kMin("min", Grad::differentiable, kAllDTypes);
+const Op kArgmax("argmax", Grad::none, kAllDTypes);
+const Op kArgmin("argmin", Grad::none, kAllDTypes);
+
+using ExtremeSlot = decltype(kernels::max);
+
+void check_not_empty(const Op& op, const Tensor& x, const Reduced& r) {
+  check(r.count > 0 || r.sizes.numel() == 0, "[", op.name,
+        "] no elements to choose from in a tensor of shape ", x.sizes(),
+        "; reduce dimensions that are not empty");
+}
+
+Tensor over_all(const Op& op, const ExtremeSlot& slot, const Tensor& x) {
+  const Reduced r(op, x, {}, false);
+  check_not_empty(op, x, r);
+  const Tensor y = empty({}, TensorOptions(x.dtype(), x.device()));
+  slot(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), nullptr);
+  if (autograd::recording(x)) {
+    autograd::record(op, y, {&x}, [r, x = save(x), y = save_output(y)](Backward& b) {
+      const Tensor hits = autograd::is_best(b.saved(x), b.saved(y));
+      const Tensor share = autograd::shared_by(b.grad().reshape(r.kept), hits, r);
+      b.set(0, where(hits, share, zeros({}, TensorOptions(share.dtype(), share.device()))));
+    });
+  }
+  return y;
+}
+
+std::pair<Tensor, Tensor> over_dim(const Op& op, const ExtremeSlot& slot, const Tensor& x, std::int64_t dim,
+                                   bool keepdim) {
+  const Reduced r(op, x, dim, keepdim);
+  check_not_empty(op, x, r);
+  const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
+  const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
+  slot(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), indices.data<std::int64_t>());
+  if (autograd::recording(x)) {
+    kernels::Scatter s{.outer = 1, .n = 1, .inner = 1, .index = nullptr};
+    const int d = wrap_dim(op.name, dim, x.dim());
+    for (int i = 0; i < x.dim(); ++i) (i < d ? s.outer : i == d ? s.n : s.inner) *= x.sizes()[i];
+    autograd::record(op, y, {&x}, [s, from = x.sizes(), indices = save_output(indices)](Backward& b) mutable {
+      const Tensor g = b.grad().contiguous(), at = b.saved(indices);
+      const Tensor dx = empty(from, TensorOptions(g.dtype(), g.device()));
+      s.index = at.data<std::int64_t>();
+      kernels::scatter(g.device(), g.dtype(), s, g.raw_data(), dx.raw_data());
+      b.set(0, dx);
+    });
+  }
+  return {y, indices};
+}
+
+Tensor position(const Op& op, const ExtremeSlot& slot, const Tensor& x, std::optional<std::int64_t> dim,
+                bool keepdim) {
+  const Reduced r(op, x, dim ? Dims(*dim) : Dims(), keepdim);
+  check_not_empty(op, x, r);
+  const NoGradGuard no_grad;
+  const Tensor in = dim ? x : x.reshape({-1});
+  const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
+  slot(x.device(), x.dtype(), kernels::Reduce(in, dim ? r.mask : 1u, Tensor()), indices.data<std::int64_t>());
+  return indices;
+}
+
+}  // namespace
+
+Tensor autograd::is_best(const Tensor& x, const Tensor& best) {
+  return where(isnan(best), isnan(x), eq(x, best));
+}
+
+Tensor autograd::shared_by(const Tensor& g, const Tensor& hits, const Reduced& r) {
+  Dims dims;
+  for (int i = 0; i < hits.dim(); ++i)
+    if (r.mask >> i & 1) dims.push_back(i);
+  if (dims.empty()) return g;
+  // In f32 at least: f16 cannot count beyond 2048.
+  const DType wide = g.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  return div(g.to(wide), sum(hits, dims, true)).to(g.dtype());
+}
+
+Tensor max(const Tensor& x) { return over_all(kMax, kernels::max, x); }
+Tensor min(const Tensor& x) { return over_all(kMin, kernels::min, x); }
+Tensor Tensor::max() const { return tapestry::max(*this); }
+Tensor Tensor::min() const { return tapestry::min(*this); }
+
+std::pair<Tensor, Tensor> max(const Tensor& x, std::int64_t dim, bool keepdim) {
+  return over_dim(kMax, kernels::max, x, dim, keepdim);
+}
+std::pair<Tensor, Tensor> min(const Tensor& x, std::int64_t dim, bool keepdim) {
+  return over_dim(kMin, kernels::min, x, dim, keepdim);
+}
+std::pair<Tensor, Tensor> Tensor::max(std::int64_t dim, bool keepdim) const {
+  return tapestry::max(*this, dim, keepdim);
+}
+std::pair<Tensor, Tensor> Tensor::min(std::int64_t dim, bool keepdim) const {
+  return tapestry::min(*this, dim, keepdim);
+}
+
+Tensor argmax(const Tensor& x, std::optional<std::int64_t> dim, bool keepdim) {
+  return position(kArgmax, kernels::max, x, dim, keepdim);
+}
+Tensor argmin(const Tensor& x, std::optional<std::int64_t> dim, bool keepdim) {
+  return position(kArgmin, kernels::min, x, dim, keepdim);
+}
+Tensor Tensor::argmax(std::optional<std::int64_t> dim, bool keepdim) const {
+  return tapestry::argmax(*this, dim, keepdim);
+}
+
+}  // namespace tapestry

@@ -1,0 +1,154 @@
+// Sums, means, variances, logsumexp and norms. autograd/ops/max.cpp has the reductions that pick an element.
+#include "tapestry/autograd/ops/reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduced.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/reduce.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::Reduced;
+using autograd::save;
+using autograd::save_output;
+using autograd::SavedTensor;
+
+const Op kSum("sum", Grad::differentiable, kAllDTypes);
+const Op kMean("mean", Grad::differentiable, kFloats);
+const Op kVar("var", Grad::differentiable, kFloats);
+const Op kLogsumexp("logsumexp", Grad::differentiable, kFloats);
+const Op kNorm("norm", Grad::differentiable, kFloats);
+
+// What a kernel keeps between its passes: f32 for f16 and bf16.
+DType wide(DType dtype) { return contains(kFullFloats, dtype) ? dtype : DType::f32; }
+
+Tensor sum_into(const Tensor& x, const Reduced& r, const Shape& sizes, DType dtype, double divisor) {
+  const Tensor y = empty(sizes, TensorOptions(dtype, x.device()));
+  kernels::sum(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), divisor);
+  return y;
+}
+
+}  // namespace
+
+Reduced::Reduced(const Op& op, const Tensor& x, const Dims& dims, bool keepdim) {
+  tapestry::detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+  const unsigned all = (1u << x.dim()) - 1;
+  for (const std::int64_t dim : dims) {
+    const int d = wrap_dim(op.name, dim, x.dim());
+    check((mask >> d & 1) == 0, "[", op.name, "] dimension ", d, " appears twice in ", dims,
+          "; name each dimension once");
+    mask |= 1u << d;
+  }
+  mask = dims.empty() ? all : mask & all;  // a 0-d tensor has a dimension 0 in name only
+  for (int i = 0; i < x.dim(); ++i) {
+    const bool gone = mask >> i & 1;
+    if (gone) count *= x.sizes()[i];
+    if (!gone || keepdim) sizes.push_back(gone ? 1 : x.sizes()[i]);
+    kept.push_back(gone ? 1 : x.sizes()[i]);
+  }
+}
+
+Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
+  const Reduced r(kSum, x, dims, keepdim);
+  const Tensor y = sum_into(x, r, r.sizes, is_floating(x.dtype()) ? x.dtype() : DType::i64, 1);
+  if (autograd::recording(x)) {
+    autograd::record(kSum, y, {&x}, [kept = r.kept, from = x.sizes()](Backward& b) {
+      b.set(0, b.grad().reshape(kept).expand(from));
+    });
+  }
+  return y;
+}
+Tensor Tensor::sum(const Dims& dims, bool keepdim) const { return tapestry::sum(*this, dims, keepdim); }
+
+Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
+  const Reduced r(kMean, x, dims, keepdim);
+  const double count = static_cast<double>(r.count);
+  const Tensor y = sum_into(x, r, r.sizes, x.dtype(), count);
+  if (autograd::recording(x)) {
+    autograd::record(kMean, y, {&x}, [kept = r.kept, from = x.sizes(), count](Backward& b) {
+      b.set(0, div(b.grad(), Scalar(count)).reshape(kept).expand(from));
+    });
+  }
+  return y;
+}
+Tensor Tensor::mean(const Dims& dims, bool keepdim) const { return tapestry::mean(*this, dims, keepdim); }
+
+Tensor var(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
+  const Reduced r(kVar, x, dims, keepdim);
+  const double divisor = static_cast<double>(std::max<std::int64_t>(r.count - unbiased, 0));
+  const Tensor center = sum_into(x, r, r.kept, wide(x.dtype()), static_cast<double>(r.count));
+  const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
+  kernels::variance(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), center.raw_data(), divisor);
+  if (autograd::recording(x)) {
+    autograd::record(kVar, y, {&x},
+                     [kept = r.kept, divisor, x = save(x), center = save_output(center)](Backward& b) {
+                       const Tensor saved = b.saved(x);
+                       const Tensor g = mul(b.grad().reshape(kept), Scalar(2 / divisor));
+                       b.set(0, mul(sub(saved, b.saved(center)), g).to(saved.dtype()));
+                     });
+  }
+  return y;
+}
+Tensor Tensor::var(const Dims& dims, bool unbiased, bool keepdim) const {
+  return tapestry::var(*this, dims, unbiased, keepdim);
+}
+
+Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
+  const Reduced r(kLogsumexp, x, dims, keepdim);
+  const TensorOptions wide_options(wide(x.dtype()), x.device());
+  const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
+  Tensor shift;
+  if (r.count > 0) {
+    shift = empty(r.kept, wide_options);
+    kernels::max(x.device(), x.dtype(), kernels::Reduce(x, r.mask, shift), nullptr);
+  } else {
+    shift = full(r.kept, -std::numeric_limits<double>::infinity(), wide_options);
+  }
+  kernels::logsumexp(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), shift.raw_data());
+  if (autograd::recording(x)) {
+    autograd::record(kLogsumexp, y, {&x}, [kept = r.kept, x = save(x), y = save_output(y)](Backward& b) {
+      b.set(0, mul(exp(sub(b.saved(x), b.saved(y).reshape(kept))), b.grad().reshape(kept)));
+    });
+  }
+  return y;
+}
+Tensor Tensor::logsumexp(const Dims& dims, bool keepdim) const {
+  return tapestry::logsumexp(*this, dims, keepdim);
+}
+
+Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
+  const Reduced r(kNorm, x, dims, keepdim);
+  check(!std::isnan(p), "[norm] p is not a number; use 0, 1, 2, any other real number or an infinity");
+  check(r.count > 0 || (p >= 0 && !std::isinf(p)), "[norm] the norm of order ", p, " of no elements (shape ",
+        x.sizes(), ") is not defined; reduce dimensions that are not empty");
+  const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
+  kernels::norm(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), p);
+  if (autograd::recording(x)) {
+    autograd::record(kNorm, y, {&x}, [p, r, x = save(x), y = save_output(y)](Backward& b) {
+      const Tensor saved = b.saved(x), result = b.saved(y).reshape(r.kept);
+      Tensor g = b.grad().reshape(r.kept);
+      if (std::isinf(p)) g = autograd::shared_by(g, autograd::is_best(abs(saved), result), r);
+      const Tensor dx = empty_like(saved);
+      const Tensor* const operands[] = {&dx, &saved, &result, &g};
+      kernels::norm_backward(saved.device(), saved.dtype(), kernels::plan(operands), p);
+      b.set(0, dx);
+    });
+  }
+  return y;
+}
+Tensor Tensor::norm(double p, const Dims& dims, bool keepdim) const {
+  return tapestry::norm(*this, p, dims, keepdim);
+}
+
+}  // namespace tapestry

@@ -1,0 +1,59 @@
+// The largest and the smallest element, and where it is.
+#include <limits>
+
+#include "tapestry/kernels/cpu/reduction.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+template <class L, bool largest>
+struct Best {
+  using Lane = L;
+  using Total = L;
+  Lane start() const {
+    using Limits = std::numeric_limits<L>;
+    if constexpr (Limits::has_infinity) return largest ? -Limits::infinity() : Limits::infinity();
+    else return largest ? Limits::lowest() : Limits::max();
+  }
+  Lane step(Lane lane, Lane x, Lane) const { return fold(lane, x); }
+  // b is NaN only where b != b; then it stays, since nothing compares with it.
+  Lane fold(Lane a, Lane b) const { return ((largest ? b > a : b < a) | (b != b)) ? b : a; }
+  Total begin() const { return start(); }
+  Total merge(Total total, Lane lane) const { return fold(total, lane); }
+  Total join(Total a, Total b) const { return fold(a, b); }
+};
+
+// The position of `value` (NaN: of the first NaN) among r.count elements.
+template <class T>
+std::int64_t find(const T* x, std::int64_t count, std::int64_t stride, Compute<T> value) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto element = static_cast<Compute<T>>(x[i * stride]);
+    if (element == value || (value != value && element != element)) return i;
+  }
+  return 0;
+}
+
+template <class T, bool largest>
+void extreme_kernel(const Reduce& r, std::int64_t* indices) {
+  using C = Compute<T>;
+  const T* const x = static_cast<const T*>(r.x);
+  const bool as_float = r.out_dtype != dtype_of<T>;
+  reduce<T>(r, Best<C, largest>(), nullptr, [&](std::int64_t i, C value) {
+    if (indices) {
+      const std::int64_t at = reduction::offset_of(i, r.kept_ndim, r.kept_sizes, r.kept_strides);
+      indices[i] = find(x + at, r.count, r.reduced_strides[0], value);
+    }
+    if (!r.out) return;
+    if (as_float) static_cast<float*>(r.out)[i] = static_cast<float>(value);
+    else static_cast<T*>(r.out)[i] = convert<T>(value);
+  });
+}
+
+const bool filled =
+    for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([]<class T> {
+      max.set(DeviceType::cpu, dtype_of<T>, &extreme_kernel<T, true>);
+      min.set(DeviceType::cpu, dtype_of<T>, &extreme_kernel<T, false>);
+    });
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

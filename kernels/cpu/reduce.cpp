@@ -1,0 +1,154 @@
+// Sums and what is a sum of something: variance, logsumexp, norms.
+#include "tapestry/kernels/ops/reduce.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tapestry/kernels/cpu/exp.h"
+#include "tapestry/kernels/cpu/reduction.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+template <class T>
+using Wide = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_t>;
+template <class T>
+using SumLane = std::conditional_t<std::is_floating_point_v<Compute<T>>, Compute<T>, std::int64_t>;
+
+// The sum of f(x, center).
+template <class L, class F>
+struct Sum {
+  using Lane = L;
+  using Total = Wide<L>;
+  F f;
+  Lane start() const { return 0; }
+  Lane step(Lane lane, Lane x, Lane center) const { return lane + f(x, center); }
+  Lane fold(Lane a, Lane b) const { return a + b; }
+  Total begin() const { return 0; }
+  Total merge(Total total, Lane lane) const { return total + static_cast<Total>(lane); }
+  Total join(Total a, Total b) const { return a + b; }
+};
+
+// The largest |x|, or the smallest; NaN wins.
+template <class L, bool largest>
+struct Extreme {
+  using Lane = L;
+  using Total = L;
+  Lane start() const { return largest ? 0 : std::numeric_limits<L>::infinity(); }
+  Lane step(Lane lane, Lane x, Lane) const { return fold(lane, std::abs(x)); }
+  Lane fold(Lane a, Lane b) const { return ((largest ? b > a : b < a) | (b != b)) ? b : a; }
+  Total begin() const { return start(); }
+  Total merge(Total total, Lane lane) const { return fold(total, lane); }
+  Total join(Total a, Total b) const { return fold(a, b); }
+};
+
+// Calls write(output, value) so that value, a double, arrives in the output's dtype.
+template <class T>
+struct Writer {
+  void* out;
+  bool as_float;  // f32 for f16 and bf16
+  explicit Writer(const Reduce& r) : out(r.out), as_float(r.out_dtype != dtype_of<T>) {}
+  void operator()(std::int64_t i, double value) const {
+    if (as_float) static_cast<float*>(out)[i] = static_cast<float>(value);
+    else static_cast<T*>(out)[i] = convert<T>(value);
+  }
+};
+
+template <class T, class F, class Finish>
+void sum_of(const Reduce& r, const void* centers, const F& f, const Finish& finish, std::int64_t cost = 1) {
+  using Lane = SumLane<T>;
+  reduce<T>(r, Sum<Lane, F>{f}, static_cast<const Lane*>(centers), finish, cost);
+}
+
+template <class T>
+void sum_kernel(const Reduce& r, double divisor) {
+  const auto f = [](auto x, auto) { return x; };
+  if constexpr (std::is_floating_point_v<Compute<T>>) {
+    sum_of<T>(r, nullptr, f,
+              [out = Writer<T>(r), divisor](std::int64_t i, double sum) { out(i, sum / divisor); });
+  } else {
+    std::int64_t* const out = static_cast<std::int64_t*>(r.out);
+    sum_of<T>(r, nullptr, f, [out](std::int64_t i, std::int64_t sum) { out[i] = sum; });
+  }
+}
+
+template <class T>
+void variance_kernel(const Reduce& r, const void* mean, double divisor) {
+  const auto f = [](auto x, auto center) { return (x - center) * (x - center); };
+  sum_of<T>(r, mean, f, [out = Writer<T>(r), divisor](std::int64_t i, double sum) { out(i, sum / divisor); });
+}
+
+template <class T>
+void logsumexp_kernel(const Reduce& r, const void* max) {
+  using Lane = Compute<T>;
+  // Shifting by an infinite maximum would give NaN.
+  const auto shift = [](Lane m) { return std::isinf(m) ? Lane(0) : m; };
+  const auto f = [shift](Lane x, Lane m) { return fast_exp(x - shift(m)); };
+  sum_of<T>(
+      r, max, f,
+      [out = Writer<T>(r), shift, max = static_cast<const Lane*>(max)](std::int64_t i, double sum) {
+        out(i, std::log(sum) + shift(max[i]));
+      },
+      4);
+}
+
+template <class T>
+void norm_kernel(const Reduce& r, double p) {
+  using Lane = Compute<T>;
+  const Writer<T> out(r);
+  const auto plain = [out](std::int64_t i, double sum) { out(i, sum); };
+  if (p == 0) {
+    sum_of<T>(
+        r, nullptr, [](Lane x, Lane) { return x != 0 ? Lane(1) : Lane(0); }, plain);
+  } else if (p == 1) {
+    sum_of<T>(
+        r, nullptr, [](Lane x, Lane) { return std::abs(x); }, plain);
+  } else if (p == 2) {
+    sum_of<T>(
+        r, nullptr, [](Lane x, Lane) { return x * x; },
+        [out](std::int64_t i, double sum) { out(i, std::sqrt(sum)); });
+  } else if (std::isinf(p)) {
+    if (p > 0) reduce<T>(r, Extreme<Lane, true>(), nullptr, plain);
+    else reduce<T>(r, Extreme<Lane, false>(), nullptr, plain);
+  } else {
+    sum_of<T>(
+        r, nullptr, [q = static_cast<Lane>(p)](Lane x, Lane) { return std::pow(std::abs(x), q); },
+        [out, p](std::int64_t i, double sum) { out(i, std::pow(sum, 1 / p)); }, 16);
+  }
+}
+
+template <class T>
+void norm_backward_kernel(const Elementwise<4>& e, double p) {
+  using C = Compute<T>;
+  const auto sign = [](C x) { return x > 0 ? C(1) : x < 0 ? C(-1) : x; };  // NaN stays
+  if (p == 0) {
+    map<T, T, T, T>(e, [](C, C, C) { return C(0); });
+  } else if (p == 1) {
+    map<T, T, T, T>(e, [sign](C x, C, C g) { return g * sign(x); });
+  } else if (p == 2) {
+    map<T, T, T, T>(e, [](C x, C norm, C g) { return norm == 0 ? C(0) : g * (x / norm); });
+  } else if (std::isinf(p)) {
+    map<T, T, T, T>(e, [sign](C x, C norm, C g) {
+      return std::abs(x) == norm || (std::isnan(x) && std::isnan(norm)) ? g * sign(x) : C(0);
+    });
+  } else {
+    const C q = static_cast<C>(p - 1);
+    map<T, T, T, T>(e, [sign, q](C x, C norm, C g) {
+      if (norm == 0 || (x == 0 && q < 0)) return C(0);
+      return g * sign(x) * std::pow(std::abs(x) / norm, q);
+    });
+  }
+}
+
+const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+                      sum.set(DeviceType::cpu, dtype_of<T>, &sum_kernel<T>);
+                      variance.set(DeviceType::cpu, dtype_of<T>, &variance_kernel<T>);
+                      logsumexp.set(DeviceType::cpu, dtype_of<T>, &logsumexp_kernel<T>);
+                      norm.set(DeviceType::cpu, dtype_of<T>, &norm_kernel<T>);
+                      norm_backward.set(DeviceType::cpu, dtype_of<T>, &norm_backward_kernel<T>);
+                    }) &&
+                    for_types<std::int64_t, std::int32_t, std::uint8_t, bool>(
+                        []<class T> { sum.set(DeviceType::cpu, dtype_of<T>, &sum_kernel<T>); });
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,213 @@
+#pragma once
+// The loops under the CPU's reductions. A reduction is a fold with two levels: elements go into lanes, many
+// at once so that the loop is vectorised, and after a bounded number of steps the lanes go into a total of
+// wider type. So an f32 sum is about as fast as memory and nearly as exact as one in f64.
+//
+//   struct Op {
+//     using Lane, Total;
+//     Lane start() const;                              // identity
+//     Lane step(Lane lane, Lane x, Lane center) const; // takes one element in
+//     Lane fold(Lane a, Lane b) const;                 // joins two lanes
+//     Total begin() const;
+//     Total merge(Total, Lane) const;
+//     Total join(Total, Total) const;
+//   };
+//
+// Work is cut into blocks that depend on the shape alone, and blocks are joined in order: the result does not
+// depend on the number of threads.
+#include <algorithm>
+#include <memory>
+
+#include "tapestry/core/parallel.h"
+#include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/ops/reduce.h"
+
+namespace tapestry::kernels::cpu {
+
+namespace reduction {
+
+inline constexpr std::int64_t kDepth = 32;        // elements that one lane takes in before it is merged
+inline constexpr std::int64_t kTile = 256;        // columns reduced side by side
+inline constexpr std::int64_t kElements = 16384;  // in a block
+inline constexpr std::int64_t kEnoughTasks = 32;  // fewer than these, and each is cut into blocks
+
+inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* sizes,
+                              const std::int64_t* strides) {
+  std::int64_t offset = 0;
+  for (int d = ndim - 1; d > 0; --d) {
+    const std::int64_t rest = index / sizes[d];
+    offset += (index - rest * sizes[d]) * strides[d];
+    index = rest;
+  }
+  return offset + index * strides[0];
+}
+
+/// The reduced dimensions as runs along the last of them, cut into blocks of about kElements elements
+/// (counting `width` for each step): pieces of a long run, or several short runs.
+struct Blocks {
+  std::int64_t run, runs, pieces, piece, group, count;
+
+  Blocks(const Reduce& r, std::int64_t width) {
+    run = r.reduced_sizes[r.reduced_ndim - 1];
+    runs = run > 0 ? r.count / run : 0;
+    const std::int64_t steps = std::max(kElements / width, kDepth);
+    pieces = std::max<std::int64_t>((run + steps - 1) / steps, 1);
+    piece = pieces == 1 ? run : steps;
+    group = pieces == 1 ? std::max<std::int64_t>(steps / std::max<std::int64_t>(run, 1), 1) : 1;
+    count = (runs * pieces + group - 1) / group;
+  }
+  /// Calls f(offset, length) for the pieces of runs in blocks [begin, end).
+  template <class F>
+  void each(const Reduce& r, std::int64_t begin, std::int64_t end, const F& f) const {
+    const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];
+    const std::int64_t last = std::min(end * group, runs * pieces);
+    for (std::int64_t i = begin * group; i < last; ++i) {
+      const std::int64_t which = i / pieces, at = (i - which * pieces) * piece;
+      f((r.reduced_ndim == 1 ? 0 : offset_of(which, r.reduced_ndim - 1, r.reduced_sizes, r.reduced_strides)) +
+            at * stride,
+        std::min(piece, run - at));
+    }
+  }
+};
+
+/// Elements in the type they are computed in: f16 and bf16 converted block by block.
+template <class T>
+struct Elements {
+  const T* block(const T* x, std::int64_t) { return x; }
+};
+template <class T>
+requires is_half<T>
+struct Elements<T> {
+  float buffer[32 * kDepth];
+  const float* block(const T* x, std::int64_t n) {
+    to_float(x, buffer, n);
+    return buffer;
+  }
+};
+
+/// Folds n elements, `stride` apart, into a total.
+template <class T, class Op>
+void fold_run(const Op& op, const T* x, std::int64_t n, std::int64_t stride, typename Op::Lane center,
+              typename Op::Total& total) {
+  using Lane = typename Op::Lane;
+  constexpr std::int64_t lanes = sizeof(Lane) == 8 ? 16 : 32;
+  if (stride == 1 && n >= lanes) {
+    Elements<T> elements;
+    do {
+      const std::int64_t steps = std::min(n / lanes, kDepth);
+      const auto* const in = elements.block(x, steps * lanes);
+      Lane lane[lanes];
+      std::fill_n(lane, lanes, op.start());
+      for (std::int64_t i = 0; i < steps; ++i)
+        for (std::int64_t j = 0; j < lanes; ++j)
+          lane[j] = op.step(lane[j], static_cast<Lane>(in[i * lanes + j]), center);
+      for (std::int64_t half = lanes / 2; half > 0; half /= 2)
+        for (std::int64_t j = 0; j < half; ++j) lane[j] = op.fold(lane[j], lane[j + half]);
+      total = op.merge(total, lane[0]);
+      x += steps * lanes;
+      n -= steps * lanes;
+    } while (n >= lanes);
+  }
+  while (n > 0) {
+    const std::int64_t steps = std::min(n, kDepth);
+    Lane lane = op.start();
+    for (std::int64_t i = 0; i < steps; ++i)
+      lane = op.step(lane, static_cast<Lane>(static_cast<Compute<T>>(x[i * stride])), center);
+    total = op.merge(total, lane);
+    x += steps * stride;
+    n -= steps;
+  }
+}
+
+/// Folds `rows` rows of `columns` (kTile at most) neighbours into as many totals.
+template <class T, class Op>
+void fold_columns(const Op& op, const T* x, std::int64_t rows, std::int64_t stride, std::int64_t columns,
+                  const typename Op::Lane* centers, typename Op::Total* totals) {
+  using Lane = typename Op::Lane;
+  Elements<T> elements;
+  Lane lane[kTile], none[kTile];
+  if (!centers) {
+    std::fill_n(none, columns, Lane());
+    centers = none;
+  }
+  while (rows > 0) {
+    const std::int64_t steps = std::min(rows, kDepth);
+    std::fill_n(lane, columns, op.start());
+    for (std::int64_t i = 0; i < steps; ++i) {
+      const auto* const in = elements.block(x + i * stride, columns);
+      for (std::int64_t j = 0; j < columns; ++j)
+        lane[j] = op.step(lane[j], static_cast<Lane>(in[j]), centers[j]);
+    }
+    for (std::int64_t j = 0; j < columns; ++j) totals[j] = op.merge(totals[j], lane[j]);
+    x += steps * stride;
+    rows -= steps;
+  }
+}
+
+}  // namespace reduction
+
+/// Reduces elements of type T and calls finish(output, total) for every output. `centers` (null where the Op
+/// has none) holds one value an output. `cost` is that of an element, in loads.
+template <class T, class Op, class Finish>
+void reduce(const Reduce& r, const Op& op, const typename Op::Lane* centers, const Finish& finish,
+            std::int64_t cost = 1) {
+  using namespace reduction;
+  using Total = typename Op::Total;
+  if (r.outputs == 0) return;
+  const T* const x = static_cast<const T*>(r.x);
+  const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];
+  // Which way memory runs: along a kept dimension, whose elements are then reduced side by side, or along a
+  // reduced one.
+  const bool side_by_side = r.kept_strides[r.kept_ndim - 1] == 1 && stride != 1;
+  const std::int64_t row = side_by_side ? r.kept_sizes[r.kept_ndim - 1] : 1;
+  const std::int64_t width = std::min(row, kTile), tiles = (row + width - 1) / width;
+  const std::int64_t tasks = r.outputs / row * tiles;
+  const Blocks blocks(r, width);
+
+  // Folds blocks [begin, end) of a task into totals; returns the first output and, through `n`, how many.
+  const auto fold = [&](std::int64_t task, std::int64_t begin, std::int64_t end, Total* totals,
+                        std::int64_t& n) {
+    const std::int64_t tile = task % tiles, first = task / tiles * row + tile * width;
+    n = std::min(width, row - tile * width);
+    const T* const from = x + offset_of(first, r.kept_ndim, r.kept_sizes, r.kept_strides);
+    std::fill_n(totals, n, op.begin());
+    const auto* const center = centers ? centers + first : nullptr;
+    blocks.each(r, begin, end, [&](std::int64_t offset, std::int64_t length) {
+      if (side_by_side) fold_columns(op, from + offset, length, stride, n, center, totals);
+      else fold_run(op, from + offset, length, stride, center ? *center : typename Op::Lane(), *totals);
+    });
+    return first;
+  };
+
+  if (tasks >= kEnoughTasks || blocks.count <= 1) {
+    const std::int64_t grain =
+        std::max<std::int64_t>(kGrain / std::max<std::int64_t>(r.count * width * cost, 1), 1);
+    parallel_for(tasks, grain, [&](std::int64_t begin, std::int64_t end) {
+      Total totals[kTile];
+      for (std::int64_t task = begin; task < end; ++task) {
+        std::int64_t n;
+        const std::int64_t first = fold(task, 0, blocks.count, totals, n);
+        for (std::int64_t j = 0; j < n; ++j) finish(first + j, totals[j]);
+      }
+    });
+    return;
+  }
+  const auto partial =
+      std::make_unique_for_overwrite<Total[]>(static_cast<std::size_t>(tasks * blocks.count * width));
+  parallel_for(tasks * blocks.count, std::max<std::int64_t>(kGrain / (kElements * cost), 1),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   std::int64_t n;
+                   fold(i / blocks.count, i % blocks.count, i % blocks.count + 1, &partial[i * width], n);
+                 }
+               });
+  for (std::int64_t task = 0; task < tasks; ++task) {
+    Total* const totals = &partial[task * blocks.count * width];
+    const std::int64_t tile = task % tiles, n = std::min(width, row - tile * width);
+    for (std::int64_t block = 1; block < blocks.count; ++block)
+      for (std::int64_t j = 0; j < n; ++j) totals[j] = op.join(totals[j], totals[block * width + j]);
+    for (std::int64_t j = 0; j < n; ++j) finish(task / tiles * row + tile * width + j, totals[j]);
+  }
+}
+
+}  // namespace tapestry::kernels::cpu

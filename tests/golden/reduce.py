@@ -1,0 +1,111 @@
+import torch
+
+from cases import bools, case, f64, grid, ints
+
+INF, NAN = float("inf"), float("nan")
+ALL_INTS = [torch.int64, torch.int32, torch.uint8]
+
+
+def over(fn):
+    """fn over dimensions that may be left out, where PyTorch wants them given."""
+    return lambda x, dim=None, keepdim=False: fn(x, dim if dim is not None else list(range(x.dim())), keepdim)
+
+
+# Rows, columns, the middle, everything; a negative one; ragged against any vector width.
+SHAPES = [((3, 5), None), ((3, 5), [1]), ((3, 5), [0]), ((2, 3, 4), [1]), ((2, 3, 4), [0, 2]), ((2, 3, 4), [-1, -2]),
+          ((2, 3, 4, 5), [0, 2, 3]), ((71,), [0]), ((2, 67), [1]), ((67, 2), [0]), ((4, 1), [1]), ((1, 1), None)]
+
+fns = {
+    "sum": over(torch.sum),
+    "mean": over(torch.mean),
+    "logsumexp": over(torch.logsumexp),
+}
+for op, fn in fns.items():
+    for shape, dim in SHAPES:
+        case(op, [grid(*shape)], dict(dim=dim) if dim else {}, fn)
+    case(op, [grid(2, 3, 4)], dict(dim=[0, 2], keepdim=True), fn)
+    case(op, [grid(2, 3)], dict(keepdim=True), fn)
+    case(op, [f64(2.5)], {}, fn)
+    case(op, [f64(2.5)], dict(dim=[0]), fn)
+    case(op, [grid(0, 3)], dict(dim=[0]), fn)
+    case(op, [grid(0, 3)], dict(dim=[1]), fn)
+    case(op, [grid(0)], {}, fn)
+    case(op, [f64([[1, INF, 2], [-INF, 1, 2], [NAN, 1, 2], [INF, -INF, 0]])], dict(dim=[1]), fn,
+         tags="extreme no_gradcheck")
+    case(op, [f64([[60000, 32, -60000], [-1024, -1024, -1024]])], dict(dim=[1]), fn, tags="extreme no_gradcheck")
+case("logsumexp", [f64([[-INF, -INF], [-INF, 0]])], dict(dim=[1]), fns["logsumexp"], tags="extreme no_gradcheck")
+case("sum", [ints(3, 5)], dict(dim=[0]), fns["sum"], dtypes=ALL_INTS)
+case("sum", [bools(3, 5)], dict(dim=[1]), fns["sum"])
+case("sum", [ints(70, low=200, high=250)], {}, fns["sum"], dtypes=ALL_INTS)
+
+
+def var(x, dim=None, unbiased=True, keepdim=False):
+    return torch.var(x, dim if dim is not None else list(range(x.dim())), unbiased=unbiased, keepdim=keepdim)
+
+
+for unbiased in (True, False):
+    for shape, dim in SHAPES[:-2]:
+        case("var", [grid(*shape)], dict(dim=dim, unbiased=unbiased), var)
+    case("var", [grid(2, 3, 4)], dict(dim=[0, 2], unbiased=unbiased, keepdim=True), var)
+    # Of one element: NaN when unbiased.
+    case("var", [grid(3, 1)], dict(dim=[1], unbiased=unbiased), var, tags="no_gradcheck")
+    case("var", [grid(0, 3)], dict(dim=[0], unbiased=unbiased), var)
+    case("var", [grid(0, 3)], dict(dim=[1], unbiased=unbiased), var)
+    case("var", [f64([[1, INF, 2], [NAN, 1, 2], [3, 3, 3]])], dict(dim=[1], unbiased=unbiased), var,
+         tags="extreme no_gradcheck")
+# Far from zero: a one-pass formula has no correct digit.
+case("var", [f64([4096.0, 4096.0625, 4096.125, 4096.1875])], {}, var, tags="extreme no_gradcheck")
+
+for op in ("max", "min"):
+    fn = getattr(torch, op)
+    for shape in ((3, 5), (71,), (2, 3, 4), (1,)):
+        case(op + "/all", [grid(*shape)], {}, lambda x, fn=fn: fn(x))
+    case(op + "/all", [f64(2.5)], {}, lambda x, fn=fn: fn(x))
+    case(op + "/all", [f64([[2, 7, 2], [7, 5, 2]])], {}, lambda x, fn=fn: fn(x), tags="no_gradcheck")  # ties
+    case(op + "/all", [f64([1, INF, -INF])], {}, lambda x, fn=fn: fn(x), tags="extreme no_gradcheck")
+    case(op + "/all", [f64([1, NAN, 2, NAN])], {}, lambda x, fn=fn: fn(x), tags="extreme no_gradcheck")
+    case(op + "/all", [ints(40)], {}, lambda x, fn=fn: fn(x), dtypes=ALL_INTS)
+
+    by_dim = lambda x, dim, keepdim=False, fn=fn: fn(x, dim, keepdim)
+    for shape, dim in (((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((71,), 0), ((2, 67), 1), ((67, 2), 0), ((4, 1), 1)):
+        case(op, [grid(*shape)], dict(dim=dim), by_dim)
+    case(op, [grid(3, 5)], dict(dim=1, keepdim=True), by_dim)
+    case(op, [f64(2.5)], dict(dim=0), by_dim)
+    case(op, [grid(0, 3)], dict(dim=1), by_dim)
+    case(op, [f64([[1, INF, INF], [-INF, -INF, -INF], [NAN, 1, NAN], [2, 1, NAN]])], dict(dim=1), by_dim,
+         tags="extreme no_gradcheck")
+    case(op, [f64([[2, 7, 2, 7], [5, 5, 5, 5]])], dict(dim=1), by_dim, tags="no_gradcheck")
+    case(op, [ints(4, 5)], dict(dim=0), by_dim, dtypes=ALL_INTS)
+    case(op, [bools(4, 5)], dict(dim=1), by_dim)
+
+    arg = lambda x, dim=None, keepdim=False, fn=getattr(torch, "arg" + op): fn(x, dim, keepdim)
+    for shape, dim in (((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((71,), 0), ((3, 5), None), ((2, 3, 4), None)):
+        case("arg" + op, [grid(*shape)], dict(dim=dim), arg)
+    case("arg" + op, [grid(3, 5)], dict(dim=1, keepdim=True), arg)
+    case("arg" + op, [grid(3, 5)], dict(keepdim=True), arg)
+    case("arg" + op, [f64(2.5)], {}, arg)
+    case("arg" + op, [f64(2.5)], dict(dim=0), arg)
+    case("arg" + op, [grid(0, 3)], dict(dim=1), arg)
+    case("arg" + op, [f64([[1, INF, INF], [-INF, -INF, -INF], [NAN, 1, NAN], [2, 1, NAN]])], dict(dim=1), arg,
+         tags="extreme")
+    case("arg" + op, [f64([[2, 7, 2, 7], [5, 5, 5, 5]])], {}, arg)
+    case("arg" + op, [ints(4, 5)], dict(dim=0), arg, dtypes=ALL_INTS)
+
+
+def norm(x, p, dim=None, keepdim=False):
+    return torch.norm(x, p, dim if dim is not None else list(range(x.dim())), keepdim)
+
+
+for p in (2.0, 1.0, 0.0, 3.0, 1.5, INF, -INF):
+    tags = "no_gradcheck" if p == 0.0 else ""  # steps at 0
+    for shape, dim in (((3, 5), None), ((3, 5), [1]), ((5, 3), [0]), ((2, 3, 4), [0, 2]), ((2, 67), [1])):
+        case("norm", [grid(*shape, seed=2, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags)
+        case("norm", [-grid(*shape, seed=3, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags)
+    case("norm", [grid(2, 3, low=0.25, high=4.25)], dict(p=p, dim=[1], keepdim=True), norm, tags=tags)
+    case("norm", [f64(-2.5)], dict(p=p), norm, tags=tags)
+    case("norm", [f64([[0, 0, 0], [0, 3, -4]])], dict(p=p, dim=[1]), norm, tags="no_gradcheck")
+    case("norm", [f64([[1, INF, 2], [1, NAN, 2]])], dict(p=p, dim=[1]), norm, tags="extreme no_gradcheck no_grad")
+    case("norm", [grid(0, 3)], dict(p=p, dim=[1]), norm)
+    if p >= 0 and p != INF:
+        case("norm", [grid(0, 3)], dict(p=p, dim=[0]), norm)
+case("norm", [f64([[2, -2, 1], [3, 3, -3]])], dict(p=INF, dim=[1]), norm, tags="no_gradcheck")  # ties
