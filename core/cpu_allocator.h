@@ -1,5 +1,5 @@
 #pragma once
-// The allocators of CPU memory. Not in tapestry.h: allocator.h is what a program uses.
+// The allocators of CPU memory.
 #include <memory>
 
 #include "tapestry/core/allocator.h"

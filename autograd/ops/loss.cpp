@@ -1,0 +1,242 @@
+// Losses over classes (nll_loss, cross_entropy) and mse_loss.
+#include "tapestry/autograd/ops/loss.h"
+
+#include "tapestry/autograd/ops/bad_index.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/loss.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::save;
+using autograd::SavedTensor;
+
+const Op kNllLoss("nll_loss", Grad::differentiable, kFloats);
+const Op kCrossEntropy("cross_entropy", Grad::differentiable, kFloats);
+const Op kMseLoss("mse_loss", Grad::differentiable, kFloats);
+
+// What the kernels compute in, and what they take weights and gradients in.
+DType wide(DType dtype) { return contains(kFullFloats, dtype) ? dtype : DType::f32; }
+
+// The checked arguments of a loss over classes, in the form that the kernels take.
+struct Prepared {
+  Tensor x, target, weight;  // dense; target i64, or probabilities like x; weight wide, or undefined
+  Tensor stats;              // of cross-entropy
+  Shape rows;                // of the result without reduction: x's without its dimension of classes
+  kernels::ClassLoss args{};
+
+  /// The kernels' arguments for these tensors.
+  static kernels::ClassLoss with(kernels::ClassLoss args, const Tensor& x, const Tensor& target,
+                                 const Tensor& weight, const Tensor& stats) {
+    args.x = x.raw_data();
+    const bool classes = target.dtype() == DType::i64;
+    args.target = classes ? target.data<std::int64_t>() : nullptr;
+    args.probabilities = classes ? nullptr : target.raw_data();
+    args.weight = weight.defined() ? weight.raw_data() : nullptr;
+    args.stats = stats.defined() ? stats.raw_data() : nullptr;
+    return args;
+  }
+};
+
+Prepared prepare(const Op& op, const Tensor& x, const Tensor& target, const CrossEntropyParams& params,
+                 bool takes_probabilities) {
+  detail::check_defined(op.name, x);
+  detail::check_defined(op.name, target, "target");
+  op.check_dtype(x.dtype());
+  check(x.dim() > 0, "[", op.name,
+        "] the input is 0-d and has no classes; pass (C), (N, C) or (N, C, d1, ...)");
+  check<DeviceError>(target.device() == x.device(), "[", op.name, "] target is on ", target.device(),
+                     ", the input on ", x.device(), "; move one of them with .to()");
+  const int class_dim = x.dim() == 1 ? 0 : 1;
+  Prepared p;
+  p.args.outer = p.args.inner = 1;
+  p.args.classes = x.sizes()[class_dim];
+  for (int i = 0; i < x.dim(); ++i) {
+    if (i < class_dim) p.args.outer *= x.sizes()[i];
+    if (i > class_dim) p.args.inner *= x.sizes()[i];
+    if (i != class_dim) p.rows.push_back(x.sizes()[i]);
+  }
+  p.args.ignore_index = params.ignore_index;
+  p.args.smoothing = params.label_smoothing;
+
+  const NoGradGuard no_grad;
+  if (contains(kIntegers, target.dtype())) {
+    check(target.sizes() == p.rows, "[", op.name, "] target has shape ", target.sizes(), ", input ",
+          x.sizes(), "; targets for it have shape ", p.rows, ", one class a row");
+    p.target = target.to(DType::i64).contiguous();
+  } else {
+    check<TypeError>(takes_probabilities && is_floating(target.dtype()), "[", op.name, "] target is ",
+                     target.dtype(), "; pass classes as integers",
+                     takes_probabilities ? ", or probabilities as the input's dtype" : "");
+    check<TypeError>(target.dtype() == x.dtype(), "[", op.name, "] target is ", target.dtype(),
+                     ", the input ", x.dtype(),
+                     "; class probabilities have the input's dtype (classes are integers)");
+    check(target.sizes() == x.sizes(), "[", op.name, "] target probabilities have shape ", target.sizes(),
+          ", input ", x.sizes(), "; they must be equal");
+    check(params.ignore_index < 0, "[", op.name, "] ignore_index ", params.ignore_index,
+          " does not go with class probabilities; leave it out, or pass classes");
+    p.target = target.contiguous();
+  }
+  if (params.weight.defined()) {
+    const Tensor& w = params.weight;
+    check(w.dim() == 1 && w.sizes()[0] == p.args.classes, "[", op.name, "] weight has shape ", w.sizes(),
+          ", input ", x.sizes(), "; give one weight for each of the ", p.args.classes, " classes");
+    check<TypeError>(is_floating(w.dtype()), "[", op.name, "] weight is ", w.dtype(),
+                     "; use a floating dtype");
+    check<DeviceError>(w.device() == x.device(), "[", op.name, "] weight is on ", w.device(),
+                       ", the input on ", x.device(), "; move one of them with .to()");
+    p.weight = w.to(wide(x.dtype())).contiguous();
+  }
+  p.x = x.contiguous();
+  return p;
+}
+
+struct LossResult {
+  Tensor result;
+  Tensor divisor;  // what a mean was divided by; else undefined
+};
+
+// Runs `forward` and reduces what it gives for each row.
+LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Prepared& p,
+               Reduction reduction) {
+  const Device device = p.x.device();
+  const DType dtype = p.x.dtype(), computed = wide(dtype);
+  const TensorOptions options(computed, device);
+  p.args = Prepared::with(p.args, p.x, p.target, p.weight, p.stats);
+  const Tensor losses = empty(p.rows, options), weights = empty(p.rows, options);
+  autograd::BadIndex bad;
+  forward(device, dtype, p.args, losses.raw_data(), weights.raw_data(), bad.cell());
+  if (p.args.target) bad.check(op.name, "target", p.target, p.args.classes);
+
+  const NoGradGuard no_grad;
+  if (reduction == Reduction::none) return {losses.to(dtype), {}};
+  if (reduction == Reduction::sum) return {sum(losses).to(dtype), {}};
+  LossResult r{empty({}, options), empty({}, options)};
+  kernels::weighted_mean(device, computed, losses.numel(), losses.raw_data(), weights.raw_data(),
+                         r.result.raw_data(), r.divisor.raw_data());
+  r.result = r.result.to(dtype);
+  return r;
+}
+
+// The incoming gradient as the kernels take it. Holds the tensors that it points to.
+struct IncomingGrad {
+  Tensor grad, divisor;
+  kernels::LossGrad args;
+  IncomingGrad(const Tensor& g, Tensor by, Reduction reduction)
+      : grad(g.to(wide(g.dtype())).contiguous()), divisor(std::move(by)) {
+    args = {grad.raw_data(), reduction == Reduction::none, divisor.defined() ? divisor.raw_data() : nullptr};
+  }
+};
+
+Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
+  return is_there ? b.saved(s) : Tensor();
+}
+SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
+
+}  // namespace
+
+Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyParams& params) {
+  check(params.label_smoothing == 0, "[nll_loss] label_smoothing ", params.label_smoothing,
+        " needs all probabilities; use cross_entropy() on logits");
+  Prepared p = prepare(kNllLoss, log_probs, target, params, false);
+  const LossResult r = run(kNllLoss, kernels::nll_loss, p, params.reduction);
+  if (autograd::recording(log_probs)) {
+    autograd::record(
+        kNllLoss, r.result, {&log_probs},
+        [args = p.args, from = log_probs.sizes(), options = TensorOptions(p.x.dtype(), p.x.device()),
+         reduction = params.reduction, weighted = p.weight.defined(), target = save(p.target),
+         weight = save_if(p.weight), divisor = save_if(r.divisor)](Backward& b) {
+          const Tensor classes = b.saved(target), weights = saved_or_none(b, weight, weighted);
+          const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
+          const Tensor dx = empty(from, options);
+          kernels::nll_loss_backward(dx.device(), dx.dtype(), Prepared::with(args, dx, classes, weights, {}),
+                                     g.args, dx.raw_data());
+          b.set(0, dx);
+        });
+  }
+  return r.result;
+}
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params) {
+  check(params.label_smoothing >= 0 && params.label_smoothing <= 1, "[cross_entropy] label_smoothing ",
+        params.label_smoothing, " is outside [0, 1]; 0.1 is usual");
+  Prepared p = prepare(kCrossEntropy, logits, target, params, true);
+  p.stats = empty({p.args.outer, p.args.inner, 2}, TensorOptions(wide(p.x.dtype()), p.x.device()));
+  const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
+  if (autograd::recording(logits, target)) {
+    // What was computed here is saved as it is; logits and probabilities as given, so that a change in place
+    // is seen.
+    const bool classes = p.args.target != nullptr;
+    autograd::record(
+        kCrossEntropy, r.result, {&logits, &target},
+        [args = p.args, classes, reduction = params.reduction, weighted = p.weight.defined(),
+         x = save(logits), target = save(classes ? p.target : target), weight = save_if(p.weight),
+         stats = save(p.stats), divisor = save_if(r.divisor)](Backward& b) {
+          const Tensor in = b.saved(x).contiguous(), to = b.saved(target).contiguous(), s = b.saved(stats);
+          const Tensor weights = saved_or_none(b, weight, weighted);
+          const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
+          const kernels::ClassLoss a = Prepared::with(args, in, to, weights, s);
+          const TensorOptions options(in.dtype(), in.device());
+          if (b.needs(0)) {
+            const Tensor dx = empty(in.sizes(), options);
+            kernels::cross_entropy_backward(in.device(), in.dtype(), a, g.args, dx.raw_data());
+            b.set(0, dx);
+          }
+          if (b.needs(1)) {
+            const Tensor dtarget = empty(in.sizes(), options);
+            kernels::cross_entropy_target_backward(in.device(), in.dtype(), a, g.args, dtarget.raw_data());
+            b.set(1, dtarget);
+          }
+        });
+  }
+  return r.result;
+}
+
+Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
+  detail::check_defined("mse_loss", x);
+  detail::check_defined("mse_loss", target, "target");
+  check(x.sizes() == target.sizes(), "[mse_loss] input has shape ", x.sizes(), ", target ", target.sizes(),
+        "; they must be equal (nothing is broadcast)");
+  check<DeviceError>(x.device() == target.device(), "[mse_loss] target is on ", target.device(),
+                     ", the input on ", x.device(), "; move one of them with .to()");
+  const DType dtype = promote(x.dtype(), target.dtype());
+  kMseLoss.check_dtype(dtype);
+  const Tensor a = x.to(dtype), t = target.to(dtype);
+  Tensor y;
+  double scale = 2;
+  if (reduction == Reduction::none) {
+    y = empty_like(a);
+    const Tensor* const operands[] = {&y, &a, &t};
+    kernels::squared_error(a.device(), dtype, kernels::plan(operands));
+  } else {
+    const double count = reduction == Reduction::mean ? static_cast<double>(a.numel()) : 1;
+    scale /= count;
+    y = empty({}, TensorOptions(dtype, a.device()));
+    const NoGradGuard no_grad;
+    kernels::sum_squared_error(a.device(), dtype, a.numel(), a.contiguous().raw_data(),
+                               t.contiguous().raw_data(), y.raw_data(), count);
+  }
+  if (autograd::recording(a, t)) {
+    autograd::record(kMseLoss, y, {&a, &t}, [scale, a = save(a), t = save(t)](Backward& b) {
+      const Tensor x = b.saved(a), target = b.saved(t);
+      const auto gradient = [&](double s) {
+        const Tensor d = empty_like(x);
+        const Tensor* const operands[] = {&d, &x, &target, &b.grad()};
+        kernels::squared_error_backward(d.device(), d.dtype(), kernels::plan(operands), s);
+        return d;
+      };
+      if (b.needs(0)) b.set(0, gradient(scale));
+      if (b.needs(1)) b.set(1, gradient(-scale));
+    });
+  }
+  return y;
+}
+
+}  // namespace tapestry

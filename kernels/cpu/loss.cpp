@@ -1,0 +1,255 @@
+#include "tapestry/kernels/ops/loss.h"
+
+#include <atomic>
+#include <cmath>
+
+#include "tapestry/kernels/cpu/rows.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+// Of the bad targets that threads meet, the one that comes first.
+class FirstBad {
+ public:
+  explicit FirstBad(std::int64_t* out) : out_(out) {}
+  ~FirstBad() { *out_ = std::min(*out_, first_.load()); }
+  void report(std::int64_t at) {
+    std::int64_t seen = first_.load();
+    while (at < seen && !first_.compare_exchange_weak(seen, at)) {
+    }
+  }
+
+ private:
+  std::int64_t* out_;
+  std::atomic<std::int64_t> first_{kNoBadIndex};
+};
+
+template <class C>
+C weight_of(const ClassLoss& a, std::int64_t c) {
+  return a.weight ? static_cast<const C*>(a.weight)[c] : C(1);
+}
+
+// What a row's target means: class `target`, or none of them.
+enum class Target { good, ignored, bad };
+Target kind_of(const ClassLoss& a, std::int64_t target) {
+  if (target == a.ignore_index) return Target::ignored;
+  return target >= 0 && target < a.classes ? Target::good : Target::bad;
+}
+
+template <class C>
+C row_grad(const LossGrad& g, std::int64_t row) {
+  const C grad = static_cast<const C*>(g.grad)[g.each_row ? row : 0];
+  return g.divisor ? grad / *static_cast<const C*>(g.divisor) : grad;
+}
+
+template <class T>
+void cross_entropy_kernel(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad) {
+  using C = Compute<T>;
+  FirstBad bad(first_bad);
+  const std::int64_t n = a.classes;
+  const C smooth = static_cast<C>(a.smoothing), rest = static_cast<C>(1 - a.smoothing),
+          each = smooth / static_cast<C>(n);
+  C* const stats = static_cast<C*>(a.stats);
+  C* const loss = static_cast<C*>(losses);
+  C* const used = static_cast<C*>(weights);
+  const auto shifted = [&](std::int64_t row, const C* x) {
+    const C max = row_max(x, n);
+    const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
+    stats[2 * row] = max;
+    stats[2 * row + 1] = log_sum;
+    return [x, max, log_sum](std::int64_t c) { return log_sum - (x[c] - max); };  // -log(p_c)
+  };
+  if (!a.target) {
+    for_each_row<T, 2>(a.outer, n, a.inner, {a.x, a.probabilities}, nullptr, 6,
+                       [&](std::int64_t row, const C* const(&in)[2], C*) {
+                         const auto cost = shifted(row, in[0]);
+                         const C* const t = in[1];
+                         loss[row] = row_sum<C>(n, [&](std::int64_t c) {
+                           return weight_of<C>(a, c) * (rest * t[c] + each) * cost(c);
+                         });
+                         used[row] = 1;
+                       });
+    return;
+  }
+  for_each_row<T, 1>(
+      a.outer, n, a.inner, {a.x}, nullptr, 4, [&](std::int64_t row, const C* const(&in)[1], C*) {
+        const auto cost = shifted(row, in[0]);
+        const std::int64_t target = a.target[row];
+        const Target kind = kind_of(a, target);
+        loss[row] = used[row] = 0;
+        if (kind == Target::bad) bad.report(row);
+        if (kind != Target::good) return;
+        used[row] = weight_of<C>(a, target);
+        loss[row] = rest * used[row] * cost(target);
+        if (smooth != 0)
+          loss[row] += each * row_sum<C>(n, [&](std::int64_t c) { return weight_of<C>(a, c) * cost(c); });
+      });
+}
+
+template <class T>
+void cross_entropy_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dx) {
+  using C = Compute<T>;
+  const std::int64_t n = a.classes;
+  const C smooth = static_cast<C>(a.smoothing), rest = static_cast<C>(1 - a.smoothing),
+          each = smooth / static_cast<C>(n);
+  const C* const stats = static_cast<const C*>(a.stats);
+  const C all =
+      a.weight ? row_sum<C>(n, [&](std::int64_t c) { return weight_of<C>(a, c); }) : static_cast<C>(n);
+  const auto probability = [&](std::int64_t row, const C* x) {
+    return [x, max = stats[2 * row], log_sum = stats[2 * row + 1]](std::int64_t c) {
+      return fast_exp((x[c] - max) - log_sum);
+    };
+  };
+  if (!a.target) {
+    for_each_row<T, 2>(a.outer, n, a.inner, {a.x, a.probabilities}, dx, 6,
+                       [&](std::int64_t row, const C* const(&in)[2], C* out) {
+                         const auto p = probability(row, in[0]);
+                         const C* const t = in[1];
+                         const C grad = row_grad<C>(g, row);
+                         const auto wq = [&](std::int64_t c) {
+                           return weight_of<C>(a, c) * (rest * t[c] + each);
+                         };
+                         const C sum = row_sum<C>(n, wq);
+                         for (std::int64_t c = 0; c < n; ++c) out[c] = grad * (p(c) * sum - wq(c));
+                       });
+    return;
+  }
+  for_each_row<T, 1>(a.outer, n, a.inner, {a.x}, dx, 4,
+                     [&](std::int64_t row, const C* const(&in)[1], C* out) {
+                       const std::int64_t target = a.target[row];
+                       if (kind_of(a, target) != Target::good) {
+                         std::fill_n(out, n, C(0));
+                         return;
+                       }
+                       const auto p = probability(row, in[0]);
+                       const C grad = row_grad<C>(g, row), hit = rest * weight_of<C>(a, target);
+                       const C scale = grad * (hit + each * all);
+                       for (std::int64_t c = 0; c < n; ++c) out[c] = scale * p(c);
+                       if (smooth != 0)
+                         for (std::int64_t c = 0; c < n; ++c) out[c] -= grad * each * weight_of<C>(a, c);
+                       out[target] -= grad * hit;
+                     });
+}
+
+template <class T>
+void cross_entropy_target_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dtarget) {
+  using C = Compute<T>;
+  const C rest = static_cast<C>(1 - a.smoothing);
+  const C* const stats = static_cast<const C*>(a.stats);
+  for_each_row<T, 1>(
+      a.outer, a.classes, a.inner, {a.x}, dtarget, 2, [&](std::int64_t row, const C* const(&in)[1], C* out) {
+        const C* const x = in[0];
+        const C grad = row_grad<C>(g, row) * rest, max = stats[2 * row], log_sum = stats[2 * row + 1];
+        for (std::int64_t c = 0; c < a.classes; ++c)
+          out[c] = grad * weight_of<C>(a, c) * (log_sum - (x[c] - max));
+      });
+}
+
+template <class T>
+void nll_loss_kernel(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad) {
+  using C = Compute<T>;
+  FirstBad bad(first_bad);
+  const T* const x = static_cast<const T*>(a.x);
+  parallel_for(a.outer * a.inner, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t target = a.target[row];
+      C loss = 0, weight = 0;
+      const Target kind = kind_of(a, target);
+      if (kind == Target::good) {
+        const std::int64_t o = row / a.inner, i = row - o * a.inner;
+        weight = weight_of<C>(a, target);
+        loss = -weight * static_cast<C>(x[(o * a.classes + target) * a.inner + i]);
+      } else if (kind == Target::bad) {
+        bad.report(row);
+      }
+      static_cast<C*>(losses)[row] = loss;
+      static_cast<C*>(weights)[row] = weight;
+    }
+  });
+}
+
+template <class T>
+void nll_loss_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dx) {
+  using C = Compute<T>;
+  T* const out = static_cast<T*>(dx);
+  const std::int64_t size = a.classes * a.inner;
+  parallel_for(a.outer, std::max<std::int64_t>(kGrain / std::max<std::int64_t>(size, 1), 1),
+               [&](std::int64_t begin, std::int64_t end) {
+                 std::fill(out + begin * size, out + end * size, T());
+                 for (std::int64_t o = begin; o < end; ++o)
+                   for (std::int64_t i = 0; i < a.inner; ++i) {
+                     const std::int64_t row = o * a.inner + i, target = a.target[row];
+                     if (kind_of(a, target) == Target::good)
+                       out[o * size + target * a.inner + i] =
+                           T(-weight_of<C>(a, target) * row_grad<C>(g, row));
+                   }
+               });
+}
+
+// The sum of get(i) over blocks of a fixed size, joined in order, so that it does not depend on the threads.
+template <class C, class Get>
+double blocked_sum(std::int64_t n, const Get& get) {
+  static constexpr std::int64_t block = 16384;
+  if (n <= block) return static_cast<double>(row_sum<C>(n, get));
+  const std::int64_t blocks = (n + block - 1) / block;
+  const auto partial = std::make_unique_for_overwrite<double[]>(static_cast<std::size_t>(blocks));
+  parallel_for(blocks, kGrain / block, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b)
+      partial[b] = static_cast<double>(row_sum<C>(std::min(block, n - b * block),
+                                                  [&get, b](std::int64_t i) { return get(b * block + i); }));
+  });
+  double total = 0;
+  for (std::int64_t b = 0; b < blocks; ++b) total += partial[b];
+  return total;
+}
+
+template <class C>
+void weighted_mean_kernel(std::int64_t n, const void* losses, const void* weights, void* mean, void* total) {
+  const auto sum = [n](const void* p) {
+    return blocked_sum<C>(n, [x = static_cast<const C*>(p)](std::int64_t i) { return x[i]; });
+  };
+  const double weight = sum(weights);
+  *static_cast<C*>(total) = static_cast<C>(weight);
+  *static_cast<C*>(mean) = static_cast<C>(sum(losses) / weight);
+}
+
+template <class T>
+void squared_error_kernel(const Elementwise<3>& e) {
+  using C = Compute<T>;
+  map<T, T, T>(e, [](C x, C t) { return (x - t) * (x - t); });
+}
+
+template <class T>
+void sum_squared_error_kernel(std::int64_t n, const void* x, const void* t, void* out, double divisor) {
+  using C = Compute<T>;
+  const double sum =
+      blocked_sum<C>(n, [x = static_cast<const T*>(x), t = static_cast<const T*>(t)](std::int64_t i) {
+        const C d = static_cast<C>(x[i]) - static_cast<C>(t[i]);
+        return d * d;
+      });
+  *static_cast<T*>(out) = convert<T>(sum / divisor);
+}
+
+template <class T>
+void squared_error_backward_kernel(const Elementwise<4>& e, double scale) {
+  using C = Compute<T>;
+  map<T, T, T, T>(e, [s = static_cast<C>(scale)](C x, C t, C g) { return s * (x - t) * g; });
+}
+
+const bool filled =
+    for_types<float, double, Half, BFloat16>([]<class T> {
+      cross_entropy.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_kernel<T>);
+      cross_entropy_backward.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_backward_kernel<T>);
+      cross_entropy_target_backward.set(DeviceType::cpu, dtype_of<T>,
+                                        &cross_entropy_target_backward_kernel<T>);
+      nll_loss.set(DeviceType::cpu, dtype_of<T>, &nll_loss_kernel<T>);
+      nll_loss_backward.set(DeviceType::cpu, dtype_of<T>, &nll_loss_backward_kernel<T>);
+      squared_error.set(DeviceType::cpu, dtype_of<T>, &squared_error_kernel<T>);
+      sum_squared_error.set(DeviceType::cpu, dtype_of<T>, &sum_squared_error_kernel<T>);
+      squared_error_backward.set(DeviceType::cpu, dtype_of<T>, &squared_error_backward_kernel<T>);
+    }) &&
+    for_types<float, double>(
+        []<class T> { weighted_mean.set(DeviceType::cpu, dtype_of<T>, &weighted_mean_kernel<T>); });
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,118 @@
+#pragma once
+// Rows of a dense (outer, n, inner) array as the softmax family sees them: contiguous, in the type they are
+// computed in.
+#include <algorithm>
+#include <memory>
+
+#include "tapestry/kernels/cpu/exp.h"
+#include "tapestry/kernels/cpu/loops.h"
+
+namespace tapestry::kernels::cpu {
+
+/// Calls f(row, x, y) for every row: x[k] is the row of input k, y that of the output, which f fills (null if
+/// `out` is). Rows are numbered outer * inner + i. Where memory has them strided or in f16 or bf16, several
+/// at a time are gathered into a buffer. `cost` is that of an element, in loads.
+template <class T, int K, class F>
+void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const void* const (&in)[K],
+                  void* out, std::int64_t cost, const F& f) {
+  using C = Compute<T>;
+  const auto source = [&](int k) { return static_cast<const T*>(in[k]); };
+  T* const result = static_cast<T*>(out);
+  if (outer * inner == 0) return;
+  const std::int64_t work = std::max<std::int64_t>(n * cost, 1);
+  if constexpr (!is_half<T>) {
+    if (inner == 1) {
+      parallel_for(outer, std::max<std::int64_t>(kGrain / work, 1),
+                   [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t row = begin; row < end; ++row) {
+                       const C* x[K];
+                       for (int k = 0; k < K; ++k) x[k] = source(k) + row * n;
+                       f(row, x, result ? result + row * n : nullptr);
+                     }
+                   });
+      return;
+    }
+  }
+  const std::int64_t width =
+      std::clamp<std::int64_t>(8192 / std::max<std::int64_t>(n, 1), 1, std::min<std::int64_t>(inner, 16));
+  const std::int64_t tiles = (inner + width - 1) / width;
+  parallel_for(outer * tiles, std::max<std::int64_t>(kGrain / (work * width), 1),
+               [&](std::int64_t begin, std::int64_t end) {
+                 const auto buffer =
+                     std::make_unique_for_overwrite<C[]>(static_cast<std::size_t>((K + 1) * width * n));
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   const std::int64_t o = i / tiles, first = (i - o * tiles) * width,
+                                      count = std::min(width, inner - first);
+                   const std::int64_t at = o * n * inner + first;
+                   for (int k = 0; k < K; ++k) {
+                     const T* const from = source(k) + at;
+                     C* const to = &buffer[k * width * n];
+                     if constexpr (is_half<T>) {
+                       if (inner == 1) {
+                         to_float(from, to, n);
+                         continue;
+                       }
+                     }
+                     for (std::int64_t c = 0; c < n; ++c)
+                       for (std::int64_t j = 0; j < count; ++j)
+                         to[j * n + c] = static_cast<C>(from[c * inner + j]);
+                   }
+                   C* const y = &buffer[K * width * n];
+                   for (std::int64_t j = 0; j < count; ++j) {
+                     const C* x[K];
+                     for (int k = 0; k < K; ++k) x[k] = &buffer[(k * width + j) * n];
+                     f(o * inner + first + j, x, result ? y + j * n : nullptr);
+                   }
+                   if (!result) continue;
+                   if constexpr (is_half<T>) {
+                     if (inner == 1) {
+                       from_float(y, result + at, n);
+                       continue;
+                     }
+                   }
+                   for (std::int64_t c = 0; c < n; ++c)
+                     for (std::int64_t j = 0; j < count; ++j)
+                       result[at + c * inner + j] = convert<T>(y[j * n + c]);
+                 }
+               });
+}
+
+/// The fold of get(0), ..., get(n - 1), many at once.
+template <class C, class Get, class Join>
+C fold_lanes(std::int64_t n, C start, const Get& get, const Join& join) {
+  constexpr std::int64_t lanes = sizeof(C) == 8 ? 16 : 32;
+  C result = start;
+  std::int64_t i = 0;
+  if (n >= lanes) {
+    C lane[lanes];
+    std::fill_n(lane, lanes, start);
+    for (; i + lanes <= n; i += lanes)
+      for (std::int64_t j = 0; j < lanes; ++j) lane[j] = join(lane[j], get(i + j));
+    for (std::int64_t half = lanes / 2; half > 0; half /= 2)
+      for (std::int64_t j = 0; j < half; ++j) lane[j] = join(lane[j], lane[j + half]);
+    result = lane[0];
+  }
+  for (; i < n; ++i) result = join(result, get(i));
+  return result;
+}
+
+/// The largest element, -inf of none. NaN is passed over: it shows in the sum that follows.
+template <class C>
+C row_max(const C* x, std::int64_t n) {
+  return fold_lanes(
+      n, -std::numeric_limits<C>::infinity(), [x](std::int64_t i) { return x[i]; },
+      [](C a, C b) { return b > a ? b : a; });
+}
+/// The sum of get(i), in blocks so that rounding does not grow with n.
+template <class C, class Get>
+C row_sum(std::int64_t n, const Get& get) {
+  double total = 0;
+  for (std::int64_t begin = 0; begin < n; begin += 1024) {
+    const auto from_here = [&get, begin](std::int64_t i) { return get(begin + i); };
+    total += static_cast<double>(
+        fold_lanes(std::min<std::int64_t>(n - begin, 1024), C(0), from_here, [](C a, C b) { return a + b; }));
+  }
+  return static_cast<C>(total);
+}
+
+}  // namespace tapestry::kernels::cpu

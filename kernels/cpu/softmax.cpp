@@ -1,0 +1,67 @@
+#include "tapestry/kernels/ops/softmax.h"
+
+#include <cmath>
+
+#include "tapestry/kernels/cpu/rows.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+template <class T>
+void softmax_kernel(const SoftmaxShape& s, const void* x, void* y) {
+  using C = Compute<T>;
+  for_each_row<T, 1>(s.outer, s.n, s.inner, {x}, y, 4,
+                     [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
+                       const C* const x = in[0];
+                       const C max = row_max(x, n);
+                       for (std::int64_t i = 0; i < n; ++i) out[i] = fast_exp(x[i] - max);
+                       const C scale = 1 / row_sum<C>(n, [out](std::int64_t i) { return out[i]; });
+                       for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
+                     });
+}
+
+template <class T>
+void log_softmax_kernel(const SoftmaxShape& s, const void* x, void* y) {
+  using C = Compute<T>;
+  for_each_row<T, 1>(
+      s.outer, s.n, s.inner, {x}, y, 4, [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
+        const C* const x = in[0];
+        const C max = row_max(x, n);
+        const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
+        for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] - max) - log_sum;
+      });
+}
+
+template <class T>
+void softmax_backward_kernel(const SoftmaxShape& s, const void* y, const void* dy, void* dx) {
+  using C = Compute<T>;
+  for_each_row<T, 2>(s.outer, s.n, s.inner, {y, dy}, dx, 2,
+                     [n = s.n](std::int64_t, const C* const(&in)[2], C* out) {
+                       const C* const y = in[0];
+                       const C* const g = in[1];
+                       const C dot = row_sum<C>(n, [y, g](std::int64_t i) { return y[i] * g[i]; });
+                       for (std::int64_t i = 0; i < n; ++i) out[i] = y[i] * (g[i] - dot);
+                     });
+}
+
+template <class T>
+void log_softmax_backward_kernel(const SoftmaxShape& s, const void* y, const void* dy, void* dx) {
+  using C = Compute<T>;
+  for_each_row<T, 2>(s.outer, s.n, s.inner, {y, dy}, dx, 4,
+                     [n = s.n](std::int64_t, const C* const(&in)[2], C* out) {
+                       const C* const y = in[0];
+                       const C* const g = in[1];
+                       const C sum = row_sum<C>(n, [g](std::int64_t i) { return g[i]; });
+                       for (std::int64_t i = 0; i < n; ++i) out[i] = g[i] - fast_exp(y[i]) * sum;
+                     });
+}
+
+const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+  softmax.set(DeviceType::cpu, dtype_of<T>, &softmax_kernel<T>);
+  log_softmax.set(DeviceType::cpu, dtype_of<T>, &log_softmax_kernel<T>);
+  softmax_backward.set(DeviceType::cpu, dtype_of<T>, &softmax_backward_kernel<T>);
+  log_softmax_backward.set(DeviceType::cpu, dtype_of<T>, &log_softmax_backward_kernel<T>);
+});
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

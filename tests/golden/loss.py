@@ -1,0 +1,75 @@
+import torch
+import torch.nn.functional as F
+
+from cases import case, f64, grid, ints, positive
+
+INF, NAN = float("inf"), float("nan")
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def classes(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def targets(*shape, n, seed=1):
+    return ints(*shape, seed=seed, low=0, high=n)
+
+
+def loss(fn):
+    """Weights come as an input of the harness, and no gradient with respect to them is meant."""
+    return lambda x, t, w=None, **params: fn(x, t, weight=None if w is None else w.detach(), **params)
+
+
+cross_entropy, nll = loss(F.cross_entropy), loss(F.nll_loss)
+for op, fn in (("cross_entropy", cross_entropy), ("nll_loss", nll)):
+    for reduction in REDUCTIONS:
+        p = dict(reduction=reduction)
+        case(op, [grid(4, 5), targets(4, n=5)], p, fn)
+        case(op, [grid(3, 37), targets(3, n=37)], p, fn)
+        case(op, [grid(5), classes(3).reshape(())], p, fn)
+        case(op, [grid(2, 3, 4), targets(2, 4, n=3)], p, fn)
+        case(op, [grid(2, 3, 2, 3), targets(2, 2, 3, n=3)], p, fn)
+        case(op, [grid(4, 3), classes(2, -100, 0, -100)], p, fn)
+        case(op, [grid(4, 3), classes(2, 1, 0, 1)], dict(ignore_index=1, **p), fn)
+        case(op, [grid(4, 3), classes(2, 1, 0, 1), positive(3)], p, fn, tags="no_grad no_gradcheck")
+        case(op, [grid(2, 3, 4), targets(2, 4, n=3), positive(3)], dict(ignore_index=0, **p), fn,
+             tags="no_grad no_gradcheck")
+        # Nothing counts: a mean of nothing.
+        case(op, [grid(2, 3), classes(-100, -100)], p, fn, tags="extreme no_gradcheck")
+        case(op, [grid(0, 3), classes()], p, fn)
+        case(op, [grid(3, 1), classes(0, 0, 0)], p, fn)
+    case(op, [grid(4, 5), targets(4, n=5).to(torch.uint8)], {}, fn if op == "nll_loss" else
+         lambda x, t, **p: F.cross_entropy(x, t.long(), **p))
+    case(op, [f64([[1024, 0, -1024], [60000, 60000, -60000], [-1024, 3, 2]]), classes(1, 0, 0)], dict(reduction="none"), fn,
+         tags="extreme no_gradcheck")
+    case(op, [f64([[-INF, 0, 1], [0, -INF, 1], [NAN, 0, 1]]), classes(1, 1, 1)], dict(reduction="none"), fn,
+         tags="extreme no_gradcheck")
+case("cross_entropy", [f64([[-INF, -INF], [INF, 0]]), classes(0, 1)], dict(reduction="none"), cross_entropy,
+     tags="extreme no_gradcheck")
+
+for reduction in REDUCTIONS:
+    for smoothing in (0.125, 1.0):
+        p = dict(reduction=reduction, label_smoothing=smoothing)
+        case("cross_entropy", [grid(4, 5), classes(3, -100, 0, 4)], p, cross_entropy)
+        case("cross_entropy", [grid(2, 3, 4), targets(2, 4, n=3)], p, cross_entropy)
+        case("cross_entropy", [grid(4, 3), classes(2, 1, 0, 1), positive(3)], p, cross_entropy,
+             tags="no_grad no_gradcheck")
+        case("cross_entropy/probabilities", [grid(4, 5), grid(4, 5, seed=2, low=0, high=1)], p, cross_entropy)
+    p = dict(reduction=reduction)
+    case("cross_entropy/probabilities", [grid(4, 5), grid(4, 5, seed=2, low=0, high=1)], p, cross_entropy)
+    case("cross_entropy/probabilities", [grid(5), grid(5, seed=2, low=0, high=1)], p, cross_entropy)
+    case("cross_entropy/probabilities", [grid(2, 3, 4), grid(2, 3, 4, seed=2, low=0, high=1)], p, cross_entropy)
+    case("cross_entropy/probabilities", [grid(4, 3), grid(4, 3, seed=2, low=0, high=1), positive(3)], p, cross_entropy,
+         tags="no_grad no_gradcheck")
+    case("cross_entropy/probabilities", [grid(0, 3), grid(0, 3)], p, cross_entropy)
+
+for reduction in REDUCTIONS:
+    p = dict(reduction=reduction)
+    case("mse_loss", [grid(3, 5), grid(3, 5, seed=2)], p, F.mse_loss)
+    case("mse_loss", [grid(71), grid(71, seed=2)], p, F.mse_loss)
+    case("mse_loss", [f64(2.5), f64(1.0)], p, F.mse_loss)
+    case("mse_loss", [grid(2, 3, 2, 2), grid(2, 3, 2, 2, seed=2)], p, F.mse_loss)
+    case("mse_loss", [grid(0, 3), grid(0, 3)], p, F.mse_loss)
+    case("mse_loss", [grid(3, dtype=torch.float32), grid(3, dtype=torch.float64)], p, F.mse_loss)
+    case("mse_loss", [f64([INF, NAN, 1]), f64([1, 1, -INF])], p, F.mse_loss, tags="extreme no_gradcheck")
+    case("mse_loss", [f64([128.0, -128.0]), f64([-96.0, 64.0])], p, F.mse_loss, tags="extreme no_gradcheck")
