@@ -180,12 +180,14 @@ struct ThreadCache {
   List free[kSmallClasses];
 };
 
-// The calling thread's caches. Plain data, so that it can be read when the thread's destructors have run.
+// The calling thread's caches: null before the first use, kClosed when the thread's destructors have run. A
+// plain pointer, so that it can be read even then, and small, so that this cheaper kind of thread-local
+// variable is open to a library that a program loads late.
 struct ThreadCaches {
-  ThreadCache* of[kMaxDevices] = {};
-  bool closed = false;
+  std::unique_ptr<ThreadCache> of[kMaxDevices];
 };
-thread_local constinit ThreadCaches caches;
+[[gnu::tls_model("initial-exec")]] thread_local constinit ThreadCaches* caches = nullptr;
+ThreadCaches* const kClosed = reinterpret_cast<ThreadCaches*>(alignof(ThreadCaches));
 
 void to_pool(Pool& pool, List& list, int c, int keep) {
   const std::lock_guard lock(pool.mutex);
@@ -195,33 +197,34 @@ void to_pool(Pool& pool, List& list, int c, int keep) {
   }
 }
 
-void flush(int device) {
-  ThreadCache* const cache = caches.of[device];
-  if (!cache) return;
+void flush(ThreadCaches& own, int device) {
+  if (!own.of[device]) return;
   for (int c = 0; c < kSmallClasses; ++c)
-    if (cache->free[c].count > 0) to_pool(pools()[device], cache->free[c], c, 0);
+    if (List& list = own.of[device]->free[c]; list.count > 0) to_pool(pools()[device], list, c, 0);
 }
 
 struct ThreadExit {
+  ThreadCaches own;
   ~ThreadExit() {
-    caches.closed = true;
-    for (int d = 0; d < kMaxDevices; ++d) {
-      flush(d);
-      delete std::exchange(caches.of[d], nullptr);
-    }
+    caches = kClosed;
+    for (int d = 0; d < kMaxDevices; ++d) flush(own, d);
   }
 };
 
 // The calling thread's cache for a device; null when the thread is ending.
-ThreadCache* new_thread_cache(int device) noexcept {
-  if (caches.closed) return nullptr;
+[[gnu::noinline]] ThreadCache* new_thread_cache(int device) noexcept {
+  if (caches == kClosed) return nullptr;
   thread_local ThreadExit at_exit;
-  static_cast<void>(at_exit);
-  return caches.of[device] = new (std::nothrow) ThreadCache;
+  caches = &at_exit.own;
+  at_exit.own.of[device].reset(new (std::nothrow) ThreadCache);
+  return at_exit.own.of[device].get();
 }
 ThreadCache* thread_cache(int device) noexcept {
-  ThreadCache* const cache = caches.of[device];
-  return cache ? cache : new_thread_cache(device);
+  ThreadCaches* const own = caches;
+  if (own && own != kClosed) [[likely]]
+    if (ThreadCache* const cache = own->of[device].get()) [[likely]]
+      return cache;
+  return new_thread_cache(device);
 }
 
 class CachingAllocator final : public Allocator {
@@ -262,7 +265,7 @@ class CachingAllocator final : public Allocator {
   // Leaves what other threads cache: at most 64 blocks and 256 KiB of each small size.
   void empty_cache() override {
     for (int d = 0; d < kMaxDevices; ++d) {
-      flush(d);
+      if (caches && caches != kClosed) flush(*caches, d);
       const std::lock_guard lock(pools_[d].mutex);
       pools_[d].release_all();
     }
@@ -280,7 +283,7 @@ class CachingAllocator final : public Allocator {
       const std::lock_guard lock(pool.mutex);
       if (Block* const block = pool.free[c].pop()) {
         pool.free_bytes -= block_bytes;
-        if (ThreadCache* const cache = c < kSmallClasses ? caches.of[device.index] : nullptr) {
+        if (ThreadCache* const cache = c < kSmallClasses ? thread_cache(device.index) : nullptr) {
           for (int i = cached_blocks(c) / 2; i > 0; --i) {
             Block* const more = pool.free[c].pop();
             if (!more) break;

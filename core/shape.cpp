@@ -6,10 +6,8 @@
 
 namespace tapestry {
 
-void Shape::assign(const std::int64_t* values, std::size_t count) {
-  check(count <= kMaxDims, "[Shape] ", count, " values; a tensor has at most ", kMaxDims, " dimensions");
-  size_ = static_cast<int>(count);
-  std::copy(values, values + count, values_);
+void Shape::too_many(std::size_t count) {
+  fail("[Shape] ", count, " values; a tensor has at most ", kMaxDims, " dimensions");
 }
 
 Shape Shape::filled(int count, std::int64_t value) {
@@ -63,7 +61,7 @@ std::int64_t checked_numel(const char* op, const Shape& sizes) {
 }
 
 Shape contiguous_strides(const Shape& sizes) {
-  Shape strides = Shape::filled(sizes.size(), 1);
+  Shape strides = sizes;
   std::int64_t step = 1;
   for (int i = sizes.size() - 1; i >= 0; --i) {
     strides[i] = step;
@@ -75,7 +73,7 @@ Shape contiguous_strides(const Shape& sizes) {
 Shape channels_last_strides(const Shape& sizes) {
   check(sizes.size() == 4, "[channels_last_strides] shape ", sizes, " has ", sizes.size(),
         " dimensions; channels-last is for four (N, C, H, W)");
-  Shape strides = Shape::filled(4, 1);
+  Shape strides = sizes;
   std::int64_t step = 1;
   for (const int i : {1, 3, 2, 0}) {
     strides[i] = step;

@@ -22,12 +22,6 @@ class Shape {
   Shape(std::initializer_list<std::int64_t> values) { assign(values.begin(), values.size()); }
   Shape(const std::vector<std::int64_t>& values) { assign(values.data(), values.size()); }  // NOLINT
   Shape(const std::int64_t* values, std::size_t count) { assign(values, count); }
-  Shape(const Shape& other) noexcept : size_(other.size_) { copy(other); }
-  Shape& operator=(const Shape& other) noexcept {
-    size_ = other.size_;
-    copy(other);
-    return *this;
-  }
 
   /// `count` times `value`.
   static Shape filled(int count, std::int64_t value);
@@ -65,14 +59,16 @@ class Shape {
   std::string str() const;
 
  private:
-  void assign(const std::int64_t* values, std::size_t count);
-  // Copies only what is used: most tensors have four dimensions or fewer.
-  void copy(const Shape& other) noexcept {
-    for (int i = 0; i < size_; ++i) values_[i] = other.values_[i];
+  void assign(const std::int64_t* values, std::size_t count) {
+    if (count > kMaxDims) [[unlikely]]
+      too_many(count);
+    size_ = static_cast<int>(count);
+    for (std::size_t i = 0; i < count; ++i) values_[i] = values[i];
   }
+  [[noreturn]] static void too_many(std::size_t count);
 
   int size_ = 0;
-  std::int64_t values_[kMaxDims];
+  std::int64_t values_[kMaxDims] = {};  // a copy of fixed length is cheaper than one of what is used
 };
 
 using Dims = Shape;

@@ -37,7 +37,9 @@ class Storage {
 
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy();
+    // Who holds the only reference need not count down: nobody else can take one.
+    if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      destroy();
   }
 
  private:

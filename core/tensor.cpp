@@ -1,16 +1,16 @@
 #include "tapestry/core/tensor.h"
 
-#include <limits>
+#include <algorithm>
 
 namespace tapestry {
 namespace {
 
 // The number of bytes, checked against what addresses can reach.
 std::size_t checked_bytes(const char* op, const Shape& sizes, std::int64_t numel, DType dtype) {
-  const auto size = static_cast<std::int64_t>(dtype_size(dtype));
-  check(numel <= std::numeric_limits<std::int64_t>::max() / size, "[", op, "] a ", dtype, " tensor of shape ",
-        sizes, " has more bytes than 64 bits can count; ask for smaller sizes");
-  return static_cast<std::size_t>(numel * size);
+  std::int64_t bytes = 0;
+  check(!__builtin_mul_overflow(numel, static_cast<std::int64_t>(dtype_size(dtype)), &bytes), "[", op, "] a ",
+        dtype, " tensor of shape ", sizes, " has more bytes than 64 bits can count; ask for smaller sizes");
+  return static_cast<std::size_t>(bytes);
 }
 
 Tensor assemble(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
@@ -65,14 +65,26 @@ void Tensor::wrong_data_type(DType asked) const {
 }
 
 Tensor empty(const Shape& sizes, const TensorOptions& options, MemoryFormat format) {
-  const DType dtype = options.dtype.value_or(DType::f32);
-  const std::int64_t numel = checked_numel("empty", sizes);
-  const std::size_t bytes = checked_bytes("empty", sizes, numel, dtype);
   const Context& context = current_context();
-  const Shape strides =
-      format == MemoryFormat::channels_last ? channels_last_strides(sizes) : contiguous_strides(sizes);
-  Tensor t = assemble(Storage::allocate(options.device.value_or(context.device), bytes), dtype, sizes,
-                      strides, 0, numel, context.inference);
+  Ref<TensorImpl> impl = Ref<TensorImpl>::adopt(new TensorImpl);
+  impl->dtype = options.dtype.value_or(DType::f32);
+  impl->device = options.device.value_or(context.device);
+  impl->inference = context.inference;
+  impl->sizes = sizes;
+  impl->numel = checked_numel("empty", sizes);
+  if (format == MemoryFormat::contiguous) {
+    // contiguous_strides, written in place: to copy a Shape just written costs a store-forwarding stall.
+    impl->strides = sizes;
+    std::int64_t step = 1;
+    for (int i = sizes.size() - 1; i >= 0; --i) {
+      impl->strides[i] = step;
+      step *= std::max<std::int64_t>(sizes[i], 1);
+    }
+  } else {
+    impl->strides = channels_last_strides(sizes);
+  }
+  impl->storage = Storage::allocate(impl->device, checked_bytes("empty", sizes, impl->numel, impl->dtype));
+  Tensor t(std::move(impl));
   if (options.requires_grad) t.set_requires_grad();
   return t;
 }

@@ -49,7 +49,9 @@ struct TensorImpl {
 
   void retain() const { refs.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    if (refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    // Who holds the only reference need not count down: nobody else can take one.
+    if (refs.load(std::memory_order_acquire) == 1 || refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      delete this;
   }
 };
 
