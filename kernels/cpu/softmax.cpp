@@ -10,14 +10,14 @@ namespace {
 template <class T>
 void softmax_kernel(const SoftmaxShape& s, const void* x, void* y) {
   using C = Compute<T>;
-  for_each_row<T, 1>(s.outer, s.n, s.inner, {x}, y, 4,
-                     [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
-                       const C* const x = in[0];
-                       const C max = row_max(x, n);
-                       for (std::int64_t i = 0; i < n; ++i) out[i] = fast_exp(x[i] - max);
-                       const C scale = 1 / row_sum<C>(n, [out](std::int64_t i) { return out[i]; });
-                       for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
-                     });
+  for_each_row<T, 1>(
+      s.outer, s.n, s.inner, {x}, y, 4, [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
+        const C* const x = in[0];
+        const C max = row_max(x, n);
+        const C scale =
+            1 / row_sum<C>(n, [x, out, max](std::int64_t i) { return out[i] = fast_exp(x[i] - max); });
+        for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
+      });
 }
 
 template <class T>

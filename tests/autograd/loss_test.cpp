@@ -20,7 +20,7 @@ Reduction reduction(const OpCase& c) {
   return name == "none" ? Reduction::none : name == "sum" ? Reduction::sum : Reduction::mean;
 }
 CrossEntropyParams params(const OpCase& c) {
-  return {.weight = c[2].defined() ? c[2].detach() : Tensor(),
+  return {.weight = c.has("weight") ? tensor(c.reals("weight")) : Tensor(),
           .ignore_index = c.integer("ignore_index", -100),
           .reduction = reduction(c),
           .label_smoothing = c.real("label_smoothing", 0.0)};

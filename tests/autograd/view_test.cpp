@@ -107,7 +107,7 @@ TEST_CASE("views share storage and copies do not") {
   CHECK_FALSE(x.transpose(0, 1).reshape({24}).storage() == x.storage());
 }
 
-TEST_CASE("view takes the strides that allow it") {
+OP_TEST("view", strided, "takes the strides that allow it") {
   const Tensor x = arange(24).reshape({2, 3, 4});
   // A gap after every row: rows stay whole, and may be cut.
   const Tensor gaps = x.narrow(2, 0, 2);
