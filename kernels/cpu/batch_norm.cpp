@@ -210,7 +210,8 @@ void backward_kernel(const BatchNorm& s, const void* dy_data, const void* x_data
     if (dbias_data) static_cast<T*>(dbias_data)[c] = T(sums[c]);
     slope[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
     if (!training) continue;
-    centred[c] = slope[c] * inv_std[c] * inv_std[c] * (sums[s.c + c] / count);
+    centred[c] =
+        slope[c] * (inv_std[c] * (inv_std[c] * (sums[s.c + c] / count)));  // no product that underflows
     offset[c] = slope[c] * (sums[c] / count);
   }
   if (!dx) return;

@@ -68,14 +68,16 @@ void product(Gemm g) {
 
 template <class T>
 const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, MatrixStrides& s) {
-  const std::int64_t lines = s.col == 1 ? rows : cols, length = s.col == 1 ? cols : rows;
-  std::int64_t& pitch = s.col == 1 ? s.row : s.col;
+  const bool plain = s.col == 1;
+  const std::int64_t lines = plain ? rows : cols, length = plain ? cols : rows;
   parallel_for(lines, std::max<std::int64_t>(kConvertGrain / std::max<std::int64_t>(length, 1), 1),
-               [=, from = pitch](std::int64_t begin, std::int64_t end) {
+               [=, from = plain ? s.row : s.col](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i)
                    for (std::int64_t j = 0; j < length; ++j) y[i * length + j] = load(x[i * from + j]);
                });
-  pitch = std::max<std::int64_t>(length, 1);
+  // Columns of length 1 lie side by side now: a row.
+  if (plain || length == 1) s = {std::max<std::int64_t>(cols, 1), 1};
+  else s = {1, std::max<std::int64_t>(rows, 1)};
   return y;
 }
 

@@ -141,7 +141,7 @@ class CaseRun {
           continue;
         }
         auto [a, b] = expand(*input);
-        any = any || !a.is_same(b);
+        any = any || !(a.strides() == b.strides());
         dense.push_back(a), expanded.push_back(b);
       }
       if (!any) return;
@@ -226,10 +226,8 @@ class CaseRun {
   static std::pair<Tensor, Tensor> expand(const Values& input) {
     int dim = 0;
     while (dim < input.sizes.size() && input.sizes[dim] <= 1) ++dim;
-    if (dim == input.sizes.size() || input.sizes.numel() == 0) {
-      const Tensor t = make(input, input.dtype);
-      return {t, t};
-    }
+    if (dim == input.sizes.size() || input.sizes.numel() == 0)
+      return {make(input, input.dtype), make(input, input.dtype)};
     Shape row = input.sizes;
     row[dim] = 1;
     const Tensor whole = make(input, input.dtype);
