@@ -1,0 +1,131 @@
+#include "tapestry/core/atomic_file.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tapestry/core/error.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using namespace tapestry;
+using tests::read_file;
+using tests::TempDir;
+
+namespace {
+
+std::size_t files_in(const TempDir& dir) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) ++count;
+  return count;
+}
+
+/// No file of this process may grow beyond `bytes`: what a full disk looks like to write().
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    getrlimit(RLIMIT_FSIZE, &saved_);
+    old_handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit = saved_;
+    limit.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &saved_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+
+ private:
+  rlimit saved_{};
+  void (*old_handler_)(int) = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("AtomicFile appears at commit, and not without") {
+  const TempDir dir;
+  const std::string path = dir / "file", large(3 << 20, 'x');
+  {
+    AtomicFile file(path);
+    file.write("lost");
+    CHECK_FALSE(std::filesystem::exists(path));
+    CHECK(std::filesystem::exists(file.temporary_path()));
+  }
+  CHECK(files_in(dir) == 0);
+  {
+    AtomicFile file(path);
+    file.write("a");
+    file.write(large);  // more than the buffer
+    file.write("b");
+    file.commit();
+    CHECK_THROWS_AS(file.commit(), IoError);
+    CHECK_THROWS_AS(file.write("c"), IoError);
+  }
+  CHECK(files_in(dir) == 1);
+  CHECK(read_file(path) == "a" + large + "b");
+  write_file_atomically(path, "");
+  CHECK(read_file(path).empty());
+  struct stat status {};
+  REQUIRE(stat(path.c_str(), &status) == 0);
+  const mode_t mask = umask(0);
+  umask(mask);
+  CHECK((status.st_mode & 0777) == (0666 & ~mask));
+}
+
+TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
+  const TempDir dir;
+  const std::string path = dir / "file";
+  write_file_atomically(path, "old");
+  {
+    const FileSizeLimit limit(1 << 20);
+    AtomicFile file(path);
+    const std::string half(700 << 10, 'x');
+    file.write(half);
+    CHECK_THROWS_WITH(file.write(half + half),
+                      ContainsSubstring(path + ": cannot be written: File too large"));
+  }
+  {
+    const FileSizeLimit limit(100);
+    AtomicFile file(path);
+    file.write(std::string(200, 'x'));
+    CHECK_THROWS_AS(file.commit(), IoError);  // what was buffered meets the limit here
+  }
+  CHECK(read_file(path) == "old");
+  CHECK(files_in(dir) == 1);
+  CHECK_THROWS_WITH(AtomicFile(dir / "absent/file"), ContainsSubstring("cannot be created: No such file"));
+  CHECK_THROWS_WITH(AtomicFile(path + "/below"), ContainsSubstring("Not a directory"));
+  CHECK_THROWS_AS(AtomicFile(""), IoError);
+  CHECK_THROWS_AS(AtomicFile(dir.path().string() + "/"), IoError);
+  std::filesystem::create_directory(dir / "folder");
+  CHECK_THROWS_WITH(write_file_atomically(dir / "folder", "text"),
+                    ContainsSubstring("cannot be put in place"));
+  CHECK(files_in(dir) == 2);
+}
+
+TEST_CASE("a process killed while it writes leaves the old file or the new one") {
+  const TempDir dir;
+  const std::string path = dir / "file";
+  // Version v is 2 MB of its letter; the child writes one after the other until it is killed.
+  auto version = [](int v) { return std::string(2 << 20, static_cast<char>('a' + v % 26)); };
+  write_file_atomically(path, version(0));
+  int last = 0;
+  for (int round = 0; round < 12; ++round) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      for (int v = last + 1;; ++v) write_file_atomically(path, version(v));
+    }
+    usleep(static_cast<useconds_t>(1000 + 2700 * round));
+    REQUIRE(kill(child, SIGKILL) == 0);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    const std::string now = read_file(path);
+    REQUIRE(now.size() == std::size_t{2} << 20);
+    CHECK(now == std::string(now.size(), now[0]));
+    last = now[0] - 'a';
+  }
+}

@@ -1,0 +1,277 @@
+#include "tapestry/core/safetensors.h"
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "tapestry/core/allocator.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using namespace tapestry;
+using tests::read_file;
+using tests::TempDir;
+using tests::write_file;
+
+namespace {
+
+const std::string kGolden = std::string(TAPESTRY_SOURCE_DIR) + "/tests/golden/core_safetensors.safetensors";
+
+template <class T, class F>
+Tensor filled(const Shape& sizes, F&& value) {
+  Tensor t = empty(sizes, dtype_of<T>);
+  for (std::int64_t i = 0; i < t.numel(); ++i) t.data<T>()[i] = T(value(i));
+  return t;
+}
+
+/// What tests/golden/core_safetensors.py makes.
+NamedTensors golden_tensors() {
+  auto times = [](auto factor) {
+    return [=](std::int64_t i) { return static_cast<decltype(factor)>(i - 3) * factor; };
+  };
+  return {{"f32", filled<float>({2, 3}, times(0.25f))},
+          {"f64", filled<double>({6}, times(0.125))},
+          {"f16", filled<Half>({6}, times(0.5f))},
+          {"bf16", filled<BFloat16>({3, 1, 2}, times(3.0f))},
+          {"i64", filled<std::int64_t>({6}, times(std::int64_t{1000000000000}))},
+          {"i32", filled<std::int32_t>({6}, times(std::int32_t{1000000}))},
+          {"u8", filled<std::uint8_t>({6}, [](std::int64_t i) { return i + 247; })},
+          {"bool", filled<bool>({6}, [](std::int64_t i) { return i > 3; })},
+          {"zero.dim", filled<float>(Shape{}, [](std::int64_t) { return 2.5f; })},
+          {"empty", empty({0, 4})},
+          {"empty.i64", empty({2, 0}, DType::i64)},
+          {"eight",
+           filled<float>({1, 1, 1, 1, 1, 1, 1, 2}, [](std::int64_t i) { return static_cast<float>(i); })},
+          {"odd \"name\"\t\u00e9\u4e2d/\\", filled<std::uint8_t>({1}, [](std::int64_t) { return 1; })}};
+}
+const StringMap kGoldenMetadata = {{"made by", "PyTorch \"quoted\" \\ \n \u00fc"}};
+
+/// A file of this header and these bytes.
+std::string file_of(const std::string& header, const std::string& data) {
+  const std::uint64_t size = header.size();
+  return std::string(reinterpret_cast<const char*>(&size), 8) + header + data;
+}
+
+/// A header entry.
+std::string entry(const std::string& name, const std::string& shape, std::uint64_t begin, std::uint64_t end,
+                  const std::string& dtype = "U8") {
+  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":[" + shape + "],\"data_offsets\":[" +
+         std::to_string(begin) + "," + std::to_string(end) + "]}";
+}
+
+}  // namespace
+
+TEST_CASE("a file that PyTorch wrote is read, every dtype") {
+  const Safetensors read = load_safetensors(kGolden);
+  const NamedTensors expected = golden_tensors();
+  CHECK(read.metadata == kGoldenMetadata);
+  CHECK(read.tensors.size() == expected.size());
+  for (const auto& [name, tensor] : expected) {
+    INFO(name);
+    REQUIRE(read.tensors.count(name) == 1);
+    const Tensor& found = read.tensors.at(name);
+    CHECK(found.dtype() == tensor.dtype());
+    CHECK(found.sizes() == tensor.sizes());
+    if (tensor.numel() > 0) CHECK(std::memcmp(found.raw_data(), tensor.raw_data(), tensor.nbytes()) == 0);
+  }
+  const SafetensorsFile file(kGolden);
+  CHECK(file.entries().size() == expected.size());
+  CHECK(file.entries().back().name == "bool");
+  REQUIRE(file.find("i32"));
+  CHECK(file.find("i32")->sizes == Shape{6});
+  CHECK(file.find("absent") == nullptr);
+  CHECK(file.read("i32").data<std::int32_t>()[0] == -3000000);
+  CHECK_THROWS_WITH(file.read("absent"), ContainsSubstring("has no tensor \"absent\""));
+}
+
+TEST_CASE("what is written is byte for byte what the reference writes") {
+  const TempDir dir;
+  save_safetensors(dir / "ours", golden_tensors(), kGoldenMetadata);
+  CHECK(read_file(dir / "ours") == read_file(kGolden));
+  save_safetensors(dir / "nothing", {});
+  CHECK(read_file(dir / "nothing") == file_of("{}      ", ""));
+  CHECK(load_safetensors(dir / "nothing").tensors.empty());
+  save_safetensors(dir / "text", {}, {{"a", ""}, {"", "b"}});
+  CHECK(load_safetensors(dir / "text").metadata == StringMap{{"a", ""}, {"", "b"}});
+}
+
+TEST_CASE("PyTorch opens what is written") {
+  const TempDir dir;
+  save_safetensors(dir / "ours", golden_tensors(), {{"a", "b"}});
+  const char* const python = std::getenv("TAPESTRY_PYTHON");
+  const std::string command = "timeout 120 " + std::string(python ? python : "python3") +
+                              " '" TAPESTRY_SOURCE_DIR "/tests/golden/open_with_torch.py' '" +
+                              (dir / "ours") + "' '" + kGolden + "' > '" + (dir / "log") + "' 2>&1";
+  const int status = std::system(command.c_str());
+  INFO(read_file(dir / "log"));
+  if (WIFEXITED(status) && (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)) {
+    WARN("skipped: no Python with PyTorch and safetensors (TAPESTRY_PYTHON names one)");
+    return;
+  }
+  CHECK(status == 0);
+}
+
+TEST_CASE("strided tensors are written row-major") {
+  const TempDir dir;
+  const Tensor base = filled<float>({3, 4}, [](std::int64_t i) { return static_cast<float>(i); });
+  const Tensor turned = detail::raw_view(base, {4, 3}, {1, 4}, 0),
+               inner = detail::raw_view(base, {2, 2}, {4, 1}, 5),
+               expanded = detail::raw_view(base, {2, 2}, {0, 0}, 7);
+  save_safetensors(dir / "f", {{"turned", turned}, {"inner", inner}, {"expanded", expanded}});
+  const Safetensors read = load_safetensors(dir / "f");
+  for (std::int64_t i = 0; i < 12; ++i)
+    CHECK(read.tensors.at("turned").data<float>()[i] == static_cast<float>(i / 3 + i % 3 * 4));
+  const float expected[] = {5, 6, 9, 10};
+  for (std::int64_t i = 0; i < 4; ++i) {
+    CHECK(read.tensors.at("inner").data<float>()[i] == expected[i]);
+    CHECK(read.tensors.at("expanded").data<float>()[i] == 7);
+  }
+}
+
+TEST_CASE("what cannot be written is refused, and the old file stays") {
+  const TempDir dir;
+  const Tensor t = empty({2});
+  std::memset(t.raw_data(), 0, t.nbytes());
+  save_safetensors(dir / "f", {{"a", t}});
+  const std::string old = read_file(dir / "f");
+  CHECK_THROWS_WITH(save_safetensors(dir / "f", {{"a", t}, {"a", t}}), ContainsSubstring("comes twice"));
+  CHECK_THROWS_AS(save_safetensors(dir / "f", {{"__metadata__", t}}), ValueError);
+  CHECK_THROWS_WITH(save_safetensors(dir / "f", {{"a\xff", t}}), ContainsSubstring("is not UTF-8"));
+  CHECK_THROWS_AS(save_safetensors(dir / "f", {{"a", t}}, {{"k", "\xc3"}}), ValueError);
+  CHECK_THROWS_AS(save_safetensors(dir / "f", {{"a", Tensor()}}), ValueError);
+  CHECK_THROWS_AS(save_safetensors(dir / "absent/f", {{"a", t}}), IoError);
+  CHECK(read_file(dir / "f") == old);
+}
+
+TEST_CASE("files that break the format are refused with the reason") {
+  const TempDir dir;
+  auto fails = [&](const std::string& bytes, const std::string& why) {
+    write_file(dir / "bad", bytes);
+    CHECK_THROWS_AS(load_safetensors(dir / "bad"), IoError);
+    CHECK_THROWS_WITH(load_safetensors(dir / "bad"),
+                      ContainsSubstring(why) && ContainsSubstring(dir / "bad"));
+  };
+  const std::string eight(8, 'x');
+  SECTION("cut off or too long") {
+    const std::string good = read_file(kGolden);
+    for (std::size_t cut = 0; cut < good.size(); cut += cut < 16 || cut > good.size() - 16 ? 1 : 7)
+      fails(good.substr(0, cut), "");
+    fails(good + "x", "1 bytes after the last tensor");
+    fails("", "has 0 bytes");
+    CHECK_THROWS_WITH(load_safetensors(dir / "absent"), ContainsSubstring("No such file"));
+    CHECK_THROWS_WITH(load_safetensors(dir.path().string()), ContainsSubstring("is not a file"));
+  }
+  SECTION("sizes that lie") {
+    fails(std::string(8, '\xff') + "{}", "claims a header of 18446744073709551615 bytes");
+    fails(std::string("\x01\xe1\xf5\x05\0\0\0\0", 8) + "{}",
+          "claims a header of 100000001 bytes; the most is 100000000");
+    fails(std::string("\x10\0\0\0\0\0\0\0", 8) + "{}", "claims a header of 16 bytes, and has 10 in all");
+    fails(file_of("", ""), "does not begin with {");
+    fails(file_of("{" + entry("a", "1099511627776", 0, 1099511627776) + "}", eight),
+          "said to be at bytes 0 to 1099511627776 of 8");
+    fails(file_of("{" + entry("a", "8", 0, 18446744073709551615u) + "}", eight), "said to be at bytes");
+    fails(file_of("{" + entry("a", "4294967296,4294967296,4294967296", 0, 8) + "}", eight),
+          "beyond any memory");
+    fails(file_of("{" + entry("a", "0,9223372036854775807,9223372036854775807", 0, 0) + "}", ""),
+          "beyond any memory");
+    fails(file_of("{" + entry("a", "9223372036854775808", 0, 8) + "}", eight),
+          "has a size of 9223372036854775808");
+    fails(file_of("{" + entry("a", "7", 0, 8) + "}", eight), "has 7 bytes, and its data_offsets say 8");
+    fails(file_of("{" + entry("a", "8", 0, 8, "F32") + "}", eight),
+          "has 32 bytes, and its data_offsets say 8");
+    fails(file_of("{" + entry("a", "2", 0, 8, "F32") + "}", eight + "x"), "1 bytes after the last tensor");
+  }
+  SECTION("offsets") {
+    fails(file_of("{" + entry("a", "8", 8, 0) + "}", eight), "said to be at bytes 8 to 0");
+    fails(file_of("{" + entry("a", "4", 0, 4) + "," + entry("b", "6", 2, 8) + "}", eight),
+          "no hole and no overlap");
+    fails(file_of("{" + entry("a", "8", 0, 8) + "," + entry("b", "8", 0, 8) + "}", eight),
+          "no hole and no overlap");
+    fails(file_of("{" + entry("a", "3", 0, 3) + "," + entry("b", "4", 4, 8) + "}", eight),
+          "no hole and no overlap");
+    fails(file_of("{" + entry("a", "4", 4, 8) + "}", eight), "no hole and no overlap");
+    fails(file_of("{" + entry("a", "0", 4, 4) + "," + entry("b", "8", 0, 8) + "}", eight),
+          "no hole and no overlap");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[-8,0]}})", eight),
+          "has a negative number");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8,8]}})", eight),
+          "more than two data_offsets");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0]}})", eight), "lacks");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8e0]}})", eight), "not an integer");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,99999999999999999999]}})", eight),
+          "not an integer");
+  }
+  SECTION("headers of another form") {
+    fails(file_of("[]", ""), "does not begin with {");
+    fails(file_of(" {}", ""), "does not begin with {");
+    fails(file_of("{} x", ""), "not valid JSON");
+    fails(file_of("{\"a\":", ""), "not valid JSON");
+    fails(file_of("{\"a\xff\":1}", ""), "not valid JSON");
+    fails(file_of(R"({"a":1})", ""), "tensor \"a\" has a number where");
+    fails(file_of(R"({"a":{}})", ""), "lacks dtype");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8]}})", eight), "lacks");
+    fails(file_of(R"({"a":{"dtype":"U8","dtype":"U8","shape":[8],"data_offsets":[0,8]}})", eight),
+          "its dtype twice");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"more":1}})", eight),
+          "unknown field \"more\"");
+    fails(file_of("{" + entry("a", "8", 0, 8, "F8_E4M3") + "}", eight),
+          "is of dtype F8_E4M3, which is not supported");
+    fails(file_of("{" + entry("a", "4", 0, 4) + "," + entry("a", "4", 4, 8) + "}", eight),
+          "\"a\" comes twice");
+    fails(file_of("{" + entry("a", "1,1,1,1,1,1,1,1,8", 0, 8) + "}", eight), "more than 8 dimensions");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":8,"data_offsets":[0,8]}})", eight),
+          "where the format has none");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":[[8]],"data_offsets":[0,8]}})", eight),
+          "where the format has none");
+    fails(file_of(R"({"a":{"dtype":"U8","shape":["8"],"data_offsets":[0,8]}})", eight),
+          "where the format has none");
+    fails(file_of(R"({"a":{"dtype":null,"shape":[8],"data_offsets":[0,8]}})", eight),
+          "where the format has none");
+    fails(file_of(R"({"__metadata__":{"a":1}})", ""), "metadata \"a\" is not a string");
+    fails(file_of(R"({"__metadata__":{"a":{"b":"c"}}})", ""), "metadata \"a\" is not a string");
+    fails(file_of(R"({"__metadata__":{"a":"1","a":"2"}})", ""), "metadata \"a\" comes twice");
+    fails(file_of(R"({"__metadata__":{},"__metadata__":{}})", ""), "comes twice");
+    fails(file_of(R"({"__metadata__":[]})", ""), "where the format has none");
+  }
+  SECTION("deep nesting") {
+    const std::size_t depth = 1 << 20;
+    fails(file_of("{\"a\":" + std::string(depth, '['), ""), "has a list where");
+    std::string objects;
+    for (std::size_t i = 0; i < depth; ++i) objects += "{\"a\":";
+    fails(file_of(objects, ""), "unknown field \"a\"");
+  }
+}
+
+TEST_CASE("lying headers allocate nothing") {
+  const TempDir dir;
+  write_file(dir / "bad", file_of("{" + entry("a", "1099511627776", 0, 1099511627776) + "}", "x"));
+  const std::int64_t before = memory_stats(kCPU).allocated;
+  reset_peak_memory(kCPU);
+  CHECK_THROWS_AS(load_safetensors(dir / "bad"), IoError);
+  CHECK(memory_stats(kCPU).peak_allocated == before);
+}
+
+TEST_CASE("booleans that are neither 0 nor 1 become true") {
+  const TempDir dir;
+  write_file(dir / "f", file_of("{" + entry("a", "3", 0, 3, "BOOL") + "}", std::string("\x02\x00\xff", 3)));
+  const Tensor t = load_safetensors(dir / "f").tensors.at("a");
+  const unsigned char expected[] = {1, 0, 1};
+  CHECK(std::memcmp(t.raw_data(), expected, 3) == 0);
+}
+
+TEST_CASE("mutated safetensors files give tensors or an IoError") {
+  const TempDir dir;
+  const std::string small =
+      file_of("{" + entry("a", "4", 0, 4) + "," + entry("b", "1", 4, 8, "F32") + "}", "12345678");
+  for (const std::string& bytes : {read_file(kGolden), small}) {
+    const int calls =
+        tests::for_mutations<IoError>(bytes, std::chrono::seconds(1), [&](const std::string& mutated) {
+          write_file(dir / "f", mutated);
+          std::size_t total = 0;
+          for (const auto& [name, tensor] : load_safetensors(dir / "f").tensors) total += tensor.nbytes();
+          if (total > mutated.size()) throw std::logic_error("more data than the file has");
+        });
+    CHECK(calls > 100);
+  }
+}
