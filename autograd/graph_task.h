@@ -1,5 +1,5 @@
 #pragma once
-// One backward pass. Internal to the engine.
+// One backward pass. Not in tapestry.h: internal to the engine.
 #include <unordered_map>
 
 #include "tapestry/autograd/engine.h"

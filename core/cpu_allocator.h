@@ -1,5 +1,5 @@
 #pragma once
-// The allocators of CPU memory.
+// The allocators of CPU memory. Not in tapestry.h: allocator.h is what a program uses.
 #include <memory>
 
 #include "tapestry/core/allocator.h"

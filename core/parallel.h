@@ -1,5 +1,5 @@
 #pragma once
-// Loops over the compute threads. For .cpp files; the umbrella header leaves it out.
+// Loops over the compute threads. Not in tapestry.h: for .cpp files.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

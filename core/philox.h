@@ -1,5 +1,5 @@
 #pragma once
-// Philox 4x32-10, for host and device code.
+// Philox 4x32-10, for host and device code. Not in tapestry.h: generator.h is what a program uses.
 #include <cstdint>
 
 #ifdef __CUDACC__

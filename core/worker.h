@@ -1,6 +1,6 @@
 #pragma once
 // One persistent compute thread a logical device: all compute of a device that is not the caller's own
-// happens there (engine, DataParallel and pipeline share it).
+// happens there (engine, DataParallel and pipeline share it). Not in tapestry.h.
 #include <functional>
 #include <future>
 

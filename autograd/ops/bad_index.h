@@ -1,6 +1,6 @@
 #pragma once
 // The cell in which a kernel reports the first index out of range (kernels/ops/index.h), and the error it
-// becomes.
+// becomes. Not in tapestry.h: for the .cpp files here.
 #include "tapestry/core/tensor.h"
 #include "tapestry/kernels/ops/index.h"
 

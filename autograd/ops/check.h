@@ -1,6 +1,6 @@
 #pragma once
-// What the operations of several inputs check, and copies that the tape does not see. For the .cpp files
-// here.
+// What the operations of several inputs check, and copies that the tape does not see. Not in
+// tapestry.h: for the .cpp files here.
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 

@@ -1,5 +1,6 @@
 #pragma once
 // What operations share: checks, type promotion, the layout of results, gradients of broadcast operands.
+// Not in tapestry.h: for the .cpp files here.
 #include <initializer_list>
 
 #include "tapestry/autograd/op.h"

@@ -1,6 +1,6 @@
 #pragma once
 // Part of a tensor along one dimension, and its inverse: what narrow, slice, select, split, cat and stack
-// share.
+// share. Not in tapestry.h: for the .cpp files here.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {

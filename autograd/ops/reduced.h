@@ -1,5 +1,5 @@
 #pragma once
-// What the reductions share.
+// What the reductions share. Not in tapestry.h: for the .cpp files here.
 #include "tapestry/autograd/op.h"
 #include "tapestry/core/tensor.h"
 

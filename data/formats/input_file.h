@@ -1,5 +1,5 @@
 #pragma once
-// Reading files that may be gzipped, and may lie.
+// Reading files that may be gzipped, and may lie. Not in tapestry.h: for the formats here.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
