@@ -4,6 +4,7 @@
 // threads gives the same. A "word" is one of the four 32-bit numbers of a Philox counter: word w is lane w %
 // 4 of counter range.offset + w / 4.
 #include "tapestry/core/generator.h"
+#include "tapestry/core/scalar.h"
 #include "tapestry/kernels/slot.h"
 
 namespace tapestry::kernels {

@@ -50,12 +50,14 @@ SourceFile read_file(const fs::path& root, const fs::path& path) {
   file.path = fs::relative(path, root).generic_string();
   std::ifstream in(path);
   std::smatch match;
+  std::string comment;  // the file's first, its lines joined
   for (std::string line; std::getline(in, line);) {
     ++file.lines;
-    if (file.includes.empty() && line.find("ot in tapestry.h") != std::string::npos) file.left_out = true;
+    if (file.includes.empty() && line.starts_with("//")) comment += line.substr(2);
     if (line.find("include") != std::string::npos && std::regex_match(line, match, include))
       file.includes.push_back({match[2], match[1] == "\"", file.lines});
   }
+  file.left_out = comment.find("Not in tapestry.h") != std::string::npos;
   return file;
 }
 

@@ -142,7 +142,8 @@ TEST_CASE("the umbrella header reaches what is public") {
   planted.plant("tapestry.h", including("tapestry/core/a.h"));
   planted.plant("core/a.h", including("tapestry/core/b.h"));
   planted.plant("core/b.h", "");
-  planted.plant("core/loops.h", "#pragma once\n// Not in tapestry.h: for kernels.\n#include <vector>\n");
+  planted.plant("core/loops.h",
+                "#pragma once\n// Loops. Not in\n// tapestry.h: for kernels.\n#include <vector>\n");
   planted.plant("kernels/slot.h", "");
   planted.plant("core/internal/c.h", "");
   CHECK(outside_umbrella(planted.read()) == Findings{});
