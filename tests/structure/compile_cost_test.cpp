@@ -1,0 +1,34 @@
+// What #include "tapestry/tapestry.h" costs a consumer: under 300 MB and 3 s at -O2. tools/bench_compile
+// measures it with care; here time has a factor of two, since other tests run beside this one.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/catch.h"
+
+TEST_CASE("a consumer's translation unit is cheap to compile") {
+  const std::string include = std::string("-I") + TAPESTRY_BUILD_DIR + "/include";
+  const std::string project = std::string(TAPESTRY_SOURCE_DIR) + "/tests/consumer/project";
+  const std::string own = "-I" + project, source = project + "/main.cpp";
+  const char* command[] = {TAPESTRY_CXX_COMPILER, "-std=c++20", "-O2", include.c_str(),
+                           own.c_str(),           "-c",         "-o",  "/dev/null",
+                           source.c_str(),        nullptr};
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    execv(command[0], const_cast<char* const*>(command));
+    _exit(127);
+  }
+  int status = 0;
+  rusage usage{};  // of the compiler's driver and of all that it started and waited for
+  REQUIRE(wait4(child, &status, 0, &usage) == child);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) == 0);
+  const double seconds = usage.ru_utime.tv_sec + usage.ru_stime.tv_sec +
+                         1e-6 * (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  const double megabytes = usage.ru_maxrss / 1000.0;
+  INFO(seconds << " s, " << megabytes << " MB");
+  CHECK(megabytes > 30);  // the compiler itself was measured, not only its driver
+  CHECK(megabytes < 300);
+  CHECK(seconds < 2 * 3);
+}
