@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "tapestry/autograd/ops/check.h"
-#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/common.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/gemm.h"
 
@@ -13,6 +13,7 @@ namespace {
 using autograd::Backward;
 using autograd::Grad;
 using autograd::Op;
+using autograd::reduce_to;
 using autograd::save_if;
 using detail::raw_view;
 using kernels::Gemm;
@@ -135,17 +136,6 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return y;
 }
 
-// The gradient of a broadcast operand: summed over the dimensions that were broadcast.
-Tensor sum_to(const Tensor& grad, const Shape& sizes) {
-  if (grad.sizes() == sizes) return grad;
-  Dims dims;
-  const int extra = grad.dim() - sizes.size();
-  for (int d = 0; d < grad.dim(); ++d)
-    if (d < extra || (sizes[d - extra] == 1 && grad.sizes()[d] != 1)) dims.push_back(d);
-  Tensor out = dims.empty() ? grad : sum(grad, dims, true);
-  return raw_view(out, sizes, contiguous_strides(sizes), out.storage_offset());
-}
-
 // A vector as the row (on the left) or the column (on the right) of a product.
 Tensor left_matrix(const Tensor& t) {
   return t.dim() == 1 ? raw_view(t, {1, t.sizes()[0]}, {t.sizes()[0], t.strides()[0]}, t.storage_offset())
@@ -182,32 +172,33 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   if (sizes.size() != full.size()) y = reshaped(y, sizes);
 
   if (autograd::recording(a, b))
-    autograd::record(kMatmul, y, {&a, &b},
-                     [a = save_if(b, a), b = save_if(a, b), a_sizes = a.sizes(), b_sizes = b.sizes(),
-                      full](Backward& back) {
-                       Tensor g = back.grad();
-                       if (g.dim() != full.size()) g = reshaped(autograd::raw_contiguous(g), full);
-                       if (back.needs(0)) {
-                         Shape sizes = a_sizes;
-                         if (sizes.size() == 1) sizes.insert(0, 1);
-                         const Tensor right = right_matrix(back.saved(b));
-                         back.set(0, reshaped(sum_to(product(g, transposed(right)), sizes), a_sizes));
-                       }
-                       if (back.needs(1)) {
-                         Shape sizes = b_sizes;
-                         if (sizes.size() == 1) sizes.push_back(1);
-                         const Tensor left = left_matrix(back.saved(a));
-                         Tensor grad;
-                         if (one_matrix(sizes) && g.numel() > 0 &&
-                             left.numel() > 0) {  // the product also sums over the batch
-                           grad = empty(sizes, {g.dtype(), g.device()});
-                           product_into(grad, transposed(as_rows(left)), as_rows(g));
-                         } else {
-                           grad = sum_to(product(transposed(left), g), sizes);
-                         }
-                         back.set(1, reshaped(grad, b_sizes));
-                       }
-                     });
+    autograd::record(
+        kMatmul, y, {&a, &b},
+        [a = save_if(b, a), b = save_if(a, b), a_sizes = a.sizes(), b_sizes = b.sizes(),
+         full](Backward& back) {
+          Tensor g = back.grad();
+          if (g.dim() != full.size()) g = reshaped(autograd::raw_contiguous(g), full);
+          if (back.needs(0)) {
+            Shape sizes = a_sizes;
+            if (sizes.size() == 1) sizes.insert(0, 1);
+            const Tensor right = right_matrix(back.saved(b));
+            back.set(0, reshaped(reduce_to(product(g, transposed(right)), sizes, g.dtype()), a_sizes));
+          }
+          if (back.needs(1)) {
+            Shape sizes = b_sizes;
+            if (sizes.size() == 1) sizes.push_back(1);
+            const Tensor left = left_matrix(back.saved(a));
+            Tensor grad;
+            if (one_matrix(sizes) && g.numel() > 0 &&
+                left.numel() > 0) {  // the product also sums over the batch
+              grad = empty(sizes, {g.dtype(), g.device()});
+              product_into(grad, transposed(as_rows(left)), as_rows(g));
+            } else {
+              grad = reduce_to(product(transposed(left), g), sizes, g.dtype());
+            }
+            back.set(1, reshaped(grad, b_sizes));
+          }
+        });
   return y;
 }
 

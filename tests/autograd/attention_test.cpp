@@ -1,31 +1,54 @@
 #include "tapestry/autograd/ops/attention.h"
-#include "tapestry/autograd/ops/creation.h"
+
+#include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
 using namespace tapestry::test;
 
-namespace {
-Tensor sdpa(const Shape& q, const Shape& k, const Shape& v, const AttentionParams& params = {}) {
-  return scaled_dot_product_attention(zeros(q), zeros(k), zeros(v), params);
-}
-}  // namespace
-
 GOLDEN_OP("scaled_dot_product_attention", "attention", [](const OpCase& c) {
   return scaled_dot_product_attention(
       c[0], c[1], c[2], {.mask = c[3], .causal = c.flag("causal", false), .scale = c.maybe_real("scale")});
 });
-BAD_INPUT("scaled_dot_product_attention", "expected (..., L, E)", [] { return sdpa({4}, {3, 4}, {3, 4}); });
-BAD_INPUT("scaled_dot_product_attention", "differ in their last size", [] {
-  return sdpa({2, 4}, {3, 5}, {3, 4});
+BAD_INPUT("scaled_dot_product_attention", "q [2, 3] and k [4, 5] differ in their last size", [] {
+  return scaled_dot_product_attention(zeros({2, 3}), zeros({4, 5}), zeros({4, 5}));
 });
-BAD_INPUT("scaled_dot_product_attention", "have 3 and 2 rows", [] { return sdpa({2, 4}, {3, 4}, {2, 4}); });
+BAD_INPUT("scaled_dot_product_attention", "k [4, 3] and v [5, 3] have 4 and 5 rows", [] {
+  return scaled_dot_product_attention(zeros({2, 3}), zeros({4, 3}), zeros({5, 3}));
+});
+BAD_INPUT("scaled_dot_product_attention", "expected (..., L, E)", [] {
+  return scaled_dot_product_attention(zeros({3}), zeros({4, 3}), zeros({4, 3}));
+});
 BAD_INPUT("scaled_dot_product_attention", "both causal and a mask", [] {
-  return sdpa({2, 4}, {3, 4}, {3, 4}, {.mask = zeros({2, 3}), .causal = true});
+  const Tensor x = zeros({2, 3});
+  return scaled_dot_product_attention(x, x, x, {.mask = ones({2, 2}, DType::boolean), .causal = true});
 });
 BAD_INPUT("scaled_dot_product_attention", "mask has dtype int64", [] {
-  return sdpa({2, 4}, {3, 4}, {3, 4}, {.mask = zeros({2, 3}, kInt64)});
+  const Tensor x = zeros({2, 3});
+  return scaled_dot_product_attention(x, x, x, {.mask = ones({2, 2}, DType::i64)});
 });
-BAD_INPUT("scaled_dot_product_attention", "[2, 4]", [] {
-  return sdpa({2, 4}, {3, 4}, {3, 4}, {.mask = zeros({2, 4})});
+BAD_INPUT("scaled_dot_product_attention", "v has dtype float64", [] {
+  const Tensor x = zeros({2, 3});
+  return scaled_dot_product_attention(x, x, x.to(DType::f64));
 });
+
+TEST_CASE("attention: a query that sees nothing gives zeros, and no gradient") {
+  const Tensor q = randn({2, 3}).set_requires_grad(), k = randn({4, 3}).set_requires_grad(),
+               v = randn({4, 5}).set_requires_grad();
+  const Tensor mask = tensor({1, 0, 1, 1, 0, 0, 0, 0}).reshape({2, 4}).to(DType::boolean);
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.mask = mask});
+  CHECK(allclose(y.detach()[1], zeros({5})));
+  y.sum().backward();
+  CHECK(allclose(q.grad()[1], zeros({3})));
+  CHECK(isnan(k.grad()).to(DType::f32).sum().item() == 0);
+  CHECK(allclose(v.grad()[1], zeros({5})));  // the first query does not see it either
+}
+
+TEST_CASE("attention: dropout acts on the weights, and keeps their mean") {
+  manual_seed(3);
+  const Tensor q = zeros({64, 8}), k = zeros({512, 8}), v = ones({512, 2});
+  const Tensor y = scaled_dot_product_attention(q, k, v, {.dropout = 0.5});
+  CHECK_FALSE(allclose(y, ones({64, 2})));
+  // Each output averages 512 weights of 0 or 2: a standard deviation of 1 / sqrt(512), over 128 outputs.
+  CHECK(y.mean().item() == Approx(1).margin(6.0 / 256));
+}

@@ -1,12 +1,13 @@
 #include "tapestry/autograd/ops/conv.h"
-#include "tapestry/autograd/ops/creation.h"
+
+#include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
 using namespace tapestry::test;
 
 namespace {
-Tensor images(const Shape& sizes = {1, 4, 5, 5}) { return zeros(sizes); }
+Tensor images() { return zeros({2, 3, 8, 9}); }
 }  // namespace
 
 GOLDEN_OP("conv2d", "conv", [](const OpCase& c) {
@@ -16,32 +17,69 @@ GOLDEN_OP("conv2d", "conv", [](const OpCase& c) {
                  .dilation = c.pair("dilation", 1),
                  .groups = c.integer("groups", 1)});
 });
-BAD_INPUT("conv2d", "input has shape [4, 5, 5], expected 4-d", [] {
-  return conv2d(images({4, 5, 5}), zeros({2, 4, 3, 3}));
+BAD_INPUT("conv2d", "input has shape [3, 8, 9], expected 4-d", [] {
+  return conv2d(zeros({3, 8, 9}), zeros({4, 3, 3, 3}));
 });
-BAD_INPUT("conv2d", "weight has shape [2, 4, 3], expected 4-d", [] {
-  return conv2d(images(), zeros({2, 4, 3}));
+BAD_INPUT("conv2d", "weight has shape [4, 3, 3], expected 4-d", [] {
+  return conv2d(images(), zeros({4, 3, 3}));
 });
-BAD_INPUT("conv2d", "has 4 channels", [] { return conv2d(images(), zeros({2, 3, 3, 3})); });
-BAD_INPUT("conv2d", "3 groups do not divide", [] {
-  return conv2d(images(), zeros({3, 4, 3, 3}), {}, {.groups = 3});
+BAD_INPUT("conv2d", "has 3 channels, but weight [4, 2, 3, 3] with 1 groups takes 2", [] {
+  return conv2d(images(), zeros({4, 2, 3, 3}));
 });
-BAD_INPUT("conv2d", "bias has shape [3], expected [2]", [] {
-  return conv2d(images(), zeros({2, 4, 3, 3}), zeros({3}));
+BAD_INPUT("conv2d", "2 groups do not divide 3 input channels", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.groups = 2});
 });
-BAD_INPUT("conv2d", "stride (0, 1)", [] {
-  return conv2d(images(), zeros({2, 4, 3, 3}), {}, {.stride = Pair(0, 1)});
+BAD_INPUT("conv2d", "0 groups", [] { return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.groups = 0}); });
+BAD_INPUT("conv2d", "bias has shape [3], expected [4]", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), zeros({3}));
 });
-BAD_INPUT("conv2d", "padding (-1, -1)", [] {
-  return conv2d(images(), zeros({2, 4, 3, 3}), {}, {.padding = -1});
+BAD_INPUT("conv2d", "a kernel that spans 9 pixels does not fit an input height of 8", [] {
+  return conv2d(images(), zeros({4, 3, 9, 3}));
 });
-BAD_INPUT("conv2d", "dilation (1, 0)", [] {
-  return conv2d(images(), zeros({2, 4, 3, 3}), {}, {.dilation = Pair(1, 0)});
+BAD_INPUT("conv2d", "spans 11 pixels does not fit an input width of 9 with padding 0", [] {
+  return conv2d(images(), zeros({4, 3, 1, 3}), {}, {.dilation = {1, 5}});
 });
-BAD_INPUT("conv2d", "does not fit", [] {
-  return conv2d(images(), zeros({2, 4, 3, 3}), {}, {.dilation = 3});
+BAD_INPUT("conv2d", "stride (1, 0)", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.stride = {1, 0}});
 });
-BAD_INPUT("conv2d", "an empty window", [] { return conv2d(images(), zeros({2, 4, 0, 3})); });
+BAD_INPUT("conv2d", "padding (-1, 0)", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.padding = {-1, 0}});
+});
+BAD_INPUT("conv2d", "dilation (0, 1)", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.dilation = {0, 1}});
+});
 BAD_INPUT("conv2d", "weight has dtype float64", [] {
-  return conv2d(images(), zeros({2, 4, 3, 3}, kFloat64));
+  return conv2d(images(), zeros({4, 3, 3, 3}, DType::f64));
 });
+
+TEST_CASE("conv2d: a channels-last input gives a channels-last result and gradient") {
+  const Tensor x = randn({2, 5, 6, 7}), w = randn({4, 5, 3, 3}), b = randn({4});
+  const Tensor plain = x.clone().set_requires_grad();
+  const Tensor last = x.contiguous(MemoryFormat::channels_last).set_requires_grad();
+  const Tensor y = conv2d(plain, w, b), z = conv2d(last, w, b);
+  CHECK(y.memory_format() == MemoryFormat::contiguous);
+  CHECK(z.memory_format() == MemoryFormat::channels_last);
+  CHECK(allclose(y, z, 1e-5, 1e-5));
+  y.pow(2.0).sum().backward();
+  z.pow(2.0).sum().backward();
+  CHECK(last.grad().memory_format() == MemoryFormat::channels_last);
+  CHECK(allclose(plain.grad(), last.grad(), 1e-4, 1e-4));
+}
+
+TEST_CASE("conv2d: each gradient alone is what it is among the others") {
+  const Tensor x = randn({3, 4, 6, 5}), w = randn({6, 4, 3, 2}), b = randn({6});
+  const auto gradients = [&](bool dx, bool dw, bool db) {
+    const Tensor inputs[] = {x.clone().set_requires_grad(dx), w.clone().set_requires_grad(dw),
+                             b.clone().set_requires_grad(db)};
+    conv2d(inputs[0], inputs[1], inputs[2], {.padding = 1}).pow(2.0).sum().backward();
+    return std::vector{inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
+  };
+  const auto all = gradients(true, true, true);
+  for (int i = 0; i < 3; ++i) {
+    const auto one = gradients(i == 0, i == 1, i == 2);
+    for (int j = 0; j < 3; ++j) {
+      REQUIRE(one[j].defined() == (i == j));
+      if (i == j) CHECK(allclose(one[j], all[j], 1e-5, 1e-4));
+    }
+  }
+}

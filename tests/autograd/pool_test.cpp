@@ -1,11 +1,15 @@
 #include "tapestry/autograd/ops/pool.h"
-#include "tapestry/autograd/ops/creation.h"
+
+#include <limits>
+
+#include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
 using namespace tapestry::test;
 
 namespace {
+
 Pool2dParams params(const OpCase& c) {
   return {.kernel_size = c.pair("kernel_size"),
           .stride = c.pair("stride", 0),
@@ -14,36 +18,67 @@ Pool2dParams params(const OpCase& c) {
           .ceil_mode = c.flag("ceil_mode", false),
           .count_include_pad = c.flag("count_include_pad", true)};
 }
-Tensor image() { return zeros({1, 2, 4, 5}); }
+Tensor images() { return zeros({2, 3, 4, 5}); }
+
 }  // namespace
 
 GOLDEN_OP("max_pool2d", "pool", [](const OpCase& c) { return max_pool2d(c[0], params(c)); });
+GOLDEN_OP("avg_pool2d", "pool", [](const OpCase& c) { return avg_pool2d(c[0], params(c)); });
+GOLDEN_OP("adaptive_avg_pool2d", "pool",
+          [](const OpCase& c) { return adaptive_avg_pool2d(c[0], c.pair("output_size")); });
+
 BAD_INPUT("max_pool2d", "input has shape [4, 5]", [] {
   return max_pool2d(zeros({4, 5}), {.kernel_size = 2});
 });
-BAD_INPUT("max_pool2d", "kernel_size (0, 2)",
-          [] { return max_pool2d(image(), {.kernel_size = Pair(0, 2)}); });
-BAD_INPUT("max_pool2d", "stride (-1, -1)",
-          [] { return max_pool2d(image(), {.kernel_size = 2, .stride = -1}); });
-BAD_INPUT("max_pool2d", "padding (2, 2)",
-          [] { return max_pool2d(image(), {.kernel_size = 3, .padding = 2}); });
-BAD_INPUT("max_pool2d", "dilation (0, 0)",
-          [] { return max_pool2d(image(), {.kernel_size = 2, .dilation = 0}); });
-BAD_INPUT("max_pool2d", "does not fit", [] { return max_pool2d(image(), {.kernel_size = 5}); });
-BAD_INPUT("max_pool2d", "without pixels", [] { return max_pool2d(zeros({1, 2, 0, 5}), {.kernel_size = 1}); });
-
-GOLDEN_OP("avg_pool2d", "pool", [](const OpCase& c) { return avg_pool2d(c[0], params(c)); });
-BAD_INPUT("avg_pool2d", "input has shape [1, 1, 1, 4, 5]", [] {
-  return avg_pool2d(zeros({1, 1, 1, 4, 5}), {.kernel_size = 2});
+BAD_INPUT("max_pool2d", "kernel_size (0, 0)", [] { return max_pool2d(images(), {}); });
+BAD_INPUT("max_pool2d", "a window of (5, 5) with padding (0, 0) and dilation (1, 1) does not fit",
+          [] { return max_pool2d(images(), {.kernel_size = 5}); });
+BAD_INPUT("max_pool2d", "padding (2, 0), expected from 0 to half", [] {
+  return max_pool2d(images(), {.kernel_size = 2, .padding = {2, 0}});
 });
-BAD_INPUT("avg_pool2d", "padding (2, 2)",
-          [] { return avg_pool2d(image(), {.kernel_size = 3, .padding = 2}); });
-BAD_INPUT("avg_pool2d", "only max_pool2d",
-          [] { return avg_pool2d(image(), {.kernel_size = 2, .dilation = 2}); });
-BAD_INPUT("avg_pool2d", "does not fit", [] { return avg_pool2d(image(), {.kernel_size = Pair(2, 6)}); });
+BAD_INPUT("max_pool2d", "stride (-1, 1)", [] {
+  return max_pool2d(images(), {.kernel_size = 2, .stride = {-1, 1}});
+});
+BAD_INPUT("max_pool2d", "without pixels", [] { return max_pool2d(zeros({2, 3, 0, 5}), {.kernel_size = 1}); });
+BAD_INPUT("avg_pool2d", "input has shape [5]", [] { return avg_pool2d(zeros({5}), {.kernel_size = 2}); });
+BAD_INPUT("avg_pool2d", "dilation (2, 1)", [] {
+  return avg_pool2d(images(), {.kernel_size = 2, .dilation = {2, 1}});
+});
+BAD_INPUT("avg_pool2d", "does not fit", [] { return avg_pool2d(images(), {.kernel_size = {1, 6}}); });
+BAD_INPUT("adaptive_avg_pool2d", "output size (0, 2)", [] { return adaptive_avg_pool2d(images(), {0, 2}); });
+BAD_INPUT("adaptive_avg_pool2d", "input has shape [4, 5]", [] {
+  return adaptive_avg_pool2d(zeros({4, 5}), 2);
+});
 
-GOLDEN_OP("adaptive_avg_pool2d", "pool",
-          [](const OpCase& c) { return adaptive_avg_pool2d(c[0], c.pair("output_size")); });
-BAD_INPUT("adaptive_avg_pool2d", "output size (0, 1)",
-          [] { return adaptive_avg_pool2d(image(), Pair(0, 1)); });
-BAD_INPUT("adaptive_avg_pool2d", "input has shape [5]", [] { return adaptive_avg_pool2d(zeros({5}), 1); });
+TEST_CASE("pools keep a channels-last layout") {
+  const Tensor x = randn({2, 19, 7, 8}), last = x.contiguous(MemoryFormat::channels_last);
+  const Pool2dParams window{.kernel_size = 3, .stride = 2, .padding = 1};
+  const auto check = [&](const Tensor& y, const Tensor& z) {
+    CHECK(z.memory_format() == MemoryFormat::channels_last);
+    CHECK(allclose(y, z, 1e-6, 1e-6));
+  };
+  check(max_pool2d(x, window), max_pool2d(last, window));
+  check(avg_pool2d(x, window), avg_pool2d(last, window));
+  check(adaptive_avg_pool2d(x, {3, 2}), adaptive_avg_pool2d(last, {3, 2}));
+}
+
+TEST_CASE("max_pool2d: a window larger than a byte can number") {
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+    const Tensor x = randn({2, 3, 40, 36}).contiguous(format).set_requires_grad();
+    const Tensor y = max_pool2d(x, {.kernel_size = {20, 18}});
+    y.sum().backward();
+    CHECK(allclose(y.detach(), x.detach().reshape({2, 3, 2, 20, 2, 18}).max(5).first.max(3).first));
+    // One element of each window got the gradient: its largest.
+    CHECK(x.grad().sum().item() == 2 * 3 * 2 * 2);
+    CHECK(allclose((x.grad() * x.detach()).sum(), y.detach().sum(), 1e-5));
+  }
+}
+
+TEST_CASE("max_pool2d: a window that sees nothing but padding is -inf and gets no gradient") {
+  const Tensor x = ones({1, 1, 3, 3}).set_requires_grad();
+  const Tensor y = max_pool2d(x, {.kernel_size = 2, .padding = 1, .dilation = 4});
+  REQUIRE(y.numel() == 1);
+  CHECK(y.item() == -std::numeric_limits<double>::infinity());
+  y.backward();
+  CHECK(allclose(x.grad(), zeros({1, 1, 3, 3})));
+}
