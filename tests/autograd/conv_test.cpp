@@ -48,6 +48,7 @@ BAD_INPUT("conv2d", "padding (-1, 0)", [] {
 BAD_INPUT("conv2d", "dilation (0, 1)", [] {
   return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.dilation = {0, 1}});
 });
+BAD_INPUT("conv2d", "an empty window", [] { return conv2d(images(), zeros({2, 3, 0, 3})); });
 BAD_INPUT("conv2d", "weight has dtype float64", [] {
   return conv2d(images(), zeros({4, 3, 3, 3}, DType::f64));
 });

@@ -40,10 +40,15 @@ BAD_INPUT("max_pool2d", "stride (-1, 1)", [] {
   return max_pool2d(images(), {.kernel_size = 2, .stride = {-1, 1}});
 });
 BAD_INPUT("max_pool2d", "without pixels", [] { return max_pool2d(zeros({2, 3, 0, 5}), {.kernel_size = 1}); });
+BAD_INPUT("max_pool2d", "dilation (0, 1)", [] {
+  return max_pool2d(images(), {.kernel_size = 2, .dilation = {0, 1}});
+});
 BAD_INPUT("avg_pool2d", "input has shape [5]", [] { return avg_pool2d(zeros({5}), {.kernel_size = 2}); });
 BAD_INPUT("avg_pool2d", "dilation (2, 1)", [] {
   return avg_pool2d(images(), {.kernel_size = 2, .dilation = {2, 1}});
 });
+BAD_INPUT("avg_pool2d", "padding (2, 2)",
+          [] { return avg_pool2d(images(), {.kernel_size = 3, .padding = 2}); });
 BAD_INPUT("avg_pool2d", "does not fit", [] { return avg_pool2d(images(), {.kernel_size = {1, 6}}); });
 BAD_INPUT("adaptive_avg_pool2d", "output size (0, 2)", [] { return adaptive_avg_pool2d(images(), {0, 2}); });
 BAD_INPUT("adaptive_avg_pool2d", "input has shape [4, 5]", [] {
