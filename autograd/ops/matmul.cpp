@@ -164,6 +164,10 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   check(left.size(-1) == right.size(-2), "[matmul] shapes ", a.sizes(), " and ", b.sizes(),
         " do not fit: ", left.size(-1), " columns on the left, ", right.size(-2),
         " rows on the right; they must be equal");
+  for (int d = 3; d <= std::min(left.dim(), right.dim()); ++d)
+    check(left.size(-d) == right.size(-d) || left.size(-d) == 1 || right.size(-d) == 1,
+          "[matmul] the batches of ", a.sizes(), " and ", b.sizes(), " do not broadcast: ", left.size(-d),
+          " against ", right.size(-d));
   Tensor y = product(left, right);
   const Shape full = y.sizes();
   Shape sizes = full;
