@@ -70,33 +70,52 @@ void raise_row_major(const Conv2d& s, const Group& g, const T* cols, T* dx) {
   });
 }
 
-// Visits the pixels under the windows of a channels-last image: f(place in cols, place in x or -1 outside).
+// Visits the windows of a channels-last image piece by piece: f(place in cols, place in x or -1 outside,
+// length).
 template <class F>
 void each_channels_last(const Conv2d& s, const Group& g, F&& f) {
+  // With neither dilation nor groups a row of a window is one piece of memory.
+  const bool rows = s.dilation_w == 1 && s.groups == 1;
   std::int64_t col = 0;
   for (std::int64_t p = 0; p < s.p; ++p)
     for (std::int64_t q = 0; q < s.q; ++q)
-      for (std::int64_t r = 0; r < s.r; ++r)
-        for (std::int64_t t = 0; t < s.s; ++t, col += g.c) {
-          const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
-          const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
-          f(col, h >= 0 && h < s.h && w >= 0 && w < s.w ? (h * s.w + w) * s.c : -1);
+      for (std::int64_t r = 0; r < s.r; ++r) {
+        const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
+        const std::int64_t w = q * s.stride_w - s.padding_w;
+        const auto piece = [&](std::int64_t t, std::int64_t count, bool inside) {
+          if (count > 0) f(col, inside ? (h * s.w + w + t * s.dilation_w) * s.c : -1, count * g.c);
+          col += count * g.c;
+        };
+        if (h < 0 || h >= s.h) {
+          piece(0, s.s, false);
+        } else if (rows) {
+          const std::int64_t begin = std::clamp<std::int64_t>(-w, 0, s.s),
+                             end = std::clamp(s.w - w, begin, s.s);
+          piece(0, begin, false);
+          piece(begin, end - begin, true);
+          piece(end, s.s - end, false);
+        } else {
+          for (std::int64_t t = 0; t < s.s; ++t)
+            piece(t, 1, w + t * s.dilation_w >= 0 && w + t * s.dilation_w < s.w);
         }
+      }
 }
 
 template <class T>
 void lower_channels_last(const Conv2d& s, const Group& g, const T* x, T* cols) {
-  each_channels_last(s, g, [&](std::int64_t col, std::int64_t at) {
-    if (at < 0) std::fill_n(cols + col, g.c, T(0));
-    else std::copy_n(x + at, g.c, cols + col);
+  each_channels_last(s, g, [&](std::int64_t col, std::int64_t at, std::int64_t count) {
+    T* const out = cols + col;
+    if (at < 0) std::fill_n(out, count, T(0));
+    else
+      for (std::int64_t i = 0; i < count; ++i) out[i] = x[at + i];
   });
 }
 
 template <class T>
 void raise_channels_last(const Conv2d& s, const Group& g, const T* cols, T* dx) {
-  each_channels_last(s, g, [&](std::int64_t col, std::int64_t at) {
+  each_channels_last(s, g, [&](std::int64_t col, std::int64_t at, std::int64_t count) {
     if (at < 0) return;
-    for (std::int64_t c = 0; c < g.c; ++c) dx[at + c] += cols[col + c];
+    for (std::int64_t i = 0; i < count; ++i) dx[at + i] += cols[col + i];
   });
 }
 

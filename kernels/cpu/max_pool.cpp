@@ -53,74 +53,82 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
     for (int i = 0; i < Width; ++i) places[i] = static_cast<I>(place[i]);
 }
 
-// The same for n outputs, which lie side by side.
-template <int Step, class T, class I>
+// The same for n outputs, which lie side by side: as many as fit at a time, from Width down.
+template <int Step, int Width = 16, class T, class I>
 void search_line(const T* x, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
                  I* places) {
-  constexpr int kWidth = 16;
   std::int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth)
-    search<kWidth, Step>(x + i * step, step, window, y + i, places ? places + i : places);
-  for (; i < n; ++i) search<1, Step>(x + i * step, step, window, y + i, places ? places + i : places);
+  for (; i + Width <= n; i += Width)
+    search<Width, Step>(x + i * step, step, window, y + i, places ? places + i : places);
+  if constexpr (Width > 1)
+    if (i < n)
+      search_line<Step, Width == 16  ? 8
+                        : Width == 8 ? 4
+                                     : 1>(x + i * step, step, window, n - i, y + i,
+                                          places ? places + i : places);
 }
 
-// The elements of the windows of row p, columns q and on: of those window columns that are inside for output
-// q.
-void collect(const Pool2d& s, std::int64_t p, std::int64_t q, std::int64_t pixel,
-             std::vector<Element>& window) {
-  window.clear();
-  for (std::int64_t r = 0; r < s.kernel_h; ++r) {
-    const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
-    if (h < 0 || h >= s.h) continue;
-    for (std::int64_t t = 0; t < s.kernel_w; ++t) {
-      const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
-      if (w >= 0 && w < s.w)
-        window.push_back({(h * s.w + w) * pixel, static_cast<std::int32_t>(r * s.kernel_w + t)});
+// Neighbouring outputs of a row whose windows have the same columns inside: one list of elements serves them
+// all, the next window `stride` pixels on.
+struct Segment {
+  std::int64_t q, count;
+  std::vector<Element> window;  // of output q; a pixel is `pixel` elements
+};
+
+// The segments of all rows p.
+std::vector<std::vector<Segment>> segments(const Pool2d& s, std::int64_t pixel) {
+  const std::int64_t begin = std::min(s.q, (s.padding_w + s.stride_w - 1) / s.stride_w);
+  const std::int64_t room = s.w + s.padding_w - (s.kernel_w - 1) * s.dilation_w - 1;
+  const std::int64_t end = std::clamp(room < 0 ? 0 : room / s.stride_w + 1, begin, s.q);
+  std::vector<std::vector<Segment>> rows(static_cast<std::size_t>(s.p));
+  for (std::int64_t p = 0; p < s.p; ++p)
+    for (std::int64_t q = 0; q < s.q;) {
+      Segment segment{q, q == begin && begin < end ? end - begin : 1, {}};
+      for (std::int64_t r = 0; r < s.kernel_h; ++r) {
+        const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
+        for (std::int64_t t = 0; t < s.kernel_w; ++t) {
+          const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
+          if (h >= 0 && h < s.h && w >= 0 && w < s.w)
+            segment.window.push_back({(h * s.w + w) * pixel, static_cast<std::int32_t>(r * s.kernel_w + t)});
+        }
+      }
+      q += segment.count;
+      rows[static_cast<std::size_t>(p)].push_back(std::move(segment));
     }
-  }
+  return rows;
 }
 
 template <class T, class I>
 void forward_row_major(const Pool2d& s, const T* x, T* y, I* places) {
-  // Outputs in [inner, outer) have all their columns inside, so one list of elements serves them all.
-  const std::int64_t inner = std::min(s.q, (s.padding_w + s.stride_w - 1) / s.stride_w);
-  const std::int64_t room = s.w + s.padding_w - (s.kernel_w - 1) * s.dilation_w - 1;
-  const std::int64_t outer = std::clamp(room < 0 ? 0 : room / s.stride_w + 1, inner, s.q);
-  parallel_for(s.n * s.c, grain(s.p * s.q * s.kernel_h * s.kernel_w),
-               [&](std::int64_t begin, std::int64_t end) {
-                 std::vector<Element> window;
-                 for (std::int64_t p = 0; p < s.p; ++p) {
-                   const auto row = [&](std::int64_t q, std::int64_t n) {
-                     collect(s, p, q, 1, window);
-                     for (std::int64_t plane = begin; plane < end; ++plane) {
-                       const T* const in = x + plane * s.h * s.w;
-                       const std::int64_t out = (plane * s.p + p) * s.q + q;
-                       I* const at = places ? places + out : nullptr;
-                       if (s.stride_w == 1) search_line<1>(in, 1, window, n, y + out, at);
-                       else if (s.stride_w == 2) search_line<2>(in, 2, window, n, y + out, at);
-                       else search_line<0>(in, s.stride_w, window, n, y + out, at);
-                     }
-                   };
-                   for (std::int64_t q = 0; q < inner; ++q) row(q, 1);
-                   if (inner < outer) row(inner, outer - inner);
-                   for (std::int64_t q = outer; q < s.q; ++q) row(q, 1);
-                 }
-               });
+  const auto rows = segments(s, 1);
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const T* const in = x + row / s.p * s.h * s.w;
+      for (const Segment& segment : rows[static_cast<std::size_t>(row % s.p)]) {
+        const std::int64_t out = row * s.q + segment.q;
+        I* const at = places ? places + out : nullptr;
+        if (s.stride_w == 1) search_line<1>(in, 1, segment.window, segment.count, y + out, at);
+        else if (s.stride_w == 2) search_line<2>(in, 2, segment.window, segment.count, y + out, at);
+        else search_line<0>(in, s.stride_w, segment.window, segment.count, y + out, at);
+      }
+    }
+  };
+  parallel_for(s.n * s.c * s.p, grain(s.q * s.kernel_h * s.kernel_w), work);
 }
 
 template <class T, class I>
 void forward_channels_last(const Pool2d& s, const T* x, T* y, I* places) {
-  parallel_for(s.n * s.p, grain(s.q * s.c * s.kernel_h * s.kernel_w),
-               [&](std::int64_t begin, std::int64_t end) {
-                 std::vector<Element> window;
-                 for (std::int64_t row = begin; row < end; ++row)
-                   for (std::int64_t q = 0; q < s.q; ++q) {
-                     collect(s, row % s.p, q, s.c, window);
-                     const std::int64_t out = (row * s.q + q) * s.c;
-                     search_line<1>(x + row / s.p * s.h * s.w * s.c, 1, window, s.c, y + out,
-                                    places ? places + out : nullptr);
-                   }
-               });
+  const auto rows = segments(s, s.c);
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row)
+      for (const Segment& segment : rows[static_cast<std::size_t>(row % s.p)])
+        for (std::int64_t i = 0; i < segment.count; ++i) {
+          const T* const in = x + (row / s.p * s.h * s.w + i * s.stride_w) * s.c;
+          const std::int64_t out = (row * s.q + segment.q + i) * s.c;
+          search_line<1>(in, 1, segment.window, s.c, y + out, places ? places + out : nullptr);
+        }
+  };
+  parallel_for(s.n * s.p, grain(s.q * s.c * s.kernel_h * s.kernel_w), work);
 }
 
 template <class T, class I>

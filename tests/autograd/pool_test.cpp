@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/pool.h"
 
+#include <functional>
 #include <limits>
 
 #include "tapestry/autograd/ops.h"
@@ -55,16 +56,29 @@ BAD_INPUT("adaptive_avg_pool2d", "input has shape [4, 5]", [] {
   return adaptive_avg_pool2d(zeros({4, 5}), 2);
 });
 
-TEST_CASE("pools keep a channels-last layout") {
-  const Tensor x = randn({2, 19, 7, 8}), last = x.contiguous(MemoryFormat::channels_last);
-  const Pool2dParams window{.kernel_size = 3, .stride = 2, .padding = 1};
-  const auto check = [&](const Tensor& y, const Tensor& z) {
+TEST_CASE("pools: a channels-last input gives a channels-last result, and the same numbers") {
+  const Tensor x = randn({2, 45, 9, 67});
+  const auto check = [&](const std::function<Tensor(const Tensor&)>& pool) {
+    const Tensor plain = x.clone().set_requires_grad();
+    const Tensor last = x.contiguous(MemoryFormat::channels_last).set_requires_grad();
+    const Tensor y = pool(plain), z = pool(last), g = randn(y.sizes());
+    CHECK(y.memory_format() == MemoryFormat::contiguous);
     CHECK(z.memory_format() == MemoryFormat::channels_last);
     CHECK(allclose(y, z, 1e-6, 1e-6));
+    y.backward(g);
+    z.backward(g);
+    CHECK(last.grad().memory_format() == MemoryFormat::channels_last);
+    CHECK(allclose(plain.grad(), last.grad(), 1e-6, 1e-6));
   };
-  check(max_pool2d(x, window), max_pool2d(last, window));
-  check(avg_pool2d(x, window), avg_pool2d(last, window));
-  check(adaptive_avg_pool2d(x, {3, 2}), adaptive_avg_pool2d(last, {3, 2}));
+  for (const std::int64_t stride : {1, 2, 3}) {
+    const Pool2dParams window{.kernel_size = 3, .stride = stride, .padding = 1};
+    check([&](const Tensor& t) { return max_pool2d(t, window); });
+    check([&](const Tensor& t) { return avg_pool2d(t, window); });
+  }
+  check([](const Tensor& t) {
+    return max_pool2d(t, {.kernel_size = {3, 1}});
+  });  // windows that tile the input
+  check([](const Tensor& t) { return adaptive_avg_pool2d(t, {4, 5}); });
 }
 
 TEST_CASE("max_pool2d: a window larger than a byte can number") {
