@@ -19,7 +19,7 @@ template <>
 void multiply<float>(const Gemm& g) {
 #ifdef TAPESTRY_HAS_ONEDNN
   compute_threads();  // tells OpenMP, and so oneDNN, how many threads this thread has
-  const bool a_plain = g.a_strides.col == 1, b_plain = g.b_strides.col == 1;
+  const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
   const auto status = dnnl_sgemm(a_plain ? 'N' : 'T', b_plain ? 'N' : 'T', g.m, g.n, g.k, 1.0f,
                                  static_cast<const float*>(g.a), a_plain ? g.a_strides.row : g.a_strides.col,
                                  static_cast<const float*>(g.b), b_plain ? g.b_strides.row : g.b_strides.col,
@@ -68,7 +68,7 @@ void product(Gemm g) {
 
 template <class T>
 const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, MatrixStrides& s) {
-  const bool plain = s.col == 1;
+  const bool plain = s.row_major(cols);
   const std::int64_t lines = plain ? rows : cols, length = plain ? cols : rows;
   parallel_for(lines, std::max<std::int64_t>(kConvertGrain / std::max<std::int64_t>(length, 1), 1),
                [=, from = plain ? s.row : s.col](std::int64_t begin, std::int64_t end) {

@@ -19,7 +19,7 @@ using ConstMatrix = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dyn
 // Calls f with the operand as an Eigen matrix of its storage order.
 template <class T, class F>
 void with_matrix(const T* data, std::int64_t rows, std::int64_t cols, MatrixStrides s, F&& f) {
-  if (s.col == 1) f(ConstMatrix<T, Eigen::RowMajor>(data, rows, cols, Eigen::OuterStride<>(s.row)));
+  if (s.row_major(cols)) f(ConstMatrix<T, Eigen::RowMajor>(data, rows, cols, Eigen::OuterStride<>(s.row)));
   else f(ConstMatrix<T, Eigen::ColMajor>(data, rows, cols, Eigen::OuterStride<>(s.col)));
 }
 

@@ -9,6 +9,8 @@ namespace tapestry::kernels {
 /// length of what the first one runs along. So a transposed matrix is read where it is.
 struct MatrixStrides {
   std::int64_t row = 0, col = 1;
+  /// Whether the rows of `cols` elements are the dense lines, not the columns. (1, 1) is a column-major row.
+  bool row_major(std::int64_t cols) const { return col == 1 && row >= cols; }
 };
 
 /// C = A B, or C += A B, for each matrix of a batch, then + bias in each row. A is (m, k), B (k, n), C (m, n)
