@@ -1,0 +1,146 @@
+#include "tapestry/autograd/ops.h"
+#include "tests/support/op_case.h"
+
+using namespace tapestry;
+using tapestry::test::OpCase;
+
+GOLDEN_OP("add", "arithmetic", [](const OpCase& c) { return c[0] + c[1]; });
+GOLDEN_OP("sub", "arithmetic", [](const OpCase& c) { return c[0] - c[1]; });
+GOLDEN_OP("mul", "arithmetic", [](const OpCase& c) { return c[0] * c[1]; });
+GOLDEN_OP("div", "arithmetic", [](const OpCase& c) { return c[0] / c[1]; });
+GOLDEN_OP("maximum", "arithmetic", [](const OpCase& c) { return maximum(c[0], c[1]); });
+GOLDEN_OP("minimum", "arithmetic", [](const OpCase& c) { return minimum(c[0], c[1]); });
+GOLDEN_OP("pow", "arithmetic", [](const OpCase& c) { return pow(c[0], c[1]); });
+
+GOLDEN_OP("add/scalar", "arithmetic", [](const OpCase& c) { return c.scalar("other") + c[0]; });
+GOLDEN_OP("sub/scalar", "arithmetic", [](const OpCase& c) { return c[0] - c.scalar("other"); });
+GOLDEN_OP("mul/scalar", "arithmetic", [](const OpCase& c) { return c.scalar("other") * c[0]; });
+GOLDEN_OP("div/scalar", "arithmetic", [](const OpCase& c) { return c[0] / c.scalar("other"); });
+GOLDEN_OP("sub/reversed", "arithmetic", [](const OpCase& c) { return c.scalar("other") - c[0]; });
+GOLDEN_OP("div/reversed", "arithmetic", [](const OpCase& c) { return c.scalar("other") / c[0]; });
+GOLDEN_OP("pow/scalar", "arithmetic", [](const OpCase& c) { return c[0].pow(c.scalar("exponent")); });
+
+// The target is a clone: a leaf cannot be changed in place.
+GOLDEN_OP("add/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().add_(c[1]); });
+GOLDEN_OP("sub/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().sub_(c[1]); });
+GOLDEN_OP("mul/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().mul_(c[1]); });
+GOLDEN_OP("div/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().div_(c[1]); });
+GOLDEN_OP("add/in_place_scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].clone().add_(c.scalar("other")); });
+GOLDEN_OP("sub/in_place_scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].clone().sub_(c.scalar("other")); });
+GOLDEN_OP("mul/in_place_scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].clone().mul_(c.scalar("other")); });
+GOLDEN_OP("div/in_place_scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].clone().div_(c.scalar("other")); });
+
+BAD_INPUT("add", "shapes [2, 3] and [4] do not broadcast", [] { zeros({2, 3}) + zeros({4}); });
+BAD_INPUT("add", "the second operand is an undefined tensor", [] { zeros({2}) + Tensor(); });
+BAD_INPUT("add", "the first operand is an undefined tensor", [] { Tensor() + zeros({2}); });
+BAD_INPUT("add", "undefined tensor", [] { Tensor() + 1; });
+BAD_INPUT("add", "float32 cannot be stored in place in a int64", [] { zeros({2}, kInt64).add_(1.5); });
+BAD_INPUT("add", "int64 cannot be stored in place in a bool", [] { zeros({2}, kBool).add_(1); });
+BAD_INPUT("add", "does not broadcast to the shape [3]", [] { zeros({3}).add_(zeros({2, 3})); });
+BAD_INPUT("add", "share memory", [] { zeros({1, 3}).expand({2, 3}).add_(1); });
+BAD_INPUT("sub", "does not take bool", [] { zeros({2}, kBool) - zeros({2}); });
+BAD_INPUT("sub", "does not take bool", [] { zeros({2}) - zeros({2}, kBool); });
+BAD_INPUT("sub", "do not broadcast", [] { zeros({2}) - zeros({3}); });
+BAD_INPUT("mul", "do not broadcast", [] { zeros({2}) * zeros({3}); });
+BAD_INPUT("div", "do not broadcast", [] { zeros({2}) / zeros({3}); });
+BAD_INPUT("div", "cannot be stored in place", [] { ones({2}, kInt32).div_(2); });
+BAD_INPUT("pow", "negative power, -1", [] { ones({2}, kInt64).pow(-1); });
+BAD_INPUT("pow", "does not take bool", [] { zeros({2}, kBool).pow(2); });
+BAD_INPUT("maximum", "do not broadcast", [] { maximum(zeros({2}), zeros({3})); });
+BAD_INPUT("minimum", "do not broadcast", [] { minimum(zeros({2}), zeros({3})); });
+
+TEST_CASE("a result has the layout that its operands share") {
+  const Tensor x = randn({2, 3, 4, 5}).contiguous(MemoryFormat::channels_last);
+  CHECK((x + x).memory_format() == MemoryFormat::channels_last);
+  CHECK((x * 2).memory_format() == MemoryFormat::channels_last);
+  CHECK((x + randn({3, 1, 1})).memory_format() == MemoryFormat::channels_last);
+  CHECK((x > 0).memory_format() == MemoryFormat::channels_last);
+  CHECK(x.relu().memory_format() == MemoryFormat::channels_last);
+  CHECK((x + x.contiguous()).is_contiguous());
+  const Tensor transposed = randn({3, 4}).t();
+  CHECK((transposed + transposed).strides() == transposed.strides());
+  const Tensor gaps = randn({3, 8}).slice(1, 0, 8, 2);
+  CHECK((gaps + gaps).is_contiguous());
+  CHECK(zeros_like(x).memory_format() == MemoryFormat::channels_last);
+}
+
+TEST_CASE("dtypes of results: f32 with f64, and who counts only by category") {
+  const auto of = [](DType a, const Shape& sa, DType b, const Shape& sb) {
+    return (ones(sa, a) + ones(sb, b)).dtype();
+  };
+  CHECK(of(kFloat32, {2}, kFloat64, {2}) == kFloat64);
+  CHECK(of(kFloat32, {2}, kFloat64, {}) == kFloat32);
+  CHECK(of(kFloat32, {}, kFloat64, {2}) == kFloat64);
+  CHECK(of(kFloat32, {}, kFloat64, {}) == kFloat64);
+  CHECK(of(kInt32, {2}, kInt64, {}) == kInt32);
+  CHECK(of(kBool, {2}, kUInt8, {}) == kUInt8);
+  CHECK(of(kInt64, {2}, kFloat64, {}) == kFloat64);
+  CHECK(of(kFloat16, {1}, kBFloat16, {1}) == kFloat32);
+}
+
+TEST_CASE("gradients of promoted operands come back in the operands' dtypes") {
+  const Tensor a = ones({2, 3}, TensorOptions(kFloat32).with_grad());
+  const Tensor b = full({3}, 2.0, TensorOptions(kFloat64).with_grad());
+  const Tensor c = full({}, 3.0, TensorOptions(kFloat64).with_grad());
+  (a * b * c).backward(ones({2, 3}, kFloat64));
+  CHECK(equal(a.grad(), full({2, 3}, 6.0)));
+  CHECK(equal(b.grad(), full({3}, 6.0, kFloat64)));
+  CHECK(equal(c.grad(), full({}, 12.0, kFloat64)));
+}
+
+TEST_CASE("in-place changes keep the address, count a version and see the old elements") {
+  const Tensor x = arange(6.0);
+  const void* const address = x.raw_data();
+  const auto version = x.version();
+  CHECK(&x.add_(1.0) == &x);
+  CHECK(x.version() > version);
+  CHECK(x.raw_data() == address);
+  CHECK(equal(x, tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0})));
+  // An operand that overlaps the target partly counts as it was before.
+  x.slice(0, 1).add_(x.slice(0, 0, 5));
+  CHECK(equal(x, tensor({1.0, 3.0, 5.0, 7.0, 9.0, 11.0})));
+  x.add_(x);
+  CHECK(equal(x, tensor({2.0, 6.0, 10.0, 14.0, 18.0, 22.0})));
+  const Tensor square = arange(9.0).reshape({3, 3});
+  square.add_(square.t());
+  CHECK(equal(square, tensor({{0.0, 4.0, 8.0}, {4.0, 8.0, 12.0}, {8.0, 12.0, 16.0}})));
+}
+
+TEST_CASE("recorded in-place products know both factors as they were") {
+  const Tensor x = full({2}, 3.0, TensorOptions(kFloat64).with_grad());
+  const Tensor w = full({2}, 5.0, TensorOptions(kFloat64).with_grad());
+  Tensor y = x * 1;
+  y *= w;
+  y.backward(ones({2}, kFloat64));
+  CHECK(equal(x.grad(), full({2}, 5.0, kFloat64)));
+  CHECK(equal(w.grad(), full({2}, 3.0, kFloat64)));
+  x.set_grad({});
+  Tensor z = x * 1;
+  z *= z;
+  z.backward(ones({2}, kFloat64));
+  CHECK(equal(x.grad(), full({2}, 6.0, kFloat64)));
+  CHECK_THROWS_WITH(x.add_(1), ContainsSubstring("leaf"));
+}
+
+TEST_CASE("large tensors, cut into pieces for threads, in every kind of loop") {
+  const std::int64_t n = 70001;
+  const Tensor x = arange(0, n, 1, kFloat64), y = arange(n, 0, -1, kFloat64);
+  const auto all = [](const Tensor& t, double value) { return equal(t, full_like(t, value)); };
+  CHECK(all(x + y, static_cast<double>(n)));
+  const Tensor wide = arange(0, 2 * n, 1, kFloat64);
+  CHECK(all(wide.slice(0, 1, 2 * n, 2) - wide.slice(0, 0, 2 * n, 2), 1));
+  // Rows that begin and end inside a piece; a column and a row that broadcast.
+  const Tensor m = arange(0, 301 * 233, 1, kFloat64).reshape({301, 233});
+  const Tensor rows = arange(0, 301 * 233, 233, kFloat64).reshape({301, 1}),
+               columns = arange(0, 233, 1, kFloat64);
+  CHECK(all(m - rows - columns, 0));
+  CHECK(all(m.t() - (columns.reshape({233, 1}) + rows.reshape({301})), 0));
+  CHECK(all(zeros({301, 233}, kFloat64) + rows + columns - m, 0));
+  const Tensor half = ones({n}, kFloat16), brain = ones({n}, kBFloat16);
+  CHECK(equal(half + half, full({n}, 2.0, kFloat16)));
+  CHECK(equal(brain * 3, full({n}, 3.0, kBFloat16)));
+}

@@ -1,0 +1,89 @@
+#include "tapestry/autograd/ops.h"
+#include "tests/support/op_case.h"
+
+using namespace tapestry;
+using tapestry::test::OpCase;
+
+GOLDEN_OP("clone", "copying", [](const OpCase& c) { return c[0].clone(); });
+GOLDEN_OP("contiguous", "copying", [](const OpCase& c) { return c[0].contiguous(); });
+GOLDEN_OP("contiguous/channels_last", "copying",
+          [](const OpCase& c) { return c[0].contiguous(MemoryFormat::channels_last); });
+GOLDEN_OP("to", "copying", [](const OpCase& c) { return c[0].to(c.dtype("dtype")); });
+GOLDEN_OP("copy_", "copying", [](const OpCase& c) { return c[0].clone().copy_(c[1]); });
+GOLDEN_OP("fill_", "copying", [](const OpCase& c) { return c[0].clone().fill_(c.scalar("value")); });
+GOLDEN_OP("item", "copying", [](const OpCase& c) {
+  const Scalar value = c[0].item_scalar();
+  return scalar_tensor(value, c[0].dtype());
+});
+
+BAD_INPUT("clone", "undefined tensor", [] { Tensor().clone(); });
+BAD_INPUT("contiguous", "channels-last needs 4 dimensions, got [2, 3]", [] {
+  zeros({2, 3}).contiguous(MemoryFormat::channels_last);
+});
+BAD_INPUT("to", "cpu:63", [] { zeros({2}).to("cpu:63"); });
+BAD_INPUT("copy_", "does not broadcast to [3]", [] { zeros({3}).copy_(zeros({2, 3})); });
+BAD_INPUT("copy_", "do not broadcast", [] { zeros({3}).copy_(zeros({2})); });
+BAD_INPUT("copy_", "undefined tensor", [] { zeros({3}).copy_(Tensor()); });
+BAD_INPUT("copy_", "share memory", [] { zeros({1}).expand({3}).copy_(zeros({3})); });
+BAD_INPUT("fill_", "share memory", [] { zeros({1}).expand({3}).fill_(1); });
+BAD_INPUT("item", "shape [3] has 3 elements", [] { zeros({3}).item(); });
+BAD_INPUT("item", "shape [0] has 0 elements", [] { zeros({0}).item(); });
+NOT_APPLICABLE("item", empty, "needs one element");
+
+TEST_CASE("clone and contiguous: layouts and memory") {
+  const Tensor x = randn({2, 3, 4, 5});
+  const Tensor nhwc = x.contiguous(MemoryFormat::channels_last);
+  CHECK(nhwc.memory_format() == MemoryFormat::channels_last);
+  CHECK(equal(nhwc, x));
+  CHECK(nhwc.clone().strides() == nhwc.strides());
+  CHECK(nhwc.clone().raw_data() != nhwc.raw_data());
+  CHECK(x.contiguous().is_same(x));
+  CHECK(nhwc.contiguous(MemoryFormat::channels_last).is_same(nhwc));
+  CHECK(nhwc.contiguous().is_contiguous());
+  CHECK(equal(nhwc.contiguous(), x));
+  CHECK(x.to(kFloat32).is_same(x));
+  CHECK(x.to(kCPU).is_same(x));
+  CHECK(nhwc.to(kFloat64).strides() == nhwc.strides());
+}
+
+TEST_CASE("copy_ between overlapping views") {
+  const Tensor forward = arange(10.0), backward = arange(10.0);
+  forward.slice(0, 1).copy_(forward.slice(0, 0, 9));
+  CHECK(equal(forward, tensor({0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0})));
+  backward.slice(0, 0, 9).copy_(backward.slice(0, 1));
+  CHECK(equal(backward, tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 9.0})));
+  const Tensor square = arange(9.0).reshape({3, 3});
+  square.copy_(square.t());
+  CHECK(equal(square, tensor({{0.0, 3.0, 6.0}, {1.0, 4.0, 7.0}, {2.0, 5.0, 8.0}})));
+}
+
+TEST_CASE("copy_ forgets the target's history and passes gradients to the source") {
+  const Tensor a = ones({2, 3}, TensorOptions().with_grad());
+  const Tensor b = ones({3}, TensorOptions(kFloat64).with_grad());
+  Tensor y = a * 2;
+  y.copy_(b);
+  (y * 3).backward(ones({2, 3}));
+  CHECK(equal(b.grad(), full({3}, 6.0, kFloat64)));
+  CHECK((!a.grad().defined() || equal(a.grad(), zeros({2, 3}))));
+}
+
+TEST_CASE("a fill cuts the history") {
+  const Tensor a = ones({3}, TensorOptions().with_grad());
+  Tensor y = a * 2;
+  y.fill_(4);
+  y.backward(ones({3}));
+  CHECK((!a.grad().defined() || equal(a.grad(), zeros({3}))));
+  CHECK_THROWS_WITH(a.zero_(), ContainsSubstring("leaf"));
+  const NoGradGuard no_grad;
+  a.zero_();
+  CHECK(equal(a, zeros({3})));
+}
+
+TEST_CASE("item as any C++ number") {
+  CHECK(tensor({2.5}).item() == 2.5);
+  CHECK(tensor({2.5}).item<int>() == 2);
+  CHECK(tensor({7}).item<std::int64_t>() == 7);
+  CHECK(full({}, std::int64_t{1} << 62).item<std::int64_t>() == std::int64_t{1} << 62);
+  CHECK(full({1, 1}, true).item<bool>());
+  CHECK(arange(10).select(0, 7).item<int>() == 7);
+}

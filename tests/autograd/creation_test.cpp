@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tapestry/autograd/ops.h"
+#include "tapestry/core/generator.h"
+#include "tapestry/core/philox.h"
+#include "tapestry/core/threads.h"
+#include "tests/support/op_case.h"
+
+using namespace tapestry;
+using tapestry::test::OpCase;
+
+namespace {
+
+TensorOptions options(const OpCase& c) {
+  TensorOptions o;
+  if (c.has("dtype")) o.dtype = c.dtype("dtype");
+  return o;
+}
+
+template <class T>
+std::vector<T> values(const Tensor& t) {
+  const Tensor dense = t.contiguous();
+  return std::vector<T>(dense.data<T>(), dense.data<T>() + dense.numel());
+}
+
+}  // namespace
+
+GOLDEN_OP("full", "creation",
+          [](const OpCase& c) { return full(c.dims("sizes"), c.scalar("value"), options(c)); });
+GOLDEN_OP("arange", "creation", [](const OpCase& c) {
+  return arange(c.scalar("start"), c.scalar("end"), c.scalar("step"), options(c));
+});
+GOLDEN_OP("linspace", "creation", [](const OpCase& c) {
+  return linspace(c.real("start"), c.real("end"), c.integer("steps"), options(c));
+});
+GOLDEN_OP("eye", "creation", [](const OpCase& c) { return eye(c.integer("n"), options(c)); });
+NOT_APPLICABLE("full", strided, "takes no tensor");
+NOT_APPLICABLE("arange", strided, "takes no tensor");
+NOT_APPLICABLE("linspace", strided, "takes no tensor");
+NOT_APPLICABLE("eye", strided, "takes no tensor");
+NOT_APPLICABLE("eye", extreme, "its values are 0 and 1");
+
+BAD_INPUT("full", "[-1, 2]", [] { full({-1, 2}, 1); });
+BAD_INPUT("full", "", [] { full({std::int64_t{1} << 40, std::int64_t{1} << 40}, 1); });
+BAD_INPUT("arange", "step is 0", [] { arange(0, 5, 0); });
+BAD_INPUT("arange", "step -1 leads away from end 5", [] { arange(0, 5, -1); });
+BAD_INPUT("arange", "leads away", [] { arange(1.0, 0.0, 0.1); });
+BAD_INPUT("arange", "must be finite", [] { arange(0.0, INFINITY); });
+BAD_INPUT("arange", "must be finite", [] { arange(0.0, 1.0, NAN); });
+BAD_INPUT("arange", "does not take bool", [] { arange(0, 2, 1, kBool); });
+BAD_INPUT("linspace", "-1 steps", [] { linspace(0, 1, -1); });
+BAD_INPUT("linspace", "does not take int64", [] { linspace(0, 1, 3, kInt64); });
+BAD_INPUT("eye", "n is -1", [] { eye(-1); });
+BAD_INPUT("rand", "does not take int64", [] { rand({2}, kInt64); });
+BAD_INPUT("rand", "low <= high", [] { zeros({2}).uniform_(1, 0); });
+BAD_INPUT("randn", "does not take int64", [] { randn({2}, kInt64); });
+BAD_INPUT("randn", "std -1", [] { zeros({2}).normal_(0, -1); });
+BAD_INPUT("randint", "low 3 is not below high 3", [] { randint(3, 3, {2}); });
+BAD_INPUT("randint", "uint8 cannot hold all integers from 0 to 256", [] { randint(0, 257, {2}, kUInt8); });
+BAD_INPUT("randint", "uint8 cannot hold", [] { randint(-1, 5, {2}, kUInt8); });
+BAD_INPUT("randint", "does not take bool", [] { randint(0, 2, {2}, kBool); });
+BAD_INPUT("randperm", "n is -2", [] { randperm(-2); });
+BAD_INPUT("randperm", "does not take float32", [] { randperm(2, kFloat32); });
+
+OP_TEST("rand", golden, "Philox's words in order, whatever the dtype and number of threads") {
+  manual_seed(7);
+  const Tensor x = rand({9});
+  for (int i = 0; i < 9; ++i)
+    CHECK(x.data<float>()[i] == uniform_float(philox(7, static_cast<std::uint64_t>(i / 4)).v[i % 4]));
+  manual_seed(7);
+  const Tensor d = rand({5}, kFloat64);
+  for (int i = 0; i < 5; ++i) {
+    const Philox4 words = philox(7, static_cast<std::uint64_t>(i / 2));
+    CHECK(d.data<double>()[i] == uniform_double(words.v[2 * (i % 2)], words.v[2 * (i % 2) + 1]));
+  }
+  // Three counters were used: the next number is the fourth's first.
+  CHECK(rand({1}).item<float>() == uniform_float(philox(7, 3).v[0]));
+  const int threads = get_num_threads();
+  manual_seed(3);
+  set_num_threads(1);
+  const Tensor one = rand({100003});
+  manual_seed(3);
+  set_num_threads(4);
+  const Tensor four = rand({100003});
+  set_num_threads(threads);
+  CHECK(equal(one, four));
+}
+OP_TEST("rand", extreme, "never 1, in no dtype; means as they should be") {
+  for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = rand({40000}, t).to(kFloat64);
+    CHECK(x.min().item() >= 0);
+    CHECK(x.max().item() < 1);
+    CHECK(std::abs(x.mean().item() - 0.5) < 0.01);  // 7 standard deviations
+  }
+}
+OP_TEST("rand", strided, "uniform_ counts elements in row-major order in any layout") {
+  manual_seed(5);
+  const Tensor dense = rand({2, 3, 4, 5}) * 4 - 2;
+  manual_seed(5);
+  const Tensor nhwc = zeros({2, 3, 4, 5}).contiguous(MemoryFormat::channels_last);
+  nhwc.uniform_(-2, 2);
+  CHECK(nhwc.memory_format() == MemoryFormat::channels_last);
+  CHECK(allclose(nhwc, dense, 0, 1e-6));
+}
+OP_TEST("rand", empty, "no elements, no numbers used") {
+  manual_seed(5);
+  CHECK(rand({0, 3}).sizes() == Shape{0, 3});
+  const Tensor x = rand({1});
+  manual_seed(5);
+  CHECK(equal(x, rand({1})));
+}
+
+OP_TEST("randn", golden, "Box-Muller on Philox's words") {
+  manual_seed(11);
+  const Tensor x = randn({6}), d = randn({3}, kFloat64);
+  for (int i = 0; i < 6; ++i) {
+    const Philox4 w = philox(11, static_cast<std::uint64_t>(i / 4));
+    const int pair = i % 4 / 2;
+    const double u = (w.v[2 * pair] + 1.0) / 4294967296.0, v = w.v[2 * pair + 1] / 4294967296.0;
+    const double r = std::sqrt(-2 * std::log(u)), t = 2 * 3.14159265358979323846 * v;
+    CHECK(x.data<float>()[i] == Approx(i % 2 ? r * std::sin(t) : r * std::cos(t)).epsilon(1e-6).margin(1e-7));
+  }
+  for (int i = 0; i < 3; ++i) {
+    const Philox4 w = philox(11, static_cast<std::uint64_t>(2 + i / 2));
+    const double u = 1 - uniform_double(w.v[0], w.v[1]), v = uniform_double(w.v[2], w.v[3]);
+    const double r = std::sqrt(-2 * std::log(u)), t = 2 * 3.14159265358979323846 * v;
+    CHECK(d.data<double>()[i] ==
+          Approx(i % 2 ? r * std::sin(t) : r * std::cos(t)).epsilon(1e-12).margin(1e-12));
+  }
+}
+OP_TEST("randn", extreme, "finite; moments of the normal distribution") {
+  manual_seed(1);
+  for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = randn({40001}, t).to(kFloat64);  // an odd count: half a pair
+    CHECK(std::abs(x.mean().item()) < 0.035);
+    CHECK(std::abs(x.var().item() - 1) < 0.05);
+    CHECK(std::abs((x * x * x * x).mean().item() - 3) < 0.4);
+    CHECK(x.abs().max().item() < 10);
+  }
+}
+OP_TEST("randn", strided, "normal_ in any layout; mean and deviation") {
+  manual_seed(5);
+  const Tensor dense = randn({3, 4, 5, 6}) * 0.5 + 3;
+  manual_seed(5);
+  const Tensor t = zeros({6, 5, 4, 3}).permute({3, 2, 1, 0});
+  t.normal_(3, 0.5);
+  CHECK(allclose(t, dense, 0, 1e-6));
+}
+OP_TEST("randn", empty, "no elements") { CHECK(randn({0}).numel() == 0); }
+
+OP_TEST("randint", golden, "the upper half of word times span") {
+  manual_seed(2);
+  const Tensor x = randint(-5, 1000000, {7});
+  for (int i = 0; i < 7; ++i) {
+    const Philox4 w = philox(2, static_cast<std::uint64_t>(i / 2));
+    const double share = (w.v[2 * (i % 2)] + w.v[2 * (i % 2) + 1] / 4294967296.0) / 4294967296.0;
+    CHECK(std::abs(static_cast<double>(x.data<std::int64_t>()[i]) - (-5 + std::floor(share * 1000005))) <= 1);
+  }
+  for (DType t : {kInt64, kInt32, kUInt8, kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor y = randint(0, 6, {6000}, t).to(kInt64);
+    for (int v = 0; v < 6; ++v) CHECK(std::abs((y == v).sum().item() - 1000) < 200);  // 7 standard deviations
+  }
+}
+OP_TEST("randint", extreme, "the whole of i64") {
+  const Tensor x =
+      randint(std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(), {1000});
+  const double below = (x < 0).sum().item();
+  CHECK(below > 350);
+  CHECK(below < 650);
+}
+OP_TEST("randint", empty, "no elements") { CHECK(randint(0, 3, {0, 2}).sizes() == Shape{0, 2}); }
+NOT_APPLICABLE("randint", strided, "takes no tensor");
+
+OP_TEST("randperm", golden, "each number once, another order each time") {
+  manual_seed(4);
+  std::vector<std::int64_t> a = values<std::int64_t>(randperm(1001)),
+                            b = values<std::int64_t>(randperm(1001));
+  CHECK(a != b);
+  manual_seed(4);
+  CHECK(a == values<std::int64_t>(randperm(1001)));
+  std::sort(a.begin(), a.end());
+  for (std::int64_t i = 0; i < 1001; ++i) CHECK(a[static_cast<std::size_t>(i)] == i);
+}
+OP_TEST("randperm", empty, "none and one") {
+  CHECK(randperm(0).numel() == 0);
+  CHECK(randperm(1).item<int>() == 0);
+}
+NOT_APPLICABLE("randperm", strided, "takes no tensor");
+NOT_APPLICABLE("randperm", extreme, "its values are 0 to n - 1");
+
+TEST_CASE("factories heed device, dtype and requires_grad") {
+  CHECK(zeros({2}).dtype() == kFloat32);
+  CHECK(zeros({2}, kInt64).dtype() == kInt64);
+  CHECK(ones({2}, TensorOptions().with_grad()).requires_grad());
+  CHECK(ones({2}, TensorOptions().with_grad()).is_leaf());
+  CHECK(eye(3, TensorOptions().with_grad()).is_leaf());
+  CHECK(randn({2}, TensorOptions().with_grad()).requires_grad());
+  CHECK_THROWS_AS(arange(3, TensorOptions().with_grad()), TypeError);
+  CHECK(full({}, true).dtype() == kBool);
+  CHECK(full({}, 2).dtype() == kInt64);
+  CHECK(full({}, 2.0).dtype() == kFloat32);
+  CHECK(zeros_like(randn({2}), kInt32).dtype() == kInt32);
+  CHECK(rand_like(zeros({2, 3}, kFloat64)).dtype() == kFloat64);
+  CHECK(empty_like(zeros({2, 3}), TensorOptions().with_grad()).requires_grad());
+  CHECK_THROWS_AS(randn_like(zeros({2}, kInt64)), TypeError);
+}
+
+TEST_CASE("tensors from values") {
+  CHECK(tensor({1.5, 2.5}).dtype() == kFloat32);
+  CHECK(tensor({1, 2}).dtype() == kInt64);
+  CHECK(tensor(std::vector<bool>{true, false}).dtype() == kBool);
+  CHECK(tensor(std::vector<std::uint8_t>{1, 2}).dtype() == kInt64);
+  CHECK(tensor({1, 2}, kFloat16).dtype() == kFloat16);
+  CHECK(tensor(std::vector<double>{0.1}, kFloat64).item() == 0.1);
+  const Tensor m = tensor({{1, 2, 3}, {4, 5, 6}});
+  CHECK(m.sizes() == Shape{2, 3});
+  CHECK(values<std::int64_t>(m) == std::vector<std::int64_t>{1, 2, 3, 4, 5, 6});
+  CHECK(tensor({{{1.0, 2.0}}, {{3.0, 4.0}}}).sizes() == Shape{2, 1, 2});
+  CHECK_THROWS_WITH(tensor({{1.0, 2.0}, {3.0}}), ContainsSubstring("rows of one length"));
+  CHECK_THROWS_WITH(tensor(std::vector<float>{1, 2, 3}, {2, 2}),
+                    ContainsSubstring("3 values for shape [2, 2]"));
+  CHECK(tensor(std::vector<float>{}).sizes() == Shape{0});
+}

@@ -1,0 +1,32 @@
+#include "tapestry/autograd/ops.h"
+#include "tests/support/op_case.h"
+
+using namespace tapestry;
+using tapestry::test::OpCase;
+
+GOLDEN_OP("embedding", "embedding",
+          [](const OpCase& c) { return embedding(c[0], c[1], c.maybe_integer("padding_idx")); });
+
+BAD_INPUT("embedding", "index 5 at position 1 is out of range for 5 rows", [] {
+  embedding(zeros({5, 3}), tensor({0, 5}));
+});
+BAD_INPUT("embedding", "index -1", [] { embedding(zeros({5, 3}), tensor({0, -1})); });
+BAD_INPUT("embedding", "indices are float32", [] { embedding(zeros({5, 3}), zeros({2})); });
+BAD_INPUT("embedding", "2 dimensions", [] { embedding(zeros({5}), tensor({0})); });
+BAD_INPUT("embedding", "does not take int64", [] { embedding(zeros({5, 3}, kInt64), tensor({0})); });
+BAD_INPUT("embedding", "padding_idx 5", [] { embedding(zeros({5, 3}), tensor({0}), 5); });
+BAD_INPUT("embedding", "out of range for 0 rows", [] { embedding(zeros({0, 3}), tensor({0})); });
+
+TEST_CASE("many gradients of one row in half precision are summed in f32") {
+  const Tensor weight = zeros({3, 2}, TensorOptions(kBFloat16).with_grad());
+  embedding(weight, ones({1000}, kInt64)).backward(ones({1000, 2}, kBFloat16));
+  CHECK(equal(weight.grad().to(kFloat32), tensor({{0.0, 0.0}, {1000.0, 1000.0}, {0.0, 0.0}})));
+}
+
+TEST_CASE("rows of no columns") {
+  const Tensor weight = zeros({5, 0}, TensorOptions().with_grad());
+  const Tensor y = embedding(weight, tensor({1, 2}));
+  CHECK(y.sizes() == Shape{2, 0});
+  y.backward(zeros({2, 0}));
+  CHECK(weight.grad().sizes() == Shape{5, 0});
+}

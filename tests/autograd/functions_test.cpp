@@ -1,0 +1,87 @@
+#include <cmath>
+#include <limits>
+
+#include "tapestry/autograd/ops.h"
+#include "tests/support/op_case.h"
+
+using namespace tapestry;
+using tapestry::test::OpCase;
+
+GOLDEN_OP("neg", "functions", [](const OpCase& c) { return -c[0]; });
+GOLDEN_OP("abs", "functions", [](const OpCase& c) { return abs(c[0]); });
+GOLDEN_OP("exp", "functions", [](const OpCase& c) { return exp(c[0]); });
+GOLDEN_OP("log", "functions", [](const OpCase& c) { return log(c[0]); });
+GOLDEN_OP("sqrt", "functions", [](const OpCase& c) { return sqrt(c[0]); });
+GOLDEN_OP("rsqrt", "functions", [](const OpCase& c) { return rsqrt(c[0]); });
+GOLDEN_OP("tanh", "functions", [](const OpCase& c) { return tanh(c[0]); });
+GOLDEN_OP("sigmoid", "functions", [](const OpCase& c) { return sigmoid(c[0]); });
+GOLDEN_OP("relu", "functions", [](const OpCase& c) { return relu(c[0]); });
+GOLDEN_OP("silu", "functions", [](const OpCase& c) { return silu(c[0]); });
+GOLDEN_OP("gelu", "functions", [](const OpCase& c) { return gelu(c[0], c.flag("tanh")); });
+GOLDEN_OP("clamp", "functions",
+          [](const OpCase& c) { return clamp(c[0], c.maybe_scalar("min"), c.maybe_scalar("max")); });
+
+GOLDEN_OP("neg/in_place", "functions", [](const OpCase& c) { return c[0].clone().neg_(); });
+GOLDEN_OP("exp/in_place", "functions", [](const OpCase& c) { return c[0].clone().exp_(); });
+GOLDEN_OP("sqrt/in_place", "functions", [](const OpCase& c) { return c[0].clone().sqrt_(); });
+GOLDEN_OP("tanh/in_place", "functions", [](const OpCase& c) { return c[0].clone().tanh_(); });
+GOLDEN_OP("sigmoid/in_place", "functions", [](const OpCase& c) { return c[0].clone().sigmoid_(); });
+GOLDEN_OP("relu/in_place", "functions", [](const OpCase& c) { return c[0].clone().relu_(); });
+GOLDEN_OP("clamp/in_place", "functions",
+          [](const OpCase& c) { return c[0].clone().clamp_(c.maybe_scalar("min"), c.maybe_scalar("max")); });
+
+BAD_INPUT("neg", "does not take bool", [] { neg(zeros({2}, kBool)); });
+BAD_INPUT("abs", "does not take bool", [] { abs(zeros({2}, kBool)); });
+BAD_INPUT("exp", "float32 cannot be stored in place in a int64", [] { zeros({2}, kInt64).exp_(); });
+BAD_INPUT("exp", "share memory", [] { zeros({1}).expand({3}).exp_(); });
+BAD_INPUT("log", "undefined tensor", [] { log(Tensor()); });
+BAD_INPUT("sqrt", "cannot be stored in place", [] { zeros({2}, kInt32).sqrt_(); });
+BAD_INPUT("rsqrt", "undefined tensor", [] { rsqrt(Tensor()); });
+BAD_INPUT("tanh", "cannot be stored in place", [] { zeros({2}, kUInt8).tanh_(); });
+BAD_INPUT("sigmoid", "cannot be stored in place", [] { zeros({2}, kBool).sigmoid_(); });
+BAD_INPUT("relu", "does not take bool", [] { relu(zeros({2}, kBool)); });
+BAD_INPUT("silu", "does not take int64", [] { silu(zeros({2}, kInt64)); });
+BAD_INPUT("gelu", "does not take int64", [] { gelu(zeros({2}, kInt64)); });
+BAD_INPUT("clamp", "neither min nor max", [] { clamp(zeros({2}), {}); });
+BAD_INPUT("clamp", "does not take bool", [] { clamp(zeros({2}, kBool), 0); });
+BAD_INPUT("clamp", "cannot be stored in place", [] { zeros({2}, kInt64).clamp_(0.5); });
+
+namespace {
+
+// The largest error of an f32 function against the same in f64, in units in the last place.
+double worst_ulps(float from, float to, Tensor (*f)(const Tensor&), double (*reference)(double)) {
+  const int n = 20001;
+  std::vector<float> x(n);
+  for (int i = 0; i < n; ++i)
+    x[static_cast<std::size_t>(i)] = from + (to - from) * static_cast<float>(i) / (n - 1);
+  const Tensor y = f(tensor(x));
+  double worst = 0;
+  for (int i = 0; i < n; ++i) {
+    const double exact = reference(static_cast<double>(x[static_cast<std::size_t>(i)]));
+    const float rounded = static_cast<float>(exact);
+    const double ulp =
+        static_cast<double>(std::nextafter(std::abs(rounded), std::numeric_limits<float>::infinity())) -
+        std::abs(static_cast<double>(rounded));
+    worst = std::max(worst, std::abs(static_cast<double>(y.data<float>()[i]) - exact) / ulp);
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("f32 functions are exact to a few units in the last place") {
+  const auto sigmoid_of = [](double x) { return 1 / (1 + std::exp(-x)); };
+  CHECK(worst_ulps(-87.0f, 88.7f, exp, [](double x) { return std::exp(x); }) < 2);
+  CHECK(worst_ulps(-103.9f, -87.0f, exp, [](double x) { return std::exp(x); }) < 2);  // denormal results
+  CHECK(worst_ulps(-0.01f, 0.01f, exp, [](double x) { return std::exp(x); }) < 2);
+  CHECK(worst_ulps(1e-6f, 3.0f, log, [](double x) { return std::log(x); }) < 3);
+  CHECK(worst_ulps(1.0f, 1e30f, log, [](double x) { return std::log(x); }) < 3);
+  CHECK(worst_ulps(-12.0f, 12.0f, tanh, [](double x) { return std::tanh(x); }) < 4);
+  CHECK(worst_ulps(-0.7f, 0.7f, tanh, [](double x) { return std::tanh(x); }) < 4);
+  CHECK(worst_ulps(-1e-3f, 1e-3f, tanh, [](double x) { return std::tanh(x); }) < 4);
+  CHECK(worst_ulps(-80.0f, 20.0f, sigmoid, sigmoid_of) < 4);
+  // x Phi(x) cancels for x < -1: measured against the largest term, x itself.
+  CHECK(worst_ulps(
+            -1.0f, 10.0f, [](const Tensor& x) { return gelu(x); },
+            [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }) < 8);
+}

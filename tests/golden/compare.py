@@ -1,0 +1,64 @@
+import torch
+
+from cases import bools, case, f64, grid, ints
+
+INF, NAN = float("inf"), float("nan")
+ALL = [torch.int64, torch.int32, torch.uint8]
+
+for op in ("eq", "ne", "lt", "le", "gt", "ge"):
+    fn = getattr(torch, op)
+    few = torch.round(grid(3, 5) / 2)
+    case(op, [few, torch.round(grid(3, 5, seed=2) / 2)], fn=fn)
+    case(op, [few, torch.round(grid(5, seed=2) / 2)], fn=fn)
+    case(op, [few, f64(1.0)], fn=fn)
+    case(op, [grid(3, 1), grid(1, 4, seed=2)], fn=fn)
+    case(op, [grid(37), grid(37, seed=2)], fn=fn)
+    case(op, [grid(0, 3), grid(3)], fn=fn)
+    values = [INF, -INF, NAN, 0.0, -0.0, 1.0]
+    left, right = zip(*[(a, b) for a in values for b in values])
+    case(op, [f64(left), f64(right)], fn=fn, tags="extreme")
+    case(op, [ints(9), ints(9, seed=4)], fn=fn, dtypes=ALL)
+    case(op, [bools(6), bools(6, seed=3)], fn=fn)
+    case(op, [ints(9), grid(9, dtype=torch.float32)], fn=fn)
+    case(op, [ints(9, dtype=torch.int32), ints(9, seed=2, low=0, dtype=torch.uint8)], fn=fn)
+    for other in (1, -1, 0.5, True, 300):
+        case(f"{op}/scalar", [few], dict(other=other), fn)
+        case(f"{op}/scalar", [ints(9)], dict(other=other), fn, dtypes=ALL)
+        case(f"{op}/scalar", [bools(4)], dict(other=other), fn)
+    case(f"{op}/scalar", [f64([INF, -INF, NAN, 0])], dict(other=0.0), fn, tags="extreme")
+
+case("isnan", [f64([NAN, INF, 0, -NAN])], fn=torch.isnan, tags="extreme")
+case("isnan", [grid(3, 5)], fn=torch.isnan)
+case("isnan", [grid(0)], fn=torch.isnan)
+case("isnan", [ints(5)], fn=torch.isnan, dtypes=ALL)
+
+for c, a, b in [((3, 5), (3, 5), (3, 5)), ((5,), (3, 5), (3, 1)), ((3, 1), (), (4,)), ((), (3,), (3,)),
+                ((2, 3, 4), (4,), (3, 1)), ((0, 3), (3,), (1, 3)), ((37,), (37,), (37,))]:
+    case("where", [bools(*c), grid(*a), grid(*b, seed=2)], fn=torch.where)
+case("where", [bools(4), f64([INF, NAN, INF, NAN]), f64([1, 2, -INF, NAN])], fn=torch.where,
+     tags="extreme no_gradcheck")
+case("where", [bools(6), ints(6), ints(6, seed=2)], fn=torch.where)
+case("where", [bools(6), ints(6), grid(6, dtype=torch.float32)], fn=torch.where)
+case("where", [bools(6), grid(6, dtype=torch.float16), grid(dtype=torch.float32)], fn=torch.where)
+case("where", [bools(6), bools(6, seed=2), bools(6, seed=3)], fn=torch.where)
+
+near = f64([1, 100, -3])
+for b in ([1, 100, -3], [1, 100.0005, -3], [1, 100.5, -3], [1, NAN, -3], [INF, 100, -3]):
+    case("allclose", [near, f64(b).float().double()], fn=torch.allclose)
+case("allclose", [near, f64([1.25, 100.5, -3])], dict(rtol=0.0, atol=0.5), torch.allclose)
+case("allclose", [near, f64([1.25, 100.5, -3])], dict(rtol=0.1, atol=0.0), torch.allclose)
+for equal_nan in (False, True):
+    case("allclose", [f64([NAN, INF, -INF]), f64([NAN, INF, -INF])], dict(equal_nan=equal_nan), torch.allclose,
+         tags="extreme")
+case("allclose", [f64([INF, 1]), f64([-INF, 1])], fn=torch.allclose, tags="extreme")
+case("allclose", [f64([1, 1]), f64([INF, 1])], fn=torch.allclose, tags="extreme")
+case("allclose", [grid(0, 3), grid(3)], fn=torch.allclose)
+case("allclose", [ints(5), ints(5)], fn=torch.allclose, dtypes=ALL)
+case("equal", [grid(3, 5), grid(3, 5)], fn=torch.equal)
+case("equal", [grid(3, 5), grid(3, 5, seed=2)], fn=torch.equal)
+case("equal", [grid(3, 5), grid(5)], fn=torch.equal)
+case("equal", [f64([NAN]), f64([NAN])], fn=torch.equal, tags="extreme")
+case("equal", [f64([INF, -0.0]), f64([INF, 0.0])], fn=torch.equal, tags="extreme")
+case("equal", [grid(0, 3), grid(0, 3)], fn=torch.equal)
+case("equal", [ints(5), ints(5)], fn=torch.equal, dtypes=ALL)
+case("equal", [bools(5), bools(5)], fn=torch.equal)

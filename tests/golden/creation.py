@@ -1,0 +1,51 @@
+import torch
+
+from cases import case
+
+INF = float("inf")
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int64, torch.int32, torch.uint8]
+
+
+def record(op, params, fn, tags=""):
+    case(op, [], params, fn, tags)
+
+
+for value in (0, 3, -2.5, True, INF):
+    record("full", dict(sizes=[2, 3], value=value), lambda sizes, value: torch.full(sizes, value),
+           "extreme" if value == INF else "")
+    for dtype in FLOATS:
+        record("full", dict(sizes=[3], value=value, dtype=dtype),
+               lambda sizes, value, dtype: torch.full(sizes, value, dtype=dtype), "extreme" if value == INF else "")
+record("full", dict(sizes=[0, 3], value=1.5), lambda sizes, value: torch.full(sizes, value), "empty")
+
+
+def arange(start, end, step, dtype=None):
+    return torch.arange(start, end, step, dtype=dtype)
+
+
+for start, end, step in [(0, 5, 1), (2, 11, 3), (5, 0, -2), (-3, 3, 1), (0.0, 1.0, 0.1), (1.0, 0.0, -0.25),
+                         (0, 2.5, 1), (0.5, 4, 1)]:
+    record("arange", dict(start=start, end=end, step=step), arange)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
+        record("arange", dict(start=start, end=end, step=step, dtype=dtype), arange)
+record("arange", dict(start=1, end=1, step=1), arange, "empty")
+record("arange", dict(start=0.0, end=0.0, step=-1.0), arange, "empty")
+record("arange", dict(start=2**53, end=2**53 + 5, step=2), arange, "extreme")
+
+
+def linspace(start, end, steps, dtype=torch.float32):
+    return torch.linspace(start, end, steps, dtype=dtype)
+
+
+for start, end, steps in [(0.0, 1.0, 5), (0.0, 1.0, 11), (-3.0, 7.0, 2), (2.0, 3.0, 1), (1.0, -1.0, 8),
+                          (0.0, 0.0, 3)]:
+    for dtype in (torch.float32, torch.float64):
+        record("linspace", dict(start=start, end=end, steps=steps, dtype=dtype), linspace)
+record("linspace", dict(start=0.0, end=1.0, steps=0), linspace, "empty")
+record("linspace", dict(start=-1e30, end=1e30, steps=5), linspace, "extreme")
+for n in (1, 3):
+    record("eye", dict(n=n), torch.eye)
+    for dtype in INTEGERS + [torch.bool]:
+        record("eye", dict(n=n, dtype=dtype), lambda n, dtype: torch.eye(n, dtype=dtype))
+record("eye", dict(n=0), torch.eye, "empty")

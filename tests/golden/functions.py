@@ -1,0 +1,71 @@
+import torch
+import torch.nn.functional as F
+
+from cases import bools, case, f64, grid, ints, positive
+
+INF, NAN = float("inf"), float("nan")
+INTEGERS = [torch.int64, torch.int32, torch.uint8]
+
+
+def gelu(x, tanh):
+    return F.gelu(x, approximate="tanh" if tanh else "none")
+
+
+FUNCTIONS = [("neg", torch.neg, grid), ("abs", torch.abs, positive), ("exp", torch.exp, grid),
+             ("log", torch.log, positive), ("sqrt", torch.sqrt, positive), ("rsqrt", torch.rsqrt, positive),
+             ("tanh", torch.tanh, grid), ("sigmoid", torch.sigmoid, grid), ("relu", torch.relu, positive),
+             ("silu", F.silu, grid)]
+# Values from denormal to the largest, and what is no number.
+EXTREME = [INF, -INF, NAN, 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**127, -(2.0**127), 87.0, 88.5, 89.0,
+           -87.0, -88.0, -104.0, 1e-3, -1e-3, 10.0, -10.0]
+EXTREME = [torch.tensor(v, dtype=torch.float32).item() for v in EXTREME]
+
+
+for op, fn, make in FUNCTIONS:
+    for shape in [(3, 5), (2, 3, 4), (), (1,), (37,), (2, 3, 4, 5)]:
+        case(op, [make(*shape)], fn=fn)
+    case(op, [make(0, 3)], fn=fn)
+    case(op, [f64(EXTREME)], fn=fn, tags="extreme no_gradcheck no_grad")
+    case(op, [torch.tensor(EXTREME, dtype=torch.float32)], fn=fn, tags="extreme no_gradcheck no_grad")
+    case(op, [f64([INF, -INF, 0.0, 40.0, -40.0])], fn=fn, tags="extreme no_gradcheck")
+    if op in ("neg", "abs", "relu"):
+        case(op, [ints(9)], fn=fn, dtypes=INTEGERS)
+    elif op != "silu":
+        case(op, [ints(9, low=1)], fn=fn, dtypes=INTEGERS)
+        case(op, [bools(4)], fn=fn)
+for op, fn in (("abs", torch.abs), ("relu", torch.relu)):
+    case(op, [f64([-2.5, -0.25, 0.25, 3])], fn=fn)
+    case(op, [f64([-1, 0, -0.0, 1])], fn=fn, tags="no_gradcheck")
+case("neg", [torch.tensor([-2**31, 5], dtype=torch.int32)], fn=torch.neg, tags="extreme")
+case("abs", [torch.tensor([-2**31, 5], dtype=torch.int32)], fn=torch.abs, tags="extreme")
+
+for tanh in (False, True):
+    for shape in [(3, 5), (2, 3, 4), (), (37,), (0, 3)]:
+        case("gelu", [grid(*shape)], dict(tanh=tanh), gelu)
+    case("gelu", [f64([INF, -INF, NAN, 0.0, -0.0, 40.0, -40.0, 2.0**-100])], dict(tanh=tanh), gelu,
+         tags="extreme no_gradcheck no_grad")
+    case("gelu", [f64([0.0, 6.0, -6.0, 40.0, -40.0, NAN])], dict(tanh=tanh), gelu, tags="extreme no_gradcheck")
+
+for limits in (dict(min=-1.03), dict(max=2.03), dict(min=-1.03, max=2.03), dict(min=-2, max=1)):
+    tags = "no_gradcheck" if limits.get("min") == -2 else ""
+    for shape in [(3, 5), (), (37,), (0,)]:
+        case("clamp", [grid(*shape)], limits, torch.clamp, tags=tags)
+    case("clamp", [f64([INF, -INF, NAN, 0, 2.0**127])], limits, torch.clamp, tags="extreme no_gradcheck")
+    case("clamp", [ints(9)], limits, torch.clamp, dtypes=INTEGERS[:2])
+case("clamp", [grid(7)], dict(min=2.03, max=1.03), torch.clamp, tags="no_grad no_gradcheck")
+case("clamp", [f64([1, 2, 3])], dict(min=1.0, max=3.0), torch.clamp, tags="no_gradcheck")
+
+
+def in_place(name):
+    def run(x, **params):
+        y = x.clone()
+        getattr(y, name)(**params)
+        return y
+    return run
+
+
+for op in ("neg", "exp", "sqrt", "tanh", "sigmoid", "relu"):
+    make = positive if op in ("sqrt", "relu") else grid
+    case(f"{op}/in_place", [make(3, 5)], fn=in_place(op + "_"))
+    case(f"{op}/in_place", [make(0)], fn=in_place(op + "_"))
+case("clamp/in_place", [grid(3, 5)], dict(min=-1.03, max=2.03), in_place("clamp_"))
