@@ -165,7 +165,7 @@ Tensor rdiv(const Scalar& a, const Tensor& b) {
   Tensor y = with_scalar(kernels::rdiv_scalar, b, a, real(checked_promotion(kDiv, b, a)));
   if (recording(b))
     record(kDiv, y, {&b}, [b = save(b), y = save_output(y)](Backward& g) {
-      g.set(0, neg(mul(g.grad(), div(g.saved(y), g.saved(b)))));
+      g.set(0, neg(div(mul(g.grad(), g.saved(y)), g.saved(b))));
     });
   return y;
 }

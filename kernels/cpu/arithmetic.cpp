@@ -91,7 +91,7 @@ void scalar_with(const Elementwise<2>& e, Scalar scalar) {
   map<T, T>(e, [s](Compute<T> x) { return F{}(s, x); });
 }
 
-// Small exponents without the library's pow: exact, and vectorised.
+// Common exponents without the library's pow: as exact, and vectorised.
 template <class T>
 void pow_scalar_kernel(const Elementwise<2>& e, Scalar scalar) {
   using C = Compute<T>;
@@ -101,6 +101,7 @@ void pow_scalar_kernel(const Elementwise<2>& e, Scalar scalar) {
     if (s == 3) return map<T, T>(e, [](C x) { return x * x * x; });
     if (s == 1) return map<T, T>(e, [](C x) { return x; });
     if (s == -1) return map<T, T>(e, [](C x) { return 1 / x; });
+    if (s == 0.5) return map<T, T>(e, [](C x) { return std::sqrt(x); });
   }
   with_scalar<T, Pow>(e, scalar);
 }

@@ -22,7 +22,7 @@ inline constinit BinarySlot add{"add"}, sub{"sub"}, mul{"mul"}, div{"div"};
 inline constinit BinarySlot maximum{"maximum"}, minimum{"minimum"};  // NaN wins
 /// Integers: by squaring; a negative exponent gives 0 (1 for base 1, +-1 for base -1).
 inline constinit BinarySlot pow{"pow"};
-/// x + s, x * s, x / s, s - x, s / x, x^s; dtypes as above.
+/// x + s, x * s, x / s, s - x, s / x, x^s; dtypes as above. x^0.5 is sqrt(x), also for -0 and -inf.
 inline constinit ScalarSlot add_scalar{"add_scalar"}, mul_scalar{"mul_scalar"}, div_scalar{"div_scalar"},
     rsub_scalar{"rsub_scalar"}, rdiv_scalar{"rdiv_scalar"}, pow_scalar{"pow_scalar"};
 

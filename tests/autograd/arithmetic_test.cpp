@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
 
@@ -143,4 +145,18 @@ TEST_CASE("large tensors, cut into pieces for threads, in every kind of loop") {
   const Tensor half = ones({n}, kFloat16), brain = ones({n}, kBFloat16);
   CHECK(equal(half + half, full({n}, 2.0, kFloat16)));
   CHECK(equal(brain * 3, full({n}, 3.0, kBFloat16)));
+}
+
+TEST_CASE("i64 wraps around") {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max(), least = -most - 1;
+  const Tensor x = tensor(std::vector<std::int64_t>{most, least, most});
+  const auto wrapped = [](const Tensor& t, std::vector<std::int64_t> values) {
+    return equal(t, tensor(values));
+  };
+  CHECK(wrapped(x + 1, {least, least + 1, least}));
+  CHECK(wrapped(x - least, {-1, 0, -1}));
+  CHECK(wrapped(x * x, {1, 0, 1}));
+  CHECK(wrapped(x.pow(3), {most, 0, most}));
+  CHECK(wrapped(-x, {-most, least, -most}));
+  CHECK(wrapped(x.abs(), {most, least, most}));
 }

@@ -39,3 +39,12 @@ BAD_INPUT("allclose", "do not broadcast", [] { allclose(zeros({2}), zeros({3}));
 BAD_INPUT("equal", "undefined tensor", [] { equal(zeros({2}), Tensor()); });
 
 TEST_CASE("equal asks for the same dtype") { CHECK_FALSE(equal(ones({2}), ones({2}, kFloat64))); }
+
+TEST_CASE("a number compares as what it is, whatever the tensor can hold") {
+  const Tensor x = tensor({0, 44, 255}, kUInt8);
+  CHECK(equal(x < 300, tensor(std::vector<bool>{true, true, true})));
+  CHECK(equal(x == 300, tensor(std::vector<bool>{false, false, false})));
+  CHECK(equal(x > -1, tensor(std::vector<bool>{true, true, true})));
+  CHECK(equal(ones({1}, kBool) < 2, tensor(std::vector<bool>{true})));
+  CHECK(equal(ones({1}, kInt32) < (std::int64_t{1} << 40), tensor(std::vector<bool>{true})));
+}

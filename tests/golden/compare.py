@@ -23,7 +23,9 @@ for op in ("eq", "ne", "lt", "le", "gt", "ge"):
     case(op, [ints(9, dtype=torch.int32), ints(9, seed=2, low=0, dtype=torch.uint8)], fn=fn)
     for other in (1, -1, 0.5, True, 300):
         case(f"{op}/scalar", [few], dict(other=other), fn)
-        case(f"{op}/scalar", [ints(9)], dict(other=other), fn, dtypes=ALL)
+        # PyTorch wraps a number that the integer tensor cannot hold, and so finds 1 < -1 in uint8.
+        fits = ALL if other not in (-1, 300) else ALL[:2]
+        case(f"{op}/scalar", [ints(9)], dict(other=other), fn, dtypes=fits)
         case(f"{op}/scalar", [bools(4)], dict(other=other), fn)
     case(f"{op}/scalar", [f64([INF, -INF, NAN, 0])], dict(other=0.0), fn, tags="extreme")
 
