@@ -39,13 +39,13 @@ struct Relu {
 struct Exp {
   template <class C>
   C operator()(C x) const {
-    return cpu::exp(x);
+    return cpu::fast_exp(x);
   }
 };
 struct Log {
   template <class C>
   C operator()(C x) const {
-    return std::log(x);
+    return cpu::log(x);
   }
 };
 struct Sqrt {
@@ -69,23 +69,19 @@ struct Tanh {
 struct Sigmoid {
   template <class C>
   C operator()(C x) const {
-    return 1 / (1 + cpu::exp(-x));
+    return cpu::sigmoid(x);
   }
 };
 struct Silu {
   template <class C>
   C operator()(C x) const {
-    return x / (1 + cpu::exp(-x));
+    return x * cpu::sigmoid(x);
   }
 };
-template <class C>
-inline C normal_cdf(C x) {
-  return C(0.5) * (1 + cpu::erf(x * C(1 / std::numbers::sqrt2)));
-}
 struct Gelu {
   template <class C>
   C operator()(C x) const {
-    return x * normal_cdf(x);
+    return x * cpu::normal_cdf(x);
   }
 };
 // The argument of the tanh approximation and its derivative.
@@ -137,7 +133,7 @@ struct RsqrtBackward {
 struct SiluBackward {
   template <class C>
   C operator()(C dy, C x) const {
-    const C s = Sigmoid{}(x);
+    const C s = cpu::sigmoid(x);
     return dy * (s * (1 + x * (1 - s)));
   }
 };
@@ -145,7 +141,7 @@ struct GeluBackward {
   template <class C>
   C operator()(C dy, C x) const {
     constexpr C scale = C(std::numbers::inv_sqrtpi / std::numbers::sqrt2);  // 1 / sqrt(2 pi)
-    return dy * (normal_cdf(x) + x * (scale * cpu::exp(C(-0.5) * x * x)));
+    return dy * (cpu::normal_cdf(x) + x * (scale * cpu::fast_exp(C(-0.5) * x * x)));
   }
 };
 struct GeluTanhBackward {

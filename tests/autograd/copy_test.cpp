@@ -1,4 +1,6 @@
+#include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
+#include "tests/core/child.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
@@ -86,4 +88,41 @@ TEST_CASE("item as any C++ number") {
   CHECK(full({}, std::int64_t{1} << 62).item<std::int64_t>() == std::int64_t{1} << 62);
   CHECK(full({1, 1}, true).item<bool>());
   CHECK(arange(10).select(0, 7).item<int>() == 7);
+}
+
+// Runs in a process that has two logical CPU devices.
+TEST_CASE("copies between logical devices", "[.]") {
+  const Device other("cpu:1");
+  const Tensor x = randn({3, 4}, TensorOptions(kFloat64).with_grad());
+  const Tensor y = x.to(other);
+  CHECK(y.device() == other);
+  CHECK(y.storage()->device() == other);
+  CHECK(equal(y.to(kCPU).detach(), x.detach()));
+  (y * y).sum().backward();
+  CHECK(x.grad().device() == kCPU);
+  CHECK(equal(x.grad(), (x * 2).detach()));
+  CHECK(autograd::gradcheck(
+      [&](const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{(in[0].to(other) * in[0].to(other)).to(kCPU)};
+      },
+      {x}));
+
+  // The device and the dtype at once, and the dtype back on the way home.
+  const Tensor f = ones({2, 3}, TensorOptions().with_grad());
+  const Tensor g = f.to(other, kFloat64);
+  CHECK(g.dtype() == kFloat64);
+  (g * 3).backward(ones({2, 3}, {kFloat64, other}));
+  CHECK(equal(f.grad(), full({2, 3}, 3.0)));
+
+  const Tensor target = zeros({2, 3}, other);
+  target.t().copy_(arange(6.0).reshape({3, 2}));
+  CHECK(equal(target.to(kCPU), arange(6.0).reshape({3, 2}).t()));
+  CHECK_THROWS_WITH(target + ones({2, 3}), ContainsSubstring("operands are on cpu:1 and on cpu:0"));
+  CHECK(zeros_like(f, other).device() == other);
+  CHECK(ones({2}, other).sum().item() == 2);
+}
+OP_TEST("to", gradcheck, "across logical devices") {
+  const ChildResult child = run_child("copies between logical devices", "TAPESTRY_LOGICAL_DEVICES=2");
+  INFO(child.output);
+  CHECK(child.status == 0);
 }

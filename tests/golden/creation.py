@@ -11,6 +11,9 @@ def record(op, params, fn, tags=""):
     case(op, [], params, fn, tags)
 
 
+for dtype in INTEGERS + [torch.bool]:
+    record("full", dict(sizes=[3], value=1, dtype=dtype),
+           lambda sizes, value, dtype: torch.full(sizes, value, dtype=dtype))
 for value in (0, 3, -2.5, True, INF):
     record("full", dict(sizes=[2, 3], value=value), lambda sizes, value: torch.full(sizes, value),
            "extreme" if value == INF else "")
@@ -27,7 +30,9 @@ def arange(start, end, step, dtype=None):
 for start, end, step in [(0, 5, 1), (2, 11, 3), (5, 0, -2), (-3, 3, 1), (0.0, 1.0, 0.1), (1.0, 0.0, -0.25),
                          (0, 2.5, 1), (0.5, 4, 1)]:
     record("arange", dict(start=start, end=end, step=step), arange)
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
+    # PyTorch rounds the step as well where the result is integral.
+    whole = [torch.int32, torch.int64, torch.uint8] if isinstance(step, int) and start >= 0 and end >= 0 else []
+    for dtype in FLOATS + whole:
         record("arange", dict(start=start, end=end, step=step, dtype=dtype), arange)
 record("arange", dict(start=1, end=1, step=1), arange, "empty")
 record("arange", dict(start=0.0, end=0.0, step=-1.0), arange, "empty")
@@ -40,12 +45,12 @@ def linspace(start, end, steps, dtype=torch.float32):
 
 for start, end, steps in [(0.0, 1.0, 5), (0.0, 1.0, 11), (-3.0, 7.0, 2), (2.0, 3.0, 1), (1.0, -1.0, 8),
                           (0.0, 0.0, 3)]:
-    for dtype in (torch.float32, torch.float64):
+    for dtype in FLOATS:
         record("linspace", dict(start=start, end=end, steps=steps, dtype=dtype), linspace)
 record("linspace", dict(start=0.0, end=1.0, steps=0), linspace, "empty")
 record("linspace", dict(start=-1e30, end=1e30, steps=5), linspace, "extreme")
 for n in (1, 3):
     record("eye", dict(n=n), torch.eye)
-    for dtype in INTEGERS + [torch.bool]:
+    for dtype in FLOATS + INTEGERS + [torch.bool]:
         record("eye", dict(n=n, dtype=dtype), lambda n, dtype: torch.eye(n, dtype=dtype))
 record("eye", dict(n=0), torch.eye, "empty")

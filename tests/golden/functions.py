@@ -17,13 +17,15 @@ FUNCTIONS = [("neg", torch.neg, grid), ("abs", torch.abs, positive), ("exp", tor
              ("silu", F.silu, grid)]
 # Values from denormal to the largest, and what is no number.
 EXTREME = [INF, -INF, NAN, 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**127, -(2.0**127), 87.0, 88.5, 89.0,
-           -87.0, -88.0, -104.0, 1e-3, -1e-3, 10.0, -10.0]
+           -87.0, -88.0, -90.0, -104.0, 1e-3, -1e-3, 10.0, -10.0]
 EXTREME = [torch.tensor(v, dtype=torch.float32).item() for v in EXTREME]
 
 
 for op, fn, make in FUNCTIONS:
+    # tanh's gradient is taken from its output, as PyTorch's is: 1 - y^2 knows little of y near 1.
+    slack = 16 if op == "tanh" else 1
     for shape in [(3, 5), (2, 3, 4), (), (1,), (37,), (2, 3, 4, 5)]:
-        case(op, [make(*shape)], fn=fn)
+        case(op, [make(*shape)], fn=fn, slack=slack)
     case(op, [make(0, 3)], fn=fn)
     case(op, [f64(EXTREME)], fn=fn, tags="extreme no_gradcheck no_grad")
     case(op, [torch.tensor(EXTREME, dtype=torch.float32)], fn=fn, tags="extreme no_gradcheck no_grad")
@@ -66,6 +68,6 @@ def in_place(name):
 
 for op in ("neg", "exp", "sqrt", "tanh", "sigmoid", "relu"):
     make = positive if op in ("sqrt", "relu") else grid
-    case(f"{op}/in_place", [make(3, 5)], fn=in_place(op + "_"))
+    case(f"{op}/in_place", [make(3, 5)], fn=in_place(op + "_"), slack=16 if op == "tanh" else 1)
     case(f"{op}/in_place", [make(0)], fn=in_place(op + "_"))
 case("clamp/in_place", [grid(3, 5)], dict(min=-1.03, max=2.03), in_place("clamp_"))
