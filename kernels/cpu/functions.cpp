@@ -84,19 +84,19 @@ struct Gelu {
     return x * cpu::normal_cdf(x);
   }
 };
-// The argument of the tanh approximation and its derivative.
+// The tanh approximation: (1 + tanh(u)) / 2 is sigmoid(2u), and 2u and its derivative are these.
 template <class C>
-inline C gelu_inner(C x) {
-  return C(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (x + C(0.044715) * (x * x * x));
+inline C gelu_argument(C x) {
+  return C(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (x + C(0.044715) * (x * x * x));
 }
 template <class C>
-inline C gelu_inner_slope(C x) {
-  return C(std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (1 + C(3 * 0.044715) * (x * x));
+inline C gelu_argument_slope(C x) {
+  return C(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi) * (1 + C(3 * 0.044715) * (x * x));
 }
 struct GeluTanh {
   template <class C>
   C operator()(C x) const {
-    return C(0.5) * x * (1 + cpu::tanh(gelu_inner(x)));
+    return x * cpu::sigmoid(gelu_argument(x));
   }
 };
 
@@ -147,8 +147,8 @@ struct GeluBackward {
 struct GeluTanhBackward {
   template <class C>
   C operator()(C dy, C x) const {
-    const C t = cpu::tanh(gelu_inner(x));
-    return dy * (C(0.5) * (1 + t) + C(0.5) * x * (1 - t * t) * gelu_inner_slope(x));
+    const C s = cpu::sigmoid(gelu_argument(x));
+    return dy * (s + x * (s * (1 - s) * gelu_argument_slope(x)));
   }
 };
 struct AbsBackward {

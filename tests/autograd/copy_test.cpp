@@ -91,7 +91,7 @@ TEST_CASE("item as any C++ number") {
 }
 
 // Runs in a process that has two logical CPU devices.
-TEST_CASE("copies between logical devices", "[.]") {
+TEST_CASE("child: copies between logical devices", "[.]") {
   const Device other("cpu:1");
   const Tensor x = randn({3, 4}, TensorOptions(kFloat64).with_grad());
   const Tensor y = x.to(other);
@@ -122,7 +122,7 @@ TEST_CASE("copies between logical devices", "[.]") {
   CHECK(ones({2}, other).sum().item() == 2);
 }
 OP_TEST("to", gradcheck, "across logical devices") {
-  const ChildResult child = run_child("copies between logical devices", "TAPESTRY_LOGICAL_DEVICES=2");
+  const ChildResult child = run_child("child: copies between logical devices", "TAPESTRY_LOGICAL_DEVICES=2");
   INFO(child.output);
   CHECK(child.status == 0);
 }

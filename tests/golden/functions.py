@@ -1,3 +1,5 @@
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -8,7 +10,13 @@ INTEGERS = [torch.int64, torch.int32, torch.uint8]
 
 
 def gelu(x, tanh):
-    return F.gelu(x, approximate="tanh" if tanh else "none")
+    """F.gelu, which computes 1 + erf and 1 + tanh and so loses the digits of its left tail, without that loss."""
+    if tanh:
+        y = x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+    else:
+        y = x * 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
+    assert torch.allclose(y, F.gelu(x, approximate="tanh" if tanh else "none"), equal_nan=True)
+    return y
 
 
 FUNCTIONS = [("neg", torch.neg, grid), ("abs", torch.abs, positive), ("exp", torch.exp, grid),
@@ -27,8 +35,8 @@ for op, fn, make in FUNCTIONS:
     for shape in [(3, 5), (2, 3, 4), (), (1,), (37,), (2, 3, 4, 5)]:
         case(op, [make(*shape)], fn=fn, slack=slack)
     case(op, [make(0, 3)], fn=fn)
-    case(op, [f64(EXTREME)], fn=fn, tags="extreme no_gradcheck no_grad")
-    case(op, [torch.tensor(EXTREME, dtype=torch.float32)], fn=fn, tags="extreme no_gradcheck no_grad")
+    # Where sigmoid(x) is denormal, silu is x times its rounding.
+    case(op, [f64(EXTREME)], fn=fn, tags="extreme no_gradcheck no_grad", slack=4 if op == "silu" else 1)
     case(op, [f64([INF, -INF, 0.0, 40.0, -40.0])], fn=fn, tags="extreme no_gradcheck")
     if op in ("neg", "abs", "relu"):
         case(op, [ints(9)], fn=fn, dtypes=INTEGERS)
