@@ -184,7 +184,7 @@ void clamp_backward_kernel(const Elementwise<3>& e, std::optional<Scalar> lo, st
   using C = Compute<T>;
   constexpr C infinity = std::numeric_limits<C>::infinity();
   const C l = lo ? convert_scalar<C>(*lo) : -infinity, h = hi ? convert_scalar<C>(*hi) : infinity;
-  map<T, T, T>(e, [l, h](C dy, C x) { return x < l || x > h ? C(0) : dy; });
+  map<T, T, T>(e, [l, h](C dy, C x) { return x >= l && x <= h ? dy : C(0); });
 }
 
 const bool for_floats = for_types<float, double, Half, BFloat16>([]<class T>() {
