@@ -50,7 +50,7 @@ Tensor relu(const Tensor& x);
 Tensor gelu(const Tensor& x, bool tanh_approximation = false);
 /// x sigmoid(x)
 Tensor silu(const Tensor& x);
-/// Limits to [min, max]; NaN stays NaN; the gradient passes where min <= x <= max. ValueError with neither.
+/// Limits to [min, max]; NaN stays NaN; the gradient passes where min < x < max. ValueError with neither.
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max = {});
 
 /// a where `condition` (bool) is true, else b.

@@ -182,9 +182,10 @@ void clamp_kernel(const Elementwise<2>& e, std::optional<Scalar> lo, std::option
 template <class T>
 void clamp_backward_kernel(const Elementwise<3>& e, std::optional<Scalar> lo, std::optional<Scalar> hi) {
   using C = Compute<T>;
-  constexpr C infinity = std::numeric_limits<C>::infinity();
-  const C l = lo ? convert_scalar<C>(*lo) : -infinity, h = hi ? convert_scalar<C>(*hi) : infinity;
-  map<T, T, T>(e, [l, h](C dy, C x) { return x >= l && x <= h ? dy : C(0); });
+  const C l = lo ? convert_scalar<C>(*lo) : C(0), h = hi ? convert_scalar<C>(*hi) : C(0);
+  if (lo && hi) map<T, T, T>(e, [l, h](C dy, C x) { return x > l && x < h ? dy : C(0); });
+  else if (lo) map<T, T, T>(e, [l](C dy, C x) { return x > l ? dy : C(0); });
+  else map<T, T, T>(e, [h](C dy, C x) { return x < h ? dy : C(0); });
 }
 
 const bool for_floats = for_types<float, double, Half, BFloat16>([]<class T>() {

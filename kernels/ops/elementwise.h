@@ -43,7 +43,7 @@ inline constinit BinarySlot relu_backward{"relu_backward"}, tanh_backward{"tanh_
 /// out = dx from (dy, x). abs: dy sign(x), 0 at 0.
 inline constinit BinarySlot gelu_backward{"gelu_backward"}, gelu_tanh_backward{"gelu_tanh_backward"},
     silu_backward{"silu_backward"}, abs_backward{"abs_backward"};
-/// out = dy where lo <= x <= hi, else 0; operands (dy, x).
+/// out = dy where lo < x < hi, else 0; operands (dy, x).
 inline constinit Slot<void(const Elementwise<3>&, std::optional<Scalar> lo, std::optional<Scalar> hi)>
     clamp_backward{"clamp_backward"};
 /// out = dy s x^(s - 1), 0 for s = 0; operands (dy, x).
