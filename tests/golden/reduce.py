@@ -90,6 +90,7 @@ for op in ("max", "min"):
          tags="extreme")
     case("arg" + op, [f64([[2, 7, 2, 7], [5, 5, 5, 5]])], {}, arg)
     case("arg" + op, [ints(4, 5)], dict(dim=0), arg, dtypes=ALL_INTS)
+    case("arg" + op, [bools(4, 5)], dict(dim=1), lambda x, dim, arg=arg: arg(x.int(), dim))  # PyTorch has none for bool
 
 
 def norm(x, p, dim=None, keepdim=False):

@@ -2,6 +2,7 @@ import torch
 
 from cases import bools, case, f64, grid, ints
 
+INF, NAN = float("inf"), float("nan")
 ALL_INTS = [torch.int64, torch.int32, torch.uint8]
 
 # view refuses what it cannot show without a copy; view_test.cpp tests which strides it takes.
@@ -142,8 +143,8 @@ case("index_select", [grid(4, 0), index(1, 1)], dict(dim=0), select)
 case("index_select", [ints(4, 3), index(1, 3)], dict(dim=0), select)
 case("index_select", [bools(4), index(1, 3)], dict(dim=0), select)
 
-# What moves elements must move any bits.
-odd = f64([float("nan"), float("inf"), -float("inf"), 1e30, -0.0, 1e-30])
+# What moves elements must move any bits, of any dtype.
+odd = f64([NAN, INF, -INF, 1e30, -0.0, 1e-30])
 for op, params, fn in (
         ("view", dict(size=[2, 3]), lambda x, size: x.view(size)), ("reshape", dict(shape=[3, 2]), torch.reshape),
         ("flatten", dict(start_dim=0, end_dim=-1), torch.flatten), ("transpose", dict(dim0=0, dim1=0), torch.transpose),
@@ -152,7 +153,11 @@ for op, params, fn in (
         ("narrow", dict(dim=0, start=0, length=5), torch.narrow),
         ("slice", dict(dim=0, start=0, end=None, step=2), slice_), ("select", dict(dim=0, index=0), torch.select),
         ("split", dict(size=4, dim=0), split), ("chunk", dict(chunks=2, dim=0), chunk)):
-    case(op, [odd.to(torch.float32).double()], params, fn, tags="extreme no_gradcheck" + " no_strided" * (op == "view"))
-case("cat", [odd.float().double(), odd.float().double()], dict(dim=0), cat, tags="extreme no_gradcheck")
-case("stack", [odd.float().double(), odd.float().double()], dict(dim=0), stack, tags="extreme no_gradcheck")
-case("index_select", [odd.float().double(), index(0, 2, 1, 0)], dict(dim=0), select, tags="extreme no_gradcheck")
+    strides = "no_strided" if op == "view" else ""
+    case(op, [odd], params, fn, tags=f"extreme no_gradcheck {strides}")
+    case(op, [ints(6, low=0)], params, fn, tags=strides, dtypes=ALL_INTS + [torch.bool])
+for op, inputs, params, fn in (("cat", [odd, odd], dict(dim=0), cat), ("stack", [odd, odd], dict(dim=0), stack),
+                               ("index_select", [odd, index(0, 2, 1, 0)], dict(dim=0), select)):
+    case(op, inputs, params, fn, tags="extreme no_gradcheck")
+    for dtype in ALL_INTS + [torch.bool]:
+        case(op, [ints(6, seed=k, low=0, dtype=dtype) if x is odd else x for k, x in enumerate(inputs)], params, fn)
