@@ -1,8 +1,37 @@
 #include "tapestry/data/dataloader.h"
 
 #include <algorithm>
+#include <charconv>
 
-namespace tapestry::data::detail {
+namespace tapestry::data {
+
+std::string LoaderState::str() const {
+  return concat(
+      {"seed=", seed, " epoch=", epoch, " batch=", batch, " samples=", samples, " batches=", batches});
+}
+
+LoaderState LoaderState::parse(const std::string& text) {
+  LoaderState state;
+  const char *at = text.data(), *const end = at + text.size();
+  const auto read = [&](std::string_view name, auto& value) {
+    const std::string_view rest(at, static_cast<std::size_t>(end - at));
+    check(rest.starts_with(name), "[LoaderState] \"", text, "\" is not a loader's state: \"", name,
+          "\" is missing");
+    const auto [stop, error] = std::from_chars(at + name.size(), end, value);
+    check(error == std::errc(), "[LoaderState] \"", text, "\" is not a loader's state: no number after \"",
+          name, "\"");
+    at = stop;
+  };
+  read("seed=", state.seed);
+  read(" epoch=", state.epoch);
+  read(" batch=", state.batch);
+  read(" samples=", state.samples);
+  read(" batches=", state.batches);
+  check(at == end, "[LoaderState] \"", text, "\" is not a loader's state: it goes on after its end");
+  return state;
+}
+
+namespace detail {
 
 std::uint64_t EpochPlan::sample_seed(std::int64_t index) const {
   return Rng(derive_key(seed, epoch, 1), static_cast<std::uint64_t>(index)).next64();
@@ -52,4 +81,5 @@ void check_loader_state(const LoaderState& state, std::int64_t samples, std::int
         state.batch, " of epoch ", state.epoch, ", which does not exist");
 }
 
-}  // namespace tapestry::data::detail
+}  // namespace detail
+}  // namespace tapestry::data

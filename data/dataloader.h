@@ -83,6 +83,11 @@ struct LoaderState {
   std::int64_t epoch = 0;
   std::int64_t batch = 0;  ///< batches of the epoch that were handed out
   std::int64_t samples = 0, batches = 0;
+
+  /// "seed=7 epoch=1 batch=40 samples=60000 batches=469", for a checkpoint.
+  std::string str() const;
+  /// The opposite. Throws ValueError for any other text.
+  static LoaderState parse(const std::string& text);
 };
 
 /// A sample could not be loaded, collated or transformed. The text says which, and has the cause's text.

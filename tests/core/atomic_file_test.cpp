@@ -1,6 +1,5 @@
 #include "tapestry/core/atomic_file.h"
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include "tests/support/files.h"
 
 using namespace tapestry;
+using tests::FileSizeLimit;
 using tests::read_file;
 using tests::TempDir;
 
@@ -22,26 +22,6 @@ std::size_t files_in(const TempDir& dir) {
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) ++count;
   return count;
 }
-
-/// No file of this process may grow beyond `bytes`: what a full disk looks like to write().
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    getrlimit(RLIMIT_FSIZE, &saved_);
-    old_handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    rlimit limit = saved_;
-    limit.rlim_cur = bytes;
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &saved_);
-    std::signal(SIGXFSZ, old_handler_);
-  }
-
- private:
-  rlimit saved_{};
-  void (*old_handler_)(int) = nullptr;
-};
 
 }  // namespace
 

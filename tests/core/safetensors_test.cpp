@@ -56,8 +56,19 @@ std::string file_of(const std::string& header, const std::string& data) {
 /// A header entry.
 std::string entry(const std::string& name, const std::string& shape, std::uint64_t begin, std::uint64_t end,
                   const std::string& dtype = "U8") {
-  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":[" + shape + "],\"data_offsets\":[" +
-         std::to_string(begin) + "," + std::to_string(end) + "]}";
+  return concat({"\"", name, "\":{\"dtype\":\"", dtype, "\",\"shape\":[", shape, "],\"data_offsets\":[",
+                 begin, ",", end, "]}"});
+}
+
+/// The header of these entries.
+std::string header(std::initializer_list<std::string> entries) {
+  std::string out;
+  for (const std::string& entry : entries) {
+    out += out.empty() ? '{' : ',';
+    out += entry;
+  }
+  out += '}';
+  return out;
 }
 
 }  // namespace
@@ -168,31 +179,26 @@ TEST_CASE("files that break the format are refused with the reason") {
           "claims a header of 100000001 bytes; the most is 100000000");
     fails(std::string("\x10\0\0\0\0\0\0\0", 8) + "{}", "claims a header of 16 bytes, and has 10 in all");
     fails(file_of("", ""), "does not begin with {");
-    fails(file_of("{" + entry("a", "1099511627776", 0, 1099511627776) + "}", eight),
+    fails(file_of(header({entry("a", "1099511627776", 0, 1099511627776)}), eight),
           "said to be at bytes 0 to 1099511627776 of 8");
-    fails(file_of("{" + entry("a", "8", 0, 18446744073709551615u) + "}", eight), "said to be at bytes");
-    fails(file_of("{" + entry("a", "4294967296,4294967296,4294967296", 0, 8) + "}", eight),
+    fails(file_of(header({entry("a", "8", 0, 18446744073709551615u)}), eight), "said to be at bytes");
+    fails(file_of(header({entry("a", "4294967296,4294967296,4294967296", 0, 8)}), eight),
           "beyond any memory");
-    fails(file_of("{" + entry("a", "0,9223372036854775807,9223372036854775807", 0, 0) + "}", ""),
+    fails(file_of(header({entry("a", "0,9223372036854775807,9223372036854775807", 0, 0)}), ""),
           "beyond any memory");
-    fails(file_of("{" + entry("a", "9223372036854775808", 0, 8) + "}", eight),
+    fails(file_of(header({entry("a", "9223372036854775808", 0, 8)}), eight),
           "has a size of 9223372036854775808");
-    fails(file_of("{" + entry("a", "7", 0, 8) + "}", eight), "has 7 bytes, and its data_offsets say 8");
-    fails(file_of("{" + entry("a", "8", 0, 8, "F32") + "}", eight),
-          "has 32 bytes, and its data_offsets say 8");
-    fails(file_of("{" + entry("a", "2", 0, 8, "F32") + "}", eight + "x"), "1 bytes after the last tensor");
+    fails(file_of(header({entry("a", "7", 0, 8)}), eight), "has 7 bytes, and its data_offsets say 8");
+    fails(file_of(header({entry("a", "8", 0, 8, "F32")}), eight), "has 32 bytes, and its data_offsets say 8");
+    fails(file_of(header({entry("a", "2", 0, 8, "F32")}), eight + "x"), "1 bytes after the last tensor");
   }
   SECTION("offsets") {
-    fails(file_of("{" + entry("a", "8", 8, 0) + "}", eight), "said to be at bytes 8 to 0");
-    fails(file_of("{" + entry("a", "4", 0, 4) + "," + entry("b", "6", 2, 8) + "}", eight),
-          "no hole and no overlap");
-    fails(file_of("{" + entry("a", "8", 0, 8) + "," + entry("b", "8", 0, 8) + "}", eight),
-          "no hole and no overlap");
-    fails(file_of("{" + entry("a", "3", 0, 3) + "," + entry("b", "4", 4, 8) + "}", eight),
-          "no hole and no overlap");
-    fails(file_of("{" + entry("a", "4", 4, 8) + "}", eight), "no hole and no overlap");
-    fails(file_of("{" + entry("a", "0", 4, 4) + "," + entry("b", "8", 0, 8) + "}", eight),
-          "no hole and no overlap");
+    fails(file_of(header({entry("a", "8", 8, 0)}), eight), "said to be at bytes 8 to 0");
+    fails(file_of(header({entry("a", "4", 0, 4), entry("b", "6", 2, 8)}), eight), "no hole and no overlap");
+    fails(file_of(header({entry("a", "8", 0, 8), entry("b", "8", 0, 8)}), eight), "no hole and no overlap");
+    fails(file_of(header({entry("a", "3", 0, 3), entry("b", "4", 4, 8)}), eight), "no hole and no overlap");
+    fails(file_of(header({entry("a", "4", 4, 8)}), eight), "no hole and no overlap");
+    fails(file_of(header({entry("a", "0", 4, 4), entry("b", "8", 0, 8)}), eight), "no hole and no overlap");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[-8,0]}})", eight),
           "has a negative number");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8,8]}})", eight),
@@ -215,11 +221,10 @@ TEST_CASE("files that break the format are refused with the reason") {
           "its dtype twice");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"more":1}})", eight),
           "unknown field \"more\"");
-    fails(file_of("{" + entry("a", "8", 0, 8, "F8_E4M3") + "}", eight),
+    fails(file_of(header({entry("a", "8", 0, 8, "F8_E4M3")}), eight),
           "is of dtype F8_E4M3, which is not supported");
-    fails(file_of("{" + entry("a", "4", 0, 4) + "," + entry("a", "4", 4, 8) + "}", eight),
-          "\"a\" comes twice");
-    fails(file_of("{" + entry("a", "1,1,1,1,1,1,1,1,8", 0, 8) + "}", eight), "more than 8 dimensions");
+    fails(file_of(header({entry("a", "4", 0, 4), entry("a", "4", 4, 8)}), eight), "\"a\" comes twice");
+    fails(file_of(header({entry("a", "1,1,1,1,1,1,1,1,8", 0, 8)}), eight), "more than 8 dimensions");
     fails(file_of(R"({"a":{"dtype":"U8","shape":8,"data_offsets":[0,8]}})", eight),
           "where the format has none");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[[8]],"data_offsets":[0,8]}})", eight),
@@ -236,8 +241,9 @@ TEST_CASE("files that break the format are refused with the reason") {
   }
   SECTION("deep nesting") {
     const std::size_t depth = 1 << 20;
-    fails(file_of("{\"a\":" + std::string(depth, '['), ""), "has a list where");
-    std::string objects;
+    std::string lists = "{\"a\":", objects;
+    lists.append(depth, '[');
+    fails(file_of(lists, ""), "has a list where");
     for (std::size_t i = 0; i < depth; ++i) objects += "{\"a\":";
     fails(file_of(objects, ""), "unknown field \"a\"");
   }
@@ -245,7 +251,7 @@ TEST_CASE("files that break the format are refused with the reason") {
 
 TEST_CASE("lying headers allocate nothing") {
   const TempDir dir;
-  write_file(dir / "bad", file_of("{" + entry("a", "1099511627776", 0, 1099511627776) + "}", "x"));
+  write_file(dir / "bad", file_of(header({entry("a", "1099511627776", 0, 1099511627776)}), "x"));
   const std::int64_t before = memory_stats(kCPU).allocated;
   reset_peak_memory(kCPU);
   CHECK_THROWS_AS(load_safetensors(dir / "bad"), IoError);
@@ -254,7 +260,7 @@ TEST_CASE("lying headers allocate nothing") {
 
 TEST_CASE("booleans that are neither 0 nor 1 become true") {
   const TempDir dir;
-  write_file(dir / "f", file_of("{" + entry("a", "3", 0, 3, "BOOL") + "}", std::string("\x02\x00\xff", 3)));
+  write_file(dir / "f", file_of(header({entry("a", "3", 0, 3, "BOOL")}), std::string("\x02\x00\xff", 3)));
   const Tensor t = load_safetensors(dir / "f").tensors.at("a");
   const unsigned char expected[] = {1, 0, 1};
   CHECK(std::memcmp(t.raw_data(), expected, 3) == 0);
@@ -263,7 +269,7 @@ TEST_CASE("booleans that are neither 0 nor 1 become true") {
 TEST_CASE("mutated safetensors files give tensors or an IoError") {
   const TempDir dir;
   const std::string small =
-      file_of("{" + entry("a", "4", 0, 4) + "," + entry("b", "1", 4, 8, "F32") + "}", "12345678");
+      file_of(header({entry("a", "4", 0, 4), entry("b", "1", 4, 8, "F32")}), "12345678");
   for (const std::string& bytes : {read_file(kGolden), small}) {
     const int calls =
         tests::for_mutations<IoError>(bytes, std::chrono::seconds(1), [&](const std::string& mutated) {

@@ -318,3 +318,17 @@ TEST_CASE("DataLoader refuses options that make no sense") {
   CHECK_THROWS_WITH(DataLoader<Example>(std::shared_ptr<const Dataset<Example>>()),
                     ContainsSubstring("null"));
 }
+
+TEST_CASE("a loader's state as text") {
+  const LoaderState state{
+      .seed = ~std::uint64_t{0}, .epoch = 2, .batch = 40, .samples = 60000, .batches = 469};
+  CHECK(state.str() == "seed=18446744073709551615 epoch=2 batch=40 samples=60000 batches=469");
+  const LoaderState parsed = LoaderState::parse(state.str());
+  CHECK(parsed.seed == state.seed);
+  CHECK(parsed.str() == state.str());
+  for (const char* text : {"", "seed=", "seed=1 epoch=2", "seed=1 epoch=2 batch=3 samples=4 batches=5 ",
+                           "seed=-1 epoch=2 batch=3 samples=4 batches=5",
+                           "seed=1 epoch=2 batch=3 samples=4 batches=99999999999999999999",
+                           "epoch=2 seed=1 batch=3 samples=4 batches=5"})
+    CHECK_THROWS_AS(LoaderState::parse(text), ValueError);
+}

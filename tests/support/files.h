@@ -1,8 +1,11 @@
 #pragma once
-// Files for tests: a folder of one's own, bytes in and out, and a random mutation of bytes.
+// Files for tests: a folder of one's own, bytes in and out, a disk that is full, and random mutations of
+// bytes.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -31,6 +34,26 @@ class TempDir {
 
  private:
   std::filesystem::path path_;
+};
+
+/// No file of this process may grow beyond `bytes`: what a full disk looks like to write().
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    getrlimit(RLIMIT_FSIZE, &saved_);
+    old_handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit = saved_;
+    limit.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &saved_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+
+ private:
+  rlimit saved_{};
+  void (*old_handler_)(int) = nullptr;
 };
 
 inline void write_file(const std::string& path, const std::string& bytes) {

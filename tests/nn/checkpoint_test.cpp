@@ -1,0 +1,407 @@
+#include "tapestry/nn/checkpoint.h"
+
+#include <sys/wait.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <limits>
+
+#include "tapestry/tapestry.h"
+#include "tests/core/child.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using namespace tapestry;
+using tests::FileSizeLimit;
+using tests::read_file;
+using tests::TempDir;
+using tests::write_file;
+
+namespace {
+
+const std::string kGolden = std::string(TAPESTRY_SOURCE_DIR) + "/tests/golden/nn_checkpoint";
+
+/// The model of tests/golden/nn_checkpoint.py.
+struct GoldenNet : nn::Module {
+  nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 2, .out_channels = 4, .kernel_size = 3});
+  nn::BatchNorm2d& bn = add<nn::BatchNorm2d>("bn", {.num_features = 4});
+  nn::Sequential& blocks = add<nn::Sequential>(
+      "blocks", nn::Linear::Options{.in_features = 64, .out_features = 8}, nn::ReLU::Options{},
+      nn::Linear::Options{.in_features = 8, .out_features = 3, .bias = false});
+  Tensor forward(const Tensor& x) override { return blocks(bn(conv(x)).relu().flatten(1)); }
+};
+
+/// A net whose training depends on its past: batch norm's statistics, dropout's random numbers.
+struct Net : nn::Module {
+  nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 1, .out_channels = 4, .kernel_size = 3});
+  nn::BatchNorm2d& bn = add<nn::BatchNorm2d>("bn", {.num_features = 4});
+  nn::Dropout& dropout = add<nn::Dropout>("dropout", {.p = 0.3});
+  nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 64, .out_features = 3});
+  Tensor forward(const Tensor& x) override { return fc(dropout(bn(conv(x)).relu().flatten(1))); }
+};
+
+/// All elements of a state, byte for byte.
+std::string bytes_of(const nn::StateDict& state) {
+  std::string out;
+  for (const auto& [name, tensor] : state) {
+    const Tensor t = tensor.contiguous();
+    out += name + ":" + std::string(static_cast<const char*>(t.raw_data()), t.nbytes()) + "\n";
+  }
+  return out;
+}
+
+/// One training run, from any point on.
+template <class Optimizer>
+struct Run {
+  Net net;
+  Optimizer optimizer{net.parameters(), {.lr = 0.01}};
+  optim::OneCycleLR schedule{optimizer, {.max_lr = 0.05, .total_steps = 64, .cycle_momentum = false}};
+  data::DataLoader<> loader{
+      std::make_shared<data::RandomDataset>(data::RandomDataset::Options{
+          .size = 22, .channels = 1, .height = 6, .width = 6, .num_classes = 3, .seed = 4}),
+      {.batch_size = 4,
+       .shuffle = true,
+       .seed = 11,
+       .num_workers = 2,
+       .transforms = {data::random_crop(6, 6, 1), data::random_horizontal_flip()}}};
+  nn::Training training{&net, &optimizer, &schedule};
+  std::int64_t step = 0;
+  std::vector<double> losses;
+
+  /// Trains to `epochs`, and stops before step `stop`.
+  void train(std::int64_t epochs, std::int64_t stop = 1 << 20) {
+    while (loader.epoch() < epochs) {
+      for (auto& [images, labels] : loader) {
+        optimizer.zero_grad();
+        const Tensor loss = cross_entropy(net(images), labels);
+        loss.backward();
+        optimizer.step();
+        schedule.step();
+        losses.push_back(loss.item());
+        if (++step == stop) return;
+      }
+    }
+  }
+  nn::Progress progress() const {
+    return {.epoch = loader.epoch(), .step = step, .extra = {{"loader", loader.state().str()}}};
+  }
+  void resume(const std::string& path) {
+    const nn::Progress progress = nn::load_checkpoint(path, training);
+    step = progress.step;
+    loader.load_state(data::LoaderState::parse(progress.extra.at("loader")));
+  }
+  std::string state() const { return bytes_of(net.state_dict()) + bytes_of(optimizer.state_dict()); }
+};
+
+std::size_t files_in(const TempDir& dir) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a model that PyTorch saved is loaded, computes the same, and is saved as the same bytes") {
+  GoldenNet net;
+  nn::load_model(kGolden + ".safetensors", net);
+  net.eval();
+  const nn::StateDict io = nn::load_tensors(kGolden + "_io.safetensors");
+  const Tensor expected = *nn::find(io, "y"), y = net(*nn::find(io, "x"));
+  // Sums of at most 64 products of numbers of order one, four layers of them.
+  CHECK(y.allclose(expected, 1e-5, 1e-5));
+  const TempDir dir;
+  nn::save_model(dir / "ours", net);
+  CHECK(read_file(dir / "ours") == read_file(kGolden + ".safetensors"));
+}
+
+TEST_CASE("load_model: strict or not, to the module's dtype, and what does not fit") {
+  const TempDir dir;
+  GoldenNet net;
+  const std::string before = bytes_of(net.state_dict());
+  Net other;
+  CHECK_THROWS_WITH(nn::load_model(kGolden + ".safetensors", other),
+                    ContainsSubstring("conv.weight") && ContainsSubstring("fc.weight"));
+  CHECK_THROWS_AS(nn::load_model(dir / "absent", net), IoError);
+  write_file(dir / "cut", read_file(kGolden + ".safetensors").substr(0, 3000));
+  CHECK_THROWS_AS(nn::load_model(dir / "cut", net), IoError);
+  CHECK(bytes_of(net.state_dict()) == before);
+
+  nn::StateDict some = nn::load_tensors(kGolden + ".safetensors");
+  std::erase_if(some, [](const auto& item) { return item.first == "bn.bias"; });
+  some.emplace_back("more", zeros({2}));
+  nn::save_tensors(dir / "some", some);
+  CHECK_THROWS_AS(nn::load_model(dir / "some", net), ValueError);
+  const nn::LoadResult result = nn::load_model(dir / "some", net, false);
+  CHECK(result.missing == std::vector<std::string>{"bn.bias"});
+  CHECK(result.unexpected == std::vector<std::string>{"more"});
+
+  net.to(DType::f64);
+  nn::load_model(kGolden + ".safetensors", net);
+  CHECK(net.conv.weight->dtype() == DType::f64);
+  CHECK(net.conv.weight->to(DType::f32).allclose(*nn::find(some, "conv.weight"), 0, 0));
+  CHECK_THROWS_AS(nn::load_tensors(kGolden + ".safetensors", Device("cpu:63")), DeviceError);
+}
+
+TEMPLATE_TEST_CASE("a resumed run is bit for bit the run that was never stopped", "", optim::SGD, optim::Adam,
+                   optim::AdamW) {
+  const TempDir dir;
+  manual_seed(5);
+  Run<TestType> whole;
+  if (whole.optimizer.has_option("momentum")) whole.optimizer.set_option(0, "momentum", 0.9);
+  const std::string start = dir / "start";
+  nn::save_checkpoint(start, whole.training, whole.progress());
+  whole.train(3);
+  const std::string expected = whole.state();
+  CHECK(whole.losses.size() == 18);  // 6 batches an epoch
+
+  for (const std::int64_t stop : {1, 5, 6, 9, 17}) {
+    INFO("stopped after step " << stop);
+    manual_seed(1000 + static_cast<std::uint64_t>(stop));
+    Run<TestType> first;
+    first.resume(start);
+    first.train(3, stop);
+    nn::save_checkpoint(dir / "stopped", first.training, first.progress());
+    manual_seed(77);
+    Run<TestType> second;
+    second.resume(dir / "stopped");
+    CHECK(second.step == stop);
+    second.train(3);
+    CHECK(second.step == 18);
+    CHECK(second.state() == expected);
+    std::vector<double> losses = first.losses;
+    losses.insert(losses.end(), second.losses.begin(), second.losses.end());
+    CHECK(losses == whole.losses);
+  }
+  // The test can fail: without the generators' state, dropout draws other numbers.
+  Run<TestType> other;
+  other.resume(start);
+  manual_seed(6);
+  other.train(3);
+  CHECK(other.state() != expected);
+}
+
+TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
+  const TempDir dir;
+  Run<optim::AdamW> run;
+  run.train(1);
+  const nn::Progress saved{
+      .epoch = 3, .step = 1LL << 40, .metric = 0.1 + 0.2, .extra = {{"a", "b\n\u00fc"}, {"", "c"}}};
+  nn::save_checkpoint(dir / "f", run.training, saved);
+  Run<optim::AdamW> other;
+  const nn::Progress loaded = nn::load_checkpoint(dir / "f", other.training);
+  CHECK(loaded.epoch == saved.epoch);
+  CHECK(loaded.step == saved.step);
+  CHECK(loaded.metric == saved.metric);
+  CHECK(loaded.extra == saved.extra);
+  CHECK(other.schedule.steps() == run.schedule.steps());
+  CHECK(other.optimizer.lr() == run.optimizer.lr());
+  Net net;
+  nn::load_model(dir / "f", net);
+  CHECK(bytes_of(net.state_dict()) == bytes_of(run.net.state_dict()));
+
+  SECTION("parts") {
+    Run<optim::AdamW> untouched;
+    const std::string before = untouched.state();
+    CHECK(nn::load_checkpoint(dir / "f", {}).epoch == 3);
+    CHECK(untouched.state() == before);
+    nn::save_checkpoint(dir / "model only", {.model = &run.net}, {});
+    CHECK_FALSE(nn::load_checkpoint(dir / "model only", {.model = &net}).metric);
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "model only", {.optimizer = &run.optimizer}),
+                      ContainsSubstring("has no state of an optimizer"));
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "model only", {.scheduler = &run.schedule}),
+                      ContainsSubstring("has no state of a schedule"));
+  }
+  SECTION("of something else") {
+    Run<optim::Adam> adam;
+    const std::string before = adam.state();
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "f", adam.training),
+                      ContainsSubstring("is of a run with AdamW, not Adam"));
+    CHECK(adam.state() == before);
+    GoldenNet golden;
+    CHECK_THROWS_AS(nn::load_checkpoint(dir / "f", {.model = &golden}), ValueError);
+    CHECK_THROWS_WITH(nn::load_checkpoint(kGolden + ".safetensors", {}),
+                      ContainsSubstring("not a checkpoint of a training run"));
+    nn::save_tensors(dir / "v", {}, {{"tapestry.checkpoint", "2"}});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("version 2"));
+    for (const char* step : {"", "x", "1x", "-", "99999999999999999999"}) {
+      nn::save_tensors(dir / "v", {},
+                       {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", step}});
+      CHECK_THROWS_AS(nn::load_checkpoint(dir / "v", {}), IoError);
+    }
+    nn::save_tensors(dir / "v", {{"training/generator/cpu:0", zeros({3})}},
+                     {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", "0"}});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("not two int64"));
+  }
+  SECTION("mutated: loaded, or refused with an Error") {
+    const int calls = tests::for_mutations<Error>(read_file(dir / "f"), std::chrono::seconds(1),
+                                                  [&](const std::string& bytes) {
+                                                    write_file(dir / "mutated", bytes);
+                                                    nn::load_checkpoint(dir / "mutated", other.training);
+                                                  });
+    CHECK(calls > 50);
+  }
+}
+
+TEST_CASE("Checkpointer keeps the last and the best") {
+  const TempDir dir;
+  Net net;
+  const nn::Training training{.model = &net};
+  const std::string folder = dir / "a/b";
+  using Steps = std::vector<std::int64_t>;
+  auto save = [&](nn::Checkpointer& c, std::int64_t step, std::optional<double> metric) {
+    return c.save(training, {.step = step, .metric = metric});
+  };
+  SECTION("higher is better") {
+    nn::Checkpointer checkpoints(folder, {.keep_last = 2});
+    CHECK_FALSE(checkpoints.latest());
+    CHECK_FALSE(checkpoints.best());
+    CHECK_FALSE(checkpoints.resume(training));
+    save(checkpoints, 10, std::numeric_limits<double>::quiet_NaN());
+    CHECK_FALSE(checkpoints.best());
+    save(checkpoints, 20, 0.9);
+    save(checkpoints, 30, 0.5);
+    save(checkpoints, 40, 0.9);
+    save(checkpoints, 50, {});
+    CHECK(checkpoints.steps() == Steps{20, 40, 50});
+    CHECK(checkpoints.best() == folder + "/step-00000020.safetensors");
+    CHECK(checkpoints.latest() == folder + "/step-00000050.safetensors");
+    CHECK(checkpoints.resume(training)->step == 50);
+    save(checkpoints, 60, 0.95);
+    CHECK(checkpoints.steps() == Steps{50, 60});
+    save(checkpoints, 60, 0.1);  // the same step again, after resuming there
+    CHECK(checkpoints.steps() == Steps{50, 60});
+
+    // Another process finds the same.
+    nn::Checkpointer again(folder, {.keep_last = 2});
+    CHECK(again.steps() == Steps{50, 60});
+    CHECK(again.best() == folder + "/step-00000060.safetensors");
+    CHECK_THROWS_WITH(save(again, 59, 0.1),
+                      ContainsSubstring("has a checkpoint of step 60, later than step 59"));
+    CHECK_THROWS_AS(save(again, -1, 0.1), ValueError);
+  }
+  SECTION("lower is better, or best does not matter, or all stay") {
+    nn::Checkpointer lower(folder, {.keep_last = 1, .higher_is_better = false});
+    for (std::int64_t step : {1, 2, 3}) save(lower, step, static_cast<double>(step));
+    CHECK(lower.steps() == Steps{1, 3});
+    nn::Checkpointer last(dir / "last", {.keep_last = 1, .keep_best = false, .higher_is_better = false});
+    for (std::int64_t step : {1, 2, 3}) save(last, step, static_cast<double>(step));
+    CHECK(last.steps() == Steps{3});
+    nn::Checkpointer all(dir / "all", {.keep_last = 0});
+    for (std::int64_t step : Steps{1, 2, 3, 123456789012}) save(all, step, {});
+    CHECK(nn::Checkpointer(dir / "all").steps() == Steps{1, 2, 3, 123456789012});
+    CHECK_THROWS_AS(nn::Checkpointer(dir / "x", {.keep_last = -1}), ValueError);
+  }
+  SECTION("files of others stay, those of dead writers go") {
+    std::filesystem::create_directories(folder);
+    const pid_t dead = fork();
+    if (dead == 0) _exit(0);
+    REQUIRE(waitpid(dead, nullptr, 0) == dead);
+    const std::string own = folder + "/step-00000001.safetensors";
+    const std::string stale =
+        concat({own, AtomicFile::kTemporaryMark, static_cast<std::int64_t>(dead), "-0"});
+    const std::string alive =
+        concat({own, AtomicFile::kTemporaryMark, static_cast<std::int64_t>(getpid()), "-0"});
+    const std::vector<std::string> others = {alive, folder + "/notes.tmp-1-0", folder + "/step-x.safetensors",
+                                             folder + "/step-.safetensors"};
+    for (const std::string& path : others) write_file(path, "x");
+    write_file(stale, "x");
+    write_file(own, "broken");
+    nn::Checkpointer checkpoints(folder, {.keep_last = 1});
+    CHECK_FALSE(std::filesystem::exists(stale));
+    CHECK(checkpoints.steps() == Steps{1});
+    CHECK_THROWS_AS(checkpoints.resume(training), IoError);
+    CHECK_FALSE(checkpoints.best());
+    save(checkpoints, 2, {});
+    CHECK_FALSE(std::filesystem::exists(own));
+    for (const std::string& path : others) CHECK(std::filesystem::exists(path));
+  }
+}
+
+TEST_CASE("a full disk or an unwritable folder leaves the checkpoints that were there") {
+  const TempDir dir;
+  Net net;
+  const nn::Training training{.model = &net};
+  nn::Checkpointer checkpoints(dir.path().string(), {.keep_last = 1});
+  checkpoints.save(training, {.step = 1});
+  {
+    const FileSizeLimit limit(1000);
+    CHECK_THROWS_WITH(checkpoints.save(training, {.step = 2}), ContainsSubstring("cannot be written"));
+  }
+  CHECK(checkpoints.steps() == std::vector<std::int64_t>{1});
+  CHECK(files_in(dir) == 1);
+  CHECK(checkpoints.resume(training)->step == 1);
+  checkpoints.save(training, {.step = 2});
+  CHECK(checkpoints.resume(training)->step == 2);
+  write_file(dir / "file", "");
+  CHECK_THROWS_WITH(nn::Checkpointer(dir / "file"), ContainsSubstring("cannot be made"));
+  CHECK_THROWS_AS(nn::Checkpointer(dir / "file/below"), IoError);
+}
+
+TEST_CASE("a process killed while it saves leaves checkpoints that are whole") {
+  const TempDir dir;
+  nn::Linear model({.in_features = 1000, .out_features = 500});
+  const nn::Training training{.model = &model};
+  const std::string folder = dir.path().string();
+  {
+    const NoGradGuard no_grad;
+    model.weight->fill_(0);
+  }
+  nn::Checkpointer(folder).save(training, {.step = 0});
+  for (int round = 0; round < 8; ++round) {
+    const std::int64_t from = *nn::Checkpointer(folder).steps().rbegin();
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      nn::Checkpointer checkpoints(folder, {.keep_last = 2});
+      for (std::int64_t step = from + 1;; ++step) {
+        // Every element says of which step it is. Not by an operation: its threads are not in this process.
+        std::fill_n(model.weight->data<float>(), model.weight->numel(), static_cast<float>(step));
+        checkpoints.save(training, {.step = step});
+      }
+    }
+    usleep(static_cast<useconds_t>(2000 + 4700 * round));
+    REQUIRE(kill(child, SIGKILL) == 0);
+    REQUIRE(waitpid(child, nullptr, 0) == child);
+    const nn::Checkpointer after(folder);
+    REQUIRE(!after.steps().empty());
+    CHECK(after.steps().size() <= 3);
+    for (const std::int64_t step : after.steps()) {
+      nn::load_model(
+          concat({folder, "/step-", std::string(8 - std::to_string(step).size(), '0'), step, ".safetensors"}),
+          model);
+      const float* w = model.weight->data<float>();
+      CHECK(std::count(w, w + model.weight->numel(), static_cast<float>(step)) == model.weight->numel());
+    }
+    CHECK(files_in(dir) == after.steps().size());
+  }
+}
+
+TEST_CASE("checkpoints go to other devices (child)", "[.child]") {
+  const TempDir dir;
+  Net net;
+  nn::save_model(dir / "f", net);
+  const nn::StateDict there = nn::load_tensors(dir / "f", Device("cpu:1"));
+  for (const auto& [name, tensor] : there) CHECK(tensor.device() == Device("cpu:1"));
+  CHECK(bytes_of(there) == bytes_of(nn::load_tensors(dir / "f")));
+  Net moved;
+  moved.to(Device("cpu:1"));
+  nn::load_model(dir / "f", moved);
+  CHECK(moved.fc.weight->device() == Device("cpu:1"));
+  CHECK(bytes_of(moved.state_dict()) == bytes_of(net.state_dict()));
+  nn::save_model(dir / "g", moved);
+  CHECK(read_file(dir / "g") == read_file(dir / "f"));
+
+  default_generator(Device("cpu:1")).set_state({7, 8});
+  nn::save_checkpoint(dir / "c", {.model = &moved}, {});
+  default_generator(Device("cpu:1")).set_state({1, 2});
+  nn::load_checkpoint(dir / "c", {.model = &net});
+  CHECK(default_generator(Device("cpu:1")).state() == std::array<std::uint64_t, 2>{7, 8});
+}
+
+TEST_CASE("checkpoints go to other devices") {
+  const ChildResult result =
+      run_child("checkpoints go to other devices (child)", "TAPESTRY_LOGICAL_DEVICES=2");
+  INFO(result.output);
+  CHECK(result.status == 0);
+}
