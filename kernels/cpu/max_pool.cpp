@@ -34,13 +34,12 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
   if constexpr (Step != 0) step = Step;
   C best[Width];
   std::int32_t place[Width];
-  for (int i = 0; i < Width; ++i) {
-    best[i] = window.empty() ? -std::numeric_limits<C>::infinity() : load(x[window[0].offset + i * step]);
-    place[i] = window.empty() ? -1 : window[0].place;
-  }
-  for (std::size_t e = 1; e < window.size(); ++e) {
+  std::fill_n(best, Width, -std::numeric_limits<C>::infinity());
+  std::fill_n(place, Width, window.empty() ? -1 : window[0].place);  // found even if all are -inf
+  for (std::size_t e = 0; e < window.size(); ++e) {
     const T* const in = x + window[e].offset;
     const std::int32_t at = window[e].place;
+#pragma GCC unroll 1  // unrolled, it would not be vectorised
     for (int i = 0; i < Width; ++i) {
       const C v = load(in[i * step]);
       const bool take = (v > best[i]) | (v != v);
@@ -53,19 +52,18 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
     for (int i = 0; i < Width; ++i) places[i] = static_cast<I>(place[i]);
 }
 
-// The same for n outputs, which lie side by side: as many as fit at a time, from Width down.
+// The same for n outputs, which lie side by side: as many as fit at a time, from Width down. The last ones
+// may be searched twice, which is cheaper than one by one.
 template <int Step, int Width = 16, class T, class I>
 void search_line(const T* x, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
                  I* places) {
-  std::int64_t i = 0;
-  for (; i + Width <= n; i += Width)
-    search<Width, Step>(x + i * step, step, window, y + i, places ? places + i : places);
   if constexpr (Width > 1)
-    if (i < n)
-      search_line<Step, Width == 16  ? 8
-                        : Width == 8 ? 4
-                                     : 1>(x + i * step, step, window, n - i, y + i,
-                                          places ? places + i : places);
+    if (n < Width)
+      return search_line < Step, Width == 16 ? 8 : Width == 8 ? 4 : 1 > (x, step, window, n, y, places);
+  for (std::int64_t i = 0; i < n; i += Width) {
+    const std::int64_t at = std::min(i, n - Width);
+    search<Width, Step>(x + at * step, step, window, y + at, places ? places + at : places);
+  }
 }
 
 // Neighbouring outputs of a row whose windows have the same columns inside: one list of elements serves them
