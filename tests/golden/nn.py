@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""Records what PyTorch's layers, optimizers, schedules and three small models do: tests/golden/nn_*.txt.
+
+One tensor a line: a name, the sizes, a bar, the values. Weights and inputs come from `formula`, which
+tests/nn/golden.cpp has too. Run it by itself; it needs PyTorch."""
+import pathlib
+
+import torch
+from torch import nn
+
+HERE = pathlib.Path(__file__).resolve().parent
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(2)
+lines = []
+
+
+def formula(shape, seed, scale=1.0, dtype=torch.float64):
+    """Numbers in scale * [-0.5, 0.5), scattered, the same to the last bit in every language."""
+    i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64) % 1000003
+    h = (i * i % 1000003 * 31 + i * 611953 + seed * 7919 + 12345) % 1000003
+    return ((h.double() / 1000003 - 0.5) * scale).reshape(shape).to(dtype)
+
+
+def labels(shape, seed, classes):
+    i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64)
+    return ((i * 7 + i * i + seed * 3) % classes).reshape(shape)
+
+
+def put(name, tensor):
+    t = tensor.detach()
+    values = " ".join(repr(v) for v in t.reshape(-1).tolist())
+    lines.append(f"{name} {' '.join(map(str, t.shape))} | {values}")
+
+
+def write(name):
+    version = torch.__version__.split("+")[0]
+    (HERE / f"nn_{name}.txt").write_text(f"# torch {version}, tests/golden/nn.py\n" + "\n".join(lines) + "\n")
+    lines.clear()
+
+
+def fill(module, scale=1.0):
+    """Every floating tensor of the state by the formula, seeded by its place in the state."""
+    with torch.no_grad():
+        for k, (name, t) in enumerate(module.state_dict().items()):
+            if t.is_floating_point():
+                t.copy_(formula(t.shape, k + 1, scale) + (1.0 if name.endswith("running_var") else 0.0))
+
+
+# ---- layers: names of the state, output, gradients, state afterwards ----
+def layer(label, module, *inputs, train=True, pick=None, calls=1):
+    fill(module)
+    module.train(train)
+    for k, (name, t) in enumerate(module.state_dict().items()):
+        put(f"{label}/state/{k}/{name}", torch.tensor(t.shape, dtype=torch.int64))
+    leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    for _ in range(calls):
+        y = module(*leaves)
+    if pick:
+        y = pick(y)
+    ys = y if isinstance(y, tuple) else (y,)
+    loss = sum((t * formula(t.shape, 100 + k)).sum() for k, t in enumerate(ys) if t is not None)
+    if loss.requires_grad:
+        loss.backward()
+    for k, t in enumerate(ys):
+        if t is not None:
+            put(f"{label}/output/{k}", t)
+    for k, x in enumerate(leaves):
+        if x.grad is not None:
+            put(f"{label}/input_grad/{k}", x.grad)
+    for name, p in module.named_parameters():
+        if p.grad is not None:
+            put(f"{label}/grad/{name}", p.grad)
+    for name, b in module.named_buffers():
+        put(f"{label}/buffer/{name}", b)
+
+
+def layers():
+    x = formula((4, 5), 50)
+    image = formula((2, 4, 7, 6), 51, 2.0)
+    layer("linear", nn.Linear(5, 3), x)
+    layer("linear_3d", nn.Linear(5, 3), formula((2, 3, 5), 52))
+    layer("linear_no_bias", nn.Linear(5, 3, bias=False), x)
+    layer("conv", nn.Conv2d(4, 6, 3), image)
+    layer("conv_options", nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2), image)
+    layer("conv_no_bias", nn.Conv2d(4, 3, 1, bias=False), image)
+    for mode in (True, False):
+        m = "train" if mode else "eval"
+        layer(f"bn1d_{m}", nn.BatchNorm1d(5), formula((6, 5), 53), train=mode, calls=2)
+        layer(f"bn1d_3d_{m}", nn.BatchNorm1d(5, eps=1e-3, momentum=0.3), formula((3, 5, 4), 54), train=mode)
+        layer(f"bn2d_{m}", nn.BatchNorm2d(4), image, train=mode, calls=2)
+        layer(f"bn2d_average_{m}", nn.BatchNorm2d(4, momentum=None), image, train=mode, calls=3)
+        layer(f"bn2d_no_affine_{m}", nn.BatchNorm2d(4, affine=False), image, train=mode)
+        layer(f"bn2d_no_track_{m}", nn.BatchNorm2d(4, track_running_stats=False), image, train=mode)
+    layer("ln", nn.LayerNorm(5), x)
+    layer("ln_2d", nn.LayerNorm((7, 6), eps=1e-3), image)
+    layer("ln_no_bias", nn.LayerNorm(5, bias=False), x)
+    layer("ln_no_affine", nn.LayerNorm(5, elementwise_affine=False), x)
+    layer("embedding", nn.Embedding(9, 4), labels((2, 6), 1, 9))
+    layer("embedding_padding", nn.Embedding(9, 4, padding_idx=-7), labels((2, 6), 1, 9))
+    for name, m in dict(relu=nn.ReLU(), silu=nn.SiLU(), tanh=nn.Tanh(), sigmoid=nn.Sigmoid(), identity=nn.Identity(),
+                        gelu=nn.GELU(), gelu_tanh=nn.GELU(approximate="tanh"), leaky_relu=nn.LeakyReLU(0.2),
+                        softmax=nn.Softmax(dim=1), log_softmax=nn.LogSoftmax(dim=-1), flatten=nn.Flatten(),
+                        flatten_some=nn.Flatten(0, 1), dropout_zero=nn.Dropout(0.0), max_pool=nn.MaxPool2d(2),
+                        max_pool_options=nn.MaxPool2d((3, 2), stride=(2, 1), padding=1, ceil_mode=True),
+                        max_pool_dilation=nn.MaxPool2d(2, stride=1, dilation=2), avg_pool=nn.AvgPool2d(3),
+                        avg_pool_options=nn.AvgPool2d(2, stride=2, padding=1, ceil_mode=True, count_include_pad=False),
+                        adaptive_avg_pool=nn.AdaptiveAvgPool2d((3, 4))).items():
+        layer(name, m, image * 3)
+    layer("dropout_eval", nn.Dropout(0.7), x, train=False)
+    layer("sequential", nn.Sequential(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(),
+                                      nn.Linear(3 * 5 * 4, 2)), image)
+
+    logits, target = formula((6, 5), 55, 4.0), labels((6,), 2, 5)
+    weight = formula((5,), 56) + 1
+    for reduction in ("none", "mean", "sum"):
+        layer(f"ce_{reduction}", nn.CrossEntropyLoss(reduction=reduction), logits, target)
+        layer(f"nll_{reduction}", nn.NLLLoss(reduction=reduction), torch.log_softmax(logits, 1), target)
+        layer(f"mse_{reduction}", nn.MSELoss(reduction=reduction), logits, formula((6, 5), 57))
+    layer("ce_options", nn.CrossEntropyLoss(weight=weight, ignore_index=3, label_smoothing=0.1), logits, target)
+    layer("ce_probabilities", nn.CrossEntropyLoss(), logits, torch.softmax(formula((6, 5), 58), 1))
+    layer("nll_options", nn.NLLLoss(weight=weight, ignore_index=3), torch.log_softmax(logits, 1), target)
+
+    # MultiheadAttention: L = 3, S = 5, N = 2, E = 8, four heads
+    q, k, v = formula((3, 2, 8), 60, 2.0), formula((5, 2, 8), 61, 2.0), formula((5, 2, 8), 62, 2.0)
+    causal = torch.triu(torch.ones(3, 5, dtype=torch.bool), 1)
+    added = formula((3, 5), 63, 3.0)
+    per_head = formula((8, 3, 5), 64, 3.0)
+    padding = torch.tensor([[False, False, True, False, True], [False, True, False, False, False]])
+    swap = [t.transpose(0, 1).contiguous() for t in (q, k, v)]
+
+    def mha(label, inputs=(q, k, v), call=None, **options):
+        module = nn.MultiheadAttention(8, 4, **options)
+        call = call or {}
+
+        class Call(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attn = module
+
+            def forward(self, *xs):
+                return self.attn(*xs, **call)
+
+        layer(f"mha_{label}", Call(), *inputs)
+
+    mha("plain")
+    mha("no_weights", call=dict(need_weights=False))
+    mha("per_head_weights", call=dict(average_attn_weights=False))
+    mha("no_bias", bias=False)
+    mha("batch_first", swap, batch_first=True)
+    mha("batch_first_no_weights", swap, batch_first=True, call=dict(need_weights=False))
+    mha("kdim", (q, formula((5, 2, 6), 65), formula((5, 2, 7), 66)), kdim=6, vdim=7)
+    mha("unbatched", (q[:, 0], k[:, 0], v[:, 0]))
+    for need in (True, False):
+        w = "" if need else "_no_weights"
+        mha(f"bool_mask{w}", call=dict(attn_mask=causal, need_weights=need))
+        mha(f"float_mask{w}", call=dict(attn_mask=added, need_weights=need))
+        mha(f"head_mask{w}", call=dict(attn_mask=per_head, need_weights=need))
+        mha(f"padding{w}", call=dict(key_padding_mask=padding, need_weights=need))
+        mha(f"both{w}", call=dict(key_padding_mask=padding, attn_mask=causal, need_weights=need))
+        mha(f"causal{w}", call=dict(attn_mask=causal, is_causal=True, need_weights=need))
+    write("layers")
+
+
+# ---- optimizers: 25 steps with given gradients; the second parameter has none every fourth step ----
+def optimizer(label, make, groups=False):
+    a, b = nn.Parameter(formula((5, 3), 1)), nn.Parameter(formula((7,), 2))
+    opt = make([a, b] if not groups else [{"params": [a]}, {"params": [b], **groups}])
+    for step in range(25):
+        a.grad = formula((5, 3), 1000 + step)
+        b.grad = None if step % 4 == 2 else formula((7,), 2000 + step) + 0.25
+        opt.step()
+        if step in (0, 4, 24):
+            put(f"{label}/a/{step}", a)
+            put(f"{label}/b/{step}", b)
+    for k, p in enumerate((a, b)):
+        for name, t in opt.state[p].items():
+            if t is not None:
+                put(f"{label}/state/{k}/{name}", torch.as_tensor(t, dtype=torch.float64))
+
+
+def optimizers():
+    sgd = dict(plain=dict(lr=0.1), default={}, momentum=dict(lr=0.1, momentum=0.9),
+               dampening=dict(lr=0.1, momentum=0.9, dampening=0.4), nesterov=dict(lr=0.1, momentum=0.9, nesterov=True),
+               decay=dict(lr=0.1, weight_decay=0.2), maximize=dict(lr=0.1, maximize=True),
+               all=dict(lr=0.05, momentum=0.8, weight_decay=0.1, nesterov=True, maximize=True),
+               damped_decay=dict(lr=0.05, momentum=0.8, dampening=0.2, weight_decay=0.1))
+    for name, o in sgd.items():
+        optimizer(f"sgd_{name}", lambda ps: torch.optim.SGD(ps, **o))
+    optimizer("sgd_groups", lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), groups=dict(lr=0.01, momentum=0.5))
+    for kind, cls in dict(adam=torch.optim.Adam, adamw=torch.optim.AdamW).items():
+        for name, o in dict(default={}, lr=dict(lr=0.05), betas=dict(lr=0.05, betas=(0.7, 0.95)), eps=dict(lr=0.05, eps=0.1),
+                            decay=dict(lr=0.05, weight_decay=0.3), no_decay=dict(lr=0.05, weight_decay=0.0),
+                            amsgrad=dict(lr=0.05, amsgrad=True, betas=(0.5, 0.6)), maximize=dict(lr=0.05, maximize=True),
+                            all=dict(lr=0.02, betas=(0.8, 0.9), weight_decay=0.1, amsgrad=True, maximize=True)).items():
+            optimizer(f"{kind}_{name}", lambda ps: cls(ps, **o))
+    write("optim")
+
+
+# ---- schedules: the rates (and momentum) of a whole run ----
+def schedule(label, make, steps, opt=None, momentum=None):
+    ps = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
+    groups = [{"params": [ps[0]]}, {"params": [ps[1]], "lr": 0.05}]
+    opt = opt(groups) if opt else torch.optim.SGD(groups, lr=0.2, momentum=0.5)
+    s = make(opt)
+    rates, momenta = [], []
+    for step in range(steps + 1):
+        if step:
+            opt.step()
+            s.step()
+        rates.append([g["lr"] for g in opt.param_groups])
+        momenta.append([g["betas"][0] if "betas" in g else g["momentum"] for g in opt.param_groups])
+    put(f"{label}/lr", torch.tensor(rates))
+    put(f"{label}/momentum", torch.tensor(momenta))
+
+
+def schedules():
+    lr = torch.optim.lr_scheduler
+    schedule("step", lambda o: lr.StepLR(o, 7), 30)
+    schedule("step_gamma", lambda o: lr.StepLR(o, 4, gamma=0.5), 30)
+    schedule("linear", lambda o: lr.LinearLR(o), 12)
+    schedule("linear_options", lambda o: lr.LinearLR(o, start_factor=0.1, end_factor=0.7, total_iters=9), 15)
+    schedule("cosine", lambda o: lr.CosineAnnealingLR(o, 20), 20)
+    schedule("cosine_back", lambda o: lr.CosineAnnealingLR(o, 8, eta_min=0.01), 30)
+    schedule("lambda", lambda o: lr.LambdaLR(o, lambda t: 0.95 ** t), 20)
+    schedule("lambda_each", lambda o: lr.LambdaLR(o, [lambda t: 1 / (1 + t), lambda t: 1 - t / 40]), 20)
+    schedule("one_cycle", lambda o: lr.OneCycleLR(o, 0.4, total_steps=40), 39)
+    schedule("one_cycle_epochs", lambda o: lr.OneCycleLR(o, 0.4, epochs=5, steps_per_epoch=7), 34)
+    schedule("one_cycle_linear", lambda o: lr.OneCycleLR(o, 0.4, total_steps=37, anneal_strategy="linear", pct_start=0.45), 36)
+    schedule("one_cycle_three", lambda o: lr.OneCycleLR(o, 0.4, total_steps=40, three_phase=True), 39)
+    schedule("one_cycle_options", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23, div_factor=10, final_div_factor=100,
+                                                          base_momentum=0.6, max_momentum=0.7, pct_start=0.0), 22)
+    schedule("one_cycle_fixed", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23, cycle_momentum=False), 22)
+    schedule("one_cycle_adam", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23), 22,
+             opt=lambda g: torch.optim.AdamW(g, lr=0.1))
+    write("schedules")
+
+
+# ---- three models over 50 steps ----
+class Demo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3)
+        self.fc = nn.Linear(30 * 30 * 16, 10)
+
+    def forward(self, x):
+        return torch.softmax(self.fc(self.conv(x).flatten(1)), 1)
+
+
+class CNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+                                      nn.Conv2d(32, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2))
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.ln1 = nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.ln2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x, mask):
+        h = self.ln1(x)
+        x = x + self.attn(h, h, h, attn_mask=mask, need_weights=False)[0]
+        return x + self.mlp(self.ln2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, vocabulary=19, length=12, width=24):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([Block(width), Block(width)])
+        self.ln = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x):
+        n = x.shape[1]
+        mask = torch.triu(torch.ones(n, n, dtype=torch.bool), 1)
+        h = self.tokens(x) + self.positions(torch.arange(n))
+        for block in self.blocks:
+            h = block(h, mask)
+        return self.head(self.ln(h)).transpose(1, 2)
+
+
+def model(label, make, batch, opt, dtype, scale):
+    torch.set_default_dtype(dtype)
+    net = make()
+    torch.set_default_dtype(torch.float64)
+    with torch.no_grad():
+        for k, (name, p) in enumerate(net.named_parameters()):
+            fan = p[0].numel() if p.dim() > 1 else 1
+            p.copy_((formula(p.shape, k + 1, scale / fan ** 0.5) if p.dim() > 1 else
+                     formula(p.shape, k + 1, 0.2) + (1 if name.endswith("weight") else 0)).to(dtype))
+    opt = opt(net.parameters())
+    losses = []
+    for step in range(50):
+        x, target = batch(step)
+        x = x.to(dtype) if x.is_floating_point() else x
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), target)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    put(f"{label}/losses", torch.tensor(losses, dtype=torch.float64))
+    for name, t in net.state_dict().items():
+        t = t.double().reshape(-1)
+        at = [j * t.numel() // 16 for j in range(16)] if t.numel() >= 16 else range(t.numel())
+        put(f"{label}/final/{name}", torch.cat([t.norm().reshape(1), t[list(at)]]))
+
+
+def models():
+    def images(shape, classes):
+        return lambda step: (formula((shape[0],) + shape[1:], 5000 + step, 2.0), labels((shape[0],), step, classes))
+
+    def tokens(step):
+        t = labels((4, 13), step, 19)
+        return t[:, :-1], t[:, 1:]
+
+    kinds = dict(demo=(Demo, images((8, 3, 32, 32), 10), lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)),
+                 cnn=(CNN, images((8, 1, 28, 28), 10), lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9)),
+                 transformer=(Transformer, tokens, lambda ps: torch.optim.AdamW(ps, lr=0.001)))
+    for name, (make, batch, opt) in kinds.items():
+        model(f"{name}_f64", make, batch, opt, torch.float64, 3.0)
+        model(f"{name}_f32", make, batch, lambda ps: torch.optim.SGD(ps, lr=0.01), torch.float32, 3.0)
+    write("models")
+
+
+if __name__ == "__main__":
+    layers()
+    optimizers()
+    schedules()
+    models()

@@ -1,0 +1,288 @@
+// Every layer against PyTorch's (tests/golden/nn.py): names and shapes of the state, output, gradients,
+// buffers afterwards.
+#include <set>
+
+#include "tests/nn/golden.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::test;
+
+namespace {
+
+constexpr double kTolerance = 1e-12;  // f64; sums of a few hundred terms
+
+const NnGolden& golden() {
+  static const NnGolden recorded("layers");
+  return recorded;
+}
+std::set<std::string>& tested() {
+  static std::set<std::string> labels;
+  return labels;
+}
+
+// Fills the module, calls it `calls` times, and holds all that can be seen against the record.
+void check_layer(const std::string& label, nn::Module& module, const std::vector<Tensor>& inputs,
+                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& call, bool train = true,
+                 int calls = 1) {
+  INFO(label);
+  tested().insert(label);
+  fill(module);
+  module.train(train);
+
+  const auto names = golden().under(label + "/state/");
+  const nn::StateDict state = module.state_dict();
+  REQUIRE(state.size() == names.size());
+  for (std::size_t k = 0; k < names.size(); ++k) {
+    CHECK(std::to_string(k) + "/" + state[k].first == names[k].first);
+    const auto sizes = std::vector<double>(state[k].second.sizes().begin(), state[k].second.sizes().end());
+    CHECK(sizes == names[k].second.values);
+  }
+
+  std::vector<Tensor> leaves;
+  for (const Tensor& x : inputs) {
+    leaves.push_back(x.clone());
+    if (is_floating(x.dtype())) leaves.back().set_requires_grad();
+  }
+  std::vector<Tensor> outputs;
+  for (int i = 0; i < calls; ++i) outputs = call(leaves);
+  const auto wanted = golden().under(label + "/output/");
+  REQUIRE(!wanted.empty());
+  Tensor loss;
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    if (!outputs[k].defined()) {
+      CHECK(wanted.size() <= k);
+      continue;
+    }
+    CHECK(difference(outputs[k], golden().at(label + "/output/" + std::to_string(k)), kTolerance) == "");
+    const Tensor part = (outputs[k] * formula(outputs[k].sizes(), 100 + static_cast<int>(k))).sum();
+    loss = loss.defined() ? loss + part : part;
+  }
+  if (loss.requires_grad()) loss.backward();
+  for (std::size_t k = 0; k < leaves.size(); ++k) {
+    const auto grads = golden().under(label + "/input_grad/" + std::to_string(k));
+    INFO("gradient of input " << k);
+    CHECK(leaves[k].grad().defined() == !grads.empty());
+    if (!grads.empty()) CHECK(difference(leaves[k].grad(), grads[0].second, kTolerance) == "");
+  }
+  const auto grads = golden().under(label + "/grad/");
+  CHECK(grads.size() == module.parameters().size());
+  for (const auto& [name, p] : module.named_parameters()) {
+    INFO("gradient of " << name);
+    CHECK(difference(p->grad(), golden().at(label + "/grad/" + name), kTolerance) == "");
+  }
+  const auto buffers = golden().under(label + "/buffer/");
+  CHECK(buffers.size() == module.buffers().size());
+  for (const auto& [name, b] : module.named_buffers()) {
+    INFO("buffer " << name);
+    CHECK(difference(b, golden().at(label + "/buffer/" + name), kTolerance) == "");
+  }
+}
+
+template <class T>
+void check_layer(const std::string& label, const typename T::Options& options, const Tensor& x, bool train = true,
+                 int calls = 1) {
+  T module(options);
+  check_layer(
+      label, module, {x}, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0])}; }, train,
+      calls);
+}
+
+template <class T>
+void check_loss(const std::string& label, const typename T::Options& options, const Tensor& x, const Tensor& target) {
+  T module(options);
+  check_layer(label, module, {x, target},
+              [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0], in[1])}; });
+}
+
+const Tensor& x() {
+  static const Tensor t = formula({4, 5}, 50);
+  return t;
+}
+const Tensor& image() {
+  static const Tensor t = formula({2, 4, 7, 6}, 51, 2.0);
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("Linear and Conv2d") {
+  check_layer<nn::Linear>("linear", {.in_features = 5, .out_features = 3}, x());
+  check_layer<nn::Linear>("linear_3d", {.in_features = 5, .out_features = 3}, formula({2, 3, 5}, 52));
+  check_layer<nn::Linear>("linear_no_bias", {.in_features = 5, .out_features = 3, .bias = false}, x());
+  check_layer<nn::Conv2d>("conv", {.in_channels = 4, .out_channels = 6, .kernel_size = 3}, image());
+  check_layer<nn::Conv2d>("conv_options",
+                          {.in_channels = 4, .out_channels = 6, .kernel_size = {3, 2}, .stride = {2, 1},
+                           .padding = {1, 2}, .dilation = {1, 2}, .groups = 2},
+                          image());
+  check_layer<nn::Conv2d>("conv_no_bias", {.in_channels = 4, .out_channels = 3, .kernel_size = 1, .bias = false},
+                          image());
+}
+
+TEST_CASE("normalisation") {
+  for (const bool train : {true, false}) {
+    const std::string m = train ? "train" : "eval";
+    check_layer<nn::BatchNorm1d>("bn1d_" + m, {.num_features = 5}, formula({6, 5}, 53), train, 2);
+    check_layer<nn::BatchNorm1d>("bn1d_3d_" + m, {.num_features = 5, .eps = 1e-3, .momentum = 0.3},
+                                 formula({3, 5, 4}, 54), train);
+    check_layer<nn::BatchNorm2d>("bn2d_" + m, {.num_features = 4}, image(), train, 2);
+    check_layer<nn::BatchNorm2d>("bn2d_average_" + m, {.num_features = 4, .momentum = {}}, image(), train, 3);
+    check_layer<nn::BatchNorm2d>("bn2d_no_affine_" + m, {.num_features = 4, .affine = false}, image(), train);
+    check_layer<nn::BatchNorm2d>("bn2d_no_track_" + m, {.num_features = 4, .track_running_stats = false}, image(),
+                                 train);
+  }
+  check_layer<nn::LayerNorm>("ln", {.normalized_shape = 5}, x());
+  check_layer<nn::LayerNorm>("ln_2d", {.normalized_shape = {7, 6}, .eps = 1e-3}, image());
+  check_layer<nn::LayerNorm>("ln_no_bias", {.normalized_shape = 5, .bias = false}, x());
+  check_layer<nn::LayerNorm>("ln_no_affine", {.normalized_shape = 5, .elementwise_affine = false}, x());
+}
+
+TEST_CASE("Embedding") {
+  check_layer<nn::Embedding>("embedding", {.num_embeddings = 9, .embedding_dim = 4}, labels({2, 6}, 1, 9));
+  check_layer<nn::Embedding>("embedding_padding", {.num_embeddings = 9, .embedding_dim = 4, .padding_idx = -7},
+                             labels({2, 6}, 1, 9));
+  const nn::Embedding padded({.num_embeddings = 3, .embedding_dim = 4, .padding_idx = 1});
+  CHECK(padded.weight->select(0, 1).abs().sum().item() == 0);
+  CHECK(padded.weight->select(0, 2).abs().sum().item() > 0);
+}
+
+TEST_CASE("activations, pools, Flatten, Dropout") {
+  const Tensor in = image() * 3;
+  check_layer<nn::ReLU>("relu", {}, in);
+  check_layer<nn::SiLU>("silu", {}, in);
+  check_layer<nn::Tanh>("tanh", {}, in);
+  check_layer<nn::Sigmoid>("sigmoid", {}, in);
+  check_layer<nn::Identity>("identity", {}, in);
+  check_layer<nn::GELU>("gelu", {}, in);
+  check_layer<nn::GELU>("gelu_tanh", {.approximate = "tanh"}, in);
+  check_layer<nn::LeakyReLU>("leaky_relu", {.negative_slope = 0.2}, in);
+  check_layer<nn::Softmax>("softmax", {.dim = 1}, in);
+  check_layer<nn::LogSoftmax>("log_softmax", {.dim = -1}, in);
+  check_layer<nn::Flatten>("flatten", {}, in);
+  check_layer<nn::Flatten>("flatten_some", {.start_dim = 0, .end_dim = 1}, in);
+  check_layer<nn::Dropout>("dropout_zero", {.p = 0}, in);
+  check_layer<nn::Dropout>("dropout_eval", {.p = 0.7}, x(), false);
+  check_layer<nn::MaxPool2d>("max_pool", {.kernel_size = 2}, in);
+  check_layer<nn::MaxPool2d>(
+      "max_pool_options", {.kernel_size = {3, 2}, .stride = {2, 1}, .padding = 1, .ceil_mode = true}, in);
+  check_layer<nn::MaxPool2d>("max_pool_dilation", {.kernel_size = 2, .stride = 1, .dilation = 2}, in);
+  check_layer<nn::AvgPool2d>("avg_pool", {.kernel_size = 3}, in);
+  check_layer<nn::AvgPool2d>(
+      "avg_pool_options",
+      {.kernel_size = 2, .stride = 2, .padding = 1, .ceil_mode = true, .count_include_pad = false}, in);
+  check_layer<nn::AdaptiveAvgPool2d>("adaptive_avg_pool", {.output_size = {3, 4}}, in);
+}
+
+TEST_CASE("Dropout drops in training only") {
+  nn::Dropout dropout({.p = 0.25});
+  manual_seed(3);
+  const Tensor ones_in = ones({200, 100});
+  const std::vector<double> y = values_of(dropout(ones_in));
+  std::size_t dropped = 0;
+  for (const double v : y) {
+    CHECK((v == 0 || v == Approx(1 / 0.75)));
+    dropped += v == 0;
+  }
+  // 20000 draws of probability 1/4: the standard deviation of the share is 0.0031.
+  CHECK(static_cast<double>(dropped) / 20000 == Approx(0.25).margin(5 * 0.0031));
+  dropout.eval();
+  CHECK(equal(dropout(ones_in), ones_in));
+}
+
+TEST_CASE("Sequential") {
+  nn::Sequential net(nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 3},
+                     nn::BatchNorm2d::Options{.num_features = 3}, nn::ReLU::Options{}, nn::Flatten::Options{},
+                     nn::Linear::Options{.in_features = 3 * 5 * 4, .out_features = 2});
+  check_layer("sequential", net, {image()},
+              [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{net(in[0])}; });
+}
+
+TEST_CASE("losses") {
+  const Tensor logits = formula({6, 5}, 55, 4.0), target = labels({6}, 2, 5);
+  const std::pair<const char*, Reduction> reductions[] = {
+      {"none", Reduction::none}, {"mean", Reduction::mean}, {"sum", Reduction::sum}};
+  for (const auto& [name, reduction] : reductions) {
+    check_loss<nn::CrossEntropyLoss>(std::string("ce_") + name, {.reduction = reduction}, logits, target);
+    check_loss<nn::NLLLoss>(std::string("nll_") + name, {.reduction = reduction}, logits.log_softmax(1), target);
+    nn::MSELoss mse({.reduction = reduction});
+    check_layer(std::string("mse_") + name, mse, {logits, formula({6, 5}, 57)},
+                [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{mse(in[0], in[1])}; });
+  }
+  const Tensor weight = ones({5});  // there from the start; fill() gives it the record's values
+  check_loss<nn::CrossEntropyLoss>("ce_options", {.weight = weight, .ignore_index = 3, .label_smoothing = 0.1},
+                                   logits, target);
+  check_loss<nn::CrossEntropyLoss>("ce_probabilities", {}, logits, formula({6, 5}, 58).softmax(1));
+  check_loss<nn::NLLLoss>("nll_options", {.weight = weight, .ignore_index = 3}, logits.log_softmax(1), target);
+}
+
+namespace {
+// As the script has it: the module one level down.
+struct Attention : nn::Module {
+  explicit Attention(const nn::MultiheadAttention::Options& options)
+      : attn(add<nn::MultiheadAttention>("attn", options)) {}
+  nn::MultiheadAttention& attn;
+};
+
+void check_attention(const std::string& label, nn::MultiheadAttention::Options options, const nn::AttendOptions& how,
+                     std::vector<Tensor> inputs = {}) {
+  options.embed_dim = 8;
+  options.num_heads = 4;
+  if (inputs.empty()) inputs = {formula({3, 2, 8}, 60, 2.0), formula({5, 2, 8}, 61, 2.0), formula({5, 2, 8}, 62, 2.0)};
+  Attention module(options);
+  check_layer("mha_" + label, module, inputs, [&](const std::vector<Tensor>& in) {
+    const auto [out, weights] = module.attn(in[0], in[1], in[2], how);
+    return std::vector<Tensor>{out, weights};
+  });
+}
+}  // namespace
+
+TEST_CASE("MultiheadAttention") {
+  std::vector<Tensor> swapped, single;
+  for (const int k : {60, 61, 62}) {
+    const Tensor t = formula({k == 60 ? 3 : 5, 2, 8}, k, 2.0);
+    swapped.push_back(t.transpose(0, 1).contiguous());
+    single.push_back(t.select(1, 0));
+  }
+  check_attention("plain", {}, {});
+  check_attention("no_weights", {}, {.need_weights = false});
+  check_attention("per_head_weights", {}, {.average_attn_weights = false});
+  check_attention("no_bias", {.bias = false}, {});
+  check_attention("batch_first", {.batch_first = true}, {}, swapped);
+  check_attention("batch_first_no_weights", {.batch_first = true}, {.need_weights = false}, swapped);
+  check_attention("kdim", {.kdim = 6, .vdim = 7}, {},
+                  {formula({3, 2, 8}, 60, 2.0), formula({5, 2, 6}, 65), formula({5, 2, 7}, 66)});
+  check_attention("unbatched", {}, {}, single);
+}
+
+TEST_CASE("MultiheadAttention with masks") {
+  const Tensor causal = tensor(std::vector<bool>{0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1}, {3, 5});
+  const Tensor padding = tensor(std::vector<bool>{0, 0, 1, 0, 1, 0, 1, 0, 0, 0}, {2, 5});
+  for (const bool need : {true, false}) {
+    const std::string w = need ? "" : "_no_weights";
+    check_attention("bool_mask" + w, {}, {.need_weights = need, .attn_mask = causal});
+    check_attention("float_mask" + w, {}, {.need_weights = need, .attn_mask = formula({3, 5}, 63, 3.0)});
+    check_attention("head_mask" + w, {}, {.need_weights = need, .attn_mask = formula({8, 3, 5}, 64, 3.0)});
+    check_attention("padding" + w, {}, {.key_padding_mask = padding, .need_weights = need});
+    check_attention("both" + w, {}, {.key_padding_mask = padding, .need_weights = need, .attn_mask = causal});
+    // Ours needs no mask beside is_causal.
+    check_attention("causal" + w, {}, {.need_weights = need, .is_causal = true});
+  }
+}
+
+TEST_CASE("MultiheadAttention of one tensor with itself") {
+  nn::MultiheadAttention attn({.embed_dim = 8, .num_heads = 2, .batch_first = true});
+  fill(attn);
+  const Tensor in = formula({2, 3, 8}, 9);
+  // The packed product of self-attention and the three apart are the same sums.
+  const Tensor packed = attn(in, in, in).first, apart = attn(in, in.clone(), in.clone()).first;
+  CHECK(packed.allclose(apart, 1e-13, 1e-13));
+  CHECK(attn(in).allclose(packed, 1e-13, 1e-13));
+}
+
+TEST_CASE("all recorded layers are tested") {
+  // Runs last in this file when the whole file runs, as ctest does.
+  if (tested().size() < 10) return;
+  std::set<std::string> recorded;
+  for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
+  CHECK(recorded == tested());
+}
