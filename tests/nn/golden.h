@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/nn/nn.h"
+#include "tapestry/tapestry.h"
 
 namespace tapestry::test {
 

@@ -1,0 +1,406 @@
+// Optimizers against PyTorch's over 25 steps (tests/golden/nn.py), and what they do besides.
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "tests/nn/golden.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::test;
+
+namespace {
+
+constexpr double kTolerance = 1e-13;
+
+const NnGolden& golden() {
+  static const NnGolden recorded("optim");
+  return recorded;
+}
+std::set<std::string>& tested() {
+  static std::set<std::string> labels;
+  return labels;
+}
+
+struct TwoParameters {
+  nn::Parameter a{"a", formula({5, 3}, 1)}, b{"b", formula(7, 2)};
+  std::vector<nn::Parameter> both() const { return {a, b}; }
+  // The script's gradients; `b` has none every fourth step.
+  void set_grads(int step) const {
+    a->set_grad(formula({5, 3}, 1000 + step));
+    b->set_grad(step % 4 == 2 ? Tensor() : formula(7, 2000 + step) + 0.25);
+  }
+};
+
+void run(const std::string& label, const TwoParameters& p, optim::Optimizer& optimizer) {
+  INFO(label);
+  tested().insert(label);
+  for (int step = 0; step < 25; ++step) {
+    p.set_grads(step);
+    optimizer.step();
+    if (step != 0 && step != 4 && step != 24) continue;
+    CHECK(difference(p.a, golden().at(label + "/a/" + std::to_string(step)), kTolerance) == "");
+    CHECK(difference(p.b, golden().at(label + "/b/" + std::to_string(step)), kTolerance) == "");
+  }
+  const auto recorded = golden().under(label + "/state/");
+  const nn::StateDict state = optimizer.state_dict();
+  for (const auto& [key, value] : recorded) {
+    std::string name = "state." + key;
+    name.replace(name.find('/'), 1, ".");
+    INFO(name);
+    const Tensor* t = nn::find(state, name);
+    REQUIRE(t != nullptr);
+    CHECK(difference(*t, value, kTolerance) == "");
+  }
+}
+
+void check_sgd(const std::string& label, const optim::SGD::Options& options) {
+  const TwoParameters p;
+  optim::SGD optimizer(p.both(), options);
+  run("sgd_" + label, p, optimizer);
+}
+
+template <class T>
+void check_adams(const std::string& kind) {
+  const auto check_one = [&](const std::string& label, const typename T::Options& options) {
+    const TwoParameters p;
+    T optimizer(p.both(), options);
+    run(kind + "_" + label, p, optimizer);
+  };
+  check_one("default", {});
+  check_one("lr", {.lr = 0.05});
+  check_one("betas", {.lr = 0.05, .betas = {0.7, 0.95}});
+  check_one("eps", {.lr = 0.05, .eps = 0.1});
+  check_one("decay", {.lr = 0.05, .weight_decay = 0.3});
+  check_one("no_decay", {.lr = 0.05, .weight_decay = 0});
+  check_one("amsgrad", {.lr = 0.05, .betas = {0.5, 0.6}, .amsgrad = true});
+  check_one("maximize", {.lr = 0.05, .maximize = true});
+  check_one("all", {.lr = 0.02, .betas = {0.8, 0.9}, .weight_decay = 0.1, .amsgrad = true, .maximize = true});
+}
+
+}  // namespace
+
+TEST_CASE("SGD") {
+  check_sgd("plain", {.lr = 0.1});
+  check_sgd("default", {});
+  check_sgd("momentum", {.lr = 0.1, .momentum = 0.9});
+  check_sgd("dampening", {.lr = 0.1, .momentum = 0.9, .dampening = 0.4});
+  check_sgd("nesterov", {.lr = 0.1, .momentum = 0.9, .nesterov = true});
+  check_sgd("decay", {.lr = 0.1, .weight_decay = 0.2});
+  check_sgd("maximize", {.lr = 0.1, .maximize = true});
+  check_sgd("all", {.lr = 0.05, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true, .maximize = true});
+  check_sgd("damped_decay", {.lr = 0.05, .momentum = 0.8, .dampening = 0.2, .weight_decay = 0.1});
+}
+
+TEST_CASE("Adam") { check_adams<optim::Adam>("adam"); }
+TEST_CASE("AdamW") { check_adams<optim::AdamW>("adamw"); }
+
+TEST_CASE("groups have options of their own") {
+  const TwoParameters p;
+  optim::SGD optimizer({{{p.a}, {.lr = 0.1, .momentum = 0.9}}, {{p.b}, {.lr = 0.01, .momentum = 0.5}}});
+  CHECK(optimizer.num_groups() == 2);
+  CHECK(optimizer.lr(1) == 0.01);
+  run("sgd_groups", p, optimizer);
+}
+
+TEST_CASE("all recorded optimizers are tested") {
+  if (tested().size() < 5) return;  // when the file does not run whole
+  std::set<std::string> recorded;
+  for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
+  CHECK(recorded == tested());
+}
+
+TEST_CASE("f32 follows f64") {
+  for (const bool adam : {false, true}) {
+    const nn::Parameter narrow("p", formula({300, 41}, 7, 1, DType::f32)), wide("p", formula({300, 41}, 7));
+    std::unique_ptr<optim::Optimizer> first, second;
+    if (adam) {
+      first = std::make_unique<optim::AdamW>(std::vector{narrow});
+      second = std::make_unique<optim::AdamW>(std::vector{wide});
+    } else {
+      const optim::SGD::Options options{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true};
+      first = std::make_unique<optim::SGD>(std::vector{narrow}, options);
+      second = std::make_unique<optim::SGD>(std::vector{wide}, options);
+    }
+    for (int step = 0; step < 20; ++step) {
+      narrow->set_grad(formula({300, 41}, step, 1, DType::f32));
+      wide->set_grad(formula({300, 41}, step));
+      first->step();
+      second->step();
+    }
+    // Each step adds rounding of a few units of f32 to weights of about 1; momentum sums ten of them.
+    CHECK(distance(values_of(narrow), values_of(wide)) < 20 * 10 * 1.2e-7);
+  }
+}
+
+TEST_CASE("steps do not depend on threads, blocks or neighbours") {
+  const auto train = [](int threads, const std::vector<Shape>& sizes) {
+    const int before = get_num_threads();
+    set_num_threads(threads);
+    std::vector<nn::Parameter> params;
+    for (const Shape& s : sizes) params.emplace_back("p", formula(s, 3, 1, DType::f32));
+    optim::AdamW optimizer(params, {.lr = 0.01});
+    for (int step = 0; step < 3; ++step) {
+      for (const nn::Parameter& p : params) p->set_grad(formula(p->sizes(), step, 1, DType::f32));
+      optimizer.step();
+    }
+    set_num_threads(before);
+    return values_of(params.back());
+  };
+  const std::vector<double> alone = train(1, {{50001}});
+  CHECK(train(2, {{50001}}) == alone);
+  CHECK(train(2, {{1}, {4096}, {0}, {4097}, {}, {50001}}) == alone);
+}
+
+TEST_CASE("dense layouts: channels-last parameters, transposed gradients") {
+  const Tensor init = formula({2, 3, 4, 5}, 1), grad = formula({2, 3, 4, 5}, 2);
+  const nn::Parameter plain("p", init.clone()), last("p", init.contiguous(MemoryFormat::channels_last));
+  optim::SGD optimizer({plain, last}, {.lr = 0.1, .momentum = 0.9});
+  for (int step = 0; step < 3; ++step) {
+    plain->set_grad(grad.contiguous(MemoryFormat::channels_last));
+    last->set_grad(grad);
+    optimizer.step();
+  }
+  CHECK(equal(plain->detach(), last->detach().contiguous()));
+  CHECK(last->is_contiguous(MemoryFormat::channels_last));
+
+  const nn::Parameter strided("p", formula({4, 3}, 1).t());
+  strided->set_grad(formula({3, 4}, 1));
+  optim::SGD other({strided}, {.lr = 0.1});
+  CHECK_THROWS_WITH(other.step(), ContainsSubstring("not dense"));
+}
+
+TEST_CASE("a step is seen by the tape") {
+  const nn::Parameter w("w", ones({3}, DType::f64));
+  const Tensor y = (w.tensor() * w.tensor()).sum();
+  w->set_grad(ones({3}, DType::f64));
+  optim::SGD({w}, {.lr = 0.1}).step();
+  CHECK_THROWS_AS(y.backward(), AutogradError);
+}
+
+TEST_CASE("gradients are scaled in the step") {
+  const TwoParameters p, q;
+  optim::Adam scaled(p.both(), {.lr = 0.1}), plain(q.both(), {.lr = 0.1});
+  scaled.set_grad_scale(0.25);
+  for (int step = 0; step < 3; ++step) {
+    p.set_grads(step);
+    q.set_grads(step);
+    for (const auto& x : p.both())
+      if (x->grad().defined()) x->set_grad(x->grad() * 4.0);
+    scaled.step();
+    plain.step();
+  }
+  CHECK(equal(p.a->detach(), q.a->detach()));
+}
+
+TEST_CASE("zero_grad") {
+  const TwoParameters p;
+  optim::SGD optimizer(p.both());
+  p.set_grads(0);
+  optimizer.zero_grad(false);
+  CHECK(p.a->grad().abs().sum().item() == 0);
+  optimizer.zero_grad();
+  CHECK_FALSE(p.a->grad().defined());
+  const std::vector<double> before = values_of(p.a);
+  optimizer.step();  // nothing to do
+  CHECK(values_of(p.a) == before);
+}
+
+TEST_CASE("a restored optimizer goes on bit for bit") {
+  const auto make = [](const TwoParameters& p, int kind) -> std::unique_ptr<optim::Optimizer> {
+    if (kind == 0) return std::make_unique<optim::SGD>(p.both(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
+    if (kind == 1) return std::make_unique<optim::Adam>(p.both(), optim::Adam::Options{.lr = 0.1, .amsgrad = true});
+    return std::make_unique<optim::AdamW>(p.both());
+  };
+  for (const int kind : {0, 1, 2}) {
+    const TwoParameters p, q;
+    const auto first = make(p, kind), second = make(q, kind);
+    for (int step = 0; step < 5; ++step) {
+      p.set_grads(step);
+      first->step();
+    }
+    first->set_lr(0.03);
+    second->load_state_dict(first->state_dict());
+    CHECK(second->lr() == 0.03);
+    {
+      const NoGradGuard no_grad;
+      q.a->copy_(p.a);
+      q.b->copy_(p.b);
+    }
+    for (int step = 5; step < 12; ++step) {
+      p.set_grads(step);
+      q.set_grads(step);
+      first->step();
+      second->step();
+    }
+    CHECK(values_of(p.a) == values_of(q.a));
+    CHECK(values_of(p.b) == values_of(q.b));
+  }
+}
+
+TEST_CASE("a state that does not fit changes nothing") {
+  const TwoParameters p;
+  optim::SGD optimizer(p.both(), {.lr = 0.1, .momentum = 0.9});
+  p.set_grads(0);
+  optimizer.step();
+  const nn::StateDict good = optimizer.state_dict();
+  const auto broken = [&](const std::string& key, const Tensor& value) {
+    nn::StateDict dict = good;
+    std::erase_if(dict, [&](const auto& entry) { return entry.first == key; });
+    if (value.defined()) dict.emplace_back(key, value);
+    dict[0].second = scalar_tensor(0.5, DType::f64);  // groups.0.lr, which must not be taken over
+    return dict;
+  };
+  REQUIRE(good[0].first == "groups.0.lr");
+  const auto refused = [&](const std::string& key, const Tensor& value, const std::string& text) {
+    CHECK_THROWS_WITH(optimizer.load_state_dict(broken(key, value)), ContainsSubstring(text));
+    CHECK(optimizer.lr() == 0.1);
+  };
+  refused("groups.0.momentum", {}, "missing: groups.0.momentum");
+  refused("groups.0.momentum", zeros({2}), "not a number: groups.0.momentum");
+  refused("groups.0.momentum", scalar_tensor(-1.0), "momentum must not be negative");
+  refused("groups.0.num_params", scalar_tensor(std::int64_t{3}), "has 3 parameters in the state and 2 here");
+  refused("state.0.momentum_buffer", zeros({3, 5}), "expected [5, 3] but got [3, 5]");
+  refused("state.0.momentum_buffer", {}, "state.0.momentum_buffer is missing");
+  refused("state.2.step", scalar_tensor(1.0), "unexpected: state.2.step");
+  refused("state.0.exp_avg", zeros({5, 3}), "unexpected: state.0.exp_avg");
+  CHECK_NOTHROW(optimizer.load_state_dict(good));
+}
+
+TEST_CASE("bad options and parameters") {
+  const TwoParameters p;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.lr = -0.1}), ContainsSubstring("[SGD] lr must not be negative but is -0.1"));
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.lr = nan}), ContainsSubstring("lr"));
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.momentum = -1}), ContainsSubstring("momentum"));
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.weight_decay = -1}), ContainsSubstring("weight_decay"));
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.nesterov = true}), ContainsSubstring("nesterov"));
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.momentum = 0.9, .dampening = 0.1, .nesterov = true}),
+                    ContainsSubstring("nesterov"));
+  CHECK_THROWS_WITH(optim::Adam(p.both(), {.betas = {1.0, 0.9}}), ContainsSubstring("betas"));
+  CHECK_THROWS_WITH(optim::Adam(p.both(), {.betas = {0.9, -0.1}}), ContainsSubstring("betas"));
+  CHECK_THROWS_WITH(optim::Adam(p.both(), {.eps = -1e-8}), ContainsSubstring("eps"));
+  CHECK_THROWS_WITH(optim::AdamW(p.both(), {.weight_decay = -1}), ContainsSubstring("weight_decay"));
+  CHECK_THROWS_WITH(optim::AdamW(p.both(), {.lr = -1}), ContainsSubstring("[AdamW] lr"));
+  CHECK_THROWS_WITH(optim::SGD(std::vector<nn::Parameter>{}), ContainsSubstring("empty"));
+  CHECK_THROWS_WITH(optim::SGD({p.a, p.b, p.a}, {.lr = 0.1}), ContainsSubstring("given twice"));
+  CHECK_THROWS_WITH(optim::SGD({p.a, nn::Parameter()}, {.lr = 0.1}), ContainsSubstring("undefined"));
+  optim::SGD optimizer(p.both());
+  CHECK_THROWS_WITH(optimizer.set_lr(-1), ContainsSubstring("lr"));
+  CHECK(optimizer.lr() == 1e-3);
+  CHECK_THROWS_WITH(optimizer.option(0, "beta1"), ContainsSubstring("no option 'beta1'"));
+  CHECK_THROWS_AS(optimizer.option(1, "lr"), IndexError);
+  CHECK_THROWS_WITH(optimizer.add_param_group({{p.a}, {}}), ContainsSubstring("given twice"));
+  CHECK(optimizer.num_groups() == 1);
+  const nn::Parameter half("h", zeros({2}, DType::f16));
+  half->set_grad(zeros({2}, DType::f16));
+  CHECK_THROWS_AS(optim::SGD({half}).step(), MissingKernelError);
+}
+
+TEST_CASE("parameters that outlive their module") {
+  std::unique_ptr<optim::SGD> optimizer;
+  Tensor weight;
+  {
+    nn::Linear layer({.in_features = 2, .out_features = 2});
+    optimizer = std::make_unique<optim::SGD>(layer.parameters(), optim::SGD::Options{.lr = 1});
+    layer(ones({1, 2})).sum().backward();
+    weight = layer.weight;
+  }
+  const Tensor before = weight.detach().clone();
+  optimizer->step();
+  CHECK(allclose(weight.detach(), before - 1.0));
+}
+
+TEST_CASE("each replica steps on its own device") {
+  REQUIRE(device_count(DeviceType::cpu) == 2);
+  const Tensor init = formula({40, 3}, 1);
+  for (const bool adam : {false, true}) {
+    nn::Parameter p("p", init.clone()), alone("p", init.clone());
+    std::unique_ptr<optim::Optimizer> optimizer, reference;
+    if (adam) {
+      optimizer = std::make_unique<optim::AdamW>(std::vector{p});
+      reference = std::make_unique<optim::AdamW>(std::vector{alone});
+    } else {
+      optimizer = std::make_unique<optim::SGD>(std::vector{p}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
+      reference = std::make_unique<optim::SGD>(std::vector{alone}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
+    }
+    for (int step = 0; step < 6; ++step) {
+      // Replicated on the way: the newcomer takes over the state of the first.
+      if (step == 2) {
+        Tensor second = p.replica(0).detach().to("cpu:1");
+        second.set_requires_grad();
+        p.set_replicas({p.replica(0), second});
+      }
+      for (int r = 0; r < p.replicas(); ++r)
+        p.replica(r).set_grad(formula({40, 3}, 10 + step).to(p.replica(r).device()));
+      alone->set_grad(formula({40, 3}, 10 + step));
+      optimizer->step();
+      reference->step();
+    }
+    CHECK(p.replica(1).device() == Device("cpu:1"));
+    CHECK(values_of(p.replica(0)) == values_of(alone));
+    CHECK(values_of(p.replica(1)) == values_of(alone));
+    optimizer->zero_grad();
+    CHECK_FALSE(p.replica(1).grad().defined());
+  }
+}
+
+TEST_CASE("step_replica needs prepare_step") {
+  const TwoParameters p;
+  optim::AdamW optimizer(p.both());
+  p.set_grads(0);
+  CHECK_THROWS_WITH(optimizer.step_replica(0), ContainsSubstring("prepare_step"));
+  optimizer.prepare_step();
+  CHECK_NOTHROW(optimizer.step_replica(0));
+}
+
+TEST_CASE("clip_grad_norm_") {
+  const TwoParameters p;
+  p.a->set_grad(full({5, 3}, 2.0, DType::f64));
+  p.b->set_grad(full(7, -3.0, DType::f64));
+  const double norm = std::sqrt(15 * 4 + 7 * 9);
+  SECTION("above the limit") {
+    CHECK(nn::clip_grad_norm_(p.both(), 1).item() == Approx(norm).epsilon(1e-14));
+    // PyTorch divides by norm + 1e-6.
+    CHECK(p.a->grad().norm().item() == Approx(std::sqrt(60.0) / (norm + 1e-6)).epsilon(1e-14));
+    CHECK(p.b->grad().select(0, 0).item() == Approx(-3 / (norm + 1e-6)).epsilon(1e-14));
+  }
+  SECTION("below the limit nothing changes") {
+    nn::clip_grad_norm_(p.both(), 100);
+    CHECK(p.b->grad().select(0, 0).item() == -3);
+  }
+  SECTION("other norms") {
+    CHECK(nn::clip_grad_norm_(p.both(), 1, 1).item() == Approx(30 + 21).epsilon(1e-14));
+  }
+  SECTION("the largest") {
+    CHECK(nn::clip_grad_norm_(p.both(), 1.5, std::numeric_limits<double>::infinity()).item() == 3);
+    CHECK(p.b->grad().select(0, 0).item() == Approx(-1.5).epsilon(1e-6));
+  }
+  SECTION("missing gradients") {
+    p.a->set_grad({});
+    CHECK(nn::clip_grad_norm_(p.both(), 1).item() == Approx(std::sqrt(63.0)));
+    p.b->set_grad({});
+    CHECK(nn::clip_grad_norm_(p.both(), 1).item() == 0);
+  }
+  SECTION("not finite") {
+    p.a->grad().fill_(std::numeric_limits<double>::quiet_NaN());
+    CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, 2, true), ContainsSubstring("the norm of the gradients is nan"));
+    CHECK(p.b->grad().select(0, 0).item() == -3);  // nothing was scaled
+    CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1).item()));
+    CHECK(std::isnan(p.b->grad().select(0, 0).item()));
+  }
+  SECTION("bad limits") {
+    CHECK_THROWS_AS(nn::clip_grad_norm_(p.both(), -1), ValueError);
+    CHECK_THROWS_AS(nn::clip_grad_norm_(p.both(), 1, 0), ValueError);
+  }
+}
+
+TEST_CASE("clip_grad_value_") {
+  const TwoParameters p;
+  p.a->set_grad(formula({5, 3}, 4, 8));
+  const std::vector<double> before = values_of(p.a->grad());
+  nn::clip_grad_value_(p.both(), 1.5);
+  const std::vector<double> after = values_of(p.a->grad());
+  for (std::size_t i = 0; i < before.size(); ++i) CHECK(after[i] == std::clamp(before[i], -1.5, 1.5));
+  CHECK_THROWS_AS(nn::clip_grad_value_(p.both(), -1), ValueError);
+}

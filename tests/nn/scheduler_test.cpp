@@ -1,0 +1,148 @@
+// Schedules against PyTorch's over whole runs (tests/golden/nn.py).
+#include <cmath>
+#include <set>
+
+#include "tests/nn/golden.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::test;
+
+namespace {
+
+const NnGolden& golden() {
+  static const NnGolden recorded("schedules");
+  return recorded;
+}
+std::set<std::string>& tested() {
+  static std::set<std::string> labels;
+  return labels;
+}
+
+// Two groups of rates 0.2 and 0.05, momentum 0.5, as in the script.
+struct WithSgd {
+  nn::Parameter a{"a", zeros(1)}, b{"b", zeros(1)};
+  optim::SGD optimizer{{{{a}, {.lr = 0.2, .momentum = 0.5}}, {{b}, {.lr = 0.05, .momentum = 0.5}}}};
+};
+struct WithAdamW {
+  nn::Parameter a{"a", zeros(1)}, b{"b", zeros(1)};
+  optim::AdamW optimizer{{{{a}, {.lr = 0.1}}, {{b}, {.lr = 0.05}}}};
+};
+
+template <class Setup, class Schedule, class... Args>
+void check_schedule(const std::string& label, const char* momentum, const Args&... args) {
+  INFO(label);
+  tested().insert(label);
+  Setup setup;
+  Schedule schedule(setup.optimizer, args...);
+  const Record &rates = golden().at(label + "/lr"), &momenta = golden().at(label + "/momentum");
+  const auto count = static_cast<std::size_t>(rates.sizes[0]);
+  nn::StateDict middle;
+  for (std::size_t step = 0; step < count; ++step) {
+    if (step > 0) schedule.step();
+    INFO("step " << step);
+    for (std::size_t g = 0; g < 2; ++g) {
+      CHECK(std::abs(setup.optimizer.lr(g) - rates.values[2 * step + g]) < 1e-14);
+      CHECK(std::abs(setup.optimizer.option(g, momentum) - momenta.values[2 * step + g]) < 1e-14);
+      CHECK(schedule.last_lr()[g] == setup.optimizer.lr(g));
+    }
+    if (step == count / 2) middle = schedule.state_dict();
+  }
+  // Another one, restored in the middle, ends with the same bits.
+  Setup other;
+  Schedule restored(other.optimizer, args...);
+  restored.load_state_dict(middle);
+  CHECK(restored.steps() == static_cast<std::int64_t>(count / 2));
+  while (restored.steps() < schedule.steps()) restored.step();
+  CHECK(restored.last_lr() == schedule.last_lr());
+  CHECK(other.optimizer.option(0, momentum) == setup.optimizer.option(0, momentum));
+}
+
+template <class Schedule, class... Args>
+void check_sgd(const std::string& label, const Args&... args) {
+  check_schedule<WithSgd, Schedule>(label, "momentum", args...);
+}
+
+}  // namespace
+
+TEST_CASE("schedules follow PyTorch's") {
+  using namespace optim;
+  check_sgd<StepLR>("step", StepLROptions{.step_size = 7});
+  check_sgd<StepLR>("step_gamma", StepLROptions{.step_size = 4, .gamma = 0.5});
+  check_sgd<LinearLR>("linear", LinearLROptions{});
+  check_sgd<LinearLR>("linear_options", LinearLROptions{.start_factor = 0.1, .end_factor = 0.7, .total_iters = 9});
+  check_sgd<CosineAnnealingLR>("cosine", CosineAnnealingLROptions{.T_max = 20});
+  check_sgd<CosineAnnealingLR>("cosine_back", CosineAnnealingLROptions{.T_max = 8, .eta_min = 0.01});
+  check_sgd<LambdaLR>("lambda", [](std::int64_t t) { return std::pow(0.95, static_cast<double>(t)); });
+  check_sgd<LambdaLR>("lambda_each",
+                      std::vector<LambdaLR::Factor>{[](std::int64_t t) { return 1 / (1 + static_cast<double>(t)); },
+                                                    [](std::int64_t t) { return 1 - static_cast<double>(t) / 40; }});
+}
+
+TEST_CASE("OneCycleLR follows PyTorch's") {
+  using namespace optim;
+  check_sgd<OneCycleLR>("one_cycle", OneCycleLROptions{.max_lr = 0.4, .total_steps = 40});
+  check_sgd<OneCycleLR>("one_cycle_epochs", OneCycleLROptions{.max_lr = 0.4, .epochs = 5, .steps_per_epoch = 7});
+  check_sgd<OneCycleLR>("one_cycle_linear", OneCycleLROptions{.max_lr = 0.4, .total_steps = 37, .pct_start = 0.45,
+                                                              .anneal_strategy = Anneal::linear});
+  check_sgd<OneCycleLR>("one_cycle_three", OneCycleLROptions{.max_lr = 0.4, .total_steps = 40, .three_phase = true});
+  check_sgd<OneCycleLR>("one_cycle_options",
+                        OneCycleLROptions{.max_lr = 0.4, .total_steps = 23, .pct_start = 0, .base_momentum = 0.6,
+                                          .max_momentum = 0.7, .div_factor = 10, .final_div_factor = 100});
+  check_sgd<OneCycleLR>("one_cycle_fixed",
+                        OneCycleLROptions{.max_lr = 0.4, .total_steps = 23, .cycle_momentum = false});
+  check_schedule<WithAdamW, OneCycleLR>("one_cycle_adam", "beta1", OneCycleLROptions{.max_lr = 0.4, .total_steps = 23});
+}
+
+TEST_CASE("all recorded schedules are tested") {
+  if (tested().size() < 3) return;  // when the file does not run whole
+  std::set<std::string> recorded;
+  for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
+  CHECK(recorded == tested());
+}
+
+TEST_CASE("cosine with warm-up") {
+  WithSgd s;
+  optim::CosineAnnealingLR schedule(s.optimizer, {.T_max = 10, .warmup_steps = 4});
+  std::vector<double> rates{s.optimizer.lr()};
+  for (int i = 0; i < 14; ++i) {
+    schedule.step();
+    rates.push_back(s.optimizer.lr());
+  }
+  for (int i = 0; i < 4; ++i) CHECK(rates[static_cast<std::size_t>(i)] == Approx(0.2 * (i + 1) / 4));
+  CHECK(rates[4] == 0.2);
+  CHECK(rates[9] == Approx(0.1));
+  CHECK(rates[14] == Approx(0).margin(1e-16));
+}
+
+TEST_CASE("schedules refuse bad options and states") {
+  using namespace optim;
+  WithSgd s;
+  CHECK_THROWS_WITH(StepLR(s.optimizer, {}), ContainsSubstring("step_size"));
+  CHECK_THROWS_WITH(LinearLR(s.optimizer, {.start_factor = 0}), ContainsSubstring("start_factor"));
+  CHECK_THROWS_WITH(LinearLR(s.optimizer, {.end_factor = 2}), ContainsSubstring("end_factor"));
+  CHECK_THROWS_WITH(LinearLR(s.optimizer, {.total_iters = 0}), ContainsSubstring("total_iters"));
+  CHECK_THROWS_WITH(CosineAnnealingLR(s.optimizer, {}), ContainsSubstring("T_max"));
+  CHECK_THROWS_WITH(LambdaLR(s.optimizer, LambdaLR::Factor()), ContainsSubstring("empty"));
+  CHECK_THROWS_WITH(LambdaLR(s.optimizer, std::vector<LambdaLR::Factor>{}), ContainsSubstring("0 functions"));
+  CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.total_steps = 3}), ContainsSubstring("max_lr"));
+  CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.max_lr = 1}), ContainsSubstring("total_steps"));
+  CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.max_lr = 1, .total_steps = 3, .pct_start = 2}),
+                    ContainsSubstring("pct_start"));
+  CHECK(s.optimizer.lr() == 0.2);  // none of these changed anything
+
+  LambdaLR negative(s.optimizer, [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; });
+  CHECK_THROWS_WITH(negative.step(), ContainsSubstring("lr must not be negative"));
+
+  OneCycleLR cycle(s.optimizer, {.max_lr = 1, .total_steps = 3});
+  cycle.step();
+  cycle.step();
+  CHECK_THROWS_WITH(cycle.step(), ContainsSubstring("beyond the 3 steps"));
+  CHECK(cycle.steps() == 2);
+
+  StepLR step(s.optimizer, {.step_size = 2});
+  CHECK_THROWS_WITH(step.load_state_dict({}), ContainsSubstring("no number 'steps'"));
+  CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{-1})}}), ContainsSubstring("-1"));
+  CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{1})}}), ContainsSubstring("groups"));
+  CHECK(step.steps() == 0);
+}
