@@ -1,0 +1,518 @@
+#include "tapestry/nn/module.h"
+
+#include <sstream>
+
+#include "tests/nn/golden.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::test;
+
+namespace {
+
+// As DESIGN.md has it.
+struct Net : nn::Module {
+  nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
+  nn::Linear& fc   = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
+  Tensor forward(const Tensor& x) override { return fc(conv(x).flatten(1)); }
+};
+
+struct Inner : nn::Module {
+  explicit Inner(int features = 4)
+      : fc(add<nn::Linear>("fc", {.in_features = features, .out_features = features})),
+        bn(add<nn::BatchNorm1d>("bn", {.num_features = features})) {}
+  Tensor forward(const Tensor& x) override { return bn(fc(x)); }
+  nn::Linear& fc;
+  nn::BatchNorm1d& bn;
+};
+
+struct Outer : nn::Module {
+  nn::Parameter& scale = param("scale", full({4}, 2.0));
+  nn::Buffer& table = buffer("table", arange(4), true);
+  nn::Buffer& scratch = buffer("scratch", zeros({2}), false);
+  Inner& inner = add<Inner>("inner", 4);
+  nn::ModuleList& list = add<nn::ModuleList>("list");
+  Outer() {
+    list.append<nn::Linear>({.in_features = 4, .out_features = 4, .bias = false});
+    list.append<nn::ReLU>();
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = inner(x) * scale;
+    for (nn::Module* m : list) y = (*m)(y);
+    return y;
+  }
+};
+
+// A forward of another signature.
+struct Pairwise : nn::Module {
+  nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 3, .out_features = 3});
+  using Module::forward;
+  std::pair<Tensor, std::vector<Tensor>> forward(const Tensor& a, const Tensor& b, double scale = 1) {
+    return {fc(a) + b * scale, {a, b}};
+  }
+};
+
+std::vector<std::string> names(const nn::StateDict& dict) {
+  std::vector<std::string> found;
+  for (const auto& [name, t] : dict) found.push_back(name);
+  return found;
+}
+
+std::vector<std::string> parameter_names(const nn::Module& m) {
+  std::vector<std::string> found;
+  for (const auto& [name, t] : m.named_parameters()) found.push_back(name);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("the model of the design computes and trains") {
+  Net net;
+  const Tensor y = net(zeros({2, 3, 32, 32}));
+  CHECK(y.sizes() == Shape{2, 10});
+  CHECK(parameter_names(net) == std::vector<std::string>{"conv.weight", "conv.bias", "fc.weight", "fc.bias"});
+  y.sum().backward();
+  for (const Tensor& p : net.parameters()) CHECK(p.grad().defined());
+  net.zero_grad(false);
+  CHECK(net.fc.bias->grad().abs().sum().item() == 0);
+  net.zero_grad();
+  for (const Tensor& p : net.parameters()) CHECK_FALSE(p.grad().defined());
+}
+
+TEST_CASE("names come in the order of registration, own before those below") {
+  const Outer net;
+  CHECK(names(net.state_dict()) ==
+        std::vector<std::string>{"scale", "table", "inner.fc.weight", "inner.fc.bias", "inner.bn.weight",
+                                 "inner.bn.bias", "inner.bn.running_mean", "inner.bn.running_var",
+                                 "inner.bn.num_batches_tracked", "list.0.weight"});
+  CHECK(parameter_names(net) == std::vector<std::string>{"scale", "inner.fc.weight", "inner.fc.bias",
+                                                         "inner.bn.weight", "inner.bn.bias", "list.0.weight"});
+  std::vector<std::string> buffers, modules;
+  for (const auto& [name, b] : net.named_buffers()) buffers.push_back(name);
+  CHECK(buffers == std::vector<std::string>{"table", "scratch", "inner.bn.running_mean", "inner.bn.running_var",
+                                            "inner.bn.num_batches_tracked"});
+  for (const auto& [name, m] : net.named_modules()) modules.push_back(name);
+  CHECK(modules == std::vector<std::string>{"", "inner", "inner.fc", "inner.bn", "list", "list.0", "list.1"});
+  CHECK(net.children().size() == 2);
+  CHECK(net.named_children()[1].first == "list");
+  CHECK(net.buffers().size() == 5);
+  CHECK(net.table->dtype() == DType::i64);
+  CHECK_FALSE(net.table->requires_grad());
+  CHECK(net.scale->requires_grad());
+  CHECK(&net.at("inner.fc") == &net.inner.fc);
+  CHECK(&net.at("") == &net);
+  CHECK_THROWS_WITH(net.at("inner.nothing"), ContainsSubstring("Inner has no module 'nothing'"));
+  CHECK(net.inner.fc.path() == "inner.fc");
+  CHECK(net.path().empty());
+  CHECK(net.inner.bn.num_batches_tracked->sizes() == Shape{});
+  CHECK(net.inner.bn.num_batches_tracked->dtype() == DType::i64);
+}
+
+TEST_CASE("apply reaches children first") {
+  Outer net;
+  std::vector<std::string> order;
+  net.apply([&](nn::Module& m) { order.push_back(m.type_name()); });
+  CHECK(order == std::vector<std::string>{"Linear", "BatchNorm1d", "Inner", "Linear", "ReLU", "ModuleList", "Outer"});
+}
+
+TEST_CASE("registration refuses what cannot be a name") {
+  struct Open : nn::Module {
+    using Module::add;
+    Tensor forward(const Tensor& x) override { return x; }
+  } m;
+  m.param("w", zeros({2}));
+  CHECK_THROWS_WITH(m.param("w", zeros({2})), ContainsSubstring("Open already has a 'w'"));
+  CHECK_THROWS_WITH(m.buffer("w", zeros({2})), ContainsSubstring("already has a 'w'"));
+  CHECK_THROWS_WITH(m.add<nn::ReLU>("w"), ContainsSubstring("already has a 'w'"));
+  CHECK_THROWS_WITH(m.param("", zeros({2})), ContainsSubstring("cannot be a name"));
+  CHECK_THROWS_WITH(m.add<nn::ReLU>("a.b"), ContainsSubstring("'a.b' cannot be a name"));
+  CHECK_THROWS_WITH(m.add("null", std::shared_ptr<nn::ReLU>()), ContainsSubstring("null"));
+  const auto child = std::make_shared<Inner>();
+  m.add("child", child);
+  m.add("again", child);  // shared
+  CHECK(m.parameters().size() == 1 + 4);
+  CHECK(m.state_dict().size() == 1 + 2 * 7);
+  CHECK(child->path() == "child");
+  const auto loop = std::make_shared<nn::Sequential>();
+  loop->push_back(std::make_shared<nn::Sequential>());
+  CHECK_THROWS_WITH((*loop)[0].add("up", loop), ContainsSubstring("modules form a tree"));
+}
+
+TEST_CASE("a module may outlive the one that it was added to") {
+  const auto child = std::make_shared<nn::Linear>(nn::Linear::Options{.in_features = 2, .out_features = 1});
+  {
+    nn::Sequential parent(child);
+    CHECK(child->path() == "0");
+  }
+  CHECK(child->path().empty());
+  CHECK((*child)(zeros({1, 2})).sizes() == Shape{1, 1});
+}
+
+TEST_CASE("errors say in which module, and keep their type") {
+  Outer net;
+  try {
+    net(zeros({2, 5}));
+    FAIL("no error");
+  } catch (const ValueError& e) {
+    const std::string text = e.what();
+    INFO(text);
+    CHECK(text.find("expected an input of shape (..., 4) but got [2, 5]") != std::string::npos);
+    CHECK(text.find("(in inner.fc: Linear(in_features=4, out_features=4, bias=true))") != std::string::npos);
+    CHECK(text.find("(in ", text.find("(in ") + 1) == std::string::npos);  // one place, the innermost
+  }
+  nn::Embedding embedding({.num_embeddings = 3, .embedding_dim = 2});
+  CHECK_THROWS_AS(embedding(tensor({5})), IndexError);
+  CHECK_THROWS_WITH(embedding(tensor({5})), ContainsSubstring("(in Embedding(num_embeddings=3, embedding_dim=2))"));
+
+  nn::Conv2d conv({.in_channels = 3, .out_channels = 4, .kernel_size = 3});
+  CHECK_THROWS_WITH(conv(zeros({1, 2, 8, 8})), ContainsSubstring("(N, 3, H, W) but got [1, 2, 8, 8]"));
+  nn::BatchNorm2d bn({.num_features = 3});
+  CHECK_THROWS_WITH(bn(zeros({1, 2, 8, 8})), ContainsSubstring("(N, 3, H, W) but got [1, 2, 8, 8]"));
+  CHECK_THROWS_WITH(bn(zeros({1, 3, 1, 1})), ContainsSubstring("in BatchNorm2d(num_features=3"));
+  nn::BatchNorm1d bn1({.num_features = 3});
+  CHECK_THROWS_WITH(bn1(zeros({2, 3, 1, 1})), ContainsSubstring("(N, 3) or (N, C, L) but got"));
+  nn::LayerNorm ln({.normalized_shape = {3, 4}});
+  CHECK_THROWS_WITH(ln(zeros({2, 3, 5})), ContainsSubstring("LayerNorm(normalized_shape=[3, 4]"));
+  nn::MultiheadAttention attn({.embed_dim = 8, .num_heads = 2});
+  CHECK_THROWS_WITH(attn(zeros({2, 1, 7})), ContainsSubstring("the last one 8, but got [2, 1, 7]"));
+  CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({2, 1, 8}), zeros({3, 1, 8})), ContainsSubstring("do not fit"));
+  CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.attn_mask = zeros({3, 3})}),
+                    ContainsSubstring("expected an attn_mask of [2, 3] or [2, 2, 3] but got [3, 3]"));
+  CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.key_padding_mask = zeros({1, 2})}),
+                    ContainsSubstring("key_padding_mask of [1, 3] but got [1, 2]"));
+  CHECK_THROWS_AS(attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.attn_mask = zeros({2, 3}, DType::i64)}),
+                  TypeError);
+  // Caught inside, an error is not touched by what comes after it.
+  struct Careful : nn::Module {
+    nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 2, .out_features = 2});
+    Tensor forward(const Tensor& x) override {
+      try {
+        return fc(x);
+      } catch (const ValueError&) {
+        throw TypeError("second");
+      }
+    }
+  } careful;
+  CHECK_THROWS_AS(careful(zeros({3})), TypeError);
+  CHECK_THROWS_WITH(careful(zeros({3})), "second (in Careful)");
+}
+
+TEST_CASE("layers refuse bad options") {
+  CHECK_THROWS_WITH(nn::Linear({}), ContainsSubstring("[Linear] in_features and out_features must be positive"));
+  CHECK_THROWS_WITH(nn::Conv2d({.in_channels = 3, .out_channels = 4}), ContainsSubstring("kernel_size"));
+  CHECK_THROWS_WITH(nn::Conv2d({.in_channels = 3, .out_channels = 4, .kernel_size = 3, .groups = 2}),
+                    ContainsSubstring("groups must divide"));
+  CHECK_THROWS_WITH(nn::Conv2d({.in_channels = 3, .out_channels = 4, .kernel_size = 3, .stride = 0}),
+                    ContainsSubstring("stride"));
+  CHECK_THROWS_WITH(nn::Conv2d({.in_channels = 3, .out_channels = 4, .kernel_size = 3, .padding = -1}),
+                    ContainsSubstring("padding"));
+  CHECK_THROWS_WITH(nn::BatchNorm2d({}), ContainsSubstring("[BatchNorm2d] num_features"));
+  CHECK_THROWS_WITH(nn::LayerNorm({}), ContainsSubstring("normalized_shape"));
+  CHECK_THROWS_WITH(nn::Embedding({.num_embeddings = 3}), ContainsSubstring("embedding_dim"));
+  CHECK_THROWS_AS(nn::Embedding({.num_embeddings = 3, .embedding_dim = 1, .padding_idx = 3}), IndexError);
+  CHECK_THROWS_WITH(nn::Dropout({.p = 1.5}), ContainsSubstring("[Dropout] p must lie in [0, 1] but is 1.5"));
+  CHECK_THROWS_WITH(nn::GELU({.approximate = "erf"}), ContainsSubstring("'erf'"));
+  CHECK_THROWS_WITH(nn::MaxPool2d({}), ContainsSubstring("kernel_size"));
+  CHECK_THROWS_WITH(nn::AdaptiveAvgPool2d({}), ContainsSubstring("output_size"));
+  CHECK_THROWS_WITH(nn::MultiheadAttention({.embed_dim = 8, .num_heads = 3}), ContainsSubstring("num_heads must divide"));
+  CHECK_THROWS_WITH(nn::CrossEntropyLoss({.label_smoothing = 2}), ContainsSubstring("label_smoothing"));
+}
+
+TEST_CASE("a forward of any signature, through nn::call") {
+  Pairwise m;
+  const Tensor a = ones({2, 3}), b = ones({2, 3});
+  CHECK(nn::call(m, a, b, 2.0).second.size() == 2);
+  CHECK_THROWS_WITH(nn::call(m, zeros({2, 4}), b), ContainsSubstring("in fc: Linear("));
+  CHECK_THROWS_WITH(m(a), ContainsSubstring("has no forward(const Tensor&)"));
+  std::vector<std::size_t> seen;
+  m.register_forward_hook([&](nn::Module&, const std::vector<Tensor>& in, std::vector<Tensor>& out) {
+    seen = {in.size(), out.size()};
+    out[2] = out[2] * 7.0;
+  });
+  CHECK(nn::call(m, a, b, 2.0).second[1].sum().item() == 42);
+  CHECK(seen == std::vector<std::size_t>{2, 3});
+}
+
+TEST_CASE("forward hooks") {
+  nn::Linear layer({.in_features = 2, .out_features = 2});
+  {
+    const NoGradGuard no_grad;
+    layer.weight->copy_(eye(2));
+    layer.bias->zero_();
+  }
+  std::string order;
+  HookHandle before = layer.register_forward_pre_hook([&](nn::Module&, std::vector<Tensor>& in) {
+    order += "a";
+    in[0] = in[0] + 1.0;
+  });
+  HookHandle after = layer.register_forward_hook([&](nn::Module& m, const std::vector<Tensor>& in, std::vector<Tensor>& out) {
+    order += "b";
+    CHECK(&m == &layer);
+    CHECK(in[0].sum().item() == 8);
+    out[0] = out[0] * 10.0;
+  });
+  HookHandle second = layer.register_forward_hook(
+      [&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>&) { order += "c"; });
+  CHECK(layer(ones({2, 2})).sum().item() == 80);
+  CHECK(order == "abc");
+  before.remove();
+  before.remove();  // twice is harmless
+  after.remove();
+  CHECK(layer(ones({2, 2})).sum().item() == 4);
+  CHECK(order == "abcc");
+  second.remove();
+  CHECK_FALSE(layer.has_hooks());
+
+  HookHandle once;
+  once = layer.register_forward_pre_hook([&](nn::Module&, std::vector<Tensor>&) { once.remove(); });
+  layer(ones({2, 2}));
+  CHECK_FALSE(layer.has_hooks());
+
+  HookHandle wrong = layer.register_forward_pre_hook([](nn::Module&, std::vector<Tensor>& in) { in.clear(); });
+  CHECK_THROWS_WITH(layer(ones({2, 2})), ContainsSubstring("a hook changed the number of tensors from 1 to 0"));
+  CHECK_THROWS_WITH(layer.register_forward_hook({}), ContainsSubstring("the hook is empty"));
+
+  HookHandle orphan;
+  {
+    nn::ReLU gone;
+    orphan = gone.register_forward_pre_hook([](nn::Module&, std::vector<Tensor>&) {});
+  }
+  orphan.remove();  // after its module
+}
+
+TEST_CASE("training and evaluation") {
+  Outer net;
+  CHECK(net.is_training());
+  net.eval();
+  for (const nn::Module* m : net.modules()) CHECK_FALSE(m->is_training());
+  net.inner.train();
+  CHECK(net.inner.fc.is_training());
+  CHECK_FALSE(net.is_training());
+}
+
+TEST_CASE("freezing") {
+  Outer net;
+  net.inner.requires_grad_(false);
+  CHECK_FALSE(net.inner.fc.weight->requires_grad());
+  CHECK(net.scale->requires_grad());
+  net(formula({3, 4}, 1, 1, DType::f32)).sum().backward();
+  CHECK_FALSE(net.inner.fc.weight->grad().defined());
+  CHECK(net.scale->grad().defined());
+  net.requires_grad_();
+  CHECK(net.inner.fc.weight->requires_grad());
+}
+
+TEST_CASE("moving to devices and dtypes") {
+  Outer net;
+  const nn::Parameter handle = net.inner.fc.weight;
+  net(formula({3, 4}, 1, 1, DType::f32)).sum().backward();
+  const std::vector<double> grad = values_of(handle->grad());
+  net.to(DType::f64);
+  CHECK(handle->dtype() == DType::f64);
+  CHECK(handle->grad().dtype() == DType::f64);
+  CHECK(values_of(handle->grad()) == grad);
+  CHECK(handle->requires_grad());
+  CHECK(handle->is_leaf());
+  CHECK(net.table->dtype() == DType::i64);
+  CHECK(net.inner.bn.running_var->dtype() == DType::f64);
+  net.to("cpu:1");
+  for (const Tensor& p : net.parameters()) CHECK(p.device() == Device("cpu:1"));
+  CHECK(net.table->device() == Device("cpu:1"));
+  CHECK(handle->grad().device() == Device("cpu:1"));
+  CHECK(net(formula({3, 4}, 1).to("cpu:1")).device() == Device("cpu:1"));
+  net.to(kCPU, DType::f32);
+  CHECK(handle->device() == kCPU);
+  CHECK_THROWS_AS(net.to(DType::i64), TypeError);
+  CHECK_THROWS_AS(net.to("cpu:9"), DeviceError);
+  const Tensor same = handle;
+  net.to(kCPU);
+  CHECK(handle->is_same(same));  // nothing to do, so nothing was replaced
+}
+
+TEST_CASE("state goes from one module to another") {
+  Outer a, b;
+  const nn::LoadResult result = b.load_state_dict(a.state_dict());
+  CHECK(result.missing.empty());
+  CHECK(result.unexpected.empty());
+  for (const auto& [name, t] : a.state_dict()) CHECK(equal(t, *nn::find(b.state_dict(), name)));
+  // It is a view of the module, as in PyTorch.
+  a.state_dict()[0].second.fill_(9.0);
+  CHECK(a.scale->select(0, 0).item() == 9);
+  CHECK_FALSE(b.scale->is_same(a.scale));
+  // Other dtypes and devices are converted.
+  b.to(DType::f64);
+  b.load_state_dict(a.state_dict());
+  CHECK(b.scale->dtype() == DType::f64);
+  CHECK(b.scale->select(0, 0).item() == 9);
+}
+
+TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothing") {
+  Outer net;
+  nn::StateDict dict;
+  for (const auto& [name, t] : net.state_dict()) dict.emplace_back(name, zeros_like(t) + (is_floating(t.dtype()) ? 5 : 0));
+  std::erase_if(dict, [](const auto& e) { return e.first == "inner.fc.bias"; });
+  dict.emplace_back("extra.weight", zeros({1}));
+  dict[2].second = zeros({4, 5});
+  REQUIRE(dict[2].first == "inner.fc.weight");
+  try {
+    net.load_state_dict(dict);
+    FAIL("no error");
+  } catch (const ValueError& e) {
+    const std::string text = e.what();
+    INFO(text);
+    CHECK(text.find("missing: inner.fc.bias") != std::string::npos);
+    CHECK(text.find("unexpected: extra.weight") != std::string::npos);
+    CHECK(text.find("wrong shape: inner.fc.weight expected [4, 4] but got [4, 5]") != std::string::npos);
+  }
+  CHECK(net.scale->select(0, 0).item() == 2);
+  // A wrong shape is refused even where names may differ.
+  CHECK_THROWS_WITH(net.load_state_dict(dict, false), ContainsSubstring("wrong shape"));
+  CHECK(net.scale->select(0, 0).item() == 2);
+  dict.erase(dict.begin() + 2);
+  const nn::LoadResult result = net.load_state_dict(dict, false);
+  CHECK(result.missing == std::vector<std::string>{"inner.fc.weight", "inner.fc.bias"});
+  CHECK(result.unexpected == std::vector<std::string>{"extra.weight"});
+  CHECK(net.scale->select(0, 0).item() == 5);
+  CHECK_THROWS_WITH(net.load_state_dict({{"scale", Tensor()}}, false), ContainsSubstring("undefined tensor: scale"));
+}
+
+TEST_CASE("tied weights") {
+  struct Tied : nn::Module {
+    nn::Embedding& tokens = add<nn::Embedding>("tokens", {.num_embeddings = 5, .embedding_dim = 3});
+    nn::Linear& head = add<nn::Linear>("head", {.in_features = 3, .out_features = 5, .bias = false});
+    nn::Parameter& same = param("same", tokens.weight);
+    Tied() { head.weight = tokens.weight; }
+    Tensor forward(const Tensor& x) override { return head(tokens(x)); }
+  } net;
+  CHECK(net.parameters().size() == 1);
+  CHECK(net.same.is_same(net.head.weight));
+  CHECK(names(net.state_dict()) == std::vector<std::string>{"same", "tokens.weight", "head.weight"});
+  net(tensor({1, 2})).sum().backward();
+  CHECK(net.head.weight->grad().defined());
+  net.to(DType::f64);
+  CHECK(net.tokens.weight->is_same(net.head.weight));
+  CHECK(net.tokens.weight->dtype() == DType::f64);
+}
+
+TEST_CASE("replicas: each context sees its own tensors") {
+  nn::Linear layer({.in_features = 2, .out_features = 1, .bias = false});
+  {
+    Tensor second = full({1, 2}, 3.0, Device("cpu:1"));
+    second.set_requires_grad();
+    layer.weight.set_replicas({full({1, 2}, 2.0).set_requires_grad(), second});
+  }
+  CHECK(layer.weight.replicas() == 2);
+  Context context = current_context();
+  context.replica = 1;
+  context.device = Device("cpu:1");
+  {
+    const ContextGuard guard(context);
+    const Tensor y = layer(ones({1, 2}));
+    CHECK(y.device() == Device("cpu:1"));
+    CHECK(y.item() == 6);
+    y.backward();
+  }
+  CHECK(layer(ones({1, 2})).item() == 4);
+  CHECK_FALSE(layer.weight.replica(0).grad().defined());
+  CHECK(layer.weight.replica(1).grad().defined());
+  layer.zero_grad();
+  CHECK_FALSE(layer.weight.replica(1).grad().defined());
+  layer.requires_grad_(false);
+  CHECK_FALSE(layer.weight.replica(1).requires_grad());
+  layer.load_state_dict({{"weight", full({1, 2}, 7.0)}});
+  CHECK(layer.weight.replica(0).sum().item() == 14);
+  CHECK(layer.weight.replica(1).sum().item() == 14);
+  CHECK_THROWS_WITH(layer.to(DType::f64), ContainsSubstring("'weight' has 2 replicas"));
+
+  context.replica = 2;
+  {
+    const ContextGuard guard(context);
+    CHECK_THROWS_AS(layer.weight.tensor(), IndexError);
+    CHECK_THROWS_WITH(layer(ones({1, 2})), ContainsSubstring("replica 2 of 'weight' was asked for, but it has 2"));
+  }
+  CHECK_THROWS_AS(layer.weight.replica(-1), IndexError);
+  CHECK_THROWS_AS(layer.weight.set_replica(2, zeros({1})), IndexError);
+  CHECK_THROWS_AS(layer.weight.set_replicas({}), ValueError);
+  CHECK_THROWS_AS(nn::Parameter().set_replica(0, zeros({1})), ValueError);
+  CHECK_FALSE(nn::Parameter().tensor().defined());
+
+  nn::PerReplica<int> count;
+  *count = 4;
+  {
+    context.replica = 1;
+    const ContextGuard guard(context);
+    CHECK(*count == 0);
+    *count = 5;
+  }
+  CHECK(*count == 4);
+}
+
+TEST_CASE("modules print as a tree") {
+  const Outer net;
+  std::ostringstream out;
+  out << net;
+  CHECK(out.str() ==
+        "Outer(\n"
+        "  (inner): Inner(\n"
+        "    (fc): Linear(in_features=4, out_features=4, bias=true)\n"
+        "    (bn): BatchNorm1d(num_features=4, eps=1e-05, momentum=0.1, affine=true, track_running_stats=true)\n"
+        "  )\n"
+        "  (list): ModuleList(\n"
+        "    (0): Linear(in_features=4, out_features=4, bias=false)\n"
+        "    (1): ReLU()\n"
+        "  )\n"
+        ")");
+  const nn::Conv2d conv({.in_channels = 3, .out_channels = 4, .kernel_size = {3, 5}, .padding = 1, .groups = 1});
+  CHECK(conv.str() == "Conv2d(in_channels=3, out_channels=4, kernel_size=(3, 5), stride=1, padding=1)");
+}
+
+TEST_CASE("summary") {
+  Net net;
+  net.conv.requires_grad_(false);
+  net.fc.eval();
+  const std::string text = net.summary({2, 3, 32, 32});
+  INFO(text);
+  CHECK(text ==
+        "Layer           Output shape     Parameters\n"
+        "-------------------------------------------\n"
+        "Net             [2, 10]                   -\n"
+        "  conv: Conv2d  [2, 16, 30, 30]         448\n"
+        "  fc: Linear    [2, 10]             144,010\n"
+        "-------------------------------------------\n"
+        "Parameters: 144,458 (144,010 trained)\n"
+        "Memory: parameters 564.3 KiB, buffers 0 B, outputs of layers 112.6 KiB\n");
+  CHECK(net.is_training());  // as before
+  CHECK_FALSE(net.fc.is_training());
+  CHECK_FALSE(net.conv.has_hooks());
+  CHECK(net.summary().find("[2, 10]") == std::string::npos);
+  CHECK_THROWS_AS(net.summary({2, 4, 32, 32}), ValueError);
+  CHECK_FALSE(net.conv.has_hooks());
+
+  Outer outer;
+  const std::vector<double> mean = values_of(outer.inner.bn.running_mean);
+  CHECK(outer.summary([&] { outer(ones({3, 4})); }).find("[3, 4]") != std::string::npos);
+  CHECK(values_of(outer.inner.bn.running_mean) == mean);
+}
+
+TEST_CASE("Sequential and ModuleList") {
+  nn::Sequential net(nn::Linear::Options{.in_features = 3, .out_features = 4}, [](const Tensor& x) { return x * 2.0; },
+                     std::make_shared<nn::ReLU>(), std::make_unique<nn::Tanh>(),
+                     nn::named("head", nn::Linear::Options{.in_features = 4, .out_features = 2}));
+  CHECK(net.size() == 5);
+  CHECK(names(net.state_dict()) == std::vector<std::string>{"0.weight", "0.bias", "head.weight", "head.bias"});
+  CHECK(net(zeros({5, 3})).sizes() == Shape{5, 2});
+  CHECK(net.get<nn::Linear>(0).options.out_features == 4);
+  CHECK(net[-1].type_name() == "Linear");
+  CHECK_THROWS_AS(net[5], IndexError);
+  CHECK_THROWS_WITH(net.get<nn::Conv2d>(1), ContainsSubstring("module 1 is a Function"));
+  CHECK_THROWS_WITH(net(zeros({5, 4})), ContainsSubstring("in 0: Linear("));
+  net.append<nn::Dropout>({.p = 0.1});
+  CHECK(net.size() == 6);
+  nn::Sequential empty;
+  CHECK(empty.empty());
+  CHECK(equal(empty(ones({2})), ones({2})));
+  nn::ModuleList list;
+  list.append<nn::ReLU>();
+  CHECK_THROWS_WITH(list(ones({2})), ContainsSubstring("[ModuleList] this module has no forward"));
+  CHECK_THROWS_AS(nn::Function(nullptr), ValueError);
+}
