@@ -31,6 +31,11 @@ BAD_INPUT("fill_", "share memory", [] { zeros({1}).expand({3}).fill_(1); });
 BAD_INPUT("item", "shape [3] has 3 elements", [] { zeros({3}).item(); });
 BAD_INPUT("item", "shape [0] has 0 elements", [] { zeros({0}).item(); });
 NOT_APPLICABLE("item", empty, "needs one element");
+OP_TEST("item", strided, "of an element in the midst of others") {
+  const Tensor x = tensor({{1, 2, 3}, {4, 5, 6}}, kFloat32);
+  CHECK(x.t()[1][1].item() == 5);
+  CHECK(x.slice(1, 2, 3).narrow(0, 1, 1).item() == 6);
+}
 
 TEST_CASE("clone and contiguous: layouts and memory") {
   const Tensor x = randn({2, 3, 4, 5});

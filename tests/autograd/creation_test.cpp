@@ -190,6 +190,37 @@ OP_TEST("randperm", empty, "none and one") {
 NOT_APPLICABLE("randperm", strided, "takes no tensor");
 NOT_APPLICABLE("randperm", extreme, "its values are 0 to n - 1");
 
+OP_TEST("rand", dtypes, "in [0, 1)") {
+  for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = rand({500}, t);
+    CHECK(x.dtype() == t);
+    CHECK(x.min().item() >= 0);
+    CHECK(x.max().item() < 1);
+    CHECK(x.max().item() > 0.9);
+  }
+}
+OP_TEST("randn", dtypes, "of both signs, few beyond 3") {
+  for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = randn({500}, t);
+    CHECK(x.dtype() == t);
+    CHECK(x.min().item() < -1.5);
+    CHECK(x.max().item() > 1.5);
+    CHECK(x.abs().max().item() < 7);
+  }
+}
+OP_TEST("randint", dtypes, "each number of the range, and no other") {
+  for (DType t : {kInt64, kInt32, kUInt8, kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = randint(2, 6, {500}, t);
+    CHECK(x.dtype() == t);
+    int seen = 0;
+    for (int v = 2; v < 6; ++v) seen += x.eq(scalar_tensor(v, t)).to(kInt64).sum().item<int>();
+    CHECK(seen == 500);
+    CHECK(x.min().item() == 2);
+    CHECK(x.max().item() == 5);
+  }
+}
+OP_TEST("randperm", dtypes, "i64") { CHECK(randperm(5).dtype() == kInt64); }
+
 TEST_CASE("factories heed device, dtype and requires_grad") {
   CHECK(zeros({2}).dtype() == kFloat32);
   CHECK(zeros({2}, kInt64).dtype() == kInt64);

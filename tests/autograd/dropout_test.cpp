@@ -30,6 +30,16 @@ OP_TEST("dropout", golden, "keeps what its words say, scaled, in every dtype; gr
     CHECK(std::abs(kept - 3000) < 200);  // 7 standard deviations
   }
 }
+OP_TEST("dropout", dtypes, "of the result and of the gradient") {
+  for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
+    const Tensor x = ones({64}, TensorOptions(t).with_grad());
+    const Tensor y = dropout(x, 0.5);
+    y.sum().backward();
+    CHECK(y.dtype() == t);
+    CHECK(x.grad().dtype() == t);
+    CHECK(equal(y.mul(2 - y.detach()).detach(), zeros({64}, t)));  // 0 or 2
+  }
+}
 OP_TEST("dropout", gradcheck, "with the generator set back for every evaluation") {
   const Tensor x = randn({3, 7}, TensorOptions(kFloat64).with_grad());
   autograd::gradcheck(

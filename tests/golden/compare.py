@@ -33,13 +33,15 @@ case("isnan", [f64([NAN, INF, 0, -NAN])], fn=torch.isnan, tags="extreme")
 case("isnan", [grid(3, 5)], fn=torch.isnan)
 case("isnan", [grid(0)], fn=torch.isnan)
 case("isnan", [ints(5)], fn=torch.isnan, dtypes=ALL)
+case("isnan", [bools(5)], fn=torch.isnan)
 
 for c, a, b in [((3, 5), (3, 5), (3, 5)), ((5,), (3, 5), (3, 1)), ((3, 1), (), (4,)), ((), (3,), (3,)),
                 ((2, 3, 4), (4,), (3, 1)), ((0, 3), (3,), (1, 3)), ((37,), (37,), (37,))]:
     case("where", [bools(*c), grid(*a), grid(*b, seed=2)], fn=torch.where)
 case("where", [bools(4), f64([INF, NAN, INF, NAN]), f64([1, 2, -INF, NAN])], fn=torch.where,
      tags="extreme no_gradcheck")
-case("where", [bools(6), ints(6), ints(6, seed=2)], fn=torch.where)
+for dtype in ALL:
+    case("where", [bools(6), ints(6, low=0, dtype=dtype), ints(6, seed=2, low=0, dtype=dtype)], fn=torch.where)
 case("where", [bools(6), ints(6), grid(6, dtype=torch.float32)], fn=torch.where)
 case("where", [bools(6), grid(6, dtype=torch.float16), grid(dtype=torch.float32)], fn=torch.where)
 case("where", [bools(6), bools(6, seed=2), bools(6, seed=3)], fn=torch.where)
@@ -56,6 +58,8 @@ case("allclose", [f64([INF, 1]), f64([-INF, 1])], fn=torch.allclose, tags="extre
 case("allclose", [f64([1, 1]), f64([INF, 1])], fn=torch.allclose, tags="extreme")
 case("allclose", [grid(0, 3), grid(3)], fn=torch.allclose)
 case("allclose", [ints(5), ints(5)], fn=torch.allclose, dtypes=ALL)
+for seed in (1, 2):
+    case("allclose", [bools(5), bools(5, seed=seed)], fn=torch.equal)  # torch.allclose takes no bool
 case("equal", [grid(3, 5), grid(3, 5)], fn=torch.equal)
 case("equal", [grid(3, 5), grid(3, 5, seed=2)], fn=torch.equal)
 case("equal", [grid(3, 5), grid(5)], fn=torch.equal)

@@ -72,7 +72,8 @@ def item(x):
     return torch.tensor(x.item(), dtype=x.dtype)
 
 
-for x in (grid(1), grid(), grid(1, 1), ints(1), bools(1)):
+for x in (grid(1), grid(), grid(1, 1), bools(1)):
     case("item", [x], fn=item)
+case("item", [ints(1, low=0)], fn=item, dtypes=[torch.int64, torch.int32, torch.uint8])
 for value in (INF, NAN, -0.0, 2.0**-149):
     case("item", [f64([value])], fn=item, tags="extreme")

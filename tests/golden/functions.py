@@ -62,6 +62,7 @@ for limits in (dict(min=-1.03), dict(max=2.03), dict(min=-1.03, max=2.03), dict(
         case("clamp", [grid(*shape)], limits, torch.clamp, tags=tags)
     case("clamp", [f64([INF, -INF, NAN, 0, 2.0**127])], limits, torch.clamp, tags="extreme no_gradcheck")
     case("clamp", [ints(9)], limits, torch.clamp, dtypes=INTEGERS[:2])
+case("clamp", [ints(9, low=0, dtype=torch.uint8)], dict(min=1, max=3), torch.clamp)
 case("clamp", [grid(7)], dict(min=2.03, max=1.03), torch.clamp, tags="no_grad no_gradcheck")
 case("clamp", [f64([1, 2, 3])], dict(min=1.0, max=3.0), torch.clamp, tags="no_gradcheck")
 

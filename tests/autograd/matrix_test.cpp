@@ -1,0 +1,36 @@
+// Each operation has a test of each kind, or a reason why not. The registry of operations, the lines of the
+// test files and the recorded cases say so; this program holds them all.
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "tests/support/catch.h"
+#include "tests/support/op_check.h"
+
+using namespace tapestry::test;
+
+TEST_CASE("every operation is tested in every way") {
+  const Matrix matrix =
+      build_matrix(registered_ops(), golden_rows(), kind_rows(), golden_families(), golden_family);
+  CHECK(!registered_ops().empty());
+  for (const std::string& failure : matrix.failures) FAIL_CHECK(failure);
+  if (!matrix.failures.empty()) std::cout << matrix.markdown;
+
+  const std::string path = TAPESTRY_SOURCE_DIR "/docs/reference/operations.md";
+  const std::string page =
+      "# Operations and how they are tested\n\n"
+      "Written by tests/autograd/matrix_test.cpp from the registry of operations; tests/README.md says what the "
+      "kinds of test are.\nTo write it anew: `TAPESTRY_WRITE_DOCS=1 build/ci/bin/tests_autograd \"every "
+      "operation*\"`.\n\n" +
+      matrix.markdown;
+  if (std::getenv("TAPESTRY_WRITE_DOCS")) {
+    std::ofstream file(path);
+    file << page;
+    REQUIRE(file.flush());
+  }
+  std::ifstream file(path);
+  const std::string written{std::istreambuf_iterator<char>(file), {}};
+  INFO("docs/reference/operations.md is out of date; run this test with TAPESTRY_WRITE_DOCS=1");
+  CHECK((written == page));
+}
