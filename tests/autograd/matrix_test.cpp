@@ -1,6 +1,7 @@
 // Each operation has a test of each kind, or a reason why not. The registry of operations, the lines of the
 // test files and the recorded cases say so; this program holds them all.
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -20,7 +21,8 @@ TEST_CASE("every operation is tested in every way") {
   const std::string path = TAPESTRY_SOURCE_DIR "/docs/reference/operations.md";
   const std::string page =
       "# Operations and how they are tested\n\n"
-      "Written by tests/autograd/matrix_test.cpp from the registry of operations; tests/README.md says what the "
+      "Written by tests/autograd/matrix_test.cpp from the registry of operations; tests/README.md says what "
+      "the "
       "kinds of test are.\nTo write it anew: `TAPESTRY_WRITE_DOCS=1 build/ci/bin/tests_autograd \"every "
       "operation*\"`.\n\n" +
       matrix.markdown;
@@ -33,4 +35,11 @@ TEST_CASE("every operation is tested in every way") {
   const std::string written{std::istreambuf_iterator<char>(file), {}};
   INFO("docs/reference/operations.md is out of date; run this test with TAPESTRY_WRITE_DOCS=1");
   CHECK((written == page));
+}
+
+TEST_CASE("the recorded cases stay small") {
+  std::uintmax_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(TAPESTRY_SOURCE_DIR "/tests/golden"))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  CHECK(bytes < 5'000'000);
 }
