@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/error.h"
 
@@ -21,11 +21,16 @@ Fans fans(const Tensor& weight) {
 double gain(Nonlinearity nonlinearity, double slope) {
   switch (nonlinearity) {
     case Nonlinearity::linear:
-    case Nonlinearity::sigmoid: return 1;
-    case Nonlinearity::tanh: return 5.0 / 3;
-    case Nonlinearity::relu: return std::sqrt(2.0);
-    case Nonlinearity::leaky_relu: return std::sqrt(2 / (1 + slope * slope));
-    case Nonlinearity::selu: return 0.75;
+    case Nonlinearity::sigmoid:
+      return 1;
+    case Nonlinearity::tanh:
+      return 5.0 / 3;
+    case Nonlinearity::relu:
+      return std::sqrt(2.0);
+    case Nonlinearity::leaky_relu:
+      return std::sqrt(2 / (1 + slope * slope));
+    case Nonlinearity::selu:
+      return 0.75;
   }
   return 1;
 }
@@ -47,7 +52,8 @@ const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low
   check(std > 0, "[trunc_normal_] the standard deviation must be positive but is ", std);
   check(low < high, "[trunc_normal_] the bounds [", low, ", ", high, "] are empty; pass low < high");
   // Rejection ends soon only where the bounds keep a fair part of the distribution.
-  const double kept = 0.5 * (std::erf((high - mean) / (std * std::sqrt(2.0))) - std::erf((low - mean) / (std * std::sqrt(2.0))));
+  const double kept = 0.5 * (std::erf((high - mean) / (std * std::sqrt(2.0))) -
+                             std::erf((low - mean) / (std * std::sqrt(2.0))));
   check(kept > 0.01, "[trunc_normal_] the bounds [", low, ", ", high, "] keep only ", kept,
         " of the distribution; move them closer to the mean ", mean);
   const NoGradGuard no_grad;

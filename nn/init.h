@@ -11,7 +11,8 @@ enum class Nonlinearity : std::uint8_t { linear, sigmoid, tanh, relu, leaky_relu
 struct Fans {
   std::int64_t in, out;
 };
-/// Inputs and outputs of one unit of a weight (out, in, receptive field ...). ValueError below two dimensions.
+/// Inputs and outputs of one unit of a weight (out, in, receptive field ...). ValueError below two
+/// dimensions.
 Fans fans(const Tensor& weight);
 /// The factor that keeps variance through this function; `slope` is leaky ReLU's.
 double gain(Nonlinearity nonlinearity, double slope = 0.01);
@@ -19,7 +20,8 @@ double gain(Nonlinearity nonlinearity, double slope = 0.01);
 const Tensor& uniform_(const Tensor& t, double low = 0, double high = 1);
 const Tensor& normal_(const Tensor& t, double mean = 0, double std = 1);
 /// Normal within [low, high]: what falls outside is drawn again, as a point of the same distribution cut off.
-const Tensor& trunc_normal_(const Tensor& t, double mean = 0, double std = 1, double low = -2, double high = 2);
+const Tensor& trunc_normal_(const Tensor& t, double mean = 0, double std = 1, double low = -2,
+                            double high = 2);
 const Tensor& constant_(const Tensor& t, double value);
 const Tensor& zeros_(const Tensor& t);
 const Tensor& ones_(const Tensor& t);

@@ -47,7 +47,8 @@ Module::~Module() {
 }
 
 Tensor Module::forward(const Tensor&) {
-  fail("[", type_name(), "] this module has no forward(const Tensor&); call it through nn::call(module, ...) ",
+  fail("[", type_name(),
+       "] this module has no forward(const Tensor&); call it through nn::call(module, ...) ",
        "with the arguments that its forward takes, or override forward");
 }
 
@@ -57,7 +58,8 @@ void Module::check_name(const char* op, const std::string& name) const {
   check(!name.empty() && name.find('.') == std::string::npos, "[", op, "] '", name, "' cannot be a name in ",
         type_name(), "; use one that is not empty and has no dot");
   const auto same = [&](const auto& entry) { return entry.name == name; };
-  check(std::none_of(params_.begin(), params_.end(), same) && std::none_of(buffers_.begin(), buffers_.end(), same) &&
+  check(std::none_of(params_.begin(), params_.end(), same) &&
+            std::none_of(buffers_.begin(), buffers_.end(), same) &&
             std::none_of(children_.begin(), children_.end(), same),
         "[", op, "] ", type_name(), " already has a '", name, "'; use another name");
 }
@@ -66,7 +68,8 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> module) 
   check_name("add", name);
   check(module != nullptr, "[add] the module '", name, "' is null; pass one that exists");
   for (const Module* m = this; m; m = m->parent_)
-    check(m != module.get(), "[add] '", name, "' contains the module that it is added to; modules form a tree");
+    check(m != module.get(), "[add] '", name,
+          "' contains the module that it is added to; modules form a tree");
   if (!module->parent_) {
     module->parent_ = this;
     module->name_ = name;
@@ -86,7 +89,8 @@ Parameter& Module::param(const std::string& name, const Parameter& shared) {
 
 Buffer& Module::buffer(const std::string& name, const Tensor& init, bool persistent) {
   check_name("buffer", name);
-  return buffers_.emplace_back(BufferEntry{name, init.defined() ? Buffer(name, init) : Buffer(), persistent}).slot;
+  return buffers_.emplace_back(BufferEntry{name, init.defined() ? Buffer(name, init) : Buffer(), persistent})
+      .slot;
 }
 
 // ---- what it is made of ----
@@ -219,8 +223,12 @@ HookHandle Module::add_hook(HookList<F> Hooks::*list, F hook) {
   });
 }
 
-HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) { return add_hook(&Hooks::before, std::move(hook)); }
-HookHandle Module::register_forward_hook(ForwardHook hook) { return add_hook(&Hooks::after, std::move(hook)); }
+HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) {
+  return add_hook(&Hooks::before, std::move(hook));
+}
+HookHandle Module::register_forward_hook(ForwardHook hook) {
+  return add_hook(&Hooks::after, std::move(hook));
+}
 
 // Both run over copies: a hook may remove itself, or register another.
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
@@ -234,14 +242,15 @@ void Module::run_hooks(const std::vector<Tensor>& inputs, std::vector<Tensor>& o
 }
 
 void detail::check_hook_count(const Module& module, std::size_t before, std::size_t after) {
-  check(before == after, "[", module.type_name(), "] a hook changed the number of tensors from ", before, " to ",
-        after, "; replace tensors in the list, and neither add nor remove any");
+  check(before == after, "[", module.type_name(), "] a hook changed the number of tensors from ", before,
+        " to ", after, "; replace tensors in the list, and neither add nor remove any");
 }
 
 void Module::add_place(Error& error) const {
   const std::string options = options_text();
   const std::string where = path();
-  error.add_place((where.empty() ? "" : where + ": ") + type_name() + (options.empty() ? "" : "(" + options + ")"));
+  error.add_place((where.empty() ? "" : where + ": ") + type_name() +
+                  (options.empty() ? "" : "(" + options + ")"));
 }
 
 // ---- what is done with it ----
@@ -309,7 +318,9 @@ void Module::visit(const std::string& prefix, const F& fn) const {
 
 StateDict Module::state_dict() const {
   StateDict dict;
-  visit("", [&](const std::string& name, const TensorSlot& slot) { dict.emplace_back(name, slot.tensor().detach()); });
+  visit("", [&](const std::string& name, const TensorSlot& slot) {
+    dict.emplace_back(name, slot.tensor().detach());
+  });
   return dict;
 }
 
@@ -340,8 +351,9 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
     if (!known.contains(name)) result.unexpected.push_back(name);
   if (strict && !result.missing.empty()) wrong += "\n  missing: " + list_names(result.missing);
   if (strict && !result.unexpected.empty()) wrong += "\n  unexpected: " + list_names(result.unexpected);
-  check(wrong.empty(), "[load_state_dict] the state does not fit ", type_name(), ", and nothing was loaded:", wrong,
-        "\npass a state of the same model", strict ? ", or strict = false to skip names that are missing or unexpected" : "");
+  check(wrong.empty(), "[load_state_dict] the state does not fit ", type_name(),
+        ", and nothing was loaded:", wrong, "\npass a state of the same model",
+        strict ? ", or strict = false to skip names that are missing or unexpected" : "");
 
   for (const auto& [slot, source] : matches)
     for (int r = 0; r < slot.replicas(); ++r) slot.replica(r).detach().copy_(*source);

@@ -33,7 +33,10 @@ using ForwardHook =
 
 /// A T that T::Options says how to make.
 template <class T>
-concept HasOptions = requires { typename T::Options; } && std::constructible_from<T, const typename T::Options&>;
+concept HasOptions = requires {
+  typename T::Options;
+}
+&&std::constructible_from<T, const typename T::Options&>;
 
 class Module {
  public:
@@ -178,8 +181,8 @@ class Module {
   void append_tree(std::string& out, int depth) const;
 
   bool training_ = true;
-  Module* parent_ = nullptr;  // the first one that took this module
-  std::string name_;          // its name there
+  Module* parent_ = nullptr;       // the first one that took this module
+  std::string name_;               // its name there
   std::deque<ParamEntry> params_;  // deques: members of modules refer to the slots
   std::deque<BufferEntry> buffers_;
   std::vector<ChildEntry> children_;
@@ -197,10 +200,8 @@ template <Transfer way, class T>
 void transfer(T& value, std::vector<Tensor>& list, std::size_t& at) {
   using V = std::remove_cvref_t<T>;
   if constexpr (std::is_same_v<V, Tensor>) {
-    if constexpr (way == Transfer::collect)
-      list.push_back(value);
-    else
-      value = list[at++];
+    if constexpr (way == Transfer::collect) list.push_back(value);
+    else value = list[at++];
   } else if constexpr (std::is_same_v<V, std::vector<Tensor>>) {
     for (auto& t : value) transfer<way>(t, list, at);
   } else if constexpr (requires { std::tuple_size<V>::value; }) {

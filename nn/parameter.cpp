@@ -22,21 +22,23 @@ const Tensor& TensorSlot::replica(int index) const {
 }
 
 void TensorSlot::set_replica(int index, const Tensor& tensor) {
-  check(state_ != nullptr, "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
+  check(state_ != nullptr,
+        "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
   detail::check_defined("Parameter", tensor, "the new tensor");
   if (index < 0 || index >= replicas()) no_replica(index);
   state_->tensors[static_cast<std::size_t>(index)] = tensor;
 }
 
 void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
-  check(state_ != nullptr, "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
-  check(!tensors.empty(), "[Parameter] '", state_->name, "' needs at least one replica; pass one tensor or more");
+  check(state_ != nullptr,
+        "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
+  check(!tensors.empty(), "[Parameter] '", state_->name,
+        "' needs at least one replica; pass one tensor or more");
   for (const Tensor& t : tensors) detail::check_defined("Parameter", t, "a replica");
   state_->tensors = std::move(tensors);
 }
 
-Parameter::Parameter(std::string name, const Tensor& tensor)
-    : TensorSlot(std::move(name), tensor.detach()) {
+Parameter::Parameter(std::string name, const Tensor& tensor) : TensorSlot(std::move(name), tensor.detach()) {
   const Tensor& own = replica(0);
   if (is_floating(own.dtype())) own.set_requires_grad(true);
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Named tensors in order: what is saved and loaded of a module, an optimizer or a schedule. Everything in one
-// is a tensor, single numbers too (0-d, f64 or i64), so that any of them goes into a safetensors file as it is.
+// is a tensor, single numbers too (0-d, f64 or i64), so that any of them goes into a safetensors file as it
+// is.
 #include <string>
 #include <string_view>
 #include <utility>

@@ -14,7 +14,8 @@ namespace {
 
 std::string with_commas(std::int64_t n) {
   std::string digits = std::to_string(n);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<std::size_t>(at), ",");
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<std::size_t>(at), ",");
   return digits;
 }
 
@@ -81,11 +82,13 @@ std::string Module::summary(const std::function<void()>& run) {
     std::int64_t own = 0;
     for (const ParamEntry& p : module->params_)
       if (p.slot.defined() && counted.insert(p.slot.id()).second) own += p.slot->numel();
-    const auto depth = static_cast<std::size_t>(path.empty() ? 0 : 1 + std::count(path.begin(), path.end(), '.'));
+    const auto depth =
+        static_cast<std::size_t>(path.empty() ? 0 : 1 + std::count(path.begin(), path.end(), '.'));
     const std::string last = path.substr(path.rfind('.') + 1);  // npos + 1 is 0
     const auto shape = shapes.find(module);
     rows.push_back({std::string(2 * depth, ' ') + (last.empty() ? "" : last + ": ") + module->type_name(),
-                    shape == shapes.end() ? "-" : shapes_text(shape->second), own > 0 ? with_commas(own) : "-"});
+                    shape == shapes.end() ? "-" : shapes_text(shape->second),
+                    own > 0 ? with_commas(own) : "-"});
   }
   std::int64_t total = 0, trained = 0, parameter_bytes = 0, buffer_bytes = 0;
   for (const Parameter& p : parameters()) {

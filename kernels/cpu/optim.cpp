@@ -18,7 +18,8 @@ constexpr std::int64_t kGrain = 4;  // blocks that a thread gets at least
 // fixed places, so results do not depend on the number of threads.
 template <class F>
 void for_blocks(const StepItems& tensors, const F& f) {
-  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1, 0);  // block number of each item
+  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1,
+                                  0);  // block number of each item
   for (std::int64_t i = 0; i < tensors.count; ++i)
     first[static_cast<std::size_t>(i) + 1] =
         first[static_cast<std::size_t>(i)] + (tensors.items[i].numel + kBlock - 1) / kBlock;
@@ -60,7 +61,8 @@ void sgd(const SgdArgs& a) {
     for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
   const auto block = !momentum ? &sgd_block<T, false, false>
                                : (a.nesterov ? &sgd_block<T, true, true> : &sgd_block<T, true, false>);
-  for_blocks(a.tensors, [&](std::int64_t i, std::int64_t at, std::int64_t n) { block(a, a.tensors.items[i], at, n); });
+  for_blocks(a.tensors,
+             [&](std::int64_t i, std::int64_t at, std::int64_t n) { block(a, a.tensors.items[i], at, n); });
 }
 
 template <class T, bool kAmsgrad>
@@ -74,7 +76,8 @@ void adam_block(const AdamArgs& a, const StepItem& item, std::int64_t at, std::i
   const T scale = static_cast<T>(a.maximize ? -a.tensors.scalars->grad_scale : a.tensors.scalars->grad_scale);
   const T decay = static_cast<T>(a.decoupled ? 0 : a.weight_decay);
   const T shrink = static_cast<T>(a.decoupled ? 1 - lr * a.weight_decay : 1);
-  const T take1 = static_cast<T>(1 - a.beta1), beta2 = static_cast<T>(a.beta2), take2 = static_cast<T>(1 - a.beta2);
+  const T take1 = static_cast<T>(1 - a.beta1), beta2 = static_cast<T>(a.beta2),
+          take2 = static_cast<T>(1 - a.beta2);
   const T step_size = static_cast<T>(lr / (1 - std::pow(a.beta1, step)));
   const T root_scale = static_cast<T>(std::sqrt(1 - std::pow(a.beta2, step)));
   const T eps = static_cast<T>(a.eps);
@@ -93,7 +96,8 @@ template <class T>
 void adam(const AdamArgs& a) {
   for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
   const auto block = a.amsgrad ? &adam_block<T, true> : &adam_block<T, false>;
-  for_blocks(a.tensors, [&](std::int64_t i, std::int64_t at, std::int64_t n) { block(a, a.tensors.items[i], at, n); });
+  for_blocks(a.tensors,
+             [&](std::int64_t i, std::int64_t at, std::int64_t n) { block(a, a.tensors.items[i], at, n); });
 }
 
 const bool filled = for_types<float, double>([]<class T> {

@@ -39,9 +39,9 @@ struct SgdArgs {
 };
 inline constinit Slot<void(const SgdArgs&)> sgd_step{"sgd_step"};
 
-/// Adam (Kingma and Ba 2015) with state m, v and, for amsgrad, the largest v (Reddi et al. 2018). Weight decay
-/// is added to the gradient, or, `decoupled` (Loshchilov and Hutter 2019), p *= 1 - lr * weight_decay first.
-/// p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+/// Adam (Kingma and Ba 2015) with state m, v and, for amsgrad, the largest v (Reddi et al. 2018). Weight
+/// decay is added to the gradient, or, `decoupled` (Loshchilov and Hutter 2019), p *= 1 - lr * weight_decay
+/// first. p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
 struct AdamArgs {
   StepItems tensors;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;

@@ -15,8 +15,8 @@ Tensor Sigmoid::forward(const Tensor& x) { return sigmoid(x); }
 Tensor Identity::forward(const Tensor& x) { return x; }
 
 GELU::GELU(const Options& o) : options(o) {
-  check(o.approximate == "none" || o.approximate == "tanh", "[GELU] approximate must be 'none' or 'tanh' but is '",
-        o.approximate, "'");
+  check(o.approximate == "none" || o.approximate == "tanh",
+        "[GELU] approximate must be 'none' or 'tanh' but is '", o.approximate, "'");
 }
 Tensor GELU::forward(const Tensor& x) { return gelu(x, options.approximate == "tanh"); }
 std::string GELU::options_text() const {

@@ -7,15 +7,15 @@
 namespace tapestry::nn {
 
 /// A module without parameters or options.
-#define TAPESTRY_ACTIVATION(Name)                       \
-  struct Name##Options {                                \
-    using Layer = class Name;                           \
-  };                                                    \
-  class Name : public Module {                          \
-   public:                                              \
-    using Options = Name##Options;                      \
-    explicit Name(const Options& = {}) {}               \
-    Tensor forward(const Tensor& x) override;           \
+#define TAPESTRY_ACTIVATION(Name)             \
+  struct Name##Options {                      \
+    using Layer = class Name;                 \
+  };                                          \
+  class Name : public Module {                \
+   public:                                    \
+    using Options = Name##Options;            \
+    explicit Name(const Options& = {}) {}     \
+    Tensor forward(const Tensor& x) override; \
   }
 
 TAPESTRY_ACTIVATION(ReLU);      ///< max(x, 0)

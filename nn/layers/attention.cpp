@@ -21,13 +21,14 @@ using Options = MultiheadAttentionOptions;
 
 Options checked(Options o) {
   check(o.embed_dim > 0 && o.num_heads > 0 && o.embed_dim % o.num_heads == 0,
-        "[MultiheadAttention] num_heads must divide embed_dim, both positive, but they are ", o.num_heads, " and ",
-        o.embed_dim, "; set both");
-  check(o.dropout >= 0 && o.dropout <= 1, "[MultiheadAttention] dropout must lie in [0, 1] but is ", o.dropout);
+        "[MultiheadAttention] num_heads must divide embed_dim, both positive, but they are ", o.num_heads,
+        " and ", o.embed_dim, "; set both");
+  check(o.dropout >= 0 && o.dropout <= 1, "[MultiheadAttention] dropout must lie in [0, 1] but is ",
+        o.dropout);
   o.kdim = o.kdim.value_or(o.embed_dim);
   o.vdim = o.vdim.value_or(o.embed_dim);
-  check(*o.kdim > 0 && *o.vdim > 0, "[MultiheadAttention] kdim and vdim must be positive but are ", *o.kdim, " and ",
-        *o.vdim);
+  check(*o.kdim > 0 && *o.vdim > 0, "[MultiheadAttention] kdim and vdim must be positive but are ", *o.kdim,
+        " and ", *o.vdim);
   return o;
 }
 
@@ -61,11 +62,13 @@ MultiheadAttention::MultiheadAttention(const Options& o)
       k_proj_weight(param("k_proj_weight", weight_if(!packed(options), o.embed_dim, *options.kdim))),
       v_proj_weight(param("v_proj_weight", weight_if(!packed(options), o.embed_dim, *options.vdim))),
       in_proj_bias(param("in_proj_bias", o.bias ? zeros({3 * o.embed_dim}) : Tensor())),
-      out_proj(add<Linear>("out_proj", {.in_features = o.embed_dim, .out_features = o.embed_dim, .bias = o.bias})) {
+      out_proj(add<Linear>("out_proj",
+                           {.in_features = o.embed_dim, .out_features = o.embed_dim, .bias = o.bias})) {
   if (o.bias) init::zeros_(out_proj.bias);
 }
 
-std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Tensor& key, const Tensor& value) const {
+std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Tensor& key,
+                                                  const Tensor& value) const {
   std::vector<Tensor> biases(3);
   if (in_proj_bias.defined()) biases = in_proj_bias->chunk(3);
   if (!in_proj_weight.defined())
@@ -80,8 +83,8 @@ std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Ten
           linear(value, weights[2], biases[2])};
 }
 
-std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                                      const AttendOptions& how) {
+std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const Tensor& key,
+                                                      const Tensor& value, const AttendOptions& how) {
   const std::int64_t embed = options.embed_dim, heads = options.num_heads;
   const std::int64_t wanted[] = {embed, *options.kdim, *options.vdim};
   const Tensor* const given[] = {&query, &key, &value};
@@ -115,21 +118,23 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   if (how.attn_mask.defined()) {
     Tensor m = additive(how.attn_mask, q.dtype(), "attn_mask");
     const bool shared = m.sizes() == Shape{targets, sources};
-    check(shared || m.sizes() == Shape{batch * heads, targets, sources}, "[multihead_attention] expected an attn_mask of [",
-          targets, ", ", sources, "] or [", batch * heads, ", ", targets, ", ", sources, "] but got ", m.sizes());
+    check(shared || m.sizes() == Shape{batch * heads, targets, sources},
+          "[multihead_attention] expected an attn_mask of [", targets, ", ", sources, "] or [", batch * heads,
+          ", ", targets, ", ", sources, "] but got ", m.sizes());
     join(shared ? m : m.reshape({batch, heads, targets, sources}));
   }
   if (how.key_padding_mask.defined()) {
     Tensor m = additive(how.key_padding_mask, q.dtype(), "key_padding_mask");
     if (!batched && m.dim() == 1) m = m.unsqueeze(0);
-    check(m.sizes() == Shape{batch, sources}, "[multihead_attention] expected a key_padding_mask of [", batch, ", ",
-          sources, "] but got ", m.sizes());
+    check(m.sizes() == Shape{batch, sources}, "[multihead_attention] expected a key_padding_mask of [", batch,
+          ", ", sources, "] but got ", m.sizes());
     join(m.reshape({batch, 1, 1, sources}));
   }
   const bool explicit_causal = how.is_causal && (mask.defined() || how.need_weights);
   if (explicit_causal) {
     const TensorOptions there(q.device());
-    join(additive(arange(sources, there).unsqueeze(0) > arange(targets, there).unsqueeze(1), q.dtype(), "causal mask"));
+    join(additive(arange(sources, there).unsqueeze(0) > arange(targets, there).unsqueeze(1), q.dtype(),
+                  "causal mask"));
   }
 
   const double dropout_p = is_training() ? options.dropout : 0;
@@ -146,14 +151,14 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
         q, k, v, {.mask = mask, .dropout = dropout_p, .causal = how.is_causal && !explicit_causal});
   }
   Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, embed}));
-  if (!batched)
-    out = out.squeeze(0);
-  else if (!options.batch_first)
-    out = out.transpose(0, 1);
+  if (!batched) out = out.squeeze(0);
+  else if (!options.batch_first) out = out.transpose(0, 1);
   return {out, weights};
 }
 
-Tensor MultiheadAttention::forward(const Tensor& x) { return forward(x, x, x, {.need_weights = false}).first; }
+Tensor MultiheadAttention::forward(const Tensor& x) {
+  return forward(x, x, x, {.need_weights = false}).first;
+}
 
 std::string MultiheadAttention::options_text() const {
   detail::OptionsText text;

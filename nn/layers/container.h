@@ -48,8 +48,8 @@ class ModuleListBase : public Module {
   template <std::derived_from<Module> T>
   T& get(std::int64_t index) const {
     T* found = dynamic_cast<T*>(&(*this)[index]);
-    check<TypeError>(found != nullptr, "[", type_name(), "] module ", index, " is a ", (*this)[index].type_name(),
-                     ", not what get() asked for");
+    check<TypeError>(found != nullptr, "[", type_name(), "] module ", index, " is a ",
+                     (*this)[index].type_name(), ", not what get() asked for");
     return *found;
   }
   auto begin() const { return modules_.begin(); }  // of Module*
@@ -104,14 +104,12 @@ class Sequential : public ModuleListBase {
   template <class Part>
   Sequential& push_named(const std::string& name, Part&& part) {
     using P = std::remove_cvref_t<Part>;
-    if constexpr (detail::is_named<P>)
-      return push_named(part.name, std::forward<Part>(part).part);
+    if constexpr (detail::is_named<P>) return push_named(part.name, std::forward<Part>(part).part);
     else if constexpr (requires { typename P::Layer; })
       append_named(name, std::make_shared<typename P::Layer>(part));
     else if constexpr (requires { requires std::derived_from<typename P::element_type, Module>; })
       append_named(name, std::forward<Part>(part));
-    else
-      append_named(name, std::make_shared<Function>(std::forward<Part>(part)));
+    else append_named(name, std::make_shared<Function>(std::forward<Part>(part)));
     return *this;
   }
 };

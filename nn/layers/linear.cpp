@@ -10,8 +10,9 @@ namespace tapestry::nn {
 
 namespace {
 Tensor weight_of(const LinearOptions& o) {
-  check(o.in_features > 0 && o.out_features > 0, "[Linear] in_features and out_features must be positive but are ",
-        o.in_features, " and ", o.out_features, "; set both");
+  check(o.in_features > 0 && o.out_features > 0,
+        "[Linear] in_features and out_features must be positive but are ", o.in_features, " and ",
+        o.out_features, "; set both");
   // With slope sqrt(5), Kaiming's bound is 1 / sqrt(in): PyTorch's choice.
   return init::kaiming_uniform_(empty({o.out_features, o.in_features}), std::sqrt(5.0));
 }
@@ -28,8 +29,8 @@ Linear::Linear(const Options& o)
 Tensor Linear::forward(const Tensor& x) {
   tapestry::detail::check_defined("linear", x);
   const std::int64_t in = weight->size(1);
-  check(x.dim() > 0 && x.size(-1) == in, "[linear] expected an input of shape (..., ", in, ") but got ", x.sizes(),
-        "; make its last dimension ", in, ", or set in_features");
+  check(x.dim() > 0 && x.size(-1) == in, "[linear] expected an input of shape (..., ", in, ") but got ",
+        x.sizes(), "; make its last dimension ", in, ", or set in_features");
   return linear(x, weight, bias);
 }
 

@@ -7,21 +7,26 @@ namespace tapestry::nn {
 namespace {
 const char* name_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::none: return "none";
-    case Reduction::mean: return "mean";
-    case Reduction::sum: return "sum";
+    case Reduction::none:
+      return "none";
+    case Reduction::mean:
+      return "mean";
+    case Reduction::sum:
+      return "sum";
   }
   return "";
 }
 }  // namespace
 
 CrossEntropyLoss::CrossEntropyLoss(const Options& o) : options(o), weight(buffer("weight", o.weight)) {
-  check(o.label_smoothing >= 0 && o.label_smoothing <= 1, "[CrossEntropyLoss] label_smoothing must lie in [0, 1] but is ",
-        o.label_smoothing);
+  check(o.label_smoothing >= 0 && o.label_smoothing <= 1,
+        "[CrossEntropyLoss] label_smoothing must lie in [0, 1] but is ", o.label_smoothing);
 }
 Tensor CrossEntropyLoss::forward(const Tensor& logits, const Tensor& target) {
   return cross_entropy(logits, target,
-                       {.weight = weight, .ignore_index = options.ignore_index, .reduction = options.reduction,
+                       {.weight = weight,
+                        .ignore_index = options.ignore_index,
+                        .reduction = options.reduction,
                         .label_smoothing = options.label_smoothing});
 }
 std::string CrossEntropyLoss::options_text() const {
@@ -44,7 +49,9 @@ std::string NLLLoss::options_text() const {
       .str();
 }
 
-Tensor MSELoss::forward(const Tensor& x, const Tensor& target) { return mse_loss(x, target, options.reduction); }
+Tensor MSELoss::forward(const Tensor& x, const Tensor& target) {
+  return mse_loss(x, target, options.reduction);
+}
 std::string MSELoss::options_text() const {
   return detail::OptionsText().add("reduction", name_of(options.reduction)).str();
 }

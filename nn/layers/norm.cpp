@@ -15,7 +15,8 @@ const BatchNormOptions<kDims>& checked(const BatchNormOptions<kDims>& o) {
   return o;
 }
 const LayerNormOptions& checked(const LayerNormOptions& o) {
-  check(!o.normalized_shape.empty(), "[LayerNorm] normalized_shape is empty; set it to the sizes of the last dimensions");
+  check(!o.normalized_shape.empty(),
+        "[LayerNorm] normalized_shape is empty; set it to the sizes of the last dimensions");
   for (const std::int64_t size : o.normalized_shape)
     check(size > 0, "[LayerNorm] normalized_shape must be positive but is ", o.normalized_shape);
   return o;
@@ -60,10 +61,8 @@ template <int kDims>
 std::string BatchNorm<kDims>::options_text() const {
   detail::OptionsText text;
   text.add("num_features", options.num_features).add("eps", options.eps);
-  if (options.momentum)
-    text.add("momentum", *options.momentum);
-  else
-    text.add("momentum", "none");
+  if (options.momentum) text.add("momentum", *options.momentum);
+  else text.add("momentum", "none");
   return text.add("affine", options.affine).add("track_running_stats", options.track_running_stats).str();
 }
 
@@ -75,7 +74,9 @@ LayerNorm::LayerNorm(const Options& o)
       weight(param("weight", ones_if(o.elementwise_affine, o.normalized_shape))),
       bias(param("bias", zeros_if(o.elementwise_affine && o.bias, o.normalized_shape))) {}
 
-Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, options.normalized_shape, weight, bias, options.eps); }
+Tensor LayerNorm::forward(const Tensor& x) {
+  return layer_norm(x, options.normalized_shape, weight, bias, options.eps);
+}
 
 std::string LayerNorm::options_text() const {
   return detail::OptionsText()

@@ -14,7 +14,8 @@ struct BatchNormOptions {
   using Layer = BatchNorm<kDims>;
   std::int64_t num_features = 0;
   double eps = 1e-5;
-  std::optional<double> momentum = 0.1;  ///< absent: the running statistics are plain averages over all batches
+  std::optional<double> momentum =
+      0.1;  ///< absent: the running statistics are plain averages over all batches
   bool affine = true;
   bool track_running_stats = true;
 };

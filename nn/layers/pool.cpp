@@ -6,17 +6,22 @@ namespace tapestry::nn {
 
 namespace {
 void check_positive(const char* layer, const char* option, Pair value) {
-  check(value.h > 0 && value.w > 0, "[", layer, "] ", option, " must be positive but is (", value.h, ", ", value.w,
-        "); set it");
+  check(value.h > 0 && value.w > 0, "[", layer, "] ", option, " must be positive but is (", value.h, ", ",
+        value.w, "); set it");
 }
 // A stride of zero means kernel_size, here in both directions, so that printing shows what is used.
 Pair stride_of(Pair stride, Pair kernel) { return stride == Pair(0) ? kernel : stride; }
 }  // namespace
 
-MaxPool2d::MaxPool2d(const Options& o) : options(o) { check_positive("MaxPool2d", "kernel_size", o.kernel_size); }
+MaxPool2d::MaxPool2d(const Options& o) : options(o) {
+  check_positive("MaxPool2d", "kernel_size", o.kernel_size);
+}
 Tensor MaxPool2d::forward(const Tensor& x) {
-  return max_pool2d(x, {.kernel_size = options.kernel_size, .stride = options.stride, .padding = options.padding,
-                        .dilation = options.dilation, .ceil_mode = options.ceil_mode});
+  return max_pool2d(x, {.kernel_size = options.kernel_size,
+                        .stride = options.stride,
+                        .padding = options.padding,
+                        .dilation = options.dilation,
+                        .ceil_mode = options.ceil_mode});
 }
 std::string MaxPool2d::options_text() const {
   return detail::OptionsText()
@@ -28,10 +33,15 @@ std::string MaxPool2d::options_text() const {
       .str();
 }
 
-AvgPool2d::AvgPool2d(const Options& o) : options(o) { check_positive("AvgPool2d", "kernel_size", o.kernel_size); }
+AvgPool2d::AvgPool2d(const Options& o) : options(o) {
+  check_positive("AvgPool2d", "kernel_size", o.kernel_size);
+}
 Tensor AvgPool2d::forward(const Tensor& x) {
-  return avg_pool2d(x, {.kernel_size = options.kernel_size, .stride = options.stride, .padding = options.padding,
-                        .ceil_mode = options.ceil_mode, .count_include_pad = options.count_include_pad});
+  return avg_pool2d(x, {.kernel_size = options.kernel_size,
+                        .stride = options.stride,
+                        .padding = options.padding,
+                        .ceil_mode = options.ceil_mode,
+                        .count_include_pad = options.count_include_pad});
 }
 std::string AvgPool2d::options_text() const {
   return detail::OptionsText()

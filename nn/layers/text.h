@@ -1,6 +1,6 @@
 #pragma once
-// How layers print their options: "in_features=784, out_features=10, bias=true". Not in tapestry.h: for the layers
-// here.
+// How layers print their options: "in_features=784, out_features=10, bias=true". Not in tapestry.h: for the
+// layers here.
 #include <sstream>
 #include <string>
 

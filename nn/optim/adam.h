@@ -13,8 +13,13 @@ struct AdamOptions {
   bool amsgrad = false, maximize = false;
 
   std::vector<OptionRef> refs() {
-    return {{"lr", lr},   {"beta1", betas[0]},           {"beta2", betas[1]},
-            {"eps", eps}, {"weight_decay", weight_decay}, {"amsgrad", amsgrad}, {"maximize", maximize}};
+    return {{"lr", lr},
+            {"beta1", betas[0]},
+            {"beta2", betas[1]},
+            {"eps", eps},
+            {"weight_decay", weight_decay},
+            {"amsgrad", amsgrad},
+            {"maximize", maximize}};
   }
 };
 
@@ -27,8 +32,13 @@ struct AdamWOptions {
   bool amsgrad = false, maximize = false;
 
   std::vector<OptionRef> refs() {
-    return {{"lr", lr},   {"beta1", betas[0]},           {"beta2", betas[1]},
-            {"eps", eps}, {"weight_decay", weight_decay}, {"amsgrad", amsgrad}, {"maximize", maximize}};
+    return {{"lr", lr},
+            {"beta1", betas[0]},
+            {"beta2", betas[1]},
+            {"eps", eps},
+            {"weight_decay", weight_decay},
+            {"amsgrad", amsgrad},
+            {"maximize", maximize}};
   }
 };
 
@@ -47,7 +57,9 @@ class AdamBase : public OptimizerWith<O> {
 
  protected:
   void check_options(std::size_t group) const override;
-  std::vector<const char*> state_names() const override { return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}; }
+  std::vector<const char*> state_names() const override {
+    return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+  }
   std::size_t num_state(std::size_t group) const override { return this->options(group).amsgrad ? 3 : 2; }
   void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) override;
 };

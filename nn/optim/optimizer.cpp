@@ -46,7 +46,8 @@ std::vector<Parameter> Optimizer::parameters() const {
 }
 
 double Optimizer::option(std::size_t group, std::string_view option_name) const {
-  check<IndexError>(group < groups_.size(), "[", name(), "] there is no group ", group, "; there are ", groups_.size());
+  check<IndexError>(group < groups_.size(), "[", name(), "] there is no group ", group, "; there are ",
+                    groups_.size());
   for (const OptionRef& o : options_of(group))
     if (o.name == option_name) return o.get();
   fail("[", name(), "] there is no option '", option_name, "'");
@@ -69,7 +70,8 @@ void Optimizer::set_option(std::size_t group, std::string_view option_name, doub
 bool Optimizer::has_option(std::string_view option_name) const {
   if (groups_.empty()) return false;
   const auto options = options_of(0);
-  return std::any_of(options.begin(), options.end(), [&](const OptionRef& o) { return o.name == option_name; });
+  return std::any_of(options.begin(), options.end(),
+                     [&](const OptionRef& o) { return o.name == option_name; });
 }
 
 void Optimizer::set_lr(double lr) {
@@ -112,7 +114,8 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   state.step = state.step.to(param.device());
   for (std::size_t k = 0; k < num_state(group); ++k) {
     Tensor& t = state.tensors[k];
-    t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param)) : zeros_like(param.detach());
+    t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param))
+                    : zeros_like(param.detach());
   }
 }
 
@@ -145,15 +148,15 @@ void Optimizer::step_replica(int replica) {
       Tensor grad = param.grad();
       if (!grad.defined()) continue;
       const MemoryFormat format = dense_format(param);
-      check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(), " and strides ",
-            param.strides(), " is not dense; register it with contiguous()");
+      check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(),
+            " and strides ", param.strides(), " is not dense; register it with contiguous()");
       grad = grad.contiguous(format);
       alive.push_back(grad);
       kernels::StepItem item{.param = param.raw_data(), .grad = grad.raw_data(), .numel = param.numel()};
       if (const std::size_t count = num_state(g)) {
         const auto at = static_cast<std::size_t>(replica);
-        check(at < group.states[i].size() && group.states[i][at].step.defined(),
-              "[", name(), "] replica ", replica, " has no state yet; call prepare_step() before step_replica()");
+        check(at < group.states[i].size() && group.states[i][at].step.defined(), "[", name(), "] replica ",
+              replica, " has no state yet; call prepare_step() before step_replica()");
         const State& state = group.states[i][at];
         item.step = state.step.data<double>();
         for (std::size_t k = 0; k < count; ++k) item.state[k] = state.tensors[k].raw_data();
@@ -174,8 +177,9 @@ void Optimizer::step_replica(int replica) {
         there = tensor(std::vector<double>{scalars.lr, scalars.grad_scale}, {DType::f64, b.device});
         address = static_cast<const kernels::StepScalars*>(there.raw_data());
       }
-      update(g, b.device, b.dtype,
-             {.items = b.items.data(), .count = static_cast<std::int64_t>(b.items.size()), .scalars = address});
+      update(
+          g, b.device, b.dtype,
+          {.items = b.items.data(), .count = static_cast<std::int64_t>(b.items.size()), .scalars = address});
     }
     for (const Tensor& t : changed) t.storage()->bump_version();
   }
@@ -270,8 +274,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     for (std::size_t k = 0; k < names.size(); ++k) {
       const Tensor* t = take(prefix + names[k]);
       if (!t) continue;
-      if (t->sizes() == param.sizes())
-        states[n].tensors[k] = clone(t->to(param.device(), param.dtype()));
+      if (t->sizes() == param.sizes()) states[n].tensors[k] = clone(t->to(param.device(), param.dtype()));
       else
         wrong += "\n  wrong shape: " + prefix + names[k] + " expected " + param.sizes().str() + " but got " +
                  t->sizes().str();
@@ -279,7 +282,8 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   });
   for (const auto& [key, t] : dict)
     if (!used.contains(key)) wrong += "\n  unexpected: " + key;
-  check(wrong.empty(), "[load_state_dict] the state does not fit this ", name(), ", and nothing was loaded:", wrong,
+  check(wrong.empty(), "[load_state_dict] the state does not fit this ", name(),
+        ", and nothing was loaded:", wrong,
         "\npass the state of the same optimizer over the same parameters");
 
   // The options decide which tensors must be there.
@@ -297,8 +301,9 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     for (std::size_t g = 0; g < groups_.size(); ++g) check_options(g);
     for_params([&](std::size_t g, std::size_t, std::size_t n) {
       for (std::size_t k = 0; k < num_state(g); ++k)
-        check(!states[n].step.defined() || states[n].tensors[k].defined(),
-              "[load_state_dict] state.", n, ".", names[k], " is missing, and nothing was loaded; pass the state of the "
+        check(!states[n].step.defined() || states[n].tensors[k].defined(), "[load_state_dict] state.", n, ".",
+              names[k],
+              " is missing, and nothing was loaded; pass the state of the "
               "same optimizer");
     });
   } catch (...) {

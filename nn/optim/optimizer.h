@@ -38,10 +38,8 @@ struct OptionRef {
   OptionRef(const char* n, bool& value) : name(n), flag(&value) {}
   double get() const { return number ? *number : (*flag ? 1 : 0); }
   void set(double value) const {
-    if (number)
-      *number = value;
-    else
-      *flag = value != 0;
+    if (number) *number = value;
+    else *flag = value != 0;
   }
 };
 
@@ -53,8 +51,8 @@ class Optimizer {
 
   virtual const char* name() const = 0;
 
-  /// Updates every parameter that has a gradient, in all replicas: a single one on the calling thread, several
-  /// each on its device's worker.
+  /// Updates every parameter that has a gradient, in all replicas: a single one on the calling thread,
+  /// several each on its device's worker.
   void step();
   /// The two halves of step() for who runs the replicas' threads himself: prepare_step() once, then
   /// step_replica(r) for each replica, concurrently if wanted.

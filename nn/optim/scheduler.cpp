@@ -15,8 +15,9 @@ Scheduler::Scheduler(Optimizer& optimizer) : optimizer_(optimizer) {
 }
 
 void Scheduler::set_rates(std::int64_t steps) {
-  check(optimizer_.num_groups() == base_lrs_.size(), "[Scheduler] the optimizer has ", optimizer_.num_groups(),
-        " groups now and had ", base_lrs_.size(), "; add groups before making the schedule");
+  check(optimizer_.num_groups() == base_lrs_.size(), "[Scheduler] the optimizer has ",
+        optimizer_.num_groups(), " groups now and had ", base_lrs_.size(),
+        "; add groups before making the schedule");
   check_step(steps);
   std::vector<double> rates;
   for (std::size_t g = 0; g < base_lrs_.size(); ++g) rates.push_back(lr_at(steps, g));
@@ -46,9 +47,11 @@ void Scheduler::load_state_dict(const StateDict& dict) {
   const auto steps = number("steps")->item<std::int64_t>();
   check(steps >= 0, "[load_state_dict] the schedule's number of steps is ", steps, "; it cannot be negative");
   check(dict.size() == base_lrs_.size() + 1, "[load_state_dict] the schedule's state has ", dict.size() - 1,
-        " groups and the optimizer ", base_lrs_.size(), "; pass the state of a schedule over the same groups");
+        " groups and the optimizer ", base_lrs_.size(),
+        "; pass the state of a schedule over the same groups");
   std::vector<double> rates;
-  for (std::size_t g = 0; g < base_lrs_.size(); ++g) rates.push_back(number("base_lrs." + std::to_string(g))->item());
+  for (std::size_t g = 0; g < base_lrs_.size(); ++g)
+    rates.push_back(number("base_lrs." + std::to_string(g))->item());
   std::swap(base_lrs_, rates);
   try {
     set_rates(steps);
@@ -64,10 +67,13 @@ LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<Factor> factors)
     : Scheduler(optimizer), factors_(std::move(factors)) {
   check(factors_.size() == optimizer.num_groups(), "[LambdaLR] got ", factors_.size(), " functions for ",
         optimizer.num_groups(), " groups; pass one for each");
-  for (const Factor& f : factors_) check(static_cast<bool>(f), "[LambdaLR] a function is empty; pass one that can be called");
+  for (const Factor& f : factors_)
+    check(static_cast<bool>(f), "[LambdaLR] a function is empty; pass one that can be called");
   start();
 }
-double LambdaLR::lr_at(std::int64_t steps, std::size_t group) const { return base_lr(group) * factors_[group](steps); }
+double LambdaLR::lr_at(std::int64_t steps, std::size_t group) const {
+  return base_lr(group) * factors_[group](steps);
+}
 
 StepLR::StepLR(Optimizer& optimizer, const StepLROptions& options) : Scheduler(optimizer), options_(options) {
   check(options.step_size > 0, "[StepLR] step_size must be positive but is ", options.step_size, "; set it");
@@ -77,11 +83,12 @@ double StepLR::lr_at(std::int64_t steps, std::size_t group) const {
   return base_lr(group) * std::pow(options_.gamma, static_cast<double>(steps / options_.step_size));
 }
 
-LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options) : Scheduler(optimizer), options_(options) {
-  check(options.start_factor > 0 && options.start_factor <= 1, "[LinearLR] start_factor must lie in (0, 1] but is ",
-        options.start_factor);
-  check(options.end_factor >= 0 && options.end_factor <= 1, "[LinearLR] end_factor must lie in [0, 1] but is ",
-        options.end_factor);
+LinearLR::LinearLR(Optimizer& optimizer, const LinearLROptions& options)
+    : Scheduler(optimizer), options_(options) {
+  check(options.start_factor > 0 && options.start_factor <= 1,
+        "[LinearLR] start_factor must lie in (0, 1] but is ", options.start_factor);
+  check(options.end_factor >= 0 && options.end_factor <= 1,
+        "[LinearLR] end_factor must lie in [0, 1] but is ", options.end_factor);
   check(options.total_iters > 0, "[LinearLR] total_iters must be positive but is ", options.total_iters);
   start();
 }
@@ -114,9 +121,11 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
   check(o.max_lr > 0, "[OneCycleLR] max_lr must be positive but is ", o.max_lr, "; set it");
   check(o.total_steps > 0, "[OneCycleLR] total_steps must be positive but is ", o.total_steps,
         "; set it, or epochs and steps_per_epoch");
-  check(o.pct_start >= 0 && o.pct_start <= 1, "[OneCycleLR] pct_start must lie in [0, 1] but is ", o.pct_start);
-  check(o.div_factor > 0 && o.final_div_factor > 0, "[OneCycleLR] div_factor and final_div_factor must be positive but are ",
-        o.div_factor, " and ", o.final_div_factor);
+  check(o.pct_start >= 0 && o.pct_start <= 1, "[OneCycleLR] pct_start must lie in [0, 1] but is ",
+        o.pct_start);
+  check(o.div_factor > 0 && o.final_div_factor > 0,
+        "[OneCycleLR] div_factor and final_div_factor must be positive but are ", o.div_factor, " and ",
+        o.final_div_factor);
   if (o.cycle_momentum) {
     momentum_name_ = optimizer.has_option("momentum") ? "momentum" : "beta1";
     check(optimizer.has_option(momentum_name_), "[OneCycleLR] ", optimizer.name(),
@@ -132,8 +141,7 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
     phases_ = {{up, first, o.max_lr, high, low},
                {2 * o.pct_start * total - 2, o.max_lr, first, low, high},
                {total - 1, first, last, high, high}};
-  else
-    phases_ = {{up, first, o.max_lr, high, low}, {total - 1, o.max_lr, last, low, high}};
+  else phases_ = {{up, first, o.max_lr, high, low}, {total - 1, o.max_lr, last, low, high}};
   start();
 }
 
@@ -161,7 +169,8 @@ double OneCycleLR::lr_at(std::int64_t steps, std::size_t) const {
 void OneCycleLR::set_others(std::int64_t steps) {
   if (!momentum_name_) return;
   const double momentum = value_at(steps, &Phase::from_momentum, &Phase::to_momentum);
-  for (std::size_t g = 0; g < optimizer().num_groups(); ++g) optimizer().set_option(g, momentum_name_, momentum);
+  for (std::size_t g = 0; g < optimizer().num_groups(); ++g)
+    optimizer().set_option(g, momentum_name_, momentum);
 }
 
 }  // namespace tapestry::optim

@@ -103,8 +103,8 @@ class LinearLR : public Scheduler {
 struct CosineAnnealingLROptions {
   std::int64_t T_max = 0;
   double eta_min = 0;
-  /// Steps of linear warm-up, from base / warmup_steps, before the cosine's T_max begin. Not in PyTorch, where
-  /// it takes a LinearLR and a SequentialLR.
+  /// Steps of linear warm-up, from base / warmup_steps, before the cosine's T_max begin. Not in PyTorch,
+  /// where it takes a LinearLR and a SequentialLR.
   std::int64_t warmup_steps = 0;
 };
 /// From base to eta_min along half a cosine in T_max steps, and back in the next T_max (Loshchilov and

@@ -4,7 +4,9 @@
 
 namespace tapestry::optim {
 
-SGD::SGD(std::vector<Parameter> params, const Options& options) { add_param_group({std::move(params), options}); }
+SGD::SGD(std::vector<Parameter> params, const Options& options) {
+  add_param_group({std::move(params), options});
+}
 SGD::SGD(std::vector<Group> groups) {
   for (Group& g : groups) add_param_group(std::move(g));
 }
@@ -21,8 +23,12 @@ void SGD::check_options(std::size_t group) const {
 void SGD::update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) {
   const Options& o = options(group);
   kernels::sgd_step(device, dtype,
-                    {.tensors = items, .momentum = o.momentum, .dampening = o.dampening,
-                     .weight_decay = o.weight_decay, .nesterov = o.nesterov, .maximize = o.maximize});
+                    {.tensors = items,
+                     .momentum = o.momentum,
+                     .dampening = o.dampening,
+                     .weight_decay = o.weight_decay,
+                     .nesterov = o.nesterov,
+                     .maximize = o.maximize});
 }
 
 }  // namespace tapestry::optim

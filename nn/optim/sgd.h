@@ -9,8 +9,12 @@ struct SGDOptions {
   bool nesterov = false, maximize = false;
 
   std::vector<OptionRef> refs() {
-    return {{"lr", lr},           {"momentum", momentum}, {"dampening", dampening}, {"weight_decay", weight_decay},
-            {"nesterov", nesterov}, {"maximize", maximize}};
+    return {{"lr", lr},
+            {"momentum", momentum},
+            {"dampening", dampening},
+            {"weight_decay", weight_decay},
+            {"nesterov", nesterov},
+            {"maximize", maximize}};
   }
 };
 

@@ -317,18 +317,19 @@ def model(label, make, batch, opt, dtype, scale):
 
 def models():
     def images(shape, classes):
-        return lambda step: (formula((shape[0],) + shape[1:], 5000 + step, 2.0), labels((shape[0],), step, classes))
+        # Five batches in turn, so that there is something to learn.
+        return lambda step: (formula(shape, 5000 + step % 5, 2.0), labels(shape[:1], step % 5, classes))
 
     def tokens(step):
-        t = labels((4, 13), step, 19)
+        t = labels((4, 13), step % 5, 19)
         return t[:, :-1], t[:, 1:]
 
     kinds = dict(demo=(Demo, images((8, 3, 32, 32), 10), lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)),
                  cnn=(CNN, images((8, 1, 28, 28), 10), lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9)),
                  transformer=(Transformer, tokens, lambda ps: torch.optim.AdamW(ps, lr=0.001)))
     for name, (make, batch, opt) in kinds.items():
-        model(f"{name}_f64", make, batch, opt, torch.float64, 3.0)
-        model(f"{name}_f32", make, batch, lambda ps: torch.optim.SGD(ps, lr=0.01), torch.float32, 3.0)
+        model(f"{name}_f64", make, batch, opt, torch.float64, 2.0)
+        model(f"{name}_f32", make, batch, lambda ps: torch.optim.SGD(ps, lr=0.01), torch.float32, 2.0)
     write("models")
 
 

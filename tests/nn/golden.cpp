@@ -24,7 +24,8 @@ NnGolden::NnGolden(const std::string& name) {
     while (words >> word && word != "|") record.sizes.push_back(std::stoll(word));
     while (words >> word) record.values.push_back(std::strtod(word.c_str(), nullptr));
     if (static_cast<std::int64_t>(record.values.size()) != record.sizes.numel())
-      throw std::runtime_error(path + ": " + key + " has " + std::to_string(record.values.size()) + " values");
+      throw std::runtime_error(path + ": " + key + " has " + std::to_string(record.values.size()) +
+                               " values");
     lines_.emplace_back(key, std::move(record));
   }
 }
@@ -67,7 +68,8 @@ void fill(nn::Module& module, double scale) {
   int k = 0;
   for (const auto& [name, t] : module.state_dict()) {
     ++k;
-    if (is_floating(t.dtype())) t.copy_(formula(t.sizes(), k, scale) + (name.ends_with("running_var") ? 1.0 : 0.0));
+    if (is_floating(t.dtype()))
+      t.copy_(formula(t.sizes(), k, scale) + (name.ends_with("running_var") ? 1.0 : 0.0));
   }
 }
 
@@ -96,7 +98,8 @@ std::string difference(const Tensor& got, const Record& wanted, double tolerance
     if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
   for (std::size_t i = 0; i < values.size(); ++i) {
     const bool both_nan = std::isnan(values[i]) && std::isnan(wanted.values[i]);
-    if (!both_nan && values[i] != wanted.values[i] && !(std::abs(values[i] - wanted.values[i]) <= tolerance * largest)) {
+    if (!both_nan && values[i] != wanted.values[i] &&
+        !(std::abs(values[i] - wanted.values[i]) <= tolerance * largest)) {
       std::ostringstream text;
       text.precision(17);
       text << "element " << i << " is " << values[i] << ", not " << wanted.values[i];

