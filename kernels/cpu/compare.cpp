@@ -42,15 +42,17 @@ void isclose_kernel(const Elementwise<3>& e, double rtol, double atol, bool equa
     return std::isfinite(a) && std::isfinite(b) && std::abs(a - b) <= atol + std::abs(rtol * b);
   });
 }
+// Conditions are read as bytes: loops over bool are not vectorised.
 template <class T>
 void where_kernel(const Elementwise<4>& e) {
   using C = Compute<T>;
-  map<T, bool, T, T>(e, [](bool condition, C a, C b) { return condition ? a : b; });
+  map<T, std::uint8_t, T, T>(e, [](std::uint8_t condition, C a, C b) { return condition ? a : b; });
 }
 template <class T>
 void masked_kernel(const Elementwise<3>& e, bool keep) {
   using C = Compute<T>;
-  map<T, bool, T>(e, [keep](bool condition, C x) { return condition == keep ? x : C(0); });
+  map<T, std::uint8_t, T>(
+      e, [keep](std::uint8_t condition, C x) { return (condition != 0) == keep ? x : C(0); });
 }
 
 const bool filled =

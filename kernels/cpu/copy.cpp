@@ -1,8 +1,6 @@
 // Copies with conversion, and fills.
-#include <cstring>
-
-#include "tapestry/kernels/cpu/loops.h"
 #include "tapestry/kernels/ops/copy.h"
+#include "tapestry/kernels/cpu/loops.h"
 
 namespace tapestry::kernels {
 namespace {

@@ -1,7 +1,7 @@
 // Rows by index, and the sum of their gradients.
 #include "tapestry/kernels/ops/embedding.h"
 
-#include <cstring>
+#include <algorithm>
 #include <vector>
 
 #include "tapestry/kernels/cpu/loops.h"
@@ -61,7 +61,7 @@ void embedding_backward_kernel(const View& dweight, const View& grad, const View
       T* const out = dweight.as<T>() + r * columns;
       std::int64_t i = r == padding ? -1 : first[static_cast<std::size_t>(r)];
       if (i < 0) {
-        std::memset(static_cast<void*>(out), 0, static_cast<std::size_t>(columns) * sizeof(T));
+        std::fill(out, out + columns, T());
         continue;
       }
       std::fill(sum.begin(), sum.end(), Compute<T>(0));

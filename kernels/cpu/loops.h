@@ -82,9 +82,10 @@ struct Reader<T> {
 };
 
 // The pragma says that an element written is not read later under another index: an output is an input's
-// very elements, or elsewhere (the contract).
+// very elements, or elsewhere (the contract). A call in the loop would keep it scalar, and in a file of many
+// kernels g++ stops inlining of its own accord: hence flatten.
 template <class Out, class F, class... In>
-inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
+[[gnu::flatten]] inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
 }

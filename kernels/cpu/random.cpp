@@ -4,6 +4,9 @@
 #include <numbers>
 #include <utility>
 #include <vector>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "tapestry/core/philox.h"
 #include "tapestry/kernels/cpu/loops.h"
@@ -15,37 +18,85 @@ namespace {
 using cpu::convert;
 
 constexpr DeviceType kDevice = DeviceType::cpu;
-constexpr std::int64_t kCounterGrain = 2048;
+constexpr std::int64_t kBlockGrain = 128;  // blocks that are worth a thread
 
-/// Calls f(first element, words) for each counter that n elements of `per` elements a counter need.
+constexpr int kLanes = 16;  // counters at a time
+
+/// The words of kLanes counters from `counter` on.
+void philox_block(std::uint64_t seed, std::uint64_t counter, std::uint32_t (&words)[4 * kLanes]) {
+#if defined(__AVX2__)
+  // core/philox.h with four counters a vector: each number in the lower half of a 64-bit lane, where
+  // _mm256_mul_epu32 looks; what gathers in the upper halves is never read.
+  constexpr int n = kLanes / 4;
+  const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
+  __m256i c0[n], c1[n], c2[n], c3[n];
+  for (int i = 0; i < n; ++i) {
+    c0[i] = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<std::int64_t>(counter) + 4 * i),
+                             _mm256_setr_epi64x(0, 1, 2, 3));
+    c1[i] = _mm256_srli_epi64(c0[i], 32);
+    c2[i] = c3[i] = _mm256_setzero_si256();
+  }
+  auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
+    for (int i = 0; i < n; ++i) {
+      const __m256i p0 = _mm256_mul_epu32(m0, c0[i]), p1 = _mm256_mul_epu32(m1, c2[i]);
+      c0[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), c1[i]), key0);
+      c2[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), c3[i]), key1);
+      c1[i] = p1;
+      c3[i] = p0;
+    }
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  for (int i = 0; i < n; ++i) {
+    const __m256i a = _mm256_blend_epi32(c0[i], _mm256_slli_epi64(c1[i], 32), 0xAA);
+    const __m256i b = _mm256_blend_epi32(c2[i], _mm256_slli_epi64(c3[i], 32), 0xAA);
+    const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
+    auto* const to = reinterpret_cast<__m256i*>(words + 16 * i);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
+#else
+  for (int i = 0; i < kLanes; ++i) {
+    const Philox4 four = philox(seed, counter + static_cast<std::uint64_t>(i));
+    std::copy(four.v, four.v + 4, words + 4 * i);
+  }
+#endif
+}
+
+/// Calls f(first element, count, words) for blocks of n elements that take `each` words each; the last block
+/// may be short of elements, never of words.
 template <class F>
-void for_counters(std::int64_t n, int per, PhiloxRange range, const F& f) {
-  const std::int64_t counters = n / per + (n % per != 0);
-  parallel_for(counters, kCounterGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c)
-      f(c * per, philox(range.seed, range.offset + static_cast<std::uint64_t>(c)));
+void for_blocks(std::int64_t n, int each, PhiloxRange range, const F& f) {
+  const std::int64_t per = 4 * kLanes / each;
+  parallel_for(n / per + (n % per != 0), kBlockGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::uint32_t words[4 * kLanes];
+    for (std::int64_t b = begin; b < end; ++b) {
+      philox_block(range.seed, range.offset + static_cast<std::uint64_t>(b * kLanes), words);
+      f(b * per, static_cast<int>(std::min(per, n - b * per)), words);
+    }
   });
 }
 
 // The 64-bit number of words 2i and 2i + 1, the first in the upper half.
-std::uint64_t wide(const Philox4& words, int i) {
-  return static_cast<std::uint64_t>(words.v[2 * i]) << 32 | words.v[2 * i + 1];
+std::uint64_t wide(const std::uint32_t* words, int i) {
+  return static_cast<std::uint64_t>(words[2 * i]) << 32 | words[2 * i + 1];
 }
 
 template <class T>
 void uniform_kernel(void* data, std::int64_t n, PhiloxRange range, double low, double high) {
   T* const out = static_cast<T*>(data);
-  constexpr int per = sizeof(T) == 8 ? 2 : 4;
-  for_counters(n, per, range, [=](std::int64_t first, const Philox4& words) {
-    const int count = static_cast<int>(std::min<std::int64_t>(per, n - first));
+  constexpr int each = sizeof(T) == 8 ? 2 : 1;
+  for_blocks(n, each, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
     for (int i = 0; i < count; ++i) {
       double u;
-      if constexpr (per == 2) {
-        u = uniform_double(words.v[2 * i], words.v[2 * i + 1]);
+      if constexpr (each == 2) {
+        u = uniform_double(words[2 * i], words[2 * i + 1]);
       } else {
         // As many bits as the mantissa holds, so that no value rounds up to 1.
         constexpr int bits = std::is_same_v<T, Half> ? 11 : std::is_same_v<T, BFloat16> ? 8 : 24;
-        u = (words.v[i] >> (32 - bits)) * (1.0 / (1 << bits));
+        u = static_cast<std::int32_t>(words[i] >> (32 - bits)) * (1.0 / (1 << bits));
       }
       out[first + i] = convert<T>(std::fma(high - low, u, low));
     }
@@ -55,21 +106,20 @@ void uniform_kernel(void* data, std::int64_t n, PhiloxRange range, double low, d
 template <class T>
 void normal_kernel(void* data, std::int64_t n, PhiloxRange range, double mean, double std) {
   T* const out = static_cast<T*>(data);
-  constexpr int per = sizeof(T) == 8 ? 2 : 4;
-  for_counters(n, per, range, [=](std::int64_t first, const Philox4& words) {
-    for (int pair = 0; pair < per / 2 && first + 2 * pair < n; ++pair) {
+  constexpr int each = sizeof(T) == 8 ? 2 : 1;
+  for_blocks(n, each, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
+    for (int i = 0; i < count; i += 2) {
       double u, v;
-      if constexpr (per == 2) {
-        u = 1 - uniform_double(words.v[0], words.v[1]);
-        v = uniform_double(words.v[2], words.v[3]);
+      if constexpr (each == 2) {
+        u = 1 - uniform_double(words[2 * i], words[2 * i + 1]);
+        v = uniform_double(words[2 * i + 2], words[2 * i + 3]);
       } else {
-        u = (words.v[2 * pair] + 1.0) * 0x1p-32;
-        v = words.v[2 * pair + 1] * 0x1p-32;
+        u = (words[i] + 1.0) * 0x1p-32;
+        v = words[i + 1] * 0x1p-32;
       }
       const double r = std::sqrt(-2 * std::log(u)), angle = 2 * std::numbers::pi * v;
-      T* const at = out + first + 2 * pair;
-      at[0] = convert<T>(std::fma(std, r * std::cos(angle), mean));
-      if (first + 2 * pair + 1 < n) at[1] = convert<T>(std::fma(std, r * std::sin(angle), mean));
+      out[first + i] = convert<T>(std::fma(std, r * std::cos(angle), mean));
+      if (i + 1 < count) out[first + i + 1] = convert<T>(std::fma(std, r * std::sin(angle), mean));
     }
   });
 }
@@ -77,8 +127,8 @@ void normal_kernel(void* data, std::int64_t n, PhiloxRange range, double mean, d
 template <class T>
 void randint_kernel(void* data, std::int64_t n, PhiloxRange range, std::int64_t low, std::uint64_t span) {
   T* const out = static_cast<T*>(data);
-  for_counters(n, 2, range, [=](std::int64_t first, const Philox4& words) {
-    for (int i = 0; i < 2 && first + i < n; ++i) {
+  for_blocks(n, 2, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
+    for (int i = 0; i < count; ++i) {
       const auto step =
           static_cast<std::uint64_t>(static_cast<unsigned __int128>(wide(words, i)) * span >> 64);
       out[first + i] = convert<T>(static_cast<std::int64_t>(static_cast<std::uint64_t>(low) + step));
@@ -88,9 +138,8 @@ void randint_kernel(void* data, std::int64_t n, PhiloxRange range, std::int64_t 
 
 void randperm_kernel(void* data, std::int64_t n, PhiloxRange range) {
   std::vector<std::pair<std::uint64_t, std::int64_t>> keys(static_cast<std::size_t>(n));
-  for_counters(n, 2, range, [&](std::int64_t first, const Philox4& words) {
-    for (int i = 0; i < 2 && first + i < n; ++i)
-      keys[static_cast<std::size_t>(first + i)] = {wide(words, i), first + i};
+  for_blocks(n, 2, range, [&](std::int64_t first, int count, const std::uint32_t* words) {
+    for (int i = 0; i < count; ++i) keys[static_cast<std::size_t>(first + i)] = {wide(words, i), first + i};
   });
   std::sort(keys.begin(), keys.end());
   std::int64_t* out = static_cast<std::int64_t*>(data);
@@ -119,11 +168,11 @@ void dropout_kernel(void* result, const void* data, std::int64_t n, PhiloxRange 
   T* const out = static_cast<T*>(result);
   const T* const x = static_cast<const T*>(data);
   const C factor = static_cast<C>(scale);
-  for_counters(n, 4, range, [=](std::int64_t first, const Philox4& words) {
-    const int count = static_cast<int>(std::min<std::int64_t>(4, n - first));
-    for (int i = 0; i < count; ++i)
-      out[first + i] =
-          words.v[i] >> 8 >= threshold ? convert<T>(convert<C>(x[first + i]) * factor) : convert<T>(C(0));
+  for_blocks(n, 1, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
+    for (int i = 0; i < count; ++i) {
+      const C kept = convert<C>(x[first + i]) * factor;
+      out[first + i] = convert<T>(words[i] >> 8 >= threshold ? kept : C(0));
+    }
   });
 }
 

@@ -254,3 +254,15 @@ TEST_CASE("tensors from values") {
                     ContainsSubstring("3 values for shape [2, 2]"));
   CHECK(tensor(std::vector<float>{}).sizes() == Shape{0});
 }
+
+TEST_CASE("Philox in blocks is Philox, across 2^32 counters too") {
+  for (const std::uint64_t offset :
+       {std::uint64_t{0}, (std::uint64_t{1} << 32) - 5, ~std::uint64_t{0} - 40}) {
+    default_generator(kCPU).set_state({0x123456789abcdef0u, offset});
+    const Tensor x = rand({131});
+    for (int i = 0; i < 131; ++i)
+      REQUIRE(
+          x.data<float>()[i] ==
+          uniform_float(philox(0x123456789abcdef0u, offset + static_cast<std::uint64_t>(i / 4)).v[i % 4]));
+  }
+}
