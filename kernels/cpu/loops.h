@@ -114,7 +114,7 @@ inline void dense_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
   }
 }
 
-template <class Out, class... In, class F, std::size_t... I>
+template <class F, class Out, class... In, std::size_t... I>
 inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& f,
                 std::index_sequence<I...>) {
   Out* const out = reinterpret_cast<Out*>(p[0]);
@@ -138,10 +138,13 @@ inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& 
     out[i * s[0]] = convert<Out>(f(convert<Compute<In>>(std::get<I>(in)[i * s[I + 1]])...));
 }
 
-/// Calls row(n, addresses, strides) for runs along the last dimension that cover elements [begin, end).
-template <int N, class Row>
-inline void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], std::int64_t begin,
-                     std::int64_t end, const Row& row) {
+/// A loop along one dimension: `n` elements at addresses p with strides s. `f` is the functor.
+using RowFn = void (*)(const void* f, std::int64_t n, char* const* p, const std::int64_t* s);
+
+/// Calls row() for runs along the last dimension that cover elements [begin, end).
+template <int N>
+void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], std::int64_t begin, std::int64_t end,
+              RowFn row, const void* f) {
   const int last = e.ndim - 1;
   std::int64_t index[kMaxDims], strides[N];
   char* p[N];
@@ -157,7 +160,7 @@ inline void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], s
   }
   while (true) {
     const std::int64_t run = std::min(e.sizes[last] - index[last], end - begin);
-    row(run, p, strides);
+    row(f, run, p, strides);
     begin += run;
     if (begin >= end) return;
     // On to the next row: the addresses go back to the row's beginning, and up by one in the first dimension
@@ -174,23 +177,30 @@ inline void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], s
   }
 }
 
+/// All elements, in parallel. Knows no functor, so that it is compiled once for each N.
+template <int N>
+void for_all_rows(const Elementwise<N>& e, const std::size_t (&element)[N], RowFn row, const void* f) {
+  if (e.numel == 0) return;
+  if (e.ndim == 1 && e.numel <= kGrain) {
+    char* p[N];
+    std::int64_t s[N];
+    for (int n = 0; n < N; ++n) p[n] = static_cast<char*>(e.data[n]), s[n] = e.strides[n][0];
+    return row(f, e.numel, p, s);
+  }
+  parallel_for(e.numel, kGrain,
+               [&](std::int64_t begin, std::int64_t end) { for_rows(e, element, begin, end, row, f); });
+}
+
 /// out = f(in...), where f takes and gives Compute<> types.
 template <class Out, class... In, class F>
 inline void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f) {
   constexpr std::size_t element[] = {sizeof(Out), sizeof(In)...};
-  const auto one_row = [&f](std::int64_t n, char* const* p, const std::int64_t* s) {
-    row<Out, In...>(n, p, s, f, std::index_sequence_for<In...>{});
-  };
-  if (e.numel == 0) return;
-  if (e.ndim == 1 && e.numel <= kGrain) {
-    char* p[1 + sizeof...(In)];
-    std::int64_t s[1 + sizeof...(In)];
-    for (std::size_t n = 0; n <= sizeof...(In); ++n)
-      p[n] = static_cast<char*>(e.data[n]), s[n] = e.strides[n][0];
-    return one_row(e.numel, p, s);
-  }
-  parallel_for(e.numel, kGrain,
-               [&](std::int64_t begin, std::int64_t end) { for_rows(e, element, begin, end, one_row); });
+  for_all_rows(
+      e, element,
+      [](const void* fn, std::int64_t n, char* const* p, const std::int64_t* s) {
+        row<F, Out, In...>(n, p, s, *static_cast<const F*>(fn), std::index_sequence_for<In...>{});
+      },
+      &f);
 }
 
 }  // namespace tapestry::kernels::cpu

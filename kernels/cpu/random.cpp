@@ -31,8 +31,9 @@ void philox_block(std::uint64_t seed, std::uint64_t counter, std::uint32_t (&wor
   const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
   __m256i c0[n], c1[n], c2[n], c3[n];
   for (int i = 0; i < n; ++i) {
-    c0[i] = _mm256_add_epi64(_mm256_set1_epi64x(static_cast<std::int64_t>(counter) + 4 * i),
-                             _mm256_setr_epi64x(0, 1, 2, 3));
+    c0[i] = _mm256_add_epi64(
+        _mm256_set1_epi64x(static_cast<std::int64_t>(counter + static_cast<std::uint64_t>(4 * i))),
+        _mm256_setr_epi64x(0, 1, 2, 3));
     c1[i] = _mm256_srli_epi64(c0[i], 32);
     c2[i] = c3[i] = _mm256_setzero_si256();
   }
