@@ -1,0 +1,17 @@
+// Trains an image classifier on Fashion-MNIST, CIFAR-10 or synthetic images. `classifier --help` says how.
+#include <cstdio>
+#include <exception>
+
+#include "tapestry/apps/classifier/train.h"
+
+int main(int argc, char** argv) {
+  try {
+    const std::optional<apps::Options> options = apps::parse_options(argc, argv);
+    if (!options) return 0;
+    return apps::train(*options) ? 0 : 130;  // 130: stopped by Ctrl-C, as shells count
+  } catch (const std::exception& e) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "\nclassifier: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,69 @@
+#pragma once
+// The classifier's models. Each is a plain nn::Module: copy one to start a model of your own.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/tapestry.h"
+
+namespace apps {
+
+namespace nn = tapestry::nn;
+
+/// What the data looks like.
+struct ImageSpec {
+  std::int64_t channels = 1, height = 28, width = 28, classes = 10;
+};
+
+/// Two convolutions with batch norm, two fully connected layers.
+struct Cnn : nn::Module {
+  nn::Conv2d& conv1;
+  nn::BatchNorm2d& bn1;
+  nn::Conv2d& conv2;
+  nn::BatchNorm2d& bn2;
+  nn::Dropout& dropout1;
+  nn::Linear& fc1;
+  nn::Dropout& dropout2;
+  nn::Linear& fc2;
+  explicit Cnn(const ImageSpec& spec);
+  tapestry::Tensor forward(const tapestry::Tensor& x) override;
+};
+
+/// Three fully connected layers.
+struct Mlp : nn::Module {
+  nn::Linear& fc1;
+  nn::Linear& fc2;
+  nn::Linear& fc3;
+  explicit Mlp(const ImageSpec& spec);
+  tapestry::Tensor forward(const tapestry::Tensor& x) override;
+};
+
+/// Residual network of 18 layers (He et al., "Deep residual learning", 2015), with the 3x3 stem usual for
+/// images of 32x32: no pooling before the first stage.
+struct ResNet18 : nn::Module {
+  nn::Conv2d& conv1;
+  nn::BatchNorm2d& bn1;
+  nn::Sequential& layer1;
+  nn::Sequential& layer2;
+  nn::Sequential& layer3;
+  nn::Sequential& layer4;
+  nn::Linear& fc;
+  explicit ResNet18(const ImageSpec& spec);
+  tapestry::Tensor forward(const tapestry::Tensor& x) override;
+};
+
+/// A convolution, a linear layer, a softmax: probabilities, on which the demo then computes a cross-entropy
+/// that takes the softmax once more, as widely copied examples do. See docs/tutorials/quickstart.md for what
+/// that does.
+struct Demo : nn::Module {
+  nn::Conv2d& conv2d;
+  nn::Linear& fc;
+  nn::Softmax& softmax;
+  explicit Demo(const ImageSpec& spec);
+  tapestry::Tensor forward(const tapestry::Tensor& x) override;
+};
+
+/// "cnn", "mlp", "resnet18" or "demo". Throws ValueError for another name, or images too small for the model.
+std::unique_ptr<nn::Module> make_model(const std::string& name, const ImageSpec& spec);
+
+}  // namespace apps

@@ -1,0 +1,227 @@
+#include "tapestry/apps/classifier/train.h"
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <string>
+
+#include "tapestry/apps/classifier/images.h"
+#include "tapestry/apps/classifier/models.h"
+#include "tapestry/apps/common/progress.h"
+#include "tapestry/apps/common/run_folder.h"
+#include "tapestry/apps/common/svg.h"
+#include "tapestry/tapestry.h"
+
+namespace apps {
+
+using namespace tapestry;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+std::string default_run_dir(const Options& o) {
+  char when[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(when, sizeof when, "%Y%m%d-%H%M%S", std::localtime(&now));
+  return "runs/" + o.model + "-" + o.data + "-" + when;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model) {
+  if (o.optimizer == "sgd")
+    return std::make_unique<optim::SGD>(model.parameters(), optim::SGD::Options{.lr = o.lr, .momentum = 0.9});
+  return std::make_unique<optim::AdamW>(model.parameters(),
+                                        optim::AdamW::Options{.lr = o.lr, .weight_decay = o.weight_decay});
+}
+
+// All schedules are stepped once a batch.
+std::unique_ptr<optim::Scheduler> make_schedule(const Options& o, optim::Optimizer& optimizer,
+                                                std::int64_t steps) {
+  if (o.schedule == "one-cycle")
+    return std::make_unique<optim::OneCycleLR>(
+        optimizer, optim::OneCycleLROptions{.max_lr = o.lr, .total_steps = steps});
+  if (o.schedule == "cosine")
+    return std::make_unique<optim::CosineAnnealingLR>(optimizer,
+                                                      optim::CosineAnnealingLROptions{.T_max = steps});
+  if (o.schedule == "step")  // a tenth after each third
+    return std::make_unique<optim::StepLR>(
+        optimizer, optim::StepLROptions{.step_size = std::max<std::int64_t>(1, (steps + 2) / 3)});
+  return std::make_unique<optim::LambdaLR>(optimizer, [](std::int64_t) { return 1.0; });
+}
+
+// Sums over examples, so that batches of different sizes count right.
+struct Tally {
+  double loss = 0;
+  std::int64_t right = 0, count = 0;
+  void add(double batch_loss, std::int64_t batch_right, std::int64_t n) {
+    loss += batch_loss * static_cast<double>(n);
+    right += batch_right;
+    count += n;
+  }
+  double mean_loss() const { return loss / static_cast<double>(count); }
+  double accuracy() const { return static_cast<double>(right) / static_cast<double>(count); }
+  /// Every bit, for checkpoints.
+  std::string str() const {
+    char text[80];
+    std::snprintf(text, sizeof text, "%a %lld %lld", loss, static_cast<long long>(right),
+                  static_cast<long long>(count));
+    return text;
+  }
+  static Tally parse(const std::string& text) {
+    Tally t;
+    long long right = 0, count = 0;
+    if (std::sscanf(text.c_str(), "%la %lld %lld", &t.loss, &right, &count) != 3)
+      fail<IoError>("[classifier] the checkpoint's tally is not one: ", text);
+    t.right = right;
+    t.count = count;
+    return t;
+  }
+};
+
+std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
+  NoGradGuard no_grad;
+  return scores.argmax(1).eq(labels).sum().item<std::int64_t>();
+}
+
+// Over the test images; counts[i * classes + j] is how many of class i were taken for class j.
+Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std::int64_t classes,
+               std::vector<std::int64_t>& counts) {
+  const InferenceMode inference;
+  Tally tally;
+  counts.assign(static_cast<std::size_t>(classes * classes), 0);
+  model.eval();
+  loader.set_epoch(0);
+  for (const auto& [images, labels] : loader) {
+    const Tensor scores = model(images.to(device)).cpu();
+    const Tensor guess = scores.argmax(1);
+    tally.add(cross_entropy(scores, labels).item(), count_right(scores, labels), labels.size(0));
+    for (std::int64_t i = 0; i < labels.size(0); ++i)
+      ++counts[static_cast<std::size_t>(labels.data<std::int64_t>()[i] * classes +
+                                        guess.data<std::int64_t>()[i])];
+  }
+  model.train();
+  return tally;
+}
+
+// Ctrl-C asks the loop to stop after the step in progress, so that what was done is saved; a second one ends
+// the program as usual.
+volatile std::sig_atomic_t stop_asked = 0;
+void ask_to_stop(int) {
+  stop_asked = 1;
+  std::signal(SIGINT, SIG_DFL);
+}
+
+}  // namespace
+
+std::optional<double> train(Options o) {
+  if (o.run_dir.empty()) o.run_dir = default_run_dir(o);
+  const RunFolder folder(o.run_dir, o.resume);
+  if (o.resume) {
+    Options saved = options_from_json(folder.read("config.json"), folder.file("config.json"));
+    saved.run_dir = o.run_dir;
+    saved.resume = true;
+    o = saved;
+  }
+  if (o.threads > 0) set_num_threads(o.threads);
+  const Device device(o.device);
+  check_device("classifier", device);
+
+  Images images = load_images(o);
+  manual_seed(o.seed);
+  const std::unique_ptr<nn::Module> model = make_model(o.model, images.spec);
+  model->to(device);
+  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model);
+  const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
+  const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
+  if (!o.resume) folder.write("config.json", to_json(o));
+
+  Progress progress(total_steps, steps_per_epoch, o.epochs);
+  progress.line(model->summary(Shape{1, images.spec.channels, images.spec.height, images.spec.width}));
+  progress.line("seed " + std::to_string(o.seed) + ", " + std::to_string(get_num_threads()) + " threads, " +
+                device.str() + ", run folder " + folder.path());
+
+  nn::Checkpointer checkpoints(folder.file("checkpoints"));
+  const nn::Training training{model.get(), optimizer.get(), schedule.get()};
+  Tally tally;  // of the epoch in progress
+  double seconds = 0;
+  if (o.resume) {
+    if (std::optional<nn::Progress> saved = checkpoints.resume(training)) {
+      images.train->load_state(data::LoaderState::parse(saved->extra.at("loader")));
+      tally = Tally::parse(saved->extra.at("tally"));
+      seconds = std::stod(saved->extra.at("seconds"));
+      progress.start_at(saved->step);
+    }
+    progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +
+                  std::to_string(total_steps));
+  }
+  const auto save = [&](std::optional<double> accuracy) {
+    checkpoints.save(training, {.epoch = images.train->epoch(),
+                                .step = schedule->steps(),
+                                .metric = accuracy,
+                                .extra = {{"loader", images.train->state().str()},
+                                          {"tally", tally.str()},
+                                          {"seconds", std::to_string(seconds)}}});
+  };
+
+  std::vector<EpochMetrics> history = folder.resume_metrics(static_cast<int>(images.train->epoch()));
+  std::vector<std::int64_t> confusion;
+  stop_asked = 0;
+  std::signal(SIGINT, ask_to_stop);
+  while (images.train->epoch() < o.epochs) {
+    const int epoch = static_cast<int>(images.train->epoch()) + 1;
+    Clock::time_point start = Clock::now();
+    for (const auto& [batch, labels] : *images.train) {
+      const Tensor x = batch.to(device), target = labels.to(device);
+      optimizer->zero_grad();
+      const Tensor scores = (*model)(x);
+      const Tensor loss = cross_entropy(scores, target);
+      loss.backward();
+      optimizer->step();
+      schedule->step();
+
+      const double value = loss.item();
+      const std::int64_t step = images.train->state().batch;
+      if (!std::isfinite(value) && !o.allow_nan)
+        fail("[classifier] the loss is ", value, " at epoch ", epoch, ", step ", step,
+             "; try a smaller --lr, or go on with --allow-nan");
+      tally.add(value, count_right(scores, target), labels.size(0));
+      progress.step(epoch, step, labels.size(0), tally.mean_loss(), tally.accuracy());
+      if (stop_asked) {
+        seconds += std::chrono::duration<double>(Clock::now() - start).count();
+        save({});
+        progress.line("stopped and saved; go on with: classifier --resume --run-dir " + folder.path());
+        return {};
+      }
+    }
+    seconds += std::chrono::duration<double>(Clock::now() - start).count();
+
+    const Tally test = evaluate(*model, *images.test, device, images.spec.classes, confusion);
+    const EpochMetrics metrics{epoch,  tally.mean_loss(), tally.accuracy(), test.mean_loss(), test.accuracy(),
+                               seconds};
+    history.push_back(metrics);
+    folder.append(metrics);
+    const std::string title = o.model + " on " + o.data;
+    folder.write("curves.svg", curves_svg(history, title));
+    folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));
+    char line[200];
+    std::snprintf(line, sizeof line,
+                  "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,
+                  o.epochs, metrics.train_loss, metrics.train_accuracy, metrics.test_loss,
+                  metrics.test_accuracy, duration(seconds).c_str());
+    progress.line(line);
+    tally = {};
+    save(test.accuracy());
+  }
+  std::signal(SIGINT, SIG_DFL);
+  if (history.empty()) return {};
+  char line[120];
+  std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",
+                history.back().test_accuracy, seconds, static_cast<unsigned long long>(o.seed),
+                folder.path().c_str());
+  progress.line(line);
+  return history.back().test_accuracy;
+}
+
+}  // namespace apps
