@@ -160,7 +160,8 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
 }
 
 void OneCycleLR::check_step(std::int64_t steps) const {
-  check(steps < options_.total_steps, "[OneCycleLR] step ", steps, " is beyond the ", options_.total_steps,
+  // The step after the last batch is allowed, as in PyTorch: a loop that steps once a batch takes it.
+  check(steps <= options_.total_steps, "[OneCycleLR] step ", steps, " is beyond the ", options_.total_steps,
         " steps of the schedule; set total_steps to the number of optimizer steps");
 }
 double OneCycleLR::lr_at(std::int64_t steps, std::size_t) const {
