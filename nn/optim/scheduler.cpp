@@ -150,7 +150,7 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
   double begin = 0;
   for (const Phase& phase : phases_) {
     if (at <= phase.end_step || &phase == &phases_.back()) {
-      const double t = phase.end_step > begin ? (at - begin) / (phase.end_step - begin) : 1;
+      const double t = phase.end_step > begin ? std::min((at - begin) / (phase.end_step - begin), 1.0) : 1;
       if (options_.anneal_strategy == Anneal::linear) return phase.*from + (phase.*to - phase.*from) * t;
       return phase.*to + (phase.*from - phase.*to) / 2 * (1 + std::cos(std::numbers::pi * t));
     }
@@ -160,7 +160,8 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
 }
 
 void OneCycleLR::check_step(std::int64_t steps) const {
-  // The step after the last batch is allowed, as in PyTorch: a loop that steps once a batch takes it.
+  // The step after the last batch is allowed, as in PyTorch: a loop that steps once a batch takes it. The rate stays
+  // at its end (PyTorch's then goes up again).
   check(steps <= options_.total_steps, "[OneCycleLR] step ", steps, " is beyond the ", options_.total_steps,
         " steps of the schedule; set total_steps to the number of optimizer steps");
 }
