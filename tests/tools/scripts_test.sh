@@ -31,6 +31,8 @@ for package; do
     zlib1g-dev) touch_header zlib.h ;;
     libdnnl-dev) touch_header oneapi/dnnl/dnnl.hpp ;;
     libcli11-dev) touch_header CLI/CLI.hpp ;;
+    libasio-dev) touch_header asio/ip/tcp.hpp ;;
+    libgloo-dev) touch_header gloo/config.h ;;
     catch2) touch_header catch2/catch.hpp ;;
     dataset-fashion-mnist)
       mkdir -p "$SYSROOT/usr/share/datasets/fashion-mnist"
@@ -87,7 +89,7 @@ has_status() { [[ $status == "$1" ]] || fail "exit status $status, not $1"; }
 says() { [[ $output == *"$1"* ]] || fail "does not say '$1'"; }
 called() { [[ $calls == "$1" ]] || fail "should have called: $1"; }
 
-every='cmake ninja-build g++ libeigen3-dev nlohmann-json3-dev zlib1g-dev libcli11-dev'
+every='cmake ninja-build g++ libeigen3-dev nlohmann-json3-dev zlib1g-dev libcli11-dev libasio-dev'
 install='-q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends'
 update='-q -o DPkg::Lock::Timeout=300 update'
 
@@ -180,7 +182,8 @@ has_status 0
 called "apt-get $update
 apt-cache show ccache
 apt-cache show libdnnl-dev
-apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev
+apt-cache show libgloo-dev
+apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev libgloo-dev
 cmake --preset release
 cmake --build --preset release --parallel 3 --target classifier
 classifier --data fashion-mnist --model cnn --epochs 2 --run-dir a b"
@@ -216,7 +219,7 @@ name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev
 cmake --preset ci
 cmake --build --preset ci --parallel 2
 ctest --preset ci --parallel 2 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'

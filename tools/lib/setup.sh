@@ -100,6 +100,8 @@ is_present() {
     zlib1g-dev) have_header zlib.h ;;
     libdnnl-dev) have_header oneapi/dnnl/dnnl.hpp ;;
     libcli11-dev) have_header CLI/CLI.hpp ;;
+    libasio-dev) have_header asio/ip/tcp.hpp ;;
+    libgloo-dev) have_header gloo/config.h ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;

@@ -1,0 +1,75 @@
+#pragma once
+// What a transport does: move dense host memory between ranks, and no more. Not in tapestry.h: users call
+// ProcessGroup, which checks arguments, compares descriptors and bounds waits before it comes here.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/core/dtype.h"
+#include "tapestry/distributed/comm/store.h"
+
+namespace tapestry::distributed {
+
+/// `mean` divides the sum by the number of ranks, in floating dtypes only. f16 and bf16 are added in float
+/// and rounded after each addition. bool: sum and max are "or", product and min "and".
+enum class ReduceOp : std::uint8_t { sum, mean, min, max, product };
+const char* reduce_op_name(ReduceOp op);
+
+/// One rank's end of a transport between `size()` ranks. Collectives block until this rank's part is done,
+/// are called by one thread at a time, in the same order with equal arguments on all ranks. All throw
+/// TimeoutError at the deadline and DistributedError when a peer is gone; the backend is of no more use then.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// In place; the same bits on every rank.
+  virtual void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) = 0;
+  /// In place at the root; elsewhere `data` is left in any state.
+  virtual void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
+                      Deadline deadline) = 0;
+  /// `in`: size() x count, `out`: count; they do not overlap.
+  virtual void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
+                              Deadline deadline) = 0;
+  virtual void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) = 0;
+  /// `out` receives size() x bytes, by rank.
+  virtual void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
+  /// `out` is null but at the root.
+  virtual void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
+  /// `in` is null but at the root.
+  virtual void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
+  /// Block i of `in` goes to rank i, whose block rank() it becomes.
+  virtual void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
+  virtual void barrier(Deadline deadline) = 0;
+  /// Point to point; may be called by several threads at once, and while a collective runs, with other peers
+  /// or tags. Messages of one (peer, tag) arrive in order. send() may return before the message is received.
+  virtual void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) = 0;
+  virtual void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) = 0;
+
+  /// From any thread, any number of times: calls in progress here and on peers that wait for this rank throw
+  /// DistributedError with `why` soon, later ones at once.
+  virtual void abort(const std::string& why) noexcept = 0;
+  /// The same transport between some of its ranks, this one included; a collective call of those. `ranks` is
+  /// ascending, `store` theirs alone.
+  virtual std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>& store,
+                                         Deadline deadline) = 0;
+};
+
+/// Ranks as threads of one process: element i belongs to rank i. Sums are formed in the order of the ranks.
+std::vector<std::shared_ptr<Backend>> local_backends(int size);
+/// Between processes, over TCP by Gloo; `store` is this group's alone. Sums are formed in the order of the
+/// ring. Throws DistributedError where the library was built without Gloo.
+std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
+                                      Milliseconds timeout);
+
+/// accumulator[i] = accumulator[i] op value[i], as ReduceOp says (`mean` adds; see finish_mean). In the
+/// calling thread.
+void reduce_into(void* accumulator, const void* value, std::int64_t count, DType dtype, ReduceOp op);
+/// Divides by `size` where op is mean.
+void finish_mean(void* data, std::int64_t count, DType dtype, ReduceOp op, int size);
+
+}  // namespace tapestry::distributed
