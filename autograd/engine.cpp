@@ -120,6 +120,24 @@ void on_backward_end(std::function<void()> callback) {
   task->callbacks.push_back(std::move(callback));
 }
 
+BackwardPass current_backward() {
+  const GraphTask* task = GraphTask::current();
+  check<AutogradError>(
+      task != nullptr,
+      "[current_backward] no backward pass is in progress on this thread; call it from a hook");
+  return task->pass();
+}
+
+bool backward_reaches(const Tensor& leaf) {
+  const GraphTask* task = GraphTask::current();
+  check<AutogradError>(
+      task != nullptr,
+      "[backward_reaches] no backward pass is in progress on this thread; call it from a hook");
+  tapestry::detail::check_defined("backward_reaches", leaf, "the leaf");
+  const Record* r = record_of(leaf);
+  return r && task->includes(r->fn.get());
+}
+
 SavedTensorHooks::SavedTensorHooks(Pack pack_fn, Unpack unpack_fn)
     : pack(std::move(pack_fn)), unpack(std::move(unpack_fn)), outer_(current_hooks) {
   current_hooks = this;

@@ -5,6 +5,8 @@
 // a leaf's hook fires the moment its gradient is complete, whatever the order of an operation's inputs. Saved
 // tensors are freed as it goes unless retain_graph. Everything runs on the calling thread, each node in the
 // context in which it was recorded.
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -54,6 +56,17 @@ std::vector<Tensor> backward_inputs(const std::vector<Tensor>& outputs, const st
 /// Runs `callback` when the backward pass in progress on this thread has ended, before backward() returns.
 /// Call it from a hook. Throws AutogradError outside a backward pass.
 void on_backward_end(std::function<void()> callback);
+
+/// The backward pass in progress on this thread, as a hook sees it.
+struct BackwardPass {
+  std::uint64_t id = 0;  ///< another one for every pass of the process
+  std::chrono::steady_clock::time_point began;
+};
+/// Throws AutogradError outside a backward pass.
+BackwardPass current_backward();
+/// True if the pass in progress on this thread comes to `leaf`, or has been there: what is reached by none of
+/// its nodes gets no gradient. Throws AutogradError outside a backward pass.
+bool backward_reaches(const Tensor& leaf);
 
 /// While one lives on a thread, tensors saved for backward go through `pack`, and what it returned through
 /// `unpack` when backward asks: to keep them elsewhere (host memory, a file) or to recompute them.

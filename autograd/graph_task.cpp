@@ -9,6 +9,7 @@ namespace tapestry::autograd {
 namespace {
 
 thread_local GraphTask* current_task = nullptr;
+std::atomic<std::uint64_t> next_pass{1};
 
 // The newest node first; leaves, numbered above all others, before that.
 bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
@@ -31,7 +32,10 @@ class Results {
 
 GraphTask* GraphTask::current() { return current_task; }
 
-GraphTask::GraphTask(bool retain_graph) : retain_graph_(retain_graph), outer_(current_task) {
+GraphTask::GraphTask(bool retain_graph)
+    : pass_{next_pass.fetch_add(1, std::memory_order_relaxed), std::chrono::steady_clock::now()},
+      retain_graph_(retain_graph),
+      outer_(current_task) {
   current_task = this;
 }
 

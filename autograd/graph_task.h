@@ -44,6 +44,8 @@ class GraphTask {
   const Tensor& captured(std::size_t i) const { return captures_[i].gradient; }
 
   static GraphTask* current();
+  const BackwardPass& pass() const { return pass_; }
+  bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
   std::vector<std::function<void()>> callbacks;
 
  private:
@@ -70,6 +72,7 @@ class GraphTask {
   void deliver(Node* from, std::uint32_t input, Tensor gradient);
   void put_in_inbox(OutputSlot& slot, Tensor gradient);
 
+  const BackwardPass pass_;
   const bool retain_graph_;
   bool selective_ = false;
   WeightGradients::Impl* postponed_ = nullptr;

@@ -48,12 +48,21 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
     num_batches_tracked->add_(Scalar(1));
     if (!options.momentum) momentum = 1 / num_batches_tracked->item();
   }
-  return batch_norm(x, running_mean, running_var, weight, bias, is_training() || !options.track_running_stats,
-                    momentum, options.eps);
+  const bool batch_statistics = is_training() || !options.track_running_stats;
+  if (is_training() && training_function_)
+    return training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps);
+  return batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
+}
+
+template <int kDims>
+void BatchNorm<kDims>::set_training_function(std::string name, BatchNormTraining function) {
+  training_name_ = std::move(name);
+  training_function_ = std::move(function);
 }
 
 template <int kDims>
 std::string BatchNorm<kDims>::type_name() const {
+  if (training_function_) return training_name_;
   return kDims == 1 ? "BatchNorm1d" : "BatchNorm2d";
 }
 

@@ -1,5 +1,7 @@
 #pragma once
+#include <functional>
 #include <optional>
+#include <string>
 
 #include "tapestry/nn/module.h"
 
@@ -20,6 +22,12 @@ struct BatchNormOptions {
   bool track_running_stats = true;
 };
 
+/// What may stand in for batch_norm() in training, with its arguments: SyncBatchNorm, whose batch is that of
+/// all ranks.
+using BatchNormTraining =
+    std::function<Tensor(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                         const Tensor& weight, const Tensor& bias, double momentum, double eps)>;
+
 /// Batch normalisation (Ioffe and Szegedy 2015): in training with the batch's statistics, in evaluation with
 /// the running ones. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d (N, C, H, W).
 template <int kDims>
@@ -30,6 +38,9 @@ class BatchNorm : public Module {
   Tensor forward(const Tensor& x) override;
   std::string type_name() const override;
   std::string options_text() const override;
+  /// Normalises with `function` in training from now on, and calls itself `name`; an empty one: with
+  /// batch_norm().
+  void set_training_function(std::string name, BatchNormTraining function);
 
   const Options options;
   Parameter& weight;
@@ -37,6 +48,10 @@ class BatchNorm : public Module {
   Buffer& running_mean;
   Buffer& running_var;
   Buffer& num_batches_tracked;
+
+ private:
+  BatchNormTraining training_function_;
+  std::string training_name_;
 };
 
 using BatchNorm1d = BatchNorm<1>;

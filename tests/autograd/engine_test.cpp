@@ -416,3 +416,25 @@ TEST_CASE("a leaf that dies before backward takes its hook along") {
   CHECK(at(x.grad(), 0) == 3);
   CHECK(calls <= 1);  // w itself is kept by what mul saved, so it may be alive still
 }
+
+TEST_CASE("a hook can ask which pass this is and what it comes to") {
+  const Tensor a = full({2}, 3).set_requires_grad(), b = full({2}, 4).set_requires_grad();
+  const Tensor frozen = full({2}, 5);
+  CHECK_THROWS_AS(autograd::current_backward(), AutogradError);
+  CHECK_THROWS_AS(autograd::backward_reaches(a), AutogradError);
+  std::vector<std::uint64_t> passes;
+  std::vector<bool> reached;
+  const auto before = std::chrono::steady_clock::now();
+  a.register_post_accumulate_grad_hook([&](const Tensor&) {
+    const autograd::BackwardPass pass = autograd::current_backward();
+    CHECK(pass.began >= before);
+    CHECK(pass.began <= std::chrono::steady_clock::now());
+    passes.push_back(pass.id);
+    for (const Tensor& t : {a, b, frozen}) reached.push_back(autograd::backward_reaches(t));
+  });
+  (a * b).sum().backward();
+  (a * frozen).sum().backward();
+  REQUIRE(passes.size() == 2);
+  CHECK(passes[0] != passes[1]);
+  CHECK(reached == std::vector<bool>{true, true, false, true, false, false});
+}

@@ -296,3 +296,24 @@ TEST_CASE("all recorded layers are tested") {
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
 }
+
+TEST_CASE("a batch norm can be given another function for training") {
+  nn::BatchNorm1d bn(nn::BatchNorm1d::Options{.num_features = 2, .momentum = 0.25});
+  double momentum = 0;
+  bn.set_training_function("OtherNorm", [&](const Tensor& x, const Tensor&, const Tensor&,
+                                            const Tensor& weight, const Tensor&, double m, double) {
+    momentum = m;
+    return x * weight * 2;
+  });
+  const Tensor x = full({3, 2}, 5);
+  CHECK(bn(x).allclose(full({3, 2}, 10)));
+  CHECK(momentum == 0.25);
+  CHECK(bn.num_batches_tracked->item<std::int64_t>() == 1);
+  CHECK(bn.type_name() == "OtherNorm");
+  bn.eval();
+  CHECK(bn(x).allclose(full({3, 2}, 5 / std::sqrt(1 + 1e-5))));
+  bn.train();
+  bn.set_training_function("", {});
+  CHECK(bn.type_name() == "BatchNorm1d");
+  CHECK(bn(x).allclose(zeros({3, 2})));
+}
