@@ -418,8 +418,8 @@ TEST_CASE("a leaf that dies before backward takes its hook along") {
 }
 
 TEST_CASE("a hook can ask which pass this is and what it comes to") {
-  const Tensor a = full({2}, 3).set_requires_grad(), b = full({2}, 4).set_requires_grad();
-  const Tensor frozen = full({2}, 5);
+  const Tensor a = full({2}, 3.0).set_requires_grad(), b = full({2}, 4.0).set_requires_grad();
+  const Tensor frozen = full({2}, 5.0);
   CHECK_THROWS_AS(autograd::current_backward(), AutogradError);
   CHECK_THROWS_AS(autograd::backward_reaches(a), AutogradError);
   std::vector<std::uint64_t> passes;

@@ -305,8 +305,8 @@ TEST_CASE("a batch norm can be given another function for training") {
     momentum = m;
     return x * weight * 2;
   });
-  const Tensor x = full({3, 2}, 5);
-  CHECK(bn(x).allclose(full({3, 2}, 10)));
+  const Tensor x = full({3, 2}, 5.0);
+  CHECK(bn(x).allclose(full({3, 2}, 10.0)));
   CHECK(momentum == 0.25);
   CHECK(bn.num_batches_tracked->item<std::int64_t>() == 1);
   CHECK(bn.type_name() == "OtherNorm");
