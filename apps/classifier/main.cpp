@@ -5,13 +5,18 @@
 #include "tapestry/apps/classifier/train.h"
 
 int main(int argc, char** argv) {
+  const auto failed = [](const std::exception& e, int status) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return status;
+  };
   try {
     const std::optional<apps::Options> options = apps::parse_options(argc, argv);
     if (!options) return 0;
     return apps::train(*options) ? 0 : 130;  // 130: stopped by Ctrl-C, as shells count
+  } catch (const apps::UsageError& e) {
+    return failed(e, 2);
   } catch (const std::exception& e) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "\nclassifier: %s\n", e.what());
-    return 1;
+    return failed(e, 1);
   }
 }

@@ -1,109 +1,229 @@
 #include "tapestry/apps/classifier/options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "tapestry/core/error.h"
+#include "tapestry/apps/common/run_folder.h"
 
 namespace apps {
 
 using tapestry::fail;
 
-std::optional<Options> parse_options(int argc, char** argv) {
-  Options o;
+namespace {
+
+// Every option that is saved, once for all that is done with them. "batch_size" is --batch-size.
+template <class F>
+void each_option(F&& option) {
+  option("model", &Options::model);
+  option("data", &Options::data);
+  option("data_dir", &Options::data_dir);
+  option("synthetic_size", &Options::synthetic_size);
+  option("batch_size", &Options::batch_size);
+  option("epochs", &Options::epochs);
+  option("optimizer", &Options::optimizer);
+  option("lr", &Options::lr);
+  option("weight_decay", &Options::weight_decay);
+  option("schedule", &Options::schedule);
+  option("seed", &Options::seed);
+  option("device", &Options::device);
+  option("threads", &Options::threads);
+  option("workers", &Options::workers);
+  option("allow_nan", &Options::allow_nan);
+}
+
+// Accepts numbers of type T from `low` to `high`, which `what` says in words. Stricter than CLI11, which
+// takes -1 for an unsigned number and nan for a positive one.
+template <class T>
+CLI::Validator number(T low, T high, const std::string& what) {
+  return {[=](const std::string& text) -> std::string {
+            T value{};
+            const char* const end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            return error == std::errc() && stop == end && low <= value && value <= high
+                       ? ""
+                       : text + " is not " + what;
+          },
+          ""};
+}
+
+CLI::Validator whole(std::int64_t low, std::int64_t high) {
+  return number(low, high, "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+}
+
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  return {[=](const std::string& text) -> std::string {
+            std::string list;
+            for (const std::string& name : names) {
+              if (name == text) return "";
+              list += (list.empty() ? "" : name == names.back() ? " or " : ", ") + name;
+            }
+            return text + " is not " + list;
+          },
+          ""};
+}
+
+std::string check_device_name(const std::string& text) {
+  try {
+    static_cast<void>(tapestry::Device(text));
+    return "";
+  } catch (const tapestry::Error& e) {
+    return e.what();
+  }
+}
+
+struct Given {
+  bool help = false, data = false, schedule = false;
+};
+
+// Puts what the command line says into `o`, whose values are the defaults that --help shows.
+Given parse(int argc, char** argv, Options& o) {
   CLI::App app{
       "Trains an image classifier and shows how it goes.\n\n"
-      "  classifier                                    the CNN on Fashion-MNIST, 91.5% in six epochs\n"
-      "  classifier --model demo                       the smallest example, on random images\n"
+      "  classifier                                 the CNN on Fashion-MNIST: 91.5% in six epochs\n"
+      "  classifier --model demo                    the smallest example, on random images\n"
       "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
-      "  classifier --resume --run-dir runs/mine       goes on with a run that was stopped\n",
+      "  classifier --resume --run-dir runs/mine    goes on with a run that was stopped\n",
       "classifier"};
-  app.get_formatter()->column_width(34);
-  app.option_defaults()->always_capture_default();
-  const auto positive = CLI::Range(1, 1'000'000'000);
+  app.get_formatter()->column_width(26);
+  app.footer(
+      "Ctrl-C stops after the step in progress and saves. A resumed run ends bit for bit where the run "
+      "would\n"
+      "have ended that was never stopped, on the same device with the same number of threads. It keeps its\n"
+      "options: --data-dir, --device, --threads, --workers and --allow-nan can be given anew, and --epochs "
+      "with\n"
+      "a constant schedule; any other that differs from the run's is refused.\n\n"
+      "Exit status: 0 done, 1 failed, 2 wrong options, 130 stopped by Ctrl-C.");
+  const auto add = [&](const char* name, auto& value, const char* type, const std::string& text) {
+    return app.add_option(name, value, text)->type_name(type);
+  };
+  const auto add_with_default = [&](const char* name, auto& value, const char* type,
+                                    const std::string& text) {
+    std::ostringstream shown;
+    shown << text << " [" << value << "]";
+    return add(name, value, type, shown.str());
+  };
 
-  CLI::Option* model = app.add_option("--model", o.model, "The network")
-                           ->check(CLI::IsMember({"cnn", "mlp", "resnet18", "demo"}));
-  CLI::Option* data =
-      app.add_option("--data", o.data, "The images; synthetic ones by default for --model demo")
-          ->check(CLI::IsMember({"fashion-mnist", "cifar10", "synthetic"}));
-  app.add_option("--data-dir", o.data_dir,
-                 "Folder with the data's files; default: where the package manager puts them");
-  app.add_option("--synthetic-size", o.synthetic_size, "Number of synthetic images")->check(positive);
-  app.add_option("--device", o.device, "Where to train: cpu, cpu:1, cuda, cuda:0, ...");
-  app.add_option("--batch-size", o.batch_size, "Images a step, all devices together")->check(positive);
-  app.add_option("--epochs", o.epochs, "Passes over the training images")->check(positive);
-  app.add_option("--optimizer", o.optimizer, "Default: sgd (momentum 0.9) for --model demo, else adamw")
-      ->check(CLI::IsMember({"adamw", "sgd"}))
-      ->default_str("");
-  app.add_option("--lr", o.lr,
-                 "Learning rate, the peak of the schedule; default: 0.1 with sgd, 0.003 with adamw")
-      ->check(CLI::PositiveNumber)
-      ->default_str("");
-  app.add_option("--weight-decay", o.weight_decay, "Of AdamW")->check(CLI::NonNegativeNumber);
-  CLI::Option* schedule =
-      app.add_option("--schedule", o.schedule, "The learning rate over time; constant for --model demo")
-          ->check(CLI::IsMember({"one-cycle", "cosine", "step", "constant"}));
-  app.add_option("--seed", o.seed, "Of initial weights, order of images and dropout");
-  app.add_option("--threads", o.threads, "Compute threads; 0: OMP_NUM_THREADS, else all cores")
-      ->check(CLI::Range(0, 1024));
-  app.add_option("--workers", o.workers, "Threads that prepare batches ahead")->check(CLI::Range(0, 64));
-  app.add_option("--run-dir", o.run_dir,
-                 "Folder for checkpoints, metrics and pictures; default: runs/<model>-<data>-<time>");
-  app.add_flag("--resume", o.resume,
-               "Go on with the run in --run-dir, from its last checkpoint, with its options");
-  app.add_flag("--allow-nan", o.allow_nan, "Go on when the loss is not a number");
+  const char* group = "What is trained";
+  add_with_default("--model", o.model, "NAME", "cnn, mlp, resnet18 or demo")
+      ->check(one_of({"cnn", "mlp", "resnet18", "demo"}))
+      ->group(group);
+  const CLI::Option* const data =
+      add_with_default("--data", o.data, "NAME",
+                       "fashion-mnist, cifar10 or synthetic; for the demo synthetic")
+          ->check(one_of({"fashion-mnist", "cifar10", "synthetic"}))
+          ->group(group);
+  add("--data-dir", o.data_dir, "DIR", "The data's files, where they are not where packages put them")
+      ->group(group);
+  add_with_default("--synthetic-size", o.synthetic_size, "N", "Number of synthetic images")
+      ->check(whole(1, 1'000'000))
+      ->group(group);
+
+  group = "How";
+  add_with_default("--batch-size", o.batch_size, "N", "Images a step, all devices together")
+      ->check(whole(1, 1'000'000))
+      ->group(group);
+  add_with_default("--epochs", o.epochs, "N", "Passes over the training images")
+      ->check(whole(1, 1'000'000))
+      ->group(group);
+  add("--optimizer", o.optimizer, "NAME", "adamw, or sgd with momentum 0.9 [adamw; for the demo sgd]")
+      ->check(one_of({"adamw", "sgd"}))
+      ->group(group);
+  add("--lr", o.lr, "X", "Learning rate; the peak of the schedule [adamw 0.003, sgd 0.1]")
+      ->check(
+          number(std::numeric_limits<double>::min(), std::numeric_limits<double>::max(), "a number above 0"))
+      ->group(group);
+  add_with_default("--weight-decay", o.weight_decay, "X", "Of adamw")
+      ->check(number(0.0, std::numeric_limits<double>::max(), "a number of at least 0"))
+      ->group(group);
+  const CLI::Option* const schedule =
+      add_with_default("--schedule", o.schedule, "NAME",
+                       "Learning rate over the steps: one-cycle, cosine, step or constant;\n"
+                       "for the demo constant")
+          ->check(one_of({"one-cycle", "cosine", "step", "constant"}))
+          ->group(group);
+  add_with_default("--seed", o.seed, "N", "Of initial weights, order of images, dropout and synthetic images")
+      ->check(number<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max(),
+                                    "a whole number from 0 to 2^64-1"))
+      ->group(group);
+  app.add_flag("--allow-nan", o.allow_nan, "Go on when the loss is not a number")->group(group);
+
+  group = "Where";
+  add_with_default("--device", o.device, "NAME", "cpu, cpu:1, cuda, cuda:0, ...")
+      ->check(check_device_name)
+      ->group(group);
+  add("--threads", o.threads, "N", "Compute threads; 0 for OMP_NUM_THREADS, or all cores [0]")
+      ->check(whole(0, 1024))
+      ->group(group);
+  add_with_default("--workers", o.workers, "N", "Threads that prepare batches ahead")
+      ->check(whole(0, 64))
+      ->group(group);
+  add("--run-dir", o.run_dir, "DIR", "For checkpoints, metrics and pictures [runs/<model>-<data>-<time>]")
+      ->group(group);
+  app.add_flag("--resume", o.resume, "Go on with the run in --run-dir from its last checkpoint")
+      ->group(group);
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
-    return std::nullopt;
+    return {.help = true};
   } catch (const CLI::ParseError& e) {
-    fail("[classifier] ", e.what(), "; classifier --help lists the options");
+    fail<UsageError>("[classifier] ", e.what(), "; classifier --help lists the options");
   }
-  if (o.resume && o.run_dir.empty())
-    fail("[classifier] --resume needs --run-dir, the folder of the run to go on with");
+  return {.data = data->count() > 0, .schedule = schedule->count() > 0};
+}
 
-  if (o.model == "demo") {
-    if (data->count() == 0) o.data = "synthetic";
-    if (schedule->count() == 0) o.schedule = "constant";
+// Whether a run may go on with another value: what decides where and how it computes, but not what.
+bool may_change(const std::string& option, const Options& run) {
+  for (const char* name : {"data_dir", "device", "threads", "workers", "allow_nan"})
+    if (option == name) return true;
+  return option == "epochs" && run.schedule == "constant";
+}
+
+void check_same_run(const Options& run, const Options& now) {
+  each_option([&](std::string name, auto member) {
+    if (run.*member == now.*member || may_change(name, run)) return;
+    const std::string was = nlohmann::json(run.*member).dump(), is = nlohmann::json(now.*member).dump();
+    const std::string why =
+        name == "epochs" ? " (its " + run.schedule + " schedule is laid out over all epochs)" : "";
+    std::replace(name.begin(), name.end(), '_', '-');
+    fail<UsageError>("[classifier] the run in ", run.run_dir, " has --", name, " ", was, why,
+                     " and cannot go on with ", is, "; leave --", name,
+                     " out to resume it, or start another run in another --run-dir");
+  });
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, char** argv) {
+  Options o;
+  const Given given = parse(argc, argv, o);
+  if (given.help) return {};
+  if (o.resume) {
+    if (o.run_dir.empty())
+      fail<UsageError>("[classifier] --resume needs --run-dir, the folder of the run to go on with");
+    const std::string config = o.run_dir + "/config.json";
+    Options run = options_from_json(read_text(config), config);
+    run.run_dir = o.run_dir;
+    o = run;
+    parse(argc, argv, o);
+    check_same_run(run, o);
+    return o;
   }
-  static_cast<void>(model);
+  if (o.model == "demo") {
+    if (!given.data) o.data = "synthetic";
+    if (!given.schedule) o.schedule = "constant";
+  }
   if (o.optimizer.empty()) o.optimizer = o.model == "demo" ? "sgd" : "adamw";
   if (o.lr == 0) o.lr = o.optimizer == "sgd" ? 0.1 : 0.003;
   return o;
 }
 
-namespace {
-
-// Every field once, for both directions.
-template <class F>
-void each_field(Options& o, F&& field) {
-  field("model", o.model);
-  field("data", o.data);
-  field("data_dir", o.data_dir);
-  field("synthetic_size", o.synthetic_size);
-  field("device", o.device);
-  field("batch_size", o.batch_size);
-  field("epochs", o.epochs);
-  field("optimizer", o.optimizer);
-  field("lr", o.lr);
-  field("weight_decay", o.weight_decay);
-  field("schedule", o.schedule);
-  field("seed", o.seed);
-  field("threads", o.threads);
-  field("workers", o.workers);
-  field("allow_nan", o.allow_nan);
-}
-
-}  // namespace
-
-std::string to_json(const Options& options) {
-  Options o = options;
+std::string to_json(const Options& o) {
   nlohmann::ordered_json json;
-  each_field(o, [&](const char* name, auto& value) { json[name] = value; });
+  each_option([&](const char* name, auto member) { json[name] = o.*member; });
   return json.dump(2) + "\n";
 }
 
@@ -111,7 +231,7 @@ Options options_from_json(const std::string& text, const std::string& path) {
   Options o;
   try {
     const auto json = nlohmann::json::parse(text);
-    each_field(o, [&](const char* name, auto& value) { json.at(name).get_to(value); });
+    each_option([&](const char* name, auto member) { json.at(name).get_to(o.*member); });
   } catch (const nlohmann::json::exception& e) {
     fail<tapestry::IoError>("[classifier] ", path, " is not the config of a run: ", e.what());
   }

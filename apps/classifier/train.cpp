@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "tapestry/apps/classifier/models.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
+#include "tapestry/apps/common/stop_request.h"
 #include "tapestry/apps/common/svg.h"
 #include "tapestry/tapestry.h"
 
@@ -105,43 +105,18 @@ Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std
   return tally;
 }
 
-// Ctrl-C asks the loop to stop after the step in progress, so that what was done is saved. The signal is
-// blocked and asked for, never handled: a handler's frame would be written below the stack pointer, and
-// oneDNN 2.6's generated code seems to point that into the heap while it multiplies (a handler corrupted the
-// heap in one stop of four; none of 16 did without). Threads started later inherit the mask.
-class StopRequest {
- public:
-  StopRequest() {
-    sigemptyset(&interrupt_);
-    sigaddset(&interrupt_, SIGINT);
-    std::signal(SIGINT, SIG_DFL);
-    pthread_sigmask(SIG_BLOCK, &interrupt_, &before_);
-  }
-  ~StopRequest() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  StopRequest(const StopRequest&) = delete;
-  StopRequest& operator=(const StopRequest&) = delete;
-  bool made() const {
-    const timespec now{};
-    return sigtimedwait(&interrupt_, nullptr, &now) == SIGINT;
-  }
-
- private:
-  sigset_t interrupt_, before_;
-};
+// A run whose loss is not a number learns no more: better to say so than to go on.
+void check_loss(double loss, const Options& o, const std::string& where) {
+  if (!std::isfinite(loss) && !o.allow_nan)
+    fail("[classifier] the loss is ", loss, where, "; try a smaller --lr, or go on with --allow-nan");
+}
 
 }  // namespace
 
-std::optional<double> train(Options o) {
-  if (o.run_dir.empty()) o.run_dir = default_run_dir(o);
-  const RunFolder folder(o.run_dir, o.resume);
-  if (o.resume) {
-    Options saved = options_from_json(folder.read("config.json"), folder.file("config.json"));
-    saved.run_dir = o.run_dir;
-    saved.resume = true;
-    o = saved;
-  }
+bool train(Options o) {
   const StopRequest stop;  // before any thread is started
   if (o.threads > 0) set_num_threads(o.threads);
+  o.threads = get_num_threads();  // for config.json, so that a resumed run has as many
   const Device device(o.device);
   check_device("classifier", device);
 
@@ -152,15 +127,15 @@ std::optional<double> train(Options o) {
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model);
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
-  if (!o.resume) folder.write("config.json", to_json(o));
+  const nn::Training training{model.get(), optimizer.get(), schedule.get()};
 
+  const RunFolder folder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.resume);
+  nn::Checkpointer checkpoints(folder.file("checkpoints"));
   Progress progress(total_steps, steps_per_epoch, o.epochs);
   progress.line(model->summary(Shape{1, images.spec.channels, images.spec.height, images.spec.width}));
-  progress.line("seed " + std::to_string(o.seed) + ", " + std::to_string(get_num_threads()) + " threads, " +
+  progress.line("seed " + std::to_string(o.seed) + ", threads " + std::to_string(o.threads) + ", device " +
                 device.str() + ", run folder " + folder.path());
 
-  nn::Checkpointer checkpoints(folder.file("checkpoints"));
-  const nn::Training training{model.get(), optimizer.get(), schedule.get()};
   Tally tally;  // of the epoch in progress
   double seconds = 0;
   if (o.resume) {
@@ -173,6 +148,9 @@ std::optional<double> train(Options o) {
     progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +
                   std::to_string(total_steps));
   }
+  std::vector<EpochMetrics> history = folder.read_metrics(static_cast<int>(images.train->epoch()));
+  folder.write_metrics(history);
+  folder.write("config.json", to_json(o));
   const auto save = [&](std::optional<double> accuracy) {
     checkpoints.save(training, {.epoch = images.train->epoch(),
                                 .step = schedule->steps(),
@@ -182,7 +160,6 @@ std::optional<double> train(Options o) {
                                           {"seconds", std::to_string(seconds)}}});
   };
 
-  std::vector<EpochMetrics> history = folder.resume_metrics(static_cast<int>(images.train->epoch()));
   std::vector<std::int64_t> confusion;
   while (images.train->epoch() < o.epochs) {
     const int epoch = static_cast<int>(images.train->epoch()) + 1;
@@ -198,25 +175,24 @@ std::optional<double> train(Options o) {
 
       const double value = loss.item();
       const std::int64_t step = images.train->state().batch;
-      if (!std::isfinite(value) && !o.allow_nan)
-        fail("[classifier] the loss is ", value, " at epoch ", epoch, ", step ", step,
-             "; try a smaller --lr, or go on with --allow-nan");
+      check_loss(value, o, " at epoch " + std::to_string(epoch) + ", step " + std::to_string(step));
       tally.add(value, count_right(scores, target), labels.size(0));
       progress.step(epoch, step, labels.size(0), tally.mean_loss(), tally.accuracy());
       if (stop.made()) {
         seconds += std::chrono::duration<double>(Clock::now() - start).count();
         save({});
         progress.line("stopped and saved; go on with: classifier --resume --run-dir " + folder.path());
-        return {};
+        return false;
       }
     }
     seconds += std::chrono::duration<double>(Clock::now() - start).count();
 
     const Tally test = evaluate(*model, *images.test, device, images.spec.classes, confusion);
+    check_loss(test.mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
     const EpochMetrics metrics{epoch,  tally.mean_loss(), tally.accuracy(), test.mean_loss(), test.accuracy(),
                                seconds};
     history.push_back(metrics);
-    folder.append(metrics);
+    folder.write_metrics(history);
     const std::string title = o.model + " on " + o.data;
     folder.write("curves.svg", curves_svg(history, title));
     folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));
@@ -229,13 +205,13 @@ std::optional<double> train(Options o) {
     tally = {};
     save(test.accuracy());
   }
-  if (history.empty()) return {};
+  if (history.empty()) return true;  // resumed after its end, without metrics.jsonl
   char line[120];
   std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",
                 history.back().test_accuracy, seconds, static_cast<unsigned long long>(o.seed),
                 folder.path().c_str());
   progress.line(line);
-  return history.back().test_accuracy;
+  return true;
 }
 
 }  // namespace apps

@@ -1,5 +1,6 @@
 #include "tapestry/apps/common/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -26,6 +27,12 @@ Progress::Progress(std::int64_t total_steps, std::int64_t steps_per_epoch, int e
       terminal_(isatty(STDOUT_FILENO) != 0),
       interval_s_(interval_s) {}
 
+Progress::~Progress() {
+  if (!live_) return;
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
 void Progress::step(int epoch, std::int64_t step_in_epoch, std::int64_t samples, double loss,
                     double accuracy) {
   ++step_;
@@ -43,18 +50,21 @@ void Progress::step(int epoch, std::int64_t step_in_epoch, std::int64_t samples,
                 "epoch %d/%d  step %lld/%lld  loss %.4f  accuracy %.3f  %.0f samples/s  %s left", epoch,
                 epochs_, static_cast<long long>(step_in_epoch), static_cast<long long>(steps_per_epoch_),
                 loss, accuracy, static_cast<double>(samples_) / elapsed, duration(left).c_str());
-  std::printf(terminal_ ? "\r\033[K%s" : "%s\n", text);
+  if (terminal_) {
+    winsize size{};
+    const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    std::printf("\r\033[K%.*s", known ? size.ws_col - 1 : 79, text);  // a line that wraps cannot be redrawn
+    live_ = true;
+  } else {
+    std::printf("%s\n", text);
+  }
   std::fflush(stdout);
-}
-
-void Progress::clear() {
-  if (enabled_ && terminal_) std::printf("\r\033[K");
 }
 
 void Progress::line(const std::string& text) {
   if (!enabled_) return;
-  clear();
-  std::printf("%s\n", text.c_str());
+  std::printf("%s%s\n", live_ ? "\r\033[K" : "", text.c_str());
+  live_ = false;
   std::fflush(stdout);
 }
 

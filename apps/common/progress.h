@@ -12,14 +12,16 @@ class Progress {
   /// `enabled` false prints nothing. `interval_s`: seconds between plain lines when stdout is no terminal.
   Progress(std::int64_t total_steps, std::int64_t steps_per_epoch, int epochs, bool enabled = true,
            double interval_s = 10);
+  /// Leaves the live line to be read.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
   /// Where a resumed run starts, so that speed and time left count what this run did.
   void start_at(std::int64_t step) { first_step_ = step_ = step; }
   /// After each step. At most ten redraws a second.
   void step(int epoch, std::int64_t step_in_epoch, std::int64_t samples, double loss, double accuracy);
-  /// Prints a whole line that stays, above the live one.
+  /// Prints a whole line that stays, in place of the live one.
   void line(const std::string& text);
-  /// Removes the live line.
-  void clear();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -27,6 +29,7 @@ class Progress {
   const int epochs_;
   const bool enabled_, terminal_;
   const double interval_s_;
+  bool live_ = false;  // the cursor is on the live line
   std::int64_t step_ = 0, first_step_ = 0, samples_ = 0;
   Clock::time_point start_ = Clock::now(), shown_{};
 };

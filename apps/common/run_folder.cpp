@@ -44,10 +44,19 @@ EpochMetrics metrics_of(const std::string& line) {
 
 }  // namespace
 
+std::string read_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) fail<IoError>("[run] cannot read ", path, "; is its folder that of a run?");
+  return text.str();
+}
+
 RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   std::error_code error;
   fs::create_directories(path_, error);
-  if (error || !fs::is_directory(path_))
+  std::error_code ignored;
+  if (!fs::is_directory(path_, ignored))
     fail<IoError>("[run] cannot make the folder ", path_, ": ", error.message(),
                   "; choose another --run-dir");
   if (!resume && fs::exists(file("config.json")))
@@ -59,41 +68,29 @@ void RunFolder::write(const std::string& name, const std::string& text) const {
   tapestry::write_file_atomically(file(name), text);
 }
 
-std::string RunFolder::read(const std::string& name) const {
-  std::ifstream in(file(name), std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) fail<IoError>("[run] cannot read ", file(name), "; is ", path_, " the folder of a run?");
-  return text.str();
+void RunFolder::write_metrics(const std::vector<EpochMetrics>& epochs) const {
+  std::string lines;
+  for (const EpochMetrics& epoch : epochs) lines += line_of(epoch);
+  write(kMetrics, lines);
 }
 
-std::vector<EpochMetrics> RunFolder::resume_metrics(int last_epoch) const {
+std::vector<EpochMetrics> RunFolder::read_metrics(int last_epoch) const {
   std::vector<EpochMetrics> epochs;
-  std::string kept;
   if (!fs::exists(file(kMetrics))) return epochs;
-  std::istringstream lines(read(kMetrics));
+  std::istringstream lines(read_text(file(kMetrics)));
   std::string line;
   while (std::getline(lines, line)) {
-    EpochMetrics m;
     try {
-      m = metrics_of(line);
+      epochs.push_back(metrics_of(line));
     } catch (const nlohmann::json::exception& e) {
-      if (lines.peek() == EOF) break;  // the run was stopped while it wrote this line
       fail<IoError>("[run] ", file(kMetrics), " has a line that is not metrics: ", e.what());
     }
-    if (m.epoch > last_epoch) break;
-    epochs.push_back(m);
-    kept += line + "\n";
+    if (epochs.back().epoch > last_epoch) {
+      epochs.pop_back();
+      break;
+    }
   }
-  write(kMetrics, kept);
   return epochs;
-}
-
-void RunFolder::append(const EpochMetrics& metrics) const {
-  std::ofstream out(file(kMetrics), std::ios::app);
-  out << line_of(metrics);
-  out.flush();
-  if (!out) fail<IoError>("[run] cannot write ", file(kMetrics), "; is the disk full?");
 }
 
 }  // namespace apps
