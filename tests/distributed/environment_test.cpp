@@ -1,0 +1,303 @@
+// Every launcher's variables, as it sets them, and what is wrong with them.
+#include "tapestry/distributed/comm/environment.h"
+
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "tapestry/core/error.h"
+#include "tests/distributed/environment_support.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using tests::JobVariables;
+using Variables = std::map<std::string, std::string>;
+
+namespace {
+
+Environment read(const Variables& variables) {
+  const JobVariables set(variables);
+  return read_environment();
+}
+
+std::string error_of(const Variables& variables) {
+  try {
+    read(variables);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// `base` with some variables changed; "" takes one away.
+Variables with(Variables base, const Variables& changes) {
+  for (const auto& [name, value] : changes) base[name] = value;
+  return base;
+}
+
+void check_ranks(const Environment& e, int rank, int size, int local_rank, int local_size) {
+  CHECK(e.rank == rank);
+  CHECK(e.world_size == size);
+  CHECK(e.local_rank == local_rank);
+  CHECK(e.local_world_size == local_size);
+}
+
+const Variables kTorchrun = {{"RANK", "3"},
+                             {"WORLD_SIZE", "4"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "node0.cluster"},
+                             {"MASTER_PORT", "29500"},
+                             {"TORCHELASTIC_RUN_ID", "519786c3"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                             {"TORCHELASTIC_RESTART_COUNT", "2"}};
+
+const Variables kOurs = {{"RANK", "1"},
+                         {"WORLD_SIZE", "2"},
+                         {"LOCAL_RANK", "1"},
+                         {"LOCAL_WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", "41234"},
+                         {"TAPESTRY_LAUNCHER", "tapestry-run"},
+                         {"TAPESTRY_STORE_RUNNING", "1"},
+                         {"TAPESTRY_RESTART", "5"},
+                         {"TAPESTRY_SECRET", "s3cret"}};
+
+// As Open MPI 4.1 sets them (orte), and version 5 (prte).
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_NODE_RANK", "1"},  {"OMPI_MCA_ess_base_jobid", "1700003841"},
+                            {"PMIX_NAMESPACE", "1700003841"}};
+
+// A step of 7 tasks on 4 nodes, seen by the first task of the last node.
+const Variables kSrun = {{"SLURM_JOB_ID", "4711"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "6"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NODEID", "3"},
+                         {"SLURM_NTASKS", "7"},
+                         {"SLURM_STEP_NUM_TASKS", "7"},
+                         {"SLURM_TASKS_PER_NODE", "2(x3),1"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+                         {"MASTER_ADDR", "node0"}};
+const Variables kSrunOneHost = {{"SLURM_JOB_ID", "4711"},
+                                {"SLURM_STEP_ID", "1"},
+                                {"SLURM_PROCID", "2"},
+                                {"SLURM_LOCALID", "2"},
+                                {"SLURM_NODEID", "0"},
+                                {"SLURM_NTASKS", "3"},
+                                {"SLURM_STEP_TASKS_PER_NODE", "3"}};
+
+}  // namespace
+
+TEST_CASE("without a launcher: a world of one") {
+  const Environment e = read({});
+  check_ranks(e, 0, 1, 0, 1);
+  CHECK(e.launcher == "none");
+  CHECK(e.master_port == 0);
+  CHECK(e.secret == "");
+  CHECK(e.restart == 0);
+  CHECK_FALSE(e.store_is_running);
+  CHECK(read({{"RANK", ""}, {"WORLD_SIZE", ""}}).launcher == "none");  // set to nothing is not set
+}
+
+TEST_CASE("torchrun") {
+  const Environment e = read(kTorchrun);
+  check_ranks(e, 3, 4, 1, 2);
+  CHECK(e.launcher == "torchrun");
+  CHECK(e.master_addr == "node0.cluster");
+  CHECK(e.master_port == 29501);  // 29500 is the agent's
+  CHECK(e.restart == 2);
+  CHECK_FALSE(e.store_is_running);
+  CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == 29500);
+  CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", ""}})).master_port == 29500);
+  CHECK(read(with(kTorchrun, {{"TAPESTRY_PORT", "31000"}})).master_port == 31000);
+  CHECK_THAT(error_of(with(kTorchrun, {{"MASTER_PORT", "65535"}})),
+             ContainsSubstring("65535") && ContainsSubstring("TAPESTRY_PORT"));
+  CHECK(read(with(kTorchrun, {{"MASTER_PORT", "65535"}, {"TAPESTRY_PORT", "9"}})).master_port == 9);
+}
+
+TEST_CASE("tapestry-run") {
+  const Environment e = read(kOurs);
+  check_ranks(e, 1, 2, 1, 2);
+  CHECK(e.launcher == "tapestry-run");
+  CHECK(e.store_is_running);
+  CHECK(e.secret == "s3cret");
+  CHECK(e.restart == 5);
+  CHECK(e.master_port == 41234);
+  // Its store is where it is: neither of these moves it.
+  CHECK(read(with(kOurs, {{"TAPESTRY_PORT", "31000"}})).master_port == 41234);
+  CHECK(read(with(kOurs, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port == 41234);
+  CHECK_FALSE(read(with(kOurs, {{"TAPESTRY_STORE_RUNNING", "0"}})).store_is_running);
+  CHECK_THAT(error_of(with(kOurs, {{"TAPESTRY_STORE_RUNNING", "yes"}})),
+             ContainsSubstring("TAPESTRY_STORE_RUNNING is \"yes\""));
+  CHECK_THAT(error_of(with(kOurs, {{"MASTER_PORT", ""}})), ContainsSubstring("MASTER_PORT is not set"));
+  CHECK_THAT(error_of(with(kOurs, {{"MASTER_ADDR", ""}})), ContainsSubstring("MASTER_ADDR is not set"));
+}
+
+TEST_CASE("variables set by hand") {
+  const Variables two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+  // Nothing but these: both ranks are here, and the port is missing.
+  Environment e = read(two);
+  check_ranks(e, 1, 2, 1, 2);
+  CHECK(e.launcher == "variables");
+  CHECK(e.master_addr == "127.0.0.1");
+  CHECK(e.master_port == 0);
+  for (const char* here : {"localhost", "127.0.0.1", "127.8.8.8", "::1"})
+    check_ranks(read(with(two, {{"MASTER_ADDR", here}})), 1, 2, 1, 2);
+  // Another host: one rank on each, as Kubernetes does it.
+  e = read(with(two, {{"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}}));
+  check_ranks(e, 1, 2, 0, 1);
+  CHECK(e.master_addr == "job-master-0");
+  CHECK(e.master_port == 23456);
+  CHECK(read(with(two, {{"MASTER_PORT", "23456"}, {"TAPESTRY_PORT", "31000"}})).master_port == 31000);
+  check_ranks(read(with(two, {{"MASTER_ADDR", "h"}, {"LOCAL_WORLD_SIZE", "2"}})), 1, 2, 1, 2);
+  check_ranks(read(with(two, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})), 1, 2, 0, 1);
+  // Several hosts, and no address: known to be missing.
+  CHECK(read(with(two, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})).master_addr == "");
+  CHECK_THAT(error_of(with(two, {{"MASTER_ADDR", "h"}, {"LOCAL_RANK", "0"}})),
+             ContainsSubstring("LOCAL_WORLD_SIZE is not set"));
+  CHECK_THAT(error_of({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}),
+             ContainsSubstring("LOCAL_RANK is not set"));
+}
+
+TEST_CASE("mpirun") {
+  Environment e = read(kOpenMpi);
+  check_ranks(e, 1, 2, 1, 2);
+  CHECK(e.launcher == "mpirun");
+  CHECK(e.master_addr == "127.0.0.1");
+  const int port = e.master_port;
+  CHECK(port >= 20000);
+  CHECK(port < 29000);
+  // All ranks of a job agree; the older name says the same; another job has another port.
+  CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}))
+            .master_port == port);
+  CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}})).master_port == port);
+  CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", "1700069377"}})).master_port != port);
+  CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-host-812@1"}})).master_port >= 20000);
+  CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}, {"OMPI_MCA_ess_base_jobid", ""}})).master_port == 0);
+  CHECK(read(with(kOpenMpi, {{"TAPESTRY_PORT", "31000"}})).master_port == 31000);
+  CHECK(read(with(kOpenMpi, {{"MASTER_PORT", "31001"}})).master_port == 31001);
+  // Two hosts: somebody must say where rank 0 is.
+  const Variables hosts =
+      with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  CHECK(read(hosts).master_addr == "");
+  CHECK(read(with(hosts, {{"MASTER_ADDR", "node0"}})).master_addr == "node0");
+  CHECK_THAT(error_of(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", ""}})),
+             ContainsSubstring("OMPI_COMM_WORLD_SIZE is not set"));
+}
+
+TEST_CASE("srun") {
+  Environment e = read(kSrun);
+  check_ranks(e, 6, 7, 0, 1);
+  CHECK(e.launcher == "srun");
+  CHECK(e.master_addr == "node0");
+  CHECK(e.master_port >= 20000);
+  CHECK(e.master_port < 29000);
+  check_ranks(read(with(kSrun, {{"SLURM_PROCID", "3"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}})), 3, 7,
+              1, 2);
+  CHECK(read(with(kSrun, {{"SLURM_STEP_ID", "1"}})).master_port != e.master_port);
+  CHECK(read(with(kSrun, {{"SLURM_JOB_ID", ""}})).master_port == 0);
+  CHECK(read(with(kSrun, {{"MASTER_ADDR", ""}})).master_addr == "");
+
+  e = read(kSrunOneHost);
+  check_ranks(e, 2, 3, 2, 3);
+  CHECK(e.master_addr == "127.0.0.1");
+  check_ranks(read(with(kSrunOneHost, {{"SLURM_STEP_ID", ""}, {"SLURM_STEPID", "1"}})), 2, 3, 2, 3);
+
+  // A step smaller than its job: the job's counts are not the step's.
+  const Variables small =
+      with(kSrunOneHost, {{"SLURM_STEP_TASKS_PER_NODE", ""}, {"SLURM_TASKS_PER_NODE", "8(x2)"}});
+  check_ranks(read(with(small, {{"SLURM_NTASKS_PER_NODE", "3"}})), 2, 3, 2, 3);
+  CHECK_THAT(error_of(small), ContainsSubstring("--ntasks-per-node"));
+
+  for (const char* bad : {"2(x3),", ",2", "2(x", "2(x)", "(x2)", "2(x-1)", "0", "-1", "a", "2 ,1",
+                          "2(x999999999)", "999999999", "2(x3)(x2)"}) {
+    INFO(bad);
+    CHECK_THAT(error_of(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", bad}})),
+               ContainsSubstring("SLURM_STEP_TASKS_PER_NODE is \"" + std::string(bad) + "\""));
+  }
+}
+
+TEST_CASE("a Slurm script or shell is no step: a world of one, whatever the job asked for") {
+  // What sbatch sets in the script itself.
+  const Variables batch = {{"SLURM_JOB_ID", "4711"},
+                           {"SLURM_PROCID", "0"},
+                           {"SLURM_LOCALID", "0"},
+                           {"SLURM_NODEID", "0"},
+                           {"SLURM_NTASKS", "8"},
+                           {"SLURM_NTASKS_PER_NODE", "4"},
+                           {"SLURM_TASKS_PER_NODE", "4(x2)"}};
+  CHECK(read(batch).launcher == "none");
+  check_ranks(read(batch), 0, 1, 0, 1);
+  // The numbers of the batch and the interactive step, as some versions show them.
+  for (const char* step : {"4294967291", "4294967290", "batch", "interactive"})
+    CHECK(read(with(batch, {{"SLURM_STEP_ID", step}})).launcher == "none");
+  // salloc's shell.
+  CHECK(read(with(batch, {{"SLURM_PROCID", ""}, {"SLURM_STEP_ID", "0"}})).launcher == "none");
+  // A launcher within it counts.
+  check_ranks(read(with(batch, kOurs)), 1, 2, 1, 2);
+}
+
+TEST_CASE("of several launchers, the innermost counts") {
+  CHECK(read(with(with(kSrun, kOpenMpi), kTorchrun)).launcher == "torchrun");
+  check_ranks(read(with(with(kSrun, kOpenMpi), kTorchrun)), 3, 4, 1, 2);
+  CHECK(read(with(kSrun, kOpenMpi)).launcher == "mpirun");
+  check_ranks(read(with(kSrun, kOpenMpi)), 1, 2, 1, 2);
+  CHECK(read(with(kTorchrun, kOurs)).launcher == "tapestry-run");
+}
+
+TEST_CASE("contradictions and what is no number: the variable, its value, the remedy") {
+  struct Case {
+    Variables changes;
+    const char* says;
+  };
+  const Case cases[] = {
+      {{{"WORLD_SIZE", ""}}, "WORLD_SIZE is not set"},
+      {{{"RANK", ""}}, "RANK is not set"},
+      {{{"RANK", "4"}}, "rank 4 of world size 4"},
+      {{{"RANK", "-1"}}, "RANK is \"-1\""},
+      {{{"RANK", "3x"}}, "RANK is \"3x\""},
+      {{{"RANK", "3.0"}}, "RANK is \"3.0\""},
+      {{{"RANK", " 3"}}, "RANK is \" 3\""},
+      {{{"RANK", "+3"}}, "RANK is \"+3\""},
+      {{{"RANK", "99999999999999999999"}}, "RANK is \"99999999999999999999\""},
+      {{{"WORLD_SIZE", "0"}}, "WORLD_SIZE is \"0\""},
+      {{{"WORLD_SIZE", "99999999"}}, "WORLD_SIZE is \"99999999\""},
+      {{{"LOCAL_RANK", "2"}}, "local rank 2 of local world size 2"},
+      {{{"LOCAL_RANK", "one"}}, "LOCAL_RANK is \"one\""},
+      {{{"LOCAL_WORLD_SIZE", "5"}}, "local world size 5 of world size 4"},
+      {{{"MASTER_PORT", "0"}}, "MASTER_PORT is \"0\""},
+      {{{"MASTER_PORT", "65536"}}, "MASTER_PORT is \"65536\""},
+      {{{"MASTER_PORT", "tcp://10.0.0.1:6379"}}, "MASTER_PORT is \"tcp"},
+      {{{"TAPESTRY_PORT", "http"}}, "TAPESTRY_PORT is \"http\""},
+      {{{"TORCHELASTIC_RESTART_COUNT", "many"}}, "TORCHELASTIC_RESTART_COUNT is \"many\""},
+      {{{"TAPESTRY_RESTART", "-1"}}, "TAPESTRY_RESTART is \"-1\""},
+  };
+  for (const Case& c : cases) {
+    const std::string message = error_of(with(kTorchrun, c.changes));
+    CHECK_THAT(message, ContainsSubstring(c.says));
+    CHECK_THAT(message,
+               ContainsSubstring("[environment]") && (ContainsSubstring(";") || ContainsSubstring(":")));
+  }
+  CHECK_THAT(error_of(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "2"}})),
+             ContainsSubstring("rank 2 of world size 2 (from mpirun)"));
+  CHECK_THAT(error_of(with(kSrun, {{"SLURM_PROCID", "x"}})), ContainsSubstring("SLURM_PROCID is \"x\""));
+}
+
+TEST_CASE("TAPESTRY_TIMEOUT_S") {
+  const auto milliseconds = [](const std::string& text) {
+    const JobVariables set({{"TAPESTRY_TIMEOUT_S", text}});
+    return default_timeout().count();
+  };
+  CHECK(milliseconds("") == 300'000);
+  CHECK(milliseconds("5") == 5000);
+  CHECK(milliseconds("0.25") == 250);
+  CHECK(milliseconds("10000000") == 10'000'000'000);
+  for (const char* bad : {"0", "-5", "5s", "five", "nan", "inf", "1e300", " 5", "0.0001", "20000000"}) {
+    INFO(bad);
+    CHECK_THROWS_WITH(milliseconds(bad),
+                      ContainsSubstring("TAPESTRY_TIMEOUT_S is \"" + std::string(bad) + "\""));
+  }
+}
