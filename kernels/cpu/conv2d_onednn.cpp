@@ -7,6 +7,7 @@
 #ifdef TAPESTRY_HAS_ONEDNN
 #include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -99,6 +100,21 @@ struct Plan {
   }
 };
 
+// oneDNN 3 dropped the descriptor of an operation that oneDNN 2 makes a primitive's descriptor from.
+#if DNNL_VERSION_MAJOR >= 3
+template <class Primitive, class... Args, class... Hint>
+auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
+  return std::apply(
+      [&](const auto&... a) { return typename Primitive::primitive_desc(engine(), a..., hint...); }, args);
+}
+#else
+template <class Primitive, class... Args, class... Hint>
+auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
+  const auto desc = std::make_from_tuple<typename Primitive::desc>(args);
+  return typename Primitive::primitive_desc(desc, engine(), hint...);
+}
+#endif
+
 Plan make_plan(const Key& key) {
   const Conv2d& s = key.shape;
   const auto f32 = memory::data_type::f32;
@@ -115,12 +131,12 @@ Plan make_plan(const Key& key) {
   const auto forward_kind = dnnl::prop_kind::forward_training;
 
   const auto forward_desc = [&] {
-    using Desc = dnnl::convolution_forward::desc;
-    return dnnl::convolution_forward::primitive_desc(
-        key.bias && key.pass == Pass::forward
-            ? Desc(forward_kind, algorithm, x, w, our_b, y, strides, dilates, padding, padding)
-            : Desc(forward_kind, algorithm, x, w, y, strides, dilates, padding, padding),
-        engine());
+    using Forward = dnnl::convolution_forward;
+    return key.bias && key.pass == Pass::forward
+               ? describe<Forward>(
+                     std::tuple(forward_kind, algorithm, x, w, our_b, y, strides, dilates, padding, padding))
+               : describe<Forward>(
+                     std::tuple(forward_kind, algorithm, x, w, y, strides, dilates, padding, padding));
   };
   Plan plan;
   switch (key.pass) {
@@ -133,9 +149,8 @@ Plan make_plan(const Key& key) {
       break;
     }
     case Pass::backward_input: {
-      const dnnl::convolution_backward_data::primitive_desc pd(
-          dnnl::convolution_backward_data::desc(algorithm, x, w, y, strides, dilates, padding, padding),
-          engine(), forward_desc());
+      const auto pd = describe<dnnl::convolution_backward_data>(
+          std::tuple(algorithm, x, w, y, strides, dilates, padding, padding), forward_desc());
       plan.primitive = dnnl::convolution_backward_data(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
                        {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
@@ -143,11 +158,13 @@ Plan make_plan(const Key& key) {
       break;
     }
     case Pass::backward_weight: {
-      using Desc = dnnl::convolution_backward_weights::desc;
-      const dnnl::convolution_backward_weights::primitive_desc pd(
-          key.bias ? Desc(algorithm, x, w, our_b, y, strides, dilates, padding, padding)
-                   : Desc(algorithm, x, w, y, strides, dilates, padding, padding),
-          engine(), forward_desc());
+      using Backward = dnnl::convolution_backward_weights;
+      const auto pd =
+          key.bias
+              ? describe<Backward>(std::tuple(algorithm, x, w, our_b, y, strides, dilates, padding, padding),
+                                   forward_desc())
+              : describe<Backward>(std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
+                                   forward_desc());
       plan.primitive = dnnl::convolution_backward_weights(pd);
       plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
                        {DNNL_ARG_SRC, false, our_x, pd.src_desc()},
