@@ -2,11 +2,15 @@
 // A kernel is a slot: declared once in kernels/ops/<family>.h, filled for each device type and dtype by the
 // file that implements it there, which registers itself when the library is loaded.
 //
-//   inline constinit Slot<void(const Elementwise<2>&)> relu{"relu"};                       //
-//   kernels/ops/...h const bool filled = for_types<float, double>( // kernels/cpu/...cpp
-//       []<class T> { relu.set(DeviceType::cpu, dtype_of<T>, &relu_kernel<T>); });
-//   kernels::relu(device, dtype, args);                                                    //
-//   autograd/ops/...cpp
+// clang-format off
+//   inline constinit Slot<void(const Elementwise<2>&)> relu{"relu"};        // kernels/ops/elementwise.h
+//
+//   const bool filled = for_types<float, double>([]<class T> {              // kernels/cpu/functions.cpp
+//     relu.set(DeviceType::cpu, dtype_of<T>, &relu_kernel<T>);
+//   });
+//
+//   kernels::relu(y.device(), y.dtype(), planned(y, x));                    // autograd/ops/functions.cpp
+// clang-format on
 //
 // Slots are constant-initialised: a slot constructed at run time could lose what was registered before it.
 #include "tapestry/core/device.h"

@@ -51,6 +51,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                      "] mask has dtype ", params.mask.dtype(), ", expected bool or the input's ", q.dtype());
     check<DeviceError>(params.mask.device() == q.device(), "[", op, "] mask is on ", params.mask.device(),
                        " but the input is on ", q.device(), "; move it with to(device)");
+    broadcast_shapes(op, params.mask.sizes(), {q.size(-2), k.size(-2)});
   }
 
   // Scaling q costs less than scaling the scores.

@@ -1,5 +1,7 @@
 #include "tapestry/autograd/ops/conv.h"
 
+#include <limits>
+
 #include "tapestry/autograd/ops/check.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/tape.h"
@@ -17,6 +19,13 @@ using autograd::save_if;
 
 const Op kConv2d("conv2d", Grad::differentiable, kFloats);
 
+// With the upper limit no product of two overflows.
+void check_pair(const char* what, Pair p, std::int64_t least) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  check(p.h >= least && p.w >= least && p.h <= most && p.w <= most, "[conv2d] ", what, " (", p.h, ", ", p.w,
+        "), expected from ", least, " to ", most);
+}
+
 std::int64_t output_size(const char* side, std::int64_t in, std::int64_t window, std::int64_t stride,
                          std::int64_t padding, std::int64_t dilation) {
   const std::int64_t span = dilation * (window - 1) + 1;
@@ -30,12 +39,9 @@ kernels::Conv2d checked_shape(const Tensor& x, const Tensor& weight, const Tenso
   check(x.dim() == 4, "[conv2d] input has shape ", x.sizes(), ", expected 4-d (N, C, H, W)");
   check(weight.dim() == 4, "[conv2d] weight has shape ", weight.sizes(),
         ", expected 4-d (K, C / groups, R, S)");
-  check(params.stride.h >= 1 && params.stride.w >= 1, "[conv2d] stride (", params.stride.h, ", ",
-        params.stride.w, "), expected at least 1");
-  check(params.dilation.h >= 1 && params.dilation.w >= 1, "[conv2d] dilation (", params.dilation.h, ", ",
-        params.dilation.w, "), expected at least 1");
-  check(params.padding.h >= 0 && params.padding.w >= 0, "[conv2d] padding (", params.padding.h, ", ",
-        params.padding.w, "), expected at least 0");
+  check_pair("stride", params.stride, 1);
+  check_pair("dilation", params.dilation, 1);
+  check_pair("padding", params.padding, 0);
   kernels::Conv2d s;
   s.n = x.sizes()[0], s.c = x.sizes()[1], s.h = x.sizes()[2], s.w = x.sizes()[3];
   s.k = weight.sizes()[0], s.r = weight.sizes()[2], s.s = weight.sizes()[3];
@@ -46,6 +52,7 @@ kernels::Conv2d checked_shape(const Tensor& x, const Tensor& weight, const Tenso
         " channels, but weight ", weight.sizes(), " with ", s.groups, " groups takes ",
         weight.sizes()[1] * s.groups);
   check(s.r >= 1 && s.s >= 1, "[conv2d] weight has shape ", weight.sizes(), ": an empty window");
+  check_pair("kernel size", {s.r, s.s}, 1);
   autograd::check_vector("conv2d", bias, "bias", s.k);
   s.stride_h = params.stride.h, s.stride_w = params.stride.w;
   s.padding_h = params.padding.h, s.padding_w = params.padding.w;

@@ -22,7 +22,7 @@ struct Conv2dParams {
 
 /// Cross-correlation: x (N, C, H, W), weight (K, C / groups, R, S), bias (K) or undefined; result (N, K, P,
 /// Q) with P = (H + 2 padding - dilation (R - 1) - 1) / stride + 1. A channels-last x gives a channels-last
-/// result.
+/// result. ValueError where shapes, groups and window do not fit.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dParams& params = {});
 

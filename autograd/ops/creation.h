@@ -1,5 +1,6 @@
 #pragma once
-// Making tensors. A factory without a dtype makes f32, without a device the context's (see DeviceGuard).
+// Making tensors. A factory without a dtype makes f32, without a device the context's (see DeviceGuard). A
+// negative size, or more elements than 64 bits can count, is a ValueError.
 #include <initializer_list>
 #include <vector>
 

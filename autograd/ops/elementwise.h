@@ -7,13 +7,18 @@
 
 namespace tapestry {
 
+/// Integers wrap around; of bools add is "or", mul is "and", and sub and pow are a TypeError. Shapes that do
+/// not broadcast are a ValueError, operands on two devices a DeviceError.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 /// True division: integers give f32.
 Tensor div(const Tensor& a, const Tensor& b);
+/// Integers to a negative power: ValueError for a number, and of a tensor 1, -1 or 0 (the fraction is cut
+/// off).
 Tensor pow(const Tensor& a, const Tensor& b);
-Tensor maximum(const Tensor& a, const Tensor& b);  // NaN wins; the gradient of a tie is shared half and half
+/// NaN wins; the gradient of a tie is shared half and half.
+Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Scalar& b);
 Tensor sub(const Tensor& a, const Scalar& b);
@@ -37,6 +42,8 @@ inline Tensor operator*(const Scalar& a, const Tensor& b) { return mul(b, a); }
 inline Tensor operator-(const Scalar& a, const Tensor& b) { return rsub(a, b); }
 inline Tensor operator/(const Scalar& a, const Tensor& b) { return rdiv(a, b); }
 
+/// Functions of each element. Integers and bools give f32, but for neg, abs, relu and clamp, which keep the
+/// dtype; gelu and silu take floating dtypes only (TypeError).
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor exp(const Tensor& x);
@@ -50,10 +57,11 @@ Tensor relu(const Tensor& x);
 Tensor gelu(const Tensor& x, bool tanh_approximation = false);
 /// x sigmoid(x)
 Tensor silu(const Tensor& x);
-/// Limits to [min, max]; NaN stays NaN; the gradient passes where min < x < max. ValueError with neither.
+/// Limits to [min, max], to max where min > max; NaN, as x or as a limit, gives NaN; the gradient passes
+/// where min < x < max. ValueError with neither.
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max = {});
 
-/// a where `condition` (bool) is true, else b.
+/// a where `condition` (bool, else TypeError) is true, else b; the three broadcast.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 
 /// Comparisons give bool tensors and have no gradient.

@@ -14,12 +14,13 @@ struct CrossEntropyParams {
 };
 
 /// Negative log likelihood: log_probs (N, C) or (C) or (N, C, d1, ...), integer targets (N), () or (N, d1,
-/// ...). IndexError for a target outside [0, C) that is not ignore_index.
+/// ...); 0-d, or of the targets' shape with Reduction::none. IndexError for a target outside [0, C) that is
+/// not ignore_index.
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyParams& params = {});
 /// nll_loss of log_softmax, fused: logits of the same shapes. A target of logits' dtype and shape is taken as
 /// class probabilities.
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params = {});
-/// (x - target)^2. The shapes must be equal.
+/// (x - target)^2. The shapes must be equal (ValueError); with a reduction the result is 0-d.
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 
 }  // namespace tapestry

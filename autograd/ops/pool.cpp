@@ -1,5 +1,7 @@
 #include "tapestry/autograd/ops/pool.h"
 
+#include <limits>
+
 #include "tapestry/autograd/ops/check.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/pool.h"
@@ -33,6 +35,8 @@ Pool2d input_shape(const Op& op, const Tensor& x) {
   return s;
 }
 
+constexpr std::int64_t kMostPixels = std::numeric_limits<std::int32_t>::max();  // of a window's measures
+
 std::int64_t output_size(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                          std::int64_t dilation, bool ceil_mode) {
   const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1;
@@ -51,10 +55,14 @@ Pool2d window_shape(const Op& op, const Tensor& x, const Pool2dParams& params) {
   const auto both = [&](bool ok, const char* what, Pair value, const char* expected) {
     check(ok, "[", op.name, "] ", what, " (", value.h, ", ", value.w, "), expected ", expected);
   };
-  both(kernel.h >= 1 && kernel.w >= 1, "kernel_size", kernel, "at least 1");
-  both(stride.h >= 1 && stride.w >= 1, "stride", stride, "at least 1, or 0 for the kernel's size");
-  both(dilation.h >= 1 && dilation.w >= 1, "dilation", dilation, "at least 1");
-  both(padding.h >= 0 && padding.w >= 0 && 2 * padding.h <= kernel.h && 2 * padding.w <= kernel.w, "padding",
+  // With the upper limit no product below overflows.
+  const auto positive = [](Pair p) {
+    return p.h >= 1 && p.w >= 1 && p.h <= kMostPixels && p.w <= kMostPixels;
+  };
+  both(positive(kernel), "kernel_size", kernel, "from 1 to 2^31 - 1");
+  both(positive(stride), "stride", stride, "from 1 to 2^31 - 1, or 0 for the kernel's size");
+  both(positive(dilation), "dilation", dilation, "from 1 to 2^31 - 1");
+  both(padding.h >= 0 && padding.w >= 0 && padding.h <= kernel.h / 2 && padding.w <= kernel.w / 2, "padding",
        padding, "from 0 to half of the kernel's size");
   s.kernel_h = kernel.h, s.kernel_w = kernel.w;
   s.stride_h = stride.h, s.stride_w = stride.w;

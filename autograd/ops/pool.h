@@ -14,10 +14,13 @@ struct Pool2dParams {
   bool count_include_pad = true;  ///< avg_pool2d only
 };
 
-/// Largest of each window; padding counts as -inf, NaN wins; the gradient goes to the first maximum.
+/// Largest of each window; padding counts as -inf, NaN wins; the gradient goes to the first maximum. Result
+/// (N, C, P, Q) with P = (H + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up
+/// with ceil_mode. ValueError for a window that does not fit.
 Tensor max_pool2d(const Tensor& x, const Pool2dParams& params);
+/// Average of each window; the same shape.
 Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params);
-/// Averages over windows [floor(i H / P), ceil((i + 1) H / P)).
+/// Averages over windows [floor(i H / P), ceil((i + 1) H / P)): result (N, C, P, Q) for output_size (P, Q).
 Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size);
 
 }  // namespace tapestry

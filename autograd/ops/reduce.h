@@ -1,6 +1,7 @@
 #pragma once
 // Reductions. An empty list of dimensions means all; `keepdim` keeps them with size 1. Sums of f16 and bf16
-// are taken in f32, those of bool and integers in i64. Results do not depend on the number of threads.
+// are taken in f32, those of bool and integers in i64 (which wraps around). Results do not depend on the
+// number of threads. A dimension out of range is an IndexError, one named twice a ValueError.
 #include <optional>
 #include <utility>
 
@@ -8,10 +9,11 @@
 
 namespace tapestry {
 
+/// 0 over no elements.
 Tensor sum(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// Floating dtypes only; NaN over no elements.
 Tensor mean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// Two-pass variance; `unbiased` divides by n - 1 (Bessel).
+/// Two-pass variance; `unbiased` divides by n - 1 (Bessel). NaN where that is 0.
 Tensor var(const Tensor& x, const Dims& dims = {}, bool unbiased = true, bool keepdim = false);
 /// NaN wins. The gradient of all-element forms is shared equally by ties, that of one dimension goes to the
 /// index returned, the first. ValueError over no elements.

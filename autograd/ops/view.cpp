@@ -323,8 +323,10 @@ Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> star
   };
   const std::int64_t first = clamped(start.value_or(0)), last = clamped(end.value_or(size));
   const std::int64_t span = std::max<std::int64_t>(last - first, 0);
-  return part_of(kSlice, x,
-                 {.dim = d, .start = first, .length = span / step + (span % step != 0), .step = step});
+  return part_of(
+      kSlice, x,
+      // A step that is never taken must not overflow the stride.
+      {.dim = d, .start = first, .length = span / step + (span % step != 0), .step = step < span ? step : 1});
 }
 Tensor Tensor::slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end,
                      std::int64_t step) const {

@@ -171,6 +171,7 @@ template <class T>
 void clamp_kernel(const Elementwise<2>& e, std::optional<Scalar> lo, std::optional<Scalar> hi) {
   using C = Compute<T>;
   const C l = lo ? convert_scalar<C>(*lo) : C(0), h = hi ? convert_scalar<C>(*hi) : C(0);
+  if (l != l || h != h) return map<T, T>(e, [nan = l + h](C) { return nan; });
   if (lo && hi)
     map<T, T>(e, [l, h](C x) {
       x = x < l ? l : x;

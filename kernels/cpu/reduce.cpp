@@ -15,6 +15,14 @@ using Wide = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_
 template <class T>
 using SumLane = std::conditional_t<std::is_floating_point_v<Compute<T>>, Compute<T>, std::int64_t>;
 
+// Integers wrap: added without a sign, where overflow is defined.
+template <class C>
+C plus(C a, C b) {
+  if constexpr (std::is_integral_v<C>)
+    return static_cast<C>(static_cast<std::make_unsigned_t<C>>(a) + static_cast<std::make_unsigned_t<C>>(b));
+  else return a + b;
+}
+
 // The sum of f(x, center).
 template <class L, class F>
 struct Sum {
@@ -22,11 +30,11 @@ struct Sum {
   using Total = Wide<L>;
   F f;
   Lane start() const { return 0; }
-  Lane step(Lane lane, Lane x, Lane center) const { return lane + f(x, center); }
-  Lane fold(Lane a, Lane b) const { return a + b; }
+  Lane step(Lane lane, Lane x, Lane center) const { return plus(lane, f(x, center)); }
+  Lane fold(Lane a, Lane b) const { return plus(a, b); }
   Total begin() const { return 0; }
-  Total merge(Total total, Lane lane) const { return total + static_cast<Total>(lane); }
-  Total join(Total a, Total b) const { return a + b; }
+  Total merge(Total total, Lane lane) const { return plus(total, static_cast<Total>(lane)); }
+  Total join(Total a, Total b) const { return plus(a, b); }
 };
 
 // The largest |x|, or the smallest; NaN wins.

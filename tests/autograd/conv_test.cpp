@@ -1,5 +1,7 @@
 #include "tapestry/autograd/ops/conv.h"
 
+#include <limits>
+
 #include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
 
@@ -47,6 +49,12 @@ BAD_INPUT("conv2d", "padding (-1, 0)", [] {
 });
 BAD_INPUT("conv2d", "dilation (0, 1)", [] {
   return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.dilation = {0, 1}});
+});
+BAD_INPUT("conv2d", "padding (9223372036854775807, 9223372036854775807)", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.padding = std::numeric_limits<std::int64_t>::max()});
+});
+BAD_INPUT("conv2d", "dilation (4611686018427387904, 1)", [] {
+  return conv2d(images(), zeros({4, 3, 3, 3}), {}, {.dilation = {std::int64_t{1} << 62, 1}});
 });
 BAD_INPUT("conv2d", "an empty window", [] { return conv2d(images(), zeros({2, 3, 0, 3})); });
 BAD_INPUT("conv2d", "weight has dtype float64", [] {

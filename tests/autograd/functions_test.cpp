@@ -42,6 +42,16 @@ BAD_INPUT("sigmoid", "cannot be stored in place", [] { zeros({2}, kBool).sigmoid
 BAD_INPUT("relu", "does not take bool", [] { relu(zeros({2}, kBool)); });
 BAD_INPUT("silu", "does not take int64", [] { silu(zeros({2}, kInt64)); });
 BAD_INPUT("gelu", "does not take int64", [] { gelu(zeros({2}, kInt64)); });
+TEST_CASE("clamp: a limit that is NaN gives NaN, as in PyTorch") {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const Tensor x = tensor({1.0, 2.0}).set_requires_grad();
+  for (const Tensor& y :
+       {clamp(x, nan), clamp(x, {}, nan), clamp(x, 0, nan), clamp(x, nan, 1), x.detach().clone().clamp_(nan)})
+    CHECK(isnan(y).sum().item<int>() == 2);
+  clamp(x, nan).sum().backward();
+  CHECK(equal(x.grad(), zeros({2})));
+}
+
 BAD_INPUT("clamp", "neither min nor max", [] { clamp(zeros({2}), {}); });
 BAD_INPUT("clamp", "does not take bool", [] { clamp(zeros({2}, kBool), 0); });
 BAD_INPUT("clamp", "cannot be stored in place", [] { zeros({2}, kInt64).clamp_(0.5); });

@@ -37,6 +37,12 @@ BAD_INPUT("max_pool2d", "a window of (5, 5) with padding (0, 0) and dilation (1,
 BAD_INPUT("max_pool2d", "padding (2, 0), expected from 0 to half", [] {
   return max_pool2d(images(), {.kernel_size = 2, .padding = {2, 0}});
 });
+BAD_INPUT("max_pool2d", "padding (4611686018427387904, 0)", [] {
+  return max_pool2d(images(), {.kernel_size = 2, .padding = {std::int64_t{1} << 62, 0}});
+});
+BAD_INPUT("max_pool2d", "dilation (9223372036854775807, 9223372036854775807)", [] {
+  return max_pool2d(images(), {.kernel_size = 3, .dilation = std::numeric_limits<std::int64_t>::max()});
+});
 BAD_INPUT("max_pool2d", "stride (-1, 1)", [] {
   return max_pool2d(images(), {.kernel_size = 2, .stride = {-1, 1}});
 });

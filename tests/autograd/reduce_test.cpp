@@ -155,6 +155,16 @@ TEST_CASE("integers are summed in i64") {
   CHECK(ones({1000}, DType::boolean).sum().dtype() == DType::i64);
 }
 
+TEST_CASE("a sum of integers beyond i64 wraps around") {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t n : {2, 100, 70000}) {
+    const auto expected =
+        static_cast<std::int64_t>(static_cast<std::uint64_t>(most) * static_cast<std::uint64_t>(n));
+    CHECK(full({n}, most).sum().item<std::int64_t>() == expected);
+    CHECK(full({n, 3}, most).sum(0)[1].item<std::int64_t>() == expected);
+  }
+}
+
 TEST_CASE("the variance of values far from zero keeps its digits in f32") {
   const Tensor x = arange(0, 1000, 1, DType::f32) + 1e6;
   CHECK(x.var().item() == Approx(1000.0 * 1001 / 12).epsilon(1e-6));

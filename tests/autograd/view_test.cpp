@@ -1,5 +1,7 @@
 #include "tapestry/autograd/ops/view.h"
 
+#include <limits>
+
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -71,6 +73,15 @@ BAD_INPUT("narrow", "at most 1 elements are left", [] { zeros({3}).narrow(0, 2, 
 BAD_INPUT("narrow", "start 4 is out of range", [] { zeros({3}).narrow(0, 4, 0); });
 BAD_INPUT("narrow", "length -1 is negative", [] { zeros({3}).narrow(0, 0, -1); });
 BAD_INPUT("narrow", "0-d tensor", [] { zeros({}).narrow(0, 0, 1); });
+TEST_CASE("slice: a step beyond the end leaves the strides alone") {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const Tensor x = arange(12).view({3, 4});
+  const Tensor y = x.slice(0, 1, most, most);
+  CHECK(equal(y, tensor({{4, 5, 6, 7}})));
+  CHECK(y.strides() == x.strides());
+  CHECK(x.slice(1, most, -most, most).numel() == 0);
+}
+
 BAD_INPUT("slice", "step 0", [] { zeros({3}).slice(0, 0, 2, 0); });
 BAD_INPUT("slice", "0-d tensor", [] { zeros({}).slice(0); });
 BAD_INPUT("select", "index 3 is out of range for dimension 0 of shape [3]", [] { zeros({3})[3]; });
