@@ -4,7 +4,8 @@
 // Iterative; counts dependencies; runs the newest ready node first and leaves before everything else, so that
 // a leaf's hook fires the moment its gradient is complete, whatever the order of an operation's inputs. Saved
 // tensors are freed as it goes unless retain_graph. Everything runs on the calling thread, each node in the
-// context in which it was recorded.
+// context in which it was recorded. Threads may run passes at once over graphs that share nothing; sharing a
+// node, or a leaf that both would accumulate in, is an AutogradError.
 #include <chrono>
 #include <cstdint>
 #include <functional>

@@ -164,7 +164,12 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
     Backward backward(*node, results.data(), wanted);
     bool any = false;
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].inbox.defined();
-    if (any) node->run(backward);
+    if (any) {
+      check<AutogradError>(!node->released_, "[backward] a backward pass that a hook ran freed what [",
+                           node->name_,
+                           "] had saved for this one; pass retain_graph = true to the inner pass");
+      node->run(backward);
+    }
   }
   // Before handing on: a gradient that passes through unchanged then has one holder again.
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();
@@ -216,6 +221,7 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
   for (const Seed& s : seeds) {
     roots_.push_back(s.node);
     if (claim(s.node.get())) stack.push_back(s.node.get());
+    ++s.node->pending_;
   }
   for (const Postponed& p : resumed) {
     roots_.push_back(p.node);
@@ -236,8 +242,7 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
       continue;
     }
     put_in_inbox(s.node->outputs_[s.output], std::move(s.gradient));
-    const bool queued = std::find(ready_.begin(), ready_.end(), s.node.get()) != ready_.end();
-    if (s.node->pending_ == 0 && !queued) make_ready(s.node.get());
+    if (--s.node->pending_ == 0) make_ready(s.node.get());
   }
   seeds.clear();
 

@@ -28,9 +28,25 @@ std::uint64_t next_sequence() {
 
 // ---- SavedTensor ----
 
+// What unpack has to give back: backward hands it to kernels, which trust its shape and that it is dense.
 struct SavedTensor::Packed {
   std::shared_ptr<void> data;
   SavedTensorHooks::Unpack unpack;
+  Shape sizes;
+  DType dtype;
+  Device device;
+  MemoryFormat format;
+  bool dense;
+
+  Tensor restored(const char* op) const {
+    Tensor t = unpack(data);
+    tapestry::detail::check_defined(op, t, "what the unpack hook of saved tensors returned");
+    check<AutogradError>(t.sizes() == sizes && t.dtype() == dtype && t.device() == device, "[", op,
+                         "] the unpack hook of saved tensors returned a tensor of ", t.dtype(), " ",
+                         t.sizes(), " on ", t.device(), "; expected what was packed, ", dtype, " ", sizes,
+                         " on ", device);
+    return dense ? contiguous(t, format) : t;
+  }
 };
 void SavedTensor::PackedDeleter::operator()(Packed* p) const { delete p; }
 
@@ -41,7 +57,9 @@ SavedTensor::SavedTensor(Tensor tensor, const Tensor& source) {
       " made in inference mode cannot be saved for backward; clone() it outside, or use NoGradGuard");
   if (SavedTensorHooks* hooks = SavedTensorHooks::current()) {
     NoGradGuard no_grad;
-    packed_.reset(new Packed{hooks->pack(source.detach()), hooks->unpack});
+    const MemoryFormat format = source.memory_format();
+    packed_.reset(new Packed{hooks->pack(source.detach()), hooks->unpack, source.sizes(), source.dtype(),
+                             source.device(), format, source.is_contiguous(format)});
   } else {
     version_ = tensor.version();
     tensor_ = std::move(tensor);
@@ -55,11 +73,7 @@ SavedTensor save_output(const Tensor& output) {
 }
 
 Tensor Backward::saved(const SavedTensor& s) const {
-  if (s.packed_) {
-    Tensor t = s.packed_->unpack(s.packed_->data);
-    tapestry::detail::check_defined(node_.name_, t, "what the unpack hook of saved tensors returned");
-    return t;
-  }
+  if (s.packed_) return s.packed_->restored(node_.name_);
   if (s.tensor_.defined() && s.tensor_.version() != s.version_) [[unlikely]]
     fail<AutogradError>("[", node_.name_, "] backward needs a ", s.tensor_.dtype(), " tensor of shape ",
                         s.tensor_.sizes(), " that was changed in place after the forward pass (version ",
@@ -71,6 +85,13 @@ Tensor Backward::saved(const SavedTensor& s) const {
 Tensor Backward::grad_or_zeros(std::uint32_t output) const {
   const OutputSlot& slot = node_.outputs_[output];
   return slot.inbox.defined() ? slot.inbox : zeros(slot.sizes, {slot.dtype, slot.device});
+}
+
+// ---- Record ----
+
+std::string Record::note() const {
+  if (!fn->is_leaf()) return std::string("grad_fn=<") + fn->name() + ">";
+  return static_cast<const LeafNode*>(fn.get())->requires_grad ? "requires_grad=True" : "";
 }
 
 // ---- Node ----

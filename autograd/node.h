@@ -235,6 +235,7 @@ struct Record final : GradRecord {
   bool is_view = false;       // of another tensor of the graph
   std::uint32_t version = 0;  // of the storage when the view was made
   Ref<RetainedGrad> retained;
+  std::string note() const override;
   ~Record() override {
     if (fn && fn->is_leaf()) static_cast<LeafNode*>(fn.get())->forget_owner();
   }

@@ -88,6 +88,9 @@ bool prepare_in_place(const Op& op, const Tensor& target, std::initializer_list<
         "] writes a tensor that requires gradients into one of shape ", target.sizes(),
         " that shares its memory with another, which would not know of them; use cat or stack");
   }
+  check<AutogradError>(!needed || !target.impl()->inference, "[", op.name,
+                       "] changes in place, recorded, a tensor of shape ", target.sizes(),
+                       " made in inference mode; change a clone() of it, or do it under NoGradGuard");
   return needed;
 }
 

@@ -32,6 +32,7 @@ LeafNode* make_leaf(const Tensor& t) {
 bool Tensor::requires_grad() const { return defined() && needs_grad(*this); }
 
 bool Tensor::is_leaf() const {
+  detail::check_defined("is_leaf", *this);
   const Record* r = record_of(*this);
   return !r || r->fn->is_leaf();
 }
@@ -54,6 +55,7 @@ const Tensor& Tensor::set_requires_grad(bool on) const {
 }
 
 Tensor Tensor::grad() const {
+  detail::check_defined("grad", *this);
   const Record* r = record_of(*this);
   if (!r) return {};
   if (const LeafNode* leaf = leaf_of(*this)) return leaf->grad;
@@ -82,6 +84,7 @@ void Tensor::set_grad(const Tensor& grad) const {
 }
 
 void Tensor::zero_grad(bool set_to_none) const {
+  detail::check_defined("zero_grad", *this);
   LeafNode* leaf = leaf_of(*this);
   if (!leaf || !leaf->grad.defined()) return;
   if (set_to_none) leaf->grad = {};

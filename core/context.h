@@ -11,7 +11,7 @@ class Generator;
 
 struct Context {
   bool grad_enabled = true;
-  bool inference = false;          ///< inference mode: no tape, no version counting; implies !grad_enabled
+  bool inference = false;          ///< inference mode, see InferenceMode; implies !grad_enabled
   std::int16_t replica = 0;        ///< which tensor of a parameter slot this thread sees (DataParallel)
   Device device = kCPU;            ///< where factories put new tensors when no device is given
   std::uint64_t stream = 0;        ///< the device's stream, 0 = the default one
@@ -68,8 +68,9 @@ struct NoGradGuard : detail::GradModeGuard {
 struct EnableGradGuard : detail::GradModeGuard {
   EnableGradGuard() : GradModeGuard(true, false) {}
 };
-/// Like NoGradGuard, and the tensors made here can never take part in a recorded operation (an error says
-/// so): what is not tracked at all cannot be saved for backward by mistake.
+/// Like NoGradGuard, and the tensors made here can never be saved for backward, require gradients or be
+/// changed in place by a recorded operation (an error says so): what is not tracked cannot make a gradient
+/// wrong.
 struct InferenceMode : detail::GradModeGuard {
   InferenceMode() : GradModeGuard(false, true) {}
 };

@@ -175,6 +175,8 @@ std::string Tensor::str() const {
   const bool shows =
       dtype() == DType::f32 || (numel() > 0 && (dtype() == DType::i64 || dtype() == DType::boolean));
   if (!shows) notes.push_back(std::string("dtype=") + dtype_name(dtype()));
+  if (impl_->grad_record)
+    if (std::string note = impl_->grad_record->note(); !note.empty()) notes.push_back(std::move(note));
   const std::size_t newline = out.rfind('\n');
   std::size_t column = newline == std::string::npos ? out.size() + 2 : out.size() - newline + 1;
   for (const std::string& note : notes) {

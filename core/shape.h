@@ -16,9 +16,8 @@ inline constexpr int kMaxDims = 8;
 class Shape {
  public:
   constexpr Shape() = default;
-  Shape(std::int64_t value) : size_(1) {
-    values_[0] = value;
-  }  // NOLINT: `sum(1)` and `reshape(-1)` read well
+  /// Implicit, since `sum(1)` and `reshape(-1)` read well.
+  Shape(std::int64_t value) : size_(1) { values_[0] = value; }  // NOLINT
   Shape(std::initializer_list<std::int64_t> values) { assign(values.begin(), values.size()); }
   Shape(const std::vector<std::int64_t>& values) { assign(values.data(), values.size()); }  // NOLINT
   Shape(const std::int64_t* values, std::size_t count) { assign(values, count); }

@@ -30,7 +30,8 @@ class Storage {
   Device device() const { return device_; }
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
-  /// The version after the last in-place change that the tape recorded: views made before it have a stale history.
+  /// The version after the last in-place change that the tape recorded: views made before it have a stale
+  /// history.
   std::uint32_t recorded_change() const { return recorded_change_.load(std::memory_order_relaxed); }
   void mark_recorded_change() { recorded_change_.store(version(), std::memory_order_relaxed); }
   int use_count() const { return refs_.load(std::memory_order_acquire); }
@@ -43,11 +44,8 @@ class Storage {
   }
 
  private:
-  enum class Owner : std::uint8_t {
-    other,
-    apart,
-    block
-  };  // whose data: not ours; apart; in one block with this
+  // Who owns the data: somebody else; the allocator that gave it; the same, in one block with this record.
+  enum class Owner : std::uint8_t { other, apart, block };
 
   Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*release)(void*), void* arg)
       : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(release), arg_(arg) {}

@@ -59,6 +59,25 @@ MemoryFormat Tensor::memory_format() const {
                                                                         : MemoryFormat::contiguous;
 }
 
+void Tensor::no_tensor() {
+  fail(
+      "[Tensor] an undefined tensor, which has no elements, shape or dtype; pass one that was made, or ask "
+      "defined() first");
+}
+
+std::int64_t Tensor::whole_number(const Scalar& value) {
+  if (!value.is_real()) return value.to_int();
+  const double v = value.to_double();
+  if (!(v >= -0x1p63 && v < 0x1p63)) no_room(value);
+  return static_cast<std::int64_t>(v);
+}
+
+void Tensor::no_room(const Scalar& value) {
+  const std::string text = value.is_real() ? concat({value.to_double()}) : concat({value.to_int()});
+  fail("[item] the integer type that was asked for has no room for ", text,
+       "; ask for a double or a wider type");
+}
+
 void Tensor::wrong_data_type(DType asked) const {
   fail<TypeError>("[Tensor::data] the elements are ", dtype(), ", not ", asked,
                   "; convert with .to(), or ask for ", dtype());

@@ -9,6 +9,8 @@
 #include <iosfwd>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tapestry/core/context.h"
@@ -29,6 +31,8 @@ enum class MemoryFormat : std::uint8_t { contiguous, channels_last };
 /// What the tape keeps with a tensor; autograd derives from it.
 struct GradRecord {
   virtual ~GradRecord() = default;
+  /// What the text of the tensor says of it: "requires_grad=True", "grad_fn=<mul>", or nothing.
+  virtual std::string note() const = 0;
 };
 
 struct TensorImpl {
@@ -49,8 +53,10 @@ struct TensorImpl {
 
   void retain() const { refs.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    // Who holds the only reference need not count down: nobody else can take one.
-    if (refs.load(std::memory_order_acquire) == 1 || refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    // Who holds the only reference need not count down: nobody else can take one, but for a leaf's node,
+    // which knows the tensor for its hooks.
+    if ((refs.load(std::memory_order_acquire) == 1 && !grad_record) ||
+        refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
       delete this;
   }
 };
@@ -87,6 +93,8 @@ class HookHandle {
   std::function<void()> remove_;
 };
 
+/// A handle to a tensor: copies share it. A default-constructed one holds none, and all but defined(),
+/// requires_grad(), is_same(), impl() and str() throw ValueError on it.
 class Tensor {
  public:
   Tensor() = default;
@@ -96,22 +104,22 @@ class Tensor {
   /// False for a default-constructed handle, which holds no tensor.
   bool defined() const { return static_cast<bool>(impl_); }
   explicit operator bool() const = delete;  // ambiguous: ask defined() or item()
-  DType dtype() const { return impl_->dtype; }
-  Device device() const { return impl_->device; }
-  const Shape& sizes() const { return impl_->sizes; }
-  const Shape& shape() const { return impl_->sizes; }
-  const Shape& strides() const { return impl_->strides; }
+  DType dtype() const { return self().dtype; }
+  Device device() const { return self().device; }
+  const Shape& sizes() const { return self().sizes; }
+  const Shape& shape() const { return self().sizes; }
+  const Shape& strides() const { return self().strides; }
   /// Size of one dimension, negative from the end. Throws IndexError.
   std::int64_t size(std::int64_t dim) const;
   std::int64_t stride(std::int64_t dim) const;
-  int dim() const { return impl_->sizes.size(); }
-  int ndim() const { return impl_->sizes.size(); }
-  std::int64_t numel() const { return impl_->numel; }
+  int dim() const { return self().sizes.size(); }
+  int ndim() const { return self().sizes.size(); }
+  std::int64_t numel() const { return self().numel; }
   std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype()); }
-  std::int64_t storage_offset() const { return impl_->offset; }
-  const StorageRef& storage() const { return impl_->storage; }
+  std::int64_t storage_offset() const { return self().offset; }
+  const StorageRef& storage() const { return self().storage; }
   /// Counts in-place changes of the storage.
-  std::uint32_t version() const { return impl_->storage->version(); }
+  std::uint32_t version() const { return self().storage->version(); }
   /// True if the elements lie densely in row-major (or channels-last) order. Strides of dimensions of size 1,
   /// and of tensors without elements, do not count; so a tensor with C = 1 or H = W = 1 can be both. Where
   /// one answer is needed (which layout should the result have?) such a tensor counts as `contiguous`: see
@@ -121,8 +129,8 @@ class Tensor {
   MemoryFormat memory_format() const;
   /// Address of the first element, whatever the dtype.
   void* raw_data() const {
-    return static_cast<char*>(impl_->storage->data()) +
-           impl_->offset * static_cast<std::int64_t>(dtype_size(impl_->dtype));
+    const TensorImpl& t = self();
+    return static_cast<char*>(t.storage->data()) + t.offset * static_cast<std::int64_t>(dtype_size(t.dtype));
   }
   /// Address of the first element. Throws TypeError unless T is the dtype's type. On a GPU it is a device
   /// address.
@@ -136,7 +144,7 @@ class Tensor {
   TensorImpl* impl() const { return impl_.get(); }
   const Ref<TensorImpl>& impl_ref() const { return impl_; }
   /// Text as people expect: numpy-like, aligned, summarised beyond 1000 elements, with dtype and device where
-  /// they are not the default.
+  /// they are not the default, and requires_grad or the operation that made it where the tape knows it.
   std::string str() const;
 
   // ---- autograd (defined in autograd/tensor_grad.cpp) ----
@@ -165,7 +173,7 @@ class Tensor {
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
 
   // ---- operations (defined in autograd/ops; each is the free function of the same name in autograd/ops/*.h)
-  // ---- views and shape
+  // views and shape
   Tensor view(const Shape& sizes) const;
   Tensor reshape(const Shape& sizes) const;
   Tensor flatten(std::int64_t start = 0, std::int64_t end = -1) const;
@@ -192,11 +200,21 @@ class Tensor {
   Tensor to(Device device, DType dtype) const;
   Tensor to(const char* device) const { return to(Device(device)); }
   Tensor cpu() const { return to(kCPU); }
-  // The one element as a C++ number. Throws ValueError unless there is exactly one.
+  /// The one element as a C++ number; a real one loses its fraction in an integer. Throws ValueError unless
+  /// there is exactly one, and where an integer type has no room for it (NaN, infinities, 300 in a uint8_t).
   template <class T = double>
   T item() const {
     const Scalar value = item_scalar();
-    return value.is_real() ? static_cast<T>(value.to_double()) : static_cast<T>(value.to_int());
+    if constexpr (std::is_same_v<T, bool>) {
+      return value.to_double() != 0;
+    } else if constexpr (std::is_integral_v<T>) {
+      const std::int64_t whole = whole_number(value);
+      if (!std::in_range<T>(whole)) [[unlikely]]
+        no_room(value);
+      return static_cast<T>(whole);
+    } else {
+      return static_cast<T>(value.to_double());
+    }
   }
   Scalar item_scalar() const;
   // elementwise
@@ -268,7 +286,16 @@ class Tensor {
   Tensor matmul(const Tensor& other) const;
 
  private:
+  TensorImpl& self() const {
+    if (!impl_) [[unlikely]]
+      no_tensor();
+    return *impl_;
+  }
+  [[noreturn, gnu::cold]] static void no_tensor();
   [[noreturn]] void wrong_data_type(DType asked) const;
+  // For item(): `value` without its fraction, and the error where that does not fit.
+  static std::int64_t whole_number(const Scalar& value);
+  [[noreturn, gnu::cold]] static void no_room(const Scalar& value);
   Ref<TensorImpl> impl_;
 };
 

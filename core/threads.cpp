@@ -1,5 +1,6 @@
 #include "tapestry/core/threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
@@ -23,13 +24,18 @@
 namespace tapestry {
 namespace {
 
+// OpenMP's runtime ends the process where the system refuses it a thread.
+constexpr int kMostThreads = 1024;
+
 // OMP_NUM_THREADS may be a list, one number a nesting level: the first one counts. Like OpenMP's own runtimes
 // we pass over what is not a number, since that variable is not ours.
 int threads_by_default() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    while (*text == ' ' || *text == '\t') ++text;
     int n = 0;
     const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
-    if (error == std::errc() && (*end == '\0' || *end == ',' || *end == ' ') && n >= 1) return n;
+    if (error == std::errc() && (*end == '\0' || *end == ',' || *end == ' ') && n >= 1)
+      return std::min(n, kMostThreads);
   }
 #ifdef __linux__
   cpu_set_t cores;  // those that this process may run on, which taskset and containers restrict
@@ -72,7 +78,7 @@ bool become_main() {
 }  // namespace
 
 void set_num_threads(int n) {
-  check(n >= 1, "[set_num_threads] ", n, " threads; ask for at least 1");
+  check(n >= 1 && n <= kMostThreads, "[set_num_threads] ", n, " threads; ask for 1 to ", kMostThreads);
   thread_count().store(n);
 }
 

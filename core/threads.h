@@ -4,7 +4,7 @@
 namespace tapestry {
 
 /// Threads that CPU kernels may use, all logical CPU devices together. Default: OMP_NUM_THREADS, else the
-/// number of cores. Throws ValueError unless n >= 1.
+/// number of cores. Throws ValueError unless n is from 1 to 1024.
 void set_num_threads(int n);
 int get_num_threads();
 

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
 #include "tests/core/child.h"
@@ -87,12 +89,23 @@ TEST_CASE("a fill cuts the history") {
 }
 
 TEST_CASE("item as any C++ number") {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
+                   inf = std::numeric_limits<double>::infinity();
   CHECK(tensor({2.5}).item() == 2.5);
   CHECK(tensor({2.5}).item<int>() == 2);
   CHECK(tensor({7}).item<std::int64_t>() == 7);
   CHECK(full({}, std::int64_t{1} << 62).item<std::int64_t>() == std::int64_t{1} << 62);
   CHECK(full({1, 1}, true).item<bool>());
   CHECK(arange(10).select(0, 7).item<int>() == 7);
+  CHECK(tensor({nan}).item<bool>());
+  CHECK_THROWS_WITH(tensor({nan}).item<int>(),
+                    ContainsSubstring("[item]") && ContainsSubstring("no room for nan"));
+  CHECK_THROWS_AS(tensor({inf}).item<std::int64_t>(), ValueError);
+  CHECK_THROWS_AS(tensor({0x1p63}).item<std::int64_t>(), ValueError);
+  CHECK(tensor({-0x1p63}).item<std::int64_t>() == std::numeric_limits<std::int64_t>::min());
+  CHECK_THROWS_WITH(tensor({300}).item<std::uint8_t>(), ContainsSubstring("no room for 300"));
+  CHECK_THROWS_AS(tensor({-1}).item<std::uint64_t>(), ValueError);
+  CHECK(tensor({255.9}).item<std::uint8_t>() == 255);
 }
 
 // Runs in a process that has two logical CPU devices.

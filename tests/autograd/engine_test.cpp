@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -55,6 +56,16 @@ TEST_CASE("backward accumulates into leaves") {
   CHECK_FALSE(x.grad().defined());
   w.zero_grad(/*set_to_none=*/false);
   CHECK(at(w.grad(), 0) == 0);
+}
+
+TEST_CASE("the text of a tensor says what the tape knows of it") {
+  const Tensor x = tensor({1.0, 2.0}).set_requires_grad();
+  CHECK(x.str() == "tensor([1., 2.], requires_grad=True)");
+  CHECK((x * 2).str() == "tensor([2., 4.], grad_fn=<mul>)");
+  CHECK(x.to(DType::f64).str() == "tensor([1., 2.], dtype=float64, grad_fn=<to>)");
+  CHECK(x.detach().str() == "tensor([1., 2.])");
+  x.set_requires_grad(false);
+  CHECK(x.str() == "tensor([1., 2.])");
 }
 
 TEST_CASE("a tensor used several times gets the sum of its gradients") {
@@ -258,6 +269,32 @@ TEST_CASE("a callback runs at the end of backward, and backward may run inside a
   CHECK_THROWS_AS(autograd::on_backward_end([] {}), AutogradError);
 }
 
+TEST_CASE("a pass inside a hook that frees what the outer one needs is named") {
+  const Tensor x = leaf({2});
+  const auto run = [&](bool retain) {
+    const Tensor a = x * x, b = a * 2;
+    b.register_hook([&](const Tensor&) {
+      EnableGradGuard grad_mode;
+      a.sum().backward({}, retain);
+      return Tensor();
+    });
+    b.sum().backward();
+  };
+  CHECK_THROWS_WITH(run(false), ContainsSubstring("freed what [mul] had saved") &&
+                                    ContainsSubstring("retain_graph = true to the inner"));
+  x.zero_grad();
+  run(true);
+  CHECK(at(x.grad(), 0) == 4 + 8);
+}
+
+TEST_CASE("outputs of one node, and one output twice, are seeds together") {
+  const Tensor x = leaf({1, 2, 3});
+  const std::vector<Tensor> parts = x.split(1);
+  autograd::backward({parts[0], parts[2], parts[2], x.sum(), x},
+                     {{}, {}, {}, {}, tensor({5.0, 6.0, 7.0}, DType::f64)});
+  CHECK(equal(x.grad(), tensor({7.0, 7.0, 10.0}, DType::f64)));
+}
+
 TEST_CASE("an exception in a hook leaves the graph usable") {
   const Tensor x = leaf({2});
   const Tensor y = x * x;
@@ -338,6 +375,54 @@ TEST_CASE("saved-tensor hooks carry what backward needs") {
   y.sum().backward();
   CHECK(unpacked == 2);
   CHECK(at(x.grad(), 1) == 6);
+}
+
+TEST_CASE("what an unpack hook returns is checked, and laid out as the operation saved it") {
+  const auto gradient = [](const std::function<Tensor(const Tensor&)>& unpack, const auto& f) {
+    const Tensor x = tensor({{1, 2, 3}, {4, 5, 6}}, DType::f64).set_requires_grad();
+    Tensor y;
+    {
+      autograd::SavedTensorHooks hooks(
+          [](const Tensor& t) { return std::make_shared<Tensor>(t.clone()); },
+          [&](const std::shared_ptr<void>& p) { return unpack(*std::static_pointer_cast<Tensor>(p)); });
+      y = f(x);
+    }
+    y.backward(tensor({{1, 0, 2}, {0, 3, 0}}, DType::f64));
+    return x.grad();
+  };
+  const auto softmax = [](const Tensor& x) { return x.softmax(1); };
+  CHECK_THROWS_WITH(gradient([](const Tensor&) { return Tensor(); }, softmax),
+                    ContainsSubstring("[softmax]") && ContainsSubstring("undefined"));
+  CHECK_THROWS_WITH(
+      gradient([](const Tensor&) { return ones({2}, DType::f64); }, softmax),
+      ContainsSubstring("[softmax]") && ContainsSubstring("expected what was packed, float64 [2, 3]"));
+  CHECK_THROWS_AS(gradient([](const Tensor& t) { return t.to(DType::f32); }, softmax), AutogradError);
+  CHECK_THROWS_WITH(gradient([](const Tensor&) -> Tensor { throw std::runtime_error("lost"); }, softmax),
+                    "lost");
+  const Tensor same = gradient([](const Tensor& t) { return t; }, softmax);
+  CHECK(equal(gradient([](const Tensor& t) { return t.t().contiguous().t(); }, softmax), same));
+}
+
+TEST_CASE("a tensor made in inference mode takes no recorded change") {
+  Tensor t;
+  {
+    InferenceMode inference;
+    t = ones({2}, DType::f64);
+  }
+  CHECK_THROWS_WITH(t.add_(leaf({1, 2})), ContainsSubstring("made in inference mode"));
+  NoGradGuard no_grad;
+  t.add_(leaf({1, 2}));
+  CHECK(at(t, 1) == 3);
+}
+
+TEST_CASE("the methods that speak of gradients refuse an undefined tensor") {
+  const Tensor none;
+  CHECK_FALSE(none.requires_grad());
+  CHECK_THROWS_AS(none.is_leaf(), ValueError);
+  CHECK_THROWS_AS(none.grad(), ValueError);
+  CHECK_THROWS_AS(none.zero_grad(), ValueError);
+  CHECK_THROWS_AS(none.set_grad({}), ValueError);
+  CHECK_THROWS_AS(none.backward(), ValueError);
 }
 
 TEST_CASE("anomaly mode names the operation of the first NaN") {
@@ -437,4 +522,28 @@ TEST_CASE("a hook can ask which pass this is and what it comes to") {
   REQUIRE(passes.size() == 2);
   CHECK(passes[0] != passes[1]);
   CHECK(reached == std::vector<bool>{true, true, false, true, false, false});
+}
+
+TEST_CASE("a leaf may die on one thread while a pass on another calls its hook") {
+  std::atomic<int> turn{0};
+  std::atomic<std::int64_t> seen{0};
+  constexpr int rounds = 2000;
+  Tensor y;
+  std::thread backward([&] {
+    for (int i = 0; i < rounds; ++i) {
+      while (turn.load() != 2 * i + 1) std::this_thread::yield();
+      y.backward();
+      turn.store(2 * i + 2);
+    }
+  });
+  for (int i = 0; i < rounds; ++i) {
+    Tensor w = leaf({3});
+    w.register_post_accumulate_grad_hook([&](const Tensor& t) { seen += t.numel(); });
+    y = w * 2;
+    turn.store(2 * i + 1);
+    w = Tensor();
+    while (turn.load() != 2 * i + 2) std::this_thread::yield();
+  }
+  backward.join();
+  CHECK(seen.load() <= rounds);
 }

@@ -112,3 +112,31 @@ TEST_CASE("gradcheck tells a wrong gradient") {
                                       {tensor({1.0}, DType::f64)}),
                   AutogradError);
 }
+
+TEST_CASE("gradcheck checks every output, recorded or not") {
+  using Inputs = std::vector<Tensor>;
+  const Tensor x = leaf({1, 2});
+  const auto several = [](const Inputs& in) {
+    return std::vector<Tensor>{in[0] * in[0], Tensor(), in[0] * 3 * in[0]};
+  };
+  CHECK(autograd::gradcheck(several, {x}));
+  CHECK(equal(x.detach(), tensor({1.0, 2.0}, DType::f64)));
+  const auto second_wrong = [](const Inputs& in) {
+    return std::vector<Tensor>{in[0] * in[0], in[0] * in[0].detach()};
+  };
+  CHECK_THROWS_WITH(autograd::gradcheck(second_wrong, {x}), ContainsSubstring("d output 1 [element 0]"));
+  CHECK_THROWS_WITH(autograd::gradcheck([](const Inputs& in) { return (in[0] * in[0]).detach(); }, {x}),
+                    ContainsSubstring("backward gives 0"));
+  CHECK(autograd::gradcheck(
+      [](const Inputs& in) {
+        return std::vector<Tensor>{in[0] * 2, in[0].argmax()};
+      },
+      {x}));
+  int calls = 0;
+  const auto fails_late = [&](const Inputs& in) {
+    if (++calls == 2) throw std::runtime_error("late");
+    return in[0] * 2;
+  };
+  CHECK_THROWS_WITH(autograd::gradcheck(fails_late, {x}), "late");
+  CHECK(equal(x.detach(), tensor({1.0, 2.0}, DType::f64)));
+}

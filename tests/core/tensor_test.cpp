@@ -168,3 +168,27 @@ TEST_CASE("handles") {
   CHECK_FALSE(std::is_convertible_v<Tensor, bool>);
   CHECK_FALSE(std::string(version()).empty());
 }
+
+TEST_CASE("an undefined tensor is refused") {
+  const Tensor none;
+  CHECK_THROWS_WITH(none.dtype(), ContainsSubstring("[Tensor] an undefined tensor"));
+  CHECK_THROWS_AS(none.device(), ValueError);
+  CHECK_THROWS_AS(none.sizes(), ValueError);
+  CHECK_THROWS_AS(none.shape(), ValueError);
+  CHECK_THROWS_AS(none.strides(), ValueError);
+  CHECK_THROWS_AS(none.size(0), ValueError);
+  CHECK_THROWS_AS(none.stride(0), ValueError);
+  CHECK_THROWS_AS(none.dim(), ValueError);
+  CHECK_THROWS_AS(none.ndim(), ValueError);
+  CHECK_THROWS_AS(none.numel(), ValueError);
+  CHECK_THROWS_AS(none.nbytes(), ValueError);
+  CHECK_THROWS_AS(none.storage_offset(), ValueError);
+  CHECK_THROWS_AS(none.storage(), ValueError);
+  CHECK_THROWS_AS(none.version(), ValueError);
+  CHECK_THROWS_AS(none.is_contiguous(), ValueError);
+  CHECK_THROWS_AS(none.memory_format(), ValueError);
+  CHECK_THROWS_AS(none.raw_data(), ValueError);
+  CHECK_THROWS_AS(none.data<float>(), ValueError);
+  CHECK(none.is_same(Tensor()));
+  CHECK(none.str() == "tensor(undefined)");
+}

@@ -33,6 +33,7 @@ TEST_CASE("the number of threads is set and checked") {
   CHECK(compute_threads() == 4);  // the first thread of this program that asks
   CHECK_THROWS_WITH(set_num_threads(0), ContainsSubstring("[set_num_threads] 0 threads"));
   CHECK_THROWS_AS(set_num_threads(-3), ValueError);
+  CHECK_THROWS_WITH(set_num_threads(1025), ContainsSubstring("ask for 1 to 1024"));
   CHECK(get_num_threads() == 4);
   CHECK_THROWS_AS(ThreadShare(0), ValueError);
 }
@@ -78,6 +79,8 @@ TEST_CASE("OMP_NUM_THREADS sets the default") {
   const std::string cores = run_child("child: threads", "-u OMP_NUM_THREADS").output;
   CHECK_THAT(with("3"), ContainsSubstring("threads=3;"));
   CHECK_THAT(with("2,1"), ContainsSubstring("threads=2;"));
+  CHECK_THAT(with("' 3'"), ContainsSubstring("threads=3;"));
+  CHECK_THAT(with("100000"), ContainsSubstring("threads=1024;"));
   for (const char* bad : {"0", "-2", "abc", "3x", "''"})
     CHECK_THAT(with(bad), ContainsSubstring(cores.substr(cores.find("threads="), 9)));
 }
