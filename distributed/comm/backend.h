@@ -53,8 +53,8 @@ class Backend {
   /// From any thread, any number of times: calls in progress here and on peers that wait for this rank throw
   /// DistributedError with `why` soon, later ones at once.
   virtual void abort(const std::string& why) noexcept = 0;
-  /// The same transport between some of its ranks, this one included; a collective call of those. `ranks` is
-  /// ascending, `store` theirs alone.
+  /// The same transport between some of its ranks, this one included; a collective call of those. The ranks
+  /// are numbered in the order of `ranks`, which may be any; `store` is theirs alone.
   virtual std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>& store,
                                          Deadline deadline) = 0;
 };

@@ -41,7 +41,9 @@ struct CollectiveRecord {
   std::string site;                                     ///< "train.cpp:88"
   Clock::time_point enqueued{}, started{}, finished{};  ///< not yet: time_point{}
   bool failed = false;
-  /// `#42 all_reduce(bucket 1) f32 [1024] sum at train.cpp:88`
+  /// `#42 all_reduce(bucket 1)`, in front of it the group if that is not "world"
+  std::string brief() const;
+  /// `#42 all_reduce(bucket 1) float32 [1024] sum at train.cpp:88`
   std::string str() const;
 };
 
@@ -55,8 +57,10 @@ class Recorder {
   void finished(std::uint64_t ticket, bool failed = false);
   /// Oldest first.
   std::vector<CollectiveRecord> records() const;
-  /// The longest-running call that was started and has not ended, if any.
-  std::optional<CollectiveRecord> running() const;
+  /// The calls that were started and have not ended, oldest first.
+  std::vector<CollectiveRecord> running() const;
+  /// The call that ended last, if any.
+  std::optional<CollectiveRecord> last() const;
 
  private:
   mutable std::mutex mutex_;

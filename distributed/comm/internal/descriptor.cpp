@@ -1,0 +1,98 @@
+#include "tapestry/distributed/comm/internal/descriptor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// FNV-1a: the same in every process.
+std::uint64_t hash(const void* data, std::size_t bytes) {
+  const auto* const p = static_cast<const unsigned char*>(data);
+  std::uint64_t h = 0xcbf29ce484222325u;
+  for (std::size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001b3u;
+  return h;
+}
+std::uint64_t hash(std::string_view text) { return hash(text.data(), text.size()); }
+
+}  // namespace
+
+Descriptor::Descriptor(const CollectiveRecord& record)
+    : op(static_cast<std::uint8_t>(record.op)),
+      reduce(static_cast<std::uint8_t>(record.reduce)),
+      dtype(static_cast<std::uint8_t>(record.dtype)),
+      ndim(static_cast<std::uint8_t>(record.shape.size())),
+      sequence(record.sequence),
+      group(hash(record.group)),
+      numel(record.shape.numel()),
+      peer(record.peer),
+      shape(hash(record.shape.begin(), static_cast<std::size_t>(record.shape.size()) * sizeof(std::int64_t))),
+      name(hash(record.name)) {}
+
+MessageHeader::MessageHeader(const CollectiveRecord& record)
+    : dtype(static_cast<std::uint8_t>(record.dtype)),
+      ndim(static_cast<std::uint8_t>(record.shape.size())),
+      name_length(static_cast<std::uint16_t>(std::min(record.name.size(), sizeof name))),
+      sequence(record.sequence) {
+  std::copy(record.shape.begin(), record.shape.end(), sizes);
+  std::memcpy(name, record.name.data(), name_length);
+}
+
+bool MessageHeader::fits(const MessageHeader& o) const {
+  return magic == o.magic && dtype == o.dtype && ndim == o.ndim && sequence == o.sequence &&
+         std::equal(sizes, sizes + kMaxDims, o.sizes);
+}
+
+std::string MessageHeader::str() const {
+  if (magic != MessageHeader().magic || dtype >= kNumDTypes || ndim > kMaxDims || name_length > sizeof name)
+    return "bytes that are no header of a message";
+  std::string text = concat({"message ", sequence, ", ", static_cast<DType>(dtype), " ", Shape(sizes, ndim)});
+  if (name_length > 0) text += concat({" (", std::string_view(name, name_length), ")"});
+  return text;
+}
+
+std::string rank_list(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (end - i == 2) text += ", " + std::to_string(ranks[end - 1]);
+    else if (end - i > 2) text += "-" + std::to_string(ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
+                          const std::vector<std::string>& calls) {
+  // The call without its site: what has to be equal.
+  const auto what = [](const std::string& call) { return call.substr(0, call.rfind(" at ")); };
+  std::vector<std::vector<std::size_t>> parties;
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    const auto same = std::find_if(parties.begin(), parties.end(), [&](const auto& party) {
+      return what(calls[party[0]]) == what(calls[r]);
+    });
+    if (same == parties.end()) parties.push_back({r});
+    else same->push_back(r);
+  }
+  std::stable_sort(parties.begin(), parties.end(),
+                   [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  std::string text = concat({"[", op, "] the ranks of ", group, " are not in the same call: "});
+  for (std::size_t i = 0; i < parties.size(); ++i) {
+    std::vector<int> members;
+    for (const std::size_t r : parties[i]) members.push_back(ranks[r]);
+    text += concat({i > 0 ? "; " : "", rank_list(members), " called ", what(calls[parties[i][0]])});
+  }
+  for (std::size_t r = 0; r < calls.size(); ++r) text += concat({"\n  rank ", ranks[r], "  ", calls[r]});
+  return text +
+         "\ncall the same collectives in the same order, with the same shapes, dtypes, roots and names, on "
+         "every rank";
+}
+
+}  // namespace tapestry::distributed

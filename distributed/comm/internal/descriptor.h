@@ -1,0 +1,48 @@
+#pragma once
+// What ranks tell one another before they do something together.
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/comm/recorder.h"
+
+namespace tapestry::distributed {
+
+/// The call of one rank, in the 64 bytes that go round before each collective.
+struct Descriptor {
+  std::uint32_t magic = 0x54504744;  // "TPGD"
+  std::uint8_t op = 0, reduce = 0, dtype = 0, ndim = 0;
+  std::uint64_t sequence = 0, group = 0;
+  std::int64_t numel = 0, peer = -1;
+  std::uint64_t shape = 0, name = 0, reserved = 0;
+
+  explicit Descriptor(const CollectiveRecord& record);
+  Descriptor() = default;
+  friend bool operator==(const Descriptor&, const Descriptor&) = default;
+};
+static_assert(sizeof(Descriptor) == 64);
+
+/// The header of a message between two ranks.
+struct MessageHeader {
+  std::uint32_t magic = 0x5450474d;  // "TPGM"
+  std::uint8_t dtype = 0, ndim = 0;
+  std::uint16_t name_length = 0;
+  std::uint64_t sequence = 0;
+  std::int64_t sizes[kMaxDims] = {};
+  char name[48] = {};
+
+  explicit MessageHeader(const CollectiveRecord& record);
+  MessageHeader() = default;
+  bool fits(const MessageHeader& other) const;
+  /// "float32 [2, 3] (name)", whatever bytes came.
+  std::string str() const;
+};
+static_assert(sizeof(MessageHeader) == 128);
+
+/// The error of ranks that are not in the same call: who called what. `calls` is CollectiveRecord::str() of
+/// each rank, `ranks` their numbers in the world.
+std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
+                          const std::vector<std::string>& calls);
+/// "rank 3" or "ranks 0-2, 5"
+std::string rank_list(std::vector<int> ranks);
+
+}  // namespace tapestry::distributed

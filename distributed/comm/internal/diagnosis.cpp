@@ -1,0 +1,351 @@
+#include "tapestry/distributed/comm/internal/diagnosis.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#ifdef __linux__
+#include <pthread.h>
+#endif
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/descriptor.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Milliseconds kGather = 3s;         // for the reports of all ranks
+constexpr Milliseconds kVerdict = 5s;        // for all of a diagnosis, the store's own patience included
+constexpr Milliseconds kLeave = 2s;          // for the store to take the last report
+constexpr Milliseconds kStoreIsSilent = 5s;  // between attempts while the store does not answer
+
+std::string seconds(Clock::duration d) {
+  const auto tenths = std::chrono::duration_cast<Milliseconds>(d).count() / 100;
+  return concat({tenths / 10, ".", tenths % 10, " s"});
+}
+
+// Fields joined by line breaks, the last of which may hold some itself.
+template <std::size_t N>
+std::array<std::string, N> fields(std::string_view text) {
+  std::array<std::string, N> out;
+  for (std::size_t i = 0; i < N; ++i) {
+    const std::size_t end = i + 1 < N ? text.find('\n') : std::string_view::npos;
+    out[i] = text.substr(0, end);
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  }
+  return out;
+}
+
+// Where a rank is, as it says itself.
+struct Report {
+  enum class Kind : char { waits = 'w', idle = 'i', left = 'l', silent = 's' } kind = Kind::silent;
+  std::string call;    // brief() of what it waits in, or did last
+  std::string site;    // of that call
+  std::string detail;  // the row of the table
+
+  std::string str() const {
+    return concat({std::string(1, static_cast<char>(kind)), "\n", call, "\n", site, "\n", detail});
+  }
+  static Report parse(std::string_view text) {
+    auto [kind, call, site, detail] = fields<4>(text.substr(0, 4096));
+    const char k = kind.empty() ? 's' : kind[0];
+    return {k == 'w'   ? Kind::waits
+            : k == 'i' ? Kind::idle
+            : k == 'l' ? Kind::left
+                       : Kind::silent,
+            std::move(call), std::move(site), std::move(detail)};
+  }
+};
+
+Report report_of(const Recorder& recorder, bool leaving) {
+  const auto now = Clock::now();
+  Report report;
+  auto running = recorder.running();
+  // A collective says more than a message that was posted early.
+  std::stable_partition(running.begin(), running.end(),
+                        [](const auto& r) { return r.op != Op::send && r.op != Op::recv; });
+  const auto last = recorder.last();
+  if (!running.empty() && !leaving) {
+    report.kind = Report::Kind::waits;
+    for (const CollectiveRecord& r : running)
+      report.detail +=
+          concat({report.detail.empty() ? "waits " : "; and ", seconds(now - r.started), " in ", r.str()});
+    report.call = running[0].brief();
+    report.site = running[0].site;
+    return report;
+  }
+  report.kind = leaving ? Report::Kind::left : Report::Kind::idle;
+  report.detail = leaving ? "has left (its group was destroyed)" : "runs its own code";
+  if (!last) {
+    report.detail += "; it has called nothing";
+    return report;
+  }
+  report.detail += concat({"; its last call was ", last->str(), last->failed ? ", failed " : ", done ",
+                           seconds(now - last->finished), leaving ? " earlier" : " ago"});
+  report.call = last->brief();
+  report.site = last->site;
+  return report;
+}
+
+// One line: who is where, those who did not come first.
+std::string summary(const std::vector<Report>& reports, const std::string& call) {
+  std::map<std::string, std::vector<int>> parties;  // by the words that follow the ranks
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    const Report& report = reports[r];
+    const std::string at = report.call + (report.site.empty() ? "" : " " + report.site);
+    std::string words;
+    switch (report.kind) {
+      case Report::Kind::waits:
+        words = report.call == call ? "4in " + call : "1at " + at;
+        break;
+      case Report::Kind::idle:
+        words = report.call.empty() ? "2in no call" : "2in no call, the last was " + at;
+        break;
+      case Report::Kind::left:
+        words = report.call.empty() ? "3gone without a call" : "3gone, the last call was " + at;
+        break;
+      case Report::Kind::silent:
+        words = "0silent (frozen, dead or cut off)";
+        break;
+    }
+    parties[words].push_back(static_cast<int>(r));
+  }
+  std::string line;
+  for (const auto& [words, ranks] : parties) {
+    line += (line.empty() ? "" : "; ") + rank_list(ranks);
+    const bool one = ranks.size() == 1;
+    line += (words[0] == '4' ? (one ? " waits " : " wait ") : (one ? " is " : " are ")) + words.substr(1);
+  }
+  return line;
+}
+
+}  // namespace
+
+void Failure::raise() const {
+  if (timeout) throw TimeoutError(text);
+  throw DistributedError(text);
+}
+
+struct Diagnosis::State {
+  const std::shared_ptr<Store> store;
+  const int rank, size;
+  const GroupOptions options;
+  const std::shared_ptr<const Recorder> recorder;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<Cause> pending;
+  std::shared_ptr<const Failure> failure;
+  bool leaving = false, ended = false;
+  std::vector<std::weak_ptr<Backend>> backends;
+
+  // The watchdog's own.
+  Clock::time_point poll_at{};
+  std::uint64_t warned_of = 0;
+
+  static constexpr const char* kRequest = "diagnosis/request";
+  static std::string rank_key(int r) { return "diagnosis/rank/" + std::to_string(r); }
+
+  void decide(bool timeout, std::string text) {
+    const std::lock_guard lock(mutex);
+    if (!failure) failure = std::make_shared<Failure>(Failure{timeout, std::move(text)});
+    changed.notify_all();
+  }
+
+  void abort_backends(const std::string& why) {
+    std::vector<std::shared_ptr<Backend>> all;
+    {
+      const std::lock_guard lock(mutex);
+      for (const auto& weak : backends)
+        if (auto backend = weak.lock()) all.push_back(std::move(backend));
+    }
+    for (const auto& backend : all) backend->abort(why);
+  }
+
+  std::string own_text(const Cause& cause, const std::string& why) const {
+    if (cause.complete) return cause.text;
+    return concat({cause.text, "\n", why, "; all that this rank knows:\n  rank ", rank, "  ",
+                   report_of(*recorder, false).detail});
+  }
+
+  // The reports of all ranks; what is not there in time stays silent.
+  std::vector<Report> gather() {
+    std::vector<Report> reports(static_cast<std::size_t>(size));
+    const Deadline deadline = Clock::now() + kGather;
+    std::vector<int> open;
+    for (int r = 0; r < size; ++r) open.push_back(r);
+    while (true) {
+      std::erase_if(open, [&](int r) {
+        const auto text = store->try_get(rank_key(r));
+        if (text) reports[static_cast<std::size_t>(r)] = Report::parse(*text);
+        return text.has_value();
+      });
+      if (open.empty() || Clock::now() >= deadline) return reports;
+      std::this_thread::sleep_for(20ms);
+    }
+  }
+
+  static std::string hint(const std::vector<Report>& reports) {
+    const auto some = [&](Report::Kind kind) {
+      return std::any_of(reports.begin(), reports.end(), [kind](const Report& r) { return r.kind == kind; });
+    };
+    std::string text;
+    if (some(Report::Kind::silent)) text += "look at the output of the silent ranks and at their machines; ";
+    return text +
+           "call the same collectives in the same order on every rank (a branch on the rank, an exception "
+           "that was caught, or unequal numbers of batches break it)";
+  }
+
+  // Here, or on another rank whose request this is, something failed.
+  void diagnose(const Cause& own) {
+    Cause cause = own;
+    try {
+      if (size > 1) {
+        store->set(rank_key(rank), report_of(*recorder, false).str());
+        const std::string mine =
+            concat({std::string(1, cause.timeout ? 't' : 'e'), std::string(1, cause.complete ? 'c' : 'i'),
+                    "\n", cause.call, "\n", cause.text});
+        const auto [kind, call, text] = fields<3>(store->compare_set(kRequest, std::nullopt, mine));
+        // The first to speak names the cause; what followed from it does not matter.
+        if (!own.complete && kind.size() == 2 && !text.empty())
+          cause = {kind[0] == 't', kind[1] == 'c', call, text};
+      }
+      if (cause.complete) decide(cause.timeout, cause.text);
+      abort_backends(cause.text);
+      if (cause.complete) return;
+      if (size == 1) return decide(cause.timeout, cause.text);
+      const auto reports = gather();
+      std::string text = cause.text + "\n" + summary(reports, cause.call);
+      for (std::size_t r = 0; r < reports.size(); ++r) {
+        const Report& report = reports[r];
+        text += concat(
+            {"\n  rank ", r, "  ",
+             report.kind == Report::Kind::silent ? "no report within " + seconds(kGather) : report.detail});
+      }
+      decide(cause.timeout, text + "\n" + hint(reports));
+    } catch (const std::exception& e) {
+      decide(
+          cause.timeout,
+          own_text(cause, concat({"the store at ", store->str(), " could not be reached (", e.what(), ")"})));
+      abort_backends(cause.text);
+    }
+  }
+
+  std::optional<Cause> request_of_another() {
+    if (size == 1 || Clock::now() < poll_at) return {};
+    try {
+      const auto request = store->try_get(kRequest);
+      if (!request) return {};
+      auto [kind, call, text] = fields<3>(*request);
+      return Cause{kind.starts_with('t'), kind.ends_with('c'), std::move(call), std::move(text)};
+    } catch (const std::exception&) {
+      poll_at = Clock::now() + kStoreIsSilent;  // nothing failed here: no reason to fail
+      return {};
+    }
+  }
+
+  void warn_of_slow() {
+    const auto now = Clock::now();
+    for (const CollectiveRecord& r : recorder->running()) {
+      if (now - r.started < options.warn_after) continue;
+      const auto id = static_cast<std::uint64_t>(r.started.time_since_epoch().count());
+      if (id <= warned_of) continue;  // oldest first
+      warned_of = id;
+      std::cerr << concat({"tapestry: rank ", rank, " has waited ", seconds(now - r.started), " in ", r.str(),
+                           "; it will be an error after ", seconds(options.timeout), "\n"})
+                << std::flush;
+    }
+  }
+
+  void loop() {
+    const Milliseconds tick =
+        std::clamp<Milliseconds>(std::min(options.warn_after, options.timeout / 10), 10ms, 500ms);
+    std::unique_lock lock(mutex);
+    while (!failure) {
+      changed.wait_for(lock, tick, [this] { return pending || leaving || failure; });
+      if (pending) {
+        const Cause cause = *pending;
+        lock.unlock();
+        diagnose(cause);
+      } else if (leaving) {
+        lock.unlock();
+        say_goodbye();
+        lock.lock();
+        break;
+      } else {
+        lock.unlock();
+        warn_of_slow();
+        if (const auto cause = request_of_another()) diagnose(*cause);
+      }
+      lock.lock();
+    }
+    ended = true;
+    changed.notify_all();
+  }
+
+  void say_goodbye() {
+    if (size == 1) return;
+    try {
+      store->set(rank_key(rank), report_of(*recorder, true).str());
+    } catch (const std::exception&) {  // nobody to tell
+    }
+  }
+};
+
+Diagnosis::Diagnosis(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options,
+                     std::shared_ptr<const Recorder> recorder)
+    : state_(new State{std::move(store), rank, size, options, std::move(recorder)}) {
+  thread_ = std::thread([state = state_] {
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), "watchdog");
+#endif
+    state->loop();
+  });
+}
+
+Diagnosis::~Diagnosis() { leave(); }
+
+void Diagnosis::watch(const std::shared_ptr<Backend>& backend) {
+  const std::lock_guard lock(state_->mutex);
+  std::erase_if(state_->backends, [](const auto& weak) { return weak.expired(); });
+  state_->backends.push_back(backend);
+}
+
+std::shared_ptr<const Failure> Diagnosis::failure() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->failure;
+}
+
+std::shared_ptr<const Failure> Diagnosis::fail(const Cause& cause) {
+  std::unique_lock lock(state_->mutex);
+  if (!state_->failure && !state_->pending) state_->pending = cause;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, kVerdict, [this] { return state_->failure || state_->ended; });
+  if (state_->failure) return state_->failure;
+  lock.unlock();
+  state_->decide(cause.timeout,
+                 state_->own_text(cause, concat({"the store at ", state_->store->str(),
+                                                 " did not answer within ", seconds(kVerdict)})));
+  state_->abort_backends(cause.text);
+  return failure();
+}
+
+void Diagnosis::leave() {
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(state_->mutex);
+  state_->leaving = true;
+  state_->changed.notify_all();
+  const bool ended = state_->changed.wait_for(lock, kLeave, [this] { return state_->ended; });
+  lock.unlock();
+  if (ended) thread_.join();
+  else thread_.detach();
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,80 @@
+#include "tapestry/distributed/comm/internal/fifo.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#ifdef __linux__
+#include <pthread.h>
+#endif
+
+#include "tapestry/core/threads.h"
+
+namespace tapestry::distributed {
+
+struct Fifo::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+  bool stopping = false, ended = false;
+  std::shared_ptr<Progress> progress = std::make_shared<Progress>();
+
+  void step() { progress->last.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed); }
+
+  void loop() {
+    const ThreadShare share(1);
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return stopping || !queue.empty(); });
+      if (queue.empty()) break;
+      auto task = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      step();
+      task();
+      task = nullptr;
+      step();
+      lock.lock();
+    }
+    ended = true;
+    changed.notify_all();
+  }
+};
+
+Fifo::Fifo(std::string name) : state_(std::make_shared<State>()), progress_(state_->progress) {
+  const std::lock_guard lock(state_->mutex);  // the thread begins when its id is known
+  thread_ = std::thread([state = state_, name = std::move(name).substr(0, 15)] {
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), name.c_str());
+#endif
+    state->loop();
+  });
+  state_->progress->thread = thread_.get_id();
+  state_->step();
+}
+
+Fifo::~Fifo() { stop(Clock::now()); }
+
+void Fifo::post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->queue.empty()) state_->step();  // the time it was idle is nobody's wait
+    state_->queue.push_back(std::move(task));
+  }
+  state_->changed.notify_all();
+}
+
+void Fifo::stop(Deadline deadline) {
+  if (!thread_.joinable()) return;
+  std::unique_lock lock(state_->mutex);
+  state_->stopping = true;
+  state_->changed.notify_all();
+  const bool ended =
+      !is_current() && state_->changed.wait_until(lock, deadline, [this] { return state_->ended; });
+  lock.unlock();
+  if (ended) thread_.join();
+  else thread_.detach();
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,125 @@
+#include "tapestry/distributed/comm/internal/strided.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+namespace tapestry::distributed {
+namespace {
+
+// First and last element, in elements from the tensor's first one.
+std::pair<std::int64_t, std::int64_t> span(const Tensor& t) {
+  std::int64_t low = 0, high = 0;
+  for (int i = 0; i < t.dim(); ++i) {
+    const std::int64_t reach = (t.sizes()[i] - 1) * t.strides()[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  return {low, high};
+}
+
+// f(address of the row, row number) for each row of the last dimension.
+template <class T, class F>
+void for_each_row(const Tensor& t, F f) {
+  const Shape& sizes = t.sizes();
+  const Shape& strides = t.strides();
+  const int outer = t.dim() - 1;
+  std::int64_t index[kMaxDims] = {}, rows = t.numel() / sizes.back();
+  T* row = static_cast<T*>(t.raw_data());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    f(row, r);
+    for (int i = outer - 1; i >= 0; --i) {
+      row += strides[i];
+      if (++index[i] < sizes[i]) break;
+      row -= sizes[i] * strides[i];
+      index[i] = 0;
+    }
+  }
+}
+
+template <class T>
+void pack(const Tensor& t, T* dense) {
+  const std::int64_t n = t.sizes().back(), step = t.strides().back();
+  for_each_row<T>(t, [=](const T* row, std::int64_t r) {
+    for (std::int64_t i = 0; i < n; ++i) dense[r * n + i] = row[i * step];
+  });
+}
+
+template <class T>
+void unpack(const Tensor& t, const T* dense) {
+  const std::int64_t n = t.sizes().back(), step = t.strides().back();
+  for_each_row<T>(t, [=](T* row, std::int64_t r) {
+    for (std::int64_t i = 0; i < n; ++i) row[i * step] = dense[r * n + i];
+  });
+}
+
+// Integers that may be read and written where there are elements of any type.
+using Bits8 = std::uint8_t __attribute__((may_alias));
+using Bits16 = std::uint16_t __attribute__((may_alias));
+using Bits32 = std::uint32_t __attribute__((may_alias));
+using Bits64 = std::uint64_t __attribute__((may_alias));
+
+// Calls f with a pointer to integers as wide as the elements.
+template <class F>
+void by_width(DType dtype, void* p, F f) {
+  switch (dtype_size(dtype)) {
+    case 1:
+      return f(static_cast<Bits8*>(p));
+    case 2:
+      return f(static_cast<Bits16*>(p));
+    case 4:
+      return f(static_cast<Bits32*>(p));
+    default:
+      return f(static_cast<Bits64*>(p));
+  }
+}
+
+}  // namespace
+
+bool may_overlap_itself(const Tensor& t) {
+  if (t.numel() <= 1 || t.is_contiguous()) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride and size
+  for (int i = 0; i < t.dim(); ++i)
+    if (t.sizes()[i] > 1) dims.emplace_back(std::abs(t.strides()[i]), t.sizes()[i]);
+  std::sort(dims.begin(), dims.end());
+  std::int64_t reach = 0;  // of all dimensions of smaller strides
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
+}
+
+bool may_overlap(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const auto range = [](const Tensor& t) {
+    const auto width = static_cast<std::int64_t>(dtype_size(t.dtype()));
+    const auto first = reinterpret_cast<std::intptr_t>(t.raw_data());
+    const auto [low, high] = span(t);
+    return std::pair(first + low * width, first + (high + 1) * width);
+  };
+  const auto [a_begin, a_end] = range(a);
+  const auto [b_begin, b_end] = range(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+Dense::Dense(const Tensor& t, Fill fill) : t_(t) {
+  if (t.is_contiguous() && fill != Fill::copy) return;
+  copy_ = std::make_unique_for_overwrite<std::byte[]>(t.nbytes());
+  if (fill == Fill::no || t.numel() == 0) return;
+  by_width(t.dtype(), copy_.get(), [&](auto* dense) {
+    if (t.is_contiguous()) std::copy_n(static_cast<decltype(dense)>(t.raw_data()), t.numel(), dense);
+    else pack(t, dense);
+  });
+}
+
+void Dense::store() const {
+  if (!copy_ || t_.numel() == 0) return;
+  by_width(t_.dtype(), copy_.get(), [this](auto* dense) {
+    if (t_.is_contiguous()) std::copy_n(dense, t_.numel(), static_cast<decltype(dense)>(t_.raw_data()));
+    else unpack(t_, dense);
+  });
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,341 @@
+// Ranks as threads of one process. The last rank to arrive lets all of them go; each then does its share of
+// the work straight between the ranks' own buffers.
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/backend.h"
+
+namespace tapestry::distributed {
+namespace {
+
+enum class Kind : std::uint8_t {
+  all_reduce,
+  reduce,
+  reduce_scatter,
+  broadcast,
+  all_gather,
+  gather,
+  scatter,
+  all_to_all,
+  barrier
+};
+
+// What a rank brings to a collective.
+struct Call {
+  Kind kind = Kind::barrier;
+  DType dtype = DType::u8;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+  std::int64_t count = 0;  // elements, or bytes where there is no arithmetic
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+
+  bool fits(const Call& o) const {
+    return kind == o.kind && dtype == o.dtype && op == o.op && root == o.root && count == o.count;
+  }
+};
+using Calls = std::vector<Call>;
+
+// Up to here the last to arrive does everything: to wake a thread takes longer.
+constexpr std::size_t kAtOnce = 16 << 10;
+constexpr std::int64_t kBlock = 8 << 10;  // bytes that stay in the first cache while all ranks' are added
+
+struct Range {
+  std::int64_t begin, end;
+};
+// The part of [0, count) that a rank works on; it begins at multiples of 64, so no cache line is shared.
+Range slice(std::int64_t count, int rank, int size) {
+  const std::int64_t each = (count / size + 64) / 64 * 64;
+  return {std::min(count, rank * each), std::min(count, (rank + 1) * each)};
+}
+
+// Elements [range) of the reduction over all ranks' `in` + `offset`, in the order of the ranks; store(p,
+// begin, n) takes it block by block.
+template <class Store>
+void reduce_range(const Calls& calls, Range range, std::int64_t offset, const Store& store) {
+  const DType dtype = calls[0].dtype;
+  const auto width = static_cast<std::int64_t>(dtype_size(dtype));
+  const int size = static_cast<int>(calls.size());
+  alignas(64) std::byte block[kBlock];
+  for (std::int64_t begin = range.begin; begin < range.end; begin += kBlock / width) {
+    const std::int64_t n = std::min(kBlock / width, range.end - begin), at = (offset + begin) * width;
+    std::memcpy(block, calls[0].in + at, static_cast<std::size_t>(n * width));
+    for (int r = 1; r < size; ++r)
+      reduce_into(block, calls[static_cast<std::size_t>(r)].in + at, n, dtype, calls[0].op);
+    finish_mean(block, n, dtype, calls[0].op, size);
+    store(block, begin * width, static_cast<std::size_t>(n * width));
+  }
+}
+
+// What `rank` does of a collective. All shares together are the whole of it, in any order.
+void do_share(const Calls& calls, int rank) {
+  const int size = static_cast<int>(calls.size());
+  const Call& mine = calls[static_cast<std::size_t>(rank)];
+  const Call& root = calls[static_cast<std::size_t>(mine.root)];
+  const auto bytes = static_cast<std::size_t>(mine.count);
+  if (bytes == 0) return;
+  const auto block = [bytes](auto* p, int i) { return p + bytes * static_cast<std::size_t>(i); };
+  switch (mine.kind) {
+    case Kind::all_reduce:  // nobody else touches this slice, in whichever rank's buffer
+      return reduce_range(calls, slice(mine.count, rank, size), 0, [&](const std::byte* p, auto at, auto n) {
+        for (const Call& call : calls) std::memcpy(call.out + at, p, n);
+      });
+    case Kind::reduce:
+      return reduce_range(calls, slice(mine.count, rank, size), 0,
+                          [&](const std::byte* p, auto at, auto n) { std::memcpy(root.out + at, p, n); });
+    case Kind::reduce_scatter:
+      return reduce_range(calls, {0, mine.count}, rank * mine.count,
+                          [&](const std::byte* p, auto at, auto n) { std::memcpy(mine.out + at, p, n); });
+    case Kind::broadcast:
+      if (rank != mine.root) std::memcpy(mine.out, root.in, bytes);
+      return;
+    case Kind::all_gather:
+      for (int r = 0; r < size; ++r)
+        std::memcpy(block(mine.out, r), calls[static_cast<std::size_t>(r)].in, bytes);
+      return;
+    case Kind::gather:
+      return void(std::memcpy(block(root.out, rank), mine.in, bytes));
+    case Kind::scatter:
+      return void(std::memcpy(mine.out, block(root.in, rank), bytes));
+    case Kind::all_to_all:
+      for (int r = 0; r < size; ++r)
+        std::memcpy(block(mine.out, r), block(calls[static_cast<std::size_t>(r)].in, rank), bytes);
+      return;
+    case Kind::barrier:
+      return;
+  }
+}
+
+// What the ranks of one group share.
+class Room {
+ public:
+  explicit Room(int size)
+      : calls_(static_cast<std::size_t>(size)),
+        here_(static_cast<std::size_t>(size)),
+        gone_(static_cast<std::size_t>(size)) {}
+
+  int size() const { return static_cast<int>(calls_.size()); }
+
+  void meet(int rank, const Call& call, std::size_t bytes, Deadline deadline) {
+    const auto me = static_cast<std::size_t>(rank);
+    std::unique_lock lock(mutex_);
+    check_alive(lock);
+    calls_[me] = call;
+    here_[me] = true;
+    const std::uint64_t round = round_;
+    if (std::count(here_.begin(), here_.end(), true) == size()) {
+      check_fit(lock);
+      const bool at_once = bytes <= kAtOnce;
+      if (at_once)
+        for (int r = 0; r < size(); ++r) do_share(calls_, r);
+      std::fill(here_.begin(), here_.end(), false);
+      busy_ = at_once ? 0 : size();
+      ++round_;
+      changed_.notify_all();
+    } else {
+      await_others(lock, me, round, deadline);
+    }
+    if (busy_ == 0) return;
+    // From here all ranks copy and none waits, so this ends: nobody leaves while another reads its buffers.
+    lock.unlock();
+    do_share(calls_, rank);
+    lock.lock();
+    if (--busy_ == 0) changed_.notify_all();
+    else changed_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+  void send(int from, int to, std::uint32_t tag, const void* data, std::size_t bytes) {
+    const auto* const p = static_cast<const std::byte*>(data);
+    std::vector<std::byte> message(p, p + bytes);
+    const std::lock_guard lock(mutex_);
+    check<DistributedError>(why_.empty(), why_);
+    check_here(to);
+    messages_[{from, to, tag}].push_back(std::move(message));
+    changed_.notify_all();
+  }
+
+  void recv(int from, int to, std::uint32_t tag, void* data, std::size_t bytes, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    auto& queue = messages_[{from, to, tag}];
+    const bool awake = changed_.wait_until(lock, deadline, [&] {
+      return !queue.empty() || !why_.empty() || gone_[static_cast<std::size_t>(from)];
+    });
+    check<DistributedError>(why_.empty(), why_);
+    if (queue.empty()) check_here(from);
+    check<TimeoutError>(awake, "[local] nothing came from rank ", from, " under tag ", tag,
+                        " in the time set; see that it sends");
+    const std::vector<std::byte> message = std::move(queue.front());
+    queue.pop_front();
+    lock.unlock();
+    check<DistributedError>(message.size() == bytes, "[local] rank ", from, " sent ", message.size(),
+                            " bytes where rank ", to, " expects ", bytes, "; send what is received");
+    if (bytes > 0) std::memcpy(data, message.data(), bytes);
+  }
+
+  void abort(const std::string& why) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (why_.empty()) why_ = why.empty() ? "[local] aborted" : why;
+    changed_.notify_all();
+  }
+
+  void leave(int rank) {
+    const std::lock_guard lock(mutex_);
+    gone_[static_cast<std::size_t>(rank)] = true;
+    changed_.notify_all();
+  }
+
+  // The room of a part of the ranks: their nth call with the same ranks finds the same one.
+  std::shared_ptr<Room> part(int rank, const std::vector<int>& ranks) {
+    const std::lock_guard lock(mutex_);
+    check<DistributedError>(why_.empty(), why_);
+    const int nth = splits_[{rank, ranks}]++;
+    auto& [room, takers] = parts_[{nth, ranks}];
+    if (!room) room = std::make_shared<Room>(static_cast<int>(ranks.size()));
+    std::shared_ptr<Room> found = room;
+    if (++takers == found->size()) parts_.erase({nth, ranks});
+    return found;
+  }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void check_alive(Lock&) const { check<DistributedError>(why_.empty(), why_); }
+  void check_here(int rank) const {
+    check<DistributedError>(!gone_[static_cast<std::size_t>(rank)], "[local] rank ", rank,
+                            " has left: its process group was destroyed");
+  }
+
+  void check_fit(Lock&) {
+    for (std::size_t r = 1; r < calls_.size(); ++r)
+      if (!calls_[r].fits(calls_[0])) {
+        why_ = concat({"[local] rank ", r, " called another collective than rank 0, or with other sizes"});
+        changed_.notify_all();
+        fail<DistributedError>(why_);
+      }
+  }
+
+  // Returns when all have come; leaves with an error otherwise, and then this rank's buffers are not used.
+  void await_others(Lock& lock, std::size_t me, std::uint64_t round, Deadline deadline) {
+    int missing = -1;
+    const auto somebody_left = [&] {
+      for (std::size_t r = 0; r < gone_.size(); ++r)
+        if (gone_[r] && !here_[r]) return missing = static_cast<int>(r), true;
+      return false;
+    };
+    const bool awake = changed_.wait_until(
+        lock, deadline, [&] { return round_ != round || !why_.empty() || somebody_left(); });
+    if (round_ != round) return;
+    here_[me] = false;
+    check<DistributedError>(why_.empty(), why_);
+    if (awake) check_here(missing);
+    std::string absent;
+    for (std::size_t r = 0; r < here_.size(); ++r)
+      if (!here_[r] && r != me) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+    // Those who wait with this rank would wait for it in vain.
+    why_ = concat({"[local] rank ", me, " waited for rank ", absent, " in vain"});
+    changed_.notify_all();
+    fail<TimeoutError>("[local] rank ", absent, " did not come in the time set");
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string why_;  // not empty: aborted
+  Calls calls_;
+  std::vector<char> here_, gone_;
+  std::uint64_t round_ = 0;
+  int busy_ = 0;
+  std::map<std::tuple<int, int, std::uint32_t>, std::deque<std::vector<std::byte>>> messages_;
+  std::map<std::pair<int, std::vector<int>>, int> splits_;
+  std::map<std::pair<int, std::vector<int>>, std::pair<std::shared_ptr<Room>, int>> parts_;
+};
+
+class LocalBackend final : public Backend {
+ public:
+  LocalBackend(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+  ~LocalBackend() override { room_->leave(rank_); }
+
+  const char* name() const override { return "local"; }
+  int rank() const override { return rank_; }
+  int size() const override { return room_->size(); }
+
+  void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) override {
+    reduction(Kind::all_reduce, data, data, count, dtype, op, 0, deadline);
+  }
+  void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
+              Deadline deadline) override {
+    reduction(Kind::reduce, data, data, count, dtype, op, root, deadline);
+  }
+  void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
+                      Deadline deadline) override {
+    reduction(Kind::reduce_scatter, in, out, count, dtype, op, 0, deadline);
+  }
+  void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override {
+    move(Kind::broadcast, data, data, bytes, root, deadline);
+  }
+  void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
+    move(Kind::all_gather, in, out, bytes, 0, deadline);
+  }
+  void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
+    move(Kind::gather, in, out, bytes, root, deadline);
+  }
+  void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
+    move(Kind::scatter, in, out, bytes, root, deadline);
+  }
+  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
+    move(Kind::all_to_all, in, out, bytes, 0, deadline);
+  }
+  void barrier(Deadline deadline) override { move(Kind::barrier, nullptr, nullptr, 0, 0, deadline); }
+
+  void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline) override {
+    room_->send(rank_, peer, tag, data, bytes);
+  }
+  void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {
+    room_->recv(peer, rank_, tag, data, bytes, deadline);
+  }
+
+  void abort(const std::string& why) noexcept override { room_->abort(why); }
+  std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>&,
+                                 Deadline) override {
+    const auto at = std::find(ranks.begin(), ranks.end(), rank_);
+    check(at != ranks.end(), "[local] rank ", rank_, " is not one of the ranks to split off");
+    return std::make_shared<LocalBackend>(room_->part(rank_, ranks), static_cast<int>(at - ranks.begin()));
+  }
+
+ private:
+  void reduction(Kind kind, const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op, int root,
+                 Deadline deadline) {
+    const Call call{
+        kind, dtype, op, root, count, static_cast<const std::byte*>(in), static_cast<std::byte*>(out)};
+    room_->meet(rank_, call, static_cast<std::size_t>(count) * dtype_size(dtype), deadline);
+  }
+  void move(Kind kind, const void* in, void* out, std::size_t bytes, int root, Deadline deadline) {
+    const Call call{.kind = kind,
+                    .root = root,
+                    .count = static_cast<std::int64_t>(bytes),
+                    .in = static_cast<const std::byte*>(in),
+                    .out = static_cast<std::byte*>(out)};
+    room_->meet(rank_, call, bytes, deadline);
+  }
+
+  const std::shared_ptr<Room> room_;
+  const int rank_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Backend>> local_backends(int size) {
+  check(size >= 1, "[local_backends] a group of ", size, " ranks; ask for at least 1");
+  const auto room = std::make_shared<Room>(size);
+  std::vector<std::shared_ptr<Backend>> ranks;
+  for (int r = 0; r < size; ++r) ranks.push_back(std::make_shared<LocalBackend>(room, r));
+  return ranks;
+}
+
+}  // namespace tapestry::distributed

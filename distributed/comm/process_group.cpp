@@ -1,0 +1,383 @@
+// What users call: checks, makes dense, numbers, queues, compares descriptors, records, bounds every wait.
+#include "tapestry/distributed/comm/process_group.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/collective.h"
+#include "tapestry/distributed/comm/internal/descriptor.h"
+#include "tapestry/distributed/comm/internal/diagnosis.h"
+#include "tapestry/distributed/comm/internal/fifo.h"
+#include "tapestry/distributed/comm/internal/strided.h"
+#include "tapestry/distributed/comm/internal/work.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kCallText = 512;  // of each rank's call in the error of a mismatch
+
+// Ranks that are not in the same call, found by all of them at once.
+class Mismatch : public DistributedError {
+  using DistributedError::DistributedError;
+};
+
+std::string file_and_line(const std::source_location& site) {
+  const std::string_view file = site.file_name();
+  return concat({file.substr(file.find_last_of('/') + 1), ":", site.line()});
+}
+
+Milliseconds default_timeout() {
+  const char* const text = std::getenv("TAPESTRY_TIMEOUT_S");
+  if (!text || !*text) return 300s;
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text, text + std::strlen(text), seconds);
+  check(error == std::errc() && *end == '\0' && seconds > 0 && seconds <= 1e9,
+        "[process_group] TAPESTRY_TIMEOUT_S=", text, "; set it to a number of seconds, such as 300");
+  return std::max(1ms, std::chrono::duration_cast<Milliseconds>(std::chrono::duration<double>(seconds)));
+}
+
+GroupOptions resolved(GroupOptions options) {
+  if (options.timeout <= 0ms) options.timeout = default_timeout();
+  if (options.warn_after <= 0ms) options.warn_after = std::min<Milliseconds>(60s, options.timeout / 5);
+  return options;
+}
+
+// What the groups of one rank share.
+struct Member {
+  Member(const std::shared_ptr<Store>& store, int rank, int size, const GroupOptions& options)
+      : diagnosis(store, rank, size, options, recorder), fifo("collectives " + std::to_string(rank)) {}
+
+  const std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
+  Diagnosis diagnosis;
+  std::mutex order;  // numbering and queueing are one step
+  int open = 0;      // groups; under `order`
+  Fifo fifo;
+};
+
+// What a recorded call does, within its deadline.
+using Body = std::function<void(const CollectiveRecord&, Deadline)>;
+
+// A group as the queue's tasks see it.
+struct Core {
+  std::shared_ptr<Member> member;
+  std::shared_ptr<Backend> backend;
+  std::shared_ptr<Store> store;
+  GroupOptions options;
+  std::string name;
+  std::vector<int> ranks;  // of the world
+
+  // Under member->order.
+  std::uint64_t sequence = 0, groups = 0;
+  std::shared_ptr<Work::State> last;
+  std::map<std::tuple<int, Op, std::uint32_t>, std::pair<std::unique_ptr<Fifo>, std::uint64_t>> lanes;
+
+  bool compares() const { return options.check && backend->size() > 1; }
+
+  // Returns when all ranks are known to be in this call. Throws Mismatch on all of them otherwise.
+  void agree(const CollectiveRecord& record, Deadline deadline) {
+    const Descriptor mine(record);
+    const auto size = static_cast<std::size_t>(backend->size());
+    std::vector<Descriptor> all(size);
+    backend->all_gather(&mine, all.data(), sizeof mine, deadline);
+    if (std::all_of(all.begin(), all.end(), [&](const Descriptor& d) { return d == all[0]; })) return;
+
+    std::string text = record.str().substr(0, kCallText), texts(size * kCallText, '\0');
+    text.resize(kCallText);
+    backend->all_gather(text.data(), texts.data(), kCallText, deadline);
+    try {
+      backend->barrier(deadline);  // all have it: whoever leaves first may now close its connections
+    } catch (const DistributedError&) {
+    }
+    std::vector<std::string> calls;
+    for (std::size_t r = 0; r < size; ++r) calls.emplace_back(texts.substr(r * kCallText, kCallText).c_str());
+    throw Mismatch(mismatch_text(op_name(record.op), name, ranks, calls));
+  }
+
+  // Carries out `body` as one recorded call and finishes `state`, whatever happens.
+  void perform(const CollectiveRecord& record, std::uint64_t ticket, Work::State& state, Body& body) {
+    std::shared_ptr<const Failure> failure = member->diagnosis.failure();
+    state.start();
+    if (!failure) {
+      member->recorder->started(ticket);
+      failure = attempt(record, body);
+    }
+    body = nullptr;  // what it held is freed before the waiter goes on
+    member->recorder->finished(ticket, failure != nullptr);
+    state.finish(std::move(failure));
+  }
+
+  std::shared_ptr<const Failure> attempt(const CollectiveRecord& record, const Body& body) {
+    const auto start = Clock::now();
+    const auto fail = [&](bool timeout, bool complete, const std::string& what) {
+      const auto ms = std::chrono::duration_cast<Milliseconds>(Clock::now() - start).count();
+      std::string text = what;
+      if (!complete)
+        text = concat({"[", op_name(record.op), "] ", record.str(), " did not complete on rank ",
+                       ranks[static_cast<std::size_t>(backend->rank())], ", where it ran for ", ms,
+                       " ms: ", what});
+      return member->diagnosis.fail({timeout, complete, record.brief(), std::move(text)});
+    };
+    try {
+      body(record, start + options.timeout);
+      return nullptr;
+    } catch (const Mismatch& e) {
+      return fail(false, true, e.what());
+    } catch (const TimeoutError& e) {
+      return fail(true, false, e.what());
+    } catch (const std::exception& e) {
+      return fail(false, false, e.what());
+    }
+  }
+};
+
+class Group final : public ProcessGroup {
+ public:
+  explicit Group(std::shared_ptr<Core> core) : core_(std::move(core)) {
+    const std::lock_guard lock(member().order);
+    ++member().open;
+    member().diagnosis.watch(core_->backend);
+  }
+
+  // Waits for what was posted; the last group of the rank says goodbye before its transport is closed.
+  ~Group() override {
+    std::shared_ptr<Work::State> last;
+    bool last_group;
+    {
+      const std::lock_guard lock(member().order);
+      last = core_->last;
+      last_group = --member().open == 0;
+    }
+    const Deadline deadline = Clock::now() + core_->options.timeout + 10s;
+    if (last && !member().fifo.is_current()) {
+      try {
+        last->wait_until(deadline, {});
+      } catch (const std::exception&) {  // whoever waits for it hears of it
+      }
+    }
+    for (auto& [key, lane] : core_->lanes) lane.first->stop(deadline);
+    if (!last_group) return;
+    member().diagnosis.leave();
+    member().fifo.stop(Clock::now() + 2s);
+  }
+
+  int rank() const override { return core_->backend->rank(); }
+  int size() const override { return core_->backend->size(); }
+  const std::string& name() const override { return core_->name; }
+  std::string backend() const override { return core_->backend->name(); }
+  Milliseconds timeout() const override { return core_->options.timeout; }
+  const Recorder& recorder() const override { return *member().recorder; }
+  Store& store() override { return *core_->store; }
+
+  Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name, Site site) override {
+    return post({Op::all_reduce, op, -1, tensor, tensor}, name, site);
+  }
+  Work broadcast(const Tensor& tensor, int root, std::string_view name, Site site) override {
+    return post({Op::broadcast, {}, root, tensor, tensor}, name, site);
+  }
+  Work reduce(const Tensor& tensor, int root, ReduceOp op, std::string_view name, Site site) override {
+    return post({Op::reduce, op, root, tensor, tensor}, name, site);
+  }
+  Work all_gather(const Tensor& output, const Tensor& input, std::string_view name, Site site) override {
+    return post({Op::all_gather, {}, -1, input, output}, name, site);
+  }
+  Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op, std::string_view name,
+                      Site site) override {
+    return post({Op::reduce_scatter, op, -1, input, output}, name, site);
+  }
+  Work gather(const Tensor& output, const Tensor& input, int root, std::string_view name,
+              Site site) override {
+    return post({Op::gather, {}, root, input, rank() == root ? output : Tensor()}, name, site);
+  }
+  Work scatter(const Tensor& output, const Tensor& input, int root, std::string_view name,
+               Site site) override {
+    return post({Op::scatter, {}, root, rank() == root ? input : Tensor(), output}, name, site);
+  }
+  Work all_to_all(const Tensor& output, const Tensor& input, std::string_view name, Site site) override {
+    return post({Op::all_to_all, {}, -1, input, output}, name, site);
+  }
+  Work barrier(std::string_view name, Site site) override { return post({Op::barrier}, name, site); }
+  Work send(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name, Site site) override {
+    return post_message({Op::send, {}, peer, tensor, {}}, tag, name, site);
+  }
+  Work recv(const Tensor& tensor, int peer, std::uint32_t tag, std::string_view name, Site site) override {
+    return post_message({Op::recv, {}, peer, {}, tensor}, tag, name, site);
+  }
+
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& members, Site site) override;
+  Work enqueue(std::function<void()> task, std::string_view name) override;
+  void abort(const std::string& why) noexcept override;
+
+ private:
+  Member& member() const { return *core_->member; }
+
+  CollectiveRecord describe(const Collective& call, std::string_view name, const Site& site) const {
+    CollectiveRecord record{.group = core_->name, .op = call.op, .reduce = call.reduce, .peer = call.peer};
+    if (call.op != Op::barrier && call.op != Op::new_group) {
+      record.dtype = call.part().dtype();
+      record.shape = call.part().sizes();
+    }
+    record.name = name;
+    record.site = file_and_line(site);
+    return record;
+  }
+
+  // Numbers, records and queues a collective.
+  Work post(CollectiveRecord record, Body body) {
+    const std::lock_guard lock(member().order);
+    if (const auto failure = member().diagnosis.failure()) failure->raise();
+    record.sequence = ++core_->sequence;
+    const std::uint64_t ticket = member().recorder->enqueued(record);
+    auto state =
+        std::make_shared<Work::State>(record.brief(), core_->options.timeout, member().fifo.progress());
+    core_->last = state;
+    member().fifo.post([core = core_, record = std::move(record), ticket, state,
+                        body = std::move(body)]() mutable { core->perform(record, ticket, *state, body); });
+    return Work(std::move(state));
+  }
+
+  Work post(const Collective& call, std::string_view name, const Site& site) {
+    check_collective(call, rank(), size());
+    Work work = post(describe(call, name, site),
+                     [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
+                       if (core->compares()) core->agree(record, deadline);
+                       if (call.op != Op::barrier || !core->compares())
+                         carry_out(call, *core->backend, deadline);
+                     });
+    // Now, and not when it happens: what was saved for backward is stale from here on.
+    if (call.writes(rank())) call.out.storage()->bump_version();
+    return work;
+  }
+
+  Work post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site);
+
+  const std::shared_ptr<Core> core_;
+};
+
+// One thread for each peer, direction and tag, so that none waits for another.
+Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site) {
+  check_collective(call, rank(), size());
+  CollectiveRecord record = describe(call, name, site);
+  const std::lock_guard lock(member().order);
+  if (const auto failure = member().diagnosis.failure()) failure->raise();
+  auto& [lane, sequence] = core_->lanes[{call.peer, call.op, tag}];
+  if (!lane) lane = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
+  record.sequence = ++sequence;
+  const std::uint64_t ticket = member().recorder->enqueued(record);
+  auto state = std::make_shared<Work::State>(record.brief(), core_->options.timeout, lane->progress());
+  Body body = [core = core_.get(), call, tag](const CollectiveRecord& message, Deadline deadline) {
+    const MessageHeader header(message);
+    if (call.op == Op::send) {
+      core->backend->send(&header, sizeof header, call.peer, tag, deadline);
+      const Dense data(call.in, Dense::Fill::yes);
+      if (call.in.numel() > 0) core->backend->send(data.data(), call.in.nbytes(), call.peer, tag, deadline);
+      return;
+    }
+    MessageHeader came;
+    core->backend->recv(&came, sizeof came, call.peer, tag, deadline);
+    check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
+                            ", and this rank expects ", header.str(),
+                            "; send and receive tensors of one dtype and shape, in one order");
+    const Dense data(call.out, Dense::Fill::no);
+    if (call.out.numel() > 0) core->backend->recv(data.data(), call.out.nbytes(), call.peer, tag, deadline);
+    data.store();
+  };
+  lane->post([core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
+    core->perform(record, ticket, *state, body);
+  });
+  if (call.writes(rank())) call.out.storage()->bump_version();
+  return Work(std::move(state));
+}
+
+std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, Site site) {
+  std::string list;
+  for (const int r : members) list += (list.empty() ? "" : ", ") + std::to_string(r);
+  check(!members.empty(), "[new_group] no ranks; name at least one");
+  for (const int r : members)
+    check<IndexError>(r >= 0 && r < size(), "[new_group] rank ", r, " of a group of ", size(),
+                      " ranks; pass ranks of 0 to ", size() - 1);
+  check(std::set<int>(members.begin(), members.end()).size() == members.size(),
+        "[new_group] a rank is named twice in [", list, "]; name each once");
+
+  const auto part = std::make_shared<Core>();
+  part->member = core_->member;
+  part->options = core_->options;
+  for (const int r : members) part->ranks.push_back(core_->ranks[static_cast<std::size_t>(r)]);
+  const bool inside = std::find(members.begin(), members.end(), rank()) != members.end();
+  // Counted in the queue's order, which is the same on all ranks.
+  post(describe({Op::new_group}, "[" + list + "]", site), [core = core_.get(), part, members, inside](
+                                                              const CollectiveRecord& record,
+                                                              Deadline deadline) {
+    if (core->compares()) core->agree(record, deadline);
+    part->name = core->name + "." + std::to_string(++core->groups);
+    if (!inside) return;
+    part->store = prefix_store("group/" + part->name + "/", core->store);
+    part->backend =
+        members.size() == 1 ? local_backends(1)[0] : core->backend->split(members, part->store, deadline);
+  }).wait();
+  return inside ? std::make_shared<Group>(part) : nullptr;
+}
+
+Work Group::enqueue(std::function<void()> task, std::string_view name) {
+  check(task != nullptr, "[enqueue] an empty function; pass one that can be called");
+  const std::lock_guard lock(member().order);
+  if (const auto failure = member().diagnosis.failure()) failure->raise();
+  auto state = std::make_shared<Work::State>(concat({"the task ", name.empty() ? "without a name" : name}),
+                                             core_->options.timeout, member().fifo.progress());
+  core_->last = state;
+  member().fifo.post([core = core_, context = current_context(), state, task = std::move(task)]() mutable {
+    std::shared_ptr<const Failure> failure = core->member->diagnosis.failure();
+    std::exception_ptr error;
+    state->start();
+    if (!failure) {
+      try {
+        const ContextGuard guard(context);
+        task();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    task = nullptr;
+    state->finish(std::move(failure), std::move(error));
+  });
+  return Work(std::move(state));
+}
+
+void Group::abort(const std::string& why) noexcept {
+  try {
+    const int me = core_->ranks[static_cast<std::size_t>(rank())];
+    member().diagnosis.fail({false, false, {}, concat({"[abort] rank ", me, " aborted the group: ", why})});
+  } catch (const std::exception&) {  // no memory for the text: the transport at least
+    core_->backend->abort("aborted");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backend,
+                                                 std::shared_ptr<Store> store, const GroupOptions& options,
+                                                 std::string name) {
+  check(backend != nullptr && store != nullptr, "[make_process_group] no ", backend ? "store" : "backend",
+        "; pass both");
+  const auto core = std::make_shared<Core>();
+  core->options = resolved(options);
+  core->member = std::make_shared<Member>(store, backend->rank(), backend->size(), core->options);
+  for (int r = 0; r < backend->size(); ++r) core->ranks.push_back(r);
+  core->backend = std::move(backend);
+  core->store = std::move(store);
+  core->name = std::move(name);
+  return std::make_shared<Group>(core);
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,48 @@
+// Ranks as threads of this process.
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/threads.h"
+#include "tapestry/distributed/comm/process_group.h"
+
+namespace tapestry::distributed {
+
+void run_local_ranks(int size, const std::function<void(const std::shared_ptr<ProcessGroup>&)>& fn,
+                     const GroupOptions& options) {
+  auto backends = local_backends(size);
+  const std::shared_ptr<Store> store = memory_store();
+  std::mutex mutex;
+  std::exception_ptr first;
+
+  const auto run = [&](int rank, const Context& context) {
+    const ContextGuard guard(context);
+    const ThreadShare share(1);
+    std::shared_ptr<ProcessGroup> group;
+    // Only the first: the others' are what the abort made of it.
+    const auto keep = [&] {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    };
+    try {
+      group = make_process_group(std::exchange(backends[static_cast<std::size_t>(rank)], nullptr), store,
+                                 options);
+      fn(group);
+    } catch (const std::exception& e) {
+      keep();
+      if (group) group->abort(concat({"it ended with an exception: ", e.what()}));
+    } catch (...) {
+      keep();
+      if (group) group->abort("it ended with an exception");
+    }
+  };
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < size; ++r) ranks.emplace_back(run, r, current_context());
+  for (std::thread& rank : ranks) rank.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,78 @@
+#include "tapestry/distributed/comm/internal/work.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// For what surrounds a collective: the diagnosis of one that failed, a thread that gets no core.
+constexpr std::chrono::seconds kGrace{15};
+
+}  // namespace
+
+void Work::State::start() {
+  const std::lock_guard lock(mutex);
+  started = Clock::now();
+}
+
+void Work::State::finish(std::shared_ptr<const Failure> why, std::exception_ptr thrown) {
+  const std::lock_guard lock(mutex);
+  finished = Clock::now();
+  failure = std::move(why);
+  error = std::move(thrown);
+  done = true;
+  changed.notify_all();
+}
+
+void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
+  std::unique_lock lock(mutex);
+  check<DistributedError>(done || std::this_thread::get_id() != progress->thread, "[wait] ", what,
+                          " runs on the thread that waits for it here; wait elsewhere than in a queued task");
+  while (!done) {
+    // Each call ahead in the queue ends within the timeout; a queue that stands still for longer is stuck.
+    const Clock::time_point last{Clock::duration(progress->last.load(std::memory_order_relaxed))};
+    const Deadline stuck = last + timeout + kGrace;
+    const Deadline until = std::min(deadline, stuck);
+    if (changed.wait_until(lock, until, [this] { return done; })) break;
+    check<TimeoutError>(Clock::now() < deadline, "[wait] ", what, " is not done after ", asked.count(),
+                        " ms; wait longer, or see what the other ranks do");
+    check<TimeoutError>(
+        Clock::duration(progress->last.load()) != last.time_since_epoch(), "[wait] ", what,
+        " is not done, and nothing ahead of it ended within its time; a queued task or the transport "
+        "is stuck");
+  }
+  if (failure) failure->raise();
+  if (error) std::rethrow_exception(error);
+}
+
+void Work::wait() const {
+  if (state_) state_->wait_until(Deadline::max(), {});
+}
+
+void Work::wait(Milliseconds timeout) const {
+  if (state_) state_->wait_until(Clock::now() + timeout, timeout);
+}
+
+bool Work::done() const {
+  if (!state_) return true;
+  const std::lock_guard lock(state_->mutex);
+  return state_->done;
+}
+
+Clock::time_point Work::started() const {
+  if (!state_) return {};
+  const std::lock_guard lock(state_->mutex);
+  return state_->started;
+}
+
+Clock::time_point Work::finished() const {
+  if (!state_) return {};
+  const std::lock_guard lock(state_->mutex);
+  return state_->finished;
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,227 @@
+// Every collective, on every transport, against a reference in double or in integers. Values differ by rank
+// and index.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace distributed_test;
+
+namespace {
+
+// CHECK is not for several threads at once: ranks throw.
+template <class... Parts>
+void require(bool ok, const Parts&... parts) {
+  if (!ok) throw std::runtime_error(concat({Piece(parts)...}));
+}
+
+constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
+                          DType::i64, DType::i32, DType::u8,  DType::boolean};
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product};
+
+// Calls f with a null pointer to the dtype's type.
+template <class F>
+void by_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(static_cast<float*>(nullptr));
+    case DType::f64:
+      return f(static_cast<double*>(nullptr));
+    case DType::f16:
+      return f(static_cast<Half*>(nullptr));
+    case DType::bf16:
+      return f(static_cast<BFloat16*>(nullptr));
+    case DType::i64:
+      return f(static_cast<std::int64_t*>(nullptr));
+    case DType::i32:
+      return f(static_cast<std::int32_t*>(nullptr));
+    case DType::u8:
+      return f(static_cast<std::uint8_t*>(nullptr));
+    case DType::boolean:
+      return f(static_cast<bool*>(nullptr));
+  }
+}
+
+template <class T>
+double number(T x) {
+  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>)
+    return static_cast<double>(static_cast<float>(x));
+  else return static_cast<double>(x);
+}
+
+template <class T>
+T element(double x) {
+  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) return T(static_cast<float>(x));
+  else return static_cast<T>(x);
+}
+
+// Exact in every dtype, as are sums over 5 ranks: multiples of 1/4 up to 7.75 for floating dtypes, else
+// integers up to 31.
+double value(DType dtype, int rank, std::int64_t i) {
+  const auto k = static_cast<std::int64_t>((i * 7 + rank * 13 + (i / 31) * rank) % 32);
+  if (dtype == DType::boolean) return k % 3 == 0;
+  return is_floating(dtype) ? static_cast<double>(k) / 4 - 3 : static_cast<double>(k);
+}
+
+// Powers of two times small odd numbers, so that products over 5 ranks are exact too.
+double factor(DType dtype, int rank, std::int64_t i) {
+  constexpr double floats[] = {1, -0.5, 2, 0.25, -1, 3}, integers[] = {1, 2, 3, 1, 2, 1};
+  const auto k = (i + 2 * rank) % 6;
+  if (dtype == DType::boolean) return k % 3 != 0;
+  return is_floating(dtype) ? floats[k] : integers[k];
+}
+
+double source(DType dtype, ReduceOp op, int rank, std::int64_t i) {
+  return op == ReduceOp::product ? factor(dtype, rank, i) : value(dtype, rank, i);
+}
+
+Tensor filled(DType dtype, const Shape& shape, const std::function<double(std::int64_t)>& f) {
+  Tensor t = empty(shape, dtype);
+  by_type(dtype, [&]<class T>(T*) {
+    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<T>()[i] = element<T>(f(i));
+  });
+  return t;
+}
+
+// The reduction over `size` ranks of element i, rounded to the dtype.
+double reduced(DType dtype, ReduceOp op, int size, std::int64_t i) {
+  double all = source(dtype, op, 0, i);
+  for (int r = 1; r < size; ++r) {
+    const double x = source(dtype, op, r, i);
+    switch (op) {
+      case ReduceOp::sum:
+      case ReduceOp::mean:
+        all += x;
+        break;
+      case ReduceOp::min:
+        all = std::min(all, x);
+        break;
+      case ReduceOp::max:
+        all = std::max(all, x);
+        break;
+      case ReduceOp::product:
+        all *= x;
+        break;
+    }
+  }
+  if (op == ReduceOp::mean) all /= size;
+  if (dtype == DType::boolean) all = all != 0;
+  by_type(dtype, [&]<class T>(T*) {
+    if constexpr (std::is_same_v<T, std::uint8_t>)
+      all = static_cast<double>(static_cast<std::int64_t>(all) & 255);
+    all = number(element<T>(all));
+  });
+  return all;
+}
+
+void require_values(const std::string& what, const Tensor& t,
+                    const std::function<double(std::int64_t)>& expected) {
+  by_type(t.dtype(), [&]<class T>(T*) {
+    for (std::int64_t i = 0; i < t.numel(); ++i) {
+      const double x = number(t.data<T>()[i]), y = expected(i);
+      require(x == y, what, " ", t.dtype(), ", element ", i, " of ", t.numel(), ": ", x, " instead of ", y);
+    }
+  });
+}
+
+// The calls with arithmetic, for one dtype and length.
+void check_reductions(const Group& group, DType dtype, std::int64_t n) {
+  const int size = group->size(), rank = group->rank();
+  for (const ReduceOp op : kOps) {
+    if (op == ReduceOp::mean && !is_floating(dtype)) continue;
+    const std::string name = reduce_op_name(op);
+    const auto mine = [&](std::int64_t i) { return source(dtype, op, rank, i); };
+    const auto all = [&](std::int64_t i) { return reduced(dtype, op, size, i); };
+
+    Tensor x = filled(dtype, {n}, mine);
+    const auto version = x.version();
+    group->all_reduce(x, op).wait();
+    require_values("all_reduce " + name, x, all);
+    require(x.version() > version, "all_reduce left the version");
+
+    const int root = static_cast<int>(n % size);
+    x = filled(dtype, {n}, mine);
+    group->reduce(x, root, op).wait();
+    require_values("reduce " + name, x, rank == root ? std::function(all) : std::function(mine));
+
+    x = filled(dtype, {n * size}, mine);
+    Tensor part = empty({n}, dtype);
+    group->reduce_scatter(part, x, op).wait();
+    require_values("reduce_scatter " + name, part, [&](std::int64_t i) { return all(i + rank * n); });
+    require_values("reduce_scatter input " + name, x, mine);
+  }
+}
+
+// The calls that only move.
+void check_moves(const Group& group, DType dtype, std::int64_t n) {
+  const int size = group->size(), rank = group->rank(), root = static_cast<int>((n + 1) % size);
+  const auto from = [&](int r) { return [dtype, r](std::int64_t i) { return value(dtype, r, i); }; };
+  const auto gathered = [&](std::int64_t i) { return value(dtype, static_cast<int>(i / n), i % n); };
+  const Tensor mine = filled(dtype, {n}, from(rank));
+
+  Tensor x = filled(dtype, {n}, from(rank));
+  group->broadcast(x, root).wait();
+  require_values("broadcast", x, from(root));
+
+  Tensor whole = empty({size, n}, dtype);
+  group->all_gather(whole, mine).wait();
+  require_values("all_gather", whole, gathered);
+
+  whole = filled(dtype, {size, n}, from(7));
+  group->gather(rank == root ? whole : Tensor(), mine, root).wait();
+  require_values("gather", whole, rank == root ? std::function<double(std::int64_t)>(gathered) : from(7));
+
+  x = empty({n}, dtype);
+  group->scatter(x, rank == root ? filled(dtype, {size * n}, from(3)) : Tensor(), root).wait();
+  require_values("scatter", x, [&](std::int64_t i) { return value(dtype, 3, i + rank * n); });
+
+  const Tensor parts = filled(dtype, {size * n}, from(rank));
+  Tensor swapped = empty({size * n}, dtype);
+  group->all_to_all(swapped, parts).wait();
+  require_values("all_to_all", swapped,
+                 [&](std::int64_t i) { return value(dtype, static_cast<int>(i / n), i % n + rank * n); });
+}
+
+}  // namespace
+
+TEST_CASE("reductions of every dtype, size and length") {
+  for (const Transport& transport : transports())
+    for (int size = 1; size <= 5; ++size)
+      run_ranks_well(transport, size, [](const Group& group) {
+        for (const DType dtype : kAll)
+          for (const std::int64_t n : {0, 1, 3, 257, 5001}) check_reductions(group, dtype, n);
+      });
+}
+
+TEST_CASE("moves of every dtype, size and length") {
+  for (const Transport& transport : transports())
+    for (int size = 1; size <= 5; ++size)
+      run_ranks_well(transport, size, [](const Group& group) {
+        for (const DType dtype : kAll)
+          for (const std::int64_t n : {0, 1, 3, 257, 20'001}) check_moves(group, dtype, n);
+        group->barrier().wait();
+      });
+}
+
+TEST_CASE("large tensors") {
+  for (const Transport& transport : transports()) {
+    for (const int size : {2, 3})
+      run_ranks_well(transport, size, [](const Group& group) {
+        check_moves(group, DType::f32, 100'000);
+        check_reductions(group, DType::f32, 100'000);
+        check_reductions(group, DType::bf16, 100'003);
+      });
+    run_ranks_well(transport, 2, [](const Group& group) {
+      const auto mine = [&](std::int64_t i) { return value(DType::f32, group->rank(), i); };
+      Tensor x = filled(DType::f32, {1'000'000}, mine);
+      group->all_reduce(x).wait();
+      require_values("all_reduce", x,
+                     [](std::int64_t i) { return reduced(DType::f32, ReduceOp::sum, 2, i); });
+    });
+  }
+}

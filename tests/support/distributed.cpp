@@ -1,0 +1,49 @@
+#include "tests/support/distributed.h"
+
+#include <stdexcept>
+#include <thread>
+
+#include "tapestry/core/threads.h"
+
+namespace distributed_test {
+
+using namespace tapestry::distributed;
+
+const std::vector<Transport>& transports() {
+  static const std::vector<Transport> all = {{"local", local_backends}};
+  return all;
+}
+
+std::vector<Outcome> run_ranks(const Transport& transport, int size, const RankFunction& fn,
+                               const GroupOptions& options) {
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(size));
+  auto backends = transport.connect(size);
+  const auto store = memory_store();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r)
+    threads.emplace_back([&, r] {
+      const tapestry::ThreadShare share(1);
+      Outcome& outcome = outcomes[static_cast<std::size_t>(r)];
+      try {
+        fn(make_process_group(std::exchange(backends[static_cast<std::size_t>(r)], nullptr), store, options));
+      } catch (const TimeoutError& e) {
+        outcome = {e.what(), true, true};
+      } catch (const DistributedError& e) {
+        outcome = {e.what(), false, true};
+      } catch (const std::exception& e) {
+        outcome = {e.what(), false, false};
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+void run_ranks_well(const Transport& transport, int size, const RankFunction& fn,
+                    const GroupOptions& options) {
+  const auto outcomes = run_ranks(transport, size, fn, options);
+  for (std::size_t r = 0; r < outcomes.size(); ++r)
+    if (!outcomes[r].error.empty())
+      throw std::runtime_error(transport.name + ", rank " + std::to_string(r) + ": " + outcomes[r].error);
+}
+
+}  // namespace distributed_test
