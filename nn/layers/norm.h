@@ -32,6 +32,10 @@ using BatchNormTraining =
 /// the running ones. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d (N, C, H, W).
 template <int kDims>
 class BatchNorm : public Module {
+  // Before the parameters, whose registration asks for type_name().
+  BatchNormTraining training_function_;
+  std::string training_name_;
+
  public:
   using Options = BatchNormOptions<kDims>;
   explicit BatchNorm(const Options& options);
@@ -48,10 +52,6 @@ class BatchNorm : public Module {
   Buffer& running_mean;
   Buffer& running_var;
   Buffer& num_batches_tracked;
-
- private:
-  BatchNormTraining training_function_;
-  std::string training_name_;
 };
 
 using BatchNorm1d = BatchNorm<1>;
