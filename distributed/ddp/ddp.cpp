@@ -1,0 +1,190 @@
+#include "tapestry/distributed/ddp/ddp.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/ddp/reducer.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+constexpr std::int64_t kBroadcastBytes = 25 << 20;
+
+// One line a tensor, what ranks must agree on.
+std::string describe(const NamedTensors& tensors, const char* what) {
+  std::string text;
+  for (const auto& [name, t] : tensors)
+    text +=
+        concat({what, " ", name, " ", t.dtype(), " ", t.sizes(), t.requires_grad() ? "" : " frozen", "\n"});
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+// What one has and the other lacks, in order; at most `most` lines.
+std::string difference(const std::vector<std::string>& mine, const std::vector<std::string>& others,
+                       std::size_t most) {
+  std::string text;
+  std::size_t count = 0;
+  for (const std::string& line : mine)
+    if (std::find(others.begin(), others.end(), line) == others.end() && ++count <= most)
+      text += "\n    " + line;
+  if (count > most) text += "\n    and " + std::to_string(count - most) + " more";
+  return text.empty() ? "\n    nothing, or the same in another order" : text;
+}
+
+// Ranks exchange hashes, and the lists themselves only where those differ.
+void verify(ProcessGroup& group, const std::string& mine) {
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a, 64 bits
+  for (const char c : mine) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  std::vector<std::int64_t> hashes(static_cast<std::size_t>(group.size()));
+  std::int64_t own;
+  std::memcpy(&own, &hash, sizeof own);
+  group
+      .all_gather(from_blob(hashes.data(), {group.size()}, DType::i64), from_blob(&own, {1}, DType::i64),
+                  "hash of parameters")
+      .wait();
+  if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t h) { return h == hashes[0]; })) return;
+
+  const std::vector<std::string> lists = all_gather_text(group, mine, "list of parameters");
+  const std::vector<std::string> first = lines_of(lists[0]);
+  std::string text;
+  for (std::size_t r = 1; r < lists.size(); ++r) {
+    if (lists[r] == lists[0]) continue;
+    const std::vector<std::string> other = lines_of(lists[r]);
+    text += concat({"\n  rank ", r, " has, and rank 0 has not:"}) + difference(other, first, 10);
+    text += concat({"\n  rank 0 has, and rank ", r, " has not:"}) + difference(first, other, 10);
+  }
+  fail("[DistributedDataParallel] the model is not the same on all ranks:", text,
+       "\n  build it from the same options on every rank");
+}
+
+// Rank 0's values, several tensors in one message.
+void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, const char* what) {
+  const NoGradGuard no_grad;
+  std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;
+  for (const auto& [name, t] : tensors) kinds[{t.dtype(), t.device().str()}].push_back(t);
+  for (auto& [kind, list] : kinds) {
+    for (std::size_t begin = 0; begin < list.size();) {
+      std::int64_t elements = 0;
+      std::size_t end = begin;
+      while (end < list.size() &&
+             (end == begin ||
+              (elements + list[end].numel()) * static_cast<std::int64_t>(dtype_size(kind.first)) <=
+                  kBroadcastBytes))
+        elements += list[end++].numel();
+      const Tensor flat = empty({elements}, {kind.first, list[begin].device()});
+      std::int64_t at = 0;
+      for (std::size_t i = begin; i < end; at += list[i++].numel())
+        if (group.rank() == 0)
+          flat.narrow(0, at, list[i].numel()).view(list[i].sizes()).copy_(list[i].detach());
+      group.broadcast(flat, 0, what).wait();
+      at = 0;
+      for (std::size_t i = begin; i < end; at += list[i++].numel())
+        if (group.rank() != 0)
+          list[i].detach().copy_(flat.narrow(0, at, list[i].numel()).view(list[i].sizes()));
+      begin = end;
+    }
+  }
+}
+
+std::size_t mebibytes(const char* name, double value) {
+  check(value > 0 && value <= 1 << 20, "[DistributedDataParallel] ", name, " is ", value,
+        " MiB; give a size above 0, such as 25");
+  return static_cast<std::size_t>(value * (1 << 20));
+}
+
+void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
+  const auto among = [&](Device d) {
+    return std::find(options.device_ids.begin(), options.device_ids.end(), d) != options.device_ids.end();
+  };
+  for (const auto& [name, t] : parameters)
+    check<DeviceError>(options.device_ids.empty() || among(t.device()), "[DistributedDataParallel] ", name,
+                       " is on ", t.device(),
+                       ", which is not among device_ids; move the model there with to() first");
+  check<DeviceError>(
+      !options.output_device || options.device_ids.empty() || among(*options.output_device),
+      "[DistributedDataParallel] output_device is not among device_ids; the output stays where the "
+      "model computes it");
+}
+
+}  // namespace
+
+struct DdpBase::State {
+  nn::Module& model;
+  std::shared_ptr<ProcessGroup> group;
+  bool broadcast_buffers;
+  std::unique_ptr<Reducer> reducer;
+
+  NamedTensors buffers() const {
+    NamedTensors tensors;
+    for (const auto& [name, slot] : model.named_buffers()) tensors.emplace_back(name, slot.tensor());
+    return tensors;
+  }
+};
+
+DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
+  check(options.process_group != nullptr,
+        "[DistributedDataParallel] process_group is null; pass what init_process_group() returned");
+  state_.reset(new State{model, options.process_group, options.broadcast_buffers, nullptr});
+  NamedTensors all, trained;
+  for (const auto& [name, slot] : model.named_parameters()) {
+    all.emplace_back(name, slot.tensor());
+    if (slot.tensor().requires_grad()) trained.emplace_back(name, slot.tensor());
+  }
+  check_devices(all, options);
+  ReducerOptions reducer;
+  reducer.bucket_cap_bytes = mebibytes("bucket_cap_mb", options.bucket_cap_mb);
+  reducer.first_bucket_bytes =
+      std::min(mebibytes("first_bucket_mb", options.first_bucket_mb), reducer.bucket_cap_bytes);
+  reducer.find_unused = options.find_unused_parameters;
+  reducer.static_graph = options.static_graph;
+  reducer.relearn_order = options.relearn_order;
+
+  const NamedTensors buffers = state_->buffers();
+  verify(*state_->group, describe(all, "parameter") + describe(buffers, "buffer"));
+  check(!trained.empty(), "[DistributedDataParallel] no parameter of ", model.type_name(),
+        " requires gradients; there is nothing to train");
+  broadcast_values(*state_->group, all, "parameters of rank 0");
+  broadcast_values(*state_->group, buffers, "buffers of rank 0");
+  state_->reducer = std::make_unique<Reducer>(std::move(trained), state_->group, reducer);
+}
+
+DdpBase::~DdpBase() = default;
+
+void DdpBase::before_forward() {
+  if (state_->broadcast_buffers && state_->model.is_training() && grad_enabled())
+    broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0");
+}
+
+void DdpBase::after_forward(Clock::time_point began) {
+  if (state_->reducer->trace) state_->reducer->trace->span(Lane::compute, "forward", began, Clock::now());
+}
+
+DdpBase::NoSync::NoSync(DdpBase& ddp) : ddp_(ddp), outer_(ddp.state_->reducer->synchronise) {
+  ddp.state_->reducer->synchronise = false;
+}
+DdpBase::NoSync::~NoSync() { ddp_.state_->reducer->synchronise = outer_; }
+
+void DdpBase::set_comm_hook(CommHook hook) { state_->reducer->comm_hook = std::move(hook); }
+DdpReport DdpBase::report() const { return state_->reducer->report(); }
+const std::vector<std::string>& DdpBase::unused_parameters() const { return state_->reducer->unused(); }
+std::vector<std::vector<std::string>> DdpBase::buckets() const { return state_->reducer->bucket_names(); }
+void DdpBase::set_trace(Trace* trace) { state_->reducer->trace = trace; }
+ProcessGroup& DdpBase::process_group() const { return *state_->group; }
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,286 @@
+#include "tapestry/distributed/ddp/reducer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+
+namespace tapestry::distributed {
+namespace {
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+// A dense parameter's own strides (channels-last weights keep their layout), else row-major ones.
+Shape strides_in_bucket(const Tensor& parameter) {
+  const bool dense = parameter.is_contiguous() || parameter.is_contiguous(MemoryFormat::channels_last);
+  return dense ? parameter.strides() : contiguous_strides(parameter.sizes());
+}
+
+// Part of a bucket under a version of its own: what happens to one gradient is no in-place change of another.
+Tensor part_of(const Tensor& buffer, std::int64_t offset, const Shape& sizes, const Shape& strides) {
+  const std::size_t element = dtype_size(buffer.dtype());
+  return detail::make_tensor(
+      Storage::part(buffer.storage(), (static_cast<std::size_t>(buffer.storage_offset() + offset)) * element,
+                    static_cast<std::size_t>(sizes.numel()) * element),
+      buffer.dtype(), sizes, strides, 0);
+}
+
+bool same_place(const Tensor& a, const Tensor& b) {
+  return a.raw_data() == b.raw_data() && a.strides() == b.strides();
+}
+
+// "conv1.weight, conv1.bias and 12 more"
+std::string listed(const std::vector<std::string>& names, std::size_t most) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i ? ", " : "") + names[i];
+  if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
+  return text;
+}
+
+}  // namespace
+
+Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::shared_ptr<ProcessGroup> group,
+                 const ReducerOptions& options)
+    : options_(options), group_(std::move(group)) {
+  for (auto& [name, tensor] : parameters) {
+    Parameter p;
+    p.name = name;
+    p.tensor = tensor;
+    parameters_.push_back(std::move(p));
+  }
+  // Backward comes to the last layers first.
+  std::vector<int> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  build(order);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i].hook = parameters_[i].tensor.register_post_accumulate_grad_hook(
+        [this, i](const Tensor&) { on_gradient(static_cast<int>(i)); });
+}
+
+Reducer::~Reducer() {
+  for (Parameter& p : parameters_) p.hook.remove();
+}
+
+void Reducer::build(const std::vector<int>& order) {
+  std::vector<BucketParameter> sizes;
+  for (const Parameter& p : parameters_)
+    sizes.push_back({p.tensor.nbytes(), p.tensor.dtype(), p.tensor.device()});
+  buckets_.clear();
+  for (std::vector<int>& members :
+       assign_buckets(sizes, order, options_.first_bucket_bytes, options_.bucket_cap_bytes)) {
+    Bucket b;
+    std::int64_t elements = 0;
+    for (const int i : members) elements += parameters_[static_cast<std::size_t>(i)].tensor.numel();
+    const auto marks = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
+    const Tensor& first = parameters_[static_cast<std::size_t>(members[0])].tensor;
+    b.buffer = empty({elements + marks}, {first.dtype(), first.device()});
+    b.shown.gradients = part_of(b.buffer, 0, {elements}, {1});
+    b.marks = part_of(b.buffer, elements, {marks}, {1});
+    b.shown.index = static_cast<int>(buckets_.size());
+    std::int64_t offset = 0, mark = 0;
+    for (const int i : members) {
+      Parameter& p = parameters_[static_cast<std::size_t>(i)];
+      p.bucket = b.shown.index;
+      p.view = part_of(b.buffer, offset, p.tensor.sizes(), strides_in_bucket(p.tensor));
+      if (marks) p.mark = part_of(b.buffer, elements + mark++, {1}, {1});
+      offset += p.tensor.numel();
+      b.shown.parameters.push_back(p.name);
+    }
+    b.shown.name = "bucket " + std::to_string(b.shown.index) + " (" + listed(b.shown.parameters, 2) + ")";
+    b.parameters = std::move(members);
+    buckets_.push_back(std::move(b));
+  }
+  for (Bucket& b : buckets_) b.shown.count = static_cast<int>(buckets_.size());
+}
+
+void Reducer::on_gradient(int index) {
+  Parameter& p = parameters_[static_cast<std::size_t>(index)];
+  if (!synchronise) {
+    p.pending_sum = true;
+    return;
+  }
+  if (pass_ != autograd::current_backward().id) begin_pass();
+  check<AutogradError>(
+      !p.ready, "[DistributedDataParallel] the gradient of ", p.name,
+      " came when its bucket had been closed: its layer ran again in a backward pass inside this "
+      "one, or in a graph that differs from the first pass's although static_graph promises that "
+      "it does not; run one pass at a time, without static_graph");
+  p.used = true;
+  arrival_.push_back(index);
+  const Clock::time_point now = Clock::now();
+  if (trace) trace->span(Lane::compute, "backward of " + p.name, last_event_, now);
+  last_event_ = now;
+  mark_ready(index, true);
+  post_full_buckets();
+}
+
+void Reducer::begin_pass() {
+  if (pass_ != 0) abandon_pass();  // an exception ended the one before
+  if (!learned_order_.empty()) build(std::exchange(learned_order_, {}));
+  const autograd::BackwardPass pass = autograd::current_backward();
+  pass_ = pass.id;
+  began_ = last_event_ = pass.began;
+  next_bucket_ = 0;
+  arrival_.clear();
+  unused_.clear();
+  for (Parameter& p : parameters_) p.ready = p.used = false;
+  for (Bucket& b : buckets_) {
+    b.missing = static_cast<int>(b.parameters.size());
+    b.flight = {};
+    b.marks_work = {};
+  }
+  autograd::on_backward_end([this] { finish_pass(); });
+
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool known = options_.static_graph && passed_once_;
+    const bool expected =
+        known ? std::binary_search(used_at_first_.begin(), used_at_first_.end(), static_cast<int>(i))
+              : !options_.find_unused || autograd::backward_reaches(parameters_[i].tensor);
+    if (!expected) mark_ready(static_cast<int>(i), false);
+  }
+  post_full_buckets();
+}
+
+void Reducer::mark_ready(int index, bool used) {
+  Parameter& p = parameters_[static_cast<std::size_t>(index)];
+  p.ready = true;
+  p.used = used || p.pending_sum;
+  p.pending_sum = false;
+  copy_in(p);
+  --buckets_[static_cast<std::size_t>(p.bucket)].missing;
+}
+
+// Puts the gradient into its place in the bucket. What this rank did not use counts as what it had before, or
+// zero.
+void Reducer::copy_in(Parameter& p) {
+  const NoGradGuard no_grad;
+  const Tensor grad = p.tensor.grad();
+  if (!grad.defined()) p.view.zero_();
+  else if (!same_place(grad, p.view)) p.view.copy_(grad);
+  if (p.used) p.tensor.set_grad(p.view);
+}
+
+void Reducer::post_full_buckets() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0)
+    post(buckets_[next_bucket_++]);
+}
+
+void Reducer::post(Bucket& bucket) {
+  const NoGradGuard no_grad;
+  if (bucket.marks.numel() > 0) {
+    bucket.marks.fill_(1);
+    for (const int i : bucket.parameters) {
+      const Parameter& p = parameters_[static_cast<std::size_t>(i)];
+      if (!p.used) p.mark.zero_();
+    }
+  }
+  bucket.posted = Clock::now();
+  if (comm_hook) {
+    bucket.flight = comm_hook(*group_, bucket.shown);
+    if (bucket.marks.numel() > 0)
+      bucket.marks_work = group_->all_reduce(bucket.marks, ReduceOp::mean, bucket.shown.name + " marks");
+  } else {
+    bucket.flight = {group_->all_reduce(bucket.buffer, ReduceOp::mean, bucket.shown.name)};
+  }
+}
+
+void Reducer::finish_pass() {
+  computed_ = Clock::now();
+  if (trace) trace->span(Lane::compute, "backward", began_, computed_);
+  // Left over: what was to come and did not, because nothing flowed back to it.
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
+  post_full_buckets();
+  for (Bucket& b : buckets_) {
+    b.flight.work.wait();
+    if (b.flight.finish) b.flight.finish();
+    if (comm_hook && b.marks.numel() > 0) b.marks_work.wait();
+    if (trace)
+      trace->span(Lane::communication, b.shown.name, b.flight.work.started(), b.flight.work.finished());
+    settle_unused(b);
+  }
+  finished_ = Clock::now();
+  pass_ = 0;
+  if (options_.static_graph) check_static_graph();
+  if (!passed_once_ && options_.relearn_order) learn_order();
+  passed_once_ = true;
+}
+
+// A parameter that this rank did not use has its share of the others' gradients; one that nobody used keeps
+// what it had.
+void Reducer::settle_unused(Bucket& bucket) {
+  for (const int i : bucket.parameters) {
+    Parameter& p = parameters_[static_cast<std::size_t>(i)];
+    if (p.used) continue;
+    if (!options_.static_graph && p.mark.item() > 0) p.tensor.set_grad(p.view);
+    else unused_.push_back(p.name);
+  }
+}
+
+void Reducer::check_static_graph() {
+  std::vector<int> used;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].used) used.push_back(static_cast<int>(i));
+  if (!passed_once_) {
+    used_at_first_ = std::move(used);
+    return;
+  }
+  std::vector<int> missing;
+  std::set_difference(used_at_first_.begin(), used_at_first_.end(), used.begin(), used.end(),
+                      std::back_inserter(missing));
+  std::vector<std::string> names;
+  for (const int i : missing) names.push_back(parameters_[static_cast<std::size_t>(i)].name);
+  check<AutogradError>(missing.empty(),
+                       "[DistributedDataParallel] static_graph promises that every pass uses the "
+                       "same parameters, but this one did not use ",
+                       listed(names, 10), "; leave static_graph out");
+}
+
+// The order in which gradients came on rank 0; what did not come keeps its place at the end.
+void Reducer::learn_order() {
+  std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
+  for (std::size_t i = parameters_.size(); i-- > 0;)
+    if (std::find(arrival_.begin(), arrival_.end(), static_cast<int>(i)) == arrival_.end())
+      order.push_back(static_cast<std::int64_t>(i));
+  const Tensor sent = from_blob(order.data(), {static_cast<std::int64_t>(order.size())}, DType::i64);
+  group_->broadcast(sent, 0, "order of buckets").wait();
+  learned_order_.assign(order.begin(), order.end());
+}
+
+// What is in flight keeps its buffers; the next pass gets others.
+void Reducer::abandon_pass() noexcept {
+  pass_ = 0;
+  if (learned_order_.empty())
+    for (const Bucket& b : buckets_)
+      learned_order_.insert(learned_order_.end(), b.parameters.begin(), b.parameters.end());
+}
+
+double Reducer::since_began(Clock::time_point t) const { return seconds(t - began_); }
+
+DdpReport Reducer::report() const {
+  DdpReport r;
+  if (!passed_once_) return r;
+  r.backward_s = since_began(computed_);
+  r.exposed_s = seconds(finished_ - computed_);
+  for (const Bucket& b : buckets_) {
+    BucketReport one;
+    one.name = b.shown.name;
+    one.bytes = b.shown.gradients.nbytes();
+    one.posted = since_began(b.posted);
+    one.started = since_began(b.flight.work.started());
+    one.finished = since_began(b.flight.work.finished());
+    r.communication_s += one.finished - one.started;
+    r.hidden_s += std::max(0.0, std::min(one.finished, r.backward_s) - one.started);
+    r.buckets.push_back(std::move(one));
+  }
+  return r;
+}
+
+std::vector<std::vector<std::string>> Reducer::bucket_names() const {
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& b : buckets_) names.push_back(b.shown.parameters);
+  return names;
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,99 @@
+#pragma once
+// Averages gradients while backward runs. Not in tapestry.h: DistributedDataParallel is made of one.
+//
+// A hook on each leaf copies its gradient into its place in a bucket and makes that place the leaf's grad().
+// A bucket whose last gradient has come is posted at once if those before it were: the order of buckets is
+// the same on all ranks. The group's own thread communicates meanwhile. At the end of the pass the buckets
+// are waited for.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tapestry/core/tensor.h"
+#include "tapestry/distributed/ddp/bucket.h"
+#include "tapestry/distributed/ddp/comm_hook.h"
+#include "tapestry/distributed/ddp/report.h"
+#include "tapestry/distributed/ddp/trace.h"
+
+namespace tapestry::distributed {
+
+struct ReducerOptions {
+  std::size_t first_bucket_bytes = 1 << 20;
+  std::size_t bucket_cap_bytes = 25 << 20;
+  bool find_unused = true;
+  bool static_graph = false;
+  bool relearn_order = true;
+};
+
+class Reducer {
+ public:
+  /// Registers a hook on every one of the parameters: leaves that require gradients.
+  Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::shared_ptr<ProcessGroup> group,
+          const ReducerOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  bool synchronise = true;  ///< looked at when a gradient arrives
+  CommHook comm_hook;
+  Trace* trace = nullptr;
+
+  DdpReport report() const;
+  const std::vector<std::string>& unused() const { return unused_; }
+  std::vector<std::vector<std::string>> bucket_names() const;
+
+ private:
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    HookHandle hook;
+    int bucket = 0;
+    Tensor view;               // its place in the bucket, in its own shape and strides
+    Tensor mark;               // one element behind the bucket's gradients: 1 if this rank used it
+    bool ready = false;        // in this pass
+    bool used = false;         // by this pass
+    bool pending_sum = false;  // passes under no_sync left something to average
+  };
+  struct Bucket {
+    std::vector<int> parameters;
+    Tensor buffer;  // gradients, then the marks
+    Tensor marks;
+    GradBucket shown;  // to the hook and the record
+    int missing = 0;   // parameters that are not ready
+    InFlight flight;
+    Work marks_work;  // where a hook reduces the gradients alone
+    Clock::time_point posted;
+  };
+
+  void build(const std::vector<int>& order);
+  void on_gradient(int index);
+  void begin_pass();
+  void mark_ready(int index, bool used);
+  void copy_in(Parameter& p);
+  void post_full_buckets();
+  void post(Bucket& bucket);
+  void finish_pass();
+  void settle_unused(Bucket& bucket);
+  void check_static_graph();
+  void learn_order();
+  void abandon_pass() noexcept;
+  double since_began(Clock::time_point t) const;
+
+  const ReducerOptions options_;
+  const std::shared_ptr<ProcessGroup> group_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+
+  std::uint64_t pass_ = 0;  // the pass in progress; 0: none
+  Clock::time_point began_, computed_, finished_, last_event_;
+  std::size_t next_bucket_ = 0;     // to be posted
+  std::vector<int> arrival_;        // parameters in the order of their gradients
+  std::vector<int> learned_order_;  // for the next pass, if not empty
+  std::vector<int> used_at_first_;  // static_graph: what every pass must use
+  bool passed_once_ = false;
+  std::vector<std::string> unused_;
+};
+
+}  // namespace tapestry::distributed

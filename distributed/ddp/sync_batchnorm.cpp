@@ -1,0 +1,185 @@
+#include "tapestry/distributed/ddp/sync_batchnorm.h"
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/norm.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/norm.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// (N, C, ...) as the kernels see it, dense.
+struct Input {
+  MemoryFormat format;
+  kernels::BatchNorm shape;
+  DType statistics;
+};
+
+Input describe(const Tensor& x) {
+  Input in{x.memory_format(), {}, x.dtype() == DType::f64 ? DType::f64 : DType::f32};
+  in.shape.n = x.size(0), in.shape.c = x.size(1);
+  for (int d = 2; d < x.dim(); ++d) in.shape.l *= x.size(d);
+  if (in.format == MemoryFormat::channels_last) in.shape.n *= in.shape.l, in.shape.l = 1;
+  in.shape.device = x.device();
+  return in;
+}
+
+void check_channels(const Tensor& t, const char* what, const Tensor& x) {
+  if (!t.defined()) return;
+  check<TypeError>(t.dtype() == x.dtype(), "[sync_batch_norm] ", what, " has dtype ", t.dtype(),
+                   " but the input has ", x.dtype(), "; convert one with to(dtype)");
+  check(t.dim() == 1 && t.size(0) == x.size(1), "[sync_batch_norm] ", what, " has shape ", t.sizes(),
+        ", expected ", Shape(x.size(1)));
+}
+
+// Mean, squared deviations from it, and count of a channel, over all ranks. f64.
+struct Statistics {
+  Tensor mean, squares;
+  double count;
+};
+
+Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std::string& name) {
+  const std::int64_t c = in.shape.c, ranks = group.size();
+  const auto count = static_cast<double>(in.shape.n * in.shape.l);
+  const Tensor own = zeros({2 * c + 1}, {DType::f64, x.device()});
+  if (x.numel() > 0) {
+    const Tensor mean = empty({c}, {in.statistics, x.device()}),
+                 var = empty({c}, {in.statistics, x.device()});
+    kernels::batch_norm_stats(x.device(), x.dtype(), in.shape, x.raw_data(), mean.raw_data(), var.raw_data());
+    own.narrow(0, 0, c).copy_(mean);
+    own.narrow(0, c, c).copy_(var.to(DType::f64) * count);
+  }
+  own.narrow(0, 2 * c, 1).fill_(count);
+  const Tensor all = empty({ranks, 2 * c + 1}, {DType::f64, x.device()});
+  group.all_gather(all, own, name).wait();
+
+  const Tensor means = all.narrow(1, 0, c), squares = all.narrow(1, c, c), counts = all.narrow(1, 2 * c, 1);
+  Statistics joined;
+  joined.count = counts.sum().item();
+  check(joined.count > 1, "[sync_batch_norm] there is ", joined.count > 0 ? "one value" : "no value",
+        " per channel in the batches of all ", ranks, " ranks, input ", x.sizes(),
+        " here; use a larger batch, or eval mode");
+  joined.mean = (means * counts).sum({0}) / Scalar(joined.count);
+  const Tensor off = means - joined.mean;
+  joined.squares = (squares + off * off * counts).sum({0});
+  return joined;
+}
+
+void update_running(const Tensor& running, const Tensor& value, double momentum) {
+  if (running.defined()) running.copy_(running.to(DType::f64) * (1 - momentum) + value * momentum);
+}
+
+void* data_or_null(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }
+
+}  // namespace
+
+Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor& x,
+                       const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
+                       const Tensor& bias, double momentum, double eps, const std::string& name) {
+  detail::check_defined("sync_batch_norm", x);
+  check(group != nullptr, "[sync_batch_norm] the group is null; pass what init_process_group() returned");
+  check(x.dim() >= 2, "[sync_batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
+  check<TypeError>(is_floating(x.dtype()), "[sync_batch_norm] takes floating dtypes, not ", x.dtype());
+  check_channels(running_mean, "running_mean", x);
+  check_channels(running_var, "running_var", x);
+  check_channels(weight, "weight", x);
+  check_channels(bias, "bias", x);
+
+  const Input in = describe(x);
+  const TensorOptions stats(in.statistics, x.device());
+  Tensor input, mean, inv_std, y;
+  double count;
+  {
+    const NoGradGuard no_grad;
+    input = x.contiguous(in.format);
+    const Statistics all = join(*group, input, in, name);
+    count = all.count;
+    update_running(running_mean, all.mean, momentum);
+    update_running(running_var, all.squares / Scalar(count - 1), momentum);
+    mean = all.mean.to(in.statistics);
+    inv_std = rsqrt(all.squares / Scalar(count) + Scalar(eps)).to(in.statistics);
+    y = empty(x.sizes(), {x.dtype(), x.device()}, in.format);
+    const Tensor scale = weight.defined() ? weight.contiguous() : weight;
+    const Tensor shift = bias.defined() ? bias.contiguous() : bias;
+    if (y.numel() > 0)
+      kernels::batch_norm(x.device(), x.dtype(), in.shape, input.raw_data(), mean.raw_data(),
+                          inv_std.raw_data(), data_or_null(scale), data_or_null(shift), y.raw_data());
+  }
+  if (!autograd::recording(x, weight, bias)) return y;
+
+  const Tensor* outputs[] = {&y};
+  const Tensor* inputs[] = {&x, &weight, &bias};
+  autograd::record(
+      "sync_batch_norm", outputs, inputs,
+      [group, name, in, count, x = autograd::save(x), mean = autograd::save(mean),
+       inv_std = autograd::save(inv_std),
+       weight = weight.defined() ? autograd::save(weight) : autograd::SavedTensor(),
+       weighted = weight.defined()](autograd::Backward& b) {
+        // With g the gradient of y, h = (x - mean) inv_std and sums over all N values of a channel on all
+        // ranks:
+        //   dx = weight inv_std (g - sum(g) / N - h sum(g h) / N)
+        // The kernels give weight inv_std g and the local sums as for fixed statistics, and the rest as a
+        // batch_norm of x with other weights.
+        const Tensor g = b.grad().contiguous(in.format), input = b.saved(x).contiguous(in.format);
+        const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
+        const Tensor scale = weighted ? b.saved(weight).contiguous() : Tensor();
+        const TensorOptions options(g.dtype(), g.device());
+        const Tensor dx = b.needs(0) ? empty(g.sizes(), options, in.format) : Tensor();
+        const Tensor sums = zeros({2, in.shape.c}, options);
+        const Tensor sum_gh = sums.select(0, 0), sum_g = sums.select(0, 1);
+        if (g.numel() > 0)
+          kernels::batch_norm_backward(g.device(), g.dtype(), in.shape, g.raw_data(), input.raw_data(),
+                                       means.raw_data(), inv_stds.raw_data(), data_or_null(scale), false,
+                                       data_or_null(dx), sum_gh.raw_data(), sum_g.raw_data());
+        if (b.needs(1)) b.set(1, sum_gh.clone());
+        if (b.needs(2)) b.set(2, sum_g.clone());
+        if (!b.needs(0)) return;
+        const Tensor all = sums.to(in.statistics).clone();
+        group->all_reduce(all, ReduceOp::sum, name + " backward").wait();
+        Tensor factor = inv_stds * Scalar(-1 / count);
+        if (weighted) factor = factor * scale.to(factor.dtype());
+        // batch_norm multiplies by inv_std itself.
+        const Tensor slope = (all.select(0, 0) * factor).to(g.dtype());
+        const Tensor shift = (all.select(0, 1) * factor).to(g.dtype());
+        if (g.numel() > 0) {
+          const Tensor rest = empty(g.sizes(), options, in.format);
+          kernels::batch_norm(g.device(), g.dtype(), in.shape, input.raw_data(), means.raw_data(),
+                              inv_stds.raw_data(), slope.raw_data(), shift.raw_data(), rest.raw_data());
+          dx.add_(rest);
+        }
+        b.set(0, dx);
+      });
+  return y;
+}
+
+namespace {
+
+template <int kDims>
+bool convert(nn::Module& module, const std::shared_ptr<ProcessGroup>& group) {
+  auto* layer = dynamic_cast<nn::BatchNorm<kDims>*>(&module);
+  if (!layer) return false;
+  if (group->size() == 1) return true;
+  const std::string name = layer->path().empty() ? "SyncBatchNorm" : layer->path();
+  layer->set_training_function(
+      "SyncBatchNorm", [group, name](const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                                     const Tensor& weight, const Tensor& bias, double momentum, double eps) {
+        return sync_batch_norm(group, x, running_mean, running_var, weight, bias, momentum, eps, name);
+      });
+  return true;
+}
+
+}  // namespace
+
+int convert_sync_batchnorm(nn::Module& model, const std::shared_ptr<ProcessGroup>& group) {
+  check(group != nullptr,
+        "[convert_sync_batchnorm] the group is null; pass what init_process_group() returned");
+  int count = 0;
+  for (nn::Module* module : model.modules())
+    count += convert<1>(*module, group) || convert<2>(*module, group);
+  return count;
+}
+
+}  // namespace tapestry::distributed

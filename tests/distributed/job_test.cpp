@@ -1,0 +1,156 @@
+// Seeds, means and checkpoints of a job.
+#include <cmath>
+#include <set>
+
+#include "tapestry/tapestry.h"
+#include "tests/distributed/models.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+
+}  // namespace
+
+TEST_CASE("seeds of ranks differ from one another and from the seed") {
+  std::set<std::uint64_t> seeds{0, 1, 2};
+  for (std::uint64_t seed = 0; seed < 3; ++seed)
+    for (int rank = 0; rank < 100; ++rank) seeds.insert(rank_seed(seed, rank));
+  CHECK(seeds.size() == 303);
+  CHECK(rank_seed(7, 3) == rank_seed(7, 3));
+}
+
+TEST_CASE("a mean over ranks weighs by counts") {
+  std::vector<std::vector<double>> means(3);
+  run_local_ranks(
+      3,
+      [&](const Group& group) {
+        GlobalMean mean;
+        auto& mine = means[static_cast<std::size_t>(group->rank())];
+        for (int i = 0; i <= group->rank(); ++i) mean.add(group->rank(), 2);  // 2, 4 and 6 samples
+        mine.push_back(mean.reduce(*group));
+        if (group->rank() == 1) mean.add(5);
+        mine.push_back(mean.reduce(*group));  // began anew
+        mine.push_back(mean.reduce(*group));  // nothing on any rank
+      },
+      kBounded);
+  for (const auto& m : means) {
+    CHECK(m[0] == Approx((4 * 1 + 6 * 2) / 12.0));
+    CHECK(m[1] == 5);
+    CHECK(std::isnan(m[2]));
+  }
+}
+
+namespace {
+
+// A run with dropout, whose masks differ between ranks; saves after `save_at` steps, if that is not 0.
+StateDictCopy train(const Group& group, const std::string& folder, int first_rank_count, int steps,
+                    int save_at) {
+  Generator generator(rank_seed(3, group->rank()));
+  Context context = current_context();
+  context.generator = &generator;  // ranks are threads here, and would share the default one
+  const ContextGuard guard(context);
+  SmallCnn net;
+  fill_by_formula(net);
+  DistributedDataParallel ddp(net, {.process_group = group});
+  optim::AdamW optimizer(net.parameters(), {.lr = 0.01});
+  DistributedCheckpointer checkpoints(group, folder);
+  const nn::Training training{&net, &optimizer, nullptr};
+  nn::Progress progress = checkpoints.resume(training).value_or(nn::Progress{});
+  check(first_rank_count == 0 || progress.extra.empty(), "extra has what the caller did not put there");
+  for (; progress.step < steps;) {
+    const auto [x, labels] = formula_batch(static_cast<int>(progress.step), 3 * group->rank(), 3);
+    optimizer.zero_grad();
+    cross_entropy(ddp(dropout(x.to(DType::f32), 0.5, true)), labels).backward();
+    optimizer.step();
+    if (++progress.step == save_at) checkpoints.save(training, progress);
+  }
+  return copy_state(net);
+}
+
+std::vector<StateDictCopy> train_ranks(int ranks, const std::string& folder, int steps, int save_at) {
+  std::vector<StateDictCopy> states(static_cast<std::size_t>(ranks));
+  run_local_ranks(
+      ranks,
+      [&](const Group& group) {
+        states[static_cast<std::size_t>(group->rank())] = train(group, folder, ranks, steps, save_at);
+      },
+      kBounded);
+  return states;
+}
+
+}  // namespace
+
+TEST_CASE("a resumed job goes on bit for bit at the same number of ranks, and at any other it goes on") {
+  const tests::TempDir folder;
+  const auto whole = train_ranks(2, folder / "whole", 6, 3);
+  const auto half = train_ranks(2, folder / "half", 3, 3);
+  CHECK(distance(half[0], whole[0]) > 0);
+  const auto resumed = train_ranks(2, folder / "half", 6, 0);
+  // Each rank as itself: running statistics are a rank's own between forwards.
+  for (std::size_t r = 0; r < 2; ++r) CHECK(distance(resumed[r], whole[r]) == 0);
+  for (const int ranks : {1, 3}) {
+    const auto other = train_ranks(ranks, folder / "half", 6, 0);
+    for (const auto& state : other) {
+      CHECK(state.at("conv1.weight") == other[0].at("conv1.weight"));
+      CHECK(distance(state, whole[0]) > 0);
+      CHECK(distance(state, whole[0]) < 1);
+    }
+  }
+}
+
+TEST_CASE("what fails on rank 0 fails on all ranks, and nothing is left") {
+  const tests::TempDir folder;
+  tests::write_file(folder / "file", "not a folder");
+  std::vector<std::string> texts(2);
+  run_local_ranks(
+      2,
+      [&](const Group& group) {
+        try {
+          DistributedCheckpointer checkpoints(group, folder / "file");
+        } catch (const Error& e) {
+          texts[static_cast<std::size_t>(group->rank())] = e.what();
+        }
+      },
+      kBounded);
+  CHECK_THAT(texts[0], ContainsSubstring("file"));
+  CHECK_THAT(texts[1], ContainsSubstring("failed on rank 0"));
+  CHECK_THAT(texts[1], ContainsSubstring(texts[0]));
+}
+
+TEST_CASE("a broken checkpoint is an error on all ranks") {
+  const tests::TempDir folder;
+  train_ranks(2, folder / "run", 2, 2);
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "run")) {
+    std::string bytes = tests::read_file(entry.path().string());
+    tests::write_file(entry.path().string(), bytes.substr(0, bytes.size() / 2));
+  }
+  CHECK_THROWS_AS(train_ranks(2, folder / "run", 4, 0), Error);
+}
+
+TEST_CASE("texts of any length reach all ranks") {
+  std::vector<std::vector<std::string>> all(3);
+  std::vector<std::string> from_1(3);
+  run_local_ranks(
+      3,
+      [&](const Group& group) {
+        const auto r = static_cast<std::size_t>(group->rank());
+        const std::string mine =
+            r == 0 ? std::string() : std::string(r * 1000, static_cast<char>('a' + r)) + '\0';
+        all[r] = all_gather_text(*group, mine);
+        from_1[r] = broadcast_text(*group, mine, 1);
+      },
+      kBounded);
+  for (std::size_t r = 0; r < 3; ++r) {
+    CHECK(all[r] == all[0]);
+    CHECK(all[r][0].empty());
+    CHECK(all[r][2].size() == 2001);
+    CHECK(from_1[r] == all[0][1]);
+  }
+}

@@ -1,0 +1,182 @@
+// SyncBatchNorm on N ranks is batch normalisation of the batches of all of them.
+#include <cmath>
+
+#include "tapestry/tapestry.h"
+#include "tests/distributed/models.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+
+// What a layer gives and learns: output, gradients of input, weight and bias, running statistics.
+struct Outcome {
+  std::vector<double> y, dx, dweight, dbias, mean, var;
+};
+
+double difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = a.size() == b.size() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    largest = std::max(largest, std::isnan(a[i]) ? INFINITY : std::abs(a[i] - b[i]));
+  return largest;
+}
+
+Tensor formula(const Shape& sizes, double a, double b, double shift = 0) {
+  const Tensor t = empty(sizes, {DType::f64, kCPU});
+  for (std::int64_t i = 0; i < t.numel(); ++i)
+    t.data<double>()[i] = std::sin(a * static_cast<double>(i * i + 1)) * b + shift;
+  return t;
+}
+
+template <class Layer>
+Outcome run(Layer& bn, const Tensor& x, const Tensor& g) {
+  const Tensor input = x.clone().set_requires_grad();
+  const Tensor y = bn(input);
+  y.backward(g);
+  Outcome o{to_vector(y), to_vector(input.grad()), {}, {}, {}, {}};
+  if (bn.options.affine) o.dweight = to_vector(bn.weight->grad()), o.dbias = to_vector(bn.bias->grad());
+  if (bn.options.track_running_stats) o.mean = to_vector(bn.running_mean), o.var = to_vector(bn.running_var);
+  return o;
+}
+
+template <int kDims>
+void compare(const Shape& sizes, const std::vector<std::int64_t>& shares,
+             const nn::BatchNormOptions<kDims>& options, MemoryFormat format, DType dtype, double shift) {
+  const Tensor x = formula(sizes, 0.3, 2, shift).to(dtype).contiguous(format);
+  const Tensor g = formula(sizes, 0.11, 1).to(dtype).contiguous(format);
+  const auto make = [&](nn::BatchNorm<kDims>& bn) {
+    bn.to(dtype);
+    if (options.affine) {
+      bn.weight->detach().copy_(formula({options.num_features}, 0.9, 1, 1.5));
+      bn.bias->detach().copy_(formula({options.num_features}, 0.7, 1));
+    }
+  };
+  nn::BatchNorm<kDims> whole(options);
+  make(whole);
+  const Outcome expected = run(whole, x, g);
+
+  const int ranks = static_cast<int>(shares.size());
+  std::vector<Outcome> parts(shares.size());
+  run_local_ranks(
+      ranks,
+      [&](const Group& group) {
+        const auto r = static_cast<std::size_t>(group->rank());
+        std::int64_t first = 0;
+        for (std::size_t i = 0; i < r; ++i) first += shares[i];
+        nn::BatchNorm<kDims> bn(options);
+        make(bn);
+        convert_sync_batchnorm(bn, group);
+        parts[r] = run(bn, x.narrow(0, first, shares[r]), g.narrow(0, first, shares[r]));
+      },
+      kBounded);
+
+  // Values are of size 10, sums of up to 100 of them: a few hundred roundings.
+  const double unit = dtype == DType::f64 ? 1e-16 : 1e-7, tolerance = 3000 * unit * (1 + std::abs(shift));
+  Outcome joined;
+  joined.dweight.resize(expected.dweight.size()), joined.dbias.resize(expected.dbias.size());
+  for (const Outcome& part : parts) {
+    joined.y.insert(joined.y.end(), part.y.begin(), part.y.end());
+    joined.dx.insert(joined.dx.end(), part.dx.begin(), part.dx.end());
+    for (std::size_t i = 0; i < joined.dweight.size(); ++i)
+      joined.dweight[i] += part.dweight[i], joined.dbias[i] += part.dbias[i];
+    CHECK(difference(part.mean, expected.mean) < tolerance);
+    CHECK(difference(part.var, expected.var) < tolerance);
+  }
+  CHECK(difference(joined.y, expected.y) < tolerance);
+  CHECK(difference(joined.dx, expected.dx) < tolerance);
+  CHECK(difference(joined.dweight, expected.dweight) < tolerance);
+  CHECK(difference(joined.dbias, expected.dbias) < tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("statistics and gradients are those of the whole batch") {
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    for (const auto& shares :
+         std::vector<std::vector<std::int64_t>>{{6}, {3, 3}, {5, 1}, {0, 6}, {1, 2, 3}}) {
+      for (const bool affine : {false, true}) {
+        INFO(dtype_name(dtype) << ", " << shares.size() << " ranks, first " << shares[0] << ", affine "
+                               << affine);
+        const nn::BatchNormOptions<2> two{.num_features = 3, .affine = affine};
+        compare<2>({6, 3, 2, 3}, shares, two, MemoryFormat::contiguous, dtype, 0);
+        compare<2>({6, 3, 2, 3}, shares, two, MemoryFormat::channels_last, dtype, 0);
+        compare<1>({6, 4}, shares, {.num_features = 4, .affine = affine}, MemoryFormat::contiguous, dtype, 0);
+        compare<1>({6, 2, 5}, shares, {.num_features = 2, .affine = affine, .track_running_stats = false},
+                   MemoryFormat::contiguous, dtype, 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("a large mean costs no digits") {
+  compare<1>({6, 4}, {3, 3}, {.num_features = 4}, MemoryFormat::contiguous, DType::f64, 1e4);
+}
+
+TEST_CASE("one value a channel on each rank is enough, one in all is refused everywhere") {
+  compare<1>({2, 4}, {1, 1}, {.num_features = 4}, MemoryFormat::contiguous, DType::f64, 0);
+  std::vector<std::string> texts(2);
+  run_local_ranks(
+      2,
+      [&](const Group& group) {
+        SyncBatchNorm1d bn(nn::BatchNorm1d::Options{.num_features = 4}, group);
+        try {
+          bn(ones({group->rank(), 4}));
+        } catch (const ValueError& e) {
+          texts[static_cast<std::size_t>(group->rank())] = e.what();
+        }
+      },
+      kBounded);
+  for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("one value per channel"));
+}
+
+TEST_CASE(
+    "conversion finds every batch norm, keeps its parameters, and leaves evaluation and one rank alone") {
+  run_local_ranks(
+      1,
+      [](const Group& group) {
+        SmallCnn net;
+        const auto before = net.parameters();
+        check(convert_sync_batchnorm(net, group) == 2, "not two batch norms");
+        check(net.parameters()[0].is_same(before[0]), "parameters were replaced");
+        check(net.bn1.type_name() == "BatchNorm2d", "one rank was converted");
+      },
+      kBounded);
+  run_local_ranks(
+      2,
+      [](const Group& group) {
+        SmallCnn net;
+        check(convert_sync_batchnorm(net, group) == 2, "not two batch norms");
+        check(net.bn1.type_name() == "SyncBatchNorm", "not converted");
+        net.eval();
+        if (group->rank() == 1) net(ones({1, 1, 8, 8}));  // evaluation needs nobody else
+      },
+      kBounded);
+  SmallCnn net;
+  CHECK_THROWS_WITH(convert_sync_batchnorm(net, nullptr), ContainsSubstring("the group is null"));
+}
+
+TEST_CASE("bad input of sync_batch_norm") {
+  run_local_ranks(
+      1,
+      [](const Group& group) {
+        const auto refuses = [&](const Tensor& x, const Tensor& weight) {
+          try {
+            sync_batch_norm(group, x, {}, {}, weight, {});
+          } catch (const Error&) {
+            return;
+          }
+          fail("was accepted");
+        };
+        refuses({}, {});
+        refuses(ones({3}), {});
+        refuses(ones({3, 2}, DType::i64), {});
+        refuses(ones({3, 2}), ones({3}));
+        refuses(ones({3, 2}), ones({2}, DType::f64));
+      },
+      kBounded);
+}
