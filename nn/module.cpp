@@ -327,10 +327,10 @@ StateDict Module::state_dict() const {
 LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   const NoGradGuard no_grad;
   std::unordered_map<std::string_view, const Tensor*> given;
-  for (const auto& [name, tensor] : dict) given.emplace(name, &tensor);
-
   LoadResult result;
   std::string wrong;
+  for (const auto& [name, tensor] : dict)
+    if (!given.emplace(name, &tensor).second) wrong += "\n  comes twice: " + name;
   std::vector<std::pair<TensorSlot, const Tensor*>> matches;
   std::unordered_set<std::string> known;
   visit("", [&](const std::string& name, const TensorSlot& slot) {
