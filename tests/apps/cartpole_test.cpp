@@ -1,0 +1,69 @@
+// The cart-pole of apps/reinforce against Gymnasium's CartPole-v1.
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "tapestry/apps/reinforce/cartpole.h"
+#include "tests/support/catch.h"
+
+using apps::CartPole;
+
+TEST_CASE("the cart-pole moves and fails as Gymnasium's does") {
+  std::ifstream file(TAPESTRY_SOURCE_DIR "/tests/golden/cartpole.txt");
+  REQUIRE(file);
+  CartPole pole;
+  std::string line, word, actions;
+  int taken = 0, episodes = 0, rows = 0, falls = 0, ends = 0;
+  bool failed_early = false;
+  while (std::getline(file, line)) {
+    std::istringstream in(line);
+    in >> word;
+    if (word == "start") {
+      REQUIRE(in >> pole.x >> pole.x_dot >> pole.theta >> pole.theta_dot);
+      ++episodes, taken = 0, failed_early = false;
+    } else if (word == "actions") {
+      REQUIRE(in >> actions);
+    } else {
+      REQUIRE(word == "step");
+      int steps = 0;
+      CartPole expected;
+      bool terminated = false, truncated = false;
+      REQUIRE(in >> steps >> expected.x >> expected.x_dot >> expected.theta >> expected.theta_dot >>
+              terminated >> truncated);
+      for (; taken < steps; ++taken) {
+        failed_early = failed_early || pole.failed();
+        pole.step(actions.at(static_cast<std::size_t>(taken)) == '1');
+      }
+      INFO("episode " << episodes << ", step " << steps);
+      // Rows are 25 steps apart at most, and each starts from the last one's state: both programs round some
+      // 16 operations a step to 2^-53 of numbers below 3, and a pole that falls multiplies what is off by e^4
+      // a second (4.0 / s is the root of the linearised equations), e^2 in 25 steps.
+      const double tolerance = 25 * 16 * 3 * std::exp(2.0) * std::numeric_limits<double>::epsilon();
+      CHECK(std::abs(pole.x - expected.x) < tolerance);
+      CHECK(std::abs(pole.x_dot - expected.x_dot) < tolerance);
+      CHECK(std::abs(pole.theta - expected.theta) < tolerance);
+      CHECK(std::abs(pole.theta_dot - expected.theta_dot) < tolerance);
+      CHECK(pole.failed() == terminated);
+      CHECK((steps == CartPole::kMaxSteps) == truncated);
+      CHECK_FALSE(failed_early);
+      ++rows, falls += terminated, ends += truncated;
+      pole = expected;
+    }
+  }
+  CHECK(episodes == 5);
+  CHECK(rows > 70);
+  CHECK(falls == 4);
+  CHECK(ends == 1);
+}
+
+TEST_CASE("a cart-pole at its limits has not failed, and one that is nowhere has") {
+  CHECK_FALSE(CartPole{.x = 2.4}.failed());
+  CHECK_FALSE(CartPole{.x = -2.4}.failed());
+  CHECK(CartPole{.x = 2.4000001}.failed());
+  CHECK(CartPole{.x = -2.4000001}.failed());
+  CHECK_FALSE(CartPole{.theta = 0.2094}.failed());
+  CHECK(CartPole{.theta = 0.2095}.failed());
+  CHECK(CartPole{.theta = -0.2095}.failed());
+  CHECK(CartPole{.x = std::numeric_limits<double>::quiet_NaN()}.failed());
+  CHECK(CartPole{.theta = std::numeric_limits<double>::quiet_NaN()}.failed());
+}
