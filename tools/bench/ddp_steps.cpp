@@ -1,0 +1,152 @@
+// The Tapestry side of tools/bench_ddp: one rank of a job. Rank 0 reads lines from standard input and answers
+// each:
+//   step REPEATS                  times of so many whole training steps of the CNN, in milliseconds
+//   overlap BUCKET_MB MS_PER_MB   of the MLP: backward, communication, hidden, exposed in milliseconds, and
+//   the number of
+//                                 buckets; medians of 11 passes, behind a link that takes so much longer
+//   memory                        the largest resident size so far of each rank, in MiB
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include "tapestry/tapestry.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+
+namespace {
+
+struct Cnn : nn::Module {
+  nn::Conv2d& conv1 = add<nn::Conv2d>("conv1", {.in_channels = 1, .out_channels = 32, .kernel_size = 5});
+  nn::Conv2d& conv2 = add<nn::Conv2d>("conv2", {.in_channels = 32, .out_channels = 64, .kernel_size = 5});
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 1024, .out_features = 512});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 512, .out_features = 10});
+  Tensor forward(const Tensor& x) override {
+    Tensor h = max_pool2d(conv1(x).relu(), {.kernel_size = 2});
+    h = max_pool2d(conv2(h).relu(), {.kernel_size = 2});
+    return fc2(fc1(h.flatten(1)).relu());
+  }
+};
+
+// 25 million parameters, 100 MiB of gradients.
+struct Mlp : nn::Module {
+  nn::ModuleList& layers = add<nn::ModuleList>("layers");
+  nn::Linear& head = add<nn::Linear>("head", {.in_features = 2048, .out_features = 10});
+  Mlp() {
+    for (int i = 0; i < 6; ++i) layers.append<nn::Linear>({.in_features = 2048, .out_features = 2048});
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor h = x;
+    for (nn::Module* layer : layers.children()) h = (*layer)(h).relu();
+    return head(h);
+  }
+};
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+template <class M>
+class Trainer {
+ public:
+  Trainer(const Group& group, const Shape& input, double bucket_mb)
+      : ddp_(model_, {.process_group = group,
+                      .bucket_cap_mb = bucket_mb,
+                      .first_bucket_mb = std::min(bucket_mb, 1.0)}),
+        x_(randn(input)),
+        target_(randint(0, 10, {input[0]})) {}
+
+  void step() {
+    optimizer_.zero_grad();
+    cross_entropy(ddp_(x_), target_).backward();
+    optimizer_.step();
+  }
+  DistributedDataParallel<M>& ddp() { return ddp_; }
+
+ private:
+  M model_;
+  DistributedDataParallel<M> ddp_;
+  optim::SGD optimizer_{model_.parameters(), {.lr = 0.01, .momentum = 0.9}};
+  Tensor x_, target_;
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+std::string times_of_steps(Trainer<Cnn>& work, int repeats) {
+  std::string times;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = Clock::now();
+    work.step();
+    times += std::to_string(std::chrono::duration<double, std::milli>(Clock::now() - start).count()) + ' ';
+  }
+  return times;
+}
+
+std::string overlap(const Group& group, double bucket_mb, double ms_per_mb) {
+  Trainer<Mlp> work(group, {64, 2048}, bucket_mb);
+  if (ms_per_mb > 0)
+    work.ddp().set_comm_hook([=](ProcessGroup& g, GradBucket& bucket) {
+      const double ms = ms_per_mb * static_cast<double>(bucket.gradients.nbytes()) / (1 << 20);
+      g.enqueue([ms] { std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(ms)); },
+                "slow link");
+      return InFlight{g.all_reduce(bucket.gradients, ReduceOp::mean, bucket.name)};
+    });
+  std::vector<double> backward, communication, hidden, exposed;
+  for (int i = 0; i < 13; ++i) {
+    work.step();
+    if (i < 2) continue;  // buckets are learned in the first pass
+    const DdpReport r = work.ddp().report();
+    backward.push_back(r.backward_s * 1e3), communication.push_back(r.communication_s * 1e3);
+    hidden.push_back(r.hidden_s * 1e3), exposed.push_back(r.exposed_s * 1e3);
+  }
+  std::ostringstream out;
+  out << median(backward) << ' ' << median(communication) << ' ' << median(hidden) << ' ' << median(exposed)
+      << ' ' << work.ddp().buckets().size();
+  return out.str();
+}
+
+std::string memory(ProcessGroup& group) {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  std::string all;
+  for (const std::string& mib : all_gather_text(group, std::to_string(usage.ru_maxrss / 1024)))
+    all += mib + ' ';
+  return all;
+}
+
+}  // namespace
+
+int main() try {
+  const Group group = init_process_group();
+  Trainer<Cnn> cnn(group, {64, 1, 28, 28}, 25);
+  for (;;) {
+    std::string line;
+    if (group->rank() == 0) std::getline(std::cin, line);
+    line = broadcast_text(*group, line);
+    std::istringstream words(line);
+    std::string command;
+    if (!(words >> command)) return 0;
+    std::string answer;
+    int repeats = 0;
+    double bucket_mb = 0, ms_per_mb = 0;
+    if (command == "step" && words >> repeats) answer = times_of_steps(cnn, repeats);
+    else if (command == "overlap" && words >> bucket_mb >> ms_per_mb)
+      answer = overlap(group, bucket_mb, ms_per_mb);
+    else if (command == "memory") answer = memory(*group);
+    else fail("[bench_ddp_steps] cannot understand ", line);
+    if (group->rank() == 0) std::cout << answer << std::endl;
+  }
+} catch (const std::exception& e) {
+  std::cerr << e.what() << '\n';
+  return 1;
+}

@@ -1,0 +1,96 @@
+"""Referee of tools/bench_ddp: both sides live through the whole run as jobs of one and of two ranks, and take turns.
+
+usage: ddp_steps.py TAPESTRY_PROGRAM [--rounds 8] [--json FILE]
+"""
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Job:
+    """One job of `world` ranks. Each rank has its share of two threads."""
+
+    def __init__(self, command, world):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        self.ranks = []
+        for rank in range(world):
+            env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                       LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                       OMP_NUM_THREADS=str(max(1, 2 // world)))
+            self.ranks.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+    def ask(self, line):
+        self.ranks[0].stdin.write(line + "\n")
+        self.ranks[0].stdin.flush()
+        answer = self.ranks[0].stdout.readline()
+        if not answer.strip():
+            raise SystemExit(f"a job ended at '{line}'")
+        return [float(v) for v in answer.split()]
+
+    def end(self):
+        self.ranks[0].stdin.close()
+        for rank in self.ranks:
+            rank.wait(60)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    torch = [sys.executable, os.path.join(HERE, "ddp_torch.py")]
+    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], text=True,
+                             capture_output=True, check=True).stdout.strip()
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+               platform.processor())
+    print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds of 20 steps")
+    print("| CNN, batch 64 a rank | Tapestry ms | PyTorch ms, its faster layout | ratio of medians | MiB a rank | PyTorch's |")
+    print("|---|---|---|---|---|---|")
+    results = {"torch": version, "cpu": cpu, "step": {}, "overlap": []}
+    for world in (1, 2):
+        jobs = {"tapestry": Job([args.program], world), "default": Job(torch, world),
+                "channels_last": Job(torch + ["channels_last"], world)}
+        times = {name: [] for name in jobs}
+        for job in jobs.values():
+            job.ask("step 20")  # warm up
+        for _ in range(args.rounds):
+            for name, job in jobs.items():
+                time.sleep(0.02)  # the other side's threads go to sleep
+                times[name] += job.ask("step 20")
+        memory = {name: job.ask("memory") for name, job in jobs.items()}
+        for job in jobs.values():
+            job.end()
+        medians = {name: statistics.median(t) for name, t in times.items()}
+        best = min(("default", "channels_last"), key=medians.get)
+        results["step"][world] = {"ms": medians, "mib": memory, "speedup": medians[best] / medians["tapestry"]}
+        print(f"| {world} rank{'s' * (world > 1)} | {medians['tapestry']:.2f} | {medians[best]:.2f} ({best}) | "
+              f"{medians[best] / medians['tapestry']:.2f} | {max(memory['tapestry']):.0f} | {max(memory[best]):.0f} |")
+
+    print("\nMLP of 100 MiB, 2 ranks, batch 64: milliseconds of one backward pass, medians")
+    print("| buckets of MiB | link slower by | buckets | backward | communication | hidden | exposed |")
+    print("|---|---|---|---|---|---|---|")
+    job = Job([args.program], 2)
+    for slower in (0, 1):
+        for mb in (1, 5, 25, 100):
+            backward, communication, hidden, exposed, count = job.ask(f"overlap {mb} {slower}")
+            results["overlap"].append({"bucket_mb": mb, "ms_per_mb": slower, "backward": backward, "hidden": hidden,
+                                       "communication": communication, "exposed": exposed, "buckets": count})
+            print(f"| {mb} | {slower} ms/MiB | {count:.0f} | {backward:.1f} | {communication:.1f} | {hidden:.1f} | {exposed:.1f} |")
+    job.end()
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(results, f, indent=1)
+
+
+main()

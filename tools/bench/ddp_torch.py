@@ -1,0 +1,58 @@
+"""The PyTorch side of tools/bench_ddp: one rank, speaking as ddp_steps.cpp does (step and memory)."""
+import resource
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1, self.fc2 = nn.Linear(1024, 512), nn.Linear(512, 10)
+
+    def forward(self, x):
+        h = torch.max_pool2d(self.conv1(x).relu(), 2)
+        h = torch.max_pool2d(self.conv2(h).relu(), 2)
+        return self.fc2(self.fc1(h.flatten(1)).relu())
+
+
+def main():
+    layout = torch.channels_last if "channels_last" in sys.argv else torch.contiguous_format
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(max(1, 2 // world))
+    model = Cnn().to(memory_format=layout)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    x = torch.randn(64, 1, 28, 28).contiguous(memory_format=layout)
+    target = torch.randint(0, 10, (64,))
+    while True:
+        said = [sys.stdin.readline() if rank == 0 else None]
+        dist.broadcast_object_list(said)
+        words = said[0].split()
+        if not words:
+            break
+        if words[0] == "step":
+            times = []
+            for _ in range(int(words[1])):
+                start = time.perf_counter()
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(ddp(x), target).backward()
+                optimizer.step()
+                times.append((time.perf_counter() - start) * 1e3)
+            answer = " ".join(f"{t:.6f}" for t in times)
+        else:
+            sizes = [None] * world
+            dist.all_gather_object(sizes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+            answer = " ".join(map(str, sizes))
+        if rank == 0:
+            print(answer, flush=True)
+    dist.destroy_process_group()
+
+
+main()
