@@ -28,10 +28,11 @@ BAD_INPUT("scaled_dot_product_attention", "mask has dtype int64", [] {
   const Tensor x = zeros({2, 3});
   return scaled_dot_product_attention(x, x, x, {.mask = ones({2, 2}, DType::i64)});
 });
-BAD_INPUT("scaled_dot_product_attention", "[2, 4]", [] {
-  const Tensor x = zeros({2, 3});
-  return scaled_dot_product_attention(x, x, x, {.mask = zeros({2, 4})});
-});
+BAD_INPUT("scaled_dot_product_attention",
+          "[scaled_dot_product_attention] shapes [2, 4] and [2, 2] do not broadcast", [] {
+            const Tensor x = zeros({2, 3});
+            return scaled_dot_product_attention(x, x, x, {.mask = zeros({2, 4})});
+          });
 BAD_INPUT("scaled_dot_product_attention", "v has dtype float64", [] {
   const Tensor x = zeros({2, 3});
   return scaled_dot_product_attention(x, x, x.to(DType::f64));
