@@ -55,8 +55,10 @@ struct TcpOptions {
   /// All who hold it may connect; with an empty one the server listens on loopback only. It does not cross
   /// the wire: each side answers the other's nonce with HMAC-SHA-256.
   std::string secret;
-  /// To reach the server, which may start later than its clients, and for one request that waits for nothing.
+  /// A client's to reach the server, which may start later.
   Milliseconds connect_timeout{60'000};
+  /// For one request, from its first byte to its answer, less what a get() waits for its key. On either side;
+  /// the server gives a stranger as long to prove itself, at most 5 s.
   Milliseconds request_timeout{30'000};
 };
 
@@ -69,6 +71,9 @@ class StoreServer {
   virtual int port() const = 0;
   /// The address it is bound to.
   virtual std::string address() const = 0;
+  /// Accepts nobody more and waits until all clients have gone; false if some are still there after `timeout`.
+  /// For the process that is to end last.
+  virtual bool drain(Milliseconds timeout) = 0;
 };
 
 /// Port 0 takes a free one. `host` is the interface to listen on: empty for all of them where there is a

@@ -35,12 +35,15 @@ class Kinds {
     kinds_.push_back({"file", [this] { return file_store(folder_ / "store"); }});
     const auto base = memory_store();
     kinds_.push_back({"prefix", [base] { return prefix_store("p/", base); }});
+    kinds_.push_back({"tcp", [this] { return tcp_store("127.0.0.1", server_->port(), kOptions); }});
   }
   auto begin() const { return kinds_.begin(); }
   auto end() const { return kinds_.end(); }
 
  private:
+  static inline const TcpOptions kOptions{.secret = "of this test"};
   tests::TempDir folder_;
+  std::unique_ptr<StoreServer> server_ = start_store_server("127.0.0.1", 0, kOptions);
   std::vector<Kind> kinds_;
 };
 

@@ -1,0 +1,239 @@
+// The client of the TCP store. A request has a connection to itself, so that one that waits holds up no
+// other; connections that are not in use are kept for the next requests.
+#define ASIO_STANDALONE
+#include <fcntl.h>
+
+#include <algorithm>
+#include <asio/connect.hpp>
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/sha256.h"
+#include "tapestry/distributed/comm/internal/tcp_wire.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using asio::ip::tcp;
+using wire::Op;
+using wire::Request;
+using wire::Response;
+using wire::Status;
+
+constexpr std::size_t kKept = 4;
+constexpr Milliseconds kReconnect{2'000};  // to a server that was there before: it is busy, or gone
+
+/// Why there is no connection, where another attempt may find one.
+struct Unreachable {
+  std::string why;
+};
+
+/// Blocking operations with a deadline. Throws Unreachable.
+class Connection {
+ public:
+  Connection(const std::string& host, int port, const std::string& secret, Deadline deadline) {
+    tcp::resolver resolver(io_);
+    tcp::resolver::results_type places;
+    run(deadline, [&](auto done) {
+      resolver.async_resolve(
+          host, std::to_string(port),
+          [&places, done](const asio::error_code& error, tcp::resolver::results_type found) {
+            places = std::move(found);
+            done(error);
+          });
+    });
+    run(deadline, [&](auto done) {
+      asio::async_connect(socket_, places,
+                          [done](const asio::error_code& error, const tcp::endpoint&) { done(error); });
+    });
+    ::fcntl(socket_.native_handle(), F_SETFD, FD_CLOEXEC);
+    asio::error_code ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+    socket_.set_option(asio::socket_base::keep_alive(true), ignored);
+    introduce(secret, concat({host, ":", port}), deadline);
+  }
+
+  void write(std::string_view bytes, Deadline deadline) {
+    run(deadline, [&](auto done) {
+      asio::async_write(socket_, asio::buffer(bytes),
+                        [done](const asio::error_code& error, std::size_t) { done(error); });
+    });
+  }
+
+  std::string read(std::size_t bytes, Deadline deadline) {
+    std::string out(bytes, '\0');
+    run(deadline, [&](auto done) {
+      asio::async_read(socket_, asio::buffer(out),
+                       [done](const asio::error_code& error, std::size_t) { done(error); });
+    });
+    return out;
+  }
+
+ private:
+  /// start(done) begins an operation that calls done(error) at its end. At the deadline it is cancelled, and
+  /// what it refers to is free when this returns.
+  template <class Start>
+  void run(Deadline deadline, Start&& start) {
+    asio::error_code result = asio::error::timed_out;
+    bool ended = false;
+    io_.restart();
+    start([&](const asio::error_code& error) { result = error, ended = true; });
+    io_.run_until(deadline);
+    if (!ended) {
+      asio::error_code ignored;
+      socket_.close(ignored);
+      io_.run();
+      throw Unreachable{"it did not answer in time"};
+    }
+    if (result == asio::error::eof) throw Unreachable{"it hung up"};
+    if (result) throw Unreachable{result.message()};
+  }
+
+  void introduce(const std::string& secret, const std::string& place, Deadline deadline) {
+    const std::string greeting = read(wire::kGreeting.size() + wire::kNonce, deadline);
+    check<DistributedError>(greeting.starts_with(wire::kGreeting), "[store] what listens at ", place,
+                            " is no store of this kind; is MASTER_PORT another program's?");
+    const std::string theirs = greeting.substr(wire::kGreeting.size());
+    const std::string ours = random_bytes(wire::kNonce);
+    write(ours + wire::proof(wire::Side::client, secret, theirs, ours), deadline);
+    const bool welcome = read(1, deadline)[0] == wire::kWelcome;
+    check<DistributedError>(
+        welcome && equal_in_constant_time(read(wire::kProof, deadline),
+                                          wire::proof(wire::Side::server, secret, theirs, ours)),
+        "[store] the store at ", place, " has another secret than this process",
+        secret.empty() ? ", which has none" : "",
+        "; set TAPESTRY_SECRET to the same text for all ranks, or start them with one launcher");
+  }
+
+  asio::io_context io_{1};
+  tcp::socket socket_{io_};
+};
+
+class TcpStore final : public Store {
+ public:
+  TcpStore(std::string host, int port, TcpOptions options)
+      : host_(std::move(host)), port_(port), options_(std::move(options)) {
+    check(port >= 1 && port <= 65535, "[store] port ", port, "; a server has one from 1 to 65535");
+    try {
+      kept_.push_back(connect(deadline_after(options_.connect_timeout)));
+    } catch (const Unreachable& unreachable) {
+      fail<TimeoutError>("[store] no store answered at ", host_, ":", port_, " within ",
+                         options_.connect_timeout.count(), " ms (last: ", unreachable.why,
+                         "); is rank 0 or the launcher running, and are MASTER_ADDR and MASTER_PORT its?");
+    }
+  }
+
+  void set(std::string_view key, std::string_view value) override {
+    check_key(key), check_value(value);
+    request({.op = Op::set, .key = std::string(key), .value = std::string(value)});
+  }
+
+  std::string get(std::string_view key, Milliseconds timeout) override {
+    check_key(key);
+    const Milliseconds wait = std::clamp(timeout, Milliseconds(0), kLongestWait);
+    Response response = request({.op = Op::get, .number = wait.count(), .key = std::string(key)}, wait);
+    check<TimeoutError>(response.status == Status::ok, "[store] key \"", key, "\" was not set within ",
+                        timeout.count(), " ms at ", str(), "; is the rank that sets it running?");
+    return std::move(response.value);
+  }
+
+  std::optional<std::string> try_get(std::string_view key) override {
+    check_key(key);
+    Response response = request({.op = Op::try_get, .key = std::string(key)});
+    return response.status == Status::ok ? std::optional(std::move(response.value)) : std::nullopt;
+  }
+
+  std::int64_t add(std::string_view key, std::int64_t amount) override {
+    check_key(key);
+    return std::stoll(request({.op = Op::add, .number = amount, .key = std::string(key)}).value);
+  }
+
+  std::string compare_set(std::string_view key, std::optional<std::string_view> expected,
+                          std::string_view desired) override {
+    check_key(key), check_value(desired);
+    Request r{.op = Op::compare_set, .key = std::string(key), .value = std::string(desired)};
+    if (expected) check_value(*expected), r.expected = std::string(*expected);
+    return request(r).value;
+  }
+
+  bool erase(std::string_view key) override {
+    check_key(key);
+    return request({.op = Op::erase, .key = std::string(key)}).status == Status::ok;
+  }
+
+  std::string str() const override { return concat({"tcp ", host_, ":", port_}); }
+
+ private:
+  static constexpr Milliseconds kLongestWait = std::chrono::hours(24 * 30);
+
+  /// Tries again until the deadline.
+  std::unique_ptr<Connection> connect(Deadline deadline) const {
+    for (Milliseconds pause{10};; pause = std::min(2 * pause, Milliseconds(200))) {
+      try {
+        const Deadline attempt = std::min(deadline, deadline_after(options_.request_timeout));
+        return std::make_unique<Connection>(host_, port_, options_.secret, attempt);
+      } catch (const Unreachable&) {
+        if (Clock::now() + pause >= deadline) throw;
+      }
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  Response request(const Request& request, Milliseconds wait = Milliseconds(0)) {
+    const Deadline deadline = deadline_after(wait + options_.request_timeout);
+    std::string why = "it answers with something else than a store does";
+    try {
+      std::unique_ptr<Connection> connection = kept();
+      if (!connection) connection = connect(deadline_after(std::min(kReconnect, options_.request_timeout)));
+      connection->write(wire::encode(request), deadline);
+      const std::size_t size = wire::read_size(connection->read(wire::kSize, deadline));
+      if (size <= wire::kMaxResponse) {
+        if (auto response = wire::decode_response(connection->read(size, deadline))) {
+          keep(std::move(connection));
+          check(response->status != Status::refused, response->value);
+          check<DistributedError>(response->status != Status::full, "[store] ", str(),
+                                  " is full: no room for key \"", request.key, "\" (", request.value.size(),
+                                  " bytes); erase what is not needed");
+          return *std::move(response);
+        }
+      }
+    } catch (const Unreachable& unreachable) {
+      why = unreachable.why;
+    }
+    fail<DistributedError>("[store] ", str(), " failed: ", why,
+                           "; has the process that holds it (rank 0 or the launcher) ended, or its host?");
+  }
+
+  std::unique_ptr<Connection> kept() {
+    const std::lock_guard lock(mutex_);
+    if (kept_.empty()) return nullptr;
+    std::unique_ptr<Connection> connection = std::move(kept_.back());
+    kept_.pop_back();
+    return connection;
+  }
+  void keep(std::unique_ptr<Connection> connection) {
+    const std::lock_guard lock(mutex_);
+    if (kept_.size() < kKept) kept_.push_back(std::move(connection));
+  }
+
+  const std::string host_;
+  const int port_;
+  const TcpOptions options_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Connection>> kept_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> tcp_store(const std::string& host, int port, const TcpOptions& options) {
+  return std::make_shared<TcpStore>(host, port, options);
+}
+
+}  // namespace tapestry::distributed

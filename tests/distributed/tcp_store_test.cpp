@@ -1,0 +1,507 @@
+// The TCP store among strangers: wrong secrets, garbage, slowness, greed; and its server's end.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+#include "tapestry/distributed/comm/internal/sha256.h"
+#include "tapestry/distributed/comm/internal/tcp_wire.h"
+#include "tapestry/distributed/comm/store.h"
+#include "tests/distributed/store_support.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using tests::kSoon;
+using tests::message_of;
+using tests::Process;
+using tests::since;
+
+namespace {
+
+const std::string kHere = "127.0.0.1";
+const TcpOptions kQuick{
+    .secret = "s3cret", .connect_timeout = Milliseconds(5000), .request_timeout = Milliseconds(300)};
+
+/// A socket without manners.
+class Raw {
+ public:
+  explicit Raw(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const sockaddr_in place = at(port);
+    if (connect(fd_, reinterpret_cast<const sockaddr*>(&place), sizeof place) != 0)
+      throw std::runtime_error("cannot connect");
+  }
+  ~Raw() { close(fd_); }
+  Raw(const Raw&) = delete;
+  Raw& operator=(const Raw&) = delete;
+
+  static sockaddr_in at(int port) {
+    sockaddr_in place{};
+    place.sin_family = AF_INET;
+    place.sin_port = htons(static_cast<std::uint16_t>(port));
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return place;
+  }
+
+  /// False once the other side has hung up.
+  bool send(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n <= 0) return false;
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+  /// What comes until `bytes` are there, the other side hangs up, or `limit` is over.
+  std::string receive(std::size_t bytes, Milliseconds limit = Milliseconds(5000)) {
+    std::string out;
+    const auto end = Clock::now() + limit;
+    while (out.size() < bytes) {
+      pollfd wait{fd_, POLLIN, 0};
+      const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now()).count();
+      if (left <= 0 || poll(&wait, 1, static_cast<int>(left)) <= 0) break;
+      char piece[4096];
+      const ssize_t n = recv(fd_, piece, std::min(sizeof piece, bytes - out.size()), 0);
+      if (n <= 0) {
+        ended_ = true;
+        break;
+      }
+      out.append(piece, static_cast<std::size_t>(n));
+    }
+    return out;
+  }
+  /// Whether the other side hangs up within `limit`; what comes before is thrown away.
+  bool hung_up(Milliseconds limit = Milliseconds(5000)) {
+    const auto begin = Clock::now();
+    while (!ended_ && since(begin) < limit) receive(4096, Milliseconds(50));
+    return ended_;
+  }
+  void half_close() { shutdown(fd_, SHUT_WR); }
+
+ private:
+  int fd_;
+  bool ended_ = false;
+};
+
+/// One that knows the secret, and then the wire.
+std::unique_ptr<Raw> admitted(int port, const std::string& secret = kQuick.secret) {
+  auto raw = std::make_unique<Raw>(port);
+  const std::string greeting = raw->receive(wire::kGreeting.size() + wire::kNonce);
+  REQUIRE(greeting.size() == wire::kGreeting.size() + wire::kNonce);
+  const std::string theirs = greeting.substr(wire::kGreeting.size()), ours(wire::kNonce, 'n');
+  raw->send(ours + wire::proof(wire::Side::client, secret, theirs, ours));
+  const std::string verdict = raw->receive(1 + wire::kProof);
+  REQUIRE(verdict.size() == 1 + wire::kProof);
+  REQUIRE(verdict[0] == wire::kWelcome);
+  return raw;
+}
+
+/// Accepts connections at a free port of this host, one at a time, and does `body` with each.
+class Impostor {
+ public:
+  explicit Impostor(std::function<void(int fd)> body)
+      : listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in place = Raw::at(0);
+    socklen_t size = sizeof place;
+    if (bind(listener_, reinterpret_cast<sockaddr*>(&place), size) != 0 || listen(listener_, 8) != 0 ||
+        getsockname(listener_, reinterpret_cast<sockaddr*>(&place), &size) != 0)
+      throw std::runtime_error("cannot listen");
+    port_ = ntohs(place.sin_port);
+    thread_ = std::thread([this, body = std::move(body)] {
+      for (int fd; (fd = accept(listener_, nullptr, nullptr)) >= 0; close(fd)) body(fd);
+    });
+  }
+  ~Impostor() {
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    close(listener_);
+  }
+  int port() const { return port_; }
+
+ private:
+  int listener_, port_ = 0;
+  std::thread thread_;
+};
+
+/// Does what every test of hostility ends with: others are served as before.
+void check_healthy(const StoreServer& server) {
+  const auto store = tcp_store(kHere, server.port(), kQuick);
+  const std::int64_t n = store->add("healthy", 1);
+  CHECK(store->add("healthy", 1) == n + 1);
+  CHECK(store->get("healthy", kSoon) == std::to_string(n + 1));
+}
+
+std::size_t resident_bytes() {
+  std::ifstream in("/proc/self/statm");
+  std::size_t all = 0, resident = 0;
+  in >> all >> resident;
+  return resident * 4096;
+}
+
+std::string hex(const std::string& bytes) {
+  std::string out;
+  for (const unsigned char c : bytes) {
+    out += "0123456789abcdef"[c >> 4];
+    out += "0123456789abcdef"[c & 15];
+  }
+  return out;
+}
+
+std::string size_prefix(std::uint32_t size) {
+  std::string out;
+  for (int i = 0; i < 4; ++i) out += static_cast<char>(size >> 8 * i);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("SHA-256 and HMAC give the standards' values") {
+  // FIPS 180-4's examples, and lengths around a block's end.
+  CHECK(hex(sha256("")) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK(hex(sha256("abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK(hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")) ==
+        "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK(hex(sha256(std::string(1'000'000, 'a'))) ==
+        "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  CHECK(hex(sha256(std::string(55, 'a'))) ==
+        "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
+  CHECK(hex(sha256(std::string(56, 'a'))) ==
+        "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
+  CHECK(hex(sha256(std::string(64, 'a'))) ==
+        "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
+  // RFC 4231, cases 1, 2 and 6 (a key longer than a block).
+  CHECK(hex(hmac_sha256(std::string(20, '\x0b'), "Hi There")) ==
+        "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  CHECK(hex(hmac_sha256("Jefe", "what do ya want for nothing?")) ==
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  CHECK(
+      hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")) ==
+      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  CHECK(equal_in_constant_time("abc", "abc"));
+  CHECK_FALSE(equal_in_constant_time("abc", "abd"));
+  CHECK_FALSE(equal_in_constant_time("abc", "ab"));
+  CHECK(random_bytes(32) != random_bytes(32));
+}
+
+TEST_CASE("a client with another secret is refused at once, and told so") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const auto open = start_store_server(kHere, 0, {});
+  struct Case {
+    int port;
+    std::string secret;
+  };
+  for (const Case& c :
+       {Case{server->port(), "s3cret "}, Case{server->port(), ""}, Case{open->port(), "s3cret"}}) {
+    TcpOptions options = kQuick;
+    options.secret = c.secret;
+    const auto begin = Clock::now();
+    CHECK_THAT(message_of<DistributedError>([&] { tcp_store(kHere, c.port, options); }),
+               ContainsSubstring("TAPESTRY_SECRET") && ContainsSubstring(std::to_string(c.port)));
+    CHECK(since(begin) < Milliseconds(1000));
+  }
+  check_healthy(*server);
+  CHECK(tcp_store(kHere, open->port(), {})->add("n", 1) == 1);
+}
+
+TEST_CASE("a server without the secret is found out") {
+  const std::string nonce(wire::kNonce, 'x');
+  std::string heard;
+  for (const bool reflect : {false, true}) {
+    Impostor impostor([&](int fd) {
+      const std::string greeting = std::string(wire::kGreeting) + nonce;
+      if (send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL) < 0) return;
+      std::string answer(wire::kNonce + wire::kProof, '\0');
+      if (recv(fd, answer.data(), answer.size(), MSG_WAITALL) < 0) return;
+      // All it has is what the client said.
+      const std::string verdict =
+          wire::kWelcome + (reflect ? answer.substr(wire::kNonce) : std::string(32, 'p'));
+      if (send(fd, verdict.data(), verdict.size(), MSG_NOSIGNAL) < 0) return;
+    });
+    CHECK_THROWS_WITH(tcp_store(kHere, impostor.port(), kQuick), ContainsSubstring("TAPESTRY_SECRET"));
+  }
+}
+
+TEST_CASE("a proof serves once") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  Raw first(server->port());
+  const std::string theirs = first.receive(48).substr(16), ours(32, 'n');
+  const std::string overheard = ours + wire::proof(wire::Side::client, kQuick.secret, theirs, ours);
+  CHECK(first.send(overheard));
+  CHECK(first.receive(1) == "y");
+  Raw again(server->port());
+  again.receive(48);
+  CHECK(again.send(overheard));
+  CHECK(again.receive(1) == "n");
+  CHECK(again.hung_up());
+}
+
+TEST_CASE("what is no store, does not speak, or is not there") {
+  Impostor web([](int fd) {
+    const std::string page(200, 'H');
+    if (send(fd, page.data(), page.size(), MSG_NOSIGNAL) < 0) return;
+    char c;
+    while (recv(fd, &c, 1, 0) > 0) continue;
+  });
+  CHECK_THROWS_WITH(tcp_store(kHere, web.port(), kQuick), ContainsSubstring("no store of this kind"));
+
+  TcpOptions impatient = kQuick;
+  impatient.connect_timeout = Milliseconds(400);
+  Impostor silent([](int fd) {
+    char c;
+    while (recv(fd, &c, 1, 0) > 0) continue;
+  });
+  int free_port = 0;
+  { free_port = start_store_server(kHere, 0, {})->port(); }
+  for (const int port : {silent.port(), free_port}) {
+    const auto begin = Clock::now();
+    CHECK_THAT(message_of<TimeoutError>([&] { tcp_store(kHere, port, impatient); }),
+               ContainsSubstring(":" + std::to_string(port)) && ContainsSubstring("400 ms"));
+    CHECK(since(begin) >= Milliseconds(150));
+    CHECK(since(begin) < Milliseconds(1400));
+  }
+  CHECK_THROWS_AS(tcp_store("no-such-host.invalid", 1, impatient), TimeoutError);
+  CHECK_THROWS_AS(tcp_store(kHere, 0, impatient), ValueError);
+  CHECK_THROWS_AS(tcp_store(kHere, 65536, impatient), ValueError);
+}
+
+TEST_CASE("a client waits for a server that starts later") {
+  const int port = start_store_server(kHere, 0, kQuick)->port();
+  std::unique_ptr<StoreServer> server;
+  std::thread later([&] {
+    std::this_thread::sleep_for(Milliseconds(150));
+    server = start_store_server(kHere, port, kQuick);
+  });
+  const std::string error =
+      message_of<Error>([&] { CHECK(tcp_store(kHere, port, kQuick)->add("n", 1) == 1); });
+  later.join();
+  CHECK(error == "");
+}
+
+TEST_CASE("strangers cost themselves only") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const auto member = tcp_store(kHere, server->port(), kQuick);
+  Raw silent(server->port()), slow(server->port()), half(server->port());
+  half.half_close();
+  CHECK(half.hung_up());
+  for (const std::string& garbage : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(64, '\0'),
+                                     std::string(1 << 20, '\xff'), std::string("\x16\x03\x01", 3)}) {
+    Raw raw(server->port());
+    raw.send(garbage);
+    CHECK(raw.hung_up());
+    check_healthy(*server);
+  }
+  // Each of its bytes comes in good time, and all of them do not.
+  const auto begin = Clock::now();
+  bool there = true;
+  for (int i = 0; i < 64 && there && since(begin) < kSoon; ++i) {
+    there = slow.send("x") && !slow.hung_up(Milliseconds(50));
+  }
+  CHECK_FALSE(there);
+  CHECK(since(begin) < Milliseconds(3000));
+  CHECK(silent.hung_up());
+  CHECK(member->add("n", 1) == 1);
+}
+
+TEST_CASE("a client that breaks a rule is dropped, and nothing of it stays") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const std::string good = wire::encode(wire::Request{.op = wire::Op::add, .number = 1, .key = "n"});
+  const auto framed = [](const std::string& body) {
+    return size_prefix(static_cast<std::uint32_t>(body.size())) + body;
+  };
+  std::string unknown_op = good, long_key = good, lying = good;
+  unknown_op[4] = 99;
+  lying[14] = '\x7f';  // the length of a field within
+  long_key = wire::encode(wire::Request{.op = wire::Op::set, .key = std::string(Store::kMaxKey + 1, 'k')});
+  const std::string breaches[] = {
+      size_prefix(0xffffffff) + "x",
+      size_prefix(wire::kMaxRequest + 1),
+      framed(""),
+      framed("garbage"),
+      framed(std::string(1000, '\xff')),
+      framed(good.substr(4) + "and more"),
+      unknown_op,
+      long_key,
+      lying,
+      good + good,  // the second before the first is answered
+  };
+  for (const std::string& breach : breaches) {
+    INFO(hex(breach.substr(0, 40)));
+    const auto raw = admitted(server->port());
+    raw->send(breach);
+    CHECK(raw->hung_up());
+    check_healthy(*server);
+  }
+  // A request that was begun and does not go on, and one that goes on slowly.
+  for (const std::size_t begun : {std::size_t{1}, std::size_t{4}, good.size() - 1}) {
+    const auto raw = admitted(server->port());
+    std::this_thread::sleep_for(Milliseconds(400));  // idle as long as one likes
+    const auto begin = Clock::now();
+    raw->send(good.substr(0, begun));
+    CHECK(raw->hung_up());
+    CHECK(since(begin) >= Milliseconds(250));
+    CHECK(since(begin) < Milliseconds(1300));
+  }
+  const auto idle = admitted(server->port());
+  std::this_thread::sleep_for(Milliseconds(400));
+  idle->send(good.substr(0, 7));
+  std::this_thread::sleep_for(Milliseconds(50));
+  idle->send(good.substr(7));
+  CHECK(idle->receive(6).size() == 6);
+}
+
+TEST_CASE("sizes that are only claimed take no memory") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const std::size_t before = resident_bytes();
+  std::vector<std::unique_ptr<Raw>> greedy;
+  for (int i = 0; i < 60; ++i) {
+    greedy.push_back(admitted(server->port()));
+    greedy.back()->send(size_prefix(wire::kMaxRequest) + std::string(1000, 'x'));
+  }
+  CHECK(resident_bytes() < before + (std::size_t{32} << 20));
+  check_healthy(*server);
+  for (const auto& raw : greedy) CHECK(raw->hung_up());
+}
+
+TEST_CASE("many silent connections do not shut out those who hold the secret") {
+  TcpOptions patient = kQuick;
+  patient.request_timeout = Milliseconds(5000);
+  const auto server = start_store_server(kHere, 0, patient);
+  std::vector<std::unique_ptr<Raw>> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(std::make_unique<Raw>(server->port()));
+  check_healthy(*server);
+  CHECK(silent.front()->hung_up());  // the oldest made room
+}
+
+TEST_CASE("a store is full before memory is, and erasing makes room") {
+  const auto server = start_store_server(kHere, 0, {});
+  const auto store = tcp_store(kHere, server->port(), {});
+  const std::string large(Store::kMaxValue, 'x');
+  for (int i = 0; i < 15; ++i) store->set(std::to_string(i), large);
+  const std::string message = message_of<DistributedError>([&] {
+    store->set("15", large);
+    store->set("16", large);
+  });
+  CHECK_THAT(message, ContainsSubstring("full"));
+  CHECK(store->get("3", kSoon).size() == large.size());
+  CHECK(store->erase("3"));
+  store->set("16", large.substr(1000));
+}
+
+TEST_CASE("a port that is taken: by whom; and free again as soon as its server has ended") {
+  auto server = start_store_server(kHere, 0, kQuick);
+  const int port = server->port();
+  CHECK(server->address() == kHere);
+  CHECK(port > 0);
+  const auto client = tcp_store(kHere, port, kQuick);
+  for (const std::string host : {"127.0.0.1", "localhost", ""}) {
+    const std::string message = message_of<DistributedError>([&] { start_store_server(host, port, kQuick); });
+    CHECK_THAT(message, ContainsSubstring(std::to_string(port)) && ContainsSubstring("TAPESTRY_PORT"));
+#ifdef __linux__
+    CHECK_THAT(message, ContainsSubstring("process " + std::to_string(getpid()) + " (") &&
+                            ContainsSubstring("tests_distributed"));
+#endif
+  }
+  check_healthy(*server);
+  client->set("k", "v");
+  for (int round = 0; round < 5; ++round) {
+    server.reset();
+    server = start_store_server(kHere, port, kQuick);
+    CHECK(server->port() == port);
+    CHECK(tcp_store(kHere, port, kQuick)->try_get("k") == std::nullopt);
+  }
+}
+
+TEST_CASE("where a server listens") {
+  CHECK(start_store_server("", 0, {})->address() == "127.0.0.1");
+  CHECK_THROWS_WITH(start_store_server("0.0.0.0", 0, {}), ContainsSubstring("TAPESTRY_SECRET"));
+  CHECK_THROWS_AS(start_store_server("0.0.0.0", 0, {}), ValueError);
+  CHECK(start_store_server("0.0.0.0", 0, kQuick)->address() == "0.0.0.0");
+  CHECK(start_store_server("localhost", 0, {})->address() == "127.0.0.1");
+  CHECK_THROWS_AS(start_store_server("192.0.2.1", 0, kQuick), DistributedError);  // not of this machine
+  CHECK_THROWS_AS(start_store_server("no-such-host.invalid", 0, kQuick), DistributedError);
+  CHECK_THROWS_AS(start_store_server(kHere, -1, {}), ValueError);
+  CHECK_THROWS_AS(start_store_server(kHere, 65536, {}), ValueError);
+  const auto everywhere = start_store_server("", 0, kQuick);
+  check_healthy(*everywhere);
+  CHECK((everywhere->address() == "::" || everywhere->address() == "0.0.0.0"));
+}
+
+TEST_CASE("when the server goes, waits end at once with its name") {
+  auto server = start_store_server(kHere, 0, kQuick);
+  const int port = server->port();
+  const auto store = tcp_store(kHere, port, kQuick);
+  std::string message;
+  std::thread waiting([&] { message = message_of<DistributedError>([&] { store->get("never", kSoon); }); });
+  std::this_thread::sleep_for(Milliseconds(100));
+  const auto begin = Clock::now();
+  server.reset();
+  waiting.join();
+  CHECK(since(begin) < Milliseconds(1000));
+  CHECK_THAT(message, ContainsSubstring("tcp 127.0.0.1:" + std::to_string(port)));
+  CHECK_THROWS_AS(store->set("k", "v"), DistributedError);
+  CHECK_THROWS_AS(store->try_get("k"), DistributedError);
+  CHECK(since(begin) < Milliseconds(3000));
+}
+
+TEST_CASE("a server that is stopped: requests end in the time set, also those that wait") {
+  int port = 0;
+  { port = start_store_server(kHere, 0, kQuick)->port(); }
+  Process host([&] {
+    const auto server = start_store_server(kHere, port, kQuick);
+    pause();
+  });
+  const auto store = tcp_store(kHere, port, kQuick);
+  store->set("k", "v");
+  kill(host.id(), SIGSTOP);
+  auto begin = Clock::now();
+  CHECK_THROWS_WITH(store->try_get("k"), ContainsSubstring("127.0.0.1"));
+  CHECK(since(begin) >= Milliseconds(300));
+  CHECK(since(begin) < Milliseconds(1300));
+  begin = Clock::now();
+  CHECK_THROWS_AS(store->get("k", Milliseconds(200)), DistributedError);
+  CHECK(since(begin) < Milliseconds(1500));
+  kill(host.id(), SIGCONT);
+  CHECK(store->get("k", kSoon) == "v");
+}
+
+TEST_CASE("clients that die while they wait leave nothing behind") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  const std::string wait = wire::encode(wire::Request{.op = wire::Op::get, .number = 60'000, .key = "k"});
+  for (int i = 0; i < 20; ++i) {
+    const auto raw = admitted(server->port());
+    raw->send(wait);
+    if (i % 2) raw->half_close();
+  }
+  const auto store = tcp_store(kHere, server->port(), kQuick);
+  store->set("k", "v");
+  CHECK(store->get("k", kSoon) == "v");
+  check_healthy(*server);
+}
+
+TEST_CASE("drain waits for the clients there are, and lets in no others") {
+  const auto server = start_store_server(kHere, 0, kQuick);
+  auto client = tcp_store(kHere, server->port(), kQuick);
+  Raw stranger(server->port());
+  auto begin = Clock::now();
+  CHECK_FALSE(server->drain(Milliseconds(100)));
+  CHECK(since(begin) >= Milliseconds(100));
+  CHECK(since(begin) < Milliseconds(1100));
+  CHECK(stranger.hung_up());
+  client->set("k", "still served");
+  CHECK(client->get("k", kSoon) == "still served");
+  TcpOptions impatient = kQuick;
+  impatient.connect_timeout = Milliseconds(100);
+  CHECK_THROWS_AS(tcp_store(kHere, server->port(), impatient), TimeoutError);
+  std::thread leaving([&] {
+    std::this_thread::sleep_for(Milliseconds(100));
+    client.reset();
+  });
+  begin = Clock::now();
+  CHECK(server->drain(kSoon));
+  CHECK(since(begin) < Milliseconds(3000));
+  leaving.join();
+}
