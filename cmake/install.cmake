@@ -4,6 +4,10 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS tapestry EXPORT tapestry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# It finds the library beside its own folder.
+file(RELATIVE_PATH libraries_from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+set_target_properties(tapestry-run PROPERTIES INSTALL_RPATH "$ORIGIN/${libraries_from_programs}")
+install(TARGETS tapestry-run RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 # Public headers keep their folders. What only the library's own sources include stays behind: the CPU kernels' helpers
 # see Eigen and oneDNN, and a folder named `internal` says it by its name.

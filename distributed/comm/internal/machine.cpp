@@ -1,0 +1,51 @@
+#include "tapestry/distributed/comm/internal/machine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace tapestry::distributed {
+namespace {
+
+/// "" if there is none. /proc/self/cgroup has a line "0::/path" for version 2; within a container the path
+/// may be that of the host, and the container's own group is then the root of what is mounted.
+std::string cgroup_file(const std::string& name) {
+  std::string path;
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (line.starts_with("0::/")) path = line.substr(4);
+  }
+  for (const std::string& folder : {"/sys/fs/cgroup/" + path + "/", std::string("/sys/fs/cgroup/")}) {
+    std::ifstream in(folder + name);
+    std::ostringstream text;
+    if (in && text << in.rdbuf()) return text.str();
+  }
+  return "";
+}
+
+}  // namespace
+
+int available_cores() {
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cores = CPU_COUNT(&allowed);
+  std::istringstream quota(cgroup_file("cpu.max"));  // "max 100000" or "150000 100000"
+  double time = 0, period = 0;
+  if (quota >> time >> period && period > 0)
+    cores = std::min(cores, static_cast<int>(time / period + 0.999));  // a part of a core is one
+  return std::max(cores, 1);
+}
+
+std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key) {
+  std::istringstream lines(cgroup_file(file));
+  std::string name;
+  for (std::int64_t value; lines >> name >> value;) {
+    if (name == key) return value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,321 @@
+#include "tapestry/distributed/comm/preflight.h"
+
+#include <netdb.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "tapestry/core/device.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/threads.h"
+#include "tapestry/core/version.h"
+#include "tapestry/distributed/comm/internal/machine.h"
+
+namespace tapestry::distributed {
+namespace {
+
+/// What Docker gives a container that asks for no more.
+constexpr std::int64_t kDockerShm = std::int64_t{64} << 20;
+
+std::string host_name() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+bool resolves(const std::string& host) {
+  addrinfo* found = nullptr;
+  const bool ok = getaddrinfo(host.c_str(), nullptr, nullptr, &found) == 0;
+  if (ok) freeaddrinfo(found);
+  return ok;
+}
+
+/// The same in all containers of a machine, and another one after each boot.
+std::string boot_id() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+std::int64_t shm_size() {
+  struct statvfs about {};
+  if (statvfs("/dev/shm", &about) != 0) return 0;
+  return static_cast<std::int64_t>(about.f_blocks) * static_cast<std::int64_t>(about.f_frsize);
+}
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> entries;
+  std::istringstream in(list);
+  for (std::string entry; std::getline(in, entry, ',');) entries.push_back(entry);
+  return entries;
+}
+
+std::string shown(const RankReport& r) {
+  return r.cuda_visible_devices ? "CUDA_VISIBLE_DEVICES=" + *r.cuda_visible_devices
+                                : std::string("CUDA_VISIBLE_DEVICES is not set");
+}
+
+/// The GPU that a rank takes: that of its local rank, or the only one that it is shown. "" if there is none.
+std::string gpu_of(const RankReport& r) {
+  const int index = r.visible_gpus == 1 ? 0 : r.local_rank;
+  if (index >= r.visible_gpus) return "";
+  if (r.cuda_visible_devices) {
+    const auto entries = split(*r.cuda_visible_devices);
+    if (index < static_cast<int>(entries.size())) return entries[static_cast<std::size_t>(index)];
+  }
+  return std::to_string(index);
+}
+
+class Checks {
+ public:
+  explicit Checks(const std::vector<RankReport>& ranks) : ranks_(ranks) {}
+
+  std::vector<Finding> run() {
+    numbers();
+    versions();
+    for (const RankReport& r : ranks_) gpus(r);
+    bound_twice();
+    std::map<std::string, std::vector<const RankReport*>> hosts;
+    for (const RankReport& r : ranks_) hosts[r.host + r.machine].push_back(&r);
+    for (const auto& [name, members] : hosts) host(members);
+    return std::move(findings_);
+  }
+
+ private:
+  template <class... Parts>
+  void failure(const Parts&... parts) {
+    findings_.push_back({true, concat({Piece(parts)...})});
+  }
+  template <class... Parts>
+  void warning(const Parts&... parts) {
+    findings_.push_back({false, concat({Piece(parts)...})});
+  }
+
+  void numbers() {
+    std::map<int, const RankReport*> by_rank;
+    std::map<std::pair<std::string, int>, const RankReport*> by_local_rank;
+    for (const RankReport& r : ranks_) {
+      const auto [same, is_new] = by_rank.emplace(r.rank, &r);
+      if (!is_new)
+        failure("two processes say that they are rank ", r.rank, ", on ", same->second->host, " and on ",
+                r.host, "; give each its own RANK, or start them with tapestry-run");
+      if (r.world_size != ranks_.front().world_size)
+        failure("rank ", r.rank, " counts ", r.world_size, " ranks, rank ", ranks_.front().rank, " counts ",
+                ranks_.front().world_size, "; WORLD_SIZE must be the same everywhere");
+      const auto [twin, first] = by_local_rank.emplace(std::pair(r.host + r.machine, r.local_rank), &r);
+      if (!first && is_new)
+        failure("ranks ", twin->second->rank, " and ", r.rank, " both have local rank ", r.local_rank, " on ",
+                r.host, "; LOCAL_RANK numbers the ranks of each host from 0");
+    }
+  }
+
+  void versions() {
+    for (const RankReport& r : ranks_) {
+      if (r.version != ranks_.front().version)
+        failure("rank ", r.rank, " on ", r.host, " runs tapestry ", r.version, ", rank ", ranks_.front().rank,
+                " ", ranks_.front().version, "; install the same on all hosts");
+      if (r.backend != ranks_.front().backend)
+        failure("rank ", r.rank, " on ", r.host, " uses the backend ", r.backend, ", rank ",
+                ranks_.front().rank, " ", ranks_.front().backend,
+                "; choose one for all, in InitOptions::backend");
+    }
+  }
+
+  void gpus(const RankReport& r) {
+    const bool needed = r.backend == "nccl";
+    if (r.cuda_visible_devices) {
+      auto entries = split(*r.cuda_visible_devices);
+      std::sort(entries.begin(), entries.end());
+      const auto twice = std::adjacent_find(entries.begin(), entries.end());
+      if (twice != entries.end())
+        failure("rank ", r.rank, ": ", shown(r), " names ", *twice,
+                " twice, and CUDA then shows no device; remove one");
+      else if (r.visible_gpus == 0 && !entries.empty() && entries.back() != "-1" && needed)
+        failure("rank ", r.rank, " on ", r.host, " sees no GPU, though ", shown(r),
+                "; see whether nvidia-smi lists it, in a container whether it runs with --gpus all");
+    } else if (r.visible_gpus == 0 && needed) {
+      failure("rank ", r.rank, " on ", r.host,
+              " sees no GPU; see whether nvidia-smi lists one, in a container ",
+              "whether it runs with --gpus all; or use the backend gloo");
+    }
+    if (r.visible_gpus > 1 && r.local_rank >= r.visible_gpus) {
+      const auto text =
+          concat({"rank ", r.rank, " has local rank ", r.local_rank, " on ", r.host, ", which shows it ",
+                  r.visible_gpus, " GPUs (", shown(r), "): there is no cuda:", r.local_rank,
+                  "; start at most ", r.visible_gpus, " ranks there (--nproc-per-node), or show it more"});
+      findings_.push_back({needed, text});
+    }
+  }
+
+  void bound_twice() {
+    std::map<std::pair<std::string, std::string>, const RankReport*> taken;
+    for (const RankReport& r : ranks_) {
+      const std::string gpu = gpu_of(r);
+      if (gpu.empty()) continue;
+      const auto [other, first] = taken.emplace(std::pair(r.machine, gpu), &r);
+      if (first) continue;
+      const auto text = concat({"ranks ", other->second->rank, " and ", r.rank, " on ", r.host,
+                                " take the same GPU ", gpu, " (", shown(r), "); "});
+      if (r.backend == "nccl")
+        failure(text, "NCCL refuses that: give each rank its own, or use the backend gloo");
+      else warning(text, "they share its time and its memory");
+    }
+  }
+
+  void host(const std::vector<const RankReport*>& members) {
+    const RankReport& r = *members.front();
+    const auto several = static_cast<int>(members.size());
+    if (!r.host_resolves)
+      findings_.push_back({r.world_size > r.local_world_size,
+                           concat({"the name ", r.host,
+                                   " has no address: add it to /etc/hosts, or start the container "
+                                   "with --hostname or --add-host"})});
+    if (several > 1 && r.shm_bytes <= kDockerShm) {
+      const auto found = r.shm_bytes == 0 ? std::string("there is no /dev/shm")
+                                          : concat({"/dev/shm has only ", r.shm_bytes >> 20, " MB"});
+      const auto text =
+          concat({found, " on ", r.host, ", for ", several,
+                  " ranks: in Docker start the container with "
+                  "--shm-size=1g or --ipc=host, in Kubernetes mount an emptyDir with medium Memory"});
+      findings_.push_back({r.backend == "nccl", text});
+    }
+    int threads = 0;
+    for (const RankReport* member : members) threads += member->threads;
+    if (several > 1 && threads > r.cores)
+      warning(several, " ranks on ", r.host, " compute with ", threads, " threads on ", r.cores,
+              " cores, and wait for one another; ",
+              several > r.cores ? std::string("start fewer (--nproc-per-node)")
+                                : concat({"OMP_NUM_THREADS=", r.cores / several,
+                                          " gives each its share (tapestry-run sets that)"}));
+  }
+
+  const std::vector<RankReport>& ranks_;
+  std::vector<Finding> findings_;
+};
+
+/// Every field once, for both directions.
+template <class Report, class F>
+void each_field(Report& r, F&& field) {
+  field("rank", r.rank);
+  field("world_size", r.world_size);
+  field("local_rank", r.local_rank);
+  field("local_world_size", r.local_world_size);
+  field("host", r.host);
+  field("machine", r.machine);
+  field("host_resolves", r.host_resolves);
+  field("backend", r.backend);
+  field("version", r.version);
+  field("visible_gpus", r.visible_gpus);
+  field("cuda_visible_devices", r.cuda_visible_devices);
+  field("shm_bytes", r.shm_bytes);
+  field("cores", r.cores);
+  field("threads", r.threads);
+}
+
+std::string as_text(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');  // which ends a field
+  return text;
+}
+std::string as_text(std::int64_t number) { return std::to_string(number); }
+
+void read(const std::string& text, std::string& value) { value = text; }
+void read(const std::string& text, std::optional<std::string>& value) { value = text; }
+template <class T>
+void read(const std::string& text, T& number) {
+  std::int64_t n = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, n);
+  check(error == std::errc() && stop == end, "[preflight] a rank's report has '", text, "' for a number");
+  number = static_cast<T>(n);
+}
+
+std::string key_of(int rank) { return "preflight/" + std::to_string(rank); }
+
+/// Rank 0's part: "" or what stands in the way.
+std::string verdict(Store& store, const RankReport& mine, Clock::time_point deadline) {
+  std::vector<RankReport> ranks{mine};
+  for (int rank = 1; rank < mine.world_size; ++rank) {
+    const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+    ranks.push_back(rank_report_from(store.get(key_of(rank), std::max(left, Milliseconds(0)))));
+  }
+  std::string failures;
+  for (const Finding& f : preflight(ranks)) {
+    if (f.failure) failures += "\n  " + f.text;
+    else std::fprintf(stderr, "tapestry: warning: %s\n", f.text.c_str());
+  }
+  return failures;
+}
+
+}  // namespace
+
+RankReport inspect_rank(const Environment& e, const std::string& backend) {
+  RankReport r{.rank = e.rank,
+               .world_size = e.world_size,
+               .local_rank = e.local_rank,
+               .local_world_size = e.local_world_size,
+               .host = host_name(),
+               .machine = boot_id(),
+               .backend = backend,
+               .version = version(),
+               .visible_gpus = device_count(DeviceType::cuda),
+               .shm_bytes = shm_size(),
+               .cores = available_cores(),
+               .threads = get_num_threads()};
+  r.host_resolves = resolves(r.host);
+  if (const char* const devices = std::getenv("CUDA_VISIBLE_DEVICES")) r.cuda_visible_devices = devices;
+  return r;
+}
+
+std::vector<Finding> preflight(const std::vector<RankReport>& ranks) {
+  return ranks.empty() ? std::vector<Finding>{} : Checks(ranks).run();
+}
+
+std::string to_text(const RankReport& report) {
+  std::string text;
+  each_field(report, [&](const char* name, const auto& value) {
+    if constexpr (requires { value.has_value(); }) {
+      if (value) text += name + std::string("=") + as_text(*value) + "\n";
+    } else {
+      text += name + std::string("=") + as_text(value) + "\n";
+    }
+  });
+  return text;
+}
+
+RankReport rank_report_from(const std::string& text) {
+  std::map<std::string, std::string, std::less<>> given;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto equals = line.find('=');
+    check(equals != std::string::npos, "[preflight] '", line.substr(0, 100),
+          "' is no line of a rank's report");
+    given.emplace(line.substr(0, equals), line.substr(equals + 1));
+  }
+  RankReport report;
+  each_field(report, [&](const char* name, auto& value) {
+    const auto found = given.find(name);
+    if (found != given.end()) read(found->second, value);
+  });
+  return report;
+}
+
+void preflight(Store& store, const RankReport& mine, Milliseconds timeout) {
+  const std::string verdict_key = "preflight/verdict";
+  if (mine.rank == 0) {
+    const std::string failures = verdict(store, mine, Clock::now() + timeout);
+    store.set(verdict_key, failures);
+    check<DistributedError>(failures.empty(), "[preflight] this job cannot run as it is:", failures);
+    return;
+  }
+  store.set(key_of(mine.rank), to_text(mine));
+  const std::string failures = store.get(verdict_key, timeout);
+  check<DistributedError>(failures.empty(), "[preflight] this job cannot run as it is:", failures);
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,227 @@
+#include "tapestry/distributed/launch/launch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/environment.h"
+#include "tapestry/distributed/comm/internal/machine.h"
+#include "tapestry/distributed/comm/store.h"
+#include "tapestry/distributed/launch/child_environment.h"
+#include "tapestry/distributed/launch/guard.h"
+#include "tapestry/distributed/launch/job_store.h"
+#include "tapestry/distributed/launch/nodes.h"
+#include "tapestry/distributed/launch/process.h"
+#include "tapestry/distributed/launch/supervise.h"
+
+namespace tapestry::distributed::launch {
+namespace {
+
+constexpr std::string_view kSelf = "[tapestry-run] ";
+/// For them to say, after the grace period, that they need it no more.
+constexpr std::chrono::seconds kLeave{10};
+/// For one request to node 0's launcher: how long a signal may wait when that has frozen.
+constexpr std::chrono::seconds kRequest{5};
+
+/// Descriptors that are closed would be taken by the next file opened, and stdout would be a log.
+void open_standard_streams() {
+  for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
+    if (fd <= STDERR_FILENO) continue;
+    close(fd);
+    return;
+  }
+}
+
+Job job_of(const LaunchOptions& o, const Variables& environment) {
+  return {.nnodes = o.nnodes,
+          .node_rank = o.node_rank,
+          .nproc_per_node = o.nproc_per_node,
+          .master_addr = o.host,
+          .master_port = o.port,
+          .secret = secret_of(o, environment),
+          .cores = available_cores()};
+}
+
+void create_log_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  check<IoError>(!error, "[tapestry-run] cannot create ", folder, ": ", error.message(),
+                 "; choose another --log-dir");
+}
+
+std::string log_path(const std::string& folder, int rank, int attempt) {
+  if (folder.empty()) return "";
+  const std::string restart = attempt > 0 ? concat({".restart", attempt}) : "";
+  return concat({folder, "/rank_", rank, restart, ".log"});
+}
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, std::string path)
+      : o_(options),
+        path_(std::move(path)),
+        environment_(this_environment()),
+        job_(job_of(options, environment_)) {
+    if (!o_.log_dir.empty()) create_log_folder(o_.log_dir);
+  }
+
+  int run() {
+    if (o_.node_rank == 0) {
+      store_ = open_store(o_, job_.secret);
+      job_.master_port = store_->port();
+    }
+    if (o_.nnodes > 1 && !join()) return 128 + stopped_by_;
+    int attempt = 0;
+    while (run_attempt(attempt)) ++attempt;
+    if (nodes_) leave();
+    flush();
+    return status_;
+  }
+
+ private:
+  /// Whether another attempt follows.
+  bool run_attempt(int attempt) {
+    const bool restarts_left = attempt < o_.max_restarts;
+    AttemptPlan plan = attempt_plan(attempt);
+    std::optional<Ending> ending;
+    if (nodes_) {
+      plan.ended_elsewhere = [&] { return (ending = nodes_->look(attempt)).has_value(); };
+      plan.on_end = [&](const Outcome& so_far) { ending = nodes_->end(attempt, ending_of(so_far)); };
+    }
+    const Outcome outcome = supervise(plan, signals_, guard_, terminal_);
+    if (outcome.stopped_by != 0) stopped_by_ = outcome.stopped_by;
+    const bool well = !outcome.failure && outcome.stopped_by == 0 && !outcome.elsewhere;
+    if (nodes_ && well) ending = wait_for_nodes(attempt);
+    else if (!nodes_ && !well) ending = ending_of(outcome);
+    if (!ending) {
+      status_ = stopped_by_ != 0 ? 128 + stopped_by_ : 0;
+      return false;
+    }
+    const bool again = ending->restart && restarts_left && stopped_by_ == 0;
+    if (outcome.failure) show_last_lines(*outcome.failure);
+    say(ending->text + (again ? concat({"; restart ", attempt + 1, " of ", o_.max_restarts}) : ""));
+    status_ = ending->status;
+    return again;
+  }
+
+  AttemptPlan attempt_plan(int attempt) const {
+    AttemptPlan plan{.path = path_, .command = o_.command, .grace = grace()};
+    for (int local = 0; local < job_.nproc_per_node; ++local) {
+      const int rank = job_.rank(local);
+      plan.ranks.push_back({rank, child_environment(environment_, job_, local, attempt),
+                            log_path(o_.log_dir, rank, attempt), o_.log_dir.empty() || rank == 0});
+    }
+    return plan;
+  }
+
+  Milliseconds grace() const { return Milliseconds(static_cast<std::int64_t>(o_.grace_s * 1000)); }
+
+  Ending ending_of(const Outcome& outcome) const {
+    const std::string where = o_.nnodes > 1 ? concat({"node ", o_.node_rank, ": "}) : "";
+    if (outcome.failure) return {outcome.failure->status(), true, where + describe(*outcome.failure)};
+    return {128 + outcome.stopped_by, false, where + "ended by " + signal_name(outcome.stopped_by)};
+  }
+
+  void say(std::string_view text) { terminal_.line(true, kSelf, text); }
+
+  void show_last_lines(const Failure& failure) {
+    if (failure.last_lines.empty()) return;
+    say(concat({"the last lines of rank ", failure.rank, ":"}));
+    const std::string prefix = concat({"  ", failure.rank, " | "});
+    for (const std::string& line : failure.last_lines) terminal_.line(true, prefix, line);
+  }
+
+  /// Writes and sleeps for a moment; false once a signal to end has come.
+  bool pause() {
+    pollfd fds[] = {{signals_.fd(), POLLIN, 0}, {terminal_.pending(), POLLOUT, 0}};
+    poll(fds, 2, 200);
+    if (fds[1].revents) terminal_.write_some();
+    while (const auto signal = signals_.read()) {
+      if (signal->number != SIGCHLD) stopped_by_ = signal->number;
+    }
+    return stopped_by_ == 0;
+  }
+
+  /// Finds node 0's launcher; false if a signal came first.
+  bool join() {
+    const auto deadline = Clock::now() + default_timeout();  // a cluster may start nodes minutes apart
+    const TcpOptions options{
+        .secret = job_.secret, .connect_timeout = std::chrono::seconds(1), .request_timeout = kRequest};
+    do {
+      try {
+        nodes_.emplace(tcp_store(o_.host, job_.master_port, options), o_);
+        nodes_->join();
+        return true;
+      } catch (const TimeoutError& e) {
+        check<TimeoutError>(Clock::now() < deadline, "[tapestry-run] node ", o_.node_rank,
+                            " does not find the launcher of node 0: ", e.what());
+      }
+    } while (pause());
+    return false;
+  }
+
+  /// After this node's ranks have ended well. Null if those of all nodes have.
+  std::optional<Ending> wait_for_nodes(int attempt) try {
+    nodes_->done(attempt);
+    while (!nodes_->all_done(attempt)) {
+      if (const auto ending = nodes_->look(attempt)) return ending;
+      if (!pause()) return nodes_->end(attempt, ending_of({.stopped_by = stopped_by_}));
+    }
+    return std::nullopt;
+  } catch (const DistributedError&) {
+    return nodes_->look(attempt);  // which says that node 0 is gone
+  }
+
+  /// Node 0's store must outlive its use by the others.
+  void leave() {
+    nodes_.reset();
+    const auto deadline = Clock::now() + grace() + kLeave;
+    while (store_ && !store_->drain(Milliseconds(100)) && Clock::now() < deadline && pause()) {
+    }
+  }
+
+  /// Until the reader has taken all, or a signal says that nobody waits for it.
+  void flush() {
+    while (terminal_.pending() >= 0) {
+      pollfd fds[] = {{terminal_.pending(), POLLOUT, 0}, {signals_.fd(), POLLIN, 0}};
+      poll(fds, 2, -1);
+      if (fds[0].revents) terminal_.write_some();
+      const auto signal = signals_.read();
+      if (signal && signal->number != SIGCHLD) return;
+    }
+  }
+
+  const LaunchOptions& o_;
+  const std::string path_;
+  const Variables environment_;
+  Job job_;
+  const Signals signals_;  // before the store's thread, which inherits what is blocked
+  const Guard guard_;
+  Terminal terminal_{STDOUT_FILENO, STDERR_FILENO};
+  std::unique_ptr<StoreServer> store_;
+  std::optional<Nodes> nodes_;
+  int stopped_by_ = 0;
+  int status_ = 0;
+};
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  open_standard_streams();
+  std::string path;
+  try {
+    path = find_program(options.command.at(0));
+  } catch (const IoError& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 127;  // as a shell
+  }
+  return Launcher(options, std::move(path)).run();
+}
+
+}  // namespace tapestry::distributed::launch

@@ -1,0 +1,125 @@
+#include "tapestry/distributed/launch/output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <utility>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed::launch {
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  close();
+  fd_ = other.release();
+  return *this;
+}
+
+int Fd::release() { return std::exchange(fd_, -1); }
+
+void Fd::close() {
+  if (open()) ::close(release());
+}
+
+void Terminal::line(bool to_err, std::string_view prefix, std::string_view text) {
+  Stream& stream = to_err ? err_ : out_;
+  if (stream.gone) return;
+  std::string entry;
+  entry.reserve(prefix.size() + text.size() + 1);
+  entry.append(prefix).append(text).append("\n");
+  waiting_ += entry.size();
+  queue_.push_back({&stream, std::move(entry)});
+}
+
+void Terminal::write_some() {
+  if (queue_.empty()) return;
+  Entry& entry = queue_.front();
+  // A pipe that polls as writable takes PIPE_BUF bytes at least.
+  const std::size_t size = std::min<std::size_t>(entry.text.size() - written_, PIPE_BUF);
+  const ssize_t n = entry.stream->gone ? -1 : ::write(entry.stream->fd, entry.text.data() + written_, size);
+  if (n < 0) {
+    if (!entry.stream->gone && (errno == EINTR || errno == EAGAIN)) return;
+    entry.stream->gone = true;  // EPIPE, mostly: `tapestry-run ... | head`. The job goes on.
+  } else {
+    written_ += static_cast<std::size_t>(n);
+  }
+  if (!entry.stream->gone && written_ < entry.text.size()) return;
+  waiting_ -= entry.text.size();
+  written_ = 0;
+  queue_.pop_front();
+}
+
+RankOutput::RankOutput(int rank, const std::string& log_path, bool show, Terminal& terminal)
+    : prefix_("[" + std::to_string(rank) + "] "), log_path_(log_path), show_(show), terminal_(terminal) {
+  for (Stream& stream : streams_) {
+    int ends[2];
+    check<Error>(pipe2(ends, O_CLOEXEC) == 0, "[tapestry-run] no pipe for rank ", rank, ": ",
+                 std::strerror(errno), "; see ulimit -n");
+    stream.read_end = Fd(ends[0]);
+    stream.write_end = Fd(ends[1]);
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  }
+  if (log_path.empty()) return;
+  log_ = Fd(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  check<IoError>(log_.open(), "[tapestry-run] cannot write ", log_path, ": ", std::strerror(errno),
+                 "; choose another --log-dir");
+}
+
+void RankOutput::close_child_ends() {
+  for (Stream& stream : streams_) stream.write_end.close();
+}
+
+bool RankOutput::read_some(int stream) {
+  Stream& s = streams_[stream];
+  if (!s.read_end.open()) return false;
+  static std::array<char, 64 << 10> buffer;
+  const ssize_t n = ::read(s.read_end.get(), buffer.data(), buffer.size());
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  const auto sink = [&](std::string_view text) { line(stream, text); };
+  if (n <= 0) {
+    s.splitter.finish(sink);
+    s.read_end.close();
+    return false;
+  }
+  const std::string_view bytes(buffer.data(), static_cast<std::size_t>(n));
+  log(bytes);
+  s.splitter.feed(bytes, sink);
+  return true;
+}
+
+void RankOutput::drain() {
+  for (int stream = 0; stream < kStreams; ++stream) {
+    // As much as the largest pipe holds: what a process that escaped keeps on writing is not waited for.
+    for (int reads = 0; reads < 64 && read_some(stream); ++reads) {
+    }
+    Stream& s = streams_[stream];
+    s.splitter.finish([&](std::string_view text) { line(stream, text); });
+    s.read_end.close();
+  }
+}
+
+void RankOutput::line(int stream, std::string_view text) {
+  tail_.add(text);
+  if (show_) terminal_.line(stream == 1, prefix_, text);
+}
+
+void RankOutput::log(std::string_view bytes) {
+  while (log_.open() && !bytes.empty()) {
+    const ssize_t n = ::write(log_.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {  // a full disk is not worth the job
+      terminal_.line(true, prefix_,
+                     concat({"[tapestry-run] ", log_path_, " ends here: ", std::strerror(errno)}));
+      log_.close();
+      return;
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+}  // namespace tapestry::distributed::launch

@@ -1,0 +1,40 @@
+#include "tapestry/distributed/launch/signals.h"
+
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed::launch {
+
+Signals::Signals() {
+  struct sigaction action {};
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+  if (sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+
+  // Were it ignored, as some parents leave it, children would go unseen. One that stops has not ended.
+  action = {};
+  action.sa_handler = SIG_DFL;
+  action.sa_flags = SA_NOCLDSTOP;
+  sigaction(SIGCHLD, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+
+  fd_ = Fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  check<Error>(fd_.open(), "[tapestry-run] no descriptor for signals: ", std::strerror(errno),
+               "; see ulimit -n");
+}
+
+std::optional<Signal> Signals::read() const {
+  signalfd_siginfo info{};
+  if (::read(fd_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
+  return Signal{static_cast<int>(info.ssi_signo), static_cast<int>(info.ssi_pid)};
+}
+
+}  // namespace tapestry::distributed::launch

@@ -1,0 +1,195 @@
+// How a job ends: whoever fails, is killed or killed with, nothing stays behind, and the first failure is
+// said last.
+#include <algorithm>
+
+#include "tests/launch/job.h"
+#include "tests/support/catch.h"
+
+using tests::eventually;
+using tests::Job;
+
+namespace {
+
+/// Two ranks that say they run and then wait for long; each has a child in the background, which outlives it.
+constexpr const char* kWaits = "sleep 300 & echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; wait; sleep 300";
+
+Job waiting(std::vector<std::string> options = {}) {
+  options.insert(options.end(), {"--nproc-per-node=2", "sh", "-c", kWaits});
+  return Job(std::move(options));
+}
+
+bool up(const Job& job) { return job.made("up.0") && job.made("up.1"); }
+
+int rank_pid(const Job& job, int rank) { return std::stoi(job.file("pid." + std::to_string(rank))); }
+
+}  // namespace
+
+TEST_CASE("all ranks well: exit status 0, and not before the last") {
+  Job job({"--nproc-per-node=2", "sh", "-c", "[ $RANK = 1 ] && sleep 0.5 && touch $DIR/late; exit 0"});
+  CHECK(job.wait() == 0);
+  CHECK(job.made("late", 0));
+  CHECK(job.err().empty());
+}
+
+TEST_CASE("ranks are the launcher's only children") {
+  Job job = waiting();
+  REQUIRE(up(job));
+  CHECK(job.children() == std::set<int>{rank_pid(job, 0), rank_pid(job, 1)});
+}
+
+TEST_CASE("a rank that exits with a code ends all, and is said last with its last lines") {
+  Job job({"--nproc-per-node=3", "sh", "-c",
+           "touch $DIR/up.$RANK; trap 'echo rank $RANK: lost my peer >&2; exit 1' TERM\n"
+           "if [ $RANK = 1 ]; then while ! [ -e $DIR/up.0 -a -e $DIR/up.2 ]; do sleep 0.01; done\n"
+           "  for i in $(seq 30); do echo line $i; done; echo the reason >&2; exit 3; fi\n"
+           "while :; do sleep 0.05; done"});
+  CHECK(job.wait() == 3);
+  CHECK(job.seconds() < 20);
+  const std::string err = job.err();
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("[tapestry-run] rank 1 (pid "));
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("exit code 3"));
+  // Its lines once more before that, the twenty last ones, after what the others had to say.
+  const auto at = [&](const char* text) { return err.find(text); };
+  CHECK(at("[0] rank 0: lost my peer") < at("the last lines of rank 1:"));
+  CHECK(at("[2] rank 2: lost my peer") < at("the last lines of rank 1:"));
+  CHECK(at("the last lines of rank 1:") < at("  1 | the reason"));
+  CHECK(at("  1 | line 30\n") != std::string::npos);
+  CHECK(at("  1 | line 12\n") != std::string::npos);
+  CHECK(at("  1 | line 10\n") == std::string::npos);
+  CHECK(job.all_gone(0));
+}
+
+TEST_CASE("a crash and a kill are named by their signal") {
+  for (const auto& [name, status, text] : {std::tuple{"SEGV", 139, "killed by SIGSEGV (Segmentation fault)"},
+                                           std::tuple{"ABRT", 134, "killed by SIGABRT (Aborted)"},
+                                           std::tuple{"KILL", 137, "killed by SIGKILL (Killed)"}}) {
+    Job job(
+        {"--nproc-per-node=2", "sh", "-c",
+         std::string(
+             "ulimit -c 0; touch $DIR/up.$RANK; [ $RANK = 0 ] && while ! [ -e $DIR/up.1 ]; do sleep 0.01; "
+             "done && kill -") +
+             name + " $$; sleep 300"});
+    CHECK(job.wait() == status);
+    CHECK(job.seconds() < 20);
+    CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 0 (pid "));
+    CHECK_THAT(job.err_last_line(), ContainsSubstring(text));
+    CHECK(job.all_gone());
+  }
+}
+
+TEST_CASE("kill -9 of a rank from outside") {
+  Job job = waiting();
+  REQUIRE(up(job));
+  kill(rank_pid(job, 1), SIGKILL);
+  CHECK(job.wait(10) == 137);
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 1 (pid "));
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("not by tapestry-run"));
+  CHECK(job.all_gone());
+}
+
+TEST_CASE("the first of several deaths is found though the launcher looks late") {
+  // The launcher is stopped while three ranks die: 2 first, then 0 by exit and 1 by a signal. All it has
+  // afterwards is the kernel's word.
+  Job job({"--nproc-per-node=3", "sh", "-c",
+           "ulimit -c 0; echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while ! [ -e $DIR/go.$RANK ]; do "
+           "sleep 0.01; "
+           "done; [ $RANK = 1 ] && kill -SEGV $$; exit 4$RANK"});
+  REQUIRE((up(job) && job.made("up.2")));
+  job.signal(SIGSTOP);
+  REQUIRE(eventually([&] { return tests::state_of(job.pid()) == 'T'; }, 10));
+  for (const int rank : {2, 0, 1}) {
+    job.write("go." + std::to_string(rank), "");
+    REQUIRE(eventually([&] { return tests::state_of(rank_pid(job, rank)) == 'Z'; }, 10));
+  }
+  job.signal(SIGCONT);
+  CHECK(job.wait(10) == 42);
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 2 (pid "));
+}
+
+TEST_CASE("Ctrl-C and its kin reach the ranks, which end in their own way") {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Job job(
+        {"--nproc-per-node=2", "sh", "-c",
+         "trap 'echo saved $RANK; exit 0' INT TERM HUP; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
+    REQUIRE(up(job));
+    job.signal(signal);
+    CHECK(job.wait(10) == 128 + signal);
+    CHECK_THAT(job.out(), ContainsSubstring("[0] saved 0\n"));
+    CHECK_THAT(job.out(), ContainsSubstring("[1] saved 1\n"));
+    CHECK_THAT(job.err_last_line(), ContainsSubstring("ended by SIG"));
+    CHECK(job.all_gone(0));
+  }
+}
+
+TEST_CASE("a rank that ignores the request is killed after the grace period") {
+  Job job({"--nproc-per-node=2", "--grace=0.5", "sh", "-c",
+           "trap '' INT TERM; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
+  REQUIRE(up(job));
+  const double before = job.seconds();
+  job.signal(SIGTERM);
+  CHECK(job.wait(10) == 143);
+  CHECK(job.seconds() - before > 0.45);
+  CHECK(job.all_gone(0));
+}
+
+TEST_CASE("a second Ctrl-C does not wait for the grace period") {
+  Job job({"--nproc-per-node=2", "--grace=3600", "sh", "-c",
+           "trap 'touch $DIR/asked.$RANK' INT; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
+  REQUIRE(up(job));
+  job.signal(SIGINT);
+  REQUIRE((job.made("asked.0") && job.made("asked.1")));
+  job.signal(SIGINT);
+  CHECK(job.wait(10) == 130);
+  CHECK(job.all_gone(0));
+}
+
+TEST_CASE("a frozen rank ends with the others") {
+  Job job = waiting();
+  REQUIRE(up(job));
+  kill(rank_pid(job, 0), SIGSTOP);
+  REQUIRE(eventually([&] { return tests::state_of(rank_pid(job, 0)) == 'T'; }, 10));
+  kill(rank_pid(job, 1), SIGKILL);
+  CHECK(job.wait(10) == 137);
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 1 (pid "));
+  CHECK(job.all_gone());
+}
+
+TEST_CASE("killing the launcher with SIGKILL leaves nothing, not even children of the ranks") {
+  Job job = waiting();
+  REQUIRE(up(job));
+  // The launcher, its guard, two shells, their children.
+  REQUIRE(eventually([&] { return job.processes().size() == 6; }, 10));
+  job.signal(SIGKILL);
+  CHECK(job.wait(10) == 137);
+  CHECK(job.all_gone(5));
+}
+
+TEST_CASE("what a rank leaves running when it ends goes, too") {
+  Job job({"--nproc-per-node=2", "sh", "-c", "sleep 300 & exit 0"});
+  CHECK(job.wait(10) == 0);
+  CHECK(job.all_gone());
+}
+
+TEST_CASE("nobody reads the output: the launcher still watches") {
+  // Its stdout is a pipe that is never read; ranks write without end, one is killed.
+  Job job({"sh", "-c", "\"$0\" \"$@\" | { touch $DIR/reader; sleep 300; }",
+           std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tapestry-run",
+           "--nproc-per-node=2", "sh", "-c",
+           "echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while :; do echo "
+           "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done"});
+  REQUIRE(up(job));
+  usleep(300'000);  // for the pipe and the queue to fill; less makes the test weaker, not wrong
+  const int victim = rank_pid(job, 1), other = rank_pid(job, 0);
+  kill(victim, SIGKILL);
+  CHECK(eventually([&] { return tests::state_of(other) == 0 || tests::state_of(other) == 'Z'; }, 10));
+}
+
+TEST_CASE("a reader that goes away does not end the job") {
+  Job job({"sh", "-c", "\"$0\" \"$@\" | head -1 > $DIR/first",
+           std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tapestry-run", "sh", "-c",
+           "i=0; while [ $i -lt 1000 ]; do echo $i; i=$((i+1)); done; sleep 0.2; echo more; touch "
+           "$DIR/finished"});
+  CHECK(job.wait(20) == 0);
+  CHECK(job.file("first") == "[0] 0\n");
+  CHECK(job.made("finished", 0));
+}

@@ -1,0 +1,33 @@
+#include "tapestry/distributed/launch/failure.h"
+
+#include <cerrno>
+#include <csignal>
+
+#include "tests/support/catch.h"
+
+using namespace tapestry::distributed::launch;
+
+TEST_CASE("exit statuses as a shell counts them") {
+  CHECK(Failure{.exit_code = 3}.status() == 3);
+  CHECK(Failure{.signal = SIGSEGV}.status() == 139);
+  CHECK(Failure{.signal = SIGKILL}.status() == 137);
+  CHECK(Failure{.start_error = ENOENT}.status() == 127);
+  CHECK(Failure{.start_error = ENOEXEC}.status() == 126);
+}
+
+TEST_CASE("a failure says who, how, and what it may mean") {
+  const auto says = [](const Failure& failure, const char* text) {
+    CHECK_THAT(describe(failure), ContainsSubstring(text));
+  };
+  says({.rank = 4, .pid = 77, .exit_code = 3}, "rank 4 (pid 77) failed first: it ended with exit code 3");
+  says({.pid = 1, .signal = SIGSEGV}, "killed by SIGSEGV (Segmentation fault)");
+  says({.pid = 1, .signal = SIGRTMIN + 3}, "killed by signal");
+  says({.pid = 1, .signal = SIGBUS}, "--shm-size");
+  says({.pid = 1, .signal = SIGKILL}, "not by tapestry-run");
+  says({.pid = 1, .signal = SIGKILL}, "out-of-memory killer");
+  says({.pid = 1, .signal = SIGKILL, .oom_kills = 0}, "dmesg");
+  says({.pid = 1, .signal = SIGKILL, .oom_kills = 2}, "by the kernel, out of memory (2 such");
+  says({.rank = 2, .start_error = EACCES}, "rank 2 failed first: it could not be started: Permission denied");
+  says({.start_error = ENOEXEC}, "begins with #!");
+  CHECK_THAT(describe({.pid = 1, .signal = SIGTERM, .oom_kills = 2}), !ContainsSubstring("memory"));
+}

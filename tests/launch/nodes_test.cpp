@@ -1,0 +1,86 @@
+#include "tapestry/distributed/launch/nodes.h"
+
+#include "tapestry/core/error.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry::distributed;
+using namespace tapestry::distributed::launch;
+
+namespace {
+
+LaunchOptions node(int rank, int nproc = 2) {
+  LaunchOptions o;
+  o.nnodes = 2;
+  o.node_rank = rank;
+  o.nproc_per_node = nproc;
+  return o;
+}
+
+/// What a client sees once the server has gone.
+class GoneStore : public Store {
+ public:
+  void set(std::string_view, std::string_view) override { gone(); }
+  std::string get(std::string_view, Milliseconds) override { gone(); }
+  std::optional<std::string> try_get(std::string_view) override { gone(); }
+  std::int64_t add(std::string_view, std::int64_t) override { gone(); }
+  std::string compare_set(std::string_view, std::optional<std::string_view>, std::string_view) override {
+    gone();
+  }
+  bool erase(std::string_view) override { gone(); }
+  std::string str() const override { return "gone"; }
+
+ private:
+  [[noreturn]] static void gone() { throw DistributedError("connection refused"); }
+};
+
+}  // namespace
+
+TEST_CASE("nodes join once each, started alike") {
+  const auto store = memory_store();
+  Nodes zero(store, node(0)), one(store, node(1));
+  zero.join();
+  one.join();
+  CHECK_THROWS_WITH(Nodes(store, node(1)).join(), ContainsSubstring("launcher of node 1 already"));
+  CHECK_THROWS_AS(Nodes(store, node(1, 3)).join(), tapestry::ValueError);
+  CHECK_THROWS_WITH(Nodes(store, node(1, 3)).join(), ContainsSubstring("--nproc-per-node 3"));
+}
+
+TEST_CASE("the first ending is everybody's, attempt by attempt") {
+  const auto store = memory_store();
+  Nodes zero(store, node(0)), one(store, node(1));
+  CHECK_FALSE(zero.look(0));
+  const Ending first = one.end(0, {139, true, "node 1: rank 3 failed\nbadly"});
+  CHECK(first.status == 139);
+  const Ending second = zero.end(0, {1, false, "node 0: rank 0 lost rank 3"});
+  CHECK(second.status == 139);
+  CHECK(second.restart);
+  CHECK(second.text == "node 1: rank 3 failed\nbadly");
+  const auto seen = zero.look(0);
+  REQUIRE(seen);
+  CHECK(seen->text == first.text);
+  CHECK_FALSE(zero.look(1));
+  CHECK(zero.end(1, {130, false, ""}).status == 130);
+  CHECK_FALSE(one.look(1)->restart);
+}
+
+TEST_CASE("a job is done when all nodes are") {
+  const auto store = memory_store();
+  Nodes zero(store, node(0)), one(store, node(1));
+  zero.done(0);
+  CHECK_FALSE(zero.all_done(0));
+  one.done(0);
+  CHECK(zero.all_done(0));
+  CHECK(one.all_done(0));
+  CHECK_FALSE(zero.all_done(1));
+}
+
+TEST_CASE("without node 0 the job has ended") {
+  Nodes one(std::make_shared<GoneStore>(), node(1));
+  const auto ending = one.look(0);
+  REQUIRE(ending);
+  CHECK(ending->status == 1);
+  CHECK_FALSE(ending->restart);
+  CHECK_THAT(ending->text, ContainsSubstring("node 0 does not answer: connection refused"));
+  CHECK(one.end(0, {5, true, "mine"}).text == "mine");
+  CHECK_THROWS_AS(one.done(0), DistributedError);
+}
