@@ -87,6 +87,7 @@ Given parse(int argc, char** argv, Options& o) {
       "  classifier --resume --run-dir runs/mine    goes on with a run that was stopped\n",
       "classifier"};
   app.get_formatter()->column_width(26);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append to others'
   app.footer(
       "Ctrl-C stops after the step in progress and saves. A resumed run ends bit for bit where the run "
       "would\n"

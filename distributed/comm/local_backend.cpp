@@ -128,14 +128,14 @@ class Room {
     std::unique_lock lock(mutex_);
     check_alive(lock);
     calls_[me] = call;
-    here_[me] = true;
+    here_[me] = Place::here;
     const std::uint64_t round = round_;
-    if (std::count(here_.begin(), here_.end(), true) == size()) {
+    if (std::count(here_.begin(), here_.end(), Place::here) == size()) {
       check_fit(lock);
       const bool at_once = bytes <= kAtOnce;
       if (at_once)
         for (int r = 0; r < size(); ++r) do_share(calls_, r);
-      std::fill(here_.begin(), here_.end(), false);
+      std::fill(here_.begin(), here_.end(), Place::away);
       busy_ = at_once ? 0 : size();
       ++round_;
       changed_.notify_all();
@@ -205,6 +205,7 @@ class Room {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  enum class Place : char { away, here, gave_up };
 
   void check_alive(Lock&) const { check<DistributedError>(why_.empty(), why_); }
   void check_here(int rank) const {
@@ -226,21 +227,18 @@ class Room {
     int missing = -1;
     const auto somebody_left = [&] {
       for (std::size_t r = 0; r < gone_.size(); ++r)
-        if (gone_[r] && !here_[r]) return missing = static_cast<int>(r), true;
+        if (gone_[r] && here_[r] != Place::here) return missing = static_cast<int>(r), true;
       return false;
     };
     const bool awake = changed_.wait_until(
         lock, deadline, [&] { return round_ != round || !why_.empty() || somebody_left(); });
     if (round_ != round) return;
-    here_[me] = false;
+    here_[me] = Place::gave_up;
     check<DistributedError>(why_.empty(), why_);
     if (awake) check_here(missing);
-    std::string absent;
+    std::string absent;  // they are not told: each rank has a deadline of its own
     for (std::size_t r = 0; r < here_.size(); ++r)
-      if (!here_[r] && r != me) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
-    // Those who wait with this rank would wait for it in vain.
-    why_ = concat({"[local] rank ", me, " waited for rank ", absent, " in vain"});
-    changed_.notify_all();
+      if (here_[r] == Place::away) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
     fail<TimeoutError>("[local] rank ", absent, " did not come in the time set");
   }
 
@@ -248,7 +246,8 @@ class Room {
   std::condition_variable changed_;
   std::string why_;  // not empty: aborted
   Calls calls_;
-  std::vector<char> here_, gone_;
+  std::vector<Place> here_;
+  std::vector<char> gone_;
   std::uint64_t round_ = 0;
   int busy_ = 0;
   std::map<std::tuple<int, int, std::uint32_t>, std::deque<std::vector<std::byte>>> messages_;

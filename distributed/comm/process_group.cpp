@@ -76,7 +76,8 @@ struct Core {
   std::shared_ptr<Store> store;
   GroupOptions options;
   std::string name;
-  std::vector<int> ranks;  // of the world
+  std::vector<int> ranks;      // of the world
+  bool part_of_world = false;  // a sub-group
 
   // Under member->order.
   std::uint64_t sequence = 0, groups = 0;
@@ -121,12 +122,14 @@ struct Core {
   std::shared_ptr<const Failure> attempt(const CollectiveRecord& record, const Body& body) {
     const auto start = Clock::now();
     const auto fail = [&](bool timeout, bool complete, const std::string& what) {
-      const auto ms = std::chrono::duration_cast<Milliseconds>(Clock::now() - start).count();
       std::string text = what;
-      if (!complete)
-        text = concat({"[", op_name(record.op), "] ", record.str(), " did not complete on rank ",
-                       ranks[static_cast<std::size_t>(backend->rank())], ", where it ran for ", ms,
-                       " ms: ", what});
+      if (!complete) {
+        text = concat({"[", op_name(record.op), "] ", record.str(),
+                       timeout ? " did not complete on rank " : " failed on rank ",
+                       ranks[static_cast<std::size_t>(backend->rank())], timeout ? " in " : " after ",
+                       seconds(Clock::now() - start), ": ", what});
+        if (part_of_world) text += concat({" (the ranks of ", name, " are ", join(ranks), " of the world)"});
+      }
       return member->diagnosis.fail({timeout, complete, record.brief(), std::move(text)});
     };
     try {
@@ -301,8 +304,7 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
 }
 
 std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, Site site) {
-  std::string list;
-  for (const int r : members) list += (list.empty() ? "" : ", ") + std::to_string(r);
+  const std::string list = join(members);
   check(!members.empty(), "[new_group] no ranks; name at least one");
   for (const int r : members)
     check<IndexError>(r >= 0 && r < size(), "[new_group] rank ", r, " of a group of ", size(),
@@ -313,6 +315,7 @@ std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, 
   const auto part = std::make_shared<Core>();
   part->member = core_->member;
   part->options = core_->options;
+  part->part_of_world = true;
   for (const int r : members) part->ranks.push_back(core_->ranks[static_cast<std::size_t>(r)]);
   const bool inside = std::find(members.begin(), members.end(), rank()) != members.end();
   // Counted in the queue's order, which is the same on all ranks.

@@ -225,3 +225,127 @@ TEST_CASE("large tensors") {
     });
   }
 }
+
+namespace {
+
+// A tensor of `shape` whose dimensions lie in memory in the order `order`, from the slowest to the fastest,
+// in steps of two elements with 99 in the gaps.
+struct Spread {
+  Tensor base, view;
+};
+Spread spread(DType dtype, const Shape& shape, const Dims& order,
+              const std::function<double(std::int64_t)>& f) {
+  Shape strides = shape;
+  std::int64_t step = 2;
+  for (int k = shape.size() - 1; k >= 0; --k) {
+    strides[static_cast<int>(order[k])] = step;
+    step *= shape[static_cast<int>(order[k])];
+  }
+  const Tensor base = filled(dtype, {step + 3}, [](std::int64_t) { return 99; });
+  const Tensor view = detail::raw_view(base, shape, strides, 1);
+  by_type(dtype, [&]<class T>(T*) {
+    for (std::int64_t i = 0; i < view.numel(); ++i) {
+      std::int64_t at = 0, rest = i;
+      for (int d = shape.size() - 1; d >= 0; --d) {
+        at += rest % shape[d] * strides[d];
+        rest /= shape[d];
+      }
+      view.data<T>()[at] = element<T>(f(i));
+    }
+  });
+  return {base, view};
+}
+
+// The elements of `s.view` in row-major order; the gaps must be as they were.
+Tensor collected(const Spread& s) {
+  const Shape& shape = s.view.sizes();
+  const Tensor out = empty(shape, s.view.dtype());
+  by_type(out.dtype(), [&]<class T>(T*) {
+    for (std::int64_t i = 0; i < out.numel(); ++i) {
+      std::int64_t at = 0, rest = i;
+      for (int d = shape.size() - 1; d >= 0; --d) {
+        at += rest % shape[d] * s.view.strides()[d];
+        rest /= shape[d];
+      }
+      out.data<T>()[i] = s.view.data<T>()[at];
+    }
+    for (std::int64_t i = 0; i < s.base.numel(); i += 2)
+      require(number(s.base.data<T>()[i]) == number(element<T>(99)), "a gap was written");
+  });
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("strided, transposed and 0-dim tensors") {
+  for (const Transport& transport : transports())
+    run_ranks_well(transport, 3, [](const Group& group) {
+      const int rank = group->rank();
+      for (const DType dtype : {DType::f64, DType::bf16, DType::i32, DType::u8}) {
+        const auto mine = [&](std::int64_t i) { return value(dtype, rank, i); };
+        const auto sum = [&](std::int64_t i) { return reduced(dtype, ReduceOp::sum, 3, i); };
+        const auto zero = [](std::int64_t) { return 0.; };
+        // Each rank lays it out differently: it is the index that counts.
+        const Dims order = rank == 0 ? Dims{0, 1, 2} : rank == 1 ? Dims{2, 0, 1} : Dims{1, 2, 0};
+        Spread x = spread(dtype, {3, 5, 2}, order, mine);
+        group->all_reduce(x.view).wait();
+        require_values("all_reduce", collected(x), sum);
+        x = spread(dtype, {3, 5, 2}, order, mine);
+        group->reduce(x.view, 1).wait();
+        require_values("reduce", collected(x), rank == 1 ? std::function<double(std::int64_t)>(sum) : mine);
+        x = spread(dtype, {3, 5, 2}, order, mine);
+        group->broadcast(x.view, 2).wait();
+        require_values("broadcast", collected(x), [&](std::int64_t i) { return value(dtype, 2, i); });
+
+        const Spread in = spread(dtype, {4, 3}, {1, 0}, mine), out = spread(dtype, {6, 6}, {1, 0}, zero);
+        const auto gathered = [&](std::int64_t i) { return value(dtype, static_cast<int>(i / 12), i % 12); };
+        group->all_gather(out.view, in.view).wait();
+        require_values("all_gather", collected(out), gathered);
+        Spread root = spread(dtype, {3, 12}, {1, 0}, zero);
+        group->gather(root.view, in.view, 0).wait();
+        require_values("gather", collected(root),
+                       rank == 0 ? std::function<double(std::int64_t)>(gathered) : zero);
+        Spread part = spread(dtype, {2, 5}, {1, 0}, zero);
+        group->scatter(part.view, spread(dtype, {3, 10}, {1, 0}, mine).view, 1).wait();
+        require_values("scatter", collected(part),
+                       [&](std::int64_t i) { return value(dtype, 1, i + rank * 10); });
+        group->reduce_scatter(part.view, spread(dtype, {5, 6}, {1, 0}, mine).view).wait();
+        require_values("reduce_scatter", collected(part), [&](std::int64_t i) { return sum(i + rank * 10); });
+        group->all_to_all(out.view, spread(dtype, {6, 6}, {1, 0}, mine).view).wait();
+        require_values("all_to_all", collected(out), [&](std::int64_t i) {
+          return value(dtype, static_cast<int>(i / 12), i % 12 + rank * 12);
+        });
+
+        const Tensor scalar = filled(dtype, {}, mine);
+        group->all_reduce(scalar).wait();
+        require_values("all_reduce of 0-dim", scalar, sum);
+      }
+    });
+}
+
+TEST_CASE("inputs may be expanded, and share memory with outputs") {
+  for (const Transport& transport : transports())
+    run_ranks_well(transport, 3, [](const Group& group) {
+      const int rank = group->rank();
+      const Tensor one = filled(DType::f32, {1}, [&](std::int64_t) { return rank + 1; });
+      Tensor whole = empty({6});
+      group->all_gather(whole, detail::raw_view(one, {2}, {0}, 0)).wait();
+      require_values("all_gather", whole, [](std::int64_t i) { return static_cast<double>(i / 2 + 1); });
+
+      whole = filled(DType::f32, {6}, [&](std::int64_t i) { return 10 * rank + static_cast<double>(i); });
+      group->all_gather(whole, detail::raw_view(whole, {2}, {1}, 1)).wait();  // across the parts
+      require_values("all_gather in place", whole,
+                     [](std::int64_t i) { return static_cast<double>(10 * (i / 2) + i % 2 + 1); });
+
+      whole = filled(DType::f32, {6}, [&](std::int64_t i) { return 10 * rank + static_cast<double>(i); });
+      group->all_to_all(whole, whole).wait();
+      require_values("all_to_all in place", whole,
+                     [&](std::int64_t i) { return static_cast<double>(10 * (i / 2) + i % 2 + 2 * rank); });
+
+      whole = filled(DType::f32, {6}, [](std::int64_t i) { return static_cast<double>(i); });
+      group->reduce_scatter(detail::raw_view(whole, {2}, {1}, 3), whole).wait();
+      require_values("reduce_scatter in place", whole, [&](std::int64_t i) {
+        return static_cast<double>(i == 3 || i == 4 ? 3 * (i - 3 + 2 * rank) : i);
+      });
+    });
+}

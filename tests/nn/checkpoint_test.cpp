@@ -365,7 +365,8 @@ TEST_CASE("a process killed while it saves leaves checkpoints that are whole") {
     REQUIRE(waitpid(child, nullptr, 0) == child);
     const nn::Checkpointer after(folder);
     REQUIRE(!after.steps().empty());
-    CHECK(after.steps().size() <= 3);
+    // Two to keep, and one for each process that was killed between writing a new one and removing the old.
+    CHECK(after.steps().size() <= 3 + static_cast<std::size_t>(round));
     for (const std::int64_t step : after.steps()) {
       nn::load_model(
           concat({folder, "/step-", std::string(8 - std::to_string(step).size(), '0'), step, ".safetensors"}),

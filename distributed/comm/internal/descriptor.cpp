@@ -69,6 +69,17 @@ std::string rank_list(std::vector<int> ranks) {
   return text;
 }
 
+std::string join(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  return text;
+}
+
+std::string seconds(Clock::duration d) {
+  const auto tenths = std::chrono::duration_cast<Milliseconds>(d).count() / 100;
+  return concat({tenths / 10, ".", tenths % 10, " s"});
+}
+
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
                           const std::vector<std::string>& calls) {
   // The call without its site: what has to be equal.

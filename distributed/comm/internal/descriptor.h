@@ -44,5 +44,9 @@ std::string mismatch_text(const std::string& op, const std::string& group, const
                           const std::vector<std::string>& calls);
 /// "rank 3" or "ranks 0-2, 5"
 std::string rank_list(std::vector<int> ranks);
+/// "2, 0, 1": as they come.
+std::string join(const std::vector<int>& numbers);
+/// "1.5 s"
+std::string seconds(Clock::duration d);
 
 }  // namespace tapestry::distributed

@@ -26,11 +26,6 @@ constexpr Milliseconds kVerdict = 5s;        // for all of a diagnosis, the stor
 constexpr Milliseconds kLeave = 2s;          // for the store to take the last report
 constexpr Milliseconds kStoreIsSilent = 5s;  // between attempts while the store does not answer
 
-std::string seconds(Clock::duration d) {
-  const auto tenths = std::chrono::duration_cast<Milliseconds>(d).count() / 100;
-  return concat({tenths / 10, ".", tenths % 10, " s"});
-}
-
 // Fields joined by line breaks, the last of which may hold some itself.
 template <std::size_t N>
 std::array<std::string, N> fields(std::string_view text) {
@@ -192,15 +187,14 @@ struct Diagnosis::State {
     }
   }
 
-  static std::string hint(const std::vector<Report>& reports) {
-    const auto some = [&](Report::Kind kind) {
-      return std::any_of(reports.begin(), reports.end(), [kind](const Report& r) { return r.kind == kind; });
-    };
-    std::string text;
-    if (some(Report::Kind::silent)) text += "look at the output of the silent ranks and at their machines; ";
-    return text +
-           "call the same collectives in the same order on every rank (a branch on the rank, an exception "
-           "that was caught, or unequal numbers of batches break it)";
+  static std::string hint(const std::vector<Report>& reports, const Cause& cause) {
+    const bool silence = std::any_of(reports.begin(), reports.end(),
+                                     [](const Report& r) { return r.kind == Report::Kind::silent; });
+    if (silence) return "\nlook at what the silent ranks printed last, and at their machines";
+    if (cause.call.empty()) return {};
+    return "\ncall the same collectives in the same order on every rank (a branch on the rank, an exception "
+           "that was "
+           "caught, or unequal numbers of batches break it)";
   }
 
   // Here, or on another rank whose request this is, something failed.
@@ -229,7 +223,7 @@ struct Diagnosis::State {
             {"\n  rank ", r, "  ",
              report.kind == Report::Kind::silent ? "no report within " + seconds(kGather) : report.detail});
       }
-      decide(cause.timeout, text + "\n" + hint(reports));
+      decide(cause.timeout, text + hint(reports, cause));
     } catch (const std::exception& e) {
       decide(
           cause.timeout,

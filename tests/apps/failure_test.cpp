@@ -1,0 +1,181 @@
+// A run that cannot go on says why, ends with status 1, and takes nothing away that was there.
+#include <filesystem>
+
+#include "tests/apps/program.h"
+#include "tests/apps/run_files.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using tests::classifier;
+using tests::Ended;
+using tests::Launch;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<std::string> mlp(const std::string& run, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> all = {"--model",      "mlp", "--data",    "synthetic", "--synthetic-size", "64",
+                                  "--batch-size", "16",  "--threads", "1",         "--epochs",         "1",
+                                  "--run-dir",    run};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+Ended fails(const Launch& launch) {
+  const Ended run = classifier(launch);
+  CHECK(run.status == 1);
+  CHECK(run.err.starts_with("error: ["));
+  CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+  return run;
+}
+Ended fails(const std::vector<std::string>& arguments) { return fails(Launch{.arguments = arguments}); }
+
+}  // namespace
+
+TEST_CASE("a loss that is not a number") {
+  const tests::TempDir folder;
+  SECTION("stops with the step") {
+    const Ended run = fails(mlp(folder / "run", {"--lr", "1e30"}));
+    CHECK_THAT(run.err, ContainsSubstring("the loss is") && ContainsSubstring("nan") &&
+                            ContainsSubstring("at epoch 1, step 2;") && ContainsSubstring("--allow-nan"));
+    CHECK(tests::names_in(folder / "run/checkpoints").empty());
+    CHECK(tests::metrics(folder / "run") == "");
+  }
+  SECTION("of the test images stops as well") {
+    const Ended run = fails(mlp(folder / "run", {"--lr", "1e30", "--batch-size", "64"}));
+    CHECK_THAT(run.err, ContainsSubstring("over the test images after epoch 1"));
+  }
+  SECTION("is let pass by --allow-nan, and null in the metrics") {
+    const Ended run = classifier(mlp(folder / "run", {"--lr", "1e30", "--allow-nan"}));
+    CHECK(run.status == 0);
+    CHECK_THAT(tests::metrics(folder / "run"),
+               ContainsSubstring("\"train_loss\":null") && ContainsSubstring("\"test_loss\":null"));
+    CHECK(tests::xml_fault(tests::read_file(folder / "run/curves.svg")) == "");
+  }
+  SECTION("can be let pass afterwards") {
+    fails(mlp(folder / "run", {"--lr", "1e30"}));
+    CHECK(classifier({"--resume", "--run-dir", folder / "run", "--allow-nan"}).status == 0);
+  }
+}
+
+TEST_CASE("a run folder that cannot be") {
+  const tests::TempDir folder;
+  tests::write_file(folder / "file", "mine");
+  for (const std::string& path :
+       {folder / "file", folder / "file/run", std::string("/proc/run"), std::string("/dev/null")}) {
+    const Ended run = fails(mlp(path));
+    CHECK_THAT(run.err,
+               ContainsSubstring("cannot make the folder " + path) && ContainsSubstring("--run-dir"));
+  }
+  CHECK(tests::read_file(folder / "file") == "mine");
+
+  // Root may write to any folder, but to none where a name is taken.
+  fs::create_directories(folder / "taken");
+  tests::write_file(folder / "taken/checkpoints", "mine");
+  CHECK_THAT(fails(mlp(folder / "taken")).err, ContainsSubstring(folder / "taken/checkpoints"));
+  fs::remove(folder / "taken/checkpoints");
+  fs::create_directories(folder / "taken/metrics.jsonl");
+  CHECK_THAT(fails(mlp(folder / "taken")).err, ContainsSubstring(folder / "taken/metrics.jsonl"));
+
+  if (geteuid() != 0) {
+    fs::create_directories(folder / "closed");
+    fs::permissions(folder / "closed", fs::perms::owner_read | fs::perms::owner_exec);
+    CHECK_THAT(fails(mlp(folder / "closed")).err, ContainsSubstring("Permission denied"));
+    CHECK_THAT(fails(mlp(folder / "closed/run")).err, ContainsSubstring("Permission denied"));
+    fs::permissions(folder / "closed", fs::perms::owner_all);
+  }
+}
+
+TEST_CASE("a run folder in use is left alone") {
+  const tests::TempDir folder;
+  REQUIRE(classifier(mlp(folder / "run")).status == 0);
+  const std::string before = tests::metrics(folder / "run") + tests::last_checkpoint(folder / "run");
+  const Ended run = fails(mlp(folder / "run", {"--seed", "2"}));
+  CHECK_THAT(run.err, ContainsSubstring(folder / "run holds a run already") && ContainsSubstring("--resume"));
+  CHECK(tests::metrics(folder / "run") + tests::last_checkpoint(folder / "run") == before);
+}
+
+TEST_CASE("a full disk takes no checkpoint away") {
+  const tests::TempDir folder;
+  const std::string run = folder / "run", checkpoints = run + "/checkpoints";
+  const std::vector<std::string> constant = {"--schedule", "constant"};
+  REQUIRE(classifier(mlp(run, constant)).status == 0);
+  const std::vector<std::string> names = tests::names_in(checkpoints);
+  const std::string before = tests::read_file(checkpoints + "/" + names.back());
+
+  // Pictures fit; a checkpoint has 2.8 MB.
+  const Launch full{.arguments = {"--resume", "--run-dir", run, "--epochs", "2"}, .largest_file = 1 << 20};
+  const Ended failed = fails(full);
+  CHECK_THAT(failed.err, ContainsSubstring(checkpoints + "/step-00000008.safetensors: cannot be written"));
+  CHECK(tests::names_in(checkpoints) == names);
+  CHECK(tests::read_file(checkpoints + "/" + names.back()) == before);
+
+  SECTION("and the run goes on when there is room") {
+    REQUIRE(classifier({"--resume", "--run-dir", run}).status == 0);
+    REQUIRE(classifier(mlp(folder / "whole", {"--schedule", "constant", "--epochs", "2"})).status == 0);
+    CHECK(tests::metrics(run) == tests::metrics(folder / "whole"));
+    CHECK(tests::last_checkpoint(run) == tests::last_checkpoint(folder / "whole"));
+  }
+  SECTION("nor metrics or pictures") {
+    const std::string metrics = tests::read_file(run + "/metrics.jsonl"),
+                      curves = tests::read_file(run + "/curves.svg");
+    fails({.arguments = full.arguments, .largest_file = 100});
+    CHECK(tests::read_file(run + "/metrics.jsonl") == metrics);
+    CHECK(tests::read_file(run + "/curves.svg") == curves);
+  }
+  SECTION("from the start") {
+    fails({.arguments = mlp(folder / "other"), .largest_file = 100});
+    CHECK_FALSE(
+        fs::exists(folder / "other/config.json"));  // so that the same command works when there is room
+    CHECK(classifier(mlp(folder / "other")).status == 0);
+  }
+}
+
+TEST_CASE("missing data says where it comes from, and starts no run") {
+  const tests::TempDir folder;
+  const std::string run = folder / "run";
+  const Ended fashion = fails({"--data-dir", folder / "none", "--run-dir", run});
+  CHECK_THAT(fashion.err, ContainsSubstring(folder / "none") && ContainsSubstring("dataset-fashion-mnist") &&
+                              ContainsSubstring("github.com/zalandoresearch/fashion-mnist"));
+  const Ended cifar = fails({"--data", "cifar10", "--data-dir", folder / "none", "--run-dir", run});
+  CHECK_THAT(cifar.err, ContainsSubstring("cifar-10-binary.tar.gz"));
+  CHECK_FALSE(fs::exists(run));
+}
+
+TEST_CASE("broken data is refused with the file's name, and starts no run") {
+  const tests::TempDir folder;
+  tests::write_fashion_mnist(folder / "data");
+  const std::string images = folder / "data/train-images-idx3-ubyte",
+                    labels = folder / "data/train-labels-idx1-ubyte";
+  const std::string whole_images = tests::read_file(images), whole_labels = tests::read_file(labels);
+  const auto refused = [&](const std::string& file, const std::string& text) {
+    tests::write_file(file, text);
+    const Ended run = fails({"--data-dir", folder / "data", "--run-dir", folder / "run"});
+    CHECK_THAT(run.err, ContainsSubstring(file));
+    CHECK_FALSE(fs::exists(folder / "run"));
+    tests::write_file(images, whole_images);
+    tests::write_file(labels, whole_labels);
+  };
+  refused(images, whole_images.substr(0, whole_images.size() - 1));
+  refused(images, whole_images.substr(0, 9));
+  refused(images, "");
+  refused(images, whole_images + "x");
+  refused(labels, whole_labels.substr(0, whole_labels.size() / 2));
+  refused(labels, whole_labels.substr(0, 8) + std::string(whole_labels.size() - 8, '\x0b'));  // class 11
+}
+
+TEST_CASE("a device that is not there") {
+  const tests::TempDir folder;
+  const Ended run = fails(mlp(folder / "run", {"--device", "cpu:7"}));
+  CHECK_THAT(run.err, ContainsSubstring("cpu:7"));
+  CHECK_FALSE(fs::exists(folder / "run"));
+}
+
+TEST_CASE("a checkpoint that was damaged is not taken for one") {
+  const tests::TempDir folder;
+  REQUIRE(classifier(mlp(folder / "run")).status == 0);
+  const std::string file = folder / "run/checkpoints/step-00000004.safetensors";
+  tests::write_file(file, tests::read_file(file).substr(0, 100'000));
+  const Ended run = fails({"--resume", "--run-dir", folder / "run"});
+  CHECK_THAT(run.err, ContainsSubstring(file));
+}

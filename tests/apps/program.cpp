@@ -1,0 +1,153 @@
+#include "tests/apps/program.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <stdexcept>
+#include <thread>
+
+namespace tests {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+constexpr auto kLimit = 60s;
+
+/// A pipe or a terminal: what the child writes to, and where we read it.
+class Channel {
+ public:
+  explicit Channel(int columns = 0) {
+    if (columns == 0) {
+      std::array<int, 2> ends{};
+      if (pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+      ours_ = ends[0];
+      theirs_ = ends[1];
+    } else {
+      ours_ = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+      if (ours_ < 0 || grantpt(ours_) != 0 || unlockpt(ours_) != 0) throw std::runtime_error("openpt");
+      theirs_ = open(ptsname(ours_), O_RDWR | O_NOCTTY | O_CLOEXEC);
+      const winsize size{
+          .ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
+      if (theirs_ < 0 || ioctl(theirs_, TIOCSWINSZ, &size) != 0) throw std::runtime_error("terminal");
+    }
+    fcntl(ours_, F_SETFL, O_NONBLOCK);
+  }
+  ~Channel() {
+    close(ours_);
+    close_theirs();
+  }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int ours() const { return ours_; }
+  int theirs() const { return theirs_; }
+  void close_theirs() {
+    if (theirs_ >= 0) close(theirs_);
+    theirs_ = -1;
+  }
+  /// What is there now.
+  void drain() {
+    std::array<char, 4096> buffer;
+    for (ssize_t n; (n = read(ours_, buffer.data(), buffer.size())) > 0;)
+      text.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  std::string text;
+
+ private:
+  int ours_ = -1, theirs_ = -1;
+};
+
+/// In the child, between fork and exec: only what is safe there.
+[[noreturn]] void become(const Launch& launch, char* const* argv, int out, int err) {
+  setpgid(0, 0);
+  dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  if (launch.largest_file != RLIM_INFINITY) {
+    const rlimit limit{launch.largest_file, launch.largest_file};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    signal(SIGXFSZ, SIG_IGN);  // so that write() says no, as on a full disk
+  }
+  if (launch.interrupt) {  // a pending signal and the mask outlive exec
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    signal(SIGINT, SIG_DFL);
+    sigprocmask(SIG_BLOCK, &interrupt, nullptr);
+    raise(SIGINT);
+  }
+  execv(argv[0], argv);
+  _exit(127);
+}
+
+/// Waits for the group to be gone; what was killed may take a moment.
+bool gone(pid_t group) {
+  for (int i = 0; i < 200; ++i) {
+    if (kill(-group, 0) != 0 && errno == ESRCH) return true;
+    std::this_thread::sleep_for(5ms);
+  }
+  kill(-group, SIGKILL);
+  return false;
+}
+
+}  // namespace
+
+Ended classifier(const Launch& launch) {
+  std::vector<std::string> words = {TAPESTRY_CLASSIFIER};
+  words.insert(words.end(), launch.arguments.begin(), launch.arguments.end());
+  std::vector<char*> argv;
+  std::string command;
+  for (std::string& word : words) {
+    argv.push_back(word.data());
+    command += word + " ";
+  }
+  argv.push_back(nullptr);
+
+  Channel out(launch.terminal_columns), err;
+  const pid_t pid = fork();
+  if (pid < 0) throw std::runtime_error("fork");
+  if (pid == 0) become(launch, argv.data(), out.theirs(), err.theirs());
+  setpgid(pid, pid);  // whoever comes first
+  out.close_theirs();
+  err.close_theirs();
+
+  const Clock::time_point end = Clock::now() + kLimit;
+  int status = 0;
+  bool killed = false;
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    const bool late = Clock::now() > end;
+    if (!killed && (late || (launch.kill_when && launch.kill_when()))) {
+      kill(-pid, SIGKILL);
+      killed = true;
+      if (late) {
+        waitpid(pid, &status, 0);
+        throw std::runtime_error("killed after a minute: " + command + "\n" + out.text + err.text);
+      }
+    }
+    std::array<pollfd, 2> wait{{{out.ours(), POLLIN, 0}, {err.ours(), POLLIN, 0}}};
+    poll(wait.data(), wait.size(), 1);
+    out.drain();
+    err.drain();
+  }
+  out.drain();
+  err.drain();
+  if (!gone(pid)) throw std::runtime_error("left a process behind: " + command);
+
+  Ended ended{.out = out.text, .err = err.text};
+  if (WIFEXITED(status)) ended.status = WEXITSTATUS(status);
+  else ended.signal = WTERMSIG(status);
+  return ended;
+}
+
+Ended classifier(std::vector<std::string> arguments) {
+  return classifier(Launch{.arguments = std::move(arguments)});
+}
+
+}  // namespace tests

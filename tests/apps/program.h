@@ -1,0 +1,31 @@
+#pragma once
+// The classifier as a child process, as a person runs it: its output, its exit status, how it takes signals.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tests {
+
+struct Launch {
+  std::vector<std::string> arguments;
+  bool interrupt = false;                ///< Ctrl-C is pending from the start: it stops after one step
+  std::function<bool()> kill_when = {};  ///< asked all the time; SIGKILL once it is true
+  rlim_t largest_file = RLIM_INFINITY;   ///< no file may grow beyond: a disk that is full
+  int terminal_columns = 0;              ///< stdout is a terminal this wide; 0: a pipe
+};
+
+struct Ended {
+  int status = -1;  ///< of exit; -1 if a signal ended it
+  int signal = 0;   ///< that ended it
+  std::string out, err;
+};
+
+/// Runs it to its end, a minute at most: a longer run is killed and throws. Throws too if it leaves a process
+/// of its own behind.
+Ended classifier(const Launch& launch);
+Ended classifier(std::vector<std::string> arguments);
+
+}  // namespace tests

@@ -1,0 +1,192 @@
+// A run that was stopped and goes on ends where the run ends that was never stopped, bit for bit.
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+
+#include "tests/apps/program.h"
+#include "tests/apps/run_files.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using tests::classifier;
+using tests::Ended;
+using tests::Launch;
+
+namespace {
+
+// A folder with data and runs of it.
+class Runs {
+ public:
+  explicit Runs(std::vector<std::string> options) : options_(std::move(options)) {
+    tests::write_fashion_mnist(folder_ / "data");
+  }
+  std::string dir(const std::string& name) const { return folder_ / name; }
+  Launch start(const std::string& name, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"--data-dir", dir("data"), "--run-dir", dir(name), "--threads", "1"};
+    all.insert(all.end(), options_.begin(), options_.end());
+    all.insert(all.end(), more.begin(), more.end());
+    return {.arguments = all};
+  }
+  Launch resume(const std::string& name, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"--resume", "--run-dir", dir(name)};
+    all.insert(all.end(), more.begin(), more.end());
+    return {.arguments = all};
+  }
+  bool started(const std::string& name) const { return std::filesystem::exists(dir(name) + "/config.json"); }
+  std::string result(const std::string& name) const {
+    return tests::metrics(dir(name)) + tests::last_checkpoint(dir(name));
+  }
+
+ private:
+  tests::TempDir folder_;
+  std::vector<std::string> options_;
+};
+
+std::size_t lines_of(const std::string& path) {
+  if (!std::filesystem::exists(path)) return 0;
+  const std::string text = tests::read_file(path);
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+}  // namespace
+
+TEST_CASE("stopped by Ctrl-C after every step") {
+  // Dropout and batch norm, an optimizer and a schedule with state; a last batch that is not full.
+  const Runs runs({"--model", "cnn", "--epochs", "2", "--batch-size", "32", "--seed", "3"});
+  REQUIRE(classifier(runs.start("whole")).status == 0);
+
+  int stops = 0;
+  for (Launch next = runs.start("stopped"); stops < 10; next = runs.resume("stopped")) {
+    next.interrupt = true;
+    const Ended run = classifier(next);
+    CHECK(run.err == "");
+    if (run.status == 0) break;
+    REQUIRE(run.status == 130);
+    ++stops;
+    CHECK_THAT(run.out,
+               ContainsSubstring("go on with: classifier --resume --run-dir " + runs.dir("stopped")));
+    char checkpoint[40];
+    std::snprintf(checkpoint, sizeof checkpoint, "step-%08d.safetensors", stops);
+    CHECK(tests::names_in(runs.dir("stopped") + "/checkpoints").back() == checkpoint);
+  }
+  CHECK(stops == 6);  // 2 epochs of 3 steps
+  CHECK(runs.result("stopped") == runs.result("whole"));
+
+  const Ended again = classifier(runs.resume("stopped"));  // of a run that is at its end
+  CHECK(again.status == 0);
+  CHECK_THAT(again.out, ContainsSubstring("resumed after step 6 of 6") && ContainsSubstring("test accuracy"));
+  CHECK(runs.result("stopped") == runs.result("whole"));
+}
+
+TEST_CASE("killed at any moment") {
+  const Runs runs({"--model", "mlp", "--epochs", "4", "--batch-size", "16", "--schedule", "cosine"});
+  REQUIRE(classifier(runs.start("whole")).status == 0);
+  const std::string whole = runs.result("whole");
+
+  int kills = 0;
+  const auto kill_then_end = [&](const std::string& name, const std::function<bool()>& when) {
+    Launch first = runs.start(name);
+    first.kill_when = when;
+    const Ended run = classifier(first);
+    if (run.signal == SIGKILL) ++kills;
+    else REQUIRE(run.status == 0);
+    const Ended rest = classifier(runs.started(name) ? runs.resume(name) : runs.start(name));
+    INFO(rest.err);
+    CHECK(rest.status == 0);
+    CHECK(runs.result(name) == whole);
+    for (const std::string& file : tests::names_in(runs.dir(name) + "/checkpoints")) {
+      CAPTURE(file);
+      CHECK(file.ends_with(".safetensors"));  // what was half written is gone
+    }
+  };
+
+  SECTION("after an epoch's metrics, before its checkpoint or just then") {
+    for (const std::size_t epochs : {1, 2, 3}) {
+      const std::string name = "metrics-" + std::to_string(epochs), file = runs.dir(name) + "/metrics.jsonl";
+      kill_then_end(name, [&] { return lines_of(file) >= epochs; });
+    }
+    CHECK(kills > 0);
+  }
+  SECTION("while a checkpoint is written") {
+    const std::string folder = runs.dir("half") + "/checkpoints";
+    kill_then_end("half", [&] {
+      if (!std::filesystem::exists(folder)) return false;
+      for (const std::string& file : tests::names_in(folder))
+        if (file.find(".tmp-") != std::string::npos) return true;
+      return false;
+    });
+  }
+  SECTION("at the start") {
+    for (const int milliseconds : {0, 20, 40, 60, 80}) {
+      const auto begin = std::chrono::steady_clock::now();
+      kill_then_end("start-" + std::to_string(milliseconds), [&] {
+        return std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(milliseconds);
+      });
+    }
+    CHECK(kills > 0);
+  }
+}
+
+TEST_CASE("options of a resumed run") {
+  const Runs runs(
+      {"--model", "mlp", "--batch-size", "32", "--epochs", "2", "--schedule", "constant", "--lr", "0.01"});
+  REQUIRE(classifier(runs.start("a", {"--epochs", "1"})).status == 0);
+  const std::string first = tests::last_checkpoint(runs.dir("a"));
+
+  SECTION("that would make it another are refused with both values") {
+    const std::vector<std::vector<std::string>> refused = {
+        {"--model", "cnn", "mlp"},
+        {"--data", "synthetic", "fashion-mnist"},
+        {"--batch-size", "64", "32"},
+        {"--synthetic-size", "5", "1024"},
+        {"--optimizer", "sgd", "adamw"},
+        {"--lr", "0.02", "0.01"},
+        {"--weight-decay", "0", "0.01"},
+        {"--schedule", "step", "constant"},
+        {"--seed", "2", "1"},
+    };
+    for (const std::vector<std::string>& option : refused) {
+      CAPTURE(option);
+      const Ended run = classifier(runs.resume("a", {option[0], option[1]}));
+      CHECK(run.status == 2);
+      CHECK(run.out == "");
+      CHECK_THAT(run.err, ContainsSubstring(option[0]) && ContainsSubstring(option[1]) &&
+                              ContainsSubstring(option[2]) && ContainsSubstring(runs.dir("a")));
+      CHECK(classifier(runs.resume("a", {option[0], option[2]})).status == 0);  // the run's own
+    }
+    CHECK(tests::last_checkpoint(runs.dir("a")) == first);
+  }
+  SECTION("that leave it what it is are honoured and kept") {
+    std::filesystem::rename(runs.dir("data"), runs.dir("elsewhere"));
+    const Ended lost = classifier(runs.resume("a", {"--epochs", "2"}));
+    CHECK(lost.status == 1);
+    CHECK_THAT(lost.err, ContainsSubstring(runs.dir("data")));
+
+    const Ended run =
+        classifier(runs.resume("a", {"--epochs", "2", "--data-dir", runs.dir("elsewhere"), "--threads", "2",
+                                     "--workers", "0", "--device", "cpu:0", "--allow-nan"}));
+    INFO(run.err);
+    REQUIRE(run.status == 0);
+    CHECK_THAT(run.out, ContainsSubstring("threads 2") && ContainsSubstring("resumed after step 3 of 6") &&
+                            ContainsSubstring("epoch 2/2"));
+    const std::string config = tests::read_file(runs.dir("a") + "/config.json");
+    for (const char* entry : {"\"epochs\": 2", "/elsewhere\"", "\"threads\": 2", "\"workers\": 0",
+                              "\"device\": \"cpu:0\"", "\"allow_nan\": true"})
+      CHECK_THAT(config, ContainsSubstring(entry));
+    CHECK(lines_of(runs.dir("a") + "/metrics.jsonl") == 2);
+  }
+  SECTION("more epochs of a constant schedule are the run that was to have them") {
+    REQUIRE(classifier(runs.start("b")).status == 0);
+    REQUIRE(classifier(runs.resume("a", {"--epochs", "2"})).status == 0);
+    CHECK(runs.result("a") == runs.result("b"));
+  }
+  SECTION("the epochs of other schedules are fixed") {
+    for (const char* schedule : {"one-cycle", "cosine", "step"}) {
+      REQUIRE(classifier(runs.start(schedule, {"--schedule", schedule})).status == 0);
+      const Ended run = classifier(runs.resume(schedule, {"--epochs", "3"}));
+      CHECK(run.status == 2);
+      CHECK_THAT(run.err, ContainsSubstring("--epochs 2") && ContainsSubstring("with 3") &&
+                              ContainsSubstring(std::string(schedule) + " schedule"));
+    }
+  }
+}

@@ -1,0 +1,431 @@
+// What ranks are told when a collective does not complete: every case ends on every rank, within bounds, with
+// names.
+#include <atomic>
+#include <condition_variable>
+#include <iostream>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace distributed_test;
+
+namespace {
+
+constexpr GroupOptions kQuick{.timeout = 1s};
+constexpr GroupOptions kNever{.timeout = 60s};  // for what must be noticed without a timeout
+
+Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
+  Tensor t = empty(shape, dtype);
+  std::fill_n(static_cast<char*>(t.raw_data()), t.nbytes(), 0);
+  return t;
+}
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+};
+
+/// Ranks 0 and 1 call one thing and rank 2 another: all three must hear of it at once.
+void check_mismatch(const RankFunction& most, const RankFunction& other,
+                    const std::vector<std::string>& texts) {
+  for (const Transport& transport : transports()) {
+    const Stopwatch watch;
+    const auto outcomes = run_ranks(
+        transport, 3,
+        [&](const Group& group) {
+          group->barrier("start").wait();
+          (group->rank() == 2 ? other : most)(group);
+        },
+        kNever);
+    CHECK(watch.seconds() < 10);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.distributed);
+      CHECK_FALSE(outcome.timeout);
+      CHECK_THAT(outcome.error, ContainsSubstring("not in the same call"));
+      CHECK_THAT(outcome.error, ContainsSubstring("rank 2 called #2 "));
+      CHECK_THAT(outcome.error, ContainsSubstring("ranks 0, 1 called #2 "));
+      CHECK_THAT(outcome.error, ContainsSubstring("at diagnosis_test.cpp:"));
+      for (const std::string& text : texts) CHECK_THAT(outcome.error, ContainsSubstring(text));
+    }
+  }
+}
+
+/// A store that can be made to fail or to hang.
+class BadStore final : public Store {
+ public:
+  enum class Mood { good, failing, hanging };
+  explicit BadStore(std::shared_ptr<Store> base) : base_(std::move(base)) {}
+  ~BadStore() override { set_mood(Mood::good); }
+
+  void set_mood(Mood mood) {
+    const std::lock_guard lock(mutex_);
+    mood_ = mood;
+    changed_.notify_all();
+  }
+  void set(std::string_view key, std::string_view value) override { ask().set(key, value); }
+  std::string get(std::string_view key, Milliseconds timeout) override { return ask().get(key, timeout); }
+  std::optional<std::string> try_get(std::string_view key) override { return ask().try_get(key); }
+  std::int64_t add(std::string_view key, std::int64_t amount) override { return ask().add(key, amount); }
+  std::string compare_set(std::string_view key, std::optional<std::string_view> expected,
+                          std::string_view desired) override {
+    return ask().compare_set(key, expected, desired);
+  }
+  bool erase(std::string_view key) override { return ask().erase(key); }
+  std::string str() const override { return "tcp 192.0.2.1:9"; }
+
+ private:
+  Store& ask() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, 20s, [this] { return mood_ != Mood::hanging; });
+    if (mood_ == Mood::failing) throw DistributedError("[store] connection refused");
+    return *base_;
+  }
+
+  const std::shared_ptr<Store> base_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Mood mood_ = Mood::good;
+};
+
+}  // namespace
+
+TEST_CASE("ranks in different calls are told so at once") {
+  const auto sum = [](const Group& g) { g->all_reduce(zeros({4}), ReduceOp::sum, "loss").wait(); };
+  SECTION("another operation") {
+    check_mismatch(
+        sum, [](const Group& g) { g->broadcast(zeros({4}), 1, "loss").wait(); },
+        {"rank 2 called #2 broadcast(loss) float32 [4] root 1", "#2 all_reduce(loss) float32 [4] sum"});
+  }
+  SECTION("another shape") {
+    check_mismatch(sum, [](const Group& g) { g->all_reduce(zeros({5}), ReduceOp::sum, "loss").wait(); },
+                   {"rank 2 called #2 all_reduce(loss) float32 [5] sum", "all_reduce(loss) float32 [4] sum"});
+  }
+  SECTION("another shape of as many elements") {
+    check_mismatch(sum,
+                   [](const Group& g) {
+                     g->all_reduce(zeros({2, 2}), ReduceOp::sum, "loss").wait();
+                   },
+                   {"[2, 2]", "[4]"});
+  }
+  SECTION("another dtype") {
+    check_mismatch(
+        sum, [](const Group& g) { g->all_reduce(zeros({4}, DType::f64), ReduceOp::sum, "loss").wait(); },
+        {"float64 [4]", "float32 [4]"});
+  }
+  SECTION("another reduction") {
+    check_mismatch(sum, [](const Group& g) { g->all_reduce(zeros({4}), ReduceOp::max, "loss").wait(); },
+                   {"[4] max", "[4] sum"});
+  }
+  SECTION("another name") {
+    check_mismatch(sum, [](const Group& g) { g->all_reduce(zeros({4}), ReduceOp::sum, "accuracy").wait(); },
+                   {"all_reduce(accuracy)", "all_reduce(loss)"});
+  }
+  SECTION("another root") {
+    check_mismatch([](const Group& g) { g->broadcast(zeros({4}), 0).wait(); },
+                   [](const Group& g) { g->broadcast(zeros({4}), 2).wait(); }, {"root 2", "root 0"});
+  }
+  SECTION("a skipped collective") {
+    check_mismatch(
+        [](const Group& g) {
+          g->all_reduce(zeros({4}), ReduceOp::sum, "bucket 1").wait();
+          g->all_reduce(zeros({9}), ReduceOp::sum, "bucket 2").wait();
+        },
+        [](const Group& g) { g->all_reduce(zeros({9}), ReduceOp::sum, "bucket 2").wait(); },
+        {"rank 2 called #2 all_reduce(bucket 2)", "ranks 0, 1 called #2 all_reduce(bucket 1)"});
+  }
+  SECTION("another list for a new group") {
+    check_mismatch(
+        [](const Group& g) {
+          g->new_group({0, 1});
+        },
+        [](const Group& g) {
+          g->new_group({1, 2});
+        },
+        {"new_group([1, 2])", "new_group([0, 1])"});
+  }
+}
+
+TEST_CASE("a failed group fails all later calls, of its sub-groups too") {
+  for (const Transport& transport : transports()) {
+    std::atomic<int> told{0};
+    const auto outcomes = run_ranks(
+        transport, 2,
+        [&](const Group& world) {
+          const Group part = world->new_group({1, 0});
+          Work first, second;
+          try {
+            first = world->broadcast(zeros({2}), world->rank(), "clash");
+            second = world->barrier();  // queued behind it
+            first.wait();
+          } catch (const DistributedError& e) {
+            for (const auto& again : {std::function<void()>([&] { second.wait(); }),
+                                      {[&] { world->barrier(); }},
+                                      {[&] { part->barrier(); }},
+                                      {[&] { part->send(zeros({1}), 0 == part->rank()); }},
+                                      {[&] { world->enqueue([] {}); }},
+                                      {[&] { world->new_group({0}); }}}) {
+              try {
+                again();
+              } catch (const DistributedError& later) {
+                told += later.what() == std::string(e.what());
+              }
+            }
+            throw;
+          }
+        },
+        kNever);
+    CHECK(told == 12);
+    for (const Outcome& outcome : outcomes) CHECK_THAT(outcome.error, ContainsSubstring("broadcast(clash)"));
+  }
+}
+
+TEST_CASE("a rank that does not come is named, and fails itself") {
+  for (const Transport& transport : transports()) {
+    std::atomic<bool> over{false};
+    const auto outcomes = run_ranks(
+        transport, 3,
+        [&](const Group& group) {
+          group->broadcast(zeros({3}), 0, "weights").wait();
+          if (group->rank() != 1) {
+            group->all_reduce(zeros({1024}), ReduceOp::sum, "bucket 1").wait();
+            return;
+          }
+          for (const Stopwatch watch; watch.seconds() < 20;) {  // computes until it is told
+            if (over) break;
+            std::this_thread::sleep_for(10ms);
+            group->enqueue([] {});
+          }
+        },
+        kQuick);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.timeout);
+      CHECK_THAT(outcome.error,
+                 ContainsSubstring("#2 all_reduce(bucket 1) float32 [1024] sum at diagnosis_test.cpp"));
+      CHECK_THAT(
+          outcome.error,
+          ContainsSubstring("rank 1 is in no call, the last was #1 broadcast(weights) diagnosis_test"));
+      CHECK_THAT(outcome.error, ContainsSubstring("ranks 0, 2 wait in #2 all_reduce(bucket 1)"));
+      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits 1."));
+      CHECK_THAT(outcome.error,
+                 ContainsSubstring("\n  rank 1  runs its own code; its last call was #1 broadcast"));
+    }
+  }
+}
+
+TEST_CASE("ranks in collectives of different groups are named") {
+  for (const Transport& transport : transports()) {
+    const auto outcomes = run_ranks(
+        transport, 2,
+        [](const Group& world) {
+          const Group part = world->new_group({0, 1});
+          if (world->rank() == 0) part->all_reduce(zeros({1}), ReduceOp::sum, "a").wait();
+          else world->broadcast(zeros({1}), 0, "b").wait();
+        },
+        kQuick);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.timeout);
+      CHECK_THAT(outcome.error, ContainsSubstring("#2 broadcast(b)"));
+      CHECK_THAT(outcome.error, ContainsSubstring("world.1#1 all_reduce(a)"));
+    }
+  }
+}
+
+TEST_CASE("a rank that leaves early is named at once") {
+  for (const Transport& transport : transports()) {
+    const Stopwatch watch;
+    const auto outcomes = run_ranks(
+        transport, 3,
+        [](const Group& group) {
+          for (int step = 0; step < (group->rank() == 2 ? 3 : 4); ++step)
+            group->all_reduce(zeros({8}), ReduceOp::sum, "step " + std::to_string(step)).wait();
+        },
+        kNever);
+    CHECK(watch.seconds() < 10);
+    CHECK(outcomes[2].error.empty());
+    for (const int r : {0, 1}) {
+      const std::string& error = outcomes[static_cast<std::size_t>(r)].error;
+      CHECK_THAT(error, ContainsSubstring("rank 2 is gone, the last call was #3 all_reduce(step 2)"));
+      CHECK_THAT(error, ContainsSubstring("ranks 0, 1 wait in #4 all_reduce(step 3)"));
+      CHECK_THAT(error, ContainsSubstring("\n  rank 2  has left"));
+    }
+  }
+}
+
+TEST_CASE("a rank that says nothing is called silent") {
+  for (const Transport& transport : transports()) {
+    auto backends = transport.connect(2);  // rank 1 holds its end and does nothing: frozen
+    const Stopwatch watch;
+    const auto group = make_process_group(backends[0], memory_store(), kQuick);
+    try {
+      group->barrier("last").wait();
+      FAIL("it ended");
+    } catch (const TimeoutError& e) {
+      CHECK_THAT(e.what(), ContainsSubstring("rank 1 is silent"));
+      CHECK_THAT(e.what(), ContainsSubstring("rank 0 waits in #1 barrier(last)"));
+      CHECK_THAT(e.what(), ContainsSubstring("\n  rank 1  no report within 3.0 s"));
+    }
+    CHECK(watch.seconds() < 12);
+  }
+}
+
+TEST_CASE("an abort wakes those who wait") {
+  for (const Transport& transport : transports()) {
+    const Stopwatch watch;
+    const auto outcomes = run_ranks(
+        transport, 3,
+        [](const Group& group) {
+          if (group->rank() == 1) {
+            std::this_thread::sleep_for(100ms);
+            group->abort("the disk is full");
+            group->barrier();
+          } else if (group->rank() == 0) {
+            group->all_reduce(zeros({4})).wait();
+          } else {
+            group->recv(zeros({4}), 1).wait();
+          }
+        },
+        kNever);
+    CHECK(watch.seconds() < 10);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.distributed);
+      CHECK_THAT(outcome.error, ContainsSubstring("rank 1 aborted the group: the disk is full"));
+    }
+  }
+}
+
+TEST_CASE("run_local_ranks rethrows the first exception, and the others hear of it") {
+  std::atomic<int> told{0};
+  const Stopwatch watch;
+  CHECK_THROWS_WITH(run_local_ranks(
+                        3,
+                        [&](const Group& group) {
+                          if (group->rank() == 2) throw IndexError("row 7 of 5");
+                          try {
+                            group->all_reduce(zeros({4})).wait();
+                          } catch (const DistributedError& e) {
+                            told += std::string(e.what()).find(
+                                        "rank 2 aborted the group: it ended with an exception: "
+                                        "row 7 of 5") != std::string::npos;
+                            throw;
+                          }
+                        },
+                        kNever),
+                    ContainsSubstring("row 7 of 5"));
+  CHECK(told == 2);
+  CHECK_THROWS_AS(run_local_ranks(2, [](const Group&) { throw 7; }), int);
+  CHECK(watch.seconds() < 10);
+}
+
+TEST_CASE("a message that does not come, or is another one") {
+  for (const Transport& transport : transports()) {
+    auto outcomes = run_ranks(
+        transport, 2,
+        [](const Group& group) {
+          if (group->rank() == 0) group->recv(zeros({2, 3}), 1, 5, "activations").wait();
+          else group->barrier().wait();
+        },
+        kQuick);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.timeout);
+      CHECK_THAT(outcome.error, ContainsSubstring("#1 recv(activations) float32 [2, 3] from 1"));
+    }
+    const auto wrong = [&](const Tensor& sent, const std::string& text) {
+      outcomes = run_ranks(
+          transport, 2,
+          [&](const Group& group) {
+            if (group->rank() == 0) group->recv(zeros({2, 3}), 1, 0, "activations").wait();
+            else group->send(sent, 0, 0, "gradients").wait();
+            group->barrier().wait();
+          },
+          kNever);
+      for (const Outcome& outcome : outcomes) {
+        CHECK(outcome.distributed);
+        CHECK_THAT(outcome.error, ContainsSubstring("rank 1 sent message 1, " + text + " (gradients)"));
+        CHECK_THAT(outcome.error, ContainsSubstring("expects message 1, float32 [2, 3] (activations)"));
+      }
+    };
+    wrong(zeros({3, 2}), "float32 [3, 2]");
+    wrong(zeros({7}), "float32 [7]");
+    wrong(zeros({2, 3}, DType::i32), "int32 [2, 3]");
+  }
+}
+
+TEST_CASE("a store that does not answer bounds a diagnosis all the same") {
+  const auto mood = GENERATE(BadStore::Mood::failing, BadStore::Mood::hanging);
+  auto backends = local_backends(2);
+  const auto store = std::make_shared<BadStore>(memory_store());
+  auto group = make_process_group(backends[0], store, kQuick);
+  const Stopwatch watch;
+  Work work = group->all_reduce(zeros({4}), ReduceOp::sum, "loss");
+  store->set_mood(mood);
+  try {
+    work.wait();
+    FAIL("it ended");
+  } catch (const TimeoutError& e) {
+    CHECK_THAT(e.what(), ContainsSubstring("the store at tcp 192.0.2.1:9"));
+    CHECK_THAT(e.what(),
+               ContainsSubstring(mood == BadStore::Mood::failing ? "connection refused" : "did not answer"));
+    CHECK_THAT(e.what(), ContainsSubstring("\n  rank 0  waits "));
+  }
+  CHECK_THROWS_AS(group->barrier(), TimeoutError);
+  group.reset();  // bounded too
+  store->set_mood(BadStore::Mood::good);
+  CHECK(watch.seconds() < 12);
+}
+
+TEST_CASE("a store that goes away does no harm while all is well") {
+  auto backends = local_backends(1);
+  const auto store = std::make_shared<BadStore>(memory_store());
+  store->set_mood(BadStore::Mood::failing);
+  auto group = make_process_group(backends[0], store, kQuick);
+  group->barrier().wait();
+  group.reset();
+
+  backends = local_backends(2);
+  std::vector<std::thread> ranks;
+  std::atomic<int> good{0};
+  for (int r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] {
+      const auto g = make_process_group(backends[static_cast<std::size_t>(r)], store, kQuick);
+      for (int i = 0; i < 3; ++i) {
+        g->barrier().wait();
+        std::this_thread::sleep_for(100ms);
+      }
+      ++good;
+    });
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(good == 2);
+}
+
+TEST_CASE("a call that takes long is warned of once") {
+  std::ostringstream said;
+  std::streambuf* const standard = std::cerr.rdbuf(said.rdbuf());
+  try {
+    run_ranks_well(transports()[0], 2,
+                   [](const Group& group) {
+                     if (group->rank() == 1) std::this_thread::sleep_for(400ms);
+                     group->all_reduce(zeros({4}), ReduceOp::sum, "late").wait();
+                     group->all_reduce(zeros({4}), ReduceOp::sum, "in time").wait();
+                   },
+                   {.timeout = 10s, .warn_after = 50ms});
+  } catch (...) {
+    std::cerr.rdbuf(standard);
+    throw;
+  }
+  std::cerr.rdbuf(standard);
+  const std::string text = said.str();
+  CHECK_THAT(text, ContainsSubstring("rank 0 has waited 0.") &&
+                       ContainsSubstring("in #1 all_reduce(late) float32 [4]") &&
+                       ContainsSubstring("error after 10.0 s"));
+  CHECK(text.find("rank 1") == std::string::npos);
+  CHECK(text.find("in time") == std::string::npos);
+  CHECK(text.find("late") == text.rfind("late"));
+}
