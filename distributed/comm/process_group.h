@@ -54,6 +54,10 @@ class Work {
 /// shape, strides and dtype, also no elements; they must not be changed until the Work is done. A call that
 /// does not fit (undefined tensor, dtype, root out of range, sizes) throws ValueError, TypeError or
 /// IndexError at once and posts nothing. `name` and `site` go into the record. Thread-safe.
+///
+/// What fails on one rank (a timeout, a peer that is gone, ranks in different calls) fails all groups made
+/// from the same world, on all its ranks, also where a rank only computes: calls in flight and later ones
+/// throw the first error.
 class ProcessGroup {
  public:
   using Site = std::source_location;
@@ -95,8 +99,8 @@ class ProcessGroup {
                           Site site = Site::current()) = 0;
   virtual Work barrier(std::string_view name = {}, Site site = Site::current()) = 0;
   /// Not in the FIFO: a send and a receive, and messages of different peers or tags, do not wait for one
-  /// another. The header that travels first carries dtype and shape; what does not match is an error at the
-  /// receiver.
+  /// another: each pair of a peer and a tag has a thread, so let tags be few. The header that travels first
+  /// carries dtype and shape; what does not match is an error that shows both.
   virtual Work send(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
                     Site site = Site::current()) = 0;
   virtual Work recv(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
@@ -108,14 +112,16 @@ class ProcessGroup {
                                                   Site site = Site::current()) = 0;
 
   /// Queues host work of this rank behind the collectives posted so far (a strategy's copies, an injected
-  /// delay).
+  /// delay), with the caller's context. What it throws is rethrown by wait(), and fails nothing else.
   virtual Work enqueue(std::function<void()> task, std::string_view name = {}) = 0;
-  /// Makes everything in flight fail, here and at peers that wait for this rank.
+  /// Makes everything in flight fail, here and at all other ranks, with `why` and the table of where they
+  /// are.
   virtual void abort(const std::string& why) noexcept = 0;
 };
 
-/// A group over a transport. `store` is for diagnosis and sub-groups, shared by the same ranks. The
-/// destructor waits (bounded) for what was posted.
+/// A group over a transport. `store` is for diagnosis and sub-groups, shared by the same ranks alone, and
+/// holds nothing yet. The destructor waits (bounded) for what was posted; ranks that still need this one are
+/// told that it has left.
 std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backend,
                                                  std::shared_ptr<Store> store,
                                                  const GroupOptions& options = {},

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tapestry/distributed/comm/internal/descriptor.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 
@@ -151,6 +152,44 @@ TEST_CASE("ranks in different calls are told so at once") {
         },
         {"new_group([1, 2])", "new_group([0, 1])"});
   }
+}
+
+TEST_CASE("another sequence number is another call") {
+  for (const Transport& transport : transports()) {
+    const auto ends = transport.connect(2);
+    // Rank 1 speaks for itself, as if it had lost count.
+    std::thread other([&] {
+      const CollectiveRecord record{.sequence = 7, .group = "world", .op = Op::barrier, .site = "lost.cpp:1"};
+      const Descriptor mine(record);
+      std::vector<Descriptor> all(2);
+      std::string text = record.str(), texts(2 * 512, '\0');
+      text.resize(512);
+      const Deadline deadline = Clock::now() + 20s;
+      try {
+        ends[1]->all_gather(&mine, all.data(), sizeof mine, deadline);
+        ends[1]->all_gather(text.data(), texts.data(), 512, deadline);
+        ends[1]->barrier(deadline);
+      } catch (const DistributedError&) {  // rank 0 says what is wrong
+      }
+    });
+    const Group group = make_process_group(ends[0], memory_store(), kNever);
+    CHECK_THROWS_WITH(group->barrier().wait(),
+                      ContainsSubstring("rank 0 called #1 barrier; rank 1 called #7 barrier"));
+    other.join();
+  }
+}
+
+TEST_CASE("ranks in words") {
+  CHECK(rank_list({3}) == "rank 3");
+  CHECK(rank_list({2, 0, 1, 7}) == "ranks 0-2, 7");
+  CHECK(rank_list({5, 4}) == "ranks 4, 5");
+  CHECK(join({2, 0, 1}) == "2, 0, 1");
+  CHECK(seconds(12'345ms) == "12.3 s");
+  MessageHeader header(CollectiveRecord{.sequence = 3, .shape = {2, 3}, .name = std::string(200, 'x')});
+  CHECK(header.str().starts_with("message 3, uint8 [2, 3] (xxx"));
+  CHECK(header.fits(header));
+  header.ndim = 99;
+  CHECK(header.str() == "bytes that are no header of a message");
 }
 
 TEST_CASE("a failed group fails all later calls, of its sub-groups too") {
@@ -379,6 +418,21 @@ TEST_CASE("a store that does not answer bounds a diagnosis all the same") {
   group.reset();  // bounded too
   store->set_mood(BadStore::Mood::good);
   CHECK(watch.seconds() < 12);
+}
+
+TEST_CASE("the host of the store may die before the collective does") {
+  auto server = start_store_server("", 0);
+  auto backends = local_backends(2);
+  std::vector<Group> groups;
+  for (int r = 0; r < 2; ++r)
+    groups.push_back(make_process_group(std::exchange(backends[static_cast<std::size_t>(r)], nullptr),
+                                        tcp_store("127.0.0.1", server->port()), kQuick));
+  server.reset();
+  const Stopwatch watch;
+  CHECK_THROWS_WITH(groups[0]->barrier("last").wait(), ContainsSubstring("the store at tcp 127.0.0.1:") &&
+                                                           ContainsSubstring("\n  rank 0  waits "));
+  groups.clear();
+  CHECK(watch.seconds() < 15);
 }
 
 TEST_CASE("a store that goes away does no harm while all is well") {

@@ -176,14 +176,14 @@ struct Diagnosis::State {
     const Deadline deadline = Clock::now() + kGather;
     std::vector<int> open;
     for (int r = 0; r < size; ++r) open.push_back(r);
-    while (true) {
+    for (Milliseconds pause = 20ms;; pause = std::min<Milliseconds>(2 * pause, 500ms)) {
       std::erase_if(open, [&](int r) {
         const auto text = store->try_get(rank_key(r));
         if (text) reports[static_cast<std::size_t>(r)] = Report::parse(*text);
         return text.has_value();
       });
       if (open.empty() || Clock::now() >= deadline) return reports;
-      std::this_thread::sleep_for(20ms);
+      std::this_thread::sleep_for(std::min<Clock::duration>(pause, deadline - Clock::now()));
     }
   }
 
