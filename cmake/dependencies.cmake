@@ -55,7 +55,9 @@ if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
   find_package(Gloo CONFIG QUIET)
   if(TARGET gloo)
     target_link_libraries(tapestry_private INTERFACE gloo)
-    set_source_files_properties(${PROJECT_SOURCE_DIR}/distributed/comm/gloo_backend.cpp PROPERTIES
+    set_source_files_properties(
+      ${PROJECT_SOURCE_DIR}/distributed/comm/gloo_backend.cpp
+      ${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_transport.cpp PROPERTIES
       COMPILE_DEFINITIONS TAPESTRY_HAS_GLOO=1)
   else()
     message(STATUS "Gloo not found: no collectives between processes on CPUs (libgloo-dev)")

@@ -1,7 +1,10 @@
 #include "tests/support/distributed.h"
 
+#include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "tapestry/core/threads.h"
 
@@ -9,8 +12,49 @@ namespace distributed_test {
 
 using namespace tapestry::distributed;
 
+namespace {
+
+std::vector<std::shared_ptr<Backend>> gloo_backends(int size) {
+  const auto store = memory_store();
+  std::vector<std::shared_ptr<Backend>> all(static_cast<std::size_t>(size));
+  std::vector<std::exception_ptr> errors(all.size());
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r)
+    threads.emplace_back([&, r] {
+      const auto i = static_cast<std::size_t>(r);
+      try {
+        all[i] = gloo_backend(store, r, size, 30s);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  return all;
+}
+
+}  // namespace
+
+bool has_gloo() {
+  static const bool has = [] {
+    try {
+      gloo_backend(memory_store(), 0, 1, 1s);
+      return true;
+    } catch (const DistributedError& e) {
+      std::fprintf(stderr, "Gloo is not tested: %s\n", e.what());
+      return false;
+    }
+  }();
+  return has;
+}
+
 const std::vector<Transport>& transports() {
-  static const std::vector<Transport> all = {{"local", local_backends}};
+  static const std::vector<Transport> all = [] {
+    std::vector<Transport> rows = {{"local", local_backends}};
+    if (has_gloo()) rows.push_back({"gloo", gloo_backends});
+    return rows;
+  }();
   return all;
 }
 

@@ -25,6 +25,8 @@ struct Transport {
   std::function<std::vector<std::shared_ptr<Backend>>(int size)> connect;
 };
 const std::vector<Transport>& transports();
+/// False, with a message, in a build without Gloo (ThreadSanitizer's).
+bool has_gloo();
 
 /// What became of a rank: empty, or the text of its exception.
 struct Outcome {

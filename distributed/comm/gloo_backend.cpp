@@ -1,0 +1,344 @@
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "tapestry/distributed/comm/backend.h"
+#include "tapestry/distributed/comm/internal/gloo_transport.h"
+
+namespace tapestry::distributed {
+
+#if defined(TAPESTRY_HAS_GLOO)
+namespace {
+
+using Operation = GlooOperation;
+using Transfers = std::vector<GlooTransfer*>;
+
+// Up to here all ranks send everything to all, which takes one exchange instead of two.
+constexpr std::size_t kSmall = 16 << 10;
+// Large blocks go in pieces of this size, so that one is added up while the next arrives.
+constexpr std::size_t kPiece = 512 << 10;
+// Pieces of each peer that may wait to be added.
+constexpr std::size_t kDepth = 2;
+
+constexpr std::uint64_t kCollective = std::uint64_t{1} << 62, kPointToPoint = std::uint64_t{1} << 61;
+
+template <class T>
+auto at(T* data, int i, std::size_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+  return static_cast<Byte*>(data) + static_cast<std::size_t>(i) * bytes;
+}
+
+/// Every collective is direct: each rank exchanges with each other, two steps at most, and reductions are
+/// added up in the order of the ranks, whatever the size. So their bits are those of the local backend.
+class GlooBackend final : public Backend {
+ public:
+  GlooBackend(Store& store, int rank, int size, Deadline deadline, const GlooTransport* like)
+      : transport_(store, rank, size, deadline, like), rank_(rank), size_(size) {}
+
+  const char* name() const override { return "gloo"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) override {
+    reduce_to(kEveryone, data, count, dtype, op, deadline);
+  }
+  void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
+              Deadline deadline) override {
+    reduce_to(root, data, count, dtype, op, deadline);
+  }
+  void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
+                      Deadline deadline) override;
+  void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override;
+  void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) override;
+  void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override;
+  void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override;
+  void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override;
+  void barrier(Deadline deadline) override;
+  void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override;
+  void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override;
+  void abort(const std::string& why) noexcept override { transport_.abort(why); }
+  std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>& store,
+                                 Deadline deadline) override;
+
+ private:
+  static constexpr int kEveryone = -1;
+
+  /// A block of elements, in bytes, and how it is cut.
+  struct Block {
+    std::size_t begin = 0, size = 0, piece = kPiece;
+    std::size_t pieces() const { return (size + piece - 1) / piece; }
+    std::size_t offset(std::size_t i) const { return i * piece; }
+    std::size_t length(std::size_t i) const { return std::min(piece, size - offset(i)); }
+    void post_to(GlooTransfer& transfer) const {
+      for (std::size_t i = 0; i < pieces(); ++i) transfer.post(offset(i), length(i));
+    }
+  };
+  Block block(std::int64_t count, DType dtype, int i, int parts) const {
+    const std::size_t element = dtype_size(dtype);
+    const auto edge = [&](int k) { return static_cast<std::size_t>(count * k / parts) * element; };
+    return {.begin = edge(i), .size = edge(i + 1) - edge(i)};
+  }
+
+  Operation begin(Deadline deadline) {
+    ++sequence_;
+    return Operation(transport_, deadline);
+  }
+  /// This collective's; `step` counts the messages from one rank to another in it.
+  std::uint64_t slot(int step) const { return kCollective | sequence_ << 2 | static_cast<unsigned>(step); }
+  std::byte* scratch(std::size_t bytes) {
+    if (scratch_.size() < bytes) scratch_.resize(bytes);
+    return scratch_.data();
+  }
+
+  void reduce_to(int root, void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline);
+  void reduce_small(Operation& operation, int root, std::byte* data, std::int64_t count, DType dtype,
+                    ReduceOp op);
+  template <class Ready>
+  void reduce_block(Operation& operation, const std::byte* in, std::byte* out, std::int64_t count,
+                    DType dtype, ReduceOp op, const Ready& ready);
+  void fold(std::byte* out, const std::byte* own, const std::vector<std::byte*>& others, std::int64_t count,
+            DType dtype, ReduceOp op);
+
+  GlooTransport transport_;
+  const int rank_, size_;
+  std::uint64_t sequence_ = 0;
+  std::vector<std::byte> scratch_;  // grows to a few pieces a rank, and stays
+};
+
+// others[i] is rank i's, and may be overwritten; own stands for others[rank()], and may be `out` itself.
+void GlooBackend::fold(std::byte* out, const std::byte* own, const std::vector<std::byte*>& others,
+                       std::int64_t count, DType dtype, ReduceOp op) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
+  std::byte* const sum = rank_ == 0 ? out : others[0];
+  if (sum == out && own != out) std::memcpy(out, own, bytes);
+  for (int i = 1; i < size_; ++i)
+    reduce_into(sum, i == rank_ ? own : others[static_cast<std::size_t>(i)], count, dtype, op);
+  finish_mean(sum, count, dtype, op, size_);
+  if (sum != out) std::memcpy(out, sum, bytes);
+}
+
+void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, std::int64_t count,
+                               DType dtype, ReduceOp op) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
+  std::byte* const space = scratch(bytes * static_cast<std::size_t>(size_));
+  const bool receives = root == kEveryone || root == rank_;
+  std::vector<std::byte*> others(static_cast<std::size_t>(size_));
+  for (int i = 0; i < size_; ++i) {
+    others[static_cast<std::size_t>(i)] = space + bytes * static_cast<std::size_t>(i);
+    if (i == rank_) continue;
+    if (receives) operation.receive(others[static_cast<std::size_t>(i)], bytes, i, slot(0)).post_all();
+    if (root == kEveryone || root == i) operation.send(data, bytes, i, slot(0)).post_all();
+  }
+  operation.wait_all();
+  if (receives) fold(data, data, others, count, dtype, op);
+}
+
+// This rank's block of everyone's `in`, into `out`; ready(offset, length) follows each piece of it.
+template <class Ready>
+void GlooBackend::reduce_block(Operation& operation, const std::byte* in, std::byte* out, std::int64_t count,
+                               DType dtype, ReduceOp op, const Ready& ready) {
+  const Block mine = block(count, dtype, rank_, size_);
+  const std::size_t stride = std::min(mine.piece, mine.size);
+  std::byte* const space = scratch(static_cast<std::size_t>(size_) * kDepth * stride);
+  const auto place = [&](int i, std::size_t piece) {
+    return space + (static_cast<std::size_t>(i) * kDepth + piece % kDepth) * stride;
+  };
+  Transfers receives;
+  const auto post = [&](std::size_t piece) {
+    if (piece >= mine.pieces()) return;
+    for (GlooTransfer* transfer : receives) transfer->post(piece % kDepth * stride, mine.length(piece));
+  };
+  for (int i = 0; i < size_; ++i) {
+    if (i != rank_) receives.push_back(&operation.receive(place(i, 0), kDepth * stride, i, slot(0)));
+  }
+  for (std::size_t piece = 0; piece < kDepth; ++piece) post(piece);
+  for (int i = 0; i < size_; ++i) {
+    if (i == rank_) continue;
+    const Block theirs = block(count, dtype, i, size_);
+    theirs.post_to(operation.send(in + theirs.begin, theirs.size, i, slot(0)));
+  }
+  std::vector<std::byte*> others(static_cast<std::size_t>(size_));
+  for (std::size_t piece = 0; piece < mine.pieces(); ++piece) {
+    for (GlooTransfer* transfer : receives) transfer->wait();
+    for (int i = 0; i < size_; ++i) others[static_cast<std::size_t>(i)] = place(i, piece);
+    const std::size_t offset = mine.offset(piece), length = mine.length(piece);
+    fold(out + offset, in + mine.begin + offset, others,
+         static_cast<std::int64_t>(length / dtype_size(dtype)), dtype, op);
+    post(piece + kDepth);
+    ready(offset, length);
+  }
+}
+
+void GlooBackend::reduce_to(int root, void* data, std::int64_t count, DType dtype, ReduceOp op,
+                            Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (count == 0 || size_ == 1) return;
+  auto* const bytes = static_cast<std::byte*>(data);
+  if (static_cast<std::size_t>(count) * dtype_size(dtype) <= kSmall)
+    return reduce_small(operation, root, bytes, count, dtype, op);
+  const Block mine = block(count, dtype, rank_, size_);
+  Transfers sends;
+  for (int i = 0; i < size_; ++i) {
+    if (i == rank_) continue;
+    if (root == kEveryone || root == i)
+      sends.push_back(&operation.send(bytes + mine.begin, mine.size, i, slot(1)));
+    if (root == kEveryone || root == rank_) {
+      // Straight into its place: rank i returns a piece after it has received what was there.
+      const Block theirs = block(count, dtype, i, size_);
+      theirs.post_to(operation.receive(bytes + theirs.begin, theirs.size, i, slot(1)));
+    }
+  }
+  reduce_block(operation, bytes, bytes + mine.begin, count, dtype, op,
+               [&](std::size_t offset, std::size_t length) {
+                 for (GlooTransfer* transfer : sends) transfer->post(offset, length);
+               });
+  operation.wait_all();
+}
+
+void GlooBackend::reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
+                                 Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (count == 0) return;
+  if (size_ == 1) {
+    std::memcpy(out, in, static_cast<std::size_t>(count) * dtype_size(dtype));
+    return;
+  }
+  reduce_block(operation, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count * size_,
+               dtype, op, [](std::size_t, std::size_t) {});
+  operation.wait_all();
+}
+
+// A large one goes out once: each other rank gets a part, which it passes on to the rest.
+void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (bytes == 0 || size_ == 1) return;
+  auto* const at = static_cast<std::byte*>(data);
+  const bool in_parts = size_ > 2 && bytes > kSmall;
+  // The part that comes by way of rank i.
+  const auto part = [&](int i) {
+    if (!in_parts) return Block{.begin = 0, .size = bytes};
+    return block(static_cast<std::int64_t>(bytes), DType::u8, i < root ? i : i - 1, size_ - 1);
+  };
+  const auto receive = [&](const Block& block, int from, int step) -> GlooTransfer& {
+    GlooTransfer& transfer = operation.receive(at + block.begin, block.size, from, slot(step));
+    block.post_to(transfer);
+    return transfer;
+  };
+  if (rank_ == root) {
+    for (int i = 0; i < size_; ++i) {
+      const Block theirs = part(i);
+      if (i != root) theirs.post_to(operation.send(at + theirs.begin, theirs.size, i, slot(0)));
+    }
+  } else {
+    const Block mine = part(rank_);
+    GlooTransfer& from_root = receive(mine, root, 0);
+    Transfers sends;
+    for (int i = 0; in_parts && i < size_; ++i) {
+      if (i == rank_ || i == root) continue;
+      receive(part(i), i, 1);
+      sends.push_back(&operation.send(at + mine.begin, mine.size, i, slot(1)));
+    }
+    for (std::size_t piece = 0; piece < mine.pieces(); ++piece) {
+      from_root.wait();
+      for (GlooTransfer* transfer : sends) transfer->post(mine.offset(piece), mine.length(piece));
+    }
+  }
+  operation.wait_all();
+}
+
+void GlooBackend::all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (bytes == 0) return;
+  for (int i = 0; i < size_; ++i) {
+    if (i == rank_) continue;
+    operation.receive(at(out, i, bytes), bytes, i, slot(0)).post_all();
+    operation.send(in, bytes, i, slot(0)).post_all();
+  }
+  std::memcpy(at(out, rank_, bytes), in, bytes);
+  operation.wait_all();
+}
+
+void GlooBackend::gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (bytes == 0) return;
+  if (rank_ != root) operation.send(in, bytes, root, slot(0)).post_all();
+  for (int i = 0; rank_ == root && i < size_; ++i) {
+    if (i == rank_) std::memcpy(at(out, i, bytes), in, bytes);
+    else operation.receive(at(out, i, bytes), bytes, i, slot(0)).post_all();
+  }
+  operation.wait_all();
+}
+
+void GlooBackend::scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (bytes == 0) return;
+  if (rank_ != root) operation.receive(out, bytes, root, slot(0)).post_all();
+  for (int i = 0; rank_ == root && i < size_; ++i) {
+    if (i == rank_) std::memcpy(out, at(in, i, bytes), bytes);
+    else operation.send(at(in, i, bytes), bytes, i, slot(0)).post_all();
+  }
+  operation.wait_all();
+}
+
+void GlooBackend::all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) {
+  Operation operation = begin(deadline);
+  if (bytes == 0) return;
+  for (int i = 0; i < size_; ++i) {
+    if (i == rank_) continue;
+    operation.receive(at(out, i, bytes), bytes, i, slot(0)).post_all();
+    operation.send(at(in, i, bytes), bytes, i, slot(0)).post_all();
+  }
+  std::memcpy(at(out, rank_, bytes), at(in, rank_, bytes), bytes);
+  operation.wait_all();
+}
+
+void GlooBackend::barrier(Deadline deadline) {
+  const char here = 0;
+  std::vector<char> all(static_cast<std::size_t>(size_));
+  all_gather(&here, all.data(), 1, deadline);
+}
+
+void GlooBackend::send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) {
+  Operation operation(transport_, deadline);
+  if (bytes == 0) return;
+  operation.send(data, bytes, peer, kPointToPoint | tag).post_all();
+  operation.wait_all();
+}
+
+void GlooBackend::recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) {
+  Operation operation(transport_, deadline);
+  if (bytes == 0) return;
+  operation.receive(data, bytes, peer, kPointToPoint | tag).post_all();
+  operation.wait_all();
+}
+
+std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks,
+                                            const std::shared_ptr<Store>& store, Deadline deadline) {
+  const auto self = std::find(ranks.begin(), ranks.end(), rank_);
+  check<IndexError>(self != ranks.end(), "[split] rank ", rank_, " is not of the new group");
+  return std::make_shared<GlooBackend>(*store, static_cast<int>(self - ranks.begin()),
+                                       static_cast<int>(ranks.size()), deadline, &transport_);
+}
+
+}  // namespace
+
+std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
+                                      Milliseconds timeout) {
+  check<ValueError>(size >= 1 && rank >= 0 && rank < size, "[gloo] rank ", rank, " of ", size,
+                    "; ranks count from 0 to size - 1");
+  return std::make_shared<GlooBackend>(*store, rank, size, Clock::now() + timeout, nullptr);
+}
+
+#else
+
+std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>&, int, int, Milliseconds) {
+  fail<DistributedError>(
+      "[gloo] this library was built without Gloo; install libgloo-dev and build again, or use threads of "
+      "one "
+      "process (run_local_ranks)");
+}
+
+#endif
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,389 @@
+#include "tapestry/distributed/comm/internal/gloo_transport.h"
+
+#if defined(TAPESTRY_HAS_GLOO)
+#include <arpa/inet.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <utility>
+
+namespace tapestry::distributed {
+namespace {
+
+constexpr std::uint64_t kSentinelSlot = ~std::uint64_t{0};
+
+Milliseconds left_until(Deadline deadline) {
+  return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(0));
+}
+
+/// Threads started in its scope take no signals: those are the program's own threads' business.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// Equal for processes that reach one another over loopback: the running kernel, and the network namespace.
+std::string host_identity() {
+  std::string kernel;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), kernel);
+  char network[64] = "";
+  const ssize_t length = readlink("/proc/self/ns/net", network, sizeof network - 1);
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return kernel + " " + std::string(network, length > 0 ? static_cast<std::size_t>(length) : 0) + " " + name;
+}
+
+std::string interface_names() {
+  std::set<std::string> names;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) == 0) {
+    for (const ifaddrs* i = list; i; i = i->ifa_next) {
+      if (i->ifa_addr && (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6))
+        names.insert(i->ifa_name);
+    }
+    freeifaddrs(list);
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+/// The address of this host from which `host` is reached; empty if it is not. No packet is sent.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
+  std::string address;
+  for (const addrinfo* i = found; i && address.empty(); i = i->ai_next) {
+    const int fd = socket(i->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    sockaddr_storage self{};
+    socklen_t length = sizeof self;
+    char text[NI_MAXHOST];
+    if (::connect(fd, i->ai_addr, i->ai_addrlen) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&self), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&self), length, text, sizeof text, nullptr, 0,
+                    NI_NUMERICHOST) == 0)
+      address = text;
+    close(fd);
+  }
+  freeaddrinfo(found);
+  return address;
+}
+
+/// The host in "tcp host:port"; empty for other stores.
+std::string store_host(const Store& store) {
+  const std::string text = store.str();
+  if (!text.starts_with("tcp ")) return {};
+  const std::string address = text.substr(4, text.find(' ', 4) - 4);
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return host;
+}
+
+std::shared_ptr<gloo::transport::Device> open_device(const Store& store, bool one_host) {
+  gloo::transport::tcp::attr attr;
+  const char* variable = "TAPESTRY_INTERFACE";
+  const char* interface = std::getenv(variable);
+  if (!interface || !*interface) interface = std::getenv(variable = "GLOO_SOCKET_IFNAME");
+  if (interface && *interface) {
+    attr.iface = interface;
+    const std::string names = interface_names();
+    check<DistributedError>((", " + names + ", ").find(", " + attr.iface + ", ") != std::string::npos,
+                            "[gloo] ", variable, " is ", attr.iface, ", but this host has ",
+                            names.empty() ? "no interface with an address" : names,
+                            "; set it to one of those, or unset it");
+  } else if (one_host) {
+    attr.hostname = "127.0.0.1";
+  } else {
+    // What lies behind the default route, where no rank's address is known: an address for documentation.
+    const std::string host = store_host(store);
+    attr.hostname = address_towards(host.empty() ? "192.0.2.1" : host);
+    check<DistributedError>(
+        !attr.hostname.empty(), "[gloo] found no network interface that reaches ",
+        host.empty() ? "other hosts" : host,
+        "; set TAPESTRY_INTERFACE to the one that the ranks share, of: ", interface_names());
+  }
+  const NoSignals in_its_thread;
+  return gloo::transport::tcp::CreateDevice(attr);
+}
+
+std::string key(const char* what, int rank) { return "gloo/" + std::string(what) + std::to_string(rank); }
+
+}  // namespace
+
+GlooTransfer::GlooTransfer(GlooOperation& operation, bool sends, void* data, std::size_t bytes, int peer,
+                           std::uint64_t slot)
+    : operation_(operation),
+      sends_(sends),
+      peer_(peer),
+      slot_(slot),
+      buffer_(operation.transport_.context_->createUnboundBuffer(data, bytes)) {}
+GlooTransfer::~GlooTransfer() = default;
+
+void GlooTransfer::post(std::size_t offset, std::size_t bytes) {
+  try {
+    if (sends_) buffer_->send(peer_, slot_, offset, bytes);
+    else buffer_->recv(peer_, slot_, offset, bytes);
+  } catch (const std::exception& e) {
+    operation_.fail_at(*this, e.what());
+  }
+  ++pending_;
+}
+
+void GlooTransfer::post_all() { post(0, buffer_->size); }
+
+void GlooTransfer::wait() {
+  if (complete_ > 0) --complete_;
+  else operation_.wait(*this);
+  --pending_;
+}
+
+// False if it was woken. Throws when the time is up, and Gloo has closed all connections then.
+bool GlooTransfer::completes(Milliseconds timeout) {
+  return sends_ ? buffer_->waitSend(timeout) : buffer_->waitRecv(timeout);
+}
+
+void GlooTransfer::wake() {
+  if (sends_) buffer_->abortWaitSend();
+  else buffer_->abortWaitRecv();
+}
+
+GlooOperation::GlooOperation(GlooTransport& transport, Deadline deadline)
+    : transport_(transport), deadline_(deadline) {
+  const std::lock_guard lock(transport_.mutex_);
+  if (transport_.failed_) fail<DistributedError>(transport_.why_);
+  transport_.operations_.insert(this);
+}
+
+GlooOperation::~GlooOperation() {
+  {
+    const std::lock_guard lock(transport_.mutex_);
+    transport_.operations_.erase(this);
+  }
+  // An exception came between: peers must not write to, or wait for, what is gone.
+  if (std::any_of(transfers_.begin(), transfers_.end(), [](const auto& t) { return t.pending_ > 0; }))
+    transport_.abort("[gloo] an operation was left before its end");
+}
+
+void GlooOperation::wait_all() {
+  for (GlooTransfer& transfer : transfers_) {
+    while (transfer.pending_ > 0) transfer.wait();
+  }
+}
+
+void GlooOperation::wait(GlooTransfer& transfer) {
+  bool done = false;
+  while (!done) {
+    std::vector<GlooTransfer*> lost;
+    {
+      const std::lock_guard lock(transport_.mutex_);
+      if (transport_.failed_) fail<DistributedError>(transport_.why_);
+      for (GlooTransfer& other : transfers_) {
+        if (other.pending_ > other.complete_ && transport_.lost_[static_cast<std::size_t>(other.peer_)])
+          lost.push_back(&other);
+      }
+      waiting_ = &transfer;
+    }
+    const GlooTransfer* at = &transfer;
+    std::string cause;
+    try {
+      // All that a lost peer owes us may have come before it left. If not, nobody else need be waited for.
+      for (GlooTransfer* other : lost) {
+        at = other;
+        while (other->pending_ > other->complete_) other->complete_ += other->completes(Milliseconds(0));
+      }
+      at = &transfer;
+      done = transfer.complete_ > 0 || transfer.completes(left_until(deadline_));
+    } catch (const std::exception& e) {
+      cause = e.what();
+    }
+    {
+      const std::lock_guard lock(transport_.mutex_);
+      waiting_ = nullptr;
+    }
+    if (!cause.empty()) fail_at(*at, cause);
+    if (transfer.complete_ > 0) --transfer.complete_;
+  }
+}
+
+void GlooOperation::fail_at(const GlooTransfer& transfer, const std::string& cause) {
+  bool lost = false;
+  {
+    const std::lock_guard lock(transport_.mutex_);
+    if (transport_.failed_) fail<DistributedError>(transport_.why_);
+    lost = transport_.lost_[static_cast<std::size_t>(transfer.peer_)];
+  }
+  const std::string us =
+      "[gloo] rank " + std::to_string(transport_.rank_) + " of " + std::to_string(transport_.size_);
+  const std::string them = "rank " + std::to_string(transfer.peer_);
+  if (!lost && Clock::now() >= deadline_) {
+    const std::string why = us + " waited for " + them + " until its time was up; " + them +
+                            " is late, stopped, or in another collective";
+    transport_.abort(why);
+    throw TimeoutError(why);
+  }
+  const std::string why = us + " lost its connection to " + them + (lost ? "" : " (" + cause + ")") +
+                          ", which died or failed; look at what that rank printed";
+  transport_.abort(why);
+  throw DistributedError(why);
+}
+
+GlooTransport::GlooTransport(Store& store, int rank, int size, Deadline deadline, const GlooTransport* like)
+    : rank_(rank), size_(size), lost_(static_cast<std::size_t>(size)) {
+  if (size == 1) return;
+  const NoSigpipe guard;
+  try {
+    meet(store, deadline);
+    device_ = like ? like->device_ : open_device(store, one_host_);
+    connect(store, deadline);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {  // Gloo's
+    fail<DistributedError>("[gloo] rank ", rank, " of ", size, " could not connect to the others: ", e.what(),
+                           "; TAPESTRY_INTERFACE names the network interface that all ranks share");
+  }
+  const NoSignals in_its_thread;
+  watcher_ = std::thread([this] { watch_peers(); });
+}
+
+GlooTransport::~GlooTransport() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (sentinel_) sentinel_->abortWaitRecv();
+  }
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void GlooTransport::meet(Store& store, Deadline deadline) {
+  const std::string here = host_identity();
+  store.set(key("host/", rank_), here);
+  one_host_ = true;
+  for (int i = 0; i < size_; ++i) {
+    try {
+      if (store.get(key("host/", i), left_until(deadline)) != here) one_host_ = false;
+    } catch (const TimeoutError&) {
+      std::string absent;
+      for (int j = i; j < size_; ++j) {
+        if (!store.try_get(key("host/", j))) absent += (absent.empty() ? "" : ", ") + std::to_string(j);
+      }
+      fail<TimeoutError>("[gloo] rank ", rank_, " of ", size_, " waited at ", store.str(), " for rank ",
+                         absent, ", which did not come in time; look at what that rank printed");
+    }
+  }
+}
+
+void GlooTransport::connect(Store& store, Deadline deadline) {
+  context_ = device_->createContext(rank_, size_);
+  // A pair waits five times this long for its connection.
+  context_->setTimeout(std::max(left_until(deadline) / 5, Milliseconds(1)));
+  std::vector<std::string> addresses(static_cast<std::size_t>(size_));
+  std::size_t length = 0;
+  for (int i = 0; i < size_; ++i) {
+    if (i == rank_) continue;
+    const std::vector<char> bytes = context_->createPair(i)->address().bytes();
+    addresses[static_cast<std::size_t>(i)].assign(bytes.begin(), bytes.end());
+    length = bytes.size();
+  }
+  std::string all;
+  for (std::string& address : addresses) {
+    address.resize(length);
+    all += address;
+  }
+  store.set(key("addresses/", rank_), all);
+  for (int i = 0; i < size_; ++i) {
+    if (i == rank_) continue;
+    const std::string theirs = store.get(key("addresses/", i), left_until(deadline));
+    check<DistributedError>(theirs.size() == length * static_cast<std::size_t>(size_), "[gloo] rank ", i,
+                            " published ", theirs.size(), " bytes of addresses, expected ",
+                            length * static_cast<std::size_t>(size_),
+                            "; do all ranks run the same program on the same kind of machine?");
+    const auto mine = theirs.begin() + static_cast<std::ptrdiff_t>(length) * rank_;
+    context_->getPair(i)->connect(std::vector<char>(mine, mine + static_cast<std::ptrdiff_t>(length)));
+  }
+}
+
+// Gloo tells those who wait of a lost connection, but for the one message that is just being moved: its
+// waiter would sleep until the deadline. So a receive that never completes is posted to every peer, and
+// whoever dies, wherever we are, wakes the watcher, which wakes all operations. They go on if that peer owes
+// them nothing: a rank that has finished may leave while others are still busy.
+void GlooTransport::watch_peers() {
+  constexpr std::chrono::hours kForever{24 * 365};
+  char never = 0;
+  for (;;) {
+    gloo::transport::UnboundBuffer* sentinel = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closing_) break;
+      sentinel_ = context_->createUnboundBuffer(&never, 1);
+      sentinel = sentinel_.get();
+    }
+    bool watching = false;
+    for (int i = 0; i < size_; ++i) {
+      if (i == rank_ || lost_[static_cast<std::size_t>(i)]) continue;  // written by this thread alone
+      try {
+        sentinel->recv(i, kSentinelSlot, 0, 1);
+        watching = true;
+      } catch (const std::exception&) {
+        lose(i);
+      }
+    }
+    if (!watching) break;
+    try {
+      sentinel->waitRecv(kForever);
+    } catch (const std::exception&) {  // a peer is lost, and will refuse the next sentinel
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  sentinel_.reset();
+}
+
+void GlooTransport::lose(int peer) noexcept {
+  const std::lock_guard lock(mutex_);
+  lost_[static_cast<std::size_t>(peer)] = true;
+  for (GlooOperation* operation : operations_) {
+    if (operation->waiting_) operation->waiting_->wake();
+  }
+}
+
+void GlooTransport::abort(const std::string& why) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_) return;
+    failed_ = true;
+    why_ = why;
+    for (GlooOperation* operation : operations_) {
+      if (operation->waiting_) operation->waiting_->wake();
+    }
+  }
+  for (int i = 0; context_ && i < size_; ++i) {
+    if (i != rank_) context_->getPair(i)->close();
+  }
+}
+
+}  // namespace tapestry::distributed
+#endif

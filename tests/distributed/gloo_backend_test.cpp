@@ -1,0 +1,240 @@
+// The transport between processes; what every transport does is in collectives_test.cpp.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+#include "tests/support/processes.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace distributed_test;
+
+namespace {
+
+Deadline in(Milliseconds time) { return Clock::now() + time; }
+
+using Backends = std::vector<std::shared_ptr<Backend>>;
+
+Backends connect(const std::string& name, int size) {
+  for (const Transport& transport : transports())
+    if (transport.name == name) return transport.connect(size);
+  throw std::runtime_error("no transport " + name);
+}
+
+// f(backend) on each rank's thread.
+void on_each(const Backends& backends, const std::function<void(Backend&)>& f) {
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> errors(backends.size());
+  for (std::size_t r = 0; r < backends.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        f(*backends[r]);
+      } catch (...) {
+        errors[r] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+// Values whose sum depends on the order of the additions; the extremes among them.
+template <class T>
+std::vector<T> awkward(int rank, std::size_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank + 1));
+  std::vector<T> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto bits = random();
+    float x = std::ldexp(static_cast<float>(bits % 10'007) - 5'000, static_cast<int>(bits >> 16) % 24 - 12);
+    if (bits % 97 == 0) x = bits % 2 ? 0.0f : -0.0f;
+    if (bits % 1009 == 0) x = INFINITY;
+    values[i] = static_cast<T>(x);
+  }
+  return values;
+}
+
+template <class T>
+std::vector<std::vector<T>> reduced_by(const std::string& name, int size, std::size_t count, ReduceOp op) {
+  std::vector<std::vector<T>> results(static_cast<std::size_t>(size));
+  on_each(connect(name, size), [&](Backend& backend) {
+    auto values = awkward<T>(backend.rank(), count);
+    backend.all_reduce(values.data(), static_cast<std::int64_t>(count), dtype_of<T>, op, in(30s));
+    results[static_cast<std::size_t>(backend.rank())] = std::move(values);
+  });
+  return results;
+}
+
+template <class T>
+void check_same_bits(int size, std::size_t count, ReduceOp op) {
+  CAPTURE(size, count, reduce_op_name(op), dtype_name(dtype_of<T>));
+  const auto local = reduced_by<T>("local", size, count, op), gloo = reduced_by<T>("gloo", size, count, op);
+  for (const auto& values : gloo) CHECK(std::memcmp(values.data(), local[0].data(), count * sizeof(T)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("gloo and local reduce to the same bits") {
+  if (!has_gloo()) return;
+  for (const int size : {2, 3, 5}) {
+    for (const std::size_t count : {7, 1021, 4099, 300'007}) {  // both ways of exchange, several pieces
+      check_same_bits<float>(size, count, ReduceOp::sum);
+      check_same_bits<BFloat16>(size, count, ReduceOp::mean);
+    }
+    check_same_bits<float>(size, 10'007, ReduceOp::min);
+    check_same_bits<double>(size, 10'007, ReduceOp::product);
+    check_same_bits<Half>(size, 10'007, ReduceOp::sum);
+  }
+}
+
+TEST_CASE("pieces, blocks and roots of large messages") {
+  if (!has_gloo()) return;
+  const std::size_t count = 700'001;  // with 2 to 4 ranks: two or three pieces a block, the last one short
+  for (const int size : {2, 3, 4}) {
+    on_each(connect("gloo", size), [&](Backend& backend) {
+      const auto value = [](std::size_t i, int rank) {
+        return static_cast<std::int32_t>(i * 7 + static_cast<std::size_t>(rank) * 1'000'003 % 8191);
+      };
+      for (int root = 0; root < size; ++root) {
+        std::vector<std::int32_t> x(count);
+        for (std::size_t i = 0; i < count; ++i) x[i] = value(i, backend.rank());
+        auto y = x;
+        backend.broadcast(x.data(), count * sizeof x[0], root, in(30s));
+        backend.reduce(y.data(), static_cast<std::int64_t>(count), DType::i32, ReduceOp::sum, root, in(30s));
+        for (std::size_t i = 0; i < count; ++i) {
+          std::int32_t sum = 0;
+          for (int r = 0; r < size; ++r) sum += value(i, r);
+          if (x[i] != value(i, root)) throw std::runtime_error("broadcast, element " + std::to_string(i));
+          if (backend.rank() == root && y[i] != sum)
+            throw std::runtime_error("reduce, element " + std::to_string(i));
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("messages of different tags overtake one another") {
+  if (!has_gloo()) return;
+  on_each(connect("gloo", 2), [](Backend& backend) {
+    const int peer = 1 - backend.rank();
+    if (backend.rank() == 0) {
+      const int one = 1, two = 2, three = 3;
+      std::thread first([&] { backend.send(&one, sizeof one, peer, 7, in(30s)); });
+      backend.send(&two, sizeof two, peer, 8, in(30s));
+      first.join();
+      backend.send(&three, sizeof three, peer, 7, in(30s));
+    } else {
+      int two = 0, one = 0, three = 0;
+      backend.recv(&two, sizeof two, peer, 8, in(30s));
+      backend.recv(&one, sizeof one, peer, 7, in(30s));
+      backend.recv(&three, sizeof three, peer, 7, in(30s));
+      if (one != 1 || two != 2 || three != 3) throw std::runtime_error("wrong message");
+    }
+  });
+}
+
+TEST_CASE("a part of the ranks makes a group of its own") {
+  if (!has_gloo()) return;
+  const auto store = memory_store();
+  on_each(connect("gloo", 4), [&](Backend& backend) {
+    if (backend.rank() % 2 == 0) return;
+    const auto odd = backend.split({1, 3}, prefix_store("odd/", store), in(30s));
+    float x = static_cast<float>(backend.rank());
+    odd->all_reduce(&x, 1, DType::f32, ReduceOp::sum, in(30s));
+    if (x != 4 || odd->rank() != backend.rank() / 2 || odd->size() != 2)
+      throw std::runtime_error("wrong group");
+  });
+}
+
+TEST_CASE("abort ends what is in progress, here and at peers") {
+  if (!has_gloo()) return;
+  const Backends backends = connect("gloo", 3);
+  std::thread aborts([&] {
+    std::this_thread::sleep_for(100ms);
+    backends[0]->abort("[test] enough");
+  });
+  std::vector<std::string> errors(3);
+  const auto start = Clock::now();
+  on_each(backends, [&](Backend& backend) {
+    if (backend.rank() == 2) return;  // does not come
+    std::vector<float> x(100'000);
+    try {
+      backend.all_reduce(x.data(), 100'000, DType::f32, ReduceOp::sum, in(30s));
+    } catch (const DistributedError& e) {
+      errors[static_cast<std::size_t>(backend.rank())] = e.what();
+    }
+  });
+  CHECK(Clock::now() - start < 5s);
+  aborts.join();
+  CHECK(errors[0] == "[test] enough");
+  CHECK_THAT(errors[1], ContainsSubstring("rank 1 of 3 lost its connection to rank 0"));
+  backends[0]->abort("[test] again");
+  CHECK_THROWS_WITH(backends[0]->barrier(in(30s)), "[test] enough");
+}
+
+TEST_CASE("a wait ends at its deadline, and the transport with it") {
+  if (!has_gloo()) return;
+  const Backends backends = connect("gloo", 2);
+  const auto start = Clock::now();
+  CHECK_THROWS_AS(backends[0]->barrier(in(200ms)), TimeoutError);
+  CHECK(Clock::now() - start >= 200ms);
+  CHECK(Clock::now() - start < 5s);
+  CHECK_THROWS_WITH(backends[0]->barrier(in(30s)), ContainsSubstring("rank 0 of 2 waited for rank 1"));
+  CHECK_THROWS_WITH(backends[1]->barrier(in(30s)), ContainsSubstring("lost its connection to rank 0"));
+}
+
+TEST_CASE("a rank that does not come to the transport is named") {
+  if (!has_gloo()) return;
+  const auto store = memory_store();
+  CHECK_THROWS_AS(gloo_backend(store, 1, 3, 100ms), TimeoutError);
+  CHECK_THROWS_WITH(gloo_backend(store, 1, 3, 100ms),
+                    ContainsSubstring("rank 1 of 3") && ContainsSubstring("for rank 0, 2, which did not"));
+  CHECK_THROWS_AS(gloo_backend(store, 3, 3, 100ms), ValueError);
+}
+
+TEST_CASE("child of an interface that is not there", "[.]") {
+  const auto self = child_rank();
+  CHECK_THROWS_WITH(
+      gloo_backend(self.store, self.rank, self.size, 20s),
+      ContainsSubstring("TAPESTRY_INTERFACE is nowhere0, but this host has ") && ContainsSubstring("lo"));
+}
+
+TEST_CASE("an interface that is not there") {
+  if (!has_gloo()) return;
+  RankProcesses ranks("child of an interface that is not there", 2, {{"TAPESTRY_INTERFACE", "nowhere0"}});
+  for (int rank = 0; rank < 2; ++rank) {
+    const Ended& end = ranks.wait(rank);
+    CAPTURE(rank, end.output, end.signal);
+    CHECK(end.well());
+  }
+}
+
+TEST_CASE("child of collectives between processes", "[.]") {
+  const auto self = child_rank();
+  const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
+  for (const std::size_t count : {5, 300'007}) {
+    auto values = awkward<float>(self.rank, count);
+    backend->all_reduce(values.data(), static_cast<std::int64_t>(count), DType::f32, ReduceOp::sum, in(20s));
+    std::vector<float> expected = awkward<float>(0, count);
+    for (int r = 1; r < self.size; ++r)
+      reduce_into(expected.data(), awkward<float>(r, count).data(), static_cast<std::int64_t>(count),
+                  DType::f32, ReduceOp::sum);
+    CHECK(std::memcmp(values.data(), expected.data(), count * sizeof(float)) == 0);
+  }
+}
+
+TEST_CASE("collectives between processes") {
+  if (!has_gloo()) return;
+  for (const char* interface : {"", "lo"}) {
+    RankProcesses ranks("child of collectives between processes", 3, {{"GLOO_SOCKET_IFNAME", interface}});
+    for (int rank = 0; rank < 3; ++rank) {
+      const Ended& end = ranks.wait(rank);
+      CAPTURE(interface, rank, end.output, end.signal);
+      CHECK(end.well());
+    }
+  }
+}
