@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -32,7 +34,7 @@ std::string message_of(F&& f) {
   return "";
 }
 
-/// A process of this one's kind that runs `body` and nothing else; exits with 1 if it throws.
+/// A process of this one's kind that runs `body` and nothing else; exits with 1 if it throws, and says what.
 class Process {
  public:
   explicit Process(const std::function<void()>& body) : id_(fork()) {
@@ -40,7 +42,8 @@ class Process {
     alarm(60);
     try {
       body();
-    } catch (...) {
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "process %d: %s\n", getpid(), error.what());
       _exit(1);
     }
     _exit(0);

@@ -1,0 +1,174 @@
+#include "tapestry/distributed/comm/init.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/rendezvous.h"
+
+namespace tapestry::distributed {
+namespace {
+
+constexpr Milliseconds kLinger{5'000};  // of rank 0's store, for those that end later
+constexpr Milliseconds kRequest{30'000};
+constexpr std::string_view kEnv = "env://", kTcp = "tcp://", kFile = "file://";
+
+Milliseconds left_until(Deadline deadline) {
+  return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - Clock::now()));
+}
+
+/// The environment, with what the options say in place of what it does not.
+Environment who_am_i(const InitOptions& options) {
+  Environment e = read_environment();
+  if (options.rank < 0 && options.world_size < 0) {
+    check(e.launcher != "none" || options.init_method == kEnv, "[init_process_group] ", options.init_method,
+          " needs rank and world_size: set them in the options, or RANK and WORLD_SIZE");
+    return e;
+  }
+  check(options.rank >= 0 && options.world_size >= 1 && options.rank < options.world_size,
+        "[init_process_group] rank ", options.rank, " and world_size ", options.world_size,
+        " in the options; give both, the rank from 0 to world_size - 1, or neither");
+  check(e.launcher == "none" || (options.rank == e.rank && options.world_size == e.world_size),
+        "[init_process_group] the options say rank ", options.rank, " of ", options.world_size, ", and ",
+        e.launcher, " says rank ", e.rank, " of ", e.world_size, "; leave them out of the options");
+  e.rank = options.rank;
+  e.world_size = options.world_size;
+  return e;
+}
+
+struct Place {
+  std::string host;
+  int port = 0;
+};
+
+/// Where the launcher's variables say that the store is.
+Place place_of(const Environment& e) {
+  check(e.master_port > 0, "[init_process_group] rank ", e.rank, " of ", e.world_size, " (", e.launcher,
+        "): the variables name no port; set MASTER_ADDR and MASTER_PORT, the same for all ranks");
+  check(!e.master_addr.empty(), "[init_process_group] the ranks are on several hosts and ", e.launcher,
+        " does not say where rank 0 is; set MASTER_ADDR to its host",
+        e.launcher == "srun"
+            ? " (export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1))"
+            : "");
+  // All are here: no name to look up, and nobody else can listen.
+  if (!e.store_is_running && e.local_world_size == e.world_size) return {"127.0.0.1", e.master_port};
+  return {e.master_addr, e.master_port};
+}
+
+/// "host:port", "[::1]:port"
+Place place_of(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  Place place{std::string(text.substr(0, colon)), 0};
+  bool ok = colon != text.npos && !place.host.empty();
+  if (ok) {
+    const auto [end, error] = std::from_chars(text.data() + colon + 1, text.data() + text.size(), place.port);
+    ok = error == std::errc() && end == text.data() + text.size() && place.port >= 1 && place.port <= 65535;
+  }
+  if (ok && place.host.front() == '[' && place.host.back() == ']')
+    place.host = place.host.substr(1, place.host.size() - 2);
+  else ok = ok && place.host.find(':') == std::string::npos;
+  check(ok, "[init_process_group] init_method \"tcp://", text,
+        "\"; write tcp://host:port or tcp://[address]:port");
+  return place;
+}
+
+std::shared_ptr<Store> connect(const Environment& e, const Place& place, Milliseconds timeout) {
+  const TcpOptions options{
+      .secret = e.secret, .connect_timeout = timeout, .request_timeout = std::min(kRequest, timeout)};
+  if (e.rank != 0 || e.store_is_running) return tcp_store(place.host, place.port, options);
+  // Rank 0 holds the store. Where there is a secret it listens on all interfaces: the name by which others
+  // reach this host need not be one that it knows itself.
+  const bool here = place.host == "localhost" || place.host == "::1" || place.host.starts_with("127.");
+  std::shared_ptr<StoreServer> server =
+      start_store_server(here || e.secret.empty() ? place.host : "", place.port, options);
+  std::shared_ptr<Store> client = tcp_store(here ? place.host : "127.0.0.1", place.port, options);
+  Store* const store = client.get();
+  return {store, [server = std::move(server), client = std::move(client)](Store*) mutable {
+            client.reset();
+            server->drain(kLinger);
+          }};
+}
+
+std::shared_ptr<Store> open_store(const InitOptions& options, const Environment& e, Milliseconds timeout) {
+  const std::string_view method = options.init_method;
+  if (method == kEnv) return connect(e, place_of(e), timeout);
+  if (method.starts_with(kTcp)) {
+    Environment own = e;
+    own.store_is_running = false;  // the launcher's is elsewhere
+    return connect(own, place_of(method.substr(kTcp.size())), timeout);
+  }
+  return file_store(std::string(method.substr(kFile.size())));
+}
+
+/// How many groups this process has joined, by rank, since a process may be several: what keeps the keys of
+/// one apart from those of the next in the same store. Ranks join together, so all count alike.
+class Joined {
+ public:
+  int operator[](int rank) {
+    const std::lock_guard lock(mutex_);
+    return counts_[rank];
+  }
+  void add(int rank) {
+    const std::lock_guard lock(mutex_);
+    ++counts_[rank];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, int> counts_;
+};
+Joined joined;
+
+void check_options(const InitOptions& options) {
+  const std::string_view method = options.init_method;
+  check(method == kEnv || method.starts_with(kTcp) || method.starts_with("file:///"),
+        "[init_process_group] init_method \"", method, "\"; it is env://, tcp://host:port or file:///path");
+  check(options.backend != "local",
+        "[init_process_group] backend \"local\" joins threads of one process; use ",
+        "run_local_ranks, or gloo between processes");
+  check(options.backend.empty() || options.backend == "gloo" || options.backend == "nccl",
+        "[init_process_group] backend \"", options.backend, "\"; it is gloo, nccl or empty");
+}
+
+/// A batch script that asks for tasks and does not start them is no error, and hardly meant.
+void note_unused_tasks(const Environment& e) {
+  const char* const tasks = std::getenv("SLURM_NTASKS");
+  if (e.launcher == "none" && tasks && std::atoi(tasks) > 1)
+    std::fprintf(
+        stderr,
+        "[init_process_group] this Slurm job has %s tasks, but the program was started without srun: "
+        "a world of one. Start it with srun.\n",
+        tasks);
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
+  check_options(options);
+  const Environment e = who_am_i(options);
+  GroupOptions group = options.group;
+  if (group.timeout <= Milliseconds(0)) group.timeout = default_timeout();
+  if (e.world_size == 1) {
+    note_unused_tasks(e);
+    return make_process_group(local_backends(1)[0], memory_store(), group);
+  }
+  check<DistributedError>(options.backend != "nccl",
+                          "[init_process_group] this library was built without NCCL; use ", "backend gloo");
+  const Deadline deadline = deadline_after(group.timeout);
+  const std::shared_ptr<Store> store =
+      prefix_store(concat({"start ", e.restart, " group ", joined[e.rank], "/"}),
+                   open_store(options, e, left_until(deadline)));
+  rendezvous(*store, e.rank, e.world_size, left_until(deadline));
+  joined.add(e.rank);
+  std::shared_ptr<Backend> backend =
+      gloo_backend(prefix_store("gloo/", store), e.rank, e.world_size, left_until(deadline));
+  return make_process_group(std::move(backend), prefix_store("group/", store), group);
+}
+
+}  // namespace tapestry::distributed
