@@ -28,6 +28,7 @@ CLI::Validator between(T low, T high) {
 /// wrong options. Errors go to standard error.
 template <class F>
 int run(CLI::App& app, int argc, char** argv, const F& program) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a launcher that reads it sees each line when it is there
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <deque>
+#include <memory>
 #include <numeric>
 #include <string>
 
@@ -26,8 +27,9 @@ using namespace tapestry;
 
 namespace {
 
-constexpr double kGoal = 475;   // Gymnasium's reward_threshold of CartPole-v1; 500 is the most there is
-constexpr int kNotReached = 3;  // exit status
+constexpr double kGoal = 475;        // Gymnasium's reward_threshold of CartPole-v1; 500 is the most there is
+constexpr std::size_t kSteady = 10;  // updates in a row whose mean return must reach it
+constexpr int kNotReached = 3;       // exit status
 
 struct Options {
   std::uint64_t seed = 1;
@@ -38,38 +40,55 @@ struct Options {
 
 int train(const Options& o) {
   set_num_threads(1);  // tensors this small are not worth sharing
-  manual_seed(o.seed);
+  const std::shared_ptr<distributed::ProcessGroup> world = distributed::init_process_group();
+  const bool prints = world->rank() == 0;
+
+  manual_seed(o.seed);  // the same weights on every rank
   apps::ActorCritic policy;
+  distributed::manual_seed_by_rank(*world, o.seed);  // other starts and other actions on each
+  distributed::DistributedDataParallel ddp(policy, {.process_group = world});
   optim::Adam optimizer(policy.parameters(), {.lr = o.lr});
 
   const auto start = std::chrono::steady_clock::now();
-  std::deque<double> recent;  // mean returns of the last ten updates
+  std::deque<double> recent;  // mean returns of the last updates, over all ranks
   double mean = 0;
-  for (int update = 1; update <= o.updates && (recent.size() < 10 || mean < kGoal); ++update) {
+  for (int update = 1; update <= o.updates && (recent.size() < kSteady || mean < kGoal); ++update) {
     const apps::Episodes seen = apps::play(policy, o.episodes, o.discount);
+    distributed::GlobalMean returns;
+    returns.add(seen.mean_length, o.episodes);
+    recent.push_back(returns.reduce(*world));
 
+    // Ranks have played different numbers of steps. DDP divides sums of gradients by the number of ranks, so
+    // losses are divided by the mean number of steps a rank: that is the mean over the steps of all ranks.
+    // (Each rank's own mean would count a step less where the policy did better.)
+    const double steps = recent.back() * o.episodes;
     optimizer.zero_grad();
-    const auto [log_probability, expected] = policy.forward(seen.observations, seen.actions);
+    const auto [log_probability, expected] = ddp(seen.observations, seen.actions);
     const Tensor advantage = seen.returns - expected.detach();
-    const Tensor loss = mse_loss(expected, seen.returns) - (log_probability * advantage).mean();
-    loss.backward();
+    const Tensor loss =
+        mse_loss(expected, seen.returns, Reduction::sum) - (log_probability * advantage).sum();
+    (loss / steps).backward();
     optimizer.step();
 
-    recent.push_back(seen.mean_length);
-    if (recent.size() > 10) recent.pop_front();
+    if (recent.size() > kSteady) recent.pop_front();
     mean = std::accumulate(recent.begin(), recent.end(), 0.0) / static_cast<double>(recent.size());
-    if (update % 10 == 0)
+    if (prints && update % 10 == 0)
       std::printf("update %d  mean return %.1f over the last %zu updates\n", update, mean, recent.size());
   }
 
-  const std::vector<int> lengths = apps::test_lengths(policy, o.seed + 1, o.test_episodes, 0, 1);
-  const double tested = std::accumulate(lengths.begin(), lengths.end(), 0.0) / o.test_episodes;
+  distributed::GlobalMean tested;  // the episodes are dealt over the ranks
+  for (const int length :
+       apps::test_lengths(policy, o.seed + 1, o.test_episodes, world->rank(), world->size()))
+    tested.add(length);
+  const double result = tested.reduce(*world);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("mean return %.1f of %d over %d test episodes, after %.1f s, seed %llu: goal of %.0f %s\n",
-              tested, apps::CartPole::kMaxSteps, o.test_episodes, seconds,
-              static_cast<unsigned long long>(o.seed), kGoal, tested >= kGoal ? "reached" : "not reached");
-  if (!o.save.empty()) nn::save_model(o.save, policy);
-  return tested >= kGoal ? 0 : kNotReached;
+  if (prints)
+    std::printf(
+        "mean return %.1f of %d over %d test episodes, %d ranks, seed %llu: goal of %.0f %s\n%.1f s\n",
+        result, apps::CartPole::kMaxSteps, o.test_episodes, world->size(),
+        static_cast<unsigned long long>(o.seed), kGoal, result >= kGoal ? "reached" : "not reached", seconds);
+  if (!o.save.empty()) distributed::on_rank_0(*world, "save", [&] { nn::save_model(o.save, policy); });
+  return result >= kGoal ? 0 : kNotReached;
 }
 
 }  // namespace
@@ -80,7 +99,7 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--seed", o.seed, "Of initial weights, environments and actions")
       ->check(apps::between<std::uint64_t>(0, ~std::uint64_t{0}));
-  app.add_option("--episodes", o.episodes, "Played side by side for each update")
+  app.add_option("--episodes", o.episodes, "Played side by side for each update, on each rank")
       ->check(apps::between(1, 100'000));
   app.add_option("--updates", o.updates, "At most; it ends when ten in a row had a mean return of 475")
       ->check(apps::between(1, 1'000'000));

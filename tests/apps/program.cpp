@@ -99,8 +99,8 @@ bool gone(pid_t group) {
 
 }  // namespace
 
-Ended classifier(const Launch& launch) {
-  std::vector<std::string> words = {TAPESTRY_CLASSIFIER};
+Ended run(const Launch& launch) {
+  std::vector<std::string> words = {std::string(TAPESTRY_PROGRAMS "/") + launch.program};
   words.insert(words.end(), launch.arguments.begin(), launch.arguments.end());
   std::vector<char*> argv;
   std::string command;
@@ -147,7 +147,13 @@ Ended classifier(const Launch& launch) {
 }
 
 Ended classifier(std::vector<std::string> arguments) {
-  return classifier(Launch{.arguments = std::move(arguments)});
+  return run(Launch{.arguments = std::move(arguments)});
+}
+
+Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments) {
+  std::vector<std::string> all = {"--nproc-per-node", "2", TAPESTRY_PROGRAMS "/" + app};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  return run(Launch{.arguments = all, .program = "tapestry-run"});
 }
 
 }  // namespace tests

@@ -1,5 +1,5 @@
 #pragma once
-// The classifier as a child process, as a person runs it: its output, its exit status, how it takes signals.
+// An app as a child process, as a person runs it: its output, its exit status, how it takes signals.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -15,6 +15,7 @@ struct Launch {
   std::function<bool()> kill_when = {};  ///< asked all the time; SIGKILL once it is true
   rlim_t largest_file = RLIM_INFINITY;   ///< no file may grow beyond: a disk that is full
   int terminal_columns = 0;              ///< stdout is a terminal this wide; 0: a pipe
+  std::string program = "classifier";    ///< or another app, or tapestry-run
 };
 
 struct Ended {
@@ -25,7 +26,10 @@ struct Ended {
 
 /// Runs it to its end, a minute at most: a longer run is killed and throws. Throws too if it leaves a process
 /// of its own behind.
-Ended classifier(const Launch& launch);
+Ended run(const Launch& launch);
+inline Ended classifier(const Launch& launch) { return run(launch); }
 Ended classifier(std::vector<std::string> arguments);
+/// tapestry-run with an app and its arguments on two ranks.
+Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 
 }  // namespace tests
