@@ -139,8 +139,8 @@ struct Core {
       return fail(false, true, e.what());
     } catch (const TimeoutError& e) {
       return fail(true, false, e.what());
-    } catch (const std::exception& e) {
-      return fail(false, false, e.what());
+    } catch (const std::exception& e) {  // at the deadline others close their connections
+      return fail(Clock::now() >= start + options.timeout, false, e.what());
     }
   }
 };

@@ -306,7 +306,7 @@ TEST_CASE("a rank that says nothing is called silent") {
     try {
       group->barrier("last").wait();
       FAIL("it ended");
-    } catch (const TimeoutError& e) {
+    } catch (const DistributedError& e) {  // a TimeoutError, or a connection that timed out first
       CHECK_THAT(e.what(), ContainsSubstring("rank 1 is silent"));
       CHECK_THAT(e.what(), ContainsSubstring("rank 0 waits in #1 barrier(last)"));
       CHECK_THAT(e.what(), ContainsSubstring("\n  rank 1  no report within 3.0 s"));

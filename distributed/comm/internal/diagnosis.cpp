@@ -23,6 +23,7 @@ using namespace std::chrono_literals;
 
 constexpr Milliseconds kGather = 3s;         // for the reports of all ranks
 constexpr Milliseconds kVerdict = 5s;        // for all of a diagnosis, the store's own patience included
+constexpr Milliseconds kRootCause = 200ms;   // for whoever closed a connection to say why
 constexpr Milliseconds kLeave = 2s;          // for the store to take the last report
 constexpr Milliseconds kStoreIsSilent = 5s;  // between attempts while the store does not answer
 
@@ -206,6 +207,11 @@ struct Diagnosis::State {
         const std::string mine =
             concat({std::string(1, cause.timeout ? 't' : 'e'), std::string(1, cause.complete ? 'c' : 'i'),
                     "\n", cause.call, "\n", cause.text});
+        // A lost connection mostly follows from what another rank is about to tell.
+        if (!cause.timeout && !cause.complete && !cause.call.empty())
+          for (const Deadline until = Clock::now() + kRootCause;
+               Clock::now() < until && !store->try_get(kRequest);)
+            std::this_thread::sleep_for(20ms);
         const auto [kind, call, text] = fields<3>(store->compare_set(kRequest, std::nullopt, mine));
         // The first to speak names the cause; what followed from it does not matter.
         if (!own.complete && kind.size() == 2 && !text.empty())
