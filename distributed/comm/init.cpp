@@ -11,6 +11,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 #include "tapestry/distributed/comm/internal/rendezvous.h"
+#include "tapestry/distributed/comm/preflight.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -165,6 +166,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
       prefix_store(concat({"start ", e.restart, " group ", joined[e.rank], "/"}),
                    open_store(options, e, left_until(deadline)));
   rendezvous(*store, e.rank, e.world_size, left_until(deadline));
+  preflight(*store, inspect_rank(e, "gloo"), left_until(deadline));
   joined.add(e.rank);
   std::shared_ptr<Backend> backend =
       gloo_backend(prefix_store("gloo/", store), e.rank, e.world_size, left_until(deadline));

@@ -143,8 +143,8 @@ TEST_CASE("a second Ctrl-C does not wait for the grace period") {
   CHECK(job.all_gone(0));
 }
 
-TEST_CASE("a frozen rank ends with the others") {
-  Job job = waiting();
+TEST_CASE("a frozen rank ends with the others, and needs no grace for it") {
+  Job job = waiting({"--grace=3600"});
   REQUIRE(up(job));
   kill(rank_pid(job, 0), SIGSTOP);
   REQUIRE(eventually([&] { return tests::state_of(rank_pid(job, 0)) == 'T'; }, 10));
@@ -164,6 +164,22 @@ TEST_CASE("killing the launcher with SIGKILL leaves nothing, not even children o
   CHECK(job.all_gone(5));
 }
 
+TEST_CASE("the kernel ends ranks with their launcher though the guard is gone") {
+  Job job({"--nproc-per-node=2", "sh", "-c", "touch $DIR/up.$RANK; exec sleep 300"});
+  REQUIRE(up(job));
+  const auto kill_guard = [&] {
+    for (const int pid : job.processes()) {
+      if (tests::name_of(pid) == "tapestry-guard") return kill(pid, SIGKILL) == 0;
+    }
+    return false;
+  };
+  REQUIRE(eventually(kill_guard, 10));
+  REQUIRE(eventually([&] { return job.processes().size() == 3; }, 10));
+  job.signal(SIGKILL);
+  CHECK(job.wait(10) == 137);
+  CHECK(job.all_gone(5));
+}
+
 TEST_CASE("what a rank leaves running when it ends goes, too") {
   Job job({"--nproc-per-node=2", "sh", "-c", "sleep 300 & exit 0"});
   CHECK(job.wait(10) == 0);
@@ -172,8 +188,7 @@ TEST_CASE("what a rank leaves running when it ends goes, too") {
 
 TEST_CASE("nobody reads the output: the launcher still watches") {
   // Its stdout is a pipe that is never read; ranks write without end, one is killed.
-  Job job({"sh", "-c", "\"$0\" \"$@\" | { touch $DIR/reader; sleep 300; }",
-           std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tapestry-run",
+  Job job({"sh", "-c", "\"$0\" \"$@\" | { touch $DIR/reader; sleep 300; }", tests::launcher_path(),
            "--nproc-per-node=2", "sh", "-c",
            "echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while :; do echo "
            "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done"});
@@ -185,8 +200,7 @@ TEST_CASE("nobody reads the output: the launcher still watches") {
 }
 
 TEST_CASE("a reader that goes away does not end the job") {
-  Job job({"sh", "-c", "\"$0\" \"$@\" | head -1 > $DIR/first",
-           std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tapestry-run", "sh", "-c",
+  Job job({"sh", "-c", "\"$0\" \"$@\" | head -1 > $DIR/first", tests::launcher_path(), "sh", "-c",
            "i=0; while [ $i -lt 1000 ]; do echo $i; i=$((i+1)); done; sleep 0.2; echo more; touch "
            "$DIR/finished"});
   CHECK(job.wait(20) == 0);

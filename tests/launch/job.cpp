@@ -12,10 +12,6 @@ namespace {
 
 constexpr const char* kMark = "TAPESTRY_TEST_MARK=";
 
-std::string launcher() {
-  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "tapestry-run";
-}
-
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> out;
   for (std::string& s : strings) out.push_back(s.data());
@@ -47,16 +43,25 @@ std::istringstream stat_of(int pid) {
 
 }  // namespace
 
+std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
+std::string launcher_path() { return std::filesystem::path(own_path()).parent_path() / "tapestry-run"; }
+
 char state_of(int pid) {
   char state = 0;
   stat_of(pid) >> state;
   return state;
 }
 
-Job::Job(std::vector<std::string> arguments, std::vector<std::string> variables) {
+std::string name_of(int pid) {
+  std::string name;
+  std::istringstream(slurp(pid, "comm")) >> name;
+  return name;
+}
+
+Job::Job(std::vector<std::string> arguments, std::vector<std::string> variables, const std::string& program) {
   static std::atomic<int> count{0};
   mark_ = kMark + std::to_string(getpid()) + "-" + std::to_string(count++);
-  arguments.insert(arguments.begin(), launcher());
+  arguments.insert(arguments.begin(), program);
   for (char** entry = environ; *entry; ++entry) {
     const std::string variable(*entry);
     // Not what the machine that runs these tests says of itself.

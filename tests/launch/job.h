@@ -9,12 +9,18 @@
 
 namespace tests {
 
-/// One run of build/.../bin/tapestry-run. All its processes carry a mark in their environment, by which they
-/// are found in /proc; what is left is killed at the end of the scope.
+/// build/.../bin/tapestry-run
+std::string launcher_path();
+/// This program.
+std::string own_path();
+
+/// One run of tapestry-run, or of another program. All its processes carry a mark in their environment, by
+/// which they are found in /proc; what is left is killed at the end of the scope.
 class Job {
  public:
-  /// `arguments` of tapestry-run; `variables` as "NAME=value". Scripts find a folder of their own in $DIR.
-  explicit Job(std::vector<std::string> arguments, std::vector<std::string> variables = {});
+  /// `variables` as "NAME=value". Scripts find a folder of their own in $DIR.
+  explicit Job(std::vector<std::string> arguments, std::vector<std::string> variables = {},
+               const std::string& program = launcher_path());
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -51,6 +57,9 @@ class Job {
 
 /// The letter in /proc/<pid>/stat: R, S, T, Z...; 0 if there is no such process.
 char state_of(int pid);
+
+/// As the kernel knows it, at most 15 letters.
+std::string name_of(int pid);
 
 /// Calls `done` until it is true, at most `seconds` long; whether it was.
 template <class F>

@@ -1,0 +1,149 @@
+// Two launchers on this machine that take themselves for two nodes.
+#include "tests/launch/job.h"
+#include "tests/support/catch.h"
+
+using tests::eventually;
+using tests::Job;
+
+namespace {
+
+/// A port that was free a moment ago.
+std::string free_port() {
+  Job job({"sh", "-c", "echo $MASTER_PORT > $DIR/port"});
+  if (job.wait() != 0) throw std::runtime_error("no port");
+  std::string port = job.file("port");
+  port.pop_back();
+  return port;
+}
+
+struct TwoNodes {
+  tests::TempDir shared;  // $SHARED of all ranks
+  std::string port = free_port();
+
+  Job node(int rank, const std::string& script, std::vector<std::string> options = {},
+           std::vector<std::string> variables = {}) const {
+    options.insert(options.end(), {"--nnodes=2", "--nproc-per-node=2", "--node-rank=" + std::to_string(rank),
+                                   "--rdzv-endpoint=127.0.0.1:" + port, "sh", "-c", script});
+    variables.push_back("SHARED=" + shared.path().string());
+    return Job(std::move(options), std::move(variables));
+  }
+  bool made(const std::string& name) const {
+    return eventually([&] { return std::filesystem::exists(shared / name); }, 20);
+  }
+};
+
+constexpr const char* kWait = "touch $SHARED/up.$RANK; trap 'exit 0' INT TERM; while :; do sleep 0.02; done";
+
+}  // namespace
+
+TEST_CASE("ranks are numbered over the nodes; the launcher with the store leaves last") {
+  const TwoNodes nodes;
+  const char* const script =
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $NODE_RANK $MASTER_ADDR:$MASTER_PORT\n"
+      "if [ $NODE_RANK = 1 ]; then while ! [ -e $SHARED/go ]; do sleep 0.02; done; fi; touch "
+      "$SHARED/ended.$RANK";
+  Job one = nodes.node(1, script);  // before node 0: it waits for it
+  CHECK(one.wait(0.5) == -1);
+  Job zero = nodes.node(0, script);
+  REQUIRE((nodes.made("ended.0") && nodes.made("ended.1")));
+  CHECK(zero.wait(1) == -1);  // its ranks have ended, those of the other node may need the store
+  tests::write_file(nodes.shared / "go", "");
+  CHECK(zero.wait() == 0);
+  CHECK(one.wait() == 0);
+  for (const std::string& line :
+       {"[0] 0 0 4 0 127.0.0.1:" + nodes.port, "[1] 1 1 4 0 127.0.0.1:" + nodes.port})
+    CHECK_THAT(zero.out(), ContainsSubstring(line + "\n"));
+  for (const std::string& line :
+       {"[2] 2 0 4 1 127.0.0.1:" + nodes.port, "[3] 3 1 4 1 127.0.0.1:" + nodes.port})
+    CHECK_THAT(one.out(), ContainsSubstring(line + "\n"));
+}
+
+TEST_CASE("a failure on one node ends all, and every launcher says whose it was") {
+  for (const std::string failing : {"0", "3"}) {
+    const TwoNodes nodes;
+    const std::string script =
+        "touch $SHARED/up.$RANK; if [ $RANK = " + failing +
+        " ]; then for r in 0 1 2 3; do while ! [ -e $SHARED/up.$r ]; do sleep 0.02; done; done; "
+        "echo why; exit 7; fi; sleep 300";
+    Job zero = nodes.node(0, script);
+    Job one = nodes.node(1, script);
+    CHECK(zero.wait() == 7);
+    CHECK(one.wait() == 7);
+    const std::string node = failing == "0" ? "node 0" : "node 1";
+    for (const Job* job : {&zero, &one}) {
+      CHECK_THAT(job->err_last_line(), ContainsSubstring(node + ": rank " + failing + " (pid "));
+      CHECK_THAT(job->err_last_line(), ContainsSubstring("exit code 7"));
+      CHECK(job->all_gone());
+    }
+    CHECK_THAT((failing == "0" ? zero : one).err(), ContainsSubstring("  " + failing + " | why\n"));
+  }
+}
+
+TEST_CASE("restarts go together") {
+  const TwoNodes nodes;
+  const char* const script =
+      "echo attempt $TAPESTRY_RESTART; [ $TAPESTRY_RESTART = 1 ] && exit 0; touch $SHARED/up.$RANK\n"
+      "if [ $RANK = 2 ]; then for r in 0 1 3; do while ! [ -e $SHARED/up.$r ]; do sleep 0.02; done; done; "
+      "exit 5; fi\n"
+      "sleep 300";
+  Job zero = nodes.node(0, script, {"--max-restarts=2"});
+  Job one = nodes.node(1, script, {"--max-restarts=2"});
+  CHECK(zero.wait() == 0);
+  CHECK(one.wait() == 0);
+  for (const Job* job : {&zero, &one}) {
+    CHECK_THAT(job->err(), ContainsSubstring("node 1: rank 2 (pid "));
+    CHECK_THAT(job->err(), ContainsSubstring("restart 1 of 2"));
+    CHECK_THAT(job->out(), ContainsSubstring("attempt 1\n"));
+    CHECK(job->all_gone());
+  }
+}
+
+TEST_CASE("Ctrl-C at one launcher ends the other") {
+  const TwoNodes nodes;
+  Job zero = nodes.node(0, kWait, {"--max-restarts=3"});
+  Job one = nodes.node(1, kWait, {"--max-restarts=3"});
+  for (const char* up : {"up.0", "up.1", "up.2", "up.3"}) REQUIRE(nodes.made(up));
+  one.signal(SIGINT);
+  CHECK(one.wait() == 130);
+  CHECK(zero.wait() == 130);
+  CHECK_THAT(zero.err_last_line(), ContainsSubstring("node 1: ended by SIGINT"));
+}
+
+TEST_CASE("when node 0's launcher is killed, the other one says so and ends") {
+  const TwoNodes nodes;
+  Job zero = nodes.node(0, kWait);
+  Job one = nodes.node(1, kWait);
+  for (const char* up : {"up.0", "up.1", "up.2", "up.3"}) REQUIRE(nodes.made(up));
+  zero.signal(SIGKILL);
+  CHECK(one.wait(20) == 1);
+  CHECK_THAT(one.err_last_line(), ContainsSubstring("the launcher of node 0 does not answer"));
+  CHECK(zero.wait() == 137);
+  CHECK(zero.all_gone());
+  CHECK(one.all_gone());
+}
+
+TEST_CASE("launchers that do not belong together") {
+  const TwoNodes nodes;
+  Job zero = nodes.node(0, kWait, {}, {"TAPESTRY_SECRET=right"});
+  REQUIRE(nodes.made("up.0"));
+  Job stranger = nodes.node(1, kWait, {}, {"TAPESTRY_SECRET=wrong"});
+  CHECK(stranger.wait(20) == 1);
+  CHECK_THAT(stranger.err(), ContainsSubstring("secret"));
+  Job other = nodes.node(1, kWait, {"--max-restarts=4"}, {"TAPESTRY_SECRET=right"});
+  CHECK(other.wait(20) == 2);
+  CHECK_THAT(other.err(), ContainsSubstring("must be the same on all nodes"));
+  Job twin = nodes.node(0, kWait, {}, {"TAPESTRY_SECRET=right"});
+  CHECK(twin.wait(20) == 1);
+  CHECK_THAT(twin.err(), ContainsSubstring(nodes.port));
+  CHECK_FALSE(std::filesystem::exists(nodes.shared / "up.2"));
+  zero.signal(SIGTERM);
+  CHECK(zero.wait(20) == 143);
+}
+
+TEST_CASE("a launcher that waits for node 0 can be stopped") {
+  const TwoNodes nodes;
+  Job one = nodes.node(1, kWait);
+  CHECK(one.wait(0.3) == -1);
+  one.signal(SIGINT);
+  CHECK(one.wait(10) == 130);
+}
