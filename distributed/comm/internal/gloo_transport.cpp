@@ -149,7 +149,7 @@ void GlooTransfer::post(std::size_t offset, std::size_t bytes) {
     if (sends_) buffer_->send(peer_, slot_, offset, bytes);
     else buffer_->recv(peer_, slot_, offset, bytes);
   } catch (const std::exception& e) {
-    operation_.fail_at(*this, e.what());
+    operation_.fail_at(*this, false, e.what());
   }
   ++pending_;
 }
@@ -225,28 +225,30 @@ void GlooOperation::wait(GlooTransfer& transfer) {
       const std::lock_guard lock(transport_.mutex_);
       waiting_ = nullptr;
     }
-    if (!cause.empty()) fail_at(*at, cause);
+    if (!cause.empty()) fail_at(*at, at == &transfer && Clock::now() >= deadline_, cause);
     if (transfer.complete_ > 0) --transfer.complete_;
   }
 }
 
-void GlooOperation::fail_at(const GlooTransfer& transfer, const std::string& cause) {
-  bool lost = false;
+void GlooOperation::fail_at(const GlooTransfer& transfer, bool time_is_up, const std::string& cause) {
   {
     const std::lock_guard lock(transport_.mutex_);
     if (transport_.failed_) fail<DistributedError>(transport_.why_);
-    lost = transport_.lost_[static_cast<std::size_t>(transfer.peer_)];
   }
   const std::string us =
       "[gloo] rank " + std::to_string(transport_.rank_) + " of " + std::to_string(transport_.size_);
   const std::string them = "rank " + std::to_string(transfer.peer_);
-  if (!lost && Clock::now() >= deadline_) {
+  if (time_is_up) {
     const std::string why = us + " waited for " + them + " until its time was up; " + them +
                             " is late, stopped, or in another collective";
     transport_.abort(why);
     throw TimeoutError(why);
   }
-  const std::string why = us + " lost its connection to " + them + (lost ? "" : " (" + cause + ")") +
+  // Gloo's "[file:line] text" without its first part; it says nothing when we gave up ourselves.
+  const auto text = cause.find("] ");
+  const bool tells = text != std::string::npos && cause.find("Timed out", text) == std::string::npos;
+  const std::string why = us + " lost its connection to " + them +
+                          (tells ? " (" + cause.substr(text + 2) + ")" : "") +
                           ", which died or failed; look at what that rank printed";
   transport_.abort(why);
   throw DistributedError(why);

@@ -99,7 +99,7 @@ class GlooOperation {
   friend class GlooTransfer;
   friend class GlooTransport;
   void wait(GlooTransfer& transfer);
-  [[noreturn]] void fail_at(const GlooTransfer& transfer, const std::string& cause);
+  [[noreturn]] void fail_at(const GlooTransfer& transfer, bool time_is_up, const std::string& cause);
 
   const NoSigpipe guard_;
   GlooTransport& transport_;

@@ -1,0 +1,152 @@
+// Ranks that die or stop while others wait for them over Gloo. Deadlines are far off, so that who is told in
+// time was told, and did not merely give up.
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+#include "tests/support/processes.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace distributed_test;
+
+namespace {
+
+std::string now() { return std::to_string(Clock::now().time_since_epoch().count()); }
+
+// Since the parent struck, by the clock that all processes share.
+double seconds_since_strike(Store& store) {
+  const auto then = Clock::duration(std::stoll(store.get("struck", 10s)));
+  return std::chrono::duration<double>(Clock::now().time_since_epoch() - then).count();
+}
+
+// Tells the parent that this rank works, after `steps` rounds.
+void report_at(Store& store, int step, int steps) {
+  if (step == steps) store.add("working", 1);
+}
+
+void wait_until_working(Store& store, int size) {
+  const Deadline limit = Clock::now() + 30s;
+  while (store.add("working", 0) < size && Clock::now() < limit) std::this_thread::sleep_for(1ms);
+  REQUIRE(store.add("working", 0) == size);
+}
+
+// Rank 1 is struck while all exchange without end; the others check what they are told.
+void strike(const char* child, int size, int signal, std::chrono::microseconds delay,
+            const RankProcesses::Variables& variables = {}) {
+  RankProcesses ranks(child, size, variables);
+  wait_until_working(ranks.store(), size);
+  std::this_thread::sleep_for(delay);
+  ranks.store().set("struck", now());
+  ranks.send_signal(1, signal);
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == 1) continue;
+    const Ended& end = ranks.wait(rank);
+    CAPTURE(child, rank, delay.count(), end.output, end.exit_code, end.signal);
+    CHECK(end.well());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("child whose peer dies", "[.]") {
+  const auto self = child_rank();
+  const bool broadcasts = std::getenv("TEST_BROADCAST");
+  const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
+  std::vector<float> x(broadcasts ? 8'000'000 : 1'000'000);
+  std::string error;
+  for (int step = 0; error.empty(); ++step) {
+    report_at(*self.store, step, 3);
+    const Deadline deadline = Clock::now() + 50s;
+    try {
+      // A message of 32 MB is nearly always in flight when rank 1 dies.
+      if (broadcasts) backend->broadcast(x.data(), x.size() * sizeof(float), 1, deadline);
+      else
+        backend->all_reduce(x.data(), static_cast<std::int64_t>(x.size()), DType::f32, ReduceOp::sum,
+                            deadline);
+    } catch (const TimeoutError& e) {
+      FAIL("a timeout: " << e.what());
+    } catch (const DistributedError& e) {
+      error = e.what();
+    }
+  }
+  CHECK(seconds_since_strike(*self.store) < 5);
+  CHECK_THAT(error, ContainsSubstring("lost its connection to rank "));
+  CHECK_THROWS_AS(backend->barrier(Clock::now() + 50s), DistributedError);
+}
+
+TEST_CASE("kill -9 of a rank within an exchange is an error of the others at once") {
+  if (!has_gloo()) return;
+  for (const int delay : {0, 700, 3100}) {
+    strike("child whose peer dies", 3, SIGKILL, std::chrono::microseconds(delay));
+    strike("child whose peer dies", 2, SIGKILL, std::chrono::microseconds(delay), {{"TEST_BROADCAST", "1"}});
+  }
+}
+
+TEST_CASE("child whose peer stops", "[.]") {
+  const auto self = child_rank();
+  const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
+  std::vector<float> x(100'000);
+  for (int step = 0;; ++step) {
+    report_at(*self.store, step, 3);
+    const auto start = Clock::now();
+    try {
+      backend->all_reduce(x.data(), 100'000, DType::f32, ReduceOp::sum, start + 2s);
+    } catch (const DistributedError& e) {
+      // Who gives up first tells the other.
+      const bool timeout = dynamic_cast<const TimeoutError*>(&e);
+      if (timeout) {
+        CHECK(Clock::now() - start >= 2s);
+        CHECK_THAT(e.what(), ContainsSubstring("until its time was up"));
+      } else {
+        CHECK_THAT(e.what(), ContainsSubstring("lost its connection to rank "));
+      }
+      CHECK(Clock::now() - start < 10s);
+      return;
+    }
+  }
+}
+
+TEST_CASE("a stopped rank is a timeout of the others, at the deadline") {
+  if (!has_gloo()) return;
+  strike("child whose peer stops", 3, SIGSTOP, 0us);
+}
+
+TEST_CASE("child of a group whose peer dies", "[.]") {
+  const auto self = child_rank();
+  const bool stops = std::getenv("TEST_STOPS");
+  std::string error;
+  {
+    const auto group =
+        make_process_group(gloo_backend(prefix_store("gloo/", self.store), self.rank, self.size, 20s),
+                           prefix_store("group/", self.store), {.timeout = stops ? 2s : 50s});
+    Tensor x = empty({100'000});
+    std::fill_n(x.data<float>(), x.numel(), 1.0f);
+    for (int step = 0; error.empty(); ++step) {
+      report_at(*self.store, step, 3);
+      try {
+        group->all_reduce(x, ReduceOp::mean, "gradients").wait();
+      } catch (const DistributedError& e) {
+        error = e.what();
+      }
+    }
+    CHECK(seconds_since_strike(*self.store) < 20);
+    std::puts(error.c_str());  // for the parent, where a check fails
+    CHECK_THAT(error, ContainsSubstring("all_reduce(gradients)"));
+    CHECK_THAT(error, ContainsSubstring("rank 1"));
+  }
+  CHECK(seconds_since_strike(*self.store) < 30);
+}
+
+TEST_CASE("a group over gloo says who died or stopped") {
+  if (!has_gloo()) return;
+  strike("child of a group whose peer dies", 3, SIGKILL, 0us);
+  strike("child of a group whose peer dies", 3, SIGSTOP, 0us, {{"TEST_STOPS", "1"}});
+}
