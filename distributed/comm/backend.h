@@ -62,7 +62,7 @@ class Backend {
 /// Ranks as threads of one process: element i belongs to rank i. Sums are formed in the order of the ranks.
 std::vector<std::shared_ptr<Backend>> local_backends(int size);
 /// Between processes, over TCP by Gloo; `store` is this group's alone. Sums are formed in the order of the
-/// ring. Throws DistributedError where the library was built without Gloo.
+/// ranks, as local ones are. Throws DistributedError where the library was built without Gloo.
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
                                       Milliseconds timeout);
 
