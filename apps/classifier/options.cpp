@@ -27,6 +27,8 @@ void each_option(F&& option) {
   option("weight_decay", &Options::weight_decay);
   option("schedule", &Options::schedule);
   option("seed", &Options::seed);
+  option("parallel", &Options::parallel);
+  option("sync_batchnorm", &Options::sync_batchnorm);
   option("device", &Options::device);
   option("threads", &Options::threads);
   option("workers", &Options::workers);
@@ -84,7 +86,8 @@ Given parse(int argc, char** argv, Options& o) {
       "  classifier                                 the CNN on Fashion-MNIST: 91.5% in six epochs\n"
       "  classifier --model demo                    the smallest example, on random images\n"
       "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
-      "  classifier --resume --run-dir runs/mine    goes on with a run that was stopped\n",
+      "  classifier --resume --run-dir runs/mine    goes on with a run that was stopped\n"
+      "  tapestry-run --nproc-per-node 2 classifier --parallel ddp    the first one, by two processes\n",
       "classifier"};
   app.get_formatter()->column_width(26);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append to others'
@@ -151,6 +154,13 @@ Given parse(int argc, char** argv, Options& o) {
   app.add_flag("--allow-nan", o.allow_nan, "Go on when the loss is not a number")->group(group);
 
   group = "Where";
+  add_with_default("--parallel", o.parallel, "NAME",
+                   "none, or ddp: by all processes of the job that tapestry-run,\n"
+                   "torchrun, mpirun or srun started; each has its share of a batch")
+      ->check(one_of({"none", "ddp"}))
+      ->group(group);
+  app.add_flag("--sync-batchnorm", o.sync_batchnorm, "With ddp: batch norm over the whole batch")
+      ->group(group);
   add_with_default("--device", o.device, "NAME", "cpu, cpu:1, cuda, cuda:0, ...")
       ->check(check_device_name)
       ->group(group);

@@ -22,6 +22,8 @@ struct Options {
   double weight_decay = 0.01;  // AdamW only
   std::string schedule = "one-cycle";
   std::uint64_t seed = 1;
+  std::string parallel = "none";
+  bool sync_batchnorm = false;
   std::string device = "cpu";
   int threads = 0;  // 0: OMP_NUM_THREADS, else all cores
   int workers = 1;

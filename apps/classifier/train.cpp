@@ -5,10 +5,13 @@
 #include <cstdio>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tapestry/apps/classifier/images.h"
 #include "tapestry/apps/classifier/models.h"
+#include "tapestry/apps/classifier/ranks.h"
+#include "tapestry/apps/classifier/tally.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -51,43 +54,15 @@ std::unique_ptr<optim::Scheduler> make_schedule(const Options& o, optim::Optimiz
   return std::make_unique<optim::LambdaLR>(optimizer, [](std::int64_t) { return 1.0; });
 }
 
-// Sums over examples, so that batches of different sizes count right.
-struct Tally {
-  double loss = 0;
-  std::int64_t right = 0, count = 0;
-  void add(double batch_loss, std::int64_t batch_right, std::int64_t n) {
-    loss += batch_loss * static_cast<double>(n);
-    right += batch_right;
-    count += n;
-  }
-  double mean_loss() const { return loss / static_cast<double>(count); }
-  double accuracy() const { return static_cast<double>(right) / static_cast<double>(count); }
-  /// Every bit, for checkpoints.
-  std::string str() const {
-    char text[80];
-    std::snprintf(text, sizeof text, "%a %lld %lld", loss, static_cast<long long>(right),
-                  static_cast<long long>(count));
-    return text;
-  }
-  static Tally parse(const std::string& text) {
-    Tally t;
-    long long right = 0, count = 0;
-    if (std::sscanf(text.c_str(), "%la %lld %lld", &t.loss, &right, &count) != 3)
-      fail<IoError>("[classifier] the checkpoint's tally is not one: ", text);
-    t.right = right;
-    t.count = count;
-    return t;
-  }
-};
-
 std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
   NoGradGuard no_grad;
   return scores.argmax(1).eq(labels).sum().item<std::int64_t>();
 }
 
-// Over the test images; counts[i * classes + j] is how many of class i were taken for class j.
+// Over the test images of all ranks; counts[i * classes + j] is how many of class i were taken for class j.
 Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std::int64_t classes,
-               std::vector<std::int64_t>& counts) {
+               Ranks& ranks, std::vector<std::int64_t>& counts) {
+  ranks.sync_buffers();
   const InferenceMode inference;
   Tally tally;
   counts.assign(static_cast<std::size_t>(classes * classes), 0);
@@ -102,7 +77,8 @@ Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std
                                         guess.data<std::int64_t>()[i])];
   }
   model.train();
-  return tally;
+  ranks.sum(counts);
+  return ranks.sum(tally);
 }
 
 // A run whose loss is not a number learns no more: better to say so than to go on.
@@ -120,28 +96,37 @@ bool train(Options o) {
   const Device device(o.device);
   check_device("classifier", device);
 
-  Images images = load_images(o);
+  Ranks ranks(o);
+
+  Images images = load_images(o, ranks.rank(), ranks.size());
   manual_seed(o.seed);
   const std::unique_ptr<nn::Module> model = make_model(o.model, images.spec);
   model->to(device);
+  ranks.wrap(*model, o);
+  // Dropout differs between ranks.
+  if (ranks.size() > 1) distributed::manual_seed_by_rank(*ranks.group(), o.seed);
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model);
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
   const nn::Training training{model.get(), optimizer.get(), schedule.get()};
 
-  const RunFolder folder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.resume);
-  nn::Checkpointer checkpoints(folder.file("checkpoints"));
-  Progress progress(total_steps, steps_per_epoch, o.epochs);
+  RunFolder folder;
+  distributed::on_rank_0(*ranks.group(), "classifier", [&] {
+    folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.resume);
+  });
+  distributed::DistributedCheckpointer checkpoints(ranks.group(), folder.file("checkpoints"));
+  Progress progress(total_steps, steps_per_epoch, o.epochs, ranks.first());
   progress.line(model->summary(Shape{1, images.spec.channels, images.spec.height, images.spec.width}));
   progress.line("seed " + std::to_string(o.seed) + ", threads " + std::to_string(o.threads) + ", device " +
-                device.str() + ", run folder " + folder.path());
+                device.str() + (ranks.size() > 1 ? ", ranks " + std::to_string(ranks.size()) : "") +
+                ", run folder " + folder.path());
 
   Tally tally;  // of the epoch in progress
   double seconds = 0;
   if (o.resume) {
     if (std::optional<nn::Progress> saved = checkpoints.resume(training)) {
       images.train->load_state(data::LoaderState::parse(saved->extra.at("loader")));
-      tally = Tally::parse(saved->extra.at("tally"));
+      if (ranks.first()) tally = Tally::parse(saved->extra.at("tally"));  // it is the sum over all
       seconds = std::stod(saved->extra.at("seconds"));
       progress.start_at(saved->step);
     }
@@ -152,11 +137,12 @@ bool train(Options o) {
   folder.write_metrics(history);
   folder.write("config.json", to_json(o));
   const auto save = [&](std::optional<double> accuracy) {
+    const Tally all = ranks.sum(tally);
     checkpoints.save(training, {.epoch = images.train->epoch(),
                                 .step = schedule->steps(),
                                 .metric = accuracy,
                                 .extra = {{"loader", images.train->state().str()},
-                                          {"tally", tally.str()},
+                                          {"tally", all.str()},
                                           {"seconds", std::to_string(seconds)}}});
   };
 
@@ -167,7 +153,7 @@ bool train(Options o) {
     for (const auto& [batch, labels] : *images.train) {
       const Tensor x = batch.to(device), target = labels.to(device);
       optimizer->zero_grad();
-      const Tensor scores = (*model)(x);
+      const Tensor scores = ranks.forward(*model, x);
       const Tensor loss = cross_entropy(scores, target);
       loss.backward();
       optimizer->step();
@@ -177,8 +163,8 @@ bool train(Options o) {
       const std::int64_t step = images.train->state().batch;
       check_loss(value, o, " at epoch " + std::to_string(epoch) + ", step " + std::to_string(step));
       tally.add(value, count_right(scores, target), labels.size(0));
-      progress.step(epoch, step, labels.size(0), tally.mean_loss(), tally.accuracy());
-      if (stop.made()) {
+      progress.step(epoch, step, labels.size(0) * ranks.size(), tally.mean_loss(), tally.accuracy());
+      if (ranks.stop(stop.made())) {
         seconds += std::chrono::duration<double>(Clock::now() - start).count();
         save({});
         progress.line("stopped and saved; go on with: classifier --resume --run-dir " + folder.path());
@@ -187,10 +173,11 @@ bool train(Options o) {
     }
     seconds += std::chrono::duration<double>(Clock::now() - start).count();
 
-    const Tally test = evaluate(*model, *images.test, device, images.spec.classes, confusion);
+    const Tally test = evaluate(*model, *images.test, device, images.spec.classes, ranks, confusion);
+    const Tally trained = ranks.sum(tally);
     check_loss(test.mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
-    const EpochMetrics metrics{epoch,  tally.mean_loss(), tally.accuracy(), test.mean_loss(), test.accuracy(),
-                               seconds};
+    const EpochMetrics metrics{
+        epoch, trained.mean_loss(), trained.accuracy(), test.mean_loss(), test.accuracy(), seconds};
     history.push_back(metrics);
     folder.write_metrics(history);
     const std::string title = o.model + " on " + o.data;

@@ -65,7 +65,7 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {
-  tapestry::write_file_atomically(file(name), text);
+  if (!path_.empty()) tapestry::write_file_atomically(file(name), text);
 }
 
 void RunFolder::write_metrics(const std::vector<EpochMetrics>& epochs) const {
@@ -76,7 +76,7 @@ void RunFolder::write_metrics(const std::vector<EpochMetrics>& epochs) const {
 
 std::vector<EpochMetrics> RunFolder::read_metrics(int last_epoch) const {
   std::vector<EpochMetrics> epochs;
-  if (!fs::exists(file(kMetrics))) return epochs;
+  if (path_.empty() || !fs::exists(file(kMetrics))) return epochs;
   std::istringstream lines(read_text(file(kMetrics)));
   std::string line;
   while (std::getline(lines, line)) {

@@ -15,6 +15,8 @@ class RunFolder {
   /// Makes the folder. Throws IoError if it cannot be made, and unless `resume` if there is a run in it
   /// already.
   RunFolder(std::string path, bool resume);
+  /// For the ranks that write nothing, in a run of several: all calls do nothing.
+  RunFolder() = default;
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -28,7 +30,7 @@ class RunFolder {
   std::vector<EpochMetrics> read_metrics(int last_epoch) const;
 
  private:
-  std::string path_;
+  std::string path_;  // empty: writes nothing
 };
 
 }  // namespace apps

@@ -167,8 +167,11 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
 DdpBase::~DdpBase() = default;
 
 void DdpBase::before_forward() {
-  if (state_->broadcast_buffers && state_->model.is_training() && grad_enabled())
-    broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0");
+  if (state_->broadcast_buffers && state_->model.is_training() && grad_enabled()) sync_buffers();
+}
+
+void DdpBase::sync_buffers() {
+  broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0");
 }
 
 void DdpBase::after_forward(Clock::time_point began) {

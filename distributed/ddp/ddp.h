@@ -71,6 +71,9 @@ class DdpBase {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
+  /// Collective: rank 0's buffers become everybody's. Before an evaluation that ranks share, whose running statistics
+  /// are each rank's own since the last forward.
+  void sync_buffers();
   /// Replaces the averaging of buckets; on all ranks, between passes. An empty one restores the default.
   void set_comm_hook(CommHook hook);
   /// Of the last synchronised pass.

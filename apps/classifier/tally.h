@@ -1,0 +1,43 @@
+#pragma once
+// What is counted over an epoch.
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "tapestry/core/error.h"
+
+namespace apps {
+
+/// Sums over examples, so that batches of different sizes count right.
+struct Tally {
+  double loss = 0;
+  std::int64_t right = 0, count = 0;
+
+  void add(double batch_loss, std::int64_t batch_right, std::int64_t n) {
+    loss += batch_loss * static_cast<double>(n);
+    right += batch_right;
+    count += n;
+  }
+  double mean_loss() const { return loss / static_cast<double>(count); }
+  double accuracy() const { return static_cast<double>(right) / static_cast<double>(count); }
+
+  /// Every bit, for checkpoints.
+  std::string str() const {
+    char text[80];
+    std::snprintf(text, sizeof text, "%a %lld %lld", loss, static_cast<long long>(right),
+                  static_cast<long long>(count));
+    return text;
+  }
+  /// The opposite. Throws IoError for any other text.
+  static Tally parse(const std::string& text) {
+    Tally t;
+    long long right = 0, count = 0;
+    if (std::sscanf(text.c_str(), "%la %lld %lld", &t.loss, &right, &count) != 3)
+      tapestry::fail<tapestry::IoError>("[classifier] the checkpoint's tally is not one: ", text);
+    t.right = right;
+    t.count = count;
+    return t;
+  }
+};
+
+}  // namespace apps
