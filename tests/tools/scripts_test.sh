@@ -55,7 +55,9 @@ fresh_machine() {
   "--build --preset release"*)
     mkdir -p build/release/bin
     printf "#!/bin/bash\necho \"classifier \$*\" >>'"$work"'/log\n" >build/release/bin/classifier
-    chmod +x build/release/bin/classifier ;;
+    chmod +x build/release/bin/classifier
+    printf "#!/bin/bash\necho \"tapestry-run \$1 \$2 \$3 \$(basename "\$4")\" >>'"$work"'/log\nshift 3\n\"\$@\"\n" >build/release/bin/tapestry-run
+    chmod +x build/release/bin/tapestry-run ;;
 esac'
   program ninja
   program c++
@@ -185,8 +187,9 @@ apt-cache show libdnnl-dev
 apt-cache show libgloo-dev
 apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev libgloo-dev
 cmake --preset release
-cmake --build --preset release --parallel 3 --target classifier
-classifier --data fashion-mnist --model cnn --epochs 2 --run-dir a b"
+cmake --build --preset release --parallel 3 --target classifier tapestry-run
+tapestry-run --standalone --nproc-per-node 2 classifier
+classifier --data fashion-mnist --model cnn --parallel ddp --epochs 2 --run-dir a b"
 [[ $(sed 1d "$work/clone/build/times.tsv" | cut -f 3 | tr '\n' ' ') == 'packages configure build ready train ' ]] ||
   fail "build/times.tsv holds $(cat "$work/clone/build/times.tsv")"
 
@@ -195,8 +198,9 @@ call tools/quickstart --jobs 3
 has_status 0
 says 'packages: all there'
 called 'cmake --preset release
-cmake --build --preset release --parallel 3 --target classifier
-classifier --data fashion-mnist --model cnn'
+cmake --build --preset release --parallel 3 --target classifier tapestry-run
+tapestry-run --standalone --nproc-per-node 2 classifier
+classifier --data fashion-mnist --model cnn --parallel ddp'
 
 name='quickstart: --no-install where all is there'
 call tools/quickstart --no-install

@@ -187,10 +187,12 @@ configure_preset() {
   end_phase
 }
 
-# build_preset PRESET [TARGET]
+# build_preset PRESET [TARGET...]
 build_preset() {
-  begin_phase build "${2:-everything} with $jobs jobs"
-  run cmake --build --preset "$1" --parallel "$jobs" ${2:+--target "$2"}
+  local preset=$1
+  shift
+  begin_phase build "${*:-everything} with $jobs jobs"
+  run cmake --build --preset "$preset" --parallel "$jobs" ${1:+--target "$@"}
   end_phase
 }
 
