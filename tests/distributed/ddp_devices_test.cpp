@@ -70,7 +70,7 @@ TEST_CASE("child: DDP over two logical devices", "[.]") {
   }
 }
 
-TEST_CASE("two ranks, each over two logical devices, train as one process on one") {
+TEST_CASE("ranks that have two logical devices each train as one process on one") {
   const ChildResult child = run_child("child: DDP over two logical devices", "TAPESTRY_LOGICAL_DEVICES=2");
   INFO(child.output);
   CHECK(child.status == 0);
