@@ -260,7 +260,7 @@ struct SafetensorsFile::Impl {
 SafetensorsFile::SafetensorsFile(const std::string& path) : impl_(std::make_unique<Impl>()) {
   Impl& s = *impl_;
   s.path = path;
-  s.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  s.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
   if (s.fd < 0) s.broken("cannot be opened: ", std::strerror(errno));
   struct stat status;
   if (::fstat(s.fd, &status) != 0) s.broken("cannot be read: ", std::strerror(errno));

@@ -189,9 +189,20 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   for (const auto& [name, tensor] : generators)
     check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
                    ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(), ", not two int64");
-  if (training.model) training.model->load_state_dict(model_of(file));
-  if (training.optimizer) training.optimizer->load_state_dict(optimizer);
-  if (training.scheduler) training.scheduler->load_state_dict(scheduler);
+  // Each part is loaded whole or not at all. The model comes last: the others are small enough to be put
+  // back.
+  StateDict old_optimizer, old_scheduler;
+  if (training.optimizer) old_optimizer = training.optimizer->state_dict();
+  if (training.scheduler) old_scheduler = training.scheduler->state_dict();
+  try {
+    if (training.optimizer) training.optimizer->load_state_dict(optimizer);
+    if (training.scheduler) training.scheduler->load_state_dict(scheduler);
+    if (training.model) training.model->load_state_dict(model_of(file));
+  } catch (...) {
+    if (training.scheduler) training.scheduler->load_state_dict(old_scheduler);
+    if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);  // with its learning rates
+    throw;
+  }
   for_each_device([&](Device device) {
     if (const Tensor* t = find(generators, device.str())) {
       const std::int64_t* state = t->data<std::int64_t>();

@@ -54,7 +54,8 @@ struct Progress {
 void save_checkpoint(const std::string& path, const Training& training, const Progress& progress);
 /// Puts all of it back: what the run then computes is bit for bit what it would have computed without a stop.
 /// Works on any devices (generators of devices that are not there are skipped). Throws IoError for a broken
-/// file or one without what is asked for, ValueError if it is of another model, optimizer or schedule.
+/// file or one without what is asked for, ValueError if it is of another model or optimizer, or of a schedule
+/// over other groups; then nothing was loaded.
 Progress load_checkpoint(const std::string& path, const Training& training);
 
 struct CheckpointerOptions {

@@ -55,13 +55,15 @@ Tensor Module::forward(const Tensor&) {
 // ---- registration ----
 
 void Module::check_name(const char* op, const std::string& name) const {
-  check(!name.empty() && name.find('.') == std::string::npos, "[", op, "] '", name, "' cannot be a name in ",
-        type_name(), "; use one that is not empty and has no dot");
+  // type_name() is asked for in an error only: it is slow, and a class above may not have been made yet.
+  if (name.empty() || name.find('.') != std::string::npos)
+    fail("[", op, "] '", name, "' cannot be a name in ", type_name(),
+         "; use one that is not empty and has no dot");
   const auto same = [&](const auto& entry) { return entry.name == name; };
-  check(std::none_of(params_.begin(), params_.end(), same) &&
-            std::none_of(buffers_.begin(), buffers_.end(), same) &&
-            std::none_of(children_.begin(), children_.end(), same),
-        "[", op, "] ", type_name(), " already has a '", name, "'; use another name");
+  if (std::any_of(params_.begin(), params_.end(), same) ||
+      std::any_of(buffers_.begin(), buffers_.end(), same) ||
+      std::any_of(children_.begin(), children_.end(), same))
+    fail("[", op, "] ", type_name(), " already has a '", name, "'; use another name");
 }
 
 void Module::add_child(const std::string& name, std::shared_ptr<Module> module) {
@@ -162,8 +164,9 @@ Module& Module::at(std::string_view path) const {
     const std::string_view name = rest.substr(0, rest.find('.'));
     const auto it = std::find_if(m->children_.begin(), m->children_.end(),
                                  [&](const ChildEntry& c) { return c.name == name; });
-    check(it != m->children_.end(), "[at] ", m->type_name(), " has no module '", name, "' (of '", path,
-          "'); named_modules() lists them");
+    if (it == m->children_.end())
+      fail("[at] ", m->type_name(), " has no module '", name, "' (of '", path,
+           "'); named_modules() lists them");
     m = it->module.get();
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
   }
@@ -327,10 +330,10 @@ StateDict Module::state_dict() const {
 LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   const NoGradGuard no_grad;
   std::unordered_map<std::string_view, const Tensor*> given;
-  for (const auto& [name, tensor] : dict) given.emplace(name, &tensor);
-
   LoadResult result;
   std::string wrong;
+  for (const auto& [name, tensor] : dict)
+    if (!given.emplace(name, &tensor).second) wrong += "\n  comes twice: " + name;
   std::vector<std::pair<TensorSlot, const Tensor*>> matches;
   std::unordered_set<std::string> known;
   visit("", [&](const std::string& name, const TensorSlot& slot) {

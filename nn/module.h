@@ -193,6 +193,15 @@ std::ostream& operator<<(std::ostream& out, const Module& module);
 
 namespace detail {
 
+/// What hooks see and may replace: tensors alone, in a vector, pair, tuple or array.
+template <class T>
+concept ShownToHooks = std::is_same_v<T, Tensor> || std::is_same_v<T, std::vector<Tensor>> || requires {
+  std::tuple_size<T>::value;
+};
+/// How an argument is held while hooks run: a copy of what they may replace, anything else as it was given.
+template <class Arg>
+using Held = std::conditional_t<ShownToHooks<std::remove_cvref_t<Arg>>, std::remove_cvref_t<Arg>, Arg&&>;
+
 // Moves tensors between arguments or results and the list that hooks see.
 enum class Transfer { collect, assign };
 
@@ -218,21 +227,30 @@ void transfer_all(T& value, std::vector<Tensor>& list) {
 void check_hook_count(const Module& module, std::size_t before, std::size_t after);
 
 template <class M, class... Args>
-auto call_with_hooks(M& module, const Args&... args) {
-  std::tuple<Args...> held(args...);
+auto call_with_hooks(M& module, Args&&... args) {
+  std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
   std::vector<Tensor> inputs, outputs;
   transfer_all<Transfer::collect>(held, inputs);
   const std::size_t num_inputs = inputs.size();
   module.run_pre_hooks(inputs);
   check_hook_count(module, num_inputs, inputs.size());
   transfer_all<Transfer::assign>(held, inputs);
-  auto result = std::apply([&](auto&... a) { return module.forward(a...); }, held);
-  transfer_all<Transfer::collect>(result, outputs);
-  const std::size_t num_outputs = outputs.size();
-  module.run_hooks(inputs, outputs);
-  check_hook_count(module, num_outputs, outputs.size());
-  transfer_all<Transfer::assign>(result, outputs);
-  return result;
+  const auto forward = [&] {
+    return std::apply([&](auto&... a) { return module.forward(static_cast<Args&&>(a)...); }, held);
+  };
+  if constexpr (std::is_void_v<decltype(forward())>) {
+    forward();
+    module.run_hooks(inputs, outputs);
+    check_hook_count(module, 0, outputs.size());
+  } else {
+    auto result = forward();
+    transfer_all<Transfer::collect>(result, outputs);
+    const std::size_t num_outputs = outputs.size();
+    module.run_hooks(inputs, outputs);
+    check_hook_count(module, num_outputs, outputs.size());
+    transfer_all<Transfer::assign>(result, outputs);
+    return result;
+  }
 }
 
 }  // namespace detail
@@ -244,7 +262,7 @@ auto call(M& module, Args&&... args) {
   try {
     if (!module.has_hooks()) [[likely]]
       return module.forward(std::forward<Args>(args)...);
-    return detail::call_with_hooks(module, args...);
+    return detail::call_with_hooks(module, std::forward<Args>(args)...);
   } catch (Error& error) {
     module.add_place(error);
     throw;

@@ -38,7 +38,12 @@ void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
   state_->tensors = std::move(tensors);
 }
 
-Parameter::Parameter(std::string name, const Tensor& tensor) : TensorSlot(std::move(name), tensor.detach()) {
+namespace {
+bool is_dense(const Tensor& t) { return t.is_contiguous() || t.is_contiguous(MemoryFormat::channels_last); }
+}  // namespace
+
+Parameter::Parameter(std::string name, const Tensor& tensor)
+    : TensorSlot(std::move(name), is_dense(tensor) ? tensor.detach() : tensor.detach().contiguous()) {
   const Tensor& own = replica(0);
   if (is_floating(own.dtype())) own.set_requires_grad(true);
 }

@@ -60,7 +60,8 @@ class TensorSlot {
 class Parameter : public TensorSlot {
  public:
   Parameter() = default;
-  /// Takes over `tensor`'s elements, as a leaf that requires gradients if its dtype is a floating one.
+  /// Takes over `tensor`'s elements (a dense copy of them if it is a transposed or expanded view), as a leaf
+  /// that requires gradients if its dtype is a floating one.
   Parameter(std::string name, const Tensor& tensor);
 };
 

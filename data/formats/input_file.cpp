@@ -77,8 +77,11 @@ InputFile::InputFile(const char* format, const std::string& path) : impl_(std::m
   s.format = format;
   s.path = path;
   std::error_code error;
-  check<IoError>(!std::filesystem::is_directory(path, error), "[", format, "] ", path,
-                 ": is a directory, not a file");
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  check<IoError>(!is_directory(status), "[", format, "] ", path, ": is a directory, not a file");
+  // Opening a pipe waits until somebody writes to it.
+  check<IoError>(!exists(status) || is_regular_file(status), "[", format, "] ", path,
+                 ": is not a regular file");
   s.file = std::fopen(path.c_str(), "rb");
   check<IoError>(s.file != nullptr, "[", format, "] ", path, ": cannot be opened: ", std::strerror(errno));
   s.file_size = std::filesystem::file_size(path, error);

@@ -8,8 +8,8 @@ Function::Function(std::function<Tensor(const Tensor&)> function) : function_(st
 
 Module& ModuleListBase::operator[](std::int64_t index) const {
   const auto count = static_cast<std::int64_t>(size());
-  check<IndexError>(index >= -count && index < count, "[", type_name(), "] index ", index,
-                    " is out of range for ", count, " modules");
+  if (index < -count || index >= count)
+    fail<IndexError>("[", type_name(), "] index ", index, " is out of range for ", count, " modules");
   return *modules_[static_cast<std::size_t>(index < 0 ? index + count : index)];
 }
 

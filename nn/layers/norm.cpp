@@ -42,16 +42,16 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
   check(dims_fit && x.size(1) == options.num_features, "[batch_norm] expected an input of shape (N, ",
         options.num_features, kDims == 2 ? ", H, W)" : ") or (N, C, L)", " but got ", x.sizes(),
         "; reshape it, or set num_features");
-  double momentum = options.momentum.value_or(0);
   const bool update = is_training() && options.track_running_stats;
-  if (update) {
-    num_batches_tracked->add_(Scalar(1));
-    if (!options.momentum) momentum = 1 / num_batches_tracked->item();
-  }
+  double momentum = options.momentum.value_or(0);
+  if (update && !options.momentum) momentum = 1 / (num_batches_tracked->item() + 1);
   const bool batch_statistics = is_training() || !options.track_running_stats;
-  if (is_training() && training_function_)
-    return training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps);
-  return batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
+  const Tensor y =
+      is_training() && training_function_
+          ? training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps)
+          : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
+  if (update) num_batches_tracked->add_(Scalar(1));  // a batch that was refused does not count
+  return y;
 }
 
 template <int kDims>

@@ -1,6 +1,7 @@
 #include "tapestry/nn/optim/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <future>
 #include <unordered_set>
@@ -262,15 +263,18 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     for (const OptionRef& o : options_of(g)) options[g].push_back(take_number(prefix + o.name));
     const double count = take_number(prefix + "num_params");
     if (count != static_cast<double>(groups_[g].params.size()))
-      wrong += "\n  group " + std::to_string(g) + " has " + std::to_string(static_cast<std::int64_t>(count)) +
-               " parameters in the state and " + std::to_string(groups_[g].params.size()) + " here";
+      wrong += concat({"\n  group ", g, " has ", count, " parameters in the state and ",
+                       groups_[g].params.size(), " here"});
   }
   std::vector<State> states(parameters().size());
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::string prefix = "state." + std::to_string(n) + ".";
     if (!nn::find(dict, prefix + "step")) return;
     const Tensor& param = groups_[g].params[i].replica(0);
-    states[n].step = number(take_number(prefix + "step"));
+    const double steps = take_number(prefix + "step");
+    if (!(steps >= 0 && std::isfinite(steps)))
+      wrong += concat({"\n  not a number of steps: ", prefix, "step is ", steps});
+    states[n].step = number(steps);
     for (std::size_t k = 0; k < names.size(); ++k) {
       const Tensor* t = take(prefix + names[k]);
       if (!t) continue;

@@ -83,6 +83,11 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
   CHECK_THROWS_WITH(write_file_atomically(dir / "folder", "text"),
                     ContainsSubstring("cannot be put in place"));
   CHECK(files_in(dir) == 2);
+  // What is no file is not replaced by one: root could lose /dev/null that way.
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_WITH(write_file_atomically(dir / "pipe", "text"), ContainsSubstring("is a device or a pipe"));
+  CHECK(std::filesystem::is_fifo(dir / "pipe"));
+  CHECK(files_in(dir) == 3);
 }
 
 TEST_CASE("a process killed while it writes leaves the old file or the new one") {

@@ -1,9 +1,12 @@
+#include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <cstring>
 #include <filesystem>
 
 #include "tapestry/core/allocator.h"
+#include "tapestry/core/safetensors.h"
 #include "tapestry/data/formats/cifar10.h"
 #include "tapestry/data/formats/fashion_mnist.h"
 #include "tapestry/data/formats/idx.h"
@@ -141,6 +144,17 @@ TEST_CASE("IDX headers that claim terabytes allocate nothing") {
                       ContainsSubstring("goes on after the end"));
   });
   CHECK(peak < 1 << 20);
+}
+
+TEST_CASE("a pipe or a device is refused at once") {
+  const TempDir dir;
+  REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  alarm(20);  // ends the program if opening waits for a writer
+  CHECK_THROWS_WITH(read_idx(dir / "pipe"), ContainsSubstring("is not a regular file"));
+  CHECK_THROWS_WITH(read_cifar10(dir / "pipe", 1), ContainsSubstring("is not a regular file"));
+  CHECK_THROWS_WITH(read_idx("/dev/zero"), ContainsSubstring("is not a regular file"));
+  CHECK_THROWS_WITH(load_safetensors(dir / "pipe"), ContainsSubstring("is not a file"));
+  alarm(0);
 }
 
 TEST_CASE("mutated IDX files give a tensor or an IoError") {

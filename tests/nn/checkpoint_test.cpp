@@ -212,6 +212,36 @@ TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "model only", {.scheduler = &run.schedule}),
                       ContainsSubstring("has no state of a schedule"));
   }
+  SECTION("what does not fit in one part changes none") {
+    Run<optim::AdamW> other;
+    other.train(1, 2);
+    const std::string before = other.state();
+    const double lr = other.optimizer.lr();
+    // One parameter fewer; then a schedule that ends before the saved position; then another model.
+    std::vector<nn::Parameter> fewer = other.net.parameters();
+    fewer.pop_back();
+    optim::AdamW small(fewer, {.lr = 0.5});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "f", {.model = &other.net, .optimizer = &small}),
+                      ContainsSubstring("the state does not fit this AdamW"));
+    CHECK(small.lr() == 0.5);
+    CHECK(other.state() == before);
+    optim::OneCycleLR shorter(other.optimizer, {.max_lr = 0.1, .total_steps = 2, .cycle_momentum = false});
+    other.optimizer.set_lr(lr);
+    CHECK_THROWS_WITH(
+        nn::load_checkpoint(dir / "f",
+                            {.model = &other.net, .optimizer = &other.optimizer, .scheduler = &shorter}),
+        ContainsSubstring("beyond the 2 steps"));
+    CHECK(shorter.steps() == 0);
+    CHECK(other.optimizer.lr() == lr);
+    CHECK(other.state() == before);
+    GoldenNet golden;
+    CHECK_THROWS_AS(
+        nn::load_checkpoint(dir / "f",
+                            {.model = &golden, .optimizer = &other.optimizer, .scheduler = &other.schedule}),
+        ValueError);
+    CHECK(other.schedule.steps() == 2);
+    CHECK(other.state() == before);
+  }
   SECTION("of something else") {
     Run<optim::Adam> adam;
     const std::string before = adam.state();

@@ -1,5 +1,7 @@
 #include "tapestry/nn/module.h"
 
+#include <memory>
+#include <optional>
 #include <sstream>
 
 #include "tests/nn/golden.h"
@@ -241,6 +243,57 @@ TEST_CASE("a forward of any signature, through nn::call") {
   CHECK(seen == std::vector<std::size_t>{2, 3});
 }
 
+TEST_CASE("hooks leave arguments that are not tensors as they were given") {
+  struct Cache {
+    int calls = 0;
+    std::unique_ptr<int> cannot_be_copied;
+  };
+  struct Counting : nn::Module {
+    using Module::forward;
+    void forward(const Tensor& x, Cache& cache, std::unique_ptr<int> owned) {
+      cache.calls += static_cast<int>(x.numel()) + *owned;
+    }
+  } m;
+  Cache cache;
+  nn::call(m, ones({2}), cache, std::make_unique<int>(10));
+  CHECK(cache.calls == 12);
+  m.register_forward_pre_hook([](nn::Module&, std::vector<Tensor>& in) { in[0] = ones({3}); });
+  std::size_t outputs = 99;
+  m.register_forward_hook(
+      [&](nn::Module&, const std::vector<Tensor>&, std::vector<Tensor>& out) { outputs = out.size(); });
+  nn::call(m, ones({2}), cache, std::make_unique<int>(10));
+  CHECK(cache.calls == 12 + 13);
+  CHECK(outputs == 0);
+}
+
+TEST_CASE("parameters are dense") {
+  struct Views : nn::Module {
+    nn::Parameter& transposed = param("transposed", arange(6, DType::f32).reshape({2, 3}).transpose(0, 1));
+    nn::Parameter& expanded = param("expanded", full({1}, 2.0).expand({4}));
+  } m;
+  CHECK(m.transposed->is_contiguous());
+  CHECK(equal(m.transposed, tensor({{0.0, 3.0}, {1.0, 4.0}, {2.0, 5.0}})));
+  CHECK(m.expanded->is_contiguous());
+  (m.transposed->sum() + (m.expanded * tensor({1.0, 2.0, 3.0, 4.0})).sum()).backward();
+  optim::SGD(m.parameters(), {.lr = 1}).step();
+  CHECK(equal(m.expanded, tensor({1.0, 0.0, -1.0, -2.0})));
+  const Tensor image = zeros({2, 3, 4, 4}).contiguous(MemoryFormat::channels_last);
+  const nn::Parameter kept("kept", image);
+  CHECK(kept->raw_data() == image.raw_data());
+}
+
+TEST_CASE("a batch that batch norm refuses is not counted") {
+  for (const std::optional<double> momentum : {std::optional<double>(0.1), std::optional<double>()}) {
+    nn::BatchNorm1d bn({.num_features = 2, .momentum = momentum});
+    CHECK_THROWS_WITH(bn(ones({1, 2})), ContainsSubstring("one value per channel"));
+    CHECK_THROWS_WITH(bn(ones({0, 2})), ContainsSubstring("no values"));
+    CHECK(bn.num_batches_tracked->item<std::int64_t>() == 0);
+    bn(tensor({{1.0, 3.0}, {3.0, 5.0}}));
+    CHECK(bn.num_batches_tracked->item<std::int64_t>() == 1);
+    if (!momentum) CHECK(equal(bn.running_mean, tensor({2.0, 4.0})));  // the average of one batch
+  }
+}
+
 TEST_CASE("forward hooks") {
   nn::Linear layer({.in_features = 2, .out_features = 2});
   {
@@ -385,6 +438,8 @@ TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothin
   CHECK(result.missing == std::vector<std::string>{"inner.fc.weight", "inner.fc.bias"});
   CHECK(result.unexpected == std::vector<std::string>{"extra.weight"});
   CHECK(net.scale->select(0, 0).item() == 5);
+  CHECK_THROWS_WITH(net.load_state_dict({{"scale", ones({4})}, {"scale", zeros({4})}}, false),
+                    ContainsSubstring("comes twice: scale"));
   CHECK_THROWS_WITH(net.load_state_dict({{"scale", Tensor()}}, false),
                     ContainsSubstring("undefined tensor: scale"));
 }

@@ -164,7 +164,8 @@ TEST_CASE("dense layouts: channels-last parameters, transposed gradients") {
   CHECK(equal(plain->detach(), last->detach().contiguous()));
   CHECK(last->is_contiguous(MemoryFormat::channels_last));
 
-  const nn::Parameter strided("p", formula({4, 3}, 1).t());
+  nn::Parameter strided("p", formula({3, 4}, 1));
+  strided.set_replica(0, formula({4, 3}, 1).t());
   strided->set_grad(formula({3, 4}, 1));
   optim::SGD other({strided}, {.lr = 0.1});
   CHECK_THROWS_WITH(other.step(), ContainsSubstring("not dense"));
@@ -262,6 +263,10 @@ TEST_CASE("a state that does not fit changes nothing") {
   refused("groups.0.momentum", zeros({2}), "not a number: groups.0.momentum");
   refused("groups.0.momentum", scalar_tensor(-1.0), "momentum must not be negative");
   refused("groups.0.num_params", scalar_tensor(std::int64_t{3}), "has 3 parameters in the state and 2 here");
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  refused("groups.0.num_params", scalar_tensor(nan, DType::f64), "has nan parameters in the state");
+  for (const double steps : {nan, -1.0, std::numeric_limits<double>::infinity()})
+    refused("state.0.step", scalar_tensor(steps, DType::f64), "not a number of steps: state.0.step is");
   refused("state.0.momentum_buffer", zeros({3, 5}), "expected [5, 3] but got [3, 5]");
   refused("state.0.momentum_buffer", {}, "state.0.momentum_buffer is missing");
   refused("state.2.step", scalar_tensor(1.0), "unexpected: state.2.step");

@@ -173,6 +173,37 @@ Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tre
   return findings;
 }
 
+Findings dead_references(const fs::path& root) {
+  static const std::regex reference(
+      R"(\[[^\]]+\]\(([\w./-]+)(#[\w-]*)?\)|)"
+      R"(`((core|kernels|autograd|nn|data|distributed|apps|tests|tools|cmake|docs)/[\w./-]+)`)");
+  std::vector<fs::path> pages;
+  for (const fs::directory_entry& entry : fs::directory_iterator(root)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() == ".md") pages.push_back(entry.path());
+    if (!entry.is_directory() || name.starts_with(".") || name == "build") continue;
+    for (const fs::directory_entry& below : fs::recursive_directory_iterator(entry.path()))
+      if (below.path().extension() == ".md") pages.push_back(below.path());
+  }
+  Findings findings;
+  for (const fs::path& page : pages) {
+    std::ifstream in(page);
+    int number = 1;
+    for (std::string line; std::getline(in, line); ++number) {
+      for (std::sregex_iterator it(line.begin(), line.end(), reference), end; it != end; ++it) {
+        const std::string target = (*it)[1].matched ? (*it)[1] : (*it)[3];
+        if (target.find("softsign") != std::string::npos) continue;
+        const fs::path folder = page.parent_path();
+        if (!fs::exists(folder / target) && ((*it)[1].matched || !fs::exists(root / target)))
+          findings.push_back(fs::relative(page, root).generic_string() + ":" + std::to_string(number) + ": " +
+                             target);
+      }
+    }
+  }
+  std::sort(findings.begin(), findings.end());
+  return findings;
+}
+
 Findings outside_umbrella(const std::vector<SourceFile>& tree) {
   std::map<std::string, const SourceFile*> by_path;
   for (const SourceFile& file : tree) by_path[file.path] = &file;

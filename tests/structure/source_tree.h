@@ -47,6 +47,9 @@ Findings foreign_headers(const std::vector<SourceFile>& tree);
 Findings too_long(const std::vector<SourceFile>& tree, int limit);
 /// Folders with sources and without a README.md that begins with a heading.
 Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tree);
+/// Links and `folder/file` names in Markdown pages that lead nowhere. What a page tells its reader to make
+/// ("softsign", the operation that the tutorial adds) is no error.
+Findings dead_references(const fs::path& root);
 /// Public headers that tapestry.h does not reach and that do not say "Not in tapestry.h" at their beginning;
 /// kernels/ as a whole is for those who write operations.
 Findings outside_umbrella(const std::vector<SourceFile>& tree);

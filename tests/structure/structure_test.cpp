@@ -135,6 +135,18 @@ TEST_CASE("each folder opens with a README") {
   CHECK(without_readme(planted.root(), planted.read()).size() == 2);
 }
 
+TEST_CASE("pages name what exists") {
+  CHECK(dead_references(kRoot) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("README.md",
+                "[a](docs/a.md), [b](docs/b.md#part), [web](https://example.org/x)\n`core/tensor.h`\n");
+  planted.plant("docs/a.md", "# a\n`core/tensor.h`, `core/gone.h`, `core/softsign.h`, [up](../core)\n");
+  planted.plant("core/tensor.h", "");
+  planted.plant("build/docs/a.md", "[gone](gone.md)\n");
+  CHECK(dead_references(planted.root()) == Findings{"README.md:1: docs/b.md", "docs/a.md:2: core/gone.h"});
+}
+
 TEST_CASE("the umbrella header reaches what is public") {
   CHECK(outside_umbrella(read_tree(kRoot)) == Findings{});
 
