@@ -1,0 +1,156 @@
+#pragma once
+// What a kernel file includes. The same file is compiled by nvcc for GPUs and by g++ for tests that run it on
+// a CPU: there the test build's include path leads to an emulator. What keeps it portable:
+//
+// - launch through `launch(kernel, grid, block, shared_bytes, stream, args...)`, with arguments that are
+// plain bytes;
+// - shared memory through `SHARED(float, tile, [16][17]);` and `DYN_SHARED(float, rows);` (16-byte aligned);
+// - PTX only inside `ptx::` wrappers, whose semantics the emulator has too;
+// - 16-bit floats are core's Half and BFloat16: stored in two bytes, computed in float, by `load()` and
+// `store()`;
+// - `template <class = void>` on a __global__ function that needs no parameter, for it may be defined only
+// once;
+// - `UNROLL` for `#pragma unroll`, which g++ does not know.
+//
+// Compiled with nvcc's --expt-relaxed-constexpr, so that constexpr functions of core serve on the GPU.
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "tapestry/core/half.h"
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#define UNROLL _Pragma("unroll")
+#define SHARED(T, name, ...) __shared__ T name __VA_ARGS__
+#define DYN_SHARED(T, name)                                                \
+  extern __shared__ __align__(16) unsigned char tapestry_dynamic_shared[]; \
+  T* const name = reinterpret_cast<T*>(tapestry_dynamic_shared)
+#else
+#include <cuda_emulator.h>
+#define UNROLL
+#endif
+
+namespace tapestry::kernels::cuda {
+
+#ifdef __CUDACC__
+
+/// Throws CudaError that names the kernel unless the launch succeeds. With TAPESTRY_SYNC_LAUNCHES=1 it also
+/// waits until the kernel has run, so that the error of a kernel is found where it was launched.
+void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+                   void** args);
+
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+            std::type_identity_t<P>... args) {
+  void* addresses[] = {static_cast<void*>(&args)..., nullptr};
+  launch_kernel(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream, addresses);
+}
+
+namespace ptx {
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+/// d += a b for the warp's 16 x 8 x 16 tile; fragments as the PTX ISA lays them out.
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const std::uint32_t (&a)[4],
+                                                  const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+/// 8 x 8 matrices of 16-bit elements from shared memory; lane 8 q + r gives the address of row r of matrix q.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2(std::uint32_t (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2_trans(std::uint32_t (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+/// 16 bytes from global to shared memory, both aligned to 16, without registers; zeros unless `read`.
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool read) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(read ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits for this thread's groups of copies, all but the last `Keep`. Others' copies: a barrier after it.
+template <int Keep>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Keep) : "memory");
+}
+__device__ __forceinline__ std::uint16_t to_bf16_bits(float x) {
+  std::uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+__device__ __forceinline__ std::uint16_t to_f16_bits(float x) {
+  std::uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+__device__ __forceinline__ float from_f16_bits(std::uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+}  // namespace ptx
+
+#else
+
+namespace ptx = ::cuda_emulator::ptx;
+
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t,
+            std::type_identity_t<P>... args) {
+  ::cuda_emulator::launch(kernel, grid, block, shared_bytes, args...);
+}
+
+#endif
+
+/// The type that T is computed in.
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
+
+template <class T>
+__device__ __forceinline__ Compute<T> load(T x) {
+  if constexpr (std::is_same_v<T, Half>) return ptx::from_f16_bits(x.bits);
+  else return static_cast<Compute<T>>(x);
+}
+/// Rounds to nearest, ties to even.
+template <class T>
+__device__ __forceinline__ T store(Compute<T> x) {
+  if constexpr (std::is_same_v<T, Half>) return Half::from_bits(ptx::to_f16_bits(x));
+  else if constexpr (std::is_same_v<T, BFloat16>) return BFloat16::from_bits(ptx::to_bf16_bits(x));
+  else return x;
+}
+
+/// N elements that are read and written at once, where their address is a multiple of their size.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T v[N];
+};
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,239 @@
+// The emulator tells right kernels from wrong ones: each planted bug is caught by the means that are there
+// for it.
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "tests/core/child.h"
+#include "tests/emulated/planted.cuh"
+#include "tests/support/catch.h"
+
+using namespace planted;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kAddress = true, kThread = false;
+#elif defined(__SANITIZE_THREAD__)
+constexpr bool kAddress = false, kThread = true;
+#else
+constexpr bool kAddress = false, kThread = false;
+#endif
+
+/// A heap block of exactly its elements.
+class Memory {
+ public:
+  explicit Memory(int n, float value = 0)
+      : data_(new (std::align_val_t{16}) float[static_cast<std::size_t>(n)]) {
+    for (int i = 0; i < n; ++i) data_[i] = value;
+  }
+  ~Memory() { operator delete[](data_, std::align_val_t{16}); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  operator float*() { return data_; }
+
+ private:
+  float* data_;
+};
+
+/// True if y[i] is f(i) for all i < n.
+template <class F>
+bool is(const float* y, int n, F f) {
+  for (int i = 0; i < n; ++i)
+    if (!(std::abs(y[i] - f(i)) <= 1e-5f * std::abs(f(i)))) return false;
+  return true;
+}
+const auto index = [](int i) { return static_cast<float>(i); };
+
+// Each runs a kernel and says whether its result is right.
+
+template <Bug bug>
+bool run_normalise() {
+  constexpr int kRows = 3, kColumns = 200;
+  Memory x(kRows * kColumns, 2), y(kRows * kColumns);
+  launch(&normalise<bug>, kRows, 128, 0, nullptr, x, y, kColumns);
+  return is(y, kRows * kColumns, [](int) { return 1.0f / kColumns; });
+}
+template <Bug bug>
+bool run_shift() {
+  Memory x(128);
+  for (int i = 0; i < 128; ++i) x[i] = index(i);
+  launch(&shift<bug>, 1, 128, 0, nullptr, x);
+  return is(x, 128, [](int i) { return i ? index(i - 1) : 0; });
+}
+template <Bug bug>
+bool run_reverse() {
+  Memory x(8), y(8);
+  for (int i = 0; i < 8; ++i) x[i] = index(i);
+  launch(&reverse_rows<bug>, 1, 8, 0, nullptr, x, y);
+  return is(y, 8, [](int i) { return index(i / 4 * 4 + 3 - i % 4); });
+}
+template <Bug bug>
+bool run_copy() {
+  Memory x(128), y(128);
+  for (int i = 0; i < 128; ++i) x[i] = index(i);
+  launch(&copy_by_four<bug>, 1, 32, 0, nullptr, x, y);
+  return is(y, 128, index);
+}
+template <Bug bug>
+bool run_neighbours() {
+  constexpr int kRows = 5;
+  Memory x(kRows * 64), y(64);
+  for (int i = 0; i < kRows * 64; ++i) x[i] = index(i);
+  launch(&sum_neighbours<bug>, 1, 64, 0, nullptr, x, y, kRows);
+  return is(y, 64, [](int t) { return index(kRows * ((t + 1) % 64) + 64 * 10); });
+}
+template <Bug bug, int kMissing = 0>
+bool run_mirrored() {
+  constexpr int kRows = 5;
+  Memory x(kRows * 64), y(64);
+  for (int i = 0; i < kRows * 64; ++i) x[i] = index(i);
+  launch(&sum_mirrored<bug>, 1, 64, (2 * 64 - kMissing) * sizeof(float), nullptr, x, y, kRows);
+  return is(y, 64, [](int t) { return index(kRows * (63 - t) + 64 * 10); });
+}
+template <Bug bug>
+bool run_total() {
+  Memory x(100, 1), y(1);
+  launch(&total<bug>, 4, 32, 0, nullptr, x, y, 100);
+  return y[0] == 100;
+}
+template <Bug bug>
+bool run_by_block() {
+  Memory x(1, 3), y(4);
+  launch(&by_block<bug>, 4, 32, 0, nullptr, x, y);
+  return is(y, bug == Bug::none ? 4 : 1, [](int) { return 3; });
+}
+template <Bug bug>
+bool run_last() {
+  Memory x(32), y(32);
+  x[31] = 5;
+  launch(&last_of_warp<bug>, 1, 32, 0, nullptr, x, y);
+  return is(y, 32, [](int) { return 5; });
+}
+template <Bug bug>
+bool run_meet() {
+  Memory x(64), y(64);
+  for (int i = 0; i < 64; ++i) x[i] = index(i);
+  launch(&meet<bug>, 1, 64, 0, nullptr, x, y);
+  return is(y, 64, [](int i) { return index(i ^ 1); });
+}
+
+/// What must catch a bug, beside others that may.
+struct Plant {
+  const char* name;
+  bool (*run)();
+  bool in_order = false;          // a wrong result or an Error
+  int shuffled = 0;               // for how many of three seeds at least
+  const char* error = nullptr;    // the Error's text
+  const char* address = nullptr;  // what AddressSanitizer or UBSan says
+  bool thread = false;            // ThreadSanitizer
+  bool elsewhere = false;         // in a process of its own, for it may damage this one
+};
+
+const char* const kHeap = "AddressSanitizer: heap-buffer-overflow";
+
+const Plant kPlants[] = {
+    {"shared array out of bounds", &run_normalise<Bug::shared_overrun>, true, 3, nullptr, kHeap, false, true},
+    {"global memory out of bounds", &run_normalise<Bug::global_overrun>, false, 0, nullptr, kHeap, false,
+     true},
+    {"inner index out of bounds", &run_reverse<Bug::inner_overrun>, false, 0, nullptr,
+     "index 4 out of bounds", true},
+    {"misaligned float4", &run_copy<Bug::misaligned>, true, 3, nullptr, "misaligned address", false, true},
+    {"dynamic shared memory too small", &run_mirrored<Bug::none, 4>, false, 0, nullptr, kHeap, false, true},
+    {"no barrier before a reduction is read", &run_normalise<Bug::no_barrier>, false, 3, nullptr, nullptr,
+     true},
+    {"no barrier before a neighbour is read", &run_shift<Bug::no_barrier>, false, 2, nullptr, nullptr, true},
+    {"no double buffer", &run_neighbours<Bug::no_double_buffer>, true, 3, nullptr, nullptr, true},
+    {"an asynchronous copy into what is read", &run_mirrored<Bug::copy_overwritten>, false, 0, nullptr,
+     nullptr, true},
+    {"an asynchronous copy never waited for", &run_mirrored<Bug::copy_not_awaited>, true, 3,
+     "never waited for"},
+    {"a sum that is not atomic", &run_total<Bug::plain_sum>, false, 0, nullptr, nullptr, true},
+    {"a race between blocks", &run_by_block<Bug::block_race>, false, 0, nullptr, nullptr, true},
+    {"a shuffle taken for a fence", &run_last<Bug::shuffle_as_fence>, false, 0, nullptr, nullptr, true},
+    {"a divergent barrier", &run_meet<Bug::divergent_barrier>, true, 3, "different barriers"},
+    {"a divergent shuffle", &run_meet<Bug::divergent_shuffle>, true, 3, "exited"},
+    {"two shuffles for one", &run_meet<Bug::two_shuffles>, true, 3, "different warp operations"},
+    {"a lane outside its mask", &run_meet<Bug::lane_outside_mask>, true, 3, "not in the mask"},
+    {"a mask with a lane that has exited", &run_meet<Bug::exited_lane>, true, 3, "has exited"},
+};
+
+class Order {
+ public:
+  explicit Order(std::uint64_t seed) { cuda_emulator::options().seed = seed; }
+  ~Order() { cuda_emulator::options().seed = 0; }
+};
+
+/// Runs it here; true if the result was wrong, or the expected error was thrown.
+bool caught(const Plant& plant, std::uint64_t seed) {
+  const Order order(seed);
+  try {
+    return !plant.run();
+  } catch (const cuda_emulator::Error& e) {
+    INFO(e.what());
+    REQUIRE(plant.error);
+    CHECK_THAT(e.what(), ContainsSubstring(plant.error));
+    CHECK_THAT(e.what(), ContainsSubstring("[planted::"));
+    return true;
+  }
+}
+
+ChildResult in_child(const Plant& plant, int seed) {
+  const auto n = &plant - kPlants;
+  return run_child("run one planted bug", "PLANTED=" + std::to_string(n) + " SEED=" + std::to_string(seed));
+}
+
+}  // namespace
+
+TEST_CASE("run one planted bug", "[.]") {
+  const Plant& plant = kPlants[std::atoi(std::getenv("PLANTED"))];
+  const Order order(std::strtoull(std::getenv("SEED"), nullptr, 10));
+  CHECK(plant.run());
+}
+
+TEST_CASE("kernels without a bug are right in every order, and no sanitizer complains") {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const Order order(seed);
+    CAPTURE(seed);
+    CHECK(run_normalise<Bug::none>());
+    CHECK(run_shift<Bug::none>());
+    CHECK(run_reverse<Bug::none>());
+    CHECK(run_copy<Bug::none>());
+    CHECK(run_neighbours<Bug::none>());
+    CHECK(run_mirrored<Bug::none>());
+    CHECK(run_total<Bug::none>());
+    CHECK(run_by_block<Bug::none>());
+    CHECK(run_last<Bug::none>());
+    CHECK(run_meet<Bug::none>());
+  }
+}
+
+TEST_CASE("planted bugs: threads in order, or shuffled") {
+  for (const Plant& plant : kPlants) {
+    CAPTURE(plant.name);
+    if ((kAddress || kThread) && !plant.error) continue;  // the sanitizer would end this process
+    if (plant.elsewhere) {
+      if (plant.in_order) CHECK(in_child(plant, 0).status != 0);
+      if (plant.shuffled) CHECK(in_child(plant, 1).status != 0);
+      continue;
+    }
+    if (plant.in_order) CHECK(caught(plant, 0));
+    int times = 0;
+    for (int seed = 1; seed <= 3; ++seed) times += caught(plant, static_cast<std::uint64_t>(seed));
+    CHECK(times >= plant.shuffled);
+    CHECK(run_meet<Bug::none>());  // a launch that failed harms no later one
+  }
+}
+
+TEST_CASE("planted bugs: AddressSanitizer and UBSan, ThreadSanitizer") {
+  for (const Plant& plant : kPlants) {
+    const char* const expected = kAddress                  ? plant.address
+                                 : kThread && plant.thread ? "ThreadSanitizer: data race"
+                                                           : nullptr;
+    if (!expected) continue;
+    CAPTURE(plant.name);
+    const ChildResult child = in_child(plant, 0);
+    CHECK(child.status != 0);
+    CHECK_THAT(child.output, ContainsSubstring(expected));
+  }
+}

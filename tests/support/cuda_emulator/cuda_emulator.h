@@ -1,0 +1,220 @@
+#pragma once
+// CUDA's names, for kernels that g++ compiles: kernels/cuda/portable.cuh includes this where there is no
+// nvcc. Kernels see nothing else of the emulator. What is not here is not portable: cooperative groups,
+// wgmma, TMA, __activemask.
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#include "tapestry/core/half.h"
+#include "tests/support/cuda_emulator/runtime.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define threadIdx (::cuda_emulator::current->thread)
+#define blockIdx (::cuda_emulator::current->block)
+#define blockDim (::cuda_emulator::current->block_dim)
+#define gridDim (::cuda_emulator::current->grid_dim)
+
+/// A reference to heap memory of the block's own, so that AddressSanitizer sees where it ends.
+#define SHARED(T, name, ...)                                      \
+  using name##_type = ::cuda_emulator::SharedType<T __VA_ARGS__>; \
+  static char name##_declaration;                                 \
+  name##_type& name = *static_cast<name##_type*>(                 \
+      ::cuda_emulator::shared_array(&name##_declaration, sizeof(name##_type), alignof(name##_type)))
+#define DYN_SHARED(T, name) T* const name = static_cast<T*>(::cuda_emulator::dynamic_shared())
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+using cudaStream_t = struct CUstream_st*;
+
+namespace cuda_emulator {
+/// Lets SHARED name an array type: `float [4][8]`.
+template <class T>
+using SharedType = T;
+
+template <class T>
+concept AtomicNumber = std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, int> ||
+    std::same_as<T, unsigned> || std::same_as<T, unsigned long long>;
+template <class T>
+concept AtomicInteger = AtomicNumber<T> && std::integral<T>;
+
+template <class T, class F>
+T atomic_update(T* p, F f) {
+  std::atomic_ref<T> target(*p);
+  T old = target.load(std::memory_order_relaxed);
+  while (!target.compare_exchange_weak(old, f(old), std::memory_order_relaxed)) {
+  }
+  return old;
+}
+
+template <class T>
+T shuffle_from(unsigned mask, const T& value, int lane, const Location& where) {
+  static_assert(std::is_arithmetic_v<T>);
+  T result;
+  warp_operation(mask, &shuffle, {&value, &result, lane}, sizeof(T), false, where);
+  return result;
+}
+}  // namespace cuda_emulator
+
+inline constexpr int warpSize = 32;
+
+// ---- barriers and fences
+
+inline void __syncthreads(cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  cuda_emulator::block_barrier(0, where);
+}
+inline int __syncthreads_count(int predicate,
+                               cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  return cuda_emulator::block_barrier(predicate, where).count;
+}
+inline int __syncthreads_or(int predicate,
+                            cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  return cuda_emulator::block_barrier(predicate, where).any;
+}
+inline int __syncthreads_and(int predicate,
+                             cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  return cuda_emulator::block_barrier(predicate, where).all;
+}
+inline void __syncwarp(unsigned mask = ~0u,
+                       cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  cuda_emulator::warp_operation(mask, &cuda_emulator::nothing, {}, 0, true, where);
+}
+inline void __threadfence() { cuda_emulator::fence(); }
+inline void __threadfence_block() { cuda_emulator::fence(); }
+
+// ---- between the lanes of a warp
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32,
+              cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  const int self = static_cast<int>(cuda_emulator::current->lane);
+  return cuda_emulator::shuffle_from(mask, value, (self & -width) | (lane & (width - 1)), where);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
+                  cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  const int self = static_cast<int>(cuda_emulator::current->lane), lane = self ^ bits;
+  // A later segment is out of reach, an earlier one is not.
+  return cuda_emulator::shuffle_from(mask, value, (lane & -width) > (self & -width) ? self : lane, where);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                 cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  const int self = static_cast<int>(cuda_emulator::current->lane), by = static_cast<int>(delta);
+  return cuda_emulator::shuffle_from(mask, value, (self & (width - 1)) < by ? self : self - by, where);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                   cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  const int self = static_cast<int>(cuda_emulator::current->lane), by = static_cast<int>(delta);
+  return cuda_emulator::shuffle_from(mask, value, (self & (width - 1)) + by >= width ? self : self + by,
+                                     where);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  unsigned votes = 0;
+  cuda_emulator::warp_operation(mask, &cuda_emulator::ballot, {nullptr, &votes, predicate}, sizeof votes,
+                                false, where);
+  return votes;
+}
+inline int __any_sync(unsigned mask, int predicate,
+                      cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  return __ballot_sync(mask, predicate, where) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate,
+                      cuda_emulator::Location where = cuda_emulator::Location::current()) {
+  return __ballot_sync(mask, predicate, where) == mask;
+}
+
+// ---- atomics: relaxed, as CUDA's
+
+template <cuda_emulator::AtomicNumber T>
+T atomicAdd(T* p, std::type_identity_t<T> value) {
+  return cuda_emulator::atomic_update(p, [value](T old) { return static_cast<T>(old + value); });
+}
+template <cuda_emulator::AtomicInteger T>
+T atomicMax(T* p, std::type_identity_t<T> value) {
+  return cuda_emulator::atomic_update(p, [value](T old) { return old < value ? value : old; });
+}
+template <cuda_emulator::AtomicInteger T>
+T atomicMin(T* p, std::type_identity_t<T> value) {
+  return cuda_emulator::atomic_update(p, [value](T old) { return value < old ? value : old; });
+}
+template <class T>
+requires cuda_emulator::AtomicInteger<T> || std::same_as<T, float> T
+atomicExch(T* p, std::type_identity_t<T> value) {
+  return std::atomic_ref<T>(*p).exchange(value, std::memory_order_relaxed);
+}
+template <cuda_emulator::AtomicInteger T>
+T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  std::atomic_ref<T>(*p).compare_exchange_strong(expected, value, std::memory_order_relaxed);
+  return expected;
+}
+
+// ---- arithmetic. Rounding may differ from the GPU's: __expf and its like are approximations there.
+
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
+inline unsigned __umulhi(unsigned x, unsigned y) {
+  return static_cast<unsigned>((static_cast<std::uint64_t>(x) * y) >> 32);
+}
+
+// ---- what portable.cuh builds on
+
+namespace cuda_emulator {
+
+template <class... P>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes,
+            std::type_identity_t<P>... args) {
+  static_assert((std::is_trivially_copyable_v<P> && ...), "kernel arguments are copied to the GPU as bytes");
+  static_assert((sizeof(P) + ... + 0) <= 4096, "kernel arguments take 4 KiB at most");
+  struct Call {
+    void (*kernel)(P...);
+    std::tuple<P...> args;
+  } call{kernel, {args...}};
+  run_grid(
+      reinterpret_cast<void (*)()>(kernel), grid, block, shared_bytes,
+      [](void* c) { std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->args); }, &call);
+}
+
+}  // namespace cuda_emulator
+
+#include "tests/support/cuda_emulator/ptx.h"

@@ -1,0 +1,54 @@
+#include "tests/support/cuda_emulator/cuda_emulator.h"
+
+namespace cuda_emulator {
+namespace {
+
+float element(std::uint32_t pair, int half) {
+  return std::bit_cast<float>(half ? pair & 0xffff0000u : pair << 16);
+}
+const char* row_of(const LaneCall& lane) { return static_cast<const char*>(lane.in); }
+char* result_of(const LaneCall& lane) { return static_cast<char*>(lane.out); }
+
+}  // namespace
+
+// Lane l is in group g = l / 4 with place t = l % 4. A pair of b16 elements is a register: of a (16 x 16)
+// columns 2t, 2t + 1 of rows g and g + 8, then columns 8 further; of b (16 x 8) rows 2t, 2t + 1 of column g,
+// then 8 further; of d (16 x 8) columns 2t, 2t + 1 of row g, then of row g + 8. (PTX ISA, fragments of
+// mma.m16n8k16.)
+void multiply_bf16(const LaneCall (&lanes)[32], unsigned, std::size_t) {
+  float a[16][16], b[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& own = *static_cast<const MmaOperands*>(lanes[lane].in);
+    const int g = lane / 4, t = lane % 4;
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 4; ++i) a[g + 8 * (i % 2)][2 * t + half + 8 * (i / 2)] = element(own.a[i], half);
+      for (int i = 0; i < 2; ++i) b[2 * t + half + 8 * i][g] = element(own.b[i], half);
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& own = *static_cast<const MmaOperands*>(lanes[lane].in);
+    float* const d = static_cast<float*>(lanes[lane].out);
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+      float sum = own.d[i];
+      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+      d[i] = sum;
+    }
+  }
+}
+
+void load_matrices(const LaneCall (&lanes)[32], unsigned, std::size_t) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int q = 0; q < lanes[lane].argument; ++q)
+      std::memcpy(result_of(lanes[lane]) + 4 * q, row_of(lanes[8 * q + lane / 4]) + 4 * (lane % 4), 4);
+}
+
+void load_matrices_transposed(const LaneCall (&lanes)[32], unsigned, std::size_t) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int q = 0; q < lanes[lane].argument; ++q)
+      for (int half = 0; half < 2; ++half)
+        std::memcpy(result_of(lanes[lane]) + 4 * q + 2 * half,
+                    row_of(lanes[8 * q + 2 * (lane % 4) + half]) + 2 * (lane / 4), 2);
+}
+
+}  // namespace cuda_emulator

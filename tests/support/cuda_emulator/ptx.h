@@ -1,0 +1,65 @@
+#pragma once
+// The semantics of the PTX instructions that portable.cuh wraps. Included by cuda_emulator.h.
+
+namespace cuda_emulator {
+
+struct MmaOperands {
+  float d[4];
+  std::uint32_t a[4], b[2];
+};
+/// d += a b of m16n8k16 with bf16 fragments, sums in k's order in f32 (the hardware's order is its own).
+void multiply_bf16(const LaneCall (&)[32], unsigned, std::size_t);
+/// Matrices of 8 x 8 16-bit elements, of which lane 8 q + r brings row r of matrix q. `argument` says how
+/// many.
+void load_matrices(const LaneCall (&)[32], unsigned, std::size_t);
+void load_matrices_transposed(const LaneCall (&)[32], unsigned, std::size_t);
+
+/// `row` is this lane's row of 16 bytes, if it has one. The lane reads it itself: it is the kernel's access.
+template <int N>
+void load_fragments(std::uint32_t (&r)[N], const void* row, WarpOperation operation, const Location& where) {
+  uint4 own{};
+  if (current->lane < 8 * N) own = *static_cast<const uint4*>(row);
+  warp_operation(~0u, operation, {&own, r, N}, sizeof r, false, where);
+}
+
+}  // namespace cuda_emulator
+
+namespace cuda_emulator::ptx {
+
+inline void mma_m16n8k16_bf16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                              Location where = Location::current()) {
+  MmaOperands operands;
+  std::memcpy(operands.d, d, sizeof d);
+  std::memcpy(operands.a, a, sizeof a);
+  std::memcpy(operands.b, b, sizeof b);
+  warp_operation(~0u, &multiply_bf16, {&operands, d, 0}, sizeof d, false, where);
+}
+inline void ldmatrix_x4(std::uint32_t (&r)[4], const void* row, Location where = Location::current()) {
+  load_fragments(r, row, &load_matrices, where);
+}
+inline void ldmatrix_x2(std::uint32_t (&r)[2], const void* row, Location where = Location::current()) {
+  load_fragments(r, row, &load_matrices, where);
+}
+inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row, Location where = Location::current()) {
+  load_fragments(r, row, &load_matrices_transposed, where);
+}
+inline void ldmatrix_x2_trans(std::uint32_t (&r)[2], const void* row, Location where = Location::current()) {
+  load_fragments(r, row, &load_matrices_transposed, where);
+}
+/// The hardware may write any time from here to the wait: until then the destination holds all bits set.
+inline void cp_async16(void* to, const void* from, bool read, Location where = Location::current()) {
+  *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
+  begin_copy({to, from, !read}, where);
+}
+inline std::uint16_t to_bf16_bits(float x) { return tapestry::BFloat16(x).bits; }
+inline std::uint16_t to_f16_bits(float x) { return tapestry::Half(x).bits; }
+inline float from_f16_bits(std::uint16_t bits) { return static_cast<float>(tapestry::Half::from_bits(bits)); }
+inline void cp_async_commit() { commit_copies(); }
+template <int Keep>
+void cp_async_wait() {
+  AsyncCopy copy;
+  while (take_copy(Keep, copy))
+    *static_cast<uint4*>(copy.to) = copy.zeros ? uint4{} : *static_cast<const uint4*>(copy.from);
+}
+
+}  // namespace cuda_emulator::ptx
