@@ -457,6 +457,8 @@ TEST_CASE("a server that is stopped: requests end in the time set, also those th
   const auto store = tcp_store(kHere, port, kQuick);
   store->set("k", "v");
   kill(host.id(), SIGSTOP);
+  int stopped = 0;  // it goes on for a moment after kill()
+  REQUIRE(waitpid(host.id(), &stopped, WUNTRACED) == host.id());
   auto begin = Clock::now();
   CHECK_THROWS_WITH(store->try_get("k"), ContainsSubstring("127.0.0.1"));
   CHECK(since(begin) >= Milliseconds(300));
