@@ -150,10 +150,14 @@ Ended classifier(std::vector<std::string> arguments) {
   return run(Launch{.arguments = std::move(arguments)});
 }
 
-Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments) {
+Launch two_ranks(const std::string& app, const std::vector<std::string>& arguments) {
   std::vector<std::string> all = {"--nproc-per-node", "2", TAPESTRY_PROGRAMS "/" + app};
   all.insert(all.end(), arguments.begin(), arguments.end());
-  return run(Launch{.arguments = all, .program = "tapestry-run"});
+  return {.arguments = all, .program = "tapestry-run"};
+}
+
+Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments) {
+  return run(two_ranks(app, arguments));
 }
 
 }  // namespace tests

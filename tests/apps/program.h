@@ -30,6 +30,7 @@ Ended run(const Launch& launch);
 inline Ended classifier(const Launch& launch) { return run(launch); }
 Ended classifier(std::vector<std::string> arguments);
 /// tapestry-run with an app and its arguments on two ranks.
+Launch two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 
 }  // namespace tests

@@ -1,0 +1,86 @@
+// The classifier by several processes: tapestry-run with --parallel ddp.
+#include <filesystem>
+#include <sstream>
+
+#include "tests/apps/program.h"
+#include "tests/apps/run_files.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using tests::Ended;
+using tests::on_two_ranks;
+
+namespace {
+
+// Batch norm, dropout, an optimizer and a schedule with state; a last batch that is not full.
+std::vector<std::string> options(const std::string& data, const std::string& run_dir) {
+  return {"--data-dir",   data, "--run-dir", run_dir, "--model",    "cnn", "--epochs",  "2",
+          "--batch-size", "32", "--seed",    "3",     "--parallel", "ddp", "--workers", "0"};
+}
+
+std::string result(const std::string& run_dir) {
+  return tests::metrics(run_dir) + tests::last_checkpoint(run_dir);
+}
+
+}  // namespace
+
+TEST_CASE("two ranks: one prints and writes, and the run is repeatable, resumed or not") {
+  const tests::TempDir folder;
+  tests::write_fashion_mnist(folder / "data");
+  const Ended whole = on_two_ranks("classifier", options(folder / "data", folder / "whole"));
+  INFO(whole.err);
+  REQUIRE(whole.status == 0);
+  std::istringstream lines(whole.out);
+  for (std::string line; std::getline(lines, line);) CHECK(line.starts_with("[0] "));
+  CHECK_THAT(whole.out, ContainsSubstring("ranks 2, run folder"));
+  for (const char* file : {"config.json", "metrics.jsonl", "curves.svg", "confusion.svg"})
+    CHECK(std::filesystem::exists(folder / ("whole/" + std::string(file))));
+
+  REQUIRE(on_two_ranks("classifier", options(folder / "data", folder / "again")).status == 0);
+  CHECK(result(folder / "again") == result(folder / "whole"));
+
+  // The launcher is killed after the first epoch, and its ranks with it.
+  tests::Launch killed = tests::two_ranks("classifier", options(folder / "data", folder / "killed"));
+  killed.kill_when = [&] {
+    return std::filesystem::exists(folder / "killed/metrics.jsonl") &&
+           std::filesystem::file_size(folder / "killed/metrics.jsonl") > 0;
+  };
+  tests::run(killed);
+  REQUIRE(on_two_ranks("classifier", {"--resume", "--run-dir", folder / "killed"}).status == 0);
+  CHECK(result(folder / "killed") == result(folder / "whole"));
+}
+
+TEST_CASE("a job of one rank trains as no job does") {
+  const tests::TempDir folder;
+  tests::write_fashion_mnist(folder / "data");
+  std::vector<std::string> one = options(folder / "data", folder / "ddp"),
+                           none = options(folder / "data", folder / "none");
+  for (auto* list : {&one, &none}) list->insert(list->end(), {"--threads", "1"});
+  none.insert(none.end(), {"--parallel", "none"});
+  REQUIRE(tests::classifier(one).status == 0);
+  REQUIRE(tests::classifier(none).status == 0);
+  CHECK(result(folder / "ddp") == result(folder / "none"));
+}
+
+TEST_CASE("batch norm over the whole batch is another run") {
+  const tests::TempDir folder;
+  tests::write_fashion_mnist(folder / "data");
+  std::vector<std::string> sync = options(folder / "data", folder / "sync");
+  sync.push_back("--sync-batchnorm");
+  REQUIRE(on_two_ranks("classifier", sync).status == 0);
+  REQUIRE(on_two_ranks("classifier", options(folder / "data", folder / "each")).status == 0);
+  CHECK(tests::metrics(folder / "sync") != tests::metrics(folder / "each"));
+}
+
+TEST_CASE("options that several processes cannot train by") {
+  const tests::TempDir folder;
+  const Ended apart = on_two_ranks("classifier", {"--data", "synthetic", "--run-dir", folder / "run"});
+  CHECK(apart.status == 2);
+  CHECK_THAT(apart.out + apart.err,
+             ContainsSubstring("this is one of 2 processes") && ContainsSubstring("--parallel ddp"));
+  const Ended odd = on_two_ranks("classifier", {"--data", "synthetic", "--run-dir", folder / "run",
+                                                "--parallel", "ddp", "--batch-size", "31"});
+  CHECK(odd.status == 1);
+  CHECK_THAT(odd.out + odd.err, ContainsSubstring("--batch-size 31") && ContainsSubstring("divided by 2"));
+  CHECK_FALSE(std::filesystem::exists(folder / "run"));
+}
