@@ -29,6 +29,7 @@ void each_option(F&& option) {
   option("seed", &Options::seed);
   option("parallel", &Options::parallel);
   option("sync_batchnorm", &Options::sync_batchnorm);
+  option("compress", &Options::compress);
   option("device", &Options::device);
   option("threads", &Options::threads);
   option("workers", &Options::workers);
@@ -160,6 +161,9 @@ Given parse(int argc, char** argv, Options& o) {
       ->check(one_of({"none", "ddp"}))
       ->group(group);
   app.add_flag("--sync-batchnorm", o.sync_batchnorm, "With ddp: batch norm over the whole batch")
+      ->group(group);
+  add_with_default("--compress", o.compress, "NAME", "With ddp: gradients travel as none, f16 or bf16")
+      ->check(one_of({"none", "f16", "bf16"}))
       ->group(group);
   add_with_default("--device", o.device, "NAME", "cpu, cpu:1, cuda, cuda:0, ...")
       ->check(check_device_name)

@@ -24,6 +24,7 @@ struct Options {
   std::uint64_t seed = 1;
   std::string parallel = "none";
   bool sync_batchnorm = false;
+  std::string compress = "none";
   std::string device = "cpu";
   int threads = 0;  // 0: OMP_NUM_THREADS, else all cores
   int workers = 1;

@@ -21,6 +21,8 @@ void Ranks::wrap(nn::Module& model, const Options& options) {
   if (options.parallel == "none") return;
   if (options.sync_batchnorm) distributed::convert_sync_batchnorm(model, group_);
   ddp_.emplace(model, distributed::DdpOptions{.process_group = group_});
+  if (options.compress == "f16") ddp_->set_comm_hook(distributed::f16_compress);
+  if (options.compress == "bf16") ddp_->set_comm_hook(distributed::bf16_compress);
 }
 
 Tensor Ranks::forward(nn::Module& model, const Tensor& x) { return ddp_ ? (*ddp_)(x) : model(x); }

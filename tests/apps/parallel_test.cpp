@@ -1,5 +1,6 @@
 // The classifier by several processes: tapestry-run with --parallel ddp.
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 #include "tests/apps/program.h"
@@ -62,14 +63,20 @@ TEST_CASE("a job of one rank trains as no job does") {
   CHECK(result(folder / "ddp") == result(folder / "none"));
 }
 
-TEST_CASE("batch norm over the whole batch is another run") {
+TEST_CASE("batch norm over the whole batch and compressed gradients are other runs") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
-  std::vector<std::string> sync = options(folder / "data", folder / "sync");
-  sync.push_back("--sync-batchnorm");
-  REQUIRE(on_two_ranks("classifier", sync).status == 0);
-  REQUIRE(on_two_ranks("classifier", options(folder / "data", folder / "each")).status == 0);
-  CHECK(tests::metrics(folder / "sync") != tests::metrics(folder / "each"));
+  std::set<std::string> results;
+  const std::vector<std::vector<std::string>> variants{
+      {}, {"--sync-batchnorm"}, {"--compress", "f16"}, {"--compress", "bf16"}};
+  for (const auto& variant : variants) {
+    const std::string run_dir = folder / std::to_string(results.size());
+    std::vector<std::string> all = options(folder / "data", run_dir);
+    all.insert(all.end(), variant.begin(), variant.end());
+    REQUIRE(on_two_ranks("classifier", all).status == 0);
+    results.insert(tests::metrics(run_dir));
+  }
+  CHECK(results.size() == variants.size());
 }
 
 TEST_CASE("options that several processes cannot train by") {

@@ -18,7 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
-constexpr auto kLimit = 60s;
 
 /// A pipe or a terminal: what the child writes to, and where we read it.
 class Channel {
@@ -118,7 +117,7 @@ Ended run(const Launch& launch) {
   out.close_theirs();
   err.close_theirs();
 
-  const Clock::time_point end = Clock::now() + kLimit;
+  const Clock::time_point end = Clock::now() + launch.limit;
   int status = 0;
   bool killed = false;
   while (waitpid(pid, &status, WNOHANG) == 0) {
@@ -128,7 +127,7 @@ Ended run(const Launch& launch) {
       killed = true;
       if (late) {
         waitpid(pid, &status, 0);
-        throw std::runtime_error("killed after a minute: " + command + "\n" + out.text + err.text);
+        throw std::runtime_error("killed at its limit: " + command + "\n" + out.text + err.text);
       }
     }
     std::array<pollfd, 2> wait{{{out.ours(), POLLIN, 0}, {err.ours(), POLLIN, 0}}};

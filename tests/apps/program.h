@@ -15,6 +15,7 @@ struct Launch {
   std::function<bool()> kill_when = {};  ///< asked all the time; SIGKILL once it is true
   rlim_t largest_file = RLIM_INFINITY;   ///< no file may grow beyond: a disk that is full
   int terminal_columns = 0;              ///< stdout is a terminal this wide; 0: a pipe
+  std::chrono::seconds limit{60};        ///< it is killed then
   std::string program = "classifier";    ///< or another app, or tapestry-run
 };
 
@@ -24,7 +25,7 @@ struct Ended {
   std::string out, err;
 };
 
-/// Runs it to its end, a minute at most: a longer run is killed and throws. Throws too if it leaves a process
+/// Runs it to its end; a run that is killed at its limit throws. Throws too if it leaves a process
 /// of its own behind.
 Ended run(const Launch& launch);
 inline Ended classifier(const Launch& launch) { return run(launch); }
