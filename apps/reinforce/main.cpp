@@ -11,6 +11,9 @@
 // it takes nothing away from the gradient but noise, because it does not depend on the action. Actor and
 // critic share no parameter, and Adam is indifferent to the scale of a gradient, so their losses are added
 // without a weight.
+//
+// On several ranks (tapestry-run --nproc-per-node 2 reinforce) each plays its own episodes and gradients are
+// averaged: an update then learns from N times as many.
 #include <chrono>
 #include <cstdio>
 #include <deque>
