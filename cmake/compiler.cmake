@@ -2,11 +2,19 @@
 include(CheckCXXSourceRuns)
 
 add_library(tapestry_warnings INTERFACE)
-target_compile_options(tapestry_warnings INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+set(warnings -Wall -Wextra -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ 12 cries wolf: "text" + std::string(...) "overlaps" (its bug 105329), an atomic behind a pointer that might be
   # null "overflows".
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict -Wno-stringop-overflow>
-  $<$<BOOL:${TAPESTRY_WERROR}>:-Werror>)
+  list(APPEND warnings -Wno-restrict -Wno-stringop-overflow)
+endif()
+list(JOIN warnings "," host_warnings)
+if(TAPESTRY_WERROR)
+  list(APPEND warnings -Werror)
+  set(cuda_errors --Werror=all-warnings)
+endif()
+target_compile_options(tapestry_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${host_warnings};${cuda_errors}>")
 
 if(TAPESTRY_SANITIZE)
   add_compile_options(-fsanitize=${TAPESTRY_SANITIZE} -fno-omit-frame-pointer -g1)

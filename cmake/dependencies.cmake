@@ -5,8 +5,8 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 target_link_libraries(tapestry_private INTERFACE Threads::Threads)
 # Nothing here reads errno or floating-point exception flags; assuming that they matter keeps loops from being vectorised.
-target_compile_options(tapestry_private INTERFACE ${TAPESTRY_ARCH_FLAGS}
-  $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno -fno-trapping-math>)
+target_compile_options(tapestry_private INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${TAPESTRY_ARCH_FLAGS};-fno-math-errno;-fno-trapping-math>")
 
 if(TAPESTRY_OPENMP)
   find_package(OpenMP)

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "tapestry/core/cpu_allocator.h"
+#include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
 
 namespace tapestry {
@@ -15,12 +16,13 @@ constinit std::atomic<Allocator*> installed[kNumDeviceTypes] = {};
 Allocator& allocator(DeviceType type) {
   if (Allocator* const a = installed[static_cast<int>(type)].load(std::memory_order_acquire)) [[likely]]
     return *a;
-  check<DeviceError>(type == DeviceType::cpu, "[allocator] no memory of type ", device_type_name(type),
-                     ": this build has no such devices; use cpu");
-  Allocator& cpu = detail::cpu_allocator();
+  check<DeviceError>(type == DeviceType::cpu || device_count(type) > 0, "[allocator] no memory of type ",
+                     device_type_name(type), ": there are no CUDA devices (", cuda::why_no_device(),
+                     "); use cpu");
+  Allocator& own = type == DeviceType::cpu ? detail::cpu_allocator() : cuda::cuda_allocator();
   Allocator* none = nullptr;
-  installed[0].compare_exchange_strong(none, &cpu);
-  return none ? *none : cpu;
+  installed[static_cast<int>(type)].compare_exchange_strong(none, &own);
+  return none ? *none : own;
 }
 
 void set_allocator(DeviceType type, Allocator* a) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
 
 namespace tapestry {
@@ -45,7 +46,7 @@ Device::Device(std::string_view text) {
 std::string Device::str() const { return std::string(device_type_name(type)) + ":" + std::to_string(index); }
 
 int device_count(DeviceType type) {
-  if (type == DeviceType::cuda) return 0;
+  if (type == DeviceType::cuda) return cuda::devices().count();
   static const int count = logical_cpu_devices();
   return count;
 }
@@ -57,8 +58,11 @@ void check_device(const char* op, Device device) {
   if (device.is_cpu())
     fail<DeviceError>("[", op, "] device ", device, " does not exist: ", count, " CPU device(s); set ",
                       "TAPESTRY_LOGICAL_DEVICES to have more");
+  if (count == 0)
+    fail<DeviceError>("[", op, "] device ", device, " does not exist: 0 CUDA devices (",
+                      cuda::why_no_device(), "); use cpu");
   fail<DeviceError>("[", op, "] device ", device, " does not exist: ", count,
-                    " CUDA device(s) found; use cpu");
+                    " CUDA device(s), cuda:0 to cuda:", count - 1, "; use one of them");
 }
 
 }  // namespace tapestry

@@ -24,14 +24,31 @@ Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
   return tapestry::detail::make_tensor(Storage::allocate(device, bytes), dtype, y.sizes(), y.strides(), 0);
 }
 
+// True if t, whose elements do not overlap, fills the memory between its first and its last.
+bool has_no_gaps(const Tensor& t) {
+  std::int64_t span = t.numel() > 0;
+  for (int i = 0; i < t.dim(); ++i) span += (t.sizes()[i] - 1) * t.strides()[i];
+  return t.numel() == 0 || span == t.numel();
+}
+bool same_order(const Tensor& a, const Tensor& b) {
+  return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
+}
+
 // Writes x, which broadcasts to out, over out's elements, across dtypes and devices; not recorded.
 void write(const Tensor& out, const Tensor& x) {
   if (out.device().type == x.device().type && (out.device() == x.device() || out.device().is_cpu()))
     return kernels::copy(out.device(), out.dtype(), planned(out, x));
-  // Between devices only dense memory travels: converted before, laid out after.
-  const Tensor packed = contiguous(converted(x, out.dtype()));
-  const Tensor arrived =
-      out.is_contiguous() && out.sizes() == x.sizes() ? out : empty(x.sizes(), {out.dtype(), out.device()});
+  // Between devices only dense memory travels: converted and laid out before, or laid out after where it
+  // will lie with gaps or be broadcast.
+  Tensor packed = x, arrived = out;
+  if (out.sizes() != x.sizes() || !has_no_gaps(out)) {
+    packed = contiguous(converted(x, out.dtype()));
+    arrived = empty(x.sizes(), {out.dtype(), out.device()});
+  } else if (x.dtype() != out.dtype() || !same_order(x, out)) {
+    packed = tapestry::detail::make_tensor(Storage::allocate(x.device(), out.nbytes()), out.dtype(),
+                                           out.sizes(), out.strides(), 0);
+    kernels::copy(x.device(), out.dtype(), planned(packed, x));
+  }
   const Device special = out.device().is_cpu() ? x.device() : out.device();
   kernels::transfer(special, DType::u8, out.device(), arrived.raw_data(), x.device(), packed.raw_data(),
                     packed.nbytes());

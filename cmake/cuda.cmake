@@ -1,0 +1,46 @@
+# The CUDA toolkit, and what else of NVIDIA's is used where it is found. What a build without CUDA compiles, a build with
+# it compiles with the same flags: CUDA's headers and definitions go to the files that use them alone.
+set(TAPESTRY_CUDA_FOUND OFF)
+set(TAPESTRY_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES; native: this machine's")
+if(NOT TAPESTRY_CUDA)
+  return()
+endif()
+
+find_package(CUDAToolkit QUIET)
+set(use_cuda ${CUDAToolkit_FOUND})
+if(TAPESTRY_CUDA STREQUAL "auto" AND NOT EXISTS /proc/driver/nvidia/version AND NOT EXISTS /dev/nvidiactl)
+  set(use_cuda OFF)
+endif()
+if(use_cuda)
+  include(CheckLanguage)
+  check_language(CUDA)
+  set(use_cuda ${CMAKE_CUDA_COMPILER})
+endif()
+if(NOT use_cuda)
+  if(NOT TAPESTRY_CUDA MATCHES "^(auto|toolkit)$")
+    message(FATAL_ERROR "TAPESTRY_CUDA=${TAPESTRY_CUDA}, and no CUDA toolkit was found: put nvcc on the PATH, or set CUDAToolkit_ROOT.")
+  endif()
+  message(STATUS "CUDA: not used (TAPESTRY_CUDA=${TAPESTRY_CUDA}, toolkit: ${CUDAToolkit_FOUND})")
+  return()
+endif()
+set(TAPESTRY_CUDA_FOUND ON)
+message(STATUS "CUDA: ${CUDAToolkit_VERSION}, for ${TAPESTRY_CUDA_ARCHITECTURES}")
+
+# CMake 3.25 does not know how to ask nvcc 13 for C++20.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES ${TAPESTRY_CUDA_ARCHITECTURES})
+endif()
+string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+enable_language(CUDA)
+
+# The runtime is linked in, so that the library runs where there is no CUDA. The driver is asked for at run time.
+target_link_libraries(tapestry_private INTERFACE CUDA::cudart_static)
+
+# Files that see CUDA's headers. Others keep the compile commands, and with them the cached objects, that they have in a
+# build without.
+function(tapestry_uses_cuda)
+  cmake_parse_arguments(uses "" "" "FILES;INCLUDES;DEFINITIONS" ${ARGN})
+  set_property(SOURCE ${uses_FILES} APPEND PROPERTY INCLUDE_DIRECTORIES ${CUDAToolkit_INCLUDE_DIRS} ${uses_INCLUDES})
+  set_property(SOURCE ${uses_FILES} APPEND PROPERTY COMPILE_DEFINITIONS TAPESTRY_HAS_CUDA=1 ${uses_DEFINITIONS})
+endfunction()
+tapestry_uses_cuda(FILES ${PROJECT_SOURCE_DIR}/core/cuda/runtime.cpp)

@@ -1,0 +1,36 @@
+#include "tapestry/core/cuda/copy.h"
+
+#include "tapestry/core/cuda/internal/devices.h"
+
+namespace tapestry::cuda {
+
+void copy_bytes_async(Device to, void* out, Device from, const void* x, std::size_t bytes,
+                      const Stream& stream) {
+  if (bytes == 0) return;
+  Devices& all = devices();
+  if (to.is_cuda() && from.is_cuda() && all.at(to).gpu() != all.at(from).gpu())
+    return all.runtime().copy_between(all.at(to).gpu(), out, all.at(from).gpu(), x, bytes, stream.native());
+  all.runtime().copy(all.at(stream.device()).gpu(), stream.native(), out, x, bytes);
+}
+
+void copy_bytes(Device to, void* out, Device from, const void* x, std::size_t bytes) {
+  if (bytes == 0) return;
+  const Stream stream = current_stream(from.is_cuda() ? from : to);
+  if (!to.is_cuda() || !from.is_cuda()) {
+    copy_bytes_async(to, out, from, x, bytes, stream);
+    return stream.synchronize();
+  }
+  const Stream target = current_stream(to);
+  Event event;
+  if (!(target == stream)) {
+    event.record(target);  // earlier users of the block that `out` is in
+    stream.wait(event);
+  }
+  copy_bytes_async(to, out, from, x, bytes, stream);
+  if (!(target == stream)) {
+    event.record(stream);
+    target.wait(event);
+  }
+}
+
+}  // namespace tapestry::cuda

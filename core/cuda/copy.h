@@ -1,0 +1,19 @@
+#pragma once
+// Bytes to, from and between CUDA devices, in the order of streams. Not in tapestry.h: Tensor::to() and
+// copy_async (pinned.h) are what a program uses.
+#include <cstddef>
+
+#include "tapestry/core/stream.h"
+
+namespace tapestry::cuda {
+
+/// On `stream`, without waiting or ordering anything. Of the two devices one at least is a CUDA device; the
+/// stream is of one of them, of `from` if both are.
+void copy_bytes_async(Device to, void* out, Device from, const void* x, std::size_t bytes,
+                      const Stream& stream);
+
+/// As an operation: after what the current streams of both devices have been given so far, before what they
+/// are given next. Waits until it is done where host memory takes part.
+void copy_bytes(Device to, void* out, Device from, const void* x, std::size_t bytes);
+
+}  // namespace tapestry::cuda

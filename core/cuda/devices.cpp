@@ -1,0 +1,146 @@
+#include "tapestry/core/cuda/internal/devices.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::cuda {
+namespace {
+
+constinit std::atomic<Devices*> current{nullptr};
+
+const detail::StreamRecord& record_of(StreamId stream) {
+  return *reinterpret_cast<const detail::StreamRecord*>(stream);
+}
+
+LogicalDevice& existing(const char* op, Device device) {
+  check<DeviceError>(device.is_cuda(), "[", op, "] device ", device, " is no CUDA device; pass cuda:0 say");
+  check_device(op, device);
+  return devices().at(device);
+}
+
+}  // namespace
+
+// ---- memory ----
+
+void* RuntimeMemory::allocate(std::size_t bytes) {
+  Runtime& runtime = devices_.runtime();
+  return gpu_ == kHost ? runtime.allocate_host(bytes) : runtime.allocate(gpu_, bytes);
+}
+void RuntimeMemory::release(void* data) noexcept {
+  Runtime& runtime = devices_.runtime();
+  if (gpu_ == kHost) runtime.release_host(data);
+  else runtime.release(gpu_, data);
+}
+void* RuntimeMemory::mark(StreamId stream) {
+  const detail::StreamRecord& on = record_of(stream);
+  detail::EventRecord* const event = devices_.take_event(on.gpu, false);
+  try {
+    devices_.runtime().record_event(on.gpu, event->native, on.native);
+  } catch (...) {
+    devices_.give_back(event);
+    throw;
+  }
+  return event;
+}
+bool RuntimeMemory::reached(void* mark) {
+  return devices_.runtime().event_done(static_cast<detail::EventRecord*>(mark)->native);
+}
+void RuntimeMemory::await(void* mark) {
+  devices_.runtime().wait_for_event(static_cast<detail::EventRecord*>(mark)->native);
+}
+void RuntimeMemory::drop(void* mark) noexcept { devices_.give_back(static_cast<detail::EventRecord*>(mark)); }
+
+// ---- logical devices ----
+
+const detail::StreamRecord* LogicalDevice::make_stream(bool urgent) {
+  Runtime& runtime = devices_.runtime();
+  void* const native = runtime.create_stream(gpu_, urgent);
+  made_.push_back(
+      std::make_unique<detail::StreamRecord>(detail::StreamRecord{device_, gpu_, native, &runtime}));
+  return made_.back().get();
+}
+
+const detail::StreamRecord* LogicalDevice::default_stream() {
+  if (const auto* const made = default_.load(std::memory_order_acquire)) [[likely]]
+    return made;
+  const std::lock_guard lock(mutex_);
+  if (const auto* const made = default_.load(std::memory_order_relaxed)) return made;
+  const auto* const stream = make_stream(false);
+  default_.store(stream, std::memory_order_release);
+  return stream;
+}
+
+const detail::StreamRecord* LogicalDevice::next_stream(bool urgent) {
+  const std::lock_guard lock(mutex_);
+  auto& streams = streams_[urgent];
+  const std::size_t next = taken_[urgent]++ % kStreams;
+  if (next == streams.size()) streams.push_back(make_stream(urgent));
+  return streams[next];
+}
+
+Devices::Devices(Runtime* runtime)
+    : runtime_(runtime), pinned_source_(*this, RuntimeMemory::kHost), pinned_(pinned_source_) {
+  if (!runtime) {
+    why_none_ = "this library was built without CUDA";
+    return;
+  }
+  const int gpus = runtime->gpu_count(why_none_);
+  if (gpus == 0) return;
+  const bool logical = std::getenv("TAPESTRY_LOGICAL_DEVICES") != nullptr;
+  const int count = logical ? device_count(DeviceType::cpu) : std::min(gpus, kMaxDevices);
+  for (int i = 0; i < count; ++i)
+    devices_.push_back(std::make_unique<LogicalDevice>(*this, Device(DeviceType::cuda, i), i % gpus));
+}
+
+detail::EventRecord* Devices::take_event(int gpu, bool timing) {
+  const std::lock_guard lock(mutex_);
+  const auto fits = [&](const detail::EventRecord* e) { return e->gpu == gpu && e->timing == timing; };
+  const auto found = std::find_if(free_.rbegin(), free_.rend(), fits);
+  if (found != free_.rend()) {
+    detail::EventRecord* const event = std::exchange(*found, free_.back());
+    free_.pop_back();
+    return event;
+  }
+  void* const native = runtime_->create_event(gpu, timing);
+  made_.push_back(std::make_unique<detail::EventRecord>(detail::EventRecord{gpu, native, timing, this}));
+  free_.reserve(made_.size());  // give_back() needs no memory
+  return made_.back().get();
+}
+
+void Devices::give_back(detail::EventRecord* event) noexcept {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
+
+Devices& devices() {
+  if (Devices* const made = current.load(std::memory_order_acquire)) [[likely]]
+    return *made;
+  static Devices& first = *new Devices(cuda_runtime());
+  Devices* none = nullptr;
+  current.compare_exchange_strong(none, &first, std::memory_order_acq_rel);
+  return none ? *none : first;
+}
+
+Devices* exchange_devices(Devices* next) { return current.exchange(next, std::memory_order_acq_rel); }
+
+// ---- what users ask ----
+
+bool built() { return cuda_runtime() != nullptr; }
+
+const std::string& why_no_device() { return devices().why_none(); }
+
+DeviceProperties device_properties(Device device) {
+  const int gpu = existing("device_properties", device).gpu();
+  DeviceProperties properties = devices().runtime().properties(gpu);
+  properties.gpu = gpu;
+  return properties;
+}
+
+MemoryInfo memory_info(Device device) {
+  return devices().runtime().memory(existing("memory_info", device).gpu());
+}
+
+}  // namespace tapestry::cuda

@@ -1,0 +1,125 @@
+#include "tapestry/core/stream.h"
+
+#include <array>
+#include <thread>
+#include <utility>
+
+#include "tapestry/core/cuda/internal/devices.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/tensor.h"
+
+namespace tapestry {
+namespace {
+
+constinit const std::array<detail::StreamRecord, kMaxDevices> cpu_streams = [] {
+  std::array<detail::StreamRecord, kMaxDevices> all{};
+  for (int i = 0; i < kMaxDevices; ++i) all[static_cast<std::size_t>(i)].device = Device(DeviceType::cpu, i);
+  return all;
+}();
+const detail::StreamRecord* cpu_stream(Device device) {
+  return &cpu_streams[static_cast<std::size_t>(device.index)];
+}
+
+}  // namespace
+
+Stream::Stream() : record_(cpu_stream(kCPU)) {}
+Device Stream::device() const { return record_->device; }
+void* Stream::native() const { return record_->native; }
+
+bool Stream::done() const {
+  return !record_->runtime || record_->runtime->stream_done(record_->gpu, record_->native);
+}
+
+void Stream::synchronize() const {
+  if (record_->runtime) record_->runtime->wait_for_stream(record_->gpu, record_->native);
+}
+
+void Stream::wait(const Event& event) const {
+  if (!event.record_) return;
+  if (record_->runtime) record_->runtime->stream_waits(record_->gpu, record_->native, event.record_->native);
+  else event.synchronize();
+}
+
+Stream default_stream(Device device) {
+  check_device("default_stream", device);
+  return Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).default_stream());
+}
+
+Stream current_stream(Device device) {
+  if (const std::uint64_t id = current_context().stream) {
+    const Stream stream(reinterpret_cast<const detail::StreamRecord*>(id));
+    if (stream.device() == device) return stream;
+  }
+  return default_stream(device);
+}
+
+Stream new_stream(Device device, bool urgent) {
+  check_device("new_stream", device);
+  return Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).next_stream(urgent));
+}
+
+void synchronize(Device device) {
+  check_device("synchronize", device);
+  if (device.is_cpu()) return;
+  cuda::Devices& devices = cuda::devices();
+  devices.runtime().synchronize(devices.at(device).gpu());
+}
+
+Event::~Event() { forget(); }
+Event::Event(Event&& o) noexcept : timing_(o.timing_), record_(std::exchange(o.record_, nullptr)) {}
+Event& Event::operator=(Event&& o) noexcept {
+  std::swap(timing_, o.timing_);
+  std::swap(record_, o.record_);
+  return *this;
+}
+
+void Event::forget() noexcept {
+  if (record_) record_->devices->give_back(std::exchange(record_, nullptr));
+}
+
+void Event::record(const Stream& stream) {
+  const detail::StreamRecord& on = *stream.record_;
+  if (record_ && (record_->gpu != on.gpu || !on.runtime)) forget();
+  if (!on.runtime) return;
+  if (!record_) record_ = cuda::devices().take_event(on.gpu, timing_);
+  on.runtime->record_event(on.gpu, record_->native, on.native);
+}
+
+bool Event::done() const { return !record_ || record_->devices->runtime().event_done(record_->native); }
+
+void Event::synchronize() const {
+  if (record_) record_->devices->runtime().wait_for_event(record_->native);
+}
+
+bool Event::wait_for(std::chrono::milliseconds timeout) const {
+  using namespace std::chrono_literals;
+  const auto begin = std::chrono::steady_clock::now();
+  while (!done()) {
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= timeout) return false;
+    // Most waits are short. A driver asks the GPU for nothing when it is asked for an event.
+    if (waited < 50us) std::this_thread::yield();
+    else std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, 1ms));
+  }
+  return true;
+}
+
+double Event::milliseconds_since(const Event& begin) const {
+  check(record_ && begin.record_, "[Event] milliseconds_since() of events that no CUDA stream recorded; ",
+        "record both");
+  check(record_->timing && begin.record_->timing,
+        "[Event] milliseconds_since() of an event without timing; make both with Event(true)");
+  check<DeviceError>(done() && begin.done(),
+                     "[Event] milliseconds_since() of an event that has not happened; synchronize() first");
+  return record_->devices->runtime().milliseconds_between(begin.record_->native, record_->native);
+}
+
+void record_stream(const Tensor& t, const Stream& stream) {
+  detail::check_defined("record_stream", t);
+  if (stream.device().is_cpu() || t.numel() == 0) return;
+  cuda::Devices& devices = cuda::devices();
+  cuda::BlockPool& pool = t.device().is_cpu() ? devices.pinned() : devices.at(t.device()).pool;
+  pool.use(t.raw_data(), stream.id());
+}
+
+}  // namespace tapestry

@@ -1,0 +1,258 @@
+#include "tests/support/fake_gpu.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::testing {
+namespace {
+
+using Work = std::function<void()>;
+
+struct Queue {
+  int gpu;
+  std::deque<Work> work;
+};
+
+// One recording of an event.
+struct Signal {
+  Queue* on;
+  bool happened = false;
+  double at = 0;
+};
+
+struct FakeEvent {
+  std::shared_ptr<Signal> last;
+};
+
+constexpr std::size_t kPage = 4096;
+std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+}  // namespace
+
+struct FakeGpuState final : cuda::Runtime {
+  FakeGpuState(int gpus, std::size_t memory) : total(memory), used(static_cast<std::size_t>(gpus) + 1) {}
+  ~FakeGpuState() override {
+    for (const auto& [data, block] : blocks) munmap(data, pages(block.bytes));
+  }
+
+  struct Block {
+    int gpu;
+    std::size_t bytes;
+  };
+
+  mutable std::recursive_mutex mutex;
+  const std::size_t total;
+  std::vector<std::size_t> used;  // by GPU; the last is page-locked memory
+  std::map<void*, Block> blocks;
+  std::vector<std::unique_ptr<Queue>> queues;
+  std::vector<std::unique_ptr<FakeEvent>> events;
+  int peer_copies = 0;
+  double time = 0;
+  bool frozen = false, broken = false, open = false;
+
+  std::size_t& used_by(int gpu) { return gpu < 0 ? used.back() : used[static_cast<std::size_t>(gpu)]; }
+  int gpus() const { return static_cast<int>(used.size()) - 1; }
+
+  void may_break(const char* call) {
+    if (std::exchange(broken, false)) throw CudaError(concat({"[cuda] ", call, " failed as asked"}));
+  }
+
+  // ---- what runs ----
+
+  void protect(bool on) {
+    for (const auto& [data, block] : blocks)
+      if (block.gpu >= 0) mprotect(data, pages(block.bytes), on ? PROT_NONE : PROT_READ | PROT_WRITE);
+  }
+  void run(const Work& work) {
+    time += 1;
+    if (open) return work();  // inside another one's
+    open = true;
+    protect(false);
+    work();
+    protect(true);
+    open = false;
+  }
+  void run_one(Queue& queue) {
+    const Work work = std::move(queue.work.front());
+    queue.work.pop_front();
+    run(work);
+  }
+  void run_all(Queue& queue) {
+    while (!frozen && !queue.work.empty()) run_one(queue);
+  }
+  void run_until(const Signal& signal) {
+    while (!frozen && !signal.happened) run_one(*signal.on);
+  }
+  // Who asks often gets an answer at last.
+  void step() {
+    for (const auto& queue : queues)
+      if (!frozen && !queue->work.empty()) run_one(*queue);
+  }
+  void* map(int gpu, std::size_t bytes) {
+    if (used_by(gpu) + bytes > total) return nullptr;
+    void* const data =
+        mmap(nullptr, pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+    used_by(gpu) += bytes;
+    blocks[data] = {gpu, bytes};
+    if (gpu >= 0) mprotect(data, pages(bytes), PROT_NONE);
+    return data;
+  }
+  void unmap(void* data) {
+    for (const auto& queue : queues) run_all(*queue);
+    const auto found = blocks.find(data);
+    used_by(found->second.gpu) -= found->second.bytes;
+    munmap(data, pages(found->second.bytes));
+    blocks.erase(found);
+  }
+
+  // ---- Runtime ----
+
+  int gpu_count(std::string& why_none) override {
+    if (gpus() == 0) why_none = "the fake has none";
+    return gpus();
+  }
+  cuda::DeviceProperties properties(int gpu) override {
+    return {.name = "Fake " + std::to_string(gpu), .memory = total, .major = 9, .multiprocessors = 4};
+  }
+  cuda::MemoryInfo memory(int gpu) override {
+    const std::lock_guard lock(mutex);
+    return {total - used_by(gpu), total};
+  }
+  void synchronize(int gpu) override {
+    const std::lock_guard lock(mutex);
+    for (const auto& queue : queues)
+      if (queue->gpu == gpu) run_all(*queue);
+  }
+  void* allocate(int gpu, std::size_t bytes) override {
+    const std::lock_guard lock(mutex);
+    may_break("allocate");
+    return map(gpu, bytes);
+  }
+  void release(int, void* data) noexcept override {
+    const std::lock_guard lock(mutex);
+    unmap(data);
+  }
+  void* allocate_host(std::size_t bytes) override {
+    const std::lock_guard lock(mutex);
+    return map(-1, bytes);
+  }
+  void release_host(void* data) noexcept override {
+    const std::lock_guard lock(mutex);
+    unmap(data);
+  }
+  void* create_stream(int gpu, bool) override {
+    const std::lock_guard lock(mutex);
+    queues.push_back(std::make_unique<Queue>(Queue{gpu, {}}));
+    return queues.back().get();
+  }
+  bool stream_done(int, void* stream) override {
+    const std::lock_guard lock(mutex);
+    const bool done = static_cast<Queue*>(stream)->work.empty();
+    if (!done) step();
+    return done;
+  }
+  void wait_for_stream(int, void* stream) override {
+    const std::lock_guard lock(mutex);
+    run_all(*static_cast<Queue*>(stream));
+  }
+  void* create_event(int, bool) override {
+    const std::lock_guard lock(mutex);
+    may_break("create_event");
+    events.push_back(std::make_unique<FakeEvent>());
+    return events.back().get();
+  }
+  void record_event(int, void* event, void* stream) override {
+    const std::lock_guard lock(mutex);
+    may_break("record_event");
+    auto* const queue = static_cast<Queue*>(stream);
+    auto signal = std::make_shared<Signal>(Signal{queue});
+    static_cast<FakeEvent*>(event)->last = signal;
+    queue->work.emplace_back([this, signal] {
+      signal->happened = true;
+      signal->at = time;
+    });
+  }
+  bool event_done(void* event) override {
+    const std::lock_guard lock(mutex);
+    const auto& signal = static_cast<FakeEvent*>(event)->last;
+    const bool done = !signal || signal->happened;
+    if (!done) step();
+    return done;
+  }
+  void wait_for_event(void* event) override {
+    const std::lock_guard lock(mutex);
+    if (const auto signal = static_cast<FakeEvent*>(event)->last) run_until(*signal);
+  }
+  void stream_waits(int, void* stream, void* event) override {
+    const std::lock_guard lock(mutex);
+    if (const auto signal = static_cast<FakeEvent*>(event)->last)
+      static_cast<Queue*>(stream)->work.emplace_back([this, signal] { run_until(*signal); });
+  }
+  double milliseconds_between(void* begin, void* end) override {
+    return static_cast<FakeEvent*>(end)->last->at - static_cast<FakeEvent*>(begin)->last->at;
+  }
+  void copy(int, void* stream, void* to, const void* from, std::size_t bytes) override {
+    const std::lock_guard lock(mutex);
+    may_break("copy");
+    static_cast<Queue*>(stream)->work.emplace_back([=] { std::memcpy(to, from, bytes); });
+  }
+  void copy_between(int, void* to, int from_gpu, const void* from, std::size_t bytes, void* stream) override {
+    const std::lock_guard lock(mutex);
+    ++peer_copies;
+    copy(from_gpu, stream, to, from, bytes);
+  }
+  void copy_rows(int, void* stream, void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                 std::size_t width, std::size_t rows) override {
+    const std::lock_guard lock(mutex);
+    static_cast<Queue*>(stream)->work.emplace_back([=] {
+      for (std::size_t r = 0; r < rows; ++r)
+        std::memcpy(static_cast<char*>(to) + r * to_pitch, static_cast<const char*>(from) + r * from_pitch,
+                    width);
+    });
+  }
+};
+
+FakeGpus::FakeGpus(int gpus, std::size_t memory_each)
+    : state_(std::make_unique<FakeGpuState>(gpus, memory_each)),
+      devices_(std::make_unique<cuda::Devices>(state_.get())),
+      before_(cuda::exchange_devices(devices_.get())) {}
+
+FakeGpus::~FakeGpus() {
+  for (const auto& queue : state_->queues) state_->run_all(*queue);
+  cuda::exchange_devices(before_);
+}
+
+void FakeGpus::launch(const Stream& stream, std::function<void()> work) {
+  const std::lock_guard lock(state_->mutex);
+  static_cast<Queue*>(stream.native())->work.push_back(std::move(work));
+}
+void FakeGpus::freeze(bool on) {
+  const std::lock_guard lock(state_->mutex);
+  state_->frozen = on;
+}
+void FakeGpus::take_memory(int gpu, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  state_->used_by(gpu) += bytes;
+}
+std::size_t FakeGpus::reserved(int gpu) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->used_by(gpu);
+}
+int FakeGpus::copies_between() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->peer_copies;
+}
+void FakeGpus::break_next() {
+  const std::lock_guard lock(state_->mutex);
+  state_->broken = true;
+}
+
+}  // namespace tapestry::testing
