@@ -26,12 +26,13 @@ endif()
 set(TAPESTRY_CUDA_FOUND ON)
 message(STATUS "CUDA: ${CUDAToolkit_VERSION}, for ${TAPESTRY_CUDA_ARCHITECTURES}")
 
-# CMake 3.25 does not know how to ask nvcc 13 for C++20.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${TAPESTRY_CUDA_ARCHITECTURES})
 endif()
-string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
 enable_language(CUDA)
+# CMake 3.25 does not know how to ask nvcc 13 for the standard that C++ sources have.
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 
 # The runtime is linked in, so that the library runs where there is no CUDA. The driver is asked for at run time.
 target_link_libraries(tapestry_private INTERFACE CUDA::cudart_static)
