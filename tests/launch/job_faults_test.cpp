@@ -1,0 +1,164 @@
+// Jobs that train with DDP over Gloo, one process a rank, and what becomes of them when a rank dies, freezes
+// or does what the others do not: an error on every rank that is left, in time, which says who and where;
+// whole checkpoints; and after restarts the weights of a job that was left alone.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "tapestry/distributed/comm/store.h"
+#include "tests/launch/job.h"
+#include "tests/launch/training.h"
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+#include "tests/support/processes.h"
+
+using namespace distributed_test;
+using tapestry::distributed::start_store_server;
+using tests::check_checkpoints;
+using tests::Fault;
+using tests::Job;
+using tests::to_text;
+
+namespace {
+
+using Texts = std::vector<std::string>;
+
+std::string free_port() { return std::to_string(start_store_server("127.0.0.1", 0)->port()); }
+
+/// Three ranks without a launcher, which would end those that are left before they could say anything.
+struct Training {
+  tests::TempDir dir;
+  Fault fault;
+  RankProcesses ranks;
+
+  explicit Training(const Fault& f, const std::string& timeout = "30", const std::string& port = free_port(),
+                    const RankProcesses::Variables& more = {})
+      : fault(f), ranks(tests::kTrainingRank, 3, variables(timeout, port, more)) {}
+
+  RankProcesses::Variables variables(const std::string& timeout, const std::string& port,
+                                     RankProcesses::Variables all) const {
+    all.insert(all.end(), {{"DIR", dir.path().string()},
+                           {"JOB_STEPS", "6"},
+                           {"JOB_FAULTS", to_text({fault})},
+                           {"JOB_STORE", "tcp://127.0.0.1:" + port},
+                           {"OMP_NUM_THREADS", "1"},
+                           {"TAPESTRY_TIMEOUT_S", timeout}});
+    return all;
+  }
+
+  /// A rank that was told of the failure: no later than that after its step began, and in these words.
+  void told(int rank, double seconds, const Texts& texts) {
+    const Ended& end = ranks.wait(rank);
+    CAPTURE(to_text({fault}), rank, end.exit_code, end.signal, end.output);
+    CHECK(end.exit_code > 0);
+    const std::size_t at = end.output.find("told after ");
+    REQUIRE(at != std::string::npos);
+    CHECK(std::stod(end.output.substr(at + 11)) < seconds);
+    for (const std::string& text : texts) CHECK_THAT(end.output, ContainsSubstring(text));
+  }
+  void others_told(double seconds, const Texts& texts) {
+    for (int rank = 0; rank < 3; ++rank)
+      if (rank != fault.rank) told(rank, seconds, texts);
+  }
+  void killed() {
+    const Ended& end = ranks.wait(fault.rank);
+    CAPTURE(end.exit_code, end.output);
+    CHECK(end.signal == SIGKILL);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("kill -9 of a rank: the others are told at once, in what they waited for whom") {
+  if (!has_gloo()) return;
+  // The deadline is 30 s; who is told sooner did not merely give up. All jobs at once: they mostly wait.
+  Training forward({"KILL", "forward", 3, 1}), backward({"KILL", "backward", 3, 1}),
+      reduce({"KILL", "reduce", 3, 2}), save({"KILL", "save", 4, 0});
+  for (Training* job : {&forward, &backward, &reduce, &save}) job->killed();
+  forward.others_told(10, {"all_reduce(bucket 0 (", "rank 1 is silent (frozen, dead or cut off)"});
+  backward.others_told(10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
+  reduce.others_told(10, {"all_reduce(bucket 0 (", "rank 2 is silent (frozen, dead or cut off)"});
+  save.others_told(10, {"(save)", "lost its connection to rank 0"});
+  for (Training* job : {&forward, &backward, &reduce})
+    CHECK(check_checkpoints(job->dir.path()) == std::vector<std::int64_t>{2});
+  const auto steps =
+      check_checkpoints(save.dir.path());  // the old one, and the new one if it was whole by then
+  CHECK((steps == std::vector<std::int64_t>{2} || steps == std::vector<std::int64_t>{2, 4}));
+}
+
+TEST_CASE("a frozen rank, and ranks that call what the others do not: all are told, in the time set") {
+  if (!has_gloo()) return;
+  Training frozen({"STOP", "backward", 3, 1}, "2"), skips({"SKIP", "backward", 3, 1}),
+      barrier({"CALL", "barrier", 3, 2}), shape({"CALL", "shape", 3, 1}), dtype({"CALL", "dtype", 3, 0});
+  skips.others_told(10, {"rank 1 called #", "broadcast(buffers of rank 0)", "ranks 0, 2 called #",
+                         "all_reduce(bucket 0 ("});
+  barrier.others_told(
+      10, {"rank 2 called #", "barrier(evaluation)", "ranks 0, 1 called #", "all_reduce(bucket 0 ("});
+  shape.others_told(
+      10, {"rank 1 called #", "all_reduce(loss) float32 [2]", "ranks 0, 2 called #", "float32 [1]"});
+  dtype.others_told(
+      10, {"rank 0 called #", "all_reduce(loss) float64 [1]", "ranks 1, 2 called #", "float32 [1]"});
+  for (Training* job : {&skips, &barrier, &shape, &dtype})
+    job->told(job->fault.rank, 10, {"not in the same call"});
+  frozen.told(2, 10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
+  frozen.ranks.send_signal(1, SIGCONT);  // it wakes up, and finds that the job is over
+  frozen.told(1, 60, {"all_reduce(bucket "});
+  frozen.told(0, 10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
+}
+
+TEST_CASE("rank 0 is gone before the others come") {
+  if (!has_gloo()) return;
+  Training job({"KILL", "start", 0, 0}, "2");
+  job.killed();
+  job.others_told(4, {"no store answered", "127.0.0.1:"});
+}
+
+TEST_CASE("the port is taken by a stranger who says nothing") {
+  if (!has_gloo()) return;
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  REQUIRE(bind(listener, reinterpret_cast<const sockaddr*>(&address), length) == 0);
+  REQUIRE(listen(listener, 8) == 0);
+  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  Training job({}, "2", port);
+  job.told(0, 3,
+           {"cannot listen at 127.0.0.1, port " + port + ": taken by process " + std::to_string(getpid())});
+  for (const int rank : {1, 2}) job.told(rank, 6, {"127.0.0.1:" + port});
+  close(listener);
+}
+
+TEST_CASE("a rank with a wrong secret or none is refused, and is named as one who did not come") {
+  if (!has_gloo()) return;
+  const auto start = [](const char* secret_of_1) {
+    return std::make_unique<Training>(
+        Fault{}, "2", free_port(),
+        RankProcesses::Variables{{"TAPESTRY_SECRET", "right"}, {"JOB_SECRET_OF_1", secret_of_1}});
+  };
+  for (const auto& job : {start("wrong"), start("")}) {
+    job->told(0, 6, {"1 of 3 ranks did not come (1)"});
+    job->told(1, 6, {"secret"});
+    job->told(2, 6, {"1 of 3 ranks did not come (1)"});
+  }
+}
+
+TEST_CASE("killed and restarted three times: the weights of a job that was left alone, bit for bit") {
+  if (!has_gloo()) return;
+  const std::vector<Fault> faults = {
+      {"KILL", "save", 4, 0}, {"KILL", "backward", 5, 1}, {"KILL", "reduce", 7, 0}};
+  Job job({"--nproc-per-node=2", "--max-restarts=3", tests::own_path(), tests::kTrainingRank},
+          {"JOB_STEPS=9", "JOB_FAULTS=" + to_text(faults), "OMP_NUM_THREADS=1", "TAPESTRY_TIMEOUT_S=30"});
+  const int status = job.wait(60);
+  INFO(job.out() << job.err());
+  REQUIRE(status == 0);
+  CHECK_THAT(job.err(), ContainsSubstring("rank 0 (pid ") && ContainsSubstring("restart 3 of 3"));
+  CHECK(job.all_gone());
+  const auto& weights = tests::undisturbed_weights(2, 9);
+  for (int rank = 0; rank < 2; ++rank)
+    CHECK((job.file("weights." + std::to_string(rank)) == weights[static_cast<std::size_t>(rank)]));
+  CHECK(check_checkpoints(job.path("")) == std::vector<std::int64_t>{6, 8});
+}

@@ -1,0 +1,41 @@
+// A job over two hosts.
+#include "tests/launch/hosts.h"
+#include "tests/launch/training.h"
+#include "tests/support/catch.h"
+
+using tests::Job;
+
+namespace {
+
+void check_status(const Job& job, const char* node, const char* status) {
+  INFO(job.file("out.0") << job.file("out.1"));
+  CHECK(job.file(std::string("status.") + node) == std::string(status) + "\n");
+}
+
+}  // namespace
+
+TEST_CASE("a job over two hosts") {
+  if (!tests::has_hosts()) return;
+  SECTION("a rank killed, all restarted: the weights of a job on one host, bit for bit") {
+    Job job = tests::hosts("run 1 $on_b & one=$!; run 0; wait $one; kill $b",
+                           {"OPTIONS=--max-restarts=1", "TAPESTRY_SECRET=ours", "TAPESTRY_TIMEOUT_S=30",
+                            "JOB_FAULTS=KILL backward 3 1;"});
+    CHECK(job.wait(60) == 0);
+    const auto& weights = tests::undisturbed_weights(2, 6);
+    for (const char* node : {"0", "1"}) {
+      check_status(job, node, "0");
+      CHECK_THAT(job.file(std::string("out.") + node),
+                 ContainsSubstring("node 1: rank 1 (pid ") && ContainsSubstring("restart 1 of 1"));
+      CHECK((job.file(std::string("weights.") + node) == weights[static_cast<std::size_t>(node[0] - '0')]));
+    }
+    CHECK(job.all_gone());
+  }
+  SECTION("without a secret it is refused") {
+    Job job = tests::hosts("run 0; run 1 $on_b; kill $b");
+    CHECK(job.wait(30) == 0);
+    for (const char* node : {"0", "1"}) {
+      check_status(job, node, "2");
+      CHECK_THAT(job.file(std::string("out.") + node), ContainsSubstring("set TAPESTRY_SECRET"));
+    }
+  }
+}
