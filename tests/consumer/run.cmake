@@ -17,12 +17,19 @@ if(WAY STREQUAL "install")
   set(prefix ${WORK}/prefix/final)
   file(RENAME ${WORK}/prefix/staged ${prefix})
 
-  # Public headers, the library, its CMake package, the licence: no tests, tools or programs, nothing else's headers.
+  # Public headers, the library, its CMake package, the launcher, the licence: no tests, tools or apps, nothing else's
+  # headers.
   file(GLOB top RELATIVE ${prefix} ${prefix}/*)
   list(SORT top)
-  if(NOT top STREQUAL "include;lib;share")
+  if(NOT top STREQUAL "bin;include;lib;share")
     message(FATAL_ERROR "the install tree holds ${top}")
   endif()
+  file(GLOB programs RELATIVE ${prefix}/bin ${prefix}/bin/*)
+  if(NOT programs STREQUAL "tapestry-run")
+    message(FATAL_ERROR "the install tree's bin holds ${programs}")
+  endif()
+  # It finds the library from where it was moved to.
+  run(${prefix}/bin/tapestry-run --nproc-per-node 2 true)
   file(GLOB folders RELATIVE ${prefix}/include/tapestry ${prefix}/include/* ${prefix}/include/tapestry/*)
   list(SORT folders)
   foreach(folder ${folders})
