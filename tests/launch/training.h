@@ -10,15 +10,15 @@ namespace tests {
 
 /// The hidden test case that a rank runs. It prints "told after <s> s: <error>" when it fails, where the time
 /// is counted from the start of the step. Its variables:
-///   DIR            a folder of the job's: checkpoints/ is in it, and what is trained ends in it as
-///   weights.<rank> JOB_STEPS      how many JOB_FAULTS     "KILL forward 3 1; STOP backward 5 0": the first
-///   time it is started rank 1 is killed in step 3,
-///                  the second time rank 0 is stopped in step 5. KILL and STOP come within "start" (before
-///                  the job is joined), "forward", "backward", "reduce" (an all_reduce that waits for others)
-///                  or "save" (rank 0 alone writes). Others are a program's faults: "SKIP backward" leaves a
-///                  step out, "CALL barrier", "CALL shape" and "CALL dtype" call what the others do not.
-///   JOB_SECRET_OF_1  TAPESTRY_SECRET of rank 1, if it has one of its own
-///   JOB_STORE      tcp://host:port, if there is no launcher; rank and size are then RankProcesses'
+/// - DIR: a folder of the job's. checkpoints/ is in it, and what was trained ends there as weights.<rank>.
+/// - JOB_STEPS: how many.
+/// - JOB_FAULTS: "KILL forward 3 1; STOP backward 5 0": when first started rank 1 is killed in step 3, when
+///   started again rank 0 is stopped in step 5. KILL and STOP come within "start" (before the job is joined),
+///   "forward", "backward" or "reduce" (an all_reduce that waits for others), KILL within "save" too (half of
+///   the file is written, by rank 0). Others are faults of a program: "SKIP backward" leaves a step out,
+///   "CALL barrier", "CALL shape" and "CALL dtype" call what other ranks do not.
+/// - JOB_SECRET_OF_1: rank 1's TAPESTRY_SECRET, if it has one of its own.
+/// - JOB_STORE: tcp://host:port if there is no launcher; rank and size are then those of RankProcesses.
 inline const std::string kTrainingRank = "a rank of a job that trains";
 
 /// Of JOB_FAULTS.

@@ -22,9 +22,10 @@ touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSR
 case " $* " in *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
-    cmake | g++ | ninja-build | ccache)
+    cmake | g++ | ninja-build | ccache | iproute2)
       name=${package%-build}
       [[ $package != g++ ]] || name=c++
+      [[ $package != iproute2 ]] || name=ip
       cp "$STORE/$name" "$(dirname "$0")/" ;;
     libeigen3-dev) touch_header eigen3/Eigen/Core ;;
     nlohmann-json3-dev) touch_header nlohmann/json.hpp ;;
@@ -62,7 +63,8 @@ esac'
   program ninja
   program c++
   program ccache
-  mv "$work"/bin/{cmake,ninja,c++,ccache} "$work/store/"
+  program ip
+  mv "$work"/bin/{cmake,ninja,c++,ccache,ip} "$work/store/"
   program ctest
   program sudo 'exec "$@"'
   program apt-cache
@@ -217,13 +219,13 @@ name='quickstart: only something optional is missing'
 rm "$work/bin/ccache"
 call tools/quickstart --no-install
 has_status 0
-says '(optional, for speed: ccache)'
+says '(optional: ccache)'
 
 name='test: everything'
 fresh_machine
 call tools/test --jobs=2
 has_status 0
-[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev
+[[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev iproute2
 cmake --preset ci
 cmake --build --preset ci --parallel 2
 ctest --preset ci --parallel 2 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'

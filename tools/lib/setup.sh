@@ -102,6 +102,7 @@ is_present() {
     libcli11-dev) have_header CLI/CLI.hpp ;;
     libasio-dev) have_header asio/ip/tcp.hpp ;;
     libgloo-dev) have_header gloo/config.h ;;
+    iproute2) have_command ip ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;
@@ -124,7 +125,7 @@ need_packages() {
   if [[ -z $required$optional ]]; then
     say "packages: all there ($1${2:+ $2})"
   elif [[ $install == no ]]; then
-    printf 'Missing: %s\n' "$required${optional:+(optional, for speed: ${optional% })}"
+    printf 'Missing: %s\n' "$required${optional:+(optional: ${optional% })}"
     printf 'To install: apt-get install --no-install-recommends %s\n' "${required}${optional% }"
     [[ -z $required ]] || die "packages are missing, and --no-install was given."
     say 'going on without what is optional'
