@@ -29,6 +29,9 @@ message(STATUS "CUDA: ${CUDAToolkit_VERSION}, for ${TAPESTRY_CUDA_ARCHITECTURES}
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${TAPESTRY_CUDA_ARCHITECTURES})
 endif()
+# Relaxed: constexpr functions of core are called on the GPU too. 445 minds the lambdas of for_types(), which take a type
+# and no argument.
+string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr --diag-suppress=445")
 enable_language(CUDA)
 # CMake 3.25 does not know how to ask nvcc 13 for the standard that C++ sources have.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

@@ -18,6 +18,9 @@
 
 namespace tapestry::kernels {
 
+/// The device for which this thread last called a kernel that is not the CPU's: where its launches go.
+inline thread_local constinit Device kernel_device = kCPU;
+
 class SlotBase {
  public:
   constexpr explicit SlotBase(const char* name) : name_(name) {}
@@ -62,6 +65,7 @@ class Slot<void(Args...)> : public SlotBase {
     const AnyFn fn = table_[int(device.type)][int(dtype)];
     if (!fn) [[unlikely]]
       missing(device.type, dtype);
+    if (!device.is_cpu()) kernel_device = device;
     reinterpret_cast<Fn>(fn)(args...);
   }
 };

@@ -40,6 +40,10 @@ namespace tapestry::kernels::cuda {
 void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
                    void** args);
 
+/// The current stream of the device that the running kernel was called for. This thread's launches go to its
+/// GPU.
+cudaStream_t kernel_stream();
+
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
             std::type_identity_t<P>... args) {
@@ -150,6 +154,10 @@ template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
+template <class T, int N>
+bool aligned(const void* p) {
+  return reinterpret_cast<std::uintptr_t>(p) % sizeof(Pack<T, N>) == 0;
+}
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 

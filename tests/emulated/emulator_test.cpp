@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tapestry/kernels/cuda/portable.cuh"
+#include "tests/emulated/memory.h"
 #include "tests/support/catch.h"
 
 using namespace tapestry;
@@ -122,20 +123,6 @@ __global__ void zero_fill(float* out, const float* x) {
 
 template <class = void>
 __global__ void idle() {}
-
-/// A class of its own for each seed, so that a failed CHECK leaves no order behind.
-struct InEachOrder {
-  template <class F>
-  void operator()(F f) const {
-    for (std::uint64_t seed = 0; seed < 4; ++seed) {
-      CAPTURE(seed);
-      cuda_emulator::options().seed = seed;
-      f();
-      cuda_emulator::options().seed = 0;
-    }
-  }
-};
-constexpr InEachOrder in_each_order;
 
 }  // namespace emulated
 

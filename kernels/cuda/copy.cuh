@@ -1,0 +1,79 @@
+#pragma once
+// Copies with conversion, and fills. All dtypes.
+#include "tapestry/kernels/cuda/map.cuh"
+#include "tapestry/kernels/ops/copy.h"
+
+namespace tapestry::kernels::cuda {
+
+/// C++'s conversion, with a defined result for negative reals to u8.
+template <class To, class From>
+__host__ __device__ To convert(From x) {
+  if constexpr (std::is_same_v<To, bool>) return x != From(0);
+  else if constexpr (std::is_same_v<To, std::uint8_t> && std::is_floating_point_v<From>)
+    return static_cast<To>(static_cast<std::int64_t>(x));
+  else return static_cast<To>(x);
+}
+
+template <class To>
+struct Convert {
+  template <class From>
+  __device__ Compute<To> operator()(From x) const {
+    return convert<Compute<To>>(x);
+  }
+};
+struct Same {
+  template <class T>
+  __device__ T operator()(T x) const {
+    return x;
+  }
+};
+template <class T>
+struct Constant {
+  T value;
+  __device__ T operator()() const { return value; }
+};
+
+/// An integer of T's size: copied as bits, a signalling NaN stays what it is.
+template <class T>
+using Bits =
+    std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                       std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                          std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+
+template <class To, class From>
+void copy_from(const Elementwise<2>& e, cudaStream_t stream) {
+  if constexpr (std::is_same_v<To, From>) map<Bits<To>, Bits<To>>(e, Same{}, stream);
+  else map<To, From>(e, Convert<To>{}, stream);
+}
+
+/// out = x, of any dtype.
+template <class To>
+void launch_copy(const Elementwise<2>& e, cudaStream_t stream) {
+  switch (e.dtypes[1]) {
+    case DType::f32:
+      return copy_from<To, float>(e, stream);
+    case DType::f64:
+      return copy_from<To, double>(e, stream);
+    case DType::f16:
+      return copy_from<To, Half>(e, stream);
+    case DType::bf16:
+      return copy_from<To, BFloat16>(e, stream);
+    case DType::i64:
+      return copy_from<To, std::int64_t>(e, stream);
+    case DType::i32:
+      return copy_from<To, std::int32_t>(e, stream);
+    case DType::u8:
+      return copy_from<To, std::uint8_t>(e, stream);
+    case DType::boolean:
+      return copy_from<To, bool>(e, stream);
+  }
+}
+
+template <class T>
+void launch_fill(const Elementwise<1>& e, const Scalar& value, cudaStream_t stream) {
+  using C = Compute<T>;
+  const C v = value.is_real() ? convert<C>(value.to_double()) : convert<C>(value.to_int());
+  map<T>(e, Constant<C>{v}, stream);
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,244 @@
+#pragma once
+// Softmax, log-softmax and their gradients. All of them find out something about a row (its State), then
+// compute each element from it. How a row is read depends on how it lies in memory:
+//
+//   row_in_registers   contiguous, up to 16384 elements: read once, kept by a warp or by a block
+//   row_streamed       contiguous, longer: read once for its State and once more for the result
+//   columns            rows whose elements lie `inner` apart: neighbouring threads have neighbouring rows
+//
+// The State is merged online (Milakov and Gimelshein 2018): one pass gives maximum and sum of a row of any
+// length.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/ops/softmax.h"
+
+namespace tapestry::kernels::cuda {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+template <bool log>
+struct SoftmaxForward {
+  static constexpr int kInputs = 1;
+  static constexpr float kNeutral = -kInfinity;  // changes no State
+  struct State {
+    float max, sum;  // of x, and of exp(x - max)
+    float scale;     // 1 / sum, or log(sum): by finish()
+  };
+  __device__ static State none() { return {-kInfinity, 0, 0}; }
+  /// NaN is no maximum, and makes the sum NaN; so does +inf, by inf - inf.
+  template <int N>
+  __device__ static State of(const float (&x)[1][N]) {
+    State s = none();
+    UNROLL for (int i = 0; i < N; ++i) s.max = fmaxf(s.max, x[0][i]);
+    UNROLL for (int i = 0; i < N; ++i) s.sum += x[0][i] == -kInfinity ? 0.0f : expf(x[0][i] - s.max);
+    return s;
+  }
+  __device__ static State merge(State a, State b) {
+    const float max = fmaxf(a.max, b.max);
+    return {max, scaled(a, max) + scaled(b, max), 0};
+  }
+  __device__ static State of_lane(State s, int bits) {
+    return {__shfl_xor_sync(kAllLanes, s.max, bits), __shfl_xor_sync(kAllLanes, s.sum, bits), 0};
+  }
+  __device__ static State finish(State s) {
+    s.scale = log ? logf(s.sum) : 1.0f / s.sum;
+    return s;
+  }
+  __device__ static float result(State s, float x) {
+    return log ? (x - s.max) - s.scale : expf(x - s.max) * s.scale;
+  }
+
+ private:
+  __device__ static float scaled(State s, float max) {
+    return s.max == -kInfinity ? s.sum : s.sum * expf(s.max - max);
+  }
+};
+
+template <bool log>
+struct SoftmaxBackward {
+  static constexpr int kInputs = 2;  // y, dy
+  static constexpr float kNeutral = 0;
+  using State = float;
+  __device__ static State none() { return 0; }
+  template <int N>
+  __device__ static State of(const float (&x)[2][N]) {
+    float sum = 0;
+    UNROLL for (int i = 0; i < N; ++i) sum += log ? x[1][i] : x[0][i] * x[1][i];
+    return sum;
+  }
+  __device__ static State merge(State a, State b) { return a + b; }
+  __device__ static State of_lane(State s, int bits) { return __shfl_xor_sync(kAllLanes, s, bits); }
+  __device__ static State finish(State s) { return s; }
+  __device__ static float result(State sum, float y, float dy) {
+    return log ? dy - expf(y) * sum : y * (dy - sum);
+  }
+};
+
+template <class T, int K>
+struct RowInputs {
+  const T* x[K];
+};
+
+template <class Op>
+__device__ __forceinline__ float row_result(const typename Op::State& s, const float (&x)[1]) {
+  return Op::result(s, x[0]);
+}
+template <class Op>
+__device__ __forceinline__ float row_result(const typename Op::State& s, const float (&x)[2]) {
+  return Op::result(s, x[0], x[1]);
+}
+
+template <class Op>
+__device__ __forceinline__ typename Op::State merge_warp(typename Op::State s) {
+  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) s = Op::merge(s, Op::of_lane(s, lanes));
+  return s;
+}
+/// Every thread gets the block's State. Called once: the shared array is not used again.
+template <class Op, int kThreads>
+__device__ __forceinline__ typename Op::State merge_block(typename Op::State s) {
+  using State = typename Op::State;
+  SHARED(State, warps, [kThreads / 32]);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  s = merge_warp<Op>(s);
+  if (lane == 0) warps[thread / 32] = s;
+  __syncthreads();
+  s = warps[lane % (kThreads / 32)];  // each several times where there are fewer than 32 ...
+  UNROLL for (int lanes = kThreads / 64; lanes > 0; lanes /= 2)  // ... so this many lanes have them all
+      s = Op::merge(s, Op::of_lane(s, lanes));
+  return s;
+}
+
+/// Elements that a thread has in registers: kElements / V packs of V that lie kThreads packs apart.
+/// Of a warp's rows there are blockDim.y in a block; otherwise one.
+template <class Op, class T, int kThreads, int kElements, int V>
+__global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads)
+    row_in_registers(RowInputs<T, Op::kInputs> in, T* out, std::int64_t rows, int n) {
+  static_assert(kElements % V == 0);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= rows) return;  // a whole warp, and never one of a larger block
+  const int thread = static_cast<int>(threadIdx.x);
+  float x[Op::kInputs][kElements];
+  UNROLL for (int k = 0; k < Op::kInputs; ++k) {
+    const T* const from = in.x[k] + row * n;
+    UNROLL for (int i = 0; i < kElements; i += V) {
+      const int at = (i / V * kThreads + thread) * V;
+      Pack<T, V> pack{};
+      if (at < n) pack = *reinterpret_cast<const Pack<T, V>*>(from + at);
+      UNROLL for (int j = 0; j < V; ++j) x[k][i + j] = at < n ? load(pack.v[j]) : Op::kNeutral;
+    }
+  }
+  typename Op::State s = Op::of(x);
+  if constexpr (kThreads == 32) s = merge_warp<Op>(s);
+  else s = merge_block<Op, kThreads>(s);
+  s = Op::finish(s);
+  UNROLL for (int i = 0; i < kElements; i += V) {
+    const int at = (i / V * kThreads + thread) * V;
+    if (at >= n) break;
+    Pack<T, V> pack;
+    UNROLL for (int j = 0; j < V; ++j) {
+      float element[Op::kInputs];
+      UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i + j];
+      pack.v[j] = store<T>(row_result<Op>(s, element));
+    }
+    *reinterpret_cast<Pack<T, V>*>(out + row * n + at) = pack;
+  }
+}
+
+template <class Op, class T, int V>
+__global__ void __launch_bounds__(512) row_streamed(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n) {
+  const std::int64_t row = blockIdx.x, step = 512 * V;
+  const auto read = [&](std::int64_t at, float(&x)[Op::kInputs][V]) {
+    UNROLL for (int k = 0; k < Op::kInputs; ++k) {
+      const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(in.x[k] + row * n + at);
+      UNROLL for (int j = 0; j < V; ++j) x[k][j] = load(pack.v[j]);
+    }
+  };
+  float x[Op::kInputs][V];
+  typename Op::State s = Op::none();
+  for (std::int64_t at = threadIdx.x * V; at < n; at += step) {
+    read(at, x);
+    s = Op::merge(s, Op::of(x));
+  }
+  s = Op::finish(merge_block<Op, 512>(s));
+  for (std::int64_t at = threadIdx.x * V; at < n; at += step) {
+    read(at, x);
+    Pack<T, V> pack;
+    UNROLL for (int j = 0; j < V; ++j) {
+      float element[Op::kInputs];
+      UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][j];
+      pack.v[j] = store<T>(row_result<Op>(s, element));
+    }
+    *reinterpret_cast<Pack<T, V>*>(out + row * n + at) = pack;
+  }
+}
+
+inline constexpr int kColumnThreads = 8;  // that share a row
+
+/// Block (32, 8): 32 rows side by side.
+template <class Op, class T>
+__global__ void __launch_bounds__(32 * kColumnThreads)
+    columns(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n, std::int64_t inner, std::int64_t tiles) {
+  using State = typename Op::State;
+  SHARED(State, parts, [kColumnThreads][32]);
+  const std::int64_t outer = blockIdx.x / tiles, column = (blockIdx.x - outer * tiles) * 32 + threadIdx.x;
+  const bool inside = column < inner;
+  const std::int64_t first = outer * n * inner + column;
+  State s = Op::none();
+  float x[Op::kInputs][1];
+  if (inside)
+    for (std::int64_t i = threadIdx.y; i < n; i += kColumnThreads) {
+      UNROLL for (int k = 0; k < Op::kInputs; ++k) x[k][0] = load(in.x[k][first + i * inner]);
+      s = Op::merge(s, Op::of(x));
+    }
+  parts[threadIdx.y][threadIdx.x] = s;
+  __syncthreads();
+  if (!inside) return;
+  s = parts[0][threadIdx.x];
+  UNROLL for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
+  s = Op::finish(s);
+  for (std::int64_t i = threadIdx.y; i < n; i += kColumnThreads) {
+    float element[Op::kInputs];
+    UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = load(in.x[k][first + i * inner]);
+    out[first + i * inner] = store<T>(row_result<Op>(s, element));
+  }
+}
+
+template <class Op, class T, int V>
+void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows, std::int64_t n,
+                 cudaStream_t stream) {
+  const auto blocks = [&](std::int64_t rows_a_block) {
+    return static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block);
+  };
+  const int count = static_cast<int>(std::min<std::int64_t>(n, 1 << 30));
+  if (n <= 32 * 8)
+    launch(&row_in_registers<Op, T, 32, 8, V>, blocks(4), {32, 4}, 0, stream, in, out, rows, count);
+  else if (n <= 32 * 32)
+    launch(&row_in_registers<Op, T, 32, 32, V>, blocks(4), {32, 4}, 0, stream, in, out, rows, count);
+  else if (n <= 256 * 16)
+    launch(&row_in_registers<Op, T, 256, 16, V>, blocks(1), 256, 0, stream, in, out, rows, count);
+  else if (n <= 1024 * 16)
+    launch(&row_in_registers<Op, T, 1024, 16, V>, blocks(1), 1024, 0, stream, in, out, rows, count);
+  else launch(&row_streamed<Op, T, V>, blocks(1), 512, 0, stream, in, out, n);
+}
+
+/// The launch for this shape. Inputs and output are dense, of `shape`; the output may be an input.
+template <class Op, class T>
+void launch_softmax(const SoftmaxShape& shape, const RowInputs<T, Op::kInputs>& in, T* out,
+                    cudaStream_t stream) {
+  if (shape.outer * shape.n * shape.inner == 0) return;
+  if (shape.inner > 1) {
+    const std::int64_t tiles = (shape.inner + 31) / 32;
+    return launch(&columns<Op, T>, static_cast<unsigned>(shape.outer * tiles), {32, kColumnThreads}, 0,
+                  stream, in, out, shape.n, shape.inner, tiles);
+  }
+  constexpr int V = 16 / sizeof(T);
+  bool packs = shape.n % V == 0 && aligned<T, V>(out);
+  for (const T* x : in.x) packs = packs && aligned<T, V>(x);
+  if (packs) launch_rows<Op, T, V>(in, out, shape.outer, shape.n, stream);
+  else launch_rows<Op, T, 1>(in, out, shape.outer, shape.n, stream);
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,53 @@
+#pragma once
+// For tests of kernels under the emulator. Include after portable.cuh.
+#include <algorithm>
+#include <cstddef>
+#include <new>
+
+#include "tapestry/kernels/cuda/portable.cuh"
+#include "tests/support/catch.h"
+
+namespace emulated {
+
+/// Calls f with threads and blocks in order, and shuffled by some seeds.
+template <class F>
+void in_each_order(F f) {
+  struct Restore {
+    ~Restore() { cuda_emulator::options().seed = 0; }
+  } restore;
+  for (const std::uint64_t seed : {0, 1, 2}) {
+    CAPTURE(seed);
+    cuda_emulator::options().seed = seed;
+    f();
+  }
+}
+
+/// Device memory: a heap block that ends where its elements end, aligned to 16 bytes; or `offset` elements
+/// further.
+template <class T>
+class Block {
+ public:
+  explicit Block(std::size_t size, std::size_t offset = 0)
+      : base_(static_cast<T*>(operator new ((size + offset) * sizeof(T), std::align_val_t{16}))),
+        size_(size),
+        offset_(offset) {
+    std::fill_n(base_, size + offset, T());
+  }
+  template <class Values>
+  requires requires(const Values& v) { v.size(); }
+  Block(const Values& values, std::size_t offset = 0) : Block(values.size(), offset) {
+    for (std::size_t i = 0; i < size_; ++i) data()[i] = static_cast<T>(values[i]);
+  }
+  ~Block() { operator delete (base_, std::align_val_t{16}); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  T* data() const { return base_ + offset_; }
+  T& operator[](std::size_t i) const { return data()[i]; }
+  std::size_t size() const { return size_; }
+
+ private:
+  T* base_;
+  std::size_t size_, offset_;
+};
+
+}  // namespace emulated

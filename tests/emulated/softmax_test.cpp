@@ -1,0 +1,198 @@
+// The softmax family against the CPU's kernels in f64.
+#include "tapestry/kernels/cuda/softmax.cuh"
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/emulated/memory.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+namespace gpu = tapestry::kernels::cuda;
+using emulated::Block;
+using emulated::in_each_order;
+
+namespace {
+
+using Values = std::vector<double>;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// Reproducible numbers in [-scale, scale], exact in bf16 for a power of 2.
+Values numbers(std::int64_t n, unsigned salt, double scale) {
+  Values v(static_cast<std::size_t>(n));
+  std::uint32_t state = 12345 + salt;
+  for (double& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = scale * (static_cast<double>(state >> 24) - 128) / 128;
+  }
+  return v;
+}
+
+template <class T>
+Values rounded(Values v) {
+  for (double& x : v) x = static_cast<double>(static_cast<float>(T(static_cast<float>(x))));
+  return v;
+}
+
+std::int64_t count(const SoftmaxShape& s) { return s.outer * s.n * s.inner; }
+
+/// |got - want| may be `error` units of f32's rounding, and the rounding to T.
+template <class T>
+void check_close(const Block<T>& got, const Values& want, const Values& error) {
+  constexpr double unit = 0x1p-24, storing = std::is_same_v<T, float> ? 0 : 0x1p-8;
+  std::size_t bad = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double value = static_cast<double>(static_cast<float>(got[i]));
+    const double tolerance = unit * error[i] + storing * std::abs(want[i]) + 0x1p-126;
+    const bool fits =
+        std::isnan(want[i]) ? std::isnan(value) : value == want[i] || std::abs(value - want[i]) <= tolerance;
+    if (fits || ++bad > 3) continue;
+    CAPTURE(i, value, want[i], tolerance);
+    CHECK(fits);
+  }
+  CHECK(bad == 0);
+}
+
+/// Roundings of a sum of n terms: 32 in turn, the rest by halves; generously.
+double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<double>(n) + 1); }
+
+template <class T, bool log>
+void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offset) {
+  CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
+  Values want(x.size()), error(x.size());
+  (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), want.data());
+  double largest = 0;
+  for (const double v : x)
+    if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+  for (std::size_t i = 0; i < x.size(); ++i)  // x - max is rounded before exp
+    error[i] = (roundings(shape.n) + 4 * std::min(largest, 128.0)) * (log ? 1 : want[i]) +
+               (log ? 4 * std::abs(want[i]) : 0);
+  in_each_order([&] {
+    const Block<T> in(x, offset), out(x.size(), offset);
+    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, out.data(), nullptr);
+    check_close(out, want, error);
+    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, in.data(), nullptr);  // in place
+    check_close(in, want, error);
+  });
+}
+
+template <class T, bool log>
+void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy, std::size_t offset) {
+  CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
+  Values y(x.size()), want(x.size()), error(x.size());
+  (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), y.data());
+  y = rounded<T>(y);
+  (log ? log_softmax_backward : softmax_backward)(kCPU, DType::f64, shape, y.data(), dy.data(), want.data());
+  for (std::int64_t o = 0; o < shape.outer; ++o)
+    for (std::int64_t i = 0; i < shape.inner; ++i) {
+      const auto at = [&](std::int64_t k) {
+        return static_cast<std::size_t>((o * shape.n + k) * shape.inner + i);
+      };
+      double size = 0;  // of the terms of the row's sum
+      for (std::int64_t k = 0; k < shape.n; ++k) size += std::abs(dy[at(k)]) * (log ? 1 : y[at(k)]);
+      for (std::int64_t k = 0; k < shape.n; ++k) {
+        const double p = log ? std::exp(y[at(k)]) * (1 + std::abs(y[at(k)]) / 16) : y[at(k)];
+        error[at(k)] = roundings(shape.n) * (p * size + std::abs(dy[at(k)]) * (log ? 1 : p));
+      }
+    }
+  in_each_order([&] {
+    const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
+    gpu::launch_softmax<gpu::SoftmaxBackward<log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
+                                                      nullptr);
+    check_close(out, want, error);
+  });
+}
+
+template <class T>
+void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset = 0) {
+  check_forward<T, false>(shape, x, offset);
+  check_forward<T, true>(shape, x, offset);
+  const Values dy = numbers(count(shape), 9, 2);
+  check_backward<T, false>(shape, x, dy, offset);
+  check_backward<T, true>(shape, x, dy, offset);
+}
+void check_both(const SoftmaxShape& shape, std::size_t offset = 0) {
+  const Values x = numbers(count(shape), 1, 8);
+  check_all<float>(shape, x, offset);
+  check_all<BFloat16>(shape, x, offset);
+}
+
+}  // namespace
+
+TEST_CASE("softmax kernels: rows of any length") {
+  for (const std::int64_t n : {1, 2, 7, 8, 31, 32, 33, 64, 100, 255, 256}) check_both({3, n, 1});
+  for (const std::int64_t n : {257, 1000, 1023, 1024}) check_both({5, n, 1});
+  for (const std::int64_t n : {1025, 1032, 4096}) check_both({2, n, 1});
+}
+
+TEST_CASE("softmax kernels: rows that a block of 1024 reads, and longer ones") {
+  for (const std::int64_t n : {4104, 16384, 16385, 16392}) check_both({1, n, 1});
+}
+
+TEST_CASE("softmax kernels: memory that is not aligned to 16 bytes") {
+  for (const std::size_t offset : {1, 2, 4}) check_both({3, 64, 1}, offset);
+  check_both({1, 16392, 1}, 1);
+}
+
+TEST_CASE("softmax kernels: strided rows") {
+  for (const std::int64_t inner : {2, 31, 32, 33, 70})
+    for (const std::int64_t n : {1, 3, 8, 19}) check_both({2, n, inner});
+}
+
+TEST_CASE("softmax kernels: nothing to do") {
+  for (const SoftmaxShape& shape : {SoftmaxShape{0, 3, 1}, SoftmaxShape{3, 0, 1}, SoftmaxShape{3, 3, 0}}) {
+    cuda_emulator::take_launches();
+    check_both(shape);
+    CHECK(cuda_emulator::take_launches().empty());
+  }
+}
+
+TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
+  const std::int64_t n = 40;
+  for (const std::int64_t inner : {1, 3}) {
+    const SoftmaxShape shape{10, n, inner};
+    Values x = numbers(count(shape), 4, 1);
+    const auto row = [&](std::int64_t o) { return &x[static_cast<std::size_t>(o * n * inner)]; };
+    for (std::int64_t k = 0; k < n * inner; ++k) {
+      row(1)[k] = -kInfinity;
+      if (k % 3) row(2)[k] = -kInfinity;
+      row(5)[k] *= 0x1p100;
+      row(6)[k] *= 0x1p-130;
+      row(7)[k] = 1e30;
+      row(8)[k] = k < inner ? 0 : -100 - static_cast<double>(k) / 16;  // subnormal results
+      row(9)[k] = k % 2 ? -kInfinity : kNaN;
+    }
+    row(3)[5] = kInfinity;
+    row(4)[n * inner - 1] = kNaN;
+    x = rounded<BFloat16>(x);
+    check_forward<float, false>(shape, x, 0);
+    check_forward<float, true>(shape, x, 0);
+    check_forward<BFloat16, false>(shape, x, 0);
+    check_forward<BFloat16, true>(shape, x, 0);
+  }
+  Values x(20000, -kInfinity);  // a streamed row of which most threads see nothing
+  x[777] = 3;
+  check_forward<float, false>({1, 20000, 1}, x, 0);
+  check_forward<float, true>({1, 20000, 1}, x, 1);
+}
+
+TEST_CASE("softmax kernels: each shape has its way") {
+  const auto kernel = [](const SoftmaxShape& shape, std::size_t offset) {
+    const Block<float> x(static_cast<std::size_t>(count(shape)), offset);
+    cuda_emulator::take_launches();
+    gpu::launch_softmax<gpu::SoftmaxForward<false>, float>(shape, {{x.data()}}, x.data(), nullptr);
+    const auto launches = cuda_emulator::take_launches();
+    REQUIRE(launches.size() == 1);
+    return launches[0].kernel;
+  };
+  CHECK_THAT(kernel({2, 4096, 1}, 0), ContainsSubstring("row_in_registers"));
+  CHECK_THAT(kernel({2, 4096, 1}, 0), ContainsSubstring("Li256ELi16ELi4E"));
+  CHECK_THAT(kernel({2, 4096, 1}, 1), ContainsSubstring("Li256ELi16ELi1E"));
+  CHECK_THAT(kernel({2, 4095, 1}, 0), ContainsSubstring("Li256ELi16ELi1E"));
+  CHECK_THAT(kernel({1, 16388, 1}, 0), ContainsSubstring("row_streamed"));
+  CHECK_THAT(kernel({1, 40, 2}, 0), ContainsSubstring("columns"));
+}
