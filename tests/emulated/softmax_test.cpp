@@ -130,7 +130,7 @@ TEST_CASE("softmax kernels: rows of any length") {
 }
 
 TEST_CASE("softmax kernels: rows that a block of 1024 reads, and longer ones") {
-  for (const std::int64_t n : {4104, 16384, 16385, 16392}) check_both({1, n, 1});
+  for (const std::int64_t n : {4104, 4105, 16384, 16385, 16392}) check_both({1, n, 1});
 }
 
 TEST_CASE("softmax kernels: memory that is not aligned to 16 bytes") {
