@@ -13,6 +13,15 @@ void copy_bytes_async(Device to, void* out, Device from, const void* x, std::siz
   all.runtime().copy(all.at(stream.device()).gpu(), stream.native(), out, x, bytes);
 }
 
+void copy_rows_async(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                     std::size_t width, std::size_t rows, const Stream& stream) {
+  Devices& all = devices();
+  const int gpu = all.at(stream.device()).gpu();
+  if (width == to_pitch && width == from_pitch)
+    return all.runtime().copy(gpu, stream.native(), to, from, width * rows);
+  all.runtime().copy_rows(gpu, stream.native(), to, to_pitch, from, from_pitch, width, rows);
+}
+
 void copy_bytes(Device to, void* out, Device from, const void* x, std::size_t bytes) {
   if (bytes == 0) return;
   const Stream stream = current_stream(from.is_cuda() ? from : to);

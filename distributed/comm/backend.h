@@ -1,12 +1,14 @@
 #pragma once
-// What a transport does: move dense host memory between ranks, and no more. Not in tapestry.h: users call
-// ProcessGroup, which checks arguments, compares descriptors and bounds waits before it comes here.
+// What a transport does: move dense memory, the host's or a GPU's, between ranks, and no more. Not in
+// tapestry.h: users call ProcessGroup, which checks arguments, compares descriptors and bounds waits before
+// it comes here.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tapestry/core/device.h"
 #include "tapestry/core/dtype.h"
 #include "tapestry/distributed/comm/store.h"
 
@@ -26,6 +28,11 @@ class Backend {
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// The memory that `data`, `in` and `out` of all calls are in. If it is a CUDA device's, calls but
+  /// barrier() give their work to current_stream(device()) and return; poll() says what becomes of it.
+  virtual Device device() const { return kCPU; }
+  /// Throws DistributedError if work given to a stream has failed, or was aborted. From any thread.
+  virtual void poll() {}
 
   /// In place; the same bits on every rank.
   virtual void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) = 0;
@@ -65,6 +72,13 @@ std::vector<std::shared_ptr<Backend>> local_backends(int size);
 /// ranks, as local ones are. Throws DistributedError where the library was built without Gloo.
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
                                       Milliseconds timeout);
+
+/// Between GPUs, one a rank, by NCCL; `store` is this group's alone. bool and 8-bit sums as above, f16 and
+/// bf16 as NCCL does them. Throws DistributedError where the library was built without NCCL, DeviceError
+/// unless `device` is a CUDA device that exists.
+std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>& store, int rank, int size, Device device,
+                                      Milliseconds timeout);
+bool built_with_nccl();
 
 /// accumulator[i] = accumulator[i] op value[i], as ReduceOp says (`mean` adds; see finish_mean). In the
 /// calling thread.

@@ -137,6 +137,20 @@ void check_options(const InitOptions& options) {
         "[init_process_group] backend \"", options.backend, "\"; it is gloo, nccl or empty");
 }
 
+/// The rank's own GPU: the one that is shown to it, or that of its local rank.
+Device device_of(const Environment& e) {
+  const int count = device_count(DeviceType::cuda);
+  return {DeviceType::cuda, count == 1 ? 0 : e.local_rank};
+}
+
+/// If nobody says, where each rank of this host can have a GPU of its own.
+bool uses_nccl(const InitOptions& options, const Environment& e) {
+  if (!options.backend.empty()) return options.backend == "nccl";
+  const int count = device_count(DeviceType::cuda);
+  return built_with_nccl() &&
+         (count >= e.local_world_size || (count == 1 && std::getenv("CUDA_VISIBLE_DEVICES")));
+}
+
 /// A batch script that asks for tasks and does not start them is no error, and hardly meant.
 void note_unused_tasks(const Environment& e) {
   const char* const tasks = std::getenv("SLURM_NTASKS");
@@ -155,21 +169,27 @@ std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
   const Environment e = who_am_i(options);
   GroupOptions group = options.group;
   if (group.timeout <= Milliseconds(0)) group.timeout = default_timeout();
+  const bool nccl = uses_nccl(options, e);
   if (e.world_size == 1) {
     note_unused_tasks(e);
-    return make_process_group(local_backends(1)[0], memory_store(), group);
+    const bool on_gpu = options.backend == "nccl" && built_with_nccl() && device_count(DeviceType::cuda) > 0;
+    std::shared_ptr<Backend> alone =
+        on_gpu ? nccl_backend(memory_store(), 0, 1, device_of(e), group.timeout) : local_backends(1)[0];
+    return make_process_group(std::move(alone), memory_store(), group);
   }
-  check<DistributedError>(options.backend != "nccl",
+  check<DistributedError>(!nccl || built_with_nccl(),
                           "[init_process_group] this library was built without NCCL; use ", "backend gloo");
   const Deadline deadline = deadline_after(group.timeout);
   const std::shared_ptr<Store> store =
       prefix_store(concat({"start ", e.restart, " group ", joined[e.rank], "/"}),
                    open_store(options, e, left_until(deadline)));
   rendezvous(*store, e.rank, e.world_size, left_until(deadline));
-  preflight(*store, inspect_rank(e, "gloo"), left_until(deadline));
+  preflight(*store, inspect_rank(e, nccl ? "nccl" : "gloo"), left_until(deadline));
   joined.add(e.rank);
   std::shared_ptr<Backend> backend =
-      gloo_backend(prefix_store("gloo/", store), e.rank, e.world_size, left_until(deadline));
+      nccl ? nccl_backend(prefix_store("nccl/", store), e.rank, e.world_size, device_of(e),
+                          left_until(deadline))
+           : gloo_backend(prefix_store("gloo/", store), e.rank, e.world_size, left_until(deadline));
   return make_process_group(std::move(backend), prefix_store("group/", store), group);
 }
 

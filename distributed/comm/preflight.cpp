@@ -170,7 +170,8 @@ class Checks {
       if (first) continue;
       const auto text = concat({"ranks ", other->second->rank, " and ", r.rank, " on ", r.host,
                                 " take the same GPU ", gpu, " (", shown(r), "); "});
-      if (r.backend == "nccl")
+      // A host by another name is to NCCL another host, and the GPU another GPU.
+      if (r.backend == "nccl" && !std::getenv("NCCL_HOSTID"))
         failure(text, "NCCL refuses that: give each rank its own, or use the backend gloo");
       else warning(text, "they share its time and its memory");
     }

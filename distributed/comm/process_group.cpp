@@ -18,7 +18,7 @@
 #include "tapestry/distributed/comm/internal/descriptor.h"
 #include "tapestry/distributed/comm/internal/diagnosis.h"
 #include "tapestry/distributed/comm/internal/fifo.h"
-#include "tapestry/distributed/comm/internal/strided.h"
+#include "tapestry/distributed/comm/internal/staged.h"
 #include "tapestry/distributed/comm/internal/work.h"
 
 namespace tapestry::distributed {
@@ -61,9 +61,20 @@ struct Member {
 
   const std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   Diagnosis diagnosis;
-  std::mutex order;  // numbering and queueing are one step
-  int open = 0;      // groups; under `order`
+  std::mutex order;               // numbering and queueing are one step
+  int open = 0;                   // groups; under `order`
+  std::map<int, Stream> streams;  // by the index of their CUDA device; under `order`
   Fifo fifo;
+  // Waits for what the queue gave to a GPU, call by call. Null: the transport has none.
+  std::unique_ptr<Fifo> completions;
+
+  // All groups of this rank give their work on a device to one stream, in the queue's order: of two
+  // communicators side by side each may hold what the other one needs.
+  Stream stream_on(Device device) {
+    const auto [it, fresh] = streams.try_emplace(device.index);
+    if (fresh) it->second = new_stream(device, true);
+    return it->second;
+  }
 };
 
 // What a recorded call does, within its deadline.
@@ -82,12 +93,19 @@ struct Core {
   // Under member->order.
   std::uint64_t sequence = 0, groups = 0;
   std::shared_ptr<Work::State> last;
-  std::map<std::tuple<int, Op, std::uint32_t>, std::pair<std::unique_ptr<Fifo>, std::uint64_t>> lanes;
+  struct Lane {
+    std::unique_ptr<Fifo> fifo;
+    std::uint64_t sequence = 0;
+    std::optional<Stream> stream;
+  };
+  std::map<std::tuple<int, Op, std::uint32_t>, Lane> lanes;
+  std::uint64_t forgotten = 0;  // of the completions' thread
 
   bool compares() const { return options.check && backend->size() > 1; }
 
   // Returns when all ranks are known to be in this call. Throws Mismatch on all of them otherwise.
   void agree(const CollectiveRecord& record, Deadline deadline) {
+    if (on_gpu()) return agree_in_store(record);
     const Descriptor mine(record);
     const auto size = static_cast<std::size_t>(backend->size());
     std::vector<Descriptor> all(size);
@@ -106,21 +124,95 @@ struct Core {
     throw Mismatch(mismatch_text(op_name(record.op), name, ranks, calls));
   }
 
-  // Carries out `body` as one recorded call and finishes `state`, whatever happens.
-  void perform(const CollectiveRecord& record, std::uint64_t ticket, Work::State& state, Body& body) {
+  bool on_gpu() const { return backend->device().is_cuda(); }
+
+  // The first to come says what the call is, the others whether theirs is the same: nobody waits for anybody,
+  // so that the host stays ahead of the GPU, and nothing has to cross it that its streams are busy with.
+  // Throws Mismatch on the ranks that differ; the others hear of it from them, and are aborted.
+  void agree_in_store(const CollectiveRecord& record) {
+    const Descriptor mine(record);
+    const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
+    const std::string text = record.str().substr(0, kCallText);
+    const std::string rank = std::to_string(backend->rank()) + "/";
+    const std::string first =
+        store->compare_set(call_key(record.sequence), std::nullopt, concat({bytes, rank, text}));
+    if (first.substr(0, sizeof mine) == bytes) return;
+    const std::size_t end = first.find('/', sizeof mine);
+    const auto other = static_cast<std::size_t>(std::atoi(first.c_str() + sizeof mine));
+    throw Mismatch(mismatch_text(op_name(record.op), name,
+                                 {ranks.at(other), ranks[static_cast<std::size_t>(backend->rank())]},
+                                 {first.substr(end + 1), text}));
+  }
+  static std::string call_key(std::uint64_t sequence) { return "call/" + std::to_string(sequence); }
+
+  // When a call that none leaves before all have come is done, all have compared what lies before it.
+  void forget_calls(const CollectiveRecord& record) {
+    const bool all_came = record.op == Op::all_reduce || record.op == Op::all_gather ||
+                          record.op == Op::reduce_scatter || record.op == Op::all_to_all;
+    if (backend->rank() != 0 || !compares() || !all_came || record.shape.numel() == 0) return;
+    while (forgotten < record.sequence) store->erase(call_key(++forgotten));
+  }
+
+  // Headers are of host memory. Between GPUs they go through the store.
+  std::string header_key(int from, int to, std::uint32_t tag, std::uint64_t sequence) const {
+    return concat({"message/", from, "-", to, "/", tag, "/", sequence});
+  }
+  void send_header(const MessageHeader& header, int peer, std::uint32_t tag, Deadline deadline) {
+    if (!on_gpu()) return backend->send(&header, sizeof header, peer, tag, deadline);
+    store->set(header_key(backend->rank(), peer, tag, header.sequence),
+               {reinterpret_cast<const char*>(&header), sizeof header});
+  }
+  // `expected` is what this rank would send.
+  MessageHeader receive_header(const MessageHeader& expected, int peer, std::uint32_t tag,
+                               Deadline deadline) {
+    MessageHeader came;
+    if (!on_gpu()) {
+      backend->recv(&came, sizeof came, peer, tag, deadline);
+      return came;
+    }
+    const std::string key = header_key(peer, backend->rank(), tag, expected.sequence);
+    const std::string bytes =
+        store->get(key, std::max(1ms, std::chrono::ceil<Milliseconds>(deadline - Clock::now())));
+    store->erase(key);
+    std::memcpy(&came, bytes.data(), std::min(bytes.size(), sizeof came));
+    return came;
+  }
+
+  // Carries out `body` as one recorded call and finishes `state`, whatever happens. What it gave to a GPU
+  // goes on after that, and `completions` has the last word.
+  void perform(const CollectiveRecord& record, std::uint64_t ticket,
+               const std::shared_ptr<Work::State>& state, Body& body, const std::shared_ptr<Core>& self) {
+    const auto start = Clock::now();
     std::shared_ptr<const Failure> failure = member->diagnosis.failure();
-    state.start();
+    state->start();
     if (!failure) {
       member->recorder->started(ticket);
-      failure = attempt(record, body);
+      failure = attempt(record, body, start);
+    }
+    if (!failure && state->device && on_gpu() && member->fifo.is_current()) {
+      state->finish(nullptr);
+      // The tensors are held until the GPU has done with them.
+      member->completions->post([self, record, ticket, state, start, body = std::move(body)]() mutable {
+        std::shared_ptr<const Failure> late = self->attempt(
+            record,
+            [&](const CollectiveRecord&, Deadline deadline) {
+              state->device->await(*self->backend, deadline);
+              self->forget_calls(record);
+            },
+            start);
+        body = nullptr;
+        self->member->recorder->finished(ticket, late != nullptr);
+        state->finish(std::move(late));
+      });
+      return;
     }
     body = nullptr;  // what it held is freed before the waiter goes on
     member->recorder->finished(ticket, failure != nullptr);
-    state.finish(std::move(failure));
+    state->finish(std::move(failure));
   }
 
-  std::shared_ptr<const Failure> attempt(const CollectiveRecord& record, const Body& body) {
-    const auto start = Clock::now();
+  std::shared_ptr<const Failure> attempt(const CollectiveRecord& record, const Body& body,
+                                         Clock::time_point start) {
     const auto fail = [&](bool timeout, bool complete, const std::string& what) {
       std::string text = what;
       if (!complete) {
@@ -169,8 +261,9 @@ class Group final : public ProcessGroup {
       } catch (const std::exception&) {  // whoever waits for it hears of it
       }
     }
-    for (auto& [key, lane] : core_->lanes) lane.first->stop(deadline);
+    for (auto& [key, lane] : core_->lanes) lane.fifo->stop(deadline);
     if (!last_group) return;
+    if (member().completions) member().completions->stop(deadline);
     member().diagnosis.leave();
     member().fifo.stop(Clock::now() + 2s);
   }
@@ -237,7 +330,7 @@ class Group final : public ProcessGroup {
   }
 
   // Numbers, records and queues a collective.
-  Work post(CollectiveRecord record, Body body) {
+  Work post(CollectiveRecord record, Body body, Device device = kCPU) {
     const std::lock_guard lock(member().order);
     if (const auto failure = member().diagnosis.failure()) failure->raise();
     record.sequence = ++core_->sequence;
@@ -245,19 +338,39 @@ class Group final : public ProcessGroup {
     auto state =
         std::make_shared<Work::State>(record.brief(), core_->options.timeout, member().fifo.progress());
     core_->last = state;
-    member().fifo.post([core = core_, record = std::move(record), ticket, state,
-                        body = std::move(body)]() mutable { core->perform(record, ticket, *state, body); });
+    if (device.is_cuda()) {
+      state->device = std::make_shared<DeviceWork>(member().stream_on(device));
+      body = beside(state->device, std::move(body));
+    }
+    member().fifo.post(
+        [core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
+          core->perform(record, ticket, state, body, core);
+        });
     return Work(std::move(state));
   }
 
+  // `body`, whose work on the device is the given one.
+  static Body beside(const std::shared_ptr<DeviceWork>& work, Body body) {
+    return [work, body = std::move(body)](const CollectiveRecord& record, Deadline deadline) {
+      const StreamGuard guard(work->stream());
+      work->begin();
+      body(record, deadline);
+      work->end();
+    };
+  }
+
   Work post(const Collective& call, std::string_view name, const Site& site) {
-    check_collective(call, rank(), size());
-    Work work = post(describe(call, name, site),
-                     [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
-                       if (core->compares()) core->agree(record, deadline);
-                       if (call.op != Op::barrier || !core->compares())
-                         carry_out(call, *core->backend, deadline);
-                     });
+    const Device transport = core_->backend->device();
+    check_collective(call, rank(), size(), transport);
+    Work work = post(
+        describe(call, name, site),
+        [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
+          if (core->compares()) core->agree(record, deadline);
+          // To have compared is to have met, but for those that compare in the store.
+          if (call.op != Op::barrier || !core->compares() || core->on_gpu())
+            carry_out(call, *core->backend, deadline);
+        },
+        call.device(transport));
     // Now, and not when it happens: what was saved for backward is stale from here on.
     if (call.writes(rank())) call.out.storage()->bump_version();
     return work;
@@ -270,35 +383,46 @@ class Group final : public ProcessGroup {
 
 // One thread for each peer, direction and tag, so that none waits for another.
 Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site) {
-  check_collective(call, rank(), size());
+  const Device transport = core_->backend->device();
+  const Device device = call.device(transport);
+  check_collective(call, rank(), size(), transport);
   CollectiveRecord record = describe(call, name, site);
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
-  auto& [lane, sequence] = core_->lanes[{call.peer, call.op, tag}];
-  if (!lane) lane = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
-  record.sequence = ++sequence;
+  Core::Lane& lane = core_->lanes[{call.peer, call.op, tag}];
+  if (!lane.fifo) lane.fifo = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
+  record.sequence = ++lane.sequence;
   const std::uint64_t ticket = member().recorder->enqueued(record);
-  auto state = std::make_shared<Work::State>(record.brief(), core_->options.timeout, lane->progress());
+  auto state = std::make_shared<Work::State>(record.brief(), core_->options.timeout, lane.fifo->progress());
   Body body = [core = core_.get(), call, tag](const CollectiveRecord& message, Deadline deadline) {
+    const Device where = core->backend->device();
     const MessageHeader header(message);
     if (call.op == Op::send) {
-      core->backend->send(&header, sizeof header, call.peer, tag, deadline);
-      const Dense data(call.in, Dense::Fill::yes);
+      core->send_header(header, call.peer, tag, deadline);
+      const Staged data(call.in, Staged::Fill::yes, where, deadline);
       if (call.in.numel() > 0) core->backend->send(data.data(), call.in.nbytes(), call.peer, tag, deadline);
       return;
     }
-    MessageHeader came;
-    core->backend->recv(&came, sizeof came, call.peer, tag, deadline);
+    const MessageHeader came = core->receive_header(header, call.peer, tag, deadline);
     check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
                             ", and this rank expects ", header.str(),
                             "; send and receive tensors of one dtype and shape, in one order");
-    const Dense data(call.out, Dense::Fill::no);
+    const Staged data(call.out, Staged::Fill::no, where, deadline);
     if (call.out.numel() > 0) core->backend->recv(data.data(), call.out.nbytes(), call.peer, tag, deadline);
     data.store();
   };
-  lane->post([core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
-    core->perform(record, ticket, *state, body);
-  });
+  if (device.is_cuda()) {
+    if (!lane.stream || !(lane.stream->device() == device)) lane.stream = new_stream(device, true);
+    state->device = std::make_shared<DeviceWork>(*lane.stream);
+    // Messages wait for nobody but the peer: this thread sees to it that they arrive.
+    body = [core = core_.get(), work = state->device, body = beside(state->device, std::move(body))](
+               const CollectiveRecord& message, Deadline deadline) {
+      body(message, deadline);
+      work->await(*core->backend, deadline);
+    };
+  }
+  lane.fifo->post([core = core_, record = std::move(record), ticket, state,
+                   body = std::move(body)]() mutable { core->perform(record, ticket, state, body, core); });
   if (call.writes(rank())) call.out.storage()->bump_version();
   return Work(std::move(state));
 }
@@ -377,6 +501,8 @@ std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backen
   core->options = resolved(options);
   core->member = std::make_shared<Member>(store, backend->rank(), backend->size(), core->options);
   for (int r = 0; r < backend->size(); ++r) core->ranks.push_back(r);
+  if (backend->device().is_cuda())
+    core->member->completions = std::make_unique<Fifo>("completions " + std::to_string(backend->rank()));
   core->backend = std::move(backend);
   core->store = std::move(store);
   core->name = std::move(name);

@@ -35,8 +35,10 @@ class Work {
   Work() = default;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// Returns when this rank's part is done and its tensors hold the result. Rethrows what went wrong:
-  /// TimeoutError, DistributedError with the table of all ranks. Bounded by the group's timeout.
+  /// Returns when this rank's part is done and its tensors hold the result. On a CUDA device that is so for
+  /// what this thread's current stream is given from then on: the host does not wait for the GPU, and a
+  /// failure there is thrown by this or a later call of the group. Rethrows what went wrong: TimeoutError,
+  /// DistributedError with the table of all ranks. Bounded by the group's timeout.
   void wait() const;
   /// TimeoutError after `timeout`; the collective goes on.
   void wait(Milliseconds timeout) const;

@@ -47,6 +47,7 @@ void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
   }
   if (failure) failure->raise();
   if (error) std::rethrow_exception(error);
+  if (device) device->join();
 }
 
 void Work::wait() const {
@@ -60,7 +61,7 @@ void Work::wait(Milliseconds timeout) const {
 bool Work::done() const {
   if (!state_) return true;
   const std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return state_->done && (state_->failure || !state_->device || state_->device->done());
 }
 
 Clock::time_point Work::started() const {

@@ -1,18 +1,14 @@
 #include "tapestry/distributed/comm/internal/collective.h"
 
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/comm/internal/strided.h"
+#include "tapestry/distributed/comm/internal/staged.h"
 
 namespace tapestry::distributed {
 namespace {
 
 bool in_place(Op op) { return op == Op::all_reduce || op == Op::broadcast || op == Op::reduce; }
 
-void check_tensor(const char* op, const Tensor& t, const char* what) {
-  detail::check_defined(op, t, what);
-  check<DeviceError>(t.device().is_cpu(), "[", op, "] the ", what, " is on ", t.device(),
-                     ", and this transport moves host memory; pass t.cpu()");
-}
+void check_tensor(const char* op, const Tensor& t, const char* what) { detail::check_defined(op, t, what); }
 
 void check_written(const char* op, const Tensor& t, const char* what) {
   check_tensor(op, t, what);
@@ -31,6 +27,13 @@ void check_parts(const char* op, const Tensor& whole, const char* whole_is, cons
 }
 
 }  // namespace
+
+Device Collective::device(Device transport) const {
+  if (transport.is_cuda()) return transport;
+  for (const Tensor* t : {&in, &out})
+    if (t->defined() && t->device().is_cuda()) return t->device();
+  return kCPU;
+}
 
 const Tensor& Collective::part() const {
   return op == Op::reduce_scatter || op == Op::scatter || op == Op::recv ? out : in;
@@ -52,7 +55,7 @@ bool Collective::writes(int rank) const {
   }
 }
 
-void check_collective(const Collective& call, int rank, int size) {
+void check_collective(const Collective& call, int rank, int size, Device transport) {
   const char* const op = op_name(call.op);
   const bool at_root = rank == call.peer;
   switch (call.op) {
@@ -98,6 +101,12 @@ void check_collective(const Collective& call, int rank, int size) {
     case Op::new_group:
       return;
   }
+  const Device device = call.device(transport);
+  for (const Tensor* t : {&call.in, &call.out})
+    check<DeviceError>(!t->defined() || t->device().is_cpu() || t->device() == device, "[", op,
+                       "] a tensor is on ", t->defined() ? t->device() : kCPU, ", and ",
+                       transport.is_cuda() ? "this group's ranks exchange through " : "the other one on ",
+                       device, "; move it there with .to()");
   if (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::reduce_scatter)
     check<TypeError>(call.reduce != ReduceOp::mean || is_floating(call.in.dtype()), "[", op, "] the mean of ",
                      call.in.dtype(),
@@ -113,7 +122,7 @@ void check_collective(const Collective& call, int rank, int size) {
 }
 
 void carry_out(const Collective& call, Backend& backend, Deadline deadline) {
-  using Fill = Dense::Fill;
+  using Fill = Staged::Fill;
   if (call.op == Op::barrier) return backend.barrier(deadline);
   const Tensor& part = call.part();
   const DType dtype = part.dtype();
@@ -122,9 +131,11 @@ void carry_out(const Collective& call, Backend& backend, Deadline deadline) {
 
   if (in_place(call.op)) {
     // Off the root a reduction leaves the buffer in any state, but the caller's tensor as it was.
-    const Dense data(call.in, call.op == Op::reduce && !at_root      ? Fill::copy
-                              : call.op == Op::broadcast && !at_root ? Fill::no
-                                                                     : Fill::yes);
+    const Staged data(call.in,
+                      call.op == Op::reduce && !at_root      ? Fill::copy
+                      : call.op == Op::broadcast && !at_root ? Fill::no
+                                                             : Fill::yes,
+                      backend.device(), deadline);
     if (call.op == Op::all_reduce)
       backend.all_reduce(data.data(), part.numel(), dtype, call.reduce, deadline);
     else if (call.op == Op::reduce)
@@ -135,9 +146,11 @@ void carry_out(const Collective& call, Backend& backend, Deadline deadline) {
   }
 
   const bool reads = call.op != Op::scatter || at_root;
-  std::optional<Dense> in, out;
-  if (reads) in.emplace(call.in, writes && may_overlap(call.in, call.out) ? Fill::copy : Fill::yes);
-  if (writes) out.emplace(call.out, Fill::no);
+  std::optional<Staged> in, out;
+  if (reads)
+    in.emplace(call.in, writes && may_overlap(call.in, call.out) ? Fill::copy : Fill::yes, backend.device(),
+               deadline);
+  if (writes) out.emplace(call.out, Fill::no, backend.device(), deadline);
   const void* const from = in ? in->data() : nullptr;
   void* const to = out ? out->data() : nullptr;
   switch (call.op) {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "tapestry/distributed/comm/internal/device_work.h"
 #include "tapestry/distributed/comm/internal/diagnosis.h"
 #include "tapestry/distributed/comm/internal/fifo.h"
 #include "tapestry/distributed/comm/process_group.h"
@@ -19,6 +20,8 @@ struct Work::State {
   const std::string what;  // for messages
   const Milliseconds timeout;
   const std::shared_ptr<const Fifo::Progress> progress;
+
+  std::shared_ptr<DeviceWork> device;  // null: no GPU has a part in it; set before anybody waits
 
   mutable std::mutex mutex;
   mutable std::condition_variable changed;

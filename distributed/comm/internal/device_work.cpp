@@ -1,0 +1,16 @@
+#include "tapestry/distributed/comm/internal/device_work.h"
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed {
+
+void DeviceWork::await(Backend& backend, Deadline deadline) const {
+  constexpr Milliseconds kPoll{10};
+  while (!after_.wait_for(kPoll)) {
+    backend.poll();
+    check<TimeoutError>(Clock::now() < deadline, stream_.device(), " has not done its part");
+  }
+  backend.poll();  // who is aborted ends early
+}
+
+}  // namespace tapestry::distributed

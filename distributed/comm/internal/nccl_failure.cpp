@@ -1,0 +1,40 @@
+#include "tapestry/distributed/comm/internal/nccl_failure.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// By words in what NCCL says: its codes are few and mean little.
+constexpr std::pair<std::string_view, const char*> kAdvice[] = {
+    {"Duplicate GPU", "two ranks have one GPU: give each its own, or use the backend gloo"},
+    {"driver version", "install an NVIDIA driver that is as new as this library's CUDA"},
+    {"out of memory", "NCCL needs some hundred MB of each GPU: use a smaller batch or model"},
+    {"shared memory", "in Docker start the container with --shm-size=1g or --ipc=host"},
+    {"/dev/shm", "in Docker start the container with --shm-size=1g or --ipc=host"},
+    {"network interface", "name the interface that joins the hosts in NCCL_SOCKET_IFNAME"},
+    {"remote process", "see what the other ranks print: one has ended or lost its connection"},
+    {"system error", "run with NCCL_DEBUG=INFO, and see whether the hosts reach one another on all ports"},
+};
+
+}  // namespace
+
+std::string nccl_failure_text(const NcclFailure& failure) {
+  std::string said = failure.error;
+  if (!failure.last.empty()) said += ": " + failure.last;
+  const char* advice = "run with NCCL_DEBUG=INFO to see what NCCL did";
+  for (const auto& [words, remedy] : kAdvice) {
+    const auto same = [](char a, char b) { return (a | 0x20) == (b | 0x20); };
+    if (std::search(said.begin(), said.end(), words.begin(), words.end(), same) == said.end()) continue;
+    advice = remedy;
+    break;
+  }
+  return concat(
+      {failure.call, " failed on rank ", failure.rank, " (", failure.device, "): ", said, "; ", advice});
+}
+
+}  // namespace tapestry::distributed

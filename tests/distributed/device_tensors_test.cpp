@@ -1,0 +1,324 @@
+// Tensors of CUDA devices in process groups, on fake GPUs that do everything as late as they may: staged
+// through the host by a transport of host memory, and straight from the device by one that takes it.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/distributed/comm/process_group.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_gpu.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace std::chrono_literals;
+using tapestry::testing::FakeGpus;
+
+namespace {
+
+Device gpu(int i) { return {DeviceType::cuda, i}; }
+
+Tensor host(const std::vector<float>& values) {
+  Tensor t = empty({static_cast<std::int64_t>(values.size())});
+  std::memcpy(t.raw_data(), values.data(), t.nbytes());
+  return t;
+}
+Tensor on(Device device, const std::vector<float>& values) {
+  const Tensor x = host(values), y = empty(x.sizes(), {DType::f32, device});
+  cuda::copy_bytes(device, y.raw_data(), kCPU, x.raw_data(), x.nbytes());
+  return y;
+}
+// In storage order; waits for the current stream only.
+std::vector<float> values(const Tensor& t) {
+  std::vector<float> v(t.storage()->bytes() / sizeof(float));
+  if (t.device().is_cpu()) std::memcpy(v.data(), t.storage()->data(), t.storage()->bytes());
+  else cuda::copy_bytes(kCPU, v.data(), t.device(), t.storage()->data(), t.storage()->bytes());
+  return v;
+}
+using V = std::vector<float>;
+
+const GroupOptions kQuick{.timeout = 5s, .warn_after = 4s};
+
+/// Where ranks wait for one another, as collectives do.
+class Meeting {
+ public:
+  explicit Meeting(int size) : calls_(static_cast<std::size_t>(size)) {}
+  void wait(int rank, const std::atomic<bool>& aborted) {
+    const int mine = ++calls_[static_cast<std::size_t>(rank)];
+    const auto here = [&](const std::atomic<int>& calls) { return calls >= mine; };
+    while (!std::all_of(calls_.begin(), calls_.end(), here)) {
+      if (aborted) throw DistributedError("the fake was aborted");
+      std::this_thread::sleep_for(100us);
+    }
+  }
+
+ private:
+  std::vector<std::atomic<int>> calls_;
+};
+
+/// All ranks have equal data: a sum is `size` times one's own. Counts what it gave to streams.
+class FakeDeviceBackend final : public Backend {
+ public:
+  FakeDeviceBackend(FakeGpus& gpus, int rank, int size, Meeting* meeting = nullptr)
+      : gpus_(gpus), rank_(rank), size_(size), meeting_(meeting) {}
+  const char* name() const override { return "fake"; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  Device device() const override { return gpu(rank_); }
+  void poll() override {
+    if (aborted) throw DistributedError("the fake was aborted");
+    if (broken) throw DistributedError("the fake's GPU is broken");
+  }
+  void all_reduce(void* data, std::int64_t count, DType, ReduceOp, Deadline) override {
+    ++given;
+    if (meeting_) meeting_->wait(rank_, aborted);
+    gpus_.launch(current_stream(device()), [this, data, count] {
+      for (std::int64_t i = 0; i < count; ++i) static_cast<float*>(data)[i] *= static_cast<float>(size_);
+    });
+  }
+  void reduce(void*, std::int64_t, DType, ReduceOp, int, Deadline) override {}
+  void reduce_scatter(const void*, void*, std::int64_t, DType, ReduceOp, Deadline) override {}
+  void broadcast(void*, std::size_t, int, Deadline) override { ++given; }
+  void all_gather(const void*, void*, std::size_t, Deadline) override {}
+  void gather(const void*, void*, std::size_t, int, Deadline) override {}
+  void scatter(const void*, void*, std::size_t, int, Deadline) override {}
+  void all_to_all(const void*, void*, std::size_t, Deadline) override {}
+  void barrier(Deadline) override { ++given; }
+  // What is sent arrives as it was sent in this process: by address.
+  void send(const void* data, std::size_t, int, std::uint32_t, Deadline) override { sent = data; }
+  void recv(void* data, std::size_t bytes, int, std::uint32_t, Deadline) override {
+    gpus_.launch(current_stream(device()), [data, bytes] { std::memset(data, 0, bytes); });
+  }
+  void abort(const std::string&) noexcept override { aborted = true; }
+  std::shared_ptr<Backend> split(const std::vector<int>&, const std::shared_ptr<Store>&, Deadline) override {
+    return nullptr;
+  }
+
+  std::atomic<int> given{0};
+  std::atomic<bool> aborted{false}, broken{false};
+  const void* sent = nullptr;
+
+ private:
+  FakeGpus& gpus_;
+  const int rank_, size_;
+  Meeting* const meeting_;
+};
+
+}  // namespace
+
+TEST_CASE("host transports take tensors of devices, after and before the caller's work on them") {
+  FakeGpus gpus;
+  run_local_ranks(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group) {
+        const int r = group->rank();
+        const float f = static_cast<float>(r);
+        const Device device = gpu(r);
+        const Tensor x = on(device, {0, 0, 0});
+        float* const data = x.data<float>();
+        gpus.launch(current_stream(device), [=] { data[0] = 1 + f, data[1] = 10, data[2] = -f; });
+        group->all_reduce(x).wait();
+        gpus.launch(current_stream(device), [=] { data[2] *= 2; });
+        CHECK(values(x) == V{3, 20, -2});
+
+        group->broadcast(x, 1).wait();
+        CHECK(values(x) == V{3, 20, -2});
+        const Tensor mine = on(device, {f, f + 10});
+        const Tensor all = empty({4}, device);
+        group->all_gather(all, mine).wait();
+        CHECK(values(all) == V{0, 10, 1, 11});
+        const Tensor half = empty({2}, device);
+        group->reduce_scatter(half, all, ReduceOp::mean).wait();
+        CHECK(values(half) == (r == 0 ? V{0, 10} : V{1, 11}));
+        group->all_to_all(all, all).wait();
+        CHECK(values(all) == (r == 0 ? V{0, 10, 0, 10} : V{1, 11, 1, 11}));
+        group->reduce(mine, 0).wait();
+        CHECK(values(mine) == (r == 0 ? V{1, 21} : V{1, 11}));
+        group->gather(all, mine, 1).wait();
+        if (r == 1) CHECK(values(all) == V{1, 21, 1, 11});
+        group->scatter(mine, all, 1).wait();
+        CHECK(values(mine) == (r == 0 ? V{1, 21} : V{1, 11}));
+        group->all_reduce(empty({0}, device)).wait();
+
+        // Messages, and one side on the host.
+        if (r == 0) {
+          group->send(on(device, {5, 6}), 1).wait();
+        } else {
+          const Tensor came = host({0, 0});
+          group->recv(came, 0).wait();
+          CHECK(values(came) == V{5, 6});
+        }
+        const Tensor there = r == 0 ? on(device, {1}) : host({2});
+        group->all_reduce(there).wait();
+        CHECK(values(there) == V{3});
+        CHECK_THROWS_WITH(
+            group->all_gather(empty({2}, gpu(0)), empty({1}, gpu(1))),
+            ContainsSubstring("[all_gather] a tensor is on cuda:0, and the other one on cuda:1") ||
+                ContainsSubstring("[all_gather] a tensor is on cuda:1, and the other one on cuda:0"));
+      },
+      kQuick);
+}
+
+TEST_CASE("tensors of any strides cross, and what lies between their elements is left alone") {
+  FakeGpus gpus;
+  run_local_ranks(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group) {
+        const Device device = gpu(group->rank());
+        V numbers(60);
+        for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
+        struct Case {
+          Shape sizes, strides;
+          std::int64_t offset;
+        };
+        for (const auto& [sizes, strides, offset] :
+             {Case{{3, 4}, {20, 1}, 1}, Case{{4, 3}, {1, 20}, 1}, Case{{5}, {7}, 2},
+              Case{{2, 3, 4}, {24, 8, 2}, 0}, Case{{2, 3, 4}, {1, 20, 2}, 3}, Case{{1, 60}, {99, 1}, 0},
+              Case{{}, {}, 59}}) {
+          INFO(sizes.str() << " " << strides.str());
+          const Tensor base = on(device, numbers);
+          V expected = numbers;
+          const auto each = [&](auto f) {
+            std::int64_t index[kMaxDims] = {};
+            for (std::int64_t n = 0; n < sizes.numel(); ++n) {
+              std::int64_t at = offset, rest = n;
+              for (int d = sizes.size() - 1; d >= 0; --d) {
+                index[d] = rest % sizes[d];
+                rest /= sizes[d];
+                at += index[d] * strides[d];
+              }
+              f(static_cast<std::size_t>(at));
+            }
+          };
+          each([&](std::size_t at) { expected[at] *= 2; });
+          const Tensor view = detail::raw_view(base, sizes, strides, offset);
+          group->all_reduce(view).wait();
+          CHECK(values(base) == expected);
+        }
+      },
+      kQuick);
+}
+
+TEST_CASE("a transport of devices is given work in order, and no host waits for it") {
+  FakeGpus gpus;
+  {
+    const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 3);
+    GroupOptions options = kQuick;
+    options.check = false;
+    const auto group = make_process_group(backend, memory_store(), options);
+    gpus.freeze(true);
+    const Tensor x = on(gpu(0), {0, 0}), y = on(gpu(0), {0, 0});
+    float* const data = x.data<float>();
+    gpus.launch(current_stream(gpu(0)), [=] { data[0] = 1, data[1] = 2; });
+    const Work first = group->all_reduce(x), second = group->all_reduce(x);
+    first.wait();
+    second.wait();  // returns, though nothing has happened
+    CHECK(backend->given == 2);
+    CHECK_FALSE(second.done());
+    CHECK_THROWS_WITH(
+        group->all_reduce(on(gpu(1), {1})),
+        ContainsSubstring("a tensor is on cuda:1, and this group's ranks exchange through cuda:0"));
+    gpus.launch(current_stream(gpu(0)), [=] { data[1] += 0.5f; });  // after both, since this thread waited
+    gpus.freeze(false);
+    CHECK(values(x) == V{9, 18.5f});
+
+    // What is not dense, and what is on the host, goes by a copy on the device.
+    const Tensor gaps = on(gpu(0), {1, 2, 3, 4});
+    group->all_reduce(detail::raw_view(gaps, {2}, {2}, 0)).wait();
+    CHECK(values(gaps) == V{3, 2, 9, 4});
+    const Tensor plain = host({1, 2, 3, 4});
+    group->all_reduce(detail::raw_view(plain, {2}, {2}, 1)).wait();
+    CHECK(values(plain) == V{1, 6, 3, 12});
+    group->barrier().wait();
+    CHECK(backend->given == 5);
+
+    const Work late = group->all_reduce(x);
+    for (int i = 0; i < 1000 && !late.done(); ++i) std::this_thread::sleep_for(1ms);
+    CHECK(late.done());
+    CHECK(group->recorder().records().size() >= 5);
+  }
+}
+
+TEST_CASE("a GPU that does not do its part is a timeout, and the transport is aborted") {
+  FakeGpus gpus;
+  const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 2);
+  const auto group = make_process_group(backend, memory_store(), {.timeout = 200ms, .check = false});
+  const Tensor x = on(gpu(0), {1});
+  gpus.freeze(true);
+  const Work work = group->all_reduce(x);
+  work.wait();
+  for (int i = 0; i < 10'000 && !backend->aborted; ++i) std::this_thread::sleep_for(1ms);
+  CHECK(backend->aborted);
+  std::string text;
+  for (int i = 0; i < 10'000 && text.empty(); ++i) {
+    std::this_thread::sleep_for(1ms);
+    try {
+      work.wait();
+    } catch (const TimeoutError& e) {
+      text = e.what();
+    }
+  }
+  CHECK_THAT(text, ContainsSubstring("all_reduce") && ContainsSubstring("cuda:0 has not done its part"));
+  CHECK_THROWS_AS(group->all_reduce(x), TimeoutError);
+  gpus.freeze(false);
+}
+
+TEST_CASE("a failure on the GPU is found while its work is waited for") {
+  FakeGpus gpus;
+  const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 2);
+  const auto group = make_process_group(backend, memory_store(), {.timeout = 60s, .check = false});
+  gpus.freeze(true);
+  const Work work = group->all_reduce(empty({1}, gpu(0)));
+  backend->broken = true;
+  bool thrown = false;
+  for (int i = 0; i < 10'000 && !thrown; ++i) {
+    std::this_thread::sleep_for(1ms);
+    try {
+      work.wait();
+    } catch (const DistributedError& e) {
+      thrown = true;
+      CHECK_THAT(e.what(), ContainsSubstring("the fake's GPU is broken"));
+    }
+  }
+  CHECK(thrown);
+  gpus.freeze(false);
+}
+
+TEST_CASE("ranks over devices compare their calls in the store") {
+  FakeGpus gpus;
+  const auto store = memory_store();
+  std::vector<std::string> errors(2);
+  std::vector<std::shared_ptr<FakeDeviceBackend>> backends;
+  Meeting meeting(2);
+  for (int r = 0; r < 2; ++r) backends.push_back(std::make_shared<FakeDeviceBackend>(gpus, r, 2, &meeting));
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < 2; ++r)
+    ranks.emplace_back([&, r] {
+      const auto group = make_process_group(backends[static_cast<std::size_t>(r)], store, kQuick);
+      const Tensor x = on(gpu(r), {1, 2});
+      for (int i = 0; i < 20; ++i) group->all_reduce(x).wait();
+      group->barrier().wait();
+      for (int i = 0; r == 0 && i < 5000 && store->try_get("call/10"); ++i) std::this_thread::sleep_for(1ms);
+      try {
+        if (r == 0) group->all_reduce(x, ReduceOp::sum, "gradients").wait();
+        else group->broadcast(x, 0).wait();
+        // The one that came first hears of it later.
+        for (int i = 0; i < 5000; ++i) {
+          std::this_thread::sleep_for(1ms);
+          group->all_reduce(x).wait();
+        }
+      } catch (const DistributedError& e) {
+        errors[static_cast<std::size_t>(r)] = e.what();
+      }
+    });
+  for (std::thread& t : ranks) t.join();
+  for (const std::string& error : errors) {
+    CHECK_THAT(error, ContainsSubstring("not in the same call") && ContainsSubstring("gradients") &&
+                          ContainsSubstring("broadcast"));
+  }
+  // The calls before the last that all had to come for are forgotten.
+  CHECK_FALSE(store->try_get("call/10").has_value());
+}

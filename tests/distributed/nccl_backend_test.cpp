@@ -1,0 +1,114 @@
+// NCCL: what can be known without a GPU, and one rank on one where there is one.
+#include <cstring>
+#include <vector>
+
+#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/pinned.h"
+#include "tapestry/distributed/comm/init.h"
+#include "tapestry/distributed/comm/internal/nccl_failure.h"
+#include "tests/support/fake_gpu.h"
+#include "tests/support/gpu.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace std::chrono_literals;
+
+namespace {
+
+const Device kGpu{DeviceType::cuda, 0};
+
+template <class T>
+Tensor on_gpu(const std::vector<T>& values) {
+  const Tensor t = empty({static_cast<std::int64_t>(values.size())}, {dtype_of<T>, kGpu});
+  cuda::copy_bytes(kGpu, t.raw_data(), kCPU, values.data(), t.nbytes());
+  return t;
+}
+template <class T>
+std::vector<T> on_host(const Tensor& t) {
+  std::vector<T> values(static_cast<std::size_t>(t.numel()));
+  cuda::copy_bytes(kCPU, values.data(), kGpu, t.raw_data(), t.nbytes());
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("failures of NCCL say what to do") {
+  const auto text = [](const std::string& error, const std::string& last) {
+    return nccl_failure_text(
+        {.call = "ncclAllReduce", .error = error, .last = last, .rank = 1, .device = kGpu});
+  };
+  CHECK(text("invalid usage", "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000") ==
+        "ncclAllReduce failed on rank 1 (cuda:0): invalid usage: Duplicate GPU detected : rank 0 and rank 1 "
+        "both on "
+        "CUDA device 1b000; two ranks have one GPU: give each its own, or use the backend gloo");
+  CHECK_THAT(text("unhandled system error", "Error while creating shared memory segment /dev/shm/nccl-x"),
+             ContainsSubstring("--shm-size"));
+  CHECK_THAT(text("unhandled cuda error", "CUDA driver version is insufficient"),
+             ContainsSubstring("install an"));
+  CHECK_THAT(text("remote process exited or there was a network error", ""),
+             ContainsSubstring("network error; see what the other ranks print"));
+  CHECK_THAT(text("internal error", ""), ContainsSubstring("internal error; run with NCCL_DEBUG=INFO"));
+}
+
+TEST_CASE("NCCL without a GPU is refused") {
+  const auto store = memory_store();
+  if (!built_with_nccl()) {
+    CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kGpu, 1s), ContainsSubstring("built without NCCL"));
+    return;
+  }
+  CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kCPU, 1s), ContainsSubstring("NCCL joins GPUs"));
+  CHECK_THROWS_AS(nccl_backend(store, 1, 1, kGpu, 1s), ValueError);
+  const tapestry::testing::FakeGpus none(0);
+  CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kGpu, 1s),
+                    ContainsSubstring("[nccl] device cuda:0 does not exist"));
+}
+
+TEST_CASE("what NCCL itself says reaches the error") {
+  if (!built_with_nccl() || device_count(DeviceType::cuda) > 0) return;
+  // It is told of a GPU that is none.
+  const tapestry::testing::FakeGpus gpus(1);
+  CHECK_THROWS_WITH(nccl_backend(memory_store(), 0, 1, kGpu, 5s),
+                    ContainsSubstring("failed") && ContainsSubstring("driver"));
+}
+
+TEST_CASE("a group of one over NCCL does every collective") {
+  if (no_gpu()) return;
+  if (!built_with_nccl()) return static_cast<void>(std::printf("skipped: built without NCCL\n"));
+  const auto group = init_process_group({.backend = "nccl"});
+  CHECK(group->backend() == "nccl");
+  using F = std::vector<float>;
+  const Tensor x = on_gpu<float>({1, 2, 3});
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product})
+    group->all_reduce(x, op).wait();
+  CHECK(on_host<float>(x) == F{1, 2, 3});
+  const Tensor b = on_gpu<std::int64_t>({7, 1 << 20});
+  group->all_reduce(b).wait();
+  CHECK(on_host<std::int64_t>(b) == std::vector<std::int64_t>{7, 1 << 20});
+  for (const DType dtype : {DType::f64, DType::f16, DType::bf16, DType::i32, DType::u8, DType::boolean}) {
+    const Tensor t = empty({5}, {dtype, kGpu});
+    CHECK_NOTHROW(group->all_reduce(t).wait());
+  }
+  const Tensor y = on_gpu<float>({0, 0, 0});
+  const auto arrives = [&](const Work& work) {
+    work.wait();
+    CHECK(on_host<float>(y) == F{1, 2, 3});
+    cuda::copy_bytes(kGpu, y.raw_data(), kGpu, on_gpu<float>({0, 0, 0}).raw_data(), y.nbytes());
+  };
+  arrives(group->all_gather(y, x));
+  arrives(group->reduce_scatter(y, x));
+  arrives(group->gather(y, x));
+  arrives(group->scatter(y, x));
+  arrives(group->all_to_all(y, x));
+  group->broadcast(x).wait();
+  group->reduce(x).wait();
+  group->barrier().wait();
+  CHECK(on_host<float>(x) == F{1, 2, 3});
+
+  Tensor plain = empty({2});
+  plain.data<float>()[0] = 4, plain.data<float>()[1] = 5;
+  group->all_reduce(plain).wait();
+  CHECK(plain.data<float>()[1] == 5);
+
+  group->abort("the test says so");
+  CHECK_THROWS_AS(group->all_reduce(x), DistributedError);
+}
