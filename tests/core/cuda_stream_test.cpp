@@ -87,9 +87,9 @@ TEST_CASE("each device has its default stream and others, and a guard chooses") 
 }
 
 TEST_CASE("streams wait for events, the host only when told to") {
+  std::vector<int> order;  // outlives the work that is still queued at the end
   FakeGpus gpus;
   const Stream a = new_stream(kFirst), b = new_stream(kSecond);
-  std::vector<int> order;
   gpus.launch(a, [&] { order.push_back(1); });
   Event event;
   CHECK(event.done());
