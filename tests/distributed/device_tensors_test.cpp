@@ -227,6 +227,8 @@ TEST_CASE("a transport of devices is given work in order, and no host waits for 
     const Tensor x = on(gpu(0), {0, 0}), elsewhere = on(gpu(1), {1});
     gpus.freeze(true);
     float* const data = x.data<float>();
+    for (int i = 0; i < 100; ++i)
+      gpus.launch(current_stream(gpu(0)), [] {});  // the caller's work takes its time
     gpus.launch(current_stream(gpu(0)), [=] { data[0] = 1, data[1] = 2; });
     const Work first = group->all_reduce(x), second = group->all_reduce(x);
     first.wait();
@@ -238,6 +240,7 @@ TEST_CASE("a transport of devices is given work in order, and no host waits for 
         ContainsSubstring("a tensor is on cuda:1, and this group's ranks exchange through cuda:0"));
     gpus.launch(current_stream(gpu(0)), [=] { data[1] += 0.5f; });  // after both, since this thread waited
     gpus.freeze(false);
+    for (int i = 0; i < 10'000 && !second.done(); ++i) std::this_thread::sleep_for(1ms);
     CHECK(values(x) == V{9, 18.5f});
 
     // What is not dense, and what is on the host, goes by a copy on the device.
@@ -259,7 +262,7 @@ TEST_CASE("a transport of devices is given work in order, and no host waits for 
 
 TEST_CASE("a GPU that does not do its part is a timeout, and the transport is aborted") {
   FakeGpus gpus;
-  const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 2);
+  const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 1);
   const auto group = make_process_group(backend, memory_store(), {.timeout = 200ms, .check = false});
   const Tensor x = on(gpu(0), {1});
   gpus.freeze(true);
@@ -283,7 +286,7 @@ TEST_CASE("a GPU that does not do its part is a timeout, and the transport is ab
 
 TEST_CASE("a failure on the GPU is found while its work is waited for") {
   FakeGpus gpus;
-  const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 2);
+  const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 1);
   const auto group = make_process_group(backend, memory_store(), {.timeout = 60s, .check = false});
   gpus.freeze(true);
   const Work work = group->all_reduce(empty({1}, gpu(0)));
