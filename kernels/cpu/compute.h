@@ -1,11 +1,10 @@
 #pragma once
 // Storage types and the types that CPU kernels compute in.
-#include <algorithm>
 #include <type_traits>
 
 #include "tapestry/core/half.h"
 #include "tapestry/core/parallel.h"
-#include "tapestry/core/storage.h"
+#include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cpu {
 
@@ -20,20 +19,6 @@ template <class T>
 inline Compute<T> load(const T& v) {
   return static_cast<Compute<T>>(v);
 }
-
-/// Uninitialised memory of a device, for as long as a kernel runs.
-template <class T>
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(Device device, std::int64_t elements)
-      : storage_(Storage::allocate(
-            device, static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(T))) {}
-  T* data() const { return static_cast<T*>(storage_->data()); }
-
- private:
-  StorageRef storage_;
-};
 
 inline constexpr std::int64_t kConvertGrain = 16384;
 

@@ -5,11 +5,12 @@
 
 #include "tapestry/apps/reinforce/cartpole.h"
 #include "tests/support/catch.h"
+#include "tests/support/source.h"
 
 using apps::CartPole;
 
 TEST_CASE("the cart-pole moves and fails as Gymnasium's does") {
-  std::ifstream file(TAPESTRY_SOURCE_DIR "/tests/golden/cartpole.txt");
+  std::ifstream file(tests::source_path("tests/golden/cartpole.txt"));
   REQUIRE(file);
   CartPole pole;
   std::string line, word, actions;

@@ -8,6 +8,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/op_check.h"
+#include "tests/support/source.h"
 
 using namespace tapestry::test;
 
@@ -18,7 +19,7 @@ TEST_CASE("every operation is tested in every way") {
   for (const std::string& failure : matrix.failures) FAIL_CHECK(failure);
   if (!matrix.failures.empty()) std::cout << matrix.markdown;
 
-  const std::string path = TAPESTRY_SOURCE_DIR "/docs/reference/operations.md";
+  const std::string path = tests::source_path("docs/reference/operations.md");
   const std::string page =
       "# Operations and how they are tested\n\n"
       "Written by tests/autograd/matrix_test.cpp from the registry of operations; tests/README.md says what "
@@ -39,7 +40,7 @@ TEST_CASE("every operation is tested in every way") {
 
 TEST_CASE("the recorded cases stay small") {
   std::uintmax_t bytes = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(TAPESTRY_SOURCE_DIR "/tests/golden"))
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(tests::source_path("tests/golden")))
     if (entry.is_regular_file()) bytes += entry.file_size();
   CHECK(bytes < 5'000'000);
 }

@@ -8,6 +8,7 @@
 #include "tapestry/core/tensor.h"
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
+#include "tests/support/source.h"
 
 using namespace tapestry;
 
@@ -62,7 +63,7 @@ std::vector<std::string> words(const std::string& line) {
 }  // namespace
 
 TEST_CASE("tensors print as PyTorch prints them") {
-  std::ifstream file(TAPESTRY_SOURCE_DIR "/tests/golden/core_print.txt");
+  std::ifstream file(tests::source_path("tests/golden/core_print.txt"));
   REQUIRE(file);
   int cases = 0;
   for (std::string line; std::getline(file, line); ++cases) {

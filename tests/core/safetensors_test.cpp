@@ -8,6 +8,7 @@
 #include "tapestry/core/allocator.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/source.h"
 
 using namespace tapestry;
 using tests::read_file;
@@ -16,7 +17,7 @@ using tests::write_file;
 
 namespace {
 
-const std::string kGolden = std::string(TAPESTRY_SOURCE_DIR) + "/tests/golden/core_safetensors.safetensors";
+const std::string kGolden = tests::source_path("tests/golden/core_safetensors.safetensors");
 
 template <class T, class F>
 Tensor filled(const Shape& sizes, F&& value) {
@@ -112,7 +113,7 @@ TEST_CASE("PyTorch opens what is written") {
   save_safetensors(dir / "ours", golden_tensors(), {{"a", "b"}});
   const char* const python = std::getenv("TAPESTRY_PYTHON");
   const std::string command = "timeout 120 " + std::string(python ? python : "python3") +
-                              " '" TAPESTRY_SOURCE_DIR "/tests/golden/open_with_torch.py' '" +
+                              " '" + tests::source_path("tests/golden/open_with_torch.py") + "' '" +
                               (dir / "ours") + "' '" + kGolden + "' > '" + (dir / "log") + "' 2>&1";
   const int status = std::system(command.c_str());
   INFO(read_file(dir / "log"));

@@ -11,6 +11,7 @@
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/source.h"
 
 using namespace tapestry;
 using tests::FileSizeLimit;
@@ -20,7 +21,7 @@ using tests::write_file;
 
 namespace {
 
-const std::string kGolden = std::string(TAPESTRY_SOURCE_DIR) + "/tests/golden/nn_checkpoint";
+const std::string kGolden = tests::source_path("tests/golden/nn_checkpoint");
 
 /// The model of tests/golden/nn_checkpoint.py.
 struct GoldenNet : nn::Module {

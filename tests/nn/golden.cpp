@@ -1,4 +1,5 @@
 #include "tests/nn/golden.h"
+#include "tests/support/source.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -12,7 +13,7 @@ namespace tapestry::test {
 static const int kTwoDevices = setenv("TAPESTRY_LOGICAL_DEVICES", "2", 1);
 
 NnGolden::NnGolden(const std::string& name) {
-  const std::string path = std::string(TAPESTRY_SOURCE_DIR) + "/tests/golden/nn_" + name + ".txt";
+  const std::string path = tests::source_path("tests/golden/nn_" + name + ".txt");
   std::ifstream in(path);
   if (!in) throw std::runtime_error("cannot read " + path);
   for (std::string line; std::getline(in, line);) {

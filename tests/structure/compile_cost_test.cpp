@@ -5,10 +5,11 @@
 #include <unistd.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/source.h"
 
 TEST_CASE("a consumer's translation unit is cheap to compile") {
   const std::string include = std::string("-I") + TAPESTRY_BUILD_DIR + "/include";
-  const std::string project = std::string(TAPESTRY_SOURCE_DIR) + "/tests/consumer/project";
+  const std::string project = tests::source_path("tests/consumer/project");
   const std::string own = "-I" + project, source = project + "/main.cpp";
   const char* command[] = {TAPESTRY_CXX_COMPILER, "-std=c++20", "-O2", include.c_str(),
                            own.c_str(),           "-c",         "-o",  "/dev/null",

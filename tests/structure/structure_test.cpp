@@ -6,12 +6,13 @@
 
 #include "tests/structure/source_tree.h"
 #include "tests/support/catch.h"
+#include "tests/support/source.h"
 
 using namespace structure;
 
 namespace {
 
-const fs::path kRoot = TAPESTRY_SOURCE_DIR;
+const fs::path kRoot = tests::source_path("");
 
 /// A tree of its own with the files that a test plants; gone with the test.
 class PlantedTree {

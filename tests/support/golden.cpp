@@ -1,4 +1,5 @@
 #include "tests/support/golden.h"
+#include "tests/support/source.h"
 
 #include <algorithm>
 #include <cmath>
@@ -189,7 +190,7 @@ const GoldenCases& golden_family(const std::string& family) {
   static std::map<std::string, GoldenCases> read;
   const auto found = read.find(family);
   if (found != read.end()) return found->second;
-  const std::string path = std::string(TAPESTRY_SOURCE_DIR "/tests/golden/ops/") + family + ".json";
+  const std::string path = tests::source_path("tests/golden/ops/") + family + ".json";
   std::ifstream file(path, std::ios::binary);
   if (!file)
     throw std::runtime_error("cannot read " + path + "; record it with tests/golden/make_all.py " + family);
@@ -204,7 +205,7 @@ const GoldenCases& golden_family(const std::string& family) {
 
 std::vector<std::string> golden_families() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(TAPESTRY_SOURCE_DIR "/tests/golden/ops"))
+  for (const auto& entry : std::filesystem::directory_iterator(tests::source_path("tests/golden/ops")))
     if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
   return names;

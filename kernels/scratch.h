@@ -1,0 +1,25 @@
+#pragma once
+// Workspace of kernels.
+#include <algorithm>
+#include <cstdint>
+
+#include "tapestry/core/storage.h"
+
+namespace tapestry::kernels {
+
+/// Uninitialised memory of a device, for as long as a kernel runs: on a GPU until what its stream has been
+/// given by then is done, so it may go once the last launch that uses it was made.
+template <class T>
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(Device device, std::int64_t elements)
+      : storage_(Storage::allocate(
+            device, static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(T))) {}
+  T* data() const { return static_cast<T*>(storage_->data()); }
+
+ private:
+  StorageRef storage_;
+};
+
+}  // namespace tapestry::kernels
