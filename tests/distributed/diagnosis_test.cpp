@@ -252,7 +252,7 @@ TEST_CASE("a rank that does not come is named, and fails itself") {
           outcome.error,
           ContainsSubstring("rank 1 is in no call, the last was #1 broadcast(weights) diagnosis_test"));
       CHECK_THAT(outcome.error, ContainsSubstring("ranks 0, 2 wait in #2 all_reduce(bucket 1)"));
-      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits 1."));
+      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits "));  // it may have come late itself
       CHECK_THAT(outcome.error,
                  ContainsSubstring("\n  rank 1  runs its own code; its last call was #1 broadcast"));
     }
