@@ -108,7 +108,7 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
       for (std::size_t k = 0; k < kMaxState; ++k)
         if (states[0].tensors[k].defined()) state.tensors[k] = clone(states[0].tensors[k]);
     } else {
-      state.step = number(0);
+      state.step = scalar_tensor(0.0, {DType::f64, param.device()});
     }
   }
   // The parameter may have moved since the last step.
@@ -122,7 +122,9 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
 
 void Optimizer::prepare_step() {
   const NoGradGuard no_grad;
+  const auto count = static_cast<std::size_t>(replicas());
   for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].scalars.size() < count) groups_[g].scalars.resize(count);
     if (num_state(g) == 0) continue;
     for (std::size_t i = 0; i < groups_[g].params.size(); ++i) {
       const Parameter& p = groups_[g].params[i];
@@ -130,6 +132,24 @@ void Optimizer::prepare_step() {
         if (p.replica(r).grad().defined()) prepare_state(g, i, r);
     }
   }
+}
+
+// No host waits here: the values travel as arguments of the launches that write them.
+const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars, Device device,
+                                                 std::vector<DeviceScalars>& written) {
+  auto at = std::find_if(written.begin(), written.end(),
+                         [&](const DeviceScalars& s) { return s.device == device; });
+  const bool is_new = at == written.end();
+  if (is_new) at = written.insert(at, {device, scalars, empty({2}, {DType::f64, device})});
+  static_assert(sizeof(kernels::StepScalars) == 2 * sizeof(double));
+  const auto write = [&](double kernels::StepScalars::*member, std::int64_t place) {
+    if (!is_new && at->values.*member == scalars.*member) return;
+    at->values.*member = scalars.*member;
+    at->memory.narrow(0, place, 1).fill_(scalars.*member);
+  };
+  write(&kernels::StepScalars::lr, 0);
+  write(&kernels::StepScalars::grad_scale, 1);
+  return static_cast<const kernels::StepScalars*>(at->memory.raw_data());
 }
 
 void Optimizer::step_replica(int replica) {
@@ -172,11 +192,12 @@ void Optimizer::step_replica(int replica) {
     const kernels::StepScalars scalars{.lr = lr(g), .grad_scale = grad_scale_};
     for (const Batch& b : batches) {
       const DeviceGuard guard(b.device);
-      Tensor there;  // the numbers of this step, in memory of the device
       const auto* address = &scalars;
       if (!b.device.is_cpu()) {
-        there = tensor(std::vector<double>{scalars.lr, scalars.grad_scale}, {DType::f64, b.device});
-        address = static_cast<const kernels::StepScalars*>(there.raw_data());
+        const auto at = static_cast<std::size_t>(replica);
+        check(at < group.scalars.size(), "[", name(), "] replica ", replica,
+              " is new; call prepare_step() before step_replica()");
+        address = on_device(scalars, b.device, group.scalars[at]);
       }
       update(
           g, b.device, b.dtype,

@@ -105,12 +105,22 @@ class Optimizer {
     Tensor step;  // 0-d, f64
     std::array<Tensor, kMaxState> tensors;
   };
+  /// The numbers of a step in memory of a device: written only when they change, and where a captured step
+  /// finds them.
+  struct DeviceScalars {
+    Device device;
+    kernels::StepScalars values;
+    Tensor memory;
+  };
   struct Group {
     std::vector<Parameter> params;
-    std::vector<std::vector<State>> states;  // [parameter][replica]
+    std::vector<std::vector<State>> states;           // [parameter][replica]
+    std::vector<std::vector<DeviceScalars>> scalars;  // [replica][device that is no CPU]
   };
   int replicas() const;
   void prepare_state(std::size_t group, std::size_t index, int replica);
+  static const kernels::StepScalars* on_device(const kernels::StepScalars& scalars, Device device,
+                                               std::vector<DeviceScalars>& written);
   template <class F>
   void for_params(const F& fn) const;
 

@@ -1,0 +1,214 @@
+#pragma once
+// Optimizer steps: two kinds of launches for any number of parameters.
+//
+//   begin_step    advances the step counters, works out what is the same for all elements of a parameter, and
+//                 writes both into a table in memory of the GPU. The addresses come as arguments of the
+//                 launch, up to kStepBatch parameters at a time: unlike a copy from pinned memory they need
+//                 no host memory that outlives the call, and a captured graph keeps them.
+//   step_chunks   one launch over the elements of all parameters, a block for each chunk of one
+#include <algorithm>
+#include <cmath>
+
+#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/ops/optim.h"
+#include "tapestry/kernels/scratch.h"
+
+namespace tapestry::kernels::cuda {
+
+inline constexpr int kStepThreads = 256;
+inline constexpr int kStepChunk = 4096;  // elements that a block steps
+inline constexpr int kStepBatch = 64;    // parameters whose addresses fit into a launch's arguments
+
+template <bool momentum, bool nesterov>
+struct SgdRule {
+  static constexpr int kState = momentum ? 1 : 0;
+  static constexpr bool kCounts = momentum;  // the steps
+  double momentum_factor, dampening, weight_decay;
+  bool maximize;
+
+  struct Numbers {
+    float scale, decay, lr, keep, take, momentum_factor;
+  };
+  __device__ Numbers numbers(double step, const StepScalars& s) const {
+    const bool first = step == 1;
+    return {static_cast<float>(maximize ? -s.grad_scale : s.grad_scale),
+            static_cast<float>(weight_decay),
+            static_cast<float>(s.lr),
+            first ? 0.0f : static_cast<float>(momentum_factor),
+            first ? 1.0f : static_cast<float>(1 - dampening),
+            static_cast<float>(momentum_factor)};
+  }
+  __device__ static void step(const Numbers& c, float (&x)[2 + kState]) {
+    float g = c.scale * x[1] + c.decay * x[0];
+    if constexpr (momentum) {
+      const float b = c.keep * x[2] + c.take * g;
+      x[2] = b;
+      g = nesterov ? g + c.momentum_factor * b : b;
+    }
+    x[0] -= c.lr * g;
+  }
+};
+
+template <bool amsgrad>
+struct AdamRule {
+  static constexpr int kState = amsgrad ? 3 : 2;
+  static constexpr bool kCounts = true;
+  double beta1, beta2, eps, weight_decay;
+  bool decoupled, maximize;
+
+  struct Numbers {
+    float scale, decay, shrink, take1, beta2, take2, step_size, root_scale, eps;
+  };
+  __device__ Numbers numbers(double step, const StepScalars& s) const {
+    return {static_cast<float>(maximize ? -s.grad_scale : s.grad_scale),
+            static_cast<float>(decoupled ? 0.0 : weight_decay),
+            static_cast<float>(decoupled ? 1 - s.lr * weight_decay : 1.0),
+            static_cast<float>(1 - beta1),
+            static_cast<float>(beta2),
+            static_cast<float>(1 - beta2),
+            static_cast<float>(s.lr / (1 - pow(beta1, step))),
+            static_cast<float>(sqrt(1 - pow(beta2, step))),
+            static_cast<float>(eps)};
+  }
+  __device__ static void step(const Numbers& c, float (&x)[2 + kState]) {
+    const float g = c.scale * x[1] + c.decay * x[0];
+    const float m = x[2] + c.take1 * (g - x[2]);
+    float v = c.beta2 * x[3] + c.take2 * g * g;
+    x[2] = m;
+    x[3] = v;
+    if constexpr (amsgrad) x[4] = v = x[4] > v ? x[4] : v;  // NaN stays
+    x[0] = c.shrink * x[0] - c.step_size * m / (sqrtf(v) / c.root_scale + c.eps);
+  }
+};
+
+/// A parameter in the table.
+template <class Rule>
+struct StepEntry {
+  float* arrays[2 + Rule::kState];  // parameter, gradient, state
+  std::int64_t numel;
+  int first;   // of its chunks
+  bool packs;  // all arrays begin at multiples of 16 bytes
+  typename Rule::Numbers numbers;
+};
+struct StepBatch {
+  StepItem items[kStepBatch];
+  int first[kStepBatch];
+};
+
+/// A block a parameter. owners[chunk] is the parameter that it belongs to.
+template <class Rule>
+__global__ void __launch_bounds__(kStepThreads)
+    begin_step(StepBatch batch, int base, const StepScalars* scalars, Rule rule, StepEntry<Rule>* entries,
+               int* owners) {
+  const int number = static_cast<int>(blockIdx.x);
+  const StepItem& item = batch.items[number];
+  const int first = batch.first[number];
+  const int chunks = static_cast<int>((item.numel + kStepChunk - 1) / kStepChunk);
+  for (int i = static_cast<int>(threadIdx.x); i < chunks; i += kStepThreads)
+    owners[first + i] = base + number;
+  if (threadIdx.x != 0) return;
+  StepEntry<Rule> entry{};
+  double step = 0;
+  if constexpr (Rule::kCounts) *item.step = step = *item.step + 1;
+  entry.arrays[0] = static_cast<float*>(item.param);
+  entry.arrays[1] = static_cast<float*>(const_cast<void*>(item.grad));
+  UNROLL for (int k = 0; k < Rule::kState; ++k) entry.arrays[2 + k] = static_cast<float*>(item.state[k]);
+  std::uintptr_t addresses = 0;
+  UNROLL for (int k = 0; k < 2 + Rule::kState; ++k) addresses |=
+      reinterpret_cast<std::uintptr_t>(entry.arrays[k]);
+  entry.numel = item.numel;
+  entry.first = first;
+  entry.packs = addresses % 16 == 0;
+  entry.numbers = rule.numbers(step, *scalars);
+  entries[base + number] = entry;
+}
+
+/// Made for 4 blocks an SM, 64 registers a thread: with two packs of each array in flight (128 bytes a thread
+/// for Adam) more than the memory's latency needs.
+template <class Rule>
+__global__ void __launch_bounds__(kStepThreads, 4)
+    step_chunks(const StepEntry<Rule>* entries, const int* owners) {
+  constexpr int kArrays = 2 + Rule::kState, V = 4, kDepth = 2;
+  const StepEntry<Rule>& entry = entries[owners[blockIdx.x]];
+  const typename Rule::Numbers numbers = entry.numbers;
+  const std::int64_t begin = (static_cast<std::int64_t>(blockIdx.x) - entry.first) * kStepChunk;
+  const int n = static_cast<int>(std::min<std::int64_t>(entry.numel - begin, kStepChunk));
+  const int thread = static_cast<int>(threadIdx.x), packs = entry.packs ? n / V : 0;
+  float* x[kArrays];
+  UNROLL for (int k = 0; k < kArrays; ++k) x[k] = entry.arrays[k] + begin;
+  for (int first = thread; first < packs; first += kDepth * kStepThreads) {
+    Pack<float, V> values[kDepth][kArrays];
+    UNROLL for (int d = 0; d < kDepth; ++d) {
+      const int at = first + d * kStepThreads;
+      if (at < packs)
+        UNROLL for (int k = 0; k < kArrays; ++k) values[d][k] =
+            reinterpret_cast<const Pack<float, V>*>(x[k])[at];
+    }
+    UNROLL for (int d = 0; d < kDepth; ++d) {
+      const int at = first + d * kStepThreads;
+      if (at >= packs) break;
+      UNROLL for (int i = 0; i < V; ++i) {
+        float element[kArrays];
+        UNROLL for (int k = 0; k < kArrays; ++k) element[k] = values[d][k].v[i];
+        Rule::step(numbers, element);
+        UNROLL for (int k = 0; k < kArrays; ++k) values[d][k].v[i] = element[k];
+      }
+      UNROLL for (int k = 0; k < kArrays; ++k) if (k != 1) reinterpret_cast<Pack<float, V>*>(x[k])[at] =
+          values[d][k];
+    }
+  }
+  for (int at = packs * V + thread; at < n; at += kStepThreads) {
+    float element[kArrays];
+    UNROLL for (int k = 0; k < kArrays; ++k) element[k] = x[k][at];
+    Rule::step(numbers, element);
+    UNROLL for (int k = 0; k < kArrays; ++k) if (k != 1) x[k][at] = element[k];
+  }
+}
+
+template <class Rule>
+void launch_step(const StepItems& tensors, const Rule& rule, cudaStream_t stream) {
+  if (tensors.count == 0) return;
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < tensors.count; ++i)
+    total += (tensors.items[i].numel + kStepChunk - 1) / kStepChunk;
+  const Scratch<StepEntry<Rule>> entries(kernel_device, tensors.count);
+  const Scratch<int> owners(kernel_device, total);
+  std::int64_t chunk = 0;
+  for (std::int64_t base = 0; base < tensors.count; base += kStepBatch) {
+    StepBatch batch{};
+    const std::int64_t count = std::min<std::int64_t>(kStepBatch, tensors.count - base);
+    for (std::int64_t i = 0; i < count; ++i) {
+      batch.items[i] = tensors.items[base + i];
+      batch.first[i] = static_cast<int>(chunk);
+      chunk += (batch.items[i].numel + kStepChunk - 1) / kStepChunk;
+    }
+    launch(&begin_step<Rule>, static_cast<unsigned>(count), kStepThreads, 0, stream, batch,
+           static_cast<int>(base), tensors.scalars, rule, entries.data(), owners.data());
+  }
+  if (total > 0)
+    launch(&step_chunks<Rule>, static_cast<unsigned>(total), kStepThreads, 0, stream, entries.data(),
+           owners.data());
+}
+
+template <class = void>
+void launch_sgd(const SgdArgs& a, cudaStream_t stream) {
+  const auto step = [&]<bool momentum, bool nesterov>() {
+    launch_step(a.tensors, SgdRule<momentum, nesterov>{a.momentum, a.dampening, a.weight_decay, a.maximize},
+                stream);
+  };
+  if (a.momentum == 0) step.template operator()<false, false>();
+  else if (a.nesterov) step.template operator()<true, true>();
+  else step.template operator()<true, false>();
+}
+
+template <class = void>
+void launch_adam(const AdamArgs& a, cudaStream_t stream) {
+  const auto step = [&]<bool amsgrad>() {
+    launch_step(a.tensors,
+                AdamRule<amsgrad>{a.beta1, a.beta2, a.eps, a.weight_decay, a.decoupled, a.maximize}, stream);
+  };
+  if (a.amsgrad) step.template operator()<true>();
+  else step.template operator()<false>();
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,242 @@
+// Optimizer steps against the CPU's kernels in f64, which take each step from the state that the f32 kernel
+// is in.
+#include "tapestry/kernels/cuda/optim.cuh"
+
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/emulated/memory.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+namespace gpu = tapestry::kernels::cuda;
+using emulated::Block;
+using emulated::in_each_order;
+
+namespace {
+
+using Values = std::vector<double>;
+constexpr double kUnit = 0x1p-24;
+
+Values numbers(std::size_t n, unsigned salt, double scale) {
+  Values v(n);
+  std::uint32_t state = 777 + salt;
+  for (double& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = static_cast<float>(scale * (static_cast<double>(state >> 8) / 0x1p23 - 1));
+  }
+  return v;
+}
+Values doubles(const Block<float>& b) {
+  Values v(b.size());
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = b[i];
+  return v;
+}
+
+struct Param {
+  Block<float> param, grad;
+  std::deque<Block<float>> state;
+  Block<double> step{1};
+
+  Param(std::size_t n, unsigned salt, std::size_t offset)
+      : param(numbers(n, 3 * salt, 2), offset), grad(numbers(n, 3 * salt + 1, 0.5), offset) {
+    for (int k = 0; k < 3; ++k) state.emplace_back(Values(n, 0.0), offset);
+  }
+  StepItem item() {
+    return {.param = param.data(),
+            .grad = grad.data(),
+            .state = {state[0].data(), state[1].data(), state[2].data()},
+            .step = step.data(),
+            .numel = static_cast<std::int64_t>(param.size())};
+  }
+};
+/// The same in f64.
+struct Reference {
+  Values param, grad, state[3];
+  double step;
+  explicit Reference(const Param& p) : param(doubles(p.param)), grad(doubles(p.grad)), step(p.step[0]) {
+    for (std::size_t k = 0; k < 3; ++k) state[k] = doubles(p.state[k]);
+  }
+  StepItem item() {
+    return {.param = param.data(),
+            .grad = grad.data(),
+            .state = {state[0].data(), state[1].data(), state[2].data()},
+            .step = &step,
+            .numel = static_cast<std::int64_t>(param.size())};
+  }
+};
+
+/// How far the f32 kernel may be from f64 after one step: parameter and state.
+struct Errors {
+  double param, state[3];
+};
+
+void check_near(double got, double want, double error) {
+  if (got == want || std::abs(got - want) <= error + 0x1p-126) return;
+  CAPTURE(got, want, error);
+  CHECK(std::abs(got - want) <= error);
+}
+
+using Cases = std::vector<std::pair<std::size_t, std::size_t>>;  // sizes and offsets of memory
+
+/// Three steps over parameters of these sizes.
+template <class Args, class Slot, class Launch, class Bound>
+void check_steps(Args args, const Cases& cases, const Slot& slot, const Launch& launch, const Bound& bound) {
+  in_each_order([&] {
+    std::deque<Param> params;
+    for (const auto& [n, offset] : cases) params.emplace_back(n, unsigned(params.size()), offset);
+    StepScalars scalars{.lr = 0.01, .grad_scale = 0.75};
+    for (int step = 0; step < 3; ++step) {
+      CAPTURE(step);
+      std::vector<StepItem> items, reference_items;
+      std::deque<Reference> before, after;
+      for (Param& p : params) {
+        before.emplace_back(p);
+        after.emplace_back(p);
+        items.push_back(p.item());
+        reference_items.push_back(after.back().item());
+      }
+      args.tensors = {items.data(), static_cast<std::int64_t>(items.size()), &scalars};
+      launch(args);
+      args.tensors.items = reference_items.data();
+      slot(kCPU, DType::f64, args);
+      for (std::size_t i = 0; i < params.size(); ++i) {
+        CAPTURE(i, cases[i].first, cases[i].second);
+        CHECK(params[i].step[0] == after[i].step);
+        for (std::size_t j = 0; j < params[i].param.size(); ++j) {
+          const Errors error = bound(args, before[i], after[i], j);
+          check_near(params[i].param[j], after[i].param[j], error.param);
+          for (std::size_t k = 0; k < 3; ++k)
+            check_near(params[i].state[k][j], after[i].state[k][j], error.state[k]);
+        }
+      }
+      scalars = {.lr = 0.02, .grad_scale = 0.5};
+    }
+  });
+}
+
+double gradient_error(double scale, double decay, const Reference& before, std::size_t i) {
+  return 3 * kUnit * (std::abs(scale * before.grad[i]) + std::abs(decay * before.param[i]));
+}
+
+void check_sgd(const SgdArgs& args, const Cases& cases) {
+  CAPTURE(args.momentum, args.dampening, args.nesterov, args.maximize);
+  const auto bound = [](const SgdArgs& a, const Reference& before, const Reference& after, std::size_t i) {
+    const StepScalars& s = *a.tensors.scalars;
+    double g = std::abs(s.grad_scale * before.grad[i]) + std::abs(a.weight_decay * before.param[i]);
+    double error = gradient_error(s.grad_scale, a.weight_decay, before, i);
+    Errors e{};
+    if (a.momentum != 0) {
+      e.state[0] = error + 4 * kUnit * (std::abs(a.momentum * before.state[0][i]) + g);
+      error += (1 + a.momentum) * e.state[0] + 4 * kUnit * std::abs(a.momentum * after.state[0][i]);
+      g += 2 * std::abs(after.state[0][i]);
+    }
+    e.param = s.lr * (error + 4 * kUnit * g) + 2 * kUnit * std::abs(before.param[i]);
+    return e;
+  };
+  check_steps(
+      args, cases, sgd_step, [](const SgdArgs& a) { gpu::launch_sgd(a, nullptr); }, bound);
+}
+
+void check_adam(const AdamArgs& args, const Cases& cases) {
+  CAPTURE(args.decoupled, args.amsgrad, args.maximize, args.weight_decay);
+  const auto bound = [](const AdamArgs& a, const Reference& before, const Reference& after, std::size_t i) {
+    const StepScalars& s = *a.tensors.scalars;
+    const double decay = a.decoupled ? 0 : a.weight_decay;
+    const double g = std::abs(s.grad_scale * before.grad[i]) + std::abs(decay * before.param[i]);
+    const double error = gradient_error(s.grad_scale, decay, before, i), m = std::abs(after.state[0][i]);
+    Errors e{};
+    e.state[0] = error + 4 * kUnit * (std::abs(before.state[0][i]) + g);
+    e.state[1] = 2 * g * error + 5 * kUnit * (before.state[1][i] + g * g);
+    e.state[2] = a.amsgrad ? e.state[1] : 0;
+    const double v = after.state[a.amsgrad ? 2 : 1][i];
+    const double root = std::sqrt(v), root_scale = std::sqrt(1 - std::pow(a.beta2, after.step));
+    const double divisor = root / root_scale + a.eps;
+    const double root_error = std::min(std::sqrt(e.state[1]), e.state[1] / std::max(root, 1e-300));
+    const double size = s.lr / (1 - std::pow(a.beta1, after.step));
+    // The state's errors, and roundings of what is computed from it.
+    e.param = size * (e.state[0] / divisor + m * (root_error / root_scale) / (divisor * divisor)) +
+              8 * kUnit * size * m / divisor +
+              3 * kUnit * (std::abs(before.param[i]) + std::abs(after.param[i]));
+    return e;
+  };
+  check_steps(
+      args, cases, adam_step, [](const AdamArgs& a) { gpu::launch_adam(a, nullptr); }, bound);
+}
+
+/// Chunks with and without a rest, packs with and without one, and addresses that are no multiple of 16.
+const Cases kSizes = {{1, 0}, {3, 0}, {4, 0}, {0, 0}, {513, 0}, {4096, 0}, {4099, 0}, {8200, 1}, {64, 2}};
+
+}  // namespace
+
+TEST_CASE("SGD kernel") {
+  check_sgd({.weight_decay = 0}, kSizes);
+  check_sgd({.weight_decay = 0.1, .maximize = true}, kSizes);
+  check_sgd({.momentum = 0.9}, kSizes);
+  check_sgd({.momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1}, {{70, 0}, {5, 3}});
+  check_sgd({.momentum = 0.9, .weight_decay = 0.01, .nesterov = true}, kSizes);
+  check_sgd({.momentum = 0.5, .nesterov = true, .maximize = true}, {{70, 0}});
+}
+
+TEST_CASE("Adam kernel") {
+  check_adam({}, kSizes);
+  check_adam({.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.1}, {{70, 0}, {5, 3}});
+  check_adam({.weight_decay = 0.1, .decoupled = true, .maximize = true}, kSizes);
+  check_adam({.amsgrad = true}, kSizes);
+  check_adam({.weight_decay = 0.1, .decoupled = true, .amsgrad = true}, {{70, 0}, {5, 1}});
+}
+
+TEST_CASE("optimizer kernels: one launch steps all parameters") {
+  const Cases many(gpu::kStepBatch + 6, {5, 0});
+  check_adam({}, many);
+  cuda_emulator::take_launches();
+  std::deque<Param> params;
+  std::vector<StepItem> items;
+  for (const auto& [n, offset] : many) items.push_back(params.emplace_back(n, 1u, offset).item());
+  const StepScalars scalars{.lr = 1};
+  gpu::launch_sgd({.tensors = {items.data(), gpu::kStepBatch + 6, &scalars}}, nullptr);
+  const auto launches = cuda_emulator::take_launches();
+  REQUIRE(launches.size() == 3);
+  CHECK(launches[0].grid.x == gpu::kStepBatch);
+  CHECK(launches[1].grid.x == 6);
+  CHECK_THAT(launches[2].kernel, ContainsSubstring("step_chunks"));
+  CHECK(launches[2].grid.x == gpu::kStepBatch + 6);
+}
+
+TEST_CASE("optimizer kernels: nothing to do, and steps that are counted all the same") {
+  cuda_emulator::take_launches();
+  const StepScalars scalars{.lr = 1};
+  gpu::launch_adam({.tensors = {nullptr, 0, &scalars}}, nullptr);
+  CHECK(cuda_emulator::take_launches().empty());
+  Param empty(0, 0, 0);
+  const StepItem item = empty.item();
+  gpu::launch_adam({.tensors = {&item, 1, &scalars}}, nullptr);
+  CHECK(empty.step[0] == 1);
+}
+
+TEST_CASE("optimizer kernels: NaN and infinities") {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(),
+                   kInfinity = std::numeric_limits<double>::infinity();
+  for (const bool amsgrad : {false, true}) {
+    CAPTURE(amsgrad);
+    Param p(6, 1, 0);
+    p.grad[0] = static_cast<float>(kNaN);
+    p.grad[1] = static_cast<float>(kInfinity);
+    p.grad[2] = 0;
+    p.state[2][3] = static_cast<float>(kNaN);  // the largest v so far
+    Reference reference(p);
+    const StepScalars scalars{.lr = 0.1};
+    const StepItem item = p.item(), other = reference.item();
+    gpu::launch_adam({.tensors = {&item, 1, &scalars}, .amsgrad = amsgrad}, nullptr);
+    adam_step(kCPU, DType::f64, {.tensors = {&other, 1, &scalars}, .amsgrad = amsgrad});
+    for (std::size_t i = 0; i < 6; ++i) {
+      CAPTURE(i);
+      CHECK(std::isnan(p.param[i]) == std::isnan(reference.param[i]));
+      CHECK(std::isnan(p.state[2][i]) == std::isnan(reference.state[2][i]));
+    }
+    CHECK(p.param[2] == static_cast<float>(reference.param[2]));
+  }
+}
