@@ -1,0 +1,537 @@
+#pragma once
+// Losses over classes, without ever storing probabilities, and squared errors. A Way is how the threads of a
+// kernel share out rows of classes:
+//
+//   WarpWay     a row that is contiguous: a warp
+//   BlockWay    a long one: a block, which reads 16 bytes at a time wherever the row begins
+//   ColumnWay   rows whose classes lie `inner` apart: neighbouring threads have neighbouring rows, and 8 of
+//               them share one
+//
+// way.walk<packs>() hands out batches of classes, in a BlockWay of so many packs; way.merge() joins what its
+// threads know of a row.
+#include <algorithm>
+#include <cmath>
+
+#include "tapestry/core/error.h"
+#include "tapestry/kernels/cuda/map.cuh"
+#include "tapestry/kernels/cuda/softmax.cuh"
+#include "tapestry/kernels/cuda/sums.cuh"
+#include "tapestry/kernels/ops/loss.h"
+
+namespace tapestry::kernels::cuda {
+
+/// N classes, `step` apart.
+template <int N>
+struct StridedBatch {
+  static constexpr int kSize = N;
+  int first, step, end;
+  std::int64_t inner;
+
+  __device__ int class_of(int j) const { return first + j * step; }
+  __device__ bool has(int j) const { return class_of(j) < end; }
+  template <class T>
+  __device__ void read(const T* row, float (&x)[N], float otherwise) const {
+    UNROLL for (int j = 0; j < N; ++j) x[j] = has(j) ? load(row[class_of(j) * inner]) : otherwise;
+  }
+  template <class T>
+  __device__ void write(T* row, const float (&x)[N]) const {
+    UNROLL for (int j = 0; j < N; ++j) if (has(j)) row[class_of(j) * inner] = store<T>(x[j]);
+  }
+};
+
+/// Packs of V neighbours, `step` apart.
+template <int V, int kPacks>
+struct PackBatch {
+  static constexpr int kSize = V * kPacks;
+  int first, step, end;
+
+  __device__ int class_of(int j) const { return first + j / V * step + j % V; }
+  __device__ bool has(int j) const { return class_of(j) < end; }
+  template <class T>
+  __device__ void read(const T* row, float (&x)[kSize], float otherwise) const {
+    UNROLL for (int p = 0; p < kPacks; ++p) {
+      Pack<T, V> pack{};
+      if (has(p * V)) pack = *reinterpret_cast<const Pack<T, V>*>(row + class_of(p * V));
+      UNROLL for (int j = 0; j < V; ++j) x[p * V + j] = has(p * V) ? load(pack.v[j]) : otherwise;
+    }
+  }
+  template <class T>
+  __device__ void write(T* row, const float (&x)[kSize]) const {
+    UNROLL for (int p = 0; p < kPacks; ++p) {
+      if (!has(p * V)) break;
+      Pack<T, V> pack;
+      UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[p * V + j]);
+      *reinterpret_cast<Pack<T, V>*>(row + class_of(p * V)) = pack;
+    }
+  }
+};
+
+struct RowShape {
+  std::int64_t rows, inner, tiles;
+  int n;
+};
+
+struct WarpWay {
+  static constexpr int kThreads = 128, kBlocks = 8;
+  std::int64_t row, base;
+  bool inside, leads;  // the thread that writes what there is one of in a row
+
+  __device__ explicit WarpWay(const RowShape& s)
+      : row(static_cast<std::int64_t>(blockIdx.x) * 4 + threadIdx.y),
+        base(row * s.n),
+        inside(row < s.rows),
+        leads(inside && threadIdx.x == 0) {}
+  template <int, class T, class F>
+  __device__ void walk(const RowShape& s, const T*, const F& f) const {
+    for (int first = static_cast<int>(threadIdx.x); first < s.n; first += 32 * 8)
+      f(StridedBatch<8>{first, 32, s.n, 1});
+  }
+  template <class Op>
+  __device__ typename Op::State merge(typename Op::State s) const {
+    return merge_warp<Op>(s);
+  }
+};
+
+/// All arrays that are read and written in rows begin at the same distance from a multiple of 16 bytes.
+struct BlockWay {
+  static constexpr int kThreads = 512, kBlocks = 2;
+  std::int64_t row, base;
+  bool inside, leads;
+
+  __device__ explicit BlockWay(const RowShape& s)
+      : row(blockIdx.x), base(row * s.n), inside(true), leads(threadIdx.x == 0) {}
+  template <int kPacks, class T, class F>
+  __device__ void walk(const RowShape& s, const T* row_data, const F& f) const {
+    constexpr int V = 16 / sizeof(T);
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto place = static_cast<int>(reinterpret_cast<std::uintptr_t>(row_data) / sizeof(T) % V);
+    const int head = place == 0 ? 0 : V - place, body = (s.n - head) / V * V;  // long enough for a head
+    for (int first = head + thread * V; first < head + body; first += kThreads * V * kPacks)
+      f(PackBatch<V, kPacks>{first, kThreads * V, head + body});
+    if (thread < s.n - body) f(StridedBatch<1>{thread < head ? thread : thread + body, 1, s.n, 1});
+  }
+  template <class Op>
+  __device__ typename Op::State merge(typename Op::State s) const {
+    return merge_block<Op, kThreads>(s);
+  }
+};
+
+struct ColumnWay {
+  static constexpr int kThreads = 32 * kColumnThreads, kBlocks = 4;
+  std::int64_t row, base;
+  bool inside, leads;
+
+  __device__ explicit ColumnWay(const RowShape& s) {
+    const std::int64_t outer = blockIdx.x / s.tiles,
+                       column = (blockIdx.x - outer * s.tiles) * 32 + threadIdx.x;
+    row = outer * s.inner + column;
+    base = outer * s.n * s.inner + column;
+    inside = column < s.inner;
+    leads = inside && threadIdx.y == 0;
+  }
+  template <int, class T, class F>
+  __device__ void walk(const RowShape& s, const T*, const F& f) const {
+    for (int first = static_cast<int>(threadIdx.y); first < s.n; first += kColumnThreads * 4)
+      f(StridedBatch<4>{first, kColumnThreads, s.n, s.inner});
+  }
+  /// Called once.
+  template <class Op>
+  __device__ typename Op::State merge(typename Op::State s) const {
+    SHARED(typename Op::State, parts, [kColumnThreads][32]);
+    parts[threadIdx.y][threadIdx.x] = s;
+    __syncthreads();
+    s = parts[0][threadIdx.x];
+    UNROLL for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
+    return s;
+  }
+};
+
+/// A ClassLoss as kernels take it. q_c = weight_c (rest t_c + each), where rest t_c is left out for a target
+/// class: that one's part is apart.
+template <class T>
+struct ClassRows {
+  RowShape shape;
+  const T *x, *probabilities;
+  const std::int64_t* target;
+  const float* weight;
+  float* stats;
+  std::int64_t ignore_index;
+  float rest, each;
+
+  __device__ float weight_of(std::int64_t c) const { return weight ? weight[c] : 1.0f; }
+  __device__ bool is_class(std::int64_t t) const { return t >= 0 && t < shape.n; }
+  template <class Batch>
+  __device__ void read_q(const Batch& batch, std::int64_t base, float (&q)[Batch::kSize]) const {
+    UNROLL for (int j = 0; j < Batch::kSize; ++j) q[j] = 0;
+    if (probabilities) batch.read(probabilities + base, q, 0.0f);
+    UNROLL for (int j = 0; j < Batch::kSize; ++j) q[j] =
+        batch.has(j) ? weight_of(batch.class_of(j)) * (rest * q[j] + each) : 0.0f;
+  }
+};
+
+/// Online (see softmax.cuh): the largest x, the sum of exp(x - max), and those of q and q (max - x), whose
+/// terms are all of one sign. All -inf counts as a max of 0.
+template <bool with_q>
+struct CrossEntropyTerms {
+  struct State {
+    float max, sum, q, gap;
+  };
+  __device__ static State none() { return {-kInfinity, 0, 0, 0}; }
+  __device__ static float base(float max) { return max == -kInfinity ? 0.0f : max; }
+  /// x is -inf and q 0 where a batch has no class.
+  template <class Batch>
+  __device__ static void add(State& s, const Batch& batch, const float (&x)[Batch::kSize],
+                             const float (&q)[Batch::kSize]) {
+    float max = s.max;
+    UNROLL for (int j = 0; j < Batch::kSize; ++j) max = fmaxf(max, x[j]);
+    s = raised(s, max);
+    const float from = base(max);
+    UNROLL for (int j = 0; j < Batch::kSize; ++j) {
+      s.sum += expf(x[j] - from);
+      if constexpr (with_q) {
+        s.q += q[j];
+        s.gap += batch.has(j) ? q[j] * (from - x[j]) : 0.0f;
+      }
+    }
+  }
+  __device__ static State merge(State a, State b) {
+    const float max = fmaxf(a.max, b.max);
+    a = raised(a, max);
+    b = raised(b, max);
+    return {max, a.sum + b.sum, a.q + b.q, a.gap + b.gap};
+  }
+  __device__ static State of_lane(State s, int bits) {
+    State o{__shfl_xor_sync(kAllLanes, s.max, bits), __shfl_xor_sync(kAllLanes, s.sum, bits), 0, 0};
+    if constexpr (with_q) {
+      o.q = __shfl_xor_sync(kAllLanes, s.q, bits);
+      o.gap = __shfl_xor_sync(kAllLanes, s.gap, bits);
+    }
+    return o;
+  }
+
+ private:
+  __device__ static State raised(State s, float max) {
+    s.sum *= expf(s.max - base(max));
+    if constexpr (with_q) s.gap += s.q * (base(max) - base(s.max));
+    s.max = max;
+    return s;
+  }
+};
+
+template <class Way, class T, bool with_q>
+__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+    cross_entropy_rows(ClassRows<T> a, float* losses, float* weights, std::int64_t* first_bad) {
+  using Terms = CrossEntropyTerms<with_q>;
+  const Way way(a.shape);
+  const T* const x = a.x + way.base;
+  typename Terms::State s = Terms::none();
+  if (way.inside)
+    way.template walk<with_q ? 1 : 4>(a.shape, x, [&](const auto& batch) {
+      constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
+      float values[N];
+      [[maybe_unused]] float q[N] = {};
+      batch.read(x, values, -kInfinity);
+      if constexpr (with_q) a.read_q(batch, way.base, q);
+      Terms::add(s, batch, values, q);
+    });
+  s = way.template merge<Terms>(s);
+  if (!way.leads) return;
+  const float log_sum = logf(s.sum) + (s.max - s.max);  // NaN if all are -inf
+  a.stats[2 * way.row] = s.max;
+  a.stats[2 * way.row + 1] = log_sum;
+  float loss = with_q ? s.gap + (s.q == 0 ? 0.0f : s.q * log_sum) : 0.0f, weight = 1;
+  if (a.target) {
+    const std::int64_t target = a.target[way.row];
+    if (target == a.ignore_index || !a.is_class(target)) {
+      loss = weight = 0;
+      if (target != a.ignore_index)
+        atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(way.row));
+    } else {
+      weight = a.weight_of(target);
+      loss += a.rest * weight * (log_sum - (load(x[target * a.shape.inner]) - s.max));
+    }
+  }
+  losses[way.row] = loss;
+  weights[way.row] = weight;
+}
+
+struct RowGrad {
+  const float* grad;
+  bool each_row;
+  const float* divisor;
+  __device__ float of(std::int64_t row) const {
+    const float g = grad[each_row ? row : 0];
+    return divisor ? g / *divisor : g;
+  }
+};
+
+struct SumOfQ {
+  using State = float;
+  __device__ static State merge(State a, State b) { return a + b; }
+  __device__ static State of_lane(State s, int bits) { return __shfl_xor_sync(kAllLanes, s, bits); }
+};
+
+template <class Way, class T, bool with_q>
+__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+    cross_entropy_backward_rows(ClassRows<T> a, RowGrad g, T* dx) {
+  const Way way(a.shape);
+  const T* const x = a.x + way.base;
+  T* const out = dx + way.base;
+  float sum = 0;
+  if constexpr (with_q) {
+    if (way.inside)
+      way.template walk<with_q ? 2 : 4>(a.shape, x, [&](const auto& batch) {
+        constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
+        float q[N];
+        a.read_q(batch, way.base, q);
+        UNROLL for (int j = 0; j < N; ++j) sum += q[j];
+      });
+    sum = way.template merge<SumOfQ>(sum);
+  }
+  if (!way.inside) return;
+  std::int64_t target = -1;
+  float hit = 0;
+  if (a.target) {
+    target = a.target[way.row];
+    if (target == a.ignore_index || !a.is_class(target))
+      return way.template walk<2>(a.shape, x, [&](const auto& batch) {
+        const float zeros[std::remove_cvref_t<decltype(batch)>::kSize] = {};
+        batch.write(out, zeros);
+      });
+    hit = a.rest * a.weight_of(target);
+  }
+  const float grad = g.of(way.row), scale = grad * (hit + sum);
+  const float max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
+  way.template walk<with_q ? 2 : 4>(a.shape, x, [&](const auto& batch) {
+    constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
+    float values[N];
+    [[maybe_unused]] float q[N] = {};
+    batch.read(x, values, 0.0f);
+    if constexpr (with_q) a.read_q(batch, way.base, q);
+    UNROLL for (int j = 0; j < N; ++j) {
+      values[j] = scale * expf((values[j] - max) - log_sum);
+      if constexpr (with_q) values[j] -= grad * q[j];
+      if (batch.class_of(j) == target) values[j] -= grad * hit;
+    }
+    batch.write(out, values);
+  });
+}
+
+template <class Way, class T>
+__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+    cross_entropy_target_backward_rows(ClassRows<T> a, RowGrad g, T* dtarget) {
+  const Way way(a.shape);
+  if (!way.inside) return;
+  const T* const x = a.x + way.base;
+  const float grad = g.of(way.row) * a.rest, max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
+  way.template walk<4>(a.shape, x, [&](const auto& batch) {
+    constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
+    float values[N];
+    batch.read(x, values, 0.0f);
+    UNROLL for (int j = 0; j < N; ++j) if (batch.has(j)) values[j] =
+        grad * a.weight_of(batch.class_of(j)) * (log_sum - (values[j] - max));
+    batch.write(dtarget + way.base, values);
+  });
+}
+
+inline constexpr int kNllThreads = 128;
+
+template <class T>
+__global__ void __launch_bounds__(kNllThreads)
+    nll_rows(ClassRows<T> a, float* losses, float* weights, std::int64_t* first_bad) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kNllThreads + threadIdx.x;
+  if (row >= a.shape.rows) return;
+  const std::int64_t target = a.target[row];
+  float loss = 0, weight = 0;
+  if (target != a.ignore_index) {
+    if (a.is_class(target)) {
+      const std::int64_t outer = row / a.shape.inner, i = row - outer * a.shape.inner;
+      weight = a.weight_of(target);
+      loss = -weight * load(a.x[(outer * a.shape.n + target) * a.shape.inner + i]);
+    } else {
+      atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(row));
+    }
+  }
+  losses[row] = loss;
+  weights[row] = weight;
+}
+
+template <class Way, class T>
+__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+    nll_backward_rows(ClassRows<T> a, RowGrad g, T* dx) {
+  const Way way(a.shape);
+  if (!way.inside) return;
+  const std::int64_t target = a.target[way.row];
+  const bool good = target != a.ignore_index && a.is_class(target);
+  const float hit = good ? -a.weight_of(target) * g.of(way.row) : 0.0f;
+  T* const out = dx + way.base;
+  way.template walk<2>(a.shape, out, [&](const auto& batch) {
+    constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
+    float values[N];
+    UNROLL for (int j = 0; j < N; ++j) values[j] = good && batch.class_of(j) == target ? hit : 0.0f;
+    batch.write(out, values);
+  });
+}
+
+// ---- launches
+
+template <class T>
+ClassRows<T> class_rows(const char* op, const ClassLoss& a) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  check(a.classes <= kMost, "[", op, "] ", a.classes, " classes on a GPU; there may be ", kMost);
+  return {.shape = {.rows = a.outer * a.inner,
+                    .inner = a.inner,
+                    .tiles = (a.inner + 31) / 32,
+                    .n = static_cast<int>(a.classes)},
+          .x = static_cast<const T*>(a.x),
+          .probabilities = a.target ? nullptr : static_cast<const T*>(a.probabilities),
+          .target = a.target,
+          .weight = static_cast<const float*>(a.weight),
+          .stats = static_cast<float*>(a.stats),
+          .ignore_index = a.ignore_index,
+          .rest = static_cast<float>(1 - a.smoothing),
+          .each = static_cast<float>(a.smoothing / static_cast<double>(a.classes))};
+}
+
+inline constexpr int kLongRow = 1024;
+
+/// Calls run.operator()<Way>(grid, block) with the way for rows of this shape, of which `arrays` are read and
+/// written; null arrays do not count.
+template <class T, int K, class Run>
+void with_way(const RowShape& s, const void* const (&arrays)[K], const Run& run) {
+  if (s.rows == 0) return;
+  const auto blocks = [](std::int64_t n) { return static_cast<unsigned>(n); };
+  if (s.inner > 1)
+    return run.template operator()<ColumnWay>(blocks(s.rows / s.inner * s.tiles), dim3(32, kColumnThreads));
+  bool together = true;
+  const auto place = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16; };
+  for (const void* p : arrays) together = together && (!p || place(p) == place(arrays[0]));
+  if (s.n > kLongRow && together) run.template operator()<BlockWay>(blocks(s.rows), dim3(BlockWay::kThreads));
+  else run.template operator()<WarpWay>(blocks((s.rows + 3) / 4), dim3(32, 4));
+}
+
+inline bool needs_q(const ClassLoss& a) { return !a.target || a.smoothing != 0; }
+inline RowGrad row_grad(const LossGrad& g) {
+  return {static_cast<const float*>(g.grad), g.each_row, static_cast<const float*>(g.divisor)};
+}
+
+template <class T>
+void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad,
+                          cudaStream_t stream) {
+  const ClassRows<T> rows = class_rows<T>("cross_entropy", a);
+  with_way<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
+    launch(needs_q(a) ? &cross_entropy_rows<Way, T, true> : &cross_entropy_rows<Way, T, false>, grid, block,
+           0, stream, rows, static_cast<float*>(losses), static_cast<float*>(weights), first_bad);
+  });
+}
+
+template <class T>
+void launch_cross_entropy_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
+  const ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a);
+  with_way<T>(rows.shape, {a.x, rows.probabilities, dx}, [&]<class Way>(unsigned grid, dim3 block) {
+    launch(
+        needs_q(a) ? &cross_entropy_backward_rows<Way, T, true> : &cross_entropy_backward_rows<Way, T, false>,
+        grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
+  });
+}
+
+template <class T>
+void launch_cross_entropy_target_backward(const ClassLoss& a, const LossGrad& g, void* dtarget,
+                                          cudaStream_t stream) {
+  const ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a);
+  with_way<T>(rows.shape, {a.x, dtarget}, [&]<class Way>(unsigned grid, dim3 block) {
+    launch(&cross_entropy_target_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g),
+           static_cast<T*>(dtarget));
+  });
+}
+
+template <class T>
+void launch_nll_loss(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad,
+                     cudaStream_t stream) {
+  const ClassRows<T> rows = class_rows<T>("nll_loss", a);
+  if (rows.shape.rows == 0) return;
+  launch(&nll_rows<T>, static_cast<unsigned>((rows.shape.rows + kNllThreads - 1) / kNllThreads), kNllThreads,
+         0, stream, rows, static_cast<float*>(losses), static_cast<float*>(weights), first_bad);
+}
+
+template <class T>
+void launch_nll_loss_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
+  const ClassRows<T> rows = class_rows<T>("nll_loss_backward", a);
+  with_way<T>(rows.shape, {dx}, [&]<class Way>(unsigned grid, dim3 block) {
+    launch(&nll_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
+  });
+}
+
+/// See launch_sums().
+struct WeightedMean {
+  static constexpr int kSums = 2, kPack = 4;
+  const float *losses, *weights;
+  float *mean, *total;
+
+  template <int V>
+  __device__ void add(std::int64_t i, float (&sums)[2]) const {
+    const auto loss = *reinterpret_cast<const Pack<float, V>*>(losses + i),
+               weight = *reinterpret_cast<const Pack<float, V>*>(weights + i);
+    UNROLL for (int j = 0; j < V; ++j) {
+      sums[0] += loss.v[j];
+      sums[1] += weight.v[j];
+    }
+  }
+  __device__ void finish(const double (&sums)[2]) const {
+    *total = static_cast<float>(sums[1]);
+    *mean = static_cast<float>(sums[0] / sums[1]);
+  }
+};
+template <class T>
+struct SumSquaredError {
+  static constexpr int kSums = 1, kPack = 16 / sizeof(T);
+  const T *x, *t;
+  T* out;
+  double divisor;
+
+  template <int V>
+  __device__ void add(std::int64_t i, float (&sums)[1]) const {
+    const auto a = *reinterpret_cast<const Pack<T, V>*>(x + i),
+               b = *reinterpret_cast<const Pack<T, V>*>(t + i);
+    UNROLL for (int j = 0; j < V; ++j) {
+      const float d = load(a.v[j]) - load(b.v[j]);
+      sums[0] += d * d;
+    }
+  }
+  __device__ void finish(const double (&sums)[1]) const {
+    *out = store<T>(static_cast<float>(sums[0] / divisor));
+  }
+};
+
+template <class = void>
+void launch_weighted_mean(std::int64_t n, const void* losses, const void* weights, void* mean, void* total,
+                          cudaStream_t stream) {
+  const WeightedMean f{static_cast<const float*>(losses), static_cast<const float*>(weights),
+                       static_cast<float*>(mean), static_cast<float*>(total)};
+  launch_sums(n, aligned<float, 4>(losses) && aligned<float, 4>(weights), f, stream);
+}
+template <class T>
+void launch_sum_squared_error(std::int64_t n, const void* x, const void* t, void* out, double divisor,
+                              cudaStream_t stream) {
+  using F = SumSquaredError<T>;
+  const F f{static_cast<const T*>(x), static_cast<const T*>(t), static_cast<T*>(out), divisor};
+  launch_sums(n, aligned<T, F::kPack>(x) && aligned<T, F::kPack>(t), f, stream);
+}
+
+struct SquaredError {
+  __device__ float operator()(float x, float t) const { return (x - t) * (x - t); }
+};
+struct SquaredErrorBackward {
+  float scale;
+  __device__ float operator()(float x, float t, float g) const { return scale * (x - t) * g; }
+};
+template <class T>
+void launch_squared_error(const Elementwise<3>& e, cudaStream_t stream) {
+  map<T, T, T>(e, SquaredError{}, stream);
+}
+template <class T>
+void launch_squared_error_backward(const Elementwise<4>& e, double scale, cudaStream_t stream) {
+  map<T, T, T, T>(e, SquaredErrorBackward{static_cast<float>(scale)}, stream);
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,79 @@
+#pragma once
+// Sums over the threads of a warp or a block, in a fixed order, and sums over all elements of arrays in two
+// stages.
+#include <algorithm>
+
+#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/scratch.h"
+#include "tapestry/kernels/slot.h"
+
+namespace tapestry::kernels::cuda {
+
+/// Every lane gets the sums.
+template <class C, int K>
+__device__ __forceinline__ void sum_warp(C (&s)[K]) {
+  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) UNROLL for (int k = 0; k < K; ++k) s[k] +=
+      __shfl_xor_sync(kAllLanes, s[k], lanes);
+}
+/// Every thread gets the sums over kThreads threads. `parts` is shared; between two uses of the same lies a
+/// barrier.
+template <int kThreads, class C, int K>
+__device__ __forceinline__ void sum_block(C (&s)[K], C (&parts)[K][kThreads / 32]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  sum_warp(s);
+  if (thread % 32 == 0) UNROLL for (int k = 0; k < K; ++k) parts[k][thread / 32] = s[k];
+  __syncthreads();
+  UNROLL for (int k = 0; k < K; ++k) {
+    s[k] = parts[k][0];
+    UNROLL for (int warp = 1; warp < kThreads / 32; ++warp) s[k] += parts[k][warp];
+  }
+}
+
+inline constexpr int kSumThreads = 256;
+
+/// F adds up terms of its arrays: add<V>(i, sums) those of elements i to i + V, with one access of each
+/// array; finish(sums) makes the result of them. Each thread adds to a few sums in turn, blocks of threads
+/// are added in double by add_parts(); a single block finishes by itself.
+template <class F>
+__global__ void __launch_bounds__(kSumThreads) add_elements(std::int64_t n, bool packs, F f, float* parts) {
+  constexpr int K = F::kSums, V = F::kPack;
+  SHARED(float, warps, [K][kSumThreads / 32]);
+  float sums[K] = {};
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kSumThreads;
+  const std::int64_t body = packs ? n / V * V : 0;
+  for (std::int64_t i = thread * V; i < body; i += step * V) f.template add<V>(i, sums);
+  for (std::int64_t i = body + thread; i < n; i += step) f.template add<1>(i, sums);
+  sum_block<kSumThreads>(sums, warps);
+  if (threadIdx.x != 0) return;
+  if (gridDim.x == 1) {
+    double total[K];
+    UNROLL for (int k = 0; k < K; ++k) total[k] = sums[k];
+    f.finish(total);
+  } else {
+    UNROLL for (int k = 0; k < K; ++k) parts[blockIdx.x * K + k] = sums[k];
+  }
+}
+
+template <class F>
+__global__ void __launch_bounds__(kSumThreads) add_parts(int count, F f, const float* parts) {
+  constexpr int K = F::kSums;
+  SHARED(double, warps, [K][kSumThreads / 32]);
+  double sums[K] = {};
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kSumThreads)
+    UNROLL for (int k = 0; k < K; ++k) sums[k] += parts[i * K + k];
+  sum_block<kSumThreads>(sums, warps);
+  if (threadIdx.x == 0) f.finish(sums);
+}
+
+/// `packs`: all arrays are aligned to packs of F::kPack elements.
+template <class F>
+void launch_sums(std::int64_t n, bool packs, const F& f, cudaStream_t stream) {
+  constexpr std::int64_t kBlock = kSumThreads * F::kPack * 4, kMost = 1024;
+  const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>((n + kBlock - 1) / kBlock, 1, kMost));
+  const Scratch<float> parts(kernel_device, blocks > 1 ? blocks * F::kSums : 0);
+  launch(&add_elements<F>, blocks, kSumThreads, 0, stream, n, packs, f, parts.data());
+  if (blocks > 1) launch(&add_parts<F>, 1, kSumThreads, 0, stream, static_cast<int>(blocks), f, parts.data());
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,389 @@
+// Losses over classes and squared errors against the CPU's kernels in f64.
+#include "tapestry/kernels/cuda/loss.cuh"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/emulated/elementwise.h"
+#include "tests/emulated/memory.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+namespace gpu = tapestry::kernels::cuda;
+using emulated::Block;
+using emulated::in_each_order;
+
+namespace {
+
+using Values = std::vector<double>;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kUnit = 0x1p-24;
+
+/// Reproducible numbers in [-scale, scale), exact in bf16 for a power of 2.
+Values numbers(std::int64_t n, unsigned salt, double scale) {
+  Values v(static_cast<std::size_t>(n));
+  std::uint32_t state = 4321 + salt;
+  for (double& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = scale * (static_cast<double>(state >> 24) - 128) / 128;
+  }
+  return v;
+}
+Values positive(Values v) {
+  for (double& x : v) x = std::abs(x);
+  return v;
+}
+
+template <class T>
+void check_close(const char* what, const Block<T>& got, const Values& want, const Values& error) {
+  constexpr double storing = std::is_same_v<T, float> ? 0 : 0x1p-8;
+  CAPTURE(what);
+  std::size_t bad = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double value = static_cast<double>(static_cast<float>(got[i]));
+    const double tolerance = kUnit * error[i] + storing * std::abs(want[i]) + 0x1p-126;
+    const bool fits =
+        std::isnan(want[i]) ? std::isnan(value) : value == want[i] || std::abs(value - want[i]) <= tolerance;
+    if (fits || ++bad > 3) continue;
+    CAPTURE(i, value, want[i], tolerance);
+    CHECK(fits);
+  }
+  CHECK(bad == 0);
+}
+
+/// Roundings of a sum of n terms, generously.
+double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<double>(n) + 1); }
+
+struct Shape3 {
+  std::int64_t outer, n, inner;
+  std::int64_t rows() const { return outer * inner; }
+  std::int64_t count() const { return outer * n * inner; }
+};
+/// What a loss is asked for.
+struct Asked {
+  bool weighted = false, probabilities = false;
+  double smoothing = 0;
+  bool each_row = false;
+  std::size_t offset = 0, out_offset = 0;  // of memory, in elements
+  double scale = 8;                        // of logits
+};
+
+/// Inputs of a loss: exact in every type.
+struct Inputs {
+  Shape3 shape;
+  Asked asked;
+  Values x, probabilities, weight, grad, divisor{3};
+  std::vector<std::int64_t> target;
+  std::int64_t first_bad = kNoBadIndex;
+
+  Inputs(const Shape3& s, const Asked& a)
+      : shape(s),
+        asked(a),
+        x(numbers(s.count(), 1, a.scale)),
+        probabilities(positive(numbers(s.count(), 2, 1))),
+        weight(positive(numbers(s.n, 3, 2))),
+        grad(numbers(a.each_row ? s.rows() : 1, 4, 2)) {
+    for (std::int64_t i = 0; i < s.rows(); ++i) {
+      const std::int64_t ignored = -7;
+      target.push_back(i % 7 == 3 ? ignored : i % 11 == 5 ? s.n + i : i % 13 == 9 ? -1 : i * 31 % s.n);
+      if (target.back() != ignored && (target.back() < 0 || target.back() >= s.n))
+        first_bad = std::min(first_bad, i);
+    }
+  }
+  std::size_t at(std::int64_t row, std::int64_t c) const {
+    const std::int64_t outer = row / shape.inner, i = row % shape.inner;
+    return static_cast<std::size_t>((outer * shape.n + c) * shape.inner + i);
+  }
+  template <class T, class W>
+  ClassLoss loss(const T* x_data, const T* t, const W* w, W* stats) const {
+    return {.outer = shape.outer,
+            .classes = shape.n,
+            .inner = shape.inner,
+            .x = x_data,
+            .target = asked.probabilities ? nullptr : target.data(),
+            .probabilities = asked.probabilities ? t : nullptr,
+            .weight = asked.weighted ? w : nullptr,
+            .ignore_index = -7,
+            .smoothing = asked.smoothing,
+            .stats = stats};
+  }
+};
+
+/// The inputs in the memory of an emulated GPU, at the asked distance from multiples of 16 bytes.
+template <class T>
+struct OnGpu {
+  Block<T> x, probabilities, out;
+  Block<float> weight, grad, divisor, stats, losses, weights;
+  std::int64_t first_bad = kNoBadIndex;
+  ClassLoss loss;
+  LossGrad loss_grad;
+
+  explicit OnGpu(const Inputs& in)
+      : x(in.x, in.asked.offset),
+        probabilities(in.probabilities, in.asked.offset),
+        out(Values(in.x.size(), 77), in.asked.out_offset),
+        weight(in.weight),
+        grad(in.grad),
+        divisor(in.divisor),
+        stats(2 * static_cast<std::size_t>(in.shape.rows())),
+        losses(Values(static_cast<std::size_t>(in.shape.rows()), 77)),
+        weights(Values(static_cast<std::size_t>(in.shape.rows()), 77)),
+        loss(in.loss(x.data(), probabilities.data(), weight.data(), stats.data())),
+        loss_grad{grad.data(), in.asked.each_row, in.asked.each_row ? nullptr : divisor.data()} {}
+};
+
+/// The CPU's results in f64 and how far f32 may be from them.
+struct Wanted {
+  Values stats, losses, weights, dx, dtarget;
+  Values stats_error, loss_error, dx_error, dtarget_error;
+  std::int64_t first_bad = kNoBadIndex;
+
+  explicit Wanted(const Inputs& in)
+      : stats(2 * in.target.size()),
+        losses(in.target.size()),
+        weights(in.target.size()),
+        dx(in.x.size()),
+        dtarget(in.x.size()),
+        stats_error(2 * in.target.size()),
+        loss_error(in.target.size()),
+        dx_error(in.x.size()),
+        dtarget_error(in.x.size()) {
+    const ClassLoss a = in.loss(in.x.data(), in.probabilities.data(), in.weight.data(), stats.data());
+    const LossGrad g{in.grad.data(), in.asked.each_row, in.asked.each_row ? nullptr : in.divisor.data()};
+    kernels::cross_entropy(kCPU, DType::f64, a, losses.data(), weights.data(), &first_bad);
+    cross_entropy_backward(kCPU, DType::f64, a, g, dx.data());
+    cross_entropy_target_backward(kCPU, DType::f64, a, g, dtarget.data());
+    double largest = 0;
+    for (const double v : in.x)
+      if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+    // Of a sum of exponentials, relative: x - max is rounded before exp.
+    const double sum_error = roundings(in.shape.n) + 4 * std::min(largest, 256.0);
+    for (std::int64_t row = 0; row < in.shape.rows(); ++row) {
+      const auto r = static_cast<std::size_t>(row);
+      const double max = stats[2 * r], log_sum = stats[2 * r + 1];
+      const double grad = std::abs(in.grad[in.asked.each_row ? r : 0] / (in.asked.each_row ? 1 : 3));
+      stats_error[2 * r + 1] = sum_error + 4 * std::abs(log_sum);
+      double q_sum = 0;
+      const auto q = [&](std::int64_t c) {
+        const double w = in.asked.weighted ? in.weight[static_cast<std::size_t>(c)] : 1;
+        const double t = in.asked.probabilities ? in.probabilities[in.at(row, c)] : in.target[r] == c;
+        return w * ((1 - in.asked.smoothing) * t + in.asked.smoothing / static_cast<double>(in.shape.n));
+      };
+      for (std::int64_t c = 0; c < in.shape.n; ++c) q_sum += q(c);
+      loss_error[r] = sum_error * q_sum + roundings(in.shape.n) * (q_sum * std::abs(log_sum) + losses[r]);
+      for (std::int64_t c = 0; c < in.shape.n; ++c) {
+        const std::size_t i = in.at(row, c);
+        const double p = std::exp(in.x[i] - max - log_sum);
+        const double p_error = sum_error + 4 * (std::abs(log_sum) + std::abs(in.x[i] - max));
+        dx_error[i] = grad * ((p > 0 ? p_error * p * q_sum : 0) + 8 * q(c));
+        const double w = in.asked.weighted ? in.weight[static_cast<std::size_t>(c)] : 1;
+        dtarget_error[i] = grad * w * (sum_error + 8 * (std::abs(log_sum) + std::abs(in.x[i] - max)));
+      }
+    }
+  }
+};
+
+template <class T>
+void check_cross_entropy(const Inputs& in) {
+  CAPTURE(in.shape.outer, in.shape.n, in.shape.inner, in.asked.weighted, in.asked.probabilities,
+          in.asked.smoothing, in.asked.each_row, in.asked.offset, in.asked.out_offset, sizeof(T));
+  const Wanted want(in);
+  in_each_order([&] {
+    OnGpu<T> on(in);
+    gpu::launch_cross_entropy<T>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad, nullptr);
+    CHECK(on.first_bad == want.first_bad);
+    check_close("stats", on.stats, want.stats, want.stats_error);
+    check_close("losses", on.losses, want.losses, want.loss_error);
+    check_close("weights", on.weights, want.weights, Values(want.weights.size()));
+    gpu::launch_cross_entropy_backward<T>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    check_close("dx", on.out, want.dx, want.dx_error);
+    gpu::launch_cross_entropy_target_backward<T>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    check_close("dtarget", on.out, want.dtarget, want.dtarget_error);
+  });
+}
+void check_cross_entropy(const Shape3& shape, const Asked& asked) {
+  const Inputs in(shape, asked);
+  check_cross_entropy<float>(in);
+  check_cross_entropy<BFloat16>(in);
+}
+
+template <class T>
+void check_nll(const Inputs& in) {
+  CAPTURE(in.shape.outer, in.shape.n, in.shape.inner, in.asked.offset, sizeof(T));
+  const std::size_t rows = in.target.size();
+  Values losses(rows), weights(rows), dx(in.x.size()), loss_error(rows), dx_error(in.x.size());
+  std::int64_t first_bad = kNoBadIndex;
+  const ClassLoss a = in.loss<double, double>(in.x.data(), nullptr, in.weight.data(), nullptr);
+  const LossGrad g{in.grad.data(), in.asked.each_row, in.asked.each_row ? nullptr : in.divisor.data()};
+  kernels::nll_loss(kCPU, DType::f64, a, losses.data(), weights.data(), &first_bad);
+  nll_loss_backward(kCPU, DType::f64, a, g, dx.data());
+  for (std::size_t i = 0; i < rows; ++i) loss_error[i] = std::abs(losses[i]);
+  for (std::size_t i = 0; i < dx.size(); ++i) dx_error[i] = 2 * std::abs(dx[i]);
+  in_each_order([&] {
+    OnGpu<T> on(in);
+    gpu::launch_nll_loss<T>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad, nullptr);
+    CHECK(on.first_bad == first_bad);
+    check_close("losses", on.losses, losses, loss_error);
+    check_close("weights", on.weights, weights, Values(rows));
+    gpu::launch_nll_loss_backward<T>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    check_close("dx", on.out, dx, dx_error);
+  });
+}
+void check_nll(const Shape3& shape, const Asked& asked) {
+  const Inputs in(shape, asked);
+  check_nll<float>(in);
+  check_nll<BFloat16>(in);
+}
+
+}  // namespace
+
+TEST_CASE("cross-entropy kernels: everything that may be asked of them") {
+  for (const bool weighted : {false, true})
+    for (const bool probabilities : {false, true})
+      for (const double smoothing : {0.0, 0.1, 1.0}) {
+        check_cross_entropy({5, 10, 1}, {weighted, probabilities, smoothing});
+        check_cross_entropy({2, 19, 33}, {weighted, probabilities, smoothing, true});
+        check_cross_entropy({2, 1037, 1}, {weighted, probabilities, smoothing, weighted});
+      }
+}
+
+TEST_CASE("cross-entropy kernels: rows of any length") {
+  for (const std::int64_t n : {1, 2, 31, 32, 33, 256, 257, 300, 1024}) check_cross_entropy({9, n, 1}, {});
+  for (const std::int64_t n : {1025, 1032, 8191, 8192, 8200}) check_cross_entropy({4, n, 1}, {true});
+  for (const std::int64_t inner : {2, 31, 32, 70})
+    for (const std::int64_t n : {1, 3, 8, 40}) check_cross_entropy({2, n, inner}, {true});
+}
+
+TEST_CASE("cross-entropy kernels: memory that is not aligned to 16 bytes") {
+  for (const std::size_t offset : {1, 3, 6})
+    check_cross_entropy({3, 1029, 1}, {.probabilities = offset == 3, .offset = offset, .out_offset = offset});
+  check_cross_entropy({2, 1032, 1}, {.offset = 1});  // of which the result has another place
+  check_cross_entropy({3, 40, 1}, {.offset = 1});
+}
+
+TEST_CASE("cross-entropy kernels: infinities, NaN, huge values") {
+  for (const Shape3& shape : {Shape3{9, 40, 1}, Shape3{9, 40, 3}, Shape3{9, 1060, 1}})
+    for (const double smoothing : {0.0, 0.25}) {
+      Inputs in(shape, {.weighted = smoothing != 0, .smoothing = smoothing, .scale = 2});
+      for (double& w : in.weight) w += 1;
+      in.target.assign(in.target.size(), 2);
+      const auto row = [&](std::int64_t o) {
+        return &in.x[static_cast<std::size_t>(o * shape.n * shape.inner)];
+      };
+      const std::int64_t size = shape.n * shape.inner;
+      for (std::int64_t k = 0; k < size; ++k) {
+        row(1)[k] = -kInfinity;
+        if (k / shape.inner != 2 && k % 3) row(2)[k] = -kInfinity;
+        row(3)[k] = k / shape.inner == 2 ? -kInfinity : row(3)[k];
+        row(6)[k] *= 64;
+        row(7)[k] = 1e30;
+        row(8)[k] -= 0x1p9;
+      }
+      row(4)[size - 1] = kInfinity;
+      row(5)[size / 2] = kNaN;
+      for (double& x : in.x) x = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+      check_cross_entropy<float>(in);
+      check_cross_entropy<BFloat16>(in);
+      // Rows that do not count have gradient 0 whatever is in them.
+      in.target.assign(in.target.size(), -7);
+      check_cross_entropy<float>(in);
+    }
+}
+
+TEST_CASE("cross-entropy kernels: nothing to do") {
+  for (const Shape3& shape : {Shape3{0, 3, 1}, Shape3{3, 3, 0}}) {
+    const Inputs in(shape, {});
+    cuda_emulator::take_launches();
+    check_cross_entropy<float>(in);
+    check_nll<float>(in);
+    CHECK(cuda_emulator::take_launches().empty());
+  }
+}
+
+TEST_CASE("cross-entropy kernels: each shape has its way") {
+  const auto kernel = [](const Shape3& shape, const Asked& asked) {
+    const Inputs in(shape, asked);
+    OnGpu<float> on(in);
+    cuda_emulator::take_launches();
+    gpu::launch_cross_entropy_backward<float>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    const auto launches = cuda_emulator::take_launches();
+    REQUIRE(launches.size() == 1);
+    return launches[0].kernel;
+  };
+  CHECK_THAT(kernel({3, 1024, 1}, {}), ContainsSubstring("WarpWay"));
+  CHECK_THAT(kernel({3, 1025, 1}, {}), ContainsSubstring("BlockWay"));
+  CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1}), ContainsSubstring("WarpWay"));
+  CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1, .out_offset = 1}), ContainsSubstring("BlockWay"));
+  CHECK_THAT(kernel({3, 9, 2}, {}), ContainsSubstring("ColumnWay"));
+}
+
+TEST_CASE("NLL kernels") {
+  for (const bool weighted : {false, true}) {
+    for (const std::int64_t n : {1, 10, 33, 300}) check_nll({70, n, 1}, {weighted});
+    check_nll({3, 1030, 1}, {.weighted = weighted, .each_row = true, .offset = 1, .out_offset = 1});
+    check_nll({3, 19, 33}, {.weighted = weighted, .each_row = true});
+  }
+}
+
+TEST_CASE("weighted mean kernels") {
+  for (const std::int64_t n : {0, 1, 3, 300, 4099, 9000})
+    for (const std::size_t offset : {0, 1}) {
+      CAPTURE(n, offset);
+      const Values losses = numbers(n, 1, 4), weights = positive(numbers(n, 2, 2));
+      double mean = 0, total = 0, size = 0;
+      weighted_mean(kCPU, DType::f64, n, losses.data(), weights.data(), &mean, &total);
+      for (const double v : losses) size += std::abs(v);
+      in_each_order([&] {
+        const Block<float> l(losses, offset), w(weights), got_mean(1), got_total(1);
+        gpu::launch_weighted_mean(n, l.data(), w.data(), got_mean.data(), got_total.data(), nullptr);
+        check_close("total", got_total, {total}, {roundings(n) * total});
+        check_close("mean", got_mean, {mean}, {roundings(n) * (size / total + std::abs(mean))});
+      });
+    }
+}
+
+TEST_CASE("squared error kernels: the sum") {
+  const auto check = [](auto type, std::int64_t n, std::size_t offset) {
+    using T = decltype(type);
+    CAPTURE(n, offset, sizeof(T));
+    const Values x = numbers(n, 1, 4), t = numbers(n, 2, 4);
+    double want = 0;
+    sum_squared_error(kCPU, DType::f64, n, x.data(), t.data(), &want, 7);
+    in_each_order([&] {
+      const Block<T> a(x, offset), b(t), out(1);
+      gpu::launch_sum_squared_error<T>(n, a.data(), b.data(), out.data(), 7, nullptr);
+      check_close("sum", out, {want}, {roundings(n) * want});
+    });
+  };
+  for (const std::int64_t n : {0, 1, 7, 300, 4100, 9001})
+    for (const std::size_t offset : {0, 1}) {
+      check(float(), n, offset);
+      check(BFloat16(), n, offset);
+    }
+}
+
+TEST_CASE("squared error kernels: element by element") {
+  using emulated::compare;
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (int layout = 0; layout < emulated::kLayouts; ++layout) {
+      CAPTURE(dtype, layout);
+      const auto input = [&](unsigned salt) {
+        return tensor(numbers(6 * 8, salt, 4), {6, 8}, {DType::f64, kCPU}).to(dtype);
+      };
+      const Tensor out = empty({6, 8}, {dtype, kCPU}), x = emulated::laid_out(input(1), layout), t = input(2),
+                   g = emulated::laid_out(input(3), (layout + 3) % emulated::kLayouts);
+      const auto run = [&](auto type) {
+        using T = decltype(type);
+        compare<3>(
+            out, {&out, &x, &t}, {2}, [&](const auto& e) { squared_error(kCPU, dtype, e); },
+            [](const auto& e) { gpu::launch_squared_error<T>(e, nullptr); });
+        compare<4>(
+            out, {&out, &x, &t, &g}, {3}, [&](const auto& e) { squared_error_backward(kCPU, dtype, e, 0.3); },
+            [](const auto& e) { gpu::launch_squared_error_backward<T>(e, 0.3, nullptr); });
+      };
+      dtype == DType::f32 ? run(float()) : run(BFloat16());
+    }
+}
