@@ -24,7 +24,10 @@ namespace tapestry::distributed::launch {
 namespace {
 
 constexpr std::string_view kSelf = "[tapestry-run] ";
-/// For them to say, after the grace period, that they need it no more.
+/// For the other nodes to hear of the end, about which they ask twice a second. Who has not by then is dead,
+/// frozen or cut off.
+constexpr std::chrono::seconds kHear{4};
+/// For those who have, after the grace period, to say that they need the store no more.
 constexpr std::chrono::seconds kLeave{10};
 /// For one request to node 0's launcher: how long a signal may wait when that has frozen.
 constexpr std::chrono::seconds kRequest{5};
@@ -179,11 +182,16 @@ class Launcher {
   }
 
   /// Node 0's store must outlive its use by the others.
-  void leave() {
-    nodes_.reset();
-    const auto deadline = Clock::now() + grace() + kLeave;
-    while (store_ && !store_->drain(Milliseconds(100)) && Clock::now() < deadline && pause()) {
+  void leave() try {
+    nodes_->leave();
+    const auto start = Clock::now(), deadline = start + grace() + kLeave;
+    const auto all_left = [&] {
+      const auto [know, left] = nodes_->count_left();
+      return left >= o_.nnodes || (left >= know && Clock::now() >= start + kHear);
+    };
+    while (store_ && !all_left() && Clock::now() < deadline && pause()) {
     }
+  } catch (const DistributedError&) {  // node 0's launcher is gone
   }
 
   /// Until the reader has taken all, or a signal says that nobody waits for it.

@@ -42,6 +42,7 @@ void Nodes::join() {
 std::optional<Ending> Nodes::look(int attempt) {
   try {
     const auto text = store_->try_get(key("end", attempt));
+    if (text) know(attempt);
     return text ? std::optional(ending_from(*text)) : std::nullopt;
   } catch (const DistributedError& e) {
     return gone(e);
@@ -50,7 +51,9 @@ std::optional<Ending> Nodes::look(int attempt) {
 
 Ending Nodes::end(int attempt, const Ending& ending) {
   try {
-    return ending_from(store_->compare_set(key("end", attempt), std::nullopt, to_text(ending)));
+    const std::string first = store_->compare_set(key("end", attempt), std::nullopt, to_text(ending));
+    know(attempt);
+    return ending_from(first);
   } catch (const DistributedError&) {
     return ending;  // node 0's launcher is gone, but that came later
   }
@@ -63,6 +66,22 @@ Ending Nodes::gone(const DistributedError& error) const {
 }
 
 void Nodes::done(int attempt) { store_->add(key("done", attempt), 1); }
-bool Nodes::all_done(int attempt) { return store_->add(key("done", attempt), 0) >= nodes_; }
+bool Nodes::all_done(int attempt) {
+  const bool all = store_->add(key("done", attempt), 0) >= nodes_;
+  if (all) know(attempt);
+  return all;
+}
+
+void Nodes::know(int attempt) {
+  if (attempt <= known_) return;
+  store_->add(key("know", attempt), 1);
+  known_ = attempt;
+}
+
+void Nodes::leave() { store_->add(key("left", known_), 1); }
+
+Nodes::Left Nodes::count_left() {
+  return {store_->add(key("know", known_), 0), store_->add(key("left", known_), 0)};
+}
 
 }  // namespace tapestry::distributed::launch

@@ -35,13 +35,24 @@ class Nodes {
   /// Whether those of all nodes have.
   bool all_done(int attempt);
 
+  /// This node's launcher needs the store no more.
+  void leave();
+  /// How many know how the last attempt ended that this one knows of, by look, end or all_done; and how many
+  /// of them have left.
+  struct Left {
+    std::int64_t know = 0, left = 0;
+  };
+  Left count_left();
+
  private:
   std::string key(const char* what, int attempt) const;
+  void know(int attempt);
   Ending gone(const DistributedError& error) const;
 
   std::shared_ptr<Store> store_;
   int node_, nodes_;
   std::string shape_;  // what must be the same on all nodes
+  int known_ = -1;     // the last attempt whose end is known here
 };
 
 }  // namespace tapestry::distributed::launch

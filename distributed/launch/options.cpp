@@ -100,6 +100,10 @@ std::size_t read_arguments(const std::vector<std::string>& arguments, OptionMap&
     const std::string written = arguments[i].substr(0, arguments[i].find('='));
     std::string name = written == "-h" ? "help" : written.substr(std::min<std::size_t>(2, written.size()));
     std::replace(name.begin(), name.end(), '_', '-');
+    check(
+        name != "local-rank" && name != "use-env", "[tapestry-run] ", written,
+        ": ranks are told their numbers by variables, LOCAL_RANK among them, which init_process_group() and "
+        "read_environment() read; leave the option out");
     const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
                                      [&](const Option& o) { return o.name == name; });
     check(option != std::end(kOptions) && (written.starts_with("--") || written == "-h"),

@@ -74,6 +74,27 @@ TEST_CASE("a job is done when all nodes are") {
   CHECK_FALSE(zero.all_done(1));
 }
 
+TEST_CASE("who has left is counted among those who know of the end") {
+  const auto store = memory_store();
+  LaunchOptions o = node(0);
+  o.nnodes = 3;
+  Nodes zero(store, o), one(store, o), two(store, o);
+  zero.end(0, {1, true, "first"});
+  CHECK(one.look(0));
+  CHECK(one.look(0));  // counts once
+  CHECK(zero.count_left().know == 2);
+  zero.end(1, {1, false, "second"});
+  CHECK(zero.count_left().know == 1);
+  CHECK(one.look(1));
+  zero.leave();
+  CHECK(zero.count_left().know == 2);
+  CHECK(zero.count_left().left == 1);
+  one.leave();
+  CHECK(zero.count_left().left == 2);
+  CHECK(two.look(1));
+  CHECK(zero.count_left().know == 3);
+}
+
 TEST_CASE("without node 0 the job has ended") {
   Nodes one(std::make_shared<GoneStore>(), node(1));
   const auto ending = one.look(0);

@@ -137,6 +137,9 @@ TEST_CASE("what is wrong is said with its value and what to do") {
   wrong({"--nproc", "2", "app"}, "unknown option '--nproc'");
   wrong({"--bogus=1", "app"}, "unknown option '--bogus'");
   wrong({"-n", "2", "app"}, "unknown option '-n'");
+  wrong({"--local_rank=0", "app"}, "--local_rank: ranks are told their numbers by variables");
+  wrong({"--local-rank", "0", "app"}, "leave the option out");
+  wrong({"--use_env", "app"}, "--use_env: ranks are told");
   wrong({"-nnodes", "2", "app"}, "unknown option '-nnodes'");
   wrong({"-", "app"}, "unknown option '-'");
   wrong({"--nnodes"}, "--nnodes needs a value");

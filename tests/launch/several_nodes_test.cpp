@@ -122,6 +122,23 @@ TEST_CASE("when node 0's launcher is killed, the other one says so and ends") {
   CHECK(one.all_gone());
 }
 
+TEST_CASE("node 0's launcher does not wait for one that is frozen") {
+  const TwoNodes nodes;
+  const std::string script =
+      "touch $SHARED/up.$RANK; if [ $RANK = 0 ]; then until [ -e $SHARED/go ]; do sleep 0.02; done; exit 7; "
+      "fi; "
+      "sleep 300";
+  Job zero = nodes.node(0, script);
+  Job one = nodes.node(1, script);
+  for (const char* up : {"up.0", "up.1", "up.2", "up.3"}) REQUIRE(nodes.made(up));
+  one.signal(SIGSTOP);
+  const double before = zero.seconds();
+  tests::write_file(nodes.shared / "go", "");
+  CHECK(zero.wait() == 7);
+  CHECK(zero.seconds() - before < 9);  // it would wait 15 s for one that is only slow
+  one.signal(SIGKILL);
+}
+
 TEST_CASE("launchers that do not belong together") {
   const TwoNodes nodes;
   Job zero = nodes.node(0, kWait, {}, {"TAPESTRY_SECRET=right"});
