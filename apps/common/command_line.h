@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "tapestry/core/error.h"
 
@@ -35,6 +36,17 @@ int run(CLI::App& app, int argc, char** argv, const F& program) {
     std::fputs(app.help().c_str(), stdout);
     return 0;
   } catch (const CLI::ParseError& e) {
+    for (int i = 1; i < argc; ++i) {
+      const std::string_view option =
+          std::string_view(argv[i]).substr(0, std::string_view(argv[i]).find('='));
+      if (option != "--local_rank" && option != "--local-rank") continue;
+      std::fprintf(
+          stderr,
+          "error: [%s] %s: nobody passes it here: the launcher sets LOCAL_RANK, and the program reads it; "
+          "start it with tapestry-run --nproc-per-node N, and leave the option out\n",
+          app.get_name().c_str(), argv[i]);
+      return 2;
+    }
     std::fprintf(stderr, "error: [%s] %s; %s --help lists the options\n", app.get_name().c_str(), e.what(),
                  app.get_name().c_str());
     return 2;

@@ -80,10 +80,16 @@ TEST_CASE("the demo refuses options that make no sense") {
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--batchSize", "0"},
                                                 {"--epochs", "-1"},
                                                 {"--dataset-size", "many"},
-                                                {"--num-classes", "0"},
-                                                {"--local_rank", "0"}}) {
+                                                {"--num-classes", "0"}}) {
     const Ended run = demo(wrong);
     CHECK(run.status == 2);
     CHECK_THAT(run.err, ContainsSubstring("error: [ddp_demo]") && ContainsSubstring(wrong[0]));
+  }
+  for (const std::vector<std::string>& by_hand :
+       {std::vector<std::string>{"--local_rank", "0"}, {"--local_rank=1"}, {"--local-rank", "0"}}) {
+    const Ended run = demo(by_hand);
+    CHECK(run.status == 2);
+    CHECK_THAT(run.err, ContainsSubstring("error: [ddp_demo] " + by_hand[0] + ": nobody passes it here") &&
+                            ContainsSubstring("LOCAL_RANK") && ContainsSubstring("tapestry-run"));
   }
 }
