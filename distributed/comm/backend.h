@@ -68,10 +68,13 @@ class Backend {
 
 /// Ranks as threads of one process: element i belongs to rank i. Sums are formed in the order of the ranks.
 std::vector<std::shared_ptr<Backend>> local_backends(int size);
-/// Between processes, over TCP by Gloo; `store` is this group's alone. Sums are formed in the order of the
-/// ranks, as local ones are. Throws DistributedError where the library was built without Gloo.
+/// Between processes, over TCP by Gloo; `store` is this group's alone. Ranks that are all on one host reduce,
+/// broadcast and gather through memory that they share, unless `shared_memory` is false or
+/// TAPESTRY_SHARED_MEMORY 0 on one of them, or the system has none: then a line on standard error says so.
+/// Sums are formed in the order of the ranks, as local ones are. Throws DistributedError where the library
+/// was built without Gloo.
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
-                                      Milliseconds timeout);
+                                      Milliseconds timeout, bool shared_memory = true);
 
 /// Between GPUs, one a rank, by NCCL; `store` is this group's alone. bool and 8-bit sums as above, f16 and
 /// bf16 as NCCL does them. Throws DistributedError where the library was built without NCCL, DeviceError
@@ -83,6 +86,10 @@ bool built_with_nccl();
 /// accumulator[i] = accumulator[i] op value[i], as ReduceOp says (`mean` adds; see finish_mean). In the
 /// calling thread.
 void reduce_into(void* accumulator, const void* value, std::int64_t count, DType dtype, ReduceOp op);
+/// out[i] = values[0][i] op values[1][i] ... in this order, divided by `size` where op is mean: what
+/// all_reduce is. `out` may be one of the `size` values.
+void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
+                     ReduceOp op);
 /// Divides by `size` where op is mean.
 void finish_mean(void* data, std::int64_t count, DType dtype, ReduceOp op, int size);
 

@@ -42,11 +42,11 @@ int required(const char* name, int least, int most, const char* because) {
   return *n;
 }
 
-bool flag(const char* name) {
+bool flag(const char* name, bool otherwise = false) {
   const auto text = variable(name);
   check(!text || *text == "0" || *text == "1", "[environment] ", name, " is \"", text.value_or(""),
         "\"; set it to 0 or 1");
-  return text == "1";
+  return text ? text == "1" : otherwise;
 }
 
 bool is_loopback(std::string_view host) {
@@ -221,5 +221,7 @@ std::chrono::milliseconds default_timeout() {
         "\"; set it to a number of seconds from 0.001 to 1e7, or ", "unset it");
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
+
+bool shared_memory_enabled() { return flag("TAPESTRY_SHARED_MEMORY", true); }
 
 }  // namespace tapestry::distributed

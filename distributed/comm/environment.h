@@ -34,4 +34,8 @@ Environment read_environment();
 /// seconds.
 std::chrono::milliseconds default_timeout();
 
+/// False if TAPESTRY_SHARED_MEMORY is 0: whether ranks of one host may exchange through memory that they
+/// share. Throws ValueError for what is neither 0 nor 1.
+bool shared_memory_enabled();
+
 }  // namespace tapestry::distributed

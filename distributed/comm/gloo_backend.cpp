@@ -1,10 +1,14 @@
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include "tapestry/distributed/comm/backend.h"
+#include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/gloo_transport.h"
+#include "tapestry/distributed/comm/internal/host_exchange.h"
 
 namespace tapestry::distributed {
 
@@ -16,6 +20,8 @@ using Transfers = std::vector<GlooTransfer*>;
 
 // Up to here all ranks send everything to all, which takes one exchange instead of two.
 constexpr std::size_t kSmall = 16 << 10;
+// From here on ranks of one host exchange through shared memory.
+constexpr std::size_t kShared = 4 << 10;
 // Large blocks go in pieces of this size, so that one is added up while the next arrives.
 constexpr std::size_t kPiece = 512 << 10;
 // Pieces of each peer that may wait to be added.
@@ -29,12 +35,38 @@ auto at(T* data, int i, std::size_t bytes) {
   return static_cast<Byte*>(data) + static_cast<std::size_t>(i) * bytes;
 }
 
+/// Of the ranks whose memory is shared: they die as their connections do.
+class ConnectionWatch final : public PeerWatch {
+ public:
+  ConnectionWatch(GlooTransport& transport, Deadline deadline) : transport_(transport), deadline_(deadline) {}
+  bool hopeless(int peer) override { return Clock::now() >= deadline_ || transport_.gone(peer); }
+  void fail(int peer) override { transport_.fail_for(peer, !transport_.gone(peer)); }
+
+ private:
+  GlooTransport& transport_;
+  const Deadline deadline_;
+};
+
+/// How each rank stands to the segment: why it cannot use it, or nothing.
+struct Refusal {
+  char why[256] = "";
+};
+/// Rank 0's is in `refusal` of its offer.
+struct Offer {
+  SharedMemoryAddress address;
+  Refusal refusal;
+};
+
 /// Every collective is direct: each rank exchanges with each other, two steps at most, and reductions are
 /// added up in the order of the ranks, whatever the size. So their bits are those of the local backend.
 class GlooBackend final : public Backend {
  public:
-  GlooBackend(Store& store, int rank, int size, Deadline deadline, const GlooTransport* like)
-      : transport_(store, rank, size, deadline, like), rank_(rank), size_(size) {}
+  GlooBackend(Store& store, int rank, int size, Deadline deadline, bool shared_memory,
+              const GlooTransport* like)
+      : transport_(store, rank, size, deadline, like),
+        rank_(rank),
+        size_(size),
+        shared_memory_(shared_memory) {}
 
   const char* name() const override { return "gloo"; }
   int rank() const override { return rank_; }
@@ -80,6 +112,14 @@ class GlooBackend final : public Backend {
     return {.begin = edge(i), .size = edge(i + 1) - edge(i)};
   }
 
+  /// What ranks of one host have for collectives of so many bytes. Null: they exchange messages.
+  HostExchange* shared(std::size_t bytes, Deadline deadline) {
+    if (bytes < kShared || !transport_.one_host() || size_ == 1) return nullptr;
+    if (!agreed_) agree(deadline);
+    return exchange_.get();
+  }
+  void agree(Deadline deadline);
+
   Operation begin(Deadline deadline) {
     ++sequence_;
     return Operation(transport_, deadline);
@@ -97,25 +137,60 @@ class GlooBackend final : public Backend {
   template <class Ready>
   void reduce_block(Operation& operation, const std::byte* in, std::byte* out, std::int64_t count,
                     DType dtype, ReduceOp op, const Ready& ready);
-  void fold(std::byte* out, const std::byte* own, const std::vector<std::byte*>& others, std::int64_t count,
-            DType dtype, ReduceOp op);
 
   GlooTransport transport_;
   const int rank_, size_;
+  const bool shared_memory_;
+  bool agreed_ = false;  // on the next, or on its absence
+  std::unique_ptr<HostExchange> exchange_;
   std::uint64_t sequence_ = 0;
   std::vector<std::byte> scratch_;  // grows to a few pieces a rank, and stays
 };
 
-// others[i] is rank i's, and may be overwritten; own stands for others[rank()], and may be `out` itself.
-void GlooBackend::fold(std::byte* out, const std::byte* own, const std::vector<std::byte*>& others,
-                       std::int64_t count, DType dtype, ReduceOp op) {
-  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
-  std::byte* const sum = rank_ == 0 ? out : others[0];
-  if (sum == out && own != out) std::memcpy(out, own, bytes);
-  for (int i = 1; i < size_; ++i)
-    reduce_into(sum, i == rank_ ? own : others[static_cast<std::size_t>(i)], count, dtype, op);
-  finish_mean(sum, count, dtype, op, size_);
-  if (sum != out) std::memcpy(out, sum, bytes);
+// The first collective that is large enough makes the segment: rank 0 offers one, all others open it, and it
+// is used if all of them have, which each tells each. Whoever does not want one takes part in that too: the
+// others cannot know.
+void GlooBackend::agree(Deadline deadline) {
+  agreed_ = true;
+  std::shared_ptr<SharedMemory> memory;
+  Offer offer;
+  Refusal refusal;
+  const auto refuse = [&](const std::string& why) { why.copy(refusal.why, sizeof refusal.why - 1); };
+  const auto attempt = [&](const auto& make) {
+    try {
+      if (shared_memory_) memory = make();
+      else refuse("it is switched off there (TAPESTRY_SHARED_MEMORY)");
+    } catch (const std::exception& e) {
+      refuse(e.what());
+    }
+  };
+  if (rank_ == 0) {
+    attempt([&] {
+      check<DistributedError>(size_ <= HostExchange::kMostRanks, "[shared_memory] ", size_,
+                              " ranks are more than ", HostExchange::kMostRanks);
+      return std::make_shared<SharedMemory>(HostExchange::bytes_for(size_));
+    });
+    if (memory) offer.address = memory->address();
+    offer.refusal = refusal;
+  }
+  broadcast(&offer, sizeof offer, 0, deadline);
+  if (rank_ != 0 && !offer.refusal.why[0])
+    attempt([&] { return std::make_shared<SharedMemory>(offer.address); });
+  std::vector<Refusal> refusals(static_cast<std::size_t>(size_));
+  all_gather(&refusal, refusals.data(), sizeof refusal, deadline);
+  const auto refused =
+      std::find_if(refusals.begin(), refusals.end(), [](const Refusal& r) { return r.why[0]; });
+  if (refused == refusals.end()) {
+    memory->close();
+    exchange_ = std::make_unique<HostExchange>(std::move(memory), rank_, size_);
+    return;
+  }
+  static std::atomic<bool> said = false;
+  if (rank_ != 0 || !shared_memory_ || said.exchange(true)) return;
+  std::fprintf(stderr,
+               "tapestry: the ranks of this host exchange over loopback, which is slower than shared memory; "
+               "rank %td: %s\n",
+               refused - refusals.begin(), refused->why);
 }
 
 void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, std::int64_t count,
@@ -123,15 +198,17 @@ void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, 
   const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
   std::byte* const space = scratch(bytes * static_cast<std::size_t>(size_));
   const bool receives = root == kEveryone || root == rank_;
-  std::vector<std::byte*> others(static_cast<std::size_t>(size_));
+  std::vector<const void*> values(static_cast<std::size_t>(size_), data);
   for (int i = 0; i < size_; ++i) {
-    others[static_cast<std::size_t>(i)] = space + bytes * static_cast<std::size_t>(i);
     if (i == rank_) continue;
-    if (receives) operation.receive(others[static_cast<std::size_t>(i)], bytes, i, slot(0)).post_all();
+    if (receives) {
+      values[static_cast<std::size_t>(i)] = at(space, i, bytes);
+      operation.receive(at(space, i, bytes), bytes, i, slot(0)).post_all();
+    }
     if (root == kEveryone || root == i) operation.send(data, bytes, i, slot(0)).post_all();
   }
   operation.wait_all();
-  if (receives) fold(data, data, others, count, dtype, op);
+  if (receives) reduce_in_order(data, values.data(), size_, count, dtype, op);
 }
 
 // This rank's block of everyone's `in`, into `out`; ready(offset, length) follows each piece of it.
@@ -158,13 +235,14 @@ void GlooBackend::reduce_block(Operation& operation, const std::byte* in, std::b
     const Block theirs = block(count, dtype, i, size_);
     theirs.post_to(operation.send(in + theirs.begin, theirs.size, i, slot(0)));
   }
-  std::vector<std::byte*> others(static_cast<std::size_t>(size_));
+  std::vector<const void*> values(static_cast<std::size_t>(size_));
   for (std::size_t piece = 0; piece < mine.pieces(); ++piece) {
     for (GlooTransfer* transfer : receives) transfer->wait();
-    for (int i = 0; i < size_; ++i) others[static_cast<std::size_t>(i)] = place(i, piece);
     const std::size_t offset = mine.offset(piece), length = mine.length(piece);
-    fold(out + offset, in + mine.begin + offset, others,
-         static_cast<std::int64_t>(length / dtype_size(dtype)), dtype, op);
+    for (int i = 0; i < size_; ++i)
+      values[static_cast<std::size_t>(i)] = i == rank_ ? in + mine.begin + offset : place(i, piece);
+    reduce_in_order(out + offset, values.data(), size_, static_cast<std::int64_t>(length / dtype_size(dtype)),
+                    dtype, op);
     post(piece + kDepth);
     ready(offset, length);
   }
@@ -172,9 +250,14 @@ void GlooBackend::reduce_block(Operation& operation, const std::byte* in, std::b
 
 void GlooBackend::reduce_to(int root, void* data, std::int64_t count, DType dtype, ReduceOp op,
                             Deadline deadline) {
+  auto* const bytes = static_cast<std::byte*>(data);
+  HostExchange* const host = shared(static_cast<std::size_t>(count) * dtype_size(dtype), deadline);
   Operation operation = begin(deadline);
   if (count == 0 || size_ == 1) return;
-  auto* const bytes = static_cast<std::byte*>(data);
+  if (host) {
+    ConnectionWatch watch(transport_, deadline);
+    return host->reduce(bytes, count, dtype, op, root, watch);
+  }
   if (static_cast<std::size_t>(count) * dtype_size(dtype) <= kSmall)
     return reduce_small(operation, root, bytes, count, dtype, op);
   const Block mine = block(count, dtype, rank_, size_);
@@ -198,11 +281,18 @@ void GlooBackend::reduce_to(int root, void* data, std::int64_t count, DType dtyp
 
 void GlooBackend::reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
                                  Deadline deadline) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
+  HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
   if (count == 0) return;
   if (size_ == 1) {
-    std::memcpy(out, in, static_cast<std::size_t>(count) * dtype_size(dtype));
+    std::memcpy(out, in, bytes);
     return;
+  }
+  if (host) {
+    ConnectionWatch watch(transport_, deadline);
+    return host->reduce_scatter(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, dtype,
+                                op, watch);
   }
   reduce_block(operation, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count * size_,
                dtype, op, [](std::size_t, std::size_t) {});
@@ -211,9 +301,14 @@ void GlooBackend::reduce_scatter(const void* in, void* out, std::int64_t count, 
 
 // A large one goes out once: each other rank gets a part, which it passes on to the rest.
 void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline deadline) {
+  auto* const at = static_cast<std::byte*>(data);
+  HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
   if (bytes == 0 || size_ == 1) return;
-  auto* const at = static_cast<std::byte*>(data);
+  if (host) {
+    ConnectionWatch watch(transport_, deadline);
+    return host->broadcast(at, bytes, root, watch);
+  }
   const bool in_parts = size_ > 2 && bytes > kSmall;
   // The part that comes by way of rank i.
   const auto part = [&](int i) {
@@ -248,8 +343,13 @@ void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline de
 }
 
 void GlooBackend::all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) {
+  HostExchange* const host = shared(bytes, deadline);
   Operation operation = begin(deadline);
   if (bytes == 0) return;
+  if (host) {
+    ConnectionWatch watch(transport_, deadline);
+    return host->all_gather(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), bytes, watch);
+  }
   for (int i = 0; i < size_; ++i) {
     if (i == rank_) continue;
     operation.receive(at(out, i, bytes), bytes, i, slot(0)).post_all();
@@ -318,21 +418,22 @@ std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks,
   const auto self = std::find(ranks.begin(), ranks.end(), rank_);
   check<IndexError>(self != ranks.end(), "[split] rank ", rank_, " is not of the new group");
   return std::make_shared<GlooBackend>(*store, static_cast<int>(self - ranks.begin()),
-                                       static_cast<int>(ranks.size()), deadline, &transport_);
+                                       static_cast<int>(ranks.size()), deadline, shared_memory_, &transport_);
 }
 
 }  // namespace
 
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
-                                      Milliseconds timeout) {
+                                      Milliseconds timeout, bool shared_memory) {
   check<ValueError>(size >= 1 && rank >= 0 && rank < size, "[gloo] rank ", rank, " of ", size,
                     "; ranks count from 0 to size - 1");
-  return std::make_shared<GlooBackend>(*store, rank, size, Clock::now() + timeout, nullptr);
+  return std::make_shared<GlooBackend>(*store, rank, size, Clock::now() + timeout,
+                                       shared_memory && shared_memory_enabled(), nullptr);
 }
 
 #else
 
-std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>&, int, int, Milliseconds) {
+std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>&, int, int, Milliseconds, bool) {
   fail<DistributedError>(
       "[gloo] this library was built without Gloo; install libgloo-dev and build again, or use threads of "
       "one "

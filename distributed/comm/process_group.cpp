@@ -2,7 +2,6 @@
 #include "tapestry/distributed/comm/process_group.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -14,6 +13,7 @@
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/collective.h"
 #include "tapestry/distributed/comm/internal/descriptor.h"
 #include "tapestry/distributed/comm/internal/diagnosis.h"
@@ -36,16 +36,6 @@ class Mismatch : public DistributedError {
 std::string file_and_line(const std::source_location& site) {
   const std::string_view file = site.file_name();
   return concat({file.substr(file.find_last_of('/') + 1), ":", site.line()});
-}
-
-Milliseconds default_timeout() {
-  const char* const text = std::getenv("TAPESTRY_TIMEOUT_S");
-  if (!text || !*text) return 300s;
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text, text + std::strlen(text), seconds);
-  check(error == std::errc() && *end == '\0' && seconds > 0 && seconds <= 1e9,
-        "[process_group] TAPESTRY_TIMEOUT_S=", text, "; set it to a number of seconds, such as 300");
-  return std::max(1ms, std::chrono::duration_cast<Milliseconds>(std::chrono::duration<double>(seconds)));
 }
 
 GroupOptions resolved(GroupOptions options) {

@@ -1,4 +1,6 @@
 // The arithmetic of reductions, in the calling thread.
+#include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "tapestry/core/error.h"
@@ -99,6 +101,24 @@ void reduce_into(void* accumulator, const void* value, std::int64_t count, DType
       return reduce_numbers<std::uint8_t>(accumulator, value, count, op);
     case DType::boolean:
       return reduce_bools(accumulator, value, count, op);
+  }
+}
+
+void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
+                     ReduceOp op) {
+  constexpr std::size_t kBlock = 8 << 10;  // stays in the first cache while all are added
+  alignas(64) std::byte block[kBlock];
+  const std::size_t width = dtype_size(dtype), bytes = static_cast<std::size_t>(count) * width;
+  const auto from = [&](int i, std::size_t offset) {
+    return static_cast<const std::byte*>(values[i]) + offset;
+  };
+  for (std::size_t offset = 0; offset < bytes; offset += kBlock) {
+    const std::size_t length = std::min(kBlock, bytes - offset);
+    const auto n = static_cast<std::int64_t>(length / width);
+    std::memcpy(block, from(0, offset), length);
+    for (int i = 1; i < size; ++i) reduce_into(block, from(i, offset), n, dtype, op);
+    finish_mean(block, n, dtype, op, size);
+    std::memcpy(static_cast<std::byte*>(out) + offset, block, length);
   }
 }
 

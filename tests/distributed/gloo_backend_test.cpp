@@ -18,6 +18,9 @@ namespace {
 
 Deadline in(Milliseconds time) { return Clock::now() + time; }
 
+// With the memory that ranks of one host share, and without.
+constexpr const char* kGloo[] = {"gloo", "gloo, messages only"};
+
 using Backends = std::vector<std::shared_ptr<Backend>>;
 
 Backends connect(const std::string& name, int size) {
@@ -72,8 +75,12 @@ std::vector<std::vector<T>> reduced_by(const std::string& name, int size, std::s
 template <class T>
 void check_same_bits(int size, std::size_t count, ReduceOp op) {
   CAPTURE(size, count, reduce_op_name(op), dtype_name(dtype_of<T>));
-  const auto local = reduced_by<T>("local", size, count, op), gloo = reduced_by<T>("gloo", size, count, op);
-  for (const auto& values : gloo) CHECK(std::memcmp(values.data(), local[0].data(), count * sizeof(T)) == 0);
+  const auto local = reduced_by<T>("local", size, count, op);
+  for (const char* name : kGloo) {
+    CAPTURE(name);
+    for (const auto& values : reduced_by<T>(name, size, count, op))
+      CHECK(std::memcmp(values.data(), local[0].data(), count * sizeof(T)) == 0);
+  }
 }
 
 }  // namespace
@@ -91,30 +98,48 @@ TEST_CASE("gloo and local reduce to the same bits") {
   }
 }
 
+namespace {
+
+// With 2 to 4 ranks several pieces a block, the last one short.
+void check_large_messages(const char* name, int size) {
+  constexpr std::size_t count = 700'001;
+  on_each(connect(name, size), [&](Backend& backend) {
+    const auto value = [](std::size_t i, int rank) {
+      return static_cast<std::int32_t>(i * 7 + static_cast<std::size_t>(rank) * 1'000'003 % 8191);
+    };
+    std::vector<std::int32_t> x(count), all(count * static_cast<std::size_t>(size));
+    for (int root = 0; root < size; ++root) {
+      for (std::size_t i = 0; i < count; ++i) x[i] = value(i, backend.rank());
+      auto y = x;
+      backend.broadcast(x.data(), count * sizeof x[0], root, in(30s));
+      backend.reduce(y.data(), static_cast<std::int64_t>(count), DType::i32, ReduceOp::sum, root, in(30s));
+      for (std::size_t i = 0; i < count; ++i) {
+        std::int32_t sum = 0;
+        for (int r = 0; r < size; ++r) sum += value(i, r);
+        if (x[i] != value(i, root)) throw std::runtime_error("broadcast, element " + std::to_string(i));
+        if (backend.rank() == root && y[i] != sum)
+          throw std::runtime_error("reduce, element " + std::to_string(i));
+      }
+    }
+    for (std::size_t i = 0; i < count; ++i) x[i] = value(i, backend.rank());
+    backend.all_gather(x.data(), all.data(), count * sizeof x[0], in(30s));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (all[i] != value(i % count, static_cast<int>(i / count)))
+        throw std::runtime_error("all_gather, element " + std::to_string(i));
+    backend.reduce_scatter(all.data(), x.data(), static_cast<std::int64_t>(count), DType::i32, ReduceOp::max,
+                           in(30s));
+    for (std::size_t i = 0; i < count; ++i)
+      if (x[i] != value(i, backend.rank()))
+        throw std::runtime_error("reduce_scatter, element " + std::to_string(i));
+  });
+}
+
+}  // namespace
+
 TEST_CASE("pieces, blocks and roots of large messages") {
   if (!has_gloo()) return;
-  const std::size_t count = 700'001;  // with 2 to 4 ranks: two or three pieces a block, the last one short
-  for (const int size : {2, 3, 4}) {
-    on_each(connect("gloo", size), [&](Backend& backend) {
-      const auto value = [](std::size_t i, int rank) {
-        return static_cast<std::int32_t>(i * 7 + static_cast<std::size_t>(rank) * 1'000'003 % 8191);
-      };
-      for (int root = 0; root < size; ++root) {
-        std::vector<std::int32_t> x(count);
-        for (std::size_t i = 0; i < count; ++i) x[i] = value(i, backend.rank());
-        auto y = x;
-        backend.broadcast(x.data(), count * sizeof x[0], root, in(30s));
-        backend.reduce(y.data(), static_cast<std::int64_t>(count), DType::i32, ReduceOp::sum, root, in(30s));
-        for (std::size_t i = 0; i < count; ++i) {
-          std::int32_t sum = 0;
-          for (int r = 0; r < size; ++r) sum += value(i, r);
-          if (x[i] != value(i, root)) throw std::runtime_error("broadcast, element " + std::to_string(i));
-          if (backend.rank() == root && y[i] != sum)
-            throw std::runtime_error("reduce, element " + std::to_string(i));
-        }
-      }
-    });
-  }
+  for (const char* name : kGloo)
+    for (const int size : {2, 3, 4}) check_large_messages(name, size);
 }
 
 TEST_CASE("messages of different tags overtake one another") {

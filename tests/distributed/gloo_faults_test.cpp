@@ -1,11 +1,13 @@
-// Ranks that die or stop while others wait for them over Gloo. Deadlines are far off, so that who is told in
-// time was told, and did not merely give up.
+// Ranks that die or stop while others wait for them over Gloo, with and without memory that they share.
+// Deadlines are far off, so that who is told in time was told, and did not merely give up.
 #include <signal.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -38,9 +40,17 @@ void wait_until_working(Store& store, int size) {
   REQUIRE(store.add("working", 0) == size);
 }
 
+std::set<std::string> files_in_shm() {
+  std::set<std::string> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", none))
+    if (entry.path().filename().string().find("tapestry") != std::string::npos) names.insert(entry.path());
+  return names;
+}
+
 // Rank 1 is struck while all exchange without end; the others check what they are told.
-void strike(const char* child, int size, int signal, std::chrono::microseconds delay,
-            const RankProcesses::Variables& variables = {}) {
+void strike_once(const char* child, int size, int signal, std::chrono::microseconds delay,
+                 const RankProcesses::Variables& variables) {
   RankProcesses ranks(child, size, variables);
   wait_until_working(ranks.store(), size);
   std::this_thread::sleep_for(delay);
@@ -52,6 +62,17 @@ void strike(const char* child, int size, int signal, std::chrono::microseconds d
     CAPTURE(child, rank, delay.count(), end.output, end.exit_code, end.signal);
     CHECK(end.well());
   }
+}
+
+void strike(const char* child, int size, int signal, std::chrono::microseconds delay,
+            RankProcesses::Variables variables = {}) {
+  variables.emplace_back("TAPESTRY_SHARED_MEMORY", "1");
+  for (const char* shared : {"1", "0"}) {
+    CAPTURE(shared);
+    variables.back().second = shared;
+    strike_once(child, size, signal, delay, variables);
+  }
+  CHECK(files_in_shm().empty());  // nobody is left to remove any
 }
 
 }  // namespace

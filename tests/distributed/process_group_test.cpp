@@ -390,7 +390,7 @@ TEST_CASE("the timeout has a default, a variable and an option") {
   for (const char* bad : {"soon", "-1", "0", "5s"})
     CHECK_THAT(
         run_child(child, std::string("TAPESTRY_TIMEOUT_S=") + bad).output,
-        ContainsSubstring(std::string("TAPESTRY_TIMEOUT_S=") + bad + "; set it to a number of seconds"));
+        ContainsSubstring(std::string("TAPESTRY_TIMEOUT_S is \"") + bad + "\"; set it to a number of seconds"));
   run_local_ranks(1, [](const Group& g) { CHECK(g->timeout() == 7s); }, {.timeout = 7s});
 }
 

@@ -14,7 +14,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-std::vector<std::shared_ptr<Backend>> gloo_backends(int size) {
+std::vector<std::shared_ptr<Backend>> gloo_backends(int size, bool shared_memory) {
   const auto store = memory_store();
   std::vector<std::shared_ptr<Backend>> all(static_cast<std::size_t>(size));
   std::vector<std::exception_ptr> errors(all.size());
@@ -23,7 +23,7 @@ std::vector<std::shared_ptr<Backend>> gloo_backends(int size) {
     threads.emplace_back([&, r] {
       const auto i = static_cast<std::size_t>(r);
       try {
-        all[i] = gloo_backend(store, r, size, 30s);
+        all[i] = gloo_backend(store, r, size, 30s, shared_memory);
       } catch (...) {
         errors[i] = std::current_exception();
       }
@@ -52,7 +52,10 @@ bool has_gloo() {
 const std::vector<Transport>& transports() {
   static const std::vector<Transport> all = [] {
     std::vector<Transport> rows = {{"local", local_backends}};
-    if (has_gloo()) rows.push_back({"gloo", gloo_backends});
+    if (has_gloo()) {
+      rows.push_back({"gloo", [](int size) { return gloo_backends(size, true); }});
+      rows.push_back({"gloo, messages only", [](int size) { return gloo_backends(size, false); }});
+    }
     return rows;
   }();
   return all;

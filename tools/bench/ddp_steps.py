@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Job:
     """One job of `world` ranks. Each rank has its share of two threads."""
 
-    def __init__(self, command, world):
+    def __init__(self, command, world, **variables):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -26,7 +26,7 @@ class Job:
         for rank in range(world):
             env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
                        LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                       OMP_NUM_THREADS=str(max(1, 2 // world)))
+                       OMP_NUM_THREADS=str(max(1, 2 // world)), **variables)
             self.ranks.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def ask(self, line):
@@ -61,6 +61,8 @@ def main():
     for world in (1, 2):
         jobs = {"tapestry": Job([args.program], world), "default": Job(torch, world),
                 "channels_last": Job(torch + ["channels_last"], world)}
+        if world > 1:
+            jobs["messages"] = Job([args.program], world, TAPESTRY_SHARED_MEMORY="0")
         times = {name: [] for name in jobs}
         for job in jobs.values():
             job.ask("step 20")  # warm up
@@ -76,6 +78,9 @@ def main():
         results["step"][world] = {"ms": medians, "mib": memory, "speedup": medians[best] / medians["tapestry"]}
         print(f"| {world} rank{'s' * (world > 1)} | {medians['tapestry']:.2f} | {medians[best]:.2f} ({best}) | "
               f"{medians[best] / medians['tapestry']:.2f} | {max(memory['tapestry']):.0f} | {max(memory[best]):.0f} |")
+        if world > 1:
+            print(f"| {world} ranks, TAPESTRY_SHARED_MEMORY=0 | {medians['messages']:.2f} | {medians[best]:.2f} ({best}) | "
+                  f"{medians[best] / medians['messages']:.2f} | {max(memory['messages']):.0f} | {max(memory[best]):.0f} |")
 
     print("\nMLP of 100 MiB, 2 ranks, batch 64: milliseconds of one backward pass, medians")
     print("| buckets of MiB | link slower by | buckets | backward | communication | hidden | exposed |")

@@ -104,8 +104,32 @@ std::string store_host(const Store& store) {
   return host;
 }
 
-std::shared_ptr<gloo::transport::Device> open_device(const Store& store, bool one_host) {
+std::string key(const char* what, int rank) { return "gloo/" + std::string(what) + std::to_string(rank); }
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+/// The address of this host from which the others are reached, which are not all on it; empty if there is
+/// none.
+std::string own_address(Store& store, int rank, int size, Deadline deadline) {
+  const std::string host = store_host(store);
+  std::string address = host.empty() ? "" : address_towards(host);
+  if (is_loopback(address)) address.clear();
+  store.set(key("from/", rank), address);
+  // Where the store is, it may be reached by loopback: then towards a rank that reaches it from elsewhere.
+  for (int i = 0; address.empty() && i < size; ++i) {
+    if (i == rank) continue;
+    const std::string theirs = store.get(key("from/", i), left_until(deadline));
+    if (!theirs.empty()) address = address_towards(theirs);
+  }
+  // Through the default route, where no address is known: that is one for documentation.
+  return address.empty() ? address_towards("192.0.2.1") : address;
+}
+
+/// Listens on one address only: Gloo does not ask who connects.
+std::shared_ptr<gloo::transport::Device> open_device(Store& store, int rank, int size, bool one_host,
+                                                     Deadline deadline) {
   gloo::transport::tcp::attr attr;
+  const std::string address = one_host ? "127.0.0.1" : own_address(store, rank, size, deadline);
   const char* variable = "TAPESTRY_INTERFACE";
   const char* interface = std::getenv(variable);
   if (!interface || !*interface) interface = std::getenv(variable = "GLOO_SOCKET_IFNAME");
@@ -116,22 +140,16 @@ std::shared_ptr<gloo::transport::Device> open_device(const Store& store, bool on
                             "[gloo] ", variable, " is ", attr.iface, ", but this host has ",
                             names.empty() ? "no interface with an address" : names,
                             "; set it to one of those, or unset it");
-  } else if (one_host) {
-    attr.hostname = "127.0.0.1";
   } else {
-    // What lies behind the default route, where no rank's address is known: an address for documentation.
-    const std::string host = store_host(store);
-    attr.hostname = address_towards(host.empty() ? "192.0.2.1" : host);
-    check<DistributedError>(
-        !attr.hostname.empty(), "[gloo] found no network interface that reaches ",
-        host.empty() ? "other hosts" : host,
-        "; set TAPESTRY_INTERFACE to the one that the ranks share, of: ", interface_names());
+    attr.hostname = address;
+    check<DistributedError>(!address.empty(),
+                            "[gloo] found no network interface that reaches the other hosts; set "
+                            "TAPESTRY_INTERFACE to the one that the ranks share, of: ",
+                            interface_names());
   }
   const NoSignals in_its_thread;
   return gloo::transport::tcp::CreateDevice(attr);
 }
-
-std::string key(const char* what, int rank) { return "gloo/" + std::string(what) + std::to_string(rank); }
 
 }  // namespace
 
@@ -149,7 +167,7 @@ void GlooTransfer::post(std::size_t offset, std::size_t bytes) {
     if (sends_) buffer_->send(peer_, slot_, offset, bytes);
     else buffer_->recv(peer_, slot_, offset, bytes);
   } catch (const std::exception& e) {
-    operation_.fail_at(*this, false, e.what());
+    operation_.transport_.fail_for(peer_, false, e.what());
   }
   ++pending_;
 }
@@ -225,33 +243,9 @@ void GlooOperation::wait(GlooTransfer& transfer) {
       const std::lock_guard lock(transport_.mutex_);
       waiting_ = nullptr;
     }
-    if (!cause.empty()) fail_at(*at, at == &transfer && Clock::now() >= deadline_, cause);
+    if (!cause.empty()) transport_.fail_for(at->peer_, at == &transfer && Clock::now() >= deadline_, cause);
     if (transfer.complete_ > 0) --transfer.complete_;
   }
-}
-
-void GlooOperation::fail_at(const GlooTransfer& transfer, bool time_is_up, const std::string& cause) {
-  {
-    const std::lock_guard lock(transport_.mutex_);
-    if (transport_.failed_) fail<DistributedError>(transport_.why_);
-  }
-  const std::string us =
-      "[gloo] rank " + std::to_string(transport_.rank_) + " of " + std::to_string(transport_.size_);
-  const std::string them = "rank " + std::to_string(transfer.peer_);
-  if (time_is_up) {
-    const std::string why = us + " waited for " + them + " until its time was up; " + them +
-                            " is late, stopped, or in another collective";
-    transport_.abort(why);
-    throw TimeoutError(why);
-  }
-  // Gloo's "[file:line] text" without its first part; it says nothing when we gave up ourselves.
-  const auto text = cause.find("] ");
-  const bool tells = text != std::string::npos && cause.find("Timed out", text) == std::string::npos;
-  const std::string why = us + " lost its connection to " + them +
-                          (tells ? " (" + cause.substr(text + 2) + ")" : "") +
-                          ", which died or failed; look at what that rank printed";
-  transport_.abort(why);
-  throw DistributedError(why);
 }
 
 GlooTransport::GlooTransport(Store& store, int rank, int size, Deadline deadline, const GlooTransport* like)
@@ -260,7 +254,7 @@ GlooTransport::GlooTransport(Store& store, int rank, int size, Deadline deadline
   const NoSigpipe guard;
   try {
     meet(store, deadline);
-    device_ = like ? like->device_ : open_device(store, one_host_);
+    device_ = like ? like->device_ : open_device(store, rank, size, one_host_, deadline);
     connect(store, deadline);
   } catch (const Error&) {
     throw;
@@ -370,6 +364,34 @@ void GlooTransport::lose(int peer) noexcept {
   for (GlooOperation* operation : operations_) {
     if (operation->waiting_) operation->waiting_->wake();
   }
+}
+
+bool GlooTransport::gone(int peer) {
+  const std::lock_guard lock(mutex_);
+  return failed_ || lost_[static_cast<std::size_t>(peer)];
+}
+
+void GlooTransport::fail_for(int peer, bool time_is_up, const std::string& cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_) fail<DistributedError>(why_);
+  }
+  const std::string us = "[gloo] rank " + std::to_string(rank_) + " of " + std::to_string(size_);
+  const std::string them = "rank " + std::to_string(peer);
+  if (time_is_up) {
+    const std::string why = us + " waited for " + them + " until its time was up; " + them +
+                            " is late, stopped, or in another collective";
+    abort(why);
+    throw TimeoutError(why);
+  }
+  // Gloo's "[file:line] text" without its first part; it says nothing when we gave up ourselves.
+  const auto text = cause.find("] ");
+  const bool tells = text != std::string::npos && cause.find("Timed out", text) == std::string::npos;
+  const std::string why = us + " lost its connection to " + them +
+                          (tells ? " (" + cause.substr(text + 2) + ")" : "") +
+                          ", which died or failed; look at what that rank printed";
+  abort(why);
+  throw DistributedError(why);
 }
 
 void GlooTransport::abort(const std::string& why) noexcept {

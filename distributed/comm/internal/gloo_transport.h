@@ -99,7 +99,6 @@ class GlooOperation {
   friend class GlooTransfer;
   friend class GlooTransport;
   void wait(GlooTransfer& transfer);
-  [[noreturn]] void fail_at(const GlooTransfer& transfer, bool time_is_up, const std::string& cause);
 
   const NoSigpipe guard_;
   GlooTransport& transport_;
@@ -122,6 +121,11 @@ class GlooTransport {
   int size() const { return size_; }
   /// All ranks share a kernel and a network namespace.
   bool one_host() const { return one_host_; }
+
+  /// `peer` has left, or this transport has failed.
+  bool gone(int peer);
+  /// For who waited in vain for what `peer` owed: throws, after the transport has failed with the same error.
+  [[noreturn]] void fail_for(int peer, bool time_is_up, const std::string& cause = {});
 
   /// Everything in progress and to come throws DistributedError with `why`, unless it failed before.
   void abort(const std::string& why) noexcept;

@@ -1,0 +1,224 @@
+// Collectives through memory that ranks of one host share; here the ranks are threads with one mapping, so
+// that ThreadSanitizer sees what they do with it.
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tapestry/distributed/comm/internal/host_exchange.h"
+#include "tests/distributed/store_support.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product};
+constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
+                          DType::i64, DType::i32, DType::u8,  DType::boolean};
+
+class Hopeless : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Until a time, or until `lost` is set.
+class Watch : public PeerWatch {
+ public:
+  explicit Watch(Milliseconds time = tests::kSoon) : deadline_(Clock::now() + time) {}
+  bool hopeless(int) override { return lost || Clock::now() >= deadline_; }
+  void fail(int peer) override { throw Hopeless(std::to_string(peer)); }
+  std::atomic<bool> lost = false;
+
+ private:
+  const Deadline deadline_;
+};
+
+using Bytes = std::vector<std::byte>;
+
+// Any bits, bools that are neither 0 nor 1 among them, but no infinities and NaN: of two NaN the compiler
+// chooses which one a sum is.
+Bytes random_bits(std::size_t bytes, DType dtype, unsigned seed) {
+  std::mt19937 random(seed);
+  Bytes values(bytes);
+  for (std::byte& b : values) b = static_cast<std::byte>(random());
+  for (std::size_t i = dtype_size(dtype) - 1; is_floating(dtype) && i < bytes; i += dtype_size(dtype))
+    values[i] &= std::byte{0xbf};  // the exponent's first bit
+  return values;
+}
+
+// What the ranks' contributions of `count` elements reduce to.
+Bytes reduced(const std::vector<Bytes>& inputs, std::size_t offset, std::int64_t count, DType dtype,
+              ReduceOp op) {
+  std::vector<const void*> values;
+  for (const Bytes& input : inputs) values.push_back(input.data() + offset);
+  Bytes out(static_cast<std::size_t>(count) * dtype_size(dtype));
+  reduce_in_order(out.data(), values.data(), static_cast<int>(values.size()), count, dtype, op);
+  return out;
+}
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+
+// f(exchange, rank) on a thread a rank; throws the first error after all have ended.
+template <class F>
+void on_ranks(int size, const F& f) {
+  const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(size));
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        HostExchange exchange(memory, rank, size);
+        f(exchange, rank);
+      } catch (...) {
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+// Every collective once, over `count` elements a rank.
+void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned seed) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
+  std::vector<Bytes> inputs;
+  for (int rank = 0; rank < size; ++rank)
+    inputs.push_back(
+        random_bits(bytes * static_cast<std::size_t>(size), dtype, seed * 8 + static_cast<unsigned>(rank)));
+  const Bytes sum = reduced(inputs, 0, count, dtype, op);
+  on_ranks(size, [&](HostExchange& exchange, int rank) {
+    Watch watch;
+    const Bytes& mine = inputs[static_cast<std::size_t>(rank)];
+    const int root = static_cast<int>(seed) % size;
+
+    Bytes x(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(bytes));
+    exchange.reduce(x.data(), count, dtype, op, HostExchange::kEveryone, watch);
+    require(x == sum, "all_reduce");
+
+    std::copy_n(mine.begin(), bytes, x.begin());
+    exchange.reduce(x.data(), count, dtype, op, root, watch);
+    require(rank != root || x == sum, "reduce");
+
+    exchange.reduce_scatter(mine.data(), x.data(), count, dtype, op, watch);
+    require(x == reduced(inputs, bytes * static_cast<std::size_t>(rank), count, dtype, op), "reduce_scatter");
+
+    std::copy_n(mine.begin(), bytes, x.begin());
+    exchange.broadcast(x.data(), bytes, root, watch);
+    require(std::equal(x.begin(), x.end(), inputs[static_cast<std::size_t>(root)].begin()), "broadcast");
+
+    Bytes all(bytes * static_cast<std::size_t>(size));
+    exchange.all_gather(mine.data(), all.data(), bytes, watch);
+    for (std::size_t r = 0; r < inputs.size(); ++r)
+      require(std::equal(inputs[r].begin(), inputs[r].begin() + static_cast<std::ptrdiff_t>(bytes),
+                         all.begin() + static_cast<std::ptrdiff_t>(bytes * r)),
+              "all_gather");
+  });
+}
+
+}  // namespace
+
+TEST_CASE("every dtype and reduction, of few elements") {
+  unsigned seed = 1;
+  for (int size = 2; size <= 5; ++size)
+    for (const DType dtype : kAll)
+      for (const ReduceOp op : kOps) {
+        if (op == ReduceOp::mean && !is_floating(dtype)) continue;
+        for (const std::int64_t count : {1, 4, 1021}) {
+          CAPTURE(size, dtype_name(dtype), reduce_op_name(op), count);
+          check_all(size, count, dtype, op, ++seed);
+        }
+      }
+}
+
+TEST_CASE("lengths around those of a slot, and of more rounds than there are slots") {
+  unsigned seed = 1000;
+  for (const int size : {2, 3, 5})
+    for (const std::int64_t bytes : {512 << 10, (512 << 10) + 1, (512 << 10) * size - 1, 3'000'001}) {
+      CAPTURE(size, bytes);
+      check_all(size, bytes, DType::u8, ReduceOp::sum, ++seed);
+      check_all(size, bytes / 2, DType::bf16, ReduceOp::mean, ++seed);
+    }
+}
+
+TEST_CASE("no elements") {
+  on_ranks(2, [](HostExchange& exchange, int) {
+    Watch watch;
+    exchange.reduce(nullptr, 0, DType::f32, ReduceOp::sum, HostExchange::kEveryone, watch);
+    exchange.broadcast(nullptr, 0, 1, watch);
+    exchange.all_gather(nullptr, nullptr, 0, watch);
+  });
+}
+
+TEST_CASE("collectives of all kinds one after another, by ranks that are late in turn") {
+  for (const int size : {2, 4}) {
+    on_ranks(size, [&](HostExchange& exchange, int rank) {
+      std::mt19937 same(42), own(static_cast<unsigned>(rank));
+      Watch watch;
+      for (int call = 0; call < 300; ++call) {
+        const auto n = static_cast<std::size_t>(same() % 5 == 0 ? same() % 400'000 : same() % 2'000) + 1;
+        const int root = static_cast<int>(same()) % size & 1;
+        const auto value = [&](int r, std::size_t i) {
+          return static_cast<std::int32_t>(static_cast<std::size_t>(call) * 31 + i * 7) + r;
+        };
+        if (own() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 500));
+        std::vector<std::int32_t> x(n);
+        for (std::size_t i = 0; i < n; ++i) x[i] = value(rank, i);
+        auto* const data = reinterpret_cast<std::byte*>(x.data());
+        const unsigned kind = same() % 3;
+        if (kind == 0) {
+          exchange.broadcast(data, n * 4, root, watch);
+          for (std::size_t i = 0; i < n; ++i) require(x[i] == value(root, i), "broadcast");
+        } else if (kind == 1) {
+          exchange.reduce(data, static_cast<std::int64_t>(n), DType::i32, ReduceOp::max,
+                          same() % 2 ? HostExchange::kEveryone : size - 1, watch);
+          if (rank == size - 1)
+            for (std::size_t i = 0; i < n; ++i) require(x[i] == value(size - 1, i), "reduce");
+        } else {
+          std::vector<std::int32_t> all(n * static_cast<std::size_t>(size));
+          exchange.all_gather(data, reinterpret_cast<std::byte*>(all.data()), n * 4, watch);
+          for (std::size_t i = 0; i < all.size(); ++i)
+            require(all[i] == value(static_cast<int>(i / n), i % n), "all_gather");
+        }
+      }
+    });
+  }
+}
+
+TEST_CASE("who waits in vain is told soon, and of whom") {
+  const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(3));
+  HostExchange exchange(memory, 0, 3), second(memory, 1, 3);
+  float x = 1;
+  auto* const data = reinterpret_cast<std::byte*>(&x);
+  const auto start = Clock::now();
+  {
+    Watch watch(200ms);
+    CHECK_THROWS_WITH(exchange.reduce(data, 1, DType::f32, ReduceOp::sum, HostExchange::kEveryone, watch),
+                      "1");
+    CHECK(tests::since(start) >= 200ms);
+  }
+  Watch watch;
+  std::thread loses([&] {
+    std::this_thread::sleep_for(100ms);
+    watch.lost = true;
+  });
+  CHECK_THROWS_AS(second.broadcast(data, 4, 2, watch), Hopeless);
+  CHECK(tests::since(start) < 10s);
+  loses.join();
+}
+
+TEST_CASE("what a rank did before it left is there for those who come late") {
+  const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(2));
+  Watch gone(0ms);  // hopeless from the start
+  gone.lost = true;
+  float x = 5, y = 0;
+  HostExchange(memory, 0, 2).broadcast(reinterpret_cast<std::byte*>(&x), 4, 0, gone);
+  HostExchange late(memory, 1, 2);
+  late.broadcast(reinterpret_cast<std::byte*>(&y), 4, 0, gone);
+  CHECK(y == 5);
+  CHECK_THROWS_AS(late.broadcast(reinterpret_cast<std::byte*>(&y), 4, 0, gone), Hopeless);
+}
