@@ -86,3 +86,6 @@ if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
 else()
   message(STATUS "NCCL not found: no collectives between GPUs but through the host")
 endif()
+
+# The peer of the convolutions: tools/gpu_check wants it there.
+tapestry_find_nvidia(CUDNN cudnn.h cudnn)

@@ -112,3 +112,33 @@ TEST_CASE("a group of one over NCCL does every collective") {
   group->abort("the test says so");
   CHECK_THROWS_AS(group->all_reduce(x), DistributedError);
 }
+
+// Started by tools/gpu_check, as two ranks with an NCCL_HOSTID each: NCCL refuses two ranks of one host on
+// one GPU.
+TEST_CASE("two ranks over NCCL share a GPU", "[.]") {
+  if (no_gpu()) return;
+  const auto group = init_process_group({.backend = "nccl", .group = {.timeout = 60s}});
+  REQUIRE(group->size() == 2);
+  const int rank = group->rank();
+  using F = std::vector<float>;
+
+  // Ragged, and longer than one of NCCL's chunks; every element another number.
+  for (const std::size_t n : {std::size_t{1}, std::size_t{1027}, std::size_t{5'000'003}}) {
+    F own(n), sum(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto number = static_cast<float>(i % 4096);
+      own[i] = number + static_cast<float>(rank);
+      sum[i] = 2 * number + 1;
+    }
+    const Tensor x = on_gpu(own);
+    group->all_reduce(x).wait();
+    CHECK(on_host<float>(x) == sum);
+  }
+  const Tensor told = on_gpu<float>({static_cast<float>(rank), 5});
+  group->broadcast(told, 1).wait();
+  CHECK(on_host<float>(told) == F{1, 5});
+  const Tensor all = on_gpu<float>({0, 0, 0, 0});
+  group->all_gather(all, on_gpu<float>({static_cast<float>(rank), 7})).wait();
+  CHECK(on_host<float>(all) == F{0, 7, 1, 7});
+  group->barrier().wait();
+}

@@ -1,0 +1,108 @@
+#pragma once
+// The kernels of lanes.h. Two files of one program include this, one compiled for the emulator: all is in the
+// anonymous namespace, so that neither takes the other's functions.
+#include "tapestry/kernels/cuda/portable.cuh"
+#include "tests/ptx/lanes.h"
+
+namespace ptx_test {
+namespace {
+
+struct Buffers {
+  const std::uint32_t* in;
+  std::uint32_t* out;
+};
+
+template <int N>
+__device__ __forceinline__ void copy_words(std::uint32_t* to, const std::uint32_t* from) {
+  UNROLL for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+__device__ __forceinline__ float as_float(std::uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+__device__ __forceinline__ std::uint32_t as_bits(float value) {
+  std::uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
+template <Instruction kInstruction>
+__global__ void __launch_bounds__(32) lanes(Buffers buffers) {
+  namespace ptx = tapestry::kernels::cuda::ptx;
+  using enum Instruction;
+  constexpr int kIn = words_in(kInstruction), kOut = words_out(kInstruction);
+  SHARED(uint4, rows, [64]);
+  const int lane = static_cast<int>(threadIdx.x);
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
+  const std::uint32_t* const in = buffers.in + at * kIn;
+  std::uint32_t* const out = buffers.out + at * kOut;
+  if constexpr (kInstruction == mma) {
+    std::uint32_t a[4], b[2];
+    float d[4];
+    copy_words<4>(a, in);
+    copy_words<2>(b, in + 4);
+    UNROLL for (int i = 0; i < 4; ++i) d[i] = as_float(in[6 + i]);
+    ptx::mma_m16n8k16_bf16(d, a, b);
+    UNROLL for (int i = 0; i < 4; ++i) out[i] = as_bits(d[i]);
+  } else if constexpr (kInstruction == cp_async) {
+    ptx::cp_async16(&rows[lane], in, (in[8] & 1) != 0);
+    ptx::cp_async_commit();
+    ptx::cp_async16(&rows[32 + lane], in + 4, (in[8] & 2) != 0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<1>();
+    copy_words<4>(out, reinterpret_cast<const std::uint32_t*>(&rows[lane]));
+    ptx::cp_async_wait<0>();
+    copy_words<4>(out + 4, reinterpret_cast<const std::uint32_t*>(&rows[32 + lane]));
+  } else if constexpr (kInstruction == to_bf16) {
+    *out = ptx::to_bf16_bits(as_float(*in));
+  } else if constexpr (kInstruction == to_f16) {
+    *out = ptx::to_f16_bits(as_float(*in));
+  } else if constexpr (kInstruction == from_f16) {
+    *out = as_bits(ptx::from_f16_bits(static_cast<std::uint16_t>(*in)));
+  } else {
+    rows[lane] = {in[0], in[1], in[2], in[3]};
+    __syncthreads();
+    const uint4* const row = &rows[in[4]];
+    std::uint32_t r[kOut];
+    if constexpr (kInstruction == ldmatrix_x4) ptx::ldmatrix_x4(r, row);
+    if constexpr (kInstruction == ldmatrix_x2) ptx::ldmatrix_x2(r, row);
+    if constexpr (kInstruction == ldmatrix_x4_trans) ptx::ldmatrix_x4_trans(r, row);
+    if constexpr (kInstruction == ldmatrix_x2_trans) ptx::ldmatrix_x2_trans(r, row);
+    copy_words<kOut>(out, r);
+  }
+}
+
+void launch_lanes(Instruction instruction, int cases, Buffers buffers, cudaStream_t stream) {
+  using enum Instruction;
+  const auto start = [&](void (*kernel)(Buffers)) {
+    tapestry::kernels::cuda::launch(kernel, static_cast<unsigned>(cases), 32, 0, stream, buffers);
+  };
+  switch (instruction) {
+    case mma:
+      return start(&lanes<mma>);
+    case ldmatrix_x4:
+      return start(&lanes<ldmatrix_x4>);
+    case ldmatrix_x2:
+      return start(&lanes<ldmatrix_x2>);
+    case ldmatrix_x4_trans:
+      return start(&lanes<ldmatrix_x4_trans>);
+    case ldmatrix_x2_trans:
+      return start(&lanes<ldmatrix_x2_trans>);
+    case cp_async:
+      return start(&lanes<cp_async>);
+    case to_bf16:
+      return start(&lanes<to_bf16>);
+    case to_f16:
+      return start(&lanes<to_f16>);
+    case from_f16:
+      return start(&lanes<from_f16>);
+  }
+}
+
+int count_cases(Instruction instruction, const Words& in) {
+  return static_cast<int>(in.size() / 32) / words_in(instruction);
+}
+
+}  // namespace
+}  // namespace ptx_test

@@ -1,0 +1,246 @@
+"""The benchmarks: work, goals, and turns of Tapestry, PyTorch and a copy within one run."""
+import itertools
+import math
+import statistics
+import time
+
+from process import Dialogue
+
+ROUNDS = 7
+TURN_MS = 5.0  # that one turn should take
+MAX_CALLS = 200
+ANSWER_LIMIT = 90  # seconds, for one answer
+
+# Largest difference of a sample, as a share of the largest sample: f32 sums of up to 8192 products in any order, bf16
+# results that were rounded in either program.
+TOLERANCE = {"f32": 1e-4, "bf16": 1.6e-2}
+
+COPY = "copy f32 268435456"
+COPY_BYTES = 2 * 4 * 268435456
+
+# ResNet-50's convolutions at 224 x 224: channels, size, filters, window, stride, padding.
+RESNET50 = [
+    (3, 224, 64, 7, 2, 3), (64, 56, 64, 1, 1, 0), (64, 56, 64, 3, 1, 1), (64, 56, 256, 1, 1, 0),
+    (256, 56, 64, 1, 1, 0), (256, 56, 128, 1, 1, 0), (128, 56, 128, 3, 2, 1), (128, 28, 512, 1, 1, 0),
+    (256, 56, 512, 1, 2, 0), (512, 28, 128, 1, 1, 0), (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 1, 0),
+    (256, 28, 256, 3, 2, 1), (256, 14, 1024, 1, 1, 0), (512, 28, 1024, 1, 2, 0), (1024, 14, 256, 1, 1, 0),
+    (256, 14, 256, 3, 1, 1), (1024, 14, 512, 1, 1, 0), (512, 14, 512, 3, 2, 1), (512, 7, 2048, 1, 1, 0),
+    (1024, 14, 2048, 1, 2, 0), (2048, 7, 512, 1, 1, 0), (512, 7, 512, 3, 1, 1)]
+BATCH = 64
+
+
+class Item:
+    """Work that both programs know. `passes`: how often all elements are read or written by who wastes nothing; then the
+    goal is a share of the copy's bandwidth. Otherwise it is a ratio of the peer's time to ours ("speed"), or of our
+    time to the peer's ("cost")."""
+
+    def __init__(self, work, goal, passes=None, kind="speed", mean_of=None):
+        self.work, self.goal, self.passes, self.kind = work, goal, passes, kind
+        self.mean_of = mean_of  # the goal is one of a geometric mean over all items of this name
+
+    @property
+    def dtype(self):
+        return self.work.split()[1]
+
+    @property
+    def gigabytes(self):
+        name, _, *sizes = self.work.split()
+        sizes = [int(n) for n in sizes]
+        if name == "batch_norm_backward":
+            sizes.append(sizes[-1])
+        return self.passes * math.prod(sizes) * (4 if self.dtype == "f32" else 2) / 1e9
+
+
+def items():
+    """In the order in which a run that is cut short should have them. Memory-bound tensors have 512 MiB."""
+    n = 1 << 27
+    memory = [("softmax", 2, .95, [(16384, 8192), (131072, 1024)]), ("layer_norm", 2, .95, [(65536, 2048)]),
+              ("copy", 2, .95, [(n,)]), ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
+              ("cross_entropy", 1, .90, [(16384, 8192)]), ("cross_entropy_backward", 2, .90, [(16384, 8192)]),
+              ("layer_norm_backward", 3, .90, [(65536, 2048)]),
+              # The sums have to be there before the first result: all is read twice.
+              ("batch_norm_backward", 5, .90, [(160, 64, 112)])]
+    for name, passes, goal, shapes in memory:
+        for shape in shapes:
+            yield Item(f"{name} f32 {' '.join(map(str, shape))}", goal, passes)
+            if name not in ("adamw", "batch_norm_backward"):
+                twice = (2 * shape[0],) + shape[1:]
+                yield Item(f"{name} bf16 {' '.join(map(str, twice))}", goal, passes)
+    for size in (2048, 4096, 8192):
+        yield Item(f"linear f32 {size} {size} {size}", 1.0)
+        yield Item(f"linear bf16 {size} {size} {size}", .55)
+    for name, goal in (("conv2d", .85), ("conv2d_bias_relu", 1.0), ("conv2d_backward", .85)):
+        for c, size, k, window, stride, padding in RESNET50:
+            yield Item(f"{name} f32 {BATCH} {c} {size} {size} {k} {window} {stride} {padding}", goal, mean_of=name)
+    for name in ("eager_mul", "eager_mul_backward"):
+        yield Item(f"{name} f32 500", .5, kind="cost")
+
+
+def small_items():
+    """One of each kind, at sizes for a dry run."""
+    kinds = {}
+    for item in items():
+        kinds.setdefault(tuple(item.work.split()[:2]), small(item))
+    return kinds.values()
+
+
+def small(item):
+    name, dtype, *sizes = item.work.split()
+    if name.startswith("conv2d"):
+        sizes = ["2", sizes[1] if sizes[1] == "3" else "8", "7", "7", "8"] + sizes[5:]
+    elif name == "adamw":
+        sizes = ["4", "100"]
+    else:
+        sizes = [str(min(int(n), 24)) for n in sizes]
+    return Item(" ".join([name, dtype, *sizes]), item.goal, item.passes, item.kind, item.mean_of)
+
+
+class FakePeer:
+    """Agrees with whatever it is compared with, in fake times: for dry runs."""
+
+    def ask(self, line, _limit):
+        return "ok" if line.startswith("start") else "1"
+
+    def close(self):
+        pass
+
+
+def differs(ours, theirs, dtype):
+    """Why the samples are not the same result; empty if they are."""
+    a, b = [float(x) for x in ours.split()[1:]], [float(x) for x in theirs.split()[1:]]
+    if len(a) != len(b) or not a:
+        return f"{len(a)} samples against {len(b)}"
+    scale = max(abs(x) for x in b) or 1.0
+    worst = max((abs(x - y) / scale if math.isfinite(x) and math.isfinite(y) else math.inf) for x, y in zip(a, b))
+    return "" if worst <= TOLERANCE[dtype] else f"differs from PyTorch by {worst:.3g} of the largest sample"
+
+
+def milliseconds(program, calls):
+    """The time of a call, or why there is none."""
+    answer = program.ask(f"time {calls}", ANSWER_LIMIT)
+    try:
+        return float(answer), None
+    except ValueError:
+        return None, answer
+
+
+def spread(times):
+    return (max(times) - min(times)) / statistics.median(times)
+
+
+class Bench:
+    """Talks to three programs: ours, the peer, and a peer that copies."""
+
+    def __init__(self, report, ours, peer, copier, fake=False):
+        self.report, self.ours, self.peer, self.copier, self.fake = report, ours, peer, copier, fake
+        self.ratios = {}  # of items that share a goal
+        answer = copier.ask("start " + COPY, ANSWER_LIMIT)
+        self.can_copy = answer.startswith("ok")
+        if not self.can_copy:
+            report.row("bench", "copy", "not run", note=answer)
+
+    def row(self, item, status, **fields):
+        if self.fake and status == "measured":
+            status = "fake"
+        return self.report.row("bench", item.work, status, **fields)
+
+    def measure(self, item):
+        answer = self.ours().ask("start " + item.work, ANSWER_LIMIT)
+        if answer.startswith("none"):
+            return self.row(item, "no kernel", note=answer.removeprefix("none "))
+        if not answer.startswith("ok"):
+            return self.row(item, "failed", note=answer.removeprefix("failed "))
+        theirs = self.peer.ask("start " + item.work, ANSWER_LIMIT)
+        if not theirs.startswith("ok"):
+            return self.row(item, "not run", note="PyTorch: " + theirs)
+        wrong = "" if self.fake else differs(answer, theirs, item.dtype)
+        if wrong:
+            return self.row(item, "failed", note=wrong)
+        return self.turns(item)
+
+    def turns(self, item):
+        programs = {"ours": self.ours(), "peer": self.peer}
+        if item.passes and self.can_copy:
+            programs["copy"] = self.copier
+        calls, times = {}, {name: [] for name in programs}
+        for name, program in programs.items():
+            first, why = milliseconds(program, 1)
+            if why is None:
+                first, why = milliseconds(program, 1 if item.kind == "cost" else 3)
+            if why is not None:
+                return self.row(item, "failed" if name == "ours" else "not run", note=f"{name}: {why}")
+            calls[name] = 1 if item.kind == "cost" else max(1, min(MAX_CALLS, math.ceil(TURN_MS / max(first, 1e-6))))
+        for _, (name, program) in itertools.product(range(ROUNDS), programs.items()):
+            time_of_call, why = milliseconds(program, calls[name])
+            if why is not None:
+                return self.row(item, "failed" if name == "ours" else "not run", note=f"{name}: {why}")
+            times[name].append(time_of_call)
+        return self.judge(item, times)
+
+    def judge(self, item, times):
+        median = {name: statistics.median(t) for name, t in times.items()}
+        note = f"median of {ROUNDS}, spread {spread(times['ours']):.0%} (peer {spread(times['peer']):.0%})"
+        fields = {"value": median["ours"], "unit": "ms", "peer": median["peer"], "peer_name": "PyTorch",
+                  "better": "<=" if item.kind == "cost" else ">=", "times": times}
+        if item.kind == "cost":
+            fields["unit"] = "ms of host time an operation"
+            fields["ratio"] = median["ours"] / median["peer"]
+        elif item.passes:
+            fields["ratio"] = None
+            if "copy" in median:
+                bandwidth, copy = item.gigabytes / median["ours"] * 1e3, COPY_BYTES / 1e9 / median["copy"] * 1e3
+                fields["ratio"] = bandwidth / copy
+                fields["gigabytes_a_second"], fields["copy_gigabytes_a_second"] = bandwidth, copy
+                note = (f"{bandwidth:.0f} GB/s, copy {copy:.0f} GB/s: the ratio is of these; {note}; "
+                        f"{median['peer'] / median['ours']:.2f} times as fast as PyTorch")
+        else:
+            fields["ratio"] = median["peer"] / median["ours"]
+        if item.mean_of:
+            self.ratios.setdefault(item.mean_of, []).append((item, fields["ratio"]))
+        else:
+            fields["goal"] = item.goal
+            fields["reached"] = fields["ratio"] is not None and (
+                fields["ratio"] <= item.goal if item.kind == "cost" else fields["ratio"] >= item.goal)
+        return self.row(item, "measured", note=note, **fields)
+
+    def mean(self, name):
+        """The row of a goal that several items share."""
+        found = self.ratios.get(name, [])
+        if not found:
+            return
+        ratio = statistics.geometric_mean(ratio for _, ratio in found)
+        goal = found[0][0].goal
+        note = f"geometric mean of PyTorch's time by ours, {len(found)} layers of ResNet-50"
+        self.report.row("bench", f"{name}: all layers", "fake" if self.fake else "measured", ratio=ratio, goal=goal,
+                        better=">=", reached=ratio >= goal, note=note)
+
+
+def program(command, environment=None):
+    """A dialogue that is started again when it has ended."""
+    dialogue = [Dialogue(command, environment)]
+
+    def current():
+        if not dialogue[0].alive:
+            dialogue[0] = Dialogue(command, environment)
+        return dialogue[0]
+
+    return current
+
+
+def run(report, ours_command, peer_command, deadline, fake=False):
+    """All items, until the deadline. Rows in the report."""
+    ours = program(ours_command, {"OMP_NUM_THREADS": "1"} if fake else None)
+    peer, copier = (FakePeer(), FakePeer()) if fake else (Dialogue(peer_command), Dialogue(peer_command))
+    bench = Bench(report, ours, peer, copier, fake)
+    for item in small_items() if fake else items():
+        if time.monotonic() > deadline:
+            bench.row(item, "not run", note="the phase's time was over")
+            continue
+        row = bench.measure(item)
+        print(f"  {item.work}: {row['status']} {row.get('note', '')}", flush=True)
+        if not fake and not peer.alive:
+            bench.peer = peer = Dialogue(peer_command)
+        if item.mean_of:
+            bench.mean(item.mean_of)
+    for dialogue in (ours(), peer, copier):
+        dialogue.close()

@@ -1,0 +1,228 @@
+"""What the phases do. Each takes a Check (check.py), puts rows into its report, and keeps to its deadline."""
+import os
+import re
+import shutil
+import sys
+
+import bench
+from process import run
+
+TEST_LINE = re.compile(r"\s*(\d+)/(\d+) Test\s+#\d+: (\S+) \.*\s*(\**)\s*([A-Za-z ]+?)\s+([\d.]+) sec")
+ACCURACY_LINE = re.compile(r"test accuracy ([\d.]+) after ([\d.]+) s of training")
+
+# What compute-sanitizer says where it cannot work: on virtual machines that hide the debugger's interface, say.
+REFUSED = re.compile(r"not supported|Failed to initialize|unable to|InitializationError|No attachable process|error 999",
+                     re.IGNORECASE)
+
+# Work for the sanitizers: small, but with ragged ends, and one with several blocks.
+SANITIZED = ["copy f32 5001", "add f32 5001", "gelu bf16 5001", "softmax f32 7 1001", "softmax bf16 7 1000",
+             "layer_norm f32 7 1001", "layer_norm_backward f32 37 101", "batch_norm_backward f32 3 20 7",
+             "cross_entropy f32 9 1001", "cross_entropy_backward f32 9 1001", "adamw f32 3 5001",
+             "linear f32 130 129 70", "linear bf16 130 136 72", "conv2d f32 2 8 9 9 12 3 1 1",
+             "conv2d_bias_relu f32 2 8 9 9 12 3 2 1", "conv2d_backward f32 2 8 9 9 12 3 1 1"]
+
+
+def cached(build, name):
+    """A variable of the build's CMake cache."""
+    try:
+        with open(os.path.join(build, "CMakeCache.txt")) as file:
+            for line in file:
+                if line.startswith(name + ":"):
+                    value = line.rstrip("\n").split("=", 1)[1]
+                    return "" if value.endswith("NOTFOUND") else value
+    except OSError:
+        pass
+    return ""
+
+
+def build(check):
+    report = check.report
+    for name, command in (("nvcc", ["nvcc", "--version"]), ("CMake", ["cmake", "--version"]),
+                          ("PyTorch", [sys.executable, "-c", "import torch; print(torch.__version__, torch.version.cuda, "
+                                       "'cuda' if torch.cuda.is_available() else 'sees no GPU')"])):
+        found = run(command, 120)
+        if name == "nvcc" and not found.ok:  # not on the PATH, perhaps, but where CMake finds it
+            continue
+        text = [line for line in found.text.splitlines() if line.strip()]
+        report.row("build", name, "passed" if found.ok else "failed", seconds=found.seconds,
+                   note=text[-2 if name == "nvcc" else 0] if found.ok and text else found.tail())
+    log = check.log("configure")
+    found = check.run(["cmake", "--preset", "gpu"], log)
+    check.step("build", "configure", found)
+    if not found.ok:
+        return
+    for name, library, header in (("NCCL", "NCCL_LIBRARY", "NCCL_INCLUDE_DIR"),
+                                  ("cuDNN", "CUDNN_LIBRARY", "CUDNN_INCLUDE_DIR")):
+        where, headers = cached(check.build, library), cached(check.build, header)
+        report.row("build", name, "passed" if where and headers else "failed",
+                   note=where if where and headers else
+                   "not found in the toolkit, the system or Python's nvidia packages; CMake's "
+                   f"{library} and {header} say where it is")
+    if report.failed({"build"})[1:]:  # the first is the phase itself, which has not ended
+        return
+    command = ["cmake", "--build", "--preset", "gpu", "--parallel", str(check.jobs)]
+    check.step("build", "compile", check.run(command, check.log("compile")))
+
+
+def ctest(check, name, select, each):
+    """One row for the run, one for each test that did not pass, or with `each` for all."""
+    report, passed, total, others = check.report, 0, 0, 0
+
+    def on_line(line):
+        nonlocal passed, total, others
+        match = TEST_LINE.match(line)
+        if not match:
+            return
+        total, test, stars, result, seconds = int(match[2]), match[3], match[4], match[5], float(match[6])
+        ok = not stars and result == "Passed"
+        skipped = result == "Skipped"  # "Not Run": its program is not there
+        passed += ok
+        others += skipped
+        if each or not ok:
+            report.row("test", test, "passed" if ok else "not run" if skipped else "failed", seconds=seconds,
+                       note="" if ok else f"{result}; see {os.path.basename(log)}")
+        report.row("test", name, "running", note=f"{passed} of {total} passed so far")
+
+    log = check.log(name.replace(" ", "-"))
+    command = ["ctest", "--test-dir", check.build, "--output-on-failure", "--timeout", "300", "--parallel",
+               str(check.jobs), "--no-tests=error", *select]
+    found = check.run(command, log, environment=check.require, on_line=on_line)
+    report.keep(log)
+    ok = found.ok and total > 0
+    note = f"{passed} of {total} passed" + (f", {others} not run" if others else "")
+    report.row("test", name, "passed" if ok else "failed", seconds=found.seconds,
+               note=note if ok or passed < total else note + "; " + found.tail())
+
+
+def refused(found):
+    """Whether compute-sanitizer itself could not work, rather than found anything."""
+    return not found.ok and REFUSED.search(found.text) and "ERROR SUMMARY: 0 errors" not in found.text
+
+
+def sanitize(check):
+    tool = shutil.which("compute-sanitizer")
+    toolkit = cached(check.build, "CMAKE_CUDA_COMPILER")
+    beside = os.path.join(os.path.dirname(toolkit), "compute-sanitizer")
+    tool = tool or (beside if os.path.exists(beside) else None)
+    programs = [("instructions", [check.program("tests_ptx")], None),
+                ("operations", [check.program("bench_gpu_ops"), "cuda"],
+                 "".join(f"start {work}\n" for work in SANITIZED))]
+    for kind in ("memcheck", "racecheck"):
+        for what, command, text in programs:
+            name = f"compute-sanitizer {kind}: {what}"
+            why = "compute-sanitizer was not found" if not tool else "dry run" if check.dry else ""
+            if not why and not os.path.exists(command[0]):
+                why = f"{os.path.basename(command[0])} is not built"
+            if why:
+                check.report.row("test", name, "not run", note=why)
+                continue
+            log = check.log(f"{kind}-{what}")
+            found = check.run([tool, "--tool", kind, "--error-exitcode", "99", *command], log, limit=180, text=text,
+                              environment=check.require)
+            check.report.keep(log)
+            failures = [line for line in found.text.splitlines() if line.startswith("failed ")]
+            missing = sum(line.startswith("none ") for line in found.text.splitlines())
+            if refused(found):
+                check.report.row("test", name, "not run", seconds=found.seconds, note="refused: " + found.tail(3))
+            elif found.status is None:
+                check.report.row("test", name, "not run", seconds=found.seconds, note="took longer than its time")
+            else:
+                note = found.tail() if not found.ok else failures[0] if failures else "0 errors"
+                note += f"; {missing} operations have no kernel" if missing else ""
+                check.report.row("test", name, "passed" if found.ok and not failures else "failed",
+                                 seconds=found.seconds, note=note)
+
+
+def test(check):
+    if check.dry:
+        ctest(check, "tests of the instructions", ["-R", "^ptx\\."], each=True)
+    else:
+        ctest(check, "tests of the GPU", ["-L", "gpu", "-LE", "long"], each=True)
+        sanitize(check)
+        ctest(check, "all other tests", ["-LE", "gpu|long|tools"], each=False)
+        return
+    sanitize(check)
+
+
+def accuracy(found):
+    """(accuracy, seconds) from the last line of a classifier's run."""
+    match = None
+    for match in ACCURACY_LINE.finditer(found.text):
+        pass
+    return (float(match[1]), float(match[2])) if found.ok and match else None
+
+
+def classifier(check, device):
+    where = os.path.join(check.folder, f"classifier-{device}")
+    shutil.rmtree(where, ignore_errors=True)
+    data = ["--data", "fashion-mnist"] + (["--data-dir", check.data] if check.data else [])
+    if check.dry:
+        data = ["--data", "synthetic", "--synthetic-size", "64", "--epochs", "1", "--batch-size", "32", "--model", "mlp",
+                "--threads", "1", "--workers", "0"]
+        device = "cpu"
+    command = [check.program("classifier"), "--seed", "1", "--device", device, "--run-dir", where, *data]
+    log = check.log(f"classifier-{os.path.basename(where)}")
+    found = check.run(command, log, limit=270)
+    check.report.keep(log)
+    return found
+
+
+# The CPU's accuracy with seeds 1 to 3 spans 0.003.
+LEAST_ACCURACY, ACCURACY_RANGE = 0.910, 0.006
+
+
+def train(check):
+    report = check.report
+    nccl_ranks(check)
+    on_gpu = classifier(check, "cuda")
+    result = accuracy(on_gpu)
+    if not result:
+        report.row("train", "classifier on cuda", "failed", seconds=on_gpu.seconds, note=on_gpu.tail())
+        return
+    report.row("train", "classifier on cuda", "running", value=result[0], unit="test accuracy",
+               note=f"{result[1]:.1f} s of training; the CPU's accuracy was not there yet")
+    on_cpu = classifier(check, "cpu")
+    peer = accuracy(on_cpu)
+    if not peer:
+        report.row("train", "classifier on cuda", "failed", value=result[0], unit="test accuracy",
+                   note="nothing to compare it with, the CPU's run failed: " + on_cpu.tail())
+        return
+    ok = result[0] >= max(LEAST_ACCURACY, peer[0] - ACCURACY_RANGE)
+    status = "fake" if check.dry else "passed" if ok else "failed"
+    report.row("train", "classifier on cuda", status, value=result[0], unit="test accuracy",
+               peer=peer[0], peer_name="the CPU with the same seed",
+               note=f"at least {LEAST_ACCURACY} and {ACCURACY_RANGE} less than the CPU's are asked for; "
+                    f"{result[1]:.1f} s of training, the CPU {peer[1]:.1f} s with {os.cpu_count()} cores")
+
+
+def nccl_ranks(check):
+    """Two ranks that NCCL takes for two hosts, since it refuses two on one GPU of one host."""
+    name = "two NCCL ranks on one GPU"
+    if check.dry:
+        check.report.row("train", name, "not run", note="dry run")
+        return
+    command = [check.program("tapestry-run"), "--standalone", "--nproc-per-node", "2", "bash", "-c",
+               'NCCL_HOSTID=tapestry-$RANK exec "$0" "$@"', check.program("tests_distributed"),
+               "two ranks over NCCL share a GPU"]
+    log = check.log("nccl-ranks")
+    found = check.run(command, log, limit=120, environment=check.require)
+    check.report.keep(log)
+    if found.ok:
+        check.report.row("train", name, "passed", seconds=found.seconds)
+    elif re.search(r"ncclCommInit|Duplicate GPU|invalid usage", found.text):
+        check.report.row("train", name, "not run", seconds=found.seconds, note="NCCL does not join: " + found.tail(4))
+    else:
+        check.report.row("train", name, "failed", seconds=found.seconds, note=found.tail())
+
+
+def benchmarks(check):
+    device = "cpu" if check.dry else "cuda"
+    program = check.program("bench_gpu_ops")
+    if not os.path.exists(program):
+        check.report.row("bench", "bench_gpu_ops", "failed", note="it is not built: tools/gpu_check build")
+        return
+    peer = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py"), device]
+    bench.run(check.report, [program, device], peer, check.deadline, fake=check.dry)
+
+
+PHASES = {"build": build, "test": test, "train": train, "bench": benchmarks}
