@@ -3,6 +3,7 @@
 #include "tapestry/core/dtype.h"
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/ops/elementwise.h"
 
 #ifdef TAPESTRY_HAS_ONEDNN
 #include <oneapi/dnnl/dnnl.hpp>
@@ -47,6 +48,48 @@ void add_bias(const Gemm& g) {
   const T* bias = static_cast<const T*>(g.bias);
   for (std::int64_t i = 0; i < g.m; ++i)
     for (std::int64_t j = 0; j < g.n; ++j) c[i * g.c_row + j] += bias[j];
+}
+
+// C and aux as operands of elementwise kernels.
+template <int N>
+Elementwise<N> over_c(const Gemm& g, DType dtype, void* const (&operands)[N]) {
+  Elementwise<N> e;
+  e.ndim = 2;
+  e.numel = g.m * g.n;
+  e.sizes[0] = g.m, e.sizes[1] = g.n;
+  for (int i = 0; i < N; ++i) {
+    e.strides[i][0] = g.c_row, e.strides[i][1] = 1;
+    e.data[i] = operands[i];
+    e.dtypes[i] = dtype;
+  }
+  return e;
+}
+template <class T>
+void finish(const Gemm& g) {
+  constexpr DType dtype = dtype_of<T>;
+  const auto function = [&](const UnarySlot& f) {
+    if (g.aux)
+      for (std::int64_t i = 0; i < g.m; ++i)
+        std::copy_n(static_cast<const T*>(g.c) + i * g.c_row, g.n, static_cast<T*>(g.aux) + i * g.c_row);
+    f(kCPU, dtype, over_c<2>(g, dtype, {g.c, g.c}));
+  };
+  const auto gradient = [&](const BinarySlot& f) { f(kCPU, dtype, over_c<3>(g, dtype, {g.c, g.c, g.aux})); };
+  switch (g.epilogue) {
+    case Epilogue::none:
+      return;
+    case Epilogue::relu:
+      return function(relu);
+    case Epilogue::gelu:
+      return function(gelu);
+    case Epilogue::gelu_tanh:
+      return function(gelu_tanh);
+    case Epilogue::relu_backward:
+      return gradient(relu_backward);
+    case Epilogue::gelu_backward:
+      return gradient(gelu_backward);
+    case Epilogue::gelu_tanh_backward:
+      return gradient(gelu_tanh_backward);
+  }
 }
 
 // One matrix, in f32 or f64.
@@ -96,13 +139,28 @@ void product_half(Gemm g) {
     g.bias = bias;
   }
   T* const out = static_cast<T*>(g.c);
+  T* const out_aux = static_cast<T*>(g.aux);
   const std::int64_t out_row = g.c_row;
-  MatrixStrides c_strides{g.c_row, 1};
-  if (g.accumulate) widen(out, c, g.m, g.n, c_strides);
+  const auto read = [&](const T* from, float* to) {
+    MatrixStrides strides{out_row, 1};
+    widen(from, to, g.m, g.n, strides);
+  };
+  const auto write = [&](const float* from, T* to) {
+    for (std::int64_t i = 0; i < g.m; ++i)
+      for (std::int64_t j = 0; j < g.n; ++j) to[i * out_row + j] = T(from[i * g.n + j]);
+  };
+  if (g.accumulate) read(out, c);
   g.c = c, g.c_row = g.n;
   product<float>(g);
-  for (std::int64_t i = 0; i < g.m; ++i)
-    for (std::int64_t j = 0; j < g.n; ++j) out[i * out_row + j] = T(c[i * g.n + j]);
+  Scratch<float> aux;
+  if (out_aux) {
+    aux = Scratch<float>(g.device, g.m * g.n);
+    g.aux = aux.data();
+    if (is_gradient(g.epilogue)) read(out_aux, aux.data());
+  }
+  finish<float>(g);
+  write(c, out);
+  if (out_aux && !is_gradient(g.epilogue) && g.epilogue != Epilogue::none) write(aux.data(), out_aux);
 }
 
 template <class T>
@@ -122,8 +180,13 @@ void gemm_kernel(const Gemm& g) {
     one.a = static_cast<const T*>(g.a) + a;
     one.b = static_cast<const T*>(g.b) + b;
     one.c = static_cast<T*>(g.c) + c;
-    if constexpr (is_half<T>) product_half<T>(one);
-    else product<T>(one);
+    if (g.aux) one.aux = static_cast<T*>(g.aux) + c;
+    if constexpr (is_half<T>) {
+      product_half<T>(one);
+    } else {
+      product<T>(one);
+      finish<T>(one);
+    }
   };
   // Matrices side by side where there are enough of them, else the threads share each one.
   if (batch < 2 * compute_threads())

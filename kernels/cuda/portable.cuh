@@ -10,7 +10,7 @@
 // `store()`;
 // - `template <class = void>` on a __global__ function that needs no parameter, for it may be defined only
 // once;
-// - `UNROLL` for `#pragma unroll`, which g++ does not know.
+// - `UNROLL` and `NO_UNROLL` for `#pragma unroll` and its contrary, which g++ does not know.
 //
 // Compiled with nvcc's --expt-relaxed-constexpr, so that constexpr functions of core serve on the GPU.
 #include <cstddef>
@@ -22,6 +22,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define SHARED(T, name, ...) __shared__ T name __VA_ARGS__
 #define DYN_SHARED(T, name)                                                \
   extern __shared__ __align__(16) unsigned char tapestry_dynamic_shared[]; \
@@ -29,6 +30,7 @@
 #else
 #include <cuda_emulator.h>
 #define UNROLL
+#define NO_UNROLL
 #endif
 
 namespace tapestry::kernels::cuda {

@@ -13,9 +13,22 @@ struct MatrixStrides {
   bool row_major(std::int64_t cols) const { return col == 1 && row >= cols; }
 };
 
-/// C = A B, or C += A B, for each matrix of a batch, then + bias in each row. A is (m, k), B (k, n), C (m, n)
-/// with dense rows. Products are accumulated in f32, for f64 in f64; f16 and bf16 are rounded once, when C is
-/// written.
+/// What becomes of each element of C last. The functions are those of ops/elementwise.h; a gradient is C
+/// times the function's derivative at `aux`.
+enum class Epilogue : std::uint8_t {
+  none,
+  relu,
+  gelu,
+  gelu_tanh,
+  relu_backward,  // aux may be what went into relu or what came out
+  gelu_backward,
+  gelu_tanh_backward,
+};
+inline constexpr bool is_gradient(Epilogue e) { return e >= Epilogue::relu_backward; }
+
+/// C = A B, or C += A B, for each matrix of a batch, then + bias in each row, then the epilogue. A is (m, k),
+/// B (k, n), C (m, n) with dense rows. Products are accumulated in f32, for f64 in f64; f16 and bf16 are
+/// rounded once, when C is written.
 struct Gemm {
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
@@ -25,6 +38,10 @@ struct Gemm {
   std::int64_t c_row = 0;      ///< at least n
   const void* bias = nullptr;  ///< (n) or null
   bool accumulate = false;
+  Epilogue epilogue = Epilogue::none;
+  /// Laid out as C, but not C: what a gradient reads; where a function writes what it is applied to, if not
+  /// null.
+  void* aux = nullptr;
   /// The batch: sizes, and strides in elements. A or B that serves several matrices has stride 0; those of C
   /// do not overlap.
   int batch_ndim = 0;

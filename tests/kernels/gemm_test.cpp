@@ -1,11 +1,14 @@
 #include "tapestry/kernels/cpu/gemm.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "tapestry/core/threads.h"
+#include "tapestry/kernels/ops/elementwise.h"
 #include "tests/support/catch.h"
 
 using namespace tapestry;
@@ -137,6 +140,100 @@ TEST_CASE("gemm: no terms give zeros, or the bias, or what was there") {
     gemm(kCPU, DType::f32, g);
     CHECK(c == std::vector<float>{6, 7, 8, 6, 7, 8});
   }
+}
+
+TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias") {
+  struct Function {
+    Epilogue epilogue;
+    UnarySlot* forward;
+    BinarySlot* backward;
+  };
+  const Function functions[] = {
+      {Epilogue::relu, &relu, nullptr},
+      {Epilogue::gelu, &gelu, nullptr},
+      {Epilogue::gelu_tanh, &gelu_tanh, nullptr},
+      {Epilogue::relu_backward, nullptr, &relu_backward},
+      {Epilogue::gelu_backward, nullptr, &gelu_backward},
+      {Epilogue::gelu_tanh_backward, nullptr, &gelu_tanh_backward},
+  };
+  constexpr std::int64_t m = 5, n = 7, row = 9, size = m * row;
+  for_types<float, double, Half, BFloat16>([&]<class T> {
+    const auto number = [](std::int64_t v) { return T(static_cast<float>(v) / 8); };
+    // k = 0: what goes into the function is C + bias, exact in every dtype.
+    std::vector<T> before(size), bias(n), given(size);
+    for (std::int64_t i = 0; i < size; ++i) {
+      before[static_cast<std::size_t>(i)] = number(between(-16, 16));
+      given[static_cast<std::size_t>(i)] = number(between(-16, 16));
+    }
+    for (T& x : bias) x = number(between(-8, 8));
+    for (const Function& f : functions)
+      for (const bool with_aux : {false, true}) {
+        if (f.backward && !with_aux) continue;
+        std::vector<T> sums = before, c = before, aux = given;
+        for (std::int64_t i = 0; i < m; ++i)
+          for (std::int64_t j = 0; j < n; ++j) {
+            T& x = sums[static_cast<std::size_t>(i * row + j)];
+            x = T(static_cast<float>(x) + static_cast<float>(bias[static_cast<std::size_t>(j)]));
+          }
+        Elementwise<3> e;
+        e.ndim = 2, e.numel = m * n;
+        e.sizes[0] = m, e.sizes[1] = n;
+        std::vector<T> want = before;
+        T* const operands[] = {want.data(), sums.data(), given.data()};
+        for (int i = 0; i < 3; ++i) {
+          e.data[i] = operands[i], e.dtypes[i] = dtype_of<T>;
+          e.strides[i][0] = row, e.strides[i][1] = 1;
+        }
+        if (f.backward) {
+          (*f.backward)(kCPU, dtype_of<T>, e);
+        } else {
+          Elementwise<2> unary;
+          unary.ndim = 2, unary.numel = m * n;
+          std::copy_n(e.sizes, 2, unary.sizes);
+          for (int i = 0; i < 2; ++i) {
+            unary.data[i] = e.data[i], unary.dtypes[i] = e.dtypes[i];
+            std::copy_n(e.strides[i], 2, unary.strides[i]);
+          }
+          (*f.forward)(kCPU, dtype_of<T>, unary);
+        }
+        Gemm g;
+        g.m = m, g.n = n;
+        g.a_strides = {1, 1}, g.b_strides = {n, 1}, g.c_row = row;
+        g.c = c.data(), g.bias = bias.data(), g.accumulate = true;
+        g.epilogue = f.epilogue;
+        if (with_aux) g.aux = aux.data();
+        gemm(kCPU, dtype_of<T>, g);
+        CAPTURE(dtype_of<T>, static_cast<int>(f.epilogue), with_aux);
+        const auto same = [](const std::vector<T>& x, const std::vector<T>& y) {
+          return std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
+        };
+        CHECK(same(c, want));
+        std::vector<T> kept = given;  // aux: sums where a function keeps them, but between rows nothing
+        if (with_aux && !f.backward)
+          for (std::int64_t i = 0; i < m; ++i) std::copy_n(sums.begin() + i * row, n, kept.begin() + i * row);
+        CHECK(same(aux, kept));
+      }
+  });
+}
+
+TEST_CASE("gemm: the aux of a batch") {
+  constexpr std::int64_t batch = 3, m = 4, n = 5, k = 6;
+  Operand<float> a(batch * m, k, false, 0), b(k, n, false, 0), c(batch * m, n, false, 0), aux = c;
+  Gemm g;
+  g.m = m, g.n = n, g.k = k;
+  g.a = a.data.data(), g.b = b.data.data(), g.c = c.data.data(), g.aux = aux.data.data();
+  g.a_strides = {k, 1}, g.b_strides = {n, 1}, g.c_row = n;
+  g.batch_ndim = 1, g.batch_sizes[0] = batch;
+  g.a_batch[0] = m * k, g.c_batch[0] = m * n;
+  g.epilogue = Epilogue::relu;
+  gemm(kCPU, DType::f32, g);
+  for (std::int64_t i = 0; i < batch * m; ++i)
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (std::int64_t l = 0; l < k; ++l) sum += static_cast<double>(a.at(i, l)) * b.at(l, j);
+      REQUIRE(aux.at(i, j) == Approx(sum).margin(1e-4));
+      REQUIRE(c.at(i, j) == std::max(aux.at(i, j), 0.0f));
+    }
 }
 
 TEST_CASE("column_sum: ragged, empty, the same bits for any number of threads") {

@@ -1,0 +1,127 @@
+#pragma once
+// C = A B in f32. A warp computes 64 x 32 or 32 x 32 elements, a thread 8 x 8 or 4 x 8 of them in registers,
+// from tiles of A and B of which shared memory has two, k by k: one is read while the next one arrives.
+#include "tapestry/kernels/cuda/gemm_plan.cuh"
+
+namespace tapestry::kernels::cuda {
+
+/// 128 registers a thread: two blocks, 16 warps, on an SM.
+struct LargeTileF32 {
+  static constexpr int kM = 128, kN = 128, kDepth = 8, kWarpsM = 2, kThreads = 256, kBlocks = 2;
+  static constexpr int kSlicePad = 4;
+  static constexpr double kRate = 110, kLead = 1500;  // for gemm_clocks: products a clock, clocks around them
+};
+/// 96 registers a thread: five blocks, 20 warps, on an SM.
+struct SmallTileF32 {
+  static constexpr int kM = 64, kN = 64, kDepth = 8, kWarpsM = 2, kThreads = 128, kBlocks = 5;
+  static constexpr int kSlicePad = 4;
+  static constexpr double kRate = 80, kLead = 700;
+};
+
+/// Loads of A and B as aligned packs of V elements.
+template <class Tile, int V, bool kAAlongK, bool kBAlongK>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPlan<float> p) {
+  constexpr int kM = Tile::kM, kN = Tile::kN, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
+  constexpr int kQuadsM = kM / (32 * Tile::kWarpsM), kQuadsN = 2;  // a thread's, in quads of its own
+  static_assert(kQuadsM * kQuadsN * 16 * kThreads == kM * kN);
+  // In shared memory tiles lie k by k. Rows are padded by four floats: packs along k are written without
+  // bank conflicts (4 k + line), those across k are aligned.
+  constexpr int kPitchA = kM + 4, kPitchB = kN + 4, kStage = kDepth * (kPitchA + kPitchB);
+  SHARED(Quad, memory, [std::max(2 * kStage, kSliceFloats<Tile>) / 4]);
+  float* const shared = &memory[0].v[0];
+
+  SHARED(GemmBlock, kept, );  // for the end
+  GemmBlock block = gemm_block<Tile>(p);
+  const BatchOffsets batch = batch_offsets(p, block.batch);
+  block.c = batch.c;
+  if (threadIdx.x == 0) kept = block;
+  const KRange range = k_range<kDepth>(p, block.split);
+  using WalkA = TileWalk<float, kM, kDepth, kThreads, V, kAAlongK>;
+  using WalkB = TileWalk<float, kN, kDepth, kThreads, V, kBAlongK>;
+  WalkA walk_a(p.a + batch.a, p.a_pitch, block.row, p.m, range.begin);
+  WalkB walk_b(p.b + batch.b, p.b_pitch, block.column, p.n, range.begin);
+
+  const auto read = [&](auto& walk, auto& packs, int depth) {
+    UNROLL for (int i = 0; i < walk.kPacks; ++i) {
+      if (walk.has_line(i) && (depth == kDepth || walk.k(i) < depth))
+        packs[i] = *reinterpret_cast<const Pack<float, V>*>(walk.address(i));
+    }
+    walk.advance(depth);
+  };
+  const auto write = [&]<bool kAlongK>(const auto& walk, const auto& packs, float* tile, int pitch) {
+    UNROLL for (int i = 0; i < walk.kPacks; ++i) {
+      float* const to = tile + walk.k(i) * pitch + walk.line(i);
+      if constexpr (kAlongK) UNROLL for (int j = 0; j < V; ++j) to[j * pitch] = packs[i].v[j];
+      else *reinterpret_cast<Pack<float, V>*>(to) = packs[i];
+    }
+  };
+  Pack<float, V> from_a[WalkA::kPacks] = {}, from_b[WalkB::kPacks] = {};
+  const auto write_both = [&](float* stage) {
+    write.template operator()<kAAlongK>(walk_a, from_a, stage, kPitchA);
+    write.template operator()<kBAlongK>(walk_b, from_b, stage + kDepth * kPitchA, kPitchB);
+  };
+
+  // Of a warp's lanes 8 share the rows, 4 the columns, in an order for which no half of the warp reads the
+  // same banks twice.
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
+  const int lane_m = lane / 2 % 8 * 4, lane_n = (lane / 16 * 2 + lane % 2) * 4;
+  const int at_m = warp_m * 32 * kQuadsM + lane_m, at_n = warp_n * 32 + lane_n;
+  const auto quad = [](const float* at) { return *reinterpret_cast<const Quad*>(at); };
+  float sums[kQuadsM * 4][kQuadsN * 4] = {};
+
+  read(walk_a, from_a, range.first);
+  read(walk_b, from_b, range.first);
+  write_both(shared);
+  __syncthreads();
+  int stage = 0;
+  for (int tiles = range.tiles; tiles > 0; --tiles) {
+    if (tiles > 1) {
+      read(walk_a, from_a, kDepth);
+      read(walk_b, from_b, kDepth);
+    }
+    const float* const tile_a = shared + stage + at_m;
+    const float* const tile_b = shared + stage + kDepth * kPitchA + at_n;
+    UNROLL for (int k = 0; k < kDepth; ++k) {
+      Quad a[kQuadsM], b[kQuadsN];
+      UNROLL for (int q = 0; q < kQuadsM; ++q) a[q] = quad(tile_a + k * kPitchA + 32 * q);
+      UNROLL for (int q = 0; q < kQuadsN; ++q) b[q] = quad(tile_b + k * kPitchB + 16 * q);
+      UNROLL for (int i = 0; i < kQuadsM * 4; ++i) {
+        const float x = a[i / 4].v[i % 4];
+        UNROLL for (int j = 0; j < kQuadsN * 4; ++j) sums[i][j] += x * b[j / 4].v[j % 4];
+      }
+    }
+    stage = kStage - stage;
+    if (tiles > 1) write_both(shared + stage);
+    __syncthreads();
+  }
+
+  finish_tile<Tile>(p, kept, shared, [&](int slice) {
+    float* const to = shared + (warp_m * 32 + lane_m) * kSlicePitch<Tile> + at_n;
+    UNROLL for (int q = 0; q < kQuadsM; ++q) {
+      if (q != slice) continue;  // a register has no number at run time
+      UNROLL for (int i = 0; i < 4; ++i) {
+        const float(&row)[kQuadsN * 4] = sums[4 * q + i];
+        UNROLL for (int j = 0; j < kQuadsN; ++j) {
+          const Quad four{{row[4 * j], row[4 * j + 1], row[4 * j + 2], row[4 * j + 3]}};
+          *reinterpret_cast<Quad*>(to + i * kSlicePitch<Tile> + 16 * j) = four;
+        }
+      }
+    }
+  });
+}
+
+template <class Tile>
+void launch_gemm_f32(const Gemm& g, const GemmLayout& layout, std::int64_t splits, cudaStream_t stream) {
+  const auto plan = gemm_plan<Tile, float>(g, layout, splits);
+  const auto with = [&](void (*packs)(GemmPlan<float>), void (*elements)(GemmPlan<float>)) {
+    launch_gemm_plan<Tile>(layout.packs ? packs : elements, plan, 0, g.device, stream);
+  };
+  if (layout.a_along_k && layout.b_along_k)
+    with(&gemm_f32<Tile, 4, true, true>, &gemm_f32<Tile, 1, true, true>);
+  else if (layout.a_along_k) with(&gemm_f32<Tile, 4, true, false>, &gemm_f32<Tile, 1, true, false>);
+  else if (layout.b_along_k) with(&gemm_f32<Tile, 4, false, true>, &gemm_f32<Tile, 1, false, true>);
+  else with(&gemm_f32<Tile, 4, false, false>, &gemm_f32<Tile, 1, false, false>);
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,387 @@
+#pragma once
+// What the matrix products of f32 (gemm_f32.cuh) and bf16 (gemm_bf16.cuh) share. A block computes a tile of C
+// for a range of k. Its threads walk with their loads through tiles of A and B (TileWalk), which lie in
+// memory along k or across it: that gives all transpositions. In the end the sums go through shared memory,
+// so that rows of C are written whole, with the epilogue on the way. Where there are too few tiles to fill a
+// GPU, blocks share the range of k: each writes its sums to a workspace, and gemm_reduce adds them in order.
+#include <algorithm>
+#include <initializer_list>
+
+#include "tapestry/kernels/cuda/functions.cuh"
+#include "tapestry/kernels/ops/gemm.h"
+#include "tapestry/kernels/scratch.h"
+
+namespace tapestry::kernels::cuda {
+
+/// Four elements of a row of C: what a thread writes at once.
+using Quad = Pack<float, 4>;
+
+/// A Gemm as the GPU gets it.
+template <class T>
+struct GemmPlan {
+  std::int64_t m, n, k;
+  const T* a;
+  const T* b;
+  T* c;
+  T* aux;
+  const T* bias;
+  std::int64_t a_pitch, b_pitch, c_row;  // between lines of memory
+  bool accumulate, c_packs;              // c_packs: C, aux and bias in packs of four
+  Epilogue epilogue;
+  unsigned batch;
+  int batch_ndim;
+  unsigned batch_sizes[kMaxDims];
+  std::int64_t a_batch[kMaxDims], b_batch[kMaxDims], c_batch[kMaxDims];
+  unsigned m_tiles, n_tiles, splits;
+  std::int64_t k_split;      // of each split but the last
+  float* partial;            // of splits > 1: (splits, batch, m, partial_row)
+  std::int64_t partial_row;  // n, rounded up to packs
+};
+
+/// How a product is computed: by which tiles, and in how many parts of k.
+struct GemmWay {
+  bool large = false;
+  std::int64_t splits = 1;
+};
+
+// ---- which tile
+
+/// Element (0, 0) of a block's tile of C, its matrix of the batch and where that begins in C, its part of k.
+struct GemmBlock {
+  std::int64_t row, column, c;
+  unsigned batch, split;
+};
+
+/// Blocks that run at the same time have neighbouring tiles, in columns of 16: what they read of A and B is
+/// in the L2 cache most of the time.
+template <class Tile, class T>
+__device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
+  constexpr unsigned kGroup = 16;
+  const unsigned tiles = p.m_tiles * p.n_tiles, rest = blockIdx.x / tiles, tile = blockIdx.x - rest * tiles;
+  const unsigned group = tile / (kGroup * p.n_tiles), first = group * kGroup;
+  const unsigned height = std::min(kGroup, p.m_tiles - first), within = tile - first * p.n_tiles;
+  GemmBlock block;
+  block.row = static_cast<std::int64_t>(first + within % height) * Tile::kM;
+  block.column = static_cast<std::int64_t>(within / height) * Tile::kN;
+  block.batch = rest / p.splits;
+  block.split = rest - block.batch * p.splits;
+  return block;
+}
+
+struct BatchOffsets {
+  std::int64_t a, b, c;
+};
+template <class T>
+__device__ __forceinline__ BatchOffsets batch_offsets(const GemmPlan<T>& p, unsigned index) {
+  BatchOffsets at{0, 0, 0};
+  NO_UNROLL for (int d = p.batch_ndim - 1; d >= 0; --d) {
+    const unsigned rest = index / p.batch_sizes[d], own = index - rest * p.batch_sizes[d];
+    at.a += own * p.a_batch[d];
+    at.b += own * p.b_batch[d];
+    at.c += own * p.c_batch[d];
+    index = rest;
+  }
+  return at;
+}
+
+// ---- from memory
+
+/// How a block goes through its part of k: the first tile takes what does not fill a tile, so that no other
+/// need look where k ends.
+struct KRange {
+  std::int64_t begin;
+  int tiles, first;  // tiles, and what the first one has of k
+};
+template <int kDepth, class T>
+__device__ __forceinline__ KRange k_range(const GemmPlan<T>& p, unsigned split) {
+  KRange range;
+  range.begin = split * p.k_split;
+  const int size = static_cast<int>(std::min(p.k - range.begin, p.k_split));
+  range.tiles = (size + kDepth - 1) / kDepth;
+  range.first = size - (range.tiles - 1) * kDepth;
+  return range;
+}
+
+/// The packs of V elements that a thread has of a tile of kLines lines (rows of A, columns of B) by kDepth of
+/// k, and of the tiles behind it. Neighbouring threads have neighbouring packs. Lines that the operand does
+/// not have need not be read: they go into elements of C that do not exist.
+template <class T, int kLines, int kDepth, int kThreads, int V, bool kAlongK>
+struct TileWalk {
+  static constexpr int kPacks = kLines * kDepth / (kThreads * V);
+  static constexpr int kAcross = (kAlongK ? kDepth : kLines) / V;  // packs of one line of memory
+  static constexpr int kStep = kThreads / kAcross;  // lines of memory from a thread's pack to its next
+  static_assert(kPacks * kThreads * V == kLines * kDepth && kStep * kAcross == kThreads);
+
+  const T* at;
+  std::int64_t pitch;
+  int first_line, first_k, lines;
+
+  __device__ __forceinline__ TileWalk(const T* operand, std::int64_t pitch_, std::int64_t line,
+                                      std::int64_t line_count, std::int64_t k)
+      : pitch(pitch_) {
+    const int thread = static_cast<int>(threadIdx.x), across = thread % kAcross * V, along = thread / kAcross;
+    first_line = kAlongK ? along : across;
+    first_k = kAlongK ? across : along;
+    lines = static_cast<int>(std::min(line_count - line, std::int64_t{kLines}));
+    at = operand + (kAlongK ? (line + along) * pitch + (k + across) : (k + along) * pitch + (line + across));
+  }
+  __device__ __forceinline__ int line(int pack) const { return first_line + (kAlongK ? pack * kStep : 0); }
+  __device__ __forceinline__ int k(int pack) const { return first_k + (kAlongK ? 0 : pack * kStep); }
+  __device__ __forceinline__ const T* address(int pack) const { return at + pack * (kStep * pitch); }
+  /// Whether the operand has this line: then it has all of the pack.
+  __device__ __forceinline__ bool has_line(int pack) const { return line(pack) < lines; }
+  /// To the next tile, behind one that has so much of k.
+  __device__ __forceinline__ void advance(int depth) { at += kAlongK ? depth : depth * pitch; }
+};
+
+// ---- the end of a tile
+
+template <class F>
+__device__ __forceinline__ void apply(F f, float (&v)[4]) {
+  UNROLL for (int i = 0; i < 4; ++i) v[i] = f(v[i]);
+}
+template <class F>
+__device__ __forceinline__ void apply(F f, float (&v)[4], const float (&at)[4]) {
+  UNROLL for (int i = 0; i < 4; ++i) v[i] = f(v[i], at[i]);
+}
+
+/// Elements of a row of T, of which `count` exist.
+template <class T>
+__device__ __forceinline__ void read_quad(const T* from, bool pack, int count, float (&v)[4]) {
+  Pack<T, 4> x{};
+  if (pack) x = *reinterpret_cast<const Pack<T, 4>*>(from);
+  else UNROLL for (int i = 0; i < 4; ++i) if (i < count) x.v[i] = from[i];
+  UNROLL for (int i = 0; i < 4; ++i) v[i] = load(x.v[i]);
+}
+template <class T>
+__device__ __forceinline__ void write_quad(T* to, bool pack, int count, const float (&v)[4]) {
+  Pack<T, 4> x;
+  UNROLL for (int i = 0; i < 4; ++i) x.v[i] = store<T>(v[i]);
+  if (pack) *reinterpret_cast<Pack<T, 4>*>(to) = x;
+  else UNROLL for (int i = 0; i < 4; ++i) if (i < count) to[i] = x.v[i];
+}
+
+/// From sums to C: four columns from `column` on of a row that lies `at` elements behind C's first.
+template <class T>
+__device__ __forceinline__ void finish_quad(const GemmPlan<T>& p, std::int64_t at, std::int64_t column,
+                                            Quad sums) {
+  const int count = static_cast<int>(std::min(p.n - column, std::int64_t{4}));
+  float(&v)[4] = sums.v;
+  float other[4];
+  at += column;
+  if (p.accumulate) {
+    read_quad(p.c + at, p.c_packs, count, other);
+    apply(Add{}, v, other);
+  }
+  if (p.bias) {
+    read_quad(p.bias + column, p.c_packs, count, other);
+    apply(Add{}, v, other);
+  }
+  if (p.epilogue != Epilogue::none) {
+    if (is_gradient(p.epilogue)) read_quad(p.aux + at, p.c_packs, count, other);
+    else if (p.aux) write_quad(p.aux + at, p.c_packs, count, v);
+    switch (p.epilogue) {
+      case Epilogue::none:
+        break;
+      case Epilogue::relu:
+        apply(Relu{}, v);
+        break;
+      case Epilogue::gelu:
+        apply(Gelu{}, v);
+        break;
+      case Epilogue::gelu_tanh:
+        apply(GeluTanh{}, v);
+        break;
+      case Epilogue::relu_backward:
+        apply(ReluBackward{}, v, other);
+        break;
+      case Epilogue::gelu_backward:
+        apply(GeluBackward{}, v, other);
+        break;
+      case Epilogue::gelu_tanh_backward:
+        apply(GeluTanhBackward{}, v, other);
+        break;
+    }
+  }
+  write_quad(p.c + at, p.c_packs, count, v);
+}
+
+/// The tile's sums leave the registers in slices: 32 rows of each of the kWarpsM rows of warps.
+template <class Tile>
+inline constexpr int kSliceRows = 32 * Tile::kWarpsM;
+template <class Tile>
+inline constexpr int kSlices = Tile::kM / kSliceRows<Tile>;
+/// Floats of a slice in shared memory; rows are padded against bank conflicts.
+template <class Tile>
+inline constexpr int kSlicePitch = Tile::kN + Tile::kSlicePad;
+template <class Tile>
+inline constexpr int kSliceFloats = kSliceRows<Tile>* kSlicePitch<Tile>;
+
+/// `put(slice)` writes a thread's sums of a slice into shared memory, at `sums`. `block` is in shared memory
+/// too: in registers it would take the place of sums all the time.
+template <class Tile, class T, class Put>
+__device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBlock& block, const float* sums,
+                                            const Put& put) {
+  constexpr int kAcross = Tile::kN / 4;
+  const std::int64_t partial = (static_cast<std::int64_t>(block.split) * p.batch + block.batch) * p.m;
+  NO_UNROLL for (int slice = 0; slice < kSlices<Tile>; ++slice) {
+    __syncthreads();  // what was in shared memory has been read
+    put(slice);
+    __syncthreads();
+    NO_UNROLL for (int i = static_cast<int>(threadIdx.x); i < kSliceRows<Tile> * kAcross;
+                   i += Tile::kThreads) {
+      const int r = i / kAcross, across = i % kAcross * 4;
+      const std::int64_t row = block.row + (r / 32 * kSlices<Tile> + slice) * 32 + r % 32;
+      const std::int64_t column = block.column + across;
+      if (row >= p.m || column >= p.n) continue;
+      const Quad v = *reinterpret_cast<const Quad*>(sums + r * kSlicePitch<Tile> + across);
+      if (p.splits > 1) *reinterpret_cast<Quad*>(p.partial + (partial + row) * p.partial_row + column) = v;
+      else finish_quad(p, block.c + row * p.c_row, column, v);
+    }
+  }
+}
+
+inline constexpr int kReduceThreads = 256;
+
+/// Adds the parts of k, the first one first. A thread has one pack of C.
+template <class T>
+__global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
+  const std::int64_t across = p.partial_row / 4, rows = p.batch * p.m;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kReduceThreads + threadIdx.x;
+  if (index >= rows * across) return;
+  const std::int64_t row = index / across, column = (index - row * across) * 4;
+  const float* from = p.partial + row * p.partial_row + column;
+  Quad sums = *reinterpret_cast<const Quad*>(from);
+  for (unsigned split = 1; split < p.splits; ++split) {
+    from += rows * p.partial_row;
+    const Quad part = *reinterpret_cast<const Quad*>(from);
+    apply(Add{}, sums.v, part.v);
+  }
+  const std::int64_t matrix = row / p.m;
+  const std::int64_t c = batch_offsets(p, static_cast<unsigned>(matrix)).c;
+  finish_quad(p, c + (row - matrix * p.m) * p.c_row, column, sums);
+}
+
+// ---- the host's part
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+inline std::int64_t batch_count(const Gemm& g) {
+  std::int64_t count = 1;
+  for (int d = 0; d < g.batch_ndim; ++d) count *= g.batch_sizes[d];
+  return count;
+}
+
+/// Whether an operand, of lines of memory of `length` elements, can be read in packs of 16 bytes.
+template <class T>
+bool operand_packs(const void* data, std::int64_t pitch, std::int64_t length, int batch_ndim,
+                   const std::int64_t (&batch)[kMaxDims]) {
+  constexpr int V = 16 / sizeof(T);
+  bool packs = aligned<T, V>(data) && pitch % V == 0 && length % V == 0;
+  for (int d = 0; d < batch_ndim; ++d) packs = packs && batch[d] % V == 0;
+  return packs;
+}
+
+/// Which of A and B have their lines of memory along k, and whether both come in packs.
+struct GemmLayout {
+  bool a_along_k, b_along_k, packs;
+};
+template <class T>
+GemmLayout gemm_layout(const Gemm& g) {
+  GemmLayout l{g.a_strides.row_major(g.k), !g.b_strides.row_major(g.n), false};
+  l.packs = operand_packs<T>(g.a, l.a_along_k ? g.a_strides.row : g.a_strides.col, l.a_along_k ? g.k : g.m,
+                             g.batch_ndim, g.a_batch) &&
+            operand_packs<T>(g.b, l.b_along_k ? g.b_strides.col : g.b_strides.row, l.b_along_k ? g.k : g.n,
+                             g.batch_ndim, g.b_batch);
+  return l;
+}
+
+/// Estimated clocks of an SM of a Hopper GPU, which has 132 of them.
+template <class Tile>
+double gemm_clocks(const Gemm& g, std::int64_t batch, std::int64_t splits) {
+  constexpr std::int64_t kSms = 132;
+  constexpr double kBytesAClock = 2400;  // of all of them, from memory
+  const std::int64_t blocks = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * batch * splits;
+  const double tile = Tile::kM * Tile::kN * static_cast<double>(ceil_div(g.k, splits)) / Tile::kRate;
+  double clocks = static_cast<double>(ceil_div(blocks, kSms)) * (tile + Tile::kLead);
+  if (splits > 1)  // one more launch, and the sums are written and read
+    clocks += 4000 + 8.0 * static_cast<double>(splits * batch * g.m * g.n) / kBytesAClock;
+  return clocks;
+}
+
+/// The way that takes the fewest clocks. It depends on sizes alone: the same product has the same bits on
+/// every GPU.
+template <class Large, class Small>
+GemmWay fastest_way(const Gemm& g) {
+  const std::int64_t batch = batch_count(g), most = g.k / 128;
+  GemmWay best;
+  double fewest = 0;
+  const auto consider = [&]<class Tile>(bool large) {
+    const std::int64_t tiles = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * batch;
+    for (std::int64_t waves = 0; waves <= 4; ++waves) {  // 0: no split
+      const std::int64_t splits = waves ? std::min(132 * waves / std::max<std::int64_t>(tiles, 1), most) : 1;
+      if (waves && splits < 2) continue;
+      const double clocks = gemm_clocks<Tile>(g, batch, splits);
+      if (fewest != 0 && clocks >= fewest) continue;
+      fewest = clocks;
+      best = {large, splits};
+    }
+  };
+  consider.template operator()<Large>(!std::is_same_v<Large, Small>);
+  consider.template operator()<Small>(false);
+  return best;
+}
+
+template <class Tile, class T>
+GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t splits) {
+  GemmPlan<T> p{};
+  p.m = g.m, p.n = g.n, p.k = g.k;
+  // Without terms A and B may be nowhere; nothing is read.
+  p.a = static_cast<const T*>(g.k ? g.a : g.c);
+  p.b = static_cast<const T*>(g.k ? g.b : g.c);
+  p.c = static_cast<T*>(g.c);
+  p.aux = static_cast<T*>(g.aux);
+  p.bias = static_cast<const T*>(g.bias);
+  p.a_pitch = layout.a_along_k ? g.a_strides.row : g.a_strides.col;
+  p.b_pitch = layout.b_along_k ? g.b_strides.col : g.b_strides.row;
+  p.c_row = g.c_row;
+  p.accumulate = g.accumulate;
+  p.epilogue = g.epilogue;
+  p.c_packs = g.n % 4 == 0 && g.c_row % 4 == 0;
+  for (const void* data : {static_cast<const void*>(g.c), static_cast<const void*>(g.aux), g.bias})
+    p.c_packs = p.c_packs && aligned<T, 4>(data);
+  p.batch = static_cast<unsigned>(batch_count(g));
+  p.batch_ndim = g.batch_ndim;
+  for (int d = 0; d < g.batch_ndim; ++d) {
+    p.batch_sizes[d] = static_cast<unsigned>(g.batch_sizes[d]);
+    p.a_batch[d] = g.a_batch[d], p.b_batch[d] = g.b_batch[d], p.c_batch[d] = g.c_batch[d];
+    p.c_packs = p.c_packs && g.c_batch[d] % 4 == 0;
+  }
+  p.m_tiles = static_cast<unsigned>(ceil_div(g.m, Tile::kM));
+  p.n_tiles = static_cast<unsigned>(ceil_div(g.n, Tile::kN));
+  // A block counts its part of k in 31 bits.
+  splits = std::max(splits, ceil_div(g.k, 1 << 30));
+  p.k_split = std::max<std::int64_t>(ceil_div(ceil_div(g.k, splits), Tile::kDepth), 1) * Tile::kDepth;
+  p.splits = static_cast<unsigned>(std::max<std::int64_t>(ceil_div(g.k, p.k_split), 1));
+  p.partial_row = ceil_div(g.n, 4) * 4;
+  return p;
+}
+
+/// `kernel` with the grid and the workspace of its plan, then the reduction if there is one to do.
+template <class Tile, class T>
+void launch_gemm_plan(void (*kernel)(GemmPlan<T>), GemmPlan<T> plan, std::size_t shared_bytes, Device device,
+                      cudaStream_t stream) {
+  Scratch<float> partial;
+  if (plan.splits > 1) {
+    partial = Scratch<float>(device, std::int64_t{plan.splits} * plan.batch * plan.m * plan.partial_row);
+    plan.partial = partial.data();
+  }
+  launch(kernel, plan.m_tiles * plan.n_tiles * plan.splits * plan.batch, Tile::kThreads, shared_bytes, stream,
+         plan);
+  if (plan.splits > 1)
+    launch(&gemm_reduce<T>,
+           static_cast<unsigned>(ceil_div(plan.batch * plan.m * (plan.partial_row / 4), kReduceThreads)),
+           kReduceThreads, 0, stream, plan);
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,71 @@
+// What becomes of C at the end of a matrix product: function, gradient, aux.
+#include "tests/emulated/gemm.h"
+
+using namespace tapestry;
+using namespace emulated;
+
+namespace {
+
+constexpr Epilogue kAll[] = {Epilogue::none,
+                             Epilogue::relu,
+                             Epilogue::gelu,
+                             Epilogue::gelu_tanh,
+                             Epilogue::relu_backward,
+                             Epilogue::gelu_backward,
+                             Epilogue::gelu_tanh_backward};
+
+/// With aux where it is a choice, and with it where there is none.
+template <class F>
+void for_each_epilogue(Product p, const F& f) {
+  for (const Epilogue epilogue : kAll)
+    for (const bool aux : {false, true}) {
+      if (is_gradient(epilogue) ? !aux : epilogue == Epilogue::none && aux) continue;
+      p.epilogue = epilogue, p.aux = aux;
+      f(p);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("epilogues: after sum and bias, in packs and not") {
+  for (const std::int64_t n : {8, 13})
+    for (const bool bias : {false, true})
+      for (const bool accumulate : {false, true})
+        for_each_epilogue({.m = 5, .n = n, .k = 16, .bias = bias, .accumulate = accumulate},
+                          [](const Product& p) {
+                            check_product<float>(p);
+                            check_product<BFloat16>(p);
+                          });
+}
+
+TEST_CASE("epilogues: of large tiles") {
+  for_each_epilogue({.m = 136, .n = 264, .k = 8, .bias = true}, [](const Product& p) {
+    check_way<float>(p, true);
+    check_way<BFloat16>(p, true);
+  });
+}
+
+TEST_CASE("epilogues: once the parts of k are added") {
+  for (const std::int64_t n : {8, 10})
+    for_each_epilogue({.m = 7, .n = n, .k = 200, .gap = 2, .bias = true, .batch = {2}}, [](const Product& p) {
+      check_way<float>(p, false, 3);
+      check_way<BFloat16>(p, false, 3);
+    });
+}
+
+TEST_CASE("epilogues: infinities and NaN") {
+  for_each_epilogue({.m = 8, .n = 8, .k = 8, .bias = true}, [](const Product& p) {
+    Operands o(p);
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    o.bias = {infinity, -infinity, kNaN, 1e30, -1e30, 0, -0.0, 1e-30};
+    if (is_gradient(p.epilogue)) {
+      const double at[] = {0, -0.0, kNaN, infinity, -infinity, 100, -100, 1e-30};
+      for (std::size_t i = 0; i < 64; ++i) o.aux.values[i] = at[i / 8];
+    }
+    for (double& x : o.bias) x = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+    for (double& x : o.aux.values)
+      x = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+    check_product<float>(p, o, [](const Gemm& g) { kernels::cuda::launch_gemm<float>(g, nullptr); });
+    check_product<BFloat16>(p, o, [](const Gemm& g) { kernels::cuda::launch_gemm<BFloat16>(g, nullptr); });
+  });
+}

@@ -1,0 +1,188 @@
+// Matrix products against the CPU's in f64.
+#include "tests/emulated/gemm.h"
+
+using namespace tapestry;
+using namespace emulated;
+namespace gpu = tapestry::kernels::cuda;
+
+namespace {
+
+/// Every way in which A and B may lie in memory.
+template <class F>
+void in_each_layout(Product p, const F& f) {
+  for (const bool a_along_k : {false, true})
+    for (const bool b_along_k : {false, true}) {
+      p.a_along_k = a_along_k, p.b_along_k = b_along_k;
+      f(p);
+    }
+}
+
+struct Sizes {
+  std::int64_t m, n, k;
+};
+
+}  // namespace
+
+TEST_CASE("f32 products: large tiles") {
+  for (const auto& [m, n, k] : {Sizes{128, 128, 16}, Sizes{132, 8, 12}, Sizes{4, 260, 4}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, true); });
+  for (const auto& [m, n, k] : {Sizes{129, 127, 9}, Sizes{1, 130, 17}, Sizes{127, 1, 1}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, true); });
+}
+
+TEST_CASE("f32 products: small tiles") {
+  for (const auto& [m, n, k] : {Sizes{64, 64, 16}, Sizes{60, 68, 12}, Sizes{4, 4, 4}, Sizes{132, 8, 24}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, false); });
+  for (const auto& [m, n, k] : {Sizes{1, 1, 1}, Sizes{63, 65, 7}, Sizes{65, 63, 9}, Sizes{33, 1, 31}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, false); });
+}
+
+TEST_CASE("bf16 products: large tiles") {
+  for (const auto& [m, n, k] : {Sizes{128, 256, 64}, Sizes{136, 264, 40}, Sizes{8, 8, 8}, Sizes{72, 16, 168}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<BFloat16>(p, true); });
+}
+
+TEST_CASE("bf16 products: small tiles") {
+  for (const auto& [m, n, k] : {Sizes{64, 64, 32}, Sizes{72, 56, 40}, Sizes{8, 8, 8}, Sizes{16, 72, 200}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<BFloat16>(p, false); });
+  for (const auto& [m, n, k] : {Sizes{1, 1, 1}, Sizes{65, 63, 33}, Sizes{63, 65, 31}, Sizes{17, 3, 130}})
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<BFloat16>(p, false); });
+}
+
+TEST_CASE("products: memory that is not aligned, rows apart") {
+  for (const std::int64_t gap : {1, 4, 8})
+    for (const std::size_t offset : {0, 1, 4}) {
+      in_each_layout({.m = 24, .n = 40, .k = 16, .gap = gap, .offset = offset, .bias = true},
+                     [](const Product& p) {
+                       check_product<float>(p);
+                       check_product<BFloat16>(p);
+                     });
+    }
+}
+
+TEST_CASE("products: parts of k are added in order") {
+  for (const bool large : {false, true})
+    for (const auto& [m, n, k] : {Sizes{16, 24, 200}, Sizes{8, 264, 96}})
+      for (const std::int64_t splits : {2, 3, 100}) {
+        const Product p{.m = m, .n = n, .k = k, .bias = true, .accumulate = true};
+        check_way<float>(p, large, splits);
+        check_way<BFloat16>(p, large, splits);
+      }
+  for (const bool accumulate : {false, true}) {
+    const Product p{.m = 9, .n = 7, .k = 70, .gap = 3, .accumulate = accumulate, .batch = {3}};
+    check_way<float>(p, true, 4);
+    check_way<float>(p, false, 4);
+    check_way<BFloat16>(p, false, 2);
+  }
+}
+
+TEST_CASE("products: batches, and one matrix for many") {
+  for (const bool a_shared : {false, true})
+    for (const bool b_shared : {false, true})
+      for (const std::int64_t n : {8, 5}) {
+        const Product p{.m = 5,
+                        .n = n,
+                        .k = 16,
+                        .accumulate = true,
+                        .batch = {3, 2},
+                        .a_shared = a_shared,
+                        .b_shared = b_shared};
+        check_product<float>(p);
+        check_product<BFloat16>(p);
+      }
+  check_product<float>({.m = 3, .n = 4, .k = 4, .batch = {1, 5, 1, 2}});
+}
+
+TEST_CASE("products: many tiles") {
+  const Product p{.m = 64 * 18 - 4, .n = 64 * 3 - 4, .k = 4, .a_along_k = false};  // more than a column of 16
+  check_way<float>(p, false);
+}
+
+TEST_CASE("products: no terms, or nothing to do") {
+  for (const bool bias : {false, true})
+    for (const bool accumulate : {false, true})
+      for (const auto epilogue : {Epilogue::none, Epilogue::gelu}) {
+        const Product p{.m = 3, .n = 8, .k = 0, .bias = bias, .accumulate = accumulate, .epilogue = epilogue};
+        check_product<float>(p);
+        check_product<BFloat16>(p);
+      }
+  cuda_emulator::take_launches();
+  check_product<float>({.m = 0, .n = 3, .k = 2});
+  check_product<float>({.m = 3, .n = 0, .k = 2});
+  check_product<BFloat16>({.m = 3, .n = 3, .k = 2, .batch = {2, 0}});
+  CHECK(cuda_emulator::take_launches().empty());
+}
+
+TEST_CASE("products: infinities and NaN stay in their rows and columns") {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (const std::int64_t k : {16, 19}) {
+    const Product p{.m = 40, .n = 24, .k = k, .bias = true, .accumulate = true};
+    Operands o(p);
+    o.a.values[static_cast<std::size_t>(3 * k + 5)] = infinity;
+    o.a.values[static_cast<std::size_t>(7 * k)] = kNaN;
+    o.a.values[static_cast<std::size_t>(40 * k - 1)] = -infinity;
+    o.b.values[4 * 24 + 6] = infinity;  // times 0 and times others
+    o.a.values[static_cast<std::size_t>(9 * k + 4)] = 0;
+    o.c.values[11 * 24 + 11] = kNaN;
+    o.bias[13] = -infinity;
+    const auto launch = [](auto type) {
+      return [=](const Gemm& g) { gpu::launch_gemm<decltype(type)>(g, nullptr); };
+    };
+    check_product<float>(p, o, launch(float()));
+    check_product<BFloat16>(p, o, launch(BFloat16()));
+  }
+}
+
+TEST_CASE("products: each shape has its way") {
+  const auto way = []<class T>(Sizes s, std::int64_t batch = 1) {
+    Gemm g;
+    g.m = s.m, g.n = s.n, g.k = s.k;
+    g.a_strides = {s.k, 1}, g.b_strides = {s.n, 1}, g.c_row = s.n;
+    g.batch_ndim = 1;
+    g.batch_sizes[0] = batch;
+    return gpu::gemm_way<T>(g);
+  };
+  const auto f32 = [&](Sizes s, std::int64_t batch = 1) { return way.operator()<float>(s, batch); };
+  const auto bf16 = [&](Sizes s, std::int64_t batch = 1) { return way.operator()<BFloat16>(s, batch); };
+  for (const std::int64_t n : {2048, 4096, 8192}) {
+    CHECK(f32({n, n, n}).large);
+    CHECK(f32({n, n, n}).splits == 1);
+    CHECK(bf16({n, n, n}).large);
+    CHECK(bf16({n, n, n}).splits == 1);
+  }
+  CHECK_FALSE(f32({128, 10, 784}).large);
+  CHECK_FALSE(f32({16, 16, 16}).large);
+  CHECK(f32({16, 16, 16}).splits == 1);
+  CHECK(f32({256, 784, 60000}).splits > 4);  // a weight's gradient
+  CHECK(bf16({768, 768, 65536}).splits > 2);
+  CHECK_FALSE(f32({64, 64, 64}, 768).large);  // attention's
+  CHECK(f32({64, 64, 64}, 768).splits == 1);
+  CHECK_FALSE(bf16({4096, 4095, 4096}).large);  // its rows are not aligned
+
+  const auto launches = []<class T>(const Product& p) {
+    cuda_emulator::take_launches();
+    const Operands o(p);
+    const Block<T> a(Rounded<T>{o.a.values}, p.offset), b(Rounded<T>{o.b.values}), c(Rounded<T>{o.c.values});
+    Gemm g = gemm_of(p, o);
+    g.a = a.data(), g.b = b.data(), g.c = c.data();
+    gpu::launch_gemm<T>(g, nullptr);
+    return cuda_emulator::take_launches();
+  };
+  const auto one = [&]<class T>(const Product& p) {
+    const auto all = launches.operator()<T>(p);
+    REQUIRE(all.size() == 1);
+    return all[0].kernel;
+  };
+  CHECK_THAT(one.operator()<float>({.m = 4, .n = 4, .k = 4}), ContainsSubstring("SmallTileF32ELi4ELb1ELb0E"));
+  CHECK_THAT(one.operator()<float>({.m = 4, .n = 4, .k = 5}), ContainsSubstring("SmallTileF32ELi1ELb1ELb0E"));
+  CHECK_THAT(one.operator()<float>({.m = 4, .n = 4, .k = 4, .offset = 1}), ContainsSubstring("ELi1E"));
+  CHECK_THAT(one.operator()<float>({.m = 4, .n = 4, .k = 4, .a_along_k = false, .b_along_k = true}),
+             ContainsSubstring("ELi4ELb0ELb1E"));
+  CHECK_THAT(one.operator()<BFloat16>({.m = 8, .n = 8, .k = 8}),
+             ContainsSubstring("SmallTileBf16ELb1ELb1ELb0E"));
+  CHECK_THAT(one.operator()<BFloat16>({.m = 8, .n = 8, .k = 12}), ContainsSubstring("SmallTileBf16ELb0E"));
+  const auto split = launches.operator()<float>({.m = 8, .n = 8, .k = 1024});
+  REQUIRE(split.size() == 2);
+  CHECK(split[0].grid.x == 8);
+  CHECK_THAT(split[1].kernel, ContainsSubstring("gemm_reduce"));
+}
