@@ -7,55 +7,22 @@
 #include <vector>
 
 #include "tests/emulated/elementwise.h"
-#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
 
 using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
-using emulated::Block;
-using emulated::in_each_order;
+using namespace emulated;
 
 namespace {
 
-using Values = std::vector<double>;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kUnit = 0x1p-24;
 
-/// Reproducible numbers in [-scale, scale), exact in bf16 for a power of 2.
-Values numbers(std::int64_t n, unsigned salt, double scale) {
-  Values v(static_cast<std::size_t>(n));
-  std::uint32_t state = 4321 + salt;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = scale * (static_cast<double>(state >> 24) - 128) / 128;
-  }
-  return v;
-}
 Values positive(Values v) {
   for (double& x : v) x = std::abs(x);
   return v;
 }
-
-template <class T>
-void check_close(const char* what, const Block<T>& got, const Values& want, const Values& error) {
-  constexpr double storing = std::is_same_v<T, float> ? 0 : 0x1p-8;
-  CAPTURE(what);
-  std::size_t bad = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const double value = static_cast<double>(static_cast<float>(got[i]));
-    const double tolerance = kUnit * error[i] + storing * std::abs(want[i]) + 0x1p-126;
-    const bool fits =
-        std::isnan(want[i]) ? std::isnan(value) : value == want[i] || std::abs(value - want[i]) <= tolerance;
-    if (fits || ++bad > 3) continue;
-    CAPTURE(i, value, want[i], tolerance);
-    CHECK(fits);
-  }
-  CHECK(bad == 0);
-}
-
-/// Roundings of a sum of n terms, generously.
-double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<double>(n) + 1); }
 
 struct Shape3 {
   std::int64_t outer, n, inner;
@@ -366,15 +333,14 @@ TEST_CASE("squared error kernels: the sum") {
 }
 
 TEST_CASE("squared error kernels: element by element") {
-  using emulated::compare;
   for (const DType dtype : {DType::f32, DType::bf16})
-    for (int layout = 0; layout < emulated::kLayouts; ++layout) {
+    for (int layout = 0; layout < kLayouts; ++layout) {
       CAPTURE(dtype, layout);
       const auto input = [&](unsigned salt) {
         return tensor(numbers(6 * 8, salt, 4), {6, 8}, {DType::f64, kCPU}).to(dtype);
       };
-      const Tensor out = empty({6, 8}, {dtype, kCPU}), x = emulated::laid_out(input(1), layout), t = input(2),
-                   g = emulated::laid_out(input(3), (layout + 3) % emulated::kLayouts);
+      const Tensor out = empty({6, 8}, {dtype, kCPU}), x = laid_out(input(1), layout), t = input(2),
+                   g = laid_out(input(3), (layout + 3) % kLayouts);
       const auto run = [&](auto type) {
         using T = decltype(type);
         compare<3>(

@@ -1,0 +1,350 @@
+#pragma once
+// Layer normalisation. A row is read once where it fits into the registers of those who share it:
+//
+//   layer_norm_rows, layer_norm_backward_rows           up to 1024 elements by a warp (256 in backward),
+//                                                       up to 16384 (4096) by a block; 16 bytes at a time
+//   layer_norm_streamed, layer_norm_backward_streamed   any length and alignment; what is read again comes
+//                                                       from a cache
+//
+// The sums over rows, dweight and dbias, have two stages: each block adds up a range of rows for itself,
+// add_row_parts() joins the blocks.
+#include <algorithm>
+#include <cmath>
+
+#include "tapestry/core/error.h"
+#include "tapestry/kernels/cuda/sums.cuh"
+#include "tapestry/kernels/ops/norm.h"
+
+namespace tapestry::kernels::cuda {
+
+/// What kThreads threads share: sums over a warp, or over the block (see sum_block).
+template <int kThreads, int K>
+__device__ __forceinline__ void sum_row(float (&s)[K], float (&parts)[K][kThreads / 32]) {
+  if constexpr (kThreads == 32) sum_warp(s);
+  else sum_block<kThreads>(s, parts);
+}
+/// Warps share a block four by four.
+constexpr int block_threads(int row_threads) { return row_threads == 32 ? 128 : row_threads; }
+
+template <class T>
+struct LayerNormRows {
+  std::int64_t rows;
+  int n;
+  const T *x, *weight, *bias;
+  float eps;
+  T* y;
+  float *mean, *inv_std;
+};
+
+/// Elements of a thread lie as in softmax.cuh. Made for at least 1024 threads an SM.
+template <class T, int kThreads, int kElements, int V>
+__global__ void __launch_bounds__(block_threads(kThreads), 1024 / block_threads(kThreads))
+    layer_norm_rows(LayerNormRows<T> a) {
+  static_assert(kElements % V == 0);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;  // a whole warp, and never one of a larger block
+  SHARED(float, parts, [2][1][kThreads / 32]);
+  const int thread = static_cast<int>(threadIdx.x);
+  const T* const in = a.x + row * a.n;
+  float x[kElements];
+  float sum[1] = {0}, squares[1] = {0};
+  UNROLL for (int i = 0; i < kElements; i += V) {
+    const int at = (i / V * kThreads + thread) * V;
+    Pack<T, V> pack{};
+    if (at < a.n) pack = *reinterpret_cast<const Pack<T, V>*>(in + at);
+    UNROLL for (int j = 0; j < V; ++j) {
+      x[i + j] = load(pack.v[j]);
+      sum[0] += x[i + j];
+    }
+  }
+  sum_row<kThreads>(sum, parts[0]);
+  const float mean = sum[0] / static_cast<float>(a.n);
+  UNROLL for (int i = 0; i < kElements; i += V) if ((i / V * kThreads + thread) * V < a.n)
+      UNROLL for (int j = 0; j < V; ++j) squares[0] += (x[i + j] - mean) * (x[i + j] - mean);
+  sum_row<kThreads>(squares, parts[1]);
+  const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
+  if (thread == 0) {
+    a.mean[row] = mean;
+    a.inv_std[row] = inv_std;
+  }
+  UNROLL for (int i = 0; i < kElements; i += V) {
+    const int at = (i / V * kThreads + thread) * V;
+    if (at >= a.n) break;
+    UNROLL for (int j = 0; j < V; ++j) x[i + j] = (x[i + j] - mean) * inv_std;
+    if (a.weight) {
+      const auto pack = *reinterpret_cast<const Pack<T, V>*>(a.weight + at);
+      UNROLL for (int j = 0; j < V; ++j) x[i + j] *= load(pack.v[j]);
+    }
+    if (a.bias) {
+      const auto pack = *reinterpret_cast<const Pack<T, V>*>(a.bias + at);
+      UNROLL for (int j = 0; j < V; ++j) x[i + j] += load(pack.v[j]);
+    }
+    Pack<T, V> pack;
+    UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[i + j]);
+    *reinterpret_cast<Pack<T, V>*>(a.y + row * a.n + at) = pack;
+  }
+}
+
+template <class T, int kThreads>
+__global__ void __launch_bounds__(block_threads(kThreads)) layer_norm_streamed(LayerNormRows<T> a) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= a.rows) return;
+  SHARED(float, parts, [2][1][kThreads / 32]);
+  const int thread = static_cast<int>(threadIdx.x);
+  const T* const x = a.x + row * a.n;
+  T* const y = a.y + row * a.n;
+  float sum[1] = {0}, squares[1] = {0};
+  for (int i = thread; i < a.n; i += kThreads) sum[0] += load(x[i]);
+  sum_row<kThreads>(sum, parts[0]);
+  const float mean = sum[0] / static_cast<float>(a.n);
+  for (int i = thread; i < a.n; i += kThreads) {
+    const float d = load(x[i]) - mean;
+    squares[0] += d * d;
+  }
+  sum_row<kThreads>(squares, parts[1]);
+  const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
+  if (thread == 0) {
+    a.mean[row] = mean;
+    a.inv_std[row] = inv_std;
+  }
+  for (int i = thread; i < a.n; i += kThreads) {
+    const float normal = (load(x[i]) - mean) * inv_std;
+    y[i] = store<T>(normal * (a.weight ? load(a.weight[i]) : 1.0f) + (a.bias ? load(a.bias[i]) : 0.0f));
+  }
+}
+
+template <class T>
+struct LayerNormGrads {
+  std::int64_t rows, chunk;  // rows that a block takes
+  int n;
+  const T *dy, *x, *weight;
+  const float *mean, *inv_std;
+  T* dx;         // or null
+  float* parts;  // or null; (blocks, 2, n): of dweight and dbias
+};
+
+/// Each thread adds up its own columns of dweight and dbias in registers, over the rows of its block; the
+/// warps of a block take turns at the end. kBlocks a multiprocessor: x, dy and the two sums of 8 elements
+/// take half of the 64 registers that leaves for 1024 threads; 16 elements (two blocks of 256) take 128.
+template <class T, int kThreads, int kElements, int V, int kBlocks>
+__global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
+    layer_norm_backward_rows(LayerNormGrads<T> a) {
+  static_assert(kElements % V == 0);
+  constexpr int kPacks = kElements / V;
+  SHARED(float, parts, [2][2][kThreads / 32]);
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.chunk;
+  const std::int64_t end = std::min(begin + a.chunk, a.rows);
+  const float scale = 1.0f / static_cast<float>(a.n);
+  const auto at = [&](int p) { return (p * kThreads + thread) * V; };
+  float dweight[kElements] = {}, dbias[kElements] = {};
+  int turn = 0;
+  for (std::int64_t row = begin + threadIdx.y; row < end; row += blockDim.y, turn ^= 1) {
+    Pack<T, V> x[kPacks], dy[kPacks];
+    UNROLL for (int p = 0; p < kPacks; ++p) {
+      x[p] = dy[p] = Pack<T, V>{};
+      if (at(p) >= a.n) continue;
+      x[p] = *reinterpret_cast<const Pack<T, V>*>(a.x + row * a.n + at(p));
+      dy[p] = *reinterpret_cast<const Pack<T, V>*>(a.dy + row * a.n + at(p));
+    }
+    const float mean = a.mean[row], inv_std = a.inv_std[row];
+    const auto read_weight = [&](int p) {
+      Pack<T, V> w;
+      if (a.weight && at(p) < a.n) w = *reinterpret_cast<const Pack<T, V>*>(a.weight + at(p));
+      else UNROLL for (int j = 0; j < V; ++j) w.v[j] = store<T>(1.0f);
+      return w;
+    };
+    float sums[2] = {};  // of the gradient of the normalised row, and of its product with that row
+    UNROLL for (int p = 0; p < kPacks; ++p) {
+      const Pack<T, V> w = read_weight(p);
+      UNROLL for (int j = 0; j < V; ++j) {
+        const float normal = (load(x[p].v[j]) - mean) * inv_std, d = load(dy[p].v[j]), g = d * load(w.v[j]);
+        sums[0] += g;
+        sums[1] += g * normal;
+        dweight[p * V + j] += d * normal;
+        dbias[p * V + j] += d;
+      }
+    }
+    if (!a.dx) continue;
+    sum_row<kThreads>(sums, parts[turn]);
+    const float plain = sums[0] * scale, along = sums[1] * scale;
+    UNROLL for (int p = 0; p < kPacks; ++p) {
+      if (at(p) >= a.n) break;
+      const Pack<T, V> w = read_weight(p);
+      Pack<T, V> result;
+      UNROLL for (int j = 0; j < V; ++j) {
+        const float normal = (load(x[p].v[j]) - mean) * inv_std, g = load(dy[p].v[j]) * load(w.v[j]);
+        result.v[j] = store<T>(inv_std * (g - plain - normal * along));
+      }
+      *reinterpret_cast<Pack<T, V>*>(a.dx + row * a.n + at(p)) = result;
+    }
+  }
+  if (!a.parts) return;
+  float* const out = a.parts + static_cast<std::int64_t>(blockIdx.x) * 2 * a.n;
+  if constexpr (kThreads == 32) {
+    SHARED(float, totals, [2][32 * kElements]);
+    for (unsigned warp = 0; warp < blockDim.y; ++warp) {
+      if (threadIdx.y == warp)
+        UNROLL for (int i = 0; i < kElements; ++i) {  // conflict-free: neighbours have neighbouring places
+          float* const to = &totals[0][i * 32 + thread];
+          to[0] = (warp ? to[0] : 0.0f) + dweight[i];
+          to[32 * kElements] = (warp ? to[32 * kElements] : 0.0f) + dbias[i];
+        }
+      __syncthreads();
+    }
+    if (threadIdx.y >= 2) return;  // a warp each writes the two
+    UNROLL for (int i = 0; i < kElements; ++i) {
+      const int column = at(i / V) + i % V;
+      if (column < a.n)
+        out[static_cast<int>(threadIdx.y) * a.n + column] = totals[threadIdx.y][i * 32 + thread];
+    }
+  } else {
+    UNROLL for (int i = 0; i < kElements; ++i) {
+      const int column = at(i / V) + i % V;
+      if (column >= a.n) continue;
+      out[column] = dweight[i];
+      out[a.n + column] = dbias[i];
+    }
+  }
+}
+
+/// Each warp, or block, adds up dweight and dbias in memory, where a column always has the same thread.
+template <class T, int kThreads>
+__global__ void __launch_bounds__(block_threads(kThreads)) layer_norm_backward_streamed(LayerNormGrads<T> a) {
+  SHARED(float, parts, [2][2][kThreads / 32]);
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.chunk;
+  const std::int64_t end = std::min(begin + a.chunk, a.rows);
+  const float scale = 1.0f / static_cast<float>(a.n);
+  float* const out =
+      a.parts ? a.parts + (static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y) * 2 * a.n
+              : nullptr;
+  if (out)
+    for (int i = thread; i < a.n; i += kThreads) out[i] = out[a.n + i] = 0;
+  int turn = 0;
+  for (std::int64_t row = begin + threadIdx.y; row < end; row += blockDim.y, turn ^= 1) {
+    const T *const x = a.x + row * a.n, *const dy = a.dy + row * a.n;
+    const float mean = a.mean[row], inv_std = a.inv_std[row];
+    float sums[2] = {};
+    for (int i = thread; i < a.n; i += kThreads) {
+      const float normal = (load(x[i]) - mean) * inv_std, d = load(dy[i]);
+      const float g = a.weight ? d * load(a.weight[i]) : d;
+      sums[0] += g;
+      sums[1] += g * normal;
+      if (out) {
+        out[i] += d * normal;
+        out[a.n + i] += d;
+      }
+    }
+    if (!a.dx) continue;
+    sum_row<kThreads>(sums, parts[turn]);
+    const float plain = sums[0] * scale, along = sums[1] * scale;
+    for (int i = thread; i < a.n; i += kThreads) {
+      const float normal = (load(x[i]) - mean) * inv_std, d = load(dy[i]);
+      const float g = a.weight ? d * load(a.weight[i]) : d;
+      a.dx[row * a.n + i] = store<T>(inv_std * (g - plain - normal * along));
+    }
+  }
+}
+
+inline constexpr int kPartThreads = 8;  // that share a column
+
+/// Block (32, 8). Columns of `parts` (count, 2, n) added up: the first n into dweight, the others into dbias;
+/// either may be null.
+template <class T>
+__global__ void __launch_bounds__(32 * kPartThreads)
+    add_row_parts(const float* parts, int count, int n, T* dweight, T* dbias) {
+  SHARED(float, sums, [kPartThreads][32]);
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x, width = 2LL * n;
+  float sum = 0;
+  if (column < width)
+    for (int i = static_cast<int>(threadIdx.y); i < count; i += kPartThreads)
+      sum += parts[i * width + column];
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= width) return;
+  UNROLL for (int i = 1; i < kPartThreads; ++i) sum += sums[i][threadIdx.x];
+  T* const out = column < n ? dweight : dbias;
+  if (out) out[column < n ? column : column - n] = store<T>(sum);
+}
+
+// ---- launches
+
+/// Of a row, as kernels number them.
+inline int row_length(const char* op, std::int64_t n) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  check(n <= kMost, "[", op, "] rows of ", n, " elements on a GPU; there may be ", kMost);
+  return static_cast<int>(n);
+}
+
+inline unsigned norm_blocks(std::int64_t n, std::int64_t each) {
+  return static_cast<unsigned>((n + each - 1) / each);
+}
+
+template <class T>
+void launch_layer_norm(std::int64_t rows, std::int64_t cols, const void* x, const void* weight,
+                       const void* bias, double eps, void* y, void* mean, void* inv_std,
+                       cudaStream_t stream) {
+  if (rows * cols == 0) return;
+  constexpr int V = 16 / sizeof(T);
+  const LayerNormRows<T> a{.rows = rows,
+                           .n = row_length("layer_norm", cols),
+                           .x = static_cast<const T*>(x),
+                           .weight = static_cast<const T*>(weight),
+                           .bias = static_cast<const T*>(bias),
+                           .eps = static_cast<float>(eps),
+                           .y = static_cast<T*>(y),
+                           .mean = static_cast<float*>(mean),
+                           .inv_std = static_cast<float*>(inv_std)};
+  const dim3 warps(32, 4);
+  const bool packs =
+      cols % V == 0 && aligned<T, V>(x) && aligned<T, V>(weight) && aligned<T, V>(bias) && aligned<T, V>(y);
+  const unsigned by_warps = norm_blocks(rows, 4), by_blocks = static_cast<unsigned>(rows);
+  if (packs && cols <= 32 * 8) launch(&layer_norm_rows<T, 32, 8, V>, by_warps, warps, 0, stream, a);
+  else if (packs && cols <= 32 * 32) launch(&layer_norm_rows<T, 32, 32, V>, by_warps, warps, 0, stream, a);
+  else if (packs && cols <= 256 * 16) launch(&layer_norm_rows<T, 256, 16, V>, by_blocks, 256, 0, stream, a);
+  else if (packs && cols <= 1024 * 16)
+    launch(&layer_norm_rows<T, 1024, 16, V>, by_blocks, 1024, 0, stream, a);
+  else if (cols <= 1024) launch(&layer_norm_streamed<T, 32>, by_warps, warps, 0, stream, a);
+  else launch(&layer_norm_streamed<T, 512>, by_blocks, 512, 0, stream, a);
+}
+
+/// `multiprocessors`: how many share out the rows; Hopper's.
+template <class T>
+void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors = 132) {
+  if (s.cols == 0) return;
+  constexpr int V = 16 / sizeof(T);
+  const bool packs = s.cols % V == 0 && aligned<T, V>(s.x) && aligned<T, V>(s.dy) &&
+                     aligned<T, V>(s.weight) && aligned<T, V>(s.dx);
+  const bool sums = s.dweight || s.dbias;
+  // The rows are shared out over kBlocks a multiprocessor, whose sums `writers` of each keep.
+  const auto run = [&](auto kernel, dim3 block, int most, int writers) {
+    const std::int64_t blocks_wanted = std::int64_t{multiprocessors} * most;
+    const std::int64_t chunk = std::max<std::int64_t>(block.y, (s.rows + blocks_wanted - 1) / blocks_wanted);
+    const unsigned blocks = norm_blocks(s.rows, chunk);
+    const int count = static_cast<int>(blocks) * writers;
+    const Scratch<float> parts(s.device, sums ? 2 * s.cols * count : 0);
+    const LayerNormGrads<T> a{.rows = s.rows,
+                              .chunk = chunk,
+                              .n = row_length("layer_norm_backward", s.cols),
+                              .dy = static_cast<const T*>(s.dy),
+                              .x = static_cast<const T*>(s.x),
+                              .weight = static_cast<const T*>(s.weight),
+                              .mean = static_cast<const float*>(s.mean),
+                              .inv_std = static_cast<const float*>(s.inv_std),
+                              .dx = static_cast<T*>(s.dx),
+                              .parts = sums ? parts.data() : nullptr};
+    if (blocks > 0) launch(kernel, blocks, block, 0, stream, a);
+    if (sums)
+      launch(&add_row_parts<T>, norm_blocks(2 * s.cols, 32), {32, kPartThreads}, 0, stream, parts.data(),
+             count, a.n, static_cast<T*>(s.dweight), static_cast<T*>(s.dbias));
+  };
+  const dim3 warps(32, 4);
+  if (packs && s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, 8>, warps, 8, 1);
+  else if (packs && s.cols <= 32 * 32) run(&layer_norm_backward_rows<T, 128, 8, V, 8>, 128, 8, 1);
+  else if (packs && s.cols <= 256 * 16) run(&layer_norm_backward_rows<T, 256, 16, V, 2>, 256, 2, 1);
+  else if (s.cols <= 1024) run(&layer_norm_backward_streamed<T, 32>, warps, 2, 4);
+  else run(&layer_norm_backward_streamed<T, 512>, 512, 2, 1);
+}
+
+}  // namespace tapestry::kernels::cuda

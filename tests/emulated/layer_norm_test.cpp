@@ -1,0 +1,249 @@
+// Layer normalisation against the CPU's kernels in f64.
+#include "tapestry/kernels/cuda/layer_norm.cuh"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+namespace gpu = tapestry::kernels::cuda;
+using namespace emulated;
+
+namespace {
+
+/// A layer norm of rows x cols: inputs, exact in every type.
+struct Inputs {
+  std::int64_t rows, cols;
+  Values x, dy, weight, bias;
+  bool affine;
+  double eps = 1e-5;
+
+  Inputs(std::int64_t r, std::int64_t c, bool with_affine = true, double offset = 0)
+      : rows(r),
+        cols(c),
+        x(numbers(r * c, 1, 2)),
+        dy(numbers(r * c, 2, 1)),
+        weight(numbers(c, 3, 2)),
+        bias(numbers(c, 4, 1)),
+        affine(with_affine) {
+    for (double& v : x) v += offset;
+  }
+  std::size_t at(std::int64_t row, std::int64_t col) const {
+    return static_cast<std::size_t>(row * cols + col);
+  }
+};
+
+/// The CPU's results, and the errors that f32 may make.
+struct Wanted {
+  Values y, mean, inv_std, y_error, mean_error, inv_std_error;
+  Values dx, dweight, dbias, dx_error, dweight_error, dbias_error;
+
+  explicit Wanted(const Inputs& in) {
+    const auto n = static_cast<std::size_t>(in.rows), c = static_cast<std::size_t>(in.cols);
+    for (Values* v : {&y, &dx, &y_error, &dx_error}) v->resize(n * c);
+    for (Values* v : {&mean, &inv_std, &mean_error, &inv_std_error}) v->resize(n);
+    for (Values* v : {&dweight, &dbias, &dweight_error, &dbias_error}) v->resize(c);
+    const double* const weight = in.affine ? in.weight.data() : nullptr;
+    layer_norm(kCPU, DType::f64, in.rows, in.cols, in.x.data(), weight, in.affine ? in.bias.data() : nullptr,
+               in.eps, y.data(), mean.data(), inv_std.data());
+    const double cols = static_cast<double>(in.cols), sum_error = roundings(in.cols);
+    for (std::size_t r = 0; r < n; ++r) {
+      double size = 0;
+      for (std::size_t i = 0; i < c; ++i) size += std::abs(in.x[r * c + i]) / cols;
+      mean_error[r] = sum_error * size;
+      const double var = 1 / (inv_std[r] * inv_std[r]);  // and eps
+      inv_std_error[r] = inv_std[r] * (sum_error + 4 + kUnit * mean_error[r] * mean_error[r] / var);
+      for (std::size_t i = 0; i < c; ++i) {
+        const double w = weight ? std::abs(weight[i]) : 1, d = std::abs(in.x[r * c + i] - mean[r]);
+        y_error[r * c + i] = w * (inv_std[r] * (mean_error[r] + 4 * d) + d * inv_std_error[r]) + 4;
+      }
+    }
+    for (Values* v : {&mean, &inv_std})
+      for (double& x : *v) x = static_cast<float>(x);  // what the backward is given
+    LayerNormBackward s{.rows = in.rows,
+                        .cols = in.cols,
+                        .dy = in.dy.data(),
+                        .x = in.x.data(),
+                        .mean = mean.data(),
+                        .inv_std = inv_std.data(),
+                        .weight = weight,
+                        .dx = dx.data(),
+                        .dweight = dweight.data(),
+                        .dbias = dbias.data()};
+    layer_norm_backward(kCPU, DType::f64, s);
+    for (std::size_t r = 0; r < n; ++r) {
+      double plain = 0, along = 0;  // sizes of the terms
+      const auto g = [&](std::size_t i) { return std::abs(in.dy[r * c + i] * (weight ? weight[i] : 1)); };
+      const auto normal = [&](std::size_t i) { return std::abs(in.x[r * c + i] - mean[r]) * inv_std[r]; };
+      for (std::size_t i = 0; i < c; ++i) {
+        plain += g(i) / cols;
+        along += g(i) * normal(i) / cols;
+        dweight_error[i] += roundings(in.rows) * std::abs(in.dy[r * c + i]) * normal(i);
+        dbias_error[i] += roundings(in.rows) * std::abs(in.dy[r * c + i]);
+      }
+      for (std::size_t i = 0; i < c; ++i)
+        dx_error[r * c + i] = inv_std[r] * (8 * g(i) + (sum_error + 8) * (plain + normal(i) * along));
+    }
+  }
+};
+
+template <class T>
+void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors = 132) {
+  CAPTURE(in.rows, in.cols, in.affine, offset, sizeof(T));
+  const Wanted want(in);
+  const auto rows = static_cast<std::size_t>(in.rows);
+  in_each_order([&] {
+    const Block<T> x(in.x, offset), dy(in.dy, offset), weight(in.weight), bias(in.bias),
+        out(in.x.size(), offset);
+    const Block<float> mean(rows), inv_std(rows);
+    gpu::launch_layer_norm<T>(in.rows, in.cols, x.data(), in.affine ? weight.data() : nullptr,
+                              in.affine ? bias.data() : nullptr, in.eps, out.data(), mean.data(),
+                              inv_std.data(), nullptr);
+    check_close("y", out, want.y, want.y_error);
+    check_close("mean", mean, want.mean, want.mean_error);
+    check_close("inv_std", inv_std, want.inv_std, want.inv_std_error);
+    const Block<float> given_mean(want.mean), given_inv_std(want.inv_std);
+    LayerNormBackward s{.rows = in.rows,
+                        .cols = in.cols,
+                        .dy = dy.data(),
+                        .x = x.data(),
+                        .mean = given_mean.data(),
+                        .inv_std = given_inv_std.data(),
+                        .weight = in.affine ? weight.data() : nullptr};
+    const Block<T> dx(Values(in.x.size(), 77), offset), dweight(Values(in.weight.size(), 77)),
+        dbias(Values(in.weight.size(), 77));
+    s.dx = dx.data(), s.dweight = dweight.data(), s.dbias = dbias.data();
+    gpu::launch_layer_norm_backward<T>(s, nullptr, multiprocessors);
+    check_close("dx", dx, want.dx, want.dx_error);
+    check_close("dweight", dweight, want.dweight, want.dweight_error);
+    check_close("dbias", dbias, want.dbias, want.dbias_error);
+  });
+}
+void check_both(const Inputs& in, std::size_t offset = 0) {
+  check_layer_norm<float>(in, offset);
+  check_layer_norm<BFloat16>(in, offset);
+}
+
+}  // namespace
+
+TEST_CASE("layer norm kernels: rows of any length") {
+  for (const std::int64_t cols : {1, 4, 7, 8, 31, 33, 64, 256}) check_both({9, cols});
+  for (const std::int64_t cols : {264, 777, 1000, 1024}) check_both({5, cols});
+  for (const std::int64_t cols : {1025, 1032, 4096}) check_both({3, cols});
+}
+
+TEST_CASE("layer norm kernels: long rows") {
+  for (const std::int64_t cols : {4104, 16384, 16392}) check_both({2, cols});
+}
+
+TEST_CASE("layer norm kernels: more rows than blocks") {
+  for (const std::int64_t cols : {3, 8, 264, 1032, 1033})
+    for (const std::int64_t rows : {37, 70}) check_layer_norm<float>({rows, cols}, 0, 1);
+}
+
+TEST_CASE("layer norm kernels: without weight and bias") {
+  for (const std::int64_t cols : {8, 33, 264, 1032, 1033}) check_both({3, cols, false});
+}
+
+TEST_CASE("layer norm kernels: memory that is not aligned to 16 bytes") {
+  for (const std::int64_t cols : {64, 1032}) check_both({3, cols}, 1);
+}
+
+TEST_CASE("layer norm kernels: a large mean costs no digits of the variance") {
+  for (const std::int64_t cols : {16, 33, 264, 1032, 1033, 4104})
+    check_layer_norm<float>({3, cols, true, 1024}, 0);
+}
+
+TEST_CASE("layer norm kernels: rows without variance, infinities, NaN") {
+  for (const std::int64_t cols : {16, 33, 264, 1032, 1033}) {
+    Inputs in(4, cols);
+    for (std::int64_t i = 0; i < cols; ++i) in.x[in.at(0, i)] = 3;
+    in.x[in.at(1, cols / 2)] = std::numeric_limits<double>::quiet_NaN();
+    in.x[in.at(2, cols - 1)] = std::numeric_limits<double>::infinity();
+    in_each_order([&] {
+      const Block<float> x(in.x), y(in.x.size()), mean(4), inv_std(4);
+      gpu::launch_layer_norm<float>(4, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
+                                    inv_std.data(), nullptr);
+      for (std::int64_t i = 0; i < cols; ++i) {
+        CHECK(y[in.at(0, i)] == 0);
+        CHECK(std::isnan(y[in.at(1, i)]));
+        CHECK(std::isnan(y[in.at(2, i)]));
+        CHECK(std::isfinite(y[in.at(3, i)]));
+      }
+    });
+  }
+}
+
+TEST_CASE("layer norm kernels: each gradient by itself") {
+  for (const std::int64_t cols : {16, 33, 264, 1032, 1033})
+    for (const int asked : {1, 2, 4}) {
+      CAPTURE(cols, asked);
+      const Inputs in(9, cols);
+      const Wanted want(in);
+      const Block<float> x(in.x), dy(in.dy), weight(in.weight), mean(want.mean), inv_std(want.inv_std);
+      const Block<float> dx(in.x.size()), dweight(in.weight.size()), dbias(in.weight.size());
+      LayerNormBackward s{.rows = in.rows,
+                          .cols = in.cols,
+                          .dy = dy.data(),
+                          .x = x.data(),
+                          .mean = mean.data(),
+                          .inv_std = inv_std.data(),
+                          .weight = weight.data()};
+      if (asked & 1) s.dx = dx.data();
+      if (asked & 2) s.dweight = dweight.data();
+      if (asked & 4) s.dbias = dbias.data();
+      gpu::launch_layer_norm_backward<float>(s, nullptr);
+      if (asked & 1) check_close("dx", dx, want.dx, want.dx_error);
+      if (asked & 2) check_close("dweight", dweight, want.dweight, want.dweight_error);
+      if (asked & 4) check_close("dbias", dbias, want.dbias, want.dbias_error);
+    }
+}
+
+TEST_CASE("layer norm kernels: nothing to do") {
+  cuda_emulator::take_launches();
+  gpu::launch_layer_norm<float>(0, 8, nullptr, nullptr, nullptr, 1e-5, nullptr, nullptr, nullptr, nullptr);
+  gpu::launch_layer_norm<float>(8, 0, nullptr, nullptr, nullptr, 1e-5, nullptr, nullptr, nullptr, nullptr);
+  CHECK(cuda_emulator::take_launches().empty());
+  const Block<float> dweight(Values(8, 77)), dbias(Values(8, 77));
+  gpu::launch_layer_norm_backward<float>(
+      {.rows = 0, .cols = 8, .dweight = dweight.data(), .dbias = dbias.data()}, nullptr);
+  for (std::size_t i = 0; i < 8; ++i) CHECK((dweight[i] == 0 && dbias[i] == 0));
+}
+
+TEST_CASE("layer norm kernels: each shape has its way") {
+  const auto kernels = [](std::int64_t cols, std::size_t offset) {
+    const Inputs in(2, cols);
+    const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(2), inv_std(2), sums(in.weight.size());
+    cuda_emulator::take_launches();
+    gpu::launch_layer_norm<float>(2, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
+                                  inv_std.data(), nullptr);
+    LayerNormBackward s{.rows = 2,
+                        .cols = cols,
+                        .dy = x.data(),
+                        .x = x.data(),
+                        .mean = mean.data(),
+                        .inv_std = inv_std.data()};
+    s.dx = y.data(), s.dweight = sums.data();
+    gpu::launch_layer_norm_backward<float>(s, nullptr);
+    std::string names;
+    for (const auto& l : cuda_emulator::take_launches()) names += l.kernel + "\n";
+    return names;
+  };
+  CHECK_THAT(kernels(256, 0), ContainsSubstring("layer_norm_rowsIfLi32ELi8ELi4E") &&
+                                  ContainsSubstring("layer_norm_backward_rowsIfLi32ELi8ELi4E") &&
+                                  ContainsSubstring("add_row_parts"));
+  CHECK_THAT(kernels(768, 0), ContainsSubstring("layer_norm_rowsIfLi32ELi32ELi4E") &&
+                                  ContainsSubstring("layer_norm_backward_rowsIfLi128ELi8ELi4E"));
+  CHECK_THAT(kernels(4096, 0), ContainsSubstring("layer_norm_rowsIfLi256ELi16ELi4E") &&
+                                   ContainsSubstring("layer_norm_backward_rowsIfLi256ELi16ELi4E"));
+  CHECK_THAT(kernels(8192, 0), ContainsSubstring("layer_norm_rowsIfLi1024ELi16ELi4E") &&
+                                   ContainsSubstring("layer_norm_backward_streamedIfLi512E"));
+  CHECK_THAT(kernels(16388, 0), ContainsSubstring("layer_norm_streamedIfLi512E"));
+  CHECK_THAT(kernels(1024, 1), ContainsSubstring("layer_norm_streamedIfLi32E") &&
+                                   ContainsSubstring("layer_norm_backward_streamedIfLi32E"));
+}
