@@ -289,16 +289,17 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
     sum = way.template merge<SumOfQ>(sum);
   }
   if (!way.inside) return;
-  std::int64_t target = -1;
+  int hit_class = -1;
   float hit = 0;
   if (a.target) {
-    target = a.target[way.row];
+    const std::int64_t target = a.target[way.row];
     if (target == a.ignore_index || !a.is_class(target))
       return way.template walk<2>(a.shape, x, [&](const auto& batch) {
         const float zeros[std::remove_cvref_t<decltype(batch)>::kSize] = {};
         batch.write(out, zeros);
       });
     hit = a.rest * a.weight_of(target);
+    hit_class = static_cast<int>(target);
   }
   const float grad = g.of(way.row), scale = grad * (hit + sum);
   const float max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
@@ -311,7 +312,7 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
     UNROLL for (int j = 0; j < N; ++j) {
       values[j] = scale * expf((values[j] - max) - log_sum);
       if constexpr (with_q) values[j] -= grad * q[j];
-      if (batch.class_of(j) == target) values[j] -= grad * hit;
+      if (batch.class_of(j) == hit_class) values[j] -= grad * hit;
     }
     batch.write(out, values);
   });
