@@ -1,6 +1,9 @@
 # What the library is linked with. All of it is private: no public header includes any of these.
 add_library(tapestry_private INTERFACE)
 
+# What tools/vendor_deps copied here counts where the system has nothing.
+list(APPEND CMAKE_SYSTEM_PREFIX_PATH ${PROJECT_SOURCE_DIR}/.deps)
+
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 target_link_libraries(tapestry_private INTERFACE Threads::Threads)
@@ -17,9 +20,9 @@ if(TAPESTRY_OPENMP)
 endif()
 
 # Header-only, found as plain include folders so that a copy in .deps/ serves as well.
-find_path(EIGEN_INCLUDE_DIR Eigen/Core PATHS ${PROJECT_SOURCE_DIR}/.deps/include PATH_SUFFIXES eigen3)
-find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp PATHS ${PROJECT_SOURCE_DIR}/.deps/include)
-find_path(ASIO_INCLUDE_DIR asio/ip/tcp.hpp PATHS ${PROJECT_SOURCE_DIR}/.deps/include)
+find_path(EIGEN_INCLUDE_DIR Eigen/Core PATH_SUFFIXES eigen3)
+find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
+find_path(ASIO_INCLUDE_DIR asio/ip/tcp.hpp)
 foreach(dependency EIGEN:libeigen3-dev NLOHMANN_JSON:nlohmann-json3-dev ASIO:libasio-dev)
   string(REPLACE ":" ";" dependency ${dependency})
   list(GET dependency 0 name)
@@ -65,4 +68,4 @@ if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
 endif()
 
 # For the tests.
-find_path(CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp PATHS ${PROJECT_SOURCE_DIR}/.deps/include)
+find_path(CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)
