@@ -1,6 +1,7 @@
 # Compiles and runs the C++ in README.md and docs/, so that it stays true. A block fenced as ```cpp is
 # - a program, if it begins with #include (a main is added where it has none),
 # - else the inside of a function, with `using namespace tapestry`.
+# A program that includes kernels/cuda/portable.cuh is run by the emulator.
 # Blocks fenced as ```cpp listing are excerpts of the sources and are not compiled.
 file(GLOB_RECURSE pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.md)
 list(APPEND pages ${PROJECT_SOURCE_DIR}/README.md)
@@ -37,6 +38,10 @@ foreach(page ${pages})
       file(CONFIGURE OUTPUT ${generated}/${target}.cpp CONTENT "#line ${line} \"${page}\"\n${code}" @ONLY)
       add_executable(${target} ${generated}/${target}.cpp)
       target_link_libraries(${target} PRIVATE tapestry)
+      string(FIND "${code}" "kernels/cuda/portable.cuh" kernel)
+      if(NOT kernel EQUAL -1)
+        tapestry_emulates_cuda(${target})
+      endif()
       add_test(NAME docs.${id}_${line} COMMAND ${target})
       set_tests_properties(docs.${id}_${line} PROPERTIES TIMEOUT 300 LABELS docs)
       math(EXPR programs "${programs} + 1")

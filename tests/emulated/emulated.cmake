@@ -14,7 +14,11 @@ endif()
 target_compile_options(tests_cuda_emulator PRIVATE -O2 -fno-sanitize=all)
 target_compile_definitions(tests_cuda_emulator PRIVATE CUDA_EMULATOR_ASAN=${with_asan} CUDA_EMULATOR_TSAN=${with_tsan})
 
-target_sources(tests_emulated PRIVATE $<TARGET_OBJECTS:tests_cuda_emulator>)
-target_include_directories(tests_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/cuda_emulator)
-target_link_libraries(tests_emulated PRIVATE ${CMAKE_DL_LIBS})
-set_target_properties(tests_emulated PROPERTIES ENABLE_EXPORTS ON)  # kernels have names at run time
+# The kernels that the program's files include are run by the emulator.
+function(tapestry_emulates_cuda program)
+  target_sources(${program} PRIVATE $<TARGET_OBJECTS:tests_cuda_emulator>)
+  target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/cuda_emulator ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${program} PRIVATE ${CMAKE_DL_LIBS})
+  set_target_properties(${program} PROPERTIES ENABLE_EXPORTS ON)  # kernels have names at run time
+endfunction()
+tapestry_emulates_cuda(tests_emulated)
