@@ -20,7 +20,8 @@ using Transfers = std::vector<GlooTransfer*>;
 
 // Up to here all ranks send everything to all, which takes one exchange instead of two.
 constexpr std::size_t kSmall = 16 << 10;
-// From here on ranks of one host exchange through shared memory.
+// The first collective of this size makes the memory that ranks of one host share: from then on everything
+// goes through it, down to the descriptors.
 constexpr std::size_t kShared = 4 << 10;
 // Large blocks go in pieces of this size, so that one is added up while the next arrives.
 constexpr std::size_t kPiece = 512 << 10;
@@ -112,10 +113,9 @@ class GlooBackend final : public Backend {
     return {.begin = edge(i), .size = edge(i + 1) - edge(i)};
   }
 
-  /// What ranks of one host have for collectives of so many bytes. Null: they exchange messages.
+  /// What ranks of one host have for a collective of so many bytes. Null: they exchange messages.
   HostExchange* shared(std::size_t bytes, Deadline deadline) {
-    if (bytes < kShared || !transport_.one_host() || size_ == 1) return nullptr;
-    if (!agreed_) agree(deadline);
+    if (!agreed_ && bytes >= kShared && transport_.one_host() && size_ > 1) agree(deadline);
     return exchange_.get();
   }
   void agree(Deadline deadline);

@@ -2,7 +2,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <set>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -231,6 +235,51 @@ TEST_CASE("child of an interface that is not there", "[.]") {
 TEST_CASE("an interface that is not there") {
   if (!has_gloo()) return;
   RankProcesses ranks("child of an interface that is not there", 2, {{"TAPESTRY_INTERFACE", "nowhere0"}});
+  for (int rank = 0; rank < 2; ++rank) {
+    const Ended& end = ranks.wait(rank);
+    CAPTURE(rank, end.output, end.signal);
+    CHECK(end.well());
+  }
+}
+
+namespace {
+
+// This host's of the TCP sockets of this process, as the kernel writes them.
+std::set<std::string> own_addresses() {
+  std::set<std::string> own;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    own.insert(std::filesystem::read_symlink(entry.path(), gone));
+  }
+  std::set<std::string> addresses;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);  // names of the columns
+    while (std::getline(in, line)) {
+      std::istringstream columns(line);
+      std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
+      columns >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >> timeout >>
+          inode;
+      if (own.count("socket:[" + inode + "]") > 0) addresses.insert(local.substr(0, local.find(':')));
+    }
+  }
+  return addresses;
+}
+
+}  // namespace
+
+TEST_CASE("child on loopback", "[.]") {
+  const auto self = child_rank();
+  CHECK(own_addresses().empty());
+  const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
+  CHECK(own_addresses() == std::set<std::string>{"0100007F"});  // 127.0.0.1
+  backend->barrier(in(20s));                                    // nobody leaves before all have looked
+}
+
+TEST_CASE("ranks of one host have sockets on loopback only") {
+  if (!has_gloo()) return;
+  RankProcesses ranks("child on loopback", 2);
   for (int rank = 0; rank < 2; ++rank) {
     const Ended& end = ranks.wait(rank);
     CAPTURE(rank, end.output, end.signal);

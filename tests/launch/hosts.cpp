@@ -14,14 +14,21 @@ unshare --net sleep 300 & b=$!
 until [ "$(readlink /proc/$b/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.01; done
 ip link add wire0 type veth peer name wire1 netns $b
 on_b="nsenter --target $b --net"
-ip addr add 10.213.0.1/24 dev wire0 && ip link set wire0 up
-$on_b sh -c 'ip link set lo up; ip addr add 10.213.0.2/24 dev wire1; ip link set wire1 up'
+ip addr add 192.168.213.1/24 dev wire0 && ip link set wire0 up
+$on_b sh -c 'ip link set lo up; ip addr add 192.168.213.2/24 dev wire1; ip link set wire1 up'
 touch $DIR/hosts
 run() {
   node=$1 status=0
   shift
-  "$@" "$LAUNCHER" --nnodes 2 --node-rank $node --nproc-per-node 1 $OPTIONS --rdzv-endpoint 10.213.0.1:29400 \
+  "$@" "$LAUNCHER" --nnodes 2 --node-rank $node --nproc-per-node 1 $OPTIONS --rdzv-endpoint 192.168.213.1:29400 \
     "$PROGRAM" "$TEST_CASE" > $DIR/out.$node 2>&1 || status=$?
+  echo $status > $DIR/status.$node
+}
+rank() {
+  node=$1 status=0
+  shift
+  RANK=$node WORLD_SIZE=2 MASTER_ADDR=192.168.213.1 MASTER_PORT=29400 \
+    "$@" "$PROGRAM" "$TEST_CASE" > $DIR/out.$node 2>&1 || status=$?
   echo $status > $DIR/status.$node
 }
 )sh";

@@ -8,13 +8,16 @@ TEST_CASE("a job over two hosts ends on both when the wire is cut") {
   if (!tests::has_hosts()) return;
   Job job = tests::hosts(
       "run 1 $on_b & one=$!\n"
-      "(until ls $DIR/checkpoints/step-* > $DIR/seen 2>&1; do sleep 0.05; done; ip link set wire0 down) &\n"
-      "run 0; wait $one; kill $b",
+      "(until ls $DIR/checkpoints/step-* > $DIR/seen 2>&1; do sleep 0.05; done; ip link set wire0 down; date "
+      "+%s > $DIR/cut) &\n"
+      "run 0; date +%s > $DIR/ended; wait $one; kill $b",
       {"TAPESTRY_SECRET=ours", "TAPESTRY_TIMEOUT_S=3", "JOB_STEPS=1000000"});
   CHECK(job.wait(60) == 0);
   INFO(job.file("out.0") << job.file("out.1"));
   for (const char* status : {"status.0", "status.1"}) CHECK(job.file(status) == "1\n");
   CHECK_THAT(job.file("out.0"), ContainsSubstring("rank 1 is silent (frozen, dead or cut off)"));
   CHECK_THAT(job.file("out.1"), ContainsSubstring("the launcher of node 0 does not answer"));
+  // 3 s for the collective, 3 s to ask rank 1 where it is, 4 s for node 1 to hear of the end.
+  CHECK(std::stoi(job.file("ended")) - std::stoi(job.file("cut")) <= 14);
   CHECK(job.all_gone());
 }

@@ -30,6 +30,17 @@ TEST_CASE("a job over two hosts") {
     }
     CHECK(job.all_gone());
   }
+  SECTION("without tapestry-run, where rank 0 has the store and reaches it by loopback") {
+    Job job = tests::hosts("rank 1 $on_b & one=$!; rank 0; wait $one; kill $b",
+                           {"TAPESTRY_SECRET=ours", "TAPESTRY_TIMEOUT_S=15"});
+    CHECK(job.wait(60) == 0);
+    const auto& weights = tests::undisturbed_weights(2, 6);
+    for (const char* node : {"0", "1"}) {
+      check_status(job, node, "0");
+      CHECK((job.file(std::string("weights.") + node) == weights[static_cast<std::size_t>(node[0] - '0')]));
+    }
+    CHECK(job.all_gone());
+  }
   SECTION("without a secret it is refused") {
     Job job = tests::hosts("run 0; run 1 $on_b; kill $b");
     CHECK(job.wait(30) == 0);
