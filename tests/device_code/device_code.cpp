@@ -11,6 +11,7 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string_view>
 
@@ -214,6 +215,31 @@ std::vector<Kernel> read_kernels(const fs::path& file) {
   return kernels;
 }
 
+int add_launches(std::vector<Kernel>& kernels, const fs::path& folder) {
+  std::map<std::string, std::pair<int, int>> largest;  // threads, bytes
+  if (fs::is_directory(folder))
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);) {
+        std::istringstream fields(line);
+        std::string symbol;
+        int threads = 0, bytes = 0;
+        if (!(fields >> symbol >> threads >> bytes)) continue;  // a kernel without a symbol
+        auto& [most_threads, most_bytes] = largest[symbol];
+        most_threads = std::max(most_threads, threads);
+        most_bytes = std::max(most_bytes, bytes);
+      }
+    }
+  int known = 0;
+  for (Kernel& k : kernels)
+    if (const auto it = largest.find(k.symbol); it != largest.end()) {
+      k.block = it->second.first;
+      k.shared += it->second.second;
+      ++known;
+    }
+  return known;
+}
+
 fs::path file_of(const void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0) throw std::runtime_error("[device_code] an address of no file");
@@ -246,6 +272,10 @@ std::vector<std::string> faults(const std::vector<Kernel>& kernels, const std::v
       found.push_back(who +
                       "no launch bounds; say __launch_bounds__(threads, blocks) for the largest block it is "
                       "launched with and the blocks that a multiprocessor should hold at a time");
+    else if (k.block > k.threads)
+      found.push_back(who + "launched with " + std::to_string(k.block) +
+                      " threads, and its launch bounds say " + std::to_string(k.threads) +
+                      ": a GPU refuses that");
     const int capacity = multiprocessor(k.arch).shared;
     if (k.blocks() * k.shared > capacity)
       found.push_back(who + std::to_string(k.blocks()) + " blocks with " + std::to_string(k.shared) +

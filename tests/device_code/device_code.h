@@ -15,9 +15,11 @@ struct Kernel {
   int arch = 0;           // 90: sm_90
   int registers = 0;      // a thread
   int stack = 0;          // bytes a thread; registers that are spilled lie here too
-  int shared = 0;         // bytes a block, without the launch's dynamic ones; with what the GPU keeps
+  int shared = 0;         // bytes a block, with what the GPU keeps, and the launch's dynamic ones where known
   int threads = 0;        // of __launch_bounds__(threads, blocks); 0: it has none
   int max_registers = 0;  // that the compiler was held to by the launch bounds, or by the GPU (255)
+
+  int block = 0;  // threads of the largest block that it is launched with; 0: not known
 
   /// Demangled, without its parameters.
   std::string name() const;
@@ -32,6 +34,10 @@ struct Kernel {
 /// for a file that is broken, and for device code that is compressed.
 std::vector<Kernel> read_kernels(const fs::path& file);
 
+/// What the kernels are launched with, from the files in `folder` that emulated tests wrote; how many of them
+/// are known.
+int add_launches(std::vector<Kernel>& kernels, const fs::path& folder);
+
 /// The file from which the process has the code at this address.
 fs::path file_of(const void* address);
 
@@ -39,9 +45,9 @@ fs::path file_of(const void* address);
 struct Exception {
   std::string kernel, reason;
 };
-/// What no kernel may have: a stack frame, spilled registers, no launch bounds, more shared memory than its
-/// launch bounds leave room for, code for one GPU only. A line each, with what to do. `on_stack` may have a
-/// frame; one that needs none is a fault.
+/// What no kernel may have: a stack frame, spilled registers, no launch bounds, larger blocks or more shared
+/// memory than these allow, code for one GPU only. A line each, with what to do. `on_stack` may have a frame;
+/// one that needs none is a fault.
 std::vector<std::string> faults(const std::vector<Kernel>& kernels, const std::vector<Exception>& on_stack);
 
 }  // namespace device_code

@@ -37,7 +37,10 @@ fs::path build_folder() { return library().parent_path().parent_path(); }
 
 TEST_CASE("what is compiled for GPUs keeps to their resources") {
   if (no_device_code()) return;
-  const std::vector<Kernel> kernels = read_kernels(library());
+  std::vector<Kernel> kernels = read_kernels(library());
+  const int known = add_launches(kernels, build_folder() / "emulated_launches");
+  std::printf("launches are known of %d of %zu kernels%s\n", known, kernels.size(),
+              known == 0 ? ": run the tests emulated.* first" : "");
   CHECK(faults(kernels, kOnStack) == std::vector<std::string>{});
 
   std::map<int, std::vector<Kernel>> by_arch;
@@ -146,6 +149,31 @@ TEST_CASE("exceptions from the rules are used, and a kernel is there for every G
   CHECK(faults({good, other}, {}).size() == 2);
   other.arch = 80;
   CHECK(faults({good, other}, {}).empty());
+}
+
+TEST_CASE("launches are held to the launch bounds") {
+  const fs::path folder = fs::temp_directory_path() / ("tapestry-launches-" + std::to_string(::getpid()));
+  fs::create_directory(folder);
+  std::ofstream(folder / "a") << "(no symbol) 64 0\n_Z1kv 128 0\n_Z5otherv 1024 0\n";
+  std::ofstream(folder / "b") << "_Z1kv 64 49152\n";
+  // 128 threads and 128 registers: four blocks.
+  const Kernel k{
+      .symbol = "_Z1kv", .arch = 80, .registers = 20, .shared = 1024, .threads = 128, .max_registers = 128};
+  REQUIRE(k.blocks() == 4);
+  std::vector<Kernel> kernels{k};
+  CHECK(add_launches(kernels, folder) == 1);
+  CHECK(kernels[0].block == 128);
+  CHECK(kernels[0].shared == 1024 + 49152);
+  const auto found = faults(kernels, {});
+  REQUIRE(found.size() == 1);
+  CHECK_THAT(found[0], ContainsSubstring("4 blocks with 50176 bytes of shared memory each do not fit"));
+  kernels[0].shared = 32 << 10;
+  CHECK(faults(kernels, {}).empty());
+  kernels[0].block = 129;
+  CHECK(faults(kernels, {}).size() == 1);
+  kernels = {k};
+  CHECK(add_launches(kernels, folder / "nowhere") == 0);
+  fs::remove_all(folder);
 }
 
 TEST_CASE("broken files are refused") {

@@ -123,6 +123,18 @@ END
 
 
 class Tests(Case):
+    def setUp(self):
+        super().setUp()
+        self.program("bench_gpu_ops", "while read -r line; do echo ok 1; done")
+
+    def test_no_gpu(self):
+        self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
+        self.program("bench_gpu_ops", "echo 'failed there are no CUDA devices'")
+        self.assertEqual(self.call("test", "--build-dir", self.folder).returncode, 1)
+        rows = self.saved()
+        self.assertEqual(rows["a GPU answers"]["status"], "failed")
+        self.assertNotIn("tests of the GPU", rows)
+
     def test_each_result_of_ctest_is_seen(self):
         self.program("ctest", CTEST + 'echo "$* $TAPESTRY_REQUIRE_CUDA" >"$(dirname "$0")/called"; exit 8')
         done = self.call("test", "--build-dir", self.folder)
@@ -163,7 +175,6 @@ class Tests(Case):
     def test_a_sanitizer_that_cannot_work_is_no_failure(self):
         self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
         self.program("tests_ptx", "echo fine")
-        self.program("bench_gpu_ops", "while read -r line; do echo ok; done")
         for body, status in (("echo 'Error: Device not supported. Please refer to'; exit 1", "not run"),
                              ("shift 4; \"$@\"; echo '========= ERROR SUMMARY: 0 errors'", "passed"),
                              ("echo '========= Invalid __global__ write of size 4 bytes'; exit 99", "failed"),

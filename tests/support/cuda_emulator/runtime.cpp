@@ -12,8 +12,8 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "tests/support/cuda_emulator/fiber.h"
@@ -281,12 +281,15 @@ struct RawLaunch {
   std::size_t shared_bytes;
 };
 
-/// What was launched; at the end of the process it goes to the file that the environment names.
+/// What was launched; at the end of the process it goes to the files that the environment names: symbols to the one, and
+/// each symbol, its largest block and its most dynamic shared memory to the other.
 class Record {
  public:
   void add(const RawLaunch& launch) {
     launches_.push_back(launch);
-    kernels_.insert(launch.kernel);
+    Largest& largest = kernels_[launch.kernel];
+    largest.threads = std::max(largest.threads, launch.block.x * launch.block.y * launch.block.z);
+    largest.shared_bytes = std::max(largest.shared_bytes, launch.shared_bytes);
   }
   std::vector<Launch> take() {
     std::vector<Launch> launches;
@@ -296,21 +299,35 @@ class Record {
   }
   std::vector<std::string> kernels() const {
     std::vector<std::string> names;
-    for (void (*const kernel)() : kernels_) names.emplace_back(symbol(kernel));
+    for (const auto& [kernel, largest] : kernels_) names.emplace_back(symbol(kernel));
     std::sort(names.begin(), names.end());
     return names;
   }
   ~Record() {
-    const char* const path = std::getenv("TAPESTRY_EMULATED_KERNELS");
-    if (!path || !*path || kernels_.empty()) return;
-    std::string text;  // one write, so that processes side by side do not mix
-    for (const std::string& name : kernels()) text += name + "\n";
-    std::ofstream(path, std::ios::app) << text << std::flush;
+    if (kernels_.empty()) return;
+    const auto file = [](const char* variable) -> std::string {
+      const char* const path = std::getenv(variable);
+      return path ? path : "";
+    };
+    if (const std::string path = file("TAPESTRY_EMULATED_KERNELS"); !path.empty()) {
+      std::string text;  // one write, so that processes side by side do not mix
+      for (const std::string& name : kernels()) text += name + "\n";
+      std::ofstream(path, std::ios::app) << text << std::flush;
+    }
+    if (const std::string path = file("TAPESTRY_EMULATED_LAUNCHES"); !path.empty()) {
+      std::ofstream out(path);
+      for (const auto& [kernel, largest] : kernels_)
+        out << symbol(kernel) << ' ' << largest.threads << ' ' << largest.shared_bytes << '\n';
+    }
   }
 
  private:
+  struct Largest {
+    unsigned threads = 0;
+    std::size_t shared_bytes = 0;
+  };
   std::vector<RawLaunch> launches_;
-  std::set<void (*)()> kernels_;
+  std::map<void (*)(), Largest> kernels_;
 };
 Record& record() {
   static Record instance;
