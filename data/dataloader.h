@@ -27,6 +27,7 @@
 #include "tapestry/data/prefetcher.h"
 #include "tapestry/data/rng.h"
 #include "tapestry/data/sampler.h"
+#include "tapestry/data/upload.h"
 
 namespace tapestry::data {
 
@@ -74,6 +75,9 @@ struct DataLoaderOptions {
   std::function<B(std::vector<E>&& samples)> collate = {};  ///< instead of stacking
   std::shared_ptr<const Sampler> sampler = {};              ///< instead of shuffle
   std::shared_ptr<const BatchSampler> batch_sampler = {};   ///< instead of batch_size, shuffle and drop_last
+  /// A CUDA device: batches arrive there. The workers copy them through page-locked memory on a stream of the
+  /// loader's own, so the device has up to num_workers * prefetch batches, and waits for none of them.
+  std::optional<Device> device = {};
 };
 
 /// A position in the stream of batches, to save and to resume from. `samples` and `batches` describe the
@@ -125,14 +129,26 @@ void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last,
 /// Throws ValueError unless `state` fits a loader of that many samples and batches.
 void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
 
+/// A batch, and when it is on its device.
+template <class B>
+struct MadeBatch {
+  B batch;
+  Event ready;
+};
+
 template <class E, class B>
 class BatchMaker {
  public:
   BatchMaker(std::shared_ptr<const Dataset<E>> dataset, DataLoaderOptions<E, B> options)
-      : dataset_(std::move(dataset)), options_(std::move(options)) {}
+      : dataset_(std::move(dataset)), options_(std::move(options)) {
+    if (!options_.device || options_.device->is_cpu()) return;
+    check(has_tensors<B>, "[DataLoader] batches of this type are not moved to ", *options_.device,
+          "; leave out the device, and move what is in them with .to()");
+    upload_ = std::make_unique<Upload>(*options_.device);
+  }
 
   /// Batch `k` of the plan. Independent of the calling thread's context.
-  std::shared_ptr<B> make(const EpochPlan& plan, std::int64_t k) const {
+  std::shared_ptr<MadeBatch<B>> make(const EpochPlan& plan, std::int64_t k) const {
     const std::vector<std::int64_t>& indices = plan.batches[static_cast<std::size_t>(k)];
     Generator generator(plan.sample_seed(indices.empty() ? 0 : indices[0]));
     Context context;
@@ -140,12 +156,12 @@ class BatchMaker {
     context.generator = &generator;
     const ContextGuard guard(context);
     std::exception_ptr error;
-    std::shared_ptr<B> batch;
     try {
-      batch = std::make_shared<B>(assemble(plan, k, indices));
+      auto made = std::make_shared<MadeBatch<B>>(MadeBatch<B>{assemble(plan, k, indices), Event()});
       for (std::size_t t = 0; t < options_.transforms.size(); ++t)
-        options_.transforms[t](*batch, {plan.seed, plan.epoch, indices, 2 + t});
-      return batch;
+        options_.transforms[t](made->batch, {plan.seed, plan.epoch, indices, 2 + t});
+      send(*made);
+      return made;
     } catch (const SampleError&) {
       throw;
     } catch (...) {
@@ -154,10 +170,24 @@ class BatchMaker {
     plan.rethrow(std::move(error), k, -1);
   }
 
+  /// What the calling thread's stream is given from now on may use the batch.
+  void arrive(MadeBatch<B>& made) const {
+    if constexpr (has_tensors<B>)
+      if (upload_) for_tensors(made.batch, [&](const Tensor& t) { upload_->arrive(t, made.ready); });
+  }
+
   const Dataset<E>& dataset() const { return *dataset_; }
   const DataLoaderOptions<E, B>& options() const { return options_; }
 
  private:
+  void send(MadeBatch<B>& made) const {
+    if constexpr (has_tensors<B>)
+      if (upload_) {
+        for_tensors(made.batch, [&](Tensor& t) { t = upload_->send(t); });
+        upload_->mark(made.ready);
+      }
+  }
+
   B assemble(const EpochPlan& plan, std::int64_t k, const std::vector<std::int64_t>& indices) const {
     std::exception_ptr bulk;
     if constexpr (std::is_same_v<E, B>) {
@@ -193,6 +223,7 @@ class BatchMaker {
 
   std::shared_ptr<const Dataset<E>> dataset_;
   DataLoaderOptions<E, B> options_;
+  std::unique_ptr<const Upload> upload_;  // null: batches stay on the CPU
 };
 
 }  // namespace detail
@@ -221,30 +252,32 @@ class DataLoader {
    public:
     using value_type = B;
     using difference_type = std::ptrdiff_t;
-    B& operator*() const { return *batch_; }
-    B* operator->() const { return batch_.get(); }
+    B& operator*() const { return made_->batch; }
+    B* operator->() const { return &made_->batch; }
     Iterator& operator++() {
       advance();
       return *this;
     }
     void operator++(int) { advance(); }
-    friend bool operator==(const Iterator& it, std::default_sentinel_t) { return it.batch_ == nullptr; }
+    friend bool operator==(const Iterator& it, std::default_sentinel_t) { return it.made_ == nullptr; }
 
    private:
     friend class DataLoader;
-    Iterator(std::unique_ptr<Prefetcher> pass, std::shared_ptr<LoaderState> position)
-        : pass_(std::move(pass)), position_(std::move(position)) {
+    Iterator(std::shared_ptr<const detail::BatchMaker<E, B>> maker, std::unique_ptr<Prefetcher> pass,
+             std::shared_ptr<LoaderState> position)
+        : maker_(std::move(maker)), pass_(std::move(pass)), position_(std::move(position)) {
       advance();
     }
     void advance() {
-      batch_.reset();
+      made_.reset();
       try {
-        batch_ = std::static_pointer_cast<B>(pass_->next());
+        made_ = std::static_pointer_cast<detail::MadeBatch<B>>(pass_->next());
       } catch (...) {
         pass_.reset();
         throw;
       }
-      if (batch_) {
+      if (made_) {
+        maker_->arrive(*made_);
         ++position_->batch;
         return;
       }
@@ -252,9 +285,10 @@ class DataLoader {
       ++position_->epoch;
       position_->batch = 0;
     }
+    std::shared_ptr<const detail::BatchMaker<E, B>> maker_;
     std::unique_ptr<Prefetcher> pass_;
     std::shared_ptr<LoaderState> position_;
-    std::shared_ptr<B> batch_;
+    std::shared_ptr<detail::MadeBatch<B>> made_;
   };
 
   /// Starts a pass: over the whole of the next epoch, or over the rest of one after load_state(). One pass at
@@ -275,7 +309,8 @@ class DataLoader {
       return maker->make(*plan, k);
     };
     const Options& o = maker_->options();
-    return Iterator(std::make_unique<Prefetcher>(std::move(make), first, end, o.num_workers, o.prefetch),
+    return Iterator(maker_,
+                    std::make_unique<Prefetcher>(std::move(make), first, end, o.num_workers, o.prefetch),
                     position_);
   }
   std::default_sentinel_t end() const { return {}; }
