@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "tapestry/core/cuda/faults.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/tensor.h"
@@ -31,7 +32,9 @@ bool Stream::done() const {
 }
 
 void Stream::synchronize() const {
-  if (record_->runtime) record_->runtime->wait_for_stream(record_->gpu, record_->native);
+  if (!record_->runtime) return;
+  record_->runtime->wait_for_stream(record_->gpu, record_->native);
+  cuda::throw_faults();
 }
 
 void Stream::wait(const Event& event) const {
@@ -63,6 +66,7 @@ void synchronize(Device device) {
   if (device.is_cpu()) return;
   cuda::Devices& devices = cuda::devices();
   devices.runtime().synchronize(devices.at(device).gpu());
+  cuda::throw_faults();
 }
 
 Event::~Event() { forget(); }

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/embedding.h"
 
+#include "tapestry/autograd/ops/bad_index.h"
 #include "tapestry/autograd/ops/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/embedding.h"
@@ -30,7 +31,9 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
     padding = *padding_idx < 0 ? *padding_idx + rows : *padding_idx;
   }
   const Tensor flat = contiguous(indices.detach());
-  kernels::check_indices(flat.device(), flat.dtype(), kEmbedding.name, flat, rows);
+  BadIndex bad(flat.device());
+  kernels::check_indices(flat.device(), flat.dtype(), flat, rows, bad.cell());
+  bad.check(kEmbedding.name, "index", flat, rows);
   Shape sizes = indices.sizes();
   check(sizes.size() < kMaxDims, "[embedding] indices of shape ", sizes,
         " leave no room for the columns; a tensor has ", kMaxDims, " dimensions at most");
