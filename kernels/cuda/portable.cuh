@@ -35,16 +35,16 @@
 
 namespace tapestry::kernels::cuda {
 
+/// The current stream of the device that the running kernel was called for. This thread's launches go to its
+/// GPU.
+cudaStream_t kernel_stream();
+
 #ifdef __CUDACC__
 
 /// Throws CudaError that names the kernel unless the launch succeeds. With TAPESTRY_SYNC_LAUNCHES=1 it also
 /// waits until the kernel has run, so that the error of a kernel is found where it was launched.
 void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
                    void** args);
-
-/// The current stream of the device that the running kernel was called for. This thread's launches go to its
-/// GPU.
-cudaStream_t kernel_stream();
 
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
@@ -127,9 +127,9 @@ __device__ __forceinline__ float from_f16_bits(std::uint16_t bits) {
 namespace ptx = ::cuda_emulator::ptx;
 
 template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t,
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
             std::type_identity_t<P>... args) {
-  ::cuda_emulator::launch(kernel, grid, block, shared_bytes, args...);
+  ::cuda_emulator::launch(kernel, grid, block, shared_bytes, stream, args...);
 }
 
 #endif

@@ -4,8 +4,10 @@
 
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "tapestry/core/error.h"
@@ -55,6 +57,8 @@ struct FakeGpuState final : cuda::Runtime {
   std::vector<std::unique_ptr<FakeEvent>> events;
   int peer_copies = 0;
   double time = 0;
+  std::int64_t host_waits = 0;
+  std::exception_ptr failure;  // of work; whoever waits next is told
   bool frozen = false, broken = false, open = false;
 
   std::size_t& used_by(int gpu) { return gpu < 0 ? used.back() : used[static_cast<std::size_t>(gpu)]; }
@@ -70,25 +74,48 @@ struct FakeGpuState final : cuda::Runtime {
     for (const auto& [data, block] : blocks)
       if (block.gpu >= 0) mprotect(data, pages(block.bytes), on ? PROT_NONE : PROT_READ | PROT_WRITE);
   }
-  void run(const Work& work) {
-    time += 1;
-    if (open) return work();  // inside another one's
-    open = true;
-    protect(false);
-    work();
-    protect(true);
-    open = false;
-  }
+  // Memory of devices is open while one lives; they may be nested.
+  class Opened {
+   public:
+    explicit Opened(FakeGpuState& state) : state_(state), outermost_(!std::exchange(state.open, true)) {
+      if (outermost_) state_.protect(false);
+    }
+    ~Opened() {
+      if (!outermost_) return;
+      state_.protect(true);
+      state_.open = false;
+    }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+
+   private:
+    FakeGpuState& state_;
+    const bool outermost_;
+  };
   void run_one(Queue& queue) {
     const Work work = std::move(queue.work.front());
     queue.work.pop_front();
-    run(work);
+    time += 1;
+    const Opened opened(*this);
+    try {
+      work();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
   }
   void run_all(Queue& queue) {
+    if (queue.work.empty()) return;
+    const Opened opened(*this);
     while (!frozen && !queue.work.empty()) run_one(queue);
   }
   void run_until(const Signal& signal) {
+    if (signal.happened) return;
+    const Opened opened(*this);
     while (!frozen && !signal.happened) run_one(*signal.on);
+  }
+  void host_waited() {
+    ++host_waits;
+    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
   // Who asks often gets an answer at last.
   void step() {
@@ -106,6 +133,7 @@ struct FakeGpuState final : cuda::Runtime {
     return data;
   }
   void unmap(void* data) {
+    ++host_waits;
     for (const auto& queue : queues) run_all(*queue);
     const auto found = blocks.find(data);
     used_by(found->second.gpu) -= found->second.bytes;
@@ -130,6 +158,7 @@ struct FakeGpuState final : cuda::Runtime {
     const std::lock_guard lock(mutex);
     for (const auto& queue : queues)
       if (queue->gpu == gpu) run_all(*queue);
+    host_waited();
   }
   void* allocate(int gpu, std::size_t bytes) override {
     const std::lock_guard lock(mutex);
@@ -162,6 +191,7 @@ struct FakeGpuState final : cuda::Runtime {
   void wait_for_stream(int, void* stream) override {
     const std::lock_guard lock(mutex);
     run_all(*static_cast<Queue*>(stream));
+    host_waited();
   }
   void* create_event(int, bool) override {
     const std::lock_guard lock(mutex);
@@ -190,6 +220,7 @@ struct FakeGpuState final : cuda::Runtime {
   void wait_for_event(void* event) override {
     const std::lock_guard lock(mutex);
     if (const auto signal = static_cast<FakeEvent*>(event)->last) run_until(*signal);
+    host_waited();
   }
   void stream_waits(int, void* stream, void* event) override {
     const std::lock_guard lock(mutex);
@@ -231,8 +262,22 @@ FakeGpus::~FakeGpus() {
 }
 
 void FakeGpus::launch(const Stream& stream, std::function<void()> work) {
+  launch(stream.native(), std::move(work));
+}
+void FakeGpus::launch(void* native, std::function<void()> work) {
   const std::lock_guard lock(state_->mutex);
-  static_cast<Queue*>(stream.native())->work.push_back(std::move(work));
+  static_cast<Queue*>(native)->work.push_back(std::move(work));
+}
+bool FakeGpus::reach(const void* address) const {
+  const std::lock_guard lock(state_->mutex);
+  auto after = state_->blocks.upper_bound(const_cast<void*>(address));
+  if (after == state_->blocks.begin()) return false;
+  const auto& [data, block] = *--after;
+  return static_cast<const char*>(address) < static_cast<const char*>(data) + pages(block.bytes);
+}
+std::int64_t FakeGpus::host_waits() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->host_waits;
 }
 void FakeGpus::freeze(bool on) {
   const std::lock_guard lock(state_->mutex);

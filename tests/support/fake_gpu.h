@@ -4,6 +4,7 @@
 // there yet; the memory of a device can be touched by its streams' work alone, anybody else's access is a
 // fault.
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -23,8 +24,13 @@ class FakeGpus {
   FakeGpus(const FakeGpus&) = delete;
   FakeGpus& operator=(const FakeGpus&) = delete;
 
-  /// A kernel, as it were.
+  /// A kernel, as it were. What it throws, the host's next wait throws.
   void launch(const Stream& stream, std::function<void()> work);
+  void launch(void* native_stream, std::function<void()> work);
+  /// Whether kernels can use the address: it is memory of a GPU, or page-locked.
+  bool reach(const void* address) const;
+  /// How often the host waited for a GPU: for a stream or an event, or to give memory back.
+  std::int64_t host_waits() const;
   /// Nothing runs, whoever asks, while it is on; a host that waits goes on with nothing done.
   void freeze(bool on);
   /// As if the process had used its memory otherwise.

@@ -3,13 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <utility>
+
+#include "tapestry/core/cuda/copy.h"
 
 namespace tapestry::test {
 namespace {
@@ -296,13 +298,14 @@ const char* layout_name(Layout layout) {
 Tensor make(const Values& values, DType dtype, Layout layout) {
   const Shape& sizes = values.sizes;
   const std::int64_t n = sizes.numel();
+  const TensorOptions host(dtype, kCPU);
   Tensor t;
   if (layout == Layout::transposed && sizes.size() >= 2) {
-    t = detail::raw_view(empty({n}, dtype), sizes, reversed_strides(sizes), 0);
+    t = detail::raw_view(empty({n}, host), sizes, reversed_strides(sizes), 0);
   } else if (layout == Layout::channels_last && sizes.size() == 4) {
-    t = empty(sizes, dtype, MemoryFormat::channels_last);
+    t = empty(sizes, host, MemoryFormat::channels_last);
   } else if (layout == Layout::stepped) {
-    const Tensor base = empty({3 + 2 * n}, dtype);
+    const Tensor base = empty({3 + 2 * n}, host);
     with_type(dtype, [&](auto zero) {
       using T = decltype(zero);
       T* p = base.data<T>();
@@ -312,7 +315,7 @@ Tensor make(const Values& values, DType dtype, Layout layout) {
     for (std::int64_t& s : strides) s *= 2;
     t = detail::raw_view(base, sizes, strides, 3);
   } else {
-    t = empty(sizes, dtype);
+    t = empty(sizes, host);
   }
   with_type(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -324,7 +327,16 @@ Tensor make(const Values& values, DType dtype, Layout layout) {
   return t;
 }
 
+Tensor moved(const Tensor& t, Device device) {
+  if (!t.defined() || t.device() == device) return t;
+  const StorageRef& from = t.storage();
+  StorageRef to = Storage::allocate(device, from->bytes());
+  cuda::copy_bytes(device, to->data(), t.device(), from->data(), from->bytes());
+  return detail::make_tensor(std::move(to), t.dtype(), t.sizes(), t.strides(), t.storage_offset());
+}
+
 std::vector<double> numbers(const Tensor& t) {
+  if (!t.device().is_cpu()) return numbers(moved(t, kCPU));
   std::vector<double> out(static_cast<std::size_t>(t.numel()));
   with_type(t.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -336,14 +348,22 @@ std::vector<double> numbers(const Tensor& t) {
   return out;
 }
 
+namespace {
+// Of the whole storage.
+std::vector<char> bytes_of(const Tensor& t) {
+  const Tensor here = moved(t, kCPU);
+  const char* const p = static_cast<const char*>(here.storage()->data());
+  return {p, p + here.storage()->bytes()};
+}
+}  // namespace
+
 Snapshot::Snapshot(const std::vector<Tensor>& tensors) : tensors_(tensors) {
   for (const Tensor& t : tensors_) {
     if (!t.defined()) {
       bytes_.emplace_back(), sizes_.emplace_back(), strides_.emplace_back();
       continue;
     }
-    const char* p = static_cast<const char*>(t.storage()->data());
-    bytes_.emplace_back(p, p + t.storage()->bytes());
+    bytes_.push_back(bytes_of(t));
     sizes_.push_back(t.sizes());
     strides_.push_back(t.strides());
   }
@@ -356,10 +376,7 @@ std::vector<std::string> Snapshot::changes() const {
     if (!t.defined()) continue;
     if (!(t.sizes() == sizes_[i] && t.strides() == strides_[i]))
       out.push_back(std::to_string(i) + " changed its shape or strides");
-    else if (t.storage()->bytes() != bytes_[i].size() ||
-             (!bytes_[i].empty() &&
-              std::memcmp(t.storage()->data(), bytes_[i].data(), bytes_[i].size()) != 0))
-      out.push_back(std::to_string(i) + " was written to");
+    else if (bytes_of(t) != bytes_[i]) out.push_back(std::to_string(i) + " was written to");
   }
   return out;
 }

@@ -75,6 +75,8 @@ const char* layout_name(Layout layout);
 /// A tensor with these values, laid out so (dense where the layout makes no difference to the shape). Memory
 /// between the elements holds NaN, or the largest integer.
 Tensor make(const Values& values, DType dtype, Layout layout = Layout::dense);
+/// The same bytes, laid out alike, in memory of another device.
+Tensor moved(const Tensor& t, Device device);
 /// The elements, row-major.
 std::vector<double> numbers(const Tensor& t);
 

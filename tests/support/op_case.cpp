@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <stdexcept>
 
@@ -143,7 +144,8 @@ GoldenOp::GoldenOp(std::string name, std::string golden_family, OpFunction funct
   registry().golden.push_back({op, family});
 }
 
-Failures GoldenOp::run() const {
+template <class F>
+Failures GoldenOp::for_cases(const F& check) const {
   const std::vector<OpInfo> ops = registered_ops();
   const auto info =
       std::find_if(ops.begin(), ops.end(), [&](const OpInfo& o) { return o.name == base_name(op); });
@@ -159,12 +161,31 @@ Failures GoldenOp::run() const {
   std::set<Kind> skip;
   for (const KindRow& row : kind_rows())
     if (row.op == info->name && !row.reason.empty()) skip.insert(row.kind);
-  Failures failures;
-  for (const auto& g : cases)
-    for (std::string& failure : run_case(g, *info, fn, skip)) failures.push_back(std::move(failure));
-  if (!skip.count(Kind::dtypes))
-    for (std::string& failure : run_refusals(cases, *info, fn)) failures.push_back(std::move(failure));
-  return failures;
+  return check(cases, *info, skip);
+}
+
+Failures GoldenOp::run() const {
+  return for_cases([&](const GoldenCases& cases, const OpInfo& info, const std::set<Kind>& skip) {
+    Failures failures;
+    for (const auto& g : cases)
+      for (std::string& failure : run_case(g, info, fn, skip)) failures.push_back(std::move(failure));
+    if (!skip.count(Kind::dtypes))
+      for (std::string& failure : run_refusals(cases, info, fn)) failures.push_back(std::move(failure));
+    return failures;
+  });
+}
+
+Failures GoldenOp::run_on(Device device) const {
+  return for_cases([&](const GoldenCases& cases, const OpInfo& info, const std::set<Kind>& skip) {
+    Failures failures;
+    MissingRuns missing;
+    for (const auto& g : cases)
+      for (std::string& failure : run_case_on(device, g, info, fn, skip, missing))
+        failures.push_back(std::move(failure));
+    for (const auto& [kernel, runs] : missing)
+      std::printf("%s: %d runs lack a kernel: %s\n", op.c_str(), runs, kernel.c_str());
+    return failures;
+  });
 }
 
 Row::Row(std::string op, Kind kind, std::string reason) {

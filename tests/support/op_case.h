@@ -10,7 +10,8 @@
 //
 // GOLDEN_OP runs the function on every case that tests/golden/<family>.py recorded for the operation in
 // PyTorch (tests/golden/ops/<family>.json) and checks values, gradients, finite differences, layouts and that
-// the inputs stay as they were; see support/op_check.h. tests/autograd/matrix_test.cpp fails for each
+// the inputs stay as they were, and in the programs of tests/device all this on a CUDA device; see
+// support/op_check.h. tests/autograd/matrix_test.cpp fails for each
 // operation x kind that no line covers. tests/README.md says how to record cases.
 #include <concepts>
 #include <functional>
@@ -26,6 +27,7 @@
 #include "tapestry/autograd/ops/conv.h"
 #include "tapestry/core/tensor.h"
 #include "tests/support/catch.h"
+#include "tests/support/gpu.h"
 
 namespace tapestry::test {
 
@@ -80,7 +82,7 @@ struct Outputs {
   Outputs(std::vector<Tensor> t) : tensors(std::move(t)) {}                                   // NOLINT
   Outputs(std::initializer_list<Tensor> t) : tensors(t) {}
   template <std::same_as<bool> B>
-  Outputs(B value) : tensors{empty({}, DType::boolean)} {  // NOLINT
+  Outputs(B value) : tensors{empty({}, {DType::boolean, kCPU})} {  // NOLINT
     *tensors[0].data<bool>() = value;
   }
 };
@@ -96,9 +98,16 @@ class GoldenOp {
   GoldenOp(const GoldenOp&) = delete;
   GoldenOp& operator=(const GoldenOp&) = delete;
   Failures run() const;
+  /// The same cases with their tensors on a CUDA device; prints which kernels were missing there.
+  Failures run_on(Device device) const;
 
   const std::string op, family;
   const OpFunction fn;
+
+ private:
+  /// check(cases, operation, kinds that do not apply)
+  template <class F>
+  Failures for_cases(const F& check) const;
 };
 
 /// A kind of test that an operation has, or (with a reason) cannot have.
@@ -125,6 +134,9 @@ inline void report(const Failures& failures) {
 #define GOLDEN_OP(op, family, ...)                                                                 \
   static const ::tapestry::test::GoldenOp TAPESTRY_TEST_ID(golden_op_)(op, family, __VA_ARGS__);   \
   TEST_CASE(op ": golden cases") { ::tapestry::test::report(TAPESTRY_TEST_ID(golden_op_).run()); } \
+  TEST_CASE(op ": golden cases on a device", "[.device]") {                                        \
+    if (!no_gpu()) ::tapestry::test::report(TAPESTRY_TEST_ID(golden_op_).run_on("cuda:0"));        \
+  }                                                                                                \
   static_assert(true)
 
 #define BAD_INPUT(op, text, ...)                                                                    \

@@ -6,6 +6,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/gradcheck.h"
+#include "tapestry/kernels/slot.h"
 
 namespace tapestry::test {
 namespace {
@@ -47,12 +48,27 @@ Values earlier_gradient(const Values& like) {
   return v;
 }
 
+// "conv2d f64" where `text` is the error of this device type's missing kernel and it is missing indeed.
+std::string kernel_that_lacks(Device device, const std::string& text) {
+  for (const auto* slot = kernels::SlotBase::first(); slot; slot = slot->next())
+    for (int d = 0; d < kNumDTypes; ++d) {
+      const DType dtype = static_cast<DType>(d);
+      if (slot->has(device.type, dtype)) continue;
+      const std::string named = concat({"[", slot->name(), "] there is no ", device_type_name(device.type),
+                                        " kernel for ", dtype_name(dtype)});
+      if (text.rfind(named + ";", 0) == 0) return concat({slot->name(), " ", dtype_name(dtype)});
+    }
+  return {};
+}
+
 class CaseRun {
  public:
-  CaseRun(std::shared_ptr<const Golden> golden, const OpInfo& info, const OpFunction& fn)
-      : golden_(std::move(golden)), info_(info), fn_(fn) {}
+  CaseRun(std::shared_ptr<const Golden> golden, const OpInfo& info, const OpFunction& fn,
+          Device device = kCPU)
+      : golden_(std::move(golden)), info_(info), fn_(fn), device_(device) {}
 
   Failures failures;
+  MissingRuns missing;
 
   void values(DType dtype, Layout layout) {
     guarded("values", dtype, layout, [&](const std::string& label) {
@@ -75,7 +91,8 @@ class CaseRun {
       for (std::size_t i = 0; i < inputs.size(); ++i) {
         if (!wants_gradient(i)) continue;
         inputs[i].set_requires_grad(only < 0 || static_cast<int>(i) == only);
-        if (accumulate) inputs[i].set_grad(make(earlier_gradient(*golden_->inputs[i]), inputs[i].dtype()));
+        if (accumulate)
+          inputs[i].set_grad(moved(make(earlier_gradient(*golden_->inputs[i]), inputs[i].dtype()), device_));
       }
       const Snapshot before(inputs);
       const std::vector<Tensor> outputs = fn_(OpCase(golden_, inputs)).tensors;
@@ -85,7 +102,7 @@ class CaseRun {
         if (!outputs[k].requires_grad()) continue;
         roots.push_back(outputs[k]);
         const Values g = grad_output(static_cast<std::int64_t>(k), outputs[k].sizes(), outputs[k].dtype());
-        grads.push_back(make(g, outputs[k].dtype(), layout));
+        grads.push_back(moved(make(g, outputs[k].dtype(), layout), device_));
       }
       if (!info_.differentiable) {
         if (!roots.empty())
@@ -131,8 +148,8 @@ class CaseRun {
   }
 
   // Each input with one dimension of stride 0, against a dense copy of the same values.
-  void expanded() {
-    guarded("expanded", DType::f64, Layout::dense, [&](const std::string& label) {
+  void expanded(DType dtype = DType::f64) {
+    guarded("expanded", dtype, Layout::dense, [&](const std::string& label) {
       std::vector<Tensor> dense, expanded;
       bool any = false;
       for (const auto& input : golden_->inputs) {
@@ -140,9 +157,9 @@ class CaseRun {
           dense.emplace_back(), expanded.emplace_back();
           continue;
         }
-        auto [a, b] = expand(*input);
+        auto [a, b] = expand(*input, golden_->actual(input->dtype, dtype));
         any = any || !(a.strides() == b.strides());
-        dense.push_back(a), expanded.push_back(b);
+        dense.push_back(moved(a, device_)), expanded.push_back(moved(b, device_));
       }
       if (!any) return;
       const std::vector<Values> expected = outputs_and_gradients(dense);
@@ -166,8 +183,13 @@ class CaseRun {
     if (golden_->generic()) label += std::string(dtype_name(dtype)) + ", ";
     if (layout != Layout::dense) label += std::string(layout_name(layout)) + ", ";
     label += what;
+    const DeviceGuard guard(device_);
     try {
       f(label);
+    } catch (const MissingKernelError& e) {
+      const std::string kernel = kernel_that_lacks(device_, e.what());
+      if (kernel.empty()) failures.push_back(label + ": throws " + e.what());
+      else ++missing[kernel];
     } catch (const std::exception& e) {
       failures.push_back(label + ": throws " + e.what());
     }
@@ -176,7 +198,7 @@ class CaseRun {
   std::vector<Tensor> make_inputs(DType dtype, Layout layout) const {
     std::vector<Tensor> inputs;
     for (const auto& v : golden_->inputs)
-      inputs.push_back(v ? make(*v, golden_->actual(v->dtype, dtype), layout) : Tensor());
+      inputs.push_back(v ? moved(make(*v, golden_->actual(v->dtype, dtype), layout), device_) : Tensor());
     return inputs;
   }
 
@@ -223,20 +245,20 @@ class CaseRun {
   }
 
   // A dense tensor and one of stride 0, both with the values at index 0 of the first dimension that has more.
-  static std::pair<Tensor, Tensor> expand(const Values& input) {
+  static std::pair<Tensor, Tensor> expand(const Values& input, DType dtype) {
     int dim = 0;
     while (dim < input.sizes.size() && input.sizes[dim] <= 1) ++dim;
     if (dim == input.sizes.size() || input.sizes.numel() == 0)
-      return {make(input, input.dtype), make(input, input.dtype)};
+      return {make(input, dtype), make(input, dtype)};
     Shape row = input.sizes;
     row[dim] = 1;
-    const Tensor whole = make(input, input.dtype);
+    const Tensor whole = make(input, dtype);
     const Tensor first = detail::raw_view(whole, row, whole.strides(), 0);
-    const Tensor copy = make({input.dtype, row, numbers(first), {}}, input.dtype);
+    const Tensor copy = make({dtype, row, numbers(first), {}}, dtype);
     Shape strides = copy.strides();
     strides[dim] = 0;
     const Tensor expanded = detail::raw_view(copy, input.sizes, strides, 0);
-    return {make({input.dtype, input.sizes, numbers(expanded), {}}, input.dtype), expanded};
+    return {make({dtype, input.sizes, numbers(expanded), {}}, dtype), expanded};
   }
 
   std::vector<Values> outputs_and_gradients(const std::vector<Tensor>& inputs) {
@@ -247,8 +269,8 @@ class CaseRun {
     for (std::size_t k = 0; k < results.size(); ++k) {
       if (!results[k].requires_grad()) continue;
       roots.push_back(results[k]);
-      grads.push_back(make(grad_output(static_cast<std::int64_t>(k), results[k].sizes(), results[k].dtype()),
-                           results[k].dtype()));
+      const Values g = grad_output(static_cast<std::int64_t>(k), results[k].sizes(), results[k].dtype());
+      grads.push_back(moved(make(g, g.dtype), device_));
     }
     if (!roots.empty()) autograd::backward(roots, grads);
     for (const Tensor& input : inputs)
@@ -268,6 +290,7 @@ class CaseRun {
   std::shared_ptr<const Golden> golden_;
   const OpInfo& info_;
   const OpFunction& fn_;
+  const Device device_;
 };
 
 }  // namespace
@@ -342,6 +365,26 @@ Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& inf
     }
     run.expanded();
   }
+  return std::move(run.failures);
+}
+
+Failures run_case_on(Device device, const std::shared_ptr<const Golden>& golden, const OpInfo& info,
+                     const OpFunction& fn, const std::set<Kind>& skip, MissingRuns& missing) {
+  CaseRun run(golden, info, fn, device);
+  const bool gradients = golden->generic() && golden->has_grads;
+  const bool strided = !skip.count(Kind::strided) && !golden->tagged("no_strided") && !golden->inputs.empty();
+  for (DType dtype : golden->run_dtypes(info.dtypes)) {
+    run.values(dtype, Layout::dense);
+    if (golden->generic() && dtype != DType::f32 && dtype != DType::bf16) continue;
+    for (Layout layout : kLayouts) {
+      if (layout != Layout::dense && !strided) continue;
+      if (gradients) run.gradients(dtype, layout, -1, false);
+      else if (layout != Layout::dense) run.values(dtype, layout);
+    }
+    if (gradients) run.gradients(dtype, Layout::dense, -1, true);
+    if (strided && (!golden->generic() || dtype == DType::f32)) run.expanded(dtype);
+  }
+  for (const auto& [kernel, runs] : run.missing) missing[kernel] += runs;
   return std::move(run.failures);
 }
 

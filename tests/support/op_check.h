@@ -1,7 +1,9 @@
 #pragma once
 // The checks behind GOLDEN_OP. They return what failed instead of reporting it, so that the harness can be
 // tested with operations that are wrong (tests/harness).
+#include <map>
 #include <set>
+#include <string>
 
 #include "tests/support/golden.h"
 #include "tests/support/op_case.h"
@@ -23,6 +25,13 @@ std::string base_name(const std::string& op);
 /// golden, gradcheck, strided as tests/README.md describes them.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
+/// How many runs ended at which missing kernel ("conv2d f64").
+using MissingRuns = std::map<std::string, int>;
+/// The same case with everything on another device: values in each dtype that the operation takes; with
+/// gradients, in all layouts, in f32 and bf16. A run that needs a kernel which does not exist there is
+/// counted in `missing`, if the error names the kernel, device type and dtype.
+Failures run_case_on(Device device, const std::shared_ptr<const Golden>& golden, const OpInfo& info,
+                     const OpFunction& fn, const std::set<Kind>& skip, MissingRuns& missing);
 /// Whether the operation refuses, by a TypeError, the dtypes that it says it does not take.
 Failures run_refusals(const GoldenCases& cases, const OpInfo& info, const OpFunction& fn);
 

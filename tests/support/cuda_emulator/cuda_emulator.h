@@ -8,8 +8,10 @@
 #include <concepts>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "tapestry/core/half.h"
 #include "tests/support/cuda_emulator/runtime.h"
@@ -201,18 +203,40 @@ inline unsigned __umulhi(unsigned x, unsigned y) {
 
 namespace cuda_emulator {
 
+/// A launch on a stream, which runs when its turn comes.
+struct StreamLaunch {
+  void (*kernel)();
+  struct Argument {
+    const void* data;  ///< valid until the queue returns
+    std::size_t bytes;
+  };
+  std::vector<Argument> arguments;
+  std::function<void()> run;
+};
+/// Takes launches on a stream. While there is none, and on the null stream, a launch has run when it returns.
+inline void (*stream_queue)(cudaStream_t stream, const StreamLaunch& launch) = nullptr;
+
 template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes,
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
             std::type_identity_t<P>... args) {
   static_assert((std::is_trivially_copyable_v<P> && ...), "kernel arguments are copied to the GPU as bytes");
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel arguments take 4 KiB at most");
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> args;
-  } call{kernel, {args...}};
-  run_grid(
-      reinterpret_cast<void (*)()>(kernel), grid, block, shared_bytes,
-      [](void* c) { std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->args); }, &call);
+  } const call{kernel, {args...}};
+  const auto symbol = reinterpret_cast<void (*)()>(kernel);
+  const auto run = [=] {
+    run_grid(
+        symbol, grid, block, shared_bytes,
+        [](void* c) { std::apply(static_cast<const Call*>(c)->kernel, static_cast<const Call*>(c)->args); },
+        const_cast<Call*>(&call));
+  };
+  if (!stream || !stream_queue) return run();
+#if __has_builtin(__builtin_clear_padding)
+  (__builtin_clear_padding(&args), ...);  // what was left there could look like an address
+#endif
+  stream_queue(stream, {symbol, {{&args, sizeof args}...}, run});
 }
 
 }  // namespace cuda_emulator

@@ -260,21 +260,6 @@ const char* symbol(void (*kernel)()) {
   return dladdr(reinterpret_cast<void*>(kernel), &info) && info.dli_sname ? info.dli_sname : "(no symbol)";
 }
 
-std::string readable(void (*kernel)()) {
-  char* const name = abi::__cxa_demangle(symbol(kernel), nullptr, nullptr, nullptr);
-  std::string text = name ? name : symbol(kernel);
-  std::free(name);
-  // Without the parameters, which are last; a template argument may have parentheses too.
-  if (text.ends_with(')')) {
-    int depth = 0;
-    do {
-      depth += (text.back() == ')') - (text.back() == '(');
-      text.pop_back();
-    } while (depth && !text.empty());
-  }
-  return text.starts_with("void ") ? text.substr(5) : text;
-}
-
 struct RawLaunch {
   void (*kernel)();
   dim3 grid, block;
@@ -370,8 +355,26 @@ void place_threads(std::uint64_t nth, uint3 block_index, dim3 grid, dim3 block) 
 
 }  // namespace
 
+std::string readable(void (*kernel)()) {
+  char* const name = abi::__cxa_demangle(symbol(kernel), nullptr, nullptr, nullptr);
+  std::string text = name ? name : symbol(kernel);
+  std::free(name);
+  // Without the parameters, which are last; a template argument may have parentheses too.
+  if (text.ends_with(')')) {
+    int depth = 0;
+    do {
+      depth += (text.back() == ')') - (text.back() == '(');
+      text.pop_back();
+    } while (depth && !text.empty());
+  }
+  return text.starts_with("void ") ? text.substr(5) : text;
+}
+
 Options& options() {
-  static Options instance;
+  static Options instance = [] {
+    const char* const seed = std::getenv("TAPESTRY_EMULATOR_SEED");
+    return Options{seed ? std::strtoull(seed, nullptr, 10) : 0};
+  }();
   return instance;
 }
 

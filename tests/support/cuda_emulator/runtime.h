@@ -26,7 +26,8 @@ class Error : public std::runtime_error {
 };
 
 struct Options {
-  /// 0: threads run in order, as do blocks. Otherwise both are shuffled by it.
+  /// 0: threads run in order, as do blocks. Otherwise both are shuffled by it. TAPESTRY_EMULATOR_SEED is what
+  /// it is at first.
   std::uint64_t seed = 0;
 };
 Options& options();
@@ -39,6 +40,8 @@ struct Launch {
 };
 /// The launches since the last call.
 std::vector<Launch> take_launches();
+/// The name of an instantiation, without its parameters.
+std::string readable(void (*kernel)());
 /// The symbols of all kernels that this process launched, sorted. With TAPESTRY_EMULATED_KERNELS=<file> the
 /// process adds them to that file when it ends, one a line.
 std::vector<std::string> launched_kernels();

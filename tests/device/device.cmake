@@ -1,0 +1,101 @@
+# Tests of devices: the same sources in two programs.
+#   tests_device   in which kernels/cuda/*.cu are compiled by g++ and run by the emulator on fake GPUs. Its kernels fill
+#                  the slots after the library's own, whose symbols it replaces.
+#   tests_gpu      of a build with CUDA: the library's own kernels, on a GPU.
+# tests/autograd/*_test.cpp take part in both: each GOLDEN_OP is run on cuda:0.
+file(GLOB_RECURSE device_code CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu)
+list(FILTER device_code EXCLUDE REGEX "/cuda/(launch\\.cu$|vendor/)")
+
+# What ships is compiled, and tested: no device code elsewhere.
+file(GLOB_RECURSE everywhere CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu ${PROJECT_SOURCE_DIR}/kernels/*.cu
+  ${PROJECT_SOURCE_DIR}/autograd/*.cu ${PROJECT_SOURCE_DIR}/nn/*.cu ${PROJECT_SOURCE_DIR}/data/*.cu
+  ${PROJECT_SOURCE_DIR}/distributed/*.cu ${PROJECT_SOURCE_DIR}/apps/*.cu)
+list(FILTER everywhere EXCLUDE REGEX "/kernels/(cuda/launch\\.cu$|cuda/vendor/|bench/)")
+list(REMOVE_ITEM everywhere ${device_code})
+if(everywhere)
+  message(FATAL_ERROR "These are not compiled for the emulator: ${everywhere}. Device code lives in kernels/cuda/.")
+endif()
+if(TAPESTRY_CUDA_FOUND)
+  get_target_property(in_library tapestry SOURCES)
+  foreach(source ${device_code})
+    if(NOT source IN_LIST in_library)
+      message(FATAL_ERROR "${source} is not compiled into the library.")
+    endif()
+  endforeach()
+endif()
+
+add_library(tests_emulated_kernels OBJECT ${device_code})
+set_source_files_properties(${device_code} PROPERTIES LANGUAGE CXX)
+target_include_directories(tests_emulated_kernels PRIVATE ${PROJECT_SOURCE_DIR}
+  ${CMAKE_CURRENT_SOURCE_DIR}/support/cuda_emulator)
+target_link_libraries(tests_emulated_kernels PRIVATE tapestry tapestry_warnings)
+target_compile_options(tests_emulated_kernels PRIVATE -O1)
+
+target_sources(tests_device PRIVATE $<TARGET_OBJECTS:tests_autograd> $<TARGET_OBJECTS:tests_emulated_kernels>)
+tapestry_emulates_cuda(tests_device)
+
+set(device_programs device)
+if(TAPESTRY_CUDA_FOUND)
+  list(APPEND device_programs gpu)
+  file(GLOB gpu_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/device/*.cpp)
+  add_executable(tests_gpu ${gpu_sources} $<TARGET_OBJECTS:tests_autograd> $<TARGET_OBJECTS:tests_support>)
+  target_link_libraries(tests_gpu PRIVATE tests_support)
+  target_precompile_headers(tests_gpu REUSE_FROM tests_support)
+endif()
+
+foreach(program ${device_programs})
+  get_target_property(sources tests_${program} SOURCES)
+  list(FILTER sources INCLUDE REGEX "_test\\.cpp$")
+  file(GLOB op_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/autograd/*_test.cpp)
+  foreach(source ${sources} ${op_sources})
+    cmake_path(GET source STEM stem)
+    string(REGEX REPLACE "_test$" "" unit ${stem})
+    if(source MATCHES "/autograd/")
+      file(STRINGS ${source} has_cases REGEX "^GOLDEN_OP" LIMIT_COUNT 1)
+      get_target_property(built tests_autograd SOURCES)
+      if(NOT has_cases OR NOT "autograd/${stem}.cpp" IN_LIST built)
+        continue()
+      endif()
+      set(name ${program}.op_${unit})
+      set(select "[\#${stem}][device]")
+    elseif(program STREQUAL "device")
+      continue()  # has its entry, as all folders' tests do
+    else()
+      set(name ${program}.${unit})
+      set(select "[\#${stem}]~[.]")
+    endif()
+    add_test(NAME ${name} COMMAND tests_${program} -\# "${select}" ${fail_without_tests})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS ${program} ENVIRONMENT "${environment}")
+    if(program STREQUAL "gpu")
+      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped: no CUDA device")
+    endif()
+  endforeach()
+endforeach()
+
+if(NOT TAPESTRY_SANITIZE STREQUAL "thread")
+  set_property(TEST device.models APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATOR_SEED=1)  # threads in another order
+endif()
+
+# What the emulated tests launch is recorded, and held against what nvcc compiled once they have run.
+set(recorded ${PROJECT_BINARY_DIR}/emulated_kernels)
+file(MAKE_DIRECTORY ${recorded})
+get_property(all_tests DIRECTORY PROPERTY TESTS)
+list(FILTER all_tests INCLUDE REGEX "^(emulated|device)\\.")
+set(records ${all_tests})
+list(TRANSFORM records PREPEND ${recorded}/)
+list(TRANSFORM records APPEND .txt)
+add_test(NAME kernels.forget COMMAND ${CMAKE_COMMAND} -E rm -f ${records})
+set_tests_properties(kernels.forget PROPERTIES LABELS "emulated;device" FIXTURES_SETUP kernels_forgotten)
+foreach(test ${all_tests})
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATED_KERNELS=${recorded}/${test}.txt)
+  set_tests_properties(${test} PROPERTIES FIXTURES_SETUP kernels_run FIXTURES_REQUIRED kernels_forgotten)
+endforeach()
+if(TAPESTRY_CUDA_FOUND)
+  set(objects $<FILTER:$<TARGET_OBJECTS:tapestry>,INCLUDE,\\.cu\\.o$>)
+  add_test(NAME kernels.coverage COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/device/coverage.sh ${recorded} ${objects}
+    COMMAND_EXPAND_LISTS)
+else()
+  add_test(NAME kernels.coverage COMMAND ${CMAKE_COMMAND} -E echo "skipped: this build has no nvcc")
+endif()
+set_tests_properties(kernels.coverage PROPERTIES LABELS "emulated;device" FIXTURES_REQUIRED kernels_run
+  SKIP_REGULAR_EXPRESSION "^skipped: ")

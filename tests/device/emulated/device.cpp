@@ -1,0 +1,66 @@
+#include "tests/device/emulated/device.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "tapestry/core/error.h"
+#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/slot.h"
+#include "tests/support/gpu.h"
+
+namespace tapestry::testing {
+namespace {
+
+// A GPU reaches no memory of the host's but what is page-locked.
+void check_addresses(const cuda_emulator::StreamLaunch& launch) {
+  for (std::size_t i = 0; i < launch.arguments.size(); ++i) {
+    const auto& [data, bytes] = launch.arguments[i];
+    if (const void* const address = host_address_in(data, bytes))
+      throw cuda_emulator::Error(concat(
+          {"[", cuda_emulator::readable(launch.kernel), "] argument ", i, " has an address of the host's, ",
+           reinterpret_cast<std::uintptr_t>(address), "; give it memory of the device"}));
+  }
+}
+
+void put_in_queue(cudaStream_t stream, const cuda_emulator::StreamLaunch& launch) {
+  check_addresses(launch);
+  emulated_gpus().launch(static_cast<void*>(stream), launch.run);
+}
+
+const bool emulates = [] {
+  make_devices = [] { emulated_gpus(); };
+  return true;
+}();
+
+}  // namespace
+
+FakeGpus& emulated_gpus() {
+  static FakeGpus& gpus = *new FakeGpus;
+  cuda_emulator::stream_queue = &put_in_queue;
+  return gpus;
+}
+
+const void* host_address_in(const void* argument, std::size_t bytes) {
+  // Programs, their heaps and their stacks lie so high; hardly a number does.
+  constexpr std::uintptr_t kFirst = std::uintptr_t{0x5000} << 32, kEnd = std::uintptr_t{0x8000} << 32;
+  constexpr std::uintptr_t kPage = 4096;
+  for (std::size_t at = 0; at + sizeof(void*) <= bytes; at += sizeof(void*)) {
+    void* address;
+    std::memcpy(&address, static_cast<const char*>(argument) + at, sizeof address);
+    const auto number = reinterpret_cast<std::uintptr_t>(address);
+    if (number < kFirst || number >= kEnd || emulated_gpus().reach(address)) continue;
+    unsigned char resident;
+    if (mincore(reinterpret_cast<void*>(number / kPage * kPage), kPage, &resident) == 0) return address;
+  }
+  return nullptr;
+}
+
+}  // namespace tapestry::testing
+
+namespace tapestry::kernels::cuda {
+
+cudaStream_t kernel_stream() { return static_cast<cudaStream_t>(current_stream(kernel_device).native()); }
+
+}  // namespace tapestry::kernels::cuda

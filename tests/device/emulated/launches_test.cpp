@@ -1,0 +1,132 @@
+// What can be counted where kernels are emulated: launches, waits of the host, and what it must not do.
+#include <algorithm>
+
+#include "tapestry/kernels/cuda/copy.cuh"
+#include "tests/device/emulated/device.h"
+#include "tests/device/models.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace device_tests;
+using testing::emulated_gpus;
+
+namespace {
+
+/// The kernels' symbols that `run` launches, once the device has run them.
+std::vector<std::string> launched_by(const std::function<void()>& run) {
+  synchronize("cuda:0");
+  cuda_emulator::take_launches();
+  run();
+  synchronize("cuda:0");
+  std::vector<std::string> names;
+  for (const auto& launch : cuda_emulator::take_launches()) names.push_back(launch.kernel);
+  return names;
+}
+
+/// Two steps of the task's model, after which its optimizer has its state, and then what follows each further
+/// one.
+class Training {
+ public:
+  explicit Training(const Task& task)
+      : model_(task.make()), input_(task.input().to("cuda:0")), target_(task.target().to("cuda:0")) {
+    model_->to("cuda:0");
+    optimizer_ =
+        std::make_unique<optim::SGD>(model_->parameters(), optim::SGD::Options{.lr = 0.01, .momentum = 0.9});
+    step();
+    step();
+  }
+  Tensor step() { return train_step(*model_, *optimizer_, input_, target_); }
+
+ private:
+  std::unique_ptr<nn::Module> model_;
+  Tensor input_, target_;
+  std::unique_ptr<optim::SGD> optimizer_;
+};
+
+}  // namespace
+
+TEST_CASE("a kernel runs when its stream's turn comes") {
+  testing::FakeGpus& gpus = emulated_gpus();
+  const Tensor x = full({1000}, 2.0, {DType::f32, "cuda:0"});
+  synchronize("cuda:0");
+  cuda_emulator::take_launches();
+  const std::int64_t waits = gpus.host_waits();
+  const Tensor y = x * 3 + x;
+  CHECK(cuda_emulator::take_launches().empty());
+  CHECK(gpus.host_waits() == waits);
+  CHECK(y.cpu().data<float>()[999] == 8);
+  CHECK(cuda_emulator::take_launches().size() == 2);
+
+  // On another stream, behind an event.
+  const Stream side = new_stream("cuda:0");
+  Event ready;
+  const Tensor z = y * 2;
+  ready.record(current_stream("cuda:0"));
+  side.wait(ready);
+  Tensor w;
+  {
+    const StreamGuard guard(side);
+    w = z + 1;
+    record_stream(z, side);
+  }
+  side.synchronize();
+  CHECK(w.cpu().data<float>()[0] == 17);
+}
+
+TEST_CASE("a kernel that fails is told of at the next wait, an address of the host's at once") {
+  testing::FakeGpus& gpus = emulated_gpus();
+  const Tensor x = zeros({4}, {DType::f32, "cuda:0"});
+  gpus.launch(current_stream("cuda:0"), [] { throw std::runtime_error("went wrong"); });
+  CHECK_THROWS_WITH(synchronize("cuda:0"), "went wrong");
+  CHECK_NOTHROW(synchronize("cuda:0"));
+
+  float here[4] = {};
+  kernels::Elementwise<2> e;
+  e.ndim = 1;
+  e.numel = e.sizes[0] = 4;
+  e.strides[0][0] = e.strides[1][0] = 1;
+  e.data[0] = x.raw_data();
+  e.data[1] = here;
+  CHECK_THROWS_WITH(kernels::copy("cuda:0", DType::f32, e),
+                    ContainsSubstring("map_packs") && ContainsSubstring("host's"));
+  e.data[1] = x.raw_data();
+  CHECK_NOTHROW(kernels::copy("cuda:0", DType::f32, e));
+  synchronize("cuda:0");
+}
+
+TEST_CASE("a step of training makes the host wait for nothing") {
+  emulated_gpus();
+  for_tasks([](const Task& task) {
+    CAPTURE(task.name);
+    Training training(task);
+    synchronize("cuda:0");
+    const std::int64_t before = emulated_gpus().host_waits();
+    const Tensor loss = training.step();
+    CHECK(emulated_gpus().host_waits() - before == 0);
+    loss.item();
+    CHECK(emulated_gpus().host_waits() - before == 1);
+  });
+}
+
+TEST_CASE("a channels-last residual network is trained without copies of layouts") {
+  emulated_gpus();
+  for_tasks([](const Task& task) {
+    if (task.name.find("channels-last") != 0) return;
+    const auto is_copy = [](const std::string& name) {
+      return name.find("4Same") != name.npos;
+    };  // its functor
+    Training training(task);
+    const auto names = launched_by([&] { training.step(); });
+    CHECK(names.size() > 50);
+    for (const std::string& name : names) {
+      CAPTURE(name);
+      CHECK_FALSE(is_copy(name));
+    }
+    // With images of another layout one is found.
+    Task other = task;
+    other.input = [make = task.input] { return make().transpose(1, 2).contiguous().transpose(1, 2); };
+    Training transposed(other);
+    const auto more = launched_by([&] { transposed.step(); });
+    CHECK(std::any_of(more.begin(), more.end(), is_copy));
+  });
+}
