@@ -4,7 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "tapestry/core/cuda/faults.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/tensor.h"
@@ -32,9 +31,7 @@ bool Stream::done() const {
 }
 
 void Stream::synchronize() const {
-  if (!record_->runtime) return;
-  record_->runtime->wait_for_stream(record_->gpu, record_->native);
-  cuda::throw_faults();
+  if (record_->runtime) record_->runtime->wait_for_stream(record_->gpu, record_->native);
 }
 
 void Stream::wait(const Event& event) const {
@@ -66,7 +63,6 @@ void synchronize(Device device) {
   if (device.is_cpu()) return;
   cuda::Devices& devices = cuda::devices();
   devices.runtime().synchronize(devices.at(device).gpu());
-  cuda::throw_faults();
 }
 
 Event::~Event() { forget(); }

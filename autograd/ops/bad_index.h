@@ -8,18 +8,18 @@ namespace tapestry::autograd {
 
 class BadIndex {
  public:
-  explicit BadIndex(Device device);
-  /// For a kernel on the device's current stream.
-  std::int64_t* cell() { return page_locked_.defined() ? page_locked_.data<std::int64_t>() : &here_; }
+  std::int64_t* cell() { return &first_; }
 
-  /// IndexError if the kernel met an index outside [0, limit) in `index` (dense, i64 or i32): `what` names
-  /// it. On a CPU at once; on a CUDA device when this thread next waits for it (core/cuda/faults.h). `op` and
-  /// `what` are literals.
-  void check(const char* op, const char* what, const Tensor& index, std::int64_t limit);
+  /// Throws IndexError if the kernel met an index outside [0, limit) in `index` (dense, i64): `what` names
+  /// it.
+  void check(const char* op, const char* what, const Tensor& index, std::int64_t limit) const {
+    if (first_ != kernels::kNoBadIndex) [[unlikely]]
+      fail<IndexError>("[", op, "] ", what, " ", index.data<std::int64_t>()[first_], " at position ", first_,
+                       " is outside [0, ", limit, "); correct it, or the number of classes or rows");
+  }
 
  private:
-  std::int64_t here_ = kernels::kNoBadIndex;
-  Tensor page_locked_;  // where a GPU reaches it; undefined for a CPU
+  std::int64_t first_ = kernels::kNoBadIndex;
 };
 
 }  // namespace tapestry::autograd

@@ -1,6 +1,5 @@
 #include "tapestry/autograd/ops/embedding.h"
 
-#include "tapestry/autograd/ops/bad_index.h"
 #include "tapestry/autograd/ops/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/embedding.h"
@@ -31,9 +30,7 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
     padding = *padding_idx < 0 ? *padding_idx + rows : *padding_idx;
   }
   const Tensor flat = contiguous(indices.detach());
-  BadIndex bad(flat.device());
-  kernels::check_indices(flat.device(), flat.dtype(), flat, rows, bad.cell());
-  bad.check(kEmbedding.name, "index", flat, rows);
+  kernels::check_indices(flat.device(), flat.dtype(), kEmbedding.name, flat, rows);
   Shape sizes = indices.sizes();
   check(sizes.size() < kMaxDims, "[embedding] indices of shape ", sizes,
         " leave no room for the columns; a tensor has ", kMaxDims, " dimensions at most");

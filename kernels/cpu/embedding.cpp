@@ -19,11 +19,12 @@ std::int64_t index_at(const View& indices, std::int64_t i) {
 }
 
 template <class I>
-void check_indices_kernel(const View& indices, std::int64_t rows, std::int64_t* first_bad) {
+void check_indices_kernel(const char* op, const View& indices, std::int64_t rows) {
   const I* const index = indices.as<I>();
   const std::int64_t n = indices.numel();
-  const I* const bad = std::find_if(index, index + n, [&](I i) { return i < 0 || i >= rows; });
-  if (bad != index + n) *first_bad = std::min(*first_bad, static_cast<std::int64_t>(bad - index));
+  for (std::int64_t i = 0; i < n; ++i)
+    check<IndexError>(index[i] >= 0 && index[i] < rows, "[", op, "] index ", index[i], " at position ", i,
+                      " is out of range for ", rows, " rows; indices go from 0 to ", rows - 1);
 }
 
 // Rows per thread such that each moves about kGrain elements.

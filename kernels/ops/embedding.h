@@ -1,14 +1,13 @@
 #pragma once
-// Contracts of the embedding kernels. Indices are i64 or i32 (the view says which) and dense. One that is out
-// of range is never followed; what it would have produced is unspecified.
+// Contracts of the embedding kernels. Indices are i64 or i32 (the view says which), dense, and were checked.
 #include "tapestry/kernels/slot.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels {
 
-/// Lowers `*first_bad` (kernels/ops/index.h) to the position of the first of `indices` outside [0, rows).
-/// Called with the dtype of the indices.
-inline constinit Slot<void(const View& indices, std::int64_t rows, std::int64_t* first_bad)> check_indices{
+/// Throws IndexError, naming `op` and the value, if one of `indices` lies outside [0, rows). Called with the
+/// dtype of the indices, which are dense.
+inline constinit Slot<void(const char* op, const View& indices, std::int64_t rows)> check_indices{
     "check_indices"};
 /// out (n, D) dense = rows of weight (V, D), any strides. Floats: the dtype of out and weight.
 inline constinit Slot<void(const View& out, const View& weight, const View& indices)> embedding{"embedding"};
