@@ -13,15 +13,24 @@ std::int64_t weight_size(const Conv2d& s) { return s.k * (s.c / s.groups) * s.r 
 // lowering.
 bool few_channels(const Conv2d& s) { return s.c / s.groups < 4 && s.groups == 1; }
 
+template <class C>
+void clear_negatives(C* y, std::int64_t n) {
+  parallel_for(n, kConvertGrain, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) y[i] = y[i] < 0 ? 0 : y[i];
+  });
+}
+
 template <class T>
 void conv2d_kernel(const Conv2d& s, const void* x, const void* weight, const void* bias, void* y) {
   using C = Compute<T>;
   const ComputeInput<T> input(s.device, x, input_size(s)), w(s.device, weight, weight_size(s)),
       b(s.device, bias, s.k);
   const ComputeOutput<T> out(s.device, y, output_size(s));
+  bool done = false;
   if constexpr (std::is_same_v<C, float>)
-    if (OneDnnConv::forward(s, input.data(), w.data(), b.data(), out.data())) return out.store();
-  Im2col<C>::forward(s, input.data(), w.data(), b.data(), out.data());
+    done = OneDnnConv::forward(s, input.data(), w.data(), b.data(), out.data());
+  if (!done) Im2col<C>::forward(s, input.data(), w.data(), b.data(), out.data());
+  if (s.relu) clear_negatives(out.data(), output_size(s));
   out.store();
 }
 

@@ -185,6 +185,7 @@ const Plan* plan_for(const Conv2d& shape, Pass pass, bool bias) {
   thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
   Key key{shape, pass, bias, compute_threads()};
   key.shape.device = kCPU;
+  key.shape.relu = false;  // is not the primitive's
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
   if (plans.size() >= kMostPlans) plans.clear();
   std::unique_ptr<Plan> plan;

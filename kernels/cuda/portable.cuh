@@ -98,6 +98,12 @@ __device__ __forceinline__ void cp_async16(void* to, const void* from, bool read
                "r"(read ? 16 : 0)
                : "memory");
 }
+/// 4 bytes likewise, through the L1.
+__device__ __forceinline__ void cp_async4(void* to, const void* from, bool read) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(read ? 4 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits for this thread's groups of copies, all but the last `Keep`. Others' copies: a barrier after it.
 template <int Keep>

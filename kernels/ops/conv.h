@@ -6,7 +6,8 @@ namespace tapestry::kernels {
 
 /// x (N, C, H, W), weight (K, C / groups, R, S), y (N, K, P, Q):
 ///   y[n, k, p, q] = bias[k] + sum over c, r, s of weight[k, c, r, s] x[n, c', h, w],
-/// h = p stride - padding + r dilation, w likewise, x zero outside; c' = c plus the offset of k's group.
+/// h = p stride - padding + r dilation, w likewise, x zero outside; c' = c plus the offset of k's group. With
+/// `relu` y is what is not negative of that, else 0 (NaN stays); gradients are those of the sum, without it.
 /// x and y are dense, both row-major or both channels-last (N, H, W, C in memory); the weight is dense
 /// row-major, and so is its gradient. Sums are accumulated in f32, for f64 in f64; f16 and bf16 are rounded
 /// once, at the end.
@@ -17,6 +18,7 @@ struct Conv2d {
   std::int64_t stride_h = 1, stride_w = 1, padding_h = 0, padding_w = 0, dilation_h = 1, dilation_w = 1;
   std::int64_t groups = 1;
   bool channels_last = false;
+  bool relu = false;
   Device device;  ///< where a kernel takes its workspace
 
   friend bool operator==(const Conv2d&, const Conv2d&) = default;

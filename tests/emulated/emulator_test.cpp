@@ -118,6 +118,11 @@ __global__ void zero_fill(float* out, const float* x) {
   ptx::cp_async16(held + 4, x, false);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
+  ptx::cp_async4(held + 1, x + 3, true);
+  ptx::cp_async4(held + 2, x + 3, false);
+  ptx::cp_async_commit();
+  for (int i = 0; i < 4; ++i) out[8 + i] = held[i];
+  ptx::cp_async_wait<0>();
   for (int i = 0; i < 8; ++i) out[i] = held[i];
 }
 
@@ -231,9 +236,12 @@ TEST_CASE("ldmatrix and mma: the product of two tiles") {
 
 TEST_CASE("cp.async: zeros where it does not read") {
   alignas(16) const float x[4] = {1, 2, 3, 4};
-  std::vector<float> out(8, -1);
+  std::vector<float> out(12, -1);
   launch(&zero_fill<>, 1, 1, 0, nullptr, out.data(), x);
-  CHECK(out == std::vector<float>{1, 2, 3, 4, 0, 0, 0, 0});
+  CHECK(std::isnan(out[9]));  // not waited for
+  CHECK(std::isnan(out[10]));
+  out[9] = out[10] = -1;
+  CHECK(out == std::vector<float>{1, 4, 0, 4, 0, 0, 0, 0, 1, -1, -1, 4});
 }
 
 TEST_CASE("16-bit floats round as core's do") {

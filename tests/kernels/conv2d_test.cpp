@@ -170,3 +170,31 @@ TEST_CASE("conv2d: each way against the definition in f64, over random ragged sh
   if (by_onednn == 0) WARN("this build has no oneDNN: its convolutions were not tested");
   set_num_threads(before);
 }
+
+TEST_CASE("conv2d: relu clears what is negative, and keeps NaN") {
+  for (const bool channels_last : {false, true}) {
+    Conv2d s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 8, .r = 3, .s = 3, .p = 3, .q = 3};
+    s.channels_last = channels_last;
+    Values v(s);
+    v.x[7] = std::numeric_limits<double>::quiet_NaN();
+    const auto check_type = [&]<class T>() {
+      const std::vector<T> x = as<T>(v.x), weight = as<T>(v.weight), bias = as<T>(v.bias);
+      std::vector<T> plain(v.y.size()), cleared(v.y.size());
+      s.relu = false;
+      conv2d(kCPU, dtype_of<T>, s, x.data(), weight.data(), bias.data(), plain.data());
+      s.relu = true;
+      conv2d(kCPU, dtype_of<T>, s, x.data(), weight.data(), bias.data(), cleared.data());
+      int negative = 0, nan = 0;
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        negative += plain[i] < 0;
+        nan += std::isnan(plain[i]);
+        if (std::isnan(plain[i])) CHECK(std::isnan(cleared[i]));
+        else CHECK(cleared[i] == std::max(plain[i], T(0)));
+      }
+      CHECK(negative > 0);
+      CHECK(nan > 0);
+    };
+    check_type.operator()<float>();
+    check_type.operator()<double>();
+  }
+}

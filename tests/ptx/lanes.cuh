@@ -54,6 +54,11 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
     copy_words<4>(out, reinterpret_cast<const std::uint32_t*>(&rows[lane]));
     ptx::cp_async_wait<0>();
     copy_words<4>(out + 4, reinterpret_cast<const std::uint32_t*>(&rows[32 + lane]));
+  } else if constexpr (kInstruction == cp_async4) {
+    ptx::cp_async4(&rows[lane].y, in, (in[1] & 1) != 0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    *out = rows[lane].y;
   } else if constexpr (kInstruction == to_bf16) {
     *out = ptx::to_bf16_bits(as_float(*in));
   } else if constexpr (kInstruction == to_f16) {
@@ -91,6 +96,8 @@ void launch_lanes(Instruction instruction, int cases, Buffers buffers, cudaStrea
       return start(&lanes<ldmatrix_x2_trans>);
     case cp_async:
       return start(&lanes<cp_async>);
+    case cp_async4:
+      return start(&lanes<cp_async4>);
     case to_bf16:
       return start(&lanes<to_bf16>);
     case to_f16:

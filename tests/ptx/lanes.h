@@ -14,9 +14,10 @@ enum class Instruction {
   ldmatrix_x2,  //   as above -> r[2]
   ldmatrix_x4_trans,
   ldmatrix_x2_trans,
-  cp_async,  // two sources [4], whether each is read, 3 unused -> the first when one group may be left, the
-             // second
-  to_bf16,   // a float -> its bits
+  cp_async,   // two sources [4], whether each is read, 3 unused -> the first when one group may be left, the
+              // second
+  cp_async4,  // a source, whether it is read -> what arrives
+  to_bf16,    // a float -> its bits
   to_f16,
   from_f16,  // bits -> a float
 };
@@ -24,13 +25,13 @@ enum class Instruction {
 /// Words that a lane gives and gets.
 constexpr int words_in(Instruction i) {
   using enum Instruction;
-  return i == mma ? 10 : i == cp_async ? 12 : i >= to_bf16 ? 1 : 5;
+  return i == mma ? 10 : i == cp_async ? 12 : i == cp_async4 ? 2 : i >= to_bf16 ? 1 : 5;
 }
 constexpr int words_out(Instruction i) {
   using enum Instruction;
   return i == mma || i == ldmatrix_x4 || i == ldmatrix_x4_trans ? 4
          : i == cp_async                                        ? 8
-         : i >= to_bf16                                         ? 1
+         : i == cp_async4 || i >= to_bf16                       ? 1
                                                                 : 2;
 }
 

@@ -137,6 +137,17 @@ TEST_CASE("cp.async copies, or writes zeros") {
       CHECK(out[lane * 8 + i] == ((in[lane * 12 + 8] >> i / 4 & 1) != 0 ? in[lane * 12 + i] : 0));
 }
 
+TEST_CASE("cp.async of 4 bytes copies, or writes zeros") {
+  const Words in = warps(cp_async4, [](int, std::uint32_t* w) {
+    w[0] = generator()() | 1;
+    w[1] = below(2);
+  });
+  compare(cp_async4, in);
+  const Words out = emulate(cp_async4, in);
+  for (std::size_t lane = 0; lane < out.size(); ++lane)
+    CHECK(out[lane] == (in[lane * 2 + 1] != 0 ? in[lane * 2] : 0));
+}
+
 TEST_CASE("conversions round to nearest, ties to even") {
   Words halves(1 << 16);
   for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint32_t>(i);

@@ -49,7 +49,11 @@ inline void ldmatrix_x2_trans(std::uint32_t (&r)[2], const void* row, Location w
 /// The hardware may write any time from here to the wait: until then the destination holds all bits set.
 inline void cp_async16(void* to, const void* from, bool read, Location where = Location::current()) {
   *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
-  begin_copy({to, from, !read}, where);
+  begin_copy({to, from, 16, !read}, where);
+}
+inline void cp_async4(void* to, const void* from, bool read, Location where = Location::current()) {
+  *static_cast<std::uint32_t*>(to) = ~0u;
+  begin_copy({to, from, 4, !read}, where);
 }
 inline std::uint16_t to_bf16_bits(float x) { return tapestry::BFloat16(x).bits; }
 inline std::uint16_t to_f16_bits(float x) { return tapestry::Half(x).bits; }
@@ -58,8 +62,11 @@ inline void cp_async_commit() { commit_copies(); }
 template <int Keep>
 void cp_async_wait() {
   AsyncCopy copy;
-  while (take_copy(Keep, copy))
-    *static_cast<uint4*>(copy.to) = copy.zeros ? uint4{} : *static_cast<const uint4*>(copy.from);
+  while (take_copy(Keep, copy)) {
+    if (copy.bytes == 4)
+      *static_cast<std::uint32_t*>(copy.to) = copy.zeros ? 0 : *static_cast<const std::uint32_t*>(copy.from);
+    else *static_cast<uint4*>(copy.to) = copy.zeros ? uint4{} : *static_cast<const uint4*>(copy.from);
+  }
 }
 
 }  // namespace cuda_emulator::ptx

@@ -97,11 +97,12 @@ void ballot(const LaneCall (&)[32], unsigned, std::size_t);
 /// one.
 void fence();
 
-/// An asynchronous copy of 16 bytes into shared memory.
+/// An asynchronous copy into shared memory.
 struct AsyncCopy {
   void* to;
   const void* from;
-  bool zeros;  // instead of reading
+  unsigned bytes;  // 4 or 16
+  bool zeros;      // instead of reading
 };
 void begin_copy(const AsyncCopy& copy, const Location& where);
 void commit_copies();

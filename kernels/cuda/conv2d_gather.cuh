@@ -1,0 +1,385 @@
+#pragma once
+// The implicit GEMM of a convolution or its input gradient (conv2d_plan.cuh): its rows are the pixels of the
+// output, its columns the lines. Nothing is divided in the loop.
+//
+//   channels-last   16 bytes of channels at a time (PixelQuads), where channels come in fours and addresses
+//   are
+//                   aligned to them
+//   otherwise       single elements, lanes along the pixels (PixelSingles)
+//
+// Weights are read as they lie where the window is 1 x 1 and that gives 16 bytes at a time: along the depth
+// for the convolution (DenseLines), along the lines for the gradient (DenseSteps). Else they are packed
+// first, once a call, into (tap, channel, line): as they lie the elements of a tap are R S apart, and each of
+// many tiles would fetch up to 8 times what it uses, where packing fetches all once.
+#include "tapestry/kernels/cuda/conv2d_plan.cuh"
+#include "tapestry/kernels/scratch.h"
+
+namespace tapestry::kernels::cuda::conv {
+
+/// What the kernel needs beside the plan.
+struct GatherLaunch {
+  Divisor col_tiles;
+  std::int64_t part;  // from a part of the sum to the next
+  Stores stores;
+  bool relu;
+};
+
+/// Coordinates are compared modulo 2^32, in which one test does for both ends: padding and dilation are below
+/// 2^31, so no place outside is taken for one inside.
+struct PixelPlace {
+  std::int64_t at;  // of its first tap, which may lie outside
+  unsigned h, w;
+  __device__ PixelPlace(const GatherPlan& p, const PixelClass& c, unsigned pixel) {
+    pixel = pixel < c.pixels ? pixel : c.pixels - 1;
+    const unsigned line = c.width.divide(pixel), j = pixel - line * c.width.value;
+    const unsigned n = c.height.divide(line), i = line - n * c.height.value;
+    const std::int64_t y = i * p.stride_h + c.origin_h, x = j * p.stride_w + c.origin_w;
+    at = n * p.in.n + y * p.in.h + x * p.in.w;
+    h = static_cast<unsigned>(y);
+    w = static_cast<unsigned>(x);
+  }
+};
+
+/// Channels are a multiple of 4, side by side. A thread has the same 4 channels of kCount pixels. What it
+/// needs at the next tap only, it keeps in shared memory.
+template <int kLines, int kThreads>
+class PixelQuads {
+ public:
+  __device__ PixelQuads(const GatherPlan& p, const PixelClass& c, const float* in, unsigned group,
+                        unsigned first_pixel, unsigned first_step)
+      : p_(p), c_(c) {
+    SHARED(Corner, corners, [kCount][kThreads]);
+    corners_ = corners[0];
+    const unsigned k = first_step * kDepth + threadIdx.x % 2 * 4;
+    tap_ = p.channels.divide(k);
+    channel_ = k - tap_ * p.channels.value;
+    const unsigned a = c.taps_w.divide(tap_), b = tap_ - a * c.taps_w.value;
+    in += a * p.tap_h * p.in.h + b * p.tap_w * p.in.w + channel_ +
+          static_cast<std::int64_t>(group) * p.channels.value;
+    UNROLL for (int i = 0; i < kCount; ++i) {
+      const PixelPlace place(p, c, first_pixel + threadIdx.x / 2 + i * (kThreads / 2));
+      from_[i] = in + place.at;
+      corners_[i * kThreads + threadIdx.x] = {place.h, place.w};
+    }
+    look(a, b);
+  }
+  __device__ void load(float*) {
+    UNROLL for (int i = 0; i < kCount; ++i) {
+      value_[i] = inside_ >> i & 1 ? *reinterpret_cast<const Quad*>(from_[i]) : Quad{};
+      from_[i] += kDepth;
+    }
+    channel_ += kDepth;
+    if (channel_ >= p_.channels.value) next_taps();
+  }
+  __device__ void store(float* tile) const {
+    UNROLL for (int i = 0; i < kCount; ++i)
+        store_along_depth<kLines>(tile, static_cast<int>(threadIdx.x) / 2 + i * (kThreads / 2),
+                                  static_cast<int>(threadIdx.x) % 2 * 4, value_[i]);
+  }
+
+ private:
+  static constexpr int kCount = kLines * 2 / kThreads;
+  struct Corner {
+    unsigned h, w;  // of a pixel's window
+  };
+  /// One, or two of 4 channels.
+  __device__ void next_taps() {
+    unsigned a = c_.taps_w.divide(tap_), b = tap_ - a * c_.taps_w.value;
+    do {
+      ++tap_;
+      channel_ -= p_.channels.value;
+      std::int64_t by = p_.next_column;
+      if (++b == c_.taps_w.value) {
+        b = 0;
+        ++a;
+        by = c_.next_row;
+      }
+      UNROLL for (int i = 0; i < kCount; ++i) from_[i] += by;
+    } while (channel_ >= p_.channels.value);
+    look(a, b);
+  }
+  __device__ void look(unsigned a, unsigned b) {
+    inside_ = 0;
+    const unsigned h = a * static_cast<unsigned>(p_.tap_h), w = b * static_cast<unsigned>(p_.tap_w);
+    UNROLL for (int i = 0; i < kCount; ++i) {
+      const Corner corner = corners_[i * kThreads + threadIdx.x];
+      const bool inside = (tap_ < c_.taps) & (corner.h + h < p_.in_h) & (corner.w + w < p_.in_w);
+      inside_ |= static_cast<unsigned>(inside) << i;
+    }
+  }
+
+  const GatherPlan& p_;
+  const PixelClass& c_;
+  const float* from_[kCount];
+  Corner* corners_;
+  Quad value_[kCount];
+  unsigned channel_, tap_, inside_;
+};
+
+/// One step of the reduction: where a tap and channel lie, from a pixel's first.
+struct alignas(16) DepthEntry {
+  std::int64_t at;
+  unsigned h, w;
+};
+
+/// A thread has kCount / kRows steps of kRows pixels. A few threads look up the taps of the next step for
+/// all.
+template <int kLines, int kThreads>
+class PixelSingles {
+ public:
+  __device__ PixelSingles(const GatherPlan& p, const PixelClass& c, const float* in, unsigned group,
+                          unsigned first_pixel, unsigned first_step)
+      : p_(p), c_(c), k_(first_step * kDepth) {
+    SHARED(DepthEntry, entries, [2][kDepth]);
+    entries_ = entries[0];
+    const PixelPlace place(p, c, first_pixel + threadIdx.x % kLines);
+    from_ = in + place.at + static_cast<std::int64_t>(group) * p.channels.value * p.in.c;
+    row_ = place.h;
+    col_ = place.w;
+    look_up();
+    __syncthreads();
+  }
+  __device__ void load(float* tile) {
+    const DepthEntry* const own = entries_ + (k_ / kDepth % 2 * kDepth + own_k());
+    const int left = static_cast<int>(c_.depth - k_ - own_k());
+    float* const to = tile + own_k() * (kLines + 4) + threadIdx.x % kLines;
+    UNROLL for (int i = 0; i < kCount; ++i) {
+      const bool inside = (i < left) & (row_ + own[i].h < p_.in_h) & (col_ + own[i].w < p_.in_w);
+      ptx::cp_async4(to + i * (kLines + 4), from_ + own[i].at, inside);
+    }
+    ptx::cp_async_commit();
+    k_ += kDepth;
+    look_up();
+  }
+  __device__ void store(float*) const { ptx::cp_async_wait<0>(); }
+
+ private:
+  static_assert(kThreads % kLines == 0);
+  static constexpr int kCount = kDepth * kLines / kThreads;
+  __device__ static unsigned own_k() { return threadIdx.x / kLines * kCount; }
+  /// Of the step at k_, to the half that nobody has read since the last barrier.
+  __device__ void look_up() {
+    if (threadIdx.x >= kDepth) return;
+    const unsigned k = k_ + threadIdx.x;
+    if (k >= c_.depth) return;
+    const unsigned tap = p_.channels.divide(k), channel = k - tap * p_.channels.value;
+    const unsigned a = c_.taps_w.divide(tap), b = tap - a * c_.taps_w.value;
+    const std::int64_t h = a * p_.tap_h, w = b * p_.tap_w;
+    entries_[k_ / kDepth % 2 * kDepth + threadIdx.x] = {h * p_.in.h + w * p_.in.w + channel * p_.in.c,
+                                                        static_cast<unsigned>(h), static_cast<unsigned>(w)};
+  }
+
+  const GatherPlan& p_;
+  const PixelClass& c_;
+  const float* from_;
+  DepthEntry* entries_;
+  unsigned row_, col_, k_;
+};
+
+/// A thread's sums. `line` is the first of its lines in the group, which begins at `bias` (or null) and
+/// `out`.
+template <class Tile>
+__device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelClass& c, const GatherLaunch& l,
+                                             const float (&sum)[Tile::kThreadRows][8], unsigned pixel,
+                                             unsigned line, const float* bias, float* out) {
+  using At = ThreadPlace<Tile>;
+  float offset[8];
+  UNROLL for (int j = 0; j < 8; ++j) offset[j] =
+      bias && line + At::col_at(j) < p.lines ? bias[line + At::col_at(j)] : 0;
+  const auto place = [&](unsigned at) {
+    const unsigned row = c.width.divide(at), j = at - row * c.width.value;
+    const unsigned n = c.height.divide(row), i = row - n * c.height.value;
+    return out + c.out + n * p.out.n + i * p.out.h + j * p.out.w + line * p.out.c;
+  };
+  if (l.stores == Stores::pixel_quads) {
+    UNROLL for (int i = 0; i < Tile::kThreadRows; i += 4) {
+      if (pixel + At::row_at(i) >= c.pixels) continue;
+      float* const to = place(pixel + At::row_at(i));
+      UNROLL for (int j = 0; j < 8; ++j) {
+        if (line + At::col_at(j) >= p.lines) continue;
+        Quad quad;
+        UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i + u][j], offset[j], l.relu);
+        *reinterpret_cast<Quad*>(to + At::col_at(j) * p.out.c) = quad;
+      }
+    }
+    return;
+  }
+  UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) {
+    if (pixel + At::row_at(i) >= c.pixels) continue;
+    float* const to = place(pixel + At::row_at(i));
+    UNROLL for (int j = 0; j < 8; j += 4) {
+      Quad quad;
+      UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i][j + u], offset[j + u], l.relu);
+      if (l.stores == Stores::channel_quads) {
+        if (line + At::col_at(j) < p.lines) *reinterpret_cast<Quad*>(to + At::col_at(j)) = quad;
+      } else {
+        UNROLL for (int u = 0; u < 4; ++u) if (line + At::col_at(j + u) < p.lines)
+            to[At::col_at(j + u) * p.out.c] = quad.v[u];
+      }
+    }
+  }
+}
+
+/// What the threads of a block have in common: in shared memory, for registers are scarce in the loop.
+struct GatherBlock {
+  PixelClass c;
+  unsigned group, first_pixel, first_line;
+};
+
+/// Grid (tiles of pixels x groups x tiles of lines, classes, parts): blocks that follow each other share
+/// their pixels, and find the weight in the L2.
+template <class Tile, template <int, int> class Pixels, template <int, int> class Weight>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    conv2d_gather(GatherPlan p, GatherLaunch l, const float* in, const float* weight, const float* bias,
+                  float* out) {
+  SHARED(std::uint64_t, storage, [sizeof(GatherBlock) / 8]);  // Divisor has a constructor
+  GatherBlock& block = *reinterpret_cast<GatherBlock*>(storage);
+  if (threadIdx.x == 0) {
+    const unsigned rest = l.col_tiles.divide(blockIdx.x), pixel_tile = p.groups.divide(rest);
+    block = {p.classes[blockIdx.y], rest - pixel_tile * p.groups.value, pixel_tile * Tile::kRows,
+             (blockIdx.x - rest * l.col_tiles.value) * Tile::kCols};
+  }
+  __syncthreads();
+  const PixelClass& c = block.c;
+  if (block.first_pixel >= c.pixels) return;  // of a class smaller than others
+
+  const Steps steps(c.depth, blockIdx.z, gridDim.z);
+  Pixels<Tile::kRows, Tile::kThreads> a(p, c, in, block.group, block.first_pixel, steps.first);
+  constexpr bool lines = std::is_same_v<Weight<128, 256>, DenseLines<128, 256>>;
+  const std::int64_t weight_lines = static_cast<std::int64_t>(block.group) * (lines ? p.lines : c.depth);
+  const DenseMatrix matrix{weight + c.weight + weight_lines * p.weight_line, p.weight_line,
+                           lines ? p.lines : p.weight_line, c.depth};
+  Weight<Tile::kCols, Tile::kThreads> b(matrix, block.first_line, steps.first);
+  float sum[Tile::kThreadRows][8];
+  multiply<Tile>(a, b, steps.count, sum);
+  using At = ThreadPlace<Tile>;
+  const std::int64_t first_channel = static_cast<std::int64_t>(block.group) * p.lines;
+  store_pixels<Tile>(p, c, l, sum, block.first_pixel + static_cast<unsigned>(At::row()),
+                     block.first_line + static_cast<unsigned>(At::col()),
+                     bias ? bias + first_channel : nullptr,
+                     out + blockIdx.z * l.part + first_channel * p.out.c);
+}
+
+// ---- launches
+
+/// What is summed: forward from x to y, or from dy to dx.
+struct GatherCall {
+  const float *in, *weight, *bias;  // bias: or null
+  float* out;
+  bool relu, quads;  // quads: PixelQuads reads `in`
+  bool lines;        // DenseLines reads `weight`
+};
+
+template <class Tile>
+void launch_gather_tile(const GatherPlan& p, const GatherCall& call, std::int64_t part, Stores stores,
+                        int classes, std::int64_t parts, cudaStream_t stream) {
+  std::int64_t pixels = 0;
+  for (int i = 0; i < classes; ++i) pixels = std::max<std::int64_t>(pixels, p.classes[i].pixels);
+  const std::int64_t col_tiles = ceil_div(p.lines, Tile::kCols);
+  const std::int64_t blocks = ceil_div(pixels, Tile::kRows) * col_tiles * p.groups.value;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(classes),
+                  static_cast<unsigned>(parts));
+  const GatherLaunch l{divisor(col_tiles), part, stores, call.relu};
+  const auto go = [&](auto kernel) {
+    launch(kernel, grid, Tile::kThreads, 0, stream, p, l, call.in, call.weight, call.bias, call.out);
+  };
+  if (call.lines) go(&conv2d_gather<Tile, PixelQuads, DenseLines>);
+  else if (call.quads) go(&conv2d_gather<Tile, PixelQuads, DenseSteps>);
+  else go(&conv2d_gather<Tile, PixelSingles, DenseSteps>);
+}
+
+/// How the sums are stored: four channels at a time, four pixels, or one by one.
+inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image, const float* out) {
+  if (!aligned<float, 4>(out)) return Stores::singles;
+  if (p.out.c == 1) return p.lines % 4 == 0 ? Stores::channel_quads : Stores::singles;
+  return one_class && p.out.w == 1 && image % 4 == 0 ? Stores::pixel_quads : Stores::singles;
+}
+
+/// `image` and `channels`: pixels of an image of `out`, and its channels.
+inline void launch_gather(GatherClasses& g, GatherCall call, const Conv2d& s, std::int64_t image,
+                          std::int64_t channels, Tuning tuning, cudaStream_t stream) {
+  GatherPlan& p = g.plan;
+  const auto blocks = [&](const TileCost& tile) {
+    std::int64_t tiles = 0;
+    for (const PixelClass& c : g.pixels) tiles += ceil_div(s.n * c.pixels, tile.rows);
+    return tiles * ceil_div(p.lines, tile.cols) * s.groups;
+  };
+  if (tuning.parts == 0) {
+    double steps = 0;
+    for (const PixelClass& c : g.pixels)
+      steps += static_cast<double>(ceil_div(c.depth, kDepth)) * c.pixels / static_cast<double>(image);
+    const std::int64_t most = tuning.most_pixels;
+    tuning = choose(0, 3, blocks, steps, static_cast<double>(s.n * image * channels));
+    tuning.most_pixels = most;
+  }
+  const bool whole = covers(g, image);  // else what no class writes is not in the parts
+  // The blocks of a launch are numbered by 31 bits, as are its pixels.
+  const std::int64_t tiles = ceil_div(p.lines, 32) * s.groups;
+  const std::int64_t most = std::min(tuning.most_pixels, std::int64_t{0x7fffffff} / tiles * 64);
+  for_images(s.n, image, most, [&](std::int64_t first, std::int64_t images) {
+    GatherCall part = call;
+    part.in += first * p.in.n;
+    part.out += first * p.out.n;
+    const std::int64_t size = images * image * channels;
+    const bool split = tuning.parts > 1 && size <= 0x7fffffff && whole;
+    Scratch<float> sums;
+    float* const out = part.out;
+    if (split) {
+      sums = Scratch<float>(s.device, tuning.parts * size);
+      part.out = sums.data();
+      part.bias = nullptr;
+      part.relu = false;
+    }
+    const Stores stores = stores_of(p, g.pixels.size() == 1, image, part.out);
+    for (std::size_t at = 0; at < g.pixels.size(); at += kMostClasses) {
+      const int classes = static_cast<int>(std::min<std::size_t>(kMostClasses, g.pixels.size() - at));
+      std::copy_n(g.pixels.begin() + static_cast<std::ptrdiff_t>(at), classes, p.classes);
+      for (int i = 0; i < classes; ++i) p.classes[i].pixels *= static_cast<unsigned>(images);
+      const auto go = [&]<class Tile>() {
+        launch_gather_tile<Tile>(p, part, split ? size : 0, stores, classes, split ? tuning.parts : 1,
+                                 stream);
+      };
+      if (tuning.tile == TileKind::wide) go.template operator()<WideTile>();
+      else if (tuning.tile == TileKind::half) go.template operator()<HalfTile>();
+      else go.template operator()<SlimTile>();
+    }
+    if (split)
+      launch_sum_parts(
+          sums.data(), tuning.parts, size,
+          OutputTarget{out, call.bias, call.relu, divisor(p.out.c == 1 ? 1 : image), divisor(channels)},
+          stream);
+  });
+}
+
+/// The sum by tiles, with the weight packed where it must be. `line`, `channel`: where lines and channels of
+/// the sum are in the weight.
+inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, bool forward,
+                          const Tuning& tuning, cudaStream_t stream) {
+  const std::int64_t area = s.r * s.s, c_each = s.c / s.groups, k_each = s.k / s.groups;
+  const std::int64_t channels = forward ? c_each : k_each, lines = forward ? k_each : c_each;
+  call.quads = g.plan.in.c == 1 && channels % 4 == 0 && aligned<float, 4>(call.in) && channels > 0;
+  const bool as_it_lies = area == 1 && c_each % 4 == 0 && c_each > 0 && aligned<float, 4>(call.weight) &&
+                          (call.quads || !forward);
+  call.lines = as_it_lies && forward;
+  Scratch<float> packed;
+  if (as_it_lies) {
+    g.plan.weight_line = static_cast<unsigned>(c_each);
+  } else {
+    PackPlan pack{};
+    pack.lines = static_cast<unsigned>(lines);
+    pack.padded = divisor(ceil_div(lines, 4) * 4), pack.channels = divisor(channels);
+    pack.line = forward ? c_each * area : area, pack.channel = forward ? area : c_each * area;
+    pack.group = k_each * c_each * area;
+    g.plan.weight_line = pack.padded.value;
+    packed = Scratch<float>(s.device, place_weights(g, s.groups, channels, pack.padded.value));
+    if (channels > 0) launch_pack(g, pack, s.groups, call.weight, packed.data(), stream);
+    call.weight = packed.data();
+  }
+  const std::int64_t image = forward ? s.p * s.q : s.h * s.w, of_all = s.n * image * (forward ? s.k : s.c);
+  if (!covers(g, image))
+    launch(&fill_zeros<>, static_cast<unsigned>(ceil_div(of_all, kPackThreads)), kPackThreads, 0, stream,
+           call.out, of_all);
+  launch_gather(g, call, s, image, forward ? s.k : s.c, tuning, stream);
+}
+
+}  // namespace tapestry::kernels::cuda::conv

@@ -1,0 +1,212 @@
+#pragma once
+// Convolutions under the emulator against the CPU's kernels in f64.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tapestry/kernels/cuda/conv2d.cuh"
+#include "tests/emulated/memory.h"
+
+namespace emulated {
+
+using tapestry::kernels::Conv2d;
+using tapestry::kernels::cuda::conv::TileKind;
+using tapestry::kernels::cuda::conv::Tuning;
+using Values = std::vector<double>;
+
+/// With the output's size, and what the CPU's kernels need of it.
+inline Conv2d sized(Conv2d s) {
+  s.p = (s.h + 2 * s.padding_h - s.dilation_h * (s.r - 1) - 1) / s.stride_h + 1;
+  s.q = (s.w + 2 * s.padding_w - s.dilation_w * (s.s - 1) - 1) / s.stride_w + 1;
+  return s;
+}
+inline std::int64_t x_size(const Conv2d& s) { return s.n * s.c * s.h * s.w; }
+inline std::int64_t y_size(const Conv2d& s) { return s.n * s.k * s.p * s.q; }
+inline std::int64_t weight_size(const Conv2d& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
+inline std::string text(const Conv2d& s) {
+  std::string t = s.channels_last ? "channels-last" : "row-major";
+  const auto add = [&](const char* name, std::int64_t a) { t += std::string(name) + std::to_string(a); };
+  add(" n", s.n), add(" c", s.c), add(" h", s.h), add(" w", s.w), add(" k", s.k), add(" r", s.r),
+      add(" s", s.s);
+  add(" stride", s.stride_h), add(",", s.stride_w), add(" padding", s.padding_h), add(",", s.padding_w);
+  add(" dilation", s.dilation_h), add(",", s.dilation_w), add(" groups", s.groups), add(" relu", s.relu);
+  return t;
+}
+
+/// Reproducible, of many sizes, exact in f32.
+inline Values numbers(std::int64_t n, unsigned salt) {
+  std::mt19937 bits(salt);
+  Values v(static_cast<std::size_t>(n));
+  for (double& x : v)
+    x = static_cast<double>(
+        static_cast<float>((static_cast<double>(bits()) / 0x1p31 - 1) * (bits() % 8 + 1)));
+  return v;
+}
+inline Values magnitudes(Values v) {
+  for (double& x : v) x = std::abs(x);
+  return v;
+}
+
+/// A result, poisoned, between elements that nobody may touch; `offset` elements from an address of 16 bytes.
+class Result {
+ public:
+  Result(std::int64_t size, std::size_t offset)
+      : memory_(static_cast<std::size_t>(size) + 2 * kGuard, offset), size_(static_cast<std::size_t>(size)) {
+    for (std::size_t i = 0; i < memory_.size(); ++i)
+      memory_[i] = i < kGuard || i >= kGuard + size_ ? kSentinel : std::numeric_limits<float>::quiet_NaN();
+  }
+  float* data() const { return memory_.data() + kGuard; }
+
+  /// |error| <= roundings of f32 * size; NaN where `want` is.
+  void check(const char* what, const Values& want, const Values& size, double roundings) const {
+    INFO(what);
+    std::size_t bad = 0, touched = 0;
+    for (std::size_t i = 0; i < size_; ++i) {
+      const double got = static_cast<double>(data()[i]);
+      const bool fits = std::isnan(want[i]) ? std::isnan(got)
+                                            : got == want[i] || std::abs(got - want[i]) <=
+                                                                    roundings * 0x1p-24 * size[i] + 0x1p-126;
+      if (fits || ++bad > 3) continue;
+      CAPTURE(i, got, want[i], size[i]);
+      CHECK(fits);
+    }
+    for (std::size_t i = 0; i < kGuard; ++i)
+      touched += memory_[i] != kSentinel || memory_[kGuard + size_ + i] != kSentinel;
+    CHECK(bad == 0);
+    CHECK(touched == 0);
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 8;
+  static constexpr float kSentinel = 12345;
+  Block<float> memory_;
+  std::size_t size_;
+};
+
+/// How far from an address of 16 bytes each tensor begins, in elements.
+struct Offsets {
+  std::size_t x = 0, weight = 0, y = 0;
+};
+
+inline void check_forward(const Conv2d& s, const Values& x, const Values& weight, const Values& bias,
+                          const Offsets& at = {}, const Tuning& tuning = {}) {
+  using namespace tapestry;
+  INFO(text(s) << " bias " << !bias.empty() << " offsets " << at.x << at.weight << at.y << " tile "
+               << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
+  Values want(static_cast<std::size_t>(y_size(s))), size(want.size());
+  kernels::conv2d(kCPU, DType::f64, s, x.data(), weight.data(), bias.empty() ? nullptr : bias.data(),
+                  want.data());
+  kernels::conv2d(kCPU, DType::f64, s, magnitudes(x).data(), magnitudes(weight).data(),
+                  bias.empty() ? nullptr : magnitudes(bias).data(), size.data());
+  in_each_order([&] {
+    const Block<float> in(x, at.x), w(weight, at.weight), b(bias);
+    const Result out(y_size(s), at.y);
+    kernels::cuda::launch_conv2d(s, in.data(), w.data(), bias.empty() ? nullptr : b.data(), out.data(),
+                                 nullptr, tuning);
+    out.check("y", want, size, static_cast<double>(s.c / s.groups * s.r * s.s + 2));
+  });
+}
+inline void check_forward(const Conv2d& s, bool bias, const Offsets& at = {}, const Tuning& tuning = {}) {
+  check_forward(s, numbers(x_size(s), 1), numbers(weight_size(s), 2), bias ? numbers(s.k, 3) : Values(), at,
+                tuning);
+}
+
+inline void check_backward_input(const Conv2d& s, const Values& dy, const Values& weight,
+                                 const Offsets& at = {}, const Tuning& tuning = {}) {
+  using namespace tapestry;
+  INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
+               << " parts " << tuning.parts);
+  Values want(static_cast<std::size_t>(x_size(s))), size(want.size());
+  kernels::conv2d_backward_input(kCPU, DType::f64, s, dy.data(), weight.data(), want.data());
+  kernels::conv2d_backward_input(kCPU, DType::f64, s, magnitudes(dy).data(), magnitudes(weight).data(),
+                                 size.data());
+  in_each_order([&] {
+    const Block<float> in(dy, at.y), w(weight, at.weight);
+    const Result out(x_size(s), at.x);
+    kernels::cuda::launch_conv2d_backward_input(s, in.data(), w.data(), out.data(), nullptr, tuning);
+    out.check("dx", want, size, static_cast<double>(s.k / s.groups * s.r * s.s + 2));
+  });
+}
+inline void check_backward_input(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+  check_backward_input(s, numbers(y_size(s), 4), numbers(weight_size(s), 5), at, tuning);
+}
+
+/// Both gradients, and each alone.
+inline void check_backward_weight(const Conv2d& s, const Values& dy, const Values& x, const Offsets& at = {},
+                                  const Tuning& tuning = {}) {
+  using namespace tapestry;
+  INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
+               << " parts " << tuning.parts);
+  Values weight(static_cast<std::size_t>(weight_size(s))), bias(static_cast<std::size_t>(s.k));
+  Values weight_sizes(weight.size()), bias_sizes(bias.size());
+  kernels::conv2d_backward_weight(kCPU, DType::f64, s, dy.data(), x.data(), weight.data(), bias.data());
+  kernels::conv2d_backward_weight(kCPU, DType::f64, s, magnitudes(dy).data(), magnitudes(x).data(),
+                                  weight_sizes.data(), bias_sizes.data());
+  const double roundings = static_cast<double>(s.n * s.p * s.q + 2);
+  in_each_order([&] {
+    const Block<float> in(x, at.x), out(dy, at.y);
+    const Result dweight(weight_size(s), at.weight), dbias(s.k, 0);
+    kernels::cuda::launch_conv2d_backward_weight(s, out.data(), in.data(), dweight.data(), dbias.data(),
+                                                 nullptr, tuning);
+    dweight.check("dweight", weight, weight_sizes, roundings);
+    dbias.check("dbias", bias, bias_sizes, roundings);
+  });
+  const Block<float> in(x, at.x), out(dy, at.y);
+  const Result dweight(weight_size(s), at.weight), dbias(s.k, 0);
+  kernels::cuda::launch_conv2d_backward_weight(s, out.data(), in.data(), dweight.data(), nullptr, nullptr,
+                                               tuning);
+  kernels::cuda::launch_conv2d_backward_weight(s, out.data(), nullptr, nullptr, dbias.data(), nullptr,
+                                               tuning);
+  dweight.check("dweight alone", weight, weight_sizes, roundings);
+  dbias.check("dbias alone", bias, bias_sizes, roundings);
+}
+inline void check_backward_weight(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+  check_backward_weight(s, numbers(y_size(s), 6), numbers(x_size(s), 7), at, tuning);
+}
+
+/// Ragged shapes of all kinds, with offsets and tunings that differ: check(shape, bias, offsets, tuning).
+template <class Check>
+void random_convolutions(int trials, unsigned salt, const Check& check) {
+  std::mt19937 bits(salt);
+  const auto between = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(bits() % static_cast<unsigned>(high - low + 1));
+  };
+  for (int trial = 0; trial < trials; ++trial) {
+    Conv2d s;
+    s.channels_last = trial % 2 != 0;
+    s.n = between(1, 3);
+    s.groups = between(0, 2) == 0 ? between(2, 4) : 1;
+    const std::int64_t unit = between(0, 1) ? 4 : 1;  // channels in fours, or not
+    s.c = s.groups * unit * between(1, 5), s.k = s.groups * unit * between(1, 5);
+    if (trial % 7 == 0) s.c = s.groups = unit * between(2, 5), s.k = s.c * between(1, 2);  // depthwise
+    s.r = between(1, 4), s.s = between(1, 4);
+    if (trial % 3 == 0) s.r = s.s = 1;
+    s.stride_h = between(1, 3), s.stride_w = between(1, 3);
+    s.padding_h = between(0, 3), s.padding_w = between(0, 3);
+    s.dilation_h = between(1, 2), s.dilation_w = between(1, 3);
+    s.h = std::max<std::int64_t>(s.dilation_h * (s.r - 1) + 1 - 2 * s.padding_h, 1) + between(0, 6);
+    s.w = std::max<std::int64_t>(s.dilation_w * (s.s - 1) + 1 - 2 * s.padding_w, 1) + between(0, 9);
+    s.relu = between(0, 1);
+    Offsets at;
+    if (between(0, 3) == 0) (between(0, 1) ? at.x : between(0, 1) ? at.weight : at.y) = 1;
+    Tuning tuning;
+    if (between(0, 1)) tuning = {static_cast<TileKind>(between(0, 3)), between(1, 4)};
+    if (between(0, 5) == 0) tuning.most_pixels = between(1, 40);
+    check(sized(s), between(0, 1) != 0, at, tuning);
+  }
+}
+
+/// The kernels that f launches, by the mangled names of their instantiations.
+template <class F>
+std::vector<std::string> kernels_of(const F& f) {
+  cuda_emulator::take_launches();
+  f();
+  std::vector<std::string> names;
+  for (const auto& launch : cuda_emulator::take_launches()) names.push_back(launch.kernel);
+  return names;
+}
+
+}  // namespace emulated

@@ -1,0 +1,209 @@
+// conv2d's kernels: dweight and dbias.
+#include "tests/emulated/conv2d.h"
+
+using namespace tapestry;
+using namespace emulated;
+
+TEST_CASE("conv2d weight gradient: each tile with each loader, in one part and in several") {
+  for (const TileKind tile : {TileKind::wide, TileKind::small})
+    for (const std::int64_t parts : {1, tile == TileKind::wide ? 3 : 20})
+      for (const bool last : {false, true}) {
+        const Tuning tuning{tile, parts};
+        const std::int64_t k = tile == TileKind::wide ? 132 : 68;
+        check_backward_weight(
+            sized({.n = 2, .c = 20, .h = 7, .w = 6, .k = k, .r = 1, .s = 1, .channels_last = last}), {},
+            tuning);
+        check_backward_weight(sized({.n = 1,
+                                     .c = 12,
+                                     .h = 9,
+                                     .w = 8,
+                                     .k = 16,
+                                     .r = 3,
+                                     .s = 4,
+                                     .stride_h = 2,
+                                     .padding_h = 1,
+                                     .padding_w = 1,
+                                     .channels_last = last}),
+                              {}, tuning);
+        check_backward_weight(sized({.n = 3,
+                                     .c = 3,
+                                     .h = 6,
+                                     .w = 5,
+                                     .k = k,
+                                     .r = 3,
+                                     .s = 3,
+                                     .padding_h = 1,
+                                     .padding_w = 1,
+                                     .channels_last = last}),
+                              {}, tuning);
+      }
+}
+
+TEST_CASE("conv2d weight gradient: ragged shapes of all kinds") {
+  random_convolutions(50, 3, [](const Conv2d& s, bool, const Offsets& at, const Tuning& tuning) {
+    check_backward_weight(s, at, tuning);
+  });
+}
+
+TEST_CASE("conv2d weight gradient: few channels, groups, one channel a group") {
+  for (const bool last : {false, true}) {
+    for (const std::int64_t c : {1, 2, 3})
+      for (const std::int64_t k : {1, 2, 3, 5})
+        check_backward_weight(sized({.n = 2,
+                                     .c = c,
+                                     .h = 6,
+                                     .w = 5,
+                                     .k = k,
+                                     .r = 3,
+                                     .s = 3,
+                                     .stride_h = 2,
+                                     .padding_h = 1,
+                                     .channels_last = last}));
+    check_backward_weight(sized({.n = 1,
+                                 .c = 16,
+                                 .h = 5,
+                                 .w = 5,
+                                 .k = 24,
+                                 .r = 3,
+                                 .s = 3,
+                                 .padding_h = 1,
+                                 .padding_w = 1,
+                                 .groups = 4,
+                                 .channels_last = last}));
+    for (const std::int64_t k : {8, 40})  // more than a block's channels
+      check_backward_weight(sized({.n = 2,
+                                   .c = 8,
+                                   .h = 9,
+                                   .w = 30,
+                                   .k = k,
+                                   .r = 3,
+                                   .s = 4,
+                                   .padding_h = 1,
+                                   .padding_w = 1,
+                                   .groups = 8,
+                                   .channels_last = last}));
+    check_backward_weight(sized({.n = 1,
+                                 .c = 5,
+                                 .h = 9,
+                                 .w = 9,
+                                 .k = 5,
+                                 .r = 5,
+                                 .s = 5,
+                                 .stride_w = 2,
+                                 .padding_h = 4,
+                                 .dilation_h = 2,
+                                 .groups = 5,
+                                 .channels_last = last}));
+  }
+}
+
+TEST_CASE("conv2d weight gradient: padding and dilation as large as they may be") {
+  constexpr std::int64_t most = 0x7fffffff;
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 4}) {
+      check_backward_weight(sized({.n = 1,
+                                   .c = 4,
+                                   .h = 3,
+                                   .w = 5,
+                                   .k = 4,
+                                   .r = 3,
+                                   .s = 3,
+                                   .stride_h = most,
+                                   .stride_w = most,
+                                   .padding_h = most,
+                                   .padding_w = most,
+                                   .groups = groups,
+                                   .channels_last = last}));
+      check_backward_weight(sized({.n = 1,
+                                   .c = 4,
+                                   .h = 4,
+                                   .w = 5,
+                                   .k = 4,
+                                   .r = 3,
+                                   .s = 2,
+                                   .stride_h = 1 << 29,
+                                   .stride_w = 1 << 30,
+                                   .padding_h = most,
+                                   .padding_w = (1 << 30) - 1,
+                                   .dilation_h = (1 << 30) - 1,
+                                   .dilation_w = 1 << 30,
+                                   .groups = groups,
+                                   .channels_last = last}));
+    }
+}
+
+TEST_CASE("conv2d weight gradient: infinities and NaN go where they belong") {
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 2, 8}) {
+      const Conv2d s = sized({.n = 2,
+                              .c = 8,
+                              .h = 6,
+                              .w = 7,
+                              .k = 8,
+                              .r = 3,
+                              .s = 3,
+                              .padding_h = 1,
+                              .padding_w = 1,
+                              .groups = groups,
+                              .channels_last = last});
+      Values x = numbers(x_size(s), 1), dy = numbers(y_size(s), 2);
+      x[5] = std::numeric_limits<double>::quiet_NaN();
+      x[x.size() / 3] = 1e30;
+      dy[dy.size() - 1] = std::numeric_limits<double>::infinity();
+      check_backward_weight(s, dy, x);
+    }
+}
+
+TEST_CASE("conv2d weight gradient: of no images, and of nothing") {
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 4}) {
+      Conv2d s = sized(
+          {.n = 0, .c = 4, .h = 5, .w = 5, .k = 4, .r = 3, .s = 3, .groups = groups, .channels_last = last});
+      check_backward_weight(s);
+      s.n = 1, s.k = 0;
+      check_backward_weight(s);
+    }
+}
+
+TEST_CASE("conv2d weight gradient: each shape has its way, and the same bits each time") {
+  const auto names = [](Conv2d s, const Offsets& at = {}) {
+    s = sized(s);
+    const Block<float> x(static_cast<std::size_t>(x_size(s)), at.x),
+        w(static_cast<std::size_t>(weight_size(s)), at.weight), dy(static_cast<std::size_t>(y_size(s)), at.y);
+    std::string all;
+    for (const std::string& name : kernels_of([&] {
+           kernels::cuda::launch_conv2d_backward_weight(s, dy.data(), x.data(), w.data(), nullptr, nullptr);
+         }))
+      all += name + "\n";
+    return all;
+  };
+  const Conv2d s{.n = 1, .c = 8, .h = 6, .w = 6, .k = 8, .r = 3, .s = 3, .channels_last = true};
+  CHECK_THAT(names(s), ContainsSubstring("DenseSteps") && ContainsSubstring("InputQuads") &&
+                           ContainsSubstring("sum_parts"));
+  CHECK_THAT(names(s, {.x = 1}), ContainsSubstring("DenseSteps") && ContainsSubstring("InputSingles"));
+  CHECK_THAT(names(s, {.y = 1}), ContainsSubstring("OutputSingles") && ContainsSubstring("InputSingles"));
+  Conv2d other = s;
+  other.c = 3;
+  CHECK_THAT(names(other), ContainsSubstring("DenseSteps") && ContainsSubstring("InputSingles"));
+  other = s;
+  other.k = 6;
+  CHECK_THAT(names(other), ContainsSubstring("OutputSingles"));
+  other = s;
+  other.channels_last = false;
+  CHECK_THAT(names(other), ContainsSubstring("OutputSingles"));
+  other = s;
+  other.groups = 8;
+  CHECK_THAT(names(other), ContainsSubstring("channel_sums") && !ContainsSubstring("conv2d_weight_parts"));
+
+  const Conv2d shape = sized(s);
+  const Block<float> x(numbers(x_size(shape), 1)), dy(numbers(y_size(shape), 2));
+  std::vector<float> first;
+  in_each_order([&] {
+    const Result dweight(weight_size(shape), 0);
+    kernels::cuda::launch_conv2d_backward_weight(shape, dy.data(), x.data(), dweight.data(), nullptr, nullptr,
+                                                 {TileKind::small, 13});
+    const std::vector<float> now(dweight.data(), dweight.data() + weight_size(shape));
+    if (first.empty()) first = now;
+    CHECK(now == first);
+  });
+}
