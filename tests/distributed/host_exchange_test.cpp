@@ -211,14 +211,35 @@ TEST_CASE("who waits in vain is told soon, and of whom") {
   loses.join();
 }
 
+namespace {
+
+// Of a peer that sends, and has left, after somebody has looked for what it sent and before he asks where it
+// is.
+class LastWord : public PeerWatch {
+ public:
+  LastWord(HostExchange& peer, float word) : peer_(peer), word_(word) {}
+  bool hopeless(int) override {
+    Watch watch;
+    if (!sent_) peer_.broadcast(reinterpret_cast<std::byte*>(&word_), 4, 0, watch);
+    sent_ = true;
+    return true;
+  }
+  void fail(int peer) override { throw Hopeless(std::to_string(peer)); }
+
+ private:
+  HostExchange& peer_;
+  float word_;
+  bool sent_ = false;
+};
+
+}  // namespace
+
 TEST_CASE("what a rank did before it left is there for those who come late") {
   const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(2));
-  Watch gone(0ms);  // hopeless from the start
-  gone.lost = true;
-  float x = 5, y = 0;
-  HostExchange(memory, 0, 2).broadcast(reinterpret_cast<std::byte*>(&x), 4, 0, gone);
-  HostExchange late(memory, 1, 2);
-  late.broadcast(reinterpret_cast<std::byte*>(&y), 4, 0, gone);
+  HostExchange leaves(memory, 0, 2), late(memory, 1, 2);
+  LastWord watch(leaves, 5);
+  float y = 0;
+  late.broadcast(reinterpret_cast<std::byte*>(&y), 4, 0, watch);
   CHECK(y == 5);
-  CHECK_THROWS_AS(late.broadcast(reinterpret_cast<std::byte*>(&y), 4, 0, gone), Hopeless);
+  CHECK_THROWS_AS(late.broadcast(reinterpret_cast<std::byte*>(&y), 4, 0, watch), Hopeless);
 }
