@@ -9,15 +9,14 @@ namespace tapestry::kernels::cuda {
 /// 255 registers a thread, 96 KiB of shared memory: one block on an SM.
 struct LargeTileBf16 {
   static constexpr int kM = 128, kN = 256, kDepth = 32, kWarpsM = 2, kWarpsN = 4, kThreads = 256, kBlocks = 1;
-  static constexpr int kStages = 4, kSlicePad = 8;
+  static constexpr int kStages = 4, kSlicePad = 8, kFinishRows = 4;
   static constexpr double kRate = 1100,
                           kLead = 2500;  // for gemm_clocks: products a clock, clocks around them
 };
-/// 128 registers a thread, 32 KiB of shared memory: four blocks on an SM; three where elements come one by
-/// one.
+/// 128 registers a thread, 32 KiB of shared memory: four blocks on an SM; two where elements come one by one.
 struct SmallTileBf16 {
   static constexpr int kM = 64, kN = 64, kDepth = 32, kWarpsM = 2, kWarpsN = 2, kThreads = 128, kBlocks = 4;
-  static constexpr int kStages = 4, kSlicePad = 8;
+  static constexpr int kStages = 4, kSlicePad = 8, kFinishRows = 4;
   static constexpr double kRate = 500, kLead = 1000;
 };
 
@@ -55,7 +54,7 @@ struct FragmentsBf16 {
 
 /// With kPacks both operands come in aligned chunks, by cp.async; otherwise element by element.
 template <class Tile, bool kPacks, bool kAAlongK, bool kBAlongK>
-__global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : Tile::kBlocks - 1)
+__global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
     gemm_bf16(GemmPlan<BFloat16> p) {
   constexpr int kM = Tile::kM, kN = Tile::kN, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
   constexpr int kStages = Tile::kStages, kSteps = kDepth / 16;

@@ -8,13 +8,13 @@ namespace tapestry::kernels::cuda {
 /// 128 registers a thread: two blocks, 16 warps, on an SM.
 struct LargeTileF32 {
   static constexpr int kM = 128, kN = 128, kDepth = 8, kWarpsM = 2, kThreads = 256, kBlocks = 2;
-  static constexpr int kSlicePad = 4;
+  static constexpr int kSlicePad = 4, kFinishRows = 2;
   static constexpr double kRate = 110, kLead = 1500;  // for gemm_clocks: products a clock, clocks around them
 };
 /// 96 registers a thread: five blocks, 20 warps, on an SM.
 struct SmallTileF32 {
   static constexpr int kM = 64, kN = 64, kDepth = 8, kWarpsM = 2, kThreads = 128, kBlocks = 5;
-  static constexpr int kSlicePad = 4;
+  static constexpr int kSlicePad = 4, kFinishRows = 4;
   static constexpr double kRate = 80, kLead = 700;
 };
 

@@ -98,7 +98,7 @@ __device__ __forceinline__ KRange k_range(const GemmPlan<T>& p, unsigned split) 
   range.begin = split * p.k_split;
   const int size = static_cast<int>(std::min(p.k - range.begin, p.k_split));
   range.tiles = (size + kDepth - 1) / kDepth;
-  range.first = size - (range.tiles - 1) * kDepth;
+  range.first = range.tiles ? size - (range.tiles - 1) * kDepth : 0;
   return range;
 }
 
@@ -161,50 +161,72 @@ __device__ __forceinline__ void write_quad(T* to, bool pack, int count, const fl
   else UNROLL for (int i = 0; i < 4; ++i) if (i < count) to[i] = x.v[i];
 }
 
-/// From sums to C: four columns from `column` on of a row that lies `at` elements behind C's first.
+/// The epilogue of four columns from `column` on, of which `count` exist, of C's elements from `at` on.
 template <class T>
-__device__ __forceinline__ void finish_quad(const GemmPlan<T>& p, std::int64_t at, std::int64_t column,
-                                            Quad sums) {
-  const int count = static_cast<int>(std::min(p.n - column, std::int64_t{4}));
-  float(&v)[4] = sums.v;
-  float other[4];
-  at += column;
-  if (p.accumulate) {
-    read_quad(p.c + at, p.c_packs, count, other);
-    apply(Add{}, v, other);
+__device__ __forceinline__ void apply_epilogue(const GemmPlan<T>& p, std::int64_t at, int count,
+                                               float (&v)[4]) {
+  if (p.epilogue == Epilogue::none) return;
+  float aux[4];
+  if (is_gradient(p.epilogue)) read_quad(p.aux + at, p.c_packs, count, aux);
+  else if (p.aux) write_quad(p.aux + at, p.c_packs, count, v);
+  switch (p.epilogue) {
+    case Epilogue::none:
+      break;
+    case Epilogue::relu:
+      apply(Relu{}, v);
+      break;
+    case Epilogue::gelu:
+      apply(Gelu{}, v);
+      break;
+    case Epilogue::gelu_tanh:
+      apply(GeluTanh{}, v);
+      break;
+    case Epilogue::relu_backward:
+      apply(ReluBackward{}, v, aux);
+      break;
+    case Epilogue::gelu_backward:
+      apply(GeluBackward{}, v, aux);
+      break;
+    case Epilogue::gelu_tanh_backward:
+      apply(GeluTanhBackward{}, v, aux);
+      break;
   }
-  if (p.bias) {
-    read_quad(p.bias + column, p.c_packs, count, other);
-    apply(Add{}, v, other);
+}
+
+/// Columns of C from `column` on that a thread finishes, four at most.
+template <class T>
+struct QuadColumn {
+  const GemmPlan<T>& p;
+  std::int64_t column;
+  int count;
+  float bias[4] = {};
+
+  __device__ __forceinline__ QuadColumn(const GemmPlan<T>& plan, std::int64_t from)
+      : p(plan), column(from), count(static_cast<int>(std::min(p.n - from, std::int64_t{4}))) {
+    if (p.bias && count > 0) read_quad(p.bias + column, p.c_packs, count, bias);
   }
-  if (p.epilogue != Epilogue::none) {
-    if (is_gradient(p.epilogue)) read_quad(p.aux + at, p.c_packs, count, other);
-    else if (p.aux) write_quad(p.aux + at, p.c_packs, count, v);
-    switch (p.epilogue) {
-      case Epilogue::none:
-        break;
-      case Epilogue::relu:
-        apply(Relu{}, v);
-        break;
-      case Epilogue::gelu:
-        apply(Gelu{}, v);
-        break;
-      case Epilogue::gelu_tanh:
-        apply(GeluTanh{}, v);
-        break;
-      case Epilogue::relu_backward:
-        apply(ReluBackward{}, v, other);
-        break;
-      case Epilogue::gelu_backward:
-        apply(GeluBackward{}, v, other);
-        break;
-      case Epilogue::gelu_tanh_backward:
-        apply(GeluTanhBackward{}, v, other);
-        break;
+  /// From sums to C, in kRows rows that begin `at[i]` behind C's first element, if C has them: what is read
+  /// of all of them is on its way before the first is written.
+  template <int kRows, bool kEpilogue>
+  __device__ __forceinline__ void finish(const bool (&has)[kRows], const std::int64_t (&at)[kRows],
+                                         Quad (&sums)[kRows]) const {
+    if (p.accumulate) {
+      float old[kRows][4];
+      UNROLL for (int i = 0; i < kRows; ++i) {
+        if (has[i]) read_quad(p.c + (at[i] + column), p.c_packs, count, old[i]);
+      }
+      UNROLL for (int i = 0; i < kRows; ++i) {
+        if (has[i]) apply(Add{}, sums[i].v, old[i]);
+      }
+    }
+    UNROLL for (int i = 0; i < kRows; ++i) {
+      if (!has[i]) continue;
+      apply(Add{}, sums[i].v, bias);
+      if constexpr (kEpilogue) apply_epilogue(p, at[i] + column, count, sums[i].v);
+      write_quad(p.c + (at[i] + column), p.c_packs, count, sums[i].v);
     }
   }
-  write_quad(p.c + at, p.c_packs, count, v);
-}
+};
 
 /// The tile's sums leave the registers in slices: 32 rows of each of the kWarpsM rows of warps.
 template <class Tile>
@@ -222,22 +244,41 @@ inline constexpr int kSliceFloats = kSliceRows<Tile>* kSlicePitch<Tile>;
 template <class Tile, class T, class Put>
 __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBlock& block, const float* sums,
                                             const Put& put) {
-  constexpr int kAcross = Tile::kN / 4;
+  // A thread has the same columns of every row.
+  constexpr int kAcross = Tile::kN / 4, kRowStep = Tile::kThreads / kAcross;
+  constexpr int kRounds = kSliceRows<Tile> / kRowStep, kAtOnce = Tile::kFinishRows;
+  static_assert(kRowStep * kAcross == Tile::kThreads && kRounds % kAtOnce == 0);
+  const int across = static_cast<int>(threadIdx.x) % kAcross * 4;
+  const int first_row = static_cast<int>(threadIdx.x) / kAcross;
+  const std::int64_t column = block.column + across;
   const std::int64_t partial = (static_cast<std::int64_t>(block.split) * p.batch + block.batch) * p.m;
+  const QuadColumn<T> quads(p, column);
+
   NO_UNROLL for (int slice = 0; slice < kSlices<Tile>; ++slice) {
     __syncthreads();  // what was in shared memory has been read
     put(slice);
     __syncthreads();
-    NO_UNROLL for (int i = static_cast<int>(threadIdx.x); i < kSliceRows<Tile> * kAcross;
-                   i += Tile::kThreads) {
-      const int r = i / kAcross, across = i % kAcross * 4;
-      const std::int64_t row = block.row + (r / 32 * kSlices<Tile> + slice) * 32 + r % 32;
-      const std::int64_t column = block.column + across;
-      if (row >= p.m || column >= p.n) continue;
-      const Quad v = *reinterpret_cast<const Quad*>(sums + r * kSlicePitch<Tile> + across);
-      if (p.splits > 1) *reinterpret_cast<Quad*>(p.partial + (partial + row) * p.partial_row + column) = v;
-      else finish_quad(p, block.c + row * p.c_row, column, v);
-    }
+    const auto finish = [&]<int kRows, bool kEpilogue>(int round) {
+      bool has[kRows];
+      std::int64_t at[kRows];
+      Quad v[kRows];
+      UNROLL for (int i = 0; i < kRows; ++i) {
+        const int r = first_row + (round + i) * kRowStep;
+        const std::int64_t row = block.row + (r / 32 * kSlices<Tile> + slice) * 32 + r % 32;
+        v[i] = *reinterpret_cast<const Quad*>(sums + r * kSlicePitch<Tile> + across);
+        has[i] = row < p.m;
+        at[i] = p.splits > 1 ? (partial + row) * p.partial_row : block.c + row * p.c_row;
+      }
+      if (p.splits == 1) return quads.template finish<kRows, kEpilogue>(has, at, v);
+      UNROLL for (int i = 0; i < kRows; ++i) {
+        if (has[i]) *reinterpret_cast<Quad*>(p.partial + (at[i] + column)) = v[i];
+      }
+    };
+    if (column >= p.n) continue;
+    if (p.epilogue == Epilogue::none || p.splits > 1)
+      NO_UNROLL for (int round = 0; round < kRounds; round += kAtOnce)
+          finish.template operator()<kAtOnce, false>(round);
+    else NO_UNROLL for (int round = 0; round < kRounds; ++round) finish.template operator()<1, true>(round);
   }
 }
 
@@ -251,15 +292,17 @@ __global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
   if (index >= rows * across) return;
   const std::int64_t row = index / across, column = (index - row * across) * 4;
   const float* from = p.partial + row * p.partial_row + column;
-  Quad sums = *reinterpret_cast<const Quad*>(from);
+  Quad sums[1] = {*reinterpret_cast<const Quad*>(from)};
   for (unsigned split = 1; split < p.splits; ++split) {
     from += rows * p.partial_row;
     const Quad part = *reinterpret_cast<const Quad*>(from);
-    apply(Add{}, sums.v, part.v);
+    apply(Add{}, sums[0].v, part.v);
   }
   const std::int64_t matrix = row / p.m;
   const std::int64_t c = batch_offsets(p, static_cast<unsigned>(matrix)).c;
-  finish_quad(p, c + (row - matrix * p.m) * p.c_row, column, sums);
+  const bool has[1] = {true};
+  const std::int64_t at[1] = {c + (row - matrix * p.m) * p.c_row};
+  QuadColumn<T>(p, column).template finish<1, true>(has, at, sums);
 }
 
 // ---- the host's part
@@ -309,8 +352,8 @@ double gemm_clocks(const Gemm& g, std::int64_t batch, std::int64_t splits) {
   return clocks;
 }
 
-/// The way that takes the fewest clocks. It depends on sizes alone: the same product has the same bits on
-/// every GPU.
+/// The way that takes the fewest clocks. It depends on the product alone, which so has the same bits on every
+/// GPU.
 template <class Large, class Small>
 GemmWay fastest_way(const Gemm& g) {
   const std::int64_t batch = batch_count(g), most = g.k / 128;

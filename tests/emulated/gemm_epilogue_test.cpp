@@ -19,7 +19,7 @@ template <class F>
 void for_each_epilogue(Product p, const F& f) {
   for (const Epilogue epilogue : kAll)
     for (const bool aux : {false, true}) {
-      if (is_gradient(epilogue) ? !aux : epilogue == Epilogue::none && aux) continue;
+      if (is_gradient(epilogue) && !aux) continue;
       p.epilogue = epilogue, p.aux = aux;
       f(p);
     }
