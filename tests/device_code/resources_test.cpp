@@ -66,28 +66,6 @@ TEST_CASE("what is compiled for GPUs keeps to their resources") {
   }
 }
 
-TEST_CASE("nvcc's time in the last build of each file") {
-  if (no_device_code()) return;
-  std::ifstream log(build_folder() / ".ninja_log");
-  std::map<std::string, long> milliseconds;
-  for (std::string line; std::getline(log, line);) {
-    std::istringstream fields(line);
-    long begin = 0, end = 0, changed = 0;
-    std::string object;
-    if (fields >> begin >> end >> changed >> object && object.ends_with(".cu.o"))
-      milliseconds[object] = end - begin;
-  }
-  long sum = 0;
-  std::pair<long, std::string> slowest;
-  for (const auto& [object, time] : milliseconds) {
-    sum += time;
-    slowest = std::max(slowest, {time, object});
-  }
-  std::printf("nvcc: %zu files, %.0f s in all, the slowest %s with %.0f s; 480 s is what CI has for it%s\n",
-              milliseconds.size(), static_cast<double>(sum) / 1e3, slowest.second.c_str(),
-              static_cast<double>(slowest.first) / 1e3, sum > 480'000 ? ": OVER BUDGET" : "");
-}
-
 TEST_CASE("each fault in a kernel's resources is found") {
   if (no_device_code()) return;
 #if TAPESTRY_HAS_CUDA

@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.join(ROOT, "tools/gpu"))
 import bench  # noqa: E402
 import phases  # noqa: E402
 import process  # noqa: E402
-from report import Report  # noqa: E402
+from report import PHASE, Report  # noqa: E402
 
 BUILD = None
 ABOUT = {"device": "A", "driver": "1", "commit": "c", "dry_run": False}
@@ -55,21 +55,25 @@ class Reports(Case):
     def test_rows_are_written_as_they_come_and_replaced(self):
         report = self.report()
         report.begin("test")
-        self.assertEqual(self.saved()["whole phase"]["status"], "running")
+        self.assertEqual(self.saved()[PHASE]["status"], "running")
         report.row("test", "a", "failed", note="why | so")
         report.row("test", "a", "passed", seconds=1.5)
         self.assertEqual(self.saved("also")["a"]["status"], "passed")
+        self.assertEqual(report.failed({"test"}), [])
+        report.row("test", "b", "running")
         self.assertEqual(len(report.failed({"test"})), 1)
+        report.end("test", 1.0)
+        self.assertEqual(self.saved()[PHASE]["status"], "done")
         report.begin("test")
-        self.assertEqual(list(self.saved()), ["whole phase"])
+        self.assertEqual(list(self.saved()), [PHASE])
         with open(os.path.join(self.folder, "also/gpu_check.md")) as file:
-            self.assertIn("whole phase | running", file.read())
+            self.assertIn(f"{PHASE} | running", file.read())
 
     def test_other_phases_of_the_same_machine_and_commit_stay(self):
         self.report().row("build", "a", "passed")
         report = self.report()
         report.begin("test")
-        self.assertEqual(list(self.saved()), ["a", "whole phase"])
+        self.assertEqual(list(self.saved()), ["a", PHASE])
         self.assertEqual(report.failed({"build"}), [])
         for other in ({"commit": "d"}, {"device": "B"}, {"dry_run": True}):
             self.assertEqual(self.report(**other).rows, [])
@@ -169,7 +173,7 @@ class Tests(Case):
         run.wait()
         rows = self.saved()
         self.assertEqual(rows["core.a"]["status"], "passed")
-        self.assertEqual(rows["whole phase"]["status"], "running")
+        self.assertEqual(rows[PHASE]["status"], "running")
         self.assertEqual(rows["tests of the GPU"]["note"], "1 of 2 passed so far")
 
     def test_a_sanitizer_that_cannot_work_is_no_failure(self):
@@ -345,7 +349,7 @@ class DryRun(Case):
         rows = self.saved()
         self.assertEqual(rows["ptx.lanes"]["status"], "passed")
         self.assertEqual(rows["classifier on cuda"]["status"], "fake")
-        statuses = {row["status"] for row in rows.values() if row["phase"] == "bench" and row["name"] != "whole phase"}
+        statuses = {row["status"] for row in rows.values() if row["phase"] == "bench" and row["name"] != PHASE}
         self.assertLessEqual(statuses, {"fake", "no kernel"})
         self.assertEqual(rows["conv2d: all layers"]["status"], "fake")
 

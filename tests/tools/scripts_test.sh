@@ -46,7 +46,7 @@ fresh_machine() {
   rm -rf "${work:?}"/*
   mkdir -p "$work"/{bin,store,system,clone/.ci}
   local name
-  for name in bash basename cat chmod cp date dirname env flock head mkdir nproc sed sort touch; do
+  for name in awk bash basename cat chmod cp date dirname env flock head mkdir nproc sed sort touch; do
     ln -s "$(command -v $name)" "$work/bin/$name"
   done
   cp -r "$source_root/tools" "$work/clone/"
@@ -229,6 +229,17 @@ has_status 0
 cmake --preset ci
 cmake --build --preset ci --parallel 2
 ctest --preset ci --parallel 2 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
+
+name='test: how long nvcc took'
+mkdir -p "$work/clone/build/ci"
+printf '# ninja log v5\n0\t9000\t1\ta.cu.o\tx\n0\t470000\t1\tb.cu.o\tx\n10\t4010\t1\ta.cu.o\tx\n0\t9000\t1\ta.cpp.o\tx\n' \
+  >"$work/clone/build/ci/.ninja_log"
+call tools/test
+says 'nvcc: 474 s for 2 files'
+[[ $output != *OVER* ]] || fail 'that was within its time'
+printf '0\t490000\t1\tb.cu.o\tx\n' >>"$work/clone/build/ci/.ninja_log"
+call tools/test
+says 'nvcc: 494 s for 2 files, OVER ITS BUDGET'
 
 name='test: --full, a preset, options of ctest'
 call tools/test --jobs 2 --full --preset asan -- -R 'a|b'

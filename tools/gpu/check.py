@@ -104,7 +104,7 @@ class Check:
                             note="dry run: nothing is compiled; what is tried is in " + self.build)
         else:
             phases.PHASES[name](self)
-        self.report.row(name, "whole phase", "passed", seconds=time.monotonic() - start)
+        self.report.end(name, time.monotonic() - start)
         for row in self.report.failed({name}):
             print(f"FAILED: {row['name']}: {row.get('note', '')}", flush=True)
 

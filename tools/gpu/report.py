@@ -4,10 +4,11 @@ import json
 import os
 import shutil
 
-# Statuses: passed, failed, measured, no kernel, not run (with the reason in the note), running (it never ended), fake (of a
-# dry run).
+# Statuses: passed, failed, measured, no kernel, not run (with the reason in the note), fake (of a dry run); running, and for
+# a phase done: what is still running when nothing writes any more did not come to its end.
 BAD = ("failed", "running")
 NAME = "gpu_check"
+PHASE = "the phase itself"
 
 
 def same_machine(old, new):
@@ -44,7 +45,7 @@ class Report:
     def begin(self, phase):
         """Forgets what an earlier run of the phase found."""
         self.content["rows"] = [row for row in self.rows if row["phase"] != phase]
-        self.row(phase, "whole phase", "running", note="did not come to its end")
+        self.row(phase, PHASE, "running", note="did not come to its end")
 
     def row(self, phase, name, status, **fields):
         """Adds a row, or replaces the one of this name."""
@@ -58,8 +59,12 @@ class Report:
         self.write()
         return row
 
+    def end(self, phase, seconds):
+        self.row(phase, PHASE, "done", seconds=seconds)
+
     def failed(self, phases):
-        return [row for row in self.rows if row["phase"] in phases and row["status"] in BAD]
+        """What is bad of these phases; of one that is running, without itself."""
+        return [row for row in self.rows if row["phase"] in phases and row["status"] in BAD and row["name"] != PHASE]
 
     def write(self):
         for extension, text in (("json", json.dumps(self.content, indent=1) + "\n"), ("md", markdown(self.content))):

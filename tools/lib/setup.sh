@@ -195,6 +195,17 @@ build_preset() {
   begin_phase build "${*:-everything} with $jobs jobs"
   run cmake --build --preset "$preset" --parallel "$jobs" ${1:+--target "$@"}
   end_phase
+  nvcc_time "$root/build/$preset/.ninja_log"
+}
+
+# nvcc_time LOG: how long CUDA files took when each was last compiled; CI has 8 minutes for them.
+nvcc_time() {
+  [[ -e $1 ]] || return 0
+  awk -F '\t' -v me="$me" '$4 ~ /\.cu\.o$/ { took[$4] = $2 - $1 }
+    END {
+      for (file in took) { ++files; sum += took[file] / 1000 }
+      if (files) printf "[%s] nvcc: %d s for %d files%s\n", me, sum, files, (sum > 480 ? ", OVER ITS BUDGET OF 480 s" : "")
+    }' "$1"
 }
 
 # ---- command line --------------------------------------------------------------------------------------------
