@@ -1,6 +1,7 @@
 #include "tapestry/autograd/engine.h"
 
 #include "tapestry/autograd/graph_task.h"
+#include "tapestry/autograd/nested.h"
 #include "tapestry/autograd/ops/creation.h"
 
 namespace tapestry::autograd {
@@ -136,6 +137,17 @@ bool backward_reaches(const Tensor& leaf) {
   tapestry::detail::check_defined("backward_reaches", leaf, "the leaf");
   const Record* r = record_of(leaf);
   return r && task->includes(r->fn.get());
+}
+
+NestedPass nested_pass() {
+  const GraphTask* task = GraphTask::current();
+  check<AutogradError>(
+      task != nullptr,
+      "[nested_pass] no backward pass is in progress on this thread; call it from a node's backward");
+  check<AutogradError>(!task->postpones(),
+                       "[nested_pass] backward_inputs() cannot put off the weight gradients of a graph "
+                       "that a node runs for itself; use backward()");
+  return {task->retains_graph(), task->accumulates()};
 }
 
 SavedTensorHooks::SavedTensorHooks(Pack pack_fn, Unpack unpack_fn)

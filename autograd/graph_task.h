@@ -45,6 +45,9 @@ class GraphTask {
 
   static GraphTask* current();
   const BackwardPass& pass() const { return pass_; }
+  bool retains_graph() const { return retain_graph_; }
+  bool accumulates() const { return !selective_; }
+  bool postpones() const { return postponed_ != nullptr; }
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
   std::vector<std::function<void()>> callbacks;
 

@@ -7,8 +7,10 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #ifdef __linux__
 #include <pthread.h>
@@ -149,6 +151,51 @@ DeviceWorker& device_worker(Device device) {
     worker = new Worker(device);
   }
   return *worker;
+}
+
+void on_workers(std::span<const Device> devices, const std::function<void(int)>& task) {
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto keep = [&] {
+    const std::lock_guard lock(mutex);
+    if (!first) first = std::current_exception();
+  };
+  const auto run = [&](int i) {
+    const Device device = devices[static_cast<std::size_t>(i)];
+    try {
+      task(i);
+    } catch (std::runtime_error& e) {
+      // The text is assigned in the exception object itself, which keeps its type.
+      e = std::runtime_error(concat({e.what(), " (on ", device, ")"}));
+      keep();
+    } catch (const std::exception& e) {
+      try {
+        std::throw_with_nested(Error(concat({e.what(), " (on ", device, ")"})));
+      } catch (...) {
+        keep();
+      }
+    } catch (...) {
+      keep();
+    }
+  };
+  std::vector<DeviceWorker*> workers;  // found before any of them is given work
+  for (const Device device : devices) workers.push_back(&device_worker(device));
+  std::vector<std::future<void>> running;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    try {
+      running.push_back(workers[i]->run([&run, i] { run(static_cast<int>(i)); }));
+    } catch (...) {  // the program is ending; what runs uses the caller's frame
+      keep();
+    }
+  }
+  for (std::future<void>& done : running) {
+    try {
+      done.get();
+    } catch (...) {
+      keep();
+    }
+  }
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace tapestry

@@ -3,6 +3,7 @@
 // happens there (engine, DataParallel and pipeline share it). Not in tapestry.h.
 #include <functional>
 #include <future>
+#include <span>
 
 #include "tapestry/core/device.h"
 
@@ -25,5 +26,9 @@ class DeviceWorker {
 /// The worker of this device; its thread starts with the first call. Throws DeviceError when the device does
 /// not exist.
 DeviceWorker& device_worker(Device device);
+
+/// Runs task(i) on the worker of devices[i], all at once, and returns when all have ended. Rethrows the first
+/// exception, by time, as what it was, with the device in its text.
+void on_workers(std::span<const Device> devices, const std::function<void(int)>& task);
 
 }  // namespace tapestry

@@ -156,9 +156,10 @@ Given parse(int argc, char** argv, Options& o) {
 
   group = "Where";
   add_with_default("--parallel", o.parallel, "NAME",
-                   "none, or ddp: by all processes of the job that tapestry-run,\n"
-                   "torchrun, mpirun or srun started; each has its share of a batch")
-      ->check(one_of({"none", "ddp"}))
+                   "none; dp: one process, all devices of --device's kind; or ddp: by all\n"
+                   "processes of the job that tapestry-run, torchrun, mpirun or srun started.\n"
+                   "Each device, or process, has its share of a batch")
+      ->check(one_of({"none", "dp", "ddp"}))
       ->group(group);
   app.add_flag("--sync-batchnorm", o.sync_batchnorm, "With ddp: batch norm over the whole batch")
       ->group(group);

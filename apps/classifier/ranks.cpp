@@ -11,7 +11,7 @@ using distributed::ReduceOp;
 
 Ranks::Ranks(const Options& options) : requests_(zeros({1}, DType::u8)) {
   const int processes = distributed::read_environment().world_size;
-  if (processes > 1 && options.parallel == "none")
+  if (processes > 1 && options.parallel != "ddp")
     fail<UsageError>("[classifier] this is one of ", processes,
                      " processes, and each would train the same model; add --parallel ddp");
   group_ = distributed::init_process_group();
@@ -19,13 +19,22 @@ Ranks::Ranks(const Options& options) : requests_(zeros({1}, DType::u8)) {
 
 void Ranks::wrap(nn::Module& model, const Options& options) {
   if (options.parallel == "none") return;
+  if (options.parallel == "dp") {
+    std::vector<Device> devices{options.device};  // its first, where the outputs are
+    for (int i = 0; i < device_count(devices[0].type); ++i)
+      if (i != devices[0].index) devices.emplace_back(devices[0].type, i);
+    dp_.emplace(model, devices);
+    return;
+  }
   if (options.sync_batchnorm) distributed::convert_sync_batchnorm(model, group_);
   ddp_.emplace(model, distributed::DdpOptions{.process_group = group_});
   if (options.compress == "f16") ddp_->set_comm_hook(distributed::f16_compress);
   if (options.compress == "bf16") ddp_->set_comm_hook(distributed::bf16_compress);
 }
 
-Tensor Ranks::forward(nn::Module& model, const Tensor& x) { return ddp_ ? (*ddp_)(x) : model(x); }
+Tensor Ranks::forward(nn::Module& model, const Tensor& x) {
+  return ddp_ ? (*ddp_)(x) : dp_ ? (*dp_)(x) : model(x);
+}
 
 void Ranks::sync_buffers() {
   if (ddp_) ddp_->sync_buffers();

@@ -1,12 +1,13 @@
 #pragma once
 // The processes that train together, each with the whole model and its share of a batch. One alone is a job
-// of one.
+// of one, and may have several devices.
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "tapestry/apps/classifier/options.h"
 #include "tapestry/apps/classifier/tally.h"
+#include "tapestry/distributed/data_parallel/data_parallel.h"
 #include "tapestry/distributed/ddp/ddp.h"
 
 namespace apps {
@@ -23,7 +24,7 @@ class Ranks {
   /// The one that prints and writes.
   bool first() const { return rank() == 0; }
 
-  /// From now on gradients of `model` are averaged over the ranks.
+  /// From now on gradients of `model` are averaged over the ranks, or over the devices.
   void wrap(tapestry::nn::Module& model, const Options& options);
   tapestry::Tensor forward(tapestry::nn::Module& model, const tapestry::Tensor& x);
   /// Before a test that the ranks share: all have rank 0's running statistics.
@@ -39,6 +40,7 @@ class Ranks {
  private:
   std::shared_ptr<tapestry::distributed::ProcessGroup> group_;
   std::optional<tapestry::distributed::DistributedDataParallel<tapestry::nn::Module>> ddp_;
+  std::optional<tapestry::distributed::DataParallel<tapestry::nn::Module>> dp_;
   tapestry::Tensor requests_;
   tapestry::distributed::Work asked_;
   bool asking_ = false;

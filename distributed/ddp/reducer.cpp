@@ -115,12 +115,11 @@ void Reducer::on_gradient(int index) {
   post_full_buckets();
 }
 
-void Reducer::begin_pass() {
+void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
   if (pass_ != 0) abandon_pass();  // an exception ended the one before
   if (!learned_order_.empty()) build(std::exchange(learned_order_, {}));
-  const autograd::BackwardPass pass = autograd::current_backward();
-  pass_ = pass.id;
-  began_ = last_event_ = pass.began;
+  pass_ = id;
+  began_ = last_event_ = began;
   next_bucket_ = 0;
   arrival_.clear();
   unused_.clear();
@@ -130,16 +129,26 @@ void Reducer::begin_pass() {
     b.flight = {};
     b.marks_work = {};
   }
+}
+
+void Reducer::begin_pass() {
+  const autograd::BackwardPass pass = autograd::current_backward();
+  reset_pass(pass.id, pass.began);
   autograd::on_backward_end([this] { finish_pass(); });
 
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool known = options_.static_graph && passed_once_;
+    const bool known = options_.static_graph && passes_ > 0;
     const bool expected =
         known ? std::binary_search(used_at_first_.begin(), used_at_first_.end(), static_cast<int>(i))
               : !options_.find_unused || autograd::backward_reaches(parameters_[i].tensor);
     if (!expected) mark_ready(static_cast<int>(i), false);
   }
   post_full_buckets();
+}
+
+void Reducer::pass_without_gradients() {
+  reset_pass(UINT64_MAX, Clock::now());
+  finish_pass();
 }
 
 void Reducer::mark_ready(int index, bool used) {
@@ -203,8 +212,7 @@ void Reducer::finish_pass() {
   finished_ = Clock::now();
   pass_ = 0;
   if (options_.static_graph) check_static_graph();
-  if (!passed_once_ && options_.relearn_order) learn_order();
-  passed_once_ = true;
+  if (passes_++ == 0 && options_.relearn_order) learn_order();
 }
 
 // A parameter that this rank did not use has its share of the others' gradients; one that nobody used keeps
@@ -222,7 +230,7 @@ void Reducer::check_static_graph() {
   std::vector<int> used;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].used) used.push_back(static_cast<int>(i));
-  if (!passed_once_) {
+  if (passes_ == 0) {
     used_at_first_ = std::move(used);
     return;
   }
@@ -260,7 +268,7 @@ double Reducer::since_began(Clock::time_point t) const { return seconds(t - bega
 
 DdpReport Reducer::report() const {
   DdpReport r;
-  if (!passed_once_) return r;
+  if (passes_ == 0) return r;
   r.backward_s = since_began(computed_);
   r.exposed_s = seconds(finished_ - computed_);
   for (const Bucket& b : buckets_) {

@@ -40,6 +40,11 @@ class Reducer {
   CommHook comm_hook;
   Trace* trace = nullptr;
 
+  /// Backward passes that were averaged.
+  std::uint64_t passes() const { return passes_; }
+  /// Takes part in a pass of the other ranks, to which this one has nothing to give. Outside backward.
+  void pass_without_gradients();
+
   DdpReport report() const;
   const std::vector<std::string>& unused() const { return unused_; }
   std::vector<std::vector<std::string>> bucket_names() const;
@@ -70,6 +75,7 @@ class Reducer {
   void build(const std::vector<int>& order);
   void on_gradient(int index);
   void begin_pass();
+  void reset_pass(std::uint64_t id, Clock::time_point began);
   void mark_ready(int index, bool used);
   void copy_in(Parameter& p);
   void post_full_buckets();
@@ -92,7 +98,7 @@ class Reducer {
   std::vector<int> arrival_;        // parameters in the order of their gradients
   std::vector<int> learned_order_;  // for the next pass, if not empty
   std::vector<int> used_at_first_;  // static_graph: what every pass must use
-  bool passed_once_ = false;
+  std::uint64_t passes_ = 0;
   std::vector<std::string> unused_;
 };
 

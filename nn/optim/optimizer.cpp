@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
-#include <future>
 #include <unordered_set>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -211,23 +209,11 @@ void Optimizer::step() {
   prepare_step();
   const int count = replicas();
   if (count == 1) return step_replica(0);
-  std::vector<std::future<void>> running;
-  for (int r = 0; r < count; ++r) {
-    Device device;
-    for (const Group& g : groups_)
-      for (const Parameter& p : g.params)
-        if (r < p.replicas()) device = p.replica(r).device();
-    running.push_back(device_worker(device).run([this, r] { step_replica(r); }));
-  }
-  std::exception_ptr first;
-  for (std::future<void>& f : running) {
-    try {
-      f.get();
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  }
-  if (first) std::rethrow_exception(first);
+  std::vector<Device> devices(static_cast<std::size_t>(count));
+  for (const Group& g : groups_)
+    for (const Parameter& p : g.params)
+      for (int r = 0; r < p.replicas(); ++r) devices[static_cast<std::size_t>(r)] = p.replica(r).device();
+  on_workers(devices, [this](int r) { step_replica(r); });
 }
 
 // ---- state ----

@@ -1,4 +1,5 @@
 // The classifier by several processes: tapestry-run with --parallel ddp.
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -77,6 +78,43 @@ TEST_CASE("batch norm over the whole batch and compressed gradients are other ru
     results.insert(tests::metrics(run_dir));
   }
   CHECK(results.size() == variants.size());
+}
+
+TEST_CASE("one process with two devices trains as with one, and goes on where it was stopped") {
+  const tests::TempDir folder;
+  tests::write_fashion_mnist(folder / "data");
+  const auto run = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> all = options(folder / "data", folder / name);
+    all.insert(all.end(), {"--threads", "2", "--parallel", "dp"});
+    all.insert(all.end(), more.begin(), more.end());
+    setenv("TAPESTRY_LOGICAL_DEVICES", "2", 1);
+    const Ended ended = tests::classifier(all);
+    unsetenv("TAPESTRY_LOGICAL_DEVICES");
+    INFO(ended.err);
+    CHECK(ended.status == 0);
+    CHECK(ended.err == "");
+    return tests::metrics(folder / name);
+  };
+  const auto train_loss = [](const std::string& metrics) {
+    return std::stod(metrics.substr(metrics.rfind("\"train_loss\":") + 13));
+  };
+  // Without batch norm and dropout, which see their own share only.
+  const double one = train_loss(run("one", {"--model", "mlp", "--parallel", "none"}));
+  CHECK(train_loss(run("two", {"--model", "mlp"})) == Approx(one).epsilon(1e-4));
+  CHECK(train_loss(run("other", {"--model", "mlp", "--seed", "4"})) != Approx(one).epsilon(1e-4));
+
+  run("whole", {});
+  tests::Launch killed{.arguments = options(folder / "data", folder / "killed")};
+  killed.arguments.insert(killed.arguments.end(), {"--threads", "2", "--parallel", "dp"});
+  killed.kill_when = [&] {
+    return std::filesystem::exists(folder / "killed/metrics.jsonl") &&
+           std::filesystem::file_size(folder / "killed/metrics.jsonl") > 0;
+  };
+  setenv("TAPESTRY_LOGICAL_DEVICES", "2", 1);
+  tests::run(killed);
+  unsetenv("TAPESTRY_LOGICAL_DEVICES");
+  run("killed", {"--resume"});
+  CHECK(result(folder / "killed") == result(folder / "whole"));
 }
 
 TEST_CASE("options that several processes cannot train by") {

@@ -1,0 +1,111 @@
+#include "tapestry/distributed/data_parallel/data_parallel.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tapestry/core/cuda/device.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/data_parallel/internal/replica_graphs.h"
+#include "tapestry/distributed/data_parallel/internal/replicas.h"
+
+namespace tapestry::distributed {
+namespace {
+
+DeviceType preferred_type() {
+  return device_count(DeviceType::cuda) > 0 ? DeviceType::cuda : DeviceType::cpu;
+}
+
+std::string listed(std::span<const Device> devices) {
+  std::string text;
+  for (const Device d : devices) text += (text.empty() ? "" : ", ") + d.str();
+  return text;
+}
+
+void warn(const std::string& text) { std::fprintf(stderr, "[DataParallel] warning: %s\n", text.c_str()); }
+
+// What can be seen, and what decides it.
+std::string about_visible_devices() {
+  const int gpus = device_count(DeviceType::cuda);
+  std::string text = concat({"CUDA devices that can be seen: ", gpus});
+  for (int i = 0; i < gpus; ++i) {
+    const Device gpu(DeviceType::cuda, i);
+    text += concat({i ? ", " : " (", gpu, " ", cuda::device_properties(gpu).name, i + 1 == gpus ? ")" : ""});
+  }
+  if (gpus == 0) text += " (" + cuda::why_no_device() + ")";
+  const char* const shown = std::getenv("CUDA_VISIBLE_DEVICES");
+  text += shown ? concat({"; CUDA_VISIBLE_DEVICES is \"", shown, "\""})
+                : "; CUDA_VISIBLE_DEVICES is not set, which hides none";
+  return text + concat({". Logical devices of the CPU: ", device_count(DeviceType::cpu),
+                        "; TAPESTRY_LOGICAL_DEVICES=2 makes two"});
+}
+
+}  // namespace
+
+DeviceList::DeviceList() {
+  const DeviceType type = preferred_type();
+  for (int i = 0; i < device_count(type); ++i) devices_.emplace_back(type, i);
+}
+DeviceList::DeviceList(const std::vector<int>& indices) {
+  for (const int i : indices) devices_.emplace_back(preferred_type(), i);
+}
+
+DataParallelBase::DataParallelBase(nn::Module& model, DeviceList list, const DataParallelOptions& options) {
+  const std::vector<Device>& devices = list.devices();
+  check(!devices.empty(), "[DataParallel] there are no devices; name one or more");
+  for (const Device d : devices) {
+    check_device("DataParallel", d);
+    check(std::count(devices.begin(), devices.end(), d) == 1, "[DataParallel] ", d,
+          " is named twice; name each device once");
+    check<DeviceError>(d.type == devices[0].type, "[DataParallel] ", devices[0], " and ", d,
+                       " are of two types; use devices of one");
+  }
+  if (devices.size() == 1 && device_count(devices[0].type) == 1)
+    warn(concat({"one device only, ", devices[0], ", which does all the work. ", about_visible_devices()}));
+  replicas_ = std::make_shared<Replicas>(model, devices, options);
+}
+
+DataParallelBase::~DataParallelBase() { replicas_->close(); }
+
+const std::vector<Device>& DataParallelBase::devices() const { return replicas_->devices; }
+Strategy DataParallelBase::strategy() const { return replicas_->options.strategy; }
+std::int64_t DataParallelBase::bytes_broadcast() const { return replicas_->bytes_broadcast(); }
+DdpReport DataParallelBase::report() const { return replicas_->report(); }
+
+void DataParallelBase::warn_of(const TensorList& batch) {
+  const std::vector<Device>& on = devices();
+  for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
+    const Tensor& t = batch.tensors[k];
+    if (!t.defined() || batch.whole[k] || t.dim() == 0) continue;
+    const std::size_t used = shares_of(t.size(0), on.size()).size();
+    if (!warned_small_ && used < on.size()) {
+      warned_small_ = true;
+      warn(concat({"a batch of ", t.size(0), " for ", on.size(), " devices leaves nothing to do for ",
+                   listed(std::span(on).subspan(used)), "; use batches of at least ", on.size(),
+                   ", or fewer devices"}));
+    }
+    // From the host's memory each GPU gets its share directly.
+    const bool from_host = t.device().is_cpu() && on[0].is_cuda();
+    if (!warned_device_ && !from_host && !(t.device() == on[0])) {
+      warned_device_ = true;
+      warn(concat({"an input is on ", t.device(), ", but the first of the devices ", listed(on), " is ",
+                   on[0], "; it is copied, every time: make it on ", on[0],
+                   on[0].is_cuda() ? ", or leave it in the host's memory" : ""}));
+    }
+  }
+}
+
+std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result, const Compute& compute) {
+  warn_of(batch);
+  if (devices().size() == 1) {  // nothing to divide: the ordinary tape of the calling thread
+    const DeviceGuard guard(devices()[0]);
+    return compute(0, scatter_tensors(batch, devices())[0]);
+  }
+  const auto graphs = std::make_shared<ReplicaGraphs>(replicas_, result == Result::loss);
+  graphs->scatter(batch);
+  replicas_->prepare();
+  graphs->apply(compute);
+  return graphs->gather(batch);
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,231 @@
+#include "tapestry/distributed/data_parallel/internal/replica_graphs.h"
+
+#include <atomic>
+#include <numeric>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed {
+namespace {
+
+void check_loss(const std::vector<Tensor>& outputs) {
+  check(!outputs.empty() && outputs[0].defined(),
+        "[DataParallel] the loss is no tensor; return one number, the mean over the part");
+  check(outputs[0].numel() == 1 && is_floating(outputs[0].dtype()), "[DataParallel] the loss is ",
+        outputs[0].dtype(), " ", outputs[0].sizes(), "; return one floating number, the mean over the part");
+}
+
+// Backward, and every replica's part in averaging whether it has gradients or not.
+template <class F>
+void run_pass(Reducer* reducer, const F& backward) {
+  if (!reducer) return backward();
+  struct Synchronised {
+    Reducer& reducer;
+    ~Synchronised() { reducer.synchronise = false; }
+  } synchronised{*reducer};
+  reducer->synchronise = true;
+  const std::uint64_t passes = reducer->passes();
+  backward();
+  if (reducer->passes() == passes) reducer->pass_without_gradients();
+}
+
+}  // namespace
+
+void ReplicaGraphs::scatter(const TensorList& batch) {
+  {
+    const NoGradGuard no_grad;
+    inputs_ = scatter_tensors(batch, replicas_->devices);
+  }
+  for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
+    const Tensor& t = batch.tensors[k];
+    if (!t.defined()) continue;
+    const bool whole = batch.whole[k] || t.dim() == 0;
+    if (!whole && shares_.empty())
+      for (const auto& part : inputs_) shares_.push_back(part[k].size(0));
+    if (!autograd::recording(t)) continue;
+    node_inputs_.push_back({k, whole, t.device()});
+    for (auto& part : inputs_) {
+      part[k] = part[k].detach();
+      part[k].set_requires_grad();
+    }
+  }
+}
+
+void ReplicaGraphs::apply(const Compute& compute) {
+  replicas_->seed_generators();
+  outputs_.resize(parts());
+  const auto leave = [&] {
+    if (!replicas_->are_persistent()) masters_ = replicas_->take_parameters();
+  };
+  try {
+    on_replicas(replicas_->first(parts()), [&](int i) {
+      const auto r = static_cast<std::size_t>(i);
+      if (i > 0) current_context().generator = replicas_->generator(i);
+      outputs_[r] = compute(i, inputs_[r]);
+      if (is_loss_) check_loss(outputs_[r]);
+    });
+  } catch (...) {
+    leave();
+    throw;
+  }
+  leave();
+  std::vector<bool> needed(inputs_[0].size());
+  for (const Input& input : node_inputs_) needed[input.index] = true;
+  for (auto& part : inputs_)
+    for (std::size_t k = 0; k < part.size(); ++k)
+      if (!needed[k]) part[k] = {};
+}
+
+double ReplicaGraphs::weight(std::size_t replica) const {
+  const std::int64_t samples = std::accumulate(shares_.begin(), shares_.end(), std::int64_t{0});
+  return samples ? static_cast<double>(shares_[replica]) / static_cast<double>(samples) : 1;
+}
+
+std::vector<Tensor> ReplicaGraphs::gathered_values() const {
+  const NoGradGuard no_grad;
+  const Device device = replicas_->devices[0];
+  std::vector<std::vector<Tensor>> values(parts());
+  Tensor loss;
+  for (std::size_t r = 0; r < parts(); ++r) {
+    for (const Tensor& t : outputs_[r]) values[r].push_back(t.defined() ? t.detach() : t);
+    if (!is_loss_) continue;
+    const Tensor share = values[r][0].to(device).reshape({}) * weight(r);
+    loss = loss.defined() ? loss + share : share;
+    values[r].erase(values[r].begin());
+  }
+  std::vector<Tensor> gathered = gather_tensors(values, device);
+  if (is_loss_) gathered.insert(gathered.begin(), loss);
+  return gathered;
+}
+
+std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
+  std::vector<Tensor> gathered = gathered_values();
+  std::vector<const Tensor*> from, to;
+  for (std::size_t i = 0; i < gathered.size(); ++i)
+    for (std::size_t r = 0; r < parts(); ++r)
+      if (outputs_[r][i].defined() && outputs_[r][i].requires_grad()) {
+        node_outputs_.push_back(i);
+        to.push_back(&gathered[i]);
+        break;
+      }
+  if (to.empty()) return gathered;
+  for (const Input& input : node_inputs_) from.push_back(&batch.tensors[input.index]);
+  autograd::record("data_parallel", to, from,
+                   [self = shared_from_this()](autograd::Backward& b) { self->backward(b); });
+  return gathered;
+}
+
+// A replica's share of the gradient of a gathered output.
+Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size_t replica) const {
+  const Tensor& own = outputs_[replica][output];
+  if (is_loss_ && output == 0) return (gradient.to(own.device()) * weight(replica)).reshape(own.sizes());
+  if (own.dim() == 0) return gradient.select(0, static_cast<std::int64_t>(replica)).to(own.device());
+  std::int64_t begin = 0;
+  for (std::size_t r = 0; r < replica; ++r) begin += outputs_[r][output].size(0);
+  return gradient.narrow(0, begin, own.size(0)).to(own.device());
+}
+
+// On the replica's worker; returns the gradients of the inputs.
+std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autograd::Backward& b,
+                                               autograd::NestedPass mode, Reducer* reducer) const {
+  // The reducer makes means of what are to be sums.
+  const double factor = reducer ? static_cast<double>(replicas_->size()) : 1;
+  std::vector<Tensor> roots, seeds, inputs;
+  if (replica < parts()) {
+    for (std::size_t i = 0; i < node_outputs_.size(); ++i) {
+      const Tensor& gradient = b.grad(static_cast<std::uint32_t>(i));
+      const Tensor& own = outputs_[replica][node_outputs_[i]];
+      if (!gradient.defined() || !own.requires_grad()) continue;
+      const Tensor share = seed(gradient, node_outputs_[i], replica);
+      roots.push_back(own);
+      seeds.push_back(factor == 1 ? share : share * factor);
+    }
+    for (const Input& input : node_inputs_) inputs.push_back(inputs_[replica][input.index]);
+  }
+  if (!mode.accumulates) {
+    if (roots.empty() || inputs.empty()) return std::vector<Tensor>(inputs.size());
+    return autograd::grad(roots, inputs, seeds, mode.retain_graph, true);
+  }
+  run_pass(reducer, [&] {
+    if (!roots.empty()) autograd::backward(roots, seeds, mode.retain_graph);
+  });
+  std::vector<Tensor> gradients;
+  for (const Tensor& t : inputs) {
+    const Tensor gradient = t.grad();
+    t.set_grad({});
+    gradients.push_back(gradient.defined() && factor != 1 ? gradient * (1 / factor) : gradient);
+  }
+  return gradients;
+}
+
+// The gradients of the other replicas are added to the first one's.
+void ReplicaGraphs::reduce_on_master() const {
+  on_replicas(replicas_->first(1), [&](int) {
+    for (std::size_t r = 1; r < parts(); ++r)
+      for (std::size_t p = 0; p < masters_[r].size(); ++p) {
+        const Tensor gradient = masters_[r][p].grad();
+        const Tensor& first = masters_[0][p];
+        if (!gradient.defined()) continue;
+        masters_[r][p].set_grad({});
+        if (first.grad().defined()) first.grad().add_(gradient.to(first.device()));
+        else first.set_grad(gradient.to(first.device()));
+      }
+  });
+}
+
+Tensor ReplicaGraphs::join_input(std::size_t input, const std::vector<std::vector<Tensor>>& gradients) const {
+  const auto& [index, whole, device] = node_inputs_[input];
+  bool any = false;
+  for (std::size_t r = 0; r < parts(); ++r) any = any || gradients[r][input].defined();
+  if (!any) return {};
+  std::vector<Tensor> rows;
+  for (std::size_t r = 0; r < parts(); ++r) {
+    const Tensor& own = gradients[r][input];
+    rows.push_back((own.defined() ? own : zeros_like(inputs_[r][index].detach())).to(device));
+  }
+  if (!whole) return cat(rows);
+  return std::accumulate(rows.begin() + 1, rows.end(), rows[0],
+                         [](const Tensor& sum, const Tensor& t) { return sum + t; });
+}
+
+void ReplicaGraphs::backward(autograd::Backward& b) {
+  const autograd::NestedPass mode = autograd::nested_pass();
+  const std::vector<std::unique_ptr<Reducer>> none;
+  const auto& reducers = mode.accumulates && replicas_->are_persistent() ? replicas_->reducers() : none;
+  const bool averages = !reducers.empty();
+  if (averages) replicas_->spread_gradients();
+  std::vector<std::vector<Tensor>> gradients(replicas_->size());
+  std::atomic<bool> failed{false};
+  // The others wait for one that failed: they are told, and what they then throw is no news.
+  const auto ends_pass = [&](int r, const char* why) {
+    if (!averages) return true;
+    if (failed.exchange(true)) return false;
+    replicas_->abort(r, why);
+    return true;
+  };
+  try {
+    on_replicas(replicas_->first(averages ? replicas_->size() : parts()), [&](int i) {
+      const auto r = static_cast<std::size_t>(i);
+      try {
+        gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr);
+      } catch (const std::exception& e) {
+        if (ends_pass(i, e.what())) throw;
+      } catch (...) {
+        if (ends_pass(i, "an exception that says nothing")) throw;
+      }
+    });
+  } catch (...) {
+    if (averages) replicas_->drop_group();
+    throw;
+  }
+  if (averages) replicas_->remember_gradients();
+  if (mode.accumulates && !replicas_->are_persistent()) reduce_on_master();
+  for (std::size_t k = 0; k < node_inputs_.size(); ++k)
+    b.set(static_cast<std::uint32_t>(k), join_input(k, gradients));
+}
+
+}  // namespace tapestry::distributed

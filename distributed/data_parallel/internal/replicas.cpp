@@ -1,0 +1,243 @@
+#include "tapestry/distributed/data_parallel/internal/replicas.h"
+
+#include <algorithm>
+#include <set>
+
+#include "tapestry/core/cuda/device.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/ddp/job.h"
+
+namespace tapestry::distributed {
+namespace {
+
+std::size_t mebibytes(const char* name, double value) {
+  check(value > 0 && value <= 1 << 20, "[DataParallel] ", name, " is ", value,
+        " MiB; give a size above 0, such as 25");
+  return static_cast<std::size_t>(value * (1 << 20));
+}
+
+ReducerOptions reducer_options(const DataParallelOptions& options) {
+  ReducerOptions reducer;
+  reducer.bucket_cap_bytes = mebibytes("bucket_cap_mb", options.bucket_cap_mb);
+  reducer.first_bucket_bytes =
+      std::min(mebibytes("first_bucket_mb", options.first_bucket_mb), reducer.bucket_cap_bytes);
+  return reducer;
+}
+
+bool have_a_gpu_each(const std::vector<Device>& devices) {
+  std::set<int> gpus;
+  for (const Device d : devices)
+    if (d.is_cuda()) gpus.insert(cuda::device_properties(d).gpu);
+  return gpus.size() == devices.size();
+}
+
+}  // namespace
+
+void Replicas::Slot::remember() {
+  replicas.clear();
+  versions.clear();
+  for (int r = 0; r < slot.replicas(); ++r) {
+    replicas.push_back(slot.replica(r));
+    versions.push_back(replicas.back().version());
+  }
+}
+
+bool Replicas::Slot::is_known(std::size_t size) const {
+  if (replicas.size() != size || slot.replicas() != static_cast<int>(size)) return false;
+  for (std::size_t r = 0; r < size; ++r)
+    if (!slot.replica(static_cast<int>(r)).is_same(replicas[r])) return false;
+  return true;
+}
+
+// Optimizers change all replicas of a parameter alike; forward changes those of a buffer, each in its own
+// way.
+bool Replicas::Slot::in_step() const {
+  const std::uint32_t allowed = is_parameter ? replicas[0].version() - versions[0] : 0;
+  for (std::size_t r = 0; r < replicas.size(); ++r)
+    if (replicas[r].version() - versions[r] != allowed) return false;
+  return true;
+}
+
+bool Replicas::Slot::gradients_in_step() const {
+  for (std::size_t r = 0; r < replicas.size(); ++r) {
+    const Tensor gradient = replicas[r].grad();
+    if (gradients.empty() || !gradient.is_same(gradients[r])) {
+      const bool none = !gradient.defined() && !replicas[0].grad().defined();
+      if (!none) return false;
+    } else if (gradient.defined() && gradient.version() - gradient_versions[r] !=
+                                         replicas[0].grad().version() - gradient_versions[0]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallelOptions& o)
+    : devices(std::move(on)), options(o), model_(model) {
+  reducer_options(options);
+  for (const auto& [name, p] : model.named_parameters()) slots_.push_back({name, p, true});
+  for (const auto& [name, b] : model.named_buffers()) slots_.push_back({name, b, false});
+  for (const Slot& s : slots_) {
+    check(s.slot.replicas() == 1, "[DataParallel] '", s.name, "' has ", s.slot.replicas(),
+          " replicas already; let the DataParallel around this model go first, or call unreplicate()");
+    check<DeviceError>(s.slot.replica(0).device() == slots_[0].slot.replica(0).device(),
+                       "[DataParallel] the model lies on several devices: ", slots_[0].name, " on ",
+                       slots_[0].slot.replica(0).device(), ", ", s.name, " on ", s.slot.replica(0).device(),
+                       "; a replica lies on one. DistributedDataParallel takes such models");
+  }
+  generators_.resize(size());
+  for (std::size_t r = 1; r < size(); ++r) generators_[r] = std::make_unique<Generator>();
+  if (are_persistent()) {
+    replicate_all();
+  } else {
+    unreplicate(model);
+    model.to(devices[0]);
+  }
+}
+
+Replicas::~Replicas() { drop_group(); }
+
+void Replicas::note_broadcast(const Slot& slot) {
+  bytes_broadcast_ +=
+      static_cast<std::int64_t>(slot.slot.replica(0).nbytes()) * static_cast<std::int64_t>(size() - 1);
+}
+
+void Replicas::replicate_all() {
+  replicate(model_, devices);
+  for (Slot& s : slots_) {
+    s.remember();
+    note_broadcast(s);
+  }
+}
+
+void Replicas::prepare() {
+  if (!are_persistent()) return replicate_all();
+  if (std::all_of(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.is_known(size()); }))
+    return refresh();
+  reducers_.clear();
+  replicate_all();
+}
+
+// What was changed from outside goes from the first replica to the others.
+void Replicas::refresh() {
+  std::vector<Slot*> changed;
+  for (Slot& s : slots_) {
+    for (std::size_t r = 1; s.is_parameter && r < size(); ++r)
+      if (s.replicas[r].requires_grad() != s.is_trained()) s.replicas[r].set_requires_grad(s.is_trained());
+    if (!s.in_step()) changed.push_back(&s);
+  }
+  if (changed.empty()) return;
+  on_replicas(devices, [&](int r) {
+    const NoGradGuard no_grad;
+    for (const Slot* s : changed)
+      if (r > 0) s->replicas[static_cast<std::size_t>(r)].detach().copy_(s->replicas[0].detach());
+  });
+  for (Slot* s : changed) {
+    s->remember();
+    note_broadcast(*s);
+  }
+}
+
+std::vector<std::vector<Tensor>> Replicas::take_parameters() {
+  std::vector<std::vector<Tensor>> parameters(size());
+  for (Slot& s : slots_) {
+    for (std::size_t r = 0; s.is_parameter && r < size(); ++r) parameters[r].push_back(s.replicas[r]);
+    s.slot.set_replicas({s.slot.replica(0)});
+    s.replicas.clear();
+  }
+  return parameters;
+}
+
+// A function of the first replica's generator, so that a run that is resumed draws what it would have drawn.
+void Replicas::seed_generators() {
+  const auto [seed, offset] = current_generator(devices[0]).state();
+  for (std::size_t r = 1; r < size(); ++r)
+    generators_[r]->set_state({rank_seed(seed, static_cast<int>(r)), offset});
+}
+
+const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
+  check<AutogradError>(!closed_,
+                       "[DataParallel] backward through a forward pass of one that is gone; keep the "
+                       "DataParallel until backward has run");
+  std::vector<bool> trained;
+  for (const Slot& s : slots_) trained.push_back(s.is_trained());
+  if (!reducers_.empty() && trained == reduced_) return reducers_;
+  reducers_.clear();
+  if (std::find(trained.begin(), trained.end(), true) == trained.end()) return reducers_;
+  if (groups_.empty()) make_groups();
+  std::vector<std::unique_ptr<Reducer>> made(size());
+  on_replicas(devices, [&](int i) {
+    const auto r = static_cast<std::size_t>(i);
+    std::vector<std::pair<std::string, Tensor>> parameters;
+    for (std::size_t s = 0; s < slots_.size(); ++s)
+      if (trained[s]) parameters.emplace_back(slots_[s].name, slots_[s].replicas[r]);
+    made[r] = std::make_unique<Reducer>(std::move(parameters), groups_[r], reducer_options(options));
+    made[r]->synchronise = false;  // but in our own passes
+  });
+  reducers_ = std::move(made);
+  reduced_ = std::move(trained);
+  return reducers_;
+}
+
+void Replicas::spread_gradients() {
+  std::vector<const Slot*> changed;
+  for (const Slot& s : slots_)
+    if (s.is_trained() && !s.gradients_in_step()) changed.push_back(&s);
+  if (changed.empty()) return;
+  on_replicas(devices, [&](int i) {
+    const NoGradGuard no_grad;
+    const auto r = static_cast<std::size_t>(i);
+    for (const Slot* s : changed) {
+      const Tensor first = s->replicas[0].grad();
+      if (r > 0) s->replicas[r].set_grad(first.defined() ? first.to(devices[r]) : first);
+    }
+  });
+}
+
+void Replicas::remember_gradients() {
+  for (Slot& s : slots_) {
+    s.gradients.clear();
+    s.gradient_versions.clear();
+    if (!s.is_trained()) continue;
+    for (const Tensor& t : s.replicas) {
+      s.gradients.push_back(t.grad());
+      s.gradient_versions.push_back(s.gradients.back().defined() ? s.gradients.back().version() : 0);
+    }
+  }
+}
+
+void Replicas::make_groups() {
+  const std::shared_ptr<Store> store = memory_store();
+  std::vector<std::shared_ptr<Backend>> backends(size());
+  if (built_with_nccl() && have_a_gpu_each(devices)) {
+    constexpr Milliseconds kToMeet(300'000);
+    on_replicas(devices, [&](int r) {
+      const auto at = static_cast<std::size_t>(r);
+      backends[at] =
+          nccl_backend(prefix_store("nccl/", store), r, static_cast<int>(size()), devices[at], kToMeet);
+    });
+  } else {
+    backends = local_backends(static_cast<int>(size()));
+  }
+  // Not compared: ranks cannot come to differ in what they call, since one object calls for all.
+  for (std::shared_ptr<Backend>& backend : backends)
+    groups_.push_back(make_process_group(std::move(backend), store, {.check = false}, "replicas"));
+}
+
+void Replicas::abort(int replica, const std::string& why) noexcept {
+  groups_[static_cast<std::size_t>(replica)]->abort(why);
+}
+
+void Replicas::drop_group() noexcept {
+  reducers_.clear();
+  groups_.clear();
+}
+
+void Replicas::close() noexcept {
+  closed_ = true;
+  drop_group();
+  for (Slot& s : slots_)
+    if (s.slot.replicas() > 1) s.slot.set_replicas({s.slot.replica(0)});
+}
+
+}  // namespace tapestry::distributed

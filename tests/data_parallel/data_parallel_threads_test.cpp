@@ -1,0 +1,387 @@
+// What DataParallel promises besides the right numbers: what travels, buffers, random numbers, threads.
+#include <dirent.h>
+#include <dlfcn.h>
+
+#include <fstream>
+
+#include "tapestry/core/worker.h"
+#include "tests/core/child.h"
+#include "tests/data_parallel/models.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+
+template <class M>
+void prepare(M& net) {
+  net.to(DType::f64);
+  fill_by_formula(net);
+}
+
+std::int64_t bytes_of(const nn::Module& module) {
+  std::int64_t bytes = 0;
+  for (const nn::Parameter& p : module.parameters()) bytes += static_cast<std::int64_t>(p->nbytes());
+  for (const nn::Buffer& b : module.buffers()) bytes += static_cast<std::int64_t>(b->nbytes());
+  return bytes;
+}
+
+template <class Dp>
+double step(Dp& dp, optim::Optimizer& optimizer, int number, std::int64_t size) {
+  const auto batch = PlainMembers::batch(number, size);
+  optimizer.zero_grad();
+  const Tensor loss = cross_entropy(dp(batch.x), batch.labels);
+  loss.backward();
+  optimizer.step();
+  return loss.item();
+}
+
+}  // namespace
+
+TEST_CASE("devices are strings, indices, or all") {
+  PlainMembers net;
+  using Devices = std::vector<Device>;
+  CHECK(DataParallel(net, {"cpu:0", "cpu:2"}).devices() == Devices{"cpu:0", "cpu:2"});
+  CHECK(DataParallel(net, {1, 3}).devices() == Devices{"cpu:1", "cpu:3"});
+  CHECK(net.fc.weight->device() == Device("cpu:1"));
+  CHECK(DataParallel(net).devices() == Devices{"cpu:0", "cpu:1", "cpu:2", "cpu:3"});
+  CHECK(DataParallel(net, std::vector<int>{2}).devices() == Devices{"cpu:2"});
+  CHECK(net.fc.weight.replicas() == 1);
+  DataParallel master(net, {0, 1}, {.strategy = Strategy::master});
+  CHECK(master.strategy() == Strategy::master);
+  CHECK(&master.module() == &net);
+
+  CHECK_THROWS_WITH(DataParallel(net, std::vector<Device>{}), ContainsSubstring("there are no devices"));
+  CHECK_THROWS_WITH(DataParallel(net, {"cpu:1", "cpu:1"}), ContainsSubstring("cpu:1 is named twice"));
+  CHECK_THROWS_WITH(DataParallel(net, {"cpu:0", "cpu:4"}),
+                    ContainsSubstring("[DataParallel] device cpu:4 does not"));
+  CHECK_THROWS_AS(DataParallel(net, {0, 77}), DeviceError);
+  CHECK_THROWS_WITH(DataParallel(net, {0, 1}, {.bucket_cap_mb = 0}), ContainsSubstring("bucket_cap_mb is 0"));
+  nn::Sequential split(nn::Linear::Options{.in_features = 2, .out_features = 2},
+                       nn::Linear::Options{.in_features = 2, .out_features = 2});
+  split.at("1").to("cpu:1");
+  CHECK_THROWS_WITH(DataParallel(split, {0, 1}),
+                    ContainsSubstring("the model lies on several devices: 0.weight on cpu:0"));
+}
+
+TEST_CASE("parameters travel again only when somebody else changed them") {
+  PlainMembers net;
+  prepare(net);
+  DataParallel dp(net, {0, 1, 2});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+  CHECK(dp.bytes_broadcast() == 2 * bytes_of(net));
+  CHECK(dp.report().buckets.empty());
+  for (int i = 0; i < 5; ++i) step(dp, optimizer, i, 6);
+  CHECK(dp.bytes_broadcast() == 2 * bytes_of(net));
+  REQUIRE(dp.report().buckets.size() == 1);
+  CHECK(static_cast<std::int64_t>(dp.report().buckets[0].bytes) == bytes_of(net));
+
+  const auto equal = [&] {
+    for (const nn::Parameter& p : net.parameters())
+      for (int r = 1; r < 3; ++r)
+        if (to_vector(p.replica(r)) != to_vector(p.replica(0))) return false;
+    return true;
+  };
+  net.fc.bias->detach().mul_(2);
+  CHECK_FALSE(equal());
+  step(dp, optimizer, 5, 6);
+  CHECK(equal());
+  CHECK(dp.bytes_broadcast() == 2 * (bytes_of(net) + 4 * 8));
+  // It reaches all replicas by itself.
+  const StateDictCopy before = copy_state(net);
+  nn::StateDict saved;
+  for (const auto& [name, t] : net.state_dict()) saved.emplace_back(name, t.clone());
+  step(dp, optimizer, 6, 6);
+  net.load_state_dict(saved);
+  CHECK(copy_state(net) == before);
+  CHECK(equal());
+  step(dp, optimizer, 7, 6);
+  CHECK(dp.bytes_broadcast() == 2 * (bytes_of(net) + 4 * 8));
+  // Another tensor in the slot of the first: all are made anew.
+  net.fc.weight.set_replica(0, net.fc.weight->detach().clone().set_requires_grad());
+  step(dp, optimizer, 8, 6);
+  CHECK(equal());
+}
+
+TEST_CASE("under the master strategy parameters travel before every forward, and others do not stay") {
+  PlainMembers net;
+  DataParallel dp(net, {0, 1, 2}, {.strategy = Strategy::master});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+  net.to(DType::f64);
+  CHECK(dp.bytes_broadcast() == 0);
+  for (int i = 1; i <= 3; ++i) {
+    step(dp, optimizer, i, 6);
+    CHECK(dp.bytes_broadcast() == i * 2 * bytes_of(net));
+    CHECK(net.fc.weight.replicas() == 1);
+  }
+}
+
+TEST_CASE("gradients from elsewhere are added to, on all replicas") {
+  PlainMembers net, alone;
+  prepare(net);
+  prepare(alone);
+  DataParallel dp(net, {0, 1, 2});
+  CHECK_THROWS_WITH(DataParallel(net, {0, 1}), ContainsSubstring("has 3 replicas already"));
+  const auto a = PlainMembers::batch(1, 5), b = PlainMembers::batch(2, 7);
+  for (int i = 0; i < 2; ++i) {
+    for (PlainMembers* m : {&net, &alone}) {
+      m->zero_grad(i == 0);
+      cross_entropy((*m)(a.x), a.labels).backward();  // around dp
+      m->fc.bias->grad().mul_(3);
+    }
+    cross_entropy(dp(b.x), b.labels).backward();
+    cross_entropy(alone(b.x), b.labels).backward();
+    net.conv.bias->zero_grad();
+    alone.conv.bias->zero_grad();
+    cross_entropy(dp(a.x), a.labels).backward();
+    cross_entropy(alone(a.x), a.labels).backward();
+    for (std::size_t p = 0; p < alone.parameters().size(); ++p)
+      for (int r = 0; r < 3; ++r)
+        CHECK(allclose(net.parameters()[p].replica(r).grad().to(kCPU), alone.parameters()[p]->grad(), 1e-12,
+                       1e-14));
+  }
+}
+
+TEST_CASE("statistics are the first replica's, in training and evaluation") {
+  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+    SmallCnn net, alone;
+    prepare(net);
+    prepare(alone);
+    const auto [x, labels] = formula_batch(0, 0, 7);
+    {
+      DataParallel dp(net, {0, 1, 2}, {.strategy = strategy});
+      for (int i = 0; i < 3; ++i) {
+        const Tensor y = dp(x);
+        const Tensor first = alone(x.narrow(0, 0, 3));
+        CHECK(allclose(y.narrow(0, 0, 3), first, 1e-12, 1e-14));
+      }
+      for (std::size_t i = 0; i < net.buffers().size(); ++i)
+        CHECK(allclose(net.buffers()[i].tensor(), alone.buffers()[i].tensor(), 1e-12, 1e-14));
+      net.eval();
+      alone.eval();
+      CHECK(allclose(dp(x), alone(x), 1e-12, 1e-14));
+      const NoGradGuard no_grad;
+      CHECK_FALSE(dp(x).requires_grad());
+      CHECK_FALSE(net.conv1.weight->grad().defined());
+    }
+    CHECK(net.conv1.weight.replicas() == 1);
+    CHECK(allclose(net(x), alone(x), 1e-12, 1e-14));
+  }
+}
+
+TEST_CASE("gradients reach the inputs, and grad() touches no parameter") {
+  PlainMembers net;
+  prepare(net);
+  const auto batch = PlainMembers::batch(1, 7);
+  const Tensor x = batch.x.set_requires_grad();
+  const Tensor expected = autograd::grad({cross_entropy(net(x * 2), batch.labels)}, {x})[0];
+  cross_entropy(net(x * 2), batch.labels).backward();
+  const Tensor weight = net.conv.weight->grad().clone();
+  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+    net.zero_grad();
+    x.zero_grad();
+    DataParallel dp(net, {0, 1, 2}, {.strategy = strategy});
+    CHECK(allclose(autograd::grad({cross_entropy(dp(x * 2), batch.labels)}, {x})[0], expected, 1e-12, 1e-14));
+    CHECK_FALSE(net.conv.weight->grad().defined());
+    const Tensor loss = cross_entropy(dp(x * 2), batch.labels);
+    loss.backward({}, true);
+    CHECK(allclose(x.grad(), expected, 1e-12, 1e-14));
+    CHECK(allclose(net.conv.weight->grad(), weight, 1e-12, 1e-14));
+    loss.backward();
+    CHECK(allclose(net.conv.weight->grad(), weight * 2, 1e-12, 1e-14));
+    CHECK_THROWS_WITH(loss.backward(), ContainsSubstring("already used by a backward pass"));
+    const Tensor again = cross_entropy(dp(x * 2), batch.labels);
+    autograd::WeightGradients weights;
+    CHECK_THROWS_WITH(autograd::backward_inputs({again}, {x}, {}, weights),
+                      ContainsSubstring("backward_inputs()"));
+  }
+}
+
+TEST_CASE("a loss comes with what is to be gathered beside it") {
+  PlainMembers net;
+  prepare(net);
+  DataParallel dp(net, {0, 1});
+  const auto batch = PlainMembers::batch(1, 5);
+  const auto [loss, scores] =
+      dp.loss(std::tie(batch.x, batch.labels), [&](const Tensor& x, const Tensor& labels) {
+        const Tensor s = net(x);
+        return std::pair(cross_entropy(s, labels).reshape({1}), s.detach());
+      });
+  CHECK(loss.dim() == 0);
+  CHECK(scores.sizes() == Shape{5, 4});
+  CHECK_FALSE(scores.requires_grad());
+  CHECK(loss.item() == Approx(cross_entropy(net(batch.x), batch.labels).item()).epsilon(1e-14));
+  CHECK_THROWS_WITH(dp.loss(batch, [&](const PlainMembers::Batch& b) { return net(b.x); }),
+                    ContainsSubstring("the loss is float64 [3, 4]"));
+  CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return 3; }),
+                    ContainsSubstring("the loss is no tensor"));
+  CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return Tensor(); }),
+                    ContainsSubstring("the loss is no tensor"));
+}
+
+TEST_CASE("each replica draws other random numbers, the same ones every time") {
+  struct Noise : nn::Module {
+    nn::Dropout& dropout = add<nn::Dropout>("dropout", {.p = 0.5});
+    nn::Parameter& w = param("w", ones({1}));
+    Tensor forward(const Tensor& x) override { return dropout(x * w.tensor()); }
+  } net;
+  DataParallel dp(net, {0, 1});
+  const Tensor x = ones({2, 200});
+  manual_seed(3);
+  const std::vector<double> first = to_vector(dp(x)), second = to_vector(dp(x));
+  CHECK(std::vector(first.begin(), first.begin() + 200) != std::vector(first.begin() + 200, first.end()));
+  CHECK(first != second);
+  manual_seed(3);
+  CHECK(to_vector(dp(x)) == first);
+  const auto state = default_generator(kCPU).state();
+  CHECK(to_vector(dp(x)) == second);
+  manual_seed(4);
+  CHECK(to_vector(dp(x)) != first);
+  default_generator(kCPU).set_state(state);  // as a checkpoint does
+  CHECK(to_vector(dp(x)) == second);
+}
+
+TEST_CASE("a parameter that only some replicas use has the others' share") {
+  struct Branches : nn::Module {
+    nn::Linear& always = add<nn::Linear>("always", {.in_features = 2, .out_features = 2});
+    nn::Linear& sometimes = add<nn::Linear>("sometimes", {.in_features = 2, .out_features = 2});
+    Tensor forward(const Tensor& x) override {
+      return x.select(0, 0).select(0, 0).item() > 0 ? sometimes(always(x))
+             : x.sum().item() == 0                  ? x
+                                                    : always(x);
+    }
+  } net;
+  prepare(net);
+  const auto gradients = [&](const Tensor& x, Strategy strategy, int devices) {
+    std::vector<Device> on;
+    for (int i = 0; i < devices; ++i) on.emplace_back(DeviceType::cpu, i);
+    DataParallel dp(net, on, {.strategy = strategy});
+    net.zero_grad();
+    const Tensor y = dp(x);
+    if (y.requires_grad()) y.sum().backward();
+    std::vector<std::vector<double>> all;
+    for (const nn::Parameter& p : net.parameters())
+      all.push_back(p->grad().defined() ? to_vector(p->grad()) : std::vector<double>{});
+    return all;
+  };
+  // Replica 0 uses both layers, replica 1 one, replica 2 none.
+  const double values[] = {1, 2, -1, 3, 0, 0};
+  const Tensor x = empty({3, 2}, DType::f64);
+  std::copy(values, values + 6, x.data<double>());
+  const auto replicated = gradients(x, Strategy::replicated, 3), master = gradients(x, Strategy::master, 3);
+  for (std::size_t p = 0; p < 4; ++p) {
+    REQUIRE(replicated[p].size() == master[p].size());
+    for (std::size_t i = 0; i < master[p].size(); ++i)
+      CHECK(replicated[p][i] == Approx(master[p][i]).epsilon(1e-14));
+  }
+  CHECK(gradients(x, Strategy::replicated, 3)[3].size() == 2);
+  // One that nobody uses has none.
+  const Tensor rest = x.narrow(0, 1, 2);
+  CHECK(gradients(rest, Strategy::replicated, 2) == gradients(rest, Strategy::master, 2));
+  CHECK(gradients(rest, Strategy::replicated, 2)[3].empty());
+  // Nor does a pass that nobody needs wait for anybody.
+  CHECK(gradients(zeros({2, 2}, DType::f64), Strategy::replicated, 2)[0].empty());
+}
+
+TEST_CASE("what replicas may write is theirs") {
+  struct Counting : nn::Module {
+    nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 2, .out_features = 1});
+    nn::PerReplica<int> samples;
+    Tensor forward(const Tensor& x) override {
+      *samples += static_cast<int>(x.size(0));
+      return fc(x);
+    }
+  } net;
+  DataParallel dp(net, {0, 1, 2});
+  for (int i = 0; i < 10; ++i) dp(zeros({8, 2}));
+  CHECK(*net.samples == 30);
+  std::vector<int> all(3);
+  on_replicas(dp.devices(), [&](int r) { all[static_cast<std::size_t>(r)] = *net.samples; });
+  CHECK(all == std::vector<int>{30, 30, 20});
+}
+
+// ---- warnings ----
+
+TEST_CASE("child: a batch of one", "[.]") {
+  PlainMembers net;
+  DataParallel dp(net, {1, 2, 3});
+  for (int i = 0; i < 3; ++i) dp(zeros({1, 1, 8, 8}));
+}
+TEST_CASE("child: one device", "[.]") {
+  PlainMembers net;
+  DataParallel dp(net);
+  CHECK(dp(zeros({3, 1, 8, 8})).sizes() == Shape{3, 4});
+}
+
+TEST_CASE("warnings come once") {
+  const auto count = [](const std::string& text, const std::string& part) {
+    int n = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  const std::string small = run_child("child: a batch of one", "TAPESTRY_LOGICAL_DEVICES=4").output;
+  INFO(small);
+  CHECK(count(small, "a batch of 1 for 3 devices leaves nothing to do for cpu:2, cpu:3") == 1);
+  CHECK(count(small, "an input is on cpu:0, but the first of the devices cpu:1, cpu:2, cpu:3 is cpu:1") == 1);
+  CHECK(count(small, "warning") == 2);
+  const std::string one =
+      run_child("child: one device", "TAPESTRY_LOGICAL_DEVICES=1 CUDA_VISIBLE_DEVICES=-1").output;
+  INFO(one);
+  CHECK(count(one, "one device only, cpu:0, which does all the work. CUDA devices that can be seen: 0 (") ==
+        1);
+  CHECK(count(one, "CUDA_VISIBLE_DEVICES is \"-1\"") == 1);
+  CHECK(count(one, "warning") == 1);
+  CHECK(count(one, "All tests passed") == 1);
+}
+
+// ---- threads ----
+
+namespace {
+// How many threads of this process have this name. A thread that opens an OpenMP region gives its name to the
+// ones that it starts.
+int threads_named(const std::string& name) {
+  int count = 0;
+  DIR* const tasks = opendir("/proc/self/task");
+  REQUIRE(tasks);
+  while (const dirent* entry = readdir(tasks)) {
+    std::string text;
+    std::getline(std::ifstream(std::string("/proc/self/task/") + entry->d_name + "/comm"), text);
+    count += text == name;
+  }
+  closedir(tasks);
+  return count;
+}
+}  // namespace
+
+TEST_CASE("child: threads that open regions", "[.]") {
+  const int share = get_num_threads() / 2;
+  nn::Sequential net(nn::Linear::Options{.in_features = 256, .out_features = 256}, nn::ReLU::Options{},
+                     nn::BatchNorm1d::Options{.num_features = 256},
+                     nn::Linear::Options{.in_features = 256, .out_features = 10});
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  DataParallel dp(net, {0, 1});
+  const Tensor x = ones({512, 256}), labels = zeros({512}, kInt64);
+  for (int i = 0; i < 3; ++i) {
+    optimizer.zero_grad();
+    dp.loss(std::tie(x, labels), [&](const Tensor& a, const Tensor& b) {
+        return cross_entropy(net(a), b);
+      }).backward();
+    nn::clip_grad_norm_(net.parameters(), 1);
+    optimizer.step();
+  }
+  std::printf("share %d: %d %d %d %d\n", share, threads_named("compute cpu:0"),
+              threads_named("compute cpu:1"), threads_named("collectives 0"), threads_named("collectives 1"));
+}
+
+TEST_CASE(
+    "each device's worker opens regions, with its share of the threads, and no communication thread does") {
+  CHECK_THAT(
+      run_child("child: threads that open regions", "TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=2").output,
+      ContainsSubstring("share 1: 1 1 1 1"));
+  if (!dlsym(RTLD_DEFAULT, "omp_get_num_threads")) return;  // built without OpenMP
+  CHECK_THAT(
+      run_child("child: threads that open regions", "TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=6").output,
+      ContainsSubstring("share 3: 3 3 1 1"));
+}

@@ -1,0 +1,194 @@
+// Scatter, replicate, apply and gather, each by itself and together.
+#include <atomic>
+
+#include "tapestry/core/worker.h"
+#include "tests/data_parallel/models.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+const std::vector<Device> kTwo{"cpu:0", "cpu:1"}, kFour{"cpu:0", "cpu:1", "cpu:2", "cpu:3"};
+using Sizes = std::vector<std::int64_t>;
+}  // namespace
+
+TEST_CASE("samples are shared out evenly") {
+  CHECK(shares_of(8, 4) == Sizes{2, 2, 2, 2});
+  CHECK(shares_of(7, 4) == Sizes{2, 2, 2, 1});
+  CHECK(shares_of(9, 4) == Sizes{3, 2, 2, 2});
+  CHECK(shares_of(2, 4) == Sizes{1, 1});
+  CHECK(shares_of(1, 1) == Sizes{1});
+  CHECK(shares_of(0, 4) == Sizes{0});
+  CHECK_THROWS_AS(shares_of(3, 0), ValueError);
+}
+
+TEST_CASE("scatter deals out whatever holds tensors") {
+  struct Inner {
+    std::optional<Tensor> maybe;
+    std::string name;
+  };
+  struct Batch {
+    Tensor x;
+    std::vector<Tensor> list;
+    std::map<std::string, Tensor> map;
+    std::pair<Tensor, int> pair;
+    std::tuple<Inner, std::array<Tensor, 1>> more;
+    Whole table;
+    Tensor scalar, absent;
+  };
+  const Tensor x = wave({5, 2}, 0), table = wave({7}, 1);
+  const Batch batch{x, {x * 2}, {{"y", x.select(1, 0)}}, {x, 3}, {{x, "n"}, {x}}, {table}, wave({}, 2), {}};
+  const std::vector<Batch> parts = scatter(batch, kTwo);
+  REQUIRE(parts.size() == 2);
+  for (std::size_t r = 0; r < 2; ++r) {
+    const Batch& p = parts[r];
+    const std::int64_t begin = r == 0 ? 0 : 3, count = r == 0 ? 3 : 2;
+    const std::vector<double> rows = to_vector(x.narrow(0, begin, count));
+    CHECK(p.x.device() == kTwo[r]);
+    CHECK(to_vector(p.x) == rows);
+    CHECK(to_vector(p.list[0]) == to_vector(x.narrow(0, begin, count) * 2));
+    CHECK(p.map.at("y").sizes() == Shape{count});
+    CHECK(to_vector(p.pair.first) == rows);
+    CHECK(p.pair.second == 3);
+    CHECK(to_vector(*std::get<0>(p.more).maybe) == rows);
+    CHECK(std::get<0>(p.more).name == "n");
+    CHECK(to_vector(std::get<1>(p.more)[0]) == rows);
+    CHECK(p.table.tensor.device() == kTwo[r]);
+    CHECK(to_vector(p.table.tensor) == to_vector(table));
+    CHECK(p.scalar.device() == kTwo[r]);
+    CHECK_FALSE(p.absent.defined());
+  }
+  CHECK(scatter(x, kFour).size() == 4);
+  CHECK(scatter(wave({3, 1}, 0), kFour).size() == 3);
+  CHECK(scatter(wave({0, 1}, 0), kFour).size() == 1);
+}
+
+TEST_CASE("scatter says what cannot be dealt out") {
+  CHECK_THROWS_WITH(scatter(std::pair(wave({3, 2}, 0), wave({4}, 0)), kTwo),
+                    ContainsSubstring("[scatter] a batch has tensors of 3 and 4 samples"));
+  CHECK_THROWS_WITH(scatter(std::pair(wave({3, 2}, 0), wave({4}, 0)), kTwo), ContainsSubstring("Whole{"));
+  CHECK_THROWS_WITH(scatter(wave({}, 0), kTwo), ContainsSubstring("no tensor to deal out"));
+  CHECK_THROWS_WITH(scatter(3, kTwo), ContainsSubstring("no tensor to deal out"));
+  CHECK_THROWS_WITH(scatter(wave({3}, 0), std::vector<Device>{}), ContainsSubstring("no devices"));
+  CHECK_THROWS_WITH(scatter(wave({3}, 0), std::vector<Device>{"cpu:1", "cpu:1"}),
+                    ContainsSubstring("cpu:1 is named twice"));
+  CHECK_THROWS_AS(scatter(wave({3}, 0), std::vector<Device>{"cpu:9"}), DeviceError);
+}
+
+TEST_CASE("gather joins along the first dimension, numbers to a vector") {
+  struct Output {
+    Tensor y, loss, absent;
+    std::string note;
+  };
+  const std::vector<Output> parts{{wave({3, 2}, 0), wave({}, 1), {}, "first"},
+                                  {wave({2, 2}, 5).to("cpu:1"), wave({}, 2).to("cpu:1"), {}, "second"}};
+  const Output joined = gather(parts, "cpu:2");
+  CHECK(joined.y.device() == Device("cpu:2"));
+  CHECK(joined.y.sizes() == Shape{5, 2});
+  CHECK(to_vector(joined.y.narrow(0, 3, 2)) == to_vector(wave({2, 2}, 5)));
+  CHECK(to_vector(joined.loss) == std::vector{to_vector(wave({}, 1))[0], to_vector(wave({}, 2))[0]});
+  CHECK_FALSE(joined.absent.defined());
+  CHECK(joined.note == "first");
+  const std::vector<std::vector<Tensor>> uneven{{wave({2}, 0)}, {}}, kinds{{wave({2}, 0)}, {wave({}, 0)}},
+      absent{{wave({2}, 0)}, {Tensor()}};
+  CHECK_THROWS_WITH(gather(uneven, kCPU), ContainsSubstring("replicas returned 1 and 0 tensors"));
+  CHECK_THROWS_WITH(gather(kinds, kCPU), ContainsSubstring("return the same kind from each"));
+  CHECK_THROWS_WITH(gather(absent, kCPU), ContainsSubstring("undefined on another"));
+  CHECK_THROWS_WITH(gather(std::vector<Tensor>{}, kCPU), ContainsSubstring("no parts"));
+}
+
+TEST_CASE("replicate gives each device leaves of its own, and unreplicate takes them away") {
+  SharedAndUnused net;
+  replicate(net, kFour);
+  CHECK(net.first.weight.replicas() == 4);
+  CHECK(net.second.weight.is_same(net.first.weight));
+  for (int r = 0; r < 4; ++r) {
+    const Tensor& t = net.first.weight.replica(r);
+    CHECK(t.device() == kFour[static_cast<std::size_t>(r)]);
+    CHECK(t.is_leaf());
+    CHECK(t.requires_grad());
+    CHECK_FALSE(net.frozen.weight.replica(r).requires_grad());
+    CHECK(to_vector(t) == to_vector(net.first.weight.replica(0)));
+  }
+  // Again: the values alone.
+  const Tensor second = net.first.weight.replica(1);
+  net.first.weight->detach().fill_(7);
+  replicate(net, kFour);
+  CHECK(net.first.weight.replica(1).is_same(second));
+  CHECK(second.max().item() == 7);
+  CHECK(second.min().item() == 7);
+  // Elsewhere.
+  replicate(net, std::vector<Device>{"cpu:2", "cpu:3"});
+  CHECK(net.first.weight.replicas() == 2);
+  CHECK(net.first.weight->device() == Device("cpu:2"));
+  CHECK(net.first.weight->requires_grad());
+  unreplicate(net);
+  CHECK(net.first.weight.replicas() == 1);
+  CHECK_THROWS_AS(replicate(net, std::vector<Device>{"cpu:0", "cpu:7"}), DeviceError);
+  CHECK(net.first.weight.replicas() == 1);
+}
+
+TEST_CASE("the four steps together are recorded, and give what one device gives") {
+  ManyInAndOut net;
+  net.to(DType::f64);
+  fill_by_formula(net);
+  const Tensor a = wave({7, 3}, 1).set_requires_grad(), b = wave({7, 6}, 2),
+               shift = wave({2}, 1).set_requires_grad();
+  const auto loss_of = [](const ManyInAndOut::Output& out) {
+    return (std::get<0>(out) * wave({7, 2}, 9)).sum() + std::get<1>(out).at("hidden")[1].sum();
+  };
+  loss_of(net.forward({a, b}, shift, 3)).backward();
+  const Tensor weight = net.left.weight->grad(), ga = a.grad(), gs = shift.grad();
+  net.zero_grad();
+  a.zero_grad();
+  shift.zero_grad();
+
+  const auto parts = scatter(std::tuple(std::pair(a, b), Whole{shift}, 3), kFour);
+  replicate(net, kFour);
+  const auto outputs = apply(net, parts, kFour);
+  REQUIRE(outputs.size() == 4);
+  CHECK(std::get<0>(outputs[3]).device() == Device("cpu:3"));
+  loss_of(gather(outputs, kFour[0])).backward();
+  Tensor sum = net.left.weight.replica(0).grad();
+  for (int r = 1; r < 4; ++r) sum = sum + net.left.weight.replica(r).grad().to(kCPU);
+  CHECK(allclose(sum, weight, 1e-12, 1e-14));
+  CHECK(allclose(a.grad(), ga, 1e-12, 1e-14));
+  CHECK(allclose(shift.grad(), gs, 1e-12, 1e-14));
+  CHECK_THROWS_WITH(apply(net, parts, std::span(kFour).first(2)), ContainsSubstring("4 parts for 2 devices"));
+}
+
+TEST_CASE("replicas run on their devices' workers, and what one throws has its device's name") {
+  std::vector<std::string> seen(4);
+  on_replicas(kFour, [&](int r) {
+    const Context& context = current_context();
+    check(context.replica == r && device_worker(kFour[static_cast<std::size_t>(r)]).is_current(),
+          "elsewhere");
+    seen[static_cast<std::size_t>(r)] = zeros({1}).device().str();
+  });
+  CHECK(seen == std::vector<std::string>{"cpu:0", "cpu:1", "cpu:2", "cpu:3"});
+  CHECK(current_context().replica == 0);
+
+  int ended = 0;
+  const auto fail_on = [&](int bad, auto error) {
+    std::atomic<int> count{0};
+    try {
+      on_replicas(kFour, [&](int r) {
+        ++count;
+        if (r == bad) throw error;
+      });
+    } catch (...) {
+      ended = count;
+      throw;
+    }
+  };
+  CHECK_THROWS_WITH(fail_on(2, IndexError("[op] out of range")), "[op] out of range (on cpu:2)");
+  CHECK(ended == 4);
+  CHECK_THROWS_AS(fail_on(1, IndexError("x")), IndexError);
+  CHECK_THROWS_WITH(fail_on(3, std::logic_error("a user's own")), "a user's own (on cpu:3)");
+  CHECK_THROWS_AS(fail_on(3, std::logic_error("x")), Error);
+  CHECK_THROWS_AS(fail_on(0, 5), int);
+  CHECK_THROWS_WITH(on_replicas(kTwo, [&](int) { on_replicas(kTwo, [](int) {}); }),
+                    ContainsSubstring("replicas have none of their own"));
+}
