@@ -53,6 +53,24 @@ TEST_CASE("a worker runs tasks in order on a thread of its own") {
   CHECK(name == "compute cpu:0");
 }
 
+TEST_CASE("workers run a task each; the first exception is rethrown with its device when all have ended") {
+  const std::vector<Device> devices{kCPU};
+  int ran = -1;
+  on_workers(devices, [&](int i) {
+    ran = i;
+    CHECK(device_worker(kCPU).is_current());
+  });
+  CHECK(ran == 0);
+  on_workers({}, [](int) { throw 1; });
+  const auto throwing = [&](auto error) { on_workers(devices, [&](int) { throw error; }); };
+  CHECK_THROWS_WITH(throwing(IndexError("[op] out of range")), "[op] out of range (on cpu:0)");
+  CHECK_THROWS_AS(throwing(IndexError("x")), IndexError);
+  CHECK_THROWS_WITH(throwing(std::logic_error("a user's")), "a user's (on cpu:0)");
+  CHECK_THROWS_AS(throwing(std::logic_error("x")), std::nested_exception);
+  CHECK_THROWS_AS(throwing(5), int);
+  CHECK_THROWS_AS(on_workers(std::vector<Device>{"cpu:63"}, [](int) {}), DeviceError);
+}
+
 TEST_CASE("a worker carries exceptions and goes on") {
   DeviceWorker& worker = device_worker(kCPU);
   auto bad = worker.run([] { throw IndexError("[op] out of range"); });

@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "tapestry/autograd/nested.h"
 #include "tapestry/core/worker.h"
 #include "tests/core/child.h"
 #include "tests/data_parallel/models.h"
@@ -194,6 +195,7 @@ TEST_CASE("gradients reach the inputs, and grad() touches no parameter") {
     CHECK_THROWS_WITH(loss.backward(), ContainsSubstring("already used by a backward pass"));
     const Tensor again = cross_entropy(dp(x * 2), batch.labels);
     autograd::WeightGradients weights;
+    CHECK_THROWS_AS(autograd::nested_pass(), AutogradError);
     CHECK_THROWS_WITH(autograd::backward_inputs({again}, {x}, {}, weights),
                       ContainsSubstring("backward_inputs()"));
   }

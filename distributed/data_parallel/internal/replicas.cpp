@@ -59,15 +59,13 @@ bool Replicas::Slot::in_step() const {
 }
 
 bool Replicas::Slot::gradients_in_step() const {
+  const Tensor first = replicas[0].grad();
+  if (!first.defined())
+    return std::none_of(replicas.begin(), replicas.end(), [](const Tensor& t) { return t.grad().defined(); });
   for (std::size_t r = 0; r < replicas.size(); ++r) {
-    const Tensor gradient = replicas[r].grad();
-    if (gradients.empty() || !gradient.is_same(gradients[r])) {
-      const bool none = !gradient.defined() && !replicas[0].grad().defined();
-      if (!none) return false;
-    } else if (gradient.defined() && gradient.version() - gradient_versions[r] !=
-                                         replicas[0].grad().version() - gradient_versions[0]) {
-      return false;
-    }
+    const Tensor own = replicas[r].grad();
+    if (gradients.empty() || !own.defined() || !own.is_same(gradients[r])) return false;
+    if (own.version() - gradient_versions[r] != first.version() - gradient_versions[0]) return false;
   }
   return true;
 }
