@@ -98,6 +98,7 @@ std::vector<Tensor> gather_tensors(const std::vector<std::vector<Tensor>>& parts
 
 void replicate(nn::Module& model, std::span<const Device> devices) {
   check_devices("replicate", devices);
+  const EnableGradGuard no_inference;  // what is made now is trained later
   bool there = true;
   for_slots(model, [&](const nn::TensorSlot& slot) {
     there = there && slot.replicas() == static_cast<int>(devices.size());

@@ -119,8 +119,13 @@ TEST_CASE("replicate gives each device leaves of its own, and unreplicate takes 
   CHECK(net.first.weight.replica(1).is_same(second));
   CHECK(second.max().item() == 7);
   CHECK(second.min().item() == 7);
-  // Elsewhere.
-  replicate(net, std::vector<Device>{"cpu:2", "cpu:3"});
+  // Elsewhere, and in whatever mode.
+  {
+    const InferenceMode inference;
+    replicate(net, std::vector<Device>{"cpu:2", "cpu:3"});
+  }
+  on_replicas(std::vector<Device>{"cpu:2", "cpu:3"}, [&](int) { net(ones({2, 5})).sum().backward(); });
+  CHECK(net.first.weight.replica(1).grad().defined());
   CHECK(net.first.weight.replicas() == 2);
   CHECK(net.first.weight->device() == Device("cpu:2"));
   CHECK(net.first.weight->requires_grad());

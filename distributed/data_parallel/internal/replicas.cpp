@@ -179,8 +179,9 @@ const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
 
 void Replicas::spread_gradients() {
   std::vector<const Slot*> changed;
-  for (const Slot& s : slots_)
+  for (Slot& s : slots_)
     if (s.is_trained() && !s.gradients_in_step()) changed.push_back(&s);
+  for (Slot& s : slots_) s.gradients.clear();  // memory of buckets that the pass may replace
   if (changed.empty()) return;
   on_replicas(devices, [&](int i) {
     const NoGradGuard no_grad;
