@@ -21,14 +21,7 @@ constexpr const char* kNotYet = "not written yet";
 constexpr const char* kWithMixedPrecision = "convolutions in bf16 come with mixed precision";
 
 inline constexpr Exception kExceptions[] = {
-    {"adaptive_avg_pool2d", kBoth, kNotYet},
-    {"adaptive_avg_pool2d_backward", kBoth, kNotYet},
     {"arange", kBoth, kNotYet},
-    {"avg_pool2d", kBoth, kNotYet},
-    {"avg_pool2d_backward", kBoth, kNotYet},
-    {"batch_norm", kBoth, kNotYet},
-    {"batch_norm_backward", kBoth, kNotYet},
-    {"batch_norm_stats", kBoth, kNotYet},
     {"check_indices", kIndices, kNotYet},
     {"conv2d", kBF16, kWithMixedPrecision},
     {"conv2d_backward_input", kBF16, kWithMixedPrecision},
@@ -52,8 +45,6 @@ inline constexpr Exception kExceptions[] = {
     {"lt_scalar", kBoth, kNotYet},
     {"masked", kBoth, kNotYet},
     {"max", kBoth, kNotYet},
-    {"max_pool2d", kBoth, kNotYet},
-    {"max_pool2d_backward", kBoth, kNotYet},
     {"maximum_backward", kBoth, kNotYet},
     {"min", kBoth, kNotYet},
     {"minimum_backward", kBoth, kNotYet},

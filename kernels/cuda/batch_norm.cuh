@@ -1,0 +1,517 @@
+#pragma once
+// Batch normalisation of (n, c, l): sums over n and l for each channel, and maps whose numbers go by channel.
+//
+//   reduce_columns, map_columns   l = 1, channels side by side: a thread keeps to V channels and goes through
+//                                 rows, so what belongs to its channels stays in registers
+//   reduce_planes, map_planes     l > 1: a plane of l elements has one channel
+//
+// Sums have two stages: each block reduces a part, a chunk, of n and l, finish_channels() joins the chunks in
+// order.
+#include <algorithm>
+#include <cmath>
+
+#include "tapestry/core/error.h"
+#include "tapestry/kernels/cuda/map.cuh"
+#include "tapestry/kernels/cuda/softmax.cuh"
+#include "tapestry/kernels/ops/norm.h"
+#include "tapestry/kernels/scratch.h"
+
+namespace tapestry::kernels::cuda {
+
+inline constexpr int kChannelThreads = 256;
+/// Packs that a thread has in flight, of each input: 64 bytes, for at least two blocks an SM.
+inline constexpr int kBatch = 4;
+
+/// All in packs of V elements: along c for columns, along l for planes.
+struct ChannelShape {
+  std::int64_t n, c, l;
+  std::int64_t chunk;  // rows (columns) or packs of a channel (planes) that a block takes
+  int width;           // columns: packs side by side in a block, a power of 2
+  int tiles;           // columns: blocks side by side
+  Divisor plane, channels;
+};
+
+/// What a thread of the columns' kernels does: packs of one column, of kBatch rows that follow each other.
+/// So a few rows are added up as they come.
+struct ColumnPlace {
+  std::int64_t chunk, column, row, end;  // the first of its rows, and the end of its block's
+  int step;                              // from those to its next
+  bool inside;
+  __device__ explicit ColumnPlace(const ChannelShape& s) {
+    const int thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x % s.tiles);
+    chunk = blockIdx.x / s.tiles;
+    column = static_cast<std::int64_t>(tile) * s.width + thread % s.width;
+    step = kChannelThreads / s.width * kBatch;
+    row = chunk * s.chunk + thread / s.width * kBatch;
+    end = std::min((chunk + 1) * s.chunk, s.n);
+    inside = column < s.c;
+  }
+};
+
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, V>*>(p);
+}
+template <class T, int V>
+__device__ __forceinline__ void store_pack(T* p, const float (&x)[V]) {
+  Pack<T, V> pack;
+  UNROLL for (int i = 0; i < V; ++i) pack.v[i] = store<T>(x[i]);
+  *reinterpret_cast<Pack<T, V>*>(p) = pack;
+}
+
+// ---- reductions. Two numbers for each channel; some of the merges go by how many elements are in them.
+
+/// Mean and the sum of squares around it, of a few elements at a time, merged (Chan, Golub and LeVeque 1979).
+template <class T>
+struct MomentsOf {
+  using Type = T;
+  static constexpr int kInputs = 1;
+  const T* in[1];
+  struct Channel {};
+  struct State {
+    float mean, squares;
+  };
+  __device__ Channel channel(std::int64_t) const { return {}; }
+  /// The first `count` of N values, of which the others are 0.
+  template <int N>
+  __device__ static void add(State& s, float seen, const Channel&, const float (&x)[1][N], int count) {
+    const float n = static_cast<float>(count), part = 1.0f / n;
+    float sum = 0, squares = 0;
+    UNROLL for (int i = 0; i < N; ++i) sum += x[0][i];
+    const float mean = sum * part;
+    UNROLL for (int i = 0; i < N; ++i) {
+      const float d = i < count ? x[0][i] - mean : 0.0f;
+      squares += d * d;
+    }
+    s = merge(s, seen, {mean, squares}, n);
+  }
+  __device__ static State merge(State a, float in_a, State b, float in_b) {
+    if (in_b == 0) return a;
+    const float delta = b.mean - a.mean, share = in_b / (in_a + in_b);
+    return {a.mean + delta * share, a.squares + b.squares + delta * delta * in_a * share};
+  }
+};
+
+/// The sums of dy and of dy (x - mean).
+template <class T>
+struct GradientsOf {
+  using Type = T;
+  static constexpr int kInputs = 2;
+  const T* in[2];  // dy, x
+  const float* mean;
+  struct Channel {
+    float mean;
+  };
+  struct State {
+    float plain, centred;
+  };
+  __device__ Channel channel(std::int64_t c) const { return {mean[c]}; }
+  template <int N>
+  __device__ static void add(State& s, float, const Channel& c, const float (&x)[2][N], int) {
+    State sum{};
+    UNROLL for (int i = 0; i < N; ++i) {
+      sum.plain += x[0][i];
+      sum.centred += x[0][i] * (x[1][i] - c.mean);
+    }
+    s = merge(s, 0, sum, 0);
+  }
+  __device__ static State merge(State a, float, State b, float) {
+    return {a.plain + b.plain, a.centred + b.centred};
+  }
+};
+
+/// A State and how many elements are in it, for merge_block().
+template <class Op>
+struct Counted {
+  struct State {
+    float count;
+    typename Op::State s;
+  };
+  __device__ static State merge(State a, State b) {
+    return {a.count + b.count, Op::merge(a.s, a.count, b.s, b.count)};
+  }
+  __device__ static State of_lane(State s, int bits) {
+    auto& [a, b] = s.s;
+    return {__shfl_xor_sync(kAllLanes, s.count, bits),
+            {__shfl_xor_sync(kAllLanes, a, bits), __shfl_xor_sync(kAllLanes, b, bits)}};
+  }
+};
+
+/// parts (chunks, 2, channels).
+template <class Op, int V>
+__global__ void __launch_bounds__(kChannelThreads, 2)
+    reduce_columns(Op op, ChannelShape shape, float* parts) {
+  constexpr int K = Op::kInputs;
+  SHARED(float, counts, [kChannelThreads]);
+  SHARED(float, states, [2][V][kChannelThreads]);  // neighbours have neighbouring places: no conflicts
+  const ColumnPlace place(shape);
+  const int thread = static_cast<int>(threadIdx.x);
+  typename Op::State s[V] = {};
+  float seen = 0;
+  if (place.inside) {
+    typename Op::Channel channels[V];
+    UNROLL for (int v = 0; v < V; ++v) channels[v] = op.channel(place.column * V + v);
+    for (std::int64_t row = place.row; row < place.end; row += place.step) {
+      Pack<typename Op::Type, V> x[K][kBatch];
+      int count = 0;
+      UNROLL for (int b = 0; b < kBatch; ++b) {
+        const std::int64_t at = row + b;
+        UNROLL for (int k = 0; k < K; ++k) x[k][b] = {};
+        if (at >= place.end) continue;
+        ++count;
+        UNROLL for (int k = 0; k < K; ++k) x[k][b] =
+            load_pack<V>(op.in[k] + (at * shape.c + place.column) * V);
+      }
+      UNROLL for (int v = 0; v < V; ++v) {
+        float own[K][kBatch];
+        UNROLL for (int k = 0; k < K; ++k) UNROLL for (int b = 0; b < kBatch; ++b) own[k][b] =
+            load(x[k][b].v[v]);
+        Op::add(s[v], seen, channels[v], own, count);
+      }
+      seen += static_cast<float>(count);
+    }
+  }
+  const auto publish = [&] {
+    counts[thread] = seen;
+    UNROLL for (int v = 0; v < V; ++v) {
+      const auto& [a, b] = s[v];
+      states[0][v][thread] = a;
+      states[1][v][thread] = b;
+    }
+    __syncthreads();
+  };
+  publish();
+  for (int half = kChannelThreads / shape.width / 2; half > 0; half /= 2) {
+    const int other = thread + half * shape.width;
+    if (thread / shape.width < half) {
+      UNROLL for (int v = 0; v < V; ++v) s[v] =
+          Op::merge(s[v], seen, {states[0][v][other], states[1][v][other]}, counts[other]);
+      seen += counts[other];
+    }
+    __syncthreads();
+    publish();
+  }
+  if (thread >= shape.width || !place.inside) return;
+  float* const out = parts + (2 * place.chunk * shape.c + place.column) * V;
+  UNROLL for (int v = 0; v < V; ++v) {
+    out[v] = states[0][v][thread];
+    out[shape.c * V + v] = states[1][v][thread];
+  }
+}
+
+template <class Op, int V>
+__global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, ChannelShape shape, float* parts) {
+  constexpr int K = Op::kInputs;
+  const std::int64_t chunk = blockIdx.x / shape.c, channel = blockIdx.x - chunk * shape.c;
+  const std::int64_t first = chunk * shape.chunk, plane = first / shape.l;
+  // Packs of the channel, numbered from the beginning of this plane.
+  const auto begin = static_cast<unsigned>(first - plane * shape.l);
+  const unsigned end = begin + static_cast<unsigned>(std::min(shape.chunk, shape.n * shape.l - first));
+  const typename Op::Channel own = op.channel(channel);
+  typename Op::State s{};
+  float seen = 0;
+  for (unsigned i = begin + threadIdx.x; i < end; i += kBatch * kChannelThreads) {
+    float x[K][kBatch * V];
+    int count = 0;
+    UNROLL for (int b = 0; b < kBatch; ++b) {
+      const unsigned at = i + b * kChannelThreads, planes = shape.plane.divide(at);
+      const std::int64_t offset =
+          ((plane + planes) * shape.c + channel) * shape.l + (at - planes * shape.plane.value);
+      UNROLL for (int k = 0; k < K; ++k) {
+        Pack<typename Op::Type, V> pack{};
+        if (at < end) pack = load_pack<V>(op.in[k] + offset * V);
+        UNROLL for (int v = 0; v < V; ++v) x[k][b * V + v] = load(pack.v[v]);
+      }
+      if (at < end) count += V;
+    }
+    Op::add(s, seen, own, x, count);
+    seen += static_cast<float>(count);
+  }
+  const auto total = merge_block<Counted<Op>, kChannelThreads>({seen, s});
+  if (threadIdx.x != 0) return;
+  const auto& [a, b] = total.s;
+  parts[2 * chunk * shape.c + channel] = a;
+  parts[(2 * chunk + 1) * shape.c + channel] = b;
+}
+
+inline constexpr int kFinishThreads = 8;  // that share a channel
+
+/// Block (32, 8). Each chunk has `chunk` elements of a channel, `total` in all.
+template <class Op, class Finish>
+__global__ void __launch_bounds__(32 * kFinishThreads)
+    finish_channels(const float* parts, int chunks, std::int64_t channels, std::int64_t chunk,
+                    std::int64_t total, Finish finish) {
+  SHARED(float, counts, [kFinishThreads][32]);
+  SHARED(float, states, [2][kFinishThreads][32]);
+  const std::int64_t channel = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x;
+  typename Op::State s{};
+  auto& [a, b] = s;
+  float seen = 0;
+  if (channel < channels)
+    for (int i = static_cast<int>(threadIdx.y); i < chunks; i += kFinishThreads) {
+      const auto count = static_cast<float>(std::min(chunk, total - i * chunk));
+      const float* const part = parts + 2 * i * channels + channel;
+      s = Op::merge(s, seen, {part[0], part[channels]}, count);
+      seen += count;
+    }
+  counts[threadIdx.y][threadIdx.x] = seen;
+  states[0][threadIdx.y][threadIdx.x] = a;
+  states[1][threadIdx.y][threadIdx.x] = b;
+  __syncthreads();
+  if (threadIdx.y != 0 || channel >= channels) return;
+  for (int i = 1; i < kFinishThreads; ++i) {
+    s = Op::merge(s, seen, {states[0][i][threadIdx.x], states[1][i][threadIdx.x]}, counts[i][threadIdx.x]);
+    seen += counts[i][threadIdx.x];
+  }
+  finish(channel, s);
+}
+
+struct FinishStats {
+  float count;
+  float *mean, *var;
+  template <class State>
+  __device__ void operator()(std::int64_t c, const State& s) const {
+    mean[c] = s.mean;
+    var[c] = s.squares / count;
+  }
+};
+
+/// Sums become gradients, and the numbers of MapGradient if `slope` is not null.
+template <class T>
+struct FinishGradients {
+  float count;
+  const float* inv_std;
+  const T* weight;
+  T *dweight, *dbias;
+  float *slope, *centred, *offset;
+  template <class State>
+  __device__ void operator()(std::int64_t c, const State& s) const {
+    const float inv = inv_std[c];
+    if (dweight) dweight[c] = store<T>(s.centred * inv);
+    if (dbias) dbias[c] = store<T>(s.plain);
+    if (!slope) return;
+    const float factor = weight ? inv * load(weight[c]) : inv;
+    slope[c] = factor;
+    centred[c] = factor * (inv * (inv * (s.centred / count)));  // no product that underflows
+    offset[c] = factor * (s.plain / count);
+  }
+};
+
+// ---- maps
+
+/// (x - mean) inv_std weight + bias; mean, weight and bias may be null.
+template <class T>
+struct MapNormal {
+  using Type = T;
+  static constexpr int kInputs = 1;
+  const T* in[1];
+  T* out;
+  const float *mean, *inv_std;
+  const T *weight, *bias;
+  struct Channel {
+    float mean, scale, shift;
+  };
+  __device__ Channel channel(std::int64_t c) const {
+    return {mean ? mean[c] : 0.0f, weight ? inv_std[c] * load(weight[c]) : inv_std[c],
+            bias ? load(bias[c]) : 0.0f};
+  }
+  __device__ static float result(const Channel& c, const float (&x)[1]) {
+    return (x[0] - c.mean) * c.scale + c.shift;
+  }
+};
+/// dx of (dy, x), through the batch's statistics.
+template <class T>
+struct MapGradient {
+  using Type = T;
+  static constexpr int kInputs = 2;
+  const T* in[2];
+  T* out;
+  const float *mean, *slope, *centred, *offset;
+  struct Channel {
+    float mean, slope, centred, offset;
+  };
+  __device__ Channel channel(std::int64_t c) const { return {mean[c], slope[c], centred[c], offset[c]}; }
+  __device__ static float result(const Channel& c, const float (&x)[2]) {
+    return c.slope * x[0] - c.centred * (x[1] - c.mean) - c.offset;
+  }
+};
+
+template <class F, int V>
+__global__ void __launch_bounds__(kChannelThreads, 2) map_columns(F f, ChannelShape shape) {
+  constexpr int K = F::kInputs;
+  const ColumnPlace place(shape);
+  if (!place.inside) return;
+  typename F::Channel channels[V];
+  UNROLL for (int v = 0; v < V; ++v) channels[v] = f.channel(place.column * V + v);
+  for (std::int64_t row = place.row; row < place.end; row += place.step) {
+    Pack<typename F::Type, V> x[kBatch][K];
+    UNROLL for (int b = 0; b < kBatch; ++b) {
+      const std::int64_t at = row + b;
+      if (at < place.end)
+        UNROLL for (int k = 0; k < K; ++k) x[b][k] =
+            load_pack<V>(f.in[k] + (at * shape.c + place.column) * V);
+    }
+    UNROLL for (int b = 0; b < kBatch; ++b) {
+      const std::int64_t at = row + b;
+      if (at >= place.end) break;
+      float y[V];
+      UNROLL for (int v = 0; v < V; ++v) {
+        float own[K];
+        UNROLL for (int k = 0; k < K; ++k) own[k] = load(x[b][k].v[v]);
+        y[v] = F::result(channels[v], own);
+      }
+      store_pack(f.out + (at * shape.c + place.column) * V, y);
+    }
+  }
+}
+
+template <class F, int V>
+__global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelShape shape) {
+  constexpr int K = F::kInputs;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kBatch * kChannelThreads;
+  const std::int64_t plane = first / shape.l, end = shape.n * shape.c * shape.l;
+  const auto begin =
+                 static_cast<unsigned>(first - plane * shape.l),  // packs are numbered as in reduce_planes
+      channel = static_cast<unsigned>(plane % shape.c);
+  Pack<typename F::Type, V> x[kBatch][K];
+  UNROLL for (int b = 0; b < kBatch; ++b) {
+    const std::int64_t at = first + b * kChannelThreads + threadIdx.x;
+    if (at < end) UNROLL for (int k = 0; k < K; ++k) x[b][k] = load_pack<V>(f.in[k] + at * V);
+  }
+  UNROLL for (int b = 0; b < kBatch; ++b) {
+    const std::int64_t at = first + b * kChannelThreads + threadIdx.x;
+    if (at >= end) break;
+    const unsigned c = channel + shape.plane.divide(begin + b * kChannelThreads + threadIdx.x);
+    const typename F::Channel own = f.channel(c - shape.channels.divide(c) * shape.channels.value);
+    float y[V];
+    UNROLL for (int v = 0; v < V; ++v) {
+      float values[K];
+      UNROLL for (int k = 0; k < K; ++k) values[k] = load(x[b][k].v[v]);
+      y[v] = F::result(own, values);
+    }
+    store_pack(f.out + at * V, y);
+  }
+}
+
+// ---- launches
+
+/// In packs of V elements, with chunks for about `blocks` blocks, and for some work in each.
+template <int V>
+ChannelShape channel_shape(const BatchNorm& s, std::int64_t blocks) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  check(s.c <= kMost && s.l <= kMost, "[batch_norm] ", s.c, " channels of ", s.l,
+        " elements on a GPU; there may be ", kMost, " of each");
+  const auto parts = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
+  ChannelShape shape{.n = s.n, .c = s.c, .l = s.l, .width = 1, .tiles = 1};
+  if (s.l == 1) {
+    shape.c /= V;
+    while (shape.width < 32 && shape.width < shape.c) shape.width *= 2;
+    shape.tiles = static_cast<int>(parts(shape.c, shape.width));
+    shape.chunk = std::max<std::int64_t>(kBatch * (kChannelThreads / shape.width),
+                                         parts(shape.n, parts(blocks, shape.tiles)));
+  } else {
+    shape.l /= V;
+    shape.chunk =
+        std::max<std::int64_t>(kBatch * kChannelThreads, parts(shape.n * shape.l, parts(blocks, shape.c)));
+    shape.plane = Divisor(static_cast<unsigned>(shape.l));
+    shape.channels = Divisor(static_cast<unsigned>(shape.c));
+  }
+  return shape;
+}
+
+/// Whether packs of 16 bytes can be read and written.
+template <class T>
+bool channels_take_packs(const BatchNorm& s, std::initializer_list<const void*> arrays) {
+  constexpr int V = 16 / sizeof(T);
+  return (s.l == 1 ? s.c : s.l) % V == 0 &&
+         std::all_of(arrays.begin(), arrays.end(), [](const void* p) { return aligned<T, V>(p); });
+}
+
+inline constexpr std::int64_t kReduceBlocks = 132 * 8, kMapBlocks = 132 * 16;
+
+template <int V, class Op, class Finish>
+void launch_channel_sums(const BatchNorm& s, const Op& op, const Finish& finish, cudaStream_t stream) {
+  const ChannelShape shape = channel_shape<V>(s, kReduceBlocks);
+  const bool columns = s.l == 1;
+  const std::int64_t total = columns ? shape.n : shape.n * shape.l;
+  const auto chunks = static_cast<int>((total + shape.chunk - 1) / shape.chunk);
+  const Scratch<float> parts(s.device, 2 * chunks * s.c);
+  if (chunks > 0)
+    launch(columns ? &reduce_columns<Op, V> : &reduce_planes<Op, V>,
+           static_cast<unsigned>(chunks * (columns ? shape.tiles : shape.c)), kChannelThreads, 0, stream, op,
+           shape, parts.data());
+  const int each = columns ? 1 : V;
+  launch(&finish_channels<Op, Finish>, static_cast<unsigned>((s.c + 31) / 32), {32, kFinishThreads}, 0,
+         stream, parts.data(), chunks, s.c, shape.chunk * each, total * each, finish);
+}
+
+template <int V, class F>
+void launch_channel_map(const BatchNorm& s, const F& f, cudaStream_t stream) {
+  const ChannelShape shape = channel_shape<V>(s, kMapBlocks);
+  if (s.l == 1)
+    return launch(&map_columns<F, V>,
+                  static_cast<unsigned>((shape.n + shape.chunk - 1) / shape.chunk * shape.tiles),
+                  kChannelThreads, 0, stream, f, shape);
+  constexpr std::int64_t kBlock = kBatch * kChannelThreads;
+  launch(&map_planes<F, V>, static_cast<unsigned>((shape.n * shape.c * shape.l + kBlock - 1) / kBlock),
+         kChannelThreads, 0, stream, f, shape);
+}
+
+template <class T>
+void launch_batch_norm_stats(const BatchNorm& s, const void* x, void* mean, void* var, cudaStream_t stream) {
+  if (s.c == 0) return;
+  const MomentsOf<T> op{{static_cast<const T*>(x)}};
+  const FinishStats finish{static_cast<float>(s.n * s.l), static_cast<float*>(mean),
+                           static_cast<float*>(var)};
+  if (channels_take_packs<T>(s, {x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
+  else launch_channel_sums<1>(s, op, finish, stream);
+}
+
+template <class T>
+void launch_batch_norm(const BatchNorm& s, const void* x, const void* mean, const void* inv_std,
+                       const void* weight, const void* bias, void* y, cudaStream_t stream) {
+  if (s.n * s.c * s.l == 0) return;
+  const MapNormal<T> f{{static_cast<const T*>(x)},      static_cast<T*>(y),
+                       static_cast<const float*>(mean), static_cast<const float*>(inv_std),
+                       static_cast<const T*>(weight),   static_cast<const T*>(bias)};
+  if (channels_take_packs<T>(s, {x, y})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
+  else launch_channel_map<1>(s, f, stream);
+}
+
+template <class T>
+void launch_batch_norm_backward(const BatchNorm& s, const void* dy, const void* x, const void* mean,
+                                const void* inv_std, const void* weight, bool training, void* dx,
+                                void* dweight, void* dbias, cudaStream_t stream) {
+  if (s.c == 0) return;
+  const bool through = training && dx;  // the statistics
+  const Scratch<float> numbers(s.device, through ? 3 * s.c : 0);
+  float* const slope = numbers.data();
+  if (through || dweight || dbias) {
+    const GradientsOf<T> op{{static_cast<const T*>(dy), static_cast<const T*>(x)},
+                            static_cast<const float*>(mean)};
+    const FinishGradients<T> finish{.count = static_cast<float>(s.n * s.l),
+                                    .inv_std = static_cast<const float*>(inv_std),
+                                    .weight = static_cast<const T*>(weight),
+                                    .dweight = static_cast<T*>(dweight),
+                                    .dbias = static_cast<T*>(dbias),
+                                    .slope = through ? slope : nullptr,
+                                    .centred = slope + s.c,
+                                    .offset = slope + 2 * s.c};
+    if (channels_take_packs<T>(s, {dy, x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
+    else launch_channel_sums<1>(s, op, finish, stream);
+  }
+  if (!dx) return;
+  if (!training)  // a product with slope = inv_std weight
+    return launch_batch_norm<T>(s, dy, nullptr, inv_std, weight, nullptr, dx, stream);
+  if (s.n * s.l == 0) return;
+  const MapGradient<T> f{{static_cast<const T*>(dy), static_cast<const T*>(x)},
+                         static_cast<T*>(dx),
+                         static_cast<const float*>(mean),
+                         slope,
+                         slope + s.c,
+                         slope + 2 * s.c};
+  if (channels_take_packs<T>(s, {dy, x, dx})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
+  else launch_channel_map<1>(s, f, stream);
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,222 @@
+// Batch normalisation against the CPU's kernels in f64.
+#include "tapestry/kernels/cuda/batch_norm.cuh"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+namespace gpu = tapestry::kernels::cuda;
+using namespace emulated;
+
+namespace {
+
+struct Inputs {
+  BatchNorm shape;
+  bool affine;
+  Values x, dy, weight, bias;
+
+  Inputs(std::int64_t n, std::int64_t c, std::int64_t l, bool with_affine = true, double offset = 0)
+      : shape{.n = n, .c = c, .l = l},
+        affine(with_affine),
+        x(numbers(n * c * l, 1, 2)),
+        dy(numbers(n * c * l, 2, 1)),
+        weight(numbers(c, 3, 2)),
+        bias(numbers(c, 4, 1)) {
+    for (double& v : x) v += offset;
+  }
+  std::size_t channel(std::size_t i) const {
+    return i / static_cast<std::size_t>(shape.l) % static_cast<std::size_t>(shape.c);
+  }
+};
+
+/// The CPU's results, and the errors that f32 may make.
+struct Wanted {
+  Values mean, var, inv_std, y, dx, dweight, dbias, dx_eval;
+  Values mean_error, var_error, y_error, dx_error, dweight_error, dbias_error, dx_eval_error;
+
+  explicit Wanted(const Inputs& in) {
+    const auto c = static_cast<std::size_t>(in.shape.c), size = in.x.size();
+    for (Values* v :
+         {&mean, &var, &inv_std, &dweight, &dbias, &mean_error, &var_error, &dweight_error, &dbias_error})
+      v->resize(c);
+    for (Values* v : {&y, &dx, &dx_eval, &y_error, &dx_error, &dx_eval_error}) v->resize(size);
+    const double *const weight = in.affine ? in.weight.data() : nullptr, *const bias = in.affine
+                                                                                           ? in.bias.data()
+                                                                                           : nullptr;
+    batch_norm_stats(kCPU, DType::f64, in.shape, in.x.data(), mean.data(), var.data());
+    const std::int64_t total = in.shape.n * in.shape.l;
+    const double count = static_cast<double>(total), sum_error = roundings(total);
+    Values largest(c);
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t k = in.channel(i);
+      mean_error[k] += sum_error * std::abs(in.x[i]) / count;
+      largest[k] = std::max(largest[k], std::abs(in.x[i]));
+    }
+    for (std::size_t k = 0; k < c; ++k) {  // the means of chunks are rounded
+      const double e = 8 * largest[k];
+      var_error[k] = sum_error * var[k] + 2 * e * std::sqrt(var[k]) + kUnit * e * e;
+      inv_std[k] = static_cast<float>(1 / std::sqrt(var[k] + 1e-5));
+    }
+    Values given = mean;
+    for (double& m : given) m = static_cast<float>(m);  // what the others are given
+    batch_norm(kCPU, DType::f64, in.shape, in.x.data(), given.data(), inv_std.data(), weight, bias, y.data());
+    batch_norm_backward(kCPU, DType::f64, in.shape, in.dy.data(), in.x.data(), given.data(), inv_std.data(),
+                        weight, true, dx.data(), dweight.data(), dbias.data());
+    batch_norm_backward(kCPU, DType::f64, in.shape, in.dy.data(), in.x.data(), given.data(), inv_std.data(),
+                        weight, false, dx_eval.data(), nullptr, nullptr);
+    const auto slope = [&](std::size_t k) { return inv_std[k] * (weight ? std::abs(weight[k]) : 1); };
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t k = in.channel(i);
+      const double d = std::abs(in.x[i] - given[k]);
+      y_error[i] = 4 * d * slope(k) + 4;
+      dbias_error[k] += sum_error * std::abs(in.dy[i]);
+      dweight_error[k] += sum_error * std::abs(in.dy[i]) * d * inv_std[k];
+      dx_eval_error[i] = 4 * std::abs(dx_eval[i]);
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t k = in.channel(i);
+      const double normal = std::abs(in.x[i] - given[k]) * inv_std[k];
+      dx_error[i] =
+          slope(k) * (4 * std::abs(in.dy[i]) + 2 * (dbias_error[k] + normal * dweight_error[k]) / count);
+    }
+    mean = given;
+  }
+};
+
+template <class T>
+void check_batch_norm(const Inputs& in, std::size_t offset = 0) {
+  CAPTURE(in.shape.n, in.shape.c, in.shape.l, in.affine, offset, sizeof(T));
+  const Wanted want(in);
+  const std::size_t c = want.mean.size();
+  in_each_order([&] {
+    const Block<T> x(in.x, offset), dy(in.dy, offset), weight(in.weight), bias(in.bias),
+        y(in.x.size(), offset);
+    const Block<float> mean(c), var(c), given(want.mean), inv_std(want.inv_std);
+    gpu::launch_batch_norm_stats<T>(in.shape, x.data(), mean.data(), var.data(), nullptr);
+    check_close("mean", mean, want.mean, want.mean_error);
+    check_close("var", var, want.var, want.var_error);
+    const T *const w = in.affine ? weight.data() : nullptr, *const b = in.affine ? bias.data() : nullptr;
+    gpu::launch_batch_norm<T>(in.shape, x.data(), given.data(), inv_std.data(), w, b, y.data(), nullptr);
+    check_close("y", y, want.y, want.y_error);
+    const Block<T> dx(Values(in.x.size(), 77), offset), dweight(Values(c, 77)), dbias(Values(c, 77));
+    gpu::launch_batch_norm_backward<T>(in.shape, dy.data(), x.data(), given.data(), inv_std.data(), w, true,
+                                       dx.data(), dweight.data(), dbias.data(), nullptr);
+    check_close("dx", dx, want.dx, want.dx_error);
+    check_close("dweight", dweight, want.dweight, want.dweight_error);
+    check_close("dbias", dbias, want.dbias, want.dbias_error);
+    gpu::launch_batch_norm_backward<T>(in.shape, dy.data(), x.data(), given.data(), inv_std.data(), w, false,
+                                       dx.data(), nullptr, nullptr, nullptr);
+    check_close("dx, evaluation", dx, want.dx_eval, want.dx_eval_error);
+  });
+}
+void check_both(const Inputs& in, std::size_t offset = 0) {
+  check_batch_norm<float>(in, offset);
+  check_batch_norm<BFloat16>(in, offset);
+}
+
+}  // namespace
+
+TEST_CASE("batch norm kernels: channels side by side") {
+  for (const std::int64_t c : {1, 3, 4, 8, 12, 40, 64, 132, 264}) check_both({37, c, 1});
+  for (const std::int64_t n : {1, 2, 8, 33, 130}) check_both({n, 128, 1});
+  check_both({2050, 4, 1});
+  check_both({1100, 1, 1});
+}
+
+TEST_CASE("batch norm kernels: planes") {
+  for (const std::int64_t l : {2, 4, 5, 8, 49, 64}) check_both({5, 3, l});
+  check_both({3, 70, 16});
+  check_both({2, 2, 8200});  // several chunks, one of which begins within a plane
+  check_both({45, 2, 49});
+  check_both({1, 1, 2053});
+}
+
+TEST_CASE("batch norm kernels: without weight and bias") {
+  for (const std::int64_t l : {1, 7, 16}) check_both({9, 8, l, false});
+}
+
+TEST_CASE("batch norm kernels: memory that is not aligned to 16 bytes") {
+  check_both({9, 16, 1}, 1);
+  check_both({9, 3, 16}, 1);
+}
+
+TEST_CASE("batch norm kernels: a large mean costs few digits of the variance") {
+  check_batch_norm<float>({200, 8, 1, true, 1024});
+  check_batch_norm<float>({200, 3, 1, true, 1024});
+  check_batch_norm<float>({3, 2, 700, true, 1024});
+}
+
+TEST_CASE("batch norm kernels: each gradient by itself") {
+  for (const std::int64_t l : {1, 7, 16})
+    for (const int asked : {1, 2, 4}) {
+      CAPTURE(l, asked);
+      const Inputs in(9, 8, l);
+      const Wanted want(in);
+      const Block<float> x(in.x), dy(in.dy), weight(in.weight), mean(want.mean), inv_std(want.inv_std);
+      const Block<float> dx(in.x.size()), dweight(8), dbias(8);
+      gpu::launch_batch_norm_backward<float>(in.shape, dy.data(), x.data(), mean.data(), inv_std.data(),
+                                             weight.data(), true, asked & 1 ? dx.data() : nullptr,
+                                             asked & 2 ? dweight.data() : nullptr,
+                                             asked & 4 ? dbias.data() : nullptr, nullptr);
+      if (asked & 1) check_close("dx", dx, want.dx, want.dx_error);
+      if (asked & 2) check_close("dweight", dweight, want.dweight, want.dweight_error);
+      if (asked & 4) check_close("dbias", dbias, want.dbias, want.dbias_error);
+    }
+}
+
+TEST_CASE("batch norm kernels: NaN stays in its channel") {
+  for (const std::int64_t l : {1, 7, 16}) {
+    Inputs in(40, 8, l);
+    for (std::size_t i = 0, bad = 0; i < in.x.size(); ++i)
+      if (in.channel(i) == 3 && ++bad == 20) in.x[i] = std::numeric_limits<double>::quiet_NaN();
+    const Block<float> x(in.x), mean(8), var(8);
+    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), mean.data(), var.data(), nullptr);
+    for (std::size_t k = 0; k < 8; ++k) {
+      CHECK(std::isnan(mean[k]) == (k == 3));
+      CHECK(std::isnan(var[k]) == (k == 3));
+    }
+  }
+}
+
+TEST_CASE("batch norm kernels: nothing to do") {
+  cuda_emulator::take_launches();
+  gpu::launch_batch_norm_stats<float>({.n = 4, .c = 0}, nullptr, nullptr, nullptr, nullptr);
+  gpu::launch_batch_norm<float>({.n = 0, .c = 4}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                nullptr);
+  CHECK(cuda_emulator::take_launches().empty());
+  const Block<float> numbers(4), dweight(Values(4, 77)), dbias(Values(4, 77));
+  gpu::launch_batch_norm_backward<float>({.n = 0, .c = 4}, nullptr, nullptr, numbers.data(), numbers.data(),
+                                         nullptr, true, nullptr, dweight.data(), dbias.data(), nullptr);
+  for (std::size_t i = 0; i < 4; ++i) CHECK((dweight[i] == 0 && dbias[i] == 0));
+}
+
+TEST_CASE("batch norm kernels: each shape has its way") {
+  const auto kernels = [](std::int64_t c, std::int64_t l, std::size_t offset) {
+    const Inputs in(40, c, l);
+    const auto channels = static_cast<std::size_t>(c);
+    const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(channels), var(channels);
+    cuda_emulator::take_launches();
+    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), mean.data(), var.data(), nullptr);
+    gpu::launch_batch_norm<float>(in.shape, x.data(), mean.data(), var.data(), nullptr, nullptr, y.data(),
+                                  nullptr);
+    std::string names;
+    for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
+    return names;
+  };
+  const auto check = [](const std::string& launched, const char* way, const std::string& v) {
+    CHECK_THAT(launched, ContainsSubstring(std::string("reduce_") + way + "INS1_9MomentsOfIfEELi" + v + "E"));
+    CHECK_THAT(launched, ContainsSubstring(std::string("map_") + way + "INS1_9MapNormalIfEELi" + v + "E"));
+    CHECK_THAT(launched, ContainsSubstring("finish_channels"));
+  };
+  check(kernels(8, 1, 0), "columns", "4");
+  check(kernels(8, 1, 1), "columns", "1");
+  check(kernels(9, 1, 0), "columns", "1");
+  check(kernels(3, 16, 0), "planes", "4");
+  check(kernels(3, 49, 0), "planes", "1");
+}
