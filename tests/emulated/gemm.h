@@ -26,7 +26,7 @@ using tapestry::kernels::MatrixStrides;
 using Values = std::vector<double>;
 
 /// What is asked for. Operands lie at `offset` elements behind an address of 16 bytes, with `gap` elements
-/// behind each line.
+/// behind each line, and so many more behind each matrix of a batch.
 struct Product {
   std::int64_t m = 1, n = 1, k = 1;
   bool a_along_k = true, b_along_k = false;
@@ -36,6 +36,7 @@ struct Product {
   Epilogue epilogue = Epilogue::none;
   std::vector<std::int64_t> batch = {};     // sizes
   bool a_shared = false, b_shared = false;  // by the first dimension of the batch
+  std::int64_t a_apart = 0, b_apart = 0, c_apart = 0;
 };
 
 /// Reproducible multiples of 1/8 in [-1, 1], which bf16 has too.
@@ -51,24 +52,32 @@ inline Values numbers(std::int64_t n, unsigned salt) {
 
 /// One operand: `lines` of `length` elements for each matrix of the batch, with gaps that hold `between`.
 struct Operand {
-  std::int64_t pitch = 0, batch[kMaxDims] = {};
+  std::int64_t lines, length, pitch, matrix, matrices = 1, batch[kMaxDims] = {};
   Values values;
 
-  Operand(const Product& p, std::int64_t lines, std::int64_t length, bool shared, unsigned salt,
-          double between) {
-    pitch = std::max<std::int64_t>(length + p.gap, 1);
-    std::int64_t matrices = 1;
+  Operand(const Product& p, std::int64_t lines_, std::int64_t length_, bool shared, std::int64_t apart,
+          unsigned salt, double between)
+      : lines(lines_),
+        length(length_),
+        pitch(std::max<std::int64_t>(length + p.gap, 1)),
+        matrix(lines * pitch + apart) {
     for (std::size_t d = p.batch.size(); d-- > 0;) {
       if (shared && d == 0) continue;
-      batch[d] = matrices * lines * pitch;
+      batch[d] = matrices * matrix;
       matrices *= p.batch[d];
     }
-    const std::int64_t all = matrices * lines, last = all * length == 0 ? 0 : (all - 1) * pitch + length;
-    values.assign(static_cast<std::size_t>(last), between);
-    const Values own = numbers(all * length, salt);
-    for (std::int64_t i = 0; i < all; ++i)
+    const bool any = matrices * lines * length != 0;
+    values.assign(static_cast<std::size_t>(any ? (matrices - 1) * matrix + (lines - 1) * pitch + length : 0),
+                  between);
+    const Values own = numbers(matrices * lines * length, salt);
+    std::size_t i = 0;
+    for_each([&](double& x) { x = own[i++]; });
+  }
+  template <class F>
+  void for_each(const F& f) {
+    for (std::int64_t i = 0; i < matrices * lines; ++i)
       for (std::int64_t j = 0; j < length; ++j)
-        values[static_cast<std::size_t>(i * pitch + j)] = own[static_cast<std::size_t>(i * length + j)];
+        f(values[static_cast<std::size_t>(i / lines * matrix + i % lines * pitch + j)]);
   }
 };
 
@@ -79,19 +88,14 @@ struct Operands {
   Operand a, b, c, aux;
   Values bias;
   explicit Operands(const Product& p)
-      : a(p, p.a_along_k ? p.m : p.k, p.a_along_k ? p.k : p.m, p.a_shared, 1, kNaN),
-        b(p, p.b_along_k ? p.n : p.k, p.b_along_k ? p.k : p.n, p.b_shared, 2, kNaN),
-        c(p, p.m, p.n, false, 3, kUntouched),
-        aux(p, p.m, p.n, false, 4, kUntouched),
+      : a(p, p.a_along_k ? p.m : p.k, p.a_along_k ? p.k : p.m, p.a_shared, p.a_apart, 1, kNaN),
+        b(p, p.b_along_k ? p.n : p.k, p.b_along_k ? p.k : p.n, p.b_shared, p.b_apart, 2, kNaN),
+        c(p, p.m, p.n, false, p.c_apart, 3, kUntouched),
+        aux(p, p.m, p.n, false, p.c_apart, 4, kUntouched),
         bias(numbers(p.n, 5)) {
-    if (!p.accumulate) poison(p, c);  // every element is to be written
-    if (!is_gradient(p.epilogue)) poison(p, aux);
-  }
-
- private:
-  static void poison(const Product& p, Operand& x) {
-    for (std::size_t i = 0; i < x.values.size(); ++i)
-      if (static_cast<std::int64_t>(i) % x.pitch < p.n) x.values[i] = kNaN;
+    const auto poison = [](double& x) { x = kNaN; };  // every element is to be written
+    if (!p.accumulate) c.for_each(poison);
+    if (!is_gradient(p.epilogue)) aux.for_each(poison);
   }
 };
 

@@ -91,6 +91,13 @@ TEST_CASE("products: batches, and one matrix for many") {
         check_product<BFloat16>(p);
       }
   check_product<float>({.m = 3, .n = 4, .k = 4, .batch = {1, 5, 1, 2}});
+  for (const std::int64_t apart : {1, 4, 8})  // of which only some are aligned
+    for (int operand = 0; operand < 3; ++operand) {
+      Product p{.m = 8, .n = 8, .k = 8, .bias = true, .batch = {3}};
+      (operand == 0 ? p.a_apart : operand == 1 ? p.b_apart : p.c_apart) = apart;
+      check_product<float>(p);
+      check_product<BFloat16>(p);
+    }
 }
 
 TEST_CASE("products: many tiles") {
