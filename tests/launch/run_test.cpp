@@ -56,16 +56,18 @@ TEST_CASE("a port and a secret that the user gives are kept") {
 }
 
 TEST_CASE("ranks start with a clean slate") {
-  // Our descriptors and blocked signals are not theirs; stdin is empty; each leads a process group.
+  // Our descriptors and blocked signals are not theirs; stdin is empty; each leads a process group. (ls in no
+  // pipeline, of which the shell would have a descriptor for a moment.)
   Job job({"sh", "-c",
-           "ls /proc/$$/fd | tr '\\n' ' '; grep -E 'SigBlk|SigIgn' /proc/$$/status | cut -f2 | tr '\\n' ' '; "
+           "ls -x -w 100 /proc/$$/fd; grep -E 'SigBlk|SigIgn' /proc/$$/status | cut -f2 | tr '\\n' ' '; "
            "cat; "
            "echo $(cut -d' ' -f5 /proc/$$/stat) = $$"});
   CHECK(job.wait() == 0);
   std::istringstream words(job.out());
-  std::string prefix, zero, one, two, blocked, ignored, group, equals, pid, more;
-  words >> prefix >> zero >> one >> two >> blocked >> ignored >> group >> equals >> pid;
+  std::string prefix, zero, one, two, next, blocked, ignored, group, equals, pid, more;
+  words >> prefix >> zero >> one >> two >> next >> blocked >> ignored >> group >> equals >> pid;
   CHECK(zero + one + two == "012");
+  CHECK(next == prefix);
   CHECK(blocked == "0000000000000000");
   CHECK(ignored == "0000000000000000");
   CHECK(group == pid);
