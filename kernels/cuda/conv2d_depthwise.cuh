@@ -20,7 +20,7 @@ struct DepthwisePlan {
   Divisor strips;      // threads that share the pixels of an image
   Divisor multiplier;  // channels of y for each of x
   bool gradient;       // out is dx
-  bool relu;
+  float floor;
 };
 
 /// kChannels of 4 pixels that lie kApart apart. Neighbouring threads have neighbouring channels (kApart 1) or
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
     if (!some[u]) continue;
     Channels result;
     UNROLL for (int v = 0; v < kChannels; ++v) result.v[v] =
-        epilogue(sum[u][v], bias ? bias[channel + v] : 0, d.relu);
+        epilogue(sum[u][v], bias ? bias[channel + v] : 0, d.floor);
     *reinterpret_cast<Channels*>(out + to[u]) = result;
   }
 }
@@ -107,7 +107,7 @@ inline void launch_depthwise(GatherClasses g, const Conv2d& s, bool gradient, co
   d.channels = divisor(quads ? channels / 4 : channels);
   d.multiplier = divisor(s.k / s.c);
   d.gradient = gradient;
-  d.relu = s.relu && !gradient;
+  d.floor = floor_of(s.relu && !gradient);
   const std::int64_t apart = s.channels_last ? 1 : 32;
   for (std::size_t at = 0; at < g.pixels.size(); at += kMostClasses) {
     const int classes = static_cast<int>(std::min<std::size_t>(kMostClasses, g.pixels.size() - at));
@@ -268,7 +268,8 @@ void launch_channel_sums(const Conv2d& s, const float* dy, Term term, float* out
            p, own, to);
     to += count * size;
   });
-  launch_sum_parts(parts.data(), launches * count, size, OutputTarget{out, nullptr, false, {}, {}}, stream);
+  launch_sum_parts(parts.data(), launches * count, size, OutputTarget{out, nullptr, floor_of(false), {}, {}},
+                   stream);
 }
 
 inline void launch_depthwise_weight(const Conv2d& s, const float* dy, const float* x, float* dweight,

@@ -2,10 +2,8 @@
 // The implicit GEMM of a convolution or its input gradient (conv2d_plan.cuh): its rows are the pixels of the
 // output, its columns the lines. Nothing is divided in the loop.
 //
-//   channels-last   16 bytes of channels at a time (PixelQuads), where channels come in fours and addresses
-//   are
-//                   aligned to them
-//   otherwise       single elements, lanes along the pixels (PixelSingles)
+//   PixelQuads     channels-last tensors of channels in fours, aligned: 16 bytes at a time
+//   PixelSingles   others: single elements, lanes along the pixels
 //
 // Weights are read as they lie where the window is 1 x 1 and that gives 16 bytes at a time: along the depth
 // for the convolution (DenseLines), along the lines for the gradient (DenseSteps). Else they are packed
@@ -21,7 +19,7 @@ struct GatherLaunch {
   Divisor col_tiles;
   std::int64_t part;  // from a part of the sum to the next
   Stores stores;
-  bool relu;
+  float floor;
 };
 
 /// Coordinates are compared modulo 2^32, in which one test does for both ends: padding and dilation are below
@@ -122,8 +120,7 @@ struct alignas(16) DepthEntry {
   unsigned h, w;
 };
 
-/// A thread has kCount / kRows steps of kRows pixels. A few threads look up the taps of the next step for
-/// all.
+/// A thread has kCount steps of one pixel. A few threads look up the taps of the next step for all.
 template <int kLines, int kThreads>
 class PixelSingles {
  public:
@@ -180,11 +177,11 @@ class PixelSingles {
 /// `out`.
 template <class Tile>
 __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelClass& c, const GatherLaunch& l,
-                                             const float (&sum)[Tile::kThreadRows][8], unsigned pixel,
-                                             unsigned line, const float* bias, float* out) {
+                                             const float (&sum)[Tile::kThreadRows][Tile::kThreadCols],
+                                             unsigned pixel, unsigned line, const float* bias, float* out) {
   using At = ThreadPlace<Tile>;
-  float offset[8];
-  UNROLL for (int j = 0; j < 8; ++j) offset[j] =
+  float offset[Tile::kThreadCols];
+  UNROLL for (int j = 0; j < Tile::kThreadCols; ++j) offset[j] =
       bias && line + At::col_at(j) < p.lines ? bias[line + At::col_at(j)] : 0;
   const auto place = [&](unsigned at) {
     const unsigned row = c.width.divide(at), j = at - row * c.width.value;
@@ -195,10 +192,10 @@ __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelCla
     UNROLL for (int i = 0; i < Tile::kThreadRows; i += 4) {
       if (pixel + At::row_at(i) >= c.pixels) continue;
       float* const to = place(pixel + At::row_at(i));
-      UNROLL for (int j = 0; j < 8; ++j) {
+      UNROLL for (int j = 0; j < Tile::kThreadCols; ++j) {
         if (line + At::col_at(j) >= p.lines) continue;
         Quad quad;
-        UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i + u][j], offset[j], l.relu);
+        UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i + u][j], offset[j], l.floor);
         *reinterpret_cast<Quad*>(to + At::col_at(j) * p.out.c) = quad;
       }
     }
@@ -207,9 +204,9 @@ __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelCla
   UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) {
     if (pixel + At::row_at(i) >= c.pixels) continue;
     float* const to = place(pixel + At::row_at(i));
-    UNROLL for (int j = 0; j < 8; j += 4) {
+    UNROLL for (int j = 0; j < Tile::kThreadCols; j += 4) {
       Quad quad;
-      UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i][j + u], offset[j + u], l.relu);
+      UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = epilogue(sum[i][j + u], offset[j + u], l.floor);
       if (l.stores == Stores::channel_quads) {
         if (line + At::col_at(j) < p.lines) *reinterpret_cast<Quad*>(to + At::col_at(j)) = quad;
       } else {
@@ -250,7 +247,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const DenseMatrix matrix{weight + c.weight + weight_lines * p.weight_line, p.weight_line,
                            lines ? p.lines : p.weight_line, c.depth};
   Weight<Tile::kCols, Tile::kThreads> b(matrix, block.first_line, steps.first);
-  float sum[Tile::kThreadRows][8];
+  float sum[Tile::kThreadRows][Tile::kThreadCols];
   multiply<Tile>(a, b, steps.count, sum);
   using At = ThreadPlace<Tile>;
   const std::int64_t first_channel = static_cast<std::int64_t>(block.group) * p.lines;
@@ -279,7 +276,7 @@ void launch_gather_tile(const GatherPlan& p, const GatherCall& call, std::int64_
   const std::int64_t blocks = ceil_div(pixels, Tile::kRows) * col_tiles * p.groups.value;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(classes),
                   static_cast<unsigned>(parts));
-  const GatherLaunch l{divisor(col_tiles), part, stores, call.relu};
+  const GatherLaunch l{divisor(col_tiles), part, stores, floor_of(call.relu)};
   const auto go = [&](auto kernel) {
     launch(kernel, grid, Tile::kThreads, 0, stream, p, l, call.in, call.weight, call.bias, call.out);
   };
@@ -296,8 +293,8 @@ inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image,
 }
 
 /// `image` and `channels`: pixels of an image of `out`, and its channels.
-inline void launch_gather(GatherClasses& g, GatherCall call, const Conv2d& s, std::int64_t image,
-                          std::int64_t channels, Tuning tuning, cudaStream_t stream) {
+inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d& s, std::int64_t image,
+                                std::int64_t channels, Tuning tuning, cudaStream_t stream) {
   GatherPlan& p = g.plan;
   const auto blocks = [&](const TileCost& tile) {
     std::int64_t tiles = 0;
@@ -344,15 +341,14 @@ inline void launch_gather(GatherClasses& g, GatherCall call, const Conv2d& s, st
       else go.template operator()<SlimTile>();
     }
     if (split)
-      launch_sum_parts(
-          sums.data(), tuning.parts, size,
-          OutputTarget{out, call.bias, call.relu, divisor(p.out.c == 1 ? 1 : image), divisor(channels)},
-          stream);
+      launch_sum_parts(sums.data(), tuning.parts, size,
+                       OutputTarget{out, call.bias, floor_of(call.relu), divisor(p.out.c == 1 ? 1 : image),
+                                    divisor(channels)},
+                       stream);
   });
 }
 
-/// The sum by tiles, with the weight packed where it must be. `line`, `channel`: where lines and channels of
-/// the sum are in the weight.
+/// y, or dx, with the weight packed where it must be.
 inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, bool forward,
                           const Tuning& tuning, cudaStream_t stream) {
   const std::int64_t area = s.r * s.s, c_each = s.c / s.groups, k_each = s.k / s.groups;
@@ -379,7 +375,7 @@ inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, boo
   if (!covers(g, image))
     launch(&fill_zeros<>, static_cast<unsigned>(ceil_div(of_all, kPackThreads)), kPackThreads, 0, stream,
            call.out, of_all);
-  launch_gather(g, call, s, image, forward ? s.k : s.c, tuning, stream);
+  launch_gather_parts(g, call, s, image, forward ? s.k : s.c, tuning, stream);
 }
 
 }  // namespace tapestry::kernels::cuda::conv

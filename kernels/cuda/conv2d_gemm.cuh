@@ -15,6 +15,7 @@
 // line it repeats a line, whose sums are not stored.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "tapestry/kernels/cuda/map.cuh"
 
@@ -27,26 +28,31 @@ inline constexpr int kProcessors = 132;
 
 using Quad = Pack<float, 4>;
 
-/// Of a block, whose warps have kWarpRows x kWarpCols and whose threads have kThreadRows x 8 sums each, in
-/// quads: lanes side by side read 64 or 128 bytes in a row, without bank conflicts. kBlocks fit a
+/// Of a block, whose warps have kWarpRows x kWarpCols and whose threads have kThreadRows x kThreadCols sums,
+/// in quads: lanes side by side read 64 or 128 bytes in a row, without bank conflicts. kBlocks fit a
 /// multiprocessor: at most 65536 / (kThreads kBlocks) registers a thread.
-template <int kRows_, int kCols_, int kWarpRows_, int kWarpCols_, int kBlocks_>
+///
+/// Shared memory gives a multiprocessor 32 floats a cycle, in which it multiplies 128 times. So a warp waits
+/// for its 8 + 8 floats a lane as long as it multiplies them with 8 x 8 sums, and for 8 + 16 three quarters
+/// as long with 8 x 16: the wide tile gives its registers to few threads.
+template <int kRows_, int kCols_, int kWarpRows_, int kWarpCols_, int kThreadCols_, int kBlocks_>
 struct Tile {
   static constexpr int kRows = kRows_, kCols = kCols_, kWarpRows = kWarpRows_, kWarpCols = kWarpCols_;
   static constexpr int kThreads = kRows * kCols / (kWarpRows * kWarpCols) * 32, kBlocks = kBlocks_;
-  static constexpr int kThreadRows = kWarpRows * kWarpCols / 256;
-  static_assert(kThreadRows == 8 || kThreadRows == 4);
+  static constexpr int kThreadCols = kThreadCols_, kThreadRows = kWarpRows * kWarpCols / 32 / kThreadCols;
+  static_assert(kThreadRows % 4 == 0 && kThreadCols % 4 == 0);
 };
-using WideTile = Tile<128, 128, 32, 64, 2>;  // 128 registers, 16.5 KiB: 16 warps a multiprocessor
-using HalfTile = Tile<128, 64, 32, 64, 4>;   // 128 registers, 12.5 KiB: 16 warps
-using SlimTile = Tile<128, 32, 32, 32, 5>;   // 96 registers, 10.5 KiB: 20 warps
-using SmallTile = Tile<64, 64, 32, 32, 5>;   // 96 registers, 8.5 KiB: 20 warps
+using WideTile = Tile<128, 128, 64, 64, 16, 2>;  // 255 registers, 19 KiB: 8 warps a multiprocessor
+using HalfTile = Tile<128, 64, 32, 64, 8, 4>;    // 128 registers, 15 KiB: 16 warps
+using SlimTile = Tile<128, 32, 32, 32, 8, 5>;    // 96 registers, 13 KiB: 20 warps
+using SmallTile = Tile<64, 64, 32, 64, 8, 8>;    // 128 registers, 10 KiB: 16 warps
 
-/// Where a thread's sums are in the tile: quads of rows from row() on and kWarpRows / 2 further, of columns
-/// likewise.
+/// Where a thread's sums are in the tile: quads of rows from row() on, as far apart as the lanes' first quads
+/// reach, and of columns likewise.
 template <class Tile>
 struct ThreadPlace {
-  static constexpr int kWarpsAcross = Tile::kCols / Tile::kWarpCols, kLanesAcross = Tile::kWarpCols / 8;
+  static constexpr int kWarpsAcross = Tile::kCols / Tile::kWarpCols;
+  static constexpr int kLanesAcross = Tile::kWarpCols / Tile::kThreadCols;
   __device__ static int row() {
     const int thread = static_cast<int>(threadIdx.x);
     return thread / 32 / kWarpsAcross * Tile::kWarpRows + thread % 32 / kLanesAcross * 4;
@@ -56,20 +62,22 @@ struct ThreadPlace {
     return thread / 32 % kWarpsAcross * Tile::kWarpCols + thread % 32 % kLanesAcross * 4;
   }
   /// Of the i-th of its rows, the j-th of its columns, from row() and col() on.
-  __device__ static constexpr int row_at(int i) { return i % 4 + i / 4 * (Tile::kWarpRows / 2); }
-  __device__ static constexpr int col_at(int j) { return j % 4 + j / 4 * (Tile::kWarpCols / 2); }
+  __device__ static constexpr int row_at(int i) { return i % 4 + i / 4 * (32 / kLanesAcross * 4); }
+  __device__ static constexpr int col_at(int j) { return j % 4 + j / 4 * (kLanesAcross * 4); }
 };
 
 /// sum = the products of `steps` steps. One barrier a step: while the step's tile in shared memory is
-/// multiplied, the next one is on its way to registers, and then goes to the other half.
+/// multiplied, the next one is on its way to the other half.
 template <class Tile, class A, class B>
-__device__ __forceinline__ void multiply(A& a, B& b, unsigned steps, float (&sum)[Tile::kThreadRows][8]) {
+__device__ __forceinline__ void multiply(A& a, B& b, unsigned steps,
+                                         float (&sum)[Tile::kThreadRows][Tile::kThreadCols]) {
   constexpr int kALine = Tile::kRows + 4, kBLine = Tile::kCols + 4;
   SHARED(Quad, a_tile, [2][kDepth * kALine / 4]);
   SHARED(Quad, b_tile, [2][kDepth * kBLine / 4]);
   using Place = ThreadPlace<Tile>;
   const int row = Place::row(), col = Place::col();
-  UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < 8; ++j) sum[i][j] = 0;
+  UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < Tile::kThreadCols; ++j)
+      sum[i][j] = 0;
   if (steps == 0) return;
   a.load(a_tile[0][0].v);
   b.load(b_tile[0][0].v);
@@ -86,12 +94,13 @@ __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps, float (&sum
     const Quad* const a_now = a_tile[step % 2] + row / 4;
     const Quad* const b_now = b_tile[step % 2] + col / 4;
     UNROLL for (int k = 0; k < kDepth; ++k) {
-      Quad a_quads[Tile::kThreadRows / 4], b_quads[2];
+      Quad a_quads[Tile::kThreadRows / 4], b_quads[Tile::kThreadCols / 4];
       UNROLL for (int i = 0; i < Tile::kThreadRows / 4; ++i) a_quads[i] =
           a_now[(k * kALine + Place::row_at(4 * i)) / 4];
-      UNROLL for (int j = 0; j < 2; ++j) b_quads[j] = b_now[(k * kBLine + Place::col_at(4 * j)) / 4];
-      UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < 8; ++j) sum[i][j] =
-          fmaf(a_quads[i / 4].v[i % 4], b_quads[j / 4].v[j % 4], sum[i][j]);
+      UNROLL for (int j = 0; j < Tile::kThreadCols / 4; ++j) b_quads[j] =
+          b_now[(k * kBLine + Place::col_at(4 * j)) / 4];
+      UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < Tile::kThreadCols; ++j)
+          sum[i][j] = fmaf(a_quads[i / 4].v[i % 4], b_quads[j / 4].v[j % 4], sum[i][j]);
     }
     if (more) {
       a.store(a_next);
@@ -164,12 +173,16 @@ class DenseSteps {
  public:
   __device__ DenseSteps(const DenseMatrix& m, unsigned first_line, unsigned first_step) : line_(m.line) {
     const unsigned line = first_line + threadIdx.x % kQuads * 4, k = first_step * kDepth + own_k();
-    left_ = own_k() < kDepth ? static_cast<int>(m.depth - k) : 0;
+    left_ = static_cast<int>(m.depth - k);
     from_ = m.data + static_cast<std::int64_t>(k) * m.line + (line < m.lines ? line : m.lines - 4);
   }
   __device__ void load(float* tile) {
-    if (own_k() < kDepth)
-      ptx::cp_async16(tile + own_k() * (kLines + 4) + threadIdx.x % kQuads * 4, from_, left_ > 0);
+    UNROLL for (unsigned i = 0; i < kCount; ++i) {
+      const unsigned k = own_k() + i * kStep;
+      if (k < kDepth)
+        ptx::cp_async16(tile + k * (kLines + 4) + threadIdx.x % kQuads * 4,
+                        from_ + std::int64_t{i * kStep} * line_, left_ > static_cast<int>(i * kStep));
+    }
     ptx::cp_async_commit();
     left_ -= kDepth;
     from_ += std::int64_t{kDepth} * line_;
@@ -177,8 +190,8 @@ class DenseSteps {
   __device__ void store(float*) const { ptx::cp_async_wait<0>(); }
 
  private:
-  static constexpr unsigned kQuads = kLines / 4;
-  static_assert(kThreads >= kQuads * kDepth);
+  static constexpr unsigned kQuads = kLines / 4, kStep = kThreads / kQuads;
+  static constexpr unsigned kCount = (kDepth + kStep - 1) / kStep;
   __device__ static unsigned own_k() { return threadIdx.x / kQuads; }
   const float* from_;
   int left_;  // of the depth
@@ -220,16 +233,18 @@ void launch_sum_parts(const float* parts, std::int64_t count, std::int64_t size,
          static_cast<unsigned>(size), target);
 }
 
-__device__ __forceinline__ float epilogue(float sum, float bias, bool relu) {
+/// ReLU's floor is 0. Without it there is none, rather than a branch at each of many sums.
+inline float floor_of(bool relu) { return relu ? 0 : -std::numeric_limits<float>::infinity(); }
+__device__ __forceinline__ float epilogue(float sum, float bias, float floor) {
   sum += bias;
-  return relu && sum < 0 ? 0 : sum;
+  return sum < floor ? floor : sum;  // NaN stays
 }
 
 /// The i-th output, whose channel changes every `inner` elements.
 struct OutputTarget {
   float* out;
   const float* bias;  // or null
-  bool relu;
+  float floor;
   Divisor inner, channels;
   __device__ static unsigned from(unsigned i) { return i; }
   __device__ void operator()(unsigned i, float sum) const {
@@ -238,7 +253,7 @@ struct OutputTarget {
       const unsigned rest = inner.divide(i);
       offset = bias[rest - channels.divide(rest) * channels.value];
     }
-    out[i] = epilogue(sum, offset, relu);
+    out[i] = epilogue(sum, offset, floor);
   }
 };
 
@@ -255,27 +270,27 @@ struct Tuning {
 
 struct TileCost {
   TileKind tile;
-  int rows, cols, warps, most_blocks;  // of the tile; most_blocks on a multiprocessor
-  double speed;                        // of its inner loop, to that of the wide tile: a guess
+  int rows, cols, most_blocks;  // of the tile; most_blocks on a multiprocessor
+  double speed;                 // of its inner loop, to that of the wide tile: a guess
 };
 /// The first three are for pixels by channels, the last two for gradients of weights.
-inline constexpr TileCost kTileCosts[] = {{TileKind::slim, 128, 32, 4, 5, 0.7},
-                                          {TileKind::half, 128, 64, 4, 4, 0.92},
-                                          {TileKind::wide, 128, 128, 8, 2, 1.0},
-                                          {TileKind::small, 64, 64, 4, 5, 0.75}};
+inline constexpr TileCost kTileCosts[] = {{TileKind::slim, 128, 32, 5, 0.75},
+                                          {TileKind::half, 128, 64, 4, 0.9},
+                                          {TileKind::wide, 128, 128, 2, 1.0},
+                                          {TileKind::small, 64, 64, 8, 0.85}};
 
-/// Cycles of a multiprocessor, about: it multiplies 128 numbers a cycle with at least 12 warps, and moves 13
-/// bytes.
+/// Cycles of a multiprocessor, about: it multiplies 128 times a cycle where the sums of two wide tiles keep
+/// it busy, and moves 13 bytes.
 inline double cycles(const TileCost& tile, double blocks, double steps, std::int64_t parts, double outputs) {
   const double each =
       std::max(1.0, static_cast<double>(static_cast<std::int64_t>(
                         (blocks * static_cast<double>(parts) + kProcessors - 1) / kProcessors)));
-  const double warps = std::min<double>(each, tile.most_blocks) * tile.warps;
-  const double speed = tile.speed * std::min(1.0, 0.4 + 0.05 * warps);
-  const double block = tile.rows * tile.cols * (steps / static_cast<double>(parts) * kDepth / 128 + 1.0 / 16);
-  const double sum =
+  const double sums = tile.rows * tile.cols, at_once = std::min<double>(each, tile.most_blocks) * sums;
+  const double speed = tile.speed * std::min(1.0, 0.5 + 0.6 * at_once / (2 * 128 * 128));
+  const double block = sums * (steps / static_cast<double>(parts) * kDepth / 128 + 1.0 / 16);
+  const double add =
       parts == 1 ? 0 : 3000 + (static_cast<double>(parts) + 1) * outputs * 8 / (13.0 * kProcessors);
-  return each * block / speed + sum;
+  return each * block / speed + add;
 }
 
 /// The cheapest of the tiles [begin, end) of kTileCosts, with as many parts as fill the multiprocessors once,

@@ -50,35 +50,38 @@ struct PixelInX {
   }
 };
 
-/// Channels of x are a multiple of 4, side by side. A thread keeps its 4 columns.
+/// Channels of x are a multiple of 4, side by side. A thread keeps its 4 columns, of every kStep-th pixel.
 template <int kLines, int kThreads>
 class InputQuads {
  public:
   __device__ InputQuads(const WeightPlan& p, const float* x, unsigned first_column, unsigned first_step)
-      : p_(p), pixel_(first_step * kDepth + threadIdx.x / (kLines / 4)) {
-    const ColumnEntry column = ColumnEntry::of(p, first_column + threadIdx.x % (kLines / 4) * 4, 4);
+      : p_(p), pixel_(first_step * kDepth + threadIdx.x / kQuads) {
+    const ColumnEntry column = ColumnEntry::of(p, first_column + threadIdx.x % kQuads * 4, 4);
     from_ = x + column.at;
     h_ = column.h;
     w_ = column.w;
   }
   __device__ void load(float* tile) {
-    bool inside = pixel_ < p_.pixels;
-    std::int64_t at = pixel_ * p_.in.w;
-    if (!p_.plain) {
-      const PixelInX pixel(p_, pixel_);
-      inside = inside & (pixel.h + h_ < p_.in_h) & (pixel.w + w_ < p_.in_w);
-      at = pixel.at;
+    UNROLL for (unsigned i = 0; i < kDepth; i += kStep) {
+      const unsigned pixel = pixel_ + i;
+      bool inside = pixel < p_.pixels;
+      std::int64_t at = pixel * p_.in.w;
+      if (!p_.plain) {
+        const PixelInX place(p_, pixel);
+        inside = inside & (place.h + h_ < p_.in_h) & (place.w + w_ < p_.in_w);
+        at = place.at;
+      }
+      ptx::cp_async16(tile + (threadIdx.x / kQuads + i) * (kLines + 4) + threadIdx.x % kQuads * 4, from_ + at,
+                      inside);
     }
-    ptx::cp_async16(reinterpret_cast<Quad*>(tile) + threadIdx.x / (kLines / 4) * ((kLines + 4) / 4) +
-                        threadIdx.x % (kLines / 4),
-                    from_ + at, inside);
     ptx::cp_async_commit();
     pixel_ += kDepth;
   }
   __device__ void store(float*) const { ptx::cp_async_wait<0>(); }
 
  private:
-  static_assert(kThreads == kLines / 4 * kDepth);
+  static constexpr unsigned kQuads = kLines / 4, kStep = kThreads / kQuads;
+  static_assert(kDepth % kStep == 0);
   const WeightPlan& p_;
   const float* from_;
   unsigned pixel_, h_, w_;
@@ -124,28 +127,26 @@ class OutputSingles {
  public:
   __device__ OutputSingles(const WeightPlan& p, const float* dy, unsigned first_row, unsigned first_step)
       : p_(p),
-        dy_(dy),
-        row_(first_row + threadIdx.x / kDepth),
+        dy_(dy + (first_row + threadIdx.x / kDepth) * p.out.c),
+        left_(static_cast<int>(p.rows - first_row - threadIdx.x / kDepth)),
         pixel_(first_step * kDepth + threadIdx.x % kDepth) {}
   __device__ void load(float* tile) {
     const unsigned n = p_.image.divide(pixel_);
     const float* const from = dy_ + n * p_.out.n + (pixel_ - n * p_.image.value) * p_.out.w;
     float* const to = tile + threadIdx.x % kDepth * (kLines + 4) + threadIdx.x / kDepth;
-    UNROLL for (int i = 0; i < kCount; ++i) {
-      const unsigned row = row_ + i * (kThreads / kDepth);
-      ptx::cp_async4(to + i * (kThreads / kDepth), from + (row < p_.rows ? row : p_.rows - 1) * p_.out.c,
-                     pixel_ < p_.pixels);
-    }
+    const int left = pixel_ < p_.pixels ? left_ : 0;
+    UNROLL for (int i = 0; i < kLines; i += kStep) ptx::cp_async4(to + i, from + i * p_.out.c, i < left);
     ptx::cp_async_commit();
     pixel_ += kDepth;
   }
   __device__ void store(float*) const { ptx::cp_async_wait<0>(); }
 
  private:
-  static constexpr int kCount = kDepth * kLines / kThreads;
+  static constexpr int kStep = kThreads / kDepth;
   const WeightPlan& p_;
   const float* dy_;
-  unsigned row_, pixel_;
+  int left_;  // rows
+  unsigned pixel_;
 };
 
 template <class Output>
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   Input<Tile::kCols, Tile::kThreads> b(p,
                                        x + static_cast<std::int64_t>(block.group) * p.channels.value * p.in.c,
                                        block.first_col, steps.first);
-  float sum[Tile::kThreadRows][8];
+  float sum[Tile::kThreadRows][Tile::kThreadCols];
   multiply<Tile>(a, b, steps.count, sum);
 
   using At = ThreadPlace<Tile>;
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) {
     if (row + At::row_at(i) >= p.rows) continue;
     float* const to = parts + (first + row + At::row_at(i)) * p.cols + col;
-    UNROLL for (int j = 0; j < 8; j += 4) {
+    UNROLL for (int j = 0; j < Tile::kThreadCols; j += 4) {
       if (p.cols % 4 == 0) {
         Quad quad;
         UNROLL for (int u = 0; u < 4; ++u) quad.v[u] = sum[i][j + u];
@@ -228,7 +229,8 @@ inline WeightPlan weight_plan(const Conv2d& s) {
   p.stride_h = s.stride_h, p.stride_w = s.stride_w;
   p.padding_h = s.padding_h, p.padding_w = s.padding_w;
   p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
-  p.plain = s.r * s.s * s.stride_h * s.stride_w == 1 && s.padding_h + s.padding_w == 0;
+  p.plain =
+      s.r == 1 && s.s == 1 && s.stride_h == 1 && s.stride_w == 1 && s.padding_h == 0 && s.padding_w == 0;
   return p;
 }
 
