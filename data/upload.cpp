@@ -18,7 +18,7 @@ Tensor Upload::send(const Tensor& t) const {
   const MemoryFormat format = t.memory_format();
   const Tensor from = t.is_contiguous(format) ? t : dense(t);
   const Tensor pinned = empty_pinned(from.sizes(), from.dtype());
-  std::memcpy(pinned.raw_data(), from.raw_data(), from.nbytes());
+  if (from.nbytes() > 0) std::memcpy(pinned.raw_data(), from.raw_data(), from.nbytes());
   const StreamGuard guard(stream_);
   const Tensor there = empty(from.sizes(), {from.dtype(), device_}, format);
   copy_async(there, tapestry::detail::raw_view(pinned, there.sizes(), there.strides(), 0), stream_);

@@ -33,7 +33,8 @@ Images make(const Options& options, Share share, data::TensorDataset train, data
                                      .shuffle = share.world_size == 1,
                                      .seed = options.seed,
                                      .num_workers = options.workers,
-                                     .transforms = std::move(augment)};
+                                     .transforms = std::move(augment),
+                                     .device = tapestry::Device(options.device)};
   if (share.world_size > 1)
     training.sampler = std::make_shared<data::DistributedSampler>(
         train.size(), share.rank, share.world_size, data::DistributedSampler::Options{.seed = options.seed});
