@@ -37,7 +37,8 @@ kernels::BatchNorm batch_norm_shape(const Tensor& x, MemoryFormat format) {
 
 // running = (1 - momentum) running + momentum value, in place.
 void update_running(const Tensor& running, const Tensor& value, double momentum) {
-  running.copy_(running.to(value.dtype()) * (1 - momentum) + value * momentum);
+  if (running.dtype() == value.dtype()) running.mul_(1 - momentum).add_(value * momentum);
+  else running.copy_(running.to(value.dtype()) * (1 - momentum) + value * momentum);
 }
 
 }  // namespace
