@@ -99,7 +99,12 @@ std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result
   warn_of(batch);
   if (devices().size() == 1) {  // nothing to divide: the ordinary tape of the calling thread
     const DeviceGuard guard(devices()[0]);
-    return compute(0, scatter_tensors(batch, devices())[0]);
+    std::vector<Tensor> outputs = compute(0, scatter_tensors(batch, devices())[0]);
+    if (result == Result::loss) {
+      check_loss(outputs);
+      outputs[0] = outputs[0].reshape({});
+    }
+    return outputs;
   }
   const auto graphs = std::make_shared<ReplicaGraphs>(replicas_, result == Result::loss);
   graphs->scatter(batch);

@@ -204,23 +204,25 @@ TEST_CASE("gradients reach the inputs, and grad() touches no parameter") {
 TEST_CASE("a loss comes with what is to be gathered beside it") {
   PlainMembers net;
   prepare(net);
-  DataParallel dp(net, {0, 1});
   const auto batch = PlainMembers::batch(1, 5);
-  const auto [loss, scores] =
-      dp.loss(std::tie(batch.x, batch.labels), [&](const Tensor& x, const Tensor& labels) {
-        const Tensor s = net(x);
-        return std::pair(cross_entropy(s, labels).reshape({1}), s.detach());
-      });
-  CHECK(loss.dim() == 0);
-  CHECK(scores.sizes() == Shape{5, 4});
-  CHECK_FALSE(scores.requires_grad());
-  CHECK(loss.item() == Approx(cross_entropy(net(batch.x), batch.labels).item()).epsilon(1e-14));
-  CHECK_THROWS_WITH(dp.loss(batch, [&](const PlainMembers::Batch& b) { return net(b.x); }),
-                    ContainsSubstring("the loss is float64 [") && ContainsSubstring(", 4]; return one"));
-  CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return 3; }),
-                    ContainsSubstring("the loss is no tensor"));
-  CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return Tensor(); }),
-                    ContainsSubstring("the loss is no tensor"));
+  for (const int devices : {1, 2}) {
+    DataParallel dp(net, devices == 1 ? DeviceList{0} : DeviceList{0, 1});
+    const auto [loss, scores] =
+        dp.loss(std::tie(batch.x, batch.labels), [&](const Tensor& x, const Tensor& labels) {
+          const Tensor s = net(x);
+          return std::pair(cross_entropy(s, labels).reshape({1}), s.detach());
+        });
+    CHECK(loss.dim() == 0);
+    CHECK(scores.sizes() == Shape{5, 4});
+    CHECK_FALSE(scores.requires_grad());
+    CHECK(loss.item() == Approx(cross_entropy(net(batch.x), batch.labels).item()).epsilon(1e-14));
+    CHECK_THROWS_WITH(dp.loss(batch, [&](const PlainMembers::Batch& b) { return net(b.x); }),
+                      ContainsSubstring("the loss is float64 [") && ContainsSubstring(", 4]; return one"));
+    CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return 3; }),
+                      ContainsSubstring("the loss is no tensor"));
+    CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return Tensor(); }),
+                      ContainsSubstring("the loss is no tensor"));
+  }
 }
 
 TEST_CASE("each replica draws other random numbers, the same ones every time") {

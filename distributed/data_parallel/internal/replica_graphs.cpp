@@ -12,13 +12,6 @@
 namespace tapestry::distributed {
 namespace {
 
-void check_loss(const std::vector<Tensor>& outputs) {
-  check(!outputs.empty() && outputs[0].defined(),
-        "[DataParallel] the loss is no tensor; return one number, the mean over the part");
-  check(outputs[0].numel() == 1 && is_floating(outputs[0].dtype()), "[DataParallel] the loss is ",
-        outputs[0].dtype(), " ", outputs[0].sizes(), "; return one floating number, the mean over the part");
-}
-
 // Backward, and every replica's part in averaging whether it has gradients or not.
 template <class F>
 void run_pass(Reducer* reducer, const F& backward) {
@@ -34,6 +27,13 @@ void run_pass(Reducer* reducer, const F& backward) {
 }
 
 }  // namespace
+
+void check_loss(const std::vector<Tensor>& outputs) {
+  check(!outputs.empty() && outputs[0].defined(),
+        "[DataParallel] the loss is no tensor; return one number, the mean over the part");
+  check(outputs[0].numel() == 1 && is_floating(outputs[0].dtype()), "[DataParallel] the loss is ",
+        outputs[0].dtype(), " ", outputs[0].sizes(), "; return one floating number, the mean over the part");
+}
 
 void ReplicaGraphs::scatter(const TensorList& batch) {
   {

@@ -18,6 +18,9 @@
 
 namespace tapestry::distributed {
 
+/// Throws ValueError unless the first output is one floating number.
+void check_loss(const std::vector<Tensor>& outputs);
+
 class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
  public:
   ReplicaGraphs(std::shared_ptr<Replicas> replicas, bool is_loss)
