@@ -48,6 +48,9 @@ struct DataParallelOptions {
   /// Bucket sizes in MiB of gradients, as DDP's; `replicated` only.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
+  /// What averages gradients under `replicated`: "nccl", between GPUs, or "local", through the host's memory.
+  /// Empty: nccl where the library has it and each device is a GPU of its own.
+  std::string backend = {};
 };
 
 /// {"cuda:0", "cuda:2"}; {0, 2}, the GPUs of these indices, or without any GPU the logical devices of the

@@ -60,6 +60,8 @@ TEST_CASE("devices are strings, indices, or all") {
                     ContainsSubstring("[DataParallel] device cpu:4 does not"));
   CHECK_THROWS_AS(DataParallel(net, {0, 77}), DeviceError);
   CHECK_THROWS_WITH(DataParallel(net, {0, 1}, {.bucket_cap_mb = 0}), ContainsSubstring("bucket_cap_mb is 0"));
+  CHECK_THROWS_WITH(DataParallel(net, {0, 1}, {.backend = "gloo"}),
+                    ContainsSubstring("it is nccl, local or empty"));
   nn::Sequential split(nn::Linear::Options{.in_features = 2, .out_features = 2},
                        nn::Linear::Options{.in_features = 2, .out_features = 2});
   split.at("1").to("cpu:1");

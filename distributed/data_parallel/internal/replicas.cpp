@@ -73,6 +73,8 @@ bool Replicas::Slot::gradients_in_step() const {
 Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallelOptions& o)
     : devices(std::move(on)), options(o), model_(model) {
   reducer_options(options);
+  check(options.backend.empty() || options.backend == "nccl" || options.backend == "local",
+        "[DataParallel] backend \"", options.backend, "\"; it is nccl, local or empty");
   for (const auto& [name, p] : model.named_parameters()) slots_.push_back({name, p, true});
   for (const auto& [name, b] : model.named_buffers()) slots_.push_back({name, b, false});
   for (const Slot& s : slots_) {
@@ -208,7 +210,9 @@ void Replicas::remember_gradients() {
 void Replicas::make_groups() {
   const std::shared_ptr<Store> store = memory_store();
   std::vector<std::shared_ptr<Backend>> backends(size());
-  if (built_with_nccl() && have_a_gpu_each(devices)) {
+  const bool nccl =
+      options.backend.empty() ? built_with_nccl() && have_a_gpu_each(devices) : options.backend == "nccl";
+  if (nccl) {
     constexpr Milliseconds kToMeet(300'000);
     on_replicas(devices, [&](int r) {
       const auto at = static_cast<std::size_t>(r);
