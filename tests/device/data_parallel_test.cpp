@@ -28,7 +28,7 @@ Trained train(Net& net, const std::function<Tensor(const Tensor&, const Tensor&)
   Trained trained;
   for (int i = 0; i < 4; ++i) {
     manual_seed(static_cast<std::uint64_t>(10 + i));
-    const Tensor x = randn({5, 6}, kCPU), target = randint(0, 4, {5}, {DType::i64, kCPU});
+    const Tensor x = randn({5, 6}, kCPU), target = randn({5, 4}, kCPU);
     optimizer.zero_grad();
     const Tensor loss = step(x, target);
     loss.backward();
@@ -53,8 +53,8 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
     return std::make_unique<Net>();
   };
   const auto alone = make();
-  const Trained expected = train(
-      *alone, [&](const Tensor& x, const Tensor& target) { return cross_entropy((*alone)(x), target); });
+  const Trained expected =
+      train(*alone, [&](const Tensor& x, const Tensor& target) { return mse_loss((*alone)(x), target); });
   for (const Strategy strategy : {Strategy::replicated, Strategy::master})
     for (const bool loss_there : {false, true}) {
       CAPTURE(strategy == Strategy::master, loss_there);
@@ -63,9 +63,9 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
       DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.strategy = strategy, .backend = "local"});
       compare(train(*net,
                     [&](const Tensor& x, const Tensor& target) {
-                      if (!loss_there) return cross_entropy(dp(x), target.to("cuda:0"));
-                      return dp.loss(std::tie(x, target), [&](const Tensor& part, const Tensor& labels) {
-                        return cross_entropy((*net)(part), labels);
+                      if (!loss_there) return mse_loss(dp(x), target.to("cuda:0"));
+                      return dp.loss(std::tie(x, target), [&](const Tensor& part, const Tensor& wanted) {
+                        return mse_loss((*net)(part), wanted);
                       });
                     }),
               expected);
@@ -77,7 +77,7 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
   split->second = Device("cuda:1");
   compare(train(*split,
                 [&](const Tensor& x, const Tensor& target) {
-                  return cross_entropy((*split)(x.to("cuda:0")), target.to("cuda:1"));
+                  return mse_loss((*split)(x.to("cuda:0")), target.to("cuda:1"));
                 }),
           expected);
 }
