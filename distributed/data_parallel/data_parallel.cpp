@@ -96,6 +96,7 @@ void DataParallelBase::warn_of(const TensorList& batch) {
 }
 
 std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result, const Compute& compute) {
+  check_no_replica(devices());
   warn_of(batch);
   if (devices().size() == 1) {  // nothing to divide: the ordinary tape of the calling thread
     const DeviceGuard guard(devices()[0]);

@@ -132,10 +132,14 @@ void unreplicate(nn::Module& model) {
   });
 }
 
-void on_replicas(std::span<const Device> devices, const std::function<void(int)>& task) {
+void check_no_replica(std::span<const Device> devices) {
   for (const Device d : devices)
     check(!device_worker(d).is_current(), "[on_replicas] called by the worker of ", d,
           ", on which a replica runs; replicas have none of their own");
+}
+
+void on_replicas(std::span<const Device> devices, const std::function<void(int)>& task) {
+  check_no_replica(devices);
   const bool anomaly = autograd::DetectAnomaly::active();
   on_workers(devices, [&](int r) {
     Context context = current_context();

@@ -86,6 +86,8 @@ void replicate(nn::Module& model, std::span<const Device> devices);
 /// Keeps the first replica alone.
 void unreplicate(nn::Module& model);
 
+/// Throws ValueError on a thread that is one of these devices' workers: a replica runs there.
+void check_no_replica(std::span<const Device> devices);
 /// Runs task(r) on the worker of devices[r], all at once, as replica r with that device for new tensors.
 /// Returns when all have ended; rethrows the first exception, with its device in the text.
 void on_replicas(std::span<const Device> devices, const std::function<void(int)>& task);
