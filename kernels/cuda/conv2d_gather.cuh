@@ -120,7 +120,7 @@ struct alignas(16) DepthEntry {
   unsigned h, w;
 };
 
-/// A thread has kCount steps of one pixel. A few threads look up the taps of the next step for all.
+/// A thread has kCount steps of one or two pixels. A few threads look up the taps of the next step for all.
 template <int kLines, int kThreads>
 class PixelSingles {
  public:
@@ -129,10 +129,13 @@ class PixelSingles {
       : p_(p), c_(c), k_(first_step * kDepth) {
     SHARED(DepthEntry, entries, [2][kDepth]);
     entries_ = entries[0];
-    const PixelPlace place(p, c, first_pixel + threadIdx.x % kLines);
-    from_ = in + place.at + static_cast<std::int64_t>(group) * p.channels.value * p.in.c;
-    row_ = place.h;
-    col_ = place.w;
+    in += static_cast<std::int64_t>(group) * p.channels.value * p.in.c;
+    UNROLL for (int pixel = 0; pixel < kPixels; ++pixel) {
+      const PixelPlace place(p, c, first_pixel + threadIdx.x % kLines + pixel * kThreads);
+      from_[pixel] = in + place.at;
+      row_[pixel] = place.h;
+      col_[pixel] = place.w;
+    }
     look_up();
     __syncthreads();
   }
@@ -140,9 +143,10 @@ class PixelSingles {
     const DepthEntry* const own = entries_ + (k_ / kDepth % 2 * kDepth + own_k());
     const int left = static_cast<int>(c_.depth - k_ - own_k());
     float* const to = tile + own_k() * (kLines + 4) + threadIdx.x % kLines;
-    UNROLL for (int i = 0; i < kCount; ++i) {
-      const bool inside = (i < left) & (row_ + own[i].h < p_.in_h) & (col_ + own[i].w < p_.in_w);
-      ptx::cp_async4(to + i * (kLines + 4), from_ + own[i].at, inside);
+    UNROLL for (int i = 0; i < kCount; ++i) UNROLL for (int pixel = 0; pixel < kPixels; ++pixel) {
+      const bool inside =
+          (i < left) & (row_[pixel] + own[i].h < p_.in_h) & (col_[pixel] + own[i].w < p_.in_w);
+      ptx::cp_async4(to + i * (kLines + 4) + pixel * kThreads, from_[pixel] + own[i].at, inside);
     }
     ptx::cp_async_commit();
     k_ += kDepth;
@@ -151,8 +155,9 @@ class PixelSingles {
   __device__ void store(float*) const { ptx::cp_async_wait<0>(); }
 
  private:
-  static_assert(kThreads % kLines == 0);
-  static constexpr int kCount = kDepth * kLines / kThreads;
+  static constexpr int kPixels = kThreads < kLines ? kLines / kThreads : 1;
+  static constexpr int kCount = kDepth * kLines / kThreads / kPixels;
+  static_assert(kCount * kPixels * kThreads == kDepth * kLines);
   __device__ static unsigned own_k() { return threadIdx.x / kLines * kCount; }
   /// Of the step at k_, to the half that nobody has read since the last barrier.
   __device__ void look_up() {
@@ -168,9 +173,9 @@ class PixelSingles {
 
   const GatherPlan& p_;
   const PixelClass& c_;
-  const float* from_;
+  const float* from_[kPixels];
   DepthEntry* entries_;
-  unsigned row_, col_, k_;
+  unsigned row_[kPixels], col_[kPixels], k_;
 };
 
 /// A thread's sums. `line` is the first of its lines in the group, which begins at `bias` (or null) and

@@ -34,7 +34,7 @@ using Quad = Pack<float, 4>;
 ///
 /// Shared memory gives a multiprocessor 32 floats a cycle, in which it multiplies 128 times. So a warp waits
 /// for its 8 + 8 floats a lane as long as it multiplies them with 8 x 8 sums, and for 8 + 16 three quarters
-/// as long with 8 x 16: the wide tile gives its registers to few threads.
+/// as long with 8 x 16: the large tiles give their registers to few threads.
 template <int kRows_, int kCols_, int kWarpRows_, int kWarpCols_, int kThreadCols_, int kBlocks_>
 struct Tile {
   static constexpr int kRows = kRows_, kCols = kCols_, kWarpRows = kWarpRows_, kWarpCols = kWarpCols_;
@@ -43,7 +43,7 @@ struct Tile {
   static_assert(kThreadRows % 4 == 0 && kThreadCols % 4 == 0);
 };
 using WideTile = Tile<128, 128, 64, 64, 16, 2>;  // 255 registers, 19 KiB: 8 warps a multiprocessor
-using HalfTile = Tile<128, 64, 32, 64, 8, 4>;    // 128 registers, 15 KiB: 16 warps
+using HalfTile = Tile<128, 64, 64, 64, 16, 4>;   // 255 registers, 15 KiB: 8 warps
 using SlimTile = Tile<128, 32, 32, 32, 8, 5>;    // 96 registers, 13 KiB: 20 warps
 using SmallTile = Tile<64, 64, 32, 64, 8, 8>;    // 128 registers, 10 KiB: 16 warps
 
@@ -275,7 +275,7 @@ struct TileCost {
 };
 /// The first three are for pixels by channels, the last two for gradients of weights.
 inline constexpr TileCost kTileCosts[] = {{TileKind::slim, 128, 32, 5, 0.75},
-                                          {TileKind::half, 128, 64, 4, 0.9},
+                                          {TileKind::half, 128, 64, 4, 0.95},
                                           {TileKind::wide, 128, 128, 2, 1.0},
                                           {TileKind::small, 64, 64, 8, 0.85}};
 
