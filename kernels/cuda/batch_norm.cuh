@@ -178,18 +178,18 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
       states[0][v][thread] = a;
       states[1][v][thread] = b;
     }
-    __syncthreads();
   };
   publish();
+  __syncthreads();
   for (int half = kChannelThreads / shape.width / 2; half > 0; half /= 2) {
-    const int other = thread + half * shape.width;
+    const int other = thread + half * shape.width;  // one that publishes nothing now
     if (thread / shape.width < half) {
       UNROLL for (int v = 0; v < V; ++v) s[v] =
           Op::merge(s[v], seen, {states[0][v][other], states[1][v][other]}, counts[other]);
       seen += counts[other];
+      publish();
     }
     __syncthreads();
-    publish();
   }
   if (thread >= shape.width || !place.inside) return;
   float* const out = parts + (2 * place.chunk * shape.c + place.column) * V;

