@@ -6,6 +6,7 @@
 
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/late_check.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
@@ -31,7 +32,9 @@ bool Stream::done() const {
 }
 
 void Stream::synchronize() const {
-  if (record_->runtime) record_->runtime->wait_for_stream(record_->gpu, record_->native);
+  if (!record_->runtime) return;
+  record_->runtime->wait_for_stream(record_->gpu, record_->native);
+  detail::run_late_checks(record_->device, this);
 }
 
 void Stream::wait(const Event& event) const {
@@ -63,6 +66,7 @@ void synchronize(Device device) {
   if (device.is_cpu()) return;
   cuda::Devices& devices = cuda::devices();
   devices.runtime().synchronize(devices.at(device).gpu());
+  detail::run_late_checks(device, nullptr);
 }
 
 Event::~Event() { forget(); }

@@ -1,6 +1,8 @@
 #pragma once
 // The cell in which a kernel reports the first index out of range (kernels/ops/index.h), and the error it
 // becomes. Not in tapestry.h: for the .cpp files here.
+#include "tapestry/core/late_check.h"
+#include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/kernels/ops/index.h"
 
@@ -8,18 +10,39 @@ namespace tapestry::autograd {
 
 class BadIndex {
  public:
-  std::int64_t* cell() { return &first_; }
+  explicit BadIndex(Device device) : device_(device) {
+    if (device.is_cpu()) return;
+    pinned_ = empty_pinned({1}, DType::i64);
+    *pinned_.data<std::int64_t>() = kernels::kNoBadIndex;
+  }
+  std::int64_t* cell() { return pinned_.defined() ? pinned_.data<std::int64_t>() : &first_; }
 
-  /// Throws IndexError if the kernel met an index outside [0, limit) in `index` (dense, i64): `what` names
-  /// it.
+  /// Throws IndexError if the kernel met an index outside [0, limit) in `index` (dense, of integers): `what`
+  /// names it. On a GPU, when the host next waits for the work.
   void check(const char* op, const char* what, const Tensor& index, std::int64_t limit) const {
+    if (pinned_.defined()) return check_on_gpu(op, what, limit);
     if (first_ != kernels::kNoBadIndex) [[unlikely]]
-      fail<IndexError>("[", op, "] ", what, " ", index.data<std::int64_t>()[first_], " at position ", first_,
+      fail<IndexError>("[", op, "] ", what, " ", value_at(index, first_), " at position ", first_,
                        " is outside [0, ", limit, "); correct it, or the number of classes or rows");
   }
 
  private:
+  static std::int64_t value_at(const Tensor& index, std::int64_t i) {
+    return index.dtype() == DType::i32 ? index.data<std::int32_t>()[i] : index.data<std::int64_t>()[i];
+  }
+  void check_on_gpu(const char* op, const char* what, std::int64_t limit) const {
+    check_later(current_stream(device_), [=, cell = pinned_, device = device_] {
+      const std::int64_t first = *cell.data<std::int64_t>();
+      if (first != kernels::kNoBadIndex)
+        fail<IndexError>(
+            "[", op, "] ", what, " at position ", first, " is outside [0, ", limit, "), as ", device,
+            " found by the time the host waited for it; correct it, or the number of classes or rows");
+    });
+  }
+
+  const Device device_;
   std::int64_t first_ = kernels::kNoBadIndex;
+  Tensor pinned_;  // a GPU's cell
 };
 
 }  // namespace tapestry::autograd

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/embedding.h"
 
+#include "tapestry/autograd/ops/bad_index.h"
 #include "tapestry/autograd/ops/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/embedding.h"
@@ -30,13 +31,14 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
     padding = *padding_idx < 0 ? *padding_idx + rows : *padding_idx;
   }
   const Tensor flat = contiguous(indices.detach());
-  kernels::check_indices(flat.device(), flat.dtype(), kEmbedding.name, flat, rows);
   Shape sizes = indices.sizes();
   check(sizes.size() < kMaxDims, "[embedding] indices of shape ", sizes,
         " leave no room for the columns; a tensor has ", kMaxDims, " dimensions at most");
   sizes.push_back(columns);
   Tensor y = empty(sizes, {weight.dtype(), weight.device()});
-  kernels::embedding(y.device(), y.dtype(), y, weight, flat);
+  BadIndex bad(y.device());
+  kernels::embedding(y.device(), y.dtype(), y, weight, flat, bad.cell());
+  bad.check(kEmbedding.name, "index", flat, rows);
   if (recording(weight))
     record(kEmbedding, y, {&weight}, [flat = save(flat), rows, columns, padding](Backward& g) {
       const Tensor grad = contiguous(g.grad());

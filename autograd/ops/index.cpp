@@ -46,7 +46,7 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
   if (x.dim() > 0) sizes[d] = index.numel();
   else check(index.numel() == 1, "[index_select] ", index.numel(), " indices into a 0-d tensor; pass one");
   const Tensor y = empty(sizes, TensorOptions(x.dtype(), x.device()));
-  autograd::BadIndex bad;
+  autograd::BadIndex bad(x.device());
   const kernels::IndexRows r = rows_of(x.sizes(), d, rows, bad.cell());
   kernels::index_select(x.device(), x.dtype(), r, source.raw_data(), y.raw_data());
   bad.check("index_select", "index", rows, r.rows);
@@ -56,8 +56,8 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
       const Tensor g = b.grad().contiguous(), index = b.saved(rows);
       const bool half = !contains(kFullFloats, g.dtype());
       const Tensor dx = zeros(from, TensorOptions(half ? DType::f32 : g.dtype(), g.device()));
-      std::int64_t ignored = kernels::kNoBadIndex;  // checked in forward
-      kernels::index_add(g.device(), g.dtype(), rows_of(from, d, index, &ignored), g.raw_data(),
+      // Its indices were reported in forward.
+      kernels::index_add(g.device(), g.dtype(), rows_of(from, d, index, nullptr), g.raw_data(),
                          dx.raw_data());
       b.set(0, dx.to(g.dtype()));
     });

@@ -111,7 +111,7 @@ LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Pr
   const TensorOptions options(computed, device);
   p.args = Prepared::with(p.args, p.x, p.target, p.weight, p.stats);
   const Tensor losses = empty(p.rows, options), weights = empty(p.rows, options);
-  autograd::BadIndex bad;
+  autograd::BadIndex bad(device);
   forward(device, dtype, p.args, losses.raw_data(), weights.raw_data(), bad.cell());
   if (p.args.target) bad.check(op.name, "target", p.target, p.args.classes);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/late_check.h"
 
 namespace tapestry::cuda {
 namespace {
@@ -124,7 +125,10 @@ Devices& devices() {
   return none ? *none : first;
 }
 
-Devices* exchange_devices(Devices* next) { return current.exchange(next, std::memory_order_acq_rel); }
+Devices* exchange_devices(Devices* next) {
+  detail::forget_late_checks();
+  return current.exchange(next, std::memory_order_acq_rel);
+}
 
 // ---- what users ask ----
 

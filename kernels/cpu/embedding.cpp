@@ -18,24 +18,20 @@ std::int64_t index_at(const View& indices, std::int64_t i) {
   return indices.dtype == DType::i64 ? indices.as<std::int64_t>()[i] : indices.as<std::int32_t>()[i];
 }
 
-template <class I>
-void check_indices_kernel(const char* op, const View& indices, std::int64_t rows) {
-  const I* const index = indices.as<I>();
-  const std::int64_t n = indices.numel();
-  for (std::int64_t i = 0; i < n; ++i)
-    check<IndexError>(index[i] >= 0 && index[i] < rows, "[", op, "] index ", index[i], " at position ", i,
-                      " is out of range for ", rows, " rows; indices go from 0 to ", rows - 1);
-}
+bool in_range(std::int64_t index, std::int64_t rows) { return index >= 0 && index < rows; }
 
 // Rows per thread such that each moves about kGrain elements.
 std::int64_t row_grain(std::int64_t columns) { return cpu::kGrain / std::max<std::int64_t>(columns, 1) + 1; }
 
 template <class T>
-void embedding_kernel(const View& out, const View& weight, const View& indices) {
+void embedding_kernel(const View& out, const View& weight, const View& indices, std::int64_t* first_bad) {
   const std::int64_t n = indices.numel(), columns = weight.sizes[1];
+  for (std::int64_t i = n - 1; first_bad && i >= 0; --i)
+    if (!in_range(index_at(indices, i), weight.sizes[0])) *first_bad = std::min(*first_bad, i);
   const std::int64_t row = weight.strides[0], column = weight.strides[1];
   parallel_for(n, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
+      if (!in_range(index_at(indices, i), weight.sizes[0])) continue;
       const T* const from = weight.as<T>() + index_at(indices, i) * row;
       T* const to = out.as<T>() + i * columns;
       for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c * column];
@@ -51,6 +47,7 @@ void embedding_backward_kernel(const View& dweight, const View& grad, const View
   // on how many of them there are.
   std::vector<std::int64_t> first(static_cast<std::size_t>(rows), -1), next(static_cast<std::size_t>(n));
   for (std::int64_t i = n - 1; i >= 0; --i) {
+    if (!in_range(index_at(indices, i), rows)) continue;
     std::int64_t& head = first[static_cast<std::size_t>(index_at(indices, i))];
     next[static_cast<std::size_t>(i)] = head;
     head = i;
@@ -75,8 +72,6 @@ void embedding_backward_kernel(const View& dweight, const View& grad, const View
   });
 }
 
-const bool for_indices = for_types<std::int64_t, std::int32_t>(
-    []<class I>() { check_indices.set(kDevice, dtype_of<I>, &check_indices_kernel<I>); });
 const bool for_floats = for_types<float, double, Half, BFloat16>([]<class T>() {
   embedding.set(kDevice, dtype_of<T>, &embedding_kernel<T>);
   embedding_backward.set(kDevice, dtype_of<T>, &embedding_backward_kernel<T>);

@@ -28,7 +28,7 @@ void index_select_kernel(const IndexRows& r, const void* x, void* y) {
       std::copy_n(in + (outer * r.rows + at) * r.inner, r.inner, out + row * r.inner);
     }
   });
-  *r.first_bad = std::min(*r.first_bad, first_bad.load());
+  if (r.first_bad) *r.first_bad = std::min(*r.first_bad, first_bad.load());
 }
 
 // Several indices may name one row, so threads share out what lies beside the indices and each takes them in
@@ -41,7 +41,7 @@ void index_add_kernel(const IndexRows& r, const void* dy, void* dx) {
   const auto add = [&](std::int64_t outer, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < r.count; ++i) {
       if (r.index[i] < 0 || r.index[i] >= r.rows) {
-        if (outer == 0 && begin == 0) *r.first_bad = std::min(*r.first_bad, i);
+        if (r.first_bad && outer == 0 && begin == 0) *r.first_bad = std::min(*r.first_bad, i);
         continue;
       }
       Sum* const to = out + (outer * r.rows + r.index[i]) * r.inner;

@@ -1,7 +1,6 @@
 // Random numbers, permutations and ranges.
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <utility>
 #include <vector>
 #if defined(__AVX2__)
@@ -11,6 +10,7 @@
 #include "tapestry/core/philox.h"
 #include "tapestry/kernels/cpu/loops.h"
 #include "tapestry/kernels/ops/random.h"
+#include "tapestry/kernels/random.h"
 
 namespace tapestry::kernels {
 namespace {
@@ -80,11 +80,6 @@ void for_blocks(std::int64_t n, int each, PhiloxRange range, const F& f) {
   });
 }
 
-// The 64-bit number of words 2i and 2i + 1, the first in the upper half.
-std::uint64_t wide(const std::uint32_t* words, int i) {
-  return static_cast<std::uint64_t>(words[2 * i]) << 32 | words[2 * i + 1];
-}
-
 template <class T>
 void uniform_kernel(void* data, std::int64_t n, PhiloxRange range, double low, double high) {
   T* const out = static_cast<T*>(data);
@@ -92,13 +87,8 @@ void uniform_kernel(void* data, std::int64_t n, PhiloxRange range, double low, d
   for_blocks(n, each, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
     for (int i = 0; i < count; ++i) {
       double u;
-      if constexpr (each == 2) {
-        u = uniform_double(words[2 * i], words[2 * i + 1]);
-      } else {
-        // As many bits as the mantissa holds, so that no value rounds up to 1.
-        constexpr int bits = std::is_same_v<T, Half> ? 11 : std::is_same_v<T, BFloat16> ? 8 : 24;
-        u = static_cast<std::int32_t>(words[i] >> (32 - bits)) * (1.0 / (1 << bits));
-      }
+      if constexpr (each == 2) u = uniform_double(words[2 * i], words[2 * i + 1]);
+      else u = uniform_from<T>(words[i]);
       out[first + i] = convert<T>(std::fma(high - low, u, low));
     }
   });
@@ -110,17 +100,13 @@ void normal_kernel(void* data, std::int64_t n, PhiloxRange range, double mean, d
   constexpr int each = sizeof(T) == 8 ? 2 : 1;
   for_blocks(n, each, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
     for (int i = 0; i < count; i += 2) {
-      double u, v;
-      if constexpr (each == 2) {
-        u = 1 - uniform_double(words[2 * i], words[2 * i + 1]);
-        v = uniform_double(words[2 * i + 2], words[2 * i + 3]);
-      } else {
-        u = (words[i] + 1.0) * 0x1p-32;
-        v = words[i + 1] * 0x1p-32;
-      }
-      const double r = std::sqrt(-2 * std::log(u)), angle = 2 * std::numbers::pi * v;
-      out[first + i] = convert<T>(std::fma(std, r * std::cos(angle), mean));
-      if (i + 1 < count) out[first + i + 1] = convert<T>(std::fma(std, r * std::sin(angle), mean));
+      NormalPair z;
+      if constexpr (each == 2)
+        z = normal_from(1 - uniform_double(words[2 * i], words[2 * i + 1]),
+                        uniform_double(words[2 * i + 2], words[2 * i + 3]));
+      else z = normal_from(words[i], words[i + 1]);
+      out[first + i] = convert<T>(std::fma(std, z.first, mean));
+      if (i + 1 < count) out[first + i + 1] = convert<T>(std::fma(std, z.second, mean));
     }
   });
 }
@@ -129,18 +115,15 @@ template <class T>
 void randint_kernel(void* data, std::int64_t n, PhiloxRange range, std::int64_t low, std::uint64_t span) {
   T* const out = static_cast<T*>(data);
   for_blocks(n, 2, range, [=](std::int64_t first, int count, const std::uint32_t* words) {
-    for (int i = 0; i < count; ++i) {
-      const auto step =
-          static_cast<std::uint64_t>(static_cast<unsigned __int128>(wide(words, i)) * span >> 64);
-      out[first + i] = convert<T>(static_cast<std::int64_t>(static_cast<std::uint64_t>(low) + step));
-    }
+    for (int i = 0; i < count; ++i) out[first + i] = convert<T>(integer_from(wide_word(words, i), low, span));
   });
 }
 
 void randperm_kernel(void* data, std::int64_t n, PhiloxRange range) {
   std::vector<std::pair<std::uint64_t, std::int64_t>> keys(static_cast<std::size_t>(n));
   for_blocks(n, 2, range, [&](std::int64_t first, int count, const std::uint32_t* words) {
-    for (int i = 0; i < count; ++i) keys[static_cast<std::size_t>(first + i)] = {wide(words, i), first + i};
+    for (int i = 0; i < count; ++i)
+      keys[static_cast<std::size_t>(first + i)] = {wide_word(words, i), first + i};
   });
   std::sort(keys.begin(), keys.end());
   std::int64_t* out = static_cast<std::int64_t*>(data);

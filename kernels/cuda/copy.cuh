@@ -14,6 +14,11 @@ __host__ __device__ To convert(From x) {
   else return static_cast<To>(x);
 }
 
+template <class T>
+T convert_scalar(const Scalar& s) {
+  return s.is_real() ? convert<T>(s.to_double()) : convert<T>(s.to_int());
+}
+
 template <class To>
 struct Convert {
   template <class From>
@@ -72,8 +77,7 @@ void launch_copy(const Elementwise<2>& e, cudaStream_t stream) {
 template <class T>
 void launch_fill(const Elementwise<1>& e, const Scalar& value, cudaStream_t stream) {
   using C = Compute<T>;
-  const C v = value.is_real() ? convert<C>(value.to_double()) : convert<C>(value.to_int());
-  map<T>(e, Constant<C>{v}, stream);
+  map<T>(e, Constant<C>{convert_scalar<C>(value)}, stream);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -8,9 +8,10 @@
 namespace tapestry::kernels {
 
 /// A kernel that reads indices never follows one that is out of range. It skips it (what it would have
-/// produced is unspecified) and lowers `*first_bad`, a cell in memory of the kernel's device that holds
-/// kNoBadIndex before, to its position. So every kernel runs to its end, and the caller decides when to look:
-/// at once on a CPU, at the next synchronisation on a GPU.
+/// produced is unspecified) and lowers `*first_bad`, a cell that holds kNoBadIndex before, to its position.
+/// The cell lies where kernel and host reach it: in page-locked memory for a GPU. Null: nobody asks. So every
+/// kernel runs to its end, and the caller decides when to look: at once on a CPU, when the host next waits
+/// for the device on a GPU (autograd/ops/bad_index.h).
 inline constexpr std::int64_t kNoBadIndex = std::numeric_limits<std::int64_t>::max();
 
 /// x (outer, rows, inner), y (outer, count, inner), both dense; index (count) in [0, rows).

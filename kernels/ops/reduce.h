@@ -1,8 +1,8 @@
 #pragma once
 // Reductions: over some dimensions of a strided input into a dense output. Slots go by the dtype of the
 // input. f16 and bf16 are accumulated in f32, f32 in f32 with blocks added up so that the error does not grow
-// with the count, bool and integers in i64. A kernel's result depends on sizes and strides only, never on how
-// many threads ran it.
+// with the count, bool and integers in i64. A kernel's result depends on sizes and strides only, on a GPU
+// also on whether x is aligned to 16 bytes; never on how many threads ran it.
 #include <cstdint>
 
 #include "tapestry/kernels/slot.h"

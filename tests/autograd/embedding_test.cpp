@@ -7,7 +7,7 @@ using tapestry::test::OpCase;
 GOLDEN_OP("embedding", "embedding",
           [](const OpCase& c) { return embedding(c[0], c[1], c.maybe_integer("padding_idx")); });
 
-BAD_INPUT("embedding", "index 5 at position 1 is out of range for 5 rows", [] {
+BAD_INPUT("embedding", "index 5 at position 1 is outside [0, 5)", [] {
   embedding(zeros({5, 3}), tensor({0, 5}));
 });
 BAD_INPUT("embedding", "index -1", [] { embedding(zeros({5, 3}), tensor({0, -1})); });
@@ -15,7 +15,7 @@ BAD_INPUT("embedding", "indices are float32", [] { embedding(zeros({5, 3}), zero
 BAD_INPUT("embedding", "2 dimensions", [] { embedding(zeros({5}), tensor({0})); });
 BAD_INPUT("embedding", "does not take int64", [] { embedding(zeros({5, 3}, kInt64), tensor({0})); });
 BAD_INPUT("embedding", "padding_idx 5", [] { embedding(zeros({5, 3}), tensor({0}), 5); });
-BAD_INPUT("embedding", "out of range for 0 rows", [] { embedding(zeros({0, 3}), tensor({0})); });
+BAD_INPUT("embedding", "index 0 at position 0 is outside [0, 0)", [] { embedding(zeros({0, 3}), tensor({0})); });
 
 TEST_CASE("many gradients of one row in half precision are summed in f32") {
   const Tensor weight = zeros({3, 2}, TensorOptions(kBFloat16).with_grad());

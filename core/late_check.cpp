@@ -1,0 +1,64 @@
+#include "tapestry/core/late_check.h"
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace tapestry {
+namespace {
+
+struct Pending {
+  Device device;
+  std::uint64_t stream;
+  std::function<void()> check;
+};
+
+std::mutex mutex;
+std::vector<Pending>& pending() {
+  static std::vector<Pending>& all =
+      *new std::vector<Pending>;  // devices may outlive what main leaves behind
+  return all;
+}
+std::atomic<std::size_t> count{0};  // of what is pending: most waits find nothing
+
+}  // namespace
+
+void check_later(const Stream& stream, std::function<void()> check) {
+  if (stream.device().is_cpu()) return check();
+  const std::lock_guard lock(mutex);
+  pending().push_back({stream.device(), stream.id(), std::move(check)});
+  count = pending().size();
+}
+
+void detail::run_late_checks(Device device, const Stream* stream) {
+  if (count == 0) return;
+  std::vector<Pending> due;
+  {
+    const std::lock_guard lock(mutex);
+    std::vector<Pending> others;
+    for (Pending& p : pending())
+      (p.device == device && (!stream || p.stream == stream->id()) ? due : others).push_back(std::move(p));
+    pending() = std::move(others);
+    count = pending().size();
+  }
+  std::exception_ptr first;
+  for (const Pending& p : due) {
+    try {
+      p.check();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+void detail::forget_late_checks() {
+  std::vector<Pending> gone;  // destroyed without the lock
+  const std::lock_guard lock(mutex);
+  gone.swap(pending());
+  count = 0;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,45 @@
+#pragma once
+// From the number of an element to where it lies, in 64 bits: for kernels whose launches are not cut into
+// parts as map.cuh's are.
+#include "tapestry/kernels/cuda/map.cuh"
+
+namespace tapestry::kernels::cuda {
+
+/// Division of numbers below 2^63 by a multiplication, as Divisor's of those below 2^31.
+struct WideDivisor {
+  std::uint64_t value = 1, factor = 1;
+  unsigned shift = 0;
+
+  WideDivisor() = default;
+  explicit WideDivisor(std::int64_t d) : value(static_cast<std::uint64_t>(d)) {
+    using Wide = unsigned __int128;
+    while ((std::uint64_t{1} << shift) < value) ++shift;
+    factor = static_cast<std::uint64_t>((((Wide{1} << shift) - value) << 64) / value + 1);
+  }
+  __device__ std::uint64_t divide(std::uint64_t n) const {
+    const auto high = static_cast<std::uint64_t>(static_cast<unsigned __int128>(n) * factor >> 64);
+    return (high + n) >> shift;
+  }
+};
+
+/// Dimensions of N operands.
+template <int N>
+struct Dims {
+  int ndim = 1;
+  WideDivisor sizes[kMaxDims];
+  std::int64_t strides[N][kMaxDims] = {};
+
+  /// Elements from the beginning of each operand to the one at `index`, in row-major order of the sizes.
+  __device__ void offsets(std::uint64_t index, std::int64_t (&at)[N]) const {
+    UNROLL for (int n = 0; n < N; ++n) at[n] = 0;
+    for (int d = ndim - 1; d > 0; --d) {
+      const std::uint64_t rest = sizes[d].divide(index);
+      const auto own = static_cast<std::int64_t>(index - rest * sizes[d].value);
+      UNROLL for (int n = 0; n < N; ++n) at[n] += own * strides[n][d];
+      index = rest;
+    }
+    UNROLL for (int n = 0; n < N; ++n) at[n] += static_cast<std::int64_t>(index) * strides[n][0];
+  }
+};
+
+}  // namespace tapestry::kernels::cuda

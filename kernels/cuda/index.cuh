@@ -1,0 +1,244 @@
+#pragma once
+// Rows by index, and the sums of their gradients. Rows move as bits, one kernel a size, 16 bytes at a time
+// where memory allows it. Sums are made without atomics: the positions of each index are found by sorting,
+// and a row's threads add up its gradients in order of position.
+#include "tapestry/kernels/cuda/copy.cuh"
+#include "tapestry/kernels/cuda/dims.cuh"
+#include "tapestry/kernels/cuda/sort.cuh"
+#include "tapestry/kernels/ops/embedding.h"
+#include "tapestry/kernels/ops/index.h"
+
+namespace tapestry::kernels::cuda {
+
+inline constexpr int kIndexThreads = 256;
+
+inline unsigned index_blocks(std::int64_t threads) {
+  return static_cast<unsigned>((threads + kIndexThreads - 1) / kIndexThreads);
+}
+__device__ __forceinline__ std::int64_t index_thread() {
+  return static_cast<std::int64_t>(blockIdx.x) * kIndexThreads + threadIdx.x;
+}
+/// n / d and the rest.
+__device__ __forceinline__ std::int64_t split(std::int64_t n, const WideDivisor& d, std::int64_t& rest) {
+  const std::uint64_t quotient = d.divide(static_cast<std::uint64_t>(n));
+  rest = n - static_cast<std::int64_t>(quotient * d.value);
+  return static_cast<std::int64_t>(quotient);
+}
+
+/// Indices, i64 or i32.
+struct Indices {
+  const void* data;
+  bool narrow;
+  __device__ std::int64_t operator[](std::int64_t i) const {
+    return narrow ? static_cast<const std::int32_t*>(data)[i] : static_cast<const std::int64_t*>(data)[i];
+  }
+};
+/// As the sort sees them: what is out of range comes last.
+struct IndexKey {
+  Indices index;
+  __device__ std::uint64_t operator()(std::int64_t i) const { return static_cast<std::uint64_t>(index[i]); }
+};
+
+/// Positions are not negative: their order is that of unsigned numbers.
+__device__ __forceinline__ void report_bad(std::int64_t* first_bad, std::int64_t position) {
+  static_assert(sizeof(unsigned long long) == sizeof(std::int64_t));
+  if (first_bad)
+    atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(position));
+}
+
+// ---- rows
+
+struct Gather {
+  WideDivisor count, inner;                                   // indices; packs or elements of a row
+  std::int64_t total;                                         // packs or elements of y
+  std::int64_t rows, outer_stride, row_stride, inner_stride;  // of x
+  Indices index;
+  std::int64_t* first_bad;
+};
+
+/// y[o, i, :] = x[o, index[i], :], y dense; zeros for an index out of range.
+template <class T, int V>
+__global__ void __launch_bounds__(kIndexThreads) gather_rows(Gather g, const T* x, T* y) {
+  const std::int64_t thread = index_thread();
+  if (thread >= g.total) return;
+  std::int64_t j, i;
+  const std::int64_t outer = split(split(thread, g.inner, j), g.count, i), at = g.index[i];
+  Pack<T, V> pack{};
+  if (at >= 0 && at < g.rows)
+    pack = *reinterpret_cast<const Pack<T, V>*>(x + outer * g.outer_stride + at * g.row_stride +
+                                                j * g.inner_stride);
+  else if (outer == 0 && j == 0) report_bad(g.first_bad, i);
+  *reinterpret_cast<Pack<T, V>*>(y + thread * V) = pack;
+}
+
+/// `g` in elements; inner_stride 1 where x's rows are dense.
+template <class T>
+void launch_gather(Gather g, const void* x, void* y, cudaStream_t stream) {
+  using B = Bits<T>;
+  constexpr int V = 16 / sizeof(B);
+  if (g.total == 0) return;
+  const auto launch_packs = [&]<int N>() {
+    g.inner = WideDivisor(static_cast<std::int64_t>(g.inner.value) / N);
+    g.total /= N;
+    g.inner_stride *= N;
+    launch(&gather_rows<B, N>, index_blocks(g.total), kIndexThreads, 0, stream, g, static_cast<const B*>(x),
+           static_cast<B*>(y));
+  };
+  const bool packs = g.inner.value % V == 0 && g.inner_stride == 1 && g.row_stride % V == 0 &&
+                     g.outer_stride % V == 0 && aligned<B, V>(x) && aligned<B, V>(y);
+  if (packs) launch_packs.template operator()<V>();
+  else launch_packs.template operator()<1>();
+}
+
+template <class T>
+void launch_index_select(const IndexRows& r, const void* x, void* y, cudaStream_t stream) {
+  launch_gather<T>({WideDivisor(std::max<std::int64_t>(r.count, 1)),
+                    WideDivisor(std::max<std::int64_t>(r.inner, 1)),
+                    r.outer * r.count * r.inner,
+                    r.rows,
+                    r.rows * r.inner,
+                    r.inner,
+                    1,
+                    {r.index, false},
+                    r.first_bad},
+                   x, y, stream);
+}
+template <class T>
+void launch_embedding(const View& out, const View& weight, const View& indices, std::int64_t* first_bad,
+                      cudaStream_t stream) {
+  const std::int64_t n = indices.numel(), columns = weight.sizes[1];
+  launch_gather<T>({WideDivisor(std::max<std::int64_t>(n, 1)),
+                    WideDivisor(std::max<std::int64_t>(columns, 1)),
+                    n * columns,
+                    weight.sizes[0],
+                    0,
+                    weight.strides[0],
+                    weight.strides[1],
+                    {indices.data, indices.dtype == DType::i32},
+                    first_bad},
+                   weight.data, out.data, stream);
+}
+
+// ---- sums of rows
+
+struct Segments {
+  WideDivisor count, inner;    // indices; packs or elements of a row
+  std::int64_t total;          // threads: outer x count x inner
+  std::int64_t rows, skipped;  // an index that gets nothing, or -1
+  const std::uint64_t* keys;   // the indices, sorted
+  const std::int64_t* positions;
+  std::int64_t* first_bad;
+};
+
+/// The end of the equal keys that begin at `first`: by doubling steps forth, then halving them.
+__device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, std::int64_t first,
+                                                    std::int64_t count) {
+  const std::uint64_t key = keys[first];
+  std::int64_t last = first, step = 1;
+  for (; last + step < count && keys[last + step] == key; step *= 2) last += step;
+  for (; step > 0; step /= 2)
+    if (last + step < count && keys[last + step] == key) last += step;
+  return last + 1;
+}
+
+/// dx[o, key, :] += dy[o, position, :], in order of position, by the threads at a segment's beginning.
+template <class T, class Sum, int V>
+__global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const T* dy, Sum* dx) {
+  const std::int64_t thread = index_thread();
+  if (thread >= s.total) return;
+  std::int64_t j, first;
+  const std::int64_t outer = split(split(thread, s.inner, j), s.count, first);
+  const auto count = static_cast<std::int64_t>(s.count.value),
+             inner = static_cast<std::int64_t>(s.inner.value);
+  const auto row = static_cast<std::int64_t>(s.keys[first]);
+  if (first > 0 && s.keys[first - 1] == s.keys[first]) return;
+  if (row < 0 || row >= s.rows) {
+    if (outer == 0 && j == 0) report_bad(s.first_bad, s.positions[first]);
+    return;
+  }
+  if (row == s.skipped) return;
+  const std::int64_t end = segment_end(s.keys, first, count);
+  auto* const to = reinterpret_cast<Pack<Sum, V>*>(dx) + (outer * s.rows + row) * inner + j;
+  const auto* const from = reinterpret_cast<const Pack<T, V>*>(dy) + outer * count * inner + j;
+  float sum[V];
+  const Pack<Sum, V> before = *to;
+  UNROLL for (int v = 0; v < V; ++v) sum[v] = load(before.v[v]);
+  std::int64_t i = first;
+  for (; i + 4 <= end; i += 4) {  // four rows on their way at once
+    Pack<T, V> packs[4];
+    UNROLL for (int u = 0; u < 4; ++u) packs[u] = from[s.positions[i + u] * inner];
+    UNROLL for (int u = 0; u < 4; ++u) { UNROLL for (int v = 0; v < V; ++v) sum[v] += load(packs[u].v[v]); }
+  }
+  for (; i < end; ++i) {
+    const Pack<T, V> pack = from[s.positions[i] * inner];
+    UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]);
+  }
+  Pack<Sum, V> after;
+  UNROLL for (int v = 0; v < V; ++v) after.v[v] = store<Sum>(sum[v]);
+  *to = after;
+}
+
+template <class T, class Sum>
+void launch_add_rows(const Indices& index, std::int64_t outer, std::int64_t rows, std::int64_t count,
+                     std::int64_t inner, std::int64_t skipped, std::int64_t* first_bad, const void* dy,
+                     void* dx, cudaStream_t stream) {
+  if (outer * count * inner == 0) return;
+  const Sorted sorted(IndexKey{index}, count, stream);
+  constexpr int V = static_cast<int>(16 / std::max(sizeof(T), sizeof(Sum)));
+  const auto launch_packs = [&]<int N>() {
+    const Segments s{WideDivisor(count),
+                     WideDivisor(inner / N),
+                     outer * count * (inner / N),
+                     rows,
+                     skipped,
+                     sorted.keys(),
+                     sorted.positions(),
+                     first_bad};
+    launch(&add_segments<T, Sum, N>, index_blocks(s.total), kIndexThreads, 0, stream, s,
+           static_cast<const T*>(dy), static_cast<Sum*>(dx));
+  };
+  if (inner % V == 0 && aligned<T, V>(dy) && aligned<Sum, V>(dx)) launch_packs.template operator()<V>();
+  else launch_packs.template operator()<1>();
+}
+
+template <class T>
+void launch_index_add(const IndexRows& r, const void* dy, void* dx, cudaStream_t stream) {
+  launch_add_rows<T, float>({r.index, false}, r.outer, r.rows, r.count, r.inner, -1, r.first_bad, dy, dx,
+                            stream);
+}
+template <class T>
+void launch_embedding_backward(const View& dweight, const View& grad, const View& indices,
+                               std::int64_t padding, cudaStream_t stream) {
+  Elementwise<1> e;
+  e.ndim = 1, e.numel = e.sizes[0] = dweight.numel();
+  e.strides[0][0] = 1;
+  e.data[0] = dweight.data, e.dtypes[0] = dtype_of<T>;
+  map<T>(e, Constant<float>{0}, stream);
+  launch_add_rows<T, T>({indices.data, indices.dtype == DType::i32}, 1, dweight.sizes[0], indices.numel(),
+                        dweight.sizes[1], padding, nullptr, grad.data, dweight.data, stream);
+}
+
+// ---- one element a row
+
+/// dx[o, k, i] = index[o, i] == k ? g[o, i] : 0
+template <class T>
+__global__ void __launch_bounds__(kIndexThreads)
+    scatter_elements(std::int64_t total, WideDivisor n, WideDivisor inner, const std::int64_t* index,
+                     const T* g, T* dx) {
+  const std::int64_t thread = index_thread();
+  if (thread >= total) return;
+  std::int64_t i, k;
+  const std::int64_t outer = split(split(thread, inner, i), n, k);
+  const std::int64_t from = outer * static_cast<std::int64_t>(inner.value) + i;
+  dx[thread] = index[from] == k ? g[from] : T(0);
+}
+template <class T>
+void launch_scatter(const Scatter& s, const void* g, void* dx, cudaStream_t stream) {
+  using B = Bits<T>;
+  const std::int64_t total = s.outer * s.n * s.inner;
+  if (total == 0) return;
+  launch(&scatter_elements<B>, index_blocks(total), kIndexThreads, 0, stream, total, WideDivisor(s.n),
+         WideDivisor(s.inner), s.index, static_cast<const B*>(g), static_cast<B*>(dx));
+}
+
+}  // namespace tapestry::kernels::cuda

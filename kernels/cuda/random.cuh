@@ -1,0 +1,154 @@
+#pragma once
+// Random numbers: a thread computes one counter of Philox or more, and writes 16 bytes. kernels/random.h says
+// what becomes of the words.
+#include <algorithm>
+
+#include "tapestry/kernels/cuda/copy.cuh"
+#include "tapestry/kernels/cuda/sort.cuh"
+#include "tapestry/kernels/ops/random.h"
+#include "tapestry/kernels/random.h"
+
+namespace tapestry::kernels::cuda {
+
+inline constexpr int kRandomThreads = 256;
+
+// What is made of a counter's four words: kEach numbers of type T.
+
+template <class T>
+struct Uniform {
+  static constexpr int kEach = 4;
+  double low, range;
+  __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
+    UNROLL for (int i = 0; i < 4; ++i) out[i] =
+        store<T>(static_cast<float>(fma(range, uniform_from<T>(words[i]), low)));
+  }
+};
+template <class T>
+struct Normal {
+  static constexpr int kEach = 4;
+  double mean, std;
+  __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
+    UNROLL for (int i = 0; i < 4; i += 2) {
+      const NormalPair z = normal_from(words[i], words[i + 1]);
+      out[i] = store<T>(static_cast<float>(fma(std, z.first, mean)));
+      out[i + 1] = store<T>(static_cast<float>(fma(std, z.second, mean)));
+    }
+  }
+};
+template <class T>
+struct Randint {
+  static constexpr int kEach = 2;
+  std::int64_t low;
+  std::uint64_t span;
+  __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
+    UNROLL for (int i = 0; i < 2; ++i) out[i] =
+        store<T>(convert<Compute<T>>(integer_from(wide_word(words, i), low, span)));
+  }
+};
+/// Of what is in `out`.
+template <class T>
+struct Dropout {
+  static constexpr int kEach = 4;
+  std::uint32_t threshold;
+  float scale;
+  __device__ void operator()(const std::uint32_t (&words)[4], T* out) const {
+    UNROLL for (int i = 0; i < 4; ++i) out[i] =
+        store<T>(words[i] >> 8 >= threshold ? load(out[i]) * scale : 0.0f);
+  }
+};
+
+/// `packs`: out and x are aligned to a thread's elements. x is null where nothing is read.
+template <class F, class T>
+__global__ void __launch_bounds__(kRandomThreads)
+    random_elements(F f, PhiloxRange range, std::int64_t n, bool packs, const T* x, T* out) {
+  constexpr int kCounters = std::clamp(int(16 / (F::kEach * sizeof(T))), 1, 4), E = F::kEach * kCounters;
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kRandomThreads + threadIdx.x;
+  const std::int64_t first = thread * E;
+  if (first >= n) return;
+  const bool whole = packs && first + E <= n;
+  Pack<T, E> pack{};
+  if (x) {
+    if (whole) pack = *reinterpret_cast<const Pack<T, E>*>(x + first);
+    else UNROLL for (int i = 0; i < E; ++i) if (first + i < n) pack.v[i] = x[first + i];
+  }
+  UNROLL for (int k = 0; k < kCounters; ++k) {
+    const Philox4 four =
+        philox(range.seed, range.offset + static_cast<std::uint64_t>(thread * kCounters + k));
+    f(four.v, pack.v + k * F::kEach);
+  }
+  if (whole) *reinterpret_cast<Pack<T, E>*>(out + first) = pack;
+  else UNROLL for (int i = 0; i < E; ++i) if (first + i < n) out[first + i] = pack.v[i];
+}
+
+template <class T, class F>
+void launch_random(const F& f, PhiloxRange range, std::int64_t n, const T* x, T* out, cudaStream_t stream) {
+  if (n == 0) return;
+  constexpr int E = F::kEach * std::clamp(int(16 / (F::kEach * sizeof(T))), 1, 4);
+  constexpr std::int64_t a_block = std::int64_t{E} * kRandomThreads;
+  const bool packs = aligned<T, E>(out) && aligned<T, E>(x);
+  launch(&random_elements<F, T>, static_cast<unsigned>((n + a_block - 1) / a_block), kRandomThreads, 0,
+         stream, f, range, n, packs, x, out);
+}
+
+template <class T>
+void launch_uniform(void* out, std::int64_t n, PhiloxRange range, double low, double high,
+                    cudaStream_t stream) {
+  launch_random<T>(Uniform<T>{low, high - low}, range, n, nullptr, static_cast<T*>(out), stream);
+}
+template <class T>
+void launch_normal(void* out, std::int64_t n, PhiloxRange range, double mean, double std,
+                   cudaStream_t stream) {
+  launch_random<T>(Normal<T>{mean, std}, range, n, nullptr, static_cast<T*>(out), stream);
+}
+template <class T>
+void launch_randint(void* out, std::int64_t n, PhiloxRange range, std::int64_t low, std::uint64_t span,
+                    cudaStream_t stream) {
+  launch_random<T>(Randint<T>{low, span}, range, n, nullptr, static_cast<T*>(out), stream);
+}
+template <class T>
+void launch_dropout(void* out, const void* x, std::int64_t n, PhiloxRange range, std::uint32_t threshold,
+                    double scale, cudaStream_t stream) {
+  launch_random<T>(Dropout<T>{threshold, static_cast<float>(scale)}, range, n, static_cast<const T*>(x),
+                   static_cast<T*>(out), stream);
+}
+
+/// Words 2i and 2i + 1 of the range.
+struct RandomKey {
+  PhiloxRange range;
+  __device__ std::uint64_t operator()(std::int64_t i) const {
+    const Philox4 four = philox(range.seed, range.offset + static_cast<std::uint64_t>(i / 2));
+    return wide_word(four.v, static_cast<int>(i % 2));
+  }
+};
+inline void launch_randperm(void* out, std::int64_t n, PhiloxRange range, cudaStream_t stream) {
+  if (n == 0) return;
+  const Sorted sorted(RandomKey{range}, n, stream);
+  Elementwise<2> e;
+  e.ndim = 1, e.numel = e.sizes[0] = n;
+  e.strides[0][0] = e.strides[1][0] = 1;
+  e.data[0] = out, e.data[1] = const_cast<std::int64_t*>(sorted.positions());
+  e.dtypes[0] = e.dtypes[1] = DType::i64;
+  copy_from<std::int64_t, std::int64_t>(e, stream);
+}
+
+/// Element i is start + i * step, in i64 where both are integers, else in f64, rounded after each operation.
+template <class T>
+__global__ void __launch_bounds__(kRandomThreads)
+    range_elements(std::int64_t n, bool real, double start, double step, std::uint64_t first,
+                   std::uint64_t by, T* out) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRandomThreads + threadIdx.x;
+  if (i >= n) return;
+  const double value = start + __dmul_rn(static_cast<double>(i), step);
+  const auto whole = static_cast<std::int64_t>(first + static_cast<std::uint64_t>(i) * by);
+  out[i] = store<T>(real ? convert<Compute<T>>(value) : convert<Compute<T>>(whole));
+}
+template <class T>
+void launch_arange(void* out, std::int64_t n, const Scalar& start, const Scalar& step, cudaStream_t stream) {
+  if (n == 0) return;
+  const auto blocks = static_cast<unsigned>((n + kRandomThreads - 1) / kRandomThreads);
+  launch(&range_elements<T>, blocks, kRandomThreads, 0, stream, n, start.is_real() || step.is_real(),
+         start.to_double(), step.to_double(), static_cast<std::uint64_t>(start.to_int()),
+         static_cast<std::uint64_t>(step.to_int()), static_cast<T*>(out));
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,128 @@
+#pragma once
+// Sums and what is a sum of something: variance, logsumexp, norms. A thread adds the elements that it loads
+// at once in their compute type, by halves, and these sums in f64: the error does not grow with the count.
+#include <cmath>
+
+#include "tapestry/kernels/cuda/max.cuh"
+#include "tapestry/kernels/cuda/reduction.cuh"
+
+namespace tapestry::kernels::cuda {
+
+/// The type that elements are added in before they reach the total, and the total's. Integers wrap.
+template <class T>
+using SumLane = std::conditional_t<!std::is_integral_v<T>, float,
+                                   std::conditional_t<sizeof(T) == 1, unsigned, std::uint64_t>>;
+template <class T>
+using SumTotal = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;
+
+/// The sum of N numbers, by halves.
+template <int N, class L>
+__device__ __forceinline__ L added(const L* y) {
+  if constexpr (N == 1) return y[0];
+  else return added<N / 2>(y) + added<N / 2>(y + N / 2);
+}
+
+/// The sum of Terms::term(x, center).
+template <class T, class Terms>
+struct SumOf : Terms {
+  using State = SumTotal<T>;
+  using Center = float;
+  __device__ static State none() { return 0; }
+  template <int N, class Position>
+  __device__ void take(State& s, const Compute<T> (&x)[N], float center, const Position&) const {
+    static_assert((N & (N - 1)) == 0);
+    SumLane<T> y[N];
+    UNROLL for (int j = 0; j < N; ++j) y[j] = this->term(x[j], center);
+    s += static_cast<State>(added<N>(y));
+  }
+  __device__ static State merge(State a, State b) { return a + b; }
+  __device__ static State of_lane(State s, int bits) { return __shfl_xor_sync(kAllLanes, s, bits); }
+};
+
+template <class T>
+struct IntegerTerms {
+  std::int64_t* out;
+  __device__ float center(std::int64_t) const { return 0; }
+  __device__ SumLane<T> term(T x, float) const { return static_cast<SumLane<T>>(x); }
+  __device__ void finish(std::int64_t i, std::uint64_t sum) const { out[i] = static_cast<std::int64_t>(sum); }
+};
+/// x or (x - mean)^2, over a divisor or under a root.
+template <class T>
+struct PlainTerms {
+  FloatResult<T> out;
+  const float* mean;  // null: 0
+  double divisor;
+  bool square, root;
+  __device__ float center(std::int64_t i) const { return mean ? mean[i] : 0; }
+  __device__ float term(float x, float center) const {
+    x -= center;
+    return square ? x * x : x;
+  }
+  __device__ void finish(std::int64_t i, double sum) const { out.put(i, root ? sqrt(sum) : sum / divisor); }
+};
+/// exp(x - max), or |x|^p: 1 for what is not 0 where p is 0, |x| where it is 1.
+template <class T>
+struct PowerTerms {
+  FloatResult<T> out;
+  const float* max;  // null: powers
+  float p;
+  double inverse;  // 1 / p; 1 for p = 0
+  /// Shifting by an infinite maximum would give NaN; with NaN the sum is NaN in any case.
+  __device__ float center(std::int64_t i) const { return max && max[i] - max[i] == 0 ? max[i] : 0; }
+  __device__ float term(float x, float center) const {
+    if (max) return expf(x - center);
+    if (p == 1) return fabsf(x);
+    if (p == 0) return x != 0 ? 1 : 0;
+    return powf(fabsf(x), p);
+  }
+  __device__ void finish(std::int64_t i, double sum) const {
+    out.put(i, max ? log(sum) + center(i) : inverse == 1 ? sum : pow(sum, inverse));
+  }
+};
+
+/// Floats and integers; bools are bytes of 0 and 1.
+template <class T>
+void launch_sum(const Reduce& r, double divisor, cudaStream_t stream) {
+  if constexpr (std::is_integral_v<T>)
+    launch_reduce<T>(r, SumOf<T, IntegerTerms<T>>{{static_cast<std::int64_t*>(r.out)}}, stream);
+  else
+    launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), nullptr, divisor, false, false}}, stream);
+}
+template <class T>
+void launch_variance(const Reduce& r, const void* mean, double divisor, cudaStream_t stream) {
+  launch_reduce<T>(
+      r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), static_cast<const float*>(mean), divisor, true, false}},
+      stream);
+}
+template <class T>
+void launch_logsumexp(const Reduce& r, const void* max, cudaStream_t stream) {
+  launch_reduce<T>(r, SumOf<T, PowerTerms<T>>{{FloatResult<T>(r), static_cast<const float*>(max), 0, 0}},
+                   stream);
+}
+template <class T>
+void launch_norm(const Reduce& r, double p, cudaStream_t stream) {
+  const FloatResult<T> out(r);
+  if (std::isinf(p)) return launch_extreme<T>(r, p > 0, true, nullptr, stream);
+  if (p == 2) return launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{out, nullptr, 1, true, true}}, stream);
+  const double inverse = p == 0 ? 1 : 1 / p;
+  launch_reduce<T>(r, SumOf<T, PowerTerms<T>>{{out, nullptr, static_cast<float>(p), inverse}}, stream);
+}
+
+struct NormBackward {
+  float p;
+  __device__ float operator()(float x, float norm, float g) const {
+    const float sign = x > 0 ? 1.0f : x < 0 ? -1.0f : x;  // NaN stays
+    if (p == 0) return 0;
+    if (p == 1) return g * sign;
+    if (p == 2) return norm == 0 ? 0 : g * (x / norm);
+    if (p - p != 0) return fabsf(x) == norm || (x != x && norm != norm) ? g * sign : 0;  // infinite
+    if (norm == 0 || (x == 0 && p < 1)) return 0;
+    return g * sign * powf(fabsf(x) / norm, p - 1);
+  }
+};
+template <class T>
+void launch_norm_backward(const Elementwise<4>& e, double p, cudaStream_t stream) {
+  map<T, T, T, T>(e, NormBackward{static_cast<float>(p)}, stream);
+}
+
+}  // namespace tapestry::kernels::cuda

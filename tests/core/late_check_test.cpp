@@ -1,0 +1,48 @@
+#include "tapestry/core/late_check.h"
+
+#include "tapestry/autograd/ops.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_gpu.h"
+
+using namespace tapestry;
+
+namespace {
+struct Found {
+  int calls = 0;
+  std::function<void()> check(const char* text) {
+    return [this, text] {
+      ++calls;
+      if (text) fail<IndexError>(text);
+    };
+  }
+};
+}  // namespace
+
+TEST_CASE("what a device finds is thrown where the host waits for that stream, once") {
+  const testing::FakeGpus gpus(2);
+  const Stream stream = current_stream("cuda:0"), side = new_stream("cuda:0"),
+               other = current_stream("cuda:1");
+  Found found;
+  check_later(stream, found.check("first"));
+  check_later(stream, found.check("second"));
+  check_later(side, found.check("aside"));
+  check_later(other, found.check(nullptr));
+  CHECK(found.calls == 0);
+  CHECK_THROWS_WITH(stream.synchronize(), ContainsSubstring("first"));
+  CHECK(found.calls == 2);
+  stream.synchronize();
+  CHECK(found.calls == 2);
+  CHECK_THROWS_WITH(synchronize("cuda:0"), ContainsSubstring("aside"));
+  CHECK(found.calls == 3);
+  synchronize("cuda:1");
+  CHECK(found.calls == 4);
+}
+
+TEST_CASE("a copy to the host is such a wait, and a CPU's check is made at once") {
+  const testing::FakeGpus gpus(1);
+  const Tensor x = empty({3}, {DType::f32, "cuda:0"});
+  Found found;
+  check_later(current_stream("cuda:0"), found.check("late"));
+  CHECK_THROWS_WITH(x.to("cpu"), ContainsSubstring("late"));
+  CHECK_THROWS_WITH(check_later(current_stream("cpu"), found.check("now")), ContainsSubstring("now"));
+}

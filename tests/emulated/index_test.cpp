@@ -1,0 +1,193 @@
+// Rows by index and the sums of their gradients, against the CPU's kernels: the same bits, since both add in
+// order of position.
+#include "tapestry/kernels/cuda/index.cuh"
+
+#include <cstring>
+
+#include "tests/emulated/elementwise.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+namespace gpu = tapestry::kernels::cuda;
+using emulated::Block;
+using emulated::in_each_order;
+
+namespace {
+
+template <class T>
+std::vector<float> numbers(std::int64_t n, unsigned salt) {
+  std::vector<float> v(static_cast<std::size_t>(n));
+  std::uint32_t state = 12345 + salt;
+  for (float& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = is_floating(dtype_of<T>) ? static_cast<float>((static_cast<int>(state >> 16) - 32768) / 1000.0)
+                                 : static_cast<float>(state >> 31);
+  }
+  return v;
+}
+/// In [0, rows), many equal.
+std::vector<std::int64_t> indices(std::int64_t n, std::int64_t rows, unsigned salt) {
+  std::vector<std::int64_t> v(static_cast<std::size_t>(n));
+  std::uint32_t state = 99 + salt;
+  for (std::int64_t& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = static_cast<std::int64_t>(state >> 8) % rows;
+    if (state >> 30 == 0) x = rows / 2;
+  }
+  return v;
+}
+template <class T>
+bool same(const Block<T>& a, const Block<T>& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+std::size_t size_of(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+struct Case {
+  std::int64_t outer, rows, count, inner;
+};
+const Case kCases[] = {{1, 5, 7, 1},  {1, 9, 40, 16}, {3, 4, 5, 6}, {2, 300, 300, 3}, {1, 50, 600, 8},
+                       {4, 1, 3, 32}, {1, 7, 0, 4},   {0, 3, 4, 5}, {2, 3, 4, 0}};
+
+template <class T>
+void check_select(const Case& c, std::size_t offset, bool bad) {
+  const Block<T> x(numbers<T>(c.outer * c.rows * c.inner, 1), offset);
+  const Block<std::int64_t> index(indices(c.count, c.rows, 2));
+  if (bad) index[index.size() / 2] = c.rows, index[index.size() - 1] = -1;
+  const Block<T> want(size_of(c.outer * c.count * c.inner)), got(want.size(), offset);
+  std::int64_t want_bad = kNoBadIndex, got_bad = kNoBadIndex;
+  kernels::index_select(kCPU, dtype_of<T>, {c.outer, c.rows, c.count, c.inner, index.data(), &want_bad},
+                        x.data(), want.data());
+  in_each_order([&] {
+    std::fill_n(got.data(), got.size(), T(1.0f));
+    got_bad = kNoBadIndex;
+    gpu::launch_index_select<T>({c.outer, c.rows, c.count, c.inner, index.data(), &got_bad}, x.data(),
+                                got.data(), nullptr);
+    CHECK(same(got, want));
+    CHECK(got_bad == want_bad);
+    gpu::launch_index_select<T>({c.outer, c.rows, c.count, c.inner, index.data(), nullptr}, x.data(),
+                                got.data(), nullptr);
+  });
+}
+
+template <class T>
+void check_add(const Case& c, std::size_t offset, bool bad) {
+  const Block<T> dy(numbers<T>(c.outer * c.count * c.inner, 3), offset);
+  const Block<std::int64_t> index(indices(c.count, c.rows, 4));
+  if (bad) index[index.size() / 2] = c.rows + 5, index[index.size() / 2 + 1] = -1;
+  const std::vector<float> before = numbers<float>(c.outer * c.rows * c.inner, 5);
+  const Block<float> want(before);
+  std::int64_t want_bad = kNoBadIndex, got_bad = kNoBadIndex;
+  kernels::index_add(kCPU, dtype_of<T>, {c.outer, c.rows, c.count, c.inner, index.data(), &want_bad},
+                     dy.data(), want.data());
+  in_each_order([&] {
+    const Block<float> got(before, offset);
+    got_bad = kNoBadIndex;
+    gpu::launch_index_add<T>({c.outer, c.rows, c.count, c.inner, index.data(), &got_bad}, dy.data(),
+                             got.data(), nullptr);
+    CHECK(same(got, want));
+    CHECK(got_bad == want_bad);
+  });
+}
+
+template <class T>
+void check_scatter(const Case& c) {
+  const Block<T> g(numbers<T>(c.outer * c.inner, 6));
+  const Block<std::int64_t> index(indices(c.outer * c.inner, c.rows, 7));
+  const Block<T> want(size_of(c.outer * c.rows * c.inner)), got(want.size());
+  kernels::scatter(kCPU, dtype_of<T>, {c.outer, c.rows, c.inner, index.data()}, g.data(), want.data());
+  in_each_order([&] {
+    std::fill_n(got.data(), got.size(), T(1.0f));
+    gpu::launch_scatter<T>({c.outer, c.rows, c.inner, index.data()}, g.data(), got.data(), nullptr);
+    CHECK(same(got, want));
+  });
+}
+
+/// A dense tensor of these values, or every second column of one, or its transpose.
+Tensor weight_of(std::int64_t rows, std::int64_t columns, DType dtype, int layout) {
+  const Tensor values = tensor(numbers<float>(rows * columns, 8), {rows, columns}).to(dtype);
+  return emulated::laid_out(values, layout);
+}
+
+template <class T>
+void check_embedding(std::int64_t rows, std::int64_t columns, std::int64_t n, DType of_index, int layout,
+                     bool bad) {
+  const Tensor weight = weight_of(rows, columns, dtype_of<T>, layout);
+  Tensor index = tensor(indices(n, rows, 9));
+  if (bad) index.data<std::int64_t>()[n / 3] = rows, index.data<std::int64_t>()[n / 2] = -2;
+  index = index.to(of_index);
+  CAPTURE(rows, columns, n, dtype_name(of_index), layout, bad, dtype_name(dtype_of<T>));
+  const Tensor want = zeros({n, columns}, dtype_of<T>), got = zeros({n, columns}, dtype_of<T>);
+  std::int64_t want_bad = kNoBadIndex, got_bad = kNoBadIndex;
+  kernels::embedding(kCPU, dtype_of<T>, want, weight, index, &want_bad);
+  const Tensor grad = tensor(numbers<float>(n * columns, 10), {n, columns}).to(dtype_of<T>);
+  const Tensor want_d = zeros({rows, columns}, dtype_of<T>), got_d = zeros({rows, columns}, dtype_of<T>);
+  in_each_order([&] {
+    got_bad = kNoBadIndex;
+    gpu::launch_embedding<T>(got, weight, index, &got_bad, nullptr);
+    CHECK(equal(got, want));
+    CHECK(got_bad == want_bad);
+    for (const std::int64_t padding : {std::int64_t{-1}, rows / 2}) {
+      kernels::embedding_backward(kCPU, dtype_of<T>, want_d, grad, index, padding);
+      got_d.fill_(3);
+      gpu::launch_embedding_backward<T>(got_d, grad, index, padding, nullptr);
+      CHECK(equal(got_d, want_d));
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("index kernels: index_select, every dtype") {
+  for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([]<class T>() {
+    for (const Case& c : kCases)
+      for (const std::size_t offset : {0, 1}) {
+        CAPTURE(c.outer, c.rows, c.count, c.inner, offset, dtype_name(dtype_of<T>));
+        check_select<T>(c, offset, false);
+        if (c.count > 4) check_select<T>(c, offset, true);
+      }
+  });
+}
+
+TEST_CASE("index kernels: index_add in order of position") {
+  for_types<float, BFloat16>([]<class T>() {
+    for (const Case& c : kCases)
+      for (const std::size_t offset : {0, 1}) {
+        CAPTURE(c.outer, c.rows, c.count, c.inner, offset, dtype_name(dtype_of<T>));
+        check_add<T>(c, offset, false);
+        if (c.count > 4) check_add<T>(c, offset, true);
+      }
+  });
+}
+
+TEST_CASE("index kernels: scatter") {
+  for_types<float, BFloat16>([]<class T>() {
+    for (const Case& c : kCases) check_scatter<T>(c);
+  });
+}
+
+TEST_CASE("index kernels: embedding and its gradient") {
+  for_types<float, BFloat16>([]<class T>() {
+    for (const DType of_index : {DType::i64, DType::i32})
+      for (const int layout : {0, 1, 2, 5}) {
+        check_embedding<T>(20, 16, 50, of_index, layout, false);
+        check_embedding<T>(20, 7, 50, of_index, layout, false);
+        check_embedding<T>(20, 16, 50, of_index, layout, true);
+      }
+    check_embedding<T>(3, 8, 700, DType::i64, 0, false);  // rows that are met hundreds of times
+    check_embedding<T>(500, 8, 30, DType::i64, 0, false);
+    check_embedding<T>(5, 3, 0, DType::i64, 0, false);
+  });
+}
+
+TEST_CASE("index kernels: 16 bytes at a time where memory allows it") {
+  const auto kernel = [](const Tensor& weight) {
+    const Tensor y = zeros({2, weight.sizes()[1]}), index = zeros({2}, DType::i64);
+    cuda_emulator::take_launches();
+    gpu::launch_embedding<float>(y, weight, index, nullptr, nullptr);
+    return cuda_emulator::take_launches().at(0).kernel;
+  };
+  CHECK_THAT(kernel(zeros({3, 8})), ContainsSubstring("gather_rowsIjLi4E"));
+  CHECK_THAT(kernel(zeros({3, 6})), ContainsSubstring("gather_rowsIjLi1E"));
+  CHECK_THAT(kernel(zeros({3, 16}).slice(1, {}, {}, 2)), ContainsSubstring("gather_rowsIjLi1E"));
+  CHECK_THAT(kernel(zeros({3, 12}).narrow(1, 0, 8)), ContainsSubstring("gather_rowsIjLi4E"));
+}

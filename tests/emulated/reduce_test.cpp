@@ -1,0 +1,371 @@
+// Reductions against the CPU's kernels in f64.
+#include "tapestry/kernels/cuda/reduce.cuh"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/emulated/elementwise.h"
+
+using namespace tapestry;
+namespace gpu = tapestry::kernels::cuda;
+using kernels::Reduce, kernels::for_types;
+using namespace emulated;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// Whole numbers of 1/16 in [-8, 8), exact in bf16; without a sign, and whole, for integers.
+Tensor values(const Shape& sizes, unsigned salt, DType dtype) {
+  std::vector<double> v(static_cast<std::size_t>(sizes.numel()));
+  std::uint32_t state = 12345 + salt;
+  for (double& x : v) {
+    state = state * 1664525u + 1013904223u;
+    x = is_floating(dtype) ? (static_cast<double>(state >> 24) - 128) / 16 : state >> 25;
+    if (dtype == DType::boolean) x = state >> 31;
+  }
+  return tensor(v, sizes).to(dtype);
+}
+
+/// `of` in f64, lying in memory as it does: what is broadcast stays so.
+Tensor widened(const Tensor& of) {
+  Shape sizes = of.sizes();
+  for (int d = 0; d < of.dim(); ++d)
+    if (of.strides()[d] == 0) sizes[d] = std::min<std::int64_t>(sizes[d], 1);
+  Tensor small = of;
+  for (int d = 0; d < of.dim(); ++d) small = small.narrow(d, 0, sizes[d]);
+  return small.to(DType::f64).expand(of.sizes());
+}
+
+Tensor output_of(const Tensor& x, unsigned mask, DType dtype, double poison = 77) {
+  Shape sizes;
+  for (int d = 0; d < x.dim(); ++d)
+    if ((mask >> d & 1) == 0) sizes.push_back(x.sizes()[d]);
+  return full(sizes, poison, dtype);
+}
+
+/// |got - want| may be `units` of f32's rounding of `size`, and the rounding to got's dtype.
+void check_close(const Tensor& got, const Tensor& want, const Tensor& size, double units) {
+  const Tensor g = got.to(DType::f64).contiguous();
+  std::int64_t bad = 0;
+  for (std::int64_t i = 0; i < g.numel(); ++i) {
+    const double a = g.data<double>()[i], b = want.data<double>()[i], s = size.data<double>()[i];
+    const double unit = got.dtype() == DType::bf16 ? 0x1p-8 : 0x1p-24;
+    const bool fits = std::isnan(b)
+                          ? std::isnan(a)
+                          : a == b || std::abs(a - b) <= 0x1p-24 * units * s + unit * std::abs(b) + 0x1p-126;
+    if (fits || ++bad > 3) continue;
+    CAPTURE(i, a, b, s);
+    CHECK(fits);
+  }
+  CHECK(bad == 0);
+}
+
+using Cpu = std::function<void(const Reduce&)>;
+/// Reduces `x` by the GPU's kernel in T, and in f64 by the CPU's. `size`: that of the terms (null: the
+/// result's).
+template <class Gpu>
+void check_reduce(const Tensor& x, unsigned mask, DType out_dtype, double units, const Cpu& cpu,
+                  const Gpu& kernel, const Cpu& size = nullptr) {
+  CAPTURE(x.sizes(), x.strides(), mask, dtype_name(x.dtype()), dtype_name(out_dtype));
+  const Tensor wide = widened(x), want = output_of(x, mask, DType::f64);
+  cpu(Reduce(wide, mask, want));
+  Tensor scale = abs(want);
+  if (size) {
+    scale = output_of(x, mask, DType::f64);
+    size(Reduce(abs(wide), mask, scale));
+  }
+  in_each_order([&] {
+    const Tensor got = output_of(x, mask, out_dtype);
+    kernel(Reduce(x, mask, got));
+    check_close(got, want, scale, units);
+  });
+}
+
+template <class T>
+void check_sum(const Tensor& x, unsigned mask, double divisor = 1) {
+  const auto cpu = [=](const Reduce& r) { kernels::sum(kCPU, DType::f64, r, divisor); };
+  const auto kernel = [=](const Reduce& r) { gpu::launch_sum<T>(r, divisor, nullptr); };
+  if constexpr (std::is_integral_v<T>) return check_reduce(x, mask, DType::i64, 0, cpu, kernel);
+  check_reduce(x, mask, dtype_of<T>, 8, cpu, kernel, cpu);
+  if (dtype_of<T> != DType::f32) check_reduce(x, mask, DType::f32, 8, cpu, kernel, cpu);
+}
+template <class T>
+void check_variance(const Tensor& x, unsigned mask) {
+  const Tensor mean = values(output_of(x, mask, DType::f32).sizes(), 5, DType::f32);
+  const Tensor wide_mean = mean.to(DType::f64);
+  check_reduce(
+      x, mask, dtype_of<T>, 16,
+      [&](const Reduce& r) { kernels::variance(kCPU, DType::f64, r, wide_mean.raw_data(), 3); },
+      [&](const Reduce& r) { gpu::launch_variance<T>(r, mean.raw_data(), 3, nullptr); });
+}
+template <class T>
+void check_logsumexp(const Tensor& x, unsigned mask) {
+  Tensor max = output_of(x, mask, DType::f64);
+  if (x.numel() > 0) kernels::max(kCPU, DType::f64, Reduce(widened(x), mask, max), nullptr);
+  else max.fill_(-kInfinity);
+  const Tensor shift = max.to(DType::f32);
+  check_reduce(
+      x, mask, dtype_of<T>, 24,
+      [&](const Reduce& r) { kernels::logsumexp(kCPU, DType::f64, r, max.raw_data()); },
+      [&](const Reduce& r) { gpu::launch_logsumexp<T>(r, shift.raw_data(), nullptr); },
+      [&](const Reduce& r) {  // of size 1, for the sum's relative error is the logarithm's absolute one
+        std::fill_n(static_cast<double*>(r.out), r.outputs, 1.0);
+      });
+}
+template <class T>
+void check_norm(const Tensor& x, unsigned mask, double p) {
+  CAPTURE(p);
+  check_reduce(
+      x, mask, dtype_of<T>, p == 0 || std::isinf(p) ? 0 : 32,
+      [&](const Reduce& r) { kernels::norm(kCPU, DType::f64, r, p); },
+      [&](const Reduce& r) { gpu::launch_norm<T>(r, p, nullptr); });
+}
+template <class T>
+void check_extremes(const Tensor& x, unsigned mask, bool indices) {
+  for (const bool largest : {true, false}) {
+    const auto& slot = largest ? kernels::max : kernels::min;
+    const DType dtype = x.dtype();
+    CAPTURE(largest, x.sizes(), x.strides(), mask, dtype_name(dtype));
+    const Tensor want = output_of(x, mask, dtype), want_at = output_of(x, mask, DType::i64);
+    std::int64_t* const at = want_at.data<std::int64_t>();
+    slot(kCPU, dtype, Reduce(x, mask, want), indices ? at : nullptr);
+    in_each_order([&] {
+      const Tensor got = output_of(x, mask, dtype), got_at = output_of(x, mask, DType::i64);
+      gpu::launch_extreme<T>(Reduce(x, mask, got), largest, false,
+                             indices ? got_at.data<std::int64_t>() : nullptr, nullptr);
+      CHECK(equal(got_at, want_at));
+      CHECK(allclose(got.to(DType::f64), want.to(DType::f64), 0, 0, true));
+      if (!indices) return;
+      const Tensor alone = output_of(x, mask, DType::i64);
+      gpu::launch_extreme<T>(Reduce(x, mask, Tensor()), largest, false, alone.data<std::int64_t>(), nullptr);
+      CHECK(equal(alone, want_at));
+    });
+  }
+}
+
+/// All reductions of all dtypes.
+void check_all(const Shape& sizes, unsigned mask, int layout = 0) {
+  CAPTURE(sizes, mask, layout);
+  const bool one_dim = (mask & (mask - 1)) == 0;
+  for_types<float, BFloat16>([&]<class T>() {
+    const Tensor x = laid_out(values(sizes, 1, dtype_of<T>), layout);
+    check_sum<T>(x, mask);
+    check_sum<T>(x, mask, 7);
+    check_variance<T>(x, mask);
+    check_logsumexp<T>(x, mask);
+    for (const double p : {0.0, 1.0, 2.0, 3.0, -0.5}) check_norm<T>(x, mask, p);
+    if (x.numel() == 0) return;
+    for (const double p : {kInfinity, -kInfinity}) check_norm<T>(x, mask, p);
+    check_extremes<T>(x, mask, one_dim);
+  });
+  for_types<std::int64_t, std::int32_t, std::uint8_t>([&]<class T>() {
+    const Tensor x = laid_out(values(sizes, 2, dtype_of<T>), layout);
+    check_sum<T>(x, mask);
+    if (x.numel() > 0) check_extremes<T>(x, mask, one_dim);
+  });
+  const Tensor flags = laid_out(values(sizes, 3, DType::boolean), layout);
+  check_sum<std::uint8_t>(flags, mask);
+  if (flags.numel() > 0) check_extremes<std::uint8_t>(flags, mask, one_dim);
+}
+/// Some of them, in f32 and bf16.
+void check_some(const Shape& sizes, unsigned mask, int layout = 0) {
+  CAPTURE(sizes, mask, layout);
+  for_types<float, BFloat16>([&]<class T>() {
+    const Tensor x = laid_out(values(sizes, 4, dtype_of<T>), layout);
+    check_sum<T>(x, mask, 3);
+    if (x.numel() > 0) check_extremes<T>(x, mask, (mask & (mask - 1)) == 0);
+  });
+}
+
+std::vector<std::string> kernels_of(const Tensor& x, unsigned mask) {
+  cuda_emulator::take_launches();
+  gpu::launch_sum<float>(Reduce(x, mask, output_of(x, mask, DType::f32)), 1, nullptr);
+  std::vector<std::string> names;
+  for (const auto& launch : cuda_emulator::take_launches()) names.push_back(launch.kernel);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("reductions: every operation and dtype, each way") {
+  check_all({5, 32}, 2);            // rows, packs
+  check_all({5, 33}, 2);            // rows, one by one
+  check_all({19, 32}, 1);           // columns, packs
+  check_all({19, 33}, 1);           // columns, one by one
+  check_all({40000}, 1);            // pieces
+  check_all({3, 4, 5, 8}, 0b1010);  // dimensions that do not merge
+}
+
+TEST_CASE("reductions: rows of any length") {
+  for (const std::int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 31, 100, 127, 128, 129, 255, 1000, 2052, 2100})
+    check_some({3, n}, 2);
+  check_some({40, 5}, 2);
+  check_some({300, 4}, 2);
+}
+
+TEST_CASE("reductions: columns of any length") {
+  for (const std::int64_t n : {1, 2, 7, 8, 9, 64, 65, 130})
+    for (const std::int64_t c : {2, 3, 4, 8, 40, 100}) check_some({n, c}, 1);
+}
+
+TEST_CASE("reductions: any dimensions of any layout") {
+  for (int layout = 0; layout < kLayouts; ++layout)
+    for (unsigned mask = 1; mask < 16; ++mask) check_some({3, 4, 5, 8}, mask, layout);
+  const Tensor nhwc = values({2, 5, 3, 4}, 1, DType::f32).contiguous(MemoryFormat::channels_last);
+  for (unsigned mask = 1; mask < 16; ++mask) check_sum<float>(nhwc, mask);
+}
+
+TEST_CASE("reductions: in pieces, with what is left over") {
+  for (const std::int64_t n : {32768, 32771, 50001}) check_some({n}, 1);
+  check_some({2, 20012}, 2);
+  check_some({2, 20011}, 2);
+  check_some({700, 3}, 1);
+  check_some({700, 64}, 1);
+  check_some({3, 260, 16}, 0b011);
+}
+
+TEST_CASE("reductions: memory that ends where its elements end") {
+  for (const std::size_t n : {1, 5, 127, 1030, 20003})
+    for (const std::size_t offset : {0, 1, 4}) {
+      const Block<float> x(std::vector<float>(n, 1), offset), out(2);
+      const Tensor like = zeros({static_cast<std::int64_t>(n)}), result = zeros({});
+      Reduce r(like, 1, result);
+      r.x = x.data(), r.out = out.data();
+      gpu::launch_sum<float>(r, 1, nullptr);
+      CHECK(out[0] == static_cast<float>(n));
+      CHECK(out[1] == 0);
+    }
+}
+
+TEST_CASE("reductions: of nothing, and into nothing") {
+  for (const Shape& sizes : {Shape{3, 0}, Shape{0}, Shape{2, 0, 3}}) {
+    check_all(sizes, sizes.size() == 1 ? 1 : 2);
+    check_all(sizes, (1u << sizes.size()) - 1);
+  }
+  cuda_emulator::take_launches();
+  check_all({0, 3}, 2);
+  CHECK(cuda_emulator::take_launches().empty());
+}
+
+TEST_CASE("reductions: infinities, NaN, sums that f32 would lose") {
+  std::vector<double> v(6 * 300, 0.0625);
+  const auto row = [&](int i) { return &v[static_cast<std::size_t>(i) * 300]; };
+  row(1)[17] = kInfinity;
+  row(2)[299] = -kInfinity;
+  row(3)[0] = kNaN, row(3)[150] = kInfinity;
+  std::fill_n(row(4), 300, -kInfinity);
+  row(5)[7] = kNaN, row(5)[200] = kNaN;
+  const Tensor x = tensor(v, {6, 300});
+  for_types<float, BFloat16>([&]<class T>() {
+    for (const Tensor& t : {x.to(dtype_of<T>), x.to(dtype_of<T>).transpose(0, 1)}) {
+      const unsigned mask = t.sizes()[0] == 6 ? 2 : 1;
+      check_sum<T>(t, mask);
+      check_logsumexp<T>(t, mask);
+      check_variance<T>(t, mask);
+      check_extremes<T>(t, mask, true);
+      for (const double p : {0.0, 1.0, 2.0, -0.5, kInfinity, -kInfinity}) check_norm<T>(t, mask, p);
+    }
+  });
+  // 1 + 70000 times 2^-25: a running sum of f32 would stay 1.
+  const Tensor small = full({70001}, 0x1p-25, DType::f32);
+  small.data<float>()[0] = 1;
+  check_sum<float>(small, 1);
+}
+
+TEST_CASE("reductions: the first of equals") {
+  for (const Shape& sizes : {Shape{3, 200}, Shape{3, 4100}, Shape{200, 3}, Shape{200, 64}}) {
+    const unsigned mask = sizes[0] == 3 ? 2 : 1;
+    for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([&]<class T>() {
+      Tensor x = full(sizes, 2, dtype_of<T>);
+      check_extremes<T>(x, mask, true);
+      const Tensor part = x.narrow(mask == 2 ? 1 : 0, 150, 50);
+      part.fill_(3);
+      check_extremes<T>(x, mask, true);
+      part.fill_(1);
+      check_extremes<T>(x, mask, true);
+    });
+  }
+  const Tensor extremes = tensor(std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::min(),
+                                                           std::numeric_limits<std::int64_t>::max(), 0,
+                                                           std::numeric_limits<std::int64_t>::min()});
+  check_extremes<std::int64_t>(extremes, 1, true);
+  check_extremes<float>(full({5}, -kInfinity, DType::f32), 1, true);
+  check_extremes<float>(full({5}, kInfinity, DType::f32), 1, true);
+}
+
+TEST_CASE("reductions: integers wrap, as on a CPU") {
+  const Tensor x = tensor(std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(), 1, 1});
+  const Tensor want = zeros({}, DType::i64), got = zeros({}, DType::i64);
+  kernels::sum(kCPU, DType::i64, Reduce(x, 1, want), 1);
+  gpu::launch_sum<std::int64_t>(Reduce(x, 1, got), 1, nullptr);
+  CHECK(equal(got, want));
+}
+
+TEST_CASE("reductions: each shape has its way") {
+  using Names = std::vector<std::string>;
+  const auto starts = [&](const Tensor& x, unsigned mask, const Names& expected) {
+    const Names names = kernels_of(x, mask);
+    REQUIRE(names.size() == expected.size());
+    for (std::size_t i = 0; i < names.size(); ++i) CHECK_THAT(names[i], ContainsSubstring(expected[i]));
+  };
+  starts(zeros({4, 64}), 2, {"reduce_rows"});
+  CHECK_THAT(kernels_of(zeros({4, 64}), 2)[0], ContainsSubstring("fLi4E"));
+  CHECK_THAT(kernels_of(zeros({4, 63}), 2)[0], ContainsSubstring("fLi1E"));
+  CHECK_THAT(kernels_of(laid_out(zeros({4, 64}), 5), 2)[0], ContainsSubstring("fLi1E"));
+  starts(zeros({64, 4}), 1, {"reduce_columns"});
+  CHECK_THAT(kernels_of(zeros({64, 4}), 1)[0], ContainsSubstring("fLi4E"));
+  CHECK_THAT(kernels_of(zeros({64, 5}), 1)[0], ContainsSubstring("fLi1E"));
+  starts(zeros({70000}), 1, {"reduce_rows", "merge_pieces"});
+  starts(zeros({5000, 8}), 1, {"reduce_columns", "merge_pieces"});
+  // Channels-last, over the batch: the channels are the fastest, though not the output's last.
+  starts(zeros({4, 8, 3, 3}).contiguous(MemoryFormat::channels_last), 1, {"reduce_columns"});
+  starts(zeros({4, 8, 3, 3}).contiguous(MemoryFormat::channels_last), 0b1101, {"reduce_columns"});
+  starts(zeros({4, 8, 3, 3}), 0b1101, {"reduce_rows"});
+}
+
+TEST_CASE("reductions: elements numbered beyond 32 bits") {
+  for (const std::int64_t d : {std::int64_t{1}, std::int64_t{3}, std::int64_t{0x7fffffff},
+                               std::int64_t{5000000000}, std::int64_t{1} << 61}) {
+    const gpu::WideDivisor division(d);
+    for (const std::uint64_t n :
+         {std::uint64_t{0}, std::uint64_t{0x7fffffff}, std::uint64_t{0x80000000}, std::uint64_t{5000000001},
+          std::uint64_t{1} << 60, (std::uint64_t{1} << 63) - 1})
+      CHECK(division.divide(n) == n / static_cast<std::uint64_t>(d));
+  }
+  gpu::Dims<2> dims;
+  dims.ndim = 3;
+  const std::int64_t sizes[] = {7, 3000000000, 5};
+  for (int d = 0; d < 3; ++d) {
+    dims.sizes[d] = gpu::WideDivisor(sizes[d]);
+    dims.strides[0][d] = 1 << d, dims.strides[1][d] = 1000 + d;
+  }
+  std::int64_t at[2];
+  dims.offsets((std::uint64_t{2} * 3000000000 + 2999999999) * 5 + 3, at);
+  CHECK(at[0] == 2 * 1 + 2999999999 * 2 + 3 * 4);
+  CHECK(at[1] == 2 * 1000 + 2999999999 * 1001 + 3 * 1002);
+}
+
+TEST_CASE("norm_backward kernel") {
+  for_types<float, BFloat16>([]<class T>() {
+    const Tensor x = values({6, 20}, 1, dtype_of<T>), g = values({6, 20}, 2, dtype_of<T>),
+                 out = zeros({6, 20}, dtype_of<T>);
+    const Tensor special = tensor({0.0, -0.0, kInfinity, -kInfinity, kNaN, 2.0}).to(dtype_of<T>);
+    x.narrow(1, 3, 1).squeeze(1).copy_(special);
+    for (const double p : {0.0, 1.0, 2.0, 3.0, 0.5, -1.0, kInfinity, -kInfinity}) {
+      const Tensor norms = values({6, 1}, 3, dtype_of<T>).abs();
+      norms.narrow(0, 1, 1).fill_(0);
+      norms.narrow(0, 4, 1).fill_(kNaN);
+      norms.narrow(0, 5, 1).fill_(2);
+      for (const Tensor& norm : {norms.expand({6, 20}), norms.expand({6, 20}).contiguous()}) {
+        CAPTURE(p, dtype_name(dtype_of<T>));
+        compare<4>(
+            out, {&out, &x, &norm, &g}, p < 3 && p > 0.5 ? 1 : 16,
+            [&](const Elementwise<4>& e) { kernels::norm_backward(kCPU, dtype_of<T>, e, p); },
+            [&](const Elementwise<4>& e) { gpu::launch_norm_backward<T>(e, p, nullptr); });
+      }
+    }
+  });
+}
