@@ -342,6 +342,7 @@ void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream,
   const dim3 warps(32, 4);
   if (packs && s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, 8>, warps, 8, 1);
   else if (packs && s.cols <= 32 * 32) run(&layer_norm_backward_rows<T, 128, 8, V, 8>, 128, 8, 1);
+  else if (packs && s.cols <= 256 * 8) run(&layer_norm_backward_rows<T, 256, 8, V, 4>, 256, 4, 1);
   else if (packs && s.cols <= 256 * 16) run(&layer_norm_backward_rows<T, 256, 16, V, 2>, 256, 2, 1);
   else if (s.cols <= 1024) run(&layer_norm_backward_streamed<T, 32>, warps, 2, 4);
   else run(&layer_norm_backward_streamed<T, 512>, 512, 2, 1);

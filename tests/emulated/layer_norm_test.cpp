@@ -145,7 +145,7 @@ TEST_CASE("layer norm kernels: long rows") {
 
 TEST_CASE("layer norm kernels: more rows than blocks") {
   for (const std::int64_t cols : {3, 8, 264, 1033}) check_layer_norm<float>({37, cols}, 0, 1);
-  check_layer_norm<float>({9, 1032}, 0, 1);
+  for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({9, cols}, 0, 1);
 }
 
 TEST_CASE("layer norm kernels: without weight and bias") {
@@ -241,6 +241,7 @@ TEST_CASE("layer norm kernels: each shape has its way") {
                                   ContainsSubstring("add_row_parts"));
   CHECK_THAT(kernels(768, 0), ContainsSubstring("layer_norm_rowsIfLi32ELi32ELi4E") &&
                                   ContainsSubstring("layer_norm_backward_rowsIfLi128ELi8ELi4E"));
+  CHECK_THAT(kernels(2048, 0), ContainsSubstring("layer_norm_backward_rowsIfLi256ELi8ELi4E"));
   CHECK_THAT(kernels(4096, 0), ContainsSubstring("layer_norm_rowsIfLi256ELi16ELi4E") &&
                                    ContainsSubstring("layer_norm_backward_rowsIfLi256ELi16ELi4E"));
   CHECK_THAT(kernels(8192, 0), ContainsSubstring("layer_norm_rowsIfLi1024ELi16ELi4E") &&
