@@ -12,6 +12,9 @@ if(TAPESTRY_CUDA STREQUAL "auto" AND NOT EXISTS /proc/driver/nvidia/version AND 
   set(use_cuda OFF)
 endif()
 if(use_cuda)
+  if(CUDAToolkit_NVCC_EXECUTABLE AND NOT DEFINED ENV{CUDACXX})
+    set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})  # which need not be on the PATH
+  endif()
   include(CheckLanguage)
   check_language(CUDA)
   set(use_cuda ${CMAKE_CUDA_COMPILER})

@@ -6,9 +6,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.dont_write_bytecode = True
@@ -77,6 +79,15 @@ class Reports(Case):
         self.assertEqual(report.failed({"build"}), [])
         for other in ({"commit": "d"}, {"device": "B"}, {"dry_run": True}):
             self.assertEqual(self.report(**other).rows, [])
+
+    def test_logs_are_one_file(self):
+        report = self.report()
+        for name in ("a", "b", "a"):
+            with open(os.path.join(self.folder, name), "w") as file:
+                file.write(name)
+            report.keep(file.name)
+        with tarfile.open(os.path.join(self.folder, "also/logs.tar.gz")) as tar:
+            self.assertEqual(sorted(tar.getnames()), ["a", "b"])
 
     def test_a_broken_file_is_begun_anew(self):
         os.makedirs(os.path.join(self.folder, "results"))
@@ -207,13 +218,15 @@ class Builds(Case):
         self.assertEqual(done.returncode, 1)
         self.assertEqual(rows["NCCL"]["status"], "passed")
         self.assertEqual(rows["cuDNN"]["status"], "failed")
-        self.assertNotIn("compile", rows)
+        self.assertIn("compile", rows)  # what does not need it can be tried
         self.assertNotIn("tests of the GPU", rows)  # nothing to test
 
     def test_configure_fails(self):
+        self.program("nvidia-smi", "echo A, 1, 2 MiB, 9.0")
         done, rows = self.build("", 1)
         self.assertEqual(done.returncode, 1)
-        self.assertIn("called --preset gpu", rows["configure"]["note"])
+        self.assertRegex(rows["configure"]["note"], "called --preset gpu .*-DTAPESTRY_CUDA_ARCHITECTURES=90")
+        self.assertNotIn("compile", rows)
 
     def test_command_line(self):
         self.assertEqual(self.call("tset").returncode, 2)
@@ -296,13 +309,22 @@ class Benchmarks(Case):
         ours, peer = Timed(), Timed()
         row = self.bench(ours, peer).measure(bench.Item("linear f32 8 8 8", 1.0))
         self.assertEqual((row["status"], row["ratio"]), ("measured", 1.0))
-        turns = [who for who, line in asked if line == "time 10"]  # 5 ms of calls of 0.5
-        self.assertEqual(turns, [ours, peer] * bench.ROUNDS)
+        turns = [who for who, line in asked if line == "time 40"]  # 20 ms of calls of 0.5; the first does not count
+        self.assertEqual(turns, [ours, peer] * (1 + bench.ROUNDS))
 
     def test_what_is_left_when_time_is_over_says_so(self):
         program = self.program("ours", "while read -r line; do echo ok; done")
         bench.run(self.report(), [program], [program], time.monotonic() - 1)
         self.assertEqual({row["status"] for row in self.saved().values()}, {"not run"})
+
+    def test_after_a_failure_the_program_is_another(self):
+        count = os.path.join(self.folder, "started")
+        ours = self.program("ours", f"echo >>{count}; while read -r line; do echo failed an illegal address; done")
+        peer = self.program("peer", "while read -r line; do echo ok 1; done")
+        with unittest.mock.patch.object(bench, "items", lambda: [bench.Item(f"linear f32 {n}", 1.0) for n in (8, 9)]):
+            bench.run(self.report(), [ours], [peer], time.monotonic() + 60)
+        with open(count) as file:
+            self.assertGreaterEqual(len(file.readlines()), 2)
 
     def test_bytes(self):
         self.assertAlmostEqual(bench.Item("batch_norm_backward f32 160 64 112", .9, 5).gigabytes,
@@ -330,6 +352,13 @@ class Training(Case):
             done, rows = self.train(on_gpu, on_cpu)
             self.assertEqual(rows["classifier on cuda"]["status"], status)
             self.assertEqual(done.returncode, int(status == "failed"))
+
+    def test_a_cpu_that_takes_too_long_is_no_failure(self):
+        self.program("classifier", 'case "$*" in *cuda*) ;; *) sleep 60 ;; esac\necho "test accuracy 0.9180 after 3 s of training"')
+        self.program("tapestry-run", "exit 0")
+        done = self.call("train", "--build-dir", self.folder, "--minutes", "0.05")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("took more than", self.saved()["classifier on cuda"]["note"])
 
     def test_nccl_that_refuses_is_no_failure_and_wrong_numbers_are(self):
         _, rows = self.train(0.918, 0.917, "echo 'ncclCommInitRankConfig failed: Duplicate GPU detected'; exit 1")

@@ -7,9 +7,10 @@ import time
 from process import Dialogue
 
 ROUNDS = 7
-TURN_MS = 5.0  # that one turn should take
-MAX_CALLS = 200
+TURN_MS = 20.0  # that one turn should take
+MAX_CALLS = 500
 ANSWER_LIMIT = 90  # seconds, for one answer
+FIRST_LIMIT = 180  # that brings PyTorch with it
 
 # Largest difference of a sample, as a share of the largest sample: f32 sums of up to 8192 products in any order, bf16
 # results that were rounded in either program.
@@ -124,6 +125,10 @@ def milliseconds(program, calls):
         return None, answer
 
 
+def calls_of_a_turn(item, time_of_call):
+    return 1 if item.kind == "cost" else max(1, min(MAX_CALLS, math.ceil(TURN_MS / max(time_of_call, 1e-6))))
+
+
 def spread(times):
     return (max(times) - min(times)) / statistics.median(times)
 
@@ -134,7 +139,7 @@ class Bench:
     def __init__(self, report, ours, peer, copier, fake=False):
         self.report, self.ours, self.peer, self.copier, self.fake = report, ours, peer, copier, fake
         self.ratios = {}  # of items that share a goal
-        answer = copier.ask("start " + COPY, ANSWER_LIMIT)
+        answer = copier.ask("start " + COPY, FIRST_LIMIT)
         self.can_copy = answer.startswith("ok")
         if not self.can_copy:
             report.row("bench", "copy", "not run", note=answer)
@@ -165,11 +170,11 @@ class Bench:
         calls, times = {}, {name: [] for name in programs}
         for name, program in programs.items():
             first, why = milliseconds(program, 1)
-            if why is None:
-                first, why = milliseconds(program, 1 if item.kind == "cost" else 3)
+            if why is None:  # and a turn that does not count: clocks rise only under load
+                first, why = milliseconds(program, calls_of_a_turn(item, first))
             if why is not None:
                 return self.row(item, "failed" if name == "ours" else "not run", note=f"{name}: {why}")
-            calls[name] = 1 if item.kind == "cost" else max(1, min(MAX_CALLS, math.ceil(TURN_MS / max(first, 1e-6))))
+            calls[name] = calls_of_a_turn(item, first)
         for _, (name, program) in itertools.product(range(ROUNDS), programs.items()):
             time_of_call, why = milliseconds(program, calls[name])
             if why is not None:
@@ -238,8 +243,16 @@ def run(report, ours_command, peer_command, deadline, fake=False):
             continue
         row = bench.measure(item)
         print(f"  {item.work}: {row['status']} {row.get('note', '')}", flush=True)
+        # After an error on the GPU a process gets nothing but errors: the next work has another.
+        if row["status"] == "failed":
+            ours().close()
+        elif row["status"] == "not run" and not fake:
+            peer.close()
         if not fake and not peer.alive:
             bench.peer = peer = Dialogue(peer_command)
+        if not fake and bench.can_copy and not copier.alive:
+            bench.copier = copier = Dialogue(peer_command)
+            bench.can_copy = copier.ask("start " + COPY, FIRST_LIMIT).startswith("ok")
         if item.mean_of:
             bench.mean(item.mean_of)
     for dialogue in (ours(), peer, copier):

@@ -3,6 +3,7 @@ import datetime
 import json
 import os
 import shutil
+import tarfile
 
 # Statuses: passed, failed, measured, no kernel, not run (with the reason in the note), fake (of a dry run); running, and for
 # a phase done: what is still running when nothing writes any more did not come to its end.
@@ -22,7 +23,7 @@ class Report:
     stay."""
 
     def __init__(self, folder, about, also=None):
-        self.folder, self.also = folder, also
+        self.folder, self.also, self.kept = folder, also, []
         self.content = {"about": about, "rows": []}
         os.makedirs(folder, exist_ok=True)
         if also:
@@ -75,9 +76,15 @@ class Report:
                 shutil.copy(self.path(extension), self.also)
 
     def keep(self, file):
-        """A log goes where the report goes."""
-        if self.also:
-            shutil.copy(file, self.also)
+        """A log goes where the report goes, into one file with the others: machines may hand back a few files only."""
+        if not self.also:
+            return
+        self.kept = [*(old for old in self.kept if old != file), file]
+        archive = os.path.join(self.also, "logs.tar.gz")
+        with tarfile.open(archive + ".new", "w:gz") as tar:
+            for log in self.kept:
+                tar.add(log, os.path.basename(log))
+        os.replace(archive + ".new", archive)
 
 
 def cell(value):
