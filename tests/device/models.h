@@ -1,13 +1,11 @@
 #pragma once
 // Small models of each kind, and a step of training that knows no device.
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tapestry/tapestry.h"
-#include "tests/device/exceptions.h"
 
 namespace device_tests {
 
@@ -147,19 +145,6 @@ inline Tensor train_step(nn::Module& model, tapestry::optim::Optimizer& optimize
   loss.backward();
   optimizer.step();
   return loss.detach();
-}
-
-/// Calls check(task) for each; of one that needs a kernel which is not written yet it prints which.
-template <class F>
-void for_tasks(const F& check) {
-  for (const Task& task : tasks()) {
-    try {
-      check(task);
-    } catch (const tapestry::MissingKernelError& e) {
-      if (!not_written_yet(e.what())) throw;
-      std::printf("skipped: %s: %s\n", task.name.c_str(), e.what());
-    }
-  }
 }
 
 }  // namespace device_tests

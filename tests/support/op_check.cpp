@@ -75,7 +75,7 @@ class CaseRun {
       const NoGradGuard no_grad;
       const std::vector<Tensor> inputs = make_inputs(dtype, layout);
       const Snapshot before(inputs);
-      const std::vector<Tensor> outputs = fn_(OpCase(golden_, inputs)).tensors;
+      const std::vector<Tensor> outputs = outputs_of(label, inputs);
       unchanged(label, "input", before);
       compare_outputs(label, outputs, dtype);
     });
@@ -95,7 +95,7 @@ class CaseRun {
           inputs[i].set_grad(moved(make(earlier_gradient(*golden_->inputs[i]), inputs[i].dtype()), device_));
       }
       const Snapshot before(inputs);
-      const std::vector<Tensor> outputs = fn_(OpCase(golden_, inputs)).tensors;
+      const std::vector<Tensor> outputs = outputs_of(label, inputs);
       compare_outputs(label, outputs, dtype);
       std::vector<Tensor> roots, grads;
       for (std::size_t k = 0; k < outputs.size(); ++k) {
@@ -114,7 +114,9 @@ class CaseRun {
         return;
       }
       const Snapshot grads_before(grads);
+      const std::int64_t waits = waits_so_far();
       autograd::backward(roots, grads);
+      if (waits_so_far() != waits) failures.push_back(label + ": backward makes the host wait");
       unchanged(label, "input", before);
       unchanged(label, "gradient of output", grads_before);
       for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -200,6 +202,26 @@ class CaseRun {
     for (const auto& v : golden_->inputs)
       inputs.push_back(v ? moved(make(*v, golden_->actual(v->dtype, dtype), layout), device_) : Tensor());
     return inputs;
+  }
+
+  static std::int64_t waits_so_far() { return host_waits ? host_waits() : 0; }
+
+  // For what is asked for on the host, or what the case itself sends from there: a list, such as class
+  // weights.
+  bool may_wait(const std::vector<Tensor>& outputs) const {
+    return info_.name == "item" ||
+           std::any_of(outputs.begin(), outputs.end(),
+                       [&](const Tensor& t) { return t.defined() && t.device() != device_; }) ||
+           std::any_of(golden_->params.begin(), golden_->params.end(), [](const auto& param) {
+             return std::holds_alternative<std::vector<double>>(param.second);
+           });
+  }
+
+  std::vector<Tensor> outputs_of(const std::string& label, const std::vector<Tensor>& inputs) {
+    const std::int64_t before = waits_so_far();
+    std::vector<Tensor> outputs = fn_(OpCase(golden_, inputs)).tensors;
+    if (waits_so_far() != before && !may_wait(outputs)) failures.push_back(label + ": the host waits");
+    return outputs;
   }
 
   void unchanged(const std::string& label, const char* what, const Snapshot& before) {

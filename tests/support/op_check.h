@@ -25,11 +25,14 @@ std::string base_name(const std::string& op);
 /// golden, gradcheck, strided as tests/README.md describes them.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
+/// How often the host has waited for devices so far; null where nobody counts.
+inline std::int64_t (*host_waits)() = nullptr;
 /// How many runs ended at which missing kernel ("conv2d f64").
 using MissingRuns = std::map<std::string, int>;
 /// The same case with everything on another device: values in each dtype that the operation takes; with
-/// gradients, in all layouts, in f32 and bf16. A run that needs a kernel which does not exist there is
-/// counted in `missing`, if the error names the kernel, device type and dtype.
+/// gradients, in all layouts, in f32 and bf16; the host waits for nothing, but for results that lie on it. A
+/// run that needs a kernel which does not exist there is counted in `missing`, if the error names the kernel,
+/// device type and dtype.
 Failures run_case_on(Device device, const std::shared_ptr<const Golden>& golden, const OpInfo& info,
                      const OpFunction& fn, const std::set<Kind>& skip, MissingRuns& missing);
 /// Whether the operation refuses, by a TypeError, the dtypes that it says it does not take.

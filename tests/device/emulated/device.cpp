@@ -9,6 +9,7 @@
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tapestry/kernels/slot.h"
 #include "tests/support/gpu.h"
+#include "tests/support/op_check.h"
 
 namespace tapestry::testing {
 namespace {
@@ -31,6 +32,7 @@ void put_in_queue(cudaStream_t stream, const cuda_emulator::StreamLaunch& launch
 
 const bool emulates = [] {
   make_devices = [] { emulated_gpus(); };
+  test::host_waits = [] { return emulated_gpus().host_waits(); };
   return true;
 }();
 

@@ -1,0 +1,55 @@
+// What a kernel finds wrong with its indices while the host goes on.
+#include <functional>
+
+#include "tapestry/tapestry.h"
+#include "tests/support/gpu.h"
+
+using namespace tapestry;
+
+namespace {
+
+const Device kDevice{DeviceType::cuda, 0};
+
+Tensor indices(const std::vector<std::int64_t>& values) {
+  return tensor(values, {static_cast<std::int64_t>(values.size())}, {DType::i64, kDevice});
+}
+
+struct Use {
+  const char* text;  // of the error
+  std::function<Tensor()> run;
+};
+std::vector<Use> bad_uses() {
+  const Tensor x = ones({3, 4}, {DType::f32, kDevice});
+  return {
+      {"[cross_entropy] target at position 1 is outside [0, 4)",
+       [=] {
+         return cross_entropy(x, indices({0, 4, -7}));
+       }},
+      {"[nll_loss] target at position 2 is outside [0, 4)",
+       [=] {
+         return nll_loss(x, indices({0, 3, -1}));
+       }},
+      {"[index_select] index at position 0 is outside [0, 3)",
+       [=] { return index_select(x, 0, indices({3})).sum(); }},
+      {"[embedding] index at position 1 is outside [0, 3)",
+       [=] {
+         return embedding(x, indices({2, -1})).sum();
+       }},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("an index out of range is told of when the host next waits for the device, once") {
+  if (no_gpu()) return;
+  for (const Use& use : bad_uses()) {
+    CAPTURE(use.text);
+    const Tensor y = use.run();
+    CHECK_THROWS_WITH(y.item(), ContainsSubstring(use.text));
+    CHECK_NOTHROW(y.item());
+
+    use.run();
+    CHECK_THROWS_AS(synchronize(kDevice), IndexError);
+    CHECK_NOTHROW(synchronize(kDevice));
+  }
+}
