@@ -48,7 +48,10 @@ class Module {
 
   /// Computes the result. A module whose forward takes or returns something else declares its own, with any
   /// signature, and is called through nn::call(module, ...), which runs hooks and names the module in errors.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"  // g++ 13 and later: any signature is meant
   virtual Tensor forward(const Tensor& x);
+#pragma GCC diagnostic pop
   /// forward(x), with hooks; an error on the way says in which module: path, type and options.
   Tensor operator()(const Tensor& x);
 
