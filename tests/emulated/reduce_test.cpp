@@ -275,6 +275,29 @@ TEST_CASE("reductions: infinities, NaN, sums that f32 would lose") {
   check_sum<float>(small, 1);
 }
 
+TEST_CASE("reductions: sums of whole numbers are rounded once") {
+  // What a thread adds at once stays below 2^24, where f32 is exact; beyond that, f64 is.
+  const auto numbers = [](const Shape& sizes) {
+    std::vector<float> v(static_cast<std::size_t>(sizes.numel()));
+    std::uint32_t state = 5;
+    for (float& x : v) x = static_cast<float>((state = state * 1664525u + 1013904223u) >> 13);
+    return tensor(v, sizes);
+  };
+  for (const Tensor& x : {numbers({3, 2001}), numbers({2, 40000}), numbers({5000, 8})}) {
+    const unsigned mask = x.sizes()[0] < 5000 ? 2 : 1;
+    const Tensor got = output_of(x, mask, DType::f32);
+    gpu::launch_sum<float>(Reduce(x, mask, got), 1, nullptr);
+    CHECK(equal(got, x.to(DType::f64).sum(mask == 2 ? 1 : 0).to(DType::f32)));
+  }
+}
+
+TEST_CASE("reductions: more pieces than a warp has lanes") {
+  const Tensor x = values({140001}, 6, DType::i64);
+  check_sum<std::int64_t>(x, 1);
+  x.data<std::int64_t>()[139000] = 1000;
+  check_extremes<std::int64_t>(x, 1, true);
+}
+
 TEST_CASE("reductions: the first of equals") {
   for (const Shape& sizes : {Shape{3, 200}, Shape{3, 4100}, Shape{200, 3}, Shape{200, 64}}) {
     const unsigned mask = sizes[0] == 3 ? 2 : 1;
