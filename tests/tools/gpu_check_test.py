@@ -221,6 +221,12 @@ class Builds(Case):
         self.assertIn("compile", rows)  # what does not need it can be tried
         self.assertNotIn("tests of the GPU", rows)  # nothing to test
 
+    def test_a_file_that_does_not_compile_is_named(self):
+        self.program("cmake", "[[ $1 == --version ]] && echo cmake version 3.30 && exit; [[ $1 == --build ]] || exit 0; "
+                              "echo a.cu:7: error: no such thing; seq 100; echo ninja: stopped; exit 1")
+        self.call("build", "--build-dir", self.folder)
+        self.assertEqual(self.saved()["compile"]["note"], "a.cu:7: error: no such thing")
+
     def test_configure_fails(self):
         self.program("nvidia-smi", "echo A, 1, 2 MiB, 9.0")
         done, rows = self.build("", 1)

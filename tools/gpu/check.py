@@ -88,10 +88,10 @@ class Check:
         left = self.deadline - time.monotonic()
         return process.run(command, min(limit or left, left), folder=ROOT, log=log, **more)
 
-    def step(self, phase, name, found):
+    def step(self, phase, name, found, why=""):
         self.report.keep(self.log(name))
         self.report.row(phase, name, "passed" if found.ok else "failed", seconds=found.seconds,
-                        note="" if found.ok else found.tail())
+                        note="" if found.ok else why or found.tail())
 
     def phase(self, name):
         print(f"\n== {name} ==", flush=True)

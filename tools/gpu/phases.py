@@ -70,7 +70,9 @@ def build(check):
     # Whatever is wrong so far, or with one file: the other programs can be tried.
     command = ["cmake", "--build", "--preset", "gpu", "--parallel", str(check.jobs),
                *([] if check.all else ["--target", *TARGETS]), "--", "-k", "0"]
-    check.step("build", "compile", check.run(command, check.log("compile")))
+    found = check.run(command, check.log("compile"))
+    errors = [line.strip() for line in found.text.splitlines() if re.search(r"\berror\b|undefined reference", line)]
+    check.step("build", "compile", found, " / ".join(errors[:6]))
 
 
 def ctest(check, name, select, each, jobs=None):
