@@ -88,7 +88,8 @@ struct MomentsOf {
   __device__ static State merge(State a, float in_a, State b, float in_b) {
     if (in_b == 0) return a;
     const float delta = b.mean - a.mean, share = in_b / (in_a + in_b);
-    return {a.mean + delta * share, a.squares + b.squares + delta * delta * in_a * share};
+    // The products in this order: with no elements in `a` delta is a mean, whose square may overflow.
+    return {a.mean + delta * share, a.squares + b.squares + delta * (in_a * share) * delta};
   }
 };
 
@@ -234,9 +235,12 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   parts[(2 * chunk + 1) * shape.c + channel] = b;
 }
 
-inline constexpr int kFinishThreads = 8;  // that share a channel
+/// Threads that share a channel: more where few blocks, or one, have many chunks to join, for each load takes
+/// its time.
+inline constexpr unsigned kFinishThreads = 32;
+inline unsigned finish_threads(int chunks) { return chunks > 64 ? kFinishThreads : 8; }
 
-/// Block (32, 8). Each chunk has `chunk` elements of a channel, `total` in all.
+/// Block (32, a power of 2). Each chunk has `chunk` elements of a channel, `total` in all.
 template <class Op, class Finish>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     finish_channels(const float* parts, int chunks, std::int64_t channels, std::int64_t chunk,
@@ -248,21 +252,30 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
   auto& [a, b] = s;
   float seen = 0;
   if (channel < channels)
-    for (int i = static_cast<int>(threadIdx.y); i < chunks; i += kFinishThreads) {
+    for (int i = static_cast<int>(threadIdx.y); i < chunks; i += static_cast<int>(blockDim.y)) {
       const auto count = static_cast<float>(std::min(chunk, total - i * chunk));
       const float* const part = parts + 2 * i * channels + channel;
       s = Op::merge(s, seen, {part[0], part[channels]}, count);
       seen += count;
     }
-  counts[threadIdx.y][threadIdx.x] = seen;
-  states[0][threadIdx.y][threadIdx.x] = a;
-  states[1][threadIdx.y][threadIdx.x] = b;
+  const auto publish = [&] {
+    counts[threadIdx.y][threadIdx.x] = seen;
+    states[0][threadIdx.y][threadIdx.x] = a;
+    states[1][threadIdx.y][threadIdx.x] = b;
+  };
+  publish();
   __syncthreads();
-  if (threadIdx.y != 0 || channel >= channels) return;
-  for (int i = 1; i < kFinishThreads; ++i) {
-    s = Op::merge(s, seen, {states[0][i][threadIdx.x], states[1][i][threadIdx.x]}, counts[i][threadIdx.x]);
-    seen += counts[i][threadIdx.x];
+  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+    if (threadIdx.y < half) {
+      const unsigned other = threadIdx.y + half;
+      s = Op::merge(s, seen, {states[0][other][threadIdx.x], states[1][other][threadIdx.x]},
+                    counts[other][threadIdx.x]);
+      seen += counts[other][threadIdx.x];
+      publish();
+    }
+    __syncthreads();
   }
+  if (threadIdx.y != 0 || channel >= channels) return;
   finish(channel, s);
 }
 
@@ -441,8 +454,8 @@ void launch_channel_sums(const BatchNorm& s, const Op& op, const Finish& finish,
            static_cast<unsigned>(chunks * (columns ? shape.tiles : shape.c)), kChannelThreads, 0, stream, op,
            shape, parts.data());
   const int each = columns ? 1 : V;
-  launch(&finish_channels<Op, Finish>, static_cast<unsigned>((s.c + 31) / 32), {32, kFinishThreads}, 0,
-         stream, parts.data(), chunks, s.c, shape.chunk * each, total * each, finish);
+  launch(&finish_channels<Op, Finish>, static_cast<unsigned>((s.c + 31) / 32), {32, finish_threads(chunks)},
+         0, stream, parts.data(), chunks, s.c, shape.chunk * each, total * each, finish);
 }
 
 template <int V, class F>

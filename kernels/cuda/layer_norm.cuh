@@ -247,9 +247,12 @@ __global__ void __launch_bounds__(block_threads(kThreads)) layer_norm_backward_s
   }
 }
 
-inline constexpr int kPartThreads = 8;  // that share a column
+/// Threads that share a column: more where there are many parts, for each load takes its time, and of short
+/// rows there are few blocks.
+inline constexpr unsigned kPartThreads = 32;
+inline unsigned part_threads(int count) { return count > 64 ? kPartThreads : 8; }
 
-/// Block (32, 8). Columns of `parts` (count, 2, n) added up: the first n into dweight, the others into dbias;
+/// Block (32, y). Columns of `parts` (count, 2, n) added up: the first n into dweight, the others into dbias;
 /// either may be null.
 template <class T>
 __global__ void __launch_bounds__(32 * kPartThreads)
@@ -258,12 +261,12 @@ __global__ void __launch_bounds__(32 * kPartThreads)
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x, width = 2LL * n;
   float sum = 0;
   if (column < width)
-    for (int i = static_cast<int>(threadIdx.y); i < count; i += kPartThreads)
+    for (int i = static_cast<int>(threadIdx.y); i < count; i += static_cast<int>(blockDim.y))
       sum += parts[i * width + column];
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || column >= width) return;
-  UNROLL for (int i = 1; i < kPartThreads; ++i) sum += sums[i][threadIdx.x];
+  for (unsigned i = 1; i < blockDim.y; ++i) sum += sums[i][threadIdx.x];
   T* const out = column < n ? dweight : dbias;
   if (out) out[column < n ? column : column - n] = store<T>(sum);
 }
@@ -336,8 +339,8 @@ void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream,
                               .parts = sums ? parts.data() : nullptr};
     if (blocks > 0) launch(kernel, blocks, block, 0, stream, a);
     if (sums)
-      launch(&add_row_parts<T>, norm_blocks(2 * s.cols, 32), {32, kPartThreads}, 0, stream, parts.data(),
-             count, a.n, static_cast<T*>(s.dweight), static_cast<T*>(s.dbias));
+      launch(&add_row_parts<T>, norm_blocks(2 * s.cols, 32), {32, part_threads(count)}, 0, stream,
+             parts.data(), count, a.n, static_cast<T*>(s.dweight), static_cast<T*>(s.dbias));
   };
   const dim3 warps(32, 4);
   if (packs && s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, 8>, warps, 8, 1);

@@ -152,6 +152,12 @@ TEST_CASE("batch norm kernels: a large mean costs few digits of the variance") {
   check_batch_norm<float>({3, 2, 700, true, 1024});
 }
 
+TEST_CASE("batch norm kernels: a mean whose square is beyond f32") {
+  for (const std::int64_t l : {1, 7, 16}) check_batch_norm<float>({40, 8, l, true, 0x1p70});
+}
+
+TEST_CASE("batch norm kernels: many chunks") { check_batch_norm<float>({2100, 33, 1}); }
+
 TEST_CASE("batch norm kernels: each gradient by itself") {
   for (const std::int64_t l : {1, 7, 16})
     for (const int asked : {1, 2, 4}) {

@@ -148,6 +148,8 @@ TEST_CASE("layer norm kernels: more rows than blocks") {
   for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({9, cols}, 0, 1);
 }
 
+TEST_CASE("layer norm kernels: the sums of many blocks") { check_layer_norm<float>({290, 8}, 0); }
+
 TEST_CASE("layer norm kernels: without weight and bias") {
   for (const std::int64_t cols : {8, 33, 264, 1032, 1033}) check_both({3, cols, false});
 }
