@@ -35,6 +35,12 @@ kernels::BatchNorm batch_norm_shape(const Tensor& x, MemoryFormat format) {
   return s;
 }
 
+// For sums over all of g, which a kernel writes if there is anything to add.
+Tensor sums_of(const Tensor& g, const Shape& sizes) {
+  const TensorOptions options(g.dtype(), g.device());
+  return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
+}
+
 // running = (1 - momentum) running + momentum value, in place.
 void update_running(const Tensor& running, const Tensor& value, double momentum) {
   if (running.dtype() == value.dtype()) running.mul_(1 - momentum).add_(value * momentum);
@@ -106,8 +112,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
           const TensorOptions options(g.dtype(), g.device());
           Tensor dx, dweight, dbias;
           if (b.needs(0)) dx = empty(g.sizes(), options, format);
-          if (b.needs(1)) dweight = zeros({s.c}, options);
-          if (b.needs(2)) dbias = zeros({s.c}, options);
+          if (b.needs(1)) dweight = sums_of(g, {s.c});
+          if (b.needs(2)) dbias = sums_of(g, {s.c});
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
           if (g.numel() > 0)
             kernels::batch_norm_backward(g.device(), g.dtype(), s, g.raw_data(), input.raw_data(),
@@ -158,8 +164,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                        const TensorOptions options(g.dtype(), g.device());
                        Tensor dx, dweight, dbias;
                        if (b.needs(0)) dx = empty(g.sizes(), options);
-                       if (b.needs(1)) dweight = zeros(normalized_shape, options);
-                       if (b.needs(2)) dbias = zeros(normalized_shape, options);
+                       if (b.needs(1)) dweight = sums_of(g, normalized_shape);
+                       if (b.needs(2)) dbias = sums_of(g, normalized_shape);
                        const Tensor scale =
                            weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
                        const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
