@@ -106,6 +106,26 @@ std::string store_host(const Store& store) {
 
 std::string key(const char* what, int rank) { return "gloo/" + std::string(what) + std::to_string(rank); }
 
+/// What all ranks give under this name, by rank.
+std::vector<std::string> exchange(Store& store, const char* what, int rank, int size, const std::string& mine,
+                                  Deadline deadline) {
+  store.set(key(what, rank), mine);
+  std::vector<std::string> all;
+  for (int i = 0; i < size; ++i) {
+    try {
+      all.push_back(store.get(key(what, i), left_until(deadline)));
+    } catch (const TimeoutError&) {
+      std::string absent;
+      for (int j = i; j < size; ++j) {
+        if (!store.try_get(key(what, j))) absent += (absent.empty() ? "" : ", ") + std::to_string(j);
+      }
+      fail<TimeoutError>("[gloo] rank ", rank, " of ", size, " waited at ", store.str(), " for rank ", absent,
+                         ", which did not come in time; look at what that rank printed");
+    }
+  }
+  return all;
+}
+
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
 /// The address of this host from which the others are reached, which are not all on it; empty if there is
@@ -277,20 +297,8 @@ GlooTransport::~GlooTransport() {
 
 void GlooTransport::meet(Store& store, Deadline deadline) {
   const std::string here = host_identity();
-  store.set(key("host/", rank_), here);
-  one_host_ = true;
-  for (int i = 0; i < size_; ++i) {
-    try {
-      if (store.get(key("host/", i), left_until(deadline)) != here) one_host_ = false;
-    } catch (const TimeoutError&) {
-      std::string absent;
-      for (int j = i; j < size_; ++j) {
-        if (!store.try_get(key("host/", j))) absent += (absent.empty() ? "" : ", ") + std::to_string(j);
-      }
-      fail<TimeoutError>("[gloo] rank ", rank_, " of ", size_, " waited at ", store.str(), " for rank ",
-                         absent, ", which did not come in time; look at what that rank printed");
-    }
-  }
+  const std::vector<std::string> hosts = exchange(store, "host/", rank_, size_, here, deadline);
+  one_host_ = std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == here; });
 }
 
 void GlooTransport::connect(Store& store, Deadline deadline) {
@@ -310,17 +318,18 @@ void GlooTransport::connect(Store& store, Deadline deadline) {
     address.resize(length);
     all += address;
   }
-  store.set(key("addresses/", rank_), all);
+  const std::vector<std::string> theirs = exchange(store, "addresses/", rank_, size_, all, deadline);
   for (int i = 0; i < size_; ++i) {
     if (i == rank_) continue;
-    const std::string theirs = store.get(key("addresses/", i), left_until(deadline));
-    check<DistributedError>(theirs.size() == length * static_cast<std::size_t>(size_), "[gloo] rank ", i,
-                            " published ", theirs.size(), " bytes of addresses, expected ",
-                            length * static_cast<std::size_t>(size_),
+    const std::string& given = theirs[static_cast<std::size_t>(i)];
+    check<DistributedError>(given.size() == all.size(), "[gloo] rank ", i, " published ", given.size(),
+                            " bytes of addresses, expected ", all.size(),
                             "; do all ranks run the same program on the same kind of machine?");
-    const auto mine = theirs.begin() + static_cast<std::ptrdiff_t>(length) * rank_;
+    const auto mine = given.begin() + static_cast<std::ptrdiff_t>(length) * rank_;
     context_->getPair(i)->connect(std::vector<char>(mine, mine + static_cast<std::ptrdiff_t>(length)));
   }
+  // Whoever has its connections may close them. Not before all have theirs: Gloo would call that a failure.
+  exchange(store, "connected/", rank_, size_, "yes", deadline);
 }
 
 // Gloo tells those who wait of a lost connection, but for the one message that is just being moved: its
