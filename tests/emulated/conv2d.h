@@ -205,4 +205,23 @@ std::vector<std::string> kernels_of(const F& f) {
   return names;
 }
 
+/// Paddings, strides and dilations as large as they may be: windows that begin 2^31 - 1 before the image and
+/// behind it, of which only some touch it. Calls check(shape).
+template <class Check>
+void largest_paddings(const Check& check) {
+  constexpr std::int64_t most = 0x7fffffff;
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 4}) {
+      Conv2d s{
+          .n = 1, .c = 4, .h = 3, .w = 5, .k = 4, .r = 3, .s = 3, .groups = groups, .channels_last = last};
+      s.stride_h = s.stride_w = s.padding_h = s.padding_w = most;
+      check(sized(s));
+      s.h = 4, s.s = 2;
+      s.stride_h = 1 << 29, s.stride_w = 1 << 30;
+      s.padding_w = (1 << 30) - 1;
+      s.dilation_h = (1 << 30) - 1, s.dilation_w = 1 << 30;
+      check(sized(s));
+    }
+}
+
 }  // namespace emulated

@@ -7,30 +7,21 @@
 #include <string>
 #include <vector>
 
-#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
 
 using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
 using emulated::Block;
 using emulated::in_each_order;
+using emulated::numbers;
+using emulated::roundings;
+using emulated::Values;
 
 namespace {
 
-using Values = std::vector<double>;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-/// Reproducible numbers in [-scale, scale], exact in bf16 for a power of 2.
-Values numbers(std::int64_t n, unsigned salt, double scale) {
-  Values v(static_cast<std::size_t>(n));
-  std::uint32_t state = 12345 + salt;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = scale * (static_cast<double>(state >> 24) - 128) / 128;
-  }
-  return v;
-}
 
 template <class T>
 Values rounded(Values v) {
@@ -39,26 +30,6 @@ Values rounded(Values v) {
 }
 
 std::int64_t count(const SoftmaxShape& s) { return s.outer * s.n * s.inner; }
-
-/// |got - want| may be `error` units of f32's rounding, and the rounding to T.
-template <class T>
-void check_close(const Block<T>& got, const Values& want, const Values& error) {
-  constexpr double unit = 0x1p-24, storing = std::is_same_v<T, float> ? 0 : 0x1p-8;
-  std::size_t bad = 0;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const double value = static_cast<double>(static_cast<float>(got[i]));
-    const double tolerance = unit * error[i] + storing * std::abs(want[i]) + 0x1p-126;
-    const bool fits =
-        std::isnan(want[i]) ? std::isnan(value) : value == want[i] || std::abs(value - want[i]) <= tolerance;
-    if (fits || ++bad > 3) continue;
-    CAPTURE(i, value, want[i], tolerance);
-    CHECK(fits);
-  }
-  CHECK(bad == 0);
-}
-
-/// Roundings of a sum of n terms: 32 in turn, the rest by halves; generously.
-double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<double>(n) + 1); }
 
 template <class T, bool log>
 void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offset) {
@@ -74,9 +45,9 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
   in_each_order([&] {
     const Block<T> in(x, offset), out(x.size(), offset);
     gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, out.data(), nullptr);
-    check_close(out, want, error);
+    emulated::check_close("out", out, want, error);
     gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, in.data(), nullptr);  // in place
-    check_close(in, want, error);
+    emulated::check_close("in place", in, want, error);
   });
 }
 
@@ -103,7 +74,7 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
     const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
     gpu::launch_softmax<gpu::SoftmaxBackward<log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
                                                       nullptr);
-    check_close(out, want, error);
+    emulated::check_close("out", out, want, error);
   });
 }
 
