@@ -14,6 +14,7 @@
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/core/threads.h"
+#include "tapestry/core/timeline.h"
 #include "tapestry/core/version.h"
 #include "tapestry/data/dataloader.h"
 #include "tapestry/data/formats/cifar10.h"

@@ -1,0 +1,143 @@
+#include "tapestry/core/timeline.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "tapestry/core/stream.h"
+
+namespace tapestry {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+// A point in a device's work: on a CPU the time, on a GPU an event in the current stream.
+struct Point {
+  Device device;
+  Clock::time_point time;
+  Event event{true};
+
+  explicit Point(Device d) : device(d) {
+    if (d.is_cuda()) event.record(current_stream(d));
+    else time = Clock::now();
+  }
+};
+
+struct Kept {
+  Span span;
+  Point begin, end;
+};
+
+}  // namespace
+
+const char* activity_name(Activity activity) {
+  switch (activity) {
+    case Activity::forward: return "forward";
+    case Activity::backward: return "backward";
+    case Activity::communication: return "communication";
+    case Activity::optimizer: return "optimizer";
+    case Activity::other: break;
+  }
+  return "other";
+}
+
+struct Timeline::State {
+  const Clock::time_point began = Clock::now();
+  mutable std::mutex mutex;
+  std::vector<Kept> kept;
+  // For each GPU a point of both clocks.
+  std::map<int, std::pair<Point, double>> bases;
+
+  void prepare(Device device) {
+    if (!device.is_cuda()) return;
+    const std::lock_guard lock(mutex);
+    if (bases.contains(device.index)) return;
+    Point base(device);
+    base.event.synchronize();
+    bases.emplace(device.index, std::pair(std::move(base), seconds(Clock::now() - began)));
+  }
+  double when(const Point& p) const {
+    if (!p.device.is_cuda()) return seconds(p.time - began);
+    const auto& [base, time] = bases.at(p.device.index);
+    p.event.synchronize();
+    return time + p.event.milliseconds_since(base.event) / 1000;
+  }
+};
+
+namespace {
+
+// The Timelines that live, oldest first.
+std::mutex list_mutex;
+std::vector<std::shared_ptr<Timeline::State>>& list() {
+  static auto* all = new std::vector<std::shared_ptr<Timeline::State>>;  // outlives every thread
+  return *all;
+}
+std::atomic<int> living{0};
+
+}  // namespace
+
+Timeline::Timeline() : state_(std::make_shared<State>()) {
+  const std::lock_guard lock(list_mutex);
+  list().push_back(state_);
+  living.fetch_add(1, std::memory_order_relaxed);
+}
+Timeline::~Timeline() {
+  const std::lock_guard lock(list_mutex);
+  std::erase(list(), state_);
+  living.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Timeline::active() { return living.load(std::memory_order_relaxed) > 0; }
+
+std::vector<Span> Timeline::spans() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<Span> spans;
+  for (const Kept& k : state_->kept) {
+    spans.push_back(k.span);
+    spans.back().begin = state_->when(k.begin);
+    spans.back().end = state_->when(k.end);
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return std::tie(a.row, a.begin) < std::tie(b.row, b.begin); });
+  return spans;
+}
+
+struct SpanScope::Open {
+  std::shared_ptr<Timeline::State> timeline;
+  Span span;
+  Point begin;
+};
+
+SpanScope::SpanScope(Device device, Activity activity, const char* name, int number, const char* row) {
+  if (!Timeline::active()) [[likely]]
+    return;
+  std::shared_ptr<Timeline::State> timeline;
+  {
+    const std::lock_guard lock(list_mutex);
+    if (list().empty()) return;
+    timeline = list().back();
+  }
+  timeline->prepare(device);
+  Span span;
+  span.row = row ? row : device.str();
+  span.activity = activity;
+  span.name = number < 0 ? std::string(name) : std::string(name) + " " + std::to_string(number);
+  open_.reset(new Open{std::move(timeline), std::move(span), Point(device)});
+}
+
+SpanScope::~SpanScope() {
+  if (!open_) return;
+  try {
+    Kept kept{std::move(open_->span), std::move(open_->begin), Point(open_->begin.device)};
+    const std::lock_guard lock(open_->timeline->mutex);
+    open_->timeline->kept.push_back(std::move(kept));
+  } catch (...) {  // a failed device: its own error is thrown elsewhere, and the span is lost
+  }
+}
+
+}  // namespace tapestry

@@ -1,0 +1,71 @@
+#include "tapestry/core/timeline.h"
+
+#include <optional>
+#include <thread>
+
+#include "tests/support/catch.h"
+#include "tests/support/fake_gpu.h"
+
+using namespace tapestry;
+
+namespace {
+void busy(Device device, const char* name, int number = -1) {
+  const SpanScope span(device, Activity::forward, name, number);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+}  // namespace
+
+TEST_CASE("spans are kept while a Timeline lives, and only then") {
+  CHECK_FALSE(Timeline::active());
+  busy("cpu:0", "before");
+  const Timeline timeline;
+  CHECK(Timeline::active());
+  busy("cpu:0", "step", 3);
+  { const SpanScope span("cpu:0", Activity::communication, "bucket", 0, "link"); }
+  std::thread other([] { busy("cpu:0", "thread"); });
+  other.join();
+  const SpanScope open("cpu:0", Activity::other, "not over");
+  const auto spans = timeline.spans();
+  REQUIRE(spans.size() == 3);
+  CHECK(spans[0].row == "cpu:0");
+  CHECK(spans[0].name == "step 3");
+  CHECK(spans[0].activity == Activity::forward);
+  CHECK(spans[0].begin >= 0);
+  CHECK(spans[0].end - spans[0].begin >= 0.002);
+  CHECK(spans[1].name == "thread");
+  CHECK(spans[1].begin >= spans[0].end);
+  CHECK(spans[2].row == "link");
+  CHECK(activity_name(spans[2].activity) == std::string("communication"));
+}
+
+TEST_CASE("of several Timelines the newest keeps spans") {
+  const Timeline outer;
+  {
+    const Timeline inner;
+    busy("cpu:0", "inner");
+    CHECK(inner.spans().size() == 1);
+  }
+  busy("cpu:0", "outer");
+  REQUIRE(outer.spans().size() == 1);
+  CHECK(outer.spans()[0].name == "outer");
+}
+
+TEST_CASE("a scope that ends after its Timeline is no error") {
+  std::optional<Timeline> timeline(std::in_place);
+  const SpanScope open("cpu:0", Activity::other, "late");
+  timeline.reset();
+  CHECK_FALSE(Timeline::active());
+}
+
+TEST_CASE("a GPU's spans are times of the GPU") {
+  const testing::FakeGpus gpus(2);
+  const Timeline timeline;
+  busy("cuda:1", "kernel");
+  busy("cuda:1", "kernel");
+  const auto spans = timeline.spans();
+  REQUIRE(spans.size() == 2);
+  CHECK(spans[0].row == "cuda:1");
+  CHECK(spans[0].begin >= 0);
+  CHECK(spans[0].end >= spans[0].begin);
+  CHECK(spans[1].begin >= spans[0].end);
+}
