@@ -22,7 +22,8 @@ struct GradBucket {
   int count = 0;                        ///< of all buckets
   std::string name;                     ///< for the record: "bucket 1 (fc.weight, fc.bias)"
   std::vector<std::string> parameters;  ///< in the order of the elements
-  /// One-dimensional; this rank's sums, not yet divided by the number of ranks. The result replaces it.
+  /// One-dimensional; this rank's sums, not yet divided by the number of ranks. The result replaces it. Each
+  /// parameter's begin at a multiple of 64 bytes, with zeros before them.
   Tensor gradients;
 };
 

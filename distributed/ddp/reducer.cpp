@@ -17,6 +17,13 @@ Shape strides_in_bucket(const Tensor& parameter) {
   return dense ? parameter.strides() : contiguous_strides(parameter.sizes());
 }
 
+// Where a gradient begins in a bucket: at what the widest loads, of a CPU or a GPU, take whole.
+constexpr std::size_t kAlignment = 64;
+std::int64_t padded(std::int64_t elements, DType dtype) {
+  const auto unit = static_cast<std::int64_t>(kAlignment / dtype_size(dtype));
+  return (elements + unit - 1) / unit * unit;
+}
+
 // Part of a bucket under a version of its own: what happens to one gradient is no in-place change of another.
 Tensor part_of(const Tensor& buffer, std::int64_t offset, const Shape& sizes, const Shape& strides) {
   const std::size_t element = dtype_size(buffer.dtype());
@@ -70,11 +77,14 @@ void Reducer::build(const std::vector<int>& order) {
   for (std::vector<int>& members :
        assign_buckets(sizes, order, options_.first_bucket_bytes, options_.bucket_cap_bytes)) {
     Bucket b;
-    std::int64_t elements = 0;
-    for (const int i : members) elements += parameters_[static_cast<std::size_t>(i)].tensor.numel();
-    const auto marks = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
     const Tensor& first = parameters_[static_cast<std::size_t>(members[0])].tensor;
-    b.buffer = empty({elements + marks}, {first.dtype(), first.device()});
+    const auto room = [&](int i) {
+      return padded(parameters_[static_cast<std::size_t>(i)].tensor.numel(), first.dtype());
+    };
+    std::int64_t elements = 0;
+    for (const int i : members) elements += room(i);
+    const auto marks = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
+    b.buffer = zeros({elements + marks}, {first.dtype(), first.device()});
     b.shown.gradients = part_of(b.buffer, 0, {elements}, {1});
     b.marks = part_of(b.buffer, elements, {marks}, {1});
     b.shown.index = static_cast<int>(buckets_.size());
@@ -84,7 +94,7 @@ void Reducer::build(const std::vector<int>& order) {
       p.bucket = b.shown.index;
       p.view = part_of(b.buffer, offset, p.tensor.sizes(), strides_in_bucket(p.tensor));
       if (marks) p.mark = part_of(b.buffer, elements + mark++, {1}, {1});
-      offset += p.tensor.numel();
+      offset += room(i);
       b.shown.parameters.push_back(p.name);
     }
     b.shown.name = "bucket " + std::to_string(b.shown.index) + " (" + listed(b.shown.parameters, 2) + ")";

@@ -319,12 +319,58 @@ TEST_CASE("gradients are views of buckets, and several forwards may precede one 
     (ddp(x).sum() + ddp(x).sum()).backward();
     const auto address = [](const Tensor& t) { return static_cast<char*>(t.raw_data()); };
     const auto apart = address(net.a->grad()) - address(net.b->grad());
-    return std::pair(std::abs(apart) == 8, net.a->grad().select(0, 0).item());
+    return std::pair(std::abs(apart) == 64, net.a->grad().select(0, 0).item());
   });
   for (const auto& [adjacent, gradient] : results) {
     CHECK(adjacent);
     CHECK(gradient == 3);
   }
+}
+
+TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, with zeros before them") {
+  struct Sizes : nn::Module {
+    nn::Parameter& a = param("a", ones({3}));
+    nn::Parameter& b = param("b", ones({16}));
+    nn::Parameter& c = param("c", ones({}));
+    Tensor forward(const Tensor& x) override { return x * a->sum() * b->sum() * c; }
+  };
+  for (const DType dtype : {DType::f32, DType::f64})
+    for (const bool marks : {false, true}) {
+      CAPTURE(dtype, marks);
+      struct Result {
+        bool aligned = true;
+        std::vector<double> bucket;
+      };
+      const auto results = on_ranks<Result>(2, [&](const Group& group) {
+        Sizes net;
+        net.to(dtype);
+        DistributedDataParallel ddp(net, {.process_group = group, .static_graph = !marks});
+        Result r;
+        Tensor bucket;
+        ddp.set_comm_hook([&](ProcessGroup& g, GradBucket& b) {
+          bucket = b.gradients;
+          return InFlight{g.all_reduce(b.gradients, ReduceOp::mean, b.name)};
+        });
+        ddp(full({}, group->rank() + 1.0, dtype)).backward();
+        for (const nn::Parameter* p : {&net.a, &net.b, &net.c})
+          r.aligned = r.aligned && reinterpret_cast<std::uintptr_t>((*p)->grad().raw_data()) % 64 == 0;
+        r.bucket = to_vector(bucket);
+        return r;
+      });
+      // Last registered first; x is 1.5 on average.
+      const std::size_t unit = 64 / dtype_size(dtype), second = unit, third = second + 16;
+      for (const Result& r : results) {
+        CHECK(r.aligned);
+        REQUIRE(r.bucket.size() == third + unit);
+        for (std::size_t i = 0; i < r.bucket.size(); ++i) {
+          const double expected = i == 0                        ? 1.5 * 3 * 16
+                                  : i >= second && i < third    ? 1.5 * 3
+                                  : i >= third && i < third + 3 ? 1.5 * 16
+                                                                : 0;
+          CHECK(r.bucket[i] == expected);
+        }
+      }
+    }
 }
 
 TEST_CASE("static_graph names what a later pass left out") {
