@@ -38,4 +38,8 @@
 #include "tapestry/distributed/ddp/report.h"
 #include "tapestry/distributed/ddp/sync_batchnorm.h"
 #include "tapestry/distributed/ddp/trace.h"
+#include "tapestry/distributed/pipeline/pipeline.h"
+#include "tapestry/distributed/pipeline/report.h"
+#include "tapestry/distributed/pipeline/schedule.h"
+#include "tapestry/distributed/pipeline/stage.h"
 #include "tapestry/nn/nn.h"

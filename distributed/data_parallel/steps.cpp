@@ -27,6 +27,10 @@ Tensor replica_of(const Tensor& first, Device device) {
   return copy;
 }
 
+bool is_split(const TensorList& batch, std::size_t k) {
+  return !batch.whole[k] && batch.tensors[k].defined() && batch.tensors[k].dim() > 0;
+}
+
 template <class F>
 void for_slots(nn::Module& model, const F& fn) {
   for (nn::Parameter& p : model.parameters()) fn(p);
@@ -44,33 +48,39 @@ std::vector<std::int64_t> shares_of(std::int64_t samples, std::size_t devices) {
   return shares;
 }
 
-std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::span<const Device> devices) {
-  check_devices("scatter", devices);
-  const auto is_split = [&](std::size_t k) {
-    return !batch.whole[k] && batch.tensors[k].defined() && batch.tensors[k].dim() > 0;
-  };
+std::int64_t samples_in(const char* op, const TensorList& batch) {
   const Tensor* first = nullptr;
   for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
-    if (!is_split(k)) continue;
+    if (!is_split(batch, k)) continue;
     const Tensor& t = batch.tensors[k];
     if (!first) first = &t;
-    check(t.size(0) == first->size(0), "[scatter] a batch has tensors of ", first->size(0), " and ",
+    check(t.size(0) == first->size(0), "[", op, "] a batch has tensors of ", first->size(0), " and ",
           t.size(0), " samples, of shapes ", first->sizes(), " and ", t.sizes(),
           "; make their first dimensions equal, or pass Whole{tensor} for one that belongs to no sample");
   }
-  check(first != nullptr,
-        "[scatter] there is no tensor to deal out; pass one whose first dimension is that of the samples");
+  check(first != nullptr, "[", op,
+        "] there is no tensor to deal out; pass one whose first dimension is that of the samples");
+  return first->size(0);
+}
 
-  const std::vector<std::int64_t> shares = shares_of(first->size(0), devices.size());
+std::vector<std::vector<Tensor>> split_tensors(const TensorList& batch,
+                                               std::span<const std::int64_t> shares) {
   std::vector<std::vector<Tensor>> parts(shares.size());
   std::int64_t begin = 0;
   for (std::size_t r = 0; r < shares.size(); begin += shares[r++])
     for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
       const Tensor& t = batch.tensors[k];
-      parts[r].push_back(!t.defined()  ? t
-                         : is_split(k) ? t.narrow(0, begin, shares[r]).to(devices[r])
-                                       : t.to(devices[r]));
+      parts[r].push_back(is_split(batch, k) ? t.narrow(0, begin, shares[r]) : t);
     }
+  return parts;
+}
+
+std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::span<const Device> devices) {
+  check_devices("scatter", devices);
+  auto parts = split_tensors(batch, shares_of(samples_in("scatter", batch), devices.size()));
+  for (std::size_t r = 0; r < parts.size(); ++r)
+    for (Tensor& t : parts[r])
+      if (t.defined()) t = t.to(devices[r]);
   return parts;
 }
 

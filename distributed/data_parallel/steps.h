@@ -49,9 +49,13 @@ void put_tensors(T& value, const std::vector<Tensor>& tensors) {
 /// are samples, but one at least.
 std::vector<std::int64_t> shares_of(std::int64_t samples, std::size_t devices);
 
-/// The tensors of each part, on its device. The first tensor with a dimension that is not `whole` says how
-/// many samples there are; ValueError if another one has a different number, or there is none. Those without
-/// dimensions, and `whole` ones, go to every device.
+/// How many samples a batch has: the size of the first dimension of its first tensor that is not `whole` and
+/// has one. ValueError, naming `op`, if another one has a different number, or there is none.
+std::int64_t samples_in(const char* op, const TensorList& batch);
+/// The tensors of each part, where they are: views of as many samples as `shares` says. Those without
+/// dimensions, and `whole` ones, are in every part.
+std::vector<std::vector<Tensor>> split_tensors(const TensorList& batch, std::span<const std::int64_t> shares);
+/// The same, each part on its device, in shares_of(samples_in(batch), devices).
 std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::span<const Device> devices);
 /// One after the other along the first dimension, on `device`; those without dimensions become the elements
 /// of a vector. ValueError if parts differ in the number of tensors.

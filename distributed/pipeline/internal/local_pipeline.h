@@ -1,0 +1,54 @@
+#pragma once
+// A pipeline in one process: a thread a device, which does what its stages have to do in the order of the
+// simulation.
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tapestry/core/generator.h"
+#include "tapestry/distributed/pipeline/internal/runner.h"
+#include "tapestry/distributed/pipeline/internal/stage_graphs.h"
+#include "tapestry/distributed/pipeline/internal/tied.h"
+
+namespace tapestry::distributed {
+
+class LocalPipeline final : public PipelineRunner {
+ public:
+  LocalPipeline(const std::vector<Stage>& stages, const PipelineOptions& options);
+  ~LocalPipeline() override;
+
+  Tensor forward_backward(const TensorList& inputs, const TensorList& targets,
+                          const Pipeline::LossFunction& loss) override;
+  std::vector<Tensor> evaluate(const TensorList& inputs) override;
+  PipelineReport report() const override;
+
+ private:
+  // What a pass took.
+  struct Times {
+    std::vector<StageGraphs> stages;
+    std::vector<std::pair<Stamp, Stamp>> devices;  // from the first to the last thing it did
+    double wall_s = 0;
+    int micro_batches = 0;
+  };
+  struct Pass;
+  void run(Pass& pass);
+  void work(Pass& pass, std::size_t device) const;
+  bool act(Pass& pass, const TimedAction& timed) const;
+  bool forward(Pass& pass, std::size_t stage, int micro_batch) const;
+  bool backward(Pass& pass, std::size_t stage, int micro_batch) const;
+  void seed_generators();
+  void advance_generators();
+  static void return_gradients(const Pass& pass, const TensorList& inputs);
+
+  const std::vector<Stage> stages_;
+  const PipelineOptions options_;
+  std::vector<Device> devices_;         // each once, in the order of stages
+  std::vector<std::size_t> device_of_;  // by stage
+  std::unique_ptr<TiedParameters> tied_;
+  std::vector<std::unique_ptr<Generator>> generators_;    // by stage
+  std::vector<std::array<std::uint64_t, 2>> drawn_from_;  // what they were before the pass
+  Times last_;
+};
+
+}  // namespace tapestry::distributed

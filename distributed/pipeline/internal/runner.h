@@ -1,0 +1,25 @@
+#pragma once
+// What runs a Pipeline's batches: the stages of one process, or this rank's.
+#include <span>
+#include <vector>
+
+#include "tapestry/distributed/pipeline/pipeline.h"
+
+namespace tapestry::distributed {
+
+class PipelineRunner {
+ public:
+  virtual ~PipelineRunner() = default;
+  virtual Tensor forward_backward(const TensorList& inputs, const TensorList& targets,
+                                  const Pipeline::LossFunction& loss) = 0;
+  virtual std::vector<Tensor> evaluate(const TensorList& inputs) = 0;
+  virtual PipelineReport report() const = 0;
+};
+
+/// How a batch is cut: samples, by micro-batch. ValueError where `exactly` and the number does not divide.
+std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly);
+
+/// Runs f; adds " (place)" to the text of what it throws, which stays what it was.
+void named_in_errors(const std::string& place, const std::function<void()>& f);
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,140 @@
+#include "tapestry/distributed/pipeline/internal/stage_graphs.h"
+
+#include <algorithm>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
+
+namespace tapestry::distributed {
+
+Stamp::Stamp(Device device) : device_(device) {
+  if (device.is_cuda()) event_.record(current_stream(device));
+  else time_ = std::chrono::steady_clock::now();
+}
+
+double Stamp::seconds_since(const Stamp& begin) const {
+  if (!device_.is_cuda()) return std::chrono::duration<double>(time_ - begin.time_).count();
+  event_.synchronize();
+  return event_.milliseconds_since(begin.event_) / 1000;
+}
+
+StageGraphs::StageGraphs(const Stage& stage, int micro_batches, bool records)
+    : stage_(stage), records_(records), graphs_(static_cast<std::size_t>(micro_batches)) {}
+
+template <class F>
+void StageGraphs::timed(Part part, int micro_batch, const F& f) {
+  static constexpr const char* kNames[] = {"forward", "backward", "receive"};
+  static constexpr Activity kActivities[] = {Activity::forward, Activity::backward, Activity::communication};
+  const auto i = static_cast<std::size_t>(part);
+  const SpanScope span(stage_.device(), kActivities[i], kNames[i], micro_batch);
+  Stamp begin(stage_.device());
+  f();
+  laps_.push_back({part, std::move(begin), Stamp(stage_.device())});
+}
+
+std::vector<Tensor> StageGraphs::receive(const std::vector<Tensor>& tensors, int micro_batch) {
+  std::vector<Tensor> here = tensors;
+  const auto comes_from_elsewhere = [&](const Tensor& t) {
+    return t.defined() && !(t.device() == stage_.device());
+  };
+  if (std::none_of(here.begin(), here.end(), comes_from_elsewhere)) return here;
+  timed(Part::receive, micro_batch, [&] {
+    const NoGradGuard no_grad;
+    for (Tensor& t : here) {
+      if (!comes_from_elsewhere(t)) continue;
+      bytes_received_ += static_cast<std::int64_t>(t.nbytes());
+      t = t.to(stage_.device());
+    }
+  });
+  return here;
+}
+
+Parcel StageGraphs::forward(int micro_batch, const Parcel& inputs, LossPart* loss) {
+  std::vector<Tensor> here = receive(inputs.tensors, micro_batch), targets;
+  if (loss) targets = receive(loss->targets, micro_batch);
+  Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
+  graph.inputs.resize(here.size());
+  for (std::size_t k = 0; k < here.size() && records_; ++k) {
+    if (!here[k].defined()) continue;
+    here[k] = here[k].detach();
+    if (inputs.wants_gradient[k]) graph.inputs[k] = here[k].set_requires_grad();
+  }
+  timed(Part::forward, micro_batch, [&] {
+    graph.outputs = stage_(here);
+    const auto defined = [](const Tensor& t) { return t.defined(); };
+    check(std::any_of(graph.outputs.begin(), graph.outputs.end(), defined), "[Pipeline] ", stage_.name(),
+          " returned no tensor; return one or more, which the next stage or the loss gets");
+    if (loss) compute_loss(graph, *loss, targets);
+  });
+  peak_ = std::max(peak_, ++alive_);
+  Parcel parcel;
+  for (const Tensor& t : graph.outputs) {
+    parcel.tensors.push_back(t.defined() ? t.detach() : t);
+    parcel.wants_gradient.push_back(t.defined() && t.requires_grad());
+  }
+  if (!records_) {
+    graph = {};
+    --alive_;
+  }
+  return parcel;
+}
+
+void StageGraphs::compute_loss(Graph& graph, LossPart& part, const std::vector<Tensor>& targets) {
+  const Tensor loss = part.fn(graph.outputs, targets);
+  check(loss.defined(), "[Pipeline] the loss is no tensor; return one number, the mean over the micro-batch");
+  check(loss.numel() == 1 && is_floating(loss.dtype()), "[Pipeline] the loss is ", loss.dtype(), " ",
+        loss.sizes(), "; return one floating number, the mean over the micro-batch");
+  check<DeviceError>(loss.device() == stage_.device(), "[Pipeline] the loss is on ", loss.device(),
+                     "; compute it on ", stage_.device(), ", the last stage's device");
+  check<AutogradError>(loss.requires_grad(),
+                       "[Pipeline] the loss was not recorded: nothing it was computed from requires "
+                       "gradients; train a parameter, or evaluate with pipeline(inputs)");
+  const NoGradGuard no_grad;
+  part.value = loss.detach().reshape({}) * part.weight;
+  graph.outputs = {loss};
+  graph.seeds = {full(loss.sizes(), part.weight, {loss.dtype(), loss.device()})};
+}
+
+Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients) {
+  const std::vector<Tensor> here = receive(gradients.tensors, micro_batch);
+  Graph graph = std::move(graphs_[static_cast<std::size_t>(micro_batch)]);
+  graphs_[static_cast<std::size_t>(micro_batch)] = {};
+  Parcel parcel;
+  timed(Part::backward, micro_batch, [&] {
+    const std::vector<Tensor>& from = graph.seeds.empty() ? here : graph.seeds;
+    std::vector<Tensor> roots, seeds;
+    for (std::size_t k = 0; k < graph.outputs.size(); ++k) {
+      if (!from[k].defined() || !graph.outputs[k].requires_grad()) continue;
+      roots.push_back(graph.outputs[k]);
+      seeds.push_back(from[k]);
+    }
+    if (!roots.empty()) autograd::backward(roots, seeds);
+    for (const Tensor& t : graph.inputs) {
+      parcel.tensors.push_back(t.defined() ? t.grad() : t);
+      if (t.defined()) t.set_grad({});
+    }
+    graph = {};
+  });
+  --alive_;
+  return parcel;
+}
+
+StageReport StageGraphs::report() const {
+  StageReport report;
+  report.name = stage_.name();
+  report.device = stage_.device();
+  report.bytes_received = bytes_received_;
+  report.peak_micro_batches = peak_;
+  for (const Lap& lap : laps_) {
+    double& sum = lap.part == Part::forward    ? report.forward_s
+                  : lap.part == Part::backward ? report.backward_s
+                                               : report.receive_s;
+    sum += lap.end.seconds_since(lap.begin);
+  }
+  return report;
+}
+
+}  // namespace tapestry::distributed

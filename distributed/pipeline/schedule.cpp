@@ -1,0 +1,216 @@
+#include "tapestry/distributed/pipeline/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "tapestry/core/error.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using Kind = Action::Kind;
+
+void check_counts(const char* op, int stages, int micro_batches) {
+  check(stages >= 1 && micro_batches >= 1, "[", op, "] ", stages, " stages and ", micro_batches,
+        " micro-batches; at least one of each is needed");
+}
+
+// The simulation in progress.
+class Simulator {
+ public:
+  Simulator(const std::vector<std::vector<Action>>& actions, const SimulationOptions& options)
+      : actions_(actions), costs_(options.costs), transfer_(options.transfer), device_(options.devices) {
+    const std::size_t stages = actions.size();
+    if (costs_.empty()) costs_.resize(stages);
+    if (device_.empty()) {
+      device_.resize(stages);
+      std::iota(device_.begin(), device_.end(), 0);
+    }
+    check(costs_.size() == stages && device_.size() == stages, "[simulate] ", stages,
+          " stages, but costs of ", costs_.size(), " and devices of ", device_.size(),
+          "; give one a stage, or none");
+    int devices = 0, micro_batches = 0;
+    for (std::size_t s = 0; s < stages; ++s) {
+      check(device_[s] >= 0, "[simulate] stage ", s, " is on device ", device_[s], "; they count from 0");
+      check(costs_[s].forward >= 0 && costs_[s].backward >= 0 && transfer_ >= 0,
+            "[simulate] a cost of stage ", s, " is negative: forward ", costs_[s].forward, ", backward ",
+            costs_[s].backward, ", transfer ", transfer_);
+      devices = std::max(devices, device_[s] + 1);
+      for (const Action& a : actions[s]) {
+        check(a.micro_batch >= 0, "[simulate] stage ", s, " has ", a.str(), "; micro-batches count from 0");
+        micro_batches = std::max(micro_batches, a.micro_batch + 1);
+      }
+    }
+    const std::vector<double> never(static_cast<std::size_t>(micro_batches), kNever);
+    forward_.assign(stages, never);
+    backward_.assign(stages, never);
+    next_.resize(stages);
+    free_.resize(static_cast<std::size_t>(devices));
+    result_.devices.resize(free_.size());
+  }
+
+  Simulation run() {
+    while (const std::optional<TimedAction> next = first_possible()) commit(*next);
+    for (std::size_t s = 0; s < actions_.size(); ++s)
+      if (next_[s] < actions_[s].size()) fail_stuck(s);
+    for (const auto& done : result_.devices) {
+      double busy = 0;
+      for (const TimedAction& t : done) busy += t.end - t.begin;
+      result_.idle.push_back(result_.total - busy);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  // When the result of this action reaches the device of another stage.
+  double arrival(std::size_t from, std::size_t to, Action action) const {
+    const auto m = static_cast<std::size_t>(action.micro_batch);
+    const double end = action.kind == Kind::forward ? forward_[from][m] : backward_[from][m];
+    return end + (device_[from] == device_[to] ? 0 : transfer_);
+  }
+  // When a stage's next action can begin; kNever if not yet known.
+  double possible_at(std::size_t s) const {
+    const Action a = actions_[s][next_[s]];
+    double at = free_[static_cast<std::size_t>(device_[s])];
+    if (a.kind == Kind::forward) {
+      if (s > 0) at = std::max(at, arrival(s - 1, s, a));
+    } else {
+      at = std::max(at, arrival(s, s, {Kind::forward, a.micro_batch}));
+      if (s + 1 < actions_.size()) at = std::max(at, arrival(s + 1, s, a));
+    }
+    return at;
+  }
+  // Of those that begin at one time a backward, which frees memory, and then the earlier micro-batch.
+  std::optional<TimedAction> first_possible() const {
+    std::optional<TimedAction> first;
+    const auto rank = [](const TimedAction& t) {
+      return std::tuple(t.begin, t.action.kind == Kind::forward, t.action.micro_batch, t.stage);
+    };
+    for (std::size_t s = 0; s < actions_.size(); ++s) {
+      if (next_[s] == actions_[s].size()) continue;
+      const double begin = possible_at(s);
+      if (begin == kNever) continue;
+      const Action a = actions_[s][next_[s]];
+      const double cost = a.kind == Kind::forward ? costs_[s].forward : costs_[s].backward;
+      const TimedAction timed{static_cast<int>(s), a, begin, begin + cost};
+      if (!first || rank(timed) < rank(*first)) first = timed;
+    }
+    return first;
+  }
+  void commit(const TimedAction& t) {
+    const auto s = static_cast<std::size_t>(t.stage), m = static_cast<std::size_t>(t.action.micro_batch);
+    double& end = (t.action.kind == Kind::forward ? forward_ : backward_)[s][m];
+    check(end == kNever, "[simulate] stage ", s, " does ", t.action.str(), " twice");
+    end = t.end;
+    ++next_[s];
+    free_[static_cast<std::size_t>(device_[s])] = t.end;
+    result_.devices[static_cast<std::size_t>(device_[s])].push_back(t);
+    result_.total = std::max(result_.total, t.end);
+  }
+  [[noreturn]] void fail_stuck(std::size_t s) const {
+    const Action a = actions_[s][next_[s]];
+    const auto m = static_cast<std::size_t>(a.micro_batch);
+    const bool forward = a.kind == Kind::forward;
+    const std::size_t of = forward ? s - 1 : forward_[s][m] == kNever ? s : s + 1;
+    fail("[simulate] stage ", s, " waits for ever with ", a.str(), ": ",
+         Action{of == s ? Kind::forward : a.kind, a.micro_batch}.str(), " of stage ", of,
+         " never ends; put every action behind what it needs");
+  }
+
+  const std::vector<std::vector<Action>>& actions_;
+  std::vector<StageCost> costs_;
+  double transfer_;
+  std::vector<int> device_;
+  std::vector<std::vector<double>> forward_, backward_;  // [stage][micro-batch]: when it ended
+  std::vector<std::size_t> next_;                        // by stage
+  std::vector<double> free_;                             // by device: since when
+  Simulation result_;
+};
+
+}  // namespace
+
+const char* schedule_name(Schedule schedule) { return schedule == Schedule::gpipe ? "gpipe" : "1f1b"; }
+
+std::string Action::str() const { return (kind == Kind::forward ? "F" : "B") + std::to_string(micro_batch); }
+
+std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages, int micro_batches) {
+  check_counts("schedule_actions", stages, micro_batches);
+  std::vector<std::vector<Action>> actions(static_cast<std::size_t>(stages));
+  for (int s = 0; s < stages; ++s) {
+    std::vector<Action>& mine = actions[static_cast<std::size_t>(s)];
+    // How many forwards come before the first backward. Under 1F1B each then makes room for the next.
+    const int ahead = schedule == Schedule::gpipe ? micro_batches : std::min(micro_batches, stages - s);
+    for (int m = 0; m < ahead; ++m) mine.push_back({Kind::forward, m});
+    for (int m = 0; m < micro_batches; ++m) {
+      mine.push_back({Kind::backward, m});
+      if (m + ahead < micro_batches) mine.push_back({Kind::forward, m + ahead});
+    }
+  }
+  return actions;
+}
+
+std::vector<std::vector<Action>> forward_actions(int stages, int micro_batches) {
+  check_counts("forward_actions", stages, micro_batches);
+  std::vector<Action> all;
+  for (int m = 0; m < micro_batches; ++m) all.push_back({Kind::forward, m});
+  return std::vector(static_cast<std::size_t>(stages), all);
+}
+
+std::vector<int> peak_activations(const std::vector<std::vector<Action>>& actions) {
+  std::vector<int> peaks;
+  for (const auto& mine : actions) {
+    int alive = 0, peak = 0;
+    for (const Action& a : mine) {
+      alive += a.kind == Kind::forward ? 1 : -1;
+      peak = std::max(peak, alive);
+    }
+    peaks.push_back(peak);
+  }
+  return peaks;
+}
+
+double ideal_bubble(int stages, int micro_batches) {
+  check_counts("ideal_bubble", stages, micro_batches);
+  return static_cast<double>(stages - 1) / (micro_batches + stages - 1);
+}
+
+double Simulation::bubble() const {
+  const double all = total * static_cast<double>(devices.size());
+  return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
+}
+
+Simulation simulate(const std::vector<std::vector<Action>>& actions, const SimulationOptions& options) {
+  return Simulator(actions, options).run();
+}
+
+std::string schedule_table(const std::vector<std::vector<Action>>& actions, const std::vector<int>& devices) {
+  SimulationOptions options;
+  options.devices = devices;
+  const Simulation simulation = simulate(actions, options);
+  const auto ticks = static_cast<std::size_t>(std::lround(simulation.total));
+  std::vector<std::vector<std::string>> cells(actions.size(), std::vector<std::string>(ticks, ".."));
+  std::size_t width = 2;
+  for (const auto& done : simulation.devices)
+    for (const TimedAction& t : done) {
+      std::string& cell = cells[static_cast<std::size_t>(t.stage)][static_cast<std::size_t>(t.begin)];
+      cell = t.action.str();
+      width = std::max(width, cell.size());
+    }
+  const std::size_t digits = std::to_string(cells.size() - 1).size();
+  std::string text;
+  for (std::size_t s = 0; s < cells.size(); ++s) {
+    const std::string number = std::to_string(s);
+    text += "stage " + std::string(digits - number.size(), ' ') + number + " ";
+    for (const std::string& cell : cells[s]) text += std::string(width - cell.size() + 1, ' ') + cell;
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace tapestry::distributed
