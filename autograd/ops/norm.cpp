@@ -41,11 +41,21 @@ Tensor sums_of(const Tensor& g, const Shape& sizes) {
   return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
 }
 
-// running = (1 - momentum) running + momentum value, in place.
-void update_running(const Tensor& running, const Tensor& value, double momentum) {
-  if (running.dtype() == value.dtype()) running.mul_(1 - momentum).add_(value * momentum);
-  else running.copy_(running.to(value.dtype()) * (1 - momentum) + value * momentum);
-}
+// A tensor for a kernel to change: t itself where it is dense, else a copy that finish() writes back.
+class Changed {
+ public:
+  explicit Changed(const Tensor& t) : target_(t), dense_(dense_or_none(t)) {}
+  void* data() const { return const_cast<void*>(data_or_null(dense_)); }
+  void finish() const {
+    if (!target_.defined()) return;
+    if (dense_.impl() == target_.impl()) target_.storage()->bump_version();
+    else target_.copy_(dense_);
+  }
+
+ private:
+  const Tensor& target_;
+  const Tensor dense_;
+};
 
 }  // namespace
 
@@ -80,21 +90,23 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   Tensor mean, inv_std;
   {
     const NoGradGuard guard;
-    Tensor var;
     if (training) {
       mean = empty({channels}, {stats, x.device()});
-      var = empty({channels}, {stats, x.device()});
-      kernels::batch_norm_stats(x.device(), x.dtype(), s, input.raw_data(), mean.raw_data(), var.raw_data());
-      if (running_mean.defined()) {
-        update_running(running_mean, mean, momentum);
-        update_running(running_var, var * (static_cast<double>(count) / static_cast<double>(count - 1)),
-                       momentum);
-      }
+      inv_std = empty({channels}, {stats, x.device()});
+      const Changed to_mean(running_mean), to_var(running_var);
+      kernels::batch_norm_stats(x.device(), x.dtype(), s, input.raw_data(),
+                                {.mean = mean.raw_data(),
+                                 .inv_std = inv_std.raw_data(),
+                                 .eps = eps,
+                                 .running_mean = to_mean.data(),
+                                 .running_var = to_var.data(),
+                                 .momentum = momentum});
+      to_mean.finish();
+      to_var.finish();
     } else {
       mean = raw_contiguous(running_mean.to(stats));
-      var = running_var.to(stats);
+      inv_std = raw_contiguous(rsqrt(running_var.to(stats) + eps));
     }
-    inv_std = raw_contiguous(rsqrt(var + eps));
   }
   const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}, format);
   const Tensor scale = dense_or_none(weight), shift = dense_or_none(bias);

@@ -48,7 +48,8 @@ Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std
   if (x.numel() > 0) {
     const Tensor mean = empty({c}, {in.statistics, x.device()}),
                  var = empty({c}, {in.statistics, x.device()});
-    kernels::batch_norm_stats(x.device(), x.dtype(), in.shape, x.raw_data(), mean.raw_data(), var.raw_data());
+    kernels::batch_norm_stats(x.device(), x.dtype(), in.shape, x.raw_data(),
+                              {.mean = mean.raw_data(), .var = var.raw_data()});
     own.narrow(0, 0, c).copy_(mean);
     own.narrow(0, c, c).copy_(var.to(DType::f64) * count);
   }

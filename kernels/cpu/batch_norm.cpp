@@ -2,6 +2,7 @@
 // cache, and merged in order (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
 // computing sample variances", 1979): accurate whatever the mean, and the same for any number of threads.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "tapestry/kernels/cpu/compute.h"
@@ -47,13 +48,27 @@ struct Moments {
   }
 };
 
+// The mean and variance of channel c, where they are wanted.
 template <class T>
-void stats_kernel(const BatchNorm& s, const void* x_data, void* mean_data, void* var_data) {
+void write_stats(const BatchNormStats& to, std::int64_t c, const Moments& all) {
+  using C = Compute<T>;
+  const auto mean = static_cast<C>(all.mean), var = static_cast<C>(all.squares / all.count);
+  if (to.mean) static_cast<C*>(to.mean)[c] = mean;
+  if (to.var) static_cast<C*>(to.var)[c] = var;
+  if (to.inv_std) static_cast<C*>(to.inv_std)[c] = C(1) / std::sqrt(var + static_cast<C>(to.eps));
+  const C share = static_cast<C>(to.momentum);
+  const auto follow = [&](void* running, C value) {
+    T& own = static_cast<T*>(running)[c];
+    own = T((C(1) - share) * load(own) + share * value);
+  };
+  if (to.running_mean) follow(to.running_mean, mean);
+  if (to.running_var) follow(to.running_var, static_cast<C>(all.squares / (all.count - 1)));
+}
+
+template <class T>
+void stats_kernel(const BatchNorm& s, const void* x_data, const BatchNormStats& to) {
   using C = Compute<T>;
   const T* const x = static_cast<const T*>(x_data);
-  C* const mean = static_cast<C*>(mean_data);
-  C* const var = static_cast<C*>(var_data);
-  const double count = static_cast<double>(s.n * s.l);
   if (s.l > 1) {
     parallel_for(s.c, grain(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c) {
@@ -70,8 +85,7 @@ void stats_kernel(const BatchNorm& s, const void* x_data, void* mean_data, void*
             });
             all.merge(static_cast<double>(size), m, squares);
           }
-        mean[c] = static_cast<C>(all.mean);
-        var[c] = static_cast<C>(all.squares / count);
+        write_stats<T>(to, c, all);
       }
     });
     return;
@@ -101,8 +115,7 @@ void stats_kernel(const BatchNorm& s, const void* x_data, void* mean_data, void*
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk)
       all.merge(static_cast<double>(std::min(kPieceRows, s.n - chunk * kPieceRows)), means[chunk * s.c + c],
                 squares[chunk * s.c + c]);
-    mean[c] = static_cast<C>(all.mean);
-    var[c] = static_cast<C>(all.squares / count);
+    write_stats<T>(to, c, all);
   }
 }
 

@@ -4,8 +4,8 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 template <class T>
-void stats(const BatchNorm& s, const void* x, void* mean, void* var) {
-  launch_batch_norm_stats<T>(s, x, mean, var, kernel_stream());
+void stats(const BatchNorm& s, const void* x, const BatchNormStats& to) {
+  launch_batch_norm_stats<T>(s, x, to, kernel_stream());
 }
 template <class T>
 void forward(const BatchNorm& s, const void* x, const void* mean, const void* inv_std, const void* weight,

@@ -279,13 +279,23 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
   finish(channel, s);
 }
 
+template <class T>
 struct FinishStats {
-  float count;
-  float *mean, *var;
+  float count, unbiased;  // unbiased: what a variance is multiplied by to be that
+  float *mean, *var, *inv_std;
+  float eps, momentum;
+  T *running_mean, *running_var;
   template <class State>
   __device__ void operator()(std::int64_t c, const State& s) const {
-    mean[c] = s.mean;
-    var[c] = s.squares / count;
+    const float variance = s.squares / count;
+    if (mean) mean[c] = s.mean;
+    if (var) var[c] = variance;
+    if (inv_std) inv_std[c] = 1.0f / sqrtf(variance + eps);
+    const auto follow = [&](T& running, float value) {
+      running = store<T>((1.0f - momentum) * load(running) + momentum * value);
+    };
+    if (running_mean) follow(running_mean[c], s.mean);
+    if (running_var) follow(running_var[c], variance * unbiased);
   }
 };
 
@@ -471,11 +481,20 @@ void launch_channel_map(const BatchNorm& s, const F& f, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_batch_norm_stats(const BatchNorm& s, const void* x, void* mean, void* var, cudaStream_t stream) {
+void launch_batch_norm_stats(const BatchNorm& s, const void* x, const BatchNormStats& to,
+                             cudaStream_t stream) {
   if (s.c == 0) return;
   const MomentsOf<T> op{{static_cast<const T*>(x)}};
-  const FinishStats finish{static_cast<float>(s.n * s.l), static_cast<float*>(mean),
-                           static_cast<float*>(var)};
+  const auto count = static_cast<double>(s.n * s.l);
+  const FinishStats<T> finish{.count = static_cast<float>(count),
+                              .unbiased = static_cast<float>(count / (count - 1)),
+                              .mean = static_cast<float*>(to.mean),
+                              .var = static_cast<float*>(to.var),
+                              .inv_std = static_cast<float*>(to.inv_std),
+                              .eps = static_cast<float>(to.eps),
+                              .momentum = static_cast<float>(to.momentum),
+                              .running_mean = static_cast<T*>(to.running_mean),
+                              .running_var = static_cast<T*>(to.running_var)};
   if (channels_take_packs<T>(s, {x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
   else launch_channel_sums<1>(s, op, finish, stream);
 }
@@ -507,9 +526,9 @@ void launch_batch_norm_backward(const BatchNorm& s, const void* dy, const void* 
                                     .weight = static_cast<const T*>(weight),
                                     .dweight = static_cast<T*>(dweight),
                                     .dbias = static_cast<T*>(dbias),
-                                    .slope = through ? slope : nullptr,
-                                    .centred = slope + s.c,
-                                    .offset = slope + 2 * s.c};
+                                    .slope = slope,
+                                    .centred = through ? slope + s.c : nullptr,
+                                    .offset = through ? slope + 2 * s.c : nullptr};
     if (channels_take_packs<T>(s, {dy, x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
     else launch_channel_sums<1>(s, op, finish, stream);
   }

@@ -12,9 +12,15 @@ struct BatchNorm {
   Device device;  ///< where a kernel takes its workspace
 };
 
-/// mean and var (c): those of x over n and l, the variance biased. The statistics' dtype is f32, or f64 for
-/// f64.
-inline constinit Slot<void(const BatchNorm&, const void* x, void* mean, void* var)> batch_norm_stats{
+/// What becomes of the mean and the biased variance of x over n and l; each (c), or null if nobody wants it.
+struct BatchNormStats {
+  void *mean = nullptr, *var = nullptr, *inv_std = nullptr;  ///< f32, or f64 for f64
+  double eps = 0;                                            ///< inv_std = 1 / sqrt(var + eps)
+  /// x's dtype, changed: (1 - momentum) old + momentum new, the variance there divided by a value fewer.
+  void *running_mean = nullptr, *running_var = nullptr;
+  double momentum = 0;
+};
+inline constinit Slot<void(const BatchNorm&, const void* x, const BatchNormStats&)> batch_norm_stats{
     "batch_norm_stats"};
 /// y = (x - mean) inv_std weight + bias; weight and bias (c, x's dtype) may be null.
 inline constinit Slot<void(const BatchNorm&, const void* x, const void* mean, const void* inv_std,

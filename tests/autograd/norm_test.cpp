@@ -83,6 +83,24 @@ TEST_CASE("batch_norm: the same bits for any number of threads, in either layout
   set_num_threads(before);
 }
 
+TEST_CASE(
+    "batch_norm: running statistics of any strides, and what was saved of them is known to have changed") {
+  const Tensor x = randn({6, 3, 5}) * 2 + 1;
+  const Tensor mean = zeros({3}), var = ones({3});
+  batch_norm(x, mean, var, {}, {}, true, 0.3);
+  const Tensor means = zeros({3, 2}), vars = ones({3, 2});
+  batch_norm(x, means.select(1, 1), vars.select(1, 0), {}, {}, true, 0.3);
+  CHECK(equal(means.select(1, 1), mean));
+  CHECK(equal(vars.select(1, 0), var));
+  CHECK(equal(means.select(1, 0), zeros({3})));
+  CHECK(equal(vars.select(1, 1), ones({3})));
+
+  const Tensor w = ones({3}).set_requires_grad();
+  const Tensor product = w * mean;
+  batch_norm(x, mean, var, {}, {}, true);
+  CHECK_THROWS_AS(product.backward(ones({3})), AutogradError);
+}
+
 TEST_CASE("batch_norm: a large mean costs no digits of the variance") {
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
     const Tensor noise = randn({8, 5, 20, 30}, DType::f64);

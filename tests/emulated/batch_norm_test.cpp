@@ -35,22 +35,31 @@ struct Inputs {
   }
 };
 
+constexpr double kEps = 1e-5, kMomentum = 0.25;
+
 /// The CPU's results, and the errors that f32 may make.
 struct Wanted {
-  Values mean, var, inv_std, y, dx, dweight, dbias, dx_eval;
-  Values mean_error, var_error, y_error, dx_error, dweight_error, dbias_error, dx_eval_error;
+  Values mean, var, inv_std, running_mean, running_var, y, dx, dweight, dbias, dx_eval;
+  Values mean_error, var_error, inv_std_error, running_mean_error, running_var_error;
+  Values y_error, dx_error, dweight_error, dbias_error, dx_eval_error;
 
   explicit Wanted(const Inputs& in) {
     const auto c = static_cast<std::size_t>(in.shape.c), size = in.x.size();
-    for (Values* v :
-         {&mean, &var, &inv_std, &dweight, &dbias, &mean_error, &var_error, &dweight_error, &dbias_error})
+    for (Values* v : {&mean, &var, &inv_std, &dweight, &dbias, &mean_error, &var_error, &inv_std_error,
+                      &running_mean_error, &running_var_error, &dweight_error, &dbias_error})
       v->resize(c);
+    running_mean = in.bias, running_var = in.weight;
     for (Values* v : {&y, &dx, &dx_eval, &y_error, &dx_error, &dx_eval_error}) v->resize(size);
     const double *const weight = in.affine ? in.weight.data() : nullptr, *const bias = in.affine
                                                                                            ? in.bias.data()
                                                                                            : nullptr;
-    batch_norm_stats(kCPU, DType::f64, in.shape, in.x.data(), mean.data(), var.data());
     const std::int64_t total = in.shape.n * in.shape.l;
+    batch_norm_stats(kCPU, DType::f64, in.shape, in.x.data(),
+                     {.mean = mean.data(),
+                      .var = var.data(),
+                      .running_mean = running_mean.data(),
+                      .running_var = total > 1 ? running_var.data() : nullptr,
+                      .momentum = kMomentum});
     const double count = static_cast<double>(total), sum_error = roundings(total);
     Values largest(c);
     for (std::size_t i = 0; i < size; ++i) {
@@ -61,7 +70,13 @@ struct Wanted {
     for (std::size_t k = 0; k < c; ++k) {  // the means of chunks are rounded
       const double e = 8 * largest[k];
       var_error[k] = sum_error * var[k] + 2 * e * std::sqrt(var[k]) + kUnit * e * e;
-      inv_std[k] = static_cast<float>(1 / std::sqrt(var[k] + 1e-5));
+      const auto inverse = [](double v) { return 1 / std::sqrt(std::max(v, 0.0) + kEps); };
+      const double off = kUnit * var_error[k], exact = inverse(var[k]);
+      inv_std_error[k] =
+          4 * exact + std::max(inverse(var[k] - off) - exact, exact - inverse(var[k] + off)) / kUnit;
+      inv_std[k] = static_cast<float>(exact);
+      running_mean_error[k] = kMomentum * mean_error[k] + 4 * (std::abs(mean[k]) + std::abs(in.bias[k]));
+      running_var_error[k] = 2 * kMomentum * var_error[k] + 8 * (var[k] + std::abs(in.weight[k]));
     }
     Values given = mean;
     for (double& m : given) m = static_cast<float>(m);  // what the others are given
@@ -97,10 +112,23 @@ void check_batch_norm(const Inputs& in, std::size_t offset = 0) {
   in_each_order([&] {
     const Block<T> x(in.x, offset), dy(in.dy, offset), weight(in.weight), bias(in.bias),
         y(in.x.size(), offset);
-    const Block<float> mean(c), var(c), given(want.mean), inv_std(want.inv_std);
-    gpu::launch_batch_norm_stats<T>(in.shape, x.data(), mean.data(), var.data(), nullptr);
+    const Block<float> mean(c), var(c), inverse(c), given(want.mean), inv_std(want.inv_std);
+    const Block<T> running_mean(in.bias), running_var(in.weight);
+    const bool several = in.shape.n * in.shape.l > 1;
+    gpu::launch_batch_norm_stats<T>(in.shape, x.data(),
+                                    {.mean = mean.data(),
+                                     .var = var.data(),
+                                     .inv_std = inverse.data(),
+                                     .eps = kEps,
+                                     .running_mean = running_mean.data(),
+                                     .running_var = several ? running_var.data() : nullptr,
+                                     .momentum = kMomentum},
+                                    nullptr);
     check_close("mean", mean, want.mean, want.mean_error);
     check_close("var", var, want.var, want.var_error);
+    check_close("inv_std", inverse, want.inv_std, want.inv_std_error);
+    check_close("running_mean", running_mean, want.running_mean, want.running_mean_error);
+    check_close("running_var", running_var, want.running_var, want.running_var_error);
     const T *const w = in.affine ? weight.data() : nullptr, *const b = in.affine ? bias.data() : nullptr;
     gpu::launch_batch_norm<T>(in.shape, x.data(), given.data(), inv_std.data(), w, b, y.data(), nullptr);
     check_close("y", y, want.y, want.y_error);
@@ -176,13 +204,34 @@ TEST_CASE("batch norm kernels: each gradient by itself") {
     }
 }
 
+TEST_CASE("batch norm kernels: each statistic by itself") {
+  const Inputs in(9, 8, 7);
+  const Block<float> x(in.x);
+  const auto ask = [&](auto member) {
+    const Block<float> out(in.weight);
+    BatchNormStats to{.eps = kEps, .momentum = kMomentum};
+    to.*member = out.data();
+    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), to, nullptr);
+    return Values(out.data(), out.data() + out.size());
+  };
+  const Values mean = ask(&BatchNormStats::mean), var = ask(&BatchNormStats::var);
+  const Values inv_std = ask(&BatchNormStats::inv_std), running_mean = ask(&BatchNormStats::running_mean),
+               running_var = ask(&BatchNormStats::running_var);
+  for (std::size_t k = 0; k < mean.size(); ++k) {
+    CHECK(inv_std[k] == Approx(1 / std::sqrt(var[k] + kEps)));
+    CHECK(running_mean[k] == Approx(0.75 * in.weight[k] + 0.25 * mean[k]));
+    CHECK(running_var[k] == Approx(0.75 * in.weight[k] + 0.25 * var[k] * 63 / 62));
+  }
+}
+
 TEST_CASE("batch norm kernels: NaN stays in its channel") {
   for (const std::int64_t l : {1, 7, 16}) {
     Inputs in(40, 8, l);
     for (std::size_t i = 0, bad = 0; i < in.x.size(); ++i)
       if (in.channel(i) == 3 && ++bad == 20) in.x[i] = std::numeric_limits<double>::quiet_NaN();
     const Block<float> x(in.x), mean(8), var(8);
-    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), mean.data(), var.data(), nullptr);
+    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
+                                        nullptr);
     for (std::size_t k = 0; k < 8; ++k) {
       CHECK(std::isnan(mean[k]) == (k == 3));
       CHECK(std::isnan(var[k]) == (k == 3));
@@ -192,7 +241,7 @@ TEST_CASE("batch norm kernels: NaN stays in its channel") {
 
 TEST_CASE("batch norm kernels: nothing to do") {
   cuda_emulator::take_launches();
-  gpu::launch_batch_norm_stats<float>({.n = 4, .c = 0}, nullptr, nullptr, nullptr, nullptr);
+  gpu::launch_batch_norm_stats<float>({.n = 4, .c = 0}, nullptr, {}, nullptr);
   gpu::launch_batch_norm<float>({.n = 0, .c = 4}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                 nullptr);
   CHECK(cuda_emulator::take_launches().empty());
@@ -208,7 +257,8 @@ TEST_CASE("batch norm kernels: each shape has its way") {
     const auto channels = static_cast<std::size_t>(c);
     const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(channels), var(channels);
     cuda_emulator::take_launches();
-    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), mean.data(), var.data(), nullptr);
+    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
+                                        nullptr);
     gpu::launch_batch_norm<float>(in.shape, x.data(), mean.data(), var.data(), nullptr, nullptr, y.data(),
                                   nullptr);
     std::string names;

@@ -108,6 +108,23 @@ TEST_CASE("a step of training makes the host wait for nothing") {
   }
 }
 
+TEST_CASE("batch norm in training is three launches forward, and three backward") {
+  emulated_gpus();
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+      CAPTURE(dtype, static_cast<int>(format));
+      const TensorOptions options(dtype, "cuda:0");
+      const Tensor x = ones({2, 4, 3, 3}, options).contiguous(format).set_requires_grad();
+      const Tensor weight = ones({4}, options).set_requires_grad();
+      const Tensor bias = zeros({4}, options).set_requires_grad();
+      const Tensor mean = zeros({4}, options), var = ones({4}, options);
+      const Tensor grad = ones({2, 4, 3, 3}, options).contiguous(format);
+      Tensor y;
+      CHECK(launched_by([&] { y = batch_norm(x, mean, var, weight, bias, true); }).size() == 3);
+      CHECK(launched_by([&] { y.backward(grad); }).size() == 3);
+    }
+}
+
 TEST_CASE("a channels-last residual network is trained without copies of layouts") {
   emulated_gpus();
   for (const Task& task : tasks()) {
