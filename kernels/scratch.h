@@ -1,6 +1,5 @@
 #pragma once
 // Workspace of kernels.
-#include <algorithm>
 #include <cstdint>
 
 #include "tapestry/core/storage.h"
@@ -8,15 +7,15 @@
 namespace tapestry::kernels {
 
 /// Uninitialised memory of a device, for as long as a kernel runs: on a GPU until what its stream has been
-/// given by then is done, so it may go once the last launch that uses it was made.
+/// given by then is done, so it may go once the last launch that uses it was made. Of no elements: null.
 template <class T>
 class Scratch {
  public:
   Scratch() = default;
-  Scratch(Device device, std::int64_t elements)
-      : storage_(Storage::allocate(
-            device, static_cast<std::size_t>(std::max<std::int64_t>(elements, 1)) * sizeof(T))) {}
-  T* data() const { return static_cast<T*>(storage_->data()); }
+  Scratch(Device device, std::int64_t elements) {
+    if (elements > 0) storage_ = Storage::allocate(device, static_cast<std::size_t>(elements) * sizeof(T));
+  }
+  T* data() const { return storage_ ? static_cast<T*>(storage_->data()) : nullptr; }
 
  private:
   StorageRef storage_;

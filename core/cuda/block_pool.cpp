@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <tuple>
+#include <utility>
 
 #include "tapestry/core/error.h"
 
@@ -37,8 +38,10 @@ struct BlockPool::Block {
   std::size_t asked = 0;
   bool free = false;
   Block *before = nullptr, *after = nullptr;  // neighbours in the segment
-  std::vector<StreamId> users;                // other streams than the segment's
+  std::vector<StreamId> users = {};           // other streams than the segment's
   std::size_t awaited = 0;                    // marks in waiting_
+  FreeBlocks::node_type when_free = {};       // of free_blocks() and live_, while it is not in there
+  LiveBlocks::node_type when_live = {};
 };
 
 struct BlockPool::Segment {
@@ -47,16 +50,18 @@ struct BlockPool::Segment {
   bool small = false;
   Block* first = nullptr;
 
-  ~Segment() {
-    for (Block *block = first, *next = nullptr; block; block = next) {
-      next = block->after;
-      delete block;
-    }
-  }
+  ~Segment() { delete_all(first); }
 };
+
+void BlockPool::delete_all(Block* block) {
+  while (block) delete std::exchange(block, block->after);
+}
 
 bool BlockPool::BySize::operator()(const Block* a, const Block* b) const {
   return std::tie(a->segment->stream, a->bytes, a->data) < std::tie(b->segment->stream, b->bytes, b->data);
+}
+bool BlockPool::BySize::operator()(const Block* a, Wanted b) const {
+  return std::tie(a->segment->stream, a->bytes) < std::tie(b.stream, b.bytes);
 }
 
 BlockPool::FreeBlocks& BlockPool::free_blocks(const Segment& segment) {
@@ -64,7 +69,7 @@ BlockPool::FreeBlocks& BlockPool::free_blocks(const Segment& segment) {
 }
 
 BlockPool::BlockPool(MemorySource& source) : source_(source) {}
-BlockPool::~BlockPool() = default;
+BlockPool::~BlockPool() { delete_all(spare_); }
 
 void* BlockPool::allocate(std::size_t bytes, StreamId stream) {
   if (bytes > kMostBytes) return nullptr;
@@ -75,7 +80,7 @@ void* BlockPool::allocate(std::size_t bytes, StreamId stream) {
   if (!block) block = new_segment(rounded, stream);
   if (!block) return nullptr;
   split(block, rounded);
-  live_.emplace(block->data, block);
+  make_live(block);
   block->asked = bytes;
   ++stats_.allocations;
   stats_.allocated += static_cast<std::int64_t>(bytes);
@@ -88,7 +93,7 @@ void BlockPool::deallocate(void* data) noexcept {
   const auto found = live_.find(data);
   if (found == live_.end()) return;
   Block* const block = found->second;
-  live_.erase(found);
+  block->when_live = live_.extract(found);
   stats_.allocated -= static_cast<std::int64_t>(block->asked);
   try {
     for (const StreamId user : block->users) {
@@ -148,14 +153,36 @@ std::size_t BlockPool::largest_free(StreamId stream) const {
 
 BlockPool::Block* BlockPool::take_free(std::size_t bytes, StreamId stream) {
   FreeBlocks& blocks = bytes <= kSmall ? small_ : large_;
-  Segment of{stream};
-  Block wanted{&of, nullptr, bytes};
-  const auto found = blocks.lower_bound(&wanted);
+  const auto found = blocks.lower_bound(Wanted{stream, bytes});
   if (found == blocks.end() || (*found)->segment->stream != stream) return nullptr;
   Block* const block = *found;
-  blocks.erase(found);
+  block->when_free = blocks.extract(found);
   block->free = false;
   return block;
+}
+
+BlockPool::Block* BlockPool::new_block(Segment* segment, char* data, std::size_t bytes) {
+  if (!spare_) return new Block{segment, data, bytes};
+  Block* const block = spare_;
+  spare_ = block->after;
+  block->segment = segment, block->data = data, block->bytes = bytes;
+  block->before = block->after = nullptr;
+  block->free = false;
+  return block;
+}
+
+void BlockPool::forget_block(Block* block) {
+  block->after = spare_;
+  spare_ = block;
+}
+
+void BlockPool::make_live(Block* block) {
+  if (block->when_live.empty()) {
+    live_.emplace(block->data, block);
+  } else {
+    block->when_live.key() = block->data;
+    live_.insert(std::move(block->when_live));
+  }
 }
 
 // One block as long as a new segment.
@@ -171,7 +198,7 @@ BlockPool::Block* BlockPool::new_segment(std::size_t bytes, StreamId stream) {
   }
   if (!data && alone < size) data = source_.allocate(size = alone);
   if (!data) return nullptr;
-  auto* const block = new Block{nullptr, static_cast<char*>(data), size};
+  Block* const block = new_block(nullptr, static_cast<char*>(data), size);
   auto segment = std::unique_ptr<Segment>(new Segment{stream, size, small, block});
   block->segment = segment.get();
   segments_.emplace(block->data, std::move(segment));
@@ -182,7 +209,7 @@ BlockPool::Block* BlockPool::new_segment(std::size_t bytes, StreamId stream) {
 void BlockPool::split(Block* block, std::size_t bytes) {
   const std::size_t rest = block->bytes - bytes;
   if (rest < kGranule || (!block->segment->small && rest <= kSmall)) return;
-  auto* const tail = new Block{block->segment, block->data + bytes, rest};
+  Block* const tail = new_block(block->segment, block->data + bytes, rest);
   block->bytes = bytes;
   tail->before = block;
   tail->after = block->after;
@@ -194,23 +221,25 @@ void BlockPool::split(Block* block, std::size_t bytes) {
 void BlockPool::put_free(Block* block) {
   FreeBlocks& blocks = free_blocks(*block->segment);
   // The later of the two goes into the earlier one.
-  const auto join = [](Block* first, Block* second) {
+  const auto join = [&](Block* first, Block* second) {
     first->bytes += second->bytes;
     first->after = second->after;
     if (first->after) first->after->before = first;
-    delete second;
+    forget_block(second);
   };
+  const auto take_out = [&](Block* other) { other->when_free = blocks.extract(other); };
   if (Block* const after = block->after; after && after->free) {
-    blocks.erase(after);
+    take_out(after);
     join(block, after);
   }
   if (Block* const before = block->before; before && before->free) {
-    blocks.erase(before);
+    take_out(before);
     join(before, block);
     block = before;
   }
   block->free = true;
-  blocks.insert(block);
+  if (block->when_free.empty()) blocks.insert(block);
+  else blocks.insert(std::move(block->when_free));
 }
 
 // Frees the blocks that no stream uses any more.

@@ -353,7 +353,9 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
   });
 }
 
-/// y, or dx, with the weight packed where it must be.
+/// y, or dx, with the weight packed where it must be: at each call, for a training step changes the weight,
+/// and wants either form of it once. To keep a form for inference a kernel would have to hear of each change
+/// to the weight, of which it knows no more than the address.
 inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, bool forward,
                           const Tuning& tuning, cudaStream_t stream) {
   const std::int64_t area = s.r * s.s, c_each = s.c / s.groups, k_each = s.k / s.groups;

@@ -69,10 +69,35 @@ struct GatherPlan {
   std::int64_t next_column;         // elements from behind a tap's channels to the next tap's first
 };
 
+/// A vector whose first elements, mostly all, need no memory of their own.
+template <class T>
+class Few {
+ public:
+  void push_back(const T& x) {
+    if (size_ == kMostClasses) more_.assign(few_, few_ + size_);
+    if (size_ < kMostClasses) few_[size_] = x;
+    else more_.push_back(x);
+    ++size_;
+  }
+  std::size_t size() const { return size_; }
+  T* begin() { return size_ <= kMostClasses ? few_ : more_.data(); }
+  T* end() { return begin() + size_; }
+  const T* begin() const { return size_ <= kMostClasses ? few_ : more_.data(); }
+  const T* end() const { return begin() + size_; }
+  T& back() { return end()[-1]; }
+  T& operator[](std::size_t i) { return begin()[i]; }
+  const T& operator[](std::size_t i) const { return begin()[i]; }
+
+ private:
+  std::size_t size_ = 0;
+  T few_[kMostClasses];
+  std::vector<T> more_;
+};
+
 struct GatherClasses {
   GatherPlan plan;  // its classes to be filled from `pixels`
-  std::vector<PixelClass> pixels;
-  std::vector<TapClass> taps;
+  Few<PixelClass> pixels;
+  Few<TapClass> taps;
 };
 
 /// One axis of a class.
@@ -147,13 +172,14 @@ inline GatherClasses gradient_classes(const Conv2d& s) {
   const std::int64_t rests_h = std::min(s.stride_h, s.h), rests_w = std::min(s.stride_w, s.w);
   const bool all = rests_h * rests_w <= kMostClasses;
   const auto axes = [all](std::int64_t rests, auto&&... shape) {
-    std::vector<AxisClass> found;
+    Few<AxisClass> found;
     for (std::int64_t rest = 0; rest < rests; ++rest) {
       const AxisClass a = gradient_axis(rest, shape...);
       if (all || a.taps > 0) found.push_back(a);
     }
-    std::stable_sort(found.begin(), found.end(),
-                     [](const AxisClass& a, const AxisClass& b) { return a.taps > b.taps; });
+    std::sort(found.begin(), found.end(), [](const AxisClass& a, const AxisClass& b) {
+      return a.taps != b.taps ? a.taps > b.taps : a.first < b.first;  // std::stable_sort takes memory
+    });
     return found;
   };
   for (const AxisClass& h : axes(rests_h, s.h, s.r, s.stride_h, s.padding_h, s.dilation_h))

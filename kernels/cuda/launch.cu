@@ -2,9 +2,12 @@
 #include <cxxabi.h>
 
 #include <cstdlib>
+#include <functional>
 #include <source_location>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "tapestry/core/cuda/internal/check.h"
 #include "tapestry/core/cuda/internal/devices.h"
@@ -26,6 +29,25 @@ bool sync_launches() {
   return sync;
 }
 
+/// Lets the kernel have more shared memory than usual, on this thread's GPU. The driver, which takes a lock
+/// to hear of it, is told once.
+cudaError_t allow_shared(const void* kernel, std::size_t bytes) {
+  struct Hash {
+    std::size_t operator()(const std::pair<const void*, int>& key) const {
+      return std::hash<const void*>()(key.first) + static_cast<std::size_t>(key.second);
+    }
+  };
+  static thread_local std::unordered_map<std::pair<const void*, int>, std::size_t, Hash> allowed;
+  int gpu = 0;
+  if (const cudaError_t error = cudaGetDevice(&gpu); error != cudaSuccess) return error;
+  std::size_t& most = allowed[{kernel, gpu}];
+  if (bytes <= most) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error == cudaSuccess) most = bytes;
+  return error;
+}
+
 std::string name_of(const void* kernel) {
   const char* symbol = nullptr;
   if (cudaFuncGetName(&symbol, kernel) != cudaSuccess || !symbol) return "a kernel without a name";
@@ -40,9 +62,7 @@ std::string name_of(const void* kernel) {
 void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
                    void** args) {
   cudaError_t error = cudaSuccess;
-  if (shared_bytes > kUsualShared)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes));
+  if (shared_bytes > kUsualShared) error = allow_shared(kernel, shared_bytes);
   if (error == cudaSuccess) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;

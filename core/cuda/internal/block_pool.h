@@ -40,8 +40,9 @@ class MemorySource {
 ///
 /// Sizes are multiples of 512 bytes, in three classes: up to 1 MiB in segments of 2 MiB, below 10 MiB in
 /// segments of 20 MiB, above in a segment of their own, of a multiple of 2 MiB. The smallest free block that
-/// is large enough is taken and, if enough is left over, split; freed neighbours become one again.
-/// Thread-safe.
+/// is large enough is taken and, if enough is left over, split; freed neighbours become one again. Records of
+/// blocks, and their nodes in what finds them, serve again: giving and taking what was there before asks the
+/// host's allocator for nothing. Thread-safe.
 class BlockPool {
  public:
   static constexpr std::size_t kGranule = 512;
@@ -74,15 +75,26 @@ class BlockPool {
  private:
   struct Segment;
   struct Block;
+  struct Wanted {
+    StreamId stream;
+    std::size_t bytes;
+  };
   struct BySize {
+    using is_transparent = void;
     bool operator()(const Block* a, const Block* b) const;
+    bool operator()(const Block* a, Wanted b) const;
   };
   using FreeBlocks = std::set<Block*, BySize>;
+  using LiveBlocks = std::unordered_map<const void*, Block*>;
 
+  static void delete_all(Block* first);
   FreeBlocks& free_blocks(const Segment& segment);
   Block* take_free(std::size_t bytes, StreamId stream);
   Block* new_segment(std::size_t bytes, StreamId stream);
+  Block* new_block(Segment* segment, char* data, std::size_t bytes);
+  void forget_block(Block* block);
   void split(Block* block, std::size_t bytes);
+  void make_live(Block* block);
   void put_free(Block* block);
   void collect(bool wait);
   void release_segments();
@@ -92,7 +104,8 @@ class BlockPool {
   mutable std::mutex mutex_;
   MemoryStats stats_;
   FreeBlocks small_, large_;
-  std::unordered_map<const void*, Block*> live_;
+  LiveBlocks live_;
+  Block* spare_ = nullptr;  // records of no block, linked through `after`
   std::map<const char*, std::unique_ptr<Segment>> segments_;
   // Blocks that wait for streams which used them, each stream's in the order of freeing.
   std::map<StreamId, std::deque<std::pair<void*, Block*>>> waiting_;
