@@ -43,8 +43,8 @@ struct PipelineOptions {
 /// Gradients are those of the unsplit model, of the mean loss over the batch, if each sample's loss depends
 /// on that sample alone. What looks at a whole batch looks at a micro-batch here: BatchNorm normalises each
 /// by its own statistics and updates the running ones once for each of them. Dropout draws a mask a
-/// micro-batch; each stage draws numbers of its own, which follow from the number of the stage and the
-/// generator of its device, not from schedule or placement.
+/// micro-batch; each stage draws numbers of its own, which follow from the generator of the first one's
+/// device and the number of the stage, not from schedule or placement.
 ///
 /// A parameter of several stages (tied weights) lies on the device of the first of them; those on other
 /// devices compute with a copy, which follows the first, and their gradients are added to its. Hooks on it

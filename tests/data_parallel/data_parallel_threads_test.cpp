@@ -1,14 +1,12 @@
 // What DataParallel promises besides the right numbers: what travels, buffers, random numbers, threads.
-#include <dirent.h>
 #include <dlfcn.h>
-
-#include <fstream>
 
 #include "tapestry/autograd/nested.h"
 #include "tapestry/core/worker.h"
 #include "tests/core/child.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/threads.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -343,23 +341,6 @@ TEST_CASE("warnings come once") {
 }
 
 // ---- threads ----
-
-namespace {
-// How many threads of this process have this name. A thread that opens an OpenMP region gives its name to the
-// ones that it starts.
-int threads_named(const std::string& name) {
-  int count = 0;
-  DIR* const tasks = opendir("/proc/self/task");
-  REQUIRE(tasks);
-  while (const dirent* entry = readdir(tasks)) {
-    std::string text;
-    std::getline(std::ifstream(std::string("/proc/self/task/") + entry->d_name + "/comm"), text);
-    count += text == name;
-  }
-  closedir(tasks);
-  return count;
-}
-}  // namespace
 
 TEST_CASE("child: threads that open regions", "[.]") {
   const int share = get_num_threads() / 2;

@@ -67,7 +67,7 @@ struct LocalPipeline::Pass {
 };
 
 LocalPipeline::LocalPipeline(const std::vector<Stage>& stages, const PipelineOptions& options)
-    : stages_(stages), options_(options), drawn_from_(stages.size()) {
+    : stages_(stages), options_(options) {
   check(!stages.empty(), "[Pipeline] there are no stages; name one or more");
   check(options.micro_batches >= 1, "[Pipeline] ", options.micro_batches,
         " micro-batches; cut a batch into one or more");
@@ -84,18 +84,18 @@ LocalPipeline::LocalPipeline(const std::vector<Stage>& stages, const PipelineOpt
 }
 LocalPipeline::~LocalPipeline() = default;
 
-// Stages draw from streams of their own, at the position of their device's generator. So they draw the same
-// numbers under every schedule and wherever they are, and a run that is resumed what it would have drawn.
+// Stages draw from streams of their own, which follow from the first one's generator: the same numbers under
+// every schedule and wherever stages are, and in a run that is resumed what it would have drawn.
 void LocalPipeline::seed_generators() {
-  for (std::size_t s = 0; s < stages_.size(); ++s) {
-    const auto [seed, offset] = current_generator(stages_[s].device()).state();
-    drawn_from_[s] = {s == 0 ? seed : rank_seed(seed, static_cast<int>(s)), offset};
-    generators_[s]->set_state(drawn_from_[s]);
-  }
-}
-void LocalPipeline::advance_generators() {
+  const auto [seed, offset] = current_generator(devices_[0]).state();
   for (std::size_t s = 0; s < stages_.size(); ++s)
-    current_generator(stages_[s].device()).take(generators_[s]->state()[1] - drawn_from_[s][1]);
+    generators_[s]->set_state({s == 0 ? seed : rank_seed(seed, static_cast<int>(s)), offset});
+}
+void LocalPipeline::advance_generator() const {
+  Generator& first = current_generator(devices_[0]);
+  std::uint64_t furthest = first.state()[1];
+  for (const auto& generator : generators_) furthest = std::max(furthest, generator->state()[1]);
+  first.take(furthest - first.state()[1]);
 }
 
 void LocalPipeline::run(Pass& pass) {
@@ -132,7 +132,7 @@ void LocalPipeline::run(Pass& pass) {
   }
   tied_->end();
   tied_->add_gradients();
-  advance_generators();
+  advance_generator();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - began;
   pass.times.wall_s = wall.count();
   pass.times.micro_batches = count;

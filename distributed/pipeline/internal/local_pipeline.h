@@ -1,7 +1,6 @@
 #pragma once
 // A pipeline in one process: a thread a device, which does what its stages have to do in the order of the
 // simulation.
-#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -38,7 +37,7 @@ class LocalPipeline final : public PipelineRunner {
   bool forward(Pass& pass, std::size_t stage, int micro_batch) const;
   bool backward(Pass& pass, std::size_t stage, int micro_batch) const;
   void seed_generators();
-  void advance_generators();
+  void advance_generator() const;
   static void return_gradients(const Pass& pass, const TensorList& inputs);
 
   const std::vector<Stage> stages_;
@@ -46,8 +45,7 @@ class LocalPipeline final : public PipelineRunner {
   std::vector<Device> devices_;         // each once, in the order of stages
   std::vector<std::size_t> device_of_;  // by stage
   std::unique_ptr<TiedParameters> tied_;
-  std::vector<std::unique_ptr<Generator>> generators_;    // by stage
-  std::vector<std::array<std::uint64_t, 2>> drawn_from_;  // what they were before the pass
+  std::vector<std::unique_ptr<Generator>> generators_;  // by stage
   Times last_;
 };
 
