@@ -22,6 +22,7 @@ struct Point {
   Clock::time_point time;
   Event event{true};
 
+  explicit Point(Clock::time_point t) : time(t) {}
   explicit Point(Device d) : device(d) {
     if (d.is_cuda()) event.record(current_stream(d));
     else time = Clock::now();
@@ -37,11 +38,16 @@ struct Kept {
 
 const char* activity_name(Activity activity) {
   switch (activity) {
-    case Activity::forward: return "forward";
-    case Activity::backward: return "backward";
-    case Activity::communication: return "communication";
-    case Activity::optimizer: return "optimizer";
-    case Activity::other: break;
+    case Activity::forward:
+      return "forward";
+    case Activity::backward:
+      return "backward";
+    case Activity::communication:
+      return "communication";
+    case Activity::optimizer:
+      return "optimizer";
+    case Activity::other:
+      break;
   }
   return "other";
 }
@@ -79,6 +85,11 @@ std::vector<std::shared_ptr<Timeline::State>>& list() {
 }
 std::atomic<int> living{0};
 
+std::shared_ptr<Timeline::State> newest() {
+  const std::lock_guard lock(list_mutex);
+  return list().empty() ? nullptr : list().back();
+}
+
 }  // namespace
 
 Timeline::Timeline() : state_(std::make_shared<State>()) {
@@ -107,6 +118,20 @@ std::vector<Span> Timeline::spans() const {
   return spans;
 }
 
+void add_span(const std::string& row, Activity activity, const std::string& name, Clock::time_point begin,
+              Clock::time_point end) {
+  if (!Timeline::active()) return;
+  const std::shared_ptr<Timeline::State> timeline = newest();
+  if (!timeline) return;
+  Span span;
+  span.row = row;
+  span.activity = activity;
+  span.name = name;
+  Kept kept{std::move(span), Point(begin), Point(end)};
+  const std::lock_guard lock(timeline->mutex);
+  timeline->kept.push_back(std::move(kept));
+}
+
 struct SpanScope::Open {
   std::shared_ptr<Timeline::State> timeline;
   Span span;
@@ -116,12 +141,8 @@ struct SpanScope::Open {
 SpanScope::SpanScope(Device device, Activity activity, const char* name, int number, const char* row) {
   if (!Timeline::active()) [[likely]]
     return;
-  std::shared_ptr<Timeline::State> timeline;
-  {
-    const std::lock_guard lock(list_mutex);
-    if (list().empty()) return;
-    timeline = list().back();
-  }
+  std::shared_ptr<Timeline::State> timeline = newest();
+  if (!timeline) return;
   timeline->prepare(device);
   Span span;
   span.row = row ? row : device.str();

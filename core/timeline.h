@@ -5,6 +5,7 @@
 //   const Timeline timeline;
 //   pipeline.forward_backward(images, labels, loss);
 //   for (const Span& span : timeline.spans()) ...  // {"cpu:1", Activity::forward, "forward 3", 0.012, 0.019}
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,9 +44,13 @@ class Timeline {
   struct State;
 
  private:
-  friend class SpanScope;
   std::shared_ptr<State> state_;
 };
+
+/// A span that has ended, of host time: what a thread of a transport did, say. Costs next to nothing while no
+/// Timeline lives.
+void add_span(const std::string& row, Activity activity, const std::string& name,
+              std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end);
 
 /// A span from here to the end of the scope. Costs next to nothing while no Timeline lives. `row` is the
 /// device's name unless given.

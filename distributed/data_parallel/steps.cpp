@@ -5,6 +5,7 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
 #include "tapestry/core/worker.h"
 
 namespace tapestry::distributed {
@@ -124,6 +125,7 @@ void replicate(nn::Module& model, std::span<const Device> devices) {
   std::vector<std::vector<Tensor>> copies(slots.size(), std::vector<Tensor>(devices.size()));
   on_replicas(devices, [&](int r) {
     const NoGradGuard no_grad;
+    const SpanScope span(devices[static_cast<std::size_t>(r)], Activity::communication, "replicate");
     for (std::size_t s = 0; s < slots.size(); ++s) {
       const Tensor first = slots[s].replica(0);
       Tensor& copy = copies[s][static_cast<std::size_t>(r)];

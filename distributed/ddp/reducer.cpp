@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/timeline.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -211,14 +213,20 @@ void Reducer::finish_pass() {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
   post_full_buckets();
+  const Device device = buckets_[0].buffer.device();
+  std::optional<SpanScope> exposed(std::in_place, device, Activity::communication, "wait for gradients");
   for (Bucket& b : buckets_) {
     b.flight.work.wait();
     if (b.flight.finish) b.flight.finish();
     if (comm_hook && b.marks.numel() > 0) b.marks_work.wait();
     if (trace)
       trace->span(Lane::communication, b.shown.name, b.flight.work.started(), b.flight.work.finished());
+    if (Timeline::active())
+      add_span(device.str() + " communication", Activity::communication, b.shown.name,
+               b.flight.work.started(), b.flight.work.finished());
     settle_unused(b);
   }
+  exposed.reset();
   finished_ = Clock::now();
   pass_ = 0;
   if (options_.static_graph) check_static_graph();

@@ -7,6 +7,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
 #include "tapestry/core/worker.h"
 
 namespace tapestry::optim {
@@ -190,6 +191,7 @@ void Optimizer::step_replica(int replica) {
     const kernels::StepScalars scalars{.lr = lr(g), .grad_scale = grad_scale_};
     for (const Batch& b : batches) {
       const DeviceGuard guard(b.device);
+      const SpanScope span(b.device, Activity::optimizer, name());
       const auto* address = &scalars;
       if (!b.device.is_cpu()) {
         const auto at = static_cast<std::size_t>(replica);

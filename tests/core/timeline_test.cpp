@@ -38,6 +38,22 @@ TEST_CASE("spans are kept while a Timeline lives, and only then") {
   CHECK(activity_name(spans[2].activity) == std::string("communication"));
 }
 
+TEST_CASE("a span that has ended is added as it was") {
+  using namespace std::chrono_literals;
+  const auto before = std::chrono::steady_clock::now();
+  add_span("link", Activity::communication, "unseen", before, before + 1ms);
+  const Timeline timeline;
+  const auto began = std::chrono::steady_clock::now();
+  add_span("link", Activity::communication, "bucket 1", began + 2ms, began + 5ms);
+  const auto spans = timeline.spans();
+  REQUIRE(spans.size() == 1);
+  CHECK(spans[0].row == "link");
+  CHECK(spans[0].name == "bucket 1");
+  CHECK(spans[0].activity == Activity::communication);
+  CHECK(spans[0].begin >= 0.002);
+  CHECK(spans[0].end - spans[0].begin == Approx(0.003));
+}
+
 TEST_CASE("of several Timelines the newest keeps spans") {
   const Timeline outer;
   {

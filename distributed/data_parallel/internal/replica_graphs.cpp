@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/timeline.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -38,6 +39,7 @@ void check_loss(const std::vector<Tensor>& outputs) {
 void ReplicaGraphs::scatter(const TensorList& batch) {
   {
     const NoGradGuard no_grad;
+    const SpanScope span(replicas_->devices[0], Activity::communication, "scatter");
     inputs_ = scatter_tensors(batch, replicas_->devices);
   }
   for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
@@ -65,6 +67,7 @@ void ReplicaGraphs::apply(const Compute& compute) {
     on_replicas(replicas_->first(parts()), [&](int i) {
       const auto r = static_cast<std::size_t>(i);
       if (i > 0) current_context().generator = replicas_->generator(i);
+      const SpanScope span(replicas_->devices[r], Activity::forward, "forward");
       outputs_[r] = compute(i, inputs_[r]);
       if (is_loss_) check_loss(outputs_[r]);
     });
@@ -103,7 +106,10 @@ std::vector<Tensor> ReplicaGraphs::gathered_values() const {
 }
 
 std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
-  std::vector<Tensor> gathered = gathered_values();
+  std::vector<Tensor> gathered = [&] {
+    const SpanScope span(replicas_->devices[0], Activity::communication, "gather");
+    return gathered_values();
+  }();
   std::vector<const Tensor*> from, to;
   for (std::size_t i = 0; i < gathered.size(); ++i)
     for (std::size_t r = 0; r < parts(); ++r)
@@ -165,6 +171,7 @@ std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autogr
 // The gradients of the other replicas are added to the first one's.
 void ReplicaGraphs::reduce_on_master() const {
   on_replicas(replicas_->first(1), [&](int) {
+    const SpanScope span(replicas_->devices[0], Activity::communication, "add gradients");
     for (std::size_t r = 1; r < parts(); ++r)
       for (std::size_t p = 0; p < masters_[r].size(); ++p) {
         const Tensor gradient = masters_[r][p].grad();
@@ -210,6 +217,7 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   try {
     on_replicas(replicas_->first(averages ? replicas_->size() : parts()), [&](int i) {
       const auto r = static_cast<std::size_t>(i);
+      const SpanScope span(replicas_->devices[r], Activity::backward, "backward");
       try {
         gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr);
       } catch (const std::exception& e) {
