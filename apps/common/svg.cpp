@@ -2,35 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
+
+#include "tapestry/apps/common/svg_text.h"
 
 namespace apps {
 namespace {
 
 constexpr const char* kTrainColour = "#4477aa";
 constexpr const char* kTestColour = "#cc6677";
-
-template <class... A>
-void put(std::string& out, const char* format, A... args) {
-  char text[512];
-  std::snprintf(text, sizeof text, format, args...);
-  out += text;
-}
-
-std::string escape(const std::string& text) {
-  std::string out;
-  for (char c : text) out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return out;
-}
-
-// A tick distance of 1, 2 or 5 times a power of ten that gives about five ticks.
-double tick_distance(double range) {
-  const double raw = range / 5, power = std::pow(10, std::floor(std::log10(raw)));
-  for (double m : {1.0, 2.0, 5.0})
-    if (raw <= m * power) return m * power;
-  return 10 * power;
-}
 
 struct Curve {
   const char* name;
@@ -101,7 +81,7 @@ std::string header(int width, int height) {
 
 std::string curves_svg(const std::vector<EpochMetrics>& epochs, const std::string& title) {
   std::string out = header(780, 320);
-  out += "<text x='60' y='18' class='title'>" + escape(title) + "</text>\n";
+  out += "<text x='60' y='18' class='title'>" + escaped(title) + "</text>\n";
   if (!epochs.empty()) {
     panel(out, 60, "loss", epochs,
           {{"train", kTrainColour, [](const EpochMetrics& e) { return e.train_loss; }},
@@ -117,15 +97,15 @@ std::string confusion_svg(const std::vector<std::int64_t>& counts, const std::ve
                           const std::string& title) {
   const int n = static_cast<int>(classes.size()), cell = 44, left = 110, top = 60;
   std::string out = header(left + n * cell + 20, top + n * cell + 90);
-  out += "<text x='10' y='18' class='title'>" + escape(title) + "</text>\n";
+  out += "<text x='10' y='18' class='title'>" + escaped(title) + "</text>\n";
   put(out, "<text x='%d' y='42' class='title'>taken for (columns), true class (rows)</text>\n", left);
   for (int i = 0; i < n; ++i) {
     std::int64_t total = 0;
     for (int j = 0; j < n; ++j) total += counts[static_cast<std::size_t>(i * n + j)];
     put(out, "<text x='%d' y='%d' text-anchor='end'>%s</text>\n", left - 8, top + i * cell + cell / 2 + 4,
-        escape(classes[static_cast<std::size_t>(i)]).c_str());
+        escaped(classes[static_cast<std::size_t>(i)]).c_str());
     put(out, "<text transform='translate(%d %d) rotate(45)'>%s</text>\n", left + i * cell + cell / 2 - 4,
-        top + n * cell + 14, escape(classes[static_cast<std::size_t>(i)]).c_str());
+        top + n * cell + 14, escaped(classes[static_cast<std::size_t>(i)]).c_str());
     for (int j = 0; j < n; ++j) {
       const std::int64_t count = counts[static_cast<std::size_t>(i * n + j)];
       const double share = total ? static_cast<double>(count) / static_cast<double>(total) : 0;

@@ -1,0 +1,169 @@
+#include "tapestry/apps/common/chart.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tapestry/apps/common/svg_text.h"
+
+namespace apps {
+namespace {
+
+constexpr double kWidth = 860, kLeft = 170, kRight = 100, kTop = 62, kLane = 24;
+
+double plot_width() { return kWidth - kLeft - kRight; }
+
+struct Kind {
+  const char* name;
+  const char* colour;
+};
+// Told apart by those who do not see all colours, too (Paul Tol's "bright" scheme).
+constexpr Kind kKinds[] = {{"forward", "#4477aa"},   {"backward", "#cc6677"}, {"communication", "#ddaa33"},
+                           {"optimizer", "#228833"}, {"other", "#aa66aa"},    {"value", "#4477aa"},
+                           {"second", "#66ccee"}};
+constexpr const char* kIdle = "#b5b5ba";
+
+const char* colour_of(const std::string& kind) {
+  for (const Kind& k : kKinds)
+    if (kind == k.name) return k.colour;
+  return kIdle;
+}
+
+double usable(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
+
+// "12.3", as many digits as say something.
+std::string number(double value) {
+  std::string out;
+  put(out, value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 1 ? "%.2f" : "%.3g", value);
+  return out;
+}
+
+std::string begin(double height, const std::string& title) {
+  std::string out;
+  put(out,
+      "<svg xmlns='http://www.w3.org/2000/svg' class='chart' viewBox='0 0 %.0f %.0f' width='%.0f' "
+      "height='%.0f'>\n",
+      kWidth, height, kWidth, height);
+  out +=
+      "<style>.chart{background:#fff;max-width:100%;height:auto}.chart text{font:12px sans-serif;fill:#222}"
+      ".chart .title{font-weight:bold}.chart .grid{stroke:#8886;stroke-width:1}"
+      "@media(prefers-color-scheme:dark){.chart{background:#1b1b1d}.chart text{fill:#ddd}}</style>\n";
+  put(out, "<text x='10' y='20' class='title'>");
+  return out + escaped(title) + "</text>\n";
+}
+
+void legend(std::string& out, const std::vector<std::pair<std::string, std::string>>& names) {
+  double x = kLeft;
+  for (const auto& [kind, name] : names) {
+    put(out, "<rect x='%.1f' y='32' width='11' height='11' fill='%s'/>", x, colour_of(kind));
+    put(out, "<text x='%.1f' y='42'>", x + 16);
+    out += escaped(name) + "</text>\n";
+    x += 34 + 6.6 * static_cast<double>(name.size());
+  }
+}
+
+// Vertical lines with numbers below, from 0 to `most`.
+void axis(std::string& out, double most, double bottom, const std::string& unit) {
+  const double step = tick_distance(most);
+  for (double v = 0; v <= most * (1 + 1e-9); v += step) {
+    const double x = kLeft + v / most * plot_width();
+    put(out, "<line x1='%.1f' y1='%.1f' x2='%.1f' y2='%.1f' class='grid'/>", x, kTop - 6, x, bottom);
+    put(out, "<text x='%.1f' y='%.1f' text-anchor='middle'>%g</text>\n", x, bottom + 15, v);
+  }
+  put(out, "<text x='%.1f' y='%.1f'>", kWidth - kRight + 26, bottom + 15);
+  out += escaped(unit) + "</text>\n";
+}
+
+void row_name(std::string& out, double y, const std::string& name) {
+  put(out, "<text x='%.1f' y='%.1f' text-anchor='end'>", kLeft - 8, y + kLane / 2 + 3);
+  out += escaped(name) + "</text>\n";
+}
+
+void box(std::string& out, double x, double y, double width, const std::string& kind,
+         const std::string& tip) {
+  put(out, "<rect x='%.2f' y='%.1f' width='%.2f' height='%.1f' fill='%s'><title>", x, y + 2, width, kLane - 6,
+      colour_of(kind));
+  out += escaped(tip) + "</title></rect>\n";
+}
+
+}  // namespace
+
+std::string bars_svg(const std::vector<Bar>& bars, const std::string& title, const std::string& unit,
+                     const std::vector<std::pair<std::string, std::string>>& names) {
+  double most = 0;
+  for (const Bar& bar : bars) {
+    double sum = 0;
+    for (const Piece& p : bar.pieces) sum += usable(p.value);
+    most = std::max(most, sum);
+  }
+  if (most == 0) most = 1;
+  const double bottom = kTop + kLane * static_cast<double>(bars.size());
+  std::string out = begin(bottom + 28, title);
+  legend(out, names);
+  axis(out, most, bottom, unit);
+  double y = kTop;
+  for (const Bar& bar : bars) {
+    row_name(out, y, bar.label);
+    double sum = 0;
+    for (const Piece& p : bar.pieces) {
+      const double value = usable(p.value);
+      box(out, kLeft + sum / most * plot_width(), y, value / most * plot_width(), p.kind,
+          bar.label + ", " + p.kind + ": " + number(value) + " " + unit);
+      sum += value;
+    }
+    put(out, "<text x='%.1f' y='%.1f'>", kLeft + sum / most * plot_width() + 6, y + kLane / 2 + 3);
+    out += escaped(bar.text.empty() ? number(sum) : bar.text) + "</text>\n";
+    y += kLane;
+  }
+  return out + "</svg>\n";
+}
+
+std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
+                         double seconds, const std::string& title) {
+  std::vector<std::string> more;
+  for (const tapestry::Span& s : spans)
+    if (std::find(rows.begin(), rows.end(), s.row) == rows.end()) more.push_back(s.row);
+  std::sort(more.begin(), more.end());
+  more.erase(std::unique(more.begin(), more.end()), more.end());
+  // "cpu:0 communication" comes below "cpu:0".
+  std::vector<std::string> lanes;
+  for (const std::string& row : rows) {
+    lanes.push_back(row);
+    for (std::string& other : more)
+      if (other.starts_with(row + " ")) lanes.push_back(std::exchange(other, {}));
+  }
+  for (const std::string& other : more)
+    if (!other.empty()) lanes.push_back(other);
+
+  const double total = std::max(usable(seconds), 1e-9);
+  const double bottom = kTop + kLane * static_cast<double>(lanes.size());
+  std::string out = begin(bottom + 28, title);
+  legend(out, {{"forward", "forward"},
+               {"backward", "backward"},
+               {"communication", "communication"},
+               {"optimizer", "update"},
+               {"other", "other"},
+               {"idle", "idle"}});
+  axis(out, total * 1000, bottom, "ms");
+  double y = kTop;
+  for (const std::string& lane : lanes) {
+    row_name(out, y, lane);
+    const bool device = std::find(rows.begin(), rows.end(), lane) != rows.end();
+    if (device) box(out, kLeft, y, plot_width(), "idle", lane + ", idle");
+    // Those that began last lie on top.
+    std::vector<tapestry::Span> own;
+    for (const tapestry::Span& s : spans)
+      if (s.row == lane) own.push_back(s);
+    std::stable_sort(own.begin(), own.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+    for (const tapestry::Span& s : own) {
+      const double from = std::clamp(s.begin, 0.0, total), to = std::clamp(s.end, from, total);
+      const std::string length = number((s.end - s.begin) * 1000);
+      box(out, kLeft + from / total * plot_width(), y, (to - from) / total * plot_width(),
+          tapestry::activity_name(s.activity), s.name + ": " + length + " ms");
+    }
+    y += kLane;
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace apps

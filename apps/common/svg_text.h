@@ -1,0 +1,46 @@
+#pragma once
+// Writing SVG as text.
+#include <cstdio>
+#include <string>
+
+namespace apps {
+
+/// printf onto the end of `out`, at most 511 characters.
+template <class... A>
+void put(std::string& out, const char* format, A... args) {
+  char text[512];
+  std::snprintf(text, sizeof text, format, args...);
+  out += text;
+}
+
+/// For text and attributes of XML and HTML.
+inline std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+/// A distance of 1, 2 or 5 times a power of ten between ticks, so that there are about `count` in `range`.
+double tick_distance(double range, double count = 5);
+
+}  // namespace apps

@@ -1,0 +1,76 @@
+#include "tapestry/apps/compare/children.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/launch/launch.h"
+#include "tapestry/distributed/launch/supervise.h"
+
+namespace apps::compare {
+
+namespace launch = tapestry::distributed::launch;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+std::vector<std::string> this_program(const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return command;
+}
+
+// Nobody's rank, even where a launcher started this program.
+launch::Variables environment_of(const Child& child) {
+  launch::Variables variables = launch::this_environment();
+  for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                           "MASTER_PORT", "TAPESTRY_STORE_RUNNING"})
+    variables.erase(name);
+  for (const auto& [name, value] : child.variables) variables[name] = value;
+  return variables;
+}
+
+std::string reason(const launch::Failure& f) {
+  if (f.start_error != 0) return "it could not be started";
+  return f.signal != 0 ? "it was killed by " + launch::signal_name(f.signal)
+                       : tapestry::concat({"it ended with exit code ", f.exit_code});
+}
+
+}  // namespace
+
+struct Children::Impl {
+  const launch::Signals signals;
+  const launch::Guard guard;
+  launch::Terminal terminal{STDOUT_FILENO, STDERR_FILENO};
+};
+
+Children::Children() : impl_(std::make_unique<Impl>()) {}
+Children::~Children() = default;
+
+std::string Children::run(const Child& child) {
+  launch::AttemptPlan plan;
+  plan.command = this_program(child.arguments);
+  plan.path = plan.command[0];
+  plan.ranks = {{.rank = 0, .environment = environment_of(child), .log_path = "", .show = false}};
+  const Clock::time_point end = Clock::now() + child.limit;
+  plan.ended_elsewhere = [&] { return Clock::now() >= end; };
+  const launch::Outcome outcome = launch::supervise(plan, impl_->signals, impl_->guard, impl_->terminal);
+  if (outcome.stopped_by != 0) throw Interrupted{outcome.stopped_by};
+  if (outcome.elsewhere)
+    return tapestry::concat(
+        {"it did not end within ", child.limit.count() / 1000.0, " s; give --timeout more"});
+  if (!outcome.failure) return {};
+  std::string text = reason(*outcome.failure);
+  for (const std::string& line : outcome.failure->last_lines) text += "\n  " + line;
+  return text;
+}
+
+int launch_ranks(const std::vector<std::string>& arguments, int count) {
+  launch::LaunchOptions options;
+  options.nproc_per_node = count;
+  options.command = this_program(arguments);
+  return launch::launch(options);
+}
+
+}  // namespace apps::compare

@@ -1,0 +1,182 @@
+#include "tapestry/apps/compare/models.h"
+
+#include <numeric>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/generator.h"
+
+namespace apps::compare {
+
+using namespace tapestry;
+
+namespace {
+
+constexpr std::int64_t kClasses = 10;
+
+using Blocks = std::vector<Block>;
+
+template <class... Parts>
+void add(Blocks& blocks, const std::string& name, Parts&&... parts) {
+  blocks.push_back({name, std::make_shared<nn::Sequential>(std::forward<Parts>(parts)...)});
+}
+
+// A wide one: 25 MB of parameters for little arithmetic, so that what travels shows.
+Blocks mlp(const Workload& w) {
+  constexpr std::int64_t kWidth = 1024;
+  Blocks blocks;
+  add(blocks, "fc1", nn::Flatten::Options{},
+      nn::Linear::Options{.in_features = 3 * w.image_size * w.image_size, .out_features = kWidth},
+      nn::ReLU::Options{});
+  for (int i = 2; i <= 4; ++i)
+    add(blocks, "fc" + std::to_string(i), nn::Linear::Options{.in_features = kWidth, .out_features = kWidth},
+        nn::ReLU::Options{});
+  add(blocks, "fc5", nn::Linear::Options{.in_features = kWidth, .out_features = kClasses});
+  return blocks;
+}
+
+nn::Conv2d::Options conv3x3(std::int64_t in, std::int64_t out) {
+  return {.in_channels = in, .out_channels = out, .kernel_size = 3, .padding = 1};
+}
+
+// Much arithmetic for few parameters.
+Blocks cnn(const Workload& w) {
+  const std::int64_t left = w.image_size / 2 / 2;
+  Blocks blocks;
+  add(blocks, "conv1", conv3x3(3, 32), nn::ReLU::Options{});
+  add(blocks, "conv2", conv3x3(32, 32), nn::ReLU::Options{}, nn::MaxPool2d::Options{.kernel_size = 2});
+  add(blocks, "conv3", conv3x3(32, 64), nn::ReLU::Options{});
+  add(blocks, "conv4", conv3x3(64, 64), nn::ReLU::Options{}, nn::MaxPool2d::Options{.kernel_size = 2});
+  add(blocks, "fc1", nn::Flatten::Options{},
+      nn::Linear::Options{.in_features = 64 * left * left, .out_features = 256}, nn::ReLU::Options{});
+  add(blocks, "fc2", nn::Linear::Options{.in_features = 256, .out_features = kClasses});
+  return blocks;
+}
+
+// Of two convolutions and a way around them (He et al., "Deep residual learning", 2015).
+struct BasicBlock : nn::Module {
+  nn::Conv2d& conv1;
+  nn::BatchNorm2d& bn1;
+  nn::Conv2d& conv2;
+  nn::BatchNorm2d& bn2;
+  nn::Sequential* downsample = nullptr;
+
+  static nn::Conv2d::Options conv(std::int64_t in, std::int64_t out, std::int64_t stride) {
+    return {.in_channels = in,
+            .out_channels = out,
+            .kernel_size = 3,
+            .stride = stride,
+            .padding = 1,
+            .bias = false};
+  }
+  BasicBlock(std::int64_t in, std::int64_t out, std::int64_t stride)
+      : conv1(nn::Module::add<nn::Conv2d>("conv1", conv(in, out, stride))),
+        bn1(nn::Module::add<nn::BatchNorm2d>("bn1", {.num_features = out})),
+        conv2(nn::Module::add<nn::Conv2d>("conv2", conv(out, out, 1))),
+        bn2(nn::Module::add<nn::BatchNorm2d>("bn2", {.num_features = out})) {
+    if (stride == 1 && in == out) return;
+    downsample = &nn::Module::add<nn::Sequential>("downsample");
+    downsample->append<nn::Conv2d>(
+        {.in_channels = in, .out_channels = out, .kernel_size = 1, .stride = stride, .bias = false});
+    downsample->append<nn::BatchNorm2d>({.num_features = out});
+  }
+  Tensor forward(const Tensor& x) override {
+    const Tensor h = bn2(conv2(bn1(conv1(x)).relu()));
+    return (h + (downsample ? (*downsample)(x) : x)).relu();
+  }
+};
+
+// With the 3x3 stem that is usual for small images.
+Blocks resnet18(const Workload&) {
+  Blocks blocks;
+  add(blocks, "stem", BasicBlock::conv(3, 64, 1), nn::BatchNorm2d::Options{.num_features = 64},
+      nn::ReLU::Options{});
+  for (int stage = 1; stage <= 4; ++stage) {
+    const std::int64_t out = 32 << stage, in = stage == 1 ? 64 : out / 2;
+    const std::string name = "layer" + std::to_string(stage) + ".";
+    blocks.push_back({name + "0", std::make_shared<BasicBlock>(in, out, stage == 1 ? 1 : 2)});
+    blocks.push_back({name + "1", std::make_shared<BasicBlock>(out, out, std::int64_t{1})});
+  }
+  add(blocks, "head", nn::AdaptiveAvgPool2d::Options{.output_size = 1}, nn::Flatten::Options{},
+      nn::Linear::Options{.in_features = 512, .out_features = kClasses});
+  return blocks;
+}
+
+struct Model {
+  const char* name;
+  std::int64_t smallest_image;
+  Blocks (*make)(const Workload&);
+};
+constexpr Model kModels[] = {{"mlp", 1, mlp}, {"cnn", 4, cnn}, {"resnet18", 1, resnet18}};
+
+}  // namespace
+
+std::vector<Device> devices_of(const Workload& w) {
+  std::vector<Device> devices;
+  for (int i = 0; i < w.devices; ++i) devices.emplace_back(w.device_type, i);
+  return devices;
+}
+
+const std::vector<std::string>& model_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Model& m : kModels) all.emplace_back(m.name);
+    return all;
+  }();
+  return names;
+}
+
+std::vector<Block> make_blocks(const Workload& w) {
+  for (const Model& m : kModels) {
+    if (w.model != m.name) continue;
+    check(w.image_size >= m.smallest_image, "[compare] ", w.model, " needs images of at least ",
+          m.smallest_image, "x", m.smallest_image, ", got ", w.image_size, "x", w.image_size);
+    manual_seed(w.seed);
+    Blocks blocks = m.make(w);
+    for (const Block& b : blocks) {
+      b.module->to(w.dtype);
+      b.module->eval();
+    }
+    return blocks;
+  }
+  fail("[compare] unknown model ", w.model, "; choose mlp, cnn or resnet18");
+}
+
+std::shared_ptr<nn::Sequential> joined(const std::vector<Block>& blocks, std::size_t begin, std::size_t end) {
+  auto all = std::make_shared<nn::Sequential>();
+  for (std::size_t i = begin; i < end; ++i) all->push_back(nn::named(std::to_string(i), blocks[i].module));
+  all->eval();
+  return all;
+}
+
+std::shared_ptr<nn::Sequential> make_model(const Workload& w, Device device) {
+  const std::vector<Block> blocks = make_blocks(w);
+  const std::shared_ptr<nn::Sequential> model = joined(blocks, 0, blocks.size());
+  model->to(device);
+  return model;
+}
+
+std::vector<std::shared_ptr<nn::Sequential>> make_parts(const Workload& w) {
+  const std::vector<Block> blocks = make_blocks(w);
+  const int sum = std::accumulate(w.split.begin(), w.split.end(), 0);
+  check(w.split.size() == static_cast<std::size_t>(w.devices) && sum == static_cast<int>(blocks.size()),
+        "[compare] the split names ", w.split.size(), " parts with ", sum, " blocks; ", w.model, " has ",
+        blocks.size(), ", for ", w.devices, " devices");
+  std::vector<std::shared_ptr<nn::Sequential>> parts;
+  std::size_t begin = 0;
+  for (const int count : w.split) {
+    check(count >= 1, "[compare] the split has a part of ", count, " blocks; give each at least one");
+    parts.push_back(joined(blocks, begin, begin + static_cast<std::size_t>(count)));
+    begin += static_cast<std::size_t>(count);
+  }
+  return parts;
+}
+
+Batch make_batch(const Workload& w) {
+  manual_seed(w.seed + 1);
+  const Tensor images = randn({w.batch_size, 3, w.image_size, w.image_size});
+  return {images.to(w.dtype), randint(0, kClasses, {w.batch_size})};
+}
+
+}  // namespace apps::compare

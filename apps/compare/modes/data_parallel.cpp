@@ -1,0 +1,98 @@
+// DataParallel, with both of its strategies.
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/models.h"
+#include "tapestry/tapestry.h"
+
+namespace apps::compare {
+namespace {
+
+using namespace tapestry;
+using distributed::Strategy;
+
+std::int64_t bytes_of(const Tensor& t) { return static_cast<std::int64_t>(t.nbytes()); }
+
+class DataParallelTraining : public Training {
+ public:
+  DataParallelTraining(const Workload& w, Strategy strategy)
+      : model_(make_model(w, {w.device_type, 0})),
+        dp_(*model_, devices_of(w), {.strategy = strategy}),
+        batch_(make_batch(w)),
+        optimizer_(model_->parameters(), {.lr = w.lr}) {
+    batch_ = {batch_.images.to(first()), batch_.labels.to(first())};
+    for (const nn::Parameter& p : model_->parameters()) parameter_bytes_ += bytes_of(p.replica(0));
+  }
+  std::vector<Device> devices() const override { return dp_.devices(); }
+
+ protected:
+  int count() const { return static_cast<int>(dp_.devices().size()); }
+  Device first() const { return dp_.devices().front(); }
+  // Of a tensor that is dealt out, what leaves the first device.
+  std::int64_t dealt(const Tensor& t) const {
+    const std::int64_t samples = t.size(0);
+    return bytes_of(t) / samples * (samples - distributed::shares_of(samples, dp_.devices().size())[0]);
+  }
+
+  std::shared_ptr<nn::Sequential> model_;
+  distributed::DataParallel<nn::Sequential> dp_;
+  Batch batch_;
+  optim::SGD optimizer_;
+  std::int64_t parameter_bytes_ = 0;
+};
+
+// Each replica computes its loss where it is.
+class Replicated : public DataParallelTraining {
+ public:
+  explicit Replicated(const Workload& w) : DataParallelTraining(w, Strategy::replicated) {}
+  Tensor step() override {
+    optimizer_.zero_grad();
+    const Tensor loss = dp_.loss(
+        std::tie(batch_.images, batch_.labels),
+        [&](const Tensor& images, const Tensor& labels) { return cross_entropy((*model_)(images), labels); });
+    loss.backward();
+    optimizer_.step();
+    return loss.detach();
+  }
+  std::int64_t bytes_sent() const override {
+    return dealt(batch_.images) + dealt(batch_.labels) + count() * ring_bytes(parameter_bytes_, count());
+  }
+};
+
+// The classic loop: outputs are gathered, and the loss is the first device's.
+class Master : public DataParallelTraining {
+ public:
+  explicit Master(const Workload& w) : DataParallelTraining(w, Strategy::master) {}
+  Tensor step() override {
+    const std::int64_t broadcast_before = dp_.bytes_broadcast();
+    optimizer_.zero_grad();
+    const Tensor outputs = dp_(batch_.images);
+    Tensor loss;
+    {
+      const SpanScope span(first(), Activity::forward, "loss");
+      loss = cross_entropy(outputs, batch_.labels);
+    }
+    loss.backward();
+    optimizer_.step();
+    bytes_sent_ = dealt(batch_.images) + (dp_.bytes_broadcast() - broadcast_before) +
+                  2 * dealt(outputs)  // and their gradients, back
+                  + (count() - 1) * parameter_bytes_;
+    return loss.detach();
+  }
+  std::int64_t bytes_sent() const override { return bytes_sent_; }
+
+ private:
+  std::int64_t bytes_sent_ = 0;
+};
+
+const Registration replicated({
+    .name = "dp-replicated",
+    .description = "DataParallel, one process: a replica a device, gradients averaged during backward",
+    .make = [](const Workload& w) { return std::make_unique<Replicated>(w); },
+});
+const Registration master({
+    .name = "dp-master",
+    .description = "DataParallel, one process: parameters go out from the first device, gradients come back",
+    .make = [](const Workload& w) { return std::make_unique<Master>(w); },
+});
+
+}  // namespace
+}  // namespace apps::compare

@@ -1,0 +1,88 @@
+// DistributedDataParallel: a process a device.
+#include <set>
+
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/models.h"
+#include "tapestry/tapestry.h"
+
+namespace apps::compare {
+namespace {
+
+using namespace tapestry;
+
+// A process has one CPU; of GPUs it sees them all, and takes its own.
+Device device_of(const Workload& w, int rank) {
+  return w.device_type == DeviceType::cpu ? kCPU : Device(w.device_type, rank);
+}
+
+// NCCL wants a GPU for each rank; others exchange through the host's memory.
+std::shared_ptr<distributed::ProcessGroup> join_job(const Workload& w) {
+  std::set<int> gpus;
+  if (w.device_type == DeviceType::cuda)
+    for (const Device d : devices_of(w)) gpus.insert(cuda::device_properties(d).gpu);
+  distributed::InitOptions options;
+  options.backend = gpus.size() == static_cast<std::size_t>(w.devices) ? "" : "gloo";
+  return distributed::init_process_group(options);
+}
+
+class Ddp : public Training {
+ public:
+  explicit Ddp(const Workload& w)
+      : world_(join_job(w)),
+        device_(device_of(w, world_->rank())),
+        model_(make_model(w, device_)),
+        ddp_(*model_, {.process_group = world_}),
+        optimizer_(model_->parameters(), {.lr = w.lr}) {
+    const Batch whole = make_batch(w);
+    const auto ranks = static_cast<std::size_t>(world_->size()),
+               rank = static_cast<std::size_t>(world_->rank());
+    const std::vector<std::int64_t> shares = distributed::shares_of(w.batch_size, ranks);
+    std::int64_t begin = 0;
+    for (std::size_t r = 0; r < rank; ++r) begin += shares[r];
+    images_ = clone(whole.images.narrow(0, begin, shares[rank]).to(device_));
+    labels_ = clone(whole.labels.narrow(0, begin, shares[rank]).to(device_));
+    share_ = static_cast<double>(shares[rank]) / static_cast<double>(w.batch_size);
+  }
+  Tensor step() override {
+    optimizer_.zero_grad();
+    Tensor loss;
+    {
+      const SpanScope span(device_, Activity::forward, "forward");
+      loss = cross_entropy(ddp_(images_), labels_) * share_;
+    }
+    {
+      // Ranks' gradients are averaged, and ours are to add up.
+      const SpanScope span(device_, Activity::backward, "backward");
+      (loss * static_cast<double>(world_->size())).backward();
+    }
+    optimizer_.step();
+    return loss.detach();
+  }
+  std::vector<Device> devices() const override { return {device_}; }
+  std::int64_t bytes_sent() const override {
+    std::int64_t bytes = 0;
+    for (const distributed::BucketReport& b : ddp_.report().buckets)
+      bytes += static_cast<std::int64_t>(b.bytes);
+    return ring_bytes(bytes, world_->size());
+  }
+  distributed::ProcessGroup* group() override { return world_.get(); }
+
+ private:
+  std::shared_ptr<distributed::ProcessGroup> world_;
+  Device device_;
+  std::shared_ptr<nn::Sequential> model_;
+  distributed::DistributedDataParallel<nn::Sequential> ddp_;
+  optim::SGD optimizer_;
+  Tensor images_, labels_;
+  double share_ = 1;
+};
+
+const Registration registration({
+    .name = "ddp",
+    .description = "DistributedDataParallel: a process a device, gradients averaged during backward",
+    .make = [](const Workload& w) { return std::make_unique<Ddp>(w); },
+    .one_process_a_device = true,
+});
+
+}  // namespace
+}  // namespace apps::compare

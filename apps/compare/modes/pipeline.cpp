@@ -1,0 +1,65 @@
+// The model cut into stages, through which micro-batches go one behind another.
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/models.h"
+#include "tapestry/tapestry.h"
+
+namespace apps::compare {
+namespace {
+
+using namespace tapestry;
+using distributed::Schedule;
+
+class PipelineTraining : public Training {
+ public:
+  PipelineTraining(const Workload& w, Schedule schedule)
+      : devices_(devices_of(w)),
+        parts_(make_parts(w)),
+        pipeline_(stages(), {.schedule = schedule, .micro_batches = w.micro_batches, .uneven = true}),
+        batch_(make_batch(w)),
+        optimizer_(pipeline_.parameters(), {.lr = w.lr}) {
+    batch_ = {batch_.images.to(devices_.front()), batch_.labels.to(devices_.back())};
+  }
+  Tensor step() override {
+    optimizer_.zero_grad();
+    const Tensor loss = pipeline_.forward_backward(
+        batch_.images, batch_.labels,
+        [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); });
+    optimizer_.step();
+    return loss;
+  }
+  std::vector<Device> devices() const override { return devices_; }
+  std::int64_t bytes_sent() const override {
+    std::int64_t bytes = 0;
+    for (const distributed::StageReport& stage : pipeline_.report().stages) bytes += stage.bytes_received;
+    return bytes;
+  }
+
+ private:
+  std::vector<distributed::Stage> stages() const {
+    std::vector<distributed::Stage> all;
+    for (std::size_t i = 0; i < parts_.size(); ++i) all.emplace_back(*parts_[i], devices_[i]);
+    return all;
+  }
+
+  std::vector<Device> devices_;
+  std::vector<std::shared_ptr<nn::Sequential>> parts_;
+  distributed::Pipeline pipeline_;
+  Batch batch_;
+  optim::SGD optimizer_;
+};
+
+const Registration gpipe({
+    .name = "pipeline-gpipe",
+    .description = "Pipeline: all micro-batches forward, then all backward",
+    .make = [](const Workload& w) { return std::make_unique<PipelineTraining>(w, Schedule::gpipe); },
+    .splits_the_model = true,
+});
+const Registration one_f_one_b({
+    .name = "pipeline-1f1b",
+    .description = "Pipeline: each micro-batch backward as soon as it can, which keeps fewer activations",
+    .make = [](const Workload& w) { return std::make_unique<PipelineTraining>(w, Schedule::one_f_one_b); },
+    .splits_the_model = true,
+});
+
+}  // namespace
+}  // namespace apps::compare

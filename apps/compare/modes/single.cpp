@@ -1,0 +1,48 @@
+// One device does it all: what the others are measured against.
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/models.h"
+#include "tapestry/tapestry.h"
+
+namespace apps::compare {
+namespace {
+
+using namespace tapestry;
+
+class Single : public Training {
+ public:
+  explicit Single(const Workload& w)
+      : device_(w.device_type, 0),
+        model_(make_model(w, device_)),
+        batch_(make_batch(w)),
+        optimizer_(model_->parameters(), {.lr = w.lr}) {
+    batch_ = {batch_.images.to(device_), batch_.labels.to(device_)};
+  }
+  Tensor step() override {
+    optimizer_.zero_grad();
+    Tensor loss;
+    {
+      const SpanScope span(device_, Activity::forward, "forward");
+      loss = cross_entropy((*model_)(batch_.images), batch_.labels);
+    }
+    {
+      const SpanScope span(device_, Activity::backward, "backward");
+      loss.backward();
+    }
+    optimizer_.step();
+    return loss.detach();
+  }
+  std::vector<Device> devices() const override { return {device_}; }
+
+ private:
+  Device device_;
+  std::shared_ptr<nn::Sequential> model_;
+  Batch batch_;
+  optim::SGD optimizer_;
+};
+
+const Registration registration({.name = "single",
+                                 .description = "one device, the whole batch",
+                                 .make = [](const Workload& w) { return std::make_unique<Single>(w); }});
+
+}  // namespace
+}  // namespace apps::compare

@@ -1,0 +1,251 @@
+#include "tapestry/apps/compare/report.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "tapestry/apps/common/chart.h"
+#include "tapestry/apps/common/svg_text.h"
+#include "tapestry/apps/common/table.h"
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/version.h"
+
+namespace apps::compare {
+namespace {
+
+using nlohmann::ordered_json;
+using tapestry::concat;
+
+constexpr double kMiB = 1 << 20;
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string short_number(double value, const char* format) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+std::string milliseconds(double seconds) { return fixed(seconds * 1000, 2); }
+
+// "12.1, 8.4"
+std::string mebibytes(const std::vector<std::int64_t>& bytes) {
+  std::string text;
+  for (const std::int64_t b : bytes)
+    text += (text.empty() ? "" : ", ") + fixed(static_cast<double>(b) / kMiB, 1);
+  return text.empty() ? "-" : text;
+}
+
+double samples_per_s(const Report& report, const Result& r) {
+  return static_cast<double>(report.workload.batch_size) / r.step_s;
+}
+
+// "12.40 (+3%)": what was predicted, and how far it is from what was measured.
+std::string predicted_step(const Result& r) {
+  if (!r.predicted_step_s) return "-";
+  return milliseconds(*r.predicted_step_s) + " (" +
+         short_number((*r.predicted_step_s / r.step_s - 1) * 100, "%+.0f") + "%)";
+}
+
+// Those that were measured, though their losses may differ.
+bool measured(const Result& r) { return r.step_s > 0; }
+
+std::vector<std::vector<std::string>> rows_of(const Report& report) {
+  std::vector<std::vector<std::string>> rows = {
+      {"mode", "samples/s", "step ms", "forward", "backward", "exposed comm", "update", "idle", "peak MiB",
+       "sent MiB", "final loss", "difference", "predicted ms", "predicted MiB"}};
+  for (const Result& r : report.results) {
+    if (!measured(r)) {
+      rows.push_back({r.name, "failed"});
+      continue;
+    }
+    rows.push_back(
+        {r.name, fixed(samples_per_s(report, r), 1), milliseconds(r.step_s), milliseconds(r.split.forward_s),
+         milliseconds(r.split.backward_s), milliseconds(r.split.exposed_comm_s),
+         milliseconds(r.split.update_s), milliseconds(r.split.idle_s), mebibytes(r.peak_bytes),
+         fixed(static_cast<double>(r.bytes_sent) / kMiB, 2), fixed(r.losses.back(), 6),
+         short_number(r.difference, "%.1e"), predicted_step(r), mebibytes(r.predicted_peak_bytes)});
+  }
+  return rows;
+}
+
+ordered_json json_of(const Report& report, const Result& r) {
+  ordered_json j = {{"name", r.name}};
+  if (!r.error.empty()) j["error"] = r.error;
+  if (!measured(r)) return j;
+  const auto ms = [](double s) { return s * 1000; };
+  j["samples_per_s"] = samples_per_s(report, r);
+  j["step_ms"] = ms(r.step_s);
+  j["forward_ms"] = ms(r.split.forward_s);
+  j["backward_ms"] = ms(r.split.backward_s);
+  j["exposed_comm_ms"] = ms(r.split.exposed_comm_s);
+  j["update_ms"] = ms(r.split.update_s);
+  j["idle_ms"] = ms(r.split.idle_s);
+  j["devices"] = r.rows;
+  j["peak_bytes"] = r.peak_bytes;
+  j["bytes_sent"] = r.bytes_sent;
+  j["final_loss"] = r.losses.back();
+  j["difference_from_single"] = r.difference;
+  j["predicted_step_ms"] = r.predicted_step_s ? ordered_json(ms(*r.predicted_step_s)) : ordered_json();
+  j["predicted_peak_bytes"] =
+      r.predicted_peak_bytes.empty() ? ordered_json() : ordered_json(r.predicted_peak_bytes);
+  j["timeline"] = ordered_json::array();
+  for (const tapestry::Span& s : r.spans)
+    j["timeline"].push_back({{"row", s.row},
+                             {"activity", tapestry::activity_name(s.activity)},
+                             {"name", s.name},
+                             {"begin_ms", ms(s.begin)},
+                             {"end_ms", ms(s.end)}});
+  return j;
+}
+
+std::string speed_svg(const Report& report) {
+  std::vector<Bar> bars;
+  for (const Result& r : report.results)
+    if (measured(r)) bars.push_back({r.name, {{"value", samples_per_s(report, r)}}});
+  return bars_svg(bars, "Speed", "1/s", {{"value", "samples a second"}});
+}
+
+std::string split_svg(const Report& report) {
+  std::vector<Bar> bars;
+  for (const Result& r : report.results)
+    if (measured(r))
+      bars.push_back({r.name,
+                      {{"forward", r.split.forward_s * 1000},
+                       {"backward", r.split.backward_s * 1000},
+                       {"communication", r.split.exposed_comm_s * 1000},
+                       {"optimizer", r.split.update_s * 1000},
+                       {"idle", r.split.idle_s * 1000}}});
+  return bars_svg(bars, "Where the time of a step goes, mean over the devices", "ms",
+                  {{"forward", "forward"},
+                   {"backward", "backward"},
+                   {"communication", "exposed communication"},
+                   {"optimizer", "update"},
+                   {"idle", "idle"}});
+}
+
+std::string memory_svg(const Report& report) {
+  std::vector<Bar> bars;
+  for (const Result& r : report.results)
+    for (std::size_t i = 0; i < r.peak_bytes.size(); ++i)
+      bars.push_back({r.name + ", " + r.rows[i], {{"value", static_cast<double>(r.peak_bytes[i]) / kMiB}}});
+  return bars_svg(bars, "Peak memory of each device", "MiB", {{"value", "tensors"}});
+}
+
+}  // namespace
+
+std::string headline(const Report& report) {
+  const Workload& w = report.workload;
+  std::string devices;
+  for (const std::string& name : report.device_names) devices += (devices.empty() ? "" : ", ") + name;
+  return concat({w.model,
+                 " on images of ",
+                 w.image_size,
+                 "x",
+                 w.image_size,
+                 ", batch of ",
+                 w.batch_size,
+                 ", ",
+                 w.dtype,
+                 ", SGD; ",
+                 w.devices,
+                 w.devices == 1 ? " device (" : " devices (",
+                 devices,
+                 "), ",
+                 w.threads,
+                 w.threads == 1 ? " thread" : " threads",
+                 " of the CPU, ",
+                 w.threads_per_device(),
+                 " a device; ",
+                 report.rounds,
+                 report.rounds == 1 ? " round of " : " rounds of ",
+                 w.steps,
+                 " steps"});
+}
+
+std::string legend(const Report& report) {
+  const Workload& w = report.workload;
+  return concat(
+      {"Times are of the step whose time is the median, in ms, and means over the devices: forward, "
+       "backward, "
+       "exposed communication, update and idle add up to the step. single has one device, with one device's "
+       "share of the threads. Peak: the most that each device's tensors took. Sent: between devices in one "
+       "step, all together; the average of gradients counts as that of a ring. Difference: of the losses of "
+       "all ",
+       w.warmup + w.steps, " steps from those of single, norm-wise; more than ",
+       short_number(tolerance(w.dtype), "%.0e"), " is a failure. Pipelines have ", w.micro_batches,
+       " micro-batches."});
+}
+
+std::string table(const Report& report, bool markdown) {
+  const auto rows = rows_of(report);
+  return markdown ? markdown_table(rows) : text_table(rows);
+}
+
+std::string json_text(const Report& report) {
+  const Workload& w = report.workload;
+  ordered_json j = {{"version", tapestry::version()},
+                    {"options",
+                     {{"model", w.model},
+                      {"batch_size", w.batch_size},
+                      {"image_size", w.image_size},
+                      {"dtype", concat({w.dtype})},
+                      {"devices", w.devices},
+                      {"threads", w.threads},
+                      {"micro_batches", w.micro_batches},
+                      {"warmup", w.warmup},
+                      {"steps", w.steps},
+                      {"rounds", report.rounds},
+                      {"lr", w.lr},
+                      {"seed", w.seed},
+                      {"split", w.split}}},
+                    {"devices", report.device_names},
+                    {"threads_per_device", w.threads_per_device()},
+                    {"tolerance", tolerance(w.dtype)},
+                    {"modes", ordered_json::array()}};
+  for (const Result& r : report.results) j["modes"].push_back(json_of(report, r));
+  return j.dump(2) + "\n";
+}
+
+std::vector<Picture> pictures(const Report& report) {
+  std::vector<Picture> all = {
+      {"speed.svg", speed_svg(report)}, {"step.svg", split_svg(report)}, {"memory.svg", memory_svg(report)}};
+  for (const Result& r : report.results)
+    if (measured(r))
+      all.push_back(
+          {"timeline-" + r.name + ".svg",
+           timeline_svg(r.spans, r.rows, r.step_s, r.name + ": " + mode_named(r.name).description)});
+  return all;
+}
+
+std::string page(const Report& report) {
+  std::string out =
+      "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'/>\n"
+      "<meta name='viewport' content='width=device-width'/>\n<title>tapestry-compare</title>\n<style>\n"
+      ":root{color-scheme:light dark}\n"
+      "body{font:15px/1.5 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em}\n"
+      ".table{overflow-x:auto}\ntable{border-collapse:collapse}\n"
+      "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}\n"
+      "th:first-child,td:first-child{text-align:left}\n.error{color:#c33;white-space:pre-wrap}\n"
+      "svg{display:block;margin:1em 0}\n</style>\n</head>\n<body>\n<h1>Ways of training, compared</h1>\n<p>";
+  out += escaped(headline(report)) + "</p>\n<div class='table'><table>\n";
+  const auto rows = rows_of(report);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const char* const tag = r == 0 ? "th" : "td";
+    out += "<tr>";
+    for (std::size_t c = 0; c < rows[0].size(); ++c)
+      out += concat({"<", tag, ">", escaped(c < rows[r].size() ? rows[r][c] : ""), "</", tag, ">"});
+    out += "</tr>\n";
+  }
+  out += "</table></div>\n<p>" + escaped(legend(report)) + "</p>\n";
+  for (const Result& r : report.results)
+    if (!r.error.empty()) out += "<p class='error'>" + escaped(r.name + ": " + r.error) + "</p>\n";
+  for (const Picture& p : pictures(report)) out += p.svg;
+  return out + "</body>\n</html>\n";
+}
+
+}  // namespace apps::compare

@@ -1,0 +1,186 @@
+#include "tapestry/apps/compare/run.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tapestry/apps/common/run_folder.h"
+#include "tapestry/apps/compare/children.h"
+#include "tapestry/apps/compare/measure.h"
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/report.h"
+#include "tapestry/apps/compare/split.h"
+#include "tapestry/core/atomic_file.h"
+#include "tapestry/core/cuda/device.h"
+#include "tapestry/core/error.h"
+
+namespace apps::compare {
+
+using namespace tapestry;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A folder of this run's own, for what the children hand back.
+class Exchange {
+ public:
+  Exchange() {
+    std::string name = (fs::temp_directory_path() / "tapestry-compare-XXXXXX").string();
+    check<IoError>(mkdtemp(name.data()) != nullptr, "[compare] cannot make a folder ", name,
+                   "; set TMPDIR to one that can be written to");
+    folder_ = name;
+  }
+  ~Exchange() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  std::string file() const { return (folder_ / "result.json").string(); }
+
+ private:
+  fs::path folder_;
+};
+
+class Comparison {
+ public:
+  Comparison(const Options& options, std::vector<std::string> arguments)
+      : o_(options), w_(options.workload), arguments_(std::move(arguments)) {
+    modes_.push_back(&mode_named("single"));
+    for (const std::string& name : o_.modes)
+      if (const Mode* mode = &mode_named(name); std::find(modes_.begin(), modes_.end(), mode) == modes_.end())
+        modes_.push_back(mode);
+    if (!o_.json.empty()) json_.emplace(o_.json);
+    if (!o_.html.empty()) html_.emplace(o_.html);
+    if (!o_.svg.empty()) open_svg_folder();
+  }
+
+  int run() {
+    split_model();
+    errors_.resize(modes_.size());
+    rounds_.resize(modes_.size());
+    for (int round = 0; round < o_.rounds; ++round)
+      for (std::size_t i = 0; i < modes_.size(); ++i)
+        if (errors_[i].empty()) run_mode(i, round);
+    return report();
+  }
+
+ private:
+  void open_svg_folder() const {
+    std::error_code error;
+    fs::create_directories(o_.svg, error);
+    check<IoError>(!error && access(o_.svg.c_str(), W_OK) == 0, "[compare] cannot write to the folder ",
+                   o_.svg, "; choose another for --svg");
+  }
+
+  // Every mode has the same threads: those of one process are dealt out to its devices, or each process gets
+  // its part.
+  std::string run_child_process(const std::string& name, bool processes) {
+    Child child;
+    child.arguments = arguments_;
+    child.arguments.insert(child.arguments.end(), {"--child", name, "--result", exchange_.file(), "--threads",
+                                                   std::to_string(w_.threads)});
+    if (!w_.split.empty() && o_.workload.split.empty()) {
+      child.arguments.push_back("--split");
+      for (const int count : w_.split) child.arguments.push_back(std::to_string(count));
+    }
+    const bool alone = processes && w_.device_type == DeviceType::cpu;
+    child.variables = {{"OMP_NUM_THREADS", std::to_string(processes ? w_.threads_per_device() : w_.threads)},
+                       {"TAPESTRY_LOGICAL_DEVICES", std::to_string(alone ? 1 : w_.devices)}};
+    child.limit = std::chrono::milliseconds(std::llround(o_.timeout_s * 1000));
+    return children_.run(child);
+  }
+
+  void split_model() {
+    const bool needed =
+        std::any_of(modes_.begin(), modes_.end(), [](const Mode* m) { return m->splits_the_model; });
+    if (!needed || !w_.split.empty()) return;
+    const std::string error = run_child_process(kBlocks, false);
+    check<Error>(error.empty(), "[compare] the costs of ", w_.model, "'s blocks cannot be measured: ", error);
+    const auto costs = nlohmann::json::parse(read_text(exchange_.file())).get<std::vector<double>>();
+    check(static_cast<int>(costs.size()) >= w_.devices, "[compare] ", w_.model, " has ", costs.size(),
+          " blocks, which cannot be cut into parts for ", w_.devices,
+          " devices; use fewer devices, or leave out the modes that split the model");
+    w_.split = balanced_split(costs, w_.devices);
+  }
+
+  void run_mode(std::size_t i, int round) {
+    const Mode& mode = *modes_[i];
+    errors_[i] = run_child_process(mode.name, mode.one_process_a_device);
+    if (errors_[i].empty()) rounds_[i].push_back(result_of(read_text(exchange_.file())));
+    if (errors_[i].empty())
+      std::fprintf(stderr, "round %d of %d: %s, %.2f ms a step\n", round + 1, o_.rounds, mode.name.c_str(),
+                   rounds_[i].back().step_s * 1000);
+    else std::fprintf(stderr, "round %d of %d: %s failed\n", round + 1, o_.rounds, mode.name.c_str());
+  }
+
+  int report() {
+    Report report{.workload = w_, .rounds = o_.rounds, .device_names = {}, .results = {}};
+    for (const Device d : devices_of(w_))
+      report.device_names.push_back(d.is_cpu() ? d.str()
+                                               : d.str() + " (" + cuda::device_properties(d).name + ")");
+    for (std::size_t i = 0; i < modes_.size(); ++i) {
+      Result result = errors_[i].empty() ? median_of(rounds_[i]) : Result();
+      result.name = modes_[i]->name;
+      result.error = errors_[i];
+      report.results.push_back(std::move(result));
+    }
+    compare_losses(report.results, tolerance(w_.dtype));
+
+    std::printf("%s\n\n%s\n%s\n", headline(report).c_str(), table(report, o_.markdown).c_str(),
+                legend(report).c_str());
+    if (json_) json_->write(json_text(report)), json_->commit();
+    if (html_) html_->write(page(report)), html_->commit();
+    if (!o_.svg.empty())
+      for (const Picture& p : pictures(report)) write_file_atomically(o_.svg + "/" + p.file, p.svg);
+
+    bool well = true;
+    std::fflush(stdout);
+    for (const Result& r : report.results) {
+      if (r.error.empty()) continue;
+      std::fprintf(stderr, "error: [compare] %s: %s\n", r.name.c_str(), r.error.c_str());
+      well = false;
+    }
+    return well ? 0 : 1;
+  }
+
+  const Options& o_;
+  Workload w_;  // with the split
+  const std::vector<std::string> arguments_;
+  Children children_;
+  Exchange exchange_;
+  std::optional<AtomicFile> json_, html_;
+  std::vector<const Mode*> modes_;
+  std::vector<std::string> errors_;          // by mode
+  std::vector<std::vector<Result>> rounds_;  // by mode
+};
+
+}  // namespace
+
+int compare(const Options& options, const std::vector<std::string>& arguments) try {
+  return Comparison(options, arguments).run();
+} catch (const Interrupted& interrupted) {
+  return 128 + interrupted.signal;
+}
+
+int run_child(const ChildTask& task, const Workload& workload, const std::vector<std::string>& arguments) {
+  if (task.mode == kBlocks) {
+    write_file_atomically(task.result, nlohmann::json(block_costs(workload)).dump());
+    return 0;
+  }
+  const Mode& mode = mode_named(task.mode);
+  if (mode.one_process_a_device && !task.is_rank) {
+    std::vector<std::string> all = arguments;
+    all.emplace_back("--as-rank");
+    return launch_ranks(all, workload.devices);
+  }
+  if (const auto result = measure(mode, workload)) write_file_atomically(task.result, to_text(*result));
+  return 0;
+}
+
+}  // namespace apps::compare

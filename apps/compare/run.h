@@ -1,0 +1,32 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "tapestry/apps/compare/workload.h"
+
+namespace apps::compare {
+
+struct Options {
+  Workload workload;
+  std::vector<std::string> modes;  ///< single is added where it is missing
+  int rounds = 3;
+  double timeout_s = 300;  ///< of one mode's run
+  bool markdown = false;
+  std::string json, html, svg;  ///< where to; empty: nowhere
+};
+
+/// Runs every mode `rounds` times, in turn, each time in a process of its own with `arguments`, those of this
+/// one. Prints the table and writes the files. The exit status: 1 if a mode failed or its losses differ.
+int compare(const Options& options, const std::vector<std::string>& arguments);
+
+/// What such a process does.
+struct ChildTask {
+  std::string mode;    ///< a mode's name, or kBlocks
+  std::string result;  ///< the file to write
+  bool is_rank = false;
+};
+/// Costs of the model's blocks, for Workload::split.
+inline constexpr const char* kBlocks = "blocks";
+int run_child(const ChildTask& task, const Workload& workload, const std::vector<std::string>& arguments);
+
+}  // namespace apps::compare

@@ -1,0 +1,271 @@
+// What tapestry-compare computes from what it measured.
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+
+#include "tapestry/apps/common/chart.h"
+#include "tapestry/apps/common/table.h"
+#include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/report.h"
+#include "tapestry/apps/compare/split.h"
+#include "tapestry/tapestry.h"
+#include "tests/apps/run_files.h"
+#include "tests/support/catch.h"
+
+using namespace apps::compare;
+using tapestry::Activity;
+using tapestry::Span;
+using Strings = std::vector<std::string>;
+
+namespace {
+
+using Split = std::vector<int>;
+
+double largest_part(const std::vector<double>& costs, const Split& split) {
+  double most = 0;
+  auto at = costs.begin();
+  for (const int count : split) {
+    most = std::max(most, std::accumulate(at, at + count, 0.0));
+    at += count;
+  }
+  return most;
+}
+
+// By trying them all.
+double best_possible(const std::vector<double>& costs, std::size_t begin, int parts) {
+  if (parts == 1)
+    return std::accumulate(costs.begin() + static_cast<std::ptrdiff_t>(begin), costs.end(), 0.0);
+  double best = std::numeric_limits<double>::infinity(), sum = 0;
+  for (std::size_t i = begin; i + static_cast<std::size_t>(parts) - 1 < costs.size(); ++i) {
+    sum += costs[i];
+    best = std::min(best, std::max(sum, best_possible(costs, i + 1, parts - 1)));
+  }
+  return best;
+}
+
+Result measured(const std::string& name, double step_s, std::vector<double> losses) {
+  Result r;
+  r.name = name;
+  r.rows = {"cpu:0", "cpu:1"};
+  r.step_s = step_s;
+  r.spans = {{"cpu:0", Activity::forward, "forward <1>", 0, step_s / 2}};
+  r.split = split_of(r.spans, r.rows, step_s);
+  r.peak_bytes = {1 << 20, 3 << 20};
+  r.bytes_sent = 1 << 19;
+  r.losses = std::move(losses);
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("a split makes the largest part as small as can be") {
+  CHECK(balanced_split({1, 1, 1, 1}, 2) == Split{2, 2});
+  CHECK(balanced_split({3, 1, 1, 1}, 2) == Split{1, 3});
+  CHECK(balanced_split({1, 1, 1, 3}, 2) == Split{3, 1});
+  CHECK(balanced_split({5, 1, 1}, 3) == Split{1, 1, 1});
+  CHECK(balanced_split({4}, 1) == Split{1});
+  CHECK(balanced_split({0, 0, 0}, 2).size() == 2);
+
+  std::mt19937 random(7);
+  std::uniform_real_distribution<double> cost(0, 1);
+  for (int n = 1; n <= 8; ++n)
+    for (int parts = 1; parts <= n; ++parts) {
+      std::vector<double> costs(static_cast<std::size_t>(n));
+      for (double& c : costs) c = cost(random);
+      const Split split = balanced_split(costs, parts);
+      REQUIRE(split.size() == static_cast<std::size_t>(parts));
+      CHECK(std::accumulate(split.begin(), split.end(), 0) == n);
+      for (const int count : split) CHECK(count >= 1);
+      CHECK(largest_part(costs, split) == Approx(best_possible(costs, 0, parts)).epsilon(1e-12));
+    }
+
+  CHECK_THROWS_WITH(balanced_split({1, 2}, 3), ContainsSubstring("2 items for 3 parts"));
+  CHECK_THROWS_WITH(balanced_split({1, 2}, 0), ContainsSubstring("0 parts"));
+  CHECK_THROWS_WITH(balanced_split({1, -2}, 1), ContainsSubstring("-2"));
+  CHECK_THROWS_WITH(balanced_split({1, std::nan("")}, 1), ContainsSubstring("not negative"));
+}
+
+TEST_CASE("the parts of a step are means over devices and add up to it") {
+  // cpu:0 waits for gradients within backward; cpu:1 works for a third of the time. What runs beside them is
+  // not counted, nor what is beyond the step.
+  const std::vector<Span> spans = {
+      {"cpu:0", Activity::forward, "f", 0, 2},
+      {"cpu:0", Activity::backward, "b", 2, 8},
+      {"cpu:0", Activity::communication, "wait", 7, 8},
+      {"cpu:0", Activity::optimizer, "SGD", 8, 9},
+      {"cpu:0 communication", Activity::communication, "bucket", 3, 8},
+      {"cpu:1", Activity::forward, "f", 1, 4},
+      {"cpu:1", Activity::other, "o", 8.5, 20},
+  };
+  const StepSplit s = split_of(spans, {"cpu:0", "cpu:1"}, 9);
+  CHECK(s.forward_s == Approx(2.5));
+  CHECK(s.backward_s == Approx(2.5));
+  CHECK(s.exposed_comm_s == Approx(0.5));
+  CHECK(s.update_s == Approx(0.75));
+  CHECK(s.idle_s == Approx(2.75));
+  CHECK(s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s == Approx(9));
+
+  const StepSplit nothing = split_of({}, {"cpu:0"}, 3);
+  CHECK(nothing.idle_s == Approx(3));
+  CHECK(nothing.forward_s == 0);
+}
+
+TEST_CASE("results travel between processes as text") {
+  Result r = measured("ddp", 0.25, {2.5, std::nan("")});
+  const Result back = result_of(to_text(r));
+  CHECK(back.name == "ddp");
+  CHECK(back.rows == r.rows);
+  CHECK(back.step_s == 0.25);
+  CHECK(back.peak_bytes == r.peak_bytes);
+  CHECK(back.bytes_sent == r.bytes_sent);
+  REQUIRE(back.losses.size() == 2);
+  CHECK(back.losses[0] == 2.5);
+  CHECK(std::isnan(back.losses[1]));
+  REQUIRE(back.spans.size() == 1);
+  CHECK(back.spans[0].name == "forward <1>");
+  CHECK(back.split.idle_s == Approx(r.split.idle_s));
+  for (const std::string text : {"", "{}", "[1]", R"({"name": 3})"})
+    CHECK_THROWS_WITH(result_of(text), ContainsSubstring("no result"));
+}
+
+TEST_CASE("of several rounds the median is shown") {
+  const auto median = [](std::vector<double> times) {
+    std::vector<Result> rounds;
+    for (const double t : times) rounds.push_back(measured("x", t, {}));
+    return median_of(rounds).step_s;
+  };
+  CHECK(median({3, 1, 2}) == 2);
+  CHECK(median({4, 1, 2, 3}) == 2);
+  CHECK(median({5}) == 5);
+  CHECK_THROWS_WITH(median({}), ContainsSubstring("no results"));
+}
+
+TEST_CASE("losses that differ from single's are a failure") {
+  CHECK(loss_difference({3, 4}, {3, 4}) == 0);
+  CHECK(loss_difference({3, 4.5}, {3, 4}) == Approx(0.1));
+  CHECK(std::isinf(loss_difference({3}, {3, 4})));
+  CHECK(std::isinf(loss_difference({3, std::nan("")}, {3, 4})));
+  CHECK(std::isinf(loss_difference({1}, {0})));
+  CHECK(loss_difference({0}, {0}) == 0);
+
+  std::vector<Result> results = {measured("single", 1, {1, 2}), measured("a", 1, {1, 2.0001}),
+                                 measured("b", 1, {1, 2.001}), Result()};
+  results[3].error = "it was killed";
+  compare_losses(results, tolerance(tapestry::DType::f32));
+  CHECK(results[0].error.empty());
+  CHECK(results[1].error.empty());
+  CHECK_THAT(results[2].error, ContainsSubstring("differ from single's by 0.00044"));
+  CHECK(results[3].error == "it was killed");
+  CHECK(tolerance(tapestry::DType::f64) == 1e-10);
+}
+
+TEST_CASE("tables are aligned, as text and as Markdown") {
+  const std::vector<Strings> rows = {{"mode", "ms"}, {"single", "10.5"}, {"dp", "9"}, {"bad"}};
+  CHECK(apps::text_table(rows) ==
+        "mode      ms\n"
+        "single  10.5\n"
+        "dp         9\n"
+        "bad\n");
+  CHECK(apps::markdown_table(rows) ==
+        "| mode   |   ms |\n"
+        "|--------|-----:|\n"
+        "| single | 10.5 |\n"
+        "| dp     |    9 |\n"
+        "| bad    |      |\n");
+}
+
+TEST_CASE("pictures are well-formed whatever is in them") {
+  const double nan = std::nan("");
+  const std::vector<std::string> all = {
+      apps::bars_svg({}, "none", "ms"),
+      apps::bars_svg({{"<a>", {{"forward", 1}, {"idle", nan}}}, {"b", {{"backward", -2}}, "'text' & more"}},
+                     "t", "ms", {{"forward", "f < b"}}),
+      apps::timeline_svg({}, {}, 0, "empty"),
+      apps::timeline_svg({{"cpu:0", Activity::forward, "f <0>", -1, 5}, {"x", Activity::other, "", 2, 1}},
+                         {"cpu:0", "cpu:1"}, 2, "a & b"),
+  };
+  for (const std::string& svg : all) {
+    CHECK(tests::xml_fault(svg) == "");
+    CHECK(svg.find("nan") == std::string::npos);
+    CHECK(svg.find("inf") == std::string::npos);
+  }
+  // Lanes that run beside a device come below it, before the next device.
+  const std::string lanes = apps::timeline_svg(
+      {{"cpu:0", Activity::forward, "f", 0, 1}, {"cpu:0 communication", Activity::communication, "c", 0, 1}},
+      {"cpu:0", "cpu:1"}, 1, "lanes");
+  CHECK(lanes.find("cpu:0 communication") < lanes.find("cpu:1"));
+}
+
+TEST_CASE("a report says what was measured, and what was not") {
+  Report report;
+  report.device_names = {"cpu:0", "cpu:1"};
+  report.results = {measured("single", 0.02, {2.5, 2.25}), measured("model", 0.04, {2.5, 2.25}), Result()};
+  report.results[1].predicted_step_s = 0.05;
+  report.results[1].predicted_peak_bytes = {2 << 20, 4 << 20};
+  report.results[2].name = "ddp";
+  report.results[2].error = "it was killed by <SIGKILL>";
+  const std::string text = table(report, false);
+  CHECK_THAT(text, ContainsSubstring("3200.0"));  // 64 samples in 20 ms
+  CHECK_THAT(text, ContainsSubstring("50.00 (+25%)"));
+  CHECK_THAT(text, ContainsSubstring("1.0, 3.0"));
+  CHECK_THAT(text, ContainsSubstring("2.0, 4.0"));
+  CHECK_THAT(text, ContainsSubstring("failed"));
+  CHECK_THAT(table(report, true), ContainsSubstring("| single |"));
+  const std::string html = page(report);
+  REQUIRE(html.starts_with("<!DOCTYPE html>\n"));
+  std::string xml = html.substr(html.find('\n') + 1);
+  CHECK(tests::xml_fault(xml) == "");
+  CHECK_THAT(html, ContainsSubstring("it was killed by &lt;SIGKILL&gt;"));
+  CHECK(html.find("http") == html.find("http://www.w3.org/2000/svg"));  // nothing is loaded
+}
+
+TEST_CASE("a ring's bytes") {
+  CHECK(ring_bytes(1000, 1) == 0);
+  CHECK(ring_bytes(1000, 2) == 1000);
+  CHECK(ring_bytes(1000, 4) == 1500);
+}
+
+TEST_CASE("modes are known by their files alone") {
+  REQUIRE(!modes().empty());
+  CHECK(modes()[0].name == "single");
+  for (std::size_t i = 2; i < modes().size(); ++i) CHECK(modes()[i - 1].name < modes()[i].name);
+  CHECK_THROWS_WITH(mode_named("horovod"), ContainsSubstring("single, "));
+}
+
+TEST_CASE("models are blocks, which joined are the model") {
+  for (const std::string& name : model_names()) {
+    INFO(name);
+    Workload w;
+    w.model = name;
+    w.image_size = 8;
+    w.batch_size = 3;
+    w.dtype = tapestry::DType::f64;
+    const Batch batch = make_batch(w);
+    CHECK(batch.images.sizes() == tapestry::Shape{3, 3, 8, 8});
+    CHECK(batch.images.dtype() == tapestry::DType::f64);
+    CHECK(batch.labels.sizes() == tapestry::Shape{3});
+    const tapestry::Tensor whole = (*make_model(w, tapestry::kCPU))(batch.images);
+    CHECK(whole.sizes() == tapestry::Shape{3, 10});
+
+    const int blocks = static_cast<int>(make_blocks(w).size());
+    w.split = {1, blocks - 1};
+    const auto parts = make_parts(w);
+    REQUIRE(parts.size() == 2);
+    CHECK(allclose((*parts[1])((*parts[0])(batch.images)), whole, 0, 0));
+    // A sample's output does not depend on the others.
+    CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.images.narrow(0, 1, 1)), whole.narrow(0, 1, 1),
+                   1e-12, 1e-12));
+    w.split = {blocks, 0};
+    CHECK_THROWS_WITH(make_parts(w), ContainsSubstring("at least one"));
+    w.split = {1, 1};
+    CHECK_THROWS_WITH(make_parts(w), ContainsSubstring("2 parts with 2 blocks"));
+  }
+  Workload w;
+  w.model = "vgg";
+  CHECK_THROWS_WITH(make_blocks(w), ContainsSubstring("mlp, cnn or resnet18"));
+  w.model = "cnn";
+  w.image_size = 3;
+  CHECK_THROWS_WITH(make_blocks(w), ContainsSubstring("at least 4x4"));
+}

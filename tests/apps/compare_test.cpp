@@ -1,0 +1,166 @@
+// tapestry-compare as a person runs it.
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tapestry/apps/compare/mode.h"
+#include "tests/apps/program.h"
+#include "tests/apps/run_files.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using nlohmann::json;
+using tests::Ended;
+
+namespace {
+
+Ended compare(std::vector<std::string> arguments) {
+  return run(tests::Launch{.arguments = std::move(arguments), .program = "tapestry-compare"});
+}
+
+// Small and short, on the CPU whatever the machine has; `more` comes first.
+std::vector<std::string> tiny(std::vector<std::string> more) {
+  const std::vector<std::pair<std::string, std::string>> small = {
+      {"--device", "cpu"}, {"--image-size", "4"}, {"--batch-size", "8"},
+      {"--steps", "2"},    {"--warmup", "1"},     {"--rounds", "1"}};
+  for (const auto& [option, value] : small)
+    if (std::find(more.begin(), more.end(), option) == more.end()) more.insert(more.end(), {option, value});
+  return more;
+}
+
+}  // namespace
+
+TEST_CASE("all modes train alike, and each says what it cost") {
+  const tests::TempDir folder;
+  const Ended ended = compare(tiny({"--dtype", "f64", "--markdown", "--json", folder / "r.json", "--html",
+                                    folder / "r.html", "--svg", folder / "svg"}));
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  CHECK_THAT(ended.out, ContainsSubstring("mlp on images of 4x4, batch of 8, float64"));
+  CHECK_THAT(ended.out, ContainsSubstring("| single"));
+
+  const json report = json::parse(tests::read_file(folder / "r.json"));
+  CHECK(report.at("options").at("devices") == 2);
+  CHECK(report.at("threads_per_device").get<int>() >= 1);
+  CHECK(report.at("devices").size() == 2);
+  const json& modes = report.at("modes");
+  REQUIRE(modes.size() == apps::compare::modes().size());
+  const std::string html = tests::read_file(folder / "r.html");
+  CHECK(tests::xml_fault(html.substr(html.find('\n') + 1)) == "");
+  for (const json& mode : modes) {
+    const std::string name = mode.at("name");
+    INFO(name);
+    CHECK(mode.at("difference_from_single").get<double>() <= 1e-10);
+    CHECK(mode.at("final_loss").get<double>() > 0);
+    CHECK(mode.at("samples_per_s").get<double>() == Approx(8 / (mode.at("step_ms").get<double>() / 1000)));
+    double sum = 0;
+    for (const char* part : {"forward_ms", "backward_ms", "exposed_comm_ms", "update_ms", "idle_ms"}) {
+      CHECK(mode.at(part).get<double>() >= 0);
+      sum += mode.at(part).get<double>();
+    }
+    CHECK(sum == Approx(mode.at("step_ms").get<double>()));
+    CHECK(mode.at("forward_ms").get<double>() > 0);
+    CHECK(mode.at("backward_ms").get<double>() > 0);
+    CHECK(mode.at("update_ms").get<double>() > 0);
+    const bool single = name == "single";
+    CHECK((mode.at("bytes_sent").get<std::int64_t>() == 0) == single);
+    CHECK(mode.at("peak_bytes").size() == (single ? 1 : 2));
+    for (const json& bytes : mode.at("peak_bytes")) CHECK(bytes.get<std::int64_t>() > 0);
+    CHECK(mode.contains("predicted_step_ms"));
+    CHECK(mode.contains("predicted_peak_bytes"));
+    CHECK_FALSE(mode.at("timeline").empty());
+    CHECK_THAT(html, ContainsSubstring("<td>" + name + "</td>"));
+    CHECK(tests::xml_fault(tests::read_file(folder / ("svg/timeline-" + name + ".svg"))) == "");
+  }
+  for (const char* picture : {"speed.svg", "step.svg", "memory.svg"})
+    CHECK(tests::xml_fault(tests::read_file((folder / "svg/") + picture)) == "");
+
+  // Gradients are averaged while backward runs: seen in a lane beside each device.
+  const auto lane_of = [&](const std::string& mode_name, const std::string& row) {
+    for (const json& mode : modes)
+      for (const json& span : mode.at("timeline"))
+        if (mode.at("name") == mode_name && span.at("row") == row)
+          return span.at("activity").get<std::string>();
+    return std::string();
+  };
+  CHECK(lane_of("ddp", "rank 1 communication") == "communication");
+  CHECK(lane_of("dp-replicated", "cpu:1 communication") == "communication");
+  CHECK(lane_of("dp-master", "cpu:0") != "");
+}
+
+TEST_CASE("batches that do not divide, and a split by hand") {
+  const Ended ended = compare(tiny({"--modes", "ddp,dp-master,model", "--batch-size", "7", "--micro-batches",
+                                    "3", "--split", "1,4", "--dtype", "f64"}));
+  INFO(ended.out << ended.err);
+  CHECK(ended.status == 0);
+  CHECK_THAT(ended.out, ContainsSubstring("single"));  // nobody named it
+  CHECK(ended.out.find("dp-replicated") == std::string::npos);
+}
+
+TEST_CASE("a mode that fails is named, the others are shown, and the status says so") {
+  const tests::TempDir folder;
+  // mlp has five blocks: no part of six can be one of the two.
+  const Ended ended =
+      compare(tiny({"--modes", "model,dp-replicated", "--split", "1,5", "--json", folder / "r.json"}));
+  INFO(ended.out << ended.err);
+  CHECK(ended.status == 1);
+  CHECK_THAT(ended.err, ContainsSubstring("[compare] model: it ended with exit code 1"));
+  CHECK_THAT(ended.err, ContainsSubstring("mlp has 5"));
+  CHECK_THAT(ended.out, ContainsSubstring("failed"));
+  CHECK_THAT(ended.out, ContainsSubstring("dp-replicated"));
+  const json modes = json::parse(tests::read_file(folder / "r.json")).at("modes");
+  CHECK_THAT(modes.at(1).at("error").get<std::string>(), ContainsSubstring("mlp has 5"));
+  CHECK_FALSE(modes.at(1).contains("step_ms"));
+  CHECK(modes.at(2).at("step_ms").get<double>() > 0);
+}
+
+TEST_CASE("a mode that does not end is ended") {
+  const Ended ended = compare(tiny({"--modes", "single", "--steps", "1000000", "--timeout", "0.5"}));
+  INFO(ended.out << ended.err);
+  CHECK(ended.status == 1);
+  CHECK_THAT(ended.err, ContainsSubstring("single: it did not end within 0.5 s"));
+}
+
+TEST_CASE("wrong options are named before anything runs") {
+  const tests::TempDir folder;
+  struct Wrong {
+    std::vector<std::string> arguments;
+    int status;
+    std::string text;
+  };
+  const std::vector<Wrong> all = {
+      {{"--modes", "single,horovod"}, 2, "horovod"},
+      {{"--modes", "single,horovod"}, 2, "dp-replicated"},  // what there is, is said
+      {{"--model", "vgg"}, 2, "resnet18"},
+      {{"--devices", "0"}, 2, "--devices"},
+      {{"--steps", "none"}, 2, "--steps"},
+      {{"--lr", "nan"}, 2, "--lr"},
+      {{"--dtype", "bf16"}, 2, "--dtype"},
+      {{"--timeout", "0"}, 2, "--timeout"},
+      {{"--bogus"}, 2, "--bogus"},
+      {{"--devices", "9", "--batch-size", "8"}, 1, "9 devices for a batch of 8"},
+      {{"--micro-batches", "9", "--batch-size", "8"}, 1, "9 micro-batches"},
+      {{"--split", "1,2,2"}, 1, "3 parts for 2 devices"},
+      {{"--json", folder / "none/r.json"}, 1, "none"},
+      {{"--html", folder / "none/r.html"}, 1, "none"},
+      {{"--svg", "/dev/null/svg"}, 1, "/dev/null/svg"},
+  };
+  for (const Wrong& wrong : all) {
+    const Ended ended = compare(tiny(wrong.arguments));
+    INFO(wrong.text << "\n" << ended.out << ended.err);
+    CHECK(ended.status == wrong.status);
+    CHECK_THAT(ended.err, ContainsSubstring(wrong.text));
+    CHECK(ended.out.empty());
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("--help lists options and modes") {
+  const Ended ended = compare({"--help"});
+  CHECK(ended.status == 0);
+  for (const apps::compare::Mode& mode : apps::compare::modes())
+    CHECK_THAT(ended.out, ContainsSubstring(mode.name));
+  for (const char* option : {"--model", "--devices", "--json", "--html", "--svg", "--rounds"})
+    CHECK_THAT(ended.out, ContainsSubstring(option));
+  CHECK(ended.out.find("--child") == std::string::npos);
+}
