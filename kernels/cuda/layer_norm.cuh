@@ -1,10 +1,12 @@
 #pragma once
 // Layer normalisation. A row is read once where it fits into the registers of those who share it:
 //
-//   layer_norm_rows, layer_norm_backward_rows           up to 1024 elements by a warp (256 in backward),
-//                                                       up to 16384 (4096) by a block; 16 bytes at a time
-//   layer_norm_streamed, layer_norm_backward_streamed   any length and alignment; what is read again comes
-//                                                       from a cache
+//   layer_norm_rows, layer_norm_backward_rows           up to 16384 elements (8192 in backward), short rows
+//   by
+//                                                       a warp, others by a block
+//   layer_norm_streamed, layer_norm_backward_streamed   any length; what is read again comes from a cache
+//
+// All of them read 16 bytes at a time where rows begin at multiples of that (V), else an element.
 //
 // The sums over rows, dweight and dbias, have two stages: each block adds up a range of rows for itself,
 // add_row_parts() joins the blocks.
@@ -85,31 +87,56 @@ __global__ void __launch_bounds__(block_threads(kThreads), 1024 / block_threads(
   }
 }
 
-template <class T, int kThreads>
-__global__ void __launch_bounds__(block_threads(kThreads)) layer_norm_streamed(LayerNormRows<T> a) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= a.rows) return;
-  SHARED(float, parts, [2][1][kThreads / 32]);
+template <int V, class T>
+__device__ __forceinline__ void read_floats(const T* from, float (&x)[V]) {
+  const auto pack = *reinterpret_cast<const Pack<T, V>*>(from);
+  UNROLL for (int j = 0; j < V; ++j) x[j] = load(pack.v[j]);
+}
+template <int V, class T>
+__device__ __forceinline__ void write_floats(T* to, const float (&x)[V]) {
+  Pack<T, V> pack;
+  UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[j]);
+  *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+/// What the row is multiplied by, or what is added to it, there; `otherwise` without.
+template <int V, class T>
+__device__ __forceinline__ void read_affine(const T* from, int at, float otherwise, float (&x)[V]) {
+  if (from) return read_floats<V>(from + at, x);
+  UNROLL for (int j = 0; j < V; ++j) x[j] = otherwise;
+}
+
+inline constexpr int kStreamThreads = 512;
+
+template <class T, int V>
+__global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNormRows<T> a) {
+  SHARED(float, parts, [2][1][kStreamThreads / 32]);
+  const std::int64_t row = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
-  const T* const x = a.x + row * a.n;
-  T* const y = a.y + row * a.n;
-  float sum[1] = {0}, squares[1] = {0};
-  for (int i = thread; i < a.n; i += kThreads) sum[0] += load(x[i]);
-  sum_row<kThreads>(sum, parts[0]);
-  const float mean = sum[0] / static_cast<float>(a.n);
-  for (int i = thread; i < a.n; i += kThreads) {
-    const float d = load(x[i]) - mean;
-    squares[0] += d * d;
+  const T* const in = a.x + row * a.n;
+  float sum[1] = {0}, squares[1] = {0}, x[V];
+  for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+    read_floats<V>(in + i, x);
+    UNROLL for (int j = 0; j < V; ++j) sum[0] += x[j];
   }
-  sum_row<kThreads>(squares, parts[1]);
+  sum_row<kStreamThreads>(sum, parts[0]);
+  const float mean = sum[0] / static_cast<float>(a.n);
+  for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+    read_floats<V>(in + i, x);
+    UNROLL for (int j = 0; j < V; ++j) squares[0] += (x[j] - mean) * (x[j] - mean);
+  }
+  sum_row<kStreamThreads>(squares, parts[1]);
   const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
   if (thread == 0) {
     a.mean[row] = mean;
     a.inv_std[row] = inv_std;
   }
-  for (int i = thread; i < a.n; i += kThreads) {
-    const float normal = (load(x[i]) - mean) * inv_std;
-    y[i] = store<T>(normal * (a.weight ? load(a.weight[i]) : 1.0f) + (a.bias ? load(a.bias[i]) : 0.0f));
+  for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+    float weight[V], bias[V];
+    read_floats<V>(in + i, x);
+    read_affine<V>(a.weight, i, 1.0f, weight);
+    read_affine<V>(a.bias, i, 0.0f, bias);
+    UNROLL for (int j = 0; j < V; ++j) x[j] = (x[j] - mean) * inv_std * weight[j] + bias[j];
+    write_floats<V>(a.y + row * a.n + i, x);
   }
 }
 
@@ -125,7 +152,8 @@ struct LayerNormGrads {
 
 /// Each thread adds up its own columns of dweight and dbias in registers, over the rows of its block; the
 /// warps of a block take turns at the end. kBlocks a multiprocessor: x, dy and the two sums of 8 elements
-/// take half of the 64 registers that leaves for 1024 threads; 16 elements (two blocks of 256) take 128.
+/// take half of the 64 registers that leaves for 1024 threads; single elements (V = 1) have more addresses,
+/// and 768 threads; 16 elements (512 threads) take 128.
 template <class T, int kThreads, int kElements, int V, int kBlocks>
 __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     layer_norm_backward_rows(LayerNormGrads<T> a) {
@@ -208,41 +236,52 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
   }
 }
 
-/// Each warp, or block, adds up dweight and dbias in memory, where a column always has the same thread.
-template <class T, int kThreads>
-__global__ void __launch_bounds__(block_threads(kThreads)) layer_norm_backward_streamed(LayerNormGrads<T> a) {
-  SHARED(float, parts, [2][2][kThreads / 32]);
+/// Each block adds up dweight and dbias in memory, where a column always has the same thread.
+template <class T, int V>
+__global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streamed(LayerNormGrads<T> a) {
+  SHARED(float, parts, [2][2][kStreamThreads / 32]);
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.chunk;
   const std::int64_t end = std::min(begin + a.chunk, a.rows);
   const float scale = 1.0f / static_cast<float>(a.n);
-  float* const out =
-      a.parts ? a.parts + (static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y) * 2 * a.n
-              : nullptr;
-  if (out)
-    for (int i = thread; i < a.n; i += kThreads) out[i] = out[a.n + i] = 0;
+  float* const out = a.parts ? a.parts + static_cast<std::int64_t>(blockIdx.x) * 2 * a.n : nullptr;
   int turn = 0;
-  for (std::int64_t row = begin + threadIdx.y; row < end; row += blockDim.y, turn ^= 1) {
-    const T *const x = a.x + row * a.n, *const dy = a.dy + row * a.n;
+  for (std::int64_t row = begin; row < end; ++row, turn ^= 1) {
+    const T *const in = a.x + row * a.n, *const grad = a.dy + row * a.n;
     const float mean = a.mean[row], inv_std = a.inv_std[row];
-    float sums[2] = {};
-    for (int i = thread; i < a.n; i += kThreads) {
-      const float normal = (load(x[i]) - mean) * inv_std, d = load(dy[i]);
-      const float g = a.weight ? d * load(a.weight[i]) : d;
-      sums[0] += g;
-      sums[1] += g * normal;
-      if (out) {
-        out[i] += d * normal;
-        out[a.n + i] += d;
+    float sums[2] = {}, x[V], dy[V], weight[V];
+    for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+      read_floats<V>(in + i, x);
+      read_floats<V>(grad + i, dy);
+      read_affine<V>(a.weight, i, 1.0f, weight);
+      UNROLL for (int j = 0; j < V; ++j) {
+        x[j] = (x[j] - mean) * inv_std;
+        sums[0] += dy[j] * weight[j];
+        sums[1] += dy[j] * weight[j] * x[j];
       }
+      if (!out) continue;
+      float dweight[V] = {}, dbias[V] = {};
+      if (row > begin) {
+        read_floats<V>(out + i, dweight);
+        read_floats<V>(out + a.n + i, dbias);
+      }
+      UNROLL for (int j = 0; j < V; ++j) {
+        dweight[j] += dy[j] * x[j];
+        dbias[j] += dy[j];
+      }
+      write_floats<V>(out + i, dweight);
+      write_floats<V>(out + a.n + i, dbias);
     }
     if (!a.dx) continue;
-    sum_row<kThreads>(sums, parts[turn]);
+    sum_row<kStreamThreads>(sums, parts[turn]);
     const float plain = sums[0] * scale, along = sums[1] * scale;
-    for (int i = thread; i < a.n; i += kThreads) {
-      const float normal = (load(x[i]) - mean) * inv_std, d = load(dy[i]);
-      const float g = a.weight ? d * load(a.weight[i]) : d;
-      a.dx[row * a.n + i] = store<T>(inv_std * (g - plain - normal * along));
+    for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+      read_floats<V>(in + i, x);
+      read_floats<V>(grad + i, dy);
+      read_affine<V>(a.weight, i, 1.0f, weight);
+      UNROLL for (int j = 0; j < V; ++j) x[j] =
+          inv_std * (dy[j] * weight[j] - plain - (x[j] - mean) * inv_std * along);
+      write_floats<V>(a.dx + row * a.n + i, x);
     }
   }
 }
@@ -284,6 +323,25 @@ inline unsigned norm_blocks(std::int64_t n, std::int64_t each) {
   return static_cast<unsigned>((n + each - 1) / each);
 }
 
+/// In packs of V elements.
+template <class T, int V>
+void launch_layer_norm_rows(const LayerNormRows<T>& a, cudaStream_t stream) {
+  const dim3 warps(32, 4);
+  const unsigned by_warps = norm_blocks(a.rows, 4), by_blocks = static_cast<unsigned>(a.rows);
+  const auto go = [&](auto kernel, unsigned blocks, dim3 block) {
+    launch(kernel, blocks, block, 0, stream, a);
+  };
+  if (a.n <= 32 * 8) return go(&layer_norm_rows<T, 32, 8, V>, by_warps, warps);
+  if (a.n <= 1024) {
+    if constexpr (V > 1) return go(&layer_norm_rows<T, 32, 32, V>, by_warps, warps);
+    else return go(&layer_norm_rows<T, 128, 8, V>, by_blocks, 128);  // 32 addresses take too many registers
+  }
+  if (a.n <= 256 * 16) go(&layer_norm_rows<T, 256, 16, V>, by_blocks, 256);
+  else if (a.n <= 512 * 16) go(&layer_norm_rows<T, 512, 16, V>, by_blocks, 512);
+  else if (a.n <= 1024 * 16) go(&layer_norm_rows<T, 1024, 16, V>, by_blocks, 1024);
+  else go(&layer_norm_streamed<T, V>, by_blocks, kStreamThreads);
+}
+
 template <class T>
 void launch_layer_norm(std::int64_t rows, std::int64_t cols, const void* x, const void* weight,
                        const void* bias, double eps, void* y, void* mean, void* inv_std,
@@ -299,33 +357,21 @@ void launch_layer_norm(std::int64_t rows, std::int64_t cols, const void* x, cons
                            .y = static_cast<T*>(y),
                            .mean = static_cast<float*>(mean),
                            .inv_std = static_cast<float*>(inv_std)};
-  const dim3 warps(32, 4);
-  const bool packs =
-      cols % V == 0 && aligned<T, V>(x) && aligned<T, V>(weight) && aligned<T, V>(bias) && aligned<T, V>(y);
-  const unsigned by_warps = norm_blocks(rows, 4), by_blocks = static_cast<unsigned>(rows);
-  if (packs && cols <= 32 * 8) launch(&layer_norm_rows<T, 32, 8, V>, by_warps, warps, 0, stream, a);
-  else if (packs && cols <= 32 * 32) launch(&layer_norm_rows<T, 32, 32, V>, by_warps, warps, 0, stream, a);
-  else if (packs && cols <= 256 * 16) launch(&layer_norm_rows<T, 256, 16, V>, by_blocks, 256, 0, stream, a);
-  else if (packs && cols <= 1024 * 16)
-    launch(&layer_norm_rows<T, 1024, 16, V>, by_blocks, 1024, 0, stream, a);
-  else if (cols <= 1024) launch(&layer_norm_streamed<T, 32>, by_warps, warps, 0, stream, a);
-  else launch(&layer_norm_streamed<T, 512>, by_blocks, 512, 0, stream, a);
+  if (cols % V == 0 && aligned<T, V>(x) && aligned<T, V>(weight) && aligned<T, V>(bias) && aligned<T, V>(y))
+    launch_layer_norm_rows<T, V>(a, stream);
+  else launch_layer_norm_rows<T, 1>(a, stream);
 }
 
-/// `multiprocessors`: how many share out the rows; Hopper's.
-template <class T>
-void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors = 132) {
-  if (s.cols == 0) return;
-  constexpr int V = 16 / sizeof(T);
-  const bool packs = s.cols % V == 0 && aligned<T, V>(s.x) && aligned<T, V>(s.dy) &&
-                     aligned<T, V>(s.weight) && aligned<T, V>(s.dx);
+/// `multiprocessors`: how many share out the rows.
+template <class T, int V>
+void launch_layer_norm_backward_rows(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors) {
   const bool sums = s.dweight || s.dbias;
-  // The rows are shared out over kBlocks a multiprocessor, whose sums `writers` of each keep.
-  const auto run = [&](auto kernel, dim3 block, int most, int writers) {
+  // The rows are shared out over `most` blocks a multiprocessor.
+  const auto run = [&](auto kernel, dim3 block, int most) {
     const std::int64_t blocks_wanted = std::int64_t{multiprocessors} * most;
     const std::int64_t chunk = std::max<std::int64_t>(block.y, (s.rows + blocks_wanted - 1) / blocks_wanted);
     const unsigned blocks = norm_blocks(s.rows, chunk);
-    const int count = static_cast<int>(blocks) * writers;
+    const int count = static_cast<int>(blocks);
     const Scratch<float> parts(s.device, sums ? 2 * s.cols * count : 0);
     const LayerNormGrads<T> a{.rows = s.rows,
                               .chunk = chunk,
@@ -336,19 +382,29 @@ void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream,
                               .mean = static_cast<const float*>(s.mean),
                               .inv_std = static_cast<const float*>(s.inv_std),
                               .dx = static_cast<T*>(s.dx),
-                              .parts = sums ? parts.data() : nullptr};
+                              .parts = parts.data()};
     if (blocks > 0) launch(kernel, blocks, block, 0, stream, a);
     if (sums)
       launch(&add_row_parts<T>, norm_blocks(2 * s.cols, 32), {32, part_threads(count)}, 0, stream,
              parts.data(), count, a.n, static_cast<T*>(s.dweight), static_cast<T*>(s.dbias));
   };
-  const dim3 warps(32, 4);
-  if (packs && s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, 8>, warps, 8, 1);
-  else if (packs && s.cols <= 32 * 32) run(&layer_norm_backward_rows<T, 128, 8, V, 8>, 128, 8, 1);
-  else if (packs && s.cols <= 256 * 8) run(&layer_norm_backward_rows<T, 256, 8, V, 4>, 256, 4, 1);
-  else if (packs && s.cols <= 256 * 16) run(&layer_norm_backward_rows<T, 256, 16, V, 2>, 256, 2, 1);
-  else if (s.cols <= 1024) run(&layer_norm_backward_streamed<T, 32>, warps, 2, 4);
-  else run(&layer_norm_backward_streamed<T, 512>, 512, 2, 1);
+  constexpr int kBlocks = V > 1 ? 8 : 6;
+  if (s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, kBlocks>, {32, 4}, kBlocks);
+  else if (s.cols <= 128 * 8) run(&layer_norm_backward_rows<T, 128, 8, V, kBlocks>, 128, kBlocks);
+  else if (s.cols <= 256 * 8) run(&layer_norm_backward_rows<T, 256, 8, V, kBlocks / 2>, 256, kBlocks / 2);
+  else if (s.cols <= 256 * 16) run(&layer_norm_backward_rows<T, 256, 16, V, 2>, 256, 2);
+  else if (s.cols <= 512 * 16) run(&layer_norm_backward_rows<T, 512, 16, V, 1>, 512, 1);
+  else run(&layer_norm_backward_streamed<T, V>, kStreamThreads, 2);
+}
+
+template <class T>
+void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors = 132) {
+  if (s.cols == 0) return;
+  constexpr int V = 16 / sizeof(T);
+  if (s.cols % V == 0 && aligned<T, V>(s.x) && aligned<T, V>(s.dy) && aligned<T, V>(s.weight) &&
+      aligned<T, V>(s.dx))
+    launch_layer_norm_backward_rows<T, V>(s, stream, multiprocessors);
+  else launch_layer_norm_backward_rows<T, 1>(s, stream, multiprocessors);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -4,6 +4,8 @@
 //
 //   row_in_registers   contiguous, up to 16384 elements: read once, kept by a warp or by a block
 //   row_streamed       contiguous, longer: read once for its State and once more for the result
+//   row_parts          the same of a few rows, which would leave most of the GPU idle: blocks share a row, by
+//                      two launches, one for the parts' States, one for the result
 //   columns            rows whose elements lie `inner` apart: neighbouring threads have neighbouring rows
 //
 // The State is merged online (Milakov and Gimelshein 2018): one pass gives maximum and sum of a row of any
@@ -14,6 +16,7 @@
 
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tapestry/kernels/ops/softmax.h"
+#include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda {
 
@@ -27,7 +30,11 @@ struct SoftmaxForward {
     float max, sum;  // of x, and of exp(x - max)
     float scale;     // 1 / sum, or log(sum): by finish()
   };
-  __device__ static State none() { return {-kInfinity, 0, 0}; }
+  __device__ static State none() {
+    State s;  // nvcc makes a constant of the whole a variable in the GPU's memory
+    s.max = -kInfinity, s.sum = 0, s.scale = 0;
+    return s;
+  }
   /// NaN is no maximum, and makes the sum NaN; so does +inf, by inf - inf.
   template <int N>
   __device__ static State of(const float (&x)[1][N]) {
@@ -114,7 +121,7 @@ __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) 
 /// Elements that a thread has in registers: kElements / V packs of V that lie kThreads packs apart.
 /// Of a warp's rows there are blockDim.y in a block; otherwise one.
 template <class Op, class T, int kThreads, int kElements, int V>
-__global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads)
+__global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads, kThreads == 512 ? 2 : 1)
     row_in_registers(RowInputs<T, Op::kInputs> in, T* out, std::int64_t rows, int n) {
   static_assert(kElements % V == 0);
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -175,6 +182,57 @@ __global__ void __launch_bounds__(512) row_streamed(RowInputs<T, Op::kInputs> in
   }
 }
 
+inline constexpr int kRowPartThreads = 256;
+/// Elements of a thread that are on their way at once.
+inline constexpr int kRowPartBatch = 8;
+
+/// Calls f(elements, first of them, how far apart) for batches of the part of a row that is this block's:
+/// `each` elements, of which there are n in all; the neutral one stands for what is behind them.
+template <class Op, class T, class F>
+__device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, std::int64_t n,
+                                          std::int64_t each, const F& f) {
+  const std::int64_t row = blockIdx.y, begin = blockIdx.x * each, end = std::min(begin + each, n);
+  for (std::int64_t at = begin + threadIdx.x; at < end; at += kRowPartThreads * kRowPartBatch) {
+    float x[Op::kInputs][kRowPartBatch];
+    UNROLL for (int k = 0; k < Op::kInputs; ++k) UNROLL for (int i = 0; i < kRowPartBatch; ++i) {
+      const std::int64_t place = at + i * kRowPartThreads;
+      x[k][i] = place < end ? load(in.x[k][row * n + place]) : Op::kNeutral;
+    }
+    f(x, at, end);
+  }
+}
+
+/// Grid (parts, rows). states (rows, parts).
+template <class Op, class T>
+__global__ void __launch_bounds__(kRowPartThreads, 4)
+    row_part_states(RowInputs<T, Op::kInputs> in, std::int64_t n, std::int64_t each,
+                    typename Op::State* states) {
+  typename Op::State s = Op::none();
+  over_part<Op>(in, n, each, [&](const auto& x, std::int64_t, std::int64_t) { s = Op::merge(s, Op::of(x)); });
+  s = merge_block<Op, kRowPartThreads>(s);
+  if (threadIdx.x == 0) states[static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = s;
+}
+
+/// Every block merges the States of its row, of which there are at most kRowPartThreads, in the same order.
+template <class Op, class T>
+__global__ void __launch_bounds__(kRowPartThreads, 4)
+    row_part_results(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n, std::int64_t each,
+                     const typename Op::State* states) {
+  const std::int64_t row = blockIdx.y;
+  typename Op::State s = Op::none();
+  if (threadIdx.x < gridDim.x) s = states[row * gridDim.x + threadIdx.x];
+  s = Op::finish(merge_block<Op, kRowPartThreads>(s));
+  over_part<Op>(in, n, each, [&](const auto& x, std::int64_t at, std::int64_t end) {
+    UNROLL for (int i = 0; i < kRowPartBatch; ++i) {
+      const std::int64_t place = at + i * kRowPartThreads;
+      if (place >= end) break;
+      float element[Op::kInputs];
+      UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i];
+      out[row * n + place] = store<T>(row_result<Op>(s, element));
+    }
+  });
+}
+
 inline constexpr int kColumnThreads = 8;  // that share a row
 
 /// Block (32, 8): 32 rows side by side.
@@ -206,6 +264,24 @@ __global__ void __launch_bounds__(32 * kColumnThreads)
   }
 }
 
+/// The longest row that a block keeps in registers.
+inline constexpr std::int64_t kLongestKept = 1024 * 16;
+/// Fewer long rows than these are shared by blocks, about so many in all: Hopper's multiprocessors, twice.
+inline constexpr std::int64_t kFewRows = 132, kRowPartBlocks = 132 * 2;
+
+template <class Op, class T>
+void launch_row_parts(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows, std::int64_t n,
+                      cudaStream_t stream) {
+  constexpr std::int64_t kLeast = kRowPartThreads * kRowPartBatch;  // elements
+  const std::int64_t wanted = std::min<std::int64_t>((kRowPartBlocks + rows - 1) / rows, kRowPartThreads);
+  const std::int64_t each = std::max(kLeast, (n + wanted - 1) / wanted);
+  const auto parts = static_cast<unsigned>((n + each - 1) / each);
+  const dim3 grid(parts, static_cast<unsigned>(rows));
+  const Scratch<typename Op::State> states(kernel_device, rows * parts);
+  launch(&row_part_states<Op, T>, grid, kRowPartThreads, 0, stream, in, n, each, states.data());
+  launch(&row_part_results<Op, T>, grid, kRowPartThreads, 0, stream, in, out, n, each, states.data());
+}
+
 template <class Op, class T, int V>
 void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows, std::int64_t n,
                  cudaStream_t stream) {
@@ -219,21 +295,26 @@ void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows,
     launch(&row_in_registers<Op, T, 32, 32, V>, blocks(4), {32, 4}, 0, stream, in, out, rows, count);
   else if (n <= 256 * 16)
     launch(&row_in_registers<Op, T, 256, 16, V>, blocks(1), 256, 0, stream, in, out, rows, count);
-  else if (n <= 1024 * 16)
+  else if (n <= 512 * 16)
+    launch(&row_in_registers<Op, T, 512, 16, V>, blocks(1), 512, 0, stream, in, out, rows, count);
+  else if (n <= kLongestKept)
     launch(&row_in_registers<Op, T, 1024, 16, V>, blocks(1), 1024, 0, stream, in, out, rows, count);
   else launch(&row_streamed<Op, T, V>, blocks(1), 512, 0, stream, in, out, n);
 }
 
-/// The launch for this shape. Inputs and output are dense, of `shape`; the output may be an input.
+/// The launch for this shape. Inputs and output are dense, of `shape`; the output may be an input. Fewer than
+/// `few` long rows are shared by blocks.
 template <class Op, class T>
 void launch_softmax(const SoftmaxShape& shape, const RowInputs<T, Op::kInputs>& in, T* out,
-                    cudaStream_t stream) {
+                    cudaStream_t stream, std::int64_t few = kFewRows) {
   if (shape.outer * shape.n * shape.inner == 0) return;
   if (shape.inner > 1) {
     const std::int64_t tiles = (shape.inner + 31) / 32;
     return launch(&columns<Op, T>, static_cast<unsigned>(shape.outer * tiles), {32, kColumnThreads}, 0,
                   stream, in, out, shape.n, shape.inner, tiles);
   }
+  if (shape.n > kLongestKept && shape.outer < few)
+    return launch_row_parts<Op, T>(in, out, shape.outer, shape.n, stream);
   constexpr int V = 16 / sizeof(T);
   bool packs = shape.n % V == 0 && aligned<T, V>(out);
   for (const T* x : in.x) packs = packs && aligned<T, V>(x);

@@ -134,18 +134,18 @@ void check_both(const Inputs& in, std::size_t offset = 0) {
 TEST_CASE("layer norm kernels: rows of any length") {
   for (const std::int64_t cols : {1, 4, 7, 8, 31, 33, 64, 256}) check_both({9, cols});
   for (const std::int64_t cols : {264, 777, 1000, 1024}) check_both({5, cols});
-  for (const std::int64_t cols : {1025, 1032, 4096}) check_both({3, cols});
+  for (const std::int64_t cols : {1025, 1032, 2049, 4096}) check_both({3, cols});
 }
 
 TEST_CASE("layer norm kernels: long rows") {
   check_both({2, 4104});
-  check_both({1, 16384});
-  check_both({1, 16392});
+  for (const std::int64_t cols : {4097, 8192, 8193, 16384, 16385, 16392}) check_both({1, cols});
 }
 
 TEST_CASE("layer norm kernels: more rows than blocks") {
   for (const std::int64_t cols : {3, 8, 264, 1033}) check_layer_norm<float>({37, cols}, 0, 1);
   for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({9, cols}, 0, 1);
+  for (const std::int64_t cols : {4104, 8193, 8200}) check_layer_norm<float>({5, cols}, 0, 1);
 }
 
 TEST_CASE("layer norm kernels: the sums of many blocks") { check_layer_norm<float>({290, 8}, 0); }
@@ -238,17 +238,20 @@ TEST_CASE("layer norm kernels: each shape has its way") {
     for (const auto& l : cuda_emulator::take_launches()) names += l.kernel + "\n";
     return names;
   };
-  CHECK_THAT(kernels(256, 0), ContainsSubstring("layer_norm_rowsIfLi32ELi8ELi4E") &&
-                                  ContainsSubstring("layer_norm_backward_rowsIfLi32ELi8ELi4E") &&
-                                  ContainsSubstring("add_row_parts"));
-  CHECK_THAT(kernels(768, 0), ContainsSubstring("layer_norm_rowsIfLi32ELi32ELi4E") &&
-                                  ContainsSubstring("layer_norm_backward_rowsIfLi128ELi8ELi4E"));
-  CHECK_THAT(kernels(2048, 0), ContainsSubstring("layer_norm_backward_rowsIfLi256ELi8ELi4E"));
-  CHECK_THAT(kernels(4096, 0), ContainsSubstring("layer_norm_rowsIfLi256ELi16ELi4E") &&
-                                   ContainsSubstring("layer_norm_backward_rowsIfLi256ELi16ELi4E"));
-  CHECK_THAT(kernels(8192, 0), ContainsSubstring("layer_norm_rowsIfLi1024ELi16ELi4E") &&
-                                   ContainsSubstring("layer_norm_backward_streamedIfLi512E"));
-  CHECK_THAT(kernels(16388, 0), ContainsSubstring("layer_norm_streamedIfLi512E"));
-  CHECK_THAT(kernels(1024, 1), ContainsSubstring("layer_norm_streamedIfLi32E") &&
-                                   ContainsSubstring("layer_norm_backward_streamedIfLi32E"));
+  const auto check = [&](std::int64_t cols, std::size_t offset, const char* forward, const char* backward) {
+    const std::string names = kernels(cols, offset);
+    CHECK_THAT(names, ContainsSubstring(std::string("layer_norm_") + forward) &&
+                          ContainsSubstring(std::string("layer_norm_backward_") + backward) &&
+                          ContainsSubstring("add_row_parts"));
+  };
+  check(256, 0, "rowsIfLi32ELi8ELi4E", "rowsIfLi32ELi8ELi4E");
+  check(768, 0, "rowsIfLi32ELi32ELi4E", "rowsIfLi128ELi8ELi4E");
+  check(2048, 0, "rowsIfLi256ELi16ELi4E", "rowsIfLi256ELi8ELi4E");
+  check(4096, 0, "rowsIfLi256ELi16ELi4E", "rowsIfLi256ELi16ELi4E");
+  check(8192, 0, "rowsIfLi512ELi16ELi4E", "rowsIfLi512ELi16ELi4E");
+  check(16384, 0, "rowsIfLi1024ELi16ELi4E", "streamedIfLi4E");
+  check(16388, 0, "streamedIfLi4E", "streamedIfLi4E");
+  check(16388, 1, "streamedIfLi1E", "streamedIfLi1E");
+  check(1024, 1, "rowsIfLi128ELi8ELi1E", "rowsIfLi128ELi8ELi1E");
+  check(1023, 0, "rowsIfLi128ELi8ELi1E", "rowsIfLi128ELi8ELi1E");
 }

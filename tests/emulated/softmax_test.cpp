@@ -32,7 +32,8 @@ Values rounded(Values v) {
 std::int64_t count(const SoftmaxShape& s) { return s.outer * s.n * s.inner; }
 
 template <class T, bool log>
-void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offset) {
+void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offset,
+                   std::int64_t few = gpu::kFewRows) {
   CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
   Values want(x.size()), error(x.size());
   (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), want.data());
@@ -44,15 +45,17 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
                (log ? 4 * std::abs(want[i]) : 0);
   in_each_order([&] {
     const Block<T> in(x, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, out.data(), nullptr);
+    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, out.data(), nullptr, few);
     emulated::check_close("out", out, want, error);
-    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, in.data(), nullptr);  // in place
+    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, in.data(), nullptr,
+                                                     few);  // in place
     emulated::check_close("in place", in, want, error);
   });
 }
 
 template <class T, bool log>
-void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy, std::size_t offset) {
+void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy, std::size_t offset,
+                    std::int64_t few) {
   CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
   Values y(x.size()), want(x.size()), error(x.size());
   (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), y.data());
@@ -73,23 +76,23 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
   in_each_order([&] {
     const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
     gpu::launch_softmax<gpu::SoftmaxBackward<log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
-                                                      nullptr);
+                                                      nullptr, few);
     emulated::check_close("out", out, want, error);
   });
 }
 
 template <class T>
-void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset = 0) {
-  check_forward<T, false>(shape, x, offset);
-  check_forward<T, true>(shape, x, offset);
+void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset, std::int64_t few) {
+  check_forward<T, false>(shape, x, offset, few);
+  check_forward<T, true>(shape, x, offset, few);
   const Values dy = numbers(count(shape), 9, 2);
-  check_backward<T, false>(shape, x, dy, offset);
-  check_backward<T, true>(shape, x, dy, offset);
+  check_backward<T, false>(shape, x, dy, offset, few);
+  check_backward<T, true>(shape, x, dy, offset, few);
 }
-void check_both(const SoftmaxShape& shape, std::size_t offset = 0) {
+void check_both(const SoftmaxShape& shape, std::size_t offset = 0, std::int64_t few = gpu::kFewRows) {
   const Values x = numbers(count(shape), 1, 8);
-  check_all<float>(shape, x, offset);
-  check_all<BFloat16>(shape, x, offset);
+  check_all<float>(shape, x, offset, few);
+  check_all<BFloat16>(shape, x, offset, few);
 }
 
 }  // namespace
@@ -101,12 +104,18 @@ TEST_CASE("softmax kernels: rows of any length") {
 }
 
 TEST_CASE("softmax kernels: rows that a block of 1024 reads, and longer ones") {
-  for (const std::int64_t n : {4104, 4105, 16384, 16385, 16392}) check_both({1, n, 1});
+  for (const std::int64_t n : {4104, 4105, 8200, 8193, 16384}) check_both({1, n, 1});
+  for (const std::int64_t n : {16385, 16392}) check_both({2, n, 1}, 0, 2);
+}
+
+TEST_CASE("softmax kernels: long rows that blocks share") {
+  for (const std::int64_t n : {16385, 18433}) check_both({2, n, 1});
+  check_both({1, 16392, 1}, 1);
 }
 
 TEST_CASE("softmax kernels: memory that is not aligned to 16 bytes") {
   for (const std::size_t offset : {1, 2, 4}) check_both({3, 64, 1}, offset);
-  check_both({1, 16392, 1}, 1);
+  check_both({1, 16392, 1}, 1, 0);
 }
 
 TEST_CASE("softmax kernels: strided rows") {
@@ -145,25 +154,33 @@ TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
     check_forward<BFloat16, false>(shape, x, 0);
     check_forward<BFloat16, true>(shape, x, 0);
   }
-  Values x(20000, -kInfinity);  // a streamed row of which most threads see nothing
+  Values x(20000, -kInfinity);  // a long row of which most threads see nothing
   x[777] = 3;
-  check_forward<float, false>({1, 20000, 1}, x, 0);
-  check_forward<float, true>({1, 20000, 1}, x, 1);
+  for (const std::int64_t few : {0, 2}) {
+    check_forward<float, false>({1, 20000, 1}, x, 0, few);
+    check_forward<float, true>({1, 20000, 1}, x, 1, few);
+    x[19999] = few ? 3 : kNaN;
+    check_forward<float, false>({1, 20000, 1}, x, 0, few);
+  }
 }
 
 TEST_CASE("softmax kernels: each shape has its way") {
-  const auto kernel = [](const SoftmaxShape& shape, std::size_t offset) {
+  const auto kernels = [](const SoftmaxShape& shape, std::size_t offset, std::int64_t few = gpu::kFewRows) {
     const Block<float> x(static_cast<std::size_t>(count(shape)), offset);
     cuda_emulator::take_launches();
-    gpu::launch_softmax<gpu::SoftmaxForward<false>, float>(shape, {{x.data()}}, x.data(), nullptr);
-    const auto launches = cuda_emulator::take_launches();
-    REQUIRE(launches.size() == 1);
-    return launches[0].kernel;
+    gpu::launch_softmax<gpu::SoftmaxForward<false>, float>(shape, {{x.data()}}, x.data(), nullptr, few);
+    std::string names;
+    for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
+    return names;
   };
-  CHECK_THAT(kernel({2, 4096, 1}, 0), ContainsSubstring("row_in_registers"));
-  CHECK_THAT(kernel({2, 4096, 1}, 0), ContainsSubstring("Li256ELi16ELi4E"));
-  CHECK_THAT(kernel({2, 4096, 1}, 1), ContainsSubstring("Li256ELi16ELi1E"));
-  CHECK_THAT(kernel({2, 4095, 1}, 0), ContainsSubstring("Li256ELi16ELi1E"));
-  CHECK_THAT(kernel({1, 16388, 1}, 0), ContainsSubstring("row_streamed"));
-  CHECK_THAT(kernel({1, 40, 2}, 0), ContainsSubstring("columns"));
+  CHECK_THAT(kernels({2, 4096, 1}, 0), ContainsSubstring("row_in_registers"));
+  CHECK_THAT(kernels({2, 4096, 1}, 0), ContainsSubstring("Li256ELi16ELi4E"));
+  CHECK_THAT(kernels({2, 4096, 1}, 1), ContainsSubstring("Li256ELi16ELi1E"));
+  CHECK_THAT(kernels({2, 4095, 1}, 0), ContainsSubstring("Li256ELi16ELi1E"));
+  CHECK_THAT(kernels({2, 8192, 1}, 0), ContainsSubstring("Li512ELi16ELi4E"));
+  CHECK_THAT(kernels({2, 8196, 1}, 0), ContainsSubstring("Li1024ELi16ELi4E"));
+  CHECK_THAT(kernels({2, 16388, 1}, 0, 2), ContainsSubstring("row_streamed"));
+  CHECK_THAT(kernels({1, 16388, 1}, 0, 2),
+             ContainsSubstring("row_part_states") && ContainsSubstring("row_part_results"));
+  CHECK_THAT(kernels({1, 40, 2}, 0), ContainsSubstring("columns"));
 }
