@@ -1,9 +1,10 @@
 #pragma once
-// What the matrix products of f32 (gemm_f32.cuh) and bf16 (gemm_bf16.cuh) share. A block computes a tile of C
-// for a range of k. Its threads walk with their loads through tiles of A and B (TileWalk), which lie in
-// memory along k or across it: that gives all transpositions. In the end the sums go through shared memory,
-// so that rows of C are written whole, with the epilogue on the way. Where there are too few tiles to fill a
-// GPU, blocks share the range of k: each writes its sums to a workspace, and gemm_reduce adds them in order.
+// What the matrix products of f32 (gemm_f32.cuh), bf16 (gemm_bf16.cuh) and few rows (gemv.cuh) share. A
+// block computes a tile of C for a range of k. Its threads walk with their loads through tiles of A and B
+// (TileWalk), which lie in memory along k or across it: that gives all transpositions. In the end the sums
+// go through shared memory, so that rows of C are written whole, with the epilogue on the way. Where there
+// are too few tiles to fill a GPU, blocks share the range of k: each writes its sums to a workspace, and
+// gemm_reduce adds them in order.
 #include <algorithm>
 #include <initializer_list>
 
@@ -38,10 +39,11 @@ struct GemmPlan {
   std::int64_t partial_row;  // n, rounded up to packs
 };
 
-/// How a product is computed: by which tiles, and in how many parts of k.
+/// How a product is computed: by which tiles, and in how many parts of k; or without tiles.
 struct GemmWay {
   bool large = false;
   std::int64_t splits = 1;
+  bool few_rows = false;
 };
 
 // ---- which tile
