@@ -1,150 +1,17 @@
 #pragma once
-// Losses over classes, without ever storing probabilities, and squared errors. A Way is how the threads of a
-// kernel share out rows of classes:
-//
-//   WarpWay     a row that is contiguous: a warp
-//   BlockWay    a long one: a block, which reads 16 bytes at a time wherever the row begins
-//   ColumnWay   rows whose classes lie `inner` apart: neighbouring threads have neighbouring rows, and 8 of
-//               them share one
-//
-// way.walk<packs>() hands out batches of classes, in a BlockWay of so many packs; way.merge() joins what its
-// threads know of a row.
+// Losses over classes, without ever storing probabilities, and squared errors. class_rows.cuh has the ways to
+// share out rows of classes.
 #include <algorithm>
 #include <cmath>
 
 #include "tapestry/core/error.h"
+#include "tapestry/kernels/cuda/class_rows.cuh"
 #include "tapestry/kernels/cuda/map.cuh"
-#include "tapestry/kernels/cuda/softmax.cuh"
 #include "tapestry/kernels/cuda/sums.cuh"
 #include "tapestry/kernels/ops/loss.h"
+#include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda {
-
-/// N classes, `step` apart.
-template <int N>
-struct StridedBatch {
-  static constexpr int kSize = N;
-  int first, step, end;
-  std::int64_t inner;
-
-  __device__ int class_of(int j) const { return first + j * step; }
-  __device__ bool has(int j) const { return class_of(j) < end; }
-  template <class T>
-  __device__ void read(const T* row, float (&x)[N], float otherwise) const {
-    UNROLL for (int j = 0; j < N; ++j) x[j] = has(j) ? load(row[class_of(j) * inner]) : otherwise;
-  }
-  template <class T>
-  __device__ void write(T* row, const float (&x)[N]) const {
-    UNROLL for (int j = 0; j < N; ++j) if (has(j)) row[class_of(j) * inner] = store<T>(x[j]);
-  }
-};
-
-/// Packs of V neighbours, `step` apart.
-template <int V, int kPacks>
-struct PackBatch {
-  static constexpr int kSize = V * kPacks;
-  int first, step, end;
-
-  __device__ int class_of(int j) const { return first + j / V * step + j % V; }
-  __device__ bool has(int j) const { return class_of(j) < end; }
-  template <class T>
-  __device__ void read(const T* row, float (&x)[kSize], float otherwise) const {
-    UNROLL for (int p = 0; p < kPacks; ++p) {
-      Pack<T, V> pack{};
-      if (has(p * V)) pack = *reinterpret_cast<const Pack<T, V>*>(row + class_of(p * V));
-      UNROLL for (int j = 0; j < V; ++j) x[p * V + j] = has(p * V) ? load(pack.v[j]) : otherwise;
-    }
-  }
-  template <class T>
-  __device__ void write(T* row, const float (&x)[kSize]) const {
-    UNROLL for (int p = 0; p < kPacks; ++p) {
-      if (!has(p * V)) break;
-      Pack<T, V> pack;
-      UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[p * V + j]);
-      *reinterpret_cast<Pack<T, V>*>(row + class_of(p * V)) = pack;
-    }
-  }
-};
-
-struct RowShape {
-  std::int64_t rows, inner, tiles;
-  int n;
-};
-
-struct WarpWay {
-  static constexpr int kThreads = 128, kBlocks = 8;
-  std::int64_t row, base;
-  bool inside, leads;  // the thread that writes what there is one of in a row
-
-  __device__ explicit WarpWay(const RowShape& s)
-      : row(static_cast<std::int64_t>(blockIdx.x) * 4 + threadIdx.y),
-        base(row * s.n),
-        inside(row < s.rows),
-        leads(inside && threadIdx.x == 0) {}
-  template <int, class T, class F>
-  __device__ void walk(const RowShape& s, const T*, const F& f) const {
-    for (int first = static_cast<int>(threadIdx.x); first < s.n; first += 32 * 8)
-      f(StridedBatch<8>{first, 32, s.n, 1});
-  }
-  template <class Op>
-  __device__ typename Op::State merge(typename Op::State s) const {
-    return merge_warp<Op>(s);
-  }
-};
-
-/// All arrays that are read and written in rows begin at the same distance from a multiple of 16 bytes.
-struct BlockWay {
-  static constexpr int kThreads = 512, kBlocks = 2;
-  std::int64_t row, base;
-  bool inside, leads;
-
-  __device__ explicit BlockWay(const RowShape& s)
-      : row(blockIdx.x), base(row * s.n), inside(true), leads(threadIdx.x == 0) {}
-  template <int kPacks, class T, class F>
-  __device__ void walk(const RowShape& s, const T* row_data, const F& f) const {
-    constexpr int V = 16 / sizeof(T);
-    const int thread = static_cast<int>(threadIdx.x);
-    const auto place = static_cast<int>(reinterpret_cast<std::uintptr_t>(row_data) / sizeof(T) % V);
-    const int head = place == 0 ? 0 : V - place, body = (s.n - head) / V * V;  // long enough for a head
-    for (int first = head + thread * V; first < head + body; first += kThreads * V * kPacks)
-      f(PackBatch<V, kPacks>{first, kThreads * V, head + body});
-    if (thread < s.n - body) f(StridedBatch<1>{thread < head ? thread : thread + body, 1, s.n, 1});
-  }
-  template <class Op>
-  __device__ typename Op::State merge(typename Op::State s) const {
-    return merge_block<Op, kThreads>(s);
-  }
-};
-
-struct ColumnWay {
-  static constexpr int kThreads = 32 * kColumnThreads, kBlocks = 4;
-  std::int64_t row, base;
-  bool inside, leads;
-
-  __device__ explicit ColumnWay(const RowShape& s) {
-    const std::int64_t outer = blockIdx.x / s.tiles,
-                       column = (blockIdx.x - outer * s.tiles) * 32 + threadIdx.x;
-    row = outer * s.inner + column;
-    base = outer * s.n * s.inner + column;
-    inside = column < s.inner;
-    leads = inside && threadIdx.y == 0;
-  }
-  template <int, class T, class F>
-  __device__ void walk(const RowShape& s, const T*, const F& f) const {
-    for (int first = static_cast<int>(threadIdx.y); first < s.n; first += kColumnThreads * 4)
-      f(StridedBatch<4>{first, kColumnThreads, s.n, s.inner});
-  }
-  /// Called once.
-  template <class Op>
-  __device__ typename Op::State merge(typename Op::State s) const {
-    SHARED(typename Op::State, parts, [kColumnThreads][32]);
-    parts[threadIdx.y][threadIdx.x] = s;
-    __syncthreads();
-    s = parts[0][threadIdx.x];
-    UNROLL for (int i = 1; i < kColumnThreads; ++i) s = Op::merge(s, parts[i][threadIdx.x]);
-    return s;
-  }
-};
 
 /// A ClassLoss as kernels take it. q_c = weight_c (rest t_c + each), where rest t_c is left out for a target
 /// class: that one's part is apart.
@@ -176,7 +43,11 @@ struct CrossEntropyTerms {
   struct State {
     float max, sum, q, gap;
   };
-  __device__ static State none() { return {-kInfinity, 0, 0, 0}; }
+  __device__ static State none() {
+    State s;  // see SoftmaxForward::none()
+    s.max = -kInfinity, s.sum = 0, s.q = 0, s.gap = 0;
+    return s;
+  }
   __device__ static float base(float max) { return max == -kInfinity ? 0.0f : max; }
   /// x is -inf and q 0 where a batch has no class.
   template <class Batch>
@@ -218,11 +89,11 @@ struct CrossEntropyTerms {
   }
 };
 
-template <class Way, class T, bool with_q>
-__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
-    cross_entropy_rows(ClassRows<T> a, float* losses, float* weights, std::int64_t* first_bad) {
+/// What a thread finds out about its row.
+template <class T, bool with_q, class Way>
+__device__ __forceinline__ typename CrossEntropyTerms<with_q>::State terms_of(const Way& way,
+                                                                              const ClassRows<T>& a) {
   using Terms = CrossEntropyTerms<with_q>;
-  const Way way(a.shape);
   const T* const x = a.x + way.base;
   typename Terms::State s = Terms::none();
   if (way.inside)
@@ -234,25 +105,65 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
       if constexpr (with_q) a.read_q(batch, way.base, q);
       Terms::add(s, batch, values, q);
     });
-  s = way.template merge<Terms>(s);
-  if (!way.leads) return;
-  const float log_sum = logf(s.sum) + (s.max - s.max);  // NaN if all are -inf
-  a.stats[2 * way.row] = s.max;
-  a.stats[2 * way.row + 1] = log_sum;
-  float loss = with_q ? s.gap + (s.q == 0 ? 0.0f : s.q * log_sum) : 0.0f, weight = 1;
-  if (a.target) {
-    const std::int64_t target = a.target[way.row];
-    if (target == a.ignore_index || !a.is_class(target)) {
-      loss = weight = 0;
-      if (target != a.ignore_index)
-        atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(way.row));
-    } else {
-      weight = a.weight_of(target);
-      loss += a.rest * weight * (log_sum - (load(x[target * a.shape.inner]) - s.max));
+  return s;
+}
+
+template <class T>
+struct RowLosses {
+  float *losses, *weights;
+  std::int64_t* first_bad;
+
+  /// x: the row's first element.
+  template <bool with_q>
+  __device__ void write(const ClassRows<T>& a, std::int64_t row, const T* x,
+                        typename CrossEntropyTerms<with_q>::State s) const {
+    const float log_sum = logf(s.sum) + (s.max - s.max);  // NaN if all are -inf
+    a.stats[2 * row] = s.max;
+    a.stats[2 * row + 1] = log_sum;
+    float loss = with_q ? s.gap + (s.q == 0 ? 0.0f : s.q * log_sum) : 0.0f, weight = 1;
+    if (a.target) {
+      const std::int64_t target = a.target[row];
+      if (target == a.ignore_index || !a.is_class(target)) {
+        loss = weight = 0;
+        if (target != a.ignore_index)
+          atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(row));
+      } else {
+        weight = a.weight_of(target);
+        loss += a.rest * weight * (log_sum - (load(x[target * a.shape.inner]) - s.max));
+      }
     }
+    losses[row] = loss;
+    weights[row] = weight;
   }
-  losses[way.row] = loss;
-  weights[way.row] = weight;
+};
+
+template <class Way, class T, bool with_q>
+__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+    cross_entropy_rows(ClassRows<T> a, RowLosses<T> to) {
+  const Way way(a.shape);
+  const auto s = way.template merge<CrossEntropyTerms<with_q>>(terms_of<T, with_q>(way, a));
+  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, s);
+}
+
+/// The first of two stages: states (rows, parts).
+template <class T, bool with_q>
+__global__ void __launch_bounds__(PartWay::kThreads, PartWay::kBlocks)
+    cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<with_q>::State* states) {
+  const PartWay way(a.shape);
+  const auto s = way.template merge<CrossEntropyTerms<with_q>>(terms_of<T, with_q>(way, a));
+  if (way.leads) states[blockIdx.x] = s;
+}
+/// The second one. A warp joins the parts of a row.
+template <class T, bool with_q>
+__global__ void __launch_bounds__(WarpWay::kThreads, WarpWay::kBlocks)
+    cross_entropy_join(ClassRows<T> a, const typename CrossEntropyTerms<with_q>::State* states,
+                       RowLosses<T> to) {
+  const WarpWay way(a.shape);
+  const int lane = static_cast<int>(threadIdx.x);
+  auto s = CrossEntropyTerms<with_q>::none();
+  if (way.inside && lane < a.shape.parts) s = states[way.row * a.shape.parts + lane];
+  s = merge_warp<CrossEntropyTerms<with_q>>(s);
+  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, s);
 }
 
 struct RowGrad {
@@ -280,7 +191,7 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
   float sum = 0;
   if constexpr (with_q) {
     if (way.inside)
-      way.template walk<with_q ? 2 : 4>(a.shape, x, [&](const auto& batch) {
+      way.template walk<with_q ? 1 : 4>(a.shape, x, [&](const auto& batch) {
         constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
         float q[N];
         a.read_q(batch, way.base, q);
@@ -303,7 +214,7 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
   }
   const float grad = g.of(way.row), scale = grad * (hit + sum);
   const float max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
-  way.template walk<with_q ? 2 : 4>(a.shape, x, [&](const auto& batch) {
+  way.template walk<with_q ? 1 : 4>(a.shape, x, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     [[maybe_unused]] float q[N] = {};
@@ -394,23 +305,6 @@ ClassRows<T> class_rows(const char* op, const ClassLoss& a) {
           .each = static_cast<float>(a.smoothing / static_cast<double>(a.classes))};
 }
 
-inline constexpr int kLongRow = 1024;
-
-/// Calls run.operator()<Way>(grid, block) with the way for rows of this shape, of which `arrays` are read and
-/// written; null arrays do not count.
-template <class T, int K, class Run>
-void with_way(const RowShape& s, const void* const (&arrays)[K], const Run& run) {
-  if (s.rows == 0) return;
-  const auto blocks = [](std::int64_t n) { return static_cast<unsigned>(n); };
-  if (s.inner > 1)
-    return run.template operator()<ColumnWay>(blocks(s.rows / s.inner * s.tiles), dim3(32, kColumnThreads));
-  bool together = true;
-  const auto place = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16; };
-  for (const void* p : arrays) together = together && (!p || place(p) == place(arrays[0]));
-  if (s.n > kLongRow && together) run.template operator()<BlockWay>(blocks(s.rows), dim3(BlockWay::kThreads));
-  else run.template operator()<WarpWay>(blocks((s.rows + 3) / 4), dim3(32, 4));
-}
-
 inline bool needs_q(const ClassLoss& a) { return !a.target || a.smoothing != 0; }
 inline RowGrad row_grad(const LossGrad& g) {
   return {static_cast<const float*>(g.grad), g.each_row, static_cast<const float*>(g.divisor)};
@@ -419,28 +313,43 @@ inline RowGrad row_grad(const LossGrad& g) {
 template <class T>
 void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad,
                           cudaStream_t stream) {
-  const ClassRows<T> rows = class_rows<T>("cross_entropy", a);
-  with_way<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
-    launch(needs_q(a) ? &cross_entropy_rows<Way, T, true> : &cross_entropy_rows<Way, T, false>, grid, block,
-           0, stream, rows, static_cast<float*>(losses), static_cast<float*>(weights), first_bad);
-  });
+  ClassRows<T> rows = class_rows<T>("cross_entropy", a);
+  const RowLosses<T> to{static_cast<float*>(losses), static_cast<float*>(weights), first_bad};
+  const auto go = [&]<bool with_q>() {
+    with_way<T, true>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
+      if constexpr (std::is_same_v<Way, PartWay>) {
+        const Scratch<typename CrossEntropyTerms<with_q>::State> states(kernel_device, grid);
+        launch(&cross_entropy_parts<T, with_q>, grid, block, 0, stream, rows, states.data());
+        launch(&cross_entropy_join<T, with_q>, static_cast<unsigned>((rows.shape.rows + 3) / 4), {32, 4}, 0,
+               stream, rows, states.data(), to);
+      } else {
+        launch(&cross_entropy_rows<Way, T, with_q>, grid, block, 0, stream, rows, to);
+      }
+    });
+  };
+  if (needs_q(a)) go.template operator()<true>();
+  else go.template operator()<false>();
 }
 
 template <class T>
 void launch_cross_entropy_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
-  const ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a);
-  with_way<T>(rows.shape, {a.x, rows.probabilities, dx}, [&]<class Way>(unsigned grid, dim3 block) {
-    launch(
-        needs_q(a) ? &cross_entropy_backward_rows<Way, T, true> : &cross_entropy_backward_rows<Way, T, false>,
-        grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
-  });
+  ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a);
+  const auto go = [&]<bool with_q>() {  // with q its sum over the row must be known first
+    with_way<T, !with_q>(rows.shape, {a.x, rows.probabilities, dx},
+                         [&]<class Way>(unsigned grid, dim3 block) {
+                           launch(&cross_entropy_backward_rows<Way, T, with_q>, grid, block, 0, stream, rows,
+                                  row_grad(g), static_cast<T*>(dx));
+                         });
+  };
+  if (needs_q(a)) go.template operator()<true>();
+  else go.template operator()<false>();
 }
 
 template <class T>
 void launch_cross_entropy_target_backward(const ClassLoss& a, const LossGrad& g, void* dtarget,
                                           cudaStream_t stream) {
-  const ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a);
-  with_way<T>(rows.shape, {a.x, dtarget}, [&]<class Way>(unsigned grid, dim3 block) {
+  ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a);
+  with_way<T, true>(rows.shape, {a.x, dtarget}, [&]<class Way>(unsigned grid, dim3 block) {
     launch(&cross_entropy_target_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g),
            static_cast<T*>(dtarget));
   });
@@ -457,8 +366,8 @@ void launch_nll_loss(const ClassLoss& a, void* losses, void* weights, std::int64
 
 template <class T>
 void launch_nll_loss_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
-  const ClassRows<T> rows = class_rows<T>("nll_loss_backward", a);
-  with_way<T>(rows.shape, {dx}, [&]<class Way>(unsigned grid, dim3 block) {
+  ClassRows<T> rows = class_rows<T>("nll_loss_backward", a);
+  with_way<T, true>(rows.shape, {dx}, [&]<class Way>(unsigned grid, dim3 block) {
     launch(&nll_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
   });
 }

@@ -213,26 +213,36 @@ TEST_CASE("cross-entropy kernels: everything that may be asked of them") {
       for (const double smoothing : {0.0, 0.1, 1.0}) {
         check_cross_entropy({5, 10, 1}, {weighted, probabilities, smoothing});
         check_cross_entropy({2, 19, 33}, {weighted, probabilities, smoothing, true});
+        check_cross_entropy({5, 333, 1}, {weighted, probabilities, smoothing});
         check_cross_entropy({2, 1037, 1}, {weighted, probabilities, smoothing, weighted});
       }
 }
 
 TEST_CASE("cross-entropy kernels: rows of any length") {
-  for (const std::int64_t n : {1, 2, 31, 32, 33, 256, 257, 300, 1024}) check_cross_entropy({9, n, 1}, {});
+  for (const std::int64_t n : {1, 2, 31, 32, 33, 63, 64, 256, 257, 300, 1024})
+    check_cross_entropy({9, n, 1}, {});
   for (const std::int64_t n : {1025, 1032, 8191, 8192, 8200}) check_cross_entropy({4, n, 1}, {true});
   for (const std::int64_t inner : {2, 31, 32, 70})
     for (const std::int64_t n : {1, 3, 8, 40}) check_cross_entropy({2, n, inner}, {true});
 }
 
+TEST_CASE("cross-entropy kernels: a few long rows, which have blocks for their parts") {
+  check_cross_entropy({2, 16385, 1}, {});
+  check_cross_entropy({1, 20481, 1}, {.weighted = true, .smoothing = 0.1, .offset = 3, .out_offset = 3});
+  check_cross_entropy({1, 16389, 1}, {.probabilities = true});
+  check_nll({2, 16389, 1}, {});
+}
+
 TEST_CASE("cross-entropy kernels: memory that is not aligned to 16 bytes") {
   for (const std::size_t offset : {1, 3, 6})
-    check_cross_entropy({3, 1029, 1}, {.probabilities = offset == 3, .offset = offset, .out_offset = offset});
+    for (const std::int64_t n : {77, 1029})
+      check_cross_entropy({3, n, 1}, {.probabilities = offset == 3, .offset = offset, .out_offset = offset});
   check_cross_entropy({2, 1032, 1}, {.offset = 1});  // of which the result has another place
   check_cross_entropy({3, 40, 1}, {.offset = 1});
 }
 
 TEST_CASE("cross-entropy kernels: infinities, NaN, huge values") {
-  for (const Shape3& shape : {Shape3{9, 40, 1}, Shape3{9, 40, 3}, Shape3{9, 1060, 1}})
+  for (const Shape3& shape : {Shape3{9, 40, 1}, Shape3{9, 40, 3}, Shape3{9, 100, 1}, Shape3{9, 1060, 1}})
     for (const double smoothing : {0.0, 0.25}) {
       Inputs in(shape, {.weighted = smoothing != 0, .smoothing = smoothing, .scale = 2});
       for (double& w : in.weight) w += 1;
@@ -271,10 +281,16 @@ TEST_CASE("cross-entropy kernels: nothing to do") {
 }
 
 TEST_CASE("cross-entropy kernels: each shape has its way") {
-  const auto kernel = [](const Shape3& shape, const Asked& asked) {
+  const auto kernel = [](const Shape3& shape, const Asked& asked, bool forward = false) {
     const Inputs in(shape, asked);
     OnGpu<float> on(in);
     cuda_emulator::take_launches();
+    if (forward) {
+      gpu::launch_cross_entropy<float>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad, nullptr);
+      std::string names;
+      for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
+      return names;
+    }
     gpu::launch_cross_entropy_backward<float>(on.loss, on.loss_grad, on.out.data(), nullptr);
     const auto launches = cuda_emulator::take_launches();
     REQUIRE(launches.size() == 1);
@@ -285,6 +301,13 @@ TEST_CASE("cross-entropy kernels: each shape has its way") {
   CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1}), ContainsSubstring("WarpWay"));
   CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1, .out_offset = 1}), ContainsSubstring("BlockWay"));
   CHECK_THAT(kernel({3, 9, 2}, {}), ContainsSubstring("ColumnWay"));
+  CHECK_THAT(kernel({1, 16384, 1}, {}), ContainsSubstring("BlockWay"));
+  CHECK_THAT(kernel({1, 16385, 1}, {}), ContainsSubstring("PartWay"));
+  CHECK_THAT(kernel({1, 16385, 1}, {.smoothing = 0.1}), ContainsSubstring("BlockWay"));
+  CHECK_THAT(kernel({132, 16385, 1}, {}), ContainsSubstring("BlockWay"));
+  CHECK_THAT(kernel({1, 16384, 1}, {}, true), ContainsSubstring("cross_entropy_rowsINS1_8BlockWay"));
+  CHECK_THAT(kernel({1, 16385, 1}, {}, true),
+             ContainsSubstring("cross_entropy_parts") && ContainsSubstring("cross_entropy_join"));
 }
 
 TEST_CASE("NLL kernels") {
