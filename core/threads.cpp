@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "tapestry/core/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/parallel.h"
 
@@ -75,6 +76,10 @@ bool become_main() {
   return state.main = true;
 }
 
+// Not more where there are several: beside their workers, this thread's team would wait for cores that they
+// compute on, and spin on them between its own regions.
+int threads_of_a_device() { return std::max(1, get_num_threads() / device_count(DeviceType::cpu)); }
+
 }  // namespace
 
 void set_num_threads(int n) {
@@ -86,7 +91,7 @@ int get_num_threads() { return thread_count().load(std::memory_order_relaxed); }
 
 int compute_threads() {
   if (state.inside) return 1;
-  const int n = state.share > 0 ? state.share : state.main || become_main() ? get_num_threads() : 1;
+  const int n = state.share > 0 ? state.share : state.main || become_main() ? threads_of_a_device() : 1;
 #ifdef TAPESTRY_HAS_OPENMP
   if (state.applied != n) omp_set_num_threads(n);
 #endif

@@ -1,6 +1,11 @@
 // Losses over classes (nll_loss, cross_entropy) and mse_loss.
 #include "tapestry/autograd/ops/loss.h"
 
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+
 #include "tapestry/autograd/ops/bad_index.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -140,6 +145,18 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
+// Probabilities where scores belong give no error: the model learns, but little, and its loss stays high. The
+// tape knows where they come from, so this costs nothing and is never wrong.
+void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
+  static std::atomic<bool> warned{false};
+  const autograd::Record* const record = autograd::record_of(logits);
+  if (!record || std::string_view(record->fn->name()) != "softmax" || warned.exchange(true)) return;
+  std::fprintf(stderr,
+               "[cross_entropy] warning: the input comes from softmax(), and cross_entropy() applies another "
+               "one: of %lld classes no row's loss can be below %.4f then; give it what softmax() was given\n",
+               static_cast<long long>(classes), std::log1p(static_cast<double>(classes - 1) * std::exp(-1.0)));
+}
+
 }  // namespace
 
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyParams& params) {
@@ -171,6 +188,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
   p.stats = empty({p.args.outer, p.args.inner, 2}, TensorOptions(wide(p.x.dtype()), p.x.device()));
   const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
+    warn_of_second_softmax(logits, p.args.classes);
     // What was computed here is saved as it is; logits and probabilities as given, so that a change in place
     // is seen.
     const bool classes = p.args.target != nullptr;

@@ -18,7 +18,7 @@ struct CrossEntropyParams {
 /// not ignore_index.
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyParams& params = {});
 /// nll_loss of log_softmax, fused: logits of the same shapes. A target of logits' dtype and shape is taken as
-/// class probabilities.
+/// class probabilities. Warns, once, if the logits are what softmax() returned.
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyParams& params = {});
 /// (x - target)^2. The shapes must be equal (ValueError); with a reduction the result is 0-d.
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);

@@ -8,6 +8,7 @@
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/threads.h"
+#include "tests/core/child.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
@@ -142,4 +143,27 @@ TEST_CASE("losses do not depend on the number of threads") {
   }
   set_num_threads(before);
   CHECK(equal(results[0], results[1]));
+}
+
+TEST_CASE("child: softmax before cross_entropy", "[.]") {
+  const Tensor x = randn({4, 10}).set_requires_grad(), target = randint(0, 10, {4});
+  cross_entropy(x, target);
+  cross_entropy(x.detach().softmax(1), target);  // not recorded: nothing is trained by it
+  cross_entropy(log_softmax(x, 1), target);      // changes nothing
+  cross_entropy(x.softmax(1) * 2, target);
+  std::puts("so far none");
+  std::fflush(stdout);
+  for (int i = 0; i < 3; ++i) cross_entropy(x.softmax(1), target);
+}
+
+TEST_CASE("a second softmax is told of, once") {
+  const std::string text = run_child("child: softmax before cross_entropy").output;
+  INFO(text);
+  const std::size_t none = text.find("so far none"), warning = text.find("warning");
+  REQUIRE(warning != std::string::npos);
+  CHECK(none < warning);
+  CHECK(text.find("warning", warning + 1) == std::string::npos);
+  CHECK_THAT(text, ContainsSubstring("of 10 classes no row's loss can be below 1.4612"));
+  const Tensor sure = (tensor({1.0}) - arange(10).to(DType::f64)).reshape({1, 10}) * 1000;  // of class 0
+  CHECK(cross_entropy(sure.softmax(1), classes({0})).item() == Approx(1.4612).margin(5e-5));
 }

@@ -158,14 +158,14 @@ TEST_CASE("child: logical workers", "[.]") {
   std::string shares;
   for (int d = 0; d < device_count(DeviceType::cpu); ++d)
     device_worker({DeviceType::cpu, d}).run([&] { shares += std::to_string(compute_threads()) + ","; }).get();
-  std::printf("shares=%s;", shares.c_str());
+  std::printf("shares=%s;caller=%d;", shares.c_str(), compute_threads());
 }
 
 TEST_CASE("logical devices share the threads") {
   CHECK_THAT(run_child("child: logical workers", "TAPESTRY_LOGICAL_DEVICES=3").output,
-             ContainsSubstring("shares=2,2,2,;"));
+             ContainsSubstring("shares=2,2,2,;caller=2;"));
   CHECK_THAT(run_child("child: logical workers", "TAPESTRY_LOGICAL_DEVICES=8").output,
-             ContainsSubstring("shares=1,1,1,1,1,1,1,1,;"));
+             ContainsSubstring("shares=1,1,1,1,1,1,1,1,;caller=1;"));
 }
 
 TEST_CASE("child: stuck worker", "[.]") {

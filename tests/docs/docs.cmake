@@ -1,7 +1,8 @@
 # Compiles and runs the C++ in README.md and docs/, so that it stays true. A block fenced as ```cpp is
 # - a program, if it begins with #include (a main is added where it has none),
 # - else the inside of a function, with `using namespace tapestry`.
-# A program that includes kernels/cuda/portable.cuh is run by the emulator.
+# A program that includes kernels/cuda/portable.cuh is run by the emulator. If the next block behind a program is fenced as
+# ```text output, it is what the program prints, held to it by prints.cmake.
 # Blocks fenced as ```cpp listing are excerpts of the sources and are not compiled.
 file(GLOB_RECURSE pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.md)
 list(APPEND pages ${PROJECT_SOURCE_DIR}/README.md)
@@ -42,7 +43,23 @@ foreach(page ${pages})
       if(NOT kernel EQUAL -1)
         tapestry_emulates_cuda(${target})
       endif()
-      add_test(NAME docs.${id}_${line} COMMAND ${target})
+      string(FIND "${text}" "\n```" end)
+      math(EXPR end "${end} + 4")
+      string(SUBSTRING "${text}" ${end} -1 behind)
+      string(FIND "${behind}" "```" next)
+      string(FIND "${behind}" "```text output\n" output)
+      if(NOT output EQUAL -1 AND output EQUAL next)
+        math(EXPR output "${output} + 15")
+        string(SUBSTRING "${behind}" ${output} -1 behind)
+        string(FIND "${behind}" "```" end)
+        string(SUBSTRING "${behind}" 0 ${end} quoted)
+        file(CONFIGURE OUTPUT ${generated}/${target}.txt CONTENT "${quoted}" @ONLY)
+        add_test(NAME docs.${id}_${line}
+                 COMMAND ${CMAKE_COMMAND} -D PROGRAM=$<TARGET_FILE:${target}> -D QUOTED=${generated}/${target}.txt
+                         -P ${CMAKE_CURRENT_LIST_DIR}/prints.cmake)
+      else()
+        add_test(NAME docs.${id}_${line} COMMAND ${target})
+      endif()
       set_tests_properties(docs.${id}_${line} PROPERTIES TIMEOUT 300 LABELS docs)
       math(EXPR programs "${programs} + 1")
     else()

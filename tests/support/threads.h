@@ -14,6 +14,7 @@ inline int threads_named(const std::string& name) {
   DIR* const tasks = opendir("/proc/self/task");
   REQUIRE(tasks);
   while (const dirent* entry = readdir(tasks)) {
+    if (entry->d_name[0] == '.') continue;
     std::string text;
     std::getline(std::ifstream(std::string("/proc/self/task/") + entry->d_name + "/comm"), text);
     count += text == name;

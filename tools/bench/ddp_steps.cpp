@@ -17,24 +17,14 @@
 
 #include <sys/resource.h>
 
+#include "models.h"
 #include "tapestry/tapestry.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
+using bench::Cnn;
 
 namespace {
-
-struct Cnn : nn::Module {
-  nn::Conv2d& conv1 = add<nn::Conv2d>("conv1", {.in_channels = 1, .out_channels = 32, .kernel_size = 5});
-  nn::Conv2d& conv2 = add<nn::Conv2d>("conv2", {.in_channels = 32, .out_channels = 64, .kernel_size = 5});
-  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 1024, .out_features = 512});
-  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 512, .out_features = 10});
-  Tensor forward(const Tensor& x) override {
-    Tensor h = max_pool2d(conv1(x).relu(), {.kernel_size = 2});
-    h = max_pool2d(conv2(h).relu(), {.kernel_size = 2});
-    return fc2(fc1(h.flatten(1)).relu());
-  }
-};
 
 // 26 million parameters in layers of 1 MiB: 100 MiB of gradients.
 struct Mlp : nn::Module {

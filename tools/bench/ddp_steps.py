@@ -26,7 +26,7 @@ class Job:
         for rank in range(world):
             env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
                        LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                       OMP_NUM_THREADS=str(max(1, 2 // world)), **variables)
+                       OMP_NUM_THREADS=str(max(1, 2 // world))) | variables
             self.ranks.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def ask(self, line):
@@ -98,4 +98,5 @@ def main():
             json.dump(results, f, indent=1)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,7 @@
-"""The PyTorch side of tools/bench_ddp: one rank, speaking as ddp_steps.cpp does (step and memory)."""
+"""The PyTorch side of tools/bench_ddp and tools/bench_modes: one rank, speaking as ddp_steps.cpp does (step and memory).
+
+usage: ddp_torch.py [channels_last] [mlp]
+"""
 import resource
 import sys
 import time
@@ -21,15 +24,22 @@ class Cnn(nn.Module):
         return self.fc2(self.fc1(h.flatten(1)).relu())
 
 
+class WideMlp(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
+                         nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+
 def main():
     layout = torch.channels_last if "channels_last" in sys.argv else torch.contiguous_format
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, 2 // world))
-    model = Cnn().to(memory_format=layout)
+    wide = "mlp" in sys.argv
+    model = WideMlp() if wide else Cnn().to(memory_format=layout)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x = torch.randn(64, 1, 28, 28).contiguous(memory_format=layout)
+    x = torch.randn(64, 784) if wide else torch.randn(64, 1, 28, 28).contiguous(memory_format=layout)
     target = torch.randint(0, 10, (64,))
     while True:
         said = [sys.stdin.readline() if rank == 0 else None]

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2086
-# What tools/quickstart and tools/test share: phases with times, packages, configure and build. Sourced, not run.
+# What the scripts share: phases with times, packages, configure and build. Sourced, not run.
 set -euo pipefail
 export LC_ALL=C.UTF-8
 
@@ -206,6 +206,29 @@ nvcc_time() {
       for (file in took) { ++files; sum += took[file] / 1000 }
       if (files) printf "[%s] nvcc: %d s for %d files%s\n", me, sum, files, (sum > 480 ? ", OVER ITS BUDGET OF 480 s" : "")
     }' "$1"
+}
+
+# ---- benchmarks ----------------------------------------------------------------------------------------------
+
+# The PyTorch that is compared with, in a virtual environment outside the tree.
+torch=2.15.0
+venv=${XDG_CACHE_HOME:-$HOME/.cache}/tapestry/torch-$torch
+
+need_pytorch() {
+  ! "$venv/bin/python" -c "import torch, sys; sys.exit(not torch.__version__.startswith('$torch'))" 2>/dev/null || return 0
+  [[ $install == yes ]] || die "PyTorch $torch is not in $venv, and --no-install was given."
+  begin_phase pytorch "installing PyTorch $torch into $venv"
+  run python3 -m venv "$venv"
+  run "$venv/bin/pip" install --quiet "torch==$torch" numpy
+  end_phase
+}
+
+# build_benchmark PROGRAM: into build/release/bin
+build_benchmark() {
+  begin_phase build "the program $1"
+  (cd "$root" && run cmake --preset release -DTAPESTRY_BUILD_BENCHMARKS=ON &&
+    run cmake --build --preset release --target "$1" --parallel "$jobs")
+  end_phase
 }
 
 # ---- command line --------------------------------------------------------------------------------------------

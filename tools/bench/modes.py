@@ -1,0 +1,100 @@
+"""Referee of tools/bench_modes: one job a mode, all alive through the whole run of a model, taking turns.
+
+usage: modes.py TAPESTRY_PROGRAM [--rounds 8] [--json FILE]
+"""
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ddp_steps import Job
+
+TORCH = [sys.executable, str(Path(__file__).parent / "ddp_torch.py")]
+LOGICAL = {"TAPESTRY_LOGICAL_DEVICES": "2"}
+STEPS = {"cnn": 10, "mlp": 5}  # a turn's
+PARTS = ("an empty call of both workers", "scatter", "gather", "replicate", "averaging gradients")
+
+
+def jobs_of(program, model):
+    jobs = {"single": Job([program, "single", model], 1, OMP_NUM_THREADS="1"),
+            "dp-master": Job([program, "dp-master", model], 1, **LOGICAL),
+            "dp-replicated": Job([program, "dp-replicated", model], 1, **LOGICAL),
+            "ddp": Job([program, "ddp", model], 2)}
+    if model == "cnn":
+        jobs["default"] = Job(TORCH, 2)
+        jobs["channels-last"] = Job(TORCH + ["channels_last"], 2)
+    else:
+        jobs["default"] = Job(TORCH + ["mlp"], 2)
+    return jobs
+
+
+def measure(program, model, rounds):
+    jobs = jobs_of(program, model)
+    steps = STEPS[model]
+    times = {name: [] for name in jobs}
+    for job in jobs.values():
+        job.ask(f"step {2 * steps}")  # warm up
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            time.sleep(0.05)  # the threads of the one before go to sleep
+            times[name] += job.ask(f"step {steps}")
+    result = {name: {"ms": statistics.median(t)} for name, t in times.items()}
+    for name, job in jobs.items():
+        if name in ("dp-replicated", "ddp"):
+            result[name]["exchange_ms"], result[name]["exposed_ms"] = job.ask(f"overlap {4 * steps}")
+        if not name.startswith(("default", "channels")):
+            result[name]["peak_mib"] = job.ask("memory")
+    answer = jobs["dp-replicated"].ask("parts 50")
+    parts = [{"name": name, "us": us, "bytes": int(size)} for name, us, size in zip(PARTS, answer[::2], answer[1::2])]
+    for job in jobs.values():
+        job.end()
+    layout = min((name for name in jobs if name in ("default", "channels-last")), key=lambda name: result[name]["ms"])
+    result["PyTorch ddp"] = dict(result[layout], layout=layout)
+    return {"modes": result, "parts": parts}
+
+
+def print_tables(model, title, measured):
+    modes = measured["modes"]
+    single = modes["single"]["ms"]
+    print(f"\n{title}\n")
+    print("| mode | step ms | steps/s | times single's speed | exchange ms | of it exposed | peak MiB of tensors, by device or rank |")
+    print("|---|---|---|---|---|---|---|")
+    for name in ("single", "dp-master", "dp-replicated", "ddp", "PyTorch ddp"):
+        mode = modes[name]
+        exchange = [f"{mode[key]:.2f}" if key in mode else "" for key in ("exchange_ms", "exposed_ms")]
+        peaks = ", ".join(f"{peak:.1f}" for peak in mode.get("peak_mib", []))
+        layout = f" ({mode['layout']})" if model == "cnn" and "layout" in mode else ""
+        print(f"| {name}{layout} | {mode['ms']:.2f} | {1e3 / mode['ms']:.1f} | {single / mode['ms']:.2f} | "
+              f"{exchange[0]} | {exchange[1]} | {peaks} |")
+    print(f"\ndp-replicated takes {modes['dp-replicated']['ms'] / modes['ddp']['ms']:.3f} of ddp's time; the goal is 1.10 at most.\n")
+    print("| part of DataParallel, by itself | microseconds | bytes that move |")
+    print("|---|---|---|")
+    for part in measured["parts"]:
+        print(f"| {part['name']} | {part['us']:.1f} | {part['bytes']} |")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], text=True,
+                             capture_output=True, check=True).stdout.strip()
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+               platform.processor())
+    print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds; batch 128 in all, one thread a device or rank")
+    results = {"torch": version, "cpu": cpu, "models": {}}
+    for model, title in (("cnn", "CNN, 2.3 MB of gradients"), ("mlp", "MLP, 40 MB of gradients")):
+        results["models"][model] = measure(args.program, model, args.rounds)
+        print_tables(model, title, results["models"][model])
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(results, f, indent=1)
+
+
+main()
