@@ -113,13 +113,13 @@ class Trainer {
       exchanged.push_back(report.communication_s * 1e3);
       exposed.push_back(report.exposed_s * 1e3);
     }
-    return concat({median(exchanged), ' ', median(exposed)});
+    return concat({median(exchanged), " ", median(exposed)});
   }
 
   std::string memory() {
     std::string peaks;
     for (const Device d : dp_ ? dp_->devices() : std::vector<Device>{"cpu:0"})
-      peaks += concat({static_cast<double>(memory_stats(d).peak_allocated) / (1 << 20), ' '});
+      peaks += concat({static_cast<double>(memory_stats(d).peak_allocated) / (1 << 20), " "});
     std::string all;
     for (const std::string& rank : all_gather_text(*group_, peaks)) all += rank;
     return all;
