@@ -17,8 +17,8 @@
 
 #include <sys/resource.h>
 
-#include "models.h"
 #include "tapestry/tapestry.h"
+#include "tapestry/tools/bench/models.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;

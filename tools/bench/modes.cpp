@@ -18,9 +18,9 @@
 #include <tuple>
 #include <vector>
 
-#include "models.h"
 #include "tapestry/core/worker.h"
 #include "tapestry/tapestry.h"
+#include "tapestry/tools/bench/models.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
