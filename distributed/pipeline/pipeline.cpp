@@ -1,9 +1,15 @@
 #include "tapestry/distributed/pipeline/pipeline.h"
 
+#include <numeric>
 #include <set>
 
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/pipeline/internal/local_pipeline.h"
+#include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
 
 namespace tapestry::distributed {
 
@@ -11,6 +17,10 @@ Pipeline::Pipeline(std::vector<Stage> stages, const Options& options)
     : stages_(std::move(stages)),
       options_(options),
       runner_(std::make_unique<LocalPipeline>(stages_, options)) {}
+Pipeline::Pipeline(std::shared_ptr<ProcessGroup> group, Stage stage, const Options& options)
+    : stages_{std::move(stage)},
+      options_(options),
+      runner_(std::make_unique<RankPipeline>(std::move(group), stages_, options)) {}
 Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
@@ -25,6 +35,7 @@ Tensor Pipeline::run(const TensorList& inputs, const TensorList& targets, const 
 std::vector<Tensor> Pipeline::evaluate(const TensorList& inputs) { return runner_->evaluate(inputs); }
 
 Tensor Pipeline::the_only(std::vector<Tensor> outputs) {
+  if (outputs.empty()) return {};  // they are the last rank's
   check(outputs.size() == 1, "[Pipeline] the last stage returns ", outputs.size(),
         " tensors; pipeline.outputs(...) returns them all");
   return std::move(outputs[0]);
@@ -44,12 +55,43 @@ void Pipeline::train(bool on) {
     for (nn::Module& module : stage.modules()) module.train(on);
 }
 
+Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {
+  return runner_->clip_grad_norm_(parameters(), max_norm, norm_type, error_if_nonfinite);
+}
+
 PipelineReport Pipeline::report() const { return runner_->report(); }
 
 std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly) {
   check(!exactly || samples % micro_batches == 0, "[Pipeline] a batch of ", samples, " samples and ",
         micro_batches, " micro-batches, which do not divide it; change one of them, or set .uneven");
   return shares_of(samples, static_cast<std::size_t>(micro_batches));
+}
+
+void return_gradients(const TensorList& inputs, const std::vector<bool>& wants_gradient,
+                      const std::vector<std::vector<Tensor>>& parts,
+                      const std::vector<std::vector<Tensor>>& gradients) {
+  std::vector<Tensor> roots, sums;
+  {
+    const NoGradGuard no_grad;
+    for (std::size_t k = 0; k < inputs.tensors.size(); ++k) {
+      if (!wants_gradient[k]) continue;
+      const Tensor& input = inputs.tensors[k];
+      const bool whole = inputs.whole[k] || input.dim() == 0;
+      std::vector<Tensor> rows;
+      bool any = false;
+      for (std::size_t m = 0; m < parts.size(); ++m) {
+        const Tensor& own = gradients[m][k];
+        any = any || own.defined();
+        rows.push_back(own.defined() ? own.to(input.device()) : zeros_like(parts[m][k]));
+      }
+      if (!any) continue;
+      roots.push_back(input);
+      sums.push_back(whole ? std::accumulate(rows.begin() + 1, rows.end(), rows[0],
+                                             [](const Tensor& sum, const Tensor& t) { return sum + t; })
+                           : cat(rows));
+    }
+  }
+  if (!roots.empty()) autograd::backward(roots, sums);
 }
 
 void named_in_errors(const std::string& place, const std::function<void()>& f) {

@@ -26,6 +26,7 @@
 namespace tapestry::distributed {
 
 class PipelineRunner;
+class ProcessGroup;
 
 struct PipelineOptions {
   Schedule schedule = Schedule::one_f_one_b;
@@ -33,7 +34,7 @@ struct PipelineOptions {
   /// Without it a batch to train on that micro_batches does not divide is an error. With it micro-batches are
   /// as even as can be, and there are fewer of them where a batch has fewer samples.
   bool uneven = false;
-  /// The longest that a stage waits for another, in seconds.
+  /// The longest that a stage waits for another, in seconds. Over ranks it is the group's timeout.
   int timeout_s = 1800;
 };
 
@@ -54,6 +55,16 @@ struct PipelineOptions {
 /// when all is done; the first exception is then rethrown with stage, micro-batch and device in the text, and
 /// everything can be used as before, but gradients may hold a part of the batch: zero_grad(). Calls of
 /// pipelines that share devices come from one thread at a time.
+///
+/// Over the ranks of a process group each rank computes one stage, on the thread that calls, and every call is
+/// one of all ranks. Inputs are the first rank's and targets the last one's; those that others pass are not
+/// looked at. All ranks return the loss; outputs are the last rank's, and undefined on the others. Each rank
+/// steps, saves and loads the parameters of its own stage; no two stages share one. clip_grad_norm_() and
+/// report() are calls of all ranks too. A batch that one rank cannot use is an error on all of them, after
+/// which they can go on. What fails later (a stage throws, a rank ends) ends the group, as under DDP: in this
+/// call or the next every rank throws what happened, with stage and rank, within the group's timeout. Inside
+/// data parallelism, with a group for each line of stages and one for each stage's replicas, average grad()
+/// over the latter after forward_backward(). Up to 32 tensors go from a rank to the next.
 class Pipeline {
  public:
   using Options = PipelineOptions;
@@ -66,6 +77,10 @@ class Pipeline {
   Pipeline(std::initializer_list<Stage> stages, const Options& options = {})
       : Pipeline(std::vector<Stage>(stages), options) {}
   explicit Pipeline(std::vector<Stage> stages, const Options& options = {});
+  /// Over the ranks of `group`: rank i computes stage i, which is the one that it passes. ValueError on all
+  /// ranks if their options differ.
+  ///   Pipeline pipeline(world, {part, device}, {.micro_batches = 8});
+  Pipeline(std::shared_ptr<ProcessGroup> group, Stage stage, const Options& options = {});
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
@@ -103,6 +118,8 @@ class Pipeline {
 
   /// Of all stages, each slot once.
   std::vector<nn::Parameter> parameters() const;
+  /// nn::clip_grad_norm_ of all stages' gradients together.
+  Tensor clip_grad_norm_(double max_norm, double norm_type = 2, bool error_if_nonfinite = false);
   /// Training or evaluation, for all stages.
   void train(bool on = true);
   void eval() { train(false); }

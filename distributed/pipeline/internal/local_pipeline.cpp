@@ -5,13 +5,12 @@
 #include <optional>
 
 #include "tapestry/autograd/engine.h"
-#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/worker.h"
 #include "tapestry/distributed/ddp/job.h"
 #include "tapestry/distributed/pipeline/internal/mail.h"
+#include "tapestry/nn/clip.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -200,32 +199,6 @@ bool LocalPipeline::backward(Pass& pass, std::size_t s, int micro_batch) const {
   return true;
 }
 
-// Backward goes on from the inputs, on the calling thread.
-void LocalPipeline::return_gradients(const Pass& pass, const TensorList& inputs) {
-  std::vector<Tensor> roots, gradients;
-  {
-    const NoGradGuard no_grad;
-    for (std::size_t k = 0; k < inputs.tensors.size(); ++k) {
-      if (!pass.wants_gradient[k]) continue;
-      const Tensor& input = inputs.tensors[k];
-      const bool whole = inputs.whole[k] || input.dim() == 0;
-      std::vector<Tensor> rows;
-      bool any = false;
-      for (std::size_t m = 0; m < pass.shares.size(); ++m) {
-        const Tensor& own = pass.results[m][k];
-        any = any || own.defined();
-        rows.push_back(own.defined() ? own.to(input.device()) : zeros_like(pass.inputs[m][k]));
-      }
-      if (!any) continue;
-      roots.push_back(input);
-      gradients.push_back(whole ? std::accumulate(rows.begin() + 1, rows.end(), rows[0],
-                                                  [](const Tensor& sum, const Tensor& t) { return sum + t; })
-                                : cat(rows));
-    }
-  }
-  if (!roots.empty()) autograd::backward(roots, gradients);
-}
-
 Tensor LocalPipeline::forward_backward(const TensorList& inputs, const TensorList& targets,
                                        const Pipeline::LossFunction& loss) {
   const TensorList batch = joined(inputs, targets);
@@ -246,7 +219,7 @@ Tensor LocalPipeline::forward_backward(const TensorList& inputs, const TensorLis
     }
   }
   run(pass);
-  return_gradients(pass, inputs);
+  return_gradients(inputs, pass.wants_gradient, pass.inputs, pass.results);
   return pass.loss;
 }
 
@@ -277,6 +250,11 @@ PipelineReport LocalPipeline::report() const {
   if (longest > 0) report.bubble = idle / (longest * static_cast<double>(devices_.size()));
   report.wall_s = std::max(last_.wall_s, longest);  // the host does not wait for a GPU
   return report;
+}
+
+Tensor LocalPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
+                                      double norm_type, bool error_if_nonfinite) const {
+  return nn::clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite);
 }
 
 }  // namespace tapestry::distributed

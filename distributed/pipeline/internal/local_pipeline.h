@@ -21,6 +21,8 @@ class LocalPipeline final : public PipelineRunner {
                           const Pipeline::LossFunction& loss) override;
   std::vector<Tensor> evaluate(const TensorList& inputs) override;
   PipelineReport report() const override;
+  Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm, double norm_type,
+                         bool error_if_nonfinite) const override;
 
  private:
   // What a pass took.
@@ -38,7 +40,6 @@ class LocalPipeline final : public PipelineRunner {
   bool backward(Pass& pass, std::size_t stage, int micro_batch) const;
   void seed_generators();
   void advance_generator() const;
-  static void return_gradients(const Pass& pass, const TensorList& inputs);
 
   const std::vector<Stage> stages_;
   const PipelineOptions options_;

@@ -21,15 +21,15 @@ double Stamp::seconds_since(const Stamp& begin) const {
   return event_.milliseconds_since(begin.event_) / 1000;
 }
 
-StageGraphs::StageGraphs(const Stage& stage, int micro_batches, bool records)
-    : stage_(stage), records_(records), graphs_(static_cast<std::size_t>(micro_batches)) {}
+StageGraphs::StageGraphs(const Stage& stage, int micro_batches, bool records, const char* row)
+    : stage_(stage), records_(records), row_(row), graphs_(static_cast<std::size_t>(micro_batches)) {}
 
 template <class F>
 void StageGraphs::timed(Part part, int micro_batch, const F& f) {
   static constexpr const char* kNames[] = {"forward", "backward", "receive"};
   static constexpr Activity kActivities[] = {Activity::forward, Activity::backward, Activity::communication};
   const auto i = static_cast<std::size_t>(part);
-  const SpanScope span(stage_.device(), kActivities[i], kNames[i], micro_batch);
+  const SpanScope span(stage_.device(), kActivities[i], kNames[i], micro_batch, row_);
   Stamp begin(stage_.device());
   f();
   laps_.push_back({part, std::move(begin), Stamp(stage_.device())});

@@ -40,8 +40,8 @@ struct LossPart {
 /// in its context. `stage` outlives it.
 class StageGraphs {
  public:
-  /// `records`: backward will follow.
-  StageGraphs(const Stage& stage, int micro_batches, bool records);
+  /// `records`: backward will follow. `row`: of the timeline, if not the device's.
+  StageGraphs(const Stage& stage, int micro_batches, bool records, const char* row = nullptr);
 
   /// Computes what the next stage needs, or, if there is none, the loss.
   Parcel forward(int micro_batch, const Parcel& inputs, LossPart* loss = nullptr);
@@ -71,6 +71,7 @@ class StageGraphs {
 
   const Stage& stage_;
   const bool records_;
+  const char* const row_;
   std::vector<Graph> graphs_;
   std::vector<Lap> laps_;
   std::int64_t bytes_received_ = 0;

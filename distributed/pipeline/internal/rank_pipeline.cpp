@@ -1,0 +1,355 @@
+#include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <numeric>
+#include <optional>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/error.h"
+#include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/ddp/job.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using Kind = Action::Kind;
+
+// Messages of pipelines do not mix with those that a user sends under tags of a small number.
+constexpr std::uint32_t kTag = 0x70697065;  // "pipe"
+
+// What ranks have to agree on, as one number and as words.
+std::int64_t packed(const PipelineOptions& o) {
+  return (std::int64_t{o.micro_batches} << 16) | (std::int64_t{o.uneven} << 8) |
+         static_cast<std::int64_t>(o.schedule);
+}
+std::string words(std::int64_t settings) {
+  return concat({schedule_name(static_cast<Schedule>(settings & 0xff)), ", ", settings >> 16,
+                 " micro-batches, ", (settings & 0x100) != 0 ? "uneven ones allowed" : "all of one size"});
+}
+
+std::vector<ParcelName> names_of(ParcelName::Kind kind, const std::vector<Action>& actions,
+                                 std::uint64_t pass) {
+  std::vector<ParcelName> names;
+  const Kind wanted = kind == ParcelName::Kind::outputs ? Kind::forward : Kind::backward;
+  for (const Action& a : actions)
+    if (a.kind == wanted) names.push_back({kind, a.micro_batch, pass});
+  return names;
+}
+
+}  // namespace
+
+/// One call: this rank's part of the batch, and what becomes of it.
+struct RankPipeline::Pass {
+  const Pipeline::LossFunction* loss_fn = nullptr;  // null: forward only
+  std::int64_t samples = 0;
+  std::vector<std::int64_t> shares;                  // of them, by micro-batch
+  std::vector<std::vector<Tensor>> inputs, targets;  // on the first rank, on the last
+  std::vector<bool> wants_gradient;                  // of the inputs
+  Tensor loss;                                       // comes from the last rank, with the last gradients
+  std::vector<std::vector<Tensor>> results;          // by micro-batch: gradients of inputs, or outputs
+  std::vector<std::size_t> sent;                     // tensors, by micro-batch
+
+  // Stages draw from streams that follow from the first one's generator, as in one process.
+  std::uint64_t seed = 0, offset = 0;
+  std::uint64_t furthest = 0;  // that this stage or one behind it has come
+
+  std::uint64_t number = 0;
+  std::vector<Action> actions;
+  std::optional<StageGraphs> graphs;
+  std::optional<ParcelReceiver> values, gradients;
+  std::optional<ParcelSender> onward, back;
+};
+
+RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vector<Stage>& stages,
+                           const PipelineOptions& options)
+    : group_(std::move(group)), stages_(stages), options_(options), devices_{stages.at(0).device()} {
+  check(group_ != nullptr, "[Pipeline] the process group is null; pass what init_process_group() returned");
+  row_ = "rank " + std::to_string(group_->rank());
+  const std::vector<Brought> all = meet("pipeline: options", [&]() -> Brought {
+    check(options.micro_batches >= 1, "[Pipeline] ", options.micro_batches,
+          " micro-batches; cut a batch into one or more");
+    check_device("Pipeline", devices_[0]);
+    places_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_);
+    return {.first = packed(options)};
+  });
+  if (std::all_of(all.begin(), all.end(), [&](const Brought& b) { return b.first == all[0].first; })) return;
+  std::string text;
+  for (std::size_t r = 0; r < all.size(); ++r) text += concat({"\n  rank ", r, "  ", words(all[r].first)});
+  fail("[Pipeline] the ranks were given different options:", text, "\npass the same on all of them");
+}
+
+RankPipeline::~RankPipeline() = default;
+
+// What every rank brings. A rank that cannot take part throws what it found, and all others with it: nobody
+// waits for it, and the next call can be a better one.
+std::vector<RankPipeline::Brought> RankPipeline::meet(const char* what,
+                                                      const std::function<Brought()>& prepare) const {
+  struct Arrival {
+    Brought brought;
+    std::int64_t failed = 0;
+  } mine;
+  constexpr std::int64_t kNumbers = sizeof mine / sizeof(std::int64_t);
+  std::exception_ptr thrown;
+  std::string text;
+  try {
+    mine.brought = prepare();
+  } catch (const std::exception& e) {
+    thrown = std::current_exception();
+    text = e.what();
+    mine.failed = 1;
+  }
+  const std::int64_t size = group_->size();
+  std::vector<Arrival> all(static_cast<std::size_t>(size));
+  group_
+      ->all_gather(from_blob(all.data(), {size * kNumbers}, DType::i64),
+                   from_blob(&mine, {kNumbers}, DType::i64), what)
+      .wait();
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Arrival& a) { return a.failed != 0; });
+  if (failed != all.end()) {
+    const int rank = static_cast<int>(failed - all.begin());
+    text = broadcast_text(*group_, text, rank, what);
+    if (thrown) std::rethrow_exception(thrown);
+    fail<DistributedError>("[Pipeline] rank ", rank, " could not take part: ", text);
+  }
+  std::vector<Brought> brought;
+  for (const Arrival& a : all) brought.push_back(a.brought);
+  return brought;
+}
+
+// Cuts the first rank's inputs and the last one's targets into micro-batches.
+void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const {
+  const NoGradGuard no_grad;
+  const bool trains = pass.loss_fn != nullptr;
+  const auto cut = [&](const TensorList& batch, std::vector<std::vector<Tensor>>& parts) {
+    const std::int64_t samples = samples_in("Pipeline", batch);
+    parts =
+        split_tensors(batch, micro_batch_shares(samples, options_.micro_batches, trains && !options_.uneven));
+    return samples;
+  };
+  const std::vector<Brought> all = meet(trains ? "pipeline: training" : "pipeline: evaluation", [&] {
+    places_->check_places();
+    Brought found;
+    found.state = current_generator(devices_[0]).state();
+    if (is_first()) found.first = cut(inputs, pass.inputs);
+    if (is_last() && trains) {
+      for (const Tensor& t : targets.tensors)
+        check<AutogradError>(!t.defined() || !t.requires_grad(), "[Pipeline] a target of shape ",
+                             t.defined() ? t.sizes() : Shape(),
+                             " requires gradients, which go to inputs and parameters only; detach() it");
+      found.last = cut(targets, pass.targets);
+    }
+    return found;
+  });
+  pass.samples = all.front().first;
+  check(!trains || all.back().last == pass.samples, "[Pipeline] rank 0 has inputs of ", pass.samples,
+        " samples, and rank ", all.size() - 1, " targets of ", all.back().last,
+        "; read the same batch on both");
+  pass.seed = all.front().state[0];
+  pass.offset = pass.furthest = all.front().state[1];
+  pass.shares = micro_batch_shares(pass.samples, options_.micro_batches, false);
+  pass.results.resize(pass.shares.size());
+  pass.sent.resize(pass.shares.size());
+  for (const Tensor& t : inputs.tensors)
+    pass.wants_gradient.push_back(trains && t.defined() && t.requires_grad());
+}
+
+void RankPipeline::run(Pass& pass) {
+  const int rank = group_->rank(), count = static_cast<int>(pass.shares.size());
+  const bool trains = pass.loss_fn != nullptr;
+  const Device here = devices_[0];
+  pass.number = ++passes_;
+  pass.actions = (trains ? schedule_actions(options_.schedule, group_->size(), count)
+                         : forward_actions(group_->size(), count))[static_cast<std::size_t>(rank)];
+  pass.graphs.emplace(stages_[0], count, trains, row_.c_str());
+
+  generator_.set_state({rank == 0 ? pass.seed : rank_seed(pass.seed, rank), pass.offset});
+  Context context = current_context();
+  context.device = here;
+  context.generator = &generator_;
+  context.grad_enabled = trains;
+  const ContextGuard guard(context);
+
+  const Clock::time_point began = Clock::now();
+  const auto names = [&](ParcelName::Kind kind) { return names_of(kind, pass.actions, pass.number); };
+  try {
+    if (!is_first()) {
+      pass.values.emplace(*group_, rank - 1, kTag, here, names(ParcelName::Kind::outputs));
+      pass.back.emplace(*group_, rank - 1, kTag);
+    }
+    if (!is_last()) {
+      pass.gradients.emplace(*group_, rank + 1, kTag, here, names(ParcelName::Kind::gradients));
+      pass.onward.emplace(*group_, rank + 1, kTag);
+    }
+    for (const Action& action : pass.actions) act(pass, action);
+    if (pass.onward) pass.onward->finish();
+    if (pass.back) pass.back->finish();
+  } catch (const std::exception& e) {
+    group_->abort(e.what());  // others wait for this rank, and its own receivers for theirs
+    throw;
+  } catch (...) {
+    group_->abort(concat({"stage ", rank, " threw something that says nothing"}));
+    throw;
+  }
+  pass.furthest = std::max(pass.furthest, generator_.state()[1]);
+  last_.emplace(std::move(*pass.graphs));
+  bytes_received_ = (pass.values ? pass.values->bytes() : 0) + (pass.gradients ? pass.gradients->bytes() : 0);
+  micro_batches_ = count;
+  wall_s_ = std::chrono::duration<double>(Clock::now() - began).count();
+}
+
+void RankPipeline::act(Pass& pass, const Action& action) const {
+  const auto [kind, micro_batch] = action;
+  const Parcel incoming = kind == Kind::forward ? values_for(pass, micro_batch) : gradients_for(pass, action);
+  Parcel result;
+  named_in_errors(concat({"stage ", group_->rank(), ", ", stages_[0].name(),
+                          kind == Kind::forward ? ", forward" : ", backward", " of micro-batch ", micro_batch,
+                          ", rank ", group_->rank(), " on ", devices_[0]}),
+                  [&] {
+                    result = kind == Kind::forward ? forward(pass, micro_batch, incoming)
+                                                   : pass.graphs->backward(micro_batch, incoming);
+                  });
+  const auto m = static_cast<std::size_t>(micro_batch);
+  if (kind == Kind::forward) {
+    pass.sent[m] = result.tensors.size();
+    if (!is_last())
+      pass.onward->send({ParcelName::Kind::outputs, micro_batch, pass.number}, result, generator_.state()[1]);
+    else if (!pass.loss_fn) pass.results[m] = std::move(result.tensors);
+    return;
+  }
+  if (is_first()) {
+    pass.results[m] = std::move(result.tensors);
+    return;
+  }
+  if (action == pass.actions.back()) result.tensors.push_back(pass.loss);
+  pass.back->send({ParcelName::Kind::gradients, micro_batch, pass.number}, result,
+                  std::max(pass.furthest, generator_.state()[1]));
+}
+
+Parcel RankPipeline::values_for(Pass& pass, int micro_batch) const {
+  if (!is_first()) return pass.values->take();
+  return {pass.inputs[static_cast<std::size_t>(micro_batch)], pass.wants_gradient};
+}
+
+Parcel RankPipeline::gradients_for(Pass& pass, const Action& action) const {
+  if (is_last()) return {};
+  Parcel parcel = pass.gradients->take();
+  pass.furthest = std::max(pass.furthest, pass.gradients->drawn());
+  const bool with_loss = action == pass.actions.back();
+  const std::size_t expected = pass.sent[static_cast<std::size_t>(action.micro_batch)] + with_loss;
+  check<DistributedError>(parcel.tensors.size() == expected, "[Pipeline] rank ", group_->rank() + 1, " sent ",
+                          parcel.tensors.size(), " gradients where ", expected,
+                          " should come; run the same program on all ranks");
+  if (!with_loss) return parcel;
+  pass.loss = std::move(parcel.tensors.back());
+  parcel.tensors.pop_back();
+  return parcel;
+}
+
+Parcel RankPipeline::forward(Pass& pass, int micro_batch, const Parcel& inputs) const {
+  if (!is_last() || !pass.loss_fn) return pass.graphs->forward(micro_batch, inputs);
+  const auto m = static_cast<std::size_t>(micro_batch);
+  const double weight =
+      pass.samples ? static_cast<double>(pass.shares[m]) / static_cast<double>(pass.samples) : 1;
+  LossPart part{*pass.loss_fn, pass.targets[m], weight};
+  pass.graphs->forward(micro_batch, inputs, &part);
+  const NoGradGuard no_grad;
+  pass.loss = pass.loss.defined() ? pass.loss + part.value : part.value;
+  return {};
+}
+
+void RankPipeline::move_generator_on(std::uint64_t to) const {
+  if (!is_first()) return;
+  Generator& generator = current_generator(devices_[0]);
+  generator.take(to - generator.state()[1]);
+}
+
+Tensor RankPipeline::forward_backward(const TensorList& inputs, const TensorList& targets,
+                                      const Pipeline::LossFunction& loss) {
+  Pass pass;
+  pass.loss_fn = &loss;
+  prepare(pass, inputs, targets);
+  run(pass);
+  move_generator_on(pass.furthest);
+  if (is_first()) return_gradients(inputs, pass.wants_gradient, pass.inputs, pass.results);
+  return pass.loss;
+}
+
+std::vector<Tensor> RankPipeline::evaluate(const TensorList& inputs) {
+  Pass pass;
+  prepare(pass, inputs, {});
+  run(pass);
+  // Nothing has come back to the first rank.
+  for (const Brought& b :
+       meet("pipeline: random numbers", [&] { return Brought{.state = generator_.state()}; }))
+    pass.furthest = std::max(pass.furthest, b.state[1]);
+  move_generator_on(pass.furthest);
+  if (!is_last()) return {};
+  const NoGradGuard no_grad;
+  return gather_tensors(pass.results, devices_[0]);
+}
+
+PipelineReport RankPipeline::report() const {
+  StageReport mine;
+  if (last_) mine = last_->report();
+  const std::vector<std::string> names =
+      all_gather_text(*group_, stages_[0].name() + "\n" + devices_[0].str(), "pipeline: report");
+  double numbers[] = {mine.forward_s, mine.backward_s,
+                      mine.receive_s, static_cast<double>(bytes_received_),
+                      wall_s_,        static_cast<double>(mine.peak_micro_batches)};
+  constexpr std::int64_t kCount = std::size(numbers);
+  const std::int64_t size = group_->size();
+  std::vector<double> all(static_cast<std::size_t>(size * kCount));
+  group_
+      ->all_gather(from_blob(all.data(), {size * kCount}, DType::f64),
+                   from_blob(numbers, {kCount}, DType::f64), "pipeline: report")
+      .wait();
+  PipelineReport report;
+  report.micro_batches = micro_batches_;
+  for (std::size_t r = 0; r < names.size(); ++r) {
+    const double* const n = &all[r * kCount];
+    const std::size_t end = names[r].find('\n');
+    report.stages.push_back({.name = names[r].substr(0, end),
+                             .device = Device(names[r].substr(end + 1)),
+                             .forward_s = n[0],
+                             .backward_s = n[1],
+                             .receive_s = n[2],
+                             .bytes_received = static_cast<std::int64_t>(n[3]),
+                             .peak_micro_batches = static_cast<int>(n[5])});
+    report.wall_s = std::max(report.wall_s, n[4]);
+  }
+  for (StageReport& stage : report.stages) {
+    stage.idle_s = std::max(0.0, report.wall_s - stage.forward_s - stage.backward_s - stage.receive_s);
+    if (report.wall_s > 0) report.bubble += stage.idle_s / (report.wall_s * static_cast<double>(size));
+  }
+  return report;
+}
+
+// Each rank joins the same norms in the same order, so all scale by one factor.
+Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
+                                     double norm_type, bool error_if_nonfinite) const {
+  check(max_norm >= 0, "[clip_grad_norm_] max_norm must not be negative but is ", max_norm);
+  check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
+  const NoGradGuard no_grad;
+  std::vector<Tensor> norms{zeros({}, {DType::f64, devices_[0]})};
+  for (const nn::Parameter& p : parameters)
+    if (p->grad().defined()) norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
+  const Tensor all = empty({group_->size()}, {DType::f64, devices_[0]});
+  group_->all_gather(all, norm(stack(norms), norm_type).reshape({1}), "pipeline: norms of gradients").wait();
+  const Tensor total = norm(all, norm_type);
+  if (error_if_nonfinite)
+    check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
+          ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
+  const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
+  for (const nn::Parameter& p : parameters)
+    if (p->grad().defined()) p->grad().mul_(factor.to(p->grad().device()));
+  return total;
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,220 @@
+// Tensors from one rank's stage to the next: they arrive as they were, whatever they are, and nothing else
+// does.
+#include <cstring>
+
+#include "tapestry/distributed/pipeline/internal/rank_parcels.h"
+#include "tapestry/tapestry.h"
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using distributed_test::Group;
+using distributed_test::run_ranks;
+using distributed_test::run_ranks_well;
+using distributed_test::transports;
+
+namespace {
+
+using Tensors = std::vector<Tensor>;
+using Kind = ParcelName::Kind;
+
+constexpr std::uint32_t kTag = 7;
+constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+
+std::vector<ParcelName> outputs_of(int count, std::uint64_t pass = 1) {
+  std::vector<ParcelName> names;
+  for (int i = 0; i < count; ++i) names.push_back({Kind::outputs, i, pass});
+  return names;
+}
+
+Tensor numbers(const Shape& sizes, DType dtype, int first = 0) {
+  const Tensor t = empty(sizes, {DType::i64, kCPU});
+  for (std::int64_t i = 0; i < t.numel(); ++i) t.data<std::int64_t>()[i] = (first + i) % 100;
+  return t.to(dtype);
+}
+
+// Everything that a stage may return, differing with `k`.
+Parcel assortment(int k) {
+  const Tensor strided = numbers({6, 4}, DType::f32, k).t();
+  const Tensor spread = numbers({1, 3}, DType::f64, k).expand({5, 3});
+  Tensors all{numbers({k + 1, 3}, DType::f32, k),
+              numbers({}, DType::f64, k),
+              {},
+              numbers({0, 4}, DType::f32),
+              strided,
+              spread,
+              numbers({2, 3, 4, 2}, DType::f32, k).contiguous(MemoryFormat::channels_last),
+              numbers({1, 1, 1, 1, 1, 1, 2, 2}, DType::i32, k)};
+  for (const DType dtype : {DType::f16, DType::bf16, DType::i64, DType::u8, DType::boolean})
+    all.push_back(numbers({3}, dtype, k));
+  Parcel parcel{all, std::vector<bool>(all.size())};
+  for (const std::size_t i : {0, 6}) parcel.wants_gradient[i] = k % 2 == 0;
+  return parcel;
+}
+
+void check_same(const Parcel& parcel, const Parcel& other) {
+  const Tensors &came = parcel.tensors, &sent = other.tensors;
+  if (came.size() != sent.size()) throw std::runtime_error("another number of tensors");
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const auto fails = [&](const char* what) {
+      throw std::runtime_error("tensor " + std::to_string(i) + ": " + what);
+    };
+    if (came[i].defined() != sent[i].defined()) fails("defined on one side only");
+    if (!sent[i].defined()) continue;
+    if (came[i].dtype() != sent[i].dtype() || !(came[i].sizes() == sent[i].sizes())) fails("another shape");
+    if (parcel.wants_gradient[i] != (!other.wants_gradient.empty() && other.wants_gradient[i]))
+      fails("wants gradients on one side only");
+    if (came[i].requires_grad()) fails("recorded");
+    if (came[i].memory_format() != sent[i].memory_format()) fails("another layout");
+    const Tensor a = came[i].contiguous(), b = sent[i].contiguous();
+    if (a.nbytes() > 0 && std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) != 0) fails("other values");
+  }
+}
+
+}  // namespace
+
+TEST_CASE("parcels arrive as they were sent, more of them than are received ahead") {
+  constexpr int kParcels = 9;
+  for (const auto& transport : transports()) {
+    INFO(transport.name);
+    CHECK_NOTHROW(run_ranks_well(
+        transport, 2,
+        [&](const Group& group) {
+          if (group->rank() == 0) {
+            ParcelSender sender(*group, 1, kTag);
+            for (const ParcelName& name : outputs_of(kParcels))
+              sender.send(name, assortment(name.micro_batch),
+                          static_cast<std::uint64_t>(name.micro_batch) << 40);
+            sender.finish();
+            if (sender.bytes() < kParcels * 400) throw std::runtime_error("bytes are not counted");
+          } else {
+            ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kParcels));
+            for (int k = 0; k < kParcels; ++k) {
+              check_same(receiver.take(), assortment(k));
+              if (receiver.drawn() != static_cast<std::uint64_t>(k) << 40) throw std::runtime_error("drawn");
+            }
+          }
+        },
+        kBounded));
+  }
+}
+
+TEST_CASE("parcels of both directions and of several passes do not meet") {
+  run_ranks_well(
+      transports()[0], 2,
+      [&](const Group& group) {
+        const int peer = 1 - group->rank();
+        for (std::uint64_t pass = 1; pass <= 3; ++pass) {
+          const auto names = outputs_of(4, pass);
+          ParcelSender sender(*group, peer, kTag);
+          ParcelReceiver receiver(*group, peer, kTag, kCPU, names);
+          for (const ParcelName& name : names) {
+            sender.send(name, {{numbers({2}, DType::f64, name.micro_batch + 10 * group->rank())}}, 0);
+            check_same(receiver.take(), {{numbers({2}, DType::f64, name.micro_batch + 10 * peer)}});
+          }
+          sender.finish();
+        }
+      },
+      kBounded);
+}
+
+TEST_CASE("a parcel has room for so many tensors, and one more is an error before anything is posted") {
+  run_ranks_well(
+      transports()[0], 2,
+      [&](const Group& group) {
+        const Tensors most(kParcelTensors - 1, numbers({2}, DType::f32));
+        if (group->rank() == 0) {
+          ParcelSender sender(*group, 1, kTag);
+          Tensors more = most;
+          more.emplace_back();
+          try {
+            sender.send({Kind::outputs, 0, 1}, {more}, 0);
+            throw std::runtime_error("33 tensors were sent");
+          } catch (const ValueError& e) {
+            if (!std::strstr(e.what(), "33 tensors")) throw;
+          }
+          sender.send({Kind::outputs, 0, 1}, {most}, 0);
+          sender.send({Kind::outputs, 1, 1}, {}, 0);
+          sender.finish();
+        } else {
+          ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
+          check_same(receiver.take(), {most});
+          check_same(receiver.take(), {});
+        }
+      },
+      kBounded);
+}
+
+namespace {
+
+// What the receiver says of a label whose bytes are changed on the way; empty if it takes it.
+std::string received(const std::function<void(unsigned char*)>& change) {
+  const Tensor bytes = ParcelLabel({Kind::outputs, 0, 1}, {{numbers({2, 3}, DType::f32)}}, 0).bytes();
+  change(bytes.data<unsigned char>());
+  const auto outcomes = run_ranks(transports()[0], 2,
+                                  [&](const Group& group) {
+                                    if (group->rank() == 0) {
+                                      group->send(bytes, 1, kTag).wait();
+                                      group->send(numbers({2, 3}, DType::f32), 1, kTag).wait();
+                                    } else {
+                                      ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(1));
+                                      try {
+                                        check_same(receiver.take(), {{numbers({2, 3}, DType::f32)}});
+                                      } catch (...) {
+                                        group->abort("a bad label");
+                                        throw;
+                                      }
+                                    }
+                                  },
+                                  {.timeout = Milliseconds(5'000)});
+  return outcomes[1].error;
+}
+
+template <class T>
+std::function<void(unsigned char*)> put(std::size_t at, T value) {
+  return [=](unsigned char* bytes) { std::memcpy(bytes + at, &value, sizeof value); };
+}
+
+}  // namespace
+
+TEST_CASE("bytes that are no label, or that of another parcel, are an error that says so") {
+  CHECK(received([](unsigned char*) {}) == "");
+  // The layout of ParcelLabel: 32 bytes, then entries of 8 bytes and the sizes.
+  const char* const nonsense = "rank 0 sent bytes that describe no tensors";
+  CHECK_THAT(received(put<std::uint32_t>(0, 1)), ContainsSubstring(nonsense));    // not ours
+  CHECK_THAT(received(put<std::uint8_t>(24, 9)), ContainsSubstring(nonsense));    // kind
+  CHECK_THAT(received(put<std::uint8_t>(25, 34)), ContainsSubstring(nonsense));   // count
+  CHECK_THAT(received(put<std::uint8_t>(32, 200)), ContainsSubstring(nonsense));  // dtype
+  CHECK_THAT(received(put<std::uint8_t>(33, 9)), ContainsSubstring(nonsense));    // dimensions
+  CHECK_THAT(received(put<std::uint8_t>(36, 1)), ContainsSubstring(nonsense));    // channels-last of 2-d
+  CHECK_THAT(received(put<std::int64_t>(40, -2)), ContainsSubstring(nonsense));   // size
+  CHECK_THAT(received(put<std::int64_t>(40, std::int64_t{1} << 62)),
+             ContainsSubstring(nonsense));  // overflow
+  CHECK_THAT(received(put<std::int32_t>(4, 3)),
+             ContainsSubstring("rank 0 sent the outputs of micro-batch 3 in pass 1, and here the outputs of "
+                               "micro-batch 0 in pass 1 should come"));
+  CHECK_THAT(received(put<std::uint64_t>(8, 2)), ContainsSubstring("in pass 2, and here"));
+  CHECK_THAT(received(put<std::uint8_t>(24, 1)), ContainsSubstring("sent the gradients of micro-batch 0"));
+  // A label that is not true: the tensor's own header says so.
+  CHECK_THAT(received(put<std::int64_t>(40, 3)),
+             ContainsSubstring("rank 0 sent") && ContainsSubstring("[2, 3]"));
+}
+
+TEST_CASE("who waits for a parcel is told when its peer gives up, and does not hang") {
+  for (const auto& transport : transports()) {
+    INFO(transport.name);
+    const auto outcomes = run_ranks(
+        transport, 2,
+        [&](const Group& group) {
+          if (group->rank() == 0) {
+            group->abort("nothing left to say");
+            group->recv(numbers({1}, DType::f32), 1, kTag).wait();
+          }
+          ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
+          receiver.take();
+        },
+        kBounded);
+    CHECK_THAT(outcomes[1].error, ContainsSubstring("nothing left to say"));
+  }
+}

@@ -1,0 +1,241 @@
+// A pipeline whose stages are ranks computes what one process does: the same bits as its pipeline, and the
+// training of the unsplit model.
+#include <map>
+
+#include "tapestry/tapestry.h"
+#include "tests/pipeline/rank_models.h"
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+
+// What each rank found, by rank.
+template <class T, class F>
+std::vector<T> on_ranks(int ranks, const F& fn) {
+  std::vector<T> results(static_cast<std::size_t>(ranks));
+  run_local_ranks(
+      ranks, [&](const Group& group) { results[static_cast<std::size_t>(group->rank())] = fn(group); },
+      kBounded);
+  return results;
+}
+
+// What a rank may give: inputs on the first, targets on the last, nothing elsewhere.
+Tensor inputs_of(const Group& group, const Tensor& x) { return group->rank() == 0 ? x : Tensor(); }
+Tensor targets_of(const Group& group, const Tensor& y) {
+  return group->rank() + 1 == group->size() ? y : Tensor();
+}
+
+// Loss first, then gradients, of one batch by a pipeline in one process.
+Numbers in_one_process(int stages, const PipelineOptions& options, int samples) {
+  std::vector<Chain> chains;
+  std::vector<Stage> list;
+  for (int s = 0; s < stages; ++s) chains.push_back(Chain::stage(s, stages));
+  for (Chain& chain : chains) list.emplace_back(chain.modules(), kCPU);
+  Pipeline pipeline(list, options);
+  const auto [x, labels] = chain_batch(0, samples);
+  Numbers found{pipeline.forward_backward(x, labels, chain_loss).item()};
+  for (Chain& chain : chains)
+    for (const double g : gradients_of(chain.parameters())) found.push_back(g);
+  return found;
+}
+
+Numbers over_ranks(int stages, const PipelineOptions& options, int samples) {
+  const auto ranks = on_ranks<std::pair<double, Numbers>>(stages, [&](const Group& group) {
+    Chain chain = Chain::stage(group->rank(), stages);
+    Pipeline pipeline(group, {chain.modules(), kCPU}, options);
+    const auto [x, labels] = chain_batch(0, samples);
+    const Tensor loss = pipeline.forward_backward(inputs_of(group, x), targets_of(group, labels), chain_loss);
+    return std::pair(loss.item(), gradients_of(chain.parameters()));
+  });
+  Numbers found{ranks[0].first};
+  for (const auto& [loss, gradients] : ranks) {
+    if (loss != ranks[0].first) return {};  // every rank returns the same
+    found.insert(found.end(), gradients.begin(), gradients.end());
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("ranks compute the bits of a pipeline in one process") {
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+    for (int stages = 1; stages <= 4; ++stages)
+      for (const int micro_batches : {1, 2, 3, 4, 8}) {
+        INFO(schedule_name(schedule) << ", " << stages << " stages, " << micro_batches << " micro-batches");
+        const PipelineOptions options{.schedule = schedule, .micro_batches = micro_batches};
+        const Numbers expected = in_one_process(stages, options, 24), found = over_ranks(stages, options, 24);
+        CHECK(found.size() == expected.size());
+        CHECK(found == expected);
+      }
+}
+
+TEST_CASE("a transport whose sends wait for the receiver stops no schedule") {
+  for (const auto& transport : distributed_test::transports())
+    for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+      for (const int stages : {2, 4}) {
+        INFO(transport.name << ", " << schedule_name(schedule) << ", " << stages << " stages");
+        const PipelineOptions options{.schedule = schedule, .micro_batches = 8};
+        const double expected = in_one_process(stages, options, 16)[0];
+        const auto train = [&](const Group& group) {
+          Chain chain = Chain::stage(group->rank(), stages);
+          Pipeline pipeline(group, {chain.modules(), kCPU}, options);
+          const auto [x, labels] = chain_batch(0, 16);
+          for (int pass = 0; pass < 3; ++pass)
+            if (pipeline.forward_backward(x, labels, chain_loss).item() != expected) fail("another loss");
+          pipeline(x);
+        };
+        CHECK_NOTHROW(distributed_test::run_ranks_well(transport, stages, train, kBounded));
+      }
+}
+
+TEST_CASE("batches of any size, more micro-batches than samples") {
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+    for (const int samples : {1, 3, 7, 64}) {
+      INFO(schedule_name(schedule) << ", " << samples << " samples");
+      const PipelineOptions options{.schedule = schedule, .micro_batches = 4, .uneven = true};
+      CHECK(over_ranks(3, options, samples) == in_one_process(3, options, samples));
+    }
+}
+
+namespace {
+
+constexpr int kSteps = 50;
+constexpr double kMaxNorm = 0.2;  // below the gradients' norm in most steps
+
+// The losses of 50 steps, then the weights. Batches of two sizes.
+int samples_of(int step) { return step % 3 == 2 ? 5 : 16; }
+
+Numbers train_single() {
+  Chain chain;
+  optim::SGD optimizer(chain.parameters(), {.lr = 0.1, .momentum = 0.9});
+  Numbers found;
+  for (int step = 0; step < kSteps; ++step) {
+    const auto [x, labels] = chain_batch(step, samples_of(step));
+    optimizer.zero_grad();
+    const Tensor loss = chain_loss(chain(x), labels);
+    loss.backward();
+    nn::clip_grad_norm_(chain.parameters(), kMaxNorm);
+    optimizer.step();
+    found.push_back(loss.item());
+  }
+  append(found, chain(chain_batch(0, 3).first));
+  for (const double w : values_of(chain.parameters())) found.push_back(w);
+  return found;
+}
+
+Numbers train_over_ranks(int stages, Schedule schedule) {
+  const auto ranks = on_ranks<std::pair<Numbers, Numbers>>(stages, [&](const Group& group) {
+    Chain chain = Chain::stage(group->rank(), stages);
+    Pipeline pipeline(group, {chain.modules(), kCPU},
+                      {.schedule = schedule, .micro_batches = 4, .uneven = true});
+    optim::SGD optimizer(pipeline.parameters(), {.lr = 0.1, .momentum = 0.9});
+    Numbers losses;
+    for (int step = 0; step < kSteps; ++step) {
+      const auto [x, labels] = chain_batch(step, samples_of(step));
+      optimizer.zero_grad();
+      losses.push_back(
+          pipeline.forward_backward(inputs_of(group, x), targets_of(group, labels), chain_loss).item());
+      pipeline.clip_grad_norm_(kMaxNorm);
+      optimizer.step();
+      if (step % 10 == 0) pipeline(inputs_of(group, chain_batch(step, 3).first));  // evaluation in between
+    }
+    const Tensor scores = pipeline(inputs_of(group, chain_batch(0, 3).first));
+    if (scores.defined() != (group->rank() + 1 == group->size())) fail("outputs belong to the last rank");
+    if (scores.defined()) append(losses, scores);
+    return std::pair(losses, values_of(chain.parameters()));
+  });
+  Numbers found = ranks.back().first;  // with the scores
+  for (const auto& [losses, weights] : ranks) {
+    if (!std::equal(losses.begin(), losses.begin() + kSteps, found.begin())) return {};
+    found.insert(found.end(), weights.begin(), weights.end());
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "ranks train as the unsplit model does, with clipping, evaluation and a shorter batch now and then") {
+  const Numbers expected = train_single();
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+    for (const int stages : {1, 2, 4}) {
+      INFO(schedule_name(schedule) << ", " << stages << " stages");
+      CHECK(apart(train_over_ranks(stages, schedule), expected) < 1e-10);
+    }
+}
+
+TEST_CASE("the norm of all ranks' gradients is clipped as that of one model") {
+  for (const double norm_type : {1.0, 2.0, static_cast<double>(INFINITY)})
+    for (const double max_norm : {1e-3, 1e3}) {
+      INFO("norm " << norm_type << ", at most " << max_norm);
+      Chain whole;
+      const auto [x, labels] = chain_batch(0, 8);
+      chain_loss(whole(x), labels).backward();
+      Numbers expected{nn::clip_grad_norm_(whole.parameters(), max_norm, norm_type).item()};
+      for (const double g : gradients_of(whole.parameters())) expected.push_back(g);
+
+      const auto ranks = on_ranks<Numbers>(3, [&, x = x, labels = labels](const Group& group) {
+        Chain chain = Chain::stage(group->rank(), 3);
+        Pipeline pipeline(group, {chain.modules(), kCPU}, {.micro_batches = 2});
+        pipeline.forward_backward(inputs_of(group, x), targets_of(group, labels), chain_loss);
+        Numbers found{pipeline.clip_grad_norm_(max_norm, norm_type).item()};
+        for (const double g : gradients_of(chain.parameters())) found.push_back(g);
+        return found;
+      });
+      Numbers found{ranks[0][0]};
+      for (const Numbers& rank : ranks) {
+        CHECK(rank[0] == ranks[0][0]);
+        found.insert(found.end(), rank.begin() + 1, rank.end());
+      }
+      CHECK(apart(found, expected) < 1e-12);
+    }
+}
+
+TEST_CASE(
+    "two pipelines of two stages, each on its own half of the batch: gradients averaged over replicas") {
+  const int samples = 16;
+  Chain whole;
+  const auto [x, labels] = chain_batch(0, samples);
+  Numbers expected{chain_loss(whole(x), labels).item()};
+  chain_loss(whole(x), labels).backward();
+  for (const double g : gradients_of(whole.parameters())) expected.push_back(g);
+
+  // Ranks 0 and 1 are the stages of the first replica, 2 and 3 those of the second.
+  const auto ranks = on_ranks<Numbers>(4, [&, x = x, labels = labels](const Group& world) {
+    const int stage = world->rank() % 2, replica = world->rank() / 2;
+    Group line, peers;
+    for (const int r : {0, 1})
+      if (const Group made = world->new_group({2 * r, 2 * r + 1})) line = made;
+    for (const int s : {0, 1})
+      if (const Group made = world->new_group({s, s + 2})) peers = made;
+    Chain chain = Chain::stage(stage, 2);
+    Pipeline pipeline(line, {chain.modules(), kCPU}, {.micro_batches = 4});
+    Numbers found;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const nn::Parameter& p : pipeline.parameters()) p->zero_grad();
+      const Tensor loss = pipeline.forward_backward(x.narrow(0, replica * 8, 8),
+                                                    labels.narrow(0, replica * 8, 8), chain_loss);
+      std::vector<Work> works{peers->all_reduce(loss, ReduceOp::mean)};
+      for (const nn::Parameter& p : pipeline.parameters())
+        works.push_back(peers->all_reduce(p->grad(), ReduceOp::mean));
+      for (const Work& work : works) work.wait();
+      found = {loss.item()};
+    }
+    for (const double g : gradients_of(chain.parameters())) found.push_back(g);
+    return found;
+  });
+  for (const int replica : {0, 1}) {
+    Numbers found = ranks[static_cast<std::size_t>(2 * replica)];
+    const Numbers& second = ranks[static_cast<std::size_t>(2 * replica + 1)];
+    CHECK(second[0] == found[0]);
+    found.insert(found.end(), second.begin() + 1, second.end());
+    CHECK(apart(found, expected) < 1e-12);
+  }
+}
