@@ -1,6 +1,7 @@
 #pragma once
 // Everything a program that builds and trains a model needs. Those who add operations or kernels include
 // kernels/slot.h, core/parallel.h and their like by name.
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
 #include "tapestry/autograd/gradcheck.h"

@@ -169,6 +169,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
                            node->name_,
                            "] had saved for this one; pass retain_graph = true to the inner pass");
       node->run(backward);
+      if (!after_node.empty())
+        for (const std::function<void()>& callback : std::exchange(after_node, {})) callback();
     }
   }
   // Before handing on: a gradient that passes through unchanged then has one holder again.

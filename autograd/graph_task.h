@@ -49,7 +49,10 @@ class GraphTask {
   bool accumulates() const { return !selective_; }
   bool postpones() const { return postponed_ != nullptr; }
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
+  /// Run when the pass has ended.
   std::vector<std::function<void()>> callbacks;
+  /// Run when the backward of the node that is running has returned.
+  std::vector<std::function<void()>> after_node;
 
  private:
   struct Capture {

@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/norm.h"
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/check.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -93,7 +94,9 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
     if (training) {
       mean = empty({channels}, {stats, x.device()});
       inv_std = empty({channels}, {stats, x.device()});
-      const Changed to_mean(running_mean), to_var(running_var);
+      const Tensor none;  // what checkpoint() computes again counts once
+      const bool counts = !autograd::recomputing();
+      const Changed to_mean(counts ? running_mean : none), to_var(counts ? running_var : none);
       kernels::batch_norm_stats(x.device(), x.dtype(), s, input.raw_data(),
                                 {.mean = mean.raw_data(),
                                  .inv_std = inv_std.raw_data(),

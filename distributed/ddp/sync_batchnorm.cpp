@@ -1,5 +1,6 @@
 #include "tapestry/distributed/ddp/sync_batchnorm.h"
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/norm.h"
@@ -70,7 +71,8 @@ Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std
 }
 
 void update_running(const Tensor& running, const Tensor& value, double momentum) {
-  if (running.defined()) running.copy_(running.to(DType::f64) * (1 - momentum) + value * momentum);
+  if (running.defined() && !autograd::recomputing())
+    running.copy_(running.to(DType::f64) * (1 - momentum) + value * momentum);
 }
 
 void* data_or_null(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }

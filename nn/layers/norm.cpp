@@ -1,5 +1,6 @@
 #include "tapestry/nn/layers/norm.h"
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/norm.h"
 #include "tapestry/nn/layers/text.h"
@@ -50,7 +51,8 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
       is_training() && training_function_
           ? training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps)
           : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
-  if (update) num_batches_tracked->add_(Scalar(1));  // a batch that was refused does not count
+  // A batch that was refused does not count, and one that checkpoint() computes again counts once.
+  if (update && !autograd::recomputing()) num_batches_tracked->add_(Scalar(1));
   return y;
 }
 

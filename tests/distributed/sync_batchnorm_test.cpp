@@ -117,6 +117,26 @@ TEST_CASE("a large mean costs no digits") {
   compare<1>({6, 4}, {3, 3}, {.num_features = 4}, MemoryFormat::contiguous, DType::f64, 1e4);
 }
 
+TEST_CASE("computed again by checkpoint(), it meets the other ranks again and counts a batch once") {
+  run_local_ranks(
+      2,
+      [](const Group& group) {
+        const Tensor x = formula({3, 4}, 0.3 + group->rank(), 2);
+        const auto outcome = [&](bool checkpointed) {
+          SyncBatchNorm1d bn(nn::BatchNorm1d::Options{.num_features = 4}, group);
+          bn.to(DType::f64);
+          const Tensor input = x.clone().set_requires_grad();
+          const Tensor y = checkpointed ? checkpoint(bn, input) : bn(input);
+          (y * y * y).sum().backward();
+          return std::vector{input.grad(), bn.weight->grad(), bn.running_mean.tensor(),
+                             bn.running_var.tensor(), bn.num_batches_tracked.tensor()};
+        };
+        const std::vector<Tensor> plain = outcome(false), again = outcome(true);
+        for (std::size_t i = 0; i < plain.size(); ++i) check(equal(plain[i], again[i]), "they differ");
+      },
+      kBounded);
+}
+
 TEST_CASE("one value a channel on each rank is enough, one in all is refused everywhere") {
   compare<1>({2, 4}, {1, 1}, {.num_features = 4}, MemoryFormat::contiguous, DType::f64, 0);
   std::vector<std::string> texts(2);

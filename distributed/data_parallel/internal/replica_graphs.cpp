@@ -61,7 +61,7 @@ void ReplicaGraphs::apply(const Compute& compute) {
   replicas_->seed_generators();
   outputs_.resize(parts());
   const auto leave = [&] {
-    if (!replicas_->are_persistent()) masters_ = replicas_->take_parameters();
+    if (!replicas_->are_persistent()) masters_ = replicas_->take_replicas();
   };
   try {
     on_replicas(replicas_->first(parts()), [&](int i) {
@@ -205,6 +205,14 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   const auto& reducers = mode.accumulates && replicas_->are_persistent() ? replicas_->reducers() : none;
   const bool averages = !reducers.empty();
   if (averages) replicas_->spread_gradients();
+  struct Lent {  // to the slots, under Strategy::master
+    Replicas& replicas;
+    const bool any;
+    ~Lent() {
+      if (any) replicas.drop_replicas();
+    }
+  } lent{*replicas_, !replicas_->are_persistent()};
+  if (lent.any) replicas_->put_replicas(masters_);
   std::vector<std::vector<Tensor>> gradients(replicas_->size());
   std::atomic<bool> failed{false};
   // The others wait for one that failed: they are told, and what they then throw is no news.

@@ -55,7 +55,7 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
   std::vector<std::int64_t> shares_;          // samples, by replica
   std::vector<std::vector<Tensor>> inputs_;   // [replica][tensor of the batch]
   std::vector<std::vector<Tensor>> outputs_;  // [replica][output]
-  std::vector<std::vector<Tensor>> masters_;  // [replica][parameter], under Strategy::master
+  std::vector<std::vector<Tensor>> masters_;  // [replica][slot], under Strategy::master
   std::vector<Input> node_inputs_;            // the node's, in its order
   std::vector<std::size_t> node_outputs_;     // indices of outputs
 };

@@ -138,14 +138,22 @@ void Replicas::refresh() {
   }
 }
 
-std::vector<std::vector<Tensor>> Replicas::take_parameters() {
-  std::vector<std::vector<Tensor>> parameters(size());
+std::vector<std::vector<Tensor>> Replicas::take_replicas() {
+  std::vector<std::vector<Tensor>> tensors(size());
   for (Slot& s : slots_) {
-    for (std::size_t r = 0; s.is_parameter && r < size(); ++r) parameters[r].push_back(s.replicas[r]);
-    s.slot.set_replicas({s.slot.replica(0)});
+    for (std::size_t r = 0; r < size(); ++r) tensors[r].push_back(s.replicas[r]);
     s.replicas.clear();
   }
-  return parameters;
+  drop_replicas();
+  return tensors;
+}
+
+void Replicas::put_replicas(const std::vector<std::vector<Tensor>>& tensors) {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    std::vector<Tensor> all{slots_[i].slot.replica(0)};
+    for (std::size_t r = 1; r < size(); ++r) all.push_back(tensors[r][i]);
+    slots_[i].slot.set_replicas(std::move(all));
+  }
 }
 
 // A function of the first replica's generator, so that a run that is resumed draws what it would have drawn.
@@ -239,6 +247,10 @@ void Replicas::drop_group() noexcept {
 void Replicas::close() noexcept {
   closed_ = true;
   drop_group();
+  drop_replicas();
+}
+
+void Replicas::drop_replicas() noexcept {
   for (Slot& s : slots_)
     if (s.slot.replicas() > 1) s.slot.set_replicas({s.slot.replica(0)});
 }

@@ -30,8 +30,13 @@ class Replicas {
 
   /// Before a forward pass: the others become equal to the first, where they are not.
   void prepare();
-  /// Under Strategy::master the others are for one pass only: their parameters, by replica, and then they go.
-  std::vector<std::vector<Tensor>> take_parameters();
+  /// Under Strategy::master the others are for one pass only: the tensors of all slots, by replica, which the
+  /// slots then no longer hold.
+  std::vector<std::vector<Tensor>> take_replicas();
+  /// The reverse: what a forward pass used is there for backward, which may compute some of it again.
+  void put_replicas(const std::vector<std::vector<Tensor>>& tensors);
+  /// The slots keep the first replica alone.
+  void drop_replicas() noexcept;
   /// Which stream of random numbers a replica draws from in this pass: none of its own for the first.
   void seed_generators();
   Generator* generator(int replica) const { return generators_[static_cast<std::size_t>(replica)].get(); }
