@@ -46,8 +46,10 @@ std::string begin(double height, const std::string& title) {
       kWidth, height, kWidth, height);
   out +=
       "<style>.chart{background:#fff;max-width:100%;height:auto}.chart text{font:12px sans-serif;fill:#222}"
+      ".chart .edge{stroke:#fff;stroke-width:.7}.chart .inside{fill:#fff;font-size:11px}"
       ".chart .title{font-weight:bold}.chart .grid{stroke:#8886;stroke-width:1}"
-      "@media(prefers-color-scheme:dark){.chart{background:#1b1b1d}.chart text{fill:#ddd}}</style>\n";
+      "@media(prefers-color-scheme:dark){.chart{background:#1b1b1d}.chart text{fill:#ddd}.chart "
+      ".edge{stroke:#1b1b1d}}</style>\n";
   put(out, "<text x='10' y='20' class='title'>");
   return out + escaped(title) + "</text>\n";
 }
@@ -81,9 +83,16 @@ void row_name(std::string& out, double y, const std::string& name) {
 
 void box(std::string& out, double x, double y, double width, const std::string& kind,
          const std::string& tip) {
-  put(out, "<rect x='%.2f' y='%.1f' width='%.2f' height='%.1f' fill='%s'><title>", x, y + 2, width, kLane - 6,
-      colour_of(kind));
+  put(out, "<rect x='%.2f' y='%.1f' width='%.2f' height='%.1f' fill='%s'%s><title>", x, y + 2, width,
+      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an edge would hide what is thinner
   out += escaped(tip) + "</title></rect>\n";
+}
+
+// "12" of "forward 12": which micro-batch.
+std::string number_in(const std::string& name) {
+  const std::size_t space = name.rfind(' ');
+  const std::string last = space == std::string::npos ? "" : name.substr(space + 1);
+  return last.find_first_not_of("0123456789") == std::string::npos ? last : "";
 }
 
 }  // namespace
@@ -157,9 +166,13 @@ std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::ve
     std::stable_sort(own.begin(), own.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
     for (const tapestry::Span& s : own) {
       const double from = std::clamp(s.begin, 0.0, total), to = std::clamp(s.end, from, total);
-      const std::string length = number((s.end - s.begin) * 1000);
-      box(out, kLeft + from / total * plot_width(), y, (to - from) / total * plot_width(),
-          tapestry::activity_name(s.activity), s.name + ": " + length + " ms");
+      const double x = kLeft + from / total * plot_width(), width = (to - from) / total * plot_width();
+      box(out, x, y, width, tapestry::activity_name(s.activity),
+          s.name + ": " + number((s.end - s.begin) * 1000) + " ms");
+      const std::string inside = number_in(s.name);
+      if (device && !inside.empty() && width > 8 * static_cast<double>(inside.size()) + 4)
+        put(out, "<text x='%.1f' y='%.1f' text-anchor='middle' class='inside'>%s</text>\n", x + width / 2,
+            y + kLane / 2 + 3, inside.c_str());
     }
     y += kLane;
   }

@@ -25,7 +25,7 @@ std::string bars_svg(const std::vector<Bar>& bars, const std::string& title, con
                      const std::vector<std::pair<std::string, std::string>>& names = {});
 
 /// A lane a row, in the order of `rows` and then of their names; time runs from 0 to `seconds`. What no span
-/// covers is idle.
+/// covers is idle. A number at the end of a span's name, a micro-batch's, is written into it.
 std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
                          double seconds, const std::string& title);
 

@@ -196,6 +196,13 @@ TEST_CASE("pictures are well-formed whatever is in them") {
       {{"cpu:0", Activity::forward, "f", 0, 1}, {"cpu:0 communication", Activity::communication, "c", 0, 1}},
       {"cpu:0", "cpu:1"}, 1, "lanes");
   CHECK(lanes.find("cpu:0 communication") < lanes.find("cpu:1"));
+  // Which micro-batch is said where there is room.
+  const std::string numbers = apps::timeline_svg({{"cpu:0", Activity::forward, "forward 12", 0, 0.5},
+                                                  {"cpu:0", Activity::forward, "forward 13", 0.5, 0.501},
+                                                  {"cpu:0", Activity::other, "load 4 files", 0.6, 1}},
+                                                 {"cpu:0"}, 1, "numbers");
+  CHECK_THAT(numbers, ContainsSubstring(">12</text>"));
+  CHECK_THAT(numbers, !ContainsSubstring(">13</text>") && !ContainsSubstring(">files</text>"));
 }
 
 TEST_CASE("a report says what was measured, and what was not") {

@@ -97,6 +97,22 @@ TEST_CASE("batches that do not divide, and a split by hand") {
   CHECK(ended.out.find("dp-replicated") == std::string::npos);
 }
 
+TEST_CASE("one device, and more devices than threads") {
+  for (const char* devices : {"1", "3"}) {
+    const Ended ended = compare(tiny({"--devices", devices, "--modes", "ddp,dp-replicated,pipeline-gpipe",
+                                      "--batch-size", "7", "--dtype", "f64"}));
+    INFO(ended.out << ended.err);
+    CHECK(ended.status == 0);
+  }
+}
+
+TEST_CASE("Ctrl-C ends it, and what it started") {
+  const Ended ended = run(tests::Launch{
+      .arguments = tiny({"--steps", "1000000"}), .interrupt = true, .program = "tapestry-compare"});
+  INFO(ended.out << ended.err);
+  CHECK(ended.status == 130);
+}
+
 TEST_CASE("a mode that fails is named, the others are shown, and the status says so") {
   const tests::TempDir folder;
   // mlp has five blocks: no part of six can be one of the two.
