@@ -1,13 +1,18 @@
 #pragma once
-// C = A B for up to 16 rows of A, where A and B both lie along k in aligned packs: a linear layer's forward
-// with a small batch. A tile's products would nearly all be wasted; the time goes into reading B, once. A
-// block has four columns of C, its threads go along k with packs of all four and of the rows of A, which come
-// from a cache.
+// C = A B for up to 16 rows of A (4 of bf16), where A and B both lie along k in aligned packs: a linear
+// layer's forward with a small batch. A tile's products would nearly all be wasted; the time goes into
+// reading B, once. A block has four columns of C, its threads go along k with packs of all four and of the
+// rows of A, which come from a cache.
 #include "tapestry/kernels/cuda/gemm_plan.cuh"
 
 namespace tapestry::kernels::cuda {
 
-inline constexpr int kGemvRows = 16, kGemvColumns = 4, kGemvWarps = 8;
+/// An element of B is multiplied by every row of A while the next ones are read. Memory gives a
+/// multiprocessor of Hopper's about 5 of f32 in a clock, or 10 of bf16, and it has 128 products in that time:
+/// 16 rows of bf16 are for tensor cores.
+template <class T>
+inline constexpr int kGemvRows = std::is_same_v<T, float> ? 16 : 4;
+inline constexpr int kGemvColumns = 4, kGemvWarps = 8;
 
 /// v[i] summed over the warp: half of the lanes keep one half of v each time, so that a lane ends up with N /
 /// 32 sums, or 32 / N neighbours with the same one. Returns the number of the lane's first.
@@ -29,9 +34,12 @@ __device__ __forceinline__ int fold_warp(float* v) {
   return first;
 }
 
-/// 64 sums of 16 rows, four packs of bf16 as floats and a pack of A take 128 registers: two blocks of 256.
+/// 64 sums of 16 rows, and packs of A and B, take 128 registers: two blocks of 256 threads on an SM. 16 sums
+/// of 4 rows and packs of bf16 as floats take 80.
+constexpr int gemv_blocks(int rows) { return rows > 4 ? 2 : rows > 1 ? 3 : 4; }
+
 template <class T, int kRows>
-__global__ void __launch_bounds__(32 * kGemvWarps, kRows > 4 ? 2 : kRows > 1 ? 3 : 4) gemv(GemmPlan<T> p) {
+__global__ void __launch_bounds__(32 * kGemvWarps, gemv_blocks(kRows)) gemv(GemmPlan<T> p) {
   constexpr int V = 16 / sizeof(T), kSums = kRows * kGemvColumns;
   SHARED(float, parts, [kGemvWarps][kSums]);
   const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
@@ -73,7 +81,7 @@ __global__ void __launch_bounds__(32 * kGemvWarps, kRows > 4 ? 2 : kRows > 1 ? 3
 template <class T>
 bool is_gemv(const Gemm& g) {
   const GemmLayout layout = gemm_layout<T>(g);
-  return g.m <= kGemvRows && layout.a_along_k && layout.b_along_k && layout.packs && batch_count(g) == 1;
+  return g.m <= kGemvRows<T> && layout.a_along_k && layout.b_along_k && layout.packs && batch_count(g) == 1;
 }
 
 template <class T>
@@ -87,7 +95,7 @@ void launch_gemv(const Gemm& g, const GemmLayout& layout, cudaStream_t stream) {
   };
   if (g.m == 1) go(&gemv<T, 1>);
   else if (g.m <= 4) go(&gemv<T, 4>);
-  else go(&gemv<T, kGemvRows>);
+  else if constexpr (kGemvRows<T> > 4) go(&gemv<T, kGemvRows<T>>);
 }
 
 }  // namespace tapestry::kernels::cuda

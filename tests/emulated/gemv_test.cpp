@@ -56,7 +56,8 @@ TEST_CASE("few rows: no terms") {
 TEST_CASE("few rows: which products they are") {
   const Product p{.m = 16, .n = 8, .k = 64, .b_along_k = true};
   CHECK_THAT(launched<float>(p), ContainsSubstring("gemvIfLi16E"));
-  CHECK_THAT(launched<BFloat16>(p), ContainsSubstring("gemv"));
+  CHECK_THAT(launched<BFloat16>(p), ContainsSubstring("gemm_bf16"));
+  CHECK_THAT(launched<BFloat16>({.m = 4, .n = 8, .k = 64, .b_along_k = true}), ContainsSubstring("gemv"));
   const auto with = [&](auto change) {
     Product other = p;
     change(other);
