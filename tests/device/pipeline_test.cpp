@@ -1,0 +1,93 @@
+// A pipeline over two CUDA devices: what the CPU trains alone.
+#include "tests/device/models.h"
+#include "tests/support/gpu.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+
+namespace {
+
+// The weight of the last layer is that of the first.
+struct Net : nn::Module {
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 6, .out_features = 6});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 6, .out_features = 6});
+  nn::Linear& fc3 = add<nn::Linear>("fc3", {.in_features = 6, .out_features = 6});
+  Net() { fc3.weight = fc1.weight; }
+};
+
+struct Trained {
+  std::vector<double> losses;
+  std::vector<Tensor> weights;  // on the CPU
+};
+
+// step(x, target) computes the loss and the gradients.
+Trained train(Net& net, const std::function<Tensor(const Tensor&, const Tensor&)>& step) {
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  Trained trained;
+  for (int i = 0; i < 4; ++i) {
+    manual_seed(static_cast<std::uint64_t>(10 + i));
+    const Tensor x = randn({6, 6}, kCPU), target = randn({6, 6}, kCPU);
+    optimizer.zero_grad();
+    trained.losses.push_back(step(x, target).item());
+    nn::clip_grad_norm_(net.parameters(), 1);
+    optimizer.step();
+  }
+  for (const nn::Parameter& p : net.parameters()) trained.weights.push_back(p->detach().cpu().clone());
+  return trained;
+}
+
+}  // namespace
+
+TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
+  if (no_gpu(2)) return;
+  const auto make = [] {
+    manual_seed(1);
+    return std::make_unique<Net>();
+  };
+  const auto alone = make();
+  const Trained expected = train(*alone, [&](const Tensor& x, const Tensor& target) {
+    Tensor loss = mse_loss(alone->fc3(alone->fc2(alone->fc1(x).relu()).relu()), target);
+    loss.backward();
+    return loss;
+  });
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
+    CAPTURE(schedule_name(schedule));
+    const auto net = make();
+    nn::ReLU relu;
+    Pipeline pipeline({{{net->fc1, relu, net->fc2}, "cuda:0"},
+                       {[&](const Tensor& h) { return net->fc3(h.relu()); }, "cuda:1", {net->fc3}}},
+                      {.schedule = schedule, .micro_batches = 3});
+    const Timeline timeline;
+    const Trained trained = train(*net, [&](const Tensor& x, const Tensor& target) {
+      return pipeline.forward_backward(x, target,
+                                       [](const Tensor& y, const Tensor& t) { return mse_loss(y, t); });
+    });
+    for (std::size_t i = 0; i < 4; ++i) CHECK(trained.losses[i] == Approx(expected.losses[i]).epsilon(1e-4));
+    for (std::size_t i = 0; i < expected.weights.size(); ++i)
+      CHECK(allclose(trained.weights[i], expected.weights[i], 1e-3, 1e-5));
+    CHECK(net->fc3.weight->device() == Device("cuda:0"));
+    CHECK(net->fc3.bias->device() == Device("cuda:1"));
+
+    const PipelineReport report = pipeline.report();
+    REQUIRE(report.stages.size() == 2);
+    for (const StageReport& stage : report.stages) {
+      CHECK(stage.forward_s > 0);
+      CHECK(stage.backward_s > 0);
+      CHECK(stage.idle_s > 0);
+    }
+    // Inputs and targets come from the host, values and gradients from the other device.
+    CHECK(report.stages[0].bytes_received == 2 * 6 * 6 * 4);
+    CHECK(report.stages[1].bytes_received == 2 * 6 * 6 * 4);
+    CHECK(report.bubble > 0);
+    CHECK(report.bubble < 1);
+    int forwards = 0;
+    for (const Span& span : timeline.spans()) forwards += span.activity == Activity::forward;
+    CHECK(forwards == 4 * 2 * 3);
+
+    const Tensor x = randn({4, 6}, kCPU), y = pipeline(x);
+    CHECK(y.device() == Device("cuda:1"));
+    net->to(kCPU);
+    const NoGradGuard no_grad;
+    CHECK(allclose(y.cpu(), net->fc3(net->fc2(net->fc1(x).relu()).relu()), 1e-4, 1e-5));
+  }
+}
