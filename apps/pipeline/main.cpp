@@ -1,0 +1,193 @@
+// A model in stages on several devices: who does what when, and how long devices wait, predicted and
+// measured.
+//
+//   pipeline                                          two stages, 8 micro-batches, 1F1B
+//   pipeline --micro-batches 1 2 4 8 --schedule gpipe 1f1b       a table of all of them
+//   pipeline --stages 4 --svg timeline.svg            a picture of the last step
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/apps/common/chart.h"
+#include "tapestry/apps/common/command_line.h"
+#include "tapestry/tapestry.h"
+
+using namespace tapestry;
+using distributed::Pipeline;
+using distributed::PipelineReport;
+using distributed::Schedule;
+
+namespace {
+
+constexpr std::int64_t kClasses = 10;
+
+struct Options {
+  int stages = 2;
+  std::vector<int> micro_batches{8};
+  std::vector<std::string> schedules{"1f1b"};
+  std::vector<std::string> devices;
+  std::int64_t batch_size = 512, width = 512;
+  int layers = 4, steps = 10;
+  std::uint64_t seed = 1;
+  std::string svg;
+};
+
+std::vector<Device> choose_devices(const Options& o) {
+  std::vector<Device> devices(o.devices.begin(), o.devices.end());
+  const DeviceType type = device_count(DeviceType::cuda) >= o.stages ? DeviceType::cuda : DeviceType::cpu;
+  for (int i = 0; devices.size() < static_cast<std::size_t>(o.stages); ++i)
+    devices.push_back(o.devices.empty() ? Device(type, i) : devices[static_cast<std::size_t>(i)]);
+  // A CPU has as many logical devices as it is asked for, before anything else asks.
+  int needed = 1;
+  for (const Device d : devices)
+    if (d.is_cpu()) needed = std::max(needed, d.index + 1);
+  if (needed > 1) setenv("TAPESTRY_LOGICAL_DEVICES", std::to_string(needed).c_str(), 0);
+  return devices;
+}
+
+// Stages of equal work: layers of one width. The last one ends with a layer for the classes.
+std::vector<std::unique_ptr<nn::Sequential>> make_stages(const Options& o) {
+  std::vector<std::unique_ptr<nn::Sequential>> stages;
+  for (int s = 0; s < o.stages; ++s) {
+    auto stage = std::make_unique<nn::Sequential>();
+    for (int i = 0; i < o.layers; ++i) {
+      stage->push_back(nn::Linear::Options{.in_features = o.width, .out_features = o.width});
+      stage->push_back(nn::ReLU::Options{});
+    }
+    if (s + 1 == o.stages)
+      stage->push_back(nn::Linear::Options{.in_features = o.width, .out_features = kClasses});
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// What the schedule would leave idle if every micro-batch took what this pass took on average.
+double simulated_bubble(Schedule schedule, const PipelineReport& report) {
+  distributed::SimulationOptions options;
+  std::vector<Device> known;
+  for (const distributed::StageReport& s : report.stages) {
+    options.costs.push_back({s.forward_s / report.micro_batches, s.backward_s / report.micro_batches});
+    const auto found = std::find(known.begin(), known.end(), s.device);
+    options.devices.push_back(static_cast<int>(found - known.begin()));
+    if (found == known.end()) known.push_back(s.device);
+  }
+  const auto stages = static_cast<int>(report.stages.size());
+  return simulate(schedule_actions(schedule, stages, report.micro_batches), options).bubble();
+}
+
+struct Measured {
+  double step_s, bubble, simulated, loss;
+  PipelineReport report;
+  std::vector<Span> spans;  // of the last step
+  double peak_mib;          // of the first device
+};
+
+Measured measure(const Options& o, const std::vector<Device>& devices, Schedule schedule, int micro_batches) {
+  manual_seed(o.seed);
+  const auto parts = make_stages(o);
+  std::vector<distributed::Stage> stages;
+  for (std::size_t s = 0; s < parts.size(); ++s) stages.emplace_back(*parts[s], devices[s]);
+  Pipeline pipeline(stages, {.schedule = schedule, .micro_batches = micro_batches, .uneven = true});
+  optim::SGD optimizer(pipeline.parameters(), {.lr = 0.05});
+  const Tensor x = randn({o.batch_size, o.width}, devices.front());
+  const Tensor labels = randint(0, kClasses, {o.batch_size}).to(devices.back());
+
+  Measured m;
+  std::vector<double> steps, bubbles, simulated;
+  constexpr int kWarmUp = 2;
+  for (int step = -kWarmUp; step < o.steps; ++step) {
+    if (step == 0) reset_peak_memory(devices.front());
+    const Timeline timeline;
+    optimizer.zero_grad();
+    const Tensor loss = pipeline.forward_backward(
+        x, labels, [](const Tensor& scores, const Tensor& wanted) { return cross_entropy(scores, wanted); });
+    optimizer.step();
+    m.report = pipeline.report();
+    if (step < 0) continue;
+    steps.push_back(m.report.wall_s);
+    bubbles.push_back(m.report.bubble);
+    simulated.push_back(simulated_bubble(schedule, m.report));
+    m.loss = loss.item();
+    m.spans = timeline.spans();
+  }
+  m.step_s = median(steps);
+  m.bubble = median(bubbles);
+  m.simulated = median(simulated);
+  m.peak_mib = static_cast<double>(memory_stats(devices.front()).peak_allocated) / (1 << 20);
+  return m;
+}
+
+void draw(const std::string& path, Measured m, const std::string& title) {
+  double begin = m.spans.front().begin, end = 0;
+  for (const Span& s : m.spans) begin = std::min(begin, s.begin);
+  for (Span& s : m.spans) {
+    s.begin -= begin;
+    s.end -= begin;
+    end = std::max(end, s.end);
+  }
+  std::vector<std::string> rows;
+  for (const distributed::StageReport& s : m.report.stages)
+    if (std::find(rows.begin(), rows.end(), s.device.str()) == rows.end()) rows.push_back(s.device.str());
+  write_file_atomically(path, apps::timeline_svg(m.spans, rows, end, title));
+}
+
+int run(const Options& o) {
+  const std::vector<Device> devices = choose_devices(o);
+  std::string table =
+      "| schedule | micro-batches | (p-1)/(m+p-1) | simulated | measured | step, ms | alive | peak, MiB | "
+      "loss |\n"
+      "|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+  for (const std::string& name : o.schedules)
+    for (const int count : o.micro_batches) {
+      const Schedule schedule = name == "gpipe" ? Schedule::gpipe : Schedule::one_f_one_b;
+      const Measured m = measure(o, devices, schedule, count);
+      const int used = m.report.micro_batches;
+      std::printf("%s, %d stages, %d micro-batches:\n", name.c_str(), o.stages, used);
+      std::fputs(schedule_table(schedule_actions(schedule, o.stages, used)).c_str(), stdout);
+      std::fputs((m.report.str() + "\n").c_str(), stdout);
+      char row[256];
+      std::snprintf(row, sizeof row, "| %s | %d | %.1f%% | %.1f%% | %.1f%% | %.2f | %d | %.1f | %.6f |\n",
+                    name.c_str(), used, 100 * distributed::ideal_bubble(o.stages, used), 100 * m.simulated,
+                    100 * m.bubble, 1000 * m.step_s, m.report.stages[0].peak_micro_batches, m.peak_mib,
+                    m.loss);
+      table += row;
+      if (!o.svg.empty()) draw(o.svg, m, concat({name, ": ", o.stages, " stages, ", used, " micro-batches"}));
+    }
+  std::fputs(table.c_str(), stdout);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app{"Trains a model in stages on several devices, and says how long they waited for each other.",
+               "pipeline"};
+  app.option_defaults()->always_capture_default();
+  app.add_option("--stages", o.stages, "Stages, each on a device")->check(apps::between(1, kMaxDevices));
+  app.add_option("--micro-batches", o.micro_batches, "Into how many a batch is cut; several for a table")
+      ->check(apps::between(1, 10'000));
+  app.add_option("--schedule", o.schedules, "gpipe or 1f1b, or both for a table")
+      ->check(CLI::IsMember({"gpipe", "1f1b"}));
+  app.add_option("--devices", o.devices,
+                 "Of the stages in turn, such as cuda:0 cuda:1; fewer than stages come round again. If not "
+                 "given, GPUs if there are enough, or logical devices of the CPU");
+  app.add_option("--batch-size", o.batch_size, "Samples")->check(apps::between<std::int64_t>(1, 1'000'000));
+  app.add_option("--width", o.width, "Features of each layer")
+      ->check(apps::between<std::int64_t>(1, 100'000));
+  app.add_option("--layers", o.layers, "Of each stage")->check(apps::between(1, 1000));
+  app.add_option("--steps", o.steps, "Steps of training that are measured")
+      ->check(apps::between(1, 1'000'000));
+  app.add_option("--seed", o.seed, "Of weights and samples")
+      ->check(apps::between<std::uint64_t>(0, UINT64_MAX));
+  app.add_option("--svg", o.svg, "Where to draw the last step");
+  return apps::run(app, argc, argv, [&] { return run(o); });
+}

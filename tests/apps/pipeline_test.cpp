@@ -1,0 +1,80 @@
+// apps/pipeline as a person runs it.
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/apps/program.h"
+#include "tests/support/catch.h"
+#include "tests/support/files.h"
+
+using tests::Ended;
+using tests::Launch;
+
+namespace {
+
+Ended pipeline(std::vector<std::string> arguments) {
+  const std::vector<std::string> small{"--batch-size", "12", "--width", "8", "--layers", "1", "--steps", "3"};
+  arguments.insert(arguments.end(), small.begin(), small.end());
+  return tests::run(Launch{.arguments = std::move(arguments), .program = "pipeline"});
+}
+
+// The cells of the rows of the table at the end.
+std::vector<std::vector<std::string>> rows_of(const std::string& out) {
+  std::vector<std::vector<std::string>> rows;
+  std::istringstream lines(out);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("| gpipe") && !line.starts_with("| 1f1b")) continue;
+    rows.emplace_back();
+    std::istringstream cells(line.substr(1));
+    for (std::string cell; std::getline(cells, cell, '|');)
+      rows.back().push_back(cell.substr(1, cell.size() - 2));
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("apps/pipeline compares schedules, and all train alike") {
+  const Ended ended = pipeline({"--stages", "2", "--micro-batches", "1", "4", "--schedule", "gpipe", "1f1b"});
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  CHECK(ended.err == "");
+  CHECK_THAT(ended.out, ContainsSubstring("stage 0  F0 F1 F2 F3 .. .. B0 B1 B2 B3\n") &&
+                            ContainsSubstring("stage 1  .. F0 B0 F1 B1 F2 B2 F3 B3 ..\n"));
+  const auto rows = rows_of(ended.out);
+  REQUIRE(rows.size() == 4);
+  const std::vector<std::string> names{"gpipe", "gpipe", "1f1b", "1f1b"}, counts{"1", "4", "1", "4"},
+      predicted{"50.0%", "20.0%", "50.0%", "20.0%"}, alive{"1", "4", "1", "2"};
+  for (std::size_t i = 0; i < 4; ++i) {
+    REQUIRE(rows[i].size() == 9);
+    CHECK(rows[i][0] == names[i]);
+    CHECK(rows[i][1] == counts[i]);
+    CHECK(rows[i][2] == predicted[i]);
+    CHECK(rows[i][6] == alive[i]);
+    CHECK(rows[i][8] == rows[0][8]);  // the loss
+  }
+}
+
+TEST_CASE("apps/pipeline draws the last step") {
+  const tests::TempDir folder;
+  const std::string path = folder / "timeline.svg";
+  const Ended ended = pipeline({"--stages", "3", "--devices", "cpu:0", "cpu:1", "--svg", path});
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  CHECK_THAT(text.str(), ContainsSubstring("1f1b: 3 stages, 8 micro-batches") && ContainsSubstring("cpu:1"));
+}
+
+TEST_CASE("apps/pipeline refuses what makes no sense") {
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"--stages", "0"}, {"--micro-batches", "0"}, {"--schedule", "fifo"}}) {
+    const Ended ended = pipeline(wrong);
+    INFO(wrong[0] << ended.err);
+    CHECK(ended.status == 2);
+    CHECK_THAT(ended.err, ContainsSubstring("error: [pipeline] " + wrong[0]));
+  }
+  const Ended missing = pipeline({"--devices", "cuda:99"});
+  CHECK(missing.status == 1);
+  CHECK_THAT(missing.err, ContainsSubstring("cuda:99"));
+}
