@@ -14,6 +14,7 @@ struct StageReport {
   Device device;
   double forward_s = 0;  ///< computing
   double backward_s = 0;
+  double weights_s = 0;             ///< of that, the second halves under Schedule::zero_bubble
   double receive_s = 0;             ///< copying what came from its neighbours, or from the caller
   double idle_s = 0;                ///< in which its device did nothing for this or any other stage
   std::int64_t bytes_received = 0;  ///< from other devices

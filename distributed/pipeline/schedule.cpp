@@ -1,6 +1,7 @@
 #include "tapestry/distributed/pipeline/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -36,9 +37,9 @@ class Simulator {
     int devices = 0, micro_batches = 0;
     for (std::size_t s = 0; s < stages; ++s) {
       check(device_[s] >= 0, "[simulate] stage ", s, " is on device ", device_[s], "; they count from 0");
-      check(costs_[s].forward >= 0 && costs_[s].backward >= 0 && transfer_ >= 0,
+      check(costs_[s].forward >= 0 && costs_[s].backward >= 0 && costs_[s].weights >= 0 && transfer_ >= 0,
             "[simulate] a cost of stage ", s, " is negative: forward ", costs_[s].forward, ", backward ",
-            costs_[s].backward, ", transfer ", transfer_);
+            costs_[s].backward, ", weights ", costs_[s].weights, ", transfer ", transfer_);
       devices = std::max(devices, device_[s] + 1);
       for (const Action& a : actions[s]) {
         check(a.micro_batch >= 0, "[simulate] stage ", s, " has ", a.str(), "; micro-batches count from 0");
@@ -46,8 +47,7 @@ class Simulator {
       }
     }
     const std::vector<double> never(static_cast<std::size_t>(micro_batches), kNever);
-    forward_.assign(stages, never);
-    backward_.assign(stages, never);
+    for (auto& ended : ended_) ended.assign(stages, never);
     next_.resize(stages);
     free_.resize(static_cast<std::size_t>(devices));
     result_.devices.resize(free_.size());
@@ -68,44 +68,55 @@ class Simulator {
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
+  double ended(std::size_t s, Kind kind, std::size_t m) const {
+    return ended_[static_cast<std::size_t>(kind)][s][m];
+  }
+  double cost(std::size_t s, Kind kind) const {
+    return kind == Kind::forward    ? costs_[s].forward
+           : kind == Kind::backward ? costs_[s].backward
+                                    : costs_[s].weights;
+  }
   // When the result of this action reaches the device of another stage.
   double arrival(std::size_t from, std::size_t to, Action action) const {
     const auto m = static_cast<std::size_t>(action.micro_batch);
-    const double end = action.kind == Kind::forward ? forward_[from][m] : backward_[from][m];
-    return end + (device_[from] == device_[to] ? 0 : transfer_);
+    return ended(from, action.kind, m) + (device_[from] == device_[to] ? 0 : transfer_);
   }
   // When a stage's next action can begin; kNever if not yet known.
   double possible_at(std::size_t s) const {
     const Action a = actions_[s][next_[s]];
     double at = free_[static_cast<std::size_t>(device_[s])];
-    if (a.kind == Kind::forward) {
-      if (s > 0) at = std::max(at, arrival(s - 1, s, a));
-    } else {
-      at = std::max(at, arrival(s, s, {Kind::forward, a.micro_batch}));
-      if (s + 1 < actions_.size()) at = std::max(at, arrival(s + 1, s, a));
+    switch (a.kind) {
+      case Kind::forward:
+        return s > 0 ? std::max(at, arrival(s - 1, s, a)) : at;
+      case Kind::backward:
+        if (s + 1 < actions_.size()) at = std::max(at, arrival(s + 1, s, a));
+        return std::max(at, arrival(s, s, {Kind::forward, a.micro_batch}));
+      case Kind::weights:
+        break;
     }
-    return at;
+    return std::max(at, arrival(s, s, {Kind::backward, a.micro_batch}));
   }
-  // Of those that begin at one time a backward, which frees memory, and then the earlier micro-batch.
+  // Of those that begin at one time a backward, which others wait for, before a forward, before weights; and
+  // then the earlier micro-batch.
   std::optional<TimedAction> first_possible() const {
     std::optional<TimedAction> first;
     const auto rank = [](const TimedAction& t) {
-      return std::tuple(t.begin, t.action.kind == Kind::forward, t.action.micro_batch, t.stage);
+      const int order = t.action.kind == Kind::backward ? 0 : t.action.kind == Kind::forward ? 1 : 2;
+      return std::tuple(t.begin, order, t.action.micro_batch, t.stage);
     };
     for (std::size_t s = 0; s < actions_.size(); ++s) {
       if (next_[s] == actions_[s].size()) continue;
       const double begin = possible_at(s);
       if (begin == kNever) continue;
       const Action a = actions_[s][next_[s]];
-      const double cost = a.kind == Kind::forward ? costs_[s].forward : costs_[s].backward;
-      const TimedAction timed{static_cast<int>(s), a, begin, begin + cost};
+      const TimedAction timed{static_cast<int>(s), a, begin, begin + cost(s, a.kind)};
       if (!first || rank(timed) < rank(*first)) first = timed;
     }
     return first;
   }
   void commit(const TimedAction& t) {
     const auto s = static_cast<std::size_t>(t.stage), m = static_cast<std::size_t>(t.action.micro_batch);
-    double& end = (t.action.kind == Kind::forward ? forward_ : backward_)[s][m];
+    double& end = ended_[static_cast<std::size_t>(t.action.kind)][s][m];
     check(end == kNever, "[simulate] stage ", s, " does ", t.action.str(), " twice");
     end = t.end;
     ++next_[s];
@@ -116,10 +127,13 @@ class Simulator {
   [[noreturn]] void fail_stuck(std::size_t s) const {
     const Action a = actions_[s][next_[s]];
     const auto m = static_cast<std::size_t>(a.micro_batch);
-    const bool forward = a.kind == Kind::forward;
-    const std::size_t of = forward ? s - 1 : forward_[s][m] == kNever ? s : s + 1;
-    fail("[simulate] stage ", s, " waits for ever with ", a.str(), ": ",
-         Action{of == s ? Kind::forward : a.kind, a.micro_batch}.str(), " of stage ", of,
+    // What it waits for: the same of a neighbour, or what comes before it in this stage.
+    Action missing = a;
+    std::size_t of = a.kind == Kind::forward ? s - 1 : s;
+    if (a.kind == Kind::weights) missing.kind = Kind::backward;
+    else if (a.kind == Kind::backward && ended(s, Kind::forward, m) == kNever) missing.kind = Kind::forward;
+    else if (a.kind == Kind::backward) of = s + 1;
+    fail("[simulate] stage ", s, " waits for ever with ", a.str(), ": ", missing.str(), " of stage ", of,
          " never ends; put every action behind what it needs");
   }
 
@@ -127,20 +141,33 @@ class Simulator {
   std::vector<StageCost> costs_;
   double transfer_;
   std::vector<int> device_;
-  std::vector<std::vector<double>> forward_, backward_;  // [stage][micro-batch]: when it ended
-  std::vector<std::size_t> next_;                        // by stage
-  std::vector<double> free_;                             // by device: since when
+  std::array<std::vector<std::vector<double>>, 3> ended_;  // [kind][stage][micro-batch]: when it did
+  std::vector<std::size_t> next_;                          // by stage
+  std::vector<double> free_;                               // by device: since when
   Simulation result_;
 };
 
 }  // namespace
 
-const char* schedule_name(Schedule schedule) { return schedule == Schedule::gpipe ? "gpipe" : "1f1b"; }
+const char* schedule_name(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::gpipe:
+      return "gpipe";
+    case Schedule::one_f_one_b:
+      return "1f1b";
+    case Schedule::zero_bubble:
+      break;
+  }
+  return "zero-bubble";
+}
 
-std::string Action::str() const { return (kind == Kind::forward ? "F" : "B") + std::to_string(micro_batch); }
+std::string Action::str() const {
+  return (kind == Kind::forward ? "F" : kind == Kind::backward ? "B" : "W") + std::to_string(micro_batch);
+}
 
 std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages, int micro_batches) {
   check_counts("schedule_actions", stages, micro_batches);
+  const bool splits = schedule == Schedule::zero_bubble;
   std::vector<std::vector<Action>> actions(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s) {
     std::vector<Action>& mine = actions[static_cast<std::size_t>(s)];
@@ -149,8 +176,12 @@ std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages,
     for (int m = 0; m < ahead; ++m) mine.push_back({Kind::forward, m});
     for (int m = 0; m < micro_batches; ++m) {
       mine.push_back({Kind::backward, m});
+      // The later the stage, the more weights wait: the first stages get their gradients the sooner.
+      if (splits && m >= s) mine.push_back({Kind::weights, m - s});
       if (m + ahead < micro_batches) mine.push_back({Kind::forward, m + ahead});
     }
+    for (int m = std::max(micro_batches - s, 0); splits && m < micro_batches; ++m)
+      mine.push_back({Kind::weights, m});
   }
   return actions;
 }
@@ -165,9 +196,12 @@ std::vector<std::vector<Action>> forward_actions(int stages, int micro_batches) 
 std::vector<int> peak_activations(const std::vector<std::vector<Action>>& actions) {
   std::vector<int> peaks;
   for (const auto& mine : actions) {
+    const bool split =
+        std::any_of(mine.begin(), mine.end(), [](const Action& a) { return a.kind == Kind::weights; });
+    const Kind last = split ? Kind::weights : Kind::backward;
     int alive = 0, peak = 0;
     for (const Action& a : mine) {
-      alive += a.kind == Kind::forward ? 1 : -1;
+      alive += (a.kind == Kind::forward) - (a.kind == last);
       peak = std::max(peak, alive);
     }
     peaks.push_back(peak);

@@ -18,7 +18,7 @@ constexpr int kMaxStages = 8, kMaxMicroBatches = 16;
 
 template <class F>
 void for_each_size(const F& f) {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int p = 1; p <= kMaxStages; ++p)
       for (int m = 1; m <= kMaxMicroBatches; ++m) {
         INFO(schedule_name(schedule) << ", " << p << " stages, " << m << " micro-batches");
@@ -55,10 +55,12 @@ TEST_CASE("every micro-batch goes through every stage once each way, in one orde
     for (const auto& mine : actions) {
       CHECK(numbers(mine, Kind::forward) == up_to(m));
       CHECK(numbers(mine, Kind::backward) == up_to(m));
-      int ahead = 0;
+      CHECK(numbers(mine, Kind::weights) == up_to(schedule == Schedule::zero_bubble ? m : 0));
+      int done[3] = {};  // no backward before its forward, no weights before their backward
       for (const Action& a : mine) {
-        ahead += a.kind == Kind::forward ? 1 : -1;
-        CHECK(ahead >= 0);
+        ++done[static_cast<int>(a.kind)];
+        CHECK(done[0] >= done[1]);
+        CHECK(done[1] >= done[2]);
       }
     }
   });
@@ -68,7 +70,9 @@ TEST_CASE("what is alive at once") {
   for_each_size([](Schedule schedule, int p, int m) {
     const std::vector<int> peaks = peak_activations(schedule_actions(schedule, p, m));
     for (int s = 0; s < p; ++s)
-      CHECK(peaks[static_cast<std::size_t>(s)] == (schedule == Schedule::gpipe ? m : std::min(m, p - s)));
+      CHECK(peaks[static_cast<std::size_t>(s)] == (schedule == Schedule::gpipe         ? m
+                                                   : schedule == Schedule::one_f_one_b ? std::min(m, p - s)
+                                                                                       : std::min(m, p)));
   });
   CHECK(peak_activations({}).empty());
 }
@@ -81,13 +85,19 @@ TEST_CASE("the lists themselves") {
   CHECK(text_of(one[2]) == "F0 B0 F1 B1 F2 B2 F3 B3");
   CHECK(text_of(all[0]) == "F0 F1 F2 B0 B1 B2");
   CHECK(text_of(all[1]) == "F0 F1 F2 B0 B1 B2");
+  const Lists zero = schedule_actions(Schedule::zero_bubble, 3, 4);
+  CHECK(text_of(zero[0]) == "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3");
+  CHECK(text_of(zero[1]) == "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3");
+  CHECK(text_of(zero[2]) == "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3");
   CHECK(text_of(forward_actions(2, 3)[1]) == "F0 F1 F2");
   CHECK(std::string(schedule_name(Schedule::gpipe)) == "gpipe");
   CHECK(std::string(schedule_name(Schedule::one_f_one_b)) == "1f1b");
+  CHECK(std::string(schedule_name(Schedule::zero_bubble)) == "zero-bubble");
 }
 
 TEST_CASE("the bubble is what the papers say") {
   for_each_size([](Schedule schedule, int p, int m) {
+    if (schedule == Schedule::zero_bubble) return;
     for (const StageCost cost : {StageCost{1, 1}, StageCost{1, 2}, StageCost{0.5, 0.25}}) {
       SimulationOptions options;
       options.costs.assign(static_cast<std::size_t>(p), cost);
@@ -100,6 +110,21 @@ TEST_CASE("the bubble is what the papers say") {
   });
 }
 
+TEST_CASE("backward in halves leaves a third of the idle time") {
+  for (int p = 1; p <= kMaxStages; ++p)
+    for (int m = 1; m <= kMaxMicroBatches; ++m) {
+      INFO(p << " stages, " << m << " micro-batches");
+      const Simulation halves = simulate(schedule_actions(Schedule::zero_bubble, p, m));
+      SimulationOptions whole;
+      whole.costs.assign(static_cast<std::size_t>(p), {.forward = 1, .backward = 2});
+      const Simulation one = simulate(schedule_actions(Schedule::one_f_one_b, p, m), whole);
+      // With fewer micro-batches than stages there are not weights enough to fill the time.
+      if (m >= p) CHECK(halves.total == 3 * m + p - 1);
+      else CHECK(halves.total <= one.total - (p > 1));
+      CHECK(one.total == 3 * (m + p - 1));
+    }
+}
+
 TEST_CASE("devices keep the order of the clock, whatever actions cost and wherever stages are") {
   // Every action ends before what needs it begins, and a device does one thing at a time.
   for_each_size([](Schedule schedule, int p, int m) {
@@ -107,7 +132,7 @@ TEST_CASE("devices keep the order of the clock, whatever actions cost and wherev
       SimulationOptions options;
       options.transfer = devices == 2 ? 0.25 : 0;
       for (int s = 0; s < p; ++s) {
-        options.costs.push_back({1 + 0.5 * (s % 3), s == 1 ? 0.0 : 2.0});
+        options.costs.push_back({1 + 0.5 * (s % 3), s == 1 ? 0.0 : 2.0, 0.75});
         options.devices.push_back(s % devices);
       }
       const Lists actions = schedule_actions(schedule, p, m);
@@ -133,6 +158,7 @@ TEST_CASE("devices keep the order of the clock, whatever actions cost and wherev
         const auto [stage, kind, micro] = name;
         if (kind == Kind::forward && stage > 0) CHECK(t.begin >= arrived(stage - 1, stage, kind, micro));
         if (kind == Kind::backward) CHECK(t.begin >= by_name.at({stage, Kind::forward, micro}).end);
+        if (kind == Kind::weights) CHECK(t.begin >= by_name.at({stage, Kind::backward, micro}).end);
         if (kind == Kind::backward && stage + 1 < p) CHECK(t.begin >= arrived(stage + 1, stage, kind, micro));
       }
     }
@@ -157,7 +183,7 @@ TEST_CASE("a slow link and a slow stage lengthen the bubble") {
   // 1F1B waits for the link each time, GPipe only once each way.
   CHECK(one.total > all.total);
   const Simulation slow = simulate(schedule_actions(Schedule::gpipe, 2, 4),
-                                   {.costs = {{1, 1}, {3, 3}}, .transfer = 0, .devices = {}});
+                                   {.costs = {{1, 1, 1}, {3, 3, 3}}, .transfer = 0, .devices = {}});
   CHECK(slow.total == Approx(4 * 6 + 2));
   CHECK(slow.idle[1] == Approx(2));
 }
@@ -184,9 +210,11 @@ TEST_CASE("lists that cannot be done are refused") {
                     ContainsSubstring("stage 1 waits for ever with F1: F1 of stage 0"));
   CHECK_THROWS_WITH(simulate({{f0, b0, f1, b1}, {f0, f1, b0, b1}}), ContainsSubstring("waits for ever"));
   CHECK_THROWS_WITH(simulate({{f0, b0}, {f0}}), ContainsSubstring("B0 of stage 1 never ends"));
+  CHECK_THROWS_WITH(simulate({{f0, {Kind::weights, 0}, b0}}),
+                    ContainsSubstring("stage 0 waits for ever with W0: B0 of stage 0"));
   CHECK_THROWS_WITH(simulate({{f0, f0}}), ContainsSubstring("does F0 twice"));
   CHECK_THROWS_WITH(simulate({{{Kind::forward, -1}}}), ContainsSubstring("has F-1"));
-  CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {{-1, 1}}, .transfer = 0, .devices = {}}),
+  CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {{-1, 1, 1}}, .transfer = 0, .devices = {}}),
                     ContainsSubstring("is negative"));
   CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {}, .transfer = 0, .devices = {0, 1}}),
                     ContainsSubstring("give one a stage"));

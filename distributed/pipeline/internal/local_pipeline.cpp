@@ -21,7 +21,9 @@ using Kind = Action::Kind;
 std::vector<std::vector<TimedAction>> by_device(const std::vector<std::vector<Action>>& actions,
                                                 const std::vector<std::size_t>& device_of) {
   SimulationOptions options;
-  options.costs.assign(actions.size(), {.forward = 1, .backward = 2});
+  const bool splits = std::any_of(actions[0].begin(), actions[0].end(),
+                                  [](const Action& a) { return a.kind == Kind::weights; });
+  options.costs.assign(actions.size(), {.forward = 1, .backward = splits ? 1.0 : 2.0, .weights = 1});
   for (const std::size_t d : device_of) options.devices.push_back(static_cast<int>(d));
   return simulate(actions, options).devices;
 }
@@ -158,16 +160,29 @@ void LocalPipeline::work(Pass& pass, std::size_t device) const {
 // False if it cannot be done because another stage failed.
 bool LocalPipeline::act(Pass& pass, const TimedAction& timed) const {
   const auto s = static_cast<std::size_t>(timed.stage);
-  const auto [kind, micro_batch] = timed.action;
+  const Kind kind = timed.action.kind;
+  const int micro_batch = timed.action.micro_batch;
   Context context = current_context();
   context.replica = tied_->replica(s);
   context.generator = generators_[s].get();
   const ContextGuard guard(context);
-  bool done = false;
-  named_in_errors(
-      concat({place_of(s, stages_[s]), kind == Kind::forward ? ", forward" : ", backward", " of micro-batch ",
-              micro_batch}),
-      [&] { done = kind == Kind::forward ? forward(pass, s, micro_batch) : backward(pass, s, micro_batch); });
+  const char* const name = kind == Kind::forward    ? "forward"
+                           : kind == Kind::backward ? "backward"
+                                                    : "weights";
+  bool done = true;
+  named_in_errors(concat({place_of(s, stages_[s]), ", ", name, " of micro-batch ", micro_batch}), [&] {
+    switch (kind) {
+      case Kind::forward:
+        done = forward(pass, s, micro_batch);
+        break;
+      case Kind::backward:
+        done = backward(pass, s, micro_batch);
+        break;
+      case Kind::weights:
+        pass.times.stages[s].weights(micro_batch);
+        break;
+    }
+  });
   return done;
 }
 
@@ -193,7 +208,8 @@ bool LocalPipeline::backward(Pass& pass, std::size_t s, int micro_batch) const {
   std::optional<Parcel> gradients = Parcel();
   if (s + 1 < stages_.size()) gradients = pass.mail.take({s, {Kind::backward, micro_batch}});
   if (!gradients) return false;
-  Parcel of_inputs = pass.times.stages[s].backward(micro_batch, *gradients);
+  const bool postponed = options_.schedule == Schedule::zero_bubble;
+  Parcel of_inputs = pass.times.stages[s].backward(micro_batch, *gradients, postponed);
   if (s > 0) pass.mail.put({s - 1, {Kind::backward, micro_batch}}, std::move(of_inputs));
   else pass.results[static_cast<std::size_t>(micro_batch)] = std::move(of_inputs.tensors);
   return true;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
@@ -26,8 +25,9 @@ StageGraphs::StageGraphs(const Stage& stage, int micro_batches, bool records, co
 
 template <class F>
 void StageGraphs::timed(Part part, int micro_batch, const F& f) {
-  static constexpr const char* kNames[] = {"forward", "backward", "receive"};
-  static constexpr Activity kActivities[] = {Activity::forward, Activity::backward, Activity::communication};
+  static constexpr const char* kNames[] = {"forward", "backward", "weights", "receive"};
+  static constexpr Activity kActivities[] = {Activity::forward, Activity::backward, Activity::backward,
+                                             Activity::communication};
   const auto i = static_cast<std::size_t>(part);
   const SpanScope span(stage_.device(), kActivities[i], kNames[i], micro_batch, row_);
   Stamp begin(stage_.device());
@@ -98,28 +98,61 @@ void StageGraphs::compute_loss(Graph& graph, LossPart& part, const std::vector<T
   graph.seeds = {full(loss.sizes(), part.weight, {loss.dtype(), loss.device()})};
 }
 
-Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients) {
+namespace {
+
+// The outputs that have gradients, and these.
+std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(const std::vector<Tensor>& outputs,
+                                                             const std::vector<Tensor>& gradients) {
+  std::pair<std::vector<Tensor>, std::vector<Tensor>> found;
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    if (!gradients[k].defined() || !outputs[k].requires_grad()) continue;
+    found.first.push_back(outputs[k]);
+    found.second.push_back(gradients[k]);
+  }
+  return found;
+}
+
+}  // namespace
+
+Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients, bool postponed) {
   const std::vector<Tensor> here = receive(gradients.tensors, micro_batch);
-  Graph graph = std::move(graphs_[static_cast<std::size_t>(micro_batch)]);
-  graphs_[static_cast<std::size_t>(micro_batch)] = {};
+  Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
+  if (graph.seeds.empty()) graph.seeds = here;
   Parcel parcel;
   timed(Part::backward, micro_batch, [&] {
-    const std::vector<Tensor>& from = graph.seeds.empty() ? here : graph.seeds;
-    std::vector<Tensor> roots, seeds;
-    for (std::size_t k = 0; k < graph.outputs.size(); ++k) {
-      if (!from[k].defined() || !graph.outputs[k].requires_grad()) continue;
-      roots.push_back(graph.outputs[k]);
-      seeds.push_back(from[k]);
+    const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds);
+    std::vector<Tensor> leaves;
+    for (const Tensor& t : graph.inputs)
+      if (t.defined()) leaves.push_back(t);
+    // Without any, all of it is the weights'.
+    if (postponed && leaves.empty()) return parcel.tensors.resize(graph.inputs.size());
+    std::vector<Tensor> of_leaves(leaves.size());
+    if (postponed && !roots.empty()) {
+      of_leaves = autograd::backward_inputs(roots, leaves, seeds, graph.rest.emplace());
+    } else if (!roots.empty()) {
+      autograd::backward(roots, seeds);
+      for (std::size_t i = 0; i < leaves.size(); ++i) of_leaves[i] = leaves[i].grad();
+      for (const Tensor& t : leaves) t.set_grad({});
     }
-    if (!roots.empty()) autograd::backward(roots, seeds);
-    for (const Tensor& t : graph.inputs) {
-      parcel.tensors.push_back(t.defined() ? t.grad() : t);
-      if (t.defined()) t.set_grad({});
+    auto next = of_leaves.begin();
+    for (const Tensor& t : graph.inputs) parcel.tensors.push_back(t.defined() ? *next++ : t);
+    graph.inputs = graph.outputs = graph.seeds = {};
+  });
+  alive_ -= !postponed;
+  return parcel;
+}
+
+void StageGraphs::weights(int micro_batch) {
+  Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
+  timed(Part::weights, micro_batch, [&] {
+    if (graph.rest) {
+      graph.rest->accumulate();
+    } else if (const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds); !roots.empty()) {
+      autograd::backward(roots, seeds);
     }
     graph = {};
   });
   --alive_;
-  return parcel;
 }
 
 StageReport StageGraphs::report() const {
@@ -129,10 +162,21 @@ StageReport StageGraphs::report() const {
   report.bytes_received = bytes_received_;
   report.peak_micro_batches = peak_;
   for (const Lap& lap : laps_) {
-    double& sum = lap.part == Part::forward    ? report.forward_s
-                  : lap.part == Part::backward ? report.backward_s
-                                               : report.receive_s;
-    sum += lap.end.seconds_since(lap.begin);
+    const double seconds = lap.end.seconds_since(lap.begin);
+    switch (lap.part) {
+      case Part::forward:
+        report.forward_s += seconds;
+        break;
+      case Part::weights:
+        report.weights_s += seconds;
+        [[fallthrough]];
+      case Part::backward:
+        report.backward_s += seconds;
+        break;
+      case Part::receive:
+        report.receive_s += seconds;
+        break;
+    }
   }
   return report;
 }

@@ -2,8 +2,10 @@
 // What one stage computes in one pass: a graph a micro-batch, from leaves that stand for what came from the
 // stage before to what goes to the stage after.
 #include <chrono>
+#include <optional>
 #include <vector>
 
+#include "tapestry/autograd/engine.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
 
@@ -46,15 +48,16 @@ class StageGraphs {
   /// Computes what the next stage needs, or, if there is none, the loss.
   Parcel forward(int micro_batch, const Parcel& inputs, LossPart* loss = nullptr);
   /// From the gradients of what forward returned (none after a loss) to those of what it got. Frees the
-  /// graph.
-  Parcel backward(int micro_batch, const Parcel& gradients = {});
+  /// graph, unless the gradients of the weights are `postponed` to weights().
+  Parcel backward(int micro_batch, const Parcel& gradients = {}, bool postponed = false);
+  void weights(int micro_batch);
 
   const Stage& stage() const { return stage_; }
   /// The seconds and bytes of this pass so far; waits for the GPU. Without `idle_s`.
   StageReport report() const;
 
  private:
-  enum class Part { forward, backward, receive };
+  enum class Part { forward, backward, weights, receive };
   struct Lap {
     Part part;
     Stamp begin, end;
@@ -62,7 +65,8 @@ class StageGraphs {
   struct Graph {
     std::vector<Tensor> inputs;   // undefined where no gradient is wanted
     std::vector<Tensor> outputs;  // of the last stage the loss
-    std::vector<Tensor> seeds;    // of the loss
+    std::vector<Tensor> seeds;    // gradients of outputs, where there are any
+    std::optional<autograd::WeightGradients> rest;
   };
   std::vector<Tensor> receive(const std::vector<Tensor>& tensors, int micro_batch);
   void compute_loss(Graph& graph, LossPart& loss, const std::vector<Tensor>& targets);
