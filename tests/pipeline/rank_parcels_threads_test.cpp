@@ -119,6 +119,32 @@ TEST_CASE("parcels of both directions and of several passes do not meet") {
       kBounded);
 }
 
+TEST_CASE("the next parcels arrive while a stage computes") {
+  for (const auto& transport : transports()) {
+    INFO(transport.name);
+    CHECK_NOTHROW(run_ranks_well(
+        transport, 2,
+        [&](const Group& group) {
+          const Tensor done = numbers({1}, DType::i64);
+          if (group->rank() == 0) {
+            ParcelSender sender(*group, 1, kTag);
+            for (std::size_t k = 0; k < kParcelsAhead; ++k)
+              sender.send({Kind::outputs, static_cast<int>(k), 1}, assortment(0), 0);
+            sender.finish();  // over Gloo: the peer has received them
+            group->send(done, 1, kTag + 1).wait();
+            sender.send({Kind::outputs, kParcelsAhead, 1}, assortment(1), 0);
+            sender.finish();
+          } else {
+            ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kParcelsAhead + 1));
+            group->recv(done, 0, kTag + 1).wait();  // "computes"
+            for (std::size_t k = 0; k < kParcelsAhead; ++k) check_same(receiver.take(), assortment(0));
+            check_same(receiver.take(), assortment(1));
+          }
+        },
+        kBounded));
+  }
+}
+
 TEST_CASE("a parcel has room for so many tensors, and one more is an error before anything is posted") {
   run_ranks_well(
       transports()[0], 2,

@@ -62,6 +62,7 @@ struct RankPipeline::Pass {
 
   std::uint64_t number = 0;
   std::vector<Action> actions;
+  int last_backward = -1;  // of which micro-batch: the loss travels with its gradients
   std::optional<StageGraphs> graphs;
   std::optional<ParcelReceiver> values, gradients;
   std::optional<ParcelSender> onward, back;
@@ -167,6 +168,8 @@ void RankPipeline::run(Pass& pass) {
   pass.number = ++passes_;
   pass.actions = (trains ? schedule_actions(options_.schedule, group_->size(), count)
                          : forward_actions(group_->size(), count))[static_cast<std::size_t>(rank)];
+  for (const Action& a : pass.actions)
+    if (a.kind == Kind::backward) pass.last_backward = a.micro_batch;
   pass.graphs.emplace(stages_[0], count, trains, row_.c_str());
 
   generator_.set_state({rank == 0 ? pass.seed : rank_seed(pass.seed, rank), pass.offset});
@@ -206,7 +209,8 @@ void RankPipeline::run(Pass& pass) {
 
 void RankPipeline::act(Pass& pass, const Action& action) const {
   const auto [kind, micro_batch] = action;
-  const Parcel incoming = kind == Kind::forward ? values_for(pass, micro_batch) : gradients_for(pass, action);
+  const Parcel incoming =
+      kind == Kind::forward ? values_for(pass, micro_batch) : gradients_for(pass, micro_batch);
   Parcel result;
   named_in_errors(concat({"stage ", group_->rank(), ", ", stages_[0].name(),
                           kind == Kind::forward ? ", forward" : ", backward", " of micro-batch ", micro_batch,
@@ -227,7 +231,7 @@ void RankPipeline::act(Pass& pass, const Action& action) const {
     pass.results[m] = std::move(result.tensors);
     return;
   }
-  if (action == pass.actions.back()) result.tensors.push_back(pass.loss);
+  if (micro_batch == pass.last_backward) result.tensors.push_back(pass.loss);
   pass.back->send({ParcelName::Kind::gradients, micro_batch, pass.number}, result,
                   std::max(pass.furthest, generator_.state()[1]));
 }
@@ -237,12 +241,12 @@ Parcel RankPipeline::values_for(Pass& pass, int micro_batch) const {
   return {pass.inputs[static_cast<std::size_t>(micro_batch)], pass.wants_gradient};
 }
 
-Parcel RankPipeline::gradients_for(Pass& pass, const Action& action) const {
+Parcel RankPipeline::gradients_for(Pass& pass, int micro_batch) const {
   if (is_last()) return {};
   Parcel parcel = pass.gradients->take();
   pass.furthest = std::max(pass.furthest, pass.gradients->drawn());
-  const bool with_loss = action == pass.actions.back();
-  const std::size_t expected = pass.sent[static_cast<std::size_t>(action.micro_batch)] + with_loss;
+  const bool with_loss = micro_batch == pass.last_backward;
+  const std::size_t expected = pass.sent[static_cast<std::size_t>(micro_batch)] + with_loss;
   check<DistributedError>(parcel.tensors.size() == expected, "[Pipeline] rank ", group_->rank() + 1, " sent ",
                           parcel.tensors.size(), " gradients where ", expected,
                           " should come; run the same program on all ranks");

@@ -45,7 +45,7 @@ class RankPipeline final : public PipelineRunner {
   void run(Pass& pass);
   void act(Pass& pass, const Action& action) const;
   Parcel values_for(Pass& pass, int micro_batch) const;
-  Parcel gradients_for(Pass& pass, const Action& action) const;
+  Parcel gradients_for(Pass& pass, int micro_batch) const;
   void move_generator_on(std::uint64_t to) const;
   Parcel forward(Pass& pass, int micro_batch, const Parcel& inputs) const;
 
