@@ -34,6 +34,9 @@ struct PipelineOptions {
   /// Without it a batch to train on that micro_batches does not divide is an error. With it micro-batches are
   /// as even as can be, and there are fewer of them where a batch has fewer samples.
   bool uneven = false;
+  /// Stages keep only their inputs of a micro-batch, and compute it forward again in its backward
+  /// (autograd/checkpoint.h): about a third more time, and the activations of one micro-batch at once.
+  bool checkpoint = false;
   /// The longest that a stage waits for another, in seconds. Over ranks it is the group's timeout.
   int timeout_s = 1800;
 };
@@ -56,15 +59,15 @@ struct PipelineOptions {
 /// everything can be used as before, but gradients may hold a part of the batch: zero_grad(). Calls of
 /// pipelines that share devices come from one thread at a time.
 ///
-/// Over the ranks of a process group each rank computes one stage, on the thread that calls, and every call is
-/// one of all ranks. Inputs are the first rank's and targets the last one's; those that others pass are not
-/// looked at. All ranks return the loss; outputs are the last rank's, and undefined on the others. Each rank
-/// steps, saves and loads the parameters of its own stage; no two stages share one. clip_grad_norm_() and
-/// report() are calls of all ranks too. A batch that one rank cannot use is an error on all of them, after
-/// which they can go on. What fails later (a stage throws, a rank ends) ends the group, as under DDP: in this
-/// call or the next every rank throws what happened, with stage and rank, within the group's timeout. Inside
-/// data parallelism, with a group for each line of stages and one for each stage's replicas, average grad()
-/// over the latter after forward_backward(). Up to 32 tensors go from a rank to the next.
+/// Over the ranks of a process group each rank computes one stage, on the thread that calls, and every call
+/// is one of all ranks. Inputs are the first rank's and targets the last one's; those that others pass are
+/// not looked at. All ranks return the loss; outputs are the last rank's, and undefined on the others. Each
+/// rank steps, saves and loads the parameters of its own stage; no two stages share one. clip_grad_norm_()
+/// and report() are calls of all ranks too. A batch that one rank cannot use is an error on all of them,
+/// after which they can go on. What fails later (a stage throws, a rank ends) ends the group, as under DDP:
+/// in this call or the next every rank throws what happened, with stage and rank, within the group's timeout.
+/// Inside data parallelism, with a group for each line of stages and one for each stage's replicas, average
+/// grad() over the latter after forward_backward(). Up to 32 tensors go from a rank to the next.
 class Pipeline {
  public:
   using Options = PipelineOptions;

@@ -161,6 +161,10 @@ const char* schedule_name(Schedule schedule) {
   return "zero-bubble";
 }
 
+const char* kind_name(Action::Kind kind) {
+  return kind == Kind::forward ? "forward" : kind == Kind::backward ? "backward" : "weights";
+}
+
 std::string Action::str() const {
   return (kind == Kind::forward ? "F" : kind == Kind::backward ? "B" : "W") + std::to_string(micro_batch);
 }

@@ -38,6 +38,8 @@ struct Action {
   std::string str() const;
   friend bool operator==(const Action& a, const Action& b) = default;
 };
+/// "forward"
+const char* kind_name(Action::Kind kind);
 
 /// What each stage does, in its order: each micro-batch forward once and backward once. Micro-batches come in
 /// the order of their numbers each way under every schedule, so gradients are added in one order. ValueError

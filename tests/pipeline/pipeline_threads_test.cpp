@@ -276,35 +276,42 @@ TEST_CASE("batch norm sees micro-batches: their statistics, and as many updates"
 
 TEST_CASE("dropout draws a mask a micro-batch, the same by every schedule and in every place") {
   nn::Dropout first({.p = 0.5}), second({.p = 0.5});
-  nn::Linear fc(linear(1, 1));
-  const auto masks = [&](Schedule schedule, Device a, Device b, Device c) {
+  nn::Linear same(linear(1, 1)), fc(linear(1, 1));  // y = x, whose gradient has the mask in it
+  same.weight->detach().fill_(1);
+  same.bias->detach().fill_(0);
+  const auto masks = [&](Schedule schedule, Device a, Device b, Device c, bool checkpoint = false) {
     std::vector<double> seen;
     const auto note = [&](const Tensor& x) {
+      if (autograd::recomputing()) return x;
       const auto values = to_vector(x);
       seen.insert(seen.end(), values.begin(), values.end());
       return x;
     };
     Pipeline pipeline(
         {{first, a},
-         {[&](const Tensor& x) { return std::pair(x, second(ones_like(x))); }, b, {second}},
+         {[&](const Tensor& x) { return std::pair(x, same(second(ones_like(x)))); }, b, {second, same}},
          {[&](const Tensor& x, const Tensor& y) { return fc(note(x) + 4 * note(y)); }, c, {fc}}},
-        {.schedule = schedule, .micro_batches = 2});
+        {.schedule = schedule, .micro_batches = 2, .checkpoint = checkpoint});
     for (int i = 0; i < 2; ++i)
       pipeline.forward_backward(ones({60, 1}), std::tuple(), [](const Tensor& y) { return y.mean(); });
+    seen.push_back(same.weight->grad().item());
+    same.zero_grad();
     return seen;
   };
   manual_seed(5);
   const std::vector<double> all = masks(Schedule::gpipe, "cpu:0", "cpu:1", "cpu:2");
-  REQUIRE(all.size() == 240);
+  REQUIRE(all.size() == 241);
   std::set<std::vector<double>> pieces;  // of two stages, two micro-batches, two passes: none twice
   for (std::size_t i = 0; i < 8; ++i) pieces.emplace(all.begin() + 30 * i, all.begin() + 30 * (i + 1));
   CHECK(pieces.size() == 8);
   for (const Schedule schedule : kSchedules)
-    for (const auto& [a, b, c] :
-         {std::tuple("cpu:0", "cpu:1", "cpu:2"), std::tuple("cpu:0", "cpu:0", "cpu:0"),
-          std::tuple("cpu:3", "cpu:0", "cpu:3")}) {
+    for (const std::tuple<Device, Device, Device>& at :
+         {std::tuple<Device, Device, Device>{"cpu:0", "cpu:1", "cpu:2"},
+          {"cpu:0", "cpu:0", "cpu:0"},
+          {"cpu:3", "cpu:0", "cpu:3"}}) {
+      const auto [a, b, c] = at;
       manual_seed(5);
-      CHECK(masks(schedule, a, b, c) == all);
+      CHECK(masks(schedule, a, b, c, a == c) == all);  // computed again as it was
     }
   // Where a checkpoint has been, the numbers go on.
   const auto state = default_generator("cpu:1").state();
@@ -377,10 +384,11 @@ TEST_CASE("a timeline shows every action on the row of its device") {
   CHECK(count[{"cpu:1", Activity::communication}] == 6);  // activations, targets
 }
 
-TEST_CASE("1F1B keeps fewer activations, and no pass leaves anything behind") {
+TEST_CASE("1F1B and checkpoints keep fewer activations, and no pass leaves anything behind") {
   nn::Sequential first(linear(64, 256), nn::Tanh::Options{}, linear(256, 64)), second(linear(64, 64));
-  const auto peak = [&](Schedule schedule) {
-    Pipeline pipeline({{first, "cpu:1"}, {second, "cpu:2"}}, {.schedule = schedule, .micro_batches = 8});
+  const auto peak = [&](Schedule schedule, bool checkpoint = false) {
+    Pipeline pipeline({{first, "cpu:1"}, {second, "cpu:2"}},
+                      {.schedule = schedule, .micro_batches = 8, .checkpoint = checkpoint});
     const auto step = [&] {
       pipeline.forward_backward(ones({512, 64}), std::tuple(), [](const Tensor& y) { return y.mean(); });
     };
@@ -397,6 +405,9 @@ TEST_CASE("1F1B keeps fewer activations, and no pass leaves anything behind") {
   CHECK(gpipe >= 8 * micro_batch);
   CHECK(one >= 2 * micro_batch);
   CHECK(one < gpipe / 2);
+  // Inputs, 64 floats a sample, and the activations of one micro-batch, with their gradients.
+  CHECK(peak(Schedule::gpipe, true) < gpipe / 2);
+  CHECK(peak(Schedule::one_f_one_b, true) < one);
 }
 
 TEST_CASE("modes and hooks of the caller hold in stages") {

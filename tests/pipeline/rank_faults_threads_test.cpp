@@ -61,7 +61,7 @@ Timed train_with(int guilty, Schedule schedule, const std::function<Tensor(Chain
 }  // namespace
 
 TEST_CASE("a stage that throws in forward ends all ranks, with stage, rank, micro-batch and what it threw") {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int guilty = 0; guilty < kRanks; ++guilty) {
       INFO(schedule_name(schedule) << ", rank " << guilty);
       const Timed timed = train_with(
@@ -80,7 +80,7 @@ TEST_CASE("a stage that throws in forward ends all ranks, with stage, rank, micr
 }
 
 TEST_CASE("a stage that throws in backward ends all ranks") {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int guilty = 0; guilty < kRanks; ++guilty) {
       INFO(schedule_name(schedule) << ", rank " << guilty);
       const Timed timed = train_with(guilty, schedule, [](Chain& chain, const Tensor& x) {

@@ -28,7 +28,7 @@ TEST_CASE("child that trains a stage", "[.]") {
   const Group group = make_group(self);
   Chain whole;
   Chain chain = Chain::stage(self.rank, self.size);
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}) {
     Pipeline pipeline(group, {chain.modules(), kCPU},
                       {.schedule = schedule, .micro_batches = 4, .uneven = true});
     optim::SGD optimizer(pipeline.parameters(), {.lr = 0.1, .momentum = 0.9});

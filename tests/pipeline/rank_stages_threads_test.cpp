@@ -78,7 +78,7 @@ Result passes(const std::function<Tensor(Batch&)>& train, const std::vector<nn::
 }  // namespace
 
 TEST_CASE("several tensors between ranks: integers, none, unused ones, and shapes that follow values") {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}) {
     INFO(schedule_name(schedule));
     const PipelineOptions options{.schedule = schedule, .micro_batches = 4};
     Front front;
@@ -154,7 +154,7 @@ TEST_CASE("dropout draws over ranks what it draws in one process, under every sc
   for (const auto& [p, q] : {std::pair(0.4, 0.5), std::pair(0.0, 0.5), std::pair(0.4, 0.0)}) {
     std::vector<Numbers> all;
     std::vector<std::uint64_t> positions;
-    for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
+    for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}) {
       const PipelineOptions options{.schedule = schedule, .micro_batches = 4};
       const auto with_generator = [](std::uint64_t seed, const auto& f) {
         Generator own(seed);  // ranks that are threads would share the device's

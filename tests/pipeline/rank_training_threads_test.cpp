@@ -65,7 +65,7 @@ Numbers over_ranks(int stages, const PipelineOptions& options, int samples) {
 }  // namespace
 
 TEST_CASE("ranks compute the bits of a pipeline in one process") {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int stages = 1; stages <= 4; ++stages)
       for (const int micro_batches : {1, 2, 3, 4, 8}) {
         INFO(schedule_name(schedule) << ", " << stages << " stages, " << micro_batches << " micro-batches");
@@ -78,7 +78,7 @@ TEST_CASE("ranks compute the bits of a pipeline in one process") {
 
 TEST_CASE("a transport whose sends wait for the receiver stops no schedule") {
   for (const auto& transport : distributed_test::transports())
-    for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+    for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
       for (const int stages : {2, 4}) {
         INFO(transport.name << ", " << schedule_name(schedule) << ", " << stages << " stages");
         const PipelineOptions options{.schedule = schedule, .micro_batches = 8};
@@ -96,7 +96,7 @@ TEST_CASE("a transport whose sends wait for the receiver stops no schedule") {
 }
 
 TEST_CASE("batches of any size, more micro-batches than samples") {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (const int samples : {1, 3, 7, 64}) {
       INFO(schedule_name(schedule) << ", " << samples << " samples");
       const PipelineOptions options{.schedule = schedule, .micro_batches = 4, .uneven = true};
@@ -164,7 +164,7 @@ Numbers train_over_ranks(int stages, Schedule schedule) {
 TEST_CASE(
     "ranks train as the unsplit model does, with clipping, evaluation and a shorter batch now and then") {
   const Numbers expected = train_single();
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b})
+  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (const int stages : {1, 2, 4}) {
       INFO(schedule_name(schedule) << ", " << stages << " stages");
       CHECK(apart(train_over_ranks(stages, schedule), expected) < 1e-10);

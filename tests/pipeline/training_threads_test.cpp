@@ -17,6 +17,7 @@ struct Variant {
   double clip = 0;
   int passes = 1;      // a step
   int freeze_at = -1;  // the step before which the first parameter is frozen
+  bool checkpoint = false;
 };
 
 // Nothing: the model alone.
@@ -40,9 +41,11 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Pip
   const Parts parts = net.parts();
   std::optional<Pipeline> pipeline;
   if (piped)
-    pipeline.emplace(
-        cut(parts, piped->stages, piped->devices),
-        PipelineOptions{.schedule = piped->schedule, .micro_batches = piped->micro_batches, .uneven = true});
+    pipeline.emplace(cut(parts, piped->stages, piped->devices),
+                     PipelineOptions{.schedule = piped->schedule,
+                                     .micro_batches = piped->micro_batches,
+                                     .uneven = true,
+                                     .checkpoint = v.checkpoint});
   optim::SGD optimizer(net.parameters(), {.lr = 0.02, .momentum = 0.9, .weight_decay = 1e-3});
   const auto loss_of = [](const auto& outputs, const auto& targets) { return M::loss(outputs, targets); };
   Trained result;
@@ -113,22 +116,26 @@ TEST_CASE("several inputs and outputs train as in one piece") {
   compare<ManyParts>({.name = "defaults"}, {1, 3, 7, 64});
 }
 
-TEST_CASE("clipping, several passes a step and freezing change nothing") {
+TEST_CASE("clipping, several passes a step, freezing and checkpoints change nothing") {
   for (const Variant& v :
        {Variant{.name = "clipping", .clip = 0.05}, Variant{.name = "accumulation", .passes = 2},
-        Variant{.name = "freezing", .freeze_at = 20}}) {
+        Variant{.name = "freezing", .freeze_at = 20}, Variant{.name = "checkpoints", .checkpoint = true}}) {
     compare<CnnParts>(v, {7}, {{1, 1}, {4, 4}});
     compare<SharedParts>(v, {3}, {{3, 3}, {4, 2}});
   }
 }
 
-TEST_CASE("all schedules give the same bits") {
+TEST_CASE("all schedules give the same bits, with checkpoints too") {
   const Variant v{.name = "defaults"};
   const Trained first = train<ManyParts>(9, v, Piped{3, 3, kSchedules[0], 4});
   for (const Schedule schedule : kSchedules) {
     const Trained other = train<ManyParts>(9, v, Piped{3, 3, schedule, 4});
     CHECK(other.losses == first.losses);
     CHECK(other.weights == first.weights);
+    const Trained again =
+        train<ManyParts>(9, {.name = "checkpoints", .checkpoint = true}, Piped{3, 3, schedule, 4});
+    CHECK(again.losses == first.losses);
+    CHECK(again.weights == first.weights);
   }
 }
 

@@ -105,7 +105,7 @@ void LocalPipeline::run(Pass& pass) {
   pass.actions =
       by_device(trains ? schedule_actions(options_.schedule, stages, count) : forward_actions(stages, count),
                 device_of_);
-  for (const Stage& stage : stages_) pass.times.stages.emplace_back(stage, count, trains);
+  for (const Stage& stage : stages_) pass.times.stages.emplace_back(stage, options_, count, trains);
   for (const Device d : devices_) {
     check(!device_worker(d).is_current(), "[Pipeline] called by the worker of ", d,
           ", on which a stage runs; call it from another thread");
@@ -166,23 +166,21 @@ bool LocalPipeline::act(Pass& pass, const TimedAction& timed) const {
   context.replica = tied_->replica(s);
   context.generator = generators_[s].get();
   const ContextGuard guard(context);
-  const char* const name = kind == Kind::forward    ? "forward"
-                           : kind == Kind::backward ? "backward"
-                                                    : "weights";
   bool done = true;
-  named_in_errors(concat({place_of(s, stages_[s]), ", ", name, " of micro-batch ", micro_batch}), [&] {
-    switch (kind) {
-      case Kind::forward:
-        done = forward(pass, s, micro_batch);
-        break;
-      case Kind::backward:
-        done = backward(pass, s, micro_batch);
-        break;
-      case Kind::weights:
-        pass.times.stages[s].weights(micro_batch);
-        break;
-    }
-  });
+  named_in_errors(concat({place_of(s, stages_[s]), ", ", kind_name(kind), " of micro-batch ", micro_batch}),
+                  [&] {
+                    switch (kind) {
+                      case Kind::forward:
+                        done = forward(pass, s, micro_batch);
+                        break;
+                      case Kind::backward:
+                        done = backward(pass, s, micro_batch);
+                        break;
+                      case Kind::weights:
+                        pass.times.stages[s].weights(micro_batch);
+                        break;
+                    }
+                  });
   return done;
 }
 
@@ -208,8 +206,7 @@ bool LocalPipeline::backward(Pass& pass, std::size_t s, int micro_batch) const {
   std::optional<Parcel> gradients = Parcel();
   if (s + 1 < stages_.size()) gradients = pass.mail.take({s, {Kind::backward, micro_batch}});
   if (!gradients) return false;
-  const bool postponed = options_.schedule == Schedule::zero_bubble;
-  Parcel of_inputs = pass.times.stages[s].backward(micro_batch, *gradients, postponed);
+  Parcel of_inputs = pass.times.stages[s].backward(micro_batch, *gradients);
   if (s > 0) pass.mail.put({s - 1, {Kind::backward, micro_batch}}, std::move(of_inputs));
   else pass.results[static_cast<std::size_t>(micro_batch)] = std::move(of_inputs.tensors);
   return true;

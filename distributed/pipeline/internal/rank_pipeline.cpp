@@ -170,7 +170,7 @@ void RankPipeline::run(Pass& pass) {
                          : forward_actions(group_->size(), count))[static_cast<std::size_t>(rank)];
   for (const Action& a : pass.actions)
     if (a.kind == Kind::backward) pass.last_backward = a.micro_batch;
-  pass.graphs.emplace(stages_[0], count, trains, row_.c_str());
+  pass.graphs.emplace(stages_[0], options_, count, trains, row_.c_str());
 
   generator_.set_state({rank == 0 ? pass.seed : rank_seed(pass.seed, rank), pass.offset});
   Context context = current_context();
@@ -208,17 +208,27 @@ void RankPipeline::run(Pass& pass) {
 }
 
 void RankPipeline::act(Pass& pass, const Action& action) const {
-  const auto [kind, micro_batch] = action;
-  const Parcel incoming =
-      kind == Kind::forward ? values_for(pass, micro_batch) : gradients_for(pass, micro_batch);
-  Parcel result;
-  named_in_errors(concat({"stage ", group_->rank(), ", ", stages_[0].name(),
-                          kind == Kind::forward ? ", forward" : ", backward", " of micro-batch ", micro_batch,
-                          ", rank ", group_->rank(), " on ", devices_[0]}),
+  const Kind kind = action.kind;
+  const int micro_batch = action.micro_batch;
+  Parcel incoming, result;
+  if (kind == Kind::forward) incoming = values_for(pass, micro_batch);
+  else if (kind == Kind::backward) incoming = gradients_for(pass, micro_batch);
+  named_in_errors(concat({"stage ", group_->rank(), ", ", stages_[0].name(), ", ", kind_name(kind),
+                          " of micro-batch ", micro_batch, ", rank ", group_->rank(), " on ", devices_[0]}),
                   [&] {
-                    result = kind == Kind::forward ? forward(pass, micro_batch, incoming)
-                                                   : pass.graphs->backward(micro_batch, incoming);
+                    switch (kind) {
+                      case Kind::forward:
+                        result = forward(pass, micro_batch, incoming);
+                        break;
+                      case Kind::backward:
+                        result = pass.graphs->backward(micro_batch, incoming);
+                        break;
+                      case Kind::weights:
+                        pass.graphs->weights(micro_batch);
+                        break;
+                    }
                   });
+  if (kind == Kind::weights) return;
   const auto m = static_cast<std::size_t>(micro_batch);
   if (kind == Kind::forward) {
     pass.sent[m] = result.tensors.size();
@@ -306,7 +316,8 @@ PipelineReport RankPipeline::report() const {
       all_gather_text(*group_, stages_[0].name() + "\n" + devices_[0].str(), "pipeline: report");
   double numbers[] = {mine.forward_s, mine.backward_s,
                       mine.receive_s, static_cast<double>(bytes_received_),
-                      wall_s_,        static_cast<double>(mine.peak_micro_batches)};
+                      wall_s_,        static_cast<double>(mine.peak_micro_batches),
+                      mine.weights_s};
   constexpr std::int64_t kCount = std::size(numbers);
   const std::int64_t size = group_->size();
   std::vector<double> all(static_cast<std::size_t>(size * kCount));
@@ -323,6 +334,7 @@ PipelineReport RankPipeline::report() const {
                              .device = Device(names[r].substr(end + 1)),
                              .forward_s = n[0],
                              .backward_s = n[1],
+                             .weights_s = n[6],
                              .receive_s = n[2],
                              .bytes_received = static_cast<std::int64_t>(n[3]),
                              .peak_micro_batches = static_cast<int>(n[5])});

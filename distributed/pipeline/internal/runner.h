@@ -14,15 +14,15 @@ class PipelineRunner {
                                   const Pipeline::LossFunction& loss) = 0;
   virtual std::vector<Tensor> evaluate(const TensorList& inputs) = 0;
   virtual PipelineReport report() const = 0;
-  virtual Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm, double norm_type,
-                                 bool error_if_nonfinite) const = 0;
+  virtual Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
+                                 double norm_type, bool error_if_nonfinite) const = 0;
 };
 
 /// How a batch is cut: samples, by micro-batch. ValueError where `exactly` and the number does not divide.
 std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly);
 
-/// Goes on backward from the inputs of a batch, on the calling thread: from the gradients of their parts, both
-/// by micro-batch.
+/// Goes on backward from the inputs of a batch, on the calling thread: from the gradients of their parts,
+/// both by micro-batch.
 void return_gradients(const TensorList& inputs, const std::vector<bool>& wants_gradient,
                       const std::vector<std::vector<Tensor>>& parts,
                       const std::vector<std::vector<Tensor>>& gradients);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
@@ -20,8 +21,14 @@ double Stamp::seconds_since(const Stamp& begin) const {
   return event_.milliseconds_since(begin.event_) / 1000;
 }
 
-StageGraphs::StageGraphs(const Stage& stage, int micro_batches, bool records, const char* row)
-    : stage_(stage), records_(records), row_(row), graphs_(static_cast<std::size_t>(micro_batches)) {}
+StageGraphs::StageGraphs(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
+                         const char* row)
+    : stage_(stage),
+      records_(records),
+      checkpoints_(records && options.checkpoint),
+      postpones_weights_(options.schedule == Schedule::zero_bubble),
+      row_(row),
+      graphs_(static_cast<std::size_t>(micro_batches)) {}
 
 template <class F>
 void StageGraphs::timed(Part part, int micro_batch, const F& f) {
@@ -63,7 +70,8 @@ Parcel StageGraphs::forward(int micro_batch, const Parcel& inputs, LossPart* los
     if (inputs.wants_gradient[k]) graph.inputs[k] = here[k].set_requires_grad();
   }
   timed(Part::forward, micro_batch, [&] {
-    graph.outputs = stage_(here);
+    const auto run = [this](const std::vector<Tensor>& x) { return stage_(x); };
+    graph.outputs = checkpoints_ ? tapestry::checkpoint(run, here) : run(here);
     const auto defined = [](const Tensor& t) { return t.defined(); };
     check(std::any_of(graph.outputs.begin(), graph.outputs.end(), defined), "[Pipeline] ", stage_.name(),
           " returned no tensor; return one or more, which the next stage or the loss gets");
@@ -114,7 +122,7 @@ std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(const std::vector<T
 
 }  // namespace
 
-Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients, bool postponed) {
+Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients) {
   const std::vector<Tensor> here = receive(gradients.tensors, micro_batch);
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
   if (graph.seeds.empty()) graph.seeds = here;
@@ -125,9 +133,9 @@ Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients, bool post
     for (const Tensor& t : graph.inputs)
       if (t.defined()) leaves.push_back(t);
     // Without any, all of it is the weights'.
-    if (postponed && leaves.empty()) return parcel.tensors.resize(graph.inputs.size());
+    if (postpones_weights_ && leaves.empty()) return parcel.tensors.resize(graph.inputs.size());
     std::vector<Tensor> of_leaves(leaves.size());
-    if (postponed && !roots.empty()) {
+    if (postpones_weights_ && !roots.empty()) {
       of_leaves = autograd::backward_inputs(roots, leaves, seeds, graph.rest.emplace());
     } else if (!roots.empty()) {
       autograd::backward(roots, seeds);
@@ -138,7 +146,7 @@ Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients, bool post
     for (const Tensor& t : graph.inputs) parcel.tensors.push_back(t.defined() ? *next++ : t);
     graph.inputs = graph.outputs = graph.seeds = {};
   });
-  alive_ -= !postponed;
+  alive_ -= !postpones_weights_;
   return parcel;
 }
 

@@ -43,13 +43,14 @@ struct LossPart {
 class StageGraphs {
  public:
   /// `records`: backward will follow. `row`: of the timeline, if not the device's.
-  StageGraphs(const Stage& stage, int micro_batches, bool records, const char* row = nullptr);
+  StageGraphs(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
+              const char* row = nullptr);
 
   /// Computes what the next stage needs, or, if there is none, the loss.
   Parcel forward(int micro_batch, const Parcel& inputs, LossPart* loss = nullptr);
   /// From the gradients of what forward returned (none after a loss) to those of what it got. Frees the
-  /// graph, unless the gradients of the weights are `postponed` to weights().
-  Parcel backward(int micro_batch, const Parcel& gradients = {}, bool postponed = false);
+  /// graph, unless the schedule leaves the gradients of the weights to weights().
+  Parcel backward(int micro_batch, const Parcel& gradients = {});
   void weights(int micro_batch);
 
   const Stage& stage() const { return stage_; }
@@ -74,7 +75,7 @@ class StageGraphs {
   void timed(Part part, int micro_batch, const F& f);
 
   const Stage& stage_;
-  const bool records_;
+  const bool records_, checkpoints_, postpones_weights_;
   const char* const row_;
   std::vector<Graph> graphs_;
   std::vector<Lap> laps_;
