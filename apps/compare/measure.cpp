@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
-#include <nlohmann/json.hpp>
 
 #include "tapestry/apps/compare/models.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -16,7 +14,6 @@
 namespace apps::compare {
 
 using namespace tapestry;
-using nlohmann::json;
 
 namespace {
 
@@ -38,18 +35,6 @@ struct Record {
   std::vector<Step> steps;
   std::vector<double> losses;
 };
-
-std::string text_of(const Record& r) {
-  json steps = json::array();
-  for (const Step& s : r.steps) {
-    json spans = json::array();
-    for (const Span& x : s.spans)
-      spans.push_back({x.row, static_cast<int>(x.activity), x.name, x.begin, x.end});
-    steps.push_back(
-        {{"began", s.began}, {"step_s", s.step_s}, {"spans", spans}, {"bytes_sent", s.bytes_sent}});
-  }
-  return json{{"rows", r.rows}, {"peak_bytes", r.peak_bytes}, {"steps", steps}, {"losses", r.losses}}.dump();
-}
 
 Record train(Training& training, const Workload& w) {
   Record record;
@@ -86,13 +71,8 @@ std::size_t median_step(const std::vector<Step>& steps) {
   return order[(order.size() - 1) / 2];
 }
 
-// "cpu:0 communication" -> "rank 1 communication"
-std::string renamed(const std::string& row, const std::string& from, const std::string& to) {
-  return row.starts_with(from) ? to + row.substr(from.size()) : row;
-}
-
-Result result_of_one(const Record& record) {
-  const Step& step = record.steps[median_step(record.steps)];
+Result result_of_step(const Record& record, std::size_t chosen) {
+  const Step& step = record.steps[chosen];
   Result r;
   r.rows = record.rows;
   r.step_s = step.step_s;
@@ -103,26 +83,34 @@ Result result_of_one(const Record& record) {
   return r;
 }
 
-// A row a process: each has one device. The first one's clock and median step are everybody's.
-Result joined(const Record& own, const std::vector<std::string>& texts) {
-  const std::size_t chosen = median_step(own.steps);
-  Result all;
-  all.step_s = own.steps[chosen].step_s;
-  all.losses.resize(own.losses.size());
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    const json record = json::parse(texts[rank]);
-    const json& step = record.at("steps").at(chosen);
-    const std::string device = record.at("rows").at(0), row = "rank " + std::to_string(rank);
-    const double later = step.at("began").get<double>() - own.steps[chosen].began;
+void move(std::vector<Span>& spans, double later) {
+  for (Span& s : spans) s.begin += later, s.end += later;
+}
+
+// One row a process: each has one device. The first one's clock and median step are everybody's.
+Result joined(const Record& own, distributed::ProcessGroup& group) {
+  const std::string median =
+      distributed::broadcast_text(group, std::to_string(median_step(own.steps)), 0, "median step");
+  const std::size_t chosen = std::stoul(median);
+  Result mine = result_of_step(own, chosen);
+  move(mine.spans, own.steps[chosen].began);
+
+  Result all = mine;
+  all.rows.clear(), all.peak_bytes.clear(), all.spans.clear();
+  all.bytes_sent = 0;
+  all.losses.assign(own.losses.size(), 0);
+  for (const std::string& text : distributed::all_gather_text(group, to_text(mine), "measurements")) {
+    Result one = result_of(text);
+    const std::string device = one.rows.at(0), row = "rank " + std::to_string(all.rows.size());
     all.rows.push_back(row);
-    all.peak_bytes.push_back(record.at("peak_bytes").at(0));
-    all.bytes_sent += step.at("bytes_sent").get<std::int64_t>();
-    for (std::size_t i = 0; i < all.losses.size(); ++i)
-      all.losses[i] += record.at("losses").at(i).is_null() ? std::numeric_limits<double>::quiet_NaN()
-                                                           : record.at("losses").at(i).get<double>();
-    for (const json& s : step.at("spans"))
-      all.spans.push_back({renamed(s.at(0), device, row), static_cast<Activity>(s.at(1).get<int>()), s.at(2),
-                           s.at(3).get<double>() + later, s.at(4).get<double>() + later});
+    all.peak_bytes.push_back(one.peak_bytes.at(0));
+    all.bytes_sent += one.bytes_sent;
+    for (std::size_t i = 0; i < all.losses.size(); ++i) all.losses[i] += one.losses.at(i);
+    move(one.spans, -own.steps[chosen].began);
+    for (Span& s : one.spans) {  // "cpu:0 communication" becomes "rank 1 communication"
+      if (s.row.starts_with(device)) s.row.replace(0, device.size(), row);
+      all.spans.push_back(std::move(s));
+    }
   }
   return all;
 }
@@ -135,11 +123,10 @@ std::optional<Result> measure(const Mode& mode, const Workload& workload) {
   const Record record = train(*training, workload);
   Result result;
   if (distributed::ProcessGroup* const group = training->group()) {
-    const auto texts = distributed::all_gather_text(*group, text_of(record), "measurements");
+    result = joined(record, *group);
     if (group->rank() != 0) return std::nullopt;
-    result = joined(record, texts);
   } else {
-    result = result_of_one(record);
+    result = result_of_step(record, median_step(record.steps));
   }
   result.name = mode.name;
   result.split = split_of(result.spans, result.rows, result.step_s);
