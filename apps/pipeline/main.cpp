@@ -2,7 +2,7 @@
 // measured.
 //
 //   pipeline                                          two stages, 8 micro-batches, 1F1B
-//   pipeline --micro-batches 1 2 4 8 --schedule gpipe 1f1b       a table of all of them
+//   pipeline --micro-batches 1 2 4 8 --schedule gpipe 1f1b zero-bubble       a table of all of them
 //   pipeline --stages 4 --svg timeline.svg            a picture of the last step
 #include <algorithm>
 #include <cstdio>
@@ -32,6 +32,7 @@ struct Options {
   std::int64_t batch_size = 512, width = 512;
   int layers = 4, steps = 10;
   std::uint64_t seed = 1;
+  bool checkpoint = false;
   std::string svg;
 };
 
@@ -74,13 +75,28 @@ double simulated_bubble(Schedule schedule, const PipelineReport& report) {
   distributed::SimulationOptions options;
   std::vector<Device> known;
   for (const distributed::StageReport& s : report.stages) {
-    options.costs.push_back({s.forward_s / report.micro_batches, s.backward_s / report.micro_batches});
+    const double count = report.micro_batches;
+    options.costs.push_back({s.forward_s / count, (s.backward_s - s.weights_s) / count, s.weights_s / count});
     const auto found = std::find(known.begin(), known.end(), s.device);
     options.devices.push_back(static_cast<int>(found - known.begin()));
     if (found == known.end()) known.push_back(s.device);
   }
   const auto stages = static_cast<int>(report.stages.size());
   return simulate(schedule_actions(schedule, stages, report.micro_batches), options).bubble();
+}
+
+// The same where all stages take equally long, and backward twice as long as forward.
+double equal_bubble(Schedule schedule, int stages, int micro_batches) {
+  distributed::SimulationOptions options;
+  const double backward = schedule == Schedule::zero_bubble ? 1 : 2;  // or its first half
+  options.costs.assign(static_cast<std::size_t>(stages), {1, backward, 1});
+  return simulate(schedule_actions(schedule, stages, micro_batches), options).bubble();
+}
+
+Schedule schedule_of(const std::string& name) {
+  for (const Schedule s : {Schedule::gpipe, Schedule::one_f_one_b})
+    if (name == distributed::schedule_name(s)) return s;
+  return Schedule::zero_bubble;
 }
 
 struct Measured {
@@ -95,7 +111,9 @@ Measured measure(const Options& o, const std::vector<Device>& devices, Schedule 
   const auto parts = make_stages(o);
   std::vector<distributed::Stage> stages;
   for (std::size_t s = 0; s < parts.size(); ++s) stages.emplace_back(*parts[s], devices[s]);
-  Pipeline pipeline(stages, {.schedule = schedule, .micro_batches = micro_batches, .uneven = true});
+  Pipeline pipeline(
+      stages,
+      {.schedule = schedule, .micro_batches = micro_batches, .uneven = true, .checkpoint = o.checkpoint});
   optim::SGD optimizer(pipeline.parameters(), {.lr = 0.05});
   const Tensor x = randn({o.batch_size, o.width}, devices.front());
   const Tensor labels = randint(0, kClasses, {o.batch_size}).to(devices.back());
@@ -142,12 +160,12 @@ void draw(const std::string& path, Measured m, const std::string& title) {
 int run(const Options& o) {
   const std::vector<Device> devices = choose_devices(o);
   std::string table =
-      "| schedule | micro-batches | (p-1)/(m+p-1) | simulated | measured | step, ms | alive | peak, MiB | "
+      "| schedule | micro-batches | equal stages | simulated | measured | step, ms | alive | peak, MiB | "
       "loss |\n"
       "|---|---:|---:|---:|---:|---:|---:|---:|---:|\n";
   for (const std::string& name : o.schedules)
     for (const int count : o.micro_batches) {
-      const Schedule schedule = name == "gpipe" ? Schedule::gpipe : Schedule::one_f_one_b;
+      const Schedule schedule = schedule_of(name);
       const Measured m = measure(o, devices, schedule, count);
       const int used = m.report.micro_batches;
       std::printf("%s, %d stages, %d micro-batches:\n", name.c_str(), o.stages, used);
@@ -155,7 +173,7 @@ int run(const Options& o) {
       std::fputs((m.report.str() + "\n").c_str(), stdout);
       char row[256];
       std::snprintf(row, sizeof row, "| %s | %d | %.1f%% | %.1f%% | %.1f%% | %.2f | %d | %.1f | %.6f |\n",
-                    name.c_str(), used, 100 * distributed::ideal_bubble(o.stages, used), 100 * m.simulated,
+                    name.c_str(), used, 100 * equal_bubble(schedule, o.stages, used), 100 * m.simulated,
                     100 * m.bubble, 1000 * m.step_s, m.report.stages[0].peak_micro_batches, m.peak_mib,
                     m.loss);
       table += row;
@@ -175,8 +193,8 @@ int main(int argc, char** argv) {
   app.add_option("--stages", o.stages, "Stages, each on a device")->check(apps::between(1, kMaxDevices));
   app.add_option("--micro-batches", o.micro_batches, "Into how many a batch is cut; several for a table")
       ->check(apps::between(1, 10'000));
-  app.add_option("--schedule", o.schedules, "gpipe or 1f1b, or both for a table")
-      ->check(CLI::IsMember({"gpipe", "1f1b"}));
+  app.add_option("--schedule", o.schedules, "gpipe, 1f1b or zero-bubble; several for a table")
+      ->check(CLI::IsMember({"gpipe", "1f1b", "zero-bubble"}));
   app.add_option("--devices", o.devices,
                  "Of the stages in turn, such as cuda:0 cuda:1; fewer than stages come round again. If not "
                  "given, GPUs if there are enough, or logical devices of the CPU");
@@ -188,6 +206,7 @@ int main(int argc, char** argv) {
       ->check(apps::between(1, 1'000'000));
   app.add_option("--seed", o.seed, "Of weights and samples")
       ->check(apps::between<std::uint64_t>(0, UINT64_MAX));
+  app.add_flag("--checkpoint", o.checkpoint, "Keep no activations, compute them again in backward");
   app.add_option("--svg", o.svg, "Where to draw the last step");
   return apps::run(app, argc, argv, [&] { return run(o); });
 }

@@ -115,8 +115,8 @@ void LocalPipeline::run(Pass& pass) {
   seed_generators();
   const bool anomaly = autograd::DetectAnomaly::active();
   const auto began = std::chrono::steady_clock::now();
-  tied_->begin();
   try {
+    tied_->begin();
     on_devices(devices_, [&](std::size_t device) {
       std::optional<autograd::DetectAnomaly> detect;
       if (anomaly) detect.emplace();
