@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -143,7 +144,7 @@ Measured measure(const Options& o, const std::vector<Device>& devices, Schedule 
   return m;
 }
 
-void draw(const std::string& path, Measured m, const std::string& title) {
+std::string draw(Measured m, const std::string& title) {
   double begin = m.spans.front().begin, end = 0;
   for (const Span& s : m.spans) begin = std::min(begin, s.begin);
   for (Span& s : m.spans) {
@@ -154,11 +155,14 @@ void draw(const std::string& path, Measured m, const std::string& title) {
   std::vector<std::string> rows;
   for (const distributed::StageReport& s : m.report.stages)
     if (std::find(rows.begin(), rows.end(), s.device.str()) == rows.end()) rows.push_back(s.device.str());
-  write_file_atomically(path, apps::timeline_svg(m.spans, rows, end, title));
+  return apps::timeline_svg(m.spans, rows, end, title);
 }
 
 int run(const Options& o) {
   const std::vector<Device> devices = choose_devices(o);
+  std::optional<AtomicFile> file;  // made now, so that one that cannot be written is known before the work
+  if (!o.svg.empty()) file.emplace(o.svg);
+  std::string picture;
   std::string table =
       "| schedule | micro-batches | equal stages | simulated | measured | step, ms | alive | peak, MiB | "
       "loss |\n"
@@ -177,9 +181,13 @@ int run(const Options& o) {
                     100 * m.bubble, 1000 * m.step_s, m.report.stages[0].peak_micro_batches, m.peak_mib,
                     m.loss);
       table += row;
-      if (!o.svg.empty()) draw(o.svg, m, concat({name, ": ", o.stages, " stages, ", used, " micro-batches"}));
+      if (file) picture = draw(m, concat({name, ": ", o.stages, " stages, ", used, " micro-batches"}));
     }
   std::fputs(table.c_str(), stdout);
+  if (file) {
+    file->write(picture);
+    file->commit();
+  }
   return 0;
 }
 
@@ -207,6 +215,6 @@ int main(int argc, char** argv) {
   app.add_option("--seed", o.seed, "Of weights and samples")
       ->check(apps::between<std::uint64_t>(0, UINT64_MAX));
   app.add_flag("--checkpoint", o.checkpoint, "Keep no activations, compute them again in backward");
-  app.add_option("--svg", o.svg, "Where to draw the last step");
+  app.add_option("--svg", o.svg, "File for a picture of the last step");
   return apps::run(app, argc, argv, [&] { return run(o); });
 }

@@ -77,6 +77,10 @@ TEST_CASE("apps/pipeline refuses what makes no sense") {
     CHECK(ended.status == 2);
     CHECK_THAT(ended.err, ContainsSubstring("error: [pipeline] " + wrong[0]));
   }
+  const Ended unwritable = pipeline({"--svg", "/no/such/folder/timeline.svg"});
+  CHECK(unwritable.status == 1);
+  CHECK(unwritable.out == "");
+  CHECK_THAT(unwritable.err, ContainsSubstring("/no/such/folder"));
   const Ended missing = pipeline({"--devices", "cuda:99"});
   CHECK(missing.status == 1);
   CHECK_THAT(missing.err, ContainsSubstring("cuda:99"));
