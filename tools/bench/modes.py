@@ -4,6 +4,7 @@ usage: modes.py TAPESTRY_PROGRAM [--rounds 8] [--json FILE]
 """
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -32,17 +33,28 @@ def jobs_of(program, model):
     return jobs
 
 
+def cpu_ms(job):
+    """What all threads of all ranks have computed so far, or spun."""
+    ticks = 0
+    for rank in job.ranks:
+        fields = Path(f"/proc/{rank.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks * 1e3 / os.sysconf("SC_CLK_TCK")
+
+
 def measure(program, model, rounds):
     jobs = jobs_of(program, model)
     steps = STEPS[model]
-    times = {name: [] for name in jobs}
+    times, cpu = {name: [] for name in jobs}, dict.fromkeys(jobs, 0.0)
     for job in jobs.values():
         job.ask(f"step {2 * steps}")  # warm up
     for _ in range(rounds):
         for name, job in jobs.items():
             time.sleep(0.05)  # the threads of the one before go to sleep
+            before = cpu_ms(job)
             times[name] += job.ask(f"step {steps}")
-    result = {name: {"ms": statistics.median(t)} for name, t in times.items()}
+            cpu[name] += cpu_ms(job) - before
+    result = {name: {"ms": statistics.median(t), "cpu_ms": cpu[name] / len(t)} for name, t in times.items()}
     for name, job in jobs.items():
         if name in ("dp-replicated", "ddp"):
             result[name]["exchange_ms"], result[name]["exposed_ms"] = job.ask(f"overlap {4 * steps}")
@@ -61,15 +73,16 @@ def print_tables(model, title, measured):
     modes = measured["modes"]
     single = modes["single"]["ms"]
     print(f"\n{title}\n")
-    print("| mode | step ms | steps/s | times single's speed | exchange ms | of it exposed | peak MiB of tensors, by device or rank |")
-    print("|---|---|---|---|---|---|---|")
+    print("| mode | step ms | steps/s | times single's speed | CPU ms of all threads | exchange ms | of it exposed | "
+          "peak MiB of tensors, by device or rank |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in ("single", "dp-master", "dp-replicated", "ddp", "PyTorch ddp"):
         mode = modes[name]
         exchange = [f"{mode[key]:.2f}" if key in mode else "" for key in ("exchange_ms", "exposed_ms")]
         peaks = ", ".join(f"{peak:.1f}" for peak in mode.get("peak_mib", []))
         layout = f" ({mode['layout']})" if model == "cnn" and "layout" in mode else ""
         print(f"| {name}{layout} | {mode['ms']:.2f} | {1e3 / mode['ms']:.1f} | {single / mode['ms']:.2f} | "
-              f"{exchange[0]} | {exchange[1]} | {peaks} |")
+              f"{mode['cpu_ms']:.1f} | {exchange[0]} | {exchange[1]} | {peaks} |")
     print(f"\ndp-replicated takes {modes['dp-replicated']['ms'] / modes['ddp']['ms']:.3f} of ddp's time; the goal is 1.10 at most.\n")
     print("| part of DataParallel, by itself | microseconds | bytes that move |")
     print("|---|---|---|")
