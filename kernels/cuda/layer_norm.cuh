@@ -289,7 +289,9 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
 /// Threads that share a column: more where there are many parts, for each load takes its time, and of short
 /// rows there are few blocks.
 inline constexpr unsigned kPartThreads = 32;
-inline unsigned part_threads(int count) { return count > 64 ? kPartThreads : 8; }
+inline unsigned part_threads(int count) {
+  return count > 64 ? kPartThreads : static_cast<unsigned>(std::clamp(count, 1, 8));
+}
 
 /// Block (32, y). Columns of `parts` (count, 2, n) added up: the first n into dweight, the others into dbias;
 /// either may be null.

@@ -138,14 +138,14 @@ TEST_CASE("layer norm kernels: rows of any length") {
 }
 
 TEST_CASE("layer norm kernels: long rows") {
-  check_both({2, 4104});
-  for (const std::int64_t cols : {4097, 8192, 8193, 16384, 16385, 16392}) check_both({1, cols});
+  check_both({1, 4104});
+  for (const std::int64_t cols : {4097, 8193, 16384, 16385, 16392}) check_both({1, cols});
 }
 
 TEST_CASE("layer norm kernels: more rows than blocks") {
   for (const std::int64_t cols : {3, 8, 264, 1033}) check_layer_norm<float>({37, cols}, 0, 1);
   for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({9, cols}, 0, 1);
-  for (const std::int64_t cols : {4104, 8193, 8200}) check_layer_norm<float>({5, cols}, 0, 1);
+  for (const std::int64_t cols : {4104, 8193, 8200}) check_layer_norm<float>({3, cols}, 0, 1);
 }
 
 TEST_CASE("layer norm kernels: the sums of many blocks") { check_layer_norm<float>({290, 8}, 0); }

@@ -104,18 +104,17 @@ TEST_CASE("softmax kernels: rows of any length") {
 }
 
 TEST_CASE("softmax kernels: rows that a block of 1024 reads, and longer ones") {
-  for (const std::int64_t n : {4104, 4105, 8200, 8193, 16384}) check_both({1, n, 1});
-  for (const std::int64_t n : {16385, 16392}) check_both({2, n, 1}, 0, 2);
+  for (const std::int64_t n : {4104, 4105, 8193, 16384}) check_both({1, n, 1});
+  for (const std::int64_t n : {16385, 16392}) check_both({1, n, 1}, 0, 0);
 }
 
 TEST_CASE("softmax kernels: long rows that blocks share") {
-  for (const std::int64_t n : {16385, 18433}) check_both({2, n, 1});
-  check_both({1, 16392, 1}, 1);
+  check_all<float>({2, 16385, 1}, numbers(2 * 16385, 1, 8), 0, 3);
+  check_all<BFloat16>({1, 16392, 1}, numbers(16392, 1, 8), 1, 2);
 }
 
 TEST_CASE("softmax kernels: memory that is not aligned to 16 bytes") {
   for (const std::size_t offset : {1, 2, 4}) check_both({3, 64, 1}, offset);
-  check_both({1, 16392, 1}, 1, 0);
 }
 
 TEST_CASE("softmax kernels: strided rows") {
@@ -156,12 +155,10 @@ TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
   }
   Values x(20000, -kInfinity);  // a long row of which most threads see nothing
   x[777] = 3;
-  for (const std::int64_t few : {0, 2}) {
-    check_forward<float, false>({1, 20000, 1}, x, 0, few);
-    check_forward<float, true>({1, 20000, 1}, x, 1, few);
-    x[19999] = few ? 3 : kNaN;
-    check_forward<float, false>({1, 20000, 1}, x, 0, few);
-  }
+  check_forward<float, false>({1, 20000, 1}, x, 0, 0);
+  check_forward<float, true>({1, 20000, 1}, x, 1);
+  x[19999] = kNaN;
+  check_forward<float, false>({1, 20000, 1}, x, 0);
 }
 
 TEST_CASE("softmax kernels: each shape has its way") {
