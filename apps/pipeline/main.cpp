@@ -4,16 +4,19 @@
 //   pipeline                                          two stages, 8 micro-batches, 1F1B
 //   pipeline --micro-batches 1 2 4 8 --schedule gpipe 1f1b zero-bubble       a table of all of them
 //   pipeline --stages 4 --svg timeline.svg            a picture of the last step
+//   tapestry-run --nproc-per-node 2 pipeline          a process a stage
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tapestry/apps/common/chart.h"
 #include "tapestry/apps/common/command_line.h"
+#include "tapestry/distributed/comm/text.h"
 #include "tapestry/tapestry.h"
 
 using namespace tapestry;
@@ -37,7 +40,20 @@ struct Options {
   std::string svg;
 };
 
-std::vector<Device> choose_devices(const Options& o) {
+using World = std::shared_ptr<distributed::ProcessGroup>;
+
+// The ranks that launchers start, each of which computes a stage. None: this process computes them all.
+World join_job() {
+  return distributed::read_environment().world_size > 1 ? distributed::init_process_group() : nullptr;
+}
+
+std::vector<Device> choose_devices(const Options& o, const World& world) {
+  if (world && o.devices.empty()) {
+    const int local_rank = distributed::read_environment().local_rank;
+    const bool has_gpu = local_rank < device_count(DeviceType::cuda);
+    return std::vector(static_cast<std::size_t>(o.stages),
+                       has_gpu ? Device(DeviceType::cuda, local_rank) : kCPU);
+  }
   std::vector<Device> devices(o.devices.begin(), o.devices.end());
   const DeviceType type = device_count(DeviceType::cuda) >= o.stages ? DeviceType::cuda : DeviceType::cpu;
   for (int i = 0; devices.size() < static_cast<std::size_t>(o.stages); ++i)
@@ -72,12 +88,13 @@ double median(std::vector<double> values) {
 }
 
 // What the schedule would leave idle if every micro-batch took what this pass took on average.
-double simulated_bubble(Schedule schedule, const PipelineReport& report) {
+double simulated_bubble(Schedule schedule, const PipelineReport& report, bool each_its_own) {
   distributed::SimulationOptions options;
   std::vector<Device> known;
   for (const distributed::StageReport& s : report.stages) {
     const double count = report.micro_batches;
     options.costs.push_back({s.forward_s / count, (s.backward_s - s.weights_s) / count, s.weights_s / count});
+    if (each_its_own) continue;  // a device of one process is not that of another
     const auto found = std::find(known.begin(), known.end(), s.device);
     options.devices.push_back(static_cast<int>(found - known.begin()));
     if (found == known.end()) known.push_back(s.device);
@@ -100,6 +117,28 @@ Schedule schedule_of(const std::string& name) {
   return Schedule::zero_bubble;
 }
 
+// The spans of all ranks, whose timelines began together.
+std::vector<Span> of_all_ranks(distributed::ProcessGroup& world, const std::vector<Span>& own) {
+  std::string text;
+  char numbers[80];
+  for (const Span& s : own) {
+    std::snprintf(numbers, sizeof numbers, "%.9f %.9f %d ", s.begin, s.end, static_cast<int>(s.activity));
+    text += numbers + s.name + "\n";
+  }
+  std::vector<Span> all;
+  const auto texts = distributed::all_gather_text(world, text, "spans");
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    std::istringstream lines(texts[r]);
+    Span s;
+    s.row = concat({"rank ", r});
+    for (int activity = 0; lines >> s.begin >> s.end >> activity && std::getline(lines >> std::ws, s.name);) {
+      s.activity = static_cast<Activity>(activity);
+      all.push_back(s);
+    }
+  }
+  return all;
+}
+
 struct Measured {
   double step_s, bubble, simulated, loss;
   PipelineReport report;
@@ -107,14 +146,16 @@ struct Measured {
   double peak_mib;          // of the first device
 };
 
-Measured measure(const Options& o, const std::vector<Device>& devices, Schedule schedule, int micro_batches) {
+Measured measure(const Options& o, const World& world, const std::vector<Device>& devices, Schedule schedule,
+                 int micro_batches) {
   manual_seed(o.seed);
   const auto parts = make_stages(o);
   std::vector<distributed::Stage> stages;
   for (std::size_t s = 0; s < parts.size(); ++s) stages.emplace_back(*parts[s], devices[s]);
-  Pipeline pipeline(
-      stages,
-      {.schedule = schedule, .micro_batches = micro_batches, .uneven = true, .checkpoint = o.checkpoint});
+  const distributed::PipelineOptions options{
+      .schedule = schedule, .micro_batches = micro_batches, .uneven = true, .checkpoint = o.checkpoint};
+  Pipeline pipeline = world ? Pipeline(world, stages[static_cast<std::size_t>(world->rank())], options)
+                            : Pipeline(stages, options);
   optim::SGD optimizer(pipeline.parameters(), {.lr = 0.05});
   const Tensor x = randn({o.batch_size, o.width}, devices.front());
   const Tensor labels = randint(0, kClasses, {o.batch_size}).to(devices.back());
@@ -124,6 +165,7 @@ Measured measure(const Options& o, const std::vector<Device>& devices, Schedule 
   constexpr int kWarmUp = 2;
   for (int step = -kWarmUp; step < o.steps; ++step) {
     if (step == 0) reset_peak_memory(devices.front());
+    if (world) world->barrier().wait();
     const Timeline timeline;
     optimizer.zero_grad();
     const Tensor loss = pipeline.forward_backward(
@@ -133,9 +175,9 @@ Measured measure(const Options& o, const std::vector<Device>& devices, Schedule 
     if (step < 0) continue;
     steps.push_back(m.report.wall_s);
     bubbles.push_back(m.report.bubble);
-    simulated.push_back(simulated_bubble(schedule, m.report));
+    simulated.push_back(simulated_bubble(schedule, m.report, world != nullptr));
     m.loss = loss.item();
-    m.spans = timeline.spans();
+    m.spans = world ? of_all_ranks(*world, timeline.spans()) : timeline.spans();
   }
   m.step_s = median(steps);
   m.bubble = median(bubbles);
@@ -153,15 +195,20 @@ std::string draw(Measured m, const std::string& title) {
     end = std::max(end, s.end);
   }
   std::vector<std::string> rows;
-  for (const distributed::StageReport& s : m.report.stages)
-    if (std::find(rows.begin(), rows.end(), s.device.str()) == rows.end()) rows.push_back(s.device.str());
+  for (const Span& s : m.spans)
+    if (std::find(rows.begin(), rows.end(), s.row) == rows.end()) rows.push_back(s.row);
   return apps::timeline_svg(m.spans, rows, end, title);
 }
 
-int run(const Options& o) {
-  const std::vector<Device> devices = choose_devices(o);
+int run(Options o, bool stages_given) {
+  const World world = join_job();
+  check(!world || !stages_given || o.stages == world->size(), "[pipeline] --stages ", o.stages,
+        " where a job of ", world ? world->size() : 1, " ranks has a stage a rank; leave it out");
+  if (world) o.stages = world->size();
+  const bool tells = !world || world->rank() == 0;
+  const std::vector<Device> devices = choose_devices(o, world);
   std::optional<AtomicFile> file;  // made now, so that one that cannot be written is known before the work
-  if (!o.svg.empty()) file.emplace(o.svg);
+  if (tells && !o.svg.empty()) file.emplace(o.svg);
   std::string picture;
   std::string table =
       "| schedule | micro-batches | equal stages | simulated | measured | step, ms | alive | peak, MiB | "
@@ -170,7 +217,8 @@ int run(const Options& o) {
   for (const std::string& name : o.schedules)
     for (const int count : o.micro_batches) {
       const Schedule schedule = schedule_of(name);
-      const Measured m = measure(o, devices, schedule, count);
+      const Measured m = measure(o, world, devices, schedule, count);
+      if (!tells) continue;
       const int used = m.report.micro_batches;
       std::printf("%s, %d stages, %d micro-batches:\n", name.c_str(), o.stages, used);
       std::fputs(schedule_table(schedule_actions(schedule, o.stages, used)).c_str(), stdout);
@@ -183,7 +231,7 @@ int run(const Options& o) {
       table += row;
       if (file) picture = draw(m, concat({name, ": ", o.stages, " stages, ", used, " micro-batches"}));
     }
-  std::fputs(table.c_str(), stdout);
+  if (tells) std::fputs(table.c_str(), stdout);
   if (file) {
     file->write(picture);
     file->commit();
@@ -198,7 +246,9 @@ int main(int argc, char** argv) {
   CLI::App app{"Trains a model in stages on several devices, and says how long they waited for each other.",
                "pipeline"};
   app.option_defaults()->always_capture_default();
-  app.add_option("--stages", o.stages, "Stages, each on a device")->check(apps::between(1, kMaxDevices));
+  const CLI::Option* const stages =
+      app.add_option("--stages", o.stages, "Stages, each on a device; a job of several ranks has one a rank")
+          ->check(apps::between(1, kMaxDevices));
   app.add_option("--micro-batches", o.micro_batches, "Into how many a batch is cut; several for a table")
       ->check(apps::between(1, 10'000));
   app.add_option("--schedule", o.schedules, "gpipe, 1f1b or zero-bubble; several for a table")
@@ -216,5 +266,5 @@ int main(int argc, char** argv) {
       ->check(apps::between<std::uint64_t>(0, UINT64_MAX));
   app.add_flag("--checkpoint", o.checkpoint, "Keep no activations, compute them again in backward");
   app.add_option("--svg", o.svg, "File for a picture of the last step");
-  return apps::run(app, argc, argv, [&] { return run(o); });
+  return apps::run(app, argc, argv, [&] { return run(o, stages->count() > 0); });
 }
