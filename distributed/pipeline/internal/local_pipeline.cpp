@@ -78,7 +78,10 @@ LocalPipeline::LocalPipeline(const std::vector<Stage>& stages, const PipelineOpt
     named_in_errors(place_of(s, stages[s]), [&] { check_device("Pipeline", device); });
     const auto known = std::find(devices_.begin(), devices_.end(), device);
     device_of_.push_back(static_cast<std::size_t>(known - devices_.begin()));
-    if (known == devices_.end()) devices_.push_back(device);
+    if (known == devices_.end()) {
+      devices_.push_back(device);
+      ways_.emplace_back(device);
+    }
     generators_.push_back(std::make_unique<Generator>());
   }
   tied_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_);
@@ -105,7 +108,8 @@ void LocalPipeline::run(Pass& pass) {
   pass.actions =
       by_device(trains ? schedule_actions(options_.schedule, stages, count) : forward_actions(stages, count),
                 device_of_);
-  for (const Stage& stage : stages_) pass.times.stages.emplace_back(stage, options_, count, trains);
+  for (std::size_t s = 0; s < stages_.size(); ++s)
+    pass.times.stages.emplace_back(stages_[s], options_, count, trains, nullptr, &ways_[device_of_[s]]);
   for (const Device d : devices_) {
     check(!device_worker(d).is_current(), "[Pipeline] called by the worker of ", d,
           ", on which a stage runs; call it from another thread");
@@ -253,7 +257,8 @@ PipelineReport LocalPipeline::report() const {
   for (std::size_t s = 0; s < last_.stages.size(); ++s) {
     report.stages.push_back(last_.stages[s].report());
     const StageReport& stage = report.stages.back();
-    busy[device_of_[s]] += stage.forward_s + stage.backward_s + stage.receive_s;
+    busy[device_of_[s]] += stage.forward_s + stage.backward_s;
+    if (stage.device.is_cpu()) busy[device_of_[s]] += stage.receive_s;  // a GPU computes meanwhile
   }
   double longest = 0, idle = 0;
   for (const auto& [begin, end] : last_.devices) longest = std::max(longest, end.seconds_since(begin));

@@ -44,6 +44,7 @@ class LocalPipeline final : public PipelineRunner {
   const std::vector<Stage> stages_;
   const PipelineOptions options_;
   std::vector<Device> devices_;         // each once, in the order of stages
+  std::vector<Ways> ways_;              // by device
   std::vector<std::size_t> device_of_;  // by stage
   std::unique_ptr<TiedParameters> tied_;
   std::vector<std::unique_ptr<Generator>> generators_;  // by stage

@@ -22,45 +22,52 @@ double Stamp::seconds_since(const Stamp& begin) const {
 }
 
 StageGraphs::StageGraphs(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
-                         const char* row)
+                         const char* row, const Ways* ways)
     : stage_(stage),
       records_(records),
       checkpoints_(records && options.checkpoint),
       postpones_weights_(options.schedule == Schedule::zero_bubble),
-      row_(row),
+      row_(row ? row : stage.device().str()),
+      ways_(ways),
       graphs_(static_cast<std::size_t>(micro_batches)) {}
 
 template <class F>
-void StageGraphs::timed(Part part, int micro_batch, const F& f) {
+void StageGraphs::timed(Part part, int micro_batch, Device clock, const F& f) {
   static constexpr const char* kNames[] = {"forward", "backward", "weights", "receive"};
   static constexpr Activity kActivities[] = {Activity::forward, Activity::backward, Activity::backward,
                                              Activity::communication};
   const auto i = static_cast<std::size_t>(part);
-  const SpanScope span(stage_.device(), kActivities[i], kNames[i], micro_batch, row_);
-  Stamp begin(stage_.device());
+  const SpanScope span(clock, kActivities[i], kNames[i], micro_batch, row_.c_str());
+  Stamp begin(clock);
   f();
-  laps_.push_back({part, std::move(begin), Stamp(stage_.device())});
+  laps_.push_back({part, std::move(begin), Stamp(clock)});
 }
 
-std::vector<Tensor> StageGraphs::receive(const std::vector<Tensor>& tensors, int micro_batch) {
+std::vector<Tensor> StageGraphs::receive(const std::vector<Tensor>& tensors, int micro_batch,
+                                         const Departure* departure) {
   std::vector<Tensor> here = tensors;
-  const auto comes_from_elsewhere = [&](const Tensor& t) {
-    return t.defined() && !(t.device() == stage_.device());
-  };
-  if (std::none_of(here.begin(), here.end(), comes_from_elsewhere)) return here;
-  timed(Part::receive, micro_batch, [&] {
-    const NoGradGuard no_grad;
-    for (Tensor& t : here) {
-      if (!comes_from_elsewhere(t)) continue;
-      bytes_received_ += static_cast<std::int64_t>(t.nbytes());
-      t = t.to(stage_.device());
+  const Device device = stage_.device();
+  for (Tensor& t : here) {
+    if (!t.defined() || t.device() == device) continue;
+    bytes_received_ += static_cast<std::int64_t>(t.nbytes());
+    if (departure && ways_ && device.is_cuda()) {
+      departure->out.wait(departure->ready);  // what is timed begins there
+      const StreamGuard guard(departure->out);
+      timed(Part::receive, micro_batch, t.device(), [&] { t = hand_over(t, departure, device, *ways_); });
+    } else {
+      const NoGradGuard no_grad;
+      timed(Part::receive, micro_batch, device, [&] { t = t.to(device); });
     }
-  });
+  }
   return here;
 }
 
+void StageGraphs::send_off(Parcel& parcel) const {
+  if (ways_) parcel.departure = depart(stage_.device(), *ways_);
+}
+
 Parcel StageGraphs::forward(int micro_batch, const Parcel& inputs, LossPart* loss) {
-  std::vector<Tensor> here = receive(inputs.tensors, micro_batch), targets;
+  std::vector<Tensor> here = receive(inputs.tensors, micro_batch, inputs.departure.get()), targets;
   if (loss) targets = receive(loss->targets, micro_batch);
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
   graph.inputs.resize(here.size());
@@ -69,7 +76,7 @@ Parcel StageGraphs::forward(int micro_batch, const Parcel& inputs, LossPart* los
     here[k] = here[k].detach();
     if (inputs.wants_gradient[k]) graph.inputs[k] = here[k].set_requires_grad();
   }
-  timed(Part::forward, micro_batch, [&] {
+  timed(Part::forward, micro_batch, stage_.device(), [&] {
     const auto run = [this](const std::vector<Tensor>& x) { return stage_(x); };
     graph.outputs = checkpoints_ ? tapestry::checkpoint(run, here) : run(here);
     const auto defined = [](const Tensor& t) { return t.defined(); };
@@ -83,6 +90,7 @@ Parcel StageGraphs::forward(int micro_batch, const Parcel& inputs, LossPart* los
     parcel.tensors.push_back(t.defined() ? t.detach() : t);
     parcel.wants_gradient.push_back(t.defined() && t.requires_grad());
   }
+  send_off(parcel);
   if (!records_) {
     graph = {};
     --alive_;
@@ -123,11 +131,11 @@ std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(const std::vector<T
 }  // namespace
 
 Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients) {
-  const std::vector<Tensor> here = receive(gradients.tensors, micro_batch);
+  const std::vector<Tensor> here = receive(gradients.tensors, micro_batch, gradients.departure.get());
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
   if (graph.seeds.empty()) graph.seeds = here;
   Parcel parcel;
-  timed(Part::backward, micro_batch, [&] {
+  timed(Part::backward, micro_batch, stage_.device(), [&] {
     const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds);
     std::vector<Tensor> leaves;
     for (const Tensor& t : graph.inputs)
@@ -146,13 +154,14 @@ Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients) {
     for (const Tensor& t : graph.inputs) parcel.tensors.push_back(t.defined() ? *next++ : t);
     graph.inputs = graph.outputs = graph.seeds = {};
   });
+  send_off(parcel);
   alive_ -= !postpones_weights_;
   return parcel;
 }
 
 void StageGraphs::weights(int micro_batch) {
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
-  timed(Part::weights, micro_batch, [&] {
+  timed(Part::weights, micro_batch, stage_.device(), [&] {
     if (graph.rest) {
       graph.rest->accumulate();
     } else if (const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds); !roots.empty()) {

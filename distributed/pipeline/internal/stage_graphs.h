@@ -2,11 +2,14 @@
 // What one stage computes in one pass: a graph a micro-batch, from leaves that stand for what came from the
 // stage before to what goes to the stage after.
 #include <chrono>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/distributed/pipeline/internal/hand_over.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
 
 namespace tapestry::distributed {
@@ -15,6 +18,7 @@ namespace tapestry::distributed {
 struct Parcel {
   std::vector<Tensor> tensors;
   std::vector<bool> wants_gradient = {};
+  std::shared_ptr<const Departure> departure = {};  ///< from a GPU
 };
 
 /// A point in a device's work, by its own clock.
@@ -42,9 +46,10 @@ struct LossPart {
 /// in its context. `stage` outlives it.
 class StageGraphs {
  public:
-  /// `records`: backward will follow. `row`: of the timeline, if not the device's.
+  /// `records`: backward will follow. `row`: of the timeline, if not the device's. `ways`: of the device, which
+  /// outlive it; without them tensors come from other GPUs in the order of all work of both.
   StageGraphs(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
-              const char* row = nullptr);
+              const char* row = nullptr, const Ways* ways = nullptr);
 
   /// Computes what the next stage needs, or, if there is none, the loss.
   Parcel forward(int micro_batch, const Parcel& inputs, LossPart* loss = nullptr);
@@ -69,14 +74,17 @@ class StageGraphs {
     std::vector<Tensor> seeds;    // gradients of outputs, where there are any
     std::optional<autograd::WeightGradients> rest;
   };
-  std::vector<Tensor> receive(const std::vector<Tensor>& tensors, int micro_batch);
+  std::vector<Tensor> receive(const std::vector<Tensor>& tensors, int micro_batch,
+                              const Departure* departure = nullptr);
+  void send_off(Parcel& parcel) const;
   void compute_loss(Graph& graph, LossPart& loss, const std::vector<Tensor>& targets);
   template <class F>
-  void timed(Part part, int micro_batch, const F& f);
+  void timed(Part part, int micro_batch, Device clock, const F& f);
 
   const Stage& stage_;
   const bool records_, checkpoints_, postpones_weights_;
-  const char* const row_;
+  std::string row_;
+  const Ways* const ways_;
   std::vector<Graph> graphs_;
   std::vector<Lap> laps_;
   std::int64_t bytes_received_ = 0;

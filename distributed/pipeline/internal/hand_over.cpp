@@ -1,0 +1,51 @@
+#include "tapestry/distributed/pipeline/internal/hand_over.h"
+
+#include "tapestry/core/context.h"
+#include "tapestry/core/cuda/copy.h"
+
+namespace tapestry::distributed {
+namespace {
+
+// True if the elements fill one piece of memory, in any order of dimensions, so that bytes can be copied.
+bool is_dense(const Tensor& t) {
+  std::int64_t span = 1;
+  for (int i = 0; i < t.dim(); ++i) span += (t.sizes()[i] - 1) * t.strides()[i];
+  return t.numel() > 0 && span == t.numel();
+}
+
+}  // namespace
+
+std::shared_ptr<const Departure> depart(Device device, const Ways& ways) {
+  if (device.is_cpu()) return nullptr;
+  auto departure = std::make_shared<Departure>(Departure{Event(), ways.out});
+  departure->ready.record(current_stream(device));
+  return departure;
+}
+
+Tensor hand_over(const Tensor& x, const Departure* departure, Device device, const Ways& ways) {
+  const NoGradGuard no_grad;
+  if (!departure || device.is_cpu()) return x.to(device);
+  const Stream consumer = current_stream(device), out = departure->out;
+  out.wait(departure->ready);
+  record_stream(x, out);
+  if (!is_dense(x)) {
+    const StreamGuard guard(out);
+    return x.to(device);
+  }
+  StorageRef memory;
+  {
+    // Memory that only arrivals use. It comes back when their consumers have done what they were given, and
+    // nothing is ever in this stream, so the copy need not wait for the consumer.
+    const StreamGuard guard(ways.in);
+    memory = Storage::allocate(device, x.nbytes());
+  }
+  const Tensor y = detail::make_tensor(std::move(memory), x.dtype(), x.sizes(), x.strides(), 0);
+  cuda::copy_bytes_async(device, y.raw_data(), x.device(), x.raw_data(), x.nbytes(), out);
+  Event arrived;
+  arrived.record(out);
+  consumer.wait(arrived);
+  record_stream(y, consumer);
+  return y;
+}
+
+}  // namespace tapestry::distributed

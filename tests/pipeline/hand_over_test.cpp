@@ -1,0 +1,109 @@
+// On fake GPUs, which do everything as late as they may.
+#include "tapestry/distributed/pipeline/internal/hand_over.h"
+
+#include <cstring>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/cuda/copy.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_gpu.h"
+
+using namespace tapestry;
+using distributed::depart;
+using distributed::hand_over;
+using distributed::Ways;
+using tapestry::testing::FakeGpus;
+
+namespace {
+
+const Device kFirst{DeviceType::cuda, 0}, kSecond{DeviceType::cuda, 1};
+constexpr std::int64_t kCount = 600;
+
+// A kernel that fills the tensor.
+void fill_later(FakeGpus& gpus, const Tensor& t, float value) {
+  float* const data = t.data<float>();
+  gpus.launch(current_stream(t.device()), [data, value] { std::fill_n(data, kCount, value); });
+}
+// All elements of a tensor on a GPU, if they are equal. Waits.
+float value_of(const Tensor& t) {
+  const Tensor host = empty(t.sizes());
+  cuda::copy_bytes(kCPU, host.raw_data(), t.device(), t.raw_data(), t.nbytes());
+  for (std::int64_t i = 1; i < kCount; ++i) REQUIRE(host.data<float>()[i] == host.data<float>()[0]);
+  return host.data<float>()[0];
+}
+
+}  // namespace
+
+TEST_CASE("what a GPU was given after a departure does not hold the tensor up, nor the other way round") {
+  FakeGpus gpus(2);
+  {
+    const Ways first(kFirst), second(kSecond);
+    bool later = false, earlier = false;
+    gpus.launch(current_stream(kSecond), [&] { earlier = true; });
+    const Tensor x = empty({kCount}, kFirst);
+    fill_later(gpus, x, 3);
+    const auto departure = depart(kFirst, first);
+    gpus.launch(current_stream(kFirst), [&] { later = true; });
+    const std::int64_t waits = gpus.host_waits();
+    const Tensor y = hand_over(x, departure.get(), kSecond, second);
+    CHECK(y.device() == kSecond);
+    CHECK(gpus.host_waits() == waits);
+    CHECK(gpus.copies_between() == 1);
+
+    SECTION("it arrives while its sender is busy") {
+      CHECK(value_of(y) == 3);
+      CHECK(earlier);  // in the consumer's own stream
+      CHECK_FALSE(later);
+    }
+    SECTION("its sender goes on while the receiver is busy") {
+      current_stream(kFirst).synchronize();
+      CHECK(later);
+      CHECK_FALSE(earlier);
+      first.out.synchronize();
+      CHECK_FALSE(earlier);
+    }
+    synchronize(kFirst);
+    synchronize(kSecond);
+  }
+}
+
+TEST_CASE("memory of what is handed over is not used again too early") {
+  FakeGpus gpus(2);
+  {
+    const Ways first(kFirst), second(kSecond);
+    Tensor x = empty({kCount}, kFirst);
+    const void* const there = x.raw_data();
+    fill_later(gpus, x, 3);
+    auto departure = depart(kFirst, first);
+    Tensor y = hand_over(x, departure.get(), kSecond, second);
+    x = {};
+    // The sender's next tensor is written at once in its own stream, the copy done last of all.
+    const Tensor next = empty({kCount}, kFirst);
+    CHECK(next.raw_data() != there);
+    fill_later(gpus, next, 4);
+    current_stream(kFirst).synchronize();
+
+    // And what arrives next does not lie where the consumer still reads.
+    const Tensor sum = empty({kCount}, kSecond);
+    const float* const from = y.data<float>();
+    float* const to = sum.data<float>();
+    gpus.launch(current_stream(kSecond), [from, to] { std::copy_n(from, kCount, to); });
+    y = {};
+    departure = depart(kFirst, first);
+    const Tensor z = hand_over(next, departure.get(), kSecond, second);
+    CHECK(z.raw_data() != from);
+    first.out.synchronize();
+    CHECK(value_of(sum) == 3);
+    CHECK(value_of(z) == 4);
+    synchronize(kFirst);
+    synchronize(kSecond);
+  }
+}
+
+TEST_CASE("what is on a CPU, or goes to one, is copied as ever") {
+  FakeGpus gpus(1);
+  const Ways cpu(kCPU), gpu(kFirst);
+  CHECK(depart(kCPU, cpu) == nullptr);
+  const Tensor x = full({kCount}, 5);
+  CHECK(hand_over(x, nullptr, kCPU, cpu).raw_data() == x.raw_data());
+}
