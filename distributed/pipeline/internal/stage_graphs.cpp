@@ -148,7 +148,6 @@ Parcel StageGraphs::backward(int micro_batch, const Parcel& gradients) {
     } else if (!roots.empty()) {
       autograd::backward(roots, seeds);
       for (std::size_t i = 0; i < leaves.size(); ++i) of_leaves[i] = leaves[i].grad();
-      for (const Tensor& t : leaves) t.set_grad({});
     }
     auto next = of_leaves.begin();
     for (const Tensor& t : graph.inputs) parcel.tensors.push_back(t.defined() ? *next++ : t);
