@@ -18,6 +18,9 @@ const Op kFill{"fill_", Grad::differentiable, kAllDTypes};
 const Op kItem{"item", Grad::none, kAllDTypes};
 
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
+  // Nothing is allocated where x is, if it can be helped: it may have to go because there is no room.
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+    if (x.is_contiguous(format)) return empty(x.sizes(), {dtype, device}, format);
   Tensor y = result_like(x.sizes(), dtype, {&x});
   if (device == x.device()) return y;
   const std::size_t bytes = y.nbytes();

@@ -2,6 +2,7 @@
 
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
+#include "tapestry/core/allocator.h"
 #include "tests/core/child.h"
 #include "tests/support/op_case.h"
 
@@ -131,6 +132,17 @@ TEST_CASE("child: copies between logical devices", "[.]") {
   CHECK(g.dtype() == kFloat64);
   (g * 3).backward(ones({2, 3}, {kFloat64, other}));
   CHECK(equal(f.grad(), full({2, 3}, 3.0)));
+
+  // Nothing is needed where it comes from: that may be what has no room.
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+    const Tensor here = randn({2, 3, 4, 5}).contiguous(format);
+    reset_peak_memory(kCPU);
+    const std::int64_t before = memory_stats(kCPU).allocated;
+    const Tensor there = here.to(other);
+    CHECK(memory_stats(kCPU).peak_allocated == before);
+    CHECK(there.strides() == here.strides());
+    CHECK(equal(there.to(kCPU), here));
+  }
 
   const Tensor target = zeros({2, 3}, other);
   target.t().copy_(arange(6.0).reshape({3, 2}));
