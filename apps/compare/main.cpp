@@ -20,6 +20,11 @@ void check_options(const Options& o) {
   const Workload& w = o.workload;
   check(w.devices <= w.batch_size, "[compare] ", w.devices, " devices for a batch of ", w.batch_size,
         " samples; give --batch-size more, or --devices less");
+  check(o.predict_devices <= w.batch_size, "[compare] ", o.predict_devices,
+        " simulated devices for a batch of ", w.batch_size,
+        " samples; give --batch-size more, or --predict-devices less");
+  check(o.predict_devices > 0 || (!o.link_latency_us && !o.link_bandwidth_gbs),
+        "[compare] a link was given, but nothing to simulate with it; give --predict-devices too");
   check(w.micro_batches <= w.batch_size, "[compare] ", w.micro_batches, " micro-batches for a batch of ",
         w.batch_size, " samples; give --batch-size more, or --micro-batches less");
   check(w.split.empty() || w.split.size() == static_cast<std::size_t>(w.devices), "[compare] --split names ",
@@ -80,6 +85,15 @@ int main(int argc, char** argv) {
   app.add_option("--json", o.json, "A file for all numbers");
   app.add_option("--html", o.html, "A file for a page with pictures");
   app.add_option("--svg", o.svg, "A folder for the pictures alone");
+  app.add_option("--predict-devices", o.predict_devices,
+                 "Simulate so many devices too, each like the one that was measured; 0: do not")
+      ->check(apps::between(0, kMaxDevices));
+  app.add_option("--link-latency-us", o.link_latency_us,
+                 "Of a message between simulated devices, in microseconds; as measured if not given")
+      ->check(apps::between(0.0, 1e9));
+  app.add_option("--link-bandwidth-gbs", o.link_bandwidth_gbs,
+                 "Of the simulated link, in GB (10^9 bytes) a second; as measured if not given")
+      ->check(apps::between(1e-6, 1e6));
   // For the processes that this program starts.
   app.add_option("--child", child.mode)->group("");
   app.add_option("--result", child.result)->group("");
@@ -91,7 +105,7 @@ int main(int argc, char** argv) {
     const bool cuda = device.empty() ? device_count(DeviceType::cuda) > 0 : device == "cuda";
     w.device_type = cuda ? DeviceType::cuda : DeviceType::cpu;
     const std::vector<std::string> arguments(argv + 1, argv + argc);
-    if (!child.mode.empty()) return run_child(child, w, arguments);
+    if (!child.mode.empty()) return run_child(child, o, arguments);
     check_options(o);
     return compare(o, arguments);
   });

@@ -133,31 +133,4 @@ std::optional<Result> measure(const Mode& mode, const Workload& workload) {
   return result;
 }
 
-std::vector<double> block_costs(const Workload& w) {
-  constexpr int kTimes = 3;
-  const ThreadShare share(w.threads_per_device());
-  const Device device(w.device_type, 0);
-  std::vector<double> costs;
-  const std::int64_t samples = std::max<std::int64_t>(1, w.batch_size / w.micro_batches);
-  Tensor x = make_batch(w).images.narrow(0, 0, samples).to(device);
-  for (const Block& block : make_blocks(w)) {
-    block.module->to(device);
-    std::vector<double> times;
-    Tensor y;
-    for (int i = 0; i <= kTimes; ++i) {  // once more than is counted: the first one warms up
-      Tensor input = x.detach();
-      if (!costs.empty()) input.set_requires_grad();  // nobody asks for the images' gradient
-      synchronize(device);
-      const Clock::time_point began = Clock::now();
-      y = (*block.module)(input);
-      y.backward(ones_like(y));
-      synchronize(device);
-      if (i > 0) times.push_back(seconds(Clock::now() - began));
-    }
-    costs.push_back(*std::min_element(times.begin(), times.end()));
-    x = y.detach();
-  }
-  return costs;
-}
-
 }  // namespace apps::compare

@@ -11,8 +11,4 @@ namespace apps::compare {
 /// first one returns the result of all, the others none.
 std::optional<Result> measure(const Mode& mode, const Workload& workload);
 
-/// Forward and backward time of each block, on the first device with its share of the threads, at the size of
-/// a micro-batch.
-std::vector<double> block_costs(const Workload& workload);
-
 }  // namespace apps::compare

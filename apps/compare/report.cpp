@@ -44,12 +44,8 @@ double samples_per_s(const Report& report, const Result& r) {
   return static_cast<double>(report.workload.batch_size) / r.step_s;
 }
 
-// "12.40 (+3%)": what was predicted, and how far it is from what was measured.
-std::string predicted_step(const Result& r) {
-  if (!r.predicted_step_s) return "-";
-  return milliseconds(*r.predicted_step_s) + " (" +
-         short_number((*r.predicted_step_s / r.step_s - 1) * 100, "%+.0f") + "%)";
-}
+// Of what was predicted, from what was measured, as a share of that.
+double prediction_error(const Result& r) { return *r.predicted_step_s / r.step_s - 1; }
 
 // Those that were measured, though their losses may differ.
 bool measured(const Result& r) { return r.step_s > 0; }
@@ -57,7 +53,7 @@ bool measured(const Result& r) { return r.step_s > 0; }
 std::vector<std::vector<std::string>> rows_of(const Report& report) {
   std::vector<std::vector<std::string>> rows = {
       {"mode", "samples/s", "step ms", "forward", "backward", "exposed comm", "update", "idle", "peak MiB",
-       "sent MiB", "final loss", "difference", "predicted ms", "predicted MiB"}};
+       "sent MiB", "final loss", "difference", "predicted ms", "error", "predicted MiB"}};
   for (const Result& r : report.results) {
     if (!measured(r)) {
       rows.push_back({r.name, "failed"});
@@ -68,7 +64,9 @@ std::vector<std::vector<std::string>> rows_of(const Report& report) {
          milliseconds(r.split.backward_s), milliseconds(r.split.exposed_comm_s),
          milliseconds(r.split.update_s), milliseconds(r.split.idle_s), mebibytes(r.peak_bytes),
          fixed(static_cast<double>(r.bytes_sent) / kMiB, 2), fixed(r.losses.back(), 6),
-         short_number(r.difference, "%.1e"), predicted_step(r), mebibytes(r.predicted_peak_bytes)});
+         short_number(r.difference, "%.1e"), r.predicted_step_s ? milliseconds(*r.predicted_step_s) : "-",
+         r.predicted_step_s ? short_number(prediction_error(r) * 100, "%+.1f") + "%" : "-",
+         mebibytes(r.predicted_peak_bytes)});
   }
   return rows;
 }
@@ -91,6 +89,7 @@ ordered_json json_of(const Report& report, const Result& r) {
   j["final_loss"] = r.losses.back();
   j["difference_from_single"] = r.difference;
   j["predicted_step_ms"] = r.predicted_step_s ? ordered_json(ms(*r.predicted_step_s)) : ordered_json();
+  j["prediction_error"] = r.predicted_step_s ? ordered_json(prediction_error(r)) : ordered_json();
   j["predicted_peak_bytes"] =
       r.predicted_peak_bytes.empty() ? ordered_json() : ordered_json(r.predicted_peak_bytes);
   j["timeline"] = ordered_json::array();
@@ -101,6 +100,61 @@ ordered_json json_of(const Report& report, const Result& r) {
                              {"begin_ms", ms(s.begin)},
                              {"end_ms", ms(s.end)}});
   return j;
+}
+
+ordered_json json_of(const std::vector<Prediction>& predictions) {
+  ordered_json all = ordered_json::array();
+  const auto ms = [](double s) { return s * 1000; };
+  for (const Prediction& p : predictions) {
+    ordered_json j = {{"name", p.mode},
+                      {"simulated", p.simulated},
+                      {"devices", p.devices},
+                      {"step_ms", ms(p.step_s)},
+                      {"forward_ms", ms(p.split.forward_s)},
+                      {"backward_ms", ms(p.split.backward_s)},
+                      {"exposed_comm_ms", ms(p.split.exposed_comm_s)},
+                      {"update_ms", ms(p.split.update_s)},
+                      {"idle_ms", ms(p.split.idle_s)},
+                      {"memory", ordered_json::array()}};
+    for (const MemoryItems& m : p.memory) {
+      ordered_json bytes;
+      for (const auto& [name, value] : m.items()) bytes[name] = value;
+      bytes["total"] = m.total();
+      j["memory"].push_back(std::move(bytes));
+    }
+    all.push_back(std::move(j));
+  }
+  return all;
+}
+
+// A heading, and a table below it.
+struct Section {
+  std::string heading;
+  std::vector<std::vector<std::string>> rows;
+};
+
+std::vector<Section> prediction_sections(const Report& report) {
+  std::vector<Section> sections;
+  if (!report.predictions.empty())
+    sections.push_back(
+        {"Predicted, in ms and MiB, from " + report.basis, prediction_rows(report.predictions)});
+  if (!report.simulations.empty())
+    sections.push_back({concat({"A simulation, not a measurement, of ", report.simulations.back().devices,
+                                " devices, each like the one that was measured"}),
+                        prediction_rows(report.simulations)});
+  return sections;
+}
+
+std::string html_table(const std::vector<std::vector<std::string>>& rows) {
+  std::string out = "<div class='table'><table>\n";
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const char* const tag = r == 0 ? "th" : "td";
+    out += "<tr>";
+    for (std::size_t c = 0; c < rows[0].size(); ++c)
+      out += concat({"<", tag, ">", escaped(c < rows[r].size() ? rows[r][c] : ""), "</", tag, ">"});
+    out += "</tr>\n";
+  }
+  return out + "</table></div>\n";
 }
 
 std::string speed_svg(const Report& report) {
@@ -186,6 +240,34 @@ std::string table(const Report& report, bool markdown) {
   return markdown ? markdown_table(rows) : text_table(rows);
 }
 
+std::string prediction_text(const Report& report, bool markdown) {
+  std::string text;
+  for (const Section& s : prediction_sections(report))
+    text += "\n" + s.heading + "\n\n" + (markdown ? markdown_table(s.rows) : text_table(s.rows));
+  return text;
+}
+
+std::string basis_of(const Profile& profile, const Link& link) {
+  const auto line = [](const Line& l) {
+    return short_number(l.latency_s * 1e6, "%.1f us + bytes / ") +
+           (l.s_per_byte > 0 ? short_number(1e-9 / l.s_per_byte, "%.1f GB/s") : "no limit");
+  };
+  const auto sums = [&](const AllReduce& a) {
+    return line(a.message) + ", stopping computing for " + short_number(a.stops_compute * 100, "%.0f") +
+           "% of their time";
+  };
+  const Contention& c = profile.contention;
+  std::string text =
+      concat({"blocks measured on one device, which take ", short_number(c.forward, "%.2f"), " (forward), ",
+              short_number(c.backward, "%.2f"), " (backward) and ", short_number(c.update, "%.2f"),
+              " (update) times as long where all devices work"});
+  if (link.copy.s_per_byte == 0) return text;
+  text += "; copies between devices: " + line(link.copy) +
+          "; messages of sums between threads: " + sums(link.local);
+  if (link.ranks.message.s_per_byte > 0) text += "; between processes: " + sums(link.ranks);
+  return text;
+}
+
 std::string json_text(const Report& report) {
   const Workload& w = report.workload;
   ordered_json j = {{"version", tapestry::version()},
@@ -208,6 +290,9 @@ std::string json_text(const Report& report) {
                     {"tolerance", tolerance(w.dtype)},
                     {"modes", ordered_json::array()}};
   for (const Result& r : report.results) j["modes"].push_back(json_of(report, r));
+  j["prediction_basis"] = report.basis;
+  j["predictions"] = json_of(report.predictions);
+  j["simulations"] = json_of(report.simulations);
   return j.dump(2) + "\n";
 }
 
@@ -232,19 +317,13 @@ std::string page(const Report& report) {
       "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}\n"
       "th:first-child,td:first-child{text-align:left}\n.error{color:#c33;white-space:pre-wrap}\n"
       "svg{display:block;margin:1em 0}\n</style>\n</head>\n<body>\n<h1>Ways of training, compared</h1>\n<p>";
-  out += escaped(headline(report)) + "</p>\n<div class='table'><table>\n";
-  const auto rows = rows_of(report);
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    const char* const tag = r == 0 ? "th" : "td";
-    out += "<tr>";
-    for (std::size_t c = 0; c < rows[0].size(); ++c)
-      out += concat({"<", tag, ">", escaped(c < rows[r].size() ? rows[r][c] : ""), "</", tag, ">"});
-    out += "</tr>\n";
-  }
-  out += "</table></div>\n<p>" + escaped(legend(report)) + "</p>\n";
+  out += escaped(headline(report)) + "</p>\n" + html_table(rows_of(report));
+  out += "<p>" + escaped(legend(report)) + "</p>\n";
   for (const Result& r : report.results)
     if (!r.error.empty()) out += "<p class='error'>" + escaped(r.name + ": " + r.error) + "</p>\n";
   for (const Picture& p : pictures(report)) out += p.svg;
+  for (const Section& s : prediction_sections(report))
+    out += "<h2>" + escaped(s.heading) + "</h2>\n" + html_table(s.rows);
   return out + "</body>\n</html>\n";
 }
 

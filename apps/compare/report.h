@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "tapestry/apps/compare/predict.h"
 #include "tapestry/apps/compare/result.h"
 #include "tapestry/apps/compare/workload.h"
 
@@ -13,6 +14,9 @@ struct Report {
   int rounds = 1;
   std::vector<std::string> device_names;  ///< "cpu:0", "cuda:1 (NVIDIA H200)"
   std::vector<Result> results;
+  std::string basis;                    ///< what was measured to predict from
+  std::vector<Prediction> predictions;  ///< of those modes that have one
+  std::vector<Prediction> simulations;  ///< of more devices, if asked for
 };
 
 /// One line: what was trained, on what.
@@ -20,7 +24,12 @@ std::string headline(const Report& report);
 /// What the columns mean.
 std::string legend(const Report& report);
 std::string table(const Report& report, bool markdown);
+/// What the predictions in the table are made of, and simulations, each with its heading.
+std::string prediction_text(const Report& report, bool markdown);
 std::string json_text(const Report& report);
+
+/// One line: contention and links.
+std::string basis_of(const Profile& profile, const Link& link);
 
 struct Picture {
   std::string file;  ///< "speed.svg"

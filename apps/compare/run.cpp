@@ -6,18 +6,22 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/compare/children.h"
+#include "tapestry/apps/compare/job.h"
+#include "tapestry/apps/compare/link.h"
 #include "tapestry/apps/compare/measure.h"
 #include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/predict.h"
+#include "tapestry/apps/compare/profiler.h"
 #include "tapestry/apps/compare/report.h"
 #include "tapestry/apps/compare/split.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/threads.h"
 
 namespace apps::compare {
 
@@ -61,7 +65,7 @@ class Comparison {
   }
 
   int run() {
-    split_model();
+    measure_parts();
     errors_.resize(modes_.size());
     rounds_.resize(modes_.size());
     for (int round = 0; round < o_.rounds; ++round)
@@ -96,13 +100,32 @@ class Comparison {
     return children_.run(child);
   }
 
-  void split_model() {
-    const bool needed =
-        std::any_of(modes_.begin(), modes_.end(), [](const Mode* m) { return m->splits_the_model; });
-    if (!needed || !w_.split.empty()) return;
-    const std::string error = run_child_process(kBlocks, false);
-    check<Error>(error.empty(), "[compare] the costs of ", w_.model, "'s blocks cannot be measured: ", error);
-    const auto costs = nlohmann::json::parse(read_text(exchange_.file())).get<std::vector<double>>();
+  std::string measured(const char* what, bool processes) {
+    const std::string error = run_child_process(what, processes);
+    check<Error>(error.empty(), "[compare] what the parts of a step cost cannot be measured (", what,
+                 "): ", error);
+    return read_text(exchange_.file());
+  }
+
+  bool any(bool Mode::*property) const {
+    return std::any_of(modes_.begin(), modes_.end(), [&](const Mode* m) { return m->*property; });
+  }
+
+  // One device and the links, for the split and the predictions; the latter are no reason to fail.
+  void measure_parts() {
+    const bool split = any(&Mode::splits_the_model) && w_.split.empty();
+    try {
+      Profile profile = profile_of(measured(kProfile, false));
+      if (w_.devices > 1) link_ = link_of(measured(kLink, false));
+      if (w_.devices > 1 && any(&Mode::one_process_a_device))
+        link_.ranks = link_of(measured(kRanks, true)).ranks;
+      profile_ = std::move(profile);
+    } catch (const Error& e) {
+      if (split) throw;
+      std::fprintf(stderr, "warning: %s\nThere are no predictions.\n", e.what());
+    }
+    if (!split) return;
+    const std::vector<double> costs = profile_->costs(static_cast<double>(w_.batch_size) / w_.micro_batches);
     check(static_cast<int>(costs.size()) >= w_.devices, "[compare] ", w_.model, " has ", costs.size(),
           " blocks, which cannot be cut into parts for ", w_.devices,
           " devices; use fewer devices, or leave out the modes that split the model");
@@ -119,8 +142,36 @@ class Comparison {
     else std::fprintf(stderr, "round %d of %d: %s failed\n", round + 1, o_.rounds, mode.name.c_str());
   }
 
+  void add_predictions(Report& report) const {
+    if (!profile_) return;
+    report.basis = basis_of(*profile_, link_);
+    for (Result& r : report.results) {
+      if (r.step_s == 0) continue;  // it failed
+      const std::optional<Prediction> p = predict(r.name, *profile_, link_, w_);
+      if (!p) continue;
+      r.predicted_step_s = p->step_s;
+      for (const MemoryItems& m : p->memory)
+        r.predicted_peak_bytes.push_back(static_cast<std::int64_t>(m.total()));
+      report.predictions.push_back(*p);
+    }
+    if (o_.predict_devices == 0) return;
+    std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
+    if (latency_s) *latency_s *= 1e-6;
+    if (bandwidth) *bandwidth *= 1e9;
+    const Link link = link_with(link_, latency_s, bandwidth);
+    for (const Mode* m : modes_)
+      if (const auto p = simulate_devices(m->name, *profile_, link, w_, o_.predict_devices))
+        report.simulations.push_back(*p);
+  }
+
   int report() {
-    Report report{.workload = w_, .rounds = o_.rounds, .device_names = {}, .results = {}};
+    Report report{.workload = w_,
+                  .rounds = o_.rounds,
+                  .device_names = {},
+                  .results = {},
+                  .basis = {},
+                  .predictions = {},
+                  .simulations = {}};
     for (const Device d : devices_of(w_))
       report.device_names.push_back(d.is_cpu() ? d.str()
                                                : d.str() + " (" + cuda::device_properties(d).name + ")");
@@ -131,9 +182,10 @@ class Comparison {
       report.results.push_back(std::move(result));
     }
     compare_losses(report.results, tolerance(w_.dtype));
+    add_predictions(report);
 
-    std::printf("%s\n\n%s\n%s\n", headline(report).c_str(), table(report, o_.markdown).c_str(),
-                legend(report).c_str());
+    std::printf("%s\n\n%s\n%s\n%s", headline(report).c_str(), table(report, o_.markdown).c_str(),
+                legend(report).c_str(), prediction_text(report, o_.markdown).c_str());
     if (json_) json_->write(json_text(report)), json_->commit();
     if (html_) html_->write(page(report)), html_->commit();
     if (!o_.svg.empty())
@@ -151,6 +203,8 @@ class Comparison {
 
   const Options& o_;
   Workload w_;  // with the split
+  std::optional<Profile> profile_;
+  Link link_;
   const std::vector<std::string> arguments_;
   Children children_;
   Exchange exchange_;
@@ -168,18 +222,35 @@ int compare(const Options& options, const std::vector<std::string>& arguments) t
   return 128 + interrupted.signal;
 }
 
-int run_child(const ChildTask& task, const Workload& workload, const std::vector<std::string>& arguments) {
-  if (task.mode == kBlocks) {
-    write_file_atomically(task.result, nlohmann::json(block_costs(workload)).dump());
+int run_child(const ChildTask& task, const Options& options, const std::vector<std::string>& arguments) {
+  const Workload& workload = options.workload;
+  if (task.mode == kProfile) {
+    std::vector<int> further;
+    if (options.predict_devices > 0) further.push_back(options.predict_devices);
+    const ProfileOptions passes{.warmup = workload.warmup, .passes = std::min(workload.steps, 7)};
+    write_file_atomically(task.result,
+                          to_text(measure_profile(workload, profile_sizes(workload, further), passes)));
     return 0;
   }
-  const Mode& mode = mode_named(task.mode);
-  if (mode.one_process_a_device && !task.is_rank) {
+  if (task.mode == kLink) {
+    write_file_atomically(task.result, to_text(measure_link(workload)));
+    return 0;
+  }
+  const Mode* const mode = task.mode == kRanks ? nullptr : &mode_named(task.mode);
+  if ((!mode || mode->one_process_a_device) && !task.is_rank) {
     std::vector<std::string> all = arguments;
     all.emplace_back("--as-rank");
     return launch_ranks(all, workload.devices);
   }
-  if (const auto result = measure(mode, workload)) write_file_atomically(task.result, to_text(*result));
+  if (!mode) {
+    const auto group = join_job(workload);
+    const ThreadShare share(workload.threads_per_device());
+    Link link;
+    link.ranks = measure_all_reduce(*group, rank_device(workload, group->rank()));
+    if (group->rank() == 0) write_file_atomically(task.result, to_text(link));
+    return 0;
+  }
+  if (const auto result = measure(*mode, workload)) write_file_atomically(task.result, to_text(*result));
   return 0;
 }
 

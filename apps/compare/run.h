@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ struct Options {
   double timeout_s = 300;  ///< of one mode's run
   bool markdown = false;
   std::string json, html, svg;  ///< where to; empty: nowhere
+  int predict_devices = 0;      ///< simulate so many too; 0: none
+  /// Of a message of the simulated link; as measured where not given.
+  std::optional<double> link_latency_us = {}, link_bandwidth_gbs = {};
 };
 
 /// Runs every mode `rounds` times, in turn, each time in a process of its own with `arguments`, those of this
@@ -21,12 +25,12 @@ int compare(const Options& options, const std::vector<std::string>& arguments);
 
 /// What such a process does.
 struct ChildTask {
-  std::string mode;    ///< a mode's name, or kBlocks
+  std::string mode;    ///< a mode's name, or what is to be measured
   std::string result;  ///< the file to write
   bool is_rank = false;
 };
-/// Costs of the model's blocks, for Workload::split.
-inline constexpr const char* kBlocks = "blocks";
-int run_child(const ChildTask& task, const Workload& workload, const std::vector<std::string>& arguments);
+/// What predictions and Workload::split are made from: a Profile, a Link, and one of processes.
+inline constexpr const char *kProfile = "profile", *kLink = "link", *kRanks = "ranks";
+int run_child(const ChildTask& task, const Options& options, const std::vector<std::string>& arguments);
 
 }  // namespace apps::compare

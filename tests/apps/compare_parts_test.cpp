@@ -215,7 +215,7 @@ TEST_CASE("a report says what was measured, and what was not") {
   report.results[2].error = "it was killed by <SIGKILL>";
   const std::string text = table(report, false);
   CHECK_THAT(text, ContainsSubstring("3200.0"));  // 64 samples in 20 ms
-  CHECK_THAT(text, ContainsSubstring("50.00 (+25%)"));
+  CHECK_THAT(text, ContainsSubstring("50.00  +25.0%"));
   CHECK_THAT(text, ContainsSubstring("1.0, 3.0"));
   CHECK_THAT(text, ContainsSubstring("2.0, 4.0"));
   CHECK_THAT(text, ContainsSubstring("failed"));

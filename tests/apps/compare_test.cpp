@@ -66,8 +66,9 @@ TEST_CASE("all modes train alike, and each says what it cost") {
     CHECK((mode.at("bytes_sent").get<std::int64_t>() == 0) == single);
     CHECK(mode.at("peak_bytes").size() == (single ? 1 : 2));
     for (const json& bytes : mode.at("peak_bytes")) CHECK(bytes.get<std::int64_t>() > 0);
-    CHECK(mode.contains("predicted_step_ms"));
-    CHECK(mode.contains("predicted_peak_bytes"));
+    CHECK(mode.at("predicted_step_ms").get<double>() > 0);
+    CHECK(mode.at("prediction_error").get<double>() > -1);
+    CHECK(mode.at("predicted_peak_bytes").size() == mode.at("peak_bytes").size());
     CHECK_FALSE(mode.at("timeline").empty());
     CHECK_THAT(html, ContainsSubstring("<td>" + name + "</td>"));
     CHECK(tests::xml_fault(tests::read_file(folder / ("svg/timeline-" + name + ".svg"))) == "");
@@ -86,6 +87,39 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   CHECK(lane_of("ddp", "rank 1 communication") == "communication");
   CHECK(lane_of("dp-replicated", "cpu:1 communication") == "communication");
   CHECK(lane_of("dp-master", "cpu:0") != "");
+}
+
+TEST_CASE("predictions, and more devices than there are") {
+  const tests::TempDir folder;
+  const Ended ended =
+      compare(tiny({"--modes", "ddp,dp-master,model", "--warmup", "2", "--image-size", "16", "--batch-size",
+                    "32", "--predict-devices", "8", "--link-latency-us", "30", "--link-bandwidth-gbs", "1.25",
+                    "--json", folder / "r.json", "--html", folder / "r.html"}));
+  INFO(ended.out << ended.err);
+  REQUIRE(ended.status == 0);
+  const std::string label = "A simulation, not a measurement, of 8 devices";
+  CHECK_THAT(ended.out, ContainsSubstring(label));
+  CHECK_THAT(tests::read_file(folder / "r.html"), ContainsSubstring(label));
+  const json report = json::parse(tests::read_file(folder / "r.json"));
+  CHECK_FALSE(report.at("prediction_basis").get<std::string>().empty());
+  REQUIRE(report.at("predictions").size() == 4);
+  for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
+  REQUIRE(report.at("simulations").size() == 3);  // mlp has five blocks, too few to be split for eight
+  for (const json& p : report.at("simulations")) {
+    CHECK(p.at("simulated") == true);
+    const bool single = p.at("name") == "single";
+    CHECK(p.at("devices") == (single ? 1 : 8));
+    // All parameters in one message at 1.25 GB/s take longer than that.
+    const double bytes = p.at("memory").at(0).at("parameters").get<double>();
+    if (p.at("name") == "dp-master") CHECK(p.at("exposed_comm_ms").get<double>() > 2 * 7 * bytes / 1.25e6);
+  }
+  // What was predicted of memory is what the allocators count, but for what a rank needs besides tensors.
+  for (const json& mode : report.at("modes"))
+    for (std::size_t i = 0; i < mode.at("peak_bytes").size(); ++i) {
+      INFO(mode.at("name"));
+      CHECK(mode.at("predicted_peak_bytes").at(i).get<double>() ==
+            Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(0.1));
+    }
 }
 
 TEST_CASE("batches that do not divide, and a split by hand") {
@@ -157,6 +191,11 @@ TEST_CASE("wrong options are named before anything runs") {
       {{"--devices", "9", "--batch-size", "8"}, 1, "9 devices for a batch of 8"},
       {{"--micro-batches", "9", "--batch-size", "8"}, 1, "9 micro-batches"},
       {{"--split", "1,2,2"}, 1, "3 parts for 2 devices"},
+      {{"--predict-devices", "9"}, 1, "9 simulated devices for a batch of 8"},
+      {{"--predict-devices", "65"}, 2, "--predict-devices"},
+      {{"--link-bandwidth-gbs", "1"}, 1, "give --predict-devices too"},
+      {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
+      {{"--predict-devices", "4", "--link-latency-us", "-1"}, 2, "--link-latency-us"},
       {{"--json", folder / "none/r.json"}, 1, "none"},
       {{"--html", folder / "none/r.html"}, 1, "none"},
       {{"--svg", "/dev/null/svg"}, 1, "/dev/null/svg"},
@@ -176,7 +215,8 @@ TEST_CASE("--help lists options and modes") {
   CHECK(ended.status == 0);
   for (const apps::compare::Mode& mode : apps::compare::modes())
     CHECK_THAT(ended.out, ContainsSubstring(mode.name));
-  for (const char* option : {"--model", "--devices", "--json", "--html", "--svg", "--rounds"})
+  for (const char* option :
+       {"--model", "--devices", "--json", "--html", "--svg", "--rounds", "--predict-devices"})
     CHECK_THAT(ended.out, ContainsSubstring(option));
   CHECK(ended.out.find("--child") == std::string::npos);
 }

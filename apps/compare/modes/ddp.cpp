@@ -1,6 +1,5 @@
 // DistributedDataParallel: a process a device.
-#include <set>
-
+#include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
 #include "tapestry/tapestry.h"
@@ -10,26 +9,11 @@ namespace {
 
 using namespace tapestry;
 
-// A process has one CPU; of GPUs it sees them all, and takes its own.
-Device device_of(const Workload& w, int rank) {
-  return w.device_type == DeviceType::cpu ? kCPU : Device(w.device_type, rank);
-}
-
-// NCCL wants a GPU for each rank; others exchange through the host's memory.
-std::shared_ptr<distributed::ProcessGroup> join_job(const Workload& w) {
-  std::set<int> gpus;
-  if (w.device_type == DeviceType::cuda)
-    for (const Device d : devices_of(w)) gpus.insert(cuda::device_properties(d).gpu);
-  distributed::InitOptions options;
-  options.backend = gpus.size() == static_cast<std::size_t>(w.devices) ? "" : "gloo";
-  return distributed::init_process_group(options);
-}
-
 class Ddp : public Training {
  public:
   explicit Ddp(const Workload& w)
       : world_(join_job(w)),
-        device_(device_of(w, world_->rank())),
+        device_(rank_device(w, world_->rank())),
         model_(make_model(w, device_)),
         ddp_(*model_, {.process_group = world_}),
         optimizer_(model_->parameters(), {.lr = w.lr}) {

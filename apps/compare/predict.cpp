@@ -1,0 +1,503 @@
+#include "tapestry/apps/compare/predict.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <numeric>
+
+#include "tapestry/apps/compare/split.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/data_parallel/steps.h"
+#include "tapestry/distributed/ddp/bucket.h"
+#include "tapestry/distributed/ddp/reducer.h"
+#include "tapestry/distributed/pipeline/schedule.h"
+
+namespace apps::compare {
+
+using tapestry::check;
+using namespace tapestry::distributed;
+
+namespace {
+
+using Kind = Action::Kind;
+
+struct Part {
+  std::size_t begin = 0, end = 0;  // of the blocks
+};
+
+// Everything that a prediction is made from.
+struct Case {
+  const Profile& profile;
+  const Link& link;
+  const Workload& workload;
+
+  std::size_t count() const { return profile.blocks.size(); }
+  Part whole() const { return {0, count()}; }
+  double batch() const { return static_cast<double>(workload.batch_size); }
+  int devices() const { return workload.devices; }
+  // By device; the first ones may have one sample more than the others.
+  std::vector<double> shares() const {
+    const auto parts = shares_of(workload.batch_size, static_cast<std::size_t>(workload.devices));
+    return {parts.begin(), parts.end()};
+  }
+  bool on_gpus() const { return workload.device_type == tapestry::DeviceType::cuda; }
+
+  template <class F>
+  double sum(Part part, const F& of) const {
+    double total = 0;
+    for (std::size_t k = part.begin; k < part.end; ++k) total += of(profile.blocks[k]);
+    return total;
+  }
+  double forward(Part part, double n) const {
+    return sum(part, [&](const BlockProfile& b) { return b.forward_s.at(n); });
+  }
+  double backward(Part part, double n) const {
+    return sum(part, [&](const BlockProfile& b) { return b.backward_s.at(n); });
+  }
+  double update(Part part) const {
+    return sum(part, [](const BlockProfile& b) { return b.update_s; });
+  }
+  double parameters(Part part) const {
+    return sum(part, [](const BlockProfile& b) { return static_cast<double>(b.all_parameter_bytes()); });
+  }
+  double tensors() const {
+    return sum(whole(), [](const BlockProfile& b) { return static_cast<double>(b.parameter_bytes.size()); });
+  }
+  double largest_parameter() const {
+    std::int64_t most = 0;
+    for (const BlockProfile& b : profile.blocks)
+      for (const std::int64_t bytes : b.parameter_bytes) most = std::max(most, bytes);
+    return static_cast<double>(most);
+  }
+  double output_bytes(double n) const { return profile.blocks.back().output_bytes.at(n); }
+  // Into a part of the model; of the first one, images.
+  double input_bytes(std::size_t block, double n) const {
+    return block == 0 ? profile.image_bytes * n : profile.blocks[block - 1].output_bytes.at(n);
+  }
+};
+
+// ---- memory ----
+
+struct MemoryCase {
+  Part part;
+  double samples = 0;           // of a micro-batch
+  std::vector<Action> actions;  // of this device, in their order
+  double data = 0;              // the batch
+  bool has_loss = true, keeps_input = false, has_buckets = false;
+};
+
+// Follows a device through its actions, and keeps the moment at which it holds most.
+class Watermark {
+ public:
+  Watermark(const Case& c, const MemoryCase& m) : case_(c), m_(m) {
+    now_.parameters = c.parameters(m.part);
+    now_.data = m.data;
+    if (m.has_buckets) now_.buckets = c.parameters(m.part);
+    note(0);
+  }
+  MemoryItems run() {
+    for (const Action& action : m_.actions)
+      if (action.kind == Kind::forward) forward();
+      else backward();
+    return peak_;
+  }
+
+ private:
+  void note(double workspace) {
+    now_.workspace = workspace;
+    if (now_.total() > peak_.total()) peak_ = now_;
+  }
+  void forward() {
+    if (m_.keeps_input) now_.activations += case_.input_bytes(m_.part.begin, m_.samples);
+    for (std::size_t k = m_.part.begin; k < m_.part.end; ++k) forward_of(case_.profile.blocks[k]);
+    if (m_.has_loss) forward_of(case_.profile.loss);
+  }
+  void forward_of(const BlockProfile& b) {
+    now_.activations += b.kept_bytes.at(m_.samples);
+    note(b.forward_extra_bytes.at(m_.samples));
+  }
+  void backward() {
+    if (m_.has_loss) backward_of(case_.profile.loss);
+    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) backward_of(case_.profile.blocks[k]);
+    if (m_.keeps_input) now_.activations -= case_.input_bytes(m_.part.begin, m_.samples);
+    has_gradients_ = true;
+  }
+  void backward_of(const BlockProfile& b) {
+    note(b.output_bytes.at(m_.samples) + b.backward_extra_bytes.at(m_.samples));
+    now_.activations -= b.kept_bytes.at(m_.samples);
+    if (!m_.has_buckets && !has_gradients_) now_.gradients += static_cast<double>(b.all_parameter_bytes());
+    note(0);
+  }
+
+  const Case& case_;
+  const MemoryCase& m_;
+  MemoryItems now_, peak_;
+  bool has_gradients_ = false;
+};
+
+MemoryItems peak_of(const Case& c, const MemoryCase& m) { return Watermark(c, m).run(); }
+
+const std::vector<Action> kOnePass = {{Kind::forward, 0}, {Kind::backward, 0}};
+
+double batch_bytes(const Case& c, double n) { return n * (c.profile.image_bytes + c.profile.label_bytes); }
+
+// ---- one model a device ----
+
+// Averaging, as Reducer does it: buckets in the order in which gradients come.
+Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce) {
+  const double slower = c.profile.contention.backward;
+  std::vector<BucketParameter> parameters;
+  std::vector<double> ready_of;  // by parameter, in seconds of computing
+  double compute = slower * c.profile.loss.backward_s.at(n);
+  for (std::size_t k = c.count(); k-- > 0;) {
+    const BlockProfile& block = c.profile.blocks[k];
+    compute += slower * block.backward_s.at(n);
+    for (std::size_t i = block.parameter_bytes.size(); i-- > 0;) {
+      parameters.push_back({static_cast<std::size_t>(block.parameter_bytes[i]), tapestry::DType::f32, {}});
+      compute += c.link.copy.s_per_byte * static_cast<double>(block.parameter_bytes[i]);  // into its bucket
+      ready_of.push_back(compute);
+    }
+  }
+  std::vector<int> order(parameters.size());
+  std::iota(order.begin(), order.end(), 0);
+  const ReducerOptions sizes;
+  std::vector<double> ready, costs;
+  for (const auto& bucket :
+       assign_buckets(parameters, order, sizes.first_bucket_bytes, sizes.bucket_cap_bytes)) {
+    double bytes = 0, complete = 0;
+    for (const int i : bucket) {
+      bytes += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
+      complete = std::max(complete, ready_of[static_cast<std::size_t>(i)]);
+    }
+    ready.push_back(complete);
+    costs.push_back(ring_time(all_reduce.message, bytes, c.devices()));
+  }
+  return overlap(ready, costs, compute, all_reduce.stops_compute);
+}
+
+double loss_and(const BlockProfile& loss, double n, double model) { return model + loss.forward_s.at(n); }
+
+Prediction single(const Case& c) {
+  Prediction p;
+  const double n = c.batch();
+  p.split.forward_s = loss_and(c.profile.loss, n, c.forward(c.whole(), n));
+  p.split.backward_s = c.backward(c.whole(), n) + c.profile.loss.backward_s.at(n);
+  p.split.update_s = c.update(c.whole());
+  p.memory = {peak_of(c, {.part = c.whole(), .samples = n, .actions = kOnePass, .data = batch_bytes(c, n)})};
+  return p;
+}
+
+// A replica a device, gradients averaged while backward runs. The device with the largest share is waited
+// for.
+Prediction replicas(const Case& c, const AllReduce& all_reduce, bool one_process) {
+  Prediction p;
+  const std::vector<double> shares = c.shares();
+  const double n = shares[0], passed_on = c.batch() - n;
+  const Contention& slower = c.profile.contention;
+  p.split.forward_s = slower.forward * loss_and(c.profile.loss, n, c.forward(c.whole(), n));
+  // In one process, one device is the plain model; one rank has buckets all the same.
+  const bool has_buckets = !one_process || c.devices() > 1;
+  const Overlap o = has_buckets ? averaged_backward(c, n, all_reduce)
+                                : Overlap{c.backward(c.whole(), n) + c.profile.loss.backward_s.at(n), 0};
+  p.split.backward_s = o.backward_s;
+  p.split.exposed_comm_s = o.exposed_s;
+  p.split.update_s = slower.update * c.update(c.whole());
+  if (one_process) {
+    // Images and labels of the others are copied by the calling thread; then forward, backward and the step
+    // are handed to all workers.
+    if (passed_on > 0) p.split.exposed_comm_s += c.link.copy.time(batch_bytes(c, passed_on));
+    p.split.idle_s += 3 * c.profile.handoff_s;
+  }
+  for (std::size_t r = 0; r < shares.size(); ++r)
+    p.memory.push_back(peak_of(c, {.part = c.whole(),
+                                   .samples = shares[r],
+                                   .actions = kOnePass,
+                                   .data = batch_bytes(c, one_process && r == 0 ? c.batch() : shares[r]),
+                                   .has_buckets = has_buckets}));
+  return p;
+}
+
+// The first device sends its parameters out, collects the outputs, has the loss, collects the gradients, and
+// steps, while the others wait.
+Prediction master(const Case& c) {
+  Prediction p;
+  const std::vector<double> shares = c.shares();
+  const double n = shares[0], all = c.batch(), passed_on = all - n;
+  const double others = static_cast<double>(shares.size()) - 1, parameters = c.parameters(c.whole());
+  const Contention& slower = c.profile.contention;
+  const Line& copy = c.link.copy;
+  const auto sent = [&](double bytes) {
+    return others > 0 ? others * copy.latency_s + copy.s_per_byte * bytes : 0;
+  };
+
+  const double images = sent(c.profile.image_bytes * passed_on);
+  const double outputs = sent(c.output_bytes(passed_on));  // and their gradients, back
+  // All receive at once, but out of one memory, or over one link.
+  const double broadcast =
+      others > 0 ? c.tensors() * copy.latency_s + others * parameters * copy.s_per_byte : 0;
+  const double added = others * (c.tensors() * c.link.add.latency_s + parameters * c.link.add.s_per_byte);
+  const double forward = slower.forward * c.forward(c.whole(), n);
+  const double backward = slower.backward * c.backward(c.whole(), n);
+  const double loss_forward = c.profile.loss.forward_s.at(all),
+               loss_backward = c.profile.loss.backward_s.at(all);
+  const double update = c.update(c.whole()), devices = others + 1;
+
+  p.split.forward_s = forward + loss_forward / devices;
+  p.split.backward_s = backward + loss_backward / devices;
+  p.split.update_s = update / devices;
+  p.split.exposed_comm_s = images + broadcast + 2 * outputs + added;
+  p.split.idle_s =
+      others / devices * (loss_forward + loss_backward + update) + (others > 0 ? 4 * c.profile.handoff_s : 0);
+  for (std::size_t r = 0; r < shares.size(); ++r) {
+    MemoryCase m{.part = c.whole(), .samples = shares[r], .actions = kOnePass, .has_loss = false};
+    m.data = r > 0 ? c.profile.image_bytes * shares[r]
+                   : batch_bytes(c, all) + c.output_bytes(all) + c.profile.loss.kept_bytes.at(all);
+    MemoryItems peak = peak_of(c, m);
+    if (r == 0 && others > 0) {  // the others' gradients come one by one
+      const MemoryItems added_up = {.parameters = parameters,
+                                    .gradients = parameters,
+                                    .data = m.data,
+                                    .workspace = c.largest_parameter()};
+      if (added_up.total() > peak.total()) peak = added_up;
+    }
+    p.memory.push_back(peak);
+  }
+  return p;
+}
+
+// ---- a part of the model a device ----
+
+std::vector<Part> parts_of(const Case& c) {
+  std::vector<Part> parts;
+  std::size_t begin = 0;
+  for (const int count : c.workload.split) {
+    check(count >= 1, "[predict] the split has a part of ", count, " blocks; give each at least one");
+    parts.push_back({begin, begin + static_cast<std::size_t>(count)});
+    begin = parts.back().end;
+  }
+  check(begin == c.count() && parts.size() == static_cast<std::size_t>(c.devices()),
+        "[predict] the split has ", parts.size(), " parts with ", begin, " blocks; the model has ", c.count(),
+        ", for ", c.devices(), " devices");
+  return parts;
+}
+
+std::vector<MemoryItems> memory_of_parts(const Case& c, const std::vector<Part>& parts, double n,
+                                         const std::vector<std::vector<Action>>& actions) {
+  std::vector<MemoryItems> memory;
+  for (std::size_t s = 0; s < parts.size(); ++s)
+    memory.push_back(peak_of(c, {.part = parts[s],
+                                 .samples = n,
+                                 .actions = actions[s],
+                                 .data = (s == 0 ? c.profile.image_bytes * c.batch() : 0) +
+                                         (s + 1 == parts.size() ? c.profile.label_bytes * c.batch() : 0),
+                                 .has_loss = s + 1 == parts.size(),
+                                 .keeps_input = s > 0}));
+  return memory;
+}
+
+// One process steps its parts one after another on the CPU; GPUs step while it goes on to the next.
+double update_of_parts(const Case& c, const std::vector<Part>& parts) {
+  double sum = 0, most = 0;
+  for (const Part& part : parts) {
+    sum += c.update(part);
+    most = std::max(most, c.update(part));
+  }
+  return c.on_gpus() ? most : sum;
+}
+
+void fill_means(Prediction& p, double devices, double forward, double backward, double copies, double update,
+                double step) {
+  p.split = {.forward_s = forward / devices,
+             .backward_s = backward / devices,
+             .exposed_comm_s = copies / devices,
+             .update_s = update / devices,
+             .idle_s = step - (forward + backward + copies + update) / devices};
+}
+
+// One part at work at a time.
+Prediction model_parallel(const Case& c) {
+  Prediction p;
+  const std::vector<Part> parts = parts_of(c);
+  const double n = c.batch();
+  double copies = 0;
+  for (std::size_t s = 1; s < parts.size(); ++s)
+    copies += 2 * c.link.copy.time(c.input_bytes(parts[s].begin, n));
+  const double forward = loss_and(c.profile.loss, n, c.forward(c.whole(), n));
+  const double backward = c.backward(c.whole(), n) + c.profile.loss.backward_s.at(n);
+  const double update = update_of_parts(c, parts), busy = c.update(c.whole());
+  fill_means(p, c.devices(), forward, backward, copies, busy, forward + backward + copies + update);
+  p.memory = memory_of_parts(c, parts, n, std::vector(parts.size(), kOnePass));
+  return p;
+}
+
+Prediction pipeline(const Case& c, Schedule schedule) {
+  Prediction p;
+  const std::vector<Part> parts = parts_of(c);
+  const int m = c.workload.micro_batches, stages = static_cast<int>(parts.size());
+  check(m >= 1 && m <= c.workload.batch_size, "[predict] ", m, " micro-batches for a batch of ",
+        c.workload.batch_size, " samples; give from one to as many as samples");
+  const double n = c.batch() / m;
+  const auto actions = schedule_actions(schedule, stages, m);
+
+  // As many compute at once, on average, as there are devices that are not in the bubble.
+  const double at_once = stages == 1 ? 0 : 1 - ideal_bubble(stages, m);
+  const auto shared = [&](double contention) { return 1 + (contention - 1) * at_once; };
+  SimulationOptions options;
+  double forward = 0, backward = 0, copies = 0, largest_copy = 0;
+  for (std::size_t s = 0; s < parts.size(); ++s) {
+    const bool last = s + 1 == parts.size();
+    StageCost cost{.forward = shared(c.profile.contention.forward) * c.forward(parts[s], n),
+                   .backward = shared(c.profile.contention.backward) * c.backward(parts[s], n)};
+    if (last) {
+      cost.forward += c.profile.loss.forward_s.at(n);
+      cost.backward += c.profile.loss.backward_s.at(n);
+    }
+    // All but the first of its passes add to gradients that are there.
+    cost.backward += c.sum(parts[s], [](const BlockProfile& b) { return b.accumulate_s; }) * (m - 1) / m;
+    forward += m * cost.forward;
+    backward += m * cost.backward;
+    const double in = s > 0 ? c.link.copy.time(c.input_bytes(parts[s].begin, n)) : 0;
+    const double back = last ? 0 : c.link.copy.time(c.input_bytes(parts[s].end, n));
+    if (c.on_gpus()) {
+      largest_copy = std::max({largest_copy, in, back});
+    } else {  // the receiver's own thread copies
+      copies += m * (in + back);
+      cost.forward += in;
+      cost.backward += back;
+    }
+    options.costs.push_back(cost);
+  }
+  options.transfer = largest_copy;
+  const double update = update_of_parts(c, parts), busy = c.update(c.whole());
+  fill_means(p, c.devices(), forward, backward, copies, busy,
+             simulate(actions, options).total + c.profile.handoff_s + update);
+  p.memory = memory_of_parts(c, parts, n, actions);
+  return p;
+}
+
+struct Predictor {
+  std::function<Prediction(const Case&)> predict;
+  bool splits_the_model = false;
+};
+
+const Predictor* predictor_of(const std::string& mode) {
+  static const std::map<std::string, Predictor> all = {
+      {"single", {single}},
+      {"dp-master", {master}},
+      {"dp-replicated", {[](const Case& c) { return replicas(c, c.link.local, true); }}},
+      {"ddp", {[](const Case& c) { return replicas(c, c.link.ranks, false); }}},
+      {"model", {model_parallel, true}},
+      {"pipeline-gpipe", {[](const Case& c) { return pipeline(c, Schedule::gpipe); }, true}},
+      {"pipeline-1f1b", {[](const Case& c) { return pipeline(c, Schedule::one_f_one_b); }, true}},
+  };
+  const auto found = all.find(mode);
+  return found == all.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> MemoryItems::items() const {
+  return {{"parameters", parameters},   {"gradients", gradients}, {"optimizer", optimizer},
+          {"activations", activations}, {"buckets", buckets},     {"data", data},
+          {"workspace", workspace}};
+}
+
+const MemoryItems& Prediction::largest() const {
+  return *std::max_element(memory.begin(), memory.end(),
+                           [](const MemoryItems& a, const MemoryItems& b) { return a.total() < b.total(); });
+}
+
+Overlap overlap(std::span<const double> ready, std::span<const double> costs, double compute,
+                double stops_compute) {
+  check(ready.size() == costs.size(), "[overlap] ", ready.size(), " buckets with ", costs.size(), " costs");
+  check(stops_compute >= 0 && stops_compute <= 1, "[overlap] communication stops ", stops_compute,
+        " of computing; give a share from 0 to 1");
+  double now = 0, done = 0, link_free = 0;
+  // Goes on until so much is computed: slower while the link is busy.
+  const auto compute_until = [&](double target) {
+    if (done >= target) return;
+    const double speed = 1 - stops_compute, meanwhile = std::max(0.0, link_free - now) * speed;
+    if (done + meanwhile >= target && speed > 0) {
+      now += (target - done) / speed;
+    } else {
+      now = std::max(now, link_free) + target - done - meanwhile;
+    }
+    done = target;
+  };
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    compute_until(std::min(ready[i], compute));
+    link_free = std::max(link_free, now) + costs[i];
+  }
+  compute_until(compute);
+  return {now, std::max(0.0, link_free - now)};
+}
+
+std::optional<Prediction> predict(const std::string& mode, const Profile& profile, const Link& link,
+                                  const Workload& workload) {
+  const Predictor* const predictor = predictor_of(mode);
+  if (!predictor) return std::nullopt;
+  check(!profile.blocks.empty(), "[predict] the profile has no blocks; measure a model first");
+  check(workload.devices >= 1 && workload.devices <= workload.batch_size, "[predict] ", workload.devices,
+        " devices for a batch of ", workload.batch_size, " samples; give from one to as many as samples");
+  Prediction p = predictor->predict({profile, link, workload});
+  p.mode = mode;
+  p.devices = static_cast<int>(p.memory.size());
+  const StepSplit& s = p.split;
+  p.step_s = s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s;
+  return p;
+}
+
+std::optional<Prediction> simulate_devices(const std::string& mode, const Profile& profile, const Link& link,
+                                           const Workload& workload, int devices) {
+  const Predictor* const predictor = predictor_of(mode);
+  if (!predictor) return std::nullopt;
+  Workload w = workload;
+  w.devices = devices;
+  if (predictor->splits_the_model) {
+    if (devices > static_cast<int>(profile.blocks.size())) return std::nullopt;
+    w.split = balanced_split(profile.costs(static_cast<double>(w.batch_size) / w.micro_batches), devices);
+  }
+  Profile alone = profile;
+  alone.contention = {};
+  std::optional<Prediction> p = predict(mode, alone, link, w);
+  if (p) p->simulated = true;
+  return p;
+}
+
+Link link_with(const Link& measured, std::optional<double> latency_s, std::optional<double> bandwidth) {
+  Link link = measured;
+  if (!latency_s && !bandwidth) return link;
+  const auto change = [&](Line& line) {
+    if (latency_s) line.latency_s = *latency_s;
+    if (bandwidth) line.s_per_byte = 1 / *bandwidth;
+  };
+  for (Line* const line : {&link.copy, &link.add, &link.local.message, &link.ranks.message}) change(*line);
+  if (bandwidth) link.add.s_per_byte += std::max(0.0, measured.add.s_per_byte - measured.copy.s_per_byte);
+  link.local.stops_compute = link.ranks.stops_compute = 0;
+  return link;
+}
+
+std::vector<std::vector<std::string>> prediction_rows(const std::vector<Prediction>& predictions) {
+  const auto fixed = [](double value) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.2f", value);
+    return std::string(text);
+  };
+  std::vector<std::string> head = {"mode",         "devices", "step ms", "forward", "backward",
+                                   "exposed comm", "update",  "idle",    "peak MiB"};
+  for (const auto& item : MemoryItems().items()) head.push_back(item.first);
+  std::vector<std::vector<std::string>> rows = {head};
+  for (const Prediction& p : predictions) {
+    std::vector<std::string> row = {p.mode, std::to_string(p.devices)};
+    for (const double s : {p.step_s, p.split.forward_s, p.split.backward_s, p.split.exposed_comm_s,
+                           p.split.update_s, p.split.idle_s})
+      row.push_back(fixed(s * 1000));
+    row.push_back(fixed(p.largest().total() / (1 << 20)));
+    for (const auto& item : p.largest().items()) row.push_back(fixed(item.second / (1 << 20)));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace apps::compare
