@@ -40,7 +40,7 @@ struct Product {
 };
 
 /// Reproducible multiples of 1/8 in [-1, 1], which bf16 has too.
-inline Values numbers(std::int64_t n, unsigned salt) {
+inline Values eighths(std::int64_t n, unsigned salt) {
   Values v(static_cast<std::size_t>(n));
   std::uint32_t state = 12345 + 77 * salt;
   for (double& x : v) {
@@ -69,7 +69,7 @@ struct Operand {
     const bool any = matrices * lines * length != 0;
     values.assign(static_cast<std::size_t>(any ? (matrices - 1) * matrix + (lines - 1) * pitch + length : 0),
                   between);
-    const Values own = numbers(matrices * lines * length, salt);
+    const Values own = eighths(matrices * lines * length, salt);
     std::size_t i = 0;
     for_each([&](double& x) { x = own[i++]; });
   }
@@ -92,7 +92,7 @@ struct Operands {
         b(p, p.b_along_k ? p.n : p.k, p.b_along_k ? p.k : p.n, p.b_shared, p.b_apart, 2, kNaN),
         c(p, p.m, p.n, false, p.c_apart, 3, kUntouched),
         aux(p, p.m, p.n, false, p.c_apart, 4, kUntouched),
-        bias(numbers(p.n, 5)) {
+        bias(eighths(p.n, 5)) {
     const auto poison = [](double& x) { x = kNaN; };  // every element is to be written
     if (!p.accumulate) c.for_each(poison);
     if (!is_gradient(p.epilogue)) aux.for_each(poison);
