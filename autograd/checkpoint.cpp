@@ -110,6 +110,7 @@ class RandomReplay {
  public:
   template <class Uses>
   RandomReplay(const RandomPositions& positions, const Uses& uses, Context& context) {
+    context.generator = nullptr;
     if (positions.own()) {
       own_.set_state(*positions.own());
       context.generator = &own_;

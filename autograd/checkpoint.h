@@ -25,7 +25,7 @@ namespace tapestry {
 struct CheckpointOptions {
   /// Gives fn the same random numbers when it is computed again, so that dropout has the same mask: those of
   /// the context's generator, or of the default generators of the devices that its inputs and what it saves
-  /// are on. Off, it draws new ones, and gradients are those of neither computation.
+  /// are on. Off, it draws new ones of the latter, and gradients are those of neither computation.
   bool preserve_rng_state = true;
   /// Stops as soon as the last tensor that backward needs is there. Off, fn runs to its end, and it is also
   /// an error if it saves more tensors than the first time.
@@ -111,8 +111,8 @@ class CheckpointedCall final : public RepeatableCall {
 /// The second time, fn must do what it did the first time. It runs in the context of the first (device,
 /// replica, stream, generator), on the thread that runs backward; running statistics of batch norms are left
 /// alone. Calls may be nested. Without grad mode it is a plain call. Backward throws AutogradError where fn
-/// saved tensors of other shapes, dtypes, devices or number, and where an input or parameter was changed in
-/// place since.
+/// saved tensors of other shapes, dtypes, devices or number, and where an input, or a parameter that
+/// an operation saves, was changed in place since.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   using Call = autograd::detail::CheckpointedCall<F, Args...>;

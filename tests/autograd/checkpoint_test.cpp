@@ -331,6 +331,22 @@ TEST_CASE("random numbers are the same again") {
     CHECK_FALSE(equal(run([&] { return checkpoint({.preserve_rng_state = false}, f, x); }), expected));
     CHECK(default_generator(kCPU).state() != after);
   }
+  SECTION("others if asked for, of the default generator where the context's is gone") {
+    std::optional<Generator> own(5);
+    const Tensor g = run([&] {
+      Context context = current_context();
+      context.generator = &*own;
+      Tensor y;
+      {
+        const ContextGuard guard(context);
+        y = checkpoint({.preserve_rng_state = false}, f, x);
+      }
+      own.reset();
+      return y;
+    });
+    CHECK_FALSE(equal(g, expected));
+    CHECK(default_generator(kCPU).state()[1] > 0);
+  }
 }
 
 TEST_CASE("calls may be nested") {
