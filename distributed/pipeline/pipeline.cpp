@@ -26,9 +26,6 @@ Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
 Tensor Pipeline::run(const TensorList& inputs, const TensorList& targets, const LossFunction& loss) {
-  check<AutogradError>(grad_enabled(),
-                       "[Pipeline] forward_backward() where gradients are switched off (NoGradGuard, "
-                       "InferenceMode); call it outside, or evaluate with pipeline(inputs)");
   return runner_->forward_backward(inputs, targets, loss);
 }
 
@@ -60,6 +57,12 @@ Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type, bool error_i
 }
 
 PipelineReport Pipeline::report() const { return runner_->report(); }
+
+void check_grad_mode() {
+  check<AutogradError>(grad_enabled(),
+                       "[Pipeline] forward_backward() where gradients are switched off (NoGradGuard, "
+                       "InferenceMode); call it outside, or evaluate with pipeline(inputs)");
+}
 
 std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly) {
   check(!exactly || samples % micro_batches == 0, "[Pipeline] a batch of ", samples, " samples and ",

@@ -35,6 +35,8 @@ class Simulator {
           " stages, but costs of ", costs_.size(), " and devices of ", device_.size(),
           "; give one a stage, or none");
     int devices = 0, micro_batches = 0;
+    std::size_t all = 0;
+    for (const auto& mine : actions) all += mine.size();
     for (std::size_t s = 0; s < stages; ++s) {
       check(device_[s] >= 0, "[simulate] stage ", s, " is on device ", device_[s], "; they count from 0");
       check(costs_[s].forward >= 0 && costs_[s].backward >= 0 && costs_[s].weights >= 0 && transfer_ >= 0,
@@ -42,7 +44,8 @@ class Simulator {
             costs_[s].backward, ", weights ", costs_[s].weights, ", transfer ", transfer_);
       devices = std::max(devices, device_[s] + 1);
       for (const Action& a : actions[s]) {
-        check(a.micro_batch >= 0, "[simulate] stage ", s, " has ", a.str(), "; micro-batches count from 0");
+        check(a.micro_batch >= 0 && static_cast<std::size_t>(a.micro_batch) < all, "[simulate] stage ", s,
+              " has ", a.str(), "; micro-batches count from 0, and lists name each of them");
         micro_batches = std::max(micro_batches, a.micro_batch + 1);
       }
     }

@@ -1,5 +1,6 @@
 // What goes wrong in one stage: an error that names it and its device, after which everything goes on.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -151,6 +152,28 @@ TEST_CASE("a fault in one stage is named, and training goes on as if it had not 
         net.parts[bad]->fault = Fault::none;
         go_on();
       }
+}
+
+TEST_CASE("once a stage has failed, the others begin nothing more") {
+  constexpr int kCount = 32;
+  std::atomic<bool> failed = false;
+  std::atomic<int> after = 0;
+  const auto first = [&](const Tensor& x) {
+    for (int i = 0; i < 1000 && !failed; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ++after;
+    return x;
+  };
+  const auto second = [&](const Tensor&) -> Tensor {
+    failed = true;
+    fail("[user] as planned");
+  };
+  int calls = 0;
+  const auto source = [&](const Tensor& x) { return calls++ == 0 ? x * 1.0 : first(x); };
+  Pipeline pipeline({{source, "cpu:0"}, {second, "cpu:1"}},
+                    {.schedule = Schedule::gpipe, .micro_batches = kCount});
+  CHECK_THROWS_WITH(pipeline(wave({kCount, 4}, 0)), ContainsSubstring("as planned (stage 1, function"));
+  CHECK(after < kCount / 2);  // soon
 }
 
 TEST_CASE("a loss that is none is refused, by the stage that computes it") {

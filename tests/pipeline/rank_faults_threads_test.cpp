@@ -209,11 +209,42 @@ TEST_CASE("a batch that cannot be used is an error on all ranks, and the next on
           refused(Tensor(), labels, "there is no tensor to deal out");
           refused(x, Tensor(), "there is no tensor to deal out");
           refused(x, x.detach().set_requires_grad(), "requires gradients, which go to inputs");
+          {
+            std::optional<NoGradGuard> off;
+            if (first) off.emplace();
+            refused(x, labels, "where gradients are switched off");
+          }
+          if (!first) chain.modules()[0].get().to("cpu:1");
+          refused(x, labels, "of stage 1 (Part) is on cpu:1");
+          if (!first) chain.modules()[0].get().to(kCPU);
           for (const nn::Parameter& p : chain.parameters())
             if (p->grad().defined() && pass == 0) throw std::runtime_error("a gradient of a refused batch");
           if (!(pipeline.forward_backward(x, labels, chain_loss).item() > 0))
             throw std::runtime_error("no loss");
         }
+      },
+      kFarOff);
+  for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
+}
+
+TEST_CASE("a stage on a device that does not exist is an error on all ranks, which go on") {
+  const auto outcomes = run_ranks(
+      transports()[0], 2,
+      [&](const Group& group) {
+        Chain chain = Chain::stage(group->rank(), 2);
+        try {
+          Pipeline(group,
+                   {chain.modules(), Device(DeviceType::cpu, group->rank() == 0 ? 0 : kMaxDevices - 1)});
+          throw std::runtime_error("nobody noticed");
+        } catch (const Error& e) {
+          const std::string text = e.what();
+          if (text.find("does not exist") == std::string::npos ||
+              text.find("(stage 1, Part)") == std::string::npos)
+            throw;
+        }
+        Pipeline pipeline(group, {chain.modules(), kCPU});
+        const auto [x, labels] = chain_batch(0, 8);
+        pipeline.forward_backward(x, labels, chain_loss);
       },
       kFarOff);
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");

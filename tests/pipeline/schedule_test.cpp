@@ -214,6 +214,7 @@ TEST_CASE("lists that cannot be done are refused") {
                     ContainsSubstring("stage 0 waits for ever with W0: B0 of stage 0"));
   CHECK_THROWS_WITH(simulate({{f0, f0}}), ContainsSubstring("does F0 twice"));
   CHECK_THROWS_WITH(simulate({{{Kind::forward, -1}}}), ContainsSubstring("has F-1"));
+  CHECK_THROWS_WITH(simulate({{f0, {Kind::forward, 2147483647}}}), ContainsSubstring("has F2147483647"));
   CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {{-1, 1, 1}}, .transfer = 0, .devices = {}}),
                     ContainsSubstring("is negative"));
   CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {}, .transfer = 0, .devices = {0, 1}}),

@@ -156,7 +156,7 @@ void LocalPipeline::work(Pass& pass, std::size_t device) const {
   begin = Stamp(here);
   tied_->refresh(device);
   for (const TimedAction& timed : pass.actions[device])
-    if (!act(pass, timed)) return;
+    if (pass.mail.is_closed() || !act(pass, timed)) return;
   if (!pass.loss_fn && device_of_.back() == device) pass.gathered = gather_tensors(pass.results, here);
   end = Stamp(here);
 }
@@ -218,6 +218,7 @@ bool LocalPipeline::backward(Pass& pass, std::size_t s, int micro_batch) const {
 
 Tensor LocalPipeline::forward_backward(const TensorList& inputs, const TensorList& targets,
                                        const Pipeline::LossFunction& loss) {
+  check_grad_mode();
   const TensorList batch = joined(inputs, targets);
   Pass pass(micro_batch_shares(samples_in("Pipeline", batch), options_.micro_batches, !options_.uneven),
             options_.timeout_s);

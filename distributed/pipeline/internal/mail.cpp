@@ -35,4 +35,9 @@ void Mail::close() {
   changed_.notify_all();
 }
 
+bool Mail::is_closed() {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 }  // namespace tapestry::distributed

@@ -26,6 +26,7 @@ class Mail {
   std::optional<Parcel> take(const Address& to);
   /// Ends all waiting, now and later: a stage has failed.
   void close();
+  bool is_closed();
 
  private:
   using Key = std::tuple<std::size_t, Action::Kind, int>;

@@ -76,8 +76,9 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
   const std::vector<Brought> all = meet("pipeline: options", [&]() -> Brought {
     check(options.micro_batches >= 1, "[Pipeline] ", options.micro_batches,
           " micro-batches; cut a batch into one or more");
-    check_device("Pipeline", devices_[0]);
-    places_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_);
+    named_in_errors(place(), [&] { check_device("Pipeline", devices_[0]); });
+    places_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_,
+                                               static_cast<std::size_t>(group_->rank()));
     return {.first = packed(options)};
   });
   if (std::all_of(all.begin(), all.end(), [&](const Brought& b) { return b.first == all[0].first; })) return;
@@ -87,6 +88,10 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
 }
 
 RankPipeline::~RankPipeline() = default;
+
+std::string RankPipeline::place() const {
+  return concat({"stage ", group_->rank(), ", ", stages_[0].name()});
+}
 
 // What every rank brings. A rank that cannot take part throws what it found, and all others with it: nobody
 // waits for it, and the next call can be a better one.
@@ -126,15 +131,16 @@ std::vector<RankPipeline::Brought> RankPipeline::meet(const char* what,
 
 // Cuts the first rank's inputs and the last one's targets into micro-batches.
 void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const {
-  const NoGradGuard no_grad;
   const bool trains = pass.loss_fn != nullptr;
   const auto cut = [&](const TensorList& batch, std::vector<std::vector<Tensor>>& parts) {
+    const NoGradGuard no_grad;
     const std::int64_t samples = samples_in("Pipeline", batch);
     parts =
         split_tensors(batch, micro_batch_shares(samples, options_.micro_batches, trains && !options_.uneven));
     return samples;
   };
   const std::vector<Brought> all = meet(trains ? "pipeline: training" : "pipeline: evaluation", [&] {
+    if (trains) check_grad_mode();
     places_->check_places();
     Brought found;
     found.state = current_generator(devices_[0]).state();
@@ -213,8 +219,8 @@ void RankPipeline::act(Pass& pass, const Action& action) const {
   Parcel incoming, result;
   if (kind == Kind::forward) incoming = values_for(pass, micro_batch);
   else if (kind == Kind::backward) incoming = gradients_for(pass, micro_batch);
-  named_in_errors(concat({"stage ", group_->rank(), ", ", stages_[0].name(), ", ", kind_name(kind),
-                          " of micro-batch ", micro_batch, ", rank ", group_->rank(), " on ", devices_[0]}),
+  named_in_errors(concat({place(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
+                          group_->rank(), " on ", devices_[0]}),
                   [&] {
                     switch (kind) {
                       case Kind::forward:

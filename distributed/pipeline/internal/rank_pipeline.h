@@ -40,6 +40,7 @@ class RankPipeline final : public PipelineRunner {
   };
   bool is_first() const { return group_->rank() == 0; }
   bool is_last() const { return group_->rank() + 1 == group_->size(); }
+  std::string place() const;
   std::vector<Brought> meet(const char* what, const std::function<Brought()>& prepare) const;
   void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const;
   void run(Pass& pass);

@@ -18,6 +18,9 @@ class PipelineRunner {
                                  double norm_type, bool error_if_nonfinite) const = 0;
 };
 
+/// Throws AutogradError where nothing is recorded.
+void check_grad_mode();
+
 /// How a batch is cut: samples, by micro-batch. ValueError where `exactly` and the number does not divide.
 std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly);
 

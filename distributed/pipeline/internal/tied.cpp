@@ -11,16 +11,20 @@ namespace tapestry::distributed {
 
 void TiedParameters::note(const std::string& name, const nn::TensorSlot& slot, std::size_t stage,
                           bool is_parameter) {
-  check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", stage, " has ", slot.replicas(),
-        " replicas; let the DataParallel around it go first, or call unreplicate()");
+  check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", first_number_ + stage, " has ",
+        slot.replicas(), " replicas; let the DataParallel around it go first, or call unreplicate()");
   for (Used& used : used_)
     if (used.slot.is_same(slot)) return used.stages.push_back(stage);
   used_.push_back({name, slot, {stage}, is_parameter});
 }
 
 TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vector<Device>& devices,
-                               const std::vector<std::size_t>& device_of)
-    : stages_(stages), devices_(devices), device_of_(device_of), replica_(stages.size()) {
+                               const std::vector<std::size_t>& device_of, std::size_t first_number)
+    : stages_(stages),
+      devices_(devices),
+      device_of_(device_of),
+      first_number_(first_number),
+      replica_(stages.size()) {
   for (std::size_t s = 0; s < stages.size(); ++s) {
     for (const auto& [name, slot] : stages[s].named_parameters()) note(name, slot, s, true);
     for (const auto& [name, slot] : stages[s].named_buffers()) note(name, slot, s, false);
@@ -30,9 +34,9 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
     std::set<std::size_t> others;
     for (const std::size_t s : used.stages) {
       if (device_of_[s] == home) continue;
-      check(used.is_parameter, "[Pipeline] the buffer '", used.name, "' is of stage ", used.stages[0], " on ",
-            devices_[home], " and of stage ", s, " on ", devices_[device_of_[s]],
-            "; put both on one device, or give each a module of its own");
+      check(used.is_parameter, "[Pipeline] the buffer '", used.name, "' is of stage ",
+            first_number_ + used.stages[0], " on ", devices_[home], " and of stage ", first_number_ + s,
+            " on ", devices_[device_of_[s]], "; put both on one device, or give each a module of its own");
       others.insert(device_of_[s]);
       replica_[s] = static_cast<std::int16_t>(device_of_[s] + 1);
     }
@@ -46,9 +50,10 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
 void TiedParameters::check_places() const {
   for (const Used& used : used_) {
     const Device here = used.slot.replica(0).device(), home = devices_[home_of(used)];
-    check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ", used.stages[0],
-          " (", stages_[used.stages[0]].name(), ") is on ", here, " with ", used.slot.replicas(),
-          " replicas, not on ", home, " alone; leave it where the Pipeline put it, or make another Pipeline");
+    check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ",
+          first_number_ + used.stages[0], " (", stages_[used.stages[0]].name(), ") is on ", here, " with ",
+          used.slot.replicas(), " replicas, not on ", home,
+          " alone; leave it where the Pipeline put it, or make another Pipeline");
   }
 }
 

@@ -13,9 +13,10 @@ namespace tapestry::distributed {
 /// uses one computes with (the same tensor again), so that the stage finds everything as one replica.
 class TiedParameters {
  public:
-  /// `device_of`: by stage, an index in `devices`. Both outlive it, as do the stages.
+  /// `device_of`: by stage, an index in `devices`. Both outlive it, as do the stages. `first_number`: of the
+  /// first of them, in messages.
   TiedParameters(const std::vector<Stage>& stages, const std::vector<Device>& devices,
-                 const std::vector<std::size_t>& device_of);
+                 const std::vector<std::size_t>& device_of, std::size_t first_number = 0);
 
   /// Throws ValueError if somebody moved or replicated what stages compute with.
   void check_places() const;
@@ -50,6 +51,7 @@ class TiedParameters {
   const std::vector<Stage>& stages_;
   const std::vector<Device>& devices_;
   const std::vector<std::size_t>& device_of_;
+  const std::size_t first_number_;
   std::vector<Used> used_;
   std::vector<std::int16_t> replica_;  // by stage
 };
