@@ -227,6 +227,22 @@ TEST_CASE("a batch that cannot be used is an error on all ranks, and the next on
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
 }
 
+TEST_CASE("more tensors than a parcel has room for end all ranks, with the stage that returned them") {
+  const auto outcomes = run_ranks(
+      transports()[0], 2,
+      [&](const Group& group) {
+        const auto first = [](const Tensor& x) { return std::vector<Tensor>(33, x); };
+        const auto last = [](const std::vector<Tensor>& x) { return x[0]; };
+        const Stage stage = group->rank() == 0 ? Stage(first, kCPU) : Stage(last, kCPU);
+        Pipeline pipeline(group, stage);
+        pipeline(chain_batch(0, 4).first);
+      },
+      kFarOff);
+  for (const Outcome& outcome : outcomes)
+    CHECK_THAT(outcome.error, ContainsSubstring("33 tensors from one stage to the next") &&
+                                  ContainsSubstring("(stage 0, function, forward of micro-batch 0, rank 0"));
+}
+
 TEST_CASE("a stage on a device that does not exist is an error on all ranks, which go on") {
   const auto outcomes = run_ranks(
       transports()[0], 2,

@@ -27,6 +27,12 @@ std::string ParcelName::str() const {
                  " in pass ", pass});
 }
 
+void ParcelLabel::check_room(ParcelName::Kind kind, std::size_t tensors) {
+  const std::size_t most = kParcelTensors - (kind == ParcelName::Kind::outputs);
+  check(tensors <= most, "[Pipeline] ", tensors, " tensors from one stage to the next; at most ", most,
+        " go from rank to rank: join some with cat or stack");
+}
+
 ParcelLabel::ParcelLabel(const ParcelName& name, const Parcel& parcel, std::uint64_t drawn)
     : magic_(kMagic),
       micro_batch_(name.micro_batch),
@@ -35,10 +41,7 @@ ParcelLabel::ParcelLabel(const ParcelName& name, const Parcel& parcel, std::uint
       kind_(static_cast<std::uint8_t>(name.kind)),
       count_(static_cast<std::uint8_t>(parcel.tensors.size())) {
   const std::vector<Tensor>& tensors = parcel.tensors;
-  const std::size_t most = kParcelTensors - (name.kind == ParcelName::Kind::outputs);
-  check(tensors.size() <= most, "[Pipeline] ", tensors.size(),
-        " tensors from one stage to the next; at most ", most,
-        " go from rank to rank: join some with cat or stack");
+  check_room(name.kind, tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& t = tensors[i];
     if (!t.defined()) continue;

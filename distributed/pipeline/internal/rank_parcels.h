@@ -39,7 +39,9 @@ struct ParcelName {
 class ParcelLabel {
  public:
   ParcelLabel() = default;
-  /// Throws ValueError for too many tensors. `drawn`: see ParcelSender.
+  /// Throws ValueError for more tensors than a parcel has room for.
+  static void check_room(ParcelName::Kind kind, std::size_t tensors);
+  /// Throws it too. `drawn`: see ParcelSender.
   ParcelLabel(const ParcelName& name, const Parcel& parcel, std::uint64_t drawn);
   /// Its bytes as they travel, in memory of their own, and back.
   explicit ParcelLabel(const Tensor& bytes);

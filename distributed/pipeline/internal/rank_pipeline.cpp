@@ -225,6 +225,8 @@ void RankPipeline::act(Pass& pass, const Action& action) const {
                     switch (kind) {
                       case Kind::forward:
                         result = forward(pass, micro_batch, incoming);
+                        if (!is_last())
+                          ParcelLabel::check_room(ParcelName::Kind::outputs, result.tensors.size());
                         break;
                       case Kind::backward:
                         result = pass.graphs->backward(micro_batch, incoming);
