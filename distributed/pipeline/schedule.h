@@ -42,8 +42,8 @@ struct Action {
 const char* kind_name(Action::Kind kind);
 
 /// What each stage does, in its order: each micro-batch forward once and backward once. Micro-batches come in
-/// the order of their numbers each way under every schedule, so gradients are added in one order. ValueError
-/// unless there is a stage and a micro-batch.
+/// the order of their numbers each way under every schedule, so a stage adds gradients in one order.
+/// ValueError unless there is a stage and a micro-batch.
 std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages, int micro_batches);
 /// The forwards alone, as when a model is evaluated.
 std::vector<std::vector<Action>> forward_actions(int stages, int micro_batches);
