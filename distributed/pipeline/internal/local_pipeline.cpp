@@ -220,8 +220,11 @@ Tensor LocalPipeline::forward_backward(const TensorList& inputs, const TensorLis
                                        const Pipeline::LossFunction& loss) {
   check_grad_mode();
   const TensorList batch = joined(inputs, targets);
-  Pass pass(micro_batch_shares(samples_in("Pipeline", batch), options_.micro_batches, !options_.uneven),
-            options_.timeout_s);
+  std::vector<std::int64_t> shares;
+  named_in_errors(concat({"before ", place_of(0, stages_[0]), ", on ", devices_[0]}), [&] {
+    shares = micro_batch_shares(samples_in("Pipeline", batch), options_.micro_batches, !options_.uneven);
+  });
+  Pass pass(std::move(shares), options_.timeout_s);
   pass.loss_fn = &loss;
   for (const Tensor& t : inputs.tensors) pass.wants_gradient.push_back(t.defined() && t.requires_grad());
   for (const Tensor& t : targets.tensors)
