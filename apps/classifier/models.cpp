@@ -1,5 +1,7 @@
 #include "tapestry/apps/classifier/models.h"
 
+#include "tapestry/apps/common/basic_block.h"
+
 namespace apps {
 
 using namespace tapestry;
@@ -8,38 +10,6 @@ namespace {
 
 // Height (or width) after conv 5x5, pool 2, conv 5x5, pool 2.
 std::int64_t after_convs(std::int64_t size) { return ((size - 4) / 2 - 4) / 2; }
-
-struct BasicBlock : nn::Module {
-  nn::Conv2d& conv1;
-  nn::BatchNorm2d& bn1;
-  nn::Conv2d& conv2;
-  nn::BatchNorm2d& bn2;
-  nn::Sequential* downsample = nullptr;
-
-  BasicBlock(std::int64_t in, std::int64_t out, std::int64_t stride)
-      : conv1(add<nn::Conv2d>("conv1", {.in_channels = in,
-                                        .out_channels = out,
-                                        .kernel_size = 3,
-                                        .stride = stride,
-                                        .padding = 1,
-                                        .bias = false})),
-        bn1(add<nn::BatchNorm2d>("bn1", {.num_features = out})),
-        conv2(add<nn::Conv2d>(
-            "conv2",
-            {.in_channels = out, .out_channels = out, .kernel_size = 3, .padding = 1, .bias = false})),
-        bn2(add<nn::BatchNorm2d>("bn2", {.num_features = out})) {
-    if (stride == 1 && in == out) return;
-    downsample = &add<nn::Sequential>("downsample");
-    downsample->append<nn::Conv2d>(
-        {.in_channels = in, .out_channels = out, .kernel_size = 1, .stride = stride, .bias = false});
-    downsample->append<nn::BatchNorm2d>({.num_features = out});
-  }
-
-  Tensor forward(const Tensor& x) override {
-    const Tensor h = bn2(conv2(bn1(conv1(x)).relu()));
-    return (h + (downsample ? (*downsample)(x) : x)).relu();
-  }
-};
 
 nn::Sequential& add_stage(nn::Module& net, const char* name, std::int64_t in, std::int64_t out,
                           std::int64_t stride) {

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "tapestry/apps/common/basic_block.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
@@ -53,39 +54,6 @@ Blocks cnn(const Workload& w) {
   add(blocks, "fc2", nn::Linear::Options{.in_features = 256, .out_features = kClasses});
   return blocks;
 }
-
-// Of two convolutions and a way around them (He et al., "Deep residual learning", 2015).
-struct BasicBlock : nn::Module {
-  nn::Conv2d& conv1;
-  nn::BatchNorm2d& bn1;
-  nn::Conv2d& conv2;
-  nn::BatchNorm2d& bn2;
-  nn::Sequential* downsample = nullptr;
-
-  static nn::Conv2d::Options conv(std::int64_t in, std::int64_t out, std::int64_t stride) {
-    return {.in_channels = in,
-            .out_channels = out,
-            .kernel_size = 3,
-            .stride = stride,
-            .padding = 1,
-            .bias = false};
-  }
-  BasicBlock(std::int64_t in, std::int64_t out, std::int64_t stride)
-      : conv1(nn::Module::add<nn::Conv2d>("conv1", conv(in, out, stride))),
-        bn1(nn::Module::add<nn::BatchNorm2d>("bn1", {.num_features = out})),
-        conv2(nn::Module::add<nn::Conv2d>("conv2", conv(out, out, 1))),
-        bn2(nn::Module::add<nn::BatchNorm2d>("bn2", {.num_features = out})) {
-    if (stride == 1 && in == out) return;
-    downsample = &nn::Module::add<nn::Sequential>("downsample");
-    downsample->append<nn::Conv2d>(
-        {.in_channels = in, .out_channels = out, .kernel_size = 1, .stride = stride, .bias = false});
-    downsample->append<nn::BatchNorm2d>({.num_features = out});
-  }
-  Tensor forward(const Tensor& x) override {
-    const Tensor h = bn2(conv2(bn1(conv1(x)).relu()));
-    return (h + (downsample ? (*downsample)(x) : x)).relu();
-  }
-};
 
 // With the 3x3 stem that is usual for small images.
 Blocks resnet18(const Workload&) {

@@ -47,6 +47,16 @@ struct Way {
 };
 constexpr Way kPlain{false}, kCheckpointed{true};
 
+// The gradient of f's sum with checkpoint() and without.
+template <class F>
+void check_same_gradient(const F& f, const Tensor& x) {
+  checkpoint(f, x).sum().backward();
+  const Tensor g = x.grad();
+  x.zero_grad();
+  f(x).sum().backward();
+  CHECK(equal(x.grad(), g));
+}
+
 }  // namespace
 
 TEST_CASE("values and gradients are those of the plain call, bit for bit") {
@@ -185,11 +195,7 @@ TEST_CASE("the function runs again when backward asks, once, and no further than
       }
       return factor * t.tanh();
     };
-    checkpoint(part, x).sum().backward();
-    const Tensor g = x.grad();
-    x.zero_grad();
-    part(x).sum().backward();
-    CHECK(equal(x.grad(), g));
+    check_same_gradient(part, x);
   }
 }
 
@@ -429,11 +435,7 @@ TEST_CASE("changes in place between the passes are refused") {
       h.tanh_();
       return h.mul(t).add_(t).exp();
     };
-    checkpoint(f, x).sum().backward();
-    const Tensor g = x.grad();
-    x.zero_grad();
-    f(x).sum().backward();
-    CHECK(equal(x.grad(), g));
+    check_same_gradient(f, x);
   }
 }
 

@@ -10,14 +10,6 @@ namespace {
 
 enum class Fault { none, forward, backward, hook, memory, shape, unknown };
 
-struct BadBackward : autograd::Function<BadBackward> {
-  static constexpr const char* kName = "bad_backward";
-  static Tensor forward(autograd::FunctionContext&, const Tensor& x) { return x.clone(); }
-  static std::vector<Tensor> backward(autograd::FunctionContext&, const std::vector<Tensor>&) {
-    fail<AutogradError>("[bad_backward] as planned");
-  }
-};
-
 // Fails as it is told, on one replica.
 struct Faulty : nn::Module {
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 4, .out_features = 300});

@@ -30,11 +30,6 @@ struct Split : nn::Module {
   Device second_;
 };
 
-struct Trained {
-  std::vector<double> losses;
-  StateDictCopy weights;
-};
-
 Trained train(Device second, std::int64_t batch, bool adam) {
   Split net(second);
   std::unique_ptr<optim::Optimizer> optimizer;

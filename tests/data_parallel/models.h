@@ -26,6 +26,31 @@ inline Tensor labels_of(std::int64_t count, int classes, int seed) {
   return t;
 }
 
+/// What training came to.
+struct Trained {
+  std::vector<double> losses;
+  StateDictCopy weights;
+};
+
+/// Of the losses, the largest relative one; infinite where one is NaN or missing.
+inline double distance_of_losses(const Trained& a, const Trained& b) {
+  double most = a.losses.size() == b.losses.size() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
+    const double off = std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]);
+    most = off <= most ? most : std::isnan(off) ? INFINITY : off;
+  }
+  return most;
+}
+
+/// Its backward fails.
+struct BadBackward : autograd::Function<BadBackward> {
+  static constexpr const char* kName = "bad_backward";
+  static Tensor forward(autograd::FunctionContext&, const Tensor& x) { return x.clone(); }
+  static std::vector<Tensor> backward(autograd::FunctionContext&, const std::vector<Tensor>&) {
+    fail<AutogradError>("[bad_backward] as planned");
+  }
+};
+
 /// A CNN with plain members, which replicas share.
 struct PlainMembers : nn::Module {
   struct Batch {

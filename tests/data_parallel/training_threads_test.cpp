@@ -32,11 +32,6 @@ std::vector<Device> cpus(int n) {
   return devices;
 }
 
-struct Trained {
-  std::vector<double> losses;
-  StateDictCopy weights;
-};
-
 template <class M>
 Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Wrapped>& wrapped = {}) {
   M net;
@@ -71,15 +66,6 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Wra
   for (const nn::Parameter& p : net.parameters())
     for (int r = 1; r < p.replicas(); ++r) CHECK(to_vector(p.replica(r)) == to_vector(p.replica(0)));
   return result;
-}
-
-double distance_of_losses(const Trained& a, const Trained& b) {
-  double most = a.losses.size() == b.losses.size() ? 0 : INFINITY;
-  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
-    const double off = std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]);
-    most = off <= most ? most : std::isnan(off) ? INFINITY : off;
-  }
-  return most;
 }
 
 template <class M>

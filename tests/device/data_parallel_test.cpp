@@ -1,9 +1,10 @@
 // DataParallel, and a model split by hand, over two CUDA devices: what the CPU trains alone.
-#include "tests/device/models.h"
+#include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
+using device_tests::compare, device_tests::train, device_tests::Trained;
 
 namespace {
 
@@ -17,33 +18,6 @@ struct Net : nn::Module {
   }
 };
 
-struct Trained {
-  std::vector<double> losses;
-  std::vector<Tensor> weights;  // on the CPU
-};
-
-// step(x, target) computes the loss and calls backward.
-Trained train(Net& net, const std::function<Tensor(const Tensor&, const Tensor&)>& step) {
-  optim::SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-  Trained trained;
-  for (int i = 0; i < 4; ++i) {
-    manual_seed(static_cast<std::uint64_t>(10 + i));
-    const Tensor x = randn({5, 6}, kCPU), target = randn({5, 4}, kCPU);
-    optimizer.zero_grad();
-    const Tensor loss = step(x, target);
-    loss.backward();
-    optimizer.step();
-    trained.losses.push_back(loss.item());
-  }
-  for (const nn::Parameter& p : net.parameters()) trained.weights.push_back(p->detach().cpu().clone());
-  return trained;
-}
-
-void compare(const Trained& a, const Trained& b) {
-  for (std::size_t i = 0; i < b.losses.size(); ++i) CHECK(a.losses[i] == Approx(b.losses[i]).epsilon(1e-4));
-  for (std::size_t i = 0; i < b.weights.size(); ++i) CHECK(allclose(a.weights[i], b.weights[i], 1e-3, 1e-5));
-}
-
 }  // namespace
 
 TEST_CASE("two CUDA devices train as the CPU alone") {
@@ -54,14 +28,14 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
   };
   const auto alone = make();
   const Trained expected =
-      train(*alone, [&](const Tensor& x, const Tensor& target) { return mse_loss((*alone)(x), target); });
+      train(*alone, {5, 6}, {5, 4}, [&](const Tensor& x, const Tensor& target) { return mse_loss((*alone)(x), target); });
   for (const Strategy strategy : {Strategy::replicated, Strategy::master})
     for (const bool loss_there : {false, true}) {
       CAPTURE(strategy == Strategy::master, loss_there);
       const auto net = make();
       // Through the host: fake GPUs have no NCCL.
       DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.strategy = strategy, .backend = "local"});
-      compare(train(*net,
+      compare(train(*net, {5, 6}, {5, 4},
                     [&](const Tensor& x, const Tensor& target) {
                       if (!loss_there) return mse_loss(dp(x), target.to("cuda:0"));
                       return dp.loss(std::tie(x, target), [&](const Tensor& part, const Tensor& wanted) {
@@ -75,7 +49,7 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
   split->fc1.to("cuda:0");
   split->fc2.to("cuda:1");
   split->second = Device("cuda:1");
-  compare(train(*split,
+  compare(train(*split, {5, 6}, {5, 4},
                 [&](const Tensor& x, const Tensor& target) {
                   return mse_loss((*split)(x.to("cuda:0")), target.to("cuda:1"));
                 }),

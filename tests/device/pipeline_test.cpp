@@ -1,9 +1,10 @@
 // A pipeline over two CUDA devices: what the CPU trains alone.
-#include "tests/device/models.h"
+#include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
+using device_tests::compare, device_tests::train, device_tests::Trained;
 
 namespace {
 
@@ -15,27 +16,6 @@ struct Net : nn::Module {
   Net() { fc3.weight = fc1.weight; }
 };
 
-struct Trained {
-  std::vector<double> losses;
-  std::vector<Tensor> weights;  // on the CPU
-};
-
-// step(x, target) computes the loss and the gradients.
-Trained train(Net& net, const std::function<Tensor(const Tensor&, const Tensor&)>& step) {
-  optim::SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-  Trained trained;
-  for (int i = 0; i < 4; ++i) {
-    manual_seed(static_cast<std::uint64_t>(10 + i));
-    const Tensor x = randn({6, 6}, kCPU), target = randn({6, 6}, kCPU);
-    optimizer.zero_grad();
-    trained.losses.push_back(step(x, target).item());
-    nn::clip_grad_norm_(net.parameters(), 1);
-    optimizer.step();
-  }
-  for (const nn::Parameter& p : net.parameters()) trained.weights.push_back(p->detach().cpu().clone());
-  return trained;
-}
-
 }  // namespace
 
 TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
@@ -45,10 +25,8 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
     return std::make_unique<Net>();
   };
   const auto alone = make();
-  const Trained expected = train(*alone, [&](const Tensor& x, const Tensor& target) {
-    Tensor loss = mse_loss(alone->fc3(alone->fc2(alone->fc1(x).relu()).relu()), target);
-    loss.backward();
-    return loss;
+  const Trained expected = train(*alone, {6, 6}, {6, 6}, [&](const Tensor& x, const Tensor& target) {
+    return mse_loss(alone->fc3(alone->fc2(alone->fc1(x).relu()).relu()), target);
   });
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
     CAPTURE(schedule_name(schedule));
@@ -58,13 +36,11 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
                        {[&](const Tensor& h) { return net->fc3(h.relu()); }, "cuda:1", {net->fc3}}},
                       {.schedule = schedule, .micro_batches = 3});
     const Timeline timeline;
-    const Trained trained = train(*net, [&](const Tensor& x, const Tensor& target) {
+    const Trained trained = train(*net, {6, 6}, {6, 6}, [&](const Tensor& x, const Tensor& target) {
       return pipeline.forward_backward(x, target,
                                        [](const Tensor& y, const Tensor& t) { return mse_loss(y, t); });
     });
-    for (std::size_t i = 0; i < 4; ++i) CHECK(trained.losses[i] == Approx(expected.losses[i]).epsilon(1e-4));
-    for (std::size_t i = 0; i < expected.weights.size(); ++i)
-      CHECK(allclose(trained.weights[i], expected.weights[i], 1e-3, 1e-5));
+    compare(trained, expected);
     CHECK(net->fc3.weight->device() == Device("cuda:0"));
     CHECK(net->fc3.bias->device() == Device("cuda:1"));
 

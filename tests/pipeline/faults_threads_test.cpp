@@ -27,14 +27,6 @@ enum class Fault {
   second_micro_batch,
 };
 
-struct BadBackward : autograd::Function<BadBackward> {
-  static constexpr const char* kName = "bad_backward";
-  static Tensor forward(autograd::FunctionContext&, const Tensor& x) { return x.clone(); }
-  static std::vector<Tensor> backward(autograd::FunctionContext&, const std::vector<Tensor>&) {
-    fail<AutogradError>("[bad_backward] as planned");
-  }
-};
-
 // A layer that fails as it is told.
 struct Faulty : nn::Module {
   explicit Faulty(int features)

@@ -29,11 +29,6 @@ struct Piped {
   int micro_batches;
 };
 
-struct Trained {
-  std::vector<double> losses;
-  StateDictCopy weights;
-};
-
 template <class M>
 Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Piped>& piped = {}) {
   M net;
@@ -76,15 +71,6 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Pip
   }
   result.weights = copy_state(net);
   return result;
-}
-
-double distance_of_losses(const Trained& a, const Trained& b) {
-  double most = a.losses.size() == b.losses.size() ? 0 : INFINITY;
-  for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
-    const double off = std::abs(a.losses[i] - b.losses[i]) / std::abs(b.losses[i]);
-    most = off <= most ? most : std::isnan(off) ? INFINITY : off;
-  }
-  return most;
 }
 
 // Stages and devices: each its own, and two that share.

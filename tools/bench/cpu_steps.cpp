@@ -8,9 +8,10 @@
 #include <memory>
 #include <string>
 
-#include "tapestry/tapestry.h"
+#include "tapestry/tools/bench/models.h"
 
 using namespace tapestry;
+using bench::Cnn;
 
 namespace {
 
@@ -18,18 +19,6 @@ struct Demo : nn::Module {
   nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
   nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
   Tensor forward(const Tensor& x) override { return fc(conv(x).flatten(1)).softmax(1); }
-};
-
-struct Cnn : nn::Module {
-  nn::Conv2d& conv1 = add<nn::Conv2d>("conv1", {.in_channels = 1, .out_channels = 32, .kernel_size = 5});
-  nn::Conv2d& conv2 = add<nn::Conv2d>("conv2", {.in_channels = 32, .out_channels = 64, .kernel_size = 5});
-  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 1024, .out_features = 512});
-  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 512, .out_features = 10});
-  Tensor forward(const Tensor& x) override {
-    Tensor h = max_pool2d(conv1(x).relu(), {.kernel_size = 2});
-    h = max_pool2d(conv2(h).relu(), {.kernel_size = 2});
-    return fc2(fc1(h.flatten(1)).relu());
-  }
 };
 
 // A whole training step: zero_grad, forward, cross-entropy, backward, SGD with momentum.
