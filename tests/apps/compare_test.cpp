@@ -18,11 +18,12 @@ Ended compare(std::vector<std::string> arguments) {
   return run(tests::Launch{.arguments = std::move(arguments), .program = "tapestry-compare"});
 }
 
-// Small and short, on the CPU whatever the machine has; `more` comes first.
+// Small and short, on the CPU whatever the machine has, a batch that no number of devices divides; `more`
+// comes first.
 std::vector<std::string> tiny(std::vector<std::string> more) {
   const std::vector<std::pair<std::string, std::string>> small = {
-      {"--device", "cpu"}, {"--image-size", "4"}, {"--batch-size", "8"},
-      {"--steps", "2"},    {"--warmup", "1"},     {"--rounds", "1"}};
+      {"--device", "cpu"},    {"--model", "cnn"}, {"--image-size", "4"}, {"--dtype", "f64"},
+      {"--batch-size", "11"}, {"--steps", "2"},   {"--warmup", "1"},     {"--rounds", "1"}};
   for (const auto& [option, value] : small)
     if (std::find(more.begin(), more.end(), option) == more.end()) more.insert(more.end(), {option, value});
   return more;
@@ -32,11 +33,12 @@ std::vector<std::string> tiny(std::vector<std::string> more) {
 
 TEST_CASE("all modes train alike, and each says what it cost") {
   const tests::TempDir folder;
-  const Ended ended = compare(tiny({"--dtype", "f64", "--markdown", "--json", folder / "r.json", "--html",
-                                    folder / "r.html", "--svg", folder / "svg"}));
+  const Ended ended = compare(tiny({"--warmup", "2", "--predict-devices", "8", "--link-latency-us", "30",
+                                    "--link-bandwidth-gbs", "1.25", "--markdown", "--json", folder / "r.json",
+                                    "--html", folder / "r.html", "--svg", folder / "svg"}));
   INFO(ended.out << ended.err);
   REQUIRE(ended.status == 0);
-  CHECK_THAT(ended.out, ContainsSubstring("mlp on images of 4x4, batch of 8, float64"));
+  CHECK_THAT(ended.out, ContainsSubstring("cnn on images of 4x4, batch of 11, float64"));
   CHECK_THAT(ended.out, ContainsSubstring("| single"));
 
   const json report = json::parse(tests::read_file(folder / "r.json"));
@@ -52,7 +54,7 @@ TEST_CASE("all modes train alike, and each says what it cost") {
     INFO(name);
     CHECK(mode.at("difference_from_single").get<double>() <= 1e-10);
     CHECK(mode.at("final_loss").get<double>() > 0);
-    CHECK(mode.at("samples_per_s").get<double>() == Approx(8 / (mode.at("step_ms").get<double>() / 1000)));
+    CHECK(mode.at("samples_per_s").get<double>() == Approx(11 / (mode.at("step_ms").get<double>() / 1000)));
     double sum = 0;
     for (const char* part : {"forward_ms", "backward_ms", "exposed_comm_ms", "update_ms", "idle_ms"}) {
       CHECK(mode.at(part).get<double>() >= 0);
@@ -68,7 +70,10 @@ TEST_CASE("all modes train alike, and each says what it cost") {
     for (const json& bytes : mode.at("peak_bytes")) CHECK(bytes.get<std::int64_t>() > 0);
     CHECK(mode.at("predicted_step_ms").get<double>() > 0);
     CHECK(mode.at("prediction_error").get<double>() > -1);
-    CHECK(mode.at("predicted_peak_bytes").size() == mode.at("peak_bytes").size());
+    REQUIRE(mode.at("predicted_peak_bytes").size() == mode.at("peak_bytes").size());
+    for (std::size_t i = 0; i < mode.at("peak_bytes").size(); ++i)
+      CHECK(mode.at("predicted_peak_bytes").at(i).get<double>() ==
+            Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(0.05));
     CHECK_FALSE(mode.at("timeline").empty());
     CHECK_THAT(html, ContainsSubstring("<td>" + name + "</td>"));
     CHECK(tests::xml_fault(tests::read_file(folder / ("svg/timeline-" + name + ".svg"))) == "");
@@ -87,56 +92,34 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   CHECK(lane_of("ddp", "rank 1 communication") == "communication");
   CHECK(lane_of("dp-replicated", "cpu:1 communication") == "communication");
   CHECK(lane_of("dp-master", "cpu:0") != "");
-}
 
-TEST_CASE("predictions, and more devices than there are") {
-  const tests::TempDir folder;
-  const Ended ended =
-      compare(tiny({"--modes", "ddp,dp-master,model", "--warmup", "2", "--image-size", "16", "--batch-size",
-                    "32", "--predict-devices", "8", "--link-latency-us", "30", "--link-bandwidth-gbs", "1.25",
-                    "--json", folder / "r.json", "--html", folder / "r.html"}));
-  INFO(ended.out << ended.err);
-  REQUIRE(ended.status == 0);
+  CHECK_FALSE(report.at("prediction_basis").get<std::string>().empty());
+  REQUIRE(report.at("predictions").size() == modes.size());
+  for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
   const std::string label = "A simulation, not a measurement, of 8 devices";
   CHECK_THAT(ended.out, ContainsSubstring(label));
-  CHECK_THAT(tests::read_file(folder / "r.html"), ContainsSubstring(label));
-  const json report = json::parse(tests::read_file(folder / "r.json"));
-  CHECK_FALSE(report.at("prediction_basis").get<std::string>().empty());
-  REQUIRE(report.at("predictions").size() == 4);
-  for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
-  REQUIRE(report.at("simulations").size() == 3);  // mlp has five blocks, too few to be split for eight
+  CHECK_THAT(html, ContainsSubstring(label));
+  REQUIRE(report.at("simulations").size() == 4);  // cnn has six blocks, too few to be split for eight
   for (const json& p : report.at("simulations")) {
     CHECK(p.at("simulated") == true);
-    const bool single = p.at("name") == "single";
-    CHECK(p.at("devices") == (single ? 1 : 8));
+    CHECK(p.at("devices") == (p.at("name") == "single" ? 1 : 8));
     // All parameters in one message at 1.25 GB/s take longer than that.
     const double bytes = p.at("memory").at(0).at("parameters").get<double>();
     if (p.at("name") == "dp-master") CHECK(p.at("exposed_comm_ms").get<double>() > 2 * 7 * bytes / 1.25e6);
   }
-  // What was predicted of memory is what the allocators count, but for what a rank needs besides tensors.
-  for (const json& mode : report.at("modes"))
-    for (std::size_t i = 0; i < mode.at("peak_bytes").size(); ++i) {
-      INFO(mode.at("name"));
-      CHECK(mode.at("predicted_peak_bytes").at(i).get<double>() ==
-            Approx(mode.at("peak_bytes").at(i).get<double>()).epsilon(0.1));
-    }
 }
 
-TEST_CASE("batches that do not divide, and a split by hand") {
-  const Ended ended = compare(tiny({"--modes", "ddp,dp-master,model", "--batch-size", "7", "--micro-batches",
-                                    "3", "--split", "1,4", "--dtype", "f64"}));
-  INFO(ended.out << ended.err);
-  CHECK(ended.status == 0);
-  CHECK_THAT(ended.out, ContainsSubstring("single"));  // nobody named it
-  CHECK(ended.out.find("dp-replicated") == std::string::npos);
-}
-
-TEST_CASE("one device, and more devices than threads") {
-  for (const char* devices : {"1", "3"}) {
-    const Ended ended = compare(tiny({"--devices", devices, "--modes", "ddp,dp-replicated,pipeline-gpipe",
-                                      "--batch-size", "7", "--dtype", "f64"}));
+TEST_CASE("one device; more devices than threads, and a split by hand") {
+  const std::vector<std::string> modes = {"--modes", "ddp,dp-master,pipeline-gpipe"};
+  std::vector<std::string> one = modes, three = modes;
+  one.insert(one.end(), {"--devices", "1"});
+  three.insert(three.end(), {"--devices", "3", "--split", "1,4,1", "--micro-batches", "3"});
+  for (const auto& arguments : {one, three}) {
+    const Ended ended = compare(tiny(arguments));
     INFO(ended.out << ended.err);
     CHECK(ended.status == 0);
+    CHECK_THAT(ended.out, ContainsSubstring("single"));  // nobody named it
+    CHECK(ended.out.find("dp-replicated") == std::string::npos);
   }
 }
 
@@ -149,23 +132,24 @@ TEST_CASE("Ctrl-C ends it, and what it started") {
 
 TEST_CASE("a mode that fails is named, the others are shown, and the status says so") {
   const tests::TempDir folder;
-  // mlp has five blocks: no part of six can be one of the two.
-  const Ended ended =
-      compare(tiny({"--modes", "model,dp-replicated", "--split", "1,5", "--json", folder / "r.json"}));
+  // cnn has six blocks: no part of six can be one of the two.
+  const Ended ended = compare(tiny(
+      {"--modes", "model,dp-replicated", "--split", "1,6", "--dtype", "f32", "--json", folder / "r.json"}));
   INFO(ended.out << ended.err);
   CHECK(ended.status == 1);
   CHECK_THAT(ended.err, ContainsSubstring("[compare] model: it ended with exit code 1"));
-  CHECK_THAT(ended.err, ContainsSubstring("mlp has 5"));
+  CHECK_THAT(ended.err, ContainsSubstring("cnn has 6"));
   CHECK_THAT(ended.out, ContainsSubstring("failed"));
   CHECK_THAT(ended.out, ContainsSubstring("dp-replicated"));
   const json modes = json::parse(tests::read_file(folder / "r.json")).at("modes");
-  CHECK_THAT(modes.at(1).at("error").get<std::string>(), ContainsSubstring("mlp has 5"));
+  CHECK_THAT(modes.at(1).at("error").get<std::string>(), ContainsSubstring("cnn has 6"));
   CHECK_FALSE(modes.at(1).contains("step_ms"));
   CHECK(modes.at(2).at("step_ms").get<double>() > 0);
 }
 
 TEST_CASE("a mode that does not end is ended") {
-  const Ended ended = compare(tiny({"--modes", "single", "--steps", "1000000", "--timeout", "0.5"}));
+  const Ended ended =
+      compare(tiny({"--modes", "single", "--devices", "1", "--steps", "1000000", "--timeout", "0.5"}));
   INFO(ended.out << ended.err);
   CHECK(ended.status == 1);
   CHECK_THAT(ended.err, ContainsSubstring("single: it did not end within 0.5 s"));
@@ -191,7 +175,7 @@ TEST_CASE("wrong options are named before anything runs") {
       {{"--devices", "9", "--batch-size", "8"}, 1, "9 devices for a batch of 8"},
       {{"--micro-batches", "9", "--batch-size", "8"}, 1, "9 micro-batches"},
       {{"--split", "1,2,2"}, 1, "3 parts for 2 devices"},
-      {{"--predict-devices", "9"}, 1, "9 simulated devices for a batch of 8"},
+      {{"--predict-devices", "12"}, 1, "12 simulated devices for a batch of 11"},
       {{"--predict-devices", "65"}, 2, "--predict-devices"},
       {{"--link-bandwidth-gbs", "1"}, 1, "give --predict-devices too"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
