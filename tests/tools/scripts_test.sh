@@ -19,7 +19,7 @@ program() {
 # What apt-get install does to a system where nothing was installed.
 apt_body='
 touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSROOT/usr/include/$1"; }
-case " $* " in *" install "*) ;; *) exit 0 ;; esac
+case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
 for package; do
   case $package in
     cmake | g++ | ninja-build | ccache | iproute2)
@@ -66,21 +66,24 @@ esac'
   program ip
   mv "$work"/bin/{cmake,ninja,c++,ccache,ip} "$work/store/"
   program ctest
+  program setarch 'shift; exec "$@"'
   program sudo 'exec "$@"'
   program apt-cache
   program apt-get "$apt_body"
   : >"$work/log"
 }
 
-# call SCRIPT [OPTIONS]: leaves its status in $status, what it printed in $output, the calls it made in $calls.
+# call SCRIPT [OPTIONS]: leaves its status in $status, what it printed in $output, the calls it made in $calls but
+# for those that only ask. as_person: what it is run through.
+as_person=()
 call() {
   local script=$1
   shift
   : >"$work/log"
-  output=$(cd "$work" && env -i PATH="$work/bin" HOME="$work" SYSROOT="$work/system" STORE="$work/store" \
-    "$work/clone/$script" "$@" 2>&1 </dev/null)
+  output=$(cd "$work" && ${as_person[@]+"${as_person[@]}"} env -i PATH="$work/bin" HOME="$work" SYSROOT="$work/system" \
+    STORE="$work/store" "$work/clone/$script" "$@" 2>&1 </dev/null)
   status=$?
-  calls=$(grep -vE '^(sudo|cmake --version)' "$work/log")
+  calls=$(grep -vE '^(sudo|cmake --version|apt-cache|apt-get .* --simulate)' "$work/log")
 }
 
 # ---- the expectations ----
@@ -94,6 +97,7 @@ says() { [[ $output == *"$1"* ]] || fail "does not say '$1'"; }
 called() { [[ $calls == "$1" ]] || fail "should have called: $1"; }
 
 every='cmake ninja-build g++ libeigen3-dev nlohmann-json3-dev zlib1g-dev libcli11-dev libasio-dev'
+declare -A every_of=([tools/quickstart]="$every dataset-fashion-mnist" [tools/test]="$every catch2 dataset-fashion-mnist")
 install='-q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends'
 update='-q -o DPkg::Lock::Timeout=300 update'
 
@@ -121,19 +125,50 @@ for script in tools/quickstart tools/test; do
   says "Missing: $every"
   called ''
 
-  name="$script: apt-get fails"
+  name="$script: no package can be installed"
   fresh_machine
   program apt-get 'exit 100'
   call $script
   has_status 1
   says 'stopped in phase "packages"'
-  called "apt-get $update"
+  says 'apt-get update failed'
+  called "apt-get $update
+apt-get $install ${every_of[$script]}"
+
+  name="$script: one source of packages cannot be reached"
+  program apt-get '[[ $* != *update ]] || exit 100'"$apt_body"
+  call $script
+  has_status 0
+  says 'going on with the package lists that are there'
 
   name="$script: apt-get brings nothing"
+  fresh_machine
   program apt-get
   call $script
   has_status 1
   says 'these bring nothing that was expected: cmake'
+
+  name="$script: a part of the archive is switched off"
+  program apt-cache '[[ $2 != libasio-dev && $2 != libcli11-dev ]]'
+  call $script
+  has_status 1
+  says 'do not have libcli11-dev libasio-dev: see what apt-get update said. Debian 12'
+  mkdir -p "$work/system/etc"
+  printf 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\n' >"$work/system/etc/os-release"
+  call $script
+  has_status 1
+  says 'add-apt-repository universe'
+  called "apt-get $update"
+
+  name="$script: neither root nor sudo"
+  fresh_machine
+  rm "$work/bin/sudo"
+  ((EUID != 0)) || { as_person=(setpriv --reuid=65534 --regid=65534 --clear-groups) && chown -R 65534 "$work"; }
+  call $script
+  as_person=()
+  has_status 1
+  says "neither root nor is there sudo. As root: apt-get install $every"
+  called ''
 
   name="$script: no package manager"
   rm "$work/bin/apt-get"
@@ -141,12 +176,13 @@ for script in tools/quickstart tools/test; do
   has_status 1
   says 'there is no apt-get here'
 
-  name="$script: an optional package that the system does not know"
+  name="$script: an optional package that the system does not have, or cannot install"
   fresh_machine
-  program apt-cache '[[ $2 != libdnnl-dev ]]'
+  program apt-get '[[ "$*" != *--simulate*libdnnl-dev ]] || exit 100'"$apt_body"
   call $script
   has_status 0
   says 'libdnnl-dev is optional'
+  [[ $calls != *libdnnl-dev* && $calls == *libgloo-dev* ]] || fail 'should install all but libdnnl-dev'
 
   name="$script: cmake is too old"
   program cmake 'echo "cmake version 3.22.1"'
@@ -184,9 +220,6 @@ fresh_machine
 call tools/quickstart --jobs 3 -- --epochs 2 --run-dir 'a b'
 has_status 0
 called "apt-get $update
-apt-cache show ccache
-apt-cache show libdnnl-dev
-apt-cache show libgloo-dev
 apt-get $install $every dataset-fashion-mnist ccache libdnnl-dev libgloo-dev
 cmake --preset release
 cmake --build --preset release --parallel 3 --target classifier tapestry-run
@@ -246,6 +279,16 @@ call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
 called 'cmake --preset asan
 cmake --build --preset asan --parallel 2
 ctest --preset asan --parallel 2 --no-tests=error -R a|b'
+[[ $calls != *setarch* ]] || fail 'addresses are not to be touched'
+for preset in asan tsan ci; do
+  name="test: $preset where addresses have 32 random bits"
+  mkdir -p "$work/system/proc/sys/vm"
+  echo 32 >"$work/system/proc/sys/vm/mmap_rnd_bits"
+  call tools/test --preset $preset
+  has_status 0
+  [[ $calls == *"setarch -R ctest"* && $preset == *san || $calls != *setarch* && $preset == ci ]] || fail 'wrong launcher'
+done
+name='test: a preset that is none'
 call tools/test --preset msan
 has_status 2
 says "not 'msan'"

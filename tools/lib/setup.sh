@@ -138,8 +138,9 @@ need_packages() {
   fi
 }
 
+# apt_install REQUIRED OPTIONAL
 apt_install() {
-  local required=$1 package
+  local required=$1 package unknown=''
   have_command apt-get || die "there is no apt-get here; install with your system's package manager (Debian names): $1${2% }"
   local -a sudo=()
   if ((EUID != 0)); then
@@ -147,15 +148,30 @@ apt_install() {
     sudo=(sudo)
   fi
   local -a apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
-  run "${apt[@]}" update
+  say 'updating the package lists'
+  # One source of many that cannot be reached is no reason to stop.
+  "${apt[@]}" update || say 'apt-get update failed (its own message is above): going on with the package lists that are there'
+  for package in $required; do
+    apt-cache show "$package" >/dev/null 2>&1 || unknown+=" $package"
+  done
+  [[ -z $unknown ]] || die "this system's package lists do not have$unknown: see what apt-get update said. $(where_packages_are)"
   for package in $2; do
-    if apt-cache show "$package" >/dev/null 2>&1; then
+    if "${apt[@]}" --simulate install --no-install-recommends $required "$package" >/dev/null 2>&1; then
       required+=$package' '
     else
-      say "$package is optional and not in this system's package lists: going on without it"
+      say "$package is optional, and this system has none that can be installed: going on without it"
     fi
   done
   run "${apt[@]}" install -y --no-install-recommends $required
+}
+
+# On Ubuntu most of what is needed is in a part of the archive that may be switched off.
+where_packages_are() {
+  if [[ -r $sysroot/etc/os-release && $(<"$sysroot/etc/os-release") == *ubuntu* ]]; then
+    printf "Is Ubuntu's part universe switched on? apt-get install software-properties-common && add-apt-repository universe"
+  else
+    printf 'Debian 12, Debian 13 and Ubuntu 24.04 have them.'
+  fi
 }
 
 # ---- configure and build -------------------------------------------------------------------------------------
@@ -217,6 +233,7 @@ venv=${XDG_CACHE_HOME:-$HOME/.cache}/tapestry/torch-$torch
 need_pytorch() {
   ! "$venv/bin/python" -c "import torch, sys; sys.exit(not torch.__version__.startswith('$torch'))" 2>/dev/null || return 0
   [[ $install == yes ]] || die "PyTorch $torch is not in $venv, and --no-install was given."
+  have_command python3 || die "PyTorch needs Python, and there is none here: apt-get install python3-venv"
   begin_phase pytorch "installing PyTorch $torch into $venv"
   run python3 -m venv "$venv"
   run "$venv/bin/pip" install --quiet "torch==$torch" numpy
