@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "tapestry/core/error.h"
+#include "tapestry/nn/places.h"
 
 namespace tapestry::nn {
 
@@ -298,10 +299,7 @@ void Module::to(Device device, DType dtype) {
   to(device);
 }
 
-void Module::zero_grad(bool set_to_none) {
-  for (const Parameter& p : parameters())
-    for (int r = 0; r < p.replicas(); ++r) p.replica(r).zero_grad(set_to_none);
-}
+void Module::zero_grad(bool set_to_none) { zero_gradients(parameters(), set_to_none); }
 
 void Module::requires_grad_(bool on) {
   for (const Parameter& p : parameters())

@@ -8,7 +8,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/nn/places.h"
 
 namespace tapestry::optim {
 
@@ -81,17 +81,8 @@ void Optimizer::set_lr(std::size_t group, double lr) { set_option(group, "lr", l
 
 // ---- stepping ----
 
-int Optimizer::replicas() const {
-  int most = 1;
-  for (const Group& g : groups_)
-    for (const Parameter& p : g.params) most = std::max(most, p.replicas());
-  return most;
-}
-
 void Optimizer::zero_grad(bool set_to_none) {
-  for (const Group& g : groups_)
-    for (const Parameter& p : g.params)
-      for (int r = 0; r < p.replicas(); ++r) p.replica(r).zero_grad(set_to_none);
+  for (const Group& g : groups_) nn::zero_gradients(g.params, set_to_none);
 }
 
 // Makes what is missing of a parameter's state; a replica that is new takes over that of replica 0.
@@ -119,52 +110,56 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   }
 }
 
-void Optimizer::prepare_step() {
-  const NoGradGuard no_grad;
-  const auto count = static_cast<std::size_t>(replicas());
+// The lists of states and scalars grow here, on the calling thread alone.
+void Optimizer::prepare(const nn::Place& place) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    if (groups_[g].scalars.size() < count) groups_[g].scalars.resize(count);
+    Group& group = groups_[g];
+    if (!place.device.is_cpu() && !group.scalars_at(place))
+      group.scalars.push_back({place.replica, place.device});
     if (num_state(g) == 0) continue;
-    for (std::size_t i = 0; i < groups_[g].params.size(); ++i) {
-      const Parameter& p = groups_[g].params[i];
-      for (int r = 0; r < p.replicas(); ++r)
-        if (p.replica(r).grad().defined()) prepare_state(g, i, r);
-    }
+    for (std::size_t i = 0; i < group.params.size(); ++i)
+      if (place.has(group.params[i]) && group.params[i].replica(place.replica).grad().defined())
+        prepare_state(g, i, place.replica);
   }
 }
 
+Optimizer::DeviceScalars* Optimizer::Group::scalars_at(const nn::Place& place) {
+  for (DeviceScalars& s : scalars)
+    if (s.replica == place.replica && s.device == place.device) return &s;
+  return nullptr;
+}
+
 // No host waits here: the values travel as arguments of the launches that write them.
-const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars, Device device,
-                                                 std::vector<DeviceScalars>& written) {
-  auto at = std::find_if(written.begin(), written.end(),
-                         [&](const DeviceScalars& s) { return s.device == device; });
-  const bool is_new = at == written.end();
-  if (is_new) at = written.insert(at, {device, scalars, empty({2}, {DType::f64, device})});
+const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars,
+                                                 DeviceScalars& written) {
+  const bool is_new = !written.memory.defined();
+  if (is_new) written.memory = empty({2}, {DType::f64, written.device});
   static_assert(sizeof(kernels::StepScalars) == 2 * sizeof(double));
   const auto write = [&](double kernels::StepScalars::*member, std::int64_t place) {
-    if (!is_new && at->values.*member == scalars.*member) return;
-    at->values.*member = scalars.*member;
-    at->memory.narrow(0, place, 1).fill_(scalars.*member);
+    if (!is_new && written.values.*member == scalars.*member) return;
+    written.values.*member = scalars.*member;
+    written.memory.narrow(0, place, 1).fill_(scalars.*member);
   };
   write(&kernels::StepScalars::lr, 0);
   write(&kernels::StepScalars::grad_scale, 1);
-  return static_cast<const kernels::StepScalars*>(at->memory.raw_data());
+  return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
-void Optimizer::step_replica(int replica) {
-  const NoGradGuard no_grad;
+// Other threads do the same elsewhere.
+void Optimizer::step_at(const nn::Place& place) {
   struct Batch {
-    Device device;
     DType dtype;
     std::vector<kernels::StepItem> items;
   };
+  const auto replica = static_cast<std::size_t>(place.replica);
+  const DeviceGuard guard(place.device);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    std::vector<Batch> batches;  // one, unless a model lies on several devices
+    std::vector<Batch> batches;
     std::vector<Tensor> alive, changed;
     for (std::size_t i = 0; i < group.params.size(); ++i) {
-      if (replica >= group.params[i].replicas()) continue;
-      const Tensor& param = group.params[i].replica(replica);
+      if (!place.has(group.params[i])) continue;
+      const Tensor& param = group.params[i].replica(place.replica);
       Tensor grad = param.grad();
       if (!grad.defined()) continue;
       const MemoryFormat format = dense_format(param);
@@ -174,48 +169,35 @@ void Optimizer::step_replica(int replica) {
       alive.push_back(grad);
       kernels::StepItem item{.param = param.raw_data(), .grad = grad.raw_data(), .numel = param.numel()};
       if (const std::size_t count = num_state(g)) {
-        const auto at = static_cast<std::size_t>(replica);
-        check(at < group.states[i].size() && group.states[i][at].step.defined(), "[", name(), "] replica ",
-              replica, " has no state yet; call prepare_step() before step_replica()");
-        const State& state = group.states[i][at];
+        const State& state = group.states[i][replica];
         item.step = state.step.data<double>();
         for (std::size_t k = 0; k < count; ++k) item.state[k] = state.tensors[k].raw_data();
       }
-      auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& b) {
-        return b.device == param.device() && b.dtype == param.dtype();
-      });
-      if (batch == batches.end()) batch = batches.insert(batch, {param.device(), param.dtype(), {}});
+      auto batch = std::find_if(batches.begin(), batches.end(),
+                                [&](const Batch& b) { return b.dtype == param.dtype(); });
+      if (batch == batches.end()) batch = batches.insert(batch, {param.dtype(), {}});
       batch->items.push_back(item);
       changed.push_back(param);
     }
     const kernels::StepScalars scalars{.lr = lr(g), .grad_scale = grad_scale_};
     for (const Batch& b : batches) {
-      const DeviceGuard guard(b.device);
-      const SpanScope span(b.device, Activity::optimizer, name());
-      const auto* address = &scalars;
-      if (!b.device.is_cpu()) {
-        const auto at = static_cast<std::size_t>(replica);
-        check(at < group.scalars.size(), "[", name(), "] replica ", replica,
-              " is new; call prepare_step() before step_replica()");
-        address = on_device(scalars, b.device, group.scalars[at]);
-      }
-      update(
-          g, b.device, b.dtype,
-          {.items = b.items.data(), .count = static_cast<std::int64_t>(b.items.size()), .scalars = address});
+      const SpanScope span(place.device, Activity::optimizer, name());
+      DeviceScalars* const memory = group.scalars_at(place);
+      update(g, place.device, b.dtype,
+             {.items = b.items.data(),
+              .count = static_cast<std::int64_t>(b.items.size()),
+              .scalars = memory ? on_device(scalars, *memory) : &scalars});
     }
     for (const Tensor& t : changed) t.storage()->bump_version();
   }
 }
 
 void Optimizer::step() {
-  prepare_step();
-  const int count = replicas();
-  if (count == 1) return step_replica(0);
-  std::vector<Device> devices(static_cast<std::size_t>(count));
-  for (const Group& g : groups_)
-    for (const Parameter& p : g.params)
-      for (int r = 0; r < p.replicas(); ++r) devices[static_cast<std::size_t>(r)] = p.replica(r).device();
-  on_workers(devices, [this](int r) { step_replica(r); });
+  const NoGradGuard no_grad;
+  std::vector<nn::Place> places;
+  for (const Group& g : groups_) nn::add_places(g.params, places);
+  for (const nn::Place& place : places) prepare(place);
+  nn::at_places(places, [this](const nn::Place& place) { step_at(place); });
 }
 
 // ---- state ----

@@ -15,6 +15,10 @@
 #include "tapestry/nn/parameter.h"
 #include "tapestry/nn/state_dict.h"
 
+namespace tapestry::nn {
+struct Place;
+}
+
 namespace tapestry::optim {
 
 using nn::LoadResult;
@@ -51,13 +55,10 @@ class Optimizer {
 
   virtual const char* name() const = 0;
 
-  /// Updates every parameter that has a gradient, in all replicas: a single one on the calling thread,
-  /// several each on its device's worker.
+  /// Updates every parameter that has a gradient, in all replicas. Where those lie on several CPU devices, or
+  /// there are several replicas, each device's worker updates what is there, all at once; otherwise the
+  /// calling thread does.
   void step();
-  /// The two halves of step() for who runs the replicas' threads himself: prepare_step() once, then
-  /// step_replica(r) for each replica, concurrently if wanted.
-  void prepare_step();
-  void step_replica(int replica);
   /// Of all replicas.
   void zero_grad(bool set_to_none = true);
 
@@ -96,7 +97,7 @@ class Optimizer {
   virtual std::vector<const char*> state_names() const = 0;
   /// How many of them, from the front, a parameter of this group has; none: no step count either.
   virtual std::size_t num_state(std::size_t group) const = 0;
-  /// Runs the fused kernel over these parameters of the group.
+  /// Runs the fused kernel over these parameters of the group. Several threads may do so, for a device each.
   virtual void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) = 0;
 
  private:
@@ -108,19 +109,22 @@ class Optimizer {
   /// The numbers of a step in memory of a device: written only when they change, and where a captured step
   /// finds them.
   struct DeviceScalars {
+    int replica;
     Device device;
-    kernels::StepScalars values;
-    Tensor memory;
+    kernels::StepScalars values = {};
+    Tensor memory = {};
   };
   struct Group {
     std::vector<Parameter> params;
-    std::vector<std::vector<State>> states;           // [parameter][replica]
-    std::vector<std::vector<DeviceScalars>> scalars;  // [replica][device that is no CPU]
+    std::vector<std::vector<State>> states;  // [parameter][replica]
+    std::vector<DeviceScalars> scalars;      // one for each replica and device that is no CPU
+
+    DeviceScalars* scalars_at(const nn::Place& place);
   };
-  int replicas() const;
   void prepare_state(std::size_t group, std::size_t index, int replica);
-  static const kernels::StepScalars* on_device(const kernels::StepScalars& scalars, Device device,
-                                               std::vector<DeviceScalars>& written);
+  void prepare(const nn::Place& place);
+  void step_at(const nn::Place& place);
+  static const kernels::StepScalars* on_device(const kernels::StepScalars& scalars, DeviceScalars& written);
   template <class F>
   void for_params(const F& fn) const;
 

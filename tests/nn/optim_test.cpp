@@ -319,15 +319,6 @@ TEST_CASE("parameters that outlive their module") {
   CHECK(allclose(weight.detach(), before - 1.0));
 }
 
-TEST_CASE("step_replica needs prepare_step") {
-  const TwoParameters p;
-  optim::AdamW optimizer(p.both());
-  p.set_grads(0);
-  CHECK_THROWS_WITH(optimizer.step_replica(0), ContainsSubstring("prepare_step"));
-  optimizer.prepare_step();
-  CHECK_NOTHROW(optimizer.step_replica(0));
-}
-
 TEST_CASE("clip_grad_norm_") {
   const TwoParameters p;
   p.a->set_grad(full({5, 3}, 2.0, DType::f64));
