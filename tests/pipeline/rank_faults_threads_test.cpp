@@ -227,6 +227,50 @@ TEST_CASE("a batch that cannot be used is an error on all ranks, and the next on
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
 }
 
+TEST_CASE(
+    "arguments of clip_grad_norm_ that are wrong or different on one rank are an error on all at once") {
+  const Timed timed = on_ranks([](const Group& group) {
+    Chain chain = Chain::stage(group->rank(), kRanks);
+    Pipeline pipeline(group, {chain.modules(), kCPU}, {.micro_batches = 2});
+    const auto [x, labels] = chain_batch(0, 8);
+    pipeline.forward_backward(x, labels, chain_loss);
+    const bool guilty = group->rank() == 1;
+    const auto expect = [&](double max_norm, double norm_type, bool strict, const char* own,
+                            const char* others) {
+      try {
+        if (guilty) pipeline.clip_grad_norm_(max_norm, norm_type, strict);
+        else pipeline.clip_grad_norm_(1);
+      } catch (const Error& e) {
+        if (std::string(e.what()).find(guilty ? own : others) == std::string::npos) throw;
+        return;
+      }
+      throw std::runtime_error("nobody noticed");
+    };
+    const char* const told = "rank 1 could not take part: [clip_grad_norm_] ";
+    expect(-1, 2, false, "[clip_grad_norm_] max_norm must not be negative but is -1", told);
+    expect(1, 0, false, "[clip_grad_norm_] norm_type must be positive but is 0", told);
+    expect(std::nan(""), 2, false, "max_norm must not be negative but is nan", told);
+    expect(0.5, 2, false, "rank 1  max_norm 0.5, norm_type 2", "rank 0  max_norm 1, norm_type 2");
+    expect(1, 1, false, "rank 1  max_norm 1, norm_type 1", "different arguments");
+    expect(1, 2, true, "rank 1  max_norm 1, norm_type 2, not finite is an error", "different arguments");
+    const nn::Parameter weight = chain.parameters()[0];
+    const Tensor grad = weight->grad();
+    if (guilty) weight->set_grad(grad.detach().clone().fill_(INFINITY));
+    expect(1, 2, true, "different arguments", "different arguments");
+    try {
+      pipeline.clip_grad_norm_(1, 2, true);
+      throw std::runtime_error("nobody noticed");
+    } catch (const ValueError& e) {
+      if (std::string(e.what()).find("the norm of the gradients is inf") == std::string::npos) throw;
+    }
+    weight->set_grad(grad);
+    pipeline.clip_grad_norm_(1);
+    pipeline.forward_backward(x, labels, chain_loss);
+  });
+  CHECK(timed.seconds < kSoon);
+  for (const Outcome& outcome : timed.outcomes) CHECK(outcome.error == "");
+}
+
 TEST_CASE("more tensors than a parcel has room for end all ranks, with the stage that returned them") {
   const auto outcomes = run_ranks(
       transports()[0], 2,

@@ -1,6 +1,7 @@
 #include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <exception>
@@ -81,10 +82,8 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
                                                static_cast<std::size_t>(group_->rank()));
     return {.first = packed(options)};
   });
-  if (std::all_of(all.begin(), all.end(), [&](const Brought& b) { return b.first == all[0].first; })) return;
-  std::string text;
-  for (std::size_t r = 0; r < all.size(); ++r) text += concat({"\n  rank ", r, "  ", words(all[r].first)});
-  fail("[Pipeline] the ranks were given different options:", text, "\npass the same on all of them");
+  check_same("[Pipeline] the ranks were given different options:", all,
+             [](const Brought& b) { return words(b.first); });
 }
 
 RankPipeline::~RankPipeline() = default;
@@ -127,6 +126,15 @@ std::vector<RankPipeline::Brought> RankPipeline::meet(const char* what,
   std::vector<Brought> brought;
   for (const Arrival& a : all) brought.push_back(a.brought);
   return brought;
+}
+
+// What every rank brought must be the same; `in_words` says what it is.
+void RankPipeline::check_same(const char* problem, const std::vector<Brought>& all,
+                              const std::function<std::string(const Brought&)>& in_words) {
+  if (std::all_of(all.begin(), all.end(), [&](const Brought& b) { return b == all[0]; })) return;
+  std::string text;
+  for (std::size_t r = 0; r < all.size(); ++r) text += concat({"\n  rank ", r, "  ", in_words(all[r])});
+  fail(problem, text, "\npass the same on all of them");
 }
 
 // Cuts the first rank's inputs and the last one's targets into micro-batches.
@@ -358,14 +366,24 @@ PipelineReport RankPipeline::report() const {
 // Each rank joins the same norms in the same order, so all scale by one factor.
 Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
                                      double norm_type, bool error_if_nonfinite) const {
-  check(max_norm >= 0, "[clip_grad_norm_] max_norm must not be negative but is ", max_norm);
-  check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
   const NoGradGuard no_grad;
-  std::vector<Tensor> norms{zeros({}, {DType::f64, devices_[0]})};
-  for (const nn::Parameter& p : parameters)
-    if (p->grad().defined()) norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
+  Tensor own;
+  const std::vector<Brought> arguments = meet("pipeline: clip_grad_norm_", [&] {
+    check(max_norm >= 0, "[clip_grad_norm_] max_norm must not be negative but is ", max_norm);
+    check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
+    std::vector<Tensor> norms{zeros({}, {DType::f64, devices_[0]})};
+    for (const nn::Parameter& p : parameters)
+      if (p->grad().defined()) norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
+    own = norm(stack(norms), norm_type);
+    return Brought{
+        std::bit_cast<std::int64_t>(max_norm), std::bit_cast<std::int64_t>(norm_type), {error_if_nonfinite}};
+  });
+  check_same("[clip_grad_norm_] the ranks were given different arguments:", arguments, [](const Brought& b) {
+    return concat({"max_norm ", std::bit_cast<double>(b.first), ", norm_type ", std::bit_cast<double>(b.last),
+                   b.state[0] ? ", not finite is an error" : ""});
+  });
   const Tensor all = empty({group_->size()}, {DType::f64, devices_[0]});
-  group_->all_gather(all, norm(stack(norms), norm_type).reshape({1}), "pipeline: norms of gradients").wait();
+  group_->all_gather(all, own.reshape({1}), "pipeline: norms of gradients").wait();
   const Tensor total = norm(all, norm_type);
   if (error_if_nonfinite)
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),

@@ -32,16 +32,19 @@ class RankPipeline final : public PipelineRunner {
 
  private:
   struct Pass;
-  /// What a rank brings to a call: its options, or how many samples of inputs and of targets it has, and
-  /// where its generator is. Travels as 64-bit integers.
+  /// What a rank brings to a call: its options or arguments, or how many samples of inputs and of targets it
+  /// has, and where its generator is. Travels as 64-bit integers.
   struct Brought {
     std::int64_t first = 0, last = 0;
     std::array<std::uint64_t, 2> state = {};
+    friend bool operator==(const Brought&, const Brought&) = default;
   };
   bool is_first() const { return group_->rank() == 0; }
   bool is_last() const { return group_->rank() + 1 == group_->size(); }
   std::string place() const;
   std::vector<Brought> meet(const char* what, const std::function<Brought()>& prepare) const;
+  static void check_same(const char* problem, const std::vector<Brought>& all,
+                         const std::function<std::string(const Brought&)>& in_words);
   void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const;
   void run(Pass& pass);
   void act(Pass& pass, const Action& action) const;
