@@ -296,14 +296,18 @@ std::vector<MemoryItems> memory_of_parts(const Case& c, const std::vector<Part>&
   return memory;
 }
 
-// One process steps its parts one after another on the CPU; GPUs step while it goes on to the next.
-double update_of_parts(const Case& c, const std::vector<Part>& parts) {
-  double sum = 0, most = 0;
+// All devices step their parts at once.
+struct Update {
+  double longest = 0, sum = 0;
+};
+Update update_of_parts(const Case& c, const std::vector<Part>& parts) {
+  Update update;
+  const double slower = parts.size() > 1 ? c.profile.contention.update : 1;
   for (const Part& part : parts) {
-    sum += c.update(part);
-    most = std::max(most, c.update(part));
+    update.sum += slower * c.update(part);
+    update.longest = std::max(update.longest, slower * c.update(part));
   }
-  return c.on_gpus() ? most : sum;
+  return update;
 }
 
 void fill_means(Prediction& p, double devices, double forward, double backward, double copies, double update,
@@ -325,8 +329,9 @@ Prediction model_parallel(const Case& c) {
     copies += 2 * c.link.copy.time(c.input_bytes(parts[s].begin, n));
   const double forward = loss_and(c.profile.loss, n, c.forward(c.whole(), n));
   const double backward = c.backward(c.whole(), n) + c.profile.loss.backward_s.at(n);
-  const double update = update_of_parts(c, parts), busy = c.update(c.whole());
-  fill_means(p, c.devices(), forward, backward, copies, busy, forward + backward + copies + update);
+  const Update update = update_of_parts(c, parts);
+  fill_means(p, c.devices(), forward, backward, copies, update.sum,
+             forward + backward + copies + update.longest);
   p.memory = memory_of_parts(c, parts, n, std::vector(parts.size(), kOnePass));
   return p;
 }
@@ -369,9 +374,9 @@ Prediction pipeline(const Case& c, Schedule schedule) {
     options.costs.push_back(cost);
   }
   options.transfer = largest_copy;
-  const double update = update_of_parts(c, parts), busy = c.update(c.whole());
-  fill_means(p, c.devices(), forward, backward, copies, busy,
-             simulate(actions, options).total + c.profile.handoff_s + update);
+  const Update update = update_of_parts(c, parts);
+  fill_means(p, c.devices(), forward, backward, copies, update.sum,
+             simulate(actions, options).total + c.profile.handoff_s + update.longest);
   p.memory = memory_of_parts(c, parts, n, actions);
   return p;
 }
