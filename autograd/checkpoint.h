@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/core/structure.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
@@ -61,19 +62,6 @@ class CheckpointScope {
   SavedTensorHooks hooks_;
 };
 
-/// Calls f with each tensor in an argument.
-template <class T, class F>
-void for_each_tensor(T& argument, const F& f) {
-  using V = std::remove_const_t<T>;
-  if constexpr (std::is_same_v<V, Tensor>) {
-    f(argument);
-  } else if constexpr (std::is_same_v<V, std::vector<Tensor>>) {
-    for (auto& t : argument) f(t);
-  } else if constexpr (requires { std::tuple_size<V>::value; }) {
-    std::apply([&](auto&... parts) { (for_each_tensor(parts, f), ...); }, argument);
-  }
-}
-
 template <class F, class... Args>
 class CheckpointedCall final : public RepeatableCall {
  public:
@@ -84,12 +72,12 @@ class CheckpointedCall final : public RepeatableCall {
 
   explicit CheckpointedCall(F&& f, const std::remove_reference_t<Args>&... args)
       : fn(std::forward<F>(f)), args_(args...) {
-    for_each_tensor(args_, [](Tensor& t) { t = Tensor(); });  // kept apart
+    structure::for_each<Tensor>(args_, [](Tensor& t) { t = Tensor(); });  // kept apart
   }
   void repeat(const std::vector<Tensor>& inputs) override {
     std::tuple<std::decay_t<Args>...> args = args_;
     auto next = inputs.begin();
-    for_each_tensor(args, [&](Tensor& t) { t = *next++; });
+    structure::for_each<Tensor>(args, [&](Tensor& t) { t = *next++; });
     std::apply([&](auto&... a) { static_cast<void>(std::invoke(fn, static_cast<Args&&>(a)...)); }, args);
   }
 
@@ -104,9 +92,10 @@ class CheckpointedCall final : public RepeatableCall {
 
 /// fn(args...), computed again in backward instead of keeping what backward needs. `fn` is anything that can
 /// be called, and returns anything; parameters that it reads get their gradients as ever. It is copied,
-/// except that a module, which cannot be, must live until backward. Tensors among the arguments, alone or in
-/// a vector, pair, tuple or array, are kept as an operation keeps its inputs: through the saved-tensor hooks
-/// of the caller, and with a check that nothing changed them in place. Other arguments are copied.
+/// except that a module, which cannot be, must live until backward. Tensors in the arguments, wherever
+/// structure::for_each finds them (alone, in vectors, arrays, optionals, pairs, tuples, maps, plain structs),
+/// are kept as an operation keeps its inputs: through the saved-tensor hooks of the caller, and with a check
+/// that nothing changed them in place. Other arguments are copied.
 ///
 /// The second time, fn must do what it did the first time. It runs in the context of the first (device,
 /// replica, stream, generator), on the thread that runs backward; running statistics of batch norms are left
@@ -118,8 +107,7 @@ auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   using Call = autograd::detail::CheckpointedCall<F, Args...>;
   if (!grad_enabled()) return std::invoke(std::forward<F>(fn), std::forward<Args>(args)...);
   std::vector<Tensor> inputs;
-  (autograd::detail::for_each_tensor(std::as_const(args), [&](const Tensor& t) { inputs.push_back(t); }),
-   ...);
+  (structure::for_each<Tensor>(std::as_const(args), [&](const Tensor& t) { inputs.push_back(t); }), ...);
   auto call = std::make_unique<Call>(std::forward<F>(fn), args...);
   auto& held = call->fn;
   const autograd::detail::CheckpointScope scope(std::move(call), inputs, options);
