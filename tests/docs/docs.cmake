@@ -1,6 +1,6 @@
 # Compiles and runs the C++ in README.md and docs/, so that it stays true. A block fenced as ```cpp is
 # - a program, if it begins with #include (a main is added where it has none),
-# - else the inside of a function, with `using namespace tapestry`.
+# - else the inside of a function, with `using namespace tapestry`, which runs in a folder of its own that is removed behind it.
 # A program that includes kernels/cuda/portable.cuh is run by the emulator. If the next block behind a program is fenced as
 # ```text output, it is what the program prints, held to it by prints.cmake.
 # Blocks fenced as ```cpp listing are excerpts of the sources and are not compiled.
@@ -63,13 +63,13 @@ foreach(page ${pages})
       set_tests_properties(docs.${id}_${line} PROPERTIES TIMEOUT 300 LABELS docs)
       math(EXPR programs "${programs} + 1")
     else()
-      string(APPEND fragments "TEST_CASE(\"${name}:${line}\") {\n  using namespace tapestry;\n#line ${line} \"${page}\"\n${code}}\n")
+      string(APPEND fragments "TEST_CASE(\"${name}:${line}\") {\n  const tests::InTempDir here;\n  using namespace tapestry;\n#line ${line} \"${page}\"\n${code}}\n")
     endif()
     string(FIND "${text}" "${fence}" begin)
   endwhile()
 endforeach()
 
-file(CONFIGURE OUTPUT ${generated}/fragments_test.cpp CONTENT "#include \"tapestry/tapestry.h\"\n\n${fragments}" @ONLY)
+file(CONFIGURE OUTPUT ${generated}/fragments_test.cpp CONTENT "#include \"tapestry/tapestry.h\"\n#include \"tests/docs/in_temp_dir.h\"\n\n${fragments}" @ONLY)
 add_executable(tests_docs ${generated}/fragments_test.cpp $<TARGET_OBJECTS:tests_support>)
 target_link_libraries(tests_docs PRIVATE tests_support)
 target_compile_options(tests_docs PRIVATE -Wno-unused)
