@@ -10,6 +10,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/pipeline/internal/local_pipeline.h"
 #include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
+#include "tapestry/distributed/pipeline/internal/state.h"
 
 namespace tapestry::distributed {
 
@@ -50,6 +51,12 @@ std::vector<nn::Parameter> Pipeline::parameters() const {
 void Pipeline::train(bool on) {
   for (const Stage& stage : stages_)
     for (nn::Module& module : stage.modules()) module.train(on);
+}
+
+nn::StateDict Pipeline::state_dict() const { return state_of(stages_); }
+nn::StateDict Pipeline::whole_state_dict() const { return runner_->whole_state_dict(); }
+nn::LoadResult Pipeline::load_state_dict(const nn::StateDict& dict, bool strict) {
+  return runner_->load_state_dict(dict, strict);
 }
 
 Tensor Pipeline::clip_grad_norm_(double max_norm, double norm_type, bool error_if_nonfinite) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -39,6 +40,10 @@ struct PipelineOptions {
   bool checkpoint = false;
   /// The longest that a stage waits for another, in seconds. Over ranks it is the group's timeout.
   int timeout_s = 1800;
+  /// Over ranks: the names of each parameter that stages of several ranks have, as one list a parameter:
+  ///   .tied = {{"embedding.weight", "head.weight"}}
+  /// or one name, where it has the same on all of them. In one process a parameter is tied by assigning it.
+  std::vector<std::vector<std::string>> tied = {};
 };
 
 /// Trains and evaluates a model in stages. Modules stay the user's, who trains, saves and evaluates them as
@@ -52,7 +57,10 @@ struct PipelineOptions {
 ///
 /// A parameter of several stages (tied weights) lies on the device of the first of them; those on other
 /// devices compute with a copy, which follows the first, and their gradients are added to its. Hooks on it
-/// see the first's part alone. A buffer of stages on several devices is an error.
+/// see the first's part alone. A buffer of stages on several devices is an error. Stages of several ranks
+/// have copies that are trained alike: PipelineOptions::tied says which, forward_backward() sums what it adds
+/// to their gradients, and the first rank's values are everybody's from the beginning, and after
+/// load_state_dict(). Freeze one on all its ranks or none, and give their optimizers the same options.
 ///
 /// All compute of a device happens on its worker; of stages that share one, one at a time. A call returns
 /// when all is done; the first exception is then rethrown with stage, micro-batch and device in the text, and
@@ -62,8 +70,8 @@ struct PipelineOptions {
 /// Over the ranks of a process group each rank computes one stage, on the thread that calls, and every call
 /// is one of all ranks. Inputs are the first rank's and targets the last one's; those that others pass are
 /// not looked at. All ranks return the loss; outputs are the last rank's, and undefined on the others. Each
-/// rank steps, saves and loads the parameters of its own stage; no two stages share one. clip_grad_norm_()
-/// and report() are calls of all ranks too. A batch that one rank cannot use is an error on all of them,
+/// rank steps the parameters of its own stage. clip_grad_norm_(), whole_state_dict(), load_state_dict() and
+/// report() are calls of all ranks too. A batch that one rank cannot use is an error on all of them,
 /// after which they can go on. What fails later (a stage throws, a rank ends) ends the group, as under DDP:
 /// in this call or the next every rank throws what happened, with stage and rank, within the group's timeout.
 /// Inside data parallelism, with a group for each line of stages and one for each stage's replicas, average
@@ -121,6 +129,18 @@ class Pipeline {
 
   /// Of all stages, each slot once.
   std::vector<nn::Parameter> parameters() const;
+  /// Parameters and persistent buffers of all stages, by the names that they have in the unsplit model
+  /// (Stage::named), which can load them; they share the elements. Over ranks: of this rank's stage.
+  /// ValueError if two tensors have one name.
+  nn::StateDict state_dict() const;
+  /// Over ranks: that of all stages, on rank 0, in the host's memory; empty on the others. To save the model:
+  ///   const auto whole = pipeline.whole_state_dict();
+  ///   if (world->rank() == 0) save_safetensors("model.safetensors", whole);
+  nn::StateDict whole_state_dict() const;
+  /// Takes what belongs to the stages out of a dict of the unsplit model, or of what state_dict() returned,
+  /// as nn::Module::load_state_dict does. Over ranks each passes one of either; what is wrong on one rank is
+  /// an error on all, and then nothing was loaded anywhere.
+  nn::LoadResult load_state_dict(const nn::StateDict& dict, bool strict = true);
   /// nn::clip_grad_norm_ of all stages' gradients together.
   Tensor clip_grad_norm_(double max_norm, double norm_type = 2, bool error_if_nonfinite = false);
   /// Training or evaluation, for all stages.

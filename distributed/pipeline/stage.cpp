@@ -7,14 +7,19 @@
 namespace tapestry::distributed {
 namespace {
 
+std::string join(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
 // What `list` of each module returns, each slot once.
 template <class Slot, class F>
-std::vector<std::pair<std::string, Slot>> each_once(const Stage::Modules& modules, const F& list) {
+std::vector<std::pair<std::string, Slot>> each_once(const Stage::Modules& modules,
+                                                    const std::vector<std::string>& paths, const F& list) {
   std::vector<std::pair<std::string, Slot>> found;
   std::set<const void*> seen;
-  for (const nn::Module& module : modules)
-    for (auto& [name, slot] : list(module))
-      if (seen.insert(slot.id()).second) found.emplace_back(name, slot);
+  for (std::size_t i = 0; i < modules.size(); ++i)
+    for (auto& [name, slot] : list(modules[i].get()))
+      if (seen.insert(slot.id()).second) found.emplace_back(join(paths[i], name), slot);
   return found;
 }
 
@@ -32,11 +37,36 @@ Stage::Stage(Modules modules, Device on) : modules_(std::move(modules)), device_
   name_ = modules_[0].get().type_name();
 }
 
+Stage Stage::named(std::vector<std::string> paths) const {
+  check(paths.size() == modules_.size(), "[Pipeline] ", paths.size(), " names for the ", modules_.size(),
+        " modules of a stage (", name_, "); give one each");
+  Stage same = *this;
+  same.paths_ = std::move(paths);
+  return same;
+}
+
+std::vector<std::string> Stage::paths() const {
+  if (!paths_.empty()) return paths_;
+  std::vector<std::string> found;
+  for (const nn::Module& module : modules_) found.push_back(module.path());
+  return found;
+}
+
 std::vector<std::pair<std::string, nn::Parameter>> Stage::named_parameters() const {
-  return each_once<nn::Parameter>(modules_, [](const nn::Module& m) { return m.named_parameters(); });
+  return each_once<nn::Parameter>(modules_, paths(),
+                                  [](const nn::Module& m) { return m.named_parameters(); });
 }
 std::vector<std::pair<std::string, nn::Buffer>> Stage::named_buffers() const {
-  return each_once<nn::Buffer>(modules_, [](const nn::Module& m) { return m.named_buffers(); });
+  return each_once<nn::Buffer>(modules_, paths(), [](const nn::Module& m) { return m.named_buffers(); });
+}
+
+nn::StateDict Stage::state_dict() const {
+  nn::StateDict all;
+  const std::vector<std::string> prefixes = paths();
+  for (std::size_t i = 0; i < modules_.size(); ++i)
+    for (auto& [name, tensor] : modules_[i].get().state_dict())
+      all.emplace_back(join(prefixes[i], name), tensor);
+  return all;
 }
 
 }  // namespace tapestry::distributed

@@ -41,18 +41,29 @@ class Stage {
     name_ = modules_.empty() ? "function" : modules_[0].get().type_name();
   }
 
+  /// The same stage; its modules are called so in the unsplit model, one path each. Without it they are what
+  /// they are in the modules that hold them (Module::path), as parts of a whole model are; a part that was
+  /// made alone has no path, and its names are as they are in itself.
+  ///   Stage({part[0], part[1]}, device).named({"blocks.2", "blocks.3"})
+  Stage named(std::vector<std::string> paths) const;
+
   std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const { return call_(inputs); }
   const Modules& modules() const { return modules_; }
   Device device() const { return device_; }
   /// The type of the first module: for messages.
   const std::string& name() const { return name_; }
-  /// Of all modules, each slot once.
+  /// Of all modules, by the names that they have in the unsplit model; each slot once.
   std::vector<std::pair<std::string, nn::Parameter>> named_parameters() const;
   std::vector<std::pair<std::string, nn::Buffer>> named_buffers() const;
+  /// Of all modules, by these names, every name.
+  nn::StateDict state_dict() const;
 
  private:
+  std::vector<std::string> paths() const;
+
   std::function<std::vector<Tensor>(const std::vector<Tensor>&)> call_;
   Modules modules_;
+  std::vector<std::string> paths_;  // given by named()
   Device device_;
   std::string name_;
 };

@@ -10,6 +10,7 @@
 #include "tapestry/core/worker.h"
 #include "tapestry/distributed/ddp/job.h"
 #include "tapestry/distributed/pipeline/internal/mail.h"
+#include "tapestry/distributed/pipeline/internal/state.h"
 #include "tapestry/nn/clip.h"
 
 namespace tapestry::distributed {
@@ -72,6 +73,10 @@ LocalPipeline::LocalPipeline(const std::vector<Stage>& stages, const PipelineOpt
   check(!stages.empty(), "[Pipeline] there are no stages; name one or more");
   check(options.micro_batches >= 1, "[Pipeline] ", options.micro_batches,
         " micro-batches; cut a batch into one or more");
+  check(
+      options.tied.empty(),
+      "[Pipeline] .tied names weights of several ranks; in one process assign one parameter to both modules: "
+      "head.weight = embedding.weight");
   check(options.timeout_s >= 1, "[Pipeline] timeout_s is ", options.timeout_s, "; give a second or more");
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const Device device = stages[s].device();
@@ -277,6 +282,13 @@ PipelineReport LocalPipeline::report() const {
 Tensor LocalPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
                                       double norm_type, bool error_if_nonfinite) const {
   return nn::clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite);
+}
+
+nn::StateDict LocalPipeline::whole_state_dict() const { return state_of(stages_); }
+
+nn::LoadResult LocalPipeline::load_state_dict(const nn::StateDict& dict, bool strict) {
+  const nn::StateDict own = state_of(stages_);
+  return StateMatch(own, {}, dict, strict).load();
 }
 
 }  // namespace tapestry::distributed

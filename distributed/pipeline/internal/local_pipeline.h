@@ -23,6 +23,8 @@ class LocalPipeline final : public PipelineRunner {
   PipelineReport report() const override;
   Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm, double norm_type,
                          bool error_if_nonfinite) const override;
+  nn::StateDict whole_state_dict() const override;
+  nn::LoadResult load_state_dict(const nn::StateDict& dict, bool strict) override;
 
  private:
   // What a pass took.

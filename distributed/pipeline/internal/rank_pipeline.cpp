@@ -7,6 +7,7 @@
 #include <exception>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -16,6 +17,7 @@
 #include "tapestry/distributed/comm/error.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/ddp/job.h"
+#include "tapestry/distributed/pipeline/internal/state.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -80,10 +82,12 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
     named_in_errors(place(), [&] { check_device("Pipeline", devices_[0]); });
     places_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_,
                                                static_cast<std::size_t>(group_->rank()));
-    return {.first = packed(options)};
+    return {.first = packed(options), .last = static_cast<std::int64_t>(options.tied.size())};
   });
-  check_same("[Pipeline] the ranks were given different options:", all,
-             [](const Brought& b) { return words(b.first); });
+  check_same("[Pipeline] the ranks were given different options:", all, [](const Brought& b) {
+    return words(b.first) + (b.last > 0 ? concat({", ", b.last, " tied weights"}) : std::string());
+  });
+  ties_ = std::make_unique<RankTies>(*group_, stages_[0], options.tied);
 }
 
 RankPipeline::~RankPipeline() = default;
@@ -305,7 +309,9 @@ Tensor RankPipeline::forward_backward(const TensorList& inputs, const TensorList
   Pass pass;
   pass.loss_fn = &loss;
   prepare(pass, inputs, targets);
+  ties_->begin();
   run(pass);
+  ties_->add_gradients();
   move_generator_on(pass.furthest);
   if (is_first()) return_gradients(inputs, pass.wants_gradient, pass.inputs, pass.results);
   return pass.loss;
@@ -373,7 +379,8 @@ Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameter
     check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
     std::vector<Tensor> norms{zeros({}, {DType::f64, devices_[0]})};
     for (const nn::Parameter& p : parameters)
-      if (p->grad().defined()) norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
+      if (p->grad().defined() && !ties_->is_counted_elsewhere(p))
+        norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
     own = norm(stack(norms), norm_type);
     return Brought{
         std::bit_cast<std::int64_t>(max_norm), std::bit_cast<std::int64_t>(norm_type), {error_if_nonfinite}};
@@ -392,6 +399,36 @@ Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameter
   for (const nn::Parameter& p : parameters)
     if (p->grad().defined()) p->grad().mul_(factor.to(p->grad().device()));
   return total;
+}
+
+nn::StateDict RankPipeline::whole_state_dict() const {
+  nn::StateDict own;
+  meet("pipeline: state", [&] {
+    own = state_of(stages_);
+    return Brought{};
+  });
+  std::set<std::string> shared;
+  for (const std::vector<std::string>& names : options_.tied) shared.insert(names.begin(), names.end());
+  return gather_state(*group_, own, shared, kTag);
+}
+
+nn::LoadResult RankPipeline::load_state_dict(const nn::StateDict& dict, bool strict) {
+  nn::StateDict own;
+  meet("pipeline: load_state_dict", [&] {
+    own = state_of(stages_);
+    return Brought{};
+  });
+  std::set<std::string> all;
+  for (const std::vector<std::string>& names : names_by_rank(*group_, own))
+    all.insert(names.begin(), names.end());
+  std::optional<StateMatch> match;
+  meet("pipeline: load_state_dict", [&] {
+    match.emplace(own, all, dict, strict);
+    return Brought{};
+  });
+  nn::LoadResult result = match->load();
+  ties_->share_values();
+  return result;
 }
 
 }  // namespace tapestry::distributed

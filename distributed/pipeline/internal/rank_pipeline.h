@@ -11,6 +11,7 @@
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tapestry/distributed/pipeline/internal/rank_parcels.h"
+#include "tapestry/distributed/pipeline/internal/rank_ties.h"
 #include "tapestry/distributed/pipeline/internal/runner.h"
 #include "tapestry/distributed/pipeline/internal/tied.h"
 
@@ -29,6 +30,8 @@ class RankPipeline final : public PipelineRunner {
   PipelineReport report() const override;
   Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm, double norm_type,
                          bool error_if_nonfinite) const override;
+  nn::StateDict whole_state_dict() const override;
+  nn::LoadResult load_state_dict(const nn::StateDict& dict, bool strict) override;
 
  private:
   struct Pass;
@@ -60,6 +63,7 @@ class RankPipeline final : public PipelineRunner {
   const std::vector<std::size_t> device_of_ = {0};  // likewise
   std::string row_;                                 // of the timeline
   std::unique_ptr<TiedParameters> places_;
+  std::unique_ptr<RankTies> ties_;
   Generator generator_;
   std::uint64_t passes_ = 0;
 

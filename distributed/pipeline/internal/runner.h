@@ -16,6 +16,8 @@ class PipelineRunner {
   virtual PipelineReport report() const = 0;
   virtual Tensor clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
                                  double norm_type, bool error_if_nonfinite) const = 0;
+  virtual nn::StateDict whole_state_dict() const = 0;
+  virtual nn::LoadResult load_state_dict(const nn::StateDict& dict, bool strict) = 0;
 };
 
 /// Throws AutogradError where nothing is recorded.

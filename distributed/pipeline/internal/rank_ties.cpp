@@ -1,0 +1,96 @@
+#include "tapestry/distributed/pipeline/internal/rank_ties.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/text.h"
+
+namespace tapestry::distributed {
+namespace {
+
+constexpr const char* kNone = "-";
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : " = ") + name;
+  return text.empty() ? "no names" : text;
+}
+
+// What a rank has of a tie.
+std::string described(const std::vector<nn::Parameter>& found) {
+  if (found.empty()) return kNone;
+  for (const nn::Parameter& p : found)
+    if (!p.is_same(found[0])) return "two parameters: assign one of them to the other where they are made";
+  const Tensor& tensor = found[0];
+  return concat({tensor.dtype(), " ", tensor.sizes(), tensor.requires_grad() ? "" : ", frozen"});
+}
+
+}  // namespace
+
+RankTies::RankTies(ProcessGroup& group, const Stage& stage,
+                   const std::vector<std::vector<std::string>>& names) {
+  const std::vector<std::pair<std::string, nn::Parameter>> own = stage.named_parameters();
+  for (const std::vector<std::string>& tied : names) {
+    std::vector<nn::Parameter> found;
+    std::string mine = listed(tied);
+    for (const auto& [name, parameter] : own)
+      if (std::find(tied.begin(), tied.end(), name) != tied.end()) found.push_back(parameter);
+    mine += "\n" + described(found);
+
+    // Every rank sees the same, and comes to the same conclusion.
+    const std::vector<std::string> all = all_gather_text(group, mine, "pipeline: tied weights");
+    std::vector<int> ranks;
+    std::string table;
+    bool equal = true;
+    const auto what = [&](std::size_t r) { return all[r].substr(all[r].find('\n') + 1); };
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      table += concat({"\n  rank ", r, "  ", all[r].substr(0, all[r].find('\n')), ": ", what(r)});
+      equal = equal && all[r].starts_with(listed(tied) + "\n");
+      if (what(r) == kNone) continue;
+      ranks.push_back(static_cast<int>(r));
+      equal = equal && what(r) == what(static_cast<std::size_t>(ranks[0])) && !what(r).starts_with("two");
+    }
+    check(equal, "[Pipeline] a tied weight is not the same on all ranks:", table,
+          "\ngive all ranks the same names, and the same parameter under them");
+    check(ranks.size() > 1, "[Pipeline] a tied weight is one that several ranks have:", table,
+          "\nname it as Stage::named_parameters() does; within a stage assign one parameter to both modules");
+    if (const auto members = group.new_group(ranks)) ties_.push_back({found[0], members});
+  }
+  share_values();
+}
+
+void RankTies::begin() {
+  for (Tie& tie : ties_) {
+    tie.before = tie.parameter->grad();
+    tie.parameter->set_grad({});
+  }
+}
+
+void RankTies::add_gradients() {
+  const NoGradGuard no_grad;
+  for (Tie& tie : ties_) {
+    const Tensor& parameter = tie.parameter;
+    // Frozen or unused on this rank, it is nothing here, but others wait for this rank's part.
+    const Tensor sum = parameter.grad().defined() ? parameter.grad() : zeros_like(parameter.detach());
+    tie.group->all_reduce(sum, ReduceOp::sum, "pipeline: gradients of tied weights").wait();
+    Tensor gradient = std::move(tie.before);
+    if (parameter.requires_grad()) gradient = gradient.defined() ? gradient.add_(sum) : sum;
+    parameter.set_grad(gradient);
+  }
+}
+
+void RankTies::share_values() {
+  const NoGradGuard no_grad;
+  for (const Tie& tie : ties_)
+    tie.group->broadcast(tie.parameter->detach(), 0, "pipeline: tied weights").wait();
+}
+
+bool RankTies::is_counted_elsewhere(const nn::Parameter& parameter) const {
+  return std::any_of(ties_.begin(), ties_.end(), [&](const Tie& tie) {
+    return tie.group->rank() > 0 && tie.parameter.is_same(parameter);
+  });
+}
+
+}  // namespace tapestry::distributed
