@@ -14,20 +14,6 @@ std::atomic<std::uint64_t> next_pass{1};
 // The newest node first; leaves, numbered above all others, before that.
 bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
 
-// The gradients of a node's inputs, on the stack for most nodes.
-class Results {
- public:
-  explicit Results(std::uint32_t count) {
-    if (count > kInline) many_.resize(count);
-  }
-  Tensor* data() { return many_.empty() ? few_ : many_.data(); }
-
- private:
-  static constexpr std::uint32_t kInline = 4;
-  Tensor few_[kInline];
-  std::vector<Tensor> many_;
-};
-
 }  // namespace
 
 GraphTask* GraphTask::current() { return current_task; }
@@ -126,7 +112,7 @@ void GraphTask::make_ready(Node* node) {
   std::push_heap(ready_.begin(), ready_.end(), older);
 }
 
-void GraphTask::put_in_inbox(OutputSlot& slot, Tensor gradient) {
+void GraphTask::put_in_inbox(OutputSlot& slot, Tensor&& gradient) {
   if (!slot.inbox.defined()) {
     slot.inbox = std::move(gradient);
     slot.inbox_is_ours = false;
@@ -138,7 +124,7 @@ void GraphTask::put_in_inbox(OutputSlot& slot, Tensor gradient) {
   }
 }
 
-void GraphTask::deliver(Node* from, std::uint32_t input, Tensor gradient) {
+void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
   const Edge& edge = from->edges_[input];
   Node* to = edge.node.get();
   if (gradient.defined()) {
@@ -155,13 +141,13 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor gradient) {
 
 // Runs the node's backward and hands its results on. `wanted` restricts it to some inputs.
 void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
-  Results results(node->num_edges_);
+  if (results_.size() < node->num_edges_) results_.resize(node->num_edges_);
   {
     Context context = node->context_;
     context.grad_enabled = false;
     context.replica = current_context().replica;
     ContextGuard guard(context);
-    Backward backward(*node, results.data(), wanted);
+    Backward backward(*node, results_.data(), wanted);
     bool any = false;
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].inbox.defined();
     if (any) {
@@ -176,8 +162,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   // Before handing on: a gradient that passes through unchanged then has one holder again.
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();
   for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
+    Tensor gradient = std::move(results_[i]);
     if (!node->edges_[i].node || (wanted && !(*wanted)[i])) continue;
-    Tensor gradient = std::move(results.data()[i]);
     if (DetectAnomaly::active() && gradient.defined()) [[unlikely]]
       check<AutogradError>(isnan(gradient).sum().item<std::int64_t>() == 0, "[", node->name_,
                            "] its backward gave input ", i, " a gradient with NaN");

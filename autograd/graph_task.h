@@ -75,8 +75,8 @@ class GraphTask {
   void make_ready(Node* node);
   void execute(Node* node);
   void call(Node* node, const std::vector<bool>* wanted);
-  void deliver(Node* from, std::uint32_t input, Tensor gradient);
-  void put_in_inbox(OutputSlot& slot, Tensor gradient);
+  void deliver(Node* from, std::uint32_t input, Tensor&& gradient);
+  void put_in_inbox(OutputSlot& slot, Tensor&& gradient);
 
   const BackwardPass pass_;
   const bool retain_graph_;
@@ -85,6 +85,7 @@ class GraphTask {
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;
   std::vector<Node*> claimed_, ready_;
+  std::vector<Tensor> results_;  // of the node that is running: the gradients of its inputs
   std::vector<Displaced> displaced_;
   std::vector<Capture> captures_;
   std::unordered_multimap<Node*, std::size_t> captures_at_;

@@ -94,6 +94,16 @@ std::string Record::note() const {
   return static_cast<const LeafNode*>(fn.get())->requires_grad ? "requires_grad=True" : "";
 }
 
+void Record::release() noexcept {
+  if (in_node) {
+    retained = {};
+    const NodeRef last = std::move(fn);  // the node, and this record with it, may go here
+    return;
+  }
+  if (fn->is_leaf()) static_cast<LeafNode*>(fn.get())->forget_owner();
+  delete this;
+}
+
 // ---- Node ----
 
 Node::Node(const char* name, std::uint64_t sequence, Edge* edges, std::uint32_t num_edges,

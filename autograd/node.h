@@ -27,13 +27,38 @@ struct Edge {
   std::uint32_t output = 0;
 };
 
-/// One output of a node: what its gradient must look like, and where the engine collects that gradient.
+/// A place for the gradient of a non-leaf, shared by the tensor and the hook that fills it.
+struct RetainedGrad {
+  mutable std::atomic<int> refs{1};
+  Tensor grad;
+  void retain() const { refs.fetch_add(1, std::memory_order_relaxed); }
+  void release() const {
+    if (refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+};
+
+/// What a tensor knows of the tape. That of an operation's output lies in the operation's node, which it
+/// keeps alive until the tensor dies.
+struct Record final : GradRecord {
+  NodeRef fn;  // what produced the tensor, or its LeafNode
+  Ref<RetainedGrad> retained;
+  std::uint32_t output = 0;   // which of fn's outputs it is
+  std::uint32_t version = 0;  // of the storage when the view was made
+  bool is_view = false;       // of another tensor of the graph
+  bool in_node = false;
+  std::string note() const override;
+  void release() noexcept override;
+};
+
+/// One output of a node: what its gradient must look like, where the engine collects that gradient, and the
+/// record of the tensor.
 struct OutputSlot {
   Shape sizes;
   DType dtype = DType::f32;
   Device device;
   bool inbox_is_ours = false;  // a sum the engine made, which it may add to in place
   Tensor inbox;
+  Record record;
 };
 
 /// A tensor kept for backward. Made by save() and save_output(), read through Backward::saved() only.
@@ -77,7 +102,9 @@ class Node {
 
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) dispose(const_cast<Node*>(this));
+    // Who holds the only reference need not count down: nobody else can take one.
+    if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      dispose(const_cast<Node*>(this));
   }
 
   /// A hook on the gradient of one output; see Tensor::register_hook. `last` puts it behind all others.
@@ -218,30 +245,11 @@ class LeafNode final : public Node {
   std::shared_ptr<std::vector<PostHook>> post_hooks_;
 };
 
-/// A place for the gradient of a non-leaf, shared by the tensor and the hook that fills it.
-struct RetainedGrad {
-  mutable std::atomic<int> refs{1};
-  Tensor grad;
-  void retain() const { refs.fetch_add(1, std::memory_order_relaxed); }
-  void release() const {
-    if (refs.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-};
-
-/// What a tensor knows of the tape.
-struct Record final : GradRecord {
-  NodeRef fn;                 // what produced the tensor, or its LeafNode
-  std::uint32_t output = 0;   // which of fn's outputs it is
-  bool is_view = false;       // of another tensor of the graph
-  std::uint32_t version = 0;  // of the storage when the view was made
-  Ref<RetainedGrad> retained;
-  std::string note() const override;
-  ~Record() override {
-    if (fn && fn->is_leaf()) static_cast<LeafNode*>(fn.get())->forget_owner();
-  }
-};
-
 inline Record* record_of(const Tensor& t) { return static_cast<Record*>(t.impl()->grad_record); }
+/// Gives the tensor this record in place of the one it has.
+inline void set_record(const Tensor& t, Record* record) {
+  if (GradRecord* const old = std::exchange(t.impl()->grad_record, record)) old->release();
+}
 inline bool needs_grad(const Tensor& t) {
   const Record* r = record_of(t);
   return r && (!r->fn->is_leaf() || static_cast<const LeafNode*>(r->fn.get())->requires_grad);

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -21,15 +22,24 @@ constexpr std::size_t kSlabBytes =
     64 * 1024;  // also the alignment: a node finds its slab by masking its address
 constexpr std::size_t kMaxCached = 64;
 
-// `live` counts the nodes inside, plus one while a thread is filling the slab.
+// While a thread is filling the slab, `live` is kOpen less the nodes that died: the thread counts those it
+// made by itself, and adds them when it is done. From then on `live` counts the nodes inside.
+constexpr std::int64_t kOpen = std::int64_t{1} << 32;
+
 struct alignas(16) Slab {
-  std::atomic<std::int64_t> live{1};
+  std::atomic<std::int64_t> live{kOpen};
+  std::int64_t made = 0;
   std::size_t bytes;
   std::size_t used = sizeof(Slab);
   Slab* next = nullptr;
 
   explicit Slab(std::size_t size) : bytes(size) {}
   char* at(std::size_t offset) { return reinterpret_cast<char*>(this) + offset; }
+  void reopen() {
+    used = sizeof(Slab);
+    made = 0;
+    live.store(kOpen, std::memory_order_relaxed);
+  }
 };
 
 struct Cache {
@@ -57,8 +67,7 @@ Slab* acquire() {
     if (Slab* s = cache().head) {
       cache().head = s->next;
       --cache().count;
-      s->used = sizeof(Slab);
-      s->live.store(1, std::memory_order_relaxed);
+      s->reopen();
       return s;
     }
   }
@@ -87,18 +96,30 @@ void recycle(Slab* s) noexcept {
   destroy(s);
 }
 
-void drop(Slab* s) noexcept {
-  if (s->live.fetch_sub(1, std::memory_order_acq_rel) == 1) recycle(s);
+void take_off(Slab* s, std::int64_t count) noexcept {
+  if (s->live.fetch_sub(count, std::memory_order_acq_rel) == count) recycle(s);
 }
+void close(Slab* s) noexcept { take_off(s, kOpen - s->made); }
 
-struct Current {
-  Slab* slab = nullptr;
-  ~Current() {
-    if (slab) drop(slab);
-    slab = nullptr;
+// The slab that the thread is filling.
+thread_local constinit Slab* current = nullptr;
+
+[[gnu::noinline]] void next_slab() {
+  struct AtExit {
+    ~AtExit() {
+      if (current) close(std::exchange(current, nullptr));
+    }
+  };
+  static thread_local AtExit at_exit;
+  if (Slab* const s = current; s && s->live.load(std::memory_order_acquire) == kOpen - s->made) {
+    s->reopen();  // all of it is dead already
+    TAPESTRY_POISON(s->at(sizeof(Slab)), s->bytes - sizeof(Slab));
+    return;
   }
-};
-thread_local Current current;
+  Slab* const fresh = acquire();
+  if (current) close(current);
+  current = fresh;
+}
 
 }  // namespace
 
@@ -107,28 +128,21 @@ void* slab_allocate(std::size_t bytes) {
   if (bytes > kSlabBytes / 4) {  // a node with thousands of inputs gets a slab of its own
     in_use.fetch_add(1, std::memory_order_relaxed);
     Slab* own = new_slab(sizeof(Slab) + bytes);
+    own->live.store(1, std::memory_order_relaxed);
     return own->at(sizeof(Slab));
   }
-  Slab* s = current.slab;
-  if (!s || s->used + bytes > s->bytes) {
-    if (s && s->live.load(std::memory_order_acquire) == 1) {
-      s->used = sizeof(Slab);  // all of it is dead already
-      TAPESTRY_POISON(s->at(sizeof(Slab)), s->bytes - sizeof(Slab));
-    } else {
-      Slab* fresh = acquire();
-      if (s) drop(s);
-      current.slab = s = fresh;
-    }
-  }
-  void* p = s->at(s->used);
+  if (!current || current->used + bytes > current->bytes) [[unlikely]]
+    next_slab();
+  Slab* const s = current;
+  void* const p = s->at(s->used);
   s->used += bytes;
-  s->live.fetch_add(1, std::memory_order_relaxed);
+  ++s->made;
   TAPESTRY_UNPOISON(p, bytes);
   return p;
 }
 
 void slab_free(void* p) noexcept {
-  drop(reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1)));
+  take_off(reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1)), 1);
 }
 
 std::int64_t slabs_in_use() { return in_use.load(std::memory_order_relaxed); }

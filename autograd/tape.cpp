@@ -37,15 +37,16 @@ void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outp
     slots[i].sizes = t.sizes();
     slots[i].dtype = t.dtype();
     slots[i].device = t.device();
-    Record* record = new Record;
-    record->fn = node;
-    record->output = static_cast<std::uint32_t>(i);
-    delete t.impl()->grad_record;
-    t.impl()->grad_record = record;
+    Record& record = slots[i].record;
+    record.fn = i + 1 < outputs.size() ? node : std::move(node);
+    record.output = static_cast<std::uint32_t>(i);
+    record.in_node = true;
+    set_record(t, &record);
     if (DetectAnomaly::active()) [[unlikely]] {
       NoGradGuard no_grad;
-      check<AutogradError>(isnan(t.detach()).sum().item<std::int64_t>() == 0, "[", node->name(), "] output ",
-                           i, " of shape ", t.sizes(), " has NaN; its inputs are the place to look");
+      check<AutogradError>(isnan(t.detach()).sum().item<std::int64_t>() == 0, "[", record.fn->name(),
+                           "] output ", i, " of shape ", t.sizes(),
+                           " has NaN; its inputs are the place to look");
     }
   }
 }
@@ -64,7 +65,7 @@ Tensor alias(const Tensor& t) {
     Record* mine = new Record;
     mine->fn = r->fn;
     mine->output = r->output;
-    copy.impl()->grad_record = mine;
+    set_record(copy, mine);
   }
   return copy;
 }
@@ -103,8 +104,7 @@ void finish_in_place(const Tensor& target, const Tensor& result) {
   Record* record = new Record;
   record->fn = record_of(result)->fn;
   record->output = record_of(result)->output;
-  delete target.impl()->grad_record;
-  target.impl()->grad_record = record;
+  set_record(target, record);
 }
 
 }  // namespace tapestry::autograd

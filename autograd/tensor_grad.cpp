@@ -23,7 +23,8 @@ LeafNode* make_leaf(const Tensor& t) {
   LeafNode* raw = leaf.get();
   Record* r = new Record;
   r->fn = autograd::NodeRef::adopt(leaf.detach());
-  t.impl()->grad_record = r;
+  autograd::set_record(t, r);
+  t.impl()->leaf = true;
   return raw;
 }
 

@@ -38,7 +38,13 @@ class Allocator {
   virtual void copy(Device device, void* to, const void* from, std::size_t bytes) = 0;
   /// Bytes of host memory before each block of `device` that Storage may keep its own record in, so that a
   /// small tensor costs one allocation. 0: none.
-  virtual std::size_t header_room() const { return 0; }
+  std::size_t header_room() const { return header_room_; }
+
+ protected:
+  explicit Allocator(std::size_t header_room = 0) : header_room_(header_room) {}
+
+ private:
+  const std::size_t header_room_;
 };
 
 /// The allocator of this device type. Throws DeviceError when there is none (CUDA in a build without it).

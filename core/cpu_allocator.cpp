@@ -1,6 +1,7 @@
 #include "tapestry/core/cpu_allocator.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdlib>
@@ -114,9 +115,12 @@ static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMo
 // Classes that threads cache, and how many blocks of one.
 constexpr std::size_t kSmallBytes = 32 * 1024;
 constexpr int kSmallClasses = class_of(kSmallBytes) + 1;
-constexpr int cached_blocks(int c) {
-  return static_cast<int>(std::clamp<std::size_t>(128 * 1024 / class_bytes(c), 8, 64));
-}
+constexpr auto kCachedBlocks = [] {
+  std::array<int, kSmallClasses> blocks{};
+  for (int c = 0; c < kSmallClasses; ++c)
+    blocks[c] = static_cast<int>(std::clamp<std::size_t>(128 * 1024 / class_bytes(c), 8, 64));
+  return blocks;
+}();
 
 // A free block holds the link of its list.
 struct Block {
@@ -181,12 +185,11 @@ struct ThreadCache {
 };
 
 // The calling thread's caches: null before the first use, kClosed when the thread's destructors have run. A
-// plain pointer, so that it can be read even then, and small, so that this cheaper kind of thread-local
-// variable is open to a library that a program loads late.
+// plain pointer, so that it can be read even then.
 struct ThreadCaches {
   std::unique_ptr<ThreadCache> of[kMaxDevices];
 };
-[[gnu::tls_model("initial-exec")]] thread_local constinit ThreadCaches* caches = nullptr;
+thread_local constinit ThreadCaches* caches = nullptr;
 ThreadCaches* const kClosed = reinterpret_cast<ThreadCaches*>(alignof(ThreadCaches));
 
 void to_pool(Pool& pool, List& list, int c, int keep) {
@@ -229,6 +232,7 @@ ThreadCache* thread_cache(int device) noexcept {
 
 class CachingAllocator final : public Allocator {
  public:
+  CachingAllocator() : Allocator(kHeader) {}
   void* allocate(Device device, std::size_t bytes) override {
     Pool& pool = pools_[device.index];
     if (bytes > kMostBytes) out_of_memory(device, bytes, pool.counters);
@@ -251,7 +255,7 @@ class CachingAllocator final : public Allocator {
       if (ThreadCache* const cache = thread_cache(device.index)) {
         List& list = cache->free[c];
         list.push(block);
-        if (list.count > cached_blocks(c)) to_pool(pool, list, c, cached_blocks(c) / 2);
+        if (list.count > kCachedBlocks[c]) to_pool(pool, list, c, kCachedBlocks[c] / 2);
         return;
       }
     }
@@ -273,7 +277,6 @@ class CachingAllocator final : public Allocator {
   void copy(Device, void* to, const void* from, std::size_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
-  std::size_t header_room() const override { return kHeader; }
 
  private:
   // A block from the pool, with more of its class for the thread's cache, or from the system.
@@ -284,7 +287,7 @@ class CachingAllocator final : public Allocator {
       if (Block* const block = pool.free[c].pop()) {
         pool.free_bytes -= block_bytes;
         if (ThreadCache* const cache = c < kSmallClasses ? thread_cache(device.index) : nullptr) {
-          for (int i = cached_blocks(c) / 2; i > 0; --i) {
+          for (int i = kCachedBlocks[c] / 2; i > 0; --i) {
             Block* const more = pool.free[c].pop();
             if (!more) break;
             pool.free_bytes -= block_bytes;

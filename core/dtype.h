@@ -17,10 +17,11 @@ inline constexpr DType kFloat32 = DType::f32, kFloat64 = DType::f64, kFloat16 = 
 /// "float32", "bfloat16", "int64", "bool", ...
 const char* dtype_name(DType dtype);
 
-constexpr std::size_t dtype_size(DType dtype) {
-  constexpr std::size_t sizes[kNumDTypes] = {4, 8, 2, 2, 8, 4, 1, 1};
-  return sizes[static_cast<int>(dtype)];
-}
+namespace detail {
+// Not inside the function, where g++ writes it to the stack at each call.
+inline constexpr std::uint8_t kDTypeSizes[kNumDTypes] = {4, 8, 2, 2, 8, 4, 1, 1};
+}  // namespace detail
+constexpr std::size_t dtype_size(DType dtype) { return detail::kDTypeSizes[static_cast<int>(dtype)]; }
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 constexpr bool is_integral(DType dtype) { return dtype > DType::bf16; }
 

@@ -13,18 +13,24 @@ std::size_t checked_bytes(const char* op, const Shape& sizes, std::int64_t numel
   return static_cast<std::size_t>(bytes);
 }
 
-Tensor assemble(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
-                std::int64_t offset, std::int64_t numel, bool inference) {
-  auto* const impl = new TensorImpl;
-  impl->dtype = dtype;
-  impl->inference = inference;
-  impl->device = storage->device();
-  impl->storage = std::move(storage);
-  impl->offset = offset;
-  impl->numel = numel;
-  impl->sizes = sizes;
-  impl->strides = strides;
-  return Tensor(Ref<TensorImpl>::adopt(impl));
+Tensor assemble(StorageRef storage, std::int64_t offset, DType dtype, const Shape& sizes, std::int64_t numel,
+                const Shape& strides, bool inference) {
+  return Tensor(Ref<TensorImpl>::adopt(
+      new TensorImpl(std::move(storage), offset, dtype, sizes, numel, strides, inference)));
+}
+
+// Whether the elements follow one another in the order of the dimensions `order`, the slowest first. Strides
+// of size 1 do not count.
+bool dense(const Shape& sizes, const Shape& strides, std::int64_t numel, auto order) {
+  if (numel == 0) return true;
+  std::int64_t expected = 1;
+  for (int k = sizes.size() - 1; k >= 0; --k) {
+    const int i = order(k);
+    if (sizes[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
 }
 
 int real_dim(const char* op, std::int64_t dim, const Tensor& t) {
@@ -32,26 +38,90 @@ int real_dim(const char* op, std::int64_t dim, const Tensor& t) {
   return wrap_dim(op, dim, t.dim());
 }
 
+// Memory of dead TensorImpls, kept by each thread for its next ones: malloc and free would be a fifth of what
+// a small operation costs.
+#ifdef TAPESTRY_SANITIZED
+constexpr int kMostKept = 0;
+#else
+constexpr int kMostKept = 1024;
+#endif
+struct Kept {
+  Kept* next;
+};
+thread_local constinit Kept* kept = nullptr;
+thread_local constinit int room_to_keep = 0;
+
+Kept* pop_kept() {
+  ++room_to_keep;
+  return std::exchange(kept, kept->next);
+}
+
+// The first time that a thread keeps something, makes room for that. Tensors may die after the thread's
+// destructors have run; then nothing is kept.
+bool open_kept() noexcept {
+  struct AtExit {
+    ~AtExit() {
+      while (kept) ::operator delete(pop_kept());
+      room_to_keep = 0;
+    }
+  };
+  static thread_local constinit bool opened = false;
+  if (std::exchange(opened, true)) return false;
+  static thread_local AtExit at_exit;
+  room_to_keep = kMostKept;
+  return room_to_keep > 0;
+}
+
 }  // namespace
+
+// ---- TensorImpl ----
+
+TensorImpl::TensorImpl(StorageRef memory, std::int64_t first, DType type, const Shape& shape,
+                       std::int64_t elements, const Shape& steps, bool made_in_inference)
+    : dtype(type),
+      inference(made_in_inference),
+      row_major(dense(shape, steps, elements, [](int k) { return k; })),
+      device(memory->device()),
+      storage(std::move(memory)),
+      offset(first),
+      numel(elements),
+      sizes(shape),
+      strides(steps) {}
+
+TensorImpl::TensorImpl(StorageRef memory, DType type, const Shape& shape, std::int64_t elements,
+                       bool made_in_inference)
+    : dtype(type),
+      inference(made_in_inference),
+      row_major(true),
+      device(memory->device()),
+      storage(std::move(memory)),
+      offset(0),
+      numel(elements),
+      sizes(shape),
+      strides(contiguous_strides(shape)) {}
+
+TensorImpl::~TensorImpl() {
+  if (grad_record) grad_record->release();
+}
+
+void TensorImpl::destroy() const noexcept { delete this; }
+
+void* TensorImpl::operator new(std::size_t bytes) { return kept ? pop_kept() : ::operator new(bytes); }
+
+void TensorImpl::operator delete(void* p) noexcept {
+  if (room_to_keep <= 0 && !open_kept()) return ::operator delete(p);
+  --room_to_keep;
+  kept = new (p) Kept{kept};
+}
+
+// ---- Tensor ----
 
 std::int64_t Tensor::size(std::int64_t dim) const { return sizes()[real_dim("size", dim, *this)]; }
 std::int64_t Tensor::stride(std::int64_t dim) const { return strides()[real_dim("stride", dim, *this)]; }
 
-bool Tensor::is_contiguous(MemoryFormat format) const {
-  constexpr int channels_last[] = {0, 2, 3, 1};  // from the slowest dimension to the fastest
-  const Shape& n = sizes();
-  const Shape& s = strides();
-  const bool last = format == MemoryFormat::channels_last;
-  if (last && n.size() != 4) return false;
-  if (numel() == 0) return true;
-  std::int64_t expected = 1;
-  for (int k = n.size() - 1; k >= 0; --k) {
-    const int i = last ? channels_last[k] : k;
-    if (n[i] == 1) continue;
-    if (s[i] != expected) return false;
-    expected *= n[i];
-  }
-  return true;
+bool Tensor::is_channels_last() const {
+  constexpr int order[] = {0, 2, 3, 1};
+  return dim() == 4 && dense(sizes(), strides(), numel(), [&](int k) { return order[k]; });
 }
 
 MemoryFormat Tensor::memory_format() const {
@@ -85,25 +155,15 @@ void Tensor::wrong_data_type(DType asked) const {
 
 Tensor empty(const Shape& sizes, const TensorOptions& options, MemoryFormat format) {
   const Context& context = current_context();
-  Ref<TensorImpl> impl = Ref<TensorImpl>::adopt(new TensorImpl);
-  impl->dtype = options.dtype.value_or(DType::f32);
-  impl->device = options.device.value_or(context.device);
-  impl->inference = context.inference;
-  impl->sizes = sizes;
-  impl->numel = checked_numel("empty", sizes);
-  if (format == MemoryFormat::contiguous) {
-    // contiguous_strides, written in place: to copy a Shape just written costs a store-forwarding stall.
-    impl->strides = sizes;
-    std::int64_t step = 1;
-    for (int i = sizes.size() - 1; i >= 0; --i) {
-      impl->strides[i] = step;
-      step *= std::max<std::int64_t>(sizes[i], 1);
-    }
-  } else {
-    impl->strides = channels_last_strides(sizes);
-  }
-  impl->storage = Storage::allocate(impl->device, checked_bytes("empty", sizes, impl->numel, impl->dtype));
-  Tensor t(std::move(impl));
+  const DType dtype = options.dtype.value_or(DType::f32);
+  const std::int64_t numel = checked_numel("empty", sizes);
+  StorageRef storage =
+      Storage::allocate(options.device.value_or(context.device), checked_bytes("empty", sizes, numel, dtype));
+  Tensor t = format == MemoryFormat::contiguous
+                 ? Tensor(Ref<TensorImpl>::adopt(
+                       new TensorImpl(std::move(storage), dtype, sizes, numel, context.inference)))
+                 : assemble(std::move(storage), 0, dtype, sizes, numel, channels_last_strides(sizes),
+                            context.inference);
   if (options.requires_grad) t.set_requires_grad();
   return t;
 }
@@ -114,8 +174,8 @@ Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options) {
   const std::size_t bytes = checked_bytes("from_blob", sizes, numel, dtype);
   check(data || numel == 0, "[from_blob] a null pointer for a tensor of shape ", sizes,
         "; pass the address of its elements");
-  Tensor t = assemble(Storage::wrap(options.device.value_or(kCPU), data, bytes), dtype, sizes,
-                      contiguous_strides(sizes), 0, numel, current_context().inference);
+  Tensor t(Ref<TensorImpl>::adopt(new TensorImpl(Storage::wrap(options.device.value_or(kCPU), data, bytes),
+                                                 dtype, sizes, numel, current_context().inference)));
   if (options.requires_grad) t.set_requires_grad();
   return t;
 }
@@ -123,13 +183,13 @@ Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options) {
 namespace detail {
 
 Tensor raw_view(const Tensor& base, const Shape& sizes, const Shape& strides, std::int64_t offset) {
-  return assemble(base.storage(), base.dtype(), sizes, strides, offset, sizes.numel(),
+  return assemble(base.storage(), offset, base.dtype(), sizes, sizes.numel(), strides,
                   base.impl()->inference);
 }
 
 Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
                    std::int64_t offset) {
-  return assemble(std::move(storage), dtype, sizes, strides, offset, sizes.numel(),
+  return assemble(std::move(storage), offset, dtype, sizes, sizes.numel(), strides,
                   current_context().inference);
 }
 

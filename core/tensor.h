@@ -30,24 +30,34 @@ enum class MemoryFormat : std::uint8_t { contiguous, channels_last };
 
 /// What the tape keeps with a tensor; autograd derives from it.
 struct GradRecord {
-  virtual ~GradRecord() = default;
+  /// The tensor dies, or gets another record.
+  virtual void release() noexcept = 0;
   /// What the text of the tensor says of it: "requires_grad=True", "grad_fn=<mul>", or nothing.
   virtual std::string note() const = 0;
+
+ protected:
+  ~GradRecord() = default;
 };
 
 struct TensorImpl {
   mutable std::atomic<int> refs{1};
-  DType dtype = DType::f32;
-  bool inference = false;  // made in inference mode
-  Device device;
-  StorageRef storage;
-  std::int64_t offset = 0;  // in elements, from the start of the storage
-  std::int64_t numel = 0;
-  Shape sizes, strides;  // strides in elements
+  const DType dtype;
+  bool inference;        // made in inference mode
+  const bool row_major;  // dense, the last dimension the fastest: is_contiguous()
+  bool leaf = false;     // its grad_record leads to a node that knows this tensor
+  const Device device;
   GradRecord* grad_record = nullptr;
+  const StorageRef storage;
+  const std::int64_t offset;  // in elements, from the start of the storage
+  const std::int64_t numel;
+  const Shape sizes, strides;  // strides in elements
 
-  TensorImpl() = default;
-  ~TensorImpl() { delete grad_record; }
+  /// Of any layout, from element `first` of the storage.
+  TensorImpl(StorageRef memory, std::int64_t first, DType type, const Shape& shape, std::int64_t elements,
+             const Shape& steps, bool made_in_inference);
+  /// Row-major, from the start of the storage.
+  TensorImpl(StorageRef memory, DType type, const Shape& shape, std::int64_t elements,
+             bool made_in_inference);
   TensorImpl(const TensorImpl&) = delete;
   TensorImpl& operator=(const TensorImpl&) = delete;
 
@@ -55,10 +65,18 @@ struct TensorImpl {
   void release() const {
     // Who holds the only reference need not count down: nobody else can take one, but for a leaf's node,
     // which knows the tensor for its hooks.
-    if ((refs.load(std::memory_order_acquire) == 1 && !grad_record) ||
+    if ((refs.load(std::memory_order_acquire) == 1 && !leaf) ||
         refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
-      delete this;
+      destroy();
   }
+
+  /// Threads keep the memory of dead tensors for their next ones.
+  static void* operator new(std::size_t bytes);
+  static void operator delete(void* p) noexcept;
+
+ private:
+  ~TensorImpl();
+  void destroy() const noexcept;
 };
 
 /// Where and how a factory makes a tensor. An absent device means the context's, an absent dtype f32 (or what
@@ -124,7 +142,9 @@ class Tensor {
   /// and of tensors without elements, do not count; so a tensor with C = 1 or H = W = 1 can be both. Where
   /// one answer is needed (which layout should the result have?) such a tensor counts as `contiguous`: see
   /// memory_format().
-  bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
+  bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const {
+    return format == MemoryFormat::contiguous ? self().row_major : is_channels_last();
+  }
   /// channels_last if the tensor is 4-d, channels-last and not also contiguous; else contiguous.
   MemoryFormat memory_format() const;
   /// Address of the first element, whatever the dtype.
@@ -291,6 +311,7 @@ class Tensor {
       no_tensor();
     return *impl_;
   }
+  bool is_channels_last() const;
   [[noreturn, gnu::cold]] static void no_tensor();
   [[noreturn]] void wrong_data_type(DType asked) const;
   // For item(): `value` without its fraction, and the error where that does not fit.

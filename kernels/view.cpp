@@ -5,21 +5,12 @@
 namespace tapestry::kernels {
 namespace {
 
-// True if all operands have operand 0's sizes and strides, and these are row-major: one dimension then.
+// True if all operands have operand 0's sizes and are row-major: one dimension then.
 template <int N>
 bool all_row_major(const Tensor* const (&t)[N]) {
-  const Shape& sizes = t[0]->sizes();
-  const Shape& strides = t[0]->strides();
-  std::int64_t expected = 1;
-  for (int d = sizes.size() - 1; d >= 0; --d) {
-    if (sizes[d] != 1 && strides[d] != expected) return false;
-    expected *= sizes[d];
-  }
-  for (int n = 1; n < N; ++n) {
-    if (t[n]->dim() != sizes.size()) return false;
-    for (int d = 0; d < sizes.size(); ++d)
-      if (t[n]->sizes()[d] != sizes[d] || (sizes[d] != 1 && t[n]->strides()[d] != strides[d])) return false;
-  }
+  if (!t[0]->is_contiguous()) return false;
+  for (int n = 1; n < N; ++n)
+    if (!t[n]->is_contiguous() || t[n]->sizes() != t[0]->sizes()) return false;
   return true;
 }
 
@@ -44,25 +35,10 @@ bool mergeable(const Elementwise<N>& e, int outer, int inner) {
   return true;
 }
 
-}  // namespace
-
+// The dimensions of `e` where it takes more than one, or an operand is broadcast.
 template <int N>
-Elementwise<N> plan(const Tensor* const (&operands)[N]) {
-  Elementwise<N> e;
+[[gnu::noinline]] void plan_dims(Elementwise<N>& e, const Tensor* const (&operands)[N]) {
   const Tensor& out = *operands[0];
-  e.numel = out.numel();
-  for (int n = 0; n < N; ++n) {
-    e.data[n] = operands[n]->raw_data();
-    e.dtypes[n] = operands[n]->dtype();
-  }
-  e.ndim = 1;
-  e.sizes[0] = e.numel;
-  if (e.numel == 0) return e;
-  if (all_row_major(operands)) {
-    for (int n = 0; n < N; ++n) e.strides[n][0] = 1;
-    return e;
-  }
-
   int ndim = 0;
   for (int d = 0; d < out.dim(); ++d) {
     if (out.sizes()[d] == 1) continue;
@@ -75,7 +51,7 @@ Elementwise<N> plan(const Tensor* const (&operands)[N]) {
     for (int i = ndim; i > 0 && slower(e, i, i - 1); --i) swap_dims(e, i, i - 1);
     ++ndim;
   }
-  if (ndim == 0) return e;  // one element: size 1, strides 0
+  if (ndim == 0) return;  // one element
 
   int last = 0;
   for (int d = 1; d < ndim; ++d) {
@@ -89,6 +65,21 @@ Elementwise<N> plan(const Tensor* const (&operands)[N]) {
     }
   }
   e.ndim = last + 1;
+}
+
+}  // namespace
+
+template <int N>
+Elementwise<N> plan(const Tensor* const (&operands)[N]) {
+  Elementwise<N> e;
+  e.ndim = 1;
+  e.numel = e.sizes[0] = operands[0]->numel();
+  for (int n = 0; n < N; ++n) {
+    e.data[n] = operands[n]->raw_data();
+    e.dtypes[n] = operands[n]->dtype();
+    e.strides[n][0] = 1;
+  }
+  if (e.numel > 0 && !all_row_major(operands)) plan_dims(e, operands);
   return e;
 }
 

@@ -31,13 +31,14 @@ struct View {
 /// The iteration space of an elementwise kernel over N operands of one (broadcast) shape; operand 0 is the
 /// output. A broadcast dimension has stride 0. Dimensions are ordered so that the last is the output's
 /// fastest, and merged where all operands allow it: dense operands of one layout come as a single dimension
-/// of stride 1.
+/// of stride 1. What lies behind `ndim` dimensions is undefined: to clear it would cost a small operation
+/// more than its arithmetic does.
 template <int N>
 struct Elementwise {
   int ndim = 0;  // at least 1
   std::int64_t numel = 0;
-  std::int64_t sizes[kMaxDims] = {};
-  std::int64_t strides[N][kMaxDims] = {};  // in elements
+  std::int64_t sizes[kMaxDims];
+  std::int64_t strides[N][kMaxDims];  // in elements
   void* data[N] = {};
   DType dtypes[N] = {};
 };

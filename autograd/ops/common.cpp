@@ -32,6 +32,7 @@ bool is_dense(const Tensor& t) {
 }
 
 bool same_layout(const Tensor& a, const Tensor& b) {
+  if (a.is_contiguous() && b.is_contiguous()) return true;
   for (int d = 0; d < a.dim(); ++d)
     if (a.sizes()[d] != 1 && a.strides()[d] != b.strides()[d]) return false;
   return true;
@@ -47,13 +48,6 @@ std::int64_t extent(const Tensor& t) {
 }
 
 }  // namespace
-
-void check_operands(const Op& op, const Tensor& a, const Tensor& b) {
-  tapestry::detail::check_defined(op.name, a, "the first operand");
-  tapestry::detail::check_defined(op.name, b, "the second operand");
-  check<DeviceError>(a.device() == b.device(), "[", op.name, "] operands are on ", a.device(), " and on ",
-                     b.device(), "; move one with .to()");
-}
 
 DType promoted(const Tensor& a, const Tensor& b) {
   if (a.dtype() == b.dtype()) return a.dtype();

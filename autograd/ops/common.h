@@ -18,7 +18,12 @@ inline auto planned(const Tensor& out, const T&... in) {
 }
 
 /// Throws ValueError if one is undefined, DeviceError if they are on different devices.
-void check_operands(const Op& op, const Tensor& a, const Tensor& b);
+inline void check_operands(const Op& op, const Tensor& a, const Tensor& b) {
+  tapestry::detail::check_defined(op.name, a, "the first operand");
+  tapestry::detail::check_defined(op.name, b, "the second operand");
+  check<DeviceError>(a.device() == b.device(), "[", op.name, "] operands are on ", a.device(), " and on ",
+                     b.device(), "; move one with .to()");
+}
 
 /// PyTorch's result type of two tensors: a 0-d tensor counts only if its category (bool, integer, real) is
 /// above the other's.

@@ -295,6 +295,28 @@ TEST_CASE("outputs of one node, and one output twice, are seeds together") {
   CHECK(equal(x.grad(), tensor({7.0, 7.0, 10.0}, DType::f64)));
 }
 
+TEST_CASE("outputs of one node die in any order") {
+  const Tensor x = leaf({2});
+  for (const bool second : {false, true})
+    for (const bool run : {false, true}) {
+      CAPTURE(second, run);
+      Tensor outputs[] = {x.detach() * 3, x.detach() * 5};
+      const Tensor* const out[] = {&outputs[0], &outputs[1]};
+      const Tensor* const in[] = {&x};
+      autograd::record("pair", out, in, [](autograd::Backward& b) {
+        b.set(0, b.grad_or_zeros(0) * 3 + b.grad_or_zeros(1) * 5);
+      });
+      Tensor &survivor = outputs[second], &other = outputs[!second];
+      other.retain_grad();
+      other = Tensor();
+      CHECK_THAT(survivor.str(), ContainsSubstring("grad_fn=<pair>"));
+      if (!run) continue;
+      x.zero_grad();
+      survivor.backward();
+      CHECK(at(x.grad(), 0) == (second ? 5 : 3));
+    }
+}
+
 TEST_CASE("an exception in a hook leaves the graph usable") {
   const Tensor x = leaf({2});
   const Tensor y = x * x;

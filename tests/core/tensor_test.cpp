@@ -1,10 +1,14 @@
 #include "tapestry/core/tensor.h"
 
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <thread>
 #include <type_traits>
+#include <vector>
 
+#include "tapestry/core/allocator.h"
 #include "tapestry/core/version.h"
 #include "tests/support/catch.h"
 
@@ -154,6 +158,33 @@ TEST_CASE("contiguity passes over sizes of one") {
       CHECK(both.memory_format() == MemoryFormat::contiguous);
     }
   CHECK(view({2, 3, 4, 5}, {7, 1, 1, 1}).memory_format() == MemoryFormat::contiguous);  // neither
+}
+
+TEST_CASE("many tensors come and go, also on a thread that made none") {
+  const MemoryStats before = memory_stats(kCPU);
+  std::vector<Tensor> made;
+  for (int round = 0; round < 3; ++round) {
+    for (std::int64_t i = 0; i < 3000; ++i) made.push_back(empty({i % 7, 3}));
+    for (std::int64_t i = 0; i < 3000; ++i) {
+      const Tensor& t = made[static_cast<std::size_t>(i)];
+      REQUIRE(t.sizes() == Shape{i % 7, 3});
+      REQUIRE((t.is_contiguous() && t.storage_offset() == 0 && !t.requires_grad()));
+    }
+    // Half of them die here, half there.
+    std::thread([rest = std::vector<Tensor>(std::make_move_iterator(made.begin() + 1500),
+                                            std::make_move_iterator(made.end()))]() mutable {
+      rest.clear();
+      rest.push_back(empty({2}));
+    }).join();
+    made.clear();
+  }
+  CHECK(memory_stats(kCPU).allocated == before.allocated);
+#ifndef TAPESTRY_SANITIZED  // where what is dead stays dead
+  Tensor t = empty({2});
+  const TensorImpl* const impl = t.impl();
+  t = Tensor();
+  CHECK(empty({3, 4}).impl() == impl);
+#endif
 }
 
 TEST_CASE("handles") {
