@@ -4,14 +4,16 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <set>
 
 #include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/worker.h"
+#include "tapestry/distributed/data_parallel/steps.h"
+#include "tapestry/distributed/ddp/reducer.h"
 
 namespace apps::compare {
 
@@ -22,9 +24,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// From what latency decides to what bandwidth does; the largest is that of a full bucket, about.
-constexpr std::int64_t kSizes[] = {std::int64_t{1} << 14, std::int64_t{1} << 17, std::int64_t{1} << 20,
-                                   std::int64_t{1} << 22, std::int64_t{1} << 24};
+// From what latency decides to what bandwidth does.
+constexpr std::int64_t kSmallest = std::int64_t{1} << 14;
+
+// The most that modes send at once: of gradients a bucket, or all of them.
+std::int64_t largest_message(const WatchedModel& model) {
+  const auto bucket = static_cast<std::int64_t>(ReducerOptions().bucket_cap_bytes);
+  return std::max(8 * kSmallest, std::min(bucket, model.parameter_bytes()));
+}
 
 double seconds_of(const std::function<void()>& task) {
   const Clock::time_point began = Clock::now();
@@ -32,11 +39,15 @@ double seconds_of(const std::function<void()>& task) {
   return std::chrono::duration<double>(Clock::now() - began).count();
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 double median_of(int times, const std::function<double()>& measured) {
   std::vector<double> values;
   for (int i = 0; i < times; ++i) values.push_back(measured());
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return median(std::move(values));
 }
 
 Tensor bytes_on(Device device, std::int64_t bytes) { return zeros({bytes / 4}, device); }
@@ -58,10 +69,10 @@ std::vector<std::shared_ptr<Backend>> backends_of(const std::vector<Device>& dev
   return backends;
 }
 
-// task(bytes) for each size, as a line.
-Line measured_line(const std::function<double(std::int64_t)>& task) {
+// task(bytes) for the largest size and some smaller ones, as a line.
+Line measured_line(std::int64_t largest, const std::function<double(std::int64_t)>& task) {
   std::vector<std::pair<double, double>> points;
-  for (const std::int64_t bytes : kSizes) {
+  for (std::int64_t bytes = largest; bytes >= kSmallest; bytes /= 8) {
     task(bytes);  // memory is fetched, connections are made
     points.emplace_back(static_cast<double>(bytes), median_of(7, [&] { return task(bytes); }));
   }
@@ -70,10 +81,12 @@ Line measured_line(const std::function<double(std::int64_t)>& task) {
 
 }  // namespace
 
-AllReduce measure_all_reduce(ProcessGroup& group, Device device) {
+AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Workload& w) {
   AllReduce result;
   if (group.size() == 1) return result;
+  const Device device = model.device();
   const DeviceGuard guard(device);
+  const std::int64_t largest = largest_message(model);
   const auto reduce_s = [&](std::int64_t bytes) {
     const Tensor t = bytes_on(device, bytes);
     synchronize(device);
@@ -83,42 +96,44 @@ AllReduce measure_all_reduce(ProcessGroup& group, Device device) {
       synchronize(device);
     });
   };
-  result.message = ring_message(measured_line(reduce_s), group.size());
+  result.message = ring_message(measured_line(largest, reduce_s), group.size());
 
-  // A fixed amount of work, alone and beside sums that end before it.
-  constexpr std::int64_t kBytes = std::int64_t{1} << 22;
-  constexpr int kSums = 4;
-  const Tensor a = ones({256, 256}, device);
-  std::vector<Tensor> sums;
-  for (int i = 0; i < kSums; ++i) sums.push_back(bytes_on(device, kBytes));
-  const auto compute = [&](std::int64_t products) {
-    for (std::int64_t i = 0; i < products; ++i) matmul(a, a);
-    synchronize(device);
-  };
-  compute(3);
-  const double sums_s = kSums * ring_time(result.message, static_cast<double>(kBytes), group.size());
-  const double product_s = median_of(7, [&] { return seconds_of([&] { compute(4); }) / 4; });
-  const Tensor products = full({1}, std::ceil(3 * sums_s / product_s), {DType::f32, device});
-  group.broadcast(products).wait();  // all do as much as the first rank
-  const auto count = static_cast<std::int64_t>(products.item());
-  const auto busy_s = [&](bool with_sums) {
-    group.barrier().wait();
-    std::vector<Work> works;
-    const double s = seconds_of([&] {
-      for (const Tensor& t : sums)
-        if (with_sums) works.push_back(group.all_reduce(t, ReduceOp::mean));
-      compute(count);
+  // Passes of the model, alone and beside means that end before them.
+  Watcher nobody;
+  const std::int64_t share = distributed::shares_of(w.batch_size, static_cast<std::size_t>(w.devices))[0];
+  const auto passes = [&](int count) {
+    return seconds_of([&] {
+      for (int i = 0; i < count; ++i) {
+        model.forward(share, nobody);
+        model.backward();
+      }
     });
-    for (const Work& work : works) work.wait();
-    return s;
   };
-  std::vector<double> later;  // alone and beside in turn, so that both see the same machine
-  for (int i = 0; i < 9; ++i) {
-    const double alone = busy_s(false);
-    later.push_back(busy_s(true) - alone);
+  passes(1);
+  const double mean_s = ring_time(result.message, static_cast<double>(largest), group.size());
+  const Tensor agreed = tensor({mean_s, passes(1)}, {DType::f64, device});
+  group.broadcast(agreed).wait();  // all do as much as the first rank
+  constexpr double kLongerBeside = 4;
+  const double share_of_pass = kLongerBeside * agreed.select(0, 0).item() / agreed.select(0, 1).item();
+  const int means = std::clamp(static_cast<int>(1 / share_of_pass), 1, 8);
+  const int count = std::max(1, static_cast<int>(std::ceil(means * share_of_pass)));
+  std::vector<Tensor> buckets;
+  for (int i = 0; i < means; ++i) buckets.push_back(bytes_on(device, largest));
+  std::vector<double> longer, means_s;
+  for (int i = 0; i < 5; ++i) {  // alone and beside in turn, so that both see the same machine
+    group.barrier().wait();
+    const double alone = passes(count);
+    group.barrier().wait();
+    const Clock::time_point began = Clock::now();
+    std::vector<Work> works;
+    for (const Tensor& t : buckets) works.push_back(group.all_reduce(t, ReduceOp::mean));
+    longer.push_back(passes(count) - alone);
+    for (const Work& work : works) work.wait();
+    means_s.push_back(std::chrono::duration<double>(works.back().finished() - began).count());
   }
-  std::sort(later.begin(), later.end());
-  result.stops_compute = std::clamp(later[later.size() / 2] / sums_s, 0.0, 1.0);
+  const double beside_s = median(means_s);
+  result.slower_beside = std::max(1.0, beside_s / (means * mean_s));
+  result.stops_compute = std::clamp(median(longer) / beside_s, 0.0, 1.0);
   return result;
 }
 
@@ -145,10 +160,13 @@ Link measure_link(const Workload& w) {
     });
     return s;
   };
-  link.copy = measured_line([&](std::int64_t bytes) {
+  std::vector<std::unique_ptr<WatchedModel>> models;
+  for (const Device d : devices) models.push_back(std::make_unique<WatchedModel>(w, d));
+  const std::int64_t largest = largest_message(*models[0]);
+  link.copy = measured_line(largest, [&](std::int64_t bytes) {
     return transfer_s(bytes, [](const Tensor& source, const Tensor& there) { source.to(there.device()); });
   });
-  link.add = measured_line([&](std::int64_t bytes) {
+  link.add = measured_line(largest, [&](std::int64_t bytes) {
     return transfer_s(
         bytes, [](const Tensor& source, const Tensor& there) { there.add_(source.to(there.device())); });
   });
@@ -159,7 +177,7 @@ Link measure_link(const Workload& w) {
     groups[r] = make_process_group(backends[r], store, {.check = false}, "devices");
   on_workers(devices, [&](int i) {
     const auto r = static_cast<std::size_t>(i);
-    const AllReduce measured = measure_all_reduce(*groups[r], devices[r]);
+    const AllReduce measured = measure_all_reduce(*groups[r], *models[r], w);
     if (r == 0) link.local = measured;
   });
   return link;

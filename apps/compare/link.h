@@ -1,6 +1,7 @@
 #pragma once
 // Measures what a Link holds.
 #include "tapestry/apps/compare/profile.h"
+#include "tapestry/apps/compare/watched_model.h"
 #include "tapestry/apps/compare/workload.h"
 #include "tapestry/distributed/comm/process_group.h"
 
@@ -10,8 +11,10 @@ namespace apps::compare {
 /// that costs nothing if there is one device. `ranks` is left out.
 Link measure_link(const Workload& workload);
 
-/// Means over the group's ranks, this one's tensors being on `device`; and how much slower a device computes
-/// meanwhile. Collective; the first rank's times count.
-AllReduce measure_all_reduce(tapestry::distributed::ProcessGroup& group, tapestry::Device device);
+/// Means over the group's ranks of up to as many bytes as a bucket of the model has, alone; and beside
+/// forward and backward passes of it with a device's share of the batch. Collective, each rank with the model
+/// on its device; the first rank's times count.
+AllReduce measure_all_reduce(tapestry::distributed::ProcessGroup& group, WatchedModel& model,
+                             const Workload& workload);
 
 }  // namespace apps::compare

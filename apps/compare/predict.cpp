@@ -85,6 +85,7 @@ struct MemoryCase {
   std::vector<Action> actions;  // of this device, in their order
   double data = 0;              // the batch
   bool has_loss = true, keeps_input = false, has_buckets = false;
+  bool in_halves = false;  // backward is only the first one
 };
 
 // Follows a device through its actions, and keeps the moment at which it holds most.
@@ -99,7 +100,9 @@ class Watermark {
   MemoryItems run() {
     for (const Action& action : m_.actions)
       if (action.kind == Kind::forward) forward();
-      else backward();
+      else if (!m_.in_halves) backward();
+      else if (action.kind == Kind::backward) backward_of_inputs();
+      else backward_of_weights();
     return peak_;
   }
 
@@ -126,8 +129,44 @@ class Watermark {
   void backward_of(const BlockProfile& b) {
     note(b.output_bytes.at(m_.samples) + b.backward_extra_bytes.at(m_.samples));
     now_.activations -= b.kept_bytes.at(m_.samples);
+    hold_gradients(b);
+  }
+  void hold_gradients(const BlockProfile& b) {
     if (!m_.has_buckets && !has_gradients_) now_.gradients += static_cast<double>(b.all_parameter_bytes());
     note(0);
+  }
+  // Nobody waits for the gradients of images: the first part does all of it later.
+  void backward_of_inputs() {
+    if (m_.part.begin == 0) {
+      now_.activations += gradient_from_after();
+      return;
+    }
+    if (m_.has_loss) backward_of(case_.profile.loss);
+    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) {
+      const BlockProfile& b = case_.profile.blocks[k];
+      note(b.output_bytes.at(m_.samples) + b.backward_extra_bytes.at(m_.samples) -
+           static_cast<double>(b.all_parameter_bytes()));
+      now_.activations -= b.kept_bytes.at(m_.samples) - b.postponed_bytes;
+    }
+  }
+  void backward_of_weights() {
+    if (m_.part.begin == 0) {
+      now_.activations -= gradient_from_after();
+      return backward();
+    }
+    double come = 0;  // gradients are there all together before they are added to what there is
+    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) {
+      const BlockProfile& b = case_.profile.blocks[k];
+      note(come + b.backward_extra_bytes.at(m_.samples));
+      come += static_cast<double>(b.all_parameter_bytes());
+      now_.activations -= b.postponed_bytes;
+    }
+    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) hold_gradients(case_.profile.blocks[k]);
+    now_.activations -= case_.input_bytes(m_.part.begin, m_.samples);
+    has_gradients_ = true;
+  }
+  double gradient_from_after() const {
+    return m_.has_loss ? 0 : case_.profile.blocks[m_.part.end - 1].output_bytes.at(m_.samples);
   }
 
   const Case& case_;
@@ -153,9 +192,9 @@ Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce) 
   for (std::size_t k = c.count(); k-- > 0;) {
     const BlockProfile& block = c.profile.blocks[k];
     compute += slower * block.backward_s.at(n);
+    compute += slower * block.copy_s;  // into its buckets
     for (std::size_t i = block.parameter_bytes.size(); i-- > 0;) {
       parameters.push_back({static_cast<std::size_t>(block.parameter_bytes[i]), tapestry::DType::f32, {}});
-      compute += c.link.copy.s_per_byte * static_cast<double>(block.parameter_bytes[i]);  // into its bucket
       ready_of.push_back(compute);
     }
   }
@@ -173,7 +212,7 @@ Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce) 
     ready.push_back(complete);
     costs.push_back(ring_time(all_reduce.message, bytes, c.devices()));
   }
-  return overlap(ready, costs, compute, all_reduce.stops_compute);
+  return overlap(ready, costs, compute, all_reduce);
 }
 
 double loss_and(const BlockProfile& loss, double n, double model) { return model + loss.forward_s.at(n); }
@@ -283,7 +322,8 @@ std::vector<Part> parts_of(const Case& c) {
 }
 
 std::vector<MemoryItems> memory_of_parts(const Case& c, const std::vector<Part>& parts, double n,
-                                         const std::vector<std::vector<Action>>& actions) {
+                                         const std::vector<std::vector<Action>>& actions,
+                                         bool in_halves = false) {
   std::vector<MemoryItems> memory;
   for (std::size_t s = 0; s < parts.size(); ++s)
     memory.push_back(peak_of(c, {.part = parts[s],
@@ -292,7 +332,8 @@ std::vector<MemoryItems> memory_of_parts(const Case& c, const std::vector<Part>&
                                  .data = (s == 0 ? c.profile.image_bytes * c.batch() : 0) +
                                          (s + 1 == parts.size() ? c.profile.label_bytes * c.batch() : 0),
                                  .has_loss = s + 1 == parts.size(),
-                                 .keeps_input = s > 0}));
+                                 .keeps_input = s > 0,
+                                 .in_halves = in_halves}));
   return memory;
 }
 
@@ -336,6 +377,16 @@ Prediction model_parallel(const Case& c) {
   return p;
 }
 
+// The whole of a part's backward pass in two halves, in the proportion that was measured; of the first part
+// all is the second one.
+void split_backward(const Case& c, const Part& part, StageCost& cost) {
+  const double inputs = c.sum(part, [](const BlockProfile&b) { return b.inputs_s; }),
+               weights = c.sum(part, [](const BlockProfile&b) { return b.weights_s; });
+  const double later = part.begin == 0 || inputs + weights == 0 ? 1 : weights / (inputs + weights);
+  cost.weights = cost.backward * later;
+  cost.backward -= cost.weights;
+}
+
 Prediction pipeline(const Case& c, Schedule schedule) {
   Prediction p;
   const std::vector<Part> parts = parts_of(c);
@@ -343,6 +394,7 @@ Prediction pipeline(const Case& c, Schedule schedule) {
   check(m >= 1 && m <= c.workload.batch_size, "[predict] ", m, " micro-batches for a batch of ",
         c.workload.batch_size, " samples; give from one to as many as samples");
   const double n = c.batch() / m;
+  const bool in_halves = schedule == Schedule::zero_bubble;
   const auto actions = schedule_actions(schedule, stages, m);
 
   // As many compute at once, on average, as there are devices that are not in the bubble.
@@ -353,15 +405,17 @@ Prediction pipeline(const Case& c, Schedule schedule) {
   for (std::size_t s = 0; s < parts.size(); ++s) {
     const bool last = s + 1 == parts.size();
     StageCost cost{.forward = shared(c.profile.contention.forward) * c.forward(parts[s], n),
-                   .backward = shared(c.profile.contention.backward) * c.backward(parts[s], n)};
+                   .backward = shared(c.profile.contention.backward) * c.backward(parts[s], n),
+                   .weights = 0};
     if (last) {
       cost.forward += c.profile.loss.forward_s.at(n);
       cost.backward += c.profile.loss.backward_s.at(n);
     }
     // All but the first of its passes add to gradients that are there.
     cost.backward += c.sum(parts[s], [](const BlockProfile& b) { return b.accumulate_s; }) * (m - 1) / m;
+    if (in_halves) split_backward(c, parts[s], cost);
     forward += m * cost.forward;
-    backward += m * cost.backward;
+    backward += m * (cost.backward + cost.weights);
     const double in = s > 0 ? c.link.copy.time(c.input_bytes(parts[s].begin, n)) : 0;
     const double back = last ? 0 : c.link.copy.time(c.input_bytes(parts[s].end, n));
     if (c.on_gpus()) {
@@ -377,7 +431,7 @@ Prediction pipeline(const Case& c, Schedule schedule) {
   const Update update = update_of_parts(c, parts);
   fill_means(p, c.devices(), forward, backward, copies, update.sum,
              simulate(actions, options).total + c.profile.handoff_s + update.longest);
-  p.memory = memory_of_parts(c, parts, n, actions);
+  p.memory = memory_of_parts(c, parts, n, actions, in_halves);
   return p;
 }
 
@@ -395,6 +449,7 @@ const Predictor* predictor_of(const std::string& mode) {
       {"model", {model_parallel, true}},
       {"pipeline-gpipe", {[](const Case& c) { return pipeline(c, Schedule::gpipe); }, true}},
       {"pipeline-1f1b", {[](const Case& c) { return pipeline(c, Schedule::one_f_one_b); }, true}},
+      {"pipeline-zero-bubble", {[](const Case& c) { return pipeline(c, Schedule::zero_bubble); }, true}},
   };
   const auto found = all.find(mode);
   return found == all.end() ? nullptr : &found->second;
@@ -414,28 +469,29 @@ const MemoryItems& Prediction::largest() const {
 }
 
 Overlap overlap(std::span<const double> ready, std::span<const double> costs, double compute,
-                double stops_compute) {
+                const AllReduce& beside) {
   check(ready.size() == costs.size(), "[overlap] ", ready.size(), " buckets with ", costs.size(), " costs");
-  check(stops_compute >= 0 && stops_compute <= 1, "[overlap] communication stops ", stops_compute,
-        " of computing; give a share from 0 to 1");
-  double now = 0, done = 0, link_free = 0;
-  // Goes on until so much is computed: slower while the link is busy.
+  const double slower = beside.slower_beside, speed = 1 - beside.stops_compute;
+  check(speed >= 0 && speed <= 1 && slower >= 1, "[overlap] communication stops ", beside.stops_compute,
+        " of computing and takes ", slower, " times as long; give a share from 0 to 1, and 1 or more");
+  double now = 0, done = 0, queued = 0;  // queued: what communication is left, as long as it takes alone
   const auto compute_until = [&](double target) {
-    if (done >= target) return;
-    const double speed = 1 - stops_compute, meanwhile = std::max(0.0, link_free - now) * speed;
-    if (done + meanwhile >= target && speed > 0) {
+    const double drained = queued * slower;  // so long both go on
+    if (done + drained * speed < target) {
+      now += drained + target - (done + drained * speed);
+      queued = 0;
+    } else if (target > done) {
       now += (target - done) / speed;
-    } else {
-      now = std::max(now, link_free) + target - done - meanwhile;
+      queued -= (target - done) / speed / slower;
     }
-    done = target;
+    done = std::max(done, target);
   };
   for (std::size_t i = 0; i < ready.size(); ++i) {
     compute_until(std::min(ready[i], compute));
-    link_free = std::max(link_free, now) + costs[i];
+    queued += costs[i];
   }
   compute_until(compute);
-  return {now, std::max(0.0, link_free - now)};
+  return {now, queued};
 }
 
 std::optional<Prediction> predict(const std::string& mode, const Profile& profile, const Link& link,
@@ -479,7 +535,7 @@ Link link_with(const Link& measured, std::optional<double> latency_s, std::optio
   };
   for (Line* const line : {&link.copy, &link.add, &link.local.message, &link.ranks.message}) change(*line);
   if (bandwidth) link.add.s_per_byte += std::max(0.0, measured.add.s_per_byte - measured.copy.s_per_byte);
-  link.local.stops_compute = link.ranks.stops_compute = 0;
+  for (AllReduce* const a : {&link.local, &link.ranks}) *a = {.message = a->message};
   return link;
 }
 

@@ -46,10 +46,10 @@ struct Overlap {
 };
 
 /// Buckets of which bucket i is complete when `ready[i]` seconds of `compute` are done, and then takes
-/// `costs[i]` to be averaged, one bucket after another. Meanwhile computing goes on at 1 - stops_compute of
-/// its speed.
+/// `costs[i]` to be averaged, one bucket after another: longer while there is something to compute, which
+/// goes on meanwhile at a part of its speed, as `beside` says.
 Overlap overlap(std::span<const double> ready, std::span<const double> costs, double compute,
-                double stops_compute);
+                const AllReduce& beside);
 
 /// The prediction for a mode by its name, on workload.devices devices; none for a mode that this does not
 /// know. Modes that split the model need workload.split. Throws ValueError where the workload cannot be: no

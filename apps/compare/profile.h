@@ -15,16 +15,21 @@ struct BlockProfile {
   std::vector<std::int64_t> parameter_bytes;  ///< of each trained tensor, in the order of registration
   Curve forward_s, backward_s;                ///< by samples
   double accumulate_s = 0;  ///< more of a backward pass that finds gradients to add its own to
+  double copy_s = 0;        ///< of one whose gradients go to buckets
   double update_s = 0;      ///< the optimizer's step
   Curve kept_bytes;         ///< of what forward leaves for backward, the output included if it stays
   Curve output_bytes;
   Curve forward_extra_bytes;   ///< beyond what it leaves, at forward's peak
   Curve backward_extra_bytes;  ///< beyond what is there when backward begins, at its peak
+  /// Of a micro-batch, where backward is done in two halves: that of its inputs and that of its weights, and
+  /// what is kept between them. 0 for the first block, nobody waits for whose inputs' gradients.
+  double inputs_s = 0, weights_s = 0, postponed_bytes = 0;
 
   std::int64_t all_parameter_bytes() const;
 };
 
-/// How much longer something takes while all devices do it at once, where they share memory: 1 is no longer.
+/// How much longer a part of a step takes while all devices do it at once, where they share memory: 1 is no
+/// longer.
 struct Contention {
   double forward = 1, backward = 1, update = 1;
 };
@@ -44,9 +49,10 @@ struct Profile {
 /// How devices add up their gradients.
 struct AllReduce {
   Line message;  ///< of a ring, see ring_time
-  /// The share of communication's time in which computing stands still: 0 where a GPU's copy engines or a
-  /// network card do it, near 1 where all cores compute and one of them has to communicate.
-  double stops_compute = 0;
+  /// Where the devices compute meanwhile: how many times longer it takes, and the share of that time by which
+  /// they are delayed. 1 and 0 where a GPU's copy engines or a network card do it; more where the cores that
+  /// compute have to do it too.
+  double slower_beside = 1, stops_compute = 0;
 };
 
 /// What lies between devices.
@@ -62,5 +68,11 @@ std::string to_text(const Profile& profile);
 Profile profile_of(const std::string& text);
 std::string to_text(const Link& link);
 Link link_of(const std::string& text);
+
+/// Of several measurements of the same things, one after another: the median of every figure. Of an even
+/// number the smaller one. Throw ValueError where there are none or they are not of the same blocks and
+/// sizes.
+Profile median_of(const std::vector<Profile>& profiles);
+Link median_of(const std::vector<Link>& links);
 
 }  // namespace apps::compare

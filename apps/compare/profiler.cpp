@@ -1,10 +1,13 @@
 #include "tapestry/apps/compare/profiler.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <set>
 
+#include "tapestry/apps/compare/watched_model.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/allocator.h"
@@ -14,7 +17,6 @@
 #include "tapestry/core/worker.h"
 #include "tapestry/distributed/data_parallel/steps.h"
 #include "tapestry/nn/functional.h"
-#include "tapestry/nn/optim/sgd.h"
 
 namespace apps::compare {
 
@@ -24,117 +26,40 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kAccumulate = "accumulate";
-
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
-// The model on one device, which can be run block by block: each from leaves of its own, so that its backward
-// pass is its own too.
-class Cut {
- public:
-  Cut(const Workload& w, Device device) : device_(device), blocks_(make_blocks(w)) {
-    for (const Block& b : blocks_) {
-      b.module->to(device);
-      std::vector<nn::Parameter> parameters = b.module->parameters();
-      optimizers_.push_back(parameters.empty() ? nullptr
-                                               : std::make_unique<optim::SGD>(
-                                                     std::move(parameters), optim::SGD::Options{.lr = w.lr}));
-    }
-    batch_ = make_batch(w);
-    batch_ = {batch_.images.to(device), batch_.labels.to(device)};
-  }
-  std::size_t count() const { return blocks_.size(); }
-  const Block& block(std::size_t k) const { return blocks_[k]; }
-  Tensor images(std::int64_t n) const { return batch_.images.narrow(0, 0, n); }
-  Tensor labels(std::int64_t n) const { return batch_.labels.narrow(0, 0, n); }
+double seconds_of(const std::function<void()>& task) {
+  const Clock::time_point began = Clock::now();
+  task();
+  return std::chrono::duration<double>(Clock::now() - began).count();
+}
 
-  /// A step, with a span for everything. around(k, backward) is called before and after each backward pass,
-  /// k = count() is the loss.
-  template <class F>
-  void step(std::int64_t n, const F& around) {
-    std::vector<Tensor> inputs, outputs;
-    Tensor x = images(n);
-    for (std::size_t k = 0; k < count(); ++k) {
-      inputs.push_back(x.detach());
-      if (k > 0) inputs[k].set_requires_grad();  // nobody asks for the images' gradient
-      const SpanScope span(device_, Activity::forward, "forward", static_cast<int>(k));
-      outputs.push_back((*blocks_[k].module)(inputs[k]));
-      x = outputs[k];
-    }
-    Tensor last = x.detach(), loss;
-    x = {};
-    last.set_requires_grad();
-    {
-      const SpanScope span(device_, Activity::forward, "forward", static_cast<int>(count()));
-      loss = cross_entropy(last, labels(n));
-    }
-    around(count(), [&] {
-      const SpanScope span(device_, Activity::backward, "backward", static_cast<int>(count()));
-      loss.backward();
-    });
-    Tensor gradient = last.grad();
-    last = {};
-    for (std::size_t k = count(); k-- > 0;) {
-      around(k, [&] {
-        const SpanScope span(device_, Activity::backward, "backward", static_cast<int>(k));
-        outputs[k].backward(gradient);
-        gradient = inputs[k].grad();
-        outputs[k] = inputs[k] = {};  // memory is freed as backward goes on, as in the whole model
-      });
-    }
-    for (std::size_t k = 0; k < count(); ++k) {
-      if (!optimizers_[k]) continue;
-      const SpanScope span(device_, Activity::optimizer, "update", static_cast<int>(k));
-      optimizers_[k]->step();
-      optimizers_[k]->zero_grad();
-    }
-  }
-  void step(std::int64_t n) {
-    step(n, [](std::size_t, const auto& backward) { backward(); });
-  }
+using Models = std::vector<std::unique_ptr<WatchedModel>>;
 
-  /// What backward does besides where there are gradients already.
-  void accumulate() {
-    const NoGradGuard no_grad;
-    for (std::size_t k = 0; k < count(); ++k) {
-      std::vector<Tensor> have, come;
-      for (const nn::Parameter& p : blocks_[k].module->parameters()) {
-        have.push_back(zeros_like(p->detach()));
-        come.push_back(zeros_like(p->detach()));
-      }
-      const SpanScope span(device_, Activity::backward, kAccumulate, static_cast<int>(k));
-      for (std::size_t i = 0; i < have.size(); ++i) have[i].add_(come[i]);
-    }
-  }
-
- private:
-  Device device_;
-  std::vector<Block> blocks_;
-  std::vector<std::unique_ptr<optim::SGD>> optimizers_;  // null for a block without parameters
-  Batch batch_;
-};
-
-// On the devices' workers, all at once.
-void run_on(const std::vector<Device>& devices, const std::function<void(std::size_t)>& task) {
+// task(model) for the first `count` models, each on its device's worker, all at once.
+void run_on(const Models& models, std::size_t count, const std::function<void(WatchedModel&)>& task) {
+  std::vector<Device> devices;
+  for (std::size_t i = 0; i < count; ++i) devices.push_back(models[i]->device());
   on_workers(devices, [&](int i) {
-    const auto at = static_cast<std::size_t>(i);
-    const DeviceGuard guard(devices[at]);
-    task(at);
+    WatchedModel& model = *models[static_cast<std::size_t>(i)];
+    const DeviceGuard guard(model.device());
+    task(model);
   });
 }
 
-// By a span's name, such as "forward 3": the median of its times on the first device.
-std::map<std::string, double> measured_times(const std::vector<Device>& devices,
-                                             const std::vector<std::unique_ptr<Cut>>& cuts, std::int64_t n,
+// By a span's name, such as "forward 3": the median of its times where the first model trains alone.
+std::map<std::string, double> measured_times(const Models& models, std::int64_t n,
                                              const ProfileOptions& options) {
   const auto passes = [&](int count) {
-    run_on(devices, [&](std::size_t i) {
+    run_on(models, 1, [&](WatchedModel& model) {
+      SpanWatcher spans(model.device());
       for (int pass = 0; pass < count; ++pass) {
-        cuts[i]->step(n);
-        cuts[i]->accumulate();
+        model.forward(n, spans);
+        model.backward();
+        model.update(spans);
       }
     });
   };
@@ -142,58 +67,188 @@ std::map<std::string, double> measured_times(const std::vector<Device>& devices,
   const Timeline timeline;
   passes(options.passes);
   std::map<std::string, std::vector<double>> all;
-  for (const Span& s : timeline.spans())
-    if (s.row == devices[0].str()) all[s.name].push_back(s.end - s.begin);
+  for (const Span& s : timeline.spans()) all[s.name].push_back(s.end - s.begin);
   std::map<std::string, double> medians;
   for (const auto& [name, times] : all) medians[name] = median(times);
   return medians;
+}
+
+// The first model's steps alone and those of all models at once, in turn, so that both see the same machine.
+Contention measured_contention(const Models& models, std::int64_t n, const ProfileOptions& options) {
+  Watcher nobody;
+  const auto seconds = [&](std::size_t count) {
+    std::array<double, 3> times{};
+    times[0] = seconds_of([&] { run_on(models, count, [&](WatchedModel& m) { m.forward(n, nobody); }); });
+    times[1] = seconds_of([&] { run_on(models, count, [](WatchedModel& m) { m.backward(); }); });
+    times[2] = seconds_of([&] { run_on(models, count, [&](WatchedModel& m) { m.update(nobody); }); });
+    return times;
+  };
+  for (int pass = 0; pass < options.warmup; ++pass) seconds(models.size());
+  std::array<std::vector<double>, 3> alone, together;
+  for (int pass = 0; pass < options.passes; ++pass) {
+    const auto one = seconds(1), all = seconds(models.size());
+    for (std::size_t i = 0; i < 3; ++i) {
+      alone[i].push_back(one[i]);
+      together[i].push_back(all[i]);
+    }
+  }
+  const auto factor = [&](std::size_t i) { return std::max(1.0, median(together[i]) / median(alone[i])); };
+  return {factor(0), factor(1), factor(2)};
+}
+
+// What happens to a block's gradients besides, in some modes.
+struct GradientTimes {
+  double accumulate_s = 0;  // where there were gradients already
+  double copy_s = 0;        // into a bucket
+};
+
+// Block after block, so that a model larger than the caches is not found in them.
+std::vector<GradientTimes> measured_gradients(const WatchedModel& model, const ProfileOptions& options) {
+  const NoGradGuard no_grad;
+  std::vector<std::vector<Tensor>> have(model.count()), come(model.count());
+  for (std::size_t k = 0; k < model.count(); ++k)
+    for (const nn::Parameter& p : model.block(k).module->parameters()) {
+      have[k].push_back(zeros_like(p->detach()));
+      come[k].push_back(zeros_like(p->detach()));
+    }
+  const auto medians = [&](const auto& task) {
+    std::vector<std::vector<double>> times(model.count());
+    for (int pass = 0; pass < options.passes; ++pass)
+      for (std::size_t k = 0; k < model.count(); ++k)
+        times[k].push_back(seconds_of([&] {
+          for (std::size_t i = 0; i < have[k].size(); ++i) task(have[k][i], come[k][i]);
+          synchronize(model.device());
+        }));
+    std::vector<double> all;
+    for (std::vector<double>& of_block : times) all.push_back(median(std::move(of_block)));
+    return all;
+  };
+  const std::vector<double> added = medians([](Tensor& a, const Tensor& b) { a.add_(b); });
+  const std::vector<double> copied = medians([](Tensor& a, const Tensor& b) { a.copy_(b); });
+  std::vector<GradientTimes> blocks;
+  for (std::size_t k = 0; k < model.count(); ++k) blocks.push_back({added[k], copied[k]});
+  return blocks;
 }
 
 struct BlockBytes {
   double kept = 0, output = 0, forward_extra = 0, backward_extra = 0;
 };
 
-// By block, and of the loss.
-std::vector<BlockBytes> measured_bytes(Device device, Cut& cut, std::int64_t n) {
-  std::vector<BlockBytes> bytes(cut.count() + 1);
-  const auto allocated = [&] { return static_cast<double>(memory_stats(device).allocated); };
-  const auto peak = [&] { return static_cast<double>(memory_stats(device).peak_allocated); };
-  {
-    Tensor x = cut.images(n);
-    for (std::size_t k = 0; k <= cut.count(); ++k) {
-      const double before = allocated();
-      reset_peak_memory(device);
-      x = k < cut.count() ? (*cut.block(k).module)(x) : cross_entropy(x, cut.labels(n));
-      bytes[k].output = static_cast<double>(x.nbytes());
-      bytes[k].kept = allocated() - before;
-      bytes[k].forward_extra = peak() - allocated();
-    }
+// Counts what its device's allocator holds.
+class ByteWatcher : public Watcher {
+ public:
+  explicit ByteWatcher(const WatchedModel& model) : device_(model.device()), bytes_(model.count() + 1) {}
+  void enter(Activity activity, std::size_t k) override {
+    leave();
+    if (activity == Activity::optimizer) return;
+    at_ = &bytes_[k];
+    forward_ = activity == Activity::forward;
+    before_ = allocated();
+    reset_peak_memory(device_);
   }
-  cut.step(n, [&](std::size_t k, const auto& backward) {
+  void leave() override {
+    if (!at_) return;
+    const auto peak = static_cast<double>(memory_stats(device_).peak_allocated);
+    if (forward_) {
+      at_->kept = allocated() - before_;
+      at_->forward_extra = peak - allocated();
+    } else {
+      at_->backward_extra = peak - before_;
+    }
+    at_ = nullptr;
+  }
+  std::vector<BlockBytes>& bytes() { return bytes_; }
+
+ private:
+  double allocated() const { return static_cast<double>(memory_stats(device_).allocated); }
+  Device device_;
+  std::vector<BlockBytes> bytes_;  // by block, and of the loss
+  BlockBytes* at_ = nullptr;
+  bool forward_ = false;
+  double before_ = 0;
+};
+
+std::vector<BlockBytes> measured_bytes(WatchedModel& model, std::int64_t n) {
+  ByteWatcher watcher(model);
+  model.forward(n, watcher);
+  model.backward();
+  const NoGradGuard no_grad;
+  Tensor x = model.images(n);
+  for (std::size_t k = 0; k <= model.count(); ++k) {
+    x = k < model.count() ? (*model.block(k).module)(x) : cross_entropy(x, model.labels(n));
+    watcher.bytes()[k].output = static_cast<double>(x.nbytes());
+  }
+  return watcher.bytes();
+}
+
+// Backward in two halves, as Schedule::zero_bubble does it.
+struct Halves {
+  double inputs_s = 0, weights_s = 0;
+  double freed_bytes = 0;  // by the first one
+};
+
+// By block, from leaves of its own. First all of the first halves, so that the second ones come late.
+std::vector<Halves> halves_of_pass(const WatchedModel& model, std::int64_t n) {
+  const std::size_t count = model.count();
+  for (std::size_t k = 0; k < count; ++k)
+    for (const nn::Parameter& p : model.block(k).module->parameters()) p->set_grad({});
+  std::vector<Tensor> inputs, outputs;
+  Tensor x = model.images(n);
+  for (std::size_t k = 0; k < count; ++k) {
+    inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
+    x = (*model.block(k).module)(inputs[k]);
+    outputs.push_back(x);
+  }
+  x = x.detach().set_requires_grad();
+  cross_entropy(x, model.labels(n)).backward();
+  Tensor gradient = x.grad();
+  x = {};
+
+  std::vector<Halves> halves(count);
+  std::vector<autograd::WeightGradients> weights(count);
+  const auto allocated = [&] {  // but for the gradient that is on its way
+    return static_cast<double>(memory_stats(model.device()).allocated) -
+           static_cast<double>(gradient.nbytes());
+  };
+  const auto timed = [&](const auto& task) {
+    return seconds_of([&] {
+      task();
+      synchronize(model.device());
+    });
+  };
+  for (std::size_t k = count; k-- > 1;) {
     const double before = allocated();
-    reset_peak_memory(device);
-    backward();
-    bytes[k].backward_extra = peak() - before;
-  });
-  return bytes;
+    halves[k].inputs_s = timed(
+        [&] { gradient = autograd::backward_inputs({outputs[k]}, {inputs[k]}, {gradient}, weights[k])[0]; });
+    outputs[k] = inputs[k] = {};
+    halves[k].freed_bytes = before - allocated();
+  }
+  for (std::size_t k = count; k-- > 1;) halves[k].weights_s = timed([&] { weights[k].accumulate(); });
+  return halves;
+}
+
+std::vector<Halves> measured_halves(const WatchedModel& model, std::int64_t n,
+                                    const ProfileOptions& options) {
+  std::vector<std::vector<Halves>> passes;
+  for (int pass = 0; pass < options.warmup; ++pass) halves_of_pass(model, n);
+  for (int pass = 0; pass < options.passes; ++pass) passes.push_back(halves_of_pass(model, n));
+  std::vector<Halves> blocks = passes.back();
+  const auto median_of = [&](std::size_t k, double Halves::*what) {
+    std::vector<double> times;
+    for (const std::vector<Halves>& pass : passes) times.push_back(pass[k].*what);
+    return median(std::move(times));
+  };
+  for (std::size_t k = 0; k < blocks.size(); ++k) {
+    blocks[k].inputs_s = median_of(k, &Halves::inputs_s);
+    blocks[k].weights_s = median_of(k, &Halves::weights_s);
+  }
+  return blocks;
 }
 
 double measured_handoff(const std::vector<Device>& devices) {
   std::vector<double> times;
-  for (int i = 0; i < 101; ++i) {
-    const Clock::time_point began = Clock::now();
-    on_workers(devices, [](int) {});
-    times.push_back(std::chrono::duration<double>(Clock::now() - began).count());
-  }
+  for (int i = 0; i < 101; ++i) times.push_back(seconds_of([&] { on_workers(devices, [](int) {}); }));
   return median(times);
-}
-
-// Of all blocks and the loss.
-double sum_of(const std::map<std::string, double>& times, const std::string& what) {
-  double sum = 0;
-  for (const auto& [name, time] : times)
-    if (name.starts_with(what + " ")) sum += time;
-  return sum;
 }
 
 }  // namespace
@@ -211,17 +266,26 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
                         const ProfileOptions& options) {
   check(!sizes.empty() && options.passes >= 1, "[measure_profile] ", sizes.size(), " sizes, ", options.passes,
         " passes; give one or more of each");
-  const std::vector<Device> devices = devices_of(w), first = {devices[0]};
-  std::vector<std::unique_ptr<Cut>> cuts;
-  for (const Device d : devices) cuts.push_back(std::make_unique<Cut>(w, d));
-  const std::size_t count = cuts[0]->count();
+  const std::vector<Device> devices = devices_of(w);
+  Models models;
+  for (const Device d : devices) models.push_back(std::make_unique<WatchedModel>(w, d));
+  const WatchedModel& first = *models[0];
+  const std::size_t count = first.count();
 
   std::vector<std::map<std::string, double>> times;
   std::vector<std::vector<BlockBytes>> bytes(sizes.size());
+  std::vector<GradientTimes> gradients;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    times.push_back(measured_times(first, cuts, sizes[i], options));
-    run_on(first, [&](std::size_t) { bytes[i] = measured_bytes(devices[0], *cuts[0], sizes[i]); });
+    times.push_back(measured_times(models, sizes[i], options));
+    run_on(models, 1, [&](WatchedModel& model) { bytes[i] = measured_bytes(model, sizes[i]); });
   }
+  const std::int64_t micro_batch = std::max<std::int64_t>(1, w.batch_size / w.micro_batches);
+  std::vector<Halves> halves;
+  run_on(models, 1, [&](WatchedModel& model) {
+    halves = measured_halves(model, micro_batch, options);
+    gradients = measured_gradients(model, options);
+  });
+  const double update_per_byte = times.back().at("update 0") / static_cast<double>(first.parameter_bytes());
 
   Profile profile;
   for (std::size_t k = 0; k <= count; ++k) {
@@ -250,29 +314,26 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
       profile.loss = std::move(b);
       break;
     }
-    b.name = cuts[0]->block(k).name;
-    for (const nn::Parameter& p : cuts[0]->block(k).module->parameters())
+    b.name = first.block(k).name;
+    for (const nn::Parameter& p : first.block(k).module->parameters())
       b.parameter_bytes.push_back(static_cast<std::int64_t>(p->nbytes()));
-    if (!b.parameter_bytes.empty()) {
-      b.update_s = times[0].at("update" + number);
-      b.accumulate_s = times[0].at(kAccumulate + number);
-    }
+    b.update_s = update_per_byte * static_cast<double>(b.all_parameter_bytes());
+    b.accumulate_s = gradients[k].accumulate_s;
+    b.copy_s = gradients[k].copy_s;
+    b.inputs_s = halves[k].inputs_s;
+    b.weights_s = halves[k].weights_s;
+    if (k > 0) b.postponed_bytes = b.kept_bytes.at(static_cast<double>(micro_batch)) - halves[k].freed_bytes;
     profile.blocks.push_back(std::move(b));
   }
   const auto per_sample = [&](const Tensor& t) {
     return static_cast<double>(t.nbytes()) / static_cast<double>(t.size(0));
   };
-  profile.image_bytes = per_sample(cuts[0]->images(1));
-  profile.label_bytes = per_sample(cuts[0]->labels(1));
+  profile.image_bytes = per_sample(first.images(1));
+  profile.label_bytes = per_sample(first.labels(1));
   if (devices.size() == 1) return profile;
 
   const std::int64_t share = distributed::shares_of(w.batch_size, devices.size())[0];
-  const auto alone = measured_times(first, cuts, share, options);
-  const auto together = measured_times(devices, cuts, share, options);
-  const auto factor = [&](const char* what) {
-    return std::max(1.0, sum_of(together, what) / sum_of(alone, what));
-  };
-  profile.contention = {factor("forward"), factor("backward"), factor("update")};
+  profile.contention = measured_contention(models, share, options);
   profile.handoff_s = measured_handoff(devices);
   return profile;
 }

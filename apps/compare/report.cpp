@@ -133,11 +133,33 @@ struct Section {
   std::vector<std::vector<std::string>> rows;
 };
 
+// One line: contention and links.
+std::string basis_of(const Profile& profile, const Link& link) {
+  const auto line = [](const Line& l) {
+    return short_number(l.latency_s * 1e6, "%.1f us + bytes / ") +
+           (l.s_per_byte > 0 ? short_number(1e-9 / l.s_per_byte, "%.1f GB/s") : "no limit");
+  };
+  const auto sums = [&](const AllReduce& a) {
+    return line(a.message) + ", beside computing " + short_number(a.slower_beside, "%.1f") +
+           " times as long, for " + short_number(a.stops_compute * 100, "%.0f") + "% of which that stops";
+  };
+  const Contention& c = profile.contention;
+  std::string text =
+      concat({"blocks measured on one device, which take ", short_number(c.forward, "%.2f"), " (forward), ",
+              short_number(c.backward, "%.2f"), " (backward) and ", short_number(c.update, "%.2f"),
+              " (update) times as long where all devices work"});
+  if (link.copy.s_per_byte == 0) return text;
+  text += "; copies between devices: " + line(link.copy) +
+          "; messages of sums between threads: " + sums(link.local);
+  if (link.ranks.message.s_per_byte > 0) text += "; between processes: " + sums(link.ranks);
+  return text;
+}
+
 std::vector<Section> prediction_sections(const Report& report) {
   std::vector<Section> sections;
-  if (!report.predictions.empty())
-    sections.push_back(
-        {"Predicted, in ms and MiB, from " + report.basis, prediction_rows(report.predictions)});
+  if (report.profile)
+    sections.push_back({"Predicted, in ms and MiB, from " + basis_of(*report.profile, report.link),
+                        prediction_rows(report.predictions)});
   if (!report.simulations.empty())
     sections.push_back({concat({"A simulation, not a measurement, of ", report.simulations.back().devices,
                                 " devices, each like the one that was measured"}),
@@ -247,27 +269,6 @@ std::string prediction_text(const Report& report, bool markdown) {
   return text;
 }
 
-std::string basis_of(const Profile& profile, const Link& link) {
-  const auto line = [](const Line& l) {
-    return short_number(l.latency_s * 1e6, "%.1f us + bytes / ") +
-           (l.s_per_byte > 0 ? short_number(1e-9 / l.s_per_byte, "%.1f GB/s") : "no limit");
-  };
-  const auto sums = [&](const AllReduce& a) {
-    return line(a.message) + ", stopping computing for " + short_number(a.stops_compute * 100, "%.0f") +
-           "% of their time";
-  };
-  const Contention& c = profile.contention;
-  std::string text =
-      concat({"blocks measured on one device, which take ", short_number(c.forward, "%.2f"), " (forward), ",
-              short_number(c.backward, "%.2f"), " (backward) and ", short_number(c.update, "%.2f"),
-              " (update) times as long where all devices work"});
-  if (link.copy.s_per_byte == 0) return text;
-  text += "; copies between devices: " + line(link.copy) +
-          "; messages of sums between threads: " + sums(link.local);
-  if (link.ranks.message.s_per_byte > 0) text += "; between processes: " + sums(link.ranks);
-  return text;
-}
-
 std::string json_text(const Report& report) {
   const Workload& w = report.workload;
   ordered_json j = {{"version", tapestry::version()},
@@ -290,7 +291,8 @@ std::string json_text(const Report& report) {
                     {"tolerance", tolerance(w.dtype)},
                     {"modes", ordered_json::array()}};
   for (const Result& r : report.results) j["modes"].push_back(json_of(report, r));
-  j["prediction_basis"] = report.basis;
+  j["profile"] = report.profile ? ordered_json::parse(to_text(*report.profile)) : ordered_json();
+  j["link"] = report.profile ? ordered_json::parse(to_text(report.link)) : ordered_json();
   j["predictions"] = json_of(report.predictions);
   j["simulations"] = json_of(report.simulations);
   return j.dump(2) + "\n";

@@ -1,9 +1,11 @@
 #pragma once
 // A comparison as a table, as JSON, and as a page with pictures.
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tapestry/apps/compare/predict.h"
+#include "tapestry/apps/compare/profile.h"
 #include "tapestry/apps/compare/result.h"
 #include "tapestry/apps/compare/workload.h"
 
@@ -14,7 +16,8 @@ struct Report {
   int rounds = 1;
   std::vector<std::string> device_names;  ///< "cpu:0", "cuda:1 (NVIDIA H200)"
   std::vector<Result> results;
-  std::string basis;                    ///< what was measured to predict from
+  std::optional<Profile> profile;  ///< what predictions are made from; none: there are none
+  Link link;
   std::vector<Prediction> predictions;  ///< of those modes that have one
   std::vector<Prediction> simulations;  ///< of more devices, if asked for
 };
@@ -27,9 +30,6 @@ std::string table(const Report& report, bool markdown);
 /// What the predictions in the table are made of, and simulations, each with its heading.
 std::string prediction_text(const Report& report, bool markdown);
 std::string json_text(const Report& report);
-
-/// One line: contention and links.
-std::string basis_of(const Profile& profile, const Link& link);
 
 struct Picture {
   std::string file;  ///< "speed.svg"

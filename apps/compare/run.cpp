@@ -65,12 +65,13 @@ class Comparison {
   }
 
   int run() {
-    measure_parts();
     errors_.resize(modes_.size());
     rounds_.resize(modes_.size());
-    for (int round = 0; round < o_.rounds; ++round)
+    for (int round = 0; round < o_.rounds; ++round) {
+      measure_parts();
       for (std::size_t i = 0; i < modes_.size(); ++i)
         if (errors_[i].empty()) run_mode(i, round);
+    }
     return report();
   }
 
@@ -111,25 +112,32 @@ class Comparison {
     return std::any_of(modes_.begin(), modes_.end(), [&](const Mode* m) { return m->*property; });
   }
 
-  // One device and the links, for the split and the predictions; the latter are no reason to fail.
+  // One device and the links, for the split and the predictions; the latter are no reason to fail. Once a
+  // round, so that they see the machine that the modes see.
   void measure_parts() {
     const bool split = any(&Mode::splits_the_model) && w_.split.empty();
+    if (!predicts_) return;
     try {
-      Profile profile = profile_of(measured(kProfile, false));
-      if (w_.devices > 1) link_ = link_of(measured(kLink, false));
+      profiles_.push_back(profile_of(measured(kProfile, false)));
+      if (split) w_.split = split_of(profiles_.back());
+      Link link;
+      if (w_.devices > 1) link = link_of(measured(kLink, false));
       if (w_.devices > 1 && any(&Mode::one_process_a_device))
-        link_.ranks = link_of(measured(kRanks, true)).ranks;
-      profile_ = std::move(profile);
+        link.ranks = link_of(measured(kRanks, true)).ranks;
+      links_.push_back(link);
     } catch (const Error& e) {
-      if (split) throw;
+      if (split && w_.split.empty()) throw;
       std::fprintf(stderr, "warning: %s\nThere are no predictions.\n", e.what());
+      predicts_ = false;
     }
-    if (!split) return;
-    const std::vector<double> costs = profile_->costs(static_cast<double>(w_.batch_size) / w_.micro_batches);
+  }
+
+  std::vector<int> split_of(const Profile& profile) const {
+    const std::vector<double> costs = profile.costs(static_cast<double>(w_.batch_size) / w_.micro_batches);
     check(static_cast<int>(costs.size()) >= w_.devices, "[compare] ", w_.model, " has ", costs.size(),
           " blocks, which cannot be cut into parts for ", w_.devices,
           " devices; use fewer devices, or leave out the modes that split the model");
-    w_.split = balanced_split(costs, w_.devices);
+    return balanced_split(costs, w_.devices);
   }
 
   void run_mode(std::size_t i, int round) {
@@ -143,11 +151,14 @@ class Comparison {
   }
 
   void add_predictions(Report& report) const {
-    if (!profile_) return;
-    report.basis = basis_of(*profile_, link_);
+    if (!predicts_) return;
+    const Profile profile = median_of(profiles_);
+    const Link measured_link = median_of(links_);
+    report.profile = profile;
+    report.link = measured_link;
     for (Result& r : report.results) {
       if (r.step_s == 0) continue;  // it failed
-      const std::optional<Prediction> p = predict(r.name, *profile_, link_, w_);
+      const std::optional<Prediction> p = predict(r.name, profile, measured_link, w_);
       if (!p) continue;
       r.predicted_step_s = p->step_s;
       for (const MemoryItems& m : p->memory)
@@ -158,9 +169,9 @@ class Comparison {
     std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
     if (latency_s) *latency_s *= 1e-6;
     if (bandwidth) *bandwidth *= 1e9;
-    const Link link = link_with(link_, latency_s, bandwidth);
+    const Link link = link_with(measured_link, latency_s, bandwidth);
     for (const Mode* m : modes_)
-      if (const auto p = simulate_devices(m->name, *profile_, link, w_, o_.predict_devices))
+      if (const auto p = simulate_devices(m->name, profile, link, w_, o_.predict_devices))
         report.simulations.push_back(*p);
   }
 
@@ -169,7 +180,8 @@ class Comparison {
                   .rounds = o_.rounds,
                   .device_names = {},
                   .results = {},
-                  .basis = {},
+                  .profile = {},
+                  .link = {},
                   .predictions = {},
                   .simulations = {}};
     for (const Device d : devices_of(w_))
@@ -203,8 +215,9 @@ class Comparison {
 
   const Options& o_;
   Workload w_;  // with the split
-  std::optional<Profile> profile_;
-  Link link_;
+  bool predicts_ = true;
+  std::vector<Profile> profiles_;  // by round
+  std::vector<Link> links_;
   const std::vector<std::string> arguments_;
   Children children_;
   Exchange exchange_;
@@ -246,7 +259,8 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
     const auto group = join_job(workload);
     const ThreadShare share(workload.threads_per_device());
     Link link;
-    link.ranks = measure_all_reduce(*group, rank_device(workload, group->rank()));
+    WatchedModel model(workload, rank_device(workload, group->rank()));
+    link.ranks = measure_all_reduce(*group, model, workload);
     if (group->rank() == 0) write_file_atomically(task.result, to_text(link));
     return 0;
   }

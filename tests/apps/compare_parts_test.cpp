@@ -8,6 +8,7 @@
 #include "tapestry/apps/common/table.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
+#include "tapestry/apps/compare/profiler.h"
 #include "tapestry/apps/compare/report.h"
 #include "tapestry/apps/compare/split.h"
 #include "tapestry/tapestry.h"
@@ -239,6 +240,42 @@ TEST_CASE("modes are known by their files alone") {
   CHECK(modes()[0].name == "single");
   for (std::size_t i = 2; i < modes().size(); ++i) CHECK(modes()[i - 1].name < modes()[i].name);
   CHECK_THROWS_WITH(mode_named("horovod"), ContainsSubstring("single, "));
+}
+
+TEST_CASE("a profile has times and bytes of every block, at every size") {
+  Workload w;
+  w.model = "cnn";
+  w.image_size = 4;
+  w.batch_size = 8;
+  w.devices = 1;
+  const std::vector<std::int64_t> sizes = profile_sizes(w, {3});
+  CHECK(sizes == std::vector<std::int64_t>{2, 3, 8});
+  const Profile profile = measure_profile(w, sizes, {.warmup = 1, .passes = 2});
+  const std::vector<Block> blocks = make_blocks(w);
+  REQUIRE(profile.blocks.size() == blocks.size());
+  double update_s = 0;
+  for (std::size_t k = 0; k <= blocks.size(); ++k) {
+    const BlockProfile& b = k < blocks.size() ? profile.blocks[k] : profile.loss;
+    INFO(b.name);
+    CHECK(b.name == (k < blocks.size() ? blocks[k].name : "loss"));
+    for (const Curve* curve : {&b.forward_s, &b.backward_s}) {
+      REQUIRE(curve->points().size() == 3);
+      for (const auto& [samples, seconds] : curve->points()) CHECK(seconds > 0);
+    }
+    update_s += b.update_s;
+    if (k == blocks.size()) continue;
+    CHECK(b.output_bytes.at(8) == 4 * b.output_bytes.at(2));
+    CHECK(b.kept_bytes.at(8) >= b.output_bytes.at(8));
+    CHECK(b.accumulate_s > 0);
+    CHECK(b.copy_s > 0);
+    CHECK((b.inputs_s > 0) == (k > 0));
+    CHECK((b.weights_s > 0) == (k > 0));
+    CHECK(b.postponed_bytes >= 0);
+  }
+  CHECK(update_s > 0);
+  CHECK(profile.contention.forward == 1);  // there is nobody to contend with
+  CHECK(profile.image_bytes == 3 * 4 * 4 * 4);
+  CHECK_THROWS_WITH(measure_profile(w, {}), ContainsSubstring("0 sizes"));
 }
 
 TEST_CASE("models are blocks, which joined are the model") {

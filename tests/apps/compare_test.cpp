@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tapestry/apps/compare/mode.h"
+#include "tapestry/apps/compare/profile.h"
 #include "tests/apps/program.h"
 #include "tests/apps/run_files.h"
 #include "tests/support/catch.h"
@@ -93,7 +94,9 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   CHECK(lane_of("dp-replicated", "cpu:1 communication") == "communication");
   CHECK(lane_of("dp-master", "cpu:0") != "");
 
-  CHECK_FALSE(report.at("prediction_basis").get<std::string>().empty());
+  CHECK_THAT(ended.out, ContainsSubstring("Predicted, in ms and MiB, from blocks measured on one device"));
+  CHECK(apps::compare::profile_of(report.at("profile").dump()).blocks.size() == 6);
+  CHECK(apps::compare::link_of(report.at("link").dump()).ranks.message.s_per_byte > 0);
   REQUIRE(report.at("predictions").size() == modes.size());
   for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
   const std::string label = "A simulation, not a measurement, of 8 devices";

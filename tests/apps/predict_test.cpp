@@ -63,11 +63,15 @@ Prediction of(const std::string& mode, const Profile& profile, const Link& link,
 }
 
 const std::vector<std::string> kModes = {"single", "dp-master",      "dp-replicated", "ddp",
-                                         "model",  "pipeline-gpipe", "pipeline-1f1b"};
+                                         "model",  "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
+
+AllReduce stopping(double share, double slower = 1) {
+  return {.message = {}, .slower_beside = slower, .stops_compute = share};
+}
 
 Link slow_link() {
   const Line line{0.25, 1e-3};
-  return {.copy = line, .add = line, .local = {line, 0}, .ranks = {line, 0}};
+  return {.copy = line, .add = line, .local = {line}, .ranks = {line}};
 }
 
 }  // namespace
@@ -141,40 +145,52 @@ TEST_CASE("buckets are averaged while backward goes on") {
   const std::vector<double> ready = {2, 5, 10};
   SECTION("by a link of its own") {
     // From 2 to 5, from 5 to 8, from 10 to 13.
-    Overlap o = overlap(ready, std::vector<double>{3, 3, 3}, 10, 0);
+    Overlap o = overlap(ready, std::vector<double>{3, 3, 3}, 10, stopping(0));
     CHECK(o.backward_s == 10);
     CHECK(o.exposed_s == 3);
     // From 2 to 8, 8 to 14, 14 to 20: each waits for the one before.
-    o = overlap(ready, std::vector<double>{6, 6, 6}, 10, 0);
+    o = overlap(ready, std::vector<double>{6, 6, 6}, 10, stopping(0));
     CHECK(o.backward_s == 10);
     CHECK(o.exposed_s == 10);
     // Nothing is left at the end if backward goes on after the last bucket.
-    o = overlap(ready, std::vector<double>{1, 1, 1}, 12, 0);
+    o = overlap(ready, std::vector<double>{1, 1, 1}, 12, stopping(0));
     CHECK(o.backward_s == 12);
     CHECK(o.exposed_s == 0);
   }
   SECTION("by the cores that compute") {
     // Computing stands still from 2 to 5 and from 8 to 11; the last one comes after it.
-    Overlap o = overlap(ready, std::vector<double>{3, 3, 3}, 10, 1);
+    Overlap o = overlap(ready, std::vector<double>{3, 3, 3}, 10, stopping(1));
     CHECK(o.backward_s == 16);
     CHECK(o.exposed_s == 3);
     // At half speed: 2 to 6 does 2, so that the second is ready at 7, 7 to 11 does 2, the third at 14.
-    o = overlap(ready, std::vector<double>{4, 4, 4}, 10, 0.5);
+    o = overlap(ready, std::vector<double>{4, 4, 4}, 10, stopping(0.5));
     CHECK(o.backward_s == 14);
     CHECK(o.exposed_s == 4);
     // A link that is still busy when the next bucket comes: 2 to 12 does 3 by 8, the second then from 12 to
     // 13, and backward ends at 13 + (10 - 5 - 2.5).
-    o = overlap(std::vector<double>{2, 5}, std::vector<double>{10, 1}, 10, 0.5);
+    o = overlap(std::vector<double>{2, 5}, std::vector<double>{10, 1}, 10, stopping(0.5));
     CHECK(o.backward_s == 15.5);
     CHECK(o.exposed_s == 0);
   }
   SECTION("none, or of no cost") {
-    CHECK(overlap({}, {}, 7, 0.5).backward_s == 7);
-    CHECK(overlap(ready, std::vector<double>{0, 0, 0}, 10, 1).backward_s == 10);
-    CHECK(overlap(ready, std::vector<double>{0, 0, 0}, 10, 1).exposed_s == 0);
+    CHECK(overlap({}, {}, 7, stopping(0.5)).backward_s == 7);
+    CHECK(overlap(ready, std::vector<double>{0, 0, 0}, 10, stopping(1)).backward_s == 10);
+    CHECK(overlap(ready, std::vector<double>{0, 0, 0}, 10, stopping(1)).exposed_s == 0);
   }
-  CHECK_THROWS_WITH(overlap(ready, std::vector<double>{1}, 10, 0), ContainsSubstring("3 buckets with 1"));
-  CHECK_THROWS_WITH(overlap(ready, ready, 10, 1.5), ContainsSubstring("from 0 to 1"));
+  SECTION("slower while there is something to compute") {
+    // From 2 to 8 at half speed, which completes the second; from 8 to 14 again. The third is complete at 16,
+    // as backward ends, and then nothing slows it.
+    Overlap o = overlap(ready, std::vector<double>{3, 3, 3}, 10, stopping(0.5, 2));
+    CHECK(o.backward_s == 16);
+    CHECK(o.exposed_s == 3);
+    // From 2 to 10 it does 4 of the 6.
+    o = overlap(std::vector<double>{2}, std::vector<double>{6}, 10, stopping(0, 2));
+    CHECK(o.backward_s == 10);
+    CHECK(o.exposed_s == 2);
+  }
+  CHECK_THROWS_WITH(overlap(ready, std::vector<double>{1}, 10, {}), ContainsSubstring("3 buckets with 1"));
+  CHECK_THROWS_WITH(overlap(ready, ready, 10, stopping(1.5)), ContainsSubstring("from 0 to 1"));
+  CHECK_THROWS_WITH(overlap(ready, ready, 10, stopping(0, 0.5)), ContainsSubstring("1 or more"));
 }
 
 TEST_CASE("single: the sum of its parts, and what it holds") {
@@ -244,7 +260,7 @@ TEST_CASE("dp-replicated and ddp: buckets of 1 MiB and then 25 MiB, last layers 
   profile.blocks[3].parameter_bytes = {static_cast<std::int64_t>(0.5 * kMiB),
                                        static_cast<std::int64_t>(0.5 * kMiB)};
   Link link;
-  link.ranks = {{0, 1 / kMiB}, 0};  // a second a MiB and message
+  link.ranks.message = {0, 1 / kMiB};  // a second a MiB and message
   // Two devices with four samples each: a block's backward takes 8 s. Buckets: the last block's 1 MiB after 8
   // s, 40 MiB (the cap is passed with the second block) after 24 s, 20 MiB after 32 s.
   const Prediction p = of("ddp", profile, link, workload_of(2, 8));
@@ -266,6 +282,12 @@ TEST_CASE("dp-replicated and ddp: buckets of 1 MiB and then 25 MiB, last layers 
     CHECK(dp.split.idle_s == Approx(3 * 0.125));
     CHECK(dp.memory[0].data == 8 * 14);
     CHECK(dp.memory[1].data == 4 * 14);
+  }
+  SECTION("gradients are copied into their buckets") {
+    for (BlockProfile& b : profile.blocks) b.copy_s = 0.25;
+    const Prediction copied = of("ddp", profile, link, workload_of(2, 8));
+    CHECK(copied.split.backward_s == Approx(32 + 4 * 0.25));
+    CHECK(copied.split.exposed_comm_s == Approx(84 - 32 - 0.25));  // the second bucket is complete 0.75 later
   }
   SECTION("devices that share memory are slower together") {
     profile.contention = {1.5, 1.25, 2};
@@ -354,6 +376,29 @@ TEST_CASE("pipelines: micro-batches fill the gap") {
                     ContainsSubstring("9 micro-batches for a batch of 8"));
 }
 
+TEST_CASE("zero bubble: weights' gradients where a device would be idle") {
+  Profile profile = profile_of_blocks(4, 1);
+  for (BlockProfile& b : profile.blocks) {
+    b.inputs_s = 3;
+    b.weights_s = 1;
+    b.postponed_bytes = 6;
+  }
+  const Workload w = workload_of(2, 8, {2, 2}, 4);
+  const Prediction p = of("pipeline-zero-bubble", profile, {}, w),
+                   whole = of("pipeline-1f1b", profile, {}, w);
+  // Forward takes 4 and backward 8, of which the second stage does a quarter later, and the first all. The
+  // second, F0 B0 F1 B1 W0 F2 B2 W1 F3 B3, is never idle after it has begun at 4; then the first does its
+  // last 8.
+  CHECK(p.step_s == Approx(4 + 4 * (4 + 6) + 2 * 2 + 8 + 1));
+  CHECK(whole.step_s == Approx(5 * 12 + 1));
+  CHECK(p.split.forward_s == Approx(whole.split.forward_s));
+  CHECK(p.split.backward_s == Approx(whole.split.backward_s));
+  // The first stage keeps two micro-batches, as under 1F1B; the second what comes in and a new one's 2 * 20,
+  // beside what weights still need of the one before and what came in with that.
+  CHECK(p.memory[0].activations == 2 * 2 * 20);
+  CHECK(p.memory[1].activations == 8 + 2 * 20 + 2 * 6 + 8);
+}
+
 TEST_CASE("one device: every mode is single") {
   Profile profile = profile_of_blocks(3);
   profile.loss.forward_s = proportional(0.5);
@@ -361,7 +406,6 @@ TEST_CASE("one device: every mode is single") {
   for (const std::string& mode : kModes) {
     CAPTURE(mode);
     Link link = slow_link();
-    link.copy.s_per_byte = 0;  // a rank copies gradients into buckets even where it is the only one
     CHECK(of(mode, profile, link, workload_of(1, 8, {3}, 1)).step_s == Approx(single));
   }
 }
@@ -377,7 +421,8 @@ TEST_CASE("a faster link is never slower") {
         double before = INFINITY;
         for (const double bandwidth : {1e6, 1e7, 1e8, 1e9, 1e12}) {
           const Line line{1e-3, 1 / bandwidth};
-          const Link link = {.copy = line, .add = line, .local = {line, stops}, .ranks = {line, stops}};
+          const Link link = {
+              .copy = line, .add = line, .local = {line, 1.5, stops}, .ranks = {line, 1.5, stops}};
           const double step = of(mode, profile, link, workload_of(devices, 30, split, 5)).step_s;
           CHECK(step <= before * (1 + 1e-12));
           before = step;
@@ -415,8 +460,8 @@ TEST_CASE("another link: what is not given stays as measured") {
   Link measured;
   measured.copy = {1, 2};
   measured.add = {3, 5};
-  measured.local = {{4, 6}, 0.5};
-  measured.ranks = {{7, 8}, 1};
+  measured.local = {{4, 6}, 2, 0.5};
+  measured.ranks = {{7, 8}, 3, 1};
   CHECK(to_text(link_with(measured, {}, {})) == to_text(measured));
   const Link both = link_with(measured, 0.5, 4.0);
   for (const Line& line : {both.copy, both.local.message, both.ranks.message}) {
@@ -425,6 +470,7 @@ TEST_CASE("another link: what is not given stays as measured") {
   }
   CHECK(both.add.s_per_byte == 3.25);
   CHECK(both.ranks.stops_compute == 0);
+  CHECK(both.ranks.slower_beside == 1);
   const Link later = link_with(measured, 0.5, {});
   CHECK(later.ranks.message.latency_s == 0.5);
   CHECK(later.ranks.message.s_per_byte == 8);
@@ -451,10 +497,35 @@ TEST_CASE("profiles and links go through text") {
   CHECK(again.contention.update == 2);
   Link link = slow_link();
   link.ranks.stops_compute = 0.75;
+  link.local.slower_beside = 1.25;
   CHECK(to_text(link_of(to_text(link))) == to_text(link));
   CHECK(link_of(to_text(link)).ranks.stops_compute == 0.75);
   for (const char* text : {"", "{}", "[1]", "{\"blocks\": 3}"}) {
     CHECK_THROWS_WITH(profile_of(text), ContainsSubstring("this is no profile"));
     CHECK_THROWS_WITH(link_of(text), ContainsSubstring("this is no link"));
   }
+}
+
+TEST_CASE("of measurements that were repeated, every figure's median") {
+  std::vector<Profile> profiles;
+  std::vector<Link> links;
+  for (const double x : {3.0, 1.0, 2.0, 9.0}) {
+    Profile p = profile_of_blocks(2);
+    p.blocks[1].forward_s = Curve({{1, x}, {4, 10 - x}});
+    p.contention.update = 1 + x;
+    profiles.push_back(p);
+    Link link = slow_link();
+    link.ranks.message.latency_s = x;
+    links.push_back(link);
+  }
+  const Profile median = median_of(profiles);
+  CHECK(median.blocks[1].forward_s.points() == std::vector<std::pair<double, double>>{{1, 2}, {4, 7}});
+  CHECK(median.contention.update == 3);
+  CHECK(to_text(Profile{.blocks = {median.blocks[0]}}) ==
+        to_text(Profile{.blocks = {profiles[0].blocks[0]}}));
+  CHECK(median_of(links).ranks.message.latency_s == 2);
+  CHECK(to_text(median_of({links[0]})) == to_text(links[0]));
+  CHECK_THROWS_WITH(median_of({profile_of_blocks(2), profile_of_blocks(3)}),
+                    ContainsSubstring("the same model"));
+  CHECK_THROWS_WITH(median_of(std::vector<Link>()), ContainsSubstring("no link"));
 }

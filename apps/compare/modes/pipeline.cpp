@@ -61,5 +61,12 @@ const Registration one_f_one_b({
     .splits_the_model = true,
 });
 
+const Registration zero_bubble({
+    .name = "pipeline-zero-bubble",
+    .description = "Pipeline: 1F1B whose weights' gradients wait until a device would be idle",
+    .make = [](const Workload& w) { return std::make_unique<PipelineTraining>(w, Schedule::zero_bubble); },
+    .splits_the_model = true,
+});
+
 }  // namespace
 }  // namespace apps::compare
