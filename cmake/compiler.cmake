@@ -7,6 +7,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ 12 cries wolf: "text" + std::string(...) "overlaps" (its bug 105329), an atomic behind a pointer that might be
   # null "overflows".
   list(APPEND warnings -Wno-restrict -Wno-stringop-overflow)
+elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  list(APPEND warnings -Wno-overloaded-virtual)  # a module's forward has any signature
 endif()
 list(JOIN warnings "," host_warnings)
 if(TAPESTRY_WERROR)

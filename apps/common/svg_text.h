@@ -1,15 +1,18 @@
 #pragma once
 // Writing SVG as text.
+#include <cstdarg>
 #include <cstdio>
 #include <string>
 
 namespace apps {
 
 /// printf onto the end of `out`, at most 511 characters.
-template <class... A>
-void put(std::string& out, const char* format, A... args) {
+[[gnu::format(printf, 2, 3)]] inline void put(std::string& out, const char* format, ...) {
   char text[512];
-  std::snprintf(text, sizeof text, format, args...);
+  std::va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
   out += text;
 }
 

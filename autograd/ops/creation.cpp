@@ -260,19 +260,6 @@ void check_count(std::size_t values, const Shape& sizes) {
         ", which has ", sizes.numel(), " elements; give as many values as elements");
 }
 
-template <class T, class Stored>
-Tensor nested(std::initializer_list<std::initializer_list<T>> rows, const TensorOptions& options) {
-  const std::size_t columns = rows.size() ? rows.begin()->size() : 0;
-  std::vector<Stored> flat;
-  flat.reserve(rows.size() * columns);
-  for (const auto& row : rows) {
-    check(row.size() == columns, "[tensor] a row of ", row.size(), " values beside one of ", columns,
-          "; give rows of one length");
-    flat.insert(flat.end(), row.begin(), row.end());
-  }
-  return tensor(flat, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(columns)}, options);
-}
-
 }  // namespace
 
 template <class T>
@@ -286,31 +273,27 @@ Tensor tensor(const std::vector<T>& values, const Shape& sizes, const TensorOpti
                      is_floating(dtype_of<T>) ? DType::f32 : DType::i64);
   }
 }
-template Tensor tensor(const std::vector<float>&, const Shape&, const TensorOptions&);
-template Tensor tensor(const std::vector<double>&, const Shape&, const TensorOptions&);
-template Tensor tensor(const std::vector<std::int64_t>&, const Shape&, const TensorOptions&);
-template Tensor tensor(const std::vector<std::int32_t>&, const Shape&, const TensorOptions&);
-template Tensor tensor(const std::vector<std::uint8_t>&, const Shape&, const TensorOptions&);
-template Tensor tensor(const std::vector<bool>&, const Shape&, const TensorOptions&);
 
-Tensor tensor(std::initializer_list<double> values, const TensorOptions& options) {
-  return tensor(std::vector<double>(values), options);
+template <class T>
+Tensor tensor(std::initializer_list<std::initializer_list<T>> rows, const TensorOptions& options) {
+  const std::size_t columns = rows.size() ? rows.begin()->size() : 0;
+  std::vector<T> flat;
+  flat.reserve(rows.size() * columns);
+  for (const auto& row : rows) {
+    check(row.size() == columns, "[tensor] a row of ", row.size(), " values beside one of ", columns,
+          "; give rows of one length");
+    flat.insert(flat.end(), row.begin(), row.end());
+  }
+  return tensor(flat, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(columns)}, options);
 }
-Tensor tensor(std::initializer_list<int> values, const TensorOptions& options) {
-  return tensor(std::vector<std::int32_t>(values), options);
-}
-Tensor tensor(std::initializer_list<std::initializer_list<double>> values, const TensorOptions& options) {
-  return nested<double, double>(values, options);
-}
-Tensor tensor(std::initializer_list<std::initializer_list<int>> values, const TensorOptions& options) {
-  return nested<int, std::int32_t>(values, options);
-}
-Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<double>>> values,
+
+template <class T>
+Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<T>>> matrices,
               const TensorOptions& options) {
-  const std::size_t rows = values.size() ? values.begin()->size() : 0;
-  const std::size_t columns = rows ? values.begin()->begin()->size() : 0;
-  std::vector<double> flat;
-  for (const auto& matrix : values) {
+  const std::size_t rows = matrices.size() ? matrices.begin()->size() : 0;
+  const std::size_t columns = rows ? matrices.begin()->begin()->size() : 0;
+  std::vector<T> flat;
+  for (const auto& matrix : matrices) {
     check(matrix.size() == rows, "[tensor] a list of ", matrix.size(), " rows beside one of ", rows,
           "; give lists of one length");
     for (const auto& row : matrix) {
@@ -320,10 +303,23 @@ Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<
     }
   }
   return tensor(flat,
-                {static_cast<std::int64_t>(values.size()), static_cast<std::int64_t>(rows),
+                {static_cast<std::int64_t>(matrices.size()), static_cast<std::int64_t>(rows),
                  static_cast<std::int64_t>(columns)},
                 options);
 }
+
+#define TAPESTRY_TENSOR_OF(T)                                                                    \
+  template Tensor tensor(const std::vector<T>&, const Shape&, const TensorOptions&);             \
+  template Tensor tensor(std::initializer_list<std::initializer_list<T>>, const TensorOptions&); \
+  template Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<T>>>, \
+                         const TensorOptions&)
+TAPESTRY_TENSOR_OF(float);
+TAPESTRY_TENSOR_OF(double);
+TAPESTRY_TENSOR_OF(std::int64_t);
+TAPESTRY_TENSOR_OF(std::int32_t);
+TAPESTRY_TENSOR_OF(std::uint8_t);
+TAPESTRY_TENSOR_OF(bool);
+#undef TAPESTRY_TENSOR_OF
 
 const Tensor& Tensor::uniform_(double low, double high) const {
   tapestry::detail::check_defined("uniform_", *this);

@@ -56,12 +56,16 @@ extern template Tensor tensor(const std::vector<bool>&, const Shape&, const Tens
 /// A 0-d tensor.
 Tensor scalar_tensor(const Scalar& value, const TensorOptions& options = {});
 
-/// `tensor({1.0, 2.0})`, `tensor({{1, 2}, {3, 4}})`, three levels at most.
-Tensor tensor(std::initializer_list<double> values, const TensorOptions& options = {});
-Tensor tensor(std::initializer_list<int> values, const TensorOptions& options = {});
-Tensor tensor(std::initializer_list<std::initializer_list<double>> values, const TensorOptions& options = {});
-Tensor tensor(std::initializer_list<std::initializer_list<int>> values, const TensorOptions& options = {});
-Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<double>>> values,
+/// `tensor({1.0, 2.0})`, `tensor({{1, 2}, {3, 4}})`, three levels at most, of numbers of one type. (Templates
+/// at every level: between lists of lists of int and of double clang would not choose.)
+template <class T>
+Tensor tensor(std::initializer_list<T> values, const TensorOptions& options = {}) {
+  return tensor(std::vector<T>(values), options);
+}
+template <class T>
+Tensor tensor(std::initializer_list<std::initializer_list<T>> rows, const TensorOptions& options = {});
+template <class T>
+Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<T>>> matrices,
               const TensorOptions& options = {});
 
 }  // namespace tapestry

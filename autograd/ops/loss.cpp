@@ -194,9 +194,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
     const bool classes = p.args.target != nullptr;
     autograd::record(
         kCrossEntropy, r.result, {&logits, &target},
-        [args = p.args, classes, reduction = params.reduction, weighted = p.weight.defined(),
-         x = save(logits), target = save(classes ? p.target : target), weight = save_if(p.weight),
-         stats = save(p.stats), divisor = save_if(r.divisor)](Backward& b) {
+        [args = p.args, reduction = params.reduction, weighted = p.weight.defined(), x = save(logits),
+         target = save(classes ? p.target : target), weight = save_if(p.weight), stats = save(p.stats),
+         divisor = save_if(r.divisor)](Backward& b) {
           const Tensor in = b.saved(x).contiguous(), to = b.saved(target).contiguous(), s = b.saved(stats);
           const Tensor weights = saved_or_none(b, weight, weighted);
           const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);

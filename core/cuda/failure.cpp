@@ -27,7 +27,7 @@ const char* advice(Remedy remedy) {
 
 }  // namespace
 
-std::string failure_text(const Failure& failure, const std::source_location& where) {
+std::string failure_text(const Failure& failure, const SourceLocation& where) {
   const std::string_view file = where.file_name();
   const std::string gpu = failure.gpu < 0 ? "" : " on GPU " + std::to_string(failure.gpu);
   return concat({"[cuda] ", failure.call, " failed", gpu, " at ", file.substr(file.find_last_of('/') + 1),

@@ -52,7 +52,7 @@ cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 
 // True for success, false for `no`.
 bool succeeded_or(cudaError_t no, cudaError_t error, const char* call,
-                  const std::source_location& where = std::source_location::current()) {
+                  const SourceLocation& where = SourceLocation::current()) {
   if (error == no) {
     static_cast<void>(cudaGetLastError());  // it is no error, and no later call shall find it
     return false;
@@ -207,7 +207,7 @@ void use_gpu(int gpu) {
   if (now != gpu) TAPESTRY_CUDA(cudaSetDevice(gpu));
 }
 
-void call_failed(cudaError_t error, const char* call, const std::source_location& where) {
+void call_failed(cudaError_t error, const char* call, const SourceLocation& where) {
   Failure failure{.call = call,
                   .name = cudaGetErrorName(error),
                   .text = cudaGetErrorString(error),

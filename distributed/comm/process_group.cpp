@@ -33,7 +33,7 @@ class Mismatch : public DistributedError {
   using DistributedError::DistributedError;
 };
 
-std::string file_and_line(const std::source_location& site) {
+std::string file_and_line(const SourceLocation& site) {
   const std::string_view file = site.file_name();
   return concat({file.substr(file.find_last_of('/') + 1), ":", site.line()});
 }

@@ -5,11 +5,11 @@
 //   world->all_reduce(loss, distributed::ReduceOp::mean).wait();
 #include <functional>
 #include <memory>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tapestry/core/source_location.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/recorder.h"
@@ -62,7 +62,7 @@ class Work {
 /// throw the first error.
 class ProcessGroup {
  public:
-  using Site = std::source_location;
+  using Site = SourceLocation;
 
   virtual ~ProcessGroup() = default;
   virtual int rank() const = 0;

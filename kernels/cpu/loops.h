@@ -86,7 +86,11 @@ struct Reader<T> {
 // kernels g++ stops inlining of its own accord: hence flatten.
 template <class Out, class F, class... In>
 [[gnu::flatten]] inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
 #pragma GCC ivdep
+#endif
   for (std::int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
 }
 

@@ -249,7 +249,6 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
   SHARED(float, states, [2][kFinishThreads][32]);
   const std::int64_t channel = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x;
   typename Op::State s{};
-  auto& [a, b] = s;
   float seen = 0;
   if (channel < channels)
     for (int i = static_cast<int>(threadIdx.y); i < chunks; i += static_cast<int>(blockDim.y)) {
@@ -259,6 +258,7 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
       seen += count;
     }
   const auto publish = [&] {
+    const auto& [a, b] = s;
     counts[threadIdx.y][threadIdx.x] = seen;
     states[0][threadIdx.y][threadIdx.x] = a;
     states[1][threadIdx.y][threadIdx.x] = b;

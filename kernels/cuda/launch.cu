@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <functional>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -73,8 +72,7 @@ void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared
   }
   if (error == cudaSuccess && sync_launches()) error = cudaStreamSynchronize(stream);
   if (error != cudaSuccess)
-    ::tapestry::cuda::call_failed(error, ("launch of " + name_of(kernel)).c_str(),
-                                  std::source_location::current());
+    ::tapestry::cuda::call_failed(error, ("launch of " + name_of(kernel)).c_str(), SourceLocation::current());
 }
 
 cudaStream_t kernel_stream() {

@@ -248,7 +248,11 @@ TEST_CASE("tensors from values") {
   const Tensor m = tensor({{1, 2, 3}, {4, 5, 6}});
   CHECK(m.sizes() == Shape{2, 3});
   CHECK(values<std::int64_t>(m) == std::vector<std::int64_t>{1, 2, 3, 4, 5, 6});
+  CHECK(tensor({{1}, {2}}).sizes() == Shape{2, 1});
+  CHECK(tensor({{1.5F, 2.5F}}).dtype() == kFloat32);
+  CHECK(tensor({{true, false}}).dtype() == kBool);
   CHECK(tensor({{{1.0, 2.0}}, {{3.0, 4.0}}}).sizes() == Shape{2, 1, 2});
+  CHECK(tensor({{{1, 2}}}).dtype() == kInt64);
   CHECK_THROWS_WITH(tensor({{1.0, 2.0}, {3.0}}), ContainsSubstring("rows of one length"));
   CHECK_THROWS_WITH(tensor(std::vector<float>{1, 2, 3}, {2, 2}),
                     ContainsSubstring("3 values for shape [2, 2]"));

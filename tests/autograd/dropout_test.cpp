@@ -62,7 +62,7 @@ OP_TEST("dropout", strided, "counts in row-major order, for the gradient's layou
 }
 OP_TEST("dropout", empty, "no elements") { CHECK(dropout(zeros({0, 3})).sizes() == Shape{0, 3}); }
 OP_TEST("dropout", extreme, "p of 0 and 1, evaluation, what is no number") {
-  const Tensor x = tensor({INFINITY, NAN, -1.0, 2.0});
+  const Tensor x = tensor({INFINITY, NAN, -1.0F, 2.0F});
   CHECK(dropout(x, 0).is_same(x));
   CHECK(dropout(x, 0.5, false).is_same(x));
   CHECK(equal(dropout(x, 1), zeros({4})));

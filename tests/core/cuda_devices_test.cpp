@@ -1,6 +1,5 @@
 #include <cstdio>
 #include <cstdlib>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -100,7 +99,7 @@ TEST_CASE("logical devices are dealt over the GPUs") {
 }
 
 TEST_CASE("a failed call says which, on which GPU, where, and what to do") {
-  const auto where = std::source_location::current();
+  const auto where = SourceLocation::current();
   const std::string at = "cuda_devices_test.cpp:" + std::to_string(where.line());
   CHECK(
       cuda::failure_text({.call = "cudaStreamQuery(stream)",

@@ -58,7 +58,7 @@ StateDictCopy train(const Group& group, int shards, const Variant& v) {
       const int first = group ? group->rank() * kPerRank : 0;
       const int count = group ? kPerRank : shards * kPerRank;
       const auto [x, labels] = formula_batch(batch, first, count);
-      const auto backward = [&] {
+      const auto backward = [&, &x = x, &labels = labels] {
         const Tensor loss = cross_entropy(ddp ? (*ddp)(x) : net(x), labels);
         loss.backward();
       };

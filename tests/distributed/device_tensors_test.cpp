@@ -190,26 +190,26 @@ TEST_CASE("tensors of any strides cross, and what lies between their elements is
           Shape sizes, strides;
           std::int64_t offset;
         };
-        for (const auto& [sizes, strides, offset] :
-             {Case{{3, 4}, {20, 1}, 1}, Case{{4, 3}, {1, 20}, 1}, Case{{5}, {7}, 2},
-              Case{{2, 3, 4}, {24, 8, 2}, 0}, Case{{2, 3, 4}, {1, 20, 2}, 3}, Case{{1, 60}, {99, 1}, 0},
-              Case{{}, {}, 59}}) {
+        for (const Case& layout : {Case{{3, 4}, {20, 1}, 1}, Case{{4, 3}, {1, 20}, 1}, Case{{5}, {7}, 2},
+                                   Case{{2, 3, 4}, {24, 8, 2}, 0}, Case{{2, 3, 4}, {1, 20, 2}, 3},
+                                   Case{{1, 60}, {99, 1}, 0}, Case{{}, {}, 59}}) {
           const Tensor base = on(device, numbers);
           V expected = numbers;
+          const Shape& sizes = layout.sizes;
           const auto each = [&](auto f) {
             std::int64_t index[kMaxDims] = {};
             for (std::int64_t n = 0; n < sizes.numel(); ++n) {
-              std::int64_t at = offset, rest = n;
+              std::int64_t at = layout.offset, rest = n;
               for (int d = sizes.size() - 1; d >= 0; --d) {
                 index[d] = rest % sizes[d];
                 rest /= sizes[d];
-                at += index[d] * strides[d];
+                at += index[d] * layout.strides[d];
               }
               f(static_cast<std::size_t>(at));
             }
           };
           each([&](std::size_t at) { expected[at] *= 2; });
-          const Tensor view = detail::raw_view(base, sizes, strides, offset);
+          const Tensor view = detail::raw_view(base, sizes, layout.strides, layout.offset);
           group->all_reduce(view).wait();
           expect(values(base), expected);
         }

@@ -38,10 +38,14 @@ void check_bits(const Cpu& cpu, const Gpu& kernel) {
 
 TEST_CASE("random kernels: uniform") {
   for_types<float, BFloat16>([]<class T>() {
-    for (const auto& [low, high] : {std::pair{0.0, 1.0}, std::pair{-2.5, 7.25}})
+    for (const auto& ends : {std::pair{0.0, 1.0}, std::pair{-2.5, 7.25}})
       check_bits<T>(
-          [&](void* out, std::int64_t n) { kernels::uniform(kCPU, dtype_of<T>, out, n, kRange, low, high); },
-          [&](void* out, std::int64_t n) { gpu::launch_uniform<T>(out, n, kRange, low, high, nullptr); });
+          [&](void* out, std::int64_t n) {
+            kernels::uniform(kCPU, dtype_of<T>, out, n, kRange, ends.first, ends.second);
+          },
+          [&](void* out, std::int64_t n) {
+            gpu::launch_uniform<T>(out, n, kRange, ends.first, ends.second, nullptr);
+          });
   });
 }
 
@@ -69,10 +73,14 @@ TEST_CASE("normal numbers: quarter turns are exact") {
 
 TEST_CASE("random kernels: randint") {
   for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
-    for (const auto& [low, span] : {std::pair<std::int64_t, std::uint64_t>{0, 1}, {3, 100}, {0, 200}})
+    for (const auto& range : {std::pair<std::int64_t, std::uint64_t>{0, 1}, {3, 100}, {0, 200}})
       check_bits<T>(
-          [&](void* out, std::int64_t n) { kernels::randint(kCPU, dtype_of<T>, out, n, kRange, low, span); },
-          [&](void* out, std::int64_t n) { gpu::launch_randint<T>(out, n, kRange, low, span, nullptr); });
+          [&](void* out, std::int64_t n) {
+            kernels::randint(kCPU, dtype_of<T>, out, n, kRange, range.first, range.second);
+          },
+          [&](void* out, std::int64_t n) {
+            gpu::launch_randint<T>(out, n, kRange, range.first, range.second, nullptr);
+          });
   });
   constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
   check_bits<std::int64_t>(
@@ -86,11 +94,15 @@ TEST_CASE("random kernels: randint") {
 
 TEST_CASE("random kernels: arange") {
   for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
-    for (const auto& [start, step] : {std::pair<Scalar, Scalar>{0, 1}, {5, 2}, {0.25, 0.1}, {3, 0.5}}) {
+    for (const auto& steps : {std::pair<Scalar, Scalar>{0, 1}, {5, 2}, {0.25, 0.1}, {3, 0.5}}) {
       if (dtype_of<T> == DType::u8) continue;
       check_bits<T>(
-          [&](void* out, std::int64_t n) { kernels::arange(kCPU, dtype_of<T>, out, n, start, step); },
-          [&](void* out, std::int64_t n) { gpu::launch_arange<T>(out, n, start, step, nullptr); });
+          [&](void* out, std::int64_t n) {
+            kernels::arange(kCPU, dtype_of<T>, out, n, steps.first, steps.second);
+          },
+          [&](void* out, std::int64_t n) {
+            gpu::launch_arange<T>(out, n, steps.first, steps.second, nullptr);
+          });
     }
     const Block<T> want(40), got(40);
     kernels::arange(kCPU, dtype_of<T>, want.data(), 40, 200, -5);

@@ -39,7 +39,7 @@ Words warps(Instruction instruction, F f) {
   return words;
 }
 
-bool is_nan(Instruction instruction, std::uint32_t bits) {
+[[maybe_unused]] bool is_nan(Instruction instruction, std::uint32_t bits) {
   if (instruction == to_bf16) return (bits & 0x7fff) > 0x7f80;
   if (instruction == to_f16) return (bits & 0x7fff) > 0x7c00;
   return std::isnan(std::bit_cast<float>(bits));

@@ -3,9 +3,8 @@
 // sources that are compiled in builds with CUDA only.
 #include <cuda_runtime_api.h>
 
-#include <source_location>
-
 #include "tapestry/core/cuda/internal/failure.h"
+#include "tapestry/core/source_location.h"
 
 namespace tapestry::cuda {
 
@@ -14,10 +13,10 @@ namespace tapestry::cuda {
 void use_gpu(int gpu);
 
 /// Throws CudaError; OutOfMemoryError where that is what it was.
-[[noreturn]] void call_failed(cudaError_t error, const char* call, const std::source_location& where);
+[[noreturn]] void call_failed(cudaError_t error, const char* call, const SourceLocation& where);
 
 inline void check_call(cudaError_t error, const char* call,
-                       const std::source_location& where = std::source_location::current()) {
+                       const SourceLocation& where = SourceLocation::current()) {
   if (error != cudaSuccess) [[unlikely]]
     call_failed(error, call, where);
 }

@@ -1,8 +1,9 @@
 #pragma once
 // The text of a call that failed. Knows no CUDA, so that it is tested without.
 #include <cstdint>
-#include <source_location>
 #include <string>
+
+#include "tapestry/core/source_location.h"
 
 namespace tapestry::cuda {
 
@@ -18,6 +19,6 @@ struct Failure {
 };
 
 /// "[cuda] cudaStreamQuery(stream) failed on GPU 0 at runtime.cpp:88: ..."
-std::string failure_text(const Failure& failure, const std::source_location& where);
+std::string failure_text(const Failure& failure, const SourceLocation& where);
 
 }  // namespace tapestry::cuda

@@ -64,7 +64,7 @@ class ParcelLabel {
   std::int32_t micro_batch_ = 0;
   std::uint64_t pass_ = 0, drawn_ = 0;
   std::uint8_t kind_ = 0, count_ = 0;
-  std::uint8_t reserved_[6] = {};
+  [[maybe_unused]] std::uint8_t reserved_[6] = {};
   Entry entries_[kParcelTensors];
 
   ParcelName name() const;

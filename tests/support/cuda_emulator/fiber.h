@@ -42,8 +42,8 @@ class Fiber {
 #else
   ucontext_t context_;
 #endif
-  void* fake_stack_ = nullptr;  // AddressSanitizer's
-  void* shadow_ = nullptr;      // ThreadSanitizer's
+  [[maybe_unused]] void* fake_stack_ = nullptr;  // AddressSanitizer's
+  [[maybe_unused]] void* shadow_ = nullptr;      // ThreadSanitizer's
 };
 
 }  // namespace cuda_emulator

@@ -3,10 +3,11 @@
 // puts CUDA's names on top of it.
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "tapestry/core/source_location.h"
 
 struct uint3 {
   unsigned x, y, z;
@@ -48,7 +49,7 @@ std::vector<std::string> launched_kernels();
 
 // ---- for launch() and cuda_emulator.h
 
-using Location = std::source_location;
+using Location = tapestry::SourceLocation;
 
 struct ThreadIndex {
   uint3 thread, block;
