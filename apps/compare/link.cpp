@@ -79,6 +79,50 @@ Line measured_line(std::int64_t largest, const std::function<double(std::int64_t
   return fit_line(points);
 }
 
+// What every message of `tensors` costs that took `seconds` with `bytes` together, if each has that latency.
+Line line_through(double latency_s, double tensors, double bytes, double seconds) {
+  return {latency_s, std::max(0.0, seconds - tensors * latency_s) / bytes};
+}
+
+// All parameters of the first model to the second one's device, and all gradients of the second one added to
+// the first one's, with what a step leaves in the caches.
+void measure_parameters(Link& link, const Workload& w,
+                        const std::vector<std::unique_ptr<WatchedModel>>& models) {
+  const std::vector<Device> from = {models[0]->device()}, to = {models[1]->device()}, both = {from[0], to[0]};
+  const std::int64_t share = distributed::shares_of(w.batch_size, static_cast<std::size_t>(w.devices))[0];
+  const std::vector<nn::Parameter> first = models[0]->parameters(), second = models[1]->parameters();
+  const auto timed = [&](const std::vector<Device>& at, const std::function<void(std::size_t)>& task) {
+    double s = 0;
+    on_workers(at, [&](int) {
+      const NoGradGuard no_grad;
+      s = seconds_of([&] {
+        for (std::size_t i = 0; i < first.size(); ++i) task(i);
+        synchronize(at[0]);
+      });
+    });
+    return s;
+  };
+  Watcher nobody;
+  std::vector<double> added, copied;
+  for (int pass = 0; pass < 7; ++pass) {
+    on_workers(both, [&](int i) {
+      WatchedModel& model = *models[static_cast<std::size_t>(i)];
+      const DeviceGuard guard(model.device());
+      model.forward(share, nobody);
+      model.backward();
+    });
+    added.push_back(
+        timed(from, [&](std::size_t i) { first[i]->grad().add_(second[i]->grad().to(from[0])); }));
+    on_workers(from, [&](int) { models[0]->update(nobody); });
+    std::vector<Tensor> copies;  // all of them live at once
+    copied.push_back(timed(to, [&](std::size_t i) { copies.push_back(first[i]->detach().to(to[0])); }));
+  }
+  const auto count = static_cast<double>(first.size()),
+             bytes = static_cast<double>(models[0]->parameter_bytes());
+  link.broadcast = line_through(link.copy.latency_s, count, bytes, median(std::move(copied)));
+  link.add = line_through(link.add.latency_s, count, bytes, median(std::move(added)));
+}
+
 }  // namespace
 
 AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Workload& w) {
@@ -170,6 +214,7 @@ Link measure_link(const Workload& w) {
     return transfer_s(
         bytes, [](const Tensor& source, const Tensor& there) { there.add_(source.to(there.device())); });
   });
+  measure_parameters(link, w, models);
   std::vector<std::shared_ptr<ProcessGroup>> groups(devices.size());
   const std::vector<std::shared_ptr<Backend>> backends = backends_of(devices);
   const std::shared_ptr<Store> store = memory_store();

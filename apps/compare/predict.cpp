@@ -273,8 +273,9 @@ Prediction master(const Case& c) {
   const double images = sent(c.profile.image_bytes * passed_on);
   const double outputs = sent(c.output_bytes(passed_on));  // and their gradients, back
   // All receive at once, but out of one memory, or over one link.
+  const Line& line = c.link.broadcast;
   const double broadcast =
-      others > 0 ? c.tensors() * copy.latency_s + others * parameters * copy.s_per_byte : 0;
+      others > 0 ? c.tensors() * line.latency_s + others * parameters * line.s_per_byte : 0;
   const double added = others * (c.tensors() * c.link.add.latency_s + parameters * c.link.add.s_per_byte);
   const double forward = slower.forward * c.forward(c.whole(), n);
   const double backward = slower.backward * c.backward(c.whole(), n);
@@ -533,8 +534,10 @@ Link link_with(const Link& measured, std::optional<double> latency_s, std::optio
     if (latency_s) line.latency_s = *latency_s;
     if (bandwidth) line.s_per_byte = 1 / *bandwidth;
   };
-  for (Line* const line : {&link.copy, &link.add, &link.local.message, &link.ranks.message}) change(*line);
-  if (bandwidth) link.add.s_per_byte += std::max(0.0, measured.add.s_per_byte - measured.copy.s_per_byte);
+  for (Line* const line : {&link.copy, &link.broadcast, &link.add, &link.local.message, &link.ranks.message})
+    change(*line);
+  if (bandwidth)
+    link.add.s_per_byte += std::max(0.0, measured.add.s_per_byte - measured.broadcast.s_per_byte);
   for (AllReduce* const a : {&link.local, &link.ranks}) *a = {.message = a->message};
   return link;
 }

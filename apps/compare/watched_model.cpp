@@ -38,9 +38,11 @@ WatchedModel::WatchedModel(const Workload& w, Device device)
   batch_ = {batch_.images.to(device), batch_.labels.to(device)};
 }
 
+std::vector<nn::Parameter> WatchedModel::parameters() const { return parameters_of(blocks_); }
+
 std::int64_t WatchedModel::parameter_bytes() const {
   std::int64_t bytes = 0;
-  for (const nn::Parameter& p : parameters_of(blocks_)) bytes += static_cast<std::int64_t>(p->nbytes());
+  for (const nn::Parameter& p : parameters()) bytes += static_cast<std::int64_t>(p->nbytes());
   return bytes;
 }
 

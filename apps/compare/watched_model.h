@@ -47,6 +47,7 @@ class WatchedModel {
   const Block& block(std::size_t k) const { return blocks_[k]; }
   tapestry::Tensor images(std::int64_t n) const { return batch_.images.narrow(0, 0, n); }
   tapestry::Tensor labels(std::int64_t n) const { return batch_.labels.narrow(0, 0, n); }
+  std::vector<tapestry::nn::Parameter> parameters() const;
   std::int64_t parameter_bytes() const;
 
   /// The three parts of a step with n samples, in this order. They return when the device is done. The

@@ -71,7 +71,7 @@ AllReduce stopping(double share, double slower = 1) {
 
 Link slow_link() {
   const Line line{0.25, 1e-3};
-  return {.copy = line, .add = line, .local = {line}, .ranks = {line}};
+  return {.copy = line, .broadcast = line, .add = line, .local = {line}, .ranks = {line}};
 }
 
 }  // namespace
@@ -229,9 +229,10 @@ TEST_CASE("dp-master: out, forward, in, loss, back, added, step") {
   profile.loss.kept_bytes = proportional(5);
   Link link;
   link.copy = {0.1, 0.01};
+  link.broadcast = {0.15, 0.015};
   link.add = {0.2, 0.02};
   const Prediction p = of("dp-master", profile, link, workload_of(2, 10));
-  const double images = 0.1 + 0.01 * 6 * 5, broadcast = 2 * 0.1 + 0.01 * 200, outputs = 0.1 + 0.01 * 4 * 5;
+  const double images = 0.1 + 0.01 * 6 * 5, broadcast = 2 * 0.15 + 0.015 * 200, outputs = 0.1 + 0.01 * 4 * 5;
   const double added = 2 * 0.2 + 0.02 * 200;
   CHECK(p.split.exposed_comm_s == Approx(images + broadcast + 2 * outputs + added));
   // While the first device has the loss and the step, the other is idle.
@@ -250,7 +251,7 @@ TEST_CASE("dp-master: out, forward, in, loss, back, added, step") {
   CHECK(p.memory[1].parameters == 200);
   SECTION("more devices: each of the others costs as much again") {
     const Prediction four = of("dp-master", profile, link, workload_of(4, 8));
-    CHECK(four.split.exposed_comm_s == Approx((3 * 0.1 + 0.01 * 6 * 6) + (2 * 0.1 + 3 * 0.01 * 200) +
+    CHECK(four.split.exposed_comm_s == Approx((3 * 0.1 + 0.01 * 6 * 6) + (2 * 0.15 + 3 * 0.015 * 200) +
                                               2 * (3 * 0.1 + 0.01 * 4 * 6) + 3 * added));
   }
 }
@@ -459,12 +460,13 @@ TEST_CASE("more devices than there are: simulated, and said so") {
 TEST_CASE("another link: what is not given stays as measured") {
   Link measured;
   measured.copy = {1, 2};
+  measured.broadcast = {2, 2};
   measured.add = {3, 5};
   measured.local = {{4, 6}, 2, 0.5};
   measured.ranks = {{7, 8}, 3, 1};
   CHECK(to_text(link_with(measured, {}, {})) == to_text(measured));
   const Link both = link_with(measured, 0.5, 4.0);
-  for (const Line& line : {both.copy, both.local.message, both.ranks.message}) {
+  for (const Line& line : {both.copy, both.broadcast, both.local.message, both.ranks.message}) {
     CHECK(line.latency_s == 0.5);
     CHECK(line.s_per_byte == 0.25);
   }
