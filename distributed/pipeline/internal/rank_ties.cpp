@@ -21,8 +21,7 @@ std::string listed(const std::vector<std::string>& names) {
 // What a rank has of a tie.
 std::string described(const std::vector<nn::Parameter>& found) {
   if (found.empty()) return kNone;
-  for (const nn::Parameter& p : found)
-    if (!p.is_same(found[0])) return "two parameters: assign one of them to the other where they are made";
+  if (found.size() > 1) return "two parameters: assign one of them to the other where they are made";
   const Tensor& tensor = found[0];
   return concat({tensor.dtype(), " ", tensor.sizes(), tensor.requires_grad() ? "" : ", frozen"});
 }
