@@ -7,3 +7,8 @@ foreach(way install subdirectory)
     -D JOBS=${cores} -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
   set_tests_properties(consumer.${way} PROPERTIES TIMEOUT 900 PROCESSORS ${cores} LABELS consumer)
 endforeach()
+
+add_executable(load_late ${CMAKE_CURRENT_LIST_DIR}/load_late.cpp)
+target_link_libraries(load_late PRIVATE ${CMAKE_DL_LIBS})
+add_test(NAME consumer.load_late COMMAND load_late $<TARGET_FILE:tapestry>)
+set_tests_properties(consumer.load_late PROPERTIES TIMEOUT 60 LABELS consumer)
