@@ -69,8 +69,10 @@ AtomicFile::AtomicFile(std::string path) : impl_(std::make_unique<Impl>()) {
   check<IoError>(!s.path.empty() && s.path.back() != '/', "[write] \"", s.path,
                  "\" is not the name of a file");
   struct stat status;
-  check<IoError>(::stat(s.path.c_str(), &status) != 0 || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode),
-                 "[write] ", s.path,
+  const bool exists = ::stat(s.path.c_str(), &status) == 0;
+  check<IoError>(!exists || !S_ISDIR(status.st_mode), "[write] ", s.path,
+                 ": is a folder; give the name of a file");
+  check<IoError>(!exists || S_ISREG(status.st_mode), "[write] ", s.path,
                  ": is a device or a pipe, which a file would take the place of; choose another name");
   // Unique among the processes and threads of this machine; what a dead process with our id left is
   // overwritten.

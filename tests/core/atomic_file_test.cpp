@@ -80,8 +80,13 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
   CHECK_THROWS_AS(AtomicFile(""), IoError);
   CHECK_THROWS_AS(AtomicFile(dir.path().string() + "/"), IoError);
   std::filesystem::create_directory(dir / "folder");
-  CHECK_THROWS_WITH(write_file_atomically(dir / "folder", "text"),
-                    ContainsSubstring("cannot be put in place"));
+  CHECK_THROWS_WITH(AtomicFile(dir / "folder"), ContainsSubstring("is a folder"));
+  {
+    AtomicFile late(dir / "late");
+    std::filesystem::create_directory(dir / "late");
+    CHECK_THROWS_WITH(late.commit(), ContainsSubstring("cannot be put in place"));
+    std::filesystem::remove(dir / "late");
+  }
   CHECK(files_in(dir) == 2);
   // What is no file is not replaced by one: root could lose /dev/null that way.
   REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
