@@ -351,7 +351,14 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   for (const auto& [name, tensor] : dict)
     if (!known.contains(name)) result.unexpected.push_back(name);
   if (strict && !result.missing.empty()) wrong += "\n  missing: " + list_names(result.missing);
-  if (strict && !result.unexpected.empty()) wrong += "\n  unexpected: " + list_names(result.unexpected);
+  if (strict && !result.unexpected.empty()) {
+    wrong += "\n  unexpected: " + list_names(result.unexpected);
+    const auto is_wrapped = [&](const std::string& name) {
+      return name.starts_with("module.") && known.contains(name.substr(7));
+    };
+    if (std::all_of(result.unexpected.begin(), result.unexpected.end(), is_wrapped))
+      wrong += "\n  their prefix \"module.\" is that of PyTorch's wrappers: take it away";
+  }
   check(wrong.empty(), "[load_state_dict] the state does not fit ", type_name(),
         ", and nothing was loaded:", wrong, "\npass a state of the same model",
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");

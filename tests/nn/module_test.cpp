@@ -438,6 +438,12 @@ TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothin
   CHECK(result.missing == std::vector<std::string>{"inner.fc.weight", "inner.fc.bias"});
   CHECK(result.unexpected == std::vector<std::string>{"extra.weight"});
   CHECK(net.scale->select(0, 0).item() == 5);
+  // As PyTorch saves what it has wrapped.
+  const auto before = net.state_dict();
+  nn::StateDict wrapped;
+  for (const auto& [name, t] : before) wrapped.emplace_back("module." + name, t);
+  CHECK_THROWS_WITH(net.load_state_dict(wrapped), ContainsSubstring("prefix \"module.\" is that of PyTorch"));
+  CHECK_THROWS_WITH(net.load_state_dict(dict), !ContainsSubstring("prefix"));
   CHECK_THROWS_WITH(net.load_state_dict({{"scale", ones({4})}, {"scale", zeros({4})}}, false),
                     ContainsSubstring("comes twice: scale"));
   CHECK_THROWS_WITH(net.load_state_dict({{"scale", Tensor()}}, false),
