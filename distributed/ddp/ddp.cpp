@@ -128,6 +128,8 @@ struct DdpBase::State {
   nn::Module& model;
   std::shared_ptr<ProcessGroup> group;
   bool broadcast_buffers;
+  NamedTensors parameters;  // as they were when the model was wrapped
+  std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
 
   NamedTensors buffers() const {
@@ -135,16 +137,35 @@ struct DdpBase::State {
     for (const auto& [name, slot] : model.named_buffers()) tensors.emplace_back(name, slot.tensor());
     return tensors;
   }
+
+  // The reducer averages the gradients of the tensors that it knows; any other would be trained by this rank
+  // alone, and nothing would tell.
+  void check_parameters() const {
+    const auto now = model.named_parameters();
+    const char* const remedy =
+        "; wrap the model anew, on all ranks, when it is complete and where it is to be";
+    check(now.size() == parameters.size(), "[DistributedDataParallel] the model has ", now.size(),
+          " parameters, and had ", parameters.size(), " when it was wrapped", remedy);
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      const auto& [name, slot] = now[i];
+      check(slot.tensor().is_same(parameters[i].second), "[DistributedDataParallel] ", name,
+            " is another tensor than when the model was wrapped, as after to(device) or to(dtype)", remedy);
+      check(trained[i] || !slot.tensor().requires_grad(), "[DistributedDataParallel] ", name,
+            " requires gradients, and did not when the model was wrapped", remedy);
+    }
+  }
 };
 
 DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   check(options.process_group != nullptr,
         "[DistributedDataParallel] process_group is null; pass what init_process_group() returned");
-  state_.reset(new State{model, options.process_group, options.broadcast_buffers, nullptr});
-  NamedTensors all, trained;
+  state_.reset(new State{model, options.process_group, options.broadcast_buffers, {}, {}, nullptr});
+  NamedTensors& all = state_->parameters;
+  NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
     all.emplace_back(name, slot.tensor());
-    if (slot.tensor().requires_grad()) trained.emplace_back(name, slot.tensor());
+    state_->trained.push_back(slot.tensor().requires_grad());
+    if (state_->trained.back()) trained.emplace_back(name, slot.tensor());
   }
   check_devices(all, options);
   ReducerOptions reducer;
@@ -167,12 +188,12 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
 DdpBase::~DdpBase() = default;
 
 void DdpBase::before_forward() {
-  if (state_->broadcast_buffers && state_->model.is_training() && grad_enabled()) sync_buffers();
+  if (!grad_enabled()) return;
+  state_->check_parameters();
+  if (state_->broadcast_buffers && state_->model.is_training()) sync_buffers();
 }
 
-void DdpBase::sync_buffers() {
-  broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0");
-}
+void DdpBase::sync_buffers() { broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0"); }
 
 void DdpBase::after_forward(Clock::time_point began) {
   if (state_->reducer->trace) state_->reducer->trace->span(Lane::compute, "forward", began, Clock::now());

@@ -104,8 +104,9 @@ class DdpBase {
 /// (ValueError with the difference, on every rank) and take over rank 0's values. Then every backward pass
 /// averages gradients over the ranks: grad() of each parameter is a view of its bucket. Collective, like the
 /// model's backward: every rank runs the same passes. A parameter that only some ranks used gets their
-/// gradients' sum over the number of all ranks. Parameters that do not require gradients now are left out for
-/// good.
+/// gradients' sum over the number of all ranks. Parameters that do not require gradients now are left out. A
+/// model that changes later (to(), a new layer, parameters that are thawed) has to be wrapped anew: the next
+/// forward that records is a ValueError which names the parameter.
 template <class M>
 class DistributedDataParallel : public DdpBase {
  public:

@@ -493,6 +493,38 @@ TEST_CASE("frozen parameters are left out; bad options are refused") {
                     ContainsSubstring("nothing to train"));
 }
 
+TEST_CASE("a model that changed after it was wrapped is refused where gradients would not be averaged") {
+  using Change = std::function<void(Branches&)>;
+  const auto attempt = [](const Change& change) {
+    run_local_ranks(
+        2,
+        [&](const Group& group) {
+          Branches net;
+          net.c->set_requires_grad(false);
+          DistributedDataParallel ddp(net, {.process_group = group});
+          change(net);
+          {
+            const NoGradGuard no_grad;  // to evaluate there is nothing to average
+            ddp(ones({2}, net.a->dtype()));
+          }
+          ddp(ones({2}, net.a->dtype())).sum().backward();
+        },
+        kBounded);
+  };
+  CHECK_THROWS_WITH(attempt([](Branches& net) { net.to(DType::f64); }),
+                    ContainsSubstring("a is another tensor than when the model was wrapped, as after to("));
+  CHECK_THROWS_WITH(attempt([](Branches& net) { net.c->set_requires_grad(true); }),
+                    ContainsSubstring("c requires gradients, and did not when"));
+  CHECK_THROWS_WITH(
+      attempt([](Branches& net) { net.param("late", ones({1})); }),
+      ContainsSubstring("has 4 parameters, and had 3 when it was wrapped; wrap the model anew"));
+  attempt([](Branches& net) {  // none of these changes what is averaged
+    net.to(kCPU);
+    net.b->set_requires_grad(false);
+    net.a->detach().fill_(7);
+  });
+}
+
 TEST_CASE("the report adds up, and the trace has both lanes of every rank") {
   const tests::TempDir folder;
   const std::string path = folder / "trace.json";
