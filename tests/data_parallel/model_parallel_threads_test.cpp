@@ -54,7 +54,70 @@ Trained train(Device second, std::int64_t batch, bool adam) {
   return result;
 }
 
+// Four parts in turn on the devices: two inputs, two outputs, plain members, a weight of two parts, and a
+// layer that nobody uses.
+struct Chain : nn::Module {
+  explicit Chain(std::vector<Device> on) : devices(std::move(on)) {
+    parts[3]->weight = parts[0]->weight;
+    to(DType::f64);
+    fill_by_formula(*this);
+    for (std::size_t i = 0; i < 3; ++i) parts[i]->to(device(i));
+    unused.to(device(3));
+  }
+  std::vector<Device> devices;
+  double slope = 0.1;
+  nn::Linear& unused = add<nn::Linear>("unused", {.in_features = 2, .out_features = 2});
+  std::vector<nn::Linear*> parts = [this] {
+    std::vector<nn::Linear*> made;
+    for (int i = 0; i < 4; ++i)
+      made.push_back(&add<nn::Linear>("part" + std::to_string(i), {.in_features = 5, .out_features = 5}));
+    return made;
+  }();
+  Device device(std::size_t part) const { return devices[part % devices.size()]; }
+
+  using nn::Module::forward;
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& late) {
+    const Tensor a = (*parts[0])(x.to(device(0))).tanh() * slope;
+    const Tensor b = (*parts[1])(a.to(device(1))).tanh();
+    const Tensor c = (*parts[2])(b.to(device(2)) + late.to(device(2))).tanh();
+    const Tensor d = linear(c.to(device(3)), parts[3]->weight->to(device(3)), parts[3]->bias->to(device(3)));
+    return {d, b};
+  }
+};
+
+Trained train_chain(const std::vector<Device>& devices, std::int64_t batch) {
+  Chain net(devices);
+  optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
+  Trained result;
+  for (int step = 0; step < 50; ++step) {
+    optimizer.zero_grad();
+    const auto [d, b] = nn::call(net, wave({batch, 5}, step), wave({batch, 5}, step + 0.5));
+    const Tensor loss =
+        mse_loss(d, wave({batch, 5}, 2 * step).to(d.device())) + (b * b).mean().to(d.device());
+    loss.backward();
+    optimizer.step();
+    result.losses.push_back(loss.item());
+  }
+  CHECK_FALSE(net.unused.weight->grad().defined());
+  result.weights = copy_state(net);
+  return result;
+}
+
 }  // namespace
+
+TEST_CASE("parts in turn on one to four devices, with a shared weight, train as on one") {
+  for (const std::int64_t batch : {1, 3, 7, 64}) {
+    const Trained expected = train_chain({kCPU}, batch);
+    for (int n = 2; n <= 4; ++n) {
+      INFO("batch " << batch << ", " << n << " devices");
+      std::vector<Device> devices;
+      for (int i = 0; i < n; ++i) devices.emplace_back(DeviceType::cpu, i);
+      const Trained split = train_chain(devices, batch);
+      CHECK(distance_of_losses(split, expected) < 1e-10);
+      CHECK(distance(split.weights, expected.weights) < 1e-10);
+    }
+  }
+}
 
 TEST_CASE("a split model trains as one on one device, bit for bit") {
   for (const bool adam : {false, true})
