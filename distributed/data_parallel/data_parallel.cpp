@@ -105,6 +105,8 @@ std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result
       check_loss(outputs);
       outputs[0] = outputs[0].reshape({});
     }
+    for (std::size_t i = result == Result::loss ? 1 : 0; i < outputs.size(); ++i)
+      if (outputs[i].defined() && outputs[i].dim() == 0) outputs[i] = outputs[i].reshape({1});
     return outputs;
   }
   const auto graphs = std::make_shared<ReplicaGraphs>(replicas_, result == Result::loss);

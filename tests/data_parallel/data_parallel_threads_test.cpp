@@ -227,6 +227,27 @@ TEST_CASE("a loss comes with what is to be gathered beside it") {
   }
 }
 
+TEST_CASE("outputs without dimensions are one element a replica, of one as of several") {
+  struct Sum : nn::Module {
+    nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 3, .out_features = 2});
+    Tensor forward(const Tensor& x) override { return fc(x).sum(); }
+  } net;
+  prepare(net);
+  const Tensor x = wave({5, 3}, 1);
+  for (const int devices : {1, 3}) {
+    DataParallel dp(net, devices == 1 ? DeviceList{0} : DeviceList{0, 1, 2});
+    const Tensor sums = dp(x);
+    CHECK(sums.sizes() == Shape{devices});
+    net.zero_grad();
+    sums.sum().backward();
+    CHECK(net.fc.bias->grad().sum().item() == Approx(10));
+    const auto [loss, beside] =
+        dp.loss(x, [&](const Tensor& part) { return std::pair(net(part), net(part)); });
+    CHECK(loss.sizes() == Shape{});
+    CHECK(beside.sizes() == Shape{devices});
+  }
+}
+
 TEST_CASE("each replica draws other random numbers, the same ones every time") {
   struct Noise : nn::Module {
     nn::Dropout& dropout = add<nn::Dropout>("dropout", {.p = 0.5});
