@@ -181,13 +181,22 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
   std::vector<DeviceWorker*> workers;  // found before any of them is given work
   for (const Device device : devices) workers.push_back(&device_worker(device));
   std::vector<std::future<void>> running;
-  for (std::size_t i = 0; i < workers.size(); ++i) {
-    try {
-      running.push_back(workers[i]->run([&run, i] { run(static_cast<int>(i)); }));
-    } catch (...) {  // the program is ending; what runs uses the caller's frame
-      keep();
+  const auto hand_out = [&](bool to_this_thread) {
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      if (workers[i]->is_current() != to_this_thread) continue;
+      try {
+        running.push_back(workers[i]->run([&run, i] { run(static_cast<int>(i)); }));
+      } catch (...) {  // the program is ending; what runs uses the caller's frame
+        keep();
+      }
     }
+  };
+  {
+    static std::mutex& in_turn = *new std::mutex;  // never destroyed, as the workers
+    const std::lock_guard lock(in_turn);
+    hand_out(false);
   }
+  hand_out(true);
   for (std::future<void>& done : running) {
     try {
       done.get();

@@ -28,7 +28,8 @@ class DeviceWorker {
 DeviceWorker& device_worker(Device device);
 
 /// Runs task(i) on the worker of devices[i], all at once, and returns when all have ended. Rethrows the first
-/// exception, by time, as what it was, with the device in its text.
+/// exception, by time, as what it was, with the device in its text. Calls from several threads reach all
+/// workers in one order, so that the tasks of a call may wait for each other.
 void on_workers(std::span<const Device> devices, const std::function<void(int)>& task);
 
 }  // namespace tapestry

@@ -130,7 +130,7 @@ using Held = typename HeldValue<std::remove_cvref_t<T>>::type;
 ///
 /// All compute of a device happens on its worker. A call returns when all have ended; the first exception is
 /// then rethrown with its device in the text, and everything can be used as before. Calls of one DataParallel
-/// come from one thread at a time.
+/// come from one thread at a time; several on the same devices take turns.
 ///
 /// backward() runs each replica's graph on its own worker; to the tape of the calling thread all of them are
 /// one operation. Hooks on parameters are the first replica's, and see its part. Under `replicated`

@@ -1,6 +1,8 @@
 // What DataParallel promises besides the right numbers: what travels, buffers, random numbers, threads.
 #include <dlfcn.h>
 
+#include <thread>
+
 #include "tapestry/autograd/nested.h"
 #include "tapestry/core/worker.h"
 #include "tests/core/child.h"
@@ -310,6 +312,24 @@ TEST_CASE("a parameter that only some replicas use has the others' share") {
   CHECK(gradients(rest, Strategy::replicated, 2)[3].empty());
   // Nor does a pass that nobody needs wait for anybody.
   CHECK(gradients(zeros({2, 2}, DType::f64), Strategy::replicated, 2)[0].empty());
+}
+
+TEST_CASE("several train on the same devices at once, each from a thread of its own") {
+  const auto train = [](std::int64_t size) {  // no CHECK: it is for one thread
+    PlainMembers net;
+    prepare(net);
+    DataParallel dp(net, {0, 1, 2}, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6});
+    optim::SGD optimizer(net.parameters(), {.lr = 0.1});
+    for (int i = 0; i < 100; ++i) step(dp, optimizer, i, size);
+    return copy_state(net);
+  };
+  const StateDictCopy five = train(5), seven = train(7);
+  StateDictCopy other;
+  std::thread thread([&] { other = train(7); });
+  const StateDictCopy own = train(5);
+  thread.join();
+  CHECK(own == five);
+  CHECK(other == seven);
 }
 
 TEST_CASE("what replicas may write is theirs") {

@@ -1,5 +1,8 @@
 // Scatter, replicate, apply and gather, each by itself and together.
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 #include "tapestry/core/worker.h"
 #include "tests/data_parallel/models.h"
@@ -196,4 +199,24 @@ TEST_CASE("replicas run on their devices' workers, and what one throws has its d
   CHECK_THROWS_AS(fail_on(0, 5), int);
   CHECK_THROWS_WITH(on_replicas(kTwo, [&](int) { on_replicas(kTwo, [](int) {}); }),
                     ContainsSubstring("replicas have none of their own"));
+}
+
+TEST_CASE("calls from two threads reach all workers in one order, so that replicas may wait for each other") {
+  std::atomic<int> missed{0};
+  const auto call_often = [&] {
+    for (int i = 0; i < 300 && missed == 0; ++i) {
+      std::mutex mutex;
+      std::condition_variable all_here;
+      int here = 0;
+      on_replicas(kFour, [&](int) {
+        std::unique_lock lock(mutex);
+        if (++here == 4) all_here.notify_all();
+        else if (!all_here.wait_for(lock, std::chrono::seconds(10), [&] { return here == 4; })) ++missed;
+      });
+    }
+  };
+  std::thread other(call_often);
+  call_often();
+  other.join();
+  CHECK(missed == 0);
 }
