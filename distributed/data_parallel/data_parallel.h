@@ -179,6 +179,8 @@ class DataParallel : public DataParallelBase {
       result.emplace(fn(part));
       return tensors_in(*result).tensors;
     });
+    for (const auto& result : results)
+      if (result) check_same_keys(*results[0], *result);
     Output output = std::move(*results[0]);
     put_tensors(output, gathered);
     return output;

@@ -71,12 +71,21 @@ std::vector<T> scatter(const T& batch, std::span<const Device> devices) {
   return dealt;
 }
 
+/// ValueError if the maps in two results have different keys.
+template <class T>
+void check_same_keys(const T& a, const T& b) {
+  check(same_keys(a, b), "[gather] replicas returned maps with different keys; return the same from each");
+}
+
 /// Joins what replicas returned; what is no tensor is the first one's.
 template <class T>
 T gather(const std::vector<T>& parts, Device device) {
   check(!parts.empty(), "[gather] there are no parts; pass one or more");
   std::vector<std::vector<Tensor>> tensors;
-  for (const T& part : parts) tensors.push_back(tensors_in(part).tensors);
+  for (const T& part : parts) {
+    check_same_keys(parts[0], part);
+    tensors.push_back(tensors_in(part).tensors);
+  }
   T joined = parts[0];
   put_tensors(joined, gather_tensors(tensors, device));
   return joined;

@@ -102,6 +102,34 @@ TEST_CASE("gather joins along the first dimension, numbers to a vector") {
   CHECK_THROWS_WITH(gather(std::vector<Tensor>{}, kCPU), ContainsSubstring("no parts"));
 }
 
+TEST_CASE("gather joins what has the same key") {
+  struct Scores {
+    int note;
+    std::optional<std::tuple<std::map<std::string, Tensor>, std::vector<bool>>> more;
+  };
+  using Part = std::vector<std::pair<Scores, Whole>>;
+  const Tensor x = wave({2}, 0);
+  const auto part = [&](const std::string& key) {
+    return Part{{Scores{1, {{{{"a", x}, {key, x * 2}}, {true}}}}, Whole{x}}};
+  };
+  const Part joined = gather(std::vector<Part>{part("b"), part("b")}, kCPU);
+  CHECK(std::get<0>(*joined[0].first.more).at("b").sizes() == Shape{4});
+  CHECK_THROWS_WITH(gather(std::vector<Part>{part("b"), part("c")}, kCPU),
+                    ContainsSubstring("[gather] replicas returned maps with different keys"));
+  struct Named : nn::Module {
+    nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 2, .out_features = 2});
+    using nn::Module::forward;
+    std::map<std::string, Tensor> forward(const Tensor& y, bool same) {
+      return {{same || current_context().replica == 0 ? "a" : "b", fc(y)}};
+    }
+  } net;
+  DataParallel dp(net, {0, 1});
+  CHECK(dp(ones({3, 2}), true).at("a").sizes() == Shape{3, 2});
+  CHECK_THROWS_WITH(dp(ones({3, 2}), false), ContainsSubstring("maps with different keys"));
+  dp(ones({3, 2}), true).at("a").sum().backward();
+  CHECK(net.fc.bias->grad().sum().item() == 6);
+}
+
 TEST_CASE("replicate gives each device leaves of its own, and unreplicate takes them away") {
   SharedAndUnused net;
   replicate(net, kFour);
