@@ -163,6 +163,9 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
+    check(slot.replicas() == 1, "[DistributedDataParallel] '", name, "' has ", slot.replicas(),
+          " replicas, and only the first one's gradient would be averaged; use a rank a device instead of "
+          "DataParallel");
     all.emplace_back(name, slot.tensor());
     state_->trained.push_back(slot.tensor().requires_grad());
     if (state_->trained.back()) trained.emplace_back(name, slot.tensor());

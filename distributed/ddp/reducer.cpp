@@ -1,8 +1,10 @@
 #include "tapestry/distributed/ddp/reducer.h"
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
 #include <optional>
+#include <unordered_set>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -47,11 +49,45 @@ std::string listed(const std::vector<std::string>& names, std::size_t most) {
   return text;
 }
 
+// The parameters of all reducers.
+struct Claimed {
+  std::mutex mutex;
+  std::unordered_set<const TensorImpl*> parameters;
+};
+Claimed& claimed() {
+  static Claimed& all = *new Claimed;  // never destroyed: reducers may be static
+  return all;
+}
+
 }  // namespace
+
+bool has_reducer(const Tensor& parameter) {
+  Claimed& all = claimed();
+  const std::lock_guard lock(all.mutex);
+  return all.parameters.contains(parameter.impl());
+}
+
+Reducer::Claim::Claim(const std::vector<std::pair<std::string, Tensor>>& parameters) {
+  Claimed& all = claimed();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [name, tensor] : parameters)
+    check(!all.parameters.contains(tensor.impl()), "[DistributedDataParallel] the gradient of ", name,
+          " is averaged already, by another DistributedDataParallel; let that go first");
+  for (const auto& [name, tensor] : parameters) {
+    parameters_.push_back(tensor);
+    all.parameters.insert(tensor.impl());
+  }
+}
+
+Reducer::Claim::~Claim() {
+  Claimed& all = claimed();
+  const std::lock_guard lock(all.mutex);
+  for (const Tensor& t : parameters_) all.parameters.erase(t.impl());
+}
 
 Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::shared_ptr<ProcessGroup> group,
                  const ReducerOptions& options)
-    : options_(options), group_(std::move(group)) {
+    : options_(options), group_(std::move(group)), claim_(parameters) {
   for (auto& [name, tensor] : parameters) {
     Parameter p;
     p.name = name;

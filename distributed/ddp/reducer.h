@@ -27,9 +27,13 @@ struct ReducerOptions {
   bool relearn_order = true;
 };
 
+/// Whether there is a Reducer for this parameter.
+bool has_reducer(const Tensor& parameter);
+
 class Reducer {
  public:
-  /// Registers a hook on every one of the parameters: leaves that require gradients.
+  /// Registers a hook on every one of the parameters: leaves that require gradients. ValueError if one has a
+  /// Reducer already: each would put its own mean in the place of the other's.
   Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::shared_ptr<ProcessGroup> group,
           const ReducerOptions& options);
   ~Reducer();
@@ -72,6 +76,18 @@ class Reducer {
     Clock::time_point posted;
   };
 
+  // No other reducer has these parameters as long as it lives.
+  class Claim {
+   public:
+    explicit Claim(const std::vector<std::pair<std::string, Tensor>>& parameters);
+    ~Claim();
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    std::vector<Tensor> parameters_;
+  };
+
   void build(const std::vector<int>& order);
   void on_gradient(int index);
   void begin_pass();
@@ -89,6 +105,7 @@ class Reducer {
 
   const ReducerOptions options_;
   const std::shared_ptr<ProcessGroup> group_;
+  const Claim claim_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
 

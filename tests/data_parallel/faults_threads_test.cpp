@@ -120,3 +120,34 @@ TEST_CASE("a replicated model is the DataParallel's until that is gone") {
   late.backward();
   CHECK(net.first.weight->grad().defined());
 }
+
+TEST_CASE("DataParallel and DistributedDataParallel do not share a model") {
+  run_local_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const auto refused = [&](const auto& attempt, const char* text) {
+      try {
+        attempt();
+      } catch (const ValueError& e) {
+        return check(std::string(e.what()).find(text) != std::string::npos, "another message: ", e.what());
+      }
+      fail("no error: ", text);
+    };
+    const DeviceList devices = group->rank() ? DeviceList{2, 3} : DeviceList{0, 1};
+    const auto share = [&](Faulty& net) { DistributedDataParallel ddp(net, {.process_group = group}); };
+    Faulty net;
+    {
+      DataParallel dp(net, devices);
+      refused([&] { share(net); }, "'first.weight' has 2 replicas, and only the first one's");
+    }
+    net.to(DType::f64);
+    DistributedDataParallel ddp(net, {.process_group = group});
+    refused([&] { share(net); }, "the gradient of first.weight is averaged already");
+    refused([&] { DataParallel dp(net, devices); }, "'first.weight' belongs to a DistributedDataParallel");
+    DataParallel master(net, devices, {.strategy = Strategy::master});
+    const Tensor x = wave({4, 4}, 0).to(devices.devices()[0]);
+    refused([&] { master(x); }, "'first.weight' belongs to a DistributedDataParallel");
+    // One device has no replicas: nothing is in the way.
+    DataParallel one(net, std::vector<Device>{devices.devices()[0]});
+    one(x).sum().backward();
+    check(net.first.weight->grad().defined(), "no gradient");
+  });
+}

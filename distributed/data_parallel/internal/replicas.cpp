@@ -103,6 +103,10 @@ void Replicas::note_broadcast(const Slot& slot) {
 }
 
 void Replicas::replicate_all() {
+  for (const Slot& s : slots_)
+    check(!has_reducer(s.slot.replica(0)), "[DataParallel] '", s.name,
+          "' belongs to a DistributedDataParallel, which would average the first replica's gradient only; "
+          "use that alone, with a rank a device");
   replicate(model_, devices);
   for (Slot& s : slots_) {
     s.remember();
