@@ -22,3 +22,6 @@ function(tapestry_emulates_cuda program)
   set_target_properties(${program} PROPERTIES ENABLE_EXPORTS ON)  # kernels have names at run time
 endfunction()
 tapestry_emulates_cuda(tests_emulated)
+if(TAPESTRY_SANITIZE MATCHES "undefined")
+  target_compile_options(tests_emulated PRIVATE ${TAPESTRY_CHECK_POINTERS})
+endif()
