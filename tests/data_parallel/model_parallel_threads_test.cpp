@@ -2,6 +2,7 @@
 #include "tapestry/apps/model_parallel/large_model.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::test;
@@ -38,7 +39,7 @@ Trained train(Device second, std::int64_t batch, bool adam) {
     optimizer =
         std::make_unique<optim::SGD>(net.parameters(), optim::SGD::Options{.lr = 0.05, .momentum = 0.9});
   Trained result;
-  for (int step = 0; step < 50; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     const auto [x, labels] = formula_batch(step, 0, static_cast<int>(batch));
     optimizer->zero_grad();
     const Tensor loss = cross_entropy(net(x), labels.to(second));
@@ -89,7 +90,7 @@ Trained train_chain(const std::vector<Device>& devices, std::int64_t batch) {
   Chain net(devices);
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
   Trained result;
-  for (int step = 0; step < 50; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     const auto [d, b] = nn::call(net, wave({batch, 5}, step), wave({batch, 5}, step + 0.5));
     const Tensor loss =

@@ -2,14 +2,13 @@
 // or losses computed where the replicas are.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace tapestry::test;
 
 namespace {
-
-constexpr int kSteps = 50;
 
 struct Variant {
   std::string name;

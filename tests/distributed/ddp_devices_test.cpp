@@ -3,6 +3,7 @@
 #include "tests/core/child.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -38,7 +39,7 @@ StateDictCopy train(const Group& group, Device second, int first, int count, boo
     ddp.emplace(net, DdpOptions{.process_group = group, .bucket_cap_mb = 1e-3, .static_graph = static_graph});
   }
   optim::SGD optimizer(net.parameters(), {.lr = 0.05, .momentum = 0.9});
-  for (int step = 0; step < 50; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     const auto [x, labels] = formula_batch(step, first, count);
     optimizer.zero_grad();
     cross_entropy(ddp ? (*ddp)(x) : net(x), labels.to(second)).backward();

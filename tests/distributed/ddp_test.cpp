@@ -7,6 +7,7 @@
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -35,7 +36,7 @@ struct Variant {
   bool zero_to_none = true;
 };
 
-constexpr int kSteps = 50, kPerRank = 3;
+constexpr int kPerRank = 3;
 
 // 50 steps of SGD with momentum; each step sees `shards` parts of the batch, of which this process has one.
 StateDictCopy train(const Group& group, int shards, const Variant& v) {

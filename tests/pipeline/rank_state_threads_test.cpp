@@ -4,6 +4,7 @@
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -13,7 +14,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
-constexpr int kRanks = 3, kWords = 7, kWidth = 5, kSteps = 50;
+constexpr int kRanks = 3, kWords = 7, kWidth = 5;
 
 // The next word from the last one, by one table of words for both.
 struct Language : nn::Module {

@@ -6,6 +6,7 @@
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -106,7 +107,6 @@ TEST_CASE("batches of any size, more micro-batches than samples") {
 
 namespace {
 
-constexpr int kSteps = 50;
 constexpr double kMaxNorm = 0.2;  // below the gradients' norm in most steps
 
 // The losses of 50 steps, then the weights. Batches of two sizes.

@@ -2,6 +2,7 @@
 // with one to four stages on one to four devices.
 #include "tests/pipeline/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -9,7 +10,6 @@ using namespace tapestry::test;
 
 namespace {
 
-constexpr int kSteps = 50;
 constexpr Schedule kSchedules[] = {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble};
 
 struct Variant {
