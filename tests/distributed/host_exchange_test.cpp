@@ -44,10 +44,10 @@ using Bytes = std::vector<std::byte>;
 Bytes random_bits(std::size_t bytes, DType dtype, unsigned seed) {
   std::mt19937 random(seed);
   Bytes values(bytes);
-  for (std::size_t i = 0; i < bytes; i += 4) {
-    const auto bits = static_cast<std::uint32_t>(random());
-    std::memcpy(values.data() + i, &bits, std::min<std::size_t>(4, bytes - i));
-  }
+  constexpr std::size_t kPeriod = 65'521;  // a prime: no slot begins where another one does
+  for (std::size_t i = 0; i < std::min(bytes, kPeriod); ++i) values[i] = static_cast<std::byte>(random());
+  for (std::size_t i = kPeriod; i < bytes; i += kPeriod)
+    std::memcpy(values.data() + i, values.data() + i - kPeriod, std::min(kPeriod, bytes - i));
   for (std::size_t i = dtype_size(dtype) - 1; is_floating(dtype) && i < bytes; i += dtype_size(dtype))
     values[i] &= std::byte{0xbf};  // the exponent's first bit
   return values;
@@ -68,7 +68,7 @@ bool same(const Bytes& x, const std::byte* expected) {
   return x.empty() || std::memcmp(x.data(), expected, x.size()) == 0;
 }
 
-void require(bool ok, const std::string& what) {
+void require(bool ok, const char* what) {
   if (!ok) throw std::runtime_error(what);
 }
 
@@ -166,8 +166,8 @@ TEST_CASE("collectives of all kinds one after another, by ranks that are late in
   for (const int size : {2, 4}) {
     on_ranks(size, [&](HostExchange& exchange, int rank) {
       std::mt19937 same(42), own(static_cast<unsigned>(rank));
-      Watch watch;
       for (int call = 0; call < 300; ++call) {
+        Watch watch;
         const auto n = static_cast<std::size_t>(same() % 5 == 0 ? same() % 400'000 : same() % 2'000) + 1;
         const int root = static_cast<int>(same()) % size & 1;
         const auto value = [&](int r, std::size_t i) {
