@@ -6,6 +6,7 @@
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/distributed.h"
 #include "tests/support/files.h"
 #include "tests/support/steps.h"
 
@@ -15,8 +16,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using Group = std::shared_ptr<ProcessGroup>;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+using distributed_test::Group, distributed_test::kBounded;
 
 // What each rank found, filled by its thread.
 template <class T>

@@ -5,6 +5,7 @@
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/distributed.h"
 #include "tests/support/files.h"
 
 using namespace tapestry;
@@ -13,8 +14,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using Group = std::shared_ptr<ProcessGroup>;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+using distributed_test::Group, distributed_test::kBounded;
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/distributed.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -11,8 +12,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using Group = std::shared_ptr<ProcessGroup>;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+using distributed_test::Group, distributed_test::kBounded;
 
 // What a layer gives and learns: output, gradients of input, weight and bias, running statistics.
 struct Outcome {

@@ -9,7 +9,7 @@
 
 using namespace tapestry;
 using namespace tapestry::distributed;
-using distributed_test::Group;
+using distributed_test::Group, distributed_test::kBounded;
 using distributed_test::run_ranks;
 using distributed_test::run_ranks_well;
 using distributed_test::transports;
@@ -20,7 +20,6 @@ using Tensors = std::vector<Tensor>;
 using Kind = ParcelName::Kind;
 
 constexpr std::uint32_t kTag = 7;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
 
 std::vector<ParcelName> outputs_of(int count, std::uint64_t pass = 1) {
   std::vector<ParcelName> names;

@@ -8,6 +8,7 @@
 #include "tapestry/tapestry.h"
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"
+#include "tests/support/distributed.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -15,9 +16,8 @@ using namespace tapestry::test;
 
 namespace {
 
-using Group = std::shared_ptr<ProcessGroup>;
+using distributed_test::Group, distributed_test::kBounded;
 using Tensors = std::vector<Tensor>;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
 
 // Two stages: embeds ids, keeps as many columns of what a gate lets through as the values say; scores what
 // comes.

@@ -12,8 +12,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using Group = std::shared_ptr<ProcessGroup>;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+using distributed_test::Group, distributed_test::kBounded;
 constexpr int kRanks = 3, kWords = 7, kWidth = 5;
 
 // The next word from the last one, by one table of words for both.

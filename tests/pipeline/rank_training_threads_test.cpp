@@ -14,8 +14,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using Group = std::shared_ptr<ProcessGroup>;
-constexpr GroupOptions kBounded{.timeout = Milliseconds(20'000)};
+using distributed_test::Group, distributed_test::kBounded;
 
 // What each rank found, by rank.
 template <class T, class F>

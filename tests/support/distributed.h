@@ -18,6 +18,9 @@ using tapestry::distributed::ProcessGroup;
 using Group = std::shared_ptr<ProcessGroup>;
 using RankFunction = std::function<void(const Group&)>;
 
+/// So that a test whose ranks do not meet fails before ctest ends it.
+inline constexpr GroupOptions kBounded{.timeout = 20'000ms};
+
 /// A transport under test. Another one is another row of transports().
 struct Transport {
   std::string name;
