@@ -2,7 +2,7 @@
 #include "tapestry/apps/model_parallel/large_model.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
-#include "tests/support/steps.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::test;

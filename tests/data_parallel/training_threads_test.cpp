@@ -2,7 +2,7 @@
 // or losses computed where the replicas are.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
-#include "tests/support/steps.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;

@@ -3,7 +3,7 @@
 #include "tests/core/child.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
-#include "tests/support/steps.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;

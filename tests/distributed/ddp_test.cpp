@@ -7,8 +7,8 @@
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/effort.h"
 #include "tests/support/files.h"
-#include "tests/support/steps.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;

@@ -4,7 +4,7 @@
 
 #include "tests/nn/golden.h"
 #include "tests/support/catch.h"
-#include "tests/support/steps.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::test;

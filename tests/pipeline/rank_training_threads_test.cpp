@@ -6,7 +6,7 @@
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
-#include "tests/support/steps.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;

@@ -2,7 +2,7 @@
 // with one to four stages on one to four devices.
 #include "tests/pipeline/models.h"
 #include "tests/support/catch.h"
-#include "tests/support/steps.h"
+#include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;

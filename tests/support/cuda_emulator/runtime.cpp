@@ -70,7 +70,8 @@ void acquire([[maybe_unused]] void* point) {
 }
 
 bool same_place(const Location& a, const Location& b) {
-  return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+  return a.line() == b.line() && a.column() == b.column() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 enum class State : std::uint8_t { ready, at_barrier, in_warp, exited };
@@ -88,12 +89,23 @@ struct Thread {
   Fiber* fiber;
   State state;
   Location where;
-  unsigned mask;  // these five: of the warp operation that it is in
-  WarpOperation operation;
-  LaneCall call;
-  std::size_t bytes;
   unsigned warp;
   CopyQueue copies;
+};
+
+/// An operation that lanes of a warp have begun, and who of the mask has come.
+struct Meeting {
+  unsigned mask, present;
+  WarpOperation operation;
+  std::size_t bytes;
+  Location where;
+};
+
+struct Warp {
+  unsigned exists, exited;
+  Meeting meetings[32];  // their masks have no lane in common
+  unsigned meeting_count;
+  LaneCall calls[32];
 };
 
 struct SharedArray {
@@ -110,6 +122,7 @@ struct Machine {
   bool shuffled = false;
 
   Thread threads[kMaxThreads];
+  Warp warps[kMaxThreads / 32];
   unsigned thread_count = 0, live = 0;
   Thread* self = nullptr;
   Thread* ready[kMaxThreads];
@@ -174,6 +187,7 @@ void thread_body(void*) {
   m.body(m.argument);
   Thread* const t = m.self;
   t->state = State::exited;
+  m.warps[t->warp].exited |= 1u << t->index.lane;
   --m.live;
   if (t->copies.first != t->copies.end)
     set_error("a thread exited with asynchronous copies that it never waited for");
@@ -219,6 +233,11 @@ void begin_block() {
     const Unseen unseen;
     if (posix_memalign(&m.dynamic, 128, m.dynamic_bytes)) std::abort();
     std::memset(m.dynamic, 0xff, m.dynamic_bytes);
+  }
+  for (unsigned i = 0; i < m.thread_count; i += 32) {
+    Warp& warp = m.warps[i / 32];
+    warp.exists = m.thread_count - i < 32 ? (1u << (m.thread_count - i)) - 1 : ~0u;
+    warp.exited = warp.meeting_count = 0;
   }
   for (unsigned i = 0; i < m.thread_count; ++i) {
     Thread& t = m.threads[i];
@@ -468,42 +487,35 @@ BarrierResult block_barrier(int predicate, const Location& where) {
 void warp_operation(unsigned mask, WarpOperation operation, const LaneCall& call, std::size_t bytes,
                     bool orders_memory, const Location& where) {
   Thread* const t = m.self;
+  Warp& warp = m.warps[t->warp];
   char* const point = &m.block_points->warps[t->warp];
-  if (!(mask >> t->index.lane & 1)) fail("the calling lane is not in the mask of the warp operation", where);
+  const unsigned lane = t->index.lane;
   t->where = where;
-  t->mask = mask;
-  t->operation = operation;
-  t->call = call;
-  t->bytes = bytes;
+  if (!(mask >> lane & 1)) fail("the calling lane is not in the mask of the warp operation", where);
+  if (mask & ~warp.exists) fail("the mask of the warp operation names a lane that does not exist", where);
+  if (mask & warp.exited) fail("the mask of the warp operation names a lane that has exited", where);
+  Meeting* const end = warp.meetings + warp.meeting_count;
+  Meeting* const meeting = std::find_if(warp.meetings, end, [=](const Meeting& o) { return (o.mask & mask) != 0; });
+  if (meeting == end) {
+    *meeting = {mask, 0, operation, bytes, where};
+    ++warp.meeting_count;
+  } else if (meeting->mask != mask || meeting->operation != operation || meeting->bytes != bytes ||
+             !same_place(meeting->where, where)) {
+    fail("lanes of one mask are in different warp operations, or have different masks", where);
+  }
+  meeting->present |= 1u << lane;
+  warp.calls[lane] = call;
   t->state = State::in_warp;
   if (orders_memory) release(point);
 
-  LaneCall lanes[32] = {};
-  unsigned present = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) {
-    if (!(mask >> lane & 1)) continue;
-    const unsigned other_index = t->warp * 32 + lane;
-    if (other_index >= m.thread_count)
-      fail("the mask of the warp operation names a lane that does not exist", where);
-    const Thread& other = m.threads[other_index];
-    if (other.state == State::exited)
-      fail("the mask of the warp operation names a lane that has exited", where);
-    if (other.state != State::in_warp || !(other.mask & mask)) continue;
-    if (other.mask != mask || other.operation != operation || other.bytes != bytes ||
-        !same_place(other.where, where))
-      fail("lanes of one mask are in different warp operations, or have different masks", where);
-    present |= 1u << lane;
-    lanes[lane] = other.call;
-  }
-  if (present == mask) {
+  if (meeting->present == mask) {
+    *meeting = warp.meetings[--warp.meeting_count];
     {
       const Unseen unseen;
-      operation(lanes, mask, bytes);
+      operation(warp.calls, mask, bytes);
     }
-    for (unsigned lane = 0; lane < 32; ++lane) {
-      Thread* const other = &m.threads[t->warp * 32 + lane];
-      if ((mask >> lane & 1) && (m.shuffled || other != t)) make_ready(other);
-    }
+    for (unsigned other = 0; other < 32; ++other)
+      if ((mask >> other & 1) && (m.shuffled || other != lane)) make_ready(&m.threads[t->warp * 32 + other]);
     if (m.shuffled) {
       Fiber::suspend();
     } else {
