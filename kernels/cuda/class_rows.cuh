@@ -184,8 +184,8 @@ inline constexpr int kLongRow = 1024, kShortRow = 64;
 inline constexpr int kMostParts = 32, kLeastPart = 4096;
 
 /// Calls run.operator()<Way>(grid, block) with the way for rows of this shape, of which `arrays` are read and
-/// written; null arrays do not count. Finds out about s.packs. Parts of rows are taken if `parts` says so.
-template <class T, bool parts, int K, class Run>
+/// written; null arrays do not count. Finds out about s.packs and s.parts.
+template <class T, int K, class Run>
 void with_way(RowShape& s, const void* const (&arrays)[K], const Run& run) {
   if (s.rows == 0) return;
   const auto blocks = [](std::int64_t n) { return static_cast<unsigned>(n); };
@@ -195,13 +195,12 @@ void with_way(RowShape& s, const void* const (&arrays)[K], const Run& run) {
   const auto place = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16; };
   for (const void* p : arrays) together = together && (!p || place(p) == place(arrays[0]));
   s.packs = together && s.n >= kShortRow;
-  if constexpr (parts)
-    if (s.rows < kFewRows && s.n > kLongestKept && together) {
-      const auto wanted = static_cast<int>((kRowPartBlocks + s.rows - 1) / s.rows);
-      s.part = std::max(kLeastPart, (s.n - 1) / std::min(wanted, kMostParts) + 1);
-      s.parts = (s.n - 1) / s.part + 1;
-      return run.template operator()<PartWay>(blocks(s.rows * s.parts), dim3(PartWay::kThreads));
-    }
+  if (s.rows < kFewRows && s.n > kLongestKept && together) {
+    const auto wanted = static_cast<int>((kRowPartBlocks + s.rows - 1) / s.rows);
+    s.part = std::max(kLeastPart, (s.n - 1) / std::min(wanted, kMostParts) + 1);
+    s.parts = (s.n - 1) / s.part + 1;
+    return run.template operator()<PartWay>(blocks(s.rows * s.parts), dim3(PartWay::kThreads));
+  }
   if (s.n > kLongRow && together) run.template operator()<BlockWay>(blocks(s.rows), dim3(BlockWay::kThreads));
   else run.template operator()<WarpWay>(blocks((s.rows + 3) / 4), dim3(32, 4));
 }

@@ -181,23 +181,43 @@ struct SumOfQ {
   __device__ static State merge(State a, State b) { return a + b; }
   __device__ static State of_lane(State s, int bits) { return __shfl_xor_sync(kAllLanes, s, bits); }
 };
+/// That of a row, or of its part; every thread that shares it gets it.
+template <class Way, class T>
+__device__ __forceinline__ float sum_of_q(const Way& way, const ClassRows<T>& a) {
+  float sum = 0;
+  if (way.inside)
+    way.template walk<1>(a.shape, a.x + way.base, [&](const auto& batch) {
+      constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
+      float q[N];
+      a.read_q(batch, way.base, q);
+      UNROLL for (int j = 0; j < N; ++j) sum += q[j];
+    });
+  return way.template merge<SumOfQ>(sum);
+}
 
+/// For PartWay, whose blocks must know all of their row: sums (rows, parts).
+template <class T>
+__global__ void __launch_bounds__(PartWay::kThreads, PartWay::kBlocks)
+    cross_entropy_q_parts(ClassRows<T> a, float* sums) {
+  const PartWay way(a.shape);
+  const float sum = sum_of_q(way, a);
+  if (way.leads) sums[blockIdx.x] = sum;
+}
+
+/// q_sums: of parts, where there are any.
 template <class Way, class T, bool with_q>
 __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
-    cross_entropy_backward_rows(ClassRows<T> a, RowGrad g, T* dx) {
+    cross_entropy_backward_rows(ClassRows<T> a, RowGrad g, const float* q_sums, T* dx) {
   const Way way(a.shape);
   const T* const x = a.x + way.base;
   T* const out = dx + way.base;
   float sum = 0;
-  if constexpr (with_q) {
-    if (way.inside)
-      way.template walk<with_q ? 1 : 4>(a.shape, x, [&](const auto& batch) {
-        constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
-        float q[N];
-        a.read_q(batch, way.base, q);
-        UNROLL for (int j = 0; j < N; ++j) sum += q[j];
-      });
-    sum = way.template merge<SumOfQ>(sum);
+  if constexpr (with_q && std::is_same_v<Way, PartWay>) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;  // a warp for itself: kMostParts
+    if (lane < a.shape.parts) sum = q_sums[way.row * a.shape.parts + lane];
+    sum = merge_warp<SumOfQ>(sum);
+  } else if constexpr (with_q) {
+    sum = sum_of_q(way, a);
   }
   if (!way.inside) return;
   int hit_class = -1;
@@ -316,7 +336,7 @@ void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::
   ClassRows<T> rows = class_rows<T>("cross_entropy", a);
   const RowLosses<T> to{static_cast<float*>(losses), static_cast<float*>(weights), first_bad};
   const auto go = [&]<bool with_q>() {
-    with_way<T, true>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
+    with_way<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
       if constexpr (std::is_same_v<Way, PartWay>) {
         const Scratch<typename CrossEntropyTerms<with_q>::State> states(kernel_device, grid);
         launch(&cross_entropy_parts<T, with_q>, grid, block, 0, stream, rows, states.data());
@@ -334,12 +354,14 @@ void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::
 template <class T>
 void launch_cross_entropy_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
   ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a);
-  const auto go = [&]<bool with_q>() {  // with q its sum over the row must be known first
-    with_way<T, !with_q>(rows.shape, {a.x, rows.probabilities, dx},
-                         [&]<class Way>(unsigned grid, dim3 block) {
-                           launch(&cross_entropy_backward_rows<Way, T, with_q>, grid, block, 0, stream, rows,
-                                  row_grad(g), static_cast<T*>(dx));
-                         });
+  const auto go = [&]<bool with_q>() {
+    with_way<T>(rows.shape, {a.x, rows.probabilities, dx}, [&]<class Way>(unsigned grid, dim3 block) {
+      constexpr bool by_parts = with_q && std::is_same_v<Way, PartWay>;
+      const Scratch<float> q_sums(kernel_device, by_parts ? grid : 0);
+      if constexpr (by_parts) launch(&cross_entropy_q_parts<T>, grid, block, 0, stream, rows, q_sums.data());
+      launch(&cross_entropy_backward_rows<Way, T, with_q>, grid, block, 0, stream, rows, row_grad(g),
+             q_sums.data(), static_cast<T*>(dx));
+    });
   };
   if (needs_q(a)) go.template operator()<true>();
   else go.template operator()<false>();
@@ -349,7 +371,7 @@ template <class T>
 void launch_cross_entropy_target_backward(const ClassLoss& a, const LossGrad& g, void* dtarget,
                                           cudaStream_t stream) {
   ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a);
-  with_way<T, true>(rows.shape, {a.x, dtarget}, [&]<class Way>(unsigned grid, dim3 block) {
+  with_way<T>(rows.shape, {a.x, dtarget}, [&]<class Way>(unsigned grid, dim3 block) {
     launch(&cross_entropy_target_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g),
            static_cast<T*>(dtarget));
   });
@@ -367,7 +389,7 @@ void launch_nll_loss(const ClassLoss& a, void* losses, void* weights, std::int64
 template <class T>
 void launch_nll_loss_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
   ClassRows<T> rows = class_rows<T>("nll_loss_backward", a);
-  with_way<T, true>(rows.shape, {dx}, [&]<class Way>(unsigned grid, dim3 block) {
+  with_way<T>(rows.shape, {dx}, [&]<class Way>(unsigned grid, dim3 block) {
     launch(&nll_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
   });
 }
