@@ -104,9 +104,9 @@ TEST_CASE("a GPU's memory ends") {
 
 TEST_CASE("a call that CUDA refuses says so") {
   if (no_gpu()) return;
-  const Tensor y = empty({10}, kFirst);
-  CHECK_THROWS_WITH(
-      cuda::copy_bytes(kFirst, y.raw_data(), kFirst, reinterpret_cast<void*>(std::uintptr_t{64}), 40),
-      ContainsSubstring("[cuda] cudaMemcpyAsync(") && ContainsSubstring("failed on GPU 0 at runtime.cpp:"));
+  const Tensor x = empty({10}, kFirst), y = empty({10}, kFirst);
+  CHECK_THROWS_WITH(  // rows that are wider than they are apart
+      cuda::copy_rows_async(y.raw_data(), 4, x.raw_data(), 4, 8, 2, current_stream(kFirst)),
+      ContainsSubstring("[cuda] cudaMemcpy2DAsync(") && ContainsSubstring("failed on GPU 0 at runtime.cpp:"));
   CHECK_NOTHROW(synchronize(kFirst));
 }

@@ -105,6 +105,14 @@ class Processes(Case):
         self.assertIn("begun", found.text)
         self.assertIn("time limit", found.tail())
 
+    def test_who_leaves_its_session_and_keeps_the_output_is_not_waited_for(self):
+        with unittest.mock.patch.object(process, "GRACE", 0.5):
+            start = time.monotonic()
+            found = process.run(["bash", "-c", "setsid sleep 5 & echo begun; sleep 60"], 0.5)
+        self.assertLess(time.monotonic() - start, 4)
+        self.assertIsNone(found.status)
+        self.assertIn("begun", found.text)
+
     def test_output_comes_line_by_line_and_to_the_log(self):
         lines, log = [], os.path.join(self.folder, "log")
         found = process.run(["bash", "-c", "cat; echo b >&2; exit 3"], 10, log=log, on_line=lines.append, text="a\n")
@@ -118,6 +126,10 @@ class Processes(Case):
         self.assertIn("no answer", silent.ask("x", 0.2))
         self.assertFalse(silent.alive)
         self.assertTrue(silent.ask("x", 0.2).startswith("failed"))
+        late = process.Dialogue(["sleep", "60"], deadline=time.monotonic() + 0.2)
+        start = time.monotonic()
+        self.assertIn("no answer", late.ask("x", 30))
+        self.assertLess(time.monotonic() - start, 10)
         gone = process.Dialogue(["bash", "-c", "read line; echo ok; exit 5"])
         self.assertEqual(gone.ask("x", 5), "ok")
         self.assertIn("status 5", gone.ask("x", 5))
@@ -127,12 +139,14 @@ CTEST = r"""
 cat <<END
 Test project x
       Start  1: core.a
-1/5 Test  #1: core.a ...........................   Passed    0.05 sec
-2/5 Test #12: core.b ...........................***Failed    0.50 sec
+1/7 Test  #1: core.a ...........................   Passed    0.05 sec
+2/7 Test #12: core.b ...........................***Failed    0.50 sec
 it said so
-3/5 Test  #3: core.c ...........................***Timeout 300.03 sec
-4/5 Test  #4: core.d ...........................***Skipped   0.00 sec
-5/5 Test  #5: core.e ...........................***Not Run   0.00 sec
+3/7 Test  #3: core.c ...........................***Timeout 300.03 sec
+4/7 Test  #4: core.d ...........................***Skipped   0.00 sec
+5/7 Test  #5: core.e ...........................***Not Run   0.00 sec
+6/7 Test  #6: core.f ...........................***Exception: SegFault  0.01 sec
+7/7 Test  #7: core.g ...........................Subprocess aborted***Exception:   0.01 sec
 END
 """
 
@@ -155,11 +169,13 @@ class Tests(Case):
         done = self.call("test", "--build-dir", self.folder)
         self.assertEqual(done.returncode, 1, done.stdout)
         rows = self.saved()
-        self.assertEqual({name: rows[name]["status"] for name in ("core.a", "core.b", "core.c", "core.d", "core.e")},
+        self.assertEqual({name: row["status"] for name, row in rows.items() if name.startswith("core.")},
                          {"core.a": "passed", "core.b": "failed", "core.c": "failed", "core.d": "not run",
-                          "core.e": "failed"})
+                          "core.e": "failed", "core.f": "failed", "core.g": "failed"})
+        self.assertIn("SegFault", rows["core.f"]["note"])
+        self.assertIn("Subprocess aborted", rows["core.g"]["note"])
         self.assertEqual(rows["tests of the GPU"]["status"], "failed")
-        self.assertIn("1 of 5 passed", rows["tests of the GPU"]["note"])
+        self.assertIn("1 of 7 passed", rows["tests of the GPU"]["note"])
         with open(os.path.join(self.folder, "bin/called")) as file:
             self.assertTrue(file.read().strip().endswith(" 1"))
 
@@ -190,6 +206,7 @@ class Tests(Case):
     def test_a_sanitizer_that_cannot_work_is_no_failure(self):
         self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
         self.program("tests_ptx", "echo fine")
+        self.program("tests_gpu", "echo fine")
         for body, status in (("echo 'Error: Device not supported. Please refer to'; exit 1", "not run"),
                              ("shift 4; \"$@\"; echo '========= ERROR SUMMARY: 0 errors'", "passed"),
                              ("echo '========= Invalid __global__ write of size 4 bytes'; exit 99", "failed"),
@@ -197,6 +214,18 @@ class Tests(Case):
             self.program("compute-sanitizer", body)
             self.call("test", "--build-dir", self.folder)
             self.assertEqual(self.saved()["compute-sanitizer memcheck: operations"]["status"], status, body)
+            self.assertEqual(self.saved()["compute-sanitizer memcheck: models"]["status"], status, body)
+
+    def test_a_sanitizer_that_is_stopped_has_found_what_it_said(self):
+        self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
+        self.program("tests_ptx", "echo fine")
+        for body, status in (("echo ok 1; echo ok 2; sleep 60", "not run"),
+                             ("echo '========= Invalid __global__ write of size 4 bytes'; sleep 60", "failed")):
+            self.program("compute-sanitizer", f'case "$*" in *bench_gpu_ops*) {body} ;; esac')
+            self.call("test", "--build-dir", self.folder, "--minutes", "0.05")
+            row = self.saved()["compute-sanitizer memcheck: operations"]
+            self.assertEqual(row["status"], status)
+            self.assertIn(f"2 of {len(phases.SANITIZED)} operations" if status == "not run" else "Invalid", row["note"])
 
 
 class Builds(Case):
@@ -318,6 +347,18 @@ class Benchmarks(Case):
         turns = [who for who, line in asked if line == "time 40"]  # 20 ms of calls of 0.5; the first does not count
         self.assertEqual(turns, [ours, peer] * (1 + bench.ROUNDS))
 
+    def test_what_has_its_own_goal_comes_before_the_layers(self):
+        alone = [item.mean_of is None for item in bench.items()]
+        self.assertEqual(alone, sorted(alone, reverse=True))
+
+    def test_a_program_that_hangs_when_time_is_over_has_not_failed(self):
+        program = self.program("silent", "sleep 60")
+        start = time.monotonic()
+        with unittest.mock.patch.object(bench, "items", lambda: [bench.Item("linear f32 8 8 8", 1.0)]):
+            bench.run(self.report(), [program], [program], start + 0.3)
+        self.assertLess(time.monotonic() - start, 10)
+        self.assertEqual(self.saved()["linear f32 8 8 8"]["status"], "not run")
+
     def test_what_is_left_when_time_is_over_says_so(self):
         program = self.program("ours", "while read -r line; do echo ok; done")
         bench.run(self.report(), [program], [program], time.monotonic() - 1)
@@ -347,7 +388,7 @@ class Training(Case):
         self.assertIsNone(phases.accuracy(process.Run(0, "nothing", 1)))
 
     def train(self, on_gpu, on_cpu, nccl="exit 0"):
-        self.program("classifier", 'case "$*" in *cuda*) a=%s ;; *) a=%s ;; esac\n'
+        self.program("classifier", 'case "$*" in *"--device cuda"*) a=%s ;; *) a=%s ;; esac\n'
                      'echo "test accuracy $a after 3.5 s of training, seed 1"' % (on_gpu, on_cpu))
         self.program("tapestry-run", nccl)
         return self.call("train", "--build-dir", self.folder), self.saved()
@@ -360,7 +401,7 @@ class Training(Case):
             self.assertEqual(done.returncode, int(status == "failed"))
 
     def test_a_cpu_that_takes_too_long_is_no_failure(self):
-        self.program("classifier", 'case "$*" in *cuda*) ;; *) sleep 60 ;; esac\necho "test accuracy 0.9180 after 3 s of training"')
+        self.program("classifier", 'case "$*" in *"--device cuda"*) ;; *) sleep 60 ;; esac\necho "test accuracy 0.9180 after 3 s of training"')
         self.program("tapestry-run", "exit 0")
         done = self.call("train", "--build-dir", self.folder, "--minutes", "0.05")
         self.assertEqual(done.returncode, 0, done.stdout)

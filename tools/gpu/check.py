@@ -31,6 +31,13 @@ machine and commit stay there. Exit status: 0 if all that must be right is right
 command line."""
 
 
+def add_to_path():
+    """Where programs are that came with this Python or with CUDA, behind all that the PATH has."""
+    folders = [os.path.dirname(sys.executable), "/usr/local/cuda/bin", "/usr/local/nvidia/bin"]
+    had = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(dict.fromkeys(had + [f for f in folders if os.path.isdir(f)]))
+
+
 def first_line(command):
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
@@ -136,6 +143,7 @@ def parse(arguments):
 
 def main():
     options = parse(sys.argv[1:])
+    add_to_path()
     check = Check(options)
     for name in options.phases:
         check.phase(name)

@@ -1,4 +1,5 @@
 """Running programs: output as it comes, every wait bounded, and nothing left behind."""
+import math
 import os
 import queue
 import signal
@@ -7,13 +8,33 @@ import threading
 import time
 
 
+GRACE = 10.0  # seconds, for what was killed to end
+
+
 def stop(process):
-    """Ends the program and all that it started."""
+    """Ends the program and all that it started. What hangs in a driver is left behind."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    process.wait()
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        pass
+
+
+def lines_of(stream):
+    """A queue that gets the stream's lines, and None behind the last."""
+    lines = queue.Queue()
+
+    def read():
+        with stream:
+            for line in stream:
+                lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
 
 
 class Run:
@@ -32,7 +53,7 @@ class Run:
         return why + " / ".join(line.strip() for line in self.text.splitlines()[-lines:] if line.strip())
 
 
-def run(command, limit, folder=None, environment=None, log=None, on_line=None, echo=False, text=None):
+def run(command, limit, folder=None, environment=None, log=None, on_line=None, text=None):
     """Runs it for at most `limit` seconds. Each line goes to `log` and to `on_line`."""
     start = time.monotonic()
     lines = []
@@ -42,79 +63,78 @@ def run(command, limit, folder=None, environment=None, log=None, on_line=None, e
                                    stderr=subprocess.STDOUT, start_new_session=True)
     except OSError as error:
         return Run(127, str(error), 0.0)
-    expired = threading.Event()
-
-    def expire():
-        expired.set()
-        stop(process)
-
-    timer = threading.Timer(max(limit, 0.1), expire)
-    timer.start()
-    writer = open(log, "w") if log else None
-    try:
+    expired = False
+    end = start + max(limit, 0.1)
+    found = lines_of(process.stdout)
+    with open(log or os.devnull, "w") as writer:
         try:
             process.stdin.write(text or "")
             process.stdin.close()
         except BrokenPipeError:
             pass
-        for line in process.stdout:  # ends when all that has it has ended
-            lines.append(line)
-            if writer:
+        try:
+            while True:  # until all that has its output has ended, or its time is over
+                try:
+                    line = found.get(timeout=max(end - time.monotonic(), 0.01))
+                except queue.Empty:
+                    if expired:
+                        break  # somebody else still has it
+                    expired = True
+                    stop(process)
+                    end = time.monotonic() + GRACE
+                    continue
+                if line is None:
+                    break
+                lines.append(line)
                 writer.write(line)
                 writer.flush()
-            if echo:
-                print(line, end="", flush=True)
-            if on_line:
-                on_line(line.rstrip("\n"))
-        status = process.wait()
-    finally:
-        timer.cancel()
-        stop(process)
-        process.stdout.close()
-        if writer:
-            writer.close()
-    return Run(None if expired.is_set() else status, "".join(lines), time.monotonic() - start)
+                if on_line:
+                    on_line(line.rstrip("\n"))
+            if not expired:
+                process.wait(max(end - time.monotonic(), GRACE))
+        except subprocess.TimeoutExpired:
+            expired = True
+        finally:
+            stop(process)
+    return Run(None if expired else process.returncode, "".join(lines), time.monotonic() - start)
+
+
+NO_ANSWER = "no answer within its time"
 
 
 class Dialogue:
-    """A program that answers each line with a line."""
+    """A program that answers each line with a line, until the deadline if there is one."""
 
-    def __init__(self, command, environment=None):
+    def __init__(self, command, environment=None, deadline=math.inf):
         self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, bufsize=1,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        self.lines = queue.Queue()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.lines.put(line.rstrip("\n"))
-        self.lines.put(None)
+                                        errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        start_new_session=True)
+        self.closed, self.deadline = False, deadline
+        self.lines = lines_of(self.process.stdout)
 
     def ask(self, line, limit):
         """Its answer; `failed ...` if it ends or does not answer in time, and then it is no more."""
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
-            answer = self.lines.get(timeout=max(limit, 0.1))
+            answer = self.lines.get(timeout=max(min(limit, self.deadline - time.monotonic()), 0.1))
         except queue.Empty:
             self.close()
-            return "failed no answer within its time"
+            return "failed " + NO_ANSWER
         except (BrokenPipeError, ValueError):
             answer = None
         if answer is None:
             self.close()
             return f"failed the program ended with status {self.process.returncode}"
-        return answer
+        return answer.rstrip("\n")
 
     @property
     def alive(self):
-        return self.process.poll() is None
+        return not self.closed and self.process.poll() is None
 
     def close(self):
+        self.closed = True
         stop(self.process)
-        self.reader.join()
-        self.process.stdout.close()
         try:
             self.process.stdin.close()
         except BrokenPipeError:
