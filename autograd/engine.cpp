@@ -3,6 +3,7 @@
 #include "tapestry/autograd/graph_task.h"
 #include "tapestry/autograd/nested.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/stale_view.h"
 
 namespace tapestry::autograd {
 namespace {
@@ -24,6 +25,7 @@ std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
         needs_grad(out), "[", op, "] output ", i, " of shape ", out.sizes(),
         " was not recorded: nothing it was computed from requires gradients, or it was computed under "
         "NoGradGuard or InferenceMode; call set_requires_grad() on the inputs before computing it");
+    check_current_view(op, "output", i, out);
     Tensor gradient = grad_outputs.empty() ? Tensor() : grad_outputs[i];
     if (!gradient.defined()) {
       check<AutogradError>(
@@ -152,6 +154,7 @@ NestedPass nested_pass() {
 
 SavedTensorHooks::SavedTensorHooks(Pack pack_fn, Unpack unpack_fn)
     : pack(std::move(pack_fn)), unpack(std::move(unpack_fn)), outer_(current_hooks) {
+  check(pack && unpack, "[SavedTensorHooks] a hook is empty; pass two that can be called");
   current_hooks = this;
 }
 SavedTensorHooks::~SavedTensorHooks() { current_hooks = outer_; }

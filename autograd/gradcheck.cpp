@@ -14,9 +14,16 @@ using Fn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 // A tensor on any device, in any layout, as a dense row-major copy on the CPU.
 Tensor dense(const Tensor& t) { return to(t.detach(), kCPU, DType::f64).contiguous().clone(); }
 
-// d outputs / d x[element], by central differences; one dense tensor an output.
+// The shapes of a function's outputs; of an undefined one, a size that no tensor has.
+std::vector<Shape> shapes_of(const std::vector<Tensor>& outputs) {
+  std::vector<Shape> shapes;
+  for (const Tensor& y : outputs) shapes.push_back(y.defined() ? y.sizes() : Shape(-1));
+  return shapes;
+}
+
+// d outputs / d x[element], by central differences; one dense tensor an output, of these shapes.
 std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, const Tensor& x,
-                               std::int64_t element, double eps) {
+                               std::int64_t element, double eps, const std::vector<Shape>& shapes) {
   NoGradGuard no_grad;
   const Tensor original = dense(x);
   struct Restore {
@@ -28,7 +35,11 @@ std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, 
     moved.data<double>()[element] = at;
     x.copy_(moved);
     std::vector<Tensor> values;
-    for (const Tensor& y : fn(inputs)) values.push_back(y.defined() ? dense(y) : y);
+    const std::vector<Tensor> outputs = fn(inputs);
+    check<AutogradError>(shapes_of(outputs) == shapes, "[gradcheck] the function gave ", shapes.size(),
+                         " outputs at first and ", outputs.size(),
+                         " when called again, or others of other shapes; it must give the same each time");
+    for (const Tensor& y : outputs) values.push_back(y.defined() ? dense(y) : y);
     return values;
   };
   const double at = original.data<double>()[element];
@@ -80,10 +91,12 @@ bool gradcheck(const Fn& fn, const std::vector<Tensor>& inputs, const GradcheckO
 
   EnableGradGuard grad_mode;
   // All of backward's first: differences change the inputs in place, which a saved tensor must not see.
+  std::vector<Shape> shapes;
   std::vector<std::size_t> checked;
   std::vector<std::vector<std::vector<Tensor>>> jacobians;
   {
     const std::vector<Tensor> outputs = fn(inputs);
+    shapes = shapes_of(outputs);
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       if (!outputs[k].defined() || !is_floating(outputs[k].dtype())) continue;
       checked.push_back(k);
@@ -93,7 +106,7 @@ bool gradcheck(const Fn& fn, const std::vector<Tensor>& inputs, const GradcheckO
 
   for (std::size_t w = 0; w < wanted.size(); ++w)
     for (std::int64_t e = 0; e < wanted[w].numel(); ++e) {
-      const std::vector<Tensor> numeric = difference(fn, inputs, wanted[w], e, options.eps);
+      const std::vector<Tensor> numeric = difference(fn, inputs, wanted[w], e, options.eps, shapes);
       for (std::size_t c = 0; c < checked.size(); ++c)
         for (std::size_t j = 0; j < jacobians[c].size(); ++j) {
           const Tensor& row = jacobians[c][j][w];

@@ -3,6 +3,7 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/stale_view.h"
 
 namespace tapestry::autograd {
 
@@ -19,12 +20,8 @@ void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op)
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = *inputs[i];
     if (!t.defined() || !needs_grad(t)) continue;
+    check_current_view(op, "input", i, t);
     const Record& r = *record_of(t);
-    if (r.is_view && r.version < t.storage()->recorded_change()) [[unlikely]]
-      fail<AutogradError>(
-          "[", op, "] input ", i, " of shape ", t.sizes(),
-          " is a view that was made before the tensor it views was changed in place; make the view "
-          "again after the change");
     edges[i].node = r.fn;
     edges[i].output = r.output;
   }
@@ -82,7 +79,8 @@ bool prepare_in_place(const Op& op, const Tensor& target, std::initializer_list<
       target.sizes(),
       " whose history the tape records; change the whole tensor, use the out-of-place operation and "
       "cat or stack, or do it under NoGradGuard");
-  if (!needed) {
+  // What is written into integers loses its gradient.
+  if (!needed && is_floating(target.dtype())) {
     for (const Tensor* t : others) needed = needed || (t->defined() && needs_grad(*t));
     check<AutogradError>(
         !needed || target.storage()->use_count() == 1, "[", op.name,
@@ -101,10 +99,13 @@ void finish_in_place(const Tensor& target, const Tensor& result) {
     target.copy_(result);
   }
   target.storage()->mark_recorded_change();
+  const Record* old = record_of(target);
+  const bool retained = old && old->retained;
   Record* record = new Record;
   record->fn = record_of(result)->fn;
   record->output = record_of(result)->output;
   set_record(target, record);
+  if (retained) target.retain_grad();
 }
 
 }  // namespace tapestry::autograd

@@ -123,6 +123,7 @@ HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) cons
   check<AutogradError>(requires_grad(),
                        "[register_hook] a tensor that does not require gradients never gets one; "
                        "call it on a tensor of the graph");
+  check(static_cast<bool>(hook), "[register_hook] the hook is empty; pass something that can be called");
   const Record* r = record_of(*this);
   return r->fn->add_hook(r->output, std::move(hook));
 }
@@ -132,6 +133,8 @@ HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const T
   check<AutogradError>(leaf != nullptr,
                        "[register_post_accumulate_grad_hook] needs a leaf that requires gradients; "
                        "use register_hook() on other tensors");
+  check(static_cast<bool>(hook),
+        "[register_post_accumulate_grad_hook] the hook is empty; pass something that can be called");
   return leaf->add_post_hook(std::move(hook));
 }
 

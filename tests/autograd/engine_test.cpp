@@ -174,6 +174,8 @@ TEST_CASE("in-place operations and the tape") {
   CHECK_THROWS_WITH(part.mul_(2), ContainsSubstring("view"));
   base.mul_(2);
   CHECK_THROWS_WITH(part * 2, ContainsSubstring("make the view again"));
+  CHECK_THROWS_WITH(part.backward(), ContainsSubstring("make the view again"));
+  CHECK_THROWS_WITH(autograd::grad({part}, {x}), ContainsSubstring("make the view again"));
   const Tensor plain = zeros({2}, DType::f64);
   CHECK_THROWS_WITH(plain.narrow(0, 0, 1).copy_(x.narrow(0, 0, 1)), ContainsSubstring("shares its memory"));
 }

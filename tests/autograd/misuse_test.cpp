@@ -1,0 +1,64 @@
+// What a user gets wrong, beyond what the tests of each part hold: hooks that are empty, gradients that have
+// no place, functions that gradcheck cannot check.
+#include "tapestry/tapestry.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+
+namespace {
+
+Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType::f64).set_requires_grad(); }
+
+}  // namespace
+
+TEST_CASE("what needs gradients can be copied into integers, which have none") {
+  const Tensor x = leaf({1.5, -2.0});
+  const Tensor whole = zeros({2}, DType::i64), truth = zeros({2}, DType::boolean);
+  whole.copy_(x);
+  truth.copy_(x * 0);
+  CHECK(equal(whole, tensor({1, -2})));
+  CHECK(equal(truth, tensor({false, false})));
+  CHECK_FALSE(whole.requires_grad());
+  CHECK(whole.is_leaf());
+  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // a part of integers too
+  CHECK(equal(whole, tensor({1, 1})));
+}
+
+TEST_CASE("retain_grad outlives a change in place, and means the changed tensor") {
+  const Tensor x = leaf({1.0, 2.0});
+  const Tensor y = x * 3;
+  y.retain_grad();
+  y.mul_(tensor({5.0, 5.0}, DType::f64));
+  (y * 7).sum().backward();
+  REQUIRE(y.grad().defined());
+  CHECK(equal(y.grad(), tensor({7.0, 7.0}, DType::f64)));
+  CHECK(equal(x.grad(), tensor({105.0, 105.0}, DType::f64)));
+}
+
+TEST_CASE("empty hooks are refused when they are registered") {
+  const Tensor x = leaf({1.0});
+  CHECK_THROWS_WITH(x.register_hook(nullptr), ContainsSubstring("[register_hook] the hook is empty"));
+  CHECK_THROWS_WITH(x.register_post_accumulate_grad_hook(nullptr), ContainsSubstring("the hook is empty"));
+  CHECK_THROWS_WITH(autograd::SavedTensorHooks(nullptr, nullptr), ContainsSubstring("a hook is empty"));
+  CHECK(autograd::SavedTensorHooks::current() == nullptr);
+  (x * x).backward();
+  CHECK(x.grad().item() == 2);
+}
+
+TEST_CASE("gradcheck refuses a function whose outputs are other ones each time") {
+  int calls = 0;
+  const auto fewer = [&](const std::vector<Tensor>& in) {
+    return ++calls == 1 ? std::vector<Tensor>{in[0], in[0] * 2} : std::vector<Tensor>{in[0]};
+  };
+  CHECK_THROWS_WITH(autograd::gradcheck(fewer, {leaf({1.0})}), ContainsSubstring("2 outputs at first and 1"));
+  calls = 0;
+  const auto smaller = [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{++calls == 1 ? in[0] * 1 : in[0].sum()};
+  };
+  CHECK_THROWS_WITH(autograd::gradcheck(smaller, {leaf({1.0, 2.0})}), ContainsSubstring("of other shapes"));
+  calls = 0;
+  const auto undefined = [&](const std::vector<Tensor>& in) {
+    return std::vector<Tensor>{++calls == 1 ? in[0] * 1 : Tensor()};
+  };
+  CHECK_THROWS_WITH(autograd::gradcheck(undefined, {leaf({1.0})}), ContainsSubstring("the same each time"));
+}
