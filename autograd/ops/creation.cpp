@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/creation.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -274,52 +275,51 @@ Tensor tensor(const std::vector<T>& values, const Shape& sizes, const TensorOpti
   }
 }
 
-template <class T>
-Tensor tensor(std::initializer_list<std::initializer_list<T>> rows, const TensorOptions& options) {
-  const std::size_t columns = rows.size() ? rows.begin()->size() : 0;
-  std::vector<T> flat;
-  flat.reserve(rows.size() * columns);
-  for (const auto& row : rows) {
-    check(row.size() == columns, "[tensor] a row of ", row.size(), " values beside one of ", columns,
-          "; give rows of one length");
-    flat.insert(flat.end(), row.begin(), row.end());
+template Tensor tensor(const std::vector<float>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<double>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<std::int64_t>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<std::int32_t>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<std::uint8_t>&, const Shape&, const TensorOptions&);
+template Tensor tensor(const std::vector<bool>&, const Shape&, const TensorOptions&);
+
+namespace {
+
+// The numbers of nested lists in order, where every list of one depth has the length that `sizes` says.
+void flatten(const NumberOrList& list, const Shape& sizes, int depth, std::vector<Scalar>& numbers) {
+  check(static_cast<std::int64_t>(list.size()) == sizes[depth], "[tensor] a list of ", list.size(),
+        " beside one of ", sizes[depth], "; give lists of one length");
+  const bool of_lists = depth + 1 < sizes.size();
+  for (const NumberOrList& one : list) {
+    check(one.is_list() == of_lists, "[tensor] a number beside a list; give numbers alone, or lists alone");
+    if (of_lists) flatten(one, sizes, depth + 1, numbers);
+    else numbers.push_back(one.number());
   }
-  return tensor(flat, {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(columns)}, options);
 }
 
-template <class T>
-Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<T>>> matrices,
-              const TensorOptions& options) {
-  const std::size_t rows = matrices.size() ? matrices.begin()->size() : 0;
-  const std::size_t columns = rows ? matrices.begin()->begin()->size() : 0;
-  std::vector<T> flat;
-  for (const auto& matrix : matrices) {
-    check(matrix.size() == rows, "[tensor] a list of ", matrix.size(), " rows beside one of ", rows,
-          "; give lists of one length");
-    for (const auto& row : matrix) {
-      check(row.size() == columns, "[tensor] a row of ", row.size(), " values beside one of ", columns,
-            "; give rows of one length");
-      flat.insert(flat.end(), row.begin(), row.end());
-    }
-  }
-  return tensor(flat,
-                {static_cast<std::int64_t>(matrices.size()), static_cast<std::int64_t>(rows),
-                 static_cast<std::int64_t>(columns)},
-                options);
-}
+}  // namespace
 
-#define TAPESTRY_TENSOR_OF(T)                                                                    \
-  template Tensor tensor(const std::vector<T>&, const Shape&, const TensorOptions&);             \
-  template Tensor tensor(std::initializer_list<std::initializer_list<T>>, const TensorOptions&); \
-  template Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<T>>>, \
-                         const TensorOptions&)
-TAPESTRY_TENSOR_OF(float);
-TAPESTRY_TENSOR_OF(double);
-TAPESTRY_TENSOR_OF(std::int64_t);
-TAPESTRY_TENSOR_OF(std::int32_t);
-TAPESTRY_TENSOR_OF(std::uint8_t);
-TAPESTRY_TENSOR_OF(bool);
-#undef TAPESTRY_TENSOR_OF
+Tensor tensor(std::initializer_list<NumberOrList> values, const TensorOptions& options) {
+  const NumberOrList all(values);
+  Shape sizes;
+  for (const NumberOrList* list = &all; list && list->is_list();
+       list = list->size() > 0 ? list->begin() : nullptr)
+    sizes.push_back(static_cast<std::int64_t>(list->size()));
+  std::vector<Scalar> numbers;
+  flatten(all, sizes, 0, numbers);
+
+  const auto list_of = [&]<class T>(T (*value)(const Scalar&)) {
+    std::vector<T> list(numbers.size());
+    std::transform(numbers.begin(), numbers.end(), list.begin(), value);
+    return tensor(list, sizes, options);
+  };
+  const auto is_bool = [](const Scalar& n) { return n.is_bool(); };
+  const auto is_real = [](const Scalar& n) { return n.is_real(); };
+  if (numbers.empty() || std::any_of(numbers.begin(), numbers.end(), is_real))
+    return list_of(+[](const Scalar& n) { return n.to_double(); });
+  if (std::all_of(numbers.begin(), numbers.end(), is_bool))
+    return list_of(+[](const Scalar& n) { return n.to_int() != 0; });
+  return list_of(+[](const Scalar& n) { return n.to_int(); });
+}
 
 const Tensor& Tensor::uniform_(double low, double high) const {
   tapestry::detail::check_defined("uniform_", *this);

@@ -2,6 +2,7 @@
 // Making tensors. A factory without a dtype makes f32, without a device the context's (see DeviceGuard). A
 // negative size, or more elements than 64 bits can count, is a ValueError.
 #include <initializer_list>
+#include <type_traits>
 #include <vector>
 
 #include "tapestry/core/tensor.h"
@@ -56,16 +57,32 @@ extern template Tensor tensor(const std::vector<bool>&, const Shape&, const Tens
 /// A 0-d tensor.
 Tensor scalar_tensor(const Scalar& value, const TensorOptions& options = {});
 
-/// `tensor({1.0, 2.0})`, `tensor({{1, 2}, {3, 4}})`, three levels at most, of numbers of one type. (Templates
-/// at every level: between lists of lists of int and of double clang would not choose.)
-template <class T>
-Tensor tensor(std::initializer_list<T> values, const TensorOptions& options = {}) {
-  return tensor(std::vector<T>(values), options);
+/// What stands in the braces of `tensor({1, 2.5})`: a number, or a list of such.
+class NumberOrList {
+ public:
+  template <class T>
+  requires std::is_arithmetic_v<T> NumberOrList(T number) : number_(number) {}  // NOLINT: braces hold numbers
+  NumberOrList(std::initializer_list<NumberOrList> list) : list_(list), is_list_(true) {}
+  bool is_list() const { return is_list_; }
+  const Scalar& number() const { return number_; }
+  const NumberOrList* begin() const { return list_.begin(); }
+  const NumberOrList* end() const { return list_.end(); }
+  std::size_t size() const { return list_.size(); }
+
+ private:
+  Scalar number_ = 0;
+  std::initializer_list<NumberOrList> list_;  // lives as long as the expression with the braces
+  bool is_list_ = false;
+};
+
+/// `tensor({1.0, 2.0})`, `tensor({{1, 2}, {3, 4.5}})`: numbers of any types, lists as deep as a tensor has
+/// dimensions.
+Tensor tensor(std::initializer_list<NumberOrList> values, const TensorOptions& options = {});
+/// Of a list that has a name.
+template <class List>
+requires std::is_same_v<List, std::initializer_list<typename List::value_type>> Tensor
+tensor(const List& values, const TensorOptions& options = {}) {
+  return tensor(std::vector<typename List::value_type>(values), options);
 }
-template <class T>
-Tensor tensor(std::initializer_list<std::initializer_list<T>> rows, const TensorOptions& options = {});
-template <class T>
-Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<T>>> matrices,
-              const TensorOptions& options = {});
 
 }  // namespace tapestry

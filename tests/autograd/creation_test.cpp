@@ -253,10 +253,41 @@ TEST_CASE("tensors from values") {
   CHECK(tensor({{true, false}}).dtype() == kBool);
   CHECK(tensor({{{1.0, 2.0}}, {{3.0, 4.0}}}).sizes() == Shape{2, 1, 2});
   CHECK(tensor({{{1, 2}}}).dtype() == kInt64);
-  CHECK_THROWS_WITH(tensor({{1.0, 2.0}, {3.0}}), ContainsSubstring("rows of one length"));
+  CHECK_THROWS_WITH(tensor({{1.0, 2.0}, {3.0}}), ContainsSubstring("a list of 1 beside one of 2"));
   CHECK_THROWS_WITH(tensor(std::vector<float>{1, 2, 3}, {2, 2}),
                     ContainsSubstring("3 values for shape [2, 2]"));
   CHECK(tensor(std::vector<float>{}).sizes() == Shape{0});
+}
+
+TEST_CASE("numbers of several types in one list") {
+  const int n = 3;
+  const std::size_t size = 4;
+  const Tensor mixed = tensor({1, 2.5, 0.5F, true, n, size});
+  CHECK(mixed.dtype() == kFloat32);
+  CHECK(values<float>(mixed) == std::vector<float>{1, 2.5F, 0.5F, 1, 3, 4});
+  CHECK(values<float>(tensor({INFINITY, 1.0}))[0] == INFINITY);
+  CHECK(tensor({true, 2}).dtype() == kInt64);
+  // An integer that no double holds stays what it is where all are integers.
+  CHECK(values<std::int64_t>(tensor({(std::int64_t{1} << 53) + 1, 1, true}))[0] ==
+        (std::int64_t{1} << 53) + 1);
+  CHECK(tensor({0.1F, 0.1}, kFloat64)[1].item() == 0.1);
+
+  CHECK(tensor({{1, 2.5}, {3.0F, 4}}).sizes() == Shape{2, 2});
+  CHECK(tensor({{1}, {2.5}}).sizes() == Shape{2, 1});
+  CHECK(tensor({{1.0}, {2.0}}).sizes() == Shape{2, 1});
+  CHECK(tensor({{{1}}, {{2.5}}}).sizes() == Shape{2, 1, 1});
+  CHECK(tensor({{{{1, 2.5}}}}).sizes() == Shape{1, 1, 1, 2});
+  CHECK(tensor({{true}, {false}}).dtype() == kBool);
+  const std::initializer_list<double> named = {1, 2};
+  CHECK(tensor(named, kInt64).dtype() == kInt64);
+
+  CHECK(tensor({}).sizes() == Shape{0});
+  CHECK(tensor({}).dtype() == kFloat32);
+  CHECK(tensor({{}, {}}).sizes() == Shape{2, 0});
+  CHECK_THROWS_WITH(tensor({{}, {1}}), ContainsSubstring("a list of 1 beside one of 0"));
+  CHECK_THROWS_WITH(tensor({{1}, 2}), ContainsSubstring("a number beside a list"));
+  CHECK_THROWS_WITH(tensor({1, {2}}), ContainsSubstring("a number beside a list"));
+  CHECK_THROWS_AS(tensor({{{{{{{{{1, 2.5}}}}}}}}}), ValueError);
 }
 
 TEST_CASE("Philox in blocks is Philox, across 2^32 counters too") {
