@@ -1,6 +1,7 @@
 #include "tapestry/distributed/ddp/ddp.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -102,6 +103,49 @@ void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, const ch
   }
 }
 
+// Of the values, whatever their layout.
+std::uint64_t hash_of(const Tensor& t) {
+  const Tensor values = t.detach().to(kCPU).contiguous();
+  const auto* bytes = static_cast<const unsigned char*>(values.raw_data());
+  std::uint64_t hash = 0;
+  for (std::size_t left = values.nbytes(); left > 0;) {
+    std::uint64_t word = 0;
+    const std::size_t size = std::min(left, sizeof word);
+    std::memcpy(&word, bytes, size);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+    bytes += size, left -= size;
+  }
+  return hash;
+}
+
+// Throws on every rank if one of them has not rank 0's values.
+void check_values(ProcessGroup& group, const NamedTensors& parameters) {
+  const NoGradGuard no_grad;
+  std::vector<std::int64_t> own;
+  for (const auto& [name, t] : parameters) own.push_back(std::bit_cast<std::int64_t>(hash_of(t)));
+  const std::size_t count = own.size(), ranks = static_cast<std::size_t>(group.size());
+  std::vector<std::int64_t> all(count * ranks);
+  group
+      .all_gather(from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, DType::i64),
+                  from_blob(own.data(), {static_cast<std::int64_t>(count)}, DType::i64),
+                  "hashes of parameters")
+      .wait();
+  std::string text;
+  std::size_t differ = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::size_t r = 1;
+    while (r < ranks && all[r * count + i] == all[i]) ++r;
+    if (r < ranks && ++differ <= 3)
+      text += concat({"\n  ", parameters[i].first, " of rank ", r, " is not rank 0's"});
+  }
+  if (differ > 3) text += concat({"\n  and ", differ - 3, " more"});
+  check(differ == 0, "[DistributedDataParallel] the ranks train different weights:", text,
+        "\n  change them (load_state_dict, an init function) on all ranks alike, or before the model is "
+        "wrapped, "
+        "which takes over rank 0's");
+}
+
 std::size_t mebibytes(const char* name, double value) {
   check(value > 0 && value <= 1 << 20, "[DistributedDataParallel] ", name, " is ", value,
         " MiB; give a size above 0, such as 25");
@@ -186,6 +230,9 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   broadcast_values(*state_->group, all, "parameters of rank 0");
   broadcast_values(*state_->group, buffers, "buffers of rank 0");
   state_->reducer = std::make_unique<Reducer>(std::move(trained), state_->group, reducer);
+  state_->reducer->compare_values = [state = state_.get()] {
+    check_values(*state->group, state->parameters);
+  };
 }
 
 DdpBase::~DdpBase() = default;

@@ -71,8 +71,8 @@ class DdpBase {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
-  /// Collective: rank 0's buffers become everybody's. Before an evaluation that ranks share, whose running statistics
-  /// are each rank's own since the last forward.
+  /// Collective: rank 0's buffers become everybody's. Before an evaluation that ranks share, whose running
+  /// statistics are each rank's own since the last forward.
   void sync_buffers();
   /// Replaces the averaging of buckets; on all ranks, between passes. An empty one restores the default.
   void set_comm_hook(CommHook hook);
@@ -106,7 +106,13 @@ class DdpBase {
 /// model's backward: every rank runs the same passes. A parameter that only some ranks used gets their
 /// gradients' sum over the number of all ranks. Parameters that do not require gradients now are left out. A
 /// model that changes later (to(), a new layer, parameters that are thawed) has to be wrapped anew: the next
-/// forward that records is a ValueError which names the parameter.
+/// forward that records is a ValueError which names the parameter. So is, on the rank that froze it, a pass
+/// in which others train a parameter.
+///
+/// Values that one rank changes alone (load_state_dict on rank 0) stay its own. The first pass compares all
+/// ranks' and is a ValueError on every rank, with names, where they differ; on the CPU, without static_graph,
+/// so is a later one before which the ranks had not changed them equally often. What comes back to its old
+/// values in between, such as averaged weights that rank 0 evaluates with, is none.
 template <class M>
 class DistributedDataParallel : public DdpBase {
  public:

@@ -49,6 +49,17 @@ std::string listed(const std::vector<std::string>& names, std::size_t most) {
   return text;
 }
 
+// A number in bits, and their opposites: where ranks differ, both have a mean above 0, in every dtype and
+// after every hook. Of larger numbers one in 2^kChangeBits is taken for another.
+constexpr int kChangeBits = 16;
+Tensor bits_of(std::uint32_t number) {
+  const std::uint32_t mixed = number * 0x9e3779b1u >> (32 - kChangeBits);
+  std::vector<float> bits;
+  for (const std::uint32_t from : {mixed, ~mixed})
+    for (int i = 0; i < kChangeBits; ++i) bits.push_back(static_cast<float>(from >> i & 1));
+  return tensor(bits, {2, kChangeBits});
+}
+
 // The parameters of all reducers.
 struct Claimed {
   std::mutex mutex;
@@ -122,9 +133,11 @@ void Reducer::build(const std::vector<int>& order) {
     std::int64_t elements = 0;
     for (const int i : members) elements += room(i);
     const auto marks = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
-    b.buffer = zeros({elements + marks}, {first.dtype(), first.device()});
+    const std::int64_t bits = marks && buckets_.empty() && first.device().is_cpu() ? 2 * kChangeBits : 0;
+    b.buffer = zeros({elements + marks + bits}, {first.dtype(), first.device()});
     b.shown.gradients = part_of(b.buffer, 0, {elements}, {1});
-    b.marks = part_of(b.buffer, elements, {marks}, {1});
+    b.marks = part_of(b.buffer, elements, {marks + bits}, {1});
+    if (bits) b.changes = part_of(b.buffer, elements + marks, {2, kChangeBits}, {kChangeBits, 1});
     b.shown.index = static_cast<int>(buckets_.size());
     std::int64_t offset = 0, mark = 0;
     for (const int i : members) {
@@ -171,6 +184,7 @@ void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
   next_bucket_ = 0;
   arrival_.clear();
   unused_.clear();
+  note_changes();
   for (Parameter& p : parameters_) p.ready = p.used = false;
   for (Bucket& b : buckets_) {
     b.missing = static_cast<int>(b.parameters.size());
@@ -231,6 +245,7 @@ void Reducer::post(Bucket& bucket) {
       const Parameter& p = parameters_[static_cast<std::size_t>(i)];
       if (!p.used) p.mark.zero_();
     }
+    if (bucket.changes.defined()) bucket.changes.copy_(bits_of(changes_));
   }
   bucket.posted = Clock::now();
   if (comm_hook) {
@@ -266,7 +281,27 @@ void Reducer::finish_pass() {
   finished_ = Clock::now();
   pass_ = 0;
   if (options_.static_graph) check_static_graph();
-  if (passes_++ == 0 && options_.relearn_order) learn_order();
+  const bool first = passes_++ == 0;
+  if (first && options_.relearn_order) learn_order();
+  if (compare_values && (first || changed_apart())) compare_values();
+}
+
+// Between two passes every rank changes its parameters alike: a step, or none. One that changed them
+// otherwise is not seen by how often alone: it may have put everything back.
+void Reducer::note_changes() {
+  std::uint32_t sum = 0;
+  for (const Parameter& p : parameters_) sum += p.tensor.version();
+  changes_ = sum - std::exchange(versions_, sum);
+}
+
+bool Reducer::changed_apart() const {
+  const Tensor& changes = buckets_[0].changes;
+  if (!changes.defined()) return false;
+  const Tensor means = changes.to(DType::f32).contiguous();
+  const auto* const bits = means.data<float>();
+  for (int i = 0; i < kChangeBits; ++i)
+    if (bits[i] > 0 && bits[kChangeBits + i] > 0) return true;
+  return false;
 }
 
 // A parameter that this rank did not use has its share of the others' gradients; one that nobody used keeps
@@ -275,8 +310,13 @@ void Reducer::settle_unused(Bucket& bucket) {
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
     if (p.used) continue;
-    if (!options_.static_graph && p.mark.item() > 0) p.tensor.set_grad(p.view);
-    else unused_.push_back(p.name);
+    if (options_.static_graph || !(p.mark.item() > 0)) {
+      unused_.push_back(p.name);
+      continue;
+    }
+    check(p.tensor.requires_grad(), "[DistributedDataParallel] ", p.name,
+          " is frozen on this rank, and trained on another; freeze it on all ranks, or on none");
+    p.tensor.set_grad(p.view);
   }
 }
 

@@ -6,6 +6,7 @@
 // the same on all ranks. The group's own thread communicates meanwhile. At the end of the pass the buckets
 // are waited for.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,6 +44,9 @@ class Reducer {
   bool synchronise = true;  ///< looked at when a gradient arrives
   CommHook comm_hook;
   Trace* trace = nullptr;
+  /// Called on all ranks at the end of the first pass, and of a pass before which the ranks had not changed
+  /// their parameters equally often. That is seen on the CPU alone: a GPU would have to be waited for.
+  std::function<void()> compare_values;
 
   /// Backward passes that were averaged.
   std::uint64_t passes() const { return passes_; }
@@ -69,6 +73,8 @@ class Reducer {
     std::vector<int> parameters;
     Tensor buffer;  // gradients, then the marks
     Tensor marks;
+    Tensor
+        changes;  // the last of the marks, in the first bucket: how often this rank's parameters were changed
     GradBucket shown;  // to the hook and the record
     int missing = 0;   // parameters that are not ready
     InFlight flight;
@@ -98,6 +104,8 @@ class Reducer {
   void post(Bucket& bucket);
   void finish_pass();
   void settle_unused(Bucket& bucket);
+  void note_changes();
+  bool changed_apart() const;
   void check_static_graph();
   void learn_order();
   void abandon_pass() noexcept;
@@ -116,6 +124,8 @@ class Reducer {
   std::vector<int> learned_order_;  // for the next pass, if not empty
   std::vector<int> used_at_first_;  // static_graph: what every pass must use
   std::uint64_t passes_ = 0;
+  std::uint32_t versions_ = 0,
+                changes_ = 0;  // the sum over parameters, and what the pass before has not seen of it
   std::vector<std::string> unused_;
 };
 

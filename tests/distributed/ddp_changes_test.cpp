@@ -1,0 +1,106 @@
+// Parameters that ranks change, or freeze, on their own: told, and told right.
+#include "tapestry/tapestry.h"
+#include "tests/distributed/models.h"
+#include "tests/support/catch.h"
+#include "tests/support/distributed.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+using namespace tapestry::test;
+
+namespace {
+
+using distributed_test::Group, distributed_test::kBounded;
+
+template <class T>
+std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
+  std::vector<T> results(static_cast<std::size_t>(ranks));
+  run_local_ranks(
+      ranks, [&](const Group& group) { results[static_cast<std::size_t>(group->rank())] = fn(group); },
+      kBounded);
+  return results;
+}
+
+}  // namespace
+
+TEST_CASE("weights that one rank changed alone are named on every rank") {
+  struct Case {
+    const char* what;
+    int at_pass;
+    DdpOptions options = {};
+    bool hook = false;
+  };
+  const std::vector<Case> cases = {{"before the first pass", 0},
+                                   {"before the first pass, with static_graph", 0, {.static_graph = true}},
+                                   {"later", 3},
+                                   {"later, with a bucket a parameter", 3, {.first_bucket_mb = 1e-6}},
+                                   {"later, with a hook", 3, {}, true}};
+  for (const Case& one : cases) {
+    INFO(one.what);
+    const auto errors = on_ranks<std::string>(3, [&](const Group& group) -> std::string {
+      SmallCnn net;
+      net.to(DType::f64);
+      fill_by_formula(net);
+      const auto [images, labels] = formula_batch(0, group->rank(), 2);
+      DdpOptions options = one.options;
+      options.process_group = group;
+      DistributedDataParallel ddp(net, options);
+      if (one.hook) ddp.set_comm_hook(bf16_compress);
+      optim::SGD optimizer(net.parameters(), {.lr = 0.05});
+      for (int pass = 0; pass <= one.at_pass; ++pass) {
+        if (pass == one.at_pass && group->rank() == 1) net.fc.bias->detach().add_(1e-3);
+        optimizer.zero_grad();
+        try {
+          cross_entropy(ddp(images), labels).backward();
+        } catch (const ValueError& e) {
+          return std::to_string(pass) + " " + e.what();
+        }
+        optimizer.step();
+      }
+      return "nothing";
+    });
+    for (const std::string& error : errors)
+      CHECK_THAT(error, ContainsSubstring(std::to_string(one.at_pass) +
+                                          " [DistributedDataParallel] the ranks train different weights:"
+                                          "\n  fc.bias of rank 1 is not rank 0's\n  change them"));
+  }
+}
+
+TEST_CASE("weights that one rank changed and put back are no error") {
+  on_ranks<int>(2, [](const Group& group) {
+    SmallCnn net;
+    net.to(DType::f64);
+    fill_by_formula(net);
+    const auto [images, labels] = formula_batch(0, group->rank(), 2);
+    DistributedDataParallel ddp(net, {.process_group = group});
+    optim::SGD optimizer(net.parameters(), {.lr = 0.05});
+    for (int pass = 0; pass < 4; ++pass) {
+      if (group->rank() == 0) {
+        const NoGradGuard no_grad;
+        const Tensor before = net.fc.weight->clone();
+        net.fc.weight->fill_(1);
+        net.fc.weight->copy_(before);
+      }
+      optimizer.zero_grad();
+      cross_entropy(ddp(images), labels).backward();
+      optimizer.step();
+    }
+    return 0;
+  });
+}
+
+TEST_CASE("a parameter that one rank alone froze is named there; the others hear that it left") {
+  const auto errors = on_ranks<std::string>(2, [](const Group& group) -> std::string {
+    nn::Linear net({.in_features = 2, .out_features = 1});
+    DistributedDataParallel ddp(net, {.process_group = group});
+    if (group->rank() == 1) net.weight->set_requires_grad(false);
+    try {
+      ddp(ones({1, 2})).sum().backward();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  });
+  CHECK_THAT(errors[0], ContainsSubstring("rank 1"));
+  CHECK_THAT(errors[1], ContainsSubstring("weight is frozen on this rank, and trained on another"));
+}
