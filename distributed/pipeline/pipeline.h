@@ -60,7 +60,8 @@ struct PipelineOptions {
 /// see the first's part alone. A buffer of stages on several devices is an error. Stages of several ranks
 /// have copies that are trained alike: PipelineOptions::tied says which, forward_backward() sums what it adds
 /// to their gradients, and the first rank's values are everybody's from the beginning, and after
-/// load_state_dict(). Freeze one on all its ranks or none, and give their optimizers the same options.
+/// load_state_dict(). One that no rank uses in a call gets no gradient, as in one process. Freeze one on all
+/// its ranks or none (anything else is an error on all ranks), and give their optimizers the same options.
 ///
 /// All compute of a device happens on its worker; of stages that share one, one at a time. A call returns
 /// when all is done; the first exception is then rethrown with stage, micro-batch and device in the text, and

@@ -246,6 +246,51 @@ TEST_CASE("a tied weight that is frozen stays as it is, without a gradient") {
   });
 }
 
+TEST_CASE("a tied weight that some ranks alone froze is an error on all of them, which then go on") {
+  over_ranks([](const Group& group) {
+    Language model(/*tied=*/false);
+    Pipeline pipeline(group, model.stage(group->rank()), kTied);
+    const auto [x, next] = words_of(0, 4);
+    if (group->rank() == 2) model.head.requires_grad_(false);
+    expect<ValueError>([&, x = x, next = next] { pipeline.forward_backward(x, next, loss_of); },
+                       {"embedding.weight = head.weight is frozen on some ranks only",
+                        "rank 0  trained\n  rank 2  frozen\nfreeze it on all"});
+    model.head.requires_grad_(true);
+    pipeline.forward_backward(x, next, loss_of);
+  });
+}
+
+TEST_CASE("a tied weight that no rank used keeps the gradient that it had, or none") {
+  over_ranks([](const Group& group) {
+    const int rank = group->rank();
+    Language model;
+    bool use = false;
+    const Tensor& table = model.embedding.weight;
+    const Stage first([](const Tensor& x) { return x.tanh(); }, kCPU, {model.embedding});
+    const Stage last([&](const Tensor& h) { return use ? linear(h, table) : h; }, kCPU, {model.embedding});
+    Pipeline pipeline(group,
+                      rank == 0   ? first
+                      : rank == 1 ? model.stage(1)
+                                  : last,
+                      {.micro_batches = 1, .tied = {{"embedding.weight"}}});
+    const Tensor x = linspace(-1, 1, 4 * kWidth, DType::f64).view({4, kWidth}), next = tensor({0, 1, 2, 3});
+    const auto gradient = [&](bool used) {
+      use = used;
+      pipeline.forward_backward(x, next, loss_of);
+      return table.grad();
+    };
+    if (rank == 1) {
+      for (const bool used : {false, true, false}) gradient(used);
+      return;
+    }
+    require(!gradient(false).defined(), "an unused weight got a gradient");
+    const Tensor before = gradient(true);
+    require(before.defined() && before.abs().sum().item() > 0, "a used weight got no gradient");
+    const Tensor copy = before.clone();
+    require((gradient(false) - copy).abs().max().item() == 0, "an unused weight's gradient changed");
+  });
+}
+
 TEST_CASE("weights that cannot be tied are an error on all ranks, with what each of them has") {
   over_ranks([](const Group& group) {
     const int rank = group->rank();

@@ -29,9 +29,11 @@ std::string described(const std::vector<nn::Parameter>& found) {
 }  // namespace
 
 RankTies::RankTies(ProcessGroup& group, const Stage& stage,
-                   const std::vector<std::vector<std::string>>& names) {
+                   const std::vector<std::vector<std::string>>& names)
+    : group_(group), names_(names) {
   const std::vector<std::pair<std::string, nn::Parameter>> own = stage.named_parameters();
-  for (const std::vector<std::string>& tied : names) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::vector<std::string>& tied = names[i];
     std::vector<nn::Parameter> found;
     std::string mine = listed(tied);
     for (const auto& [name, parameter] : own)
@@ -55,7 +57,7 @@ RankTies::RankTies(ProcessGroup& group, const Stage& stage,
           "\ngive all ranks the same names, and the same parameter under them");
     check(ranks.size() > 1, "[Pipeline] a tied weight is one that several ranks have:", table,
           "\nname it as Stage::named_parameters() does; within a stage assign one parameter to both modules");
-    if (const auto members = group.new_group(ranks)) ties_.push_back({found[0], members});
+    if (const auto members = group.new_group(ranks)) ties_.push_back({i, found[0], members});
   }
   share_values();
 }
@@ -67,15 +69,50 @@ void RankTies::begin() {
   }
 }
 
+// By tie: whether some rank has a gradient of it. Every rank sees the same, and comes to the same conclusion.
+std::vector<bool> RankTies::used_by_any() const {
+  if (names_.empty()) return {};
+  enum : std::int64_t { kAbsent, kFrozen, kUnused, kUsed };
+  const std::size_t count = names_.size(), ranks = static_cast<std::size_t>(group_.size());
+  std::vector<std::int64_t> own(count, kAbsent), all(count * ranks);
+  for (const Tie& tie : ties_) {
+    const Tensor& parameter = tie.parameter;
+    own[tie.index] = !parameter.requires_grad() ? kFrozen : parameter.grad().defined() ? kUsed : kUnused;
+  }
+  group_
+      .all_gather(from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, DType::i64),
+                  from_blob(own.data(), {static_cast<std::int64_t>(count)}, DType::i64),
+                  "pipeline: use of tied weights")
+      .wait();
+  std::vector<bool> used(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    bool frozen = false, trained = false;
+    std::string table;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const std::int64_t state = all[r * count + i];
+      if (state == kAbsent) continue;
+      if (state == kUsed) used[i] = true;
+      (state == kFrozen ? frozen : trained) = true;
+      table += concat({"\n  rank ", r, "  ", state == kFrozen ? "frozen" : "trained"});
+    }
+    check(!frozen || !trained, "[Pipeline] the tied weight ", listed(names_[i]),
+          " is frozen on some ranks only:", table, "\nfreeze it on all of them, or on none");
+  }
+  return used;
+}
+
 void RankTies::add_gradients() {
   const NoGradGuard no_grad;
+  const std::vector<bool> used = used_by_any();
   for (Tie& tie : ties_) {
     const Tensor& parameter = tie.parameter;
-    // Frozen or unused on this rank, it is nothing here, but others wait for this rank's part.
-    const Tensor sum = parameter.grad().defined() ? parameter.grad() : zeros_like(parameter.detach());
-    tie.group->all_reduce(sum, ReduceOp::sum, "pipeline: gradients of tied weights").wait();
     Tensor gradient = std::move(tie.before);
-    if (parameter.requires_grad()) gradient = gradient.defined() ? gradient.add_(sum) : sum;
+    if (used[tie.index]) {
+      // Unused on this rank, it is nothing here, but others wait for this rank's part.
+      const Tensor sum = parameter.grad().defined() ? parameter.grad() : zeros_like(parameter.detach());
+      tie.group->all_reduce(sum, ReduceOp::sum, "pipeline: gradients of tied weights").wait();
+      gradient = gradient.defined() ? gradient.add_(sum) : sum;
+    }
     parameter.set_grad(gradient);
   }
 }

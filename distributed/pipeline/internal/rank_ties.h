@@ -19,7 +19,9 @@ class RankTies {
 
   /// Puts aside what gradients have from earlier passes.
   void begin();
-  /// Sums what this pass has added over the ranks, and adds it to what was put aside. Collective.
+  /// Sums what this pass has added over the ranks, and adds it to what was put aside; what no rank has used
+  /// keeps the gradient that it had, or none. Collective; ValueError on all ranks if some train a tie and
+  /// others froze it.
   void add_gradients();
   /// The copies become equal to the first rank's. Collective.
   void share_values();
@@ -29,10 +31,15 @@ class RankTies {
 
  private:
   struct Tie {
+    std::size_t index;  // of names_
     nn::Parameter parameter;
     std::shared_ptr<ProcessGroup> group;  // of the ranks that have it
     Tensor before = {};                   // its gradient
   };
+  std::vector<bool> used_by_any() const;
+
+  ProcessGroup& group_;  // of all ranks
+  const std::vector<std::vector<std::string>> names_;
   std::vector<Tie> ties_;  // this rank's
 };
 
