@@ -64,6 +64,12 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
              if (input_of[a] >= 0 && b.needs(static_cast<std::uint32_t>(input_of[a])))
                b.set(static_cast<std::uint32_t>(input_of[a]), results[a]);
          });
+  // What shares an input's elements must not be changed in place: the input would not know.
+  for (const Tensor* out : differentiable)
+    if (out->defined() && is_floating(out->dtype()) &&
+        std::any_of(inputs.begin(), inputs.end(),
+                    [&](const Tensor& t) { return t.defined() && t.storage() == out->storage(); }))
+      mark_view(*out);
   return outputs;
 }
 

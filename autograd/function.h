@@ -14,11 +14,13 @@
 //   Tensor y = Cube::apply(x);
 #include <any>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <typeinfo>
 #include <vector>
 
 #include "tapestry/autograd/tape.h"
+#include "tapestry/core/type_name.h"
 
 namespace tapestry::autograd {
 
@@ -94,9 +96,13 @@ class Function {
   }
 
  private:
+  static const std::string& type_text() {
+    static const std::string text = tapestry::type_name(typeid(Derived));
+    return text;
+  }
   static const char* name() {
     if constexpr (requires { Derived::kName; }) return Derived::kName;
-    else return typeid(Derived).name();
+    else return type_text().c_str();
   }
 };
 

@@ -1,15 +1,12 @@
 #include "tapestry/nn/module.h"
 
-#include <cxxabi.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <ostream>
-#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/type_name.h"
 #include "tapestry/nn/places.h"
 
 namespace tapestry::nn {
@@ -18,18 +15,6 @@ namespace {
 
 std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
-}
-
-// "tapestry::nn::Linear" -> "Linear"; "a::Block<b::C>" -> "Block<b::C>".
-std::string without_namespaces(const std::string& name) {
-  std::size_t start = 0;
-  int depth = 0;
-  for (std::size_t i = 0; i < name.size(); ++i) {
-    if (name[i] == '<' || name[i] == '(' || name[i] == '{') ++depth;
-    if (name[i] == '>' || name[i] == ')' || name[i] == '}') --depth;
-    if (depth == 0 && name[i] == ':') start = i + 1;
-  }
-  return name.substr(start);
 }
 
 std::string list_names(const std::vector<std::string>& names) {
@@ -187,12 +172,7 @@ Module& Module::apply(const std::function<void(Module&)>& fn) {
 
 std::string Module::path() const { return parent_ ? join(parent_->path(), name_) : std::string(); }
 
-std::string Module::type_name() const {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> text(
-      abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status), std::free);
-  return without_namespaces(status == 0 ? text.get() : typeid(*this).name());
-}
+std::string Module::type_name() const { return tapestry::type_name(typeid(*this)); }
 
 void Module::append_tree(std::string& out, int depth) const {
   out += type_name() + "(" + options_text();

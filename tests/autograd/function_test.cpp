@@ -42,8 +42,7 @@ struct Wrong : autograd::Function<Wrong> {
   }
 };
 
-struct WrongShape : autograd::Function<WrongShape> {
-  static constexpr const char* kName = "wrong_shape";
+struct WrongShape : autograd::Function<WrongShape> {  // its name is the type's
   static Tensor forward(FunctionContext&, const Tensor& x) { return x * 2; }
   static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& grads) {
     return {grads[0].sum()};
@@ -53,6 +52,11 @@ struct WrongShape : autograd::Function<WrongShape> {
 struct PassThrough : autograd::Function<PassThrough> {
   static Tensor forward(FunctionContext&, const Tensor& x) { return x; }
   static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& g) { return {g[0] * -1}; }
+};
+
+struct Flat : autograd::Function<Flat> {
+  static Tensor forward(FunctionContext&, const Tensor& x) { return x.view({-1}); }
+  static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& g) { return {g[0]}; }
 };
 
 Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType::f64).set_requires_grad(); }
@@ -82,11 +86,23 @@ TEST_CASE("a function that hands its input out gets a history of its own") {
   CHECK(x.is_leaf());
 }
 
+TEST_CASE("what a function hands out of its input's memory cannot change behind the input's back") {
+  const Tensor x = leaf({2, 5});
+  const Tensor h = x * 1;
+  for (const Tensor& y : {PassThrough::apply(h), Flat::apply(h)})
+    CHECK_THROWS_WITH(y.mul_(3), ContainsSubstring("changes in place a view"));
+  const Tensor flat = Flat::apply(h);
+  h.mul_(3);
+  CHECK_THROWS_WITH(flat * 2, ContainsSubstring("make the view again"));
+  h.sum().backward();
+  CHECK(equal(x.grad(), tensor({3.0, 3.0}, DType::f64)));
+}
+
 TEST_CASE("a function's wrong backward is named") {
   const Tensor x = leaf({2, 5});
   CHECK_THROWS_WITH(Wrong::apply(x).sum().backward(), ContainsSubstring("[wrong] backward returned 2"));
   CHECK_THROWS_WITH(WrongShape::apply(x).sum().backward(),
-                    ContainsSubstring("[wrong_shape]") && ContainsSubstring("expected float64 [2]"));
+                    ContainsSubstring("[WrongShape]") && ContainsSubstring("expected float64 [2]"));
 }
 
 TEST_CASE("what a function saved and was changed in place is detected") {
