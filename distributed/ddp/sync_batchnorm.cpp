@@ -36,7 +36,8 @@ void check_channels(const Tensor& t, const char* what, const Tensor& x) {
         ", expected ", Shape(x.size(1)));
 }
 
-// Mean, squared deviations from it, and count of a channel, over all ranks. f64.
+// Mean, squared deviations from it, and count of a channel, over all ranks. f64, on the host: it must know
+// the count, and a GPU has no arithmetic in f64.
 struct Statistics {
   Tensor mean, squares;
   double count;
@@ -52,13 +53,14 @@ Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std
     kernels::batch_norm_stats(x.device(), x.dtype(), in.shape, x.raw_data(),
                               {.mean = mean.raw_data(), .var = var.raw_data()});
     own.narrow(0, 0, c).copy_(mean);
-    own.narrow(0, c, c).copy_(var.to(DType::f64) * count);
+    own.narrow(0, c, c).copy_(var);
   }
   own.narrow(0, 2 * c, 1).fill_(count);
   const Tensor all = empty({ranks, 2 * c + 1}, {DType::f64, x.device()});
   group.all_gather(all, own, name).wait();
 
-  const Tensor means = all.narrow(1, 0, c), squares = all.narrow(1, c, c), counts = all.narrow(1, 2 * c, 1);
+  const Tensor host = all.cpu(), means = host.narrow(1, 0, c), counts = host.narrow(1, 2 * c, 1);
+  const Tensor squares = host.narrow(1, c, c) * counts;
   Statistics joined;
   joined.count = counts.sum().item();
   check(joined.count > 1, "[sync_batch_norm] there is ", joined.count > 0 ? "one value" : "no value",
@@ -72,7 +74,7 @@ Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std
 
 void update_running(const Tensor& running, const Tensor& value, double momentum) {
   if (running.defined() && !autograd::recomputing())
-    running.copy_(running.to(DType::f64) * (1 - momentum) + value * momentum);
+    running.copy_(running.to(value.dtype()) * (1 - momentum) + value * momentum);
 }
 
 void* data_or_null(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }
@@ -92,7 +94,6 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
   check_channels(bias, "bias", x);
 
   const Input in = describe(x);
-  const TensorOptions stats(in.statistics, x.device());
   Tensor input, mean, inv_std, y;
   double count;
   {
@@ -100,10 +101,11 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
     input = x.contiguous(in.format);
     const Statistics all = join(*group, input, in, name);
     count = all.count;
-    update_running(running_mean, all.mean, momentum);
-    update_running(running_var, all.squares / Scalar(count - 1), momentum);
-    mean = all.mean.to(in.statistics);
-    inv_std = rsqrt(all.squares / Scalar(count) + Scalar(eps)).to(in.statistics);
+    const auto there = [&](const Tensor& t) { return t.to(in.statistics).to(x.device()); };
+    mean = there(all.mean);
+    inv_std = there(rsqrt(all.squares / Scalar(count) + Scalar(eps)));
+    update_running(running_mean, mean, momentum);
+    update_running(running_var, there(all.squares / Scalar(count - 1)), momentum);
     y = empty(x.sizes(), {x.dtype(), x.device()}, in.format);
     const Tensor scale = weight.defined() ? weight.contiguous() : weight;
     const Tensor shift = bias.defined() ? bias.contiguous() : bias;

@@ -73,7 +73,7 @@ foreach(program ${device_programs})
 endforeach()
 
 # Two devices, also on one GPU.
-foreach(test core.cuda_gpu gpu.data_parallel gpu.pipeline)
+foreach(test core.cuda_gpu gpu.data_parallel gpu.pipeline gpu.ranks)
   if(TEST ${test})
     set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT TAPESTRY_LOGICAL_DEVICES=2)
   endif()

@@ -369,7 +369,8 @@ PipelineReport RankPipeline::report() const {
   return report;
 }
 
-// Each rank joins the same norms in the same order, so all scale by one factor.
+// Each rank joins the same norms in the same order, so all scale by one factor. On the host: a GPU has no
+// arithmetic in f64.
 Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
                                      double norm_type, bool error_if_nonfinite) const {
   const NoGradGuard no_grad;
@@ -381,7 +382,7 @@ Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameter
     for (const nn::Parameter& p : parameters)
       if (p->grad().defined() && !ties_->is_counted_elsewhere(p))
         norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
-    own = norm(stack(norms), norm_type);
+    own = norm(stack(norms).cpu(), norm_type);
     return Brought{
         std::bit_cast<std::int64_t>(max_norm), std::bit_cast<std::int64_t>(norm_type), {error_if_nonfinite}};
   });
@@ -389,7 +390,7 @@ Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameter
     return concat({"max_norm ", std::bit_cast<double>(b.first), ", norm_type ", std::bit_cast<double>(b.last),
                    b.state[0] ? ", not finite is an error" : ""});
   });
-  const Tensor all = empty({group_->size()}, {DType::f64, devices_[0]});
+  const Tensor all = empty({group_->size()}, {DType::f64, kCPU});
   group_->all_gather(all, own.reshape({1}), "pipeline: norms of gradients").wait();
   const Tensor total = norm(all, norm_type);
   if (error_if_nonfinite)
@@ -398,7 +399,7 @@ Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameter
   const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
   for (const nn::Parameter& p : parameters)
     if (p->grad().defined()) p->grad().mul_(factor.to(p->grad().device()));
-  return total;
+  return total.to(devices_[0]);
 }
 
 nn::StateDict RankPipeline::whole_state_dict() const {

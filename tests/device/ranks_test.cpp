@@ -1,0 +1,102 @@
+// Two ranks with a CUDA device each: what the CPU trains alone.
+#include "tests/device/train.h"
+#include "tests/support/gpu.h"
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+
+namespace {
+
+struct Net : nn::Module {
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 6, .out_features = 8});
+  nn::BatchNorm1d& bn = add<nn::BatchNorm1d>("bn", {.num_features = 8});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 8, .out_features = 4});
+  Tensor forward(const Tensor& x) override { return fc2(bn(fc1(x)).relu()); }
+};
+
+std::unique_ptr<Net> make() {
+  manual_seed(1);
+  return std::make_unique<Net>();
+}
+
+constexpr int kSteps = 3;
+
+template <class Model>
+void train(
+    Model& model, nn::Module& net, const Tensor& x, const Tensor& target,
+    const std::function<void()>& clip = [] {}) {
+  optim::SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    mse_loss(model(x), target).backward();
+    clip();
+    optimizer.step();
+  }
+}
+
+void on_two_ranks(const std::function<void(const std::shared_ptr<ProcessGroup>&)>& f) {
+  run_local_ranks(2, f, {.timeout = std::chrono::seconds(60)});
+}
+
+void check_same(const nn::StateDict& got, const nn::StateDict& expected) {
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(got[i].first);
+    CHECK(got[i].first == expected[i].first);
+    CHECK(allclose(got[i].second.cpu(), expected[i].second, 1e-4, 1e-5));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("DDP with SyncBatchNorm over CUDA devices trains as the CPU alone") {
+  if (no_gpu(2)) return;
+  const Tensor x = randn({6, 6}, kCPU), target = randn({6, 4}, kCPU);
+  const auto alone = make();
+  train(*alone, *alone, x, target);
+
+  std::vector<std::unique_ptr<Net>> nets;
+  for (int rank = 0; rank < 2; ++rank) nets.push_back(make());
+  on_two_ranks([&](const std::shared_ptr<ProcessGroup>& group) {
+    const int rank = group->rank();
+    const Device device(DeviceType::cuda, rank);
+    Net& net = *nets[static_cast<std::size_t>(rank)];
+    net.to(device);
+    convert_sync_batchnorm(net, group);
+    DistributedDataParallel<Net> ddp(net, {.process_group = group});
+    train(ddp, net, x.narrow(0, 3 * rank, 3).to(device), target.narrow(0, 3 * rank, 3).to(device));
+  });
+  for (const auto& net : nets) check_same(net->state_dict(), alone->state_dict());
+}
+
+TEST_CASE("a pipeline over ranks with CUDA devices trains as the CPU alone") {
+  if (no_gpu(2)) return;
+  constexpr double kMaxNorm = 0.1;
+  const Tensor x = randn({6, 6}, kCPU), target = randn({6, 4}, kCPU);
+  const auto alone = make();
+  alone->bn.eval();  // it would see parts of the batch
+  train(*alone, *alone, x, target, [&] { nn::clip_grad_norm_(alone->parameters(), kMaxNorm); });
+
+  std::vector<std::unique_ptr<Net>> nets;
+  for (int rank = 0; rank < 2; ++rank) nets.push_back(make());
+  nn::StateDict trained;
+  on_two_ranks([&](const std::shared_ptr<ProcessGroup>& group) {
+    const int rank = group->rank();
+    const Device device(DeviceType::cuda, rank);
+    Net& net = *nets[static_cast<std::size_t>(rank)];
+    net.bn.eval();
+    nn::ReLU relu;
+    const Stage::Modules first{net.fc1}, second{net.bn, relu, net.fc2};
+    Pipeline pipeline(group, {rank == 0 ? first : second, device}, {.micro_batches = 3});
+    optim::SGD optimizer(pipeline.parameters(), {.lr = 0.1, .momentum = 0.9});
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      pipeline.forward_backward(x, target, [](const Tensor& y, const Tensor& t) { return mse_loss(y, t); });
+      pipeline.clip_grad_norm_(kMaxNorm);
+      optimizer.step();
+    }
+    const nn::StateDict whole = pipeline.whole_state_dict();
+    if (rank == 0) trained = whole;
+  });
+  check_same(trained, alone->state_dict());
+}
