@@ -157,7 +157,6 @@ void on_replicas(std::span<const Device> devices, const std::function<void(int)>
     Context context = current_context();
     context.replica = static_cast<std::int16_t>(r);
     context.device = devices[static_cast<std::size_t>(r)];
-    context.stream = 0;
     const ContextGuard guard(context);
     std::optional<autograd::DetectAnomaly> detect;
     if (anomaly) detect.emplace();

@@ -7,6 +7,7 @@
 #include "tapestry/core/worker.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
+#include "tests/support/fake_gpu.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -227,6 +228,20 @@ TEST_CASE("replicas run on their devices' workers, and what one throws has its d
   CHECK_THROWS_AS(fail_on(0, 5), int);
   CHECK_THROWS_WITH(on_replicas(kTwo, [&](int) { on_replicas(kTwo, [](int) {}); }),
                     ContainsSubstring("replicas have none of their own"));
+}
+
+TEST_CASE("replicas go on in the caller's stream where it is their device's, else in their device's own") {
+  const tapestry::testing::FakeGpus gpus(2);
+  const std::vector<Device> devices{"cuda:0", "cuda:1"};
+  const Stream side = new_stream(devices[1]);
+  const StreamGuard guard(side);
+  std::vector<Stream> seen(2);
+  on_replicas(devices, [&](int r) {
+    const auto i = static_cast<std::size_t>(r);
+    seen[i] = current_stream(devices[i]);
+  });
+  CHECK(seen[0] == default_stream(devices[0]));
+  CHECK(seen[1] == side);
 }
 
 TEST_CASE("calls from two threads reach all workers in one order, so that replicas may wait for each other") {

@@ -33,6 +33,8 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
     for (const bool loss_there : {false, true}) {
       CAPTURE(strategy == Strategy::master, loss_there);
       const auto net = make();
+      std::optional<StreamGuard> guard;
+      if (loss_there) guard.emplace(new_stream("cuda:0"));
       // Through the host: fake GPUs have no NCCL.
       DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.strategy = strategy, .backend = "local"});
       compare(train(*net, {5, 6}, {5, 4},

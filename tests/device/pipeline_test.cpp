@@ -1,4 +1,5 @@
 // A pipeline over two CUDA devices: what the CPU trains alone.
+#include "tapestry/distributed/pipeline/internal/hand_over.h"
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
@@ -31,6 +32,9 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
     CAPTURE(schedule_name(schedule));
     const auto net = make();
+    // What one stage does in a stream of the caller's own, and the optimizer in the same, is in order.
+    std::optional<StreamGuard> guard;
+    if (schedule == Schedule::one_f_one_b) guard.emplace(new_stream("cuda:0"));
     nn::ReLU relu;
     Pipeline pipeline({{{net->fc1, relu, net->fc2}, "cuda:0"},
                        {[&](const Tensor& h) { return net->fc3(h.relu()); }, "cuda:1", {net->fc3}}},
@@ -66,4 +70,16 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
     const NoGradGuard no_grad;
     CHECK(allclose(y.cpu(), net->fc3(net->fc2(net->fc1(x).relu()).relu()), 1e-4, 1e-5));
   }
+}
+
+TEST_CASE("a tensor with gaps is handed over too") {
+  if (no_gpu(2)) return;
+  const Device first("cuda:0"), second("cuda:1");
+  const Ways out(first), in(second);
+  const Tensor host = randn({4, 6}, kCPU), x = host.to(first).narrow(1, 1, 3);
+  const Stream consumer = new_stream(second);
+  const Tensor y = hand_over(x, depart(first, out).get(), consumer, in);
+  const StreamGuard guard(consumer);
+  CHECK(y.device() == second);
+  CHECK(allclose(y.cpu(), host.narrow(1, 1, 3), 0, 0));
 }

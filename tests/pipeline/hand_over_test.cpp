@@ -45,7 +45,7 @@ TEST_CASE("what a GPU was given after a departure does not hold the tensor up, n
     const auto departure = depart(kFirst, first);
     gpus.launch(current_stream(kFirst), [&] { later = true; });
     const std::int64_t waits = gpus.host_waits();
-    const Tensor y = hand_over(x, departure.get(), kSecond, second);
+    const Tensor y = hand_over(x, departure.get(), current_stream(kSecond), second);
     CHECK(y.device() == kSecond);
     CHECK(gpus.host_waits() == waits);
     CHECK(gpus.copies_between() == 1);
@@ -67,6 +67,22 @@ TEST_CASE("what a GPU was given after a departure does not hold the tensor up, n
   }
 }
 
+TEST_CASE("the stream that wants a tensor waits for it, whichever that is") {
+  FakeGpus gpus(2);
+  {
+    const Ways first(kFirst), second(kSecond);
+    const Stream consumer = new_stream(kSecond);
+    const Tensor x = empty({kCount}, kFirst);
+    fill_later(gpus, x, 3);
+    const auto departure = depart(kFirst, first);
+    const Tensor y = hand_over(x, departure.get(), consumer, second);
+    const StreamGuard guard(consumer);
+    CHECK(value_of(y) == 3);
+    synchronize(kFirst);
+    synchronize(kSecond);
+  }
+}
+
 TEST_CASE("memory of what is handed over is not used again too early") {
   FakeGpus gpus(2);
   {
@@ -75,7 +91,7 @@ TEST_CASE("memory of what is handed over is not used again too early") {
     const void* const there = x.raw_data();
     fill_later(gpus, x, 3);
     auto departure = depart(kFirst, first);
-    Tensor y = hand_over(x, departure.get(), kSecond, second);
+    Tensor y = hand_over(x, departure.get(), current_stream(kSecond), second);
     x = {};
     // The sender's next tensor is written at once in its own stream, the copy done last of all.
     const Tensor next = empty({kCount}, kFirst);
@@ -90,7 +106,7 @@ TEST_CASE("memory of what is handed over is not used again too early") {
     gpus.launch(current_stream(kSecond), [from, to] { std::copy_n(from, kCount, to); });
     y = {};
     departure = depart(kFirst, first);
-    const Tensor z = hand_over(next, departure.get(), kSecond, second);
+    const Tensor z = hand_over(next, departure.get(), current_stream(kSecond), second);
     CHECK(z.raw_data() != from);
     first.out.synchronize();
     CHECK(value_of(sum) == 3);
@@ -105,5 +121,5 @@ TEST_CASE("what is on a CPU, or goes to one, is copied as ever") {
   const Ways cpu(kCPU), gpu(kFirst);
   CHECK(depart(kCPU, cpu) == nullptr);
   const Tensor x = full({kCount}, 5);
-  CHECK(hand_over(x, nullptr, kCPU, cpu).raw_data() == x.raw_data());
+  CHECK(hand_over(x, nullptr, current_stream(kCPU), cpu).raw_data() == x.raw_data());
 }

@@ -22,15 +22,23 @@ std::shared_ptr<const Departure> depart(Device device, const Ways& ways) {
   return departure;
 }
 
-Tensor hand_over(const Tensor& x, const Departure* departure, Device device, const Ways& ways) {
+Tensor hand_over(const Tensor& x, const Departure* departure, const Stream& consumer, const Ways& ways) {
   const NoGradGuard no_grad;
+  const Device device = consumer.device();
   if (!departure || device.is_cpu()) return x.to(device);
-  const Stream consumer = current_stream(device), out = departure->out;
+  const Stream out = departure->out;
+  const auto await = [&consumer](const Tensor& y, const Stream& arrival) {
+    Event arrived;
+    arrived.record(arrival);
+    consumer.wait(arrived);
+    record_stream(y, consumer);
+    return y;
+  };
   out.wait(departure->ready);
   record_stream(x, out);
   if (!is_dense(x)) {
     const StreamGuard guard(out);
-    return x.to(device);
+    return await(x.to(device), current_stream(device));
   }
   StorageRef memory;
   {
@@ -41,11 +49,7 @@ Tensor hand_over(const Tensor& x, const Departure* departure, Device device, con
   }
   const Tensor y = detail::make_tensor(std::move(memory), x.dtype(), x.sizes(), x.strides(), 0);
   cuda::copy_bytes_async(device, y.raw_data(), x.device(), x.raw_data(), x.nbytes(), out);
-  Event arrived;
-  arrived.record(out);
-  consumer.wait(arrived);
-  record_stream(y, consumer);
-  return y;
+  return await(y, out);
 }
 
 }  // namespace tapestry::distributed

@@ -21,9 +21,9 @@ struct Departure {
 /// What the current stream of the device was given so far. Null on a CPU.
 std::shared_ptr<const Departure> depart(Device device, const Ways& ways);
 
-/// `x` on `device`, not recorded. Between GPUs it is copied on streams of their own, as soon as it has
-/// departed: what the first was given later and the second earlier neither waits for it nor holds it up, as
-/// it does with Tensor::to(). What `device`'s current stream is given next waits; the host does not.
-Tensor hand_over(const Tensor& x, const Departure* departure, Device device, const Ways& ways);
+/// `x` on the consumer's device, not recorded. Between GPUs it is copied on streams of their own, as soon as
+/// it has departed: what the first was given later and the second earlier neither waits for it nor holds it
+/// up, as it does with Tensor::to(). What the consumer is given next waits; the host does not.
+Tensor hand_over(const Tensor& x, const Departure* departure, const Stream& consumer, const Ways& ways);
 
 }  // namespace tapestry::distributed

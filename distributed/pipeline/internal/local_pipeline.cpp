@@ -154,7 +154,6 @@ void LocalPipeline::work(Pass& pass, std::size_t device) const {
   const Device here = devices_[device];
   Context context = current_context();
   context.device = here;
-  context.stream = 0;
   if (!pass.loss_fn) context.grad_enabled = false;
   const ContextGuard guard(context);
   auto& [begin, end] = pass.times.devices[device];

@@ -51,9 +51,10 @@ std::vector<Tensor> StageGraphs::receive(const std::vector<Tensor>& tensors, int
     if (!t.defined() || t.device() == device) continue;
     bytes_received_ += static_cast<std::int64_t>(t.nbytes());
     if (departure && ways_ && device.is_cuda()) {
+      const Stream consumer = current_stream(device);
       departure->out.wait(departure->ready);  // what is timed begins there
       const StreamGuard guard(departure->out);
-      timed(Part::receive, micro_batch, t.device(), [&] { t = hand_over(t, departure, device, *ways_); });
+      timed(Part::receive, micro_batch, t.device(), [&] { t = hand_over(t, departure, consumer, *ways_); });
     } else {
       const NoGradGuard no_grad;
       timed(Part::receive, micro_batch, device, [&] { t = t.to(device); });
