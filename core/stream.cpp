@@ -1,5 +1,6 @@
 #include "tapestry/core/stream.h"
 
+#include <algorithm>
 #include <array>
 #include <thread>
 #include <utility>

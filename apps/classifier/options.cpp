@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <iostream>
+#include <limits>
+#include <sstream>
 #include <nlohmann/json.hpp>
 
 #include "tapestry/apps/common/run_folder.h"

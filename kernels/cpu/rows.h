@@ -2,6 +2,7 @@
 // Rows of a dense (outer, n, inner) array as the softmax family sees them: contiguous, in the type they are
 // computed in.
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "tapestry/kernels/cpu/exp.h"

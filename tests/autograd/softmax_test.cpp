@@ -1,5 +1,6 @@
 #include "tapestry/autograd/ops/softmax.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 

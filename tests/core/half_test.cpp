@@ -1,5 +1,6 @@
 #include "tapestry/core/half.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,6 @@
 // Every kernel that the CPU has, a CUDA device has, or there is a reason in the one list below.
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <vector>

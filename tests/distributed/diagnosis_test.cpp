@@ -1,5 +1,6 @@
 // What ranks are told when a collective does not complete: every case ends on every rank, within bounds, with
 // names.
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <iostream>

@@ -1,5 +1,6 @@
 #include "tapestry/distributed/comm/internal/staged.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "tapestry/core/cuda/copy.h"
