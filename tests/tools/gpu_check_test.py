@@ -328,10 +328,27 @@ class Benchmarks(Case):
         for ours, status in ((Talker("none [gemm] no kernel"), "no kernel"), (Talker("failed out of memory"), "failed"),
                              (Talker("ok 2"), "failed"), (Talker("ok 1", "failed died"), "failed")):
             self.assertEqual(self.bench(ours).measure(item)["status"], status)
-        self.assertEqual(self.bench(Talker("ok 1"), Talker("failed no torch")).measure(item)["status"], "not run")
         b = self.bench(Talker("ok 1"), copier=Talker("failed no torch"))
         self.assertEqual(self.saved()["copy"]["status"], "not run")
         self.assertFalse(b.can_copy)
+
+    def test_without_pytorch_ours_is_measured(self):
+        program = self.program("ours", "while read -r word rest; do [[ $word == start ]] && echo ok 1 || echo 0.5; done")
+        count = os.path.join(self.folder, "started")
+        peer = self.program("peer", f"echo >>{count}; while read -r line; do echo failed no torch; done")
+        works = ["linear f32 8 8 8", "gelu f32 1000", "eager_mul f32 5"] + [f"conv2d f32 {n}" for n in range(6)]
+        items = [bench.Item(works[0], 1.0), bench.Item(works[1], .95, 2), bench.Item(works[2], .5, kind="cost"),
+                 *(bench.Item(work, .85, mean_of="conv2d") for work in works[3:])]
+        with unittest.mock.patch.object(bench, "items", lambda: items):
+            bench.run(self.report(), [program], [peer], time.monotonic() + 60)
+        rows = self.saved()
+        for work in works:
+            self.assertEqual((rows[work]["status"], rows[work]["value"], rows[work]["ratio"]), ("measured", 0.5, None))
+            self.assertIn("PyTorch", rows[work]["note"])
+        self.assertFalse(rows["gelu f32 1000"]["reached"])
+        self.assertNotIn("conv2d: all layers", rows)
+        with open(count) as file:
+            self.assertEqual(len(file.readlines()), 1 + bench.MOST_SILENT)  # and the one that copies
 
     def test_turns(self):
         asked = []

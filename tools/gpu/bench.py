@@ -11,6 +11,7 @@ TURN_MS = 20.0  # that one turn should take
 MAX_CALLS = 500
 ANSWER_LIMIT = 60  # seconds, for one answer
 FIRST_LIMIT = 180  # that brings PyTorch with it
+MOST_SILENT = 3  # works in a row for which PyTorch is started once more
 
 # Largest difference of a sample, as a share of the largest sample: f32 sums of up to 8192 products in any order, bf16
 # results that were rounded in either program.
@@ -158,14 +159,14 @@ class Bench:
             return self.row(item, "failed", note=answer.removeprefix("failed "))
         theirs = self.peer.ask("start " + item.work, ANSWER_LIMIT)
         if not theirs.startswith("ok"):
-            return self.row(item, "not run", note="PyTorch: " + theirs)
+            return self.turns(item, {}, "PyTorch, to compare with: " + theirs)
         wrong = "" if self.fake else differs(answer, theirs, item.dtype)
         if wrong:
             return self.row(item, "failed", note=wrong)
-        return self.turns(item)
+        return self.turns(item, {"peer": self.peer})
 
-    def turns(self, item):
-        programs = {"ours": self.ours(), "peer": self.peer}
+    def turns(self, item, peers, alone=""):
+        programs = {"ours": self.ours(), **peers}
         if item.passes and self.can_copy:
             programs["copy"] = self.copier
         calls, times = {}, {name: [] for name in programs}
@@ -181,29 +182,36 @@ class Bench:
             if why is not None:
                 return self.row(item, "failed" if name == "ours" else "not run", note=f"{name}: {why}")
             times[name].append(time_of_call)
-        return self.judge(item, times)
+        return self.judge(item, times, alone)
 
-    def judge(self, item, times):
+    def judge(self, item, times, alone=""):
         median = {name: statistics.median(t) for name, t in times.items()}
-        note = f"median of {ROUNDS}, spread {spread(times['ours']):.0%} (peer {spread(times['peer']):.0%})"
-        fields = {"value": median["ours"], "unit": "ms", "peer": median["peer"], "peer_name": "PyTorch",
-                  "better": "<=" if item.kind == "cost" else ">=", "times": times}
+        notes = [f"median of {ROUNDS}, spread " + ", ".join(f"{name} {spread(t):.0%}" for name, t in times.items())]
+        fields = {"value": median["ours"], "unit": "ms", "better": "<=" if item.kind == "cost" else ">=",
+                  "ratio": None, "times": times}
         if item.kind == "cost":
             fields["unit"] = "ms of host time an operation"
-            fields["ratio"] = median["ours"] / median["peer"]
-        elif item.passes:
-            fields["ratio"] = None
+        if "peer" in median:
+            fields["peer"], fields["peer_name"] = median["peer"], "PyTorch"
+            speed = median["peer"] / median["ours"]
+            if not item.passes:
+                fields["ratio"] = 1 / speed if item.kind == "cost" else speed
+            else:
+                notes.append(f"{speed:.2f} times as fast as PyTorch")
+        if item.passes:
+            fields["gigabytes_a_second"] = bandwidth = item.gigabytes / median["ours"] * 1e3
             if "copy" in median:
-                bandwidth, copy = item.gigabytes / median["ours"] * 1e3, COPY_BYTES / 1e9 / median["copy"] * 1e3
+                fields["copy_gigabytes_a_second"] = copy = COPY_BYTES / 1e9 / median["copy"] * 1e3
                 fields["ratio"] = bandwidth / copy
-                fields["gigabytes_a_second"], fields["copy_gigabytes_a_second"] = bandwidth, copy
-                note = (f"{bandwidth:.0f} GB/s, copy {copy:.0f} GB/s: the ratio is of these; {note}; "
-                        f"{median['peer'] / median['ours']:.2f} times as fast as PyTorch")
-        else:
-            fields["ratio"] = median["peer"] / median["ours"]
-        if item.mean_of:
+                notes.insert(0, f"{bandwidth:.0f} GB/s, copy {copy:.0f} GB/s: the ratio is of these")
+            else:
+                notes.insert(0, f"{bandwidth:.0f} GB/s")
+        if alone:
+            notes.append(alone)
+        note = "; ".join(notes)
+        if item.mean_of and fields["ratio"]:
             self.ratios.setdefault(item.mean_of, []).append((item, fields["ratio"]))
-        else:
+        if not item.mean_of:
             fields["goal"] = item.goal
             fields["reached"] = fields["ratio"] is not None and (
                 fields["ratio"] <= item.goal if item.kind == "cost" else fields["ratio"] >= item.goal)
@@ -242,7 +250,7 @@ def run(report, ours_command, peer_command, deadline, fake=False):
 
     peer, copier = pytorch(), pytorch()
     bench = Bench(report, ours, peer, copier, fake)
-    over = "the phase's time was over"
+    over, silent = "the phase's time was over", 0
     for item in small_items() if fake else items():
         if time.monotonic() > deadline:
             bench.row(item, "not run", note=over)
@@ -254,9 +262,10 @@ def run(report, ours_command, peer_command, deadline, fake=False):
         # After an error on the GPU a process gets nothing but errors: the next work has another.
         if row["status"] == "failed":
             ours().close()
-        elif row["status"] == "not run":
+        silent = 0 if "peer" in row else silent + (row["status"] in ("measured", "not run"))
+        if silent:
             peer.close()
-        if not peer.alive:
+        if not peer.alive and silent < MOST_SILENT:
             bench.peer = peer = pytorch()
         if bench.can_copy and not copier.alive:
             bench.copier = copier = pytorch()

@@ -114,6 +114,8 @@ class Dialogue:
 
     def ask(self, line, limit):
         """Its answer; `failed ...` if it ends or does not answer in time, and then it is no more."""
+        if self.closed:
+            return "failed it was not started again"
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
