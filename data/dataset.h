@@ -1,9 +1,11 @@
 #pragma once
 // Datasets: a size, and samples by index.
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "tapestry/core/tensor.h"
@@ -127,12 +129,32 @@ std::vector<Subset<typename D::ExampleType>> random_split(const D& dataset,
   using E = typename D::ExampleType;
   return random_split<E>(std::shared_ptr<const Dataset<E>>(std::make_shared<D>(dataset)), lengths, seed);
 }
+template <class D>
+std::vector<Subset<typename D::ExampleType>> random_split(const std::shared_ptr<D>& dataset,
+                                                          const std::vector<std::int64_t>& lengths,
+                                                          std::uint64_t seed = 0) {
+  using E = typename D::ExampleType;
+  return random_split<E>(std::shared_ptr<const Dataset<E>>(dataset), lengths, seed);
+}
 /// By fractions that add up to 1.
 template <class D>
 std::vector<Subset<typename D::ExampleType>> random_split(const D& dataset,
                                                           const std::vector<double>& fractions,
                                                           std::uint64_t seed = 0) {
   return random_split(dataset, detail::split_lengths(dataset.size(), fractions), seed);
+}
+template <class D>
+std::vector<Subset<typename D::ExampleType>> random_split(const std::shared_ptr<D>& dataset,
+                                                          const std::vector<double>& fractions,
+                                                          std::uint64_t seed = 0) {
+  return random_split(dataset, detail::split_lengths(dataset->size(), fractions), seed);
+}
+/// `random_split(dataset, {50000, 10000})`, `random_split(dataset, {0.8, 0.2})`
+template <class D, class Number>
+requires std::is_arithmetic_v<Number>
+auto random_split(const D& dataset, std::initializer_list<Number> parts, std::uint64_t seed = 0) {
+  using Part = std::conditional_t<std::is_floating_point_v<Number>, double, std::int64_t>;
+  return random_split(dataset, std::vector<Part>(parts.begin(), parts.end()), seed);
 }
 
 }  // namespace tapestry::data

@@ -114,6 +114,9 @@ TEST_CASE("Subset, ConcatDataset and random_split") {
   CHECK(is_permutation_of(all, 10));
   CHECK(random_split(*base, std::vector<std::int64_t>{7, 3}, 5)[1].indices() == parts[1].indices());
   CHECK(random_split(*base, std::vector<std::int64_t>{7, 3}, 6)[0].indices() != parts[0].indices());
+  CHECK(random_split(*base, {7, 3}, 5)[1].indices() == parts[1].indices());
+  CHECK(random_split(base, {7, 3}, 5)[1].indices() == parts[1].indices());  // shared, as a DataLoader takes it
+  CHECK(random_split(base, {0.7, 0.3}, 5)[1].indices() == parts[1].indices());
   const auto thirds = random_split(*base, std::vector<double>{1.0 / 3, 1.0 / 3, 1.0 / 3});
   CHECK(thirds[0].size() == 4);
   CHECK(thirds[1].size() == 3);
