@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "tapestry/core/error.h"
+#include "tapestry/apps/common/command_line.h"
 
 namespace apps {
 
@@ -31,11 +31,6 @@ struct Options {
   bool allow_nan = false;
   std::string run_dir;  // empty: a new one; not saved, nor is what follows
   bool resume = false;
-};
-
-/// A command line that makes no sense. main's exit status is then 2.
-class UsageError : public tapestry::Error {
-  using Error::Error;
 };
 
 /// Parses the command line. Nothing when it asked for --help, which is then printed. With --resume the

@@ -1,63 +1,73 @@
 #pragma once
-// What the small programs' command lines share. Sees CLI11: for their main.cpp.
-#include <CLI/CLI.hpp>
+// What the small programs' command lines share. CLI11 parses them, and is seen by command_line.cpp alone:
+// under sanitizers its headers take longer to compile than a program does.
 #include <charconv>
-#include <cstdio>
-#include <exception>
+#include <functional>
+#include <memory>
 #include <string>
-#include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "tapestry/core/error.h"
 
 namespace apps {
 
-/// Accepts numbers of type T from `low` to `high`. Stricter than CLI11's own, which takes nan for any of them
-/// and -1 for an unsigned one.
-template <class T>
-CLI::Validator between(T low, T high) {
-  return {[=](const std::string& text) -> std::string {
-            T value{};
-            const char* const end = text.data() + text.size();
-            const auto [stop, error] = std::from_chars(text.data(), end, value);
-            if (error == std::errc() && stop == end && low <= value && value <= high) return "";
-            return tapestry::concat({text, " is not a number from ", low, " to ", high});
-          },
-          ""};
-}
+/// A command line that makes no sense. The exit status is then 2.
+class UsageError : public tapestry::Error {
+  using Error::Error;
+};
 
-/// Parses, then runs `program()`, whose result is the exit status: 0 also for --help, 1 for an error, 2 for
-/// wrong options. Errors go to standard error.
-template <class F>
-int run(CLI::App& app, int argc, char** argv, const F& program) {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a launcher that reads it sees each line when it is there
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::ParseError& e) {
-    for (int i = 1; i < argc; ++i) {
-      const std::string_view option =
-          std::string_view(argv[i]).substr(0, std::string_view(argv[i]).find('='));
-      if (option != "--local_rank" && option != "--local-rank") continue;
-      std::fprintf(
-          stderr,
-          "error: [%s] %s: nobody passes it here: the launcher sets LOCAL_RANK, and the program reads it; "
-          "start it with tapestry-run --nproc-per-node N, and leave the option out\n",
-          app.get_name().c_str(), argv[i]);
-      return 2;
-    }
-    std::fprintf(stderr, "error: [%s] %s; %s --help lists the options\n", app.get_name().c_str(), e.what(),
-                 app.get_name().c_str());
-    return 2;
-  }
-  try {
-    return program();
-  } catch (const std::exception& e) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
+/// What values an option takes.
+struct Check {
+  std::function<std::string(const std::string&)>
+      fault;               ///< what is wrong with a value; nothing if all is well
+  std::string shown = {};  ///< in --help
+};
+
+/// Numbers of type T from `low` to `high`: not nan, nor -1 for an unsigned one.
+template <class T>
+Check between(T low, T high) {
+  return {[=](const std::string& text) -> std::string {
+    T value{};
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error == std::errc() && stop == end && low <= value && value <= high) return "";
+    return tapestry::concat({text, " is not a number from ", low, " to ", high});
+  }};
 }
+Check one_of(const std::vector<std::string>& names);
+
+struct OptionRules {
+  Check check = {};
+  int count = 0;           ///< of values that a list has to have; 0: one or more
+  bool commas = false;     ///< between values of a list, too
+  bool last_wins = false;  ///< where it is given twice, which is an error otherwise
+  bool hidden = false;     ///< not in --help
+};
+
+class CommandLine {
+ public:
+  CommandLine(std::string name, const std::string& about);
+  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  /// An option "--name VALUE" for a number, a text, an optional number, or a list of int or text; for a bool
+  /// it has no value. What `value` holds is the default, which --help shows.
+  template <class T>
+  void add(const std::string& name, T& value, const std::string& text, const OptionRules& rules = {});
+  /// The last lines of --help.
+  void footer(const std::string& text);
+  /// After parsing: the option was there.
+  bool given(const std::string& name) const;
+
+  /// Parses, then runs `program()`, whose result is the exit status: 0 also for --help, 1 for an error, 2 for
+  /// wrong options (UsageError, where the program finds it). Errors go to standard error.
+  int run(int argc, char** argv, const std::function<int()>& program);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace apps

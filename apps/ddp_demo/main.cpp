@@ -85,14 +85,12 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app{"Trains the smallest example on random images, on one rank or several.", "ddp_demo"};
-  app.option_defaults()->always_capture_default();
-  const auto count = apps::between<std::int64_t>(1, 1'000'000'000);
-  app.add_option("--gpu_id", o.gpu_id,
-                 "GPUs to use, such as 0,2; all if not given; the CPU where there is none");
-  app.add_option("--batchSize", o.batch_size, "Images a step, on each rank")->check(count);
-  app.add_option("--epochs", o.epochs, "Passes over the images")->check(apps::between(1, 1'000'000));
-  app.add_option("--dataset-size", o.dataset_size, "Images, all ranks together")->check(count);
-  app.add_option("--num-classes", o.num_classes, "Classes; every label is the first one")->check(count);
-  return apps::run(app, argc, argv, [&] { return train(o); });
+  apps::CommandLine line("ddp_demo", "Trains the smallest example on random images, on one rank or several.");
+  const apps::OptionRules count{.check = apps::between<std::int64_t>(1, 1'000'000'000)};
+  line.add("--gpu_id", o.gpu_id, "GPUs to use, such as 0,2; all if not given; the CPU where there is none");
+  line.add("--batchSize", o.batch_size, "Images a step, on each rank", count);
+  line.add("--epochs", o.epochs, "Passes over the images", {.check = apps::between(1, 1'000'000)});
+  line.add("--dataset-size", o.dataset_size, "Images, all ranks together", count);
+  line.add("--num-classes", o.num_classes, "Classes; every label is the first one", count);
+  return line.run(argc, argv, [&] { return train(o); });
 }

@@ -73,20 +73,16 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app{"Trains a model whose two halves are on two devices, on one batch of random images.",
-               "model_parallel"};
-  app.option_defaults()->always_capture_default();
-  const auto count = apps::between<std::int64_t>(1, 1'000'000);
-  app.add_option(
-         "--devices", o.devices,
-         "Where the two parts go, such as cuda:0 cuda:1 or cpu:0 cpu:1; if not given, two GPUs or two "
-         "logical devices of the CPU")
-      ->expected(2);
-  app.add_option("--batch-size", o.batch_size, "Images")->check(count);
-  app.add_option("--image-size", o.image_size, "Their height and width")
-      ->check(apps::between<std::int64_t>(16, 10'000));
-  app.add_option("--steps", o.steps, "Steps of training")->check(apps::between(1, 1'000'000));
-  app.add_option("--seed", o.seed, "Of weights and images")
-      ->check(apps::between<std::uint64_t>(0, UINT64_MAX));
-  return apps::run(app, argc, argv, [&] { return train(o); });
+  apps::CommandLine line(
+      "model_parallel", "Trains a model whose two halves are on two devices, on one batch of random images.");
+  line.add("--devices", o.devices,
+           "Where the two parts go, such as cuda:0 cuda:1 or cpu:0 cpu:1; if not given, two GPUs or two "
+           "logical devices of the CPU",
+           {.count = 2});
+  line.add("--batch-size", o.batch_size, "Images", {.check = apps::between<std::int64_t>(1, 1'000'000)});
+  line.add("--image-size", o.image_size, "Their height and width",
+           {.check = apps::between<std::int64_t>(16, 10'000)});
+  line.add("--steps", o.steps, "Steps of training", {.check = apps::between(1, 1'000'000)});
+  line.add("--seed", o.seed, "Of weights and images", {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
+  return line.run(argc, argv, [&] { return train(o); });
 }

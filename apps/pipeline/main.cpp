@@ -243,28 +243,25 @@ int run(Options o, bool stages_given) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app{"Trains a model in stages on several devices, and says how long they waited for each other.",
-               "pipeline"};
-  app.option_defaults()->always_capture_default();
-  const CLI::Option* const stages =
-      app.add_option("--stages", o.stages, "Stages, each on a device; a job of several ranks has one a rank")
-          ->check(apps::between(1, kMaxDevices));
-  app.add_option("--micro-batches", o.micro_batches, "Into how many a batch is cut; several for a table")
-      ->check(apps::between(1, 10'000));
-  app.add_option("--schedule", o.schedules, "gpipe, 1f1b or zero-bubble; several for a table")
-      ->check(CLI::IsMember({"gpipe", "1f1b", "zero-bubble"}));
-  app.add_option("--devices", o.devices,
-                 "Of the stages in turn, such as cuda:0 cuda:1; fewer than stages come round again. If not "
-                 "given, GPUs if there are enough, or logical devices of the CPU");
-  app.add_option("--batch-size", o.batch_size, "Samples")->check(apps::between<std::int64_t>(1, 1'000'000));
-  app.add_option("--width", o.width, "Features of each layer")
-      ->check(apps::between<std::int64_t>(1, 100'000));
-  app.add_option("--layers", o.layers, "Of each stage")->check(apps::between(1, 1000));
-  app.add_option("--steps", o.steps, "Steps of training that are measured")
-      ->check(apps::between(1, 1'000'000));
-  app.add_option("--seed", o.seed, "Of weights and samples")
-      ->check(apps::between<std::uint64_t>(0, UINT64_MAX));
-  app.add_flag("--checkpoint", o.checkpoint, "Keep no activations, compute them again in backward");
-  app.add_option("--svg", o.svg, "File for a picture of the last step");
-  return apps::run(app, argc, argv, [&] { return run(o, stages->count() > 0); });
+  apps::CommandLine line(
+      "pipeline",
+      "Trains a model in stages on several devices, and says how long they waited for each other.");
+  line.add("--stages", o.stages, "Stages, each on a device; a job of several ranks has one a rank",
+           {.check = apps::between(1, kMaxDevices)});
+  line.add("--micro-batches", o.micro_batches, "Into how many a batch is cut; several for a table",
+           {.check = apps::between(1, 10'000)});
+  line.add("--schedule", o.schedules, "gpipe, 1f1b or zero-bubble; several for a table",
+           {.check = apps::one_of({"gpipe", "1f1b", "zero-bubble"})});
+  line.add("--devices", o.devices,
+           "Of the stages in turn, such as cuda:0 cuda:1; fewer than stages come round again. If not "
+           "given, GPUs if there are enough, or logical devices of the CPU");
+  line.add("--batch-size", o.batch_size, "Samples", {.check = apps::between<std::int64_t>(1, 1'000'000)});
+  line.add("--width", o.width, "Features of each layer", {.check = apps::between<std::int64_t>(1, 100'000)});
+  line.add("--layers", o.layers, "Of each stage", {.check = apps::between(1, 1000)});
+  line.add("--steps", o.steps, "Steps of training that are measured", {.check = apps::between(1, 1'000'000)});
+  line.add("--seed", o.seed, "Of weights and samples",
+           {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
+  line.add("--checkpoint", o.checkpoint, "Keep no activations, compute them again in backward");
+  line.add("--svg", o.svg, "File for a picture of the last step");
+  return line.run(argc, argv, [&] { return run(o, line.given("--stages")); });
 }

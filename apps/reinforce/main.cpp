@@ -98,20 +98,19 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app{"Teaches a policy to balance a pole on a cart, by policy gradient.", "reinforce"};
-  app.option_defaults()->always_capture_default();
-  app.add_option("--seed", o.seed, "Of initial weights, environments and actions")
-      ->check(apps::between<std::uint64_t>(0, ~std::uint64_t{0}));
-  app.add_option("--episodes", o.episodes, "Played side by side for each update, on each rank")
-      ->check(apps::between(1, 100'000));
-  app.add_option("--updates", o.updates, "At most; it ends when ten in a row had a mean return of 475")
-      ->check(apps::between(1, 1'000'000));
-  app.add_option("--lr", o.lr, "Learning rate of Adam")->check(apps::between(1e-9, 10.0));
-  app.add_option("--discount", o.discount, "What a reward one step later is worth")
-      ->check(apps::between(0.0, 0.9999));
-  app.add_option("--test-episodes", o.test_episodes, "Played at the end, always with the likelier action")
-      ->check(apps::between(1, 100'000));
-  app.add_option("--save", o.save, "File for the policy, in safetensors");
-  app.footer("Exit status: 0 goal reached, 1 failed, 2 wrong options, 3 goal not reached.");
-  return apps::run(app, argc, argv, [&] { return train(o); });
+  apps::CommandLine line("reinforce", "Teaches a policy to balance a pole on a cart, by policy gradient.");
+  line.add("--seed", o.seed, "Of initial weights, environments and actions",
+           {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
+  line.add("--episodes", o.episodes, "Played side by side for each update, on each rank",
+           {.check = apps::between(1, 100'000)});
+  line.add("--updates", o.updates, "At most; it ends when ten in a row had a mean return of 475",
+           {.check = apps::between(1, 1'000'000)});
+  line.add("--lr", o.lr, "Learning rate of Adam", {.check = apps::between(1e-9, 10.0)});
+  line.add("--discount", o.discount, "What a reward one step later is worth",
+           {.check = apps::between(0.0, 0.9999)});
+  line.add("--test-episodes", o.test_episodes, "Played at the end, always with the likelier action",
+           {.check = apps::between(1, 100'000)});
+  line.add("--save", o.save, "File for the policy, in safetensors");
+  line.footer("Exit status: 0 goal reached, 1 failed, 2 wrong options, 3 goal not reached.");
+  return line.run(argc, argv, [&] { return train(o); });
 }

@@ -135,17 +135,17 @@ TEST_CASE("Ctrl-C ends it, and what it started") {
 
 TEST_CASE("a mode that fails is named, the others are shown, and the status says so") {
   const tests::TempDir folder;
-  // cnn has six blocks: no part of six can be one of the two.
-  const Ended ended = compare(tiny(
-      {"--modes", "model,dp-replicated", "--split", "1,6", "--dtype", "f32", "--json", folder / "r.json"}));
+  setenv("TAPESTRY_TIMEOUT_S", "soon", 1);  // only groups of processes read it
+  const Ended ended = compare(tiny({"--modes", "ddp,model", "--json", folder / "r.json"}));
+  unsetenv("TAPESTRY_TIMEOUT_S");
   INFO(ended.out << ended.err);
   CHECK(ended.status == 1);
-  CHECK_THAT(ended.err, ContainsSubstring("[compare] model: it ended with exit code 1"));
-  CHECK_THAT(ended.err, ContainsSubstring("cnn has 6"));
+  CHECK_THAT(ended.err, ContainsSubstring("[compare] ddp: it ended with exit code 1"));
+  CHECK_THAT(ended.err, ContainsSubstring("TAPESTRY_TIMEOUT_S"));
   CHECK_THAT(ended.out, ContainsSubstring("failed"));
-  CHECK_THAT(ended.out, ContainsSubstring("dp-replicated"));
+  CHECK_THAT(ended.out, ContainsSubstring("model"));
   const json modes = json::parse(tests::read_file(folder / "r.json")).at("modes");
-  CHECK_THAT(modes.at(1).at("error").get<std::string>(), ContainsSubstring("cnn has 6"));
+  CHECK_THAT(modes.at(1).at("error").get<std::string>(), ContainsSubstring("TAPESTRY_TIMEOUT_S"));
   CHECK_FALSE(modes.at(1).contains("step_ms"));
   CHECK(modes.at(2).at("step_ms").get<double>() > 0);
 }
@@ -160,6 +160,7 @@ TEST_CASE("a mode that does not end is ended") {
 
 TEST_CASE("wrong options are named before anything runs") {
   const tests::TempDir folder;
+  const std::string name = folder.path().filename();
   struct Wrong {
     std::vector<std::string> arguments;
     int status;
@@ -175,14 +176,19 @@ TEST_CASE("wrong options are named before anything runs") {
       {{"--dtype", "bf16"}, 2, "--dtype"},
       {{"--timeout", "0"}, 2, "--timeout"},
       {{"--bogus"}, 2, "--bogus"},
-      {{"--devices", "9", "--batch-size", "8"}, 1, "9 devices for a batch of 8"},
-      {{"--micro-batches", "9", "--batch-size", "8"}, 1, "9 micro-batches"},
-      {{"--split", "1,2,2"}, 1, "3 parts for 2 devices"},
-      {{"--predict-devices", "12"}, 1, "12 simulated devices for a batch of 11"},
+      {{"--devices", "9", "--batch-size", "8"}, 2, "9 devices for a batch of 8"},
+      {{"--micro-batches", "9", "--batch-size", "8"}, 2, "9 micro-batches"},
+      {{"--split", "1,2,2"}, 2, "3 parts for 2 devices"},
+      {{"--predict-devices", "12"}, 2, "12 simulated devices for a batch of 11"},
       {{"--predict-devices", "65"}, 2, "--predict-devices"},
-      {{"--link-bandwidth-gbs", "1"}, 1, "give --predict-devices too"},
+      {{"--link-bandwidth-gbs", "1"}, 2, "give --predict-devices too"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
       {{"--predict-devices", "4", "--link-latency-us", "-1"}, 2, "--link-latency-us"},
+      {{"--split", "100,100"}, 2, "--split deals out 200 blocks; cnn has 6: give numbers that add up to it"},
+      {{"--json", folder / "r", "--html", folder / ("../" + name + "/r")},
+       2,
+       "--json and --html are one place"},
+      {{"--html", folder / "r", "--svg", folder / "r"}, 2, "--html and --svg are one place"},
       {{"--json", folder / "none/r.json"}, 1, "none"},
       {{"--html", folder / "none/r.html"}, 1, "none"},
       {{"--svg", "/dev/null/svg"}, 1, "/dev/null/svg"},
