@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 
+#include "tapestry/apps/compare/timing.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/cuda/device.h"
@@ -31,17 +32,6 @@ constexpr std::int64_t kSmallest = std::int64_t{1} << 14;
 std::int64_t largest_message(const WatchedModel& model) {
   const auto bucket = static_cast<std::int64_t>(ReducerOptions().bucket_cap_bytes);
   return std::max(8 * kSmallest, std::min(bucket, model.parameter_bytes()));
-}
-
-double seconds_of(const std::function<void()>& task) {
-  const Clock::time_point began = Clock::now();
-  task();
-  return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 double median_of(int times, const std::function<double()>& measured) {
@@ -123,6 +113,74 @@ void measure_parameters(Link& link, const Workload& w,
   link.add = line_through(link.add.latency_s, count, bytes, median(std::move(added)));
 }
 
+// The most of each of these values among the ranks.
+std::vector<double> most(ProcessGroup& group, Device device, const std::vector<double>& values) {
+  const Tensor all = tensor(values, {DType::f64, device});
+  group.all_reduce(all, ReduceOp::max).wait();
+  std::vector<double> result;
+  for (std::int64_t i = 0; i < all.numel(); ++i) result.push_back(all.select(0, i).item());
+  return result;
+}
+
+// A bucket a block, into which its gradients are copied when they are there, as Reducer does it.
+class Buckets : public Watcher {
+ public:
+  bool posts = false;  // whether the ranks average them meanwhile, all but the last
+
+  Buckets(const WatchedModel& model, ProcessGroup& group) : model_(model), group_(group) {
+    for (std::size_t k = 0; k < model.count(); ++k) {
+      std::int64_t elements = 0;
+      for (const nn::Parameter& p : model.block(k).module->parameters()) elements += p->numel();
+      buckets_.push_back(zeros({elements}, {model.parameters()[0]->dtype(), model.device()}));
+    }
+  }
+
+  void enter(Activity activity, std::size_t k) override {
+    if (activity == Activity::forward && k == 0) works_.clear();
+    if (activity != Activity::backward || k + 1 >= model_.count()) return;
+    fill(k + 1);
+    if (posts) works_.push_back(average(k + 1));
+  }
+  void fill(std::size_t k) {
+    const NoGradGuard no_grad;
+    std::int64_t begin = 0;
+    for (const nn::Parameter& p : model_.block(k).module->parameters()) {
+      buckets_[k].narrow(0, begin, p->numel()).reshape(p->sizes()).copy_(p->grad());
+      begin += p->numel();
+    }
+  }
+  void average_all() {
+    for (std::size_t k = model_.count(); k-- > 0;) works_.push_back(average(k));
+    for (const Work& work : works_) work.wait();
+    synchronize(model_.device());
+  }
+  // How long those took that were posted, from when the last rank had got to each.
+  double posted_s() const {
+    std::vector<double> shortest;
+    for (const Work& work : works_) {
+      work.wait();
+      shortest.push_back(-std::chrono::duration<double>(work.finished() - work.started()).count());
+    }
+    if (shortest.empty()) return 0;
+    double sum = 0;
+    for (const double s : most(group_, model_.device(), shortest)) sum -= s;
+    return sum;
+  }
+  double posted_bytes() const {
+    double bytes = 0;
+    for (std::size_t k = 1; k < buckets_.size(); ++k) bytes += static_cast<double>(buckets_[k].nbytes());
+    return bytes;
+  }
+
+ private:
+  Work average(std::size_t k) { return group_.all_reduce(buckets_[k], ReduceOp::mean); }
+
+  const WatchedModel& model_;
+  ProcessGroup& group_;
+  std::vector<Tensor> buckets_;
+  std::vector<Work> works_;
+};
+
 }  // namespace
 
 AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Workload& w) {
@@ -130,8 +188,7 @@ AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Wor
   if (group.size() == 1) return result;
   const Device device = model.device();
   const DeviceGuard guard(device);
-  const std::int64_t largest = largest_message(model);
-  const auto reduce_s = [&](std::int64_t bytes) {
+  const Line line = measured_line(largest_message(model), [&](std::int64_t bytes) {
     const Tensor t = bytes_on(device, bytes);
     synchronize(device);
     group.barrier().wait();
@@ -139,45 +196,42 @@ AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Wor
       group.all_reduce(t, ReduceOp::mean).wait();
       synchronize(device);
     });
-  };
-  result.message = ring_message(measured_line(largest, reduce_s), group.size());
+  });
 
-  // Passes of the model, alone and beside means that end before them.
-  Watcher nobody;
+  // By block: a bucket, what its mean takes once all are filled, and beside backward.
+  Buckets buckets(model, group);
   const std::int64_t share = distributed::shares_of(w.batch_size, static_cast<std::size_t>(w.devices))[0];
-  const auto passes = [&](int count) {
-    return seconds_of([&] {
-      for (int i = 0; i < count; ++i) {
-        model.forward(share, nobody);
-        model.backward();
-      }
+  const auto pass = [&](bool posts) {
+    group.barrier().wait();
+    buckets.posts = posts;
+    const double own_s = seconds_of([&] {
+      model.forward(share, buckets);
+      model.backward();
+      buckets.fill(0);
+      synchronize(device);
     });
+    return most(group, device, {own_s})[0];
   };
-  passes(1);
-  const double mean_s = ring_time(result.message, static_cast<double>(largest), group.size());
-  const Tensor agreed = tensor({mean_s, passes(1)}, {DType::f64, device});
-  group.broadcast(agreed).wait();  // all do as much as the first rank
-  constexpr double kLongerBeside = 4;
-  const double share_of_pass = kLongerBeside * agreed.select(0, 0).item() / agreed.select(0, 1).item();
-  const int means = std::clamp(static_cast<int>(1 / share_of_pass), 1, 8);
-  const int count = std::max(1, static_cast<int>(std::ceil(means * share_of_pass)));
-  std::vector<Tensor> buckets;
-  for (int i = 0; i < means; ++i) buckets.push_back(bytes_on(device, largest));
-  std::vector<double> longer, means_s;
-  for (int i = 0; i < 5; ++i) {  // alone and beside in turn, so that both see the same machine
+  pass(false);
+  constexpr int kPasses = 7;
+  std::vector<double> after_s, longer, beside_s;
+  for (int i = 0; i < kPasses; ++i) {  // in turn, so that all see the same machine
+    const double alone = pass(false);
     group.barrier().wait();
-    const double alone = passes(count);
-    group.barrier().wait();
-    const Clock::time_point began = Clock::now();
-    std::vector<Work> works;
-    for (const Tensor& t : buckets) works.push_back(group.all_reduce(t, ReduceOp::mean));
-    longer.push_back(passes(count) - alone);
-    for (const Work& work : works) work.wait();
-    means_s.push_back(std::chrono::duration<double>(works.back().finished() - began).count());
+    after_s.push_back(seconds_of([&] { buckets.average_all(); }));
+    longer.push_back(pass(true) - alone);
+    beside_s.push_back(buckets.posted_s());
   }
-  const double beside_s = median(means_s);
-  result.slower_beside = std::max(1.0, beside_s / (means * mean_s));
-  result.stops_compute = std::clamp(median(longer) / beside_s, 0.0, 1.0);
+  const auto count = static_cast<double>(model.count()), bytes = static_cast<double>(model.parameter_bytes());
+  // What backward has just computed is no faster than what was just filled with zeros.
+  const Line after = line_through(line.latency_s, count, bytes, median(std::move(after_s)));
+  const Line all_reduce = {line.latency_s, std::max(line.s_per_byte, after.s_per_byte)};
+  result.message = ring_message(all_reduce, group.size());
+  const double beside = median(std::move(beside_s));
+  if (beside == 0) return result;
+  result.slower_beside = std::max(
+      1.0, beside / ((count - 1) * all_reduce.latency_s + buckets.posted_bytes() * all_reduce.s_per_byte));
+  result.stops_compute = std::clamp(median(std::move(longer)) / beside, 0.0, 1.0);
   return result;
 }
 

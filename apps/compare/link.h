@@ -11,9 +11,9 @@ namespace apps::compare {
 /// that costs nothing if there is one device. `ranks` is left out.
 Link measure_link(const Workload& workload);
 
-/// Means over the group's ranks of up to as many bytes as a bucket of the model has, alone; and beside
-/// forward and backward passes of it with a device's share of the batch. Collective, each rank with the model
-/// on its device; the first rank's times count.
+/// Means over the group's ranks of up to as many bytes as a bucket of the model has; then, around backward
+/// passes with a device's share of the batch, of buckets that its gradients were copied into: after such a
+/// pass, and beside it. Collective, each rank with the model on its device; the first rank's result counts.
 AllReduce measure_all_reduce(tapestry::distributed::ProcessGroup& group, WatchedModel& model,
                              const Workload& workload);
 

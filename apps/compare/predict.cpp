@@ -5,10 +5,13 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
+#include "tapestry/apps/compare/case.h"
+#include "tapestry/apps/compare/peak_memory.h"
 #include "tapestry/apps/compare/split.h"
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/data_parallel/steps.h"
 #include "tapestry/distributed/ddp/bucket.h"
 #include "tapestry/distributed/ddp/reducer.h"
 #include "tapestry/distributed/pipeline/schedule.h"
@@ -20,172 +23,14 @@ using namespace tapestry::distributed;
 
 namespace {
 
-using Kind = Action::Kind;
-
-struct Part {
-  std::size_t begin = 0, end = 0;  // of the blocks
-};
-
-// Everything that a prediction is made from.
-struct Case {
-  const Profile& profile;
-  const Link& link;
-  const Workload& workload;
-
-  std::size_t count() const { return profile.blocks.size(); }
-  Part whole() const { return {0, count()}; }
-  double batch() const { return static_cast<double>(workload.batch_size); }
-  int devices() const { return workload.devices; }
-  // By device; the first ones may have one sample more than the others.
-  std::vector<double> shares() const {
-    const auto parts = shares_of(workload.batch_size, static_cast<std::size_t>(workload.devices));
-    return {parts.begin(), parts.end()};
-  }
-  bool on_gpus() const { return workload.device_type == tapestry::DeviceType::cuda; }
-
-  template <class F>
-  double sum(Part part, const F& of) const {
-    double total = 0;
-    for (std::size_t k = part.begin; k < part.end; ++k) total += of(profile.blocks[k]);
-    return total;
-  }
-  double forward(Part part, double n) const {
-    return sum(part, [&](const BlockProfile& b) { return b.forward_s.at(n); });
-  }
-  double backward(Part part, double n) const {
-    return sum(part, [&](const BlockProfile& b) { return b.backward_s.at(n); });
-  }
-  double update(Part part) const {
-    return sum(part, [](const BlockProfile& b) { return b.update_s; });
-  }
-  double parameters(Part part) const {
-    return sum(part, [](const BlockProfile& b) { return static_cast<double>(b.all_parameter_bytes()); });
-  }
-  double tensors() const {
-    return sum(whole(), [](const BlockProfile& b) { return static_cast<double>(b.parameter_bytes.size()); });
-  }
-  double largest_parameter() const {
-    std::int64_t most = 0;
-    for (const BlockProfile& b : profile.blocks)
-      for (const std::int64_t bytes : b.parameter_bytes) most = std::max(most, bytes);
-    return static_cast<double>(most);
-  }
-  double output_bytes(double n) const { return profile.blocks.back().output_bytes.at(n); }
-  // Into a part of the model; of the first one, images.
-  double input_bytes(std::size_t block, double n) const {
-    return block == 0 ? profile.image_bytes * n : profile.blocks[block - 1].output_bytes.at(n);
-  }
-};
-
-// ---- memory ----
-
-struct MemoryCase {
-  Part part;
-  double samples = 0;           // of a micro-batch
-  std::vector<Action> actions;  // of this device, in their order
-  double data = 0;              // the batch
-  bool has_loss = true, keeps_input = false, has_buckets = false;
-  bool in_halves = false;  // backward is only the first one
-};
-
-// Follows a device through its actions, and keeps the moment at which it holds most.
-class Watermark {
- public:
-  Watermark(const Case& c, const MemoryCase& m) : case_(c), m_(m) {
-    now_.parameters = c.parameters(m.part);
-    now_.data = m.data;
-    if (m.has_buckets) now_.buckets = c.parameters(m.part);
-    note(0);
-  }
-  MemoryItems run() {
-    for (const Action& action : m_.actions)
-      if (action.kind == Kind::forward) forward();
-      else if (!m_.in_halves) backward();
-      else if (action.kind == Kind::backward) backward_of_inputs();
-      else backward_of_weights();
-    return peak_;
-  }
-
- private:
-  void note(double workspace) {
-    now_.workspace = workspace;
-    if (now_.total() > peak_.total()) peak_ = now_;
-  }
-  void forward() {
-    if (m_.keeps_input) now_.activations += case_.input_bytes(m_.part.begin, m_.samples);
-    for (std::size_t k = m_.part.begin; k < m_.part.end; ++k) forward_of(case_.profile.blocks[k]);
-    if (m_.has_loss) forward_of(case_.profile.loss);
-  }
-  void forward_of(const BlockProfile& b) {
-    now_.activations += b.kept_bytes.at(m_.samples);
-    note(b.forward_extra_bytes.at(m_.samples));
-  }
-  void backward() {
-    if (m_.has_loss) backward_of(case_.profile.loss);
-    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) backward_of(case_.profile.blocks[k]);
-    if (m_.keeps_input) now_.activations -= case_.input_bytes(m_.part.begin, m_.samples);
-    has_gradients_ = true;
-  }
-  void backward_of(const BlockProfile& b) {
-    note(b.output_bytes.at(m_.samples) + b.backward_extra_bytes.at(m_.samples));
-    now_.activations -= b.kept_bytes.at(m_.samples);
-    hold_gradients(b);
-  }
-  void hold_gradients(const BlockProfile& b) {
-    if (!m_.has_buckets && !has_gradients_) now_.gradients += static_cast<double>(b.all_parameter_bytes());
-    note(0);
-  }
-  // Nobody waits for the gradients of images: the first part does all of it later.
-  void backward_of_inputs() {
-    if (m_.part.begin == 0) {
-      now_.activations += gradient_from_after();
-      return;
-    }
-    if (m_.has_loss) backward_of(case_.profile.loss);
-    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) {
-      const BlockProfile& b = case_.profile.blocks[k];
-      note(b.output_bytes.at(m_.samples) + b.backward_extra_bytes.at(m_.samples) -
-           static_cast<double>(b.all_parameter_bytes()));
-      now_.activations -= b.kept_bytes.at(m_.samples) - b.postponed_bytes;
-    }
-  }
-  void backward_of_weights() {
-    if (m_.part.begin == 0) {
-      now_.activations -= gradient_from_after();
-      return backward();
-    }
-    double come = 0;  // gradients are there all together before they are added to what there is
-    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) {
-      const BlockProfile& b = case_.profile.blocks[k];
-      note(come + b.backward_extra_bytes.at(m_.samples));
-      come += static_cast<double>(b.all_parameter_bytes());
-      now_.activations -= b.postponed_bytes;
-    }
-    for (std::size_t k = m_.part.end; k-- > m_.part.begin;) hold_gradients(case_.profile.blocks[k]);
-    now_.activations -= case_.input_bytes(m_.part.begin, m_.samples);
-    has_gradients_ = true;
-  }
-  double gradient_from_after() const {
-    return m_.has_loss ? 0 : case_.profile.blocks[m_.part.end - 1].output_bytes.at(m_.samples);
-  }
-
-  const Case& case_;
-  const MemoryCase& m_;
-  MemoryItems now_, peak_;
-  bool has_gradients_ = false;
-};
-
-MemoryItems peak_of(const Case& c, const MemoryCase& m) { return Watermark(c, m).run(); }
-
-const std::vector<Action> kOnePass = {{Kind::forward, 0}, {Kind::backward, 0}};
+const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
 
 double batch_bytes(const Case& c, double n) { return n * (c.profile.image_bytes + c.profile.label_bytes); }
 
 // ---- one model a device ----
 
 // Averaging, as Reducer does it: buckets in the order in which gradients come.
-Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce) {
-  const double slower = c.profile.contention.backward;
+Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce, double slower) {
   std::vector<BucketParameter> parameters;
   std::vector<double> ready_of;  // by parameter, in seconds of computing
   double compute = slower * c.profile.loss.backward_s.at(n);
@@ -229,15 +74,16 @@ Prediction single(const Case& c) {
 
 // A replica a device, gradients averaged while backward runs. The device with the largest share is waited
 // for.
-Prediction replicas(const Case& c, const AllReduce& all_reduce, bool one_process) {
+Prediction replicas(const Case& c, bool one_process) {
   Prediction p;
   const std::vector<double> shares = c.shares();
   const double n = shares[0], passed_on = c.batch() - n;
-  const Contention& slower = c.profile.contention;
+  const Contention& slower = one_process ? c.profile.contention : c.link.processes;
+  const AllReduce& all_reduce = one_process ? c.link.local : c.link.ranks;
   p.split.forward_s = slower.forward * loss_and(c.profile.loss, n, c.forward(c.whole(), n));
   // In one process, one device is the plain model; one rank has buckets all the same.
   const bool has_buckets = !one_process || c.devices() > 1;
-  const Overlap o = has_buckets ? averaged_backward(c, n, all_reduce)
+  const Overlap o = has_buckets ? averaged_backward(c, n, all_reduce, slower.backward)
                                 : Overlap{c.backward(c.whole(), n) + c.profile.loss.backward_s.at(n), 0};
   p.split.backward_s = o.backward_s;
   p.split.exposed_comm_s = o.exposed_s;
@@ -378,14 +224,54 @@ Prediction model_parallel(const Case& c) {
   return p;
 }
 
-// The whole of a part's backward pass in two halves, in the proportion that was measured; of the first part
-// all is the second one.
-void split_backward(const Case& c, const Part& part, StageCost& cost) {
-  const double inputs = c.sum(part, [](const BlockProfile&b) { return b.inputs_s; }),
-               weights = c.sum(part, [](const BlockProfile&b) { return b.weights_s; });
-  const double later = part.begin == 0 || inputs + weights == 0 ? 1 : weights / (inputs + weights);
-  cost.weights = cost.backward * later;
-  cost.backward -= cost.weights;
+// A stage's average micro-batch alone. All passes but the first add to gradients that are there.
+StageCost cost_alone(const Case& c, const Part& part, double n, bool in_halves) {
+  const double m = c.workload.micro_batches, added = (m - 1) / m;
+  const bool last = part.end == c.count();
+  StageCost cost{.forward = c.forward(part, n), .backward = 0, .weights = 0};
+  if (in_halves && part.begin > 0) {
+    cost.backward = c.sum(part, [](const BlockProfile& b) { return b.inputs_s; });
+    cost.weights = c.sum(
+        part, [&](const BlockProfile& b) { return b.weights_s + added * (b.weights_added_s - b.weights_s); });
+  } else {
+    const double accumulate = c.sum(part, [](const BlockProfile& b) { return b.accumulate_s; });
+    cost.backward = c.backward(part, n) + added * accumulate;
+  }
+  if (last) {
+    cost.forward += c.profile.loss.forward_s.at(n);
+    cost.backward += c.profile.loss.backward_s.at(n);
+  }
+  // Nobody waits for the gradients of images.
+  if (in_halves && part.begin == 0) cost.weights = std::exchange(cost.backward, 0);
+  return cost;
+}
+
+// By device: which share of the others is at work while it is, on average.
+std::vector<double> company(const Simulation& simulation) {
+  const std::size_t count = simulation.devices.size();
+  std::vector<double> busy(count), with_others(count);
+  std::vector<std::tuple<double, int, std::size_t>> changes;  // when, +1 or -1, who
+  for (std::size_t d = 0; d < count; ++d)
+    for (const TimedAction& t : simulation.devices[d]) {
+      changes.emplace_back(t.begin, 1, d);
+      changes.emplace_back(t.end, -1, d);
+    }
+  std::sort(changes.begin(), changes.end());
+  std::vector<int> at_work(count);
+  double now = 0;
+  for (const auto& [when, change, who] : changes) {
+    const auto workers = static_cast<double>(std::count(at_work.begin(), at_work.end(), 1));
+    for (std::size_t d = 0; d < count; ++d) {
+      if (at_work[d] == 0) continue;
+      busy[d] += when - now;
+      with_others[d] += (when - now) * (workers - 1);
+    }
+    now = when;
+    at_work[who] += change;
+  }
+  for (std::size_t d = 0; d < count; ++d)
+    with_others[d] = count > 1 && busy[d] > 0 ? with_others[d] / busy[d] / static_cast<double>(count - 1) : 0;
+  return with_others;
 }
 
 Prediction pipeline(const Case& c, Schedule schedule) {
@@ -398,40 +284,46 @@ Prediction pipeline(const Case& c, Schedule schedule) {
   const bool in_halves = schedule == Schedule::zero_bubble;
   const auto actions = schedule_actions(schedule, stages, m);
 
-  // As many compute at once, on average, as there are devices that are not in the bubble.
-  const double at_once = stages == 1 ? 0 : 1 - ideal_bubble(stages, m);
-  const auto shared = [&](double contention) { return 1 + (contention - 1) * at_once; };
   SimulationOptions options;
-  double forward = 0, backward = 0, copies = 0, largest_copy = 0;
+  double copies = 0;
+  std::vector<StageCost> alone, received(parts.size(), {0, 0, 0});
   for (std::size_t s = 0; s < parts.size(); ++s) {
-    const bool last = s + 1 == parts.size();
-    StageCost cost{.forward = shared(c.profile.contention.forward) * c.forward(parts[s], n),
-                   .backward = shared(c.profile.contention.backward) * c.backward(parts[s], n),
-                   .weights = 0};
-    if (last) {
-      cost.forward += c.profile.loss.forward_s.at(n);
-      cost.backward += c.profile.loss.backward_s.at(n);
-    }
-    // All but the first of its passes add to gradients that are there.
-    cost.backward += c.sum(parts[s], [](const BlockProfile& b) { return b.accumulate_s; }) * (m - 1) / m;
-    if (in_halves) split_backward(c, parts[s], cost);
-    forward += m * cost.forward;
-    backward += m * (cost.backward + cost.weights);
+    alone.push_back(cost_alone(c, parts[s], n, in_halves));
     const double in = s > 0 ? c.link.copy.time(c.input_bytes(parts[s].begin, n)) : 0;
-    const double back = last ? 0 : c.link.copy.time(c.input_bytes(parts[s].end, n));
+    const double back = s + 1 < parts.size() ? c.link.copy.time(c.input_bytes(parts[s].end, n)) : 0;
     if (c.on_gpus()) {
-      largest_copy = std::max({largest_copy, in, back});
+      options.transfer = std::max({options.transfer, in, back});
     } else {  // the receiver's own thread copies
       copies += m * (in + back);
-      cost.forward += in;
-      cost.backward += back;
+      received[s] = {.forward = in, .backward = back, .weights = 0};
     }
-    options.costs.push_back(cost);
   }
-  options.transfer = largest_copy;
+  // Each is slower while others are at work, and how slow they are decides who is at work when: in turn,
+  // until both agree.
+  std::vector<StageCost> cost = alone;
+  std::vector<double> beside(parts.size(), 1);
+  Simulation simulation;
+  for (int turn = 0; turn < 8; ++turn) {
+    options.costs.clear();
+    for (std::size_t s = 0; s < parts.size(); ++s) {
+      const Contention slower = s < c.profile.parts.size() ? c.profile.parts[s] : Contention();
+      const double forward = 1 + (slower.forward - 1) * beside[s],
+                   backward = 1 + (slower.backward - 1) * beside[s];
+      cost[s] = {forward * alone[s].forward, backward * alone[s].backward, backward * alone[s].weights};
+      options.costs.push_back(
+          {cost[s].forward + received[s].forward, cost[s].backward + received[s].backward, cost[s].weights});
+    }
+    simulation = simulate(actions, options);
+    beside = company(simulation);
+  }
+  double forward = 0, backward = 0;
+  for (const StageCost& one : cost) {
+    forward += m * one.forward;
+    backward += m * (one.backward + one.weights);
+  }
   const Update update = update_of_parts(c, parts);
   fill_means(p, c.devices(), forward, backward, copies, update.sum,
-             simulate(actions, options).total + c.profile.handoff_s + update.longest);
+             simulation.total + c.profile.handoff_s + update.longest);
   p.memory = memory_of_parts(c, parts, n, actions, in_halves);
   return p;
 }
@@ -445,8 +337,8 @@ const Predictor* predictor_of(const std::string& mode) {
   static const std::map<std::string, Predictor> all = {
       {"single", {single}},
       {"dp-master", {master}},
-      {"dp-replicated", {[](const Case& c) { return replicas(c, c.link.local, true); }}},
-      {"ddp", {[](const Case& c) { return replicas(c, c.link.ranks, false); }}},
+      {"dp-replicated", {[](const Case& c) { return replicas(c, true); }}},
+      {"ddp", {[](const Case& c) { return replicas(c, false); }}},
       {"model", {model_parallel, true}},
       {"pipeline-gpipe", {[](const Case& c) { return pipeline(c, Schedule::gpipe); }, true}},
       {"pipeline-1f1b", {[](const Case& c) { return pipeline(c, Schedule::one_f_one_b); }, true}},
@@ -522,7 +414,10 @@ std::optional<Prediction> simulate_devices(const std::string& mode, const Profil
   }
   Profile alone = profile;
   alone.contention = {};
-  std::optional<Prediction> p = predict(mode, alone, link, w);
+  alone.parts.clear();
+  Link apart = link;
+  apart.processes = {};
+  std::optional<Prediction> p = predict(mode, alone, apart, w);
   if (p) p->simulated = true;
   return p;
 }

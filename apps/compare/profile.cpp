@@ -16,11 +16,13 @@ static void from_json(const json& j, Curve& c) { c = Curve(j.get<std::vector<std
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Line, latency_s, s_per_byte)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_s, backward_s, accumulate_s,
                                    copy_s, update_s, kept_bytes, output_bytes, forward_extra_bytes,
-                                   backward_extra_bytes, inputs_s, weights_s, postponed_bytes)
+                                   backward_extra_bytes, inputs_s, weights_s, weights_added_s,
+                                   postponed_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, image_bytes, label_bytes, contention, handoff_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, image_bytes, label_bytes, contention, parts,
+                                   handoff_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, slower_beside, stops_compute)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, local, ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, local, ranks, processes)
 
 namespace {
 

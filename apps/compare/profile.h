@@ -14,16 +14,17 @@ struct BlockProfile {
   std::string name;
   std::vector<std::int64_t> parameter_bytes;  ///< of each trained tensor, in the order of registration
   Curve forward_s, backward_s;                ///< by samples
-  double accumulate_s = 0;  ///< more of a backward pass that finds gradients to add its own to
+  double accumulate_s = 0;  ///< more of a micro-batch's backward that finds gradients to add its own to
   double copy_s = 0;        ///< of one whose gradients go to buckets
   double update_s = 0;      ///< the optimizer's step
   Curve kept_bytes;         ///< of what forward leaves for backward, the output included if it stays
   Curve output_bytes;
   Curve forward_extra_bytes;   ///< beyond what it leaves, at forward's peak
   Curve backward_extra_bytes;  ///< beyond what is there when backward begins, at its peak
-  /// Of a micro-batch, where backward is done in two halves: that of its inputs and that of its weights, and
-  /// what is kept between them. 0 for the first block, nobody waits for whose inputs' gradients.
-  double inputs_s = 0, weights_s = 0, postponed_bytes = 0;
+  /// Of a micro-batch, where backward is done in two halves: that of its inputs and that of its weights, the
+  /// latter also where it finds gradients to add to; and what is kept between them. 0 for the first block,
+  /// nobody waits for whose inputs' gradients.
+  double inputs_s = 0, weights_s = 0, weights_added_s = 0, postponed_bytes = 0;
 
   std::int64_t all_parameter_bytes() const;
 };
@@ -40,7 +41,8 @@ struct Profile {
   BlockProfile loss;
   double image_bytes = 0, label_bytes = 0;  ///< of a sample
   Contention contention;
-  double handoff_s = 0;  ///< calling the workers of all devices and waiting for them
+  std::vector<Contention> parts;  ///< of a split model's, while all others are at work too; empty: none
+  double handoff_s = 0;           ///< calling the workers of all devices and waiting for them
 
   /// Forward and backward of each block with so many samples.
   std::vector<double> costs(double samples) const;
@@ -57,11 +59,12 @@ struct AllReduce {
 
 /// What lies between devices.
 struct Link {
-  Line copy;        ///< of a tensor that was just made to another device
-  Line broadcast;   ///< of a parameter, after a step: larger ones are no longer in the caches
-  Line add;         ///< of a gradient, after a backward pass, and adding it to one that is there
-  AllReduce local;  ///< between the threads of a process
-  AllReduce ranks;  ///< between processes
+  Line copy;             ///< of a tensor that was just made to another device
+  Line broadcast;        ///< of a parameter, after a step: larger ones are no longer in the caches
+  Line add;              ///< of a gradient, after a backward pass, and adding it to one that is there
+  AllReduce local;       ///< between the threads of a process
+  AllReduce ranks;       ///< between processes
+  Contention processes;  ///< as a Profile's, which is between threads
 };
 
 /// JSON, and back. Throw ValueError for other text.

@@ -1,12 +1,14 @@
 #include "tapestry/apps/compare/profiler.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 
+#include "tapestry/apps/compare/contention.h"
+#include "tapestry/apps/compare/split.h"
+#include "tapestry/apps/compare/timing.h"
 #include "tapestry/apps/compare/watched_model.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -24,37 +26,19 @@ using namespace tapestry;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double seconds_of(const std::function<void()>& task) {
-  const Clock::time_point began = Clock::now();
-  task();
-  return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
-using Models = std::vector<std::unique_ptr<WatchedModel>>;
-
-// task(model) for the first `count` models, each on its device's worker, all at once.
-void run_on(const Models& models, std::size_t count, const std::function<void(WatchedModel&)>& task) {
-  std::vector<Device> devices;
-  for (std::size_t i = 0; i < count; ++i) devices.push_back(models[i]->device());
-  on_workers(devices, [&](int i) {
-    WatchedModel& model = *models[static_cast<std::size_t>(i)];
-    const DeviceGuard guard(model.device());
-    task(model);
+void on_worker_of(WatchedModel& model, const std::function<void()>& task) {
+  const std::vector<Device> device = {model.device()};
+  on_workers(device, [&](int) {
+    const DeviceGuard guard(device[0]);
+    task();
   });
 }
 
-// By a span's name, such as "forward 3": the median of its times where the first model trains alone.
-std::map<std::string, double> measured_times(const Models& models, std::int64_t n,
+// By a span's name, such as "forward 3": the median of its times where the model trains alone.
+std::map<std::string, double> measured_times(WatchedModel& model, std::int64_t n,
                                              const ProfileOptions& options) {
   const auto passes = [&](int count) {
-    run_on(models, 1, [&](WatchedModel& model) {
+    on_worker_of(model, [&] {
       SpanWatcher spans(model.device());
       for (int pass = 0; pass < count; ++pass) {
         model.forward(n, spans);
@@ -73,61 +57,55 @@ std::map<std::string, double> measured_times(const Models& models, std::int64_t 
   return medians;
 }
 
-// The first model's steps alone and those of all models at once, in turn, so that both see the same machine.
-Contention measured_contention(const Models& models, std::int64_t n, const ProfileOptions& options) {
-  Watcher nobody;
-  const auto seconds = [&](std::size_t count) {
-    std::array<double, 3> times{};
-    times[0] = seconds_of([&] { run_on(models, count, [&](WatchedModel& m) { m.forward(n, nobody); }); });
-    times[1] = seconds_of([&] { run_on(models, count, [](WatchedModel& m) { m.backward(); }); });
-    times[2] = seconds_of([&] { run_on(models, count, [&](WatchedModel& m) { m.update(nobody); }); });
-    return times;
+// By block, how much longer backward takes that finds gradients to add its own to than the one before it,
+// that finds none.
+std::vector<double> measured_accumulation(WatchedModel& model, std::int64_t n,
+                                          const ProfileOptions& options) {
+  const auto passes = [&](int count) {
+    on_worker_of(model, [&] {
+      SpanWatcher spans(model.device());
+      for (int pass = 0; pass < count; ++pass)
+        for (const bool adds : {false, true}) {
+          model.forward(n, spans, adds);
+          model.backward();
+        }
+    });
   };
-  for (int pass = 0; pass < options.warmup; ++pass) seconds(models.size());
-  std::array<std::vector<double>, 3> alone, together;
-  for (int pass = 0; pass < options.passes; ++pass) {
-    const auto one = seconds(1), all = seconds(models.size());
-    for (std::size_t i = 0; i < 3; ++i) {
-      alone[i].push_back(one[i]);
-      together[i].push_back(all[i]);
-    }
+  passes(1);
+  const Timeline timeline;
+  passes(options.passes);
+  std::map<std::string, std::vector<double>> times;  // in the order of time
+  for (const Span& s : timeline.spans()) times[s.name].push_back(s.end - s.begin);
+  std::vector<double> longer;
+  for (std::size_t k = 0; k < model.count(); ++k) {
+    const std::vector<double>& of_block = times.at("backward " + std::to_string(k));
+    std::vector<double> differences;
+    for (std::size_t i = 1; i < of_block.size(); i += 2) differences.push_back(of_block[i] - of_block[i - 1]);
+    longer.push_back(std::max(0.0, median(std::move(differences))));
   }
-  const auto factor = [&](std::size_t i) { return std::max(1.0, median(together[i]) / median(alone[i])); };
-  return {factor(0), factor(1), factor(2)};
+  return longer;
 }
 
-// What happens to a block's gradients besides, in some modes.
-struct GradientTimes {
-  double accumulate_s = 0;  // where there were gradients already
-  double copy_s = 0;        // into a bucket
-};
-
-// Block after block, so that a model larger than the caches is not found in them.
-std::vector<GradientTimes> measured_gradients(const WatchedModel& model, const ProfileOptions& options) {
+// Of the gradients of a block into their buckets; block after block, so that a model larger than the caches
+// is not found in them.
+std::vector<double> measured_copies(const WatchedModel& model, const ProfileOptions& options) {
   const NoGradGuard no_grad;
-  std::vector<std::vector<Tensor>> have(model.count()), come(model.count());
+  std::vector<std::vector<Tensor>> buckets(model.count()), gradients(model.count());
   for (std::size_t k = 0; k < model.count(); ++k)
     for (const nn::Parameter& p : model.block(k).module->parameters()) {
-      have[k].push_back(zeros_like(p->detach()));
-      come[k].push_back(zeros_like(p->detach()));
+      buckets[k].push_back(zeros_like(p->detach()));
+      gradients[k].push_back(zeros_like(p->detach()));
     }
-  const auto medians = [&](const auto& task) {
-    std::vector<std::vector<double>> times(model.count());
-    for (int pass = 0; pass < options.passes; ++pass)
-      for (std::size_t k = 0; k < model.count(); ++k)
-        times[k].push_back(seconds_of([&] {
-          for (std::size_t i = 0; i < have[k].size(); ++i) task(have[k][i], come[k][i]);
-          synchronize(model.device());
-        }));
-    std::vector<double> all;
-    for (std::vector<double>& of_block : times) all.push_back(median(std::move(of_block)));
-    return all;
-  };
-  const std::vector<double> added = medians([](Tensor& a, const Tensor& b) { a.add_(b); });
-  const std::vector<double> copied = medians([](Tensor& a, const Tensor& b) { a.copy_(b); });
-  std::vector<GradientTimes> blocks;
-  for (std::size_t k = 0; k < model.count(); ++k) blocks.push_back({added[k], copied[k]});
-  return blocks;
+  std::vector<std::vector<double>> times(model.count());
+  for (int pass = 0; pass < options.passes; ++pass)
+    for (std::size_t k = 0; k < model.count(); ++k)
+      times[k].push_back(seconds_of([&] {
+        for (std::size_t i = 0; i < buckets[k].size(); ++i) buckets[k][i].copy_(gradients[k][i]);
+        synchronize(model.device());
+      }));
+  std::vector<double> medians;
+  for (std::vector<double>& of_block : times) medians.push_back(median(std::move(of_block)));
+  return medians;
 }
 
 struct BlockBytes {
@@ -188,9 +166,9 @@ struct Halves {
 };
 
 // By block, from leaves of its own. First all of the first halves, so that the second ones come late.
-std::vector<Halves> halves_of_pass(const WatchedModel& model, std::int64_t n) {
+std::vector<Halves> halves_of_pass(const WatchedModel& model, std::int64_t n, bool keep_gradients) {
   const std::size_t count = model.count();
-  for (std::size_t k = 0; k < count; ++k)
+  for (std::size_t k = 0; k < count && !keep_gradients; ++k)
     for (const nn::Parameter& p : model.block(k).module->parameters()) p->set_grad({});
   std::vector<Tensor> inputs, outputs;
   Tensor x = model.images(n);
@@ -227,22 +205,27 @@ std::vector<Halves> halves_of_pass(const WatchedModel& model, std::int64_t n) {
   return halves;
 }
 
-std::vector<Halves> measured_halves(const WatchedModel& model, std::int64_t n,
-                                    const ProfileOptions& options) {
-  std::vector<std::vector<Halves>> passes;
-  for (int pass = 0; pass < options.warmup; ++pass) halves_of_pass(model, n);
-  for (int pass = 0; pass < options.passes; ++pass) passes.push_back(halves_of_pass(model, n));
-  std::vector<Halves> blocks = passes.back();
-  const auto median_of = [&](std::size_t k, double Halves::*what) {
-    std::vector<double> times;
-    for (const std::vector<Halves>& pass : passes) times.push_back(pass[k].*what);
-    return median(std::move(times));
-  };
-  for (std::size_t k = 0; k < blocks.size(); ++k) {
-    blocks[k].inputs_s = median_of(k, &Halves::inputs_s);
-    blocks[k].weights_s = median_of(k, &Halves::weights_s);
+// Fills in what a block's profile says of them.
+void measure_halves(std::vector<BlockProfile>& blocks, const WatchedModel& model, std::int64_t n,
+                    const ProfileOptions& options) {
+  std::vector<std::vector<Halves>> first, added;
+  for (int pass = 0; pass < options.warmup; ++pass) halves_of_pass(model, n, false);
+  for (int pass = 0; pass < options.passes; ++pass) {
+    first.push_back(halves_of_pass(model, n, false));
+    added.push_back(halves_of_pass(model, n, true));
   }
-  return blocks;
+  for (std::size_t k = 1; k < blocks.size(); ++k) {
+    const auto median_of = [&](const std::vector<std::vector<Halves>>& passes, double Halves::*what) {
+      std::vector<double> times;
+      for (const std::vector<Halves>& pass : passes) times.push_back(pass[k].*what);
+      return median(std::move(times));
+    };
+    BlockProfile& b = blocks[k];
+    b.inputs_s = median_of(first, &Halves::inputs_s);
+    b.weights_s = median_of(first, &Halves::weights_s);
+    b.weights_added_s = median_of(added, &Halves::weights_s);
+    b.postponed_bytes = b.kept_bytes.at(static_cast<double>(n)) - first.back()[k].freed_bytes;
+  }
 }
 
 double measured_handoff(const std::vector<Device>& devices) {
@@ -269,22 +252,19 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
   const std::vector<Device> devices = devices_of(w);
   Models models;
   for (const Device d : devices) models.push_back(std::make_unique<WatchedModel>(w, d));
-  const WatchedModel& first = *models[0];
+  WatchedModel& first = *models[0];
   const std::size_t count = first.count();
 
   std::vector<std::map<std::string, double>> times;
   std::vector<std::vector<BlockBytes>> bytes(sizes.size());
-  std::vector<GradientTimes> gradients;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    times.push_back(measured_times(models, sizes[i], options));
-    run_on(models, 1, [&](WatchedModel& model) { bytes[i] = measured_bytes(model, sizes[i]); });
+    times.push_back(measured_times(first, sizes[i], options));
+    on_worker_of(first, [&] { bytes[i] = measured_bytes(first, sizes[i]); });
   }
   const std::int64_t micro_batch = std::max<std::int64_t>(1, w.batch_size / w.micro_batches);
-  std::vector<Halves> halves;
-  run_on(models, 1, [&](WatchedModel& model) {
-    halves = measured_halves(model, micro_batch, options);
-    gradients = measured_gradients(model, options);
-  });
+  const std::vector<double> accumulation = measured_accumulation(first, micro_batch, options);
+  std::vector<double> copies;
+  on_worker_of(first, [&] { copies = measured_copies(first, options); });
   const double update_per_byte = times.back().at("update 0") / static_cast<double>(first.parameter_bytes());
 
   Profile profile;
@@ -318,13 +298,11 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
     for (const nn::Parameter& p : first.block(k).module->parameters())
       b.parameter_bytes.push_back(static_cast<std::int64_t>(p->nbytes()));
     b.update_s = update_per_byte * static_cast<double>(b.all_parameter_bytes());
-    b.accumulate_s = gradients[k].accumulate_s;
-    b.copy_s = gradients[k].copy_s;
-    b.inputs_s = halves[k].inputs_s;
-    b.weights_s = halves[k].weights_s;
-    if (k > 0) b.postponed_bytes = b.kept_bytes.at(static_cast<double>(micro_batch)) - halves[k].freed_bytes;
+    b.accumulate_s = accumulation[k];
+    b.copy_s = copies[k];
     profile.blocks.push_back(std::move(b));
   }
+  on_worker_of(first, [&] { measure_halves(profile.blocks, first, micro_batch, options); });
   const auto per_sample = [&](const Tensor& t) {
     return static_cast<double>(t.nbytes()) / static_cast<double>(t.size(0));
   };
@@ -333,7 +311,12 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
   if (devices.size() == 1) return profile;
 
   const std::int64_t share = distributed::shares_of(w.batch_size, devices.size())[0];
-  profile.contention = measured_contention(models, share, options);
+  profile.contention = measure_contention(models, share, options.passes);
+  std::vector<int> split = w.split;
+  if (split.empty() && count >= devices.size())
+    split = balanced_split(profile.costs(static_cast<double>(micro_batch)), w.devices);
+  if (split.size() == devices.size() && std::accumulate(split.begin(), split.end(), std::size_t{0}) == count)
+    profile.parts = measure_part_contention(models, split, micro_batch, options.passes);
   profile.handoff_s = measured_handoff(devices);
   return profile;
 }

@@ -78,6 +78,8 @@ ordered_json json_of(const Report& report, const Result& r) {
   const auto ms = [](double s) { return s * 1000; };
   j["samples_per_s"] = samples_per_s(report, r);
   j["step_ms"] = ms(r.step_s);
+  j["rounds_ms"] = ordered_json::array();
+  for (const double s : r.rounds_s) j["rounds_ms"].push_back(ms(s));
   j["forward_ms"] = ms(r.split.forward_s);
   j["backward_ms"] = ms(r.split.backward_s);
   j["exposed_comm_ms"] = ms(r.split.exposed_comm_s);

@@ -10,6 +10,7 @@
 
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/compare/children.h"
+#include "tapestry/apps/compare/contention.h"
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/link.h"
 #include "tapestry/apps/compare/measure.h"
@@ -22,6 +23,7 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/threads.h"
+#include "tapestry/distributed/data_parallel/steps.h"
 
 namespace apps::compare {
 
@@ -122,8 +124,11 @@ class Comparison {
       if (split) w_.split = split_of(profiles_.back());
       Link link;
       if (w_.devices > 1) link = link_of(measured(kLink, false));
-      if (w_.devices > 1 && any(&Mode::one_process_a_device))
-        link.ranks = link_of(measured(kRanks, true)).ranks;
+      if (w_.devices > 1 && any(&Mode::one_process_a_device)) {
+        const Link between = link_of(measured(kRanks, true));
+        link.ranks = between.ranks;
+        link.processes = between.processes;
+      }
       links_.push_back(link);
     } catch (const Error& e) {
       if (split && w_.split.empty()) throw;
@@ -189,6 +194,7 @@ class Comparison {
                                                : d.str() + " (" + cuda::device_properties(d).name + ")");
     for (std::size_t i = 0; i < modes_.size(); ++i) {
       Result result = errors_[i].empty() ? median_of(rounds_[i]) : Result();
+      for (const Result& round : rounds_[i]) result.rounds_s.push_back(round.step_s);
       result.name = modes_[i]->name;
       result.error = errors_[i];
       report.results.push_back(std::move(result));
@@ -235,12 +241,15 @@ int compare(const Options& options, const std::vector<std::string>& arguments) t
   return 128 + interrupted.signal;
 }
 
+// Of each part of a step.
+static int passes_of(const Workload& workload) { return std::min(workload.steps, 7); }
+
 int run_child(const ChildTask& task, const Options& options, const std::vector<std::string>& arguments) {
   const Workload& workload = options.workload;
   if (task.mode == kProfile) {
     std::vector<int> further;
     if (options.predict_devices > 0) further.push_back(options.predict_devices);
-    const ProfileOptions passes{.warmup = workload.warmup, .passes = std::min(workload.steps, 7)};
+    const ProfileOptions passes{.warmup = workload.warmup, .passes = passes_of(workload)};
     write_file_atomically(task.result,
                           to_text(measure_profile(workload, profile_sizes(workload, further), passes)));
     return 0;
@@ -261,6 +270,9 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
     Link link;
     WatchedModel model(workload, rank_device(workload, group->rank()));
     link.ranks = measure_all_reduce(*group, model, workload);
+    const auto shares =
+        distributed::shares_of(workload.batch_size, static_cast<std::size_t>(workload.devices));
+    link.processes = measure_contention(*group, model, shares[0], passes_of(workload));
     if (group->rank() == 0) write_file_atomically(task.result, to_text(link));
     return 0;
   }

@@ -46,9 +46,9 @@ std::int64_t WatchedModel::parameter_bytes() const {
   return bytes;
 }
 
-void WatchedModel::forward(std::int64_t n, Watcher& watcher) {
+void WatchedModel::forward(std::int64_t n, Watcher& watcher, bool keep_gradients) {
   watcher_ = &watcher;
-  optimizer_.zero_grad();
+  if (!keep_gradients) optimizer_.zero_grad();
   Tensor x = images(n);
   for (std::size_t k = 0; k < count(); ++k) {
     watcher.enter(Activity::forward, k);

@@ -51,8 +51,9 @@ class WatchedModel {
   std::int64_t parameter_bytes() const;
 
   /// The three parts of a step with n samples, in this order. They return when the device is done. The
-  /// watcher of forward is backward's too.
-  void forward(std::int64_t n, Watcher& watcher);
+  /// watcher of forward is backward's too. Backward adds to the gradients of the step before if those are
+  /// kept.
+  void forward(std::int64_t n, Watcher& watcher, bool keep_gradients = false);
   void backward();
   void update(Watcher& watcher);
 

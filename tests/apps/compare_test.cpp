@@ -69,6 +69,7 @@ TEST_CASE("all modes train alike, and each says what it cost") {
     CHECK((mode.at("bytes_sent").get<std::int64_t>() == 0) == single);
     CHECK(mode.at("peak_bytes").size() == (single ? 1 : 2));
     for (const json& bytes : mode.at("peak_bytes")) CHECK(bytes.get<std::int64_t>() > 0);
+    CHECK(mode.at("rounds_ms") == json({mode.at("step_ms")}));
     CHECK(mode.at("predicted_step_ms").get<double>() > 0);
     CHECK(mode.at("prediction_error").get<double>() > -1);
     REQUIRE(mode.at("predicted_peak_bytes").size() == mode.at("peak_bytes").size());
@@ -95,8 +96,13 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   CHECK(lane_of("dp-master", "cpu:0") != "");
 
   CHECK_THAT(ended.out, ContainsSubstring("Predicted, in ms and MiB, from blocks measured on one device"));
-  CHECK(apps::compare::profile_of(report.at("profile").dump()).blocks.size() == 6);
-  CHECK(apps::compare::link_of(report.at("link").dump()).ranks.message.s_per_byte > 0);
+  const apps::compare::Profile profile = apps::compare::profile_of(report.at("profile").dump());
+  const apps::compare::Link link = apps::compare::link_of(report.at("link").dump());
+  CHECK(profile.blocks.size() == 6);
+  CHECK(link.ranks.message.s_per_byte > 0);
+  REQUIRE(profile.parts.size() == 2);
+  for (const auto& c : {profile.contention, profile.parts[0], profile.parts[1], link.processes})
+    for (const double factor : {c.forward, c.backward, c.update}) CHECK(factor >= 1);
   REQUIRE(report.at("predictions").size() == modes.size());
   for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
   const std::string label = "A simulation, not a measurement, of 8 devices";

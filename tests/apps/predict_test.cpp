@@ -290,12 +290,17 @@ TEST_CASE("dp-replicated and ddp: buckets of 1 MiB and then 25 MiB, last layers 
     CHECK(copied.split.backward_s == Approx(32 + 4 * 0.25));
     CHECK(copied.split.exposed_comm_s == Approx(84 - 32 - 0.25));  // the second bucket is complete 0.75 later
   }
-  SECTION("devices that share memory are slower together") {
+  SECTION("devices that share memory are slower together, threads and processes each as they are") {
     profile.contention = {1.5, 1.25, 2};
-    const Prediction slower = of("ddp", profile, link, workload_of(2, 8));
+    link.processes = {1.25, 1.5, 3};
+    const Prediction slower = of("dp-replicated", profile, link, workload_of(2, 8));
     CHECK(slower.split.forward_s == Approx(1.5 * 16));
     CHECK(slower.split.backward_s == Approx(1.25 * 32));
     CHECK(slower.split.update_s == Approx(2 * 2));
+    const Prediction ranks = of("ddp", profile, link, workload_of(2, 8));
+    CHECK(ranks.split.forward_s == Approx(1.25 * 16));
+    CHECK(ranks.split.backward_s == Approx(1.5 * 32));
+    CHECK(ranks.split.update_s == Approx(3 * 2));
     // alone, nothing is
     CHECK(of("single", profile, link, workload_of(2, 8)).split.forward_s == Approx(4 * 8));
     CHECK(of("model", profile, link, workload_of(2, 8, {2, 2})).split.forward_s == Approx(4 * 8 / 2.0));
@@ -377,11 +382,30 @@ TEST_CASE("pipelines: micro-batches fill the gap") {
                     ContainsSubstring("9 micro-batches for a batch of 8"));
 }
 
+TEST_CASE("pipelines: a part is slower while others are at work") {
+  Profile profile = profile_of_blocks(4, 1);
+  const auto step = [&](int micro_batches) {
+    return of("pipeline-gpipe", profile, {}, workload_of(2, 2 * micro_batches, {2, 2}, micro_batches)).step_s;
+  };
+  const double one = step(1), two = step(2);
+  profile.parts = {{1.5, 1.5, 1}, {1.5, 1.5, 1}};
+  CHECK(step(1) == Approx(one));  // one at a time
+  // F0 F1 .. .. B0 B1
+  // .. F0 F1 B0 B1 ..   each is alone in half of its time
+  CHECK(step(2) == Approx((two - 1) * 1.25 + 1));
+  CHECK(step(64) == Approx((64 - 1) * (4 + 8) * 1.5 + 2 * (4 + 8) + 1).epsilon(0.01));
+  // Only the second one's backward: then the first, which takes 12 with a micro-batch, is at work for a share
+  // w of its 4 + 8 (1 + w), so that w (12 + 8 w) = 12.
+  profile.parts = {{1, 1, 1}, {1, 2, 1}};
+  const double w = (std::sqrt(144.0 + 4 * 8 * 12) - 12) / 16;
+  CHECK(step(64) == Approx(64 * (4 + 8 * (1 + w)) + 4 + 8 + 1).epsilon(0.01));
+}
+
 TEST_CASE("zero bubble: weights' gradients where a device would be idle") {
   Profile profile = profile_of_blocks(4, 1);
   for (BlockProfile& b : profile.blocks) {
     b.inputs_s = 3;
-    b.weights_s = 1;
+    b.weights_s = b.weights_added_s = 1;
     b.postponed_bytes = 6;
   }
   const Workload w = workload_of(2, 8, {2, 2}, 4);
@@ -398,6 +422,10 @@ TEST_CASE("zero bubble: weights' gradients where a device would be idle") {
   // beside what weights still need of the one before and what came in with that.
   CHECK(p.memory[0].activations == 2 * 2 * 20);
   CHECK(p.memory[1].activations == 8 + 2 * 20 + 2 * 6 + 8);
+  // Weights whose gradients are there take longer, in three of four passes. The second stage is never idle.
+  for (BlockProfile& b : profile.blocks) b.weights_added_s = 3;
+  CHECK(of("pipeline-zero-bubble", profile, {}, w).split.backward_s ==
+        Approx(p.split.backward_s + 3 * 2 * 2 / 2.0));
 }
 
 TEST_CASE("one device: every mode is single") {
@@ -443,8 +471,11 @@ TEST_CASE("what cannot be is refused, and what is not known has no prediction") 
 TEST_CASE("more devices than there are: simulated, and said so") {
   Profile profile = profile_of_blocks(6);
   profile.contention = {2, 2, 2};  // of the machine that was measured
+  profile.parts = {{2, 2, 1}, {2, 2, 1}};
+  Link link;
+  link.processes = {2, 2, 2};
   const Workload measured = workload_of(2, 64, {3, 3}, 16);
-  const auto ddp = simulate_devices("ddp", profile, {}, measured, 8);
+  const auto ddp = simulate_devices("ddp", profile, link, measured, 8);
   REQUIRE(ddp.has_value());
   CHECK(ddp->simulated);
   CHECK(ddp->devices == 8);
@@ -491,17 +522,21 @@ TEST_CASE("a table of predictions: a mode a row, as wide as its head") {
 TEST_CASE("profiles and links go through text") {
   Profile profile = profile_of_blocks(2);
   profile.contention = {1.5, 1.25, 2};
+  profile.parts = {{1.5, 1, 1}, {2, 3, 1}};
   profile.handoff_s = 1e-5;
   profile.loss.kept_bytes = Curve({{3, -2}});
   const Profile again = profile_of(to_text(profile));
   CHECK(to_text(again) == to_text(profile));
   CHECK(again.blocks[1].backward_extra_bytes.points() == profile.blocks[1].backward_extra_bytes.points());
   CHECK(again.contention.update == 2);
+  CHECK(again.parts.at(1).backward == 3);
   Link link = slow_link();
   link.ranks.stops_compute = 0.75;
+  link.processes.update = 1.75;
   link.local.slower_beside = 1.25;
   CHECK(to_text(link_of(to_text(link))) == to_text(link));
   CHECK(link_of(to_text(link)).ranks.stops_compute == 0.75);
+  CHECK(link_of(to_text(link)).processes.update == 1.75);
   for (const char* text : {"", "{}", "[1]", "{\"blocks\": 3}"}) {
     CHECK_THROWS_WITH(profile_of(text), ContainsSubstring("this is no profile"));
     CHECK_THROWS_WITH(link_of(text), ContainsSubstring("this is no link"));
