@@ -1,4 +1,6 @@
-# cmake -D WAY=install|subdirectory -D SOURCE= -D BUILD= -D WORK= ... -P run.cmake: one of the two consumer tests.
+# cmake -D WAY=install|subdirectory|whole_subdirectory -D SOURCE= -D BUILD= -D LIBRARY= -D WORK= ... -P run.cmake: one of
+# the consumer tests. WAY=subdirectory compiles the consumer and one file of each of the library's folders as parts of the
+# consumer's project, and links with the library of BUILD; whole_subdirectory compiles the whole library once more.
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
@@ -50,11 +52,23 @@ if(WAY STREQUAL "install")
   endforeach()
   set(options -D USE_PACKAGE=ON -D CMAKE_BUILD_TYPE=Release -D CMAKE_PREFIX_PATH=${prefix})
 else()
-  # Unoptimised, because the whole library is compiled once more.
+  # Unoptimised: compiling takes longer than running.
   set(options -D USE_PACKAGE=OFF -D CMAKE_BUILD_TYPE=Debug -D CMAKE_CXX_FLAGS_DEBUG=-O0 -D TAPESTRY_SOURCE=${SOURCE})
+endif()
+
+set(program consumer)
+set(targets)
+if(WAY STREQUAL "subdirectory" AND GENERATOR MATCHES "Ninja")  # which builds single objects
+  list(APPEND options -D TAPESTRY_LIBRARY=${LIBRARY})
+  set(program consumer_of_library)
+  foreach(folder core kernels/cpu autograd/ops nn data distributed/comm)
+    file(GLOB files RELATIVE ${SOURCE} ${SOURCE}/${folder}/*.cpp)
+    list(GET files 0 file)
+    list(APPEND targets tapestry/CMakeFiles/tapestry.dir/${file}.o)
+  endforeach()
 endif()
 
 run(${CMAKE_COMMAND} -S ${project} -B ${WORK}/build -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${COMPILER}
   -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} ${options})
-run(${CMAKE_COMMAND} --build ${WORK}/build --target consumer --parallel ${JOBS})
-run(${WORK}/build/consumer)
+run(${CMAKE_COMMAND} --build ${WORK}/build --target ${targets} ${program} --parallel ${JOBS})
+run(${WORK}/build/${program})

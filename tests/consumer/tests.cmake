@@ -1,12 +1,14 @@
 # The project in tests/consumer/project, built against an install tree and around the source tree.
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
-foreach(way install subdirectory)
+foreach(way install subdirectory whole_subdirectory)
   add_test(NAME consumer.${way} COMMAND ${CMAKE_COMMAND}
-    -D WAY=${way} -D SOURCE=${PROJECT_SOURCE_DIR} -D BUILD=${PROJECT_BINARY_DIR} -D WORK=${PROJECT_BINARY_DIR}/consumer/${way}
-    -D GENERATOR=${CMAKE_GENERATOR} -D COMPILER=${CMAKE_CXX_COMPILER} -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER}
-    -D JOBS=${cores} -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+    -D WAY=${way} -D SOURCE=${PROJECT_SOURCE_DIR} -D BUILD=${PROJECT_BINARY_DIR} -D LIBRARY=$<TARGET_FILE:tapestry>
+    -D WORK=${PROJECT_BINARY_DIR}/consumer/${way} -D GENERATOR=${CMAKE_GENERATOR} -D COMPILER=${CMAKE_CXX_COMPILER}
+    -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -D JOBS=${cores} -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
   set_tests_properties(consumer.${way} PROPERTIES TIMEOUT 900 PROCESSORS ${cores} LABELS consumer)
 endforeach()
+# Three minutes on two cores, to find what a file alone can do wrong as a part of another project.
+set_tests_properties(consumer.whole_subdirectory PROPERTIES LABELS "consumer;long")
 
 add_executable(load_late ${CMAKE_CURRENT_LIST_DIR}/load_late.cpp)
 target_link_libraries(load_late PRIVATE ${CMAKE_DL_LIBS})
