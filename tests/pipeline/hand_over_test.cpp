@@ -116,6 +116,26 @@ TEST_CASE("memory of what is handed over is not used again too early") {
   }
 }
 
+TEST_CASE("what others do in the stream of arrivals comes before what arrives") {
+  FakeGpus gpus(2);
+  {
+    const Ways first(kFirst), second(kSecond);
+    {
+      const StreamGuard guard(second.in);
+      const Tensor other = empty({kCount}, kSecond);
+      fill_later(gpus, other, 9);
+    }
+    const Tensor x = empty({kCount}, kFirst);
+    fill_later(gpus, x, 3);
+    const Tensor y = hand_over(x, depart(kFirst, first).get(), current_stream(kSecond), second);
+    first.out.synchronize();
+    second.in.synchronize();
+    CHECK(value_of(y) == 3);
+    synchronize(kFirst);
+    synchronize(kSecond);
+  }
+}
+
 TEST_CASE("what is on a CPU, or goes to one, is copied as ever") {
   FakeGpus gpus(1);
   const Ways cpu(kCPU), gpu(kFirst);

@@ -16,6 +16,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(ROOT, "tools/gpu"))
 import bench  # noqa: E402
+import check  # noqa: E402
 import phases  # noqa: E402
 import process  # noqa: E402
 from report import PHASE, Report  # noqa: E402
@@ -226,6 +227,16 @@ class Tests(Case):
             row = self.saved()["compute-sanitizer memcheck: operations"]
             self.assertEqual(row["status"], status)
             self.assertIn(f"2 of {len(phases.SANITIZED)} operations" if status == "not run" else "Invalid", row["note"])
+
+
+class Runs(Case):
+    def test_a_mistake_in_a_phase_is_its_failure(self):
+        one = check.Check(check.parse(["--dry-run", "--build-dir", self.folder,
+                                       "--folder", os.path.join(self.folder, "results")]))
+        with unittest.mock.patch.dict(phases.PHASES, {"test": lambda _: {}["x"]}):
+            one.phase("test")
+        self.assertEqual(self.saved()["tools/gpu_check itself"]["note"], "KeyError: 'x'")
+        self.assertEqual(len(one.report.failed({"test"})), 1)
 
 
 class Builds(Case):
@@ -445,6 +456,13 @@ class DryRun(Case):
         statuses = {row["status"] for row in rows.values() if row["phase"] == "bench" and row["name"] != PHASE}
         self.assertLessEqual(statuses, {"fake", "no kernel"})
         self.assertEqual(rows["conv2d: all layers"]["status"], "fake")
+
+    def test_work_for_the_sanitizers(self):
+        if not BUILD:
+            self.skipTest("no build folder was given")
+        found = process.run([os.path.join(BUILD, "bin/bench_gpu_ops"), "cpu"], 60,
+                            text="".join(f"start {work}\n" for work in phases.SANITIZED))
+        self.assertEqual([line[:3] for line in found.text.splitlines()], ["ok "] * len(phases.SANITIZED), found.text)
 
     def test_nothing_is_built(self):
         self.assertEqual(self.call("--dry-run", "--build-dir", self.folder).returncode, 1)

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
 
 import phases
 import process
@@ -110,7 +111,11 @@ class Check:
             self.report.row("build", "programs", "passed" if built else "failed",
                             note="dry run: nothing is compiled; what is tried is in " + self.build)
         else:
-            phases.PHASES[name](self)
+            try:
+                phases.PHASES[name](self)
+            except Exception as error:  # of these scripts: the other phases can still be tried
+                traceback.print_exc()
+                self.report.row(name, "tools/gpu_check itself", "failed", note=f"{type(error).__name__}: {error}")
         self.report.end(name, time.monotonic() - start)
         for row in self.report.failed({name}):
             print(f"FAILED: {row['name']}: {row.get('note', '')}", flush=True)

@@ -42,10 +42,13 @@ Tensor hand_over(const Tensor& x, const Departure* departure, const Stream& cons
   }
   StorageRef memory;
   {
-    // Memory that only arrivals use. It comes back when their consumers have done what they were given, and
-    // nothing is ever in this stream, so the copy need not wait for the consumer.
+    // Memory of arrivals, which comes back when their consumers have done what they were given: the copy need
+    // not wait for this one. In that stream is nothing, unless there are so many that others have it too.
     const StreamGuard guard(ways.in);
     memory = Storage::allocate(device, x.nbytes());
+    Event unused;
+    unused.record(ways.in);
+    out.wait(unused);
   }
   const Tensor y = detail::make_tensor(std::move(memory), x.dtype(), x.sizes(), x.strides(), 0);
   cuda::copy_bytes_async(device, y.raw_data(), x.device(), x.raw_data(), x.nbytes(), out);
