@@ -1,4 +1,5 @@
 #pragma once
+// Views that an in-place change made stale. Not in tapestry.h: the tape and the engine ask it.
 #include <cstddef>
 
 #include "tapestry/autograd/node.h"
