@@ -6,8 +6,10 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
+#include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 #include "tapestry/distributed/comm/internal/rendezvous.h"
@@ -143,12 +145,15 @@ Device device_of(const Environment& e) {
   return {DeviceType::cuda, count == 1 ? 0 : e.local_rank};
 }
 
-/// If nobody says, where each rank of this host can have a GPU of its own.
+/// If nobody says, where each rank of this host can have a GPU of its own, which logical devices may not be.
 bool uses_nccl(const InitOptions& options, const Environment& e) {
   if (!options.backend.empty()) return options.backend == "nccl";
+  if (!built_with_nccl()) return false;
   const int count = device_count(DeviceType::cuda);
-  return built_with_nccl() &&
-         (count >= e.local_world_size || (count == 1 && std::getenv("CUDA_VISIBLE_DEVICES")));
+  if (count == 1 && std::getenv("CUDA_VISIBLE_DEVICES")) return true;
+  std::set<int> gpus;
+  for (int i = 0; i < count; ++i) gpus.insert(cuda::device_properties({DeviceType::cuda, i}).gpu);
+  return static_cast<int>(gpus.size()) >= e.local_world_size;
 }
 
 /// A batch script that asks for tasks and does not start them is no error, and hardly meant.

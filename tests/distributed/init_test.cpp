@@ -9,9 +9,11 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/distributed/comm/internal/rendezvous.h"
+#include "tests/core/child.h"
 #include "tests/distributed/environment_support.h"
 #include "tests/distributed/store_support.h"
 #include "tests/support/catch.h"
+#include "tests/support/fake_gpu.h"
 #include "tests/support/files.h"
 
 using namespace tapestry;
@@ -227,6 +229,22 @@ TEST_CASE("processes join by variables, an address, or a file") {
   const tests::TempDir folder;
   const InitOptions by_file{.init_method = "file://" + (folder / "store"), .world_size = 2};
   CHECK(all_end_well(start_ranks(2, {}, by_file)));
+}
+
+TEST_CASE("child: ranks that share a GPU", "[.]") {
+  const tapestry::testing::FakeGpus one(1);
+  REQUIRE(device_count(DeviceType::cuda) == 2);
+  const Variables variables = {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", std::to_string(free_port())}};
+  CHECK(all_end_well(start_ranks(2, variables, {}, [](ProcessGroup& group) {
+    if (group.backend() != "gloo") throw Error("joined by " + std::string(group.backend()));
+  })));
+}
+
+TEST_CASE("NCCL is for ranks with a GPU each, not a logical device of the same") {
+  if (!has_gloo()) return;
+  const ChildResult child = run_child("child: ranks that share a GPU", "TAPESTRY_LOGICAL_DEVICES=2");
+  INFO(child.output);
+  CHECK(child.status == 0);
 }
 
 TEST_CASE("starts of one job share the launcher's store") {
