@@ -25,8 +25,12 @@ using StepTimes = std::array<double, 3>;  // forward, backward, update
 Contention contention_of(int passes, const std::function<StepTimes(bool)>& step) {
   step(false);  // all have their memory and their kernels
   std::array<std::vector<double>, 3> alone, together;
+  // Twice each: what the first one finds in the caches was left by the other kind.
   for (int pass = 0; pass < passes; ++pass) {
-    const StepTimes one = step(true), all = step(false);
+    step(true);
+    const StepTimes one = step(true);
+    step(false);
+    const StepTimes all = step(false);
     for (std::size_t i = 0; i < 3; ++i) {
       alone[i].push_back(one[i]);
       together[i].push_back(all[i]);
@@ -113,11 +117,10 @@ Contention measure_contention(const Models& models, std::int64_t n, int passes) 
   });
 }
 
-Contention measure_contention(distributed::ProcessGroup& group, WatchedModel& model, std::int64_t n,
-                              int passes) {
+Contention measure_contention(distributed::ProcessGroup& group, WatchedModel& model, Buckets& buckets,
+                              std::int64_t n, int passes) {
   if (group.size() == 1) return {};
   const DeviceGuard guard(model.device());
-  Watcher nobody;
   return contention_of(passes, [&](bool alone) {
     const bool works = !alone || group.rank() == 0;
     const auto timed = [&](const std::function<void()>& task) {
@@ -128,9 +131,9 @@ Contention measure_contention(distributed::ProcessGroup& group, WatchedModel& mo
       });
     };
     StepTimes times{};
-    times[0] = timed([&] { model.forward(n, nobody); });
-    times[1] = timed([&] { model.backward(); });
-    times[2] = timed([&] { model.update(nobody); });
+    times[0] = timed([&] { model.forward(n, buckets); });
+    times[1] = timed([&] { buckets.backward(); });
+    times[2] = timed([&] { model.update(buckets); });
     return times;
   });
 }
@@ -154,10 +157,11 @@ std::vector<Contention> measure_part_contention(const Models& models, const std:
   const auto add = [](PassTimes& all, const std::array<double, 2>& pass) {
     for (std::size_t i = 0; i < 2; ++i) all[i].push_back(pass[i]);
   };
-  for (int pass = 0; pass < passes; ++pass) {
+  for (int pass = 0; pass < passes; ++pass) {  // twice each, as above
     for (std::size_t s = 0; s < parts.size(); ++s)
       on_workers(std::span(devices).subspan(s, 1), [&](int) {
         const DeviceGuard guard(devices[s]);
+        parts[s]->pass();
         add(alone[s], parts[s]->pass());
       });
     std::atomic<int> at_work = static_cast<int>(parts.size());
@@ -165,6 +169,7 @@ std::vector<Contention> measure_part_contention(const Models& models, const std:
       const auto s = static_cast<std::size_t>(i);
       const DeviceGuard guard(devices[s]);
       AtWork work(at_work);
+      parts[s]->pass();
       add(together[s], parts[s]->pass());
       work.end();
       while (at_work > 0) parts[s]->pass();  // so that the others are not alone meanwhile

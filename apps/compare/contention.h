@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "tapestry/apps/compare/buckets.h"
 #include "tapestry/apps/compare/profile.h"
 #include "tapestry/apps/compare/watched_model.h"
 #include "tapestry/distributed/comm/process_group.h"
@@ -17,10 +18,10 @@ using Models = std::vector<std::unique_ptr<WatchedModel>>;
 /// waited for after each part of a step.
 Contention measure_contention(const Models& models, std::int64_t n, int passes);
 
-/// The same where each device is a process. Collective, each rank with the model on its device; the first
-/// rank's result counts.
-Contention measure_contention(tapestry::distributed::ProcessGroup& group, WatchedModel& model, std::int64_t n,
-                              int passes);
+/// The same of the ranks of a group, whose gradients go to buckets. Collective, each rank with the model on
+/// its device; the first rank's result counts.
+Contention measure_contention(tapestry::distributed::ProcessGroup& group, WatchedModel& model,
+                              Buckets& buckets, std::int64_t n, int passes);
 
 /// Of each part of a split model on its own device: passes with a micro-batch of n samples alone, and while
 /// every other part is at work with its own. `split` has as many parts as there are models.

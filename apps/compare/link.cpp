@@ -7,6 +7,8 @@
 #include <memory>
 #include <set>
 
+#include "tapestry/apps/compare/buckets.h"
+#include "tapestry/apps/compare/contention.h"
 #include "tapestry/apps/compare/timing.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/context.h"
@@ -113,74 +115,6 @@ void measure_parameters(Link& link, const Workload& w,
   link.add = line_through(link.add.latency_s, count, bytes, median(std::move(added)));
 }
 
-// The most of each of these values among the ranks.
-std::vector<double> most(ProcessGroup& group, Device device, const std::vector<double>& values) {
-  const Tensor all = tensor(values, {DType::f64, device});
-  group.all_reduce(all, ReduceOp::max).wait();
-  std::vector<double> result;
-  for (std::int64_t i = 0; i < all.numel(); ++i) result.push_back(all.select(0, i).item());
-  return result;
-}
-
-// A bucket a block, into which its gradients are copied when they are there, as Reducer does it.
-class Buckets : public Watcher {
- public:
-  bool posts = false;  // whether the ranks average them meanwhile, all but the last
-
-  Buckets(const WatchedModel& model, ProcessGroup& group) : model_(model), group_(group) {
-    for (std::size_t k = 0; k < model.count(); ++k) {
-      std::int64_t elements = 0;
-      for (const nn::Parameter& p : model.block(k).module->parameters()) elements += p->numel();
-      buckets_.push_back(zeros({elements}, {model.parameters()[0]->dtype(), model.device()}));
-    }
-  }
-
-  void enter(Activity activity, std::size_t k) override {
-    if (activity == Activity::forward && k == 0) works_.clear();
-    if (activity != Activity::backward || k + 1 >= model_.count()) return;
-    fill(k + 1);
-    if (posts) works_.push_back(average(k + 1));
-  }
-  void fill(std::size_t k) {
-    const NoGradGuard no_grad;
-    std::int64_t begin = 0;
-    for (const nn::Parameter& p : model_.block(k).module->parameters()) {
-      buckets_[k].narrow(0, begin, p->numel()).reshape(p->sizes()).copy_(p->grad());
-      begin += p->numel();
-    }
-  }
-  void average_all() {
-    for (std::size_t k = model_.count(); k-- > 0;) works_.push_back(average(k));
-    for (const Work& work : works_) work.wait();
-    synchronize(model_.device());
-  }
-  // How long those took that were posted, from when the last rank had got to each.
-  double posted_s() const {
-    std::vector<double> shortest;
-    for (const Work& work : works_) {
-      work.wait();
-      shortest.push_back(-std::chrono::duration<double>(work.finished() - work.started()).count());
-    }
-    if (shortest.empty()) return 0;
-    double sum = 0;
-    for (const double s : most(group_, model_.device(), shortest)) sum -= s;
-    return sum;
-  }
-  double posted_bytes() const {
-    double bytes = 0;
-    for (std::size_t k = 1; k < buckets_.size(); ++k) bytes += static_cast<double>(buckets_[k].nbytes());
-    return bytes;
-  }
-
- private:
-  Work average(std::size_t k) { return group_.all_reduce(buckets_[k], ReduceOp::mean); }
-
-  const WatchedModel& model_;
-  ProcessGroup& group_;
-  std::vector<Tensor> buckets_;
-  std::vector<Work> works_;
-};
-
 }  // namespace
 
 AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Workload& w) {
@@ -206,22 +140,22 @@ AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Wor
     buckets.posts = posts;
     const double own_s = seconds_of([&] {
       model.forward(share, buckets);
-      model.backward();
-      buckets.fill(0);
-      synchronize(device);
+      buckets.backward();
     });
-    return most(group, device, {own_s})[0];
+    return largest_of(group, device, {own_s})[0];
   };
   pass(false);
-  constexpr int kPasses = 7;
+  const int passes = std::min(w.steps, 7);
   std::vector<double> after_s, longer, beside_s;
-  for (int i = 0; i < kPasses; ++i) {  // in turn, so that all see the same machine
-    const double alone = pass(false);
+  for (int i = 0; i < passes; ++i) {  // in turn, so that all see the same machine
+    const double without = pass(false);
     group.barrier().wait();
     after_s.push_back(seconds_of([&] { buckets.average_all(); }));
-    longer.push_back(pass(true) - alone);
+    longer.push_back(pass(true) - without);
     beside_s.push_back(buckets.posted_s());
   }
+  buckets.posts = false;
+  result.contention = measure_contention(group, model, buckets, share, passes);
   const auto count = static_cast<double>(model.count()), bytes = static_cast<double>(model.parameter_bytes());
   // What backward has just computed is no faster than what was just filled with zeros.
   const Line after = line_through(line.latency_s, count, bytes, median(std::move(after_s)));

@@ -30,7 +30,8 @@ double batch_bytes(const Case& c, double n) { return n * (c.profile.image_bytes 
 // ---- one model a device ----
 
 // Averaging, as Reducer does it: buckets in the order in which gradients come.
-Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce, double slower) {
+Overlap averaged_backward(const Case& c, double n, const AllReduce& all_reduce) {
+  const double slower = all_reduce.contention.backward;
   std::vector<BucketParameter> parameters;
   std::vector<double> ready_of;  // by parameter, in seconds of computing
   double compute = slower * c.profile.loss.backward_s.at(n);
@@ -78,12 +79,12 @@ Prediction replicas(const Case& c, bool one_process) {
   Prediction p;
   const std::vector<double> shares = c.shares();
   const double n = shares[0], passed_on = c.batch() - n;
-  const Contention& slower = one_process ? c.profile.contention : c.link.processes;
   const AllReduce& all_reduce = one_process ? c.link.local : c.link.ranks;
+  const Contention& slower = all_reduce.contention;
   p.split.forward_s = slower.forward * loss_and(c.profile.loss, n, c.forward(c.whole(), n));
   // In one process, one device is the plain model; one rank has buckets all the same.
   const bool has_buckets = !one_process || c.devices() > 1;
-  const Overlap o = has_buckets ? averaged_backward(c, n, all_reduce, slower.backward)
+  const Overlap o = has_buckets ? averaged_backward(c, n, all_reduce)
                                 : Overlap{c.backward(c.whole(), n) + c.profile.loss.backward_s.at(n), 0};
   p.split.backward_s = o.backward_s;
   p.split.exposed_comm_s = o.exposed_s;
@@ -416,7 +417,7 @@ std::optional<Prediction> simulate_devices(const std::string& mode, const Profil
   alone.contention = {};
   alone.parts.clear();
   Link apart = link;
-  apart.processes = {};
+  apart.local.contention = apart.ranks.contention = {};
   std::optional<Prediction> p = predict(mode, alone, apart, w);
   if (p) p->simulated = true;
   return p;

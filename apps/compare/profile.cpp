@@ -21,8 +21,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, image_bytes, label_bytes, contention, parts,
                                    handoff_s)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, slower_beside, stops_compute)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, local, ranks, processes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, slower_beside, stops_compute, contention)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, local, ranks)
 
 namespace {
 

@@ -55,16 +55,16 @@ struct AllReduce {
   /// they are delayed. 1 and 0 where a GPU's copy engines or a network card do it; more where the cores that
   /// compute have to do it too.
   double slower_beside = 1, stops_compute = 0;
+  Contention contention;  ///< of steps whose gradients go to buckets
 };
 
 /// What lies between devices.
 struct Link {
-  Line copy;             ///< of a tensor that was just made to another device
-  Line broadcast;        ///< of a parameter, after a step: larger ones are no longer in the caches
-  Line add;              ///< of a gradient, after a backward pass, and adding it to one that is there
-  AllReduce local;       ///< between the threads of a process
-  AllReduce ranks;       ///< between processes
-  Contention processes;  ///< as a Profile's, which is between threads
+  Line copy;        ///< of a tensor that was just made to another device
+  Line broadcast;   ///< of a parameter, after a step: larger ones are no longer in the caches
+  Line add;         ///< of a gradient, after a backward pass, and adding it to one that is there
+  AllReduce local;  ///< between the threads of a process
+  AllReduce ranks;  ///< between processes
 };
 
 /// JSON, and back. Throw ValueError for other text.

@@ -10,7 +10,6 @@
 
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/compare/children.h"
-#include "tapestry/apps/compare/contention.h"
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/link.h"
 #include "tapestry/apps/compare/measure.h"
@@ -23,7 +22,6 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/threads.h"
-#include "tapestry/distributed/data_parallel/steps.h"
 
 namespace apps::compare {
 
@@ -124,11 +122,8 @@ class Comparison {
       if (split) w_.split = split_of(profiles_.back());
       Link link;
       if (w_.devices > 1) link = link_of(measured(kLink, false));
-      if (w_.devices > 1 && any(&Mode::one_process_a_device)) {
-        const Link between = link_of(measured(kRanks, true));
-        link.ranks = between.ranks;
-        link.processes = between.processes;
-      }
+      if (w_.devices > 1 && any(&Mode::one_process_a_device))
+        link.ranks = link_of(measured(kRanks, true)).ranks;
       links_.push_back(link);
     } catch (const Error& e) {
       if (split && w_.split.empty()) throw;
@@ -241,15 +236,12 @@ int compare(const Options& options, const std::vector<std::string>& arguments) t
   return 128 + interrupted.signal;
 }
 
-// Of each part of a step.
-static int passes_of(const Workload& workload) { return std::min(workload.steps, 7); }
-
 int run_child(const ChildTask& task, const Options& options, const std::vector<std::string>& arguments) {
   const Workload& workload = options.workload;
   if (task.mode == kProfile) {
     std::vector<int> further;
     if (options.predict_devices > 0) further.push_back(options.predict_devices);
-    const ProfileOptions passes{.warmup = workload.warmup, .passes = passes_of(workload)};
+    const ProfileOptions passes{.warmup = workload.warmup, .passes = std::min(workload.steps, 7)};
     write_file_atomically(task.result,
                           to_text(measure_profile(workload, profile_sizes(workload, further), passes)));
     return 0;
@@ -270,9 +262,6 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
     Link link;
     WatchedModel model(workload, rank_device(workload, group->rank()));
     link.ranks = measure_all_reduce(*group, model, workload);
-    const auto shares =
-        distributed::shares_of(workload.batch_size, static_cast<std::size_t>(workload.devices));
-    link.processes = measure_contention(*group, model, shares[0], passes_of(workload));
     if (group->rank() == 0) write_file_atomically(task.result, to_text(link));
     return 0;
   }

@@ -101,7 +101,8 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   CHECK(profile.blocks.size() == 6);
   CHECK(link.ranks.message.s_per_byte > 0);
   REQUIRE(profile.parts.size() == 2);
-  for (const auto& c : {profile.contention, profile.parts[0], profile.parts[1], link.processes})
+  for (const auto& c :
+       {profile.contention, profile.parts[0], profile.parts[1], link.local.contention, link.ranks.contention})
     for (const double factor : {c.forward, c.backward, c.update}) CHECK(factor >= 1);
   REQUIRE(report.at("predictions").size() == modes.size());
   for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);

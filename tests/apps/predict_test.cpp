@@ -66,7 +66,7 @@ const std::vector<std::string> kModes = {"single", "dp-master",      "dp-replica
                                          "model",  "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
 
 AllReduce stopping(double share, double slower = 1) {
-  return {.message = {}, .slower_beside = slower, .stops_compute = share};
+  return {.message = {}, .slower_beside = slower, .stops_compute = share, .contention = {}};
 }
 
 Link slow_link() {
@@ -291,8 +291,8 @@ TEST_CASE("dp-replicated and ddp: buckets of 1 MiB and then 25 MiB, last layers 
     CHECK(copied.split.exposed_comm_s == Approx(84 - 32 - 0.25));  // the second bucket is complete 0.75 later
   }
   SECTION("devices that share memory are slower together, threads and processes each as they are") {
-    profile.contention = {1.5, 1.25, 2};
-    link.processes = {1.25, 1.5, 3};
+    link.local.contention = {1.5, 1.25, 2};
+    link.ranks.contention = {1.25, 1.5, 3};
     const Prediction slower = of("dp-replicated", profile, link, workload_of(2, 8));
     CHECK(slower.split.forward_s == Approx(1.5 * 16));
     CHECK(slower.split.backward_s == Approx(1.25 * 32));
@@ -451,7 +451,7 @@ TEST_CASE("a faster link is never slower") {
         for (const double bandwidth : {1e6, 1e7, 1e8, 1e9, 1e12}) {
           const Line line{1e-3, 1 / bandwidth};
           const Link link = {
-              .copy = line, .add = line, .local = {line, 1.5, stops}, .ranks = {line, 1.5, stops}};
+              .copy = line, .add = line, .local = {line, 1.5, stops, {}}, .ranks = {line, 1.5, stops, {}}};
           const double step = of(mode, profile, link, workload_of(devices, 30, split, 5)).step_s;
           CHECK(step <= before * (1 + 1e-12));
           before = step;
@@ -473,7 +473,7 @@ TEST_CASE("more devices than there are: simulated, and said so") {
   profile.contention = {2, 2, 2};  // of the machine that was measured
   profile.parts = {{2, 2, 1}, {2, 2, 1}};
   Link link;
-  link.processes = {2, 2, 2};
+  link.ranks.contention = {2, 2, 2};
   const Workload measured = workload_of(2, 64, {3, 3}, 16);
   const auto ddp = simulate_devices("ddp", profile, link, measured, 8);
   REQUIRE(ddp.has_value());
@@ -493,8 +493,8 @@ TEST_CASE("another link: what is not given stays as measured") {
   measured.copy = {1, 2};
   measured.broadcast = {2, 2};
   measured.add = {3, 5};
-  measured.local = {{4, 6}, 2, 0.5};
-  measured.ranks = {{7, 8}, 3, 1};
+  measured.local = {{4, 6}, 2, 0.5, {}};
+  measured.ranks = {{7, 8}, 3, 1, {}};
   CHECK(to_text(link_with(measured, {}, {})) == to_text(measured));
   const Link both = link_with(measured, 0.5, 4.0);
   for (const Line& line : {both.copy, both.broadcast, both.local.message, both.ranks.message}) {
@@ -532,11 +532,11 @@ TEST_CASE("profiles and links go through text") {
   CHECK(again.parts.at(1).backward == 3);
   Link link = slow_link();
   link.ranks.stops_compute = 0.75;
-  link.processes.update = 1.75;
+  link.ranks.contention.update = 1.75;
   link.local.slower_beside = 1.25;
   CHECK(to_text(link_of(to_text(link))) == to_text(link));
   CHECK(link_of(to_text(link)).ranks.stops_compute == 0.75);
-  CHECK(link_of(to_text(link)).processes.update == 1.75);
+  CHECK(link_of(to_text(link)).ranks.contention.update == 1.75);
   for (const char* text : {"", "{}", "[1]", "{\"blocks\": 3}"}) {
     CHECK_THROWS_WITH(profile_of(text), ContainsSubstring("this is no profile"));
     CHECK_THROWS_WITH(link_of(text), ContainsSubstring("this is no link"));

@@ -1,0 +1,85 @@
+#include "tapestry/apps/compare/buckets.h"
+
+#include <chrono>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/context.h"
+#include "tapestry/core/stream.h"
+
+namespace apps::compare {
+
+using namespace tapestry;
+using namespace tapestry::distributed;
+
+Buckets::Buckets(WatchedModel& model, ProcessGroup& group) : model_(model), group_(group) {
+  for (std::size_t k = 0; k < model.count(); ++k) {
+    const std::vector<nn::Parameter> parameters = model.block(k).module->parameters();
+    std::int64_t elements = 0;
+    for (const nn::Parameter& p : parameters) elements += p->numel();
+    buckets_.push_back(zeros({elements}, {parameters[0]->dtype(), model.device()}));
+    views_.emplace_back();
+    std::int64_t begin = 0;
+    for (const nn::Parameter& p : parameters) {
+      views_[k].push_back(buckets_[k].narrow(0, begin, p->numel()).reshape(p->sizes()));
+      begin += p->numel();
+    }
+  }
+}
+
+void Buckets::enter(Activity activity, std::size_t k) {
+  if (activity == Activity::forward && k == 0) works_.clear();
+  if (activity != Activity::backward || k + 1 >= model_.count()) return;
+  fill(k + 1);
+  if (posts) works_.push_back(average(k + 1));
+}
+
+void Buckets::backward() {
+  model_.backward();
+  fill(0);
+  synchronize(model_.device());
+}
+
+void Buckets::fill(std::size_t k) {
+  const NoGradGuard no_grad;
+  const std::vector<nn::Parameter> parameters = model_.block(k).module->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    views_[k][i].copy_(parameters[i]->grad());
+    parameters[i]->set_grad(views_[k][i]);
+  }
+}
+
+Work Buckets::average(std::size_t k) { return group_.all_reduce(buckets_[k], ReduceOp::mean); }
+
+void Buckets::average_all() {
+  for (std::size_t k = model_.count(); k-- > 0;) works_.push_back(average(k));
+  for (const Work& work : works_) work.wait();
+  synchronize(model_.device());
+}
+
+double Buckets::posted_s() const {
+  std::vector<double> shortest;
+  for (const Work& work : works_) {
+    work.wait();
+    shortest.push_back(-std::chrono::duration<double>(work.finished() - work.started()).count());
+  }
+  double sum = 0;
+  if (!shortest.empty())
+    for (const double s : largest_of(group_, model_.device(), shortest)) sum -= s;
+  return sum;
+}
+
+double Buckets::posted_bytes() const {
+  double bytes = 0;
+  for (std::size_t k = 1; k < buckets_.size(); ++k) bytes += static_cast<double>(buckets_[k].nbytes());
+  return bytes;
+}
+
+std::vector<double> largest_of(ProcessGroup& group, Device device, const std::vector<double>& values) {
+  const Tensor all = tensor(values, {DType::f64, device});
+  group.all_reduce(all, ReduceOp::max).wait();
+  std::vector<double> largest;
+  for (std::int64_t i = 0; i < all.numel(); ++i) largest.push_back(all.select(0, i).item());
+  return largest;
+}
+
+}  // namespace apps::compare
