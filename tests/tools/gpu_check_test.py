@@ -415,10 +415,11 @@ class Training(Case):
         self.assertIsNone(phases.accuracy(process.Run(1, line, 1)))
         self.assertIsNone(phases.accuracy(process.Run(0, "nothing", 1)))
 
-    def train(self, on_gpu, on_cpu, nccl="exit 0"):
+    def train(self, on_gpu, on_cpu, nccl="exit 0", compare="exit 0"):
         self.program("classifier", 'case "$*" in *"--device cuda"*) a=%s ;; *) a=%s ;; esac\n'
                      'echo "test accuracy $a after 3.5 s of training, seed 1"' % (on_gpu, on_cpu))
         self.program("tapestry-run", nccl)
+        self.program("tapestry-compare", compare)
         return self.call("train", "--build-dir", self.folder), self.saved()
 
     def test_the_gpu_must_reach_what_the_cpu_does(self):
@@ -431,6 +432,7 @@ class Training(Case):
     def test_a_cpu_that_takes_too_long_is_no_failure(self):
         self.program("classifier", 'case "$*" in *"--device cuda"*) ;; *) sleep 60 ;; esac\necho "test accuracy 0.9180 after 3 s of training"')
         self.program("tapestry-run", "exit 0")
+        self.program("tapestry-compare", "exit 0")
         done = self.call("train", "--build-dir", self.folder, "--minutes", "0.05")
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertIn("took more than", self.saved()["classifier on cuda"]["note"])
@@ -440,6 +442,13 @@ class Training(Case):
         self.assertEqual(rows["two NCCL ranks on one GPU"]["status"], "not run")
         _, rows = self.train(0.918, 0.917, "echo 'CHECK( on_host<float>(x) == sum )'; exit 1")
         self.assertEqual(rows["two NCCL ranks on one GPU"]["status"], "failed")
+
+
+    def test_ways_of_training_that_differ_are_a_failure(self):
+        for status, found in ((0, "passed"), (1, "failed")):
+            done, rows = self.train(0.918, 0.917, compare=f'[[ $TAPESTRY_LOGICAL_DEVICES == 2 ]] && exit {status}; exit 3')
+            self.assertEqual(rows["ways of training on two devices"]["status"], found)
+            self.assertEqual(done.returncode, status)
 
 
 class DryRun(Case):
@@ -453,6 +462,7 @@ class DryRun(Case):
         rows = self.saved()
         self.assertEqual(rows["ptx.lanes"]["status"], "passed")
         self.assertEqual(rows["classifier on cuda"]["status"], "fake")
+        self.assertEqual(rows["ways of training on two devices"]["status"], "fake")
         statuses = {row["status"] for row in rows.values() if row["phase"] == "bench" and row["name"] != PHASE}
         self.assertLessEqual(statuses, {"fake", "no kernel"})
         self.assertEqual(rows["conv2d: all layers"]["status"], "fake")

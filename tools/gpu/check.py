@@ -20,7 +20,8 @@ PyTorch. Phases (all, in this order, if none is named):
 
   build   for this machine's GPU alone; fails without NCCL or cuDNN
   test    the tests that use a GPU, which must find one; compute-sanitizer over a short list
-  train   the classifier's whole training on the GPU and on the CPU; two NCCL ranks on one GPU
+  train   two NCCL ranks on one GPU; all ways of training on two logical devices of it; the classifier's whole training
+          on the GPU and on the CPU
   bench   bandwidths, matrix products, convolutions and host time beside PyTorch, in turns
 
 Needs a CUDA toolkit, CMake 3.25, Ninja, a C++20 compiler and Python with PyTorch; downloads nothing. What the system

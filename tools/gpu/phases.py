@@ -40,7 +40,8 @@ def cached(build, name):
 
 
 # What the phases run. Everything else, the emulator's tests before all, would only take time of a machine with a GPU.
-TARGETS = ["bench_gpu_ops", "classifier", "tapestry-run", "tests_core", "tests_distributed", "tests_gpu", "tests_ptx"]
+TARGETS = ["bench_gpu_ops", "classifier", "tapestry-compare", "tapestry-run", "tests_core", "tests_distributed", "tests_gpu",
+           "tests_ptx"]
 GPU_TESTS = 4  # at a time: they share one GPU, and each takes a part of its memory for itself
 
 
@@ -204,6 +205,7 @@ LEAST_ACCURACY, ACCURACY_RANGE = 0.910, 0.006
 def train(check):
     report = check.report
     nccl_ranks(check)
+    ways_of_training(check)
     on_gpu = classifier(check, "cuda")
     result = accuracy(on_gpu)
     if not result:
@@ -248,6 +250,22 @@ def nccl_ranks(check):
         check.report.row("train", name, "not run", seconds=found.seconds, note="NCCL does not join: " + found.tail(4))
     else:
         check.report.row("train", name, "failed", seconds=found.seconds, note=found.tail())
+
+
+def ways_of_training(check):
+    """DataParallel, a split model and pipelines, on two logical devices of the GPU; all must end as one device does."""
+    name = "ways of training on two devices"
+    modes = "single,dp-master,dp-replicated,model,pipeline-1f1b,pipeline-gpipe,pipeline-zero-bubble"
+    what = ["--device", "cuda", "--model", "cnn", "--modes", modes]
+    if check.dry:
+        what = ["--device", "cpu", "--model", "mlp", "--modes", "single,model", "--batch-size", "4", "--image-size", "8",
+                "--steps", "1", "--warmup", "1", "--threads", "1"]
+    log = check.log("ways")
+    found = check.run([check.program("tapestry-compare"), "--devices", "2", "--rounds", "1", "--timeout", "60", *what], log,
+                      limit=150, environment={**check.require, "TAPESTRY_LOGICAL_DEVICES": "2"})
+    check.report.keep(log)
+    status = ("fake" if check.dry else "passed") if found.ok else "failed"
+    check.report.row("train", name, status, seconds=found.seconds, note="" if found.ok else found.tail())
 
 
 def benchmarks(check):
