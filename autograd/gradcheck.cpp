@@ -83,6 +83,12 @@ bool gradcheck(const Fn& fn, const std::vector<Tensor>& inputs, const GradcheckO
     check<AutogradError>(inputs[i].is_leaf(), "[gradcheck] input ", i,
                          " is not a leaf; pass detach() of it with "
                          "set_requires_grad()");
+    for (int d = 0; d < inputs[i].dim(); ++d)
+      check<AutogradError>(
+          inputs[i].sizes()[d] <= 1 || inputs[i].strides()[d] != 0, "[gradcheck] input ", i, " of shape ",
+          inputs[i].sizes(),
+          " is expanded: its elements share memory and cannot change one by one; pass a clone() "
+          "with set_requires_grad()");
     wanted.push_back(inputs[i]);
     index.push_back(i);
   }

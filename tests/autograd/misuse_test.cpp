@@ -45,6 +45,12 @@ TEST_CASE("empty hooks are refused when they are registered") {
   CHECK(x.grad().item() == 2);
 }
 
+TEST_CASE("gradcheck refuses an input whose elements share memory") {
+  const Tensor row = tensor({1.0}, DType::f64).expand({3}).set_requires_grad();
+  CHECK_THROWS_WITH(autograd::gradcheck([](const std::vector<Tensor>& in) { return in[0] * 2; }, {row}),
+                    ContainsSubstring("[gradcheck] input 0 of shape [3] is expanded"));
+}
+
 TEST_CASE("gradcheck refuses a function whose outputs are other ones each time") {
   int calls = 0;
   const auto fewer = [&](const std::vector<Tensor>& in) {
