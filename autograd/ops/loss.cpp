@@ -59,6 +59,8 @@ Prepared prepare(const Op& op, const Tensor& x, const Tensor& target, const Cros
         "] the input is 0-d and has no classes; pass (C), (N, C) or (N, C, d1, ...)");
   check<DeviceError>(target.device() == x.device(), "[", op.name, "] target is on ", target.device(),
                      ", the input on ", x.device(), "; move one of them with .to()");
+  check<AutogradError>(!autograd::recording(params.weight), "[", op.name,
+                       "] weights of classes get no gradient, and these require one; pass their detach()");
   const int class_dim = x.dim() == 1 ? 0 : 1;
   Prepared p;
   p.args.outer = p.args.inner = 1;

@@ -59,6 +59,9 @@ BAD_INPUT("cross_entropy", "label_smoothing 1.5", [] {
 BAD_INPUT("cross_entropy", "weight has shape [2]", [] {
   cross_entropy(zeros({1, 3}), classes({0}), {.weight = ones({2})});
 });
+BAD_INPUT("cross_entropy", "weights of classes get no gradient", [] {
+  cross_entropy(zeros({1, 3}), classes({0}), {.weight = ones({3}, TensorOptions().with_grad())});
+});
 BAD_INPUT("cross_entropy", "weight is int64", [] {
   cross_entropy(zeros({1, 3}), classes({0}), {.weight = ones({3}, DType::i64)});
 });
