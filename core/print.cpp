@@ -188,5 +188,8 @@ std::string Tensor::str() const {
 }
 
 std::ostream& operator<<(std::ostream& out, const Tensor& t) { return out << t.str(); }
+std::ostream& operator<<(std::ostream& out, const Shape& sizes) { return out << sizes.str(); }
+std::ostream& operator<<(std::ostream& out, DType dtype) { return out << dtype_name(dtype); }
+std::ostream& operator<<(std::ostream& out, Device device) { return out << device.str(); }
 
 }  // namespace tapestry

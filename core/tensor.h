@@ -242,6 +242,10 @@ class Tensor {
   Tensor sub(const Tensor& other) const;
   Tensor mul(const Tensor& other) const;
   Tensor div(const Tensor& other) const;
+  Tensor add(const Scalar& other) const;
+  Tensor sub(const Scalar& other) const;
+  Tensor mul(const Scalar& other) const;
+  Tensor div(const Scalar& other) const;
   Tensor pow(const Scalar& exponent) const;
   Tensor pow(const Tensor& exponent) const;
   Tensor neg() const;
@@ -264,6 +268,12 @@ class Tensor {
   Tensor le(const Tensor& other) const;
   Tensor gt(const Tensor& other) const;
   Tensor ge(const Tensor& other) const;
+  Tensor eq(const Scalar& other) const;
+  Tensor ne(const Scalar& other) const;
+  Tensor lt(const Scalar& other) const;
+  Tensor le(const Scalar& other) const;
+  Tensor gt(const Scalar& other) const;
+  Tensor ge(const Scalar& other) const;
   bool allclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const;
   // in place: change this tensor's elements and return it. AutogradError on a leaf that requires gradients.
   const Tensor& add_(const Tensor& other) const;
@@ -274,9 +284,14 @@ class Tensor {
   const Tensor& sub_(const Scalar& other) const;
   const Tensor& mul_(const Scalar& other) const;
   const Tensor& div_(const Scalar& other) const;
+  const Tensor& pow_(const Scalar& exponent) const;
+  const Tensor& pow_(const Tensor& exponent) const;
   const Tensor& neg_() const;
+  const Tensor& abs_() const;
   const Tensor& exp_() const;
+  const Tensor& log_() const;
   const Tensor& sqrt_() const;
+  const Tensor& rsqrt_() const;
   const Tensor& tanh_() const;
   const Tensor& sigmoid_() const;
   const Tensor& relu_() const;
@@ -290,6 +305,10 @@ class Tensor {
   const Tensor& operator-=(const Tensor& other) const { return sub_(other); }
   const Tensor& operator*=(const Tensor& other) const { return mul_(other); }
   const Tensor& operator/=(const Tensor& other) const { return div_(other); }
+  const Tensor& operator+=(const Scalar& other) const { return add_(other); }
+  const Tensor& operator-=(const Scalar& other) const { return sub_(other); }
+  const Tensor& operator*=(const Scalar& other) const { return mul_(other); }
+  const Tensor& operator/=(const Scalar& other) const { return div_(other); }
   // reductions; an empty list of dimensions means all of them
   Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
   Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
@@ -321,6 +340,9 @@ class Tensor {
 };
 
 std::ostream& operator<<(std::ostream& out, const Tensor& t);
+std::ostream& operator<<(std::ostream& out, const Shape& sizes);
+std::ostream& operator<<(std::ostream& out, DType dtype);
+std::ostream& operator<<(std::ostream& out, Device device);
 
 /// Uninitialised memory, dense in `format`. Throws ValueError for a negative size or one whose bytes
 /// overflow.

@@ -181,10 +181,16 @@ Tensor pow(const Tensor& a, const Tensor& b) {
     });
   return y;
 }
-Tensor pow(const Tensor& a, const Scalar& b) {
+namespace {
+DType checked_power(const Tensor& a, const Scalar& b) {
   const DType dtype = checked_promotion(kPow, a, b);
   check(is_floating(dtype) || b.to_int() >= 0, "[pow] integers to a negative power, ", b.to_int(),
         ", are no integers; convert to a floating dtype first");
+  return dtype;
+}
+}  // namespace
+Tensor pow(const Tensor& a, const Scalar& b) {
+  const DType dtype = checked_power(a, b);
   Tensor y = with_scalar(kernels::pow_scalar, a, b, dtype);
   if (recording(a))
     record(kPow, y, {&a}, [a = save(a), b](Backward& g) {
@@ -226,6 +232,10 @@ Tensor Tensor::add(const Tensor& other) const { return tapestry::add(*this, othe
 Tensor Tensor::sub(const Tensor& other) const { return tapestry::sub(*this, other); }
 Tensor Tensor::mul(const Tensor& other) const { return tapestry::mul(*this, other); }
 Tensor Tensor::div(const Tensor& other) const { return tapestry::div(*this, other); }
+Tensor Tensor::add(const Scalar& other) const { return tapestry::add(*this, other); }
+Tensor Tensor::sub(const Scalar& other) const { return tapestry::sub(*this, other); }
+Tensor Tensor::mul(const Scalar& other) const { return tapestry::mul(*this, other); }
+Tensor Tensor::div(const Scalar& other) const { return tapestry::div(*this, other); }
 Tensor Tensor::pow(const Scalar& exponent) const { return tapestry::pow(*this, exponent); }
 Tensor Tensor::pow(const Tensor& exponent) const { return tapestry::pow(*this, exponent); }
 
@@ -241,7 +251,7 @@ const Tensor& Tensor::sub_(const Tensor& other) const {
                   [&](const Tensor& old) { return tapestry::sub(old, other); });
   return *this;
 }
-// The gradients of mul and div need the old elements, so these are copied before they are overwritten.
+// The gradients of mul, div and pow need the old elements, so these are copied before they are overwritten.
 const Tensor& Tensor::mul_(const Tensor& other) const {
   check_operands(kMul, *this, other);
   binary_in_place(kMul, kernels::mul, *this, other, promoted(*this, other), [&](const Tensor& old) {
@@ -255,6 +265,14 @@ const Tensor& Tensor::div_(const Tensor& other) const {
   binary_in_place(kDiv, kernels::div, *this, other, real(promoted(*this, other)), [&](const Tensor& old) {
     const Tensor kept = tapestry::clone(old);
     return tapestry::div(kept, other.is_same(*this) ? kept : other);
+  });
+  return *this;
+}
+const Tensor& Tensor::pow_(const Tensor& exponent) const {
+  check_numbers(kPow, *this, exponent);
+  binary_in_place(kPow, kernels::pow, *this, exponent, promoted(*this, exponent), [&](const Tensor& old) {
+    const Tensor kept = tapestry::clone(old);
+    return tapestry::pow(kept, exponent.is_same(*this) ? kept : exponent);
   });
   return *this;
 }
@@ -277,6 +295,11 @@ const Tensor& Tensor::mul_(const Scalar& other) const {
 const Tensor& Tensor::div_(const Scalar& other) const {
   scalar_in_place(kDiv, kernels::div_scalar, *this, other, real(checked_promotion(kDiv, *this, other)),
                   [&](const Tensor& old) { return tapestry::div(old, other); });
+  return *this;
+}
+const Tensor& Tensor::pow_(const Scalar& exponent) const {
+  scalar_in_place(kPow, kernels::pow_scalar, *this, exponent, checked_power(*this, exponent),
+                  [&](const Tensor& old) { return tapestry::pow(tapestry::clone(old), exponent); });
   return *this;
 }
 

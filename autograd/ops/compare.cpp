@@ -108,11 +108,17 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
 }
 
 Tensor Tensor::eq(const Tensor& other) const { return tapestry::eq(*this, other); }
+Tensor Tensor::eq(const Scalar& other) const { return tapestry::eq(*this, other); }
 Tensor Tensor::ne(const Tensor& other) const { return tapestry::ne(*this, other); }
+Tensor Tensor::ne(const Scalar& other) const { return tapestry::ne(*this, other); }
 Tensor Tensor::lt(const Tensor& other) const { return tapestry::lt(*this, other); }
+Tensor Tensor::lt(const Scalar& other) const { return tapestry::lt(*this, other); }
 Tensor Tensor::le(const Tensor& other) const { return tapestry::le(*this, other); }
+Tensor Tensor::le(const Scalar& other) const { return tapestry::le(*this, other); }
 Tensor Tensor::gt(const Tensor& other) const { return tapestry::gt(*this, other); }
+Tensor Tensor::gt(const Scalar& other) const { return tapestry::gt(*this, other); }
 Tensor Tensor::ge(const Tensor& other) const { return tapestry::ge(*this, other); }
+Tensor Tensor::ge(const Scalar& other) const { return tapestry::ge(*this, other); }
 bool Tensor::allclose(const Tensor& other, double rtol, double atol, bool equal_nan) const {
   return tapestry::allclose(*this, other, rtol, atol, equal_nan);
 }

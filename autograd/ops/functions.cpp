@@ -165,6 +165,18 @@ Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const
 }
 
 const Tensor& Tensor::neg_() const { return unary_in_place(kNeg, kernels::neg, *this, tapestry::neg); }
+// The gradients of abs and log need the old elements.
+const Tensor& Tensor::abs_() const {
+  return unary_in_place(kAbs, kernels::abs, *this,
+                        [](const Tensor& old) { return tapestry::abs(tapestry::clone(old)); });
+}
+const Tensor& Tensor::log_() const {
+  return unary_in_place(kLog, kernels::log, *this,
+                        [](const Tensor& old) { return tapestry::log(tapestry::clone(old)); });
+}
+const Tensor& Tensor::rsqrt_() const {
+  return unary_in_place(kRsqrt, kernels::rsqrt, *this, tapestry::rsqrt);
+}
 const Tensor& Tensor::exp_() const { return unary_in_place(kExp, kernels::exp, *this, tapestry::exp); }
 const Tensor& Tensor::sqrt_() const { return unary_in_place(kSqrt, kernels::sqrt, *this, tapestry::sqrt); }
 const Tensor& Tensor::tanh_() const { return unary_in_place(kTanh, kernels::tanh, *this, tapestry::tanh); }

@@ -35,6 +35,9 @@ GOLDEN_OP("mul/in_place_scalar", "arithmetic",
           [](const OpCase& c) { return c[0].clone().mul_(c.scalar("other")); });
 GOLDEN_OP("div/in_place_scalar", "arithmetic",
           [](const OpCase& c) { return c[0].clone().div_(c.scalar("other")); });
+GOLDEN_OP("pow/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().pow_(c[1]); });
+GOLDEN_OP("pow/in_place_scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].clone().pow_(c.scalar("other")); });
 
 BAD_INPUT("add", "shapes [2, 3] and [4] do not broadcast", [] { zeros({2, 3}) + zeros({4}); });
 BAD_INPUT("add", "the second operand is an undefined tensor", [] { zeros({2}) + Tensor(); });
@@ -52,6 +55,8 @@ BAD_INPUT("div", "do not broadcast", [] { zeros({2}) / zeros({3}); });
 BAD_INPUT("div", "cannot be stored in place", [] { ones({2}, kInt32).div_(2); });
 BAD_INPUT("pow", "negative power, -1", [] { ones({2}, kInt64).pow(-1); });
 BAD_INPUT("pow", "does not take bool", [] { zeros({2}, kBool).pow(2); });
+BAD_INPUT("pow", "negative power, -1", [] { ones({2}, kInt64).pow_(-1); });
+BAD_INPUT("pow", "cannot be stored in place", [] { ones({2}, kInt64).pow_(0.5); });
 BAD_INPUT("maximum", "do not broadcast", [] { maximum(zeros({2}), zeros({3})); });
 BAD_INPUT("minimum", "do not broadcast", [] { minimum(zeros({2}), zeros({3})); });
 
@@ -159,4 +164,27 @@ TEST_CASE("i64 wraps around") {
   CHECK(wrapped(x.pow(3), {most, 0, most}));
   CHECK(wrapped(-x, {-most, least, -most}));
   CHECK(wrapped(x.abs(), {most, least, most}));
+}
+
+TEST_CASE("numbers are operands of methods and of changes in place, as tensors are") {
+  const Tensor x = tensor({1.0, 4.0}).set_requires_grad();
+  const Tensor y = x * 1;
+  y += 1;
+  y *= 3;
+  y -= 0.5;
+  y /= 2;
+  CHECK(equal(y.detach(), tensor({2.75, 7.25})));
+  y.sum().backward();
+  CHECK(equal(x.grad(), tensor({1.5, 1.5})));
+  const Tensor n = tensor({2, 3});
+  CHECK(equal(n.add(1), tensor({3, 4})));
+  CHECK(equal(n.sub(0.5), tensor({1.5, 2.5})));
+  CHECK(equal(n.mul(2), tensor({4, 6})));
+  CHECK(equal(n.div(2), tensor({1.0, 1.5})));
+  CHECK(equal(n.eq(3), tensor({false, true})));
+  CHECK(equal(n.ne(3), tensor({true, false})));
+  CHECK(equal(n.lt(3), tensor({true, false})));
+  CHECK(equal(n.le(2), tensor({true, false})));
+  CHECK(equal(n.gt(2), tensor({false, true})));
+  CHECK(equal(n.ge(3), tensor({false, true})));
 }

@@ -23,6 +23,9 @@ GOLDEN_OP("clamp", "functions",
           [](const OpCase& c) { return clamp(c[0], c.maybe_scalar("min"), c.maybe_scalar("max")); });
 
 GOLDEN_OP("neg/in_place", "functions", [](const OpCase& c) { return c[0].clone().neg_(); });
+GOLDEN_OP("abs/in_place", "functions", [](const OpCase& c) { return c[0].clone().abs_(); });
+GOLDEN_OP("log/in_place", "functions", [](const OpCase& c) { return c[0].clone().log_(); });
+GOLDEN_OP("rsqrt/in_place", "functions", [](const OpCase& c) { return c[0].clone().rsqrt_(); });
 GOLDEN_OP("exp/in_place", "functions", [](const OpCase& c) { return c[0].clone().exp_(); });
 GOLDEN_OP("sqrt/in_place", "functions", [](const OpCase& c) { return c[0].clone().sqrt_(); });
 GOLDEN_OP("tanh/in_place", "functions", [](const OpCase& c) { return c[0].clone().tanh_(); });
@@ -35,8 +38,10 @@ BAD_INPUT("neg", "does not take bool", [] { neg(zeros({2}, kBool)); });
 BAD_INPUT("abs", "does not take bool", [] { abs(zeros({2}, kBool)); });
 BAD_INPUT("exp", "float32 cannot be stored in place in a int64", [] { zeros({2}, kInt64).exp_(); });
 BAD_INPUT("exp", "share memory", [] { zeros({1}).expand({3}).exp_(); });
+BAD_INPUT("log", "cannot be stored in place", [] { zeros({2}, kInt64).log_(); });
 BAD_INPUT("log", "undefined tensor", [] { log(Tensor()); });
 BAD_INPUT("sqrt", "cannot be stored in place", [] { zeros({2}, kInt32).sqrt_(); });
+BAD_INPUT("rsqrt", "cannot be stored in place", [] { zeros({2}, kBool).rsqrt_(); });
 BAD_INPUT("rsqrt", "undefined tensor", [] { rsqrt(Tensor()); });
 BAD_INPUT("tanh", "cannot be stored in place", [] { zeros({2}, kUInt8).tanh_(); });
 BAD_INPUT("sigmoid", "cannot be stored in place", [] { zeros({2}, kBool).sigmoid_(); });

@@ -104,6 +104,9 @@ TEST_CASE("an undefined tensor prints, and streams print what str gives") {
   std::ostringstream out;
   out << t;
   CHECK(out.str() == "tensor([ 1, 20], dtype=uint8)");
+  out.str("");
+  out << t.sizes() << ' ' << t.dtype() << ' ' << t.device();
+  CHECK(out.str() == "[2] uint8 cpu:0");
 }
 
 TEST_CASE("child: print elsewhere", "[.]") {

@@ -116,6 +116,10 @@ for op, second in [("add", grid), ("sub", grid), ("mul", grid), ("div", above)]:
     case(f"{op}/in_place", [grid(5, dtype=torch.float32), ints(5, low=1)], fn=in_place(op + "_"))
 
 
+for a, b in [((3, 5), (3, 5)), ((2, 3), ()), ((0, 3), (3,))]:
+    case("pow/in_place", [positive(*a), grid(*b, seed=2)], fn=in_place("pow_"))
+
+
 def in_place_scalar(name):
     def run(x, other):
         y = x.clone()
@@ -128,3 +132,6 @@ for op in ("add", "sub", "mul", "div"):
     case(f"{op}/in_place_scalar", [grid(3, 5)], dict(other=-1.5), in_place_scalar(op + "_"))
     if op != "div":
         case(f"{op}/in_place_scalar", [ints(5)], dict(other=3), in_place_scalar(op + "_"), dtypes=INTEGERS)
+for exponent in (2, 0.5):
+    case("pow/in_place_scalar", [positive(3, 5)], dict(other=exponent), in_place_scalar("pow_"))
+case("pow/in_place_scalar", [ints(5)], dict(other=3), in_place_scalar("pow_"), dtypes=INTEGERS)

@@ -75,8 +75,8 @@ def in_place(name):
     return run
 
 
-for op in ("neg", "exp", "sqrt", "tanh", "sigmoid", "relu"):
-    make = positive if op in ("sqrt", "relu") else grid
+for op in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu"):
+    make = positive if op in ("log", "sqrt", "rsqrt", "relu") else grid
     case(f"{op}/in_place", [make(3, 5)], fn=in_place(op + "_"), slack=16 if op == "tanh" else 1)
     case(f"{op}/in_place", [make(0)], fn=in_place(op + "_"))
 case("clamp/in_place", [grid(3, 5)], dict(min=-1.03, max=2.03), in_place("clamp_"))
