@@ -317,6 +317,8 @@ class Tensor {
   Tensor min() const;
   std::pair<Tensor, Tensor> max(std::int64_t dim, bool keepdim = false) const;  // values, indices
   std::pair<Tensor, Tensor> min(std::int64_t dim, bool keepdim = false) const;
+  Tensor amax(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor amin(const Dims& dims = {}, bool keepdim = false) const;
   Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
   Tensor logsumexp(const Dims& dims, bool keepdim = false) const;
   Tensor norm(double p = 2, const Dims& dims = {}, bool keepdim = false) const;

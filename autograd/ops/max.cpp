@@ -1,4 +1,4 @@
-// Reductions that pick an element: max, min, argmax, argmin.
+// Reductions that pick an element: max, min, amax, amin, argmax, argmin.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -20,6 +20,8 @@ using autograd::save_output;
 
 const Op kMax("max", Grad::differentiable, kAllDTypes);
 const Op kMin("min", Grad::differentiable, kAllDTypes);
+const Op kAmax("amax", Grad::differentiable, kAllDTypes);
+const Op kAmin("amin", Grad::differentiable, kAllDTypes);
 const Op kArgmax("argmax", Grad::none, kAllDTypes);
 const Op kArgmin("argmin", Grad::none, kAllDTypes);
 
@@ -31,14 +33,14 @@ void check_not_empty(const Op& op, const Tensor& x, const Reduced& r) {
         "; reduce dimensions that are not empty");
 }
 
-Tensor over_all(const Op& op, const ExtremeSlot& slot, const Tensor& x) {
-  const Reduced r(op, x, {}, false);
+Tensor over_dims(const Op& op, const ExtremeSlot& slot, const Tensor& x, const Dims& dims, bool keepdim) {
+  const Reduced r(op, x, dims, keepdim);
   check_not_empty(op, x, r);
-  const Tensor y = empty({}, TensorOptions(x.dtype(), x.device()));
+  const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   slot(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), nullptr);
   if (autograd::recording(x)) {
     autograd::record(op, y, {&x}, [r, x = save(x), y = save_output(y)](Backward& b) {
-      const Tensor hits = autograd::is_best(b.saved(x), b.saved(y));
+      const Tensor hits = autograd::is_best(b.saved(x), b.saved(y).reshape(r.kept));
       const Tensor share = autograd::shared_by(b.grad().reshape(r.kept), hits, r);
       b.set(0, where(hits, share, zeros({}, TensorOptions(share.dtype(), share.device()))));
     });
@@ -95,10 +97,19 @@ Tensor autograd::shared_by(const Tensor& g, const Tensor& hits, const Reduced& r
   return div(g.to(wide), sum(hits, dims, true)).to(g.dtype());
 }
 
-Tensor max(const Tensor& x) { return over_all(kMax, kernels::max, x); }
-Tensor min(const Tensor& x) { return over_all(kMin, kernels::min, x); }
+Tensor max(const Tensor& x) { return over_dims(kMax, kernels::max, x, {}, false); }
+Tensor min(const Tensor& x) { return over_dims(kMin, kernels::min, x, {}, false); }
 Tensor Tensor::max() const { return tapestry::max(*this); }
 Tensor Tensor::min() const { return tapestry::min(*this); }
+
+Tensor amax(const Tensor& x, const Dims& dims, bool keepdim) {
+  return over_dims(kAmax, kernels::max, x, dims, keepdim);
+}
+Tensor amin(const Tensor& x, const Dims& dims, bool keepdim) {
+  return over_dims(kAmin, kernels::min, x, dims, keepdim);
+}
+Tensor Tensor::amax(const Dims& dims, bool keepdim) const { return tapestry::amax(*this, dims, keepdim); }
+Tensor Tensor::amin(const Dims& dims, bool keepdim) const { return tapestry::amin(*this, dims, keepdim); }
 
 std::pair<Tensor, Tensor> max(const Tensor& x, std::int64_t dim, bool keepdim) {
   return over_dim(kMax, kernels::max, x, dim, keepdim);

@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kUnkillable{10};
 /// How often other nodes are asked about.
 constexpr std::chrono::milliseconds kElsewhere{500};
+constexpr int kLongestWait = 500;  // milliseconds
 
 std::int64_t oom_kills() { return cgroup_counter("memory.events", "oom_kill").value_or(-1); }
 
@@ -75,7 +76,8 @@ class Attempt {
       for (int stream = 0; stream < RankOutput::kStreams; ++stream)
         fds.push_back({listen ? rank->output.fd(stream) : -1, POLLIN, 0});
     }
-    poll(fds.data(), fds.size(), milliseconds_left());
+    // In a program with more threads than this one, SIGCHLD may have been another's.
+    if (poll(fds.data(), fds.size(), milliseconds_left()) == 0) collect_all();
 
     if (fds[1].revents) terminal_.write_some();
     for (std::size_t i = 2; i < fds.size(); ++i) {
@@ -89,9 +91,9 @@ class Attempt {
   }
 
   int milliseconds_left() const {
-    if (!stopping_ && !plan_.ended_elsewhere) return -1;
+    if (!stopping_ && !plan_.ended_elsewhere) return kLongestWait;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
-    return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000));
+    return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, kLongestWait));
   }
 
   void on_signal(const Signal& signal) {
@@ -101,15 +103,18 @@ class Attempt {
       for (const auto& rank : ranks_) {
         if (rank->pid == signal.pid) collect(*rank, false);
       }
-      for (const bool crashed_only : {true, false}) {
-        for (const auto& rank : ranks_) collect(*rank, crashed_only);
-      }
-      return;
+      return collect_all();
     }
     outcome_.stopped_by = signal.number;
     if (stopping_) return kill_all();
     if (plan_.on_end) plan_.on_end(outcome_);
     stop(signal.number);
+  }
+
+  void collect_all() {
+    for (const bool crashed_only : {true, false}) {
+      for (const auto& rank : ranks_) collect(*rank, crashed_only);
+    }
   }
 
   /// Takes note of a rank's end, if it has ended.

@@ -34,6 +34,8 @@ GOLDEN_OP("var", "reduce",
 GOLDEN_OP("logsumexp", "reduce", [](const OpCase& c) { return logsumexp(c[0], dims(c), keepdim(c)); });
 GOLDEN_OP("norm", "reduce", [](const OpCase& c) { return norm(c[0], c.real("p"), dims(c), keepdim(c)); });
 GOLDEN_OP("max", "reduce", [](const OpCase& c) { return max(c[0], c.integer("dim"), keepdim(c)); });
+GOLDEN_OP("amax", "reduce", [](const OpCase& c) { return amax(c[0], dims(c), keepdim(c)); });
+GOLDEN_OP("amin", "reduce", [](const OpCase& c) { return amin(c[0], dims(c), keepdim(c)); });
 GOLDEN_OP("max/all", "reduce", [](const OpCase& c) { return max(c[0]); });
 GOLDEN_OP("min", "reduce", [](const OpCase& c) { return min(c[0], c.integer("dim"), keepdim(c)); });
 GOLDEN_OP("min/all", "reduce", [](const OpCase& c) { return min(c[0]); });
@@ -56,6 +58,8 @@ BAD_INPUT("norm", "no elements", [] { zeros({0}).norm(-1); });
 BAD_INPUT("norm", "int64", [] { arange(3).norm(); });
 BAD_INPUT("max", "no elements to choose from in a tensor of shape [0, 3]", [] { zeros({0, 3}).max(0); });
 BAD_INPUT("max", "no elements", [] { zeros({0}).max(); });
+BAD_INPUT("amax", "no elements", [] { zeros({0, 3}).amax({0}); });
+BAD_INPUT("amin", "dimension 1 appears twice in [1, -1]", [] { zeros({2, 3}).amin({1, -1}); });
 BAD_INPUT("min", "no elements", [] { zeros({2, 0}).min(); });
 BAD_INPUT("min", "dimension 2", [] { zeros({2, 3}).min(2); });
 BAD_INPUT("argmax", "no elements", [] { zeros({0}).argmax(); });

@@ -78,6 +78,19 @@ for op in ("max", "min"):
     case(op, [ints(4, 5)], dict(dim=0), by_dim, dtypes=ALL_INTS)
     case(op, [bools(4, 5)], dict(dim=1), by_dim)
 
+    extreme = over(getattr(torch, "a" + op))
+    for shape, dim in SHAPES:
+        case("a" + op, [grid(*shape)], dict(dim=dim) if dim else {}, extreme)
+    case("a" + op, [grid(2, 3, 4)], dict(dim=[0, 2], keepdim=True), extreme)
+    case("a" + op, [f64(2.5)], dict(dim=[0]), extreme)
+    case("a" + op, [grid(0, 3)], dict(dim=[1]), extreme)
+    case("a" + op, [f64([[1, INF, INF], [-INF, -INF, -INF], [2, 1, 0]])], dict(dim=[1]), extreme,
+         tags="extreme no_gradcheck")
+    case("a" + op, [f64([[NAN, 1, 2], [2, 1, 3]])], dict(dim=[1]), extreme, tags="extreme no_gradcheck no_grad")
+    case("a" + op, [f64([[2, 7, 2, 7], [5, 5, 5, 5]])], dict(dim=[1]), extreme, tags="no_gradcheck")  # ties
+    case("a" + op, [ints(4, 5)], dict(dim=[0, 1]), extreme, dtypes=ALL_INTS)
+    case("a" + op, [bools(4, 5)], dict(dim=[1]), extreme)
+
     arg = lambda x, dim=None, keepdim=False, fn=getattr(torch, "arg" + op): fn(x, dim, keepdim)
     for shape, dim in (((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((71,), 0), ((3, 5), None), ((2, 3, 4), None)):
         case("arg" + op, [grid(*shape)], dict(dim=dim), arg)
