@@ -8,20 +8,7 @@ using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace tapestry::test;
 
-namespace {
-
-using distributed_test::Group, distributed_test::kBounded;
-
-template <class T>
-std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
-  std::vector<T> results(static_cast<std::size_t>(ranks));
-  run_local_ranks(
-      ranks, [&](const Group& group) { results[static_cast<std::size_t>(group->rank())] = fn(group); },
-      kBounded);
-  return results;
-}
-
-}  // namespace
+using distributed_test::Group, distributed_test::on_ranks;
 
 TEST_CASE("weights that one rank changed alone are named on every rank") {
   struct Case {

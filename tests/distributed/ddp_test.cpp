@@ -16,17 +16,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using distributed_test::Group, distributed_test::kBounded;
-
-// What each rank found, filled by its thread.
-template <class T>
-std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
-  std::vector<T> results(static_cast<std::size_t>(ranks));
-  run_local_ranks(
-      ranks, [&](const Group& group) { results[static_cast<std::size_t>(group->rank())] = fn(group); },
-      kBounded);
-  return results;
-}
+using distributed_test::Group, distributed_test::kBounded, distributed_test::on_ranks;
 
 struct Variant {
   std::string name;

@@ -21,6 +21,16 @@ using RankFunction = std::function<void(const Group&)>;
 /// So that a test whose ranks do not meet fails before ctest ends it.
 inline constexpr GroupOptions kBounded{.timeout = 20'000ms};
 
+/// What each rank, a thread, found.
+template <class T>
+std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
+  std::vector<T> results(static_cast<std::size_t>(ranks));
+  run_local_ranks(
+      ranks, [&](const Group& group) { results[static_cast<std::size_t>(group->rank())] = fn(group); },
+      kBounded);
+  return results;
+}
+
 /// A transport under test. Another one is another row of transports().
 struct Transport {
   std::string name;
