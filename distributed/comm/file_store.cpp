@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 
 namespace tapestry::distributed {

@@ -7,6 +7,7 @@
 
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/environment.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/gloo_transport.h"
 #include "tapestry/distributed/comm/internal/host_exchange.h"
 
@@ -427,7 +428,7 @@ std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int r
                                       Milliseconds timeout, bool shared_memory) {
   check<ValueError>(size >= 1 && rank >= 0 && rank < size, "[gloo] rank ", rank, " of ", size,
                     "; ranks count from 0 to size - 1");
-  return std::make_shared<GlooBackend>(*store, rank, size, Clock::now() + timeout,
+  return std::make_shared<GlooBackend>(*store, rank, size, deadline_after(timeout),
                                        shared_memory && shared_memory_enabled(), nullptr);
 }
 

@@ -11,7 +11,7 @@
 
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/rendezvous.h"
 #include "tapestry/distributed/comm/preflight.h"
 
@@ -21,10 +21,6 @@ namespace {
 constexpr Milliseconds kLinger{5'000};  // of rank 0's store, for those that end later
 constexpr Milliseconds kRequest{30'000};
 constexpr std::string_view kEnv = "env://", kTcp = "tcp://", kFile = "file://";
-
-Milliseconds left_until(Deadline deadline) {
-  return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline - Clock::now()));
-}
 
 /// The environment, with what the options say in place of what it does not.
 Environment who_am_i(const InitOptions& options) {

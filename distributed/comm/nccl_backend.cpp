@@ -19,6 +19,7 @@
 #include "tapestry/core/cuda/internal/check.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/device_work.h"
 #include "tapestry/distributed/comm/internal/nccl_failure.h"
 #endif
@@ -95,8 +96,7 @@ class Communicator {
       check_result(ncclGetUniqueId(&id), "ncclGetUniqueId");
       store.set("nccl", {id.internal, sizeof id.internal});
     } else {
-      const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-      const std::string bytes = store.get("nccl", std::max(left, 1ms));
+      const std::string bytes = store.get("nccl", left_until(deadline));
       check<DistributedError>(bytes.size() == sizeof id.internal, "[nccl] the store holds ", bytes.size(),
                               " bytes where NCCL's identity of ", sizeof id.internal,
                               " should be; use one version of this library on all ranks");
@@ -117,7 +117,7 @@ class Communicator {
   ~Communicator() {
     if (!comm_) return;
     try {
-      settle(ncclCommFinalize(comm_), "ncclCommFinalize", Clock::now() + kGoodbye);
+      settle(ncclCommFinalize(comm_), "ncclCommFinalize", deadline_after(kGoodbye));
       static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
     } catch (const Error&) {
       abort("it was closed");
@@ -337,7 +337,7 @@ std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>& store, int r
   check<DeviceError>(device.is_cuda(), "[nccl] device ", device,
                      "; NCCL joins GPUs, pass a CUDA device or use the backend gloo");
   check_device("nccl", device);
-  return std::make_shared<NcclBackend>(store, rank, size, device, Clock::now() + timeout);
+  return std::make_shared<NcclBackend>(store, rank, size, device, deadline_after(timeout));
 }
 
 bool built_with_nccl() { return true; }

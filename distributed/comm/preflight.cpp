@@ -16,6 +16,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/core/version.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
 
 namespace tapestry::distributed {
@@ -245,12 +246,10 @@ void read(const std::string& text, T& number) {
 std::string key_of(int rank) { return "preflight/" + std::to_string(rank); }
 
 /// Rank 0's part: "" or what stands in the way.
-std::string verdict(Store& store, const RankReport& mine, Clock::time_point deadline) {
+std::string verdict(Store& store, const RankReport& mine, Deadline deadline) {
   std::vector<RankReport> ranks{mine};
-  for (int rank = 1; rank < mine.world_size; ++rank) {
-    const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-    ranks.push_back(rank_report_from(store.get(key_of(rank), std::max(left, Milliseconds(0)))));
-  }
+  for (int rank = 1; rank < mine.world_size; ++rank)
+    ranks.push_back(rank_report_from(store.get(key_of(rank), left_until(deadline))));
   std::string failures;
   for (const Finding& f : preflight(ranks)) {
     if (f.failure) failures += "\n  " + f.text;
@@ -315,7 +314,7 @@ RankReport rank_report_from(const std::string& text) {
 void preflight(Store& store, const RankReport& mine, Milliseconds timeout) {
   const std::string verdict_key = "preflight/verdict";
   if (mine.rank == 0) {
-    const std::string failures = verdict(store, mine, Clock::now() + timeout);
+    const std::string failures = verdict(store, mine, deadline_after(timeout));
     store.set(verdict_key, failures);
     check<DistributedError>(failures.empty(), "[preflight] this job cannot run as it is:", failures);
     return;

@@ -15,6 +15,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/collective.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/descriptor.h"
 #include "tapestry/distributed/comm/internal/diagnosis.h"
 #include "tapestry/distributed/comm/internal/fifo.h"
@@ -41,6 +42,8 @@ std::string file_and_line(const SourceLocation& site) {
 GroupOptions resolved(GroupOptions options) {
   if (options.timeout <= 0ms) options.timeout = default_timeout();
   if (options.warn_after <= 0ms) options.warn_after = std::min<Milliseconds>(60s, options.timeout / 5);
+  options.timeout = std::min(options.timeout, kLongestTimeout);
+  options.warn_after = std::min(options.warn_after, kLongestTimeout);
   return options;
 }
 
@@ -161,8 +164,7 @@ struct Core {
       return came;
     }
     const std::string key = header_key(peer, backend->rank(), tag, expected.sequence);
-    const std::string bytes =
-        store->get(key, std::max(1ms, std::chrono::ceil<Milliseconds>(deadline - Clock::now())));
+    const std::string bytes = store->get(key, left_until(deadline));
     store->erase(key);
     std::memcpy(&came, bytes.data(), std::min(bytes.size(), sizeof came));
     return came;

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 
 namespace tapestry::distributed {

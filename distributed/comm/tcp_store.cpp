@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 #include "tapestry/distributed/comm/internal/port_holder.h"
 #include "tapestry/distributed/comm/internal/sha256.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -55,7 +56,7 @@ void Work::wait() const {
 }
 
 void Work::wait(Milliseconds timeout) const {
-  if (state_) state_->wait_until(Clock::now() + timeout, timeout);
+  if (state_) state_->wait_until(deadline_after(timeout), timeout);
 }
 
 bool Work::done() const {

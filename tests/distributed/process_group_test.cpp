@@ -232,6 +232,20 @@ TEST_CASE("a work can be waited for with a bound") {
     });
 }
 
+TEST_CASE("the longest timeouts that there are do not run over") {
+  constexpr Milliseconds kForEver = Milliseconds::max();
+  for (const Transport& transport : transports())
+    run_ranks_well(transport, 2,
+                   [](const Group& g) {
+                     const Tensor x = one();
+                     g->all_reduce(x).wait(kForEver);
+                     require(x.item() == 2, "the sum is ", x.item());
+                     const std::shared_ptr<ProcessGroup> part = g->new_group({1, 0});
+                     part->barrier().wait();
+                   },
+                   {.timeout = kForEver});
+}
+
 TEST_CASE("written tensors get a new version when the call is made") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
@@ -388,9 +402,9 @@ TEST_CASE("the timeout has a default, a variable and an option") {
   CHECK_THAT(run_child(child).output, ContainsSubstring("timeout 300000 ms"));
   CHECK_THAT(run_child(child, "TAPESTRY_TIMEOUT_S=2.5").output, ContainsSubstring("timeout 2500 ms"));
   for (const char* bad : {"soon", "-1", "0", "5s"})
-    CHECK_THAT(
-        run_child(child, std::string("TAPESTRY_TIMEOUT_S=") + bad).output,
-        ContainsSubstring(std::string("TAPESTRY_TIMEOUT_S is \"") + bad + "\"; set it to a number of seconds"));
+    CHECK_THAT(run_child(child, std::string("TAPESTRY_TIMEOUT_S=") + bad).output,
+               ContainsSubstring(std::string("TAPESTRY_TIMEOUT_S is \"") + bad +
+                                 "\"; set it to a number of seconds"));
   run_local_ranks(1, [](const Group& g) { CHECK(g->timeout() == 7s); }, {.timeout = 7s});
 }
 

@@ -19,14 +19,12 @@
 #include <set>
 #include <utility>
 
+#include "tapestry/distributed/comm/internal/deadline.h"
+
 namespace tapestry::distributed {
 namespace {
 
 constexpr std::uint64_t kSentinelSlot = ~std::uint64_t{0};
-
-Milliseconds left_until(Deadline deadline) {
-  return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(0));
-}
 
 /// Threads started in its scope take no signals: those are the program's own threads' business.
 class NoSignals {

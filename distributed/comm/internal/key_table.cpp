@@ -1,6 +1,5 @@
 #include "tapestry/distributed/comm/internal/key_table.h"
 
-#include <algorithm>
 #include <charconv>
 
 namespace tapestry::distributed {
@@ -12,11 +11,6 @@ void check_key(std::string_view key) {
 void check_value(std::string_view value) {
   check(value.size() <= Store::kMaxValue, "[store] a value of ", value.size(), " bytes; at most ",
         Store::kMaxValue, ": a store is for what is small, tensors travel by collectives");
-}
-
-Deadline deadline_after(Milliseconds timeout) {
-  constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // far from the clock's own end
-  return Clock::now() + std::clamp(timeout, Milliseconds(0), kLongest);
 }
 
 const std::string* KeyTable::find(std::string_view key) const {

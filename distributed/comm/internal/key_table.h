@@ -14,9 +14,6 @@ namespace tapestry::distributed {
 void check_key(std::string_view key);
 void check_value(std::string_view value);
 
-/// Now plus `timeout`, which may be negative or the greatest there is.
-Deadline deadline_after(Milliseconds timeout);
-
 /// Keys and their values. Not thread-safe.
 class KeyTable {
  public:

@@ -5,7 +5,7 @@
 #include <array>
 #include <string>
 
-#include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 
 namespace tapestry::distributed {
@@ -60,7 +60,7 @@ void rendezvous(Store& store, int rank, int size, Milliseconds timeout) {
   if (store.add("arrived", 1) == size) store.compare_set("outcome", std::nullopt, "");
   std::string outcome;
   try {
-    outcome = store.get("outcome", std::chrono::ceil<Milliseconds>(deadline - Clock::now()));
+    outcome = store.get("outcome", left_until(deadline));
   } catch (const TimeoutError&) {
     fail<TimeoutError>("[init_process_group] ", missing_ranks(store, size), " within ", timeout.count(),
                        " ms at ", store.str(),

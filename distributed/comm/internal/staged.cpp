@@ -1,12 +1,12 @@
 #include "tapestry/distributed/comm/internal/staged.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "tapestry/core/cuda/copy.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/distributed/comm/internal/deadline.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -54,8 +54,7 @@ void copy_elements(Way way, const Tensor& t, const Tensor& other, const Stream& 
 void wait_for(const Stream& stream, Deadline deadline) {
   Event event;
   event.record(stream);
-  const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-  check<TimeoutError>(event.wait_for(std::max(left, Milliseconds(0))), stream.device(),
+  check<TimeoutError>(event.wait_for(left_until(deadline)), stream.device(),
                       " has not done what it was given before");
 }
 
