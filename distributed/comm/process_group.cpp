@@ -182,8 +182,8 @@ struct Core {
       failure = attempt(record, body, start);
     }
     if (!failure && state->device && on_gpu() && member->fifo.is_current()) {
-      state->finish(nullptr);
-      // The tensors are held until the GPU has done with them.
+      // Posted before the waiter goes on, who may be about to stop that queue. The tensors are held until the
+      // GPU has done with them.
       member->completions->post([self, record, ticket, state, start, body = std::move(body)]() mutable {
         std::shared_ptr<const Failure> late = self->attempt(
             record,
@@ -196,6 +196,7 @@ struct Core {
         self->member->recorder->finished(ticket, late != nullptr);
         state->finish(std::move(late));
       });
+      state->finish(nullptr);
       return;
     }
     body = nullptr;  // what it held is freed before the waiter goes on

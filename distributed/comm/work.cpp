@@ -23,8 +23,8 @@ void Work::State::start() {
 void Work::State::finish(std::shared_ptr<const Failure> why, std::exception_ptr thrown) {
   const std::lock_guard lock(mutex);
   finished = Clock::now();
-  failure = std::move(why);
-  error = std::move(thrown);
+  if (why) failure = std::move(why);
+  if (thrown) error = std::move(thrown);
   done = true;
   changed.notify_all();
 }

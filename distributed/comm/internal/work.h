@@ -31,6 +31,8 @@ struct Work::State {
   std::exception_ptr error;  // what a task of the caller's threw
 
   void start();
+  /// What a GPU has a part in is finished twice: when it was given its part, and when that is done. A failure
+  /// stays.
   void finish(std::shared_ptr<const Failure> why, std::exception_ptr thrown = nullptr);
   void wait_until(Deadline deadline, Milliseconds asked) const;
 };
