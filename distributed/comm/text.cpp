@@ -9,26 +9,48 @@ namespace {
 
 Tensor bytes(std::int64_t count) { return empty({count}, {DType::u8, kCPU}); }
 
+// What a task threw, and a text of it that is not empty; nothing if it ended well.
+struct Thrown {
+  std::exception_ptr exception;
+  std::string text;
+};
+Thrown attempt(const std::function<void()>& task) {
+  try {
+    task();
+    return {};
+  } catch (const std::exception& e) {
+    return {std::current_exception(), *e.what() ? e.what() : "an exception without a text"};
+  } catch (...) {
+    return {std::current_exception(), "an exception of an unknown type"};
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> all_gather_text(ProcessGroup& group, std::string_view text, std::string_view name) {
-  const auto ranks = static_cast<std::size_t>(group.size());
-  std::int64_t length = static_cast<std::int64_t>(text.size());
-  std::vector<std::int64_t> lengths(ranks);
-  group
-      .all_gather(from_blob(lengths.data(), {group.size()}, DType::i64), from_blob(&length, {1}, DType::i64),
-                  name)
-      .wait();
+  const auto length = static_cast<std::int64_t>(text.size());
+  const std::vector<std::int64_t> lengths = all_gather_numbers(group, {&length, 1}, name);
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const Tensor mine = bytes(longest), all = bytes(longest * group.size());
   if (longest > 0) std::memset(mine.raw_data(), 0, mine.nbytes());
   if (!text.empty()) std::memcpy(mine.raw_data(), text.data(), text.size());
   group.all_gather(all, mine, name).wait();
   std::vector<std::string> result;
-  for (std::size_t i = 0; i < ranks; ++i)
+  for (std::size_t i = 0; i < lengths.size(); ++i)
     result.emplace_back(static_cast<const char*>(all.raw_data()) + static_cast<std::int64_t>(i) * longest,
                         static_cast<std::size_t>(lengths[i]));
   return result;
+}
+
+std::vector<std::int64_t> all_gather_numbers(ProcessGroup& group, std::span<const std::int64_t> numbers,
+                                             std::string_view name) {
+  std::vector<std::int64_t> own(numbers.begin(), numbers.end());
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group.size()));
+  const auto as_tensor = [](std::vector<std::int64_t>& v) {
+    return from_blob(v.data(), {static_cast<std::int64_t>(v.size())}, DType::i64);
+  };
+  group.all_gather(as_tensor(all), as_tensor(own), name).wait();
+  return all;
 }
 
 std::string broadcast_text(ProcessGroup& group, std::string_view text, int root, std::string_view name) {
@@ -41,22 +63,18 @@ std::string broadcast_text(ProcessGroup& group, std::string_view text, int root,
 }
 
 void on_rank_0(ProcessGroup& group, const char* op, const std::function<void()>& task) {
-  std::exception_ptr thrown;
-  std::string text;
-  if (group.rank() == 0) {
-    try {
-      task();
-    } catch (const std::exception& e) {
-      thrown = std::current_exception();
-      text = *e.what() ? e.what() : "an exception without a text";
-    } catch (...) {
-      thrown = std::current_exception();
-      text = "an exception of an unknown type";
-    }
-  }
-  text = broadcast_text(group, text, 0, op);
-  if (thrown) std::rethrow_exception(thrown);
+  const Thrown own = group.rank() == 0 ? attempt(task) : Thrown();
+  const std::string text = broadcast_text(group, own.text, 0, op);
+  if (own.exception) std::rethrow_exception(own.exception);
   check<DistributedError>(text.empty(), "[", op, "] it failed on rank 0: ", text);
+}
+
+void on_all_ranks(ProcessGroup& group, const char* op, const std::function<void()>& task) {
+  const Thrown own = attempt(task);
+  const std::vector<std::string> texts = all_gather_text(group, own.text, op);
+  if (own.exception) std::rethrow_exception(own.exception);
+  for (std::size_t r = 0; r < texts.size(); ++r)
+    check<DistributedError>(texts[r].empty(), "[", op, "] it failed on rank ", r, ": ", texts[r]);
 }
 
 }  // namespace tapestry::distributed

@@ -31,31 +31,14 @@ std::string generator_states() {
 
 void set_generator_states(const std::string& text) {
   std::istringstream in(text);
-  std::string device;
-  std::uint64_t seed, offset;
-  while (in >> device >> seed >> offset)
+  for (std::string device; in >> device;) {
+    std::uint64_t seed = 0, offset = 0;
+    check<IoError>(!(in >> seed >> offset).fail(), "[resume] the generators' states in the checkpoint are \"",
+                   text, "\", not device, seed and offset in turn; the file was written by something else");
     for_each_device([&](Device d) {
       if (d.str() == device) current_generator(d).set_state({seed, offset});
     });
-  check<IoError>(in.eof(), "[resume] the generators' states in the checkpoint are \"", text,
-                 "\", not device, seed and offset in turn; the file was written by something else");
-}
-
-// Runs `task` on this rank; throws on all of them if it failed on one.
-void on_all_ranks(ProcessGroup& group, const char* op, const std::function<void()>& task) {
-  std::exception_ptr thrown;
-  std::string text;
-  try {
-    task();
-  } catch (const std::exception& e) {
-    thrown = std::current_exception();
-    text = e.what();
   }
-  const std::vector<std::string> all = all_gather_text(group, thrown ? "!" + text : "", op);
-  if (thrown) std::rethrow_exception(thrown);
-  for (std::size_t r = 0; r < all.size(); ++r)
-    check<DistributedError>(all[r].empty(), "[", op, "] it failed on rank ", r, ": ",
-                            all[r].empty() ? all[r] : all[r].substr(1));
 }
 
 }  // namespace

@@ -134,6 +134,31 @@ TEST_CASE("a broken checkpoint is an error on all ranks") {
   CHECK_THROWS_AS(train_ranks(2, folder / "run", 4, 0), Error);
 }
 
+TEST_CASE("a checkpoint whose random numbers cannot be gone on with is an error on all ranks") {
+  const tests::TempDir folder;
+  train_ranks(2, folder / "run", 2, 2);
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "run")) {
+    std::string bytes = tests::read_file(entry.path().string());
+    const std::size_t at = bytes.find("generators of rank 1");
+    if (at == std::string::npos) continue;
+    bytes[bytes.find(' ', bytes.find("cpu:0 ", at) + 6)] = '0';  // seed and offset become one number
+    tests::write_file(entry.path().string(), bytes);
+  }
+  std::vector<std::string> texts(2);
+  run_local_ranks(
+      2,
+      [&](const Group& group) {
+        try {
+          train(group, folder / "run", 2, 4, 0);
+        } catch (const Error& e) {
+          texts[static_cast<std::size_t>(group->rank())] = e.what();
+        }
+      },
+      kBounded);
+  CHECK_THAT(texts[1], ContainsSubstring("not device, seed and offset in turn"));
+  CHECK_THAT(texts[0], ContainsSubstring("failed on rank 1: " + texts[1]));
+}
+
 TEST_CASE("texts of any length reach all ranks") {
   std::vector<std::vector<std::string>> all(3);
   std::vector<std::string> from_1(3);
