@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
@@ -105,6 +107,19 @@ std::vector<Tensor> gather_tensors(const std::vector<std::vector<Tensor>>& parts
     joined.push_back(rows.empty() ? Tensor() : rows[0].dim() == 0 ? stack(rows) : cat(rows));
   }
   return joined;
+}
+
+Tensor join_gradients(const std::vector<Tensor>& gradients, const std::vector<Tensor>& parts, bool whole,
+                      Device device) {
+  if (std::none_of(gradients.begin(), gradients.end(), [](const Tensor& t) { return t.defined(); }))
+    return {};
+  std::vector<Tensor> rows;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    rows.push_back((gradients[i].defined() ? gradients[i] : zeros_like(parts[i].detach())).to(device));
+  if (!whole) return cat(rows);
+  Tensor sum = rows[0];
+  for (std::size_t i = 1; i < rows.size(); ++i) sum = sum + rows[i];
+  return sum;
 }
 
 void replicate(nn::Module& model, std::span<const Device> devices) {

@@ -61,6 +61,12 @@ std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::s
 /// of a vector. ValueError if parts differ in the number of tensors.
 std::vector<Tensor> gather_tensors(const std::vector<std::vector<Tensor>>& parts, Device device);
 
+/// The gradient of a tensor that was dealt out as `parts`, from those of the parts, on `device`: one after
+/// the other, or, where each part was the `whole` tensor, their sum. Undefined ones count as zeros; undefined
+/// if all are.
+Tensor join_gradients(const std::vector<Tensor>& gradients, const std::vector<Tensor>& parts, bool whole,
+                      Device device);
+
 /// Deals the samples of a batch out: anything that visit_tensors knows, split along the first dimension.
 /// There may be fewer parts than devices: see shares_of.
 template <class T>

@@ -3,9 +3,10 @@
 //
 //   ddp.set_comm_hook(distributed::bf16_compress);
 //   ddp.set_comm_hook([](distributed::ProcessGroup& group, distributed::GradBucket& bucket) {
-//     const Tensor sent = bucket.gradients.mul(...);                       // on the thread that runs
-//     backward return distributed::InFlight{group.all_reduce(sent, distributed::ReduceOp::mean, bucket.name),
-//                                  [=] { bucket_gradients.copy_(sent); }};  // when it has arrived
+//     const NoGradGuard no_grad;
+//     const Tensor sent = bucket.gradients.clamp(-1, 1);  // on the thread that runs backward
+//     return distributed::InFlight{group.all_reduce(sent, distributed::ReduceOp::mean, bucket.name),
+//                                  [sent, gradients = bucket.gradients] { gradients.copy_(sent); }};
 //   });
 #include <functional>
 #include <string>

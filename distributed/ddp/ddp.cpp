@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 
+#include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/ddp/reducer.h"
 
@@ -50,15 +51,8 @@ std::string difference(const std::vector<std::string>& mine, const std::vector<s
 
 // Ranks exchange hashes, and the lists themselves only where those differ.
 void verify(ProcessGroup& group, const std::string& mine) {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a, 64 bits
-  for (const char c : mine) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  std::vector<std::int64_t> hashes(static_cast<std::size_t>(group.size()));
-  std::int64_t own;
-  std::memcpy(&own, &hash, sizeof own);
-  group
-      .all_gather(from_blob(hashes.data(), {group.size()}, DType::i64), from_blob(&own, {1}, DType::i64),
-                  "hash of parameters")
-      .wait();
+  const auto own = std::bit_cast<std::int64_t>(fnv1a(mine));
+  const std::vector<std::int64_t> hashes = all_gather_numbers(group, {&own, 1}, "hash of parameters");
   if (std::all_of(hashes.begin(), hashes.end(), [&](std::int64_t h) { return h == hashes[0]; })) return;
 
   const std::vector<std::string> lists = all_gather_text(group, mine, "list of parameters");
@@ -125,12 +119,7 @@ void check_values(ProcessGroup& group, const NamedTensors& parameters) {
   std::vector<std::int64_t> own;
   for (const auto& [name, t] : parameters) own.push_back(std::bit_cast<std::int64_t>(hash_of(t)));
   const std::size_t count = own.size(), ranks = static_cast<std::size_t>(group.size());
-  std::vector<std::int64_t> all(count * ranks);
-  group
-      .all_gather(from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, DType::i64),
-                  from_blob(own.data(), {static_cast<std::int64_t>(count)}, DType::i64),
-                  "hashes of parameters")
-      .wait();
+  const std::vector<std::int64_t> all = all_gather_numbers(group, own, "hashes of parameters");
   std::string text;
   std::size_t differ = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -142,14 +131,7 @@ void check_values(ProcessGroup& group, const NamedTensors& parameters) {
   if (differ > 3) text += concat({"\n  and ", differ - 3, " more"});
   check(differ == 0, "[DistributedDataParallel] the ranks train different weights:", text,
         "\n  change them (load_state_dict, an init function) on all ranks alike, or before the model is "
-        "wrapped, "
-        "which takes over rank 0's");
-}
-
-std::size_t mebibytes(const char* name, double value) {
-  check(value > 0 && value <= 1 << 20, "[DistributedDataParallel] ", name, " is ", value,
-        " MiB; give a size above 0, such as 25");
-  return static_cast<std::size_t>(value * (1 << 20));
+        "wrapped, which takes over rank 0's");
 }
 
 void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
@@ -215,10 +197,8 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
     if (state_->trained.back()) trained.emplace_back(name, slot.tensor());
   }
   check_devices(all, options);
-  ReducerOptions reducer;
-  reducer.bucket_cap_bytes = mebibytes("bucket_cap_mb", options.bucket_cap_mb);
-  reducer.first_bucket_bytes =
-      std::min(mebibytes("first_bucket_mb", options.first_bucket_mb), reducer.bucket_cap_bytes);
+  ReducerOptions reducer =
+      bucket_sizes("DistributedDataParallel", options.bucket_cap_mb, options.first_bucket_mb);
   reducer.find_unused = options.find_unused_parameters;
   reducer.static_graph = options.static_graph;
   reducer.relearn_order = options.relearn_order;

@@ -72,6 +72,18 @@ Claimed& claimed() {
 
 }  // namespace
 
+ReducerOptions bucket_sizes(const char* op, double bucket_cap_mb, double first_bucket_mb) {
+  const auto bytes = [op](const char* name, double mebibytes) {
+    check(mebibytes > 0 && mebibytes <= 1 << 20, "[", op, "] ", name, " is ", mebibytes,
+          " MiB; give a size above 0, such as 25");
+    return static_cast<std::size_t>(mebibytes * (1 << 20));
+  };
+  ReducerOptions options;
+  options.bucket_cap_bytes = bytes("bucket_cap_mb", bucket_cap_mb);
+  options.first_bucket_bytes = std::min(bytes("first_bucket_mb", first_bucket_mb), options.bucket_cap_bytes);
+  return options;
+}
+
 bool has_reducer(const Tensor& parameter) {
   Claimed& all = claimed();
   const std::lock_guard lock(all.mutex);

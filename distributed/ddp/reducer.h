@@ -28,6 +28,10 @@ struct ReducerOptions {
   bool relearn_order = true;
 };
 
+/// The sizes given in MiB (2^20 bytes), the first at most the cap. Throws ValueError, naming `op`, for one
+/// that is not above 0.
+ReducerOptions bucket_sizes(const char* op, double bucket_cap_mb, double first_bucket_mb);
+
 /// Whether there is a Reducer for this parameter.
 bool has_reducer(const Tensor& parameter);
 
@@ -73,8 +77,7 @@ class Reducer {
     std::vector<int> parameters;
     Tensor buffer;  // gradients, then the marks
     Tensor marks;
-    Tensor
-        changes;  // the last of the marks, in the first bucket: how often this rank's parameters were changed
+    Tensor changes;    // in the first bucket the last of the marks: how often this rank changed parameters
     GradBucket shown;  // to the hook and the record
     int missing = 0;   // parameters that are not ready
     InFlight flight;
@@ -124,8 +127,8 @@ class Reducer {
   std::vector<int> learned_order_;  // for the next pass, if not empty
   std::vector<int> used_at_first_;  // static_graph: what every pass must use
   std::uint64_t passes_ = 0;
-  std::uint32_t versions_ = 0,
-                changes_ = 0;  // the sum over parameters, and what the pass before has not seen of it
+  std::uint32_t versions_ = 0;  // the sum over parameters
+  std::uint32_t changes_ = 0;   // what the pass before has not seen of it
   std::vector<std::string> unused_;
 };
 

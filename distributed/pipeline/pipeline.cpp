@@ -1,12 +1,8 @@
 #include "tapestry/distributed/pipeline/pipeline.h"
 
-#include <numeric>
 #include <set>
 
 #include "tapestry/autograd/engine.h"
-#include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/pipeline/internal/local_pipeline.h"
 #include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
@@ -86,19 +82,16 @@ void return_gradients(const TensorList& inputs, const std::vector<bool>& wants_g
     for (std::size_t k = 0; k < inputs.tensors.size(); ++k) {
       if (!wants_gradient[k]) continue;
       const Tensor& input = inputs.tensors[k];
-      const bool whole = inputs.whole[k] || input.dim() == 0;
-      std::vector<Tensor> rows;
-      bool any = false;
+      std::vector<Tensor> of_parts, dealt;
       for (std::size_t m = 0; m < parts.size(); ++m) {
-        const Tensor& own = gradients[m][k];
-        any = any || own.defined();
-        rows.push_back(own.defined() ? own.to(input.device()) : zeros_like(parts[m][k]));
+        of_parts.push_back(gradients[m][k]);
+        dealt.push_back(parts[m][k]);
       }
-      if (!any) continue;
+      const bool whole = inputs.whole[k] || input.dim() == 0;
+      const Tensor joined = join_gradients(of_parts, dealt, whole, input.device());
+      if (!joined.defined()) continue;
       roots.push_back(input);
-      sums.push_back(whole ? std::accumulate(rows.begin() + 1, rows.end(), rows[0],
-                                             [](const Tensor& sum, const Tensor& t) { return sum + t; })
-                           : cat(rows));
+      sums.push_back(joined);
     }
   }
   if (!roots.empty()) autograd::backward(roots, sums);

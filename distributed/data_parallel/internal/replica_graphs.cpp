@@ -186,17 +186,12 @@ void ReplicaGraphs::reduce_on_master() const {
 
 Tensor ReplicaGraphs::join_input(std::size_t input, const std::vector<std::vector<Tensor>>& gradients) const {
   const auto& [index, whole, device] = node_inputs_[input];
-  bool any = false;
-  for (std::size_t r = 0; r < parts(); ++r) any = any || gradients[r][input].defined();
-  if (!any) return {};
-  std::vector<Tensor> rows;
+  std::vector<Tensor> of_parts, dealt;
   for (std::size_t r = 0; r < parts(); ++r) {
-    const Tensor& own = gradients[r][input];
-    rows.push_back((own.defined() ? own : zeros_like(inputs_[r][index].detach())).to(device));
+    of_parts.push_back(gradients[r][input]);
+    dealt.push_back(inputs_[r][index]);
   }
-  if (!whole) return cat(rows);
-  return std::accumulate(rows.begin() + 1, rows.end(), rows[0],
-                         [](const Tensor& sum, const Tensor& t) { return sum + t; });
+  return join_gradients(of_parts, dealt, whole, device);
 }
 
 void ReplicaGraphs::backward(autograd::Backward& b) {

@@ -10,18 +10,8 @@
 namespace tapestry::distributed {
 namespace {
 
-std::size_t mebibytes(const char* name, double value) {
-  check(value > 0 && value <= 1 << 20, "[DataParallel] ", name, " is ", value,
-        " MiB; give a size above 0, such as 25");
-  return static_cast<std::size_t>(value * (1 << 20));
-}
-
 ReducerOptions reducer_options(const DataParallelOptions& options) {
-  ReducerOptions reducer;
-  reducer.bucket_cap_bytes = mebibytes("bucket_cap_mb", options.bucket_cap_mb);
-  reducer.first_bucket_bytes =
-      std::min(mebibytes("first_bucket_mb", options.first_bucket_mb), reducer.bucket_cap_bytes);
-  return reducer;
+  return bucket_sizes("DataParallel", options.bucket_cap_mb, options.first_bucket_mb);
 }
 
 bool have_a_gpu_each(const std::vector<Device>& devices) {

@@ -74,16 +74,12 @@ std::vector<bool> RankTies::used_by_any() const {
   if (names_.empty()) return {};
   enum : std::int64_t { kAbsent, kFrozen, kUnused, kUsed };
   const std::size_t count = names_.size(), ranks = static_cast<std::size_t>(group_.size());
-  std::vector<std::int64_t> own(count, kAbsent), all(count * ranks);
+  std::vector<std::int64_t> own(count, kAbsent);
   for (const Tie& tie : ties_) {
     const Tensor& parameter = tie.parameter;
     own[tie.index] = !parameter.requires_grad() ? kFrozen : parameter.grad().defined() ? kUsed : kUnused;
   }
-  group_
-      .all_gather(from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, DType::i64),
-                  from_blob(own.data(), {static_cast<std::int64_t>(count)}, DType::i64),
-                  "pipeline: use of tied weights")
-      .wait();
+  const std::vector<std::int64_t> all = all_gather_numbers(group_, own, "pipeline: use of tied weights");
   std::vector<bool> used(count);
   for (std::size_t i = 0; i < count; ++i) {
     bool frozen = false, trained = false;
