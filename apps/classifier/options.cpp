@@ -4,8 +4,8 @@
 #include <charconv>
 #include <iostream>
 #include <limits>
-#include <sstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tapestry/apps/common/run_folder.h"
 
@@ -95,12 +95,10 @@ Given parse(int argc, char** argv, Options& o) {
   app.get_formatter()->column_width(26);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append to others'
   app.footer(
-      "Ctrl-C stops after the step in progress and saves. A resumed run ends bit for bit where the run "
-      "would\n"
-      "have ended that was never stopped, on the same device with the same number of threads. It keeps its\n"
-      "options: --data-dir, --device, --threads, --workers and --allow-nan can be given anew, and --epochs "
-      "with\n"
-      "a constant schedule; any other that differs from the run's is refused.\n\n"
+      "Ctrl-C stops after the step in progress and saves. A resumed run ends bit for bit where the run\n"
+      "would have ended that was never stopped, on the same device with the same number of threads. It\n"
+      "keeps its options: --data-dir, --device, --threads, --workers and --allow-nan can be given anew, and\n"
+      "--epochs with a constant schedule; any other that differs from the run's is refused.\n\n"
       "Exit status: 0 done, 1 failed, 2 wrong options, 130 stopped by Ctrl-C.");
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& text) {
     return app.add_option(name, value, text)->type_name(type);

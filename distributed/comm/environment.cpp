@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/hash.h"
+#include "tapestry/distributed/comm/internal/machine.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -49,10 +51,6 @@ bool flag(const char* name, bool otherwise = false) {
   return text ? text == "1" : otherwise;
 }
 
-bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || (host.starts_with("127.") && host.find(' ') == host.npos);
-}
-
 bool from_torchrun() { return variable("TORCHELASTIC_RUN_ID").has_value(); }
 
 /// torchrun's agent listens at MASTER_PORT with a store of PyTorch's.
@@ -63,11 +61,7 @@ bool agent_owns_port() {
 
 /// What names a job to all its ranks and to no other job: a port on this host that other jobs hardly take,
 /// below those that the system gives to outgoing connections.
-int port_of(std::string_view job) {
-  std::uint32_t hash = 2166136261u;  // FNV-1a
-  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
-  return static_cast<int>(20000 + hash % 9000);
-}
+int port_of(std::string_view job) { return static_cast<int>(20000 + fnv1a(job) % 9000); }
 
 void read_variables(Environment& e) {
   e.launcher = from_torchrun() ? "torchrun" : "variables";
@@ -135,7 +129,7 @@ struct TaskCounts {
       tasks += *times * *count;
     }
     check(ok, "[environment] ", name, " is \"", text,
-          "\"; Slurm writes tasks a node as in \"2(x3),1\". Unset it, ", "and set SLURM_NTASKS_PER_NODE");
+          "\"; Slurm writes tasks a node as in \"2(x3),1\". Unset it, and set SLURM_NTASKS_PER_NODE");
   }
 };
 
@@ -171,7 +165,7 @@ void check_ranks(const Environment& e) {
   within("local rank", e.local_rank, "local world size", e.local_world_size);
   check(e.local_world_size <= e.world_size, "[environment] local world size ", e.local_world_size,
         " of world size ", e.world_size, " (from ", e.launcher,
-        "): a host cannot run more ranks than there are; unset what is left over", " of another job");
+        "): a host cannot run more ranks than there are; unset what is left over of another job");
 }
 
 void read_address(Environment& e) {
@@ -189,7 +183,7 @@ void read_address(Environment& e) {
     e.master_port = *own;
   } else if (port && agent_owns_port()) {
     check(*port < 65535,
-          "[environment] MASTER_PORT is 65535 and torchrun's own, and there is no port after it; ",
+          "[environment] MASTER_PORT is 65535 and torchrun's own, and there is no port after it; "
           "set TAPESTRY_PORT to a free one, the same on all hosts");
     e.master_port = *port + 1;
   }
@@ -218,7 +212,7 @@ std::chrono::milliseconds default_timeout() {
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
   check(error == std::errc() && end == text->data() + text->size() && seconds >= 0.001 && seconds <= 1e7,
         "[environment] TAPESTRY_TIMEOUT_S is \"", *text,
-        "\"; set it to a number of seconds from 0.001 to 1e7, or ", "unset it");
+        "\"; set it to a number of seconds from 0.001 to 1e7, or unset it");
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
 
 namespace tapestry::distributed {
@@ -29,12 +30,6 @@ struct Record {
   std::uint64_t hash;  // of what follows
   std::uint32_t key_size, value_size;
 };
-
-std::uint64_t hash_of(std::string_view bytes) {  // FNV-1a
-  std::uint64_t hash = 14695981039346656037u;
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
 
 /// The file, locked as long as this lives.
 class LockedFile {
@@ -189,7 +184,7 @@ class FileStore final : public Store {
                     value ? static_cast<std::uint32_t>(value->size()) : kErased};
       std::string bytes(reinterpret_cast<const char*>(&record), sizeof record);
       bytes.append(key).append(value.value_or(""));
-      record.hash = hash_of(std::string_view(bytes).substr(sizeof record.hash));
+      record.hash = fnv1a(std::string_view(bytes).substr(sizeof record.hash));
       std::memcpy(bytes.data(), &record.hash, sizeof record.hash);
       file.write(store.end_, bytes);
       store.end_ += bytes.size();
@@ -218,7 +213,7 @@ class FileStore final : public Store {
       if (record.key_size > kMaxKey || value_size > kMaxValue) return;
       const std::string body = file.read(end_ + sizeof record, record.key_size + value_size);
       if (body.size() < record.key_size + value_size) return;
-      if (hash_of(header.substr(sizeof record.hash) + body) != record.hash) return;
+      if (fnv1a(header.substr(sizeof record.hash) + body) != record.hash) return;
       const std::string_view key = std::string_view(body).substr(0, record.key_size);
       if (record.value_size == kErased) apply(key, std::nullopt);
       else apply(key, std::string_view(body).substr(record.key_size));

@@ -437,8 +437,7 @@ std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int r
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>&, int, int, Milliseconds, bool) {
   fail<DistributedError>(
       "[gloo] this library was built without Gloo; install libgloo-dev and build again, or use threads of "
-      "one "
-      "process (run_local_ranks)");
+      "one process (run_local_ranks)");
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/rendezvous.h"
 #include "tapestry/distributed/comm/preflight.h"
 
@@ -83,7 +84,7 @@ std::shared_ptr<Store> connect(const Environment& e, const Place& place, Millise
   if (e.rank != 0 || e.store_is_running) return tcp_store(place.host, place.port, options);
   // Rank 0 holds the store. Where there is a secret it listens on all interfaces: the name by which others
   // reach this host need not be one that it knows itself.
-  const bool here = place.host == "localhost" || place.host == "::1" || place.host.starts_with("127.");
+  const bool here = is_loopback(place.host);
   std::shared_ptr<StoreServer> server =
       start_store_server(here || e.secret.empty() ? place.host : "", place.port, options);
   std::shared_ptr<Store> client = tcp_store(here ? place.host : "127.0.0.1", place.port, options);
@@ -129,7 +130,7 @@ void check_options(const InitOptions& options) {
   check(method == kEnv || method.starts_with(kTcp) || method.starts_with("file:///"),
         "[init_process_group] init_method \"", method, "\"; it is env://, tcp://host:port or file:///path");
   check(options.backend != "local",
-        "[init_process_group] backend \"local\" joins threads of one process; use ",
+        "[init_process_group] backend \"local\" joins threads of one process; use "
         "run_local_ranks, or gloo between processes");
   check(options.backend.empty() || options.backend == "gloo" || options.backend == "nccl",
         "[init_process_group] backend \"", options.backend, "\"; it is gloo, nccl or empty");
@@ -179,7 +180,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
     return make_process_group(std::move(alone), memory_store(), group);
   }
   check<DistributedError>(!nccl || built_with_nccl(),
-                          "[init_process_group] this library was built without NCCL; use ", "backend gloo");
+                          "[init_process_group] this library was built without NCCL; use backend gloo");
   const Deadline deadline = deadline_after(group.timeout);
   const std::shared_ptr<Store> store =
       prefix_store(concat({"start ", e.restart, " group ", joined[e.rank], "/"}),

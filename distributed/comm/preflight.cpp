@@ -2,13 +2,11 @@
 
 #include <netdb.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <sstream>
 
@@ -25,11 +23,6 @@ namespace {
 /// What Docker gives a container that asks for no more.
 constexpr std::int64_t kDockerShm = std::int64_t{64} << 20;
 
-std::string host_name() {
-  char name[256] = "";
-  return gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
-
 bool resolves(const std::string& host) {
   addrinfo* found = nullptr;
   const bool ok = getaddrinfo(host.c_str(), nullptr, nullptr, &found) == 0;
@@ -37,11 +30,10 @@ bool resolves(const std::string& host) {
   return ok;
 }
 
-/// The same in all containers of a machine, and another one after each boot. Processes that tell NCCL to be
-/// on different hosts, so that they may share a GPU, are believed here as well.
+/// Processes that tell NCCL to be on different hosts, so that they may share a GPU, are believed here as
+/// well.
 std::string machine_id() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  std::string id = boot_id();
   if (const char* const host = std::getenv("NCCL_HOSTID")) id += std::string("-") + host;
   return id;
 }

@@ -1,17 +1,10 @@
 #include "tapestry/distributed/launch/job_store.h"
 
-#include <sys/random.h>
-
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/machine.h"
+#include "tapestry/distributed/comm/internal/sha256.h"
 
 namespace tapestry::distributed::launch {
-namespace {
-
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
-}  // namespace
 
 std::string secret_of(const LaunchOptions& o, const Variables& environment) {
   const auto given = environment.find("TAPESTRY_SECRET");
@@ -24,11 +17,8 @@ std::string secret_of(const LaunchOptions& o, const Variables& environment) {
 }
 
 std::string random_secret() {
-  unsigned char bytes[16];
-  check<Error>(getrandom(bytes, sizeof bytes, 0) == sizeof bytes,
-               "[tapestry-run] the kernel gave no random bytes for a secret; set TAPESTRY_SECRET");
   std::string text;
-  for (const unsigned char byte : bytes) {
+  for (const unsigned char byte : random_bytes(16)) {
     text += "0123456789abcdef"[byte >> 4];
     text += "0123456789abcdef"[byte & 15];
   }

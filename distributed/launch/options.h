@@ -34,8 +34,7 @@ struct LaunchOptions {
 };
 
 /// `arguments` are those after the program's name. Options end at the first argument that is none, or at
-/// "--".
-/// `--nproc_per_node=2` is `--nproc-per-node 2`. What is not given is taken from torchrun's variables
+/// "--". `--nproc_per_node=2` is `--nproc-per-node 2`. What is not given is taken from torchrun's variables
 /// (PET_NPROC_PER_NODE), for several nodes also from MASTER_ADDR, MASTER_PORT and SLURM_NODEID. Throws
 /// ValueError for what is unknown, malformed or contradictory.
 LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, const Variables& environment,

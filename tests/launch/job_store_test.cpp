@@ -37,6 +37,7 @@ TEST_CASE("whose secret") {
   CHECK(secret_of(at(1, "127.0.0.1"), {}).size() == 32);
   CHECK(secret_of(at(1, "10.0.0.1"), {{"TAPESTRY_SECRET", ""}}).size() == 32);
   CHECK(secret_of(at(2, "localhost"), {}).empty());
+  CHECK_THROWS_AS(secret_of(at(2, "127.example.org"), {}), tapestry::ValueError);
   CHECK_THROWS_AS(secret_of(at(2, "10.0.0.1"), {}), tapestry::ValueError);
   CHECK_THROWS_WITH(secret_of(at(2, "10.0.0.1"), {}), ContainsSubstring("TAPESTRY_SECRET"));
 }

@@ -5,18 +5,15 @@
 #include <string_view>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/comm/internal/hash.h"
 
 namespace tapestry::distributed {
 namespace {
 
-// FNV-1a: the same in every process.
-std::uint64_t hash(const void* data, std::size_t bytes) {
-  const auto* const p = static_cast<const unsigned char*>(data);
-  std::uint64_t h = 0xcbf29ce484222325u;
-  for (std::size_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 0x100000001b3u;
-  return h;
+std::uint64_t hash(const Shape& shape) {
+  return fnv1a({reinterpret_cast<const char*>(shape.begin()),
+                static_cast<std::size_t>(shape.size()) * sizeof(std::int64_t)});
 }
-std::uint64_t hash(std::string_view text) { return hash(text.data(), text.size()); }
 
 }  // namespace
 
@@ -26,11 +23,11 @@ Descriptor::Descriptor(const CollectiveRecord& record)
       dtype(static_cast<std::uint8_t>(record.dtype)),
       ndim(static_cast<std::uint8_t>(record.shape.size())),
       sequence(record.sequence),
-      group(hash(record.group)),
+      group(fnv1a(record.group)),
       numel(record.shape.numel()),
       peer(record.peer),
-      shape(hash(record.shape.begin(), static_cast<std::size_t>(record.shape.size()) * sizeof(std::int64_t))),
-      name(hash(record.name)) {}
+      shape(hash(record.shape)),
+      name(fnv1a(record.name)) {}
 
 MessageHeader::MessageHeader(const CollectiveRecord& record)
     : dtype(static_cast<std::uint8_t>(record.dtype)),

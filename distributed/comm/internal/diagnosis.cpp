@@ -194,8 +194,7 @@ struct Diagnosis::State {
     if (silence) return "\nlook at what the silent ranks printed last, and at their machines";
     if (cause.call.empty()) return {};
     return "\ncall the same collectives in the same order on every rank (a branch on the rank, an exception "
-           "that was "
-           "caught, or unequal numbers of batches break it)";
+           "that was caught, or unequal numbers of batches break it)";
   }
 
   // Here, or on another rank whose request this is, something failed.

@@ -15,11 +15,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <set>
 #include <utility>
 
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/machine.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -44,13 +44,10 @@ class NoSignals {
 
 /// Equal for processes that reach one another over loopback: the running kernel, and the network namespace.
 std::string host_identity() {
-  std::string kernel;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), kernel);
   char network[64] = "";
   const ssize_t length = readlink("/proc/self/ns/net", network, sizeof network - 1);
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return kernel + " " + std::string(network, length > 0 ? static_cast<std::size_t>(length) : 0) + " " + name;
+  return boot_id() + " " + std::string(network, length > 0 ? static_cast<std::size_t>(length) : 0) + " " +
+         host_name();
 }
 
 std::string interface_names() {
@@ -123,8 +120,6 @@ std::vector<std::string> exchange(Store& store, const char* what, int rank, int 
   }
   return all;
 }
-
-bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
 /// The address of this host from which the others are reached, which are not all on it; empty if there is
 /// none.

@@ -1,6 +1,7 @@
 #include "tapestry/distributed/comm/internal/machine.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -27,6 +28,22 @@ std::string cgroup_file(const std::string& name) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  return gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+std::string boot_id() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+bool is_loopback(std::string_view host) {
+  const bool in_127 = host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos;
+  return in_127 || host == "localhost" || host == "::1";
+}
 
 int available_cores() {
   int cores = static_cast<int>(std::thread::hardware_concurrency());

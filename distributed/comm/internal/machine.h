@@ -1,10 +1,21 @@
 #pragma once
-// What this process may use of the machine it runs on.
+// The machine that this process runs on, and what it may use of it.
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace tapestry::distributed {
+
+/// Empty where the system does not say.
+std::string host_name();
+
+/// Of the running kernel: the same in all containers of a machine, and another one after each boot. Empty
+/// where the system does not say.
+std::string boot_id();
+
+/// A name or address by which a host reaches itself alone.
+bool is_loopback(std::string_view host);
 
 /// Cores that this process may keep busy: those of its affinity mask, and no more than its control group's
 /// quota (`docker run --cpus`). At least 1.

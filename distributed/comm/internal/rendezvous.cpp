@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <string>
 
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 
 namespace tapestry::distributed {
@@ -16,9 +16,7 @@ constexpr char kEnd = '\n';
 
 /// For a message, and then what no other process has.
 std::string this_process() {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return concat({"process ", ::getpid(), " on ", host.data()}) + kEnd + random_bytes(16);
+  return concat({"process ", ::getpid(), " on ", host_name()}) + kEnd + random_bytes(16);
 }
 
 std::string rank_key(int rank) { return concat({"rank/", rank}); }

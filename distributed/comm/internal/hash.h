@@ -1,0 +1,14 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace tapestry::distributed {
+
+/// FNV-1a of 64 bits (Fowler, Noll and Vo): the same in every process. Not for secrets.
+constexpr std::uint64_t fnv1a(std::string_view bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+}  // namespace tapestry::distributed
