@@ -184,8 +184,11 @@ Tensor pow(const Tensor& a, const Tensor& b) {
 namespace {
 DType checked_power(const Tensor& a, const Scalar& b) {
   const DType dtype = checked_promotion(kPow, a, b);
-  check(is_floating(dtype) || b.to_int() >= 0, "[pow] integers to a negative power, ", b.to_int(),
+  if (is_floating(dtype)) return dtype;
+  check(b.to_int() >= 0, "[pow] integers to a negative power, ", b.to_int(),
         ", are no integers; convert to a floating dtype first");
+  check(b.to_int() <= integer_range(dtype).highest, "[pow] the exponent ", b.to_int(), " is more than ",
+        dtype, " can hold; convert to a wider dtype first");
   return dtype;
 }
 }  // namespace

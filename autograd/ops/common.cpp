@@ -1,5 +1,7 @@
 #include "tapestry/autograd/ops/common.h"
 
+#include <limits>
+
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/copy.h"
@@ -56,6 +58,28 @@ DType promoted(const Tensor& a, const Tensor& b) {
     if (category(lone) <= category(ranked)) return ranked;
   }
   return promote(a.dtype(), b.dtype());
+}
+
+IntegerRange integer_range(DType dtype) {
+  const auto up_to_power = [](int bits) -> IntegerRange {
+    return {-(std::int64_t{1} << bits), std::int64_t{1} << bits};
+  };
+  switch (dtype) {
+    case DType::u8:
+      return {0, 255};
+    case DType::i32:
+      return {std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()};
+    case DType::f16:
+      return up_to_power(11);
+    case DType::bf16:
+      return up_to_power(8);
+    case DType::f32:
+      return up_to_power(24);
+    case DType::f64:
+      return up_to_power(53);
+    default:
+      return {std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
+  }
 }
 
 Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const Tensor*> operands) {

@@ -29,6 +29,12 @@ inline void check_operands(const Op& op, const Tensor& a, const Tensor& b) {
 /// above the other's.
 DType promoted(const Tensor& a, const Tensor& b);
 
+/// The integers that a dtype of numbers holds, all of them: floats have gaps beyond.
+struct IntegerRange {
+  std::int64_t lowest, highest;
+};
+IntegerRange integer_range(DType dtype);
+
 /// Uninitialised, on the operands' device. Its layout is that of the operands that have its shape, if they
 /// are dense and agree; else row-major.
 Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const Tensor*> operands);

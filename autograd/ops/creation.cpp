@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "tapestry/autograd/ops/common.h"
 #include "tapestry/autograd/ops/view.h"
@@ -55,26 +54,6 @@ Tensor new_like(const Tensor& t, const TensorOptions& o) {
   if (*o.device == t.device()) return y;
   StorageRef storage = Storage::allocate(*o.device, y.nbytes());
   return tapestry::detail::make_tensor(std::move(storage), *o.dtype, y.sizes(), y.strides(), 0);
-}
-
-// The largest integer such that the dtype holds it and all below, down to 0.
-std::int64_t largest_integer(DType t) {
-  switch (t) {
-    case DType::u8:
-      return 255;
-    case DType::i32:
-      return std::numeric_limits<std::int32_t>::max();
-    case DType::f16:
-      return 1 << 11;
-    case DType::bf16:
-      return 1 << 8;
-    case DType::f32:
-      return 1 << 24;
-    case DType::f64:
-      return std::int64_t{1} << 53;
-    default:
-      return std::numeric_limits<std::int64_t>::max();
-  }
 }
 
 PhiloxRange take_words(Device device, std::int64_t n, int words_each) {
@@ -139,7 +118,7 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, const 
     check(std::isfinite(a) && std::isfinite(b) && std::isfinite(s), "[arange] start ", a, ", end ", b,
           " and step ", s, " must be finite");
     check(s != 0, "[arange] step is 0; give one that leads from start to end");
-    check((b - a) * s >= 0, "[arange] step ", s, " leads away from end ", b, " (start ", a,
+    check(s > 0 ? b >= a : b <= a, "[arange] step ", s, " leads away from end ", b, " (start ", a,
           "); change its sign");
     const double count = std::ceil((b - a) / s);
     check(count < 0x1p62, "[arange] ", count, " elements are too many; give a larger step");
@@ -205,11 +184,9 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& sizes, const Te
   const TensorOptions o = with_dtype(options, DType::i64);
   kRandint.check_dtype(*o.dtype);
   check(low < high, "[randint] low ", low, " is not below high ", high, "; give low < high");
-  const std::int64_t most = largest_integer(*o.dtype);
-  const bool fits =
-      high - 1 <= most && (*o.dtype == DType::u8 ? low >= 0 : low >= -most - is_integral(*o.dtype));
-  check(fits, "[randint] ", *o.dtype, " cannot hold all integers from ", low, " to ", high - 1,
-        "; give another range or dtype");
+  const IntegerRange range = integer_range(*o.dtype);
+  check(low >= range.lowest && high - 1 <= range.highest, "[randint] ", *o.dtype,
+        " cannot hold all integers from ", low, " to ", high - 1, "; give another range or dtype");
   Tensor t = empty(sizes, o);
   kernels::randint(t.device(), t.dtype(), t.raw_data(), t.numel(), take_words(t.device(), t.numel(), 2), low,
                    static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low));

@@ -1,4 +1,6 @@
 // Functions of one tensor, out of place and in place.
+#include <algorithm>
+
 #include "tapestry/autograd/ops/common.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
@@ -109,22 +111,37 @@ Tensor silu(const Tensor& x) {
 
 namespace {
 
-DType clamped_dtype(const Tensor& x, const std::optional<Scalar>& min, const std::optional<Scalar>& max) {
-  tapestry::detail::check_defined(kClamp.name, x);
-  kClamp.check_dtype(x.dtype());
-  check(min || max, "[clamp] neither min nor max is given; give one at least");
-  DType t = x.dtype();
-  if (min) t = min->promote_with(t);
-  if (max) t = max->promote_with(t);
-  return t;
-}
+// The dtype that x is clamped in, and the limits in it.
+struct Clamping {
+  DType dtype;
+  std::optional<Scalar> min, max;
+
+  Clamping(const Tensor& x, std::optional<Scalar> lo, std::optional<Scalar> hi) : min(lo), max(hi) {
+    tapestry::detail::check_defined(kClamp.name, x);
+    kClamp.check_dtype(x.dtype());
+    check(min || max, "[clamp] neither min nor max is given; give one at least");
+    dtype = x.dtype();
+    if (min) dtype = min->promote_with(dtype);
+    if (max) dtype = max->promote_with(dtype);
+    if (is_floating(dtype)) return;
+    // A limit that integers of this dtype cannot pass becomes their own: the kernels take only what it holds.
+    const auto [lowest, highest] = integer_range(dtype);
+    check(!min || min->to_int() <= highest, "[clamp] min ", min ? min->to_int() : 0, " is more than ", dtype,
+          " can hold; convert to a wider dtype first");
+    check(!max || max->to_int() >= lowest, "[clamp] max ", max ? max->to_int() : 0, " is less than ", dtype,
+          " can hold; convert to a wider dtype first");
+    if (min) min = std::max(min->to_int(), lowest);
+    if (max) max = std::min(max->to_int(), highest);
+  }
+};
 
 }  // namespace
 
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max) {
-  const Tensor in = converted(x, clamped_dtype(x, min, max));
+  const Clamping c(x, min, max);
+  const Tensor in = converted(x, c.dtype);
   Tensor y = result_like(in.sizes(), in.dtype(), {&in});
-  kernels::clamp(y.device(), y.dtype(), planned(y, in), min, max);
+  kernels::clamp(y.device(), y.dtype(), planned(y, in), c.min, c.max);
   if (recording(x))
     record(kClamp, y, {&x}, [x = save(x), min, max](Backward& g) {
       const Tensor in = g.saved(x);
@@ -185,9 +202,10 @@ const Tensor& Tensor::sigmoid_() const {
 }
 const Tensor& Tensor::relu_() const { return unary_in_place(kRelu, kernels::relu, *this, tapestry::relu); }
 const Tensor& Tensor::clamp_(std::optional<Scalar> min, std::optional<Scalar> max) const {
-  check_stores(kClamp, *this, clamped_dtype(*this, min, max));
+  const Clamping c(*this, min, max);
+  check_stores(kClamp, *this, c.dtype);
   in_place(
-      kClamp, *this, {}, [&] { kernels::clamp(device(), dtype(), planned(*this, *this), min, max); },
+      kClamp, *this, {}, [&] { kernels::clamp(device(), dtype(), planned(*this, *this), c.min, c.max); },
       // The gradient needs the old elements.
       [&](const Tensor& old) { return tapestry::clamp(tapestry::clone(old), min, max); });
   return *this;

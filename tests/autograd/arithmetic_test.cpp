@@ -54,6 +54,9 @@ BAD_INPUT("mul", "do not broadcast", [] { zeros({2}) * zeros({3}); });
 BAD_INPUT("div", "do not broadcast", [] { zeros({2}) / zeros({3}); });
 BAD_INPUT("div", "cannot be stored in place", [] { ones({2}, kInt32).div_(2); });
 BAD_INPUT("pow", "negative power, -1", [] { ones({2}, kInt64).pow(-1); });
+BAD_INPUT("pow", "exponent 256 is more than uint8 can hold", [] { ones({2}, kUInt8).pow(256); });
+BAD_INPUT("pow", "exponent 4294967296 is more than int32 can hold",
+          [] { ones({2}, kInt32).pow_(std::int64_t{1} << 32); });
 BAD_INPUT("pow", "does not take bool", [] { zeros({2}, kBool).pow(2); });
 BAD_INPUT("pow", "negative power, -1", [] { ones({2}, kInt64).pow_(-1); });
 BAD_INPUT("pow", "cannot be stored in place", [] { ones({2}, kInt64).pow_(0.5); });

@@ -48,6 +48,7 @@ BAD_INPUT("full", "", [] { full({std::int64_t{1} << 40, std::int64_t{1} << 40}, 
 BAD_INPUT("arange", "step is 0", [] { arange(0, 5, 0); });
 BAD_INPUT("arange", "step -1 leads away from end 5", [] { arange(0, 5, -1); });
 BAD_INPUT("arange", "leads away", [] { arange(1.0, 0.0, 0.1); });
+BAD_INPUT("arange", "leads away", [] { arange(0.0, -1e-200, 1e-200); });
 BAD_INPUT("arange", "must be finite", [] { arange(0.0, INFINITY); });
 BAD_INPUT("arange", "must be finite", [] { arange(0.0, 1.0, NAN); });
 BAD_INPUT("arange", "does not take bool", [] { arange(0, 2, 1, kBool); });

@@ -58,6 +58,18 @@ TEST_CASE("clamp: a limit that is NaN gives NaN, as in PyTorch") {
   CHECK(equal(x.grad(), zeros({2})));
 }
 
+TEST_CASE("clamp: limits beyond what an integer dtype holds do not limit, as in PyTorch") {
+  const std::int64_t far = std::int64_t{1} << 40;
+  const Tensor bytes = tensor({1, 2, 200}, kUInt8), ints = tensor({-1, 2, 200}, kInt32);
+  CHECK(equal(bytes.clamp(-5, 10), tensor({1, 2, 10}, kUInt8)));
+  CHECK(equal(bytes.clamp(-5), bytes));
+  CHECK(equal(bytes.clamp({}, 300), bytes));
+  CHECK(equal(ints.clamp(0, far), tensor({0, 2, 200}, kInt32)));
+  CHECK(equal(ints.clone().clamp_(-far, 100), tensor({-1, 2, 100}, kInt32)));
+}
+BAD_INPUT("clamp", "min 300 is more than uint8 can hold", [] { zeros({2}, kUInt8).clamp(300); });
+BAD_INPUT("clamp", "max -1 is less than uint8 can hold", [] { zeros({2}, kUInt8).clamp_({}, -1); });
+
 BAD_INPUT("clamp", "neither min nor max", [] { clamp(zeros({2}), {}); });
 BAD_INPUT("clamp", "does not take bool", [] { clamp(zeros({2}, kBool), 0); });
 BAD_INPUT("clamp", "cannot be stored in place", [] { zeros({2}, kInt64).clamp_(0.5); });
