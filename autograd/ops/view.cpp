@@ -74,19 +74,13 @@ std::optional<Shape> strides_without_copy(const Tensor& x, const Shape& sizes) {
 Shape completed(const Op& op, const Tensor& x, const Shape& sizes) {
   Shape out = sizes;
   int unknown = -1;
-  std::int64_t known = 1;
   for (int i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == -1) {
-      check(unknown < 0, "[", op.name, "] more than one size in ", sizes,
-            " is -1; only one can be worked out");
-      unknown = i;
-    } else {
-      check(sizes[i] >= 0, "[", op.name, "] size ", sizes[i], " in ", sizes,
-            " is negative; use -1 for a size to work out");
-      check(!__builtin_mul_overflow(known, sizes[i], &known), "[", op.name, "] shape ", sizes,
-            " has more elements than 64 bits can count; the tensor has ", x.numel());
-    }
+    if (sizes[i] != -1) continue;
+    check(unknown < 0, "[", op.name, "] more than one size in ", sizes, " is -1; only one can be worked out");
+    unknown = i;
+    out[i] = 1;
   }
+  const std::int64_t known = checked_numel(op.name, out);
   if (unknown >= 0) {
     check(known != 0, "[", op.name, "] the size -1 in ", sizes,
           " cannot be worked out beside a size of 0; give it");

@@ -51,6 +51,9 @@ BAD_INPUT("view", "beside a size of 0", [] { zeros({0, 3}).view({0, -1}); });
 BAD_INPUT("view", "more elements than 64 bits can count", [] {
   zeros({2, 3}).view({std::int64_t(1) << 40, std::int64_t(1) << 40});
 });
+BAD_INPUT("view", "more elements than 64 bits can count", [] {
+  zeros({0}).view({0, std::int64_t(1) << 62, 8});  // none, but strides
+});
 BAD_INPUT("view", "use reshape()", [] { zeros({2, 3}).t().view({6}); });
 BAD_INPUT("view", "undefined", [] { Tensor().view({1}); });
 BAD_INPUT("reshape", "shape [5] has 5 elements", [] { zeros({2, 3}).reshape({5}); });
