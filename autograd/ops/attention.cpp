@@ -51,12 +51,15 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                      "] mask has dtype ", params.mask.dtype(), ", expected bool or the input's ", q.dtype());
     check<DeviceError>(params.mask.device() == q.device(), "[", op, "] mask is on ", params.mask.device(),
                        " but the input is on ", q.device(), "; move it with to(device)");
-    broadcast_shapes(op, params.mask.sizes(), {q.size(-2), k.size(-2)});
   }
 
   // Scaling q costs less than scaling the scores.
   const double scale = params.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
   Tensor scores = matmul(q * scale, k.transpose(-2, -1));
+  if (params.mask.defined())
+    check(broadcast_shapes(op, params.mask.sizes(), scores.sizes()) == scores.sizes(), "[", op, "] mask ",
+          params.mask.sizes(), " does not broadcast to the scores' shape ", scores.sizes(),
+          "; give it at most these sizes");
   const Tensor mask = params.causal ? causal_mask(q.size(-2), k.size(-2), q.device()) : params.mask;
   const auto constant = [&](double value) { return scalar_tensor(value, {q.dtype(), q.device()}); };
   if (mask.defined())

@@ -28,6 +28,10 @@ BAD_INPUT("scaled_dot_product_attention", "mask has dtype int64", [] {
   const Tensor x = zeros({2, 3});
   return scaled_dot_product_attention(x, x, x, {.mask = ones({2, 2}, DType::i64)});
 });
+BAD_INPUT("scaled_dot_product_attention", "mask [3, 2] does not broadcast to the scores' shape [1, 2]", [] {
+  const Tensor x = zeros({2, 3});
+  return scaled_dot_product_attention(zeros({1, 3}), x, x, {.mask = zeros({3, 2})});
+});
 BAD_INPUT("scaled_dot_product_attention",
           "[scaled_dot_product_attention] shapes [2, 4] and [2, 2] do not broadcast", [] {
             const Tensor x = zeros({2, 3});
