@@ -200,8 +200,10 @@ void GraphTask::execute(Node* node) {
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].inbox);
     postponed_->nodes.push_back(std::move(p));
   }
-  if (any_wanted) call(node, &wanted);
-  if (!retain_graph_ && !postpone && !node->is_leaf()) node->released_ = node->release_saved();
+  // What is only captured here has not run: another pass may go on from it.
+  if (!any_wanted) return;
+  call(node, &wanted);
+  if (!retain_graph_ && !postpone) node->released_ = node->release_saved();
 }
 
 void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {

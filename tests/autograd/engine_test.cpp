@@ -351,6 +351,13 @@ TEST_CASE("autograd::grad returns gradients and leaves grad() alone") {
   CHECK(at(g[0], 0) == 2 * 6 * 2 + 10 * 2);
 }
 
+TEST_CASE("autograd::grad leaves the graph behind its inputs, so that backward goes on from there") {
+  const Tensor x = leaf({2, 3}), h = x.exp();  // exp's backward needs what it saved
+  const auto g = autograd::grad({h.log().sum()}, {h});
+  h.backward(g[0]);
+  CHECK(allclose(x.grad(), ones({2}, DType::f64), 1e-14));
+}
+
 TEST_CASE("input gradients and weight gradients apart give what backward gives") {
   const Tensor x = leaf({1.5, -2}), w1 = leaf({2, 3}), w2 = leaf({0.5, 4});
   const auto forward = [&](const Tensor& in) {
