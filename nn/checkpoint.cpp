@@ -194,12 +194,14 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   StateDict old_optimizer, old_scheduler;
   if (training.optimizer) old_optimizer = training.optimizer->state_dict();
   if (training.scheduler) old_scheduler = training.scheduler->state_dict();
+  bool scheduled = false;
   try {
     if (training.optimizer) training.optimizer->load_state_dict(optimizer);
     if (training.scheduler) training.scheduler->load_state_dict(scheduler);
+    scheduled = training.scheduler != nullptr;
     if (training.model) training.model->load_state_dict(model_of(file));
   } catch (...) {
-    if (training.scheduler) training.scheduler->load_state_dict(old_scheduler);
+    if (scheduled) training.scheduler->load_state_dict(old_scheduler);
     if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);  // with its learning rates
     throw;
   }
@@ -216,25 +218,26 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
 Checkpointer::Checkpointer(std::string folder, const Options& options)
     : folder_(std::move(folder)), options_(options) {
   check(options.keep_last >= 0, "[Checkpointer] keep_last is ", options.keep_last, "; it cannot be negative");
-  std::error_code error;
+  std::error_code error, unknown;
   fs::create_directories(folder_, error);
-  check<IoError>(fs::is_directory(folder_), "[Checkpointer] the folder ", folder_,
+  check<IoError>(fs::is_directory(folder_, unknown), "[Checkpointer] the folder ", folder_,
                  " cannot be made: ", error.message(), "; choose one that can be written to");
   std::vector<fs::path> abandoned;
-  for (const auto& file : fs::directory_iterator(folder_, error)) {
-    const std::string name = file.path().filename().string();
-    if (is_abandoned(name)) abandoned.push_back(file.path());
+  for (fs::directory_iterator file(folder_, error); file != fs::directory_iterator(); file.increment(error)) {
+    const std::string name = file->path().filename().string();
+    if (is_abandoned(name)) abandoned.push_back(file->path());
     const std::optional<std::int64_t> step = step_of(name);
     if (!step) continue;
     Entry entry{*step, {}};
     try {
-      entry.metric = progress_of(name, SafetensorsFile(file.path().string()).metadata()).metric;
+      entry.metric = progress_of(name, SafetensorsFile(file->path().string()).metadata()).metric;
     } catch (const IoError&) {
       // Broken by somebody else: loading it says so. It is never the best.
     }
     entries_.push_back(entry);
   }
-  check<IoError>(!error, "[Checkpointer] the folder ", folder_, " cannot be read: ", error.message());
+  check<IoError>(!error, "[Checkpointer] the folder ", folder_, " cannot be read: ", error.message(),
+                 "; choose one that can be read");
   for (const fs::path& path : abandoned) fs::remove(path, error);
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.step < b.step; });
 }

@@ -242,6 +242,14 @@ TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
         ValueError);
     CHECK(other.schedule.steps() == 2);
     CHECK(other.state() == before);
+    // A schedule that its optimizer has outgrown cannot be loaded at all, not even what it was.
+    other.optimizer.add_param_group({golden.parameters(), {.lr = 0.25}});
+    nn::save_checkpoint(dir / "outgrown", {.optimizer = &other.optimizer, .scheduler = &other.schedule}, {});
+    other.optimizer.set_lr(0.75);
+    CHECK_THROWS_WITH(
+        nn::load_checkpoint(dir / "outgrown", {.optimizer = &other.optimizer, .scheduler = &other.schedule}),
+        ContainsSubstring("add groups before making the schedule"));
+    CHECK(other.optimizer.lr(1) == 0.75);
   }
   SECTION("of something else") {
     Run<optim::Adam> adam;
@@ -367,6 +375,7 @@ TEST_CASE("a full disk or an unwritable folder leaves the checkpoints that were 
   write_file(dir / "file", "");
   CHECK_THROWS_WITH(nn::Checkpointer(dir / "file"), ContainsSubstring("cannot be made"));
   CHECK_THROWS_AS(nn::Checkpointer(dir / "file/below"), IoError);
+  CHECK_THROWS_WITH(nn::Checkpointer(dir / std::string(300, 'x')), ContainsSubstring("name too long"));
 }
 
 TEST_CASE("a process killed while it saves leaves checkpoints that are whole") {
