@@ -60,9 +60,9 @@ const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low
   const Tensor values = t.detach();
   values.normal_(mean, std);
   while (true) {
-    const Tensor outside = maximum((values < low).to(DType::f32), (values > high).to(DType::f32));
+    const Tensor outside = (values < low) + (values > high);  // of bools: or
     if (outside.sum().item() == 0) return t;
-    values.copy_(where(outside > 0, empty_like(values).normal_(mean, std), values));
+    values.copy_(where(outside, empty_like(values).normal_(mean, std), values));
   }
 }
 

@@ -55,9 +55,8 @@ void Module::check_name(const char* op, const std::string& name) const {
 void Module::add_child(const std::string& name, std::shared_ptr<Module> module) {
   check_name("add", name);
   check(module != nullptr, "[add] the module '", name, "' is null; pass one that exists");
-  for (const Module* m = this; m; m = m->parent_)
-    check(m != module.get(), "[add] '", name,
-          "' contains the module that it is added to; modules form a tree");
+  for (const Module* m : module->modules())
+    check(m != this, "[add] '", name, "' contains the module that it is added to; modules form a tree");
   if (!module->parent_) {
     module->parent_ = this;
     module->name_ = name;

@@ -9,8 +9,10 @@ void check_positive(const char* layer, const char* option, Pair value) {
   check(value.h > 0 && value.w > 0, "[", layer, "] ", option, " must be positive but is (", value.h, ", ",
         value.w, "); set it");
 }
-// A stride of zero means kernel_size, here in both directions, so that printing shows what is used.
-Pair stride_of(Pair stride, Pair kernel) { return stride == Pair(0) ? kernel : stride; }
+// What is used where the stride is zero: printing shows it.
+Pair stride_of(Pair stride, Pair kernel) {
+  return {stride.h ? stride.h : kernel.h, stride.w ? stride.w : kernel.w};
+}
 }  // namespace
 
 MaxPool2d::MaxPool2d(const Options& o) : options(o) {

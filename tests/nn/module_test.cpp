@@ -140,6 +140,9 @@ TEST_CASE("registration refuses what cannot be a name") {
   const auto loop = std::make_shared<nn::Sequential>();
   loop->push_back(std::make_shared<nn::Sequential>());
   CHECK_THROWS_WITH((*loop)[0].add("up", loop), ContainsSubstring("modules form a tree"));
+  loop->append(child);  // its second place, through which nothing leads up
+  CHECK_THROWS_WITH(child->add("up", loop), ContainsSubstring("modules form a tree"));
+  CHECK_THROWS_WITH(child->add("self", child), ContainsSubstring("modules form a tree"));
 }
 
 TEST_CASE("a module may outlive the one that it was added to") {
@@ -540,6 +543,8 @@ TEST_CASE("modules print as a tree") {
         ")");
   const nn::Conv2d conv(
       {.in_channels = 3, .out_channels = 4, .kernel_size = {3, 5}, .padding = 1, .groups = 1});
+  CHECK(nn::MaxPool2d({.kernel_size = 3, .stride = {0, 2}}).str() ==
+        "MaxPool2d(kernel_size=3, stride=(3, 2), padding=0)");
   CHECK(conv.str() == "Conv2d(in_channels=3, out_channels=4, kernel_size=(3, 5), stride=1, padding=1)");
 }
 
