@@ -64,12 +64,13 @@ std::vector<std::vector<std::int64_t>> split_indices(std::int64_t size,
 std::vector<std::int64_t> split_lengths(std::int64_t size, const std::vector<double>& fractions);
 }  // namespace detail
 
-/// The samples `indices` of another dataset.
+/// The samples `indices` of another dataset. Throws ValueError for an index outside it.
 template <class E = Example>
 class Subset : public Dataset<E> {
  public:
   Subset(std::shared_ptr<const Dataset<E>> base, std::vector<std::int64_t> indices)
       : base_(std::move(base)), indices_(std::move(indices)) {
+    check(base_ != nullptr, "[Subset] the dataset is null; pass one that exists");
     detail::check_subset(indices_, base_->size());
   }
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
@@ -96,7 +97,10 @@ template <class E = Example>
 class ConcatDataset : public Dataset<E> {
  public:
   explicit ConcatDataset(std::vector<std::shared_ptr<const Dataset<E>>> parts) : parts_(std::move(parts)) {
-    for (const auto& part : parts_) size_ += part->size();
+    for (const auto& part : parts_) {
+      check(part != nullptr, "[ConcatDataset] a dataset is null; pass those that exist");
+      size_ += part->size();
+    }
   }
   std::int64_t size() const override { return size_; }
   E get(std::int64_t index) const override {

@@ -91,8 +91,8 @@ InputFile::InputFile(const char* format, const std::string& path) : impl_(std::m
   const std::size_t got = std::fread(magic, 1, 2, s.file);
   std::rewind(s.file);
   if (got == 2 && magic[0] == 0x1f && magic[1] == 0x8b) {
-    if (inflateInit2(&s.stream, 15 + 16) != Z_OK)
-      s.broken("zlib could not be started");  // 16: the gzip format
+    constexpr int window = 15, gzip_format = 16;
+    if (inflateInit2(&s.stream, window + gzip_format) != Z_OK) s.broken("zlib could not be started");
     s.gzip = true;
     s.buffer.resize(1 << 16);
   }

@@ -100,6 +100,8 @@ TEST_CASE("Subset, ConcatDataset and random_split") {
   CHECK(labels(subset.get_batch(last_first)->target) == std::vector<std::int64_t>{2, 7});
   CHECK_THROWS_AS(subset.get(3), IndexError);
   CHECK_THROWS_AS(Subset<Example>(base, {10}), ValueError);
+  CHECK_THROWS_WITH(Subset<Example>(nullptr, {}), ContainsSubstring("null"));
+  CHECK_THROWS_WITH(ConcatDataset<Example>({base, nullptr}), ContainsSubstring("null"));
 
   const ConcatDataset<Example> both({base, std::make_shared<const TensorDataset>(numbered(0)), base});
   CHECK(both.size() == 20);
