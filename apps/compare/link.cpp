@@ -155,7 +155,8 @@ AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Wor
     beside_s.push_back(buckets.posted_s());
   }
   buckets.posts = false;
-  result.contention = measure_contention(group, model, buckets, share, passes);
+  result.contention =
+      measure_contention(group, model, buckets, share, passes * passes_of(share, w.batch_size));
   const auto count = static_cast<double>(model.count()), bytes = static_cast<double>(model.parameter_bytes());
   // What backward has just computed is no faster than what was just filled with zeros.
   const Line after = line_through(line.latency_s, count, bytes, median(std::move(after_s)));

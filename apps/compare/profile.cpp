@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "tapestry/apps/compare/timing.h"
 #include "tapestry/core/error.h"
 
 namespace apps::compare {
@@ -43,11 +44,7 @@ json median_of_values(const std::vector<json>& values, const char* what) {
   };
   tapestry::check(std::all_of(values.begin(), values.end(), alike), "[compare] one ", what,
                   " has other parts than another; measure the same model at the same sizes");
-  if (first.is_number()) {
-    std::vector<json> sorted = values;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[(sorted.size() - 1) / 2];
-  }
+  if (first.is_number()) return median(std::vector<double>(values.begin(), values.end()));
   json medians = first;
   if (!first.is_structured()) return medians;
   for (auto item = medians.begin(); item != medians.end(); ++item) {

@@ -73,9 +73,8 @@ Profile profile_of(const std::string& text);
 std::string to_text(const Link& link);
 Link link_of(const std::string& text);
 
-/// Of several measurements of the same things, one after another: the median of every figure. Of an even
-/// number the smaller one. Throw ValueError where there are none or they are not of the same blocks and
-/// sizes.
+/// Of several measurements of the same things, one after another: the median of every figure. Throw
+/// ValueError where there are none or they are not of the same blocks and sizes.
 Profile median_of(const std::vector<Profile>& profiles);
 Link median_of(const std::vector<Link>& links);
 

@@ -34,10 +34,12 @@ void on_worker_of(WatchedModel& model, const std::function<void()>& task) {
   });
 }
 
-// By a span's name, such as "forward 3": the median of its times where the model trains alone.
-std::map<std::string, double> measured_times(WatchedModel& model, std::int64_t n,
-                                             const ProfileOptions& options) {
-  const auto passes = [&](int count) {
+// By size, and by a span's name, such as "forward 3": the median of its times where the model trains alone.
+// All sizes in turn, and each for as long, so that they see the same machine.
+std::vector<std::map<std::string, double>> measured_times(WatchedModel& model,
+                                                          const std::vector<std::int64_t>& sizes,
+                                                          const ProfileOptions& options) {
+  const auto passes = [&](std::int64_t n, int count) {
     on_worker_of(model, [&] {
       SpanWatcher spans(model.device());
       for (int pass = 0; pass < count; ++pass) {
@@ -47,13 +49,18 @@ std::map<std::string, double> measured_times(WatchedModel& model, std::int64_t n
       }
     });
   };
-  passes(options.warmup);
-  const Timeline timeline;
-  passes(options.passes);
-  std::map<std::string, std::vector<double>> all;
-  for (const Span& s : timeline.spans()) all[s.name].push_back(s.end - s.begin);
-  std::map<std::string, double> medians;
-  for (const auto& [name, times] : all) medians[name] = median(times);
+  for (const std::int64_t n : sizes) passes(n, options.warmup);
+  std::vector<std::map<std::string, std::vector<double>>> all(sizes.size());
+  for (int turn = 0; turn < options.passes; ++turn)
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      passes(sizes[i], 1);  // finds in the caches what another size left
+      const Timeline timeline;
+      passes(sizes[i], passes_of(sizes[i], sizes.back()));
+      for (const Span& s : timeline.spans()) all[i][s.name].push_back(s.end - s.begin);
+    }
+  std::vector<std::map<std::string, double>> medians(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    for (const auto& [name, times] : all[i]) medians[i][name] = median(times);
   return medians;
 }
 
@@ -255,14 +262,14 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
   WatchedModel& first = *models[0];
   const std::size_t count = first.count();
 
-  std::vector<std::map<std::string, double>> times;
+  const std::vector<std::map<std::string, double>> times = measured_times(first, sizes, options);
   std::vector<std::vector<BlockBytes>> bytes(sizes.size());
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    times.push_back(measured_times(first, sizes[i], options));
+  for (std::size_t i = 0; i < sizes.size(); ++i)
     on_worker_of(first, [&] { bytes[i] = measured_bytes(first, sizes[i]); });
-  }
   const std::int64_t micro_batch = std::max<std::int64_t>(1, w.batch_size / w.micro_batches);
-  const std::vector<double> accumulation = measured_accumulation(first, micro_batch, options);
+  const ProfileOptions of_micro_batches{.warmup = options.warmup,
+                                        .passes = options.passes * passes_of(micro_batch, w.batch_size)};
+  const std::vector<double> accumulation = measured_accumulation(first, micro_batch, of_micro_batches);
   std::vector<double> copies;
   on_worker_of(first, [&] { copies = measured_copies(first, options); });
   const double update_per_byte = times.back().at("update 0") / static_cast<double>(first.parameter_bytes());
@@ -302,7 +309,7 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
     b.copy_s = copies[k];
     profile.blocks.push_back(std::move(b));
   }
-  on_worker_of(first, [&] { measure_halves(profile.blocks, first, micro_batch, options); });
+  on_worker_of(first, [&] { measure_halves(profile.blocks, first, micro_batch, of_micro_batches); });
   const auto per_sample = [&](const Tensor& t) {
     return static_cast<double>(t.nbytes()) / static_cast<double>(t.size(0));
   };
@@ -311,12 +318,12 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
   if (devices.size() == 1) return profile;
 
   const std::int64_t share = distributed::shares_of(w.batch_size, devices.size())[0];
-  profile.contention = measure_contention(models, share, options.passes);
+  profile.contention = measure_contention(models, share, options.passes * passes_of(share, w.batch_size));
   std::vector<int> split = w.split;
   if (split.empty() && count >= devices.size())
     split = balanced_split(profile.costs(static_cast<double>(micro_batch)), w.devices);
   if (split.size() == devices.size() && std::accumulate(split.begin(), split.end(), std::size_t{0}) == count)
-    profile.parts = measure_part_contention(models, split, micro_batch, options.passes);
+    profile.parts = measure_part_contention(models, split, micro_batch, of_micro_batches.passes);
   profile.handoff_s = measured_handoff(devices);
   return profile;
 }

@@ -11,7 +11,7 @@ namespace apps::compare {
 
 struct ProfileOptions {
   int warmup = 2;
-  int passes = 7;  ///< of which the medians count
+  int passes = 7;  ///< with the whole batch, of which the medians count; with fewer samples more of them
 };
 
 /// The numbers of samples that a device sees at once in the modes: the whole batch, a device's share of it, a

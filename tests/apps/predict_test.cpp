@@ -556,10 +556,12 @@ TEST_CASE("of measurements that were repeated, every figure's median") {
     links.push_back(link);
   }
   const Profile median = median_of(profiles);
-  CHECK(median.blocks[1].forward_s.points() == std::vector<std::pair<double, double>>{{1, 2}, {4, 7}});
-  CHECK(median.contention.update == 3);
+  CHECK(median.blocks[1].forward_s.points() == std::vector<std::pair<double, double>>{{1, 2.5}, {4, 7.5}});
+  CHECK(median.contention.update == 3.5);
   CHECK(to_text(Profile{.blocks = {median.blocks[0]}}) ==
         to_text(Profile{.blocks = {profiles[0].blocks[0]}}));
+  CHECK(median_of(links).ranks.message.latency_s == 2.5);
+  links.pop_back();
   CHECK(median_of(links).ranks.message.latency_s == 2);
   CHECK(to_text(median_of({links[0]})) == to_text(links[0]));
   CHECK_THROWS_WITH(median_of({profile_of_blocks(2), profile_of_blocks(3)}),
