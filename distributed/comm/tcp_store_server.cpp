@@ -4,7 +4,6 @@
 // costs nothing, and a connection that breaks a rule or a deadline is dropped.
 #define ASIO_STANDALONE
 #include <fcntl.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <asio/executor_work_guard.hpp>
@@ -26,6 +25,7 @@
 
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
+#include "tapestry/distributed/comm/internal/no_signals.h"
 #include "tapestry/distributed/comm/internal/port_holder.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
@@ -275,17 +275,6 @@ void Shared::put(const std::string& key, std::string_view value) {
   for (const auto& connection : found.mapped()) connection->answer(response);
 }
 
-/// Threads of ours take no signals: a program's handlers run on its own threads.
-template <class F>
-std::thread thread_without_signals(F&& body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::forward<F>(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
 class Server final : public StoreServer {
  public:
   Server(const std::string& host, int port, const TcpOptions& options) {
@@ -301,7 +290,8 @@ class Server final : public StoreServer {
     };
     listen(host, static_cast<unsigned short>(port));
     accept();
-    thread_ = thread_without_signals([this] { run(); });
+    const NoSignals in_its_thread;
+    thread_ = std::thread([this] { run(); });
   }
 
   ~Server() override {

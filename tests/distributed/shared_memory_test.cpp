@@ -2,9 +2,11 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -108,6 +110,19 @@ TEST_CASE("nobody opens a segment that is closed, and what is opened is never so
   memory.close();
   CHECK_THAT(error_at(good), ContainsSubstring("cannot open"));
   memory.data()[0] = std::byte{1};  // it is still here
+}
+
+TEST_CASE("a profiler's signals do not keep a segment from being made") {
+  struct sigaction action {
+  }, before{};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGALRM, &action, &before);
+  const itimerval every_millisecond{{0, 1000}, {0, 1000}}, never{};
+  setitimer(ITIMER_REAL, &every_millisecond, nullptr);
+  CHECK_NOTHROW(SharedMemory(64 << 20));  // which takes some of them; Linux 6.18 would go on by itself
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
 }
 
 TEST_CASE("a segment cannot be cut off under those who use it") {

@@ -20,27 +20,12 @@
 
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
+#include "tapestry/distributed/comm/internal/no_signals.h"
 
 namespace tapestry::distributed {
 namespace {
 
 constexpr std::uint64_t kSentinelSlot = ~std::uint64_t{0};
-
-/// Threads started in its scope take no signals: those are the program's own threads' business.
-class NoSignals {
- public:
-  NoSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  NoSignals(const NoSignals&) = delete;
-  NoSignals& operator=(const NoSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 /// Equal for processes that reach one another over loopback: the running kernel, and the network namespace.
 std::string host_identity() {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "tapestry/distributed/comm/error.h"
+#include "tapestry/distributed/comm/internal/no_signals.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 
 namespace tapestry::distributed {
@@ -37,7 +38,9 @@ SharedMemory::SharedMemory(std::size_t bytes) : size_(bytes + kHeader) {
   descriptor_ = memfd_create("tapestry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor_ < 0) fail_with_errno("memfd_create");
   try {
-    // Reserved, for a page that is missing later would be a SIGBUS; and nobody may make it shorter.
+    // Reserved, for a page that is missing later would be a SIGBUS; and nobody may make it shorter. Before
+    // Linux 6.18 signals end fallocate (EINTR), and a profiler's come again before the next attempt has ended.
+    const NoSignals until_reserved;
     if (ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 ||
         fallocate(descriptor_, 0, 0, static_cast<off_t>(size_)) != 0)
       fail_with_errno(concat({"no ", size_, " bytes of it"}));
