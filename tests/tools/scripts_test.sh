@@ -288,6 +288,12 @@ for preset in asan tsan ci; do
   has_status 0
   [[ $calls == *"setarch -R ctest"* && $preset == *san || $calls != *setarch* && $preset == ci ]] || fail 'wrong launcher'
 done
+for call in 'bench_cpu --rounds' 'bench_ddp --venv' 'bench_modes --json' 'vendor_deps --output'; do
+  name="$call without its value"
+  call tools/$call
+  has_status 2
+  says "${call#* } needs a value"
+done
 name='test: a preset that is none'
 call tools/test --preset msan
 has_status 2

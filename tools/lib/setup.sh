@@ -252,6 +252,9 @@ build_benchmark() {
 
 # ---- command line --------------------------------------------------------------------------------------------
 
+# need_value OPTION VALUE...
+need_value() { (($# > 1)) || usage_error "$1 needs a value"; }
+
 # set_jobs N
 set_jobs() {
   [[ $1 =~ ^[1-9][0-9]{0,3}$ ]] || usage_error "--jobs takes a whole number from 1, not '$1'"
