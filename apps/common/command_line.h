@@ -19,8 +19,8 @@ class UsageError : public tapestry::Error {
 
 /// What values an option takes.
 struct Check {
-  std::function<std::string(const std::string&)>
-      fault;               ///< what is wrong with a value; nothing if all is well
+  /// What is wrong with a value; nothing if all is well.
+  std::function<std::string(const std::string&)> fault;
   std::string shown = {};  ///< in --help
 };
 

@@ -24,8 +24,8 @@ void check_split(const Workload& w) {
   if (w.split.empty()) return;
   check<UsageError>(w.split.size() == static_cast<std::size_t>(w.devices), "[compare] --split names ",
                     w.split.size(), " parts for ", w.devices, " devices; give each device one");
-  const ThreadShare alone(
-      1);  // who waits for children has one thread, or another may get the signal that one ended
+  // Who waits for children has one thread: another one might take the signal that a child ended.
+  const ThreadShare alone(1);
   const auto blocks = static_cast<std::int64_t>(make_blocks(w).size());
   const std::int64_t sum = std::accumulate(w.split.begin(), w.split.end(), std::int64_t{0});
   check<UsageError>(sum == blocks, "[compare] --split deals out ", sum, " blocks; ", w.model, " has ", blocks,

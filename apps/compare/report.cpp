@@ -220,40 +220,22 @@ std::string headline(const Report& report) {
   const Workload& w = report.workload;
   std::string devices;
   for (const std::string& name : report.device_names) devices += (devices.empty() ? "" : ", ") + name;
-  return concat({w.model,
-                 " on images of ",
-                 w.image_size,
-                 "x",
-                 w.image_size,
-                 ", batch of ",
-                 w.batch_size,
-                 ", ",
-                 w.dtype,
-                 ", SGD; ",
-                 w.devices,
-                 w.devices == 1 ? " device (" : " devices (",
-                 devices,
-                 "), ",
-                 w.threads,
-                 w.threads == 1 ? " thread" : " threads",
-                 " of the CPU, ",
-                 w.threads_per_device(),
-                 " a device; ",
-                 report.rounds,
-                 report.rounds == 1 ? " round of " : " rounds of ",
-                 w.steps,
-                 " steps"});
+  const auto some = [](int n, const char* what) { return concat({n, " ", what, n == 1 ? "" : "s"}); };
+  std::string text = concat({w.model, " on images of ", w.image_size, "x", w.image_size, ", batch of ",
+                             w.batch_size, ", ", w.dtype, ", SGD; "});
+  text += some(w.devices, "device") + " (" + devices + "), " + some(w.threads, "thread") + " of the CPU, ";
+  return text + concat({w.threads_per_device(), " a device; ", some(report.rounds, "round"), " of ", w.steps,
+                        " steps"});
 }
 
 std::string legend(const Report& report) {
   const Workload& w = report.workload;
   return concat(
       {"Times are of the step whose time is the median, in ms, and means over the devices: forward, "
-       "backward, "
-       "exposed communication, update and idle add up to the step. single has one device, with one device's "
-       "share of the threads. Peak: the most that each device's tensors took. Sent: between devices in one "
-       "step, all together; the average of gradients counts as that of a ring. Difference: of the losses of "
-       "all ",
+       "backward, exposed communication, update and idle add up to the step. single has one device, with "
+       "one device's share of the threads. Peak: the most that each device's tensors took. Sent: between "
+       "devices in one step, all together; the average of gradients counts as that of a ring. Difference: "
+       "of the losses of all ",
        w.warmup + w.steps, " steps from those of single, norm-wise; more than ",
        short_number(tolerance(w.dtype), "%.0e"), " is a failure. Pipelines have ", w.micro_batches,
        " micro-batches."});

@@ -27,9 +27,8 @@ struct Result {
   std::string name;
   std::vector<std::string> rows;  ///< "cpu:0" or "rank 0"
   double step_s = 0;              ///< the median of the timed steps
-  std::vector<double>
-      rounds_s;     ///< where there are several rounds: that of each, of which step_s is the median
-  StepSplit split;  ///< of the step that took that time
+  std::vector<double> rounds_s;   ///< that of each round, if there are several; step_s is their median
+  StepSplit split;                ///< of the step that took that time
   std::vector<tapestry::Span> spans;
   std::vector<std::int64_t> peak_bytes;  ///< by row, from the first timed step on
   std::int64_t bytes_sent = 0;           ///< in a step, by all

@@ -54,8 +54,8 @@ struct DataParallelOptions {
 };
 
 /// {"cuda:0", "cuda:2"}; {0, 2}, the GPUs of these indices, or without any GPU the logical devices of the
-/// CPU;
-/// {}, all GPUs that can be seen, or all logical devices of the CPU. The first is where outputs are gathered.
+/// CPU; {}, all GPUs that can be seen, or all logical devices of the CPU. The first is where outputs are
+/// gathered.
 class DeviceList {
  public:
   DeviceList();
