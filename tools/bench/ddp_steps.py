@@ -43,6 +43,15 @@ class Job:
             rank.wait(60)
 
 
+def about():
+    """PyTorch's version and the CPU's name."""
+    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], text=True,
+                             capture_output=True, check=True).stdout.strip()
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+               platform.processor())
+    return version, cpu
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
@@ -50,10 +59,7 @@ def main():
     parser.add_argument("--json")
     args = parser.parse_args()
     torch = [sys.executable, os.path.join(HERE, "ddp_torch.py")]
-    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], text=True,
-                             capture_output=True, check=True).stdout.strip()
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-               platform.processor())
+    version, cpu = about()
     print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds of 20 steps")
     print("| CNN, batch 64 a rank | Tapestry ms | PyTorch ms, its faster layout | ratio of medians | MiB a rank | PyTorch's |")
     print("|---|---|---|---|---|---|")

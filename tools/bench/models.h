@@ -1,5 +1,5 @@
 #pragma once
-// Models that more than one program here times; ddp_torch.py has the same in PyTorch.
+// Models that more than one program here times; models.py has the same in PyTorch.
 #include "tapestry/tapestry.h"
 
 namespace tapestry::bench {

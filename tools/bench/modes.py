@@ -5,14 +5,13 @@ usage: modes.py TAPESTRY_PROGRAM [--rounds 8] [--json FILE]
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from ddp_steps import Job
+from ddp_steps import Job, about
 
 TORCH = [sys.executable, str(Path(__file__).parent / "ddp_torch.py")]
 LOGICAL = {"TAPESTRY_LOGICAL_DEVICES": "2"}
@@ -96,10 +95,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json")
     args = parser.parse_args()
-    version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], text=True,
-                             capture_output=True, check=True).stdout.strip()
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-               platform.processor())
+    version, cpu = about()
     print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds; batch 128 in all, one thread a device or rank")
     results = {"torch": version, "cpu": cpu, "models": {}}
     for model, title in (("cnn", "CNN, 2.3 MB of gradients"), ("mlp", "MLP, 40 MB of gradients")):
