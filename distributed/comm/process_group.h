@@ -23,8 +23,8 @@ struct GroupOptions {
   /// A warning on standard error, once for each collective. Zero: 60 s, or a fifth of the timeout if that is
   /// less.
   Milliseconds warn_after{0};
-  /// Compare what ranks are about to do before each collective (64 bytes from each; see docs). Off only for
-  /// measuring.
+  /// Compare what ranks are about to do before each collective (64 bytes from each), so that ranks which went
+  /// different ways are told, and do not hang. Off only for measuring.
   bool check = true;
 };
 
@@ -109,7 +109,8 @@ class ProcessGroup {
                     Site site = Site::current()) = 0;
 
   /// A group of some of this one's ranks, numbered in the order given. A collective call of all ranks of this
-  /// group; null on those outside.
+  /// group, which blocks; null on those outside. ValueError for no rank or one named twice, IndexError for
+  /// one that there is not.
   virtual std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks,
                                                   Site site = Site::current()) = 0;
 
@@ -117,20 +118,21 @@ class ProcessGroup {
   /// delay), with the caller's context. What it throws is rethrown by wait(), and fails nothing else.
   virtual Work enqueue(std::function<void()> task, std::string_view name = {}) = 0;
   /// Makes everything in flight fail, here and at all other ranks, with `why` and the table of where they
-  /// are.
+  /// are. Blocks until that is made, at most five seconds.
   virtual void abort(const std::string& why) noexcept = 0;
 };
 
 /// A group over a transport. `store` is for diagnosis and sub-groups, shared by the same ranks alone, and
 /// holds nothing yet. The destructor waits (bounded) for what was posted; ranks that still need this one are
-/// told that it has left.
+/// told that it has left. ValueError for null.
 std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backend,
                                                  std::shared_ptr<Store> store,
                                                  const GroupOptions& options = {},
                                                  std::string name = "world");
 
 /// Runs fn(group) in `size` threads of this process, one a rank, over the local backend; each has one compute
-/// thread. An exception in one aborts the group; the first one is rethrown after all have ended.
+/// thread. An exception in one aborts the group; the first one is rethrown after all have ended. ValueError
+/// for a size below 1.
 void run_local_ranks(int size, const std::function<void(const std::shared_ptr<ProcessGroup>&)>& fn,
                      const GroupOptions& options = {});
 

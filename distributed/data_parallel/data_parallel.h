@@ -140,11 +140,15 @@ template <class M>
 class DataParallel : public DataParallelBase {
  public:
   using Options = DataParallelOptions;
+  /// ValueError for no devices or one named twice, a model that has replicas already or belongs to a
+  /// DistributedDataParallel, and options out of range; DeviceError for devices that there are not, of two
+  /// types, or a model that lies on several.
   explicit DataParallel(M& model, DeviceList devices = {}, const Options& options = {})
       : DataParallelBase(model, std::move(devices), options), model_(model) {}
 
   /// model(args...), whatever its signature; the results gathered on the first device. Outputs without
-  /// dimensions become a vector with one element a replica.
+  /// dimensions become a vector with one element a replica. ValueError if the arguments hold no tensor with
+  /// samples, or of different numbers of them, and if replicas return what cannot be joined.
   template <class... Args>
   auto operator()(Args&&... args) {
     const auto forward = [this](auto&... parts) { return nn::call(model_, parts...); };
@@ -155,7 +159,8 @@ class DataParallel : public DataParallelBase {
   /// The mean loss over `batch`. fn(part), or fn(parts of a tuple...), computes on each replica the mean over
   /// its part, by calling the model itself; the result is weighted by shares, so that it and its gradients
   /// are those of one device. Nothing but losses and gradients travels. fn may return a tuple or pair: the
-  /// loss, and what is to be gathered with it.
+  /// loss, and what is to be gathered with it. ValueError as operator(), and unless the loss is one floating
+  /// number.
   template <class Batch, class F>
   auto loss(const Batch& batch, const F& fn) {
     structure::Held<Batch> inputs(batch);

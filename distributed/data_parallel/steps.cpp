@@ -1,6 +1,7 @@
 #include "tapestry/distributed/data_parallel/steps.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -49,6 +50,11 @@ std::vector<std::int64_t> shares_of(std::int64_t samples, std::size_t devices) {
   std::vector<std::int64_t> shares(static_cast<std::size_t>(n), samples / n);
   for (std::int64_t r = 0; r < samples % n; ++r) ++shares[static_cast<std::size_t>(r)];
   return shares;
+}
+
+double weight_of(std::span<const std::int64_t> shares, std::size_t part) {
+  const std::int64_t samples = std::accumulate(shares.begin(), shares.end(), std::int64_t{0});
+  return samples ? static_cast<double>(shares[part]) / static_cast<double>(samples) : 1;
 }
 
 std::int64_t samples_in(const char* op, const TensorList& batch) {

@@ -46,8 +46,11 @@ void put_tensors(T& value, const std::vector<Tensor>& tensors) {
 }
 
 /// How many samples each device gets: as even as can be, the first ones one more. No more parts than there
-/// are samples, but one at least.
+/// are samples, but one at least. ValueError for no devices, or a negative number of samples.
 std::vector<std::int64_t> shares_of(std::int64_t samples, std::size_t devices);
+
+/// The share of one part in the whole, for means; 1 where there are no samples at all.
+double weight_of(std::span<const std::int64_t> shares, std::size_t part);
 
 /// How many samples a batch has: the size of the first dimension of its first tensor that is not `whole` and
 /// has one. ValueError, naming `op`, if another one has a different number, or there is none.
@@ -58,7 +61,8 @@ std::vector<std::vector<Tensor>> split_tensors(const TensorList& batch, std::spa
 /// The same, each part on its device, in shares_of(samples_in(batch), devices).
 std::vector<std::vector<Tensor>> scatter_tensors(const TensorList& batch, std::span<const Device> devices);
 /// One after the other along the first dimension, on `device`; those without dimensions become the elements
-/// of a vector. ValueError if parts differ in the number of tensors.
+/// of a vector. ValueError if parts differ in the number of tensors, or one of these in dtype or number of
+/// dimensions.
 std::vector<Tensor> gather_tensors(const std::vector<std::vector<Tensor>>& parts, Device device);
 
 /// The gradient of a tensor that was dealt out as `parts`, from those of the parts, on `device`: one after
@@ -112,7 +116,7 @@ void check_no_replica(std::span<const Device> devices);
 void on_replicas(std::span<const Device> devices, const std::function<void(int)>& task);
 
 /// model(parts[r]) on devices[r] for each part, all at once; the parts of a tuple are the arguments. A model
-/// that was replicated over these devices.
+/// that was replicated over these devices. ValueError for more parts than devices.
 template <class M, class Part>
 auto apply(M& model, const std::vector<Part>& parts, std::span<const Device> devices) {
   const auto call = [&](const Part& part) {

@@ -117,6 +117,8 @@ template <class M>
 class DistributedDataParallel : public DdpBase {
  public:
   using Options = DdpOptions;
+  /// Collective. Throws ValueError too if there is no group, nothing to train, a parameter that another one
+  /// averages or that has replicas, and for bucket sizes out of range; DeviceError as DdpOptions says.
   DistributedDataParallel(M& model, const DdpOptions& options) : DdpBase(model, options), model_(model) {}
 
   /// model(args...), whatever its signature.

@@ -22,8 +22,10 @@ void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed);
 /// mean of the ranks' means is another number when the last batch of one is shorter.
 class GlobalMean {
  public:
-  /// `count` samples whose mean is `mean`.
-  void add(double mean, double count = 1) { sum_ += mean * count, count_ += count; }
+  /// `count` samples whose mean is `mean`; of no samples it may be anything, NaN for one.
+  void add(double mean, double count = 1) {
+    if (count != 0) sum_ += mean * count, count_ += count;
+  }
   /// Collective: the mean over all ranks; NaN if nothing was added on any of them. Starts anew.
   double reduce(ProcessGroup& group);
 

@@ -14,7 +14,7 @@ namespace tapestry::distributed {
 /// and 2 C numbers. Statistics of ranks are joined in f64 by their means and squared deviations (Chan, Golub
 /// and LeVeque 1979), so a large mean costs no digits. Gradients of weight and bias are this rank's sums, as
 /// in PyTorch: DDP averages them with all others. Throws ValueError, on every rank, if there is only one
-/// value a channel in all.
+/// value a channel in all; ValueError and TypeError for shapes and dtypes as batch_norm() does.
 Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor& x,
                        const Tensor& running_mean, const Tensor& running_var, const Tensor& weight,
                        const Tensor& bias, double momentum = 0.1, double eps = 1e-5,
@@ -22,7 +22,7 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
 
 /// Makes every BatchNorm1d and BatchNorm2d of the model, itself included, a SyncBatchNorm: the modules stay
 /// and so do their parameters, so it does not matter whether an optimizer or DDP has them already.
-/// Evaluation, and a group of one rank, work as before. Returns how many there are.
+/// Evaluation, and a group of one rank, work as before. Returns how many there are. ValueError for no group.
 int convert_sync_batchnorm(nn::Module& model, const std::shared_ptr<ProcessGroup>& group);
 
 /// A layer that is one from the beginning: add<SyncBatchNorm2d>("bn", nn::BatchNorm2d::Options{.num_features

@@ -67,6 +67,13 @@ void check_grad_mode() {
                        "InferenceMode); call it outside, or evaluate with pipeline(inputs)");
 }
 
+void check_targets(const TensorList& targets) {
+  for (const Tensor& t : targets.tensors)
+    check<AutogradError>(!t.defined() || !t.requires_grad(), "[Pipeline] a target of shape ",
+                         t.defined() ? t.sizes() : Shape(),
+                         " requires gradients, which go to inputs and parameters only; detach() it");
+}
+
 std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly) {
   check(!exactly || samples % micro_batches == 0, "[Pipeline] a batch of ", samples, " samples and ",
         micro_batches, " micro-batches, which do not divide it; change one of them, or set .uneven");

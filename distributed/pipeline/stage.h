@@ -24,7 +24,7 @@ class Stage {
   /// Any module whose forward takes tensors.
   template <std::derived_from<nn::Module> M>
   Stage(M& module, Device on) : Stage(structure::ModuleCall<M>{&module}, on, {module}) {}
-  /// Modules that are called one after another, with one tensor each.
+  /// Modules that are called one after another, with one tensor each. ValueError for none.
   Stage(Modules modules, Device on);
   /// A function of tensors, and the modules whose parameters it uses:
   ///   {[&](const Tensor& x, const Tensor& mask) { return net.forward({x, mask}, 2); }, "cpu:1", {net}}
@@ -45,6 +45,7 @@ class Stage {
   /// they are in the modules that hold them (Module::path), as parts of a whole model are; a part that was
   /// made alone has no path, and its names are as they are in itself.
   ///   Stage({part[0], part[1]}, device).named({"blocks.2", "blocks.3"})
+  /// ValueError unless there are as many paths as modules.
   Stage named(std::vector<std::string> paths) const;
 
   std::vector<Tensor> operator()(const std::vector<Tensor>& inputs) const { return call_(inputs); }

@@ -34,6 +34,7 @@ TEST_CASE("a mean over ranks weighs by counts") {
         GlobalMean mean;
         auto& mine = means[static_cast<std::size_t>(group->rank())];
         for (int i = 0; i <= group->rank(); ++i) mean.add(group->rank(), 2);  // 2, 4 and 6 samples
+        mean.add(NAN, 0);                                                     // an empty batch
         mine.push_back(mean.reduce(*group));
         if (group->rank() == 1) mean.add(5);
         mine.push_back(mean.reduce(*group));  // began anew

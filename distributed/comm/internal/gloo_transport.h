@@ -117,8 +117,6 @@ class GlooTransport {
   GlooTransport(const GlooTransport&) = delete;
   GlooTransport& operator=(const GlooTransport&) = delete;
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
   /// All ranks share a kernel and a network namespace.
   bool one_host() const { return one_host_; }
 

@@ -55,9 +55,4 @@ bool KeyTable::erase(std::string_view key) {
   return true;
 }
 
-void KeyTable::clear() {
-  values_.clear();
-  bytes_ = 0;
-}
-
 }  // namespace tapestry::distributed

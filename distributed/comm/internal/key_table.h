@@ -25,7 +25,6 @@ class KeyTable {
   std::int64_t sum(std::string_view key, std::int64_t amount) const;
   void set(std::string_view key, std::string_view value);
   bool erase(std::string_view key);
-  void clear();
   /// What the keys and values hold together.
   std::size_t bytes() const { return bytes_; }
 

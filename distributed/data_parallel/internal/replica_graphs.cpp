@@ -1,7 +1,6 @@
 #include "tapestry/distributed/data_parallel/internal/replica_graphs.h"
 
 #include <atomic>
-#include <numeric>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -83,11 +82,6 @@ void ReplicaGraphs::apply(const Compute& compute) {
       if (!needed[k]) part[k] = {};
 }
 
-double ReplicaGraphs::weight(std::size_t replica) const {
-  const std::int64_t samples = std::accumulate(shares_.begin(), shares_.end(), std::int64_t{0});
-  return samples ? static_cast<double>(shares_[replica]) / static_cast<double>(samples) : 1;
-}
-
 std::vector<Tensor> ReplicaGraphs::gathered_values() const {
   const NoGradGuard no_grad;
   const Device device = replicas_->devices[0];
@@ -96,7 +90,7 @@ std::vector<Tensor> ReplicaGraphs::gathered_values() const {
   for (std::size_t r = 0; r < parts(); ++r) {
     for (const Tensor& t : outputs_[r]) values[r].push_back(t.defined() ? t.detach() : t);
     if (!is_loss_) continue;
-    const Tensor share = values[r][0].to(device).reshape({}) * weight(r);
+    const Tensor share = values[r][0].to(device).reshape({}) * weight_of(shares_, r);
     loss = loss.defined() ? loss + share : share;
     values[r].erase(values[r].begin());
   }
@@ -128,7 +122,8 @@ std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
 // A replica's share of the gradient of a gathered output.
 Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size_t replica) const {
   const Tensor& own = outputs_[replica][output];
-  if (is_loss_ && output == 0) return (gradient.to(own.device()) * weight(replica)).reshape(own.sizes());
+  if (is_loss_ && output == 0)
+    return (gradient.to(own.device()) * weight_of(shares_, replica)).reshape(own.sizes());
   if (own.dim() == 0) return gradient.select(0, static_cast<std::int64_t>(replica)).to(own.device());
   std::int64_t begin = 0;
   for (std::size_t r = 0; r < replica; ++r) begin += outputs_[r][output].size(0);

@@ -36,7 +36,6 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
 
  private:
   std::size_t parts() const { return inputs_.size(); }
-  double weight(std::size_t replica) const;
   std::vector<Tensor> gathered_values() const;
   Tensor seed(const Tensor& gradient, std::size_t output, std::size_t replica) const;
   void backward(autograd::Backward& b);

@@ -1,7 +1,6 @@
 #include "tapestry/distributed/pipeline/internal/local_pipeline.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "tapestry/autograd/engine.h"
@@ -62,10 +61,6 @@ struct LocalPipeline::Pass {
 
   Pass(std::vector<std::int64_t> samples, int timeout_s)
       : shares(std::move(samples)), mail(std::chrono::seconds(timeout_s)), results(shares.size()) {}
-  double weight(std::size_t micro_batch) const {
-    const std::int64_t samples = std::accumulate(shares.begin(), shares.end(), std::int64_t{0});
-    return samples ? static_cast<double>(shares[micro_batch]) / static_cast<double>(samples) : 1;
-  }
 };
 
 LocalPipeline::LocalPipeline(const std::vector<Stage>& stages, const PipelineOptions& options)
@@ -202,7 +197,7 @@ bool LocalPipeline::forward(Pass& pass, std::size_t s, int micro_batch) const {
   } else if (!pass.loss_fn) {
     pass.results[m] = pass.times.stages[s].forward(micro_batch, *inputs).tensors;
   } else {
-    LossPart part{*pass.loss_fn, pass.targets[m], pass.weight(m)};
+    LossPart part{*pass.loss_fn, pass.targets[m], weight_of(pass.shares, m)};
     pass.times.stages[s].forward(micro_batch, *inputs, &part);
     const NoGradGuard no_grad;
     pass.loss = pass.loss.defined() ? pass.loss + part.value : part.value;
@@ -231,10 +226,7 @@ Tensor LocalPipeline::forward_backward(const TensorList& inputs, const TensorLis
   Pass pass(std::move(shares), options_.timeout_s);
   pass.loss_fn = &loss;
   for (const Tensor& t : inputs.tensors) pass.wants_gradient.push_back(t.defined() && t.requires_grad());
-  for (const Tensor& t : targets.tensors)
-    check<AutogradError>(!t.defined() || !t.requires_grad(), "[Pipeline] a target of shape ",
-                         t.defined() ? t.sizes() : Shape(),
-                         " requires gradients, which go to inputs and parameters only; detach() it");
+  check_targets(targets);
   {
     const NoGradGuard no_grad;
     const auto end_of_inputs = static_cast<std::ptrdiff_t>(inputs.tensors.size());

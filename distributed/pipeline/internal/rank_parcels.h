@@ -80,8 +80,6 @@ class ParcelSender {
   void send(const ParcelName& name, const Parcel& parcel, std::uint64_t drawn);
   /// Waits until the peer has all.
   void finish();
-  /// Of tensors, so far.
-  std::int64_t bytes() const { return bytes_; }
 
  private:
   void wait_for_first();
@@ -90,7 +88,6 @@ class ParcelSender {
   const int peer_;
   const std::uint32_t tag_;
   std::deque<std::vector<Work>> sent_;  // each parcel's
-  std::int64_t bytes_ = 0;
 };
 
 /// One direction from one peer: what `expected` names, in this order. The group must have failed, or all must

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
-#include <numeric>
 #include <optional>
 #include <set>
 
@@ -50,9 +49,8 @@ std::vector<ParcelName> names_of(ParcelName::Kind kind, const std::vector<Action
 
 /// One call: this rank's part of the batch, and what becomes of it.
 struct RankPipeline::Pass {
-  const Pipeline::LossFunction* loss_fn = nullptr;  // null: forward only
-  std::int64_t samples = 0;
-  std::vector<std::int64_t> shares;                  // of them, by micro-batch
+  const Pipeline::LossFunction* loss_fn = nullptr;   // null: forward only
+  std::vector<std::int64_t> shares;                  // samples, by micro-batch
   std::vector<std::vector<Tensor>> inputs, targets;  // on the first rank, on the last
   std::vector<bool> wants_gradient;                  // of the inputs
   Tensor loss;                                       // comes from the last rank, with the last gradients
@@ -158,21 +156,18 @@ void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorLis
     found.state = current_generator(devices_[0]).state();
     if (is_first()) found.first = cut(inputs, pass.inputs);
     if (is_last() && trains) {
-      for (const Tensor& t : targets.tensors)
-        check<AutogradError>(!t.defined() || !t.requires_grad(), "[Pipeline] a target of shape ",
-                             t.defined() ? t.sizes() : Shape(),
-                             " requires gradients, which go to inputs and parameters only; detach() it");
+      check_targets(targets);
       found.last = cut(targets, pass.targets);
     }
     return found;
   });
-  pass.samples = all.front().first;
-  check(!trains || all.back().last == pass.samples, "[Pipeline] rank 0 has inputs of ", pass.samples,
+  const std::int64_t samples = all.front().first;
+  check(!trains || all.back().last == samples, "[Pipeline] rank 0 has inputs of ", samples,
         " samples, and rank ", all.size() - 1, " targets of ", all.back().last,
         "; read the same batch on both");
   pass.seed = all.front().state[0];
   pass.offset = pass.furthest = all.front().state[1];
-  pass.shares = micro_batch_shares(pass.samples, options_.micro_batches, false);
+  pass.shares = micro_batch_shares(samples, options_.micro_batches, false);
   pass.results.resize(pass.shares.size());
   pass.sent.resize(pass.shares.size());
   for (const Tensor& t : inputs.tensors)
@@ -289,9 +284,7 @@ Parcel RankPipeline::gradients_for(Pass& pass, int micro_batch) const {
 Parcel RankPipeline::forward(Pass& pass, int micro_batch, const Parcel& inputs) const {
   if (!is_last() || !pass.loss_fn) return pass.graphs->forward(micro_batch, inputs);
   const auto m = static_cast<std::size_t>(micro_batch);
-  const double weight =
-      pass.samples ? static_cast<double>(pass.shares[m]) / static_cast<double>(pass.samples) : 1;
-  LossPart part{*pass.loss_fn, pass.targets[m], weight};
+  LossPart part{*pass.loss_fn, pass.targets[m], weight_of(pass.shares, m)};
   pass.graphs->forward(micro_batch, inputs, &part);
   const NoGradGuard no_grad;
   pass.loss = pass.loss.defined() ? pass.loss + part.value : part.value;

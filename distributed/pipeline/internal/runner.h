@@ -22,6 +22,8 @@ class PipelineRunner {
 
 /// Throws AutogradError where nothing is recorded.
 void check_grad_mode();
+/// Throws AutogradError if one of them requires gradients.
+void check_targets(const TensorList& targets);
 
 /// How a batch is cut: samples, by micro-batch. ValueError where `exactly` and the number does not divide.
 std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly);

@@ -46,8 +46,8 @@ struct LossPart {
 /// in its context. `stage` outlives it.
 class StageGraphs {
  public:
-  /// `records`: backward will follow. `row`: of the timeline, if not the device's. `ways`: of the device, which
-  /// outlive it; without them tensors come from other GPUs in the order of all work of both.
+  /// `records`: backward will follow. `row`: of the timeline, if not the device's. `ways`: of the device,
+  /// which outlive it; without them tensors come from other GPUs in the order of all work of both.
   StageGraphs(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
               const char* row = nullptr, const Ways* ways = nullptr);
 
@@ -58,7 +58,6 @@ class StageGraphs {
   Parcel backward(int micro_batch, const Parcel& gradients = {});
   void weights(int micro_batch);
 
-  const Stage& stage() const { return stage_; }
   /// The seconds and bytes of this pass so far; waits for the GPU. Without `idle_s`.
   StageReport report() const;
 
