@@ -10,8 +10,6 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kGrain = 32768;
-
 // The windows along one side.
 struct Side {
   struct Window {
@@ -49,44 +47,42 @@ template <class T>
 void forward(const Pool2d& s, const Side& rows, const Side& cols, const T* x, T* y) {
   using C = Compute<T>;
   if (s.channels_last) {
-    parallel_for(s.n * s.p, std::max<std::int64_t>(kGrain / (s.h * s.w * s.c / s.p + 1), 1),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   constexpr std::int64_t kBlock = 64;
-                   for (std::int64_t row = begin; row < end; ++row) {
-                     const std::int64_t image = row / s.p;
-                     const Side::Window& hs = rows.windows[row % s.p];
-                     for (std::int64_t q = 0; q < s.q; ++q)
-                       for (std::int64_t c0 = 0; c0 < s.c; c0 += kBlock) {
-                         const Side::Window& ws = cols.windows[q];
-                         const std::int64_t n = std::min(kBlock, s.c - c0);
-                         C sum[kBlock] = {};
-                         for (std::int64_t h = hs.begin; h < hs.end; ++h)
-                           for (std::int64_t w = ws.begin; w < ws.end; ++w) {
-                             const T* const in = x + ((image * s.h + h) * s.w + w) * s.c + c0;
-                             for (std::int64_t c = 0; c < n; ++c) sum[c] += load(in[c]);
-                           }
-                         const C scale = reciprocal<C>(hs, ws);
-                         T* const out = y + (row * s.q + q) * s.c + c0;
-                         for (std::int64_t c = 0; c < n; ++c) out[c] = T(sum[c] * scale);
-                       }
-                   }
-                 });
+    parallel_for(s.n * s.p, grain_of(s.h * s.w * s.c / s.p), [&](std::int64_t begin, std::int64_t end) {
+      constexpr std::int64_t kBlock = 64;
+      for (std::int64_t row = begin; row < end; ++row) {
+        const std::int64_t image = row / s.p;
+        const Side::Window& hs = rows.windows[row % s.p];
+        for (std::int64_t q = 0; q < s.q; ++q)
+          for (std::int64_t c0 = 0; c0 < s.c; c0 += kBlock) {
+            const Side::Window& ws = cols.windows[q];
+            const std::int64_t n = std::min(kBlock, s.c - c0);
+            C sum[kBlock] = {};
+            for (std::int64_t h = hs.begin; h < hs.end; ++h)
+              for (std::int64_t w = ws.begin; w < ws.end; ++w) {
+                const T* const in = x + ((image * s.h + h) * s.w + w) * s.c + c0;
+                for (std::int64_t c = 0; c < n; ++c) sum[c] += load(in[c]);
+              }
+            const C scale = reciprocal<C>(hs, ws);
+            T* const out = y + (row * s.q + q) * s.c + c0;
+            for (std::int64_t c = 0; c < n; ++c) out[c] = T(sum[c] * scale);
+          }
+      }
+    });
     return;
   }
-  parallel_for(s.n * s.c, std::max<std::int64_t>(kGrain / (s.h * s.w + 1), 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t plane = begin; plane < end; ++plane)
-                   for (std::int64_t p = 0; p < s.p; ++p)
-                     for (std::int64_t q = 0; q < s.q; ++q) {
-                       const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
-                       C sum = 0;
-                       for (std::int64_t h = hs.begin; h < hs.end; ++h) {
-                         const T* const in = x + (plane * s.h + h) * s.w;
-                         for (std::int64_t w = ws.begin; w < ws.end; ++w) sum += load(in[w]);
-                       }
-                       y[(plane * s.p + p) * s.q + q] = T(sum * reciprocal<C>(hs, ws));
-                     }
-               });
+  parallel_for(s.n * s.c, grain_of(s.h * s.w), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t plane = begin; plane < end; ++plane)
+      for (std::int64_t p = 0; p < s.p; ++p)
+        for (std::int64_t q = 0; q < s.q; ++q) {
+          const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
+          C sum = 0;
+          for (std::int64_t h = hs.begin; h < hs.end; ++h) {
+            const T* const in = x + (plane * s.h + h) * s.w;
+            for (std::int64_t w = ws.begin; w < ws.end; ++w) sum += load(in[w]);
+          }
+          y[(plane * s.p + p) * s.q + q] = T(sum * reciprocal<C>(hs, ws));
+        }
+  });
 }
 
 template <class T>
@@ -96,39 +92,37 @@ void backward(const Pool2d& s, const Side& rows, const Side& cols, const T* dy, 
   const ComputeOutput<T> sum(s.device, dx, s.n * image_size);
   C* const grad = sum.data();
   if (s.channels_last) {
-    parallel_for(s.n, std::max<std::int64_t>(kGrain / (image_size + 1), 1),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   std::fill(grad + begin * image_size, grad + end * image_size, C(0));
-                   for (std::int64_t row = begin * s.p; row < end * s.p; ++row) {
-                     const std::int64_t image = row / s.p;
-                     const Side::Window& hs = rows.windows[row % s.p];
-                     for (std::int64_t q = 0; q < s.q; ++q) {
-                       const Side::Window& ws = cols.windows[q];
-                       const C scale = reciprocal<C>(hs, ws);
-                       const T* const in = dy + (row * s.q + q) * s.c;
-                       for (std::int64_t h = hs.begin; h < hs.end; ++h)
-                         for (std::int64_t w = ws.begin; w < ws.end; ++w) {
-                           C* const out = grad + ((image * s.h + h) * s.w + w) * s.c;
-                           for (std::int64_t c = 0; c < s.c; ++c) out[c] += load(in[c]) * scale;
-                         }
-                     }
-                   }
-                 });
+    parallel_for(s.n, grain_of(image_size), [&](std::int64_t begin, std::int64_t end) {
+      std::fill(grad + begin * image_size, grad + end * image_size, C(0));
+      for (std::int64_t row = begin * s.p; row < end * s.p; ++row) {
+        const std::int64_t image = row / s.p;
+        const Side::Window& hs = rows.windows[row % s.p];
+        for (std::int64_t q = 0; q < s.q; ++q) {
+          const Side::Window& ws = cols.windows[q];
+          const C scale = reciprocal<C>(hs, ws);
+          const T* const in = dy + (row * s.q + q) * s.c;
+          for (std::int64_t h = hs.begin; h < hs.end; ++h)
+            for (std::int64_t w = ws.begin; w < ws.end; ++w) {
+              C* const out = grad + ((image * s.h + h) * s.w + w) * s.c;
+              for (std::int64_t c = 0; c < s.c; ++c) out[c] += load(in[c]) * scale;
+            }
+        }
+      }
+    });
   } else {
-    parallel_for(s.n * s.c, std::max<std::int64_t>(kGrain / (s.h * s.w + 1), 1),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   std::fill(grad + begin * s.h * s.w, grad + end * s.h * s.w, C(0));
-                   for (std::int64_t plane = begin; plane < end; ++plane)
-                     for (std::int64_t p = 0; p < s.p; ++p)
-                       for (std::int64_t q = 0; q < s.q; ++q) {
-                         const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
-                         const C part = load(dy[(plane * s.p + p) * s.q + q]) * reciprocal<C>(hs, ws);
-                         for (std::int64_t h = hs.begin; h < hs.end; ++h) {
-                           C* const out = grad + (plane * s.h + h) * s.w;
-                           for (std::int64_t w = ws.begin; w < ws.end; ++w) out[w] += part;
-                         }
-                       }
-                 });
+    parallel_for(s.n * s.c, grain_of(s.h * s.w), [&](std::int64_t begin, std::int64_t end) {
+      std::fill(grad + begin * s.h * s.w, grad + end * s.h * s.w, C(0));
+      for (std::int64_t plane = begin; plane < end; ++plane)
+        for (std::int64_t p = 0; p < s.p; ++p)
+          for (std::int64_t q = 0; q < s.q; ++q) {
+            const Side::Window &hs = rows.windows[p], &ws = cols.windows[q];
+            const C part = load(dy[(plane * s.p + p) * s.q + q]) * reciprocal<C>(hs, ws);
+            for (std::int64_t h = hs.begin; h < hs.end; ++h) {
+              C* const out = grad + (plane * s.h + h) * s.w;
+              for (std::int64_t w = ws.begin; w < ws.end; ++w) out[w] += part;
+            }
+          }
+    });
   }
   sum.store();
 }

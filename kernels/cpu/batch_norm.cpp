@@ -15,11 +15,7 @@ namespace {
 constexpr std::int64_t kPieceRows = 128;  // of a (rows, channels) input
 constexpr std::int64_t kPieceColumns = 256;
 constexpr std::int64_t kPiecePixels = 2048;  // of one plane of a (n, c, l) input
-constexpr std::int64_t kGrain = 32768;
 
-std::int64_t grain(std::int64_t work_each) {
-  return std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work_each, 1), 1);
-}
 std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
 // Calls f(chunk of rows, first row, last row, first channel, last channel) for each piece of a (rows,
@@ -27,7 +23,7 @@ std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) /
 template <class F>
 void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
   const std::int64_t blocks = pieces(channels, kPieceColumns);
-  parallel_for(pieces(rows, kPieceRows) * blocks, grain(kPieceRows * std::min(channels, kPieceColumns)),
+  parallel_for(pieces(rows, kPieceRows) * blocks, grain_of(kPieceRows * std::min(channels, kPieceColumns)),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) {
                    const std::int64_t chunk = i / blocks, c = i % blocks * kPieceColumns;
@@ -70,7 +66,7 @@ void stats_kernel(const BatchNorm& s, const void* x_data, const BatchNormStats& 
   using C = Compute<T>;
   const T* const x = static_cast<const T*>(x_data);
   if (s.l > 1) {
-    parallel_for(s.c, grain(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(s.c, grain_of(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c) {
         Moments all;
         for (std::int64_t n = 0; n < s.n; ++n)
@@ -123,14 +119,14 @@ void stats_kernel(const BatchNorm& s, const void* x_data, const BatchNormStats& 
 template <class F>
 void over_elements(const BatchNorm& s, F&& f) {
   if (s.l > 1)
-    parallel_for(s.n * s.c, grain(s.l), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(s.n * s.c, grain_of(s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t plane = begin; plane < end; ++plane) {
         const std::int64_t c = plane % s.c;
         for (std::int64_t i = plane * s.l; i < (plane + 1) * s.l; ++i) f(i, c);
       }
     });
   else
-    parallel_for(s.n, grain(s.c), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(s.n, grain_of(s.c), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row)
         for (std::int64_t c = 0; c < s.c; ++c) f(row * s.c + c, c);
     });
@@ -161,7 +157,7 @@ void forward_kernel(const BatchNorm& s, const void* x_data, const void* mean_dat
 template <class T, class C = Compute<T>>
 void gradient_sums(const BatchNorm& s, const T* dy, const T* x, const C* mean, C* sums) {
   if (s.l > 1) {
-    parallel_for(s.c, grain(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(s.c, grain_of(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c) {
         double plain = 0, centred = 0;
         const C m = mean[c];
@@ -223,8 +219,8 @@ void backward_kernel(const BatchNorm& s, const void* dy_data, const void* x_data
     if (dbias_data) static_cast<T*>(dbias_data)[c] = T(sums[c]);
     slope[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
     if (!training) continue;
-    centred[c] =
-        slope[c] * (inv_std[c] * (inv_std[c] * (sums[s.c + c] / count)));  // no product that underflows
+    // In this order no product underflows.
+    centred[c] = slope[c] * (inv_std[c] * (inv_std[c] * (sums[s.c + c] / count)));
     offset[c] = slope[c] * (sums[c] / count);
   }
   if (!dx) return;

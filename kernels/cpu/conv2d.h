@@ -1,7 +1,6 @@
 #pragma once
 // The ways in which the CPU convolves, for tests to hold one against the other. T is float or double;
-// arguments as in kernels/ops/conv.h,
-// whose relu they leave to their caller.
+// arguments as in kernels/ops/conv.h, whose relu they leave to their caller.
 #include "tapestry/kernels/ops/conv.h"
 
 namespace tapestry::kernels::cpu {

@@ -180,8 +180,8 @@ Plan make_plan(const Key& key) {
 
 // Null where oneDNN has no primitive for it.
 const Plan* plan_for(const Conv2d& shape, Pass pass, bool bias) {
-  constexpr std::size_t kMostPlans =
-      512;  // shapes without end (a ragged batch each step) must not fill the memory
+  // Shapes without end (a ragged batch each step) must not fill the memory.
+  constexpr std::size_t kMostPlans = 512;
   thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
   Key key{shape, pass, bias, compute_threads()};
   key.shape.device = kCPU;

@@ -4,15 +4,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/first_bad.h"
 
-namespace tapestry::kernels {
+namespace tapestry::kernels::cpu {
 namespace {
-
-using cpu::Compute;
-using cpu::convert;
-
-constexpr DeviceType kDevice = DeviceType::cpu;
 
 std::int64_t index_at(const View& indices, std::int64_t i) {
   return indices.dtype == DType::i64 ? indices.as<std::int64_t>()[i] : indices.as<std::int32_t>()[i];
@@ -20,19 +16,19 @@ std::int64_t index_at(const View& indices, std::int64_t i) {
 
 bool in_range(std::int64_t index, std::int64_t rows) { return index >= 0 && index < rows; }
 
-// Rows per thread such that each moves about kGrain elements.
-std::int64_t row_grain(std::int64_t columns) { return cpu::kGrain / std::max<std::int64_t>(columns, 1) + 1; }
-
 template <class T>
 void embedding_kernel(const View& out, const View& weight, const View& indices, std::int64_t* first_bad) {
   const std::int64_t n = indices.numel(), columns = weight.sizes[1];
-  for (std::int64_t i = n - 1; first_bad && i >= 0; --i)
-    if (!in_range(index_at(indices, i), weight.sizes[0])) *first_bad = std::min(*first_bad, i);
   const std::int64_t row = weight.strides[0], column = weight.strides[1];
-  parallel_for(n, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
+  FirstBad bad(first_bad);
+  parallel_for(n, grain_of(columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      if (!in_range(index_at(indices, i), weight.sizes[0])) continue;
-      const T* const from = weight.as<T>() + index_at(indices, i) * row;
+      const std::int64_t index = index_at(indices, i);
+      if (!in_range(index, weight.sizes[0])) {
+        bad.report(i);
+        continue;
+      }
+      const T* const from = weight.as<T>() + index * row;
       T* const to = out.as<T>() + i * columns;
       for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c * column];
     }
@@ -52,7 +48,7 @@ void embedding_backward_kernel(const View& dweight, const View& grad, const View
     next[static_cast<std::size_t>(i)] = head;
     head = i;
   }
-  parallel_for(rows, row_grain(columns), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(rows, grain_of(columns), [&](std::int64_t begin, std::int64_t end) {
     std::vector<Compute<T>> sum(static_cast<std::size_t>(columns));
     for (std::int64_t r = begin; r < end; ++r) {
       T* const out = dweight.as<T>() + r * columns;
@@ -64,18 +60,17 @@ void embedding_backward_kernel(const View& dweight, const View& grad, const View
       std::fill(sum.begin(), sum.end(), Compute<T>(0));
       for (; i >= 0; i = next[static_cast<std::size_t>(i)]) {
         const T* const g = grad.as<T>() + i * columns;
-        for (std::int64_t c = 0; c < columns; ++c)
-          sum[static_cast<std::size_t>(c)] += convert<Compute<T>>(g[c]);
+        for (std::int64_t c = 0; c < columns; ++c) sum[static_cast<std::size_t>(c)] += load(g[c]);
       }
-      for (std::int64_t c = 0; c < columns; ++c) out[c] = convert<T>(sum[static_cast<std::size_t>(c)]);
+      for (std::int64_t c = 0; c < columns; ++c) out[c] = T(sum[static_cast<std::size_t>(c)]);
     }
   });
 }
 
 const bool for_floats = for_types<float, double, Half, BFloat16>([]<class T>() {
-  embedding.set(kDevice, dtype_of<T>, &embedding_kernel<T>);
-  embedding_backward.set(kDevice, dtype_of<T>, &embedding_backward_kernel<T>);
+  embedding.set(DeviceType::cpu, dtype_of<T>, &embedding_kernel<T>);
+  embedding_backward.set(DeviceType::cpu, dtype_of<T>, &embedding_backward_kernel<T>);
 });
 
 }  // namespace
-}  // namespace tapestry::kernels
+}  // namespace tapestry::kernels::cpu

@@ -113,10 +113,9 @@ template <class T>
 const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, MatrixStrides& s) {
   const bool plain = s.row_major(cols);
   const std::int64_t lines = plain ? rows : cols, length = plain ? cols : rows;
-  parallel_for(lines, std::max<std::int64_t>(kConvertGrain / std::max<std::int64_t>(length, 1), 1),
+  parallel_for(lines, grain_of(length),
                [=, from = plain ? s.row : s.col](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i)
-                   for (std::int64_t j = 0; j < length; ++j) y[i * length + j] = load(x[i * from + j]);
+                 for (std::int64_t i = begin; i < end; ++i) to_float(x + i * from, y + i * length, length);
                });
   // Columns of length 1 lie side by side now: a row.
   if (plain || length == 1) s = {std::max<std::int64_t>(cols, 1), 1};
@@ -135,7 +134,7 @@ void product_half(Gemm g) {
   g.a = widen(static_cast<const T*>(g.a), a, g.m, g.k, g.a_strides);
   g.b = widen(static_cast<const T*>(g.b), b, g.k, g.n, g.b_strides);
   if (g.bias) {
-    convert(static_cast<const T*>(g.bias), bias, g.n);
+    to_float(static_cast<const T*>(g.bias), bias, g.n);
     g.bias = bias;
   }
   T* const out = static_cast<T*>(g.c);
@@ -146,8 +145,7 @@ void product_half(Gemm g) {
     widen(from, to, g.m, g.n, strides);
   };
   const auto write = [&](const float* from, T* to) {
-    for (std::int64_t i = 0; i < g.m; ++i)
-      for (std::int64_t j = 0; j < g.n; ++j) to[i * out_row + j] = T(from[i * g.n + j]);
+    for (std::int64_t i = 0; i < g.m; ++i) from_float(from + i * g.n, to + i * out_row, g.n);
   };
   if (g.accumulate) read(out, c);
   g.c = c, g.c_row = g.n;
@@ -207,20 +205,19 @@ void column_sum_kernel(std::int64_t rows, std::int64_t cols, const void* x, void
   // Each thread sums columns of its own, from the first row to the last, in pieces of rows: f32 sums of
   // thousands of rows would lose digits.
   constexpr std::int64_t kRows = 128;
-  parallel_for(cols, std::max<std::int64_t>(kBlock, kConvertGrain / std::max<std::int64_t>(rows, 1)),
-               [=](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t j0 = begin; j0 < end; j0 += kBlock) {
-                   const std::int64_t n = std::min(kBlock, end - j0);
-                   C total[kBlock] = {};
-                   for (std::int64_t i0 = 0; i0 < rows; i0 += kRows) {
-                     C part[kBlock] = {};
-                     for (std::int64_t i = i0; i < std::min(rows, i0 + kRows); ++i)
-                       for (std::int64_t j = 0; j < n; ++j) part[j] += load(in[i * cols + j0 + j]);
-                     for (std::int64_t j = 0; j < n; ++j) total[j] += part[j];
-                   }
-                   for (std::int64_t j = 0; j < n; ++j) out[j0 + j] = T(total[j]);
-                 }
-               });
+  parallel_for(cols, std::max(kBlock, grain_of(rows)), [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j0 = begin; j0 < end; j0 += kBlock) {
+      const std::int64_t n = std::min(kBlock, end - j0);
+      C total[kBlock] = {};
+      for (std::int64_t i0 = 0; i0 < rows; i0 += kRows) {
+        C part[kBlock] = {};
+        for (std::int64_t i = i0; i < std::min(rows, i0 + kRows); ++i)
+          for (std::int64_t j = 0; j < n; ++j) part[j] += load(in[i * cols + j0 + j]);
+        for (std::int64_t j = 0; j < n; ++j) total[j] += part[j];
+      }
+      for (std::int64_t j = 0; j < n; ++j) out[j0 + j] = T(total[j]);
+    }
+  });
 }
 
 [[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {

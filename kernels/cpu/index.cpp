@@ -2,10 +2,9 @@
 #include "tapestry/kernels/ops/index.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 
-#include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/first_bad.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
@@ -14,21 +13,17 @@ template <class T>
 void index_select_kernel(const IndexRows& r, const void* x, void* y) {
   const T* const in = static_cast<const T*>(x);
   T* const out = static_cast<T*>(y);
-  std::atomic<std::int64_t> first_bad{kNoBadIndex};
-  const std::int64_t grain = std::max<std::int64_t>(kGrain / std::max<std::int64_t>(r.inner, 1), 1);
-  parallel_for(r.outer * r.count, grain, [&](std::int64_t begin, std::int64_t end) {
+  FirstBad bad(r.first_bad);
+  parallel_for(r.outer * r.count, grain_of(r.inner), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t outer = row / r.count, i = row - outer * r.count, at = r.index[i];
       if (at < 0 || at >= r.rows) {
-        std::int64_t seen = first_bad.load();
-        while (i < seen && !first_bad.compare_exchange_weak(seen, i)) {
-        }
+        bad.report(i);
         continue;
       }
       std::copy_n(in + (outer * r.rows + at) * r.inner, r.inner, out + row * r.inner);
     }
   });
-  if (r.first_bad) *r.first_bad = std::min(*r.first_bad, first_bad.load());
 }
 
 // Several indices may name one row, so threads share out what lies beside the indices and each takes them in
@@ -46,15 +41,14 @@ void index_add_kernel(const IndexRows& r, const void* dy, void* dx) {
       }
       Sum* const to = out + (outer * r.rows + r.index[i]) * r.inner;
       const T* const from = in + (outer * r.count + i) * r.inner;
-      for (std::int64_t j = begin; j < end; ++j) to[j] += static_cast<Sum>(static_cast<Compute<T>>(from[j]));
+      for (std::int64_t j = begin; j < end; ++j) to[j] += load(from[j]);
     }
   };
   const std::int64_t work = std::max<std::int64_t>(r.count, 1);
   if (r.outer > 1) {
-    parallel_for(r.outer, std::max<std::int64_t>(kGrain / (work * std::max<std::int64_t>(r.inner, 1)), 1),
-                 [&](std::int64_t begin, std::int64_t end) {
-                   for (std::int64_t outer = begin; outer < end; ++outer) add(outer, 0, r.inner);
-                 });
+    parallel_for(r.outer, grain_of(work * r.inner), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t outer = begin; outer < end; ++outer) add(outer, 0, r.inner);
+    });
   } else if (r.outer == 1) {
     parallel_for(r.inner, std::max<std::int64_t>(kGrain / work, 16),
                  [&](std::int64_t begin, std::int64_t end) { add(0, begin, end); });
@@ -66,13 +60,12 @@ void scatter_kernel(const Scatter& s, const void* g, void* dx) {
   const T* const in = static_cast<const T*>(g);
   T* const out = static_cast<T*>(dx);
   const std::int64_t size = s.n * s.inner;
-  parallel_for(s.outer, std::max<std::int64_t>(kGrain / std::max<std::int64_t>(size, 1), 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 std::fill(out + begin * size, out + end * size, T());
-                 for (std::int64_t o = begin; o < end; ++o)
-                   for (std::int64_t i = 0; i < s.inner; ++i)
-                     out[o * size + s.index[o * s.inner + i] * s.inner + i] = in[o * s.inner + i];
-               });
+  parallel_for(s.outer, grain_of(size), [&](std::int64_t begin, std::int64_t end) {
+    std::fill(out + begin * size, out + end * size, T());
+    for (std::int64_t o = begin; o < end; ++o)
+      for (std::int64_t i = 0; i < s.inner; ++i)
+        out[o * size + s.index[o * s.inner + i] * s.inner + i] = in[o * s.inner + i];
+  });
 }
 
 const bool filled =

@@ -9,8 +9,6 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kGrain = 16384;
-
 template <class T>
 void forward_kernel(std::int64_t rows, std::int64_t cols, const void* x_data, const void* weight_data,
                     const void* bias_data, double eps, void* y_data, void* mean_data, void* inv_std_data) {
@@ -19,7 +17,7 @@ void forward_kernel(std::int64_t rows, std::int64_t cols, const void* x_data, co
   const T* const bias = static_cast<const T*>(bias_data);
   C* const means = static_cast<C*>(mean_data);
   C* const inv_stds = static_cast<C*>(inv_std_data);
-  parallel_for(rows, std::max<std::int64_t>(kGrain / cols, 1), [=](std::int64_t begin, std::int64_t end) {
+  parallel_for(rows, grain_of(2 * cols), [=](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* const x = static_cast<const T*>(x_data) + r * cols;
       T* const y = static_cast<T*>(y_data) + r * cols;
@@ -53,37 +51,32 @@ void backward_kernel(const LayerNormBackward& s) {
   const std::int64_t chunk_rows = std::max<std::int64_t>(16, (s.rows + 63) / 64);
   const std::int64_t chunks = (s.rows + chunk_rows - 1) / chunk_rows;
   const Scratch<C> partial(s.device, sums ? 2 * chunks * cols : 0);
-  parallel_for(
-      chunks, std::max<std::int64_t>(kGrain / (chunk_rows * cols), 1),
-      [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t chunk = begin; chunk < end; ++chunk) {
-          C* const dweight = partial.data() + 2 * chunk * cols;
-          C* const dbias = dweight + cols;
-          if (sums) std::fill_n(dweight, 2 * cols, C(0));
-          for (std::int64_t r = chunk * chunk_rows; r < std::min(s.rows, (chunk + 1) * chunk_rows); ++r) {
-            const T* const dy = static_cast<const T*>(s.dy) + r * cols;
-            const T* const x = static_cast<const T*>(s.x) + r * cols;
-            const C mean = static_cast<const C*>(s.mean)[r], inv_std = static_cast<const C*>(s.inv_std)[r];
-            if (sums)
-              for (std::int64_t i = 0; i < cols; ++i) {
-                dweight[i] += load(dy[i]) * ((load(x[i]) - mean) * inv_std);
-                dbias[i] += load(dy[i]);
-              }
-            if (!s.dx) continue;
-            const auto gradient = [=](std::int64_t i) {
-              return load(dy[i]) * (weight ? load(weight[i]) : C(1));
-            };
-            const auto normal = [=](std::int64_t i) { return (load(x[i]) - mean) * inv_std; };
-            const C scale = C(1) / static_cast<C>(cols);
-            const C plain = sum_lanes<C>(cols, gradient) * scale;
-            const C along =
-                sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
-            T* const dx = static_cast<T*>(s.dx) + r * cols;
-            for (std::int64_t i = 0; i < cols; ++i)
-              dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
+  parallel_for(chunks, grain_of(2 * chunk_rows * cols), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+      C* const dweight = partial.data() + 2 * chunk * cols;
+      C* const dbias = dweight + cols;
+      if (sums) std::fill_n(dweight, 2 * cols, C(0));
+      for (std::int64_t r = chunk * chunk_rows; r < std::min(s.rows, (chunk + 1) * chunk_rows); ++r) {
+        const T* const dy = static_cast<const T*>(s.dy) + r * cols;
+        const T* const x = static_cast<const T*>(s.x) + r * cols;
+        const C mean = static_cast<const C*>(s.mean)[r], inv_std = static_cast<const C*>(s.inv_std)[r];
+        if (sums)
+          for (std::int64_t i = 0; i < cols; ++i) {
+            dweight[i] += load(dy[i]) * ((load(x[i]) - mean) * inv_std);
+            dbias[i] += load(dy[i]);
           }
-        }
-      });
+        if (!s.dx) continue;
+        const auto gradient = [=](std::int64_t i) { return load(dy[i]) * (weight ? load(weight[i]) : C(1)); };
+        const auto normal = [=](std::int64_t i) { return (load(x[i]) - mean) * inv_std; };
+        const C scale = C(1) / static_cast<C>(cols);
+        const C plain = sum_lanes<C>(cols, gradient) * scale;
+        const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
+        T* const dx = static_cast<T*>(s.dx) + r * cols;
+        for (std::int64_t i = 0; i < cols; ++i)
+          dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
+      }
+    }
+  });
   if (!sums) return;
   const C* const parts = partial.data();
   const auto total = [=](std::int64_t i) {

@@ -4,23 +4,11 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
 
-#include "tapestry/core/parallel.h"
+#include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels::cpu {
-
-/// Elements that one thread should have to itself at least: below, waking another costs more than it saves.
-inline constexpr std::int64_t kGrain = 32768;
-
-template <class T>
-inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
-/// The type that T is computed in.
-template <class T>
-using Compute = std::conditional_t<is_half<T>, float, T>;
 
 /// C++'s conversion between element types, with a defined result for negative reals to u8.
 template <class To, class From>
@@ -35,31 +23,6 @@ inline To convert(From x) {
 template <class T>
 inline T convert_scalar(const Scalar& s) {
   return s.is_real() ? convert<T>(s.to_double()) : convert<T>(s.to_int());
-}
-
-// f16 <-> f32 by the blocks, with the machine's instructions where it has them.
-inline void to_float(const Half* x, float* y, std::int64_t n) {
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8)
-    _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
-#endif
-  for (; i < n; ++i) y[i] = static_cast<float>(x[i]);
-}
-inline void to_float(const BFloat16* x, float* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i]);
-}
-inline void from_float(const float* x, Half* y, std::int64_t n) {
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i),
-                     _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-#endif
-  for (; i < n; ++i) y[i] = Half(x[i]);
-}
-inline void from_float(const float* x, BFloat16* y, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) y[i] = BFloat16(x[i]);
 }
 
 inline constexpr std::int64_t kBlock = 256;

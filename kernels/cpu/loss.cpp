@@ -1,28 +1,12 @@
 #include "tapestry/kernels/ops/loss.h"
 
-#include <atomic>
 #include <cmath>
 
+#include "tapestry/kernels/cpu/first_bad.h"
 #include "tapestry/kernels/cpu/rows.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
-
-// Of the bad targets that threads meet, the one that comes first.
-class FirstBad {
- public:
-  explicit FirstBad(std::int64_t* out) : out_(out) {}
-  ~FirstBad() { *out_ = std::min(*out_, first_.load()); }
-  void report(std::int64_t at) {
-    std::int64_t seen = first_.load();
-    while (at < seen && !first_.compare_exchange_weak(seen, at)) {
-    }
-  }
-
- private:
-  std::int64_t* out_;
-  std::atomic<std::int64_t> first_{kNoBadIndex};
-};
 
 template <class C>
 C weight_of(const ClassLoss& a, std::int64_t c) {
@@ -173,17 +157,15 @@ void nll_loss_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dx) {
   using C = Compute<T>;
   T* const out = static_cast<T*>(dx);
   const std::int64_t size = a.classes * a.inner;
-  parallel_for(a.outer, std::max<std::int64_t>(kGrain / std::max<std::int64_t>(size, 1), 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 std::fill(out + begin * size, out + end * size, T());
-                 for (std::int64_t o = begin; o < end; ++o)
-                   for (std::int64_t i = 0; i < a.inner; ++i) {
-                     const std::int64_t row = o * a.inner + i, target = a.target[row];
-                     if (kind_of(a, target) == Target::good)
-                       out[o * size + target * a.inner + i] =
-                           T(-weight_of<C>(a, target) * row_grad<C>(g, row));
-                   }
-               });
+  parallel_for(a.outer, grain_of(size), [&](std::int64_t begin, std::int64_t end) {
+    std::fill(out + begin * size, out + end * size, T());
+    for (std::int64_t o = begin; o < end; ++o)
+      for (std::int64_t i = 0; i < a.inner; ++i) {
+        const std::int64_t row = o * a.inner + i, target = a.target[row];
+        if (kind_of(a, target) == Target::good)
+          out[o * size + target * a.inner + i] = T(-weight_of<C>(a, target) * row_grad<C>(g, row));
+      }
+  });
 }
 
 // The sum of get(i) over blocks of a fixed size, joined in order, so that it does not depend on the threads.

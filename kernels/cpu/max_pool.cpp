@@ -11,12 +11,6 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kGrain = 32768;
-
-std::int64_t grain(std::int64_t work_each) {
-  return std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work_each, 1), 1);
-}
-
 // The elements of a window that lie inside the input: how far from where the search starts, and the place.
 struct Element {
   std::int64_t offset;
@@ -57,9 +51,10 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
 template <int Step, int Width = 16, class T, class I>
 void search_line(const T* x, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
                  I* places) {
-  if constexpr (Width > 1)
-    if (n < Width)
-      return search_line < Step, Width == 16 ? 8 : Width == 8 ? 4 : 1 > (x, step, window, n, y, places);
+  if constexpr (Width > 1) {
+    constexpr int fewer = Width == 16 ? 8 : Width == 8 ? 4 : 1;
+    if (n < Width) return search_line<Step, fewer>(x, step, window, n, y, places);
+  }
   for (std::int64_t i = 0; i < n; i += Width) {
     const std::int64_t at = std::min(i, n - Width);
     search<Width, Step>(x + at * step, step, window, y + at, places ? places + at : places);
@@ -111,7 +106,7 @@ void forward_row_major(const Pool2d& s, const T* x, T* y, I* places) {
       }
     }
   };
-  parallel_for(s.n * s.c * s.p, grain(s.q * s.kernel_h * s.kernel_w), work);
+  parallel_for(s.n * s.c * s.p, grain_of(s.q * s.kernel_h * s.kernel_w), work);
 }
 
 template <class T, class I>
@@ -126,7 +121,7 @@ void forward_channels_last(const Pool2d& s, const T* x, T* y, I* places) {
           search_line<1>(in, 1, segment.window, s.c, y + out, places ? places + out : nullptr);
         }
   };
-  parallel_for(s.n * s.p, grain(s.q * s.c * s.kernel_h * s.kernel_w), work);
+  parallel_for(s.n * s.p, grain_of(s.q * s.c * s.kernel_h * s.kernel_w), work);
 }
 
 template <class T, class I>
@@ -135,7 +130,7 @@ void backward_row_major(const Pool2d& s, const T* dy, const I* places, Compute<T
   for (std::int64_t r = 0; r < s.kernel_h; ++r)
     for (std::int64_t t = 0; t < s.kernel_w; ++t)
       offsets.push_back(r * s.dilation_h * s.w + t * s.dilation_w);
-  parallel_for(s.n * s.c, grain(s.h * s.w), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(s.n * s.c, grain_of(s.h * s.w), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t plane = begin; plane < end; ++plane) {
       Compute<T>* const image = dx + plane * s.h * s.w;
       std::fill_n(image, s.h * s.w, Compute<T>(0));
@@ -162,7 +157,7 @@ void backward_channels_last(const Pool2d& s, const T* dy, const I* places, Compu
                       s.q * s.stride_w == s.w;
   // Rows of outputs may share input rows, images share nothing.
   const std::int64_t rows = covers ? s.n * s.p : s.n, per = covers ? 1 : s.p;
-  parallel_for(rows, grain(per * s.q * s.c * s.kernel_h * s.kernel_w),
+  parallel_for(rows, grain_of(per * s.q * s.c * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {
                  if (!covers) std::fill(dx + begin * s.h * s.w * s.c, dx + end * s.h * s.w * s.c, C(0));
                  for (std::int64_t row = begin * per; row < end * per; ++row) {

@@ -18,8 +18,7 @@ constexpr std::int64_t kGrain = 4;  // blocks that a thread gets at least
 // fixed places, so results do not depend on the number of threads.
 template <class F>
 void for_blocks(const StepItems& tensors, const F& f) {
-  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1,
-                                  0);  // block number of each item
+  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1, 0);  // block of each item
   for (std::int64_t i = 0; i < tensors.count; ++i)
     first[static_cast<std::size_t>(i) + 1] =
         first[static_cast<std::size_t>(i)] + (tensors.items[i].numel + kBlock - 1) / kBlock;

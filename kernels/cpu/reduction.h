@@ -180,9 +180,7 @@ void reduce(const Reduce& r, const Op& op, const typename Op::Lane* centers, con
   };
 
   if (tasks >= kEnoughTasks || blocks.count <= 1) {
-    const std::int64_t grain =
-        std::max<std::int64_t>(kGrain / std::max<std::int64_t>(r.count * width * cost, 1), 1);
-    parallel_for(tasks, grain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(tasks, grain_of(r.count * width * cost), [&](std::int64_t begin, std::int64_t end) {
       Total totals[kTile];
       for (std::int64_t task = begin; task < end; ++task) {
         std::int64_t n;
@@ -194,13 +192,12 @@ void reduce(const Reduce& r, const Op& op, const typename Op::Lane* centers, con
   }
   const auto partial =
       std::make_unique_for_overwrite<Total[]>(static_cast<std::size_t>(tasks * blocks.count * width));
-  parallel_for(tasks * blocks.count, std::max<std::int64_t>(kGrain / (kElements * cost), 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   std::int64_t n;
-                   fold(i / blocks.count, i % blocks.count, i % blocks.count + 1, &partial[i * width], n);
-                 }
-               });
+  parallel_for(tasks * blocks.count, grain_of(kElements * cost), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::int64_t n;
+      fold(i / blocks.count, i % blocks.count, i % blocks.count + 1, &partial[i * width], n);
+    }
+  });
   for (std::int64_t task = 0; task < tasks; ++task) {
     Total* const totals = &partial[task * blocks.count * width];
     const std::int64_t tile = task % tiles, n = std::min(width, row - tile * width);

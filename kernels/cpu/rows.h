@@ -23,59 +23,54 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
   const std::int64_t work = std::max<std::int64_t>(n * cost, 1);
   if constexpr (!is_half<T>) {
     if (inner == 1) {
-      parallel_for(outer, std::max<std::int64_t>(kGrain / work, 1),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t row = begin; row < end; ++row) {
-                       const C* x[K];
-                       for (int k = 0; k < K; ++k) x[k] = source(k) + row * n;
-                       f(row, x, result ? result + row * n : nullptr);
-                     }
-                   });
+      parallel_for(outer, grain_of(work), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row) {
+          const C* x[K];
+          for (int k = 0; k < K; ++k) x[k] = source(k) + row * n;
+          f(row, x, result ? result + row * n : nullptr);
+        }
+      });
       return;
     }
   }
   const std::int64_t width =
       std::clamp<std::int64_t>(8192 / std::max<std::int64_t>(n, 1), 1, std::min<std::int64_t>(inner, 16));
   const std::int64_t tiles = (inner + width - 1) / width;
-  parallel_for(outer * tiles, std::max<std::int64_t>(kGrain / (work * width), 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 const auto buffer =
-                     std::make_unique_for_overwrite<C[]>(static_cast<std::size_t>((K + 1) * width * n));
-                 for (std::int64_t i = begin; i < end; ++i) {
-                   const std::int64_t o = i / tiles, first = (i - o * tiles) * width,
-                                      count = std::min(width, inner - first);
-                   const std::int64_t at = o * n * inner + first;
-                   for (int k = 0; k < K; ++k) {
-                     const T* const from = source(k) + at;
-                     C* const to = &buffer[k * width * n];
-                     if constexpr (is_half<T>) {
-                       if (inner == 1) {
-                         to_float(from, to, n);
-                         continue;
-                       }
-                     }
-                     for (std::int64_t c = 0; c < n; ++c)
-                       for (std::int64_t j = 0; j < count; ++j)
-                         to[j * n + c] = static_cast<C>(from[c * inner + j]);
-                   }
-                   C* const y = &buffer[K * width * n];
-                   for (std::int64_t j = 0; j < count; ++j) {
-                     const C* x[K];
-                     for (int k = 0; k < K; ++k) x[k] = &buffer[(k * width + j) * n];
-                     f(o * inner + first + j, x, result ? y + j * n : nullptr);
-                   }
-                   if (!result) continue;
-                   if constexpr (is_half<T>) {
-                     if (inner == 1) {
-                       from_float(y, result + at, n);
-                       continue;
-                     }
-                   }
-                   for (std::int64_t c = 0; c < n; ++c)
-                     for (std::int64_t j = 0; j < count; ++j)
-                       result[at + c * inner + j] = convert<T>(y[j * n + c]);
-                 }
-               });
+  parallel_for(outer * tiles, grain_of(work * width), [&](std::int64_t begin, std::int64_t end) {
+    const auto buffer = std::make_unique_for_overwrite<C[]>(static_cast<std::size_t>((K + 1) * width * n));
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t o = i / tiles, first = (i - o * tiles) * width,
+                         count = std::min(width, inner - first);
+      const std::int64_t at = o * n * inner + first;
+      for (int k = 0; k < K; ++k) {
+        const T* const from = source(k) + at;
+        C* const to = &buffer[k * width * n];
+        if constexpr (is_half<T>) {
+          if (inner == 1) {
+            to_float(from, to, n);
+            continue;
+          }
+        }
+        for (std::int64_t c = 0; c < n; ++c)
+          for (std::int64_t j = 0; j < count; ++j) to[j * n + c] = static_cast<C>(from[c * inner + j]);
+      }
+      C* const y = &buffer[K * width * n];
+      for (std::int64_t j = 0; j < count; ++j) {
+        const C* x[K];
+        for (int k = 0; k < K; ++k) x[k] = &buffer[(k * width + j) * n];
+        f(o * inner + first + j, x, result ? y + j * n : nullptr);
+      }
+      if (!result) continue;
+      if constexpr (is_half<T>) {
+        if (inner == 1) {
+          from_float(y, result + at, n);
+          continue;
+        }
+      }
+      for (std::int64_t c = 0; c < n; ++c)
+        for (std::int64_t j = 0; j < count; ++j) result[at + c * inner + j] = convert<T>(y[j * n + c]);
+    }
+  });
 }
 
 /// The fold of get(0), ..., get(n - 1), many at once.
