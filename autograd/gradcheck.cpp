@@ -81,8 +81,7 @@ bool gradcheck(const Fn& fn, const std::vector<Tensor>& inputs, const GradcheckO
     check<TypeError>(inputs[i].dtype() == DType::f64, "[gradcheck] input ", i, " is ", inputs[i].dtype(),
                      "; finite differences need float64");
     check<AutogradError>(inputs[i].is_leaf(), "[gradcheck] input ", i,
-                         " is not a leaf; pass detach() of it with "
-                         "set_requires_grad()");
+                         " is not a leaf; pass detach() of it with set_requires_grad()");
     for (int d = 0; d < inputs[i].dim(); ++d)
       check<AutogradError>(
           inputs[i].sizes()[d] <= 1 || inputs[i].strides()[d] != 0, "[gradcheck] input ", i, " of shape ",

@@ -18,8 +18,8 @@
 namespace tapestry::autograd {
 namespace {
 
-constexpr std::size_t kSlabBytes =
-    64 * 1024;  // also the alignment: a node finds its slab by masking its address
+// Also the alignment: a node finds its slab by masking its address.
+constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
 // While a thread is filling the slab, `live` is kOpen less the nodes that died: the thread counts those it

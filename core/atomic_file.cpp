@@ -31,8 +31,10 @@ struct AtomicFile::Impl {
   int fd = -1;
   std::vector<char> buffer;
 
-  [[noreturn]] void broken(const char* what) const {
+  // Gives up, for good: part of what was to be written may be missing.
+  [[noreturn]] void broken(const char* what) {
     const int error = errno;
+    abandon();
     fail<IoError>("[write] ", path, ": ", what, ": ", std::strerror(error),
                   error == ENOSPC || error == EDQUOT ? "; make room and try again"
                                                      : "; choose a folder that exists and can be written to");
@@ -55,11 +57,18 @@ struct AtomicFile::Impl {
     buffer.clear();
   }
 
-  ~Impl() {
+  void check_open() const {
+    check<IoError>(
+        fd >= 0, "[write] ", path,
+        ": is closed, since it was committed or could not be written; open it again to write anew");
+  }
+
+  void abandon() noexcept {
     if (fd < 0) return;
-    ::close(fd);
+    ::close(std::exchange(fd, -1));
     ::unlink(temporary.c_str());
   }
+  ~Impl() { abandon(); }
 };
 
 AtomicFile::AtomicFile(std::string path) : impl_(std::make_unique<Impl>()) {
@@ -67,7 +76,7 @@ AtomicFile::AtomicFile(std::string path) : impl_(std::make_unique<Impl>()) {
   Impl& s = *impl_;
   s.path = std::move(path);
   check<IoError>(!s.path.empty() && s.path.back() != '/', "[write] \"", s.path,
-                 "\" is not the name of a file");
+                 "\" is not the name of a file; give one that does not end in /");
   struct stat status;
   const bool exists = ::stat(s.path.c_str(), &status) == 0;
   check<IoError>(!exists || !S_ISDIR(status.st_mode), "[write] ", s.path,
@@ -86,7 +95,7 @@ AtomicFile::~AtomicFile() = default;
 
 void AtomicFile::write(const void* data, std::size_t bytes) {
   Impl& s = *impl_;
-  check<IoError>(s.fd >= 0, "[write] ", s.path, ": was committed already; open it again to write it anew");
+  s.check_open();
   const char* from = static_cast<const char*>(data);
   if (s.buffer.size() + bytes > kBufferBytes) s.flush();
   if (bytes >= kBufferBytes) s.write_all(from, bytes);
@@ -95,7 +104,7 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
 
 void AtomicFile::commit() {
   Impl& s = *impl_;
-  check<IoError>(s.fd >= 0, "[write] ", s.path, ": was committed already");
+  s.check_open();
   s.flush();
   // Some file systems report a full disk only here.
   if (::fsync(s.fd) != 0) s.broken("cannot be written");

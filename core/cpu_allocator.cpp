@@ -100,8 +100,8 @@ constexpr std::size_t kHeader = 64;
 constexpr int kClasses = 8 + 8 * (46 - 9);
 constexpr int class_of(std::size_t bytes) {
   if (bytes <= 512) return bytes <= 64 ? 0 : static_cast<int>((bytes - 1) / 64);
-  const int shift =
-      std::bit_width(bytes - 1) - 4;  // steps of 2^shift: bytes - 1 has four significant bits above it
+  // Steps of 2^shift: bytes - 1 has four significant bits above it.
+  const int shift = std::bit_width(bytes - 1) - 4;
   return 8 * (shift - 6) + static_cast<int>((bytes - 1) >> shift);
 }
 constexpr std::size_t class_bytes(int c) {

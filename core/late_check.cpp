@@ -17,8 +17,7 @@ struct Pending {
 
 std::mutex mutex;
 std::vector<Pending>& pending() {
-  static std::vector<Pending>& all =
-      *new std::vector<Pending>;  // devices may outlive what main leaves behind
+  static auto& all = *new std::vector<Pending>;  // devices may outlive what main leaves behind
   return all;
 }
 std::atomic<std::size_t> count{0};  // of what is pending: most waits find nothing

@@ -44,9 +44,9 @@ int rank_of(DType dtype) {
   return rank;
 }
 
-/// Follows the header as it is parsed and accepts {"name": {"dtype": "", "shape": [], "data_offsets": [b,
-/// e]}} and
-/// {"__metadata__": {"": ""}} only. So no tree of whatever the file holds is ever built, and repeated keys,
+/// Follows the header as it is parsed and accepts only
+///   {"name": {"dtype": "", "shape": [], "data_offsets": [begin, end]}} and {"__metadata__": {"": ""}}.
+/// So no tree of whatever the file holds is ever built, and repeated keys,
 /// which a tree would hide, are seen.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
@@ -350,8 +350,9 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors, cons
     detail::check_defined("save_safetensors", tensor, name.c_str());
     check<DeviceError>(tensor.device().is_cpu(), "[save_safetensors] ", name, " is on ", tensor.device(),
                        "; move it to the CPU");
-    check(name != kMetadata, "[save_safetensors] a tensor cannot be named ", kMetadata);
-    check(names.insert(name).second, "[save_safetensors] the name ", name, " comes twice");
+    check(name != kMetadata, "[save_safetensors] a tensor cannot be named ", kMetadata,
+          ", where the format has its metadata; rename it");
+    check(names.insert(name).second, "[save_safetensors] the name ", name, " comes twice; rename one");
   }
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     const int rank_a = rank_of(tensors[a].second.dtype()), rank_b = rank_of(tensors[b].second.dtype());

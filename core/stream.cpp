@@ -102,7 +102,7 @@ bool Event::wait_for(std::chrono::milliseconds timeout) const {
   while (!done()) {
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (waited >= timeout) return false;
-    // Most waits are short. A driver asks the GPU for nothing when it is asked for an event.
+    // Most waits are short, and asking for an event gives the GPU nothing to do.
     if (waited < 50us) std::this_thread::yield();
     else std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, 1ms));
   }

@@ -72,7 +72,7 @@ Tensor as_rows(const Tensor& t) {
     rows *= size;
   }
   if (rows == 1) stride = k;
-  if (foldable) return raw_view(t, {rows, k}, {stride, n > 0 ? t.strides()[n - 1] : 1}, t.storage_offset());
+  if (foldable) return raw_view(t, {rows, k}, {stride, t.strides()[n - 1]}, t.storage_offset());
   const Tensor copy = autograd::raw_contiguous(t);
   return raw_view(copy, {rows, k}, {k, 1}, copy.storage_offset());
 }
@@ -193,8 +193,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
             if (sizes.size() == 1) sizes.push_back(1);
             const Tensor left = left_matrix(back.saved(a));
             Tensor grad;
-            if (one_matrix(sizes) && g.numel() > 0 &&
-                left.numel() > 0) {  // the product also sums over the batch
+            // Where b was one matrix, the product also sums over the batch.
+            if (one_matrix(sizes) && g.numel() > 0 && left.numel() > 0) {
               grad = empty(sizes, {g.dtype(), g.device()});
               product_into(grad, transposed(as_rows(left)), as_rows(g));
             } else {

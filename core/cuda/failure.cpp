@@ -13,8 +13,7 @@ const char* advice(Remedy remedy) {
       return "free tensors, or use a smaller batch or model";
     case Remedy::kernel:
       return "a kernel that was launched earlier did it, and this process can use the GPU no more; start "
-             "again "
-             "with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to see which";
+             "again with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to see which";
     case Remedy::driver:
       return "install an NVIDIA driver that is as new as this library's CUDA";
     case Remedy::device:

@@ -17,8 +17,8 @@ std::string find(const std::string& dir, const std::string& name) {
   }
   fail<IoError>("[fashion_mnist] ", name, ".gz is not in ", dir,
                 "; install the package dataset-fashion-mnist (apt-get install dataset-fashion-mnist), or "
-                "download the four "
-                "files from github.com/zalandoresearch/fashion-mnist and give their folder (--data-dir)");
+                "download the four files from github.com/zalandoresearch/fashion-mnist and give their folder "
+                "(--data-dir)");
 }
 
 }  // namespace

@@ -73,6 +73,17 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
     file.write(std::string(200, 'x'));
     CHECK_THROWS_AS(file.commit(), IoError);  // what was buffered meets the limit here
   }
+  {
+    AtomicFile file(path);
+    {
+      const FileSizeLimit limit(100);
+      file.write(std::string(200, 'x'));
+      CHECK_THROWS_AS(file.commit(), IoError);
+    }
+    // Half of it was written: with room again, the rest would come behind that.
+    CHECK_THROWS_WITH(file.write("y"), ContainsSubstring("open it again"));
+    CHECK_THROWS_WITH(file.commit(), ContainsSubstring("open it again"));
+  }
   CHECK(read_file(path) == "old");
   CHECK(files_in(dir) == 1);
   CHECK_THROWS_WITH(AtomicFile(dir / "absent/file"), ContainsSubstring("cannot be created: No such file"));
