@@ -227,7 +227,7 @@ Checkpointer::Checkpointer(std::string folder, const Options& options)
     const std::string name = file->path().filename().string();
     if (is_abandoned(name)) abandoned.push_back(file->path());
     const std::optional<std::int64_t> step = step_of(name);
-    if (!step) continue;
+    if (!step || fs::path(path_of(*step)).filename() != name) continue;  // "step-5" is not what we call it
     Entry entry{*step, {}};
     try {
       entry.metric = progress_of(name, SafetensorsFile(file->path().string()).metadata()).metric;

@@ -19,10 +19,18 @@ void Scheduler::set_rates(std::int64_t steps) {
         optimizer_.num_groups(), " groups now and had ", base_lrs_.size(),
         "; add groups before making the schedule");
   check_step(steps);
-  std::vector<double> rates;
-  for (std::size_t g = 0; g < base_lrs_.size(); ++g) rates.push_back(lr_at(steps, g));
-  for (std::size_t g = 0; g < base_lrs_.size(); ++g) optimizer_.set_lr(g, rates[g]);
-  set_others(steps);
+  std::vector<double> rates, old;
+  for (std::size_t g = 0; g < base_lrs_.size(); ++g) {
+    rates.push_back(lr_at(steps, g));
+    old.push_back(optimizer_.lr(g));
+  }
+  try {
+    for (std::size_t g = 0; g < rates.size(); ++g) optimizer_.set_lr(g, rates[g]);
+    set_others(steps);
+  } catch (...) {  // a rate that the optimizer refuses, after others that it took
+    for (std::size_t g = 0; g < old.size(); ++g) optimizer_.set_lr(g, old[g]);
+    throw;
+  }
   last_lr_ = std::move(rates);
   steps_ = steps;
 }
@@ -116,7 +124,8 @@ double CosineAnnealingLR::lr_at(std::int64_t steps, std::size_t group) const {
 
 OneCycleLR::OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options)
     : Scheduler(optimizer), options_(options) {
-  if (options_.total_steps == 0) options_.total_steps = options_.epochs * options_.steps_per_epoch;
+  if (options_.total_steps == 0 && options_.epochs > 0)
+    options_.total_steps = options_.epochs * options_.steps_per_epoch;
   const OneCycleLROptions& o = options_;
   check(o.max_lr > 0, "[OneCycleLR] max_lr must be positive but is ", o.max_lr, "; set it");
   check(o.total_steps > 0, "[OneCycleLR] total_steps must be positive but is ", o.total_steps,
@@ -160,8 +169,8 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
 }
 
 void OneCycleLR::check_step(std::int64_t steps) const {
-  // The step after the last batch is allowed, as in PyTorch: a loop that steps once a batch takes it. The rate stays
-  // at its end (PyTorch's then goes up again).
+  // The step after the last batch is allowed, as in PyTorch: a loop that steps once a batch takes it. The
+  // rate stays at its end (PyTorch's then goes up again).
   check(steps <= options_.total_steps, "[OneCycleLR] step ", steps, " is beyond the ", options_.total_steps,
         " steps of the schedule; set total_steps to the number of optimizer steps");
 }

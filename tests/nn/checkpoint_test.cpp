@@ -342,7 +342,7 @@ TEST_CASE("Checkpointer keeps the last and the best") {
     const std::string alive =
         concat({own, AtomicFile::kTemporaryMark, static_cast<std::int64_t>(getpid()), "-0"});
     const std::vector<std::string> others = {alive, folder + "/notes.tmp-1-0", folder + "/step-x.safetensors",
-                                             folder + "/step-.safetensors"};
+                                             folder + "/step-.safetensors", folder + "/step-5.safetensors"};
     for (const std::string& path : others) write_file(path, "x");
     write_file(stale, "x");
     write_file(own, "broken");

@@ -137,12 +137,21 @@ TEST_CASE("schedules refuse bad options and states") {
   CHECK_THROWS_WITH(LambdaLR(s.optimizer, std::vector<LambdaLR::Factor>{}), ContainsSubstring("0 functions"));
   CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.total_steps = 3}), ContainsSubstring("max_lr"));
   CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.max_lr = 1}), ContainsSubstring("total_steps"));
+  CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.max_lr = 1, .epochs = -2, .steps_per_epoch = -5}),
+                    ContainsSubstring("total_steps"));
   CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.max_lr = 1, .total_steps = 3, .pct_start = 2}),
                     ContainsSubstring("pct_start"));
   CHECK(s.optimizer.lr() == 0.2);  // none of these changed anything
 
   LambdaLR negative(s.optimizer, [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; });
   CHECK_THROWS_WITH(negative.step(), ContainsSubstring("lr must not be negative"));
+  // Refused for the second group, after the first had its new rate.
+  WithSgd other;
+  LambdaLR half(other.optimizer, {[](std::int64_t t) { return t == 0 ? 1.0 : 0.5; },
+                                  [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; }});
+  CHECK_THROWS_AS(half.step(), ValueError);
+  CHECK(half.steps() == 0);
+  CHECK(other.optimizer.lr(0) == 0.2);
 
   OneCycleLR cycle(s.optimizer, {.max_lr = 1, .total_steps = 3});
   cycle.step();
