@@ -120,6 +120,7 @@ class ConcatDataset : public Dataset<E> {
 template <class E>
 std::vector<Subset<E>> random_split(const std::shared_ptr<const Dataset<E>>& dataset,
                                     const std::vector<std::int64_t>& lengths, std::uint64_t seed = 0) {
+  check(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
   std::vector<Subset<E>> parts;
   for (auto& indices : detail::split_indices(dataset->size(), lengths, seed))
     parts.emplace_back(dataset, std::move(indices));
@@ -151,6 +152,7 @@ template <class D>
 std::vector<Subset<typename D::ExampleType>> random_split(const std::shared_ptr<D>& dataset,
                                                           const std::vector<double>& fractions,
                                                           std::uint64_t seed = 0) {
+  check(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
   return random_split(dataset, detail::split_lengths(dataset->size(), fractions), seed);
 }
 /// `random_split(dataset, {50000, 10000})`, `random_split(dataset, {0.8, 0.2})`

@@ -127,6 +127,9 @@ TEST_CASE("Subset, ConcatDataset and random_split") {
   CHECK_THROWS_AS(random_split(*base, std::vector<std::int64_t>{11, -1}), ValueError);
   CHECK_THROWS_AS(random_split(*base, std::vector<double>{0.5, 0.4}), ValueError);
   CHECK_THROWS_AS(random_split(*base, std::vector<double>{}), ValueError);
+  const std::shared_ptr<const TensorDataset> none;
+  CHECK_THROWS_WITH(random_split(none, {7, 3}), ContainsSubstring("null"));
+  CHECK_THROWS_WITH(random_split(none, {0.7, 0.3}), ContainsSubstring("null"));
 }
 
 TEST_CASE("samplers are functions of seed and epoch") {
