@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tapestry/apps/compare/timing.h"
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/stream.h"
@@ -20,6 +21,7 @@ using namespace tapestry;
 namespace {
 
 using StepTimes = std::array<double, 3>;  // forward, backward, update
+using PassTimes = std::array<double, 3>;  // forward, backward or its first half, its second half
 
 // step(alone) in turn for both.
 Contention contention_of(int passes, const std::function<StepTimes(bool)>& step) {
@@ -50,14 +52,25 @@ class PartOfModel {
     if (!is_last()) gradient_ = zeros_like(through(input_, begin, end));
   }
 
-  // Forward, and a backward pass that adds to gradients that are there after the first.
-  std::array<double, 2> pass() {
-    Tensor x = begin_ > 0 ? input_.detach().set_requires_grad() : input_;
+  // Forward, and a backward pass that adds to gradients that are there, or finds none.
+  PassTimes pass(bool in_halves, bool adds) {
+    for (std::size_t k = begin_; k < end_ && !adds; ++k)
+      for (const nn::Parameter& p : model_.block(k).module->parameters()) p->set_grad({});
+    const Tensor input = begin_ > 0 ? input_.detach().set_requires_grad() : input_;
+    Tensor x;
     const double forward_s = timed([&] {
-      x = through(x, begin_, end_);
+      x = through(input, begin_, end_);
       if (is_last()) x = cross_entropy(x, labels_);
     });
-    return {forward_s, timed([&] { x.backward(gradient_); })};
+    const auto backward = [&] { x.backward(gradient_); };
+    if (!in_halves) return {forward_s, timed(backward), 0};
+    if (begin_ == 0) return {forward_s, 0, timed(backward)};  // nobody waits for the gradients of images
+    autograd::WeightGradients weights;
+    const auto inputs = [&] {
+      autograd::backward_inputs({x}, {input}, {is_last() ? ones_like(x) : gradient_}, weights);
+    };
+    const double inputs_s = timed(inputs);
+    return {forward_s, inputs_s, timed([&] { weights.accumulate(); })};
   }
 
  private:
@@ -92,6 +105,60 @@ class AtWork {
  private:
   std::atomic<int>* count_;
 };
+
+using AllTimes = std::array<std::vector<double>, 3>;  // of passes
+
+// Of a part: passes alone, without gradients to add to and with them; and with, while all are at work.
+struct PartTimes {
+  AllTimes first, alone, together;
+};
+
+std::vector<PartTimes> times_of_parts(const Models& models, const std::vector<int>& split, std::int64_t n,
+                                      int passes, bool in_halves) {
+  std::vector<Device> devices;
+  for (const auto& model : models) devices.push_back(model->device());
+  std::vector<std::unique_ptr<PartOfModel>> parts(models.size());
+  on_workers(devices, [&](int i) {
+    const auto at = static_cast<std::size_t>(i);
+    const DeviceGuard guard(devices[at]);
+    std::size_t begin = 0;
+    for (std::size_t s = 0; s < at; ++s) begin += static_cast<std::size_t>(split[s]);
+    parts[at] =
+        std::make_unique<PartOfModel>(*models[at], begin, begin + static_cast<std::size_t>(split[at]), n);
+    parts[at]->pass(in_halves, false);
+  });
+  std::vector<PartTimes> times(parts.size());
+  const auto add = [](AllTimes& all, const PassTimes& pass) {
+    for (std::size_t i = 0; i < pass.size(); ++i) all[i].push_back(pass[i]);
+  };
+  for (int pass = 0; pass < passes; ++pass) {  // twice each, as above
+    for (std::size_t s = 0; s < parts.size(); ++s)
+      on_workers(std::span(devices).subspan(s, 1), [&](int) {
+        const DeviceGuard guard(devices[s]);
+        add(times[s].first, parts[s]->pass(in_halves, false));
+        add(times[s].alone, parts[s]->pass(in_halves, true));
+      });
+    std::atomic<int> at_work = static_cast<int>(parts.size());
+    on_workers(devices, [&](int i) {
+      const auto s = static_cast<std::size_t>(i);
+      const DeviceGuard guard(devices[s]);
+      AtWork work(at_work);
+      parts[s]->pass(in_halves, false);
+      add(times[s].together, parts[s]->pass(in_halves, true));
+      work.end();
+      while (at_work > 0) parts[s]->pass(in_halves, true);  // so that the others are not alone meanwhile
+    });
+  }
+  return times;
+}
+
+PartContention contention_of(const PartTimes& times) {
+  const auto factor = [&](std::size_t i) {
+    const double alone = median(times.alone[i]);
+    return alone > 0 ? std::max(1.0, median(times.together[i]) / alone) : 1;
+  };
+  return {factor(0), factor(1), factor(2)};
+}
 
 }  // namespace
 
@@ -138,51 +205,23 @@ Contention measure_contention(distributed::ProcessGroup& group, WatchedModel& mo
   });
 }
 
-std::vector<Contention> measure_part_contention(const Models& models, const std::vector<int>& split,
-                                                std::int64_t n, int passes) {
-  std::vector<Device> devices;
-  for (const auto& model : models) devices.push_back(model->device());
-  std::vector<std::unique_ptr<PartOfModel>> parts(models.size());
-  on_workers(devices, [&](int i) {
-    const auto at = static_cast<std::size_t>(i);
-    const DeviceGuard guard(devices[at]);
-    std::size_t begin = 0;
-    for (std::size_t s = 0; s < at; ++s) begin += static_cast<std::size_t>(split[s]);
-    parts[at] =
-        std::make_unique<PartOfModel>(*models[at], begin, begin + static_cast<std::size_t>(split[at]), n);
-    parts[at]->pass();
-  });
-  using PassTimes = std::array<std::vector<double>, 2>;
-  std::vector<PassTimes> alone(parts.size()), together(parts.size());
-  const auto add = [](PassTimes& all, const std::array<double, 2>& pass) {
-    for (std::size_t i = 0; i < 2; ++i) all[i].push_back(pass[i]);
-  };
-  for (int pass = 0; pass < passes; ++pass) {  // twice each, as above
-    for (std::size_t s = 0; s < parts.size(); ++s)
-      on_workers(std::span(devices).subspan(s, 1), [&](int) {
-        const DeviceGuard guard(devices[s]);
-        parts[s]->pass();
-        add(alone[s], parts[s]->pass());
-      });
-    std::atomic<int> at_work = static_cast<int>(parts.size());
-    on_workers(devices, [&](int i) {
-      const auto s = static_cast<std::size_t>(i);
-      const DeviceGuard guard(devices[s]);
-      AtWork work(at_work);
-      parts[s]->pass();
-      add(together[s], parts[s]->pass());
-      work.end();
-      while (at_work > 0) parts[s]->pass();  // so that the others are not alone meanwhile
-    });
-  }
-  std::vector<Contention> contention;
-  for (std::size_t s = 0; s < parts.size(); ++s) {
-    const auto factor = [&](std::size_t i) {
-      return std::max(1.0, median(together[s][i]) / median(alone[s][i]));
-    };
-    contention.push_back({factor(0), factor(1), 1});
-  }
+std::vector<PartContention> measure_part_contention(const Models& models, const std::vector<int>& split,
+                                                    std::int64_t n, int passes) {
+  std::vector<PartContention> contention;
+  for (const PartTimes& times : times_of_parts(models, split, n, passes, false))
+    contention.push_back(contention_of(times));
   return contention;
+}
+
+std::vector<PartInHalves> measure_parts_in_halves(const Models& models, const std::vector<int>& split,
+                                                  std::int64_t n, int passes) {
+  std::vector<PartInHalves> parts;
+  for (const PartTimes& times : times_of_parts(models, split, n, passes, true))
+    parts.push_back({.contention = contention_of(times),
+                     .inputs_s = median(times.alone[1]),
+                     .weights_s = median(times.first[2]),
+                     .weights_added_s = median(times.alone[2])});
+  return parts;
 }
 
 }  // namespace apps::compare

@@ -25,7 +25,11 @@ Contention measure_contention(tapestry::distributed::ProcessGroup& group, Watche
 
 /// Of each part of a split model on its own device: passes with a micro-batch of n samples alone, and while
 /// every other part is at work with its own. `split` has as many parts as there are models.
-std::vector<Contention> measure_part_contention(const Models& models, const std::vector<int>& split,
-                                                std::int64_t n, int passes);
+std::vector<PartContention> measure_part_contention(const Models& models, const std::vector<int>& split,
+                                                    std::int64_t n, int passes);
+
+/// The same with backward passes in two halves, as zero bubble does them, and what those take alone.
+std::vector<PartInHalves> measure_parts_in_halves(const Models& models, const std::vector<int>& split,
+                                                  std::int64_t n, int passes);
 
 }  // namespace apps::compare

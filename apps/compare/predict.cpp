@@ -287,9 +287,17 @@ Prediction pipeline(const Case& c, Schedule schedule) {
 
   SimulationOptions options;
   double copies = 0;
+  std::vector<PartContention> contention;
+  if (!in_halves) contention = c.profile.parts;
   std::vector<StageCost> alone, received(parts.size(), {0, 0, 0});
   for (std::size_t s = 0; s < parts.size(); ++s) {
     alone.push_back(cost_alone(c, parts[s], n, in_halves));
+    if (in_halves && s < c.profile.parts_in_halves.size()) {
+      const PartInHalves& measured = c.profile.parts_in_halves[s];
+      alone[s].backward = measured.inputs_s;
+      alone[s].weights = measured.weights_s + (m - 1.0) / m * (measured.weights_added_s - measured.weights_s);
+      contention.push_back(measured.contention);
+    }
     const double in = s > 0 ? c.link.copy.time(c.input_bytes(parts[s].begin, n)) : 0;
     const double back = s + 1 < parts.size() ? c.link.copy.time(c.input_bytes(parts[s].end, n)) : 0;
     if (c.on_gpus()) {
@@ -307,10 +315,10 @@ Prediction pipeline(const Case& c, Schedule schedule) {
   for (int turn = 0; turn < 8; ++turn) {
     options.costs.clear();
     for (std::size_t s = 0; s < parts.size(); ++s) {
-      const Contention slower = s < c.profile.parts.size() ? c.profile.parts[s] : Contention();
-      const double forward = 1 + (slower.forward - 1) * beside[s],
-                   backward = 1 + (slower.backward - 1) * beside[s];
-      cost[s] = {forward * alone[s].forward, backward * alone[s].backward, backward * alone[s].weights};
+      const PartContention slower = s < contention.size() ? contention[s] : PartContention();
+      const auto longer = [&](double time, double factor) { return time * (1 + (factor - 1) * beside[s]); };
+      cost[s] = {longer(alone[s].forward, slower.forward), longer(alone[s].backward, slower.backward),
+                 longer(alone[s].weights, slower.weights)};
       options.costs.push_back(
           {cost[s].forward + received[s].forward, cost[s].backward + received[s].backward, cost[s].weights});
     }
@@ -416,6 +424,7 @@ std::optional<Prediction> simulate_devices(const std::string& mode, const Profil
   Profile alone = profile;
   alone.contention = {};
   alone.parts.clear();
+  alone.parts_in_halves.clear();
   Link apart = link;
   apart.local.contention = apart.ranks.contention = {};
   std::optional<Prediction> p = predict(mode, alone, apart, w);

@@ -20,8 +20,10 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BlockProfile, name, parameter_bytes, forward_
                                    backward_extra_bytes, inputs_s, weights_s, weights_added_s,
                                    postponed_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Contention, forward, backward, update)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartContention, forward, backward, weights)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartInHalves, contention, inputs_s, weights_s, weights_added_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, image_bytes, label_bytes, contention, parts,
-                                   handoff_s)
+                                   parts_in_halves, handoff_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, slower_beside, stops_compute, contention)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, local, ranks)
 

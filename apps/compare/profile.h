@@ -35,14 +35,29 @@ struct Contention {
   double forward = 1, backward = 1, update = 1;
 };
 
+/// The same of a part of a split model, while all others are at work with theirs.
+struct PartContention {
+  double forward = 1;
+  double backward = 1;  ///< where it is done in two halves, the first
+  double weights = 1;   ///< the second
+};
+
+/// A part of a split model with backward passes in two halves, which take longer at one go than its blocks'
+/// do one by one. The first part has only the second half.
+struct PartInHalves {
+  PartContention contention;
+  double inputs_s = 0, weights_s = 0, weights_added_s = 0;  ///< alone, with a micro-batch, as of a block
+};
+
 /// A model on one device. `loss` is a block too, without parameters.
 struct Profile {
   std::vector<BlockProfile> blocks;
   BlockProfile loss;
   double image_bytes = 0, label_bytes = 0;  ///< of a sample
   Contention contention;
-  std::vector<Contention> parts;  ///< of a split model's, while all others are at work too; empty: none
-  double handoff_s = 0;           ///< calling the workers of all devices and waiting for them
+  std::vector<PartContention> parts;          ///< of a split model, whole backward passes; empty: none
+  std::vector<PartInHalves> parts_in_halves;  ///< the same parts
+  double handoff_s = 0;                       ///< calling the workers of all devices and waiting for them
 
   /// Forward and backward of each block with so many samples.
   std::vector<double> costs(double samples) const;

@@ -322,8 +322,11 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
   std::vector<int> split = w.split;
   if (split.empty() && count >= devices.size())
     split = balanced_split(profile.costs(static_cast<double>(micro_batch)), w.devices);
-  if (split.size() == devices.size() && std::accumulate(split.begin(), split.end(), std::size_t{0}) == count)
+  if (split.size() == devices.size() &&
+      std::accumulate(split.begin(), split.end(), std::size_t{0}) == count) {
     profile.parts = measure_part_contention(models, split, micro_batch, of_micro_batches.passes);
+    profile.parts_in_halves = measure_parts_in_halves(models, split, micro_batch, of_micro_batches.passes);
+  }
   profile.handoff_s = measured_handoff(devices);
   return profile;
 }

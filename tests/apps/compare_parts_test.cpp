@@ -276,6 +276,7 @@ TEST_CASE("a profile has times and bytes of every block, at every size") {
   CHECK(update_s > 0);
   CHECK(profile.contention.forward == 1);  // there is nobody to contend with
   CHECK(profile.parts.empty());
+  CHECK(profile.parts_in_halves.empty());
   CHECK(profile.image_bytes == 3 * 4 * 4 * 4);
   CHECK_THROWS_WITH(measure_profile(w, {}), ContainsSubstring("0 sizes"));
 }

@@ -100,10 +100,18 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   const apps::compare::Link link = apps::compare::link_of(report.at("link").dump());
   CHECK(profile.blocks.size() == 6);
   CHECK(link.ranks.message.s_per_byte > 0);
-  REQUIRE(profile.parts.size() == 2);
-  for (const auto& c :
-       {profile.contention, profile.parts[0], profile.parts[1], link.local.contention, link.ranks.contention})
+  for (const auto& c : {profile.contention, link.local.contention, link.ranks.contention})
     for (const double factor : {c.forward, c.backward, c.update}) CHECK(factor >= 1);
+  REQUIRE(profile.parts.size() == 2);
+  REQUIRE(profile.parts_in_halves.size() == 2);
+  for (std::size_t s = 0; s < 2; ++s) {
+    const apps::compare::PartInHalves& halves = profile.parts_in_halves[s];
+    for (const auto& c : {profile.parts[s], halves.contention})
+      for (const double factor : {c.forward, c.backward, c.weights}) CHECK(factor >= 1);
+    CHECK((halves.inputs_s > 0) == (s > 0));
+    CHECK(halves.weights_s > 0);
+    CHECK(halves.weights_added_s > 0);
+  }
   REQUIRE(report.at("predictions").size() == modes.size());
   for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
   const std::string label = "A simulation, not a measurement, of 8 devices";

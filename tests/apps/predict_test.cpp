@@ -428,6 +428,32 @@ TEST_CASE("zero bubble: weights' gradients where a device would be idle") {
         Approx(p.split.backward_s + 3 * 2 * 2 / 2.0));
 }
 
+TEST_CASE("zero bubble: what parts take from each other is that of passes in halves") {
+  Profile profile = profile_of_blocks(4, 1);
+  for (BlockProfile& b : profile.blocks) {
+    b.inputs_s = b.weights_s = b.weights_added_s = 2;
+  }
+  const auto step = [&](const char* mode) {
+    return of(mode, profile, {}, workload_of(2, 128, {2, 2}, 64)).step_s;
+  };
+  const double halves = step("pipeline-zero-bubble"), whole = step("pipeline-1f1b");
+  profile.parts = {{1.5, 1.5, 1}, {1.5, 1.5, 1}};
+  CHECK(step("pipeline-zero-bubble") == Approx(halves));
+  CHECK(step("pipeline-1f1b") > 1.4 * whole);
+  profile.parts.clear();
+  // What the blocks do one by one, a part does at one go: as long to begin with.
+  profile.parts_in_halves = {{{}, 0, 8, 8}, {{}, 4, 4, 4}};
+  CHECK(step("pipeline-zero-bubble") == Approx(halves));
+  CHECK(step("pipeline-1f1b") == Approx(whole));
+  // Longer where it adds, in 63 of 64 passes; the second part is never idle, and the first is less busy.
+  profile.parts_in_halves = {{{}, 0, 8, 8}, {{}, 4, 4, 6}};
+  CHECK(step("pipeline-zero-bubble") == Approx(64 * (4 + 4 + 4) + 63 * 2).epsilon(0.05));
+  profile.parts_in_halves = {{{}, 0, 8, 8}, {{1, 1, 1.5}, 4, 4, 4}};
+  CHECK(step("pipeline-zero-bubble") == Approx(64 * (4 + 4 + 4 * 1.5)).epsilon(0.1));
+  profile.parts_in_halves = {{{}, 0, 8, 8}, {{1, 1.5, 1}, 4, 4, 4}};
+  CHECK(step("pipeline-zero-bubble") > 1.1 * halves);
+}
+
 TEST_CASE("one device: every mode is single") {
   Profile profile = profile_of_blocks(3);
   profile.loss.forward_s = proportional(0.5);
@@ -472,6 +498,7 @@ TEST_CASE("more devices than there are: simulated, and said so") {
   Profile profile = profile_of_blocks(6);
   profile.contention = {2, 2, 2};  // of the machine that was measured
   profile.parts = {{2, 2, 1}, {2, 2, 1}};
+  profile.parts_in_halves = {{{2, 2, 2}, 9, 9, 9}, {{2, 2, 2}, 9, 9, 9}};
   Link link;
   link.ranks.contention = {2, 2, 2};
   const Workload measured = workload_of(2, 64, {3, 3}, 16);
@@ -523,6 +550,7 @@ TEST_CASE("profiles and links go through text") {
   Profile profile = profile_of_blocks(2);
   profile.contention = {1.5, 1.25, 2};
   profile.parts = {{1.5, 1, 1}, {2, 3, 1}};
+  profile.parts_in_halves = {{{1, 1, 1.5}, 1, 2, 3}};
   profile.handoff_s = 1e-5;
   profile.loss.kept_bytes = Curve({{3, -2}});
   const Profile again = profile_of(to_text(profile));
@@ -530,6 +558,8 @@ TEST_CASE("profiles and links go through text") {
   CHECK(again.blocks[1].backward_extra_bytes.points() == profile.blocks[1].backward_extra_bytes.points());
   CHECK(again.contention.update == 2);
   CHECK(again.parts.at(1).backward == 3);
+  CHECK(again.parts_in_halves.at(0).contention.weights == 1.5);
+  CHECK(again.parts_in_halves.at(0).weights_added_s == 3);
   Link link = slow_link();
   link.ranks.stops_compute = 0.75;
   link.ranks.contention.update = 1.75;
