@@ -8,12 +8,11 @@
 #include <concepts>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <tuple>
 #include <type_traits>
-#include <vector>
+#include <utility>
 
 #include "tapestry/core/half.h"
+#include "tests/support/cuda_emulator/launch.h"
 #include "tests/support/cuda_emulator/runtime.h"
 
 #define __global__
@@ -50,8 +49,6 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-
-using cudaStream_t = struct CUstream_st*;
 
 namespace cuda_emulator {
 /// Lets SHARED name an array type: `float [4][8]`.
@@ -204,40 +201,25 @@ inline unsigned __umulhi(unsigned x, unsigned y) {
 
 namespace cuda_emulator {
 
-/// A launch on a stream, which runs when its turn comes.
-struct StreamLaunch {
-  void (*kernel)();
-  struct Argument {
-    const void* data;  ///< valid until the queue returns
-    std::size_t bytes;
-  };
-  std::vector<Argument> arguments;
-  std::function<void()> run;
-};
-/// Takes launches on a stream. While there is none, and on the null stream, a launch has run when it returns.
-inline void (*stream_queue)(cudaStream_t stream, const StreamLaunch& launch) = nullptr;
+template <class... P, std::size_t... I>
+void call_kernel(void (*kernel)(), const void* const* arguments, std::index_sequence<I...>) {
+  static_cast<void>(arguments);  // where there is none
+  reinterpret_cast<void (*)(P...)>(kernel)(*static_cast<const P*>(arguments[I])...);
+}
 
 template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
             std::type_identity_t<P>... args) {
   static_assert((std::is_trivially_copyable_v<P> && ...), "kernel arguments are copied to the GPU as bytes");
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel arguments take 4 KiB at most");
-  struct Call {
-    void (*kernel)(P...);
-    std::tuple<P...> args;
-  } const call{kernel, {args...}};
-  const auto symbol = reinterpret_cast<void (*)()>(kernel);
-  const auto run = [=] {
-    run_grid(
-        symbol, grid, block, shared_bytes,
-        [](void* c) { std::apply(static_cast<const Call*>(c)->kernel, static_cast<const Call*>(c)->args); },
-        const_cast<Call*>(&call));
-  };
-  if (!stream || !stream_queue) return run();
+  static_assert(((alignof(P) <= 16) && ...), "kernel arguments are aligned to 16 bytes at most");
 #if __has_builtin(__builtin_clear_padding)
   (__builtin_clear_padding(&args), ...);  // what was left there could look like an address
 #endif
-  stream_queue(stream, {symbol, {{&args, sizeof args}...}, run});
+  launch(
+      reinterpret_cast<void (*)()>(kernel), grid, block, shared_bytes, stream,
+      [](void (*k)(), const void* const* a) { call_kernel<P...>(k, a, std::index_sequence_for<P...>()); },
+      {{&args, sizeof args}...});
 }
 
 }  // namespace cuda_emulator
