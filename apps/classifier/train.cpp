@@ -1,5 +1,6 @@
 #include "tapestry/apps/classifier/train.h"
 
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -57,6 +58,22 @@ std::unique_ptr<optim::Scheduler> make_schedule(const Options& o, optim::Optimiz
 std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
   NoGradGuard no_grad;
   return scores.argmax(1).eq(labels).sum().item<std::int64_t>();
+}
+
+// What a run keeps in a checkpoint beside the training itself.
+const std::string& kept(const nn::Progress& saved, const std::string& name) {
+  const auto found = saved.extra.find(name);
+  tapestry::check<IoError>(found != saved.extra.end(), "[classifier] the checkpoint does not say its ", name,
+                           ": another program wrote it; resume a run of the classifier");
+  return found->second;
+}
+
+double seconds_in(const std::string& text) {
+  double seconds = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  tapestry::check<IoError>(error == std::errc() && *stop == 0, "[classifier] the checkpoint's seconds are '", text,
+                           "', which is no number; resume a run of the classifier");
+  return seconds;
 }
 
 // Over the test images of all ranks; counts[i * classes + j] is how many of class i were taken for class j.
@@ -125,9 +142,9 @@ bool train(Options o) {
   double seconds = 0;
   if (o.resume) {
     if (std::optional<nn::Progress> saved = checkpoints.resume(training)) {
-      images.train->load_state(data::LoaderState::parse(saved->extra.at("loader")));
-      if (ranks.first()) tally = Tally::parse(saved->extra.at("tally"));  // it is the sum over all
-      seconds = std::stod(saved->extra.at("seconds"));
+      images.train->load_state(data::LoaderState::parse(kept(*saved, "loader")));
+      if (ranks.first()) tally = Tally::parse(kept(*saved, "tally"));  // it is the sum over all
+      seconds = seconds_in(kept(*saved, "seconds"));
       progress.start_at(saved->step);
     }
     progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +

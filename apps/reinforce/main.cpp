@@ -45,6 +45,8 @@ int train(const Options& o) {
   set_num_threads(1);  // tensors this small are not worth sharing
   const std::shared_ptr<distributed::ProcessGroup> world = distributed::init_process_group();
   const bool prints = world->rank() == 0;
+  // What cannot be written is said before the training, not after it.
+  if (!o.save.empty()) distributed::on_rank_0(*world, "save", [&] { AtomicFile attempt(o.save); });
 
   manual_seed(o.seed);  // the same weights on every rank
   apps::ActorCritic policy;

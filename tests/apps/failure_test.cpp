@@ -179,3 +179,21 @@ TEST_CASE("a checkpoint that was damaged is not taken for one") {
   const Ended run = fails({"--resume", "--run-dir", folder / "run"});
   CHECK_THAT(run.err, ContainsSubstring(file));
 }
+
+TEST_CASE("a checkpoint of another program is not gone on with") {
+  const tests::TempDir folder;
+  REQUIRE(classifier(mlp(folder / "run")).status == 0);
+  const std::string file = folder / "run/checkpoints/step-00000004.safetensors";
+  const std::string whole = tests::read_file(file);
+  const auto resumed_with = [&](const std::string& key, const std::string& other) {
+    std::string changed = whole;
+    const std::size_t at = changed.find(key);
+    REQUIRE(at != changed.npos);
+    tests::write_file(file, changed.replace(at, other.size(), other));
+    return fails({"--resume", "--run-dir", folder / "run"}).err;
+  };
+  CHECK_THAT(resumed_with("extra.loader", "extra.reader"), ContainsSubstring("does not say its loader"));
+  CHECK_THAT(resumed_with("extra.tally", "extra.sally"), ContainsSubstring("does not say its tally"));
+  CHECK_THAT(resumed_with("extra.seconds", "extra.minutes"), ContainsSubstring("does not say its seconds"));
+  CHECK_THAT(resumed_with("extra.seconds\":\"", "extra.seconds\":\"x"), ContainsSubstring("is no number"));
+}

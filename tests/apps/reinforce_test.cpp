@@ -52,6 +52,14 @@ TEST_CASE("reinforce says when its goal is not reached") {
   CHECK_THAT(run.out, ContainsSubstring("goal of 475 not reached"));
 }
 
+TEST_CASE("a policy that cannot be saved is not trained") {
+  const tests::TempDir folder;
+  const Ended run = reinforce({"--save", folder / "none/policy.safetensors"});
+  CHECK(run.status == 1);
+  CHECK(run.out == "");
+  CHECK_THAT(run.err, ContainsSubstring("none/policy.safetensors"));
+}
+
 TEST_CASE("a seed decides all, and each rank has environments of its own") {
   const std::vector<std::string> few = {"--updates", "10", "--episodes", "4"};
   const std::string once = results(reinforce(few).out);
