@@ -28,7 +28,7 @@ struct NormalPair {
 /// angle is taken apart into quarter turns and a rest, exactly: so its sine and cosine are accurate, and the
 /// same on every device but for their last digits, near their zeros too.
 TAPESTRY_HOST_DEVICE inline NormalPair normal_from(double u, double v) {
-  const double r = sqrt(-2 * log(u));
+  const double r = ::sqrt(-2 * ::log(u));  // log is a slot, too
   const auto quarters = static_cast<int>(4 * v + 0.5);
   const double rest = v - 0.25 * quarters;  // of a turn, at most an eighth
 #ifdef __CUDA_ARCH__
