@@ -100,14 +100,17 @@ inline std::string mutate(std::string bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-/// Calls `parse(mutated)` for mutations of `bytes` until `limit` is over; returns the number of calls.
-/// `parse` may throw nothing but E.
+/// Calls `parse(mutated)` for mutations of `bytes` until `limit` is over, and on a busy machine for up to half a
+/// minute more until there were enough; returns the number of calls. `parse` may throw nothing but E.
 template <class E, class F>
 int for_mutations(const std::string& bytes, std::chrono::milliseconds limit, F&& parse) {
   std::mt19937_64 random(20240607);
+  constexpr int kEnough = 150, kMost = 200'000;
   const auto end = std::chrono::steady_clock::now() + limit;
   int calls = 0;
-  while (std::chrono::steady_clock::now() < end && calls < 200000) {
+  while (calls < kMost) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now > (calls < kEnough ? end + std::chrono::seconds(30) : end)) break;
     ++calls;
     try {
       parse(mutate(bytes, random));
