@@ -79,9 +79,7 @@ foreach(test core.cuda_gpu gpu.data_parallel gpu.pipeline gpu.ranks)
   endif()
 endforeach()
 
-if(NOT TAPESTRY_SANITIZE STREQUAL "thread")
-  set_property(TEST device.models APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATOR_SEED=1)  # threads in another order
-endif()
+set_property(TEST device.models APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATOR_SEED=1)  # threads in another order
 
 # What the emulated tests launch is recorded, and held against what nvcc compiled once they have run.
 set(recorded ${PROJECT_BINARY_DIR}/emulated_kernels)
