@@ -160,26 +160,44 @@ PartContention contention_of(const PartTimes& times) {
   return {factor(0), factor(1), factor(2)};
 }
 
+// On the workers of the first `count` models; the slowest is waited for.
+double seconds_on(const Models& models, std::size_t count, const std::function<void(WatchedModel&)>& task) {
+  std::vector<Device> devices;
+  for (std::size_t i = 0; i < count; ++i) devices.push_back(models[i]->device());
+  return seconds_of([&] {
+    on_workers(devices, [&](int i) {
+      WatchedModel& model = *models[static_cast<std::size_t>(i)];
+      const DeviceGuard guard(model.device());
+      task(model);
+    });
+  });
+}
+
 }  // namespace
 
 Contention measure_contention(const Models& models, std::int64_t n, int passes) {
   Watcher nobody;
   return contention_of(passes, [&](bool alone) {
-    std::vector<Device> devices;
-    for (std::size_t i = 0; i < (alone ? 1 : models.size()); ++i) devices.push_back(models[i]->device());
-    const auto timed = [&](const std::function<void(WatchedModel&)>& task) {
-      return seconds_of([&] {
-        on_workers(devices, [&](int i) {
-          WatchedModel& model = *models[static_cast<std::size_t>(i)];
-          const DeviceGuard guard(model.device());
-          task(model);
-        });
-      });
-    };
+    const std::size_t count = alone ? 1 : models.size();
     StepTimes times{};
-    times[0] = timed([&](WatchedModel& m) { m.forward(n, nobody); });
-    times[1] = timed([](WatchedModel& m) { m.backward(); });
-    times[2] = timed([&](WatchedModel& m) { m.update(nobody); });
+    times[0] = seconds_on(models, count, [&](WatchedModel& m) { m.forward(n, nobody); });
+    times[1] = seconds_on(models, count, [](WatchedModel& m) { m.backward(); });
+    times[2] = seconds_on(models, count, [&](WatchedModel& m) { m.update(nobody); });
+    return times;
+  });
+}
+
+Contention measure_contention(const Models& models, std::int64_t n, int passes,
+                              const std::function<void()>& send, const std::function<void()>& add) {
+  Watcher nobody;
+  return contention_of(passes, [&](bool alone) {
+    const std::size_t count = alone ? 1 : models.size();
+    StepTimes times{};
+    if (!alone) send();
+    times[0] = seconds_on(models, count, [&](WatchedModel& m) { m.forward(n, nobody); });
+    times[1] = seconds_on(models, count, [](WatchedModel& m) { m.backward(); });
+    if (!alone) add();
+    times[2] = seconds_on(models, 1, [&](WatchedModel& m) { m.update(nobody); });
     return times;
   });
 }

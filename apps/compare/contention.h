@@ -2,6 +2,7 @@
 // Measures what devices take from each other, where they are cores of one CPU and share its memory: parts of
 // a step alone and all at once, in turn, so that both see the same machine.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,11 @@ using Models = std::vector<std::unique_ptr<WatchedModel>>;
 /// Steps with n samples of the first model, and of all of them by their devices' workers; the slowest is
 /// waited for after each part of a step.
 Contention measure_contention(const Models& models, std::int64_t n, int passes);
+
+/// The same where the first device is the master: in steps of all, `send` is called before forward, `add`
+/// after backward, and the first one updates alone.
+Contention measure_contention(const Models& models, std::int64_t n, int passes,
+                              const std::function<void()>& send, const std::function<void()>& add);
 
 /// The same of the ranks of a group, whose gradients go to buckets. Collective, each rank with the model on
 /// its device; the first rank's result counts.

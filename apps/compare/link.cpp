@@ -76,43 +76,47 @@ Line line_through(double latency_s, double tensors, double bytes, double seconds
   return {latency_s, std::max(0.0, seconds - tensors * latency_s) / bytes};
 }
 
-// All parameters of the first model to the second one's device, and all gradients of the second one added to
-// the first one's, with what a step leaves in the caches.
-void measure_parameters(Link& link, const Workload& w,
-                        const std::vector<std::unique_ptr<WatchedModel>>& models) {
-  const std::vector<Device> from = {models[0]->device()}, to = {models[1]->device()}, both = {from[0], to[0]};
-  const std::int64_t share = distributed::shares_of(w.batch_size, static_cast<std::size_t>(w.devices))[0];
-  const std::vector<nn::Parameter> first = models[0]->parameters(), second = models[1]->parameters();
-  const auto timed = [&](const std::vector<Device>& at, const std::function<void(std::size_t)>& task) {
-    double s = 0;
-    on_workers(at, [&](int) {
-      const NoGradGuard no_grad;
-      s = seconds_of([&] {
-        for (std::size_t i = 0; i < first.size(); ++i) task(i);
-        synchronize(at[0]);
+// Steps with the first model's parameters sent to the others' devices before and all gradients added to its
+// own after, with what a step leaves in the caches.
+void measure_master(Link& link, const Workload& w, const Models& models) {
+  std::vector<std::vector<nn::Parameter>> parameters;
+  std::vector<Device> first, others;
+  for (const auto& model : models) {
+    (parameters.empty() ? first : others).push_back(model->device());
+    parameters.push_back(model->parameters());
+  }
+  const std::size_t tensors = parameters[0].size();
+  // By workers; task(worker, parameter).
+  const auto of_parameters = [&](const std::vector<Device>& at, const auto& task) {
+    return seconds_of([&] {
+      on_workers(at, [&](int i) {
+        const NoGradGuard no_grad;
+        for (std::size_t p = 0; p < tensors; ++p) task(static_cast<std::size_t>(i), p);
+        synchronize(at[static_cast<std::size_t>(i)]);
       });
     });
-    return s;
   };
-  Watcher nobody;
-  std::vector<double> added, copied;
-  for (int pass = 0; pass < 7; ++pass) {
-    on_workers(both, [&](int i) {
-      WatchedModel& model = *models[static_cast<std::size_t>(i)];
-      const DeviceGuard guard(model.device());
-      model.forward(share, nobody);
-      model.backward();
-    });
-    added.push_back(
-        timed(from, [&](std::size_t i) { first[i]->grad().add_(second[i]->grad().to(from[0])); }));
-    on_workers(from, [&](int) { models[0]->update(nobody); });
-    std::vector<Tensor> copies;  // all of them live at once
-    copied.push_back(timed(to, [&](std::size_t i) { copies.push_back(first[i]->detach().to(to[0])); }));
-  }
-  const auto count = static_cast<double>(first.size()),
-             bytes = static_cast<double>(models[0]->parameter_bytes());
-  link.broadcast = line_through(link.copy.latency_s, count, bytes, median(std::move(copied)));
-  link.add = line_through(link.add.latency_s, count, bytes, median(std::move(added)));
+  std::vector<double> sent, added;
+  const auto send = [&] {
+    sent.push_back(of_parameters(others, [&](std::size_t i, std::size_t p) {
+      parameters[i + 1][p]->detach().copy_(parameters[0][p]->detach());
+    }));
+  };
+  const auto add = [&] {
+    added.push_back(of_parameters(first, [&](std::size_t, std::size_t p) {
+      for (std::size_t r = 1; r < models.size(); ++r)
+        parameters[0][p]->grad().add_(parameters[r][p]->grad().to(first[0]));
+    }));
+  };
+  const std::int64_t share = distributed::shares_of(w.batch_size, models.size())[0];
+  link.master =
+      measure_contention(models, share, std::min(w.steps, 7) * passes_of(share, w.batch_size), send, add);
+  const double from_others = static_cast<double>(others.size()),
+               bytes = from_others * static_cast<double>(models[0]->parameter_bytes());
+  link.broadcast =
+      line_through(link.copy.latency_s, static_cast<double>(tensors), bytes, median(std::move(sent)));
+  link.add = line_through(link.add.latency_s, from_others * static_cast<double>(tensors), bytes,
+                          median(std::move(added)));
 }
 
 }  // namespace
@@ -193,7 +197,7 @@ Link measure_link(const Workload& w) {
     });
     return s;
   };
-  std::vector<std::unique_ptr<WatchedModel>> models;
+  Models models;
   for (const Device d : devices) models.push_back(std::make_unique<WatchedModel>(w, d));
   const std::int64_t largest = largest_message(*models[0]);
   link.copy = measured_line(largest, [&](std::int64_t bytes) {
@@ -203,7 +207,7 @@ Link measure_link(const Workload& w) {
     return transfer_s(
         bytes, [](const Tensor& source, const Tensor& there) { there.add_(source.to(there.device())); });
   });
-  measure_parameters(link, w, models);
+  measure_master(link, w, models);
   std::vector<std::shared_ptr<ProcessGroup>> groups(devices.size());
   const std::vector<std::shared_ptr<Backend>> backends = backends_of(devices);
   const std::shared_ptr<Store> store = memory_store();

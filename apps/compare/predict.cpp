@@ -111,7 +111,7 @@ Prediction master(const Case& c) {
   const std::vector<double> shares = c.shares();
   const double n = shares[0], all = c.batch(), passed_on = all - n;
   const double others = static_cast<double>(shares.size()) - 1, parameters = c.parameters(c.whole());
-  const Contention& slower = c.profile.contention;
+  const Contention& slower = c.link.master;
   const Line& copy = c.link.copy;
   const auto sent = [&](double bytes) {
     return others > 0 ? others * copy.latency_s + copy.s_per_byte * bytes : 0;
@@ -128,14 +128,14 @@ Prediction master(const Case& c) {
   const double backward = slower.backward * c.backward(c.whole(), n);
   const double loss_forward = c.profile.loss.forward_s.at(all),
                loss_backward = c.profile.loss.backward_s.at(all);
-  const double update = c.update(c.whole()), devices = others + 1;
+  const double update = slower.update * c.update(c.whole()), devices = others + 1;
 
   p.split.forward_s = forward + loss_forward / devices;
   p.split.backward_s = backward + loss_backward / devices;
   p.split.update_s = update / devices;
   p.split.exposed_comm_s = images + broadcast + 2 * outputs + added;
   p.split.idle_s =
-      others / devices * (loss_forward + loss_backward + update) + (others > 0 ? 4 * c.profile.handoff_s : 0);
+      others / devices * (loss_forward + loss_backward + update) + (others > 0 ? 2 * c.profile.handoff_s : 0);
   for (std::size_t r = 0; r < shares.size(); ++r) {
     MemoryCase m{.part = c.whole(), .samples = shares[r], .actions = kOnePass, .has_loss = false};
     m.data = r > 0 ? c.profile.image_bytes * shares[r]
@@ -426,7 +426,7 @@ std::optional<Prediction> simulate_devices(const std::string& mode, const Profil
   alone.parts.clear();
   alone.parts_in_halves.clear();
   Link apart = link;
-  apart.local.contention = apart.ranks.contention = {};
+  apart.master = apart.local.contention = apart.ranks.contention = {};
   std::optional<Prediction> p = predict(mode, alone, apart, w);
   if (p) p->simulated = true;
   return p;

@@ -25,7 +25,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartInHalves, contention, inputs_s, weights_s
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Profile, blocks, loss, image_bytes, label_bytes, contention, parts,
                                    parts_in_halves, handoff_s)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AllReduce, message, slower_beside, stops_compute, contention)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, local, ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, copy, broadcast, add, master, local, ranks)
 
 namespace {
 

@@ -75,9 +75,11 @@ struct AllReduce {
 
 /// What lies between devices.
 struct Link {
-  Line copy;        ///< of a tensor that was just made to another device
-  Line broadcast;   ///< of a parameter, after a step: larger ones are no longer in the caches
-  Line add;         ///< of a gradient, after a backward pass, and adding it to one that is there
+  Line copy;       ///< of a tensor that was just made to another device
+  Line broadcast;  ///< of a parameter, after a step: larger ones are no longer in the caches
+  Line add;        ///< of a gradient, after a backward pass, and adding it to one that is there
+  /// Of steps between those two, in which the first device alone updates.
+  Contention master;
   AllReduce local;  ///< between the threads of a process
   AllReduce ranks;  ///< between processes
 };

@@ -34,8 +34,9 @@ void on_worker_of(WatchedModel& model, const std::function<void()>& task) {
   });
 }
 
-// By size, and by a span's name, such as "forward 3": the median of its times where the model trains alone.
-// All sizes in turn, and each for as long, so that they see the same machine.
+// By size, and by a span's name, such as "forward 3", its time where the model trains alone: the median of
+// means over as many passes as a batch has shares of that size, for a step waits for all of them, the slower
+// ones too. All sizes in turn, and each for as long, so that they see the same machine.
 std::vector<std::map<std::string, double>> measured_times(WatchedModel& model,
                                                           const std::vector<std::int64_t>& sizes,
                                                           const ProfileOptions& options) {
@@ -54,9 +55,12 @@ std::vector<std::map<std::string, double>> measured_times(WatchedModel& model,
   for (int turn = 0; turn < options.passes; ++turn)
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       passes(sizes[i], 1);  // finds in the caches what another size left
+      const int count = passes_of(sizes[i], sizes.back());
       const Timeline timeline;
-      passes(sizes[i], passes_of(sizes[i], sizes.back()));
-      for (const Span& s : timeline.spans()) all[i][s.name].push_back(s.end - s.begin);
+      passes(sizes[i], count);
+      std::map<std::string, double> sums;
+      for (const Span& s : timeline.spans()) sums[s.name] += s.end - s.begin;
+      for (const auto& [name, sum] : sums) all[i][name].push_back(sum / count);
     }
   std::vector<std::map<std::string, double>> medians(sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i)

@@ -141,6 +141,7 @@ std::string basis_of(const Profile& profile, const Link& link) {
     return short_number(l.latency_s * 1e6, "%.1f us + bytes / ") +
            (l.s_per_byte > 0 ? short_number(1e-9 / l.s_per_byte, "%.1f GB/s") : "no limit");
   };
+  const auto measured = [](const Line& l) { return l.latency_s > 0 || l.s_per_byte > 0; };
   const auto sums = [&](const AllReduce& a) {
     return line(a.message) + ", beside computing " + short_number(a.slower_beside, "%.1f") +
            " times as long, for " + short_number(a.stops_compute * 100, "%.0f") + "% of which that stops";
@@ -150,10 +151,10 @@ std::string basis_of(const Profile& profile, const Link& link) {
       concat({"blocks measured on one device, which take ", short_number(c.forward, "%.2f"), " (forward), ",
               short_number(c.backward, "%.2f"), " (backward) and ", short_number(c.update, "%.2f"),
               " (update) times as long where all devices work"});
-  if (link.copy.s_per_byte == 0) return text;
+  if (!measured(link.copy)) return text;
   text += "; copies between devices: " + line(link.copy) +
           "; messages of sums between threads: " + sums(link.local);
-  if (link.ranks.message.s_per_byte > 0) text += "; between processes: " + sums(link.ranks);
+  if (measured(link.ranks.message)) text += "; between processes: " + sums(link.ranks);
   return text;
 }
 

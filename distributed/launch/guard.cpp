@@ -20,6 +20,9 @@ namespace {
 /// The life of the guard. No allocation: the process that was forked may have had threads.
 [[noreturn]] void guard(int socket) {
   setsid();
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_BLOCK, &all, nullptr);
   prctl(PR_SET_NAME, "tapestry-guard");
   const int null = open("/dev/null", O_RDWR);
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(null, fd);

@@ -209,8 +209,9 @@ class Launcher {
   const std::string path_;
   const Variables environment_;
   Job job_;
+  const Guard guard_;      // before SIGCHLD waits to be read: of several the kernel keeps the first, which is
+                           // to be a rank's, not that of making the guard
   const Signals signals_;  // before the store's thread, which inherits what is blocked
-  const Guard guard_;
   Terminal terminal_{STDOUT_FILENO, STDERR_FILENO};
   std::unique_ptr<StoreServer> store_;
   std::optional<Nodes> nodes_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/machine.h"
@@ -76,8 +77,7 @@ class Attempt {
       for (int stream = 0; stream < RankOutput::kStreams; ++stream)
         fds.push_back({listen ? rank->output.fd(stream) : -1, POLLIN, 0});
     }
-    // In a program with more threads than this one, SIGCHLD may have been another's.
-    if (poll(fds.data(), fds.size(), milliseconds_left()) == 0) collect_all();
+    if (poll(fds.data(), fds.size(), milliseconds_left()) == 0) look_for_ended();
 
     if (fds[1].revents) terminal_.write_some();
     for (std::size_t i = 2; i < fds.size(); ++i) {
@@ -85,9 +85,20 @@ class Attempt {
         ranks_[(i - 2) / RankOutput::kStreams]->output.read_some(
             static_cast<int>((i - 2) % RankOutput::kStreams));
     }
-    if (fds[0].revents) {
-      while (const auto signal = signals_.read()) on_signal(*signal);
-    }
+    if (fds[0].revents) read_signals();
+  }
+
+  void read_signals() {
+    while (const auto signal = signals_.read()) on_signal(*signal);
+  }
+
+  /// Where no signal woke this thread: in a program with more of them, SIGCHLD may have been another's.
+  void look_for_ended() {
+    if (std::none_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return end_of(*rank); })) return;
+    // It may be there by now, for instance if this process was stopped when poll had just returned; and it
+    // says who was first.
+    read_signals();
+    collect_all();
   }
 
   int milliseconds_left() const {
@@ -117,12 +128,19 @@ class Attempt {
     }
   }
 
-  /// Takes note of a rank's end, if it has ended.
-  void collect(Rank& rank, bool crashed_only) {
+  /// How a rank ended that is not reaped yet.
+  static std::optional<siginfo_t> end_of(const Rank& rank) {
     siginfo_t info{};
     if (!rank.alive || waitid(P_PID, rank.pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
-      return;
-    const bool crashed = info.si_code != CLD_EXITED;
+      return std::nullopt;
+    return info;
+  }
+
+  /// Takes note of a rank's end, if it has ended.
+  void collect(Rank& rank, bool crashed_only) {
+    const std::optional<siginfo_t> end = end_of(rank);
+    if (!end) return;
+    const bool crashed = end->si_code != CLD_EXITED;
     if (crashed_only && !crashed) return;
     // What it started and left behind. Before it is reaped: until then its number is not another's.
     signal_group(rank.pid, SIGKILL);
@@ -130,9 +148,9 @@ class Attempt {
     waitpid(rank.pid, nullptr, 0);
     rank.alive = false;
     rank.output.drain();
-    if (info.si_status == 0 || stopping_) return;
+    if (end->si_status == 0 || stopping_) return;
     Failure failure;
-    (crashed ? failure.signal : failure.exit_code) = info.si_status;
+    (crashed ? failure.signal : failure.exit_code) = end->si_status;
     failed(rank, failure);
   }
 

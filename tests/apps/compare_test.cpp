@@ -99,8 +99,8 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   const apps::compare::Profile profile = apps::compare::profile_of(report.at("profile").dump());
   const apps::compare::Link link = apps::compare::link_of(report.at("link").dump());
   CHECK(profile.blocks.size() == 6);
-  CHECK(link.ranks.message.s_per_byte > 0);
-  for (const auto& c : {profile.contention, link.local.contention, link.ranks.contention})
+  CHECK(link.ranks.message.latency_s + link.ranks.message.s_per_byte > 0);
+  for (const auto& c : {profile.contention, link.master, link.local.contention, link.ranks.contention})
     for (const double factor : {c.forward, c.backward, c.update}) CHECK(factor >= 1);
   REQUIRE(profile.parts.size() == 2);
   REQUIRE(profile.parts_in_halves.size() == 2);

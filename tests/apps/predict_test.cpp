@@ -231,19 +231,19 @@ TEST_CASE("dp-master: out, forward, in, loss, back, added, step") {
   link.copy = {0.1, 0.01};
   link.broadcast = {0.15, 0.015};
   link.add = {0.2, 0.02};
+  link.master = {1.5, 1.25, 2};
   const Prediction p = of("dp-master", profile, link, workload_of(2, 10));
   const double images = 0.1 + 0.01 * 6 * 5, broadcast = 2 * 0.15 + 0.015 * 200, outputs = 0.1 + 0.01 * 4 * 5;
   const double added = 2 * 0.2 + 0.02 * 200;
   CHECK(p.split.exposed_comm_s == Approx(images + broadcast + 2 * outputs + added));
   // While the first device has the loss and the step, the other is idle.
-  CHECK(p.split.forward_s == Approx(2 * 5 + 0.5 * 10 / 2));
-  CHECK(p.split.backward_s == Approx(2 * 2 * 5 + 0.25 * 10 / 2));
-  CHECK(p.split.update_s == Approx(1.0 / 2));
-  CHECK(p.split.idle_s == Approx((5 + 2.5 + 1) / 2));
+  CHECK(p.split.forward_s == Approx(1.5 * 2 * 5 + 0.5 * 10 / 2));
+  CHECK(p.split.backward_s == Approx(1.25 * 2 * 2 * 5 + 0.25 * 10 / 2));
+  CHECK(p.split.update_s == Approx(2 * 1.0 / 2));
+  CHECK(p.split.idle_s == Approx((5 + 2.5 + 2) / 2));
   // The master holds the whole batch, all outputs, and what the loss keeps.
-  REQUIRE(p.memory.size() == 2);
-  CHECK(p.memory[0].data == 10 * 14 + 10 * 4 + 10 * 5);
-  CHECK(p.memory[1].data == 5 * 6);
+  CHECK(p.memory.at(0).data == 10 * 14 + 10 * 4 + 10 * 5);
+  CHECK(p.memory.at(1).data == 5 * 6);
   const MemoryItems heavy = of("dp-master", profile_of_blocks(2, 10000), link, workload_of(2, 10)).memory[0];
   CHECK(heavy.gradients == 20000);  // its own, to which those of the others are added
   CHECK(heavy.workspace == 10000);
@@ -500,13 +500,13 @@ TEST_CASE("more devices than there are: simulated, and said so") {
   profile.parts = {{2, 2, 1}, {2, 2, 1}};
   profile.parts_in_halves = {{{2, 2, 2}, 9, 9, 9}, {{2, 2, 2}, 9, 9, 9}};
   Link link;
-  link.ranks.contention = {2, 2, 2};
+  link.ranks.contention = link.master = {2, 2, 2};
   const Workload measured = workload_of(2, 64, {3, 3}, 16);
   const auto ddp = simulate_devices("ddp", profile, link, measured, 8);
   REQUIRE(ddp.has_value());
-  CHECK(ddp->simulated);
-  CHECK(ddp->devices == 8);
+  CHECK((ddp->simulated && ddp->devices == 8));
   CHECK(ddp->split.forward_s == Approx(6 * 8));
+  CHECK(simulate_devices("dp-master", profile, link, measured, 8)->split.forward_s == Approx(6 * 8));
   CHECK_FALSE(predict("ddp", profile, {}, measured)->simulated);
   const auto pipeline = simulate_devices("pipeline-1f1b", profile, {}, measured, 6);
   REQUIRE(pipeline.has_value());
@@ -562,11 +562,11 @@ TEST_CASE("profiles and links go through text") {
   CHECK(again.parts_in_halves.at(0).weights_added_s == 3);
   Link link = slow_link();
   link.ranks.stops_compute = 0.75;
-  link.ranks.contention.update = 1.75;
-  link.local.slower_beside = 1.25;
-  CHECK(to_text(link_of(to_text(link))) == to_text(link));
-  CHECK(link_of(to_text(link)).ranks.stops_compute == 0.75);
-  CHECK(link_of(to_text(link)).ranks.contention.update == 1.75);
+  link.ranks.contention.update = link.master.forward = 1.75;
+  const Link read = link_of(to_text(link));
+  CHECK(to_text(read) == to_text(link));
+  CHECK(read.ranks.stops_compute == 0.75);
+  CHECK((read.ranks.contention.update == 1.75 && read.master.forward == 1.75));
   for (const char* text : {"", "{}", "[1]", "{\"blocks\": 3}"}) {
     CHECK_THROWS_WITH(profile_of(text), ContainsSubstring("this is no profile"));
     CHECK_THROWS_WITH(link_of(text), ContainsSubstring("this is no link"));

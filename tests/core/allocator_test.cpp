@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <string>
@@ -124,6 +126,43 @@ TEST_CASE("sizes that do not come again do not pile up") {
   CHECK(a->stats(device).allocated == 0);
   a->empty_cache();
   CHECK(a->stats(device).reserved == 0);
+}
+
+namespace {
+// The flags of the mapping that an address is in, as /proc/self/smaps has them; none where nothing is mapped.
+std::string flags_of_mapping(const void* data) {
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  std::ifstream smaps("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2) inside = begin <= at && at < end;
+    else if (inside && line.starts_with("VmFlags:")) return line + " ";
+  }
+  return "";
+}
+}  // namespace
+
+TEST_CASE("large blocks ask for huge pages, and go back to the system in whole") {
+  constexpr std::size_t kHugePage = 2 << 20;
+  const auto a = make(true);
+  const Device device = device_of_its_own();
+  for (const std::size_t bytes : {kHugePage, kHugePage + 1, 3 * kHugePage / 2, 5 * kHugePage + 777}) {
+    auto* const p = static_cast<char*>(a->allocate(device, bytes));
+    std::memset(p, 1, bytes);
+    CHECK((reinterpret_cast<std::uintptr_t>(p) - a->header_room()) % kHugePage == 0);
+    const std::string first = flags_of_mapping(p), last = flags_of_mapping(p + bytes - 1);
+    CHECK_THAT(first, ContainsSubstring(" rd wr "));
+    CHECK_THAT(last, ContainsSubstring(" rd wr "));
+    if (std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) {
+      CHECK_THAT(first, ContainsSubstring(" hg "));
+      CHECK_THAT(last, ContainsSubstring(" hg "));
+    }
+    a->deallocate(device, p, bytes);
+    a->empty_cache();
+    CHECK(flags_of_mapping(p - a->header_room()).empty());
+    CHECK(flags_of_mapping(p + bytes - 1).empty());
+  }
 }
 
 TEST_CASE("no memory is an error that says how much there was") {

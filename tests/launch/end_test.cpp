@@ -106,6 +106,17 @@ TEST_CASE("the first of several deaths is found though the launcher looks late")
   CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 2 (pid "));
 }
 
+TEST_CASE("the first of several deaths is found though the launcher still starts others") {
+  Job job(
+      {"--nproc-per-node=24", "sh", "-c",
+       "ulimit -c 0; echo $$ > $DIR/pid.$RANK; [ $RANK = 0 ] && exit 40; [ $RANK = 1 ] && { until [ "
+       "\"$(cut -d ' ' -f 3 /proc/$(cat $DIR/pid.0)/stat)\" = Z ]; do sleep 0.002; done; kill -SEGV $$; }; "
+       "sleep 300"});
+  CHECK(job.wait() == 40);
+  CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 0 (pid "));
+  CHECK(job.all_gone());
+}
+
 TEST_CASE("Ctrl-C and its kin reach the ranks, which end in their own way") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Job job(
