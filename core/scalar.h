@@ -1,6 +1,7 @@
 #pragma once
 // A number of any kind, as the scalar operand of an operation.
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "tapestry/core/dtype.h"
@@ -26,7 +27,13 @@ class Scalar {
   bool is_real() const { return kind_ == Kind::real; }
   bool is_bool() const { return kind_ == Kind::boolean; }
   double to_double() const { return is_real() ? real_ : static_cast<double>(integer_); }
-  std::int64_t to_int() const { return is_real() ? static_cast<std::int64_t>(real_) : integer_; }
+  /// Towards zero. A real number that no int64 holds becomes the nearest that one does, NaN 0.
+  std::int64_t to_int() const {
+    if (!is_real()) return integer_;
+    if (real_ >= -0x1p63 && real_ < 0x1p63) return static_cast<std::int64_t>(real_);
+    using Limits = std::numeric_limits<std::int64_t>;
+    return real_ > 0 ? Limits::max() : real_ < 0 ? Limits::min() : 0;
+  }
   /// The dtype of the result of an operation of this number with a tensor of dtype `t`.
   DType promote_with(DType t) const {
     if (is_real() && !is_floating(t)) return DType::f32;

@@ -1,5 +1,6 @@
 #include "tapestry/core/dtype.h"
 
+#include <limits>
 #include <string>
 
 #include "tapestry/core/scalar.h"
@@ -68,4 +69,14 @@ TEST_CASE("a scalar widens a tensor's dtype only across categories") {
   CHECK(Scalar(std::int64_t{1} << 60).to_int() == std::int64_t{1} << 60);
   CHECK(Scalar(-2.75).to_int() == -2);
   CHECK(Scalar(7).to_double() == 7.0);
+}
+
+TEST_CASE("a scalar that no int64 holds becomes the nearest that one does") {
+  using Limits = std::numeric_limits<std::int64_t>;
+  CHECK(Scalar(0x1.fffffffffffffp62).to_int() == 0x7ffffffffffffc00);
+  CHECK(Scalar(-0x1p63).to_int() == Limits::min());
+  CHECK(Scalar(0x1p63).to_int() == Limits::max());
+  CHECK(Scalar(-1e300).to_int() == Limits::min());
+  CHECK(Scalar(std::numeric_limits<double>::infinity()).to_int() == Limits::max());
+  CHECK(Scalar(std::numeric_limits<double>::quiet_NaN()).to_int() == 0);
 }
