@@ -18,6 +18,7 @@
 #include <set>
 #include <utility>
 
+#include "tapestry/core/short_slices.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/no_signals.h"
@@ -146,6 +147,7 @@ std::shared_ptr<gloo::transport::Device> open_device(Store& store, int rank, int
                             interface_names());
   }
   const NoSignals in_its_thread;
+  const ShortSlices of_its_thread;
   return gloo::transport::tcp::CreateDevice(attr);
 }
 
