@@ -290,7 +290,8 @@ void launch_gather_tile(const GatherPlan& p, const GatherCall& call, std::int64_
   else go(&conv2d_gather<Tile, PixelSingles, DenseSteps>);
 }
 
-/// How the sums are stored: four channels at a time, four pixels, or one by one.
+/// How the sums are stored: four channels at a time, four pixels, or one by one. `one_class`: of all pixels,
+/// so that four in a row lie side by side.
 inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image, const float* out) {
   if (!aligned<float, 4>(out)) return Stores::singles;
   if (p.out.c == 1) return p.lines % 4 == 0 ? Stores::channel_quads : Stores::singles;
@@ -332,7 +333,7 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
       part.bias = nullptr;
       part.relu = false;
     }
-    const Stores stores = stores_of(p, g.pixels.size() == 1, image, part.out);
+    const Stores stores = stores_of(p, whole && g.pixels.size() == 1, image, part.out);
     for (std::size_t at = 0; at < g.pixels.size(); at += kMostClasses) {
       const int classes = static_cast<int>(std::min<std::size_t>(kMostClasses, g.pixels.size() - at));
       std::copy_n(g.pixels.begin() + static_cast<std::ptrdiff_t>(at), classes, p.classes);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/functions.cuh"
 #include "tapestry/kernels/ops/gemm.h"
 #include "tapestry/kernels/scratch.h"
@@ -409,6 +410,10 @@ GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t spli
   p.k_split = std::max<std::int64_t>(ceil_div(ceil_div(g.k, splits), Tile::kDepth), 1) * Tile::kDepth;
   p.splits = static_cast<unsigned>(std::max<std::int64_t>(ceil_div(g.k, p.k_split), 1));
   p.partial_row = ceil_div(g.n, 4) * 4;
+  // In 64 bits: 32 would take 2^32 matrices and one for one.
+  const std::int64_t blocks = std::int64_t{p.m_tiles} * p.n_tiles * p.splits * batch_count(g);
+  check(blocks <= 0x7fffffff, "[matmul] ", batch_count(g), " products of (", g.m, ", ", g.k, ") and (", g.k,
+        ", ", g.n, ") are too many for a launch; multiply fewer at once");
   return p;
 }
 

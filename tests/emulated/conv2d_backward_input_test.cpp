@@ -92,6 +92,24 @@ TEST_CASE("conv2d input gradient: more classes of pixels than a launch takes") {
     }
 }
 
+TEST_CASE("conv2d input gradient: one class of pixels whose rows lie apart") {
+  // In fours its pixels would reach from a row into one that no window sees.
+  for (const bool last : {false, true})
+    for (const std::int64_t window : {1, 3}) {
+      const Conv2d s = sized({.n = 2,
+                              .c = 4,
+                              .h = 20,
+                              .w = 6,
+                              .k = 4,
+                              .r = 1,
+                              .s = window,
+                              .stride_h = 17,
+                              .channels_last = last});
+      CHECK(conv::gradient_classes(s).pixels.size() == 1);
+      check_backward_input(s);
+    }
+}
+
 TEST_CASE("conv2d input gradient: no multiplication is wasted") {
   for (const auto& [stride, dilation, window] :
        {std::tuple{1, 1, 3}, {2, 1, 3}, {3, 1, 3}, {2, 2, 3}, {4, 6, 3}, {3, 2, 5}, {2, 1, 1}, {7, 3, 4}}) {

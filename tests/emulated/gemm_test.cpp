@@ -193,3 +193,14 @@ TEST_CASE("products: each shape has its way") {
   CHECK(split[0].grid.x == 8);
   CHECK_THAT(split[1].kernel, ContainsSubstring("gemm_reduce"));
 }
+
+TEST_CASE("gemm: more matrices than a launch numbers are refused, not counted modulo 2^32") {
+  for (const std::int64_t batch : {std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1}) {
+    Gemm g{.m = 1, .n = 1, .k = 1, .c_row = 1};
+    g.a_strides = g.b_strides = {1, 1};
+    g.batch_ndim = 1, g.batch_sizes[0] = batch;
+    g.a_batch[0] = g.b_batch[0] = g.c_batch[0] = 1;
+    CHECK_THROWS_WITH(gpu::launch_gemm<float>(g, nullptr), ContainsSubstring("multiply fewer at once"));
+    CHECK_THROWS_WITH(gpu::launch_gemm<BFloat16>(g, nullptr), ContainsSubstring("multiply fewer at once"));
+  }
+}
