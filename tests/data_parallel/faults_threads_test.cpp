@@ -65,14 +65,15 @@ TEST_CASE("a fault on one device is named, and training goes on as if it had not
         m->bad = bad;
       }
       DataParallel dp(net, {0, 1, 2}, {.strategy = strategy, .bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
-      optim::SGD optimizer(net.parameters(), {.lr = 0.1}), reference(alone.parameters(), {.lr = 0.1});
+      // A rate of 0.1 is too high for this model: differences in the last bit grow from step to step.
+      optim::SGD optimizer(net.parameters(), {.lr = 0.01}), reference(alone.parameters(), {.lr = 0.01});
       int number = 0;
       const auto go_on = [&] {
         for (int i = 0; i < 3; ++i, ++number) {
           train(net, optimizer, &dp, number);
           train(alone, reference, nullptr, number);
         }
-        CHECK(distance(copy_state(net), copy_state(alone)) < 1e-10);
+        CHECK(distance(copy_state(net), copy_state(alone)) < 1e-13);
       };
       go_on();
       for (const Expected& e : faults)
