@@ -83,14 +83,10 @@ std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>& store, int r
                                       Milliseconds timeout);
 bool built_with_nccl();
 
-/// accumulator[i] = accumulator[i] op value[i], as ReduceOp says (`mean` adds; see finish_mean). In the
-/// calling thread.
-void reduce_into(void* accumulator, const void* value, std::int64_t count, DType dtype, ReduceOp op);
-/// out[i] = values[0][i] op values[1][i] ... in this order, divided by `size` where op is mean: what
-/// all_reduce is. `out` may be one of the `size` values.
+/// out[i] = values[0][i] op values[1][i] ... in this order, each rounded to dtype, divided by `size` where op
+/// is mean: what all_reduce is. `out` may be one of the `size` values. In the calling thread. TypeError for
+/// the mean of integers.
 void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
                      ReduceOp op);
-/// Divides by `size` where op is mean.
-void finish_mean(void* data, std::int64_t count, DType dtype, ReduceOp op, int size);
 
 }  // namespace tapestry::distributed

@@ -62,14 +62,12 @@ template <class Store>
 void reduce_range(const Calls& calls, Range range, std::int64_t offset, const Store& store) {
   const DType dtype = calls[0].dtype;
   const auto width = static_cast<std::int64_t>(dtype_size(dtype));
-  const int size = static_cast<int>(calls.size());
+  std::vector<const void*> values(calls.size());
   alignas(64) std::byte block[kBlock];
   for (std::int64_t begin = range.begin; begin < range.end; begin += kBlock / width) {
     const std::int64_t n = std::min(kBlock / width, range.end - begin), at = (offset + begin) * width;
-    std::memcpy(block, calls[0].in + at, static_cast<std::size_t>(n * width));
-    for (int r = 1; r < size; ++r)
-      reduce_into(block, calls[static_cast<std::size_t>(r)].in + at, n, dtype, calls[0].op);
-    finish_mean(block, n, dtype, calls[0].op, size);
+    for (std::size_t r = 0; r < calls.size(); ++r) values[r] = calls[r].in + at;
+    reduce_in_order(block, values.data(), static_cast<int>(calls.size()), n, dtype, calls[0].op);
     store(block, begin * width, static_cast<std::size_t>(n * width));
   }
 }

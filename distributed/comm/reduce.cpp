@@ -1,5 +1,6 @@
 // The arithmetic of reductions, in the calling thread.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <type_traits>
 
@@ -17,16 +18,45 @@ template <class T>
 using Computed =
     std::conditional_t<is_half<T>, float, std::conditional_t<std::is_floating_point_v<T>, T, std::uint64_t>>;
 
+// The pragma: out is x's or y's very elements, or elsewhere.
 template <class T, class F>
-void combine(void* accumulator, const void* value, std::int64_t count, F f) {
-  T* const a = static_cast<T*>(accumulator);
-  const T* const b = static_cast<const T*>(value);
-  for (std::int64_t i = 0; i < count; ++i) a[i] = f(a[i], b[i]);
+void combine(T* out, const T* x, const T* y, std::int64_t count, F f) {
+#ifdef __clang__
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+  for (std::int64_t i = 0; i < count; ++i) out[i] = f(x[i], y[i]);
+}
+
+// What each of some ranks has, from one element on.
+struct Values {
+  const void* const* of;
+  std::size_t offset;  // in bytes
+
+  template <class T>
+  const T* at(int rank) const {
+    return reinterpret_cast<const T*>(static_cast<const std::byte*>(of[rank]) + offset);
+  }
+};
+
+// One pass a value after the first; the last one may do more than the others.
+template <class T, class F, class Last>
+void fold(void* out, const Values& values, int size, std::int64_t count, F f, Last last) {
+  T* const o = static_cast<T*>(out);
+  const T* so_far = values.at<T>(0);
+  for (int i = 1; i + 1 < size; ++i, so_far = o) combine(o, so_far, values.at<T>(i), count, f);
+  combine(o, so_far, values.at<T>(size - 1), count, last);
+}
+template <class T, class F>
+void fold(void* out, const Values& values, int size, std::int64_t count, F f) {
+  fold<T>(out, values, size, count, f, f);
 }
 
 template <class T>
-void reduce_numbers(void* a, const void* b, std::int64_t n, ReduceOp op) {
+void fold_numbers(void* out, const Values& v, int size, std::int64_t n, ReduceOp op) {
   using C = Computed<T>;
+  const auto add = [](T x, T y) { return static_cast<T>(static_cast<C>(x) + static_cast<C>(y)); };
   // A NaN wins: `x != x` keeps the first, a comparison with the second is false.
   const auto number = [](T x) {
     if constexpr (is_half<T>) return static_cast<float>(x);
@@ -34,35 +64,57 @@ void reduce_numbers(void* a, const void* b, std::int64_t n, ReduceOp op) {
   };
   switch (op) {
     case ReduceOp::sum:
+      return fold<T>(out, v, size, n, add);
     case ReduceOp::mean:
-      return combine<T>(a, b, n,
-                        [](T x, T y) { return static_cast<T>(static_cast<C>(x) + static_cast<C>(y)); });
+      if constexpr (!std::is_integral_v<T>) {
+        const C count = static_cast<C>(size), share = 1 / count;
+        // The reciprocal of a power of two is exact, and multiplying is quicker.
+        if (std::has_single_bit(static_cast<unsigned>(size)))
+          return fold<T>(out, v, size, n, add,
+                         [=](T x, T y) { return static_cast<T>(static_cast<C>(add(x, y)) * share); });
+        return fold<T>(out, v, size, n, add,
+                       [=](T x, T y) { return static_cast<T>(static_cast<C>(add(x, y)) / count); });
+      }
+      return;
     case ReduceOp::product:
-      return combine<T>(a, b, n,
-                        [](T x, T y) { return static_cast<T>(static_cast<C>(x) * static_cast<C>(y)); });
+      return fold<T>(out, v, size, n,
+                     [](T x, T y) { return static_cast<T>(static_cast<C>(x) * static_cast<C>(y)); });
     case ReduceOp::min:
-      return combine<T>(
-          a, b, n, [number](T x, T y) { return number(x) < number(y) || number(x) != number(x) ? x : y; });
+      return fold<T>(out, v, size, n,
+                     [number](T x, T y) { return number(x) < number(y) || number(x) != number(x) ? x : y; });
     case ReduceOp::max:
-      return combine<T>(
-          a, b, n, [number](T x, T y) { return number(x) > number(y) || number(x) != number(x) ? x : y; });
+      return fold<T>(out, v, size, n,
+                     [number](T x, T y) { return number(x) > number(y) || number(x) != number(x) ? x : y; });
   }
 }
 
 // As bytes: a bool that is neither 0 nor 1 must not be loaded as one.
-void reduce_bools(void* a, const void* b, std::int64_t n, ReduceOp op) {
+void fold_bools(void* out, const Values& v, int size, std::int64_t n, ReduceOp op) {
   using Byte = std::uint8_t;
   if (op == ReduceOp::product || op == ReduceOp::min)
-    combine<Byte>(a, b, n, [](Byte x, Byte y) { return static_cast<Byte>(x != 0 && y != 0); });
-  else combine<Byte>(a, b, n, [](Byte x, Byte y) { return static_cast<Byte>((x | y) != 0); });
+    fold<Byte>(out, v, size, n, [](Byte x, Byte y) { return static_cast<Byte>(x != 0 && y != 0); });
+  else fold<Byte>(out, v, size, n, [](Byte x, Byte y) { return static_cast<Byte>((x | y) != 0); });
 }
 
-template <class T>
-void divide(void* data, std::int64_t count, int size) {
-  using C = Computed<T>;
-  T* const x = static_cast<T*>(data);
-  const C n = static_cast<C>(size);
-  for (std::int64_t i = 0; i < count; ++i) x[i] = static_cast<T>(static_cast<C>(x[i]) / n);
+void fold_any(void* out, const Values& v, int size, std::int64_t n, DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::f32:
+      return fold_numbers<float>(out, v, size, n, op);
+    case DType::f64:
+      return fold_numbers<double>(out, v, size, n, op);
+    case DType::f16:
+      return fold_numbers<Half>(out, v, size, n, op);
+    case DType::bf16:
+      return fold_numbers<BFloat16>(out, v, size, n, op);
+    case DType::i64:
+      return fold_numbers<std::int64_t>(out, v, size, n, op);
+    case DType::i32:
+      return fold_numbers<std::int32_t>(out, v, size, n, op);
+    case DType::u8:
+      return fold_numbers<std::uint8_t>(out, v, size, n, op);
+    case DType::boolean:
+      return fold_bools(out, v, size, n, op);
+  }
 }
 
 }  // namespace
@@ -83,58 +135,24 @@ const char* reduce_op_name(ReduceOp op) {
   return "unknown";
 }
 
-void reduce_into(void* accumulator, const void* value, std::int64_t count, DType dtype, ReduceOp op) {
-  switch (dtype) {
-    case DType::f32:
-      return reduce_numbers<float>(accumulator, value, count, op);
-    case DType::f64:
-      return reduce_numbers<double>(accumulator, value, count, op);
-    case DType::f16:
-      return reduce_numbers<Half>(accumulator, value, count, op);
-    case DType::bf16:
-      return reduce_numbers<BFloat16>(accumulator, value, count, op);
-    case DType::i64:
-      return reduce_numbers<std::int64_t>(accumulator, value, count, op);
-    case DType::i32:
-      return reduce_numbers<std::int32_t>(accumulator, value, count, op);
-    case DType::u8:
-      return reduce_numbers<std::uint8_t>(accumulator, value, count, op);
-    case DType::boolean:
-      return reduce_bools(accumulator, value, count, op);
-  }
-}
-
 void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
                      ReduceOp op) {
-  constexpr std::size_t kBlock = 8 << 10;  // stays in the first cache while all are added
-  alignas(64) std::byte block[kBlock];
+  check<TypeError>(op != ReduceOp::mean || is_floating(dtype), "[reduce_in_order] the mean of ", dtype,
+                   "; ask for the sum, or convert");
   const std::size_t width = dtype_size(dtype), bytes = static_cast<std::size_t>(count) * width;
-  const auto from = [&](int i, std::size_t offset) {
-    return static_cast<const std::byte*>(values[i]) + offset;
-  };
-  for (std::size_t offset = 0; offset < bytes; offset += kBlock) {
-    const std::size_t length = std::min(kBlock, bytes - offset);
-    const auto n = static_cast<std::int64_t>(length / width);
-    std::memcpy(block, from(0, offset), length);
-    for (int i = 1; i < size; ++i) reduce_into(block, from(i, offset), n, dtype, op);
-    finish_mean(block, n, dtype, op, size);
-    std::memcpy(static_cast<std::byte*>(out) + offset, block, length);
-  }
-}
-
-void finish_mean(void* data, std::int64_t count, DType dtype, ReduceOp op, int size) {
-  if (op != ReduceOp::mean || size == 1) return;
-  switch (dtype) {
-    case DType::f32:
-      return divide<float>(data, count, size);
-    case DType::f64:
-      return divide<double>(data, count, size);
-    case DType::f16:
-      return divide<Half>(data, count, size);
-    case DType::bf16:
-      return divide<BFloat16>(data, count, size);
-    default:
-      fail<TypeError>("[finish_mean] the mean of ", dtype, "; ask for the sum, or convert");
+  if (bytes == 0) return;
+  if (size == 1) return void(std::memmove(out, values[0], bytes));
+  // Piece by piece, which stays in the first cache while all are added; apart from a value that is read
+  // later.
+  constexpr std::size_t kPiece = 8 << 10;
+  alignas(64) std::byte apart[kPiece];
+  const bool read_later = std::find(values + std::min(2, size), values + size, out) != values + size;
+  for (std::size_t offset = 0; offset < bytes; offset += kPiece) {
+    const std::size_t length = std::min(kPiece, bytes - offset);
+    std::byte* const there = static_cast<std::byte*>(out) + offset;
+    fold_any(read_later ? apart : there, {values, offset}, size, static_cast<std::int64_t>(length / width),
+             dtype, op);
+    if (read_later) std::memcpy(there, apart, length);
   }
 }
 

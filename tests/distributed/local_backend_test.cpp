@@ -37,16 +37,21 @@ std::vector<std::string> on_each(int size, const std::function<void(int)>& f) {
   return errors;
 }
 
+// Of ranks that have these, and of as many more, with zeros, as make it `size`.
 template <class T>
-std::vector<T> reduced(DType dtype, ReduceOp op, std::vector<T> a, const std::vector<T>& b, int size = 1) {
-  reduce_into(a.data(), b.data(), static_cast<std::int64_t>(a.size()), dtype, op);
-  finish_mean(a.data(), static_cast<std::int64_t>(a.size()), dtype, op, size);
-  return a;
+std::vector<T> reduced(DType dtype, ReduceOp op, const std::vector<T>& a, const std::vector<T>& b,
+                       int size = 2) {
+  const std::vector<T> zeros(a.size());
+  std::vector<const void*> values(static_cast<std::size_t>(size), zeros.data());
+  values[0] = a.data(), values[1] = b.data();
+  std::vector<T> out(a.size());
+  reduce_in_order(out.data(), values.data(), size, static_cast<std::int64_t>(a.size()), dtype, op);
+  return out;
 }
 
 }  // namespace
 
-TEST_CASE("reduce_into at the edges") {
+TEST_CASE("reduce_in_order at the edges") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   for (const ReduceOp op : {ReduceOp::min, ReduceOp::max}) {
     const auto r = reduced<float>(DType::f32, op, {nan, 1, inf, -inf}, {1, nan, 2, 3});
@@ -78,13 +83,42 @@ TEST_CASE("reduce_into at the edges") {
   CHECK(reduced<double>(DType::f64, ReduceOp::mean, {4}, {3}, 3)[0] == 7. / 3.);
   CHECK(reduced<BFloat16>(DType::bf16, ReduceOp::mean, {BFloat16(4)}, {BFloat16(3)}, 3)[0].bits ==
         BFloat16(7.f / 3.f).bits);
-  std::int32_t whole = 7;
-  CHECK_THROWS_AS(finish_mean(&whole, 1, DType::i32, ReduceOp::mean, 2), TypeError);
+  CHECK_THROWS_AS(reduced<std::int32_t>(DType::i32, ReduceOp::mean, {7}, {1}), TypeError);
+  CHECK(reduced<float>(DType::f32, ReduceOp::mean, {3e38f, 1e-45f, 3e-45f}, {3e37f, 0, 1e-45f}) ==
+        std::vector<float>{(3e38f + 3e37f) / 2, 1e-45f / 2, (3e-45f + 1e-45f) / 2});
+  CHECK(reduced<Half>(DType::f16, ReduceOp::mean, {Half(2048)}, {Half(1)})[0].bits == Half(1024).bits);
   // A byte that is neither 0 nor 1 counts as true.
   CHECK(reduced<std::uint8_t>(DType::boolean, ReduceOp::sum, {0, 2, 0, 1}, {0, 4, 8, 0}) ==
         std::vector<std::uint8_t>{0, 1, 1, 1});
   CHECK(reduced<std::uint8_t>(DType::boolean, ReduceOp::product, {0, 2, 0, 1}, {0, 4, 8, 0}) ==
         std::vector<std::uint8_t>{0, 1, 0, 0});
+}
+
+TEST_CASE("what all have is reduced piece by piece, wherever the result goes") {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max})
+    for (const std::size_t size : {1u, 2u, 3u, 4u, 5u})
+      for (const std::size_t count : {1u, 2048u, 5001u}) {  // a piece has 2048
+        std::vector<std::vector<float>> values(size, std::vector<float>(count));
+        for (std::size_t r = 0; r < size; ++r)
+          for (std::size_t i = 0; i < count; ++i) values[r][i] = std::sin(static_cast<float>(i + 100 * r));
+        std::vector<float> expected = values[0];
+        for (std::size_t r = 1; r < size; ++r)
+          for (std::size_t i = 0; i < count; ++i)
+            expected[i] =
+                op == ReduceOp::max ? std::max(expected[i], values[r][i]) : expected[i] + values[r][i];
+        for (std::size_t i = 0; i < count && op == ReduceOp::mean; ++i)
+          expected[i] /= static_cast<float>(size);
+        for (std::size_t at = 0; at <= size; ++at) {  // over the values of this rank, or behind them all
+          auto copies = values;
+          copies.emplace_back(count);
+          std::vector<const void*> in;
+          for (std::size_t r = 0; r < size; ++r) in.push_back(copies[r].data());
+          reduce_in_order(copies[at].data(), in.data(), static_cast<int>(size),
+                          static_cast<std::int64_t>(count), DType::f32, op);
+          CAPTURE(static_cast<int>(op), size, count, at);
+          CHECK(copies[at] == expected);
+        }
+      }
 }
 
 TEST_CASE("the sum is formed in the order of the ranks, the same on all") {
