@@ -27,6 +27,13 @@ __device__ __forceinline__ std::uint32_t as_bits(float value) {
   return bits;
 }
 
+/// Where nothing is to be read, an address that nobody has: kernels pass those of elements outside of their
+/// operands.
+__device__ __forceinline__ const void* source(const std::uint32_t* p, bool read) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  return reinterpret_cast<const void*>(read ? address : address ^ 0xabcd'0000'0000'0000u);
+}
+
 template <Instruction kInstruction>
 __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
   namespace ptx = tapestry::kernels::cuda::ptx;
@@ -46,16 +53,18 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
     ptx::mma_m16n8k16_bf16(d, a, b);
     UNROLL for (int i = 0; i < 4; ++i) out[i] = as_bits(d[i]);
   } else if constexpr (kInstruction == cp_async) {
-    ptx::cp_async16(&rows[lane], in, (in[8] & 1) != 0);
+    const bool first = (in[8] & 1) != 0, second = (in[8] & 2) != 0;
+    ptx::cp_async16(&rows[lane], source(in, first), first);
     ptx::cp_async_commit();
-    ptx::cp_async16(&rows[32 + lane], in + 4, (in[8] & 2) != 0);
+    ptx::cp_async16(&rows[32 + lane], source(in + 4, second), second);
     ptx::cp_async_commit();
     ptx::cp_async_wait<1>();
     copy_words<4>(out, reinterpret_cast<const std::uint32_t*>(&rows[lane]));
     ptx::cp_async_wait<0>();
     copy_words<4>(out + 4, reinterpret_cast<const std::uint32_t*>(&rows[32 + lane]));
   } else if constexpr (kInstruction == cp_async4) {
-    ptx::cp_async4(&rows[lane].y, in, (in[1] & 1) != 0);
+    const bool read = (in[1] & 1) != 0;
+    ptx::cp_async4(&rows[lane].y, source(in, read), read);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     *out = rows[lane].y;
