@@ -184,6 +184,8 @@ class Tests(Case):
         self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
         done = self.call("test", "--build-dir", self.folder)
         self.assertEqual(done.returncode, 0, done.stdout)
+        self.program("bench_gpu_ops", "echo of no interest >&2; while read -r line; do echo ok 1; done")
+        self.assertEqual(self.call("test", "--build-dir", self.folder).returncode, 0)
         self.program("ctest", "echo nothing")
         self.assertEqual(self.call("test", "--build-dir", self.folder).returncode, 1)
 
@@ -210,7 +212,9 @@ class Tests(Case):
         self.program("tests_gpu", "echo fine")
         for body, status in (("echo 'Error: Device not supported. Please refer to'; exit 1", "not run"),
                              ("shift 4; \"$@\"; echo '========= ERROR SUMMARY: 0 errors'", "passed"),
-                             ("echo '========= Invalid __global__ write of size 4 bytes'; exit 99", "failed"),
+                             ("echo '========= Invalid __global__ write of size 4 bytes'; echo unable to go on; exit 99",
+                              "failed"),
+                             ("echo '========= Program hit cudaErrorUnknown (error 999)'; exit 99", "not run"),
                              ("echo 'failed [bench] wrong'; echo '========= ERROR SUMMARY: 0 errors'", "failed")):
             self.program("compute-sanitizer", body)
             self.call("test", "--build-dir", self.folder)
@@ -230,6 +234,29 @@ class Tests(Case):
 
 
 class Runs(Case):
+    def test_what_is_not_built_is_built_first_in_the_same_time(self):
+        folder = os.path.join(self.folder, "build")
+        self.program("cmake", f"[[ $1 == --build ]] && mkdir -p {folder}/bin && sleep 1 && "
+                              f"printf '#!/bin/bash\nwhile read -r l; do echo ok 1; done' >{folder}/bin/bench_gpu_ops && "
+                              f"chmod +x {folder}/bin/bench_gpu_ops; echo cmake 4")
+        self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
+        self.call("test", "--build-dir", folder, "--minutes", "5")
+        with open(os.path.join(self.folder, "results/gpu_check.json")) as file:
+            rows = json.load(file)["rows"]
+        self.assertEqual([row["phase"] for row in rows if row["name"] == PHASE], ["build", "test"])
+        self.assertGreater(next(row["seconds"] for row in rows if (row["phase"], row["name"]) == ("test", PHASE)), 1)
+        self.assertIn("core.a", [row["name"] for row in rows])
+        self.call("test", "--build-dir", folder)  # and now it is there
+        with open(os.path.join(self.folder, "results/gpu_check.json")) as file:
+            self.assertEqual({row["when"] for row in json.load(file)["rows"] if row["phase"] == "build"},
+                             {row["when"] for row in rows if row["phase"] == "build"})
+
+    def test_its_own_start_counts(self):
+        self.program("bench_gpu_ops", "")
+        self.program("nvidia-smi", "sleep 1; echo A, 1, 2 MiB, 9.0")
+        self.call("test", "--build-dir", self.folder)
+        self.assertGreater(self.saved()[PHASE]["seconds"], 1)
+
     def test_a_mistake_in_a_phase_is_its_failure(self):
         one = check.Check(check.parse(["--dry-run", "--build-dir", self.folder,
                                        "--folder", os.path.join(self.folder, "results")]))
@@ -271,7 +298,7 @@ class Builds(Case):
         self.program("nvidia-smi", "echo A, 1, 2 MiB, 9.0")
         done, rows = self.build("", 1)
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(rows["configure"]["note"], "called --preset gpu .*-DTAPESTRY_CUDA_ARCHITECTURES=90")
+        self.assertRegex(rows["configure"]["note"], f"called --preset gpu -B {self.folder}/build .*-DTAPESTRY_CUDA_ARCHITECTURES=90")
         self.assertNotIn("compile", rows)
 
     def test_command_line(self):
@@ -328,17 +355,18 @@ class Benchmarks(Case):
         self.assertTrue(row["reached"])
 
     def test_results_are_compared(self):
-        self.assertEqual(bench.differs("ok 1 2 3", "ok 1 2 3.0001", "f32"), "")
-        self.assertIn("differs", bench.differs("ok 1 2 3", "ok 1 2 3.01", "f32"))
-        self.assertEqual(bench.differs("ok 1 2 3", "ok 1 2 3.01", "bf16"), "")
+        self.assertEqual(bench.differs("ok 1 2 3", "ok 1 2 3.0001", bench.TOLERANCE["f32"]), "")
+        self.assertIn("differs", bench.differs("ok 1 2 3", "ok 1 2 3.01", bench.TOLERANCE["f32"]))
+        self.assertEqual(bench.differs("ok 1 2 3", "ok 1 2 3.01", bench.TOLERANCE["bf16"]), "")
         for wrong in ("ok nan 2 3", "ok 1 2 inf", "ok 1 2", "ok"):
-            self.assertNotEqual(bench.differs(wrong, "ok 1 2 3", "f32"), "")
+            self.assertNotEqual(bench.differs(wrong, "ok 1 2 3", bench.TOLERANCE["f32"]), "")
 
     def test_programs_that_cannot(self):
         item = bench.Item("linear f32 8 8 8", 1.0)
         for ours, status in ((Talker("none [gemm] no kernel"), "no kernel"), (Talker("failed out of memory"), "failed"),
                              (Talker("ok 2"), "failed"), (Talker("ok 1", "failed died"), "failed")):
             self.assertEqual(self.bench(ours).measure(item)["status"], status)
+        self.assertIn("differs from PyTorch", self.bench(Talker("ok 2")).measure(item)["note"])
         b = self.bench(Talker("ok 1"), copier=Talker("failed no torch"))
         self.assertEqual(self.saved()["copy"]["status"], "not run")
         self.assertFalse(b.can_copy)
@@ -374,6 +402,26 @@ class Benchmarks(Case):
         self.assertEqual((row["status"], row["ratio"]), ("measured", 1.0))
         turns = [who for who, line in asked if line == "time 40"]  # 20 ms of calls of 0.5; the first does not count
         self.assertEqual(turns, [ours, peer] * (1 + bench.ROUNDS))
+
+    def test_a_wrong_result_is_timed_and_has_failed(self):
+        row = self.bench(Talker("ok 2", "0.5"), Talker("ok 1", "0.9")).measure(bench.Item("linear f32 8 8 8", 1.0))
+        self.assertEqual((row["status"], row["value"], row["peer"], row["reached"]), ("failed", 0.5, 0.9, False))
+        self.assertIn("differs from PyTorch", row["note"])
+        b = self.bench(Talker("ok 2", "0.5"), Talker("ok 1", "0.9"))
+        b.measure(bench.Item("conv2d f32 1", 0.85, mean_of="conv2d"))
+        self.assertEqual(b.ratios, {})
+
+    def test_a_bare_launch_has_no_peer(self):
+        class Nobody:
+            def ask(self, line, _limit):
+                raise AssertionError(line)
+
+        b = self.bench(Talker("ok 1", "0.002"), Nobody())
+        row = b.measure(bench.Item("launch f32 500", None, kind="launch"))
+        self.assertEqual((row["status"], row["value"], "goal" in row), ("measured", 0.002, False))
+        row = b.judge(bench.Item("eager_mul_backward f32 500", 0.5, kind="cost", launches=2), times(0.005, 0.009))
+        self.assertIn("0.004 of that, the frameworks themselves 0.001 and 0.005", row["note"])
+        self.assertFalse(row["reached"])  # the goal is one of the whole
 
     def test_what_has_its_own_goal_comes_before_the_layers(self):
         alone = [item.mean_of is None for item in bench.items()]
@@ -418,6 +466,7 @@ class Training(Case):
     def train(self, on_gpu, on_cpu, nccl="exit 0", compare="exit 0"):
         self.program("classifier", 'case "$*" in *"--device cuda"*) a=%s ;; *) a=%s ;; esac\n'
                      'echo "test accuracy $a after 3.5 s of training, seed 1"' % (on_gpu, on_cpu))
+        self.program("bench_gpu_ops", "")
         self.program("tapestry-run", nccl)
         self.program("tapestry-compare", compare)
         return self.call("train", "--build-dir", self.folder), self.saved()
@@ -431,6 +480,7 @@ class Training(Case):
 
     def test_a_cpu_that_takes_too_long_is_no_failure(self):
         self.program("classifier", 'case "$*" in *"--device cuda"*) ;; *) sleep 60 ;; esac\necho "test accuracy 0.9180 after 3 s of training"')
+        self.program("bench_gpu_ops", "")
         self.program("tapestry-run", "exit 0")
         self.program("tapestry-compare", "exit 0")
         done = self.call("train", "--build-dir", self.folder, "--minutes", "0.05")

@@ -117,7 +117,8 @@ def markdown(report):
         if any("value" in row for row in of_phase):
             lines += ["| what | status | Tapestry | peer | ratio | goal | note |", "|---|---|---|---|---|---|---|"]
             for row in of_phase:
-                value = f"{cell(row['value'])} {row['unit']}" if "value" in row else ""
+                value = (f"{cell(row['value'])} {row['unit']}" if "value" in row else
+                         f"took {cell(row['seconds'])} s" if "seconds" in row else "")
                 peer = f"{cell(row['peer'])} {row['unit']}, {row['peer_name']}" if "peer" in row else ""
                 ratio = cell(row["ratio"]) if row.get("ratio") is not None else ""
                 lines.append(f"| {cell(row['name'])} | {row['status']} | {value} | {cell(peer)} | {ratio} | "
