@@ -4,6 +4,7 @@
 
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/stream.h"
 
 namespace tapestry::autograd {
 namespace {
@@ -13,6 +14,11 @@ std::atomic<std::uint64_t> next_pass{1};
 
 // The newest node first; leaves, numbered above all others, before that.
 bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
+
+// Its memory serves again when the current stream has done what it is given with it.
+void is_used_here(const Tensor& t) {
+  if (t.defined() && t.device().is_cuda()) record_stream(t, current_stream(t.device()));
+}
 
 }  // namespace
 
@@ -142,11 +148,19 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
 // Runs the node's backward and hands its results on. `wanted` restricts it to some inputs.
 void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   if (results_.size() < node->num_edges_) results_.resize(node->num_edges_);
+  // A leaf adds up on the stream of the pass, other nodes compute on the one that they were recorded on:
+  // behind what the pass's has been given by now, before what that is given next.
+  const std::uint64_t here = current_context().stream, there = node->is_leaf() ? here : node->context_.stream;
   {
     Context context = node->context_;
+    context.stream = there;
     context.grad_enabled = false;
     context.replica = current_context().replica;
     ContextGuard guard(context);
+    if (there != here) [[unlikely]] {
+      tapestry::detail::order_streams(here, there);
+      for (std::uint32_t i = 0; i < node->num_outputs_; ++i) is_used_here(node->outputs_[i].inbox);
+    }
     Backward backward(*node, results_.data(), wanted);
     bool any = false;
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].inbox.defined();
@@ -158,6 +172,10 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
       if (!after_node.empty())
         for (const std::function<void()>& callback : std::exchange(after_node, {})) callback();
     }
+  }
+  if (there != here) [[unlikely]] {
+    tapestry::detail::order_streams(there, here);
+    for (std::uint32_t i = 0; i < node->num_edges_; ++i) is_used_here(results_[i]);
   }
   // Before handing on: a gradient that passes through unchanged then has one holder again.
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();

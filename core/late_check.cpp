@@ -11,7 +11,7 @@ namespace {
 
 struct Pending {
   Device device;
-  std::uint64_t stream;
+  std::uint64_t stream, number;
   std::function<void()> check;
 };
 
@@ -21,24 +21,29 @@ std::vector<Pending>& pending() {
   return all;
 }
 std::atomic<std::size_t> count{0};  // of what is pending: most waits find nothing
+std::atomic<std::uint64_t> made{0};
 
 }  // namespace
 
 void check_later(const Stream& stream, std::function<void()> check) {
   if (stream.device().is_cpu()) return check();
   const std::lock_guard lock(mutex);
-  pending().push_back({stream.device(), stream.id(), std::move(check)});
+  pending().push_back({stream.device(), stream.id(), made++, std::move(check)});
   count = pending().size();
 }
 
-void detail::run_late_checks(Device device, const Stream* stream) {
+std::uint64_t detail::count_late_checks() { return made; }
+
+void detail::run_late_checks(Device device, const Stream* stream, std::uint64_t known) {
   if (count == 0) return;
   std::vector<Pending> due;
   {
     const std::lock_guard lock(mutex);
     std::vector<Pending> others;
-    for (Pending& p : pending())
-      (p.device == device && (!stream || p.stream == stream->id()) ? due : others).push_back(std::move(p));
+    for (Pending& p : pending()) {
+      const bool is_due = p.number < known && p.device == device && (!stream || p.stream == stream->id());
+      (is_due ? due : others).push_back(std::move(p));
+    }
     pending() = std::move(others);
     count = pending().size();
   }

@@ -1,6 +1,7 @@
 #pragma once
 // Errors that a device finds in its work after the call that gave it the work has returned: an index out of
 // range, say. They are thrown where the host next waits for that work. Not in tapestry.h: for operations.
+#include <cstdint>
 #include <functional>
 
 #include "tapestry/core/stream.h"
@@ -12,9 +13,12 @@ namespace tapestry {
 void check_later(const Stream& stream, std::function<void()> check);
 
 namespace detail {
-/// The host has waited for `stream`, or (null) for all streams of the device. All their checks are called;
-/// the first exception is thrown.
-void run_late_checks(Device device, const Stream* stream);
+/// How many checks there have been so far.
+std::uint64_t count_late_checks();
+/// The host has waited for `stream`, or (null) for all streams of the device. All their checks of the first
+/// `known` are called, those that there were before it waited: later ones, of other threads, may be of work
+/// that was not waited for. The first exception is thrown.
+void run_late_checks(Device device, const Stream* stream, std::uint64_t known);
 /// For tests, when the devices are replaced.
 void forget_late_checks();
 }  // namespace detail

@@ -34,8 +34,9 @@ bool Stream::done() const {
 
 void Stream::synchronize() const {
   if (!record_->runtime) return;
+  const std::uint64_t checks = detail::count_late_checks();
   record_->runtime->wait_for_stream(record_->gpu, record_->native);
-  detail::run_late_checks(record_->device, this);
+  detail::run_late_checks(record_->device, this, checks);
 }
 
 void Stream::wait(const Event& event) const {
@@ -66,8 +67,27 @@ void synchronize(Device device) {
   check_device("synchronize", device);
   if (device.is_cpu()) return;
   cuda::Devices& devices = cuda::devices();
+  const std::uint64_t checks = detail::count_late_checks();
   devices.runtime().synchronize(devices.at(device).gpu());
-  detail::run_late_checks(device, nullptr);
+  detail::run_late_checks(device, nullptr, checks);
+}
+
+void detail::order_streams(std::uint64_t first, std::uint64_t then) {
+  for (const std::uint64_t id : {first, then}) {
+    if (!id) continue;
+    const Device device = reinterpret_cast<const StreamRecord*>(id)->device;
+    const auto current = [&](std::uint64_t context) {
+      Context at = current_context();
+      at.stream = context;
+      const ContextGuard guard(at);
+      return current_stream(device);
+    };
+    const Stream before = current(first), after = current(then);
+    if (before == after) continue;
+    Event event;
+    event.record(before);
+    after.wait(event);
+  }
 }
 
 Event::~Event() { forget(); }
@@ -90,10 +110,12 @@ void Event::record(const Stream& stream) {
   on.runtime->record_event(on.gpu, record_->native, on.native);
 }
 
-bool Event::done() const { return !record_ || record_->devices->runtime().event_done(record_->native); }
+bool Event::done() const {
+  return !record_ || record_->devices->runtime().event_done(record_->gpu, record_->native);
+}
 
 void Event::synchronize() const {
-  if (record_) record_->devices->runtime().wait_for_event(record_->native);
+  if (record_) record_->devices->runtime().wait_for_event(record_->gpu, record_->native);
 }
 
 bool Event::wait_for(std::chrono::milliseconds timeout) const {
@@ -116,7 +138,8 @@ double Event::milliseconds_since(const Event& begin) const {
         "[Event] milliseconds_since() of an event without timing; make both with Event(true)");
   check<DeviceError>(done() && begin.done(),
                      "[Event] milliseconds_since() of an event that has not happened; synchronize() first");
-  return record_->devices->runtime().milliseconds_between(begin.record_->native, record_->native);
+  return record_->devices->runtime().milliseconds_between(record_->gpu, begin.record_->native,
+                                                          record_->native);
 }
 
 void record_stream(const Tensor& t, const Stream& stream) {

@@ -68,7 +68,8 @@ Stream new_stream(Device device, bool urgent = false);
 /// The host waits for all streams of the device.
 void synchronize(Device device);
 
-/// Operations of this thread on the stream's device run on it in this scope.
+/// Operations of this thread on the stream's device run on it in this scope; and so does their backward, in
+/// order with the stream that it is called on.
 class StreamGuard {
  public:
   explicit StreamGuard(const Stream& stream) : saved_(current_context().stream) {
@@ -114,5 +115,11 @@ class Event {
 /// The memory of `t`, when it is freed, waits for what `stream` had been given by then before it is used
 /// again. For tensors that another stream than the one they were made on uses.
 void record_stream(const Tensor& t, const Stream& stream);
+
+namespace detail {
+/// What contexts with the stream `then` (see Context::stream) are given from now on is done after what those
+/// with `first` were given so far. The host waits for nothing.
+void order_streams(std::uint64_t first, std::uint64_t then);
+}  // namespace detail
 
 }  // namespace tapestry

@@ -28,11 +28,11 @@ LogicalDevice& existing(const char* op, Device device) {
 
 void* RuntimeMemory::allocate(std::size_t bytes) {
   Runtime& runtime = devices_.runtime();
-  return gpu_ == kHost ? runtime.allocate_host(bytes) : runtime.allocate(gpu_, bytes);
+  return gpu_ == kHost ? runtime.allocate_host(devices_.gpu_in_use(), bytes) : runtime.allocate(gpu_, bytes);
 }
 void RuntimeMemory::release(void* data) noexcept {
   Runtime& runtime = devices_.runtime();
-  if (gpu_ == kHost) runtime.release_host(data);
+  if (gpu_ == kHost) runtime.release_host(devices_.gpu_in_use(), data);
   else runtime.release(gpu_, data);
 }
 void* RuntimeMemory::mark(StreamId stream) {
@@ -47,10 +47,12 @@ void* RuntimeMemory::mark(StreamId stream) {
   return event;
 }
 bool RuntimeMemory::reached(void* mark) {
-  return devices_.runtime().event_done(static_cast<detail::EventRecord*>(mark)->native);
+  const auto& event = *static_cast<detail::EventRecord*>(mark);
+  return devices_.runtime().event_done(event.gpu, event.native);
 }
 void RuntimeMemory::await(void* mark) {
-  devices_.runtime().wait_for_event(static_cast<detail::EventRecord*>(mark)->native);
+  const auto& event = *static_cast<detail::EventRecord*>(mark);
+  devices_.runtime().wait_for_event(event.gpu, event.native);
 }
 void RuntimeMemory::drop(void* mark) noexcept { devices_.give_back(static_cast<detail::EventRecord*>(mark)); }
 
@@ -59,6 +61,7 @@ void RuntimeMemory::drop(void* mark) noexcept { devices_.give_back(static_cast<d
 const detail::StreamRecord* LogicalDevice::make_stream(bool urgent) {
   Runtime& runtime = devices_.runtime();
   void* const native = runtime.create_stream(gpu_, urgent);
+  devices_.note_use(gpu_);
   made_.push_back(
       std::make_unique<detail::StreamRecord>(detail::StreamRecord{device_, gpu_, native, &runtime}));
   return made_.back().get();

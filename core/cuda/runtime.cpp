@@ -50,6 +50,12 @@ Remedy remedy(cudaError_t error) {
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 
+// Whether this thread has chosen a GPU: see runtime.h.
+thread_local constinit bool has_chosen = false;
+void use_any_gpu(int gpu) {
+  if (!has_chosen) use_gpu(gpu);
+}
+
 // True for success, false for `no`.
 bool succeeded_or(cudaError_t no, cudaError_t error, const char* call,
                   const SourceLocation& where = SourceLocation::current()) {
@@ -113,13 +119,18 @@ class CudaRuntime final : public Runtime {
     }
     static_cast<void>(cudaGetLastError());
   }
-  void* allocate_host(std::size_t bytes) override {
+  void* allocate_host(int gpu, std::size_t bytes) override {
+    use_any_gpu(gpu);
     void* data = nullptr;
     const cudaError_t error = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
     return succeeded_or(cudaErrorMemoryAllocation, error, "cudaHostAlloc(&data, bytes)") ? data : nullptr;
   }
-  void release_host(void* data) noexcept override {
-    static_cast<void>(cudaFreeHost(data));
+  void release_host(int gpu, void* data) noexcept override {
+    try {
+      use_any_gpu(gpu);
+      static_cast<void>(cudaFreeHost(data));
+    } catch (const Error&) {  // as in release()
+    }
     static_cast<void>(cudaGetLastError());
   }
 
@@ -151,15 +162,20 @@ class CudaRuntime final : public Runtime {
     use_gpu(gpu);
     TAPESTRY_CUDA(cudaEventRecord(event_of(event), stream_of(stream)));
   }
-  bool event_done(void* event) override {
+  bool event_done(int gpu, void* event) override {
+    use_any_gpu(gpu);
     return succeeded_or(cudaErrorNotReady, cudaEventQuery(event_of(event)), "cudaEventQuery(event)");
   }
-  void wait_for_event(void* event) override { TAPESTRY_CUDA(cudaEventSynchronize(event_of(event))); }
+  void wait_for_event(int gpu, void* event) override {
+    use_any_gpu(gpu);
+    TAPESTRY_CUDA(cudaEventSynchronize(event_of(event)));
+  }
   void stream_waits(int gpu, void* stream, void* event) override {
     use_gpu(gpu);
     TAPESTRY_CUDA(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
   }
-  double milliseconds_between(void* begin, void* end) override {
+  double milliseconds_between(int gpu, void* begin, void* end) override {
+    use_any_gpu(gpu);
     float ms = 0;
     TAPESTRY_CUDA(cudaEventElapsedTime(&ms, event_of(begin), event_of(end)));
     return ms;
@@ -205,6 +221,7 @@ void use_gpu(int gpu) {
   int now = 0;
   TAPESTRY_CUDA(cudaGetDevice(&now));
   if (now != gpu) TAPESTRY_CUDA(cudaSetDevice(gpu));
+  has_chosen = true;
 }
 
 void call_failed(cudaError_t error, const char* call, const SourceLocation& where) {

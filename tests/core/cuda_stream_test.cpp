@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -287,4 +289,26 @@ TEST_CASE("copies that do not fit are refused") {
   CHECK_THROWS_AS(copy_async(empty({2, 3}, kSecond), y, new_stream(kSecond)), DeviceError);
   CHECK_THROWS_AS(empty_pinned({std::int64_t{1} << 62}), ValueError);
   CHECK_THROWS_AS(empty_pinned({std::int64_t{1} << 40}), OutOfMemoryError);
+}
+
+TEST_CASE("what uses one GPU leaves the others alone, on every thread") {
+  FakeGpus gpus(3);
+  const Tensor x = on_device(counted(1000), kSecond);
+  const Stream side = new_stream(kSecond);
+  Event begin(true), end(true);
+  begin.record(side);
+  gpus.launch(side, [] {});
+  end.record(side);
+  const auto on_a_thread = [](const std::function<void()>& f) { std::thread(f).join(); };
+  on_a_thread([&] { CHECK(end.wait_for(10s)); });
+  on_a_thread([&] { CHECK(begin.done()); });
+  on_a_thread([&] { end.synchronize(); });
+  on_a_thread([&] { CHECK(end.milliseconds_since(begin) > 0); });
+  on_a_thread([&] { copy_async(x, empty_pinned({1000}), side); });
+  side.synchronize();
+  on_a_thread([] { empty_cache(DeviceType::cuda); });  // which gives the page-locked memory back
+  CHECK(gpus.reserved(-1) == 0);
+  CHECK(gpus.is_in_use(1));
+  CHECK_FALSE(gpus.is_in_use(0));
+  CHECK_FALSE(gpus.is_in_use(2));
 }

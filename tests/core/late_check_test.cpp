@@ -46,3 +46,18 @@ TEST_CASE("a copy to the host is such a wait, and a CPU's check is made at once"
   CHECK_THROWS_WITH(x.to("cpu"), ContainsSubstring("late"));
   CHECK_THROWS_WITH(check_later(current_stream("cpu"), found.check("now")), ContainsSubstring("now"));
 }
+
+TEST_CASE("a check that comes while the host waits is of work that this wait is not for") {
+  testing::FakeGpus gpus(1);
+  const Stream stream = current_stream("cuda:0");
+  Found found;
+  const auto comes_now = [&] { check_later(stream, found.check("late")); };  // as from another thread
+  gpus.launch(stream, comes_now);
+  CHECK_NOTHROW(stream.synchronize());
+  CHECK(found.calls == 0);
+  gpus.launch(stream, comes_now);
+  CHECK_THROWS_WITH(synchronize("cuda:0"), ContainsSubstring("late"));
+  CHECK(found.calls == 1);
+  CHECK_THROWS_WITH(stream.synchronize(), ContainsSubstring("late"));
+  CHECK(found.calls == 2);
+}

@@ -7,6 +7,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct FakeEvent {
   std::shared_ptr<Signal> last;
 };
 
+thread_local int chosen = -1;  // the thread's GPU, as of CUDA's runtime
+
 constexpr std::size_t kPage = 4096;
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -58,6 +61,7 @@ struct FakeGpuState final : cuda::Runtime {
   int peer_copies = 0;
   double time = 0;
   std::int64_t host_waits = 0;
+  std::set<int> in_use;        // GPUs
   std::exception_ptr failure;  // of work; whoever waits next is told
   bool frozen = false, broken = false, open = false;
 
@@ -67,6 +71,10 @@ struct FakeGpuState final : cuda::Runtime {
   void may_break(const char* call) {
     if (std::exchange(broken, false)) throw CudaError(concat({"[cuda] ", call, " failed as asked"}));
   }
+
+  // Calls about a GPU, and about none.
+  void about(int gpu) { in_use.insert(chosen = gpu); }
+  void about_any(int gpu) { about(chosen < 0 ? gpu : chosen); }
 
   // ---- what runs ----
 
@@ -152,55 +160,66 @@ struct FakeGpuState final : cuda::Runtime {
   }
   cuda::MemoryInfo memory(int gpu) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     return {total - used_by(gpu), total};
   }
   void synchronize(int gpu) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     for (const auto& queue : queues)
       if (queue->gpu == gpu) run_all(*queue);
     host_waited();
   }
   void* allocate(int gpu, std::size_t bytes) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     may_break("allocate");
     return map(gpu, bytes);
   }
-  void release(int, void* data) noexcept override {
+  void release(int gpu, void* data) noexcept override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     unmap(data);
   }
-  void* allocate_host(std::size_t bytes) override {
+  void* allocate_host(int gpu, std::size_t bytes) override {
     const std::lock_guard lock(mutex);
+    about_any(gpu);
     return map(-1, bytes);
   }
-  void release_host(void* data) noexcept override {
+  void release_host(int gpu, void* data) noexcept override {
     const std::lock_guard lock(mutex);
+    about_any(gpu);
     unmap(data);
   }
   void* create_stream(int gpu, bool) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     queues.push_back(std::make_unique<Queue>(Queue{gpu, {}}));
     return queues.back().get();
   }
-  bool stream_done(int, void* stream) override {
+  bool stream_done(int gpu, void* stream) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     const bool done = static_cast<Queue*>(stream)->work.empty();
     if (!done) step();
     return done;
   }
-  void wait_for_stream(int, void* stream) override {
+  void wait_for_stream(int gpu, void* stream) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     run_all(*static_cast<Queue*>(stream));
     host_waited();
   }
-  void* create_event(int, bool) override {
+  void* create_event(int gpu, bool) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     may_break("create_event");
     events.push_back(std::make_unique<FakeEvent>());
     return events.back().get();
   }
-  void record_event(int, void* event, void* stream) override {
+  void record_event(int gpu, void* event, void* stream) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     may_break("record_event");
     auto* const queue = static_cast<Queue*>(stream);
     auto signal = std::make_shared<Signal>(Signal{queue});
@@ -210,28 +229,34 @@ struct FakeGpuState final : cuda::Runtime {
       signal->at = time;
     });
   }
-  bool event_done(void* event) override {
+  bool event_done(int gpu, void* event) override {
     const std::lock_guard lock(mutex);
+    about_any(gpu);
     const auto& signal = static_cast<FakeEvent*>(event)->last;
     const bool done = !signal || signal->happened;
     if (!done) step();
     return done;
   }
-  void wait_for_event(void* event) override {
+  void wait_for_event(int gpu, void* event) override {
     const std::lock_guard lock(mutex);
+    about_any(gpu);
     if (const auto signal = static_cast<FakeEvent*>(event)->last) run_until(*signal);
     host_waited();
   }
-  void stream_waits(int, void* stream, void* event) override {
+  void stream_waits(int gpu, void* stream, void* event) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     if (const auto signal = static_cast<FakeEvent*>(event)->last)
       static_cast<Queue*>(stream)->work.emplace_back([this, signal] { run_until(*signal); });
   }
-  double milliseconds_between(void* begin, void* end) override {
+  double milliseconds_between(int gpu, void* begin, void* end) override {
+    const std::lock_guard lock(mutex);
+    about_any(gpu);
     return static_cast<FakeEvent*>(end)->last->at - static_cast<FakeEvent*>(begin)->last->at;
   }
-  void copy(int, void* stream, void* to, const void* from, std::size_t bytes) override {
+  void copy(int gpu, void* stream, void* to, const void* from, std::size_t bytes) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     may_break("copy");
     static_cast<Queue*>(stream)->work.emplace_back([=] { std::memcpy(to, from, bytes); });
   }
@@ -240,9 +265,10 @@ struct FakeGpuState final : cuda::Runtime {
     ++peer_copies;
     copy(from_gpu, stream, to, from, bytes);
   }
-  void copy_rows(int, void* stream, void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                 std::size_t width, std::size_t rows) override {
+  void copy_rows(int gpu, void* stream, void* to, std::size_t to_pitch, const void* from,
+                 std::size_t from_pitch, std::size_t width, std::size_t rows) override {
     const std::lock_guard lock(mutex);
+    about(gpu);
     static_cast<Queue*>(stream)->work.emplace_back([=] {
       for (std::size_t r = 0; r < rows; ++r)
         std::memcpy(static_cast<char*>(to) + r * to_pitch, static_cast<const char*>(from) + r * from_pitch,
@@ -254,7 +280,9 @@ struct FakeGpuState final : cuda::Runtime {
 FakeGpus::FakeGpus(int gpus, std::size_t memory_each)
     : state_(std::make_unique<FakeGpuState>(gpus, memory_each)),
       devices_(std::make_unique<cuda::Devices>(state_.get())),
-      before_(cuda::exchange_devices(devices_.get())) {}
+      before_(cuda::exchange_devices(devices_.get())) {
+  chosen = -1;
+}
 
 FakeGpus::~FakeGpus() {
   for (const auto& queue : state_->queues) state_->run_all(*queue);
@@ -290,6 +318,10 @@ void FakeGpus::take_memory(int gpu, std::size_t bytes) {
 std::size_t FakeGpus::reserved(int gpu) const {
   const std::lock_guard lock(state_->mutex);
   return state_->used_by(gpu);
+}
+bool FakeGpus::is_in_use(int gpu) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->in_use.contains(gpu);
 }
 int FakeGpus::copies_between() const {
   const std::lock_guard lock(state_->mutex);

@@ -37,6 +37,9 @@ class FakeGpus {
   void take_memory(int gpu, std::size_t bytes);
   /// Bytes of the GPU that are reserved; of page-locked memory with gpu = -1.
   std::size_t reserved(int gpu) const;
+  /// Whether the process has a context on the GPU: some call was about it, or about none in a thread that had
+  /// chosen it, or none.
+  bool is_in_use(int gpu) const;
   /// Copies from one GPU to another so far.
   int copies_between() const;
   /// The next call to create an event, to record, copy or allocate fails as if the driver had.

@@ -1,5 +1,6 @@
 #pragma once
 // All that this process keeps of its CUDA devices.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -90,6 +91,12 @@ class Devices {
   LogicalDevice& at(Device device) const { return *devices_[static_cast<std::size_t>(device.index)]; }
   const std::vector<std::unique_ptr<LogicalDevice>>& all() const { return devices_; }
   BlockPool& pinned() { return pinned_; }
+  /// The first that a stream was made on, for calls that are about no GPU (see runtime.h); else GPU 0.
+  int gpu_in_use() const { return std::max(in_use_.load(std::memory_order_relaxed), 0); }
+  void note_use(int gpu) {
+    int none = -1;
+    in_use_.compare_exchange_strong(none, gpu, std::memory_order_relaxed);
+  }
 
   detail::EventRecord* take_event(int gpu, bool timing);
   void give_back(detail::EventRecord* event) noexcept;
@@ -98,6 +105,7 @@ class Devices {
   Runtime* const runtime_;
   std::string why_none_;
   std::vector<std::unique_ptr<LogicalDevice>> devices_;
+  std::atomic<int> in_use_{-1};
   RuntimeMemory pinned_source_;
   BlockPool pinned_;
   std::mutex mutex_;
