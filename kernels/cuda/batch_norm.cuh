@@ -12,7 +12,6 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/map.cuh"
-#include "tapestry/kernels/cuda/softmax.cuh"
 #include "tapestry/kernels/ops/norm.h"
 #include "tapestry/kernels/scratch.h"
 
@@ -121,7 +120,7 @@ struct GradientsOf {
   }
 };
 
-/// A State and how many elements are in it, for merge_block().
+/// A State and how many elements are in it.
 template <class Op>
 struct Counted {
   struct State {
@@ -137,6 +136,20 @@ struct Counted {
             {__shfl_xor_sync(kAllLanes, a, bits), __shfl_xor_sync(kAllLanes, b, bits)}};
   }
 };
+/// Every thread gets the block's State. Called once: the shared array is not used again.
+template <class Op, int kThreads>
+__device__ __forceinline__ typename Op::State merge_block(typename Op::State s) {
+  using State = typename Op::State;
+  SHARED(State, warps, [kThreads / 32]);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) s = Op::merge(s, Op::of_lane(s, lanes));
+  if (lane == 0) warps[thread / 32] = s;
+  __syncthreads();
+  s = warps[lane % (kThreads / 32)];  // each several times where there are fewer than 32 ...
+  UNROLL for (int lanes = kThreads / 64; lanes > 0; lanes /= 2)  // ... so this many lanes have them all
+      s = Op::merge(s, Op::of_lane(s, lanes));
+  return s;
+}
 
 /// parts (chunks, 2, channels).
 template <class Op, int V>

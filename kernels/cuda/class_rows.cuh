@@ -7,8 +7,8 @@
 //   ColumnWay   rows whose classes lie `inner` apart: neighbouring threads have neighbouring rows, and 8 of
 //               them share one
 //
-// Contiguous rows are read 16 bytes at a time, wherever they begin. way.walk<packs>() hands out batches of
-// classes, of at most so many packs; way.merge() joins what its threads know of a row, or of its part.
+// Contiguous rows are read 16 bytes at a time, wherever they begin. way.walk<classes>() hands out batches of
+// about so many classes; way.merge() joins what its threads know of a row, or of its part.
 #include <algorithm>
 #include <cstdint>
 
@@ -46,9 +46,8 @@ struct PackBatch {
   template <class T>
   __device__ void read(const T* row, float (&x)[kSize], float otherwise) const {
     UNROLL for (int p = 0; p < kPacks; ++p) {
-      Pack<T, V> pack{};
-      if (has(p * V)) pack = *reinterpret_cast<const Pack<T, V>*>(row + class_of(p * V));
-      UNROLL for (int j = 0; j < V; ++j) x[p * V + j] = has(p * V) ? load(pack.v[j]) : otherwise;
+      const auto pack = unpacked(pack_or<V>(row + class_of(p * V), has(p * V), store<T>(otherwise)));
+      UNROLL for (int j = 0; j < V; ++j) x[p * V + j] = pack.v[j];
     }
   }
   template <class T>
@@ -70,6 +69,10 @@ struct RowShape {
   bool packs = false;
   int parts = 0, part = 0;  // PartWay's: parts of a row, and the classes of each but the last
 };
+
+/// Of so many classes.
+template <int kClasses, class T>
+inline constexpr int kPacksOf = std::max(1, kClasses / static_cast<int>(16 / sizeof(T)));
 
 /// Classes from `begin` to `end` of a row, which kThreads threads share.
 template <int kThreads, int kPacks, class T, class F>
@@ -94,39 +97,39 @@ struct WarpWay {
         base(row * s.n),
         inside(row < s.rows),
         leads(inside && threadIdx.x == 0) {}
-  template <int kPacks, class T, class F>
+  template <int kClasses, class T, class F>
   __device__ void walk(const RowShape& s, const T* row_data, const F& f) const {
-    if (s.packs) return walk_packs<32, (kPacks + 1) / 2>(0, s.n, row_data, f);
+    if (s.packs) return walk_packs<32, std::min(2, kPacksOf<kClasses, T>)>(0, s.n, row_data, f);
     for (int first = static_cast<int>(threadIdx.x); first < s.n; first += 32 * 8)
       f(StridedBatch<8>{first, 32, s.n, 1});
   }
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    return merge_warp<Op>(s);
+    return Op::template joined<RowThreads<32>>(s);
   }
 };
 
 /// Where RowShape::packs.
 struct BlockWay {
-  static constexpr int kThreads = 512, kBlocks = 2;
+  static constexpr int kThreads = 256, kBlocks = 6;
   std::int64_t row, base;
   bool inside, leads;
 
   __device__ explicit BlockWay(const RowShape& s)
       : row(blockIdx.x), base(row * s.n), inside(true), leads(threadIdx.x == 0) {}
-  template <int kPacks, class T, class F>
+  template <int kClasses, class T, class F>
   __device__ void walk(const RowShape& s, const T* row_data, const F& f) const {
-    walk_packs<kThreads, kPacks>(0, s.n, row_data, f);
+    walk_packs<kThreads, kPacksOf<kClasses, T>>(0, s.n, row_data, f);
   }
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    return merge_block<Op, kThreads>(s);
+    return Op::template joined<RowThreads<kThreads>>(s);
   }
 };
 
 /// Where RowShape::packs.
 struct PartWay {
-  static constexpr int kThreads = 512, kBlocks = 2;
+  static constexpr int kThreads = 256, kBlocks = 6;
   std::int64_t row, base;
   int begin, end;
   bool inside, leads;
@@ -138,13 +141,13 @@ struct PartWay {
         end(std::min(begin + s.part, s.n)),
         inside(true),
         leads(threadIdx.x == 0) {}
-  template <int kPacks, class T, class F>
+  template <int kClasses, class T, class F>
   __device__ void walk(const RowShape&, const T* row_data, const F& f) const {
-    walk_packs<kThreads, kPacks>(begin, end, row_data, f);
+    walk_packs<kThreads, kPacksOf<kClasses, T>>(begin, end, row_data, f);
   }
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    return merge_block<Op, kThreads>(s);
+    return Op::template joined<RowThreads<kThreads>>(s);
   }
 };
 

@@ -50,10 +50,10 @@ const bool filled = for_types<float, BFloat16>([]<class T>() {
   sqrt.set(kDevice, t, &unary<T, Sqrt>);
   rsqrt.set(kDevice, t, &unary<T, Rsqrt>);
   tanh.set(kDevice, t, &unary<T, Tanh>);
-  sigmoid.set(kDevice, t, &unary<T, Sigmoid>);
-  silu.set(kDevice, t, &unary<T, Silu>);
-  gelu.set(kDevice, t, &unary<T, Gelu>);
-  gelu_tanh.set(kDevice, t, &unary<T, GeluTanh>);
+  sigmoid.set(kDevice, t, &unary<T, Sigmoid<T>>);
+  silu.set(kDevice, t, &unary<T, Silu<T>>);
+  gelu.set(kDevice, t, &unary<T, Gelu<T>>);
+  gelu_tanh.set(kDevice, t, &unary<T, GeluTanh<T>>);
   clamp.set(kDevice, t, &clamp_kernel<T>);
 
   relu_backward.set(kDevice, t, &binary<T, ReluBackward>);
@@ -61,9 +61,9 @@ const bool filled = for_types<float, BFloat16>([]<class T>() {
   sigmoid_backward.set(kDevice, t, &binary<T, SigmoidBackward>);
   sqrt_backward.set(kDevice, t, &binary<T, SqrtBackward>);
   rsqrt_backward.set(kDevice, t, &binary<T, RsqrtBackward>);
-  silu_backward.set(kDevice, t, &binary<T, SiluBackward>);
-  gelu_backward.set(kDevice, t, &binary<T, GeluBackward>);
-  gelu_tanh_backward.set(kDevice, t, &binary<T, GeluTanhBackward>);
+  silu_backward.set(kDevice, t, &binary<T, SiluBackward<T>>);
+  gelu_backward.set(kDevice, t, &binary<T, GeluBackward<T>>);
+  gelu_tanh_backward.set(kDevice, t, &binary<T, GeluTanhBackward<T>>);
   abs_backward.set(kDevice, t, &binary<T, AbsBackward>);
   clamp_backward.set(kDevice, t, &clamp_backward_kernel<T>);
 });

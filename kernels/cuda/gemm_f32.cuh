@@ -1,13 +1,15 @@
 #pragma once
-// C = A B in f32. A warp computes 64 x 32 or 32 x 32 elements, a thread 8 x 8 or 4 x 8 of them in registers,
+// C = A B in f32. A warp computes 64 x 64 or 32 x 32 elements, a thread 8 x 16 or 4 x 8 of them in registers,
 // from tiles of A and B of which shared memory has two, k by k: one is read while the next one arrives.
 #include "tapestry/kernels/cuda/gemm_plan.cuh"
 
 namespace tapestry::kernels::cuda {
 
-/// 128 registers a thread: two blocks, 16 warps, on an SM.
+/// Up to 255 registers a thread: two blocks, 8 warps, on an SM. A thread's 8 x 16 sums want three quarters of
+/// what two threads' 8 x 8 do from shared memory, and the compiler finds registers for them that lie in the
+/// same bank less often.
 struct LargeTileF32 {
-  static constexpr int kM = 128, kN = 128, kDepth = 8, kWarpsM = 2, kThreads = 256, kBlocks = 2;
+  static constexpr int kM = 128, kN = 128, kDepth = 8, kWarpsM = 2, kThreads = 128, kBlocks = 2;
   static constexpr int kSlicePad = 4, kFinishRows = 2;
   static constexpr double kRate = 110, kLead = 1500;  // for gemm_clocks: products a clock, clocks around them
 };
@@ -22,7 +24,8 @@ struct SmallTileF32 {
 template <class Tile, int V, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPlan<float> p) {
   constexpr int kM = Tile::kM, kN = Tile::kN, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
-  constexpr int kQuadsM = kM / (32 * Tile::kWarpsM), kQuadsN = 2;  // a thread's, in quads of its own
+  constexpr int kWarpsN = kThreads / 32 / Tile::kWarpsM;
+  constexpr int kQuadsM = kM / (32 * Tile::kWarpsM), kQuadsN = kN / (16 * kWarpsN);  // a thread's
   static_assert(kQuadsM * kQuadsN * 16 * kThreads == kM * kN);
   // In shared memory tiles lie k by k. Rows are padded by four floats: packs along k are written without
   // bank conflicts (4 k + line), those across k are aligned.
@@ -66,7 +69,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const int lane_m = lane / 2 % 8 * 4, lane_n = (lane / 16 * 2 + lane % 2) * 4;
-  const int at_m = warp_m * 32 * kQuadsM + lane_m, at_n = warp_n * 32 + lane_n;
+  const int at_m = warp_m * 32 * kQuadsM + lane_m, at_n = warp_n * 16 * kQuadsN + lane_n;
   const auto quad = [](const float* at) { return *reinterpret_cast<const Quad*>(at); };
   float sums[kQuadsM * 4][kQuadsN * 4] = {};
 
@@ -75,11 +78,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   write_both(shared);
   __syncthreads();
   int stage = 0;
-  for (int tiles = range.tiles; tiles > 0; --tiles) {
-    if (tiles > 1) {
-      read(walk_a, from_a, kDepth);
-      read(walk_b, from_b, kDepth);
-    }
+  const auto multiply = [&] {
     const float* const tile_a = shared + stage + at_m;
     const float* const tile_b = shared + stage + kDepth * kPitchA + at_n;
     UNROLL for (int k = 0; k < kDepth; ++k) {
@@ -91,10 +90,18 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
         UNROLL for (int j = 0; j < kQuadsN * 4; ++j) sums[i][j] += x * b[j / 4].v[j % 4];
       }
     }
+  };
+  // The last tile is apart. If the next one were read under a condition, the compiler would take the
+  // products, which do not depend on it, to before the reading that they are to hide.
+  for (int tiles = range.tiles; tiles > 1; --tiles) {
+    read(walk_a, from_a, kDepth);
+    read(walk_b, from_b, kDepth);
+    multiply();
     stage = kStage - stage;
-    if (tiles > 1) write_both(shared + stage);
+    write_both(shared + stage);
     __syncthreads();
   }
+  if (range.tiles > 0) multiply();
 
   finish_tile<Tile>(p, kept, shared, [&](int slice) {
     float* const to = shared + (warp_m * 32 + lane_m) * kSlicePitch<Tile> + at_n;

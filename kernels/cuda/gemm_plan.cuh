@@ -179,19 +179,19 @@ __device__ __forceinline__ void apply_epilogue(const GemmPlan<T>& p, std::int64_
       apply(Relu{}, v);
       break;
     case Epilogue::gelu:
-      apply(Gelu{}, v);
+      apply(Gelu<>{}, v);
       break;
     case Epilogue::gelu_tanh:
-      apply(GeluTanh{}, v);
+      apply(GeluTanh<>{}, v);
       break;
     case Epilogue::relu_backward:
       apply(ReluBackward{}, v, aux);
       break;
     case Epilogue::gelu_backward:
-      apply(GeluBackward{}, v, aux);
+      apply(GeluBackward<>{}, v, aux);
       break;
     case Epilogue::gelu_tanh_backward:
-      apply(GeluTanhBackward{}, v, aux);
+      apply(GeluTanhBackward<>{}, v, aux);
       break;
   }
 }

@@ -38,9 +38,17 @@ struct LayerNormRows {
   float *mean, *inv_std;
 };
 
-/// Elements of a thread lie as in softmax.cuh. Made for at least 1024 threads an SM.
+/// Threads of an SM that rows are made for: a warp or a block waits for its whole row, while others read
+/// theirs. 8 elements take 32 registers, 16 take 48; more, or single ones with an address each, 64.
+constexpr int threads_an_sm(int elements, int pack) {
+  if (pack == 1 || elements > 16) return 1024;
+  return elements > 8 ? 1280 : 2048;
+}
+
+/// Elements of a thread lie as in softmax.cuh.
 template <class T, int kThreads, int kElements, int V>
-__global__ void __launch_bounds__(block_threads(kThreads), 1024 / block_threads(kThreads))
+__global__ void __launch_bounds__(block_threads(kThreads),
+                                  threads_an_sm(kElements, V) / block_threads(kThreads))
     layer_norm_rows(LayerNormRows<T> a) {
   static_assert(kElements % V == 0);
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -52,17 +60,21 @@ __global__ void __launch_bounds__(block_threads(kThreads), 1024 / block_threads(
   float sum[1] = {0}, squares[1] = {0};
   UNROLL for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
-    Pack<T, V> pack{};
-    if (at < a.n) pack = *reinterpret_cast<const Pack<T, V>*>(in + at);
+    const auto own = unpacked(pack_or<V>(in + at, at < a.n, T()));
     UNROLL for (int j = 0; j < V; ++j) {
-      x[i + j] = load(pack.v[j]);
+      x[i + j] = own.v[j];
       sum[0] += x[i + j];
     }
   }
   sum_row<kThreads>(sum, parts[0]);
   const float mean = sum[0] / static_cast<float>(a.n);
-  UNROLL for (int i = 0; i < kElements; i += V) if ((i / V * kThreads + thread) * V < a.n)
-      UNROLL for (int j = 0; j < V; ++j) squares[0] += (x[i + j] - mean) * (x[i + j] - mean);
+  UNROLL for (int i = 0; i < kElements; i += V) {
+    if ((i / V * kThreads + thread) * V >= a.n) break;
+    UNROLL for (int j = 0; j < V; ++j) {
+      x[i + j] -= mean;
+      squares[0] += x[i + j] * x[i + j];
+    }
+  }
   sum_row<kThreads>(squares, parts[1]);
   const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
   if (thread == 0) {
@@ -72,14 +84,14 @@ __global__ void __launch_bounds__(block_threads(kThreads), 1024 / block_threads(
   UNROLL for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
     if (at >= a.n) break;
-    UNROLL for (int j = 0; j < V; ++j) x[i + j] = (x[i + j] - mean) * inv_std;
+    UNROLL for (int j = 0; j < V; ++j) x[i + j] *= inv_std;
     if (a.weight) {
-      const auto pack = *reinterpret_cast<const Pack<T, V>*>(a.weight + at);
-      UNROLL for (int j = 0; j < V; ++j) x[i + j] *= load(pack.v[j]);
+      const auto weight = unpacked(*reinterpret_cast<const Pack<T, V>*>(a.weight + at));
+      UNROLL for (int j = 0; j < V; ++j) x[i + j] *= weight.v[j];
     }
     if (a.bias) {
-      const auto pack = *reinterpret_cast<const Pack<T, V>*>(a.bias + at);
-      UNROLL for (int j = 0; j < V; ++j) x[i + j] += load(pack.v[j]);
+      const auto bias = unpacked(*reinterpret_cast<const Pack<T, V>*>(a.bias + at));
+      UNROLL for (int j = 0; j < V; ++j) x[i + j] += bias.v[j];
     }
     Pack<T, V> pack;
     UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[i + j]);
@@ -89,8 +101,8 @@ __global__ void __launch_bounds__(block_threads(kThreads), 1024 / block_threads(
 
 template <int V, class T>
 __device__ __forceinline__ void read_floats(const T* from, float (&x)[V]) {
-  const auto pack = *reinterpret_cast<const Pack<T, V>*>(from);
-  UNROLL for (int j = 0; j < V; ++j) x[j] = load(pack.v[j]);
+  const auto pack = unpacked(*reinterpret_cast<const Pack<T, V>*>(from));
+  UNROLL for (int j = 0; j < V; ++j) x[j] = pack.v[j];
 }
 template <int V, class T>
 __device__ __forceinline__ void write_floats(T* to, const float (&x)[V]) {
@@ -170,23 +182,28 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
   for (std::int64_t row = begin + threadIdx.y; row < end; row += blockDim.y, turn ^= 1) {
     Pack<T, V> x[kPacks], dy[kPacks];
     UNROLL for (int p = 0; p < kPacks; ++p) {
-      x[p] = dy[p] = Pack<T, V>{};
-      if (at(p) >= a.n) continue;
-      x[p] = *reinterpret_cast<const Pack<T, V>*>(a.x + row * a.n + at(p));
-      dy[p] = *reinterpret_cast<const Pack<T, V>*>(a.dy + row * a.n + at(p));
+      if constexpr (V == 1) {  // of so many addresses pack_or() makes too many registers
+        x[p] = dy[p] = Pack<T, V>{};
+        if (at(p) >= a.n) continue;
+        x[p].v[0] = a.x[row * a.n + at(p)];
+        dy[p].v[0] = a.dy[row * a.n + at(p)];
+      } else {
+        x[p] = pack_or<V>(a.x + row * a.n + at(p), at(p) < a.n, T());
+        dy[p] = pack_or<V>(a.dy + row * a.n + at(p), at(p) < a.n, T());
+      }
     }
     const float mean = a.mean[row], inv_std = a.inv_std[row];
     const auto read_weight = [&](int p) {
       Pack<T, V> w;
       if (a.weight && at(p) < a.n) w = *reinterpret_cast<const Pack<T, V>*>(a.weight + at(p));
       else UNROLL for (int j = 0; j < V; ++j) w.v[j] = store<T>(1.0f);
-      return w;
+      return unpacked(w);
     };
     float sums[2] = {};  // of the gradient of the normalised row, and of its product with that row
     UNROLL for (int p = 0; p < kPacks; ++p) {
-      const Pack<T, V> w = read_weight(p);
+      const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
       UNROLL for (int j = 0; j < V; ++j) {
-        const float normal = (load(x[p].v[j]) - mean) * inv_std, d = load(dy[p].v[j]), g = d * load(w.v[j]);
+        const float normal = (own.v[j] - mean) * inv_std, d = grad.v[j], g = d * w.v[j];
         sums[0] += g;
         sums[1] += g * normal;
         dweight[p * V + j] += d * normal;
@@ -198,10 +215,10 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     const float plain = sums[0] * scale, along = sums[1] * scale;
     UNROLL for (int p = 0; p < kPacks; ++p) {
       if (at(p) >= a.n) break;
-      const Pack<T, V> w = read_weight(p);
+      const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
       Pack<T, V> result;
       UNROLL for (int j = 0; j < V; ++j) {
-        const float normal = (load(x[p].v[j]) - mean) * inv_std, g = load(dy[p].v[j]) * load(w.v[j]);
+        const float normal = (own.v[j] - mean) * inv_std, g = grad.v[j] * w.v[j];
         result.v[j] = store<T>(inv_std * (g - plain - normal * along));
       }
       *reinterpret_cast<Pack<T, V>*>(a.dx + row * a.n + at(p)) = result;
@@ -338,7 +355,8 @@ void launch_layer_norm_rows(const LayerNormRows<T>& a, cudaStream_t stream) {
     if constexpr (V > 1) return go(&layer_norm_rows<T, 32, 32, V>, by_warps, warps);
     else return go(&layer_norm_rows<T, 128, 8, V>, by_blocks, 128);  // 32 addresses take too many registers
   }
-  if (a.n <= 256 * 16) go(&layer_norm_rows<T, 256, 16, V>, by_blocks, 256);
+  if (a.n <= 128 * 16) go(&layer_norm_rows<T, 128, 16, V>, by_blocks, 128);
+  else if (a.n <= 256 * 16) go(&layer_norm_rows<T, 256, 16, V>, by_blocks, 256);
   else if (a.n <= 512 * 16) go(&layer_norm_rows<T, 512, 16, V>, by_blocks, 512);
   else if (a.n <= 1024 * 16) go(&layer_norm_rows<T, 1024, 16, V>, by_blocks, 1024);
   else go(&layer_norm_streamed<T, V>, by_blocks, kStreamThreads);

@@ -26,6 +26,7 @@ struct ClassRows {
   float rest, each;
 
   __device__ float weight_of(std::int64_t c) const { return weight ? weight[c] : 1.0f; }
+  __device__ std::int64_t target_of(std::int64_t row) const { return target ? target[row] : ignore_index; }
   __device__ bool is_class(std::int64_t t) const { return t >= 0 && t < shape.n; }
   template <class Batch>
   __device__ void read_q(const Batch& batch, std::int64_t base, float (&q)[Batch::kSize]) const {
@@ -38,7 +39,7 @@ struct ClassRows {
 
 /// Online (see softmax.cuh): the largest x, the sum of exp(x - max), and those of q and q (max - x), whose
 /// terms are all of one sign. All -inf counts as a max of 0.
-template <bool with_q>
+template <class T, bool with_q>
 struct CrossEntropyTerms {
   struct State {
     float max, sum, q, gap;
@@ -58,7 +59,7 @@ struct CrossEntropyTerms {
     s = raised(s, max);
     const float from = base(max);
     UNROLL for (int j = 0; j < Batch::kSize; ++j) {
-      s.sum += expf(x[j] - from);
+      s.sum += exp_for<T>(x[j] - from);
       if constexpr (with_q) {
         s.q += q[j];
         s.gap += batch.has(j) ? q[j] * (from - x[j]) : 0.0f;
@@ -71,13 +72,19 @@ struct CrossEntropyTerms {
     b = raised(b, max);
     return {max, a.sum + b.sum, a.q + b.q, a.gap + b.gap};
   }
-  __device__ static State of_lane(State s, int bits) {
-    State o{__shfl_xor_sync(kAllLanes, s.max, bits), __shfl_xor_sync(kAllLanes, s.sum, bits), 0, 0};
+  /// Of a row, from those of its threads.
+  template <class Row>
+  __device__ static State joined(State s) {
+    s = raised(s, Row::max(s.max));
     if constexpr (with_q) {
-      o.q = __shfl_xor_sync(kAllLanes, s.q, bits);
-      o.gap = __shfl_xor_sync(kAllLanes, s.gap, bits);
+      float sums[3] = {s.sum, s.q, s.gap};
+      Row::sum(sums);
+      return {s.max, sums[0], sums[1], sums[2]};
+    } else {
+      float sums[1] = {s.sum};
+      Row::sum(sums);
+      return {s.max, sums[0], 0, 0};
     }
-    return o;
   }
 
  private:
@@ -89,15 +96,21 @@ struct CrossEntropyTerms {
   }
 };
 
+/// q takes registers beside x: 64 in all.
+template <class Way>
+constexpr int blocks_an_sm(bool with_q) {
+  return with_q ? std::min(Way::kBlocks, 1024 / Way::kThreads) : Way::kBlocks;
+}
+
 /// What a thread finds out about its row.
 template <class T, bool with_q, class Way>
-__device__ __forceinline__ typename CrossEntropyTerms<with_q>::State terms_of(const Way& way,
-                                                                              const ClassRows<T>& a) {
-  using Terms = CrossEntropyTerms<with_q>;
+__device__ __forceinline__ typename CrossEntropyTerms<T, with_q>::State terms_of(const Way& way,
+                                                                                 const ClassRows<T>& a) {
+  using Terms = CrossEntropyTerms<T, with_q>;
   const T* const x = a.x + way.base;
   typename Terms::State s = Terms::none();
   if (way.inside)
-    way.template walk<with_q ? 1 : 4>(a.shape, x, [&](const auto& batch) {
+    way.template walk<with_q ? 4 : 16>(a.shape, x, [&](const auto& batch) {
       constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
       float values[N];
       [[maybe_unused]] float q[N] = {};
@@ -113,16 +126,16 @@ struct RowLosses {
   float *losses, *weights;
   std::int64_t* first_bad;
 
-  /// x: the row's first element.
+  /// x: the row's first element. target: ClassRows::target_of() of it, read before all else, for reading it
+  /// takes as long as the row does.
   template <bool with_q>
-  __device__ void write(const ClassRows<T>& a, std::int64_t row, const T* x,
-                        typename CrossEntropyTerms<with_q>::State s) const {
+  __device__ void write(const ClassRows<T>& a, std::int64_t row, const T* x, std::int64_t target,
+                        typename CrossEntropyTerms<T, with_q>::State s) const {
     const float log_sum = logf(s.sum) + (s.max - s.max);  // NaN if all are -inf
     a.stats[2 * row] = s.max;
     a.stats[2 * row + 1] = log_sum;
     float loss = with_q ? s.gap + (s.q == 0 ? 0.0f : s.q * log_sum) : 0.0f, weight = 1;
     if (a.target) {
-      const std::int64_t target = a.target[row];
       if (target == a.ignore_index || !a.is_class(target)) {
         loss = weight = 0;
         if (target != a.ignore_index)
@@ -138,32 +151,34 @@ struct RowLosses {
 };
 
 template <class Way, class T, bool with_q>
-__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+__global__ void __launch_bounds__(Way::kThreads, blocks_an_sm<Way>(with_q))
     cross_entropy_rows(ClassRows<T> a, RowLosses<T> to) {
   const Way way(a.shape);
-  const auto s = way.template merge<CrossEntropyTerms<with_q>>(terms_of<T, with_q>(way, a));
-  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, s);
+  const std::int64_t target = way.leads ? a.target_of(way.row) : 0;
+  const auto s = way.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(way, a));
+  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, target, s);
 }
 
 /// The first of two stages: states (rows, parts).
 template <class T, bool with_q>
 __global__ void __launch_bounds__(PartWay::kThreads, PartWay::kBlocks)
-    cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<with_q>::State* states) {
+    cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<T, with_q>::State* states) {
   const PartWay way(a.shape);
-  const auto s = way.template merge<CrossEntropyTerms<with_q>>(terms_of<T, with_q>(way, a));
+  const auto s = way.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(way, a));
   if (way.leads) states[blockIdx.x] = s;
 }
 /// The second one. A warp joins the parts of a row.
 template <class T, bool with_q>
 __global__ void __launch_bounds__(WarpWay::kThreads, WarpWay::kBlocks)
-    cross_entropy_join(ClassRows<T> a, const typename CrossEntropyTerms<with_q>::State* states,
+    cross_entropy_join(ClassRows<T> a, const typename CrossEntropyTerms<T, with_q>::State* states,
                        RowLosses<T> to) {
   const WarpWay way(a.shape);
   const int lane = static_cast<int>(threadIdx.x);
-  auto s = CrossEntropyTerms<with_q>::none();
+  const std::int64_t target = way.leads ? a.target_of(way.row) : 0;
+  auto s = CrossEntropyTerms<T, with_q>::none();
   if (way.inside && lane < a.shape.parts) s = states[way.row * a.shape.parts + lane];
-  s = merge_warp<CrossEntropyTerms<with_q>>(s);
-  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, s);
+  s = CrossEntropyTerms<T, with_q>::template joined<RowThreads<32>>(s);
+  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, target, s);
 }
 
 struct RowGrad {
@@ -179,14 +194,19 @@ struct RowGrad {
 struct SumOfQ {
   using State = float;
   __device__ static State merge(State a, State b) { return a + b; }
-  __device__ static State of_lane(State s, int bits) { return __shfl_xor_sync(kAllLanes, s, bits); }
+  template <class Row>
+  __device__ static State joined(State s) {
+    float sum[1] = {s};
+    Row::sum(sum);
+    return sum[0];
+  }
 };
 /// That of a row, or of its part; every thread that shares it gets it.
 template <class Way, class T>
 __device__ __forceinline__ float sum_of_q(const Way& way, const ClassRows<T>& a) {
   float sum = 0;
   if (way.inside)
-    way.template walk<1>(a.shape, a.x + way.base, [&](const auto& batch) {
+    way.template walk<4>(a.shape, a.x + way.base, [&](const auto& batch) {
       constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
       float q[N];
       a.read_q(batch, way.base, q);
@@ -206,7 +226,7 @@ __global__ void __launch_bounds__(PartWay::kThreads, PartWay::kBlocks)
 
 /// q_sums: of parts, where there are any.
 template <class Way, class T, bool with_q>
-__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+__global__ void __launch_bounds__(Way::kThreads, blocks_an_sm<Way>(with_q))
     cross_entropy_backward_rows(ClassRows<T> a, RowGrad g, const float* q_sums, T* dx) {
   const Way way(a.shape);
   const T* const x = a.x + way.base;
@@ -215,33 +235,34 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
   if constexpr (with_q && std::is_same_v<Way, PartWay>) {
     const int lane = static_cast<int>(threadIdx.x) % 32;  // a warp for itself: kMostParts
     if (lane < a.shape.parts) sum = q_sums[way.row * a.shape.parts + lane];
-    sum = merge_warp<SumOfQ>(sum);
+    sum = SumOfQ::joined<RowThreads<32>>(sum);
   } else if constexpr (with_q) {
     sum = sum_of_q(way, a);
   }
   if (!way.inside) return;
+  // On their way with the target.
+  const float grad = g.of(way.row), max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
   int hit_class = -1;
   float hit = 0;
   if (a.target) {
     const std::int64_t target = a.target[way.row];
     if (target == a.ignore_index || !a.is_class(target))
-      return way.template walk<2>(a.shape, x, [&](const auto& batch) {
+      return way.template walk<16>(a.shape, x, [&](const auto& batch) {
         const float zeros[std::remove_cvref_t<decltype(batch)>::kSize] = {};
         batch.write(out, zeros);
       });
     hit = a.rest * a.weight_of(target);
     hit_class = static_cast<int>(target);
   }
-  const float grad = g.of(way.row), scale = grad * (hit + sum);
-  const float max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
-  way.template walk<with_q ? 1 : 4>(a.shape, x, [&](const auto& batch) {
+  const float scale = grad * (hit + sum);
+  way.template walk<with_q ? 4 : 16>(a.shape, x, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     [[maybe_unused]] float q[N] = {};
     batch.read(x, values, 0.0f);
     if constexpr (with_q) a.read_q(batch, way.base, q);
     UNROLL for (int j = 0; j < N; ++j) {
-      values[j] = scale * expf((values[j] - max) - log_sum);
+      values[j] = scale * exp_for<T>((values[j] - max) - log_sum);
       if constexpr (with_q) values[j] -= grad * q[j];
       if (batch.class_of(j) == hit_class) values[j] -= grad * hit;
     }
@@ -256,7 +277,7 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
   if (!way.inside) return;
   const T* const x = a.x + way.base;
   const float grad = g.of(way.row) * a.rest, max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
-  way.template walk<4>(a.shape, x, [&](const auto& batch) {
+  way.template walk<16>(a.shape, x, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     batch.read(x, values, 0.0f);
@@ -297,7 +318,7 @@ __global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
   const bool good = target != a.ignore_index && a.is_class(target);
   const float hit = good ? -a.weight_of(target) * g.of(way.row) : 0.0f;
   T* const out = dx + way.base;
-  way.template walk<2>(a.shape, out, [&](const auto& batch) {
+  way.template walk<16>(a.shape, out, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     UNROLL for (int j = 0; j < N; ++j) values[j] = good && batch.class_of(j) == target ? hit : 0.0f;
@@ -338,7 +359,7 @@ void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::
   const auto go = [&]<bool with_q>() {
     with_way<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
       if constexpr (std::is_same_v<Way, PartWay>) {
-        const Scratch<typename CrossEntropyTerms<with_q>::State> states(kernel_device, grid);
+        const Scratch<typename CrossEntropyTerms<T, with_q>::State> states(kernel_device, grid);
         launch(&cross_entropy_parts<T, with_q>, grid, block, 0, stream, rows, states.data());
         launch(&cross_entropy_join<T, with_q>, static_cast<unsigned>((rows.shape.rows + 3) / 4), {32, 4}, 0,
                stream, rows, states.data(), to);

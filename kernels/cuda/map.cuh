@@ -62,14 +62,14 @@ template <int V, class F, class Out, class... In, std::size_t... I>
 __device__ __forceinline__ void compute_pack(const MapPlan<1 + int(sizeof...(In))>& plan,
                                              const std::int64_t (&at)[1 + sizeof...(In)], const F& f,
                                              Out* out, std::index_sequence<I...>, const In*... in) {
-  const auto compute = [&](const Pack<In, V>&... packs) {
+  const auto compute = [&](const Pack<Compute<In>, V>&... packs) {
     Pack<Out, V> result;
-    UNROLL for (int i = 0; i < V; ++i) result.v[i] = store<Out>(f(load(packs.v[i])...));
+    UNROLL for (int i = 0; i < V; ++i) result.v[i] = store<Out>(f(packs.v[i]...));
     *reinterpret_cast<Pack<Out, V>*>(out + at[0]) = result;
   };
   const int last = plan.ndim - 1;
   static_cast<void>(last);  // where there is no input
-  compute(read_pack<V>(in + at[I + 1], plan.strides[I + 1][last] != 0)...);
+  compute(unpacked(read_pack<V>(in + at[I + 1], plan.strides[I + 1][last] != 0))...);
 }
 template <class F, class Out, class... In, std::size_t... I>
 __device__ __forceinline__ void compute_element(const std::int64_t (&at)[1 + sizeof...(In)], const F& f,

@@ -13,8 +13,10 @@
 // - `UNROLL` and `NO_UNROLL` for `#pragma unroll` and its contrary, which g++ does not know.
 //
 // Compiled with nvcc's --expt-relaxed-constexpr, so that constexpr functions of core serve on the GPU.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "tapestry/core/half.h"
@@ -125,6 +127,13 @@ __device__ __forceinline__ float from_f16_bits(std::uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
+/// 2^x within 2^-22 of it; what is subnormal is 0. One instruction, where exp2f() takes four and expf()
+/// eight.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 }  // namespace ptx
 
@@ -165,6 +174,51 @@ struct alignas(sizeof(T) * N) Pack {
 template <class T, int N>
 bool aligned(const void* p) {
   return reinterpret_cast<std::uintptr_t>(p) % sizeof(Pack<T, N>) == 0;
+}
+/// `otherwise` where there is nothing to read. By words: under a condition elements of 16 bits move one by
+/// one.
+template <int N, class T>
+__device__ __forceinline__ Pack<T, N> pack_or(const T* from, bool has, T otherwise) {
+  Pack<T, N> pack;
+  UNROLL for (int i = 0; i < N; ++i) pack.v[i] = otherwise;
+  if constexpr (sizeof pack % 4 == 0) {
+    Pack<std::uint32_t, sizeof pack / 4> words;
+    memcpy(&words, &pack, sizeof pack);
+    if (has) words = *reinterpret_cast<const decltype(words)*>(from);
+    memcpy(static_cast<void*>(&pack), &words, sizeof pack);
+  } else if (has) {
+    pack = *reinterpret_cast<const Pack<T, N>*>(from);
+  }
+  return pack;
+}
+/// load() of each. Two of bf16 come out of a word by two instructions; one by one they take four. By value,
+/// so that a pack in memory is read at once.
+template <class T, int N>
+__device__ __forceinline__ Pack<Compute<T>, N> unpacked(Pack<T, N> pack) {
+  Pack<Compute<T>, N> x;
+  if constexpr (std::is_same_v<T, BFloat16> && N % 2 == 0) {
+    std::uint32_t words[N / 2];
+    memcpy(words, &pack, sizeof words);
+    UNROLL for (int i = 0; i < N / 2; ++i) {
+      x.v[2 * i] = __uint_as_float(words[i] << 16);
+      x.v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  } else {
+    UNROLL for (int i = 0; i < N; ++i) x.v[i] = load(pack.v[i]);
+  }
+  return x;
+}
+/// e^x for results of type T: to bf16's digits and some more, what is subnormal is 0; or to f32's.
+template <class T>
+__device__ __forceinline__ float exp_for(float x) {
+  if constexpr (std::is_same_v<T, BFloat16>) return ptx::exp2_approx(x * 1.44269504f);
+  else return expf(x);
+}
+/// Likewise a / b, for 2^-126 <= b <= 2^126.
+template <class T>
+__device__ __forceinline__ float quotient_for(float a, float b) {
+  if constexpr (std::is_same_v<T, BFloat16>) return __fdividef(a, b);
+  else return a / b;
 }
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;

@@ -5,13 +5,13 @@ namespace {
 
 template <class T, bool log>
 void forward(const SoftmaxShape& shape, const void* x, void* y) {
-  launch_softmax<SoftmaxForward<log>, T>(shape, {{static_cast<const T*>(x)}}, static_cast<T*>(y),
-                                         kernel_stream());
+  launch_softmax<SoftmaxForward<T, log>, T>(shape, {{static_cast<const T*>(x)}}, static_cast<T*>(y),
+                                            kernel_stream());
 }
 template <class T, bool log>
 void backward(const SoftmaxShape& shape, const void* y, const void* dy, void* dx) {
-  launch_softmax<SoftmaxBackward<log>, T>(shape, {{static_cast<const T*>(y), static_cast<const T*>(dy)}},
-                                          static_cast<T*>(dx), kernel_stream());
+  launch_softmax<SoftmaxBackward<T, log>, T>(shape, {{static_cast<const T*>(y), static_cast<const T*>(dy)}},
+                                             static_cast<T*>(dx), kernel_stream());
 }
 
 const bool filled = for_types<float, BFloat16>([]<class T>() {

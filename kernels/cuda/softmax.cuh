@@ -22,7 +22,43 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-template <bool log>
+/// A row's threads, a warp or a block: of what each of them has, every one gets the sum or the maximum. For
+/// either there is one shared array, so a kernel of blocks calls each once.
+template <int kThreads>
+struct RowThreads {
+  template <int K>
+  __device__ __forceinline__ static void sum(float (&s)[K]) {
+    SHARED(float, warps, [K][kThreads / 32]);
+    merge(s, warps, [](float a, float b) { return a + b; });
+  }
+  __device__ __forceinline__ static float max(float x) {
+    SHARED(float, warps, [1][kThreads / 32]);
+    float s[1] = {x};
+    merge(s, warps, [](float a, float b) { return fmaxf(a, b); });
+    return s[0];
+  }
+
+ private:
+  template <int K, class F>
+  __device__ __forceinline__ static void merge(float (&s)[K], float (&warps)[K][kThreads / 32], F f) {
+    const auto lanes = [&](int from) {
+      UNROLL for (int bits = from; bits > 0; bits /= 2) UNROLL for (int k = 0; k < K; ++k) s[k] =
+          f(s[k], __shfl_xor_sync(kAllLanes, s[k], bits));
+    };
+    lanes(16);
+    if constexpr (kThreads > 32) {
+      const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+      if (lane == 0) UNROLL for (int k = 0; k < K; ++k) warps[k][thread / 32] = s[k];
+      __syncthreads();
+      // Each several times where there are fewer than 32, so this many lanes have them all.
+      UNROLL for (int k = 0; k < K; ++k) s[k] = warps[k][lane % (kThreads / 32)];
+      lanes(kThreads / 64);
+    }
+  }
+};
+
+/// Of elements of type T: where results are rounded to that, exponentials need not be better.
+template <class T, bool log>
 struct SoftmaxForward {
   static constexpr int kInputs = 1;
   static constexpr float kNeutral = -kInfinity;  // changes no State
@@ -40,23 +76,45 @@ struct SoftmaxForward {
   __device__ static State of(const float (&x)[1][N]) {
     State s = none();
     UNROLL for (int i = 0; i < N; ++i) s.max = fmaxf(s.max, x[0][i]);
-    UNROLL for (int i = 0; i < N; ++i) s.sum += x[0][i] == -kInfinity ? 0.0f : expf(x[0][i] - s.max);
+    UNROLL for (int i = 0; i < N; ++i) s.sum += x[0][i] == -kInfinity ? 0.0f : exp_for<T>(x[0][i] - s.max);
     return s;
   }
   __device__ static State merge(State a, State b) {
     const float max = fmaxf(a.max, b.max);
     return {max, scaled(a, max) + scaled(b, max), 0};
   }
-  __device__ static State of_lane(State s, int bits) {
-    return {__shfl_xor_sync(kAllLanes, s.max, bits), __shfl_xor_sync(kAllLanes, s.sum, bits), 0};
+  /// Of a row, from those of its threads.
+  template <class Row>
+  __device__ static State joined(State s) {
+    const float max = Row::max(s.max);
+    float sum[1] = {scaled(s, max)};
+    Row::sum(sum);
+    return {max, sum[0], 0};
   }
   __device__ static State finish(State s) {
     s.scale = log ? logf(s.sum) : 1.0f / s.sum;
     return s;
   }
   __device__ static float result(State s, float x) {
-    return log ? (x - s.max) - s.scale : expf(x - s.max) * s.scale;
+    return log ? (x - s.max) - s.scale : exp_for<T>(x - s.max) * s.scale;
   }
+
+  /// The same of elements that stay in registers: each takes one exponential, for x is left as what
+  /// kept_result() makes the result of.
+  template <class Row, int N>
+  __device__ static State of_kept(float (&x)[1][N]) {
+    float max = -kInfinity, sum[1] = {0};
+    UNROLL for (int i = 0; i < N; ++i) max = fmaxf(max, x[0][i]);
+    max = Row::max(max);
+    UNROLL for (int i = 0; i < N; ++i) {
+      const float e = exp_for<T>(x[0][i] - max);
+      sum[0] += e;
+      if (!log) x[0][i] = e;
+    }
+    Row::sum(sum);
+    return finish({max, sum[0], 0});
+  }
+  __device__ static float kept_result(State s, float x) { return log ? result(s, x) : x * s.scale; }
 
  private:
   __device__ static float scaled(State s, float max) {
@@ -64,7 +122,7 @@ struct SoftmaxForward {
   }
 };
 
-template <bool log>
+template <class T, bool log>
 struct SoftmaxBackward {
   static constexpr int kInputs = 2;  // y, dy
   static constexpr float kNeutral = 0;
@@ -77,11 +135,22 @@ struct SoftmaxBackward {
     return sum;
   }
   __device__ static State merge(State a, State b) { return a + b; }
-  __device__ static State of_lane(State s, int bits) { return __shfl_xor_sync(kAllLanes, s, bits); }
+  template <class Row>
+  __device__ static State joined(State s) {
+    float sum[1] = {s};
+    Row::sum(sum);
+    return sum[0];
+  }
   __device__ static State finish(State s) { return s; }
   __device__ static float result(State sum, float y, float dy) {
-    return log ? dy - expf(y) * sum : y * (dy - sum);
+    return log ? dy - exp_for<T>(y) * sum : y * (dy - sum);
   }
+
+  template <class Row, int N>
+  __device__ static State of_kept(float (&x)[2][N]) {
+    return joined<Row>(of(x));
+  }
+  __device__ static float kept_result(State sum, float y, float dy) { return result(sum, y, dy); }
 };
 
 template <class T, int K>
@@ -97,31 +166,26 @@ template <class Op>
 __device__ __forceinline__ float row_result(const typename Op::State& s, const float (&x)[2]) {
   return Op::result(s, x[0], x[1]);
 }
-
 template <class Op>
-__device__ __forceinline__ typename Op::State merge_warp(typename Op::State s) {
-  UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) s = Op::merge(s, Op::of_lane(s, lanes));
-  return s;
+__device__ __forceinline__ float kept_result(const typename Op::State& s, const float (&x)[1]) {
+  return Op::kept_result(s, x[0]);
 }
-/// Every thread gets the block's State. Called once: the shared array is not used again.
-template <class Op, int kThreads>
-__device__ __forceinline__ typename Op::State merge_block(typename Op::State s) {
-  using State = typename Op::State;
-  SHARED(State, warps, [kThreads / 32]);
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  s = merge_warp<Op>(s);
-  if (lane == 0) warps[thread / 32] = s;
-  __syncthreads();
-  s = warps[lane % (kThreads / 32)];  // each several times where there are fewer than 32 ...
-  UNROLL for (int lanes = kThreads / 64; lanes > 0; lanes /= 2)  // ... so this many lanes have them all
-      s = Op::merge(s, Op::of_lane(s, lanes));
-  return s;
+template <class Op>
+__device__ __forceinline__ float kept_result(const typename Op::State& s, const float (&x)[2]) {
+  return Op::kept_result(s, x[0], x[1]);
 }
+
+/// Threads of a multiprocessor that rows in registers are made for. A block waits for its whole row, and
+/// others read theirs meanwhile: three blocks of 512, or as many threads of others, at 40 registers. Two
+/// inputs, or single elements with an address each, take 64.
+template <class Op, int V>
+inline constexpr int kRowThreads = Op::kInputs == 1 && V > 1 ? 1536 : 1024;
 
 /// Elements that a thread has in registers: kElements / V packs of V that lie kThreads packs apart.
 /// Of a warp's rows there are blockDim.y in a block; otherwise one.
 template <class Op, class T, int kThreads, int kElements, int V>
-__global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads, kThreads == 512 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads,
+                                  kThreads == 32 ? 1 : kRowThreads<Op, V> / kThreads)
     row_in_registers(RowInputs<T, Op::kInputs> in, T* out, std::int64_t rows, int n) {
   static_assert(kElements % V == 0);
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -132,15 +196,11 @@ __global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads, kThreads == 5
     const T* const from = in.x[k] + row * n;
     UNROLL for (int i = 0; i < kElements; i += V) {
       const int at = (i / V * kThreads + thread) * V;
-      Pack<T, V> pack{};
-      if (at < n) pack = *reinterpret_cast<const Pack<T, V>*>(from + at);
-      UNROLL for (int j = 0; j < V; ++j) x[k][i + j] = at < n ? load(pack.v[j]) : Op::kNeutral;
+      const auto pack = unpacked(pack_or<V>(from + at, at < n, store<T>(Op::kNeutral)));
+      UNROLL for (int j = 0; j < V; ++j) x[k][i + j] = pack.v[j];
     }
   }
-  typename Op::State s = Op::of(x);
-  if constexpr (kThreads == 32) s = merge_warp<Op>(s);
-  else s = merge_block<Op, kThreads>(s);
-  s = Op::finish(s);
+  const typename Op::State s = Op::template of_kept<RowThreads<kThreads>>(x);
   UNROLL for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
     if (at >= n) break;
@@ -148,38 +208,45 @@ __global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads, kThreads == 5
     UNROLL for (int j = 0; j < V; ++j) {
       float element[Op::kInputs];
       UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i + j];
-      pack.v[j] = store<T>(row_result<Op>(s, element));
+      pack.v[j] = store<T>(kept_result<Op>(s, element));
     }
     *reinterpret_cast<Pack<T, V>*>(out + row * n + at) = pack;
   }
 }
 
+/// 16 elements of a thread, or 8 single ones, are on their way at once.
 template <class Op, class T, int V>
-__global__ void __launch_bounds__(512) row_streamed(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n) {
-  const std::int64_t row = blockIdx.x, step = 512 * V;
-  const auto read = [&](std::int64_t at, float(&x)[Op::kInputs][V]) {
-    UNROLL for (int k = 0; k < Op::kInputs; ++k) {
-      const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(in.x[k] + row * n + at);
-      UNROLL for (int j = 0; j < V; ++j) x[k][j] = load(pack.v[j]);
+__global__ void __launch_bounds__(512, 2) row_streamed(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n) {
+  constexpr int kPacks = V > 1 ? 16 / V / Op::kInputs : 8 / Op::kInputs, kStep = 512 * V;
+  const std::int64_t row = blockIdx.x;
+  const auto over_row = [&](const auto& f) {
+    for (std::int64_t at = threadIdx.x * V; at < n; at += kPacks * kStep) {
+      float x[Op::kInputs][kPacks * V];
+      UNROLL for (int k = 0; k < Op::kInputs; ++k) UNROLL for (int p = 0; p < kPacks; ++p) {
+        const std::int64_t place = at + p * kStep;
+        const T* const from = in.x[k] + (row * n + place);
+        const auto pack = unpacked(pack_or<V>(from, place < n, store<T>(Op::kNeutral)));
+        UNROLL for (int j = 0; j < V; ++j) x[k][p * V + j] = pack.v[j];
+      }
+      f(x, at);
     }
   };
-  float x[Op::kInputs][V];
   typename Op::State s = Op::none();
-  for (std::int64_t at = threadIdx.x * V; at < n; at += step) {
-    read(at, x);
-    s = Op::merge(s, Op::of(x));
-  }
-  s = Op::finish(merge_block<Op, 512>(s));
-  for (std::int64_t at = threadIdx.x * V; at < n; at += step) {
-    read(at, x);
-    Pack<T, V> pack;
-    UNROLL for (int j = 0; j < V; ++j) {
-      float element[Op::kInputs];
-      UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][j];
-      pack.v[j] = store<T>(row_result<Op>(s, element));
+  over_row([&](const auto& x, std::int64_t) { s = Op::merge(s, Op::of(x)); });
+  s = Op::finish(Op::template joined<RowThreads<512>>(s));
+  over_row([&](const auto& x, std::int64_t at) {
+    UNROLL for (int p = 0; p < kPacks; ++p) {
+      const std::int64_t place = at + p * kStep;
+      if (place >= n) break;
+      Pack<T, V> pack;
+      UNROLL for (int j = 0; j < V; ++j) {
+        float element[Op::kInputs];
+        UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][p * V + j];
+        pack.v[j] = store<T>(row_result<Op>(s, element));
+      }
+      *reinterpret_cast<Pack<T, V>*>(out + row * n + place) = pack;
     }
-    *reinterpret_cast<Pack<T, V>*>(out + row * n + at) = pack;
-  }
+  });
 }
 
 inline constexpr int kRowPartThreads = 256;
@@ -209,7 +276,7 @@ __global__ void __launch_bounds__(kRowPartThreads, 4)
                     typename Op::State* states) {
   typename Op::State s = Op::none();
   over_part<Op>(in, n, each, [&](const auto& x, std::int64_t, std::int64_t) { s = Op::merge(s, Op::of(x)); });
-  s = merge_block<Op, kRowPartThreads>(s);
+  s = Op::template joined<RowThreads<kRowPartThreads>>(s);
   if (threadIdx.x == 0) states[static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = s;
 }
 
@@ -221,7 +288,7 @@ __global__ void __launch_bounds__(kRowPartThreads, 4)
   const std::int64_t row = blockIdx.y;
   typename Op::State s = Op::none();
   if (threadIdx.x < gridDim.x) s = states[row * gridDim.x + threadIdx.x];
-  s = Op::finish(merge_block<Op, kRowPartThreads>(s));
+  s = Op::finish(Op::template joined<RowThreads<kRowPartThreads>>(s));
   over_part<Op>(in, n, each, [&](const auto& x, std::int64_t at, std::int64_t end) {
     UNROLL for (int i = 0; i < kRowPartBatch; ++i) {
       const std::int64_t place = at + i * kRowPartThreads;
@@ -293,6 +360,8 @@ void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows,
     launch(&row_in_registers<Op, T, 32, 8, V>, blocks(4), {32, 4}, 0, stream, in, out, rows, count);
   else if (n <= 32 * 32)
     launch(&row_in_registers<Op, T, 32, 32, V>, blocks(4), {32, 4}, 0, stream, in, out, rows, count);
+  else if (n <= 128 * 16)
+    launch(&row_in_registers<Op, T, 128, 16, V>, blocks(1), 128, 0, stream, in, out, rows, count);
   else if (n <= 256 * 16)
     launch(&row_in_registers<Op, T, 256, 16, V>, blocks(1), 256, 0, stream, in, out, rows, count);
   else if (n <= 512 * 16)

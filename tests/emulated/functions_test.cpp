@@ -104,11 +104,11 @@ TEST_CASE("elementwise kernels: functions") {
     check_unary<T, gpu::Sqrt>(kernels::sqrt, 0);
     check_unary<T, gpu::Rsqrt>(kernels::rsqrt, units<T>(4));
     check_unary<T, gpu::Tanh>(kernels::tanh, units<T>(8));
-    check_unary<T, gpu::Sigmoid>(kernels::sigmoid, units<T>(8));
-    check_unary<T, gpu::Silu>(kernels::silu, units<T>(8));
+    check_unary<T, gpu::Sigmoid<T>>(kernels::sigmoid, units<T>(8));
+    check_unary<T, gpu::Silu<T>>(kernels::silu, units<T>(8));
     // Their tails are exponentials of x^2 / 2, whose rounding they carry.
-    check_unary<T, gpu::Gelu>(kernels::gelu, units<T>(64));
-    check_unary<T, gpu::GeluTanh>(kernels::gelu_tanh, units<T>(64));
+    check_unary<T, gpu::Gelu<T>>(kernels::gelu, units<T>(64));
+    check_unary<T, gpu::GeluTanh<T>>(kernels::gelu_tanh, units<T>(64));
   });
 }
 
@@ -121,9 +121,9 @@ TEST_CASE("elementwise kernels: gradients") {
     check_binary<T, gpu::SqrtBackward>(kernels::sqrt_backward, 0);
     check_binary<T, gpu::RsqrtBackward>(kernels::rsqrt_backward, units<T>(4));
     check_binary<T, gpu::AbsBackward>(kernels::abs_backward, 0);
-    check_binary<T, gpu::SiluBackward>(kernels::silu_backward, {units<T>(8), 64}, false);
-    check_binary<T, gpu::GeluBackward>(kernels::gelu_backward, {units<T>(8), 64}, false);
-    check_binary<T, gpu::GeluTanhBackward>(kernels::gelu_tanh_backward, {units<T>(8), 64}, false);
+    check_binary<T, gpu::SiluBackward<T>>(kernels::silu_backward, {units<T>(8), 64}, false);
+    check_binary<T, gpu::GeluBackward<T>>(kernels::gelu_backward, {units<T>(8), 64}, false);
+    check_binary<T, gpu::GeluTanhBackward<T>>(kernels::gelu_tanh_backward, {units<T>(8), 64}, false);
   });
 }
 

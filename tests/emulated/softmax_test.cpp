@@ -45,10 +45,10 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
                (log ? 4 * std::abs(want[i]) : 0);
   in_each_order([&] {
     const Block<T> in(x, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, out.data(), nullptr, few);
+    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), nullptr, few);
     emulated::check_close("out", out, want, error);
-    gpu::launch_softmax<gpu::SoftmaxForward<log>, T>(shape, {{in.data()}}, in.data(), nullptr,
-                                                     few);  // in place
+    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, in.data(), nullptr,
+                                                        few);  // in place
     emulated::check_close("in place", in, want, error);
   });
 }
@@ -75,8 +75,8 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
     }
   in_each_order([&] {
     const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxBackward<log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
-                                                      nullptr, few);
+    gpu::launch_softmax<gpu::SoftmaxBackward<T, log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
+                                                         nullptr, few);
     emulated::check_close("out", out, want, error);
   });
 }
@@ -100,7 +100,7 @@ void check_both(const SoftmaxShape& shape, std::size_t offset = 0, std::int64_t 
 TEST_CASE("softmax kernels: rows of any length") {
   for (const std::int64_t n : {1, 2, 7, 8, 31, 32, 33, 64, 100, 255, 256}) check_both({3, n, 1});
   for (const std::int64_t n : {257, 1000, 1023, 1024}) check_both({5, n, 1});
-  for (const std::int64_t n : {1025, 1032, 4096}) check_both({2, n, 1});
+  for (const std::int64_t n : {1025, 1032, 2049, 4096}) check_both({2, n, 1});
 }
 
 TEST_CASE("softmax kernels: rows that a block of 1024 reads, and longer ones") {
@@ -165,12 +165,14 @@ TEST_CASE("softmax kernels: each shape has its way") {
   const auto kernels = [](const SoftmaxShape& shape, std::size_t offset, std::int64_t few = gpu::kFewRows) {
     const Block<float> x(static_cast<std::size_t>(count(shape)), offset);
     cuda_emulator::take_launches();
-    gpu::launch_softmax<gpu::SoftmaxForward<false>, float>(shape, {{x.data()}}, x.data(), nullptr, few);
+    gpu::launch_softmax<gpu::SoftmaxForward<float, false>, float>(shape, {{x.data()}}, x.data(), nullptr,
+                                                                  few);
     std::string names;
     for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
     return names;
   };
   CHECK_THAT(kernels({2, 4096, 1}, 0), ContainsSubstring("row_in_registers"));
+  CHECK_THAT(kernels({2, 2048, 1}, 0), ContainsSubstring("Li128ELi16ELi4E"));
   CHECK_THAT(kernels({2, 4096, 1}, 0), ContainsSubstring("Li256ELi16ELi4E"));
   CHECK_THAT(kernels({2, 4096, 1}, 1), ContainsSubstring("Li256ELi16ELi1E"));
   CHECK_THAT(kernels({2, 4095, 1}, 0), ContainsSubstring("Li256ELi16ELi1E"));

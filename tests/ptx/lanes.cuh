@@ -74,6 +74,8 @@ __global__ void __launch_bounds__(32) lanes(Buffers buffers) {
     *out = ptx::to_f16_bits(as_float(*in));
   } else if constexpr (kInstruction == from_f16) {
     *out = as_bits(ptx::from_f16_bits(static_cast<std::uint16_t>(*in)));
+  } else if constexpr (kInstruction == power_of_2) {
+    *out = as_bits(ptx::exp2_approx(as_float(*in)));
   } else {
     rows[lane] = {in[0], in[1], in[2], in[3]};
     __syncthreads();
@@ -113,6 +115,8 @@ void launch_lanes(Instruction instruction, int cases, Buffers buffers, cudaStrea
       return start(&lanes<to_f16>);
     case from_f16:
       return start(&lanes<from_f16>);
+    case power_of_2:
+      return start(&lanes<power_of_2>);
   }
 }
 

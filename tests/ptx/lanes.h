@@ -19,7 +19,8 @@ enum class Instruction {
   cp_async4,  // a source, whether it is read -> what arrives
   to_bf16,    // a float -> its bits
   to_f16,
-  from_f16,  // bits -> a float
+  from_f16,    // bits -> a float
+  power_of_2,  // a float -> 2 to that power, about
 };
 
 /// Words that a lane gives and gets.

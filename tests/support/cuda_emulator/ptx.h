@@ -58,6 +58,10 @@ inline void cp_async4(void* to, const void* from, bool read, Location where = Lo
 inline std::uint16_t to_bf16_bits(float x) { return tapestry::BFloat16(x).bits; }
 inline std::uint16_t to_f16_bits(float x) { return tapestry::Half(x).bits; }
 inline float from_f16_bits(std::uint16_t bits) { return static_cast<float>(tapestry::Half::from_bits(bits)); }
+inline float exp2_approx(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0.0f : y;  // NaN stays
+}
 inline void cp_async_commit() { commit_copies(); }
 template <int Keep>
 void cp_async_wait() {
