@@ -12,6 +12,7 @@
 
 using namespace tapestry;
 using bench::Cnn;
+using bench::Gpt;
 
 namespace {
 
@@ -33,6 +34,21 @@ std::function<void()> training_step(std::shared_ptr<nn::Module> model, const Ten
   };
 }
 
+// The same with AdamW.
+std::function<void()> language_step() {
+  const auto model = std::make_shared<Gpt>();
+  const auto optimizer =
+      std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 1e-3});
+  constexpr std::int64_t kBatch = 16;
+  const Tensor ids = randint(0, Gpt::kWords, {kBatch, Gpt::kLength}),
+               next = randint(0, Gpt::kWords, {kBatch * Gpt::kLength});
+  return [=] {
+    optimizer->zero_grad();
+    cross_entropy((*model)(ids), next).backward();
+    optimizer->step();
+  };
+}
+
 // 1000 operations on one element, so that milliseconds read as microseconds an operation.
 void thousand(const std::function<void()>& op) {
   for (int i = 0; i < 1000; ++i) op();
@@ -47,6 +63,7 @@ int main(int argc, char** argv) {
   std::map<std::string, std::function<void()>> work = {
       {"demo", training_step(std::make_shared<Demo>(), randn({64, 3, 32, 32}))},
       {"cnn", training_step(std::make_shared<Cnn>(), randn({128, 1, 28, 28}))},
+      {"gpt", language_step()},
       {"op_forward", [&] { thousand([&] { a.mul(b); }); }},
       {"op_backward",
        [&] {

@@ -12,7 +12,7 @@ import time
 import torch
 from torch import nn
 
-from models import Cnn
+from models import Cnn, Gpt
 
 
 class Demo(nn.Module):
@@ -32,6 +32,20 @@ def training_step(model, x):
     def step():
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def language_step():
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = 16
+    ids, next_word = torch.randint(0, Gpt.WORDS, (batch, Gpt.LENGTH)), torch.randint(0, Gpt.WORDS, (batch * Gpt.LENGTH,))
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids), next_word).backward()
         optimizer.step()
 
     return step
@@ -75,6 +89,7 @@ def main():
                   "channels_last": training_step(*channels_last(Demo(), x_demo))}, 20),
         "cnn": ({"default": training_step(Cnn(), x_cnn),
                  "channels_last": training_step(*channels_last(Cnn(), x_cnn))}, 5),
+        "gpt": ({"default": language_step()}, 3),
         "op_forward": ({"default": forward}, 10),
         "op_backward": ({"default": backward}, 10),
     }

@@ -26,4 +26,47 @@ struct WideMlp : nn::Module {
   Tensor forward(const Tensor& x) override { return fc4(fc3(fc2(fc1(x).relu()).relu()).relu()); }
 };
 
+// A small language model as GPT-2 is built (pre-norm, GELU): 3.2 million parameters in four blocks.
+struct Gpt : nn::Module {
+  static constexpr std::int64_t kWords = 96, kLength = 128, kWidth = 256, kHeads = 8, kBlocks = 4;
+
+  struct Block : nn::Module {
+    nn::LayerNorm& ln1 = add<nn::LayerNorm>("ln1", {.normalized_shape = {kWidth}});
+    nn::Linear& qkv = add<nn::Linear>("qkv", {.in_features = kWidth, .out_features = 3 * kWidth});
+    nn::Linear& proj = add<nn::Linear>("proj", {.in_features = kWidth, .out_features = kWidth});
+    nn::LayerNorm& ln2 = add<nn::LayerNorm>("ln2", {.normalized_shape = {kWidth}});
+    nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = kWidth, .out_features = 4 * kWidth});
+    nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 4 * kWidth, .out_features = kWidth});
+    Tensor attend(const Tensor& x) {
+      const std::int64_t n = x.size(0), length = x.size(1);
+      const auto heads = [&](const Tensor& t) {
+        return t.view({n, length, kHeads, kWidth / kHeads}).transpose(1, 2);
+      };
+      const auto parts = qkv(x).chunk(3, 2);
+      const Tensor y =
+          scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), {.causal = true});
+      return proj(y.transpose(1, 2).reshape({n, length, kWidth}));
+    }
+    Tensor forward(const Tensor& x) override {
+      const Tensor h = x + attend(ln1(x));
+      return h + fc2(gelu(fc1(ln2(h))));
+    }
+  };
+
+  nn::Embedding& words = add<nn::Embedding>("words", {.num_embeddings = kWords, .embedding_dim = kWidth});
+  nn::Embedding& places = add<nn::Embedding>("places", {.num_embeddings = kLength, .embedding_dim = kWidth});
+  nn::ModuleList& blocks = add<nn::ModuleList>("blocks");
+  nn::LayerNorm& ln = add<nn::LayerNorm>("ln", {.normalized_shape = {kWidth}});
+  nn::Linear& head = add<nn::Linear>("head", {.in_features = kWidth, .out_features = kWords, .bias = false});
+  Gpt() {
+    for (std::int64_t i = 0; i < kBlocks; ++i) blocks.append<Block>();
+  }
+  // Scores for the next word at every place, as rows.
+  Tensor forward(const Tensor& ids) override {
+    Tensor x = words(ids) + places(arange(ids.size(1)));
+    for (nn::Module* block : blocks) x = (*block)(x);
+    return head(ln(x)).view({-1, kWords});
+  }
+};
+
 }  // namespace tapestry::bench

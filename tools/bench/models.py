@@ -1,6 +1,7 @@
 """The models of models.h in PyTorch."""
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 class Cnn(nn.Module):
@@ -19,3 +20,38 @@ class WideMlp(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
                          nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+
+class GptBlock(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def attend(self, x):
+        n, length, width = x.shape
+        q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.transpose(1, 2).reshape(n, length, width))
+
+    def forward(self, x):
+        h = x + self.attend(self.ln1(x))
+        return h + self.fc2(F.gelu(self.fc1(self.ln2(h))))
+
+
+class Gpt(nn.Module):
+    WORDS, LENGTH, WIDTH, HEADS, BLOCKS = 96, 128, 256, 8, 4
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(self.WORDS, self.WIDTH), nn.Embedding(self.LENGTH, self.WIDTH)
+        self.blocks = nn.ModuleList(GptBlock(self.WIDTH, self.HEADS) for _ in range(self.BLOCKS))
+        self.ln, self.head = nn.LayerNorm(self.WIDTH), nn.Linear(self.WIDTH, self.WORDS, bias=False)
+
+    def forward(self, ids):
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln(x)).view(-1, self.WORDS)
