@@ -1,6 +1,6 @@
 #pragma once
-// Everything a program that builds and trains a model needs. Those who add operations or kernels include
-// kernels/slot.h, core/parallel.h and their like by name.
+// The umbrella header: includes all public headers. A program that compiles CUDA kernels of its own also
+// includes kernels/cuda/portable.cuh.
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
@@ -10,6 +10,7 @@
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/core/parallel.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/core/stream.h"

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <optional>
 
-#include "tapestry/autograd/graph_task.h"
+#include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
 
@@ -78,12 +78,12 @@ class Input {
 };
 
 // Where the streams of random numbers were.
-class RandomPositions {
+class RngState {
  public:
   using State = std::array<std::uint64_t, 2>;
 
-  static RandomPositions now() {
-    RandomPositions p;
+  static RngState now() {
+    RngState p;
     if (const Generator* own = current_context().generator) {
       p.own_ = own->state();
       return p;
@@ -106,10 +106,10 @@ class RandomPositions {
 // Sets those streams back while it lives. The context's generator, which may be gone by now, is replaced by
 // another in the same state. Of the default ones only those of `devices`: others may be in use by threads
 // that compute on other devices.
-class RandomReplay {
+class RngStateGuard {
  public:
   template <class Uses>
-  RandomReplay(const RandomPositions& positions, const Uses& uses, Context& context) {
+  RngStateGuard(const RngState& positions, const Uses& uses, Context& context) {
     context.generator = nullptr;
     if (positions.own()) {
       own_.set_state(*positions.own());
@@ -121,15 +121,15 @@ class RandomReplay {
       default_generator(device).set_state(state);
     }
   }
-  ~RandomReplay() {
+  ~RngStateGuard() {
     for (const auto& [device, state] : outer_) default_generator(device).set_state(state);
   }
-  RandomReplay(const RandomReplay&) = delete;
-  RandomReplay& operator=(const RandomReplay&) = delete;
+  RngStateGuard(const RngStateGuard&) = delete;
+  RngStateGuard& operator=(const RngStateGuard&) = delete;
 
  private:
   Generator own_;
-  std::vector<std::pair<Device, RandomPositions::State>> outer_;
+  std::vector<std::pair<Device, RngState::State>> outer_;
 };
 
 class RecomputingGuard {
@@ -159,7 +159,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
         options_(options),
         context_(current_context()),
         inputs_(inputs.begin(), inputs.end()) {
-    if (options.preserve_rng_state) random_ = RandomPositions::now();
+    if (options.preserve_rng_state) random_ = RngState::now();
   }
 
   // The n-th tensor that is saved becomes a token that stands for it.
@@ -202,7 +202,7 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   const CheckpointOptions options_;
   const Context context_;
   const std::vector<Input> inputs_;
-  RandomPositions random_;
+  RngState random_;
   bool complete_ = false;
   // Two outputs of one function can be parts of graphs that share nothing else, which two threads may run.
   // Never held while the function runs.
@@ -284,7 +284,7 @@ std::vector<Recomputation::Found> Recomputation::compute_again(const std::vector
   std::size_t count = 0;
   {
     Context context = context_;
-    const RandomReplay replay(
+    const RngStateGuard replay(
         random_, [&](Device d) { return uses(d); }, context);
     const ContextGuard context_guard(context);
     const RecomputingGuard recomputing_guard;

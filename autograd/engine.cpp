@@ -1,9 +1,9 @@
 #include "tapestry/autograd/engine.h"
 
-#include "tapestry/autograd/graph_task.h"
-#include "tapestry/autograd/nested.h"
+#include "tapestry/autograd/internal/graph_task.h"
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/stale_view.h"
+#include "tapestry/autograd/internal/stale_view.h"
 
 namespace tapestry::autograd {
 namespace {

@@ -84,7 +84,7 @@ Tensor Backward::saved(const SavedTensor& s) const {
 
 Tensor Backward::grad_or_zeros(std::uint32_t output) const {
   const OutputSlot& slot = node_.outputs_[output];
-  return slot.inbox.defined() ? slot.inbox : zeros(slot.sizes, {slot.dtype, slot.device});
+  return slot.gradient.defined() ? slot.gradient : zeros(slot.sizes, {slot.dtype, slot.device});
 }
 
 // ---- Record ----
@@ -150,7 +150,7 @@ void Node::run_hooks() {
   const std::vector<Hook> hooks = *hooks_;  // a hook may remove itself
   for (bool last : {false, true})
     for (const Hook& h : hooks) {
-      Tensor& gradient = outputs_[h.output].inbox;
+      Tensor& gradient = outputs_[h.output].gradient;
       if (h.last != last || !gradient.defined()) continue;
       Tensor replacement = h.fn(gradient);
       if (!replacement.defined()) continue;
@@ -161,7 +161,7 @@ void Node::run_hooks() {
                            replacement.sizes(), " on ", replacement.device(), "; expected ", slot.dtype, " ",
                            slot.sizes, " on ", slot.device);
       gradient = std::move(replacement);
-      outputs_[h.output].inbox_is_ours = false;
+      outputs_[h.output].owns_gradient = false;
     }
 }
 
@@ -197,7 +197,7 @@ HookHandle LeafNode::add_post_hook(std::function<void(const Tensor&)> hook) {
 
 void LeafNode::run(Backward&) {
   if (!requires_grad) return;
-  Tensor incoming = std::move(outputs_[0].inbox);
+  Tensor incoming = std::move(outputs_[0].gradient);
   if (grad.defined()) {
     grad.add_(incoming);
   } else {

@@ -56,8 +56,8 @@ struct OutputSlot {
   Shape sizes;
   DType dtype = DType::f32;
   Device device;
-  bool inbox_is_ours = false;  // a sum the engine made, which it may add to in place
-  Tensor inbox;
+  bool owns_gradient = false;  // a sum the engine made, which it may add to in place
+  Tensor gradient;
   Record record;
 };
 
@@ -158,7 +158,7 @@ std::uint64_t next_sequence();
 class Backward {
  public:
   /// Gradient of an output. Undefined where nothing came back to that output of several.
-  const Tensor& grad(std::uint32_t output = 0) const { return node_.outputs_[output].inbox; }
+  const Tensor& grad(std::uint32_t output = 0) const { return node_.outputs_[output].gradient; }
   /// The same, zeros where nothing came back.
   Tensor grad_or_zeros(std::uint32_t output) const;
   /// Whether the gradient of this input is wanted now. False also when an input's and a weight's gradient are

@@ -96,10 +96,10 @@ void recycle(Slab* s) noexcept {
   destroy(s);
 }
 
-void take_off(Slab* s, std::int64_t count) noexcept {
+void subtract_live(Slab* s, std::int64_t count) noexcept {
   if (s->live.fetch_sub(count, std::memory_order_acq_rel) == count) recycle(s);
 }
-void close(Slab* s) noexcept { take_off(s, kOpen - s->made); }
+void close(Slab* s) noexcept { subtract_live(s, kOpen - s->made); }
 
 // The slab that the thread is filling.
 thread_local constinit Slab* current = nullptr;
@@ -142,7 +142,7 @@ void* slab_allocate(std::size_t bytes) {
 }
 
 void slab_free(void* p) noexcept {
-  take_off(reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1)), 1);
+  subtract_live(reinterpret_cast<Slab*>(reinterpret_cast<std::uintptr_t>(p) & ~(kSlabBytes - 1)), 1);
 }
 
 std::int64_t slabs_in_use() { return in_use.load(std::memory_order_relaxed); }

@@ -3,7 +3,7 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
-#include "tapestry/autograd/stale_view.h"
+#include "tapestry/autograd/internal/stale_view.h"
 
 namespace tapestry::autograd {
 

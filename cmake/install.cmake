@@ -4,24 +4,23 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS tapestry EXPORT tapestry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# It finds the library beside its own folder.
+# The program finds the library relative to its own folder, so that the install tree can be moved.
 file(RELATIVE_PATH libraries_from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 set_target_properties(tapestry-run PROPERTIES INSTALL_RPATH "$ORIGIN/${libraries_from_programs}")
 install(TARGETS tapestry-run RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
-# Public headers keep their folders. What only the library's own sources include stays behind: the CPU kernels' helpers
-# see Eigen and oneDNN, and a folder named `internal` says it by its name.
+# Public headers keep their folders. Headers below a folder `internal/` are private and are not installed. Kernels are
+# private as a whole, except portable.cuh, with which a program compiles CUDA kernels of its own.
 install(FILES ${PROJECT_SOURCE_DIR}/tapestry.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry)
-foreach(folder core kernels autograd nn data distributed)
-  if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/${folder})
-    install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry
-      FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh"
-      PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/bench" EXCLUDE PATTERN "internal" EXCLUDE)
-  endif()
+foreach(folder core autograd nn data distributed)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry
+    FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
 endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/kernels/cuda/portable.cuh
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry/kernels/cuda)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
-# Nothing to find for a consumer: what the library is linked with is private to it.
+# The package finds no other packages: all dependencies of the library are private to it.
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/tapestry)
 install(EXPORT tapestry-targets NAMESPACE tapestry:: DESTINATION ${package_folder})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tapestry-config.cmake.in

@@ -2,9 +2,9 @@
 
 #include <atomic>
 
-#include "tapestry/core/cpu_allocator.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/cpu_allocator.h"
 
 namespace tapestry {
 namespace {

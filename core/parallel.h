@@ -10,7 +10,7 @@
 namespace tapestry {
 
 /// How parallel_for cuts [0, n): `count` pieces of `size` elements, the last one shorter. Depends on n, grain
-/// and the number of threads alone, so that sums formed piece by piece are repeatable.
+/// and the number of threads alone, so that sums formed chunk by chunk are repeatable.
 struct Partition {
   std::int64_t n = 0, size = 0;
   int count = 0;
@@ -29,14 +29,14 @@ struct Partition {
     if (grain >= 64) size = (size + 63) / 64 * 64;
     count = static_cast<int>(n / size + (n % size != 0));
   }
-  std::int64_t begin(int piece) const { return piece * size; }
-  std::int64_t end(int piece) const { return std::min(n, (piece + 1) * size); }
+  std::int64_t begin(int chunk) const { return chunk * size; }
+  std::int64_t end(int chunk) const { return std::min(n, (chunk + 1) * size); }
 };
 
 namespace detail {
-/// Calls piece(arg, i) for i in [0, count), each on a compute thread of its own where there is OpenMP, in
-/// turn where there is not. Rethrows the exception of the lowest piece that threw, after all have ended.
-void run_pieces(int count, void (*piece)(void* arg, int index), void* arg);
+/// Calls chunk(arg, i) for i in [0, count), each on a compute thread of its own where there is OpenMP, in
+/// turn where there is not. Rethrows the exception of the lowest chunk that threw, after all have ended.
+void run_chunks(int count, void (*chunk)(void* arg, int index), void* arg);
 }  // namespace detail
 
 /// Calls f(begin, end) for pieces that cover [0, n), at least about `grain` elements each, on
@@ -52,7 +52,7 @@ void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
     const Partition& parts;
     std::remove_reference_t<F>& f;
   } call{parts, f};
-  detail::run_pieces(
+  detail::run_chunks(
       parts.count,
       [](void* arg, int i) {
         const Call& c = *static_cast<const Call*>(arg);

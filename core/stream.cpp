@@ -7,7 +7,7 @@
 
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
-#include "tapestry/core/late_check.h"
+#include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
@@ -34,9 +34,9 @@ bool Stream::done() const {
 
 void Stream::synchronize() const {
   if (!record_->runtime) return;
-  const std::uint64_t checks = detail::count_late_checks();
+  const std::uint64_t checks = detail::count_deferred_checks();
   record_->runtime->wait_for_stream(record_->gpu, record_->native);
-  detail::run_late_checks(record_->device, this, checks);
+  detail::run_deferred_checks(record_->device, this, checks);
 }
 
 void Stream::wait(const Event& event) const {
@@ -67,9 +67,9 @@ void synchronize(Device device) {
   check_device("synchronize", device);
   if (device.is_cpu()) return;
   cuda::Devices& devices = cuda::devices();
-  const std::uint64_t checks = detail::count_late_checks();
+  const std::uint64_t checks = detail::count_deferred_checks();
   devices.runtime().synchronize(devices.at(device).gpu());
-  detail::run_late_checks(device, nullptr, checks);
+  detail::run_deferred_checks(device, nullptr, checks);
 }
 
 void detail::order_streams(std::uint64_t first, std::uint64_t then) {

@@ -38,38 +38,38 @@ int real_dim(const char* op, std::int64_t dim, const Tensor& t) {
   return wrap_dim(op, dim, t.dim());
 }
 
-// Memory of dead TensorImpls, kept by each thread for its next ones: malloc and free would be a fifth of what
-// a small operation costs.
+// Memory of dead TensorImpls, free_list by each thread for its next ones: malloc and free would be a fifth of
+// what a small operation costs.
 #ifdef TAPESTRY_SANITIZED
-constexpr int kMostKept = 0;
+constexpr int kMaxFree = 0;
 #else
-constexpr int kMostKept = 1024;
+constexpr int kMaxFree = 1024;
 #endif
-struct Kept {
-  Kept* next;
+struct FreeBlock {
+  FreeBlock* next;
 };
-thread_local constinit Kept* kept = nullptr;
-thread_local constinit int room_to_keep = 0;
+thread_local constinit FreeBlock* free_list = nullptr;
+thread_local constinit int free_slots = 0;
 
-Kept* pop_kept() {
-  ++room_to_keep;
-  return std::exchange(kept, kept->next);
+FreeBlock* pop_free() {
+  ++free_slots;
+  return std::exchange(free_list, free_list->next);
 }
 
 // The first time that a thread keeps something, makes room for that. Tensors may die after the thread's
-// destructors have run; then nothing is kept.
-bool open_kept() noexcept {
+// destructors have run; then nothing is free_list.
+bool open_free_list() noexcept {
   struct AtExit {
     ~AtExit() {
-      while (kept) ::operator delete(pop_kept());
-      room_to_keep = 0;
+      while (free_list) ::operator delete(pop_free());
+      free_slots = 0;
     }
   };
   static thread_local constinit bool opened = false;
   if (std::exchange(opened, true)) return false;
   static thread_local AtExit at_exit;
-  room_to_keep = kMostKept;
-  return room_to_keep > 0;
+  free_slots = kMaxFree;
+  return free_slots > 0;
 }
 
 }  // namespace
@@ -106,12 +106,12 @@ TensorImpl::~TensorImpl() {
 
 void TensorImpl::destroy() const noexcept { delete this; }
 
-void* TensorImpl::operator new(std::size_t bytes) { return kept ? pop_kept() : ::operator new(bytes); }
+void* TensorImpl::operator new(std::size_t bytes) { return free_list ? pop_free() : ::operator new(bytes); }
 
 void TensorImpl::operator delete(void* p) noexcept {
-  if (room_to_keep <= 0 && !open_kept()) return ::operator delete(p);
-  --room_to_keep;
-  kept = new (p) Kept{kept};
+  if (free_slots <= 0 && !open_free_list()) return ::operator delete(p);
+  --free_slots;
+  free_list = new (p) FreeBlock{free_list};
 }
 
 // ---- Tensor ----
@@ -129,26 +129,26 @@ MemoryFormat Tensor::memory_format() const {
                                                                         : MemoryFormat::contiguous;
 }
 
-void Tensor::no_tensor() {
+void Tensor::throw_undefined() {
   fail(
       "[Tensor] an undefined tensor, which has no elements, shape or dtype; pass one that was made, or ask "
       "defined() first");
 }
 
-std::int64_t Tensor::whole_number(const Scalar& value) {
+std::int64_t Tensor::truncated(const Scalar& value) {
   if (!value.is_real()) return value.to_int();
   const double v = value.to_double();
-  if (!(v >= -0x1p63 && v < 0x1p63)) no_room(value);
+  if (!(v >= -0x1p63 && v < 0x1p63)) throw_does_not_fit(value);
   return static_cast<std::int64_t>(v);
 }
 
-void Tensor::no_room(const Scalar& value) {
+void Tensor::throw_does_not_fit(const Scalar& value) {
   const std::string text = value.is_real() ? concat({value.to_double()}) : concat({value.to_int()});
   fail("[item] the integer type that was asked for has no room for ", text,
        "; ask for a double or a wider type");
 }
 
-void Tensor::wrong_data_type(DType asked) const {
+void Tensor::throw_wrong_dtype(DType asked) const {
   fail<TypeError>("[Tensor::data] the elements are ", dtype(), ", not ", asked,
                   "; convert with .to(), or ask for ", dtype());
 }

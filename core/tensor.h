@@ -157,7 +157,7 @@ class Tensor {
   template <class T>
   T* data() const {
     if (dtype_of<T> != dtype()) [[unlikely]]
-      wrong_data_type(dtype_of<T>);
+      throw_wrong_dtype(dtype_of<T>);
     return static_cast<T*>(raw_data());
   }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
@@ -228,9 +228,9 @@ class Tensor {
     if constexpr (std::is_same_v<T, bool>) {
       return value.to_double() != 0;
     } else if constexpr (std::is_integral_v<T>) {
-      const std::int64_t whole = whole_number(value);
+      const std::int64_t whole = truncated(value);
       if (!std::in_range<T>(whole)) [[unlikely]]
-        no_room(value);
+        throw_does_not_fit(value);
       return static_cast<T>(whole);
     } else {
       return static_cast<T>(value.to_double());
@@ -329,15 +329,15 @@ class Tensor {
  private:
   TensorImpl& self() const {
     if (!impl_) [[unlikely]]
-      no_tensor();
+      throw_undefined();
     return *impl_;
   }
   bool is_channels_last() const;
-  [[noreturn, gnu::cold]] static void no_tensor();
-  [[noreturn]] void wrong_data_type(DType asked) const;
+  [[noreturn, gnu::cold]] static void throw_undefined();
+  [[noreturn]] void throw_wrong_dtype(DType asked) const;
   // For item(): `value` without its fraction, and the error where that does not fit.
-  static std::int64_t whole_number(const Scalar& value);
-  [[noreturn, gnu::cold]] static void no_room(const Scalar& value);
+  static std::int64_t truncated(const Scalar& value);
+  [[noreturn, gnu::cold]] static void throw_does_not_fit(const Scalar& value);
   Ref<TensorImpl> impl_;
 };
 

@@ -26,7 +26,7 @@ namespace tapestry {
 namespace {
 
 // OpenMP's runtime ends the process where the system refuses it a thread.
-constexpr int kMostThreads = 1024;
+constexpr int kMaxThreads = 1024;
 
 // OMP_NUM_THREADS may be a list, one number a nesting level: the first one counts. Like OpenMP's own runtimes
 // we pass over what is not a number, since that variable is not ours.
@@ -36,7 +36,7 @@ int threads_by_default() {
     int n = 0;
     const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
     if (error == std::errc() && (*end == '\0' || *end == ',' || *end == ' ') && n >= 1)
-      return std::min(n, kMostThreads);
+      return std::min(n, kMaxThreads);
   }
 #ifdef __linux__
   cpu_set_t cores;  // those that this process may run on, which taskset and containers restrict
@@ -57,7 +57,7 @@ struct ThreadState {
   int share = 0;        // of a ThreadShare; 0 = none
   int applied = 0;      // what OpenMP was last told
   bool main = false;    // the thread that may use all
-  bool inside = false;  // a piece of a parallel loop runs
+  bool inside = false;  // a chunk of a parallel loop runs
 };
 thread_local constinit ThreadState state;
 
@@ -78,12 +78,12 @@ bool become_main() {
 
 // Not more where there are several: beside their workers, this thread's team would wait for cores that they
 // compute on, and spin on them between its own regions.
-int threads_of_a_device() { return std::max(1, get_num_threads() / device_count(DeviceType::cpu)); }
+int threads_per_device() { return std::max(1, get_num_threads() / device_count(DeviceType::cpu)); }
 
 }  // namespace
 
 void set_num_threads(int n) {
-  check(n >= 1 && n <= kMostThreads, "[set_num_threads] ", n, " threads; ask for 1 to ", kMostThreads);
+  check(n >= 1 && n <= kMaxThreads, "[set_num_threads] ", n, " threads; ask for 1 to ", kMaxThreads);
   thread_count().store(n);
 }
 
@@ -91,7 +91,7 @@ int get_num_threads() { return thread_count().load(std::memory_order_relaxed); }
 
 int compute_threads() {
   if (state.inside) return 1;
-  const int n = state.share > 0 ? state.share : state.main || become_main() ? threads_of_a_device() : 1;
+  const int n = state.share > 0 ? state.share : state.main || become_main() ? threads_per_device() : 1;
 #ifdef TAPESTRY_HAS_OPENMP
   if (state.applied != n) omp_set_num_threads(n);
 #endif
@@ -104,7 +104,7 @@ ThreadShare::ThreadShare(int n) : saved_(state.share) {
 }
 ThreadShare::~ThreadShare() { state.share = saved_; }
 
-void detail::run_pieces(int count, void (*piece)(void* arg, int index), void* arg) {
+void detail::run_chunks(int count, void (*chunk)(void* arg, int index), void* arg) {
   struct Inside {
     bool saved = std::exchange(state.inside, true);
     ~Inside() { state.inside = saved; }
@@ -114,7 +114,7 @@ void detail::run_pieces(int count, void (*piece)(void* arg, int index), void* ar
   int failed = std::numeric_limits<int>::max();
   const auto run = [&](int i) {
     try {
-      piece(arg, i);
+      chunk(arg, i);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (i < failed) error = std::current_exception(), failed = i;

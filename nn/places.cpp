@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 
 namespace tapestry::nn {
 

@@ -11,7 +11,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/context.h"
 #include "tapestry/core/stream.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/nn/functional.h"
 
 namespace apps::compare {

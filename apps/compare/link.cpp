@@ -14,7 +14,7 @@
 #include "tapestry/core/context.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/stream.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/data_parallel/steps.h"
 #include "tapestry/distributed/ddp/reducer.h"
 

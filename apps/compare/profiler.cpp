@@ -16,7 +16,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/data_parallel/steps.h"
 #include "tapestry/nn/functional.h"
 

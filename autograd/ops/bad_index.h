@@ -1,7 +1,7 @@
 #pragma once
 // The cell in which a kernel reports the first index out of range (kernels/ops/index.h), and the error it
 // becomes. Not in tapestry.h: for the .cpp files here.
-#include "tapestry/core/late_check.h"
+#include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/kernels/ops/index.h"
@@ -31,7 +31,7 @@ class BadIndex {
     return index.dtype() == DType::i32 ? index.data<std::int32_t>()[i] : index.data<std::int64_t>()[i];
   }
   void check_on_gpu(const char* op, const char* what, std::int64_t limit) const {
-    check_later(current_stream(device_), [=, cell = pinned_, device = device_] {
+    defer_check(current_stream(device_), [=, cell = pinned_, device = device_] {
       const std::int64_t first = *cell.data<std::int64_t>();
       if (first != kernels::kNoBadIndex)
         fail<IndexError>(

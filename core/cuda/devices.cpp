@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
-#include "tapestry/core/late_check.h"
+#include "tapestry/core/internal/deferred_check.h"
 
 namespace tapestry::cuda {
 namespace {
@@ -129,7 +129,7 @@ Devices& devices() {
 }
 
 Devices* exchange_devices(Devices* next) {
-  detail::forget_late_checks();
+  detail::forget_deferred_checks();
   return current.exchange(next, std::memory_order_acq_rel);
 }
 

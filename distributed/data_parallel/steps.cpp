@@ -9,7 +9,7 @@
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 
 namespace tapestry::distributed {
 namespace {

@@ -1,6 +1,7 @@
 #include "tapestry/nn/optim/adam.h"
 
 #include "tapestry/core/error.h"
+#include "tapestry/kernels/ops/optim.h"
 
 namespace tapestry::optim::detail {
 

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <unordered_set>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/kernels/ops/optim.h"
 #include "tapestry/nn/places.h"
 
 namespace tapestry::optim {
@@ -135,13 +137,13 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
   const bool is_new = !written.memory.defined();
   if (is_new) written.memory = empty({2}, {DType::f64, written.device});
   static_assert(sizeof(kernels::StepScalars) == 2 * sizeof(double));
-  const auto write = [&](double kernels::StepScalars::*member, std::int64_t place) {
-    if (!is_new && written.values.*member == scalars.*member) return;
-    written.values.*member = scalars.*member;
-    written.memory.narrow(0, place, 1).fill_(scalars.*member);
+  const auto write = [&](double& old, double value, std::int64_t place) {
+    if (!is_new && old == value) return;
+    old = value;
+    written.memory.narrow(0, place, 1).fill_(value);
   };
-  write(&kernels::StepScalars::lr, 0);
-  write(&kernels::StepScalars::grad_scale, 1);
+  write(written.lr, scalars.lr, 0);
+  write(written.grad_scale, scalars.grad_scale, 1);
   return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
@@ -151,6 +153,7 @@ void Optimizer::step_at(const nn::Place& place) {
     DType dtype;
     std::vector<kernels::StepItem> items;
   };
+  static_assert(std::extent_v<decltype(kernels::StepItem::state)> == kMaxState);
   const auto replica = static_cast<std::size_t>(place.replica);
   const DeviceGuard guard(place.device);
   for (std::size_t g = 0; g < groups_.size(); ++g) {

@@ -7,14 +7,16 @@
 //   optimizer.step();
 #include <array>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "tapestry/kernels/ops/optim.h"
 #include "tapestry/nn/parameter.h"
 #include "tapestry/nn/state_dict.h"
 
+namespace tapestry::kernels {
+struct StepItems;
+struct StepScalars;
+}  // namespace tapestry::kernels
 namespace tapestry::nn {
 struct Place;
 }
@@ -101,7 +103,7 @@ class Optimizer {
   virtual void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) = 0;
 
  private:
-  static constexpr std::size_t kMaxState = std::extent_v<decltype(kernels::StepItem::state)>;
+  static constexpr std::size_t kMaxState = 3;  // tensors of state per parameter
   struct State {
     Tensor step;  // 0-d, f64
     std::array<Tensor, kMaxState> tensors;
@@ -111,7 +113,7 @@ class Optimizer {
   struct DeviceScalars {
     int replica;
     Device device;
-    kernels::StepScalars values = {};
+    double lr = 0, grad_scale = 0;
     Tensor memory = {};
   };
   struct Group {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/core/cpu_allocator.h"
+#include "tapestry/core/internal/cpu_allocator.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/philox.h"
 #include "tapestry/core/tensor.h"

@@ -1,4 +1,4 @@
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 
 #include <pthread.h>
 

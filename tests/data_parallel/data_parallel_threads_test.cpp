@@ -3,8 +3,8 @@
 
 #include <thread>
 
-#include "tapestry/autograd/nested.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/autograd/internal/nested.h"
+#include "tapestry/core/internal/worker.h"
 #include "tests/core/child.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"

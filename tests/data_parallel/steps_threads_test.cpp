@@ -4,7 +4,7 @@
 #include <mutex>
 #include <thread>
 
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_gpu.h"

@@ -10,7 +10,7 @@ list(FILTER device_code EXCLUDE REGEX "/cuda/(launch\\.cu$|vendor/)")
 file(GLOB_RECURSE everywhere CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu ${PROJECT_SOURCE_DIR}/kernels/*.cu
   ${PROJECT_SOURCE_DIR}/autograd/*.cu ${PROJECT_SOURCE_DIR}/nn/*.cu ${PROJECT_SOURCE_DIR}/data/*.cu
   ${PROJECT_SOURCE_DIR}/distributed/*.cu ${PROJECT_SOURCE_DIR}/apps/*.cu)
-list(FILTER everywhere EXCLUDE REGEX "/kernels/(cuda/launch\\.cu$|cuda/vendor/|bench/)")
+list(FILTER everywhere EXCLUDE REGEX "/kernels/(cuda/launch\\.cu$|cuda/vendor/)")
 list(REMOVE_ITEM everywhere ${device_code})
 if(everywhere)
   message(FATAL_ERROR "These are not compiled for the emulator: ${everywhere}. Device code lives in kernels/cuda/.")

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tests/nn/golden.h"
 #include "tests/support/catch.h"
 

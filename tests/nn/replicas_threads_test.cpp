@@ -2,7 +2,7 @@
 #include <chrono>
 #include <future>
 
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tests/nn/golden.h"
 #include "tests/support/catch.h"
 

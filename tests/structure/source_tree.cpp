@@ -2,13 +2,53 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 
 namespace structure {
 namespace {
 
-const std::vector<std::string> kLibraryFolders = {"core", "kernels", "autograd", "nn", "data", "distributed"};
+// Private headers that have not been moved below internal/ yet, and apps that include private headers.
+const std::set<std::string> kNotYetMoved = {
+    "autograd/ops/bad_index.h",
+    "autograd/ops/check.h",
+    "autograd/ops/common.h",
+    "autograd/ops/parts.h",
+    "autograd/ops/reduced.h",
+    "core/cuda/copy.h",
+    "data/formats/input_file.h",
+    "distributed/comm/preflight.h",
+    "distributed/ddp/bucket.h",
+    "distributed/ddp/reducer.h",
+    "distributed/launch/child_environment.h",
+    "distributed/launch/doctor.h",
+    "distributed/launch/failure.h",
+    "distributed/launch/guard.h",
+    "distributed/launch/job_store.h",
+    "distributed/launch/launch.h",
+    "distributed/launch/lines.h",
+    "distributed/launch/nodes.h",
+    "distributed/launch/options.h",
+    "distributed/launch/output.h",
+    "distributed/launch/process.h",
+    "distributed/launch/signals.h",
+    "distributed/launch/supervise.h",
+    "nn/layers/text.h",
+    "nn/places.h",
+    "apps/compare/contention.cpp",
+    "apps/compare/link.cpp",
+    "apps/compare/profiler.cpp",
+};
+
+struct RemovedPhrase {
+  std::string phrase, instead;
+};
+const std::vector<RemovedPhrase> kRemovedPhrases = {
+    {"Not in tapestry.h", "move a private header below internal/, and include a public one in tapestry.h"},
+};
 
 bool starts_with_any(const std::string& text, const std::vector<std::string>& prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(),
@@ -33,7 +73,7 @@ std::string folder_of(const std::string& path) {
   return top == "distributed" && next != std::string::npos ? path.substr(0, next) : top;
 }
 
-/// Which folders a folder may include, itself apart.
+// The folders that `folder` may include, besides itself.
 std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "core") return {};
   if (folder == "kernels" || folder == "data" || folder == "distributed/comm") return {"core"};
@@ -41,7 +81,7 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "nn") return {"core", "kernels", "autograd"};
   if (folder == "distributed/launch") return {"core", "distributed/comm"};
   if (folder.starts_with("distributed")) return {"core", "kernels", "autograd", "nn", "distributed"};
-  return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // an app, the umbrella
+  return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }
 
 SourceFile read_file(const fs::path& root, const fs::path& path) {
@@ -49,15 +89,14 @@ SourceFile read_file(const fs::path& root, const fs::path& path) {
   SourceFile file;
   file.path = fs::relative(path, root).generic_string();
   std::ifstream in(path);
+  file.text.assign(std::istreambuf_iterator<char>(in), {});
+  std::istringstream lines(file.text);
   std::smatch match;
-  std::string comment;  // the file's first, its lines joined
-  for (std::string line; std::getline(in, line);) {
+  for (std::string line; std::getline(lines, line);) {
     ++file.lines;
-    if (file.includes.empty() && line.starts_with("//")) comment += line.substr(2);
     if (line.find("include") != std::string::npos && std::regex_match(line, match, include))
       file.includes.push_back({match[2], match[1] == "\"", file.lines});
   }
-  file.left_out = comment.find("Not in tapestry.h") != std::string::npos;
   return file;
 }
 
@@ -65,11 +104,31 @@ std::string at(const SourceFile& file, const Include& include) {
   return file.path + ":" + std::to_string(include.line) + ": ";
 }
 
-/// "core/tensor.h" of "tapestry/core/tensor.h"; "" for what is not the project's.
+// The path below the project's root: "core/tensor.h" for "tapestry/core/tensor.h". Empty for files of others.
 std::string project_path(const Include& include) {
   constexpr std::string_view prefix = "tapestry/";
   if (!include.file.starts_with(prefix)) return include.file.starts_with("tests/") ? include.file : "";
   return include.file.substr(prefix.size());
+}
+
+bool is_private(const std::string& path) {
+  return in_library(path) && (path.find("/internal/") != std::string::npos ||
+                              (path.starts_with("kernels/") && path != "kernels/cuda/portable.cuh"));
+}
+
+// The text with the lines of each comment joined, so that a phrase is found across a line break.
+std::string with_joined_comments(const std::string& text) {
+  std::istringstream lines(text);
+  std::string joined;
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t start = line.find_first_not_of(" \t");
+    const bool comment =
+        start != std::string::npos && (line[start] == '#' || line.compare(start, 2, "//") == 0);
+    const std::size_t words = comment ? line.find_first_not_of("/# \t", start) : 0;
+    joined += comment ? " " : "\n";
+    if (words != std::string::npos) joined += line.substr(words);
+  }
+  return joined;
 }
 
 }  // namespace
@@ -95,8 +154,8 @@ std::vector<SourceFile> read_tree(const fs::path& root) {
 
 bool is_public_header(const SourceFile& file) {
   if (file.path == "tapestry.h") return true;
-  return file.is_header() && in_library(file.path) && file.path.find("/internal/") == std::string::npos &&
-         !starts_with_any(file.path, {"kernels/cpu/", "kernels/bench/"});
+  return file.is_header() && in_library(file.path) && !is_private(file.path) &&
+         !kNotYetMoved.contains(file.path);
 }
 
 Findings wrong_direction(const std::vector<SourceFile>& tree) {
@@ -124,13 +183,13 @@ Findings wrong_direction(const std::vector<SourceFile>& tree) {
 Findings wrong_form(const std::vector<SourceFile>& tree) {
   Findings findings;
   for (const SourceFile& file : tree) {
-    if (file.path.starts_with("tests/consumer/project/")) continue;  // somebody else's project
+    if (file.path.starts_with("tests/consumer/project/")) continue;  // stands for a user's project
     for (const Include& include : file.includes) {
       const bool ours = include.file.starts_with("tapestry/") || include.file.starts_with("tests/");
       if (ours != include.quoted)
         findings.push_back(at(file, include) + include.file +
-                           (ours ? " is the project's: \"quotes\""
-                                 : ": write \"tapestry/...\" from the root, <brackets> for others'"));
+                           (ours ? " belongs to the project: write it in \"quotes\""
+                                 : ": write \"tapestry/...\" from the root, or <...> for a file of others"));
     }
   }
   return findings;
@@ -145,6 +204,31 @@ Findings foreign_headers(const std::vector<SourceFile>& tree) {
       if (project_path(include).empty() && !std::regex_match(include.file, standard))
         findings.push_back(at(file, include) + include.file + " in a public header");
     }
+  }
+  return findings;
+}
+
+Findings private_includes(const std::vector<SourceFile>& tree) {
+  Findings findings;
+  for (const SourceFile& file : tree) {
+    const bool app = file.path.starts_with("apps/") && !kNotYetMoved.contains(file.path);
+    if (!app && !is_public_header(file) && file.path != "kernels/cuda/portable.cuh") continue;
+    for (const Include& include : file.includes) {
+      if (is_private(project_path(include)))
+        findings.push_back(at(file, include) + include.file + " is private");
+    }
+  }
+  return findings;
+}
+
+Findings removed_phrases(const std::vector<SourceFile>& tree) {
+  Findings findings;
+  for (const SourceFile& file : tree) {
+    if (file.path.starts_with("tests/structure/") || kNotYetMoved.contains(file.path)) continue;
+    const std::string text = with_joined_comments(file.text);
+    for (const RemovedPhrase& removed : kRemovedPhrases)
+      if (text.find(removed.phrase) != std::string::npos)
+        findings.push_back(file.path + ": \"" + removed.phrase + "\" was removed; " + removed.instead);
   }
   return findings;
 }
@@ -218,9 +302,8 @@ Findings outside_umbrella(const std::vector<SourceFile>& tree) {
   }
   Findings findings;
   for (const SourceFile& file : tree) {
-    if (is_public_header(file) && file.folder() != "kernels" && !file.left_out && !reached.count(file.path))
-      findings.push_back(
-          file.path + ": include it in tapestry.h, or write \"// Not in tapestry.h: why\" at its beginning");
+    if (is_public_header(file) && !reached.count(file.path))
+      findings.push_back(file.path + ": include it in tapestry.h, or move it below internal/");
   }
   return findings;
 }

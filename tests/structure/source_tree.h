@@ -1,8 +1,8 @@
 #pragma once
-// Reads the source tree's files and their #include lines, and holds them against the map in the README. Every
-// function takes the root, so that the tests can plant a fault in a tree of their own.
+// The rules of the source tree: which folder may include which, which headers are public, how long a file may
+// be. The rules work on any root folder, so a test can plant a fault in a small tree and check that the rule
+// finds it.
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace structure {
 
 namespace fs = std::filesystem;
 
-/// What a rule found wrong, a line each: "file: what".
+/// The violations of one rule. Each is one line: "file: what is wrong".
 using Findings = std::vector<std::string>;
 
 struct Include {
@@ -22,38 +22,45 @@ struct Include {
 struct SourceFile {
   std::string path;  // relative to the root, with /
   int lines = 0;
-  bool left_out = false;  // says "Not in tapestry.h" before its first include
+  std::string text;
   std::vector<Include> includes;
 
-  std::string folder() const;  // "core", "distributed/comm" and its like for distributed, "" at the root
+  std::string folder() const;  // "core"; two levels for distributed, as "distributed/comm"; "" at the root
   bool is_header() const;      // .h
 };
 
-/// All sources and scripts below `root`, without build trees and generated data, ordered by path.
+/// Reads all sources and scripts below `root`, except build trees and generated data. Sorted by path.
 std::vector<SourceFile> read_tree(const fs::path& root);
 
-/// Installed with the library; the same rule as in cmake/install.cmake.
+/// True for the headers that a program includes and that cmake/install.cmake installs: all .h files of the
+/// library, except those below an internal/ folder and those of kernels/.
 bool is_public_header(const SourceFile& file);
 
-/// core <- kernels <- autograd <- nn <- distributed strategies <- apps; data and distributed/comm use core
-/// alone; what ships includes nothing of tests/; the library does not include its own umbrella.
+/// Includes that go against the layers core <- kernels <- autograd <- nn <- distributed strategies <- apps.
+/// The folders data and distributed/comm may include core only. The library and the apps must not include
+/// tests/, and the library must not include tapestry.h.
 Findings wrong_direction(const std::vector<SourceFile>& tree);
-/// A file of the project is included as "tapestry/...", in tests and tools also as "tests/...", never
-/// relatively.
+/// Includes that are not written from the root: the project's files are "tapestry/..." or, in tests,
+/// "tests/...".
 Findings wrong_form(const std::vector<SourceFile>& tree);
-/// A public header sees the standard library and the project: a consumer pays for nothing else, and needs
-/// nothing else.
+/// Public headers that include anything other than the standard library and the project. A consumer then
+/// needs no other library's headers, and does not pay for their compilation.
 Findings foreign_headers(const std::vector<SourceFile>& tree);
+/// Private headers (below internal/, or in kernels/) that are included from a public header or from an app.
+/// The install tree lacks private headers, so such a public header would not compile there. Apps are examples
+/// of how to use the library, so they use its public headers only.
+Findings private_includes(const std::vector<SourceFile>& tree);
+/// Phrases that were removed from the project and must not come back. tests/structure is exempt, because it
+/// names them.
+Findings removed_phrases(const std::vector<SourceFile>& tree);
+/// Files of more than `limit` lines.
 Findings too_long(const std::vector<SourceFile>& tree, int limit);
-/// Folders with sources and without a README.md that begins with a heading.
+/// Top-level folders that have sources but no README.md, or one that does not begin with a heading.
 Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tree);
-/// Links and `folder/file` names in Markdown pages that lead nowhere. What a page tells its reader to make
-/// ("softsign", the operation that the tutorial adds) is no error.
+/// Links and `folder/file` names in Markdown pages whose target does not exist. Names that contain "softsign"
+/// are exempt: the tutorial tells its reader to create those files.
 Findings dead_references(const fs::path& root);
-/// Public headers that tapestry.h does not reach and that do not say "Not in tapestry.h" at their beginning;
-/// kernels/ as a whole is for those who write operations.
+/// Public headers that tapestry.h does not include, directly or through other headers.
 Findings outside_umbrella(const std::vector<SourceFile>& tree);
-/// and such exceptions as are none.
-Findings outside_umbrella(const std::vector<SourceFile>& tree, const std::vector<std::string>& left_out);
 
 }  // namespace structure

@@ -18,7 +18,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/tapestry.h"
 #include "tapestry/tools/bench/models.h"
 

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #endif
 
-#include "tapestry/core/short_slices.h"
+#include "tapestry/core/internal/sched_slice.h"
 #include "tapestry/core/threads.h"
 
 namespace tapestry::distributed {
@@ -25,7 +25,7 @@ struct Fifo::State {
 
   void loop() {
     const ThreadShare share(1);
-    const ShortSlices at_once;  // beside the threads that compute what is sent
+    const SchedSliceGuard at_once;  // beside the threads that compute what is sent
     std::unique_lock lock(mutex);
     while (true) {
       changed.wait(lock, [this] { return stopping || !queue.empty(); });

@@ -18,7 +18,7 @@
 #include <set>
 #include <utility>
 
-#include "tapestry/core/short_slices.h"
+#include "tapestry/core/internal/sched_slice.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/no_signals.h"
@@ -147,7 +147,7 @@ std::shared_ptr<gloo::transport::Device> open_device(Store& store, int rank, int
                             interface_names());
   }
   const NoSignals in_its_thread;
-  const ShortSlices of_its_thread;
+  const SchedSliceGuard of_its_thread;
   return gloo::transport::tcp::CreateDevice(attr);
 }
 

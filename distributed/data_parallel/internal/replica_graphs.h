@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "tapestry/autograd/nested.h"
+#include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/distributed/data_parallel/internal/replicas.h"
 

@@ -6,7 +6,7 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/core/error.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 #include "tapestry/distributed/ddp/job.h"
 #include "tapestry/distributed/pipeline/internal/mail.h"
 #include "tapestry/distributed/pipeline/internal/state.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tapestry/core/context.h"
-#include "tapestry/core/short_slices.h"
+#include "tapestry/core/internal/sched_slice.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/distributed/comm/error.h"
 
@@ -131,7 +131,7 @@ ParcelReceiver::ParcelReceiver(ProcessGroup& group, int peer, std::uint32_t tag,
     const ContextGuard guard(context);
     const NoGradGuard no_grad;
     const ThreadShare share(1);
-    const ShortSlices at_once;
+    const SchedSliceGuard at_once;
     receive_all();
   });
 }

@@ -5,7 +5,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/error.h"
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 
 namespace tapestry::distributed {
 

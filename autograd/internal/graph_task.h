@@ -66,17 +66,17 @@ class GraphTask {
     GraphTask* task;
     std::uint32_t pending;
     bool reaches_inputs;
-    std::vector<Tensor> inboxes;
+    std::vector<Tensor> gradients;
   };
 
   bool claim(Node* node);
   void explore(std::vector<Node*>& stack);
-  void find_what_reaches_captures();
+  void mark_paths_to_captures();
   void make_ready(Node* node);
   void execute(Node* node);
   void call(Node* node, const std::vector<bool>* wanted);
   void deliver(Node* from, std::uint32_t input, Tensor&& gradient);
-  void put_in_inbox(OutputSlot& slot, Tensor&& gradient);
+  void add_to_output(OutputSlot& slot, Tensor&& gradient);
 
   const BackwardPass pass_;
   const bool retain_graph_;

@@ -1,4 +1,4 @@
-#include "tapestry/core/short_slices.h"
+#include "tapestry/core/internal/sched_slice.h"
 
 #ifdef __linux__
 #include <sched.h>
@@ -15,18 +15,18 @@ namespace tapestry {
 namespace {
 
 // sched_setattr(2), of which only recent C libraries know.
-struct Attributes {
+struct SchedAttr {
   std::uint32_t size, policy;
   std::uint64_t flags;
   std::int32_t nice;
   std::uint32_t priority;
   std::uint64_t runtime_ns, deadline_ns, period_ns;
 };
-constexpr std::uint64_t kShort = 100'000;  // the least that there is
+constexpr std::uint64_t kShortSliceNs = 100'000;  // the least that there is
 
 // The slice before; 0 where it was not changed.
 std::uint64_t set_slice(std::uint64_t ns) {
-  Attributes a{};
+  SchedAttr a{};
   if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) != 0) return 0;
   if (a.policy != SCHED_OTHER && a.policy != SCHED_BATCH) return 0;
   const std::uint64_t before = a.runtime_ns;  // 0 before Linux 6.12
@@ -37,15 +37,15 @@ std::uint64_t set_slice(std::uint64_t ns) {
 
 }  // namespace
 
-ShortSlices::ShortSlices() noexcept : saved_ns_(set_slice(kShort)) {}
-ShortSlices::~ShortSlices() {
+SchedSliceGuard::SchedSliceGuard() noexcept : saved_ns_(set_slice(kShortSliceNs)) {}
+SchedSliceGuard::~SchedSliceGuard() {
   if (saved_ns_ != 0) set_slice(saved_ns_);
 }
 
 #else
 
-ShortSlices::ShortSlices() noexcept = default;
-ShortSlices::~ShortSlices() = default;
+SchedSliceGuard::SchedSliceGuard() noexcept = default;
+SchedSliceGuard::~SchedSliceGuard() = default;
 
 #endif
 

@@ -1,4 +1,4 @@
-#include "tapestry/core/late_check.h"
+#include "tapestry/core/internal/deferred_check.h"
 
 #include <atomic>
 #include <exception>
@@ -25,16 +25,16 @@ std::atomic<std::uint64_t> made{0};
 
 }  // namespace
 
-void check_later(const Stream& stream, std::function<void()> check) {
+void defer_check(const Stream& stream, std::function<void()> check) {
   if (stream.device().is_cpu()) return check();
   const std::lock_guard lock(mutex);
   pending().push_back({stream.device(), stream.id(), made++, std::move(check)});
   count = pending().size();
 }
 
-std::uint64_t detail::count_late_checks() { return made; }
+std::uint64_t detail::count_deferred_checks() { return made; }
 
-void detail::run_late_checks(Device device, const Stream* stream, std::uint64_t known) {
+void detail::run_deferred_checks(Device device, const Stream* stream, std::uint64_t known) {
   if (count == 0) return;
   std::vector<Pending> due;
   {
@@ -58,7 +58,7 @@ void detail::run_late_checks(Device device, const Stream* stream, std::uint64_t 
   if (first) std::rethrow_exception(first);
 }
 
-void detail::forget_late_checks() {
+void detail::forget_deferred_checks() {
   std::vector<Pending> gone;  // destroyed without the lock
   const std::lock_guard lock(mutex);
   gone.swap(pending());

@@ -1,4 +1,4 @@
-#include "tapestry/autograd/graph_task.h"
+#include "tapestry/autograd/internal/graph_task.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ std::atomic<std::uint64_t> next_pass{1};
 bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
 
 // Its memory serves again when the current stream has done what it is given with it.
-void is_used_here(const Tensor& t) {
+void record_use_on_current_stream(const Tensor& t) {
   if (t.defined() && t.device().is_cuda()) record_stream(t, current_stream(t.device()));
 }
 
@@ -33,15 +33,15 @@ GraphTask::GraphTask(bool retain_graph)
 
 GraphTask::~GraphTask() {
   for (Node* node : claimed_) {
-    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].gradient = Tensor();
     node->task_.store(nullptr, std::memory_order_release);
   }
   for (Displaced& d : displaced_) {
     d.node->pending_ = d.pending;
     d.node->reaches_inputs_ = d.reaches_inputs;
     for (std::uint32_t i = 0; i < d.node->num_outputs_; ++i) {
-      d.node->outputs_[i].inbox = std::move(d.inboxes[i]);
-      d.node->outputs_[i].inbox_is_ours = false;
+      d.node->outputs_[i].gradient = std::move(d.gradients[i]);
+      d.node->outputs_[i].owns_gradient = false;
     }
     d.node->task_.store(d.task, std::memory_order_release);
   }
@@ -69,7 +69,7 @@ bool GraphTask::claim(Node* node) {
         "graph one after another");
     Displaced d{node, holder, node->pending_, node->reaches_inputs_, {}};
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
-      d.inboxes.push_back(std::move(node->outputs_[i].inbox));
+      d.gradients.push_back(std::move(node->outputs_[i].gradient));
     displaced_.push_back(std::move(d));
     node->task_.store(this, std::memory_order_release);
   }
@@ -97,7 +97,7 @@ void GraphTask::explore(std::vector<Node*>& stack) {
 
 // An input's node is older than the node, and leaves come first of all, so one sweep in that order settles
 // everything.
-void GraphTask::find_what_reaches_captures() {
+void GraphTask::mark_paths_to_captures() {
   std::vector<Node*> order;
   for (Node* node : claimed_)
     if (node->is_leaf()) node->reaches_inputs_ = captures_at_.contains(node);
@@ -118,15 +118,15 @@ void GraphTask::make_ready(Node* node) {
   std::push_heap(ready_.begin(), ready_.end(), older);
 }
 
-void GraphTask::put_in_inbox(OutputSlot& slot, Tensor&& gradient) {
-  if (!slot.inbox.defined()) {
-    slot.inbox = std::move(gradient);
-    slot.inbox_is_ours = false;
-  } else if (slot.inbox_is_ours && slot.inbox.impl()->refs.load(std::memory_order_relaxed) == 1) {
-    slot.inbox.add_(gradient);
+void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
+  if (!slot.gradient.defined()) {
+    slot.gradient = std::move(gradient);
+    slot.owns_gradient = false;
+  } else if (slot.owns_gradient && slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
+    slot.gradient.add_(gradient);
   } else {
-    slot.inbox = add(slot.inbox, gradient);
-    slot.inbox_is_ours = true;
+    slot.gradient = add(slot.gradient, gradient);
+    slot.owns_gradient = true;
   }
 }
 
@@ -140,7 +140,7 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
       fail<AutogradError>("[", from->name_, "] its backward gave input ", input, " a gradient of ",
                           gradient.dtype(), " ", gradient.sizes(), " on ", gradient.device(), "; expected ",
                           slot.dtype, " ", slot.sizes, " on ", slot.device);
-    put_in_inbox(slot, std::move(gradient));
+    add_to_output(slot, std::move(gradient));
   }
   if (--to->pending_ == 0) make_ready(to);
 }
@@ -159,11 +159,12 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
     ContextGuard guard(context);
     if (there != here) [[unlikely]] {
       tapestry::detail::order_streams(here, there);
-      for (std::uint32_t i = 0; i < node->num_outputs_; ++i) is_used_here(node->outputs_[i].inbox);
+      for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
+        record_use_on_current_stream(node->outputs_[i].gradient);
     }
     Backward backward(*node, results_.data(), wanted);
     bool any = false;
-    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].inbox.defined();
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].gradient.defined();
     if (any) {
       check<AutogradError>(!node->released_, "[backward] a backward pass that a hook ran freed what [",
                            node->name_,
@@ -175,10 +176,10 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   }
   if (there != here) [[unlikely]] {
     tapestry::detail::order_streams(there, here);
-    for (std::uint32_t i = 0; i < node->num_edges_; ++i) is_used_here(results_[i]);
+    for (std::uint32_t i = 0; i < node->num_edges_; ++i) record_use_on_current_stream(results_[i]);
   }
   // Before handing on: a gradient that passes through unchanged then has one holder again.
-  for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].inbox = Tensor();
+  for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].gradient = Tensor();
   for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
     Tensor gradient = std::move(results_[i]);
     if (!node->edges_[i].node || (wanted && !(*wanted)[i])) continue;
@@ -200,7 +201,7 @@ void GraphTask::execute(Node* node) {
   auto [first, last] = captures_at_.equal_range(node);
   for (auto it = first; it != last; ++it) {
     Capture& c = captures_[it->second];
-    c.gradient = node->outputs_[c.output].inbox;
+    c.gradient = node->outputs_[c.output].gradient;
   }
   std::vector<bool> wanted(node->num_edges_, false), rest(node->num_edges_, false);
   bool any_wanted = false, any_rest = false;
@@ -215,7 +216,7 @@ void GraphTask::execute(Node* node) {
   const bool postpone = postponed_ && any_rest;
   if (postpone) {
     Postponed p{NodeRef(node), {}, rest};
-    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].inbox);
+    for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].gradient);
     postponed_->nodes.push_back(std::move(p));
   }
   // What is only captured here has not run: another pass may go on from it.
@@ -242,14 +243,14 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
     }
   }
   explore(stack);
-  if (selective_) find_what_reaches_captures();
+  if (selective_) mark_paths_to_captures();
 
   for (Seed& s : seeds) {
     if (selective_ && !s.node->reaches_inputs_) {
       if (postponed_) postponed_->seeds.push_back(std::move(s));
       continue;
     }
-    put_in_inbox(s.node->outputs_[s.output], std::move(s.gradient));
+    add_to_output(s.node->outputs_[s.output], std::move(s.gradient));
     if (--s.node->pending_ == 0) make_ready(s.node.get());
   }
   seeds.clear();
@@ -258,7 +259,7 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
             [](const Postponed& a, const Postponed& b) { return a.node->sequence() > b.node->sequence(); });
   for (Postponed& p : resumed) {
     for (std::uint32_t i = 0; i < p.node->num_outputs_; ++i)
-      p.node->outputs_[i].inbox = std::move(p.gradients[i]);
+      p.node->outputs_[i].gradient = std::move(p.gradients[i]);
     call(p.node.get(), &p.wanted);
     p.node->released_ = p.node->release_saved();
   }

@@ -1,4 +1,4 @@
-#include "tapestry/core/late_check.h"
+#include "tapestry/core/internal/deferred_check.h"
 
 #include "tapestry/autograd/ops.h"
 #include "tests/support/catch.h"
@@ -23,10 +23,10 @@ TEST_CASE("what a device finds is thrown where the host waits for that stream, o
   const Stream stream = current_stream("cuda:0"), side = new_stream("cuda:0"),
                other = current_stream("cuda:1");
   Found found;
-  check_later(stream, found.check("first"));
-  check_later(stream, found.check("second"));
-  check_later(side, found.check("aside"));
-  check_later(other, found.check(nullptr));
+  defer_check(stream, found.check("first"));
+  defer_check(stream, found.check("second"));
+  defer_check(side, found.check("aside"));
+  defer_check(other, found.check(nullptr));
   CHECK(found.calls == 0);
   CHECK_THROWS_WITH(stream.synchronize(), ContainsSubstring("first"));
   CHECK(found.calls == 2);
@@ -42,16 +42,16 @@ TEST_CASE("a copy to the host is such a wait, and a CPU's check is made at once"
   const testing::FakeGpus gpus(1);
   const Tensor x = empty({3}, {DType::f32, "cuda:0"});
   Found found;
-  check_later(current_stream("cuda:0"), found.check("late"));
+  defer_check(current_stream("cuda:0"), found.check("late"));
   CHECK_THROWS_WITH(x.to("cpu"), ContainsSubstring("late"));
-  CHECK_THROWS_WITH(check_later(current_stream("cpu"), found.check("now")), ContainsSubstring("now"));
+  CHECK_THROWS_WITH(defer_check(current_stream("cpu"), found.check("now")), ContainsSubstring("now"));
 }
 
 TEST_CASE("a check that comes while the host waits is of work that this wait is not for") {
   testing::FakeGpus gpus(1);
   const Stream stream = current_stream("cuda:0");
   Found found;
-  const auto comes_now = [&] { check_later(stream, found.check("late")); };  // as from another thread
+  const auto comes_now = [&] { defer_check(stream, found.check("late")); };  // as from another thread
   gpus.launch(stream, comes_now);
   CHECK_NOTHROW(stream.synchronize());
   CHECK(found.calls == 0);

@@ -1,4 +1,4 @@
-#include "tapestry/core/short_slices.h"
+#include "tapestry/core/internal/sched_slice.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ TEST_CASE("slices are short while it lives, in threads started meanwhile too, an
       std::puts("skipped: this kernel does not tell the length of slices (Linux 6.12 does)");
     const std::uint64_t expected = before.runtime_ns == 0 ? 0 : 100'000;
     {
-      const ShortSlices at_once;
+      const SchedSliceGuard at_once;
       const Attributes now = attributes();
       CHECK(now.runtime_ns == expected);
       CHECK(now.policy == before.policy);

@@ -1,4 +1,4 @@
-#include "tapestry/core/worker.h"
+#include "tapestry/core/internal/worker.h"
 
 #include <algorithm>
 #include <atomic>
@@ -25,16 +25,16 @@ namespace tapestry {
 namespace {
 
 // How long the end of the program waits for a task that runs.
-constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kStopTimeout{2};
 
 // How long a worker that has ended a task is ready for the next one. The tasks of a training step come one
 // behind another, and a thread that sleeps has to be given a core first: with two cores, two workers and a
 // caller Linux often put both workers on one of them, and 13 to 16% of tasks of 4 ms began 3 ms late; now 1%
 // do.
-constexpr std::chrono::milliseconds kAwake{1};
+constexpr std::chrono::milliseconds kSpinTime{1};
 
 // The threads of the CPU, shared out over its logical devices. A GPU's worker only launches.
-int share_of(Device device) {
+int threads_for(Device device) {
   return device.is_cpu() ? std::max(1, get_num_threads() / device_count(DeviceType::cpu)) : 1;
 }
 
@@ -60,7 +60,7 @@ class Worker final : public DeviceWorker {
       check<Error>(!stopping_, "[device_worker] a task for ", device_,
                    " while the program is ending; run it before main returns");
       queue_.push_back(std::move(job));
-      called_.store(true, std::memory_order_release);
+      wake_.store(true, std::memory_order_release);
     }
     changed_.notify_all();
     return done;
@@ -73,10 +73,10 @@ class Worker final : public DeviceWorker {
     std::deque<Job> dropped;
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    called_.store(true, std::memory_order_release);
+    wake_.store(true, std::memory_order_release);
     dropped.swap(queue_);
     changed_.notify_all();
-    const bool ended = !is_current() && changed_.wait_for(lock, kPatience, [this] { return ended_; });
+    const bool ended = !is_current() && changed_.wait_for(lock, kStopTimeout, [this] { return ended_; });
     lock.unlock();
     if (ended) thread_.join();
     else thread_.detach();
@@ -87,7 +87,7 @@ class Worker final : public DeviceWorker {
     std::exception_ptr error;
     try {
       const ContextGuard guard(job.context);
-      const ThreadShare share(share_of(device_));
+      const ThreadShare share(threads_for(device_));
       job.task();
     } catch (...) {
       error = std::current_exception();
@@ -97,9 +97,9 @@ class Worker final : public DeviceWorker {
     else job.done.set_value();
   }
 
-  void stay_awake() const {
-    const auto until = std::chrono::steady_clock::now() + kAwake;
-    while (!called_.load(std::memory_order_acquire) && std::chrono::steady_clock::now() < until)
+  void spin() const {
+    const auto until = std::chrono::steady_clock::now() + kSpinTime;
+    while (!wake_.load(std::memory_order_acquire) && std::chrono::steady_clock::now() < until)
       std::this_thread::yield();  // others may need the core
   }
 
@@ -113,10 +113,10 @@ class Worker final : public DeviceWorker {
       if (stopping_) break;
       Job job = std::move(queue_.front());
       queue_.pop_front();
-      called_.store(!queue_.empty(), std::memory_order_relaxed);
+      wake_.store(!queue_.empty(), std::memory_order_relaxed);
       lock.unlock();
       execute(job);
-      stay_awake();
+      spin();
       lock.lock();
     }
     ended_ = true;
@@ -128,8 +128,8 @@ class Worker final : public DeviceWorker {
   std::condition_variable changed_;
   std::deque<Job> queue_;
   bool stopping_ = false, ended_ = false;
-  std::atomic<bool> called_{false};  // to run or to end
-  std::thread thread_;               // last: it uses all of the above
+  std::atomic<bool> wake_{false};  // to run or to end
+  std::thread thread_;             // last: it uses all of the above
 };
 
 // Never destroyed: a stuck thread may go on using its worker while the program ends.
@@ -199,7 +199,7 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
   std::vector<DeviceWorker*> workers;  // found before any of them is given work
   for (const Device device : devices) workers.push_back(&device_worker(device));
   std::vector<std::future<void>> running;
-  const auto hand_out = [&](bool to_this_thread) {
+  const auto submit = [&](bool to_this_thread) {
     for (std::size_t i = 0; i < workers.size(); ++i) {
       if (workers[i]->is_current() != to_this_thread) continue;
       try {
@@ -210,11 +210,11 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
     }
   };
   {
-    static std::mutex& in_turn = *new std::mutex;  // never destroyed, as the workers
-    const std::lock_guard lock(in_turn);
-    hand_out(false);
+    static std::mutex& submission_order = *new std::mutex;  // never destroyed, as the workers
+    const std::lock_guard lock(submission_order);
+    submit(false);
   }
-  hand_out(true);
+  submit(true);
   for (std::future<void>& done : running) {
     try {
       done.get();

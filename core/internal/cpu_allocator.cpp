@@ -1,4 +1,4 @@
-#include "tapestry/core/cpu_allocator.h"
+#include "tapestry/core/internal/cpu_allocator.h"
 
 #include <sys/mman.h>
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 // No machine has more; sums of sizes below cannot overflow.
-constexpr std::size_t kMostBytes = std::size_t{1} << 46;
+constexpr std::size_t kMaxBytes = std::size_t{1} << 46;
 
 // Counts of one logical device, which threads share.
 class alignas(64) Counters {
@@ -55,7 +55,7 @@ class alignas(64) Counters {
 
 void* from_system(std::size_t bytes) {
   void* data = nullptr;
-  if (bytes > kMostBytes || posix_memalign(&data, kAlignment, bytes) != 0) return nullptr;
+  if (bytes > kMaxBytes || posix_memalign(&data, kAlignment, bytes) != 0) return nullptr;
   return data;
 }
 
@@ -113,7 +113,7 @@ constexpr std::size_t class_bytes(int c) {
 }
 static_assert(class_of(0) == 0 && class_of(64) == 0 && class_of(65) == 1 && class_of(512) == 7);
 static_assert(class_of(513) == 8 && class_bytes(8) == 576 && class_of(1024) == 15 && class_of(1025) == 16);
-static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMostBytes) == kClasses - 1);
+static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMaxBytes) == kClasses - 1);
 
 // Classes that threads cache, and how many blocks of one.
 constexpr std::size_t kSmallBytes = 32 * 1024;
@@ -149,17 +149,18 @@ struct List {
 // "always"): a tensor of 12 MiB is 3072 pages of 4 KiB, as many as the TLB of a current core holds, but 6 of
 // these; and memory that is touched for the first time costs a page fault each.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kWholePages = 64 * 1024;  // of any size that systems have
+constexpr std::size_t kPageMultiple = 64 * 1024;  // of any size that systems have
 
 // What is mapped for a large block: the last huge page in whole if at most an eighth is wasted.
 constexpr std::size_t mapped_bytes(std::size_t block_bytes) {
   const std::size_t huge = (block_bytes + kHugePage - 1) / kHugePage * kHugePage;
-  return huge - block_bytes <= block_bytes / 8 ? huge
-                                               : (block_bytes + kWholePages - 1) / kWholePages * kWholePages;
+  return huge - block_bytes <= block_bytes / 8
+             ? huge
+             : (block_bytes + kPageMultiple - 1) / kPageMultiple * kPageMultiple;
 }
 
 void* new_block(std::size_t bytes) {
-  if (bytes < kHugePage || bytes > kMostBytes) return from_system(bytes);
+  if (bytes < kHugePage || bytes > kMaxBytes) return from_system(bytes);
   const std::size_t mapped = mapped_bytes(bytes), room = mapped + kHugePage;
   void* const start = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) return nullptr;
@@ -270,7 +271,7 @@ class CachingAllocator final : public Allocator {
   CachingAllocator() : Allocator(kHeader) {}
   void* allocate(Device device, std::size_t bytes) override {
     Pool& pool = pools_[device.index];
-    if (bytes > kMostBytes) out_of_memory(device, bytes, pool.counters);
+    if (bytes > kMaxBytes) out_of_memory(device, bytes, pool.counters);
     const int c = class_of(bytes);
     Block* block = nullptr;
     if (c < kSmallClasses) {
