@@ -31,7 +31,7 @@ struct AtomicFile::Impl {
   int fd = -1;
   std::vector<char> buffer;
 
-  // Gives up, for good: part of what was to be written may be missing.
+  // Abandons the file and throws. Later writes are refused, because the failed write may have left a gap.
   [[noreturn]] void broken(const char* what) {
     const int error = errno;
     abandon();
@@ -58,9 +58,8 @@ struct AtomicFile::Impl {
   }
 
   void check_open() const {
-    check<IoError>(
-        fd >= 0, "[write] ", path,
-        ": is closed, since it was committed or could not be written; open it again to write anew");
+    check<IoError>(fd >= 0, "[write] ", path,
+                   ": is closed, because it was committed or a write failed; open it again to write");
   }
 
   void abandon() noexcept {
@@ -76,15 +75,15 @@ AtomicFile::AtomicFile(std::string path) : impl_(std::make_unique<Impl>()) {
   Impl& s = *impl_;
   s.path = std::move(path);
   check<IoError>(!s.path.empty() && s.path.back() != '/', "[write] \"", s.path,
-                 "\" is not the name of a file; give one that does not end in /");
+                 "\" is not the name of a file; pass a name that does not end in /");
   struct stat status;
   const bool exists = ::stat(s.path.c_str(), &status) == 0;
   check<IoError>(!exists || !S_ISDIR(status.st_mode), "[write] ", s.path,
-                 ": is a folder; give the name of a file");
+                 ": is a folder; pass the name of a file");
   check<IoError>(!exists || S_ISREG(status.st_mode), "[write] ", s.path,
-                 ": is a device or a pipe, which a file would take the place of; choose another name");
-  // Unique among the processes and threads of this machine; what a dead process with our id left is
-  // overwritten.
+                 ": is a device or a pipe, which this file would replace; choose another name");
+  // The name is unique among the live processes and threads of this machine. A file that a dead process with
+  // the same id left behind is overwritten.
   s.temporary =
       s.path + std::string(kTemporaryMark) + std::to_string(::getpid()) + "-" + std::to_string(counter++);
   s.fd = ::open(s.temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -114,8 +113,8 @@ void AtomicFile::commit() {
     errno = error;
     s.broken("cannot be put in place");
   }
-  // The rename is on disk when the folder is. Where folders cannot be synced (some network file systems), it
-  // is as durable as they make it.
+  // The rename is durable once the folder is synced. A failure is ignored: some network file systems cannot
+  // sync folders.
   const int folder = ::open(folder_of(s.path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder >= 0) {
     ::fsync(folder);

@@ -1,5 +1,5 @@
 #pragma once
-// Files that appear whole or not at all.
+// Files that are replaced atomically: a reader sees the old content or the new content, never a part of it.
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace tapestry {
 
-/// A file being written aside, in the same folder. commit() makes it take the place of `path`: it is synced,
-/// renamed, and the folder synced, so that after a crash at any moment `path` is the old file or the new one.
-/// Without commit() nothing of it stays. Throws IoError (no such folder, no permission, disk full); `path` is
-/// then as it was.
+/// Writes a temporary file in the folder of `path`. commit() syncs it (fsync), renames it to `path`, and
+/// syncs the folder, so that after a crash at any moment `path` is the old file or the new one. Without
+/// commit() the destructor deletes the temporary file. Throws IoError if the folder does not exist, a
+/// permission is missing or the disk is full; `path` is then unchanged.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -20,8 +20,8 @@ class AtomicFile {
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   void commit();
-  /// Where it is written until commit(): `path` + kTemporaryMark + process and number. A killed process
-  /// leaves it behind.
+  /// The name of the temporary file: `path`, kTemporaryMark, the process id and a counter. A process that is
+  /// killed leaves this file behind.
   const std::string& temporary_path() const;
   static constexpr std::string_view kTemporaryMark = ".tmp-";
 
@@ -30,7 +30,7 @@ class AtomicFile {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Writes `text` as the whole of `path`, by AtomicFile.
+/// Replaces the content of `path` with `text`, through AtomicFile.
 void write_file_atomically(const std::string& path, std::string_view text);
 
 }  // namespace tapestry

@@ -1,6 +1,6 @@
 #pragma once
-// What surrounds an operation: one small value a thread, captured with each node of the tape and restored in
-// workers.
+// The context of operations (grad mode, device, stream, generator): one small value per thread. Each node of
+// the tape captures the context, and device workers restore it.
 #include <cstdint>
 
 #include "tapestry/core/device.h"
@@ -11,10 +11,11 @@ class Generator;
 
 struct Context {
   bool grad_enabled = true;
-  bool inference = false;          ///< inference mode, see InferenceMode; implies !grad_enabled
-  std::int16_t replica = 0;        ///< which tensor of a parameter slot this thread sees (DataParallel)
-  Device device = kCPU;            ///< where factories put new tensors when no device is given
-  std::uint64_t stream = 0;        ///< the device's stream, 0 = the default one
+  bool inference = false;  ///< see InferenceMode; implies !grad_enabled
+  std::int16_t replica =
+      0;                 ///< the index of the tensor that this thread sees in a parameter slot (DataParallel)
+  Device device = kCPU;  ///< where factories create tensors if no device is given
+  std::uint64_t stream = 0;        ///< id of the device's stream; 0 is the default stream
   Generator* generator = nullptr;  ///< overrides the device's default generator
 };
 
@@ -25,7 +26,7 @@ inline thread_local constinit Context context;
 /// This thread's context.
 inline Context& current_context() { return detail::context; }
 
-/// Replaces this thread's context while it lives.
+/// Replaces this thread's context until the guard is destroyed.
 class ContextGuard {
  public:
   explicit ContextGuard(const Context& next) : saved_(current_context()) { current_context() = next; }
@@ -40,7 +41,7 @@ class ContextGuard {
 inline bool grad_enabled() { return current_context().grad_enabled; }
 
 namespace detail {
-/// Saves the grad mode of the context and puts it back.
+/// Sets the grad mode, and restores the old one when destroyed.
 class GradModeGuard {
  public:
   GradModeGuard(bool grad, bool inference)
@@ -64,18 +65,18 @@ class GradModeGuard {
 struct NoGradGuard : detail::GradModeGuard {
   NoGradGuard() : GradModeGuard(false, current_context().inference) {}
 };
-/// Operations in this scope are recorded again, inside a NoGradGuard's scope say.
+/// Operations in this scope are recorded, even inside the scope of a NoGradGuard.
 struct EnableGradGuard : detail::GradModeGuard {
   EnableGradGuard() : GradModeGuard(true, false) {}
 };
-/// Like NoGradGuard, and the tensors made here can never be saved for backward, require gradients or be
-/// changed in place by a recorded operation (an error says so): what is not tracked cannot make a gradient
-/// wrong.
+/// Like NoGradGuard. In addition, tensors created here can never be saved for backward, require gradients or
+/// be changed in place by a recorded operation. Such a use throws AutogradError, so that an untracked tensor
+/// never makes a gradient wrong.
 struct InferenceMode : detail::GradModeGuard {
   InferenceMode() : GradModeGuard(false, true) {}
 };
 
-/// Factories in this scope put new tensors on `device`. Throws DeviceError if it does not exist.
+/// Factories in this scope create tensors on `device`. Throws DeviceError if the device does not exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Device device) : saved_(current_context().device) {

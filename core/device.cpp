@@ -10,7 +10,7 @@
 namespace tapestry {
 namespace {
 
-// Digits alone: no sign, no spaces, no leading zero.
+// Parses digits only: no sign, no spaces, no leading zero.
 std::optional<int> parse_number(std::string_view text) {
   int n = 0;
   if (text.empty() || text[0] < '0' || text[0] > '9' || (text[0] == '0' && text.size() > 1)) return {};
@@ -38,7 +38,7 @@ Device::Device(std::string_view text) {
   type = name == "cuda" ? DeviceType::cuda : DeviceType::cpu;
   const std::optional<int> i = colon == std::string_view::npos ? 0 : parse_number(text.substr(colon + 1));
   check<DeviceError>(name == device_type_name(type) && i && *i < kMaxDevices, "[Device] \"", text,
-                     "\" is no device; write cpu, cuda, or one of them with an index below ", kMaxDevices,
+                     "\" is not a device; write cpu, cuda, or one of them with an index below ", kMaxDevices,
                      ", as in cuda:1");
   index = static_cast<std::int8_t>(*i);
 }

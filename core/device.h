@@ -1,5 +1,5 @@
 #pragma once
-// Devices: `cpu` (= cpu:0), `cpu:1`, ... and `cuda:0`, ...
+// Devices: `cpu` (the same as `cpu:0`), `cpu:1`, ... and `cuda:0`, `cuda:1`, ...
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -8,22 +8,23 @@ namespace tapestry {
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
 inline constexpr int kNumDeviceTypes = 2;
-/// Logical devices of one type, at most.
+/// The largest number of logical devices of one type.
 inline constexpr int kMaxDevices = 64;
 
 /// "cpu" or "cuda"
 const char* device_type_name(DeviceType type);
 
-/// A logical device. `TAPESTRY_LOGICAL_DEVICES=4` makes cpu:0 to cpu:3, each with a share of the threads.
+/// A logical device. `TAPESTRY_LOGICAL_DEVICES=4` creates cpu:0 to cpu:3 and divides the compute threads
+/// among them.
 struct Device {
   DeviceType type = DeviceType::cpu;
   std::int8_t index = 0;
 
   constexpr Device() = default;
   constexpr Device(DeviceType t, int i = 0)                                     // NOLINT
-      : type(t), index(static_cast<std::int8_t>(i < 0 || i > 127 ? -1 : i)) {}  // -1: exists nowhere
-  /// Parses "cpu", "cpu:1", "cuda", "cuda:0". Throws DeviceError for other text. Does not check that it
-  /// exists.
+      : type(t), index(static_cast<std::int8_t>(i < 0 || i > 127 ? -1 : i)) {}  // -1 never exists
+  /// Parses "cpu", "cpu:1", "cuda", "cuda:0". Throws DeviceError for other text. Does not check that the
+  /// device exists.
   Device(std::string_view text);                                       // NOLINT
   Device(const char* text) : Device(std::string_view(text)) {}         // NOLINT
   Device(const std::string& text) : Device(std::string_view(text)) {}  // NOLINT
@@ -37,9 +38,9 @@ struct Device {
 
 inline constexpr Device kCPU{DeviceType::cpu, 0};
 
-/// How many logical devices of this type exist: for the CPU TAPESTRY_LOGICAL_DEVICES (1 when unset;
-/// ValueError unless it is an integer from 1 to kMaxDevices), for CUDA those of the runtime (0 without a
-/// driver).
+/// The number of logical devices of this type. For the CPU it is TAPESTRY_LOGICAL_DEVICES, or 1 if that
+/// variable is not set; throws ValueError unless the value is an integer from 1 to kMaxDevices. For CUDA it
+/// is described in core/cuda/device.h; 0 without a driver.
 int device_count(DeviceType type);
 /// Throws DeviceError, naming `op`, unless the device exists.
 void check_device(const char* op, Device device);

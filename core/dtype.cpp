@@ -13,8 +13,8 @@ const char* dtype_name(DType dtype) {
 DType promote(DType a, DType b) {
   if (a == b) return a;
   if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;
-  // The enumeration goes from the widest integer to the narrowest. u8 and bool hold no negative numbers, so
-  // each wider one holds all of the narrower.
+  // The enumeration lists the integers from the widest to the narrowest. Each type holds all values of the
+  // narrower ones, because u8 and bool have no negative values.
   if (is_integral(a)) return std::min(a, b);
   return a == DType::f64 || b == DType::f64 ? DType::f64 : DType::f32;
 }

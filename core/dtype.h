@@ -1,5 +1,5 @@
 #pragma once
-// Element types.
+// Element types of tensors.
 #include <cstddef>
 #include <cstdint>
 
@@ -18,15 +18,15 @@ inline constexpr DType kFloat32 = DType::f32, kFloat64 = DType::f64, kFloat16 = 
 const char* dtype_name(DType dtype);
 
 namespace detail {
-// Not inside the function, where g++ writes it to the stack at each call.
+// At namespace scope, because g++ copies an array inside the function to the stack at each call.
 inline constexpr std::uint8_t kDTypeSizes[kNumDTypes] = {4, 8, 2, 2, 8, 4, 1, 1};
 }  // namespace detail
 constexpr std::size_t dtype_size(DType dtype) { return detail::kDTypeSizes[static_cast<int>(dtype)]; }
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
 constexpr bool is_integral(DType dtype) { return dtype > DType::bf16; }
 
-/// PyTorch's promotion of two dtypes of tensors: the smallest type that holds both; a floating type wins over
-/// an integral one, and f16 with bf16 gives f32.
+/// The result dtype of two tensors, as torch.promote_types: the smallest type that holds both. A floating
+/// type wins over an integral one, and f16 with bf16 gives f32.
 DType promote(DType a, DType b);
 
 /// A set of dtypes, one bit each.

@@ -1,5 +1,6 @@
 #pragma once
-// Errors: `[op] what was wrong, with the actual values; what to do`.
+// The exceptions, and check() and fail(), which throw them. The text of each error has the form
+// `[op] what was wrong, with the actual values; what to do`.
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -13,15 +14,16 @@
 
 namespace tapestry {
 
-/// Base of everything that Tapestry throws.
+/// The base class of all exceptions of Tapestry.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 
-  /// Appends " (in <place>)" to the text. Only the first call counts: the innermost place is the useful one.
+  /// Appends " (in <place>)" to the text. Calls after the first do nothing, because the innermost place,
+  /// which comes first, is the most useful.
   void add_place(std::string_view place) {
     if (std::exchange(placed_, true)) return;
-    // The text is assigned in the exception object itself, so that `throw;` keeps the type.
+    // Only the text of the exception object changes, so `throw;` rethrows the same type.
     static_cast<std::runtime_error&>(*this) =
         std::runtime_error(std::string(what()).append(" (in ").append(place).append(")"));
   }
@@ -40,8 +42,8 @@ class AutogradError : public Error { using Error::Error; };       ///< misuse of
 class IoError : public Error { using Error::Error; };             ///< a file that is missing, broken or unwritable
 // clang-format on
 
-/// One part of a message. Holds a reference and formats nothing until an error is thrown, so that a passing
-/// check costs next to nothing.
+/// One part of a message. Holds a reference, and formats only if an error is thrown, so that a check that
+/// passes costs almost nothing.
 class Piece {
  public:
   template <class T>
@@ -69,16 +71,16 @@ class Piece {
   };
 };
 
-/// Joins the pieces into one string.
+/// Concatenates the pieces.
 std::string concat(std::initializer_list<Piece> pieces);
 
-/// Throws E with the joined pieces as its text.
+/// Throws E with the concatenated parts as its text.
 template <class E = ValueError, class... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(const Parts&... parts) {
   throw E(concat({Piece(parts)...}));
 }
 
-/// Throws E with the joined pieces unless `ok`.
+/// Throws E with the concatenated parts as its text, unless `ok`.
 template <class E = ValueError, class... Parts>
 inline void check(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]

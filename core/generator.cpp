@@ -9,7 +9,7 @@ struct Defaults {
   Generator of[kNumDeviceTypes][kMaxDevices];
 };
 
-// Never destroyed: a thread may draw numbers while the program ends.
+// Never destroyed, because a thread may draw numbers while the program ends.
 Defaults& defaults() {
   static Defaults& all = *new Defaults;
   return all;

@@ -1,6 +1,6 @@
 #pragma once
-// f16 and bf16 storage types. Arithmetic is done in float; conversions round to nearest, ties to even (IEEE
-// 754).
+// The storage types f16 and bf16. Arithmetic is done in float. Conversions from float round to nearest, ties
+// to even (IEEE 754).
 #include <bit>
 #include <cstdint>
 
@@ -25,8 +25,8 @@ struct Half {
     if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);   // NaN
     if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to infinity
     if (magnitude < 0x38800000u) {
-      // Subnormal: adding 0.5f leaves the value in units of 2^-24 in the low mantissa bits, rounded by the
-      // FPU.
+      // Subnormal result. The last mantissa bit of a sum near 0.5f is 2^-24, the unit of f16 subnormals, so
+      // the FPU rounds as required, and the low mantissa bits of the sum are the result.
       const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
       return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
     }

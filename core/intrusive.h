@@ -1,5 +1,6 @@
 #pragma once
-// An intrusive reference-counted handle. T has `void retain() const` and `void release() const`.
+// Ref<T>: an intrusive reference-counted pointer. T must have `void retain() const` and `void release()
+// const`.
 #include <utility>
 
 namespace tapestry {
@@ -12,7 +13,7 @@ class Ref {
   explicit Ref(T* p) : p_(p) {
     if (p_) p_->retain();
   }
-  /// Takes over a reference that the caller already owns.
+  /// Takes ownership of a reference that the caller holds, without retain().
   static Ref adopt(T* p) {
     Ref r;
     r.p_ = p;
@@ -34,7 +35,7 @@ class Ref {
   T& operator*() const { return *p_; }
   explicit operator bool() const { return p_ != nullptr; }
   friend bool operator==(const Ref& a, const Ref& b) { return a.p_ == b.p_; }
-  /// Gives the reference to the caller.
+  /// Passes ownership of the reference to the caller, without release().
   T* detach() { return std::exchange(p_, nullptr); }
 
  private:

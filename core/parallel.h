@@ -1,5 +1,5 @@
 #pragma once
-// Loops over the compute threads. Not in tapestry.h: for .cpp files.
+// parallel_for: loops over the compute threads.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -9,8 +9,8 @@
 
 namespace tapestry {
 
-/// How parallel_for cuts [0, n): `count` pieces of `size` elements, the last one shorter. Depends on n, grain
-/// and the number of threads alone, so that sums formed chunk by chunk are repeatable.
+/// How parallel_for divides [0, n): into `count` chunks of `size` elements, of which the last may be shorter.
+/// Depends only on n, grain and the number of threads, so that sums formed per chunk are reproducible.
 struct Partition {
   std::int64_t n = 0, size = 0;
   int count = 0;
@@ -24,8 +24,8 @@ struct Partition {
       return;
     }
     size = n / wanted + (n % wanted != 0);
-    // Pieces of many elements begin at multiples of 64: no cache line of the output is shared, vectors stay
-    // aligned.
+    // Large chunks begin at multiples of 64 elements, so that threads share no cache line of the output and
+    // vector loads stay aligned.
     if (grain >= 64) size = (size + 63) / 64 * 64;
     count = static_cast<int>(n / size + (n % size != 0));
   }
@@ -34,14 +34,15 @@ struct Partition {
 };
 
 namespace detail {
-/// Calls chunk(arg, i) for i in [0, count), each on a compute thread of its own where there is OpenMP, in
-/// turn where there is not. Rethrows the exception of the lowest chunk that threw, after all have ended.
+/// Calls chunk(arg, i) for each i in [0, count). With OpenMP, each call runs on its own compute thread;
+/// without OpenMP, the calls run one after another. After all calls have ended, rethrows the exception of the
+/// lowest i that threw.
 void run_chunks(int count, void (*chunk)(void* arg, int index), void* arg);
 }  // namespace detail
 
-/// Calls f(begin, end) for pieces that cover [0, n), at least about `grain` elements each, on
-/// compute_threads() threads: as f(0, n) in the calling thread when that is one, when n <= grain, or inside
-/// another parallel_for. What f throws is rethrown here.
+/// Calls f(begin, end) for chunks that cover [0, n), of about `grain` elements or more each, on up to
+/// compute_threads() threads. Calls f(0, n) on the calling thread if there is one compute thread, if n <=
+/// grain, or inside another parallel_for. Rethrows an exception of f.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
   if (n <= 0) return;

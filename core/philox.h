@@ -1,5 +1,6 @@
 #pragma once
-// Philox 4x32-10, for host and device code. Not in tapestry.h: generator.h is what a program uses.
+// The random function Philox 4x32-10, for host and device code. Programs usually draw numbers through a
+// Generator (generator.h).
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -14,8 +15,8 @@ struct Philox4 {
   std::uint32_t v[4];
 };
 
-/// The four numbers of `counter` in subsequence `stream` of `seed`. Ten rounds; constants of Salmon et al.
-/// 2011, table 2 (multipliers) and section 4 (Weyl key increments).
+/// The four random numbers of `counter` in subsequence `stream` of `seed`. Ten rounds, with the multipliers
+/// of Salmon et al. 2011, table 2, and the Weyl increments of the key of section 4.
 TAPESTRY_HOST_DEVICE inline Philox4 philox(std::uint64_t seed, std::uint64_t counter,
                                            std::uint64_t stream = 0) {
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
@@ -36,11 +37,12 @@ TAPESTRY_HOST_DEVICE inline Philox4 philox(std::uint64_t seed, std::uint64_t cou
   return {{c0, c1, c2, c3}};
 }
 
-/// Uniform in [0, 1) with 24 bits: every value is exact in float, on every device.
+/// Uniform in [0, 1), with 24 random bits. Every result is exact in float, so all devices give the same
+/// value.
 TAPESTRY_HOST_DEVICE inline float uniform_float(std::uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
-/// Uniform in [0, 1) with 53 bits.
+/// Uniform in [0, 1), with 53 random bits.
 TAPESTRY_HOST_DEVICE inline double uniform_double(std::uint32_t hi, std::uint32_t lo) {
   const std::uint64_t bits = (static_cast<std::uint64_t>(hi) << 32) | lo;
   return static_cast<double>(bits >> 11) * 0x1p-53;

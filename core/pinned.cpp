@@ -27,10 +27,10 @@ Tensor empty_pinned(const Shape& sizes, DType dtype) {
   if (bytes == 0) return empty(sizes, {dtype, kCPU});
   const auto size = static_cast<std::size_t>(bytes);
   void* const data = devices.pinned().allocate(size, 0);
-  check<OutOfMemoryError>(data != nullptr, "[empty_pinned] the system gave no ", size,
+  check<OutOfMemoryError>(data != nullptr, "[empty_pinned] the system could not provide ", size,
                           " bytes of page-locked memory, where ", devices.pinned().stats().reserved,
                           " are reserved; pin less, or raise the limit of locked memory (ulimit -l)");
-  // The pool is where the block came from, also when the runtime has been replaced since.
+  // The block returns to the pool that it came from, even if a test has replaced the runtime since then.
   struct Block {
     cuda::BlockPool& pool;
     void* data;
@@ -55,12 +55,13 @@ void copy_async(const Tensor& out, const Tensor& x, const Stream& stream) {
                    x.dtype(), "; make them the same");
   check(out.sizes() == x.sizes() && same_dense_layout(out, x), "[copy_async] an output of shape ",
         out.sizes(), " and strides ", out.strides(), ", an input of shape ", x.sizes(), " and strides ",
-        x.strides(), "; both must have one shape and one dense layout");
+        x.strides(), "; both must have the same shape and the same dense layout");
   const Device at = stream.device();
   check<DeviceError>(
       at.is_cuda() && (at == out.device() || at == x.device()) && (!x.device().is_cuda() || at == x.device()),
       "[copy_async] from ", x.device(), " to ", out.device(), " on a stream of ", at,
-      "; pass a stream of the CUDA device that takes part, of the source's if both are");
+      "; pass a stream of the CUDA device that takes part, or of the source's device if both are CUDA "
+      "devices");
   cuda::copy_bytes_async(out.device(), out.raw_data(), x.device(), x.raw_data(), x.nbytes(), stream);
   record_stream(out, stream);
   record_stream(x, stream);

@@ -1,20 +1,23 @@
 #pragma once
-// Host memory that GPUs copy from and to by themselves, while the host goes on.
+// Pinned (page-locked) host memory, and copies that run asynchronously to the host.
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
 
-/// Uninitialised dense memory of cpu:0, page-locked and cached for the next one. Plain memory where there is
-/// no CUDA device. Freed while a copy_async uses it, it is reused when that is done. Throws OutOfMemoryError.
+/// An uninitialised dense tensor on cpu:0 in pinned memory, or in ordinary memory if there is no CUDA device.
+/// Freed pinned memory is cached. If it is freed while copy_async uses it, it is reused only after the copy.
+/// Throws OutOfMemoryError; ValueError for invalid sizes.
 Tensor empty_pinned(const Shape& sizes, DType dtype = DType::f32);
+/// True if `t` is a CPU tensor in pinned memory of empty_pinned().
 bool is_pinned(const Tensor& t);
 
-/// Copies x's elements into `out` on `stream`, without waiting: the host goes on, if host memory is pinned.
-/// Equal dtypes, sizes and strides, dense; on the stream's device or on the host, or both on CUDA devices,
-/// one of them the stream's. Orders nothing: what makes x, and what uses `out` before and after, is for the
-/// caller to order with events; but neither's memory is reused before the copy is done. Not recorded by the
-/// tape. Throws ValueError, TypeError or DeviceError for what does not fit.
+/// Copies the elements of x to `out` on `stream`. Asynchronous to the host if the host memory is pinned.
+/// `x` and `out` have the same dtype and sizes and the same dense layout. `stream` belongs to a CUDA device
+/// that takes part in the copy: to the device of x if both are CUDA tensors. The caller orders the copy with
+/// the producer of x and the users of `out` by events. The memory of both tensors is not reused before the
+/// copy has completed. The tape does not record the copy. Throws ValueError, TypeError or DeviceError if
+/// these conditions do not hold.
 void copy_async(const Tensor& out, const Tensor& x, const Stream& stream);
 
 }  // namespace tapestry

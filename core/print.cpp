@@ -1,5 +1,5 @@
-// Text of tensors, laid out as PyTorch lays it out: one width for all elements, four decimals, scientific
-// notation where the range demands it, three items at each end of a long dimension.
+// Printing of tensors, in PyTorch's format: one width for all elements, four decimals, scientific notation if
+// the range of the values needs it, and three items at each end of a long dimension.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -48,7 +48,7 @@ Scalar element(DType dtype, const void* p) {
 }
 
 std::string number(const char* format, double value) {
-  char text[512];  // the longest double takes 309 digits and its decimals
+  char text[512];  // the longest double has 309 digits before the point
   const int n = std::snprintf(text, sizeof text, format, value);
   return {text, static_cast<std::size_t>(n)};
 }
@@ -60,7 +60,7 @@ class Printer {
     choose_format();
   }
 
-  // The elements in brackets. `indent` is the column that the text begins at.
+  // The elements in brackets. The text begins at column `indent`.
   std::string body(std::size_t indent) {
     next_ = 0;
     return t_.dim() == 0 ? item() : brackets(0, indent);
@@ -69,7 +69,7 @@ class Printer {
  private:
   bool cut(int dim) const { return summarize_ && t_.sizes()[dim] > 2 * kEdgeItems; }
 
-  // Gathers the values that will be shown, in the order of showing.
+  // Collects the values that are printed, in the order of printing.
   void collect(int dim, std::int64_t offset) {
     if (dim == t_.dim()) {
       values_.push_back(read(offset));
@@ -98,7 +98,7 @@ class Printer {
       for (const Scalar& v : values_) width_ = std::max(width_, text(v).size());
       return;
     }
-    // Zeros, infinities and NaNs have no say in the format nor in the width: so does PyTorch.
+    // As in PyTorch, zeros, infinities and NaNs do not influence the format and the width.
     double smallest = INFINITY, largest = 0;
     bool integers = true;
     for (const Scalar& scalar : values_) {
@@ -159,7 +159,7 @@ class Printer {
   std::vector<Scalar> values_;
   std::size_t next_ = 0;
   const char* format_ = "%.0f";
-  bool point_ = true;  // "1." for floats that are all integers
+  bool point_ = true;  // print "1." if all values are whole numbers of a floating dtype
   std::size_t width_ = 1;
 };
 

@@ -20,7 +20,7 @@ namespace tapestry {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
-              "safetensors are read and written as they are in memory");
+              "the format is little-endian, and elements are read and written without conversion");
 
 using Json = nlohmann::json;
 using Entry = SafetensorsFile::Entry;
@@ -28,8 +28,8 @@ using Entry = SafetensorsFile::Entry;
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
-// In the order of the reference implementation: elements are written by descending rank, so that all are
-// aligned.
+// In the dtype order of the reference implementation, which writes tensors from the last dtype of this list
+// to the first. Wide elements then come first, so all elements are aligned.
 struct DTypeName {
   DType dtype;
   const char* name;
@@ -44,10 +44,9 @@ int rank_of(DType dtype) {
   return rank;
 }
 
-/// Follows the header as it is parsed and accepts only
+/// A SAX parser of the header, which accepts only
 ///   {"name": {"dtype": "", "shape": [], "data_offsets": [begin, end]}} and {"__metadata__": {"": ""}}.
-/// So no tree of whatever the file holds is ever built, and repeated keys,
-/// which a tree would hide, are seen.
+/// Unlike a DOM parser, it uses little memory for any input, and it finds duplicate keys.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   std::vector<Entry> entries;
@@ -63,7 +62,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool number_unsigned(std::uint64_t value) override {
     if (state_ == State::shape) {
       if (entry_.sizes.size() == kMaxDims)
-        return complain("has more than " + std::to_string(kMaxDims) + " dimensions, which are not supported");
+        return complain("has more than " + std::to_string(kMaxDims) + " dimensions, which is not supported");
       if (value > static_cast<std::uint64_t>(INT64_MAX))
         return complain("has a size of " + std::to_string(value));
       entry_.sizes.push_back(static_cast<std::int64_t>(value));
@@ -102,7 +101,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool key(std::string& value) override {
     if (state_ == State::top) {
-      if (!names_.insert(value).second) return complain_of("the name \"" + value + "\" comes twice");
+      if (!names_.insert(value).second) return complain_of("the name \"" + value + "\" occurs twice");
       key_ = value;
       entry_ = {};
       fields_ = offsets_ = 0;
@@ -111,11 +110,11 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     }
     if (state_ == State::metadata) {
       key_ = value;
-      return metadata.count(value) == 0 || complain_of("the metadata \"" + value + "\" comes twice");
+      return metadata.count(value) == 0 || complain_of("the metadata key \"" + value + "\" occurs twice");
     }
     const int field = value == "dtype" ? 1 : value == "shape" ? 2 : value == "data_offsets" ? 4 : 0;
     if (field == 0) return complain("has an unknown field \"" + value + "\"");
-    if (fields_ & field) return complain("has its " + value + " twice");
+    if (fields_ & field) return complain("has " + value + " twice");
     fields_ |= field;
     state_ = field == 1 ? State::dtype : field == 2 ? State::before_shape : State::before_offsets;
     return true;
@@ -149,7 +148,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
-    // The parser's own text has the bytes around the place, which may be anything.
+    // The text of `e` is not used, because it quotes bytes of the file, which may be binary.
     return complain_of("it is not valid JSON at byte " + std::to_string(position) + " (error " +
                        std::to_string(e.id) + ")");
   }
@@ -177,7 +176,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool wrong(const char* what) {
     if (state_ == State::start) return complain_of("it is not an object");
     if (state_ == State::metadata) return complain_of("metadata \"" + key_ + "\" is not a string");
-    return complain(std::string("has ") + what + " where the format has none");
+    return complain(std::string("has ") + what + " where the format does not allow it");
   }
 
   State state_ = State::start;
@@ -187,7 +186,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   std::unordered_set<std::string> names_;
 };
 
-/// Bytes of a tensor, or nothing if they do not fit in 63 bits.
+/// The size of a tensor in bytes, or nullopt if it does not fit in 63 bits.
 std::optional<std::uint64_t> bytes_of(const Entry& entry) {
   std::uint64_t bytes = dtype_size(entry.dtype), bound = bytes;
   for (std::int64_t n : entry.sizes) {
@@ -225,14 +224,15 @@ struct SafetensorsFile::Impl {
                                   static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) broken("cannot be read: ", std::strerror(errno));
-      if (got == 0) broken("ends too early; it was cut off while it was read");
+      if (got == 0) broken("ends too early; it was truncated while it was read");
       to += got;
       offset += static_cast<std::uint64_t>(got);
       bytes -= static_cast<std::uint64_t>(got);
     }
   }
 
-  /// Sizes match shapes, and the tensors cover the `data` bytes with no hole and no overlap.
+  /// Sorts the entries by offset. Throws unless the offsets match the shapes, and the tensors cover all
+  /// `data` bytes without gaps and overlaps.
   void check_layout(std::uint64_t data) {
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -241,16 +241,17 @@ struct SafetensorsFile::Impl {
     for (const Entry& entry : entries) {
       const std::optional<std::uint64_t> bytes = bytes_of(entry);
       if (!bytes)
-        broken("tensor \"", entry.name, "\" has the shape ", entry.sizes, ", which is beyond any memory");
+        broken("tensor \"", entry.name, "\" has the shape ", entry.sizes,
+               ", whose size in bytes does not fit in 63 bits");
       if (entry.end < entry.begin || entry.end > data)
-        broken("tensor \"", entry.name, "\" is said to be at bytes ", entry.begin, " to ", entry.end, " of ",
-               data, "; the file is cut off or its header is wrong");
+        broken("the data_offsets of tensor \"", entry.name, "\" are ", entry.begin, " to ", entry.end,
+               ", but there are ", data, " bytes of data; the file is truncated or its header is wrong");
       if (entry.end - entry.begin != *bytes)
         broken("tensor \"", entry.name, "\" of ", entry.dtype, " ", entry.sizes, " has ", *bytes,
-               " bytes, and its data_offsets say ", entry.end - entry.begin);
+               " bytes, but its data_offsets span ", entry.end - entry.begin);
       if (entry.begin != at)
         broken("tensor \"", entry.name, "\" begins at byte ", entry.begin,
-               " of the data, and what comes before ends at ", at, "; there must be no hole and no overlap");
+               " of the data, but the previous tensor ends at ", at, "; gaps and overlaps are not allowed");
       at = entry.end;
     }
     if (at != data) broken("has ", data - at, " bytes after the last tensor; its header is wrong");
@@ -260,7 +261,7 @@ struct SafetensorsFile::Impl {
 SafetensorsFile::SafetensorsFile(const std::string& path) : impl_(std::make_unique<Impl>()) {
   Impl& s = *impl_;
   s.path = path;
-  s.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
+  s.fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // open() must not wait for a pipe's writer
   if (s.fd < 0) s.broken("cannot be opened: ", std::strerror(errno));
   struct stat status;
   if (::fstat(s.fd, &status) != 0) s.broken("cannot be read: ", std::strerror(errno));
@@ -270,9 +271,10 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : impl_(std::make_uniq
   std::uint64_t header_size = 0;
   s.read_at(0, &header_size, 8);
   if (header_size > kMaxHeader)
-    s.broken("claims a header of ", header_size, " bytes; the most is ", kMaxHeader);
+    s.broken("claims a header of ", header_size, " bytes; the limit is ", kMaxHeader);
   if (header_size > size - 8)
-    s.broken("claims a header of ", header_size, " bytes, and has ", size, " in all; it is cut off");
+    s.broken("claims a header of ", header_size, " bytes, but the file has only ", size,
+             " bytes; it is truncated");
   std::string header(static_cast<std::size_t>(header_size), '\0');
   s.read_at(8, header.data(), header_size);
   s.data_start = 8 + header_size;
@@ -304,7 +306,7 @@ Tensor SafetensorsFile::read(const std::string& name) const {
 Tensor SafetensorsFile::read(const Entry& entry) const {
   Tensor out = empty(entry.sizes, {entry.dtype, kCPU});
   impl_->read_at(impl_->data_start + entry.begin, out.raw_data(), entry.end - entry.begin);
-  if (entry.dtype == DType::boolean) {  // a bool that is neither 0 nor 1 is no bool in C++
+  if (entry.dtype == DType::boolean) {  // in C++, a bool whose byte is neither 0 nor 1 is undefined behavior
     unsigned char* bytes = static_cast<unsigned char*>(out.raw_data());
     for (std::int64_t i = 0; i < out.numel(); ++i) bytes[i] = bytes[i] != 0;
   }
@@ -325,11 +327,12 @@ std::string quoted(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const Json::exception&) {
-    fail("[save_safetensors] the name or metadata \"", text, "\" is not UTF-8; the format has no other text");
+    fail("[save_safetensors] the name or metadata \"", text,
+         "\" is not UTF-8; the format allows no other encoding");
   }
 }
 
-/// Writes the elements row-major, innermost runs at once.
+/// Writes the elements in row-major order; contiguous rows of the last dimension in one call.
 void write_elements(AtomicFile& file, const char* data, const Shape& sizes, const Shape& strides,
                     std::size_t item, int dim) {
   if (dim == sizes.size()) return file.write(data, item);
@@ -351,8 +354,8 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors, cons
     check<DeviceError>(tensor.device().is_cpu(), "[save_safetensors] ", name, " is on ", tensor.device(),
                        "; move it to the CPU");
     check(name != kMetadata, "[save_safetensors] a tensor cannot be named ", kMetadata,
-          ", where the format has its metadata; rename it");
-    check(names.insert(name).second, "[save_safetensors] the name ", name, " comes twice; rename one");
+          ", which the format reserves for its metadata; rename it");
+    check(names.insert(name).second, "[save_safetensors] the name ", name, " occurs twice; rename one");
   }
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     const int rank_a = rank_of(tensors[a].second.dtype()), rank_b = rank_of(tensors[b].second.dtype());
@@ -378,8 +381,8 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors, cons
   if (header.back() == ',') header.pop_back();
   header += '}';
   header.append((8 - header.size() % 8) % 8, ' ');
-  check(header.size() <= kMaxHeader, "[save_safetensors] the names make a header of ", header.size(),
-        " bytes; the most is ", kMaxHeader);
+  check(header.size() <= kMaxHeader, "[save_safetensors] the header with all names has ", header.size(),
+        " bytes; the limit is ", kMaxHeader);
 
   AtomicFile file(path);
   const std::uint64_t header_size = header.size();

@@ -1,5 +1,5 @@
 #pragma once
-// A number of any kind, as the scalar operand of an operation.
+// Scalar: a number of any C++ type, as an operand of an operation.
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -8,8 +8,9 @@
 
 namespace tapestry {
 
-/// Holds a bool, an integer or a double. In arithmetic with a tensor it does not widen the tensor's dtype
-/// within its category: f32 tensor * 2.0 stays f32, i64 tensor * 2.0 becomes f32 (PyTorch's rule).
+/// Holds a bool, an integer or a double. In arithmetic with a tensor it follows PyTorch's rule: the result
+/// keeps the tensor's dtype unless the scalar's category (bool, integer, real) is higher. An f32 tensor * 2.0
+/// stays f32; an i64 tensor * 2.0 becomes f32.
 class Scalar {
  public:
   template <class T>
@@ -27,14 +28,14 @@ class Scalar {
   bool is_real() const { return kind_ == Kind::real; }
   bool is_bool() const { return kind_ == Kind::boolean; }
   double to_double() const { return is_real() ? real_ : static_cast<double>(integer_); }
-  /// Towards zero. A real number that no int64 holds becomes the nearest that one does, NaN 0.
+  /// Rounds towards zero. A real number outside the range of int64 gives the nearest int64; NaN gives 0.
   std::int64_t to_int() const {
     if (!is_real()) return integer_;
     if (real_ >= -0x1p63 && real_ < 0x1p63) return static_cast<std::int64_t>(real_);
     using Limits = std::numeric_limits<std::int64_t>;
     return real_ > 0 ? Limits::max() : real_ < 0 ? Limits::min() : 0;
   }
-  /// The dtype of the result of an operation of this number with a tensor of dtype `t`.
+  /// The result dtype of an operation on this number and a tensor of dtype `t`.
   DType promote_with(DType t) const {
     if (is_real() && !is_floating(t)) return DType::f32;
     if (kind_ == Kind::integer && t == DType::boolean) return DType::i64;

@@ -93,7 +93,7 @@ Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
     check(x == 1, "[", op, "] shapes ", a, " and ", b,
           " do not broadcast: ", a[i + a.size() - shorter.size()], " against ",
           b[i + b.size() - shorter.size()], " in dimension ", i - shorter.size(),
-          "; counted from the end, sizes must be equal or one of them 1");
+          "; aligned at the last dimension, two sizes must be equal or one of them must be 1");
     out[i + extra] = y;
   }
   return out;

@@ -1,5 +1,5 @@
 #pragma once
-// Small fixed-capacity integer lists: shapes, strides, and lists of dimensions.
+// Shape: a list of up to kMaxDims integers, for shapes, strides and lists of dimensions.
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -8,7 +8,8 @@
 
 namespace tapestry {
 
-/// No tensor has more dimensions than this. Shapes then live inline, and a kernel can take them by value.
+/// The maximum number of dimensions of a tensor. A fixed maximum lets a Shape live without an allocation, and
+/// lets a kernel take it by value.
 inline constexpr int kMaxDims = 8;
 
 /// Up to kMaxDims integers. Used for shapes, strides and lists of dimensions (`Dims`).
@@ -16,13 +17,13 @@ inline constexpr int kMaxDims = 8;
 class Shape {
  public:
   constexpr Shape() = default;
-  /// Implicit, since `sum(1)` and `reshape(-1)` read well.
+  /// Implicit, so that `sum(1)` and `reshape(-1)` compile.
   Shape(std::int64_t value) : size_(1) { values_[0] = value; }  // NOLINT
   Shape(std::initializer_list<std::int64_t> values) { assign(values.begin(), values.size()); }
   Shape(const std::vector<std::int64_t>& values) { assign(values.data(), values.size()); }  // NOLINT
   Shape(const std::int64_t* values, std::size_t count) { assign(values, count); }
 
-  /// `count` times `value`.
+  /// A list of `count` times `value`.
   static Shape filled(int count, std::int64_t value);
 
   int size() const { return size_; }
@@ -67,22 +68,23 @@ class Shape {
   [[noreturn]] static void too_many(std::size_t count);
 
   int size_ = 0;
-  std::int64_t values_[kMaxDims] = {};  // a copy of fixed length is cheaper than one of what is used
+  std::int64_t values_[kMaxDims] = {};  // copied as a whole: a fixed length is cheaper than a loop
 };
 
 using Dims = Shape;
 
-/// The number of elements of a tensor of these sizes. Throws ValueError, naming `op`, for a negative size and
-/// where the product (sizes of 0 counted as 1, as strides do) does not fit in 64 bits.
+/// The number of elements of a tensor of these sizes. Throws ValueError, which names `op`, if a size is
+/// negative, or if the product of the sizes does not fit in 64 bits. The product counts a size of 0 as 1, as
+/// strides do.
 std::int64_t checked_numel(const char* op, const Shape& sizes);
 /// Row-major strides, in elements, of a dense tensor of this shape.
 Shape contiguous_strides(const Shape& sizes);
 /// Strides of a dense channels-last tensor (N, C, H, W stored as N, H, W, C). `sizes` has four dimensions.
 Shape channels_last_strides(const Shape& sizes);
-/// NumPy's broadcasting of two shapes; throws ValueError that names `op` and both shapes.
+/// The broadcast shape of two shapes, by NumPy's rules. Throws ValueError, which names `op` and both shapes.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
-/// Maps dim in [-ndim, ndim) to [0, ndim); throws IndexError that names `op`. A 0-d tensor counts as 1-d
-/// here.
+/// Maps `dim` from [-ndim, ndim) to [0, ndim). Throws IndexError, which names `op`, for other values. A 0-d
+/// tensor counts as 1-d here.
 int wrap_dim(const char* op, std::int64_t dim, int ndim);
 
 }  // namespace tapestry

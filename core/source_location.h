@@ -1,5 +1,6 @@
 #pragma once
-// std::source_location, also for clang before version 16: it lacks what libstdc++'s is made of.
+// SourceLocation: std::source_location, or a replacement for clang before version 16, which lacks the builtin
+// that libstdc++'s std::source_location needs.
 #include <source_location>
 
 namespace tapestry {

@@ -31,7 +31,8 @@ StorageRef Storage::wrap(Device device, void* data, std::size_t bytes, void (*re
 
 StorageRef Storage::part(const StorageRef& base, std::size_t offset, std::size_t bytes) {
   check<IndexError>(offset <= base->bytes() && bytes <= base->bytes() - offset, "[Storage::part] ", bytes,
-                    " bytes at ", offset, " do not lie in a storage of ", base->bytes(), " bytes");
+                    " bytes at offset ", offset, " exceed a storage of ", base->bytes(),
+                    " bytes; pass a part of it");
   const auto release = [](void* whole) { static_cast<Storage*>(whole)->release(); };
   StorageRef part =
       wrap(base->device(), static_cast<char*>(base->data()) + offset, bytes, release, base.get());

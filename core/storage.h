@@ -1,5 +1,5 @@
 #pragma once
-// A block of device memory with a reference count and a version.
+// Storage: a block of device memory with a reference count and a version counter.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -12,17 +12,19 @@ namespace tapestry {
 class Storage;
 using StorageRef = Ref<Storage>;
 
-/// Views of one tensor share one Storage. `version` counts in-place changes, so that the tape can tell when a
-/// saved tensor was overwritten.
+/// A tensor and its views share one Storage. version() counts in-place changes, so that the tape can detect
+/// that a saved tensor was overwritten.
 class Storage {
  public:
-  /// Uninitialised memory. Throws OutOfMemoryError; DeviceError when the device does not exist.
+  /// Allocates uninitialised memory. Throws OutOfMemoryError, or DeviceError if the device does not exist.
   static StorageRef allocate(Device device, std::size_t bytes);
-  /// Memory that somebody else owns; `release(arg)` runs when the last reference goes (may be null).
+  /// Wraps memory that the caller owns. `release(arg)`, which may be null, runs when the last reference is
+  /// dropped.
   static StorageRef wrap(Device device, void* data, std::size_t bytes, void (*release)(void*) = nullptr,
                          void* arg = nullptr);
-  /// Part of `base` under a version of its own: gradients as views into a bucket are not "in-place changes"
-  /// of one another. Throws IndexError unless the part lies inside.
+  /// A part of `base` with its own version counter. It holds a reference to `base`. DDP uses it for gradients
+  /// in a bucket: a change of one gradient must not count as an in-place change of the others. Throws
+  /// IndexError unless the part lies inside `base`.
   static StorageRef part(const StorageRef& base, std::size_t offset, std::size_t bytes);
 
   void* data() const { return data_; }
@@ -30,21 +32,22 @@ class Storage {
   Device device() const { return device_; }
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
-  /// The version after the last in-place change that the tape recorded: views made before it have a stale
-  /// history.
+  /// The version right after the last in-place change that the tape recorded. Views made before that change
+  /// have a stale history.
   std::uint32_t recorded_change() const { return recorded_change_.load(std::memory_order_relaxed); }
   void mark_recorded_change() { recorded_change_.store(version(), std::memory_order_relaxed); }
   int use_count() const { return refs_.load(std::memory_order_acquire); }
 
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    // Who holds the only reference need not count down: nobody else can take one.
+    // A sole owner skips the atomic decrement, because no other thread can take a reference.
     if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1)
       destroy();
   }
 
  private:
-  // Who owns the data: somebody else; the allocator that gave it; the same, in one block with this record.
+  // The owner of the data. other: the caller of wrap(). apart: the allocator in arg_. block: the same, and
+  // this Storage lies in the block's header room.
   enum class Owner : std::uint8_t { other, apart, block };
 
   Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*release)(void*), void* arg)
@@ -60,7 +63,7 @@ class Storage {
   void* data_;
   std::size_t bytes_;
   void (*release_)(void*);
-  void* arg_;  // of release_, or the Allocator
+  void* arg_;  // the argument of release_, or the Allocator
 };
 
 }  // namespace tapestry

@@ -5,7 +5,7 @@
 namespace tapestry {
 namespace {
 
-// The number of bytes, checked against what addresses can reach.
+// The size in bytes. Throws ValueError if it overflows 64 bits.
 std::size_t checked_bytes(const char* op, const Shape& sizes, std::int64_t numel, DType dtype) {
   std::int64_t bytes = 0;
   check(!__builtin_mul_overflow(numel, static_cast<std::int64_t>(dtype_size(dtype)), &bytes), "[", op, "] a ",
@@ -19,8 +19,8 @@ Tensor assemble(StorageRef storage, std::int64_t offset, DType dtype, const Shap
       new TensorImpl(std::move(storage), offset, dtype, sizes, numel, strides, inference)));
 }
 
-// Whether the elements follow one another in the order of the dimensions `order`, the slowest first. Strides
-// of size 1 do not count.
+// True if the elements are dense in the dimension order order(0), order(1), ..., slowest first. Strides of
+// dimensions of size 1 are ignored.
 bool dense(const Shape& sizes, const Shape& strides, std::int64_t numel, auto order) {
   if (numel == 0) return true;
   std::int64_t expected = 1;
@@ -38,8 +38,8 @@ int real_dim(const char* op, std::int64_t dim, const Tensor& t) {
   return wrap_dim(op, dim, t.dim());
 }
 
-// Memory of dead TensorImpls, free_list by each thread for its next ones: malloc and free would be a fifth of
-// what a small operation costs.
+// Each thread keeps the memory of destroyed TensorImpls in a free list for new ones, because malloc and free
+// would be a fifth of the cost of a small operation. free_slots is how many more blocks the list may take.
 #ifdef TAPESTRY_SANITIZED
 constexpr int kMaxFree = 0;
 #else
@@ -56,8 +56,9 @@ FreeBlock* pop_free() {
   return std::exchange(free_list, free_list->next);
 }
 
-// The first time that a thread keeps something, makes room for that. Tensors may die after the thread's
-// destructors have run; then nothing is free_list.
+// Allows the thread's free list to take blocks, when the thread first frees one. Returns false if the list is
+// full or closed. The list is closed when the thread's destructors have run, because tensors may be destroyed
+// later.
 bool open_free_list() noexcept {
   struct AtExit {
     ~AtExit() {
@@ -131,7 +132,7 @@ MemoryFormat Tensor::memory_format() const {
 
 void Tensor::throw_undefined() {
   fail(
-      "[Tensor] an undefined tensor, which has no elements, shape or dtype; pass one that was made, or ask "
+      "[Tensor] the tensor is undefined and has no elements, shape or dtype; pass a defined tensor, or check "
       "defined() first");
 }
 
@@ -144,13 +145,12 @@ std::int64_t Tensor::truncated(const Scalar& value) {
 
 void Tensor::throw_does_not_fit(const Scalar& value) {
   const std::string text = value.is_real() ? concat({value.to_double()}) : concat({value.to_int()});
-  fail("[item] the integer type that was asked for has no room for ", text,
-       "; ask for a double or a wider type");
+  fail("[item] the requested integer type cannot hold ", text, "; request a double or a wider integer type");
 }
 
 void Tensor::throw_wrong_dtype(DType asked) const {
   fail<TypeError>("[Tensor::data] the elements are ", dtype(), ", not ", asked,
-                  "; convert with .to(), or ask for ", dtype());
+                  "; convert with .to(), or request ", dtype());
 }
 
 Tensor empty(const Shape& sizes, const TensorOptions& options, MemoryFormat format) {

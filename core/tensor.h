@@ -1,8 +1,8 @@
 #pragma once
-// Tensor: an intrusive handle to shape, strides, dtype, device, storage, and an optional record of gradients
-// that core only forward-declares. The methods in the second half are operations: declared here so that
-// `x.relu()` reads well, defined in autograd/ops (the one place where core's header names what lies above
-// it).
+// Tensor: an intrusive handle to shape, strides, dtype, device, storage, and an optional gradient record,
+// which autograd defines. The second half of the methods are operations. They are declared here, so that
+// users can write `x.relu()`, but defined in autograd/ops. This is the only place where core refers to a
+// higher layer.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -28,11 +28,11 @@ class Tensor;
 
 enum class MemoryFormat : std::uint8_t { contiguous, channels_last };
 
-/// What the tape keeps with a tensor; autograd derives from it.
+/// The tape's data of a tensor. Autograd derives from this class.
 struct GradRecord {
-  /// The tensor dies, or gets another record.
+  /// Called when the tensor is destroyed or gets another record.
   virtual void release() noexcept = 0;
-  /// What the text of the tensor says of it: "requires_grad=True", "grad_fn=<mul>", or nothing.
+  /// The note that Tensor::str() prints: "requires_grad=True", "grad_fn=<mul>", or empty.
   virtual std::string note() const = 0;
 
  protected:
@@ -42,9 +42,9 @@ struct GradRecord {
 struct TensorImpl {
   mutable std::atomic<int> refs{1};
   const DType dtype;
-  bool inference;        // made in inference mode
-  const bool row_major;  // dense, the last dimension the fastest: is_contiguous()
-  bool leaf = false;     // its grad_record leads to a node that knows this tensor
+  bool inference;        // created in inference mode
+  const bool row_major;  // the value of is_contiguous()
+  bool leaf = false;     // grad_record refers to a LeafNode, which has a weak pointer to this tensor
   const Device device;
   GradRecord* grad_record = nullptr;
   const StorageRef storage;
@@ -52,10 +52,10 @@ struct TensorImpl {
   const std::int64_t numel;
   const Shape sizes, strides;  // strides in elements
 
-  /// Of any layout, from element `first` of the storage.
+  /// Creates a tensor of any layout, which begins at element `first` of the storage.
   TensorImpl(StorageRef memory, std::int64_t first, DType type, const Shape& shape, std::int64_t elements,
              const Shape& steps, bool made_in_inference);
-  /// Row-major, from the start of the storage.
+  /// Creates a row-major tensor, which begins at the start of the storage.
   TensorImpl(StorageRef memory, DType type, const Shape& shape, std::int64_t elements,
              bool made_in_inference);
   TensorImpl(const TensorImpl&) = delete;
@@ -63,14 +63,13 @@ struct TensorImpl {
 
   void retain() const { refs.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    // Who holds the only reference need not count down: nobody else can take one, but for a leaf's node,
-    // which knows the tensor for its hooks.
+    // A sole owner skips the atomic decrement. Leaves cannot: their node may take a reference for its hooks.
     if ((refs.load(std::memory_order_acquire) == 1 && !leaf) ||
         refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
       destroy();
   }
 
-  /// Threads keep the memory of dead tensors for their next ones.
+  /// Memory comes from a free list of the calling thread.
   static void* operator new(std::size_t bytes);
   static void operator delete(void* p) noexcept;
 
@@ -79,8 +78,8 @@ struct TensorImpl {
   void destroy() const noexcept;
 };
 
-/// Where and how a factory makes a tensor. An absent device means the context's, an absent dtype f32 (or what
-/// the factory documents).
+/// Options of a factory. Without a device, the tensor is on the context's device. Without a dtype, it is f32
+/// or what the factory documents.
 struct TensorOptions {
   std::optional<DType> dtype = {};
   std::optional<Device> device = {};
@@ -97,7 +96,7 @@ struct TensorOptions {
   }
 };
 
-/// Removes a hook when asked. Copyable; removing twice is harmless.
+/// A handle that can remove a registered hook. Copyable. A second remove() does nothing.
 class HookHandle {
  public:
   HookHandle() = default;
@@ -111,23 +110,23 @@ class HookHandle {
   std::function<void()> remove_;
 };
 
-/// A handle to a tensor: copies share it. A default-constructed one holds none, and all but defined(),
-/// requires_grad(), is_same(), impl() and str() throw ValueError on it.
+/// A handle to a tensor. Copies refer to the same tensor. A default-constructed Tensor is undefined: all
+/// methods except defined(), requires_grad(), is_same(), impl() and str() then throw ValueError.
 class Tensor {
  public:
   Tensor() = default;
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
 
-  // ---- what a tensor is (defined in core) ----
-  /// False for a default-constructed handle, which holds no tensor.
+  // ---- properties (defined in core) ----
+  /// False for a default-constructed handle.
   bool defined() const { return static_cast<bool>(impl_); }
-  explicit operator bool() const = delete;  // ambiguous: ask defined() or item()
+  explicit operator bool() const = delete;  // ambiguous: call defined() or item()
   DType dtype() const { return self().dtype; }
   Device device() const { return self().device; }
   const Shape& sizes() const { return self().sizes; }
   const Shape& shape() const { return self().sizes; }
   const Shape& strides() const { return self().strides; }
-  /// Size of one dimension, negative from the end. Throws IndexError.
+  /// The size of one dimension. A negative `dim` counts from the end. Throws IndexError.
   std::int64_t size(std::int64_t dim) const;
   std::int64_t stride(std::int64_t dim) const;
   int dim() const { return self().sizes.size(); }
@@ -136,24 +135,24 @@ class Tensor {
   std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype()); }
   std::int64_t storage_offset() const { return self().offset; }
   const StorageRef& storage() const { return self().storage; }
-  /// Counts in-place changes of the storage.
+  /// The number of in-place changes of the storage.
   std::uint32_t version() const { return self().storage->version(); }
-  /// True if the elements lie densely in row-major (or channels-last) order. Strides of dimensions of size 1,
-  /// and of tensors without elements, do not count; so a tensor with C = 1 or H = W = 1 can be both. Where
-  /// one answer is needed (which layout should the result have?) such a tensor counts as `contiguous`: see
-  /// memory_format().
+  /// True if the elements are dense in row-major (or channels-last) order. The strides of dimensions of size
+  /// 1, and of tensors without elements, are ignored. A tensor with C = 1 or H = W = 1 can therefore have
+  /// both formats; memory_format() then returns `contiguous`.
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const {
     return format == MemoryFormat::contiguous ? self().row_major : is_channels_last();
   }
-  /// channels_last if the tensor is 4-d, channels-last and not also contiguous; else contiguous.
+  /// channels_last if the tensor is channels-last but not contiguous; otherwise contiguous. Results of
+  /// operations get this format.
   MemoryFormat memory_format() const;
-  /// Address of the first element, whatever the dtype.
+  /// The address of the first element, without a dtype check.
   void* raw_data() const {
     const TensorImpl& t = self();
     return static_cast<char*>(t.storage->data()) + t.offset * static_cast<std::int64_t>(dtype_size(t.dtype));
   }
-  /// Address of the first element. Throws TypeError unless T is the dtype's type. On a GPU it is a device
-  /// address.
+  /// The address of the first element; a device address if the tensor is on a GPU. Throws TypeError unless T
+  /// is the element type of the dtype.
   template <class T>
   T* data() const {
     if (dtype_of<T> != dtype()) [[unlikely]]
@@ -163,36 +162,41 @@ class Tensor {
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
   TensorImpl* impl() const { return impl_.get(); }
   const Ref<TensorImpl>& impl_ref() const { return impl_; }
-  /// Text as people expect: numpy-like, aligned, summarised beyond 1000 elements, with dtype and device where
-  /// they are not the default, and requires_grad or the operation that made it where the tape knows it.
+  /// The elements as text in PyTorch's format: aligned, and summarised beyond 1000 elements. The text
+  /// includes dtype and device if they are not the default, and requires_grad=True or the grad_fn of a
+  /// recorded tensor.
   std::string str() const;
 
   // ---- autograd (defined in autograd/tensor_grad.cpp) ----
   bool requires_grad() const;
-  /// Only on leaves (AutogradError) of floating dtype (TypeError). Returns *this.
+  /// Returns *this. Throws AutogradError if this tensor is not a leaf, and TypeError if its dtype is not
+  /// floating.
   const Tensor& set_requires_grad(bool on = true) const;
   bool is_leaf() const;
-  /// The accumulated gradient; undefined if there is none.
+  /// The accumulated gradient; an undefined tensor if there is none.
   Tensor grad() const;
-  /// Sets or (with an undefined tensor) clears the gradient. Throws if shape, dtype or device differ.
+  /// Sets the gradient, or clears it if `grad` is undefined. Throws AutogradError unless this tensor is a
+  /// leaf, and `grad` has its shape, dtype and device.
   void set_grad(const Tensor& grad) const;
-  /// Clears the gradient (`set_to_none`), or fills it with zeros.
+  /// Clears the gradient if `set_to_none`, otherwise fills it with zeros.
   void zero_grad(bool set_to_none = true) const;
-  /// Keeps the gradient of this non-leaf tensor.
+  /// Makes backward keep the gradient of this non-leaf tensor in grad().
   void retain_grad() const;
-  /// Shares storage, is not part of the graph.
+  /// A tensor that shares the storage but is not part of the graph.
   Tensor detach() const;
-  /// Gradients of this tensor with respect to all leaves it was computed from, added to their grad().
-  /// `gradient` may be left out for one-element tensors. Throws AutogradError for any misuse, naming the
-  /// operation.
+  /// Computes the gradients of this tensor with respect to all leaves it was computed from, and adds them to
+  /// their grad(). `gradient`, the gradient with respect to this tensor, may be omitted if this tensor has
+  /// one element. Throws AutogradError, which names the operation, on misuse; see autograd/engine.h.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
-  /// Called with the gradient of this tensor when it is computed; what it returns, if defined, replaces it.
+  /// `hook` is called with the gradient of this tensor when backward has computed it. If `hook` returns a
+  /// defined tensor, that tensor replaces the gradient.
   HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const;
-  /// On leaves: called with the tensor after its gradient was accumulated in grad() and is complete for this
-  /// backward, whatever the order of an operation's inputs.
+  /// For leaves. `hook` is called with this tensor after backward has accumulated its complete gradient in
+  /// grad(), while backward of the other tensors still runs.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
 
-  // ---- operations (defined in autograd/ops; each is the free function of the same name in autograd/ops/*.h)
+  // ---- operations (defined in autograd/ops) ----
+  // Each is documented at the free function of the same name in autograd/ops/*.h.
   // views and shape
   Tensor view(const Shape& sizes) const;
   Tensor reshape(const Shape& sizes) const;
@@ -220,8 +224,8 @@ class Tensor {
   Tensor to(Device device, DType dtype) const;
   Tensor to(const char* device) const { return to(Device(device)); }
   Tensor cpu() const { return to(kCPU); }
-  /// The one element as a C++ number; a real one loses its fraction in an integer. Throws ValueError unless
-  /// there is exactly one, and where an integer type has no room for it (NaN, infinities, 300 in a uint8_t).
+  /// The only element, as a C++ number. An integer T truncates a real element. Throws ValueError unless the
+  /// tensor has exactly one element, or if an integer T cannot hold it (NaN, infinities, 300 in a uint8_t).
   template <class T = double>
   T item() const {
     const Scalar value = item_scalar();
@@ -275,7 +279,8 @@ class Tensor {
   Tensor gt(const Scalar& other) const;
   Tensor ge(const Scalar& other) const;
   bool allclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const;
-  // in place: change this tensor's elements and return it. AutogradError on a leaf that requires gradients.
+  // In-place operations change this tensor's elements and return *this. They throw AutogradError if the
+  // operation must be recorded and this tensor is a leaf that requires gradients.
   const Tensor& add_(const Tensor& other) const;
   const Tensor& sub_(const Tensor& other) const;
   const Tensor& mul_(const Tensor& other) const;
@@ -309,7 +314,7 @@ class Tensor {
   const Tensor& operator-=(const Scalar& other) const { return sub_(other); }
   const Tensor& operator*=(const Scalar& other) const { return mul_(other); }
   const Tensor& operator/=(const Scalar& other) const { return div_(other); }
-  // reductions; an empty list of dimensions means all of them
+  // reductions; an empty list of dimensions means all dimensions
   Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
   Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
   Tensor var(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const;
@@ -335,7 +340,7 @@ class Tensor {
   bool is_channels_last() const;
   [[noreturn, gnu::cold]] static void throw_undefined();
   [[noreturn]] void throw_wrong_dtype(DType asked) const;
-  // For item(): `value` without its fraction, and the error where that does not fit.
+  // For item(): `value` truncated to an integer, and the error if the result does not fit.
   static std::int64_t truncated(const Scalar& value);
   [[noreturn, gnu::cold]] static void throw_does_not_fit(const Scalar& value);
   Ref<TensorImpl> impl_;
@@ -346,22 +351,23 @@ std::ostream& operator<<(std::ostream& out, const Shape& sizes);
 std::ostream& operator<<(std::ostream& out, DType dtype);
 std::ostream& operator<<(std::ostream& out, Device device);
 
-/// Uninitialised memory, dense in `format`. Throws ValueError for a negative size or one whose bytes
-/// overflow.
+/// An uninitialised tensor, dense in `format`. Throws ValueError if a size is negative or the number of bytes
+/// overflows 64 bits.
 Tensor empty(const Shape& sizes, const TensorOptions& options = {},
              MemoryFormat format = MemoryFormat::contiguous);
-/// A tensor over memory that the caller keeps alive, dense row-major on cpu:0 unless told otherwise.
+/// A dense row-major tensor that uses memory of the caller, who keeps the memory alive. On cpu:0 unless
+/// `options` has another device.
 Tensor from_blob(void* data, const Shape& sizes, const TensorOptions& options = {});
 
 namespace detail {
-/// A view of `base`'s storage that the tape knows nothing of.
+/// A view of base's storage that the tape does not record. Strides and offset are in elements.
 Tensor raw_view(const Tensor& base, const Shape& sizes, const Shape& strides, std::int64_t offset);
-/// A tensor over part of a storage.
+/// A tensor that uses a part of a storage. Strides and offset are in elements.
 Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Shape& strides,
                    std::int64_t offset);
 /// Throws ValueError, naming `op` and the argument, if `t` is undefined.
 inline void check_defined(const char* op, const Tensor& t, const char* what = "input") {
-  check(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a tensor that holds one");
+  check(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a defined one");
 }
 }  // namespace detail
 

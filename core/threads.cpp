@@ -25,11 +25,11 @@
 namespace tapestry {
 namespace {
 
-// OpenMP's runtime ends the process where the system refuses it a thread.
+// A limit is needed because the OpenMP runtime ends the process if the system cannot create a thread.
 constexpr int kMaxThreads = 1024;
 
-// OMP_NUM_THREADS may be a list, one number a nesting level: the first one counts. Like OpenMP's own runtimes
-// we pass over what is not a number, since that variable is not ours.
+// OMP_NUM_THREADS may be a list with one number per nesting level; the first number is used. A value that is
+// not a number is ignored, as OpenMP runtimes do, because the variable belongs to OpenMP.
 int threads_by_default() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     while (*text == ' ' || *text == '\t') ++text;
@@ -39,7 +39,7 @@ int threads_by_default() {
       return std::min(n, kMaxThreads);
   }
 #ifdef __linux__
-  cpu_set_t cores;  // those that this process may run on, which taskset and containers restrict
+  cpu_set_t cores;  // the CPU affinity of this process, which taskset and containers restrict
   if (sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) > 0) return CPU_COUNT(&cores);
 #endif
   const unsigned n = std::thread::hardware_concurrency();
@@ -54,14 +54,14 @@ std::atomic<int>& thread_count() {
 constinit std::atomic<bool> main_taken{false};
 
 struct ThreadState {
-  int share = 0;        // of a ThreadShare; 0 = none
-  int applied = 0;      // what OpenMP was last told
-  bool main = false;    // the thread that may use all
-  bool inside = false;  // a chunk of a parallel loop runs
+  int share = 0;        // the number of threads that a ThreadShare gives; 0 without one
+  int applied = 0;      // the last argument of omp_set_num_threads
+  bool main = false;    // the first thread of the process that computes
+  bool inside = false;  // this thread is inside parallel_for
 };
 thread_local constinit ThreadState state;
 
-// Lets another thread become the main one after this one has ended.
+// Lets another thread become the main thread after this one has ended.
 struct MainRelease {
   ~MainRelease() {
     if (state.main) main_taken.store(false);
@@ -76,8 +76,8 @@ bool become_main() {
   return state.main = true;
 }
 
-// Not more where there are several: beside their workers, this thread's team would wait for cores that they
-// compute on, and spin on them between its own regions.
+// The main thread uses the threads of one device even if there are several devices. Otherwise its OpenMP team
+// would compete with the device workers for cores, and spin on those cores between its own regions.
 int threads_per_device() { return std::max(1, get_num_threads() / device_count(DeviceType::cpu)); }
 
 }  // namespace
@@ -124,7 +124,7 @@ void detail::run_chunks(int count, void (*chunk)(void* arg, int index), void* ar
 #pragma omp parallel num_threads(count)
   {
     const Inside inside;
-    // The runtime may give fewer threads than were asked for.
+    // The runtime may provide fewer threads than requested.
     for (int i = omp_get_thread_num(); i < count; i += omp_get_num_threads()) run(i);
   }
 #else

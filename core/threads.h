@@ -1,20 +1,24 @@
 #pragma once
-// Control of compute threads.
+// The number of compute threads.
 
 namespace tapestry {
 
-/// Threads that CPU kernels may use, all logical CPU devices together. Default: OMP_NUM_THREADS, else the
-/// number of cores. Throws ValueError unless n is from 1 to 1024.
+/// Sets the number of threads that CPU kernels may use, in total for all logical CPU devices. The default is
+/// OMP_NUM_THREADS, or the number of cores if that variable is not set. Throws ValueError unless n is from 1
+/// to 1024.
 void set_num_threads(int n);
 int get_num_threads();
 
-/// Threads that kernels called from this thread use: this thread's share (ThreadShare), else for the first
-/// thread that computes those of one logical device, and for any other one 1: a second thread that opens
-/// OpenMP regions slows every later region 3-8 times. Inside a parallel_for it is 1. Also tells OpenMP, so
-/// that a library with regions of its own (oneDNN, Eigen) keeps to it: call this before such a library.
+/// The number of threads that kernels called from this thread use. In the scope of a ThreadShare it is the
+/// share. Otherwise it is get_num_threads() / device_count(cpu) for the first thread of the process that
+/// computes, and 1 for every other thread, because a second thread that opens OpenMP regions slows every
+/// later region 3-8 times. Inside a parallel_for it is 1. Also calls omp_set_num_threads(), so that libraries
+/// with their own OpenMP regions (oneDNN, Eigen) use the same number: call this function before such a
+/// library.
 int compute_threads();
 
-/// Gives the calling thread `n` compute threads while it lives. Workers of logical devices hold one.
+/// Gives the calling thread `n` compute threads until the guard is destroyed. Workers of logical devices hold
+/// one.
 class ThreadShare {
  public:
   explicit ThreadShare(int n);

@@ -4,7 +4,7 @@
 
 namespace tapestry {
 
-/// The name of a type as its author wrote it, without namespaces: "Linear", "Block<b::C>".
+/// The name of a type as in the source, without the namespaces in front: "Linear", "Block<b::C>".
 std::string type_name(const std::type_info& type);
 
 }  // namespace tapestry

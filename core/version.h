@@ -2,7 +2,7 @@
 
 namespace tapestry {
 
-/// The library's version, "0.1.0" say: of what is linked, not of the headers.
+/// The version of the linked library, for example "0.1.0".
 const char* version();
 
 }  // namespace tapestry

@@ -19,10 +19,10 @@ namespace tapestry::detail {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-// No machine has more; sums of sizes below cannot overflow.
+// More than any machine has. Sums of sizes up to this limit cannot overflow.
 constexpr std::size_t kMaxBytes = std::size_t{1} << 46;
 
-// Counts of one logical device, which threads share.
+// The statistics of one logical device. Thread-safe.
 class alignas(64) Counters {
  public:
   void allocated(std::size_t bytes) {
@@ -61,12 +61,12 @@ void* from_system(std::size_t bytes) {
 
 [[noreturn]] void out_of_memory(Device device, std::size_t bytes, const Counters& counters) {
   const MemoryStats s = counters.stats();
-  fail<OutOfMemoryError>("[allocate] the system gave no ", bytes, " bytes for ", device, ", where ",
+  fail<OutOfMemoryError>("[allocate] the system could not provide ", bytes, " bytes for ", device, ", where ",
                          s.allocated, " bytes are allocated and ", s.reserved,
                          " reserved; free tensors, or use a smaller batch or model");
 }
 
-// ---- the plain one ----
+// ---- system allocator ----
 
 class SystemAllocator final : public Allocator {
  public:
@@ -94,16 +94,16 @@ class SystemAllocator final : public Allocator {
   Counters counters_[kMaxDevices];
 };
 
-// ---- the caching one ----
+// ---- caching allocator ----
 
-// Size classes: multiples of 64 up to 512, then eight a doubling, so that at most an eighth is wasted (and of
-// large blocks only address space, since their last pages stay untouched). A block is the class's size and
-// the header.
+// Size classes: the multiples of 64 up to 512 bytes, then eight classes per power of two, so that at most an
+// eighth of a block is wasted. Large blocks waste only address space, because their last pages are never
+// touched. A block consists of the header and the size of its class.
 constexpr std::size_t kHeader = 64;
 constexpr int kClasses = 8 + 8 * (46 - 9);
 constexpr int class_of(std::size_t bytes) {
   if (bytes <= 512) return bytes <= 64 ? 0 : static_cast<int>((bytes - 1) / 64);
-  // Steps of 2^shift: bytes - 1 has four significant bits above it.
+  // The step between classes is 2^shift: (bytes - 1) >> shift keeps the four leading bits.
   const int shift = std::bit_width(bytes - 1) - 4;
   return 8 * (shift - 6) + static_cast<int>((bytes - 1) >> shift);
 }
@@ -115,7 +115,7 @@ static_assert(class_of(0) == 0 && class_of(64) == 0 && class_of(65) == 1 && clas
 static_assert(class_of(513) == 8 && class_bytes(8) == 576 && class_of(1024) == 15 && class_of(1025) == 16);
 static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMaxBytes) == kClasses - 1);
 
-// Classes that threads cache, and how many blocks of one.
+// Threads cache blocks of up to this size, and this many blocks per class.
 constexpr std::size_t kSmallBytes = 32 * 1024;
 constexpr int kSmallClasses = class_of(kSmallBytes) + 1;
 constexpr auto kCachedBlocks = [] {
@@ -125,7 +125,7 @@ constexpr auto kCachedBlocks = [] {
   return blocks;
 }();
 
-// A free block holds the link of its list.
+// A free block stores the link to the next one.
 struct Block {
   Block* next;
 };
@@ -145,13 +145,13 @@ struct List {
   }
 };
 
-// Large blocks have huge pages where Linux gives them to who asks (transparent_hugepage "madvise" or
-// "always"): a tensor of 12 MiB is 3072 pages of 4 KiB, as many as the TLB of a current core holds, but 6 of
-// these; and memory that is touched for the first time costs a page fault each.
+// Large blocks request transparent huge pages (madvise MADV_HUGEPAGE). A tensor of 12 MiB has 3072 pages of
+// 4 KiB, which fill the TLB of a current core, but only 6 huge pages. The first touch of each page also costs
+// one page fault.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kPageMultiple = 64 * 1024;  // of any size that systems have
+constexpr std::size_t kPageMultiple = 64 * 1024;  // a multiple of every base page size
 
-// What is mapped for a large block: the last huge page in whole if at most an eighth is wasted.
+// The bytes to map for a large block: rounded up to whole huge pages if that wastes at most an eighth.
 constexpr std::size_t mapped_bytes(std::size_t block_bytes) {
   const std::size_t huge = (block_bytes + kHugePage - 1) / kHugePage * kHugePage;
   return huge - block_bytes <= block_bytes / 8
@@ -164,12 +164,12 @@ void* new_block(std::size_t bytes) {
   const std::size_t mapped = mapped_bytes(bytes), room = mapped + kHugePage;
   void* const start = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) return nullptr;
-  // Aligned; what is left over on either side goes back.
+  // Align the block to a huge page, and unmap the rest on both sides.
   const std::size_t before = -reinterpret_cast<std::uintptr_t>(start) % kHugePage;
   char* const block = static_cast<char*>(start) + before;
   if (before > 0) munmap(start, before);
   munmap(block + mapped, kHugePage - before);
-  madvise(block, mapped, MADV_HUGEPAGE);  // pages stay small where it cannot be
+  madvise(block, mapped, MADV_HUGEPAGE);  // a hint: without huge pages the block still works
   return block;
 }
 
@@ -178,13 +178,13 @@ void delete_block(void* block, std::size_t bytes) {
   else munmap(block, mapped_bytes(bytes));
 }
 
-// What one logical device has: its counts and the free blocks that no thread holds.
+// The statistics of one logical device, and its free blocks that are in no thread's cache.
 struct Pool {
   Counters counters;
   std::mutex mutex;
   List free[kClasses];
   std::size_t free_bytes = 0;
-  std::int64_t high_water = 0;  // the most that was allocated when memory was taken from the system
+  std::int64_t high_water = 0;  // the largest `allocated` seen when a block was taken from the system
 
   // The caller holds the mutex.
   void release(int c) {
@@ -197,8 +197,8 @@ struct Pool {
   void release_all() {
     for (int c = 0; c < kClasses; ++c) release(c);
   }
-  // Sizes that are not asked for again must not pile up: what is reserved stays below twice the most that was
-  // in use.
+  // Releases free blocks, the largest first, so that `reserved` stays below twice the largest use plus
+  // 256 MiB. Otherwise blocks of sizes that are never requested again would accumulate.
   void make_room(std::size_t bytes) {
     const MemoryStats s = counters.stats();
     high_water = std::max(high_water, s.allocated);
@@ -210,7 +210,7 @@ struct Pool {
   }
 };
 
-// Never destroyed: tensors in static storage are freed when main has long returned.
+// Never destroyed, because tensors in static storage are freed after main has returned.
 Pool* pools() {
   static Pool* const all = new Pool[kMaxDevices];
   return all;
@@ -220,8 +220,8 @@ struct ThreadCache {
   List free[kSmallClasses];
 };
 
-// The calling thread's caches: null before the first use, kClosed when the thread's destructors have run. A
-// plain pointer, so that it can be read even then.
+// The calling thread's caches, one per device. The pointer is null before the first use, and kClosed after
+// the thread's destructors have run. It is trivially destructible, so that it can be read even then.
 struct ThreadCaches {
   std::unique_ptr<ThreadCache> of[kMaxDevices];
 };
@@ -250,7 +250,7 @@ struct ThreadExit {
   }
 };
 
-// The calling thread's cache for a device; null when the thread is ending.
+// The calling thread's cache for a device; null while the thread ends.
 [[gnu::noinline]] ThreadCache* new_thread_cache(int device) noexcept {
   if (caches == kClosed) return nullptr;
   thread_local ThreadExit at_exit;
@@ -302,7 +302,8 @@ class CachingAllocator final : public Allocator {
 
   MemoryStats stats(Device device) const override { return pools_[device.index].counters.stats(); }
   void reset_peak(Device device) override { pools_[device.index].counters.reset_peak(); }
-  // Leaves what other threads cache: at most 64 blocks and 256 KiB of each small size.
+  // The caches of other threads keep their blocks: per thread and small size class, at most 64 blocks and 256
+  // KiB.
   void empty_cache() override {
     for (int d = 0; d < kMaxDevices; ++d) {
       if (caches && caches != kClosed) flush(*caches, d);
@@ -315,7 +316,8 @@ class CachingAllocator final : public Allocator {
   }
 
  private:
-  // A block from the pool, with more of its class for the thread's cache, or from the system.
+  // Takes a block from the pool or, if the pool has none, from the system. From the pool, it also moves more
+  // blocks of this class to the thread's cache.
   [[gnu::noinline]] static Block* refill(Pool& pool, Device device, std::size_t bytes, int c) {
     const std::size_t block_bytes = kHeader + class_bytes(c);
     {

@@ -17,10 +17,10 @@ struct Pending {
 
 std::mutex mutex;
 std::vector<Pending>& pending() {
-  static auto& all = *new std::vector<Pending>;  // devices may outlive what main leaves behind
+  static auto& all = *new std::vector<Pending>;  // never destroyed: devices may be used after main
   return all;
 }
-std::atomic<std::size_t> count{0};  // of what is pending: most waits find nothing
+std::atomic<std::size_t> count{0};  // of pending(), so that a wait without pending checks takes no lock
 std::atomic<std::uint64_t> made{0};
 
 }  // namespace
@@ -59,7 +59,7 @@ void detail::run_deferred_checks(Device device, const Stream* stream, std::uint6
 }
 
 void detail::forget_deferred_checks() {
-  std::vector<Pending> gone;  // destroyed without the lock
+  std::vector<Pending> gone;  // destroyed after the lock is released
   const std::lock_guard lock(mutex);
   gone.swap(pending());
   count = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Errors that a device finds in its work after the call that gave it the work has returned: an index out of
-// range, say. They are thrown where the host next waits for that work. Not in tapestry.h: for operations.
+// Deferred checks: errors that a GPU kernel finds after the call that launched it has returned, for example
+// an index out of range. They are thrown when the host next waits for the kernel.
 #include <cstdint>
 #include <functional>
 
@@ -8,18 +8,19 @@
 
 namespace tapestry {
 
-/// `check` is called, and may throw, when the host has next waited for the stream: by Stream::synchronize(),
-/// synchronize(device) or a copy to the host. At once for a CPU's.
+/// Calls `check`, which may throw, after the host has next waited for `stream` in Stream::synchronize(),
+/// synchronize(device) or a copy to the host. Calls it immediately if the stream is a CPU's.
 void defer_check(const Stream& stream, std::function<void()> check);
 
 namespace detail {
-/// How many checks there have been so far.
+/// The number of checks deferred so far.
 std::uint64_t count_deferred_checks();
-/// The host has waited for `stream`, or (null) for all streams of the device. All their checks of the first
-/// `known` are called, those that there were before it waited: later ones, of other threads, may be of work
-/// that was not waited for. The first exception is thrown.
+/// Runs the pending checks of `stream`, or of all streams of the device if `stream` is null, after the host
+/// has waited for them. `known` is count_deferred_checks() from before the wait: checks with a higher number
+/// are skipped, because another thread may have deferred them for work that the wait did not cover. Rethrows
+/// the first exception after all these checks have run.
 void run_deferred_checks(Device device, const Stream* stream, std::uint64_t known);
-/// For tests, when the devices are replaced.
+/// Drops all pending checks. For tests that replace the devices.
 void forget_deferred_checks();
 }  // namespace detail
 

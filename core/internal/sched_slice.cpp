@@ -14,7 +14,7 @@ namespace tapestry {
 
 namespace {
 
-// sched_setattr(2), of which only recent C libraries know.
+// struct sched_attr of sched_setattr(2), which only recent C libraries declare.
 struct SchedAttr {
   std::uint32_t size, policy;
   std::uint64_t flags;
@@ -22,9 +22,9 @@ struct SchedAttr {
   std::uint32_t priority;
   std::uint64_t runtime_ns, deadline_ns, period_ns;
 };
-constexpr std::uint64_t kShortSliceNs = 100'000;  // the least that there is
+constexpr std::uint64_t kShortSliceNs = 100'000;  // the minimum that the kernel accepts
 
-// The slice before; 0 where it was not changed.
+// Returns the old slice, or 0 if the slice was not changed.
 std::uint64_t set_slice(std::uint64_t ns) {
   SchedAttr a{};
   if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) != 0) return 0;

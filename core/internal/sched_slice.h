@@ -1,12 +1,13 @@
 #pragma once
-// Threads that do little, for which others wait. Not in tapestry.h.
+// Short scheduler slices for threads that compute little but on which other threads wait.
 
 namespace tapestry {
 
-/// While it lives, the calling thread, and those that it starts, get a core as soon as they wake, where all
-/// cores compute too, for slices of a tenth of a millisecond. Linux (EEVDF) lets a thread that computes go on
-/// to the end of its slice, which is milliseconds, unless the one that wakes asked for a shorter one. It can
-/// be asked since Linux 6.12; elsewhere, or for another policy than the usual ones, this does nothing.
+/// Sets the scheduler slice (sched_runtime) of the calling thread to 0.1 ms until the guard is destroyed.
+/// Threads that it starts inherit the slice. With a short slice, the thread gets a core as soon as it wakes,
+/// even if all cores are busy: Linux's EEVDF scheduler lets a running thread finish its slice of some
+/// milliseconds, unless a thread with a shorter slice wakes. Does nothing before Linux 6.12, on other
+/// systems, and for scheduling policies other than SCHED_OTHER and SCHED_BATCH.
 class SchedSliceGuard {
  public:
   SchedSliceGuard() noexcept;
@@ -15,7 +16,7 @@ class SchedSliceGuard {
   SchedSliceGuard& operator=(const SchedSliceGuard&) = delete;
 
  private:
-  unsigned long saved_ns_ = 0;  // 0: nothing was changed
+  unsigned long saved_ns_ = 0;  // 0 if the slice was not changed
 };
 
 }  // namespace tapestry

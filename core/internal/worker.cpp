@@ -24,16 +24,17 @@
 namespace tapestry {
 namespace {
 
-// How long the end of the program waits for a task that runs.
+// How long the end of the program waits for a running task.
 constexpr std::chrono::seconds kStopTimeout{2};
 
-// How long a worker that has ended a task is ready for the next one. The tasks of a training step come one
-// behind another, and a thread that sleeps has to be given a core first: with two cores, two workers and a
-// caller Linux often put both workers on one of them, and 13 to 16% of tasks of 4 ms began 3 ms late; now 1%
-// do.
+// How long a worker spins for the next task before it sleeps. The tasks of a training step follow each other
+// closely, and a sleeping thread must first be scheduled on a core. With two cores, two workers and a caller,
+// Linux often put both workers on the same core: without spinning, 13 to 16% of 4 ms tasks began 3 ms late;
+// with it, 1% did.
 constexpr std::chrono::milliseconds kSpinTime{1};
 
-// The threads of the CPU, shared out over its logical devices. A GPU's worker only launches.
+// The compute threads of one device: an equal part of all threads for a CPU device. A GPU's worker only
+// launches kernels, so it needs one.
 int threads_for(Device device) {
   return device.is_cpu() ? std::max(1, get_num_threads() / device_count(DeviceType::cpu)) : 1;
 }
@@ -68,7 +69,8 @@ class Worker final : public DeviceWorker {
 
   bool is_current() const override { return std::this_thread::get_id() == thread_.get_id(); }
 
-  // Drops what is queued; waits for what runs, with a bound, and lets go of a thread that is stuck.
+  // Drops the queued tasks, and waits at most kStopTimeout for the running task. A thread that is stuck is
+  // detached.
   void stop() {
     std::deque<Job> dropped;
     std::unique_lock lock(mutex_);
@@ -92,7 +94,7 @@ class Worker final : public DeviceWorker {
     } catch (...) {
       error = std::current_exception();
     }
-    job.task = nullptr;  // what it held is freed before the waiter goes on
+    job.task = nullptr;  // free the task's captures before the waiter continues
     if (error) job.done.set_exception(error);
     else job.done.set_value();
   }
@@ -100,7 +102,7 @@ class Worker final : public DeviceWorker {
   void spin() const {
     const auto until = std::chrono::steady_clock::now() + kSpinTime;
     while (!wake_.load(std::memory_order_acquire) && std::chrono::steady_clock::now() < until)
-      std::this_thread::yield();  // others may need the core
+      std::this_thread::yield();  // other threads may need the core
   }
 
   void loop() {
@@ -128,11 +130,11 @@ class Worker final : public DeviceWorker {
   std::condition_variable changed_;
   std::deque<Job> queue_;
   bool stopping_ = false, ended_ = false;
-  std::atomic<bool> wake_{false};  // to run or to end
-  std::thread thread_;             // last: it uses all of the above
+  std::atomic<bool> wake_{false};  // set to end spin(): a task was queued, or the worker must stop
+  std::thread thread_;             // last member, because the thread uses the members above
 };
 
-// Never destroyed: a stuck thread may go on using its worker while the program ends.
+// Never destroyed, because a detached thread may still use its worker while the program ends.
 struct Workers {
   std::mutex mutex;
   Worker* of[kNumDeviceTypes][kMaxDevices] = {};
@@ -183,7 +185,7 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
     try {
       task(i);
     } catch (std::runtime_error& e) {
-      // The text is assigned in the exception object itself, which keeps its type.
+      // Only the text of the exception object changes, so the type is kept.
       e = std::runtime_error(concat({e.what(), " (on ", device, ")"}));
       keep();
     } catch (const std::exception& e) {
@@ -196,7 +198,7 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
       keep();
     }
   };
-  std::vector<DeviceWorker*> workers;  // found before any of them is given work
+  std::vector<DeviceWorker*> workers;  // device_worker() may throw, so call it before submitting any task
   for (const Device device : devices) workers.push_back(&device_worker(device));
   std::vector<std::future<void>> running;
   const auto submit = [&](bool to_this_thread) {
@@ -204,13 +206,13 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
       if (workers[i]->is_current() != to_this_thread) continue;
       try {
         running.push_back(workers[i]->run([&run, i] { run(static_cast<int>(i)); }));
-      } catch (...) {  // the program is ending; what runs uses the caller's frame
+      } catch (...) {  // the program is ending; running tasks use this stack frame, so still wait for them
         keep();
       }
     }
   };
   {
-    static std::mutex& submission_order = *new std::mutex;  // never destroyed, as the workers
+    static std::mutex& submission_order = *new std::mutex;  // never destroyed, like the workers
     const std::lock_guard lock(submission_order);
     submit(false);
   }

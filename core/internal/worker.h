@@ -1,6 +1,6 @@
 #pragma once
-// One persistent compute thread a logical device: all compute of a device that is not the caller's own
-// happens there (engine, DataParallel and pipeline share it). Not in tapestry.h.
+// Device workers: one persistent compute thread per logical device. DataParallel, the pipeline and the
+// optimizers share these threads for all work that does not run on the caller's thread.
 #include <functional>
 #include <future>
 #include <span>
@@ -9,27 +9,28 @@
 
 namespace tapestry {
 
-/// Runs tasks in the order of submission.
+/// A thread that runs tasks in the order of submission.
 class DeviceWorker {
  public:
   virtual ~DeviceWorker() = default;
 
-  /// Queues `task`, to run with a copy of the caller's Context and with the device's share of the compute
-  /// threads. The future's get() rethrows what the task threw; its wait_for() waits with a bound. Dropping it
-  /// waits for nothing. Called from the worker itself it runs the task at once, since waiting for it could
-  /// never end. Throws Error when the program is ending.
+  /// Queues `task`. It runs with a copy of the caller's Context and with the compute threads of one device.
+  /// The future's get() rethrows an exception of the task; the future's destructor does not wait. A call from
+  /// the worker's own thread runs the task immediately, because waiting for a queued task would deadlock
+  /// there. Throws Error if the program is ending.
   virtual std::future<void> run(std::function<void()> task) = 0;
   /// True if the calling thread is this worker.
   virtual bool is_current() const = 0;
 };
 
-/// The worker of this device; its thread starts with the first call. Throws DeviceError when the device does
-/// not exist.
+/// The worker of this device. The first call starts its thread. Throws DeviceError if the device does not
+/// exist.
 DeviceWorker& device_worker(Device device);
 
-/// Runs task(i) on the worker of devices[i], all at once, and returns when all have ended. Rethrows the first
-/// exception, by time, as what it was, with the device in its text. Calls from several threads reach all
-/// workers in one order, so that the tasks of a call may wait for each other.
+/// Runs task(i) on the worker of devices[i] for all i concurrently, and returns when all tasks have ended. If
+/// tasks throw, rethrows the earliest exception: an exception derived from std::runtime_error keeps its type,
+/// and the device is appended to its text. Concurrent calls submit to all workers in the same order, so the
+/// tasks of one call may wait for each other without a deadlock.
 void on_workers(std::span<const Device> devices, const std::function<void(int)>& task);
 
 }  // namespace tapestry

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/core/internal/cpu_allocator.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/cpu_allocator.h"
 #include "tapestry/core/philox.h"
 #include "tapestry/core/tensor.h"
 #include "tests/core/child.h"
@@ -24,7 +24,7 @@ using namespace tapestry;
 
 namespace {
 
-// Devices that nothing else uses: the allocators do not ask whether a device exists.
+// A device that no other test uses. It need not exist, because the allocators do not check that.
 Device device_of_its_own() {
   static int next = kMaxDevices;
   return {DeviceType::cpu, --next};
@@ -36,7 +36,7 @@ std::unique_ptr<Allocator> make(bool caching) {
 
 }  // namespace
 
-TEST_CASE("blocks are aligned, writable and apart") {
+TEST_CASE("blocks are aligned and writable, and do not overlap") {
   for (const bool caching : {true, false}) {
     const auto a = make(caching);
     const Device device = device_of_its_own();
@@ -67,7 +67,7 @@ TEST_CASE("blocks are aligned, writable and apart") {
   }
 }
 
-TEST_CASE("statistics count what is asked for, by device") {
+TEST_CASE("statistics count the requested bytes per device") {
   for (const bool caching : {true, false}) {
     const auto a = make(caching);
     const Device device = device_of_its_own(), other = device_of_its_own();
@@ -96,7 +96,7 @@ TEST_CASE("statistics count what is asked for, by device") {
   }
 }
 
-TEST_CASE("freed blocks serve again for sizes of their class") {
+TEST_CASE("freed blocks are reused for sizes of the same class") {
   const auto a = make(true);
   const Device device = device_of_its_own();
   for (const std::size_t bytes :
@@ -113,11 +113,11 @@ TEST_CASE("freed blocks serve again for sizes of their class") {
   CHECK(a->stats(device).reserved == 0);
 }
 
-TEST_CASE("sizes that do not come again do not pile up") {
+TEST_CASE("cached blocks of sizes that are not requested again are released") {
   const auto a = make(true);
   const Device device = device_of_its_own();
   constexpr std::int64_t kMiB = 1 << 20;
-  // Untouched, so that these gigabytes are addresses only. Each size is of a class of its own.
+  // The blocks are not touched, so these gigabytes are only address space. Each size has its own size class.
   for (std::int64_t bytes = 32 * kMiB; bytes < 1024 * kMiB; bytes = bytes * 9 / 8 + 1) {
     void* const p = a->allocate(device, static_cast<std::size_t>(bytes));
     a->deallocate(device, p, static_cast<std::size_t>(bytes));
@@ -129,7 +129,7 @@ TEST_CASE("sizes that do not come again do not pile up") {
 }
 
 namespace {
-// The flags of the mapping that an address is in, as /proc/self/smaps has them; none where nothing is mapped.
+// The VmFlags line of /proc/self/smaps for the mapping that contains an address; empty if it is not mapped.
 std::string flags_of_mapping(const void* data) {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   std::ifstream smaps("/proc/self/smaps");
@@ -143,7 +143,7 @@ std::string flags_of_mapping(const void* data) {
 }
 }  // namespace
 
-TEST_CASE("large blocks ask for huge pages, and go back to the system in whole") {
+TEST_CASE("large blocks request huge pages, and empty_cache unmaps them completely") {
   constexpr std::size_t kHugePage = 2 << 20;
   const auto a = make(true);
   const Device device = device_of_its_own();
@@ -165,7 +165,7 @@ TEST_CASE("large blocks ask for huge pages, and go back to the system in whole")
   }
 }
 
-TEST_CASE("no memory is an error that says how much there was") {
+TEST_CASE("OutOfMemoryError gives the requested, allocated and reserved bytes") {
   for (const bool caching : {true, false}) {
     const auto a = make(caching);
     const Device device = device_of_its_own();
@@ -183,7 +183,8 @@ TEST_CASE("no memory is an error that says how much there was") {
   CHECK_THROWS_AS(empty({std::int64_t{1} << 52}), OutOfMemoryError);
 }
 
-// Each block carries its number from end to end; blocks go from thread to thread through a common list.
+// The first and the last byte of each block hold a mark. Blocks pass from thread to thread through a shared
+// list.
 TEST_CASE("threads allocate and free each other's blocks") {
   for (const bool caching : {true, false}) {
     const auto a = make(caching);
@@ -228,12 +229,12 @@ TEST_CASE("threads allocate and free each other's blocks") {
     CHECK(a->stats(device).allocated == 0);
     CHECK(a->stats(device).allocations == 12'000);
     CHECK(a->stats(device).peak_allocated > 0);
-    a->empty_cache();  // ended threads have given back what they cached
+    a->empty_cache();  // threads that ended have returned their cached blocks
     CHECK(a->stats(device).reserved == 0);
   }
 }
 
-TEST_CASE("memory_stats follows tensors") {
+TEST_CASE("memory_stats counts the memory of tensors") {
   const MemoryStats before = memory_stats(kCPU);
   {
     const Tensor t = empty({1000}, kFloat64);
@@ -242,7 +243,7 @@ TEST_CASE("memory_stats follows tensors") {
     CHECK(memory_stats(kCPU).allocations == before.allocations + 1);
     reset_peak_memory(kCPU);
     CHECK(memory_stats(kCPU).peak_allocated == before.allocated + 8000);
-    std::thread([t2 = empty({100})]() mutable { t2 = Tensor(); }).join();  // freed elsewhere
+    std::thread([t2 = empty({100})]() mutable { t2 = Tensor(); }).join();  // freed on another thread
   }
   CHECK(memory_stats(kCPU).allocated == before.allocated);
   CHECK(memory_stats(kCPU).peak_allocated == before.allocated + 8400);
@@ -252,7 +253,7 @@ TEST_CASE("memory_stats follows tensors") {
   if (device_count(DeviceType::cuda) == 0) CHECK_THROWS_AS(empty_cache(DeviceType::cuda), DeviceError);
 }
 
-TEST_CASE("memory goes back to the allocator that it came from") {
+TEST_CASE("memory is returned to the allocator that it came from") {
   Allocator& usual = allocator(DeviceType::cpu);
   const auto other = detail::make_system_cpu_allocator();
   const MemoryStats before = usual.stats(kCPU);
@@ -284,7 +285,8 @@ TEST_CASE("child: tensors outlive main", "[.]") {
     thread_holder().tensors.push_back(empty({1 + i * 100}));
   }
   std::thread([] {
-    // Its destructor was registered first, so it runs last, when the thread's cache is gone.
+    // The destructor of thread_holder() was registered first, so it runs last, after that of the thread's
+    // cache.
     for (int i = 0; i < 200; ++i) thread_holder().tensors.push_back(empty({1 + i}));
     for (int i = 0; i < 50; ++i) empty({1 + i});
   }).join();

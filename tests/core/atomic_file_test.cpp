@@ -25,7 +25,7 @@ std::size_t files_in(const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("AtomicFile appears at commit, and not without") {
+TEST_CASE("AtomicFile creates the file at commit, and leaves nothing without it") {
   const TempDir dir;
   const std::string path = dir / "file", large(3 << 20, 'x');
   {
@@ -38,7 +38,7 @@ TEST_CASE("AtomicFile appears at commit, and not without") {
   {
     AtomicFile file(path);
     file.write("a");
-    file.write(large);  // more than the buffer
+    file.write(large);  // larger than the buffer
     file.write("b");
     file.commit();
     CHECK_THROWS_AS(file.commit(), IoError);
@@ -55,7 +55,7 @@ TEST_CASE("AtomicFile appears at commit, and not without") {
   CHECK((status.st_mode & 0777) == (0666 & ~mask));
 }
 
-TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
+TEST_CASE("a failed AtomicFile leaves the old file and no temporary file") {
   const TempDir dir;
   const std::string path = dir / "file";
   write_file_atomically(path, "old");
@@ -71,7 +71,7 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
     const FileSizeLimit limit(100);
     AtomicFile file(path);
     file.write(std::string(200, 'x'));
-    CHECK_THROWS_AS(file.commit(), IoError);  // what was buffered meets the limit here
+    CHECK_THROWS_AS(file.commit(), IoError);  // the buffered bytes are written here and exceed the limit
   }
   {
     AtomicFile file(path);
@@ -80,7 +80,8 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
       file.write(std::string(200, 'x'));
       CHECK_THROWS_AS(file.commit(), IoError);
     }
-    // Half of it was written: with room again, the rest would come behind that.
+    // Half of the bytes were written before the failure. A later write would append after a gap, so it must
+    // fail.
     CHECK_THROWS_WITH(file.write("y"), ContainsSubstring("open it again"));
     CHECK_THROWS_WITH(file.commit(), ContainsSubstring("open it again"));
   }
@@ -99,7 +100,7 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
     std::filesystem::remove(dir / "late");
   }
   CHECK(files_in(dir) == 2);
-  // What is no file is not replaced by one: root could lose /dev/null that way.
+  // A pipe or device must not be replaced by a file; root could lose /dev/null that way.
   REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
   CHECK_THROWS_WITH(write_file_atomically(dir / "pipe", "text"), ContainsSubstring("is a device or a pipe"));
   CHECK(std::filesystem::is_fifo(dir / "pipe"));
@@ -109,7 +110,7 @@ TEST_CASE("AtomicFile's failures leave the old file and nothing else") {
 TEST_CASE("a process killed while it writes leaves the old file or the new one") {
   const TempDir dir;
   const std::string path = dir / "file";
-  // Version v is 2 MB of its letter; the child writes one after the other until it is killed.
+  // Version v is 2 MiB of one letter. The child writes version after version until it is killed.
   auto version = [](int v) { return std::string(2 << 20, static_cast<char>('a' + v % 26)); };
   write_file_atomically(path, version(0));
   int last = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Runs one hidden test case of this program in a process of its own: for what is read once (environment
-// variables) and for what happens when a process ends.
+// Runs one hidden test case of this program in a new process. For tests of environment variables, which are
+// read once, and of the end of a process.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,11 +9,12 @@
 #include <string>
 
 struct ChildResult {
-  int status = -1;     // of exit; -1 if a signal ended it
+  int status = -1;     // the exit status; -1 if a signal ended the process
   std::string output;  // stdout and stderr
 };
 
-/// `environment` as a shell writes it: "NAME=value OTHER=value". Ends the child after a minute.
+/// `environment` holds arguments of env(1), such as "NAME=value OTHER=value" or "-u NAME". The child is
+/// killed after 60 s.
 inline ChildResult run_child(const std::string& test_case, const std::string& environment = "") {
   std::array<char, 4096> self{};
   const ssize_t n = readlink("/proc/self/exe", self.data(), self.size() - 1);

@@ -18,7 +18,7 @@ struct Found {
 };
 }  // namespace
 
-TEST_CASE("what a device finds is thrown where the host waits for that stream, once") {
+TEST_CASE("deferred checks of a stream run once, when the host waits for that stream") {
   const testing::FakeGpus gpus(2);
   const Stream stream = current_stream("cuda:0"), side = new_stream("cuda:0"),
                other = current_stream("cuda:1");
@@ -38,7 +38,7 @@ TEST_CASE("what a device finds is thrown where the host waits for that stream, o
   CHECK(found.calls == 4);
 }
 
-TEST_CASE("a copy to the host is such a wait, and a CPU's check is made at once") {
+TEST_CASE("a copy to the host runs deferred checks, and checks of a CPU run immediately") {
   const testing::FakeGpus gpus(1);
   const Tensor x = empty({3}, {DType::f32, "cuda:0"});
   Found found;
@@ -47,11 +47,11 @@ TEST_CASE("a copy to the host is such a wait, and a CPU's check is made at once"
   CHECK_THROWS_WITH(defer_check(current_stream("cpu"), found.check("now")), ContainsSubstring("now"));
 }
 
-TEST_CASE("a check that comes while the host waits is of work that this wait is not for") {
+TEST_CASE("a check that is deferred during a wait runs at the next wait") {
   testing::FakeGpus gpus(1);
   const Stream stream = current_stream("cuda:0");
   Found found;
-  const auto comes_now = [&] { defer_check(stream, found.check("late")); };  // as from another thread
+  const auto comes_now = [&] { defer_check(stream, found.check("late")); };  // runs during the wait
   gpus.launch(stream, comes_now);
   CHECK_NOTHROW(stream.synchronize());
   CHECK(found.calls == 0);

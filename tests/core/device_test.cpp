@@ -10,7 +10,7 @@
 
 using namespace tapestry;
 
-TEST_CASE("devices are parsed") {
+TEST_CASE("Device parses its text, and refuses other text") {
   CHECK(Device("cpu") == kCPU);
   CHECK(Device("cpu:0") == kCPU);
   CHECK(Device("cpu:63") == Device(DeviceType::cpu, 63));
@@ -24,7 +24,7 @@ TEST_CASE("devices are parsed") {
                            "cpu:1x", "CPU", "cpu:99999999999999999999", "cuda:0:0", " cpu", "cuda0"}) {
     INFO(text);
     CHECK_THROWS_AS(Device(text), DeviceError);
-    CHECK_THROWS_WITH(Device(text), ContainsSubstring(std::string("\"") + text + "\" is no device"));
+    CHECK_THROWS_WITH(Device(text), ContainsSubstring(std::string("\"") + text + "\" is not a device"));
   }
 }
 
@@ -34,7 +34,7 @@ TEST_CASE("devices that do not exist are refused") {
                     ContainsSubstring("[empty] device cpu:63 does not exist") &&
                         ContainsSubstring("TAPESTRY_LOGICAL_DEVICES"));
   CHECK_THROWS_AS(check_device("empty", Device(DeviceType::cpu, -1)), DeviceError);
-  // Indices that would wrap around in 8 bits.
+  // 256 would wrap around to 0 in 8 bits.
   CHECK_THROWS_AS(check_device("empty", Device(DeviceType::cpu, 256)), DeviceError);
   CHECK_THROWS_AS(DeviceGuard(Device("cpu:63")), DeviceError);
   if (device_count(DeviceType::cuda) == 0)
@@ -67,7 +67,7 @@ TEST_CASE("TAPESTRY_LOGICAL_DEVICES is parsed strictly") {
   }
 }
 
-TEST_CASE("guards of the context put back what they changed") {
+TEST_CASE("context guards restore what they changed") {
   const Context before = current_context();
   {
     const NoGradGuard off;

@@ -27,7 +27,7 @@ TEST_CASE("dtypes have names and sizes") {
   CHECK(dtype_size(dtype_of<bool>) == sizeof(bool));
 }
 
-TEST_CASE("sets of dtypes") {
+TEST_CASE("dtype sets agree with is_floating and is_integral") {
   for (int i = 0; i < kNumDTypes; ++i) {
     const auto t = static_cast<DType>(i);
     CHECK(contains(kAllDTypes, t));
@@ -40,8 +40,8 @@ TEST_CASE("sets of dtypes") {
   CHECK_FALSE(contains(kIntegers, kBool));
 }
 
-// torch.promote_types of every pair, from PyTorch 2.15.
-TEST_CASE("promotion of two dtypes is PyTorch's") {
+// The results of torch.promote_types for all pairs, from PyTorch 2.15.
+TEST_CASE("promote gives PyTorch's dtype for all pairs") {
   constexpr DType f32 = kFloat32, f64 = kFloat64, f16 = kFloat16, b16 = kBFloat16, i64 = kInt64, i32 = kInt32,
                   u8 = kUInt8, boo = kBool;
   constexpr DType table[kNumDTypes][kNumDTypes] = {
@@ -71,7 +71,7 @@ TEST_CASE("a scalar widens a tensor's dtype only across categories") {
   CHECK(Scalar(7).to_double() == 7.0);
 }
 
-TEST_CASE("a scalar that no int64 holds becomes the nearest that one does") {
+TEST_CASE("to_int of a scalar outside the int64 range gives the nearest int64") {
   using Limits = std::numeric_limits<std::int64_t>;
   CHECK(Scalar(0x1.fffffffffffffp62).to_int() == 0x7ffffffffffffc00);
   CHECK(Scalar(-0x1p63).to_int() == Limits::min());

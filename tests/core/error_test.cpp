@@ -8,7 +8,7 @@
 
 using namespace tapestry;
 
-TEST_CASE("messages join pieces of every kind") {
+TEST_CASE("concat formats pieces of every kind") {
   const Shape shape{2, 3};
   const std::string text = "text";
   CHECK(concat({"a ", text, " ", std::string_view("view"), " ", 1, " ", std::int64_t{-5}, " ", 2.5, " ",
@@ -22,7 +22,7 @@ TEST_CASE("messages join pieces of every kind") {
   CHECK(concat({std::numeric_limits<double>::infinity()}) == "inf");
 }
 
-TEST_CASE("check throws the type that is asked for, and only on failure") {
+TEST_CASE("check throws the requested type, and only on failure") {
   CHECK_NOTHROW(check(true, "never"));
   CHECK_THROWS_AS(check(false, "x"), ValueError);
   CHECK_THROWS_AS(check<IndexError>(false, "x"), IndexError);

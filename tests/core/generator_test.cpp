@@ -21,8 +21,8 @@ std::array<std::uint32_t, 4> numbers(std::uint64_t seed, std::uint64_t counter, 
 }
 }  // namespace
 
-// Known answers that Random123 publishes for philox4x32-10.
-TEST_CASE("philox gives the published numbers") {
+// The known answers (kat_vectors) of Random123 for philox4x32-10.
+TEST_CASE("philox gives Random123's known answers") {
   using Four = std::array<std::uint32_t, 4>;
   CHECK(numbers(0, 0, 0) == Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   const std::uint64_t ones = ~std::uint64_t{0};
@@ -46,12 +46,12 @@ TEST_CASE("uniform numbers lie in [0, 1)") {
       squares += u * u;
     }
   const double n = 4.0 * kCounters, mean = sum / n, variance = squares / n - mean * mean;
-  // Five standard errors of the mean and of the variance of a uniform variable.
+  // The tolerance is five standard errors of the mean and the variance of a uniform variable.
   CHECK(std::abs(mean - 0.5) < 5 * std::sqrt(1 / 12.0 / n));
   CHECK(std::abs(variance - 1 / 12.0) < 5 * std::sqrt(1 / 180.0 / n));
 }
 
-TEST_CASE("a generator hands out ranges one after the other") {
+TEST_CASE("take returns consecutive ranges") {
   Generator g(42);
   CHECK(g.seed() == 42);
   CHECK(g.take(10).offset == 0);
@@ -69,7 +69,7 @@ TEST_CASE("a generator hands out ranges one after the other") {
   CHECK(g.seed() == 42);
 }
 
-TEST_CASE("a generator is thread-safe") {
+TEST_CASE("threads that take from one generator get disjoint ranges") {
   Generator g(1);
   constexpr int kThreads = 4, kTakes = 5000;
   std::vector<std::uint64_t> offsets[kThreads];
@@ -87,7 +87,7 @@ TEST_CASE("a generator is thread-safe") {
   CHECK(disjoint);
 }
 
-TEST_CASE("default generators are seeded together") {
+TEST_CASE("manual_seed seeds the default generators, and the context's generator overrides them") {
   const auto saved = default_generator(kCPU).state();
   manual_seed(99);
   CHECK(default_generator(kCPU).state() == std::array<std::uint64_t, 2>{99, 0});

@@ -13,7 +13,8 @@ using namespace tapestry;
 
 namespace {
 
-// A binary format with `kExponent` exponent and `kMantissa` mantissa bits, worked out in double.
+// The number of exponent and mantissa bits of T. The functions below use them to compute the expected values
+// in double.
 template <class T>
 struct Format;
 template <>
@@ -38,7 +39,7 @@ double decoded(std::uint16_t bits) {
   return sign * std::ldexp((1 << m) + fraction, e - kBias<T> - m);
 }
 
-// Nearest value of the format, ties to even.
+// The value of format T nearest to x, ties to even.
 template <class T>
 double rounded(double x) {
   if (x == 0 || !std::isfinite(x)) return x;
@@ -60,7 +61,7 @@ double converted(float x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("16-bit floats: all bit patterns decode and encode", "", Half, BFloat16) {
+TEMPLATE_TEST_CASE("16-bit floats: all bit patterns survive decoding and encoding", "", Half, BFloat16) {
   int bad_decode = 0, bad_encode = 0;
   for (std::uint32_t b = 0; b < 65536; ++b) {
     const auto bits = static_cast<std::uint16_t>(b);
@@ -82,7 +83,7 @@ TEMPLATE_TEST_CASE("16-bit floats: halfway cases and their neighbours round to n
     double high = decoded<TestType>(static_cast<std::uint16_t>(b + 1));
     if (!std::isfinite(low)) break;
     if (std::isinf(high)) high = std::ldexp(1.0, kBias<TestType> + 1);
-    const auto middle = static_cast<float>((low + high) / 2);  // exact: one bit more than the format
+    const auto middle = static_cast<float>((low + high) / 2);  // exact: it needs one bit more than the format
     for (const float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, INFINITY)})
       for (const float y : {x, -x}) {
         bad += !same(converted<TestType>(y), rounded<TestType>(y));
@@ -107,17 +108,17 @@ TEMPLATE_TEST_CASE("16-bit floats: random floats round as in double", "", Half, 
   CHECK(bad == 0);
 }
 
-TEST_CASE("16-bit floats: limits") {
+TEST_CASE("16-bit floats: values at the limits round to infinity, zero or a subnormal as in IEEE 754") {
   CHECK(Half(65504.0f).bits == 0x7bff);
   CHECK(Half(std::nextafter(65520.0f, 0.0f)).bits == 0x7bff);
   CHECK(Half(65520.0f).bits == 0x7c00);
   CHECK(Half(-1e30f).bits == 0xfc00);
   CHECK(Half(-0.0f).bits == 0x8000);
-  CHECK(Half(0x1p-25f).bits == 0);  // halfway to the smallest subnormal: to even
+  CHECK(Half(0x1p-25f).bits == 0);  // halfway between 0 and the smallest subnormal: rounds to even
   CHECK(Half(std::nextafter(0x1p-25f, 1.0f)).bits == 1);
   CHECK(BFloat16(std::numeric_limits<float>::max()).bits == 0x7f80);
   CHECK(BFloat16(std::numeric_limits<float>::denorm_min()).bits == 0);
-  // A NaN whose payload lies in the lower half alone must not become an infinity.
+  // A NaN whose payload is only in the lower 16 bits must not become an infinity.
   CHECK(std::isnan(static_cast<float>(BFloat16(std::bit_cast<float>(0x7f800001u)))));
   CHECK(std::isnan(static_cast<float>(Half(std::bit_cast<float>(0x7f800001u)))));
   static_assert(static_cast<float>(Half(1.5f)) == 1.5f && static_cast<float>(BFloat16(-2.0f)) == -2.0f);

@@ -62,7 +62,7 @@ std::vector<std::string> words(const std::string& line) {
 
 }  // namespace
 
-TEST_CASE("tensors print as PyTorch prints them") {
+TEST_CASE("str gives PyTorch's text for the recorded cases") {
   std::ifstream file(tests::source_path("tests/golden/core_print.txt"));
   REQUIRE(file);
   int cases = 0;
@@ -84,7 +84,7 @@ TEST_CASE("tensors print as PyTorch prints them") {
   CHECK(cases > 50);
 }
 
-TEST_CASE("views print what they show") {
+TEST_CASE("str of a view prints the elements of the view") {
   const Tensor t = empty({3, 4}, kInt64);
   for (int i = 0; i < 12; ++i) t.data<std::int64_t>()[i] = i;
   CHECK(detail::raw_view(t, {4, 3}, {1, 4}, 0).str() ==
@@ -92,12 +92,12 @@ TEST_CASE("views print what they show") {
   CHECK(detail::raw_view(t, {2}, {5}, 1).str() == "tensor([1, 6])");
   CHECK(detail::raw_view(t, {3}, {0}, 7).str() == "tensor([7, 7, 7])");
   CHECK(detail::raw_view(t, {}, {}, 11).str() == "tensor(11)");
-  // A huge broadcast tensor prints at once.
+  // Printing must read only the elements that it shows: this view has 2^60.
   CHECK_THAT(detail::raw_view(t, {1 << 30, 1 << 30}, {0, 0}, 5).str(),
              ContainsSubstring("[5, 5, 5,  ..., 5, 5, 5]"));
 }
 
-TEST_CASE("an undefined tensor prints, and streams print what str gives") {
+TEST_CASE("str of an undefined tensor says so, and operator<< prints str") {
   CHECK(Tensor().str() == "tensor(undefined)");
   const Tensor t = empty({2}, kUInt8);
   t.data<std::uint8_t>()[0] = 1, t.data<std::uint8_t>()[1] = 20;
@@ -115,7 +115,7 @@ TEST_CASE("child: print elsewhere", "[.]") {
   std::printf("%s|", t.str().c_str());
 }
 
-TEST_CASE("a device other than the default is named") {
+TEST_CASE("str names a device other than cpu:0") {
   CHECK_THAT(run_child("child: print elsewhere", "TAPESTRY_LOGICAL_DEVICES=2").output,
              ContainsSubstring("tensor([1., 2.], device='cpu:1', dtype=float64)|"));
 }

@@ -26,7 +26,7 @@ Tensor filled(const Shape& sizes, F&& value) {
   return t;
 }
 
-/// What tests/golden/core_safetensors.py makes.
+/// The tensors that tests/golden/core_safetensors.py writes.
 NamedTensors golden_tensors() {
   auto times = [](auto factor) {
     return [=](std::int64_t i) { return static_cast<decltype(factor)>(i - 3) * factor; };
@@ -48,7 +48,7 @@ NamedTensors golden_tensors() {
 }
 const StringMap kGoldenMetadata = {{"made by", "PyTorch \"quoted\" \\ \n \u00fc"}};
 
-/// A file of this header and these bytes.
+/// The bytes of a file with this header and this data.
 std::string file_of(const std::string& header, const std::string& data) {
   const std::uint64_t size = header.size();
   return std::string(reinterpret_cast<const char*>(&size), 8) + header + data;
@@ -61,7 +61,7 @@ std::string entry(const std::string& name, const std::string& shape, std::uint64
                  begin, ",", end, "]}"});
 }
 
-/// The header of these entries.
+/// A header with these entries.
 std::string header(std::initializer_list<std::string> entries) {
   std::string out;
   for (const std::string& entry : entries) {
@@ -74,7 +74,7 @@ std::string header(std::initializer_list<std::string> entries) {
 
 }  // namespace
 
-TEST_CASE("a file that PyTorch wrote is read, every dtype") {
+TEST_CASE("a file that PyTorch wrote is read, with tensors of every dtype") {
   const Safetensors read = load_safetensors(kGolden);
   const NamedTensors expected = golden_tensors();
   CHECK(read.metadata == kGoldenMetadata);
@@ -97,7 +97,7 @@ TEST_CASE("a file that PyTorch wrote is read, every dtype") {
   CHECK_THROWS_WITH(file.read("absent"), ContainsSubstring("has no tensor \"absent\""));
 }
 
-TEST_CASE("what is written is byte for byte what the reference writes") {
+TEST_CASE("save_safetensors writes the same bytes as the reference implementation") {
   const TempDir dir;
   save_safetensors(dir / "ours", golden_tensors(), kGoldenMetadata);
   CHECK(read_file(dir / "ours") == read_file(kGolden));
@@ -108,17 +108,17 @@ TEST_CASE("what is written is byte for byte what the reference writes") {
   CHECK(load_safetensors(dir / "text").metadata == StringMap{{"a", ""}, {"", "b"}});
 }
 
-TEST_CASE("PyTorch opens what is written") {
+TEST_CASE("PyTorch reads the files of save_safetensors") {
   const TempDir dir;
   save_safetensors(dir / "ours", golden_tensors(), {{"a", "b"}});
   const char* const python = std::getenv("TAPESTRY_PYTHON");
-  const std::string command = "timeout 120 " + std::string(python ? python : "python3") +
-                              " '" + tests::source_path("tests/golden/open_with_torch.py") + "' '" +
-                              (dir / "ours") + "' '" + kGolden + "' > '" + (dir / "log") + "' 2>&1";
+  const std::string command = "timeout 120 " + std::string(python ? python : "python3") + " '" +
+                              tests::source_path("tests/golden/open_with_torch.py") + "' '" + (dir / "ours") +
+                              "' '" + kGolden + "' > '" + (dir / "log") + "' 2>&1";
   const int status = std::system(command.c_str());
   INFO(read_file(dir / "log"));
   if (WIFEXITED(status) && (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)) {
-    WARN("skipped: no Python with PyTorch and safetensors (TAPESTRY_PYTHON names one)");
+    WARN("skipped: no Python with PyTorch and safetensors; set TAPESTRY_PYTHON to one");
     return;
   }
   CHECK(status == 0);
@@ -141,13 +141,13 @@ TEST_CASE("strided tensors are written row-major") {
   }
 }
 
-TEST_CASE("what cannot be written is refused, and the old file stays") {
+TEST_CASE("save_safetensors refuses invalid input, and the old file stays") {
   const TempDir dir;
   const Tensor t = empty({2});
   std::memset(t.raw_data(), 0, t.nbytes());
   save_safetensors(dir / "f", {{"a", t}});
   const std::string old = read_file(dir / "f");
-  CHECK_THROWS_WITH(save_safetensors(dir / "f", {{"a", t}, {"a", t}}), ContainsSubstring("comes twice"));
+  CHECK_THROWS_WITH(save_safetensors(dir / "f", {{"a", t}, {"a", t}}), ContainsSubstring("occurs twice"));
   CHECK_THROWS_AS(save_safetensors(dir / "f", {{"__metadata__", t}}), ValueError);
   CHECK_THROWS_WITH(save_safetensors(dir / "f", {{"a\xff", t}}), ContainsSubstring("is not UTF-8"));
   CHECK_THROWS_AS(save_safetensors(dir / "f", {{"a", t}}, {{"k", "\xc3"}}), ValueError);
@@ -156,7 +156,7 @@ TEST_CASE("what cannot be written is refused, and the old file stays") {
   CHECK(read_file(dir / "f") == old);
 }
 
-TEST_CASE("files that break the format are refused with the reason") {
+TEST_CASE("invalid files throw IoError with the reason") {
   const TempDir dir;
   auto fails = [&](const std::string& bytes, const std::string& why) {
     write_file(dir / "bad", bytes);
@@ -165,7 +165,7 @@ TEST_CASE("files that break the format are refused with the reason") {
                       ContainsSubstring(why) && ContainsSubstring(dir / "bad"));
   };
   const std::string eight(8, 'x');
-  SECTION("cut off or too long") {
+  SECTION("truncated or too long") {
     const std::string good = read_file(kGolden);
     for (std::size_t cut = 0; cut < good.size(); cut += cut < 16 || cut > good.size() - 16 ? 1 : 7)
       fails(good.substr(0, cut), "");
@@ -174,32 +174,38 @@ TEST_CASE("files that break the format are refused with the reason") {
     CHECK_THROWS_WITH(load_safetensors(dir / "absent"), ContainsSubstring("No such file"));
     CHECK_THROWS_WITH(load_safetensors(dir.path().string()), ContainsSubstring("is not a file"));
   }
-  SECTION("sizes that lie") {
+  SECTION("sizes that do not match the file") {
     fails(std::string(8, '\xff') + "{}", "claims a header of 18446744073709551615 bytes");
     fails(std::string("\x01\xe1\xf5\x05\0\0\0\0", 8) + "{}",
-          "claims a header of 100000001 bytes; the most is 100000000");
-    fails(std::string("\x10\0\0\0\0\0\0\0", 8) + "{}", "claims a header of 16 bytes, and has 10 in all");
+          "claims a header of 100000001 bytes; the limit is 100000000");
+    fails(std::string("\x10\0\0\0\0\0\0\0", 8) + "{}",
+          "claims a header of 16 bytes, but the file has only 10 bytes");
     fails(file_of("", ""), "does not begin with {");
     fails(file_of(header({entry("a", "1099511627776", 0, 1099511627776)}), eight),
-          "said to be at bytes 0 to 1099511627776 of 8");
-    fails(file_of(header({entry("a", "8", 0, 18446744073709551615u)}), eight), "said to be at bytes");
+          "are 0 to 1099511627776, but there are 8 bytes");
+    fails(file_of(header({entry("a", "8", 0, 18446744073709551615u)}), eight), "but there are 8 bytes");
     fails(file_of(header({entry("a", "4294967296,4294967296,4294967296", 0, 8)}), eight),
-          "beyond any memory");
+          "whose size in bytes does not fit in 63 bits");
     fails(file_of(header({entry("a", "0,9223372036854775807,9223372036854775807", 0, 0)}), ""),
-          "beyond any memory");
+          "whose size in bytes does not fit in 63 bits");
     fails(file_of(header({entry("a", "9223372036854775808", 0, 8)}), eight),
           "has a size of 9223372036854775808");
-    fails(file_of(header({entry("a", "7", 0, 8)}), eight), "has 7 bytes, and its data_offsets say 8");
-    fails(file_of(header({entry("a", "8", 0, 8, "F32")}), eight), "has 32 bytes, and its data_offsets say 8");
+    fails(file_of(header({entry("a", "7", 0, 8)}), eight), "has 7 bytes, but its data_offsets span 8");
+    fails(file_of(header({entry("a", "8", 0, 8, "F32")}), eight),
+          "has 32 bytes, but its data_offsets span 8");
     fails(file_of(header({entry("a", "2", 0, 8, "F32")}), eight + "x"), "1 bytes after the last tensor");
   }
   SECTION("offsets") {
-    fails(file_of(header({entry("a", "8", 8, 0)}), eight), "said to be at bytes 8 to 0");
-    fails(file_of(header({entry("a", "4", 0, 4), entry("b", "6", 2, 8)}), eight), "no hole and no overlap");
-    fails(file_of(header({entry("a", "8", 0, 8), entry("b", "8", 0, 8)}), eight), "no hole and no overlap");
-    fails(file_of(header({entry("a", "3", 0, 3), entry("b", "4", 4, 8)}), eight), "no hole and no overlap");
-    fails(file_of(header({entry("a", "4", 4, 8)}), eight), "no hole and no overlap");
-    fails(file_of(header({entry("a", "0", 4, 4), entry("b", "8", 0, 8)}), eight), "no hole and no overlap");
+    fails(file_of(header({entry("a", "8", 8, 0)}), eight), "are 8 to 0, but there are 8 bytes");
+    fails(file_of(header({entry("a", "4", 0, 4), entry("b", "6", 2, 8)}), eight),
+          "gaps and overlaps are not allowed");
+    fails(file_of(header({entry("a", "8", 0, 8), entry("b", "8", 0, 8)}), eight),
+          "gaps and overlaps are not allowed");
+    fails(file_of(header({entry("a", "3", 0, 3), entry("b", "4", 4, 8)}), eight),
+          "gaps and overlaps are not allowed");
+    fails(file_of(header({entry("a", "4", 4, 8)}), eight), "gaps and overlaps are not allowed");
+    fails(file_of(header({entry("a", "0", 4, 4), entry("b", "8", 0, 8)}), eight),
+          "gaps and overlaps are not allowed");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[-8,0]}})", eight),
           "has a negative number");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8,8]}})", eight),
@@ -209,7 +215,7 @@ TEST_CASE("files that break the format are refused with the reason") {
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,99999999999999999999]}})", eight),
           "not an integer");
   }
-  SECTION("headers of another form") {
+  SECTION("headers of a wrong form") {
     fails(file_of("[]", ""), "does not begin with {");
     fails(file_of(" {}", ""), "does not begin with {");
     fails(file_of("{} x", ""), "not valid JSON");
@@ -219,26 +225,26 @@ TEST_CASE("files that break the format are refused with the reason") {
     fails(file_of(R"({"a":{}})", ""), "lacks dtype");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8]}})", eight), "lacks");
     fails(file_of(R"({"a":{"dtype":"U8","dtype":"U8","shape":[8],"data_offsets":[0,8]}})", eight),
-          "its dtype twice");
+          "has dtype twice");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"more":1}})", eight),
           "unknown field \"more\"");
     fails(file_of(header({entry("a", "8", 0, 8, "F8_E4M3")}), eight),
           "is of dtype F8_E4M3, which is not supported");
-    fails(file_of(header({entry("a", "4", 0, 4), entry("a", "4", 4, 8)}), eight), "\"a\" comes twice");
+    fails(file_of(header({entry("a", "4", 0, 4), entry("a", "4", 4, 8)}), eight), "\"a\" occurs twice");
     fails(file_of(header({entry("a", "1,1,1,1,1,1,1,1,8", 0, 8)}), eight), "more than 8 dimensions");
     fails(file_of(R"({"a":{"dtype":"U8","shape":8,"data_offsets":[0,8]}})", eight),
-          "where the format has none");
+          "where the format does not allow it");
     fails(file_of(R"({"a":{"dtype":"U8","shape":[[8]],"data_offsets":[0,8]}})", eight),
-          "where the format has none");
+          "where the format does not allow it");
     fails(file_of(R"({"a":{"dtype":"U8","shape":["8"],"data_offsets":[0,8]}})", eight),
-          "where the format has none");
+          "where the format does not allow it");
     fails(file_of(R"({"a":{"dtype":null,"shape":[8],"data_offsets":[0,8]}})", eight),
-          "where the format has none");
+          "where the format does not allow it");
     fails(file_of(R"({"__metadata__":{"a":1}})", ""), "metadata \"a\" is not a string");
     fails(file_of(R"({"__metadata__":{"a":{"b":"c"}}})", ""), "metadata \"a\" is not a string");
-    fails(file_of(R"({"__metadata__":{"a":"1","a":"2"}})", ""), "metadata \"a\" comes twice");
-    fails(file_of(R"({"__metadata__":{},"__metadata__":{}})", ""), "comes twice");
-    fails(file_of(R"({"__metadata__":[]})", ""), "where the format has none");
+    fails(file_of(R"({"__metadata__":{"a":"1","a":"2"}})", ""), "metadata key \"a\" occurs twice");
+    fails(file_of(R"({"__metadata__":{},"__metadata__":{}})", ""), "occurs twice");
+    fails(file_of(R"({"__metadata__":[]})", ""), "where the format does not allow it");
   }
   SECTION("deep nesting") {
     const std::size_t depth = 1 << 20;
@@ -250,7 +256,7 @@ TEST_CASE("files that break the format are refused with the reason") {
   }
 }
 
-TEST_CASE("lying headers allocate nothing") {
+TEST_CASE("a header that claims too much data is refused before any allocation") {
   const TempDir dir;
   write_file(dir / "bad", file_of(header({entry("a", "1099511627776", 0, 1099511627776)}), "x"));
   const std::int64_t before = memory_stats(kCPU).allocated;

@@ -29,11 +29,11 @@ Attributes attributes() {
 
 }  // namespace
 
-TEST_CASE("slices are short while it lives, in threads started meanwhile too, and nothing else changes") {
-  std::thread([] {  // whose slices are not this thread's
+TEST_CASE(
+    "SchedSliceGuard shortens the slices of its thread and the threads that it starts, and restores them") {
+  std::thread([] {  // a new thread, so that the test's own slice stays as it is
     const Attributes before = attributes();
-    if (before.runtime_ns == 0)
-      std::puts("skipped: this kernel does not tell the length of slices (Linux 6.12 does)");
+    if (before.runtime_ns == 0) std::puts("skipped: sched_getattr does not report slices before Linux 6.12");
     const std::uint64_t expected = before.runtime_ns == 0 ? 0 : 100'000;
     {
       const SchedSliceGuard at_once;

@@ -22,7 +22,7 @@ TEST_CASE("a storage owns its memory") {
     CHECK(s->use_count() == 1);
     CHECK(s->version() == 0);
     std::memset(s->data(), 0xff, 100);
-    CHECK(s->bytes() == 100);  // the header lies outside the data
+    CHECK(s->bytes() == 100);  // the object lies outside the data
     s->bump_version();
     CHECK(s->version() == 1);
     const StorageRef more = s;
@@ -35,7 +35,7 @@ TEST_CASE("a storage owns its memory") {
   CHECK_THROWS_AS(Storage::allocate(Device("cpu:63"), 8), DeviceError);
 }
 
-TEST_CASE("wrapped memory is released once, by its owner's function") {
+TEST_CASE("wrapped memory is released once, by the function passed to wrap") {
   int released = 0;
   char data[16] = {};
   {
@@ -46,11 +46,11 @@ TEST_CASE("wrapped memory is released once, by its owner's function") {
     CHECK(released == 0);
   }
   CHECK(released == 1);
-  Storage::wrap(kCPU, data, sizeof data);  // without a function: nothing happens
+  Storage::wrap(kCPU, data, sizeof data);  // without a release function, destruction does nothing
   CHECK_THROWS_AS(Storage::wrap(Device("cpu:63"), data, 1), DeviceError);
 }
 
-TEST_CASE("a part has a version of its own and keeps the whole alive") {
+TEST_CASE("a part has its own version and keeps the base alive") {
   const std::int64_t before = memory_stats(kCPU).allocated;
   StorageRef part;
   {
@@ -64,7 +64,7 @@ TEST_CASE("a part has a version of its own and keeps the whole alive") {
     CHECK(whole->version() == 0);
     CHECK(Storage::part(whole, 64, 0)->bytes() == 0);
     CHECK_THROWS_WITH(Storage::part(whole, 33, 32),
-                      ContainsSubstring("32 bytes at 33") && ContainsSubstring("64 bytes"));
+                      ContainsSubstring("32 bytes at offset 33") && ContainsSubstring("64 bytes"));
     CHECK_THROWS_AS(Storage::part(whole, 65, 0), IndexError);
     CHECK_THROWS_AS(Storage::part(whole, 8, std::numeric_limits<std::size_t>::max()), IndexError);
     CHECK_THROWS_AS(Storage::part(part, 1, 32), IndexError);

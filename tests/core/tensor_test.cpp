@@ -37,7 +37,7 @@ TEST_CASE("empty makes dense tensors") {
   CHECK_THROWS_AS(empty({2, 3}, kFloat32, MemoryFormat::channels_last), ValueError);
 }
 
-TEST_CASE("empty goes to the context's device unless told otherwise") {
+TEST_CASE("empty uses the context's device if no device is given, from_blob cpu:0") {
   CHECK_THROWS_AS(empty({2}, Device("cpu:63")), DeviceError);
   Context elsewhere = current_context();
   elsewhere.device = Device("cpu:62");
@@ -48,7 +48,7 @@ TEST_CASE("empty goes to the context's device unless told otherwise") {
   CHECK(from_blob(&x, {1}).device() == kCPU);
 }
 
-TEST_CASE("options may ask for gradients") {
+TEST_CASE("with_grad creates tensors that require gradients") {
   CHECK(empty({2}, TensorOptions(kFloat64).with_grad()).requires_grad());
   CHECK_FALSE(empty({2}).requires_grad());
   float x = 0;
@@ -68,7 +68,7 @@ TEST_CASE("impossible sizes are refused") {
   CHECK_THROWS_AS(from_blob(&byte, {-1}), ValueError);
 }
 
-TEST_CASE("from_blob looks at the caller's memory") {
+TEST_CASE("from_blob uses the caller's memory") {
   double data[6] = {0, 1, 2, 3, 4, 5};
   const Tensor t = from_blob(data, {2, 3}, kFloat64);
   CHECK(t.data<double>() == data);
@@ -79,7 +79,7 @@ TEST_CASE("from_blob looks at the caller's memory") {
   CHECK(from_blob(nullptr, {0, 2}).numel() == 0);
 }
 
-TEST_CASE("data checks the type") {
+TEST_CASE("data<T> throws TypeError for another type") {
   const Tensor t = empty({2}, kInt64);
   CHECK_NOTHROW(t.data<std::int64_t>());
   CHECK_THROWS_AS(t.data<float>(), TypeError);
@@ -87,7 +87,7 @@ TEST_CASE("data checks the type") {
   CHECK_THROWS_AS(empty({2}, kFloat16).data<BFloat16>(), TypeError);
 }
 
-TEST_CASE("sizes and strides by dimension, from either end") {
+TEST_CASE("size and stride take dimensions from either end") {
   const Tensor t = empty({2, 3, 4});
   CHECK(t.size(0) == 2);
   CHECK(t.size(-1) == 4);
@@ -118,7 +118,7 @@ TEST_CASE("views share storage and version") {
   CHECK(same.is_same(t));
 }
 
-TEST_CASE("inference mode marks what it makes") {
+TEST_CASE("inference mode marks the tensors that it creates, but no views of older tensors") {
   const Tensor before = empty({2});
   const InferenceMode inference;
   CHECK_FALSE(before.impl()->inference);
@@ -126,7 +126,7 @@ TEST_CASE("inference mode marks what it makes") {
   CHECK_FALSE(detail::raw_view(before, {1}, {1}, 0).impl()->inference);
 }
 
-TEST_CASE("contiguity passes over sizes of one") {
+TEST_CASE("is_contiguous ignores the strides of dimensions of size 1") {
   const auto view = [](const Shape& sizes, const Shape& strides) {
     return detail::raw_view(empty({10000}), sizes, strides, 0);
   };
@@ -148,7 +148,7 @@ TEST_CASE("contiguity passes over sizes of one") {
   CHECK_FALSE(nchw.is_contiguous(last));
   CHECK(nhwc.memory_format() == last);
   CHECK(nchw.memory_format() == MemoryFormat::contiguous);
-  // With one channel, or with one pixel, a tensor is both, and counts as contiguous.
+  // With one channel or one pixel, a tensor has both formats, and memory_format() is contiguous.
   for (const Shape& sizes : {Shape{2, 1, 4, 5}, Shape{2, 3, 1, 1}, Shape{2, 0, 4, 5}})
     for (const auto format : {last, MemoryFormat::contiguous}) {
       const Tensor both = empty(sizes, kFloat32, format);
@@ -160,7 +160,7 @@ TEST_CASE("contiguity passes over sizes of one") {
   CHECK(view({2, 3, 4, 5}, {7, 1, 1, 1}).memory_format() == MemoryFormat::contiguous);  // neither
 }
 
-TEST_CASE("many tensors come and go, also on a thread that made none") {
+TEST_CASE("tensors may be freed on a thread that created none, and their memory is reused") {
   const MemoryStats before = memory_stats(kCPU);
   std::vector<Tensor> made;
   for (int round = 0; round < 3; ++round) {
@@ -170,7 +170,7 @@ TEST_CASE("many tensors come and go, also on a thread that made none") {
       REQUIRE(t.sizes() == Shape{i % 7, 3});
       REQUIRE((t.is_contiguous() && t.storage_offset() == 0 && !t.requires_grad()));
     }
-    // Half of them die here, half there.
+    // One half is freed on the new thread, the other half on this one.
     std::thread([rest = std::vector<Tensor>(std::make_move_iterator(made.begin() + 1500),
                                             std::make_move_iterator(made.end()))]() mutable {
       rest.clear();
@@ -179,7 +179,7 @@ TEST_CASE("many tensors come and go, also on a thread that made none") {
     made.clear();
   }
   CHECK(memory_stats(kCPU).allocated == before.allocated);
-#ifndef TAPESTRY_SANITIZED  // where what is dead stays dead
+#ifndef TAPESTRY_SANITIZED  // sanitizers must see each free, so there is no free list
   Tensor t = empty({2});
   const TensorImpl* const impl = t.impl();
   t = Tensor();
@@ -187,7 +187,7 @@ TEST_CASE("many tensors come and go, also on a thread that made none") {
 #endif
 }
 
-TEST_CASE("handles") {
+TEST_CASE("a HookHandle removes once, check_defined throws, and a tensor does not convert to bool") {
   int removed = 0;
   HookHandle handle([&] { ++removed; });
   handle.remove();
@@ -200,9 +200,9 @@ TEST_CASE("handles") {
   CHECK_FALSE(std::string(version()).empty());
 }
 
-TEST_CASE("an undefined tensor is refused") {
+TEST_CASE("properties of an undefined tensor throw ValueError") {
   const Tensor none;
-  CHECK_THROWS_WITH(none.dtype(), ContainsSubstring("[Tensor] an undefined tensor"));
+  CHECK_THROWS_WITH(none.dtype(), ContainsSubstring("[Tensor] the tensor is undefined"));
   CHECK_THROWS_AS(none.device(), ValueError);
   CHECK_THROWS_AS(none.sizes(), ValueError);
   CHECK_THROWS_AS(none.shape(), ValueError);

@@ -30,7 +30,7 @@ struct Threads {
 TEST_CASE("the number of threads is set and checked") {
   const Threads four(4);
   CHECK(get_num_threads() == 4);
-  CHECK(compute_threads() == 4);  // the first thread of this program that asks
+  CHECK(compute_threads() == 4);  // this is the first thread of the program that computes
   CHECK_THROWS_WITH(set_num_threads(0), ContainsSubstring("[set_num_threads] 0 threads"));
   CHECK_THROWS_AS(set_num_threads(-3), ValueError);
   CHECK_THROWS_WITH(set_num_threads(1025), ContainsSubstring("ask for 1 to 1024"));
@@ -38,7 +38,7 @@ TEST_CASE("the number of threads is set and checked") {
   CHECK_THROWS_AS(ThreadShare(0), ValueError);
 }
 
-TEST_CASE("a second thread computes alone unless it has a share") {
+TEST_CASE("a second thread has one compute thread unless it has a ThreadShare") {
   const Threads four(4);
   REQUIRE(compute_threads() == 4);
   int alone = 0, shared = 0, inner = 0, after = 0;
@@ -85,11 +85,11 @@ TEST_CASE("OMP_NUM_THREADS sets the default") {
     CHECK_THAT(with(bad), ContainsSubstring(cores.substr(cores.find("threads="), 9)));
 }
 
-TEST_CASE("when the thread that had all threads ends, the next one has them") {
+TEST_CASE("after the main thread has ended, the next thread that computes gets all compute threads") {
   CHECK_THAT(run_child("child: first thread ends").output, ContainsSubstring("5 5;"));
 }
 
-TEST_CASE("partitions cover everything once") {
+TEST_CASE("the chunks of a Partition cover each index once") {
   for (const std::int64_t n : {0, 1, 2, 63, 64, 65, 100, 127, 1000, 4097})
     for (const std::int64_t grain : {0, 1, 3, 64, 100, 5000})
       for (const int threads : {1, 2, 3, 7, 64}) {
@@ -130,7 +130,7 @@ TEST_CASE("parallel_for visits each index once") {
   CHECK(calls == 0);
 }
 
-TEST_CASE("parallel_for stays in the calling thread where one is enough") {
+TEST_CASE("parallel_for with one chunk or one thread runs on the calling thread") {
   const Threads four(4);
   const auto alone = [](std::int64_t n, std::int64_t grain) {
     int calls = 0;
@@ -146,7 +146,7 @@ TEST_CASE("parallel_for stays in the calling thread where one is enough") {
   CHECK(alone(1000000, 1));
 }
 
-TEST_CASE("parallel_for in parallel_for runs in place") {
+TEST_CASE("a nested parallel_for runs on the calling thread") {
   const Threads four(4);
   REQUIRE(compute_threads() == 4);
   std::atomic<int> inner_calls{0}, outer_calls{0}, elsewhere{0}, shares{0};
@@ -166,18 +166,18 @@ TEST_CASE("parallel_for in parallel_for runs in place") {
   CHECK(compute_threads() == 4);
 }
 
-TEST_CASE("what a piece throws reaches the caller") {
+TEST_CASE("parallel_for rethrows the exception of the lowest chunk after all chunks have ended") {
   const Threads four(4);
   std::atomic<int> ended{0};
   CHECK_THROWS_WITH(parallel_for(4, 1,
                                  [&](std::int64_t begin, std::int64_t) {
                                    ended.fetch_add(1);
-                                   if (begin >= 1) throw std::runtime_error("piece " + std::to_string(begin));
+                                   if (begin >= 1) throw std::runtime_error("chunk " + std::to_string(begin));
                                  }),
-                    "piece 1");
+                    "chunk 1");
   CHECK(ended == 4);
   CHECK_THROWS_AS(parallel_for(1, 1, [](std::int64_t, std::int64_t) { throw ValueError("x"); }), ValueError);
-  CHECK(compute_threads() == 4);  // and the state is whole again
+  CHECK(compute_threads() == 4);  // the exception has restored the thread's state
   std::int64_t sum = 0;
   const ThreadShare one(1);
   parallel_for(10, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });

@@ -30,7 +30,7 @@ void finish(std::future<void> done) {
 }
 }  // namespace
 
-TEST_CASE("a worker runs tasks in order on a thread of its own") {
+TEST_CASE("a worker runs tasks in order on its own thread") {
   DeviceWorker& worker = device_worker(kCPU);
   CHECK(&worker == &device_worker(kCPU));
   std::vector<int> order;
@@ -53,7 +53,7 @@ TEST_CASE("a worker runs tasks in order on a thread of its own") {
   CHECK(name == "compute cpu:0");
 }
 
-TEST_CASE("workers run a task each; the first exception is rethrown with its device when all have ended") {
+TEST_CASE("on_workers runs one task per worker, and rethrows the first exception with the device") {
   const std::vector<Device> devices{kCPU};
   int ran = -1;
   on_workers(devices, [&](int i) {
@@ -71,7 +71,7 @@ TEST_CASE("workers run a task each; the first exception is rethrown with its dev
   CHECK_THROWS_AS(on_workers(std::vector<Device>{"cpu:63"}, [](int) {}), DeviceError);
 }
 
-TEST_CASE("a worker carries exceptions and goes on") {
+TEST_CASE("after a task has thrown, the worker runs further tasks") {
   DeviceWorker& worker = device_worker(kCPU);
   auto bad = worker.run([] { throw IndexError("[op] out of range"); });
   REQUIRE(bad.wait_for(kBound) == std::future_status::ready);
@@ -81,7 +81,7 @@ TEST_CASE("a worker carries exceptions and goes on") {
   CHECK(ran);
 }
 
-TEST_CASE("a wait for a worker can be bounded") {
+TEST_CASE("wait_for of a task's future returns at its timeout") {
   std::promise<void> gate;
   auto done = device_worker(kCPU).run([&gate] { gate.get_future().wait_for(kBound); });
   CHECK(done.wait_for(20ms) == std::future_status::timeout);
@@ -89,7 +89,7 @@ TEST_CASE("a wait for a worker can be bounded") {
   finish(std::move(done));
 }
 
-TEST_CASE("a task sees the submitter's context and the device's share of threads") {
+TEST_CASE("a task has the submitter's context and the compute threads of one device") {
   const int saved = get_num_threads();
   set_num_threads(6);
   Context context = current_context();
@@ -102,7 +102,7 @@ TEST_CASE("a task sees the submitter's context and the device's share of threads
     finish(device_worker(kCPU).run([&] {
       seen = current_context();
       threads = compute_threads();
-      current_context().replica = 7;  // stays in this task
+      current_context().replica = 7;  // must not affect later tasks
     }));
   }
   finish(device_worker(kCPU).run([&] { later = current_context(); }));
@@ -113,7 +113,7 @@ TEST_CASE("a task sees the submitter's context and the device's share of threads
   set_num_threads(saved);
 }
 
-TEST_CASE("a task given to its own worker runs at once") {
+TEST_CASE("a task that is submitted from the worker's own thread runs immediately") {
   bool inner = false, current = false;
   finish(device_worker(kCPU).run([&] {
     DeviceWorker& worker = device_worker(kCPU);
@@ -125,7 +125,7 @@ TEST_CASE("a task given to its own worker runs at once") {
   CHECK_FALSE(device_worker(kCPU).is_current());
 }
 
-TEST_CASE("what a task holds is freed before its waiter goes on") {
+TEST_CASE("the captures of a task are freed before its future is ready") {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = held;
   auto done = device_worker(kCPU).run([held = std::move(held)] { static_cast<void>(*held); });
@@ -133,7 +133,7 @@ TEST_CASE("what a task holds is freed before its waiter goes on") {
   CHECK(watch.expired());
 }
 
-TEST_CASE("several threads may submit at once") {
+TEST_CASE("several threads may submit concurrently") {
   std::atomic<int> sum{0}, failed{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
@@ -149,7 +149,7 @@ TEST_CASE("several threads may submit at once") {
   CHECK(failed == 0);
 }
 
-TEST_CASE("workers exist for devices that exist") {
+TEST_CASE("device_worker throws for a device that does not exist") {
   CHECK_THROWS_AS(device_worker(Device("cpu:63")), DeviceError);
 }
 
@@ -161,7 +161,7 @@ TEST_CASE("child: logical workers", "[.]") {
   std::printf("shares=%s;caller=%d;", shares.c_str(), compute_threads());
 }
 
-TEST_CASE("logical devices share the threads") {
+TEST_CASE("the compute threads are divided among the logical devices") {
   CHECK_THAT(run_child("child: logical workers", "TAPESTRY_LOGICAL_DEVICES=3").output,
              ContainsSubstring("shares=2,2,2,;caller=2;"));
   CHECK_THAT(run_child("child: logical workers", "TAPESTRY_LOGICAL_DEVICES=8").output,
@@ -171,7 +171,7 @@ TEST_CASE("logical devices share the threads") {
 TEST_CASE("child: stuck worker", "[.]") {
   static std::promise<void> never;
   device_worker(kCPU).run([] { never.get_future().wait(); });
-  device_worker(kCPU).run([] { std::printf("ran;"); });  // queued behind it: dropped
+  device_worker(kCPU).run([] { std::printf("ran;"); });  // queued behind the stuck task, so it is dropped
   std::printf("leaving;");
 }
 
@@ -179,7 +179,7 @@ TEST_CASE("child: exit in a worker", "[.]") {
   device_worker(kCPU).run([] { std::exit(3); }).wait_for(kBound);
 }
 
-TEST_CASE("the program ends whatever its workers do") {
+TEST_CASE("the program ends even if a worker is stuck or calls exit") {
   const auto begin = std::chrono::steady_clock::now();
   const ChildResult stuck = run_child("child: stuck worker");
   CHECK(std::chrono::steady_clock::now() - begin < kBound);
