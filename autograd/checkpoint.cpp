@@ -14,13 +14,13 @@ namespace {
 
 thread_local bool recomputing_now = false;
 
-// Ends a repetition that has computed all that is needed. Passes through the user's function, so it is no
-// exception that one would catch.
+// Ends a recomputation early. It is thrown through the user's function, so it does not derive from
+// std::exception, which that function may catch.
 struct EarlyStop {
   const void* repetition;
 };
 
-// An input of the function, kept as an operation keeps one.
+// A saved input of the function: by a version check, or through the saved-tensor hooks that were active.
 class Input {
  public:
   explicit Input(const Tensor& t) {
@@ -42,7 +42,7 @@ class Input {
   bool defined() const { return tensor_.defined() || unpack_; }
   Device device() const { return device_; }
 
-  // A leaf with the same elements.
+  // A new leaf with the same elements, for the recomputation of input `i`.
   Tensor restored(std::size_t i) const {
     if (!defined()) return {};
     Tensor t = tensor_;
@@ -58,7 +58,7 @@ class Input {
       check<AutogradError>(
           t.version() == version_, "[checkpoint] input ", i, ", a ", dtype_, " tensor of shape ", sizes_,
           ", was changed in place after the forward pass (version ", t.version(), ", kept at version ",
-          version_, "), so backward cannot compute from it again; change a clone() of it");
+          version_, "), so backward cannot recompute from it; change a clone() of it");
     }
     t = t.detach();
     t.set_requires_grad(needs_grad_);
@@ -68,7 +68,7 @@ class Input {
  private:
   Tensor tensor_;
   std::uint32_t version_ = 0;
-  std::shared_ptr<void> packed_;  // when saved-tensor hooks were active
+  std::shared_ptr<void> packed_;  // if saved-tensor hooks were active; tensor_ is undefined then
   SavedTensorHooks::Unpack unpack_;
   Shape sizes_;
   DType dtype_ = DType::f32;
@@ -77,7 +77,7 @@ class Input {
   bool dense_ = false, needs_grad_ = false;
 };
 
-// Where the streams of random numbers were.
+// The states of the random generators at the call of checkpoint().
 class RngState {
  public:
   using State = std::array<std::uint64_t, 2>;
@@ -99,13 +99,13 @@ class RngState {
   const std::vector<std::pair<Device, State>>& defaults() const { return defaults_; }
 
  private:
-  std::optional<State> own_;  // of the context's generator, if there was one
+  std::optional<State> own_;  // the state of the context's generator, if the context had one
   std::vector<std::pair<Device, State>> defaults_;
 };
 
-// Sets those streams back while it lives. The context's generator, which may be gone by now, is replaced by
-// another in the same state. Of the default ones only those of `devices`: others may be in use by threads
-// that compute on other devices.
+// Rewinds the generators to these states until the guard is destroyed. The context's generator may not exist
+// any more, so a new one in the same state replaces it. A default generator is rewound only if
+// `uses(device)`, because other threads may draw from the generators of other devices.
 class RngStateGuard {
  public:
   template <class Uses>
@@ -149,8 +149,8 @@ bool recomputing() { return recomputing_now; }
 
 namespace detail {
 
-// What one checkpoint() keeps. Owned by the tokens that stand for saved tensors, so it goes when the last
-// node of the function has run or is dropped.
+// The state of one checkpoint() call. The graph holds a token for each tensor that the function saved, and
+// the tokens own this object, so it is destroyed when the last node of the function has run or is destroyed.
 class Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
   Recomputation(std::unique_ptr<RepeatableCall> call, const std::vector<Tensor>& inputs,
@@ -162,10 +162,11 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     if (options.preserve_rng_state) random_ = RngState::now();
   }
 
-  // The n-th tensor that is saved becomes a token that stands for it.
+  // The saved-tensor hooks of the function's first run. pack() keeps the properties of `t` but not its
+  // elements.
   std::shared_ptr<void> pack(const Tensor& t);
   static Tensor unpack(const std::shared_ptr<void>& token);
-  // The function has returned: nothing more is saved.
+  // Called when the first run of the function has ended, so saved_ has all tensors that it saves.
   void complete() { complete_ = true; }
 
  private:
@@ -174,21 +175,21 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     std::size_t index;
     ~Token() { of->drop(index, /*for_good=*/true); }
   };
-  // A tensor that was saved.
+  // A tensor that the first run saved.
   struct Saved {
     Shape sizes;
     DType dtype;
     Device device;
-    const Storage* storage;  // to compare with, not to use
+    const Storage* storage;  // only for comparison; it may not exist any more
     std::uint32_t version;
-    bool wanted = true;  // in this pass, still
-    bool alive = true;   // its token is
-    Tensor tensor = {};  // computed again
+    bool wanted = true;  // the current pass still needs the tensor
+    bool alive = true;   // the token still exists
+    Tensor tensor = {};  // the recomputed tensor
     std::uint32_t tensor_version = 0;
   };
   struct Found {
     Tensor tensor;
-    std::uint32_t version = 0;  // when it was saved
+    std::uint32_t version = 0;  // the version when the recomputation saved it
   };
 
   Tensor get(std::size_t index);
@@ -204,11 +205,11 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
   const std::vector<Input> inputs_;
   RngState random_;
   bool complete_ = false;
-  // Two outputs of one function can be parts of graphs that share nothing else, which two threads may run.
-  // Never held while the function runs.
+  // Two threads may run backward through different outputs of the function, if their graphs share nothing
+  // else. The mutex is never held while the function runs.
   std::mutex mutex_;
   std::vector<Saved> saved_;
-  std::uint64_t pass_ = 0;  // for which tensors were computed again
+  std::uint64_t pass_ = 0;  // the id of the pass that the recomputed tensors belong to
 };
 
 std::shared_ptr<void> Recomputation::pack(const Tensor& t) {
@@ -252,7 +253,8 @@ Tensor Recomputation::get(std::size_t index) {
   return t;
 }
 
-// What was computed again lives for one pass.
+// Drops the recomputed tensors of an earlier pass, and registers a callback that drops those of this pass at
+// its end.
 void Recomputation::enter_pass(GraphTask& pass) {
   if (pass_ == pass.pass().id) return;
   pass_ = pass.pass().id;
@@ -274,7 +276,8 @@ void Recomputation::drop(std::size_t index, bool for_good) {
   if (for_good) s.alive = false;
 }
 
-// The function once more; what it saves where `missing` says so, up to `last`.
+// Runs the function again and returns the tensors that it saves at the indices marked in `missing`. With
+// early_stop, it stops after index `last`.
 std::vector<Recomputation::Found> Recomputation::compute_again(const std::vector<bool>& missing,
                                                                std::size_t last) {
   std::vector<Tensor> inputs;
@@ -296,7 +299,7 @@ std::vector<Recomputation::Found> Recomputation::compute_again(const std::vector
             if (missing[index]) found[index] = {t, t.version()};
             if (index == last && options_.early_stop) throw EarlyStop{&found};
           }
-          return std::make_shared<Tensor>(t);  // the function may run a backward of its own
+          return std::make_shared<Tensor>(t);  // needed if the function itself runs a backward pass
         },
         [](const std::shared_ptr<void>& t) { return *static_cast<const Tensor*>(t.get()); });
     try {
@@ -306,26 +309,27 @@ std::vector<Recomputation::Found> Recomputation::compute_again(const std::vector
     }
   }
   const bool all = count > last, more = complete_ && count > missing.size();
-  check<AutogradError>(all && !more, "[checkpoint] computed again in backward, the function saved ", count,
-                       " tensors; the first time it saved ", missing.size(),
-                       ". It must do the same both times: let nothing that it depends on change in between");
+  check<AutogradError>(
+      all && !more, "[checkpoint] the recomputation in backward saved ", count,
+      " tensors; the forward pass saved ", missing.size(),
+      "; make the function compute the same in both runs: keep everything it depends on unchanged");
   return found;
 }
 
 void Recomputation::compare(const Tensor& t, std::size_t index) const {
   const Saved& s = saved_[index];
-  check<AutogradError>(t.sizes() == s.sizes && t.dtype() == s.dtype && t.device() == s.device,
-                       "[checkpoint] computed again in backward, the function saved as tensor ", index, " a ",
-                       t.dtype(), " ", t.sizes(), " on ", t.device(), "; the first time it was a ", s.dtype,
-                       " ", s.sizes, " on ", s.device,
-                       ". It must do the same both times: let nothing that it depends on change in between");
-  // A parameter, or another tensor from outside. What the function makes itself has the same version each
-  // time, wherever it lies.
+  check<AutogradError>(
+      t.sizes() == s.sizes && t.dtype() == s.dtype && t.device() == s.device,
+      "[checkpoint] the recomputation in backward saved as tensor ", index, " a ", t.dtype(), " ", t.sizes(),
+      " on ", t.device(), "; in the forward pass it was a ", s.dtype, " ", s.sizes, " on ", s.device,
+      "; make the function compute the same in both runs: keep everything it depends on unchanged");
+  // Detects a parameter, or another tensor from outside the function, that was changed in place. A tensor
+  // that the function creates has the same version in both runs, even if it gets the same storage address.
   check<AutogradError>(t.storage().get() != s.storage || t.version() == s.version,
                        "[checkpoint] the function uses a ", s.dtype, " tensor of shape ", s.sizes,
                        " that was changed in place after the forward pass (version ", t.version(),
                        ", used at version ", s.version,
-                       "), so backward cannot compute with it again; run backward before the change");
+                       "), so backward cannot recompute with it; run backward before the change");
 }
 
 bool Recomputation::uses(Device device) const {

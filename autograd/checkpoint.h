@@ -1,15 +1,14 @@
 #pragma once
-// Activation checkpointing: memory bought with time.
+// Activation checkpointing: saves memory at the price of time.
 //
 //   Tensor h = checkpoint(block1, x);  // instead of block1(x)
 //   Tensor y = checkpoint(block2, h);
 //
-// The operations in a block keep nothing for backward. When backward first asks for something, the block is
-// computed again from its inputs, and what its operations would keep then answers, each tensor until the
-// operation that needed it has run its backward. A chain of blocks so takes the memory of their inputs and of
-// one block, and about a third more time (Chen et al., "Training deep nets with sublinear memory cost",
-// 2016). Backward itself is the ordinary one: hooks, grad(), several outputs, retain_graph and
-// backward_inputs() are as ever.
+// The operations in a block save no tensors for backward. When backward first needs a saved tensor of the
+// block, the block is recomputed from its inputs. Each recomputed tensor is freed when the operation that
+// needs it has run its backward. A chain of blocks therefore needs the memory of the blocks' inputs and of
+// one block, and takes about a third more time (Chen et al., "Training deep nets with sublinear memory cost",
+// 2016). Hooks, grad(), several outputs, retain_graph and backward_inputs() work as without checkpointing.
 #include <functional>
 #include <memory>
 #include <tuple>
@@ -24,24 +23,25 @@
 namespace tapestry {
 
 struct CheckpointOptions {
-  /// Gives fn the same random numbers when it is computed again, so that dropout has the same mask: those of
-  /// the context's generator, or of the default generators of the devices that its inputs and what it saves
-  /// are on. Off, it draws new ones of the latter, and gradients are those of neither computation.
+  /// If true, fn draws the same random numbers in the recomputation, so that dropout has the same mask. The
+  /// context's generator is rewound, or, if the context has none, the default generators of the devices of
+  /// fn's inputs and saved tensors. If false, the default generators are not rewound: the masks differ and
+  /// the gradients are wrong.
   bool preserve_rng_state = true;
-  /// Stops as soon as the last tensor that backward needs is there. Off, fn runs to its end, and it is also
-  /// an error if it saves more tensors than the first time.
+  /// If true, the recomputation stops as soon as backward has all tensors that it needs. If false, fn runs to
+  /// its end, and backward throws AutogradError if fn saves more tensors than in the forward pass.
   bool early_stop = true;
 };
 
 namespace autograd {
 
-/// True while checkpoint() computes a function again on this thread. What a forward does beyond its result
-/// (statistics, counters) is done already: `if (!autograd::recomputing()) ++batches;`
+/// True while backward recomputes a checkpointed function on this thread. A function with side effects, such
+/// as running statistics, must skip them then: `if (!autograd::recomputing()) ++batches;`
 bool recomputing();
 
 namespace detail {
 
-/// A call that can be made again, with other tensors of the same kind.
+/// A stored function call that can be repeated with other tensors as inputs.
 class RepeatableCall {
  public:
   virtual ~RepeatableCall() = default;
@@ -50,7 +50,8 @@ class RepeatableCall {
 
 class Recomputation;
 
-/// While one lives, what operations of this thread save for backward is left to a repetition of `call`.
+/// In this scope, operations on this thread save tokens instead of tensors. Backward gets the tensors by
+/// repeating `call`.
 class CheckpointScope {
  public:
   CheckpointScope(std::unique_ptr<RepeatableCall> call, const std::vector<Tensor>& inputs,
@@ -65,14 +66,15 @@ class CheckpointScope {
 template <class F, class... Args>
 class CheckpointedCall final : public RepeatableCall {
  public:
-  // What cannot be copied, as a module, is referred to.
+  // A function object that cannot be copied, for example a module, is held by reference.
   using Function =
       std::conditional_t<std::is_lvalue_reference_v<F> && !std::is_copy_constructible_v<std::decay_t<F>>, F,
                          std::decay_t<F>>;
 
   explicit CheckpointedCall(F&& f, const std::remove_reference_t<Args>&... args)
       : fn(std::forward<F>(f)), args_(args...) {
-    structure::for_each<Tensor>(args_, [](Tensor& t) { t = Tensor(); });  // kept apart
+    structure::for_each<Tensor>(args_,
+                                [](Tensor& t) { t = Tensor(); });  // saved as inputs of the Recomputation
   }
   void repeat(const std::vector<Tensor>& inputs) override {
     std::tuple<std::decay_t<Args>...> args = args_;
@@ -90,18 +92,18 @@ class CheckpointedCall final : public RepeatableCall {
 }  // namespace detail
 }  // namespace autograd
 
-/// fn(args...), computed again in backward instead of keeping what backward needs. `fn` is anything that can
-/// be called, and returns anything; parameters that it reads get their gradients as ever. It is copied,
-/// except that a module, which cannot be, must live until backward. Tensors in the arguments, wherever
-/// structure::for_each finds them (alone, in vectors, arrays, optionals, pairs, tuples, maps, plain structs),
-/// are kept as an operation keeps its inputs: through the saved-tensor hooks of the caller, and with a check
-/// that nothing changed them in place. Other arguments are copied.
+/// Returns fn(args...). Backward recomputes fn instead of saving the tensors that it needs. `fn` is any
+/// callable with any result type. Parameters that fn reads get their gradients as usual. `fn` is copied; a
+/// module cannot be copied, so it must live until backward. Tensors in the arguments are saved like the
+/// inputs of an operation: through the caller's saved-tensor hooks, or with a check that they were not
+/// changed in place. The tensors are found by structure::for_each: alone, in vectors, arrays, optionals,
+/// pairs, tuples, maps and plain structs. Other arguments are copied.
 ///
-/// The second time, fn must do what it did the first time. It runs in the context of the first (device,
-/// replica, stream, generator), on the thread that runs backward; running statistics of batch norms are left
-/// alone. Calls may be nested. Without grad mode it is a plain call. Backward throws AutogradError where fn
-/// saved tensors of other shapes, dtypes, devices or number, and where an input, or a parameter that
-/// an operation saves, was changed in place since.
+/// The recomputation must do the same as the forward pass. It runs on the thread that runs backward, in the
+/// context (device, replica, stream, generator) of the forward pass. It does not update the running
+/// statistics of batch norms. Calls may be nested. If grad mode is off, checkpoint() only calls fn. Backward
+/// throws AutogradError if the recomputation saves tensors of a different number, shape, dtype or device, or
+/// if an input, or a parameter that an operation saves, was changed in place after the forward pass.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   using Call = autograd::detail::CheckpointedCall<F, Args...>;

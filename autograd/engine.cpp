@@ -2,8 +2,8 @@
 
 #include "tapestry/autograd/internal/graph_task.h"
 #include "tapestry/autograd/internal/nested.h"
-#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/internal/stale_view.h"
+#include "tapestry/autograd/ops/creation.h"
 
 namespace tapestry::autograd {
 namespace {
@@ -16,7 +16,7 @@ std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
   check<AutogradError>(!outputs.empty(), "[", op, "] got no outputs; pass the tensors to differentiate");
   check<AutogradError>(grad_outputs.empty() || grad_outputs.size() == outputs.size(), "[", op, "] got ",
                        outputs.size(), " outputs but ", grad_outputs.size(),
-                       " gradients; pass one gradient an output, or none at all");
+                       " gradients; pass one gradient per output, or none");
   std::vector<Seed> seeds;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Tensor& out = outputs[i];

@@ -1,11 +1,12 @@
 #pragma once
-// Running the tape backwards.
+// The backward engine.
 //
-// Iterative; counts dependencies; runs the newest ready node first and leaves before everything else, so that
-// a leaf's hook fires the moment its gradient is complete, whatever the order of an operation's inputs. Saved
-// tensors are freed as it goes unless retain_graph. Everything runs on the calling thread, each node in the
-// context in which it was recorded. Threads may run passes at once over graphs that share nothing; sharing a
-// node, or a leaf that both would accumulate in, is an AutogradError.
+// The engine counts the dependencies of each node, without recursion, and runs the newest ready node first.
+// Ready leaves run before all other nodes, so that a leaf's hook fires as soon as its gradient is complete,
+// whatever the order of an operation's inputs. Unless retain_graph is set, saved tensors are freed as soon as
+// their node has run. All nodes run on the calling thread, each in the context in which it was recorded.
+// Several threads may run backward at the same time over graphs that share no node and no leaf; a shared one
+// throws AutogradError.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -16,28 +17,29 @@
 
 namespace tapestry::autograd {
 
-/// Adds the gradients of the sum of `outputs` (weighted by `grad_outputs`, which may be left out for
-/// one-element outputs) to grad() of all leaves. Throws AutogradError: an output was not recorded; a graph
-/// was used a second time without retain_graph; a saved tensor was changed in place; a gradient of a wrong
-/// shape, dtype or device.
+/// Computes the gradients of the sum of `outputs`, weighted by `grad_outputs`, and adds them to grad() of all
+/// leaves. The gradient of a one-element output may be omitted; it is then 1. Throws AutogradError if an
+/// output was not recorded, if a graph is used a second time without retain_graph, if a saved tensor was
+/// changed in place, or if a gradient has the wrong shape, dtype or device.
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs = {},
               bool retain_graph = false);
 
-/// Returns the gradients of `outputs` with respect to `inputs` (leaves or not) and touches no grad(). An
-/// input that the outputs do not depend on is an error, or with allow_unused gives an undefined tensor.
+/// Returns the gradients of `outputs` with respect to `inputs`, which need not be leaves, and changes no
+/// grad(). If the outputs do not depend on an input, its gradient is an undefined tensor with allow_unused;
+/// otherwise grad() throws AutogradError.
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          const std::vector<Tensor>& grad_outputs = {}, bool retain_graph = false,
                          bool allow_unused = false);
 
-/// The second half of a backward pass that was split: the gradients of the weights.
+/// The second half of a split backward pass: the gradients of the weights. See backward_inputs().
 class WeightGradients {
  public:
   WeightGradients();
   ~WeightGradients();
   WeightGradients(WeightGradients&&) noexcept;
   WeightGradients& operator=(WeightGradients&&) noexcept;
-  /// Adds them to grad() of the leaves, fires their hooks, frees the graph. Once; AutogradError the second
-  /// time.
+  /// Computes these gradients, adds them to grad() of the leaves, fires the leaves' hooks, and frees the
+  /// graph. A second call throws AutogradError.
   void accumulate();
 
   struct Impl;
@@ -48,29 +50,33 @@ class WeightGradients {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The first half: gradients with respect to `inputs` only. The gradients of every other leaf are left for
-/// `weights.accumulate()`, which a pipeline runs when it would idle (Qi et al., "Zero bubble pipeline
-/// parallelism", 2023). Together they give what backward() gives.
+/// The first half of a split backward pass: returns the gradients with respect to `inputs` only.
+/// `weights.accumulate()` later computes the gradients of all other leaves. A pipeline calls it when it would
+/// otherwise be idle (Qi et al., "Zero bubble pipeline parallelism", 2023). Both halves together give the
+/// same gradients as backward().
 std::vector<Tensor> backward_inputs(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                                     const std::vector<Tensor>& grad_outputs, WeightGradients& weights);
 
-/// Runs `callback` when the backward pass in progress on this thread has ended, before backward() returns.
-/// Call it from a hook. Throws AutogradError outside a backward pass.
+/// Runs `callback` at the end of the backward pass in progress on this thread, before backward() returns. For
+/// use in hooks. Throws AutogradError outside a backward pass.
 void on_backward_end(std::function<void()> callback);
 
-/// The backward pass in progress on this thread, as a hook sees it.
+/// A backward pass in progress.
 struct BackwardPass {
-  std::uint64_t id = 0;  ///< another one for every pass of the process
+  std::uint64_t id = 0;  ///< unique among all passes of the process
   std::chrono::steady_clock::time_point began;
 };
-/// Throws AutogradError outside a backward pass.
+/// The backward pass in progress on this thread. For use in hooks. Throws AutogradError outside a backward
+/// pass.
 BackwardPass current_backward();
-/// True if the pass in progress on this thread comes to `leaf`, or has been there: what is reached by none of
-/// its nodes gets no gradient. Throws AutogradError outside a backward pass.
+/// True if `leaf` is part of the backward pass in progress on this thread. A leaf that is not part of it gets
+/// no gradient from this pass. Throws AutogradError outside a backward pass.
 bool backward_reaches(const Tensor& leaf);
 
-/// While one lives on a thread, tensors saved for backward go through `pack`, and what it returned through
-/// `unpack` when backward asks: to keep them elsewhere (host memory, a file) or to recompute them.
+/// In this scope, each tensor that an operation of this thread saves for backward is passed to `pack`, and
+/// the tape keeps only the result of `pack`. When backward needs the tensor, it passes that result to
+/// `unpack`. Use it to keep saved tensors elsewhere (host memory, a file) or to recompute them. The
+/// counterpart of torch.autograd.graph.saved_tensors_hooks.
 class SavedTensorHooks {
  public:
   using Pack = std::function<std::shared_ptr<void>(const Tensor&)>;
@@ -88,8 +94,8 @@ class SavedTensorHooks {
   SavedTensorHooks* outer_;
 };
 
-/// While one lives on a thread, every recorded operation checks its output, and every backward its gradients,
-/// and the first NaN is an AutogradError that names the operation. Slow: for finding bugs.
+/// In this scope, recorded operations of this thread check their outputs for NaN, and backward checks all
+/// gradients. The first NaN throws AutogradError, which names the operation. Slow; use it only to find bugs.
 class DetectAnomaly {
  public:
   DetectAnomaly();

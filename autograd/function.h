@@ -1,5 +1,5 @@
 #pragma once
-// A user's own operation, forward and backward given:
+// Function: a user-defined operation with its own forward and backward, as torch.autograd.Function.
 //
 //   struct Cube : autograd::Function<Cube> {
 //     static constexpr const char* kName = "cube";
@@ -24,18 +24,19 @@
 
 namespace tapestry::autograd {
 
-/// Passes from a Function's forward to its backward.
+/// Carries saved tensors and other data from a Function's forward to its backward.
 class FunctionContext {
  public:
-  /// Keeps tensors, inputs or outputs, for backward. Once, in forward.
+  /// For forward: saves inputs or outputs for backward. A second call replaces the first.
   void save_for_backward(const std::vector<Tensor>& tensors) { to_save_ = tensors; }
-  /// In backward: the i-th tensor kept. Throws IndexError; AutogradError if it was changed in place since.
+  /// For backward: the i-th saved tensor. Throws IndexError if there is no such tensor, and AutogradError if
+  /// it was changed in place after forward.
   Tensor saved(std::size_t i) const;
-  /// In backward: whether the gradient of forward's i-th argument is wanted.
+  /// For backward: true if the gradient of this argument of forward is needed.
   bool needs_input_grad(std::size_t argument) const;
-  /// In forward: these outputs have no gradient.
+  /// For forward: marks outputs that have no gradient.
   void mark_non_differentiable(const std::vector<Tensor>& outputs) { non_differentiable_ = outputs; }
-  /// Anything else to keep.
+  /// Other data for backward.
   std::any data;
 
  private:
@@ -48,21 +49,22 @@ class FunctionContext {
   void leave_backward() { backward_ = nullptr; }
   std::vector<Tensor> to_save_, non_differentiable_;
   std::vector<SavedTensor> saved_;
-  std::vector<int> input_of_argument_;  // -1 for arguments that are no tensors
-  const Backward* backward_ = nullptr;  // while backward runs
+  std::vector<int> input_of_argument_;  // -1 for arguments that are not tensors
+  const Backward* backward_ = nullptr;  // null except while backward runs
 };
 
-/// Records a Function's outputs. `input_of_argument` maps forward's arguments to `inputs`, -1 for what is no
-/// tensor.
+/// Records the outputs of a Function. `input_of_argument` maps the arguments of forward to indices of
+/// `inputs`, or to -1 for an argument that is not a tensor.
 std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionContext> ctx,
                                    const std::vector<Tensor>& inputs, std::vector<int> input_of_argument,
                                    std::vector<Tensor> outputs,
                                    std::vector<Tensor> (*backward)(FunctionContext&,
                                                                    const std::vector<Tensor>&));
 
-/// Base of user-defined operations. `forward(ctx, args...)` returns a Tensor or a vector of them, and runs
-/// unrecorded; `backward(ctx, grads)` gets one gradient an output (zeros where nothing came back) and returns
-/// one an argument of forward, undefined for arguments that are no tensors or need none.
+/// The base class of user-defined operations. `forward(ctx, args...)` returns a Tensor or a vector of
+/// Tensors; the operations in it are not recorded. `backward(ctx, grads)` gets one gradient per output, which
+/// is zero if the output was not used. It returns one gradient per argument of forward: an undefined tensor
+/// for an argument that is not a tensor or needs no gradient.
 template <class Derived>
 class Function {
  public:

@@ -11,17 +11,17 @@ namespace {
 
 using Fn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
-// A tensor on any device, in any layout, as a dense row-major copy on the CPU.
+// A dense row-major f64 copy on the CPU of a tensor of any device and layout.
 Tensor dense(const Tensor& t) { return to(t.detach(), kCPU, DType::f64).contiguous().clone(); }
 
-// The shapes of a function's outputs; of an undefined one, a size that no tensor has.
+// The shapes of a function's outputs. An undefined output gets the shape [-1], which no tensor has.
 std::vector<Shape> shapes_of(const std::vector<Tensor>& outputs) {
   std::vector<Shape> shapes;
   for (const Tensor& y : outputs) shapes.push_back(y.defined() ? y.sizes() : Shape(-1));
   return shapes;
 }
 
-// d outputs / d x[element], by central differences; one dense tensor an output, of these shapes.
+// d outputs / d x[element] by central differences: one dense tensor per output, of the given shapes.
 std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, const Tensor& x,
                                std::int64_t element, double eps, const std::vector<Shape>& shapes) {
   NoGradGuard no_grad;
@@ -36,16 +36,16 @@ std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, 
     x.copy_(moved);
     std::vector<Tensor> values;
     const std::vector<Tensor> outputs = fn(inputs);
-    check<AutogradError>(shapes_of(outputs) == shapes, "[gradcheck] the function gave ", shapes.size(),
+    check<AutogradError>(shapes_of(outputs) == shapes, "[gradcheck] the function returned ", shapes.size(),
                          " outputs at first and ", outputs.size(),
-                         " when called again, or others of other shapes; it must give the same each time");
+                         " in a later call, or outputs of other shapes; it must return the same each time");
     for (const Tensor& y : outputs) values.push_back(y.defined() ? dense(y) : y);
     return values;
   };
   const double at = original.data<double>()[element];
   std::vector<Tensor> above = evaluate(at + eps);
   const std::vector<Tensor> below = evaluate(at - eps);
-  const double width = (at + eps) - (at - eps);  // what the rounded arguments really are apart
+  const double width = (at + eps) - (at - eps);  // the exact distance of the rounded arguments
   for (std::size_t k = 0; k < above.size(); ++k) {
     if (!above[k].defined()) continue;
     double* up = above[k].data<double>();
@@ -55,8 +55,8 @@ std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, 
   return above;
 }
 
-// The rows of d output / d wanted that backward gives: [element of output][wanted], dense, undefined for
-// zero.
+// The Jacobian rows d output[j] / d wanted[k] by backward, indexed [j][k]. Each row is a dense tensor, or
+// undefined if it is zero.
 std::vector<std::vector<Tensor>> jacobian_of(const Tensor& output, const std::vector<Tensor>& wanted) {
   std::vector<std::vector<Tensor>> rows(static_cast<std::size_t>(output.numel()),
                                         std::vector<Tensor>(wanted.size()));
@@ -95,7 +95,8 @@ bool gradcheck(const Fn& fn, const std::vector<Tensor>& inputs, const GradcheckO
                        "[gradcheck] no input requires gradients; call set_requires_grad() on what to check");
 
   EnableGradGuard grad_mode;
-  // All of backward's first: differences change the inputs in place, which a saved tensor must not see.
+  // Compute all gradients by backward first: the differences change the inputs in place, which would
+  // invalidate the saved tensors.
   std::vector<Shape> shapes;
   std::vector<std::size_t> checked;
   std::vector<std::vector<std::vector<Tensor>>> jacobians;
