@@ -147,8 +147,8 @@ NestedPass nested_pass() {
       task != nullptr,
       "[nested_pass] no backward pass is in progress on this thread; call it from a node's backward");
   check<AutogradError>(!task->postpones(),
-                       "[nested_pass] backward_inputs() cannot put off the weight gradients of a graph "
-                       "that a node runs for itself; use backward()");
+                       "[nested_pass] backward_inputs() cannot postpone the weight gradients of a graph "
+                       "that a node runs by itself; use backward()");
   return {task->retains_graph(), task->accumulates()};
 }
 

@@ -28,7 +28,8 @@ std::uint64_t next_sequence() {
 
 // ---- SavedTensor ----
 
-// What unpack has to give back: backward hands it to kernels, which trust its shape and that it is dense.
+// The result of the pack hook, and the properties that the unpacked tensor must have. Backward passes that
+// tensor to kernels, which rely on its shape and on a dense layout.
 struct SavedTensor::Packed {
   std::shared_ptr<void> data;
   SavedTensorHooks::Unpack unpack;
@@ -97,7 +98,7 @@ std::string Record::note() const {
 void Record::release() noexcept {
   if (in_node) {
     retained = {};
-    const NodeRef last = std::move(fn);  // the node, and this record with it, may go here
+    const NodeRef last = std::move(fn);  // its destruction may destroy the node, and with it this record
     return;
   }
   if (fn->is_leaf()) static_cast<LeafNode*>(fn.get())->forget_owner();
@@ -122,7 +123,8 @@ Node::~Node() {
 }
 
 void Node::dispose(Node* node) noexcept {
-  // Destroying a node lets go of its inputs' nodes, which arrive here in turn and wait in the list.
+  // Destroying a node releases the nodes of its inputs. If that destroys them too, they are added to this
+  // list, and the loop of the outermost call destroys them.
   static thread_local Node* waiting = nullptr;
   static thread_local bool draining = false;
   node->next_disposed_ = waiting;
@@ -201,7 +203,8 @@ void LeafNode::run(Backward&) {
   if (grad.defined()) {
     grad.add_(incoming);
   } else {
-    // Kept as it is if nobody else holds it and it is dense; a broadcast gradient (stride 0) is not.
+    // Take the incoming tensor itself if it has no other owner and is dense. A broadcast gradient (stride 0)
+    // is not.
     const bool ours = incoming.impl()->refs.load(std::memory_order_acquire) == 1 &&
                       incoming.storage()->use_count() == 1 &&
                       static_cast<std::size_t>(incoming.nbytes()) == incoming.storage()->bytes();
@@ -212,7 +215,7 @@ void LeafNode::run(Backward&) {
   Tensor owner;
   {
     std::lock_guard lock(mutex_);
-    // The owner may be at the end of its life on another thread: its count is then zero and stays so.
+    // Another thread may be destroying the owner. Its count is then zero and stays zero.
     if (owner_) {
       int refs = owner_->refs.load(std::memory_order_relaxed);
       while (refs > 0 && !owner_->refs.compare_exchange_weak(refs, refs + 1, std::memory_order_acq_rel)) {

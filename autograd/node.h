@@ -1,5 +1,5 @@
 #pragma once
-// The tape: one node an operation, linked to the nodes that produced its inputs.
+// The nodes of the tape: one node per recorded operation, with edges to the nodes that produced its inputs.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -20,14 +20,14 @@ class GraphTask;
 class Backward;
 using NodeRef = Ref<Node>;
 
-/// Leads from an operation's input to what produced it: a node and which of its outputs. An input that needs
-/// no gradient has no node.
+/// Connects an input of an operation to the output of the node that produced it. `node` is null if the input
+/// needs no gradient.
 struct Edge {
   NodeRef node;
   std::uint32_t output = 0;
 };
 
-/// A place for the gradient of a non-leaf, shared by the tensor and the hook that fills it.
+/// The gradient of a non-leaf tensor (retain_grad). Shared by the tensor's record and the hook that sets it.
 struct RetainedGrad {
   mutable std::atomic<int> refs{1};
   Tensor grad;
@@ -37,31 +37,32 @@ struct RetainedGrad {
   }
 };
 
-/// What a tensor knows of the tape. That of an operation's output lies in the operation's node, which it
-/// keeps alive until the tensor dies.
+/// The tape's data of one tensor. The record of an operation's output is stored in the operation's node, and
+/// keeps that node alive until the tensor is destroyed.
 struct Record final : GradRecord {
-  NodeRef fn;  // what produced the tensor, or its LeafNode
+  NodeRef fn;  // the node that produced the tensor, or the LeafNode of a leaf
   Ref<RetainedGrad> retained;
-  std::uint32_t output = 0;   // which of fn's outputs it is
-  std::uint32_t version = 0;  // of the storage when the view was made
-  bool is_view = false;       // of another tensor of the graph
-  bool in_node = false;
+  std::uint32_t output = 0;   // the tensor is this output of fn
+  std::uint32_t version = 0;  // if is_view: the version of the storage when the view was made
+  bool is_view = false;       // the tensor is a view of another tensor of the graph
+  bool in_node = false;       // this record is stored in an OutputSlot of fn, not on the heap
   std::string note() const override;
   void release() noexcept override;
 };
 
-/// One output of a node: what its gradient must look like, where the engine collects that gradient, and the
-/// record of the tensor.
+/// One output of a node: the properties of its gradient, the sum of the gradients that have arrived in the
+/// current backward pass, and the record of the output tensor.
 struct OutputSlot {
   Shape sizes;
   DType dtype = DType::f32;
   Device device;
-  bool owns_gradient = false;  // a sum the engine made, which it may add to in place
+  bool owns_gradient = false;  // `gradient` is a sum that the engine created, so it may add in place
   Tensor gradient;
   Record record;
 };
 
-/// A tensor kept for backward. Made by save() and save_output(), read through Backward::saved() only.
+/// A tensor that is saved for backward. Created by save() and save_output(), read only through
+/// Backward::saved().
 class SavedTensor {
  public:
   SavedTensor() = default;
@@ -78,12 +79,13 @@ class SavedTensor {
 
   Tensor tensor_;
   std::uint32_t version_ = 0;
-  std::unique_ptr<Packed, PackedDeleter> packed_;  // when saved-tensor hooks were active
+  std::unique_ptr<Packed, PackedDeleter>
+      packed_;  // if saved-tensor hooks were active; tensor_ is undefined then
 };
 
-/// Keeps an operation's input. Throws AutogradError for a tensor made in inference mode.
+/// Saves an operation's input. Throws AutogradError if it was created in inference mode.
 SavedTensor save(const Tensor& input);
-/// Keeps an operation's output, without the reference cycle output -> node -> output.
+/// Saves an operation's output without its record, to avoid the reference cycle output -> node -> output.
 SavedTensor save_output(const Tensor& output);
 
 class Node {
@@ -102,12 +104,13 @@ class Node {
 
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() const {
-    // Who holds the only reference need not count down: nobody else can take one.
+    // A sole owner skips the atomic decrement, because no other thread can take a reference.
     if (refs_.load(std::memory_order_acquire) == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1)
       dispose(const_cast<Node*>(this));
   }
 
-  /// A hook on the gradient of one output; see Tensor::register_hook. `last` puts it behind all others.
+  /// Adds a hook on the gradient of one output; see Tensor::register_hook. Hooks with `last` run after all
+  /// others.
   HookHandle add_hook(std::uint32_t output, std::function<Tensor(const Tensor&)> hook, bool last = false);
 
  protected:
@@ -115,9 +118,9 @@ class Node {
        std::uint32_t num_outputs);
   virtual ~Node();
 
-  /// Computes the gradients of the inputs from those of the outputs.
+  /// Computes the gradients of the inputs from the gradients of the outputs.
   virtual void run(Backward& backward) = 0;
-  /// Drops what was saved for backward. True if there was anything, so that the node cannot run again.
+  /// Frees the saved tensors. Returns true if the node had any, so that it cannot run again.
   virtual bool release_saved() = 0;
 
   bool leaf_ = false;
@@ -132,7 +135,7 @@ class Node {
     bool last;
     std::function<Tensor(const Tensor&)> fn;
   };
-  // Without recursion: a chain of a million nodes must not overflow the stack.
+  // Destroys the node without recursion: a chain of a million nodes must not overflow the stack.
   static void dispose(Node* node) noexcept;
   void run_hooks();
 
@@ -142,33 +145,36 @@ class Node {
   std::uint64_t sequence_;
   Edge* edges_;
   Context context_;
-  std::shared_ptr<std::vector<Hook>> hooks_;  // handles hold it weakly: a handle keeps no graph alive
-  // State of the backward pass that this node is part of.
+  std::shared_ptr<std::vector<Hook>>
+      hooks_;  // HookHandles have weak pointers to it, so they keep no graph alive
+  // The state of this node in a backward pass.
   std::atomic<GraphTask*> task_{nullptr};
-  std::uint32_t pending_ = 0;  // gradients still to come
-  bool reaches_inputs_ = false;
-  bool released_ = false;
+  std::uint32_t pending_ = 0;    // edges to this node whose gradient has not arrived yet
+  bool reaches_inputs_ = false;  // a capture needs the gradient of this node
+  bool released_ = false;        // the saved tensors were freed
   Node* next_disposed_ = nullptr;
 };
 
-/// Numbers nodes in creation order, over all threads that share a graph.
+/// The next sequence number. Sequence numbers order the nodes of all threads by their creation.
 std::uint64_t next_sequence();
 
-/// What an operation's backward sees.
+/// The argument of an operation's backward: the gradients of its outputs, its saved tensors, and the place
+/// for the gradients of its inputs.
 class Backward {
  public:
-  /// Gradient of an output. Undefined where nothing came back to that output of several.
+  /// The gradient of an output. Undefined if the operation has several outputs and this one was not used.
   const Tensor& grad(std::uint32_t output = 0) const { return node_.outputs_[output].gradient; }
-  /// The same, zeros where nothing came back.
+  /// The gradient of an output, or zeros if it is undefined.
   Tensor grad_or_zeros(std::uint32_t output) const;
-  /// Whether the gradient of this input is wanted now. False also when an input's and a weight's gradient are
-  /// computed apart (backward_inputs) and it is the other one's turn.
+  /// True if backward must compute the gradient of this input. Also false if backward_inputs() splits the
+  /// pass and this input belongs to the other half.
   bool needs(std::uint32_t input) const {
     return node_.edges_[input].node && (!wanted_ || (*wanted_)[input]);
   }
-  /// Gives the gradient of an input; undefined means zero.
+  /// Sets the gradient of an input. An undefined tensor means zero.
   void set(std::uint32_t input, Tensor grad) { results_[input] = std::move(grad); }
-  /// A saved tensor, unpacked. Throws AutogradError if it was changed in place since.
+  /// The saved tensor, unpacked by the saved-tensor hooks if there were any. Throws AutogradError if it was
+  /// changed in place after it was saved.
   Tensor saved(const SavedTensor& s) const;
   const char* op_name() const { return node_.name_; }
 
@@ -181,8 +187,8 @@ class Backward {
   const std::vector<bool>* wanted_;
 };
 
-/// A node whose backward is the callable F: `void(Backward&)`, capturing just what it needs. The node, its
-/// edges and its output slots are one piece of a slab.
+/// A node whose backward is the callable F, with signature `void(Backward&)`. The node, its edges and its
+/// output slots are one allocation in a slab.
 template <class F>
 class OpNode final : public Node {
  public:
@@ -219,7 +225,8 @@ class OpNode final : public Node {
   bool live_;
 };
 
-/// Where a leaf's gradient is accumulated. Owned by the leaf's record and by the edges that lead to it.
+/// The node that accumulates the gradient of a leaf. Owned by the leaf's record and by the edges that lead to
+/// it.
 class LeafNode final : public Node {
  public:
   static Ref<LeafNode> make(const Tensor& leaf);
@@ -228,7 +235,7 @@ class LeafNode final : public Node {
   Tensor grad;
 
   HookHandle add_post_hook(std::function<void(const Tensor&)> hook);
-  /// The tensor dies; hooks that run later have nobody to report to.
+  /// Called when the leaf tensor is destroyed. Post-accumulate hooks are then not called any more.
   void forget_owner();
 
  private:
@@ -246,7 +253,7 @@ class LeafNode final : public Node {
 };
 
 inline Record* record_of(const Tensor& t) { return static_cast<Record*>(t.impl()->grad_record); }
-/// Gives the tensor this record in place of the one it has.
+/// Replaces the record of the tensor, and releases the old one.
 inline void set_record(const Tensor& t, Record* record) {
   if (GradRecord* const old = std::exchange(t.impl()->grad_record, record)) old->release();
 }

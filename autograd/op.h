@@ -1,7 +1,7 @@
 #pragma once
-// The registry of operations. Every public operation has one Op at file scope in autograd/ops/<family>.cpp;
-// its name appears in errors and on the tape, and the test suite demands a test of each kind for each Op that
-// exists.
+// The registry of operations. Every public operation has one Op object at file scope in
+// autograd/ops/<family>.cpp. The name of the Op appears in errors and on the tape. The test autograd.matrix
+// requires each kind of test for each registered Op.
 #include "tapestry/core/dtype.h"
 
 namespace tapestry::autograd {
@@ -10,7 +10,7 @@ enum class Grad : bool { none, differentiable };
 
 class Op {
  public:
-  /// `dtypes`: those of the main input (for factories: of the result) that the operation takes.
+  /// `dtype_set` has the dtypes that the operation supports for its main input or, for a factory, its result.
   Op(const char* op_name, Grad grad, DTypeSet dtype_set);
   Op(const Op&) = delete;
   Op& operator=(const Op&) = delete;
@@ -19,11 +19,11 @@ class Op {
   const bool differentiable;
   const DTypeSet dtypes;
 
-  /// All operations, linked through next(); order unspecified.
+  /// The first of all operations; next() gives the others, in unspecified order.
   static const Op* first();
   const Op* next() const { return next_; }
 
-  /// Throws TypeError unless the operation takes this dtype.
+  /// Throws TypeError unless the operation supports this dtype.
   void check_dtype(DType dtype) const {
     if (!contains(dtypes, dtype)) [[unlikely]]
       wrong_dtype(dtype);

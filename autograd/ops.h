@@ -1,5 +1,5 @@
 #pragma once
-// All operations.
+// Includes all operations.
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/conv.h"
 #include "tapestry/autograd/ops/creation.h"

@@ -18,12 +18,13 @@
 namespace tapestry::autograd {
 namespace {
 
-// Also the alignment: a node finds its slab by masking its address.
+// Slabs are aligned to their size, so that slab_free finds the slab of a node by masking the node's address.
 constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
-// While a thread is filling the slab, `live` is kOpen less the nodes that died: the thread counts those it
-// made by itself, and adds them when it is done. From then on `live` counts the nodes inside.
+// While a thread fills a slab, `live` is kOpen minus the number of freed nodes, and the thread counts the
+// nodes that it creates in `made`, without atomic operations. When the slab is full, the thread subtracts
+// kOpen - made, so that `live` is the number of live nodes.
 constexpr std::int64_t kOpen = std::int64_t{1} << 32;
 
 struct alignas(16) Slab {
@@ -47,7 +48,7 @@ struct Cache {
   Slab* head = nullptr;
   std::size_t count = 0;
 };
-// Never destroyed: nodes in static storage are freed after it would be.
+// Never destroyed, because nodes that static tensors own are freed later.
 Cache& cache() {
   static Cache* c = new Cache;
   return *c;
@@ -101,7 +102,7 @@ void subtract_live(Slab* s, std::int64_t count) noexcept {
 }
 void close(Slab* s) noexcept { subtract_live(s, kOpen - s->made); }
 
-// The slab that the thread is filling.
+// The slab that this thread fills.
 thread_local constinit Slab* current = nullptr;
 
 [[gnu::noinline]] void next_slab() {
@@ -112,7 +113,7 @@ thread_local constinit Slab* current = nullptr;
   };
   static thread_local AtExit at_exit;
   if (Slab* const s = current; s && s->live.load(std::memory_order_acquire) == kOpen - s->made) {
-    s->reopen();  // all of it is dead already
+    s->reopen();  // all its nodes are freed, so fill it again
     TAPESTRY_POISON(s->at(sizeof(Slab)), s->bytes - sizeof(Slab));
     return;
   }
@@ -125,7 +126,7 @@ thread_local constinit Slab* current = nullptr;
 
 void* slab_allocate(std::size_t bytes) {
   bytes = (bytes + 15) / 16 * 16;
-  if (bytes > kSlabBytes / 4) {  // a node with thousands of inputs gets a slab of its own
+  if (bytes > kSlabBytes / 4) {  // a node with thousands of inputs gets its own slab
     in_use.fetch_add(1, std::memory_order_relaxed);
     Slab* own = new_slab(sizeof(Slab) + bytes);
     own->live.store(1, std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 #pragma once
-// Memory of tape nodes: bump allocation from slabs of one thread, freed from any thread. A slab is used again
-// when all that lives in it is gone, so a node that outlives its step pins one slab and no more.
+// The slab allocator of tape nodes. Each thread allocates nodes from its own slab by advancing an offset; any
+// thread may free them. A slab is reused when all nodes in it are freed, so a long-lived node keeps one slab
+// of 64 KiB.
 #include <cstddef>
 #include <cstdint>
 
@@ -9,7 +10,7 @@ namespace tapestry::autograd {
 void* slab_allocate(std::size_t bytes);
 void slab_free(void* p) noexcept;
 
-/// Slabs in use (holding a live node, or being filled), for tests.
+/// The number of slabs that hold a live node or are being filled. For tests.
 std::int64_t slabs_in_use();
 
 }  // namespace tapestry::autograd

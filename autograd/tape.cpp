@@ -1,9 +1,9 @@
 #include "tapestry/autograd/tape.h"
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/stale_view.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
-#include "tapestry/autograd/internal/stale_view.h"
 
 namespace tapestry::autograd {
 
@@ -42,8 +42,7 @@ void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outp
     if (DetectAnomaly::active()) [[unlikely]] {
       NoGradGuard no_grad;
       check<AutogradError>(isnan(t.detach()).sum().item<std::int64_t>() == 0, "[", record.fn->name(),
-                           "] output ", i, " of shape ", t.sizes(),
-                           " has NaN; its inputs are the place to look");
+                           "] output ", i, " of shape ", t.sizes(), " has NaN; check its inputs");
     }
   }
 }
@@ -79,16 +78,16 @@ bool prepare_in_place(const Op& op, const Tensor& target, std::initializer_list<
       target.sizes(),
       " whose history the tape records; change the whole tensor, use the out-of-place operation and "
       "cat or stack, or do it under NoGradGuard");
-  // What is written into integers loses its gradient.
+  // No gradient flows through a write into an integer tensor, so only floating targets are checked.
   if (!needed && is_floating(target.dtype())) {
     for (const Tensor* t : others) needed = needed || (t->defined() && needs_grad(*t));
     check<AutogradError>(
         !needed || target.storage()->use_count() == 1, "[", op.name,
-        "] writes a tensor that requires gradients into one of shape ", target.sizes(),
-        " that shares its memory with another, which would not know of them; use cat or stack");
+        "] writes a tensor that requires gradients into a tensor of shape ", target.sizes(),
+        " that shares its memory with another tensor, which would get no gradient; use cat or stack");
   }
   check<AutogradError>(!needed || !target.impl()->inference, "[", op.name,
-                       "] changes in place, recorded, a tensor of shape ", target.sizes(),
+                       "] would record an in-place change of a tensor of shape ", target.sizes(),
                        " made in inference mode; change a clone() of it, or do it under NoGradGuard");
   return needed;
 }

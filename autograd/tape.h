@@ -1,5 +1,5 @@
 #pragma once
-// How an operation records itself. In autograd/ops/<family>.cpp:
+// The functions with which an operation records itself on the tape. In autograd/ops/<family>.cpp:
 //
 //   Tensor exp(const Tensor& x) {
 //     Tensor y = ...;                                            // check, allocate, run the kernel
@@ -8,8 +8,8 @@
 //     return y;
 //   }
 //
-// A backward runs with recording switched off, may call any operation, and computes only what b.needs(i) asks
-// for.
+// The callable is the operation's backward. It runs in no-grad mode, may call any operation, and should
+// compute only the gradients for which b.needs(i) is true.
 #include <initializer_list>
 #include <span>
 
@@ -18,8 +18,8 @@
 
 namespace tapestry::autograd {
 
-/// True if an operation on these tensors has to be recorded: grad mode is on and one of them needs a
-/// gradient. Undefined tensors (optional inputs) count as not needing one.
+/// True if an operation on these tensors must be recorded: grad mode is on, and one of the tensors needs a
+/// gradient. Undefined tensors (optional inputs) are ignored.
 template <class... Tensors>
 bool recording(const Tensors&... inputs) {
   return grad_enabled() && ((inputs.defined() && needs_grad(inputs)) || ...);
@@ -31,9 +31,8 @@ void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op)
 void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outputs);
 }  // namespace detail
 
-/// Appends a node for `op` and makes it the producer of `outputs`. Inputs may be undefined (no gradient
-/// then); their order is that of b.needs(i) and b.set(i, ...). Outputs of integral dtype are not part of the
-/// graph.
+/// Creates a node for `op` that produces `outputs`. inputs[i] is the input of b.needs(i) and b.set(i, ...);
+/// an undefined input gets no gradient. Outputs of integral dtype do not become part of the graph.
 template <class F>
 void record(const char* op, std::span<const Tensor* const> outputs, std::span<const Tensor* const> inputs,
             F backward) {
@@ -51,7 +50,7 @@ void record(const Op& op, const Tensor& output, std::initializer_list<const Tens
   record(op.name, std::span<const Tensor* const>(&out, 1),
          std::span<const Tensor* const>(inputs.begin(), inputs.size()), std::move(backward));
 }
-/// For a list of tensors as the input (cat, stack).
+/// For operations on a list of tensors (cat, stack).
 template <class F>
 void record(const Op& op, const Tensor& output, const std::vector<Tensor>& inputs, F backward) {
   std::vector<const Tensor*> in;
@@ -62,19 +61,21 @@ void record(const Op& op, const Tensor& output, const std::vector<Tensor>& input
          std::move(backward));
 }
 
-/// Marks `output`, just recorded, as a view of its input: an in-place change of either that the tape records
-/// makes the other's history wrong, and is refused.
+/// Marks `output`, which was just recorded, as a view of its input. A recorded in-place change of one would
+/// make the history of the other wrong. Such a change of the view throws AutogradError; after such a change
+/// of the base, a use of the view does.
 void mark_view(const Tensor& output);
 
-/// Another handle on the same elements and the same history, so that a recorded in-place operation can keep
-/// the old history of the tensor that it changes.
+/// A second tensor with the same elements and the same history. A recorded in-place operation uses it as the
+/// input that keeps the old history of the tensor that it changes.
 Tensor alias(const Tensor& t);
 
-/// Before an in-place change of `target`: throws AutogradError on a leaf that requires gradients, and where
-/// recording on a view of the graph. Returns true if the change has to be recorded.
+/// Call before an in-place change of `target` with the operands `others`. Returns true if the change must be
+/// recorded. Throws AutogradError if it must be recorded but cannot be, for example because `target` is a
+/// leaf that requires gradients, or a view of a recorded tensor.
 bool prepare_in_place(const Op& op, const Tensor& target, std::initializer_list<const Tensor*> others);
-/// Ends a recorded in-place change: copies `result`, which was computed out of place from alias(target), over
-/// target's elements and gives target result's history.
+/// Completes a recorded in-place change. `result` was computed out of place from alias(target). Its elements
+/// are copied to `target`, and `target` gets its history.
 void finish_in_place(const Tensor& target, const Tensor& result);
 
 }  // namespace tapestry::autograd

@@ -1,4 +1,4 @@
-// The methods of Tensor that speak of gradients.
+// The methods of Tensor that concern gradients.
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/node.h"
 #include "tapestry/autograd/ops/elementwise.h"
@@ -42,7 +42,7 @@ const Tensor& Tensor::set_requires_grad(bool on) const {
   detail::check_defined("set_requires_grad", *this);
   if (requires_grad() == on) return *this;
   check<AutogradError>(is_leaf(), "[set_requires_grad] a tensor of shape ", sizes(),
-                       " that was computed from others cannot be switched; use detach()");
+                       " is not a leaf, so requires_grad cannot be changed; use detach()");
   check<TypeError>(is_floating(dtype()),
                    "[set_requires_grad] only floating tensors have gradients, this one is ", dtype(),
                    "; convert it with to() first");
@@ -66,7 +66,7 @@ Tensor Tensor::grad() const {
 void Tensor::set_grad(const Tensor& grad) const {
   detail::check_defined("set_grad", *this);
   check<AutogradError>(is_leaf(), "[set_grad] a tensor of shape ", sizes(),
-                       " that was computed from others has no gradient to set; use retain_grad() or a hook");
+                       " is not a leaf, so its gradient cannot be set; use retain_grad() or a hook");
   LeafNode* leaf = leaf_of(*this);
   if (!grad.defined()) {
     if (leaf) leaf->grad = {};

@@ -12,10 +12,11 @@ namespace {
 thread_local GraphTask* current_task = nullptr;
 std::atomic<std::uint64_t> next_pass{1};
 
-// The newest node first; leaves, numbered above all others, before that.
+// The heap's order: the newest node runs first. Leaves have the highest sequence number, so they run before
+// all others.
 bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
 
-// Its memory serves again when the current stream has done what it is given with it.
+// Keeps the memory of `t` from being reused before the current stream has finished the work submitted to it.
 void record_use_on_current_stream(const Tensor& t) {
   if (t.defined() && t.device().is_cuda()) record_stream(t, current_stream(t.device()));
 }
@@ -54,9 +55,9 @@ void GraphTask::capture(const Edge& place) {
   captures_.push_back({place.node.get(), place.output, {}});
 }
 
-// Makes the node part of this pass; false if it is already. Nodes carry the state of the pass, so one node is
-// in one pass at a time, but for a pass inside another on the same thread (a hook that calls backward): what
-// the outer one had there is put aside until the inner one ends.
+// Makes the node part of this pass. Returns false if it is part of it already. A node stores the state of one
+// pass. If a hook runs a nested backward pass on the same thread, the state of the outer pass is saved until
+// the nested pass ends. A pass on another thread is an error.
 bool GraphTask::claim(Node* node) {
   GraphTask* holder = nullptr;
   if (!node->task_.compare_exchange_strong(holder, this, std::memory_order_acq_rel)) {
@@ -65,8 +66,8 @@ bool GraphTask::claim(Node* node) {
     for (GraphTask* t = outer_; t; t = t->outer_) mine = mine || t == holder;
     check<AutogradError>(
         mine, "[backward] [", node->name_,
-        "] is part of a backward pass that is in progress on another thread; run passes over one "
-        "graph one after another");
+        "] is part of a backward pass in progress on another thread; run the passes over one graph "
+        "one after another");
     Displaced d{node, holder, node->pending_, node->reaches_inputs_, {}};
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
       d.gradients.push_back(std::move(node->outputs_[i].gradient));
@@ -77,8 +78,8 @@ bool GraphTask::claim(Node* node) {
   node->pending_ = 0;
   node->reaches_inputs_ = false;
   check<AutogradError>(!node->released_, "[backward] the graph of [", node->name_,
-                       "] was already used by a backward pass, which freed what it had saved; pass "
-                       "retain_graph = true to the first one, or compute the outputs again");
+                       "] was already used by a backward pass, which freed its saved tensors; pass "
+                       "retain_graph = true to the first pass, or compute the outputs again");
   return true;
 }
 
@@ -95,8 +96,9 @@ void GraphTask::explore(std::vector<Node*>& stack) {
   }
 }
 
-// An input's node is older than the node, and leaves come first of all, so one sweep in that order settles
-// everything.
+// Sets reaches_inputs_ of all nodes from which a captured place can be reached. Nodes of inputs are older
+// than their node, so one sweep suffices: first the leaves, then the other nodes from the oldest to the
+// newest.
 void GraphTask::mark_paths_to_captures() {
   std::vector<Node*> order;
   for (Node* node : claimed_)
@@ -145,11 +147,12 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
   if (--to->pending_ == 0) make_ready(to);
 }
 
-// Runs the node's backward and hands its results on. `wanted` restricts it to some inputs.
+// Runs the node's backward and delivers the gradients to the nodes of its inputs. `wanted` selects the
+// inputs; null selects all.
 void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   if (results_.size() < node->num_edges_) results_.resize(node->num_edges_);
-  // A leaf adds up on the stream of the pass, other nodes compute on the one that they were recorded on:
-  // behind what the pass's has been given by now, before what that is given next.
+  // A leaf accumulates on the stream of the pass. Any other node computes on the stream on which it was
+  // recorded, ordered after the earlier work and before the later work of the pass's stream.
   const std::uint64_t here = current_context().stream, there = node->is_leaf() ? here : node->context_.stream;
   {
     Context context = node->context_;
@@ -166,9 +169,9 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
     bool any = false;
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].gradient.defined();
     if (any) {
-      check<AutogradError>(!node->released_, "[backward] a backward pass that a hook ran freed what [",
-                           node->name_,
-                           "] had saved for this one; pass retain_graph = true to the inner pass");
+      check<AutogradError>(!node->released_,
+                           "[backward] a nested pass of a hook freed the saved tensors of [", node->name_,
+                           "], which this pass needs; pass retain_graph = true to the nested pass");
       node->run(backward);
       if (!after_node.empty())
         for (const std::function<void()>& callback : std::exchange(after_node, {})) callback();
@@ -178,7 +181,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
     tapestry::detail::order_streams(there, here);
     for (std::uint32_t i = 0; i < node->num_edges_; ++i) record_use_on_current_stream(results_[i]);
   }
-  // Before handing on: a gradient that passes through unchanged then has one holder again.
+  // Drop the output gradients before delivery: a gradient that passes through unchanged then has one owner
+  // again.
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].gradient = Tensor();
   for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
     Tensor gradient = std::move(results_[i]);
@@ -219,7 +223,7 @@ void GraphTask::execute(Node* node) {
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].gradient);
     postponed_->nodes.push_back(std::move(p));
   }
-  // What is only captured here has not run: another pass may go on from it.
+  // A node with no wanted input does not run and is not released, so another pass may continue from it.
   if (!any_wanted) return;
   call(node, &wanted);
   if (!retain_graph_ && !postpone) node->released_ = node->release_saved();
@@ -270,7 +274,7 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
     ready_.pop_back();
     execute(node);
   }
-  // A callback may add another one.
+  // By index, because a callback may add another callback.
   for (std::size_t i = 0; i < callbacks.size(); ++i) {
     const std::function<void()> callback = std::move(callbacks[i]);
     callback();

@@ -1,5 +1,5 @@
 #pragma once
-// One backward pass. Not in tapestry.h: internal to the engine.
+// GraphTask: one backward pass of the engine.
 #include <unordered_map>
 
 #include "tapestry/autograd/engine.h"
@@ -7,15 +7,15 @@
 
 namespace tapestry::autograd {
 
-/// A gradient that enters the graph: at an output of a node.
+/// A gradient that the caller passes in, for one output of a node.
 struct Seed {
   NodeRef node;
   std::uint32_t output;
   Tensor gradient;
 };
 
-/// A node whose weights' gradients were put off: the gradients of its outputs, and which inputs are still
-/// wanted.
+/// A node whose weight gradients are postponed (backward_inputs): the gradients of its outputs, and which of
+/// its inputs still need a gradient.
 struct Postponed {
   NodeRef node;
   std::vector<Tensor> gradients;
@@ -34,24 +34,27 @@ class GraphTask {
   GraphTask(const GraphTask&) = delete;
   GraphTask& operator=(const GraphTask&) = delete;
 
-  /// Asks for the gradient at this place instead of the leaves' accumulation. Before run().
+  /// Makes the pass capture the gradient at `place`, the end of an edge. A pass with captures computes only
+  /// the gradients that they need, and accumulates none in leaves. Call before run().
   void capture(const Edge& place);
-  /// Puts off what does not lead to a captured place. Before run().
+  /// Stores the nodes and inputs that no capture needs in `weights`, instead of dropping them. Call before
+  /// run().
   void postpone_into(WeightGradients::Impl* weights) { postponed_ = weights; }
-  /// Runs to the end. Throws what a node or hook throws, with the graph left in a usable state.
+  /// Runs the whole pass. Rethrows an exception of a node or hook; the graph is then still usable.
   void run(std::vector<Seed> seeds, std::vector<Postponed> resumed = {});
-  /// The gradient captured at the i-th place; undefined if none arrived.
+  /// The gradient of the i-th capture; undefined if the outputs do not depend on that place.
   const Tensor& captured(std::size_t i) const { return captures_[i].gradient; }
 
+  /// The pass in progress on this thread; null if there is none.
   static GraphTask* current();
   const BackwardPass& pass() const { return pass_; }
   bool retains_graph() const { return retain_graph_; }
   bool accumulates() const { return !selective_; }
   bool postpones() const { return postponed_ != nullptr; }
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
-  /// Run when the pass has ended.
+  /// Called at the end of the pass.
   std::vector<std::function<void()>> callbacks;
-  /// Run when the backward of the node that is running has returned.
+  /// Called once, after the backward of the current node has returned.
   std::vector<std::function<void()>> after_node;
 
  private:
@@ -60,7 +63,7 @@ class GraphTask {
     std::uint32_t output;
     Tensor gradient;
   };
-  // What a node held for an outer backward pass that is in progress on this thread.
+  // The state of a node in an outer pass on this thread, saved while this pass uses the node.
   struct Displaced {
     Node* node;
     GraphTask* task;
@@ -85,7 +88,7 @@ class GraphTask {
   GraphTask* const outer_;
   std::vector<NodeRef> roots_;
   std::vector<Node*> claimed_, ready_;
-  std::vector<Tensor> results_;  // of the node that is running: the gradients of its inputs
+  std::vector<Tensor> results_;  // the gradients of the current node's inputs
   std::vector<Displaced> displaced_;
   std::vector<Capture> captures_;
   std::unordered_multimap<Node*, std::size_t> captures_at_;

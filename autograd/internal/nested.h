@@ -1,16 +1,16 @@
 #pragma once
-// For a node whose backward runs graphs of its own, as DataParallel's does: one a replica, each on its
-// device's thread. Not in tapestry.h.
+// For a node whose backward runs backward passes over other graphs. DataParallel has such a node: it runs one
+// graph per replica, each on the worker of its device.
 
 namespace tapestry::autograd {
 
-/// What the pass in progress on this thread asks of them.
+/// The settings of the backward pass in progress on this thread, which the nested passes must use too.
 struct NestedPass {
-  bool retain_graph = false;  ///< another pass may come
-  bool accumulates = false;   ///< backward(): leaves get their gradients; false for grad()
+  bool retain_graph = false;  ///< keep the graph for another pass
+  bool accumulates = false;   ///< true for backward(), which accumulates in leaves; false for grad()
 };
-/// Throws AutogradError outside a backward pass, and in one whose weight gradients are put off
-/// (backward_inputs): graphs that the engine does not see cannot be split.
+/// The settings of the current pass. Throws AutogradError outside a backward pass, and in backward_inputs(),
+/// because the engine cannot split a graph that it does not see.
 NestedPass nested_pass();
 
 }  // namespace tapestry::autograd

@@ -1,4 +1,4 @@
-// Tensors anywhere in the arguments of a function under activation checkpointing.
+// checkpoint() must find the tensors inside structs and containers that are passed as arguments.
 #include <map>
 #include <optional>
 #include <string>
@@ -28,7 +28,7 @@ Tensor block(const Batch& b, const Rest& rest) {
 
 }  // namespace
 
-TEST_CASE("structs, maps, tuples, vectors and optionals: gradients are those of the plain call") {
+TEST_CASE("structs, maps, tuples, vectors and optionals: gradients equal those of the plain call") {
   const Tensor x = linspace(-1, 1, 6).set_requires_grad(), w = linspace(0, 2, 6).set_requires_grad();
   const Batch batch{.x = x, .scale = 0.5, .more = {{"w", {7, w}}}};
   const auto gradients = [&](const Tensor& y) {
@@ -43,14 +43,14 @@ TEST_CASE("structs, maps, tuples, vectors and optionals: gradients are those of 
     CHECK(equal(found.first, expected.first));
     CHECK(equal(found.second, expected.second));
   }
-  // Kept by nobody else.
+  // Here only checkpoint() holds the tensors in the arguments.
   const auto expected = gradients(block(batch, {}));
   CHECK(equal(gradients(checkpoint(block, Batch{x * 1, 0.5, {{"w", {7, w * 1}}}}, Rest())).first,
               expected.first));
 }
 
 TEST_CASE(
-    "structs, maps, tuples, vectors and optionals: a change in place of any tensor in them is refused") {
+    "structs, maps, tuples, vectors and optionals: an in-place change of any tensor in them is refused") {
   const Tensor x = linspace(-1, 1, 6).set_requires_grad();
   const std::vector<Tensor> parts{x * 2, x * 3, x * 4};
   for (std::size_t changed = 0; changed <= parts.size(); ++changed) {

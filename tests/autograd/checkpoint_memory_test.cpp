@@ -1,4 +1,4 @@
-// What activation checkpointing keeps, and for how long.
+// The memory that activation checkpointing uses, and when it is freed.
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"
@@ -10,7 +10,7 @@ namespace {
 std::int64_t live_bytes() { return memory_stats(kCPU).allocated; }
 }  // namespace
 
-TEST_CASE("what is kept for backward: the inputs of the blocks, and one block at a time") {
+TEST_CASE("forward keeps only the inputs of the blocks, and backward recomputes one block at a time") {
   constexpr int kBlocks = 12, kOperations = 8;
   constexpr std::int64_t kElements = 1 << 13, kBytes = kElements * 4;
   const auto deep = [](const Tensor& t) {
@@ -36,7 +36,8 @@ TEST_CASE("what is kept for backward: the inputs of the blocks, and one block at
   CHECK(plain == kBlocks * kOperations);
   CHECK(plain_peak >= plain);
 
-  // While a block is computed again: the inputs but x, its saved tensors, and two gradients.
+  // The peak occurs while a block is recomputed: the inputs of the blocks except x, the saved tensors of one
+  // block, and two gradients. One tensor more is allowed.
   const auto bounded = [](std::int64_t peak) { return peak <= kBlocks - 1 + kOperations + 3; };
   for (const bool retain : {false, true}) {
     CAPTURE(retain);
@@ -60,14 +61,14 @@ TEST_CASE("what is kept for backward: the inputs of the blocks, and one block at
   CHECK(bounded(split_peak));
 }
 
-TEST_CASE("nothing outlives the graph or the pass") {
+TEST_CASE("recomputed tensors are freed at the end of the pass, and everything is freed with the graph") {
   const std::int64_t before = live_bytes();
   {
     const Tensor x = full({1000}, 0.5).set_requires_grad(), w = full({1000}, 0.25).set_requires_grad();
     const auto f = [&](const Tensor& t) { return std::pair(t.exp() * w, (t.sigmoid() * w).tanh()); };
     const auto [a, b] = checkpoint(f, x.tanh());
     const std::int64_t held = live_bytes();
-    autograd::grad({a.sum()}, {x}, {}, /*retain_graph=*/true);  // saved tensors of b were computed too
+    autograd::grad({a.sum()}, {x}, {}, /*retain_graph=*/true);  // also recomputes the saved tensors of b
     CHECK(live_bytes() == held);
     a.sum().backward();
     CHECK(live_bytes() > before);

@@ -30,14 +30,14 @@ Tensor leaf(const Shape& sizes, double seed, DType dtype = DType::f64) {
   return wave(sizes, seed, dtype).set_requires_grad();
 }
 
-// Saves inputs, outputs, statistics, and what it made itself.
+// A function whose operations save inputs, outputs, statistics and intermediate results.
 Tensor block(const Tensor& x, const Tensor& w, const Tensor& b) {
   const Tensor h = linear(x, w, b).gelu();
   return layer_norm(h * h.tanh() + x, {x.size(1)}, {}, {}).softmax(1) / (x.exp() + 1);
 }
 
-// Calls a block through checkpoint() or plainly, so that a test can compare.
-struct Way {
+// Calls a function through checkpoint() or directly, so that a test can compare both.
+struct Call {
   bool checkpointed;
   template <class F, class... Args>
   auto operator()(F&& f, Args&&... args) const {
@@ -45,9 +45,9 @@ struct Way {
     return f(std::forward<Args>(args)...);
   }
 };
-constexpr Way kPlain{false}, kCheckpointed{true};
+constexpr Call kPlain{false}, kCheckpointed{true};
 
-// The gradient of f's sum with checkpoint() and without.
+// Checks that the gradient of the sum of f is the same with and without checkpoint().
 template <class F>
 void check_same_gradient(const F& f, const Tensor& x) {
   checkpoint(f, x).sum().backward();
@@ -59,13 +59,13 @@ void check_same_gradient(const F& f, const Tensor& x) {
 
 }  // namespace
 
-TEST_CASE("values and gradients are those of the plain call, bit for bit") {
+TEST_CASE("values and gradients are bitwise equal to those of the plain call") {
   for (const DType dtype : {DType::f32, DType::f64}) {
     CAPTURE(dtype_name(dtype));
-    const auto run = [&](Way way) {
+    const auto run = [&](Call call) {
       const Tensor x = leaf({3, 4}, 1, dtype), w = leaf({4, 4}, 2, dtype), b = leaf({4}, 3, dtype);
-      const Tensor h = way(block, x, w, b);
-      const Tensor y = way(block, h, w, b);
+      const Tensor h = call(block, x, w, b);
+      const Tensor y = call(block, h, w, b);
       y.backward(wave({3, 4}, 4, dtype));
       return Tensors{y, x.grad(), w.grad(), b.grad()};
     };
@@ -79,7 +79,7 @@ TEST_CASE("gradients agree with finite differences") {
                       {leaf({2, 3}, 1), leaf({3, 3}, 2), leaf({3}, 3)});
 }
 
-TEST_CASE("arguments and results of any kind") {
+TEST_CASE("arguments and results of any type give the gradients of the plain call") {
   const Tensor x = leaf({2, 3}, 1), w = leaf({3}, 2);
   const auto gradients = [&](const Tensor& loss) {
     loss.backward();
@@ -99,13 +99,13 @@ TEST_CASE("arguments and results of any kind") {
         checkpoint([](const Tensor& s, const Tensor& t) { return std::pair(s.exp() * t, s.tanh()); }, x, w);
     check_same((a + b).sum());
   }
-  SECTION("a tuple with something else in it") {
+  SECTION("a tuple that contains a number") {
     const auto [a, n, b] =
         checkpoint([](Tensor s, Tensor t) { return std::tuple(s.exp() * t, 3, s.tanh()); }, x, w);
     CHECK(n == 3);
     check_same((a + b).sum());
   }
-  SECTION("vectors, numbers and an undefined tensor in") {
+  SECTION("vectors, numbers and an undefined tensor as arguments") {
     const auto f = [](const Tensors& in, double scale, const Tensor& none, std::pair<Tensor, int> p) {
       CHECK_FALSE(none.defined());
       return Tensors{in[0].exp() * in[1] * scale, p.first.tanh() * p.second};
@@ -113,10 +113,10 @@ TEST_CASE("arguments and results of any kind") {
     const Tensors out = checkpoint(f, Tensors{x, w}, 1.0, Tensor(), std::pair(x, 1));
     check_same((out[0] + out[1]).sum());
   }
-  SECTION("everything captured") {
+  SECTION("tensors that the function captures") {
     check_same(checkpoint([&] { return (x.exp() * w + x.tanh()).sum(); }));
   }
-  SECTION("a callable that cannot be copied: moved, or referred to") {
+  SECTION("a callable that cannot be copied is moved or held by reference") {
     struct Owner {
       std::unique_ptr<double> one = std::make_unique<double>(1);
       Tensor operator()(const Tensor& s, const Tensor& t) const { return s.exp() * t * *one + s.tanh(); }
@@ -125,7 +125,7 @@ TEST_CASE("arguments and results of any kind") {
     const Owner owner;
     check_same(checkpoint(owner, x, w).sum());
   }
-  SECTION("a result that is an argument, one that needs no gradient, and nothing") {
+  SECTION("a result that is an argument, a result without a gradient, and no result") {
     const auto [same, index, y] = checkpoint(
         [](const Tensor& s, const Tensor& t) { return std::tuple(s, s.argmax(1), s.exp() * t + s.tanh()); },
         x, w);
@@ -136,23 +136,23 @@ TEST_CASE("arguments and results of any kind") {
     checkpoint([&](const Tensor&) { called = true; }, x);
     CHECK(called);
   }
-  SECTION("inputs that need no gradient, of another dtype, strided, empty") {
+  SECTION("inputs without a gradient, of another dtype, strided and empty") {
     const Tensor rows = tensor({1, 0, 1}, DType::i64),
                  nothing = empty({0, 3}, DType::f64).set_requires_grad();
     const auto f = [](const Tensor& s, const Tensor& r, const Tensor& e) {
       return cat({s.index_select(1, r).tanh(), e.exp()}, 0).tanh();
     };
     const Tensor across = wave({3, 2}, 1).t().set_requires_grad();
-    const auto run = [&](Way way) {
+    const auto run = [&](Call call) {
       across.zero_grad();
-      way(f, across, rows, nothing).sum().backward();
+      call(f, across, rows, nothing).sum().backward();
       return across.grad();
     };
     CHECK(equal(run(kPlain), run(kCheckpointed)));
   }
 }
 
-TEST_CASE("the function runs again when backward asks, once, and no further than needed") {
+TEST_CASE("backward runs the function again once, and only as far as needed") {
   int calls = 0, ends = 0;
   bool again = false;
   const Tensor x = leaf({3}, 1);
@@ -170,23 +170,23 @@ TEST_CASE("the function runs again when backward asks, once, and no further than
     CHECK((calls == 2 && ends == 1 && again));
     CHECK_FALSE(autograd::recomputing());
   }
-  SECTION("to the end") {
+  SECTION("no early stop") {
     checkpoint({.early_stop = false}, f, x).sum().backward();
     CHECK((calls == 2 && ends == 2));
   }
-  SECTION("never asked") {
+  SECTION("no recomputation if backward needs nothing") {
     { const Tensor y = checkpoint(f, x); }
     CHECK(calls == 1);
     const Tensor y = checkpoint([&](const Tensor& t) { return ++calls, t + 1; }, x);  // saves nothing
     y.sum().backward();
     CHECK(calls == 2);
   }
-  SECTION("without grad mode, plainly") {
+  SECTION("a plain call if grad mode is off") {
     const NoGradGuard no_grad;
     CHECK_FALSE(checkpoint(f, x).requires_grad());
     CHECK(calls == 1);
   }
-  SECTION("grad mode within is that of the forward pass") {
+  SECTION("a NoGradGuard inside the function") {
     const auto part = [](const Tensor& t) {
       Tensor factor;
       {
@@ -199,13 +199,13 @@ TEST_CASE("the function runs again when backward asks, once, and no further than
   }
 }
 
-TEST_CASE("hooks fire once and see the same gradients") {
-  const auto run = [](Way way) {
+TEST_CASE("hooks fire once and get the gradients of the plain call") {
+  const auto run = [](Call call) {
     const Tensor x = leaf({3}, 1), w = leaf({3}, 2);
     Tensors seen;
     const auto note = [&](const Tensor& g) { return seen.push_back(g), Tensor(); };
     w.register_post_accumulate_grad_hook([&](const Tensor& t) { seen.push_back(t.grad()); });
-    const Tensor y = way(
+    const Tensor y = call(
         [&](const Tensor& t) {
           const Tensor h = t.exp() * w;
           if (!autograd::recomputing()) h.register_hook(note);
@@ -225,12 +225,12 @@ TEST_CASE("hooks fire once and see the same gradients") {
   for (std::size_t i = 0; i < 4; ++i) CHECK(equal(plain[i], again[i]));
 }
 
-TEST_CASE("grad() works, for all inputs or some") {
+TEST_CASE("grad() gives the gradients of the plain call for all or some inputs") {
   const Tensor x = leaf({3}, 1), w = leaf({3}, 2);
   for (const auto& wanted : {Tensors{x}, Tensors{w}, Tensors{x, w}}) {
-    const auto run = [&](Way way) {
+    const auto run = [&](Call call) {
       const Tensor h = x * 2;
-      const Tensor y = way([&](const Tensor& t) { return (t.exp() * w).tanh() * w; }, h);
+      const Tensor y = call([&](const Tensor& t) { return (t.exp() * w).tanh() * w; }, h);
       return autograd::grad({y.sum()}, wanted);
     };
     const Tensors plain = run(kPlain), again = run(kCheckpointed);
@@ -239,11 +239,12 @@ TEST_CASE("grad() works, for all inputs or some") {
   CHECK_FALSE(x.grad().defined());
 }
 
-TEST_CASE("a graph that is retained can be run again") {
+TEST_CASE("with retain_graph, each pass recomputes the function once") {
   int calls = 0;
-  const auto run = [&](Way way) {
+  const auto run = [&](Call call) {
     const Tensor x = leaf({3}, 1), w = leaf({3}, 2);
-    const Tensor y = way([&](const Tensor& a, const Tensor& b) { return ++calls, (a / b).tanh() * b; }, x, w);
+    const Tensor y =
+        call([&](const Tensor& a, const Tensor& b) { return ++calls, (a / b).tanh() * b; }, x, w);
     y.sum().backward({}, /*retain_graph=*/true);
     y.sum().backward({}, /*retain_graph=*/true);
     y.sum().backward();
@@ -253,16 +254,17 @@ TEST_CASE("a graph that is retained can be run again") {
   const Tensors plain = run(kPlain);
   calls = 0;
   const Tensors again = run(kCheckpointed);
-  CHECK(calls == 1 + 3);  // once a pass, although the backward of a / b asks for b twice
+  CHECK(calls == 1 + 3);  // once per pass, although the backward of a / b uses b twice
   CHECK(equal(plain[0], again[0]));
   CHECK(equal(plain[1], again[1]));
 }
 
-TEST_CASE("a backward pass that is split computes the function in both halves") {
+TEST_CASE("a split backward pass recomputes the function in each half") {
   int calls = 0;
-  const auto run = [&](Way way) {
+  const auto run = [&](Call call) {
     const Tensor x = leaf({2, 3}, 1), w = leaf({3, 3}, 2);
-    const Tensor y = way([&](const Tensor& t) { return ++calls, linear(linear(t, w, {}).tanh(), w, {}); }, x);
+    const Tensor y =
+        call([&](const Tensor& t) { return ++calls, linear(linear(t, w, {}).tanh(), w, {}); }, x);
     WeightGradients weights;
     Tensors g = autograd::backward_inputs({y}, {x}, {wave({2, 3}, 3)}, weights);
     CHECK_FALSE(w.grad().defined());
@@ -278,17 +280,17 @@ TEST_CASE("a backward pass that is split computes the function in both halves") 
   CHECK(equal(plain[1], again[1]));
 }
 
-TEST_CASE("random numbers are the same again") {
-  // Noise is added, so the gradient tells whether it was the same: dy/dx = cos(x + noise).
+TEST_CASE("the recomputation draws the same random numbers") {
+  // The gradient depends on the added noise and the dropout mask, so it shows whether both were the same.
   const auto f = [](const Tensor& t) {
     const Tensor noise = empty(t.sizes(), t.dtype()).uniform_();
     return dropout(-((t + noise) * (t + noise)), 0.5, true).exp();
   };
   const Tensor x = leaf({64}, 1);
-  const auto run = [&](auto way) {
+  const auto run = [&](auto call) {
     x.zero_grad();
-    const Tensor y = way();
-    manual_seed(99);  // what happens in between does not matter
+    const Tensor y = call();
+    manual_seed(99);  // a change of the generators in between must not matter
     y.sum().backward();
     return x.grad();
   };
@@ -296,12 +298,12 @@ TEST_CASE("random numbers are the same again") {
   const Tensor expected = run([&] { return f(x); });
   const auto after = default_generator(kCPU).state();
 
-  SECTION("those of the default generator, which goes on where it was") {
+  SECTION("from the default generator, whose state is restored afterwards") {
     manual_seed(5);
     CHECK(equal(run([&] { return checkpoint(f, x); }), expected));
     CHECK(default_generator(kCPU).state() == after);
   }
-  SECTION("those of the context's generator, even if that is gone") {
+  SECTION("from the context's generator, even if it was destroyed") {
     std::optional<Generator> own(5);
     const Tensor g = run([&] {
       Context context = current_context();
@@ -317,7 +319,7 @@ TEST_CASE("random numbers are the same again") {
     CHECK(equal(g, expected));
     CHECK(default_generator(kCPU).state() == after);
   }
-  SECTION("those of other devices, which other threads may be using, go on") {
+  SECTION("without rewinding the generators of other devices, which other threads may use") {
     const testing::FakeGpus gpus;
     manual_seed(5);
     const Tensor g = run([&] {
@@ -332,12 +334,12 @@ TEST_CASE("random numbers are the same again") {
     });
     CHECK(equal(g, expected));
   }
-  SECTION("others if asked for") {
+  SECTION("but not if preserve_rng_state is false") {
     manual_seed(5);
     CHECK_FALSE(equal(run([&] { return checkpoint({.preserve_rng_state = false}, f, x); }), expected));
     CHECK(default_generator(kCPU).state() != after);
   }
-  SECTION("others if asked for, of the default generator where the context's is gone") {
+  SECTION("but not if preserve_rng_state is false and the context's generator was destroyed") {
     std::optional<Generator> own(5);
     const Tensor g = run([&] {
       Context context = current_context();
@@ -357,7 +359,7 @@ TEST_CASE("random numbers are the same again") {
 
 TEST_CASE("calls may be nested") {
   int inner = 0, outer = 0;
-  const auto run = [&](Way outside, Way inside, bool retain) {
+  const auto run = [&](Call outside, Call inside, bool retain) {
     inner = outer = 0;
     const Tensor x = leaf({4}, 1), w = leaf({4}, 2);
     const auto small = [&](const Tensor& t) { return ++inner, (t.exp() * w).tanh(); };
@@ -373,21 +375,22 @@ TEST_CASE("calls may be nested") {
   };
   for (const bool retain : {false, true}) {
     const Tensors plain = run(kPlain, kPlain, retain);
-    for (const Way inside : {kPlain, kCheckpointed}) {
+    for (const Call inside : {kPlain, kCheckpointed}) {
       const Tensors again = run(kCheckpointed, inside, retain);
       for (std::size_t i = 0; i < plain.size(); ++i) CHECK(equal(plain[i], again[i]));
     }
     const int passes = retain ? 2 : 1;
     CHECK(outer == 2 + 2 * passes);
-    CHECK(inner == 6 + 12 * passes);  // each once with its outer function, once for itself
+    CHECK(inner == 6 + 12 * passes);  // per pass, each inner call runs once in its outer function's
+                                      // recomputation, and once in its own
   }
 }
 
 TEST_CASE("batch norm's running statistics are updated once") {
-  const auto run = [](Way way) {
+  const auto run = [](Call call) {
     const Tensor x = leaf({5, 3}, 1), mean = zeros({3}, DType::f64), var = ones({3}, DType::f64);
     const Tensor y =
-        way([&](const Tensor& t) { return batch_norm(t.exp(), mean, var, {}, {}, true, 0.1).tanh(); }, x);
+        call([&](const Tensor& t) { return batch_norm(t.exp(), mean, var, {}, {}, true, 0.1).tanh(); }, x);
     y.sum().backward();
     return Tensors{x.grad(), mean, var};
   };
@@ -395,7 +398,7 @@ TEST_CASE("batch norm's running statistics are updated once") {
   for (std::size_t i = 0; i < plain.size(); ++i) CHECK(equal(plain[i], again[i]));
 }
 
-TEST_CASE("changes in place between the passes are refused") {
+TEST_CASE("backward refuses in-place changes after the forward pass") {
   const Tensor x = leaf({3}, 1), w = leaf({3}, 2);
   const auto change = [](const Tensor& t) {
     const NoGradGuard no_grad;
@@ -417,7 +420,7 @@ TEST_CASE("changes in place between the passes are refused") {
     CHECK_THROWS_WITH(y.sum().backward(), ContainsSubstring("[checkpoint]") &&
                                               ContainsSubstring("changed in place after the forward"));
   }
-  SECTION("of what the function had saved") {
+  SECTION("of a tensor that the function saved, by the function itself") {
     const Tensor y = checkpoint(
         [&](const Tensor& t) {
           const Tensor h = t.exp();
@@ -429,7 +432,7 @@ TEST_CASE("changes in place between the passes are refused") {
     CHECK_THROWS_WITH(y.sum().backward(),
                       ContainsSubstring("[checkpoint] a saved") && ContainsSubstring("in place"));
   }
-  SECTION("a recorded change within is as good as any") {
+  SECTION("but recorded in-place operations inside the function are allowed") {
     const auto f = [](const Tensor& t) {
       Tensor h = t * 2;
       h.tanh_();
@@ -439,7 +442,7 @@ TEST_CASE("changes in place between the passes are refused") {
   }
 }
 
-TEST_CASE("a function that does something else the second time is refused") {
+TEST_CASE("backward refuses a recomputation that differs from the forward pass") {
   const Tensor x = leaf({4}, 1);
   const auto message = [&](const CheckpointOptions& options, const auto& second) {
     const Tensor y = checkpoint(
@@ -460,19 +463,19 @@ TEST_CASE("a function that does something else the second time is refused") {
     CHECK_THAT(message(options, second), ContainsSubstring("[checkpoint]") && ContainsSubstring(text));
   };
   for (const CheckpointOptions& options : {early, late}) {
-    refused(options, "saved 1 tensors; the first time it saved 2", [](const Tensor& t) { return t.exp(); });
+    refused(options, "saved 1 tensors; the forward pass saved 2", [](const Tensor& t) { return t.exp(); });
     refused(options, "saved 0 tensors", [](const Tensor& t) { return t + 1; });
-    refused(options, "as tensor 0 a float64 [2] on cpu:0; the first time it was a float64 [4] on cpu:0",
+    refused(options, "as tensor 0 a float64 [2] on cpu:0; in the forward pass it was a float64 [4] on cpu:0",
             [](const Tensor& t) { return t.narrow(0, 0, 2).exp().tanh(); });
     refused(options, "a float32 [4]", [](const Tensor& t) { return t.to(DType::f32).exp().tanh(); });
     CHECK(message(options, [](const Tensor& t) { return t.exp().tanh(); }).empty());
   }
   const auto more = [](const Tensor& t) { return t.exp().tanh().exp(); };
-  refused(late, "saved 3 tensors; the first time it saved 2", more);
-  CHECK(message(early, more).empty());  // it was stopped before that
+  refused(late, "saved 3 tensors; the forward pass saved 2", more);
+  CHECK(message(early, more).empty());  // the early stop comes before the third tensor
 }
 
-TEST_CASE("an exception while computing again leaves everything usable") {
+TEST_CASE("after an exception in the recomputation, state is restored and backward can run again") {
   const Tensor x = leaf({4}, 1);
   int calls = 0;
   std::array<std::uint64_t, 2> drawn{};
@@ -494,7 +497,7 @@ TEST_CASE("an exception while computing again leaves everything usable") {
   CHECK(calls == 3);
   CHECK(x.grad().defined());
 
-  // The same in the forward pass.
+  // An exception in the forward pass must restore the state too.
   const auto failing = [](const Tensor& t) -> Tensor {
     t.exp();
     throw std::runtime_error("no");
@@ -503,7 +506,7 @@ TEST_CASE("an exception while computing again leaves everything usable") {
   CHECK(autograd::SavedTensorHooks::current() == nullptr);
 }
 
-TEST_CASE("saved-tensor hooks of the caller apply to the inputs") {
+TEST_CASE("the caller's saved-tensor hooks are used for the inputs") {
   const Tensor x = leaf({3}, 1), w = leaf({3}, 2), across = wave({2, 3}, 1).t().set_requires_grad();
   int packed = 0, unpacked = 0;
   const auto offload = [&](const Tensor& t) { return ++packed, std::make_shared<Tensor>(t.clone()); };
@@ -550,7 +553,7 @@ struct Cube : autograd::Function<Cube> {
 };
 }  // namespace
 
-TEST_CASE("user-defined functions, and a function that runs a backward of its own") {
+TEST_CASE("a checkpointed function may use user-defined functions and run a backward pass") {
   const auto f = [](const Tensor& t) {
     const Tensor h = t.detach().set_requires_grad();
     const Tensor slope = autograd::grad({Cube::apply(h.exp()).sum()}, {h})[0];
@@ -566,7 +569,7 @@ TEST_CASE("user-defined functions, and a function that runs a backward of its ow
   }
 }
 
-TEST_CASE("backward on another thread") {
+TEST_CASE("backward on another thread gives the same gradient") {
   const Tensor x = leaf({8}, 1);
   const auto f = [](const Tensor& t) { return dropout(t.exp(), 0.5, true).tanh(); };
   manual_seed(3);

@@ -6,7 +6,7 @@
 
 using namespace tapestry;
 
-TEST_CASE("two threads run backward through two results of one function that share nothing else") {
+TEST_CASE("two threads can run backward through two independent results of one checkpoint call") {
   for (int repeat = 0; repeat < 20; ++repeat) {
     const Tensor x = full({64}, 0.5, DType::f64).set_requires_grad();
     const Tensor y = full({64}, 0.25, DType::f64).set_requires_grad();

@@ -1,4 +1,4 @@
-// Tensors from device to device, on fake GPUs: what needs no kernel there.
+// Copies of tensors between devices, on fake GPUs, which run no kernels.
 #include "tapestry/autograd/ops.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_gpu.h"
@@ -17,7 +17,7 @@ bool same_elements(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("tensors go to a device and come back") {
+TEST_CASE("tensors survive a copy to a device and back") {
   const FakeGpus gpus;
   const Tensor x = numbers({3, 5});
   const Tensor y = x.to("cuda:1");
@@ -26,7 +26,7 @@ TEST_CASE("tensors go to a device and come back") {
   CHECK(same_elements(y.cpu(), x));
   CHECK(y.to("cuda:1").is_same(y));
 
-  // What is not dense is packed before it goes, converted too.
+  // Tensors that are not dense, or that change dtype, are converted before the copy.
   CHECK(x.t().to("cuda").strides() == x.t().strides());
   CHECK(same_elements(x.t().to("cuda").cpu(), x.t()));
   CHECK(same_elements(x.t().to("cuda", kInt32).cpu(), x.t().to(kInt32)));
@@ -40,7 +40,7 @@ TEST_CASE("tensors go to a device and come back") {
   CHECK(gpus.copies_between() == 2);
 }
 
-TEST_CASE("channels-last tensors travel as they are") {
+TEST_CASE("channels-last tensors keep their format across devices") {
   const FakeGpus gpus;
   const Tensor x = numbers({2, 3, 4, 5}).contiguous(MemoryFormat::channels_last);
   const Tensor y = x.to("cuda");
@@ -50,18 +50,18 @@ TEST_CASE("channels-last tensors travel as they are") {
   CHECK(same_elements(back, x));
 }
 
-TEST_CASE("copy_ crosses devices") {
+TEST_CASE("copy_ copies between devices") {
   const FakeGpus gpus;
   const Tensor x = numbers({4});
   const Tensor y = empty({4}, Device("cuda"));
   y.copy_(x);
   CHECK(same_elements(y.cpu(), x));
   const Tensor z = zeros({3, 4});
-  z.copy_(y);  // broadcast where it arrives
+  z.copy_(y);  // broadcast on the target's device
   CHECK(same_elements(z, x.expand({3, 4})));
 }
 
-TEST_CASE("gradients find their way back over devices") {
+TEST_CASE("gradients flow back across devices") {
   const FakeGpus gpus;
   const Tensor x = numbers({4}).set_requires_grad();
   const Tensor y = x.to("cuda:0").to("cuda:1").cpu();
@@ -69,7 +69,7 @@ TEST_CASE("gradients find their way back over devices") {
   CHECK(same_elements(x.grad(), x.detach() * 2));
 }
 
-TEST_CASE("where there is no GPU, going to one says so") {
+TEST_CASE("a copy to a GPU that does not exist throws DeviceError") {
   const FakeGpus none(0);
   CHECK_THROWS_WITH(
       numbers({2}).to("cuda"),

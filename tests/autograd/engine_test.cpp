@@ -22,7 +22,8 @@ namespace {
 Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType::f64).set_requires_grad(); }
 double at(const Tensor& t, std::int64_t i) { return t[i].item(); }
 
-// y = x * w, recorded with the inputs in a chosen order, to show that the order does not matter to hooks.
+// y = x * w, recorded with the inputs in a chosen order. A test uses it to show that the order does not
+// affect hooks.
 Tensor product(const Tensor& x, const Tensor& w, bool weight_first) {
   Tensor y;
   {
@@ -59,7 +60,7 @@ TEST_CASE("backward accumulates into leaves") {
   CHECK(at(w.grad(), 0) == 0);
 }
 
-TEST_CASE("the text of a tensor says what the tape knows of it") {
+TEST_CASE("the text of a tensor shows requires_grad or grad_fn") {
   const Tensor x = tensor({1.0, 2.0}).set_requires_grad();
   CHECK(x.str() == "tensor([1., 2.], requires_grad=True)");
   CHECK((x * 2).str() == "tensor([2., 4.], grad_fn=<mul>)");
@@ -76,7 +77,7 @@ TEST_CASE("a tensor used several times gets the sum of its gradients") {
   CHECK(at(x.grad(), 0) == 2 * 3 + 2 + 1);
 }
 
-TEST_CASE("gradients that leaves keep are not shared") {
+TEST_CASE("the gradients of two leaves share no memory") {
   const Tensor a = leaf({1}), b = leaf({1});
   (a + b).sum().backward();
   a.grad().mul_(5);
@@ -88,7 +89,7 @@ TEST_CASE("gradients that leaves keep are not shared") {
   CHECK(at(seed, 0) == 3);
 }
 
-TEST_CASE("grad mode, inference mode, detach") {
+TEST_CASE("NoGradGuard, InferenceMode and detach stop recording") {
   const Tensor x = leaf({2});
   {
     NoGradGuard no_grad;
@@ -109,7 +110,7 @@ TEST_CASE("grad mode, inference mode, detach") {
   CHECK_NOTHROW(x * made.clone());
 }
 
-TEST_CASE("misuse of backward is named") {
+TEST_CASE("misuse of backward throws an error that names the reason") {
   const Tensor x = leaf({1, 2});
   CHECK_THROWS_WITH((x * x).backward(), ContainsSubstring("has shape [2]"));
   CHECK_THROWS_WITH(x.detach().sum().backward(), ContainsSubstring("was not recorded"));
@@ -122,7 +123,7 @@ TEST_CASE("misuse of backward is named") {
   const Tensor y = (x * x).sum();
   y.backward();
   CHECK_THROWS_WITH(y.backward(), ContainsSubstring("retain_graph"));
-  CHECK(at(x.grad(), 1) == 4);  // the failed pass added nothing
+  CHECK(at(x.grad(), 1) == 4);  // the failed pass has added nothing
 
   const Tensor z = (x * x).sum();
   z.backward({}, /*retain_graph=*/true);
@@ -139,19 +140,19 @@ TEST_CASE("a saved tensor changed in place is detected") {
     h.add_(1);
   }
   CHECK_THROWS_WITH(y.backward(), ContainsSubstring("[mul]") && ContainsSubstring("changed in place"));
-  // exp saves its output; through a view as well
+  // exp saves its output; a change through a view is detected as well
   const Tensor e = x.exp();
   const Tensor s = e.sum();
   e.detach().narrow(0, 0, 1).zero_();
   CHECK_THROWS_WITH(s.backward(), ContainsSubstring("[exp]"));
 }
 
-TEST_CASE("in-place operations and the tape") {
+TEST_CASE("in-place operations are recorded, or refused on leaves and views") {
   const Tensor x = leaf({1, 2});
   CHECK_THROWS_WITH(x.mul_(2), ContainsSubstring("leaf"));
   {
     NoGradGuard no_grad;
-    x.mul_(2);  // an optimizer's step
+    x.mul_(2);  // as in an optimizer step
   }
   CHECK(at(x, 1) == 4);
   const Tensor h = x * 3;  // 6, 12
@@ -161,14 +162,14 @@ TEST_CASE("in-place operations and the tape") {
   h.sum().backward();
   CHECK(at(x.grad(), 0) == 2 * 9 * 2);
   CHECK(at(x.grad(), 1) == 2 * 9 * 4);
-  // a plain tensor takes up history
+  // A tensor without history gets one.
   const Tensor sum = zeros({2}, DType::f64);
   sum.add_(x * 5);
   CHECK(sum.requires_grad());
   x.zero_grad();
   sum.sum().backward();
   CHECK(at(x.grad(), 0) == 5);
-  // views of the graph are refused, and views that went stale noticed
+  // In-place changes of recorded views are refused, and stale views are detected.
   const Tensor base = x * 1;
   const Tensor part = base.narrow(0, 0, 1);
   CHECK_THROWS_WITH(part.mul_(2), ContainsSubstring("view"));
@@ -180,8 +181,8 @@ TEST_CASE("in-place operations and the tape") {
   CHECK_THROWS_WITH(plain.narrow(0, 0, 1).copy_(x.narrow(0, 0, 1)), ContainsSubstring("shares its memory"));
 }
 
-TEST_CASE("an in-place operation does not keep its own history alive") {
-  // x.mul_(w) makes a node that saves the old x: a cycle if the handle itself were saved.
+TEST_CASE("an in-place operation creates no reference cycle") {
+  // x.mul_(w) creates a node that saves the old x. Saving the tensor x itself would create a cycle.
   const std::int64_t before = memory_stats(kCPU).allocated;
   {
     const Tensor w = leaf({2, 2});
@@ -194,7 +195,7 @@ TEST_CASE("an in-place operation does not keep its own history alive") {
   CHECK(memory_stats(kCPU).allocated == before);
 }
 
-TEST_CASE("hooks on tensors see, replace, and can be removed") {
+TEST_CASE("tensor hooks get the gradient, can replace it, and can be removed") {
   const Tensor x = leaf({2});
   const Tensor y = x * 3;
   double seen = 0;
@@ -259,7 +260,7 @@ TEST_CASE("a callback runs at the end of backward, and backward may run inside a
   const Tensor y = x * w;
   y.register_hook([&](const Tensor&) {
     autograd::on_backward_end([&] { events.push_back("end"); });
-    EnableGradGuard grad_mode;     // hooks run with recording off
+    EnableGradGuard grad_mode;     // hooks run in no-grad mode
     (x * w * 2).sum().backward();  // shares leaves with the pass in progress
     events.push_back("inner done");
     return Tensor();
@@ -272,7 +273,7 @@ TEST_CASE("a callback runs at the end of backward, and backward may run inside a
   CHECK_THROWS_AS(autograd::on_backward_end([] {}), AutogradError);
 }
 
-TEST_CASE("a pass inside a hook that frees what the outer one needs is named") {
+TEST_CASE("a nested pass that frees tensors of the outer pass is an error that names the operation") {
   const Tensor x = leaf({2});
   const auto run = [&](bool retain) {
     const Tensor a = x * x, b = a * 2;
@@ -283,14 +284,14 @@ TEST_CASE("a pass inside a hook that frees what the outer one needs is named") {
     });
     b.sum().backward();
   };
-  CHECK_THROWS_WITH(run(false), ContainsSubstring("freed what [mul] had saved") &&
-                                    ContainsSubstring("retain_graph = true to the inner"));
+  CHECK_THROWS_WITH(run(false), ContainsSubstring("freed the saved tensors of [mul]") &&
+                                    ContainsSubstring("retain_graph = true to the nested"));
   x.zero_grad();
   run(true);
   CHECK(at(x.grad(), 0) == 4 + 8);
 }
 
-TEST_CASE("outputs of one node, and one output twice, are seeds together") {
+TEST_CASE("backward of several outputs of one node, and of one output twice, adds their gradients") {
   const Tensor x = leaf({1, 2, 3});
   const std::vector<Tensor> parts = x.split(1);
   autograd::backward({parts[0], parts[2], parts[2], x.sum(), x},
@@ -298,7 +299,7 @@ TEST_CASE("outputs of one node, and one output twice, are seeds together") {
   CHECK(equal(x.grad(), tensor({7.0, 7.0, 10.0}, DType::f64)));
 }
 
-TEST_CASE("outputs of one node die in any order") {
+TEST_CASE("outputs of one node may be destroyed in any order") {
   const Tensor x = leaf({2});
   for (const bool second : {false, true})
     for (const bool run : {false, true}) {
@@ -351,14 +352,14 @@ TEST_CASE("autograd::grad returns gradients and leaves grad() alone") {
   CHECK(at(g[0], 0) == 2 * 6 * 2 + 10 * 2);
 }
 
-TEST_CASE("autograd::grad leaves the graph behind its inputs, so that backward goes on from there") {
-  const Tensor x = leaf({2, 3}), h = x.exp();  // exp's backward needs what it saved
+TEST_CASE("autograd::grad does not free the graph of its inputs, so backward can continue from there") {
+  const Tensor x = leaf({2, 3}), h = x.exp();  // exp's backward needs its saved output
   const auto g = autograd::grad({h.log().sum()}, {h});
   h.backward(g[0]);
   CHECK(allclose(x.grad(), ones({2}, DType::f64), 1e-14));
 }
 
-TEST_CASE("input gradients and weight gradients apart give what backward gives") {
+TEST_CASE("backward_inputs and accumulate give the same gradients as backward") {
   const Tensor x = leaf({1.5, -2}), w1 = leaf({2, 3}), w2 = leaf({0.5, 4});
   const auto forward = [&](const Tensor& in) {
     const Tensor h =
@@ -387,7 +388,7 @@ TEST_CASE("input gradients and weight gradients apart give what backward gives")
   CHECK_THROWS_WITH(y.backward(seed), ContainsSubstring("retain_graph"));
 }
 
-TEST_CASE("saved-tensor hooks carry what backward needs") {
+TEST_CASE("saved tensors pass through the saved-tensor hooks") {
   const Tensor x = leaf({2, 3});
   int packed = 0, unpacked = 0;
   Tensor y;
@@ -409,7 +410,7 @@ TEST_CASE("saved-tensor hooks carry what backward needs") {
   CHECK(at(x.grad(), 1) == 6);
 }
 
-TEST_CASE("what an unpack hook returns is checked, and laid out as the operation saved it") {
+TEST_CASE("the result of an unpack hook is checked and converted to the saved layout") {
   const auto gradient = [](const std::function<Tensor(const Tensor&)>& unpack, const auto& f) {
     const Tensor x = tensor({{1, 2, 3}, {4, 5, 6}}, DType::f64).set_requires_grad();
     Tensor y;
@@ -435,7 +436,7 @@ TEST_CASE("what an unpack hook returns is checked, and laid out as the operation
   CHECK(equal(gradient([](const Tensor& t) { return t.t().contiguous().t(); }, softmax), same));
 }
 
-TEST_CASE("a tensor made in inference mode takes no recorded change") {
+TEST_CASE("a recorded in-place change of a tensor made in inference mode is refused") {
   Tensor t;
   {
     InferenceMode inference;
@@ -447,7 +448,7 @@ TEST_CASE("a tensor made in inference mode takes no recorded change") {
   CHECK(at(t, 1) == 3);
 }
 
-TEST_CASE("the methods that speak of gradients refuse an undefined tensor") {
+TEST_CASE("the gradient methods of an undefined tensor throw ValueError") {
   const Tensor none;
   CHECK_FALSE(none.requires_grad());
   CHECK_THROWS_AS(none.is_leaf(), ValueError);
@@ -463,7 +464,7 @@ TEST_CASE("anomaly mode names the operation of the first NaN") {
   autograd::DetectAnomaly anomaly;
   CHECK_THROWS_WITH(x.log(), ContainsSubstring("[log]"));
   const Tensor zero = leaf({0.0});
-  const Tensor y = zero.sqrt() * 0;  // forward is fine; backward multiplies 0 by infinity
+  const Tensor y = zero.sqrt() * 0;  // forward has no NaN; backward multiplies 0 by infinity
   CHECK_THROWS_WITH(y.sum().backward(), ContainsSubstring("[sqrt]"));
 }
 
@@ -489,7 +490,7 @@ TEST_CASE("a chain of a million nodes neither overflows a small stack nor leaks"
     for (int i = 0; i < kNodes; ++i) y = y + 1;
     y.sum().backward();
     gradient = x.grad()[0].item();
-    Tensor dropped = x;  // a graph that is never run backwards is freed the same way
+    Tensor dropped = x;  // a graph without a backward pass must be freed without recursion too
     for (int i = 0; i < kNodes; ++i) dropped = dropped * 1;
     return nullptr;
   });
@@ -498,17 +499,17 @@ TEST_CASE("a chain of a million nodes neither overflows a small stack nor leaks"
   CHECK(autograd::slabs_in_use() <= slabs);
 }
 
-TEST_CASE("slabs come back when one node outlives a step") {
+TEST_CASE("a node that outlives its step keeps only one slab in use") {
   const Tensor x = leaf({1});
   std::vector<Tensor> kept;
   const std::int64_t before = autograd::slabs_in_use();
   for (int step = 0; step < 20; ++step) {
     Tensor y = x;
     for (int i = 0; i < 2000; ++i) y = y * 1;
-    kept.push_back(x * 2);  // made among the others, lives on
+    kept.push_back(x * 2);  // lies in a slab with nodes of this step, and outlives them
     y.backward();
   }
-  // A step fills some ten slabs; each survivor may hold one.
+  // A step fills about ten slabs, and each of the 20 surviving nodes may keep one slab.
   CHECK(autograd::slabs_in_use() - before <= 20 + 12);
 }
 
@@ -521,7 +522,7 @@ TEST_CASE("nodes may be freed on another thread") {
   CHECK(at(x.grad(), 0) == 2);
 }
 
-TEST_CASE("a leaf that dies before backward takes its hook along") {
+TEST_CASE("a hook of a leaf that was destroyed before backward is harmless") {
   Tensor y;
   int calls = 0;
   const Tensor x = leaf({2});
@@ -532,10 +533,11 @@ TEST_CASE("a leaf that dies before backward takes its hook along") {
   }
   y.backward();
   CHECK(at(x.grad(), 0) == 3);
-  CHECK(calls <= 1);  // w itself is kept by what mul saved, so it may be alive still
+  CHECK(calls <= 1);  // mul saved w, so w may still be alive
 }
 
-TEST_CASE("a hook can ask which pass this is and what it comes to") {
+TEST_CASE(
+    "in a hook, current_backward identifies the pass, and backward_reaches tells which leaves it reaches") {
   const Tensor a = full({2}, 3.0).set_requires_grad(), b = full({2}, 4.0).set_requires_grad();
   const Tensor frozen = full({2}, 5.0);
   CHECK_THROWS_AS(autograd::current_backward(), AutogradError);
@@ -557,7 +559,7 @@ TEST_CASE("a hook can ask which pass this is and what it comes to") {
   CHECK(reached == std::vector<bool>{true, true, false, true, false, false});
 }
 
-TEST_CASE("a leaf may die on one thread while a pass on another calls its hook") {
+TEST_CASE("a leaf may be destroyed on one thread while a pass on another thread calls its hook") {
   std::atomic<int> turn{0};
   std::atomic<std::int64_t> seen{0};
   constexpr int rounds = 2000;

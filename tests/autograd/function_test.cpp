@@ -20,7 +20,7 @@ struct Cube : autograd::Function<Cube> {
   }
 };
 
-// Two outputs, an argument that is no tensor, an output saved.
+// Has two outputs and an argument that is not a tensor, and saves an output.
 struct ScaleExp : autograd::Function<ScaleExp> {
   static std::vector<Tensor> forward(FunctionContext& ctx, const Tensor& x, double scale, const Tensor& y) {
     ctx.data = scale;
@@ -42,7 +42,7 @@ struct Wrong : autograd::Function<Wrong> {
   }
 };
 
-struct WrongShape : autograd::Function<WrongShape> {  // its name is the type's
+struct WrongShape : autograd::Function<WrongShape> {  // without kName, so errors show the type's name
   static Tensor forward(FunctionContext&, const Tensor& x) { return x * 2; }
   static std::vector<Tensor> backward(FunctionContext&, const std::vector<Tensor>& grads) {
     return {grads[0].sum()};
@@ -63,12 +63,12 @@ Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType:
 
 }  // namespace
 
-TEST_CASE("a user's function is part of the graph") {
+TEST_CASE("a user-defined function is differentiated by its backward") {
   const Tensor x = leaf({2, -1});
   CHECK(autograd::gradcheck([](const std::vector<Tensor>& in) { return Cube::apply(in[0] * 2); }, {x}));
   CHECK(autograd::gradcheck([](const std::vector<Tensor>& in) { return ScaleExp::apply(in[0], 1.5, in[1]); },
                             {x, leaf({1, 3})}));
-  // only one of two outputs used
+  // Only one of the two outputs is used, so the gradient of the other is zero.
   const Tensor y = leaf({1, 3});
   ScaleExp::apply(x, 2.0, y)[1].sum().backward();
   CHECK(y.grad()[0].item() == 2);
@@ -77,7 +77,7 @@ TEST_CASE("a user's function is part of the graph") {
   CHECK_FALSE(Cube::apply(x).requires_grad());
 }
 
-TEST_CASE("a function that hands its input out gets a history of its own") {
+TEST_CASE("a function that returns its input gives a new tensor with its own history") {
   const Tensor x = leaf({2, 5});
   const Tensor y = PassThrough::apply(x);
   CHECK_FALSE(y.is_same(x));
@@ -86,7 +86,7 @@ TEST_CASE("a function that hands its input out gets a history of its own") {
   CHECK(x.is_leaf());
 }
 
-TEST_CASE("what a function hands out of its input's memory cannot change behind the input's back") {
+TEST_CASE("an output that shares its input's memory is treated as a view") {
   const Tensor x = leaf({2, 5});
   const Tensor h = x * 1;
   for (const Tensor& y : {PassThrough::apply(h), Flat::apply(h)})
@@ -98,14 +98,14 @@ TEST_CASE("what a function hands out of its input's memory cannot change behind 
   CHECK(equal(x.grad(), tensor({3.0, 3.0}, DType::f64)));
 }
 
-TEST_CASE("a function's wrong backward is named") {
+TEST_CASE("a wrong result of a function's backward throws an error that names the function") {
   const Tensor x = leaf({2, 5});
   CHECK_THROWS_WITH(Wrong::apply(x).sum().backward(), ContainsSubstring("[wrong] backward returned 2"));
   CHECK_THROWS_WITH(WrongShape::apply(x).sum().backward(),
                     ContainsSubstring("[WrongShape]") && ContainsSubstring("expected float64 [2]"));
 }
 
-TEST_CASE("what a function saved and was changed in place is detected") {
+TEST_CASE("an in-place change of a tensor that a function saved is detected") {
   const Tensor x = leaf({2, 5});
   const Tensor h = x * 1;
   const Tensor y = Cube::apply(h);
@@ -116,7 +116,7 @@ TEST_CASE("what a function saved and was changed in place is detected") {
   CHECK_THROWS_WITH(y.sum().backward(), ContainsSubstring("[cube]"));
 }
 
-TEST_CASE("gradcheck tells a wrong gradient") {
+TEST_CASE("gradcheck finds a wrong gradient, and refuses f32 inputs and inputs without gradients") {
   CHECK_THROWS_WITH(
       autograd::gradcheck([](const std::vector<Tensor>& in) { return PassThrough::apply(in[0]); },
                           {leaf({1, 2})}),
@@ -129,7 +129,7 @@ TEST_CASE("gradcheck tells a wrong gradient") {
                   AutogradError);
 }
 
-TEST_CASE("gradcheck checks every output, recorded or not") {
+TEST_CASE("gradcheck checks every floating output, whether recorded or not, and restores the inputs") {
   using Inputs = std::vector<Tensor>;
   const Tensor x = leaf({1, 2});
   const auto several = [](const Inputs& in) {

@@ -1,5 +1,5 @@
-// Each operation has a test of each kind, or a reason why not. The registry of operations, the lines of the
-// test files and the recorded cases say so; this program holds them all.
+// Every registered operation must have each kind of test, or a stated reason why not. This program contains
+// the registry of operations, the tests of all operations and the recorded cases, so it can compare them.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -12,7 +12,7 @@
 
 using namespace tapestry::test;
 
-TEST_CASE("every operation is tested in every way") {
+TEST_CASE("every operation has each kind of test") {
   const Matrix matrix =
       build_matrix(registered_ops(), golden_rows(), kind_rows(), golden_families(), golden_family);
   CHECK(!registered_ops().empty());
@@ -22,9 +22,9 @@ TEST_CASE("every operation is tested in every way") {
   const std::string path = tests::source_path("docs/reference/operations.md");
   const std::string page =
       "# Operations and how they are tested\n\n"
-      "Written by tests/autograd/matrix_test.cpp from the registry of operations; tests/README.md says what "
-      "the "
-      "kinds of test are.\nTo write it anew: `TAPESTRY_WRITE_DOCS=1 build/ci/bin/tests_autograd \"every "
+      "tests/autograd/matrix_test.cpp writes this page from the registry of operations. tests/README.md "
+      "explains the "
+      "kinds of test.\nTo update the page, run `TAPESTRY_WRITE_DOCS=1 build/ci/bin/tests_autograd \"every "
       "operation*\"`.\n\n" +
       matrix.markdown;
   if (std::getenv("TAPESTRY_WRITE_DOCS")) {
@@ -38,7 +38,7 @@ TEST_CASE("every operation is tested in every way") {
   CHECK((written == page));
 }
 
-TEST_CASE("the recorded cases stay small") {
+TEST_CASE("tests/golden stays below 5 MB") {
   std::uintmax_t bytes = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(tests::source_path("tests/golden")))
     if (entry.is_regular_file()) bytes += entry.file_size();

@@ -1,5 +1,5 @@
-// What a user gets wrong, beyond what the tests of each part hold: hooks that are empty, gradients that have
-// no place, functions that gradcheck cannot check.
+// Errors of users that involve several parts: empty hooks, writes into integer tensors, functions that
+// gradcheck cannot check.
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 
@@ -11,7 +11,7 @@ Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType:
 
 }  // namespace
 
-TEST_CASE("what needs gradients can be copied into integers, which have none") {
+TEST_CASE("a tensor that requires gradients can be copied into integer tensors, without a history") {
   const Tensor x = leaf({1.5, -2.0});
   const Tensor whole = zeros({2}, DType::i64), truth = zeros({2}, DType::boolean);
   whole.copy_(x);
@@ -20,11 +20,11 @@ TEST_CASE("what needs gradients can be copied into integers, which have none") {
   CHECK(equal(truth, tensor({false, false})));
   CHECK_FALSE(whole.requires_grad());
   CHECK(whole.is_leaf());
-  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // a part of integers too
+  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // into a view as well
   CHECK(equal(whole, tensor({1, 1})));
 }
 
-TEST_CASE("retain_grad outlives a change in place, and means the changed tensor") {
+TEST_CASE("after an in-place change, retain_grad keeps the gradient of the changed tensor") {
   const Tensor x = leaf({1.0, 2.0});
   const Tensor y = x * 3;
   y.retain_grad();
@@ -51,7 +51,7 @@ TEST_CASE("gradcheck refuses an input whose elements share memory") {
                     ContainsSubstring("[gradcheck] input 0 of shape [3] is expanded"));
 }
 
-TEST_CASE("gradcheck refuses a function whose outputs are other ones each time") {
+TEST_CASE("gradcheck refuses a function whose outputs differ between calls") {
   int calls = 0;
   const auto fewer = [&](const std::vector<Tensor>& in) {
     return ++calls == 1 ? std::vector<Tensor>{in[0], in[0] * 2} : std::vector<Tensor>{in[0]};
@@ -66,5 +66,6 @@ TEST_CASE("gradcheck refuses a function whose outputs are other ones each time")
   const auto undefined = [&](const std::vector<Tensor>& in) {
     return std::vector<Tensor>{++calls == 1 ? in[0] * 1 : Tensor()};
   };
-  CHECK_THROWS_WITH(autograd::gradcheck(undefined, {leaf({1.0})}), ContainsSubstring("the same each time"));
+  CHECK_THROWS_WITH(autograd::gradcheck(undefined, {leaf({1.0})}),
+                    ContainsSubstring("return the same each time"));
 }
