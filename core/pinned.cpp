@@ -1,6 +1,6 @@
 #include "tapestry/core/pinned.h"
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
 

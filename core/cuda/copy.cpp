@@ -1,4 +1,4 @@
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 
 #include "tapestry/core/cuda/internal/devices.h"
 

@@ -1,5 +1,5 @@
 // Copies between devices: core does them, in the order of streams.
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/kernels/ops/copy.h"
 
 namespace tapestry::kernels {

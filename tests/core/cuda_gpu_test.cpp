@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "tapestry/core/allocator.h"
-#include "tapestry/core/cuda/copy.h"
 #include "tapestry/core/cuda/device.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/stream.h"
 #include "tests/support/gpu.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tapestry/core/allocator.h"
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"
 #include "tests/support/catch.h"

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/data/dataloader.h"
 #include "tapestry/data/formats/synthetic.h"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/process_group.h"
 #include "tests/support/catch.h"

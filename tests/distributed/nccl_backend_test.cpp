@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/distributed/comm/init.h"
 #include "tapestry/distributed/comm/internal/nccl_failure.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "tapestry/autograd/ops/creation.h"
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_gpu.h"
 

@@ -1,4 +1,4 @@
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
 #include "tests/ptx/lanes.cuh"

@@ -19,7 +19,6 @@ const std::set<std::string> kNotYetMoved = {
     "autograd/ops/common.h",
     "autograd/ops/parts.h",
     "autograd/ops/reduced.h",
-    "core/cuda/copy.h",
     "data/formats/input_file.h",
     "distributed/comm/preflight.h",
     "distributed/ddp/bucket.h",

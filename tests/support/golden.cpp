@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 
 namespace tapestry::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/stream.h"

@@ -1,7 +1,7 @@
 #include "tapestry/distributed/pipeline/internal/hand_over.h"
 
 #include "tapestry/core/context.h"
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 
 namespace tapestry::distributed {
 namespace {

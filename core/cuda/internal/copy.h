@@ -1,6 +1,6 @@
 #pragma once
-// Bytes to, from and between CUDA devices, in the order of streams. Not in tapestry.h: Tensor::to() and
-// copy_async (pinned.h) are what a program uses.
+// Copies of bytes to, from and between CUDA devices, ordered by streams. Programs use Tensor::to() and
+// copy_async() (pinned.h).
 #include <cstddef>
 
 #include "tapestry/core/stream.h"
