@@ -20,7 +20,8 @@ struct EarlyStop {
   const void* repetition;
 };
 
-// A saved input of the function: by a version check, or through the saved-tensor hooks that were active.
+// An input of the function. If saved-tensor hooks are active, it is saved through them; otherwise it is kept
+// together with its version, to detect in-place changes.
 class Input {
  public:
   explicit Input(const Tensor& t) {

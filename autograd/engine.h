@@ -1,7 +1,7 @@
 #pragma once
 // The backward engine.
 //
-// The engine counts the dependencies of each node, without recursion, and runs the newest ready node first.
+// The engine is iterative. It counts the dependencies of each node and runs the newest ready node first.
 // Ready leaves run before all other nodes, so that a leaf's hook fires as soon as its gradient is complete,
 // whatever the order of an operation's inputs. Unless retain_graph is set, saved tensors are freed as soon as
 // their node has run. All nodes run on the calling thread, each in the context in which it was recorded.

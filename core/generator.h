@@ -10,8 +10,8 @@
 
 namespace tapestry {
 
-/// The part of the random stream that one kernel call uses: the counters offset, offset + 1, ..., up to the
-/// number passed to Generator::take(). Each counter gives four 32-bit numbers.
+/// The part of a random stream that one kernel call uses: the counters offset, offset + 1, ..., as many as
+/// the caller of Generator::take() requested. Each counter gives four 32-bit numbers.
 struct PhiloxRange {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;

@@ -9,7 +9,7 @@ namespace tapestry {
 /// Freed pinned memory is cached. If it is freed while copy_async uses it, it is reused only after the copy.
 /// Throws OutOfMemoryError; ValueError for invalid sizes.
 Tensor empty_pinned(const Shape& sizes, DType dtype = DType::f32);
-/// True if `t` is a CPU tensor in pinned memory of empty_pinned().
+/// True if `t` is a CPU tensor in memory that empty_pinned() has pinned.
 bool is_pinned(const Tensor& t);
 
 /// Copies the elements of x to `out` on `stream`. Asynchronous to the host if the host memory is pinned.

@@ -60,7 +60,7 @@ class Printer {
     choose_format();
   }
 
-  // The elements in brackets. The text begins at column `indent`.
+  // Returns the elements in brackets. `indent` is the column at which the text begins.
   std::string body(std::size_t indent) {
     next_ = 0;
     return t_.dim() == 0 ? item() : brackets(0, indent);

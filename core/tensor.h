@@ -52,10 +52,10 @@ struct TensorImpl {
   const std::int64_t numel;
   const Shape sizes, strides;  // strides in elements
 
-  /// Creates a tensor of any layout, which begins at element `first` of the storage.
+  /// Creates a tensor of any layout. Its first element is element `first` of the storage.
   TensorImpl(StorageRef memory, std::int64_t first, DType type, const Shape& shape, std::int64_t elements,
              const Shape& steps, bool made_in_inference);
-  /// Creates a row-major tensor, which begins at the start of the storage.
+  /// Creates a row-major tensor. Its first element is the first one of the storage.
   TensorImpl(StorageRef memory, DType type, const Shape& shape, std::int64_t elements,
              bool made_in_inference);
   TensorImpl(const TensorImpl&) = delete;
@@ -138,13 +138,13 @@ class Tensor {
   /// The number of in-place changes of the storage.
   std::uint32_t version() const { return self().storage->version(); }
   /// True if the elements are dense in row-major (or channels-last) order. The strides of dimensions of size
-  /// 1, and of tensors without elements, are ignored. A tensor with C = 1 or H = W = 1 can therefore have
-  /// both formats; memory_format() then returns `contiguous`.
+  /// 1, and of tensors without elements, are ignored. A tensor with C = 1 or H = W = 1 can therefore be
+  /// contiguous and channels-last at once; memory_format() then returns `contiguous`.
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const {
     return format == MemoryFormat::contiguous ? self().row_major : is_channels_last();
   }
-  /// channels_last if the tensor is channels-last but not contiguous; otherwise contiguous. Results of
-  /// operations get this format.
+  /// channels_last if the tensor is channels-last but not contiguous; otherwise contiguous. Operations choose
+  /// the layout of their results by it.
   MemoryFormat memory_format() const;
   /// The address of the first element, without a dtype check.
   void* raw_data() const {

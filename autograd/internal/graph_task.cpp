@@ -49,10 +49,10 @@ GraphTask::~GraphTask() {
   current_task = outer_;
 }
 
-void GraphTask::capture(const Edge& place) {
+void GraphTask::capture(const Edge& edge) {
   selective_ = true;
-  captures_at_.emplace(place.node.get(), captures_.size());
-  captures_.push_back({place.node.get(), place.output, {}});
+  captures_at_.emplace(edge.node.get(), captures_.size());
+  captures_.push_back({edge.node.get(), edge.output, {}});
 }
 
 // Makes the node part of this pass. Returns false if it is part of it already. A node stores the state of one
@@ -96,7 +96,7 @@ void GraphTask::explore(std::vector<Node*>& stack) {
   }
 }
 
-// Sets reaches_inputs_ of all nodes from which a captured place can be reached. Nodes of inputs are older
+// Sets reaches_inputs_ of all nodes from which backward reaches a capture. Nodes of inputs are older
 // than their node, so one sweep suffices: first the leaves, then the other nodes from the oldest to the
 // newest.
 void GraphTask::mark_paths_to_captures() {

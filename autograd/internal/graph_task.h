@@ -34,15 +34,15 @@ class GraphTask {
   GraphTask(const GraphTask&) = delete;
   GraphTask& operator=(const GraphTask&) = delete;
 
-  /// Makes the pass capture the gradient at `place`, the end of an edge. A pass with captures computes only
-  /// the gradients that they need, and accumulates none in leaves. Call before run().
-  void capture(const Edge& place);
+  /// Makes the pass capture the gradient that arrives through `edge`. A pass with captures computes only the
+  /// gradients that they need, and accumulates none in leaves. Call before run().
+  void capture(const Edge& edge);
   /// Stores the nodes and inputs that no capture needs in `weights`, instead of dropping them. Call before
   /// run().
   void postpone_into(WeightGradients::Impl* weights) { postponed_ = weights; }
   /// Runs the whole pass. Rethrows an exception of a node or hook; the graph is then still usable.
   void run(std::vector<Seed> seeds, std::vector<Postponed> resumed = {});
-  /// The gradient of the i-th capture; undefined if the outputs do not depend on that place.
+  /// The gradient of the i-th capture; undefined if no gradient arrived.
   const Tensor& captured(std::size_t i) const { return captures_[i].gradient; }
 
   /// The pass in progress on this thread; null if there is none.

@@ -20,7 +20,7 @@ std::vector<Pending>& pending() {
   static auto& all = *new std::vector<Pending>;  // never destroyed: devices may be used after main
   return all;
 }
-std::atomic<std::size_t> count{0};  // of pending(), so that a wait without pending checks takes no lock
+std::atomic<std::size_t> count{0};  // the size of pending(): a wait without pending checks needs no lock
 std::atomic<std::uint64_t> made{0};
 
 }  // namespace

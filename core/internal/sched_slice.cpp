@@ -14,7 +14,7 @@ namespace tapestry {
 
 namespace {
 
-// struct sched_attr of sched_setattr(2), which only recent C libraries declare.
+// The struct sched_attr of sched_setattr(2). Only recent C libraries declare it.
 struct SchedAttr {
   std::uint32_t size, policy;
   std::uint64_t flags;
@@ -29,7 +29,7 @@ std::uint64_t set_slice(std::uint64_t ns) {
   SchedAttr a{};
   if (syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) != 0) return 0;
   if (a.policy != SCHED_OTHER && a.policy != SCHED_BATCH) return 0;
-  const std::uint64_t before = a.runtime_ns;  // 0 before Linux 6.12
+  const std::uint64_t before = a.runtime_ns;  // Linux before 6.12 reports 0
   if (before == 0) return 0;
   a.runtime_ns = ns;
   return syscall(SYS_sched_setattr, 0, &a, 0) == 0 ? before : 0;

@@ -107,7 +107,8 @@ class Worker final : public DeviceWorker {
 
   void loop() {
 #ifdef __linux__
-    pthread_setname_np(pthread_self(), ("compute " + device_.str()).c_str());  // 15 characters at most
+    pthread_setname_np(pthread_self(),
+                       ("compute " + device_.str()).c_str());  // Linux allows at most 15 characters
 #endif
     std::unique_lock lock(mutex_);
     while (true) {

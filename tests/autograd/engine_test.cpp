@@ -210,7 +210,7 @@ TEST_CASE("tensor hooks get the gradient, can replace it, and can be removed") {
   y.sum().backward({}, true);
   CHECK(seen == 1);
   CHECK(at(x.grad(), 0) == 30);
-  CHECK(at(y.grad(), 0) == 10);  // after the hooks
+  CHECK(at(y.grad(), 0) == 10);  // retain_grad keeps the gradient as the hooks return it
   replace.remove();
   replace.remove();
   see.remove();
@@ -261,7 +261,7 @@ TEST_CASE("a callback runs at the end of backward, and backward may run inside a
   y.register_hook([&](const Tensor&) {
     autograd::on_backward_end([&] { events.push_back("end"); });
     EnableGradGuard grad_mode;     // hooks run in no-grad mode
-    (x * w * 2).sum().backward();  // shares leaves with the pass in progress
+    (x * w * 2).sum().backward();  // the nested pass shares leaves with the outer one
     events.push_back("inner done");
     return Tensor();
   });
@@ -347,7 +347,7 @@ TEST_CASE("autograd::grad returns gradients and leaves grad() alone") {
   CHECK_THROWS_WITH(autograd::grad({y}, {unused}, {}, true), ContainsSubstring("allow_unused"));
   CHECK_FALSE(autograd::grad({y}, {unused}, {}, true, true)[0].defined());
   CHECK_THROWS_WITH(autograd::grad({y}, {x.detach()}, {}, true), ContainsSubstring("does not require"));
-  // two outputs, weighted
+  // the sum of two outputs, weighted
   g = autograd::grad({y, h}, {w}, {tensor({1.0}, DType::f64), tensor({10.0}, DType::f64)});
   CHECK(at(g[0], 0) == 2 * 6 * 2 + 10 * 2);
 }
@@ -362,9 +362,8 @@ TEST_CASE("autograd::grad does not free the graph of its inputs, so backward can
 TEST_CASE("backward_inputs and accumulate give the same gradients as backward") {
   const Tensor x = leaf({1.5, -2}), w1 = leaf({2, 3}), w2 = leaf({0.5, 4});
   const auto forward = [&](const Tensor& in) {
-    const Tensor h =
-        (in * (w1 * w1)).tanh();  // the weight reaches the product through an operation of its own
-    return h * w2 + w1;           // and joins a node that also leads to the input
+    const Tensor h = (in * (w1 * w1)).tanh();  // w1 is used through another operation
+    return h * w2 + w1;                        // and directly, in a node that also leads to the input
   };
   const Tensor seed = tensor({1.0, -1.0}, DType::f64);
   forward(x).backward(seed);

@@ -157,7 +157,8 @@ TEST_CASE("is_contiguous ignores the strides of dimensions of size 1") {
       CHECK(both.is_contiguous(last));
       CHECK(both.memory_format() == MemoryFormat::contiguous);
     }
-  CHECK(view({2, 3, 4, 5}, {7, 1, 1, 1}).memory_format() == MemoryFormat::contiguous);  // neither
+  CHECK(view({2, 3, 4, 5}, {7, 1, 1, 1}).memory_format() ==
+        MemoryFormat::contiguous);  // dense in neither format
 }
 
 TEST_CASE("tensors may be freed on a thread that created none, and their memory is reused") {
