@@ -24,7 +24,7 @@ const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTraining 
 const std::string kExtra = "extra.";
 constexpr const char* kVersion = "1";
 
-/// Metadata that Hugging Face's readers ask for.
+/// Adds the metadata that Hugging Face's readers require.
 StringMap with_format(StringMap metadata) {
   metadata.emplace("format", "pt");
   return metadata;
@@ -35,12 +35,12 @@ std::string text_of(double value) {
   return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
 }
 
-/// The number under `key`; IoError unless it is there and nothing but a number.
+/// Returns the number under `key`. Throws IoError if it is missing or not a number.
 template <class T>
 T number_of(const std::string& path, const StringMap& metadata, const char* key) {
   const auto it = metadata.find(key);
   check<IoError>(it != metadata.end(), "[load_checkpoint] ", path, ": its metadata has no \"", key,
-                 "\"; it is not a checkpoint of a training run (load_model reads models)");
+                 "\"; the file is not a checkpoint of a training run (use load_model for models)");
   T value{};
   const char* const end = it->second.data() + it->second.size();
   const auto [stop, error] = std::from_chars(it->second.data(), end, value);
@@ -52,8 +52,8 @@ T number_of(const std::string& path, const StringMap& metadata, const char* key)
 Progress progress_of(const std::string& path, const StringMap& metadata) {
   const auto version = metadata.find("tapestry.checkpoint");
   check<IoError>(version == metadata.end() || version->second == kVersion, "[load_checkpoint] ", path,
-                 ": is of version ", version == metadata.end() ? "" : version->second,
-                 " of the format, and version ", kVersion, " is known");
+                 ": has format version ", version == metadata.end() ? "" : version->second,
+                 ", but this library reads version ", kVersion, "; use the version that wrote it");
   Progress progress;
   progress.epoch = number_of<std::int64_t>(path, metadata, "tapestry.epoch");
   progress.step = number_of<std::int64_t>(path, metadata, "tapestry.step");
@@ -68,7 +68,7 @@ void append(StateDict& all, const std::string& prefix, const StateDict& part) {
   for (const auto& [name, tensor] : part) all.emplace_back(prefix + name, tensor);
 }
 
-/// The tensors under `prefix`, without it.
+/// Returns the tensors whose names begin with `prefix`, and removes the prefix.
 StateDict part_of(const SafetensorsFile& file, const std::string& prefix) {
   StateDict part;
   for (const SafetensorsFile::Entry& entry : file.entries())
@@ -89,7 +89,7 @@ void for_each_device(const F& fn) {
     for (int i = 0; i < device_count(type); ++i) fn(Device(type, i));
 }
 
-/// "step-00000500.safetensors" -> 500
+/// Returns 500 for "step-00000500.safetensors", and nothing for other names.
 std::optional<std::int64_t> step_of(const std::string& name) {
   constexpr std::string_view prefix = "step-", suffix = ".safetensors";
   if (name.size() <= prefix.size() + suffix.size() || !name.starts_with(prefix) || !name.ends_with(suffix))
@@ -102,7 +102,7 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   return step;
 }
 
-/// Whether `name` is what a process that is gone was writing (AtomicFile's temporary name).
+/// True if `name` is an AtomicFile's temporary file and its process no longer exists.
 bool is_abandoned(const std::string& name) {
   const std::size_t mark = name.rfind(AtomicFile::kTemporaryMark);
   if (mark == std::string::npos || !step_of(name.substr(0, mark))) return false;
@@ -151,7 +151,7 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
   if (training.model) {
     for (const auto& [name, tensor] : training.model->state_dict()) {
       check(!name.starts_with(kTraining), "[save_checkpoint] the model's ", name, " begins with ", kTraining,
-            ", where checkpoints have the rest of a run; rename it");
+            ", which is reserved for the rest of the checkpoint; rename it");
       tensors.emplace_back(name, tensor);
     }
   }
@@ -173,24 +173,24 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
 Progress load_checkpoint(const std::string& path, const Training& training) {
   const SafetensorsFile file(path);
   Progress progress = progress_of(path, file.metadata());
-  // What can be checked is, before the first part changes.
+  // All checks come before the first change.
   const StateDict optimizer = part_of(file, kOptimizer), scheduler = part_of(file, kScheduler),
                   generators = part_of(file, kGenerator);
   if (training.optimizer) {
     const auto name = file.metadata().find("tapestry.optimizer");
     check<IoError>(name != file.metadata().end(), "[load_checkpoint] ", path,
-                   ": has no state of an optimizer");
-    check(name->second == training.optimizer->name(), "[load_checkpoint] ", path, ": is of a run with ",
-          name->second, ", not ", training.optimizer->name(),
+                   ": contains no optimizer state");
+    check(name->second == training.optimizer->name(), "[load_checkpoint] ", path,
+          ": was saved with the optimizer ", name->second, ", not ", training.optimizer->name(),
           "; use the same optimizer, or load_model for the weights alone");
   }
   check<IoError>(!training.scheduler || !scheduler.empty(), "[load_checkpoint] ", path,
-                 ": has no state of a schedule");
+                 ": contains no schedule state");
   for (const auto& [name, tensor] : generators)
     check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
                    ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(), ", not two int64");
-  // Each part is loaded whole or not at all. The model comes last: the others are small enough to be put
-  // back.
+  // Each part is loaded completely or not at all. The model is loaded last, because the other parts are small
+  // enough to be restored if it fails.
   StateDict old_optimizer, old_scheduler;
   if (training.optimizer) old_optimizer = training.optimizer->state_dict();
   if (training.scheduler) old_scheduler = training.scheduler->state_dict();
@@ -202,7 +202,8 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
     if (training.model) training.model->load_state_dict(model_of(file));
   } catch (...) {
     if (scheduled) training.scheduler->load_state_dict(old_scheduler);
-    if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);  // with its learning rates
+    if (training.optimizer)
+      training.optimizer->load_state_dict(old_optimizer);  // this also restores the learning rates
     throw;
   }
   for_each_device([&](Device device) {
@@ -227,12 +228,13 @@ Checkpointer::Checkpointer(std::string folder, const Options& options)
     const std::string name = file->path().filename().string();
     if (is_abandoned(name)) abandoned.push_back(file->path());
     const std::optional<std::int64_t> step = step_of(name);
-    if (!step || fs::path(path_of(*step)).filename() != name) continue;  // "step-5" is not what we call it
+    if (!step || fs::path(path_of(*step)).filename() != name)
+      continue;  // "step-5" is not a name that we write
     Entry entry{*step, {}};
     try {
       entry.metric = progress_of(name, SafetensorsFile(file->path().string()).metadata()).metric;
     } catch (const IoError&) {
-      // Broken by somebody else: loading it says so. It is never the best.
+      // The file is broken. Loading it reports the error; here it only cannot be the best checkpoint.
     }
     entries_.push_back(entry);
   }
@@ -273,7 +275,7 @@ std::string Checkpointer::save(const Training& training, const Progress& progres
   const std::size_t keep = static_cast<std::size_t>(options_.keep_last);
   std::vector<Entry> kept;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    std::error_code error;  // a file that cannot be removed is no reason to stop training
+    std::error_code error;  // a file that cannot be removed does not stop training
     if (entries_.size() - i <= keep || &entries_[i] == best) kept.push_back(entries_[i]);
     else fs::remove(path_of(entries_[i].step), error);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Models and training runs in files.
+// Saves and loads models and training runs.
 //
 //   nn::Checkpointer checkpoints("runs/a/checkpoints", {.keep_last = 3});
 //   const nn::Training training{&net, &optimizer, &schedule};
@@ -9,10 +9,10 @@
 //   checkpoints.save(training, {.epoch = loader.epoch(), .step = step, .metric = accuracy,
 //                               .extra = {{"loader", loader.state().str()}}});
 //
-// A checkpoint is one safetensors file, written whole or not at all. The model's tensors have PyTorch's names
-// in it, so that it is a model file too; everything else is under "training/" and in the metadata:
+// A checkpoint is one safetensors file, and it is written atomically. The model's tensors have PyTorch's
+// names, so the file is also a model file. Everything else is under "training/" and in the metadata:
 //   training/optimizer/..., training/scheduler/...   their state_dict()
-//   training/generator/cpu:0                         seed and offset, i64 [2], for each device
+//   training/generator/cpu:0                         seed and offset of a device, i64 [2]
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,62 +25,65 @@
 
 namespace tapestry::nn {
 
-/// Tensors from any device to a file and back, to `device`. Throw IoError.
+/// Saves tensors from any device to a file, and loads them to `device`. Throws IoError.
 void save_tensors(const std::string& path, const StateDict& tensors, const StringMap& metadata = {});
 StateDict load_tensors(const std::string& path, Device device = kCPU);
 
-/// Parameters and buffers by PyTorch's names; PyTorch opens the file, and files that it wrote are loaded.
+/// Saves parameters and buffers under PyTorch's names. PyTorch can load the file, and load_model can load
+/// files that PyTorch wrote.
 void save_model(const std::string& path, const Module& module, const StringMap& metadata = {});
-/// Module::load_state_dict from a file (or the model in a checkpoint): the values go to the module's devices
-/// and dtypes. Throws IoError for a broken file, ValueError if it does not fit; then nothing was loaded.
+/// Calls Module::load_state_dict with the tensors of a file, which may be a checkpoint. Values are converted
+/// to the module's devices and dtypes. Throws IoError for a broken file, and ValueError if the names or
+/// shapes do not match. If it throws, nothing was loaded.
 LoadResult load_model(const std::string& path, Module& module, bool strict = true);
 
-/// What a training run consists of. What is null is left out of a checkpoint, and when loading left as it is.
+/// The parts of a training run. Null parts are neither saved nor loaded.
 struct Training {
   Module* model = nullptr;
   optim::Optimizer* optimizer = nullptr;
   optim::Scheduler* scheduler = nullptr;
 };
 
-/// How far it is.
+/// The position of a training run.
 struct Progress {
   std::int64_t epoch = 0;
-  std::int64_t step = 0;              ///< of the optimizer, since the beginning
-  std::optional<double> metric = {};  ///< what "best" is about
-  StringMap extra = {};  ///< anything else that a resumed run needs, such as the loader's position
+  std::int64_t step = 0;              ///< number of optimizer steps since the start
+  std::optional<double> metric = {};  ///< the value by which the best checkpoint is chosen
+  StringMap extra = {};               ///< other state that a resumed run needs, such as the loader's position
 };
 
-/// Saves model, optimizer, schedule, the default generators of all devices, and the progress.
+/// Saves the model, the optimizer, the schedule, the default random generators of all devices, and the
+/// progress.
 void save_checkpoint(const std::string& path, const Training& training, const Progress& progress);
-/// Puts all of it back: what the run then computes is bit for bit what it would have computed without a stop.
-/// Works on any devices (generators of devices that are not there are skipped). Throws IoError for a broken
-/// file or one without what is asked for, ValueError if it is of another model or optimizer, or of a schedule
-/// over other groups; then nothing was loaded.
+/// Restores everything that save_checkpoint saved. The run then computes the same bits as a run that was
+/// never interrupted. The devices may differ; generators of devices that do not exist here are skipped.
+/// Throws IoError if the file is broken or lacks a requested part. Throws ValueError if the file belongs to
+/// another model, optimizer, or list of parameter groups. If it throws, nothing was loaded.
 Progress load_checkpoint(const std::string& path, const Training& training);
 
 struct CheckpointerOptions {
-  int keep_last = 3;             ///< checkpoints to keep, by step; 0 keeps all
-  bool keep_best = true;         ///< and the one with the best metric
-  bool higher_is_better = true;  ///< an accuracy, not a loss
+  int keep_last = 3;             ///< the number of latest checkpoints to keep; 0 keeps all
+  bool keep_best = true;         ///< also keep the checkpoint with the best metric
+  bool higher_is_better = true;  ///< true for an accuracy, false for a loss
 };
 
-/// A folder of checkpoints, step-00000500.safetensors and so on. A crash or a full disk at any moment leaves
-/// those that were there.
+/// A folder of checkpoints named step-00000500.safetensors and so on. A crash or a full disk leaves existing
+/// checkpoints intact.
 class Checkpointer {
  public:
   using Options = CheckpointerOptions;
-  /// Makes the folder if it is not there, and removes what a killed process was writing. Throws IoError.
+  /// Creates the folder if it does not exist, and removes temporary files of dead processes. Throws IoError.
   explicit Checkpointer(std::string folder, const Options& options = {});
 
-  /// Writes the checkpoint of progress.step, then removes those that need not be kept. Returns its path.
-  /// Throws ValueError if the folder has later steps: they are another run's.
+  /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept. Returns its
+  /// path. Throws ValueError if the folder contains a later step, which belongs to another run.
   std::string save(const Training& training, const Progress& progress);
-  /// Of the last step; of the best metric.
+  /// The path of the checkpoint with the last step, or with the best metric.
   std::optional<std::string> latest() const;
   std::optional<std::string> best() const;
-  /// Loads the latest one, if there is one.
+  /// Loads the latest checkpoint if there is one.
   std::optional<Progress> resume(const Training& training) const;
-  /// Of all there are, in order.
+  /// The steps of all checkpoints, in ascending order.
   std::vector<std::int64_t> steps() const;
   const std::string& folder() const { return folder_; }
 
@@ -90,12 +93,12 @@ class Checkpointer {
     std::optional<double> metric;
   };
   std::string path_of(std::int64_t step) const;
-  /// The one to keep as the best, the earliest of equals; null if none has a metric.
+  /// Returns the entry with the best metric, the earliest among equals. Null if no entry has a metric.
   const Entry* best_entry() const;
 
   std::string folder_;
   Options options_;
-  std::vector<Entry> entries_;  // by step
+  std::vector<Entry> entries_;  // sorted by step
 };
 
 }  // namespace tapestry::nn

@@ -14,7 +14,7 @@
 namespace tapestry::nn {
 
 namespace {
-// The gradients there, each with its number among the parameters.
+// Returns the gradients at this place, each with its parameter's index.
 template <class F>
 void for_gradients(const std::vector<Parameter>& params, const Place& place, const F& fn) {
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -44,7 +44,7 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   if (error_if_nonfinite)
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
           ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
-  // No branch on the norm: its value may still be on its way on the device.
+  // Branching on the norm would make the host wait for the device.
   const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
   at_places(places, [&](const Place& place) {
     const Tensor here = factor.to(place.device);

@@ -51,7 +51,7 @@ const Tensor& normal_(const Tensor& t, double mean, double std) {
 const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low, double high) {
   check(std > 0, "[trunc_normal_] the standard deviation must be positive but is ", std);
   check(low < high, "[trunc_normal_] the bounds [", low, ", ", high, "] are empty; pass low < high");
-  // Rejection ends soon only where the bounds keep a fair part of the distribution.
+  // Rejection sampling is fast only if the bounds keep a fair part of the distribution.
   const double kept = 0.5 * (std::erf((high - mean) / (std * std::sqrt(2.0))) -
                              std::erf((low - mean) / (std * std::sqrt(2.0))));
   check(kept > 0.01, "[trunc_normal_] the bounds [", low, ", ", high, "] keep only ", kept,
@@ -60,7 +60,7 @@ const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low
   const Tensor values = t.detach();
   values.normal_(mean, std);
   while (true) {
-    const Tensor outside = (values < low) + (values > high);  // of bools: or
+    const Tensor outside = (values < low) + (values > high);  // for bools, + is "or"
     if (outside.sum().item() == 0) return t;
     values.copy_(where(outside, empty_like(values).normal_(mean, std), values));
   }
@@ -84,7 +84,7 @@ double xavier_std(const Tensor& t, double gain) {
   const Fans f = fans(t);
   return f.in + f.out == 0 ? 0 : gain * std::sqrt(2.0 / static_cast<double>(f.in + f.out));
 }
-// A uniform distribution on [-b, b] has the variance b^2 / 3.
+// The variance of a uniform distribution on [-b, b] is b^2 / 3.
 const Tensor& uniform_of_std(const Tensor& t, double std) {
   return uniform_(t, -std::sqrt(3.0) * std, std::sqrt(3.0) * std);
 }

@@ -34,17 +34,17 @@ Module::~Module() {
 
 Tensor Module::forward(const Tensor&) {
   fail("[", type_name(),
-       "] this module has no forward(const Tensor&); call it through nn::call(module, ...) ",
+       "] forward(const Tensor&) is not defined; call the module through nn::call(module, ...) ",
        "with the arguments that its forward takes, or override forward");
 }
 
 // ---- registration ----
 
 void Module::check_name(const char* op, const std::string& name) const {
-  // type_name() is asked for in an error only: it is slow, and a class above may not have been made yet.
+  // type_name() is called only for errors: it is slow, and a derived class may not be constructed yet.
   if (name.empty() || name.find('.') != std::string::npos)
     fail("[", op, "] '", name, "' cannot be a name in ", type_name(),
-         "; use one that is not empty and has no dot");
+         "; use a name that is not empty and contains no dot");
   const auto same = [&](const auto& entry) { return entry.name == name; };
   if (std::any_of(params_.begin(), params_.end(), same) ||
       std::any_of(buffers_.begin(), buffers_.end(), same) ||
@@ -80,7 +80,7 @@ Buffer& Module::buffer(const std::string& name, const Tensor& init, bool persist
       .slot;
 }
 
-// ---- what it is made of ----
+// ---- contents ----
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() const {
   std::vector<std::pair<std::string, Module*>> found;
@@ -213,7 +213,7 @@ HookHandle Module::register_forward_hook(ForwardHook hook) {
   return add_hook(&Hooks::after, std::move(hook));
 }
 
-// Both run over copies: a hook may remove itself, or register another.
+// Both functions iterate over copies, because a hook may remove itself or register another hook.
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
   const auto hooks = hooks_->before.list;
   for (const auto& [id, hook] : hooks) hook(*this, inputs);
@@ -236,7 +236,7 @@ void Module::add_place(Error& error) const {
                   (options.empty() ? "" : "(" + options + ")"));
 }
 
-// ---- what is done with it ----
+// ---- use ----
 
 void Module::train(bool on) {
   training_ = on;
@@ -286,7 +286,7 @@ void Module::requires_grad_(bool on) {
       if (is_floating(p.replica(r).dtype())) p.replica(r).set_requires_grad(on);
 }
 
-// Every name, those of shared modules and tied weights too.
+// Visits every name, also the names of shared modules and tied weights.
 template <class F>
 void Module::visit(const std::string& prefix, const F& fn) const {
   for (const ParamEntry& p : params_)
@@ -310,7 +310,7 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
   LoadResult result;
   std::string wrong;
   for (const auto& [name, tensor] : dict)
-    if (!given.emplace(name, &tensor).second) wrong += "\n  comes twice: " + name;
+    if (!given.emplace(name, &tensor).second) wrong += "\n  duplicate key: " + name;
   std::vector<std::pair<TensorSlot, const Tensor*>> matches;
   std::unordered_set<std::string> known;
   visit("", [&](const std::string& name, const TensorSlot& slot) {
@@ -336,10 +336,10 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
       return name.starts_with("module.") && known.contains(name.substr(7));
     };
     if (std::all_of(result.unexpected.begin(), result.unexpected.end(), is_wrapped))
-      wrong += "\n  their prefix \"module.\" is that of PyTorch's wrappers: take it away";
+      wrong += "\n  the prefix \"module.\" comes from PyTorch's DataParallel wrappers; remove it";
   }
-  check(wrong.empty(), "[load_state_dict] the state does not fit ", type_name(),
-        ", and nothing was loaded:", wrong, "\npass a state of the same model",
+  check(wrong.empty(), "[load_state_dict] the state dict does not match ", type_name(),
+        ", and nothing was loaded:", wrong, "\npass a state dict of the same model",
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");
 
   for (const auto& [slot, source] : matches)

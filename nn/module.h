@@ -1,5 +1,5 @@
 #pragma once
-// Module: named parameters, buffers and children, in the order in which they were registered.
+// A Module owns named parameters, buffers and child modules, in registration order.
 //
 //   struct Net : nn::Module {
 //     nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
@@ -31,7 +31,7 @@ using ForwardPreHook = std::function<void(Module& module, std::vector<Tensor>& i
 using ForwardHook =
     std::function<void(Module& module, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs)>;
 
-/// A T that T::Options says how to make.
+/// T has a nested struct T::Options and a constructor that takes it.
 template <class T>
 concept HasOptions = requires {
   typename T::Options;
@@ -42,73 +42,75 @@ class Module {
  public:
   Module();
   virtual ~Module();
-  // Never copied: replicas live in the slots.
+  // A module cannot be copied: its slots hold the tensors of all replicas.
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Computes the result. A module whose forward takes or returns something else declares its own, with any
-  /// signature, and is called through nn::call(module, ...), which runs hooks and names the module in errors.
+  /// Computes the result. A derived class may instead declare a forward with any other signature. Such a
+  /// module is called through nn::call(module, ...), which runs hooks and adds the module's path to errors.
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Woverloaded-virtual"  // g++ 13 and later: any signature is meant
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"  // g++ 13 warns about another signature
   virtual Tensor forward(const Tensor& x);
 #pragma GCC diagnostic pop
-  /// forward(x), with hooks; an error on the way says in which module: path, type and options.
+  /// Runs hooks and forward(x). Adds this module's path, type and options to an error that is thrown inside.
   Tensor operator()(const Tensor& x);
 
-  // ---- what it is made of ----
-  /// All parameters of this module and those below, each slot once.
+  // ---- contents ----
+  /// Returns all parameters of this module and its descendants. A shared slot appears once.
   std::vector<Parameter> parameters() const;
   std::vector<std::pair<std::string, Parameter>> named_parameters() const;
   std::vector<Buffer> buffers() const;
   std::vector<std::pair<std::string, Buffer>> named_buffers() const;
-  /// The modules directly below.
+  /// Returns the direct children.
   std::vector<Module*> children() const;
   std::vector<std::pair<std::string, Module*>> named_children() const;
-  /// This module and all below, parents first, each once.
+  /// Returns this module and its descendants, parents before children. A shared module appears once.
   std::vector<Module*> modules() const;
   std::vector<std::pair<std::string, Module*>> named_modules() const;
-  /// The module at a path such as "blocks.0.fc"; the empty path is this module. Throws ValueError.
+  /// Returns the module at a path such as "blocks.0.fc". The empty path is this module. Throws ValueError if
+  /// there is none.
   Module& at(std::string_view path) const;
-  /// Calls fn with every module below, children before their parents, and last with this one.
+  /// Calls fn with every descendant, children before their parents, and then with this module.
   Module& apply(const std::function<void(Module&)>& fn);
 
-  /// The name from the root down, "blocks.0.fc"; empty for a root.
+  /// Returns the path from the root, such as "blocks.0.fc". It is empty for a root.
   std::string path() const;
-  /// "Linear"
+  /// Returns the class name, such as "Linear".
   virtual std::string type_name() const;
-  /// What is in the parentheses of "Linear(in_features=784, out_features=10, bias=true)".
+  /// Returns the text inside the parentheses of "Linear(in_features=784, out_features=10, bias=true)".
   virtual std::string options_text() const { return {}; }
-  /// The tree of modules, one a line.
+  /// Returns the module tree, with one module per line.
   std::string str() const;
 
-  // ---- what is done with it ----
-  /// Training or evaluation, for this module and all below (dropout, batch norm).
+  // ---- use ----
+  /// Sets training or evaluation mode for this module and its descendants. Dropout and batch norm depend on
+  /// it.
   virtual void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
-  /// Moves all parameters and buffers, and gradients with them; a dtype changes floating ones only. The slots
-  /// stay, so optimizers do too. The tensors are new: hooks registered on the old ones are not moved.
-  /// ValueError while there are several replicas.
+  /// Moves all parameters, buffers and gradients. A dtype converts only floating-point tensors. The slots
+  /// stay the same, so optimizers remain valid. The tensors are new, so hooks on the old tensors are lost.
+  /// Throws ValueError if the module has several replicas.
   void to(Device device);
   void to(DType dtype);
   void to(Device device, DType dtype);
-  /// Of all replicas.
+  /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
-  /// Freezes (false) or thaws all parameters, in all replicas.
+  /// Freezes (false) or unfreezes (true) all parameters in all replicas.
   void requires_grad_(bool on = true);
 
-  /// Parameters and persistent buffers by name, PyTorch's names; they share the elements with the module. Of
-  /// the context's replica.
+  /// Returns parameters and persistent buffers under PyTorch's names. The tensors share storage with the
+  /// module. They are the tensors of the context's replica.
   StateDict state_dict() const;
-  /// Copies the values into all replicas; devices and dtypes are converted. Throws ValueError that lists
-  /// everything that is wrong: shapes that differ, and if `strict` names that are missing or unexpected. Then
-  /// nothing was loaded.
+  /// Copies the values into all replicas, and converts devices and dtypes. Throws one ValueError that lists
+  /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
   LoadResult load_state_dict(const StateDict& dict, bool strict = true);
 
-  /// A table of all modules: output shapes, parameters, memory. `run` calls the module in any way; it runs in
-  /// evaluation mode without gradients.
+  /// Returns a table of all modules with output shapes, parameters and memory. `run` calls the module in any
+  /// way. It runs in evaluation mode and without gradients.
   std::string summary(const std::function<void()>& run);
-  /// The same for a module called with one tensor; without a shape, what is known without a call.
+  /// Returns the same table for a call with one tensor of this shape. Without an argument, the table has no
+  /// output shapes.
   std::string summary(const Tensor& input);
   std::string summary(const Shape& input_shape, DType dtype = DType::f32);
   std::string summary();
@@ -116,8 +118,8 @@ class Module {
   HookHandle register_forward_pre_hook(ForwardPreHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
 
-  // ---- registration, for constructors and member initialisers ----
-  /// Makes a module below this one.
+  // ---- registration, in constructors and member initialisers ----
+  /// Creates a child module.
   template <HasOptions T>
   T& add(const std::string& name, const typename T::Options& options) {
     return add(name, std::make_shared<T>(options));
@@ -126,7 +128,7 @@ class Module {
   requires std::constructible_from<T, Args...> T& add(const std::string& name, Args&&... args) {
     return add(name, std::make_shared<T>(std::forward<Args>(args)...));
   }
-  /// Takes one that exists already: a std::unique_ptr, or a std::shared_ptr to one that others use too.
+  /// Adds an existing module: a std::unique_ptr, or a std::shared_ptr that others may share.
   template <class Pointer>
   requires std::derived_from<typename Pointer::element_type, Module>
   auto& add(const std::string& name, Pointer module) {
@@ -134,11 +136,12 @@ class Module {
     add_child(name, std::move(module));
     return *made;
   }
-  /// A trained tensor. Undefined: a name without a tensor (a layer without bias).
+  /// Registers a trained tensor. An undefined tensor registers the name alone, such as the bias of a layer
+  /// without bias.
   Parameter& param(const std::string& name, const Tensor& init);
-  /// A slot that exists already: tied weights.
+  /// Registers an existing slot, to tie weights.
   Parameter& param(const std::string& name, const Parameter& shared);
-  /// State that is not trained; `persistent`: part of state_dict().
+  /// Registers a tensor that is not trained. It is part of state_dict() if `persistent`.
   Buffer& buffer(const std::string& name, const Tensor& init, bool persistent = true);
 
   // ---- for nn::call ----
@@ -184,28 +187,29 @@ class Module {
   void append_tree(std::string& out, int depth) const;
 
   bool training_ = true;
-  Module* parent_ = nullptr;       // the first one that took this module
-  std::string name_;               // its name there
-  std::deque<ParamEntry> params_;  // deques: members of modules refer to the slots
+  Module* parent_ = nullptr;       // the first module that added this one as a child
+  std::string name_;               // the name under which parent_ added it
+  std::deque<ParamEntry> params_;  // deques keep addresses: members of derived classes refer to the slots
   std::deque<BufferEntry> buffers_;
   std::vector<ChildEntry> children_;
-  std::shared_ptr<Hooks> hooks_;  // shared with handles
+  std::shared_ptr<Hooks> hooks_;  // shared with the hook handles
 };
 
 std::ostream& operator<<(std::ostream& out, const Module& module);
 
 namespace detail {
 
-/// What hooks see and may replace: tensors alone, in a vector, pair, tuple or array.
+/// Types whose tensors hooks see and may replace: a tensor, or a vector, pair, tuple or array of tensors.
 template <class T>
 concept ShownToHooks = std::is_same_v<T, Tensor> || std::is_same_v<T, std::vector<Tensor>> || requires {
   std::tuple_size<T>::value;
 };
-/// How an argument is held while hooks run: a copy of what they may replace, anything else as it was given.
+/// The type that holds an argument while hooks run: a copy if hooks may replace its tensors, else a
+/// reference.
 template <class Arg>
 using Held = std::conditional_t<ShownToHooks<std::remove_cvref_t<Arg>>, std::remove_cvref_t<Arg>, Arg&&>;
 
-// Moves tensors between arguments or results and the list that hooks see.
+// Copies tensors from arguments or results into the list that hooks see (collect), or back (assign).
 enum class Transfer { collect, assign };
 
 template <Transfer way, class T>
@@ -258,8 +262,8 @@ auto call_with_hooks(M& module, Args&&... args) {
 
 }  // namespace detail
 
-/// module.forward(args...), whatever its signature, with hooks, and errors that say in which module. Hooks
-/// see the tensors among the arguments and in the result: alone, in a vector, pair or tuple.
+/// Runs hooks and module.forward(args...), for any signature of forward. Adds the module's path to errors.
+/// Hooks see the tensors among the arguments and in the result, also inside vectors, pairs and tuples.
 template <std::derived_from<Module> M, class... Args>
 auto call(M& module, Args&&... args) {
   try {

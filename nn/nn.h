@@ -1,5 +1,5 @@
 #pragma once
-// All of nn: modules, layers, losses, initialisation, optimizers, schedules, clipping, checkpoints.
+// Includes all of nn: modules, layers, losses, initialisation, optimizers, schedules, clipping, checkpoints.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/functional.h"

@@ -11,7 +11,7 @@ const Tensor& TensorSlot::none() {
 }
 
 void TensorSlot::no_replica(int index) const {
-  fail<IndexError>("[Parameter] replica ", index, " of '", state_->name, "' was asked for, but it has ",
+  fail<IndexError>("[Parameter] replica ", index, " of '", state_->name, "' was requested, but the slot has ",
                    replicas(), "; replicate the module before a context with this replica index uses it");
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of a module: slots that hold one tensor a replica.
+// The tensors of a module are slots. A slot holds one tensor per replica.
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,15 +9,15 @@
 
 namespace tapestry::nn {
 
-/// A handle on a named slot of a module, used like the tensor in it. The slot holds one tensor, or one a
-/// replica; which one is seen follows the context's replica index. Copies of a handle share the slot, so that
-/// an optimizer's stays valid whatever becomes of the module; assigning another handle to a module's ties the
-/// two: `head.weight = embedding.weight`. A handle without a slot is an undefined tensor (an absent bias).
+/// A handle to a named slot of a module. It is used like the tensor in the slot. The slot holds one tensor
+/// per replica, and the context's replica index selects the tensor. Copies of a handle share the slot, so an
+/// optimizer's handles outlive the module. Assigning one module's handle to another ties their weights:
+/// `head.weight = embedding.weight`. A handle without a slot is an undefined tensor, such as an absent bias.
 class TensorSlot {
  public:
   TensorSlot() = default;
 
-  /// The tensor of this context's replica. Throws IndexError if the slot has no such replica.
+  /// Returns the tensor of the context's replica. Throws IndexError if the slot has no such replica.
   const Tensor& tensor() const {
     if (!state_) return none();
     const auto replica = static_cast<std::size_t>(current_context().replica);
@@ -25,21 +25,23 @@ class TensorSlot {
       no_replica(static_cast<int>(replica));
     return state_->tensors[replica];
   }
-  operator const Tensor&() const { return tensor(); }  // NOLINT: a slot stands for its tensor
+  operator const Tensor&() const {
+    return tensor();
+  }  // NOLINT: implicit, because a slot is used like its tensor
   const Tensor* operator->() const { return &tensor(); }
   bool defined() const { return state_ != nullptr; }
 
   int replicas() const { return state_ ? static_cast<int>(state_->tensors.size()) : 0; }
-  /// The tensor of one replica. Throws IndexError.
+  /// Returns the tensor of one replica. Throws IndexError.
   const Tensor& replica(int index) const;
-  /// Puts another tensor in the place of one replica's: what device moves and sharding do. Other threads must
-  /// not be using the slot.
+  /// Replaces the tensor of one replica, for device moves and sharding. No other thread may use the slot at
+  /// the same time.
   void set_replica(int index, const Tensor& tensor);
-  /// Replaces all replicas; at least one.
+  /// Replaces the tensors of all replicas. Throws ValueError if the list is empty.
   void set_replicas(std::vector<Tensor> tensors);
 
   bool is_same(const TensorSlot& other) const { return state_ == other.state_; }
-  /// Identifies the slot, among all that live.
+  /// A unique identifier of the slot while the slot exists.
   const void* id() const { return state_.get(); }
 
  protected:
@@ -47,7 +49,7 @@ class TensorSlot {
 
  private:
   struct State {
-    std::string name;  // for messages
+    std::string name;  // for error messages
     std::vector<Tensor> tensors;
   };
   static const Tensor& none();
@@ -56,24 +58,24 @@ class TensorSlot {
   std::shared_ptr<State> state_;
 };
 
-/// A slot whose tensor is trained.
+/// A slot that holds a trained tensor.
 class Parameter : public TensorSlot {
  public:
   Parameter() = default;
-  /// Takes over `tensor`'s elements (a dense copy of them if it is a transposed or expanded view), as a leaf
-  /// that requires gradients if its dtype is a floating one.
+  /// Shares storage with `tensor`, or with a dense copy if `tensor` is a transposed or expanded view. The
+  /// parameter is a leaf, and requires a gradient if its dtype is floating-point.
   Parameter(std::string name, const Tensor& tensor);
 };
 
-/// A slot whose tensor is state without gradient: running statistics, tables, masks.
+/// A slot that holds state without a gradient: running statistics, tables, masks.
 class Buffer : public TensorSlot {
  public:
   Buffer() = default;
   Buffer(std::string name, const Tensor& tensor) : TensorSlot(std::move(name), tensor) {}
 };
 
-/// A member of a module that every replica has for itself: whatever forward() writes to. Each thread sees the
-/// value of its context's replica.
+/// A module member with one value per replica, for state that forward() writes. Each thread sees the value of
+/// its context's replica.
 template <class T>
 class PerReplica {
  public:

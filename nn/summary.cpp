@@ -1,4 +1,4 @@
-// Module::summary: a table made by hooks on every module during one call.
+// Module::summary registers hooks on every module, calls the model once, and prints what the hooks saw.
 #include <algorithm>
 #include <cstdio>
 #include <unordered_map>
@@ -35,13 +35,13 @@ std::string shapes_text(const std::vector<Shape>& shapes) {
   return out;
 }
 
-// Puts back what a summary changed, whatever happens.
+// Restores the modes that a summary changed, also after an exception.
 struct Restore {
   std::vector<std::pair<Module*, bool>> training;
   std::vector<HookHandle> hooks;
   ~Restore() {
     for (HookHandle& h : hooks) h.remove();
-    // Parents first, since train() reaches down.
+    // Parents come first, because train() also sets the children's mode.
     for (auto& [module, on] : training) module->train(on);
   }
 };
@@ -69,7 +69,7 @@ std::string Module::summary(const std::function<void()>& run) {
             if (m.children_.empty())
               for (const Tensor& t : outputs)
                 if (t.defined()) activation_bytes += static_cast<std::int64_t>(t.nbytes());
-            shapes.emplace(&m, std::move(of_call));  // of its first call
+            shapes.emplace(&m, std::move(of_call));  // the shapes of the first call
           }));
     }
     eval();

@@ -1,5 +1,5 @@
 #pragma once
-// Functions of one tensor as modules.
+// Activation functions as modules.
 #include <string>
 
 #include "tapestry/nn/module.h"
@@ -43,7 +43,7 @@ struct LeakyReLUOptions {
   using Layer = class LeakyReLU;
   double negative_slope = 0.01;
 };
-/// x where it is positive, else negative_slope x.
+/// x if x > 0, else negative_slope * x.
 class LeakyReLU : public Module {
  public:
   using Options = LeakyReLUOptions;
@@ -55,7 +55,8 @@ class LeakyReLU : public Module {
 
 struct SoftmaxOptions {
   using Layer = class Softmax;
-  std::int64_t dim = -1;  ///< PyTorch's default depends on the number of dimensions, and is deprecated there
+  std::int64_t dim =
+      -1;  ///< PyTorch's deprecated default depends on the number of dimensions; here it is the last one
 };
 class Softmax : public Module {
  public:
@@ -83,8 +84,8 @@ struct DropoutOptions {
   using Layer = class Dropout;
   double p = 0.5;
 };
-/// In training zeroes each element with probability p and scales the rest by 1 / (1 - p) (Srivastava et al.
-/// 2014).
+/// In training, sets each element to zero with probability p and multiplies the rest by 1 / (1 - p)
+/// (Srivastava et al. 2014). In evaluation, returns its input.
 class Dropout : public Module {
  public:
   using Options = DropoutOptions;
@@ -98,7 +99,7 @@ struct FlattenOptions {
   using Layer = class Flatten;
   std::int64_t start_dim = 1, end_dim = -1;
 };
-/// Makes one dimension of several; by default all but the batch's.
+/// Flattens dimensions start_dim to end_dim into one. By default it keeps only the batch dimension.
 class Flatten : public Module {
  public:
   using Options = FlattenOptions;

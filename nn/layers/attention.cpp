@@ -11,7 +11,7 @@
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 
@@ -38,7 +38,7 @@ Tensor weight_if(bool wanted, std::int64_t out, std::int64_t in) {
   return wanted ? init::xavier_uniform_(empty({out, in})) : Tensor();
 }
 
-// A mask as something to add to scores of this dtype: -inf where a bool one is true.
+// Converts a mask to an additive one of this dtype: a bool mask becomes -inf where it is true.
 Tensor additive(const Tensor& mask, DType dtype, const char* name) {
   if (mask.dtype() == DType::boolean)
     return where(mask, full({}, -std::numeric_limits<double>::infinity(), {dtype, mask.device()}),
@@ -74,7 +74,8 @@ std::array<Tensor, 3> MultiheadAttention::project(const Tensor& query, const Ten
   if (!in_proj_weight.defined())
     return {linear(query, q_proj_weight, biases[0]), linear(key, k_proj_weight, biases[1]),
             linear(value, v_proj_weight, biases[2])};
-  if (query.is_same(key) && key.is_same(value)) {  // self-attention: one product for all three
+  if (query.is_same(key) &&
+      key.is_same(value)) {  // self-attention: one matrix product computes all three projections
     const std::vector<Tensor> all = linear(query, in_proj_weight, in_proj_bias).chunk(3, -1);
     return {all[0], all[1], all[2]};
   }
@@ -97,7 +98,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
           " dimensions, the last one ", wanted[i], ", but got ", t.sizes());
   }
   const bool batched = query.dim() == 3;
-  // To (N, L, E), whatever was given. The same tensor thrice stays the same tensor thrice.
+  // Converts all layouts to (N, L, E). If the three inputs are the same tensor, they stay the same tensor.
   const auto batch_first = [&](const Tensor& x) {
     if (!batched) return x.unsqueeze(0);
     return options.batch_first ? x : x.transpose(0, 1);

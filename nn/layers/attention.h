@@ -11,35 +11,36 @@ namespace tapestry::nn {
 struct MultiheadAttentionOptions {
   using Layer = class MultiheadAttention;
   std::int64_t embed_dim = 0, num_heads = 0;
-  double dropout = 0;  ///< on the attention weights, in training
+  double dropout = 0;  ///< probability of dropping an attention weight in training
   bool bias = true;
-  std::optional<std::int64_t> kdim = {}, vdim = {};  ///< features of keys and values; embed_dim when absent
+  std::optional<std::int64_t> kdim = {}, vdim = {};  ///< features of keys and values; embed_dim if not set
   bool batch_first = false;
 };
 
-/// How one call attends. As in PyTorch, and unlike scaled_dot_product_attention, true in a bool mask means
-/// "not allowed". Floating masks are added to the scores.
+/// Options of one call. As in PyTorch, true in a bool mask means "not allowed"; in
+/// scaled_dot_product_attention it means "allowed". Floating-point masks are added to the scores.
 struct AttendOptions {
-  Tensor key_padding_mask = {};  ///< (N, S): keys that are padding
-  bool need_weights = true;      ///< costs the fused path; false returns undefined weights
-  Tensor attn_mask = {};         ///< (L, S) or (N * num_heads, L, S)
+  Tensor key_padding_mask = {};  ///< (N, S): true marks keys that are padding
+  bool need_weights = true;  ///< true prevents the fused path; false returns an undefined tensor of weights
+  Tensor attn_mask = {};     ///< (L, S) or (N * num_heads, L, S)
   bool average_attn_weights = true;
-  bool is_causal = false;  ///< query i sees keys 0 .. i; unlike PyTorch's it needs no attn_mask beside it
+  bool is_causal = false;  ///< query i attends to keys 0 .. i; unlike in PyTorch, attn_mask is not needed too
 };
 
-/// Attention of several heads (Vaswani et al. 2017) with projections in and out. query (L, N, E), key
-/// (S, N, kdim), value (S, N, vdim), with batch_first (N, L, E) and so on, or without N; the result is like
-/// query. Parameters: in_proj_weight (3 E, E) or q_, k_, v_proj_weight where kdim or vdim differ,
-/// in_proj_bias, out_proj.weight, out_proj.bias.
+/// Multi-head attention with input and output projections (Vaswani et al. 2017). Shapes: query (L, N, E), key
+/// (S, N, kdim), value (S, N, vdim). With batch_first, N is the first dimension; N may also be absent. The
+/// result has the shape of query. Parameters: in_proj_weight (3 E, E), or q_proj_weight, k_proj_weight and
+/// v_proj_weight if kdim or vdim differ from E; in_proj_bias; out_proj.weight; out_proj.bias.
 class MultiheadAttention : public Module {
  public:
   using Options = MultiheadAttentionOptions;
   explicit MultiheadAttention(const Options& options);
 
-  /// The result and the attention weights: (N, L, S), or (N, num_heads, L, S) when not averaged.
+  /// Returns the result and the attention weights of shape (N, L, S), or (N, num_heads, L, S) if they are not
+  /// averaged.
   std::pair<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                     const AttendOptions& how = {});
-  /// Self-attention without weights.
+  /// Computes self-attention and returns no weights.
   Tensor forward(const Tensor& x) override;
   using Module::operator();
   std::pair<Tensor, Tensor> operator()(const Tensor& query, const Tensor& key, const Tensor& value,

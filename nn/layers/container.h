@@ -1,5 +1,5 @@
 #pragma once
-// Modules made of a list of modules.
+// Modules that contain a list of modules.
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -8,8 +8,8 @@
 
 namespace tapestry::nn {
 
-/// A function as a module: `[](const Tensor& x) { return x.transpose(1, 2); }`. It has no parameters and must
-/// not change what it captures.
+/// Wraps a function as a module: `[](const Tensor& x) { return x.transpose(1, 2); }`. The function has no
+/// parameters and must not change its captures.
 class Function : public Module {
  public:
   explicit Function(std::function<Tensor(const Tensor&)> function);
@@ -19,7 +19,7 @@ class Function : public Module {
   std::function<Tensor(const Tensor&)> function_;
 };
 
-/// Gives a part of a Sequential a name instead of its number.
+/// Gives a child of a Sequential a name instead of its index.
 template <class Part>
 struct Named {
   std::string name;
@@ -37,14 +37,14 @@ template <class P>
 inline constexpr bool is_named<Named<P>> = true;
 }  // namespace detail
 
-/// What Sequential and ModuleList share: children named "0", "1", ... in order.
+/// The common base of Sequential and ModuleList. Its children are named "0", "1", ... in order.
 class ModuleListBase : public Module {
  public:
   std::size_t size() const { return modules_.size(); }
   bool empty() const { return modules_.empty(); }
-  /// Throws IndexError; negative counts from the end.
+  /// Returns a child. A negative index counts from the end. Throws IndexError.
   Module& operator[](std::int64_t index) const;
-  /// The same as the type that it is. Throws TypeError if it is another one.
+  /// Returns a child as its type T. Throws TypeError if it has another type.
   template <std::derived_from<Module> T>
   T& get(std::int64_t index) const {
     T* found = dynamic_cast<T*>(&(*this)[index]);
@@ -52,10 +52,10 @@ class ModuleListBase : public Module {
                      (*this)[index].type_name(), ", not what get() asked for");
     return *found;
   }
-  auto begin() const { return modules_.begin(); }  // of Module*
+  auto begin() const { return modules_.begin(); }  // iterates over Module*
   auto end() const { return modules_.end(); }
 
-  /// Appends, as add() makes them, a module of type T; returns it.
+  /// Creates and appends a module of type T, and returns it.
   template <HasOptions T>
   T& append(const typename T::Options& options) {
     return append(std::make_shared<T>(options));
@@ -80,8 +80,8 @@ class ModuleListBase : public Module {
   std::vector<Module*> modules_;
 };
 
-/// Calls its modules one after another. A part is the options of a layer, a pointer to a module, or a
-/// function:
+/// Calls its modules in order. Each constructor argument is the options of a layer, a pointer to a module, or
+/// a function:
 ///
 ///   nn::Sequential net(nn::Conv2d::Options{.in_channels = 1, .out_channels = 32, .kernel_size = 5},
 ///                      nn::ReLU::Options{}, nn::MaxPool2d::Options{.kernel_size = 2},
@@ -114,7 +114,7 @@ class Sequential : public ModuleListBase {
   }
 };
 
-/// Holds modules; the module above says how they are called.
+/// Holds modules. The parent module calls them.
 class ModuleList : public ModuleListBase {};
 
 }  // namespace tapestry::nn

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "tapestry/nn/init.h"
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 

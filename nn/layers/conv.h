@@ -13,8 +13,8 @@ struct Conv2dOptions {
   bool bias = true;
 };
 
-/// Convolution of (N, C, H, W): weight (out, in / groups, kernel height, kernel width), bias (out), both
-/// uniform within 1 / sqrt(inputs of one unit).
+/// 2-d convolution of (N, C, H, W). Parameters: weight (out, in / groups, kernel height, kernel width) and
+/// bias (out). Both start uniform in [-b, b] with b = 1 / sqrt(fan-in).
 class Conv2d : public Module {
  public:
   using Options = Conv2dOptions;

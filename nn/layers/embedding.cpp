@@ -2,7 +2,7 @@
 
 #include "tapestry/autograd/ops/embedding.h"
 #include "tapestry/nn/init.h"
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 

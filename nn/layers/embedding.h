@@ -8,10 +8,11 @@ namespace tapestry::nn {
 struct EmbeddingOptions {
   using Layer = class Embedding;
   std::int64_t num_embeddings = 0, embedding_dim = 0;
-  std::optional<std::int64_t> padding_idx = {};  ///< a row that is zero at first and gets no gradient
+  std::optional<std::int64_t> padding_idx = {};  ///< a row that starts at zero and gets no gradient
 };
 
-/// Rows of weight (num_embeddings, embedding_dim), standard normal at first, for integer indices.
+/// Looks up rows of weight (num_embeddings, embedding_dim) by integer indices. The weight starts with a
+/// standard normal distribution.
 class Embedding : public Module {
  public:
   using Options = EmbeddingOptions;

@@ -4,7 +4,7 @@
 
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/nn/init.h"
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 
@@ -13,7 +13,7 @@ Tensor weight_of(const LinearOptions& o) {
   check(o.in_features > 0 && o.out_features > 0,
         "[Linear] in_features and out_features must be positive but are ", o.in_features, " and ",
         o.out_features, "; set both");
-  // With slope sqrt(5), Kaiming's bound is 1 / sqrt(in): PyTorch's choice.
+  // With slope sqrt(5), kaiming_uniform_'s bound is 1 / sqrt(in), as in PyTorch.
   return init::kaiming_uniform_(empty({o.out_features, o.in_features}), std::sqrt(5.0));
 }
 Tensor bias_of(const LinearOptions& o) {

@@ -9,7 +9,8 @@ struct LinearOptions {
   bool bias = true;
 };
 
-/// x W^T + b over the last dimension: weight (out, in), bias (out), both uniform within 1 / sqrt(in).
+/// Computes x W^T + b over the last dimension. Parameters: weight (out, in) and bias (out). Both start
+/// uniform in [-b, b] with b = 1 / sqrt(in).
 class Linear : public Module {
  public:
   using Options = LinearOptions;

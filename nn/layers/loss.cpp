@@ -1,6 +1,6 @@
 #include "tapestry/nn/layers/loss.h"
 
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 

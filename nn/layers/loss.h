@@ -1,5 +1,5 @@
 #pragma once
-// Losses as modules; called with (input, target).
+// Losses as modules. They are called with (input, target).
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/nn/module.h"
 
@@ -7,12 +7,13 @@ namespace tapestry::nn {
 
 struct CrossEntropyLossOptions {
   using Layer = class CrossEntropyLoss;
-  Tensor weight = {};  ///< one for each class
+  Tensor weight = {};  ///< one weight per class
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
   double label_smoothing = 0;
 };
-/// cross_entropy of logits with class indices or probabilities. The class weights are a buffer, `weight`.
+/// Computes cross_entropy of logits with class indices or class probabilities. The class weights are the
+/// buffer `weight`.
 class CrossEntropyLoss : public Module {
  public:
   using Options = CrossEntropyLossOptions;
@@ -32,7 +33,7 @@ struct NLLLossOptions {
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::mean;
 };
-/// nll_loss of log-probabilities with class indices.
+/// Computes nll_loss of log-probabilities with class indices.
 class NLLLoss : public Module {
  public:
   using Options = NLLLossOptions;
@@ -50,7 +51,7 @@ struct MSELossOptions {
   using Layer = class MSELoss;
   Reduction reduction = Reduction::mean;
 };
-/// (x - target)^2
+/// Computes (x - target)^2 and reduces it.
 class MSELoss : public Module {
  public:
   using Options = MSELossOptions;

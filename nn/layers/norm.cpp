@@ -3,7 +3,7 @@
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/norm.h"
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 
@@ -51,7 +51,8 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
       is_training() && training_function_
           ? training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps)
           : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
-  // A batch that was refused does not count, and one that checkpoint() computes again counts once.
+  // This comes last, so that a batch that throws is not counted. A recomputation by checkpoint() is not
+  // counted either.
   if (update && !autograd::recomputing()) num_batches_tracked->add_(Scalar(1));
   return y;
 }

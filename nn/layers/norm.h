@@ -10,7 +10,7 @@ namespace tapestry::nn {
 template <int kDims>
 class BatchNorm;
 
-/// Options of both batch norms; `Layer` says which one.
+/// Options of BatchNorm1d (kDims = 1) and BatchNorm2d (kDims = 2).
 template <int kDims>
 struct BatchNormOptions {
   using Layer = BatchNorm<kDims>;
@@ -22,17 +22,17 @@ struct BatchNormOptions {
   bool track_running_stats = true;
 };
 
-/// What may stand in for batch_norm() in training, with its arguments: SyncBatchNorm, whose batch is that of
-/// all ranks.
+/// A function that replaces batch_norm() in training and takes the same arguments. SyncBatchNorm sets one
+/// that uses the batches of all ranks.
 using BatchNormTraining =
     std::function<Tensor(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                          const Tensor& weight, const Tensor& bias, double momentum, double eps)>;
 
-/// Batch normalisation (Ioffe and Szegedy 2015): in training with the batch's statistics, in evaluation with
-/// the running ones. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d (N, C, H, W).
+/// Batch normalisation (Ioffe and Szegedy 2015). It uses the batch's statistics in training and the running
+/// statistics in evaluation. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d takes (N, C, H, W).
 template <int kDims>
 class BatchNorm : public Module {
-  // Before the parameters, whose registration asks for type_name().
+  // Declared before the parameters: their registration calls type_name(), which reads it.
   BatchNormTraining training_function_;
   std::string training_name_;
 
@@ -42,7 +42,7 @@ class BatchNorm : public Module {
   Tensor forward(const Tensor& x) override;
   std::string type_name() const override;
   std::string options_text() const override;
-  /// Normalises with `function` in training from now on, and calls itself `name`; an empty one: with
+  /// From now on, uses `function` in training and `name` as the type name. An empty function restores
   /// batch_norm().
   void set_training_function(std::string name, BatchNormTraining function);
 
@@ -67,7 +67,8 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// Layer normalisation (Ba, Kiros and Hinton 2016) over the last dimensions, those of normalized_shape.
+/// Layer normalisation over the last dimensions, whose sizes are normalized_shape (Ba, Kiros and Hinton
+/// 2016).
 class LayerNorm : public Module {
  public:
   using Options = LayerNormOptions;

@@ -1,6 +1,6 @@
 #include "tapestry/nn/layers/pool.h"
 
-#include "tapestry/nn/layers/text.h"
+#include "tapestry/nn/internal/options_text.h"
 
 namespace tapestry::nn {
 
@@ -9,7 +9,7 @@ void check_positive(const char* layer, const char* option, Pair value) {
   check(value.h > 0 && value.w > 0, "[", layer, "] ", option, " must be positive but is (", value.h, ", ",
         value.w, "); set it");
 }
-// What is used where the stride is zero: printing shows it.
+// Returns the effective stride, which is also printed: kernel_size if the stride is 0.
 Pair stride_of(Pair stride, Pair kernel) {
   return {stride.h ? stride.h : kernel.h, stride.w ? stride.w : kernel.w};
 }

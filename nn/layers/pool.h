@@ -11,7 +11,7 @@ struct MaxPool2dOptions {
   Pair padding = 0, dilation = 1;
   bool ceil_mode = false;
 };
-/// Largest value of each window of (N, C, H, W) or (C, H, W).
+/// Returns the maximum of each window of (N, C, H, W) or (C, H, W).
 class MaxPool2d : public Module {
  public:
   using Options = MaxPool2dOptions;
@@ -29,7 +29,7 @@ struct AvgPool2dOptions {
   bool ceil_mode = false;
   bool count_include_pad = true;
 };
-/// Mean of each window.
+/// Returns the mean of each window of (N, C, H, W) or (C, H, W).
 class AvgPool2d : public Module {
  public:
   using Options = AvgPool2dOptions;
@@ -43,7 +43,7 @@ struct AdaptiveAvgPool2dOptions {
   using Layer = class AdaptiveAvgPool2d;
   Pair output_size = 0;
 };
-/// Mean of windows that cover the input evenly, output_size of them.
+/// Returns means of windows that cover the input evenly, so that the output has size output_size.
 class AdaptiveAvgPool2d : public Module {
  public:
   using Options = AdaptiveAvgPool2dOptions;

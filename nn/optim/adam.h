@@ -23,7 +23,7 @@ struct AdamOptions {
   }
 };
 
-/// AdamOptions, but weight decay is on by default, as in PyTorch.
+/// The same options as AdamOptions. The default weight decay is 0.01, as in PyTorch.
 struct AdamWOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
@@ -43,7 +43,7 @@ struct AdamWOptions {
 };
 
 namespace detail {
-/// What Adam and AdamW share: all but where the weight decays.
+/// The common base of Adam and AdamW, which differ only in how the weight decays.
 template <class O, bool kDecoupled>
 class AdamBase : public OptimizerWith<O> {
  public:
@@ -67,14 +67,14 @@ extern template class AdamBase<AdamOptions, false>;
 extern template class AdamBase<AdamWOptions, true>;
 }  // namespace detail
 
-/// Kingma and Ba, "Adam: a method for stochastic optimization", 2015.
+/// Adam (Kingma and Ba, "Adam: a method for stochastic optimization", 2015).
 class Adam : public detail::AdamBase<AdamOptions, false> {
  public:
   using AdamBase::AdamBase;
 };
 
-/// Adam with weight decay apart from the gradient: Loshchilov and Hutter, "Decoupled weight decay
-/// regularization", 2019.
+/// Adam with weight decay that is decoupled from the gradient (Loshchilov and Hutter, "Decoupled weight decay
+/// regularization", 2019).
 class AdamW : public detail::AdamBase<AdamWOptions, true> {
  public:
   using AdamBase::AdamBase;

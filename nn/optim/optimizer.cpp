@@ -280,7 +280,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   });
   for (const auto& [key, t] : dict)
     if (!used.contains(key)) wrong += "\n  unexpected: " + key;
-  check(wrong.empty(), "[load_state_dict] the state does not fit this ", name(),
+  check(wrong.empty(), "[load_state_dict] the state dict does not match this ", name(),
         ", and nothing was loaded:", wrong,
         "\npass the state of the same optimizer over the same parameters");
 

@@ -27,7 +27,7 @@ void Scheduler::set_rates(std::int64_t steps) {
   try {
     for (std::size_t g = 0; g < rates.size(); ++g) optimizer_.set_lr(g, rates[g]);
     set_others(steps);
-  } catch (...) {  // a rate that the optimizer refuses, after others that it took
+  } catch (...) {  // the optimizer refused a rate after it had accepted others: restore them
     for (std::size_t g = 0; g < old.size(); ++g) optimizer_.set_lr(g, old[g]);
     throw;
   }
@@ -169,8 +169,8 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
 }
 
 void OneCycleLR::check_step(std::int64_t steps) const {
-  // The step after the last batch is allowed, as in PyTorch: a loop that steps once a batch takes it. The
-  // rate stays at its end (PyTorch's then goes up again).
+  // One step beyond the last batch is allowed, as in PyTorch, because a loop that steps once per batch takes
+  // it. The rate stays at its final value; PyTorch's rate rises again.
   check(steps <= options_.total_steps, "[OneCycleLR] step ", steps, " is beyond the ", options_.total_steps,
         " steps of the schedule; set total_steps to the number of optimizer steps");
 }

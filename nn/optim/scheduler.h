@@ -1,6 +1,6 @@
 #pragma once
-// Learning rate schedules, PyTorch's. Each is a function of the number of steps taken, so a restored schedule
-// goes on exactly where it was.
+// Learning-rate schedules with PyTorch's names. Each one is a function of the number of steps, so a restored
+// schedule continues exactly.
 //
 //   optim::CosineAnnealingLR schedule(optimizer, {.T_max = epochs});
 //   for (...) { train(); schedule.step(); }
@@ -18,27 +18,28 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  /// Goes one step on and sets the optimizer's learning rates.
+  /// Advances by one step and sets the optimizer's learning rates.
   void step();
-  /// Steps taken so far (PyTorch's last_epoch).
+  /// The number of steps so far (PyTorch's last_epoch).
   std::int64_t steps() const { return steps_; }
-  /// The rates that are set now, one a group.
+  /// The current learning rates, one per parameter group.
   const std::vector<double>& last_lr() const { return last_lr_; }
 
-  /// Steps taken and the rates at the start; functions and options are not part of it.
+  /// Returns the number of steps and the initial rates. Functions and options are not saved.
   StateDict state_dict() const;
-  /// Goes to a saved position, and sets the rates that belong to it. Throws ValueError if the state is of
-  /// something else.
+  /// Moves to the saved position and sets its learning rates. Throws ValueError if the state does not fit
+  /// this schedule.
   void load_state_dict(const StateDict& dict);
 
  protected:
   explicit Scheduler(Optimizer& optimizer);
-  /// Sets the rates of step 0; for constructors of derived classes.
+  /// Sets the rates of step 0. Derived classes call it at the end of their constructors.
   void start() { set_rates(0); }
 
-  /// The learning rate of a group after `steps` steps.
+  /// Returns the learning rate of a group after `steps` steps.
   virtual double lr_at(std::int64_t steps, std::size_t group) const = 0;
-  /// What else changes with it (momentum), and what makes a step impossible (ValueError).
+  /// Called in each step. Derived classes change other options here (momentum), or throw ValueError if the
+  /// step is impossible.
   virtual void check_step(std::int64_t) const {}
   virtual void set_others(std::int64_t) {}
 
@@ -53,12 +54,12 @@ class Scheduler {
   std::vector<double> base_lrs_, last_lr_;
 };
 
-/// base * fn(steps)
+/// Sets lr = base lr * fn(steps).
 class LambdaLR : public Scheduler {
  public:
   using Factor = std::function<double(std::int64_t)>;
   LambdaLR(Optimizer& optimizer, Factor factor);
-  /// One function for each group.
+  /// One function per parameter group.
   LambdaLR(Optimizer& optimizer, std::vector<Factor> factors);
 
  protected:
@@ -72,7 +73,7 @@ struct StepLROptions {
   std::int64_t step_size = 0;
   double gamma = 0.1;
 };
-/// base * gamma^(steps / step_size), rounded down.
+/// Sets lr = base lr * gamma^floor(steps / step_size).
 class StepLR : public Scheduler {
  public:
   StepLR(Optimizer& optimizer, const StepLROptions& options);
@@ -88,7 +89,8 @@ struct LinearLROptions {
   double start_factor = 1.0 / 3, end_factor = 1;
   std::int64_t total_iters = 5;
 };
-/// A factor that goes linearly from start_factor to end_factor in total_iters steps, and stays: warm-up.
+/// Multiplies the base lr by a factor that goes linearly from start_factor to end_factor in total_iters steps
+/// and then stays. It is used for warm-up.
 class LinearLR : public Scheduler {
  public:
   explicit LinearLR(Optimizer& optimizer, const LinearLROptions& options = {});
@@ -103,12 +105,12 @@ class LinearLR : public Scheduler {
 struct CosineAnnealingLROptions {
   std::int64_t T_max = 0;
   double eta_min = 0;
-  /// Steps of linear warm-up, from base / warmup_steps, before the cosine's T_max begin. Not in PyTorch,
-  /// where it takes a LinearLR and a SequentialLR.
+  /// The number of linear warm-up steps, from base lr / warmup_steps, before the cosine starts. PyTorch needs
+  /// a LinearLR and a SequentialLR for this.
   std::int64_t warmup_steps = 0;
 };
-/// From base to eta_min along half a cosine in T_max steps, and back in the next T_max (Loshchilov and
-/// Hutter, "SGDR", 2017, without restarts).
+/// Goes from the base lr to eta_min along half a cosine in T_max steps, and back in the next T_max steps
+/// (Loshchilov and Hutter, "SGDR", 2017, without restarts).
 class CosineAnnealingLR : public Scheduler {
  public:
   CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
@@ -124,18 +126,18 @@ enum class Anneal : std::uint8_t { cos, linear };
 
 struct OneCycleLROptions {
   double max_lr = 0;
-  std::int64_t total_steps = 0;  ///< or epochs and steps_per_epoch
+  std::int64_t total_steps = 0;  ///< alternatively, set epochs and steps_per_epoch
   std::int64_t epochs = 0, steps_per_epoch = 0;
-  double pct_start = 0.3;  ///< the part of all steps in which the rate rises
+  double pct_start = 0.3;  ///< the fraction of steps in which the rate rises
   Anneal anneal_strategy = Anneal::cos;
-  bool cycle_momentum = true;  ///< moves momentum (SGD) or beta1 (Adam) the other way
+  bool cycle_momentum = true;  ///< moves momentum (SGD) or beta1 (Adam) in the opposite direction
   double base_momentum = 0.85, max_momentum = 0.95;
   double div_factor = 25;         ///< the first rate is max_lr / div_factor
-  double final_div_factor = 1e4;  ///< the last one is the first / final_div_factor
-  bool three_phase = false;       ///< back down to the first rate, then to the last
+  double final_div_factor = 1e4;  ///< the last rate is the first rate / final_div_factor
+  bool three_phase = false;  ///< falls to the first rate in a second phase, then to the last rate in a third
 };
-/// One rise and fall over the whole training (Smith and Topin, "Super-convergence", 2018). Step it once a
-/// batch.
+/// The rate rises once and falls once over the whole training (Smith and Topin, "Super-convergence", 2018).
+/// Call step() once per batch.
 class OneCycleLR : public Scheduler {
  public:
   OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);

@@ -18,8 +18,8 @@ struct SGDOptions {
   }
 };
 
-/// Stochastic gradient descent, with momentum (Sutskever et al., "On the importance of initialization and
-/// momentum", 2013) in PyTorch's form: the learning rate multiplies the whole momentum buffer.
+/// Stochastic gradient descent with momentum (Sutskever et al., "On the importance of initialization and
+/// momentum", 2013). As in PyTorch, the learning rate multiplies the whole momentum buffer.
 class SGD : public OptimizerWith<SGDOptions> {
  public:
   explicit SGD(std::vector<Parameter> params, const Options& options = {});

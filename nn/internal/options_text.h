@@ -1,6 +1,5 @@
 #pragma once
-// How layers print their options: "in_features=784, out_features=10, bias=true". Not in tapestry.h: for the
-// layers here.
+// Formats the options of a layer for printing: "in_features=784, out_features=10, bias=true".
 #include <sstream>
 #include <string>
 
@@ -23,7 +22,7 @@ class OptionsText {
     if (value.h == value.w) return add(name, value.h);
     return add(name, "(" + std::to_string(value.h) + ", " + std::to_string(value.w) + ")");
   }
-  /// Only where it is not the default.
+  /// Adds the option unless it has its default value.
   template <class T>
   OptionsText& add(const char* name, const T& value, const T& usual) {
     return value == usual ? *this : add(name, value);
