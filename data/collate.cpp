@@ -6,7 +6,7 @@
 namespace tapestry::data {
 namespace {
 
-/// Copies the elements of a strided block, row-major, to `out`; returns the end of what was written.
+/// Copies the elements of a strided block to `out` in row-major order. Returns the end of the written range.
 char* copy_strided(const char* in, char* out, const Shape& sizes, const Shape& strides, std::int64_t item,
                    int dim) {
   if (dim == sizes.size()) {
@@ -22,7 +22,7 @@ char* copy_strided(const char* in, char* out, const Shape& sizes, const Shape& s
   return out;
 }
 
-/// Copies all elements of `t`, row-major, to `out`.
+/// Copies all elements of `t` to `out` in row-major order.
 void copy_elements(const Tensor& t, char* out) {
   if (t.numel() == 0) return;
   if (t.is_contiguous()) std::memcpy(out, t.raw_data(), t.nbytes());

@@ -1,12 +1,12 @@
 #pragma once
-// DataLoader: batches of a dataset for a range-for loop, made ahead by worker threads.
+// A DataLoader iterates over the batches of a dataset. Worker threads prepare batches ahead.
 //
 //   data::DataLoader loader(train, {.batch_size = 128, .shuffle = true, .seed = 7, .num_workers = 2});
 //   for (int epoch = 0; epoch < 6; ++epoch)
 //     for (auto& [images, labels] : loader) step(images, labels);
 //
-// What comes out is a function of the options, the epoch and the position alone: the same for any number of
-// workers, and the same after load_state().
+// The batches depend only on the options, the epoch and the position. They are the same for any number of
+// workers, and after load_state().
 #include <concepts>
 #include <cstdint>
 #include <exception>
@@ -31,25 +31,26 @@
 
 namespace tapestry::data {
 
-/// What a transform may know of the batch that it changes.
+/// The batch that a transform changes.
 struct BatchContext {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
-  std::span<const std::int64_t> indices;  ///< of the samples, in the batch's order
-  std::uint64_t use = 2;                  ///< tells apart the transforms of a loader
+  std::span<const std::int64_t> indices;  ///< indices of the samples, in batch order
+  std::uint64_t use = 2;                  ///< a different number for each transform of a loader
 
-  /// Random numbers of the i-th sample of the batch: a function of (seed, epoch, its index, the transform's
-  /// place).
+  /// Returns random numbers for the i-th sample of the batch. They depend only on the seed, the epoch, the
+  /// sample's index and the transform's position.
   Rng rng(std::size_t i) const {
     return Rng(derive_key(seed, epoch, use), static_cast<std::uint64_t>(indices[i]));
   }
 };
 
-/// Changes a batch, usually by replacing its input. Runs in the workers, several at once.
+/// A function that changes a batch, usually by replacing its input. Several workers may call it at the same
+/// time.
 template <class B = Example>
 using BatchTransform = std::function<void(B& batch, const BatchContext& context)>;
 
-/// What a DataLoader makes of E unless told otherwise: stacked tensors, else a vector.
+/// The default batch type for samples of type E: Example for Example, Tensor for Tensor, else std::vector<E>.
 template <class E>
 struct DefaultBatch {
   using type = std::vector<E>;
@@ -66,42 +67,44 @@ struct DefaultBatch<Tensor> {
 template <class E = Example, class B = typename DefaultBatch<E>::type>
 struct DataLoaderOptions {
   std::int64_t batch_size = 1;
-  bool shuffle = false;    ///< a new permutation each epoch
-  std::uint64_t seed = 0;  ///< of the order, of random transforms and of random operations in Dataset::get
-  int num_workers = 0;     ///< threads; 0 makes each batch when it is asked for, on the caller's thread
-  int prefetch = 2;        ///< batches made ahead, a worker
-  bool drop_last = false;  ///< leave out a last batch that is not full
-  std::vector<BatchTransform<B>> transforms = {};           ///< in order, after collating
-  std::function<B(std::vector<E>&& samples)> collate = {};  ///< instead of stacking
-  std::shared_ptr<const Sampler> sampler = {};              ///< instead of shuffle
-  std::shared_ptr<const BatchSampler> batch_sampler = {};   ///< instead of batch_size, shuffle and drop_last
-  /// A CUDA device: batches arrive there. The workers copy them through page-locked memory on a stream of the
-  /// loader's own, so the device has up to num_workers * prefetch batches, and waits for none of them.
+  bool shuffle = false;    ///< draw a new permutation in each epoch
+  std::uint64_t seed = 0;  ///< seeds the order, random transforms, and random operations in Dataset::get
+  int num_workers = 0;     ///< worker threads; 0 makes each batch on the caller's thread when it is requested
+  int prefetch = 2;        ///< batches prepared ahead per worker
+  bool drop_last = false;  ///< skip the last batch if it is not full
+  std::vector<BatchTransform<B>> transforms = {};           ///< applied in order, after collating
+  std::function<B(std::vector<E>&& samples)> collate = {};  ///< replaces the default, which stacks samples
+  std::shared_ptr<const Sampler> sampler = {};              ///< replaces shuffle
+  std::shared_ptr<const BatchSampler> batch_sampler =
+      {};  ///< replaces batch_size, shuffle, drop_last and sampler
+  /// A CUDA device to which workers copy the batches, through pinned memory and on the loader's own stream.
+  /// The device then holds up to num_workers * prefetch batches. The host does not wait for the copies.
   std::optional<Device> device = {};
 };
 
-/// A position in the stream of batches, to save and to resume from. `samples` and `batches` describe the
-/// loader: a position in one loader means nothing in another.
+/// A position in the sequence of batches, to save and resume. `samples` and `batches` describe the loader,
+/// because a position is valid only for the loader that produced it.
 struct LoaderState {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
-  std::int64_t batch = 0;  ///< batches of the epoch that were handed out
+  std::int64_t batch = 0;  ///< batches of this epoch that were returned so far
   std::int64_t samples = 0, batches = 0;
 
-  /// "seed=7 epoch=1 batch=40 samples=60000 batches=469", for a checkpoint.
+  /// Returns text such as "seed=7 epoch=1 batch=40 samples=60000 batches=469", for a checkpoint.
   std::string str() const;
-  /// The opposite. Throws ValueError for any other text.
+  /// Parses the text of str(). Throws ValueError for any other text.
   static LoaderState parse(const std::string& text);
 };
 
-/// A sample could not be loaded, collated or transformed. The text says which, and has the cause's text.
+/// Thrown if a sample could not be loaded, collated or transformed. The message names the sample and contains
+/// the message of the cause.
 class SampleError : public Error {
  public:
   SampleError(const std::string& text, std::int64_t index, std::exception_ptr cause)
       : Error(text), index_(index), cause_(std::move(cause)) {}
-  /// The sample's index in the dataset; -1 where only the batch is known.
+  /// The sample's index in the dataset, or -1 if only the batch is known.
   std::int64_t index() const { return index_; }
-  /// What was thrown.
+  /// The original exception.
   const std::exception_ptr& cause() const { return cause_; }
 
  private:
@@ -111,25 +114,26 @@ class SampleError : public Error {
 
 namespace detail {
 
-/// One epoch's batches and how to make them; shared by a loader's workers.
+/// The batches of one epoch. All workers of a loader share it.
 struct EpochPlan {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
   std::vector<std::vector<std::int64_t>> batches;
 
-  /// Seeds the generator for Dataset::get(index).
+  /// Returns the seed of the generator for Dataset::get(index).
   std::uint64_t sample_seed(std::int64_t index) const;
-  /// Throws SampleError with the text of `cause`. `index` -1 names the batch's samples instead.
+  /// Throws SampleError with the message of `cause`. If `index` is -1, the error lists the samples of the
+  /// batch.
   [[noreturn]] void rethrow(std::exception_ptr cause, std::int64_t batch, std::int64_t index) const;
 };
 
-/// Throws ValueError for options that contradict each other.
+/// Throws ValueError if options contradict each other.
 void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last, int num_workers,
                           int prefetch, bool sampler, bool batch_sampler);
-/// Throws ValueError unless `state` fits a loader of that many samples and batches.
+/// Throws ValueError unless `state` belongs to a loader with this many samples and batches.
 void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
 
-/// A batch, and when it is on its device.
+/// A batch, and the event of its copy to the device.
 template <class B>
 struct MadeBatch {
   B batch;
@@ -147,7 +151,7 @@ class BatchMaker {
     upload_ = std::make_unique<Upload>(*options_.device);
   }
 
-  /// Batch `k` of the plan. Independent of the calling thread's context.
+  /// Makes batch `k` of the plan. The result does not depend on the calling thread's context.
   std::shared_ptr<MadeBatch<B>> make(const EpochPlan& plan, std::int64_t k) const {
     const std::vector<std::int64_t>& indices = plan.batches[static_cast<std::size_t>(k)];
     Generator generator(plan.sample_seed(indices.empty() ? 0 : indices[0]));
@@ -170,7 +174,7 @@ class BatchMaker {
     plan.rethrow(std::move(error), k, -1);
   }
 
-  /// What the calling thread's stream is given from now on may use the batch.
+  /// Makes the calling thread's current stream wait until the batch has been copied.
   void arrive(MadeBatch<B>& made) const {
     if constexpr (has_tensors<B>)
       if (upload_) for_tensors(made.batch, [&](const Tensor& t) { upload_->arrive(t, made.ready); });
@@ -195,7 +199,7 @@ class BatchMaker {
         try {
           if (std::optional<E> batch = dataset_->get_batch(indices)) return std::move(*batch);
         } catch (...) {
-          bulk = std::current_exception();  // fetching them one by one finds the sample that it was
+          bulk = std::current_exception();  // fetching the samples one by one finds the one that failed
         }
       }
     }
@@ -223,7 +227,7 @@ class BatchMaker {
 
   std::shared_ptr<const Dataset<E>> dataset_;
   DataLoaderOptions<E, B> options_;
-  std::unique_ptr<const Upload> upload_;  // null: batches stay on the CPU
+  std::unique_ptr<const Upload> upload_;  // null if batches stay on the CPU
 };
 
 }  // namespace detail
@@ -233,7 +237,7 @@ class DataLoader {
  public:
   using Options = DataLoaderOptions<E, B>;
 
-  /// Throws ValueError for options that make no sense.
+  /// Throws ValueError if options are out of range or contradict each other.
   DataLoader(std::shared_ptr<const Dataset<E>> dataset, Options options = {}) {
     check(dataset != nullptr, "[DataLoader] the dataset is null");
     detail::check_loader_options(options.batch_size, options.shuffle, options.drop_last, options.num_workers,
@@ -242,12 +246,12 @@ class DataLoader {
     position_->seed = options.seed;
     maker_ = std::make_shared<const detail::BatchMaker<E, B>>(std::move(dataset), std::move(options));
   }
-  /// Of a dataset that is cheap to copy, such as a TensorDataset.
+  /// Copies the dataset, which should be cheap to copy, such as a TensorDataset.
   template <std::derived_from<Dataset<E>> D>
   DataLoader(const D& dataset, Options options = {})
       : DataLoader(std::make_shared<const D>(dataset), std::move(options)) {}
 
-  /// One pass. Ends its workers when it goes away, at a `break` say.
+  /// One pass over the data. Its destructor, which also runs at a `break`, stops the workers.
   class Iterator {
    public:
     using value_type = B;
@@ -291,10 +295,10 @@ class DataLoader {
     std::shared_ptr<detail::MadeBatch<B>> made_;
   };
 
-  /// Starts a pass: over the whole of the next epoch, or over the rest of one after load_state(). One pass at
-  /// a time.
+  /// Starts a pass over the next epoch, or over the rest of an epoch after load_state(). Only one pass may
+  /// run at a time.
   Iterator begin() {
-    if (started_ && position_->batch > 0) {  // the last pass was broken off
+    if (started_ && position_->batch > 0) {  // the last pass did not reach its end
       ++position_->epoch;
       position_->batch = 0;
     }
@@ -315,26 +319,26 @@ class DataLoader {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// Batches of a whole epoch.
+  /// The number of batches of a whole epoch.
   std::int64_t size() const { return batch_sampler().size(); }
   const Dataset<E>& dataset() const { return maker_->dataset(); }
-  /// The epoch under way, or after a pass that reached its end the next one.
+  /// The current epoch. After a complete pass, the next epoch.
   std::int64_t epoch() const { return position_->epoch; }
-  /// The next pass is that epoch's, from its first batch.
+  /// Makes the next pass start at the first batch of this epoch.
   void set_epoch(std::int64_t epoch) {
     position_->epoch = epoch;
     position_->batch = 0;
   }
 
-  /// After the batch that was handed out last.
+  /// Returns the position after the last returned batch.
   LoaderState state() const {
     LoaderState state = *position_;
     state.samples = maker_->dataset().size();
     state.batches = size();
     return state;
   }
-  /// The next pass goes on from there, bit for bit. Throws ValueError if the state is of another dataset or
-  /// batch size.
+  /// Makes the next pass continue from this position, with the same bits. Throws ValueError if the state
+  /// belongs to another dataset or batch size.
   void load_state(const LoaderState& state) {
     detail::check_loader_state(state, maker_->dataset().size(), size());
     *position_ = state;

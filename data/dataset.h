@@ -1,5 +1,5 @@
 #pragma once
-// Datasets: a size, and samples by index.
+// A dataset has a size and returns samples by index.
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -13,26 +13,27 @@
 
 namespace tapestry::data {
 
-/// Derive from it to bring samples of your own. Both functions must be safe to call from several threads at
-/// once (DataLoader's workers do).
+/// The base class of datasets. Both functions must be safe to call from several threads at the same time,
+/// because DataLoader's workers do so.
 template <class E = Example>
 class Dataset {
  public:
   using ExampleType = E;
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
-  /// Sample `index` in [0, size()). Under a DataLoader, random operations in here draw from a generator
-  /// seeded by (seed, epoch, index), so that results do not depend on the number of workers.
+  /// Returns sample `index` in [0, size()). Under a DataLoader, random operations inside draw from a
+  /// generator that is seeded by (seed, epoch, index), so results do not depend on the number of workers.
   virtual E get(std::int64_t index) const = 0;
-  /// The samples already collated, for datasets that make a batch faster than sample by sample; nothing
-  /// otherwise.
+  /// Returns the samples as one collated batch, if the dataset can make a batch faster than sample by sample.
+  /// Returns nothing otherwise.
   virtual std::optional<E> get_batch(std::span<const std::int64_t> indices) const {
     static_cast<void>(indices);
     return std::nullopt;
   }
 };
 
-/// Samples are the rows of tensors that fit in memory. Rows come as views; batches are gathered at once.
+/// A dataset whose samples are rows of tensors in memory. get() returns views; get_batch() gathers the rows
+/// at once.
 class TensorDataset : public Dataset<Example> {
  public:
   /// Throws ValueError unless both tensors have the same size in dimension 0.
@@ -40,7 +41,7 @@ class TensorDataset : public Dataset<Example> {
   std::int64_t size() const override { return input_.size(0); }
   Example get(std::int64_t index) const override;
   std::optional<Example> get_batch(std::span<const std::int64_t> indices) const override;
-  /// All inputs and all targets.
+  /// The tensors of all inputs and all targets.
   const Tensor& input() const { return input_; }
   const Tensor& target() const { return target_; }
 
@@ -56,15 +57,16 @@ inline void check_index(const char* op, std::int64_t index, std::int64_t size) {
   check<IndexError>(index >= 0 && index < size, "[", op, "] sample ", index, " is out of range for ", size,
                     " samples");
 }
-/// 0 .. size-1 in an order drawn from `seed`, cut into parts of these lengths.
+/// Splits a permutation of 0 .. size-1, drawn from `seed`, into parts of these lengths.
 std::vector<std::vector<std::int64_t>> split_indices(std::int64_t size,
                                                      const std::vector<std::int64_t>& lengths,
                                                      std::uint64_t seed);
-/// Lengths that are these fractions of `size`; what rounding leaves over goes to the first parts, one each.
+/// Returns the lengths of these fractions of `size`. The first parts get one more each until the lengths add
+/// up to `size`.
 std::vector<std::int64_t> split_lengths(std::int64_t size, const std::vector<double>& fractions);
 }  // namespace detail
 
-/// The samples `indices` of another dataset. Throws ValueError for an index outside it.
+/// The samples `indices` of another dataset. Throws ValueError for an index outside that dataset.
 template <class E = Example>
 class Subset : public Dataset<E> {
  public:
@@ -92,7 +94,7 @@ class Subset : public Dataset<E> {
   std::vector<std::int64_t> indices_;
 };
 
-/// Several datasets, one after the other.
+/// The concatenation of several datasets.
 template <class E = Example>
 class ConcatDataset : public Dataset<E> {
  public:
@@ -115,8 +117,7 @@ class ConcatDataset : public Dataset<E> {
   std::int64_t size_ = 0;
 };
 
-/// Cuts a dataset into random parts that share no sample. Throws ValueError unless the lengths add up to its
-/// size.
+/// Splits a dataset into random disjoint parts. Throws ValueError unless the lengths add up to its size.
 template <class E>
 std::vector<Subset<E>> random_split(const std::shared_ptr<const Dataset<E>>& dataset,
                                     const std::vector<std::int64_t>& lengths, std::uint64_t seed = 0) {
@@ -126,7 +127,7 @@ std::vector<Subset<E>> random_split(const std::shared_ptr<const Dataset<E>>& dat
     parts.emplace_back(dataset, std::move(indices));
   return parts;
 }
-/// The same for a dataset that is cheap to copy, such as a TensorDataset.
+/// Copies the dataset, which should be cheap to copy, such as a TensorDataset.
 template <class D>
 std::vector<Subset<typename D::ExampleType>> random_split(const D& dataset,
                                                           const std::vector<std::int64_t>& lengths,
@@ -141,7 +142,7 @@ std::vector<Subset<typename D::ExampleType>> random_split(const std::shared_ptr<
   using E = typename D::ExampleType;
   return random_split<E>(std::shared_ptr<const Dataset<E>>(dataset), lengths, seed);
 }
-/// By fractions that add up to 1.
+/// Splits by fractions that add up to 1.
 template <class D>
 std::vector<Subset<typename D::ExampleType>> random_split(const D& dataset,
                                                           const std::vector<double>& fractions,
@@ -155,7 +156,7 @@ std::vector<Subset<typename D::ExampleType>> random_split(const std::shared_ptr<
   check(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
   return random_split(dataset, detail::split_lengths(dataset->size(), fractions), seed);
 }
-/// `random_split(dataset, {50000, 10000})`, `random_split(dataset, {0.8, 0.2})`
+/// Allows `random_split(dataset, {50000, 10000})` and `random_split(dataset, {0.8, 0.2})`.
 template <class D, class Number>
 requires std::is_arithmetic_v<Number>
 auto random_split(const D& dataset, std::initializer_list<Number> parts, std::uint64_t seed = 0) {

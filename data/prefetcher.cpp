@@ -24,7 +24,7 @@ struct Prefetcher::Impl {
   std::mutex mutex;
   std::condition_variable ready, space;
   std::vector<Slot> slots;           // result k is in slots[k % size]
-  std::int64_t claimed, handed_out;  // the next ones
+  std::int64_t claimed, handed_out;  // the next result to compute, and the next result to return
   bool stopping = false;
   std::vector<std::thread> threads;
 
@@ -38,7 +38,7 @@ struct Prefetcher::Impl {
   Slot& slot(std::int64_t k) { return slots[static_cast<std::size_t>(k) % slots.size()]; }
 
   void work() {
-    const ThreadShare one(1);  // a worker that opened parallel regions would slow the compute thread's
+    const ThreadShare one(1);  // OpenMP regions of a worker would slow down those of the compute thread
     std::unique_lock lock(mutex);
     while (true) {
       space.wait(lock, [&] {

@@ -1,20 +1,19 @@
 #pragma once
-// Random numbers that are a function of a key alone: what a sample gets does not depend on which worker makes
-// it.
+// Random numbers that depend only on a key. A sample gets the same numbers on any worker.
 #include <cstdint>
 
 #include "tapestry/core/philox.h"
 
 namespace tapestry::data {
 
-/// A key for one use of one epoch of a seed. Uses: 0 is the order of samples, 1 what Dataset::get draws, 2 +
-/// k the k-th transform.
+/// Returns the key of one use in one epoch. Use 0 is the order of samples, use 1 is Dataset::get, and use 2 +
+/// k is the k-th transform.
 inline std::uint64_t derive_key(std::uint64_t seed, std::int64_t epoch, std::uint64_t use) {
   const Philox4 p = philox(seed, static_cast<std::uint64_t>(epoch), use);
   return (static_cast<std::uint64_t>(p.v[0]) << 32) | p.v[1];
 }
 
-/// The numbers of one (key, stream), in order. Cheap to make: one a sample.
+/// The random numbers of one (key, stream). Constructing one per sample is cheap.
 class Rng {
  public:
   explicit Rng(std::uint64_t key, std::uint64_t stream = 0) : key_(key), stream_(stream) {}
@@ -30,10 +29,10 @@ class Rng {
     const std::uint64_t high = next();
     return (high << 32) | next();
   }
-  /// Uniform in [0, 1).
+  /// Returns a uniform number in [0, 1).
   double uniform() { return static_cast<double>(next64() >> 11) * 0x1p-53; }
-  /// Uniform in [0, n) without bias, for n >= 1 (Lemire, "Fast random integer generation in an interval",
-  /// 2019).
+  /// Returns an unbiased uniform integer in [0, n), for n >= 1 (Lemire, "Fast random integer generation in an
+  /// interval", 2019).
   std::int64_t below(std::int64_t n) {
     const std::uint64_t range = static_cast<std::uint64_t>(n);
     unsigned __int128 product = static_cast<unsigned __int128>(next64()) * range;

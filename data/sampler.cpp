@@ -16,7 +16,7 @@ std::vector<std::int64_t> ascending(std::int64_t size) {
   return order;
 }
 
-/// The first `count` of a random permutation of 0 .. size-1 (Fisher-Yates).
+/// Returns the first `count` elements of a random permutation of 0 .. size-1 (Fisher-Yates).
 std::vector<std::int64_t> shuffled(std::int64_t size, std::int64_t count, Rng rng) {
   std::vector<std::int64_t> order = ascending(size);
   for (std::int64_t i = 0; i < count; ++i)

@@ -1,22 +1,22 @@
 #pragma once
-// Samplers: which samples an epoch sees, in which order.
+// A sampler chooses the samples of an epoch and their order.
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 namespace tapestry::data {
 
-/// The order of an epoch is a function of the sampler's options and the epoch's number alone. So any epoch
-/// can be entered, repeated or resumed without having gone through the ones before.
+/// The order of an epoch depends only on the sampler's options and the epoch's number, so any epoch can be
+/// started, repeated or resumed without running the earlier ones.
 class Sampler {
  public:
   virtual ~Sampler() = default;
-  /// Samples an epoch.
+  /// The number of samples per epoch.
   virtual std::int64_t size() const = 0;
   virtual std::vector<std::int64_t> indices(std::int64_t epoch) const = 0;
 };
 
-/// 0, 1, 2, ...
+/// The order 0, 1, 2, ...
 class SequentialSampler : public Sampler {
  public:
   explicit SequentialSampler(std::int64_t size);
@@ -27,15 +27,15 @@ class SequentialSampler : public Sampler {
   std::int64_t size_;
 };
 
-/// A new permutation each epoch; or, with `replacement`, independent draws.
+/// Draws a new permutation in each epoch, or independent samples if `replacement` is set.
 class RandomSampler : public Sampler {
  public:
   struct Options {
     bool replacement = false;
-    std::int64_t num_samples = -1;  ///< an epoch; -1 for as many as the dataset has
+    std::int64_t num_samples = -1;  ///< samples per epoch; -1 means the size of the dataset
   };
   explicit RandomSampler(std::int64_t size, std::uint64_t seed = 0) : RandomSampler(size, seed, Options()) {}
-  /// Throws ValueError for more samples than there are without replacement.
+  /// Throws ValueError if num_samples exceeds the size and `replacement` is not set.
   RandomSampler(std::int64_t size, std::uint64_t seed, Options options);
   std::int64_t size() const override { return options_.num_samples; }
   std::vector<std::int64_t> indices(std::int64_t epoch) const override;
@@ -46,8 +46,8 @@ class RandomSampler : public Sampler {
   Options options_;
 };
 
-/// The share of one rank of `world_size`: every world_size-th index of an order that all ranks agree on.
-/// Unless `drop_last`, it is filled up from its beginning so that all ranks get equally many.
+/// The part of one rank: every world_size-th index of an order that is the same on all ranks. Unless
+/// `drop_last` is set, indices from the beginning are repeated, so that all ranks get the same number.
 class DistributedSampler : public Sampler {
  public:
   struct Options {
@@ -67,15 +67,15 @@ class DistributedSampler : public Sampler {
   Options options_;
 };
 
-/// Groups samples into batches. Derive from it to group them otherwise (by length, say).
+/// Groups samples into batches. Derive from it to group them in another way, for example by length.
 class BatchSampler {
  public:
   /// Throws ValueError unless batch_size >= 1.
   BatchSampler(std::shared_ptr<const Sampler> sampler, std::int64_t batch_size, bool drop_last = false);
   virtual ~BatchSampler() = default;
-  /// Batches an epoch.
+  /// The number of batches per epoch.
   virtual std::int64_t size() const;
-  /// A function of the epoch's number alone, like Sampler::indices.
+  /// Returns the batches of an epoch. They depend only on the options and the epoch's number.
   virtual std::vector<std::vector<std::int64_t>> batches(std::int64_t epoch) const;
 
  protected:

@@ -6,7 +6,7 @@
 namespace tapestry::data {
 namespace {
 
-/// The input of `batch`, dense, after checking that it is a batch of images.
+/// Returns the contiguous input of `batch`. Throws unless it is a batch of images.
 Tensor images_of(const char* op, const Example& batch, const BatchContext& context) {
   check_cpu(op, batch.input, "input");
   check(batch.input.dim() == 4, "[", op, "] expected a batch of images [N, C, H, W], got ",
@@ -16,7 +16,7 @@ Tensor images_of(const char* op, const Example& batch, const BatchContext& conte
   return dense(batch.input);
 }
 
-/// Calls fn with an integer type of that many bytes: moving elements needs no more than their size.
+/// Calls fn with an unsigned integer type of the element's size. Moving elements depends only on their size.
 template <class F>
 void with_item(DType dtype, F&& fn) {
   switch (dtype_size(dtype)) {
@@ -46,7 +46,7 @@ Tensor normalized(const char* op, const Tensor& in, const std::vector<float>& me
   Tensor out = empty(in.sizes(), {DType::f32, kCPU});
   for (std::int64_t c = 0; c < channels; ++c) {
     const float m = channel(mean, c), s = channel(std, c);
-    float table[256];  // every byte's value
+    float table[256];  // the result for every byte value
     for (int v = 0; v < 256; ++v) table[v] = (static_cast<float>(v) / 255.0f - m) / s;
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t at = (i * channels + c) * plane;
@@ -96,7 +96,7 @@ BatchTransform<> random_crop(std::int64_t height, std::int64_t width, std::int64
       Rng rng = context.rng(static_cast<std::size_t>(i));
       const std::int64_t top = rng.below(h + 2 * padding - height + 1) - padding;
       const std::int64_t left = rng.below(w + 2 * padding - width + 1) - padding;
-      // Columns [begin, end) of the window are inside the image.
+      // Columns [begin, end) of the window lie inside the image.
       const std::int64_t begin = std::clamp<std::int64_t>(-left, 0, width),
                          end = std::clamp<std::int64_t>(w - left, begin, width);
       for (std::int64_t c = 0; c < channels; ++c) {

@@ -1,7 +1,7 @@
 #pragma once
-// Transforms of batches of images [N, C, H, W], for DataLoaderOptions::transforms. Random ones draw from
-// (seed, epoch, sample), so the number of workers changes nothing. They replace the batch's input and never
-// change it in place: it may be a view of the dataset.
+// Transforms of image batches [N, C, H, W], for DataLoaderOptions::transforms. Random transforms draw numbers
+// by (seed, epoch, sample), so results do not depend on the number of workers. A transform replaces the
+// batch's input and never changes it in place, because it may be a view of the dataset.
 #include <cstdint>
 #include <vector>
 
@@ -9,15 +9,15 @@
 
 namespace tapestry::data {
 
-/// (x - mean) / std by channel, to f32; bytes are divided by 255 first. One value for all channels, or one
-/// each. The same bits as torchvision's ToTensor and Normalize.
+/// Returns (x - mean) / std per channel as f32. Bytes are divided by 255 first. Give one value for all
+/// channels, or one per channel. The results have the same bits as torchvision's ToTensor and Normalize.
 BatchTransform<> normalize(std::vector<float> mean, std::vector<float> std);
-/// Bytes divided by 255, to f32.
+/// Divides bytes by 255 and returns f32.
 BatchTransform<> to_float();
-/// A random window of height x width from the image with `padding` zeros on every side; any dtype. Before
-/// normalize the zeros are black, after it the mean.
+/// Returns a random window of height x width from the image with `padding` zeros on every side. It takes any
+/// dtype. Zeros are black before normalize, and the mean after it.
 BatchTransform<> random_crop(std::int64_t height, std::int64_t width, std::int64_t padding = 0);
-/// Mirrored left to right with probability p; any dtype.
+/// Mirrors each image horizontally with probability p. It takes any dtype.
 BatchTransform<> random_horizontal_flip(double p = 0.5);
 
 }  // namespace tapestry::data

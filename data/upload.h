@@ -1,5 +1,5 @@
 #pragma once
-// Batches on their way to a CUDA device: what DataLoader does with its option `device`.
+// Copies batches to a CUDA device for DataLoader's option `device`.
 #include <type_traits>
 #include <vector>
 
@@ -21,22 +21,23 @@ void for_tensors(B& batch, const F& fn) {
     for (auto& part : batch) for_tensors(part, fn);
   }
 }
-/// Whether for_tensors knows the type.
+/// True if for_tensors supports the type.
 template <class B>
 inline constexpr bool has_tensors = std::is_same_v<B, Tensor> || std::is_same_v<B, Example>;
 template <class B>
 inline constexpr bool has_tensors<std::vector<B>> = has_tensors<B>;
 
-/// Copies through page-locked memory on a stream of its own, beside what the device computes. Thread-safe.
+/// Copies tensors through pinned memory on its own stream, so copies overlap with computation. It is
+/// thread-safe.
 class Upload {
  public:
   /// Throws DeviceError unless `device` is a CUDA device that exists.
   explicit Upload(Device device);
-  /// A copy on the device, which is not there yet. `t` is on the CPU, or undefined.
+  /// Starts a copy of `t` and returns the tensor on the device. `t` is on the CPU or undefined.
   Tensor send(const Tensor& t) const;
-  /// Behind all that was sent.
+  /// Records `event` after all copies so far.
   void mark(Event& event) const { event.record(stream_); }
-  /// What the caller's stream is given from now on may use `t`, which was sent before `event` was marked.
+  /// Makes the caller's current stream wait for `event`. `t` must have been sent before `event` was recorded.
   void arrive(const Tensor& t, const Event& event) const;
 
  private:

@@ -3,14 +3,14 @@
 #include <cstring>
 #include <filesystem>
 
-#include "tapestry/data/formats/input_file.h"
+#include "tapestry/data/formats/internal/input_file.h"
 
 namespace tapestry::data {
 namespace {
 
 constexpr std::int64_t kPixels = 3 * 32 * 32;
 
-/// Reads `rows` rows to images[3072 * rows] and labels[rows].
+/// Reads `rows` rows into images[3072 * rows] and labels[rows].
 void read_rows(const std::string& path, std::int64_t rows, std::uint8_t* images, std::int64_t* labels) {
   InputFile file("read_cifar10", path);
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -25,7 +25,7 @@ void read_rows(const std::string& path, std::int64_t rows, std::uint8_t* images,
   file.expect_end();
 }
 
-/// An error before any allocation if the file cannot have that many rows.
+/// Throws before any allocation if the file cannot contain that many rows.
 void check_rows(const std::string& path, std::int64_t rows) {
   check(rows >= 1 && rows < (std::int64_t{1} << 40), "[read_cifar10] rows is ", rows,
         "; it must be at least 1");

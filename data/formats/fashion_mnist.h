@@ -1,6 +1,6 @@
 #pragma once
-// Fashion-MNIST (and MNIST, whose files have the same names): 60,000 and 10,000 images of 28x28 in ten
-// classes.
+// Fashion-MNIST: 60,000 training and 10,000 test images of 28x28 pixels in ten classes. MNIST's files have
+// the same names and format.
 #include <string>
 #include <vector>
 
@@ -8,12 +8,12 @@
 
 namespace tapestry::data {
 
-/// Images u8 [N, 1, 28, 28], labels i64 [N]. Reads train-images-idx3-ubyte and its three companions, .gz or
-/// not, in `data_dir`; where that is empty, in the folder of Debian's and Ubuntu's package
-/// dataset-fashion-mnist. Throws IoError that says what brings the files if they are missing, and what is
-/// wrong with them if they are not what they should be.
+/// Returns images u8 [N, 1, 28, 28] and labels i64 [N]. Reads train-images-idx3-ubyte and its three
+/// companions, gzipped or not, from `data_dir`. If `data_dir` is empty, it reads them from the folder of the
+/// Debian and Ubuntu package dataset-fashion-mnist. Throws IoError if files are missing or wrong; the message
+/// says where to get them, or what is wrong.
 TensorDataset fashion_mnist(bool train, const std::string& data_dir = "");
-/// "T-shirt/top", "Trouser", ...
+/// The class names: "T-shirt/top", "Trouser", ...
 const std::vector<std::string>& fashion_mnist_classes();
 
 }  // namespace tapestry::data

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <vector>
 
-#include "tapestry/data/formats/input_file.h"
+#include "tapestry/data/formats/internal/input_file.h"
 
 namespace tapestry::data {
 namespace {
 
-/// Big-endian to the machine's order, in place.
+/// Converts big-endian elements to the machine's byte order, in place.
 template <class Bits>
 void swap_elements(void* data, std::int64_t count) {
   if constexpr (std::endian::native == std::endian::big) return;
@@ -24,7 +24,7 @@ void swap_elements(void* data, std::int64_t count) {
 
 struct Kind {
   DType dtype;
-  std::size_t stored;  // bytes an element in the file
+  std::size_t stored;  // bytes per element in the file
 };
 
 Kind kind_of(const InputFile& file, unsigned char code) {
@@ -66,7 +66,8 @@ Tensor read_idx(const std::string& path) {
     const std::uint64_t n =
         std::uint64_t{size[0]} << 24 | std::uint64_t{size[1]} << 16 | std::uint64_t{size[2]} << 8 | size[3];
     sizes.push_back(static_cast<std::int64_t>(n));
-    // A size of zero elsewhere does not make sizes right whose product is beyond any memory.
+    // Dimensions of size 0 are left out of the product, because they would hide an overflow of the other
+    // sizes.
     const std::uint64_t factor = std::max<std::uint64_t>(n, 1);
     if (bound > (std::uint64_t{1} << 62) / factor)
       file.broken(

@@ -1,14 +1,15 @@
 #pragma once
-// IDX, the format of MNIST and its kin: bytes 0 0 type ndim, big-endian sizes, then big-endian elements.
+// IDX is the file format of MNIST: the bytes 0, 0, type and ndim, then big-endian sizes, then big-endian
+// elements.
 #include <string>
 
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::data {
 
-/// The tensor in an IDX file, gzipped or not. Bytes become u8, i32 and floating types stay what they are,
-/// signed bytes and 16-bit integers become i32. Throws IoError for a file that is missing, cut off, longer or
-/// shorter than its header says, or not IDX; never allocates more than the file could hold.
+/// Reads the tensor of an IDX file, gzipped or not. Unsigned bytes become u8; signed bytes and 16-bit
+/// integers become i32; i32 and floating-point types keep their dtype. Throws IoError if the file is missing,
+/// is not IDX, or is shorter or longer than its header says. It never allocates more than the file can hold.
 Tensor read_idx(const std::string& path);
 
 }  // namespace tapestry::data

@@ -8,7 +8,7 @@
 namespace tapestry::data {
 namespace {
 
-/// Box and Muller's transform (1958), in double.
+/// Draws normal numbers by the Box-Muller transform (1958) in double precision.
 Tensor normal_images(const RandomDataset::Options& o) {
   check(o.size >= 0 && o.channels >= 0 && o.height >= 0 && o.width >= 0, "[RandomDataset] ", o.size,
         " images of ", o.channels, "x", o.height, "x", o.width, ": a size is negative");

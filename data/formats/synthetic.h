@@ -1,14 +1,14 @@
 #pragma once
-// Images that need no file.
+// Random images, for tests and benchmarks.
 #include <cstdint>
 
 #include "tapestry/data/dataset.h"
 
 namespace tapestry::data {
 
-/// Normal noise as images f32 [size, channels, height, width], with labels i64 [size]: all zero (the default:
-/// a model can learn to answer 0, and nothing else), or drawn from `num_classes` classes. A function of the
-/// options alone.
+/// A dataset of normal noise: images f32 [size, channels, height, width] and i64 labels [size]. By default
+/// all labels are 0, so a model learns to answer 0. Otherwise labels are drawn from `num_classes` classes.
+/// The data depends only on the options.
 class RandomDataset : public TensorDataset {
  public:
   struct Options {

@@ -1,4 +1,4 @@
-#include "tapestry/data/formats/input_file.h"
+#include "tapestry/data/formats/internal/input_file.h"
 
 #include <zlib.h>
 
@@ -17,7 +17,7 @@ struct InputFile::Impl {
   const char* format;
   std::string path;
   std::FILE* file = nullptr;
-  std::uint64_t file_size = 0, consumed = 0;  // bytes of the file, as stored
+  std::uint64_t file_size = 0, consumed = 0;  // bytes of the file, before decompression
   bool gzip = false, member_ended = false;
   z_stream stream{};
   std::vector<unsigned char> buffer;
@@ -43,7 +43,7 @@ struct InputFile::Impl {
     stream.avail_in = static_cast<uInt>(read_raw(buffer.data(), buffer.size()));
   }
 
-  /// As many bytes as there are, at most `bytes`.
+  /// Reads up to `bytes` bytes and returns how many there were.
   std::size_t read_gzip(void* out, std::size_t bytes) {
     std::size_t done = 0;
     while (done < bytes) {
@@ -80,7 +80,7 @@ InputFile::InputFile(const char* format, const std::string& path) : impl_(std::m
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   check<IoError>(!is_directory(status), "[", format, "] ", path, ": is a directory, not a file");
-  // Opening a pipe waits until somebody writes to it.
+  // Opening a FIFO would block until another process opens it for writing.
   check<IoError>(!exists(status) || is_regular_file(status), "[", format, "] ", path,
                  ": is not a regular file");
   s.file = std::fopen(path.c_str(), "rb");
