@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/launch/launch.h"
-#include "tapestry/distributed/launch/supervise.h"
+#include "tapestry/distributed/launch/internal/launch.h"
+#include "tapestry/distributed/launch/internal/supervise.h"
 
 namespace apps::compare {
 

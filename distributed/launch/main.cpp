@@ -1,10 +1,10 @@
-// tapestry-run: starts a program as several ranks. `tapestry-run --help` says how.
+// tapestry-run starts a program as several ranks. `tapestry-run --help` describes its options.
 #include <cstdio>
 #include <exception>
 
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/launch/doctor.h"
-#include "tapestry/distributed/launch/launch.h"
+#include "tapestry/distributed/launch/internal/doctor.h"
+#include "tapestry/distributed/launch/internal/launch.h"
 
 int main(int argc, char** argv) {
   using namespace tapestry::distributed::launch;

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/child_environment.h"
+#include "tapestry/distributed/launch/internal/child_environment.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/failure.h"
+#include "tapestry/distributed/launch/internal/failure.h"
 
 #include <cerrno>
 #include <csignal>

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/job_store.h"
+#include "tapestry/distributed/launch/internal/job_store.h"
 
 #include <set>
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/lines.h"
+#include "tapestry/distributed/launch/internal/lines.h"
 
 #include <random>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/nodes.h"
+#include "tapestry/distributed/launch/internal/nodes.h"
 
 #include "tapestry/core/error.h"
 #include "tests/support/catch.h"

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/options.h"
+#include "tapestry/distributed/launch/internal/options.h"
 
 #include "tapestry/core/error.h"
 #include "tests/support/catch.h"

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/output.h"
+#include "tapestry/distributed/launch/internal/output.h"
 
 #include <fcntl.h>
 #include <poll.h>

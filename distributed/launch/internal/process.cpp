@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/process.h"
+#include "tapestry/distributed/launch/internal/process.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/launch/output.h"
+#include "tapestry/distributed/launch/internal/output.h"
 
 namespace tapestry::distributed::launch {
 namespace {
@@ -32,25 +32,27 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return out;
 }
 
-/// From here to exec only what is safe in a child of a process with threads (the store's).
+/// Between fork and exec, only async-signal-safe calls are allowed, because the parent has threads (the
+/// store's).
 [[noreturn]] void become(const char* path, char** argv, char** envp, int in, int out, int err, int report,
                          pid_t launcher, const Guard& guard) {
-  // The kernel ends this process with its parent. If the parent has ended before this call, nobody will.
+  // Asks the kernel to kill this process when its parent exits. If the parent exited before this call, the
+  // kernel will not, so check.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(127);
   setpgid(0, 0);
   guard.watch(getpid());
   for (int signal = 1; signal < NSIG; ++signal) {
-    if (signal == SIGHUP) continue;  // nohup's wish holds for the ranks, too
+    if (signal == SIGHUP) continue;  // under nohup, the ranks ignore SIGHUP too
     struct sigaction action {};
     action.sa_handler = SIG_DFL;
-    sigaction(signal, &action, nullptr);  // fails for SIGKILL, SIGSTOP and libc's own: as it should
+    sigaction(signal, &action, nullptr);  // expected to fail for SIGKILL, SIGSTOP and libc's internal signals
   }
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
-  // Not every library opens its descriptors so that exec closes them; an inherited listening socket would
-  // keep the port taken.
+  // Some libraries open descriptors without O_CLOEXEC. An inherited listening socket would keep its port in
+  // use.
   if (close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC) != 0) {
     for (int fd = STDERR_FILENO + 1; fd < 4096; ++fd) fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
@@ -67,8 +69,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 std::string find_program(const std::string& program) {
   if (program.find('/') != std::string::npos) {
-    check<IoError>(access(program.c_str(), F_OK) == 0, "[tapestry-run] there is no program ", program);
-    check<IoError>(is_file(program), "[tapestry-run] ", program, " is not a file that can be run");
+    check<IoError>(access(program.c_str(), F_OK) == 0, "[tapestry-run] cannot find the program ", program);
+    check<IoError>(is_file(program), "[tapestry-run] ", program, " is not a regular file");
     check<IoError>(may_run(program), "[tapestry-run] ", program, " is not executable: chmod +x ", program,
                    ", or name its interpreter first");
     return program;
@@ -79,7 +81,7 @@ std::string find_program(const std::string& program) {
     const std::string candidate = (folder.empty() ? "." : folder) + "/" + program;
     if (may_run(candidate)) return candidate;
   }
-  fail<IoError>("[tapestry-run] there is no program ", program, " in the folders of PATH",
+  fail<IoError>("[tapestry-run] cannot find the program ", program, " in PATH",
                 is_file(program) ? "; for the one in this folder write ./" + program : std::string());
 }
 
@@ -106,7 +108,7 @@ Started start_process(const std::string& path, const std::vector<std::string>& c
   ssize_t n;
   do n = read(report.get(), &error, sizeof error);
   while (n < 0 && errno == EINTR);
-  if (n <= 0) return {pid, 0};  // exec closed the pipe
+  if (n <= 0) return {pid, 0};  // exec succeeded and closed the pipe
   guard.forget(pid);
   waitpid(pid, nullptr, 0);
   return {-1, error};

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/signals.h"
+#include "tapestry/distributed/launch/internal/signals.h"
 
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -19,7 +19,8 @@ Signals::Signals() {
   if (sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 
-  // Were it ignored, as some parents leave it, children would go unseen. One that stops has not ended.
+  // Some parents leave SIGCHLD ignored, and then exits of children go unnoticed. SA_NOCLDSTOP: a stopped
+  // child has not exited.
   action = {};
   action.sa_handler = SIG_DFL;
   action.sa_flags = SA_NOCLDSTOP;
@@ -27,7 +28,7 @@ Signals::Signals() {
   std::signal(SIGPIPE, SIG_IGN);
 
   fd_ = Fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  check<Error>(fd_.open(), "[tapestry-run] no descriptor for signals: ", std::strerror(errno),
+  check<Error>(fd_.open(), "[tapestry-run] cannot create a signal descriptor: ", std::strerror(errno),
                "; see ulimit -n");
 }
 

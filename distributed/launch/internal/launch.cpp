@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/launch.h"
+#include "tapestry/distributed/launch/internal/launch.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -13,26 +13,27 @@
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/store.h"
-#include "tapestry/distributed/launch/child_environment.h"
-#include "tapestry/distributed/launch/guard.h"
-#include "tapestry/distributed/launch/job_store.h"
-#include "tapestry/distributed/launch/nodes.h"
-#include "tapestry/distributed/launch/process.h"
-#include "tapestry/distributed/launch/supervise.h"
+#include "tapestry/distributed/launch/internal/child_environment.h"
+#include "tapestry/distributed/launch/internal/guard.h"
+#include "tapestry/distributed/launch/internal/job_store.h"
+#include "tapestry/distributed/launch/internal/nodes.h"
+#include "tapestry/distributed/launch/internal/process.h"
+#include "tapestry/distributed/launch/internal/supervise.h"
 
 namespace tapestry::distributed::launch {
 namespace {
 
 constexpr std::string_view kSelf = "[tapestry-run] ";
-/// For the other nodes to hear of the end, about which they ask twice a second. Who has not by then is dead,
-/// frozen or cut off.
+/// Time for other nodes to learn of the end. They ask twice per second, so a node that has not asked by then
+/// is dead, frozen or disconnected.
 constexpr std::chrono::seconds kHear{4};
-/// For those who have, after the grace period, to say that they need the store no more.
+/// Time for the other nodes to report that they no longer need the store, after the grace period.
 constexpr std::chrono::seconds kLeave{10};
-/// For one request to node 0's launcher: how long a signal may wait when that has frozen.
+/// The limit of one request to node 0's launcher. If that launcher is frozen, a signal waits at most this
+/// long.
 constexpr std::chrono::seconds kRequest{5};
 
-/// Descriptors that are closed would be taken by the next file opened, and stdout would be a log.
+/// Opens closed standard descriptors on /dev/null. Otherwise the next opened file would become stdout.
 void open_standard_streams() {
   for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = open("/dev/null", O_RDWR)) {
     if (fd <= STDERR_FILENO) continue;
@@ -88,7 +89,7 @@ class Launcher {
   }
 
  private:
-  /// Whether another attempt follows.
+  /// Returns true if another attempt follows.
   bool run_attempt(int attempt) {
     const bool restarts_left = attempt < o_.max_restarts;
     AttemptPlan plan = attempt_plan(attempt);
@@ -140,7 +141,7 @@ class Launcher {
     for (const std::string& line : failure.last_lines) terminal_.line(true, prefix, line);
   }
 
-  /// Writes and sleeps for a moment; false once a signal to end has come.
+  /// Writes output and sleeps briefly. Returns false after a signal that ends the job.
   bool pause() {
     pollfd fds[] = {{signals_.fd(), POLLIN, 0}, {terminal_.pending(), POLLOUT, 0}};
     poll(fds, 2, 200);
@@ -151,9 +152,9 @@ class Launcher {
     return stopped_by_ == 0;
   }
 
-  /// Finds node 0's launcher; false if a signal came first.
+  /// Connects to node 0's launcher. Returns false if a signal arrived first.
   bool join() {
-    const auto deadline = Clock::now() + default_timeout();  // a cluster may start nodes minutes apart
+    const auto deadline = Clock::now() + default_timeout();  // a cluster may start its nodes minutes apart
     const TcpOptions options{
         .secret = job_.secret, .connect_timeout = std::chrono::seconds(1), .request_timeout = kRequest};
     do {
@@ -163,13 +164,13 @@ class Launcher {
         return true;
       } catch (const TimeoutError& e) {
         check<TimeoutError>(Clock::now() < deadline, "[tapestry-run] node ", o_.node_rank,
-                            " does not find the launcher of node 0: ", e.what());
+                            " cannot reach the launcher of node 0: ", e.what());
       }
     } while (pause());
     return false;
   }
 
-  /// After this node's ranks have ended well. Null if those of all nodes have.
+  /// Called after this node's ranks have exited successfully. Returns null if the ranks of all nodes have.
   std::optional<Ending> wait_for_nodes(int attempt) try {
     nodes_->done(attempt);
     while (!nodes_->all_done(attempt)) {
@@ -178,10 +179,10 @@ class Launcher {
     }
     return std::nullopt;
   } catch (const DistributedError&) {
-    return nodes_->look(attempt);  // which says that node 0 is gone
+    return nodes_->look(attempt);  // reports that node 0's launcher is gone
   }
 
-  /// Node 0's store must outlive its use by the others.
+  /// Keeps node 0's store alive until the other nodes no longer need it.
   void leave() try {
     nodes_->leave();
     const auto start = Clock::now(), deadline = start + grace() + kLeave;
@@ -194,7 +195,7 @@ class Launcher {
   } catch (const DistributedError&) {  // node 0's launcher is gone
   }
 
-  /// Until the reader has taken all, or a signal says that nobody waits for it.
+  /// Writes all queued output. Stops at a signal, so that a stopped reader cannot keep the launcher alive.
   void flush() {
     while (terminal_.pending() >= 0) {
       pollfd fds[] = {{terminal_.pending(), POLLOUT, 0}, {signals_.fd(), POLLIN, 0}};
@@ -211,7 +212,7 @@ class Launcher {
   Job job_;
   const Guard guard_;      // before SIGCHLD waits to be read: of several the kernel keeps the first, which is
                            // to be a rank's, not that of making the guard
-  const Signals signals_;  // before the store's thread, which inherits what is blocked
+  const Signals signals_;  // declared before the store's thread, which inherits the blocked signals
   Terminal terminal_{STDOUT_FILENO, STDERR_FILENO};
   std::unique_ptr<StoreServer> store_;
   std::optional<Nodes> nodes_;
@@ -228,7 +229,7 @@ int launch(const LaunchOptions& options) {
     path = find_program(options.command.at(0));
   } catch (const IoError& e) {
     std::fprintf(stderr, "%s\n", e.what());
-    return 127;  // as a shell
+    return 127;  // as in a shell
   }
   return Launcher(options, std::move(path)).run();
 }

@@ -1,12 +1,11 @@
 #pragma once
-// Where the ranks' output goes: the launcher's own stdout and stderr, and log files. Not in tapestry.h: for
-// the launcher and its tests.
+// Writes the ranks' output to the launcher's stdout and stderr and to log files.
 #include <cstddef>
 #include <deque>
 #include <string>
 #include <string_view>
 
-#include "tapestry/distributed/launch/lines.h"
+#include "tapestry/distributed/launch/internal/lines.h"
 
 namespace tapestry::distributed::launch {
 
@@ -26,22 +25,23 @@ class Fd {
   int fd_;
 };
 
-/// Lines on their way to stdout and stderr, in one queue so that their order holds and none is torn by
-/// another, also when both are the same terminal. Nothing here blocks: a reader that has stopped (less,
-/// Ctrl-S) must not keep the launcher from watching its ranks.
+/// Queues lines for stdout and stderr in one queue, so that their order is kept and lines are not mixed, even
+/// if both are the same terminal. Writing never blocks: a stopped reader (less, Ctrl-S) must not stop the
+/// launcher from watching its ranks.
 class Terminal {
  public:
-  /// More than this waiting, and ranks are no longer read from until some of it is gone.
+  /// If more bytes than this are queued, the launcher stops reading from ranks until some have been written.
   static constexpr std::size_t kFull = 1 << 20;
 
   Terminal(int out, int err) : out_{out}, err_{err} {}
-  /// A line on stdout or stderr; `prefix` and '\n' are added.
+  /// Queues a line for stdout or stderr. Adds `prefix` and '\
+  /// '.
   void line(bool to_err, std::string_view prefix, std::string_view text);
   bool full() const { return waiting_ > kFull; }
-  /// The descriptor to poll for POLLOUT, -1 if nothing waits.
+  /// Returns the descriptor to poll for POLLOUT, or -1 if the queue is empty.
   int pending() const { return queue_.empty() ? -1 : queue_.front().stream->fd; }
-  /// Writes a piece that does not block; call it when poll says so. A stream whose reader has gone swallows
-  /// what comes.
+  /// Writes as much as possible without blocking. Call it after POLLOUT. If the reader has closed the stream,
+  /// its lines are discarded.
   void write_some();
 
  private:
@@ -55,28 +55,29 @@ class Terminal {
   };
   Stream out_, err_;
   std::deque<Entry> queue_;
-  std::size_t written_ = 0;  // of the first entry
+  std::size_t written_ = 0;  // bytes of the first entry that have been written
   std::size_t waiting_ = 0;
 };
 
-/// The two pipes of one rank, read without blocking.
+/// The stdout and stderr pipes of one rank, read without blocking.
 class RankOutput {
  public:
-  /// Creates the pipes. An empty `log_path` keeps no log; IoError if it cannot be written. `show`: on the
-  /// terminal as well.
+  /// Creates the pipes. If `log_path` is empty, there is no log. Throws IoError if the log cannot be written.
+  /// If `show` is set, lines also go to the terminal.
   RankOutput(int rank, const std::string& log_path, bool show, Terminal& terminal);
 
-  /// For the child, which gets them as its stdout and stderr; closed here after it has been started.
+  /// The child's stdout. It is closed here after the child has started.
   int out_for_child() const { return streams_[0].write_end.get(); }
   int err_for_child() const { return streams_[1].write_end.get(); }
   void close_child_ends();
 
   static constexpr int kStreams = 2;
-  /// To poll for POLLIN; -1 after its end.
+  /// Returns the descriptor to poll for POLLIN, or -1 after the end of the stream.
   int fd(int stream) const { return streams_[stream].read_end.get(); }
-  /// Reads once. False if nothing is there (yet, or any more).
+  /// Reads once. Returns false if there is nothing to read, now or ever.
   bool read_some(int stream);
-  /// Reads what is there and ends the lines: the rank is dead, and whoever else holds its pipe is not heard.
+  /// Reads what the pipes hold and ends the last line. Call it after the rank has exited. Later writes of
+  /// other processes that hold the pipe are ignored.
   void drain();
   const Tail& tail() const { return tail_; }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Bytes that a rank writes, as lines. Not in tapestry.h: for the launcher and its tests.
+// Splits the output of a rank into lines.
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -8,28 +8,29 @@
 
 namespace tapestry::distributed::launch {
 
-/// Cuts a stream of any bytes into lines, however they arrive. A line ends at '\n'; one of more than kMaxLine
-/// bytes is handed on in pieces of that size, so that memory stays bounded.
+/// Splits a byte stream into lines. A line ends at '\
+/// '. A line of more than kMaxLine bytes is delivered in pieces of that size, so that memory is bounded.
 class LineSplitter {
  public:
   static constexpr std::size_t kMaxLine = 64 << 10;
-  /// A line (or a piece of one), without its '\n'.
+  /// Receives a line, or a piece of one, without '\
+  /// '.
   using Sink = std::function<void(std::string_view)>;
 
   void feed(std::string_view bytes, const Sink& sink);
-  /// The end of the stream: what is left is a line, too.
+  /// Ends the stream. Remaining bytes are delivered as a line.
   void finish(const Sink& sink);
 
  private:
   std::string partial_;
-  bool cut_ = false;  // the line's beginning has been handed on already
+  bool cut_ = false;  // a piece of the current line has been delivered already
 };
 
-/// The last lines of a rank, for when it fails.
+/// Keeps the last lines of a rank, to repeat them if it fails.
 class Tail {
  public:
   static constexpr std::size_t kLines = 20;
-  static constexpr std::size_t kWidth = 1000;  ///< bytes kept of a line
+  static constexpr std::size_t kWidth = 1000;  ///< bytes kept per line
 
   void add(std::string_view line);
   const std::deque<std::string>& lines() const { return lines_; }

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/job_store.h"
+#include "tapestry/distributed/launch/internal/job_store.h"
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/machine.h"
@@ -11,7 +11,8 @@ std::string secret_of(const LaunchOptions& o, const Variables& environment) {
   if (given != environment.end() && !given->second.empty()) return given->second;
   if (o.nnodes == 1) return random_secret();
   check(is_loopback(o.host), "[tapestry-run] ", o.nnodes,
-        " nodes need a secret, so that no stranger joins: set TAPESTRY_SECRET to the same text on each node "
+        " nodes need a secret, so that only ranks of the job can join: set TAPESTRY_SECRET to the same text "
+        "on each node "
         "(openssl rand -hex 16 makes one)");
   return "";
 }

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/child_environment.h"
+#include "tapestry/distributed/launch/internal/child_environment.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ Variables child_environment(Variables base, const Job& job, int local_rank, int 
            {"WORLD_SIZE", std::to_string(job.world_size())},
            {"LOCAL_WORLD_SIZE", std::to_string(job.nproc_per_node)},
            {"NODE_RANK", std::to_string(job.node_rank)},
-           {"GROUP_RANK", std::to_string(job.node_rank)},  // torchrun's name for it
+           {"GROUP_RANK", std::to_string(job.node_rank)},  // torchrun's name for NODE_RANK
            {"MASTER_ADDR", job.master_addr},
            {"MASTER_PORT", std::to_string(job.master_port)},
            {"TAPESTRY_LAUNCHER", "tapestry-run"},

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/guard.h"
+#include "tapestry/distributed/launch/internal/guard.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -17,7 +17,7 @@
 namespace tapestry::distributed::launch {
 namespace {
 
-/// The life of the guard. No allocation: the process that was forked may have had threads.
+/// The guard's main loop. It must not allocate, because the forked process may have had several threads.
 [[noreturn]] void guard(int socket) {
   setsid();
   sigset_t all;
@@ -50,7 +50,8 @@ Guard::Guard() {
   if (getpid() == 1) return;
   int ends[2];
   check<Error>(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0,
-               "[tapestry-run] no socket for the guard: ", std::strerror(errno), "; see ulimit -n");
+               "[tapestry-run] cannot create a socket for the guard process: ", std::strerror(errno),
+               "; see ulimit -n");
   socket_ = Fd(ends[0]);
   const Fd theirs(ends[1]);
   const pid_t child = fork();
@@ -69,12 +70,12 @@ Guard::~Guard() {
   if (!socket_.open()) return;
   shutdown(socket_.get(), SHUT_WR);
   char none;
-  while (recv(socket_.get(), &none, 1, 0) < 0 && errno == EINTR) {  // until it has ended, too
+  while (recv(socket_.get(), &none, 1, 0) < 0 && errno == EINTR) {  // wait until the guard has exited too
   }
 }
 
 void Guard::send(int message) const {
-  // A guard that was killed is missed only if we are killed as well.
+  // A failed write means that the guard was killed. That matters only if the launcher is killed too.
   if (socket_.open()) static_cast<void>(::send(socket_.get(), &message, sizeof message, MSG_NOSIGNAL));
 }
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/nodes.h"
+#include "tapestry/distributed/launch/internal/nodes.h"
 
 #include <charconv>
 
@@ -7,7 +7,7 @@
 namespace tapestry::distributed::launch {
 namespace {
 
-// "<status> <restart> <text>"
+// The format is "<status> <restart> <text>".
 std::string to_text(const Ending& e) { return concat({e.status, e.restart ? " 1 " : " 0 ", e.text}); }
 
 Ending ending_from(const std::string& text) {
@@ -35,8 +35,8 @@ void Nodes::join() {
   const std::string first = store_->compare_set("shape", std::nullopt, shape_);
   check(first == shape_, "[tapestry-run] node ", node_, " was started with ", shape_, ", another one with ",
         first, "; they must be the same on all nodes");
-  check(store_->add(key("node", node_), 1) == 1, "[tapestry-run] there is a launcher of node ", node_,
-        " already: give each node a --node-rank of its own, 0 to ", nodes_ - 1);
+  check(store_->add(key("node", node_), 1) == 1, "[tapestry-run] a launcher of node ", node_,
+        " exists already; give each node a different --node-rank from 0 to ", nodes_ - 1);
 }
 
 std::optional<Ending> Nodes::look(int attempt) {
@@ -55,7 +55,7 @@ Ending Nodes::end(int attempt, const Ending& ending) {
     know(attempt);
     return ending_from(first);
   } catch (const DistributedError&) {
-    return ending;  // node 0's launcher is gone, but that came later
+    return ending;  // node 0's launcher is gone, but this failure happened before
   }
 }
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/options.h"
+#include "tapestry/distributed/launch/internal/options.h"
 
 #include <unistd.h>
 
@@ -16,13 +16,13 @@
 namespace tapestry::distributed::launch {
 namespace {
 
-constexpr int kMaxRanks = 4096;      // a node; nodes
-constexpr int kDefaultPort = 29400;  // torchrun's, for several nodes
+constexpr int kMaxRanks = 4096;      // the limit per node, and the limit of nodes
+constexpr int kDefaultPort = 29400;  // torchrun's default for several nodes
 
-/// What was written on the command line, or in the variable that stands for it.
+/// A value from the command line or from the corresponding variable.
 struct Given {
   std::string value;
-  std::string from;  // "--nnodes" or "PET_NNODES", for messages
+  std::string from;  // "--nnodes" or "PET_NNODES", for error messages
 };
 
 template <class T>
@@ -30,7 +30,7 @@ T number(const Given& given, T low, T high) {
   T value{};
   const char* const end = given.value.data() + given.value.size();
   const auto [stop, error] = std::from_chars(given.value.data(), end, value);
-  // Not `value < low`: it would let NaN pass.
+  // `value < low` would accept NaN.
   if (error != std::errc() || stop != end || !(value >= low && value <= high))
     fail("[tapestry-run] ", given.from, " takes a number from ", low, " to ", high, ", not '", given.value,
          "'");
@@ -48,18 +48,18 @@ int processes(const Given& given, const Machine& machine) {
   return number(given, 1, kMaxRanks);
 }
 
-/// "3", and torchrun's "3:3".
+/// Parses "3", and torchrun's "3:3".
 int nodes(Given given) {
   const auto colon = given.value.find(':');
   if (colon != std::string::npos && given.value.substr(0, colon) == given.value.substr(colon + 1))
     given.value.resize(colon);
   check(given.value.find(':') == std::string::npos, "[tapestry-run] ", given.from, " ", given.value,
-        ": the number of nodes is fixed here; give one number (a job that lost a node is started again with "
+        ": elastic node ranges are not supported; give one number (restart a job that lost a node with "
         "less)");
   return number(given, 1, kMaxRanks);
 }
 
-/// "host:port", "host", "[::1]:port".
+/// Parses "host:port", "host" or "[::1]:port".
 void set_endpoint(LaunchOptions& o, const Given& given) {
   std::string host = given.value;
   const auto colon = host.rfind(':');
@@ -80,8 +80,8 @@ struct Option {
   Takes takes;
 };
 
-// In the order of the help. Those that torchrun has and that change nothing here are taken all the same, so
-// that its command lines work.
+// Options in the order of the help. Options of torchrun that have no effect here are accepted, so that
+// torchrun's command lines work.
 constexpr Option kOptions[] = {
     {"nproc-per-node", Takes::value}, {"nnodes", Takes::value},       {"node-rank", Takes::value},
     {"rdzv-endpoint", Takes::value},  {"master-addr", Takes::value},  {"master-port", Takes::value},
@@ -100,10 +100,9 @@ std::size_t read_arguments(const std::vector<std::string>& arguments, OptionMap&
     const std::string written = arguments[i].substr(0, arguments[i].find('='));
     std::string name = written == "-h" ? "help" : written.substr(std::min<std::size_t>(2, written.size()));
     std::replace(name.begin(), name.end(), '_', '-');
-    check(
-        name != "local-rank" && name != "use-env", "[tapestry-run] ", written,
-        ": ranks are told their numbers by variables, LOCAL_RANK among them, which init_process_group() and "
-        "read_environment() read; leave the option out");
+    check(name != "local-rank" && name != "use-env", "[tapestry-run] ", written,
+          ": ranks read their numbers from variables such as LOCAL_RANK, which init_process_group() and "
+          "read_environment() use; leave the option out");
     const auto option = std::find_if(std::begin(kOptions), std::end(kOptions),
                                      [&](const Option& o) { return o.name == name; });
     check(option != std::end(kOptions) && (written.starts_with("--") || written == "-h"),
@@ -130,7 +129,7 @@ std::optional<Given> variable(const Variables& environment, const std::string& n
   return Given{found->second, name};
 }
 
-/// torchrun reads PET_<OPTION>, and Kubernetes' training operators set them.
+/// Reads PET_<OPTION>, as torchrun does. Kubernetes' training operators set these variables.
 void read_variables(const Variables& environment, OptionMap& given) {
   for (const Option& option : kOptions) {
     if (option.takes == Takes::nothing) continue;
@@ -178,7 +177,8 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, co
   if (const Given* g = get("log-dir")) o.log_dir = g->value;
   if (const Given* g = get("rdzv-backend"))
     check(g->value == "c10d" || g->value == "static", "[tapestry-run] ", g->from, " ", g->value,
-          ": ranks meet at node 0's launcher, which is what torchrun calls c10d or static; leave it out");
+          ": the rendezvous is at node 0's launcher, which torchrun calls c10d or static; leave the option "
+          "out");
   check(!standalone || o.nnodes == 1, "[tapestry-run] --standalone is for one node, not for --nnodes ",
         o.nnodes);
 
@@ -194,7 +194,7 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, co
       if (const auto g = master("master-addr", "MASTER_ADDR")) o.host = g->value;
       else
         check(!several, "[tapestry-run] ", o.nnodes,
-              " nodes need an address of node 0 that all of them reach: --rdzv-endpoint host:port");
+              " nodes need the address of node 0: pass --rdzv-endpoint host:port");
       if (const auto g = master("master-port", "MASTER_PORT")) o.port = number(*g, 0, 65535);
     }
     if (several && o.port == 0) o.port = kDefaultPort;
@@ -203,7 +203,7 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, co
     } else if (several) {
       const auto slurm = variable(environment, "SLURM_NODEID");
       check(slurm.has_value(), "[tapestry-run] ", o.nnodes,
-            " nodes: say which one this is, --node-rank 0 to ", o.nnodes - 1);
+            " nodes: pass the number of this node, --node-rank 0 to ", o.nnodes - 1);
       o.node_rank = number(*slurm, 0, o.nnodes - 1);
     }
   }
@@ -213,29 +213,30 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& arguments, co
 }
 
 std::string launch_help() {
-  return R"(Starts a program as several ranks, watches them, and ends them together.
+  return R"(Starts a program as several ranks, watches them, and ends all of them together.
 
-  tapestry-run --nproc-per-node 2 ./app --its-options
+  tapestry-run --nproc-per-node 2 ./app --app-option
   tapestry-run --nnodes 2 --node-rank 0 --rdzv-endpoint host0:29400 --nproc-per-node 8 ./app    on each node
 
-Options, as torchrun's (underscores do as well as hyphens; --name value or --name=value):
-  --nproc-per-node N   ranks on this node: a number, gpu (one a GPU), cpu (one a core), auto; 1
-  --nnodes N           nodes; 1
-  --node-rank R        which node this is, from 0; else SLURM_NODEID
-  --rdzv-endpoint H:P  where node 0 is reached; for one node a free port of 127.0.0.1 is taken
-  --master-addr H, --master-port P   the same in two options; else MASTER_ADDR, MASTER_PORT
-  --standalone         one node, whatever variables say
-  --max-restarts K     after a failure start all ranks again, at most K times; they see TAPESTRY_RESTART=1, 2, ...
-  --log-dir D          the whole output of rank N goes to D/rank_N.log, and only rank 0's to the terminal
-  --grace S            seconds between asking ranks to end and killing them; 5
+Options have torchrun's names (hyphens or underscores, --name value or --name=value):
+  --nproc-per-node N   ranks on this node: a number, gpu (one per GPU), cpu (one per core), or auto; default 1
+  --nnodes N           number of nodes; default 1
+  --node-rank R        number of this node, from 0; default SLURM_NODEID
+  --rdzv-endpoint H:P  address of node 0; for one node the default is a free port of 127.0.0.1
+  --master-addr H, --master-port P   the same as two options; default MASTER_ADDR, MASTER_PORT
+  --standalone         one node; ignore variables of other launchers
+  --max-restarts K     restart all ranks after a failure, at most K times; TAPESTRY_RESTART counts the restarts
+  --log-dir D          write the output of rank N to D/rank_N.log; only rank 0 also writes to the terminal
+  --grace S            seconds between asking ranks to end and killing them; default 5
   --doctor             check this machine for the job and start nothing
-  --help               this text
-  --rdzv-backend, --rdzv-id, --no-python   accepted for torchrun's sake
-What is left out is taken from PET_<OPTION> variables, if there are any. Several nodes need one TAPESTRY_SECRET.
+  --help               show this text
+  --rdzv-backend, --rdzv-id, --no-python   accepted for compatibility with torchrun; no effect
+Missing options are read from the variables PET_<OPTION>. A job on several nodes needs one TAPESTRY_SECRET.
 
-Each rank finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and
-OMP_NUM_THREADS (its share of the cores, unless that is set). When one fails all end, and its last lines are
-printed last. Exit status: that rank's; 128 + N if signal N ended it; 130 after Ctrl-C; 2 for wrong options.
+Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and
+OMP_NUM_THREADS (its share of the cores, unless it is set). If a rank fails, all ranks are ended, and the failed
+rank's last lines are printed last. Exit status: that of the failed rank; 128 + N if signal N ended it; 130 after
+Ctrl-C; 2 for wrong options.
 )";
 }
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/doctor.h"
+#include "tapestry/distributed/launch/internal/doctor.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,9 +6,9 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/core/version.h"
-#include "tapestry/distributed/launch/child_environment.h"
-#include "tapestry/distributed/launch/job_store.h"
-#include "tapestry/distributed/launch/process.h"
+#include "tapestry/distributed/launch/internal/child_environment.h"
+#include "tapestry/distributed/launch/internal/job_store.h"
+#include "tapestry/distributed/launch/internal/process.h"
 
 namespace tapestry::distributed::launch {
 namespace {
@@ -28,7 +28,7 @@ void print_facts(const LaunchOptions& o, const RankReport& r) {
   print("store", o.port == 0 ? "a free port of " + o.host : concat({o.host, ":", o.port}));
 }
 
-/// The store, on the node that would hold it.
+/// Checks the store's port on the node that would run the store.
 std::optional<Finding> check_store(const LaunchOptions& o, const Variables& environment) try {
   if (o.node_rank == 0) open_store(o, secret_of(o, environment));
   return std::nullopt;
@@ -80,8 +80,8 @@ int doctor(const LaunchOptions& o) {
       if (f.failure == failure) print(failure ? "FAILURE" : "warning", f.text);
     }
   }
-  if (failures > 0) std::printf("%lld failure(s): the job would not run\n", static_cast<long long>(failures));
-  else std::printf("nothing stands in the way\n");
+  if (failures > 0) std::printf("%lld failure(s): the job cannot run\n", static_cast<long long>(failures));
+  else std::printf("no problem found\n");
   return failures > 0;
 }
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/supervise.h"
+#include "tapestry/distributed/launch/internal/supervise.h"
 
 #include <poll.h>
 #include <sys/wait.h>
@@ -10,16 +10,17 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/machine.h"
-#include "tapestry/distributed/launch/process.h"
+#include "tapestry/distributed/launch/internal/process.h"
 
 namespace tapestry::distributed::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What SIGKILL does not end by then is stuck in the kernel (a driver, a dead network disk).
+/// The limit after SIGKILL. A process that is alive after it is stuck in the kernel (a driver, a dead network
+/// disk).
 constexpr std::chrono::seconds kUnkillable{10};
-/// How often other nodes are asked about.
+/// The interval between queries about other nodes.
 constexpr std::chrono::milliseconds kElsewhere{500};
 constexpr int kLongestWait = 500;  // milliseconds
 
@@ -38,7 +39,7 @@ class Attempt {
  public:
   Attempt(const AttemptPlan& plan, const Signals& signals, const Guard& guard, Terminal& terminal)
       : plan_(plan), signals_(signals), guard_(guard), terminal_(terminal), oom_before_(oom_kills()) {
-    // All logs first: a folder that cannot be written to is found before anything runs.
+    // Open all logs first, so that an unwritable folder is found before any rank starts.
     for (const RankPlan& rank : plan.ranks) ranks_.push_back(std::make_unique<Rank>(rank, terminal));
   }
 
@@ -69,7 +70,7 @@ class Attempt {
     return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->alive; });
   }
 
-  /// Sleeps until there is something to do, and does it.
+  /// Waits for the next event and handles it.
   void wait() {
     std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}, {terminal_.pending(), POLLOUT, 0}};
     const bool listen = !terminal_.full();
@@ -92,11 +93,11 @@ class Attempt {
     while (const auto signal = signals_.read()) on_signal(*signal);
   }
 
-  /// Where no signal woke this thread: in a program with more of them, SIGCHLD may have been another's.
+  /// Checks all ranks. A SIGCHLD may have been delivered to another thread of the program.
   void look_for_ended() {
     if (std::none_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return end_of(*rank); })) return;
-    // It may be there by now, for instance if this process was stopped when poll had just returned; and it
-    // says who was first.
+    // The signal may be pending by now, for example if this process was stopped when poll returned. It names
+    // the first rank that exited.
     read_signals();
     collect_all();
   }
@@ -109,8 +110,8 @@ class Attempt {
 
   void on_signal(const Signal& signal) {
     if (signal.number == SIGCHLD) {
-      // The kernel says who was first, and merges the rest into that one signal. Of those a crash comes
-      // before an exit, which is more likely an answer to it.
+      // The kernel names the first child and merges later signals into that one. Among the merged ones, a
+      // crash is reported before an exit, because the exit is more likely a consequence of the crash.
       for (const auto& rank : ranks_) {
         if (rank->pid == signal.pid) collect(*rank, false);
       }
@@ -128,7 +129,7 @@ class Attempt {
     }
   }
 
-  /// How a rank ended that is not reaped yet.
+  /// Returns how a rank ended that has not been reaped yet.
   static std::optional<siginfo_t> end_of(const Rank& rank) {
     siginfo_t info{};
     if (!rank.alive || waitid(P_PID, rank.pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
@@ -136,13 +137,14 @@ class Attempt {
     return info;
   }
 
-  /// Takes note of a rank's end, if it has ended.
+  /// Records the exit of a rank if it has exited.
   void collect(Rank& rank, bool crashed_only) {
     const std::optional<siginfo_t> end = end_of(rank);
     if (!end) return;
     const bool crashed = end->si_code != CLD_EXITED;
     if (crashed_only && !crashed) return;
-    // What it started and left behind. Before it is reaped: until then its number is not another's.
+    // Kill processes that the rank left behind. Do it before reaping the rank, because its process ID may be
+    // reused afterwards.
     signal_group(rank.pid, SIGKILL);
     guard_.forget(rank.pid);
     waitpid(rank.pid, nullptr, 0);
@@ -175,7 +177,7 @@ class Attempt {
     stopping_ = true;
     deadline_ = Clock::now() + plan_.grace;
     for_alive(signal);
-    for_alive(SIGCONT);  // one that is stopped would not see it
+    for_alive(SIGCONT);  // a stopped process would not receive the signal
   }
 
   void kill_all() {
@@ -189,8 +191,8 @@ class Attempt {
       if (!rank->alive) continue;
       terminal_.line(true, "[tapestry-run] ",
                      concat({"rank ", rank->number, " (pid ", rank->pid,
-                             ") does not end, even killed: it is stuck "
-                             "in the kernel, and is left behind"}));
+                             ") did not exit after SIGKILL: it is stuck "
+                             "in the kernel, and the launcher gives up waiting"}));
       rank->alive = false;
     }
   }
@@ -208,7 +210,7 @@ class Attempt {
   const std::int64_t oom_before_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   bool stopping_ = false, killed_ = false;
-  Clock::time_point deadline_{};  // of the next look elsewhere, the grace period, giving up
+  Clock::time_point deadline_{};  // of the next query of other nodes, of the grace period, and of giving up
   Outcome outcome_;
 };
 

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/lines.h"
+#include "tapestry/distributed/launch/internal/lines.h"
 
 #include <algorithm>
 #include <utility>
@@ -12,14 +12,14 @@ void LineSplitter::feed(std::string_view bytes, const Sink& sink) {
     if (end != std::string_view::npos) {
       partial_.append(bytes.substr(0, end));
       bytes.remove_prefix(end + 1);
-      // A line that was cut exactly at its end has nothing more to say.
+      // If the last piece ended exactly at the end of the line, nothing is left to deliver.
       if (!std::exchange(cut_, false) || !partial_.empty()) sink(partial_);
       partial_.clear();
     } else {
       const std::size_t taken = std::min(room, bytes.size());
       partial_.append(bytes.substr(0, taken));
       bytes.remove_prefix(taken);
-      // Full, and the next byte is there and does not end the line.
+      // The piece is full and the next byte does not end the line.
       if (partial_.size() == kMaxLine && !bytes.empty()) {
         sink(partial_);
         partial_.clear();

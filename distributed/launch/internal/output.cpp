@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/output.h"
+#include "tapestry/distributed/launch/internal/output.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -39,12 +39,12 @@ void Terminal::line(bool to_err, std::string_view prefix, std::string_view text)
 void Terminal::write_some() {
   if (queue_.empty()) return;
   Entry& entry = queue_.front();
-  // A pipe that polls as writable takes PIPE_BUF bytes at least.
+  // A pipe that polls as writable accepts at least PIPE_BUF bytes.
   const std::size_t size = std::min<std::size_t>(entry.text.size() - written_, PIPE_BUF);
   const ssize_t n = entry.stream->gone ? -1 : ::write(entry.stream->fd, entry.text.data() + written_, size);
   if (n < 0) {
     if (!entry.stream->gone && (errno == EINTR || errno == EAGAIN)) return;
-    entry.stream->gone = true;  // EPIPE, mostly: `tapestry-run ... | head`. The job goes on.
+    entry.stream->gone = true;  // usually EPIPE, from `tapestry-run ... | head`; the job continues
   } else {
     written_ += static_cast<std::size_t>(n);
   }
@@ -58,7 +58,7 @@ RankOutput::RankOutput(int rank, const std::string& log_path, bool show, Termina
     : prefix_("[" + std::to_string(rank) + "] "), log_path_(log_path), show_(show), terminal_(terminal) {
   for (Stream& stream : streams_) {
     int ends[2];
-    check<Error>(pipe2(ends, O_CLOEXEC) == 0, "[tapestry-run] no pipe for rank ", rank, ": ",
+    check<Error>(pipe2(ends, O_CLOEXEC) == 0, "[tapestry-run] cannot create a pipe for rank ", rank, ": ",
                  std::strerror(errno), "; see ulimit -n");
     stream.read_end = Fd(ends[0]);
     stream.write_end = Fd(ends[1]);
@@ -94,7 +94,8 @@ bool RankOutput::read_some(int stream) {
 
 void RankOutput::drain() {
   for (int stream = 0; stream < kStreams; ++stream) {
-    // As much as the largest pipe holds: what a process that escaped keeps on writing is not waited for.
+    // Read at most what the largest pipe holds. A process that left the group may go on writing, and must not
+    // keep the launcher here.
     for (int reads = 0; reads < 64 && read_some(stream); ++reads) {
     }
     Stream& s = streams_[stream];
@@ -112,9 +113,9 @@ void RankOutput::log(std::string_view bytes) {
   while (log_.open() && !bytes.empty()) {
     const ssize_t n = ::write(log_.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {  // a full disk is not worth the job
+    if (n < 0) {  // a full disk must not end the job
       terminal_.line(true, prefix_,
-                     concat({"[tapestry-run] ", log_path_, " ends here: ", std::strerror(errno)}));
+                     concat({"[tapestry-run] ", log_path_, ": the log ends here: ", std::strerror(errno)}));
       log_.close();
       return;
     }

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/failure.h"
+#include "tapestry/distributed/launch/internal/failure.h"
 
 #include <cerrno>
 #include <csignal>
@@ -11,7 +11,8 @@ namespace {
 
 std::string reason(const Failure& f) {
   if (f.start_error == ENOEXEC)
-    return "it cannot be run: neither a program of this machine nor a script that begins with #!";
+    return "it cannot be executed: it is neither an executable for this machine nor a script that begins "
+           "with #!";
   if (f.start_error != 0) return concat({"it could not be started: ", std::strerror(f.start_error)});
   if (f.signal == 0) return concat({"it ended with exit code ", f.exit_code});
   std::string text = "killed by " + signal_name(f.signal);
@@ -22,7 +23,7 @@ std::string reason(const Failure& f) {
                    "workers, ranks on this node)"});
   if (f.signal == SIGKILL)
     return text +
-           ", not by tapestry-run: somebody's kill -9, or the kernel's out-of-memory killer (dmesg says "
+           ", not by tapestry-run: either kill -9, or the kernel's out-of-memory killer (dmesg shows "
            "which)";
   if (f.signal == SIGBUS)
     text += ": often a full /dev/shm (docker run --shm-size=1g), see tapestry-run --doctor";
