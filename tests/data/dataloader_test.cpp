@@ -22,7 +22,7 @@ Tensor scalar(std::int64_t value) {
   return t;
 }
 
-/// Samples are their index and a number that their generator gave; optionally slow or broken at some indices.
+/// Samples contain their index and a random number. Some indices may be slow or throw.
 class Numbers : public Dataset<Example> {
  public:
   explicit Numbers(std::int64_t size, std::int64_t broken = -1) : size_(size), broken_(broken) {}
@@ -30,7 +30,7 @@ class Numbers : public Dataset<Example> {
   Example get(std::int64_t index) const override {
     check<IoError>(index != broken_, "[Numbers] file ", index, " is unreadable");
     if (index % 7 == 3)
-      std::this_thread::sleep_for(std::chrono::microseconds(300));  // workers overtake each other
+      std::this_thread::sleep_for(std::chrono::microseconds(300));  // lets workers overtake one another
     const PhiloxRange range = current_generator(kCPU).take(1);
     const std::uint64_t drawn = philox(range.seed, range.offset).v[0];
     return {scalar(index), scalar(static_cast<std::int64_t>(drawn))};
@@ -40,7 +40,7 @@ class Numbers : public Dataset<Example> {
   std::int64_t size_, broken_;
 };
 
-/// Everything that a pass gives, in order.
+/// Returns everything that a pass yields, in order.
 template <class L>
 std::vector<std::int64_t> drain(L& loader, std::int64_t batches = 1 << 20) {
   std::vector<std::int64_t> out;
@@ -62,7 +62,7 @@ std::size_t threads_now() {
 
 }  // namespace
 
-TEST_CASE("DataLoader gives every sample once, in the sampler's order") {
+TEST_CASE("DataLoader yields every sample once, in the sampler's order") {
   DataLoader loader(Numbers(10), {.batch_size = 4});
   CHECK(loader.size() == 3);
   std::vector<std::int64_t> seen;
@@ -84,11 +84,11 @@ TEST_CASE("DataLoader gives every sample once, in the sampler's order") {
   CHECK(nothing.epoch() == 1);
 }
 
-TEST_CASE("DataLoader gives the same for any number of workers") {
+TEST_CASE("DataLoader yields the same batches for any number of workers") {
   for (bool shuffle : {false, true}) {
     DataLoader reference(Numbers(101), {.batch_size = 8, .shuffle = shuffle, .seed = 5});
     const auto first = drain(reference), second = drain(reference);
-    CHECK(first != second);  // other draws in get(), and another order when shuffled
+    CHECK(first != second);  // other random numbers in get(), and another order if shuffled
     for (int workers : {1, 2, 5}) {
       for (int prefetch : {1, 3}) {
         DataLoader loader(
@@ -175,7 +175,7 @@ TEST_CASE("an exception of a bulk read, a collate or a transform names sample or
       ContainsSubstring("batch 0 of epoch 0 (samples 0, 1, 2, 3, 4, 5, 6, 7, ...): something that is not"));
 }
 
-TEST_CASE("breaking off a pass ends its workers; the next pass is the next epoch") {
+TEST_CASE("a break stops the workers, and the next pass is the next epoch") {
   DataLoader reference(Numbers(60), {.batch_size = 2, .shuffle = true});
   drain(reference);
   const auto second = drain(reference);
@@ -209,7 +209,7 @@ TEST_CASE("abandoned batches are freed") {
   CHECK(memory_stats(kCPU).allocated == before);
 }
 
-TEST_CASE("a loader goes on from a saved position bit for bit") {
+TEST_CASE("a loader continues from a saved position with the same bits") {
   using Options = DataLoaderOptions<>;
   const Options options{.batch_size = 3, .shuffle = true, .seed = 9, .num_workers = 2};
   DataLoader whole(Numbers(20), options);
@@ -217,7 +217,8 @@ TEST_CASE("a loader goes on from a saved position bit for bit") {
   for (int epoch = 0; epoch < 3; ++epoch)
     for (std::int64_t value : drain(whole)) expected.push_back(value);
 
-  for (std::int64_t stop : {1, 4, 7}) {  // 7 batches an epoch: stop within the second epoch, at its end for 7
+  for (std::int64_t stop :
+       {1, 4, 7}) {  // with 7 batches per epoch, this stops inside the second epoch, or at its end for 7
     DataLoader first(Numbers(20), options);
     std::vector<std::int64_t> got = drain(first);
     for (std::int64_t value : drain(first, stop)) got.push_back(value);
@@ -225,7 +226,7 @@ TEST_CASE("a loader goes on from a saved position bit for bit") {
     CHECK(state.epoch == 1);
     CHECK(state.batch == stop);
     Options others = options;
-    others.seed = 1;  // the state's seed wins
+    others.seed = 1;  // the state's seed has precedence
     others.num_workers = 0;
     DataLoader resumed(Numbers(20), others);
     resumed.load_state(state);
@@ -245,7 +246,7 @@ TEST_CASE("a loader goes on from a saved position bit for bit") {
   CHECK_THROWS_AS(whole.load_state(wrong), ValueError);
 }
 
-TEST_CASE("own collate, own example types, own samplers") {
+TEST_CASE("custom collate functions, example types and samplers") {
   class Words : public Dataset<std::string> {
    public:
     std::int64_t size() const override { return 3; }
@@ -290,7 +291,7 @@ TEST_CASE("own collate, own example types, own samplers") {
   CHECK(drain(grouped).size() == 3 + 5);
 }
 
-TEST_CASE("batches are made outside of the caller's modes") {
+TEST_CASE("batches do not depend on the caller's grad mode, device or generator") {
   class Modes : public Dataset<Tensor> {
    public:
     std::int64_t size() const override { return 2; }
@@ -304,7 +305,7 @@ TEST_CASE("batches are made outside of the caller's modes") {
   }
 }
 
-TEST_CASE("DataLoader refuses options that make no sense") {
+TEST_CASE("DataLoader refuses invalid options") {
   CHECK_THROWS_WITH(DataLoader(Numbers(4), {.batch_size = 0}), ContainsSubstring("batch_size is 0"));
   CHECK_THROWS_WITH(DataLoader(Numbers(4), {.num_workers = -1}), ContainsSubstring("num_workers is -1"));
   CHECK_THROWS_WITH(DataLoader(Numbers(4), {.prefetch = 0}), ContainsSubstring("prefetch is 0"));
@@ -319,7 +320,7 @@ TEST_CASE("DataLoader refuses options that make no sense") {
                     ContainsSubstring("null"));
 }
 
-TEST_CASE("a loader's state as text") {
+TEST_CASE("LoaderState round-trips through text and refuses other text") {
   const LoaderState state{
       .seed = ~std::uint64_t{0}, .epoch = 2, .batch = 40, .samples = 60000, .batches = 469};
   CHECK(state.str() == "seed=18446744073709551615 epoch=2 batch=40 samples=60000 batches=469");

@@ -14,7 +14,7 @@ using namespace tapestry::data;
 
 namespace {
 
-/// f32 [rows, columns] with value 10 * row + column, and i64 labels = row.
+/// Creates f32 [rows, columns] with values 10 * row + column, and i64 labels equal to the row.
 TensorDataset numbered(std::int64_t rows, std::int64_t columns = 2) {
   Tensor input = empty({rows, columns}), target = empty({rows}, DType::i64);
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -59,7 +59,7 @@ TEST_CASE("TensorDataset gives rows as views and gathers batches") {
   CHECK_THROWS_WITH(dataset.get_batch(bad), ContainsSubstring("index 5 is out of range for 5 rows"));
 }
 
-TEST_CASE("TensorDataset takes strided tensors, none without samples") {
+TEST_CASE("TensorDataset accepts strided tensors and refuses scalars and mismatched sizes") {
   Tensor base = empty({3, 4});
   for (int i = 0; i < 12; ++i) base.data<float>()[i] = static_cast<float>(i);
   const TensorDataset columns(tapestry::detail::raw_view(base, {4, 3}, {1, 4}, 0));
@@ -75,7 +75,7 @@ TEST_CASE("TensorDataset takes strided tensors, none without samples") {
   CHECK(TensorDataset(empty({0, 3})).size() == 0);
 }
 
-TEST_CASE("stack_samples wants samples that are alike") {
+TEST_CASE("stack_samples refuses samples of different shape or dtype") {
   Tensor base = empty({2, 3});
   for (int i = 0; i < 6; ++i) base.data<float>()[i] = static_cast<float>(i);
   const std::vector<Tensor> columns = {tapestry::detail::raw_view(base, Shape{2}, Shape{3}, 1),
@@ -117,7 +117,8 @@ TEST_CASE("Subset, ConcatDataset and random_split") {
   CHECK(random_split(*base, std::vector<std::int64_t>{7, 3}, 5)[1].indices() == parts[1].indices());
   CHECK(random_split(*base, std::vector<std::int64_t>{7, 3}, 6)[0].indices() != parts[0].indices());
   CHECK(random_split(*base, {7, 3}, 5)[1].indices() == parts[1].indices());
-  CHECK(random_split(base, {7, 3}, 5)[1].indices() == parts[1].indices());  // shared, as a DataLoader takes it
+  CHECK(random_split(base, {7, 3}, 5)[1].indices() ==
+        parts[1].indices());  // as a shared_ptr, which DataLoader also takes
   CHECK(random_split(base, {0.7, 0.3}, 5)[1].indices() == parts[1].indices());
   const auto thirds = random_split(*base, std::vector<double>{1.0 / 3, 1.0 / 3, 1.0 / 3});
   CHECK(thirds[0].size() == 4);
@@ -132,7 +133,7 @@ TEST_CASE("Subset, ConcatDataset and random_split") {
   CHECK_THROWS_WITH(random_split(none, {0.7, 0.3}), ContainsSubstring("null"));
 }
 
-TEST_CASE("samplers are functions of seed and epoch") {
+TEST_CASE("samplers depend only on seed and epoch") {
   CHECK(SequentialSampler(3).indices(8) == std::vector<std::int64_t>{0, 1, 2});
   CHECK(SequentialSampler(0).indices(0).empty());
   const RandomSampler random(100, 3);
@@ -145,12 +146,13 @@ TEST_CASE("samplers are functions of seed and epoch") {
   CHECK_THROWS_AS(RandomSampler(0, 0, {.replacement = true, .num_samples = 4}), ValueError);
   CHECK(RandomSampler(0).indices(0).empty());
 
-  SECTION("uniformly: each of 6 orders of 3 in 6000 epochs") {
+  SECTION("each of the 6 permutations of 3 is equally likely in 6000 epochs") {
     const RandomSampler three(3, 1);
     std::map<std::vector<std::int64_t>, int> count;
     for (int epoch = 0; epoch < 6000; ++epoch) ++count[three.indices(epoch)];
     CHECK(count.size() == 6);
-    // 1000 each with a standard deviation of sqrt(6000 * 1/6 * 5/6) = 29; five of them.
+    // The expected count is 1000 with a standard deviation of sqrt(6000 * 1/6 * 5/6) = 29; the tolerance is
+    // five of them.
     for (const auto& [order, times] : count) CHECK(std::abs(times - 1000) < 145);
   }
   SECTION("with replacement") {
@@ -176,7 +178,7 @@ TEST_CASE("BatchSampler groups, the last batch is partial or dropped") {
   CHECK_THROWS_AS(BatchSampler(nullptr, 1), ValueError);
 }
 
-TEST_CASE("DistributedSampler deals every sample once, filled up or cut to equal shares") {
+TEST_CASE("DistributedSampler gives every sample to one rank, padded or truncated to equal sizes") {
   for (std::int64_t size : {0, 1, 3, 7, 12}) {
     for (int world : {1, 2, 3, 5}) {
       for (bool drop_last : {false, true}) {
@@ -210,7 +212,7 @@ TEST_CASE("RandomDataset is normal noise, the same for one seed") {
     sum += x[i];
     squares += x[i] * x[i];
   }
-  // Five standard errors: 1 / sqrt(n) of the mean, sqrt(2 / n) of the variance.
+  // The tolerance is five standard errors: 1 / sqrt(n) for the mean, sqrt(2 / n) for the variance.
   CHECK(std::abs(sum / static_cast<double>(n)) < 5 / std::sqrt(static_cast<double>(n)));
   CHECK(std::abs(squares / static_cast<double>(n) - 1) < 5 * std::sqrt(2 / static_cast<double>(n)));
   for (std::int64_t label : labels(dataset.target())) CHECK(label == 0);

@@ -53,7 +53,7 @@ Tensor read(const TempDir& dir, const std::string& bytes) {
   return read_idx(dir / "f");
 }
 
-/// The peak of CPU memory while `f` runs, above what was allocated before.
+/// Returns the peak of CPU memory while `f` runs, above the memory allocated before.
 template <class F>
 std::int64_t peak_of(F&& f) {
   const std::int64_t before = memory_stats(kCPU).allocated;
@@ -62,7 +62,7 @@ std::int64_t peak_of(F&& f) {
   return memory_stats(kCPU).peak_allocated - before;
 }
 
-/// What Debian's package installs; its tests say aloud when it is missing.
+/// The folder of Debian's package. Tests that need it print a message if it is missing.
 bool have_fashion_mnist() {
   return std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz");
 }
@@ -95,13 +95,13 @@ TEST_CASE("IDX files of every element type") {
     CHECK(load(0x0E, {1}, std::string("\xc0\x04\x00\x00\x00\x00\x00\x00", 8)).data<double>()[0] == -2.5);
     CHECK(load(0x08, {0, 28, 28}, "").sizes() == Shape{0, 28, 28});
   }
-  // Two members one after the other are one gzip file.
+  // Two concatenated gzip members are one gzip file.
   const std::string whole = idx_header(0x08, {24}) + bytes;
   CHECK(read(dir, gzip(whole.substr(0, 13)) + gzip(whole.substr(13))).data<std::uint8_t>()[23] ==
         static_cast<std::uint8_t>(bytes[23]));
 }
 
-TEST_CASE("IDX files that lie or are broken") {
+TEST_CASE("inconsistent and broken IDX files are refused") {
   const TempDir dir;
   const std::string good = idx_header(0x08, {4, 6}) + counting(24), zipped = gzip(good);
   auto fails = [&](const std::string& bytes, const std::string& why) {
@@ -139,17 +139,18 @@ TEST_CASE("IDX headers that claim terabytes allocate nothing") {
     CHECK_THROWS_WITH(read(dir, beyond), ContainsSubstring("beyond any memory"));
     CHECK_THROWS_WITH(read(dir, idx_header(0x08, {0, ~0u, ~0u, ~0u})),
                       ContainsSubstring("beyond any memory"));
-    // A bomb: a small header and 64 MiB of zeros in 64 KiB. It is not unpacked beyond what the header says.
+    // A gzip bomb: a small header and 64 MiB of zeros in 64 KiB. It must not be decompressed beyond the size
+    // in the header.
     CHECK_THROWS_WITH(read(dir, gzip(idx_header(0x08, {10}) + std::string(64 << 20, '\0'))),
                       ContainsSubstring("goes on after the end"));
   });
   CHECK(peak < 1 << 20);
 }
 
-TEST_CASE("a pipe or a device is refused at once") {
+TEST_CASE("a FIFO or a device is refused without blocking") {
   const TempDir dir;
   REQUIRE(mkfifo((dir / "pipe").c_str(), 0600) == 0);
-  alarm(20);  // ends the program if opening waits for a writer
+  alarm(20);  // ends the program if open() blocks
   CHECK_THROWS_WITH(read_idx(dir / "pipe"), ContainsSubstring("is not a regular file"));
   CHECK_THROWS_WITH(read_cifar10(dir / "pipe", 1), ContainsSubstring("is not a regular file"));
   CHECK_THROWS_WITH(read_idx("/dev/zero"), ContainsSubstring("is not a regular file"));
@@ -157,7 +158,7 @@ TEST_CASE("a pipe or a device is refused at once") {
   alarm(0);
 }
 
-TEST_CASE("mutated IDX files give a tensor or an IoError") {
+TEST_CASE("mutated IDX files give a tensor or an IoError, never a crash") {
   const TempDir dir;
   const std::string good = idx_header(0x0C, {3, 5}) + counting(60);
   for (const std::string& bytes : {good, gzip(good)}) {
@@ -229,7 +230,7 @@ TEST_CASE("CIFAR-10 files") {
   CHECK(calls > 100);
 }
 
-TEST_CASE("Fashion-MNIST's folder: missing, mismatched, small but right") {
+TEST_CASE("Fashion-MNIST folders that are missing or mismatched are refused, a small valid one is read") {
   const TempDir dir;
   CHECK_THROWS_WITH(fashion_mnist(true, dir.path().string()),
                     ContainsSubstring("apt-get install dataset-fashion-mnist") &&
@@ -265,7 +266,7 @@ TEST_CASE("the real Fashion-MNIST") {
   for (std::int64_t i = 0; i < test.size(); ++i)
     ++count[static_cast<std::size_t>(test.target().data<std::int64_t>()[i])];
   for (int n : count) CHECK(n == 1000);
-  // Mean and deviation that are commonly given for it: 0.2860 and 0.3530 (training images).
+  // The published mean and standard deviation of the training images are 0.2860 and 0.3530.
   double sum = 0, squares = 0;
   const TensorDataset train = fashion_mnist(true);
   CHECK(train.size() == 60000);

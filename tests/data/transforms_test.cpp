@@ -28,7 +28,7 @@ Tensor applied(const BatchTransform<>& transform, const Tensor& input, std::int6
 
 }  // namespace
 
-TEST_CASE("normalize is (x - mean) / std by channel, bytes over 255 first") {
+TEST_CASE("normalize computes (x - mean) / std per channel and divides bytes by 255 first") {
   const Tensor bytes = images<std::uint8_t>({2, 3, 4, 5}),
                out = applied(normalize({0.1f, 0.2f, 0.3f}, {0.5f, 0.25f, 2.0f}), bytes);
   REQUIRE(out.dtype() == DType::f32);
@@ -46,7 +46,7 @@ TEST_CASE("normalize is (x - mean) / std by channel, bytes over 255 first") {
   CHECK(applied(to_float(), bytes).data<float>()[7] == 8 / 255.0f);
   CHECK(applied(normalize({0.0f}, {1.0f}), empty({0, 1, 2, 2}, DType::u8)).sizes() == Shape{0, 1, 2, 2});
 
-  // A strided input: the image transposed.
+  // A strided input: the transposed image.
   const Tensor turned = tapestry::detail::raw_view(bytes, {2, 3, 5, 4}, {60, 20, 1, 5}, 0);
   CHECK(applied(to_float(), turned).data<float>()[1] == 6 / 255.0f);
 
@@ -69,7 +69,7 @@ TEMPLATE_TEST_CASE("random_crop cuts windows of the padded image", "", std::uint
     REQUIRE(out.sizes() == Shape{40, 2, height, width});
     std::set<std::pair<int, int>> places;
     for (std::int64_t i = 0; i < 40; ++i) {
-      // Some place of the window must explain all of the image.
+      // Exactly one window position must match the whole image.
       bool found = false;
       for (int top = -padding; top <= 4 + padding - height && !found; ++top) {
         for (int left = -padding; left <= 5 + padding - width && !found; ++left) {
@@ -90,7 +90,7 @@ TEMPLATE_TEST_CASE("random_crop cuts windows of the padded image", "", std::uint
       }
       CHECK(found);
     }
-    // Windows that miss the image look alike, so not all places are told apart.
+    // Windows that lie outside the image are all zero, so not all positions can be distinguished.
     if ((4 + 2 * padding - height) + (5 + 2 * padding - width) > 0) CHECK(places.size() > 3);
   }
   CHECK_THROWS_WITH(applied(random_crop(7, 5, 1), in), ContainsSubstring("does not fit"));
@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("random_horizontal_flip mirrors whole images", "", std::uint8
       CHECK(same != mirrored);
       flipped += mirrored;
     }
-    // 64 fair draws: a standard deviation of 4, five of them.
+    // 64 fair draws have a standard deviation of 4; the tolerance is five of them.
     if (p == 0.5) CHECK(std::abs(flipped - 32) < 20);
     else CHECK(flipped == 64 * p);
   }

@@ -1,4 +1,4 @@
-// Batches that arrive on a device, on fake GPUs, which copy as late as they may.
+// Batches that are copied to a device. The fake GPUs copy as late as possible.
 #include "tapestry/data/upload.h"
 
 #include <cstring>
@@ -25,7 +25,7 @@ std::shared_ptr<const Dataset<Example>> numbers(std::int64_t rows) {
   return std::make_shared<TensorDataset>(input, target);
 }
 
-/// The bytes of `t` as a kernel on the current stream sees them.
+/// Returns the bytes of `t` that a kernel on the current stream would see.
 std::vector<char> seen_by_kernel(FakeGpus& gpus, const Tensor& t) {
   auto bytes = std::make_shared<std::vector<char>>(t.nbytes());
   const Stream stream = current_stream(t.device());
@@ -40,7 +40,7 @@ std::vector<char> bytes_of(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("batches arrive on a device, the same for any number of workers") {
+TEST_CASE("batches on a device are the same for any number of workers") {
   FakeGpus gpus;
   const auto dataset = numbers(23);
   for (const int workers : {0, 1, 3}) {
@@ -65,7 +65,7 @@ TEST_CASE("batches arrive on a device, the same for any number of workers") {
   }
 }
 
-TEST_CASE("nobody waits for a batch to arrive, and its memory lives as long as it is read") {
+TEST_CASE("the host does not wait for a copy, and a batch's memory lives until it has been read") {
   FakeGpus gpus;
   DataLoader<> loader(numbers(40), {.batch_size = 4, .num_workers = 2, .device = kDevice});
   std::vector<std::shared_ptr<float>> seen;
@@ -83,7 +83,7 @@ TEST_CASE("nobody waits for a batch to arrive, and its memory lives as long as i
   for (std::size_t i = 0; i < seen.size(); ++i) CHECK(*seen[i] == static_cast<float>(20 * i + 19));
 }
 
-TEST_CASE("all kinds of batches are sent, in their layout") {
+TEST_CASE("every batch type is copied and keeps its layout") {
   FakeGpus gpus;
   const Upload upload(kDevice);
   const Tensor images = RandomDataset({.size = 2}).input();
@@ -103,7 +103,7 @@ TEST_CASE("all kinds of batches are sent, in their layout") {
   }
 }
 
-TEST_CASE("a device that is none, and batches that nobody knows, are refused") {
+TEST_CASE("CPU devices and unsupported batch types are refused") {
   FakeGpus gpus;
   const auto dataset = numbers(4);
   CHECK_NOTHROW(DataLoader<>(dataset, {.device = kCPU}));

@@ -128,8 +128,8 @@ TEST_CASE("what cannot be started is said before anything runs") {
     CHECK(job.out().empty());
     CHECK(job.all_gone());
   };
-  refused({"--nproc-per-node", "2", "no-such-program-here"}, 127, "no program no-such-program-here");
-  refused({"./no/such"}, 127, "no program ./no/such");
+  refused({"--nproc-per-node", "2", "no-such-program-here"}, 127, "cannot find the program no-such-program-here");
+  refused({"./no/such"}, 127, "cannot find the program ./no/such");
   refused({"/etc/passwd"}, 127, "not executable");
   refused({"/etc"}, 127, "not a file");
   refused({"--log-dir", "/proc/no", "sh", "-c", "echo ran"}, 1, "cannot create /proc/no");

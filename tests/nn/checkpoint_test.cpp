@@ -33,7 +33,8 @@ struct GoldenNet : nn::Module {
   Tensor forward(const Tensor& x) override { return blocks(bn(conv(x)).relu().flatten(1)); }
 };
 
-/// A net whose training depends on its past: batch norm's statistics, dropout's random numbers.
+/// A net whose training depends on earlier steps, through batch norm's statistics and dropout's random
+/// numbers.
 struct Net : nn::Module {
   nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 1, .out_channels = 4, .kernel_size = 3});
   nn::BatchNorm2d& bn = add<nn::BatchNorm2d>("bn", {.num_features = 4});
@@ -42,7 +43,7 @@ struct Net : nn::Module {
   Tensor forward(const Tensor& x) override { return fc(dropout(bn(conv(x)).relu().flatten(1))); }
 };
 
-/// All elements of a state, byte for byte.
+/// Returns the bytes of all elements of a state dict.
 std::string bytes_of(const nn::StateDict& state) {
   std::string out;
   for (const auto& [name, tensor] : state) {
@@ -52,7 +53,7 @@ std::string bytes_of(const nn::StateDict& state) {
   return out;
 }
 
-/// One training run, from any point on.
+/// One training run, which may start at any point.
 template <class Optimizer>
 struct Run {
   Net net;
@@ -70,7 +71,7 @@ struct Run {
   std::int64_t step = 0;
   std::vector<double> losses;
 
-  /// Trains to `epochs`, and stops before step `stop`.
+  /// Trains until `epochs` have passed or until just before step `stop`.
   void train(std::int64_t epochs, std::int64_t stop = 1 << 20) {
     while (loader.epoch() < epochs) {
       for (auto& [images, labels] : loader) {
@@ -109,14 +110,14 @@ TEST_CASE("a model that PyTorch saved is loaded, computes the same, and is saved
   net.eval();
   const nn::StateDict io = nn::load_tensors(kGolden + "_io.safetensors");
   const Tensor expected = *nn::find(io, "y"), y = net(*nn::find(io, "x"));
-  // Sums of at most 64 products of numbers of order one, four layers of them.
+  // The tolerance covers four layers of sums of at most 64 products of numbers near 1.
   CHECK(y.allclose(expected, 1e-5, 1e-5));
   const TempDir dir;
   nn::save_model(dir / "ours", net);
   CHECK(read_file(dir / "ours") == read_file(kGolden + ".safetensors"));
 }
 
-TEST_CASE("load_model: strict or not, to the module's dtype, and what does not fit") {
+TEST_CASE("load_model converts to the module's dtype and refuses a mismatch unless strict is false") {
   const TempDir dir;
   GoldenNet net;
   const std::string before = bytes_of(net.state_dict());
@@ -144,8 +145,8 @@ TEST_CASE("load_model: strict or not, to the module's dtype, and what does not f
   CHECK_THROWS_AS(nn::load_tensors(kGolden + ".safetensors", Device("cpu:63")), DeviceError);
 }
 
-TEMPLATE_TEST_CASE("a resumed run is bit for bit the run that was never stopped", "", optim::SGD, optim::Adam,
-                   optim::AdamW) {
+TEMPLATE_TEST_CASE("a resumed run gives the bits of a run that was never interrupted", "", optim::SGD,
+                   optim::Adam, optim::AdamW) {
   const TempDir dir;
   manual_seed(5);
   Run<TestType> whole;
@@ -174,7 +175,7 @@ TEMPLATE_TEST_CASE("a resumed run is bit for bit the run that was never stopped"
     losses.insert(losses.end(), second.losses.begin(), second.losses.end());
     CHECK(losses == whole.losses);
   }
-  // The test can fail: without the generators' state, dropout draws other numbers.
+  // Shows that the test can fail: without the generators' state, dropout draws other numbers.
   Run<TestType> other;
   other.resume(start);
   manual_seed(6);
@@ -182,7 +183,7 @@ TEMPLATE_TEST_CASE("a resumed run is bit for bit the run that was never stopped"
   CHECK(other.state() != expected);
 }
 
-TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
+TEST_CASE("a checkpoint is also a model file and preserves the progress") {
   const TempDir dir;
   Run<optim::AdamW> run;
   run.train(1);
@@ -213,12 +214,13 @@ TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "model only", {.scheduler = &run.schedule}),
                       ContainsSubstring("contains no schedule state"));
   }
-  SECTION("what does not fit in one part changes none") {
+  SECTION("a mismatch in one part leaves all parts unchanged") {
     Run<optim::AdamW> other;
     other.train(1, 2);
     const std::string before = other.state();
     const double lr = other.optimizer.lr();
-    // One parameter fewer; then a schedule that ends before the saved position; then another model.
+    // Refused: a model with one parameter fewer, a schedule that ends before the saved position, and another
+    // model.
     std::vector<nn::Parameter> fewer = other.net.parameters();
     fewer.pop_back();
     optim::AdamW small(fewer, {.lr = 0.5});
@@ -242,7 +244,8 @@ TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
         ValueError);
     CHECK(other.schedule.steps() == 2);
     CHECK(other.state() == before);
-    // A schedule that its optimizer has outgrown cannot be loaded at all, not even what it was.
+    // Loading into a schedule fails if its optimizer has gained groups since, even with the schedule's own
+    // state.
     other.optimizer.add_param_group({golden.parameters(), {.lr = 0.25}});
     nn::save_checkpoint(dir / "outgrown", {.optimizer = &other.optimizer, .scheduler = &other.schedule}, {});
     other.optimizer.set_lr(0.75);
@@ -251,7 +254,7 @@ TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
         ContainsSubstring("add groups before making the schedule"));
     CHECK(other.optimizer.lr(1) == 0.75);
   }
-  SECTION("of something else") {
+  SECTION("checkpoints of another model, optimizer or schedule are refused") {
     Run<optim::Adam> adam;
     const std::string before = adam.state();
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "f", adam.training),
@@ -272,7 +275,7 @@ TEST_CASE("a checkpoint is a model file, and keeps progress as it was") {
                      {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", "0"}});
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("not two int64"));
   }
-  SECTION("mutated: loaded, or refused with an Error") {
+  SECTION("mutated files are loaded or refused with an Error") {
     const int calls = tests::for_mutations<Error>(read_file(dir / "f"), std::chrono::seconds(1),
                                                   [&](const std::string& bytes) {
                                                     write_file(dir / "mutated", bytes);
@@ -311,7 +314,7 @@ TEST_CASE("Checkpointer keeps the last and the best") {
     save(checkpoints, 60, 0.1);  // the same step again, after resuming there
     CHECK(checkpoints.steps() == Steps{50, 60});
 
-    // Another process finds the same.
+    // A new Checkpointer on the same folder finds the same checkpoints.
     nn::Checkpointer again(folder, {.keep_last = 2});
     CHECK(again.steps() == Steps{50, 60});
     CHECK(again.best() == folder + "/step-00000060.safetensors");
@@ -319,7 +322,7 @@ TEST_CASE("Checkpointer keeps the last and the best") {
                       ContainsSubstring("has a checkpoint of step 60, later than step 59"));
     CHECK_THROWS_AS(save(again, -1, 0.1), ValueError);
   }
-  SECTION("lower is better, or best does not matter, or all stay") {
+  SECTION("lower_is_better, keep_best = false, and keep_last = 0") {
     nn::Checkpointer lower(folder, {.keep_last = 1, .higher_is_better = false});
     for (std::int64_t step : {1, 2, 3}) save(lower, step, static_cast<double>(step));
     CHECK(lower.steps() == Steps{1, 3});
@@ -331,7 +334,7 @@ TEST_CASE("Checkpointer keeps the last and the best") {
     CHECK(nn::Checkpointer(dir / "all").steps() == Steps{1, 2, 3, 123456789012});
     CHECK_THROWS_AS(nn::Checkpointer(dir / "x", {.keep_last = -1}), ValueError);
   }
-  SECTION("files of others stay, those of dead writers go") {
+  SECTION("the constructor keeps unrelated files and removes those of dead writers") {
     std::filesystem::create_directories(folder);
     const pid_t dead = fork();
     if (dead == 0) _exit(0);
@@ -357,7 +360,7 @@ TEST_CASE("Checkpointer keeps the last and the best") {
   }
 }
 
-TEST_CASE("a full disk or an unwritable folder leaves the checkpoints that were there") {
+TEST_CASE("a full disk or an unwritable folder leaves existing checkpoints intact") {
   const TempDir dir;
   Net net;
   const nn::Training training{.model = &net};
@@ -378,7 +381,7 @@ TEST_CASE("a full disk or an unwritable folder leaves the checkpoints that were 
   CHECK_THROWS_WITH(nn::Checkpointer(dir / std::string(300, 'x')), ContainsSubstring("name too long"));
 }
 
-TEST_CASE("a process killed while it saves leaves checkpoints that are whole") {
+TEST_CASE("a process killed during save leaves only complete checkpoints") {
   const TempDir dir;
   nn::Linear model({.in_features = 1000, .out_features = 500});
   const nn::Training training{.model = &model};
@@ -395,7 +398,8 @@ TEST_CASE("a process killed while it saves leaves checkpoints that are whole") {
     if (child == 0) {
       nn::Checkpointer checkpoints(folder, {.keep_last = 2});
       for (std::int64_t step = from + 1;; ++step) {
-        // Every element says of which step it is. Not by an operation: its threads are not in this process.
+        // Every element contains the step number. No tensor operation is used, because the worker threads do
+        // not exist in this forked process.
         std::fill_n(model.weight->data<float>(), model.weight->numel(), static_cast<float>(step));
         checkpoints.save(training, {.step = step});
       }
@@ -405,7 +409,8 @@ TEST_CASE("a process killed while it saves leaves checkpoints that are whole") {
     REQUIRE(waitpid(child, nullptr, 0) == child);
     const nn::Checkpointer after(folder);
     REQUIRE(!after.steps().empty());
-    // Two to keep, and one for each process that was killed between writing a new one and removing the old.
+    // Two checkpoints are kept, plus one for each process that was killed after writing a new one and before
+    // removing the old one.
     CHECK(after.steps().size() <= 3 + static_cast<std::size_t>(round));
     for (const std::int64_t step : after.steps()) {
       nn::load_model(

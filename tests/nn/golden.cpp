@@ -9,7 +9,7 @@
 
 namespace tapestry::test {
 
-// Before anything asks for a device: replicas and movers need a second one.
+// Set before the first use of a device, because tests of replicas and moves need a second device.
 static const int kTwoDevices = setenv("TAPESTRY_LOGICAL_DEVICES", "2", 1);
 
 NnGolden::NnGolden(const std::string& name) {

@@ -25,8 +25,8 @@ Moments moments(const Tensor& t) {
   return {mean, std::sqrt(squares / n), *low, *high};
 }
 
-// Five standard errors; with 40000 numbers that is 2.5% of std for the mean, and (for kurtosis up to 3) 1.8%
-// for std.
+// The tolerance is five standard errors. With 40000 numbers this is 2.5% of std for the mean and, for
+// kurtosis up to 3, 1.8% for std.
 void check_normal(const Tensor& t, double std) {
   const Moments m = moments(t);
   const double n = static_cast<double>(t.numel());
@@ -74,7 +74,7 @@ TEST_CASE("distributions") {
   check_normal(init::xavier_normal_(empty(sizes), 2.0), 2 * std::sqrt(2.0 / 410));
   check_normal(init::normal_(empty(sizes, DType::f64)), 1);
 
-  // Cut off at 2 std, the standard deviation is 0.8796 of the whole's.
+  // A normal distribution truncated at 2 std has 0.8796 of the standard deviation.
   const Moments cut = moments(init::trunc_normal_(empty(sizes), 1.0, 0.5, 0.0, 2.0));
   CHECK(cut.low >= 0);
   CHECK(cut.high <= 2);
@@ -85,7 +85,7 @@ TEST_CASE("distributions") {
   CHECK_THROWS_AS(init::normal_(empty(sizes), 0, -1), ValueError);
 }
 
-TEST_CASE("initialisation is not recorded and returns its argument") {
+TEST_CASE("initialisation is not recorded on the tape and returns its argument") {
   const Tensor w = zeros({3, 4}).set_requires_grad();
   CHECK(init::xavier_uniform_(w).is_same(w));
   CHECK(w.is_leaf());
@@ -99,7 +99,7 @@ TEST_CASE("initialisation is not recorded and returns its argument") {
   CHECK_NOTHROW(init::kaiming_normal_(empty({0, 0})));
 }
 
-TEST_CASE("layers begin with PyTorch's distributions") {
+TEST_CASE("layers start with PyTorch's distributions") {
   manual_seed(11);
   const nn::Linear fc({.in_features = 200, .out_features = 300});
   check_uniform(fc.weight, 1 / std::sqrt(200.0));
@@ -120,7 +120,7 @@ TEST_CASE("layers begin with PyTorch's distributions") {
   CHECK(bn.bias->abs().sum().item() == 0);
   CHECK(bn.running_var->sum().item() == 3);
 
-  // One seed, one model.
+  // The same seed gives the same model.
   manual_seed(5);
   const nn::Linear a({.in_features = 3, .out_features = 2});
   manual_seed(5);

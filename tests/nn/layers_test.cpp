@@ -1,5 +1,5 @@
-// Every layer against PyTorch's (tests/golden/nn.py): names and shapes of the state, output, gradients,
-// buffers afterwards.
+// Compares every layer with PyTorch's (tests/golden/nn.py): names and shapes of the state, output, gradients,
+// and buffers after the calls.
 #include <set>
 
 #include "tests/nn/golden.h"
@@ -21,7 +21,8 @@ std::set<std::string>& tested() {
   return labels;
 }
 
-// Fills the module, calls it `calls` times, and holds all that can be seen against the record.
+// Fills the module with the recorded weights, calls it `calls` times, and compares output, gradients and
+// buffers with the record.
 void check_layer(const std::string& label, nn::Module& module, const std::vector<Tensor>& inputs,
                  const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& call,
                  bool train = true, int calls = 1) {
@@ -190,7 +191,7 @@ TEST_CASE("Dropout drops in training only") {
     CHECK((v == 0 || v == Approx(1 / 0.75)));
     dropped += v == 0;
   }
-  // 20000 draws of probability 1/4: the standard deviation of the share is 0.0031.
+  // With 20000 draws of probability 1/4, the standard deviation of the fraction is 0.0031.
   CHECK(static_cast<double>(dropped) / 20000 == Approx(0.25).margin(5 * 0.0031));
   dropout.eval();
   CHECK(equal(dropout(ones_in), ones_in));
@@ -225,7 +226,7 @@ TEST_CASE("losses") {
 }
 
 namespace {
-// As the script has it: the module one level down.
+// The script nests the module one level down.
 struct Attention : nn::Module {
   explicit Attention(const nn::MultiheadAttention::Options& options)
       : attn(add<nn::MultiheadAttention>("attn", options)) {}
@@ -274,30 +275,30 @@ TEST_CASE("MultiheadAttention with masks") {
     check_attention("head_mask" + w, {}, {.need_weights = need, .attn_mask = formula({8, 3, 5}, 64, 3.0)});
     check_attention("padding" + w, {}, {.key_padding_mask = padding, .need_weights = need});
     check_attention("both" + w, {}, {.key_padding_mask = padding, .need_weights = need, .attn_mask = causal});
-    // Ours needs no mask beside is_causal.
+    // Unlike PyTorch, is_causal needs no mask.
     check_attention("causal" + w, {}, {.need_weights = need, .is_causal = true});
   }
 }
 
-TEST_CASE("MultiheadAttention of one tensor with itself") {
+TEST_CASE("self-attention equals attention with three separate projections") {
   nn::MultiheadAttention attn({.embed_dim = 8, .num_heads = 2, .batch_first = true});
   fill(attn);
   const Tensor in = formula({2, 3, 8}, 9);
-  // The packed product of self-attention and the three apart are the same sums.
+  // The packed projection and the three separate ones compute the same sums.
   const Tensor packed = attn(in, in, in).first, apart = attn(in, in.clone(), in.clone()).first;
   CHECK(packed.allclose(apart, 1e-13, 1e-13));
   CHECK(attn(in).allclose(packed, 1e-13, 1e-13));
 }
 
 TEST_CASE("all recorded layers are tested") {
-  // Runs last in this file when the whole file runs, as ctest does.
+  // This test runs last when the whole file runs, as under ctest.
   if (tested().size() < 10) return;
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
 }
 
-TEST_CASE("a batch norm can be given another function for training") {
+TEST_CASE("set_training_function replaces batch_norm in training only") {
   nn::BatchNorm1d bn(nn::BatchNorm1d::Options{.num_features = 2, .momentum = 0.25});
   double momentum = 0;
   bn.set_training_function("OtherNorm", [&](const Tensor& x, const Tensor&, const Tensor&,

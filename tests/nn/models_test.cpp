@@ -1,4 +1,4 @@
-// Three models against PyTorch over 50 steps, from the same weights and data (tests/golden/nn.py).
+// Compares three models with PyTorch over 50 steps from the same weights and data (tests/golden/nn.py).
 #include <cmath>
 #include <memory>
 
@@ -104,7 +104,7 @@ void follow(const std::string& label, nn::Module& net, DType dtype, double scale
     CHECK(off <= loss_tolerance);
   }
   if (kSteps < 50) return;
-  // PyTorch's after 50 steps: of each tensor its norm and sixteen elements.
+  // The record contains the norm and sixteen elements of each of PyTorch's tensors after 50 steps.
   for (const auto& [name, t] : net.state_dict()) {
     const Record& record = golden.at(label + "/final/" + name);
     const std::vector<double> all = values_of(t);
@@ -121,12 +121,13 @@ void follow(const std::string& label, nn::Module& net, DType dtype, double scale
   }
 }
 
-// Five batches in turn, so that there is something to learn.
+// Five fixed batches take turns, so that the model can learn them.
 Batch images(const Shape& sizes, int step) {
   return {formula(sizes, 5000 + step % 5, 2.0), labels(sizes[0], step % 5, 10)};
 }
 
-// In f32 PyTorch differs from itself by 3e-4 and 5e-4 with other CPU kernels (DESIGN.md 7).
+// With other CPU kernels, PyTorch in f32 differs from itself by 3e-4 (losses) and 5e-4 (weights), so f32
+// tolerances cannot be smaller.
 constexpr double kLoss32 = 1e-4, kWeight32 = 1e-3, kBoth64 = 1e-9;
 
 template <class Model>

@@ -12,7 +12,7 @@ using namespace tapestry::test;
 
 namespace {
 
-// As DESIGN.md has it.
+// The model of the README.
 struct Net : nn::Module {
   nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 16, .kernel_size = 3});
   nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 30 * 30 * 16, .out_features = 10});
@@ -45,7 +45,7 @@ struct Outer : nn::Module {
   }
 };
 
-// A forward of another signature.
+// A forward with another signature.
 struct Pairwise : nn::Module {
   nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 3, .out_features = 3});
   using Module::forward;
@@ -68,7 +68,7 @@ std::vector<std::string> parameter_names(const nn::Module& m) {
 
 }  // namespace
 
-TEST_CASE("the model of the design computes and trains") {
+TEST_CASE("the model of the README computes and trains") {
   Net net;
   const Tensor y = net(zeros({2, 3, 32, 32}));
   CHECK(y.sizes() == Shape{2, 10});
@@ -81,7 +81,7 @@ TEST_CASE("the model of the design computes and trains") {
   for (const Tensor& p : net.parameters()) CHECK_FALSE(p.grad().defined());
 }
 
-TEST_CASE("names come in the order of registration, own before those below") {
+TEST_CASE("named_parameters lists names in registration order, a module's own before its children's") {
   const Outer net;
   CHECK(names(net.state_dict()) ==
         std::vector<std::string>{"scale", "table", "inner.fc.weight", "inner.fc.bias", "inner.bn.weight",
@@ -111,7 +111,7 @@ TEST_CASE("names come in the order of registration, own before those below") {
   CHECK(net.inner.bn.num_batches_tracked->dtype() == DType::i64);
 }
 
-TEST_CASE("apply reaches children first") {
+TEST_CASE("apply visits children before their parents") {
   Outer net;
   std::vector<std::string> order;
   net.apply([&](nn::Module& m) { order.push_back(m.type_name()); });
@@ -119,7 +119,7 @@ TEST_CASE("apply reaches children first") {
         std::vector<std::string>{"Linear", "BatchNorm1d", "Inner", "Linear", "ReLU", "ModuleList", "Outer"});
 }
 
-TEST_CASE("registration refuses what cannot be a name") {
+TEST_CASE("registration refuses empty, dotted and duplicate names") {
   struct Open : nn::Module {
     using Module::add;
     Tensor forward(const Tensor& x) override { return x; }
@@ -145,7 +145,7 @@ TEST_CASE("registration refuses what cannot be a name") {
   CHECK_THROWS_WITH(child->add("self", child), ContainsSubstring("modules form a tree"));
 }
 
-TEST_CASE("a module may outlive the one that it was added to") {
+TEST_CASE("a child may outlive its parent") {
   const auto child = std::make_shared<nn::Linear>(nn::Linear::Options{.in_features = 2, .out_features = 1});
   {
     nn::Sequential parent(child);
@@ -155,7 +155,7 @@ TEST_CASE("a module may outlive the one that it was added to") {
   CHECK((*child)(zeros({1, 2})).sizes() == Shape{1, 1});
 }
 
-TEST_CASE("errors say in which module, and keep their type") {
+TEST_CASE("errors name the module's path and keep their type") {
   Outer net;
   try {
     net(zeros({2, 5}));
@@ -193,7 +193,7 @@ TEST_CASE("errors say in which module, and keep their type") {
   CHECK_THROWS_AS(
       attn(zeros({2, 1, 8}), zeros({3, 1, 8}), zeros({3, 1, 8}), {.attn_mask = zeros({2, 3}, DType::i64)}),
       TypeError);
-  // Caught inside, an error is not touched by what comes after it.
+  // An error that is caught inside is not changed by later modules.
   struct Careful : nn::Module {
     nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 2, .out_features = 2});
     Tensor forward(const Tensor& x) override {
@@ -231,7 +231,7 @@ TEST_CASE("layers refuse bad options") {
   CHECK_THROWS_WITH(nn::CrossEntropyLoss({.label_smoothing = 2}), ContainsSubstring("label_smoothing"));
 }
 
-TEST_CASE("a forward of any signature, through nn::call") {
+TEST_CASE("nn::call works with a forward of any signature") {
   Pairwise m;
   const Tensor a = ones({2, 3}), b = ones({2, 3});
   CHECK(nn::call(m, a, b, 2.0).second.size() == 2);
@@ -246,7 +246,7 @@ TEST_CASE("a forward of any signature, through nn::call") {
   CHECK(seen == std::vector<std::size_t>{2, 3});
 }
 
-TEST_CASE("hooks leave arguments that are not tensors as they were given") {
+TEST_CASE("hooks pass arguments that are not tensors through unchanged") {
   struct Cache {
     int calls = 0;
     std::unique_ptr<int> cannot_be_copied;
@@ -269,7 +269,7 @@ TEST_CASE("hooks leave arguments that are not tensors as they were given") {
   CHECK(outputs == 0);
 }
 
-TEST_CASE("parameters are dense") {
+TEST_CASE("a parameter made from a strided view is dense") {
   struct Views : nn::Module {
     nn::Parameter& transposed = param("transposed", arange(6, DType::f32).reshape({2, 3}).transpose(0, 1));
     nn::Parameter& expanded = param("expanded", full({1}, 2.0).expand({4}));
@@ -285,7 +285,7 @@ TEST_CASE("parameters are dense") {
   CHECK(kept->raw_data() == image.raw_data());
 }
 
-TEST_CASE("a batch that batch norm refuses is not counted") {
+TEST_CASE("num_batches_tracked does not count a batch that batch norm refuses") {
   for (const std::optional<double> momentum : {std::optional<double>(0.1), std::optional<double>()}) {
     nn::BatchNorm1d bn({.num_features = 2, .momentum = momentum});
     CHECK_THROWS_WITH(bn(ones({1, 2})), ContainsSubstring("one value per channel"));
@@ -396,24 +396,24 @@ TEST_CASE("moving to devices and dtypes") {
   CHECK(handle->is_same(same));  // nothing to do, so nothing was replaced
 }
 
-TEST_CASE("state goes from one module to another") {
+TEST_CASE("load_state_dict copies a state dict into another module") {
   Outer a, b;
   const nn::LoadResult result = b.load_state_dict(a.state_dict());
   CHECK(result.missing.empty());
   CHECK(result.unexpected.empty());
   for (const auto& [name, t] : a.state_dict()) CHECK(equal(t, *nn::find(b.state_dict(), name)));
-  // It is a view of the module, as in PyTorch.
+  // The state dict shares storage with the module, as in PyTorch.
   a.state_dict()[0].second.fill_(9.0);
   CHECK(a.scale->select(0, 0).item() == 9);
   CHECK_FALSE(b.scale->is_same(a.scale));
-  // Other dtypes and devices are converted.
+  // Values are converted to the module's dtype and device.
   b.to(DType::f64);
   b.load_state_dict(a.state_dict());
   CHECK(b.scale->dtype() == DType::f64);
   CHECK(b.scale->select(0, 0).item() == 9);
 }
 
-TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothing") {
+TEST_CASE("load_state_dict lists every mismatch at once and loads nothing") {
   Outer net;
   nn::StateDict dict;
   for (const auto& [name, t] : net.state_dict())
@@ -433,7 +433,7 @@ TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothin
     CHECK(text.find("wrong shape: inner.fc.weight expected [4, 4] but got [4, 5]") != std::string::npos);
   }
   CHECK(net.scale->select(0, 0).item() == 2);
-  // A wrong shape is refused even where names may differ.
+  // A wrong shape is refused even with strict = false.
   CHECK_THROWS_WITH(net.load_state_dict(dict, false), ContainsSubstring("wrong shape"));
   CHECK(net.scale->select(0, 0).item() == 2);
   dict.erase(dict.begin() + 2);
@@ -441,7 +441,7 @@ TEST_CASE("load_state_dict says all that is wrong at once, and then loads nothin
   CHECK(result.missing == std::vector<std::string>{"inner.fc.weight", "inner.fc.bias"});
   CHECK(result.unexpected == std::vector<std::string>{"extra.weight"});
   CHECK(net.scale->select(0, 0).item() == 5);
-  // As PyTorch saves what it has wrapped.
+  // The keys that PyTorch saves for a wrapped model.
   const auto before = net.state_dict();
   nn::StateDict wrapped;
   for (const auto& [name, t] : before) wrapped.emplace_back("module." + name, t);
@@ -471,7 +471,7 @@ TEST_CASE("tied weights") {
   CHECK(net.tokens.weight->dtype() == DType::f64);
 }
 
-TEST_CASE("replicas: each context sees its own tensors") {
+TEST_CASE("each context sees the tensors of its replica") {
   nn::Linear layer({.in_features = 2, .out_features = 1, .bias = false});
   {
     Tensor second = full({1, 2}, 3.0, Device("cpu:1"));

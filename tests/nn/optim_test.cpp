@@ -1,4 +1,4 @@
-// Optimizers against PyTorch's over 25 steps (tests/golden/nn.py), and what they do besides.
+// Compares optimizers with PyTorch's over 25 steps (tests/golden/nn.py), and tests their other functions.
 #include <cmath>
 #include <limits>
 #include <set>
@@ -25,7 +25,7 @@ std::set<std::string>& tested() {
 struct TwoParameters {
   nn::Parameter a{"a", formula({5, 3}, 1)}, b{"b", formula(7, 2)};
   std::vector<nn::Parameter> both() const { return {a, b}; }
-  // The script's gradients; `b` has none every fourth step.
+  // The same gradients as in the script. `b` has no gradient in every fourth step.
   void set_grads(int step) const {
     a->set_grad(formula({5, 3}, 1000 + step));
     b->set_grad(step % 4 == 2 ? Tensor() : formula(7, 2000 + step) + 0.25);
@@ -95,7 +95,7 @@ TEST_CASE("SGD") {
 TEST_CASE("Adam") { check_adams<optim::Adam>("adam"); }
 TEST_CASE("AdamW") { check_adams<optim::AdamW>("adamw"); }
 
-TEST_CASE("groups have options of their own") {
+TEST_CASE("each parameter group uses its own options") {
   const TwoParameters p;
   optim::SGD optimizer({{{p.a}, {.lr = 0.1, .momentum = 0.9}}, {{p.b}, {.lr = 0.01, .momentum = 0.5}}});
   CHECK(optimizer.num_groups() == 2);
@@ -110,7 +110,7 @@ TEST_CASE("all recorded optimizers are tested") {
   CHECK(recorded == tested());
 }
 
-TEST_CASE("f32 follows f64") {
+TEST_CASE("f32 stays close to f64") {
   for (const bool adam : {false, true}) {
     const nn::Parameter narrow("p", formula({300, 41}, 7, 1, DType::f32)), wide("p", formula({300, 41}, 7));
     std::unique_ptr<optim::Optimizer> first, second;
@@ -128,12 +128,12 @@ TEST_CASE("f32 follows f64") {
       first->step();
       second->step();
     }
-    // Each step adds rounding of a few units of f32 to weights of about 1; momentum sums ten of them.
+    // Each step adds rounding errors of a few f32 units to weights near 1. Momentum adds up ten of them.
     CHECK(distance(values_of(narrow), values_of(wide)) < 20 * 10 * 1.2e-7);
   }
 }
 
-TEST_CASE("steps do not depend on threads, blocks or neighbours") {
+TEST_CASE("a step gives the same bits for any number of threads and any other parameters") {
   const auto train = [](int threads, const std::vector<Shape>& sizes) {
     const int before = get_num_threads();
     set_num_threads(threads);
@@ -152,7 +152,7 @@ TEST_CASE("steps do not depend on threads, blocks or neighbours") {
   CHECK(train(2, {{1}, {4096}, {0}, {4097}, {}, {50001}}) == alone);
 }
 
-TEST_CASE("dense layouts: channels-last parameters, transposed gradients") {
+TEST_CASE("channels-last parameters and transposed gradients step correctly") {
   const Tensor init = formula({2, 3, 4, 5}, 1), grad = formula({2, 3, 4, 5}, 2);
   const nn::Parameter plain("p", init.clone()), last("p", init.contiguous(MemoryFormat::channels_last));
   optim::SGD optimizer({plain, last}, {.lr = 0.1, .momentum = 0.9});
@@ -171,7 +171,7 @@ TEST_CASE("dense layouts: channels-last parameters, transposed gradients") {
   CHECK_THROWS_WITH(other.step(), ContainsSubstring("not dense"));
 }
 
-TEST_CASE("a step is seen by the tape") {
+TEST_CASE("backward through a parameter changed by step() is an error") {
   const nn::Parameter w("w", ones({3}, DType::f64));
   const Tensor y = (w.tensor() * w.tensor()).sum();
   w->set_grad(ones({3}, DType::f64));
@@ -207,7 +207,7 @@ TEST_CASE("zero_grad") {
   CHECK(values_of(p.a) == before);
 }
 
-TEST_CASE("a restored optimizer goes on bit for bit") {
+TEST_CASE("a restored optimizer continues with the same bits") {
   const auto make = [](const TwoParameters& p, int kind) -> std::unique_ptr<optim::Optimizer> {
     if (kind == 0)
       return std::make_unique<optim::SGD>(p.both(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
@@ -241,7 +241,7 @@ TEST_CASE("a restored optimizer goes on bit for bit") {
   }
 }
 
-TEST_CASE("a state that does not fit changes nothing") {
+TEST_CASE("a state dict that does not match changes nothing") {
   const TwoParameters p;
   optim::SGD optimizer(p.both(), {.lr = 0.1, .momentum = 0.9});
   p.set_grads(0);
@@ -305,7 +305,7 @@ TEST_CASE("bad options and parameters") {
   CHECK_THROWS_AS(optim::SGD({half}).step(), MissingKernelError);
 }
 
-TEST_CASE("parameters that outlive their module") {
+TEST_CASE("an optimizer steps parameters that outlive their module") {
   std::unique_ptr<optim::SGD> optimizer;
   Tensor weight;
   {
@@ -326,7 +326,7 @@ TEST_CASE("clip_grad_norm_") {
   const double norm = std::sqrt(15 * 4 + 7 * 9);
   SECTION("above the limit") {
     CHECK(nn::clip_grad_norm_(p.both(), 1).item() == Approx(norm).epsilon(1e-14));
-    // PyTorch divides by norm + 1e-6.
+    // As in PyTorch, the divisor is norm + 1e-6.
     CHECK(p.a->grad().norm().item() == Approx(std::sqrt(60.0) / (norm + 1e-6)).epsilon(1e-14));
     CHECK(p.b->grad().select(0, 0).item() == Approx(-3 / (norm + 1e-6)).epsilon(1e-14));
   }

@@ -1,4 +1,4 @@
-// Parameters on several devices: where they are changed, and by which thread.
+// Parameters on several devices: on which thread optimizers and clipping change them.
 #include "tapestry/nn/places.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 const Device kFirst("cpu:0"), kSecond("cpu:1");
 
-// The devices whose workers run the tasks, and how many tasks the calling thread runs itself.
+// Records the devices whose workers run tasks, and the number of tasks that the calling thread runs.
 struct Seen {
   std::vector<Device> by_workers;
   int by_caller = 0;
@@ -37,7 +37,7 @@ Seen who_runs(std::vector<nn::Place> places) {
   return seen;
 }
 
-// The parameters of a model of which some are elsewhere.
+// A model with parameters on two devices.
 struct Split {
   explicit Split(Device second) {
     for (int i = 0; i < 6; ++i) {
@@ -61,7 +61,7 @@ struct Split {
   std::vector<nn::Parameter> params;
 };
 
-// Says where it runs, meets the other device's thread there if asked to, and fails on one device.
+// A task that records its thread, optionally waits for the other device's task, and fails on one device.
 class Watched : public optim::SGD {
  public:
   using SGD::SGD;
@@ -90,7 +90,7 @@ class Watched : public optim::SGD {
 
 }  // namespace
 
-TEST_CASE("work at places: on the calling thread, or of several on their devices' workers") {
+TEST_CASE("tasks for one device run on the calling thread, tasks for several on the devices' workers") {
   REQUIRE(device_count(DeviceType::cpu) == 2);
   CHECK(who_runs({}).by_caller == 0);
   CHECK(who_runs({{0, kSecond}}).by_caller == 1);
@@ -115,11 +115,11 @@ TEST_CASE("work at places: on the calling thread, or of several on their devices
   CHECK_FALSE(places[1].has(split.params[0]));
 }
 
-TEST_CASE("parameters on two devices train as on one, bit for bit") {
+TEST_CASE("training with parameters on two devices gives the bits of one device") {
   for (const bool adam : {false, true}) {
     Split alone(kFirst), split(kSecond);
     const auto optimizer_of = [&](const Split& s) -> std::unique_ptr<optim::Optimizer> {
-      // Two groups, each over both devices.
+      // Two parameter groups, each with parameters on both devices.
       const std::vector<nn::Parameter> a(s.params.begin(), s.params.begin() + 3),
           b(s.params.begin() + 3, s.params.end());
       if (adam)
@@ -154,7 +154,7 @@ TEST_CASE("parameters on two devices train as on one, bit for bit") {
   }
 }
 
-TEST_CASE("each device's worker steps what is there, at the same time; one device is the caller's own") {
+TEST_CASE("workers of several devices step at the same time; one device steps on the calling thread") {
   Split split(kSecond), alone(kFirst);
   Watched both(split.params), one(alone.params);
   both.at_the_same_time = true;
@@ -171,7 +171,7 @@ TEST_CASE("each device's worker steps what is there, at the same time; one devic
   CHECK(one.by_workers[0] + one.by_workers[1] == 0);
 }
 
-TEST_CASE("a step that fails on one device names it, and the others have done theirs") {
+TEST_CASE("a step that fails on one device names the device after the other devices have finished") {
   Split split(kSecond);
   Watched optimizer(split.params, {.lr = 0.1});
   const auto before = split.values();

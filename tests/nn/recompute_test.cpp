@@ -1,4 +1,4 @@
-// Modules under activation checkpointing: the layers that draw numbers or keep statistics, and whole blocks.
+// Activation checkpointing of layers that draw random numbers or keep statistics, and of whole blocks.
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"
@@ -10,7 +10,7 @@ using namespace tapestry;
 
 namespace {
 
-// A residual block of a CNN.
+// A residual CNN block.
 struct ResidualBlock : nn::Module {
   nn::Conv2d& conv1 =
       add<nn::Conv2d>("conv1", {.in_channels = 4, .out_channels = 4, .kernel_size = 3, .padding = 1});
@@ -22,7 +22,7 @@ struct ResidualBlock : nn::Module {
   Tensor forward(const Tensor& x) override { return (bn2(conv2(dropout(bn1(conv1(x)).relu()))) + x).relu(); }
 };
 
-// A block of a transformer.
+// A transformer block.
 struct TransformerBlock : nn::Module {
   nn::LayerNorm& norm1 = add<nn::LayerNorm>("norm1", {.normalized_shape = {8}});
   nn::MultiheadAttention& attention = add<nn::MultiheadAttention>(
@@ -50,7 +50,7 @@ struct Net : nn::Module {
   }
 };
 
-// Trains two steps; parameters and buffers at the end.
+// Trains two steps and returns all parameters and buffers.
 template <class Block>
 std::vector<Tensor> train(bool checkpointed, DType dtype, const Shape& sizes) {
   manual_seed(7);
@@ -82,13 +82,13 @@ void compare(const Shape& sizes) {
 
 }  // namespace
 
-TEST_CASE("a CNN trains as without checkpoints, statistics and masks included") {
+TEST_CASE("a checkpointed CNN trains like one without, including statistics and dropout masks") {
   compare<ResidualBlock>({2, 4, 5, 6});
 }
 
-TEST_CASE("a transformer trains as without checkpoints") { compare<TransformerBlock>({2, 5, 8}); }
+TEST_CASE("a checkpointed transformer trains like one without") { compare<TransformerBlock>({2, 5, 8}); }
 
-TEST_CASE("frozen parameters, and what is frozen between the passes") {
+TEST_CASE("checkpointing works with parameters that are frozen before forward or between the passes") {
   Net<TransformerBlock> net;
   net.checkpointed = true;
   net.blocks[1]->requires_grad_(false);
@@ -104,7 +104,7 @@ TEST_CASE("frozen parameters, and what is frozen between the passes") {
                     ContainsSubstring("[checkpoint]") && ContainsSubstring("the first time"));
 }
 
-TEST_CASE("an optimizer's step before backward is noticed") {
+TEST_CASE("an optimizer step between forward and backward is an error") {
   Net<TransformerBlock> net;
   net.checkpointed = true;
   optim::SGD optimizer(net.parameters(), {.lr = 0.1});
@@ -115,7 +115,7 @@ TEST_CASE("an optimizer's step before backward is noticed") {
   CHECK_THROWS_WITH(loss.backward(), ContainsSubstring("[checkpoint]") && ContainsSubstring("in place"));
 }
 
-TEST_CASE("blocks keep their inputs alone") {
+TEST_CASE("checkpointed blocks keep only their inputs") {
   const auto kept = [](auto& net, bool checkpointed, const Tensor& x) {
     net.checkpointed = checkpointed;
     const std::int64_t before = memory_stats(kCPU).allocated;

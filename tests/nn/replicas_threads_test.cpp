@@ -1,4 +1,4 @@
-// Replicas of parameters, each on the thread of its device.
+// Replicas of parameters on their devices' threads.
 #include <chrono>
 #include <future>
 
@@ -10,7 +10,7 @@ using namespace tapestry;
 using namespace tapestry::test;
 
 namespace {
-// One tensor on each of the two logical devices.
+// Creates one tensor on each of the two logical devices.
 void replicate(nn::TensorSlot slot) {
   Tensor second = slot.replica(0).detach().to("cpu:1").clone();
   if (slot.replica(0).requires_grad()) second.set_requires_grad();
@@ -34,7 +34,7 @@ TEST_CASE("each replica steps on its own device") {
           std::make_unique<optim::SGD>(std::vector{alone}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
     }
     for (int step = 0; step < 6; ++step) {
-      // Replicated on the way: the newcomer takes over the state of the first.
+      // A replica that is added later copies the optimizer state of replica 0.
       if (step == 2) replicate(p);
       for (int r = 0; r < p.replicas(); ++r)
         p.replica(r).set_grad(formula({40, 3}, 10 + step).to(p.replica(r).device()));
@@ -76,7 +76,7 @@ TEST_CASE("one module runs on two threads, each with its own parameters and stat
     f.get();
   }
 
-  // The same, one after another, with a module of its own for each.
+  // The reference runs one after the other, with one module per replica.
   for (int r = 0; r < 2; ++r) {
     nn::Sequential alone(nn::Linear::Options{.in_features = 6, .out_features = 5},
                          nn::BatchNorm1d::Options{.num_features = 5}, nn::ReLU::Options{},

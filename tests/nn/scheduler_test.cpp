@@ -1,4 +1,4 @@
-// Schedules against PyTorch's over whole runs (tests/golden/nn.py).
+// Compares schedules with PyTorch's over whole runs (tests/golden/nn.py).
 #include <cmath>
 #include <set>
 
@@ -19,7 +19,7 @@ std::set<std::string>& tested() {
   return labels;
 }
 
-// Two groups of rates 0.2 and 0.05, momentum 0.5, as in the script.
+// Two groups with rates 0.2 and 0.05 and momentum 0.5, as in the script.
 struct WithSgd {
   nn::Parameter a{"a", zeros(1)}, b{"b", zeros(1)};
   optim::SGD optimizer{{{{a}, {.lr = 0.2, .momentum = 0.5}}, {{b}, {.lr = 0.05, .momentum = 0.5}}}};
@@ -48,7 +48,7 @@ void check_schedule(const std::string& label, const char* momentum, const Args&.
     }
     if (step == count / 2) middle = schedule.state_dict();
   }
-  // Another one, restored in the middle, ends with the same bits.
+  // A schedule that is restored in the middle ends with the same bits.
   Setup other;
   Schedule restored(other.optimizer, args...);
   restored.load_state_dict(middle);
@@ -145,7 +145,7 @@ TEST_CASE("schedules refuse bad options and states") {
 
   LambdaLR negative(s.optimizer, [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; });
   CHECK_THROWS_WITH(negative.step(), ContainsSubstring("lr must not be negative"));
-  // Refused for the second group, after the first had its new rate.
+  // The optimizer refuses the second group's rate after the first group's rate was set.
   WithSgd other;
   LambdaLR half(other.optimizer, {[](std::int64_t t) { return t == 0 ? 1.0 : 0.5; },
                                   [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; }});
