@@ -4,7 +4,7 @@
 
 using namespace tapestry::distributed::launch;
 
-TEST_CASE("a rank is told who it is") {
+TEST_CASE("child_environment sets the variables that identify a rank") {
   const Job job{.nnodes = 3,
                 .node_rank = 2,
                 .nproc_per_node = 2,
@@ -26,10 +26,10 @@ TEST_CASE("a rank is told who it is") {
   CHECK(v.at("TAPESTRY_STORE_RUNNING") == "1");
   CHECK(v.at("TAPESTRY_SECRET") == "s3cret");
   CHECK(v.at("TAPESTRY_RESTART") == "4");
-  CHECK(v.at("OMP_NUM_THREADS") == "4");  // 9 cores for 2
+  CHECK(v.at("OMP_NUM_THREADS") == "4");  // 9 cores for 2 ranks
 }
 
-TEST_CASE("cores are divided unless the user did") {
+TEST_CASE("OMP_NUM_THREADS is the rank's share of the cores unless the user sets it") {
   const auto threads = [](int cores, int ranks, const Variables& base) {
     return child_environment(base, {.nproc_per_node = ranks, .cores = cores}, 0, 0).at("OMP_NUM_THREADS");
   };
@@ -39,7 +39,7 @@ TEST_CASE("cores are divided unless the user did") {
   CHECK(threads(8, 1, {{"OMP_NUM_THREADS", "3"}}) == "3");
 }
 
-TEST_CASE("what a launcher around this one said is left out") {
+TEST_CASE("variables of an outer launcher are removed") {
   const Variables v = child_environment({{"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                          {"TORCHELASTIC_RESTART_COUNT", "5"},
                                          {"PET_NNODES", "2"},

@@ -1,10 +1,10 @@
-// Many jobs one after the other: what is lost rarely is found often.
+// Runs many jobs in a row, because rare losses need many attempts.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 
 using tests::Job;
 
-TEST_CASE("a hundred jobs that end well, one that fails in each third, and none leaves anything") {
+TEST_CASE("of a hundred jobs, successful or failing, none leaves a process behind") {
   for (int i = 0; i < 100; ++i) {
     const bool fails = i % 3 == 0;
     Job job({"--nproc-per-node=4", "sh", "-c",
@@ -15,7 +15,7 @@ TEST_CASE("a hundred jobs that end well, one that fails in each third, and none 
   }
 }
 
-TEST_CASE("a hundred launchers killed at some moment of their start") {
+TEST_CASE("a hundred launchers that are killed during their start leave no process behind") {
   for (int i = 0; i < 100; ++i) {
     Job job({"--nproc-per-node=4", "sh", "-c", "sleep 300 & sleep 300"});
     usleep(static_cast<useconds_t>(300 * i));

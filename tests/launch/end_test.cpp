@@ -1,5 +1,4 @@
-// How a job ends: whoever fails, is killed or killed with, nothing stays behind, and the first failure is
-// said last.
+// How a job ends: after any failure or kill, no process stays behind, and the first failure is printed last.
 #include <algorithm>
 
 #include "tests/launch/job.h"
@@ -10,7 +9,7 @@ using tests::Job;
 
 namespace {
 
-/// Two ranks that say they run and then wait for long; each has a child in the background, which outlives it.
+/// Two ranks that report that they run and then sleep. Each has a background child that outlives it.
 constexpr const char* kWaits = "sleep 300 & echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; wait; sleep 300";
 
 Job waiting(std::vector<std::string> options = {}) {
@@ -24,20 +23,20 @@ int rank_pid(const Job& job, int rank) { return std::stoi(job.file("pid." + std:
 
 }  // namespace
 
-TEST_CASE("all ranks well: exit status 0, and not before the last") {
+TEST_CASE("if all ranks succeed, the exit status is 0 after the last rank has exited") {
   Job job({"--nproc-per-node=2", "sh", "-c", "[ $RANK = 1 ] && sleep 0.5 && touch $DIR/late; exit 0"});
   CHECK(job.wait() == 0);
   CHECK(job.made("late", 0));
   CHECK(job.err().empty());
 }
 
-TEST_CASE("ranks are the launcher's only children") {
+TEST_CASE("the ranks are the launcher's only children") {
   Job job = waiting();
   REQUIRE(up(job));
   CHECK(job.children() == std::set<int>{rank_pid(job, 0), rank_pid(job, 1)});
 }
 
-TEST_CASE("a rank that exits with a code ends all, and is said last with its last lines") {
+TEST_CASE("a rank that exits with a code ends the job and is printed last with its last lines") {
   Job job({"--nproc-per-node=3", "sh", "-c",
            "touch $DIR/up.$RANK; trap 'echo rank $RANK: lost my peer >&2; exit 1' TERM\n"
            "if [ $RANK = 1 ]; then while ! [ -e $DIR/up.0 -a -e $DIR/up.2 ]; do sleep 0.01; done\n"
@@ -48,7 +47,7 @@ TEST_CASE("a rank that exits with a code ends all, and is said last with its las
   const std::string err = job.err();
   CHECK_THAT(job.err_last_line(), ContainsSubstring("[tapestry-run] rank 1 (pid "));
   CHECK_THAT(job.err_last_line(), ContainsSubstring("exit code 3"));
-  // Its lines once more before that, the twenty last ones, after what the others had to say.
+  // Its twenty last lines are repeated before that, after the output of the other ranks.
   const auto at = [&](const char* text) { return err.find(text); };
   CHECK(at("[0] rank 0: lost my peer") < at("the last lines of rank 1:"));
   CHECK(at("[2] rank 2: lost my peer") < at("the last lines of rank 1:"));
@@ -59,7 +58,7 @@ TEST_CASE("a rank that exits with a code ends all, and is said last with its las
   CHECK(job.all_gone(0));
 }
 
-TEST_CASE("a crash and a kill are named by their signal") {
+TEST_CASE("crashes and kills are reported with the signal's name") {
   for (const auto& [name, status, text] : {std::tuple{"SEGV", 139, "killed by SIGSEGV (Segmentation fault)"},
                                            std::tuple{"ABRT", 134, "killed by SIGABRT (Aborted)"},
                                            std::tuple{"KILL", 137, "killed by SIGKILL (Killed)"}}) {
@@ -77,7 +76,7 @@ TEST_CASE("a crash and a kill are named by their signal") {
   }
 }
 
-TEST_CASE("kill -9 of a rank from outside") {
+TEST_CASE("kill -9 of a rank from outside ends the job and is reported") {
   Job job = waiting();
   REQUIRE(up(job));
   kill(rank_pid(job, 1), SIGKILL);
@@ -87,9 +86,9 @@ TEST_CASE("kill -9 of a rank from outside") {
   CHECK(job.all_gone());
 }
 
-TEST_CASE("the first of several deaths is found though the launcher looks late") {
-  // The launcher is stopped while three ranks die: 2 first, then 0 by exit and 1 by a signal. All it has
-  // afterwards is the kernel's word.
+TEST_CASE("the first of several deaths is reported although the launcher was stopped meanwhile") {
+  // The launcher is stopped while three ranks die: rank 2 first, then rank 0 by exit and rank 1 by a signal.
+  // Only the kernel's order tells afterwards which one was first.
   Job job({"--nproc-per-node=3", "sh", "-c",
            "ulimit -c 0; echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while ! [ -e $DIR/go.$RANK ]; do "
            "sleep 0.01; "
@@ -106,7 +105,7 @@ TEST_CASE("the first of several deaths is found though the launcher looks late")
   CHECK_THAT(job.err_last_line(), ContainsSubstring("rank 2 (pid "));
 }
 
-TEST_CASE("the first of several deaths is found though the launcher still starts others") {
+TEST_CASE("the first of several deaths is reported although the launcher is still starting ranks") {
   Job job(
       {"--nproc-per-node=24", "sh", "-c",
        "ulimit -c 0; echo $$ > $DIR/pid.$RANK; [ $RANK = 0 ] && exit 40; [ $RANK = 1 ] && { until [ "
@@ -117,7 +116,7 @@ TEST_CASE("the first of several deaths is found though the launcher still starts
   CHECK(job.all_gone());
 }
 
-TEST_CASE("Ctrl-C and its kin reach the ranks, which end in their own way") {
+TEST_CASE("SIGINT, SIGTERM and SIGHUP reach the ranks, which may handle them") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Job job(
         {"--nproc-per-node=2", "sh", "-c",
@@ -132,7 +131,7 @@ TEST_CASE("Ctrl-C and its kin reach the ranks, which end in their own way") {
   }
 }
 
-TEST_CASE("a rank that ignores the request is killed after the grace period") {
+TEST_CASE("a rank that ignores SIGTERM is killed after the grace period") {
   Job job({"--nproc-per-node=2", "--grace=0.5", "sh", "-c",
            "trap '' INT TERM; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
   REQUIRE(up(job));
@@ -143,7 +142,7 @@ TEST_CASE("a rank that ignores the request is killed after the grace period") {
   CHECK(job.all_gone(0));
 }
 
-TEST_CASE("a second Ctrl-C does not wait for the grace period") {
+TEST_CASE("a second Ctrl-C kills the ranks without waiting for the grace period") {
   Job job({"--nproc-per-node=2", "--grace=3600", "sh", "-c",
            "trap 'touch $DIR/asked.$RANK' INT; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
   REQUIRE(up(job));
@@ -154,7 +153,7 @@ TEST_CASE("a second Ctrl-C does not wait for the grace period") {
   CHECK(job.all_gone(0));
 }
 
-TEST_CASE("a frozen rank ends with the others, and needs no grace for it") {
+TEST_CASE("a stopped rank ends with the others before the grace period is over") {
   Job job = waiting({"--grace=3600"});
   REQUIRE(up(job));
   kill(rank_pid(job, 0), SIGSTOP);
@@ -165,17 +164,17 @@ TEST_CASE("a frozen rank ends with the others, and needs no grace for it") {
   CHECK(job.all_gone());
 }
 
-TEST_CASE("killing the launcher with SIGKILL leaves nothing, not even children of the ranks") {
+TEST_CASE("SIGKILL of the launcher also ends the ranks and their children") {
   Job job = waiting();
   REQUIRE(up(job));
-  // The launcher, its guard, two shells, their children.
+  // These are the launcher, its guard, two shells, and their children.
   REQUIRE(eventually([&] { return job.processes().size() == 6; }, 10));
   job.signal(SIGKILL);
   CHECK(job.wait(10) == 137);
   CHECK(job.all_gone(5));
 }
 
-TEST_CASE("the kernel ends ranks with their launcher though the guard is gone") {
+TEST_CASE("without the guard, the kernel still ends ranks together with their launcher") {
   Job job({"--nproc-per-node=2", "sh", "-c", "touch $DIR/up.$RANK; exec sleep 300"});
   REQUIRE(up(job));
   const auto kill_guard = [&] {
@@ -191,26 +190,28 @@ TEST_CASE("the kernel ends ranks with their launcher though the guard is gone") 
   CHECK(job.all_gone(5));
 }
 
-TEST_CASE("what a rank leaves running when it ends goes, too") {
+TEST_CASE("background processes of a rank end with the rank") {
   Job job({"--nproc-per-node=2", "sh", "-c", "sleep 300 & exit 0"});
   CHECK(job.wait(10) == 0);
   CHECK(job.all_gone());
 }
 
-TEST_CASE("nobody reads the output: the launcher still watches") {
-  // Its stdout is a pipe that is never read; ranks write without end, one is killed.
+TEST_CASE("the launcher keeps watching the ranks if nobody reads its output") {
+  // The launcher's stdout is a pipe that nobody reads. The ranks write without end, and one of them is
+  // killed.
   Job job({"sh", "-c", "\"$0\" \"$@\" | { touch $DIR/reader; sleep 300; }", tests::launcher_path(),
            "--nproc-per-node=2", "sh", "-c",
            "echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while :; do echo "
            "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done"});
   REQUIRE(up(job));
-  usleep(300'000);  // for the pipe and the queue to fill; less makes the test weaker, not wrong
+  usleep(
+      300'000);  // time for the pipe and the queue to fill; a shorter time makes the test weaker, not wrong
   const int victim = rank_pid(job, 1), other = rank_pid(job, 0);
   kill(victim, SIGKILL);
   CHECK(eventually([&] { return tests::state_of(other) == 0 || tests::state_of(other) == 'Z'; }, 10));
 }
 
-TEST_CASE("a reader that goes away does not end the job") {
+TEST_CASE("a reader that closes the pipe does not end the job") {
   Job job({"sh", "-c", "\"$0\" \"$@\" | head -1 > $DIR/first", tests::launcher_path(), "sh", "-c",
            "i=0; while [ $i -lt 1000 ]; do echo $i; i=$((i+1)); done; sleep 0.2; echo more; touch "
            "$DIR/finished"});

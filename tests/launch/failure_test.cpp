@@ -7,7 +7,7 @@
 
 using namespace tapestry::distributed::launch;
 
-TEST_CASE("exit statuses as a shell counts them") {
+TEST_CASE("Failure::status returns the exit status that a shell would report") {
   CHECK(Failure{.exit_code = 3}.status() == 3);
   CHECK(Failure{.signal = SIGSEGV}.status() == 139);
   CHECK(Failure{.signal = SIGKILL}.status() == 137);
@@ -15,7 +15,7 @@ TEST_CASE("exit statuses as a shell counts them") {
   CHECK(Failure{.start_error = ENOEXEC}.status() == 126);
 }
 
-TEST_CASE("a failure says who, how, and what it may mean") {
+TEST_CASE("describe names the rank, the kind of failure and a probable cause") {
   const auto says = [](const Failure& failure, const char* text) {
     CHECK_THAT(describe(failure), ContainsSubstring(text));
   };

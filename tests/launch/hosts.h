@@ -1,6 +1,6 @@
 #pragma once
-// Two hosts: network namespaces with an address each and one wire between them. They are those of processes
-// of the test and vanish with them.
+// Simulates two hosts by two network namespaces with one address each and a virtual wire between them. The
+// namespaces disappear with the test's processes.
 #include <string>
 #include <vector>
 
@@ -8,13 +8,14 @@
 
 namespace tests {
 
-/// Runs `script` (sh) on host A, 192.168.213.1, as root there. In it, `$on_b command` runs one on host
-/// B, 192.168.213.2; $b is the process that keeps B; `run 0` and `run 1 $on_b` run tapestry-run there with
-/// $OPTIONS and kTrainingRank, one rank a host, and leave its output in $DIR/out.<node> and its status in
-/// $DIR/status.<node>; `rank 0` and `rank 1 $on_b` run the rank by itself, told by variables who it is.
+/// Runs the shell script `script` as root on host A (192.168.213.1). In the script, `$on_b command` runs a
+/// command on host B (192.168.213.2), and $b is the process that keeps host B alive. `run 0` and `run 1
+/// $on_b` run tapestry-run with $OPTIONS and kTrainingRank, one rank per host. They write the output to
+/// $DIR/out.<node> and the status to $DIR/status.<node>. `rank 0` and `rank 1 $on_b` run a rank without
+/// tapestry-run and pass its identity by variables.
 Job hosts(const std::string& script, std::vector<std::string> variables = {});
 
-/// False, with a message, without Gloo or iproute2, or where namespaces are not permitted.
+/// Returns false and prints a message if Gloo or iproute2 is missing or namespaces are not permitted.
 bool has_hosts();
 
 }  // namespace tests

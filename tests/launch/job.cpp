@@ -28,13 +28,13 @@ std::vector<int> all_processes() {
   return pids;
 }
 
-/// Of a file in /proc, which may vanish meanwhile.
+/// Reads a file in /proc, which may disappear at any time.
 std::string slurp(int pid, const char* file) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/" + file, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-/// The fields after the name, which is in parentheses.
+/// Returns the fields after the process name, which is in parentheses.
 std::istringstream stat_of(int pid) {
   const std::string stat = slurp(pid, "stat");
   const auto name_end = stat.rfind(')');
@@ -64,7 +64,7 @@ Job::Job(std::vector<std::string> arguments, std::vector<std::string> variables,
   arguments.insert(arguments.begin(), program);
   for (char** entry = environ; *entry; ++entry) {
     const std::string variable(*entry);
-    // Not what the machine that runs these tests says of itself.
+    // Removes variables of the machine that runs these tests.
     if (!variable.starts_with("OMP_NUM_THREADS=") && !variable.starts_with("TAPESTRY_SECRET="))
       variables.push_back(variable);
   }

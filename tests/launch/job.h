@@ -1,5 +1,5 @@
 #pragma once
-// Runs tapestry-run as a user does, with every wait bounded, and finds what it left behind.
+// Runs tapestry-run like a user, bounds every wait, and finds processes that it left behind.
 #include <csignal>
 #include <set>
 #include <string>
@@ -9,25 +9,25 @@
 
 namespace tests {
 
-/// build/.../bin/tapestry-run
+/// Returns the path build/.../bin/tapestry-run.
 std::string launcher_path();
-/// This program.
+/// Returns the path of this test program.
 std::string own_path();
 
-/// One run of tapestry-run, or of another program. All its processes carry a mark in their environment, by
-/// which they are found in /proc; what is left is killed at the end of the scope.
+/// One run of tapestry-run or another program. All of its processes carry a marker in their environment, by
+/// which the test finds them in /proc. The destructor kills the remaining ones.
 class Job {
  public:
-  /// `variables` as "NAME=value". Scripts find a folder of their own in $DIR.
+  /// `variables` have the form "NAME=value". $DIR is a temporary folder for scripts.
   explicit Job(std::vector<std::string> arguments, std::vector<std::string> variables = {},
                const std::string& program = launcher_path());
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Its exit status; 128 + signal if one ended it; -1 if it has not ended after `seconds`.
+  /// Returns the exit status, 128 + signal if a signal ended it, or -1 if it still runs after `seconds`.
   int wait(double seconds = 30);
-  double seconds() const;  ///< since its start
+  double seconds() const;  ///< seconds since the start
   void signal(int signal) const { kill(pid_, signal); }
   int pid() const { return pid_; }
 
@@ -37,14 +37,14 @@ class Job {
   std::string file(const std::string& name) const { return read_file(dir_ / name); }
   void write(const std::string& name, const std::string& text) const { write_file(dir_ / name, text); }
   std::string path(const std::string& name) const { return dir_ / name; }
-  /// Whether a script has made this file in $DIR; waits for it, at most `seconds`.
+  /// Waits at most `seconds` until a script has created this file in $DIR. Returns false if it did not.
   bool made(const std::string& name, double seconds = 20) const;
 
-  /// Processes with the mark that are no zombies, the launcher included.
+  /// Returns the processes with the marker, including the launcher and excluding zombies.
   std::set<int> processes() const;
-  /// Whether none is left, now or within `seconds`.
+  /// Waits at most `seconds` until no process is left. Returns false if one is.
   bool all_gone(double seconds = 5) const;
-  /// Children of the launcher, zombies too.
+  /// Returns the launcher's children, including zombies.
   std::set<int> children() const;
 
  private:
@@ -55,13 +55,13 @@ class Job {
   std::chrono::steady_clock::time_point started_;
 };
 
-/// The letter in /proc/<pid>/stat: R, S, T, Z...; 0 if there is no such process.
+/// Returns the state letter of /proc/<pid>/stat (R, S, T, Z, ...), or 0 if there is no such process.
 char state_of(int pid);
 
-/// As the kernel knows it, at most 15 letters.
+/// Returns the process name of the kernel, which has at most 15 characters.
 std::string name_of(int pid);
 
-/// Calls `done` until it is true, at most `seconds` long; whether it was.
+/// Calls `done` until it returns true, for at most `seconds`. Returns false if it never did.
 template <class F>
 bool eventually(F&& done, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);

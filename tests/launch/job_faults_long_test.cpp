@@ -1,4 +1,4 @@
-// A job that is killed a hundred times, at every phase of a step.
+// Kills a job a hundred times, in every phase of a step.
 #include "tests/launch/job.h"
 #include "tests/launch/training.h"
 #include "tests/support/catch.h"
@@ -7,10 +7,10 @@
 using tests::Fault;
 using tests::Job;
 
-TEST_CASE("killed and restarted a hundred times: the weights of a job that was left alone, bit for bit") {
+TEST_CASE("a job killed and restarted a hundred times ends with the bits of an undisturbed job") {
   if (!distributed_test::has_gloo()) return;
   constexpr int kCycles = 100;
-  // A checkpoint follows every second step, so each start comes two steps further than the one before.
+  // The job saves after every second step, so each start gets two steps further than the one before.
   std::vector<Fault> faults;
   for (int i = 0; i < kCycles; ++i) {
     const int rank = i / 4 % 2, step = 2 * i + 2;
@@ -24,12 +24,12 @@ TEST_CASE("killed and restarted a hundred times: the weights of a job that was l
       case 2:
         faults.push_back({"KILL", "reduce", step, rank});
         break;
-      case 3:  // the checkpoint before which the next start dies is written by that start
+      case 3:  // the next start writes the checkpoint in which it is killed
         faults.push_back({"KILL", "save", step, 0});
         break;
     }
   }
-  // Two that freeze instead: the other rank's deadline ends the job.
+  // Two starts stop a rank instead, and the other rank's timeout ends the job.
   faults[16].what = faults[61].what = "STOP";
   constexpr int kSteps = 2 * kCycles + 5;
   const std::string restarts = std::to_string(kCycles);

@@ -1,6 +1,6 @@
-// Jobs that train with DDP over Gloo, one process a rank, and what becomes of them when a rank dies, freezes
-// or does what the others do not: an error on every rank that is left, in time, which says who and where;
-// whole checkpoints; and after restarts the weights of a job that was left alone.
+// DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different call,
+// every other rank must throw in time an error that names the rank and the place. Checkpoints must be
+// complete. After restarts, the weights must equal those of an undisturbed job.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
@@ -26,7 +26,7 @@ using Texts = std::vector<std::string>;
 
 std::string free_port() { return std::to_string(start_store_server("127.0.0.1", 0)->port()); }
 
-/// Three ranks without a launcher, which would end those that are left before they could say anything.
+/// Three ranks without a launcher. A launcher would end the other ranks before they could report the error.
 struct Training {
   tests::TempDir dir;
   Fault fault;
@@ -47,7 +47,8 @@ struct Training {
     return all;
   }
 
-  /// A rank that was told of the failure: no later than that after its step began, and in these words.
+  /// Checks that a rank reported the failure within this many seconds of the start of its step, with these
+  /// words.
   void told(int rank, double seconds, const Texts& texts) {
     const Ended& end = ranks.wait(rank);
     CAPTURE(to_text({fault}), rank, end.exit_code, end.signal, end.output);
@@ -70,9 +71,10 @@ struct Training {
 
 }  // namespace
 
-TEST_CASE("kill -9 of a rank: the others are told at once, in what they waited for whom") {
+TEST_CASE("after kill -9 of a rank, the others throw at once and name the call and the rank") {
   if (!has_gloo()) return;
-  // The deadline is 30 s; who is told sooner did not merely give up. All jobs at once: they mostly wait.
+  // The timeout is 30 s, so a faster error was not a timeout. All jobs run at the same time, because they
+  // mostly wait.
   Training forward({"KILL", "forward", 3, 1}), backward({"KILL", "backward", 3, 1}),
       reduce({"KILL", "reduce", 3, 2}), save({"KILL", "save", 4, 0});
   for (Training* job : {&forward, &backward, &reduce, &save}) job->killed();
@@ -83,12 +85,12 @@ TEST_CASE("kill -9 of a rank: the others are told at once, in what they waited f
   for (Training* job : {&forward, &backward, &reduce, &save}) {
     const auto files = std::filesystem::directory_iterator(job->dir / "checkpoints");
     CHECK(std::distance(begin(files), end(files)) ==
-          (job == &save ? 2 : 1));  // what was half written is aside
+          (job == &save ? 2 : 1));  // the incomplete file still has its temporary name
     CHECK(check_checkpoints(job->dir.path()) == std::vector<std::int64_t>{2});
   }
 }
 
-TEST_CASE("a frozen rank, and ranks that call what the others do not: all are told, in the time set") {
+TEST_CASE("a stopped rank and mismatched calls give an error on every rank within the timeout") {
   if (!has_gloo()) return;
   Training frozen({"STOP", "backward", 3, 1}, "2"), skips({"SKIP", "backward", 3, 1}),
       barrier({"CALL", "barrier", 3, 2}), shape({"CALL", "shape", 3, 1}), dtype({"CALL", "dtype", 3, 0});
@@ -103,19 +105,19 @@ TEST_CASE("a frozen rank, and ranks that call what the others do not: all are to
   for (Training* job : {&skips, &barrier, &shape, &dtype})
     job->told(job->fault.rank, 10, {"not in the same call"});
   frozen.told(2, 10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
-  frozen.ranks.send_signal(1, SIGCONT);  // it wakes up, and finds that the job is over
+  frozen.ranks.send_signal(1, SIGCONT);  // the rank resumes and finds that the job has ended
   frozen.told(1, 60, {"all_reduce(bucket "});
   frozen.told(0, 10, {"all_reduce(bucket ", "rank 1 is silent (frozen, dead or cut off)"});
 }
 
-TEST_CASE("rank 0 is gone before the others come") {
+TEST_CASE("if rank 0 exits before the others join, they report it") {
   if (!has_gloo()) return;
   Training job({"KILL", "start", 0, 0}, "2");
   job.killed();
   job.others_told(4, {"no store answered", "127.0.0.1:"});
 }
 
-TEST_CASE("the port is taken by a stranger who says nothing") {
+TEST_CASE("a silent stranger on the store's port gives an error within the timeout") {
   if (!has_gloo()) return;
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -133,7 +135,7 @@ TEST_CASE("the port is taken by a stranger who says nothing") {
   close(listener);
 }
 
-TEST_CASE("a rank with a wrong secret or none is refused, and is named as one who did not come") {
+TEST_CASE("a rank with a wrong secret or none is refused and listed as missing") {
   if (!has_gloo()) return;
   const auto start = [](const char* secret_of_1) {
     return std::make_unique<Training>(
@@ -147,7 +149,7 @@ TEST_CASE("a rank with a wrong secret or none is refused, and is named as one wh
   }
 }
 
-TEST_CASE("killed and restarted three times: the weights of a job that was left alone, bit for bit") {
+TEST_CASE("a job killed and restarted three times ends with the bits of an undisturbed job") {
   if (!has_gloo()) return;
   const std::vector<Fault> faults = {
       {"KILL", "save", 4, 0}, {"KILL", "backward", 5, 1}, {"KILL", "reduce", 7, 0}};

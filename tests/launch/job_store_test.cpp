@@ -19,7 +19,7 @@ LaunchOptions at(int nnodes, const std::string& host) {
 
 }  // namespace
 
-TEST_CASE("secrets differ") {
+TEST_CASE("random secrets differ") {
   std::set<std::string> secrets;
   for (int i = 0; i < 100; ++i) {
     const std::string secret = random_secret();
@@ -30,7 +30,7 @@ TEST_CASE("secrets differ") {
   CHECK(secrets.size() == 100);
 }
 
-TEST_CASE("whose secret") {
+TEST_CASE("secret_of uses TAPESTRY_SECRET, else a random secret for one node") {
   const Variables given = {{"TAPESTRY_SECRET", "mine"}};
   CHECK(secret_of(at(1, "127.0.0.1"), given) == "mine");
   CHECK(secret_of(at(2, "10.0.0.1"), given) == "mine");
@@ -42,7 +42,7 @@ TEST_CASE("whose secret") {
   CHECK_THROWS_WITH(secret_of(at(2, "10.0.0.1"), {}), ContainsSubstring("TAPESTRY_SECRET"));
 }
 
-TEST_CASE("the store answers those who hold the secret") {
+TEST_CASE("the store answers only clients with the secret") {
   const auto server = open_store(at(1, "127.0.0.1"), "right");
   const TcpOptions quick{.secret = "right", .connect_timeout = Milliseconds(5000)};
   const auto client = tcp_store("127.0.0.1", server->port(), quick);

@@ -11,7 +11,7 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-/// Feeds `bytes` in pieces of `step`.
+/// Feeds `bytes` in pieces of `step` bytes.
 Lines split(const std::string& bytes, std::size_t step) {
   Lines lines;
   LineSplitter splitter;
@@ -24,12 +24,12 @@ Lines split(const std::string& bytes, std::size_t step) {
 
 constexpr std::size_t kMax = LineSplitter::kMaxLine;
 
-/// Not inlined: g++ 12 would warn of copies that it imagines.
+/// Not inlined, because g++ 12 otherwise gives a false warning about overlapping copies.
 [[gnu::noinline]] std::string many(std::size_t n) { return std::string(n, 'a'); }
 
 }  // namespace
 
-TEST_CASE("lines come whole, however their bytes arrive") {
+TEST_CASE("lines are whole for any division of the bytes") {
   const std::string bytes("one\n\ntwo\r\n\0\xff\x1b[0m\nrest", 21);
   const Lines expected = {"one", "", "two\r", std::string("\0\xff\x1b[0m", 6), "rest"};
   for (const std::size_t step : {1, 2, 3, 5, 100}) CHECK(split(bytes, step) == expected);
@@ -38,7 +38,7 @@ TEST_CASE("lines come whole, however their bytes arrive") {
   CHECK(split("a\n", 1) == Lines{"a"});
 }
 
-TEST_CASE("a partial line waits for its end") {
+TEST_CASE("a partial line is delivered when it ends") {
   Lines lines;
   LineSplitter splitter;
   const auto sink = [&](std::string_view line) { lines.emplace_back(line); };
@@ -51,7 +51,7 @@ TEST_CASE("a partial line waits for its end") {
   CHECK(lines == Lines{"partial", "next"});
 }
 
-TEST_CASE("a line without end is cut into pieces, and none of its bytes is lost") {
+TEST_CASE("an overlong line is delivered in pieces without losing a byte") {
   const std::string megabyte(1 << 20, 'x');
   for (const std::size_t step : {std::size_t{1000}, kMax - 1, kMax, kMax + 1, std::size_t{1} << 20}) {
     const Lines lines = split(megabyte + "\nafter\n", step);
@@ -61,7 +61,7 @@ TEST_CASE("a line without end is cut into pieces, and none of its bytes is lost"
   }
 }
 
-TEST_CASE("lines around the greatest length") {
+TEST_CASE("lines of about kMaxLine bytes are split correctly") {
   for (const std::size_t step : {std::size_t{777}, kMax, kMax + 2, 4 * kMax}) {
     CHECK(split(many(kMax - 1) + "\nb\n", step) == Lines{many(kMax - 1), "b"});
     CHECK(split(many(kMax) + "\nb\n", step) == Lines{many(kMax), "b"});
@@ -71,7 +71,7 @@ TEST_CASE("lines around the greatest length") {
   }
 }
 
-TEST_CASE("random bytes in random pieces: joined lines are the bytes") {
+TEST_CASE("random bytes in random pieces give lines that join to the same bytes") {
   std::mt19937 random(7);
   std::string bytes;
   for (int i = 0; i < 300'000; ++i) bytes += static_cast<char>(random() % 50 == 0 ? '\n' : random() % 256);
@@ -88,7 +88,7 @@ TEST_CASE("random bytes in random pieces: joined lines are the bytes") {
   CHECK((joined == bytes));
 }
 
-TEST_CASE("the tail keeps the last lines, and of each no more than fits a screen") {
+TEST_CASE("Tail keeps the last lines and truncates each of them") {
   Tail tail;
   CHECK(tail.lines().empty());
   for (int i = 0; i < 100; ++i) tail.add(std::to_string(i));

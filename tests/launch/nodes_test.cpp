@@ -16,7 +16,7 @@ LaunchOptions node(int rank, int nproc = 2) {
   return o;
 }
 
-/// What a client sees once the server has gone.
+/// Returns what a client sees after the server has closed.
 class GoneStore : public Store {
  public:
   void set(std::string_view, std::string_view) override { gone(); }
@@ -35,7 +35,7 @@ class GoneStore : public Store {
 
 }  // namespace
 
-TEST_CASE("nodes join once each, started alike") {
+TEST_CASE("each node joins once, and all with the same options") {
   const auto store = memory_store();
   Nodes zero(store, node(0)), one(store, node(1));
   zero.join();
@@ -45,7 +45,7 @@ TEST_CASE("nodes join once each, started alike") {
   CHECK_THROWS_WITH(Nodes(store, node(1, 3)).join(), ContainsSubstring("--nproc-per-node 3"));
 }
 
-TEST_CASE("the first ending is everybody's, attempt by attempt") {
+TEST_CASE("all nodes see the first reported end of each attempt") {
   const auto store = memory_store();
   Nodes zero(store, node(0)), one(store, node(1));
   CHECK_FALSE(zero.look(0));
@@ -63,7 +63,7 @@ TEST_CASE("the first ending is everybody's, attempt by attempt") {
   CHECK_FALSE(one.look(1)->restart);
 }
 
-TEST_CASE("a job is done when all nodes are") {
+TEST_CASE("the job is done when all nodes are done") {
   const auto store = memory_store();
   Nodes zero(store, node(0)), one(store, node(1));
   zero.done(0);
@@ -74,7 +74,7 @@ TEST_CASE("a job is done when all nodes are") {
   CHECK_FALSE(zero.all_done(1));
 }
 
-TEST_CASE("who has left is counted among those who know of the end") {
+TEST_CASE("count_left counts the nodes that know of the end and those that have left") {
   const auto store = memory_store();
   LaunchOptions o = node(0);
   o.nnodes = 3;
@@ -95,7 +95,7 @@ TEST_CASE("who has left is counted among those who know of the end") {
   CHECK(zero.count_left().know == 3);
 }
 
-TEST_CASE("without node 0 the job has ended") {
+TEST_CASE("without node 0's store, the job has ended") {
   Nodes one(std::make_shared<GoneStore>(), node(1));
   const auto ending = one.look(0);
   REQUIRE(ending);

@@ -17,9 +17,10 @@ using Words = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("a program alone is one rank on one node") {
+TEST_CASE("without options, the job is one rank on one node") {
   const LaunchOptions o = parse({"./app", "--nnodes", "7", "-x"});
-  CHECK(o.command == Words{"./app", "--nnodes", "7", "-x"});  // the program's, not ours
+  CHECK(o.command ==
+        Words{"./app", "--nnodes", "7", "-x"});  // options after the program's name belong to the program
   CHECK(o.nproc_per_node == 1);
   CHECK(o.nnodes == 1);
   CHECK(o.node_rank == 0);
@@ -31,7 +32,7 @@ TEST_CASE("a program alone is one rank on one node") {
   CHECK_FALSE(o.help);
 }
 
-TEST_CASE("both spellings, both ways of giving a value") {
+TEST_CASE("options take hyphens or underscores, and values after = or a space") {
   for (const Words& words : {Words{"--nproc-per-node", "3"}, Words{"--nproc_per_node", "3"},
                              Words{"--nproc-per-node=3"}, Words{"--nproc_per_node=3"}}) {
     Words all = words;
@@ -39,20 +40,20 @@ TEST_CASE("both spellings, both ways of giving a value") {
     const LaunchOptions o = parse(all);
     CHECK(o.nproc_per_node == 3);
     CHECK(o.max_restarts == 2);
-    CHECK(o.log_dir == "a_b-c");  // values keep their underscores
+    CHECK(o.log_dir == "a_b-c");  // underscores in values are kept
     CHECK(o.grace_s == 0.5);
     CHECK(o.command == Words{"app"});
   }
 }
 
-TEST_CASE("the last of several counts; -- ends the options; an empty value is a value") {
+TEST_CASE("the last of repeated options wins, -- ends the options, and empty values are kept") {
   CHECK(parse({"--nproc-per-node", "3", "--nproc-per-node", "4", "app"}).nproc_per_node == 4);
   CHECK(parse({"--", "--odd-name", "x"}).command == Words{"--odd-name", "x"});
   CHECK(parse({"app", "", "--"}).command == Words{"app", "", "--"});
   CHECK(parse({"--log-dir=", "app"}).log_dir.empty());
 }
 
-TEST_CASE("processes a node by name") {
+TEST_CASE("--nproc-per-node takes auto, cpu and gpu") {
   const Machine with{.cores = 6, .gpus = 2};
   CHECK(parse({"--nproc-per-node=cpu", "app"}).nproc_per_node == 6);
   CHECK(parse({"--nproc-per-node=auto", "app"}).nproc_per_node == 6);
@@ -61,7 +62,7 @@ TEST_CASE("processes a node by name") {
   CHECK_THROWS_WITH(parse({"--nproc-per-node=gpu", "app"}), ContainsSubstring("no GPU is visible"));
 }
 
-TEST_CASE("several nodes") {
+TEST_CASE("several nodes need a rank, an address and a port") {
   const LaunchOptions o = parse({"--nnodes=3:3", "--node_rank=2", "--rdzv_endpoint=host0:1234", "app"});
   CHECK(o.nnodes == 3);
   CHECK(o.node_rank == 2);
@@ -79,13 +80,13 @@ TEST_CASE("several nodes") {
   CHECK(master.port == 5);
 }
 
-TEST_CASE("variables stand for what is not given") {
+TEST_CASE("variables replace missing options") {
   const Variables kubernetes = {{"PET_NNODES", "2"},      {"PET_NPROC_PER_NODE", "4"},
                                 {"PET_NODE_RANK", "1"},   {"MASTER_ADDR", "worker"},
                                 {"MASTER_PORT", "23456"}, {"PET_LOG_DIR", ""}};
   const LaunchOptions o = parse({"--nproc-per-node=2", "app"}, kubernetes);
   CHECK(o.nnodes == 2);
-  CHECK(o.nproc_per_node == 2);  // the command line wins
+  CHECK(o.nproc_per_node == 2);  // the command line has precedence
   CHECK(o.node_rank == 1);
   CHECK(o.host == "worker");
   CHECK(o.port == 23456);
@@ -95,7 +96,7 @@ TEST_CASE("variables stand for what is not given") {
   CHECK(parse({"--nnodes=2", "app"}, slurm).node_rank == 1);
   CHECK_THROWS_WITH(parse({"app"}, {{"PET_NNODES", "x"}}), ContainsSubstring("PET_NNODES"));
 
-  // One node listens where it likes: what an outer job said of its own is not ours.
+  // A job on one node ignores the address variables of an outer job.
   const LaunchOptions one =
       parse({"app"}, {{"MASTER_ADDR", "far"}, {"MASTER_PORT", "1"}, {"SLURM_NODEID", "3"}});
   CHECK(one.host == "127.0.0.1");
@@ -119,14 +120,14 @@ TEST_CASE("--help and --doctor need no program") {
   CHECK(parse({"-h"}).help);
   CHECK(parse({"--nnodes=2", "--help"}).help);
   CHECK(parse({"--doctor", "--nproc-per-node", "2"}).doctor);
-  // The help names every option that it takes.
+  // The help lists every option.
   for (const char* name :
        {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--master-addr", "--master-port",
         "--standalone", "--max-restarts", "--log-dir", "--grace", "--doctor"})
     CHECK_THAT(launch_help(), ContainsSubstring(name));
 }
 
-TEST_CASE("what is wrong is said with its value and what to do") {
+TEST_CASE("errors name the wrong value and the remedy") {
   const auto wrong = [](const Words& words, const char* text) {
     CHECK_THROWS_AS(parse(words), ValueError);
     CHECK_THROWS_WITH(parse(words), ContainsSubstring(text));

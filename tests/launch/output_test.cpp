@@ -31,7 +31,7 @@ struct Pipe {
   Fd read_end, write_end;
 };
 
-/// Writes what can be written now, as the launcher's loop does.
+/// Writes what can be written without blocking, like the launcher's loop.
 void write_ready(Terminal& terminal) {
   for (;;) {
     pollfd fd{terminal.pending(), POLLOUT, 0};
@@ -46,7 +46,7 @@ void put(int fd, const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("lines go to their stream in order, with their prefix") {
+TEST_CASE("lines keep their order, their stream and their prefix") {
   Pipe out, err;
   Terminal terminal(out.write_end.get(), err.write_end.get());
   CHECK(terminal.pending() == -1);
@@ -60,7 +60,7 @@ TEST_CASE("lines go to their stream in order, with their prefix") {
   CHECK(err.take() == std::string("[1] b\0c\n", 8));
 }
 
-TEST_CASE("a reader that has stopped blocks nothing; no line is torn when both streams are one") {
+TEST_CASE("a stopped reader does not block the launcher, and lines are not mixed if both streams are one") {
   Pipe both;
   Terminal terminal(both.write_end.get(), both.write_end.get());
   std::string expected;
@@ -70,7 +70,7 @@ TEST_CASE("a reader that has stopped blocks nothing; no line is torn when both s
     expected += "[3] " + line + "\n";
   }
   CHECK(terminal.full());
-  write_ready(terminal);  // returns, though the pipe holds less than all
+  write_ready(terminal);  // returns although the pipe cannot hold everything
   CHECK(terminal.pending() >= 0);
   std::string got;
   while (terminal.pending() >= 0) {
@@ -82,7 +82,7 @@ TEST_CASE("a reader that has stopped blocks nothing; no line is torn when both s
   CHECK_FALSE(terminal.full());
 }
 
-TEST_CASE("a reader that has gone swallows its stream, the other one goes on") {
+TEST_CASE("after a reader closes one stream, the other stream continues") {
   const auto before = std::signal(SIGPIPE, SIG_IGN);
   Pipe out, err;
   Terminal terminal(out.write_end.get(), err.write_end.get());
@@ -99,7 +99,7 @@ TEST_CASE("a reader that has gone swallows its stream, the other one goes on") {
   std::signal(SIGPIPE, before);
 }
 
-TEST_CASE("a rank's output: prefixed on the terminal, as it is in the log") {
+TEST_CASE("a rank's output has a prefix on the terminal and none in the log") {
   const tests::TempDir folder;
   Pipe out, err;
   Terminal terminal(out.write_end.get(), err.write_end.get());
@@ -121,7 +121,7 @@ TEST_CASE("a rank's output: prefixed on the terminal, as it is in the log") {
   CHECK(rank.tail().lines() == std::deque<std::string>{"one", std::string("e\0\xff", 3), "two", "end"});
 }
 
-TEST_CASE("draining ends, though somebody still holds the pipe") {
+TEST_CASE("drain returns although another process holds the pipe") {
   Pipe out, err;
   Terminal terminal(out.write_end.get(), err.write_end.get());
   RankOutput rank(0, "", true, terminal);
@@ -134,7 +134,7 @@ TEST_CASE("draining ends, though somebody still holds the pipe") {
   CHECK(out.take() == "[0] last words\n");
 }
 
-TEST_CASE("what is not shown is kept for the end and in the log") {
+TEST_CASE("hidden output goes to the log and to the last lines") {
   const tests::TempDir folder;
   Pipe out, err;
   Terminal terminal(out.write_end.get(), err.write_end.get());
@@ -147,7 +147,7 @@ TEST_CASE("what is not shown is kept for the end and in the log") {
   CHECK(tests::read_file(folder / "log") == "quiet\n");
 }
 
-TEST_CASE("a log that cannot be opened is an error, one that cannot grow is not") {
+TEST_CASE("a log that cannot be opened is an error; a log that cannot grow is not") {
   const tests::TempDir folder;
   Pipe out, err;
   Terminal terminal(out.write_end.get(), err.write_end.get());

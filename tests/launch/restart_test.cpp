@@ -1,10 +1,10 @@
-// Restarts: all ranks are started again, as often as allowed.
+// Restarts: after a failure all ranks start again, at most --max-restarts times.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 
 using tests::Job;
 
-TEST_CASE("ranks are started again until they end well") {
+TEST_CASE("ranks restart until they succeed") {
   Job job({"--nproc-per-node=2", "--max-restarts=5", "sh", "-c",
            "touch $DIR/ran.$RANK.$TAPESTRY_RESTART; echo attempt $TAPESTRY_RESTART; [ $TAPESTRY_RESTART = 2 "
            "] && exit 0; "
@@ -19,7 +19,7 @@ TEST_CASE("ranks are started again until they end well") {
   CHECK(job.all_gone());
 }
 
-TEST_CASE("as often as allowed, and no more") {
+TEST_CASE("ranks restart at most --max-restarts times") {
   for (const int restarts : {0, 1, 3}) {
     Job job({"--max-restarts", std::to_string(restarts), "sh", "-c", "echo x >> $DIR/attempts; exit 9"});
     CHECK(job.wait() == 9);
@@ -29,8 +29,8 @@ TEST_CASE("as often as allowed, and no more") {
   }
 }
 
-TEST_CASE("nothing of an attempt is left when the next one runs") {
-  // Rank 1 fails; rank 0 and its child ignore the request to end. A zombie has no command line.
+TEST_CASE("no process of an attempt is alive when the next attempt starts") {
+  // Rank 1 fails. Rank 0 and its child ignore SIGTERM. A zombie has no command line.
   Job job({"--nproc-per-node=2", "--max-restarts=1", "--grace=0.3", "sh", "-c",
            "if [ $TAPESTRY_RESTART = 1 ]; then [ $RANK = 1 ] && exit 0\n"
            "  for i in $(seq 500); do\n"
@@ -46,7 +46,7 @@ TEST_CASE("nothing of an attempt is left when the next one runs") {
   CHECK(job.made("clean", 0));
 }
 
-TEST_CASE("Ctrl-C is no failure: no restart") {
+TEST_CASE("Ctrl-C does not cause a restart") {
   Job job({"--max-restarts=3", "sh", "-c",
            "echo x >> $DIR/attempts; trap 'exit 1' INT; touch $DIR/up; while :; do sleep 0.05; done"});
   REQUIRE(job.made("up"));
@@ -55,7 +55,7 @@ TEST_CASE("Ctrl-C is no failure: no restart") {
   CHECK(job.file("attempts") == "x\n");
 }
 
-TEST_CASE("each attempt has its own logs") {
+TEST_CASE("each attempt writes its own logs") {
   const tests::TempDir folder;
   Job job({"--nproc-per-node=1", "--max-restarts=1", "--log-dir", folder.path().string(), "sh", "-c",
            "echo attempt $TAPESTRY_RESTART; [ $TAPESTRY_RESTART = 1 ]"});

@@ -1,4 +1,4 @@
-// tapestry-run as a program: what ranks are started with, and where their output goes.
+// tapestry-run as a program: how it starts ranks, and where their output goes.
 #include <algorithm>
 #include <sstream>
 
@@ -21,7 +21,7 @@ using Lines = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("ranks find their variables, and the store's address is the same for all") {
+TEST_CASE("ranks get their variables, and all of them the same store address") {
   Job job(
       {"--nproc_per_node", "3", "sh", "-c",
        "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $GROUP_RANK $TAPESTRY_LAUNCHER "
@@ -45,20 +45,20 @@ TEST_CASE("ranks find their variables, and the store's address is the same for a
   }
 }
 
-TEST_CASE("a port and a secret that the user gives are kept") {
+TEST_CASE("the user's port and secret are kept") {
   Job first({"sh", "-c", "echo $MASTER_PORT"});
   REQUIRE(first.wait() == 0);
-  const std::string port = first.out().substr(4, first.out().size() - 5);  // free a moment ago
+  const std::string port = first.out().substr(4, first.out().size() - 5);  // was free a moment ago
   Job job({"--master-port", port, "sh", "-c", "echo $MASTER_PORT $TAPESTRY_SECRET $OMP_NUM_THREADS"},
           {"TAPESTRY_SECRET=mine", "OMP_NUM_THREADS=3"});
   CHECK(job.wait() == 0);
   CHECK(job.out() == "[0] " + port + " mine 3\n");
 }
 
-TEST_CASE("ranks start with a clean slate") {
-  // Our descriptors and blocked signals are not theirs; stdin is empty; each leads a process group. (ls in no
-  // pipeline, of which the shell would have a descriptor for a moment. Signals as grep has them from the
-  // shell, which in Debian 13 blocks its own while it waits.)
+TEST_CASE("ranks inherit no descriptors and no blocked signals") {
+  // Ranks inherit neither descriptors nor blocked signals, their stdin is empty, and each one leads a process
+  // group. ls does not run in a pipeline, because the shell would briefly hold a descriptor for it. grep
+  // shows the signals that it has from the shell, which in Debian 13 blocks its own signals while it waits.
   Job job({"sh", "-c",
            "ls -x -w 100 /proc/$$/fd; grep -E 'SigBlk|SigIgn' /proc/self/status | cut -f2 | tr '\\n' ' '; "
            "cat; "
@@ -75,8 +75,8 @@ TEST_CASE("ranks start with a clean slate") {
   CHECK_FALSE(words >> more);
 }
 
-TEST_CASE("lines are whole, whoever writes what when") {
-  // Two ranks write 500 lines each in halves; the halves of one must not meet those of the other.
+TEST_CASE("lines of several ranks are never mixed") {
+  // Two ranks write 500 lines each in two halves. The halves of different ranks must not be joined.
   Job job({"--nproc-per-node", "2", "sh", "-c",
            "i=0; while [ $i -lt 500 ]; do printf \"$RANK-\"; printf \"$i-$RANK\\n\"; i=$((i+1)); done; "
            "printf end"});
@@ -91,7 +91,7 @@ TEST_CASE("lines are whole, whoever writes what when") {
   CHECK((sorted_lines(job.out()) == expected));
 }
 
-TEST_CASE("megabytes without a newline, and bytes that are no text") {
+TEST_CASE("megabytes without a newline and binary output arrive complete") {
   Job job({"--nproc-per-node", "2", "sh", "-c",
            "head -c 1048576 /dev/zero | tr '\\0' x; echo; printf '\\000\\377\\n'"});
   CHECK(job.wait() == 0);
@@ -103,7 +103,7 @@ TEST_CASE("megabytes without a newline, and bytes that are no text") {
   CHECK(out.find(std::string("[1] \0\xff\n", 7)) != std::string::npos);
 }
 
-TEST_CASE("with a log folder rank 0 alone is on the terminal") {
+TEST_CASE("with --log-dir, only rank 0 writes to the terminal") {
   const tests::TempDir folder;
   const std::string logs = folder / "new/logs";
   Job job({"--nproc-per-node=2", "--log-dir=" + logs, "sh", "-c",
@@ -120,7 +120,7 @@ TEST_CASE("with a log folder rank 0 alone is on the terminal") {
   }
 }
 
-TEST_CASE("what cannot be started is said before anything runs") {
+TEST_CASE("a program that cannot be started is reported before any rank runs") {
   const auto refused = [](std::vector<std::string> arguments, int status, const char* text) {
     Job job(std::move(arguments));
     CHECK(job.wait() == status);
@@ -128,7 +128,8 @@ TEST_CASE("what cannot be started is said before anything runs") {
     CHECK(job.out().empty());
     CHECK(job.all_gone());
   };
-  refused({"--nproc-per-node", "2", "no-such-program-here"}, 127, "cannot find the program no-such-program-here");
+  refused({"--nproc-per-node", "2", "no-such-program-here"}, 127,
+          "cannot find the program no-such-program-here");
   refused({"./no/such"}, 127, "cannot find the program ./no/such");
   refused({"/etc/passwd"}, 127, "not executable");
   refused({"/etc"}, 127, "not a file");
@@ -144,7 +145,7 @@ TEST_CASE("what cannot be started is said before anything runs") {
   refused({"--nproc-per-node=2", folder / "script"}, 126, "begins with #!");
 }
 
-TEST_CASE("a log that is in the way") {
+TEST_CASE("a log path that is a folder is an error") {
   const tests::TempDir folder;
   std::filesystem::create_directories(folder / "rank_1.log");  // a folder
   Job job({"--nproc-per-node=2", "--log-dir", folder.path().string(), "sh", "-c", "echo ran"});

@@ -1,4 +1,4 @@
-// Two launchers on this machine that take themselves for two nodes.
+// Two launchers on this machine act as two nodes.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 
@@ -7,7 +7,7 @@ using tests::Job;
 
 namespace {
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 std::string free_port() {
   Job job({"sh", "-c", "echo $MASTER_PORT > $DIR/port"});
   if (job.wait() != 0) throw std::runtime_error("no port");
@@ -17,7 +17,7 @@ std::string free_port() {
 }
 
 struct TwoNodes {
-  tests::TempDir shared;  // $SHARED of all ranks
+  tests::TempDir shared;  // $SHARED for all ranks
   std::string port = free_port();
 
   Job node(int rank, const std::string& script, std::vector<std::string> options = {},
@@ -36,17 +36,17 @@ constexpr const char* kWait = "touch $SHARED/up.$RANK; trap 'exit 0' INT TERM; w
 
 }  // namespace
 
-TEST_CASE("ranks are numbered over the nodes; the launcher with the store leaves last") {
+TEST_CASE("ranks are numbered across nodes, and the launcher with the store exits last") {
   const TwoNodes nodes;
   const char* const script =
       "echo $RANK $LOCAL_RANK $WORLD_SIZE $NODE_RANK $MASTER_ADDR:$MASTER_PORT\n"
       "if [ $NODE_RANK = 1 ]; then while ! [ -e $SHARED/go ]; do sleep 0.02; done; fi; touch "
       "$SHARED/ended.$RANK";
-  Job one = nodes.node(1, script);  // before node 0: it waits for it
+  Job one = nodes.node(1, script);  // started before node 0, for which it waits
   CHECK(one.wait(0.5) == -1);
   Job zero = nodes.node(0, script);
   REQUIRE((nodes.made("ended.0") && nodes.made("ended.1")));
-  CHECK(zero.wait(1) == -1);  // its ranks have ended, those of the other node may need the store
+  CHECK(zero.wait(1) == -1);  // its ranks have exited, but the other node's ranks may need the store
   tests::write_file(nodes.shared / "go", "");
   CHECK(zero.wait() == 0);
   CHECK(one.wait() == 0);
@@ -58,7 +58,7 @@ TEST_CASE("ranks are numbered over the nodes; the launcher with the store leaves
     CHECK_THAT(one.out(), ContainsSubstring(line + "\n"));
 }
 
-TEST_CASE("a failure on one node ends all, and every launcher says whose it was") {
+TEST_CASE("a failure on one node ends all nodes, and every launcher names the rank") {
   for (const std::string failing : {"0", "3"}) {
     const TwoNodes nodes;
     const std::string script =
@@ -79,7 +79,7 @@ TEST_CASE("a failure on one node ends all, and every launcher says whose it was"
   }
 }
 
-TEST_CASE("restarts go together") {
+TEST_CASE("all nodes restart together") {
   const TwoNodes nodes;
   const char* const script =
       "echo attempt $TAPESTRY_RESTART; [ $TAPESTRY_RESTART = 1 ] && exit 0; touch $SHARED/up.$RANK\n"
@@ -109,7 +109,7 @@ TEST_CASE("Ctrl-C at one launcher ends the other") {
   CHECK_THAT(zero.err_last_line(), ContainsSubstring("node 1: ended by SIGINT"));
 }
 
-TEST_CASE("when node 0's launcher is killed, the other one says so and ends") {
+TEST_CASE("if node 0's launcher is killed, the other launcher reports it and exits") {
   const TwoNodes nodes;
   Job zero = nodes.node(0, kWait);
   Job one = nodes.node(1, kWait);
@@ -122,7 +122,7 @@ TEST_CASE("when node 0's launcher is killed, the other one says so and ends") {
   CHECK(one.all_gone());
 }
 
-TEST_CASE("node 0's launcher does not wait for one that is frozen") {
+TEST_CASE("node 0's launcher does not wait for a stopped launcher") {
   const TwoNodes nodes;
   const std::string script =
       "touch $SHARED/up.$RANK; if [ $RANK = 0 ]; then until [ -e $SHARED/go ]; do sleep 0.02; done; exit 7; "
@@ -135,11 +135,11 @@ TEST_CASE("node 0's launcher does not wait for one that is frozen") {
   const double before = zero.seconds();
   tests::write_file(nodes.shared / "go", "");
   CHECK(zero.wait() == 7);
-  CHECK(zero.seconds() - before < 9);  // it would wait 15 s for one that is only slow
+  CHECK(zero.seconds() - before < 9);  // it would wait 15 s for a slow launcher
   one.signal(SIGKILL);
 }
 
-TEST_CASE("launchers that do not belong together") {
+TEST_CASE("launchers with different options or equal node ranks are refused") {
   const TwoNodes nodes;
   Job zero = nodes.node(0, kWait, {}, {"TAPESTRY_SECRET=right"});
   REQUIRE(nodes.made("up.0"));
@@ -157,7 +157,7 @@ TEST_CASE("launchers that do not belong together") {
   CHECK(zero.wait(20) == 143);
 }
 
-TEST_CASE("a launcher that waits for node 0 can be stopped") {
+TEST_CASE("Ctrl-C ends a launcher that waits for node 0") {
   const TwoNodes nodes;
   Job one = nodes.node(1, kWait);
   CHECK(one.wait(0.3) == -1);

@@ -1,4 +1,5 @@
-// One program under each launcher: it joins its job by the variables that it finds, and adds up.
+// Runs one program under each launcher. The program joins its job through the launcher's variables and sums
+// the ranks.
 #include <csignal>
 #include <cstdlib>
 #include <sstream>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr const char* kRank = "a rank of a job";
 
-/// The program found on PATH, "" if there is none.
+/// Returns the path of the program on PATH, or "" if there is none.
 std::string on_path(const std::string& name) {
   std::istringstream folders(std::getenv("PATH") ? std::getenv("PATH") : "");
   for (std::string folder; std::getline(folders, folder, ':');) {
@@ -26,7 +27,7 @@ std::string on_path(const std::string& name) {
   return "";
 }
 
-/// What the ranks of the job left in $DIR: "launcher size sum", rank by rank.
+/// Returns what the ranks wrote to $DIR: "launcher size sum", in rank order.
 void check_ranks(Job& job, int size, const std::string& launcher) {
   const int status = job.wait(120);
   INFO(job.out() << job.err());
@@ -44,7 +45,7 @@ const std::vector<std::string> kLimits = {"TAPESTRY_TIMEOUT_S=60", "OMP_NUM_THRE
 
 }  // namespace
 
-// Run by the launchers below.
+// The launchers below run this test case.
 TEST_CASE("a rank of a job", "[.]") {
   const auto world = distributed::init_process_group();
   const Tensor sum = tensor({world->rank() + 1.0});

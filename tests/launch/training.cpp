@@ -28,7 +28,7 @@ std::string variable(const char* name, const std::string& otherwise = "") {
   return value ? value : otherwise;
 }
 
-/// The one of the job's n-th start.
+/// Returns the fault of the job's n-th start.
 Fault fault_of_start(int n) {
   std::istringstream all(variable("JOB_FAULTS"));
   std::string one;
@@ -44,7 +44,7 @@ void strike(const Fault& fault) {
   if (fault.what == "STOP") raise(SIGSTOP);
 }
 
-/// Strikes from a thread of its own as soon as `now` is true.
+/// Triggers a fault from another thread as soon as `now` returns true.
 class Ambush {
  public:
   template <class F>
@@ -65,7 +65,7 @@ class Ambush {
   std::thread thread_;
 };
 
-/// Large enough for more than one bucket, and for a checkpoint that is not written in an instant.
+/// The model is large enough for several buckets and for a checkpoint whose write takes a measurable time.
 struct Net : nn::Module {
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 32, .out_features = 640});
   nn::BatchNorm1d& norm = add<nn::BatchNorm1d>("norm", {.num_features = 640});
@@ -86,7 +86,7 @@ struct Net : nn::Module {
   }
 };
 
-/// 6 samples of a rank in a step; the class of each is in its pattern.
+/// Returns 6 samples per rank and step. The pattern of a sample determines its class.
 std::pair<Tensor, Tensor> batch(std::int64_t step, int rank) {
   const Tensor x = empty({6, 32}), labels = empty({6}, DType::i64);
   for (int n = 0; n < 6; ++n) {
@@ -107,7 +107,7 @@ std::shared_ptr<ProcessGroup> join() {
       {.backend = "gloo", .init_method = store, .rank = self.rank, .world_size = self.size, .group = {}});
 }
 
-/// As soon as a file grows beyond `bytes`.
+/// Kills this process as soon as a file grows beyond `bytes`.
 void die_within_write(rlim_t bytes) {
   std::signal(SIGXFSZ, [](int) { raise(SIGKILL); });
   const rlimit limit{bytes, bytes};
@@ -146,7 +146,8 @@ class Trainer {
     optimizer_.zero_grad();
     const Tensor loss = cross_entropy(ddp_(x), labels);
     if (here("barrier")) world_->barrier("evaluation").wait();
-    if (here("backward") && fault_.what == "SKIP") {  // "the loss is no number: on with the next batch"
+    if (here("backward") &&
+        fault_.what == "SKIP") {  // simulates a program that skips a batch with a NaN loss
       fault_ = {};
       return;
     }
@@ -158,9 +159,10 @@ class Trainer {
           return !running.empty() && running[0].op == Op::all_reduce;
         });
       else if (now("reduce"))
-        std::this_thread::sleep_for(200ms);  // the one waits for the others, and is struck
+        std::this_thread::sleep_for(
+            200ms);  // lets the faulty rank wait in its all_reduce, where the fault happens
       loss.backward();
-      if (ambush) strike(fault_);  // it came too late
+      if (ambush) strike(fault_);  // the ambush did not trigger in time
     }
     optimizer_.step();
     const Tensor sum = full({here("shape") ? 2 : 1}, loss.item(), here("dtype") ? DType::f64 : DType::f32);
@@ -170,7 +172,7 @@ class Trainer {
   }
 
   void save() {
-    if (here("save")) die_within_write(1 << 21);  // of 5 MB
+    if (here("save")) die_within_write(1 << 21);  // the whole file has 5 MB
     checkpoints_.save(training_, progress_);
   }
 
@@ -218,7 +220,7 @@ std::string to_text(const std::vector<Fault>& faults) {
 
 std::vector<std::int64_t> check_checkpoints(const fs::path& dir) {
   const fs::path folder = dir / "checkpoints";
-  const nn::Checkpointer checkpoints(folder);  // as the next start of the job does
+  const nn::Checkpointer checkpoints(folder);  // as in the next start of the job
   std::size_t files = 0;
   for (const auto& file : fs::directory_iterator(folder)) {
     if (file.path().extension() != ".safetensors")

@@ -1,4 +1,4 @@
-// A job over two hosts.
+// A job on two hosts.
 #include "tests/launch/hosts.h"
 #include "tests/launch/training.h"
 #include "tests/support/catch.h"
@@ -16,7 +16,7 @@ void check_status(const Job& job, const char* node, const char* status) {
 
 TEST_CASE("a job over two hosts") {
   if (!tests::has_hosts()) return;
-  SECTION("a rank killed, all restarted: the weights of a job on one host, bit for bit") {
+  SECTION("after a kill and a restart, the weights equal those of a job on one host, bit for bit") {
     Job job = tests::hosts("run 1 $on_b & one=$!; run 0; wait $one; kill $b",
                            {"OPTIONS=--max-restarts=1", "TAPESTRY_SECRET=ours", "TAPESTRY_TIMEOUT_S=30",
                             "JOB_FAULTS=KILL backward 3 1;"});
@@ -30,7 +30,7 @@ TEST_CASE("a job over two hosts") {
     }
     CHECK(job.all_gone());
   }
-  SECTION("without tapestry-run, where rank 0 has the store and reaches it by loopback") {
+  SECTION("without tapestry-run, rank 0 runs the store and reaches it over loopback") {
     Job job = tests::hosts("rank 1 $on_b & one=$!; rank 0; wait $one; kill $b",
                            {"TAPESTRY_SECRET=ours", "TAPESTRY_TIMEOUT_S=15"});
     CHECK(job.wait(60) == 0);
@@ -41,7 +41,7 @@ TEST_CASE("a job over two hosts") {
     }
     CHECK(job.all_gone());
   }
-  SECTION("without a secret it is refused") {
+  SECTION("a job on two hosts without a secret is refused") {
     Job job = tests::hosts("run 0; run 1 $on_b; kill $b");
     CHECK(job.wait(30) == 0);
     for (const char* node : {"0", "1"}) {

@@ -8,13 +8,12 @@
 
 namespace tapestry::distributed::launch {
 
-/// Splits a byte stream into lines. A line ends at '\
-/// '. A line of more than kMaxLine bytes is delivered in pieces of that size, so that memory is bounded.
+/// Splits a byte stream into lines. A line ends at a newline. A line of more than kMaxLine bytes is delivered
+/// in pieces of that size, so that memory is bounded.
 class LineSplitter {
  public:
   static constexpr std::size_t kMaxLine = 64 << 10;
-  /// Receives a line, or a piece of one, without '\
-  /// '.
+  /// Receives a line, or a piece of one, without a newline.
   using Sink = std::function<void(std::string_view)>;
 
   void feed(std::string_view bytes, const Sink& sink);

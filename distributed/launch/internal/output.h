@@ -34,8 +34,7 @@ class Terminal {
   static constexpr std::size_t kFull = 1 << 20;
 
   Terminal(int out, int err) : out_{out}, err_{err} {}
-  /// Queues a line for stdout or stderr. Adds `prefix` and '\
-  /// '.
+  /// Queues a line for stdout or stderr. Adds `prefix` and a newline.
   void line(bool to_err, std::string_view prefix, std::string_view text);
   bool full() const { return waiting_ > kFull; }
   /// Returns the descriptor to poll for POLLOUT, or -1 if the queue is empty.
