@@ -87,7 +87,7 @@ void Optimizer::zero_grad(bool set_to_none) {
   for (const Group& g : groups_) nn::zero_gradients(g.params, set_to_none);
 }
 
-// Makes what is missing of a parameter's state; a replica that is new takes over that of replica 0.
+// Creates missing state tensors of a parameter. A new replica copies the state of replica 0.
 void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica) {
   const Tensor& param = groups_[group].params[index].replica(replica);
   std::vector<State>& states = groups_[group].states[index];
@@ -112,7 +112,7 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   }
 }
 
-// The lists of states and scalars grow here, on the calling thread alone.
+// Grows the lists of states and scalars. It runs only on the calling thread, before the workers start.
 void Optimizer::prepare(const nn::Place& place) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
@@ -131,7 +131,7 @@ Optimizer::DeviceScalars* Optimizer::Group::scalars_at(const nn::Place& place) {
   return nullptr;
 }
 
-// No host waits here: the values travel as arguments of the launches that write them.
+// The host does not wait: the kernels that write the values get them as arguments.
 const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars,
                                                  DeviceScalars& written) {
   const bool is_new = !written.memory.defined();
@@ -147,7 +147,7 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
   return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
-// Other threads do the same elsewhere.
+// Runs on several threads at the same time, each for another place.
 void Optimizer::step_at(const nn::Place& place) {
   struct Batch {
     DType dtype;
@@ -250,7 +250,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     return 0.0;
   };
 
-  // All is read and checked before anything is changed.
+  // All values are read and checked before the first change.
   std::vector<std::vector<double>> options(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::string prefix = "groups." + std::to_string(g) + ".";
@@ -284,7 +284,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
         ", and nothing was loaded:", wrong,
         "\npass the state of the same optimizer over the same parameters");
 
-  // The options decide which tensors must be there.
+  // The options decide which state tensors must exist.
   std::vector<std::vector<double>> old(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g)
     for (const OptionRef& o : options_of(g)) old[g].push_back(o.get());

@@ -1,5 +1,5 @@
 #pragma once
-// What all optimizers share: groups of parameters, state, and stepping each replica on its own device.
+// The base of all optimizers: parameter groups, state, and steps of each replica on its own device.
 //
 //   optim::SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
 //   optimizer.zero_grad();
@@ -27,14 +27,14 @@ using nn::LoadResult;
 using nn::Parameter;
 using nn::StateDict;
 
-/// Parameters that share options.
+/// A list of parameters that share options.
 template <class Options>
 struct ParamGroup {
   std::vector<Parameter> params;
   Options options;
 };
 
-/// One number (or switch) among a group's options, by name.
+/// A reference to one number or flag of a group's options, with its name.
 struct OptionRef {
   const char* name;
   double* number = nullptr;
@@ -57,59 +57,63 @@ class Optimizer {
 
   virtual const char* name() const = 0;
 
-  /// Updates every parameter that has a gradient, in all replicas. Where those lie on several CPU devices, or
-  /// there are several replicas, each device's worker updates what is there, all at once; otherwise the
-  /// calling thread does.
+  /// Updates every parameter that has a gradient, in all replicas. If there are several replicas or several
+  /// CPU devices, each device's worker updates its parameters, and all workers run at the same time.
+  /// Otherwise the calling thread does the work.
   void step();
-  /// Of all replicas.
+  /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
 
   std::size_t num_groups() const { return groups_.size(); }
   const std::vector<Parameter>& params(std::size_t group) const { return groups_.at(group).params; }
   std::vector<Parameter> parameters() const;
   double lr(std::size_t group = 0) const { return option(group, "lr"); }
-  void set_lr(double lr);                     // of all groups
-  void set_lr(std::size_t group, double lr);  // of one
-  /// Any option of a group by its name ("momentum", "beta1"); ValueError when there is none of this name.
+  void set_lr(double lr);                     // sets all groups
+  void set_lr(std::size_t group, double lr);  // sets one group
+  /// Returns an option of a group by name ("momentum", "beta1"). Throws ValueError if there is no such
+  /// option.
   double option(std::size_t group, std::string_view option_name) const;
   void set_option(std::size_t group, std::string_view option_name, double value);
   bool has_option(std::string_view option_name) const;
 
-  /// Gradients are multiplied by this in step(), in the same pass: 1 / loss scale. 1 at first.
+  /// Sets a factor for the gradients: 1 / loss scale. step() multiplies by it in the same pass over memory.
+  /// The default is 1.
   void set_grad_scale(double scale) { grad_scale_ = scale; }
 
-  /// All there is to know: options of the groups and state of the parameters (by number, in the order in
-  /// which they were given). A copy. Of replica 0; those of the others are the same.
+  /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
+  /// the order in which they were added. The state is that of replica 0; all replicas have the same state.
   StateDict state_dict() const;
-  /// Throws ValueError that lists all that does not fit, and then nothing was loaded.
+  /// Throws one ValueError that lists every mismatch. If it throws, nothing was loaded.
   void load_state_dict(const StateDict& dict);
 
  protected:
   Optimizer() = default;
 
-  /// Adds a group of parameters; the derived class keeps the options. Throws ValueError: no parameters, one
-  /// without a slot, or one that is there already.
+  /// Adds a parameter group. The derived class keeps the options. Throws ValueError if the list is empty, or
+  /// if a parameter has no slot or belongs to a group already.
   void add_params(std::vector<Parameter> params);
-  /// The options of a group, in a fixed order.
+  /// Returns the options of a group in a fixed order.
   virtual std::vector<OptionRef> options_of(std::size_t group) const = 0;
-  /// Throws ValueError if a group's options make no sense.
+  /// Throws ValueError if an option of the group is out of range.
   virtual void check_options(std::size_t group) const = 0;
-  /// Names of the tensors of state that a parameter may have (besides its step count). They are like the
-  /// parameter, zero at first.
+  /// Returns the names of a parameter's state tensors, without its step count. State tensors have the
+  /// parameter's shape and dtype and start at zero.
   virtual std::vector<const char*> state_names() const = 0;
-  /// How many of them, from the front, a parameter of this group has; none: no step count either.
+  /// Returns how many of the state tensors, counted from the first, parameters of this group use. With 0
+  /// there is no step count either.
   virtual std::size_t num_state(std::size_t group) const = 0;
-  /// Runs the fused kernel over these parameters of the group. Several threads may do so, for a device each.
+  /// Runs the fused kernel on these parameters of the group. Several threads may call it at the same time for
+  /// different devices.
   virtual void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) = 0;
 
  private:
-  static constexpr std::size_t kMaxState = 3;  // tensors of state per parameter
+  static constexpr std::size_t kMaxState = 3;  // state tensors per parameter
   struct State {
     Tensor step;  // 0-d, f64
     std::array<Tensor, kMaxState> tensors;
   };
-  /// The numbers of a step in memory of a device: written only when they change, and where a captured step
-  /// finds them.
+  /// The scalars of a step in device memory. They are written only when they change. A captured CUDA graph
+  /// reads them there.
   struct DeviceScalars {
     int replica;
     Device device;
@@ -119,7 +123,7 @@ class Optimizer {
   struct Group {
     std::vector<Parameter> params;
     std::vector<std::vector<State>> states;  // [parameter][replica]
-    std::vector<DeviceScalars> scalars;      // one for each replica and device that is no CPU
+    std::vector<DeviceScalars> scalars;      // one per replica and GPU
 
     DeviceScalars* scalars_at(const nn::Place& place);
   };
@@ -134,7 +138,7 @@ class Optimizer {
   double grad_scale_ = 1;
 };
 
-/// Keeps the options of each group.
+/// An Optimizer with an options struct of type O per group.
 template <class O>
 class OptimizerWith : public Optimizer {
  public:
