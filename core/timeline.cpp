@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// A point in a device's work: on a CPU the time, on a GPU an event in the current stream.
+// A point in a device's work: the host's time for a CPU, an event in the current stream for a GPU.
 struct Point {
   Device device;
   Clock::time_point time;
@@ -56,7 +56,7 @@ struct Timeline::State {
   const Clock::time_point began = Clock::now();
   mutable std::mutex mutex;
   std::vector<Kept> kept;
-  // For each GPU a point of both clocks.
+  // By GPU: an event and the host's time of it, in seconds since `began`. They relate the two clocks.
   std::map<int, std::pair<Point, double>> bases;
 
   void prepare(Device device) {
@@ -77,13 +77,14 @@ struct Timeline::State {
 
 namespace {
 
-// The Timelines that live, oldest first.
+// The states of the existing Timelines, oldest first.
 std::mutex list_mutex;
 std::vector<std::shared_ptr<Timeline::State>>& list() {
-  static auto* all = new std::vector<std::shared_ptr<Timeline::State>>;  // outlives every thread
+  static auto* all =
+      new std::vector<std::shared_ptr<Timeline::State>>;  // never destroyed: threads may outlive main
   return *all;
 }
-std::atomic<int> living{0};
+std::atomic<int> alive{0};
 
 std::shared_ptr<Timeline::State> newest() {
   const std::lock_guard lock(list_mutex);
@@ -95,15 +96,17 @@ std::shared_ptr<Timeline::State> newest() {
 Timeline::Timeline() : state_(std::make_shared<State>()) {
   const std::lock_guard lock(list_mutex);
   list().push_back(state_);
-  living.fetch_add(1, std::memory_order_relaxed);
+  alive.fetch_add(1, std::memory_order_relaxed);
 }
 Timeline::~Timeline() {
   const std::lock_guard lock(list_mutex);
   std::erase(list(), state_);
-  living.fetch_sub(1, std::memory_order_relaxed);
+  alive.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Timeline::active() { return living.load(std::memory_order_relaxed) > 0; }
+std::chrono::steady_clock::time_point Timeline::began() const { return state_->began; }
+
+bool Timeline::active() { return alive.load(std::memory_order_relaxed) > 0; }
 
 std::vector<Span> Timeline::spans() const {
   const std::lock_guard lock(state_->mutex);
@@ -157,7 +160,7 @@ SpanScope::~SpanScope() {
     Kept kept{std::move(open_->span), std::move(open_->begin), Point(open_->begin.device)};
     const std::lock_guard lock(open_->timeline->mutex);
     open_->timeline->kept.push_back(std::move(kept));
-  } catch (...) {  // a failed device: its own error is thrown elsewhere, and the span is lost
+  } catch (...) {  // The device has failed, and its error is thrown elsewhere. The span is lost.
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What ran when, and where. DataParallel, Pipeline and DDP say what they do through SpanScope; while a
-// Timeline lives, it is kept:
+// Records what ran when and where. DDP, DataParallel, Pipeline and optimizers mark their work with spans. A
+// Timeline keeps the spans while it exists:
 //
 //   const Timeline timeline;
 //   pipeline.forward_backward(images, labels, loss);
@@ -19,16 +19,17 @@ enum class Activity : std::uint8_t { forward, backward, communication, optimizer
 /// "forward"
 const char* activity_name(Activity activity);
 
-/// A time in which one row, such as a device or its communication, was busy with one thing.
+/// An interval in which one row was busy with one activity. A row is a device or its communication.
 struct Span {
   std::string row;
   Activity activity = Activity::other;
   std::string name;
-  double begin = 0, end = 0;  ///< seconds since the Timeline began
+  double begin = 0, end = 0;  ///< seconds since Timeline::began()
 };
 
-/// Keeps the spans of all threads while it lives; of several the newest does. Spans on a GPU are times of the
-/// GPU, by events in its stream: recording makes no host wait. Thread-safe.
+/// Keeps the spans of all threads of the process while it exists. If there are several, only the newest one
+/// keeps spans. The times of a GPU's spans are measured by events in its stream, so recording does not
+/// synchronize. Thread-safe.
 class Timeline {
  public:
   Timeline();
@@ -36,9 +37,11 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// Those that have ended, by row and then by begin. Waits for GPUs.
+  /// The spans that have ended, sorted by row and then by begin. Synchronizes with GPUs.
   std::vector<Span> spans() const;
-  /// True if one is kept: what costs time to prepare can be left out otherwise.
+  /// The time at which this object was constructed.
+  std::chrono::steady_clock::time_point began() const;
+  /// True if any Timeline exists. Check it before work that only spans need.
   static bool active();
 
   struct State;
@@ -47,13 +50,13 @@ class Timeline {
   std::shared_ptr<State> state_;
 };
 
-/// A span that has ended, of host time: what a thread of a transport did, say. Costs next to nothing while no
-/// Timeline lives.
+/// Adds a span of host time that has already ended, such as the work of a communication thread. It does
+/// nothing if no Timeline exists.
 void add_span(const std::string& row, Activity activity, const std::string& name,
               std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end);
 
-/// A span from here to the end of the scope. Costs next to nothing while no Timeline lives. `row` is the
-/// device's name unless given.
+/// A span from its construction to the end of the scope. It does nothing if no Timeline exists. The span's
+/// name is `name`, followed by `number` if that is not negative. `row` is the device's name unless given.
 class SpanScope {
  public:
   SpanScope(Device device, Activity activity, const char* name, int number = -1, const char* row = nullptr);

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tapestry/core/structure.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/nn/parameter.h"
 #include "tapestry/nn/state_dict.h"
@@ -209,26 +210,25 @@ concept ShownToHooks = std::is_same_v<T, Tensor> || std::is_same_v<T, std::vecto
 template <class Arg>
 using Held = std::conditional_t<ShownToHooks<std::remove_cvref_t<Arg>>, std::remove_cvref_t<Arg>, Arg&&>;
 
-// Copies tensors from arguments or results into the list that hooks see (collect), or back (assign).
-enum class Transfer { collect, assign };
-
-template <Transfer way, class T>
-void transfer(T& value, std::vector<Tensor>& list, std::size_t& at) {
-  using V = std::remove_cvref_t<T>;
-  if constexpr (std::is_same_v<V, Tensor>) {
-    if constexpr (way == Transfer::collect) list.push_back(value);
-    else value = list[at++];
-  } else if constexpr (std::is_same_v<V, std::vector<Tensor>>) {
-    for (auto& t : value) transfer<way>(t, list, at);
-  } else if constexpr (requires { std::tuple_size<V>::value; }) {
-    std::apply([&](auto&... parts) { (transfer<way>(parts, list, at), ...); }, value);
-  }
+// Calls f(tensor) for each tensor that hooks see. Structs, maps and optionals inside a tuple are skipped:
+// with more members than core/structure.h can take apart, a module would not compile.
+template <class T, class F>
+void for_each_hook_tensor(T& value, const F& f) {
+  using V = std::remove_const_t<T>;
+  if constexpr (requires { std::tuple_size<V>::value; })
+    std::apply([&](auto&... parts) { (for_each_hook_tensor(parts, f), ...); }, value);
+  else if constexpr (ShownToHooks<V>) structure::for_each<Tensor>(value, f);
 }
-
-template <Transfer way, class T>
-void transfer_all(T& value, std::vector<Tensor>& list) {
-  std::size_t at = 0;
-  transfer<way>(value, list, at);
+template <class T>
+std::vector<Tensor> hook_tensors(T& value) {
+  std::vector<Tensor> list;
+  for_each_hook_tensor(value, [&](const Tensor& t) { list.push_back(t); });
+  return list;
+}
+template <class T>
+void assign_hook_tensors(T& value, const std::vector<Tensor>& list) {
+  auto next = list.begin();
+  for_each_hook_tensor(value, [&](Tensor& t) { t = *next++; });
 }
 
 void check_hook_count(const Module& module, std::size_t before, std::size_t after);
@@ -236,12 +236,11 @@ void check_hook_count(const Module& module, std::size_t before, std::size_t afte
 template <class M, class... Args>
 auto call_with_hooks(M& module, Args&&... args) {
   std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
-  std::vector<Tensor> inputs, outputs;
-  transfer_all<Transfer::collect>(held, inputs);
+  std::vector<Tensor> inputs = hook_tensors(held), outputs;
   const std::size_t num_inputs = inputs.size();
   module.run_pre_hooks(inputs);
   check_hook_count(module, num_inputs, inputs.size());
-  transfer_all<Transfer::assign>(held, inputs);
+  assign_hook_tensors(held, inputs);
   const auto forward = [&] {
     return std::apply([&](auto&... a) { return module.forward(static_cast<Args&&>(a)...); }, held);
   };
@@ -251,11 +250,11 @@ auto call_with_hooks(M& module, Args&&... args) {
     check_hook_count(module, 0, outputs.size());
   } else {
     auto result = forward();
-    transfer_all<Transfer::collect>(result, outputs);
+    outputs = hook_tensors(result);
     const std::size_t num_outputs = outputs.size();
     module.run_hooks(inputs, outputs);
     check_hook_count(module, num_outputs, outputs.size());
-    transfer_all<Transfer::assign>(result, outputs);
+    assign_hook_tensors(result, outputs);
     return result;
   }
 }

@@ -7,7 +7,7 @@
 
 #include "tapestry/apps/compare/profile.h"
 #include "tapestry/apps/compare/workload.h"
-#include "tapestry/distributed/data_parallel/steps.h"
+#include "tapestry/distributed/common/batch.h"
 
 namespace apps::compare {
 
@@ -27,7 +27,7 @@ struct Case {
   /// By device; the first ones may have one sample more than the others.
   std::vector<double> shares() const {
     const auto parts =
-        tapestry::distributed::shares_of(workload.batch_size, static_cast<std::size_t>(workload.devices));
+        tapestry::distributed::chunk_sizes(workload.batch_size, static_cast<std::size_t>(workload.devices));
     return {parts.begin(), parts.end()};
   }
   bool on_gpus() const { return workload.device_type == tapestry::DeviceType::cuda; }

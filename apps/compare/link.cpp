@@ -15,8 +15,8 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/internal/worker.h"
-#include "tapestry/distributed/data_parallel/steps.h"
-#include "tapestry/distributed/ddp/reducer.h"
+#include "tapestry/distributed/common/batch.h"
+#include "tapestry/distributed/common/internal/reducer.h"
 
 namespace apps::compare {
 
@@ -108,7 +108,7 @@ void measure_master(Link& link, const Workload& w, const Models& models) {
         parameters[0][p]->grad().add_(parameters[r][p]->grad().to(first[0]));
     }));
   };
-  const std::int64_t share = distributed::shares_of(w.batch_size, models.size())[0];
+  const std::int64_t share = distributed::chunk_sizes(w.batch_size, models.size())[0];
   link.master =
       measure_contention(models, share, std::min(w.steps, 7) * passes_of(share, w.batch_size), send, add);
   const double from_others = static_cast<double>(others.size()),
@@ -138,7 +138,7 @@ AllReduce measure_all_reduce(ProcessGroup& group, WatchedModel& model, const Wor
 
   // By block: a bucket, what its mean takes once all are filled, and beside backward.
   Buckets buckets(model, group);
-  const std::int64_t share = distributed::shares_of(w.batch_size, static_cast<std::size_t>(w.devices))[0];
+  const std::int64_t share = distributed::chunk_sizes(w.batch_size, static_cast<std::size_t>(w.devices))[0];
   const auto pass = [&](bool posts) {
     group.barrier().wait();
     buckets.posts = posts;

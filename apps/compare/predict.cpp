@@ -12,8 +12,8 @@
 #include "tapestry/apps/compare/peak_memory.h"
 #include "tapestry/apps/compare/split.h"
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/ddp/bucket.h"
-#include "tapestry/distributed/ddp/reducer.h"
+#include "tapestry/distributed/common/internal/bucket.h"
+#include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/pipeline/schedule.h"
 
 namespace apps::compare {

@@ -17,7 +17,7 @@
 #include "tapestry/core/stream.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/core/internal/worker.h"
-#include "tapestry/distributed/data_parallel/steps.h"
+#include "tapestry/distributed/common/batch.h"
 #include "tapestry/nn/functional.h"
 
 namespace apps::compare {
@@ -252,7 +252,7 @@ std::vector<std::int64_t> profile_sizes(const Workload& w, const std::vector<int
   std::vector<int> devices = further_devices;
   devices.push_back(w.devices);
   for (const int n : devices)
-    sizes.insert(distributed::shares_of(w.batch_size, static_cast<std::size_t>(n))[0]);
+    sizes.insert(distributed::chunk_sizes(w.batch_size, static_cast<std::size_t>(n))[0]);
   return {sizes.begin(), sizes.end()};
 }
 
@@ -321,7 +321,7 @@ Profile measure_profile(const Workload& w, const std::vector<std::int64_t>& size
   profile.label_bytes = per_sample(first.labels(1));
   if (devices.size() == 1) return profile;
 
-  const std::int64_t share = distributed::shares_of(w.batch_size, devices.size())[0];
+  const std::int64_t share = distributed::chunk_sizes(w.batch_size, devices.size())[0];
   profile.contention = measure_contention(models, share, options.passes * passes_of(share, w.batch_size));
   std::vector<int> split = w.split;
   if (split.empty() && count >= devices.size())

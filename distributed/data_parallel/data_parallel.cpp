@@ -24,10 +24,10 @@ std::string listed(std::span<const Device> devices) {
 
 void warn(const std::string& text) { std::fprintf(stderr, "[DataParallel] warning: %s\n", text.c_str()); }
 
-// What can be seen, and what decides it.
+// Lists the visible devices and the settings that decide which are visible.
 std::string about_visible_devices() {
   const int gpus = device_count(DeviceType::cuda);
-  std::string text = concat({"CUDA devices that can be seen: ", gpus});
+  std::string text = concat({"Visible CUDA devices: ", gpus});
   for (int i = 0; i < gpus; ++i) {
     const Device gpu(DeviceType::cuda, i);
     text += concat({i ? ", " : " (", gpu, " ", cuda::device_properties(gpu).name, i + 1 == gpus ? ")" : ""});
@@ -35,7 +35,7 @@ std::string about_visible_devices() {
   if (gpus == 0) text += " (" + cuda::why_no_device() + ")";
   const char* const shown = std::getenv("CUDA_VISIBLE_DEVICES");
   text += shown ? concat({"; CUDA_VISIBLE_DEVICES is \"", shown, "\""})
-                : "; CUDA_VISIBLE_DEVICES is not set, which hides none";
+                : "; CUDA_VISIBLE_DEVICES is not set, so none is hidden";
   return text + concat({". Logical devices of the CPU: ", device_count(DeviceType::cpu),
                         "; TAPESTRY_LOGICAL_DEVICES=2 makes two"});
 }
@@ -58,10 +58,11 @@ DataParallelBase::DataParallelBase(nn::Module& model, DeviceList list, const Dat
     check(std::count(devices.begin(), devices.end(), d) == 1, "[DataParallel] ", d,
           " is named twice; name each device once");
     check<DeviceError>(d.type == devices[0].type, "[DataParallel] ", devices[0], " and ", d,
-                       " are of two types; use devices of one");
+                       " have different types; use devices of one type");
   }
   if (devices.size() == 1 && device_count(devices[0].type) == 1)
-    warn(concat({"one device only, ", devices[0], ", which does all the work. ", about_visible_devices()}));
+    warn(concat(
+        {"there is only one device, ", devices[0], ", so it does all the work. ", about_visible_devices()}));
   replicas_ = std::make_shared<Replicas>(model, devices, options);
 }
 
@@ -77,20 +78,20 @@ void DataParallelBase::warn_of(const TensorList& batch) {
   for (std::size_t k = 0; k < batch.tensors.size(); ++k) {
     const Tensor& t = batch.tensors[k];
     if (!t.defined() || batch.whole[k] || t.dim() == 0) continue;
-    const std::size_t used = shares_of(t.size(0), on.size()).size();
+    const std::size_t used = chunk_sizes(t.size(0), on.size()).size();
     if (!warned_small_ && used < on.size()) {
       warned_small_ = true;
       warn(concat({"a batch of ", t.size(0), " for ", on.size(), " devices leaves nothing to do for ",
                    listed(std::span(on).subspan(used)), "; use batches of at least ", on.size(),
                    ", or fewer devices"}));
     }
-    // From the host's memory each GPU gets its share directly.
+    // Each GPU gets its chunk directly from host memory.
     const bool from_host = t.device().is_cpu() && on[0].is_cuda();
     if (!warned_device_ && !from_host && !(t.device() == on[0])) {
       warned_device_ = true;
       warn(concat({"an input is on ", t.device(), ", but the first of the devices ", listed(on), " is ",
-                   on[0], "; it is copied, every time: make it on ", on[0],
-                   on[0].is_cuda() ? ", or leave it in the host's memory" : ""}));
+                   on[0], "; it is copied in every call: create it on ", on[0],
+                   on[0].is_cuda() ? ", or leave it in host memory" : ""}));
     }
   }
 }
@@ -98,7 +99,7 @@ void DataParallelBase::warn_of(const TensorList& batch) {
 std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result, const Compute& compute) {
   check_no_replica(devices());
   warn_of(batch);
-  if (devices().size() == 1) {  // nothing to divide: the ordinary tape of the calling thread
+  if (devices().size() == 1) {  // nothing is split: record on the calling thread's tape
     const DeviceGuard guard(devices()[0]);
     std::vector<Tensor> outputs = compute(0, scatter_tensors(batch, devices())[0]);
     if (result == Result::loss) {
@@ -111,7 +112,7 @@ std::vector<Tensor> DataParallelBase::run(const TensorList& batch, Result result
   }
   const auto graphs = std::make_shared<ReplicaGraphs>(replicas_, result == Result::loss);
   graphs->scatter(batch);
-  replicas_->prepare();
+  replicas_->synchronize();
   graphs->apply(compute);
   return graphs->gather(batch);
 }

@@ -1,19 +1,20 @@
 #pragma once
-// DataParallel: one process, one model, several devices, each of which computes its share of the batch.
+// DataParallel trains one model on several devices from one process. Each device computes a part of the
+// batch.
 //
 //   Net net;
-//   distributed::DataParallel dp(net, {"cpu:0", "cpu:1"});  // or {0, 1}, or nothing: all that can be seen
+//   distributed::DataParallel dp(net, {"cpu:0", "cpu:1"});  // or {0, 1}; nothing means all visible devices
 //   optim::SGD optimizer(net.parameters(), {.lr = 0.1});
 //   for (auto& [images, labels] : loader) {
 //     optimizer.zero_grad();
 //     Tensor loss = dp.loss(std::tie(images, labels), [&](const Tensor& x, const Tensor& y) {
-//       return cross_entropy(net(x), y);  // on each device, of its part
+//       return cross_entropy(net(x), y);  // runs on each device, on its part of the batch
 //     });
 //     loss.backward();
 //     optimizer.step();
 //   }
 //
-// dp(images) gathers the outputs instead, for a loss of the whole batch on the first device.
+// dp(images) gathers the outputs instead. Then the loss of the whole batch is computed on the first device.
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -24,8 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include "tapestry/distributed/common/ddp_report.h"
 #include "tapestry/distributed/data_parallel/steps.h"
-#include "tapestry/distributed/ddp/report.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
@@ -33,29 +34,31 @@ namespace tapestry::distributed {
 class Replicas;
 
 enum class Strategy {
-  /// Every device keeps a replica of its own. Gradients are averaged while backward runs, as under DDP, and
-  /// the optimizer steps each replica on its device; parameters travel only when somebody changed the first
-  /// replica's. Memory is the same on all devices.
+  /// Every device keeps a replica. Gradients are averaged while backward runs, as under DDP, and the
+  /// optimizer
+  /// steps each replica on its device. Parameters are copied between devices only after a change of the first
+  /// replica alone. All devices need the same memory.
   replicated,
-  /// The classic: the first device is the master. Its parameters go to the others before every forward; their
-  /// gradients come back to it and are added there; it alone steps. More bytes, and more memory on the
-  /// master.
+  /// The classic algorithm of PyTorch's DataParallel. The first device is the master: its parameters are
+  /// copied
+  /// to the other devices before every forward, the gradients are summed on it, and only its parameters are
+  /// stepped. It moves more bytes and needs more memory on the master.
   master,
 };
 
 struct DataParallelOptions {
   Strategy strategy = Strategy::replicated;
-  /// Bucket sizes in MiB of gradients, as DDP's; `replicated` only.
+  /// Bucket sizes in MiB of gradients, as in DdpOptions. Used by `replicated` only.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
-  /// What averages gradients under `replicated`: "nccl", between GPUs, or "local", through the host's memory.
-  /// Empty: nccl where the library has it and each device is a GPU of its own.
+  /// The transport that averages gradients under `replicated`: "nccl" between GPUs, or "local" through host
+  /// memory. If empty, nccl is used if the library was built with it and each device is a GPU of its own.
   std::string backend = {};
 };
 
-/// {"cuda:0", "cuda:2"}; {0, 2}, the GPUs of these indices, or without any GPU the logical devices of the
-/// CPU; {}, all GPUs that can be seen, or all logical devices of the CPU. The first is where outputs are
-/// gathered.
+/// A list of devices. {"cuda:0", "cuda:2"} names them. {0, 2} means the GPUs with these indices, or the
+/// logical devices of the CPU if there is no GPU. {} means all visible GPUs, or all logical devices of the
+/// CPU. Outputs are gathered on the first device.
 class DeviceList {
  public:
   DeviceList();
@@ -69,7 +72,7 @@ class DeviceList {
   std::vector<Device> devices_;
 };
 
-/// What DataParallel does whatever the model's type; use that.
+/// The part of DataParallel that does not depend on the model's type. Use DataParallel.
 class DataParallelBase {
  public:
   DataParallelBase(const DataParallelBase&) = delete;
@@ -77,10 +80,10 @@ class DataParallelBase {
 
   const std::vector<Device>& devices() const;
   Strategy strategy() const;
-  /// Bytes of parameters and buffers that went from the first replica to the others so far.
+  /// The bytes of parameters and buffers that have been copied from the first replica to the others.
   std::int64_t bytes_broadcast() const;
-  /// Under `replicated`: how the first replica's last backward pass overlapped with averaging, as DDP reports
-  /// it.
+  /// How the first replica's last backward pass overlapped with averaging, as DDP reports it. Empty under
+  /// Strategy::master.
   DdpReport report() const;
 
  protected:
@@ -89,8 +92,8 @@ class DataParallelBase {
 
   enum class Result { outputs, loss };
   using Compute = std::function<std::vector<Tensor>(int replica, const std::vector<Tensor>& inputs)>;
-  /// Scatters, replicates, applies `compute` and gathers what it returned. Of a loss the first tensor is
-  /// averaged instead, weighted by the replicas' shares of the batch.
+  /// Scatters the batch, replicates the model, applies `compute` and gathers its results. If `compute`
+  /// returns a loss, its first tensor is averaged instead of gathered, weighted by each replica's chunk size.
   std::vector<Tensor> run(const TensorList& batch, Result result, const Compute& compute);
 
  private:
@@ -99,71 +102,52 @@ class DataParallelBase {
   void warn_of(const TensorList& batch);
 };
 
-namespace structure {
-
-/// How a part of a batch is held: by value, references too, but for what cannot be copied.
-template <class T>
-struct HeldValue {
-  using type = std::conditional_t<std::is_copy_constructible_v<T>, T, T&>;
-};
-template <class... T>
-struct HeldValue<std::tuple<T...>> {
-  using type = std::tuple<typename HeldValue<std::remove_cvref_t<T>>::type...>;
-};
-template <class A, class B>
-struct HeldValue<std::pair<A, B>> {
-  using type = std::pair<typename HeldValue<std::remove_cvref_t<A>>::type,
-                         typename HeldValue<std::remove_cvref_t<B>>::type>;
-};
-template <class T>
-using Held = typename HeldValue<std::remove_cvref_t<T>>::type;
-
-}  // namespace structure
-
-/// Wraps a model, which stays the user's and is trained, saved and evaluated as ever: `net` itself is the
-/// first replica. Any module, with no code for it: replicas are tensors in the slots of its parameters and
-/// buffers, and plain members are shared by all (nn::PerReplica is there for what forward writes to). The
-/// model moves to the first device; `to()` is refused while it is replicated. Batches are split along the
-/// first dimension, as evenly as can be; arguments and results may be whatever visit_tensors knows, and what
-/// is no tensor goes to all, and comes from the first. Buffers (running statistics) are those of the first
-/// replica. Each replica draws its own random numbers, which follow from the first one's seed and position.
+/// Wraps a model. The model stays the user's, who trains, saves and evaluates it as usual: `net` itself is
+/// the first replica. Any module works unchanged, because a replica is one more tensor in the slot of each
+/// parameter and buffer. Plain members are shared by all replicas; nn::PerReplica is for members that forward
+/// writes to. The model moves to the first device, and `to()` throws while it is replicated.
 ///
-/// All compute of a device happens on its worker. A call returns when all have ended; the first exception is
-/// then rethrown with its device in the text, and everything can be used as before. Calls of one DataParallel
-/// come from one thread at a time; several on the same devices take turns.
+/// Batches are split along the first dimension, as evenly as possible. Arguments and results may be anything
+/// that visit_tensors() looks into. Values that are not tensors go to all replicas and are returned from the
+/// first. Buffers (running statistics) are those of the first replica. Each replica draws other random
+/// numbers; they are derived from the first generator's seed and position.
 ///
-/// backward() runs each replica's graph on its own worker; to the tape of the calling thread all of them are
-/// one operation. Hooks on parameters are the first replica's, and see its part. Under `replicated`
-/// optimizers and nn::clip_grad_norm_ change all replicas alike; what changes gradients otherwise between
-/// backward() and step() has to do so too. backward_inputs() is refused.
+/// All computations of a device run on its worker thread. A call returns when all workers have finished; it
+/// then rethrows the first exception, with its device in the text, and everything remains usable. Call one
+/// DataParallel from one thread at a time. Several that share devices take turns.
+///
+/// backward() runs each replica's graph on its worker; the calling thread's tape records all of them as one
+/// operation. Hooks on parameters run on the first replica only and see its part of the gradient. Under
+/// `replicated`, optimizers and nn::clip_grad_norm_ change all replicas in the same way. Other code that
+/// changes gradients between backward() and step() must do so for every replica. backward_inputs() throws.
 template <class M>
 class DataParallel : public DataParallelBase {
  public:
   using Options = DataParallelOptions;
-  /// ValueError for no devices or one named twice, a model that has replicas already or belongs to a
-  /// DistributedDataParallel, and options out of range; DeviceError for devices that there are not, of two
-  /// types, or a model that lies on several.
+  /// Throws ValueError if there is no device, a device is named twice, the model has replicas already or
+  /// belongs to a DistributedDataParallel, or an option is out of range. Throws DeviceError if a device does
+  /// not exist, devices have different types, or the model's tensors are on several devices.
   explicit DataParallel(M& model, DeviceList devices = {}, const Options& options = {})
       : DataParallelBase(model, std::move(devices), options), model_(model) {}
 
-  /// model(args...), whatever its signature; the results gathered on the first device. Outputs without
-  /// dimensions become a vector with one element a replica. ValueError if the arguments hold no tensor with
-  /// samples, or of different numbers of them, and if replicas return what cannot be joined.
+  /// Calls model(args...), with any signature, and gathers the results on the first device. Outputs without
+  /// dimensions become a vector with one element per replica. Throws ValueError if no argument has samples,
+  /// if arguments have different numbers of samples, or if the replicas' results cannot be joined.
   template <class... Args>
   auto operator()(Args&&... args) {
     const auto forward = [this](auto&... parts) { return nn::call(model_, parts...); };
-    std::tuple<structure::Held<Args>...> inputs(args...);
+    std::tuple<structure::Owned<Args>...> inputs(args...);
     return compute(inputs, Result::outputs, [&](auto& part) { return std::apply(forward, part); });
   }
 
-  /// The mean loss over `batch`. fn(part), or fn(parts of a tuple...), computes on each replica the mean over
-  /// its part, by calling the model itself; the result is weighted by shares, so that it and its gradients
-  /// are those of one device. Nothing but losses and gradients travels. fn may return a tuple or pair: the
-  /// loss, and what is to be gathered with it. ValueError as operator(), and unless the loss is one floating
-  /// number.
+  /// Returns the mean loss over `batch`. On each replica, fn(part) calls the model and returns the mean over
+  /// its part; if the batch is a tuple, fn gets its elements as arguments. The means are weighted by chunk
+  /// size, so the loss and its gradients equal those of a single device. Only losses and gradients are copied
+  /// between devices. fn may return a tuple or pair of the loss and other values, which are gathered. Throws
+  /// ValueError as operator() does, or if the loss is not one floating-point number.
   template <class Batch, class F>
   auto loss(const Batch& batch, const F& fn) {
-    structure::Held<Batch> inputs(batch);
+    structure::Owned<Batch> inputs(batch);
     return compute(inputs, Result::loss, [&](auto& part) {
       if constexpr (std::is_invocable_v<const F&, decltype(part)>) return fn(part);
       else return std::apply(fn, part);
@@ -175,7 +159,7 @@ class DataParallel : public DataParallelBase {
   template <class Inputs, class F>
   auto compute(const Inputs& inputs, Result kind, const F& fn) {
     using Output = decltype(fn(std::declval<Inputs&>()));
-    static_assert(!std::is_void_v<Output>, "what a replica computes has to be returned, to be gathered");
+    static_assert(!std::is_void_v<Output>, "the function must return the result that is to be gathered");
     std::vector<std::optional<Output>> results(devices().size());
     const auto gathered = run(tensors_in(inputs), kind, [&](int r, const std::vector<Tensor>& mine) {
       Inputs part = inputs;

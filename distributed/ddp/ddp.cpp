@@ -9,7 +9,7 @@
 
 #include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/text.h"
-#include "tapestry/distributed/ddp/reducer.h"
+#include "tapestry/distributed/common/internal/reducer.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -18,7 +18,7 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 constexpr std::int64_t kBroadcastBytes = 25 << 20;
 
-// One line a tensor, what ranks must agree on.
+// Describes what ranks must agree on, one line per tensor.
 std::string describe(const NamedTensors& tensors, const char* what) {
   std::string text;
   for (const auto& [name, t] : tensors)
@@ -37,7 +37,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// What one has and the other lacks, in order; at most `most` lines.
+// The lines of `mine` that `others` lacks, in order, at most `most` of them.
 std::string difference(const std::vector<std::string>& mine, const std::vector<std::string>& others,
                        std::size_t most) {
   std::string text;
@@ -46,10 +46,11 @@ std::string difference(const std::vector<std::string>& mine, const std::vector<s
     if (std::find(others.begin(), others.end(), line) == others.end() && ++count <= most)
       text += "\n    " + line;
   if (count > most) text += "\n    and " + std::to_string(count - most) + " more";
-  return text.empty() ? "\n    nothing, or the same in another order" : text;
+  return text.empty() ? "\n    nothing that is missing; only the order differs" : text;
 }
 
-// Ranks exchange hashes, and the lists themselves only where those differ.
+// Throws on every rank if the descriptions differ. Ranks exchange hashes first, and the lists only if the
+// hashes differ.
 void verify(ProcessGroup& group, const std::string& mine) {
   const auto own = std::bit_cast<std::int64_t>(fnv1a(mine));
   const std::vector<std::int64_t> hashes = all_gather_numbers(group, {&own, 1}, "hash of parameters");
@@ -61,14 +62,14 @@ void verify(ProcessGroup& group, const std::string& mine) {
   for (std::size_t r = 1; r < lists.size(); ++r) {
     if (lists[r] == lists[0]) continue;
     const std::vector<std::string> other = lines_of(lists[r]);
-    text += concat({"\n  rank ", r, " has, and rank 0 has not:"}) + difference(other, first, 10);
-    text += concat({"\n  rank 0 has, and rank ", r, " has not:"}) + difference(first, other, 10);
+    text += concat({"\n  only rank ", r, " has:"}) + difference(other, first, 10);
+    text += concat({"\n  only rank 0 has, compared with rank ", r, ":"}) + difference(first, other, 10);
   }
   fail("[DistributedDataParallel] the model is not the same on all ranks:", text,
-       "\n  build it from the same options on every rank");
+       "\n  construct it with the same options on every rank");
 }
 
-// Rank 0's values, several tensors in one message.
+// Broadcasts rank 0's values. Tensors of one dtype and device share messages of at most kBroadcastBytes.
 void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, const char* what) {
   const NoGradGuard no_grad;
   std::map<std::pair<DType, std::string>, std::vector<Tensor>> kinds;
@@ -97,7 +98,7 @@ void broadcast_values(ProcessGroup& group, const NamedTensors& tensors, const ch
   }
 }
 
-// Of the values, whatever their layout.
+// Hashes the values in row-major order, so the memory layout does not matter.
 std::uint64_t hash_of(const Tensor& t) {
   const Tensor values = t.detach().to(kCPU).contiguous();
   const auto* bytes = static_cast<const unsigned char*>(values.raw_data());
@@ -113,7 +114,7 @@ std::uint64_t hash_of(const Tensor& t) {
   return hash;
 }
 
-// Throws on every rank if one of them has not rank 0's values.
+// Throws on every rank if a rank's values differ from rank 0's.
 void check_values(ProcessGroup& group, const NamedTensors& parameters) {
   const NoGradGuard no_grad;
   std::vector<std::int64_t> own;
@@ -126,12 +127,12 @@ void check_values(ProcessGroup& group, const NamedTensors& parameters) {
     std::size_t r = 1;
     while (r < ranks && all[r * count + i] == all[i]) ++r;
     if (r < ranks && ++differ <= 3)
-      text += concat({"\n  ", parameters[i].first, " of rank ", r, " is not rank 0's"});
+      text += concat({"\n  ", parameters[i].first, " of rank ", r, " differs from rank 0's"});
   }
   if (differ > 3) text += concat({"\n  and ", differ - 3, " more"});
   check(differ == 0, "[DistributedDataParallel] the ranks train different weights:", text,
-        "\n  change them (load_state_dict, an init function) on all ranks alike, or before the model is "
-        "wrapped, which takes over rank 0's");
+        "\n  make the same changes (load_state_dict, an init function) on all ranks, or make them before the "
+        "model is wrapped, which broadcasts rank 0's values");
 }
 
 void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
@@ -141,11 +142,11 @@ void check_devices(const NamedTensors& parameters, const DdpOptions& options) {
   for (const auto& [name, t] : parameters)
     check<DeviceError>(options.device_ids.empty() || among(t.device()), "[DistributedDataParallel] ", name,
                        " is on ", t.device(),
-                       ", which is not among device_ids; move the model there with to() first");
+                       ", which is not among device_ids; move the model to one of them with to() first");
   check<DeviceError>(
       !options.output_device || options.device_ids.empty() || among(*options.output_device),
-      "[DistributedDataParallel] output_device is not among device_ids; the output stays where the "
-      "model computes it");
+      "[DistributedDataParallel] output_device is not among device_ids; add it, or leave output_device out: "
+      "the output stays where the model computes it");
 }
 
 }  // namespace
@@ -154,7 +155,7 @@ struct DdpBase::State {
   nn::Module& model;
   std::shared_ptr<ProcessGroup> group;
   bool broadcast_buffers;
-  NamedTensors parameters;  // as they were when the model was wrapped
+  NamedTensors parameters;  // of the model when it was wrapped
   std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
 
@@ -164,20 +165,21 @@ struct DdpBase::State {
     return tensors;
   }
 
-  // The reducer averages the gradients of the tensors that it knows; any other would be trained by this rank
-  // alone, and nothing would tell.
+  // The reducer averages only the gradients of the tensors that it got. This rank would train any other
+  // parameter alone, without an error.
   void check_parameters() const {
     const auto now = model.named_parameters();
-    const char* const remedy =
-        "; wrap the model anew, on all ranks, when it is complete and where it is to be";
+    const char* const remedy = "; wrap the model again, on all ranks, after its last change";
     check(now.size() == parameters.size(), "[DistributedDataParallel] the model has ", now.size(),
-          " parameters, and had ", parameters.size(), " when it was wrapped", remedy);
+          " parameters, but had ", parameters.size(), " when it was wrapped", remedy);
     for (std::size_t i = 0; i < now.size(); ++i) {
       const auto& [name, slot] = now[i];
       check(slot.tensor().is_same(parameters[i].second), "[DistributedDataParallel] ", name,
-            " is another tensor than when the model was wrapped, as after to(device) or to(dtype)", remedy);
+            " is not the tensor that it was when the model was wrapped; to(device) and to(dtype) replace "
+            "tensors",
+            remedy);
       check(trained[i] || !slot.tensor().requires_grad(), "[DistributedDataParallel] ", name,
-            " requires gradients, and did not when the model was wrapped", remedy);
+            " requires gradients, but did not when the model was wrapped", remedy);
     }
   }
 };
@@ -189,9 +191,10 @@ DdpBase::DdpBase(nn::Module& model, const DdpOptions& options) {
   NamedTensors& all = state_->parameters;
   NamedTensors trained;
   for (const auto& [name, slot] : model.named_parameters()) {
-    check(slot.replicas() == 1, "[DistributedDataParallel] '", name, "' has ", slot.replicas(),
-          " replicas, and only the first one's gradient would be averaged; use a rank a device instead of "
-          "DataParallel");
+    check(
+        slot.replicas() == 1, "[DistributedDataParallel] '", name, "' has ", slot.replicas(),
+        " replicas, and only the first one's gradient would be averaged; use one rank per device instead of "
+        "DataParallel");
     all.emplace_back(name, slot.tensor());
     state_->trained.push_back(slot.tensor().requires_grad());
     if (state_->trained.back()) trained.emplace_back(name, slot.tensor());
@@ -225,20 +228,17 @@ void DdpBase::before_forward() {
 
 void DdpBase::sync_buffers() { broadcast_values(*state_->group, state_->buffers(), "buffers of rank 0"); }
 
-void DdpBase::after_forward(Clock::time_point began) {
-  if (state_->reducer->trace) state_->reducer->trace->span(Lane::compute, "forward", began, Clock::now());
-}
+Device DdpBase::device() const { return state_->reducer->device(); }
 
-DdpBase::NoSync::NoSync(DdpBase& ddp) : ddp_(ddp), outer_(ddp.state_->reducer->synchronise) {
-  ddp.state_->reducer->synchronise = false;
+DdpBase::NoSync::NoSync(DdpBase& ddp) : ddp_(ddp), outer_(ddp.state_->reducer->synchronize) {
+  ddp.state_->reducer->synchronize = false;
 }
-DdpBase::NoSync::~NoSync() { ddp_.state_->reducer->synchronise = outer_; }
+DdpBase::NoSync::~NoSync() { ddp_.state_->reducer->synchronize = outer_; }
 
 void DdpBase::set_comm_hook(CommHook hook) { state_->reducer->comm_hook = std::move(hook); }
 DdpReport DdpBase::report() const { return state_->reducer->report(); }
 const std::vector<std::string>& DdpBase::unused_parameters() const { return state_->reducer->unused(); }
 std::vector<std::vector<std::string>> DdpBase::buckets() const { return state_->reducer->bucket_names(); }
-void DdpBase::set_trace(Trace* trace) { state_->reducer->trace = trace; }
 ProcessGroup& DdpBase::process_group() const { return *state_->group; }
 
 }  // namespace tapestry::distributed

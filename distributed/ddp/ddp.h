@@ -1,6 +1,6 @@
 #pragma once
-// DistributedDataParallel: one rank's model in a job where every rank has the same model and its own part of
-// the data.
+// DistributedDataParallel wraps the model of one rank in a job where every rank has the same model and a
+// different part of the data.
 //
 //   auto world = distributed::init_process_group();
 //   Net net;
@@ -8,7 +8,7 @@
 //   optim::SGD optimizer(net.parameters(), {.lr = 0.1});
 //   for (auto& [images, labels] : loader) {
 //     optimizer.zero_grad();
-//     cross_entropy(ddp(images), labels).backward();  // gradients are averaged while it runs
+//     cross_entropy(ddp(images), labels).backward();  // averages gradients while it runs
 //     optimizer.step();
 //   }
 #include <memory>
@@ -17,47 +17,48 @@
 #include <utility>
 #include <vector>
 
-#include "tapestry/distributed/ddp/comm_hook.h"
-#include "tapestry/distributed/ddp/report.h"
-#include "tapestry/distributed/ddp/trace.h"
+#include "tapestry/core/timeline.h"
+#include "tapestry/distributed/common/comm_hook.h"
+#include "tapestry/distributed/common/ddp_report.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::distributed {
 
 struct DdpOptions {
-  /// The ranks that train together; required.
+  /// The ranks that train together. Required.
   std::shared_ptr<ProcessGroup> process_group = {};
-  /// A model lives where `model.to(device)` put it, and goes on living there: these two move nothing, unlike
-  /// PyTorch's. They are checked: every parameter must be on one of `device_ids`, if any are given, and
-  /// `output_device`, if given, must be among them. A model over several devices needs neither.
+  /// Checked only: unlike in PyTorch these two options do not move anything, and the model stays where
+  /// `model.to(device)` put it. If `device_ids` is not empty, every parameter must be on one of these
+  /// devices, and `output_device`, if given, must be one of them. A model on several devices needs neither
+  /// option.
   std::vector<Device> device_ids = {};
   std::optional<Device> output_device = {};
   /// Bucket sizes in MiB (2^20 bytes) of gradients.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
-  /// In training, rank 0's buffers (running statistics) are everybody's before each forward.
+  /// In training, rank 0's buffers (running statistics) are broadcast before each forward.
   bool broadcast_buffers = true;
-  /// Parameters that a backward pass does not reach are found in the graph when it begins, so that their
-  /// buckets do not wait for the end of the pass. Without it they are found at the end: as right, with less
-  /// overlap.
+  /// Searches the graph for unused parameters when a backward pass begins, so that their buckets do not wait
+  /// for the end of the pass. If false, unused parameters are found at the end of the pass: the results are
+  /// the same, but less communication is hidden.
   bool find_unused_parameters = true;
-  /// A promise that every pass uses the same parameters as the first one; breaking it is an error on the rank
-  /// that does, with the parameters' names. Spares the marks that travel with each bucket.
+  /// States that every pass uses the same parameters as the first one. Then buckets carry no flags of used
+  /// parameters. A rank whose pass misses a parameter throws AutogradError with its name.
   bool static_graph = false;
-  /// Learn the order of buckets from the first pass; rank 0's is everybody's.
+  /// Rebuilds the buckets after the first pass, in the order in which gradients arrived on rank 0.
   bool relearn_order = true;
 };
 
 class Reducer;
 
-/// What DistributedDataParallel does whatever the model's type; use that.
+/// The part of DistributedDataParallel that does not depend on the model's type. Use DistributedDataParallel.
 class DdpBase {
  public:
   DdpBase(const DdpBase&) = delete;
   DdpBase& operator=(const DdpBase&) = delete;
 
-  /// While it lives, backward passes add to grad() of this rank only; the first one after it averages the
-  /// sums. Decided when backward runs, wherever forward did.
+  /// While it exists, backward passes accumulate into this rank's grad() without communication. The first
+  /// pass after it averages the sums. It takes effect when backward runs; forward may run inside or outside.
   class NoSync {
    public:
     explicit NoSync(DdpBase& ddp);
@@ -71,64 +72,65 @@ class DdpBase {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
-  /// Collective: rank 0's buffers become everybody's. Before an evaluation that ranks share, whose running
-  /// statistics are each rank's own since the last forward.
+  /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
+  /// because the last forward changed the running statistics of each rank differently.
   void sync_buffers();
-  /// Replaces the averaging of buckets; on all ranks, between passes. An empty one restores the default.
+  /// Replaces the averaging of buckets. Call it on all ranks, between passes. An empty hook restores the
+  /// default.
   void set_comm_hook(CommHook hook);
-  /// Of the last synchronised pass.
+  /// The times of the last pass that averaged gradients.
   DdpReport report() const;
-  /// Parameters that no rank's last synchronised pass reached: their grad() was left as it was.
+  /// The parameters that no rank used in the last pass that averaged gradients. Their grad() did not change.
   const std::vector<std::string>& unused_parameters() const;
   /// The parameters of each bucket, in the order in which buckets are reduced.
   std::vector<std::vector<std::string>> buckets() const;
-  /// Spans of forward, of the backward of each parameter, and of communication go there; null: nowhere. It
-  /// must outlive this object.
-  void set_trace(Trace* trace);
   ProcessGroup& process_group() const;
 
  protected:
   DdpBase(nn::Module& model, const DdpOptions& options);
   ~DdpBase();
-  /// Broadcasts buffers where that is due. Evaluation is free of collectives: one rank may do it alone.
+  /// Broadcasts buffers if the model is training. Evaluation makes no collective calls, so one rank may
+  /// evaluate alone.
   void before_forward();
-  void after_forward(Clock::time_point began);
+  Device device() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// Wraps a model, which stays the user's and is trained, saved and evaluated as ever: parameter names have no
-/// prefix. At construction the ranks compare names, shapes and dtypes of all parameters and buffers
-/// (ValueError with the difference, on every rank) and take over rank 0's values. Then every backward pass
-/// averages gradients over the ranks: grad() of each parameter is a view of its bucket. Collective, like the
-/// model's backward: every rank runs the same passes. A parameter that only some ranks used gets their
-/// gradients' sum over the number of all ranks. Parameters that do not require gradients now are left out. A
-/// model that changes later (to(), a new layer, parameters that are thawed) has to be wrapped anew: the next
-/// forward that records is a ValueError which names the parameter. So is, on the rank that froze it, a pass
-/// in which others train a parameter.
+/// Wraps a model. The model stays the user's, who trains, saves and evaluates it as usual; parameter names
+/// get no prefix. The constructor compares the names, shapes and dtypes of all parameters and buffers between
+/// the ranks (ValueError with the difference on every rank if they differ) and broadcasts rank 0's values.
 ///
-/// Values that one rank changes alone (load_state_dict on rank 0) stay its own. The first pass compares all
-/// ranks' and is a ValueError on every rank, with names, where they differ; on the CPU, without static_graph,
-/// so is a later one before which the ranks had not changed them equally often. What comes back to its old
-/// values in between, such as averaged weights that rank 0 evaluates with, is none.
+/// Every backward pass averages gradients over the ranks, and grad() of each parameter is a view of its
+/// bucket. Backward is therefore collective: every rank runs the same passes. If only some ranks used a
+/// parameter, the sum of their gradients is divided by the number of all ranks. Parameters that do not
+/// require gradients at construction are not averaged.
+///
+/// A model that changes later (to(), a new layer, an unfrozen parameter) must be wrapped again: the next
+/// forward that records throws ValueError with the parameter's name. A rank that froze a parameter throws
+/// ValueError if other ranks train it.
+///
+/// If one rank alone changes values (load_state_dict on rank 0), they are not broadcast. The first pass
+/// compares the values of all ranks and throws ValueError with names on every rank if they differ. On the CPU
+/// without static_graph, a later pass compares again if the ranks changed their parameters a different number
+/// of times. Temporary changes that are restored before the next pass are not errors.
 template <class M>
 class DistributedDataParallel : public DdpBase {
  public:
   using Options = DdpOptions;
-  /// Collective. Throws ValueError too if there is no group, nothing to train, a parameter that another one
-  /// averages or that has replicas, and for bucket sizes out of range; DeviceError as DdpOptions says.
+  /// Collective. Throws ValueError if the ranks' models differ, there is no process group, no parameter
+  /// requires gradients, a parameter has replicas or belongs to another DistributedDataParallel, or a bucket
+  /// size is out of range. Throws DeviceError if a parameter is not on one of DdpOptions::device_ids.
   DistributedDataParallel(M& model, const DdpOptions& options) : DdpBase(model, options), model_(model) {}
 
-  /// model(args...), whatever its signature.
+  /// Calls model(args...), with any signature.
   template <class... Args>
   auto operator()(Args&&... args) {
     before_forward();
-    const Clock::time_point began = Clock::now();
-    auto result = nn::call(model_, std::forward<Args>(args)...);
-    after_forward(began);
-    return result;
+    const SpanScope span(device(), Activity::forward, "forward");
+    return nn::call(model_, std::forward<Args>(args)...);
   }
   M& module() const { return model_; }
 

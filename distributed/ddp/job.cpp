@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "tapestry/core/generator.h"
-#include "tapestry/core/philox.h"
 #include "tapestry/distributed/comm/text.h"
 
 namespace tapestry::distributed {
@@ -18,7 +17,7 @@ void for_each_device(const F& fn) {
     for (int i = 0; i < device_count(type); ++i) fn(Device(type, i));
 }
 
-// "cpu:0 seed offset cpu:1 seed offset"
+// Returns the states of this rank's generators as "cpu:0 seed offset cpu:1 seed offset".
 std::string generator_states() {
   std::string text;
   for_each_device([&](Device device) {
@@ -33,8 +32,9 @@ void set_generator_states(const std::string& text) {
   std::istringstream in(text);
   for (std::string device; in >> device;) {
     std::uint64_t seed = 0, offset = 0;
-    check<IoError>(!(in >> seed >> offset).fail(), "[resume] the generators' states in the checkpoint are \"",
-                   text, "\", not device, seed and offset in turn; the file was written by something else");
+    check<IoError>(
+        !(in >> seed >> offset).fail(), "[resume] the generator states in the checkpoint are \"", text,
+        "\", not device, seed and offset in turn; resume from a file that DistributedCheckpointer wrote");
     for_each_device([&](Device d) {
       if (d.str() == device) current_generator(d).set_state({seed, offset});
     });
@@ -42,16 +42,6 @@ void set_generator_states(const std::string& text) {
 }
 
 }  // namespace
-
-std::uint64_t rank_seed(std::uint64_t seed, int rank) {
-  constexpr std::uint64_t stream = ~std::uint64_t{0};  // not that of the numbers which `seed` itself gives
-  const Philox4 bits = philox(seed, static_cast<std::uint64_t>(rank), stream);
-  return bits.v[0] | static_cast<std::uint64_t>(bits.v[1]) << 32;
-}
-
-void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed) {
-  manual_seed(rank_seed(seed, group.rank()));
-}
 
 double GlobalMean::reduce(ProcessGroup& group) {
   double parts[2] = {sum_, count_};

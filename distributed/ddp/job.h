@@ -1,12 +1,12 @@
 #pragma once
-// What a training loop needs around DDP: random numbers that agree or differ, means over all ranks,
-// checkpoints.
-#include <cstdint>
+// What a training loop needs besides DDP: means over all ranks, and checkpoints. distributed/common/seeds.h
+// has the seeds of ranks.
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/common/seeds.h"
 #include "tapestry/nn/checkpoint.h"
 
 namespace tapestry::distributed {
@@ -18,36 +18,37 @@ std::uint64_t rank_seed(std::uint64_t seed, int rank);
 /// manual_seed(rank_seed(seed, group.rank())): call it when the model has been made.
 void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed);
 
-/// A mean for a log, right for uneven counts: sums and counts are added over the ranks before the division. A
-/// mean of the ranks' means is another number when the last batch of one is shorter.
+/// A mean over all ranks for a log. It adds sums and counts over the ranks before it divides, so it is right
+/// if the ranks' last batches have different sizes. A mean of the ranks' means would not be.
 class GlobalMean {
  public:
-  /// `count` samples whose mean is `mean`; of no samples it may be anything, NaN for one.
+  /// Adds `count` samples with this mean. If `count` is 0, `mean` is ignored and may be NaN.
   void add(double mean, double count = 1) {
     if (count != 0) sum_ += mean * count, count_ += count;
   }
-  /// Collective: the mean over all ranks; NaN if nothing was added on any of them. Starts anew.
+  /// Collective: returns the mean over all ranks, or NaN if no rank added samples. Resets the sums.
   double reduce(ProcessGroup& group);
 
  private:
   double sum_ = 0, count_ = 0;
 };
 
-/// nn::Checkpointer for a job: every call is one of all ranks, and fails on all ranks if it fails on one.
-/// Rank 0 alone writes, with the state of every rank's generators; all read, so the folder must be one that
-/// all see. What was saved by N ranks and is resumed by N goes on bit for bit. With another number, ranks
-/// that were not there before get generators derived from rank 0's; a loader's position is the caller's, and
-/// in general means nothing then.
+/// nn::Checkpointer for a job. Every call is collective, and fails on all ranks if it fails on one. Rank 0
+/// writes the checkpoint, with the state of every rank's generators. All ranks read it, so the folder must be
+/// visible to all of them. A job that resumes with the same number of ranks continues bit for bit. With more
+/// ranks, each additional rank derives its generators from rank 0's. The position of a data loader is up to
+/// the caller; it is in general meaningless if the number of ranks changed.
 class DistributedCheckpointer {
  public:
   using Options = nn::CheckpointerOptions;
   DistributedCheckpointer(std::shared_ptr<ProcessGroup> group, const std::string& folder,
                           const Options& options = {});
 
-  /// Throws as nn::Checkpointer::save on rank 0, DistributedError on the others. Returns the path, on all
-  /// ranks.
+  /// Saves a checkpoint and returns its path on all ranks. If saving fails, rank 0 throws the error of
+  /// nn::Checkpointer::save and the other ranks throw DistributedError.
   std::string save(const nn::Training& training, const nn::Progress& progress);
-  /// The latest one, onto the devices on which each rank's model is; none on any rank if there is none.
+  /// Loads the latest checkpoint onto the devices of each rank's model. Returns nothing on every rank if
+  /// there is no checkpoint.
   std::optional<nn::Progress> resume(const nn::Training& training);
 
  private:

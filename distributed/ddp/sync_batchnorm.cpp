@@ -12,7 +12,7 @@
 namespace tapestry::distributed {
 namespace {
 
-// (N, C, ...) as the kernels see it, dense.
+// The input (N, C, ...) in the form that kernels take: a dense layout and its sizes.
 struct Input {
   MemoryFormat format;
   kernels::BatchNorm shape;
@@ -36,8 +36,8 @@ void check_channels(const Tensor& t, const char* what, const Tensor& x) {
         ", expected ", Shape(x.size(1)));
 }
 
-// Mean, squared deviations from it, and count of a channel, over all ranks. f64, on the host: it must know
-// the count, and a GPU has no arithmetic in f64.
+// Mean and sum of squared deviations per channel, and the number of values per channel, over all ranks. They
+// are f64 tensors on the host, because the host needs the count and our GPU kernels have no f64 arithmetic.
 struct Statistics {
   Tensor mean, squares;
   double count;
@@ -123,11 +123,11 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
        inv_std = autograd::save(inv_std),
        weight = weight.defined() ? autograd::save(weight) : autograd::SavedTensor(),
        weighted = weight.defined()](autograd::Backward& b) {
-        // With g the gradient of y, h = (x - mean) inv_std and sums over all N values of a channel on all
-        // ranks:
+        // Let g be the gradient of y, h = (x - mean) inv_std, N the number of values per channel on all
+        // ranks, and sum() the sum over them. Then
         //   dx = weight inv_std (g - sum(g) / N - h sum(g h) / N)
-        // The kernels give weight inv_std g and the local sums as for fixed statistics, and the rest as a
-        // batch_norm of x with other weights.
+        // batch_norm_backward with fixed statistics computes weight inv_std g and this rank's sums. The other
+        // two terms are a batch_norm of x with another weight and bias.
         const Tensor g = b.grad().contiguous(in.format), input = b.saved(x).contiguous(in.format);
         const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
         const Tensor scale = weighted ? b.saved(weight).contiguous() : Tensor();
@@ -146,7 +146,7 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
         group->all_reduce(all, ReduceOp::sum, name + " backward").wait();
         Tensor factor = inv_stds * Scalar(-1 / count);
         if (weighted) factor = factor * scale.to(factor.dtype());
-        // batch_norm multiplies by inv_std itself.
+        // batch_norm multiplies its weight by inv_std, so `slope` leaves that factor out.
         const Tensor slope = (all.select(0, 0) * factor).to(g.dtype());
         const Tensor shift = (all.select(0, 1) * factor).to(g.dtype());
         if (g.numel() > 0) {

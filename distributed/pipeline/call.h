@@ -1,7 +1,6 @@
 #pragma once
-// Tensors as the arguments of a function, however it takes them: one by one, or within vectors, tuples,
+// Calls a function with a list of tensors. The function may take them one by one, or within vectors, tuples,
 // pairs, arrays and plain structs.
-#include <array>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -9,62 +8,12 @@
 #include <vector>
 
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/data_parallel/visit.h"
+#include "tapestry/core/structure.h"
 #include "tapestry/nn/module.h"
 
-namespace tapestry::distributed::structure {
+namespace tapestry::distributed::tensor_call {
 
-/// How many tensors a T holds: a number, or kAnyNumber if that depends on the value, or kNotTensors.
-inline constexpr int kAnyNumber = -1, kNotTensors = -2;
-template <class T>
-constexpr int tensors_held();
-
-template <class T, std::size_t... I>
-constexpr int tensors_in_parts(std::index_sequence<I...>) {
-  const std::array<int, sizeof...(I)> parts{tensors_held<std::tuple_element_t<I, T>>()...};
-  int sum = 0;
-  for (const int n : parts) {
-    // What takes the rest has to be last.
-    if (n == kNotTensors || sum == kAnyNumber) return kNotTensors;
-    sum = n == kAnyNumber ? kAnyNumber : sum + n;
-  }
-  return sum;
-}
-
-template <class T>
-constexpr int tensors_held() {
-  if constexpr (std::is_same_v<T, Tensor>) {
-    return 1;
-  } else if constexpr (std::is_same_v<T, std::vector<Tensor>>) {
-    return kAnyNumber;
-  } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    return tensors_in_parts<T>(std::make_index_sequence<std::tuple_size_v<T>>());
-  } else if constexpr (PlainStruct<T>) {
-    using Members = decltype(with_members(std::declval<T&>(), [](auto&... members) {
-      return std::tuple<std::remove_cvref_t<decltype(members)>...>();
-    }));
-    return tensors_held<Members>();
-  } else {
-    return kNotTensors;
-  }
-}
-
-template <class T>
-void fill_with(T& value, const std::vector<Tensor>& tensors, std::size_t& at) {
-  const auto each = [&](auto&... parts) { (fill_with(parts, tensors, at), ...); };
-  if constexpr (std::is_same_v<T, Tensor>) {
-    value = tensors[at++];
-  } else if constexpr (std::is_same_v<T, std::vector<Tensor>>) {
-    value.assign(tensors.begin() + static_cast<std::ptrdiff_t>(at), tensors.end());
-    at = tensors.size();
-  } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply(each, value);
-  } else {
-    with_members(value, each);
-  }
-}
-
-/// The types of the parameters of something that can be called and is not overloaded.
+/// The parameter types of a function or function object that is not overloaded.
 template <class>
 struct Signature;
 template <class R, bool n, class... A>
@@ -78,7 +27,7 @@ struct Signature<R (C::*)(A...) const noexcept(n)> : Signature<R (*)(A...)> {};
 
 template <class F>
 struct ParametersOf {
-  using type = std::tuple<>;  // overloaded, or a template: only what it can be called with is known
+  using type = std::tuple<>;  // Overloaded, or a template: its parameter types are unknown.
 };
 template <class F>
 requires requires { typename Signature<F>::Parameters; }
@@ -87,7 +36,7 @@ template <class F>
 requires requires { &F::operator(); }
 struct ParametersOf<F> : std::type_identity<typename Signature<decltype(&F::operator())>::Parameters> {};
 
-/// A module as a function of what its forward takes.
+/// Calls a module with the arguments of its forward().
 template <class M>
 struct ModuleCall {
   M* module;
@@ -127,15 +76,15 @@ inline constexpr bool takes_parts<F, std::tuple<Parts...>, Rest...> =
 
 inline constexpr std::size_t kMostTensors = 8;
 
-/// Calls `fn` with `tensors` and then `rest`. ValueError that says how many tensors it takes if it does not
-/// take as many.
+/// Calls `fn` with `tensors` followed by `rest`. Throws ValueError with the accepted numbers of tensors if fn
+/// does not take that many.
 template <class F, class... Rest>
 class TensorCall {
-  // The tensors among its parameters as they are declared, or void.
+  // The declared types of the parameters before `rest`, or void if they are unknown.
   using Declared = typename Leading<typename ParametersOf<F>::type, sizeof...(Rest)>::type;
   static constexpr int declared_count() {
-    if constexpr (takes_parts<F, Declared, Rest...>) return tensors_held<Declared>();
-    else return kNotTensors;
+    if constexpr (takes_parts<F, Declared, Rest...>) return structure::tensor_count<Declared>();
+    else return structure::kNotOnlyTensors;
   }
   template <std::size_t n>
   static constexpr bool takes_one_by_one = takes<F, Rest...>(std::make_index_sequence<n>());
@@ -146,24 +95,24 @@ class TensorCall {
 
  public:
   static constexpr bool is_possible =
-      takes_some(std::make_index_sequence<kMostTensors>()) || declared_count() != kNotTensors;
+      takes_some(std::make_index_sequence<kMostTensors>()) || declared_count() != structure::kNotOnlyTensors;
 
   template <class Then>
   static void run(const F& fn, const std::vector<Tensor>& tensors, const Rest&... rest, const Then& then) {
     static_assert(is_possible,
-                  "it takes something else than tensors: wrap it in a function of tensors, "
+                  "the function takes other arguments than tensors: wrap it in a function of tensors, "
                   "[&](const Tensor& x, const Tensor& y) { return net.forward({x, y}, 2); }");
     if (one_by_one<1>(fn, tensors, rest..., then)) return;
-    if constexpr (declared_count() != kNotTensors) {
-      if (declared_count() == kAnyNumber || declared_count() == static_cast<int>(tensors.size())) {
+    if constexpr (declared_count() != structure::kNotOnlyTensors) {
+      if (declared_count() == structure::kAnyCount || declared_count() == static_cast<int>(tensors.size())) {
         Declared arguments;
         std::size_t at = 0;
-        fill_with(arguments, tensors, at);
+        structure::assign_tensors(arguments, tensors, at);
         return then(std::apply([&](const auto&... a) { return fn(a..., rest...); }, arguments));
       }
     }
     fail("[Pipeline] ", tensors.size(), tensors.size() == 1 ? " tensor arrives" : " tensors arrive",
-         ", but what is called takes ", accepted(), "; let one side fit the other");
+         ", but the function takes ", accepted(), "; change the function or what is passed to it");
   }
 
  private:
@@ -199,4 +148,4 @@ class TensorCall {
   }
 };
 
-}  // namespace tapestry::distributed::structure
+}  // namespace tapestry::distributed::tensor_call

@@ -6,7 +6,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/pipeline/internal/local_pipeline.h"
 #include "tapestry/distributed/pipeline/internal/rank_pipeline.h"
-#include "tapestry/distributed/pipeline/internal/state.h"
+#include "tapestry/distributed/pipeline/internal/state_dict.h"
 
 namespace tapestry::distributed {
 
@@ -29,7 +29,7 @@ Tensor Pipeline::run(const TensorList& inputs, const TensorList& targets, const 
 std::vector<Tensor> Pipeline::evaluate(const TensorList& inputs) { return runner_->evaluate(inputs); }
 
 Tensor Pipeline::the_only(std::vector<Tensor> outputs) {
-  if (outputs.empty()) return {};  // they are the last rank's
+  if (outputs.empty()) return {};  // only the last rank has outputs
   check(outputs.size() == 1, "[Pipeline] the last stage returns ", outputs.size(),
         " tensors; pipeline.outputs(...) returns them all");
   return std::move(outputs[0]);
@@ -49,7 +49,7 @@ void Pipeline::train(bool on) {
     for (nn::Module& module : stage.modules()) module.train(on);
 }
 
-nn::StateDict Pipeline::state_dict() const { return state_of(stages_); }
+nn::StateDict Pipeline::state_dict() const { return state_dict_of(stages_); }
 nn::StateDict Pipeline::whole_state_dict() const { return runner_->whole_state_dict(); }
 nn::LoadResult Pipeline::load_state_dict(const nn::StateDict& dict, bool strict) {
   return runner_->load_state_dict(dict, strict);
@@ -63,39 +63,40 @@ PipelineReport Pipeline::report() const { return runner_->report(); }
 
 void check_grad_mode() {
   check<AutogradError>(grad_enabled(),
-                       "[Pipeline] forward_backward() where gradients are switched off (NoGradGuard, "
-                       "InferenceMode); call it outside, or evaluate with pipeline(inputs)");
+                       "[Pipeline] forward_backward() was called with gradients switched off (NoGradGuard, "
+                       "InferenceMode); call it outside of the guard, or evaluate with pipeline(inputs)");
 }
 
 void check_targets(const TensorList& targets) {
   for (const Tensor& t : targets.tensors)
     check<AutogradError>(!t.defined() || !t.requires_grad(), "[Pipeline] a target of shape ",
                          t.defined() ? t.sizes() : Shape(),
-                         " requires gradients, which go to inputs and parameters only; detach() it");
+                         " requires gradients, but only inputs and parameters get gradients; detach() it");
 }
 
-std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly) {
-  check(!exactly || samples % micro_batches == 0, "[Pipeline] a batch of ", samples, " samples and ",
-        micro_batches, " micro-batches, which do not divide it; change one of them, or set .uneven");
-  return shares_of(samples, static_cast<std::size_t>(micro_batches));
+std::vector<std::int64_t> micro_batch_sizes(std::int64_t samples, int micro_batches, bool exactly) {
+  check(!exactly || samples % micro_batches == 0, "[Pipeline] a batch of ", samples,
+        " samples is not divisible into ", micro_batches,
+        " micro-batches; change one of them, or set .uneven");
+  return chunk_sizes(samples, static_cast<std::size_t>(micro_batches));
 }
 
-void return_gradients(const TensorList& inputs, const std::vector<bool>& wants_gradient,
-                      const std::vector<std::vector<Tensor>>& parts,
-                      const std::vector<std::vector<Tensor>>& gradients) {
+void backward_to_inputs(const TensorList& inputs, const std::vector<bool>& requires_grad,
+                        const std::vector<std::vector<Tensor>>& chunks,
+                        const std::vector<std::vector<Tensor>>& gradients) {
   std::vector<Tensor> roots, sums;
   {
     const NoGradGuard no_grad;
     for (std::size_t k = 0; k < inputs.tensors.size(); ++k) {
-      if (!wants_gradient[k]) continue;
+      if (!requires_grad[k]) continue;
       const Tensor& input = inputs.tensors[k];
-      std::vector<Tensor> of_parts, dealt;
-      for (std::size_t m = 0; m < parts.size(); ++m) {
-        of_parts.push_back(gradients[m][k]);
-        dealt.push_back(parts[m][k]);
+      std::vector<Tensor> of_input, of_gradient;
+      for (std::size_t m = 0; m < chunks.size(); ++m) {
+        of_input.push_back(chunks[m][k]);
+        of_gradient.push_back(gradients[m][k]);
       }
       const bool whole = inputs.whole[k] || input.dim() == 0;
-      const Tensor joined = join_gradients(of_parts, dealt, whole, input.device());
+      const Tensor joined = join_gradients(of_gradient, of_input, whole, input.device());
       if (!joined.defined()) continue;
       roots.push_back(input);
       sums.push_back(joined);
@@ -104,11 +105,11 @@ void return_gradients(const TensorList& inputs, const std::vector<bool>& wants_g
   if (!roots.empty()) autograd::backward(roots, sums);
 }
 
-void named_in_errors(const std::string& place, const std::function<void()>& f) {
+void with_error_context(const std::string& place, const std::function<void()>& f) {
   try {
     f();
   } catch (std::runtime_error& e) {
-    // The text is assigned in the exception object itself, which keeps its type.
+    // Assigning to the base class changes the text and keeps the exception's type.
     e = std::runtime_error(concat({e.what(), " (", place, ")"}));
     throw;
   } catch (const std::exception& e) {

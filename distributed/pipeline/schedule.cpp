@@ -17,10 +17,10 @@ using Kind = Action::Kind;
 
 void check_counts(const char* op, int stages, int micro_batches) {
   check(stages >= 1 && micro_batches >= 1, "[", op, "] ", stages, " stages and ", micro_batches,
-        " micro-batches; at least one of each is needed");
+        " micro-batches; at least one of each is required");
 }
 
-// The simulation in progress.
+// The state of a simulation.
 class Simulator {
  public:
   Simulator(const std::vector<std::vector<Action>>& actions, const SimulationOptions& options)
@@ -33,19 +33,19 @@ class Simulator {
     }
     check(costs_.size() == stages && device_.size() == stages, "[simulate] ", stages,
           " stages, but costs of ", costs_.size(), " and devices of ", device_.size(),
-          "; give one a stage, or none");
+          "; give one per stage, or none");
     int devices = 0, micro_batches = 0;
     std::size_t all = 0;
     for (const auto& mine : actions) all += mine.size();
     for (std::size_t s = 0; s < stages; ++s) {
-      check(device_[s] >= 0, "[simulate] stage ", s, " is on device ", device_[s], "; they count from 0");
+      check(device_[s] >= 0, "[simulate] stage ", s, " is on device ", device_[s], "; devices count from 0");
       check(costs_[s].forward >= 0 && costs_[s].backward >= 0 && costs_[s].weights >= 0 && transfer_ >= 0,
             "[simulate] a cost of stage ", s, " is negative: forward ", costs_[s].forward, ", backward ",
             costs_[s].backward, ", weights ", costs_[s].weights, ", transfer ", transfer_);
       devices = std::max(devices, device_[s] + 1);
       for (const Action& a : actions[s]) {
         check(a.micro_batch >= 0 && static_cast<std::size_t>(a.micro_batch) < all, "[simulate] stage ", s,
-              " has ", a.str(), "; micro-batches count from 0, and lists name each of them");
+              " has ", a.str(), "; micro-batches count from 0 without gaps");
         micro_batches = std::max(micro_batches, a.micro_batch + 1);
       }
     }
@@ -79,12 +79,12 @@ class Simulator {
            : kind == Kind::backward ? costs_[s].backward
                                     : costs_[s].weights;
   }
-  // When the result of this action reaches the device of another stage.
+  // The time at which the result of this action reaches the device of stage `to`.
   double arrival(std::size_t from, std::size_t to, Action action) const {
     const auto m = static_cast<std::size_t>(action.micro_batch);
     return ended(from, action.kind, m) + (device_[from] == device_[to] ? 0 : transfer_);
   }
-  // When a stage's next action can begin; kNever if not yet known.
+  // The time at which a stage's next action can begin; kNever if that is not known yet.
   double possible_at(std::size_t s) const {
     const Action a = actions_[s][next_[s]];
     double at = free_[static_cast<std::size_t>(device_[s])];
@@ -99,8 +99,9 @@ class Simulator {
     }
     return std::max(at, arrival(s, s, {Kind::backward, a.micro_batch}));
   }
-  // Of those that begin at one time a backward, which others wait for, before a forward, before weights; and
-  // then the earlier micro-batch.
+  // The next action that can begin. If several begin at the same time, a backward goes first because other
+  // stages wait for it, then a forward, then weights. Further ties go to the smaller micro-batch, then to the
+  // smaller stage.
   std::optional<TimedAction> first_possible() const {
     std::optional<TimedAction> first;
     const auto rank = [](const TimedAction& t) {
@@ -130,23 +131,24 @@ class Simulator {
   [[noreturn]] void fail_stuck(std::size_t s) const {
     const Action a = actions_[s][next_[s]];
     const auto m = static_cast<std::size_t>(a.micro_batch);
-    // What it waits for: the same of a neighbour, or what comes before it in this stage.
+    // The missing action: the same one of a neighbour, or the one that precedes it in this stage.
     Action missing = a;
     std::size_t of = a.kind == Kind::forward ? s - 1 : s;
     if (a.kind == Kind::weights) missing.kind = Kind::backward;
     else if (a.kind == Kind::backward && ended(s, Kind::forward, m) == kNever) missing.kind = Kind::forward;
     else if (a.kind == Kind::backward) of = s + 1;
-    fail("[simulate] stage ", s, " waits for ever with ", a.str(), ": ", missing.str(), " of stage ", of,
-         " never ends; put every action behind what it needs");
+    fail("[simulate] deadlock: ", a.str(), " of stage ", s, " waits for ", missing.str(), " of stage ", of,
+         ", which never runs; put every action after those that it needs");
   }
 
   const std::vector<std::vector<Action>>& actions_;
   std::vector<StageCost> costs_;
   double transfer_;
   std::vector<int> device_;
-  std::array<std::vector<std::vector<double>>, 3> ended_;  // [kind][stage][micro-batch]: when it did
-  std::vector<std::size_t> next_;                          // by stage
-  std::vector<double> free_;                               // by device: since when
+  std::array<std::vector<std::vector<double>>, 3>
+      ended_;                      // [kind][stage][micro-batch]: the end of the action
+  std::vector<std::size_t> next_;  // by stage: index of its next action
+  std::vector<double> free_;       // by device: the time from which it is free
   Simulation result_;
 };
 
@@ -178,12 +180,12 @@ std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages,
   std::vector<std::vector<Action>> actions(static_cast<std::size_t>(stages));
   for (int s = 0; s < stages; ++s) {
     std::vector<Action>& mine = actions[static_cast<std::size_t>(s)];
-    // How many forwards come before the first backward. Under 1F1B each then makes room for the next.
+    // The number of forwards before the first backward. Under 1F1B one forward follows each backward.
     const int ahead = schedule == Schedule::gpipe ? micro_batches : std::min(micro_batches, stages - s);
     for (int m = 0; m < ahead; ++m) mine.push_back({Kind::forward, m});
     for (int m = 0; m < micro_batches; ++m) {
       mine.push_back({Kind::backward, m});
-      // The later the stage, the more weights wait: the first stages get their gradients the sooner.
+      // Stage s postpones the weights of s micro-batches, so that earlier stages get their gradients sooner.
       if (splits && m >= s) mine.push_back({Kind::weights, m - s});
       if (m + ahead < micro_batches) mine.push_back({Kind::forward, m + ahead});
     }

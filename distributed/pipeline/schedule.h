@@ -1,5 +1,6 @@
 #pragma once
-// When each stage of a pipeline does what: pure functions of the numbers of stages and micro-batches.
+// Pipeline schedules: the order in which each stage runs its micro-batches, as pure functions of the numbers
+// of stages and micro-batches.
 //
 //   const auto actions = distributed::schedule_actions(distributed::Schedule::one_f_one_b, 2, 3);
 //   std::puts(distributed::schedule_table(actions).c_str());
@@ -13,25 +14,30 @@
 namespace tapestry::distributed {
 
 enum class Schedule : std::uint8_t {
-  /// All forwards, then all backwards (Huang et al., "GPipe", 2019): every stage holds the activations of
-  /// every micro-batch before the first is freed.
+  /// All forwards, then all backwards (Huang et al., "GPipe", 2019). Every stage holds the activations of all
+  /// micro-batches before it frees the first.
   gpipe,
-  /// A backward as soon as there is one, and a forward after each (Narayanan et al., "Efficient large-scale
-  /// language model training on GPU clusters", 2021, there PipeDream-Flush): it takes the same time, and a
-  /// stage holds no more micro-batches than there are stages from it to the last.
+  /// One forward, one backward: each backward starts as early as possible, and one forward follows it
+  /// (Narayanan et
+  /// al., "Efficient large-scale language model training on GPU clusters", 2021, under the name
+  /// PipeDream-Flush). It
+  /// takes as long as gpipe. Stage s of S holds the activations of at most S - s micro-batches.
   one_f_one_b,
-  /// 1F1B with every backward in two halves: the gradients of a stage's inputs, for which the stage before
-  /// waits, and later those of its weights, for which nobody does, where it would be idle (Qi et al., "Zero
-  /// bubble pipeline parallelism", 2023, there ZB-H1). A third of 1F1B's idle time where forward and the
-  /// halves take equally long; a stage holds what is left of as many micro-batches as there are stages.
+  /// 1F1B with every backward split in two (Qi et al., "Zero bubble pipeline parallelism", 2023, under the
+  /// name
+  /// ZB-H1). First come the gradients of a stage's inputs, because the previous stage waits for them. The
+  /// gradients
+  /// of its weights follow when the stage would be idle. The idle time is a third of 1F1B's if forward and
+  /// the two
+  /// halves take equally long. Every stage holds tensors of at most S micro-batches.
   zero_bubble,
 };
 /// "gpipe", "1f1b", "zero-bubble"
 const char* schedule_name(Schedule schedule);
 
-/// What a stage does with one micro-batch.
+/// One step of a stage: the forward or backward of one micro-batch.
 struct Action {
-  /// `backward` is all of it, unless `weights` follows.
+  /// `backward` is the whole backward, or only the gradients of inputs if `weights` follows.
   enum class Kind : std::uint8_t { forward, backward, weights } kind;
   int micro_batch;
   /// "F0", "B12", "W3"
@@ -41,31 +47,32 @@ struct Action {
 /// "forward"
 const char* kind_name(Action::Kind kind);
 
-/// What each stage does, in its order: each micro-batch forward once and backward once. Micro-batches come in
-/// the order of their numbers each way under every schedule, so a stage adds gradients in one order.
-/// ValueError unless there is a stage and a micro-batch.
+/// The actions of each stage in their order: result[stage][i]. Every micro-batch goes forward once and
+/// backward once. Under every schedule, forwards and backwards are in the order of micro-batch numbers, so
+/// gradients are summed in the same order. Throws ValueError unless `stages` and `micro_batches` are at
+/// least 1.
 std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages, int micro_batches);
-/// The forwards alone, as when a model is evaluated.
+/// Only the forwards, for evaluation.
 std::vector<std::vector<Action>> forward_actions(int stages, int micro_batches);
 
-/// By stage: how many micro-batches have gone forward and not yet all the way backward, at most.
+/// By stage: the largest number of micro-batches that have gone forward but have not completed backward.
 std::vector<int> peak_activations(const std::vector<std::vector<Action>>& actions);
 
-/// The idle share of all devices' time under gpipe and 1F1B, where all stages take equally long, each on its
-/// own device, and nothing else takes any: (stages - 1) / (micro_batches + stages - 1).
+/// The idle fraction of all devices' time under gpipe and 1F1B: (stages - 1) / (micro_batches + stages - 1).
+/// It holds if all stages take equally long, each is on its own device, and transfers take no time.
 double ideal_bubble(int stages, int micro_batches);
 
-/// How long a stage takes with a micro-batch, in any unit.
+/// The time that a stage takes for one micro-batch, in any unit.
 struct StageCost {
   double forward = 1;
-  double backward = 1;  ///< under zero_bubble its first half
-  double weights = 1;   ///< the second one
+  double backward = 1;  ///< under zero_bubble only the gradients of inputs
+  double weights = 1;   ///< under zero_bubble the gradients of weights
 };
 
 struct SimulationOptions {
-  std::vector<StageCost> costs = {};  ///< by stage; empty: all ones
-  double transfer = 0;                ///< between two devices, which keeps neither of them busy
-  std::vector<int> devices = {};      ///< the device of each stage, from 0; empty: each its own
+  std::vector<StageCost> costs = {};  ///< by stage; empty means all 1
+  double transfer = 0;                ///< time between two devices; both can compute meanwhile
+  std::vector<int> devices = {};      ///< by stage, from 0; empty means one device per stage
 };
 
 struct TimedAction {
@@ -75,21 +82,21 @@ struct TimedAction {
 };
 
 struct Simulation {
-  std::vector<std::vector<TimedAction>> devices;  ///< what each does, in its order
-  std::vector<double> idle;                       ///< by device, until the last of all has ended
-  double total = 0;
-  /// The idle share of all devices' time.
+  std::vector<std::vector<TimedAction>> devices;  ///< the actions of each device, in their order
+  std::vector<double> idle;                       ///< by device: total minus its busy time
+  double total = 0;                               ///< when the last action ends
+  /// The idle fraction of all devices' time.
   double bubble() const;
 };
 
-/// Runs the lists on imagined devices, each of which does one thing at a time and always what can begin
-/// first. A stage needs its neighbour's result: forward that of the stage before, backward that of the stage
-/// after and its own forward; weights its own backward. Since each device's order is that of the clock,
-/// devices that keep to it never wait for each other in a circle. ValueError where that is impossible: some
-/// stages wait for ever.
+/// Simulates the actions on devices that run one action at a time and always the one that can begin first. A
+/// forward needs the forward of the previous stage. A backward needs the backward of the next stage and its
+/// own forward. `weights` needs its own backward. Devices that keep to the simulated order cannot deadlock,
+/// because the order is that of the simulated clock. Throws ValueError if the actions deadlock.
 Simulation simulate(const std::vector<std::vector<Action>>& actions, const SimulationOptions& options = {});
 
-/// A row a stage, a column a unit of time in which every action takes one: as at the top of this file.
+/// A table with one row per stage and one column per unit of time, as at the top of this file. Every action
+/// takes one unit.
 std::string schedule_table(const std::vector<std::vector<Action>>& actions,
                            const std::vector<int>& devices = {});
 

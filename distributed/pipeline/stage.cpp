@@ -11,7 +11,7 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// What `list` of each module returns, each slot once.
+// Joins the results of list(module) for all modules, each slot once.
 template <class Slot, class F>
 std::vector<std::pair<std::string, Slot>> each_once(const Stage::Modules& modules,
                                                     const std::vector<std::string>& paths, const F& list) {
@@ -26,10 +26,11 @@ std::vector<std::pair<std::string, Slot>> each_once(const Stage::Modules& module
 }  // namespace
 
 Stage::Stage(Modules modules, Device on) : modules_(std::move(modules)), device_(on) {
-  check(!modules_.empty(), "[Pipeline] a stage on ", on, " has no modules; give it one, or a function");
+  check(!modules_.empty(), "[Pipeline] a stage on ", on,
+        " has no modules; pass one module or more, or a function");
   call_ = [list = modules_](const std::vector<Tensor>& inputs) {
     check(inputs.size() == 1, "[Pipeline] ", inputs.size(),
-          " tensors arrive, but a list of modules takes 1; let one side fit the other");
+          " tensors arrive, but a list of modules takes 1; change this stage or the previous one");
     Tensor x = inputs[0];
     for (nn::Module& module : list) x = module(x);
     return std::vector{x};
@@ -38,8 +39,8 @@ Stage::Stage(Modules modules, Device on) : modules_(std::move(modules)), device_
 }
 
 Stage Stage::named(std::vector<std::string> paths) const {
-  check(paths.size() == modules_.size(), "[Pipeline] ", paths.size(), " names for the ", modules_.size(),
-        " modules of a stage (", name_, "); give one each");
+  check(paths.size() == modules_.size(), "[Pipeline] ", paths.size(), " paths for the ", modules_.size(),
+        " modules of a stage (", name_, "); pass one path per module");
   Stage same = *this;
   same.paths_ = std::move(paths);
   return same;

@@ -1,5 +1,5 @@
 // A pipeline over two CUDA devices: what the CPU trains alone.
-#include "tapestry/distributed/pipeline/internal/hand_over.h"
+#include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
@@ -75,10 +75,10 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
 TEST_CASE("a tensor with gaps is handed over too") {
   if (no_gpu(2)) return;
   const Device first("cuda:0"), second("cuda:1");
-  const Ways out(first), in(second);
+  const CopyStreams out(first), in(second);
   const Tensor host = randn({4, 6}, kCPU), x = host.to(first).narrow(1, 1, 3);
   const Stream consumer = new_stream(second);
-  const Tensor y = hand_over(x, depart(first, out).get(), consumer, in);
+  const Tensor y = copy_between_stages(x, record_ready(first, out).get(), consumer, in);
   const StreamGuard guard(consumer);
   CHECK(y.device() == second);
   CHECK(allclose(y.cpu(), host.narrow(1, 1, 3), 0, 0));

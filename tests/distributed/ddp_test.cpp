@@ -2,7 +2,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "tapestry/distributed/ddp/bucket.h"
+#include "tapestry/distributed/common/internal/bucket.h"
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"

@@ -271,7 +271,7 @@ TEST_CASE(
   for (const Outcome& outcome : timed.outcomes) CHECK(outcome.error == "");
 }
 
-TEST_CASE("more tensors than a parcel has room for end all ranks, with the stage that returned them") {
+TEST_CASE("more tensors than a message has room for end all ranks, with the stage that returned them") {
   const auto outcomes = run_ranks(
       transports()[0], 2,
       [&](const Group& group) {

@@ -82,6 +82,10 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "autograd") return {"core", "kernels"};
   if (folder == "nn") return {"core", "kernels", "autograd"};
   if (folder == "distributed/launch") return {"core", "distributed/comm"};
+  if (folder == "distributed/common") return {"core", "kernels", "autograd", "nn", "distributed/comm"};
+  if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
+      folder == "distributed/pipeline")
+    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
   if (folder.starts_with("distributed")) return {"core", "kernels", "autograd", "nn", "distributed"};
   return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }

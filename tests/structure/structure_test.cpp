@@ -81,6 +81,11 @@ TEST_CASE("folders include lower layers only") {
   CHECK_FALSE(allowed("distributed/comm/store.cpp", "tapestry/distributed/ddp/ddp.h"));
   CHECK(allowed("distributed/ddp/ddp.h", "tapestry/distributed/comm/store.h"));
   CHECK(allowed("distributed/ddp/ddp.h", "tapestry/nn/module.h"));
+  CHECK(allowed("distributed/ddp/ddp.h", "tapestry/distributed/common/internal/reducer.h"));
+  CHECK(allowed("distributed/common/batch.h", "tapestry/nn/module.h"));
+  CHECK_FALSE(allowed("distributed/common/batch.h", "tapestry/distributed/ddp/ddp.h"));
+  CHECK_FALSE(allowed("distributed/pipeline/stage.h", "tapestry/distributed/data_parallel/steps.h"));
+  CHECK_FALSE(allowed("distributed/comm/store.cpp", "tapestry/distributed/common/seeds.h"));
   CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/apps/common/progress.h"));
   CHECK(allowed("apps/classifier/main.cpp", "tapestry/tapestry.h"));
   CHECK_FALSE(allowed("nn/module.cpp", "tapestry/tapestry.h"));

@@ -29,7 +29,7 @@ class DataParallelTraining : public Training {
   // Of a tensor that is dealt out, what leaves the first device.
   std::int64_t dealt(const Tensor& t) const {
     const std::int64_t samples = t.size(0);
-    return bytes_of(t) / samples * (samples - distributed::shares_of(samples, dp_.devices().size())[0]);
+    return bytes_of(t) / samples * (samples - distributed::chunk_sizes(samples, dp_.devices().size())[0]);
   }
 
   std::shared_ptr<nn::Sequential> model_;

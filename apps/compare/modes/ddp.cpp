@@ -20,7 +20,7 @@ class Ddp : public Training {
     const Batch whole = make_batch(w);
     const auto ranks = static_cast<std::size_t>(world_->size()),
                rank = static_cast<std::size_t>(world_->rank());
-    const std::vector<std::int64_t> shares = distributed::shares_of(w.batch_size, ranks);
+    const std::vector<std::int64_t> shares = distributed::chunk_sizes(w.batch_size, ranks);
     std::int64_t begin = 0;
     for (std::size_t r = 0; r < rank; ++r) begin += shares[r];
     images_ = clone(whole.images.narrow(0, begin, shares[rank]).to(device_));

@@ -12,15 +12,16 @@
 namespace tapestry::distributed {
 namespace {
 
-// Backward, and every replica's part in averaging whether it has gradients or not.
+// Runs `backward` with averaging switched on. A replica without gradients still takes part in the
+// collectives.
 template <class F>
 void run_pass(Reducer* reducer, const F& backward) {
   if (!reducer) return backward();
-  struct Synchronised {
+  struct SynchronizeScope {
     Reducer& reducer;
-    ~Synchronised() { reducer.synchronise = false; }
-  } synchronised{*reducer};
-  reducer->synchronise = true;
+    ~SynchronizeScope() { reducer.synchronize = false; }
+  } scope{*reducer};
+  reducer->synchronize = true;
   const std::uint64_t passes = reducer->passes();
   backward();
   if (reducer->passes() == passes) reducer->pass_without_gradients();
@@ -30,9 +31,10 @@ void run_pass(Reducer* reducer, const F& backward) {
 
 void check_loss(const std::vector<Tensor>& outputs) {
   check(!outputs.empty() && outputs[0].defined(),
-        "[DataParallel] the loss is no tensor; return one number, the mean over the part");
+        "[DataParallel] the loss is undefined; return one number, the mean over the part");
   check(outputs[0].numel() == 1 && is_floating(outputs[0].dtype()), "[DataParallel] the loss is ",
-        outputs[0].dtype(), " ", outputs[0].sizes(), "; return one floating number, the mean over the part");
+        outputs[0].dtype(), " ", outputs[0].sizes(),
+        "; return one floating-point number, the mean over the part");
 }
 
 void ReplicaGraphs::scatter(const TensorList& batch) {
@@ -45,8 +47,8 @@ void ReplicaGraphs::scatter(const TensorList& batch) {
     const Tensor& t = batch.tensors[k];
     if (!t.defined()) continue;
     const bool whole = batch.whole[k] || t.dim() == 0;
-    if (!whole && shares_.empty())
-      for (const auto& part : inputs_) shares_.push_back(part[k].size(0));
+    if (!whole && sizes_.empty())
+      for (const auto& part : inputs_) sizes_.push_back(part[k].size(0));
     if (!autograd::recording(t)) continue;
     node_inputs_.push_back({k, whole, t.device()});
     for (auto& part : inputs_) {
@@ -59,8 +61,8 @@ void ReplicaGraphs::scatter(const TensorList& batch) {
 void ReplicaGraphs::apply(const Compute& compute) {
   replicas_->seed_generators();
   outputs_.resize(parts());
-  const auto leave = [&] {
-    if (!replicas_->are_persistent()) masters_ = replicas_->take_replicas();
+  const auto detach = [&] {
+    if (!replicas_->are_persistent()) masters_ = replicas_->detach_replicas();
   };
   try {
     on_replicas(replicas_->first(parts()), [&](int i) {
@@ -71,10 +73,10 @@ void ReplicaGraphs::apply(const Compute& compute) {
       if (is_loss_) check_loss(outputs_[r]);
     });
   } catch (...) {
-    leave();
+    detach();
     throw;
   }
-  leave();
+  detach();
   std::vector<bool> needed(inputs_[0].size());
   for (const Input& input : node_inputs_) needed[input.index] = true;
   for (auto& part : inputs_)
@@ -90,7 +92,7 @@ std::vector<Tensor> ReplicaGraphs::gathered_values() const {
   for (std::size_t r = 0; r < parts(); ++r) {
     for (const Tensor& t : outputs_[r]) values[r].push_back(t.defined() ? t.detach() : t);
     if (!is_loss_) continue;
-    const Tensor share = values[r][0].to(device).reshape({}) * weight_of(shares_, r);
+    const Tensor share = values[r][0].to(device).reshape({}) * chunk_weight(sizes_, r);
     loss = loss.defined() ? loss + share : share;
     values[r].erase(values[r].begin());
   }
@@ -119,21 +121,22 @@ std::vector<Tensor> ReplicaGraphs::gather(const TensorList& batch) {
   return gathered;
 }
 
-// A replica's share of the gradient of a gathered output.
+// The part of a gathered output's gradient that belongs to a replica.
 Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size_t replica) const {
   const Tensor& own = outputs_[replica][output];
   if (is_loss_ && output == 0)
-    return (gradient.to(own.device()) * weight_of(shares_, replica)).reshape(own.sizes());
+    return (gradient.to(own.device()) * chunk_weight(sizes_, replica)).reshape(own.sizes());
   if (own.dim() == 0) return gradient.select(0, static_cast<std::int64_t>(replica)).to(own.device());
   std::int64_t begin = 0;
   for (std::size_t r = 0; r < replica; ++r) begin += outputs_[r][output].size(0);
   return gradient.narrow(0, begin, own.size(0)).to(own.device());
 }
 
-// On the replica's worker; returns the gradients of the inputs.
+// Runs on the replica's worker. Returns the gradients of the inputs.
 std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autograd::Backward& b,
                                                autograd::NestedPass mode, Reducer* reducer) const {
-  // The reducer makes means of what are to be sums.
+  // The reducer averages over replicas. The gradients must be summed instead: `seed` has weighted them
+  // already.
   const double factor = reducer ? static_cast<double>(replicas_->size()) : 1;
   std::vector<Tensor> roots, seeds, inputs;
   if (replica < parts()) {
@@ -163,7 +166,7 @@ std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autogr
   return gradients;
 }
 
-// The gradients of the other replicas are added to the first one's.
+// Adds the gradients of the other replicas to those of the first.
 void ReplicaGraphs::reduce_on_master() const {
   on_replicas(replicas_->first(1), [&](int) {
     const SpanScope span(replicas_->devices[0], Activity::communication, "add gradients");
@@ -181,12 +184,12 @@ void ReplicaGraphs::reduce_on_master() const {
 
 Tensor ReplicaGraphs::join_input(std::size_t input, const std::vector<std::vector<Tensor>>& gradients) const {
   const auto& [index, whole, device] = node_inputs_[input];
-  std::vector<Tensor> of_parts, dealt;
+  std::vector<Tensor> of_parts, chunks;
   for (std::size_t r = 0; r < parts(); ++r) {
     of_parts.push_back(gradients[r][input]);
-    dealt.push_back(inputs_[r][index]);
+    chunks.push_back(inputs_[r][index]);
   }
-  return join_gradients(of_parts, dealt, whole, device);
+  return join_gradients(of_parts, chunks, whole, device);
 }
 
 void ReplicaGraphs::backward(autograd::Backward& b) {
@@ -194,19 +197,20 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   const std::vector<std::unique_ptr<Reducer>> none;
   const auto& reducers = mode.accumulates && replicas_->are_persistent() ? replicas_->reducers() : none;
   const bool averages = !reducers.empty();
-  if (averages) replicas_->spread_gradients();
-  struct Lent {  // to the slots, under Strategy::master
+  if (averages) replicas_->broadcast_gradients();
+  struct AttachScope {
     Replicas& replicas;
-    const bool any;
-    ~Lent() {
-      if (any) replicas.drop_replicas();
+    const bool active;
+    ~AttachScope() {
+      if (active) replicas.drop_replicas();
     }
-  } lent{*replicas_, !replicas_->are_persistent()};
-  if (lent.any) replicas_->put_replicas(masters_);
+  } scope{*replicas_, !replicas_->are_persistent()};
+  if (scope.active) replicas_->attach_replicas(masters_);
   std::vector<std::vector<Tensor>> gradients(replicas_->size());
   std::atomic<bool> failed{false};
-  // The others wait for one that failed: they are told, and what they then throw is no news.
-  const auto ends_pass = [&](int r, const char* why) {
+  // The other replicas wait for one that failed, so the group is aborted. Only the first exception is
+  // rethrown: the others follow from it.
+  const auto is_first_failure = [&](int r, const char* why) {
     if (!averages) return true;
     if (failed.exchange(true)) return false;
     replicas_->abort(r, why);
@@ -219,16 +223,16 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
       try {
         gradients[r] = backward_of(r, b, mode, averages ? reducers[r].get() : nullptr);
       } catch (const std::exception& e) {
-        if (ends_pass(i, e.what())) throw;
+        if (is_first_failure(i, e.what())) throw;
       } catch (...) {
-        if (ends_pass(i, "an exception that says nothing")) throw;
+        if (is_first_failure(i, "an exception that is not a std::exception")) throw;
       }
     });
   } catch (...) {
     if (averages) replicas_->drop_group();
     throw;
   }
-  if (averages) replicas_->remember_gradients();
+  if (averages) replicas_->record_gradients();
   if (mode.accumulates && !replicas_->are_persistent()) reduce_on_master();
   for (std::size_t k = 0; k < node_inputs_.size(); ++k)
     b.set(static_cast<std::uint32_t>(k), join_input(k, gradients));

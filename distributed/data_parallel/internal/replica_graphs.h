@@ -1,13 +1,12 @@
 #pragma once
 // The graphs of one forward pass of DataParallel.
 //
-// Each replica's forward is recorded by its own worker, from leaves of its own (its part of the inputs, its
-// parameters) to its own outputs. To the tape of the calling thread all of them are one node, whose inputs
-// are the scattered tensors and whose outputs are the gathered ones. The node's backward hands each worker
-// its part of the gradients; there it is an ordinary pass over an ordinary graph, so that leaves' hooks fire,
-// and a Reducer overlaps, as in the process of a DDP rank. The engine needs to know nothing of threads:
-// neither does it lock nor does a pass move between them, and what a hook sees is one thread's pass,
-// complete.
+// Each worker records the graph of its replica, from leaves (the replica's parameters and its part of the
+// inputs) to the replica's outputs. The calling thread's tape records all graphs together as one node. The
+// node's inputs are the scattered tensors, and its outputs are the gathered ones. Its backward gives each
+// worker a part of the gradients. The worker then runs an ordinary pass over an ordinary graph. So hooks of
+// leaves fire, and a Reducer overlaps communication with backward, as in the process of a DDP rank. The
+// engine needs neither locks nor passes that move between threads.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -18,7 +17,7 @@
 
 namespace tapestry::distributed {
 
-/// Throws ValueError unless the first output is one floating number.
+/// Throws ValueError unless the first output is one floating-point number.
 void check_loss(const std::vector<Tensor>& outputs);
 
 class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
@@ -26,12 +25,13 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
   ReplicaGraphs(std::shared_ptr<Replicas> replicas, bool is_loss)
       : replicas_(std::move(replicas)), is_loss_(is_loss) {}
 
-  /// Deals the batch out; inputs that need gradients become leaves.
+  /// Scatters the batch. Inputs that require gradients become leaves.
   void scatter(const TensorList& batch);
   using Compute = std::function<std::vector<Tensor>(int replica, const std::vector<Tensor>& inputs)>;
-  /// Runs compute on each replica that got a part.
+  /// Runs `compute` on each replica that got a part of the batch.
   void apply(const Compute& compute);
-  /// The outputs on the first device, recorded on the calling thread's tape as coming from `batch`.
+  /// Gathers the outputs on the first device and records them on the calling thread's tape as results of
+  /// `batch`.
   std::vector<Tensor> gather(const TensorList& batch);
 
  private:
@@ -45,18 +45,18 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
   Tensor join_input(std::size_t input, const std::vector<std::vector<Tensor>>& gradients) const;
 
   struct Input {
-    std::size_t index;  // in the batch
+    std::size_t index;  // its position in the batch
     bool whole;
-    Device device;  // where it came from
+    Device device;  // of the caller's tensor
   };
   const std::shared_ptr<Replicas> replicas_;
-  const bool is_loss_;                        // the first output is the mean over the part
-  std::vector<std::int64_t> shares_;          // samples, by replica
+  const bool is_loss_;                        // the first output is a loss, the mean over the part
+  std::vector<std::int64_t> sizes_;           // samples, by replica
   std::vector<std::vector<Tensor>> inputs_;   // [replica][tensor of the batch]
   std::vector<std::vector<Tensor>> outputs_;  // [replica][output]
   std::vector<std::vector<Tensor>> masters_;  // [replica][slot], under Strategy::master
-  std::vector<Input> node_inputs_;            // the node's, in its order
-  std::vector<std::size_t> node_outputs_;     // indices of outputs
+  std::vector<Input> node_inputs_;            // the inputs that require gradients
+  std::vector<std::size_t> node_outputs_;     // indices of the outputs that require gradients
 };
 
 }  // namespace tapestry::distributed

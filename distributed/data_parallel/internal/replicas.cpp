@@ -5,7 +5,7 @@
 
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
-#include "tapestry/distributed/ddp/job.h"
+#include "tapestry/distributed/common/seeds.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -23,7 +23,7 @@ bool have_a_gpu_each(const std::vector<Device>& devices) {
 
 }  // namespace
 
-void Replicas::Slot::remember() {
+void Replicas::Slot::record() {
   replicas.clear();
   versions.clear();
   for (int r = 0; r < slot.replicas(); ++r) {
@@ -32,23 +32,23 @@ void Replicas::Slot::remember() {
   }
 }
 
-bool Replicas::Slot::is_known(std::size_t size) const {
+bool Replicas::Slot::holds_recorded(std::size_t size) const {
   if (replicas.size() != size || slot.replicas() != static_cast<int>(size)) return false;
   for (std::size_t r = 0; r < size; ++r)
     if (!slot.replica(static_cast<int>(r)).is_same(replicas[r])) return false;
   return true;
 }
 
-// Optimizers change all replicas of a parameter alike; forward changes those of a buffer, each in its own
-// way.
-bool Replicas::Slot::in_step() const {
+// Optimizers make the same changes to all replicas of a parameter. Forward changes each replica of a buffer
+// differently.
+bool Replicas::Slot::replicas_agree() const {
   const std::uint32_t allowed = is_parameter ? replicas[0].version() - versions[0] : 0;
   for (std::size_t r = 0; r < replicas.size(); ++r)
     if (replicas[r].version() - versions[r] != allowed) return false;
   return true;
 }
 
-bool Replicas::Slot::gradients_in_step() const {
+bool Replicas::Slot::gradients_agree() const {
   const Tensor first = replicas[0].grad();
   if (!first.defined())
     return std::none_of(replicas.begin(), replicas.end(), [](const Tensor& t) { return t.grad().defined(); });
@@ -69,11 +69,11 @@ Replicas::Replicas(nn::Module& model, std::vector<Device> on, const DataParallel
   for (const auto& [name, b] : model.named_buffers()) slots_.push_back({name, b, false});
   for (const Slot& s : slots_) {
     check(s.slot.replicas() == 1, "[DataParallel] '", s.name, "' has ", s.slot.replicas(),
-          " replicas already; let the DataParallel around this model go first, or call unreplicate()");
+          " replicas already; destroy the other DataParallel of this model first, or call unreplicate()");
     check<DeviceError>(s.slot.replica(0).device() == slots_[0].slot.replica(0).device(),
-                       "[DataParallel] the model lies on several devices: ", slots_[0].name, " on ",
+                       "[DataParallel] the model is on several devices: ", slots_[0].name, " on ",
                        slots_[0].slot.replica(0).device(), ", ", s.name, " on ", s.slot.replica(0).device(),
-                       "; a replica lies on one. DistributedDataParallel takes such models");
+                       "; a replica must be on one device. Use DistributedDataParallel for such a model");
   }
   generators_.resize(size());
   for (std::size_t r = 1; r < size(); ++r) generators_[r] = std::make_unique<Generator>();
@@ -96,29 +96,29 @@ void Replicas::replicate_all() {
   for (const Slot& s : slots_)
     check(!has_reducer(s.slot.replica(0)), "[DataParallel] '", s.name,
           "' belongs to a DistributedDataParallel, which would average the first replica's gradient only; "
-          "use that alone, with a rank a device");
+          "use DistributedDataParallel alone, with one rank per device");
   replicate(model_, devices);
   for (Slot& s : slots_) {
-    s.remember();
+    s.record();
     note_broadcast(s);
   }
 }
 
-void Replicas::prepare() {
+void Replicas::synchronize() {
   if (!are_persistent()) return replicate_all();
-  if (std::all_of(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.is_known(size()); }))
+  if (std::all_of(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.holds_recorded(size()); }))
     return refresh();
   reducers_.clear();
   replicate_all();
 }
 
-// What was changed from outside goes from the first replica to the others.
+// Copies what the user changed from the first replica to the others.
 void Replicas::refresh() {
   std::vector<Slot*> changed;
   for (Slot& s : slots_) {
     for (std::size_t r = 1; s.is_parameter && r < size(); ++r)
       if (s.replicas[r].requires_grad() != s.is_trained()) s.replicas[r].set_requires_grad(s.is_trained());
-    if (!s.in_step()) changed.push_back(&s);
+    if (!s.replicas_agree()) changed.push_back(&s);
   }
   if (changed.empty()) return;
   on_replicas(devices, [&](int r) {
@@ -127,12 +127,12 @@ void Replicas::refresh() {
       if (r > 0) s->replicas[static_cast<std::size_t>(r)].detach().copy_(s->replicas[0].detach());
   });
   for (Slot* s : changed) {
-    s->remember();
+    s->record();
     note_broadcast(*s);
   }
 }
 
-std::vector<std::vector<Tensor>> Replicas::take_replicas() {
+std::vector<std::vector<Tensor>> Replicas::detach_replicas() {
   std::vector<std::vector<Tensor>> tensors(size());
   for (Slot& s : slots_) {
     for (std::size_t r = 0; r < size(); ++r) tensors[r].push_back(s.replicas[r]);
@@ -142,7 +142,7 @@ std::vector<std::vector<Tensor>> Replicas::take_replicas() {
   return tensors;
 }
 
-void Replicas::put_replicas(const std::vector<std::vector<Tensor>>& tensors) {
+void Replicas::attach_replicas(const std::vector<std::vector<Tensor>>& tensors) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     std::vector<Tensor> all{slots_[i].slot.replica(0)};
     for (std::size_t r = 1; r < size(); ++r) all.push_back(tensors[r][i]);
@@ -150,7 +150,8 @@ void Replicas::put_replicas(const std::vector<std::vector<Tensor>>& tensors) {
   }
 }
 
-// A function of the first replica's generator, so that a run that is resumed draws what it would have drawn.
+// The seeds are a function of the first replica's generator. So a resumed run draws the same numbers as an
+// uninterrupted one.
 void Replicas::seed_generators() {
   const auto [seed, offset] = current_generator(devices[0]).state();
   for (std::size_t r = 1; r < size(); ++r)
@@ -158,9 +159,10 @@ void Replicas::seed_generators() {
 }
 
 const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
-  check<AutogradError>(!closed_,
-                       "[DataParallel] backward through a forward pass of one that is gone; keep the "
-                       "DataParallel until backward has run");
+  check<AutogradError>(
+      !closed_,
+      "[DataParallel] backward ran after the DataParallel of its forward pass was destroyed; keep the "
+      "DataParallel until backward has run");
   std::vector<bool> trained;
   for (const Slot& s : slots_) trained.push_back(s.is_trained());
   if (!reducers_.empty() && trained == reduced_) return reducers_;
@@ -174,18 +176,18 @@ const std::vector<std::unique_ptr<Reducer>>& Replicas::reducers() {
     for (std::size_t s = 0; s < slots_.size(); ++s)
       if (trained[s]) parameters.emplace_back(slots_[s].name, slots_[s].replicas[r]);
     made[r] = std::make_unique<Reducer>(std::move(parameters), groups_[r], reducer_options(options));
-    made[r]->synchronise = false;  // but in our own passes
+    made[r]->synchronize = false;  // ReplicaGraphs switches it on for its own passes
   });
   reducers_ = std::move(made);
   reduced_ = std::move(trained);
   return reducers_;
 }
 
-void Replicas::spread_gradients() {
+void Replicas::broadcast_gradients() {
   std::vector<const Slot*> changed;
   for (Slot& s : slots_)
-    if (s.is_trained() && !s.gradients_in_step()) changed.push_back(&s);
-  for (Slot& s : slots_) s.gradients.clear();  // memory of buckets that the pass may replace
+    if (s.is_trained() && !s.gradients_agree()) changed.push_back(&s);
+  for (Slot& s : slots_) s.gradients.clear();  // they refer to buckets that the pass may free
   if (changed.empty()) return;
   on_replicas(devices, [&](int i) {
     const NoGradGuard no_grad;
@@ -197,7 +199,7 @@ void Replicas::spread_gradients() {
   });
 }
 
-void Replicas::remember_gradients() {
+void Replicas::record_gradients() {
   for (Slot& s : slots_) {
     s.gradients.clear();
     s.gradient_versions.clear();
@@ -215,16 +217,16 @@ void Replicas::make_groups() {
   const bool nccl =
       options.backend.empty() ? built_with_nccl() && have_a_gpu_each(devices) : options.backend == "nccl";
   if (nccl) {
-    constexpr Milliseconds kToMeet(300'000);
+    constexpr Milliseconds kRendezvousTimeout(300'000);
     on_replicas(devices, [&](int r) {
       const auto at = static_cast<std::size_t>(r);
-      backends[at] =
-          nccl_backend(prefix_store("nccl/", store), r, static_cast<int>(size()), devices[at], kToMeet);
+      backends[at] = nccl_backend(prefix_store("nccl/", store), r, static_cast<int>(size()), devices[at],
+                                  kRendezvousTimeout);
     });
   } else {
     backends = local_backends(static_cast<int>(size()));
   }
-  // Not compared: ranks cannot come to differ in what they call, since one object calls for all.
+  // The group does not compare calls between ranks: one object makes the calls of all of them.
   for (std::shared_ptr<Backend>& backend : backends)
     groups_.push_back(make_process_group(std::move(backend), store, {.check = false}, "replicas"));
 }

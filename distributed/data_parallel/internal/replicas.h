@@ -1,5 +1,5 @@
 #pragma once
-// The replicas of a model and what keeps them equal.
+// Holds the replicas of a model and keeps them equal.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "tapestry/core/generator.h"
+#include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/data_parallel/data_parallel.h"
-#include "tapestry/distributed/ddp/reducer.h"
 
 namespace tapestry::distributed {
 
@@ -28,35 +28,39 @@ class Replicas {
   std::int64_t bytes_broadcast() const { return bytes_broadcast_; }
   DdpReport report() const { return reducers_.empty() ? DdpReport() : reducers_[0]->report(); }
 
-  /// Before a forward pass: the others become equal to the first, where they are not.
-  void prepare();
-  /// Under Strategy::master the others are for one pass only: the tensors of all slots, by replica, which the
-  /// slots then no longer hold.
-  std::vector<std::vector<Tensor>> take_replicas();
-  /// The reverse: what a forward pass used is there for backward, which may compute some of it again.
-  void put_replicas(const std::vector<std::vector<Tensor>>& tensors);
-  /// The slots keep the first replica alone.
+  /// Makes the other replicas equal to the first. Call it before each forward pass.
+  void synchronize();
+  /// Removes the replicas from the slots and returns their tensors, as [replica][slot]. Under
+  /// Strategy::master replicas exist for one pass only.
+  std::vector<std::vector<Tensor>> detach_replicas();
+  /// Puts the tensors of detach_replicas() back into the slots, so that a backward pass that recomputes
+  /// activations finds what forward used.
+  void attach_replicas(const std::vector<std::vector<Tensor>>& tensors);
+  /// Keeps only the first replica in each slot.
   void drop_replicas() noexcept;
-  /// Which stream of random numbers a replica draws from in this pass: none of its own for the first.
+  /// Seeds the generators of all replicas but the first for one pass.
   void seed_generators();
+  /// The generator of a replica. Null for the first, which uses the current generator of its device.
   Generator* generator(int replica) const { return generators_[static_cast<std::size_t>(replica)].get(); }
 
-  /// One a replica, over the parameters that are trained now; none if nothing is to be averaged. Throws
+  /// One reducer per replica for the parameters that require gradients now. Empty if there are none. Throws
   /// AutogradError after close().
   const std::vector<std::unique_ptr<Reducer>>& reducers();
-  /// Before a pass: gradients that the first replica has from elsewhere (a backward pass around this object,
-  /// a change by hand) go to the others, so that the mean keeps them. After it: what they are is remembered.
-  void spread_gradients();
-  void remember_gradients();
-  /// Ends what a failed replica's peers wait for. From its worker.
+  /// Copies the first replica's gradients to the others if something else changed them (another backward
+  /// pass, the user), so that the mean includes them. Call it before a backward pass.
+  void broadcast_gradients();
+  /// Records the gradients and their versions for the next broadcast_gradients(). Call it after a backward
+  /// pass.
+  void record_gradients();
+  /// Aborts the group, so that the peers of a failed replica stop waiting. Call it on the replica's worker.
   void abort(int replica, const std::string& why) noexcept;
-  /// After a failure: the next pass makes another group.
+  /// Drops the process group after a failure. The next pass creates a new one.
   void drop_group() noexcept;
-  /// The model is the user's alone again.
+  /// Removes all replicas from the model. Later backward passes throw.
   void close() noexcept;
 
  private:
-  // A parameter or buffer, and what its replicas were when they were equal.
+  // A parameter or buffer. The vectors describe its replicas at the time when they were last equal.
   struct Slot {
     std::string name;
     nn::TensorSlot slot;
@@ -66,10 +70,10 @@ class Replicas {
     std::vector<Tensor> gradients = {};
     std::vector<std::uint32_t> gradient_versions = {};
 
-    void remember();
-    bool is_known(std::size_t size) const;
-    bool in_step() const;
-    bool gradients_in_step() const;
+    void record();
+    bool holds_recorded(std::size_t size) const;
+    bool replicas_agree() const;
+    bool gradients_agree() const;
     bool is_trained() const { return is_parameter && slot.replica(0).requires_grad(); }
   };
 
@@ -81,10 +85,10 @@ class Replicas {
   nn::Module& model_;
   std::vector<Slot> slots_;
   std::int64_t bytes_broadcast_ = 0;
-  std::vector<std::unique_ptr<Generator>> generators_;  // null for the first
-  std::vector<std::shared_ptr<ProcessGroup>> groups_;   // a rank a replica
+  std::vector<std::unique_ptr<Generator>> generators_;  // by replica; null for the first
+  std::vector<std::shared_ptr<ProcessGroup>> groups_;   // one rank per replica
   std::vector<std::unique_ptr<Reducer>> reducers_;
-  std::vector<bool> reduced_;  // which slots they have
+  std::vector<bool> reduced_;  // by slot: whether the reducers include it
   bool closed_ = false;
 };
 

@@ -1,14 +1,14 @@
 #pragma once
-// A pipeline in one process: a thread a device, which does what its stages have to do in the order of the
-// simulation.
+// LocalPipeline runs all stages in one process. The worker thread of each device runs the actions of its
+// stages in the order in which simulate() runs them.
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/pipeline/internal/runner.h"
-#include "tapestry/distributed/pipeline/internal/stage_graphs.h"
-#include "tapestry/distributed/pipeline/internal/tied.h"
+#include "tapestry/distributed/pipeline/internal/stage_executor.h"
+#include "tapestry/distributed/pipeline/internal/tied_parameters.h"
 
 namespace tapestry::distributed {
 
@@ -27,17 +27,17 @@ class LocalPipeline final : public PipelineRunner {
   nn::LoadResult load_state_dict(const nn::StateDict& dict, bool strict) override;
 
  private:
-  // What a pass took.
+  // What report() needs from the last pass.
   struct Times {
-    std::vector<StageGraphs> stages;
-    std::vector<std::pair<Stamp, Stamp>> devices;  // from the first to the last thing it did
+    std::vector<StageExecutor> stages;
+    std::vector<std::pair<Timestamp, Timestamp>> devices;  // begin and end of its work
     double wall_s = 0;
     int micro_batches = 0;
   };
   struct Pass;
   void run(Pass& pass);
-  void work(Pass& pass, std::size_t device) const;
-  bool act(Pass& pass, const TimedAction& timed) const;
+  void run_device(Pass& pass, std::size_t device) const;
+  bool run_action(Pass& pass, const TimedAction& timed) const;
   bool forward(Pass& pass, std::size_t stage, int micro_batch) const;
   bool backward(Pass& pass, std::size_t stage, int micro_batch) const;
   void seed_generators();
@@ -45,10 +45,10 @@ class LocalPipeline final : public PipelineRunner {
 
   const std::vector<Stage> stages_;
   const PipelineOptions options_;
-  std::vector<Device> devices_;         // each once, in the order of stages
-  std::vector<Ways> ways_;              // by device
-  std::vector<std::size_t> device_of_;  // by stage
-  std::unique_ptr<TiedParameters> tied_;
+  std::vector<Device> devices_;            // each device once, in the order of stages
+  std::vector<CopyStreams> copy_streams_;  // by device
+  std::vector<std::size_t> device_of_;     // by stage
+  std::unique_ptr<TiedParameters> tied_parameters_;
   std::vector<std::unique_ptr<Generator>> generators_;  // by stage
   Times last_;
 };

@@ -15,58 +15,58 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/error.h"
 #include "tapestry/distributed/comm/text.h"
-#include "tapestry/distributed/ddp/job.h"
-#include "tapestry/distributed/pipeline/internal/state.h"
+#include "tapestry/distributed/common/seeds.h"
+#include "tapestry/distributed/pipeline/internal/state_dict.h"
 
 namespace tapestry::distributed {
 namespace {
 
 using Kind = Action::Kind;
 
-// Messages of pipelines do not mix with those that a user sends under tags of a small number.
-constexpr std::uint32_t kTag = 0x70697065;  // "pipe"
+// Keeps the messages of pipelines apart from messages that users send with small tags.
+constexpr std::uint32_t kTag = 0x70697065;  // "pipe" in ASCII
 
-// What ranks have to agree on, as one number and as words.
-std::int64_t packed(const PipelineOptions& o) {
+// The options on which ranks must agree, packed into one number and as text.
+std::int64_t pack(const PipelineOptions& o) {
   return (std::int64_t{o.micro_batches} << 16) | (std::int64_t{o.uneven} << 8) |
          static_cast<std::int64_t>(o.schedule);
 }
-std::string words(std::int64_t settings) {
+std::string settings_text(std::int64_t settings) {
   return concat({schedule_name(static_cast<Schedule>(settings & 0xff)), ", ", settings >> 16,
-                 " micro-batches, ", (settings & 0x100) != 0 ? "uneven ones allowed" : "all of one size"});
+                 " micro-batches, ", (settings & 0x100) != 0 ? "uneven sizes allowed" : "all of one size"});
 }
 
-std::vector<ParcelName> names_of(ParcelName::Kind kind, const std::vector<Action>& actions,
-                                 std::uint64_t pass) {
-  std::vector<ParcelName> names;
-  const Kind wanted = kind == ParcelName::Kind::outputs ? Kind::forward : Kind::backward;
+std::vector<MessageId> message_ids(MessageId::Kind kind, const std::vector<Action>& actions,
+                                   std::uint64_t pass) {
+  std::vector<MessageId> ids;
+  const Kind wanted = kind == MessageId::Kind::outputs ? Kind::forward : Kind::backward;
   for (const Action& a : actions)
-    if (a.kind == wanted) names.push_back({kind, a.micro_batch, pass});
-  return names;
+    if (a.kind == wanted) ids.push_back({kind, a.micro_batch, pass});
+  return ids;
 }
 
 }  // namespace
 
-/// One call: this rank's part of the batch, and what becomes of it.
+/// One call of forward_backward() or evaluate() on this rank.
 struct RankPipeline::Pass {
   const Pipeline::LossFunction* loss_fn = nullptr;   // null: forward only
-  std::vector<std::int64_t> shares;                  // samples, by micro-batch
-  std::vector<std::vector<Tensor>> inputs, targets;  // on the first rank, on the last
-  std::vector<bool> wants_gradient;                  // of the inputs
-  Tensor loss;                                       // comes from the last rank, with the last gradients
-  std::vector<std::vector<Tensor>> results;          // by micro-batch: gradients of inputs, or outputs
-  std::vector<std::size_t> sent;                     // tensors, by micro-batch
+  std::vector<std::int64_t> sizes;                   // samples, by micro-batch
+  std::vector<std::vector<Tensor>> inputs, targets;  // inputs on the first rank, targets on the last
+  std::vector<bool> requires_grad;                   // by input
+  Tensor loss;                                       // the last rank sends it with the last gradients
+  std::vector<std::vector<Tensor>> results;  // by micro-batch: gradients of inputs if it trains, else outputs
+  std::vector<std::size_t> sent;             // number of output tensors, by micro-batch
 
-  // Stages draw from streams that follow from the first one's generator, as in one process.
+  // The generators of stages are derived from the state of the first rank's generator, as in one process.
   std::uint64_t seed = 0, offset = 0;
-  std::uint64_t furthest = 0;  // that this stage or one behind it has come
+  std::uint64_t max_rng_offset = 0;  // the largest that this stage or a later one has reached
 
   std::uint64_t number = 0;
   std::vector<Action> actions;
-  int last_backward = -1;  // of which micro-batch: the loss travels with its gradients
-  std::optional<StageGraphs> graphs;
-  std::optional<ParcelReceiver> values, gradients;
-  std::optional<ParcelSender> onward, back;
+  int last_backward = -1;  // the micro-batch whose gradients are sent with the loss
+  std::optional<StageExecutor> executor;
+  std::optional<MessageReceiver> outputs, gradients;
+  std::optional<MessageSender> to_next, to_previous;
 };
 
 RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vector<Stage>& stages,
@@ -74,108 +74,109 @@ RankPipeline::RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vecto
     : group_(std::move(group)), stages_(stages), options_(options), devices_{stages.at(0).device()} {
   check(group_ != nullptr, "[Pipeline] the process group is null; pass what init_process_group() returned");
   row_ = "rank " + std::to_string(group_->rank());
-  const std::vector<Brought> all = meet("pipeline: options", [&]() -> Brought {
+  const std::vector<CallArguments> all = all_gather_arguments("pipeline: options", [&]() -> CallArguments {
     check(options.micro_batches >= 1, "[Pipeline] ", options.micro_batches,
-          " micro-batches; cut a batch into one or more");
-    named_in_errors(place(), [&] { check_device("Pipeline", devices_[0]); });
-    places_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_,
-                                               static_cast<std::size_t>(group_->rank()));
-    return {.first = packed(options), .last = static_cast<std::int64_t>(options.tied.size())};
+          " micro-batches; split a batch into one or more");
+    with_error_context(stage_text(), [&] { check_device("Pipeline", devices_[0]); });
+    placement_ = std::make_unique<TiedParameters>(stages_, devices_, device_of_,
+                                                  static_cast<std::size_t>(group_->rank()));
+    return {.first = pack(options), .last = static_cast<std::int64_t>(options.tied.size())};
   });
-  check_same("[Pipeline] the ranks were given different options:", all, [](const Brought& b) {
-    return words(b.first) + (b.last > 0 ? concat({", ", b.last, " tied weights"}) : std::string());
+  check_same("[Pipeline] the ranks have different options:", all, [](const CallArguments& b) {
+    return settings_text(b.first) + (b.last > 0 ? concat({", ", b.last, " tied weights"}) : std::string());
   });
-  ties_ = std::make_unique<RankTies>(*group_, stages_[0], options.tied);
+  tied_parameters_ = std::make_unique<RankTiedParameters>(*group_, stages_[0], options.tied);
 }
 
 RankPipeline::~RankPipeline() = default;
 
-std::string RankPipeline::place() const {
+std::string RankPipeline::stage_text() const {
   return concat({"stage ", group_->rank(), ", ", stages_[0].name()});
 }
 
-// What every rank brings. A rank that cannot take part throws what it found, and all others with it: nobody
-// waits for it, and the next call can be a better one.
-std::vector<RankPipeline::Brought> RankPipeline::meet(const char* what,
-                                                      const std::function<Brought()>& prepare) const {
-  struct Arrival {
-    Brought brought;
+// Collective: gathers what prepare() returns on each rank. If prepare() throws on one rank, all ranks throw.
+// So no rank waits for one that does not take part, and the group stays usable.
+std::vector<RankPipeline::CallArguments> RankPipeline::all_gather_arguments(
+    const char* what, const std::function<CallArguments()>& prepare) const {
+  struct Packet {
+    CallArguments arguments;
     std::int64_t failed = 0;
   } mine;
   constexpr std::int64_t kNumbers = sizeof mine / sizeof(std::int64_t);
   std::exception_ptr thrown;
   std::string text;
   try {
-    mine.brought = prepare();
+    mine.arguments = prepare();
   } catch (const std::exception& e) {
     thrown = std::current_exception();
     text = e.what();
     mine.failed = 1;
   }
   const std::int64_t size = group_->size();
-  std::vector<Arrival> all(static_cast<std::size_t>(size));
+  std::vector<Packet> all(static_cast<std::size_t>(size));
   group_
       ->all_gather(from_blob(all.data(), {size * kNumbers}, DType::i64),
                    from_blob(&mine, {kNumbers}, DType::i64), what)
       .wait();
-  const auto failed = std::find_if(all.begin(), all.end(), [](const Arrival& a) { return a.failed != 0; });
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Packet& a) { return a.failed != 0; });
   if (failed != all.end()) {
     const int rank = static_cast<int>(failed - all.begin());
     text = broadcast_text(*group_, text, rank, what);
     if (thrown) std::rethrow_exception(thrown);
-    fail<DistributedError>("[Pipeline] rank ", rank, " could not take part: ", text);
+    fail<DistributedError>("[Pipeline] rank ", rank, " could not take part in the call: ", text);
   }
-  std::vector<Brought> brought;
-  for (const Arrival& a : all) brought.push_back(a.brought);
-  return brought;
+  std::vector<CallArguments> arguments;
+  for (const Packet& a : all) arguments.push_back(a.arguments);
+  return arguments;
 }
 
-// What every rank brought must be the same; `in_words` says what it is.
-void RankPipeline::check_same(const char* problem, const std::vector<Brought>& all,
-                              const std::function<std::string(const Brought&)>& in_words) {
-  if (std::all_of(all.begin(), all.end(), [&](const Brought& b) { return b == all[0]; })) return;
+// Throws ValueError unless all ranks passed the same arguments. The message shows describe() of each rank's.
+void RankPipeline::check_same(const char* problem, const std::vector<CallArguments>& all,
+                              const std::function<std::string(const CallArguments&)>& describe) {
+  if (std::all_of(all.begin(), all.end(), [&](const CallArguments& b) { return b == all[0]; })) return;
   std::string text;
-  for (std::size_t r = 0; r < all.size(); ++r) text += concat({"\n  rank ", r, "  ", in_words(all[r])});
-  fail(problem, text, "\npass the same on all of them");
+  for (std::size_t r = 0; r < all.size(); ++r) text += concat({"\n  rank ", r, "  ", describe(all[r])});
+  fail(problem, text, "\npass the same on all ranks");
 }
 
-// Cuts the first rank's inputs and the last one's targets into micro-batches.
+// Splits the first rank's inputs and the last rank's targets into micro-batches.
 void RankPipeline::prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const {
   const bool trains = pass.loss_fn != nullptr;
-  const auto cut = [&](const TensorList& batch, std::vector<std::vector<Tensor>>& parts) {
+  const auto split = [&](const TensorList& batch, std::vector<std::vector<Tensor>>& chunks) {
     const NoGradGuard no_grad;
     const std::int64_t samples = samples_in("Pipeline", batch);
-    parts =
-        split_tensors(batch, micro_batch_shares(samples, options_.micro_batches, trains && !options_.uneven));
+    chunks =
+        split_tensors(batch, micro_batch_sizes(samples, options_.micro_batches, trains && !options_.uneven));
     return samples;
   };
-  const std::vector<Brought> all = meet(trains ? "pipeline: training" : "pipeline: evaluation", [&] {
-    if (trains) check_grad_mode();
-    places_->check_places();
-    Brought found;
-    found.state = current_generator(devices_[0]).state();
-    if (is_first()) found.first = cut(inputs, pass.inputs);
-    if (is_last() && trains) {
-      check_targets(targets);
-      found.last = cut(targets, pass.targets);
-    }
-    return found;
-  });
+  const std::vector<CallArguments> all =
+      all_gather_arguments(trains ? "pipeline: training" : "pipeline: evaluation", [&] {
+        if (trains) check_grad_mode();
+        placement_->check_places();
+        CallArguments found;
+        found.state = current_generator(devices_[0]).state();
+        if (is_first()) found.first = split(inputs, pass.inputs);
+        if (is_last() && trains) {
+          check_targets(targets);
+          found.last = split(targets, pass.targets);
+        }
+        return found;
+      });
   const std::int64_t samples = all.front().first;
   check(!trains || all.back().last == samples, "[Pipeline] rank 0 has inputs of ", samples,
         " samples, and rank ", all.size() - 1, " targets of ", all.back().last,
         "; read the same batch on both");
   pass.seed = all.front().state[0];
-  pass.offset = pass.furthest = all.front().state[1];
-  pass.shares = micro_batch_shares(samples, options_.micro_batches, false);
-  pass.results.resize(pass.shares.size());
-  pass.sent.resize(pass.shares.size());
+  pass.offset = pass.max_rng_offset = all.front().state[1];
+  pass.sizes = micro_batch_sizes(samples, options_.micro_batches, false);
+  pass.results.resize(pass.sizes.size());
+  pass.sent.resize(pass.sizes.size());
   for (const Tensor& t : inputs.tensors)
-    pass.wants_gradient.push_back(trains && t.defined() && t.requires_grad());
+    pass.requires_grad.push_back(trains && t.defined() && t.requires_grad());
 }
 
 void RankPipeline::run(Pass& pass) {
-  const int rank = group_->rank(), count = static_cast<int>(pass.shares.size());
+  const int rank = group_->rank(), count = static_cast<int>(pass.sizes.size());
   const bool trains = pass.loss_fn != nullptr;
   const Device here = devices_[0];
   pass.number = ++passes_;
@@ -183,7 +184,7 @@ void RankPipeline::run(Pass& pass) {
                          : forward_actions(group_->size(), count))[static_cast<std::size_t>(rank)];
   for (const Action& a : pass.actions)
     if (a.kind == Kind::backward) pass.last_backward = a.micro_batch;
-  pass.graphs.emplace(stages_[0], options_, count, trains, row_.c_str());
+  pass.executor.emplace(stages_[0], options_, count, trains, row_.c_str());
 
   generator_.set_state({rank == 0 ? pass.seed : rank_seed(pass.seed, rank), pass.offset});
   Context context = current_context();
@@ -193,62 +194,63 @@ void RankPipeline::run(Pass& pass) {
   const ContextGuard guard(context);
 
   const Clock::time_point began = Clock::now();
-  const auto names = [&](ParcelName::Kind kind) { return names_of(kind, pass.actions, pass.number); };
+  const auto ids = [&](MessageId::Kind kind) { return message_ids(kind, pass.actions, pass.number); };
   try {
     if (!is_first()) {
-      pass.values.emplace(*group_, rank - 1, kTag, here, names(ParcelName::Kind::outputs));
-      pass.back.emplace(*group_, rank - 1, kTag);
+      pass.outputs.emplace(*group_, rank - 1, kTag, here, ids(MessageId::Kind::outputs));
+      pass.to_previous.emplace(*group_, rank - 1, kTag);
     }
     if (!is_last()) {
-      pass.gradients.emplace(*group_, rank + 1, kTag, here, names(ParcelName::Kind::gradients));
-      pass.onward.emplace(*group_, rank + 1, kTag);
+      pass.gradients.emplace(*group_, rank + 1, kTag, here, ids(MessageId::Kind::gradients));
+      pass.to_next.emplace(*group_, rank + 1, kTag);
     }
-    for (const Action& action : pass.actions) act(pass, action);
-    if (pass.onward) pass.onward->finish();
-    if (pass.back) pass.back->finish();
+    for (const Action& action : pass.actions) run_action(pass, action);
+    if (pass.to_next) pass.to_next->finish();
+    if (pass.to_previous) pass.to_previous->finish();
   } catch (const std::exception& e) {
-    group_->abort(e.what());  // others wait for this rank, and its own receivers for theirs
+    group_->abort(e.what());  // other ranks wait for this one, and its receivers wait for them
     throw;
   } catch (...) {
-    group_->abort(concat({"stage ", rank, " threw something that says nothing"}));
+    group_->abort(concat({"stage ", rank, " threw an exception that is not a std::exception"}));
     throw;
   }
-  pass.furthest = std::max(pass.furthest, generator_.state()[1]);
-  last_.emplace(std::move(*pass.graphs));
-  bytes_received_ = (pass.values ? pass.values->bytes() : 0) + (pass.gradients ? pass.gradients->bytes() : 0);
+  pass.max_rng_offset = std::max(pass.max_rng_offset, generator_.state()[1]);
+  last_.emplace(std::move(*pass.executor));
+  bytes_received_ =
+      (pass.outputs ? pass.outputs->bytes() : 0) + (pass.gradients ? pass.gradients->bytes() : 0);
   micro_batches_ = count;
   wall_s_ = std::chrono::duration<double>(Clock::now() - began).count();
 }
 
-void RankPipeline::act(Pass& pass, const Action& action) const {
+void RankPipeline::run_action(Pass& pass, const Action& action) const {
   const Kind kind = action.kind;
   const int micro_batch = action.micro_batch;
-  Parcel incoming, result;
-  if (kind == Kind::forward) incoming = values_for(pass, micro_batch);
-  else if (kind == Kind::backward) incoming = gradients_for(pass, micro_batch);
-  named_in_errors(concat({place(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
-                          group_->rank(), " on ", devices_[0]}),
-                  [&] {
-                    switch (kind) {
-                      case Kind::forward:
-                        result = forward(pass, micro_batch, incoming);
-                        if (!is_last())
-                          ParcelLabel::check_room(ParcelName::Kind::outputs, result.tensors.size());
-                        break;
-                      case Kind::backward:
-                        result = pass.graphs->backward(micro_batch, incoming);
-                        break;
-                      case Kind::weights:
-                        pass.graphs->weights(micro_batch);
-                        break;
-                    }
-                  });
+  Message incoming, result;
+  if (kind == Kind::forward) incoming = inputs_of(pass, micro_batch);
+  else if (kind == Kind::backward) incoming = gradients_of(pass, micro_batch);
+  with_error_context(concat({stage_text(), ", ", kind_name(kind), " of micro-batch ", micro_batch, ", rank ",
+                             group_->rank(), " on ", devices_[0]}),
+                     [&] {
+                       switch (kind) {
+                         case Kind::forward:
+                           result = forward(pass, micro_batch, incoming);
+                           if (!is_last())
+                             MessageHeader::check_count(MessageId::Kind::outputs, result.tensors.size());
+                           break;
+                         case Kind::backward:
+                           result = pass.executor->backward(micro_batch, incoming);
+                           break;
+                         case Kind::weights:
+                           pass.executor->weights(micro_batch);
+                           break;
+                       }
+                     });
   if (kind == Kind::weights) return;
   const auto m = static_cast<std::size_t>(micro_batch);
   if (kind == Kind::forward) {
     pass.sent[m] = result.tensors.size();
     if (!is_last())
-      pass.onward->send({ParcelName::Kind::outputs, micro_batch, pass.number}, result, generator_.state()[1]);
+      pass.to_next->send({MessageId::Kind::outputs, micro_batch, pass.number}, result, generator_.state()[1]);
     else if (!pass.loss_fn) pass.results[m] = std::move(result.tensors);
     return;
   }
@@ -257,41 +259,41 @@ void RankPipeline::act(Pass& pass, const Action& action) const {
     return;
   }
   if (micro_batch == pass.last_backward) result.tensors.push_back(pass.loss);
-  pass.back->send({ParcelName::Kind::gradients, micro_batch, pass.number}, result,
-                  std::max(pass.furthest, generator_.state()[1]));
+  pass.to_previous->send({MessageId::Kind::gradients, micro_batch, pass.number}, result,
+                         std::max(pass.max_rng_offset, generator_.state()[1]));
 }
 
-Parcel RankPipeline::values_for(Pass& pass, int micro_batch) const {
-  if (!is_first()) return pass.values->take();
-  return {pass.inputs[static_cast<std::size_t>(micro_batch)], pass.wants_gradient};
+Message RankPipeline::inputs_of(Pass& pass, int micro_batch) const {
+  if (!is_first()) return pass.outputs->take();
+  return {pass.inputs[static_cast<std::size_t>(micro_batch)], pass.requires_grad};
 }
 
-Parcel RankPipeline::gradients_for(Pass& pass, int micro_batch) const {
+Message RankPipeline::gradients_of(Pass& pass, int micro_batch) const {
   if (is_last()) return {};
-  Parcel parcel = pass.gradients->take();
-  pass.furthest = std::max(pass.furthest, pass.gradients->drawn());
+  Message message = pass.gradients->take();
+  pass.max_rng_offset = std::max(pass.max_rng_offset, pass.gradients->rng_offset());
   const bool with_loss = micro_batch == pass.last_backward;
   const std::size_t expected = pass.sent[static_cast<std::size_t>(micro_batch)] + with_loss;
-  check<DistributedError>(parcel.tensors.size() == expected, "[Pipeline] rank ", group_->rank() + 1, " sent ",
-                          parcel.tensors.size(), " gradients where ", expected,
-                          " should come; run the same program on all ranks");
-  if (!with_loss) return parcel;
-  pass.loss = std::move(parcel.tensors.back());
-  parcel.tensors.pop_back();
-  return parcel;
+  check<DistributedError>(message.tensors.size() == expected, "[Pipeline] rank ", group_->rank() + 1,
+                          " sent ", message.tensors.size(), " gradients instead of ", expected,
+                          "; run the same program on all ranks");
+  if (!with_loss) return message;
+  pass.loss = std::move(message.tensors.back());
+  message.tensors.pop_back();
+  return message;
 }
 
-Parcel RankPipeline::forward(Pass& pass, int micro_batch, const Parcel& inputs) const {
-  if (!is_last() || !pass.loss_fn) return pass.graphs->forward(micro_batch, inputs);
+Message RankPipeline::forward(Pass& pass, int micro_batch, const Message& inputs) const {
+  if (!is_last() || !pass.loss_fn) return pass.executor->forward(micro_batch, inputs);
   const auto m = static_cast<std::size_t>(micro_batch);
-  LossPart part{*pass.loss_fn, pass.targets[m], weight_of(pass.shares, m)};
-  pass.graphs->forward(micro_batch, inputs, &part);
+  MicroBatchLoss part{*pass.loss_fn, pass.targets[m], chunk_weight(pass.sizes, m)};
+  pass.executor->forward(micro_batch, inputs, &part);
   const NoGradGuard no_grad;
   pass.loss = pass.loss.defined() ? pass.loss + part.value : part.value;
   return {};
 }
 
-void RankPipeline::move_generator_on(std::uint64_t to) const {
+void RankPipeline::advance_generator(std::uint64_t to) const {
   if (!is_first()) return;
   Generator& generator = current_generator(devices_[0]);
   generator.take(to - generator.state()[1]);
@@ -302,11 +304,11 @@ Tensor RankPipeline::forward_backward(const TensorList& inputs, const TensorList
   Pass pass;
   pass.loss_fn = &loss;
   prepare(pass, inputs, targets);
-  ties_->begin();
+  tied_parameters_->begin_pass();
   run(pass);
-  ties_->add_gradients();
-  move_generator_on(pass.furthest);
-  if (is_first()) return_gradients(inputs, pass.wants_gradient, pass.inputs, pass.results);
+  tied_parameters_->add_gradients();
+  advance_generator(pass.max_rng_offset);
+  if (is_first()) backward_to_inputs(inputs, pass.requires_grad, pass.inputs, pass.results);
   return pass.loss;
 }
 
@@ -314,11 +316,11 @@ std::vector<Tensor> RankPipeline::evaluate(const TensorList& inputs) {
   Pass pass;
   prepare(pass, inputs, {});
   run(pass);
-  // Nothing has come back to the first rank.
-  for (const Brought& b :
-       meet("pipeline: random numbers", [&] { return Brought{.state = generator_.state()}; }))
-    pass.furthest = std::max(pass.furthest, b.state[1]);
-  move_generator_on(pass.furthest);
+  // Without a backward pass, no message has brought the later stages' generator positions to the first rank.
+  for (const CallArguments& b : all_gather_arguments(
+           "pipeline: random numbers", [&] { return CallArguments{.state = generator_.state()}; }))
+    pass.max_rng_offset = std::max(pass.max_rng_offset, b.state[1]);
+  advance_generator(pass.max_rng_offset);
   if (!is_last()) return {};
   const NoGradGuard no_grad;
   return gather_tensors(pass.results, devices_[0]);
@@ -362,33 +364,34 @@ PipelineReport RankPipeline::report() const {
   return report;
 }
 
-// Each rank joins the same norms in the same order, so all scale by one factor. On the host: a GPU has no
-// arithmetic in f64.
+// Each rank combines the same norms in the same order, so all scale by the same factor. They are combined on
+// the host, because our GPU kernels have no f64 arithmetic.
 Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameters, double max_norm,
                                      double norm_type, bool error_if_nonfinite) const {
   const NoGradGuard no_grad;
   Tensor own;
-  const std::vector<Brought> arguments = meet("pipeline: clip_grad_norm_", [&] {
+  const std::vector<CallArguments> arguments = all_gather_arguments("pipeline: clip_grad_norm_", [&] {
     check(max_norm >= 0, "[clip_grad_norm_] max_norm must not be negative but is ", max_norm);
     check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
     std::vector<Tensor> norms{zeros({}, {DType::f64, devices_[0]})};
     for (const nn::Parameter& p : parameters)
-      if (p->grad().defined() && !ties_->is_counted_elsewhere(p))
+      if (p->grad().defined() && !tied_parameters_->is_counted_elsewhere(p))
         norms.push_back(norm(p->grad(), norm_type).to(devices_[0], DType::f64));
     own = norm(stack(norms).cpu(), norm_type);
-    return Brought{
+    return CallArguments{
         std::bit_cast<std::int64_t>(max_norm), std::bit_cast<std::int64_t>(norm_type), {error_if_nonfinite}};
   });
-  check_same("[clip_grad_norm_] the ranks were given different arguments:", arguments, [](const Brought& b) {
-    return concat({"max_norm ", std::bit_cast<double>(b.first), ", norm_type ", std::bit_cast<double>(b.last),
-                   b.state[0] ? ", not finite is an error" : ""});
-  });
+  check_same("[clip_grad_norm_] the ranks passed different arguments:", arguments,
+             [](const CallArguments& b) {
+               return concat({"max_norm ", std::bit_cast<double>(b.first), ", norm_type ",
+                              std::bit_cast<double>(b.last), b.state[0] ? ", error_if_nonfinite" : ""});
+             });
   const Tensor all = empty({group_->size()}, {DType::f64, kCPU});
   group_->all_gather(all, own.reshape({1}), "pipeline: norms of gradients").wait();
   const Tensor total = norm(all, norm_type);
   if (error_if_nonfinite)
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
-          ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
+          ", so they cannot be clipped; find the cause with autograd::DetectAnomaly, or skip this step");
   const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
   for (const nn::Parameter& p : parameters)
     if (p->grad().defined()) p->grad().mul_(factor.to(p->grad().device()));
@@ -397,31 +400,31 @@ Tensor RankPipeline::clip_grad_norm_(const std::vector<nn::Parameter>& parameter
 
 nn::StateDict RankPipeline::whole_state_dict() const {
   nn::StateDict own;
-  meet("pipeline: state", [&] {
-    own = state_of(stages_);
-    return Brought{};
+  all_gather_arguments("pipeline: state", [&] {
+    own = state_dict_of(stages_);
+    return CallArguments{};
   });
   std::set<std::string> shared;
   for (const std::vector<std::string>& names : options_.tied) shared.insert(names.begin(), names.end());
-  return gather_state(*group_, own, shared, kTag);
+  return gather_state_dict(*group_, own, shared, kTag);
 }
 
 nn::LoadResult RankPipeline::load_state_dict(const nn::StateDict& dict, bool strict) {
   nn::StateDict own;
-  meet("pipeline: load_state_dict", [&] {
-    own = state_of(stages_);
-    return Brought{};
+  all_gather_arguments("pipeline: load_state_dict", [&] {
+    own = state_dict_of(stages_);
+    return CallArguments{};
   });
   std::set<std::string> all;
   for (const std::vector<std::string>& names : names_by_rank(*group_, own))
     all.insert(names.begin(), names.end());
-  std::optional<StateMatch> match;
-  meet("pipeline: load_state_dict", [&] {
+  std::optional<StateDictLoader> match;
+  all_gather_arguments("pipeline: load_state_dict", [&] {
     match.emplace(own, all, dict, strict);
-    return Brought{};
+    return CallArguments{};
   });
   nn::LoadResult result = match->load();
-  ties_->share_values();
+  tied_parameters_->broadcast_values();
   return result;
 }
 

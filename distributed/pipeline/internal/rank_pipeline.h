@@ -1,5 +1,5 @@
 #pragma once
-// A pipeline over the ranks of a group: rank i computes stage i, on the thread that calls.
+// RankPipeline runs one stage per rank of a process group: rank i computes stage i, on the calling thread.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -10,16 +10,16 @@
 
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/comm/process_group.h"
-#include "tapestry/distributed/pipeline/internal/rank_parcels.h"
-#include "tapestry/distributed/pipeline/internal/rank_ties.h"
+#include "tapestry/distributed/pipeline/internal/rank_messages.h"
+#include "tapestry/distributed/pipeline/internal/rank_tied_parameters.h"
 #include "tapestry/distributed/pipeline/internal/runner.h"
-#include "tapestry/distributed/pipeline/internal/tied.h"
+#include "tapestry/distributed/pipeline/internal/tied_parameters.h"
 
 namespace tapestry::distributed {
 
 class RankPipeline final : public PipelineRunner {
  public:
-  /// A collective call. `stages` holds this rank's.
+  /// Collective. `stages` holds the one stage of this rank.
   RankPipeline(std::shared_ptr<ProcessGroup> group, const std::vector<Stage>& stages,
                const PipelineOptions& options);
   ~RankPipeline() override;
@@ -35,40 +35,41 @@ class RankPipeline final : public PipelineRunner {
 
  private:
   struct Pass;
-  /// What a rank brings to a call: its options or arguments, or how many samples of inputs and of targets it
-  /// has, and where its generator is. Travels as 64-bit integers.
-  struct Brought {
+  /// What ranks exchange before a call: options or arguments; or the numbers of samples of inputs and
+  /// targets, and the generator's state. It is sent as 64-bit integers.
+  struct CallArguments {
     std::int64_t first = 0, last = 0;
     std::array<std::uint64_t, 2> state = {};
-    friend bool operator==(const Brought&, const Brought&) = default;
+    friend bool operator==(const CallArguments&, const CallArguments&) = default;
   };
   bool is_first() const { return group_->rank() == 0; }
   bool is_last() const { return group_->rank() + 1 == group_->size(); }
-  std::string place() const;
-  std::vector<Brought> meet(const char* what, const std::function<Brought()>& prepare) const;
-  static void check_same(const char* problem, const std::vector<Brought>& all,
-                         const std::function<std::string(const Brought&)>& in_words);
+  std::string stage_text() const;
+  std::vector<CallArguments> all_gather_arguments(const char* what,
+                                                  const std::function<CallArguments()>& prepare) const;
+  static void check_same(const char* problem, const std::vector<CallArguments>& all,
+                         const std::function<std::string(const CallArguments&)>& describe);
   void prepare(Pass& pass, const TensorList& inputs, const TensorList& targets) const;
   void run(Pass& pass);
-  void act(Pass& pass, const Action& action) const;
-  Parcel values_for(Pass& pass, int micro_batch) const;
-  Parcel gradients_for(Pass& pass, int micro_batch) const;
-  void move_generator_on(std::uint64_t to) const;
-  Parcel forward(Pass& pass, int micro_batch, const Parcel& inputs) const;
+  void run_action(Pass& pass, const Action& action) const;
+  Message inputs_of(Pass& pass, int micro_batch) const;
+  Message gradients_of(Pass& pass, int micro_batch) const;
+  void advance_generator(std::uint64_t to) const;
+  Message forward(Pass& pass, int micro_batch, const Message& inputs) const;
 
   const std::shared_ptr<ProcessGroup> group_;
   const std::vector<Stage> stages_;
   const PipelineOptions options_;
-  const std::vector<Device> devices_;               // the stage's, for places_
-  const std::vector<std::size_t> device_of_ = {0};  // likewise
-  std::string row_;                                 // of the timeline
-  std::unique_ptr<TiedParameters> places_;
-  std::unique_ptr<RankTies> ties_;
+  const std::vector<Device> devices_;               // the stage's device, for placement_
+  const std::vector<std::size_t> device_of_ = {0};  // its index in devices_, for placement_
+  std::string row_;                                 // in the timeline
+  std::unique_ptr<TiedParameters> placement_;
+  std::unique_ptr<RankTiedParameters> tied_parameters_;
   Generator generator_;
   std::uint64_t passes_ = 0;
 
-  // Of the last pass.
-  std::optional<StageGraphs> last_;
+  // The last pass, for report().
+  std::optional<StageExecutor> last_;
   std::int64_t bytes_received_ = 0;
   double wall_s_ = 0;
   int micro_batches_ = 0;

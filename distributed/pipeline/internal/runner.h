@@ -1,5 +1,6 @@
 #pragma once
-// What runs a Pipeline's batches: the stages of one process, or this rank's.
+// PipelineRunner runs a Pipeline's batches: LocalPipeline for all stages in one process, RankPipeline for the
+// stage of one rank.
 #include <span>
 #include <vector>
 
@@ -20,21 +21,22 @@ class PipelineRunner {
   virtual nn::LoadResult load_state_dict(const nn::StateDict& dict, bool strict) = 0;
 };
 
-/// Throws AutogradError where nothing is recorded.
+/// Throws AutogradError if gradients are switched off.
 void check_grad_mode();
-/// Throws AutogradError if one of them requires gradients.
+/// Throws AutogradError if a target requires gradients.
 void check_targets(const TensorList& targets);
 
-/// How a batch is cut: samples, by micro-batch. ValueError where `exactly` and the number does not divide.
-std::vector<std::int64_t> micro_batch_shares(std::int64_t samples, int micro_batches, bool exactly);
+/// The number of samples in each micro-batch. Throws ValueError if `exactly` is true and `micro_batches` does
+/// not divide `samples`.
+std::vector<std::int64_t> micro_batch_sizes(std::int64_t samples, int micro_batches, bool exactly);
 
-/// Goes on backward from the inputs of a batch, on the calling thread: from the gradients of their parts,
-/// both by micro-batch.
-void return_gradients(const TensorList& inputs, const std::vector<bool>& wants_gradient,
-                      const std::vector<std::vector<Tensor>>& parts,
-                      const std::vector<std::vector<Tensor>>& gradients);
+/// Joins the gradients of the inputs' micro-batches and continues backward from the inputs, on the calling
+/// thread. `chunks` and `gradients` are [micro-batch][input].
+void backward_to_inputs(const TensorList& inputs, const std::vector<bool>& requires_grad,
+                        const std::vector<std::vector<Tensor>>& chunks,
+                        const std::vector<std::vector<Tensor>>& gradients);
 
-/// Runs f; adds " (place)" to the text of what it throws, which stays what it was.
-void named_in_errors(const std::string& place, const std::function<void()>& f);
+/// Runs f. If f throws, appends " (place)" to the exception's text and keeps its type.
+void with_error_context(const std::string& place, const std::function<void()>& f);
 
 }  // namespace tapestry::distributed

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/pipeline/internal/tied.h"
+#include "tapestry/distributed/pipeline/internal/tied_parameters.h"
 
 #include <algorithm>
 #include <set>
@@ -9,11 +9,11 @@
 
 namespace tapestry::distributed {
 
-void TiedParameters::note(const std::string& name, const nn::TensorSlot& slot, std::size_t stage,
-                          bool is_parameter) {
+void TiedParameters::add_use(const std::string& name, const nn::TensorSlot& slot, std::size_t stage,
+                             bool is_parameter) {
   check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", first_number_ + stage, " has ",
-        slot.replicas(), " replicas; let the DataParallel around it go first, or call unreplicate()");
-  for (Used& used : used_)
+        slot.replicas(), " replicas; destroy its DataParallel first, or call unreplicate()");
+  for (UsedSlot& used : used_)
     if (used.slot.is_same(slot)) return used.stages.push_back(stage);
   used_.push_back({name, slot, {stage}, is_parameter});
 }
@@ -26,40 +26,41 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
       first_number_(first_number),
       replica_(stages.size()) {
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    for (const auto& [name, slot] : stages[s].named_parameters()) note(name, slot, s, true);
-    for (const auto& [name, slot] : stages[s].named_buffers()) note(name, slot, s, false);
+    for (const auto& [name, slot] : stages[s].named_parameters()) add_use(name, slot, s, true);
+    for (const auto& [name, slot] : stages[s].named_buffers()) add_use(name, slot, s, false);
   }
-  for (Used& used : used_) {
+  for (UsedSlot& used : used_) {
     const std::size_t home = home_of(used);
     std::set<std::size_t> others;
     for (const std::size_t s : used.stages) {
       if (device_of_[s] == home) continue;
-      check(used.is_parameter, "[Pipeline] the buffer '", used.name, "' is of stage ",
-            first_number_ + used.stages[0], " on ", devices_[home], " and of stage ", first_number_ + s,
-            " on ", devices_[device_of_[s]], "; put both on one device, or give each a module of its own");
+      check(used.is_parameter, "[Pipeline] the buffer '", used.name, "' belongs to stage ",
+            first_number_ + used.stages[0], " on ", devices_[home], " and to stage ", first_number_ + s,
+            " on ", devices_[device_of_[s]],
+            "; put both stages on one device, or give each stage its own module");
       others.insert(device_of_[s]);
       replica_[s] = static_cast<std::int16_t>(device_of_[s] + 1);
     }
     for (const std::size_t d : others) used.copies.push_back({d, {}, {}, 0});
   }
-  // Backwards, so that what several stages use ends where the first of them is.
+  // In reverse order, so that a parameter of several stages ends on the device of the first of them.
   for (std::size_t s = stages.size(); s-- > 0;)
     for (nn::Module& module : stages[s].modules()) module.to(stages[s].device());
 }
 
 void TiedParameters::check_places() const {
-  for (const Used& used : used_) {
+  for (const UsedSlot& used : used_) {
     const Device here = used.slot.replica(0).device(), home = devices_[home_of(used)];
     check(used.slot.replicas() == 1 && here == home, "[Pipeline] '", used.name, "' of stage ",
           first_number_ + used.stages[0], " (", stages_[used.stages[0]].name(), ") is on ", here, " with ",
           used.slot.replicas(), " replicas, not on ", home,
-          " alone; leave it where the Pipeline put it, or make another Pipeline");
+          " alone; leave it where the Pipeline put it, or construct a new Pipeline");
   }
 }
 
-void TiedParameters::begin() {
-  const EnableGradGuard no_inference;  // what is made now is trained later
-  for (Used& used : used_) {
+void TiedParameters::attach_replicas() {
+  const EnableGradGuard no_inference;  // inference tensors could not be trained later
+  for (UsedSlot& used : used_) {
     if (std::all_of(used.stages.begin(), used.stages.end(), [&](std::size_t s) { return !replica_[s]; }))
       continue;
     const Tensor home = used.slot.replica(0);
@@ -76,15 +77,15 @@ void TiedParameters::begin() {
   }
 }
 
-void TiedParameters::end() {
-  for (Used& used : used_)
+void TiedParameters::detach_replicas() {
+  for (UsedSlot& used : used_)
     if (used.slot.replicas() > 1) used.slot.set_replicas({used.slot.replica(0)});
 }
 
-void TiedParameters::refresh(std::size_t device) {
+void TiedParameters::update_replicas(std::size_t device) {
   const EnableGradGuard no_inference;
   const NoGradGuard no_grad;
-  for (Used& used : used_)
+  for (UsedSlot& used : used_)
     for (Copy& copy : used.copies) {
       const Tensor home = used.slot.replica(0);
       if (copy.device != device || (copy.source.is_same(home) && copy.version == home.version())) continue;
@@ -96,14 +97,14 @@ void TiedParameters::refresh(std::size_t device) {
 
 void TiedParameters::add_gradients() {
   std::vector<Device> homes;
-  for (const Used& used : used_)
+  for (const UsedSlot& used : used_)
     if (!used.copies.empty() && std::count(homes.begin(), homes.end(), devices_[home_of(used)]) == 0)
       homes.push_back(devices_[home_of(used)]);
   if (homes.empty()) return;
   on_workers(homes, [&](int i) {
     const NoGradGuard no_grad;
     const Device here = homes[static_cast<std::size_t>(i)];
-    for (const Used& used : used_)
+    for (const UsedSlot& used : used_)
       for (const Copy& copy : used.copies) {
         const Tensor gradient = copy.tensor.grad(), first = used.slot.replica(0);
         if (!(first.device() == here) || !gradient.defined()) continue;

@@ -1,28 +1,26 @@
-#include "tapestry/distributed/pipeline/internal/state.h"
+#include "tapestry/distributed/pipeline/internal/state_dict.h"
 
 #include <map>
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/text.h"
-#include "tapestry/distributed/pipeline/internal/rank_parcels.h"
+#include "tapestry/distributed/pipeline/internal/rank_messages.h"
 
 namespace tapestry::distributed {
 namespace {
 
-constexpr const char* kNameThem =
-    "; say with Stage::named() what the modules are called in the unsplit model";
+constexpr const char* kRemedy = "; give the modules the names of the unsplit model with Stage::named()";
 
-// Each tensor is a parcel of its own: a label says what comes, and few are on the way at once.
-std::vector<ParcelName> parcels_of(std::size_t tensors) {
-  std::vector<ParcelName> names;
-  for (std::size_t i = 0; i < tensors; ++i)
-    names.push_back({ParcelName::Kind::outputs, static_cast<int>(i), 0});
-  return names;
+// Each tensor is sent as one message, so only a few tensors are in flight at a time.
+std::vector<MessageId> message_ids(std::size_t tensors) {
+  std::vector<MessageId> ids;
+  for (std::size_t i = 0; i < tensors; ++i) ids.push_back({MessageId::Kind::outputs, static_cast<int>(i), 0});
+  return ids;
 }
 
 }  // namespace
 
-nn::StateDict state_of(const std::vector<Stage>& stages) {
+nn::StateDict state_dict_of(const std::vector<Stage>& stages) {
   nn::StateDict all;
   for (const Stage& stage : stages)
     for (auto& [name, tensor] : stage.state_dict()) {
@@ -30,13 +28,13 @@ nn::StateDict state_of(const std::vector<Stage>& stages) {
       if (!known) all.emplace_back(name, tensor);
       else
         check(known->storage() == tensor.storage(), "[Pipeline] two tensors are called '", name,
-              "', of shapes ", known->sizes(), " and ", tensor.sizes(), kNameThem);
+              "', of shapes ", known->sizes(), " and ", tensor.sizes(), kRemedy);
     }
   return all;
 }
 
-StateMatch::StateMatch(const nn::StateDict& own, const std::set<std::string>& others,
-                       const nn::StateDict& dict, bool strict) {
+StateDictLoader::StateDictLoader(const nn::StateDict& own, const std::set<std::string>& others,
+                                 const nn::StateDict& dict, bool strict) {
   std::string wrong;
   for (const auto& [name, tensor] : own) {
     const Tensor* const given = nn::find(dict, name);
@@ -57,12 +55,13 @@ StateMatch::StateMatch(const nn::StateDict& own, const std::set<std::string>& ot
     result_.unexpected.push_back(name);
     if (strict) wrong += "\n  unexpected: " + name;
   }
-  check(wrong.empty(), "[load_state_dict] the state does not fit the stages, and nothing was loaded:", wrong,
-        "\npass a state of the same model",
+  check(wrong.empty(),
+        "[load_state_dict] the state dict does not fit the stages, and nothing was loaded:", wrong,
+        "\npass the state dict of the same model",
         strict ? ", or strict = false to skip names that are missing or unexpected" : "");
 }
 
-nn::LoadResult StateMatch::load() {
+nn::LoadResult StateDictLoader::load() {
   const NoGradGuard no_grad;
   for (const auto& [to, from] : pairs_) to->copy_(*from);
   return std::move(result_);
@@ -82,8 +81,8 @@ std::vector<std::vector<std::string>> names_by_rank(ProcessGroup& group, const n
   return names;
 }
 
-nn::StateDict gather_state(ProcessGroup& group, const nn::StateDict& own, const std::set<std::string>& shared,
-                           std::uint32_t tag) {
+nn::StateDict gather_state_dict(ProcessGroup& group, const nn::StateDict& own,
+                                const std::set<std::string>& shared, std::uint32_t tag) {
   const NoGradGuard no_grad;
   const std::vector<std::vector<std::string>> names = names_by_rank(group, own);
   std::map<std::string, std::size_t> first;
@@ -91,20 +90,21 @@ nn::StateDict gather_state(ProcessGroup& group, const nn::StateDict& own, const 
     for (const std::string& name : names[r]) {
       const auto [known, is_new] = first.emplace(name, r);
       check(is_new || shared.contains(name), "[Pipeline] ranks ", known->second, " and ", r,
-            " both have a tensor called '", name, "'", kNameThem, ", or tie them (PipelineOptions::tied)");
+            " both have a tensor called '", name, "'", kRemedy,
+            ", or tie the tensors (PipelineOptions::tied)");
     }
   nn::StateDict whole;
   if (group.rank() != 0) {
-    ParcelSender sender(group, 0, tag);
-    const std::vector<ParcelName> parcels = parcels_of(own.size());
-    for (std::size_t i = 0; i < own.size(); ++i) sender.send(parcels[i], {{own[i].second.to(kCPU)}}, 0);
+    MessageSender sender(group, 0, tag);
+    const std::vector<MessageId> ids = message_ids(own.size());
+    for (std::size_t i = 0; i < own.size(); ++i) sender.send(ids[i], {{own[i].second.to(kCPU)}}, 0);
     sender.finish();
     return whole;
   }
   for (const auto& [name, tensor] : own) whole.emplace_back(name, tensor.to(kCPU));
   for (int r = 1; r < group.size(); ++r) {
     const std::vector<std::string>& theirs = names[static_cast<std::size_t>(r)];
-    ParcelReceiver receiver(group, r, tag, kCPU, parcels_of(theirs.size()));
+    MessageReceiver receiver(group, r, tag, kCPU, message_ids(theirs.size()));
     for (const std::string& name : theirs) {
       Tensor tensor = receiver.take().tensors.at(0);
       if (first.at(name) == static_cast<std::size_t>(r)) whole.emplace_back(name, std::move(tensor));

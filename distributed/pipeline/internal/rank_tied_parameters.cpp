@@ -1,4 +1,4 @@
-#include "tapestry/distributed/pipeline/internal/rank_ties.h"
+#include "tapestry/distributed/pipeline/internal/rank_tied_parameters.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,18 +18,18 @@ std::string listed(const std::vector<std::string>& names) {
   return text.empty() ? "no names" : text;
 }
 
-// What a rank has of a tie.
+// Describes what a rank has under the names of one tied weight.
 std::string described(const std::vector<nn::Parameter>& found) {
   if (found.empty()) return kNone;
-  if (found.size() > 1) return "two parameters: assign one of them to the other where they are made";
+  if (found.size() > 1) return "two parameters: assign one of them to the other where they are constructed";
   const Tensor& tensor = found[0];
   return concat({tensor.dtype(), " ", tensor.sizes(), tensor.requires_grad() ? "" : ", frozen"});
 }
 
 }  // namespace
 
-RankTies::RankTies(ProcessGroup& group, const Stage& stage,
-                   const std::vector<std::vector<std::string>>& names)
+RankTiedParameters::RankTiedParameters(ProcessGroup& group, const Stage& stage,
+                                       const std::vector<std::vector<std::string>>& names)
     : group_(group), names_(names) {
   const std::vector<std::pair<std::string, nn::Parameter>> own = stage.named_parameters();
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -40,7 +40,7 @@ RankTies::RankTies(ProcessGroup& group, const Stage& stage,
       if (std::find(tied.begin(), tied.end(), name) != tied.end()) found.push_back(parameter);
     mine += "\n" + described(found);
 
-    // Every rank sees the same, and comes to the same conclusion.
+    // Every rank gets the same descriptions, so all ranks throw or none does.
     const std::vector<std::string> all = all_gather_text(group, mine, "pipeline: tied weights");
     std::vector<int> ranks;
     std::string table;
@@ -54,23 +54,25 @@ RankTies::RankTies(ProcessGroup& group, const Stage& stage,
       equal = equal && what(r) == what(static_cast<std::size_t>(ranks[0])) && !what(r).starts_with("two");
     }
     check(equal, "[Pipeline] a tied weight is not the same on all ranks:", table,
-          "\ngive all ranks the same names, and the same parameter under them");
-    check(ranks.size() > 1, "[Pipeline] a tied weight is one that several ranks have:", table,
-          "\nname it as Stage::named_parameters() does; within a stage assign one parameter to both modules");
+          "\npass the same names on all ranks, and tie parameters of the same dtype and shape");
+    check(ranks.size() > 1, "[Pipeline] fewer than two ranks have a tied weight:", table,
+          "\nuse the names of Stage::named_parameters(); within one stage assign one parameter to both "
+          "modules");
     if (const auto members = group.new_group(ranks)) ties_.push_back({i, found[0], members});
   }
-  share_values();
+  broadcast_values();
 }
 
-void RankTies::begin() {
+void RankTiedParameters::begin_pass() {
   for (Tie& tie : ties_) {
-    tie.before = tie.parameter->grad();
+    tie.earlier = tie.parameter->grad();
     tie.parameter->set_grad({});
   }
 }
 
-// By tie: whether some rank has a gradient of it. Every rank sees the same, and comes to the same conclusion.
-std::vector<bool> RankTies::used_by_any() const {
+// By tied weight: whether any rank has a gradient. Every rank gets the same states, so all ranks throw or
+// none does.
+std::vector<bool> RankTiedParameters::used_by_any() const {
   if (names_.empty()) return {};
   enum : std::int64_t { kAbsent, kFrozen, kUnused, kUsed };
   const std::size_t count = names_.size(), ranks = static_cast<std::size_t>(group_.size());
@@ -92,19 +94,19 @@ std::vector<bool> RankTies::used_by_any() const {
       table += concat({"\n  rank ", r, "  ", state == kFrozen ? "frozen" : "trained"});
     }
     check(!frozen || !trained, "[Pipeline] the tied weight ", listed(names_[i]),
-          " is frozen on some ranks only:", table, "\nfreeze it on all of them, or on none");
+          " is frozen on some ranks but not on all:", table, "\nfreeze it on all of them or on none");
   }
   return used;
 }
 
-void RankTies::add_gradients() {
+void RankTiedParameters::add_gradients() {
   const NoGradGuard no_grad;
   const std::vector<bool> used = used_by_any();
   for (Tie& tie : ties_) {
     const Tensor& parameter = tie.parameter;
-    Tensor gradient = std::move(tie.before);
+    Tensor gradient = std::move(tie.earlier);
     if (used[tie.index]) {
-      // Unused on this rank, it is nothing here, but others wait for this rank's part.
+      // A rank that did not use the weight contributes zeros, because the others wait for it.
       const Tensor sum = parameter.grad().defined() ? parameter.grad() : zeros_like(parameter.detach());
       tie.group->all_reduce(sum, ReduceOp::sum, "pipeline: gradients of tied weights").wait();
       gradient = gradient.defined() ? gradient.add_(sum) : sum;
@@ -113,13 +115,13 @@ void RankTies::add_gradients() {
   }
 }
 
-void RankTies::share_values() {
+void RankTiedParameters::broadcast_values() {
   const NoGradGuard no_grad;
   for (const Tie& tie : ties_)
     tie.group->broadcast(tie.parameter->detach(), 0, "pipeline: tied weights").wait();
 }
 
-bool RankTies::is_counted_elsewhere(const nn::Parameter& parameter) const {
+bool RankTiedParameters::is_counted_elsewhere(const nn::Parameter& parameter) const {
   return std::any_of(ties_.begin(), ties_.end(), [&](const Tie& tie) {
     return tie.group->rank() > 0 && tie.parameter.is_same(parameter);
   });

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/ddp/bucket.h"
+#include "tapestry/distributed/common/internal/bucket.h"
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketParameter> pa
     Device device;
     std::size_t bytes = 0;
     std::vector<int> parameters;
-    std::size_t last = 0;  // where in `order` its last parameter is
+    std::size_t last = 0;  // the position of its last parameter in `order`
   };
   std::vector<Open> open, closed;
   for (std::size_t at = 0; at < order.size(); ++at) {

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/ddp/comm_hook.h"
+#include "tapestry/distributed/common/comm_hook.h"
 
 #include "tapestry/autograd/ops/elementwise.h"
 

@@ -1,5 +1,5 @@
 // On fake GPUs, which do everything as late as they may.
-#include "tapestry/distributed/pipeline/internal/hand_over.h"
+#include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
 
 #include <cstring>
 
@@ -9,9 +9,9 @@
 #include "tests/support/fake_gpu.h"
 
 using namespace tapestry;
-using distributed::depart;
-using distributed::hand_over;
-using distributed::Ways;
+using distributed::copy_between_stages;
+using distributed::CopyStreams;
+using distributed::record_ready;
 using tapestry::testing::FakeGpus;
 
 namespace {
@@ -34,18 +34,18 @@ float value_of(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("what a GPU was given after a departure does not hold the tensor up, nor the other way round") {
+TEST_CASE("what a GPU was given after a ready does not hold the tensor up, nor the other way round") {
   FakeGpus gpus(2);
   {
-    const Ways first(kFirst), second(kSecond);
+    const CopyStreams first(kFirst), second(kSecond);
     bool later = false, earlier = false;
     gpus.launch(current_stream(kSecond), [&] { earlier = true; });
     const Tensor x = empty({kCount}, kFirst);
     fill_later(gpus, x, 3);
-    const auto departure = depart(kFirst, first);
+    const auto ready = record_ready(kFirst, first);
     gpus.launch(current_stream(kFirst), [&] { later = true; });
     const std::int64_t waits = gpus.host_waits();
-    const Tensor y = hand_over(x, departure.get(), current_stream(kSecond), second);
+    const Tensor y = copy_between_stages(x, ready.get(), current_stream(kSecond), second);
     CHECK(y.device() == kSecond);
     CHECK(gpus.host_waits() == waits);
     CHECK(gpus.copies_between() == 1);
@@ -70,12 +70,12 @@ TEST_CASE("what a GPU was given after a departure does not hold the tensor up, n
 TEST_CASE("the stream that wants a tensor waits for it, whichever that is") {
   FakeGpus gpus(2);
   {
-    const Ways first(kFirst), second(kSecond);
+    const CopyStreams first(kFirst), second(kSecond);
     const Stream consumer = new_stream(kSecond);
     const Tensor x = empty({kCount}, kFirst);
     fill_later(gpus, x, 3);
-    const auto departure = depart(kFirst, first);
-    const Tensor y = hand_over(x, departure.get(), consumer, second);
+    const auto ready = record_ready(kFirst, first);
+    const Tensor y = copy_between_stages(x, ready.get(), consumer, second);
     const StreamGuard guard(consumer);
     CHECK(value_of(y) == 3);
     synchronize(kFirst);
@@ -86,12 +86,12 @@ TEST_CASE("the stream that wants a tensor waits for it, whichever that is") {
 TEST_CASE("memory of what is handed over is not used again too early") {
   FakeGpus gpus(2);
   {
-    const Ways first(kFirst), second(kSecond);
+    const CopyStreams first(kFirst), second(kSecond);
     Tensor x = empty({kCount}, kFirst);
     const void* const there = x.raw_data();
     fill_later(gpus, x, 3);
-    auto departure = depart(kFirst, first);
-    Tensor y = hand_over(x, departure.get(), current_stream(kSecond), second);
+    auto ready = record_ready(kFirst, first);
+    Tensor y = copy_between_stages(x, ready.get(), current_stream(kSecond), second);
     x = {};
     // The sender's next tensor is written at once in its own stream, the copy done last of all.
     const Tensor next = empty({kCount}, kFirst);
@@ -105,8 +105,8 @@ TEST_CASE("memory of what is handed over is not used again too early") {
     float* const to = sum.data<float>();
     gpus.launch(current_stream(kSecond), [from, to] { std::copy_n(from, kCount, to); });
     y = {};
-    departure = depart(kFirst, first);
-    const Tensor z = hand_over(next, departure.get(), current_stream(kSecond), second);
+    ready = record_ready(kFirst, first);
+    const Tensor z = copy_between_stages(next, ready.get(), current_stream(kSecond), second);
     CHECK(z.raw_data() != from);
     first.out.synchronize();
     CHECK(value_of(sum) == 3);
@@ -119,7 +119,7 @@ TEST_CASE("memory of what is handed over is not used again too early") {
 TEST_CASE("what others do in the stream of arrivals comes before what arrives") {
   FakeGpus gpus(2);
   {
-    const Ways first(kFirst), second(kSecond);
+    const CopyStreams first(kFirst), second(kSecond);
     {
       const StreamGuard guard(second.in);
       const Tensor other = empty({kCount}, kSecond);
@@ -127,7 +127,8 @@ TEST_CASE("what others do in the stream of arrivals comes before what arrives") 
     }
     const Tensor x = empty({kCount}, kFirst);
     fill_later(gpus, x, 3);
-    const Tensor y = hand_over(x, depart(kFirst, first).get(), current_stream(kSecond), second);
+    const Tensor y =
+        copy_between_stages(x, record_ready(kFirst, first).get(), current_stream(kSecond), second);
     first.out.synchronize();
     second.in.synchronize();
     CHECK(value_of(y) == 3);
@@ -138,8 +139,8 @@ TEST_CASE("what others do in the stream of arrivals comes before what arrives") 
 
 TEST_CASE("what is on a CPU, or goes to one, is copied as ever") {
   FakeGpus gpus(1);
-  const Ways cpu(kCPU), gpu(kFirst);
-  CHECK(depart(kCPU, cpu) == nullptr);
+  const CopyStreams cpu(kCPU), gpu(kFirst);
+  CHECK(record_ready(kCPU, cpu) == nullptr);
   const Tensor x = full({kCount}, 5);
-  CHECK(hand_over(x, nullptr, current_stream(kCPU), cpu).raw_data() == x.raw_data());
+  CHECK(copy_between_stages(x, nullptr, current_stream(kCPU), cpu).raw_data() == x.raw_data());
 }

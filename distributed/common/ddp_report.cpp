@@ -1,4 +1,4 @@
-#include "tapestry/distributed/ddp/report.h"
+#include "tapestry/distributed/common/ddp_report.h"
 
 #include <algorithm>
 #include <cstdio>

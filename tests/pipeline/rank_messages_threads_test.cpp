@@ -2,7 +2,7 @@
 // does.
 #include <cstring>
 
-#include "tapestry/distributed/pipeline/internal/rank_parcels.h"
+#include "tapestry/distributed/pipeline/internal/rank_messages.h"
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
@@ -17,12 +17,12 @@ using distributed_test::transports;
 namespace {
 
 using Tensors = std::vector<Tensor>;
-using Kind = ParcelName::Kind;
+using Kind = MessageId::Kind;
 
 constexpr std::uint32_t kTag = 7;
 
-std::vector<ParcelName> outputs_of(int count, std::uint64_t pass = 1) {
-  std::vector<ParcelName> names;
+std::vector<MessageId> outputs_of(int count, std::uint64_t pass = 1) {
+  std::vector<MessageId> names;
   for (int i = 0; i < count; ++i) names.push_back({Kind::outputs, i, pass});
   return names;
 }
@@ -34,7 +34,7 @@ Tensor numbers(const Shape& sizes, DType dtype, int first = 0) {
 }
 
 // Everything that a stage may return, differing with `k`.
-Parcel assortment(int k) {
+Message assortment(int k) {
   const Tensor strided = numbers({6, 4}, DType::f32, k).t();
   const Tensor spread = numbers({1, 3}, DType::f64, k).expand({5, 3});
   Tensors all{numbers({k + 1, 3}, DType::f32, k),
@@ -47,13 +47,13 @@ Parcel assortment(int k) {
               numbers({1, 1, 1, 1, 1, 1, 2, 2}, DType::i32, k)};
   for (const DType dtype : {DType::f16, DType::bf16, DType::i64, DType::u8, DType::boolean})
     all.push_back(numbers({3}, dtype, k));
-  Parcel parcel{all, std::vector<bool>(all.size())};
-  for (const std::size_t i : {0, 6}) parcel.wants_gradient[i] = k % 2 == 0;
-  return parcel;
+  Message message{all, std::vector<bool>(all.size())};
+  for (const std::size_t i : {0, 6}) message.requires_grad[i] = k % 2 == 0;
+  return message;
 }
 
-void check_same(const Parcel& parcel, const Parcel& other) {
-  const Tensors &came = parcel.tensors, &sent = other.tensors;
+void check_same(const Message& message, const Message& other) {
+  const Tensors &came = message.tensors, &sent = other.tensors;
   if (came.size() != sent.size()) throw std::runtime_error("another number of tensors");
   for (std::size_t i = 0; i < sent.size(); ++i) {
     const auto fails = [&](const char* what) {
@@ -62,7 +62,7 @@ void check_same(const Parcel& parcel, const Parcel& other) {
     if (came[i].defined() != sent[i].defined()) fails("defined on one side only");
     if (!sent[i].defined()) continue;
     if (came[i].dtype() != sent[i].dtype() || !(came[i].sizes() == sent[i].sizes())) fails("another shape");
-    if (parcel.wants_gradient[i] != (!other.wants_gradient.empty() && other.wants_gradient[i]))
+    if (message.requires_grad[i] != (!other.requires_grad.empty() && other.requires_grad[i]))
       fails("wants gradients on one side only");
     if (came[i].requires_grad()) fails("recorded");
     if (came[i].memory_format() != sent[i].memory_format()) fails("another layout");
@@ -73,7 +73,7 @@ void check_same(const Parcel& parcel, const Parcel& other) {
 
 }  // namespace
 
-TEST_CASE("parcels arrive as they were sent, more of them than are received ahead") {
+TEST_CASE("messages arrive as they were sent, more of them than are received ahead") {
   constexpr int kParcels = 9;
   for (const auto& transport : transports()) {
     INFO(transport.name);
@@ -81,16 +81,17 @@ TEST_CASE("parcels arrive as they were sent, more of them than are received ahea
         transport, 2,
         [&](const Group& group) {
           if (group->rank() == 0) {
-            ParcelSender sender(*group, 1, kTag);
-            for (const ParcelName& name : outputs_of(kParcels))
+            MessageSender sender(*group, 1, kTag);
+            for (const MessageId& name : outputs_of(kParcels))
               sender.send(name, assortment(name.micro_batch),
                           static_cast<std::uint64_t>(name.micro_batch) << 40);
             sender.finish();
           } else {
-            ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kParcels));
+            MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kParcels));
             for (int k = 0; k < kParcels; ++k) {
               check_same(receiver.take(), assortment(k));
-              if (receiver.drawn() != static_cast<std::uint64_t>(k) << 40) throw std::runtime_error("drawn");
+              if (receiver.rng_offset() != static_cast<std::uint64_t>(k) << 40)
+                throw std::runtime_error("rng_offset");
             }
           }
         },
@@ -98,16 +99,16 @@ TEST_CASE("parcels arrive as they were sent, more of them than are received ahea
   }
 }
 
-TEST_CASE("parcels of both directions and of several passes do not meet") {
+TEST_CASE("messages of both directions and of several passes do not meet") {
   run_ranks_well(
       transports()[0], 2,
       [&](const Group& group) {
         const int peer = 1 - group->rank();
         for (std::uint64_t pass = 1; pass <= 3; ++pass) {
           const auto names = outputs_of(4, pass);
-          ParcelSender sender(*group, peer, kTag);
-          ParcelReceiver receiver(*group, peer, kTag, kCPU, names);
-          for (const ParcelName& name : names) {
+          MessageSender sender(*group, peer, kTag);
+          MessageReceiver receiver(*group, peer, kTag, kCPU, names);
+          for (const MessageId& name : names) {
             sender.send(name, {{numbers({2}, DType::f64, name.micro_batch + 10 * group->rank())}}, 0);
             check_same(receiver.take(), {{numbers({2}, DType::f64, name.micro_batch + 10 * peer)}});
           }
@@ -117,7 +118,7 @@ TEST_CASE("parcels of both directions and of several passes do not meet") {
       kBounded);
 }
 
-TEST_CASE("the next parcels arrive while a stage computes") {
+TEST_CASE("the next messages arrive while a stage computes") {
   for (const auto& transport : transports()) {
     INFO(transport.name);
     CHECK_NOTHROW(run_ranks_well(
@@ -125,17 +126,17 @@ TEST_CASE("the next parcels arrive while a stage computes") {
         [&](const Group& group) {
           const Tensor done = numbers({1}, DType::i64);
           if (group->rank() == 0) {
-            ParcelSender sender(*group, 1, kTag);
-            for (std::size_t k = 0; k < kParcelsAhead; ++k)
+            MessageSender sender(*group, 1, kTag);
+            for (std::size_t k = 0; k < kMaxQueuedMessages; ++k)
               sender.send({Kind::outputs, static_cast<int>(k), 1}, assortment(0), 0);
             sender.finish();  // over Gloo: the peer has received them
             group->send(done, 1, kTag + 1).wait();
-            sender.send({Kind::outputs, kParcelsAhead, 1}, assortment(1), 0);
+            sender.send({Kind::outputs, kMaxQueuedMessages, 1}, assortment(1), 0);
             sender.finish();
           } else {
-            ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kParcelsAhead + 1));
+            MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kMaxQueuedMessages + 1));
             group->recv(done, 0, kTag + 1).wait();  // "computes"
-            for (std::size_t k = 0; k < kParcelsAhead; ++k) check_same(receiver.take(), assortment(0));
+            for (std::size_t k = 0; k < kMaxQueuedMessages; ++k) check_same(receiver.take(), assortment(0));
             check_same(receiver.take(), assortment(1));
           }
         },
@@ -143,13 +144,13 @@ TEST_CASE("the next parcels arrive while a stage computes") {
   }
 }
 
-TEST_CASE("a parcel has room for so many tensors, and one more is an error before anything is posted") {
+TEST_CASE("a message has room for so many tensors, and one more is an error before anything is posted") {
   run_ranks_well(
       transports()[0], 2,
       [&](const Group& group) {
-        const Tensors most(kParcelTensors - 1, numbers({2}, DType::f32));
+        const Tensors most(kMaxMessageTensors - 1, numbers({2}, DType::f32));
         if (group->rank() == 0) {
-          ParcelSender sender(*group, 1, kTag);
+          MessageSender sender(*group, 1, kTag);
           Tensors more = most;
           more.emplace_back();
           try {
@@ -162,7 +163,7 @@ TEST_CASE("a parcel has room for so many tensors, and one more is an error befor
           sender.send({Kind::outputs, 1, 1}, {}, 0);
           sender.finish();
         } else {
-          ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
+          MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
           check_same(receiver.take(), {most});
           check_same(receiver.take(), {});
         }
@@ -172,9 +173,9 @@ TEST_CASE("a parcel has room for so many tensors, and one more is an error befor
 
 namespace {
 
-// What the receiver says of a label whose bytes are changed on the way; empty if it takes it.
+// What the receiver says of a header whose bytes are changed on the way; empty if it takes it.
 std::string received(const std::function<void(unsigned char*)>& change) {
-  const Tensor bytes = ParcelLabel({Kind::outputs, 0, 1}, {{numbers({2, 3}, DType::f32)}}, 0).bytes();
+  const Tensor bytes = MessageHeader({Kind::outputs, 0, 1}, {{numbers({2, 3}, DType::f32)}}, 0).bytes();
   change(bytes.data<unsigned char>());
   const auto outcomes = run_ranks(transports()[0], 2,
                                   [&](const Group& group) {
@@ -182,11 +183,11 @@ std::string received(const std::function<void(unsigned char*)>& change) {
                                       group->send(bytes, 1, kTag).wait();
                                       group->send(numbers({2, 3}, DType::f32), 1, kTag).wait();
                                     } else {
-                                      ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(1));
+                                      MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(1));
                                       try {
                                         check_same(receiver.take(), {{numbers({2, 3}, DType::f32)}});
                                       } catch (...) {
-                                        group->abort("a bad label");
+                                        group->abort("a bad header");
                                         throw;
                                       }
                                     }
@@ -202,9 +203,9 @@ std::function<void(unsigned char*)> put(std::size_t at, T value) {
 
 }  // namespace
 
-TEST_CASE("bytes that are no label, or that of another parcel, are an error that says so") {
+TEST_CASE("bytes that are no header, or that of another message, are an error that says so") {
   CHECK(received([](unsigned char*) {}) == "");
-  // The layout of ParcelLabel: 32 bytes, then entries of 8 bytes and the sizes.
+  // The layout of MessageHeader: 32 bytes, then entries of 8 bytes and the sizes.
   const char* const nonsense = "rank 0 sent bytes that describe no tensors";
   CHECK_THAT(received(put<std::uint32_t>(0, 1)), ContainsSubstring(nonsense));    // not ours
   CHECK_THAT(received(put<std::uint8_t>(24, 9)), ContainsSubstring(nonsense));    // kind
@@ -220,12 +221,12 @@ TEST_CASE("bytes that are no label, or that of another parcel, are an error that
                                "micro-batch 0 in pass 1 should come"));
   CHECK_THAT(received(put<std::uint64_t>(8, 2)), ContainsSubstring("in pass 2, and here"));
   CHECK_THAT(received(put<std::uint8_t>(24, 1)), ContainsSubstring("sent the gradients of micro-batch 0"));
-  // A label that is not true: the tensor's own header says so.
+  // A header that is not true: the tensor's own header says so.
   CHECK_THAT(received(put<std::int64_t>(40, 3)),
              ContainsSubstring("rank 0 sent") && ContainsSubstring("[2, 3]"));
 }
 
-TEST_CASE("who waits for a parcel is told when its peer gives up, and does not hang") {
+TEST_CASE("who waits for a message is told when its peer gives up, and does not hang") {
   for (const auto& transport : transports()) {
     INFO(transport.name);
     const auto outcomes = run_ranks(
@@ -235,7 +236,7 @@ TEST_CASE("who waits for a parcel is told when its peer gives up, and does not h
             group->abort("nothing left to say");
             group->recv(numbers({1}, DType::f32), 1, kTag).wait();
           }
-          ParcelReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
+          MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
           receiver.take();
         },
         kBounded);

@@ -1,5 +1,5 @@
 #pragma once
-// Which parameters travel together. Not in tapestry.h: internal to the reducer.
+// Assigns parameters to buckets.
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -15,11 +15,11 @@ struct BucketParameter {
   Device device;
 };
 
-/// Fills buckets with parameters in the given order of indices, one open bucket a dtype and device; a bucket
-/// is closed when it holds `first_bytes` (the first to be closed) or `cap_bytes` (all others). So the first
-/// bucket is on its way early, and the others are large enough to use the link (Li et al., "PyTorch
-/// distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2.3). Buckets come
-/// in the order in which their last parameter does.
+/// Fills buckets with parameters in the given order of indices. There is one open bucket per dtype and
+/// device. The first bucket to be closed is closed at `first_bytes`, all others at `cap_bytes`. So
+/// communication starts early, and later buckets are large enough to use the bandwidth of the link (Li et
+/// al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2.3).
+/// Buckets are returned in the order of their last parameters.
 std::vector<std::vector<int>> assign_buckets(std::span<const BucketParameter> parameters,
                                              std::span<const int> order, std::size_t first_bytes,
                                              std::size_t cap_bytes);

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/ddp/reducer.h"
+#include "tapestry/distributed/common/internal/reducer.h"
 
 #include <algorithm>
 #include <mutex>
@@ -15,20 +15,21 @@ namespace {
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// A dense parameter's own strides (channels-last weights keep their layout), else row-major ones.
+// Dense parameters keep their strides, so channels-last weights keep their layout. Others become row-major.
 Shape strides_in_bucket(const Tensor& parameter) {
   const bool dense = parameter.is_contiguous() || parameter.is_contiguous(MemoryFormat::channels_last);
   return dense ? parameter.strides() : contiguous_strides(parameter.sizes());
 }
 
-// Where a gradient begins in a bucket: at what the widest loads, of a CPU or a GPU, take whole.
+// Gradients in a bucket are aligned for the widest loads of CPUs and GPUs.
 constexpr std::size_t kAlignment = 64;
 std::int64_t padded(std::int64_t elements, DType dtype) {
   const auto unit = static_cast<std::int64_t>(kAlignment / dtype_size(dtype));
   return (elements + unit - 1) / unit * unit;
 }
 
-// Part of a bucket under a version of its own: what happens to one gradient is no in-place change of another.
+// A view of part of a bucket with its own version counter. So writing one gradient does not count as an
+// in-place change of another.
 Tensor part_of(const Tensor& buffer, std::int64_t offset, const Shape& sizes, const Shape& strides) {
   const std::size_t element = dtype_size(buffer.dtype());
   return detail::make_tensor(
@@ -49,8 +50,9 @@ std::string listed(const std::vector<std::string>& names, std::size_t most) {
   return text;
 }
 
-// A number in bits, and their opposites: where ranks differ, both have a mean above 0, in every dtype and
-// after every hook. Of larger numbers one in 2^kChangeBits is taken for another.
+// Encodes a hash of the number as bits and their complements, so that averaging over ranks compares it: if
+// ranks differ in a bit, the means of the bit and of its complement are both above 0. That holds in every
+// dtype and after every comm hook. Two numbers collide with probability 2^-kChangeBits.
 constexpr int kChangeBits = 16;
 Tensor bits_of(std::uint32_t number) {
   const std::uint32_t mixed = number * 0x9e3779b1u >> (32 - kChangeBits);
@@ -60,7 +62,7 @@ Tensor bits_of(std::uint32_t number) {
   return tensor(bits, {2, kChangeBits});
 }
 
-// The parameters of all reducers.
+// The parameters of all reducers in this process.
 struct Claimed {
   std::mutex mutex;
   std::unordered_set<const TensorImpl*> parameters;
@@ -95,7 +97,7 @@ Reducer::Claim::Claim(const std::vector<std::pair<std::string, Tensor>>& paramet
   const std::lock_guard lock(all.mutex);
   for (const auto& [name, tensor] : parameters)
     check(!all.parameters.contains(tensor.impl()), "[DistributedDataParallel] the gradient of ", name,
-          " is averaged already, by another DistributedDataParallel; let that go first");
+          " is averaged already by another DistributedDataParallel; destroy that one first");
   for (const auto& [name, tensor] : parameters) {
     parameters_.push_back(tensor);
     all.parameters.insert(tensor.impl());
@@ -117,7 +119,7 @@ Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::sh
     p.tensor = tensor;
     parameters_.push_back(std::move(p));
   }
-  // Backward comes to the last layers first.
+  // Backward reaches the last layers first.
   std::vector<int> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   build(order);
@@ -144,64 +146,66 @@ void Reducer::build(const std::vector<int>& order) {
     };
     std::int64_t elements = 0;
     for (const int i : members) elements += room(i);
-    const auto marks = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
-    const std::int64_t bits = marks && buckets_.empty() && first.device().is_cpu() ? 2 * kChangeBits : 0;
-    b.buffer = zeros({elements + marks + bits}, {first.dtype(), first.device()});
-    b.shown.gradients = part_of(b.buffer, 0, {elements}, {1});
-    b.marks = part_of(b.buffer, elements, {marks + bits}, {1});
-    if (bits) b.changes = part_of(b.buffer, elements + marks, {2, kChangeBits}, {kChangeBits, 1});
-    b.shown.index = static_cast<int>(buckets_.size());
-    std::int64_t offset = 0, mark = 0;
+    const auto flags = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
+    const std::int64_t bits = flags && buckets_.empty() && first.device().is_cpu() ? 2 * kChangeBits : 0;
+    b.buffer = zeros({elements + flags + bits}, {first.dtype(), first.device()});
+    b.grads.gradients = part_of(b.buffer, 0, {elements}, {1});
+    b.flags = part_of(b.buffer, elements, {flags + bits}, {1});
+    if (bits) b.changes = part_of(b.buffer, elements + flags, {2, kChangeBits}, {kChangeBits, 1});
+    b.grads.index = static_cast<int>(buckets_.size());
+    std::int64_t offset = 0, flag = 0;
     for (const int i : members) {
       Parameter& p = parameters_[static_cast<std::size_t>(i)];
-      p.bucket = b.shown.index;
+      p.bucket = b.grads.index;
       p.view = part_of(b.buffer, offset, p.tensor.sizes(), strides_in_bucket(p.tensor));
-      if (marks) p.mark = part_of(b.buffer, elements + mark++, {1}, {1});
+      if (flags) p.used_flag = part_of(b.buffer, elements + flag++, {1}, {1});
       offset += room(i);
-      b.shown.parameters.push_back(p.name);
+      b.grads.parameters.push_back(p.name);
     }
-    b.shown.name = "bucket " + std::to_string(b.shown.index) + " (" + listed(b.shown.parameters, 2) + ")";
+    b.grads.name = "bucket " + std::to_string(b.grads.index) + " (" + listed(b.grads.parameters, 2) + ")";
     b.parameters = std::move(members);
     buckets_.push_back(std::move(b));
   }
-  for (Bucket& b : buckets_) b.shown.count = static_cast<int>(buckets_.size());
+  for (Bucket& b : buckets_) b.grads.count = static_cast<int>(buckets_.size());
 }
 
 void Reducer::on_gradient(int index) {
   Parameter& p = parameters_[static_cast<std::size_t>(index)];
-  if (!synchronise) {
+  if (!synchronize) {
     p.pending_sum = true;
     return;
   }
   if (pass_ != autograd::current_backward().id) begin_pass();
   check<AutogradError>(
       !p.ready, "[DistributedDataParallel] the gradient of ", p.name,
-      " came when its bucket had been closed: its layer ran again in a backward pass inside this "
-      "one, or in a graph that differs from the first pass's although static_graph promises that "
-      "it does not; run one pass at a time, without static_graph");
+      " arrived after its bucket was ready: its layer ran again in a nested backward pass, or the graph "
+      "differs from the first pass's although static_graph is set; do not nest passes, and leave "
+      "static_graph out if the graph changes");
   p.used = true;
   arrival_.push_back(index);
   const Clock::time_point now = Clock::now();
-  if (trace) trace->span(Lane::compute, "backward of " + p.name, last_event_, now);
-  last_event_ = now;
+  // On a GPU this is the time of launches, which does not belong in the device's row.
+  if (Timeline::active() && device().is_cpu())
+    add_span(device().str(), Activity::backward, "backward of " + p.name, last_gradient_, now);
+  last_gradient_ = now;
   mark_ready(index, true);
   post_full_buckets();
 }
 
 void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
-  if (pass_ != 0) abandon_pass();  // an exception ended the one before
+  if (pass_ != 0) abandon_pass();  // an exception ended the previous pass
   if (!learned_order_.empty()) build(std::exchange(learned_order_, {}));
   pass_ = id;
-  began_ = last_event_ = began;
+  began_ = last_gradient_ = began;
   next_bucket_ = 0;
   arrival_.clear();
   unused_.clear();
-  note_changes();
+  count_changes();
   for (Parameter& p : parameters_) p.ready = p.used = false;
   for (Bucket& b : buckets_) {
     b.missing = static_cast<int>(b.parameters.size());
-    b.flight = {};
-    b.marks_work = {};
+    b.in_flight = {};
+    b.flags_work = {};
   }
 }
 
@@ -234,8 +238,8 @@ void Reducer::mark_ready(int index, bool used) {
   --buckets_[static_cast<std::size_t>(p.bucket)].missing;
 }
 
-// Puts the gradient into its place in the bucket. What this rank did not use counts as what it had before, or
-// zero.
+// Copies the gradient into its place in the bucket. If this rank did not use the parameter, the gradient of
+// an earlier pass is copied, or zeros.
 void Reducer::copy_in(Parameter& p) {
   const NoGradGuard no_grad;
   const Tensor grad = p.tensor.grad();
@@ -251,43 +255,41 @@ void Reducer::post_full_buckets() {
 
 void Reducer::post(Bucket& bucket) {
   const NoGradGuard no_grad;
-  if (bucket.marks.numel() > 0) {
-    bucket.marks.fill_(1);
+  if (bucket.flags.numel() > 0) {
+    bucket.flags.fill_(1);
     for (const int i : bucket.parameters) {
       const Parameter& p = parameters_[static_cast<std::size_t>(i)];
-      if (!p.used) p.mark.zero_();
+      if (!p.used) p.used_flag.zero_();
     }
     if (bucket.changes.defined()) bucket.changes.copy_(bits_of(changes_));
   }
   bucket.posted = Clock::now();
   if (comm_hook) {
-    bucket.flight = comm_hook(*group_, bucket.shown);
-    if (bucket.marks.numel() > 0)
-      bucket.marks_work = group_->all_reduce(bucket.marks, ReduceOp::mean, bucket.shown.name + " marks");
+    bucket.in_flight = comm_hook(*group_, bucket.grads);
+    if (bucket.flags.numel() > 0)
+      bucket.flags_work = group_->all_reduce(bucket.flags, ReduceOp::mean, bucket.grads.name + " flags");
   } else {
-    bucket.flight = {group_->all_reduce(bucket.buffer, ReduceOp::mean, bucket.shown.name)};
+    bucket.in_flight = {group_->all_reduce(bucket.buffer, ReduceOp::mean, bucket.grads.name)};
   }
 }
 
 void Reducer::finish_pass() {
   computed_ = Clock::now();
-  if (trace) trace->span(Lane::compute, "backward", began_, computed_);
-  // Left over: what was to come and did not, because nothing flowed back to it.
+  if (Timeline::active() && device().is_cpu())
+    add_span(device().str(), Activity::backward, "backward", began_, computed_);
+  // Some parameters are in the graph, but no gradient flowed back to them.
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
   post_full_buckets();
-  const Device device = buckets_[0].buffer.device();
-  std::optional<SpanScope> exposed(std::in_place, device, Activity::communication, "wait for gradients");
+  std::optional<SpanScope> exposed(std::in_place, device(), Activity::communication, "wait for gradients");
   for (Bucket& b : buckets_) {
-    b.flight.work.wait();
-    if (b.flight.finish) b.flight.finish();
-    if (comm_hook && b.marks.numel() > 0) b.marks_work.wait();
-    if (trace)
-      trace->span(Lane::communication, b.shown.name, b.flight.work.started(), b.flight.work.finished());
+    b.in_flight.work.wait();
+    if (b.in_flight.finish) b.in_flight.finish();
+    if (comm_hook && b.flags.numel() > 0) b.flags_work.wait();
     if (Timeline::active())
-      add_span(device.str() + " communication", Activity::communication, b.shown.name,
-               b.flight.work.started(), b.flight.work.finished());
-    settle_unused(b);
+      add_span(device().str() + " communication", Activity::communication, b.grads.name,
+               b.in_flight.work.started(), b.in_flight.work.finished());
+    finish_unused(b);
   }
   exposed.reset();
   finished_ = Clock::now();
@@ -295,18 +297,19 @@ void Reducer::finish_pass() {
   if (options_.static_graph) check_static_graph();
   const bool first = passes_++ == 0;
   if (first && options_.relearn_order) learn_order();
-  if (compare_values && (first || changed_apart())) compare_values();
+  if (compare_values && (first || ranks_changed_differently())) compare_values();
 }
 
-// Between two passes every rank changes its parameters alike: a step, or none. One that changed them
-// otherwise is not seen by how often alone: it may have put everything back.
-void Reducer::note_changes() {
+// Between two passes all ranks change their parameters equally often: one optimizer step, or none. A
+// different number of changes is not an error yet, because a rank may have restored its values. So
+// compare_values() decides.
+void Reducer::count_changes() {
   std::uint32_t sum = 0;
   for (const Parameter& p : parameters_) sum += p.tensor.version();
   changes_ = sum - std::exchange(versions_, sum);
 }
 
-bool Reducer::changed_apart() const {
+bool Reducer::ranks_changed_differently() const {
   const Tensor& changes = buckets_[0].changes;
   if (!changes.defined()) return false;
   const Tensor means = changes.to(DType::f32).contiguous();
@@ -316,18 +319,18 @@ bool Reducer::changed_apart() const {
   return false;
 }
 
-// A parameter that this rank did not use has its share of the others' gradients; one that nobody used keeps
-// what it had.
-void Reducer::settle_unused(Bucket& bucket) {
+// If other ranks used a parameter that this rank did not, this rank takes the mean too. If no rank used it,
+// its grad() stays as it was.
+void Reducer::finish_unused(Bucket& bucket) {
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
     if (p.used) continue;
-    if (options_.static_graph || !(p.mark.item() > 0)) {
+    if (options_.static_graph || !(p.used_flag.item() > 0)) {
       unused_.push_back(p.name);
       continue;
     }
     check(p.tensor.requires_grad(), "[DistributedDataParallel] ", p.name,
-          " is frozen on this rank, and trained on another; freeze it on all ranks, or on none");
+          " is frozen on this rank and trained on another; freeze it on all ranks or on none");
     p.tensor.set_grad(p.view);
   }
 }
@@ -346,12 +349,12 @@ void Reducer::check_static_graph() {
   std::vector<std::string> names;
   for (const int i : missing) names.push_back(parameters_[static_cast<std::size_t>(i)].name);
   check<AutogradError>(missing.empty(),
-                       "[DistributedDataParallel] static_graph promises that every pass uses the "
-                       "same parameters, but this one did not use ",
+                       "[DistributedDataParallel] static_graph requires that every pass uses the "
+                       "same parameters, but this pass did not use ",
                        listed(names, 10), "; leave static_graph out");
 }
 
-// The order in which gradients came on rank 0; what did not come keeps its place at the end.
+// Takes the order in which gradients arrived on rank 0. Parameters without a gradient come last.
 void Reducer::learn_order() {
   std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
   for (std::size_t i = parameters_.size(); i-- > 0;)
@@ -362,7 +365,7 @@ void Reducer::learn_order() {
   learned_order_.assign(order.begin(), order.end());
 }
 
-// What is in flight keeps its buffers; the next pass gets others.
+// Collectives in flight keep the old buffers alive. The next pass builds new ones.
 void Reducer::abandon_pass() noexcept {
   pass_ = 0;
   if (learned_order_.empty())
@@ -379,11 +382,11 @@ DdpReport Reducer::report() const {
   r.exposed_s = seconds(finished_ - computed_);
   for (const Bucket& b : buckets_) {
     BucketReport one;
-    one.name = b.shown.name;
-    one.bytes = b.shown.gradients.nbytes();
+    one.name = b.grads.name;
+    one.bytes = b.grads.gradients.nbytes();
     one.posted = since_began(b.posted);
-    one.started = since_began(b.flight.work.started());
-    one.finished = since_began(b.flight.work.finished());
+    one.started = since_began(b.in_flight.work.started());
+    one.finished = since_began(b.in_flight.work.finished());
     r.communication_s += one.finished - one.started;
     r.hidden_s += std::max(0.0, std::min(one.finished, r.backward_s) - one.started);
     r.buckets.push_back(std::move(one));
@@ -393,7 +396,7 @@ DdpReport Reducer::report() const {
 
 std::vector<std::vector<std::string>> Reducer::bucket_names() const {
   std::vector<std::vector<std::string>> names;
-  for (const Bucket& b : buckets_) names.push_back(b.shown.parameters);
+  for (const Bucket& b : buckets_) names.push_back(b.grads.parameters);
   return names;
 }
 

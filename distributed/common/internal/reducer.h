@@ -1,0 +1,136 @@
+#pragma once
+// Reducer averages gradients over ranks while backward runs. DistributedDataParallel and DataParallel use it.
+//
+// A hook on each leaf copies the gradient into its place in a bucket and makes that place the leaf's grad().
+// A bucket is posted when its last gradient has arrived and all earlier buckets have been posted, so all
+// ranks post buckets in the same order. The group's thread communicates while backward computes. The end of
+// the pass waits for all buckets.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tapestry/core/tensor.h"
+#include "tapestry/distributed/common/comm_hook.h"
+#include "tapestry/distributed/common/ddp_report.h"
+#include "tapestry/distributed/common/internal/bucket.h"
+
+namespace tapestry::distributed {
+
+struct ReducerOptions {
+  std::size_t first_bucket_bytes = 1 << 20;
+  std::size_t bucket_cap_bytes = 25 << 20;
+  bool find_unused = true;
+  bool static_graph = false;
+  bool relearn_order = true;
+};
+
+/// Converts bucket sizes from MiB (2^20 bytes). The first size is at most the cap. Throws ValueError that
+/// begins with [op] if a size is not above 0.
+ReducerOptions bucket_sizes(const char* op, double bucket_cap_mb, double first_bucket_mb);
+
+/// True if a Reducer averages the gradient of this parameter.
+bool has_reducer(const Tensor& parameter);
+
+class Reducer {
+ public:
+  /// Registers a hook on every parameter. Parameters are leaves that require gradients. Throws ValueError if
+  /// one has a Reducer already: each Reducer would overwrite the mean of the other.
+  Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::shared_ptr<ProcessGroup> group,
+          const ReducerOptions& options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  bool synchronize = true;  ///< false: accumulate locally. Read when a gradient arrives.
+  CommHook comm_hook;
+  /// Called on all ranks at the end of the first pass. It is also called at the end of a pass before which
+  /// the ranks changed their parameters a different number of times. Only the CPU detects that, because a GPU
+  /// would have to be synchronized.
+  std::function<void()> compare_values;
+
+  /// The number of backward passes that were averaged.
+  std::uint64_t passes() const { return passes_; }
+  /// Takes part in the collectives of a pass in which this rank has no gradients. Call it outside backward.
+  void pass_without_gradients();
+  /// The device of the first bucket.
+  Device device() const { return buckets_[0].buffer.device(); }
+
+  DdpReport report() const;
+  const std::vector<std::string>& unused() const { return unused_; }
+  std::vector<std::vector<std::string>> bucket_names() const;
+
+ private:
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    HookHandle hook;
+    int bucket = 0;
+    Tensor view;               // its place in the bucket, with the parameter's shape and strides
+    Tensor used_flag;          // one element after the bucket's gradients: 1 if this rank used the parameter
+    bool ready = false;        // its place in the bucket is filled for this pass
+    bool used = false;         // this pass computed a gradient
+    bool pending_sum = false;  // passes under no_sync() left a gradient to average
+  };
+  struct Bucket {
+    std::vector<int> parameters;
+    Tensor buffer;     // gradients, then flags
+    Tensor flags;      // the used flags, then `changes`
+    Tensor changes;    // first bucket only: how often this rank changed parameters, as bits
+    GradBucket grads;  // the gradients as comm hooks and the flight recorder see them
+    int missing = 0;   // parameters that are not ready
+    InFlight in_flight;
+    Work flags_work;  // reduces the flags if a comm hook reduces the gradients
+    Clock::time_point posted;
+  };
+
+  // While it lives, no other reducer can take these parameters.
+  class Claim {
+   public:
+    explicit Claim(const std::vector<std::pair<std::string, Tensor>>& parameters);
+    ~Claim();
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    std::vector<Tensor> parameters_;
+  };
+
+  void build(const std::vector<int>& order);
+  void on_gradient(int index);
+  void begin_pass();
+  void reset_pass(std::uint64_t id, Clock::time_point began);
+  void mark_ready(int index, bool used);
+  void copy_in(Parameter& p);
+  void post_full_buckets();
+  void post(Bucket& bucket);
+  void finish_pass();
+  void finish_unused(Bucket& bucket);
+  void count_changes();
+  bool ranks_changed_differently() const;
+  void check_static_graph();
+  void learn_order();
+  void abandon_pass() noexcept;
+  double since_began(Clock::time_point t) const;
+
+  const ReducerOptions options_;
+  const std::shared_ptr<ProcessGroup> group_;
+  const Claim claim_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+
+  std::uint64_t pass_ = 0;  // the id of the pass in progress; 0 between passes
+  Clock::time_point began_, computed_, finished_, last_gradient_;
+  std::size_t next_bucket_ = 0;     // the next one to post
+  std::vector<int> arrival_;        // parameters in the order in which their gradients arrived
+  std::vector<int> learned_order_;  // the order for the next pass, if not empty
+  std::vector<int> used_at_first_;  // static_graph: the parameters that every pass must use
+  std::uint64_t passes_ = 0;
+  std::uint32_t versions_ = 0;  // the sum of all parameters' versions at the last pass
+  std::uint32_t changes_ = 0;   // the growth of that sum since the pass before
+  std::vector<std::string> unused_;
+};
+
+}  // namespace tapestry::distributed

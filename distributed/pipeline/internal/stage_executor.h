@@ -1,0 +1,94 @@
+#pragma once
+// StageExecutor runs one stage in one pass. Per micro-batch it records a graph from leaves, which stand for
+// the tensors of the previous stage, to the tensors for the next stage.
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
+#include "tapestry/distributed/pipeline/pipeline.h"
+
+namespace tapestry::distributed {
+
+/// What a stage sends to its neighbour: outputs, and whether each requires a gradient; or gradients.
+struct Message {
+  std::vector<Tensor> tensors;
+  std::vector<bool> requires_grad = {};
+  std::shared_ptr<const ReadyEvent> ready = {};  ///< null if the tensors are not on a GPU
+};
+
+/// A point in a device's work: the host's time for a CPU, an event in the current stream for a GPU.
+class Timestamp {
+ public:
+  explicit Timestamp(Device device);
+  /// Synchronizes with the GPU.
+  double seconds_since(const Timestamp& begin) const;
+
+ private:
+  Device device_;
+  std::chrono::steady_clock::time_point time_;
+  Event event_{true};
+};
+
+/// The loss of one micro-batch: what the last stage needs to compute it, and the result.
+struct MicroBatchLoss {
+  const Pipeline::LossFunction& fn;
+  const std::vector<Tensor>& targets;
+  double weight;      ///< of this micro-batch in the mean over the batch
+  Tensor value = {};  ///< the result, times weight
+};
+
+/// Use it from one thread at a time, whose context has the device and the generator of the stage. `stage`
+/// must outlive it.
+class StageExecutor {
+ public:
+  /// `records`: whether backward follows. `row`: the row of the timeline, by default the device's name.
+  /// `copy_streams`: the device's, which must outlive this object. If null, copies between GPUs are ordered
+  /// with all other work of both.
+  StageExecutor(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
+                const char* row = nullptr, const CopyStreams* copy_streams = nullptr);
+
+  /// Computes the outputs for the next stage. With `loss`, computes the loss too.
+  Message forward(int micro_batch, const Message& inputs, MicroBatchLoss* loss = nullptr);
+  /// Takes the gradients of forward's outputs (none if forward computed a loss) and returns those of its
+  /// inputs. Frees the graph unless the schedule postpones the gradients of the weights to weights().
+  Message backward(int micro_batch, const Message& gradients = {});
+  void weights(int micro_batch);
+
+  /// The times and bytes of this pass so far, except `idle_s`. Synchronizes with the GPU.
+  StageReport report() const;
+
+ private:
+  enum class Part { forward, backward, weights, receive };
+  struct Interval {
+    Part part;
+    Timestamp begin, end;
+  };
+  struct Graph {
+    std::vector<Tensor> inputs;   // undefined if no gradient is required
+    std::vector<Tensor> outputs;  // the loss, if there is one
+    std::vector<Tensor> seeds;    // gradients of outputs; undefined if there is none
+    std::optional<autograd::WeightGradients> postponed;
+  };
+  std::vector<Tensor> receive(const std::vector<Tensor>& tensors, int micro_batch,
+                              const ReadyEvent* ready = nullptr);
+  void record_ready_event(Message& message) const;
+  void compute_loss(Graph& graph, MicroBatchLoss& loss, const std::vector<Tensor>& targets);
+  template <class F>
+  void timed(Part part, int micro_batch, Device clock, const F& f);
+
+  const Stage& stage_;
+  const bool records_, checkpoints_, postpones_weights_;
+  std::string row_;
+  const CopyStreams* const copy_streams_;
+  std::vector<Graph> graphs_;
+  std::vector<Interval> intervals_;
+  std::int64_t bytes_received_ = 0;
+  int alive_ = 0, peak_ = 0;
+};
+
+}  // namespace tapestry::distributed
