@@ -81,7 +81,7 @@ int count(T value) {
 
 }  // namespace
 
-TEST_CASE("the tensors in a value are found, to any depth") {
+TEST_CASE("for_each finds the tensors in a value, to any depth") {
   const Tensor t = empty({2});
   CHECK(count(t) == 1);
   CHECK(count(3) == 0);
@@ -100,7 +100,7 @@ TEST_CASE("the tensors in a value are found, to any depth") {
   CHECK(count(Wrapped<NoDefault>{NoDefault(1)}) == 0);
 }
 
-TEST_CASE("other parts can be asked for, beside tensors; the order is fixed") {
+TEST_CASE("for_each visits several leaf types in a fixed order") {
   std::tuple<std::string, Tensor, std::map<int, std::string>> value{"first", Tensor(), {{2, "b"}, {1, "a"}}};
   std::string order;
   for_each<Tensor, std::string>(value, [&]<class T>(T& part) {
@@ -110,7 +110,7 @@ TEST_CASE("other parts can be asked for, beside tensors; the order is fixed") {
   CHECK(order == "first tensor a b ");
 }
 
-TEST_CASE("structs that cannot be taken apart, and what hides tensors, are told apart from the rest") {
+TEST_CASE("structs that cannot be taken apart and types that hide tensors are recognized") {
   CHECK(can_be_taken_apart<Eight>());
   CHECK(can_be_taken_apart<Mixed>());
   CHECK(can_be_taken_apart<Nested>());
@@ -130,4 +130,50 @@ TEST_CASE("structs that cannot be taken apart, and what hides tensors, are told 
   CHECK_FALSE(hides_tensors<Closed<int>>);
   CHECK_FALSE(hides_tensors<std::span<int>>);
   CHECK_FALSE(hides_tensors<std::function<Tensor(const Tensor&)>>);
+}
+
+TEST_CASE("same_keys compares the keys of maps at any depth") {
+  const Tensor t = empty({2});
+  using Map = std::map<std::string, std::optional<Sample>>;
+  using Value = std::tuple<std::vector<Map>, Wrapped<std::map<int, Tensor>>>;
+  const Value value{{{{"a", Sample{t}}}, {{"b", {}}}}, {{{1, t}}}};
+  CHECK(same_keys<Tensor>(value, value));
+  CHECK(same_keys<Tensor>(value, Value{{{{"a", {}}}, {{"b", Sample{t}}}}, {{{1, Tensor()}}}}));
+  CHECK_FALSE(same_keys<Tensor>(value, Value{{{{"a", Sample{t}}}, {{"c", {}}}}, {{{1, t}}}}));
+  CHECK_FALSE(same_keys<Tensor>(value, Value{{{{"a", Sample{t}}}, {{"b", {}}}}, {{{2, t}}}}));
+  CHECK_FALSE(same_keys<Tensor>(value, Value{{{{"a", Sample{t}}}, {{"b", {}}}}, {{}}}));
+  CHECK_FALSE(same_keys<Tensor>(value, Value{{{{"a", Sample{t}}}, {{"b", {}}}}, {{{1, t}, {2, t}}}}));
+}
+
+TEST_CASE("tensor_count says how many tensors a type holds, and assign_tensors fills them in order") {
+  struct Pair {
+    Tensor a;
+    std::array<Tensor, 2> b;
+  };
+  CHECK(tensor_count<Tensor>() == 1);
+  CHECK(tensor_count<Pair>() == 3);
+  CHECK(tensor_count<std::tuple<Tensor, Pair>>() == 4);
+  CHECK(tensor_count<std::pair<Tensor, std::vector<Tensor>>>() == kAnyCount);
+  CHECK(tensor_count<std::pair<std::vector<Tensor>, Tensor>>() == kNotOnlyTensors);
+  CHECK(tensor_count<std::pair<Tensor, int>>() == kNotOnlyTensors);
+  std::vector<Tensor> tensors;
+  for (int i = 0; i < 6; ++i) tensors.push_back(empty({i}));
+  std::tuple<Pair, std::vector<Tensor>> value;
+  std::size_t at = 1;
+  assign_tensors(value, tensors, at);
+  CHECK(at == 6);
+  CHECK(std::get<0>(value).a.is_same(tensors[1]));
+  CHECK(std::get<0>(value).b[1].is_same(tensors[3]));
+  REQUIRE(std::get<1>(value).size() == 2);
+  CHECK(std::get<1>(value)[1].is_same(tensors[5]));
+}
+
+TEST_CASE("Owned removes references inside tuples and pairs, except to what cannot be copied") {
+  struct NotCopied {
+    NotCopied() = default;
+    NotCopied(const NotCopied&) = delete;
+  };
+  CHECK(std::is_same_v<Owned<std::tuple<const Tensor&, std::pair<int&, Tensor&>>>,
+                       std::tuple<Tensor, std::pair<int, Tensor>>>);
+  CHECK(std::is_same_v<Owned<std::tuple<NotCopied&>>, std::tuple<NotCopied&>>);
 }

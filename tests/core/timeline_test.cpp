@@ -15,7 +15,7 @@ void busy(Device device, const char* name, int number = -1) {
 }
 }  // namespace
 
-TEST_CASE("spans are kept while a Timeline lives, and only then") {
+TEST_CASE("spans are kept only while a Timeline exists") {
   CHECK_FALSE(Timeline::active());
   busy("cpu:0", "before");
   const Timeline timeline;
@@ -38,12 +38,14 @@ TEST_CASE("spans are kept while a Timeline lives, and only then") {
   CHECK(activity_name(spans[2].activity) == std::string("communication"));
 }
 
-TEST_CASE("a span that has ended is added as it was") {
+TEST_CASE("add_span() adds a span with its times") {
   using namespace std::chrono_literals;
   const auto before = std::chrono::steady_clock::now();
   add_span("link", Activity::communication, "unseen", before, before + 1ms);
   const Timeline timeline;
   const auto began = std::chrono::steady_clock::now();
+  CHECK(timeline.began() >= before);
+  CHECK(timeline.began() <= began);
   add_span("link", Activity::communication, "bucket 1", began + 2ms, began + 5ms);
   const auto spans = timeline.spans();
   REQUIRE(spans.size() == 1);
@@ -54,7 +56,7 @@ TEST_CASE("a span that has ended is added as it was") {
   CHECK(spans[0].end - spans[0].begin == Approx(0.003));
 }
 
-TEST_CASE("of several Timelines the newest keeps spans") {
+TEST_CASE("only the newest of several Timelines keeps spans") {
   const Timeline outer;
   {
     const Timeline inner;
@@ -66,14 +68,14 @@ TEST_CASE("of several Timelines the newest keeps spans") {
   CHECK(outer.spans()[0].name == "outer");
 }
 
-TEST_CASE("a scope that ends after its Timeline is no error") {
+TEST_CASE("a scope may end after its Timeline") {
   std::optional<Timeline> timeline(std::in_place);
   const SpanScope open("cpu:0", Activity::other, "late");
   timeline.reset();
   CHECK_FALSE(Timeline::active());
 }
 
-TEST_CASE("a GPU's spans are times of the GPU") {
+TEST_CASE("spans on a GPU are measured with its events") {
   const testing::FakeGpus gpus(2);
   const Timeline timeline;
   busy("cuda:1", "kernel");

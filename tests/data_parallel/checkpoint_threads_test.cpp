@@ -1,4 +1,4 @@
-// Activation checkpointing in the replicas of a DataParallel: each computes again on its own device's thread.
+// Activation checkpointing inside DataParallel: each replica recomputes its forward on its device's worker.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 
@@ -21,7 +21,7 @@ struct Blocks : nn::Module {
   }
 };
 
-// Parameters and statistics after three steps.
+// Returns parameters and running statistics after three steps.
 std::vector<double> train(bool checkpointed, Strategy strategy) {
   Blocks net;
   net.to(DType::f64);
@@ -44,7 +44,7 @@ std::vector<double> train(bool checkpointed, Strategy strategy) {
 
 }  // namespace
 
-TEST_CASE("replicas compute again with their own parameters and random numbers") {
+TEST_CASE("replicas recompute with their own parameters and random numbers") {
   for (const Strategy strategy : {Strategy::replicated, Strategy::master})
     CHECK(train(true, strategy) == train(false, strategy));
 }

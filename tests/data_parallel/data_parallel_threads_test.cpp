@@ -1,4 +1,4 @@
-// What DataParallel promises besides the right numbers: what travels, buffers, random numbers, threads.
+// Properties of DataParallel besides right numbers: bytes copied, buffers, random numbers, threads.
 #include <dlfcn.h>
 
 #include <thread>
@@ -41,7 +41,7 @@ double step(Dp& dp, optim::Optimizer& optimizer, int number, std::int64_t size) 
 
 }  // namespace
 
-TEST_CASE("devices are strings, indices, or all") {
+TEST_CASE("devices are given as strings, as indices, or not at all for all devices") {
   PlainMembers net;
   using Devices = std::vector<Device>;
   CHECK(DataParallel(net, {"cpu:0", "cpu:2"}).devices() == Devices{"cpu:0", "cpu:2"});
@@ -66,10 +66,10 @@ TEST_CASE("devices are strings, indices, or all") {
                        nn::Linear::Options{.in_features = 2, .out_features = 2});
   split.at("1").to("cpu:1");
   CHECK_THROWS_WITH(DataParallel(split, {0, 1}),
-                    ContainsSubstring("the model lies on several devices: 0.weight on cpu:0"));
+                    ContainsSubstring("the model is on several devices: 0.weight on cpu:0"));
 }
 
-TEST_CASE("parameters travel again only when somebody else changed them") {
+TEST_CASE("parameters are copied again only after a change from outside") {
   PlainMembers net;
   prepare(net);
   DataParallel dp(net, {0, 1, 2});
@@ -79,7 +79,7 @@ TEST_CASE("parameters travel again only when somebody else changed them") {
   for (int i = 0; i < 5; ++i) step(dp, optimizer, i, 6);
   CHECK(dp.bytes_broadcast() == 2 * bytes_of(net));
   REQUIRE(dp.report().buckets.size() == 1);
-  std::size_t in_bucket = 0;  // each gradient begins at a multiple of 64 bytes
+  std::size_t in_bucket = 0;  // gradients are padded to multiples of 64 bytes
   for (const nn::Parameter& p : net.parameters()) in_bucket += (p->nbytes() + 63) / 64 * 64;
   CHECK(dp.report().buckets[0].bytes == in_bucket);
 
@@ -94,7 +94,7 @@ TEST_CASE("parameters travel again only when somebody else changed them") {
   step(dp, optimizer, 5, 6);
   CHECK(equal());
   CHECK(dp.bytes_broadcast() == 2 * (bytes_of(net) + 4 * 8));
-  // It reaches all replicas by itself.
+  // load_state_dict() writes all replicas, so nothing is copied later.
   const StateDictCopy before = copy_state(net);
   nn::StateDict saved;
   for (const auto& [name, t] : net.state_dict()) saved.emplace_back(name, t.clone());
@@ -104,13 +104,15 @@ TEST_CASE("parameters travel again only when somebody else changed them") {
   CHECK(equal());
   step(dp, optimizer, 7, 6);
   CHECK(dp.bytes_broadcast() == 2 * (bytes_of(net) + 4 * 8));
-  // Another tensor in the slot of the first: all are made anew.
+  // With a new tensor in the first replica's slot, all replicas are created again.
   net.fc.weight.set_replica(0, net.fc.weight->detach().clone().set_requires_grad());
   step(dp, optimizer, 8, 6);
   CHECK(equal());
 }
 
-TEST_CASE("under the master strategy parameters travel before every forward, and others do not stay") {
+TEST_CASE(
+    "under the master strategy parameters are copied before every forward, and replicas are dropped after "
+    "it") {
   PlainMembers net;
   DataParallel dp(net, {0, 1, 2}, {.strategy = Strategy::master});
   optim::SGD optimizer(net.parameters(), {.lr = 0.1});
@@ -123,7 +125,7 @@ TEST_CASE("under the master strategy parameters travel before every forward, and
   }
 }
 
-TEST_CASE("gradients from elsewhere are added to, on all replicas") {
+TEST_CASE("backward adds to gradients that were computed without DataParallel, on all replicas") {
   PlainMembers net, alone;
   prepare(net);
   prepare(alone);
@@ -133,7 +135,7 @@ TEST_CASE("gradients from elsewhere are added to, on all replicas") {
   for (int i = 0; i < 2; ++i) {
     for (PlainMembers* m : {&net, &alone}) {
       m->zero_grad(i == 0);
-      cross_entropy((*m)(a.x), a.labels).backward();  // around dp
+      cross_entropy((*m)(a.x), a.labels).backward();  // without dp
       m->fc.bias->grad().mul_(3);
     }
     cross_entropy(dp(b.x), b.labels).backward();
@@ -149,7 +151,7 @@ TEST_CASE("gradients from elsewhere are added to, on all replicas") {
   }
 }
 
-TEST_CASE("statistics are the first replica's, in training and evaluation") {
+TEST_CASE("running statistics are those of the first replica, in training and evaluation") {
   for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
     SmallCnn net, alone;
     prepare(net);
@@ -176,7 +178,7 @@ TEST_CASE("statistics are the first replica's, in training and evaluation") {
   }
 }
 
-TEST_CASE("gradients reach the inputs, and grad() touches no parameter") {
+TEST_CASE("gradients reach the inputs, and autograd::grad() changes no parameter's gradient") {
   PlainMembers net;
   prepare(net);
   const auto batch = PlainMembers::batch(1, 7);
@@ -205,7 +207,7 @@ TEST_CASE("gradients reach the inputs, and grad() touches no parameter") {
   }
 }
 
-TEST_CASE("a loss comes with what is to be gathered beside it") {
+TEST_CASE("loss() returns the mean loss and gathers the other results") {
   PlainMembers net;
   prepare(net);
   const auto batch = PlainMembers::batch(1, 5);
@@ -223,13 +225,13 @@ TEST_CASE("a loss comes with what is to be gathered beside it") {
     CHECK_THROWS_WITH(dp.loss(batch, [&](const PlainMembers::Batch& b) { return net(b.x); }),
                       ContainsSubstring("the loss is float64 [") && ContainsSubstring(", 4]; return one"));
     CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return 3; }),
-                      ContainsSubstring("the loss is no tensor"));
+                      ContainsSubstring("the loss is undefined"));
     CHECK_THROWS_WITH(dp.loss(batch, [](const PlainMembers::Batch&) { return Tensor(); }),
-                      ContainsSubstring("the loss is no tensor"));
+                      ContainsSubstring("the loss is undefined"));
   }
 }
 
-TEST_CASE("outputs without dimensions are one element a replica, of one as of several") {
+TEST_CASE("outputs without dimensions become one element per replica, also with one replica") {
   struct Sum : nn::Module {
     nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 3, .out_features = 2});
     Tensor forward(const Tensor& x) override { return fc(x).sum(); }
@@ -250,7 +252,7 @@ TEST_CASE("outputs without dimensions are one element a replica, of one as of se
   }
 }
 
-TEST_CASE("each replica draws other random numbers, the same ones every time") {
+TEST_CASE("replicas draw different random numbers, and a seed or a saved state reproduces them") {
   struct Noise : nn::Module {
     nn::Dropout& dropout = add<nn::Dropout>("dropout", {.p = 0.5});
     nn::Parameter& w = param("w", ones({1}));
@@ -268,11 +270,11 @@ TEST_CASE("each replica draws other random numbers, the same ones every time") {
   CHECK(to_vector(dp(x)) == second);
   manual_seed(4);
   CHECK(to_vector(dp(x)) != first);
-  default_generator(kCPU).set_state(state);  // as a checkpoint does
+  default_generator(kCPU).set_state(state);  // as loading a checkpoint does
   CHECK(to_vector(dp(x)) == second);
 }
 
-TEST_CASE("a parameter that only some replicas use has the others' share") {
+TEST_CASE("a parameter that only some replicas use gets the sum of their gradients") {
   struct Branches : nn::Module {
     nn::Linear& always = add<nn::Linear>("always", {.in_features = 2, .out_features = 2});
     nn::Linear& sometimes = add<nn::Linear>("sometimes", {.in_features = 2, .out_features = 2});
@@ -295,7 +297,7 @@ TEST_CASE("a parameter that only some replicas use has the others' share") {
       all.push_back(p->grad().defined() ? to_vector(p->grad()) : std::vector<double>{});
     return all;
   };
-  // Replica 0 uses both layers, replica 1 one, replica 2 none.
+  // Replica 0 uses both layers, replica 1 uses one, replica 2 uses none.
   const double values[] = {1, 2, -1, 3, 0, 0};
   const Tensor x = empty({3, 2}, DType::f64);
   std::copy(values, values + 6, x.data<double>());
@@ -306,16 +308,16 @@ TEST_CASE("a parameter that only some replicas use has the others' share") {
       CHECK(replicated[p][i] == Approx(master[p][i]).epsilon(1e-14));
   }
   CHECK(gradients(x, Strategy::replicated, 3)[3].size() == 2);
-  // One that nobody uses has none.
+  // A layer that no replica uses has no gradient.
   const Tensor rest = x.narrow(0, 1, 2);
   CHECK(gradients(rest, Strategy::replicated, 2) == gradients(rest, Strategy::master, 2));
   CHECK(gradients(rest, Strategy::replicated, 2)[3].empty());
-  // Nor does a pass that nobody needs wait for anybody.
+  // A pass without any gradient must not hang.
   CHECK(gradients(zeros({2, 2}, DType::f64), Strategy::replicated, 2)[0].empty());
 }
 
-TEST_CASE("several train on the same devices at once, each from a thread of its own") {
-  const auto train = [](std::int64_t size) {  // no CHECK: it is for one thread
+TEST_CASE("two DataParallels on the same devices train at the same time from two threads") {
+  const auto train = [](std::int64_t size) {  // no CHECK: Catch2 allows it on one thread only
     PlainMembers net;
     prepare(net);
     DataParallel dp(net, {0, 1, 2}, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6});
@@ -332,7 +334,7 @@ TEST_CASE("several train on the same devices at once, each from a thread of its 
   CHECK(other == seven);
 }
 
-TEST_CASE("what replicas may write is theirs") {
+TEST_CASE("each replica has its own value of a PerReplica member") {
   struct Counting : nn::Module {
     nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 2, .out_features = 1});
     nn::PerReplica<int> samples;
@@ -362,7 +364,7 @@ TEST_CASE("child: one device", "[.]") {
   CHECK(dp(zeros({3, 1, 8, 8})).sizes() == Shape{3, 4});
 }
 
-TEST_CASE("warnings come once") {
+TEST_CASE("each warning is printed once") {
   const auto count = [](const std::string& text, const std::string& part) {
     int n = 0;
     for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
@@ -376,7 +378,7 @@ TEST_CASE("warnings come once") {
   const std::string one =
       run_child("child: one device", "TAPESTRY_LOGICAL_DEVICES=1 CUDA_VISIBLE_DEVICES=-1").output;
   INFO(one);
-  CHECK(count(one, "one device only, cpu:0, which does all the work. CUDA devices that can be seen: 0 (") ==
+  CHECK(count(one, "there is only one device, cpu:0, so it does all the work. Visible CUDA devices: 0 (") ==
         1);
   CHECK(count(one, "CUDA_VISIBLE_DEVICES is \"-1\"") == 1);
   CHECK(count(one, "warning") == 1);
@@ -385,7 +387,7 @@ TEST_CASE("warnings come once") {
 
 // ---- threads ----
 
-TEST_CASE("child: threads that open regions", "[.]") {
+TEST_CASE("child: threads that open OpenMP regions", "[.]") {
   const int share = get_num_threads() / 2;
   nn::Sequential net(nn::Linear::Options{.in_features = 256, .out_features = 256}, nn::ReLU::Options{},
                      nn::BatchNorm1d::Options{.num_features = 256},
@@ -409,13 +411,15 @@ TEST_CASE("child: threads that open regions", "[.]") {
 }
 
 TEST_CASE(
-    "each device's worker opens regions, with its share of the threads, and no communication thread does") {
+    "each worker opens OpenMP regions with its part of the threads, and communication threads open none") {
   const std::string two =
-      run_child("child: threads that open regions", "TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=2").output;
+      run_child("child: threads that open OpenMP regions", "TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=2")
+          .output;
   CHECK_THAT(two, ContainsSubstring("share 1: 1 1 1 1"));
   if (!dlsym(RTLD_DEFAULT, "omp_get_num_threads")) return;  // built without OpenMP
   CHECK_THAT(two, ContainsSubstring("caller 1"));
   CHECK_THAT(
-      run_child("child: threads that open regions", "TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=6").output,
+      run_child("child: threads that open OpenMP regions", "TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=6")
+          .output,
       ContainsSubstring("share 3: 3 3 1 1"));
 }

@@ -1,4 +1,4 @@
-// What goes wrong on one device: an error that names it, after which everything goes on.
+// A fault on one device must throw an error that names the device, and training must go on afterwards.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 enum class Fault { none, forward, backward, hook, memory, shape, unknown };
 
-// Fails as it is told, on one replica.
+// Fails on replica `bad` as `fault` says.
 struct Faulty : nn::Module {
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 4, .out_features = 300});
   nn::Linear& second = add<nn::Linear>("second", {.in_features = 300, .out_features = 2});
@@ -45,7 +45,7 @@ void train(Faulty& net, optim::Optimizer& optimizer, DataParallel<Faulty>* dp, i
 
 }  // namespace
 
-TEST_CASE("a fault on one device is named, and training goes on as if it had not been") {
+TEST_CASE("an error names the device of the fault, and later training is not affected") {
   struct Expected {
     Fault fault;
     std::string text;
@@ -65,7 +65,7 @@ TEST_CASE("a fault on one device is named, and training goes on as if it had not
         m->bad = bad;
       }
       DataParallel dp(net, {0, 1, 2}, {.strategy = strategy, .bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
-      // A rate of 0.1 is too high for this model: differences in the last bit grow from step to step.
+      // With a rate of 0.1, training diverges, and differences in the last bit grow from step to step.
       optim::SGD optimizer(net.parameters(), {.lr = 0.01}), reference(alone.parameters(), {.lr = 0.01});
       int number = 0;
       const auto go_on = [&] {
@@ -96,12 +96,12 @@ TEST_CASE("a fault on one device is named, and training goes on as if it had not
                                 [&](const Tensor& x, const Tensor& y) { return mse_loss(net(x), y); }),
                         ContainsSubstring("tensors of 7 and 6 samples"));
       CHECK_THROWS_WITH(dp.loss(wave({7, 4}, 0), [&](const Tensor& x) { return dp(x).sum(); }),
-                        ContainsSubstring("replicas have none of their own"));
+                        ContainsSubstring("replicas cannot be nested"));
       go_on();
     }
 }
 
-TEST_CASE("a replicated model is the DataParallel's until that is gone") {
+TEST_CASE("a model cannot be moved, and backward works, only while its DataParallel exists") {
   Faulty net;
   net.to(DType::f64);
   Tensor late;
@@ -113,7 +113,7 @@ TEST_CASE("a replicated model is the DataParallel's until that is gone") {
   CHECK_THROWS_WITH(late.backward(), ContainsSubstring("keep the DataParallel until backward has run"));
   net.to("cpu:2");
   CHECK(net(wave({4, 4}, 0).to("cpu:2")).device() == Device("cpu:2"));
-  // Under the master strategy there is nothing to keep.
+  // Under the master strategy, backward does not need the DataParallel.
   {
     DataParallel dp(net, {0, 1}, {.strategy = Strategy::master});
     late = dp(wave({4, 4}, 0)).sum();
@@ -122,7 +122,7 @@ TEST_CASE("a replicated model is the DataParallel's until that is gone") {
   CHECK(net.first.weight->grad().defined());
 }
 
-TEST_CASE("DataParallel and DistributedDataParallel do not share a model") {
+TEST_CASE("DataParallel and DistributedDataParallel refuse to share a model") {
   run_local_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     const auto refused = [&](const auto& attempt, const char* text) {
       try {
@@ -146,7 +146,7 @@ TEST_CASE("DataParallel and DistributedDataParallel do not share a model") {
     DataParallel master(net, devices, {.strategy = Strategy::master});
     const Tensor x = wave({4, 4}, 0).to(devices.devices()[0]);
     refused([&] { master(x); }, "'first.weight' belongs to a DistributedDataParallel");
-    // One device has no replicas: nothing is in the way.
+    // With one device there are no replicas, so nothing is refused.
     DataParallel one(net, std::vector<Device>{devices.devices()[0]});
     one(x).sum().backward();
     check(net.first.weight->grad().defined(), "no gradient");

@@ -1,4 +1,4 @@
-// A model split over devices by hand trains as the same model on one.
+// A model that its author split over devices must train like the same model on one device.
 #include "tapestry/apps/model_parallel/large_model.h"
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
@@ -9,7 +9,7 @@ using namespace tapestry::test;
 
 namespace {
 
-// Its second half elsewhere, with a way around it for the input.
+// The second half is on another device. It also gets the input, past the first half.
 struct Split : nn::Module {
   explicit Split(Device second) : second_(second) {
     to(DType::f64);
@@ -55,8 +55,8 @@ Trained train(Device second, std::int64_t batch, bool adam) {
   return result;
 }
 
-// Four parts in turn on the devices: two inputs, two outputs, plain members, a weight of two parts, and a
-// layer that nobody uses.
+// Four parts that are distributed over the devices in turn. Parts take two inputs, return two outputs, have
+// plain members, share a weight, and have a layer that is not used.
 struct Chain : nn::Module {
   explicit Chain(std::vector<Device> on) : devices(std::move(on)) {
     parts[3]->weight = parts[0]->weight;
@@ -106,7 +106,7 @@ Trained train_chain(const std::vector<Device>& devices, std::int64_t batch) {
 
 }  // namespace
 
-TEST_CASE("parts in turn on one to four devices, with a shared weight, train as on one") {
+TEST_CASE("a model in four parts with a shared weight trains on two to four devices as on one") {
   for (const std::int64_t batch : {1, 3, 7, 64}) {
     const Trained expected = train_chain({kCPU}, batch);
     for (int n = 2; n <= 4; ++n) {
@@ -120,7 +120,7 @@ TEST_CASE("parts in turn on one to four devices, with a shared weight, train as 
   }
 }
 
-TEST_CASE("a split model trains as one on one device, bit for bit") {
+TEST_CASE("a split model trains bit for bit as on one device") {
   for (const bool adam : {false, true})
     for (const std::int64_t batch : {1, 3, 7, 64}) {
       INFO("batch " << batch << (adam ? ", AdamW" : ", SGD"));
@@ -131,7 +131,7 @@ TEST_CASE("a split model trains as one on one device, bit for bit") {
     }
 }
 
-TEST_CASE("a split model goes to one device and into a checkpoint") {
+TEST_CASE("a split model saves and loads its state, and its errors name devices") {
   Split net("cpu:1"), other("cpu:2");
   const auto [x, labels] = formula_batch(0, 0, 3);
   other.part2.parameters()[0]->detach().zero_();

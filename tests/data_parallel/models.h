@@ -1,6 +1,6 @@
 #pragma once
-// Models with what can go wrong when a model is replicated, each with its batches and its loss. `call` takes
-// whatever calls the model: the model itself, or a DataParallel around it.
+// Models that are hard to replicate, each with its batches and its loss. The argument of `call` is the model
+// itself or a DataParallel around it.
 #include <map>
 #include <string>
 #include <tuple>
@@ -26,13 +26,13 @@ inline Tensor labels_of(std::int64_t count, int classes, int seed) {
   return t;
 }
 
-/// What training came to.
+/// The result of a training run.
 struct Trained {
   std::vector<double> losses;
   StateDictCopy weights;
 };
 
-/// Of the losses, the largest relative one; infinite where one is NaN or missing.
+/// The largest relative difference between two runs' losses. Infinite if a loss is NaN or missing.
 inline double distance_of_losses(const Trained& a, const Trained& b) {
   double most = a.losses.size() == b.losses.size() ? 0 : INFINITY;
   for (std::size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
@@ -42,7 +42,7 @@ inline double distance_of_losses(const Trained& a, const Trained& b) {
   return most;
 }
 
-/// Its backward fails.
+/// The identity, whose backward throws.
 struct BadBackward : autograd::Function<BadBackward> {
   static constexpr const char* kName = "bad_backward";
   static Tensor forward(autograd::FunctionContext&, const Tensor& x) { return x.clone(); }
@@ -51,7 +51,7 @@ struct BadBackward : autograd::Function<BadBackward> {
   }
 };
 
-/// A CNN with plain members, which replicas share.
+/// A CNN with plain members. Replicas share these.
 struct PlainMembers : nn::Module {
   struct Batch {
     Tensor x, labels;
@@ -72,7 +72,7 @@ struct PlainMembers : nn::Module {
   static Tensor loss(const Tensor& scores, const Batch& b) { return cross_entropy(scores, b.labels); }
 };
 
-/// Two layers with one weight, and a parameter and a layer that nothing uses.
+/// Two layers share a weight. One parameter and one layer are not used, and the last layer is frozen.
 struct SharedAndUnused : nn::Module {
   using Batch = std::pair<Tensor, Tensor>;
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 5, .out_features = 5});
@@ -93,7 +93,8 @@ struct SharedAndUnused : nn::Module {
   static Tensor loss(const Tensor& y, const Batch& b) { return mse_loss(y, b.second); }
 };
 
-/// Several inputs and outputs, in tuples, vectors and maps; one tensor that belongs to no sample; a number.
+/// Takes and returns several tensors in tuples, vectors and maps. `shift` is a tensor that is not split, and
+/// `power` is a number.
 struct ManyInAndOut : nn::Module {
   struct Batch {
     std::vector<Tensor> xs;

@@ -1,4 +1,4 @@
-// Scatter, replicate, apply and gather, each by itself and together.
+// Tests of scatter, replicate, apply and gather, alone and together.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -18,17 +18,17 @@ const std::vector<Device> kTwo{"cpu:0", "cpu:1"}, kFour{"cpu:0", "cpu:1", "cpu:2
 using Sizes = std::vector<std::int64_t>;
 }  // namespace
 
-TEST_CASE("samples are shared out evenly") {
-  CHECK(shares_of(8, 4) == Sizes{2, 2, 2, 2});
-  CHECK(shares_of(7, 4) == Sizes{2, 2, 2, 1});
-  CHECK(shares_of(9, 4) == Sizes{3, 2, 2, 2});
-  CHECK(shares_of(2, 4) == Sizes{1, 1});
-  CHECK(shares_of(1, 1) == Sizes{1});
-  CHECK(shares_of(0, 4) == Sizes{0});
-  CHECK_THROWS_AS(shares_of(3, 0), ValueError);
+TEST_CASE("chunk sizes differ by at most one, the larger ones first") {
+  CHECK(chunk_sizes(8, 4) == Sizes{2, 2, 2, 2});
+  CHECK(chunk_sizes(7, 4) == Sizes{2, 2, 2, 1});
+  CHECK(chunk_sizes(9, 4) == Sizes{3, 2, 2, 2});
+  CHECK(chunk_sizes(2, 4) == Sizes{1, 1});
+  CHECK(chunk_sizes(1, 1) == Sizes{1});
+  CHECK(chunk_sizes(0, 4) == Sizes{0});
+  CHECK_THROWS_AS(chunk_sizes(3, 0), ValueError);
 }
 
-TEST_CASE("scatter deals out whatever holds tensors") {
+TEST_CASE("scatter splits the tensors in structs, containers and tuples") {
   struct Inner {
     std::optional<Tensor> maybe;
     std::string name;
@@ -69,19 +69,19 @@ TEST_CASE("scatter deals out whatever holds tensors") {
   CHECK(scatter(wave({0, 1}, 0), kFour).size() == 1);
 }
 
-TEST_CASE("scatter says what cannot be dealt out") {
+TEST_CASE("scatter refuses batches without samples or with different numbers of them") {
   CHECK_THROWS_WITH(scatter(std::pair(wave({3, 2}, 0), wave({4}, 0)), kTwo),
-                    ContainsSubstring("[scatter] a batch has tensors of 3 and 4 samples"));
+                    ContainsSubstring("[scatter] the batch has tensors of 3 and 4 samples"));
   CHECK_THROWS_WITH(scatter(std::pair(wave({3, 2}, 0), wave({4}, 0)), kTwo), ContainsSubstring("Whole{"));
-  CHECK_THROWS_WITH(scatter(wave({}, 0), kTwo), ContainsSubstring("no tensor to deal out"));
-  CHECK_THROWS_WITH(scatter(3, kTwo), ContainsSubstring("no tensor to deal out"));
+  CHECK_THROWS_WITH(scatter(wave({}, 0), kTwo), ContainsSubstring("no tensor to split"));
+  CHECK_THROWS_WITH(scatter(3, kTwo), ContainsSubstring("no tensor to split"));
   CHECK_THROWS_WITH(scatter(wave({3}, 0), std::vector<Device>{}), ContainsSubstring("no devices"));
   CHECK_THROWS_WITH(scatter(wave({3}, 0), std::vector<Device>{"cpu:1", "cpu:1"}),
                     ContainsSubstring("cpu:1 is named twice"));
   CHECK_THROWS_AS(scatter(wave({3}, 0), std::vector<Device>{"cpu:9"}), DeviceError);
 }
 
-TEST_CASE("gather joins along the first dimension, numbers to a vector") {
+TEST_CASE("gather concatenates along the first dimension and stacks numbers into a vector") {
   struct Output {
     Tensor y, loss, absent;
     std::string note;
@@ -97,13 +97,13 @@ TEST_CASE("gather joins along the first dimension, numbers to a vector") {
   CHECK(joined.note == "first");
   const std::vector<std::vector<Tensor>> uneven{{wave({2}, 0)}, {}}, kinds{{wave({2}, 0)}, {wave({}, 0)}},
       absent{{wave({2}, 0)}, {Tensor()}};
-  CHECK_THROWS_WITH(gather(uneven, kCPU), ContainsSubstring("replicas returned 1 and 0 tensors"));
-  CHECK_THROWS_WITH(gather(kinds, kCPU), ContainsSubstring("return the same kind from each"));
-  CHECK_THROWS_WITH(gather(absent, kCPU), ContainsSubstring("undefined on another"));
-  CHECK_THROWS_WITH(gather(std::vector<Tensor>{}, kCPU), ContainsSubstring("no parts"));
+  CHECK_THROWS_WITH(gather(uneven, kCPU), ContainsSubstring("chunks have 1 and 0 tensors"));
+  CHECK_THROWS_WITH(gather(kinds, kCPU), ContainsSubstring("return the same dtype and number of dimensions"));
+  CHECK_THROWS_WITH(gather(absent, kCPU), ContainsSubstring("undefined in another"));
+  CHECK_THROWS_WITH(gather(std::vector<Tensor>{}, kCPU), ContainsSubstring("nothing to gather"));
 }
 
-TEST_CASE("gather joins what has the same key") {
+TEST_CASE("gather joins map entries with equal keys and refuses different keys") {
   struct Scores {
     int note;
     std::optional<std::tuple<std::map<std::string, Tensor>, std::vector<bool>>> more;
@@ -131,7 +131,7 @@ TEST_CASE("gather joins what has the same key") {
   CHECK(net.fc.bias->grad().sum().item() == 6);
 }
 
-TEST_CASE("replicate gives each device leaves of its own, and unreplicate takes them away") {
+TEST_CASE("replicate gives each device its own leaves, and unreplicate removes them") {
   SharedAndUnused net;
   replicate(net, kFour);
   CHECK(net.first.weight.replicas() == 4);
@@ -144,14 +144,14 @@ TEST_CASE("replicate gives each device leaves of its own, and unreplicate takes 
     CHECK_FALSE(net.frozen.weight.replica(r).requires_grad());
     CHECK(to_vector(t) == to_vector(net.first.weight.replica(0)));
   }
-  // Again: the values alone.
+  // On the same devices, replicate() copies only the values.
   const Tensor second = net.first.weight.replica(1);
   net.first.weight->detach().fill_(7);
   replicate(net, kFour);
   CHECK(net.first.weight.replica(1).is_same(second));
   CHECK(second.max().item() == 7);
   CHECK(second.min().item() == 7);
-  // Elsewhere, and in whatever mode.
+  // Other devices; inference mode must not affect the replicas.
   {
     const InferenceMode inference;
     replicate(net, std::vector<Device>{"cpu:2", "cpu:3"});
@@ -167,7 +167,7 @@ TEST_CASE("replicate gives each device leaves of its own, and unreplicate takes 
   CHECK(net.first.weight.replicas() == 1);
 }
 
-TEST_CASE("the four steps together are recorded, and give what one device gives") {
+TEST_CASE("the four steps are recorded and give the gradients of one device") {
   ManyInAndOut net;
   net.to(DType::f64);
   fill_by_formula(net);
@@ -196,7 +196,7 @@ TEST_CASE("the four steps together are recorded, and give what one device gives"
   CHECK_THROWS_WITH(apply(net, parts, std::span(kFour).first(2)), ContainsSubstring("4 parts for 2 devices"));
 }
 
-TEST_CASE("replicas run on their devices' workers, and what one throws has its device's name") {
+TEST_CASE("replicas run on their devices' workers, and an error names its device") {
   std::vector<std::string> seen(4);
   on_replicas(kFour, [&](int r) {
     const Context& context = current_context();
@@ -227,10 +227,11 @@ TEST_CASE("replicas run on their devices' workers, and what one throws has its d
   CHECK_THROWS_AS(fail_on(3, std::logic_error("x")), Error);
   CHECK_THROWS_AS(fail_on(0, 5), int);
   CHECK_THROWS_WITH(on_replicas(kTwo, [&](int) { on_replicas(kTwo, [](int) {}); }),
-                    ContainsSubstring("replicas have none of their own"));
+                    ContainsSubstring("replicas cannot be nested"));
 }
 
-TEST_CASE("replicas go on in the caller's stream where it is their device's, else in their device's own") {
+TEST_CASE(
+    "a replica uses the caller's stream if it belongs to its device, else its device's default stream") {
   const tapestry::testing::FakeGpus gpus(2);
   const std::vector<Device> devices{"cuda:0", "cuda:1"};
   const Stream side = new_stream(devices[1]);

@@ -1,5 +1,5 @@
-// DataParallel against one device: losses and weights over 50 steps, both strategies, with outputs gathered
-// or losses computed where the replicas are.
+// DataParallel must train like one device: losses and weights over 50 steps are compared, for both
+// strategies, with gathered outputs and with losses computed per replica.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/effort.h"
@@ -13,16 +13,16 @@ namespace {
 struct Variant {
   std::string name;
   double clip = 0;
-  int passes = 1;         // backward passes a step
-  double bucket_mb = 25;  // 1e-6: a bucket a parameter
+  int passes = 1;         // backward passes per step
+  double bucket_mb = 25;  // 1e-6 means one bucket per parameter
   int freeze_at = -1;     // the step before which the first parameter is frozen
 };
 
-// Nothing: the model alone.
+// The DataParallel around the model. Without it, the model trains alone.
 struct Wrapped {
   int devices;
   Strategy strategy;
-  bool loss_there;  // dp.loss instead of dp(x)
+  bool loss_per_replica;  // dp.loss() instead of dp(x)
 };
 
 std::vector<Device> cpus(int n) {
@@ -53,7 +53,7 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Wra
       const typename M::Batch batch = M::batch(step * v.passes + pass, batch_size);
       Tensor loss;
       if (!dp) loss = loss_of(batch);
-      else if (wrapped->loss_there) loss = dp->loss(batch, loss_of);
+      else if (wrapped->loss_per_replica) loss = dp->loss(batch, loss_of);
       else loss = M::loss(M::call([&](const auto&... args) { return (*dp)(args...); }, batch), batch);
       loss.backward();
       result.losses.push_back(loss.item());
@@ -73,11 +73,11 @@ void compare(const Variant& v, const std::vector<std::int64_t>& batches, const s
     const Trained expected = train<M>(batch, v);
     for (const int n : devices)
       for (const Strategy strategy : {Strategy::replicated, Strategy::master})
-        for (const bool loss_there : {false, true}) {
+        for (const bool loss_per_replica : {false, true}) {
           INFO(v.name << ", batch " << batch << ", " << n << " devices, "
                       << (strategy == Strategy::master ? "master" : "replicated")
-                      << (loss_there ? ", dp.loss" : ", dp(x)"));
-          const Trained result = train<M>(batch, v, Wrapped{n, strategy, loss_there});
+                      << (loss_per_replica ? ", dp.loss" : ", dp(x)"));
+          const Trained result = train<M>(batch, v, Wrapped{n, strategy, loss_per_replica});
           CHECK(distance_of_losses(result, expected) < 1e-10);
           CHECK(distance(result.weights, expected.weights) < 1e-10);
         }
@@ -99,17 +99,17 @@ TEST_CASE("several inputs and outputs train as on one device") {
   compare<ManyInAndOut>({.name = "defaults"}, kBatches, kDevices);
 }
 
-TEST_CASE("clipping, several passes a step, small buckets and freezing change nothing") {
+TEST_CASE("training equals one device with clipping, accumulation, small buckets and freezing") {
   for (const Variant& v :
        {Variant{.name = "clipping", .clip = 0.05}, Variant{.name = "accumulation", .passes = 2},
-        Variant{.name = "a bucket a parameter", .passes = 2, .bucket_mb = 1e-6},
+        Variant{.name = "one bucket per parameter", .passes = 2, .bucket_mb = 1e-6},
         Variant{.name = "freezing", .freeze_at = 20}}) {
     compare<PlainMembers>(v, {7}, {1, 3});
     compare<SharedAndUnused>(v, {3}, {4});
   }
 }
 
-TEST_CASE("a comparison that hides nothing: one sample less is seen") {
+TEST_CASE("the comparison detects a batch with one sample less") {
   const Trained seven = train<PlainMembers>(7, {.name = "7"}), six = train<PlainMembers>(6, {.name = "6"});
   CHECK(distance(six.weights, seven.weights) > 1e-6);
   CHECK(distance_of_losses(six, seven) > 1e-6);

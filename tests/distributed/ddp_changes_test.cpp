@@ -1,4 +1,4 @@
-// Parameters that ranks change, or freeze, on their own: told, and told right.
+// DistributedDataParallel must detect parameters that one rank alone changed or froze.
 #include "tapestry/tapestry.h"
 #include "tests/distributed/models.h"
 #include "tests/support/catch.h"
@@ -10,7 +10,7 @@ using namespace tapestry::test;
 
 using distributed_test::Group, distributed_test::on_ranks;
 
-TEST_CASE("weights that one rank changed alone are named on every rank") {
+TEST_CASE("every rank names the weights that one rank changed alone") {
   struct Case {
     const char* what;
     int at_pass;
@@ -20,7 +20,7 @@ TEST_CASE("weights that one rank changed alone are named on every rank") {
   const std::vector<Case> cases = {{"before the first pass", 0},
                                    {"before the first pass, with static_graph", 0, {.static_graph = true}},
                                    {"later", 3},
-                                   {"later, with a bucket a parameter", 3, {.first_bucket_mb = 1e-6}},
+                                   {"later, with one bucket per parameter", 3, {.first_bucket_mb = 1e-6}},
                                    {"later, with a hook", 3, {}, true}};
   for (const Case& one : cases) {
     INFO(one.what);
@@ -47,13 +47,14 @@ TEST_CASE("weights that one rank changed alone are named on every rank") {
       return "nothing";
     });
     for (const std::string& error : errors)
-      CHECK_THAT(error, ContainsSubstring(std::to_string(one.at_pass) +
-                                          " [DistributedDataParallel] the ranks train different weights:"
-                                          "\n  fc.bias of rank 1 is not rank 0's\n  change them"));
+      CHECK_THAT(error,
+                 ContainsSubstring(std::to_string(one.at_pass) +
+                                   " [DistributedDataParallel] the ranks train different weights:"
+                                   "\n  fc.bias of rank 1 differs from rank 0's\n  make the same changes"));
   }
 }
 
-TEST_CASE("weights that one rank changed and put back are no error") {
+TEST_CASE("a change that one rank restores before the next pass is not an error") {
   on_ranks<int>(2, [](const Group& group) {
     SmallCnn net;
     net.to(DType::f64);
@@ -76,7 +77,8 @@ TEST_CASE("weights that one rank changed and put back are no error") {
   });
 }
 
-TEST_CASE("a parameter that one rank alone froze is named there; the others hear that it left") {
+TEST_CASE(
+    "the rank that alone froze a parameter names it, and the other ranks throw an error with that rank") {
   const auto errors = on_ranks<std::string>(2, [](const Group& group) -> std::string {
     nn::Linear net({.in_features = 2, .out_features = 1});
     DistributedDataParallel ddp(net, {.process_group = group});
@@ -89,5 +91,5 @@ TEST_CASE("a parameter that one rank alone froze is named there; the others hear
     return "";
   });
   CHECK_THAT(errors[0], ContainsSubstring("rank 1"));
-  CHECK_THAT(errors[1], ContainsSubstring("weight is frozen on this rank, and trained on another"));
+  CHECK_THAT(errors[1], ContainsSubstring("weight is frozen on this rank and trained on another"));
 }

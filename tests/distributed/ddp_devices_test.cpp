@@ -1,4 +1,4 @@
-// DDP and SyncBatchNorm around a model that lies on two logical devices.
+// DDP and SyncBatchNorm with a model on two logical devices.
 #include "tapestry/tapestry.h"
 #include "tests/core/child.h"
 #include "tests/distributed/models.h"
@@ -13,7 +13,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-// SmallCnn with its second half on another device.
+// A SmallCnn whose second half is on another device.
 struct SplitCnn : SmallCnn {
   explicit SplitCnn(Device second) : second_(second) {
     to(DType::f64);
@@ -46,7 +46,7 @@ StateDictCopy train(const Group& group, Device second, int first, int count, boo
     optimizer.step();
   }
   if (ddp)
-    for (const auto& bucket : ddp->buckets())  // one a device: no bucket has parts of both halves
+    for (const auto& bucket : ddp->buckets())  // no bucket may have parameters of both devices
       for (const std::string& name : bucket)
         check((name.find("1.") != std::string::npos) == (bucket[0].find("1.") != std::string::npos),
               "a bucket holds ", bucket[0], " and ", name);
@@ -71,7 +71,7 @@ TEST_CASE("child: DDP over two logical devices", "[.]") {
   }
 }
 
-TEST_CASE("ranks that have two logical devices each train as one process on one") {
+TEST_CASE("ranks with two logical devices each train as one process on one device") {
   const ChildResult child = run_child("child: DDP over two logical devices", "TAPESTRY_LOGICAL_DEVICES=2");
   INFO(child.output);
   CHECK(child.status == 0);

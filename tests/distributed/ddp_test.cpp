@@ -1,4 +1,5 @@
-// DistributedDataParallel over threads: the same training as one process with the whole batch, and its rules.
+// DistributedDataParallel with ranks as threads: it must train like one process with the whole batch, and
+// refuse what it cannot do.
 #include <cmath>
 #include <mutex>
 
@@ -21,14 +22,15 @@ using distributed_test::Group, distributed_test::kBounded, distributed_test::on_
 struct Variant {
   std::string name;
   DdpOptions options;
-  bool no_sync = false;  // two backward passes a step, the first one without averaging
+  bool no_sync = false;  // two backward passes per step, the first one under no_sync()
   double clip = 0;
   bool zero_to_none = true;
 };
 
 constexpr int kPerRank = 3;
 
-// 50 steps of SGD with momentum; each step sees `shards` parts of the batch, of which this process has one.
+// Runs kSteps steps of SGD with momentum. Each batch has `shards` parts; a rank trains on one of them, and a
+// process without a group trains on all.
 StateDictCopy train(const Group& group, int shards, const Variant& v) {
   SmallCnn net;
   net.to(DType::f64);
@@ -68,7 +70,7 @@ StateDictCopy train(const Group& group, int shards, const Variant& v) {
 
 }  // namespace
 
-TEST_CASE("buckets are filled in order, one a dtype and device, the first one small") {
+TEST_CASE("buckets are filled in order, one per dtype and device, and the first one is small") {
   const std::vector<BucketParameter> same{{4, DType::f32, kCPU},
                                           {4, DType::f32, kCPU},
                                           {8, DType::f32, kCPU},
@@ -86,18 +88,18 @@ TEST_CASE("buckets are filled in order, one a dtype and device, the first one sm
                                            {4, DType::f32, Device("cpu:1")},
                                            {4, DType::f32, kCPU},
                                            {4, DType::f64, kCPU}};
-  // In the order of each bucket's last parameter.
+  // Buckets are in the order of their last parameters.
   CHECK(assign_buckets(mixed, std::vector<int>{4, 3, 2, 1, 0}, 100, 100) == Buckets{{2}, {4, 1}, {3, 0}});
 }
 
 TEST_CASE("N ranks train as one process with the N-fold batch") {
   const std::vector<Variant> variants = {
       {.name = "defaults"},
-      {.name = "a bucket a parameter", .options = {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}},
+      {.name = "one bucket per parameter", .options = {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}},
       {.name = "small buckets, order kept", .options = {.bucket_cap_mb = 1e-3, .relearn_order = false}},
       {.name = "static graph", .options = {.bucket_cap_mb = 1e-3, .static_graph = true}},
       {.name = "unused found late", .options = {.bucket_cap_mb = 1e-3, .find_unused_parameters = false}},
-      {.name = "buffers stay", .options = {.broadcast_buffers = false}},
+      {.name = "buffers not broadcast", .options = {.broadcast_buffers = false}},
       {.name = "accumulation", .options = {.bucket_cap_mb = 1e-3}, .no_sync = true},
       {.name = "gradients zeroed in place",
        .options = {.bucket_cap_mb = 1e-3},
@@ -117,7 +119,7 @@ TEST_CASE("N ranks train as one process with the N-fold batch") {
   }
 }
 
-TEST_CASE("a different number of steps is not hidden by the comparison") {
+TEST_CASE("the comparison detects a different number of steps") {
   Variant v{.name = "defaults"};
   const StateDictCopy two = train(nullptr, 2, v), three = train(nullptr, 3, v);
   CHECK(distance(two, three) > 1e-3);
@@ -125,7 +127,7 @@ TEST_CASE("a different number of steps is not hidden by the comparison") {
 
 namespace {
 
-// Says when its backward begins.
+// The identity. Its backward calls `fn`.
 struct Mark : autograd::Function<Mark> {
   static constexpr const char* kName = "mark";
   static Tensor forward(autograd::FunctionContext& ctx, const Tensor& x, std::function<void()> fn) {
@@ -138,7 +140,7 @@ struct Mark : autograd::Function<Mark> {
   }
 };
 
-// y = x w, with the weight before or after the input among the op's arguments.
+// Four matrix products, with the weight as the first or the second argument.
 struct Layers : nn::Module {
   explicit Layers(bool weight_first) : weight_first_(weight_first) {
     for (int i = 0; i < 4; ++i) weights.push_back(&param("w" + std::to_string(i), full({3, 3}, 0.5)));
@@ -161,7 +163,7 @@ struct Layers : nn::Module {
 
 }  // namespace
 
-TEST_CASE("buckets are posted in order, and the first one before backward comes to the first layer") {
+TEST_CASE("buckets are posted in order, and all but the last before backward reaches the first layer") {
   for (const bool weight_first : {false, true}) {
     for (const bool static_graph : {false, true}) {
       const auto orders = on_ranks<std::vector<std::string>>(2, [&](const Group& group) {
@@ -189,7 +191,7 @@ TEST_CASE("buckets are posted in order, and the first one before backward comes 
 }
 
 TEST_CASE("the order of buckets is learned from rank 0's first pass") {
-  struct Backwards : nn::Module {  // registered in the order in which backward comes to them
+  struct Backwards : nn::Module {  // registered in the order in which backward reaches the parameters
     nn::Parameter& last = param("last", ones({4}));
     nn::Parameter& middle = param("middle", ones({4}));
     nn::Parameter& first = param("first", ones({4}));
@@ -224,7 +226,8 @@ struct Branches : nn::Module {
 }  // namespace
 
 TEST_CASE(
-    "parameters that a pass does not use: averaged if another rank did, left alone and named if none did") {
+    "a parameter that only one rank uses is averaged; one that no rank uses keeps its gradient and is "
+    "named") {
   for (const bool find : {false, true}) {
     for (const double cap : {1e-6, 1.0}) {
       for (const bool hook : {false, true}) {
@@ -244,7 +247,7 @@ TEST_CASE(
             ddp.set_comm_hook([](ProcessGroup& g, GradBucket& bucket) {
               return InFlight{g.all_reduce(bucket.gradients, ReduceOp::mean, bucket.name)};
             });
-          for (int pass = 0; pass < 2; ++pass) {  // the second one has relearned buckets
+          for (int pass = 0; pass < 2; ++pass) {  // the second pass has rebuilt buckets
             net.a->zero_grad(), net.b->zero_grad();
             ddp(full({2}, group->rank() + 1.0)).sum().backward();
           }
@@ -262,8 +265,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("passes add to gradients that are there, averaged or not") {
-  // Two synchronised passes, then one under no_sync and one more; x is rank + 1 in all of them.
+TEST_CASE("passes add to existing gradients, with averaging and under no_sync()") {
+  // Two averaged passes, then one under no_sync() and one more averaged pass. x is rank + 1 in all of them.
   const auto results = on_ranks<std::vector<double>>(2, [](const Group& group) {
     Branches net;
     DistributedDataParallel ddp(net, {.process_group = group});
@@ -318,7 +321,7 @@ TEST_CASE("gradients are views of buckets, and several forwards may precede one 
   }
 }
 
-TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, with zeros before them") {
+TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, and the gaps are zero") {
   struct Sizes : nn::Module {
     nn::Parameter& a = param("a", ones({3}));
     nn::Parameter& b = param("b", ones({16}));
@@ -326,8 +329,8 @@ TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, with zeros 
     Tensor forward(const Tensor& x) override { return x * a->sum() * b->sum() * c; }
   };
   for (const DType dtype : {DType::f32, DType::f64})
-    for (const bool marks : {false, true}) {
-      CAPTURE(dtype, marks);
+    for (const bool flags : {false, true}) {
+      CAPTURE(dtype, flags);
       struct Result {
         bool aligned = true;
         std::vector<double> bucket;
@@ -335,7 +338,7 @@ TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, with zeros 
       const auto results = on_ranks<Result>(2, [&](const Group& group) {
         Sizes net;
         net.to(dtype);
-        DistributedDataParallel ddp(net, {.process_group = group, .static_graph = !marks});
+        DistributedDataParallel ddp(net, {.process_group = group, .static_graph = !flags});
         Result r;
         Tensor bucket;
         ddp.set_comm_hook([&](ProcessGroup& g, GradBucket& b) {
@@ -348,7 +351,7 @@ TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, with zeros 
         r.bucket = to_vector(bucket);
         return r;
       });
-      // Last registered first; x is 1.5 on average.
+      // The last registered parameter comes first. The mean of x is 1.5.
       const std::size_t unit = 64 / dtype_size(dtype), second = unit, third = second + 16;
       for (const Result& r : results) {
         CHECK(r.aligned);
@@ -364,7 +367,7 @@ TEST_CASE("gradients begin at multiples of 64 bytes in their bucket, with zeros 
     }
 }
 
-TEST_CASE("static_graph names what a later pass left out") {
+TEST_CASE("static_graph names the parameter that a later pass does not use") {
   const auto texts = on_ranks<std::string>(2, [](const Group& group) {
     Branches net;
     DistributedDataParallel ddp(net, {.process_group = group, .static_graph = true});
@@ -380,7 +383,7 @@ TEST_CASE("static_graph names what a later pass left out") {
   for (const std::string& text : texts) CHECK_THAT(text, ContainsSubstring("did not use b;"));
 }
 
-TEST_CASE("a model that differs between ranks is refused, with the difference, on every rank") {
+TEST_CASE("a model that differs between ranks is refused on every rank, with the difference") {
   const auto texts = on_ranks<std::string>(3, [](const Group& group) {
     nn::Linear net(nn::Linear::Options{.in_features = 4, .out_features = group->rank() == 2 ? 5 : 3});
     try {
@@ -391,15 +394,15 @@ TEST_CASE("a model that differs between ranks is refused, with the difference, o
     return std::string("no error");
   });
   for (const std::string& text : texts) {
-    CHECK_THAT(text,
-               ContainsSubstring("rank 2 has, and rank 0 has not:\n    parameter weight float32 [5, 4]"));
-    CHECK_THAT(text,
-               ContainsSubstring("rank 0 has, and rank 2 has not:\n    parameter weight float32 [3, 4]"));
-    CHECK_THAT(text, !ContainsSubstring("rank 1 has"));
+    CHECK_THAT(text, ContainsSubstring("only rank 2 has:\n    parameter weight float32 [5, 4]"));
+    CHECK_THAT(text, ContainsSubstring(
+                         "only rank 0 has, compared with rank 2:\n    parameter weight float32 [3, 4]"));
+    CHECK_THAT(text, !ContainsSubstring("rank 1"));
   }
 }
 
-TEST_CASE("values and buffers of rank 0 are everybody's, buffers before each forward in training only") {
+TEST_CASE(
+    "rank 0's parameters are broadcast at construction, and its buffers before each forward in training") {
   for (const bool on : {false, true}) {
     const auto means = on_ranks<std::vector<double>>(2, [&](const Group& group) {
       nn::BatchNorm1d net(nn::BatchNorm1d::Options{.num_features = 2, .momentum = 0.5});
@@ -409,7 +412,7 @@ TEST_CASE("values and buffers of rank 0 are everybody's, buffers before each for
       std::vector<double> seen{net.weight->select(0, 0).item(), net.running_mean->select(0, 0).item()};
       net.running_mean->fill_(group->rank() + 10);
       net.eval();
-      if (group->rank() == 1) ddp(zeros({4, 2}));  // one rank alone
+      if (group->rank() == 1) ddp(zeros({4, 2}));  // evaluation on one rank only
       seen.push_back(net.running_mean->select(0, 0).item());
       net.train();
       ddp(full({4, 2}, 20.0));
@@ -423,7 +426,7 @@ TEST_CASE("values and buffers of rank 0 are everybody's, buffers before each for
   }
 }
 
-TEST_CASE("compressed averages are those of halves") {
+TEST_CASE("compression hooks divide before they round") {
   for (const bool bf16 : {false, true}) {
     const auto results = on_ranks<std::vector<double>>(2, [&](const Group& group) {
       Branches net;
@@ -432,13 +435,13 @@ TEST_CASE("compressed averages are those of halves") {
       ddp(full({2}, group->rank() == 0 ? 1.0 : 1 + 0x1p-9)).sum().backward();
       return to_vector(net.a->grad());
     });
-    // Halved before it is rounded: 2^-1 (1 + 2^-9) is exact in f16 (11 bits) but not in bf16 (8 bits).
+    // 2^-1 (1 + 2^-9) is exact in f16 (11 bits) but not in bf16 (8 bits).
     const double expected = bf16 ? 1 : 1 + 0x1p-10;
     for (const auto& r : results) CHECK(r == std::vector<double>{expected, expected});
   }
 }
 
-TEST_CASE("a pass that an exception ended does not spoil the next one") {
+TEST_CASE("a pass works after one that an exception ended") {
   const auto results = on_ranks<std::vector<double>>(2, [](const Group& group) {
     Branches net;
     DistributedDataParallel ddp(net,
@@ -460,7 +463,7 @@ TEST_CASE("a pass that an exception ended does not spoil the next one") {
   for (const auto& r : results) CHECK(r == std::vector<double>{1.5, 1.5});
 }
 
-TEST_CASE("frozen parameters are left out; bad options are refused") {
+TEST_CASE("frozen parameters are not averaged, and bad options are refused") {
   Group world;
   run_local_ranks(
       1, [&](const Group& group) { world = group; }, kBounded);
@@ -484,7 +487,7 @@ TEST_CASE("frozen parameters are left out; bad options are refused") {
                     ContainsSubstring("nothing to train"));
 }
 
-TEST_CASE("a model that changed after it was wrapped is refused where gradients would not be averaged") {
+TEST_CASE("a forward is refused if the model has parameters that would not be averaged") {
   using Change = std::function<void(Branches&)>;
   const auto attempt = [](const Change& change) {
     run_local_ranks(
@@ -495,7 +498,7 @@ TEST_CASE("a model that changed after it was wrapped is refused where gradients 
           DistributedDataParallel ddp(net, {.process_group = group});
           change(net);
           {
-            const NoGradGuard no_grad;  // to evaluate there is nothing to average
+            const NoGradGuard no_grad;  // without gradients nothing is refused
             ddp(ones({2}, net.a->dtype()));
           }
           ddp(ones({2}, net.a->dtype())).sum().backward();
@@ -503,30 +506,29 @@ TEST_CASE("a model that changed after it was wrapped is refused where gradients 
         kBounded);
   };
   CHECK_THROWS_WITH(attempt([](Branches& net) { net.to(DType::f64); }),
-                    ContainsSubstring("a is another tensor than when the model was wrapped, as after to("));
+                    ContainsSubstring("a is not the tensor that it was when the model was wrapped; to("));
   CHECK_THROWS_WITH(attempt([](Branches& net) { net.c->set_requires_grad(true); }),
-                    ContainsSubstring("c requires gradients, and did not when"));
+                    ContainsSubstring("c requires gradients, but did not when"));
   CHECK_THROWS_WITH(
       attempt([](Branches& net) { net.param("late", ones({1})); }),
-      ContainsSubstring("has 4 parameters, and had 3 when it was wrapped; wrap the model anew"));
-  attempt([](Branches& net) {  // none of these changes what is averaged
+      ContainsSubstring("has 4 parameters, but had 3 when it was wrapped; wrap the model again"));
+  attempt([](Branches& net) {  // these changes do not add parameters to average
     net.to(kCPU);
     net.b->set_requires_grad(false);
     net.a->detach().fill_(7);
   });
 }
 
-TEST_CASE("the report adds up, and the trace has both lanes of every rank") {
+TEST_CASE("the report is consistent, and the trace has computation and communication of every rank") {
   const tests::TempDir folder;
   const std::string path = folder / "trace.json";
+  const Timeline timeline;  // ranks are threads here, so they share it
   const auto reports = on_ranks<DdpReport>(2, [&](const Group& group) {
     SmallCnn net;
     DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = 2e-4});
-    Trace trace;
-    ddp.set_trace(&trace);
     const auto [x, labels] = formula_batch(0, 0, 2);
     cross_entropy(ddp(x.to(DType::f32)), labels).backward();
-    write_trace(*group, trace, path);
+    write_trace(*group, timeline, path);
     return ddp.report();
   });
   for (const DdpReport& r : reports) {
@@ -545,7 +547,8 @@ TEST_CASE("the report adds up, and the trace has both lanes of every rank") {
     }
   }
   const std::string text = tests::read_file(path);
-  for (const char* part : {"\"name\":\"rank 0\"", "\"name\":\"rank 1\"", "\"communication\"", "\"compute\"",
-                           "backward of conv1.weight", "\"forward\"", "bucket 1"})
+  for (const char* part :
+       {"\"name\":\"rank 0\"", "\"name\":\"rank 1\"", "\"cpu:0 communication\"", "\"cpu:0\"",
+        "\"thread_name\"", "\"cat\":\"backward\"", "backward of conv1.weight", "\"forward\"", "bucket 1"})
     CHECK_THAT(text, ContainsSubstring(part));
 }

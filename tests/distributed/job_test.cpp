@@ -1,4 +1,4 @@
-// Seeds, means and checkpoints of a job.
+// Tests of rank_seed(), GlobalMean and DistributedCheckpointer.
 #include <cmath>
 #include <set>
 
@@ -18,7 +18,7 @@ using distributed_test::Group, distributed_test::kBounded;
 
 }  // namespace
 
-TEST_CASE("seeds of ranks differ from one another and from the seed") {
+TEST_CASE("the seeds of ranks differ from each other and from the common seed") {
   std::set<std::uint64_t> seeds{0, 1, 2};
   for (std::uint64_t seed = 0; seed < 3; ++seed)
     for (int rank = 0; rank < 100; ++rank) seeds.insert(rank_seed(seed, rank));
@@ -26,7 +26,7 @@ TEST_CASE("seeds of ranks differ from one another and from the seed") {
   CHECK(rank_seed(7, 3) == rank_seed(7, 3));
 }
 
-TEST_CASE("a mean over ranks weighs by counts") {
+TEST_CASE("a mean over ranks is weighted by counts") {
   std::vector<std::vector<double>> means(3);
   run_local_ranks(
       3,
@@ -37,8 +37,8 @@ TEST_CASE("a mean over ranks weighs by counts") {
         mean.add(NAN, 0);                                                     // an empty batch
         mine.push_back(mean.reduce(*group));
         if (group->rank() == 1) mean.add(5);
-        mine.push_back(mean.reduce(*group));  // began anew
-        mine.push_back(mean.reduce(*group));  // nothing on any rank
+        mine.push_back(mean.reduce(*group));  // the sums were reset
+        mine.push_back(mean.reduce(*group));  // no rank has samples
       },
       kBounded);
   for (const auto& m : means) {
@@ -50,12 +50,13 @@ TEST_CASE("a mean over ranks weighs by counts") {
 
 namespace {
 
-// A run with dropout, whose masks differ between ranks; saves after `save_at` steps, if that is not 0.
+// Trains with dropout, whose masks differ between ranks. Saves a checkpoint after `save_at` steps unless that
+// is 0.
 StateDictCopy train(const Group& group, const std::string& folder, int first_rank_count, int steps,
                     int save_at) {
   Generator generator(rank_seed(3, group->rank()));
   Context context = current_context();
-  context.generator = &generator;  // ranks are threads here, and would share the default one
+  context.generator = &generator;  // ranks are threads here and would share the default generator
   const ContextGuard guard(context);
   SmallCnn net;
   fill_by_formula(net);
@@ -88,13 +89,14 @@ std::vector<StateDictCopy> train_ranks(int ranks, const std::string& folder, int
 
 }  // namespace
 
-TEST_CASE("a resumed job goes on bit for bit at the same number of ranks, and at any other it goes on") {
+TEST_CASE(
+    "a resumed job continues bit for bit with the same number of ranks, and works with another number") {
   const tests::TempDir folder;
   const auto whole = train_ranks(2, folder / "whole", 6, 3);
   const auto half = train_ranks(2, folder / "half", 3, 3);
   CHECK(distance(half[0], whole[0]) > 0);
   const auto resumed = train_ranks(2, folder / "half", 6, 0);
-  // Each rank as itself: running statistics are a rank's own between forwards.
+  // Ranks are compared one by one, because their running statistics differ.
   for (std::size_t r = 0; r < 2; ++r) CHECK(distance(resumed[r], whole[r]) == 0);
   for (const int ranks : {1, 3}) {
     const auto other = train_ranks(ranks, folder / "half", 6, 0);
@@ -106,7 +108,7 @@ TEST_CASE("a resumed job goes on bit for bit at the same number of ranks, and at
   }
 }
 
-TEST_CASE("what fails on rank 0 fails on all ranks, and nothing is left") {
+TEST_CASE("an error on rank 0 is thrown on all ranks") {
   const tests::TempDir folder;
   tests::write_file(folder / "file", "not a folder");
   std::vector<std::string> texts(2);
@@ -125,7 +127,7 @@ TEST_CASE("what fails on rank 0 fails on all ranks, and nothing is left") {
   CHECK_THAT(texts[1], ContainsSubstring(texts[0]));
 }
 
-TEST_CASE("a broken checkpoint is an error on all ranks") {
+TEST_CASE("a truncated checkpoint is an error on all ranks") {
   const tests::TempDir folder;
   train_ranks(2, folder / "run", 2, 2);
   for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "run")) {
@@ -135,14 +137,14 @@ TEST_CASE("a broken checkpoint is an error on all ranks") {
   CHECK_THROWS_AS(train_ranks(2, folder / "run", 4, 0), Error);
 }
 
-TEST_CASE("a checkpoint whose random numbers cannot be gone on with is an error on all ranks") {
+TEST_CASE("a checkpoint with a corrupt generator state is an error on all ranks") {
   const tests::TempDir folder;
   train_ranks(2, folder / "run", 2, 2);
   for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "run")) {
     std::string bytes = tests::read_file(entry.path().string());
     const std::size_t at = bytes.find("generators of rank 1");
     if (at == std::string::npos) continue;
-    bytes[bytes.find(' ', bytes.find("cpu:0 ", at) + 6)] = '0';  // seed and offset become one number
+    bytes[bytes.find(' ', bytes.find("cpu:0 ", at) + 6)] = '0';  // joins seed and offset into one number
     tests::write_file(entry.path().string(), bytes);
   }
   std::vector<std::string> texts(2);

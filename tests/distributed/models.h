@@ -1,5 +1,5 @@
 #pragma once
-// A small CNN with initial weights and data from formulas, and ways to compare.
+// A small CNN with weights and data from formulas, and functions that compare states.
 #include <cmath>
 #include <map>
 #include <string>
@@ -23,7 +23,7 @@ struct SmallCnn : nn::Module {
   }
 };
 
-/// Element i of the k-th parameter is sin(0.7 i + k) / (2 + k); scales of norms are moved to 1.
+/// Element i of the k-th parameter is sin(0.7 i + k) / (2 + k), plus 1 if the parameter has one dimension.
 inline void fill_by_formula(nn::Module& module) {
   int k = 0;
   for (auto& [name, slot] : module.named_parameters()) {
@@ -36,7 +36,7 @@ inline void fill_by_formula(nn::Module& module) {
   }
 }
 
-/// Samples first to first + count of a batch: f64 images (count, 1, 8, 8) and labels.
+/// Samples [first, first + count) of a batch: f64 images (count, 1, 8, 8) and i64 labels (count).
 inline std::pair<Tensor, Tensor> formula_batch(int batch, int first, int count) {
   const Tensor x = empty({count, 1, 8, 8}, {DType::f64, kCPU}), labels = empty({count}, {DType::i64, kCPU});
   for (int n = 0; n < count; ++n) {
@@ -61,7 +61,8 @@ inline StateDictCopy copy_state(const nn::Module& module) {
   return copy;
 }
 
-/// The norm of the difference over the norm of the second one, the largest over all tensors.
+/// The relative norm of the difference, |a - b| / |b|, of the tensor for which it is largest. Infinite for
+/// NaN, or if names or sizes differ.
 inline double distance(const StateDictCopy& a, const StateDictCopy& b) {
   double largest = a.size() == b.size() ? 0 : INFINITY;
   for (const auto& [name, x] : a) {

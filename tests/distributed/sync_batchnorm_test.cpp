@@ -1,4 +1,4 @@
-// SyncBatchNorm on N ranks is batch normalisation of the batches of all of them.
+// SyncBatchNorm on N ranks must equal batch normalization of the joined batch.
 #include <cmath>
 
 #include "tapestry/tapestry.h"
@@ -14,7 +14,7 @@ namespace {
 
 using distributed_test::Group, distributed_test::kBounded;
 
-// What a layer gives and learns: output, gradients of input, weight and bias, running statistics.
+// The results of a layer: output, gradients of input, weight and bias, running statistics.
 struct Outcome {
   std::vector<double> y, dx, dweight, dbias, mean, var;
 };
@@ -45,7 +45,7 @@ Outcome run(Layer& bn, const Tensor& x, const Tensor& g) {
 }
 
 template <int kDims>
-void compare(const Shape& sizes, const std::vector<std::int64_t>& shares,
+void compare(const Shape& sizes, const std::vector<std::int64_t>& per_rank,
              const nn::BatchNormOptions<kDims>& options, MemoryFormat format, DType dtype, double shift) {
   const Tensor x = formula(sizes, 0.3, 2, shift).to(dtype).contiguous(format);
   const Tensor g = formula(sizes, 0.11, 1).to(dtype).contiguous(format);
@@ -60,22 +60,22 @@ void compare(const Shape& sizes, const std::vector<std::int64_t>& shares,
   make(whole);
   const Outcome expected = run(whole, x, g);
 
-  const int ranks = static_cast<int>(shares.size());
-  std::vector<Outcome> parts(shares.size());
+  const int ranks = static_cast<int>(per_rank.size());
+  std::vector<Outcome> parts(per_rank.size());
   run_local_ranks(
       ranks,
       [&](const Group& group) {
         const auto r = static_cast<std::size_t>(group->rank());
         std::int64_t first = 0;
-        for (std::size_t i = 0; i < r; ++i) first += shares[i];
+        for (std::size_t i = 0; i < r; ++i) first += per_rank[i];
         nn::BatchNorm<kDims> bn(options);
         make(bn);
         convert_sync_batchnorm(bn, group);
-        parts[r] = run(bn, x.narrow(0, first, shares[r]), g.narrow(0, first, shares[r]));
+        parts[r] = run(bn, x.narrow(0, first, per_rank[r]), g.narrow(0, first, per_rank[r]));
       },
       kBounded);
 
-  // Values are of size 10, sums of up to 100 of them: a few hundred roundings.
+  // Values are around 10, and sums have up to 100 of them, so a few hundred roundings add up.
   const double unit = dtype == DType::f64 ? 1e-16 : 1e-7, tolerance = 3000 * unit * (1 + std::abs(shift));
   Outcome joined;
   joined.dweight.resize(expected.dweight.size()), joined.dbias.resize(expected.dbias.size());
@@ -95,29 +95,30 @@ void compare(const Shape& sizes, const std::vector<std::int64_t>& shares,
 
 }  // namespace
 
-TEST_CASE("statistics and gradients are those of the whole batch") {
+TEST_CASE("statistics and gradients equal those of the whole batch") {
   for (const DType dtype : {DType::f64, DType::f32}) {
-    for (const auto& shares :
+    for (const auto& per_rank :
          std::vector<std::vector<std::int64_t>>{{6}, {3, 3}, {5, 1}, {0, 6}, {1, 2, 3}}) {
       for (const bool affine : {false, true}) {
-        INFO(dtype_name(dtype) << ", " << shares.size() << " ranks, first " << shares[0] << ", affine "
+        INFO(dtype_name(dtype) << ", " << per_rank.size() << " ranks, first " << per_rank[0] << ", affine "
                                << affine);
         const nn::BatchNormOptions<2> two{.num_features = 3, .affine = affine};
-        compare<2>({6, 3, 2, 3}, shares, two, MemoryFormat::contiguous, dtype, 0);
-        compare<2>({6, 3, 2, 3}, shares, two, MemoryFormat::channels_last, dtype, 0);
-        compare<1>({6, 4}, shares, {.num_features = 4, .affine = affine}, MemoryFormat::contiguous, dtype, 0);
-        compare<1>({6, 2, 5}, shares, {.num_features = 2, .affine = affine, .track_running_stats = false},
+        compare<2>({6, 3, 2, 3}, per_rank, two, MemoryFormat::contiguous, dtype, 0);
+        compare<2>({6, 3, 2, 3}, per_rank, two, MemoryFormat::channels_last, dtype, 0);
+        compare<1>({6, 4}, per_rank, {.num_features = 4, .affine = affine}, MemoryFormat::contiguous, dtype,
+                   0);
+        compare<1>({6, 2, 5}, per_rank, {.num_features = 2, .affine = affine, .track_running_stats = false},
                    MemoryFormat::contiguous, dtype, 0);
       }
     }
   }
 }
 
-TEST_CASE("a large mean costs no digits") {
+TEST_CASE("a large mean costs no precision") {
   compare<1>({6, 4}, {3, 3}, {.num_features = 4}, MemoryFormat::contiguous, DType::f64, 1e4);
 }
 
-TEST_CASE("computed again by checkpoint(), it meets the other ranks again and counts a batch once") {
+TEST_CASE("recomputation by checkpoint() repeats the collectives and updates running statistics once") {
   run_local_ranks(
       2,
       [](const Group& group) {
@@ -137,7 +138,7 @@ TEST_CASE("computed again by checkpoint(), it meets the other ranks again and co
       kBounded);
 }
 
-TEST_CASE("one value a channel on each rank is enough, one in all is refused everywhere") {
+TEST_CASE("one value per channel on each rank is enough, but one on all ranks together is refused on all") {
   compare<1>({2, 4}, {1, 1}, {.num_features = 4}, MemoryFormat::contiguous, DType::f64, 0);
   std::vector<std::string> texts(2);
   run_local_ranks(
@@ -155,7 +156,8 @@ TEST_CASE("one value a channel on each rank is enough, one in all is refused eve
 }
 
 TEST_CASE(
-    "conversion finds every batch norm, keeps its parameters, and leaves evaluation and one rank alone") {
+    "conversion finds every batch norm and keeps its parameters; evaluation and a group of one rank do not "
+    "change") {
   run_local_ranks(
       1,
       [](const Group& group) {
@@ -173,14 +175,14 @@ TEST_CASE(
         check(convert_sync_batchnorm(net, group) == 2, "not two batch norms");
         check(net.bn1.type_name() == "SyncBatchNorm", "not converted");
         net.eval();
-        if (group->rank() == 1) net(ones({1, 1, 8, 8}));  // evaluation needs nobody else
+        if (group->rank() == 1) net(ones({1, 1, 8, 8}));  // evaluation does not wait for the other rank
       },
       kBounded);
   SmallCnn net;
   CHECK_THROWS_WITH(convert_sync_batchnorm(net, nullptr), ContainsSubstring("the group is null"));
 }
 
-TEST_CASE("bad input of sync_batch_norm") {
+TEST_CASE("sync_batch_norm refuses bad shapes and dtypes") {
   run_local_ranks(
       1,
       [](const Group& group) {

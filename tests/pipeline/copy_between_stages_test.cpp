@@ -1,4 +1,4 @@
-// On fake GPUs, which do everything as late as they may.
+// Tests copies between fake GPUs, which run everything as late as stream order allows.
 #include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
 
 #include <cstring>
@@ -19,12 +19,12 @@ namespace {
 const Device kFirst{DeviceType::cuda, 0}, kSecond{DeviceType::cuda, 1};
 constexpr std::int64_t kCount = 600;
 
-// A kernel that fills the tensor.
+// Launches a kernel that fills the tensor.
 void fill_later(FakeGpus& gpus, const Tensor& t, float value) {
   float* const data = t.data<float>();
   gpus.launch(current_stream(t.device()), [data, value] { std::fill_n(data, kCount, value); });
 }
-// All elements of a tensor on a GPU, if they are equal. Waits.
+// Returns the value of all elements, which must be equal. Synchronizes.
 float value_of(const Tensor& t) {
   const Tensor host = empty(t.sizes());
   cuda::copy_bytes(kCPU, host.raw_data(), t.device(), t.raw_data(), t.nbytes());
@@ -34,7 +34,7 @@ float value_of(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("what a GPU was given after a ready does not hold the tensor up, nor the other way round") {
+TEST_CASE("the copy overlaps later work of the producer and earlier work of the consumer") {
   FakeGpus gpus(2);
   {
     const CopyStreams first(kFirst), second(kSecond);
@@ -50,16 +50,16 @@ TEST_CASE("what a GPU was given after a ready does not hold the tensor up, nor t
     CHECK(gpus.host_waits() == waits);
     CHECK(gpus.copies_between() == 1);
 
-    SECTION("it arrives while its sender is busy") {
+    SECTION("the tensor arrives while the producer is busy") {
       CHECK(value_of(y) == 3);
-      CHECK(earlier);  // in the consumer's own stream
+      CHECK(earlier);  // value_of() waits for the consumer's stream
       CHECK_FALSE(later);
     }
-    SECTION("its sender goes on while the receiver is busy") {
+    SECTION("the producer goes on while the consumer is busy") {
       current_stream(kFirst).synchronize();
       CHECK(later);
       CHECK_FALSE(earlier);
-      first.out.synchronize();
+      first.outgoing.synchronize();
       CHECK_FALSE(earlier);
     }
     synchronize(kFirst);
@@ -67,7 +67,7 @@ TEST_CASE("what a GPU was given after a ready does not hold the tensor up, nor t
   }
 }
 
-TEST_CASE("the stream that wants a tensor waits for it, whichever that is") {
+TEST_CASE("the consumer stream that is passed waits for the tensor") {
   FakeGpus gpus(2);
   {
     const CopyStreams first(kFirst), second(kSecond);
@@ -83,7 +83,7 @@ TEST_CASE("the stream that wants a tensor waits for it, whichever that is") {
   }
 }
 
-TEST_CASE("memory of what is handed over is not used again too early") {
+TEST_CASE("memory of copied tensors is not reused too early") {
   FakeGpus gpus(2);
   {
     const CopyStreams first(kFirst), second(kSecond);
@@ -93,13 +93,13 @@ TEST_CASE("memory of what is handed over is not used again too early") {
     auto ready = record_ready(kFirst, first);
     Tensor y = copy_between_stages(x, ready.get(), current_stream(kSecond), second);
     x = {};
-    // The sender's next tensor is written at once in its own stream, the copy done last of all.
+    // The producer writes its next tensor before the copy of x runs, so they must not share memory.
     const Tensor next = empty({kCount}, kFirst);
     CHECK(next.raw_data() != there);
     fill_later(gpus, next, 4);
     current_stream(kFirst).synchronize();
 
-    // And what arrives next does not lie where the consumer still reads.
+    // The next incoming tensor must not use memory that the consumer still reads.
     const Tensor sum = empty({kCount}, kSecond);
     const float* const from = y.data<float>();
     float* const to = sum.data<float>();
@@ -108,7 +108,7 @@ TEST_CASE("memory of what is handed over is not used again too early") {
     ready = record_ready(kFirst, first);
     const Tensor z = copy_between_stages(next, ready.get(), current_stream(kSecond), second);
     CHECK(z.raw_data() != from);
-    first.out.synchronize();
+    first.outgoing.synchronize();
     CHECK(value_of(sum) == 3);
     CHECK(value_of(z) == 4);
     synchronize(kFirst);
@@ -116,12 +116,12 @@ TEST_CASE("memory of what is handed over is not used again too early") {
   }
 }
 
-TEST_CASE("what others do in the stream of arrivals comes before what arrives") {
+TEST_CASE("the copy waits for other work in the incoming stream") {
   FakeGpus gpus(2);
   {
     const CopyStreams first(kFirst), second(kSecond);
     {
-      const StreamGuard guard(second.in);
+      const StreamGuard guard(second.incoming);
       const Tensor other = empty({kCount}, kSecond);
       fill_later(gpus, other, 9);
     }
@@ -129,15 +129,15 @@ TEST_CASE("what others do in the stream of arrivals comes before what arrives") 
     fill_later(gpus, x, 3);
     const Tensor y =
         copy_between_stages(x, record_ready(kFirst, first).get(), current_stream(kSecond), second);
-    first.out.synchronize();
-    second.in.synchronize();
+    first.outgoing.synchronize();
+    second.incoming.synchronize();
     CHECK(value_of(y) == 3);
     synchronize(kFirst);
     synchronize(kSecond);
   }
 }
 
-TEST_CASE("what is on a CPU, or goes to one, is copied as ever") {
+TEST_CASE("tensors on a CPU, or copied to one, are copied as by Tensor::to()") {
   FakeGpus gpus(1);
   const CopyStreams cpu(kCPU), gpu(kFirst);
   CHECK(record_ready(kCPU, cpu) == nullptr);

@@ -1,4 +1,4 @@
-// What goes wrong in one stage: an error that names it and its device, after which everything goes on.
+// A fault in one stage must throw an error with the stage and its device, and training must go on afterwards.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -27,7 +27,7 @@ enum class Fault {
   second_micro_batch,
 };
 
-// A layer that fails as it is told.
+// A layer that fails as `fault` says.
 struct Faulty : nn::Module {
   explicit Faulty(int features)
       : fc(add<nn::Linear>("fc", {.in_features = features, .out_features = features})) {}
@@ -63,7 +63,7 @@ struct Net : nn::Module {
     std::vector<Stage> made;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       Faulty& part = *parts[i];
-      // One tensor, as most stages take.
+      // Most stages take one tensor.
       if (i < 2) made.emplace_back(part, on[i]);
       else
         made.emplace_back([&part](const Tensor& x) { return nn::call(part, std::vector{x}); }, on[i],
@@ -90,7 +90,7 @@ void train(Net& net, optim::Optimizer& optimizer, Pipeline* pipeline, int number
 
 }  // namespace
 
-TEST_CASE("a fault in one stage is named, and training goes on as if it had not been") {
+TEST_CASE("an error names the stage of the fault, and later training is not affected") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (const std::vector<Device>& on : {std::vector<Device>{"cpu:0", "cpu:1", "cpu:2"},
                                           {"cpu:3", "cpu:1", "cpu:3"},
@@ -121,7 +121,7 @@ TEST_CASE("a fault in one stage is named, and training goes on as if it had not 
           net.parts[bad]->fault = Fault::none;
           go_on();
         };
-        // All of the first stage's backward is of its weights.
+        // No input requires a gradient, so the first stage's whole backward is the weights action.
         const bool late = schedule == Schedule::zero_bubble && bad == 0;
         const std::string forward = place(bad, "forward", 0),
                           backward = place(bad, late ? "weights" : "backward", 0);
@@ -132,7 +132,7 @@ TEST_CASE("a fault in one stage is named, and training goes on as if it had not 
         fails_with(Fault::memory, "", forward);
         fails_with(Fault::nothing, "[Pipeline] Faulty returned no tensor", forward);
         fails_with(Fault::undefined, "[Pipeline] Faulty returned no tensor", forward);
-        // What a stage returns is found wrong by what gets it: the next one, or the loss.
+        // The next stage, or the loss, detects a wrong output.
         const std::string after = place(std::min(bad + 1, std::size_t{2}), "forward", 0);
         fails_with(Fault::shape, bad == 2 ? "mse_loss" : "Linear(in_features=4", after);
         if (bad > 0) fails_with(Fault::count, "3 tensors arrive, but what is called takes 1", after);
@@ -146,7 +146,7 @@ TEST_CASE("a fault in one stage is named, and training goes on as if it had not 
       }
 }
 
-TEST_CASE("once a stage has failed, the others begin nothing more") {
+TEST_CASE("after a stage has failed, the others start no more actions") {
   constexpr int kCount = 32;
   std::atomic<bool> failed = false;
   std::atomic<int> after = 0;
@@ -165,37 +165,37 @@ TEST_CASE("once a stage has failed, the others begin nothing more") {
   Pipeline pipeline({{source, "cpu:0"}, {second, "cpu:1"}},
                     {.schedule = Schedule::gpipe, .micro_batches = kCount});
   CHECK_THROWS_WITH(pipeline(wave({kCount, 4}, 0)), ContainsSubstring("as planned (stage 1, function"));
-  CHECK(after < kCount / 2);  // soon
+  CHECK(after < kCount / 2);  // the other stage stops early
 }
 
-TEST_CASE("a loss that is none is refused, by the stage that computes it") {
+TEST_CASE("a loss that is not one recorded floating-point number on the last device is refused") {
   Net net;
   Pipeline pipeline(net.stages({"cpu:0", "cpu:1", "cpu:2"}), {.micro_batches = 2});
   const auto with = [&](const auto& loss) {
     pipeline.forward_backward(wave({8, 4}, 0), wave({8, 4}, 1), loss);
   };
   CHECK_THROWS_WITH(with([](const Tensor& y, const Tensor&) { return y; }),
-                    ContainsSubstring("the loss is float64 [4, 4]; return one floating number") &&
+                    ContainsSubstring("the loss is float64 [4, 4]; return one floating-point number") &&
                         ContainsSubstring("(stage 2, Faulty, forward of micro-batch 0) (on cpu:2)"));
   CHECK_THROWS_WITH(with([](const Tensor& y, const Tensor&) { return y.sum().to(DType::i64); }),
                     ContainsSubstring("the loss is int64 []"));
   CHECK_THROWS_WITH(with([](const Tensor&, const Tensor&) { return Tensor(); }),
-                    ContainsSubstring("the loss is no tensor"));
+                    ContainsSubstring("the loss is undefined"));
   CHECK_THROWS_WITH(with([](const Tensor& y, const Tensor&) { return y.sum().to("cpu:0"); }),
                     ContainsSubstring("the loss is on cpu:0; compute it on cpu:2"));
   CHECK_THROWS_WITH(with([](const Tensor& y, const Tensor&) { return y.detach().sum(); }),
-                    ContainsSubstring("the loss was not recorded"));
+                    ContainsSubstring("the loss does not require gradients"));
   with([](const Tensor& y, const Tensor& target) { return mse_loss(y, target).reshape({1, 1}); });
 }
 
-TEST_CASE("a pipeline within a stage is refused, and nobody waits for ever for a stage that takes too long") {
+TEST_CASE("a pipeline inside a stage is refused, and waiting for a slow stage ends with a timeout") {
   Net net;
   Pipeline pipeline(net.stages({"cpu:0", "cpu:1", "cpu:2"}), {.timeout_s = 1});
   const auto with = [&](const auto& loss) { pipeline.forward_backward(wave({8, 4}, 0), std::tuple(), loss); };
   CHECK_THROWS_WITH(with([&](const Tensor& y) {
                       return pipeline(wave({8, 4}, 0)).sum() + y.sum();
                     }),
-                    ContainsSubstring("[Pipeline] called by the worker of cpu:2, on which a stage runs"));
+                    ContainsSubstring("[Pipeline] called on the worker thread of cpu:2, which runs a stage"));
   CHECK_THROWS_WITH(with([&](const Tensor& y) {
                       std::this_thread::sleep_for(std::chrono::milliseconds(1500));
                       return y.sum();
@@ -205,7 +205,7 @@ TEST_CASE("a pipeline within a stage is refused, and nobody waits for ever for a
   with([](const Tensor& y) { return y.sum(); });
 }
 
-TEST_CASE("a tied weight is one slot again after a fault") {
+TEST_CASE("after a fault a tied weight has no replicas") {
   SharedParts net;
   net.to(DType::f64);
   bool fails = true;

@@ -1,6 +1,6 @@
 #pragma once
-// Models cut into four parts, which tests put on as many stages and devices as they like, with batches and
-// losses, and the same parts run one after another as the unsplit model.
+// Models in four parts, with batches and losses. cut() distributes the parts over stages and devices;
+// run_all() runs them in sequence, which is the unsplit model.
 #include <map>
 #include <string>
 #include <utility>
@@ -13,10 +13,10 @@ namespace tapestry::test {
 
 using distributed::Stage;
 
-/// Parts on the devices they name: each a stage of its own.
+/// The parts of a model, one stage per part.
 using Parts = std::vector<Stage>;
 
-/// `parts` as `stages` stages, the i-th on cpu:(i modulo devices).
+/// Joins `parts` into `stages` stages. Stage i is on cpu:(i modulo devices).
 inline std::vector<Stage> cut(const Parts& parts, std::size_t stages, int devices) {
   std::vector<Stage> made;
   for (std::size_t s = 0; s < stages; ++s) {
@@ -37,13 +37,13 @@ inline std::vector<Stage> cut(const Parts& parts, std::size_t stages, int device
   return made;
 }
 
-/// The unsplit model.
+/// Runs the unsplit model.
 inline std::vector<Tensor> run_all(const Parts& parts, std::vector<Tensor> x) {
   for (const Stage& part : parts) x = part(x);
   return x;
 }
 
-/// A CNN; its first part has plain members.
+/// A CNN whose first part has plain members.
 struct CnnParts : nn::Module {
   struct Convolution : nn::Module {
     nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 1, .out_channels = 3, .kernel_size = 3});
@@ -68,7 +68,8 @@ struct CnnParts : nn::Module {
   static Tensor loss(const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); }
 };
 
-/// Two parts with one weight and one bias, an unused layer, an unused parameter and a frozen layer.
+/// Two parts share a weight and a bias. Another part has an unused layer and an unused parameter, and the
+/// last layer is frozen.
 struct SharedParts : nn::Module {
   struct Unused : nn::Module {
     nn::Parameter& nobodys = param("nobodys", ones({3}));
@@ -97,12 +98,13 @@ struct SharedParts : nn::Module {
   static Tensor loss(const Tensor& y, const Tensor& target) { return mse_loss(y, target); }
 };
 
-/// Several inputs and outputs, as structs, tuples, maps and vectors; integers, a tensor that goes through all
-/// stages untouched, one that belongs to no sample, an output that reaches no loss, several losses in one.
+/// Stages exchange several tensors in structs, tuples, maps and vectors. Among them are integers, a tensor
+/// that all stages pass on unchanged, a tensor that is not split, and an output that the loss does not use.
+/// The loss is a sum of several losses.
 struct ManyParts : nn::Module {
   struct Hidden {
     Tensor h;
-    std::pair<Tensor, Tensor> rest;  // a shift that belongs to no sample; class numbers
+    std::pair<Tensor, Tensor> rest;  // the shift, which is not split, and class numbers
   };
   struct Batch {
     std::tuple<std::vector<Tensor>, Tensor, distributed::Whole> inputs;

@@ -1,4 +1,5 @@
-// What a Pipeline promises besides the right numbers: places, batches, what travels, random numbers, reports.
+// Properties of Pipeline besides right numbers: devices, batches, what stages exchange, random numbers,
+// reports.
 #include <dlfcn.h>
 
 #include <set>
@@ -20,7 +21,7 @@ nn::Linear::Options linear(std::int64_t in, std::int64_t out) {
   return {.in_features = in, .out_features = out};
 }
 
-// Two layers, one a stage.
+// Two layers, one per stage.
 struct Two : nn::Module {
   nn::Linear& first = add<nn::Linear>("first", linear(4, 6));
   nn::Linear& second = add<nn::Linear>("second", linear(6, 2));
@@ -54,9 +55,9 @@ void check_close(const std::vector<std::vector<double>>& a, const std::vector<st
 
 }  // namespace
 
-// ---- places ----
+// ---- devices ----
 
-TEST_CASE("stages lie on their devices, and a tied weight where the first of them is") {
+TEST_CASE("stages are on their devices, and a tied weight is on that of the first stage") {
   SharedParts net;
   const Pipeline pipeline({{net.first, "cpu:2"}, {net.second, "cpu:1"}, {net.frozen, "cpu:2"}});
   CHECK(net.first.weight->device() == Device("cpu:2"));
@@ -69,7 +70,7 @@ TEST_CASE("stages lie on their devices, and a tied weight where the first of the
   CHECK(pipeline.report().stages.empty());
 }
 
-TEST_CASE("what cannot be a pipeline is refused") {
+TEST_CASE("bad stages and options are refused") {
   Two net;
   CHECK_THROWS_WITH(Pipeline(std::vector<Stage>{}), ContainsSubstring("there are no stages"));
   CHECK_THROWS_WITH(Pipeline(net.stages(), {.micro_batches = 0}), ContainsSubstring("0 micro-batches"));
@@ -81,7 +82,7 @@ TEST_CASE("what cannot be a pipeline is refused") {
   nn::BatchNorm1d norm({.num_features = 4});
   CHECK_THROWS_WITH(
       Pipeline({{norm, "cpu:0"}, {norm, "cpu:1"}}),
-      ContainsSubstring("the buffer 'running_mean' is of stage 0 on cpu:0 and of stage 1 on cpu:1"));
+      ContainsSubstring("the buffer 'running_mean' belongs to stage 0 on cpu:0 and to stage 1 on cpu:1"));
   CHECK(norm.weight->device() == kCPU);
   const Pipeline same({{norm, "cpu:1"}, {norm, "cpu:1"}});
   CHECK(norm.weight->device() == Device("cpu:1"));
@@ -91,7 +92,7 @@ TEST_CASE("what cannot be a pipeline is refused") {
                     ContainsSubstring("'first.weight' of stage 0 has 2 replicas"));
 }
 
-TEST_CASE("a model that somebody moves is missed, and found again") {
+TEST_CASE("a moved module is an error until it is moved back") {
   Two net;
   Pipeline pipeline(net.stages());
   const auto step = [&] { pipeline.forward_backward(wave({4, 4}, 0), wave({4, 2}, 1), mean_square); };
@@ -105,17 +106,17 @@ TEST_CASE("a model that somebody moves is missed, and found again") {
 
 // ---- batches ----
 
-TEST_CASE("a batch divides, or says that it need not") {
+TEST_CASE("the micro-batches must divide the batch unless .uneven is set") {
   Two net;
   Pipeline strict(net.stages(), {.micro_batches = 4});
   CHECK_THROWS_WITH(strict.forward_backward(wave({6, 4}, 0), wave({6, 2}, 1), mean_square),
-                    ContainsSubstring("a batch of 6 samples and 4 micro-batches") &&
+                    ContainsSubstring("a batch of 6 samples is not divisible into 4 micro-batches") &&
                         ContainsSubstring(".uneven") && ContainsSubstring("(before stage 0, ") &&
                         ContainsSubstring("on cpu:0)"));
   CHECK_THROWS_WITH(strict.forward_backward(wave({8, 4}, 0), wave({4, 2}, 1), mean_square),
-                    ContainsSubstring("[Pipeline] a batch has tensors of 8 and 4 samples"));
+                    ContainsSubstring("[Pipeline] the batch has tensors of 8 and 4 samples"));
   CHECK_THROWS_WITH(strict.forward_backward(3, 4, [](const Tensor& y, int) { return y.sum(); }),
-                    ContainsSubstring("[Pipeline] there is no tensor to deal out"));
+                    ContainsSubstring("[Pipeline] the batch has no tensor to split"));
   strict.forward_backward(wave({8, 4}, 0), wave({8, 2}, 1), mean_square);
   CHECK(strict.report().micro_batches == 4);
   Pipeline uneven(net.stages(), {.micro_batches = 4, .uneven = true});
@@ -125,13 +126,13 @@ TEST_CASE("a batch divides, or says that it need not") {
   }
 }
 
-TEST_CASE("gradients are added to those that are there, and reach the inputs") {
+TEST_CASE("gradients are added to existing ones and reach the inputs") {
   for (const Schedule schedule : kSchedules) {
     Two net, alone;
     Pipeline pipeline(net.stages(), {.schedule = schedule, .micro_batches = 3, .uneven = true});
     const Tensor x = wave({7, 4}, 0).set_requires_grad(), again = x.detach().clone().set_requires_grad(),
                  target = wave({7, 2}, 1);
-    for (int i = 0; i < 2; ++i) {  // the second time to gradients that are not zero
+    for (int i = 0; i < 2; ++i) {  // the second time, gradients are not zero
       const Tensor loss = pipeline.forward_backward(x * 2, target, mean_square);
       const Tensor expected = mse_loss(alone(again * 2), target);
       expected.backward();
@@ -142,7 +143,7 @@ TEST_CASE("gradients are added to those that are there, and reach the inputs") {
     }
     check_close(gradients(net), gradients(alone));
   }
-  // An input of every micro-batch gets the sum.
+  // An input that goes to every micro-batch gets the sum of their gradients.
   Two net;
   const Tensor shift = wave({4}, 3).set_requires_grad(), x = wave({6, 4}, 0);
   Pipeline pipeline(
@@ -156,7 +157,7 @@ TEST_CASE("gradients are added to those that are there, and reach the inputs") {
   net.second.to("cpu:0");
   net.second(net.first(x + shift)).mean().backward();
   CHECK(allclose(given, shift.grad(), 1e-12, 1e-14));
-  // Targets have none.
+  // Targets must not require gradients.
   net.second.to("cpu:1");
   CHECK_THROWS_WITH(
       pipeline.forward_backward(std::tuple(x, Whole{shift}), shift,
@@ -168,7 +169,7 @@ TEST_CASE("gradients are added to those that are there, and reach the inputs") {
       ContainsSubstring("a target of shape [6] requires gradients"));
 }
 
-TEST_CASE("evaluation takes any batch and records nothing") {
+TEST_CASE("evaluation accepts any batch size and records nothing") {
   Two net;
   Pipeline pipeline(net.stages(), {.micro_batches = 4});
   Two alone;
@@ -193,10 +194,10 @@ TEST_CASE("evaluation takes any batch and records nothing") {
   CHECK_THROWS_WITH(several(wave({6, 4}, 0)), ContainsSubstring("returns 2 tensors; pipeline.outputs"));
   const std::vector<Tensor> all = several.outputs(wave({6, 4}, 0));
   CHECK(all[0].sizes() == Shape{6, 6});
-  CHECK(all[1].sizes() == Shape{3});  // one a micro-batch
+  CHECK(all[1].sizes() == Shape{3});  // one element per micro-batch
 }
 
-TEST_CASE("tensors go on as they are: untouched ones, integers, undefined ones, a parameter") {
+TEST_CASE("stages pass on unchanged inputs, integers, undefined tensors and parameters") {
   struct Odd : nn::Module {
     nn::Parameter& weight = param("weight", wave({4, 3}, 1));
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor& x, const Tensor& labels) {
@@ -223,7 +224,7 @@ TEST_CASE("tensors go on as they are: untouched ones, integers, undefined ones, 
   }
 }
 
-TEST_CASE("a stage that the loss does not need has no gradients, and one that nothing trains is no error") {
+TEST_CASE("a stage that the loss does not use gets no gradients, and a stage without parameters is allowed") {
   Two net;
   const auto constant = [](const Tensor& h) {
     return std::pair(h, ones({h.size(0), 2}, {h.dtype(), h.device()}));
@@ -242,12 +243,14 @@ TEST_CASE("a stage that the loss does not need has no gradients, and one that no
   last.requires_grad_(false);
   CHECK_THROWS_WITH(
       pipeline.forward_backward(wave({4, 4}, 0), std::tuple(), [](const Tensor& y) { return y.mean(); }),
-      ContainsSubstring("the loss was not recorded"));
+      ContainsSubstring("the loss does not require gradients"));
 }
 
-// ---- what sees a batch ----
+// ---- layers that compute over a batch ----
 
-TEST_CASE("batch norm sees micro-batches: their statistics, and as many updates") {
+TEST_CASE(
+    "batch norm uses the statistics of micro-batches and updates its running statistics once per "
+    "micro-batch") {
   const auto make = [] {
     auto norm = std::make_unique<nn::BatchNorm1d>(nn::BatchNorm1d::Options{.num_features = 4});
     norm->to(DType::f64);
@@ -269,16 +272,16 @@ TEST_CASE("batch norm sees micro-batches: their statistics, and as many updates"
     alone->eval();
     const Tensor y = pipeline(x);
     fc.to("cpu:0");
-    CHECK(allclose(y.to(kCPU), fc((*alone)(x)), 1e-12, 1e-14));  // the running statistics, whatever the cut
+    CHECK(allclose(y.to(kCPU), fc((*alone)(x)), 1e-12, 1e-14));  // evaluation uses the running statistics
     CHECK(norm->num_batches_tracked->item() == 3);
     pipeline.train();
     CHECK(norm->is_training());
   }
 }
 
-TEST_CASE("dropout draws a mask a micro-batch, the same by every schedule and in every place") {
+TEST_CASE("dropout draws one mask per micro-batch, which depends on neither schedule nor devices") {
   nn::Dropout first({.p = 0.5}), second({.p = 0.5});
-  nn::Linear same(linear(1, 1)), fc(linear(1, 1));  // y = x, whose gradient has the mask in it
+  nn::Linear same(linear(1, 1)), fc(linear(1, 1));  // y = x, so the gradient contains the mask
   same.weight->detach().fill_(1);
   same.bias->detach().fill_(0);
   const auto masks = [&](Schedule schedule, Device a, Device b, Device c, bool checkpoint = false) {
@@ -303,7 +306,7 @@ TEST_CASE("dropout draws a mask a micro-batch, the same by every schedule and in
   manual_seed(5);
   const std::vector<double> all = masks(Schedule::gpipe, "cpu:0", "cpu:1", "cpu:2");
   REQUIRE(all.size() == 241);
-  std::set<std::vector<double>> pieces;  // of two stages, two micro-batches, two passes: none twice
+  std::set<std::vector<double>> pieces;  // two stages, two micro-batches, two passes: all masks differ
   for (std::size_t i = 0; i < 8; ++i) pieces.emplace(all.begin() + 30 * i, all.begin() + 30 * (i + 1));
   CHECK(pieces.size() == 8);
   for (const Schedule schedule : kSchedules)
@@ -313,9 +316,9 @@ TEST_CASE("dropout draws a mask a micro-batch, the same by every schedule and in
           {"cpu:3", "cpu:0", "cpu:3"}}) {
       const auto [a, b, c] = at;
       manual_seed(5);
-      CHECK(masks(schedule, a, b, c, a == c) == all);  // computed again as it was
+      CHECK(masks(schedule, a, b, c, a == c) == all);  // recomputation draws the same masks
     }
-  // Where a checkpoint has been, the numbers go on.
+  // After a generator state is restored, the same numbers follow.
   const auto state = default_generator("cpu:1").state();
   const auto next = masks(Schedule::gpipe, "cpu:1", "cpu:0", "cpu:2");
   default_generator("cpu:1").set_state(state);
@@ -323,9 +326,9 @@ TEST_CASE("dropout draws a mask a micro-batch, the same by every schedule and in
   CHECK(next != masks(Schedule::gpipe, "cpu:1", "cpu:0", "cpu:2"));
 }
 
-// ---- what it costs ----
+// ---- time and memory ----
 
-TEST_CASE("a report says what each stage did") {
+TEST_CASE("a report has the times, bytes and peak of each stage") {
   Two net;
   for (const Schedule schedule : kSchedules) {
     Pipeline pipeline(net.stages("cpu:0", "cpu:2"), {.schedule = schedule, .micro_batches = 4});
@@ -346,7 +349,8 @@ TEST_CASE("a report says what each stage did") {
       CHECK(stage.peak_micro_batches == peaks[s]);
       busy += stage.forward_s + stage.backward_s + stage.receive_s;
     }
-    // 8 samples of 6 values one way and back, and as the last stage is elsewhere than they, 2 targets.
+    // 8 samples of 6 values go forward and back. The 2 targets are copied because the last stage is on
+    // another device.
     CHECK(r.stages[1].bytes_received == 8 * 6 * 8 + 8 * 2 * 8);
     CHECK(r.stages[0].bytes_received == 8 * 6 * 8);
     const double span =
@@ -355,7 +359,7 @@ TEST_CASE("a report says what each stage did") {
     CHECK(r.wall_s >= span);
     CHECK_THAT(r.str(), ContainsSubstring("cpu:2") && ContainsSubstring("4 micro-batches in"));
   }
-  // One micro-batch: one stage works at a time. One device: it always works.
+  // With one micro-batch, one stage works at a time. With one device, it always works.
   Pipeline one(net.stages());
   one.forward_backward(wave({8, 4}, 0), wave({8, 2}, 1), mean_square);
   CHECK(one.report().bubble >= 0.5);
@@ -365,7 +369,7 @@ TEST_CASE("a report says what each stage did") {
   CHECK(together.report().stages[0].idle_s == together.report().stages[1].idle_s);
 }
 
-TEST_CASE("a timeline shows every action on the row of its device") {
+TEST_CASE("a timeline has every action in its device's row") {
   Two net;
   Pipeline pipeline(net.stages(), {.micro_batches = 3});
   const Timeline timeline;
@@ -375,7 +379,7 @@ TEST_CASE("a timeline shows every action on the row of its device") {
   std::string row;
   for (const Span& span : timeline.spans()) {
     ++count[{span.row, span.activity}];
-    if (span.row == row) CHECK(span.begin >= end);  // one thing at a time
+    if (span.row == row) CHECK(span.begin >= end);  // spans of a device do not overlap
     row = span.row;
     end = span.end;
   }
@@ -386,7 +390,7 @@ TEST_CASE("a timeline shows every action on the row of its device") {
   CHECK(count[{"cpu:1", Activity::communication}] == 6);  // activations, targets
 }
 
-TEST_CASE("1F1B and checkpoints keep fewer activations, and no pass leaves anything behind") {
+TEST_CASE("1F1B and checkpointing keep fewer activations, and a pass frees its memory") {
   nn::Sequential first(linear(64, 256), nn::Tanh::Options{}, linear(256, 64)), second(linear(64, 64));
   const auto peak = [&](Schedule schedule, bool checkpoint = false) {
     Pipeline pipeline({{first, "cpu:1"}, {second, "cpu:2"}},
@@ -394,25 +398,25 @@ TEST_CASE("1F1B and checkpoints keep fewer activations, and no pass leaves anyth
     const auto step = [&] {
       pipeline.forward_backward(ones({512, 64}), std::tuple(), [](const Tensor& y) { return y.mean(); });
     };
-    step();  // gradients
+    step();  // allocates the gradients
     const std::int64_t before = memory_stats("cpu:1").allocated;
     reset_peak_memory("cpu:1");
     step();
     CHECK(memory_stats("cpu:1").allocated == before);
     return memory_stats("cpu:1").peak_allocated - before;
   };
-  // A micro-batch's activations at least, 256 and 64 floats a sample: all eight, or two.
+  // Lower bound: 256 and 64 floats per sample, for eight or two micro-batches.
   const std::int64_t micro_batch = 64 * (256 + 64) * 4, gpipe = peak(Schedule::gpipe),
                      one = peak(Schedule::one_f_one_b);
   CHECK(gpipe >= 8 * micro_batch);
   CHECK(one >= 2 * micro_batch);
   CHECK(one < gpipe / 2);
-  // Inputs stay, and one micro-batch is computed again at a time, with its gradients.
+  // Inputs are kept, and one micro-batch at a time is recomputed, with its gradients.
   CHECK(peak(Schedule::gpipe, true) < gpipe - 4 * micro_batch);
   CHECK(peak(Schedule::one_f_one_b, true) < one);
 }
 
-TEST_CASE("modes and hooks of the caller hold in stages") {
+TEST_CASE("stages run with the modes and hooks of the caller") {
   Two net;
   Pipeline pipeline(net.stages(), {.micro_batches = 2});
   int calls = 0;
@@ -429,7 +433,7 @@ TEST_CASE("modes and hooks of the caller hold in stages") {
                                 [](const Tensor& y, const Tensor&) { return (y - y).log().mean() * 0; }),
       ContainsSubstring("[mul] output 0") && ContainsSubstring("(on cpu:1)"));
   {
-    const DeviceGuard guard("cpu:3");  // stages make tensors where they are
+    const DeviceGuard guard("cpu:3");  // stages create tensors on their own device
     Pipeline inside(
         {{[&](const Tensor& x) { return net.first(x) + zeros({6}, DType::f64); }, "cpu:0", {net.first}},
          {net.second, "cpu:1"}});
@@ -441,7 +445,7 @@ TEST_CASE("modes and hooks of the caller hold in stages") {
 
 // ---- threads ----
 
-TEST_CASE("child: threads that open regions", "[.]") {
+TEST_CASE("child: threads that open OpenMP regions", "[.]") {
   const int share = get_num_threads() / 2;
   nn::Sequential first(linear(256, 256), nn::ReLU::Options{}, nn::BatchNorm1d::Options{.num_features = 256}),
       second(linear(256, 256), nn::ReLU::Options{});
@@ -454,13 +458,14 @@ TEST_CASE("child: threads that open regions", "[.]") {
     nn::clip_grad_norm_(pipeline.parameters(), 1);
     optimizer.step();
   }
-  pipeline(x);  // ends with wide operations: OpenMP lets go of threads that a region does not need
+  pipeline(
+      x);  // The last operations must be wide, because OpenMP releases threads that a region does not need.
   std::printf("share %d: %d %d\n", share, threads_named("compute cpu:0"), threads_named("compute cpu:1"));
 }
 
-TEST_CASE("each device's worker opens regions, with its share of the threads") {
+TEST_CASE("each device's worker opens OpenMP regions with its part of the threads") {
   const auto threads = [](const char* environment) {
-    return run_child("child: threads that open regions", environment).output;
+    return run_child("child: threads that open OpenMP regions", environment).output;
   };
   CHECK_THAT(threads("TAPESTRY_LOGICAL_DEVICES=2 OMP_NUM_THREADS=2"), ContainsSubstring("share 1: 1 1"));
   if (!dlsym(RTLD_DEFAULT, "omp_get_num_threads")) return;  // built without OpenMP

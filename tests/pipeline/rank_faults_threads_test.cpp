@@ -1,5 +1,5 @@
-// What goes wrong on one rank of a pipeline is told to all, with stage, rank and cause, and nobody waits in
-// vain.
+// A fault on one rank of a pipeline must throw on all ranks, with stage, rank and cause, and no rank may
+// hang.
 #include "tapestry/tapestry.h"
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"
@@ -15,7 +15,7 @@ using distributed_test::transports;
 
 namespace {
 
-// Far off: who is told in time was told, and did not merely give up.
+// A long timeout: a rank that throws before kSoon was told of the fault and did not time out.
 constexpr GroupOptions kFarOff{.timeout = Milliseconds(120'000)};
 constexpr int kRanks = 3, kMicroBatches = 4;
 constexpr double kSoon = 30;  // seconds, on a busy machine
@@ -32,7 +32,7 @@ Timed on_ranks(const std::function<void(const Group&)>& fn) {
   return timed;
 }
 
-// A stage that does `fault` with micro-batch 1, and its chain otherwise.
+// A stage that calls `fault` for micro-batch 1 and its chain for the others.
 Stage faulty_stage(Chain& chain, const std::function<Tensor(const Tensor&)>& fault) {
   return {[&chain, fault, count = std::make_shared<int>(0)](const Tensor& x) {
             return (*count)++ == 1 ? fault(x) : chain(x);
@@ -40,7 +40,7 @@ Stage faulty_stage(Chain& chain, const std::function<Tensor(const Tensor&)>& fau
           kCPU, chain.modules()};
 }
 
-// One pass in which the stage of rank `guilty` does `fault`.
+// Runs passes in which the stage of rank `guilty` calls `fault`.
 Timed train_with(int guilty, Schedule schedule, const std::function<Tensor(Chain&, const Tensor&)>& fault) {
   return on_ranks([&](const Group& group) {
     Chain chain = Chain::stage(group->rank(), kRanks);
@@ -50,7 +50,7 @@ Timed train_with(int guilty, Schedule schedule, const std::function<Tensor(Chain
     Pipeline pipeline(group, stage, {.schedule = schedule, .micro_batches = kMicroBatches});
     const auto [x, labels] = chain_batch(0, 8);
     try {
-      pipeline.forward_backward(x, labels, chain_loss);  // a rank may be done before another one fails
+      pipeline.forward_backward(x, labels, chain_loss);  // a rank may finish before another one fails
     } catch (const std::exception&) {
     }
     pipeline(x);
@@ -60,7 +60,7 @@ Timed train_with(int guilty, Schedule schedule, const std::function<Tensor(Chain
 
 }  // namespace
 
-TEST_CASE("a stage that throws in forward ends all ranks, with stage, rank, micro-batch and what it threw") {
+TEST_CASE("if a stage throws in forward, all ranks throw with stage, rank, micro-batch and cause") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int guilty = 0; guilty < kRanks; ++guilty) {
       INFO(schedule_name(schedule) << ", rank " << guilty);
@@ -79,7 +79,7 @@ TEST_CASE("a stage that throws in forward ends all ranks, with stage, rank, micr
     }
 }
 
-TEST_CASE("a stage that throws in backward ends all ranks") {
+TEST_CASE("if a stage throws in backward, all ranks throw") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int guilty = 0; guilty < kRanks; ++guilty) {
       INFO(schedule_name(schedule) << ", rank " << guilty);
@@ -97,7 +97,7 @@ TEST_CASE("a stage that throws in backward ends all ranks") {
 }
 
 TEST_CASE(
-    "the rank itself throws what its stage threw, of its type; wrong shapes and losses are told to all") {
+    "the failing rank throws the original type, and all ranks get the message of wrong shapes and losses") {
   struct Fault {
     int guilty;
     std::function<Tensor(Chain&, const Tensor&)> stage;
@@ -106,12 +106,12 @@ TEST_CASE(
   };
   const auto whole = [](Chain& chain, const Tensor& x) { return chain(x); };
   const std::vector<Fault> faults = {
-      // The next stage is the one that cannot use it.
+      // The next stage detects the wrong output.
       {1, [](Chain& c, const Tensor& x) { return c(x).flatten(0); }, chain_loss, "stage 1, Part, forward"},
       {1, [](Chain&, const Tensor&) { return Tensor(); }, chain_loss, "stage 0, Part, forward"},
       {2, whole, [](const Tensor& s, const Tensor&) { return s; }, "the loss is float64 [2, 4]"},
       {2, whole, [](const Tensor& s, const Tensor&) { return s.argmax().flatten(0); }, "the loss is int64"},
-      {2, whole, [](const Tensor&, const Tensor&) { return Tensor(); }, "the loss is no tensor"}};
+      {2, whole, [](const Tensor&, const Tensor&) { return Tensor(); }, "the loss is undefined"}};
   for (const Fault& fault : faults) {
     INFO(fault.told);
     const int guilty = fault.told.starts_with("stage 0") ? 0 : fault.guilty;
@@ -142,8 +142,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "ranks with different options, or a stage that cannot be, are told at construction, and can try again") {
+TEST_CASE("different options or a bad stage throw on all ranks at construction, and a second attempt works") {
   const auto outcomes = run_ranks(
       transports()[0], 2,
       [&](const Group& group) {
@@ -152,7 +151,7 @@ TEST_CASE(
         const std::vector<std::pair<PipelineOptions, const char*>> seconds = {
             {{.micro_batches = 3}, "1f1b, 3 micro-batches"},
             {{.schedule = Schedule::gpipe, .micro_batches = 2}, "gpipe, 2 micro-batches"},
-            {{.micro_batches = 2, .uneven = true}, "uneven ones allowed"}};
+            {{.micro_batches = 2, .uneven = true}, "uneven sizes allowed"}};
         for (const auto& [second, text] : seconds) {
           const PipelineOptions options = first ? PipelineOptions{.micro_batches = 2} : second;
           try {
@@ -186,7 +185,7 @@ TEST_CASE(
                     ContainsSubstring("process group is null"));
 }
 
-TEST_CASE("a batch that cannot be used is an error on all ranks, and the next one trains") {
+TEST_CASE("a bad batch is an error on all ranks, and the next batch trains") {
   const auto outcomes = run_ranks(
       transports()[0], 2,
       [&](const Group& group) {
@@ -204,15 +203,16 @@ TEST_CASE("a batch that cannot be used is an error on all ranks, and the next on
         };
         const Tensor seven = x.narrow(0, 0, 7), few = labels.narrow(0, 0, 4);
         for (int pass = 0; pass < 2; ++pass) {
-          refused(first ? seven : Tensor(), labels, "a batch of 7 samples and 4 micro-batches");
+          refused(first ? seven : Tensor(), labels,
+                  "a batch of 7 samples is not divisible into 4 micro-batches");
           refused(x, few, "rank 0 has inputs of 8 samples, and rank 1 targets of 4");
-          refused(Tensor(), labels, "there is no tensor to deal out");
-          refused(x, Tensor(), "there is no tensor to deal out");
-          refused(x, x.detach().set_requires_grad(), "requires gradients, which go to inputs");
+          refused(Tensor(), labels, "the batch has no tensor to split");
+          refused(x, Tensor(), "the batch has no tensor to split");
+          refused(x, x.detach().set_requires_grad(), "requires gradients, but only inputs");
           {
             std::optional<NoGradGuard> off;
             if (first) off.emplace();
-            refused(x, labels, "where gradients are switched off");
+            refused(x, labels, "with gradients switched off");
           }
           if (!first) chain.modules()[0].get().to("cpu:1");
           refused(x, labels, "of stage 1 (Part) is on cpu:1");
@@ -227,8 +227,7 @@ TEST_CASE("a batch that cannot be used is an error on all ranks, and the next on
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
 }
 
-TEST_CASE(
-    "arguments of clip_grad_norm_ that are wrong or different on one rank are an error on all at once") {
+TEST_CASE("bad or different arguments of clip_grad_norm_ are an error on all ranks") {
   const Timed timed = on_ranks([](const Group& group) {
     Chain chain = Chain::stage(group->rank(), kRanks);
     Pipeline pipeline(group, {chain.modules(), kCPU}, {.micro_batches = 2});
@@ -246,13 +245,13 @@ TEST_CASE(
       }
       throw std::runtime_error("nobody noticed");
     };
-    const char* const told = "rank 1 could not take part: [clip_grad_norm_] ";
+    const char* const told = "rank 1 could not take part in the call: [clip_grad_norm_] ";
     expect(-1, 2, false, "[clip_grad_norm_] max_norm must not be negative but is -1", told);
     expect(1, 0, false, "[clip_grad_norm_] norm_type must be positive but is 0", told);
     expect(std::nan(""), 2, false, "max_norm must not be negative but is nan", told);
     expect(0.5, 2, false, "rank 1  max_norm 0.5, norm_type 2", "rank 0  max_norm 1, norm_type 2");
     expect(1, 1, false, "rank 1  max_norm 1, norm_type 1", "different arguments");
-    expect(1, 2, true, "rank 1  max_norm 1, norm_type 2, not finite is an error", "different arguments");
+    expect(1, 2, true, "rank 1  max_norm 1, norm_type 2, error_if_nonfinite", "different arguments");
     const nn::Parameter weight = chain.parameters()[0];
     const Tensor grad = weight->grad();
     if (guilty) weight->set_grad(grad.detach().clone().fill_(INFINITY));
@@ -271,7 +270,7 @@ TEST_CASE(
   for (const Outcome& outcome : timed.outcomes) CHECK(outcome.error == "");
 }
 
-TEST_CASE("more tensors than a message has room for end all ranks, with the stage that returned them") {
+TEST_CASE("too many output tensors throw on all ranks, with the stage that returned them") {
   const auto outcomes = run_ranks(
       transports()[0], 2,
       [&](const Group& group) {
@@ -287,7 +286,7 @@ TEST_CASE("more tensors than a message has room for end all ranks, with the stag
                                   ContainsSubstring("(stage 0, function, forward of micro-batch 0, rank 0"));
 }
 
-TEST_CASE("a stage on a device that does not exist is an error on all ranks, which go on") {
+TEST_CASE("a stage on a device that does not exist is an error on all ranks, and a second attempt works") {
   const auto outcomes = run_ranks(
       transports()[0], 2,
       [&](const Group& group) {
@@ -310,7 +309,7 @@ TEST_CASE("a stage on a device that does not exist is an error on all ranks, whi
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
 }
 
-TEST_CASE("ranks that are not in the same call are told who called what") {
+TEST_CASE("if ranks make different calls, the error says which rank called what") {
   const auto outcomes = run_ranks(
       transports()[0], 2,
       [&](const Group& group) {
@@ -326,7 +325,7 @@ TEST_CASE("ranks that are not in the same call are told who called what") {
                                   ContainsSubstring("pipeline: evaluation"));
 }
 
-TEST_CASE("a rank that leaves in the middle of training is named") {
+TEST_CASE("the other ranks name a rank that leaves during training") {
   const auto begin = Clock::now();
   const auto outcomes = run_ranks(
       transports()[0], kRanks,

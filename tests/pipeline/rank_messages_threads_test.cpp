@@ -1,5 +1,5 @@
-// Tensors from one rank's stage to the next: they arrive as they were, whatever they are, and nothing else
-// does.
+// Messages between ranks must arrive with the shapes, dtypes, memory formats and values that were sent, and
+// invalid messages must be refused.
 #include <cstring>
 
 #include "tapestry/distributed/pipeline/internal/rank_messages.h"
@@ -21,10 +21,10 @@ using Kind = MessageId::Kind;
 
 constexpr std::uint32_t kTag = 7;
 
-std::vector<MessageId> outputs_of(int count, std::uint64_t pass = 1) {
-  std::vector<MessageId> names;
-  for (int i = 0; i < count; ++i) names.push_back({Kind::outputs, i, pass});
-  return names;
+std::vector<MessageId> output_ids(int count, std::uint64_t pass = 1) {
+  std::vector<MessageId> ids;
+  for (int i = 0; i < count; ++i) ids.push_back({Kind::outputs, i, pass});
+  return ids;
 }
 
 Tensor numbers(const Shape& sizes, DType dtype, int first = 0) {
@@ -33,7 +33,7 @@ Tensor numbers(const Shape& sizes, DType dtype, int first = 0) {
   return t.to(dtype);
 }
 
-// Everything that a stage may return, differing with `k`.
+// Tensors of all kinds that a stage may return. Values and shapes depend on `k`.
 Message assortment(int k) {
   const Tensor strided = numbers({6, 4}, DType::f32, k).t();
   const Tensor spread = numbers({1, 3}, DType::f64, k).expand({5, 3});
@@ -53,28 +53,29 @@ Message assortment(int k) {
 }
 
 void check_same(const Message& message, const Message& other) {
-  const Tensors &came = message.tensors, &sent = other.tensors;
-  if (came.size() != sent.size()) throw std::runtime_error("another number of tensors");
+  const Tensors &received = message.tensors, &sent = other.tensors;
+  if (received.size() != sent.size()) throw std::runtime_error("another number of tensors");
   for (std::size_t i = 0; i < sent.size(); ++i) {
     const auto fails = [&](const char* what) {
       throw std::runtime_error("tensor " + std::to_string(i) + ": " + what);
     };
-    if (came[i].defined() != sent[i].defined()) fails("defined on one side only");
+    if (received[i].defined() != sent[i].defined()) fails("defined on one side only");
     if (!sent[i].defined()) continue;
-    if (came[i].dtype() != sent[i].dtype() || !(came[i].sizes() == sent[i].sizes())) fails("another shape");
+    if (received[i].dtype() != sent[i].dtype() || !(received[i].sizes() == sent[i].sizes()))
+      fails("another shape");
     if (message.requires_grad[i] != (!other.requires_grad.empty() && other.requires_grad[i]))
-      fails("wants gradients on one side only");
-    if (came[i].requires_grad()) fails("recorded");
-    if (came[i].memory_format() != sent[i].memory_format()) fails("another layout");
-    const Tensor a = came[i].contiguous(), b = sent[i].contiguous();
+      fails("requires a gradient on one side only");
+    if (received[i].requires_grad()) fails("recorded");
+    if (received[i].memory_format() != sent[i].memory_format()) fails("another layout");
+    const Tensor a = received[i].contiguous(), b = sent[i].contiguous();
     if (a.nbytes() > 0 && std::memcmp(a.raw_data(), b.raw_data(), a.nbytes()) != 0) fails("other values");
   }
 }
 
 }  // namespace
 
-TEST_CASE("messages arrive as they were sent, more of them than are received ahead") {
-  constexpr int kParcels = 9;
+TEST_CASE("messages arrive as they were sent, also more of them than are received ahead") {
+  constexpr int kMessages = 9;
   for (const auto& transport : transports()) {
     INFO(transport.name);
     CHECK_NOTHROW(run_ranks_well(
@@ -82,16 +83,15 @@ TEST_CASE("messages arrive as they were sent, more of them than are received ahe
         [&](const Group& group) {
           if (group->rank() == 0) {
             MessageSender sender(*group, 1, kTag);
-            for (const MessageId& name : outputs_of(kParcels))
-              sender.send(name, assortment(name.micro_batch),
-                          static_cast<std::uint64_t>(name.micro_batch) << 40);
+            for (const MessageId& id : output_ids(kMessages))
+              sender.send(id, assortment(id.micro_batch), static_cast<std::uint64_t>(id.micro_batch) << 40);
             sender.finish();
           } else {
-            MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kParcels));
-            for (int k = 0; k < kParcels; ++k) {
+            MessageReceiver receiver(*group, 0, kTag, kCPU, output_ids(kMessages));
+            for (int k = 0; k < kMessages; ++k) {
               check_same(receiver.take(), assortment(k));
               if (receiver.rng_offset() != static_cast<std::uint64_t>(k) << 40)
-                throw std::runtime_error("rng_offset");
+                throw std::runtime_error("another rng_offset");
             }
           }
         },
@@ -99,18 +99,18 @@ TEST_CASE("messages arrive as they were sent, more of them than are received ahe
   }
 }
 
-TEST_CASE("messages of both directions and of several passes do not meet") {
+TEST_CASE("messages of both directions and of several passes do not mix") {
   run_ranks_well(
       transports()[0], 2,
       [&](const Group& group) {
         const int peer = 1 - group->rank();
         for (std::uint64_t pass = 1; pass <= 3; ++pass) {
-          const auto names = outputs_of(4, pass);
+          const auto ids = output_ids(4, pass);
           MessageSender sender(*group, peer, kTag);
-          MessageReceiver receiver(*group, peer, kTag, kCPU, names);
-          for (const MessageId& name : names) {
-            sender.send(name, {{numbers({2}, DType::f64, name.micro_batch + 10 * group->rank())}}, 0);
-            check_same(receiver.take(), {{numbers({2}, DType::f64, name.micro_batch + 10 * peer)}});
+          MessageReceiver receiver(*group, peer, kTag, kCPU, ids);
+          for (const MessageId& id : ids) {
+            sender.send(id, {{numbers({2}, DType::f64, id.micro_batch + 10 * group->rank())}}, 0);
+            check_same(receiver.take(), {{numbers({2}, DType::f64, id.micro_batch + 10 * peer)}});
           }
           sender.finish();
         }
@@ -129,13 +129,13 @@ TEST_CASE("the next messages arrive while a stage computes") {
             MessageSender sender(*group, 1, kTag);
             for (std::size_t k = 0; k < kMaxQueuedMessages; ++k)
               sender.send({Kind::outputs, static_cast<int>(k), 1}, assortment(0), 0);
-            sender.finish();  // over Gloo: the peer has received them
+            sender.finish();  // over Gloo, returns when the peer has received them
             group->send(done, 1, kTag + 1).wait();
             sender.send({Kind::outputs, kMaxQueuedMessages, 1}, assortment(1), 0);
             sender.finish();
           } else {
-            MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(kMaxQueuedMessages + 1));
-            group->recv(done, 0, kTag + 1).wait();  // "computes"
+            MessageReceiver receiver(*group, 0, kTag, kCPU, output_ids(kMaxQueuedMessages + 1));
+            group->recv(done, 0, kTag + 1).wait();  // stands for the computation
             for (std::size_t k = 0; k < kMaxQueuedMessages; ++k) check_same(receiver.take(), assortment(0));
             check_same(receiver.take(), assortment(1));
           }
@@ -144,7 +144,7 @@ TEST_CASE("the next messages arrive while a stage computes") {
   }
 }
 
-TEST_CASE("a message has room for so many tensors, and one more is an error before anything is posted") {
+TEST_CASE("a message with too many tensors is refused before anything is posted") {
   run_ranks_well(
       transports()[0], 2,
       [&](const Group& group) {
@@ -163,7 +163,7 @@ TEST_CASE("a message has room for so many tensors, and one more is an error befo
           sender.send({Kind::outputs, 1, 1}, {}, 0);
           sender.finish();
         } else {
-          MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
+          MessageReceiver receiver(*group, 0, kTag, kCPU, output_ids(2));
           check_same(receiver.take(), {most});
           check_same(receiver.take(), {});
         }
@@ -173,7 +173,7 @@ TEST_CASE("a message has room for so many tensors, and one more is an error befo
 
 namespace {
 
-// What the receiver says of a header whose bytes are changed on the way; empty if it takes it.
+// Changes the bytes of a header in transit and returns the receiver's error, or "" if it accepts the header.
 std::string received(const std::function<void(unsigned char*)>& change) {
   const Tensor bytes = MessageHeader({Kind::outputs, 0, 1}, {{numbers({2, 3}, DType::f32)}}, 0).bytes();
   change(bytes.data<unsigned char>());
@@ -183,7 +183,7 @@ std::string received(const std::function<void(unsigned char*)>& change) {
                                       group->send(bytes, 1, kTag).wait();
                                       group->send(numbers({2, 3}, DType::f32), 1, kTag).wait();
                                     } else {
-                                      MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(1));
+                                      MessageReceiver receiver(*group, 0, kTag, kCPU, output_ids(1));
                                       try {
                                         check_same(receiver.take(), {{numbers({2, 3}, DType::f32)}});
                                       } catch (...) {
@@ -203,11 +203,11 @@ std::function<void(unsigned char*)> put(std::size_t at, T value) {
 
 }  // namespace
 
-TEST_CASE("bytes that are no header, or that of another message, are an error that says so") {
+TEST_CASE("an invalid header, or the header of another message, is refused") {
   CHECK(received([](unsigned char*) {}) == "");
-  // The layout of MessageHeader: 32 bytes, then entries of 8 bytes and the sizes.
-  const char* const nonsense = "rank 0 sent bytes that describe no tensors";
-  CHECK_THAT(received(put<std::uint32_t>(0, 1)), ContainsSubstring(nonsense));    // not ours
+  // MessageHeader has 32 bytes, followed by one entry per tensor: 8 bytes, then the sizes.
+  const char* const nonsense = "rank 0 sent an invalid header";
+  CHECK_THAT(received(put<std::uint32_t>(0, 1)), ContainsSubstring(nonsense));    // magic number
   CHECK_THAT(received(put<std::uint8_t>(24, 9)), ContainsSubstring(nonsense));    // kind
   CHECK_THAT(received(put<std::uint8_t>(25, 34)), ContainsSubstring(nonsense));   // count
   CHECK_THAT(received(put<std::uint8_t>(32, 200)), ContainsSubstring(nonsense));  // dtype
@@ -217,16 +217,16 @@ TEST_CASE("bytes that are no header, or that of another message, are an error th
   CHECK_THAT(received(put<std::int64_t>(40, std::int64_t{1} << 62)),
              ContainsSubstring(nonsense));  // overflow
   CHECK_THAT(received(put<std::int32_t>(4, 3)),
-             ContainsSubstring("rank 0 sent the outputs of micro-batch 3 in pass 1, and here the outputs of "
-                               "micro-batch 0 in pass 1 should come"));
-  CHECK_THAT(received(put<std::uint64_t>(8, 2)), ContainsSubstring("in pass 2, and here"));
+             ContainsSubstring("rank 0 sent the outputs of micro-batch 3 in pass 1 instead of the outputs "
+                               "of micro-batch 0 in pass 1"));
+  CHECK_THAT(received(put<std::uint64_t>(8, 2)), ContainsSubstring("in pass 2 instead of"));
   CHECK_THAT(received(put<std::uint8_t>(24, 1)), ContainsSubstring("sent the gradients of micro-batch 0"));
-  // A header that is not true: the tensor's own header says so.
+  // A valid header with a wrong size: the process group compares the tensor's size and throws.
   CHECK_THAT(received(put<std::int64_t>(40, 3)),
              ContainsSubstring("rank 0 sent") && ContainsSubstring("[2, 3]"));
 }
 
-TEST_CASE("who waits for a message is told when its peer gives up, and does not hang") {
+TEST_CASE("a receiver throws when its peer aborts the group, and does not hang") {
   for (const auto& transport : transports()) {
     INFO(transport.name);
     const auto outcomes = run_ranks(
@@ -236,7 +236,7 @@ TEST_CASE("who waits for a message is told when its peer gives up, and does not 
             group->abort("nothing left to say");
             group->recv(numbers({1}, DType::f32), 1, kTag).wait();
           }
-          MessageReceiver receiver(*group, 0, kTag, kCPU, outputs_of(2));
+          MessageReceiver receiver(*group, 0, kTag, kCPU, output_ids(2));
           receiver.take();
         },
         kBounded);

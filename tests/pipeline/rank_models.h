@@ -1,5 +1,6 @@
 #pragma once
-// A chain of parts for pipelines over ranks: the whole of it, a rank's stage of it, and what becomes of both.
+// A chain of layers for pipelines over ranks: as the unsplit model, as one rank's stage, and functions that
+// compare them.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -25,14 +26,14 @@ struct Part : nn::Module {
 
 inline constexpr int kParts = 4;
 
-/// The parts from `first` to before `last`.
+/// The parts [first, last) of the model.
 class Chain {
  public:
   explicit Chain(int first = 0, int last = kParts) {
     constexpr std::int64_t widths[kParts + 1] = {6, 9, 5, 8, 4};
     for (int k = first; k < last; ++k) parts_.push_back(std::make_unique<Part>(k, widths[k], widths[k + 1]));
   }
-  /// Stage `stage` of `stages`.
+  /// The parts of one of `stages` stages.
   static Chain stage(int stage, int stages) {
     return Chain(stage * kParts / stages, (stage + 1) * kParts / stages);
   }
@@ -57,7 +58,7 @@ class Chain {
   std::vector<std::unique_ptr<Part>> parts_;
 };
 
-/// Samples (n, 6) and labels of batch `step`.
+/// The samples (n, 6), f64, and labels (n), i64, of batch `step`.
 inline std::pair<Tensor, Tensor> chain_batch(int step, int n) {
   const Tensor x = empty({n, 6}, {DType::f64, kCPU}), labels = empty({n}, {DType::i64, kCPU});
   for (int i = 0; i < n; ++i) {
@@ -87,14 +88,14 @@ inline Numbers gradients_of(const std::vector<nn::Parameter>& parameters) {
   return all;
 }
 
-/// What the ranks found, one after another.
+/// Concatenates the numbers of all ranks.
 inline Numbers joined(const std::vector<Numbers>& ranks) {
   Numbers all;
   for (const Numbers& part : ranks) all.insert(all.end(), part.begin(), part.end());
   return all;
 }
 
-/// The norm of the difference over that of the second one.
+/// The relative norm of the difference, |a - b| / |b|. Infinite for NaN or different sizes.
 inline double apart(const Numbers& a, const Numbers& b) {
   if (a.size() != b.size()) return INFINITY;
   double off = 0, norm = 0;

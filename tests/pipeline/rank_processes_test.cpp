@@ -1,4 +1,4 @@
-// A pipeline whose stages are processes, over Gloo.
+// Pipelines whose ranks are processes that communicate through Gloo.
 #include <signal.h>
 
 #include "tapestry/tapestry.h"
@@ -55,7 +55,7 @@ TEST_CASE("child that trains a stage", "[.]") {
   CHECK(apart(mine, Numbers(begin, begin + static_cast<std::ptrdiff_t>(mine.size()))) < 1e-10);
 }
 
-TEST_CASE("processes train a pipeline as one process does without") {
+TEST_CASE("a pipeline over processes trains like the unsplit model in one process") {
   if (!has_gloo()) return;
   for (const char* shared : {"1", "0"}) {
     RankProcesses ranks("child that trains a stage", 2, {{"TAPESTRY_SHARED_MEMORY", shared}});
@@ -98,7 +98,7 @@ TEST_CASE("child whose stage fails", "[.]") {
                ContainsSubstring("boom") && ContainsSubstring("stage 1, Part, forward of micro-batch 1"));
 }
 
-TEST_CASE("a stage that throws, or a process that dies, ends the other process with its name") {
+TEST_CASE("if a stage throws or a process is killed, the other process throws an error that names the rank") {
   if (!has_gloo()) return;
   for (const bool dies : {false, true}) {
     const auto begin = std::chrono::steady_clock::now();

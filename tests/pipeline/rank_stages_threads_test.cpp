@@ -1,5 +1,6 @@
-// Stages of any kind over ranks, as in one process: several tensors, none, integers, shapes that follow
-// values, branches, dropout, frozen parts, inputs that need gradients; and what report and timeline say.
+// Stages over ranks must compute the same as in one process: with several or undefined tensors, integers,
+// shapes that depend on values, dropout, frozen parts, and inputs that require gradients. Reports and
+// timelines are tested too.
 #include <map>
 #include <set>
 
@@ -19,20 +20,21 @@ namespace {
 using distributed_test::Group, distributed_test::kBounded;
 using Tensors = std::vector<Tensor>;
 
-// Two stages: embeds ids, keeps as many columns of what a gate lets through as the values say; scores what
-// comes.
+// The first of two stages. It adds gated inputs and embeddings, and returns a number of columns that depends
+// on the ids.
 struct Front : nn::Module {
   nn::Parameter& table = param("table", linspace(-1, 1, 5 * 4, {DType::f64}).view({5, 4}));
   nn::Parameter& gate = param("gate", full({4}, 0.7, {DType::f64}));
   nn::Parameter& unused = param("unused", full({4}, 0.3, {DType::f64}));
   Tensors forward(const Tensor& x, const Tensor& ids) {
     const Tensor h = x * gate + embedding(table, ids);
-    const std::int64_t columns = 1 + ids.max().item<std::int64_t>() % 4;  // differs among micro-batches
+    const std::int64_t columns = 1 + ids.max().item<std::int64_t>() % 4;  // differs between micro-batches
     const Tensor kept = h.narrow(1, 0, columns);
     if (ids.min().item<std::int64_t>() == 0) return {kept, ids, Tensor(), x * unused};
     return {kept, ids, h.sum({1}), x * unused};
   }
 };
+// The second stage computes scores.
 struct Back : nn::Module {
   nn::Parameter& scale = param("scale", full({1}, 1.5, {DType::f64}));
   Tensor forward(const Tensor& kept, const Tensor& ids, const Tensor& sums, const Tensor&) {
@@ -77,7 +79,8 @@ Result passes(const std::function<Tensor(Batch&)>& train, const std::vector<nn::
 
 }  // namespace
 
-TEST_CASE("several tensors between ranks: integers, none, unused ones, and shapes that follow values") {
+TEST_CASE(
+    "ranks exchange several tensors: integers, undefined and unused ones, and shapes that depend on values") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}) {
     INFO(schedule_name(schedule));
     const PipelineOptions options{.schedule = schedule, .micro_batches = 4};
@@ -112,7 +115,7 @@ TEST_CASE("several tensors between ranks: integers, none, unused ones, and shape
         },
         kBounded);
     CHECK(found_front == expected_front);
-    // Inputs of the first rank are its own: those that the last one was given stay as they were.
+    // Only the first rank's inputs get gradients.
     Result without_inputs = expected_back;
     for (int step = 0; step < 3; ++step) without_inputs.has_gradient[static_cast<std::size_t>(step)] = false;
     CHECK(found_back.has_gradient == without_inputs.has_gradient);
@@ -130,7 +133,8 @@ struct Dropping : nn::Module {
 };
 Tensor mean_of(const Tensor& y, const Tensor&) { return (y * y).mean(); }
 
-// Two passes and an evaluation in training mode: gradients, outputs, and where the generator is then.
+// The outputs and gradients of two passes and two evaluations in training mode, and the generator's position
+// after them.
 struct Drawn {
   Numbers numbers;
   std::uint64_t position = 0;
@@ -150,14 +154,14 @@ Drawn draw(Pipeline& pipeline, Generator& generator) {
 
 }  // namespace
 
-TEST_CASE("dropout draws over ranks what it draws in one process, under every schedule") {
+TEST_CASE("dropout over ranks draws the same masks as in one process, under every schedule") {
   for (const auto& [p, q] : {std::pair(0.4, 0.5), std::pair(0.0, 0.5), std::pair(0.4, 0.0)}) {
     std::vector<Numbers> all;
     std::vector<std::uint64_t> positions;
     for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble}) {
       const PipelineOptions options{.schedule = schedule, .micro_batches = 4};
       const auto with_generator = [](std::uint64_t seed, const auto& f) {
-        Generator own(seed);  // ranks that are threads would share the device's
+        Generator own(seed);  // ranks are threads here and would share the device's generator
         Context context = current_context();
         context.generator = &own;
         const ContextGuard guard(context);
@@ -173,7 +177,7 @@ TEST_CASE("dropout draws over ranks what it draws in one process, under every sc
           2,
           [&, p = p, q = q](const Group& group) {
             const int rank = group->rank();
-            // What the second rank's own generator says does not matter.
+            // The seed of the second rank's generator must not matter.
             ranks[static_cast<std::size_t>(rank)] = with_generator(rank == 0 ? 5 : 17, [&](Generator& own) {
               Dropping mine(rank == 0 ? p : q);
               Pipeline pipeline(group, {mine, kCPU}, options);
@@ -181,7 +185,7 @@ TEST_CASE("dropout draws over ranks what it draws in one process, under every sc
             });
           },
           kBounded);
-      // In one process outputs come before all gradients; over ranks they are the second one's.
+      // In one process, outputs come before all gradients. Over ranks, only the second rank has outputs.
       Numbers found = ranks[1].numbers;
       found.insert(found.end() - 6, ranks[0].numbers.begin(), ranks[0].numbers.end());
       CHECK(found == one.numbers);
@@ -192,11 +196,12 @@ TEST_CASE("dropout draws over ranks what it draws in one process, under every sc
     }
     CHECK(all[0] == all[1]);
     const std::size_t outputs = 8 * 6;
-    CHECK_FALSE(std::equal(all[0].begin(), all[0].begin() + outputs, all[0].begin() + outputs));  // new masks
+    CHECK_FALSE(std::equal(all[0].begin(), all[0].begin() + outputs,
+                           all[0].begin() + outputs));  // each pass draws new masks
   }
 }
 
-TEST_CASE("a frozen first stage gets and gives no gradients, the others train") {
+TEST_CASE("a frozen first stage gets no gradients, and the other stages train") {
   Chain whole;
   for (int k = 0; k < 2; ++k) whole.parameters()[static_cast<std::size_t>(k)]->set_requires_grad(false);
   const auto [x, labels] = chain_batch(0, 8);
@@ -221,7 +226,7 @@ TEST_CASE("a frozen first stage gets and gives no gradients, the others train") 
   CHECK(apart(joined(ranks), gradients_of(whole.parameters())) < 1e-12);
 }
 
-TEST_CASE("every rank's report shows all stages; the timeline has a row a rank") {
+TEST_CASE("every rank's report has all stages, and the timeline has one row per rank") {
   constexpr int kStages = 3, kMicroBatches = 4;
   const Timeline timeline;
   std::vector<PipelineReport> reports(kStages);
@@ -251,7 +256,7 @@ TEST_CASE("every rank's report shows all stages; the timeline has a row a rank")
       CHECK(stage.forward_s + stage.backward_s + stage.idle_s <= report.wall_s * 1.001);
       CHECK(stage.peak_micro_batches == kStages - s);
     }
-    // 8 samples: 9 values a sample from part 0, 5 from part 1; their gradients, and the loss.
+    // 8 samples of f64: 9 values per sample from part 0 and 5 from part 1, their gradients, and the loss.
     CHECK(report.stages[0].bytes_received == 8 * 9 * 8 + 8);
     CHECK(report.stages[1].bytes_received == 8 * 9 * 8 + 8 * 5 * 8 + 8);
     CHECK(report.stages[2].bytes_received == 8 * 5 * 8);

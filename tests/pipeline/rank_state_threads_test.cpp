@@ -1,5 +1,5 @@
-// What stages of several ranks are called and hold is what the unsplit model does: state dicts go both ways,
-// and a weight that two ranks have stays one.
+// State dicts of pipelines over ranks must have the names and values of the unsplit model, in both
+// directions, and tied weights must stay equal on all their ranks.
 #include "tapestry/tapestry.h"
 #include "tests/pipeline/rank_models.h"
 #include "tests/support/catch.h"
@@ -15,7 +15,7 @@ namespace {
 using distributed_test::Group, distributed_test::kBounded;
 constexpr int kRanks = 3, kWords = 7, kWidth = 5;
 
-// The next word from the last one, by one table of words for both.
+// Predicts the next word from the last one. Embedding and head share a weight if `tied`.
 struct Language : nn::Module {
   nn::Embedding& embedding =
       add<nn::Embedding>("embedding", {.num_embeddings = kWords, .embedding_dim = kWidth});
@@ -60,14 +60,15 @@ void over_ranks(const F& fn,
   distributed_test::run_ranks_well(transport, kRanks, fn, kBounded);
 }
 
-// None for a stage without parameters.
+// Returns null for a stage without parameters.
 std::unique_ptr<optim::Optimizer> optimizer_of(bool adam, std::vector<nn::Parameter> parameters) {
   if (parameters.empty()) return nullptr;
   if (adam) return std::make_unique<optim::AdamW>(std::move(parameters));
   return std::make_unique<optim::SGD>(std::move(parameters), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
 }
 
-// Losses and norms of gradients, the latter of two passes in every fifth step; then the state.
+// The losses of all passes, the gradient norm of each step, and the final state. Every fifth step has two
+// passes.
 struct Trained {
   Numbers losses, norms;
   nn::StateDict state;
@@ -125,7 +126,8 @@ std::vector<std::string> names_of(const nn::StateDict& state) {
   return names;
 }
 
-// That fn() throws an E with all of these in its text; for threads, on which Catch2 checks nothing.
+// Throws unless fn() throws an E whose text contains all `parts`. It replaces CHECK_THROWS on the ranks'
+// threads, where Catch2 cannot check.
 template <class E, class F>
 void expect(const F& fn, const std::vector<std::string>& parts) {
   try {
@@ -144,7 +146,9 @@ void require(bool ok, const char* what) {
 
 }  // namespace
 
-TEST_CASE("a weight tied over ranks is trained as in the unsplit model; its checkpoint goes on in either") {
+TEST_CASE(
+    "a weight tied over ranks trains as in the unsplit model, and either continues from the state of the "
+    "other") {
   for (const bool adam : {false, true}) {
     INFO((adam ? "AdamW" : "SGD"));
     Language whole;
@@ -152,13 +156,13 @@ TEST_CASE("a weight tied over ranks is trained as in the unsplit model; its chec
     Trained found, resumed;
     double copies_apart = 0;
     over_ranks([&](const Group& group) {
-      // Ranks after the first begin with other values, which the first one's replace.
+      // Other ranks start with other values; the constructor must broadcast the first rank's.
       Language model(/*tied=*/false, 0.3 * group->rank());
       if (group->rank() == 1) model.load_state_dict(Language().state_dict());
       Pipeline pipeline(group, model.stage(group->rank()), kTied);
       const Trained mine = train_pipeline(adam, pipeline, 0, kSteps);
-      require(mine.state.empty() == (group->rank() != 0), "the state of the whole is the first rank's");
-      // Back into parts that hold something else: the unsplit model's state, passed by all.
+      require(mine.state.empty() == (group->rank() != 0), "only the first rank has the whole state");
+      // All ranks load the unsplit model's state into stages with other values.
       Language other(false, 1);
       Pipeline again(group, other.stage(group->rank()), kTied);
       again.load_state_dict(whole.state_dict());
@@ -186,8 +190,8 @@ TEST_CASE("a weight tied over ranks is trained as in the unsplit model; its chec
   }
 }
 
-TEST_CASE("one name on several ranks, schedules, micro-batches, all transports") {
-  // The last stage has the table itself.
+TEST_CASE("a tied weight may have the same name on its ranks, under all schedules and transports") {
+  // The last stage uses the embedding itself.
   const auto train = [](const Group& group, Schedule schedule) {
     Language model(/*tied=*/true, group->rank());
     const int rank = group->rank();
@@ -234,7 +238,7 @@ TEST_CASE("one name on several ranks, schedules, micro-batches, all transports")
     }
 }
 
-TEST_CASE("a tied weight that is frozen stays as it is, without a gradient") {
+TEST_CASE("a frozen tied weight gets no gradient") {
   over_ranks([](const Group& group) {
     Language model;
     model.embedding.requires_grad_(false);
@@ -246,21 +250,21 @@ TEST_CASE("a tied weight that is frozen stays as it is, without a gradient") {
   });
 }
 
-TEST_CASE("a tied weight that some ranks alone froze is an error on all of them, which then go on") {
+TEST_CASE("if only some ranks freeze a tied weight, all ranks throw, and the next call works") {
   over_ranks([](const Group& group) {
     Language model(/*tied=*/false);
     Pipeline pipeline(group, model.stage(group->rank()), kTied);
     const auto [x, next] = words_of(0, 4);
     if (group->rank() == 2) model.head.requires_grad_(false);
     expect<ValueError>([&, x = x, next = next] { pipeline.forward_backward(x, next, loss_of); },
-                       {"embedding.weight = head.weight is frozen on some ranks only",
+                       {"embedding.weight = head.weight is frozen on some ranks but not on all",
                         "rank 0  trained\n  rank 2  frozen\nfreeze it on all"});
     model.head.requires_grad_(true);
     pipeline.forward_backward(x, next, loss_of);
   });
 }
 
-TEST_CASE("a tied weight that no rank used keeps the gradient that it had, or none") {
+TEST_CASE("the gradient of a tied weight that no rank used does not change") {
   over_ranks([](const Group& group) {
     const int rank = group->rank();
     Language model;
@@ -291,16 +295,17 @@ TEST_CASE("a tied weight that no rank used keeps the gradient that it had, or no
   });
 }
 
-TEST_CASE("weights that cannot be tied are an error on all ranks, with what each of them has") {
+TEST_CASE("weights that cannot be tied are an error on all ranks, with a table of what each rank has") {
   over_ranks([](const Group& group) {
     const int rank = group->rank();
     Language model(false);
     const auto make = [&](std::vector<std::vector<std::string>> tied) {
       return [&, tied] { Pipeline(group, model.stage(rank), {.tied = tied}); };
     };
-    expect<ValueError>(make({{"embedding.weight", "nobody"}}),
-                       {"one that several ranks have", "rank 0  embedding.weight = nobody: float64 [7, 5]",
-                        "rank 1  embedding.weight = nobody: -"});
+    expect<ValueError>(
+        make({{"embedding.weight", "nobody"}}),
+        {"fewer than two ranks have a tied weight", "rank 0  embedding.weight = nobody: float64 [7, 5]",
+         "rank 1  embedding.weight = nobody: -"});
     expect<ValueError>(make({{"embedding.weight", "blocks.0.weight"}}),
                        {"not the same on all ranks", "float64 [7, 5]", "float64 [5, 5]"});
     expect<ValueError>(
@@ -320,7 +325,7 @@ TEST_CASE("weights that cannot be tied are an error on all ranks, with what each
                     ContainsSubstring("in one process assign one parameter to both"));
 }
 
-TEST_CASE("what does not fit the state of one rank's stage is an error on all, and nothing is loaded") {
+TEST_CASE("if a dict does not fit the stage of one rank, all ranks throw and nothing is loaded") {
   over_ranks([](const Group& group) {
     const int rank = group->rank();
     Language model(false, 2);
@@ -332,13 +337,15 @@ TEST_CASE("what does not fit the state of one rank's stage is an error on all, a
     };
     const auto on_rank_2 = [&](const std::vector<std::string>& parts) {
       if (rank == 2) expect<ValueError>(load(), parts);
-      else expect<DistributedError>(load(), {"rank 2 could not take part: [load_state_dict] ", parts[0]});
+      else
+        expect<DistributedError>(load(),
+                                 {"rank 2 could not take part in the call: [load_state_dict] ", parts[0]});
     };
     const Tensor head = dict.back().second;
     require(dict.back().first == "head.weight", "another order");
     dict.pop_back();
     on_rank_2({"missing: head.weight"});
-    require(pipeline.load_state_dict(dict, false).missing.size() == (rank == 2), "what is missing");
+    require(pipeline.load_state_dict(dict, false).missing.size() == (rank == 2), "missing names");
     dict = before;
     for (auto& [name, tensor] : dict) tensor = tensor.clone();
     pipeline.load_state_dict(dict);
@@ -350,9 +357,9 @@ TEST_CASE("what does not fit the state of one rank's stage is an error on all, a
     expect<ValueError>(load(), {"unexpected: nobody.weight"});
     require(apart(model.state_dict(), before) == 0, "something was loaded");
     require(pipeline.load_state_dict(dict, false).unexpected == std::vector<std::string>{"nobody.weight"},
-            "what is unexpected");
+            "unexpected names");
     dict.pop_back();
-    // Each its own part.
+    // Each rank loads the state of its own stage.
     const nn::StateDict mine = pipeline.state_dict();
     require(
         names_of(mine) == std::vector<std::string>(rank == 0   ? std::vector<std::string>{"embedding.weight"}
@@ -364,7 +371,7 @@ TEST_CASE("what does not fit the state of one rank's stage is an error on all, a
   });
 }
 
-TEST_CASE("parts that were made alone are called what they are in the whole") {
+TEST_CASE("Stage::named() gives parts that were constructed alone their names in the whole model") {
   over_ranks([](const Group& group) {
     const int rank = group->rank();
     Chain chain = Chain::stage(rank, kRanks);
@@ -374,7 +381,7 @@ TEST_CASE("parts that were made alone are called what they are in the whole") {
     const Stage alone(chain.modules(), kCPU);
     Pipeline unnamed(group, alone);
     const std::vector<std::string> told{"'fc.weight'", "Stage::named()"};
-    // Rank 2 has two parts.
+    // Rank 2 has two parts with equal names, so only its own error is a ValueError.
     if (rank == 2) expect<ValueError>([&] { unnamed.whole_state_dict(); }, told);
     else expect<DistributedError>([&] { unnamed.whole_state_dict(); }, told);
     Pipeline collide(group, Stage({chain.modules()[0]}, kCPU));
@@ -388,11 +395,11 @@ TEST_CASE("parts that were made alone are called what they are in the whole") {
                                                           "parts.2.fc.weight", "parts.2.fc.bias",
                                                           "parts.3.fc.weight", "parts.3.fc.bias"},
               "names of the whole");
-    expect<ValueError>([&] { alone.named({"a", "b", "c"}); }, {"3 names for the"});
+    expect<ValueError>([&] { alone.named({"a", "b", "c"}); }, {"3 paths for the"});
   });
 }
 
-TEST_CASE("a pipeline in one process has the names of the unsplit model too") {
+TEST_CASE("a pipeline in one process has the names of the unsplit model") {
   Language model(true, 1), other(true, 2);
   Pipeline pipeline({model.stage(0), model.stage(1), model.stage(2)});
   CHECK(names_of(pipeline.state_dict()) == names_of(model.state_dict()));

@@ -1,5 +1,5 @@
-// A pipeline whose stages are ranks computes what one process does: the same bits as its pipeline, and the
-// training of the unsplit model.
+// A pipeline over ranks must compute the same bits as a pipeline in one process, and train like the unsplit
+// model.
 #include <map>
 
 #include "tapestry/tapestry.h"
@@ -16,7 +16,7 @@ namespace {
 
 using distributed_test::Group, distributed_test::kBounded;
 
-// What each rank found, by rank.
+// Returns the result of fn on each rank.
 template <class T, class F>
 std::vector<T> on_ranks(int ranks, const F& fn) {
   std::vector<T> results(static_cast<std::size_t>(ranks));
@@ -26,13 +26,13 @@ std::vector<T> on_ranks(int ranks, const F& fn) {
   return results;
 }
 
-// What a rank may give: inputs on the first, targets on the last, nothing elsewhere.
+// Ranks pass only what is used: inputs on the first, targets on the last.
 Tensor inputs_of(const Group& group, const Tensor& x) { return group->rank() == 0 ? x : Tensor(); }
 Tensor targets_of(const Group& group, const Tensor& y) {
   return group->rank() + 1 == group->size() ? y : Tensor();
 }
 
-// Loss first, then gradients, of one batch by a pipeline in one process.
+// The loss and then the gradients of one batch, by a pipeline in one process.
 Numbers in_one_process(int stages, const PipelineOptions& options, int samples) {
   std::vector<Chain> chains;
   std::vector<Stage> list;
@@ -56,7 +56,7 @@ Numbers over_ranks(int stages, const PipelineOptions& options, int samples) {
   });
   Numbers found{ranks[0].first};
   for (const auto& [loss, gradients] : ranks) {
-    if (loss != ranks[0].first) return {};  // every rank returns the same
+    if (loss != ranks[0].first) return {};  // every rank must return the same loss
     found.insert(found.end(), gradients.begin(), gradients.end());
   }
   return found;
@@ -64,7 +64,7 @@ Numbers over_ranks(int stages, const PipelineOptions& options, int samples) {
 
 }  // namespace
 
-TEST_CASE("ranks compute the bits of a pipeline in one process") {
+TEST_CASE("ranks compute the same bits as a pipeline in one process") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (int stages = 1; stages <= 4; ++stages)
       for (const int micro_batches : {1, 2, 3, 4, 8}) {
@@ -76,7 +76,7 @@ TEST_CASE("ranks compute the bits of a pipeline in one process") {
       }
 }
 
-TEST_CASE("a transport whose sends wait for the receiver stops no schedule") {
+TEST_CASE("no schedule deadlocks on a transport whose sends wait for the receiver") {
   for (const auto& transport : distributed_test::transports())
     for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
       for (const int stages : {2, 4}) {
@@ -95,7 +95,7 @@ TEST_CASE("a transport whose sends wait for the receiver stops no schedule") {
       }
 }
 
-TEST_CASE("batches of any size, more micro-batches than samples") {
+TEST_CASE("batches may have any size, also fewer samples than micro-batches") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (const int samples : {1, 3, 7, 64}) {
       INFO(schedule_name(schedule) << ", " << samples << " samples");
@@ -108,7 +108,7 @@ namespace {
 
 constexpr double kMaxNorm = 0.2;  // below the gradients' norm in most steps
 
-// The losses of 50 steps, then the weights. Batches of two sizes.
+// Batches have two sizes.
 int samples_of(int step) { return step % 3 == 2 ? 5 : 16; }
 
 Numbers train_single() {
@@ -143,14 +143,14 @@ Numbers train_over_ranks(int stages, Schedule schedule) {
           pipeline.forward_backward(inputs_of(group, x), targets_of(group, labels), chain_loss).item());
       pipeline.clip_grad_norm_(kMaxNorm);
       optimizer.step();
-      if (step % 10 == 0) pipeline(inputs_of(group, chain_batch(step, 3).first));  // evaluation in between
+      if (step % 10 == 0) pipeline(inputs_of(group, chain_batch(step, 3).first));  // evaluate between steps
     }
     const Tensor scores = pipeline(inputs_of(group, chain_batch(0, 3).first));
     if (scores.defined() != (group->rank() + 1 == group->size())) fail("outputs belong to the last rank");
     if (scores.defined()) append(losses, scores);
     return std::pair(losses, values_of(chain.parameters()));
   });
-  Numbers found = ranks.back().first;  // with the scores
+  Numbers found = ranks.back().first;  // includes the scores
   for (const auto& [losses, weights] : ranks) {
     if (!std::equal(losses.begin(), losses.begin() + kSteps, found.begin())) return {};
     found.insert(found.end(), weights.begin(), weights.end());
@@ -160,8 +160,7 @@ Numbers train_over_ranks(int stages, Schedule schedule) {
 
 }  // namespace
 
-TEST_CASE(
-    "ranks train as the unsplit model does, with clipping, evaluation and a shorter batch now and then") {
+TEST_CASE("ranks train like the unsplit model, with clipping, evaluation between steps and shorter batches") {
   const Numbers expected = train_single();
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::zero_bubble})
     for (const int stages : {1, 2, 4}) {
@@ -170,7 +169,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("the norm of all ranks' gradients is clipped as that of one model") {
+TEST_CASE("clip_grad_norm_ clips the norm over all ranks as that of the unsplit model") {
   for (const double norm_type : {1.0, 2.0, static_cast<double>(INFINITY)})
     for (const double max_norm : {1e-3, 1e3}) {
       INFO("norm " << norm_type << ", at most " << max_norm);
@@ -197,8 +196,7 @@ TEST_CASE("the norm of all ranks' gradients is clipped as that of one model") {
     }
 }
 
-TEST_CASE(
-    "two pipelines of two stages, each on its own half of the batch: gradients averaged over replicas") {
+TEST_CASE("two pipelines of two stages train on halves of a batch if their gradients are averaged") {
   const int samples = 16;
   Chain whole;
   const auto [x, labels] = chain_batch(0, samples);
@@ -206,7 +204,7 @@ TEST_CASE(
   chain_loss(whole(x), labels).backward();
   for (const double g : gradients_of(whole.parameters())) expected.push_back(g);
 
-  // Ranks 0 and 1 are the stages of the first replica, 2 and 3 those of the second.
+  // Ranks 0 and 1 are the stages of the first replica, ranks 2 and 3 of the second.
   const auto ranks = on_ranks<Numbers>(4, [&, x = x, labels = labels](const Group& world) {
     const int stage = world->rank() % 2, replica = world->rank() / 2;
     Group line, peers;

@@ -1,5 +1,5 @@
-// Schedules are pure functions: their order, that none waits for ever, what they keep alive, how long they
-// take.
+// Tests of the schedules: their order, their peak activations, their idle time, and that they do not
+// deadlock.
 #include "tapestry/distributed/pipeline/schedule.h"
 
 #include <map>
@@ -26,7 +26,7 @@ void for_each_size(const F& f) {
       }
 }
 
-// "F0 F1 B0 B1"
+// Returns text such as "F0 F1 B0 B1".
 std::string text_of(const std::vector<Action>& actions) {
   std::string text;
   for (const Action& a : actions) text += (text.empty() ? "" : " ") + a.str();
@@ -48,7 +48,7 @@ std::vector<int> up_to(int n) {
 
 }  // namespace
 
-TEST_CASE("every micro-batch goes through every stage once each way, in one order") {
+TEST_CASE("every stage runs every micro-batch once forward and once backward, in order") {
   for_each_size([](Schedule schedule, int p, int m) {
     const Lists actions = schedule_actions(schedule, p, m);
     REQUIRE(actions.size() == static_cast<std::size_t>(p));
@@ -56,7 +56,7 @@ TEST_CASE("every micro-batch goes through every stage once each way, in one orde
       CHECK(numbers(mine, Kind::forward) == up_to(m));
       CHECK(numbers(mine, Kind::backward) == up_to(m));
       CHECK(numbers(mine, Kind::weights) == up_to(schedule == Schedule::zero_bubble ? m : 0));
-      int done[3] = {};  // no backward before its forward, no weights before their backward
+      int done[3] = {};  // a backward must follow its forward, and weights their backward
       for (const Action& a : mine) {
         ++done[static_cast<int>(a.kind)];
         CHECK(done[0] >= done[1]);
@@ -66,7 +66,7 @@ TEST_CASE("every micro-batch goes through every stage once each way, in one orde
   });
 }
 
-TEST_CASE("what is alive at once") {
+TEST_CASE("the peak number of micro-batches alive is that of each schedule") {
   for_each_size([](Schedule schedule, int p, int m) {
     const std::vector<int> peaks = peak_activations(schedule_actions(schedule, p, m));
     for (int s = 0; s < p; ++s)
@@ -77,7 +77,7 @@ TEST_CASE("what is alive at once") {
   CHECK(peak_activations({}).empty());
 }
 
-TEST_CASE("the lists themselves") {
+TEST_CASE("the actions of small schedules") {
   const Lists one = schedule_actions(Schedule::one_f_one_b, 3, 4),
               all = schedule_actions(Schedule::gpipe, 2, 3);
   CHECK(text_of(one[0]) == "F0 F1 F2 B0 F3 B1 B2 B3");
@@ -95,7 +95,7 @@ TEST_CASE("the lists themselves") {
   CHECK(std::string(schedule_name(Schedule::zero_bubble)) == "zero-bubble");
 }
 
-TEST_CASE("the bubble is what the papers say") {
+TEST_CASE("the idle fraction equals the formulas of the papers") {
   for_each_size([](Schedule schedule, int p, int m) {
     if (schedule == Schedule::zero_bubble) return;
     for (const StageCost cost : {StageCost{1, 1}, StageCost{1, 2}, StageCost{0.5, 0.25}}) {
@@ -110,7 +110,7 @@ TEST_CASE("the bubble is what the papers say") {
   });
 }
 
-TEST_CASE("backward in halves leaves a third of the idle time") {
+TEST_CASE("zero_bubble leaves a third of the idle time of 1F1B") {
   for (int p = 1; p <= kMaxStages; ++p)
     for (int m = 1; m <= kMaxMicroBatches; ++m) {
       INFO(p << " stages, " << m << " micro-batches");
@@ -118,15 +118,15 @@ TEST_CASE("backward in halves leaves a third of the idle time") {
       SimulationOptions whole;
       whole.costs.assign(static_cast<std::size_t>(p), {.forward = 1, .backward = 2});
       const Simulation one = simulate(schedule_actions(Schedule::one_f_one_b, p, m), whole);
-      // With fewer micro-batches than stages there are not weights enough to fill the time.
+      // With fewer micro-batches than stages there are not enough weights actions to fill the idle time.
       if (m >= p) CHECK(halves.total == 3 * m + p - 1);
       else CHECK(halves.total <= one.total - (p > 1));
       CHECK(one.total == 3 * (m + p - 1));
     }
 }
 
-TEST_CASE("devices keep the order of the clock, whatever actions cost and wherever stages are") {
-  // Every action ends before what needs it begins, and a device does one thing at a time.
+TEST_CASE("a simulation respects dependencies for any costs and placement") {
+  // An action ends before actions that depend on it begin, and a device runs one action at a time.
   for_each_size([](Schedule schedule, int p, int m) {
     for (const int devices : {1, 2, p}) {
       SimulationOptions options;
@@ -165,7 +165,7 @@ TEST_CASE("devices keep the order of the clock, whatever actions cost and wherev
   });
 }
 
-TEST_CASE("forwards alone leave a bubble too") {
+TEST_CASE("forward_actions() has the idle time of one direction") {
   const Simulation s = simulate(forward_actions(3, 4));
   CHECK(s.total == Approx(6));
   CHECK(s.bubble() == Approx(1 - 4.0 / 6));
@@ -173,14 +173,14 @@ TEST_CASE("forwards alone leave a bubble too") {
   CHECK(simulate({}).bubble() == 0);
 }
 
-TEST_CASE("a slow link and a slow stage lengthen the bubble") {
+TEST_CASE("a slow link or a slow stage increases the idle time") {
   SimulationOptions options;
   options.transfer = 0.5;
   const Simulation one = simulate(schedule_actions(Schedule::one_f_one_b, 2, 4), options),
                    all = simulate(schedule_actions(Schedule::gpipe, 2, 4), options);
   CHECK(one.bubble() > ideal_bubble(2, 4));
   CHECK(all.total == Approx(2 * 5 + 2 * 0.5));
-  // 1F1B waits for the link each time, GPipe only once each way.
+  // 1F1B waits for the link in every round, GPipe only once in each direction.
   CHECK(one.total > all.total);
   const Simulation slow = simulate(schedule_actions(Schedule::gpipe, 2, 4),
                                    {.costs = {{1, 1, 1}, {3, 3, 3}}, .transfer = 0, .devices = {}});
@@ -188,7 +188,7 @@ TEST_CASE("a slow link and a slow stage lengthen the bubble") {
   CHECK(slow.idle[1] == Approx(2));
 }
 
-TEST_CASE("a table shows who waits when") {
+TEST_CASE("a table shows the actions and idle units of each stage") {
   CHECK(schedule_table(schedule_actions(Schedule::one_f_one_b, 2, 3)) ==
         "stage 0  F0 F1 .. B0 F2 B1 .. B2\n"
         "stage 1  .. F0 B0 F1 B1 F2 B2 ..\n");
@@ -203,22 +203,23 @@ TEST_CASE("a table shows who waits when") {
                  ContainsSubstring(" F10"));
 }
 
-TEST_CASE("lists that cannot be done are refused") {
+TEST_CASE("actions that deadlock and bad arguments are refused") {
   const Action f0{Kind::forward, 0}, b0{Kind::backward, 0}, f1{Kind::forward, 1}, b1{Kind::backward, 1};
-  CHECK_THROWS_WITH(simulate({{b0, f0}}), ContainsSubstring("stage 0 waits for ever with B0: F0 of stage 0"));
+  CHECK_THROWS_WITH(simulate({{b0, f0}}),
+                    ContainsSubstring("deadlock: B0 of stage 0 waits for F0 of stage 0"));
   CHECK_THROWS_WITH(simulate({{f0}, {f1}}),
-                    ContainsSubstring("stage 1 waits for ever with F1: F1 of stage 0"));
-  CHECK_THROWS_WITH(simulate({{f0, b0, f1, b1}, {f0, f1, b0, b1}}), ContainsSubstring("waits for ever"));
-  CHECK_THROWS_WITH(simulate({{f0, b0}, {f0}}), ContainsSubstring("B0 of stage 1 never ends"));
+                    ContainsSubstring("deadlock: F1 of stage 1 waits for F1 of stage 0"));
+  CHECK_THROWS_WITH(simulate({{f0, b0, f1, b1}, {f0, f1, b0, b1}}), ContainsSubstring("deadlock"));
+  CHECK_THROWS_WITH(simulate({{f0, b0}, {f0}}), ContainsSubstring("B0 of stage 1, which never runs"));
   CHECK_THROWS_WITH(simulate({{f0, {Kind::weights, 0}, b0}}),
-                    ContainsSubstring("stage 0 waits for ever with W0: B0 of stage 0"));
+                    ContainsSubstring("deadlock: W0 of stage 0 waits for B0 of stage 0"));
   CHECK_THROWS_WITH(simulate({{f0, f0}}), ContainsSubstring("does F0 twice"));
   CHECK_THROWS_WITH(simulate({{{Kind::forward, -1}}}), ContainsSubstring("has F-1"));
   CHECK_THROWS_WITH(simulate({{f0, {Kind::forward, 2147483647}}}), ContainsSubstring("has F2147483647"));
   CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {{-1, 1, 1}}, .transfer = 0, .devices = {}}),
                     ContainsSubstring("is negative"));
   CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {}, .transfer = 0, .devices = {0, 1}}),
-                    ContainsSubstring("give one a stage"));
+                    ContainsSubstring("give one per stage"));
   CHECK_THROWS_WITH(simulate({{f0}}, {.costs = {}, .transfer = 0, .devices = {-1}}),
                     ContainsSubstring("stage 0 is on device -1"));
   CHECK_THROWS_WITH(schedule_actions(Schedule::gpipe, 0, 4),

@@ -1,5 +1,5 @@
-// A pipeline against the unsplit model on one device: losses and weights over 50 steps, under every schedule,
-// with one to four stages on one to four devices.
+// A pipeline must train like the unsplit model on one device: losses and weights over 50 steps are compared,
+// under every schedule, with one to four stages on one to four devices.
 #include "tests/pipeline/models.h"
 #include "tests/support/catch.h"
 #include "tests/support/effort.h"
@@ -15,13 +15,13 @@ constexpr Schedule kSchedules[] = {Schedule::gpipe, Schedule::one_f_one_b, Sched
 struct Variant {
   std::string name;
   double clip = 0;
-  int passes = 1;      // a step
+  int passes = 1;      // passes per step
   int freeze_at = -1;  // the step before which the first parameter is frozen
   bool checkpoint = false;
-  DType dtype = DType::f64;  // f32: by SGD alone
+  DType dtype = DType::f64;
 };
 
-// Nothing: the model alone.
+// The pipeline. Without it, the unsplit model trains.
 struct Piped {
   std::size_t stages;
   int devices;
@@ -43,8 +43,9 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Pip
                                      .uneven = true,
                                      .checkpoint = v.checkpoint});
   const bool precise = v.dtype == DType::f64;
-  optim::SGD optimizer(net.parameters(), precise ? optim::SGD::Options{.lr = 0.02, .momentum = 0.9, .weight_decay = 1e-3}
-                                                 : optim::SGD::Options{.lr = 0.01});
+  optim::SGD optimizer(net.parameters(),
+                       precise ? optim::SGD::Options{.lr = 0.02, .momentum = 0.9, .weight_decay = 1e-3}
+                               : optim::SGD::Options{.lr = 0.01});
   const auto loss_of = [](const auto& outputs, const auto& targets) { return M::loss(outputs, targets); };
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
@@ -73,7 +74,7 @@ Trained train(std::int64_t batch_size, const Variant& v, const std::optional<Pip
   return result;
 }
 
-// Stages and devices: each its own, and two that share.
+// Numbers of stages and devices. In {3, 2}, two stages share a device.
 const std::vector<std::pair<std::size_t, int>> kPlaces{{1, 1}, {2, 2}, {3, 2}, {3, 3}, {4, 4}};
 
 template <class M>
@@ -96,23 +97,23 @@ void compare(const Variant& v, const std::vector<std::int64_t>& batches,
 
 }  // namespace
 
-TEST_CASE("a module with plain members trains as when it is whole") {
+TEST_CASE("a module with plain members trains like the unsplit model") {
   compare<CnnParts>({.name = "defaults"}, {1, 3, 7, 64});
 }
-TEST_CASE("shared, unused and frozen parameters train as in one piece") {
+TEST_CASE("shared, unused and frozen parameters train like the unsplit model") {
   compare<SharedParts>({.name = "defaults"}, {1, 3, 7, 64});
 }
-TEST_CASE("several inputs and outputs train as in one piece") {
+TEST_CASE("stages with several inputs and outputs train like the unsplit model") {
   compare<ManyParts>({.name = "defaults"}, {1, 3, 7, 64});
 }
 
-TEST_CASE("in float32 training is that of the whole model, too") {
+TEST_CASE("float32 models train like the unsplit model") {
   const Variant v{.name = "float32", .dtype = DType::f32};
   compare<CnnParts>(v, {1, 64}, {{2, 2}, {4, 4}});
   compare<ManyParts>(v, {7}, {{3, 2}});
 }
 
-TEST_CASE("clipping, several passes a step, freezing and checkpoints change nothing") {
+TEST_CASE("training equals the unsplit model with clipping, accumulation, freezing and checkpointing") {
   for (const Variant& v :
        {Variant{.name = "clipping", .clip = 0.05}, Variant{.name = "accumulation", .passes = 2},
         Variant{.name = "freezing", .freeze_at = 20}, Variant{.name = "checkpoints", .checkpoint = true}}) {
@@ -121,7 +122,7 @@ TEST_CASE("clipping, several passes a step, freezing and checkpoints change noth
   }
 }
 
-TEST_CASE("all schedules give the same bits, with checkpoints too") {
+TEST_CASE("all schedules give the same bits, also with checkpointing") {
   const Variant v{.name = "defaults"};
   const Trained first = train<ManyParts>(9, v, Piped{3, 3, kSchedules[0], 4});
   for (const Schedule schedule : kSchedules) {
@@ -135,7 +136,7 @@ TEST_CASE("all schedules give the same bits, with checkpoints too") {
   }
 }
 
-TEST_CASE("a comparison that hides nothing: one sample less is seen") {
+TEST_CASE("the comparison detects a batch with one sample less") {
   const Trained seven = train<CnnParts>(7, {.name = "7"}), six = train<CnnParts>(6, {.name = "6"});
   CHECK(distance(six.weights, seven.weights) > 1e-6);
   CHECK(distance_of_losses(six, seven) > 1e-6);
