@@ -16,7 +16,7 @@ def last_step(events):
     """The spans of each rank since its last forward began."""
     ranks = {}
     for rank in sorted({e["pid"] for e in events}):
-        spans = [e for e in events if e["pid"] == rank and e["ph"] == "X"]
+        spans = [e for e in events if e["pid"] == rank and e["ph"] == "X" and e["name"].split()[0] in COLOURS]
         begin = max(e["ts"] for e in spans if e["name"] == "forward")
         ranks[rank] = [e for e in spans if e["ts"] >= begin]
     return ranks
