@@ -2,6 +2,7 @@
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -12,31 +13,38 @@ import process
 from report import Report
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-MINUTES = 9.0  # a phase, so that each fits with its start into a time limit of ten
+LIMIT_S = 540.0  # one call then fits into a time limit of ten minutes
+ENOUGH = 0.75  # a step that may take long begins only with this fraction of its limit left
 
 TEXT = """\
-Checks Tapestry on a machine with a GPU: builds it for that GPU, tests, trains a classifier, times operations beside
-PyTorch. Phases (all, in this order, if none is named):
+Checks Tapestry on a machine with a GPU: builds it for that GPU, runs its tests, compares results and gradients with
+PyTorch, and times it beside PyTorch. Phases, in this order; all if none is named:
 
-  build   for this machine's GPU alone; fails without NCCL or cuDNN
-  test    the tests that use a GPU, which must find one; compute-sanitizer over a short list
-  train   two NCCL ranks on one GPU; all ways of training on two logical devices of it; the classifier's whole training
-          on the GPU and on the CPU
-  bench   bandwidths, matrix products, convolutions and host time beside PyTorch, in turns
+  build     for this machine's GPU; names every missing tool, and the vendor libraries that the program finds
+  test      the tests that use a GPU, which must find one; two NCCL ranks on one GPU; all modes of training on two
+            logical devices
+  verify    every result and every gradient at real sizes, against float64
+  bench     single operations beside a copy and beside PyTorch: bandwidth, matrix products, attention, convolutions,
+            host time
+  steps     whole training steps beside PyTorch: eager, compiled, captured, autocast
+  profile   six kernels under ncu, where it is there
+  sanitize  compute-sanitizer over a short list, where it is there
+  train     the classifier's whole training on the GPU, and on the CPU with the same seed
 
-Needs a CUDA toolkit, CMake 3.25, Ninja, a C++20 compiler and Python with PyTorch; downloads nothing. What the system
-lacks of JSON, zlib, Asio, CLI11, Eigen, Catch2 and Fashion-MNIST is taken from .deps/, which tools/vendor_deps fills on
-another machine.
+A call stops by itself after --limit-s seconds. The next call goes on: it keeps what was found for the same machine and
+commit, and runs what is missing. If nothing is built, every call builds first.
 
-Where nothing is built, that comes first, whatever phase is named; all ends within the one limit then.
+Needs a CUDA toolkit, CMake 3.25, Ninja, a C++20 compiler and Python 3.9 with PyTorch; downloads nothing. If the system
+lacks JSON, zlib, Asio, CLI11, Eigen, Catch2 or Fashion-MNIST, they are taken from .deps/, which tools/vendor_deps fills
+on another machine. Everything else is optional: what is missing is a note, and never a failure.
 
-Results are written as they come to build/gpu_check/gpu_check.md and .json, one row each; phases that ran earlier on this
-machine and commit stay there. Exit status: 0 if all that must be right is right, however slow; 1 if not; 2 for a wrong
-command line."""
+Results are written as they come to build/gpu_check/gpu_check.md and .json. Exit status: 0 if everything was right,
+however slow; 1 if something was wrong; 2 for a wrong command line; 3 if nothing was wrong so far and the time was over:
+call again."""
 
 
 def add_to_path():
-    """Where programs are that came with this Python or with CUDA, behind all that the PATH has."""
+    """Appends the folders of this Python and of CUDA to the PATH."""
     folders = [os.path.dirname(sys.executable), "/usr/local/cuda/bin", "/usr/local/nvidia/bin"]
     had = os.environ.get("PATH", os.defpath).split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(dict.fromkeys(had + [f for f in folders if os.path.isdir(f)]))
@@ -67,17 +75,21 @@ def about(options):
         commit += " with changes"
     return {"device": "none (dry run)" if options.dry_run else name or "no GPU found", "driver": driver,
             "memory": memory, "capability": capability, "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            "commit": commit or "unknown (say it with --commit)",
+            "commit": commit or "unknown (--commit says it)",
             "PyTorch": "" if options.dry_run else first_line(
                 [sys.executable, "-c", "import torch; print(torch.__version__, 'CUDA', torch.version.cuda)"]),
             "host": f"{cpu_name()}, {os.cpu_count()} cores", "dry_run": options.dry_run}
 
 
 class Check:
-    """One run: where things are, and how long the phase may still take."""
+    """One call: where things are, and how much time is left."""
 
-    def __init__(self, options):
+    def __init__(self, options, start=None):
+        """`start` is the time from which the call's limit counts."""
+        self.limit = options.limit_s
+        self.deadline = (time.monotonic() if start is None else start) + self.limit
         self.dry, self.jobs, self.all = options.dry_run, options.jobs, options.all
+        self.commit_given, self.again = bool(options.commit), options.again
         self.build = os.path.abspath(options.build_dir)
         self.folder = os.path.abspath(options.folder)
         self.data = options.data_dir
@@ -85,41 +97,84 @@ class Check:
             self.data = os.path.join(ROOT, ".deps/fashion-mnist")
         self.require = {} if self.dry else {"TAPESTRY_REQUIRE_CUDA": "1"}
         self.report = Report(self.folder, about(options), options.out)
-        self.minutes, self.deadline = options.minutes, 0.0
+
+    def left(self):
+        """Seconds until the call's limit."""
+        return self.deadline - time.monotonic()
 
     def program(self, name):
         return os.path.join(self.build, "bin", name)
+
+    def ours(self, command):
+        """Our side of the benchmarks. It is restarted as often as it fails: each benchmark deserves its own chance."""
+        environment = {"OMP_NUM_THREADS": "1"} if self.dry else None
+        return process.Program(command, self.deadline, environment, most_silent=10**6)
+
+    def tool(self, name):
+        """The path of one of CUDA's tools, on the PATH or beside the nvcc that built the programs; or None."""
+        beside = os.path.join(os.path.dirname(phases.cached(self.build, "CMAKE_CUDA_COMPILER")), name)
+        return shutil.which(name) or (beside if os.path.exists(beside) else None)
+
+    def has_data(self):
+        """Whether Fashion-MNIST is where the classifier looks for it."""
+        folders = [self.data] if self.data else ["/usr/share/datasets/fashion-mnist"]
+        return any(os.path.exists(os.path.join(folder, "train-images-idx3-ubyte.gz")) or
+                   os.path.exists(os.path.join(folder, "train-images-idx3-ubyte")) for folder in folders)
 
     def log(self, name):
         return os.path.join(self.folder, name + ".log")
 
     def run(self, command, log, limit=None, **more):
-        """The program's run, which ends with the phase at the latest."""
+        """Runs the program until it ends, at most for `limit` seconds and at most until the call's limit."""
         print("+", " ".join(command), flush=True)
-        left = self.deadline - time.monotonic()
-        return process.run(command, min(limit or left, left), folder=ROOT, log=log, **more)
+        return process.run(command, min(limit or self.left(), self.left()), folder=ROOT, log=log, **more)
+
+    def cut_short(self, found):
+        """Whether the call's limit ended the run, as opposed to its own limit."""
+        return found.status is None and self.left() <= 1
+
+    def once(self, phase, name, command, log, limit, partial=None, **more):
+        """Runs the program for the row `name`. Returns None if the row was found earlier, or if the row is left because
+        too little time is; but not if the output matches `partial`."""
+        if self.report.is_final(phase, name):
+            return None
+        if self.left() < ENOUGH * min(limit, self.limit - 60):
+            self.report.row(phase, name, "left")
+            return None
+        self.report.row(phase, name, "running")
+        found = self.run(command, self.log(log), limit, **more)
+        self.report.keep(self.log(log))
+        if self.cut_short(found) and not (partial and partial.search(found.text)):
+            self.report.row(phase, name, "left")
+            return None
+        return found
 
     def step(self, phase, name, found, why=""):
+        """The row for a run that must succeed."""
         self.report.keep(self.log(name))
-        self.report.row(phase, name, "passed" if found.ok else "failed", seconds=found.seconds,
-                        note="" if found.ok else why or found.tail())
+        status = "passed" if found.ok else "left" if self.cut_short(found) else "failed"
+        note = {} if status == "left" else {"note": "" if found.ok else why or found.tail()}
+        self.report.row(phase, name, status, seconds=found.seconds, **note)
 
-    def phase(self, name, start=None):
-        """`start`: since when its time counts."""
+    def phase(self, name):
         print(f"\n== {name} ==", flush=True)
-        start = time.monotonic() if start is None else start
-        self.deadline = start + 60 * self.minutes
-        self.report.begin(name)
+        start = time.monotonic()
         if name == "build" and self.dry:
             built = os.path.exists(self.program("bench_gpu_ops"))
             self.report.row("build", "programs", "passed" if built else "failed",
-                            note="dry run: nothing is compiled; what is tried is in " + self.build)
-        else:
-            try:
-                phases.PHASES[name](self)
-            except Exception as error:  # of these scripts: the other phases can still be tried
-                traceback.print_exc()
-                self.report.row(name, "tools/gpu_check itself", "failed", note=f"{type(error).__name__}: {error}")
+                            note="dry run: nothing is compiled; the programs are those in " + self.build)
+            return
+        if self.again:
+            self.report.forget(name)
+        if name != "build" and self.report.is_done(name):
+            print("done by an earlier call; --again repeats it", flush=True)
+            return
+        self.report.begin(name)
+        try:
+            phases.PHASES[name](self)
+        except Exception as error:  # a mistake in these scripts: the other phases can still be tried
+            traceback.print_exc()
+            self.report.row(name, "tools/gpu_check itself", "failed", note=f"{type(error).__name__}: {error}")
         self.report.end(name, time.monotonic() - start)
         for row in self.report.failed({name}):
             print(f"FAILED: {row['name']}: {row.get('note', '')}", flush=True)
@@ -128,50 +183,50 @@ class Check:
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="tools/gpu_check", description=TEXT,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phases", nargs="*", metavar="PHASE", help="build, test, train or bench")
-    parser.add_argument("--out", metavar="DIR", help="a folder that gets a copy of the results and logs")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="files or tests at a time")
-    parser.add_argument("--data-dir", metavar="DIR", help="Fashion-MNIST's files, where they are nowhere usual")
-    parser.add_argument("--commit", metavar="TEXT", help="for a tree without its history")
-    parser.add_argument("--minutes", type=float, default=MINUTES, metavar="X", help="a phase's limit (%(default)s)")
+    parser.add_argument("phases", nargs="*", metavar="PHASE", help=", ".join(phases.PHASES))
+    parser.add_argument("--out", metavar="DIR", help="also copy the results and logs into this folder")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, metavar="S",
+                        help="seconds after which the call stops by itself (%(default).0f)")
+    parser.add_argument("--again", action="store_true", help="forget earlier results of the named phases")
+    parser.add_argument("--commit", metavar="TEXT", help="the commit, for a tree without its history")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
+                        help="how many files to compile, or tests to run, at a time")
+    parser.add_argument("--data-dir", metavar="DIR", help="the folder with Fashion-MNIST, if it is in no usual place")
     parser.add_argument("--build-dir", default=os.path.join(ROOT, "build/gpu"), metavar="DIR",
-                        help="the programs are in its bin/ (build/gpu, which is where `build` builds)")
+                        help="the build tree; the programs are in its bin/ (build/gpu)")
     parser.add_argument("--folder", default=os.path.join(ROOT, "build/gpu_check"), metavar="DIR", help=argparse.SUPPRESS)
-    parser.add_argument("--all", action="store_true", help="build, and test last, what uses no GPU too")
+    parser.add_argument("--all", action="store_true", help="also build everything else, and run the tests without a GPU last")
     parser.add_argument("--dry-run", action="store_true",
-                        help="no GPU, no compiling: what is in --build-dir runs on the CPU, with fake figures")
+                        help="use no GPU and compile nothing: run the programs of --build-dir on the CPU, with fake figures")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.phases if name not in phases.PHASES]
     if unknown:
-        parser.error(f"unknown phase '{unknown[0]}'; there are " + ", ".join(phases.PHASES))
-    if options.jobs < 1 or options.minutes <= 0:
-        parser.error("--jobs and --minutes must be above 0")
+        parser.error(f"unknown phase '{unknown[0]}'; the phases are " + ", ".join(phases.PHASES))
+    if options.jobs < 1 or options.limit_s <= 0:
+        parser.error("--jobs and --limit-s must be above 0")
     options.phases = [name for name in phases.PHASES if name in options.phases or not options.phases]
     return options
 
 
 def main():
-    start = time.monotonic()  # on a machine that has just been started PyTorch alone may take a minute to say its version
+    start = time.monotonic()  # on a machine that has just been started, PyTorch may take a minute to say its version
     options = parse(sys.argv[1:])
     add_to_path()
-    check = Check(options)
-    built = os.path.exists(check.program("bench_gpu_ops"))
-    again = not built and not options.dry_run and "build" not in options.phases
-    if again:
-        print("nothing is built here (any more): that comes first, and takes of the same time", flush=True)
+    check = Check(options, start)
+    if not os.path.exists(check.program("bench_gpu_ops")) and not options.dry_run and "build" not in options.phases:
+        print("nothing is built here: the build comes first", flush=True)
         options.phases.insert(0, "build")
-        check.minutes = max(check.minutes, MINUTES)
     for name in options.phases:
-        check.phase(name, start)
-        if not again:
-            start = None
+        check.phase(name)
         if name == "build" and not os.path.exists(check.program("bench_gpu_ops")):
             break
-    print("\nresults:", check.report.path("md"), flush=True)
-    bad = check.report.failed(set(options.phases))
+    bad, left = check.report.failed(set(options.phases)), check.report.left(set(options.phases))
+    print(f"\nresults: {check.report.path('md')}", flush=True)
     if bad:
         print(f"{len(bad)} rows failed", flush=True)
-    return 1 if bad else 0
+    if left:
+        print(f"{len(left)} rows are left: call tools/gpu_check again", flush=True)
+    return 1 if bad else 3 if left else 0
 
 
 if __name__ == "__main__":

@@ -1,27 +1,58 @@
-"""PyTorch's side of the benchmarks: the commands and answers of tools/bench/gpu_ops.cpp, the same work and the same
-random numbers. usage: peer.py [cuda]"""
+"""PyTorch's side of tools/gpu_check: the benchmarks of tools/bench/gpu/ with the same names, inputs and commands.
+
+Three things differ from bench_gpu_ops. `start` may name a mode before the benchmark:
+
+  start softmax f32 7 1001              eager, which is the default
+  start compiled:step_mlp f32 128       the model goes through torch.compile
+  start graph:step_mlp f32 128          the whole step is captured in a CUDA graph
+  start autocast:step_mlp f32 128       forward and loss run under torch.autocast(bfloat16)
+
+`prepare` takes the same words as `start`, and answers with `ok` alone. `reference softmax f32 7 1001` answers with the results in float64, from inputs that are rounded to f32 or bf16 first.
+
+usage: peer.py [cuda|cpu]"""
+import contextlib
+import math
 import sys
 import time
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 BLOCK = 1 << 22
 SAMPLES = 256
+CHUNKS = 64
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Spec:
-    def __init__(self, words, device):
-        self.dtype, self.device = DTYPES[words[0]], device
+    """The dtype of the inputs, the dtype of the computation, the device and the sizes."""
+
+    def __init__(self, words, device, reference=False, mode="eager"):
+        self.input_dtype, self.device, self.mode = DTYPES[words[0]], device, mode
+        self.dtype = torch.float64 if reference else self.input_dtype
         self.sizes = [int(word) for word in words[1:]]
 
     def __getitem__(self, i):
         return self.sizes[i]
 
 
+class Work:
+    """What is timed, and how to get its results. `operations` is as in tools/bench/gpu/work.h."""
+
+    def __init__(self, call, names=("y",), operations=0, results=None):
+        self.call, self.names, self.operations, self.get_results = call, names, operations, results
+
+    def results(self):
+        """Runs the benchmark once and returns its results by name."""
+        found = self.call()
+        if self.get_results:
+            return self.get_results()
+        return dict(zip(self.names, found if isinstance(found, (tuple, list)) else [found]))
+
+
 def random_numbers(n, salt, device):
-    """As gpu_ops.cpp makes them."""
+    """The numbers that tools/bench/gpu/work.cpp computes."""
     low = 0xFFFFFFFF
     h = (torch.arange(n, dtype=torch.int64, device=device) + salt * BLOCK & low) * 2654435761 & low
     h = (h ^ h >> 16) * 0x85EBCA6B & low
@@ -35,71 +66,73 @@ def random(spec, sizes, salt, channels_last=False):
         return random(spec, (n, h, w, c), salt).permute(0, 3, 1, 2)
     x = torch.empty(sizes, dtype=spec.dtype, device=spec.device)
     flat = x.view(-1)
-    block = random_numbers(min(x.numel(), BLOCK), salt, spec.device).to(spec.dtype)
+    block = random_numbers(min(x.numel(), BLOCK), salt, spec.device).to(spec.input_dtype).to(spec.dtype)
     for at in range(0, x.numel(), block.numel()):
         count = min(block.numel(), x.numel() - at)
         flat[at:at + count] = block[:count]
     return x
 
 
-def class_targets(spec):
-    return torch.arange(spec[0], device=spec.device) * 7919 % spec[1]
-
-
-def gradient(inputs, y, dy):
-    return lambda: torch.autograd.grad([y], inputs, [dy], retain_graph=True)[0]
+def class_targets(spec, rows, classes):
+    return torch.arange(rows, device=spec.device) * 7919 % classes
 
 
 def leaves(*tensors):
     return [t.requires_grad_() for t in tensors]
 
 
+def gradients(named, y, dy):
+    inputs = list(named.values())
+    return Work(lambda: torch.autograd.grad([y], inputs, [dy], retain_graph=True), tuple(named))
+
+
 def copy(s):
     x = random(s, (s[0],), 1)
     y = torch.empty_like(x)
-    return lambda: y.copy_(x)
+    return Work(lambda: y.copy_(x))
 
 
 def add(s):
     a, b = random(s, (s[0],), 1), random(s, (s[0],), 2)
-    return lambda: a + b
+    return Work(lambda: a + b)
 
 
 def gelu(s):
     x = random(s, (s[0],), 1)
-    return lambda: F.gelu(x)
+    return Work(lambda: F.gelu(x))
 
 
 def softmax(s):
     x = random(s, (s[0], s[1]), 1)
-    return lambda: x.softmax(1)
+    return Work(lambda: x.softmax(1))
 
 
 def layer_norm(s):
     x, w, b = random(s, (s[0], s[1]), 1), random(s, (s[1],), 2), random(s, (s[1],), 3)
-    return lambda: F.layer_norm(x, (s[1],), w, b)
+    return Work(lambda: F.layer_norm(x, (s[1],), w, b))
 
 
 def layer_norm_backward(s):
     x, w, b = leaves(random(s, (s[0], s[1]), 1), random(s, (s[1],), 2), random(s, (s[1],), 3))
-    return gradient([x, w, b], F.layer_norm(x, (s[1],), w, b), random(s, (s[0], s[1]), 4))
+    return gradients({"dx": x, "dweight": w, "dbias": b}, F.layer_norm(x, (s[1],), w, b), random(s, (s[0], s[1]), 4))
 
 
 def batch_norm_backward(s):
     sizes = (s[0], s[1], s[2], s[2])
     x, w, b = leaves(random(s, sizes, 1, True), random(s, (s[1],), 2), random(s, (s[1],), 3))
-    return gradient([x, w, b], F.batch_norm(x, None, None, w, b, True), random(s, sizes, 4, True))
+    return gradients({"dx": x, "dweight": w, "dbias": b}, F.batch_norm(x, None, None, w, b, True),
+                     random(s, sizes, 4, True))
 
 
 def cross_entropy(s):
-    x, target = random(s, (s[0], s[1]), 1), class_targets(s)
-    return lambda: F.cross_entropy(x, target)
+    x, target = random(s, (s[0], s[1]), 1), class_targets(s, s[0], s[1])
+    return Work(lambda: F.cross_entropy(x, target))
 
 
 def cross_entropy_backward(s):
     x, = leaves(random(s, (s[0], s[1]), 1))
-    y = F.cross_entropy(x, class_targets(s))
-    return gradient([x], y, torch.ones_like(y))
+    y = F.cross_entropy(x, class_targets(s, s[0], s[1]))
+    return gradients({"dx": x}, y, torch.ones_like(y))
 
 
 def adamw(s):
@@ -108,17 +141,28 @@ def adamw(s):
         parameters += leaves(random(s, (s[1],), 2 * i))
         parameters[-1].grad = random(s, (s[1],), 2 * i + 1)
     optimizer = torch.optim.AdamW(parameters, fused=s.device == "cuda")
-
-    def step():
-        optimizer.step()
-        return parameters[-1].detach()
-
-    return step
+    return Work(optimizer.step, results=lambda: {f"p{i}": p.detach() for i, p in enumerate(parameters)})
 
 
 def linear(s):
     x, w = random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2)
-    return lambda: F.linear(x, w)
+    return Work(lambda: F.linear(x, w))
+
+
+def linear_backward(s):
+    x, w, b = leaves(random(s, (s[0], s[2]), 1), random(s, (s[1], s[2]), 2), random(s, (s[1],), 3))
+    return gradients({"dx": x, "dweight": w, "dbias": b}, F.linear(x, w, b), random(s, (s[0], s[1]), 4))
+
+
+def attention(s):
+    q, k, v = (random(s, s.sizes, salt) for salt in (1, 2, 3))
+    return Work(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def attention_backward(s):
+    q, k, v = leaves(*(random(s, s.sizes, salt) for salt in (1, 2, 3)))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return gradients({"dq": q, "dk": k, "dv": v}, y, random(s, s.sizes, 4))
 
 
 def conv_inputs(s):
@@ -128,19 +172,18 @@ def conv_inputs(s):
 
 def conv2d(s):
     x, weight, _ = conv_inputs(s)
-    return lambda: F.conv2d(x, weight, stride=s[6], padding=s[7])
+    return Work(lambda: F.conv2d(x, weight, stride=s[6], padding=s[7]))
 
 
 def conv2d_bias_relu(s):
     x, weight, bias = conv_inputs(s)
-    return lambda: F.conv2d(x, weight, bias, s[6], s[7]).relu_()
+    return Work(lambda: F.conv2d(x, weight, bias, s[6], s[7]).relu_())
 
 
 def conv2d_backward(s):
-    x, weight, _ = conv_inputs(s)
-    x, weight = leaves(x, weight)
-    y = F.conv2d(x, weight, stride=s[6], padding=s[7])
-    return gradient([x, weight], y, random(s, tuple(y.shape), 4, True))
+    x, weight, bias = leaves(*conv_inputs(s))
+    y = F.conv2d(x, weight, bias, s[6], s[7])
+    return gradients({"dx": x, "dweight": weight, "dbias": bias}, y, random(s, tuple(y.shape), 4, True))
 
 
 def eager_mul(s):
@@ -151,8 +194,7 @@ def eager_mul(s):
             y = a * b
         return y
 
-    call.operations = s[0]
-    return call
+    return Work(call, operations=s[0])
 
 
 def eager_mul_backward(s):
@@ -165,27 +207,186 @@ def eager_mul_backward(s):
             y = y * b
         return torch.autograd.grad([y], [a])[0]
 
-    call.operations = s[0]
-    return call
+    return Work(call, operations=s[0])
+
+
+# ---- whole training steps ----
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(784, 256), nn.Linear(256, 128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.fc3(self.fc2(self.fc1(x).relu()).relu())
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1, self.fc2 = nn.Linear(1024, 512), nn.Linear(512, 10)
+
+    def forward(self, x):
+        h = F.max_pool2d(self.conv1(x).relu(), 2)
+        h = F.max_pool2d(self.conv2(h).relu(), 2)
+        return self.fc2(self.fc1(h.flatten(1)).relu())
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None if stride == 1 and inputs == outputs else nn.Sequential(
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        h = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (h + (self.downsample(x) if self.downsample else x)).relu()
+
+
+class ResNet18(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        for i, (inputs, outputs, stride) in enumerate(((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)), 1):
+            setattr(self, f"layer{i}", nn.Sequential(BasicBlock(inputs, outputs, stride),
+                                                     BasicBlock(outputs, outputs, 1)))
+        self.fc = nn.Linear(512, 1000)
+
+    def forward(self, x):
+        h = F.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
+        h = self.layer4(self.layer3(self.layer2(self.layer1(h))))
+        return self.fc(F.adaptive_avg_pool2d(h, 1).flatten(1))
+
+
+class Gpt2Block(nn.Module):
+    WIDTH, HEADS = 768, 12
+
+    def __init__(self):
+        super().__init__()
+        width = self.WIDTH
+        self.ln1, self.qkv, self.proj = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.ln2, self.fc1, self.fc2 = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def attend(self, x):
+        n, length, width = x.shape
+        q, k, v = (t.view(n, length, self.HEADS, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.transpose(1, 2).reshape(n, length, width))
+
+    def forward(self, x):
+        h = x + self.attend(self.ln1(x))
+        return h + self.fc2(F.gelu(self.fc1(self.ln2(h)), approximate="tanh"))
+
+
+def initialize(model, spec):
+    """The values of tools/bench/gpu/steps.cpp."""
+    numbers = Spec(["f32"], spec.device)
+    with torch.no_grad():
+        for salt, (name, p) in enumerate(model.named_parameters(), 100):
+            values = random(numbers, tuple(p.shape), salt)
+            if p.dim() > 1:
+                values = values * math.sqrt(6.0 * p.shape[0] / p.numel())
+            elif name.endswith("weight"):
+                values = values * 0.1 + 1.0
+            else:
+                values = values * 0.1
+            p.copy_(values.to(spec.input_dtype))
+
+
+def train(spec, model, optimizer, x, loss_of, **options):
+    model.to(spec.device, spec.dtype)
+    initialize(model, spec)
+    if x.dim() == 4:
+        model.to(memory_format=torch.channels_last)
+    on_gpu, graph = spec.device == "cuda", spec.mode == "graph"
+    if optimizer is torch.optim.AdamW:
+        options["capturable"] = graph
+    optimizer = optimizer(model.parameters(), fused=on_gpu, **options)
+    forward = torch.compile(model) if spec.mode == "compiled" else model
+    last = {}
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(spec.device, torch.bfloat16) if spec.mode == "autocast" else contextlib.nullcontext():
+            loss = last["y"] = loss_of(forward(x))
+        loss.backward()
+        optimizer.step()
+
+    def results():
+        return {"y": last["y"].detach(), **{name: p.grad for name, p in model.named_parameters()}}
+
+    if not graph:
+        return Work(step, results=results)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        step()
+    return Work(captured.replay, results=results)
+
+
+def classification(spec, classes):
+    target = class_targets(spec, spec[0], classes)
+    return lambda y: F.cross_entropy(y, target)
+
+
+def step_mlp(s):
+    return train(s, Mlp(), torch.optim.AdamW, random(s, (s[0], 784), 1), classification(s, 10), lr=1e-3)
+
+
+def step_cnn(s):
+    return train(s, Cnn(), torch.optim.SGD, random(s, (s[0], 1, 28, 28), 1), classification(s, 10), lr=1e-3,
+                 momentum=0.9)
+
+
+def step_resnet18(s):
+    return train(s, ResNet18(), torch.optim.SGD, random(s, (s[0], 3, s[1], s[1]), 1, True), classification(s, 1000),
+                 lr=1e-3, momentum=0.9)
+
+
+def step_gpt2_block(s):
+    sizes = (s[0], s[1], Gpt2Block.WIDTH)
+    target = random(s, sizes, 2)
+    return train(s, Gpt2Block(), torch.optim.AdamW, random(s, sizes, 1), lambda y: F.mse_loss(y, target), lr=1e-3)
 
 
 WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_norm_backward, batch_norm_backward,
-                                 cross_entropy, cross_entropy_backward, adamw, linear, conv2d, conv2d_bias_relu,
-                                 conv2d_backward, eager_mul, eager_mul_backward)}
+                                 cross_entropy, cross_entropy_backward, adamw, linear, linear_backward, attention,
+                                 attention_backward, conv2d, conv2d_bias_relu, conv2d_backward, eager_mul,
+                                 eager_mul_backward, step_mlp, step_cnn, step_resnet18, step_gpt2_block)}
 
 
-def samples(y):
-    y = y.detach()
-    if y.dim() == 4:
-        y = y.permute(0, 2, 3, 1)
-    y = y.reshape(-1)
-    count = min(y.numel(), SAMPLES)
-    step = y.numel() // count
-    at = torch.tensor([i * step + (i * 1000003 + 12345) % step for i in range(count)], device=y.device)
-    return " ".join(f"{value:.9g}" for value in y[at].double().tolist())
+def describe(results):
+    """The text that describe() in tools/bench/gpu/work.cpp makes."""
+    parts = []
+    for name, y in results.items():
+        y = y.detach()
+        if y.dim() == 4:
+            y = y.permute(0, 2, 3, 1)
+        y = y.reshape(-1)
+        n = y.numel()
+        count, chunks = min(n, SAMPLES), min(n, CHUNKS)
+        step = n // count
+        at = torch.tensor([i * step + (i * 1000003 + 12345) % step for i in range(count)], device=y.device)
+        values = y[at].double().tolist()
+        for i in range(chunks):
+            chunk = y[i * n // chunks:(i + 1) * n // chunks].double()
+            values += [chunk.clamp(min=0).mean().item(), (-chunk).clamp(min=0).mean().item()]
+        parts.append(name + ":" + "".join(f" {value:.9g}" for value in values))
+    return " | ".join(parts)
 
 
-def milliseconds(call, calls, device):
+def milliseconds(work, calls, device):
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     wait()
     if device == "cuda":
@@ -193,37 +394,42 @@ def milliseconds(call, calls, device):
         begin.record()
     start = time.perf_counter()
     for _ in range(calls):
-        call()
+        work.call()
     host = (time.perf_counter() - start) * 1e3
     if device == "cuda":
         end.record()
     wait()
-    operations = getattr(call, "operations", 0)
-    if operations:
-        return host / calls / operations
+    if work.operations:
+        return host / calls / work.operations
     return (begin.elapsed_time(end) if device == "cuda" else host) / calls
+
+
+def start(words, device):
+    mode, _, name = words[1].rpartition(":")
+    torch.backends.cudnn.benchmark = words[0] == "prepare"  # the search for the fastest algorithm is for timings
+    work = WORKS[name](Spec(words[2:], device, words[0] == "reference", mode or "eager"))
+    found = work.results()
+    return work, "ok" if words[0] == "prepare" else "ok " + describe(found)
 
 
 def main():
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
-    call = None
+    work = None
     for line in sys.stdin:
         words = line.split()
         try:
-            if words[0] == "start":
-                call = None
+            if words[0] in ("start", "prepare", "reference"):
+                work = None
                 if device == "cuda":
                     torch.cuda.empty_cache()
-                call = WORKS[words[1]](Spec(words[2:], device))
-                answer = "ok " + samples(call())
-            elif words[0] == "time" and call:
-                answer = f"{milliseconds(call, int(words[1]), device):.9g}"
+                work, answer = start(words, device)
+            elif words[0] == "time" and work:
+                answer = f"{milliseconds(work, int(words[1]), device):.9g}"
             else:
                 answer = f"failed unknown command {line.strip()}"
-        except Exception as error:  # told to the other side, which goes on with the next work
-            call = None
+        except Exception as error:  # becomes the answer; the next benchmark can still run
+            work = None
             answer = f"failed {type(error).__name__}: {error}".splitlines()[0]
         print(answer, flush=True)
 

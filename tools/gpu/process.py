@@ -1,4 +1,4 @@
-"""Running programs: output as it comes, every wait bounded, and nothing left behind."""
+"""Runs other programs. Their output is read line by line, every wait is bounded, and nothing is left running."""
 import math
 import os
 import queue
@@ -7,12 +7,11 @@ import subprocess
 import threading
 import time
 
-
-GRACE = 10.0  # seconds, for what was killed to end
+GRACE = 10.0  # seconds that a killed process gets to end
 
 
 def stop(process):
-    """Ends the program and all that it started. What hangs in a driver is left behind."""
+    """Kills the program and its process group. A process that hangs in a driver is abandoned."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -24,7 +23,7 @@ def stop(process):
 
 
 def lines_of(stream):
-    """A queue that gets the stream's lines, and None behind the last."""
+    """A queue that receives the stream's lines, and None after the last."""
     lines = queue.Queue()
 
     def read():
@@ -38,7 +37,7 @@ def lines_of(stream):
 
 
 class Run:
-    """A program that has ended: `status` (None: it was stopped at its limit), `text`, `seconds`."""
+    """A program that has ended. `status` is None if it was stopped at its time limit."""
 
     def __init__(self, status, text, seconds):
         self.status, self.text, self.seconds = status, text, seconds
@@ -48,13 +47,14 @@ class Run:
         return self.status == 0
 
     def tail(self, lines=12):
-        """The end of its output, for a note."""
+        """The end of the output, for a note."""
         why = "stopped at its time limit; " if self.status is None else f"exit status {self.status}; "
         return why + " / ".join(line.strip() for line in self.text.splitlines()[-lines:] if line.strip())
 
 
 def run(command, limit, folder=None, environment=None, log=None, on_line=None, text=None):
-    """Runs it for at most `limit` seconds. Each line goes to `log` and to `on_line`."""
+    """Runs the command for at most `limit` seconds. `text` is its input; each line of output goes to `log` and
+    `on_line`."""
     start = time.monotonic()
     lines = []
     try:
@@ -73,12 +73,12 @@ def run(command, limit, folder=None, environment=None, log=None, on_line=None, t
         except BrokenPipeError:
             pass
         try:
-            while True:  # until all that has its output has ended, or its time is over
+            while True:  # until every process that holds the output has ended, or the time is over
                 try:
                     line = found.get(timeout=max(end - time.monotonic(), 0.01))
                 except queue.Empty:
                     if expired:
-                        break  # somebody else still has it
+                        break  # a process that left the group still holds the output
                     expired = True
                     stop(process)
                     end = time.monotonic() + GRACE
@@ -103,7 +103,7 @@ NO_ANSWER = "no answer within its time"
 
 
 class Dialogue:
-    """A program that answers each line with a line, until the deadline if there is one."""
+    """A program that answers each line with one line, until the deadline."""
 
     def __init__(self, command, environment=None, deadline=math.inf):
         self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, bufsize=1,
@@ -113,9 +113,10 @@ class Dialogue:
         self.lines = lines_of(self.process.stdout)
 
     def ask(self, line, limit):
-        """Its answer; `failed ...` if it ends or does not answer in time, and then it is no more."""
+        """The answer. If the program ends or is silent for `limit` seconds, the answer is `failed` with the reason, and
+        the program is stopped."""
         if self.closed:
-            return "failed it was not started again"
+            return "failed the program was stopped"
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
@@ -141,3 +142,35 @@ class Dialogue:
             self.process.stdin.close()
         except BrokenPipeError:
             pass
+
+
+class Program:
+    """A Dialogue that starts on the first question, and again after it has ended.
+
+    After `most_silent` starts in sequence without one good answer, the program is not started again."""
+
+    def __init__(self, command, deadline=math.inf, environment=None, most_silent=3):
+        self.command, self.deadline, self.environment, self.most_silent = command, deadline, environment, most_silent
+        self.dialogue, self.silent, self.last = None, 0, ""
+
+    @property
+    def given_up(self):
+        return self.silent >= self.most_silent
+
+    def ask(self, line, limit):
+        if not self.dialogue or not self.dialogue.alive:
+            if self.given_up:
+                return self.last
+            self.dialogue = Dialogue(self.command, self.environment, self.deadline)
+            self.silent += 1
+        answer = self.dialogue.ask(line, limit)
+        if answer.startswith("failed"):
+            self.last = answer
+        else:
+            self.silent = 0
+        return answer
+
+    def close(self):
+        if self.dialogue:
+            self.dialogue.close()
+        self.dialogue = None

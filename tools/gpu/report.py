@@ -1,26 +1,34 @@
-"""What a GPU check found: rows, written to a JSON and a Markdown file as they come."""
+"""The results of tools/gpu_check: rows, written to a JSON and a Markdown file as they come."""
 import datetime
 import json
 import os
 import shutil
 import tarfile
 
-# Statuses: passed, failed, measured, no kernel, not run (with the reason in the note), fake (of a dry run); running, and for
-# a phase done: what is still running when nothing writes any more did not come to its end.
-BAD = ("failed", "running")
+# What a row's status says:
+#   passed, failed   a check, and whether it was right
+#   measured         a time; whether it reaches its goal is another column
+#   no kernel        the operation has no kernel for this dtype yet
+#   not run          something optional is missing here; the note says what
+#   left             the time was over; the next call runs it
+#   running          it has begun. If nothing runs any more, it was killed.
+#   fake             of a dry run
+#   done             a phase that has run to its end
+BAD = ("failed",)
+OPEN = ("left", "running")
 NAME = "gpu_check"
 PHASE = "the phase itself"
 
 
 def same_machine(old, new):
-    """Whether rows found earlier belong into this report."""
+    """Whether rows that were found earlier belong in this report."""
     keys = ("commit", "device", "driver", "dry_run")
     return all(old.get(key) == new.get(key) for key in keys)
 
 
 class Report:
-    """Rows of the phases, kept in `folder` and copied to `also`. Phases that ran earlier on the same machine and commit
-    stay."""
+    """Rows of all phases, kept in `folder` and copied to `also`. Rows of earlier calls on the same machine and commit
+    are kept."""
 
     def __init__(self, folder, about, also=None):
         self.folder, self.also, self.kept = folder, also, []
@@ -43,14 +51,28 @@ class Report:
     def rows(self):
         return self.content["rows"]
 
-    def begin(self, phase):
-        """Forgets what an earlier run of the phase found."""
+    def find(self, phase, name):
+        return next((row for row in self.rows if (row["phase"], row["name"]) == (phase, name)), None)
+
+    def is_final(self, phase, name):
+        """Whether the row is there and need not be found again."""
+        row = self.find(phase, name)
+        return bool(row) and row["status"] not in OPEN
+
+    def is_done(self, phase):
+        return self.is_final(phase, PHASE)
+
+    def forget(self, phase):
         self.content["rows"] = [row for row in self.rows if row["phase"] != phase]
-        self.row(phase, PHASE, "running", note="did not come to its end")
+
+    def begin(self, phase):
+        self.row(phase, PHASE, "running", note="has begun, and not ended")
 
     def row(self, phase, name, status, **fields):
-        """Adds a row, or replaces the one of this name."""
+        """Adds a row, or replaces the row with this name, and writes the files."""
         when = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if status == "left":
+            fields.setdefault("note", "the time was over; call tools/gpu_check again")
         row = {"phase": phase, "name": name, "status": status, "when": when, **fields}
         at = [i for i, old in enumerate(self.rows) if (old["phase"], old["name"]) == (phase, name)]
         if at:
@@ -61,11 +83,16 @@ class Report:
         return row
 
     def end(self, phase, seconds):
-        self.row(phase, PHASE, "done", seconds=seconds)
+        """The phase is done unless a row of it is left."""
+        left = any(row["status"] in OPEN for row in self.rows if row["phase"] == phase and row["name"] != PHASE)
+        self.row(phase, PHASE, "left" if left else "done", seconds=seconds)
 
     def failed(self, phases):
-        """What is bad of these phases; of one that is running, without itself."""
-        return [row for row in self.rows if row["phase"] in phases and row["status"] in BAD and row["name"] != PHASE]
+        return [row for row in self.rows if row["phase"] in phases and row["status"] in BAD]
+
+    def left(self, phases):
+        """The rows of these phases that a later call has to find."""
+        return [row for row in self.rows if row["phase"] in phases and row["status"] in OPEN]
 
     def write(self):
         for extension, text in (("json", json.dumps(self.content, indent=1) + "\n"), ("md", markdown(self.content))):
@@ -76,8 +103,8 @@ class Report:
                 shutil.copy(self.path(extension), self.also)
 
     def keep(self, file):
-        """A log goes where the report goes, into one file with the others: machines may hand back a few files only."""
-        if not self.also:
+        """Adds a log to logs.tar.gz beside the copied report: a machine may hand back only a few files."""
+        if not self.also or not os.path.exists(file):
             return
         self.kept = [*(old for old in self.kept if old != file), file]
         archive = os.path.join(self.also, "logs.tar.gz")
@@ -105,16 +132,16 @@ def markdown(report):
     about, rows = report["about"], report["rows"]
     lines = [f"# GPU check: {about['device']}", ""]
     if about["dry_run"]:
-        lines += ["**Dry run: no GPU was used, and every figure is fake. It shows that the scripts work, nothing else.**",
-                  ""]
+        lines += ["**Dry run: no GPU was used, and every figure is fake. It shows only that the scripts work.**", ""]
     lines += ["| | |", "|---|---|"] + [f"| {key} | {cell(value)} |" for key, value in about.items()] + [""]
     for phase in dict.fromkeys(row["phase"] for row in rows):
         of_phase = [row for row in rows if row["phase"] == phase]
         counts = {}
         for row in of_phase:
-            counts[row["status"]] = counts.get(row["status"], 0) + 1
-        lines += [f"## {phase}: " + ", ".join(f"{n} {status}" for status, n in counts.items()), ""]
-        if any("value" in row for row in of_phase):
+            if row["name"] != PHASE:
+                counts[row["status"]] = counts.get(row["status"], 0) + 1
+        lines += [f"## {phase}: " + (", ".join(f"{n} {status}" for status, n in counts.items()) or "nothing yet"), ""]
+        if any("value" in row or "ratio" in row for row in of_phase):
             lines += ["| what | status | Tapestry | peer | ratio | goal | note |", "|---|---|---|---|---|---|---|"]
             for row in of_phase:
                 value = (f"{cell(row['value'])} {row['unit']}" if "value" in row else

@@ -1,0 +1,219 @@
+// The benchmarks of single operations. tools/gpu/peer.py has the same with PyTorch, under the same names.
+#include <memory>
+
+#include "tapestry/kernels/ops/conv.h"
+#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/tools/bench/gpu/work.h"
+
+namespace tapestry::bench {
+
+namespace {
+
+/// A tensor and the name of its gradient.
+using Inputs = std::vector<std::pair<std::string, Tensor>>;
+
+/// The gradients of all inputs of y = forward(). The forward pass runs once, each call runs the backward
+/// pass.
+Work gradients(const Inputs& inputs, const std::function<Tensor()>& forward,
+               const std::function<Tensor(const Tensor&)>& seed) {
+  std::vector<Tensor> leaves;
+  for (const auto& [name, tensor] : inputs) leaves.push_back(tensor.set_requires_grad());
+  const Tensor y = forward(), dy = seed(y);
+  return {[=] {
+    const auto found = autograd::grad({y}, leaves, {dy}, true);
+    Results results;
+    for (std::size_t i = 0; i < found.size(); ++i) results.add(inputs[i].first, found[i]);
+    return results;
+  }};
+}
+
+Work conv(const Spec& s) {
+  const Tensor x = random(s, {s[0], s[1], s[2], s[3]}, 1, MemoryFormat::channels_last);
+  const Tensor weight = random(s, {s[4], s[1], s[5], s[5]}, 2);
+  const Conv2dParams params{.stride = s[6], .padding = s[7]};
+  return {[=] { return conv2d(x, weight, {}, params); }};
+}
+
+/// Calls the kernel: no public operation has the ReLU in its epilogue.
+Work conv_bias_relu(const Spec& s) {
+  const auto last = MemoryFormat::channels_last;
+  const Tensor x = random(s, {s[0], s[1], s[2], s[3]}, 1, last),
+               weight = random(s, {s[4], s[1], s[5], s[5]}, 2);
+  const Tensor bias = random(s, {s[4]}, 3);
+  kernels::Conv2d shape;
+  shape.n = s[0], shape.c = s[1], shape.h = s[2], shape.w = s[3];
+  shape.k = s[4], shape.r = shape.s = s[5];
+  shape.stride_h = shape.stride_w = s[6], shape.padding_h = shape.padding_w = s[7];
+  shape.p = (shape.h + 2 * shape.padding_h - shape.r) / shape.stride_h + 1;
+  shape.q = (shape.w + 2 * shape.padding_w - shape.s) / shape.stride_w + 1;
+  shape.channels_last = shape.relu = true;
+  shape.device = s.device;
+  const Tensor y = empty({shape.n, shape.k, shape.p, shape.q}, {s.dtype, s.device}, last);
+  return {[=] {
+    kernels::conv2d(y.device(), y.dtype(), shape, x.raw_data(), weight.raw_data(), bias.raw_data(),
+                    y.raw_data());
+    return y;
+  }};
+}
+
+Work conv_backward(const Spec& s) {
+  const auto last = MemoryFormat::channels_last;
+  const Tensor x = random(s, {s[0], s[1], s[2], s[3]}, 1, last),
+               weight = random(s, {s[4], s[1], s[5], s[5]}, 2), bias = random(s, {s[4]}, 3);
+  return gradients(
+      {{"dx", x}, {"dweight", weight}, {"dbias", bias}},
+      [&] { return conv2d(x, weight, bias, {.stride = s[6], .padding = s[7]}); },
+      [&](const Tensor& y) { return random(s, y.sizes(), 4, last); });
+}
+
+/// Query, key and value, shape (batch, heads, length, head size).
+Inputs attention_inputs(const Spec& s) {
+  const Shape sizes{s[0], s[1], s[2], s[3]};
+  return {{"dq", random(s, sizes, 1)}, {"dk", random(s, sizes, 2)}, {"dv", random(s, sizes, 3)}};
+}
+
+Tensor attend(const Inputs& in) {
+  return scaled_dot_product_attention(in[0].second, in[1].second, in[2].second, {.causal = true});
+}
+
+Work adamw(const Spec& s) {
+  std::vector<nn::Parameter> parameters;
+  for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(s[0]); ++i) {
+    parameters.emplace_back("p" + std::to_string(i), random(s, {s[1]}, 2 * i));
+    parameters.back()->set_grad(random(s, {s[1]}, 2 * i + 1));
+  }
+  const auto optimizer = std::make_shared<optim::AdamW>(parameters);
+  return {[=] {
+            optimizer->step();
+            return Results();
+          },
+          0,
+          [=] {
+            Results results;
+            for (std::size_t i = 0; i < parameters.size(); ++i)
+              results.add("p" + std::to_string(i), parameters[i]->detach());
+            return results;
+          }};
+}
+
+/// The part of eager_mul that every framework pays: the launch of the kernel, with no new tensor and no tape.
+Work launch(const Spec& s) {
+  const Tensor a = random(s, {1}, 1), b = random(s, {1}, 2), y = empty_like(a);
+  const Tensor* const operands[] = {&y, &a, &b};
+  const auto n = static_cast<int>(s[0]);
+  return {[=, plan = kernels::plan(operands), inputs = std::vector{a, b}] {
+            for (int i = 0; i < n; ++i) kernels::mul(y.device(), y.dtype(), plan);
+            return y;
+          },
+          n};
+}
+
+}  // namespace
+
+const std::map<std::string, Maker>& single_operations() {
+  static const std::map<std::string, Maker> all = {
+      {"copy",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0]}, 1), y = empty_like(x);
+         return {[=] { return y.copy_(x); }};
+       }},
+      {"add",
+       [](const Spec& s) -> Work {
+         const Tensor a = random(s, {s[0]}, 1), b = random(s, {s[0]}, 2);
+         return {[=] { return a + b; }};
+       }},
+      {"gelu",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0]}, 1);
+         return {[=] { return x.gelu(); }};
+       }},
+      {"softmax",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0], s[1]}, 1);
+         return {[=] { return x.softmax(1); }};
+       }},
+      {"layer_norm",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0], s[1]}, 1), w = random(s, {s[1]}, 2), b = random(s, {s[1]}, 3);
+         return {[=] { return layer_norm(x, {x.size(1)}, w, b); }};
+       }},
+      {"layer_norm_backward",
+       [](const Spec& s) {
+         const Tensor x = random(s, {s[0], s[1]}, 1), w = random(s, {s[1]}, 2), b = random(s, {s[1]}, 3);
+         return gradients(
+             {{"dx", x}, {"dweight", w}, {"dbias", b}}, [=] { return layer_norm(x, {x.size(1)}, w, b); },
+             [&](const Tensor& y) { return random(s, y.sizes(), 4); });
+       }},
+      {"batch_norm_backward",
+       [](const Spec& s) {
+         const auto last = MemoryFormat::channels_last;
+         const Tensor x = random(s, {s[0], s[1], s[2], s[2]}, 1, last), w = random(s, {s[1]}, 2);
+         const Tensor b = random(s, {s[1]}, 3);
+         return gradients(
+             {{"dx", x}, {"dweight", w}, {"dbias", b}}, [=] { return batch_norm(x, {}, {}, w, b, true); },
+             [&](const Tensor& y) { return random(s, y.sizes(), 4, last); });
+       }},
+      {"cross_entropy",
+       [](const Spec& s) -> Work {
+         const Tensor x = random(s, {s[0], s[1]}, 1), target = class_targets(s, s[0], s[1]);
+         return {[=] { return cross_entropy(x, target); }};
+       }},
+      {"cross_entropy_backward",
+       [](const Spec& s) {
+         const Tensor x = random(s, {s[0], s[1]}, 1), target = class_targets(s, s[0], s[1]);
+         return gradients(
+             {{"dx", x}}, [=] { return cross_entropy(x, target); },
+             [](const Tensor& y) { return ones_like(y); });
+       }},
+      {"adamw", adamw},
+      {"linear",
+       [](const Spec& s) -> Work {  // (m, k) by (n, k)
+         const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2);
+         return {[=] { return linear(x, w); }};
+       }},
+      {"linear_backward",
+       [](const Spec& s) {
+         const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2),
+                      b = random(s, {s[1]}, 3);
+         return gradients(
+             {{"dx", x}, {"dweight", w}, {"dbias", b}}, [=] { return linear(x, w, b); },
+             [&](const Tensor& y) { return random(s, y.sizes(), 4); });
+       }},
+      {"attention",
+       [](const Spec& s) -> Work { return {[in = attention_inputs(s)] { return attend(in); }}; }},
+      {"attention_backward",
+       [](const Spec& s) {
+         const Inputs in = attention_inputs(s);
+         return gradients(
+             in, [=] { return attend(in); }, [&](const Tensor& y) { return random(s, y.sizes(), 4); });
+       }},
+      {"conv2d", conv},
+      {"conv2d_bias_relu", conv_bias_relu},
+      {"conv2d_backward", conv_backward},
+      {"launch", launch},
+      {"eager_mul",
+       [](const Spec& s) -> Work {
+         const Tensor a = random(s, {1}, 1), b = random(s, {1}, 2);
+         const auto n = static_cast<int>(s[0]);
+         return {[=] {
+                   for (int i = 1; i < n; ++i) a* b;
+                   return a * b;
+                 },
+                 n};
+       }},
+      {"eager_mul_backward",
+       [](const Spec& s) -> Work {
+         const Tensor a = random(s, {1}, 1).set_requires_grad(), b = random(s, {1}, 2);
+         const auto n = static_cast<int>(s[0]);
+         return {[=] {
+                   Tensor y = a;
+                   for (int i = 0; i < n; ++i) y = y * b;
+                   return autograd::grad({y}, {a}, {ones_like(y)})[0];
+                 },
+                 n};
+       }},
+  };
+  return all;
+}
+
+}  // namespace tapestry::bench

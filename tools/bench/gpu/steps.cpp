@@ -1,0 +1,161 @@
+// The benchmarks of whole training steps: zero_grad, forward, loss, backward, optimizer. tools/gpu/peer.py
+// has the same models with PyTorch, with the same names, initial values and inputs.
+#include <cmath>
+#include <memory>
+
+#include "tapestry/apps/common/basic_block.h"
+#include "tapestry/tools/bench/gpu/work.h"
+
+namespace tapestry::bench {
+
+namespace {
+
+struct Mlp : nn::Module {
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 784, .out_features = 256});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 256, .out_features = 128});
+  nn::Linear& fc3 = add<nn::Linear>("fc3", {.in_features = 128, .out_features = 10});
+  Tensor forward(const Tensor& x) override { return fc3(fc2(fc1(x).relu()).relu()); }
+};
+
+struct Cnn : nn::Module {
+  nn::Conv2d& conv1 = add<nn::Conv2d>("conv1", {.in_channels = 1, .out_channels = 32, .kernel_size = 5});
+  nn::Conv2d& conv2 = add<nn::Conv2d>("conv2", {.in_channels = 32, .out_channels = 64, .kernel_size = 5});
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 1024, .out_features = 512});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 512, .out_features = 10});
+  Tensor forward(const Tensor& x) override {
+    Tensor h = max_pool2d(conv1(x).relu(), {.kernel_size = 2});
+    h = max_pool2d(conv2(h).relu(), {.kernel_size = 2});
+    return fc2(fc1(h.flatten(1)).relu());
+  }
+};
+
+/// ResNet-18 for ImageNet (He et al., "Deep residual learning", 2015).
+struct ResNet18 : nn::Module {
+  nn::Conv2d& conv1 = add<nn::Conv2d>(
+      "conv1",
+      {.in_channels = 3, .out_channels = 64, .kernel_size = 7, .stride = 2, .padding = 3, .bias = false});
+  nn::BatchNorm2d& bn1 = add<nn::BatchNorm2d>("bn1", {.num_features = 64});
+  nn::Sequential& layer1 = stage("layer1", 64, 64, 1);
+  nn::Sequential& layer2 = stage("layer2", 64, 128, 2);
+  nn::Sequential& layer3 = stage("layer3", 128, 256, 2);
+  nn::Sequential& layer4 = stage("layer4", 256, 512, 2);
+  nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 512, .out_features = 1000});
+  nn::Sequential& stage(const char* name, std::int64_t in, std::int64_t out, std::int64_t stride) {
+    nn::Sequential& blocks = add<nn::Sequential>(name);
+    blocks.append<apps::BasicBlock>(in, out, stride);
+    blocks.append<apps::BasicBlock>(out, out, std::int64_t{1});
+    return blocks;
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor h = max_pool2d(bn1(conv1(x)).relu(), {.kernel_size = 3, .stride = 2, .padding = 1});
+    h = layer4(layer3(layer2(layer1(h))));
+    return fc(adaptive_avg_pool2d(h, 1).flatten(1));
+  }
+};
+
+/// A block of GPT-2 124M: pre-norm, causal attention with 12 heads, GELU (tanh form).
+struct Gpt2Block : nn::Module {
+  static constexpr std::int64_t kWidth = 768, kHeads = 12;
+  nn::LayerNorm& ln1 = add<nn::LayerNorm>("ln1", {.normalized_shape = {kWidth}});
+  nn::Linear& qkv = add<nn::Linear>("qkv", {.in_features = kWidth, .out_features = 3 * kWidth});
+  nn::Linear& proj = add<nn::Linear>("proj", {.in_features = kWidth, .out_features = kWidth});
+  nn::LayerNorm& ln2 = add<nn::LayerNorm>("ln2", {.normalized_shape = {kWidth}});
+  nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = kWidth, .out_features = 4 * kWidth});
+  nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 4 * kWidth, .out_features = kWidth});
+  Tensor attend(const Tensor& x) {
+    const std::int64_t n = x.size(0), length = x.size(1);
+    const auto parts = qkv(x).chunk(3, 2);
+    const auto heads = [&](const Tensor& t) {
+      return t.view({n, length, kHeads, kWidth / kHeads}).transpose(1, 2);
+    };
+    const Tensor y =
+        scaled_dot_product_attention(heads(parts[0]), heads(parts[1]), heads(parts[2]), {.causal = true});
+    return proj(y.transpose(1, 2).reshape({n, length, kWidth}));
+  }
+  Tensor forward(const Tensor& x) override {
+    const Tensor h = x + attend(ln1(x));
+    return h + fc2(gelu(fc1(ln2(h)), /*tanh_approximation=*/true));
+  }
+};
+
+/// Puts the values into the parameters that peer.py computes, too. Weights have the spread of He's
+/// initialisation (He et al. 2015), scales of norms are near 1, biases near 0.
+void initialize(nn::Module& model, const Spec& spec) {
+  std::uint32_t salt = 100;
+  const NoGradGuard no_grad;
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    const Tensor& p = parameter;
+    const Tensor values = random({DType::f32, spec.device, {}}, p.sizes(), salt++);
+    if (p.dim() > 1)
+      p.copy_(values * std::sqrt(6.0 * static_cast<double>(p.size(0)) / static_cast<double>(p.numel())));
+    else if (name.ends_with("weight")) p.copy_(values * 0.1 + 1.0);
+    else p.copy_(values * 0.1);
+  }
+}
+
+Work step(std::shared_ptr<nn::Module> model, std::shared_ptr<optim::Optimizer> optimizer,
+          const std::function<Tensor()>& loss_of) {
+  const auto last_loss = std::make_shared<Tensor>();
+  return {[=] {
+            optimizer->zero_grad();
+            *last_loss = loss_of();
+            last_loss->backward();
+            optimizer->step();
+            return Results();
+          },
+          0,
+          [=] {
+            Results results(last_loss->detach());
+            for (const auto& [name, parameter] : model->named_parameters())
+              results.add(name, parameter->grad());
+            return results;
+          }};
+}
+
+template <class Model, class Optimizer>
+Work train(const Spec& spec, const typename Optimizer::Options& options, const Tensor& x,
+           const std::function<Tensor(const Tensor& y)>& loss) {
+  const auto model = std::make_shared<Model>();
+  model->to(spec.device);
+  initialize(*model, spec);
+  model->to(spec.dtype);
+  return step(model, std::make_shared<Optimizer>(model->parameters(), options),
+              [=] { return loss((*model)(x)); });
+}
+
+std::function<Tensor(const Tensor&)> classification(const Spec& spec, std::int64_t classes) {
+  return
+      [target = class_targets(spec, spec[0], classes)](const Tensor& y) { return cross_entropy(y, target); };
+}
+
+}  // namespace
+
+const std::map<std::string, Maker>& training_steps() {
+  static const std::map<std::string, Maker> all = {
+      {"step_mlp",  // batch
+       [](const Spec& s) {
+         return train<Mlp, optim::AdamW>(s, {.lr = 1e-3}, random(s, {s[0], 784}, 1), classification(s, 10));
+       }},
+      {"step_cnn",  // batch
+       [](const Spec& s) {
+         return train<Cnn, optim::SGD>(s, {.lr = 1e-3, .momentum = 0.9}, random(s, {s[0], 1, 28, 28}, 1),
+                                       classification(s, 10));
+       }},
+      {"step_resnet18",  // batch, height and width
+       [](const Spec& s) {
+         return train<ResNet18, optim::SGD>(s, {.lr = 1e-3, .momentum = 0.9},
+                                            random(s, {s[0], 3, s[1], s[1]}, 1, MemoryFormat::channels_last),
+                                            classification(s, 1000));
+       }},
+      {"step_gpt2_block",  // batch, length
+       [](const Spec& s) {
+         const Shape sizes{s[0], s[1], Gpt2Block::kWidth};
+         return train<Gpt2Block, optim::AdamW>(
+             s, {.lr = 1e-3}, random(s, sizes, 1),
+             [target = random(s, sizes, 2)](const Tensor& y) { return mse_loss(y, target); });
+       }},
+  };
+  return all;
+}
+
+}  // namespace tapestry::bench

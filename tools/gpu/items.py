@@ -1,0 +1,132 @@
+"""The benchmarks of tools/gpu_check: sizes, goals and tolerances."""
+import math
+
+# ResNet-50's convolutions for images of 224 x 224: channels, size, filters, window, stride, padding.
+RESNET50 = [
+    (3, 224, 64, 7, 2, 3), (64, 56, 64, 1, 1, 0), (64, 56, 64, 3, 1, 1), (64, 56, 256, 1, 1, 0),
+    (256, 56, 64, 1, 1, 0), (256, 56, 128, 1, 1, 0), (128, 56, 128, 3, 2, 1), (128, 28, 512, 1, 1, 0),
+    (256, 56, 512, 1, 2, 0), (512, 28, 128, 1, 1, 0), (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 1, 0),
+    (256, 28, 256, 3, 2, 1), (256, 14, 1024, 1, 1, 0), (512, 28, 1024, 1, 2, 0), (1024, 14, 256, 1, 1, 0),
+    (256, 14, 256, 3, 1, 1), (1024, 14, 512, 1, 1, 0), (512, 14, 512, 3, 2, 1), (512, 7, 2048, 1, 1, 0),
+    (1024, 14, 2048, 1, 2, 0), (2048, 7, 512, 1, 1, 0), (512, 7, 512, 3, 1, 1)]
+BATCH = 64
+
+# The largest difference from the float64 reference that is accepted, as a fraction of the reference's largest element.
+# f32: sums of up to 800,000 products in any order. bf16: a result is rounded to 8 bits, up to four times on its way.
+TOLERANCE = {"f32": 1e-4, "bf16": 1.6e-2}
+# In a whole model, a rounding error can flip a ReLU or the choice of a max pool, and gradients jump. PyTorch's own
+# distance from float64 says how much that matters for this model and batch. Ours may be three times as large, up to
+# STEP_LIMIT.
+STEP_TOLERANCE, STEP_FACTOR, STEP_LIMIT = 1e-3, 3.0, 5e-2
+
+
+class Item:
+    """A benchmark that both programs know by the text `work`.
+
+    kind    "speed": the ratio is PyTorch's time divided by ours. "cost": the ratio is our host time divided by
+            PyTorch's. "launch": our host time for a bare kernel launch, without goal and without peer. "step": a whole
+            training step, beside PyTorch in several modes.
+    passes  how often every element must at least be read or written. The ratio is then our bandwidth divided by the
+            bandwidth of a copy.
+    mean_of the goal applies to the geometric mean over all items with this name
+    launches  kernel launches in one operation of a "cost" item"""
+
+    def __init__(self, work, goal, passes=None, kind="speed", mean_of=None, launches=1, modes=("eager",)):
+        self.work, self.goal, self.passes, self.kind = work, goal, passes, kind
+        self.mean_of, self.launches, self.modes = mean_of, launches, modes
+
+    @property
+    def name(self):
+        return self.work.split()[0]
+
+    @property
+    def dtype(self):
+        return self.work.split()[1]
+
+    @property
+    def sizes(self):
+        return [int(n) for n in self.work.split()[2:]]
+
+    @property
+    def gigabytes(self):
+        sizes = self.sizes + (self.sizes[-1:] if self.name == "batch_norm_backward" else [])
+        return self.passes * math.prod(sizes) * (4 if self.dtype == "f32" else 2) / 1e9
+
+    def allowed(self, of_pytorch):
+        """The largest accepted distance from the reference, given PyTorch's distance (None if unknown)."""
+        if self.kind != "step":
+            return TOLERANCE[self.dtype]
+        return max(STEP_TOLERANCE, min(STEP_FACTOR * (of_pytorch or 0.0), STEP_LIMIT))
+
+
+def operations():
+    """Single operations, the most important first: a run may be cut short. Memory-bound tensors have 512 MiB."""
+    n = 1 << 27
+    memory = [("softmax", 2, .95, [(16384, 8192), (131072, 1024)]), ("layer_norm", 2, .95, [(65536, 2048)]),
+              ("copy", 2, .95, [(n,)]), ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
+              ("cross_entropy", 1, .90, [(16384, 8192)]), ("cross_entropy_backward", 2, .90, [(16384, 8192)]),
+              ("layer_norm_backward", 3, .90, [(65536, 2048)]),
+              # The kernel needs two sums before it can write anything, so it reads everything twice.
+              ("batch_norm_backward", 5, .90, [(160, 64, 112)])]
+    for name, passes, goal, shapes in memory:
+        for shape in shapes:
+            yield Item(f"{name} f32 {' '.join(map(str, shape))}", goal, passes)
+            if name not in ("adamw", "batch_norm_backward"):
+                twice = (2 * shape[0],) + shape[1:]
+                yield Item(f"{name} bf16 {' '.join(map(str, twice))}", goal, passes)
+    for size in (2048, 4096, 8192):
+        yield Item(f"linear f32 {size} {size} {size}", .90)
+        yield Item(f"linear bf16 {size} {size} {size}", .60)
+    yield Item("linear_backward f32 4096 4096 4096", .90)
+    yield Item("linear_backward bf16 4096 4096 4096", .60)
+    for name, goal in (("attention", .65), ("attention_backward", .55)):
+        yield Item(f"{name} f32 16 12 1024 64", None)
+        yield Item(f"{name} bf16 16 12 1024 64", goal)
+    yield Item("launch f32 500", None, kind="launch")
+    for name, launches in (("eager_mul", 1), ("eager_mul_backward", 2)):
+        yield Item(f"{name} f32 500", .5, kind="cost", launches=launches)
+    for dtype, goals in (("f32", (.85, 1.0, .85)), ("bf16", (.60, .60, .60))):
+        for name, goal in zip(("conv2d", "conv2d_bias_relu", "conv2d_backward"), goals):
+            for c, size, k, window, stride, padding in RESNET50:
+                yield Item(f"{name} {dtype} {BATCH} {c} {size} {size} {k} {window} {stride} {padding}", goal,
+                           mean_of=f"{name} {dtype}")
+
+
+def steps():
+    """Whole training steps. Goals hold for the first mode; "autocast" is only reported, since it computes in bf16."""
+    modes = ("eager", "compiled", "autocast")
+    yield Item("step_mlp f32 128", None, kind="step", modes=("eager", "compiled", "graph", "autocast"))
+    yield Item("step_cnn f32 128", None, kind="step", modes=modes)
+    yield Item("step_resnet18 f32 64 224", None, kind="step", modes=modes)
+    yield Item("step_gpt2_block f32 8 1024", None, kind="step", modes=modes)
+
+
+def verified():
+    """What the phase `verify` compares: each convolution layer in one dtype at a time, like all others."""
+    yield from (item for item in operations() if item.kind != "launch")
+    yield from steps()
+
+
+def small(item):
+    """The same benchmark at sizes for a dry run."""
+    name, dtype, *sizes = item.work.split()
+    if name.startswith("conv2d"):
+        sizes = ["2", sizes[1] if sizes[1] == "3" else "8", "7", "7", "8"] + sizes[5:]
+    elif name == "adamw":
+        sizes = ["4", "100"]
+    elif name == "step_resnet18":
+        sizes = ["2", "32"]
+    elif item.kind == "step":
+        sizes = [str(min(int(n), 4)) for n in sizes]
+    else:
+        sizes = [str(min(int(n), 24)) for n in sizes]
+    return Item(" ".join([name, dtype, *sizes]), item.goal, item.passes, item.kind, item.mean_of, item.launches,
+                item.modes)
+
+
+def one_of_each(items):
+    """One small item for each name and dtype."""
+    kinds = {}
+    for item in items:
+        kinds.setdefault((item.name, item.dtype), small(item))
+    return list(kinds.values())
