@@ -138,7 +138,7 @@ class Check:
         too little time is; but not if the output matches `partial`."""
         if self.report.is_final(phase, name):
             return None
-        if self.left() < ENOUGH * min(limit, self.limit - 60):
+        if self.left() < max(1.0, ENOUGH * min(limit, self.limit - 60)):
             self.report.row(phase, name, "left")
             return None
         self.report.row(phase, name, "running")

@@ -171,9 +171,12 @@ def ctest(check, name, select, each, jobs=None):
 
 def answers(check):
     """Whether a GPU computes anything: a test that sees no GPU may merely have been skipped."""
-    if check.report.is_final("test", "a GPU answers"):
+    if check.report.is_final("test", "a GPU answers"):  # says an earlier call
         return check.report.find("test", "a GPU answers")["status"] == "passed"
-    found = check.run([check.program("bench_gpu_ops"), "cuda"], check.log("gpu"), limit=120, text="start copy f32 5001\n")
+    found = check.once("test", "a GPU answers", [check.program("bench_gpu_ops"), "cuda"], "gpu", 120,
+                       text="start copy f32 5001\n")
+    if not found:
+        return False
     ok = found.ok and any(line.startswith("ok ") for line in found.text.splitlines())
     check.report.row("test", "a GPU answers", "passed" if ok else "failed", seconds=found.seconds,
                      note="" if ok else found.tail())
