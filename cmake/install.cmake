@@ -4,10 +4,6 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS tapestry EXPORT tapestry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# The program finds the library relative to its own folder, so that the install tree can be moved.
-file(RELATIVE_PATH libraries_from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-set_target_properties(tapestry-run PROPERTIES INSTALL_RPATH "$ORIGIN/${libraries_from_programs}")
-install(TARGETS tapestry-run RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 # Public headers keep their folders. Headers below a folder `internal/` are private and are not installed. Kernels are
 # private as a whole, except portable.cuh, with which a program compiles CUDA kernels of its own.

@@ -19,18 +19,25 @@ if(WAY STREQUAL "install")
   set(prefix ${WORK}/prefix/final)
   file(RENAME ${WORK}/prefix/staged ${prefix})
 
-  # Public headers, the library, its CMake package, the launcher, the licence: no tests, tools or apps, nothing else's
-  # headers.
+  # The install tree holds the public headers, the library, its CMake package, the programs and the licence. It holds no
+  # tests, and no headers of other projects.
   file(GLOB top RELATIVE ${prefix} ${prefix}/*)
   list(SORT top)
   if(NOT top STREQUAL "bin;include;lib;share")
     message(FATAL_ERROR "the install tree holds ${top}")
   endif()
   file(GLOB programs RELATIVE ${prefix}/bin ${prefix}/bin/*)
-  if(NOT programs STREQUAL "tapestry-run")
-    message(FATAL_ERROR "the install tree's bin holds ${programs}")
+  list(SORT programs)
+  list(SORT PROGRAMS)
+  if(NOT programs STREQUAL PROGRAMS)
+    message(FATAL_ERROR "the install tree's bin holds ${programs}, and should hold ${PROGRAMS}")
   endif()
-  # It finds the library from where it was moved to.
+  # Each program finds the library although the install tree was moved.
+  foreach(program ${programs})
+    if(NOT program MATCHES "^bench_")  # they read commands, and have no --help
+      run(${prefix}/bin/${program} --help)
+    endif()
+  endforeach()
   run(${prefix}/bin/tapestry-run --nproc-per-node 2 true)
   file(GLOB folders RELATIVE ${prefix}/include/tapestry ${prefix}/include/* ${prefix}/include/tapestry/*)
   list(SORT folders)

@@ -198,11 +198,11 @@ check_cmake_version() {
     die "cmake is version $version and 3.25 is needed ($(command -v cmake)); install a newer one (Debian 12 and Ubuntu 24.04 have it)."
 }
 
-# configure_preset PRESET
+# configure_preset PRESET [OPTION OF CMAKE...]
 configure_preset() {
   check_cmake_version
   begin_phase configure "preset $1 in build/$1"
-  run cmake --preset "$1"
+  run cmake --preset "$@"
   end_phase
 }
 
