@@ -1,12 +1,14 @@
 #pragma once
-// Batch normalisation of (n, c, l): sums over n and l for each channel, and maps whose numbers go by channel.
+// Batch normalization of a dense (n, c, l) tensor. A reduction computes sums over n and l per channel; an
+// elementwise kernel (map) applies coefficients per channel.
 //
-//   reduce_columns, map_columns   l = 1, channels side by side: a thread keeps to V channels and goes through
-//                                 rows, so what belongs to its channels stays in registers
-//   reduce_planes, map_planes     l > 1: a plane of l elements has one channel
+//   reduce_columns, map_columns   l = 1. Channels are contiguous. A thread owns V adjacent channels and
+//                                 iterates over rows, so that the coefficients of its channels stay in
+//                                 registers.
+//   reduce_planes, map_planes     l > 1. The l elements of one (image, channel) plane are contiguous.
 //
-// Sums have two stages: each block reduces a part, a chunk, of n and l, finish_channels() joins the chunks in
-// order.
+// Reductions have two stages. Each block reduces one chunk of (n, l) to a partial result in the workspace,
+// then finish_channels() merges the partial results in a fixed order, so results are deterministic.
 #include <algorithm>
 #include <cmath>
 
@@ -18,23 +20,25 @@
 namespace tapestry::kernels::cuda {
 
 inline constexpr int kChannelThreads = 256;
-/// Packs that a thread has in flight, of each input: 64 bytes, for at least two blocks an SM.
+/// Packs of each input that a thread has in flight: 4 loads of 16 bytes. That hides the memory latency with
+/// two blocks per SM.
 inline constexpr int kBatch = 4;
 
-/// All in packs of V elements: along c for columns, along l for planes.
+/// Sizes are counted in packs of V elements: c in column kernels, l in plane kernels.
 struct ChannelShape {
   std::int64_t n, c, l;
-  std::int64_t chunk;  // rows (columns) or packs of a channel (planes) that a block takes
+  std::int64_t chunk;  // work per block: rows (columns) or packs of one channel (planes)
   int width;           // columns: packs side by side in a block, a power of 2
   int tiles;           // columns: blocks side by side
   Divisor plane, channels;
 };
 
-/// What a thread of the columns' kernels does: packs of one column, of kBatch rows that follow each other.
-/// So a few rows are added up as they come.
+/// The packs of one thread of a column kernel: one column, in groups of kBatch consecutive rows. Consecutive
+/// rows let Op::add() reduce a whole group at once.
 struct ColumnPlace {
-  std::int64_t chunk, column, row, end;  // the first of its rows, and the end of its block's
-  int step;                              // from those to its next
+  std::int64_t chunk, column, row,
+      end;   // row: first row of this thread's first group; end: end of the block's rows
+  int step;  // rows from one group of this thread to its next
   bool inside;
   __device__ explicit ColumnPlace(const ChannelShape& s) {
     const int thread = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x % s.tiles);
@@ -58,9 +62,11 @@ __device__ __forceinline__ void store_pack(T* p, const float (&x)[V]) {
   *reinterpret_cast<Pack<T, V>*>(p) = pack;
 }
 
-// ---- reductions. Two numbers for each channel; some of the merges go by how many elements are in them.
+// ---- reductions. The State of a channel is two floats. Op::merge() also gets the number of elements in each
+// State.
 
-/// Mean and the sum of squares around it, of a few elements at a time, merged (Chan, Golub and LeVeque 1979).
+/// Mean and sum of squared deviations. Groups of elements are merged by the parallel algorithm of Chan, Golub
+/// and LeVeque (1979), which does not cancel as E[x^2] - E[x]^2 does.
 template <class T>
 struct MomentsOf {
   using Type = T;
@@ -71,7 +77,7 @@ struct MomentsOf {
     float mean, squares;
   };
   __device__ Channel channel(std::int64_t) const { return {}; }
-  /// The first `count` of N values, of which the others are 0.
+  /// Adds the first `count` of the N values. The values behind them must be 0.
   template <int N>
   __device__ static void add(State& s, float seen, const Channel&, const float (&x)[1][N], int count) {
     const float n = static_cast<float>(count), part = 1.0f / n;
@@ -86,13 +92,14 @@ struct MomentsOf {
   }
   __device__ static State merge(State a, float in_a, State b, float in_b) {
     if (in_b == 0) return a;
-    const float delta = b.mean - a.mean, share = in_b / (in_a + in_b);
-    // The products in this order: with no elements in `a` delta is a mean, whose square may overflow.
-    return {a.mean + delta * share, a.squares + b.squares + delta * (in_a * share) * delta};
+    const float delta = b.mean - a.mean, fraction = in_b / (in_a + in_b);
+    // The order of the products matters: if `a` is empty, delta is the mean of `b`, and its square may
+    // overflow.
+    return {a.mean + delta * fraction, a.squares + b.squares + delta * (in_a * fraction) * delta};
   }
 };
 
-/// The sums of dy and of dy (x - mean).
+/// The sums of dy and of dy (x - mean), for the gradients.
 template <class T>
 struct GradientsOf {
   using Type = T;
@@ -120,7 +127,7 @@ struct GradientsOf {
   }
 };
 
-/// A State and how many elements are in it.
+/// A State together with the number of elements in it.
 template <class Op>
 struct Counted {
   struct State {
@@ -136,7 +143,8 @@ struct Counted {
             {__shfl_xor_sync(kAllLanes, a, bits), __shfl_xor_sync(kAllLanes, b, bits)}};
   }
 };
-/// Every thread gets the block's State. Called once: the shared array is not used again.
+/// Block reduction by warp shuffles; every thread gets the result. A kernel may call it only once, because
+/// the shared array is not protected by a second barrier.
 template <class Op, int kThreads>
 __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) {
   using State = typename Op::State;
@@ -145,19 +153,20 @@ __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) 
   UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) s = Op::merge(s, Op::of_lane(s, lanes));
   if (lane == 0) warps[thread / 32] = s;
   __syncthreads();
-  s = warps[lane % (kThreads / 32)];  // each several times where there are fewer than 32 ...
-  UNROLL for (int lanes = kThreads / 64; lanes > 0; lanes /= 2)  // ... so this many lanes have them all
+  s = warps[lane % (kThreads / 32)];  // with fewer than 32 warps, lanes hold duplicates ...
+  UNROLL for (int lanes = kThreads / 64; lanes > 0;
+              lanes /= 2)  // ... so shuffles over this many lanes see every warp
       s = Op::merge(s, Op::of_lane(s, lanes));
   return s;
 }
 
-/// parts (chunks, 2, channels).
+/// Block tile: `width` packs by all rows of a chunk. `parts` is (chunks, 2, channels).
 template <class Op, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     reduce_columns(Op op, ChannelShape shape, float* parts) {
   constexpr int K = Op::kInputs;
   SHARED(float, counts, [kChannelThreads]);
-  SHARED(float, states, [2][V][kChannelThreads]);  // neighbours have neighbouring places: no conflicts
+  SHARED(float, states, [2][V][kChannelThreads]);  // adjacent threads use adjacent words: no bank conflicts
   const ColumnPlace place(shape);
   const int thread = static_cast<int>(threadIdx.x);
   typename Op::State s[V] = {};
@@ -196,7 +205,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2)
   publish();
   __syncthreads();
   for (int half = kChannelThreads / shape.width / 2; half > 0; half /= 2) {
-    const int other = thread + half * shape.width;  // one that publishes nothing now
+    const int other = thread + half * shape.width;  // a thread that does not write in this round
     if (thread / shape.width < half) {
       UNROLL for (int v = 0; v < V; ++v) s[v] =
           Op::merge(s[v], seen, {states[0][v][other], states[1][v][other]}, counts[other]);
@@ -218,7 +227,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   constexpr int K = Op::kInputs;
   const std::int64_t chunk = blockIdx.x / shape.c, channel = blockIdx.x - chunk * shape.c;
   const std::int64_t first = chunk * shape.chunk, plane = first / shape.l;
-  // Packs of the channel, numbered from the beginning of this plane.
+  // Packs of this channel are numbered from the start of the chunk's first plane.
   const auto begin = static_cast<unsigned>(first - plane * shape.l);
   const unsigned end = begin + static_cast<unsigned>(std::min(shape.chunk, shape.n * shape.l - first));
   const typename Op::Channel own = op.channel(channel);
@@ -248,12 +257,12 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   parts[(2 * chunk + 1) * shape.c + channel] = b;
 }
 
-/// Threads that share a channel: more where few blocks, or one, have many chunks to join, for each load takes
-/// its time.
+/// blockDim.y of finish_channels(): threads that share one channel. With many chunks, more threads hide the
+/// latency of the loads.
 inline constexpr unsigned kFinishThreads = 32;
 inline unsigned finish_threads(int chunks) { return chunks > 64 ? kFinishThreads : 8; }
 
-/// Block (32, a power of 2). Each chunk has `chunk` elements of a channel, `total` in all.
+/// Block (32, a power of 2). All chunks but the last have `chunk` elements per channel; `total` is their sum.
 template <class Op, class Finish>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     finish_channels(const float* parts, int chunks, std::int64_t channels, std::int64_t chunk,
@@ -294,7 +303,7 @@ __global__ void __launch_bounds__(32 * kFinishThreads)
 
 template <class T>
 struct FinishStats {
-  float count, unbiased;  // unbiased: what a variance is multiplied by to be that
+  float count, unbiased;  // unbiased: factor from the biased to the unbiased variance, n / (n - 1)
   float *mean, *var, *inv_std;
   float eps, momentum;
   T *running_mean, *running_var;
@@ -312,7 +321,7 @@ struct FinishStats {
   }
 };
 
-/// Sums become gradients, and the numbers of MapGradient if `slope` is not null.
+/// Turns the sums into dweight and dbias, and into the coefficients of MapGradient if `slope` is not null.
 template <class T>
 struct FinishGradients {
   float count;
@@ -328,14 +337,14 @@ struct FinishGradients {
     if (!slope) return;
     const float factor = weight ? inv * load(weight[c]) : inv;
     slope[c] = factor;
-    centred[c] = factor * (inv * (inv * (s.centred / count)));  // no product that underflows
+    centred[c] = factor * (inv * (inv * (s.centred / count)));  // this order of products does not underflow
     offset[c] = factor * (s.plain / count);
   }
 };
 
-// ---- maps
+// ---- elementwise maps
 
-/// (x - mean) inv_std weight + bias; mean, weight and bias may be null.
+/// y = (x - mean) inv_std weight + bias. mean, weight and bias may be null.
 template <class T>
 struct MapNormal {
   using Type = T;
@@ -355,7 +364,8 @@ struct MapNormal {
     return (x[0] - c.mean) * c.scale + c.shift;
   }
 };
-/// dx of (dy, x), through the batch's statistics.
+/// dx in training mode, where the gradient also flows through the batch statistics:
+///  dx = slope dy - centred (x - mean) - offset
 template <class T>
 struct MapGradient {
   using Type = T;
@@ -406,8 +416,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
   constexpr int K = F::kInputs;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kBatch * kChannelThreads;
   const std::int64_t plane = first / shape.l, end = shape.n * shape.c * shape.l;
-  const auto begin =
-                 static_cast<unsigned>(first - plane * shape.l),  // packs are numbered as in reduce_planes
+  const auto begin = static_cast<unsigned>(first - plane * shape.l),  // numbered as in reduce_planes
       channel = static_cast<unsigned>(plane % shape.c);
   Pack<typename F::Type, V> x[kBatch][K];
   UNROLL for (int b = 0; b < kBatch; ++b) {
@@ -431,7 +440,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
 
 // ---- launches
 
-/// In packs of V elements, with chunks for about `blocks` blocks, and for some work in each.
+/// Counts in packs of V elements. Chunks are chosen to give about `blocks` blocks, but never less than one
+/// full batch of loads per thread.
 template <int V>
 ChannelShape channel_shape(const BatchNorm& s, std::int64_t blocks) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
@@ -455,7 +465,7 @@ ChannelShape channel_shape(const BatchNorm& s, std::int64_t blocks) {
   return shape;
 }
 
-/// Whether packs of 16 bytes can be read and written.
+/// Whether 16-byte vector accesses are possible.
 template <class T>
 bool channels_take_packs(const BatchNorm& s, std::initializer_list<const void*> arrays) {
   constexpr int V = 16 / sizeof(T);
@@ -528,10 +538,10 @@ void launch_batch_norm_backward(const BatchNorm& s, const void* dy, const void* 
                                 const void* inv_std, const void* weight, bool training, void* dx,
                                 void* dweight, void* dbias, cudaStream_t stream) {
   if (s.c == 0) return;
-  const bool through = training && dx;  // the statistics
-  const Scratch<float> numbers(s.device, through ? 3 * s.c : 0);
+  const bool through_stats = training && dx;  // the gradient flows through the batch statistics
+  const Scratch<float> numbers(s.device, through_stats ? 3 * s.c : 0);
   float* const slope = numbers.data();
-  if (through || dweight || dbias) {
+  if (through_stats || dweight || dbias) {
     const GradientsOf<T> op{{static_cast<const T*>(dy), static_cast<const T*>(x)},
                             static_cast<const float*>(mean)};
     const FinishGradients<T> finish{.count = static_cast<float>(s.n * s.l),
@@ -540,13 +550,13 @@ void launch_batch_norm_backward(const BatchNorm& s, const void* dy, const void* 
                                     .dweight = static_cast<T*>(dweight),
                                     .dbias = static_cast<T*>(dbias),
                                     .slope = slope,
-                                    .centred = through ? slope + s.c : nullptr,
-                                    .offset = through ? slope + 2 * s.c : nullptr};
+                                    .centred = through_stats ? slope + s.c : nullptr,
+                                    .offset = through_stats ? slope + 2 * s.c : nullptr};
     if (channels_take_packs<T>(s, {dy, x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
     else launch_channel_sums<1>(s, op, finish, stream);
   }
   if (!dx) return;
-  if (!training)  // a product with slope = inv_std weight
+  if (!training)  // with constant statistics dx = inv_std weight dy
     return launch_batch_norm<T>(s, dy, nullptr, inv_std, weight, nullptr, dx, stream);
   if (s.n * s.l == 0) return;
   const MapGradient<T> f{{static_cast<const T*>(dy), static_cast<const T*>(x)},

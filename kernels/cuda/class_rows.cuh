@@ -1,14 +1,16 @@
 #pragma once
-// A Way is how the threads of a kernel share out rows of classes:
+// Row mappings: which threads process a row of classes.
 //
-//   WarpWay     a row that is contiguous: a warp
-//   BlockWay    a long one: a block
-//   PartWay     a few long ones, which would leave most of the GPU idle: a row's parts have a block each
-//   ColumnWay   rows whose classes lie `inner` apart: neighbouring threads have neighbouring rows, and 8 of
-//               them share one
+//   WarpPerRow    a contiguous row: one warp
+//   BlockPerRow   a long contiguous row: one block
+//   SplitRow      few long rows, which would leave most SMs idle: several blocks per row, one per part of the
+//                 row
+//   StridedRows   the classes of a row are `inner` elements apart: 32 adjacent threads have 32 adjacent rows,
+//                 so accesses are coalesced, and 8 threads share each row
 //
-// Contiguous rows are read 16 bytes at a time, wherever they begin. way.walk<classes>() hands out batches of
-// about so many classes; way.merge() joins what its threads know of a row, or of its part.
+// Contiguous rows are read by 16-byte loads from any start address: scalar head, vector body, scalar tail.
+// mapping.for_each_batch<kClasses>(shape, row, f) calls f with batches of about kClasses classes of this
+// thread. mapping.merge<Op>() reduces the States of all threads of the row, or of its part.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,7 +18,7 @@
 
 namespace tapestry::kernels::cuda {
 
-/// N classes, `step` apart.
+/// A batch of N classes with stride `step`.
 template <int N>
 struct StridedBatch {
   static constexpr int kSize = N;
@@ -35,7 +37,7 @@ struct StridedBatch {
   }
 };
 
-/// Packs of V neighbours, `step` apart.
+/// A batch of kPacks packs of V contiguous classes, with stride `step` between packs.
 template <int V, int kPacks>
 struct PackBatch {
   static constexpr int kSize = V * kPacks;
@@ -64,19 +66,20 @@ struct PackBatch {
 struct RowShape {
   std::int64_t rows, inner, tiles;
   int n;
-  /// All arrays that are read and written in rows begin at the same distance from a multiple of 16 bytes, and
-  /// rows are not too short for packs.
+  /// True if all arrays that are read or written by rows have the same offset from a 16-byte boundary, and
+  /// rows are long enough for vector loads.
   bool packs = false;
-  int parts = 0, part = 0;  // PartWay's: parts of a row, and the classes of each but the last
+  int parts = 0, part = 0;  // SplitRow: parts per row, and classes per part (the last may have fewer)
 };
 
-/// Of so many classes.
+/// Packs of 16 bytes in a batch of about kClasses classes.
 template <int kClasses, class T>
 inline constexpr int kPacksOf = std::max(1, kClasses / static_cast<int>(16 / sizeof(T)));
 
-/// Classes from `begin` to `end` of a row, which kThreads threads share.
+/// Visits classes [begin, end) of a row with kThreads threads: vector body first, then the scalar head and
+/// tail.
 template <int kThreads, int kPacks, class T, class F>
-__device__ __forceinline__ void walk_packs(int begin, int end, const T* row, const F& f) {
+__device__ __forceinline__ void for_each_pack_batch(int begin, int end, const T* row, const F& f) {
   constexpr int V = 16 / sizeof(T);
   const int thread = static_cast<int>(threadIdx.x);
   const auto place = static_cast<int>(reinterpret_cast<std::uintptr_t>(row + begin) / sizeof(T) % V);
@@ -87,89 +90,89 @@ __device__ __forceinline__ void walk_packs(int begin, int end, const T* row, con
   if (single < end) f(StridedBatch<1>{single, 1, end, 1});
 }
 
-struct WarpWay {
+struct WarpPerRow {
   static constexpr int kThreads = 128, kBlocks = 8;
   std::int64_t row, base;
-  bool inside, leads;  // the thread that writes what there is one of in a row
+  bool inside, leader;  // leader: the thread that writes the results of the row
 
-  __device__ explicit WarpWay(const RowShape& s)
+  __device__ explicit WarpPerRow(const RowShape& s)
       : row(static_cast<std::int64_t>(blockIdx.x) * 4 + threadIdx.y),
         base(row * s.n),
         inside(row < s.rows),
-        leads(inside && threadIdx.x == 0) {}
+        leader(inside && threadIdx.x == 0) {}
   template <int kClasses, class T, class F>
-  __device__ void walk(const RowShape& s, const T* row_data, const F& f) const {
-    if (s.packs) return walk_packs<32, std::min(2, kPacksOf<kClasses, T>)>(0, s.n, row_data, f);
+  __device__ void for_each_batch(const RowShape& s, const T* row_data, const F& f) const {
+    if (s.packs) return for_each_pack_batch<32, std::min(2, kPacksOf<kClasses, T>)>(0, s.n, row_data, f);
     for (int first = static_cast<int>(threadIdx.x); first < s.n; first += 32 * 8)
       f(StridedBatch<8>{first, 32, s.n, 1});
   }
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    return Op::template joined<RowThreads<32>>(s);
+    return Op::template all_reduce<RowThreads<32>>(s);
   }
 };
 
-/// Where RowShape::packs.
-struct BlockWay {
+/// Requires RowShape::packs.
+struct BlockPerRow {
   static constexpr int kThreads = 256, kBlocks = 6;
   std::int64_t row, base;
-  bool inside, leads;
+  bool inside, leader;
 
-  __device__ explicit BlockWay(const RowShape& s)
-      : row(blockIdx.x), base(row * s.n), inside(true), leads(threadIdx.x == 0) {}
+  __device__ explicit BlockPerRow(const RowShape& s)
+      : row(blockIdx.x), base(row * s.n), inside(true), leader(threadIdx.x == 0) {}
   template <int kClasses, class T, class F>
-  __device__ void walk(const RowShape& s, const T* row_data, const F& f) const {
-    walk_packs<kThreads, kPacksOf<kClasses, T>>(0, s.n, row_data, f);
+  __device__ void for_each_batch(const RowShape& s, const T* row_data, const F& f) const {
+    for_each_pack_batch<kThreads, kPacksOf<kClasses, T>>(0, s.n, row_data, f);
   }
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    return Op::template joined<RowThreads<kThreads>>(s);
+    return Op::template all_reduce<RowThreads<kThreads>>(s);
   }
 };
 
-/// Where RowShape::packs.
-struct PartWay {
+/// Requires RowShape::packs.
+struct SplitRow {
   static constexpr int kThreads = 256, kBlocks = 6;
   std::int64_t row, base;
   int begin, end;
-  bool inside, leads;
+  bool inside, leader;
 
-  __device__ explicit PartWay(const RowShape& s)
+  __device__ explicit SplitRow(const RowShape& s)
       : row(blockIdx.x / static_cast<unsigned>(s.parts)),
         base(row * s.n),
         begin(static_cast<int>(blockIdx.x % static_cast<unsigned>(s.parts)) * s.part),
         end(std::min(begin + s.part, s.n)),
         inside(true),
-        leads(threadIdx.x == 0) {}
+        leader(threadIdx.x == 0) {}
   template <int kClasses, class T, class F>
-  __device__ void walk(const RowShape&, const T* row_data, const F& f) const {
-    walk_packs<kThreads, kPacksOf<kClasses, T>>(begin, end, row_data, f);
+  __device__ void for_each_batch(const RowShape&, const T* row_data, const F& f) const {
+    for_each_pack_batch<kThreads, kPacksOf<kClasses, T>>(begin, end, row_data, f);
   }
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
-    return Op::template joined<RowThreads<kThreads>>(s);
+    return Op::template all_reduce<RowThreads<kThreads>>(s);
   }
 };
 
-struct ColumnWay {
+struct StridedRows {
   static constexpr int kThreads = 32 * kColumnThreads, kBlocks = 4;
   std::int64_t row, base;
-  bool inside, leads;
+  bool inside, leader;
 
-  __device__ explicit ColumnWay(const RowShape& s) {
+  __device__ explicit StridedRows(const RowShape& s) {
     const std::int64_t outer = blockIdx.x / s.tiles,
                        column = (blockIdx.x - outer * s.tiles) * 32 + threadIdx.x;
     row = outer * s.inner + column;
     base = outer * s.n * s.inner + column;
     inside = column < s.inner;
-    leads = inside && threadIdx.y == 0;
+    leader = inside && threadIdx.y == 0;
   }
   template <int, class T, class F>
-  __device__ void walk(const RowShape& s, const T*, const F& f) const {
+  __device__ void for_each_batch(const RowShape& s, const T*, const F& f) const {
     for (int first = static_cast<int>(threadIdx.y); first < s.n; first += kColumnThreads * 4)
       f(StridedBatch<4>{first, kColumnThreads, s.n, s.inner});
   }
-  /// Called once.
+  /// May be called only once: the shared array is not protected by a second barrier.
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
     SHARED(typename Op::State, parts, [kColumnThreads][32]);
@@ -182,30 +185,31 @@ struct ColumnWay {
 };
 
 inline constexpr int kLongRow = 1024, kShortRow = 64;
-/// Rows of more than kLongestKept classes (see softmax.cuh) have at most so many parts, of at least so many
-/// classes.
-inline constexpr int kMostParts = 32, kLeastPart = 4096;
+/// Rows longer than kMaxRegisterRow classes (softmax.cuh) are split into at most kMaxParts parts of at least
+/// kMinPart classes.
+inline constexpr int kMaxParts = 32, kMinPart = 4096;
 
-/// Calls run.operator()<Way>(grid, block) with the way for rows of this shape, of which `arrays` are read and
-/// written; null arrays do not count. Finds out about s.packs and s.parts.
+/// Calls run.operator()<Mapping>(grid, block) with the mapping for this shape. `arrays` are the arrays that
+/// the kernel reads and writes by rows; null entries are ignored. Sets s.packs and s.parts.
 template <class T, int K, class Run>
-void with_way(RowShape& s, const void* const (&arrays)[K], const Run& run) {
+void with_row_mapping(RowShape& s, const void* const (&arrays)[K], const Run& run) {
   if (s.rows == 0) return;
   const auto blocks = [](std::int64_t n) { return static_cast<unsigned>(n); };
   if (s.inner > 1)
-    return run.template operator()<ColumnWay>(blocks(s.rows / s.inner * s.tiles), dim3(32, kColumnThreads));
+    return run.template operator()<StridedRows>(blocks(s.rows / s.inner * s.tiles), dim3(32, kColumnThreads));
   bool together = true;
   const auto place = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16; };
   for (const void* p : arrays) together = together && (!p || place(p) == place(arrays[0]));
   s.packs = together && s.n >= kShortRow;
-  if (s.rows < kFewRows && s.n > kLongestKept && together) {
+  if (s.rows < kSplitRowsBelow && s.n > kMaxRegisterRow && together) {
     const auto wanted = static_cast<int>((kRowPartBlocks + s.rows - 1) / s.rows);
-    s.part = std::max(kLeastPart, (s.n - 1) / std::min(wanted, kMostParts) + 1);
+    s.part = std::max(kMinPart, (s.n - 1) / std::min(wanted, kMaxParts) + 1);
     s.parts = (s.n - 1) / s.part + 1;
-    return run.template operator()<PartWay>(blocks(s.rows * s.parts), dim3(PartWay::kThreads));
+    return run.template operator()<SplitRow>(blocks(s.rows * s.parts), dim3(SplitRow::kThreads));
   }
-  if (s.n > kLongRow && together) run.template operator()<BlockWay>(blocks(s.rows), dim3(BlockWay::kThreads));
-  else run.template operator()<WarpWay>(blocks((s.rows + 3) / 4), dim3(32, 4));
+  if (s.n > kLongRow && together)
+    run.template operator()<BlockPerRow>(blocks(s.rows), dim3(BlockPerRow::kThreads));
+  else run.template operator()<WarpPerRow>(blocks((s.rows + 3) / 4), dim3(32, 4));
 }
 
 }  // namespace tapestry::kernels::cuda

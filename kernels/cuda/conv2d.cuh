@@ -1,10 +1,10 @@
 #pragma once
-// conv2d (f32) and its gradients. Where each way is:
-//   conv2d_gemm.cuh        tiles, the loop that multiplies, the sum over parts, the choice of tile and parts
-//   conv2d_plan.cuh        what is summed, for y and for dx
+// conv2d (f32) and its gradients: the host functions choose a kernel from
+//   conv2d_gemm.cuh        threadblock tiles, mainloop, split-K reduction, choice of tile and split
+//   conv2d_plan.cuh        index mapping of the implicit GEMM for y and dx
 //   conv2d_gather.cuh      y and dx as implicit GEMMs
 //   conv2d_weight.cuh      dweight as an implicit GEMM
-//   conv2d_depthwise.cuh   one channel a group; dbias
+//   conv2d_depthwise.cuh   depthwise convolutions, and dbias
 #include "tapestry/kernels/cuda/conv2d_depthwise.cuh"
 #include "tapestry/kernels/cuda/conv2d_gather.cuh"
 #include "tapestry/kernels/cuda/conv2d_weight.cuh"
@@ -15,12 +15,12 @@ namespace conv {
 
 inline bool is_depthwise(const Conv2d& s) { return s.groups == s.c && s.groups > 1; }
 
-/// That what kernels number with 32 bits fits: the pixels of an image, and the weight. The batch need not: it
-/// is cut.
+/// Checks that the kernels' 32-bit indices suffice for one image and for the weight. The batch may be larger,
+/// because launches are split along it.
 inline void check_sizes(const Conv2d& s) {
-  numbered("an image", s.h * s.w);
-  numbered("an image", s.p * s.q);
-  numbered("a weight", s.k * (s.c / s.groups) * s.r * s.s);
+  checked_u31("an image", s.h * s.w);
+  checked_u31("an image", s.p * s.q);
+  checked_u31("a weight", s.k * (s.c / s.groups) * s.r * s.s);
 }
 
 }  // namespace conv
@@ -46,7 +46,7 @@ inline void launch_conv2d_backward_input(const Conv2d& s, const float* dy, const
                       tuning, stream);
 }
 
-/// dweight or dbias may be null, and x with dweight.
+/// dweight or dbias may be null. If dweight is null, x may be null too.
 inline void launch_conv2d_backward_weight(const Conv2d& s, const float* dy, const float* x, float* dweight,
                                           float* dbias, cudaStream_t stream,
                                           const conv::Tuning& tuning = {}) {

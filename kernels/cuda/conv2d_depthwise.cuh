@@ -1,12 +1,11 @@
 #pragma once
-// Convolutions that are no matrix product (f32): with a group for each channel of x, and the bias gradient.
+// Direct kernels (f32) for convolutions that are not matrix products: depthwise convolutions (groups =
+// channels of x), and the bias gradient.
 //
-//   depthwise      y or dx: a thread has 4 pixels of one channel, or of 4 of them in channels-last tensors,
-//   and
-//                  reads each tap's weight once. What neighbours share comes from the L1.
-//   channel_sums   the gradient of a depthwise weight, or of a bias: for each channel a sum over all pixels,
-//   in
-//                  parts that sum_parts adds in order
+//   depthwise      y or dx. A thread computes 4 pixels of one channel, or of 4 channels in channels-last
+//                  tensors, and loads the weight of each tap once. Overlapping windows hit in L1.
+//   channel_sums   the gradient of a depthwise weight or of a bias: for each channel a sum over all pixels,
+//                  split into parts, which sum_parts() adds in a fixed order
 #include "tapestry/kernels/cuda/conv2d_plan.cuh"
 #include "tapestry/kernels/scratch.h"
 
@@ -14,17 +13,18 @@ namespace tapestry::kernels::cuda::conv {
 
 inline constexpr int kDepthwiseThreads = 128, kSumsThreads = 256;
 
-/// Beside a GatherPlan, whose weight is packed as (tap, channel of y).
+/// What depthwise() needs beside a GatherPlan. The weight is packed as (tap, channel of y).
 struct DepthwisePlan {
   Divisor channels;    // packs of channels of `out`
   Divisor strips;      // threads that share the pixels of an image
-  Divisor multiplier;  // channels of y for each of x
-  bool gradient;       // out is dx
+  Divisor multiplier;  // channels of y per channel of x
+  bool gradient;       // `out` is dx
   float floor;
 };
 
-/// kChannels of 4 pixels that lie kApart apart. Neighbouring threads have neighbouring channels (kApart 1) or
-/// pixels. Up to 128 registers: 16 warps a multiprocessor.
+/// A thread computes kChannels channels of 4 pixels with stride kApart. Adjacent threads have adjacent
+/// channels if kApart is 1 (channels-last), else adjacent pixels. The launch bounds allow 128 registers, 16
+/// warps per SM.
 template <int kChannels, int kApart>
 __global__ void __launch_bounds__(kDepthwiseThreads, 4)
     depthwise(GatherPlan p, DepthwisePlan d, unsigned count, const float* in, const float* weight,
@@ -109,20 +109,20 @@ inline void launch_depthwise(GatherClasses g, const Conv2d& s, bool gradient, co
   d.gradient = gradient;
   d.floor = floor_of(s.relu && !gradient);
   const std::int64_t apart = s.channels_last ? 1 : 32;
-  for (std::size_t at = 0; at < g.pixels.size(); at += kMostClasses) {
-    const int classes = static_cast<int>(std::min<std::size_t>(kMostClasses, g.pixels.size() - at));
+  for (std::size_t at = 0; at < g.pixels.size(); at += kMaxClasses) {
+    const int classes = static_cast<int>(std::min<std::size_t>(kMaxClasses, g.pixels.size() - at));
     std::copy_n(g.pixels.begin() + static_cast<std::ptrdiff_t>(at), classes, p.classes);
     std::int64_t pixels = 1;
     for (int i = 0; i < classes; ++i) pixels = std::max<std::int64_t>(pixels, p.classes[i].pixels);
     const std::int64_t strips = ceil_div(pixels, 4 * apart) * apart;
     d.strips = divisor(strips);
-    for_images(s.n, strips * d.channels.value, tuning.most_pixels, [&](std::int64_t n, std::int64_t images) {
+    for_images(s.n, strips * d.channels.value, tuning.max_pixels, [&](std::int64_t n, std::int64_t images) {
       const std::int64_t count = images * strips * d.channels.value;
       const dim3 grid(static_cast<unsigned>(ceil_div(count, kDepthwiseThreads)),
                       static_cast<unsigned>(classes));
       const auto go = [&](auto kernel) {
-        launch(kernel, grid, kDepthwiseThreads, 0, stream, p, d, numbered("an image", count), in + n * p.in.n,
-               packed.data(), bias, out + n * p.out.n);
+        launch(kernel, grid, kDepthwiseThreads, 0, stream, p, d, checked_u31("an image", count),
+               in + n * p.in.n, packed.data(), bias, out + n * p.out.n);
       };
       if (quads) go(&depthwise<4, 1>);
       else if (s.channels_last) go(&depthwise<1, 1>);
@@ -133,16 +133,16 @@ inline void launch_depthwise(GatherClasses g, const Conv2d& s, bool gradient, co
 
 // ---- sums over pixels
 
-/// What channels of dy are summed with; its pixels, which lie side by side but for the images of row-major
-/// ones.
+/// The array dy that channel_sums() reduces. Pixels of an image are contiguous; in channels-last tensors,
+/// images are too.
 struct ChannelSums {
   const float* dy;
   unsigned pixels, channels;  // pixels of all images
   Divisor height, width, image;
-  Place place;
+  ImageStrides strides;
 };
 
-/// dy itself. kSums are kept in registers.
+/// The term dy, for dbias. kSums is the number of accumulators in registers.
 struct BiasTerm {
   static constexpr int kSums = 1;
   unsigned sums = 1;
@@ -155,13 +155,13 @@ struct BiasTerm {
   };
 };
 
-/// dy x, for 9 taps at a time.
+/// The term dy x, for the gradient of a depthwise weight: 9 taps per pass.
 struct DepthwiseTerm {
   static constexpr int kSums = 9;
   unsigned sums;  // taps
   const float* x;
   unsigned in_h, in_w;
-  Place in;
+  ImageStrides in;
   Divisor window_w, multiplier;
   std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
 
@@ -177,7 +177,7 @@ struct DepthwiseTerm {
         const std::int64_t z = (tap - a * t.window_w.value) * t.dilation_w - t.padding_w;
         h[i] = tap < t.sums ? static_cast<unsigned>(y) : 0;
         w[i] = tap < t.sums ? static_cast<unsigned>(z) : 0;
-        at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // else a sum that is not stored
+        at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // for taps past the end the sum is not stored
       }
     }
     __device__ void add(const DepthwiseTerm& t, const ChannelSums& p, float dy, unsigned pixel,
@@ -195,8 +195,8 @@ struct DepthwiseTerm {
   };
 };
 
-/// Block (32, 8), grid (channels, groups of sums, parts). Channels-last: 32 channels by 8 pixels; row-major:
-/// one channel, 256 pixels. parts: (part, channel, sum).
+/// Block (32, 8), grid (channels, groups of sums, parts). Channels-last: a block covers 32 channels by 8
+/// pixels. Row-major: one channel by 256 pixels. The output `parts` is (part, channel, sum).
 template <bool channels_last, class Term>
 __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term term, float* parts) {
   SHARED(float, sums, [8][32]);
@@ -207,17 +207,17 @@ __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term
   float sum[Term::kSums] = {};
   if (inside) {
     const typename Term::OfChannel own(term, channel, first_sum);
-    const Steps part(p.pixels, blockIdx.z, gridDim.z);  // of 8 pixels
+    const Steps part(p.pixels, blockIdx.z, gridDim.z);  // counted in groups of 8 pixels
     const unsigned first = part.first * kDepth, end = first + part.count * kDepth;
     const unsigned last = end < p.pixels ? end : p.pixels;
     for (unsigned pixel = first + (channels_last ? threadIdx.y : threadIdx.y * 32 + threadIdx.x);
          pixel < last; pixel += kStep) {
-      std::int64_t at = pixel * p.place.w;
+      std::int64_t at = pixel * p.strides.w;
       if (!channels_last) {
         const unsigned n = p.image.divide(pixel);
-        at = n * p.place.n + (pixel - n * p.image.value);
+        at = n * p.strides.n + (pixel - n * p.image.value);
       }
-      own.add(term, p, p.dy[at + channel * p.place.c], pixel, sum);
+      own.add(term, p, p.dy[at + channel * p.strides.c], pixel, sum);
     }
   }
   UNROLL for (int k = 0; k < Term::kSums; ++k) {
@@ -243,23 +243,23 @@ void launch_channel_sums(const Conv2d& s, const float* dy, Term term, float* out
   const std::int64_t across = s.channels_last ? ceil_div(s.k, 32) : s.k;
   const std::int64_t groups = ceil_div(term.sums, Term::kSums);
   std::int64_t launches = 0;
-  for_images(s.n, image, tuning.most_pixels, [&](std::int64_t, std::int64_t) { ++launches; });
-  // 8 blocks a multiprocessor, of at least 8 pixels a thread.
-  const std::int64_t most = ceil_div(8 * kProcessors, across * groups);
+  for_images(s.n, image, tuning.max_pixels, [&](std::int64_t, std::int64_t) { ++launches; });
+  // At most 8 blocks per SM, and at least 8 pixels per thread.
+  const std::int64_t most = ceil_div(8 * kMultiprocessors, across * groups);
   const std::int64_t count =
       tuning.parts
           ? tuning.parts
           : std::clamp<std::int64_t>(s.n * image / (s.channels_last ? 64 : 8 * kSumsThreads), 1, most);
   const Scratch<float> parts(s.device, launches * count * size);
   float* to = parts.data();
-  for_images(s.n, image, tuning.most_pixels, [&](std::int64_t first, std::int64_t images) {
-    const ChannelSums p{dy + first * output_place(s).n,
+  for_images(s.n, image, tuning.max_pixels, [&](std::int64_t first, std::int64_t images) {
+    const ChannelSums p{dy + first * output_strides(s).n,
                         static_cast<unsigned>(images * image),
                         static_cast<unsigned>(s.k),
                         divisor(s.p),
                         divisor(s.q),
                         divisor(image),
-                        output_place(s)};
+                        output_strides(s)};
     Term own = term;
     if constexpr (requires { own.x; }) own.x += first * own.in.n;
     const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(groups),
@@ -278,7 +278,7 @@ inline void launch_depthwise_weight(const Conv2d& s, const float* dy, const floa
                            x,
                            static_cast<unsigned>(s.h),
                            static_cast<unsigned>(s.w),
-                           input_place(s),
+                           input_strides(s),
                            divisor(s.s),
                            divisor(s.k / s.c),
                            s.stride_h,

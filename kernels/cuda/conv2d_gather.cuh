@@ -1,31 +1,33 @@
 #pragma once
-// The implicit GEMM of a convolution or its input gradient (conv2d_plan.cuh): its rows are the pixels of the
-// output, its columns the lines. Nothing is divided in the loop.
+// Implicit GEMM for the convolution and its input gradient (conv2d_plan.cuh). GEMM rows are pixels of the
+// output, GEMM columns ("lines") its channels, and k runs over (tap, channel of the input). Addresses advance
+// incrementally, so the mainloop contains no division.
 //
-//   PixelQuads     channels-last tensors of channels in fours, aligned: 16 bytes at a time
-//   PixelSingles   others: single elements, lanes along the pixels
+//   PixelQuads     channels-last input with aligned groups of 4 channels: 16-byte loads
+//   PixelSingles   any other input: 4-byte cp.async, adjacent lanes load adjacent pixels
 //
-// Weights are read as they lie where the window is 1 x 1 and that gives 16 bytes at a time: along the depth
-// for the convolution (DenseLines), along the lines for the gradient (DenseSteps). Else they are packed
-// first, once a call, into (tap, channel, line): as they lie the elements of a tap are R S apart, and each of
-// many tiles would fetch up to 8 times what it uses, where packing fetches all once.
+// For a 1 x 1 window the weight is read in place if 16-byte loads are possible: along k for the convolution
+// (DenseLines), along the lines for the gradient (DenseSteps). Otherwise a first kernel packs the weight into
+// (tap, channel, line). Without packing, the elements of one tap are R S floats apart, and every tile would
+// fetch up to 8 times the bytes that it uses.
 #include "tapestry/kernels/cuda/conv2d_plan.cuh"
 #include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda::conv {
 
-/// What the kernel needs beside the plan.
+/// Kernel parameters beside the GatherPlan.
 struct GatherLaunch {
   Divisor col_tiles;
-  std::int64_t part;  // from a part of the sum to the next
+  std::int64_t part;  // split-K: elements from one partial result to the next
   Stores stores;
   float floor;
 };
 
-/// Coordinates are compared modulo 2^32, in which one test does for both ends: padding and dilation are below
-/// 2^31, so no place outside is taken for one inside.
+/// The top left corner of a pixel's window in the input. Coordinates are unsigned 32-bit numbers, so one
+/// comparison tests both bounds. Padding and dilation are below 2^31, therefore no coordinate outside wraps
+/// to one inside.
 struct PixelPlace {
-  std::int64_t at;  // of its first tap, which may lie outside
+  std::int64_t at;  // offset of the first tap, which may lie outside the image
   unsigned h, w;
   __device__ PixelPlace(const GatherPlan& p, const PixelClass& c, unsigned pixel) {
     pixel = pixel < c.pixels ? pixel : c.pixels - 1;
@@ -38,8 +40,9 @@ struct PixelPlace {
   }
 };
 
-/// Channels are a multiple of 4, side by side. A thread has the same 4 channels of kCount pixels. What it
-/// needs at the next tap only, it keeps in shared memory.
+/// Loader of A. Channels are contiguous and a multiple of 4. A thread loads the same 4 channels of kCount
+/// pixels. Window corners are needed only when the tap changes, so they live in shared memory instead of
+/// registers.
 template <int kLines, int kThreads>
 class PixelQuads {
  public:
@@ -78,9 +81,9 @@ class PixelQuads {
  private:
   static constexpr int kCount = kLines * 2 / kThreads;
   struct Corner {
-    unsigned h, w;  // of a pixel's window
+    unsigned h, w;  // corner of a pixel's window
   };
-  /// One, or two of 4 channels.
+  /// Advances to the tap of the next channels. With 4 channels per group, a k step of 8 spans two taps.
   __device__ void next_taps() {
     unsigned a = c_.taps_w.divide(tap_), b = tap_ - a * c_.taps_w.value;
     do {
@@ -114,13 +117,14 @@ class PixelQuads {
   unsigned channel_, tap_, inside_;
 };
 
-/// One step of the reduction: where a tap and channel lie, from a pixel's first.
+/// Offset and coordinates of one k index (tap and channel), relative to a pixel's first tap.
 struct alignas(16) DepthEntry {
   std::int64_t at;
   unsigned h, w;
 };
 
-/// A thread has kCount steps of one or two pixels. A few threads look up the taps of the next step for all.
+/// Loader of A. A thread loads kCount k indices of one or two pixels. The first kDepth threads look up the
+/// DepthEntry of each k index for the next step, and share them through double-buffered shared memory.
 template <int kLines, int kThreads>
 class PixelSingles {
  public:
@@ -159,7 +163,7 @@ class PixelSingles {
   static constexpr int kCount = kDepth * kLines / kThreads / kPixels;
   static_assert(kCount * kPixels * kThreads == kDepth * kLines);
   __device__ static unsigned own_k() { return threadIdx.x / kLines * kCount; }
-  /// Of the step at k_, to the half that nobody has read since the last barrier.
+  /// Writes the entries of the step at k_ into the buffer that no thread has read since the last barrier.
   __device__ void look_up() {
     if (threadIdx.x >= kDepth) return;
     const unsigned k = k_ + threadIdx.x;
@@ -178,8 +182,8 @@ class PixelSingles {
   unsigned row_[kPixels], col_[kPixels], k_;
 };
 
-/// A thread's sums. `line` is the first of its lines in the group, which begins at `bias` (or null) and
-/// `out`.
+/// Epilogue of one thread's sums. `line` is the thread's first line in the group. `bias` (or null) and `out`
+/// point to the group's first channel.
 template <class Tile>
 __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelClass& c, const GatherLaunch& l,
                                              const float (&sum)[Tile::kThreadRows][Tile::kThreadCols],
@@ -222,19 +226,21 @@ __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelCla
   }
 }
 
-/// What the threads of a block have in common: in shared memory, for registers are scarce in the loop.
+/// Values that are uniform over the block. They live in shared memory because the mainloop needs all
+/// registers.
 struct GatherBlock {
   PixelClass c;
   unsigned group, first_pixel, first_line;
 };
 
-/// Grid (tiles of pixels x groups x tiles of lines, classes, parts): blocks that follow each other share
-/// their pixels, and find the weight in the L2.
+/// Grid (pixel tiles x groups x line tiles, classes, k splits). Consecutive blocks share their pixels, and
+/// find the weight in L2.
 template <class Tile, template <int, int> class Pixels, template <int, int> class Weight>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_gather(GatherPlan p, GatherLaunch l, const float* in, const float* weight, const float* bias,
                   float* out) {
-  SHARED(std::uint64_t, storage, [sizeof(GatherBlock) / 8]);  // Divisor has a constructor
+  SHARED(std::uint64_t, storage,
+         [sizeof(GatherBlock) / 8]);  // raw storage, because Divisor has a constructor
   GatherBlock& block = *reinterpret_cast<GatherBlock*>(storage);
   if (threadIdx.x == 0) {
     const unsigned rest = l.col_tiles.divide(blockIdx.x), pixel_tile = p.groups.divide(rest);
@@ -243,7 +249,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   }
   __syncthreads();
   const PixelClass& c = block.c;
-  if (block.first_pixel >= c.pixels) return;  // of a class smaller than others
+  if (block.first_pixel >= c.pixels) return;  // this class has fewer pixels than the largest
 
   const Steps steps(c.depth, blockIdx.z, gridDim.z);
   Pixels<Tile::kRows, Tile::kThreads> a(p, c, in, block.group, block.first_pixel, steps.first);
@@ -264,12 +270,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
 // ---- launches
 
-/// What is summed: forward from x to y, or from dy to dx.
+/// Operands of one gather: x to y in forward, dy to dx in backward.
 struct GatherCall {
-  const float *in, *weight, *bias;  // bias: or null
+  const float *in, *weight, *bias;  // bias may be null
   float* out;
-  bool relu, quads;  // quads: PixelQuads reads `in`
-  bool lines;        // DenseLines reads `weight`
+  bool relu, quads;  // quads: PixelQuads loads `in`
+  bool lines;        // DenseLines loads `weight`
 };
 
 template <class Tile>
@@ -290,15 +296,15 @@ void launch_gather_tile(const GatherPlan& p, const GatherCall& call, std::int64_
   else go(&conv2d_gather<Tile, PixelSingles, DenseSteps>);
 }
 
-/// How the sums are stored: four channels at a time, four pixels, or one by one. `one_class`: of all pixels,
-/// so that four in a row lie side by side.
+/// The widest vector store that `out` allows: 4 channels, 4 pixels, or scalars. `one_class` means that a
+/// single class covers all pixels, so consecutive pixels of the class are contiguous.
 inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image, const float* out) {
   if (!aligned<float, 4>(out)) return Stores::singles;
   if (p.out.c == 1) return p.lines % 4 == 0 ? Stores::channel_quads : Stores::singles;
   return one_class && p.out.w == 1 && image % 4 == 0 ? Stores::pixel_quads : Stores::singles;
 }
 
-/// `image` and `channels`: pixels of an image of `out`, and its channels.
+/// `image` is the number of pixels per image of `out`, `channels` the number of its channels.
 inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d& s, std::int64_t image,
                                 std::int64_t channels, Tuning tuning, cudaStream_t stream) {
   GatherPlan& p = g.plan;
@@ -311,14 +317,14 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
     double steps = 0;
     for (const PixelClass& c : g.pixels)
       steps += static_cast<double>(ceil_div(c.depth, kDepth)) * c.pixels / static_cast<double>(image);
-    const std::int64_t most = tuning.most_pixels;
-    tuning = choose(0, 3, blocks, steps, static_cast<double>(s.n * image * channels));
-    tuning.most_pixels = most;
+    const std::int64_t most = tuning.max_pixels;
+    tuning = choose_tuning(0, 3, blocks, steps, static_cast<double>(s.n * image * channels));
+    tuning.max_pixels = most;
   }
-  const bool whole = covers(g, image);  // else what no class writes is not in the parts
-  // The blocks of a launch are numbered by 31 bits, as are its pixels.
+  const bool whole = covers(g, image);  // a split launch needs every pixel written
+  // A launch may have 2^31 - 1 blocks, and as many pixels.
   const std::int64_t tiles = ceil_div(p.lines, 32) * s.groups;
-  const std::int64_t most = std::min(tuning.most_pixels, std::int64_t{0x7fffffff} / tiles * 64);
+  const std::int64_t most = std::min(tuning.max_pixels, std::int64_t{0x7fffffff} / tiles * 64);
   for_images(s.n, image, most, [&](std::int64_t first, std::int64_t images) {
     GatherCall part = call;
     part.in += first * p.in.n;
@@ -334,8 +340,8 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
       part.relu = false;
     }
     const Stores stores = stores_of(p, whole && g.pixels.size() == 1, image, part.out);
-    for (std::size_t at = 0; at < g.pixels.size(); at += kMostClasses) {
-      const int classes = static_cast<int>(std::min<std::size_t>(kMostClasses, g.pixels.size() - at));
+    for (std::size_t at = 0; at < g.pixels.size(); at += kMaxClasses) {
+      const int classes = static_cast<int>(std::min<std::size_t>(kMaxClasses, g.pixels.size() - at));
       std::copy_n(g.pixels.begin() + static_cast<std::ptrdiff_t>(at), classes, p.classes);
       for (int i = 0; i < classes; ++i) p.classes[i].pixels *= static_cast<unsigned>(images);
       const auto go = [&]<class Tile>() {
@@ -354,9 +360,9 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
   });
 }
 
-/// y, or dx, with the weight packed where it must be: at each call, for a training step changes the weight,
-/// and wants either form of it once. To keep a form for inference a kernel would have to hear of each change
-/// to the weight, of which it knows no more than the address.
+/// Computes y or dx, and packs the weight first if necessary. The weight is packed at every call: a training
+/// step changes the weight and needs each packed form once. A cache for inference would need to know when the
+/// weight changes, but a kernel sees only its address.
 inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, bool forward,
                           const Tuning& tuning, cudaStream_t stream) {
   const std::int64_t area = s.r * s.s, c_each = s.c / s.groups, k_each = s.k / s.groups;

@@ -1,18 +1,19 @@
 #pragma once
-// The matrix product under the convolutions (f32): C (rows, cols) = A (rows, depth) B (depth, cols), of which
-// no operand need exist as a matrix. A loader fetches a tile's share of an operand from where it lies; the
-// loop that multiplies, the sum over parts of a long reduction, and the choice of both are here.
+// Building blocks of the implicit GEMM convolutions (f32): C (rows, cols) = A (rows, depth) B (depth, cols),
+// where A and B need not exist as matrices. Loaders fetch tiles of the operands from the tensors. This file
+// has the threadblock tiles, the mainloop, the split-K reduction, and the choice of tile and split.
 //
-// "Lines" are the rows of A or the columns of B. In shared memory a tile is [kDepth][lines + 4]: by the 4
-// floats more, lanes that store 8 elements along the reduction for 4 lines, or 2 quads for 16, hit 32 banks.
+// "Lines" are the rows of A or the columns of B. A tile in shared memory is [kDepth][lines + 4]. The padding
+// of 4 floats avoids bank conflicts: lanes that store 8 elements along k for 4 lines, or 2 quads for 16
+// lines, hit 32 banks.
 //
 // A loader has
-//   Loader(...)            of the first step that it loads
-//   load(float* tile)      begins to fetch the next kDepth of the reduction: into registers, or by cp.async
-//                          into the tile; a barrier must lie between two calls
-//   store(float* tile)     has them in the tile, for whoever meets this thread at the next barrier
-// Past the end of the reduction it gives zeros, for both operands: NaN there would reach sums. Past the last
-// line it repeats a line, whose sums are not stored.
+//   Loader(...)            positioned at its first k step
+//   load(float* tile)      issues the loads of the next kDepth elements of k, into registers or by cp.async
+//                          into the tile; there must be a barrier between two calls
+//   store(float* tile)     completes the tile; other threads see it after the next barrier
+// Past the end of k a loader yields zeros for both operands, because NaN there would reach the sums. Past the
+// last line it repeats a valid line, whose sums are not stored.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -22,19 +23,21 @@
 namespace tapestry::kernels::cuda::conv {
 
 inline constexpr int kDepth = 8;
-/// For which the grid is cut. A constant, so that the order of sums, and with it every bit, is the same on
-/// all GPUs.
-inline constexpr int kProcessors = 132;
+/// The number of SMs that grids are sized for (H100). It is a constant, so that the order of additions, and
+/// therefore every bit of the result, is the same on all GPUs.
+inline constexpr int kMultiprocessors = 132;
 
 using Quad = Pack<float, 4>;
 
-/// Of a block, whose warps have kWarpRows x kWarpCols and whose threads have kThreadRows x kThreadCols sums,
-/// in quads: lanes side by side read 64 or 128 bytes in a row, without bank conflicts. kBlocks fit a
-/// multiprocessor: at most 65536 / (kThreads kBlocks) registers a thread.
+/// A threadblock tile of kRows x kCols. Warp tiles are kWarpRows x kWarpCols, thread tiles kThreadRows x
+/// kThreadCols. Thread tiles consist of quads: adjacent lanes read 64 or 128 contiguous bytes of shared
+/// memory, without bank conflicts. kBlocks blocks fit on an SM, with at most 65536 / (kThreads kBlocks)
+/// registers per thread.
 ///
-/// Shared memory gives a multiprocessor 32 floats a cycle, in which it multiplies 128 times. So a warp waits
-/// for its 8 + 8 floats a lane as long as it multiplies them with 8 x 8 sums, and for 8 + 16 three quarters
-/// as long with 8 x 16: the large tiles give their registers to few threads.
+/// Shared memory delivers 32 floats per clock and SM; the FMA units do 128 products per clock. With an 8 x 8
+/// thread tile a warp spends as long on loading its 8 + 8 floats per lane as on its FMAs. With 8 x 16 the
+/// loads take three quarters of the time of the FMAs. Therefore the large tiles use few threads with many
+/// registers.
 template <int kRows_, int kCols_, int kWarpRows_, int kWarpCols_, int kThreadCols_, int kBlocks_>
 struct Tile {
   static constexpr int kRows = kRows_, kCols = kCols_, kWarpRows = kWarpRows_, kWarpCols = kWarpCols_;
@@ -42,13 +45,13 @@ struct Tile {
   static constexpr int kThreadCols = kThreadCols_, kThreadRows = kWarpRows * kWarpCols / 32 / kThreadCols;
   static_assert(kThreadRows % 4 == 0 && kThreadCols % 4 == 0);
 };
-using WideTile = Tile<128, 128, 64, 64, 16, 2>;  // 255 registers, 19 KiB: 8 warps a multiprocessor
-using HalfTile = Tile<128, 64, 64, 64, 16, 4>;   // 255 registers, 15 KiB: 8 warps
-using SlimTile = Tile<128, 32, 32, 32, 8, 5>;    // 96 registers, 13 KiB: 20 warps
-using SmallTile = Tile<64, 64, 32, 64, 8, 8>;    // 128 registers, 10 KiB: 16 warps
+using WideTile = Tile<128, 128, 64, 64, 16, 2>;  // 255 registers, 19 KiB of shared memory: 8 warps per SM
+using HalfTile = Tile<128, 64, 64, 64, 16, 4>;   // 255 registers, 15 KiB: 8 warps per SM
+using SlimTile = Tile<128, 32, 32, 32, 8, 5>;    // 96 registers, 13 KiB: 20 warps per SM
+using SmallTile = Tile<64, 64, 32, 64, 8, 8>;    // 128 registers, 10 KiB: 16 warps per SM
 
-/// Where a thread's sums are in the tile: quads of rows from row() on, as far apart as the lanes' first quads
-/// reach, and of columns likewise.
+/// The position of a thread's sums in the block tile. A thread owns quads of rows starting at row() and quads
+/// of columns starting at col(). The quads of one warp's lanes interleave.
 template <class Tile>
 struct ThreadPlace {
   static constexpr int kWarpsAcross = Tile::kCols / Tile::kWarpCols;
@@ -61,21 +64,21 @@ struct ThreadPlace {
     const int thread = static_cast<int>(threadIdx.x);
     return thread / 32 % kWarpsAcross * Tile::kWarpCols + thread % 32 % kLanesAcross * 4;
   }
-  /// Of the i-th of its rows, the j-th of its columns, from row() and col() on.
+  /// Offset of the thread's i-th row from row(), and of its j-th column from col().
   __device__ static constexpr int row_at(int i) { return i % 4 + i / 4 * (32 / kLanesAcross * 4); }
   __device__ static constexpr int col_at(int j) { return j % 4 + j / 4 * (kLanesAcross * 4); }
 };
 
-/// sum = the products of `steps` steps. One barrier a step: while the step's tile in shared memory is
-/// multiplied, the next one is on its way to the other half.
+/// Mainloop: sum = A B over `steps` steps of kDepth. Shared memory is double-buffered with one barrier per
+/// step: the loads of the next step overlap the FMAs of the current step.
 template <class Tile, class A, class B>
 __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps,
                                          float (&sum)[Tile::kThreadRows][Tile::kThreadCols]) {
   constexpr int kALine = Tile::kRows + 4, kBLine = Tile::kCols + 4;
   SHARED(Quad, a_tile, [2][kDepth * kALine / 4]);
   SHARED(Quad, b_tile, [2][kDepth * kBLine / 4]);
-  using Place = ThreadPlace<Tile>;
-  const int row = Place::row(), col = Place::col();
+  using At = ThreadPlace<Tile>;
+  const int row = At::row(), col = At::col();
   UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < Tile::kThreadCols; ++j)
       sum[i][j] = 0;
   if (steps == 0) return;
@@ -96,9 +99,9 @@ __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps,
     UNROLL for (int k = 0; k < kDepth; ++k) {
       Quad a_quads[Tile::kThreadRows / 4], b_quads[Tile::kThreadCols / 4];
       UNROLL for (int i = 0; i < Tile::kThreadRows / 4; ++i) a_quads[i] =
-          a_now[(k * kALine + Place::row_at(4 * i)) / 4];
+          a_now[(k * kALine + At::row_at(4 * i)) / 4];
       UNROLL for (int j = 0; j < Tile::kThreadCols / 4; ++j) b_quads[j] =
-          b_now[(k * kBLine + Place::col_at(4 * j)) / 4];
+          b_now[(k * kBLine + At::col_at(4 * j)) / 4];
       UNROLL for (int i = 0; i < Tile::kThreadRows; ++i) UNROLL for (int j = 0; j < Tile::kThreadCols; ++j)
           sum[i][j] = fmaf(a_quads[i / 4].v[i % 4], b_quads[j / 4].v[j % 4], sum[i][j]);
     }
@@ -110,7 +113,7 @@ __device__ __forceinline__ void multiply(A& a, B& b, unsigned steps,
   }
 }
 
-/// The steps of one of `parts` parts of a reduction.
+/// The k steps of one split. The first splits get one step more if the steps do not divide evenly.
 struct Steps {
   unsigned first, count;
   __device__ Steps(unsigned depth, unsigned part, unsigned parts) {
@@ -120,11 +123,11 @@ struct Steps {
   }
 };
 
-// ---- loaders of operands that are matrices
+// ---- loaders of operands that exist as matrices
 
 struct DenseMatrix {
-  const float* data;  // aligned to 16 bytes
-  unsigned line;      // elements from a line to the next, or from a step of the reduction to the next: of 4
+  const float* data;  // 16-byte aligned
+  unsigned line;      // leading dimension in elements, a multiple of 4
   unsigned lines, depth;
 };
 
@@ -133,7 +136,7 @@ __device__ __forceinline__ void store_along_depth(float* tile, int line, int k, 
   UNROLL for (int i = 0; i < 4; ++i) tile[(k + i) * (kLines + 4) + line] = quad.v[i];
 }
 
-/// A line's elements lie side by side. depth is a multiple of 4.
+/// Lines are contiguous in memory. depth is a multiple of 4.
 template <int kLines, int kThreads>
 class DenseLines {
  public:
@@ -164,10 +167,10 @@ class DenseLines {
   static constexpr int kCount = (kLines * 2 + kThreads - 1) / kThreads;
   const float* from_[kCount];
   Quad value_[kCount];
-  int left_;  // of the depth
+  int left_;  // elements of k that remain
 };
 
-/// What belongs to one step of the reduction lies side by side. lines is a multiple of 4.
+/// The lines of one k index are contiguous in memory. lines is a multiple of 4.
 template <int kLines, int kThreads>
 class DenseSteps {
  public:
@@ -194,16 +197,17 @@ class DenseSteps {
   static constexpr unsigned kCount = (kDepth + kStep - 1) / kStep;
   __device__ static unsigned own_k() { return threadIdx.x / kQuads; }
   const float* from_;
-  int left_;  // of the depth
+  int left_;  // elements of k that remain
   unsigned line_;
 };
 
-// ---- the sum over parts
+// ---- split-K reduction
 
 inline constexpr int kSumThreads = 256;
 
-/// target(i, sum over the parts of parts[part][target.from(i)]). Block (256 / y, y): the y threads of an
-/// element take every y-th part, in order, and their sums are added in order.
+/// Calls target(i, sum) with the sum over all parts of parts[part][target.from(i)]. Block (256 / y, y): the y
+/// threads of an element each add every y-th part in order, then their sums are added in order. The result is
+/// deterministic.
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts(const float* parts, unsigned count, unsigned size, Target target) {
@@ -233,17 +237,18 @@ void launch_sum_parts(const float* parts, std::int64_t count, std::int64_t size,
          static_cast<unsigned>(size), target);
 }
 
-/// ReLU's floor is 0. Without it there is none, rather than a branch at each of many sums.
+/// The lower bound of the epilogue: 0 for ReLU, else -infinity. Without ReLU, max with -infinity replaces a
+/// branch per sum.
 inline float floor_of(bool relu) { return relu ? 0 : -std::numeric_limits<float>::infinity(); }
 __device__ __forceinline__ float epilogue(float sum, float bias, float floor) {
   sum += bias;
-  return sum < floor ? floor : sum;  // NaN stays
+  return sum < floor ? floor : sum;  // NaN passes through
 }
 
-/// The i-th output, whose channel changes every `inner` elements.
+/// Writes output i with bias and ReLU. The channel of output i is (i / inner) % channels.
 struct OutputTarget {
   float* out;
-  const float* bias;  // or null
+  const float* bias;  // may be null
   float floor;
   Divisor inner, channels;
   __device__ static unsigned from(unsigned i) { return i; }
@@ -257,46 +262,46 @@ struct OutputTarget {
   }
 };
 
-// ---- the choice of tile and parts
+// ---- choice of tile and split
 
 enum class TileKind { wide, half, slim, small };
 
-/// What launches decide by themselves, and tests for them.
+/// Launch parameters that are normally chosen automatically. Tests set them.
 struct Tuning {
   TileKind tile = TileKind::wide;
-  std::int64_t parts = 0;                 ///< of the reduction; 0: choose it, and the tile
-  std::int64_t most_pixels = 0x7fffffff;  ///< in one launch: what 32 bits number
+  std::int64_t parts = 0;                // splits of k; 0: choose them and the tile
+  std::int64_t max_pixels = 0x7fffffff;  // per launch, because kernels use 32-bit indices
 };
 
 struct TileCost {
   TileKind tile;
-  int rows, cols, most_blocks;  // of the tile; most_blocks on a multiprocessor
-  double speed;                 // of its inner loop, to that of the wide tile: a guess
+  int rows, cols, max_blocks;  // rows, cols: of the tile; max_blocks: per SM
+  double speed;                // of the mainloop, relative to the wide tile: an estimate
 };
-/// The first three are for pixels by channels, the last two for gradients of weights.
+/// The first three are candidates for y and dx, the last two for weight gradients.
 inline constexpr TileCost kTileCosts[] = {{TileKind::slim, 128, 32, 5, 0.75},
                                           {TileKind::half, 128, 64, 4, 0.95},
                                           {TileKind::wide, 128, 128, 2, 1.0},
                                           {TileKind::small, 64, 64, 8, 0.85}};
 
-/// Cycles of a multiprocessor, about: it multiplies 128 times a cycle where the sums of two wide tiles keep
-/// it busy, and moves 13 bytes.
+/// Estimated SM clocks of a launch. Assumes 128 FMAs per clock when two wide tiles are resident on an SM, and
+/// 13 bytes of memory traffic per clock and SM.
 inline double cycles(const TileCost& tile, double blocks, double steps, std::int64_t parts, double outputs) {
   const double each =
       std::max(1.0, static_cast<double>(static_cast<std::int64_t>(
-                        (blocks * static_cast<double>(parts) + kProcessors - 1) / kProcessors)));
-  const double sums = tile.rows * tile.cols, at_once = std::min<double>(each, tile.most_blocks) * sums;
+                        (blocks * static_cast<double>(parts) + kMultiprocessors - 1) / kMultiprocessors)));
+  const double sums = tile.rows * tile.cols, at_once = std::min<double>(each, tile.max_blocks) * sums;
   const double speed = tile.speed * std::min(1.0, 0.5 + 0.6 * at_once / (2 * 128 * 128));
   const double block = sums * (steps / static_cast<double>(parts) * kDepth / 128 + 1.0 / 16);
   const double add =
-      parts == 1 ? 0 : 3000 + (static_cast<double>(parts) + 1) * outputs * 8 / (13.0 * kProcessors);
+      parts == 1 ? 0 : 3000 + (static_cast<double>(parts) + 1) * outputs * 8 / (13.0 * kMultiprocessors);
   return each * block / speed + add;
 }
 
-/// The cheapest of the tiles [begin, end) of kTileCosts, with as many parts as fill the multiprocessors once,
-/// or a few times. `cut(tile)` gives the blocks without parts.
+/// The cheapest of tiles [begin, end) of kTileCosts, without split or with splits that fill all SMs one to
+/// four times. `cut(tile)` returns the number of blocks without split.
 template <class Blocks>
-Tuning choose(int begin, int end, const Blocks& cut, double steps, double outputs) {
+Tuning choose_tuning(int begin, int end, const Blocks& cut, double steps, double outputs) {
   Tuning best;
   double least = 0;
   for (int t = begin; t < end; ++t) {
@@ -305,7 +310,7 @@ Tuning choose(int begin, int end, const Blocks& cut, double steps, double output
     std::int64_t tried = 0;
     for (int waves = 0; waves <= 4; ++waves) {
       const auto fill =
-          static_cast<std::int64_t>(waves * static_cast<double>(tile.most_blocks * kProcessors) / blocks);
+          static_cast<std::int64_t>(waves * static_cast<double>(tile.max_blocks * kMultiprocessors) / blocks);
       const std::int64_t parts =
           std::max<std::int64_t>(1, std::min(fill, static_cast<std::int64_t>(steps / 16)));
       if (parts == tried) continue;

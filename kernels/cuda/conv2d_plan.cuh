@@ -1,13 +1,12 @@
 #pragma once
-// Convolution and its input gradient as one sum:
-//   out[pixel, line] = sum over taps t, channels c of in[pixel's place + t's, c] weight[line][t, c]
-// The place is affine in the pixel and in the tap. This file says so to the kernels: PixelClass, GatherPlan.
+// Convolution and its input gradient as one gather:
+//   out[pixel, line] = sum over taps t, channels c of in[position(pixel) + offset(t), c] weight[line][t, c]
+// position() and offset() are affine. PixelClass and GatherPlan describe them to the kernels.
 //
-// For the input gradient, `in` is dy and `out` dx. Row h of dx gets dy[p] weight[r] where h = p stride -
-// padding + r dilation: r dilation must leave the rest of (h + padding) by stride. So the pixels of dx fall
-// into classes by their rests, and each class is a dense convolution with stride 1 over every
-// (stride / gcd(stride, dilation))-th tap: nothing is multiplied that the definition does not ask for. A
-// class without a tap is zero.
+// For the input gradient, `in` is dy and `out` is dx. Row h of dx receives dy[p] weight[r] where h = p stride
+// - padding + r dilation. So r dilation must be congruent to h + padding modulo the stride. The pixels of dx
+// fall into residue classes modulo the stride, and each class is a dense convolution with stride 1 over every
+// (stride / gcd(stride, dilation))-th tap. No product with a zero is computed. A class without taps is zero.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -19,15 +18,15 @@
 
 namespace tapestry::kernels::cuda::conv {
 
-/// Elements from an image, a row, a column, a channel of a tensor to the next.
-struct Place {
+/// Strides of a tensor in elements: between images, rows, columns and channels.
+struct ImageStrides {
   std::int64_t n, h, w, c;
 };
-inline Place input_place(const Conv2d& s) {
+inline ImageStrides input_strides(const Conv2d& s) {
   if (s.channels_last) return {s.h * s.w * s.c, s.w * s.c, s.c, 1};
   return {s.c * s.h * s.w, s.w, 1, s.h * s.w};
 }
-inline Place output_place(const Conv2d& s) {
+inline ImageStrides output_strides(const Conv2d& s) {
   if (s.channels_last) return {s.p * s.q * s.k, s.q * s.k, s.k, 1};
   return {s.k * s.p * s.q, s.q, 1, s.p * s.q};
 }
@@ -37,52 +36,52 @@ inline Divisor divisor(std::int64_t d) {
 }
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Pixels of the output whose windows are alike.
+/// Output pixels that use the same taps (a residue class; forward has only one).
 struct PixelClass {
-  unsigned pixels;  // of all images
+  unsigned pixels;  // of all images in a launch
   unsigned taps;
-  unsigned depth;                   // of the sum: taps x channels of a group
-  Divisor height, width, taps_w;    // of an image; of the taps
-  std::int64_t origin_h, origin_w;  // the first pixel's first tap in `in`
-  std::int64_t next_row;            // GatherPlan::next_column, from a row's last tap to the next row
-  std::int64_t out;                 // the first pixel in `out`
-  std::int64_t weight;              // the first tap in the packed weight
+  unsigned depth;                   // of the reduction: taps x channels per group
+  Divisor height, width, taps_w;    // height, width: pixels of the class per image
+  std::int64_t origin_h, origin_w;  // position of the first pixel's first tap in `in`
+  std::int64_t next_row;            // elements from the end of a tap row's last tap to the next tap row
+  std::int64_t out;                 // offset of the class's first pixel in `out`
+  std::int64_t weight;              // offset of the class's first tap in the packed weight
 };
-/// Its taps in the window, as r S + s: first + a step_h + b step_w, for b < taps_w.
+/// The taps of a class as indices r S + s into the window: first + a step_h + b step_w, for b < taps_w.
 struct TapClass {
   std::int64_t first, step_h, step_w, weight;
   unsigned taps, taps_w;
 };
-inline constexpr int kMostClasses = 16;  // in a launch
+inline constexpr int kMaxClasses = 16;  // per launch
 
 enum class Stores { singles, channel_quads, pixel_quads };
 
 struct GatherPlan {
-  PixelClass classes[kMostClasses];
-  unsigned in_h, in_w, lines;  // lines: channels of `out` in a group
-  unsigned weight_line;        // DenseMatrix::line
-  Divisor channels;            // of `in` in a group
+  PixelClass classes[kMaxClasses];
+  unsigned in_h, in_w, lines;  // lines: channels of `out` per group
+  unsigned weight_line;        // leading dimension of the weight, DenseMatrix::line
+  Divisor channels;            // of `in`, per group
   Divisor groups;
-  Place in, out;                    // out: from a pixel of a class to the next
-  std::int64_t stride_h, stride_w;  // of the place in `in` from a pixel to the next
-  std::int64_t tap_h, tap_w;        // ... and from a tap to the next
-  std::int64_t next_column;         // elements from behind a tap's channels to the next tap's first
+  ImageStrides in, out;             // out: strides between pixels of one class
+  std::int64_t stride_h, stride_w;  // stride of the position in `in` between adjacent pixels
+  std::int64_t tap_h, tap_w;        // and between adjacent taps
+  std::int64_t next_column;         // elements from the end of a tap's channels to the next tap
 };
 
-/// A vector whose first elements, mostly all, need no memory of their own.
+/// A vector with inline storage for kMaxClasses elements, so that almost all calls allocate no memory.
 template <class T>
-class Few {
+class SmallVector {
  public:
   void push_back(const T& x) {
-    if (size_ == kMostClasses) more_.assign(few_, few_ + size_);
-    if (size_ < kMostClasses) few_[size_] = x;
-    else more_.push_back(x);
+    if (size_ == kMaxClasses) heap_.assign(inline_, inline_ + size_);
+    if (size_ < kMaxClasses) inline_[size_] = x;
+    else heap_.push_back(x);
     ++size_;
   }
   std::size_t size() const { return size_; }
-  T* begin() { return size_ <= kMostClasses ? few_ : more_.data(); }
+  T* begin() { return size_ <= kMaxClasses ? inline_ : heap_.data(); }
   T* end() { return begin() + size_; }
-  const T* begin() const { return size_ <= kMostClasses ? few_ : more_.data(); }
+  const T* begin() const { return size_ <= kMaxClasses ? inline_ : heap_.data(); }
   const T* end() const { return begin() + size_; }
   T& back() { return end()[-1]; }
   T& operator[](std::size_t i) { return begin()[i]; }
@@ -90,22 +89,22 @@ class Few {
 
  private:
   std::size_t size_ = 0;
-  T few_[kMostClasses];
-  std::vector<T> more_;
+  T inline_[kMaxClasses];
+  std::vector<T> heap_;
 };
 
 struct GatherClasses {
-  GatherPlan plan;  // its classes to be filled from `pixels`
-  Few<PixelClass> pixels;
-  Few<TapClass> taps;
+  GatherPlan plan;  // plan.classes is filled from `pixels` for each launch
+  SmallVector<PixelClass> pixels;
+  SmallVector<TapClass> taps;
 };
 
-/// One axis of a class.
+/// A residue class along one axis.
 struct AxisClass {
-  std::int64_t first, count;  // pixels
+  std::int64_t first, count;  // of the pixels
   std::int64_t tap, taps, tap_step, origin;
 };
-/// Pixels of the input that leave `rest` by the stride.
+/// The class of input pixels with index = `rest` modulo the stride.
 inline AxisClass gradient_axis(std::int64_t rest, std::int64_t in, std::int64_t window, std::int64_t stride,
                                std::int64_t padding, std::int64_t dilation) {
   AxisClass a{rest, ceil_div(in - rest, stride), 0, 0, stride / std::gcd(stride, dilation), 0};
@@ -117,8 +116,8 @@ inline AxisClass gradient_axis(std::int64_t rest, std::int64_t in, std::int64_t 
   return a;
 }
 
-/// `count`, of what 32 bits number.
-inline unsigned numbered(const char* what, std::int64_t count) {
+/// Converts `count` to 32 bits. Throws if it does not fit.
+inline unsigned checked_u31(const char* what, std::int64_t count) {
   check(count <= 0x7fffffff, "[conv2d] ", what, " of ", count,
         " elements, CUDA kernels take up to 2147483647; make it smaller");
   return static_cast<unsigned>(count);
@@ -136,7 +135,7 @@ inline void add_class(GatherClasses& g, const Conv2d& s, const AxisClass& h, con
   const GatherPlan& p = g.plan;
   c.next_row = p.tap_h * p.in.h - (w.taps - 1) * p.tap_w * p.in.w - channels;
   t.first = h.tap * s.s + w.tap, t.step_h = h.tap_step * s.s, t.step_w = w.tap_step;
-  c.pixels = numbered("an image", h.count * w.count);  // times the images of a launch
+  c.pixels = checked_u31("an image", h.count * w.count);  // multiplied by the images of a launch later
   g.pixels.push_back(c);
   g.taps.push_back(t);
 }
@@ -144,7 +143,7 @@ inline void add_class(GatherClasses& g, const Conv2d& s, const AxisClass& h, con
 inline GatherClasses forward_classes(const Conv2d& s) {
   GatherClasses g{};
   GatherPlan& p = g.plan;
-  p.in = input_place(s), p.out = output_place(s);
+  p.in = input_strides(s), p.out = output_strides(s);
   p.in_h = static_cast<unsigned>(s.h), p.in_w = static_cast<unsigned>(s.w);
   p.channels = divisor(s.c / s.groups), p.lines = static_cast<unsigned>(s.k / s.groups);
   p.groups = divisor(s.groups);
@@ -155,11 +154,12 @@ inline GatherClasses forward_classes(const Conv2d& s) {
   return g;
 }
 
-/// Those with the most taps first. Of more classes than a launch takes only those that have taps.
+/// Classes are sorted by falling number of taps, so that long blocks start first. If there are more classes
+/// than a launch takes, classes without taps are dropped; the launch then fills `out` with zeros first.
 inline GatherClasses gradient_classes(const Conv2d& s) {
   GatherClasses g{};
   GatherPlan& p = g.plan;
-  p.in = output_place(s), p.out = input_place(s);
+  p.in = output_strides(s), p.out = input_strides(s);
   p.out.h *= s.stride_h, p.out.w *= s.stride_w;
   p.in_h = static_cast<unsigned>(s.p), p.in_w = static_cast<unsigned>(s.q);
   p.channels = divisor(s.k / s.groups), p.lines = static_cast<unsigned>(s.c / s.groups);
@@ -168,17 +168,17 @@ inline GatherClasses gradient_classes(const Conv2d& s) {
   p.tap_h = -s.dilation_h / std::gcd(s.stride_h, s.dilation_h);
   p.tap_w = -s.dilation_w / std::gcd(s.stride_w, s.dilation_w);
   p.next_column = p.tap_w * p.in.w - s.k / s.groups;
-  const Place dx = input_place(s);
+  const ImageStrides dx = input_strides(s);
   const std::int64_t rests_h = std::min(s.stride_h, s.h), rests_w = std::min(s.stride_w, s.w);
-  const bool all = rests_h * rests_w <= kMostClasses;
+  const bool all = rests_h * rests_w <= kMaxClasses;
   const auto axes = [all](std::int64_t rests, auto&&... shape) {
-    Few<AxisClass> found;
+    SmallVector<AxisClass> found;
     for (std::int64_t rest = 0; rest < rests; ++rest) {
       const AxisClass a = gradient_axis(rest, shape...);
       if (all || a.taps > 0) found.push_back(a);
     }
     std::sort(found.begin(), found.end(), [](const AxisClass& a, const AxisClass& b) {
-      return a.taps != b.taps ? a.taps > b.taps : a.first < b.first;  // std::stable_sort takes memory
+      return a.taps != b.taps ? a.taps > b.taps : a.first < b.first;  // std::stable_sort allocates memory
     });
     return found;
   };
@@ -190,25 +190,26 @@ inline GatherClasses gradient_classes(const Conv2d& s) {
   return g;
 }
 
-/// Whether no pixel of the output's images is left out.
+/// Whether the classes cover all pixels of the output.
 inline bool covers(const GatherClasses& g, std::int64_t image) {
   for (const PixelClass& c : g.pixels) image -= c.pixels;
   return image == 0;
 }
 
-// ---- the packed weight: for each class and group a matrix (tap, channel; line), lines padded to fours
+// ---- the packed weight: per class and group a matrix with rows (tap, channel) and lines padded to a
+// multiple of 4
 
 struct PackPlan {
-  TapClass classes[kMostClasses];
-  int count;                          // of the classes
-  std::int64_t line, channel, group;  // in the weight, from a line, channel, group to the next
+  TapClass classes[kMaxClasses];
+  int count;                          // number of classes
+  std::int64_t line, channel, group;  // strides of the unpacked weight between lines, channels and groups
   unsigned lines;
-  Divisor padded, channels;  // padded: lines
+  Divisor padded, channels;  // padded: lines, rounded up to a multiple of 4
 };
 
 inline constexpr int kPackThreads = 256;
 
-/// A thread has one line of one channel, and reads its window in a row.
+/// A thread copies one line of one channel, whose taps are contiguous in the weight.
 template <class = void>
 __global__ void __launch_bounds__(kPackThreads)
     pack_weight(PackPlan p, unsigned count, const float* weight, float* packed) {
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-/// Gives the classes their places in the packed weight; returns its size.
+/// Assigns each class its offset in the packed weight. Returns the size of the packed weight.
 inline std::int64_t place_weights(GatherClasses& g, std::int64_t groups, std::int64_t channels,
                                   std::int64_t padded) {
   std::int64_t at = 0;
@@ -249,11 +250,11 @@ inline std::int64_t place_weights(GatherClasses& g, std::int64_t groups, std::in
 inline void launch_pack(const GatherClasses& g, PackPlan p, std::int64_t groups, const float* weight,
                         float* packed, cudaStream_t stream) {
   const std::int64_t count = groups * p.channels.value * p.padded.value;
-  for (std::size_t first = 0; first < g.taps.size(); first += kMostClasses) {
-    p.count = static_cast<int>(std::min<std::size_t>(kMostClasses, g.taps.size() - first));
+  for (std::size_t first = 0; first < g.taps.size(); first += kMaxClasses) {
+    p.count = static_cast<int>(std::min<std::size_t>(kMaxClasses, g.taps.size() - first));
     std::copy_n(g.taps.begin() + static_cast<std::ptrdiff_t>(first), p.count, p.classes);
     launch(&pack_weight<>, static_cast<unsigned>(ceil_div(count, kPackThreads)), kPackThreads, 0, stream, p,
-           numbered("a weight", count), weight, packed);
+           checked_u31("a weight", count), weight, packed);
   }
 }
 
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kPackThreads) fill_zeros(float* out, std::int6
   if (i < size) out[i] = 0;
 }
 
-// ---- parts of the batch
+// ---- splitting the batch
 
 /// Calls run(first image, images) so that no launch has more than `most` pixels.
 template <class Run>

@@ -1,32 +1,33 @@
 #pragma once
-// The weight gradient (f32) as an implicit GEMM: rows are channels of y, columns (tap, channel of x), and the
-// reduction runs over the pixels of dy, of which there are many while the result is small. So it is cut into
-// parts that fill the GPU: each writes a gradient of its own to workspace, and sum_parts adds them in order.
+// Weight gradient (f32) as an implicit GEMM. GEMM rows are channels of y, GEMM columns are (tap, channel of
+// x), and k runs over the pixels of dy. There are many pixels but few outputs, so k is split to fill the GPU:
+// each split writes a partial gradient to the workspace, and sum_parts() adds them in a fixed order.
 //
-//   channels-last   16 bytes of channels at a time: DenseSteps of dy, InputQuads of x
-//   otherwise       single elements: 8 pixels, that lie side by side in a row-major image, by 4 lines a warp
+//   channels-last   16-byte loads of 4 channels: DenseSteps loads dy, InputQuads loads x
+//   otherwise       4-byte loads: a warp loads 8 pixels, contiguous in a row-major image, by 4 lines
 #include "tapestry/kernels/cuda/conv2d_plan.cuh"
 #include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda::conv {
 
 struct WeightPlan {
-  unsigned pixels;      // of dy, of all images: the depth of the sum
-  unsigned rows, cols;  // of a group
+  unsigned pixels;      // of dy, of all images: the depth of the GEMM
+  unsigned rows, cols;  // per group
   unsigned in_h, in_w;
   Divisor height, width, image;  // of dy
-  Divisor channels, window_w;    // channels of x in a group
+  Divisor channels, window_w;    // channels: of x, per group
   Divisor groups, col_tiles;
-  Place in, out;
+  ImageStrides in, out;
   std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-  bool plain;  // pixels of x are those of dy
+  bool plain;  // 1 x 1 window, stride 1, no padding: x and dy have the same pixels
 };
 
-/// Where a column's tap and channel lie in x, from the pixel that stride and no padding give.
+/// Offset of a column's tap and channel in x, relative to the position (i stride_h, j stride_w) of a pixel
+/// (i, j) of dy.
 struct alignas(16) ColumnEntry {
   std::int64_t at;
   unsigned h, w;
-  /// Of `count` columns that begin there.
+  /// The entry of `column`, the first of `count` contiguous columns. Columns past the end are clamped.
   __device__ static ColumnEntry of(const WeightPlan& p, unsigned column, unsigned count) {
     column = column < p.cols ? column : p.cols - count;
     const unsigned tap = p.channels.divide(column), a = p.window_w.divide(tap);
@@ -36,7 +37,7 @@ struct alignas(16) ColumnEntry {
             static_cast<unsigned>(x)};
   }
 };
-/// A pixel of dy, and where it lies in x without padding.
+/// A pixel (i, j) of dy and the position (i stride_h, j stride_w) in x.
 struct PixelInX {
   std::int64_t at;
   unsigned h, w;
@@ -50,7 +51,8 @@ struct PixelInX {
   }
 };
 
-/// Channels of x are a multiple of 4, side by side. A thread keeps its 4 columns, of every kStep-th pixel.
+/// Loader of B. Channels of x are contiguous and a multiple of 4. A thread loads the same 4 columns of every
+/// kStep-th pixel.
 template <int kLines, int kThreads>
 class InputQuads {
  public:
@@ -87,7 +89,7 @@ class InputQuads {
   unsigned pixel_, h_, w_;
 };
 
-/// A thread has a pixel of every step, and kCount columns.
+/// Loader of B. A thread loads one pixel per k step and kCount columns.
 template <int kLines, int kThreads>
 class InputSingles {
  public:
@@ -121,7 +123,7 @@ class InputSingles {
   unsigned pixel_;
 };
 
-/// dy in any layout; threads as in InputSingles.
+/// Loader of A for dy in any layout. Threads are mapped as in InputSingles.
 template <int kLines, int kThreads>
 class OutputSingles {
  public:
@@ -145,7 +147,7 @@ class OutputSingles {
   static constexpr int kStep = kThreads / kDepth;
   const WeightPlan& p_;
   const float* dy_;
-  int left_;  // rows
+  int left_;  // rows that remain
   unsigned pixel_;
 };
 
@@ -158,13 +160,13 @@ __device__ __forceinline__ Output output_loader(const WeightPlan& p, const float
   else return Output(p, from, first_row, first_step);
 }
 
-/// What the threads of a block have in common: in shared memory, for registers are scarce in the loop.
+/// Values that are uniform over the block. They live in shared memory because the mainloop needs all
+/// registers.
 struct WeightBlock {
   unsigned group, first_row, first_col;
 };
 
-/// Grid (tiles of rows x groups x tiles of columns, 1, parts). parts: (part, channel of y; tap, channel of
-/// x).
+/// Grid (row tiles x groups x column tiles, 1, splits). `parts` is (split; channel of y; tap, channel of x).
 template <class Tile, template <int, int> class Output, template <int, int> class Input>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_weight_parts(WeightPlan p, const float* dy, const float* x, float* parts) {
@@ -205,8 +207,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   }
 }
 
-/// The weight's (channel of y, channel of x, tap) from parts' (channel of y; tap, channel of x): in the order
-/// of what is written, for what is read comes again from the L1.
+/// Transposes `parts` (channel of y; tap, channel of x) into the weight's (channel of y, channel of x, tap).
+/// Writes are coalesced; the strided reads hit in L1.
 struct WeightTarget {
   float* weight;
   Divisor channels, area;
@@ -225,7 +227,7 @@ inline WeightPlan weight_plan(const Conv2d& s) {
   p.in_h = static_cast<unsigned>(s.h), p.in_w = static_cast<unsigned>(s.w);
   p.height = divisor(s.p), p.width = divisor(s.q), p.image = divisor(s.p * s.q);
   p.channels = divisor(s.c / s.groups), p.window_w = divisor(s.s), p.groups = divisor(s.groups);
-  p.in = input_place(s), p.out = output_place(s);
+  p.in = input_strides(s), p.out = output_strides(s);
   p.stride_h = s.stride_h, p.stride_w = s.stride_w;
   p.padding_h = s.padding_h, p.padding_w = s.padding_w;
   p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
@@ -242,18 +244,18 @@ inline void launch_weight_tiles(const Conv2d& s, const float* dy, const float* x
     return ceil_div(p.rows, tile.rows) * ceil_div(p.cols, tile.cols) * s.groups;
   };
   if (tuning.parts == 0) {
-    const std::int64_t most = tuning.most_pixels;
-    tuning =
-        choose(2, 4, blocks, static_cast<double>(ceil_div(s.n * image, kDepth)), static_cast<double>(size));
-    tuning.most_pixels = most;
+    const std::int64_t most = tuning.max_pixels;
+    tuning = choose_tuning(2, 4, blocks, static_cast<double>(ceil_div(s.n * image, kDepth)),
+                           static_cast<double>(size));
+    tuning.max_pixels = most;
   }
   std::int64_t launches = 0;
-  for_images(s.n, image, tuning.most_pixels, [&](std::int64_t, std::int64_t) { ++launches; });
+  for_images(s.n, image, tuning.max_pixels, [&](std::int64_t, std::int64_t) { ++launches; });
   const Scratch<float> parts(s.device, launches * tuning.parts * size);
   const bool quads = s.channels_last && p.rows % 4 == 0 && aligned<float, 4>(dy);
   const bool input_quads = quads && p.channels.value % 4 == 0 && aligned<float, 4>(x);
   float* to = parts.data();
-  for_images(s.n, image, tuning.most_pixels, [&](std::int64_t first, std::int64_t images) {
+  for_images(s.n, image, tuning.max_pixels, [&](std::int64_t first, std::int64_t images) {
     p.pixels = static_cast<unsigned>(images * image);
     const auto go = [&]<class Tile>() {
       const std::int64_t col_tiles = ceil_div(p.cols, Tile::kCols);

@@ -1,11 +1,12 @@
 #pragma once
-// From the number of an element to where it lies, in 64 bits: for kernels whose launches are not cut into
-// parts as map.cuh's are.
+// Element index to offset with 64-bit indices, for kernels whose launches are not split as those of map.cuh
+// are.
 #include "tapestry/kernels/cuda/map.cuh"
 
 namespace tapestry::kernels::cuda {
 
-/// Division of numbers below 2^63 by a multiplication, as Divisor's of those below 2^31.
+/// Division of numbers below 2^63 by an invariant divisor, as multiply-high and shift. Divisor does the same
+/// below 2^31.
 struct WideDivisor {
   std::uint64_t value = 1, factor = 1;
   unsigned shift = 0;
@@ -22,14 +23,14 @@ struct WideDivisor {
   }
 };
 
-/// Dimensions of N operands.
+/// Sizes and strides that N operands share.
 template <int N>
 struct Dims {
   int ndim = 1;
   WideDivisor sizes[kMaxDims];
   std::int64_t strides[N][kMaxDims] = {};
 
-  /// Elements from the beginning of each operand to the one at `index`, in row-major order of the sizes.
+  /// The offset of element `index` (row-major in `sizes`) in each operand, in elements.
   __device__ void offsets(std::uint64_t index, std::int64_t (&at)[N]) const {
     UNROLL for (int n = 0; n < N; ++n) at[n] = 0;
     for (int d = ndim - 1; d > 0; --d) {

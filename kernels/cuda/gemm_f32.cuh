@@ -1,71 +1,71 @@
 #pragma once
-// C = A B in f32. A warp computes 64 x 64 or 32 x 32 elements, a thread 8 x 16 or 4 x 8 of them in registers,
-// from tiles of A and B of which shared memory has two, k by k: one is read while the next one arrives.
+// C = A B in f32 (FFMA). Warp tiles are 64 x 64 or 32 x 32, thread tiles 8 x 16 or 4 x 8 in registers. Shared
+// memory is double-buffered: the global loads of the next tile of A and B overlap the FMAs of the current
+// one.
 #include "tapestry/kernels/cuda/gemm_plan.cuh"
 
 namespace tapestry::kernels::cuda {
 
-/// Up to 255 registers a thread: two blocks, 8 warps, on an SM. A thread's 8 x 16 sums want three quarters of
-/// what two threads' 8 x 8 do from shared memory, and the compiler finds registers for them that lie in the
-/// same bank less often.
+/// Up to 255 registers per thread: two blocks, 8 warps per SM. An 8 x 16 thread tile needs three quarters of
+/// the shared-memory traffic of two 8 x 8 tiles, and has fewer register bank conflicts.
 struct LargeTileF32 {
   static constexpr int kM = 128, kN = 128, kDepth = 8, kWarpsM = 2, kThreads = 128, kBlocks = 2;
   static constexpr int kSlicePad = 4, kFinishRows = 2;
-  static constexpr double kRate = 110, kLead = 1500;  // for gemm_clocks: products a clock, clocks around them
+  static constexpr double kFmasPerClock = 110, kOverheadClocks = 1500;  // for gemm_clocks(): estimates
 };
-/// 96 registers a thread: five blocks, 20 warps, on an SM.
+/// 96 registers per thread: five blocks, 20 warps per SM.
 struct SmallTileF32 {
   static constexpr int kM = 64, kN = 64, kDepth = 8, kWarpsM = 2, kThreads = 128, kBlocks = 5;
   static constexpr int kSlicePad = 4, kFinishRows = 4;
-  static constexpr double kRate = 80, kLead = 700;
+  static constexpr double kFmasPerClock = 80, kOverheadClocks = 700;
 };
 
-/// Loads of A and B as aligned packs of V elements.
+/// A and B are loaded as aligned packs of V elements.
 template <class Tile, int V, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPlan<float> p) {
   constexpr int kM = Tile::kM, kN = Tile::kN, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
   constexpr int kWarpsN = kThreads / 32 / Tile::kWarpsM;
-  constexpr int kQuadsM = kM / (32 * Tile::kWarpsM), kQuadsN = kN / (16 * kWarpsN);  // a thread's
+  constexpr int kQuadsM = kM / (32 * Tile::kWarpsM), kQuadsN = kN / (16 * kWarpsN);  // quads per thread
   static_assert(kQuadsM * kQuadsN * 16 * kThreads == kM * kN);
-  // In shared memory tiles lie k by k. Rows are padded by four floats: packs along k are written without
-  // bank conflicts (4 k + line), those across k are aligned.
+  // Tiles in shared memory are [k][line]. Padding rows by four floats avoids bank conflicts for stores of
+  // packs along k (bank 4 k + line), and keeps packs across k aligned.
   constexpr int kPitchA = kM + 4, kPitchB = kN + 4, kStage = kDepth * (kPitchA + kPitchB);
   SHARED(Quad, memory, [std::max(2 * kStage, kSliceFloats<Tile>) / 4]);
   float* const shared = &memory[0].v[0];
 
-  SHARED(GemmBlock, kept, );  // for the end
+  SHARED(GemmBlock, shared_block, );  // read by the epilogue
   GemmBlock block = gemm_block<Tile>(p);
   const BatchOffsets batch = batch_offsets(p, block.batch);
   block.c = batch.c;
-  if (threadIdx.x == 0) kept = block;
+  if (threadIdx.x == 0) shared_block = block;
   const KRange range = k_range<kDepth>(p, block.split);
-  using WalkA = TileWalk<float, kM, kDepth, kThreads, V, kAAlongK>;
-  using WalkB = TileWalk<float, kN, kDepth, kThreads, V, kBAlongK>;
-  WalkA walk_a(p.a + batch.a, p.a_pitch, block.row, p.m, range.begin);
-  WalkB walk_b(p.b + batch.b, p.b_pitch, block.column, p.n, range.begin);
+  using IteratorA = TileIterator<float, kM, kDepth, kThreads, V, kAAlongK>;
+  using IteratorB = TileIterator<float, kN, kDepth, kThreads, V, kBAlongK>;
+  IteratorA iter_a(p.a + batch.a, p.a_pitch, block.row, p.m, range.begin);
+  IteratorB iter_b(p.b + batch.b, p.b_pitch, block.column, p.n, range.begin);
 
-  const auto read = [&](auto& walk, auto& packs, int depth) {
-    UNROLL for (int i = 0; i < walk.kPacks; ++i) {
-      if (walk.has_line(i) && (depth == kDepth || walk.k(i) < depth))
-        packs[i] = *reinterpret_cast<const Pack<float, V>*>(walk.address(i));
+  const auto read = [&](auto& iter, auto& packs, int depth) {
+    UNROLL for (int i = 0; i < iter.kPacks; ++i) {
+      if (iter.has_line(i) && (depth == kDepth || iter.k(i) < depth))
+        packs[i] = *reinterpret_cast<const Pack<float, V>*>(iter.address(i));
     }
-    walk.advance(depth);
+    iter.advance(depth);
   };
-  const auto write = [&]<bool kAlongK>(const auto& walk, const auto& packs, float* tile, int pitch) {
-    UNROLL for (int i = 0; i < walk.kPacks; ++i) {
-      float* const to = tile + walk.k(i) * pitch + walk.line(i);
+  const auto write = [&]<bool kAlongK>(const auto& iter, const auto& packs, float* tile, int pitch) {
+    UNROLL for (int i = 0; i < iter.kPacks; ++i) {
+      float* const to = tile + iter.k(i) * pitch + iter.line(i);
       if constexpr (kAlongK) UNROLL for (int j = 0; j < V; ++j) to[j * pitch] = packs[i].v[j];
       else *reinterpret_cast<Pack<float, V>*>(to) = packs[i];
     }
   };
-  Pack<float, V> from_a[WalkA::kPacks] = {}, from_b[WalkB::kPacks] = {};
+  Pack<float, V> from_a[IteratorA::kPacks] = {}, from_b[IteratorB::kPacks] = {};
   const auto write_both = [&](float* stage) {
-    write.template operator()<kAAlongK>(walk_a, from_a, stage, kPitchA);
-    write.template operator()<kBAlongK>(walk_b, from_b, stage + kDepth * kPitchA, kPitchB);
+    write.template operator()<kAAlongK>(iter_a, from_a, stage, kPitchA);
+    write.template operator()<kBAlongK>(iter_b, from_b, stage + kDepth * kPitchA, kPitchB);
   };
 
-  // Of a warp's lanes 8 share the rows, 4 the columns, in an order for which no half of the warp reads the
-  // same banks twice.
+  // Eight lanes share each quad of columns and four lanes each quad of rows, in an order in which no half
+  // warp reads a bank twice.
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const int lane_m = lane / 2 % 8 * 4, lane_n = (lane / 16 * 2 + lane % 2) * 4;
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   const auto quad = [](const float* at) { return *reinterpret_cast<const Quad*>(at); };
   float sums[kQuadsM * 4][kQuadsN * 4] = {};
 
-  read(walk_a, from_a, range.first);
-  read(walk_b, from_b, range.first);
+  read(iter_a, from_a, range.first);
+  read(iter_b, from_b, range.first);
   write_both(shared);
   __syncthreads();
   int stage = 0;
@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
       }
     }
   };
-  // The last tile is apart. If the next one were read under a condition, the compiler would take the
-  // products, which do not depend on it, to before the reading that they are to hide.
+  // The last tile is peeled. If the loads of the next tile were conditional, the compiler would hoist the
+  // FMAs, which do not depend on the loads, above the loads that they should hide.
   for (int tiles = range.tiles; tiles > 1; --tiles) {
-    read(walk_a, from_a, kDepth);
-    read(walk_b, from_b, kDepth);
+    read(iter_a, from_a, kDepth);
+    read(iter_b, from_b, kDepth);
     multiply();
     stage = kStage - stage;
     write_both(shared + stage);
@@ -103,10 +103,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
   }
   if (range.tiles > 0) multiply();
 
-  finish_tile<Tile>(p, kept, shared, [&](int slice) {
+  finish_tile<Tile>(p, shared_block, shared, [&](int slice) {
     float* const to = shared + (warp_m * 32 + lane_m) * kSlicePitch<Tile> + at_n;
     UNROLL for (int q = 0; q < kQuadsM; ++q) {
-      if (q != slice) continue;  // a register has no number at run time
+      if (q != slice) continue;  // registers cannot be indexed at run time
       UNROLL for (int i = 0; i < 4; ++i) {
         const float(&row)[kQuadsN * 4] = sums[4 * q + i];
         UNROLL for (int j = 0; j < kQuadsN; ++j) {

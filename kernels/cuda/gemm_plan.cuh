@@ -1,10 +1,10 @@
 #pragma once
-// What the matrix products of f32 (gemm_f32.cuh), bf16 (gemm_bf16.cuh) and few rows (gemv.cuh) share. A
-// block computes a tile of C for a range of k. Its threads walk with their loads through tiles of A and B
-// (TileWalk), which lie in memory along k or across it: that gives all transpositions. In the end the sums
-// go through shared memory, so that rows of C are written whole, with the epilogue on the way. Where there
-// are too few tiles to fill a GPU, blocks share the range of k: each writes its sums to a workspace, and
-// gemm_reduce adds them in order.
+// What the GEMM kernels in f32 (gemm_f32.cuh), bf16 (gemm_bf16.cuh) and for few rows (gemv.cuh) share. A
+// block computes a threadblock tile of C over a range of k. TileIterator gives the global addresses of a
+// thread's loads; operands may be contiguous along k or across it, which covers all transpositions. The
+// epilogue passes the sums through shared memory, so that whole rows of C are written by coalesced vector
+// stores. If there are too few tiles to fill a GPU, k is split (split-K): each split writes its sums to a
+// workspace, and gemm_reduce() adds them in order.
 #include <algorithm>
 #include <initializer_list>
 
@@ -15,10 +15,10 @@
 
 namespace tapestry::kernels::cuda {
 
-/// Four elements of a row of C: what a thread writes at once.
+/// Four elements of a row of C: the unit of a thread's stores.
 using Quad = Pack<float, 4>;
 
-/// A Gemm as the GPU gets it.
+/// Kernel parameters of a Gemm.
 template <class T>
 struct GemmPlan {
   std::int64_t m, n, k;
@@ -27,36 +27,36 @@ struct GemmPlan {
   T* c;
   T* aux;
   const T* bias;
-  std::int64_t a_pitch, b_pitch, c_row;  // between lines of memory
-  bool accumulate, c_packs;              // c_packs: C, aux and bias in packs of four
+  std::int64_t a_pitch, b_pitch, c_row;  // leading dimensions in elements
+  bool accumulate, c_packs;              // c_packs: C, aux and bias allow vectors of four elements
   Epilogue epilogue;
   unsigned batch;
   int batch_ndim;
   unsigned batch_sizes[kMaxDims];
   std::int64_t a_batch[kMaxDims], b_batch[kMaxDims], c_batch[kMaxDims];
   unsigned m_tiles, n_tiles, splits;
-  std::int64_t k_split;      // of each split but the last
-  float* partial;            // of splits > 1: (splits, batch, m, partial_row)
-  std::int64_t partial_row;  // n, rounded up to packs
+  std::int64_t k_split;      // k per split; the last may have less
+  float* partial;            // workspace if splits > 1: (splits, batch, m, partial_row)
+  std::int64_t partial_row;  // n, rounded up to a multiple of 4
 };
 
-/// How a product is computed: by which tiles, and in how many parts of k; or without tiles.
-struct GemmWay {
+/// How a product is computed: the tile size and the number of splits of k, or the gemv kernel.
+struct GemmStrategy {
   bool large = false;
   std::int64_t splits = 1;
-  bool few_rows = false;
+  bool gemv = false;
 };
 
-// ---- which tile
+// ---- tile scheduling
 
-/// Element (0, 0) of a block's tile of C, its matrix of the batch and where that begins in C, its part of k.
+/// First row and column of a block's tile of C, offset of its matrix in C, batch index, and split index.
 struct GemmBlock {
   std::int64_t row, column, c;
   unsigned batch, split;
 };
 
-/// Blocks that run at the same time have neighbouring tiles, in columns of 16: what they read of A and B is
-/// in the L2 cache most of the time.
+/// Threadblock swizzle: consecutive blocks take tiles in groups of 16 tile rows, column by column. So
+/// concurrent blocks mostly find their tiles of A and B in L2.
 template <class Tile, class T>
 __device__ __forceinline__ GemmBlock gemm_block(const GemmPlan<T>& p) {
   constexpr unsigned kGroup = 16;
@@ -87,13 +87,13 @@ __device__ __forceinline__ BatchOffsets batch_offsets(const GemmPlan<T>& p, unsi
   return at;
 }
 
-// ---- from memory
+// ---- global loads
 
-/// How a block goes through its part of k: the first tile takes what does not fill a tile, so that no other
-/// need look where k ends.
+/// A block's range of k as tiles of kDepth. The first tile is the partial one, so that the others need no
+/// predicates along k.
 struct KRange {
   std::int64_t begin;
-  int tiles, first;  // tiles, and what the first one has of k
+  int tiles, first;  // number of tiles, and depth of the first
 };
 template <int kDepth, class T>
 __device__ __forceinline__ KRange k_range(const GemmPlan<T>& p, unsigned split) {
@@ -105,22 +105,22 @@ __device__ __forceinline__ KRange k_range(const GemmPlan<T>& p, unsigned split) 
   return range;
 }
 
-/// The packs of V elements that a thread has of a tile of kLines lines (rows of A, columns of B) by kDepth of
-/// k, and of the tiles behind it. Neighbouring threads have neighbouring packs. Lines that the operand does
-/// not have need not be read: they go into elements of C that do not exist.
+/// The packs of V elements that a thread loads from a tile of kLines lines (rows of A, columns of B) by
+/// kDepth, and from the following tiles. Adjacent threads load adjacent packs (coalesced). Lines past the end
+/// of the operand may be left unread: they only affect elements of C that do not exist.
 template <class T, int kLines, int kDepth, int kThreads, int V, bool kAlongK>
-struct TileWalk {
+struct TileIterator {
   static constexpr int kPacks = kLines * kDepth / (kThreads * V);
-  static constexpr int kAcross = (kAlongK ? kDepth : kLines) / V;  // packs of one line of memory
-  static constexpr int kStep = kThreads / kAcross;  // lines of memory from a thread's pack to its next
+  static constexpr int kAcross = (kAlongK ? kDepth : kLines) / V;  // packs per contiguous line
+  static constexpr int kStep = kThreads / kAcross;  // contiguous lines from a thread's pack to its next
   static_assert(kPacks * kThreads * V == kLines * kDepth && kStep * kAcross == kThreads);
 
   const T* at;
   std::int64_t pitch;
   int first_line, first_k, lines;
 
-  __device__ __forceinline__ TileWalk(const T* operand, std::int64_t pitch_, std::int64_t line,
-                                      std::int64_t line_count, std::int64_t k)
+  __device__ __forceinline__ TileIterator(const T* operand, std::int64_t pitch_, std::int64_t line,
+                                          std::int64_t line_count, std::int64_t k)
       : pitch(pitch_) {
     const int thread = static_cast<int>(threadIdx.x), across = thread % kAcross * V, along = thread / kAcross;
     first_line = kAlongK ? along : across;
@@ -131,13 +131,13 @@ struct TileWalk {
   __device__ __forceinline__ int line(int pack) const { return first_line + (kAlongK ? pack * kStep : 0); }
   __device__ __forceinline__ int k(int pack) const { return first_k + (kAlongK ? 0 : pack * kStep); }
   __device__ __forceinline__ const T* address(int pack) const { return at + pack * (kStep * pitch); }
-  /// Whether the operand has this line: then it has all of the pack.
+  /// Whether the line of this pack exists. If it does, the whole pack does.
   __device__ __forceinline__ bool has_line(int pack) const { return line(pack) < lines; }
-  /// To the next tile, behind one that has so much of k.
+  /// Moves to the next tile; `depth` is the depth of the current one.
   __device__ __forceinline__ void advance(int depth) { at += kAlongK ? depth : depth * pitch; }
 };
 
-// ---- the end of a tile
+// ---- epilogue
 
 template <class F>
 __device__ __forceinline__ void apply(F f, float (&v)[4]) {
@@ -148,7 +148,7 @@ __device__ __forceinline__ void apply(F f, float (&v)[4], const float (&at)[4]) 
   UNROLL for (int i = 0; i < 4; ++i) v[i] = f(v[i], at[i]);
 }
 
-/// Elements of a row of T, of which `count` exist.
+/// Reads four elements of a row, of which `count` exist.
 template <class T>
 __device__ __forceinline__ void read_quad(const T* from, bool pack, int count, float (&v)[4]) {
   Pack<T, 4> x{};
@@ -164,7 +164,7 @@ __device__ __forceinline__ void write_quad(T* to, bool pack, int count, const fl
   else UNROLL for (int i = 0; i < 4; ++i) if (i < count) to[i] = x.v[i];
 }
 
-/// The epilogue of four columns from `column` on, of which `count` exist, of C's elements from `at` on.
+/// Applies the epilogue to four columns of C at offset `at`, of which `count` exist.
 template <class T>
 __device__ __forceinline__ void apply_epilogue(const GemmPlan<T>& p, std::int64_t at, int count,
                                                float (&v)[4]) {
@@ -196,7 +196,7 @@ __device__ __forceinline__ void apply_epilogue(const GemmPlan<T>& p, std::int64_
   }
 }
 
-/// Columns of C from `column` on that a thread finishes, four at most.
+/// Up to four adjacent columns of C, starting at `column`, that one thread finishes.
 template <class T>
 struct QuadColumn {
   const GemmPlan<T>& p;
@@ -208,8 +208,8 @@ struct QuadColumn {
       : p(plan), column(from), count(static_cast<int>(std::min(p.n - from, std::int64_t{4}))) {
     if (p.bias && count > 0) read_quad(p.bias + column, p.c_packs, count, bias);
   }
-  /// From sums to C, in kRows rows that begin `at[i]` behind C's first element, if C has them: what is read
-  /// of all of them is on its way before the first is written.
+  /// Writes kRows rows of sums to C, at offsets at[i] from C's first element, where has[i]. All loads are
+  /// issued before the first store.
   template <int kRows, bool kEpilogue>
   __device__ __forceinline__ void finish(const bool (&has)[kRows], const std::int64_t (&at)[kRows],
                                          Quad (&sums)[kRows]) const {
@@ -231,23 +231,24 @@ struct QuadColumn {
   }
 };
 
-/// The tile's sums leave the registers in slices: 32 rows of each of the kWarpsM rows of warps.
+/// The sums leave the registers in slices, because shared memory is smaller than the tile: one slice has 32
+/// rows of each of the kWarpsM warp rows.
 template <class Tile>
 inline constexpr int kSliceRows = 32 * Tile::kWarpsM;
 template <class Tile>
 inline constexpr int kSlices = Tile::kM / kSliceRows<Tile>;
-/// Floats of a slice in shared memory; rows are padded against bank conflicts.
+/// Leading dimension of a slice in shared memory; padded against bank conflicts.
 template <class Tile>
 inline constexpr int kSlicePitch = Tile::kN + Tile::kSlicePad;
 template <class Tile>
 inline constexpr int kSliceFloats = kSliceRows<Tile>* kSlicePitch<Tile>;
 
-/// `put(slice)` writes a thread's sums of a slice into shared memory, at `sums`. `block` is in shared memory
-/// too: in registers it would take the place of sums all the time.
-template <class Tile, class T, class Put>
+/// `write_slice(slice)` writes a thread's sums of one slice to `sums` in shared memory. `block` also lies in
+/// shared memory, because in registers it would be live during the whole mainloop.
+template <class Tile, class T, class WriteSlice>
 __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBlock& block, const float* sums,
-                                            const Put& put) {
-  // A thread has the same columns of every row.
+                                            const WriteSlice& write_slice) {
+  // Each thread handles the same columns in all rows.
   constexpr int kAcross = Tile::kN / 4, kRowStep = Tile::kThreads / kAcross;
   constexpr int kRounds = kSliceRows<Tile> / kRowStep, kAtOnce = Tile::kFinishRows;
   static_assert(kRowStep * kAcross == Tile::kThreads && kRounds % kAtOnce == 0);
@@ -258,8 +259,8 @@ __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBloc
   const QuadColumn<T> quads(p, column);
 
   NO_UNROLL for (int slice = 0; slice < kSlices<Tile>; ++slice) {
-    __syncthreads();  // what was in shared memory has been read
-    put(slice);
+    __syncthreads();  // the previous contents have been read
+    write_slice(slice);
     __syncthreads();
     const auto finish = [&]<int kRows, bool kEpilogue>(int round) {
       bool has[kRows];
@@ -287,7 +288,8 @@ __device__ __forceinline__ void finish_tile(const GemmPlan<T>& p, const GemmBloc
 
 inline constexpr int kReduceThreads = 256;
 
-/// Adds the parts of k, the first one first. A thread has one pack of C.
+/// Split-K reduction: adds the partial sums in order of k, then applies the epilogue. A thread handles one
+/// quad of C.
 template <class T>
 __global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
   const std::int64_t across = p.partial_row / 4, rows = p.batch * p.m;
@@ -308,7 +310,7 @@ __global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
   QuadColumn<T>(p, column).template finish<1, true>(has, at, sums);
 }
 
-// ---- the host's part
+// ---- host
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -318,7 +320,7 @@ inline std::int64_t batch_count(const Gemm& g) {
   return count;
 }
 
-/// Whether an operand, of lines of memory of `length` elements, can be read in packs of 16 bytes.
+/// Whether an operand with contiguous lines of `length` elements allows 16-byte loads.
 template <class T>
 bool operand_packs(const void* data, std::int64_t pitch, std::int64_t length, int batch_ndim,
                    const std::int64_t (&batch)[kMaxDims]) {
@@ -328,7 +330,7 @@ bool operand_packs(const void* data, std::int64_t pitch, std::int64_t length, in
   return packs;
 }
 
-/// Which of A and B have their lines of memory along k, and whether both come in packs.
+/// Which of A and B are contiguous along k, and whether both allow 16-byte loads.
 struct GemmLayout {
   bool a_along_k, b_along_k, packs;
 };
@@ -342,25 +344,25 @@ GemmLayout gemm_layout(const Gemm& g) {
   return l;
 }
 
-/// Estimated clocks of an SM of a Hopper GPU, which has 132 of them.
+/// Estimated clocks of an H100, which has 132 SMs.
 template <class Tile>
 double gemm_clocks(const Gemm& g, std::int64_t batch, std::int64_t splits) {
   constexpr std::int64_t kSms = 132;
-  constexpr double kBytesAClock = 2400;  // of all of them, from memory
+  constexpr double kBytesPerClock = 2400;  // memory bandwidth of the whole GPU
   const std::int64_t blocks = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * batch * splits;
-  const double tile = Tile::kM * Tile::kN * static_cast<double>(ceil_div(g.k, splits)) / Tile::kRate;
-  double clocks = static_cast<double>(ceil_div(blocks, kSms)) * (tile + Tile::kLead);
-  if (splits > 1)  // one more launch, and the sums are written and read
-    clocks += 4000 + 8.0 * static_cast<double>(splits * batch * g.m * g.n) / kBytesAClock;
+  const double tile = Tile::kM * Tile::kN * static_cast<double>(ceil_div(g.k, splits)) / Tile::kFmasPerClock;
+  double clocks = static_cast<double>(ceil_div(blocks, kSms)) * (tile + Tile::kOverheadClocks);
+  if (splits > 1)  // a second launch, and traffic of the partial sums
+    clocks += 4000 + 8.0 * static_cast<double>(splits * batch * g.m * g.n) / kBytesPerClock;
   return clocks;
 }
 
-/// The way that takes the fewest clocks. It depends on the product alone, which so has the same bits on every
-/// GPU.
+/// The strategy with the fewest estimated clocks. It depends only on the product, not on the GPU, so results
+/// have the same bits on every GPU.
 template <class Large, class Small>
-GemmWay fastest_way(const Gemm& g) {
+GemmStrategy fastest_strategy(const Gemm& g) {
   const std::int64_t batch = batch_count(g), most = g.k / 128;
-  GemmWay best;
+  GemmStrategy best;
   double fewest = 0;
   const auto consider = [&]<class Tile>(bool large) {
     const std::int64_t tiles = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * batch;
@@ -382,7 +384,7 @@ template <class Tile, class T>
 GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t splits) {
   GemmPlan<T> p{};
   p.m = g.m, p.n = g.n, p.k = g.k;
-  // Without terms A and B may be nowhere; nothing is read.
+  // With k = 0 nothing is read, and A and B may be null; any valid pointer will do.
   p.a = static_cast<const T*>(g.k ? g.a : g.c);
   p.b = static_cast<const T*>(g.k ? g.b : g.c);
   p.c = static_cast<T*>(g.c);
@@ -405,19 +407,19 @@ GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t spli
   }
   p.m_tiles = static_cast<unsigned>(ceil_div(g.m, Tile::kM));
   p.n_tiles = static_cast<unsigned>(ceil_div(g.n, Tile::kN));
-  // A block counts its part of k in 31 bits.
+  // Kernels count k within a split in 31 bits.
   splits = std::max(splits, ceil_div(g.k, 1 << 30));
   p.k_split = std::max<std::int64_t>(ceil_div(ceil_div(g.k, splits), Tile::kDepth), 1) * Tile::kDepth;
   p.splits = static_cast<unsigned>(std::max<std::int64_t>(ceil_div(g.k, p.k_split), 1));
   p.partial_row = ceil_div(g.n, 4) * 4;
-  // In 64 bits: 32 would take 2^32 matrices and one for one.
+  // In 64 bits, because 2^32 matrices would wrap to 0 in 32 bits.
   const std::int64_t blocks = std::int64_t{p.m_tiles} * p.n_tiles * p.splits * batch_count(g);
   check(blocks <= 0x7fffffff, "[matmul] ", batch_count(g), " products of (", g.m, ", ", g.k, ") and (", g.k,
         ", ", g.n, ") are too many for a launch; multiply fewer at once");
   return p;
 }
 
-/// `kernel` with the grid and the workspace of its plan, then the reduction if there is one to do.
+/// Launches `kernel` with the grid and workspace of its plan, then the split-K reduction if k is split.
 template <class Tile, class T>
 void launch_gemm_plan(void (*kernel)(GemmPlan<T>), GemmPlan<T> plan, std::size_t shared_bytes, Device device,
                       cudaStream_t stream) {

@@ -1,21 +1,22 @@
 #pragma once
-// C = A B for up to 16 rows of A (4 of bf16), where A and B both lie along k in aligned packs: a linear
-// layer's forward with a small batch. A tile's products would nearly all be wasted; the time goes into
-// reading B, once. A block has four columns of C, its threads go along k with packs of all four and of the
-// rows of A, which come from a cache.
+// C = A B for up to 16 rows of A (4 in bf16), where A and B are both contiguous along k with aligned packs:
+// the forward pass of a linear layer with a small batch. The time is the time to read B once; a threadblock
+// tile would waste most of its products. A block computes four columns of C. Its threads stride along k with
+// 16-byte loads of the four columns of B and of the rows of A, which hit in cache.
 #include "tapestry/kernels/cuda/gemm_plan.cuh"
 
 namespace tapestry::kernels::cuda {
 
-/// An element of B is multiplied by every row of A while the next ones are read. Memory gives a
-/// multiprocessor of Hopper's about 5 of f32 in a clock, or 10 of bf16, and it has 128 products in that time:
-/// 16 rows of bf16 are for tensor cores.
+/// The largest number of rows for which the FMAs keep up with memory. Per clock, an SM of an H100 receives
+/// about 5 f32 or 10 bf16 elements and computes 128 products; each element of B is multiplied by every row.
+/// For 16 rows of bf16, tensor cores are needed.
 template <class T>
 inline constexpr int kGemvRows = std::is_same_v<T, float> ? 16 : 4;
 inline constexpr int kGemvColumns = 4, kGemvWarps = 8;
 
-/// v[i] summed over the warp: half of the lanes keep one half of v each time, so that a lane ends up with N /
-/// 32 sums, or 32 / N neighbours with the same one. Returns the number of the lane's first.
+/// Sums v[i] over the warp by halving: in each step a lane gives half of its values to its partner.
+/// Afterwards a lane has N / 32 sums, or 32 / N adjacent lanes have the same sum. Returns the index of the
+/// lane's first sum.
 template <int N, int kLanes = 16>
 __device__ __forceinline__ int fold_warp(float* v) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -34,8 +35,8 @@ __device__ __forceinline__ int fold_warp(float* v) {
   return first;
 }
 
-/// 64 sums of 16 rows, and packs of A and B, take 128 registers: two blocks of 256 threads on an SM. 16 sums
-/// of 4 rows and packs of bf16 as floats take 80.
+/// Blocks per SM. 64 sums of 16 rows, and packs of A and B, take 128 registers: two blocks of 256 threads. 16
+/// sums of 4 rows and bf16 packs as floats take 80 registers: three blocks.
 constexpr int gemv_blocks(int rows) { return rows > 4 ? 2 : rows > 1 ? 3 : 4; }
 
 template <class T, int kRows>
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(32 * kGemvWarps, gemv_blocks(kRows)) gemv(Gemm
     if (has) pack = *reinterpret_cast<const Pack<T, V>*>(from);
     UNROLL for (int j = 0; j < V; ++j) x[j] = load(pack.v[j]);
   };
-  float sums[kSums] = {};  // column by column
+  float sums[kSums] = {};  // column-major
   for (std::int64_t k = thread * V; k < p.k; k += static_cast<std::int64_t>(blockDim.x) * V) {
     float b[kGemvColumns][V];
     UNROLL for (int c = 0; c < kGemvColumns; ++c) read(p.b + (column + c) * p.b_pitch + k, c < columns, b[c]);
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(32 * kGemvWarps, gemv_blocks(kRows)) gemv(Gemm
   QuadColumn<T>(p, column).template finish<1, true>(has, at, total);
 }
 
-/// Whether gemv() can take it. It depends on the product and its alignment alone, as gemm_way().
+/// Whether the gemv kernel applies. Like gemm_strategy(), this depends only on the product and its alignment.
 template <class T>
 bool is_gemv(const Gemm& g) {
   const GemmLayout layout = gemm_layout<T>(g);
@@ -87,7 +88,7 @@ bool is_gemv(const Gemm& g) {
 template <class T>
 void launch_gemv(const Gemm& g, const GemmLayout& layout, cudaStream_t stream) {
   const GemmPlan<T> plan = gemm_plan<SmallTileF32, T>(g, layout, 1);
-  // Each thread has two packs of a column or more, if that takes no more warps than there are.
+  // At least two packs of each column per thread, as far as kGemvWarps allows.
   constexpr std::int64_t kPacks = 2 * 32 * (16 / sizeof(T));
   const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(g.k, kPacks), 1, kGemvWarps));
   const auto go = [&](auto kernel) {

@@ -1,7 +1,8 @@
 #pragma once
-// Rows by index, and the sums of their gradients. Rows move as bits, one kernel a size, 16 bytes at a time
-// where memory allows it. Sums are made without atomics: the positions of each index are found by sorting,
-// and a row's threads add up its gradients in order of position.
+// Row gather by index, and its gradient. Gathers copy raw bits, with one kernel per element size and 16-byte
+// accesses if aligned. The gradient adds rows of equal index without atomics: the indices are sorted with
+// their positions, and the threads of each row add its gradients in order of position, so results are
+// deterministic.
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/dims.cuh"
 #include "tapestry/kernels/cuda/sort.cuh"
@@ -18,14 +19,14 @@ inline unsigned index_blocks(std::int64_t threads) {
 __device__ __forceinline__ std::int64_t index_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * kIndexThreads + threadIdx.x;
 }
-/// n / d and the rest.
+/// The quotient n / d; the remainder goes to `rest`.
 __device__ __forceinline__ std::int64_t split(std::int64_t n, const WideDivisor& d, std::int64_t& rest) {
   const std::uint64_t quotient = d.divide(static_cast<std::uint64_t>(n));
   rest = n - static_cast<std::int64_t>(quotient * d.value);
   return static_cast<std::int64_t>(quotient);
 }
 
-/// Indices, i64 or i32.
+/// Indices of type i64 or i32.
 struct Indices {
   const void* data;
   bool narrow;
@@ -33,30 +34,31 @@ struct Indices {
     return narrow ? static_cast<const std::int32_t*>(data)[i] : static_cast<const std::int64_t*>(data)[i];
   }
 };
-/// As the sort sees them: what is out of range comes last.
+/// Sort key. As an unsigned number, a negative index sorts behind all valid ones.
 struct IndexKey {
   Indices index;
   __device__ std::uint64_t operator()(std::int64_t i) const { return static_cast<std::uint64_t>(index[i]); }
 };
 
-/// Positions are not negative: their order is that of unsigned numbers.
+/// atomicMin for the first position of an invalid index. Positions are not negative, so unsigned comparison
+/// works.
 __device__ __forceinline__ void report_bad(std::int64_t* first_bad, std::int64_t position) {
   static_assert(sizeof(unsigned long long) == sizeof(std::int64_t));
   if (first_bad)
     atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(position));
 }
 
-// ---- rows
+// ---- gather
 
 struct Gather {
-  WideDivisor count, inner;                                   // indices; packs or elements of a row
+  WideDivisor count, inner;                                   // number of indices; packs or elements per row
   std::int64_t total;                                         // packs or elements of y
   std::int64_t rows, outer_stride, row_stride, inner_stride;  // of x
   Indices index;
   std::int64_t* first_bad;
 };
 
-/// y[o, i, :] = x[o, index[i], :], y dense; zeros for an index out of range.
+/// y[o, i, :] = x[o, index[i], :] with dense y. Rows of invalid indices become zero.
 template <class T, int V>
 __global__ void __launch_bounds__(kIndexThreads) gather_rows(Gather g, const T* x, T* y) {
   const std::int64_t thread = index_thread();
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(kIndexThreads) gather_rows(Gather g, const T* 
   *reinterpret_cast<Pack<T, V>*>(y + thread * V) = pack;
 }
 
-/// `g` in elements; inner_stride 1 where x's rows are dense.
+/// `g` counts in elements. inner_stride is 1 if the rows of x are dense.
 template <class T>
 void launch_gather(Gather g, const void* x, void* y, cudaStream_t stream) {
   using B = Bits<T>;
@@ -119,18 +121,18 @@ void launch_embedding(const View& out, const View& weight, const View& indices, 
                    weight.data, out.data, stream);
 }
 
-// ---- sums of rows
+// ---- sums of rows (gradient)
 
 struct Segments {
-  WideDivisor count, inner;    // indices; packs or elements of a row
+  WideDivisor count, inner;    // number of indices; packs or elements per row
   std::int64_t total;          // threads: outer x count x inner
-  std::int64_t rows, skipped;  // an index that gets nothing, or -1
-  const std::uint64_t* keys;   // the indices, sorted
+  std::int64_t rows, skipped;  // skipped: an index whose row receives nothing (padding_idx), or -1
+  const std::uint64_t* keys;   // the sorted indices
   const std::int64_t* positions;
   std::int64_t* first_bad;
 };
 
-/// The end of the equal keys that begin at `first`: by doubling steps forth, then halving them.
+/// The end of the run of equal keys that starts at `first`: exponential search, then binary search.
 __device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, std::int64_t first,
                                                     std::int64_t count) {
   const std::uint64_t key = keys[first];
@@ -141,7 +143,8 @@ __device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, s
   return last + 1;
 }
 
-/// dx[o, key, :] += dy[o, position, :], in order of position, by the threads at a segment's beginning.
+/// dx[o, key, :] += dy[o, position, :] in order of position. Only the threads at the start of a run of equal
+/// keys work.
 template <class T, class Sum, int V>
 __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const T* dy, Sum* dx) {
   const std::int64_t thread = index_thread();
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const 
   const Pack<Sum, V> before = *to;
   UNROLL for (int v = 0; v < V; ++v) sum[v] = load(before.v[v]);
   std::int64_t i = first;
-  for (; i + 4 <= end; i += 4) {  // four rows on their way at once
+  for (; i + 4 <= end; i += 4) {  // four loads in flight
     Pack<T, V> packs[4];
     UNROLL for (int u = 0; u < 4; ++u) packs[u] = from[s.positions[i + u] * inner];
     UNROLL for (int u = 0; u < 4; ++u) { UNROLL for (int v = 0; v < V; ++v) sum[v] += load(packs[u].v[v]); }
@@ -218,7 +221,7 @@ void launch_embedding_backward(const View& dweight, const View& grad, const View
                         dweight.sizes[1], padding, nullptr, grad.data, dweight.data, stream);
 }
 
-// ---- one element a row
+// ---- scatter: one element per row
 
 /// dx[o, k, i] = index[o, i] == k ? g[o, i] : 0
 template <class T>

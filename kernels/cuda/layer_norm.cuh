@@ -1,15 +1,14 @@
 #pragma once
-// Layer normalisation. A row is read once where it fits into the registers of those who share it:
+// Layer normalization. Rows that fit into registers are read from memory once:
 //
-//   layer_norm_rows, layer_norm_backward_rows           up to 16384 elements (8192 in backward), short rows
-//   by
-//                                                       a warp, others by a block
-//   layer_norm_streamed, layer_norm_backward_streamed   any length; what is read again comes from a cache
+//   layer_norm_rows, layer_norm_backward_rows           up to 16384 elements (8192 in backward); short rows
+//                                                       use one warp, longer rows one block
+//   layer_norm_streamed, layer_norm_backward_streamed   any length; the second and third read hit in cache
 //
-// All of them read 16 bytes at a time where rows begin at multiples of that (V), else an element.
+// All kernels use 16-byte accesses (V elements) if rows are aligned, else scalar accesses.
 //
-// The sums over rows, dweight and dbias, have two stages: each block adds up a range of rows for itself,
-// add_row_parts() joins the blocks.
+// dweight and dbias are sums over rows, computed in two stages: each block sums a range of rows, then
+// add_row_parts() adds the results of the blocks in a fixed order.
 #include <algorithm>
 #include <cmath>
 
@@ -19,13 +18,13 @@
 
 namespace tapestry::kernels::cuda {
 
-/// What kThreads threads share: sums over a warp, or over the block (see sum_block).
+/// Sums over the kThreads threads of a row: one warp, or the whole block (see sum_block()).
 template <int kThreads, int K>
 __device__ __forceinline__ void sum_row(float (&s)[K], float (&parts)[K][kThreads / 32]) {
   if constexpr (kThreads == 32) sum_warp(s);
   else sum_block<kThreads>(s, parts);
 }
-/// Warps share a block four by four.
+/// Rows of one warp are grouped by four into a block.
 constexpr int block_threads(int row_threads) { return row_threads == 32 ? 128 : row_threads; }
 
 template <class T>
@@ -38,21 +37,23 @@ struct LayerNormRows {
   float *mean, *inv_std;
 };
 
-/// Threads of an SM that rows are made for: a warp or a block waits for its whole row, while others read
-/// theirs. 8 elements take 32 registers, 16 take 48; more, or single ones with an address each, 64.
-constexpr int threads_an_sm(int elements, int pack) {
+/// Resident threads per SM that a kernel is compiled for (launch bounds). While one warp or block waits for
+/// its row, others load theirs. 8 elements per thread take 32 registers, 16 take 48. More elements, or scalar
+/// loads with an address each, take 64.
+constexpr int threads_per_sm(int elements, int pack) {
   if (pack == 1 || elements > 16) return 1024;
   return elements > 8 ? 1280 : 2048;
 }
 
-/// Elements of a thread lie as in softmax.cuh.
+/// Elements map to threads as in softmax.cuh.
 template <class T, int kThreads, int kElements, int V>
 __global__ void __launch_bounds__(block_threads(kThreads),
-                                  threads_an_sm(kElements, V) / block_threads(kThreads))
+                                  threads_per_sm(kElements, V) / block_threads(kThreads))
     layer_norm_rows(LayerNormRows<T> a) {
   static_assert(kElements % V == 0);
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= a.rows) return;  // a whole warp, and never one of a larger block
+  if (row >= a.rows)
+    return;  // uniform over the warp, and over larger blocks, so no barrier is skipped by some threads
   SHARED(float, parts, [2][1][kThreads / 32]);
   const int thread = static_cast<int>(threadIdx.x);
   const T* const in = a.x + row * a.n;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void write_floats(T* to, const float (&x)[V]) {
   UNROLL for (int j = 0; j < V; ++j) pack.v[j] = store<T>(x[j]);
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
-/// What the row is multiplied by, or what is added to it, there; `otherwise` without.
+/// V elements of weight or bias at `at`; `otherwise` if the array is null.
 template <int V, class T>
 __device__ __forceinline__ void read_affine(const T* from, int at, float otherwise, float (&x)[V]) {
   if (from) return read_floats<V>(from + at, x);
@@ -154,18 +155,18 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNo
 
 template <class T>
 struct LayerNormGrads {
-  std::int64_t rows, chunk;  // rows that a block takes
+  std::int64_t rows, chunk;  // chunk: rows per block
   int n;
   const T *dy, *x, *weight;
   const float *mean, *inv_std;
-  T* dx;         // or null
-  float* parts;  // or null; (blocks, 2, n): of dweight and dbias
+  T* dx;         // may be null
+  float* parts;  // may be null; (blocks, 2, n), the partial dweight and dbias
 };
 
-/// Each thread adds up its own columns of dweight and dbias in registers, over the rows of its block; the
-/// warps of a block take turns at the end. kBlocks a multiprocessor: x, dy and the two sums of 8 elements
-/// take half of the 64 registers that leaves for 1024 threads; single elements (V = 1) have more addresses,
-/// and 768 threads; 16 elements (512 threads) take 128.
+/// Each thread accumulates its columns of dweight and dbias in registers over the rows of its block. At the
+/// end the warps of a block add up their sums one after another. kBlocks is the number of blocks per SM: with
+/// 8 elements per thread, x, dy and the two sums take half of the 64 registers available at 1024 threads.
+/// Scalar loads (V = 1) need more addresses, so 768 threads. 16 elements (512 threads) take 128 registers.
 template <class T, int kThreads, int kElements, int V, int kBlocks>
 __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     layer_norm_backward_rows(LayerNormGrads<T> a) {
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
   for (std::int64_t row = begin + threadIdx.y; row < end; row += blockDim.y, turn ^= 1) {
     Pack<T, V> x[kPacks], dy[kPacks];
     UNROLL for (int p = 0; p < kPacks; ++p) {
-      if constexpr (V == 1) {  // of so many addresses pack_or() makes too many registers
+      if constexpr (V == 1) {  // pack_or() would take too many registers for so many addresses
         x[p] = dy[p] = Pack<T, V>{};
         if (at(p) >= a.n) continue;
         x[p].v[0] = a.x[row * a.n + at(p)];
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
       else UNROLL for (int j = 0; j < V; ++j) w.v[j] = store<T>(1.0f);
       return unpacked(w);
     };
-    float sums[2] = {};  // of the gradient of the normalised row, and of its product with that row
+    float sums[2] = {};  // sum of g = dy weight, and sum of g times the normalized row
     UNROLL for (int p = 0; p < kPacks; ++p) {
       const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
       UNROLL for (int j = 0; j < V; ++j) {
@@ -230,14 +231,15 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     SHARED(float, totals, [2][32 * kElements]);
     for (unsigned warp = 0; warp < blockDim.y; ++warp) {
       if (threadIdx.y == warp)
-        UNROLL for (int i = 0; i < kElements; ++i) {  // conflict-free: neighbours have neighbouring places
+        UNROLL for (int i = 0; i < kElements;
+                    ++i) {  // adjacent threads use adjacent words: no bank conflicts
           float* const to = &totals[0][i * 32 + thread];
           to[0] = (warp ? to[0] : 0.0f) + dweight[i];
           to[32 * kElements] = (warp ? to[32 * kElements] : 0.0f) + dbias[i];
         }
       __syncthreads();
     }
-    if (threadIdx.y >= 2) return;  // a warp each writes the two
+    if (threadIdx.y >= 2) return;  // one warp writes dweight, another dbias
     UNROLL for (int i = 0; i < kElements; ++i) {
       const int column = at(i / V) + i % V;
       if (column < a.n)
@@ -253,7 +255,8 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
   }
 }
 
-/// Each block adds up dweight and dbias in memory, where a column always has the same thread.
+/// Each block accumulates its dweight and dbias in global memory. The same thread always handles a column, so
+/// no atomics are needed.
 template <class T, int V>
 __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streamed(LayerNormGrads<T> a) {
   SHARED(float, parts, [2][2][kStreamThreads / 32]);
@@ -303,15 +306,15 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
   }
 }
 
-/// Threads that share a column: more where there are many parts, for each load takes its time, and of short
-/// rows there are few blocks.
+/// blockDim.y of add_row_parts(): threads that share a column. With many parts, more threads hide the latency
+/// of the loads, since short rows give few blocks.
 inline constexpr unsigned kPartThreads = 32;
 inline unsigned part_threads(int count) {
   return count > 64 ? kPartThreads : static_cast<unsigned>(std::clamp(count, 1, 8));
 }
 
-/// Block (32, y). Columns of `parts` (count, 2, n) added up: the first n into dweight, the others into dbias;
-/// either may be null.
+/// Block (32, y). Adds the `count` rows of `parts` (count, 2, n): columns [0, n) give dweight, the others
+/// dbias. Either output may be null.
 template <class T>
 __global__ void __launch_bounds__(32 * kPartThreads)
     add_row_parts(const float* parts, int count, int n, T* dweight, T* dbias) {
@@ -331,7 +334,7 @@ __global__ void __launch_bounds__(32 * kPartThreads)
 
 // ---- launches
 
-/// Of a row, as kernels number them.
+/// Converts a row length to int. Throws if it is too long.
 inline int row_length(const char* op, std::int64_t n) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   check(n <= kMost, "[", op, "] rows of ", n, " elements on a GPU; there may be ", kMost);
@@ -342,7 +345,7 @@ inline unsigned norm_blocks(std::int64_t n, std::int64_t each) {
   return static_cast<unsigned>((n + each - 1) / each);
 }
 
-/// In packs of V elements.
+/// V is the number of elements per access.
 template <class T, int V>
 void launch_layer_norm_rows(const LayerNormRows<T>& a, cudaStream_t stream) {
   const dim3 warps(32, 4);
@@ -353,7 +356,9 @@ void launch_layer_norm_rows(const LayerNormRows<T>& a, cudaStream_t stream) {
   if (a.n <= 32 * 8) return go(&layer_norm_rows<T, 32, 8, V>, by_warps, warps);
   if (a.n <= 1024) {
     if constexpr (V > 1) return go(&layer_norm_rows<T, 32, 32, V>, by_warps, warps);
-    else return go(&layer_norm_rows<T, 128, 8, V>, by_blocks, 128);  // 32 addresses take too many registers
+    else
+      return go(&layer_norm_rows<T, 128, 8, V>, by_blocks,
+                128);  // 32 addresses would take too many registers
   }
   if (a.n <= 128 * 16) go(&layer_norm_rows<T, 128, 16, V>, by_blocks, 128);
   else if (a.n <= 256 * 16) go(&layer_norm_rows<T, 256, 16, V>, by_blocks, 256);
@@ -382,11 +387,11 @@ void launch_layer_norm(std::int64_t rows, std::int64_t cols, const void* x, cons
   else launch_layer_norm_rows<T, 1>(a, stream);
 }
 
-/// `multiprocessors`: how many share out the rows.
+/// `multiprocessors` is the number of SMs that the rows are divided among.
 template <class T, int V>
 void launch_layer_norm_backward_rows(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors) {
   const bool sums = s.dweight || s.dbias;
-  // The rows are shared out over `most` blocks a multiprocessor.
+  // Launches up to `most` blocks per SM, each for an equal chunk of rows.
   const auto run = [&](auto kernel, dim3 block, int most) {
     const std::int64_t blocks_wanted = std::int64_t{multiprocessors} * most;
     const std::int64_t chunk = std::max<std::int64_t>(block.y, (s.rows + blocks_wanted - 1) / blocks_wanted);

@@ -1,6 +1,6 @@
 #pragma once
-// Losses over classes, without ever storing probabilities, and squared errors. class_rows.cuh has the ways to
-// share out rows of classes.
+// Losses over classes, computed without storing probabilities, and squared errors. class_rows.cuh maps rows
+// of classes to threads.
 #include <algorithm>
 #include <cmath>
 
@@ -13,8 +13,10 @@
 
 namespace tapestry::kernels::cuda {
 
-/// A ClassLoss as kernels take it. q_c = weight_c (rest t_c + each), where rest t_c is left out for a target
-/// class: that one's part is apart.
+/// Kernel parameters of a ClassLoss. With the target distribution t, the weight of class c in the loss is
+///    q_c = weight_c (target_scale t_c + uniform)
+/// where target_scale = 1 - smoothing and uniform = smoothing / classes. For a target given as a class index,
+/// q has only the uniform part; the term of the target class is added separately.
 template <class T>
 struct ClassRows {
   RowShape shape;
@@ -23,7 +25,7 @@ struct ClassRows {
   const float* weight;
   float* stats;
   std::int64_t ignore_index;
-  float rest, each;
+  float target_scale, uniform;
 
   __device__ float weight_of(std::int64_t c) const { return weight ? weight[c] : 1.0f; }
   __device__ std::int64_t target_of(std::int64_t row) const { return target ? target[row] : ignore_index; }
@@ -33,30 +35,30 @@ struct ClassRows {
     UNROLL for (int j = 0; j < Batch::kSize; ++j) q[j] = 0;
     if (probabilities) batch.read(probabilities + base, q, 0.0f);
     UNROLL for (int j = 0; j < Batch::kSize; ++j) q[j] =
-        batch.has(j) ? weight_of(batch.class_of(j)) * (rest * q[j] + each) : 0.0f;
+        batch.has(j) ? weight_of(batch.class_of(j)) * (target_scale * q[j] + uniform) : 0.0f;
   }
 };
 
-/// Online (see softmax.cuh): the largest x, the sum of exp(x - max), and those of q and q (max - x), whose
-/// terms are all of one sign. All -inf counts as a max of 0.
+/// Online softmax terms of a row (see softmax.cuh): the maximum of x, the sum of exp(x - max), the sum of q,
+/// and the sum of q (max - x), whose terms all have the same sign. If all x are -inf, max counts as 0.
 template <class T, bool with_q>
 struct CrossEntropyTerms {
   struct State {
     float max, sum, q, gap;
   };
-  __device__ static State none() {
-    State s;  // see SoftmaxForward::none()
+  __device__ static State identity() {
+    State s;  // see SoftmaxForward::identity()
     s.max = -kInfinity, s.sum = 0, s.q = 0, s.gap = 0;
     return s;
   }
   __device__ static float base(float max) { return max == -kInfinity ? 0.0f : max; }
-  /// x is -inf and q 0 where a batch has no class.
+  /// Where a batch has no class, x must be -inf and q 0.
   template <class Batch>
   __device__ static void add(State& s, const Batch& batch, const float (&x)[Batch::kSize],
                              const float (&q)[Batch::kSize]) {
     float max = s.max;
     UNROLL for (int j = 0; j < Batch::kSize; ++j) max = fmaxf(max, x[j]);
-    s = raised(s, max);
+    s = rescaled(s, max);
     const float from = base(max);
     UNROLL for (int j = 0; j < Batch::kSize; ++j) {
       s.sum += exp_for<T>(x[j] - from);
@@ -68,14 +70,14 @@ struct CrossEntropyTerms {
   }
   __device__ static State merge(State a, State b) {
     const float max = fmaxf(a.max, b.max);
-    a = raised(a, max);
-    b = raised(b, max);
+    a = rescaled(a, max);
+    b = rescaled(b, max);
     return {max, a.sum + b.sum, a.q + b.q, a.gap + b.gap};
   }
-  /// Of a row, from those of its threads.
+  /// Reduces over the threads of a row. Every thread gets the result.
   template <class Row>
-  __device__ static State joined(State s) {
-    s = raised(s, Row::max(s.max));
+  __device__ static State all_reduce(State s) {
+    s = rescaled(s, Row::max(s.max));
     if constexpr (with_q) {
       float sums[3] = {s.sum, s.q, s.gap};
       Row::sum(sums);
@@ -88,7 +90,7 @@ struct CrossEntropyTerms {
   }
 
  private:
-  __device__ static State raised(State s, float max) {
+  __device__ static State rescaled(State s, float max) {
     s.sum *= expf(s.max - base(max));
     if constexpr (with_q) s.gap += s.q * (base(max) - base(s.max));
     s.max = max;
@@ -96,26 +98,26 @@ struct CrossEntropyTerms {
   }
 };
 
-/// q takes registers beside x: 64 in all.
-template <class Way>
-constexpr int blocks_an_sm(bool with_q) {
-  return with_q ? std::min(Way::kBlocks, 1024 / Way::kThreads) : Way::kBlocks;
+/// Blocks per SM. q needs registers beside x: 64 in all.
+template <class Mapping>
+constexpr int blocks_per_sm(bool with_q) {
+  return with_q ? std::min(Mapping::kBlocks, 1024 / Mapping::kThreads) : Mapping::kBlocks;
 }
 
-/// What a thread finds out about its row.
-template <class T, bool with_q, class Way>
-__device__ __forceinline__ typename CrossEntropyTerms<T, with_q>::State terms_of(const Way& way,
+/// The State of this thread's classes.
+template <class T, bool with_q, class Mapping>
+__device__ __forceinline__ typename CrossEntropyTerms<T, with_q>::State terms_of(const Mapping& mapping,
                                                                                  const ClassRows<T>& a) {
   using Terms = CrossEntropyTerms<T, with_q>;
-  const T* const x = a.x + way.base;
-  typename Terms::State s = Terms::none();
-  if (way.inside)
-    way.template walk<with_q ? 4 : 16>(a.shape, x, [&](const auto& batch) {
+  const T* const x = a.x + mapping.base;
+  typename Terms::State s = Terms::identity();
+  if (mapping.inside)
+    mapping.template for_each_batch<with_q ? 4 : 16>(a.shape, x, [&](const auto& batch) {
       constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
       float values[N];
       [[maybe_unused]] float q[N] = {};
       batch.read(x, values, -kInfinity);
-      if constexpr (with_q) a.read_q(batch, way.base, q);
+      if constexpr (with_q) a.read_q(batch, mapping.base, q);
       Terms::add(s, batch, values, q);
     });
   return s;
@@ -126,12 +128,12 @@ struct RowLosses {
   float *losses, *weights;
   std::int64_t* first_bad;
 
-  /// x: the row's first element. target: ClassRows::target_of() of it, read before all else, for reading it
-  /// takes as long as the row does.
+  /// x points to the first element of the row. `target` is ClassRows::target_of() of the row. The caller
+  /// loads it first, because its latency would otherwise follow that of the row.
   template <bool with_q>
   __device__ void write(const ClassRows<T>& a, std::int64_t row, const T* x, std::int64_t target,
                         typename CrossEntropyTerms<T, with_q>::State s) const {
-    const float log_sum = logf(s.sum) + (s.max - s.max);  // NaN if all are -inf
+    const float log_sum = logf(s.sum) + (s.max - s.max);  // NaN if all x are -inf
     a.stats[2 * row] = s.max;
     a.stats[2 * row + 1] = log_sum;
     float loss = with_q ? s.gap + (s.q == 0 ? 0.0f : s.q * log_sum) : 0.0f, weight = 1;
@@ -142,7 +144,7 @@ struct RowLosses {
           atomicMin(reinterpret_cast<unsigned long long*>(first_bad), static_cast<unsigned long long>(row));
       } else {
         weight = a.weight_of(target);
-        loss += a.rest * weight * (log_sum - (load(x[target * a.shape.inner]) - s.max));
+        loss += a.target_scale * weight * (log_sum - (load(x[target * a.shape.inner]) - s.max));
       }
     }
     losses[row] = loss;
@@ -150,35 +152,35 @@ struct RowLosses {
   }
 };
 
-template <class Way, class T, bool with_q>
-__global__ void __launch_bounds__(Way::kThreads, blocks_an_sm<Way>(with_q))
+template <class Mapping, class T, bool with_q>
+__global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with_q))
     cross_entropy_rows(ClassRows<T> a, RowLosses<T> to) {
-  const Way way(a.shape);
-  const std::int64_t target = way.leads ? a.target_of(way.row) : 0;
-  const auto s = way.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(way, a));
-  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, target, s);
+  const Mapping mapping(a.shape);
+  const std::int64_t target = mapping.leader ? a.target_of(mapping.row) : 0;
+  const auto s = mapping.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(mapping, a));
+  if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
 }
 
-/// The first of two stages: states (rows, parts).
+/// First of two launches for split rows. `states` is (rows, parts).
 template <class T, bool with_q>
-__global__ void __launch_bounds__(PartWay::kThreads, PartWay::kBlocks)
+__global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<T, with_q>::State* states) {
-  const PartWay way(a.shape);
-  const auto s = way.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(way, a));
-  if (way.leads) states[blockIdx.x] = s;
+  const SplitRow mapping(a.shape);
+  const auto s = mapping.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(mapping, a));
+  if (mapping.leader) states[blockIdx.x] = s;
 }
-/// The second one. A warp joins the parts of a row.
+/// Second launch: one warp merges the parts of a row.
 template <class T, bool with_q>
-__global__ void __launch_bounds__(WarpWay::kThreads, WarpWay::kBlocks)
+__global__ void __launch_bounds__(WarpPerRow::kThreads, WarpPerRow::kBlocks)
     cross_entropy_join(ClassRows<T> a, const typename CrossEntropyTerms<T, with_q>::State* states,
                        RowLosses<T> to) {
-  const WarpWay way(a.shape);
+  const WarpPerRow mapping(a.shape);
   const int lane = static_cast<int>(threadIdx.x);
-  const std::int64_t target = way.leads ? a.target_of(way.row) : 0;
-  auto s = CrossEntropyTerms<T, with_q>::none();
-  if (way.inside && lane < a.shape.parts) s = states[way.row * a.shape.parts + lane];
-  s = CrossEntropyTerms<T, with_q>::template joined<RowThreads<32>>(s);
-  if (way.leads) to.template write<with_q>(a, way.row, a.x + way.base, target, s);
+  const std::int64_t target = mapping.leader ? a.target_of(mapping.row) : 0;
+  auto s = CrossEntropyTerms<T, with_q>::identity();
+  if (mapping.inside && lane < a.shape.parts) s = states[mapping.row * a.shape.parts + lane];
+  s = CrossEntropyTerms<T, with_q>::template all_reduce<RowThreads<32>>(s);
+  if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
 }
 
 struct RowGrad {
@@ -195,72 +197,73 @@ struct SumOfQ {
   using State = float;
   __device__ static State merge(State a, State b) { return a + b; }
   template <class Row>
-  __device__ static State joined(State s) {
+  __device__ static State all_reduce(State s) {
     float sum[1] = {s};
     Row::sum(sum);
     return sum[0];
   }
 };
-/// That of a row, or of its part; every thread that shares it gets it.
-template <class Way, class T>
-__device__ __forceinline__ float sum_of_q(const Way& way, const ClassRows<T>& a) {
+/// The sum of q over a row, or over a part of it. Every thread of the row gets the sum.
+template <class Mapping, class T>
+__device__ __forceinline__ float sum_of_q(const Mapping& mapping, const ClassRows<T>& a) {
   float sum = 0;
-  if (way.inside)
-    way.template walk<4>(a.shape, a.x + way.base, [&](const auto& batch) {
+  if (mapping.inside)
+    mapping.template for_each_batch<4>(a.shape, a.x + mapping.base, [&](const auto& batch) {
       constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
       float q[N];
-      a.read_q(batch, way.base, q);
+      a.read_q(batch, mapping.base, q);
       UNROLL for (int j = 0; j < N; ++j) sum += q[j];
     });
-  return way.template merge<SumOfQ>(sum);
+  return mapping.template merge<SumOfQ>(sum);
 }
 
-/// For PartWay, whose blocks must know all of their row: sums (rows, parts).
+/// Sums of q per part, (rows, parts), for SplitRow: the blocks of a row need the sum over the whole row.
 template <class T>
-__global__ void __launch_bounds__(PartWay::kThreads, PartWay::kBlocks)
+__global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_q_parts(ClassRows<T> a, float* sums) {
-  const PartWay way(a.shape);
-  const float sum = sum_of_q(way, a);
-  if (way.leads) sums[blockIdx.x] = sum;
+  const SplitRow mapping(a.shape);
+  const float sum = sum_of_q(mapping, a);
+  if (mapping.leader) sums[blockIdx.x] = sum;
 }
 
-/// q_sums: of parts, where there are any.
-template <class Way, class T, bool with_q>
-__global__ void __launch_bounds__(Way::kThreads, blocks_an_sm<Way>(with_q))
+/// q_sums: the sums of the parts for SplitRow, else unused.
+template <class Mapping, class T, bool with_q>
+__global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with_q))
     cross_entropy_backward_rows(ClassRows<T> a, RowGrad g, const float* q_sums, T* dx) {
-  const Way way(a.shape);
-  const T* const x = a.x + way.base;
-  T* const out = dx + way.base;
+  const Mapping mapping(a.shape);
+  const T* const x = a.x + mapping.base;
+  T* const out = dx + mapping.base;
   float sum = 0;
-  if constexpr (with_q && std::is_same_v<Way, PartWay>) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;  // a warp for itself: kMostParts
-    if (lane < a.shape.parts) sum = q_sums[way.row * a.shape.parts + lane];
-    sum = SumOfQ::joined<RowThreads<32>>(sum);
+  if constexpr (with_q && std::is_same_v<Mapping, SplitRow>) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;  // each warp adds up all kMaxParts sums
+    if (lane < a.shape.parts) sum = q_sums[mapping.row * a.shape.parts + lane];
+    sum = SumOfQ::all_reduce<RowThreads<32>>(sum);
   } else if constexpr (with_q) {
-    sum = sum_of_q(way, a);
+    sum = sum_of_q(mapping, a);
   }
-  if (!way.inside) return;
-  // On their way with the target.
-  const float grad = g.of(way.row), max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
+  if (!mapping.inside) return;
+  // These loads are issued together with the load of the target.
+  const float grad = g.of(mapping.row), max = a.stats[2 * mapping.row],
+              log_sum = a.stats[2 * mapping.row + 1];
   int hit_class = -1;
   float hit = 0;
   if (a.target) {
-    const std::int64_t target = a.target[way.row];
+    const std::int64_t target = a.target[mapping.row];
     if (target == a.ignore_index || !a.is_class(target))
-      return way.template walk<16>(a.shape, x, [&](const auto& batch) {
+      return mapping.template for_each_batch<16>(a.shape, x, [&](const auto& batch) {
         const float zeros[std::remove_cvref_t<decltype(batch)>::kSize] = {};
         batch.write(out, zeros);
       });
-    hit = a.rest * a.weight_of(target);
+    hit = a.target_scale * a.weight_of(target);
     hit_class = static_cast<int>(target);
   }
   const float scale = grad * (hit + sum);
-  way.template walk<with_q ? 4 : 16>(a.shape, x, [&](const auto& batch) {
+  mapping.template for_each_batch<with_q ? 4 : 16>(a.shape, x, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     [[maybe_unused]] float q[N] = {};
     batch.read(x, values, 0.0f);
-    if constexpr (with_q) a.read_q(batch, way.base, q);
+    if constexpr (with_q) a.read_q(batch, mapping.base, q);
     UNROLL for (int j = 0; j < N; ++j) {
       values[j] = scale * exp_for<T>((values[j] - max) - log_sum);
       if constexpr (with_q) values[j] -= grad * q[j];
@@ -270,20 +273,21 @@ __global__ void __launch_bounds__(Way::kThreads, blocks_an_sm<Way>(with_q))
   });
 }
 
-template <class Way, class T>
-__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+template <class Mapping, class T>
+__global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
     cross_entropy_target_backward_rows(ClassRows<T> a, RowGrad g, T* dtarget) {
-  const Way way(a.shape);
-  if (!way.inside) return;
-  const T* const x = a.x + way.base;
-  const float grad = g.of(way.row) * a.rest, max = a.stats[2 * way.row], log_sum = a.stats[2 * way.row + 1];
-  way.template walk<16>(a.shape, x, [&](const auto& batch) {
+  const Mapping mapping(a.shape);
+  if (!mapping.inside) return;
+  const T* const x = a.x + mapping.base;
+  const float grad = g.of(mapping.row) * a.target_scale, max = a.stats[2 * mapping.row],
+              log_sum = a.stats[2 * mapping.row + 1];
+  mapping.template for_each_batch<16>(a.shape, x, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     batch.read(x, values, 0.0f);
     UNROLL for (int j = 0; j < N; ++j) if (batch.has(j)) values[j] =
         grad * a.weight_of(batch.class_of(j)) * (log_sum - (values[j] - max));
-    batch.write(dtarget + way.base, values);
+    batch.write(dtarget + mapping.base, values);
   });
 }
 
@@ -309,16 +313,16 @@ __global__ void __launch_bounds__(kNllThreads)
   weights[row] = weight;
 }
 
-template <class Way, class T>
-__global__ void __launch_bounds__(Way::kThreads, Way::kBlocks)
+template <class Mapping, class T>
+__global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
     nll_backward_rows(ClassRows<T> a, RowGrad g, T* dx) {
-  const Way way(a.shape);
-  if (!way.inside) return;
-  const std::int64_t target = a.target[way.row];
+  const Mapping mapping(a.shape);
+  if (!mapping.inside) return;
+  const std::int64_t target = a.target[mapping.row];
   const bool good = target != a.ignore_index && a.is_class(target);
-  const float hit = good ? -a.weight_of(target) * g.of(way.row) : 0.0f;
-  T* const out = dx + way.base;
-  way.template walk<16>(a.shape, out, [&](const auto& batch) {
+  const float hit = good ? -a.weight_of(target) * g.of(mapping.row) : 0.0f;
+  T* const out = dx + mapping.base;
+  mapping.template for_each_batch<16>(a.shape, out, [&](const auto& batch) {
     constexpr int N = std::remove_cvref_t<decltype(batch)>::kSize;
     float values[N];
     UNROLL for (int j = 0; j < N; ++j) values[j] = good && batch.class_of(j) == target ? hit : 0.0f;
@@ -342,8 +346,8 @@ ClassRows<T> class_rows(const char* op, const ClassLoss& a) {
           .weight = static_cast<const float*>(a.weight),
           .stats = static_cast<float*>(a.stats),
           .ignore_index = a.ignore_index,
-          .rest = static_cast<float>(1 - a.smoothing),
-          .each = static_cast<float>(a.smoothing / static_cast<double>(a.classes))};
+          .target_scale = static_cast<float>(1 - a.smoothing),
+          .uniform = static_cast<float>(a.smoothing / static_cast<double>(a.classes))};
 }
 
 inline bool needs_q(const ClassLoss& a) { return !a.target || a.smoothing != 0; }
@@ -357,14 +361,14 @@ void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::
   ClassRows<T> rows = class_rows<T>("cross_entropy", a);
   const RowLosses<T> to{static_cast<float*>(losses), static_cast<float*>(weights), first_bad};
   const auto go = [&]<bool with_q>() {
-    with_way<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Way>(unsigned grid, dim3 block) {
-      if constexpr (std::is_same_v<Way, PartWay>) {
+    with_row_mapping<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Mapping>(unsigned grid, dim3 block) {
+      if constexpr (std::is_same_v<Mapping, SplitRow>) {
         const Scratch<typename CrossEntropyTerms<T, with_q>::State> states(kernel_device, grid);
         launch(&cross_entropy_parts<T, with_q>, grid, block, 0, stream, rows, states.data());
         launch(&cross_entropy_join<T, with_q>, static_cast<unsigned>((rows.shape.rows + 3) / 4), {32, 4}, 0,
                stream, rows, states.data(), to);
       } else {
-        launch(&cross_entropy_rows<Way, T, with_q>, grid, block, 0, stream, rows, to);
+        launch(&cross_entropy_rows<Mapping, T, with_q>, grid, block, 0, stream, rows, to);
       }
     });
   };
@@ -376,13 +380,15 @@ template <class T>
 void launch_cross_entropy_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
   ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a);
   const auto go = [&]<bool with_q>() {
-    with_way<T>(rows.shape, {a.x, rows.probabilities, dx}, [&]<class Way>(unsigned grid, dim3 block) {
-      constexpr bool by_parts = with_q && std::is_same_v<Way, PartWay>;
-      const Scratch<float> q_sums(kernel_device, by_parts ? grid : 0);
-      if constexpr (by_parts) launch(&cross_entropy_q_parts<T>, grid, block, 0, stream, rows, q_sums.data());
-      launch(&cross_entropy_backward_rows<Way, T, with_q>, grid, block, 0, stream, rows, row_grad(g),
-             q_sums.data(), static_cast<T*>(dx));
-    });
+    with_row_mapping<T>(rows.shape, {a.x, rows.probabilities, dx},
+                        [&]<class Mapping>(unsigned grid, dim3 block) {
+                          constexpr bool by_parts = with_q && std::is_same_v<Mapping, SplitRow>;
+                          const Scratch<float> q_sums(kernel_device, by_parts ? grid : 0);
+                          if constexpr (by_parts)
+                            launch(&cross_entropy_q_parts<T>, grid, block, 0, stream, rows, q_sums.data());
+                          launch(&cross_entropy_backward_rows<Mapping, T, with_q>, grid, block, 0, stream,
+                                 rows, row_grad(g), q_sums.data(), static_cast<T*>(dx));
+                        });
   };
   if (needs_q(a)) go.template operator()<true>();
   else go.template operator()<false>();
@@ -392,8 +398,8 @@ template <class T>
 void launch_cross_entropy_target_backward(const ClassLoss& a, const LossGrad& g, void* dtarget,
                                           cudaStream_t stream) {
   ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a);
-  with_way<T>(rows.shape, {a.x, dtarget}, [&]<class Way>(unsigned grid, dim3 block) {
-    launch(&cross_entropy_target_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g),
+  with_row_mapping<T>(rows.shape, {a.x, dtarget}, [&]<class Mapping>(unsigned grid, dim3 block) {
+    launch(&cross_entropy_target_backward_rows<Mapping, T>, grid, block, 0, stream, rows, row_grad(g),
            static_cast<T*>(dtarget));
   });
 }
@@ -410,12 +416,12 @@ void launch_nll_loss(const ClassLoss& a, void* losses, void* weights, std::int64
 template <class T>
 void launch_nll_loss_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
   ClassRows<T> rows = class_rows<T>("nll_loss_backward", a);
-  with_way<T>(rows.shape, {dx}, [&]<class Way>(unsigned grid, dim3 block) {
-    launch(&nll_backward_rows<Way, T>, grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
+  with_row_mapping<T>(rows.shape, {dx}, [&]<class Mapping>(unsigned grid, dim3 block) {
+    launch(&nll_backward_rows<Mapping, T>, grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
   });
 }
 
-/// See launch_sums().
+/// Functors for launch_sums().
 struct WeightedMean {
   static constexpr int kSums = 2, kPack = 4;
   const float *losses, *weights;

@@ -1,25 +1,26 @@
 #pragma once
-// The largest and the smallest element, and where it is.
+// Maximum, minimum, argmax and argmin.
 #include <limits>
 
 #include "tapestry/kernels/cuda/reduction.cuh"
 
 namespace tapestry::kernels::cuda {
 
-/// Writes a result in its dtype: that of the input, or f32.
+/// Writes a result in the output dtype: that of the input, or f32.
 template <class T>
 struct FloatResult {
   void* out;
-  bool wide;
-  explicit FloatResult(const Reduce& r) : out(r.out), wide(r.out_dtype == DType::f32) {}
+  bool f32_out;
+  explicit FloatResult(const Reduce& r) : out(r.out), f32_out(r.out_dtype == DType::f32) {}
   __device__ void put(std::int64_t i, double value) const {
     const float v = static_cast<float>(value);
-    if (wide) static_cast<float*>(out)[i] = v;
+    if (f32_out) static_cast<float*>(out)[i] = v;
     else static_cast<T*>(out)[i] = store<T>(v);
   }
 };
 
-/// The first of the largest keys: an element itself or, to find the smallest, its opposite. NaN wins.
+/// Finds the first of the largest keys. A key is the element, or its negation to find the minimum. NaN is
+/// larger than any number.
 template <class T>
 struct Extreme {
   static constexpr bool kFloats = !std::is_integral_v<T>;
@@ -30,23 +31,23 @@ struct Extreme {
   };
   struct Center {};
 
-  void* out;              // or null
-  std::int64_t* indices;  // or null
-  Key opposite;           // factor of a float: 1 or -1; bits of an integer to turn round: 0 or all
-  bool absolute, wide;
+  void* out;              // may be null
+  std::int64_t* indices;  // may be null
+  Key negate;             // minimum: a float is multiplied by -1, the bits of an integer are inverted by XOR
+  bool absolute, f32_out;
 
   Extreme(const Reduce& r, bool largest, bool of_absolutes, std::int64_t* at)
       : out(r.out),
         indices(at),
-        opposite(kFloats ? (largest ? 1 : -1) : (largest ? 0 : -1)),
+        negate(kFloats ? (largest ? 1 : -1) : (largest ? 0 : -1)),
         absolute(of_absolutes),
-        wide(r.out_dtype == DType::f32) {}
+        f32_out(r.out_dtype == DType::f32) {}
 
-  __device__ Key turned(Key x) const {
-    if constexpr (kFloats) return x * opposite;
-    else return x ^ opposite;
+  __device__ Key maybe_negated(Key x) const {
+    if constexpr (kFloats) return x * negate;
+    else return x ^ negate;
   }
-  __device__ static State none() {
+  __device__ static State identity() {
     using Limits = std::numeric_limits<Key>;
     return {Limits::has_infinity ? -Limits::infinity() : Limits::lowest(),
             std::numeric_limits<std::int64_t>::max()};
@@ -59,7 +60,7 @@ struct Extreme {
     UNROLL for (int j = 0; j < N; ++j) {
       key[j] = static_cast<Key>(x[j]);
       if constexpr (kFloats) key[j] = absolute ? fabsf(key[j]) : key[j];
-      key[j] = turned(key[j]);
+      key[j] = maybe_negated(key[j]);
     }
     int best = 0;
     UNROLL for (int j = 1; j < N; ++j) {
@@ -67,8 +68,8 @@ struct Extreme {
       best = better ? j : best;
       key[0] = better ? key[j] : key[0];
     }
-    // A thread's positions grow: what is not better comes later.
-    if (beats(key[0], s.key) || s.position == none().position) s = {key[0], position(best)};
+    // A thread visits positions in rising order, so a later equal key is not first.
+    if (beats(key[0], s.key) || s.position == identity().position) s = {key[0], position(best)};
   }
   __device__ static State merge(State a, State b) {
     return beats(b.key, a.key) || (!beats(a.key, b.key) && b.position < a.position) ? b : a;
@@ -79,14 +80,14 @@ struct Extreme {
   __device__ void finish(std::int64_t i, State s) const {
     if (indices) indices[i] = s.position;
     if (!out) return;
-    const Key value = turned(s.key);
+    const Key value = maybe_negated(s.key);
     if constexpr (!kFloats) static_cast<T*>(out)[i] = static_cast<T>(value);
-    else if (wide) static_cast<float*>(out)[i] = value;
+    else if (f32_out) static_cast<float*>(out)[i] = value;
     else static_cast<T*>(out)[i] = store<T>(value);
   }
 };
 
-/// Of x, or of |x|; bools are bytes of 0 and 1.
+/// Reduces x, or |x|. Bools are bytes with value 0 or 1.
 template <class T>
 void launch_extreme(const Reduce& r, bool largest, bool of_absolutes, std::int64_t* indices,
                     cudaStream_t stream) {

@@ -1,11 +1,11 @@
 #pragma once
-// Optimizer steps: two kinds of launches for any number of parameters.
+// Optimizer steps for all parameters (foreach / multi-tensor apply) by two kinds of launches.
 //
-//   begin_step    advances the step counters, works out what is the same for all elements of a parameter, and
-//                 writes both into a table in memory of the GPU. The addresses come as arguments of the
-//                 launch, up to kStepBatch parameters at a time: unlike a copy from pinned memory they need
-//                 no host memory that outlives the call, and a captured graph keeps them.
-//   step_chunks   one launch over the elements of all parameters, a block for each chunk of one
+//   begin_step    increments the step counters, computes the coefficients of each parameter, and writes
+//                 addresses and coefficients to a table in GPU memory. Addresses are passed as kernel
+//                 arguments, kStepBatch parameters per launch. Unlike a copy from pinned memory, arguments
+//                 need no host buffer that outlives the call, and CUDA graphs capture them.
+//   step_chunks   one launch for the elements of all parameters, one block per chunk
 #include <algorithm>
 #include <cmath>
 
@@ -16,13 +16,13 @@
 namespace tapestry::kernels::cuda {
 
 inline constexpr int kStepThreads = 256;
-inline constexpr int kStepChunk = 4096;  // elements that a block steps
-inline constexpr int kStepBatch = 64;    // parameters whose addresses fit into a launch's arguments
+inline constexpr int kStepChunk = 4096;  // elements per block
+inline constexpr int kStepBatch = 64;    // parameters whose addresses fit into the kernel arguments
 
 template <bool momentum, bool nesterov>
 struct SgdRule {
   static constexpr int kState = momentum ? 1 : 0;
-  static constexpr bool kCounts = momentum;  // the steps
+  static constexpr bool kCounts = momentum;  // whether the rule needs the step count
   double momentum_factor, dampening, weight_decay;
   bool maximize;
 
@@ -76,18 +76,18 @@ struct AdamRule {
     float v = c.beta2 * x[3] + c.take2 * g * g;
     x[2] = m;
     x[3] = v;
-    if constexpr (amsgrad) x[4] = v = x[4] > v ? x[4] : v;  // NaN stays
+    if constexpr (amsgrad) x[4] = v = x[4] > v ? x[4] : v;  // NaN passes through
     x[0] = c.shrink * x[0] - c.step_size * m / (sqrtf(v) / c.root_scale + c.eps);
   }
 };
 
-/// A parameter in the table.
+/// The table entry of a parameter.
 template <class Rule>
 struct StepEntry {
-  float* arrays[2 + Rule::kState];  // parameter, gradient, state
+  float* arrays[2 + Rule::kState];  // parameter, gradient, states
   std::int64_t numel;
-  int first;   // of its chunks
-  bool packs;  // all arrays begin at multiples of 16 bytes
+  int first;   // index of its first chunk
+  bool packs;  // all arrays are 16-byte aligned
   typename Rule::Numbers numbers;
 };
 struct StepBatch {
@@ -95,7 +95,7 @@ struct StepBatch {
   int first[kStepBatch];
 };
 
-/// A block a parameter. owners[chunk] is the parameter that it belongs to.
+/// One block per parameter. owners[chunk] is set to the index of the parameter that the chunk belongs to.
 template <class Rule>
 __global__ void __launch_bounds__(kStepThreads)
     begin_step(StepBatch batch, int base, const StepScalars* scalars, Rule rule, StepEntry<Rule>* entries,
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kStepThreads)
   entries[base + number] = entry;
 }
 
-/// Made for 4 blocks an SM, 64 registers a thread: with two packs of each array in flight (128 bytes a thread
-/// for Adam) more than the memory's latency needs.
+/// The launch bounds allow 64 registers and 4 blocks per SM. A thread has two packs of each array in flight
+/// (128 bytes for Adam), which is more than the memory latency requires.
 template <class Rule>
 __global__ void __launch_bounds__(kStepThreads, 4)
     step_chunks(const StepEntry<Rule>* entries, const int* owners) {

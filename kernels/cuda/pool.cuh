@@ -1,7 +1,8 @@
 #pragma once
-// Pools. A row-major (N, C, H, W) is a channels-last one of N C images with one channel, so one kernel serves
-// both layouts: a thread computes V neighbouring channels of one pixel, of the output, or in backward of the
-// input: that gathers from the windows which the pixel is in, always in one order, without atomics.
+// Pooling. A row-major (N, C, H, W) tensor is treated as channels-last with N C images of one channel, so one
+// kernel serves both layouts. A thread computes V adjacent channels of one output pixel. In backward it
+// computes one input pixel: it gathers from all windows that contain the pixel, in a fixed order and without
+// atomics.
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
@@ -14,7 +15,8 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr int kPoolThreads = 128;
 
-/// Division of numbers that are not negative, fast below 2^31.
+/// Division of non-negative numbers by an invariant divisor: multiply-high and shift below 2^31, else a
+/// hardware division.
 struct Division {
   std::int64_t value = 1;
   Divisor fast;
@@ -26,7 +28,7 @@ struct Division {
   __device__ std::int64_t divide(std::int64_t n) const {
     return n < kLimit && value < kLimit ? fast.divide(static_cast<unsigned>(n)) : n / value;
   }
-  /// Leaves the quotient in n and returns the rest.
+  /// Replaces n by the quotient and returns the remainder.
   __device__ int split(std::int64_t& n) const {
     const std::int64_t quotient = divide(n), rest = n - quotient * value;
     n = quotient;
@@ -37,16 +39,16 @@ struct Division {
   static constexpr std::int64_t kLimit = std::int64_t{1} << 31;
 };
 
-/// Of an image, rows or columns.
+/// One axis of the pooling: rows or columns.
 struct PoolSide {
   Division in, out, stride, dilation;
-  int kernel, padding, span;  // span: from a window's first element to behind its last
+  int kernel, padding, span;  // span: extent of a dilated window
   bool adaptive, count_pad;
 
   struct Window {
     int begin, end, divisor;
   };
-  /// What an average is over.
+  /// The elements [begin, end) of window i, and the divisor of its average.
   __device__ Window window(int i) const {
     if (adaptive) {
       const auto begin = static_cast<int>(out.divide(i * in.value)),
@@ -58,7 +60,7 @@ struct PoolSide {
               end = std::clamp(stop, begin, size);
     return {begin, end, count_pad ? stop - start : end - begin};
   }
-  /// The first and the last window that may have element i.
+  /// The first and the last window that may contain element i.
   __device__ int first_with(int i) const {
     if (adaptive) return static_cast<int>(in.divide(i * out.value));
     const int last_start = i + padding - span + 1;
@@ -68,7 +70,7 @@ struct PoolSide {
     if (adaptive) return static_cast<int>(in.divide((i + 1) * out.value + in.value - 1)) - 1;
     return static_cast<int>(std::min(stride.divide(i + padding), out.value - 1));
   }
-  /// Which element of window w is i, or -1.
+  /// The index of element i within window w, or -1 if dilation skips it.
   __device__ int place(int w, int i) const {
     const int from_start = i + padding - w * static_cast<int>(stride.value);
     const int at = static_cast<int>(dilation.divide(from_start));
@@ -76,7 +78,7 @@ struct PoolSide {
   }
 };
 
-/// In packs of V channels.
+/// Sizes in packs of V channels.
 struct PoolShape {
   std::int64_t inputs, outputs;
   Division channels;
@@ -90,7 +92,7 @@ struct PoolShape {
   }
 };
 
-/// A pixel, of the input or of the output.
+/// Coordinates of a pixel of the input or output.
 struct PoolPixel {
   std::int64_t image;
   int row, column, channel;
@@ -165,17 +167,18 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Pack<T, V>*>(dx)[index] = result;
 }
 
-__device__ __forceinline__ float window_share(const PoolSide::Window& h, const PoolSide::Window& w) {
+__device__ __forceinline__ float window_weight(const PoolSide::Window& h, const PoolSide::Window& w) {
   const float size = static_cast<float>(h.divisor) * static_cast<float>(w.divisor);
   return size > 0 ? 1.0f / size : 0.0f;
 }
 
-/// kLanes = 32: a warp an output, for large windows of row-major images.
+/// kLanes = 1: one thread per output. kLanes = 32: one warp per output, for large windows of row-major
+/// images.
 template <class T, int V, int kLanes>
 __global__ void __launch_bounds__(kPoolThreads) average_pool(PoolShape s, const T* x, T* y) {
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kPoolThreads + threadIdx.x,
                      index = thread / kLanes;
-  if (index >= s.outputs) return;  // a whole warp of 32 lanes
+  if (index >= s.outputs) return;  // uniform over the warp
   const PoolPixel out(index, s, s.h.out, s.w.out);
   const PoolSide::Window h = s.h.window(out.row), w = s.w.window(out.column);
   float sum[V] = {};
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool(PoolShape s, const 
     for (int row = h.begin; row < h.end; ++row)
       for (int column = w.begin; column < w.end; ++column) add(row, column);
   } else {
-    // Each lane goes by 32 elements at a time, row after row.
+    // The lanes stride over the window by 32 elements, row after row.
     const int width = w.end - w.begin;
     int row = h.begin, column = static_cast<int>(threadIdx.x % kLanes);
     while (width > 0) {
@@ -203,9 +206,9 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool(PoolShape s, const 
     UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) sum[0] += __shfl_xor_sync(kAllLanes, sum[0], lanes);
     if (threadIdx.x % kLanes != 0) return;
   }
-  const float share = window_share(h, w);
+  const float weight = window_weight(h, w);
   Pack<T, V> result;
-  UNROLL for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v] * share);
+  UNROLL for (int v = 0; v < V; ++v) result.v[v] = store<T>(sum[v] * weight);
   reinterpret_cast<Pack<T, V>*>(y)[index] = result;
 }
 
@@ -220,9 +223,9 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool_backward(PoolShape 
   for (int p = s.h.first_with(in.row); p <= last_p; ++p) {
     const PoolSide::Window h = s.h.window(p);
     for (int q = first_q; q <= last_q; ++q) {
-      const float share = window_share(h, s.w.window(q));
+      const float weight = window_weight(h, s.w.window(q));
       const auto pack = reinterpret_cast<const Pack<T, V>*>(dy)[s.output_at(in.image, p, q, in.channel)];
-      UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]) * share;
+      UNROLL for (int v = 0; v < V; ++v) sum[v] += load(pack.v[v]) * weight;
     }
   }
   Pack<T, V> result;
@@ -237,7 +240,7 @@ PoolShape pool_shape(const Pool2d& s, bool adaptive) {
   constexpr std::int64_t kMost = std::int64_t{1} << 29;
   const auto side = [&](std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
                         std::int64_t padding, std::int64_t dilation) {
-    // A stride beyond the input serves one window.
+    // Larger strides give the same single window, and could overflow.
     if (!adaptive) stride = std::min(stride, in + 2 * padding + 1);
     const std::int64_t span = (kernel - 1) * dilation + 1;
     check(in <= kMost && out <= kMost && (adaptive || (span <= kMost && padding <= kMost)), "[pool] ", in,
@@ -261,7 +264,7 @@ PoolShape pool_shape(const Pool2d& s, bool adaptive) {
           .w = side(s.w, s.q, s.kernel_w, s.stride_w, s.padding_w, s.dilation_w)};
 }
 
-/// Whether packs of 16 bytes can be read and written.
+/// Whether 16-byte accesses are possible.
 template <class T>
 bool pools_packs(const Pool2d& s, std::initializer_list<const void*> arrays) {
   constexpr int V = 16 / sizeof(T);

@@ -1,6 +1,6 @@
 #pragma once
-// Random numbers: a thread computes one counter of Philox or more, and writes 16 bytes. kernels/random.h says
-// what becomes of the words.
+// Random numbers by Philox. A thread computes one or more counters and stores 16 bytes. kernels/random.h
+// defines how the random words become numbers, so that CPU and GPU agree.
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/copy.cuh"
@@ -12,7 +12,7 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr int kRandomThreads = 256;
 
-// What is made of a counter's four words: kEach numbers of type T.
+// Functors that turn the four words of one counter into kEach numbers of type T.
 
 template <class T>
 struct Uniform {
@@ -45,7 +45,7 @@ struct Randint {
         store<T>(convert<Compute<T>>(integer_from(wide_word(words, i), low, span)));
   }
 };
-/// Of what is in `out`.
+/// Applies dropout to the values in `out`.
 template <class T>
 struct Dropout {
   static constexpr int kEach = 4;
@@ -57,7 +57,8 @@ struct Dropout {
   }
 };
 
-/// `packs`: out and x are aligned to a thread's elements. x is null where nothing is read.
+/// `packs`: out and x are aligned for vector accesses of a thread's elements. x may be null if the functor
+/// reads nothing.
 template <class F, class T>
 __global__ void __launch_bounds__(kRandomThreads)
     random_elements(F f, PhiloxRange range, std::int64_t n, bool packs, const T* x, T* out) {
@@ -84,9 +85,9 @@ template <class T, class F>
 void launch_random(const F& f, PhiloxRange range, std::int64_t n, const T* x, T* out, cudaStream_t stream) {
   if (n == 0) return;
   constexpr int E = F::kEach * std::clamp(int(16 / (F::kEach * sizeof(T))), 1, 4);
-  constexpr std::int64_t a_block = std::int64_t{E} * kRandomThreads;
+  constexpr std::int64_t per_block = std::int64_t{E} * kRandomThreads;
   const bool packs = aligned<T, E>(out) && aligned<T, E>(x);
-  launch(&random_elements<F, T>, static_cast<unsigned>((n + a_block - 1) / a_block), kRandomThreads, 0,
+  launch(&random_elements<F, T>, static_cast<unsigned>((n + per_block - 1) / per_block), kRandomThreads, 0,
          stream, f, range, n, packs, x, out);
 }
 
@@ -112,7 +113,7 @@ void launch_dropout(void* out, const void* x, std::int64_t n, PhiloxRange range,
                    static_cast<T*>(out), stream);
 }
 
-/// Words 2i and 2i + 1 of the range.
+/// Sort key of element i: the 64-bit number in words 2i and 2i + 1 of the range.
 struct RandomKey {
   PhiloxRange range;
   __device__ std::uint64_t operator()(std::int64_t i) const {
@@ -131,7 +132,7 @@ inline void launch_randperm(void* out, std::int64_t n, PhiloxRange range, cudaSt
   copy_from<std::int64_t, std::int64_t>(e, stream);
 }
 
-/// Element i is start + i * step, in i64 where both are integers, else in f64, rounded after each operation.
+/// Element i is start + i * step: in i64 if both are integers, else in f64 without FMA contraction.
 template <class T>
 __global__ void __launch_bounds__(kRandomThreads)
     range_elements(std::int64_t n, bool real, double start, double step, std::uint64_t first,

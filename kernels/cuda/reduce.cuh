@@ -1,6 +1,7 @@
 #pragma once
-// Sums and what is a sum of something: variance, logsumexp, norms. A thread adds the elements that it loads
-// at once in their compute type, by halves, and these sums in f64: the error does not grow with the count.
+// Sums, and reductions based on sums: mean, variance, logsumexp, norms. A thread adds the elements of one
+// batch of loads pairwise in their compute type, then adds the batch sums in f64. So the rounding error does
+// not grow with the count.
 #include <cmath>
 
 #include "tapestry/kernels/cuda/max.cuh"
@@ -8,26 +9,26 @@
 
 namespace tapestry::kernels::cuda {
 
-/// The type that elements are added in before they reach the total, and the total's. Integers wrap.
+/// SumLane: type of the pairwise sums of a batch. SumTotal: type of the total. Integers wrap.
 template <class T>
 using SumLane = std::conditional_t<!std::is_integral_v<T>, float,
                                    std::conditional_t<sizeof(T) == 1, unsigned, std::uint64_t>>;
 template <class T>
 using SumTotal = std::conditional_t<std::is_integral_v<T>, std::uint64_t, double>;
 
-/// The sum of N numbers, by halves.
+/// Pairwise sum of N numbers.
 template <int N, class L>
 __device__ __forceinline__ L added(const L* y) {
   if constexpr (N == 1) return y[0];
   else return added<N / 2>(y) + added<N / 2>(y + N / 2);
 }
 
-/// The sum of Terms::term(x, center).
+/// Reduction op: the sum of Terms::term(x, center).
 template <class T, class Terms>
 struct SumOf : Terms {
   using State = SumTotal<T>;
   using Center = float;
-  __device__ static State none() { return 0; }
+  __device__ static State identity() { return 0; }
   template <int N, class Position>
   __device__ void take(State& s, const Compute<T> (&x)[N], float center, const Position&) const {
     static_assert((N & (N - 1)) == 0);
@@ -46,7 +47,7 @@ struct IntegerTerms {
   __device__ SumLane<T> term(T x, float) const { return static_cast<SumLane<T>>(x); }
   __device__ void finish(std::int64_t i, std::uint64_t sum) const { out[i] = static_cast<std::int64_t>(sum); }
 };
-/// x or (x - mean)^2, over a divisor or under a root.
+/// Terms x or (x - mean)^2. The result is sum / divisor, or sqrt(sum).
 template <class T>
 struct PlainTerms {
   FloatResult<T> out;
@@ -60,14 +61,15 @@ struct PlainTerms {
   }
   __device__ void finish(std::int64_t i, double sum) const { out.put(i, root ? sqrt(sum) : sum / divisor); }
 };
-/// exp(x - max), or |x|^p: 1 for what is not 0 where p is 0, |x| where it is 1.
+/// Terms exp(x - max), or |x|^p. p = 0 counts the elements that are not 0.
 template <class T>
 struct PowerTerms {
   FloatResult<T> out;
   const float* max;  // null: powers
   float p;
   double inverse;  // 1 / p; 1 for p = 0
-  /// Shifting by an infinite maximum would give NaN; with NaN the sum is NaN in any case.
+  /// An infinite maximum is not subtracted, because inf - inf is NaN. With a NaN maximum the sum is NaN in
+  /// any case.
   __device__ float center(std::int64_t i) const { return max && max[i] - max[i] == 0 ? max[i] : 0; }
   __device__ float term(float x, float center) const {
     if (max) return expf(x - center);
@@ -80,7 +82,7 @@ struct PowerTerms {
   }
 };
 
-/// Floats and integers; bools are bytes of 0 and 1.
+/// T may be a float or integer type. Bools are bytes with value 0 or 1.
 template <class T>
 void launch_sum(const Reduce& r, double divisor, cudaStream_t stream) {
   if constexpr (std::is_integral_v<T>)
@@ -111,11 +113,11 @@ void launch_norm(const Reduce& r, double p, cudaStream_t stream) {
 struct NormBackward {
   float p;
   __device__ float operator()(float x, float norm, float g) const {
-    const float sign = x > 0 ? 1.0f : x < 0 ? -1.0f : x;  // NaN stays
+    const float sign = x > 0 ? 1.0f : x < 0 ? -1.0f : x;  // NaN passes through
     if (p == 0) return 0;
     if (p == 1) return g * sign;
     if (p == 2) return norm == 0 ? 0 : g * (x / norm);
-    if (p - p != 0) return fabsf(x) == norm || (x != x && norm != norm) ? g * sign : 0;  // infinite
+    if (p - p != 0) return fabsf(x) == norm || (x != x && norm != norm) ? g * sign : 0;  // p is infinite
     if (norm == 0 || (x == 0 && p < 1)) return 0;
     return g * sign * powf(fabsf(x) / norm, p - 1);
   }

@@ -1,24 +1,23 @@
 #pragma once
-// The kernels under reductions. A thread takes elements into a State; States are merged, in an order that
-// hangs on sizes, strides and 16-byte alignment alone:
+// Kernels shared by all reductions. A thread reduces its elements to a State, then States are merged. The
+// order of merges depends only on sizes, strides and 16-byte alignment, so results are deterministic.
 //
-//   reduce_rows      1 to 32 threads, or a block, share an output: side by side along what is reduced
-//   reduce_columns   threads side by side along the outputs, where memory runs that way
-//   merge_pieces     where outputs are few, each is reduced in pieces by many blocks; joins the pieces'
-//   States
+//   reduce_rows      1 to 32 threads or a block per output; adjacent threads read along the reduced dimension
+//   reduce_columns   adjacent threads have adjacent outputs, if memory is contiguous in that direction
+//   merge_pieces     if outputs are few, many blocks reduce pieces of each; this kernel merges their States
 //
 //   struct Op {
 //     using State, Center;
-//     static State none();                       // changes nothing when merged
-//     Center center(std::int64_t output) const;  // what is known of the output before
-//     void take(State&, const Compute<T> (&x)[N], Center, const Position&) const;  // position(j) is x[j]'s
-//     static State merge(State, State);          // whichever comes first
-//     static State of_lane(State, int bits);
+//     static State identity();                   // leaves the other State unchanged when merged
+//     Center center(std::int64_t output) const;  // a value known before the reduction, such as the mean
+//     void take(State&, const Compute<T> (&x)[N], Center, const Position&) const;  // x[j] is at position(j)
+//     static State merge(State, State);          // in any order
+//     static State of_lane(State, int bits);     // State of lane (lane ^ bits), by shuffle
 //     void finish(std::int64_t output, State) const;
 //   };
 //
-// Each thread has four loads of 16 bytes, or eight of an element, on their way: 16 KiB a block, 48 KiB or
-// more on an SM, at up to 80 registers.
+// Each thread has four 16-byte loads or eight scalar loads in flight: 16 KiB per block, at least 48 KiB per
+// SM at up to 80 registers.
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/dims.cuh"
@@ -28,20 +27,20 @@
 namespace tapestry::kernels::cuda {
 
 inline constexpr int kReductionThreads = 256;
-/// Some rounds of all that an H200 runs at once. Where there would be fewer, outputs are reduced in pieces.
+/// A few waves of blocks on an H200. If there would be fewer blocks, outputs are reduced in pieces.
 inline constexpr std::int64_t kReductionBlocks = 2048;
 template <int V>
 inline constexpr int kLoads = V > 1 ? 4 : 8;
 
 struct ReducePlan {
   Dims<2> kept;     // offsets in the output and in the input
-  Dims<1> reduced;  // in packs where these run along it
+  Dims<1> reduced;  // in packs if they run along the reduced dimension
   std::int64_t outputs;
-  std::int64_t steps;  // along what is reduced: packs or elements
-  std::int64_t piece;  // steps of a piece
+  std::int64_t steps;  // packs or elements along the reduced dimension
+  std::int64_t piece;  // steps per piece
   WideDivisor pieces;
-  unsigned tail;   // elements behind the last pack
-  unsigned width;  // threads side by side, a power of two: of an output, or columns
+  unsigned tail;   // elements after the last pack
+  unsigned width;  // adjacent threads per output (rows) or per row of columns; a power of two
 };
 
 template <int V, class T>
@@ -50,7 +49,7 @@ __device__ __forceinline__ void read_elements(const T* p, Compute<T>* x) {
   UNROLL for (int i = 0; i < V; ++i) x[i] = load(pack.v[i]);
 }
 
-/// Takes `U` packs that lie `step` packs apart.
+/// Takes `U` packs with a stride of `step` packs.
 template <int V, int U, class Op, class T>
 __device__ __forceinline__ void take_packs(const ReducePlan& plan, const Op& op, const T* x,
                                            typename Op::Center center, std::int64_t first, unsigned step,
@@ -75,7 +74,7 @@ __global__ void __launch_bounds__(kReductionThreads)
                             (plan.width == kReductionThreads ? 0 : thread / plan.width);
   const auto output = static_cast<std::int64_t>(plan.pieces.divide(static_cast<std::uint64_t>(unit)));
   const bool inside = output < plan.outputs;
-  State s = Op::none();
+  State s = Op::identity();
   std::int64_t at[2] = {0, 0};
   if (inside) {
     plan.kept.offsets(static_cast<std::uint64_t>(output), at);
@@ -109,12 +108,13 @@ __global__ void __launch_bounds__(kReductionThreads)
   else op.finish(at[0], s);
 }
 
-/// A thread has V columns; `plan.width` threads are side by side, the others of the block below them.
+/// A thread reduces V columns. A block is `plan.width` threads wide; its other threads stack along the
+/// reduced dimension.
 template <class Op, class T, int V>
 __global__ void __launch_bounds__(kReductionThreads)
     reduce_columns(ReducePlan plan, Op op, const T* x, typename Op::State* parts) {
   using State = typename Op::State;
-  SHARED(State, shared, [V][kReductionThreads]);  // neighbours have neighbouring words
+  SHARED(State, shared, [V][kReductionThreads]);  // adjacent threads use adjacent words
   constexpr int U = kLoads<V>;
   const unsigned thread = threadIdx.x, height = kReductionThreads / plan.width, y = thread / plan.width;
   const std::uint64_t tile = plan.pieces.divide(blockIdx.x);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kReductionThreads)
   const bool inside = output < plan.outputs;
   const std::int64_t across = plan.kept.strides[0][plan.kept.ndim - 1];
   State s[V];
-  UNROLL for (int v = 0; v < V; ++v) s[v] = Op::none();
+  UNROLL for (int v = 0; v < V; ++v) s[v] = Op::identity();
   std::int64_t at[2] = {0, 0};
   if (inside) {
     plan.kept.offsets(static_cast<std::uint64_t>(output), at);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kReductionThreads)
   }
 }
 
-/// A warp an output.
+/// One warp per output.
 template <class Op>
 __global__ void __launch_bounds__(kReductionThreads)
     merge_pieces(ReducePlan plan, Op op, const typename Op::State* parts) {
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kReductionThreads)
       static_cast<std::int64_t>(blockIdx.x) * (kReductionThreads / 32) + threadIdx.x / 32;
   if (output >= plan.outputs) return;
   const auto pieces = static_cast<std::int64_t>(plan.pieces.value);
-  typename Op::State s = Op::none();
+  typename Op::State s = Op::identity();
   for (std::int64_t i = threadIdx.x % 32; i < pieces; i += 32) s = Op::merge(s, parts[output * pieces + i]);
   UNROLL for (int bits = 16; bits > 0; bits /= 2) s = Op::merge(s, Op::of_lane(s, bits));
   if (threadIdx.x % 32 != 0) return;
@@ -193,18 +193,18 @@ __global__ void __launch_bounds__(kReductionThreads)
 
 struct Reduction {
   ReducePlan plan;
-  bool columns;  // reduce_columns
-  bool packs;    // elements go V at a time
+  bool columns;  // uses reduce_columns
+  bool packs;    // packs: V elements per load
   std::int64_t blocks;
 };
 
-/// How a reduction is done with packs of V elements of `size` bytes, where memory allows them.
+/// Plans a reduction. Packs of V elements of `size` bytes are used if layout and alignment allow it.
 inline Reduction plan_reduction(const Reduce& r, int V, std::size_t size) {
   Reduction result{};
   ReducePlan& plan = result.plan;
   plan.outputs = r.outputs;
 
-  // Kept dimensions by the input's strides, so that neighbouring threads have neighbouring memory.
+  // Sort kept dimensions by input stride, so that adjacent threads read adjacent memory.
   struct Dim {
     std::int64_t size, out, in;
   } kept[kMaxDims];
@@ -275,7 +275,7 @@ inline Reduction plan_reduction(const Reduce& r, int V, std::size_t size) {
   }
   pieces = std::max<std::int64_t>(pieces, 1);
   plan.piece = (plan.steps + pieces - 1) / pieces;
-  if (pieces > 1) pieces = (plan.steps + plan.piece - 1) / plan.piece;  // none is empty
+  if (pieces > 1) pieces = (plan.steps + plan.piece - 1) / plan.piece;  // no piece may be empty
   plan.pieces = WideDivisor(pieces);
   if (!result.columns) {
     const std::int64_t of_block = kReductionThreads / plan.width;
@@ -289,7 +289,7 @@ inline Reduction plan_reduction(const Reduce& r, int V, std::size_t size) {
 template <class T, class Op>
 void launch_reduce(const Reduce& r, const Op& op, cudaStream_t stream) {
   using State = typename Op::State;
-  // Integers are counted, not computed with: they go one by one.
+  // Integer reductions (counts, positions) are not worth vector kernels.
   constexpr int V = std::is_integral_v<T> ? 1 : static_cast<int>(16 / sizeof(T));
   if (r.outputs == 0) return;
   const Reduction how = plan_reduction(r, V, sizeof(T));

@@ -1,15 +1,16 @@
 #pragma once
-// Softmax, log-softmax and their gradients. All of them find out something about a row (its State), then
-// compute each element from it. How a row is read depends on how it lies in memory:
+// Softmax, log-softmax and their gradients. Each kernel first reduces a row to its State, then computes every
+// element from the State. The kernel depends on the layout of the rows:
 //
-//   row_in_registers   contiguous, up to 16384 elements: read once, kept by a warp or by a block
-//   row_streamed       contiguous, longer: read once for its State and once more for the result
-//   row_parts          the same of a few rows, which would leave most of the GPU idle: blocks share a row, by
-//                      two launches, one for the parts' States, one for the result
-//   columns            rows whose elements lie `inner` apart: neighbouring threads have neighbouring rows
+//   row_in_registers   contiguous, up to 16384 elements: read once, held in registers by a warp or a block
+//   row_streamed       contiguous and longer: read once for the State and again for the result
+//   row_parts          few long rows, which would leave most SMs idle: several blocks per row, in two
+//                      launches, one for the States of the parts and one for the results
+//   columns            elements of a row are `inner` elements apart: adjacent threads have adjacent rows, so
+//                      accesses are coalesced
 //
-// The State is merged online (Milakov and Gimelshein 2018): one pass gives maximum and sum of a row of any
-// length.
+// The State is merged by the online softmax (Milakov and Gimelshein 2018), which needs one pass for maximum
+// and sum.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -22,8 +23,8 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// A row's threads, a warp or a block: of what each of them has, every one gets the sum or the maximum. For
-/// either there is one shared array, so a kernel of blocks calls each once.
+/// All-reduce (sum or maximum) over the threads of a row: a warp or a block. Each of the two has one shared
+/// array without a second barrier, so a block-wide kernel may call each only once.
 template <int kThreads>
 struct RowThreads {
   template <int K>
@@ -50,31 +51,32 @@ struct RowThreads {
       const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
       if (lane == 0) UNROLL for (int k = 0; k < K; ++k) warps[k][thread / 32] = s[k];
       __syncthreads();
-      // Each several times where there are fewer than 32, so this many lanes have them all.
+      // With fewer than 32 warps the lanes hold duplicates, so shuffles over kThreads / 32 lanes see every
+      // warp.
       UNROLL for (int k = 0; k < K; ++k) s[k] = warps[k][lane % (kThreads / 32)];
       lanes(kThreads / 64);
     }
   }
 };
 
-/// Of elements of type T: where results are rounded to that, exponentials need not be better.
+/// T is the element type. If results are rounded to bf16, fast exponentials suffice.
 template <class T, bool log>
 struct SoftmaxForward {
   static constexpr int kInputs = 1;
-  static constexpr float kNeutral = -kInfinity;  // changes no State
+  static constexpr float kNeutral = -kInfinity;  // leaves every State unchanged
   struct State {
     float max, sum;  // of x, and of exp(x - max)
-    float scale;     // 1 / sum, or log(sum): by finish()
+    float scale;     // 1 / sum, or log(sum); set by finish()
   };
-  __device__ static State none() {
-    State s;  // nvcc makes a constant of the whole a variable in the GPU's memory
+  __device__ static State identity() {
+    State s;  // member by member: nvcc would place a constant aggregate in global memory
     s.max = -kInfinity, s.sum = 0, s.scale = 0;
     return s;
   }
-  /// NaN is no maximum, and makes the sum NaN; so does +inf, by inf - inf.
+  /// fmaxf() ignores NaN, but exp(NaN) makes the sum NaN. +inf does too, by inf - inf.
   template <int N>
   __device__ static State of(const float (&x)[1][N]) {
-    State s = none();
+    State s = identity();
     UNROLL for (int i = 0; i < N; ++i) s.max = fmaxf(s.max, x[0][i]);
     UNROLL for (int i = 0; i < N; ++i) s.sum += x[0][i] == -kInfinity ? 0.0f : exp_for<T>(x[0][i] - s.max);
     return s;
@@ -83,9 +85,9 @@ struct SoftmaxForward {
     const float max = fmaxf(a.max, b.max);
     return {max, scaled(a, max) + scaled(b, max), 0};
   }
-  /// Of a row, from those of its threads.
+  /// Reduces over the threads of a row. Every thread gets the result.
   template <class Row>
-  __device__ static State joined(State s) {
+  __device__ static State all_reduce(State s) {
     const float max = Row::max(s.max);
     float sum[1] = {scaled(s, max)};
     Row::sum(sum);
@@ -99,10 +101,10 @@ struct SoftmaxForward {
     return log ? (x - s.max) - s.scale : exp_for<T>(x - s.max) * s.scale;
   }
 
-  /// The same of elements that stay in registers: each takes one exponential, for x is left as what
-  /// kept_result() makes the result of.
+  /// The State of elements that stay in registers, with one exponential per element: x is replaced by the
+  /// value from which register_result() computes the result.
   template <class Row, int N>
-  __device__ static State of_kept(float (&x)[1][N]) {
+  __device__ static State reduce_registers(float (&x)[1][N]) {
     float max = -kInfinity, sum[1] = {0};
     UNROLL for (int i = 0; i < N; ++i) max = fmaxf(max, x[0][i]);
     max = Row::max(max);
@@ -114,7 +116,7 @@ struct SoftmaxForward {
     Row::sum(sum);
     return finish({max, sum[0], 0});
   }
-  __device__ static float kept_result(State s, float x) { return log ? result(s, x) : x * s.scale; }
+  __device__ static float register_result(State s, float x) { return log ? result(s, x) : x * s.scale; }
 
  private:
   __device__ static float scaled(State s, float max) {
@@ -127,7 +129,7 @@ struct SoftmaxBackward {
   static constexpr int kInputs = 2;  // y, dy
   static constexpr float kNeutral = 0;
   using State = float;
-  __device__ static State none() { return 0; }
+  __device__ static State identity() { return 0; }
   template <int N>
   __device__ static State of(const float (&x)[2][N]) {
     float sum = 0;
@@ -136,7 +138,7 @@ struct SoftmaxBackward {
   }
   __device__ static State merge(State a, State b) { return a + b; }
   template <class Row>
-  __device__ static State joined(State s) {
+  __device__ static State all_reduce(State s) {
     float sum[1] = {s};
     Row::sum(sum);
     return sum[0];
@@ -147,10 +149,10 @@ struct SoftmaxBackward {
   }
 
   template <class Row, int N>
-  __device__ static State of_kept(float (&x)[2][N]) {
-    return joined<Row>(of(x));
+  __device__ static State reduce_registers(float (&x)[2][N]) {
+    return all_reduce<Row>(of(x));
   }
-  __device__ static float kept_result(State sum, float y, float dy) { return result(sum, y, dy); }
+  __device__ static float register_result(State sum, float y, float dy) { return result(sum, y, dy); }
 };
 
 template <class T, int K>
@@ -167,29 +169,29 @@ __device__ __forceinline__ float row_result(const typename Op::State& s, const f
   return Op::result(s, x[0], x[1]);
 }
 template <class Op>
-__device__ __forceinline__ float kept_result(const typename Op::State& s, const float (&x)[1]) {
-  return Op::kept_result(s, x[0]);
+__device__ __forceinline__ float register_result(const typename Op::State& s, const float (&x)[1]) {
+  return Op::register_result(s, x[0]);
 }
 template <class Op>
-__device__ __forceinline__ float kept_result(const typename Op::State& s, const float (&x)[2]) {
-  return Op::kept_result(s, x[0], x[1]);
+__device__ __forceinline__ float register_result(const typename Op::State& s, const float (&x)[2]) {
+  return Op::register_result(s, x[0], x[1]);
 }
 
-/// Threads of a multiprocessor that rows in registers are made for. A block waits for its whole row, and
-/// others read theirs meanwhile: three blocks of 512, or as many threads of others, at 40 registers. Two
-/// inputs, or single elements with an address each, take 64.
+/// Resident threads per SM that row_in_registers() is compiled for (launch bounds). A block waits for its
+/// whole row while other blocks load theirs. 1536 threads, such as three blocks of 512, have 40 registers
+/// each. Two inputs, or scalar loads with an address each, need 64 registers.
 template <class Op, int V>
 inline constexpr int kRowThreads = Op::kInputs == 1 && V > 1 ? 1536 : 1024;
 
-/// Elements that a thread has in registers: kElements / V packs of V that lie kThreads packs apart.
-/// Of a warp's rows there are blockDim.y in a block; otherwise one.
+/// A thread holds kElements elements: kElements / V packs of V, kThreads packs apart. If a row has one warp,
+/// a block has blockDim.y rows; otherwise a block has one row.
 template <class Op, class T, int kThreads, int kElements, int V>
 __global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads,
                                   kThreads == 32 ? 1 : kRowThreads<Op, V> / kThreads)
     row_in_registers(RowInputs<T, Op::kInputs> in, T* out, std::int64_t rows, int n) {
   static_assert(kElements % V == 0);
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= rows) return;  // a whole warp, and never one of a larger block
+  if (row >= rows) return;  // uniform over the warp, and over larger blocks
   const int thread = static_cast<int>(threadIdx.x);
   float x[Op::kInputs][kElements];
   UNROLL for (int k = 0; k < Op::kInputs; ++k) {
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads,
       UNROLL for (int j = 0; j < V; ++j) x[k][i + j] = pack.v[j];
     }
   }
-  const typename Op::State s = Op::template of_kept<RowThreads<kThreads>>(x);
+  const typename Op::State s = Op::template reduce_registers<RowThreads<kThreads>>(x);
   UNROLL for (int i = 0; i < kElements; i += V) {
     const int at = (i / V * kThreads + thread) * V;
     if (at >= n) break;
@@ -208,13 +210,13 @@ __global__ void __launch_bounds__(kThreads == 32 ? 128 : kThreads,
     UNROLL for (int j = 0; j < V; ++j) {
       float element[Op::kInputs];
       UNROLL for (int k = 0; k < Op::kInputs; ++k) element[k] = x[k][i + j];
-      pack.v[j] = store<T>(kept_result<Op>(s, element));
+      pack.v[j] = store<T>(register_result<Op>(s, element));
     }
     *reinterpret_cast<Pack<T, V>*>(out + row * n + at) = pack;
   }
 }
 
-/// 16 elements of a thread, or 8 single ones, are on their way at once.
+/// A thread has 16 elements in flight with vector loads, or 8 with scalar loads.
 template <class Op, class T, int V>
 __global__ void __launch_bounds__(512, 2) row_streamed(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n) {
   constexpr int kPacks = V > 1 ? 16 / V / Op::kInputs : 8 / Op::kInputs, kStep = 512 * V;
@@ -231,9 +233,9 @@ __global__ void __launch_bounds__(512, 2) row_streamed(RowInputs<T, Op::kInputs>
       f(x, at);
     }
   };
-  typename Op::State s = Op::none();
+  typename Op::State s = Op::identity();
   over_row([&](const auto& x, std::int64_t) { s = Op::merge(s, Op::of(x)); });
-  s = Op::finish(Op::template joined<RowThreads<512>>(s));
+  s = Op::finish(Op::template all_reduce<RowThreads<512>>(s));
   over_row([&](const auto& x, std::int64_t at) {
     UNROLL for (int p = 0; p < kPacks; ++p) {
       const std::int64_t place = at + p * kStep;
@@ -250,11 +252,11 @@ __global__ void __launch_bounds__(512, 2) row_streamed(RowInputs<T, Op::kInputs>
 }
 
 inline constexpr int kRowPartThreads = 256;
-/// Elements of a thread that are on their way at once.
+/// Elements that a thread has in flight.
 inline constexpr int kRowPartBatch = 8;
 
-/// Calls f(elements, first of them, how far apart) for batches of the part of a row that is this block's:
-/// `each` elements, of which there are n in all; the neutral one stands for what is behind them.
+/// Calls f(elements, index of the first, end of the part) for batches of this block's part of a row. Parts
+/// have `each` elements of n; kNeutral is substituted past the end.
 template <class Op, class T, class F>
 __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, std::int64_t n,
                                           std::int64_t each, const F& f) {
@@ -269,26 +271,26 @@ __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, s
   }
 }
 
-/// Grid (parts, rows). states (rows, parts).
+/// Grid (parts, rows). `states` is (rows, parts).
 template <class Op, class T>
 __global__ void __launch_bounds__(kRowPartThreads, 4)
     row_part_states(RowInputs<T, Op::kInputs> in, std::int64_t n, std::int64_t each,
                     typename Op::State* states) {
-  typename Op::State s = Op::none();
+  typename Op::State s = Op::identity();
   over_part<Op>(in, n, each, [&](const auto& x, std::int64_t, std::int64_t) { s = Op::merge(s, Op::of(x)); });
-  s = Op::template joined<RowThreads<kRowPartThreads>>(s);
+  s = Op::template all_reduce<RowThreads<kRowPartThreads>>(s);
   if (threadIdx.x == 0) states[static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = s;
 }
 
-/// Every block merges the States of its row, of which there are at most kRowPartThreads, in the same order.
+/// Every block merges the States of its row in the same order. There are at most kRowPartThreads parts.
 template <class Op, class T>
 __global__ void __launch_bounds__(kRowPartThreads, 4)
     row_part_results(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n, std::int64_t each,
                      const typename Op::State* states) {
   const std::int64_t row = blockIdx.y;
-  typename Op::State s = Op::none();
+  typename Op::State s = Op::identity();
   if (threadIdx.x < gridDim.x) s = states[row * gridDim.x + threadIdx.x];
-  s = Op::finish(Op::template joined<RowThreads<kRowPartThreads>>(s));
+  s = Op::finish(Op::template all_reduce<RowThreads<kRowPartThreads>>(s));
   over_part<Op>(in, n, each, [&](const auto& x, std::int64_t at, std::int64_t end) {
     UNROLL for (int i = 0; i < kRowPartBatch; ++i) {
       const std::int64_t place = at + i * kRowPartThreads;
@@ -300,9 +302,9 @@ __global__ void __launch_bounds__(kRowPartThreads, 4)
   });
 }
 
-inline constexpr int kColumnThreads = 8;  // that share a row
+inline constexpr int kColumnThreads = 8;  // threads per row
 
-/// Block (32, 8): 32 rows side by side.
+/// Block (32, 8): 32 adjacent rows.
 template <class Op, class T>
 __global__ void __launch_bounds__(32 * kColumnThreads)
     columns(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n, std::int64_t inner, std::int64_t tiles) {
@@ -311,7 +313,7 @@ __global__ void __launch_bounds__(32 * kColumnThreads)
   const std::int64_t outer = blockIdx.x / tiles, column = (blockIdx.x - outer * tiles) * 32 + threadIdx.x;
   const bool inside = column < inner;
   const std::int64_t first = outer * n * inner + column;
-  State s = Op::none();
+  State s = Op::identity();
   float x[Op::kInputs][1];
   if (inside)
     for (std::int64_t i = threadIdx.y; i < n; i += kColumnThreads) {
@@ -331,10 +333,11 @@ __global__ void __launch_bounds__(32 * kColumnThreads)
   }
 }
 
-/// The longest row that a block keeps in registers.
-inline constexpr std::int64_t kLongestKept = 1024 * 16;
-/// Fewer long rows than these are shared by blocks, about so many in all: Hopper's multiprocessors, twice.
-inline constexpr std::int64_t kFewRows = 132, kRowPartBlocks = 132 * 2;
+/// The longest row that a block can hold in registers.
+inline constexpr std::int64_t kMaxRegisterRow = 1024 * 16;
+/// If there are fewer long rows than this, several blocks share each row, kRowPartBlocks in all: two per SM
+/// of an H100.
+inline constexpr std::int64_t kSplitRowsBelow = 132, kRowPartBlocks = 132 * 2;
 
 template <class Op, class T>
 void launch_row_parts(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows, std::int64_t n,
@@ -352,8 +355,8 @@ void launch_row_parts(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t 
 template <class Op, class T, int V>
 void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows, std::int64_t n,
                  cudaStream_t stream) {
-  const auto blocks = [&](std::int64_t rows_a_block) {
-    return static_cast<unsigned>((rows + rows_a_block - 1) / rows_a_block);
+  const auto blocks = [&](std::int64_t rows_per_block) {
+    return static_cast<unsigned>((rows + rows_per_block - 1) / rows_per_block);
   };
   const int count = static_cast<int>(std::min<std::int64_t>(n, 1 << 30));
   if (n <= 32 * 8)
@@ -366,23 +369,23 @@ void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows,
     launch(&row_in_registers<Op, T, 256, 16, V>, blocks(1), 256, 0, stream, in, out, rows, count);
   else if (n <= 512 * 16)
     launch(&row_in_registers<Op, T, 512, 16, V>, blocks(1), 512, 0, stream, in, out, rows, count);
-  else if (n <= kLongestKept)
+  else if (n <= kMaxRegisterRow)
     launch(&row_in_registers<Op, T, 1024, 16, V>, blocks(1), 1024, 0, stream, in, out, rows, count);
   else launch(&row_streamed<Op, T, V>, blocks(1), 512, 0, stream, in, out, n);
 }
 
-/// The launch for this shape. Inputs and output are dense, of `shape`; the output may be an input. Fewer than
-/// `few` long rows are shared by blocks.
+/// Chooses and launches the kernel for this shape. Inputs and output are dense. The output may alias an
+/// input. With fewer than `split_below` long rows, several blocks share each row.
 template <class Op, class T>
 void launch_softmax(const SoftmaxShape& shape, const RowInputs<T, Op::kInputs>& in, T* out,
-                    cudaStream_t stream, std::int64_t few = kFewRows) {
+                    cudaStream_t stream, std::int64_t split_below = kSplitRowsBelow) {
   if (shape.outer * shape.n * shape.inner == 0) return;
   if (shape.inner > 1) {
     const std::int64_t tiles = (shape.inner + 31) / 32;
     return launch(&columns<Op, T>, static_cast<unsigned>(shape.outer * tiles), {32, kColumnThreads}, 0,
                   stream, in, out, shape.n, shape.inner, tiles);
   }
-  if (shape.n > kLongestKept && shape.outer < few)
+  if (shape.n > kMaxRegisterRow && shape.outer < split_below)
     return launch_row_parts<Op, T>(in, out, shape.outer, shape.n, stream);
   constexpr int V = 16 / sizeof(T);
   bool packs = shape.n % V == 0 && aligned<T, V>(out);

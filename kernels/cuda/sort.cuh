@@ -1,7 +1,8 @@
 #pragma once
-// Sorting of 64-bit keys, ties by position: for permutations, and to find the positions of each index. Tiles
-// are sorted by counting, runs of them merged pairwise: an element's place in the merged run is its own plus
-// the number of the other run's elements before it, which a binary search finds. Simple, and the same always.
+// Stable sort of 64-bit keys with their positions, for permutations and to find the positions of each index.
+// Tiles are sorted by counting (rank sort), then runs are merged pairwise. In a merge, the rank of an element
+// is its index in its own run plus the number of smaller elements in the other run, found by binary search.
+// The order is deterministic.
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tapestry/kernels/scratch.h"
 #include "tapestry/kernels/slot.h"
@@ -18,7 +19,8 @@ __device__ __forceinline__ bool before(const KeyAt& a, const KeyAt& b) {
   return a.key < b.key || (a.key == b.key && a.position < b.position);
 }
 
-/// key(i) is element i's.
+/// Sorts one tile per block by rank: a thread counts the elements before its own. key(i) is the key of
+/// element i.
 template <class Key>
 __global__ void __launch_bounds__(kSortTile)
     sort_tiles(Key key, std::int64_t n, std::uint64_t* keys, std::int64_t* positions) {
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(kSortTile)
   positions[first + place] = first + thread;
 }
 
-/// Merges runs of `run` elements pairwise.
+/// Merges adjacent runs of `run` elements pairwise, one thread per element.
 template <class = void>
 __global__ void __launch_bounds__(256)
     merge_runs(std::int64_t n, std::int64_t run, const std::uint64_t* keys, const std::int64_t* positions,
@@ -58,10 +60,10 @@ __global__ void __launch_bounds__(256)
   to_positions[to] = own.position;
 }
 
-/// Keys in order, and where each was.
+/// Sorted keys, and the original position of each.
 class Sorted {
  public:
-  /// key(i) is a function on the GPU.
+  /// key(i) is evaluated on the GPU.
   template <class Key>
   Sorted(const Key& key, std::int64_t n, cudaStream_t stream)
       : keys_(kernel_device, 2 * n), positions_(kernel_device, 2 * n) {

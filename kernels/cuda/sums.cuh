@@ -1,6 +1,5 @@
 #pragma once
-// Sums over the threads of a warp or a block, in a fixed order, and sums over all elements of arrays in two
-// stages.
+// Warp and block sums in a fixed order, and two-stage sums over all elements of arrays.
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/portable.cuh"
@@ -9,14 +8,14 @@
 
 namespace tapestry::kernels::cuda {
 
-/// Every lane gets the sums.
+/// Butterfly reduction; every lane gets the sums.
 template <class C, int K>
 __device__ __forceinline__ void sum_warp(C (&s)[K]) {
   UNROLL for (int lanes = 16; lanes > 0; lanes /= 2) UNROLL for (int k = 0; k < K; ++k) s[k] +=
       __shfl_xor_sync(kAllLanes, s[k], lanes);
 }
-/// Every thread gets the sums over kThreads threads. `parts` is shared; between two uses of the same lies a
-/// barrier.
+/// Sums over the kThreads threads of a block; every thread gets the sums. `parts` is shared memory. The
+/// caller must put a barrier between two uses of the same `parts`.
 template <int kThreads, class C, int K>
 __device__ __forceinline__ void sum_block(C (&s)[K], C (&parts)[K][kThreads / 32]) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -31,9 +30,9 @@ __device__ __forceinline__ void sum_block(C (&s)[K], C (&parts)[K][kThreads / 32
 
 inline constexpr int kSumThreads = 256;
 
-/// F adds up terms of its arrays: add<V>(i, sums) those of elements i to i + V, with one access of each
-/// array; finish(sums) makes the result of them. Each thread adds to a few sums in turn, blocks of threads
-/// are added in double by add_parts(); a single block finishes by itself.
+/// First stage of a sum. The functor F adds terms of its arrays: add<V>(i, sums) adds those of elements [i, i
+/// + V) with one vector load per array, and finish(sums) writes the result. Each block writes partial sums,
+/// which add_parts() adds in double. A single block calls finish() itself.
 template <class F>
 __global__ void __launch_bounds__(kSumThreads) add_elements(std::int64_t n, bool packs, F f, float* parts) {
   constexpr int K = F::kSums, V = F::kPack;
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(kSumThreads) add_parts(int count, F f, const f
   if (threadIdx.x == 0) f.finish(sums);
 }
 
-/// `packs`: all arrays are aligned to packs of F::kPack elements.
+/// `packs`: all arrays are aligned for vector loads of F::kPack elements.
 template <class F>
 void launch_sums(std::int64_t n, bool packs, const F& f, cudaStream_t stream) {
   constexpr std::int64_t kBlock = kSumThreads * F::kPack * 4, kMost = 1024;

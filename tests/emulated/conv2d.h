@@ -24,7 +24,7 @@ inline Conv2d sized(Conv2d s) {
   return s;
 }
 /// Where image n, row h, column w, channel c is.
-inline std::size_t index_of(const tapestry::kernels::cuda::conv::Place& p, std::int64_t n, std::int64_t h,
+inline std::size_t index_of(const tapestry::kernels::cuda::conv::ImageStrides& p, std::int64_t n, std::int64_t h,
                             std::int64_t w, std::int64_t c) {
   return static_cast<std::size_t>(n * p.n + h * p.h + w * p.w + c * p.c);
 }
@@ -190,7 +190,7 @@ void random_convolutions(int trials, unsigned salt, const Check& check) {
     if (between(0, 3) == 0) (between(0, 1) ? at.x : between(0, 1) ? at.weight : at.y) = 1;
     Tuning tuning;
     if (between(0, 1)) tuning = {static_cast<TileKind>(between(0, 3)), between(1, 4)};
-    if (between(0, 5) == 0) tuning.most_pixels = between(1, 40);
+    if (between(0, 5) == 0) tuning.max_pixels = between(1, 40);
     check(sized(s), between(0, 1) != 0, at, tuning);
   }
 }

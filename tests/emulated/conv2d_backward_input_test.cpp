@@ -152,7 +152,7 @@ TEST_CASE("conv2d input gradient: infinities and NaN go where they belong") {
                                 .channels_last = last});
         Values dy = numbers(y_size(s), 1);
         dy[5] = std::numeric_limits<double>::quiet_NaN();
-        dy[index_of(conv::output_place(s), 1, 2, 3, 5)] = dy[5];  // where a tap behind the last would read
+        dy[index_of(conv::output_strides(s), 1, 2, 3, 5)] = dy[5];  // where a tap behind the last would read
         dy[dy.size() - 1] = std::numeric_limits<double>::infinity();
         dy[dy.size() / 3] = 1e30;
         check_backward_input(s, dy, numbers(weight_size(s), 2));

@@ -139,7 +139,7 @@ TEST_CASE("conv2d kernels: infinities and NaN go where they belong") {
                               .relu = true});
       Values x = numbers(x_size(s), 1), bias = numbers(s.k, 3);
       x[5] = kNaN;
-      x[index_of(conv::input_place(s), 1, 4, 2, 5)] = kNaN;  // where a tap behind the last would read
+      x[index_of(conv::input_strides(s), 1, 4, 2, 5)] = kNaN;  // where a tap behind the last would read
       x[x.size() - 1] = kInfinity;
       x[x.size() / 2] = -kInfinity;
       x[x.size() / 3] = 1e30;
@@ -213,7 +213,7 @@ TEST_CASE("conv2d kernels: tiles and parts fill the GPU") {
     const auto blocks = [&](const conv::TileCost& t) {
       return conv::ceil_div(pixels, t.rows) * conv::ceil_div(lines, t.cols);
     };
-    return conv::choose(0, 3, blocks, static_cast<double>(depth) / 8, static_cast<double>(pixels * lines));
+    return conv::choose_tuning(0, 3, blocks, static_cast<double>(depth) / 8, static_cast<double>(pixels * lines));
   };
   // ResNet-50 at 64 images: a layer of each width.
   CHECK(choice(64 * 56 * 56, 64, 576).tile == TileKind::half);
@@ -233,7 +233,7 @@ TEST_CASE("conv2d kernels: the weight's gradient is cut into parts that fill the
       return conv::ceil_div(rows, t.rows) * conv::ceil_div(cols, t.cols);
     };
     const Tuning t =
-        conv::choose(2, 4, blocks, static_cast<double>(pixels) / 8, static_cast<double>(rows * cols));
+        conv::choose_tuning(2, 4, blocks, static_cast<double>(pixels) / 8, static_cast<double>(rows * cols));
     return t.parts * blocks(conv::kTileCosts[t.tile == TileKind::wide ? 2 : 3]);
   };
   for (const auto& [rows, cols, pixels] : {std::tuple{64, 64, 64 * 56 * 56},

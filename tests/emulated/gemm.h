@@ -198,7 +198,7 @@ void check_product(const Product& p) {
 }
 /// By large or small tiles, in so many parts of k.
 template <class T>
-void check_way(const Product& p, bool large, std::int64_t splits = 1) {
+void check_strategy(const Product& p, bool large, std::int64_t splits = 1) {
   CAPTURE(large, splits);
   check_product<T>(p, [=](const Gemm& g) {
     tapestry::kernels::cuda::launch_gemm<T>(g, {large, splits}, nullptr);

@@ -40,16 +40,16 @@ TEST_CASE("epilogues: after sum and bias, in packs and not") {
 
 TEST_CASE("epilogues: of large tiles") {
   for_each_epilogue({.m = 136, .n = 264, .k = 8, .bias = true}, [](const Product& p) {
-    check_way<float>(p, true);
-    check_way<BFloat16>(p, true);
+    check_strategy<float>(p, true);
+    check_strategy<BFloat16>(p, true);
   });
 }
 
 TEST_CASE("epilogues: once the parts of k are added") {
   for (const std::int64_t n : {8, 10})
     for_each_epilogue({.m = 7, .n = n, .k = 200, .gap = 2, .bias = true, .batch = {2}}, [](const Product& p) {
-      check_way<float>(p, false, 3);
-      check_way<BFloat16>(p, false, 3);
+      check_strategy<float>(p, false, 3);
+      check_strategy<BFloat16>(p, false, 3);
     });
 }
 

@@ -25,28 +25,28 @@ struct Sizes {
 
 TEST_CASE("f32 products: large tiles") {
   for (const auto& [m, n, k] : {Sizes{128, 128, 16}, Sizes{132, 8, 12}, Sizes{4, 260, 4}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, true); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<float>(p, true); });
   for (const auto& [m, n, k] : {Sizes{129, 127, 9}, Sizes{1, 130, 17}, Sizes{127, 1, 1}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, true); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<float>(p, true); });
 }
 
 TEST_CASE("f32 products: small tiles") {
   for (const auto& [m, n, k] : {Sizes{64, 64, 16}, Sizes{60, 68, 12}, Sizes{4, 4, 4}, Sizes{132, 8, 24}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, false); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<float>(p, false); });
   for (const auto& [m, n, k] : {Sizes{1, 1, 1}, Sizes{63, 65, 7}, Sizes{65, 63, 9}, Sizes{33, 1, 31}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<float>(p, false); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<float>(p, false); });
 }
 
 TEST_CASE("bf16 products: large tiles") {
   for (const auto& [m, n, k] : {Sizes{128, 256, 64}, Sizes{136, 264, 40}, Sizes{8, 8, 8}, Sizes{72, 16, 168}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<BFloat16>(p, true); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<BFloat16>(p, true); });
 }
 
 TEST_CASE("bf16 products: small tiles") {
   for (const auto& [m, n, k] : {Sizes{64, 64, 32}, Sizes{72, 56, 40}, Sizes{8, 8, 8}, Sizes{16, 72, 200}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<BFloat16>(p, false); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<BFloat16>(p, false); });
   for (const auto& [m, n, k] : {Sizes{1, 1, 1}, Sizes{65, 63, 33}, Sizes{63, 65, 31}, Sizes{17, 3, 130}})
-    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_way<BFloat16>(p, false); });
+    in_each_layout({.m = m, .n = n, .k = k}, [](const Product& p) { check_strategy<BFloat16>(p, false); });
 }
 
 TEST_CASE("products: memory that is not aligned, rows apart") {
@@ -65,14 +65,14 @@ TEST_CASE("products: parts of k are added in order") {
     for (const auto& [m, n, k] : {Sizes{16, 24, 200}, Sizes{8, 264, 96}})
       for (const std::int64_t splits : {2, 3, 100}) {
         const Product p{.m = m, .n = n, .k = k, .bias = true, .accumulate = true};
-        check_way<float>(p, large, splits);
-        check_way<BFloat16>(p, large, splits);
+        check_strategy<float>(p, large, splits);
+        check_strategy<BFloat16>(p, large, splits);
       }
   for (const bool accumulate : {false, true}) {
     const Product p{.m = 9, .n = 7, .k = 70, .gap = 3, .accumulate = accumulate, .batch = {3}};
-    check_way<float>(p, true, 4);
-    check_way<float>(p, false, 4);
-    check_way<BFloat16>(p, false, 2);
+    check_strategy<float>(p, true, 4);
+    check_strategy<float>(p, false, 4);
+    check_strategy<BFloat16>(p, false, 2);
   }
 }
 
@@ -102,7 +102,7 @@ TEST_CASE("products: batches, and one matrix for many") {
 
 TEST_CASE("products: many tiles") {
   const Product p{.m = 64 * 18 - 4, .n = 64 * 3 - 4, .k = 4, .a_along_k = false};  // more than a column of 16
-  check_way<float>(p, false);
+  check_strategy<float>(p, false);
 }
 
 TEST_CASE("products: no terms, or nothing to do") {
@@ -147,7 +147,7 @@ TEST_CASE("products: each shape has its way") {
     g.a_strides = {s.k, 1}, g.b_strides = {s.n, 1}, g.c_row = s.n;
     g.batch_ndim = 1;
     g.batch_sizes[0] = batch;
-    return gpu::gemm_way<T>(g);
+    return gpu::gemm_strategy<T>(g);
   };
   const auto f32 = [&](Sizes s, std::int64_t batch = 1) { return way.operator()<float>(s, batch); };
   const auto bf16 = [&](Sizes s, std::int64_t batch = 1) { return way.operator()<BFloat16>(s, batch); };

@@ -292,17 +292,17 @@ TEST_CASE("cross-entropy kernels: each shape has its way") {
     for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
     return names;
   };
-  CHECK_THAT(kernel({3, 1024, 1}, {}), ContainsSubstring("WarpWay"));
-  CHECK_THAT(kernel({3, 1025, 1}, {}), ContainsSubstring("BlockWay"));
-  CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1}), ContainsSubstring("WarpWay"));
-  CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1, .out_offset = 1}), ContainsSubstring("BlockWay"));
-  CHECK_THAT(kernel({3, 9, 2}, {}), ContainsSubstring("ColumnWay"));
-  CHECK_THAT(kernel({1, 16384, 1}, {}), ContainsSubstring("BlockWay"));
-  CHECK_THAT(kernel({1, 16385, 1}, {}), ContainsSubstring("PartWay"));
+  CHECK_THAT(kernel({3, 1024, 1}, {}), ContainsSubstring("WarpPerRow"));
+  CHECK_THAT(kernel({3, 1025, 1}, {}), ContainsSubstring("BlockPerRow"));
+  CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1}), ContainsSubstring("WarpPerRow"));
+  CHECK_THAT(kernel({3, 1025, 1}, {.offset = 1, .out_offset = 1}), ContainsSubstring("BlockPerRow"));
+  CHECK_THAT(kernel({3, 9, 2}, {}), ContainsSubstring("StridedRows"));
+  CHECK_THAT(kernel({1, 16384, 1}, {}), ContainsSubstring("BlockPerRow"));
+  CHECK_THAT(kernel({1, 16385, 1}, {}), ContainsSubstring("SplitRow"));
   CHECK_THAT(kernel({1, 16385, 1}, {}), !ContainsSubstring("cross_entropy_q_parts"));
   CHECK_THAT(kernel({1, 16385, 1}, {.smoothing = 0.1}),
-             ContainsSubstring("cross_entropy_q_parts") && ContainsSubstring("PartWay"));
-  CHECK_THAT(kernel({1, 16384, 1}, {}, true), ContainsSubstring("cross_entropy_rowsINS1_8BlockWay"));
+             ContainsSubstring("cross_entropy_q_parts") && ContainsSubstring("SplitRow"));
+  CHECK_THAT(kernel({1, 16384, 1}, {}, true), ContainsSubstring("cross_entropy_rowsINS1_11BlockPerRow"));
   CHECK_THAT(kernel({1, 16385, 1}, {}, true),
              ContainsSubstring("cross_entropy_parts") && ContainsSubstring("cross_entropy_join"));
 }

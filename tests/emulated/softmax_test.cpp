@@ -33,7 +33,7 @@ std::int64_t count(const SoftmaxShape& s) { return s.outer * s.n * s.inner; }
 
 template <class T, bool log>
 void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offset,
-                   std::int64_t few = gpu::kFewRows) {
+                   std::int64_t split_below = gpu::kSplitRowsBelow) {
   CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
   Values want(x.size()), error(x.size());
   (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), want.data());
@@ -45,17 +45,17 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
                (log ? 4 * std::abs(want[i]) : 0);
   in_each_order([&] {
     const Block<T> in(x, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), nullptr, few);
+    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), nullptr, split_below);
     emulated::check_close("out", out, want, error);
     gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, in.data(), nullptr,
-                                                        few);  // in place
+                                                        split_below);  // in place
     emulated::check_close("in place", in, want, error);
   });
 }
 
 template <class T, bool log>
 void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy, std::size_t offset,
-                    std::int64_t few) {
+                    std::int64_t split_below) {
   CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
   Values y(x.size()), want(x.size()), error(x.size());
   (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), y.data());
@@ -76,23 +76,23 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
   in_each_order([&] {
     const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
     gpu::launch_softmax<gpu::SoftmaxBackward<T, log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
-                                                         nullptr, few);
+                                                         nullptr, split_below);
     emulated::check_close("out", out, want, error);
   });
 }
 
 template <class T>
-void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset, std::int64_t few) {
-  check_forward<T, false>(shape, x, offset, few);
-  check_forward<T, true>(shape, x, offset, few);
+void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset, std::int64_t split_below) {
+  check_forward<T, false>(shape, x, offset, split_below);
+  check_forward<T, true>(shape, x, offset, split_below);
   const Values dy = numbers(count(shape), 9, 2);
-  check_backward<T, false>(shape, x, dy, offset, few);
-  check_backward<T, true>(shape, x, dy, offset, few);
+  check_backward<T, false>(shape, x, dy, offset, split_below);
+  check_backward<T, true>(shape, x, dy, offset, split_below);
 }
-void check_both(const SoftmaxShape& shape, std::size_t offset = 0, std::int64_t few = gpu::kFewRows) {
+void check_both(const SoftmaxShape& shape, std::size_t offset = 0, std::int64_t split_below = gpu::kSplitRowsBelow) {
   const Values x = numbers(count(shape), 1, 8);
-  check_all<float>(shape, x, offset, few);
-  check_all<BFloat16>(shape, x, offset, few);
+  check_all<float>(shape, x, offset, split_below);
+  check_all<BFloat16>(shape, x, offset, split_below);
 }
 
 }  // namespace
@@ -162,11 +162,11 @@ TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
 }
 
 TEST_CASE("softmax kernels: each shape has its way") {
-  const auto kernels = [](const SoftmaxShape& shape, std::size_t offset, std::int64_t few = gpu::kFewRows) {
+  const auto kernels = [](const SoftmaxShape& shape, std::size_t offset, std::int64_t split_below = gpu::kSplitRowsBelow) {
     const Block<float> x(static_cast<std::size_t>(count(shape)), offset);
     cuda_emulator::take_launches();
     gpu::launch_softmax<gpu::SoftmaxForward<float, false>, float>(shape, {{x.data()}}, x.data(), nullptr,
-                                                                  few);
+                                                                  split_below);
     std::string names;
     for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
     return names;

@@ -1,5 +1,4 @@
-// The harness finds what is wrong: an operation that is right passes, and the same with a bug planted does
-// not.
+// Tests of the test harness: it must pass a correct operation, and must detect every planted bug.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,7 +11,7 @@ using namespace tapestry::test;
 
 namespace {
 
-// What PyTorch would have said of a^2 + 3 b.
+// Hand-written results for the function a^2 + 3 b, in the format of PyTorch recordings.
 const char* const kCases = R"({"torch": "none", "cases": [
 {"op": "f", "params": {"p": 2},
  "inputs": [{"dtype": "f64", "shape": [2, 3], "values": [1, 2, -1, 0.5, -2, 3]},
@@ -35,28 +34,28 @@ enum class Bug {
   none,
   value,           // one element is off by 1e-4
   single,          // f64 is computed in f32
-  sloppy_half,     // halves are truncated, not rounded
+  sloppy_half,     // f16 and bf16 are truncated instead of rounded
   eats_nan,        // NaN becomes 0
-  shape,           // a flat result
-  dtype,           // always f64
-  count,           // two outputs
-  throws,          // in f32
-  writes_input,    // in the forward pass
-  gradient,        // of b is off by 1%
-  needs,           // gives the gradient of a only when that of b is wanted too
-  not_recorded,    // no gradient at all
-  clears,          // forgets the gradient that was there
-  late_write,      // writes an input in the backward pass
-  writes_grad,     // writes the gradient of the output
-  strides,         // reads as if the input were dense
-  offset,          // forgets the offset
-  stride_zero,     // takes stride 0 for 1
+  shape,           // the result is flattened
+  dtype,           // the result is always f64
+  count,           // returns two outputs
+  throws,          // throws in f32
+  writes_input,    // writes to an input in forward
+  gradient,        // the gradient of b is off by 1%
+  needs,           // omits the gradient of a unless that of b is needed too
+  not_recorded,    // records no gradient
+  clears,          // discards the existing gradient
+  late_write,      // writes to an input in backward
+  writes_grad,     // writes to the gradient of the output
+  strides,         // reads inputs as if they were dense
+  offset,          // ignores the storage offset
+  stride_zero,     // treats stride 0 as 1
   dense_gradient,  // reads the gradient of the output as if it were dense
-  takes_all,       // does not refuse integers
+  takes_all,       // accepts integers
 };
 
-// What is read with these strides from that offset. What would lie outside the storage reads as 1e30: the bug is wrong
-// values, and the reader must not itself be stopped by a sanitizer.
+// Reads `t` with other strides and offset. If that would leave the storage, returns 1e30 everywhere: the
+// planted bug must give wrong values without being stopped by a sanitizer.
 std::vector<double> dense_read(const Tensor& t, const Shape& strides, std::int64_t offset) {
   const auto elements = static_cast<std::int64_t>(t.storage()->bytes() / dtype_size(t.dtype()));
   std::int64_t last = offset;
@@ -87,7 +86,7 @@ double truncated(double v, DType dtype) {
   return std::trunc(v / unit - 9) * unit;
 }
 
-// a^2 + 3 b, with a bug.
+// Computes a^2 + 3 b, with one planted bug.
 Outputs f(const OpCase& c, Bug bug) {
   const Tensor& a = c[0];
   const Tensor& b = c[1];
@@ -148,7 +147,7 @@ Failures failures_of(Bug bug, const std::set<Kind>& skip = {}) {
   return all;
 }
 
-// Some failure has all these parts.
+// Whether some failure contains all these parts.
 bool mentions(const Failures& failures, std::initializer_list<const char*> parts) {
   return std::any_of(failures.begin(), failures.end(), [&](const std::string& failure) {
     return std::all_of(parts.begin(), parts.end(),
@@ -169,11 +168,11 @@ const std::set<Kind> kOnlyStrided{Kind::golden, Kind::gradcheck, Kind::dtypes};
 
 }  // namespace
 
-TEST_CASE("an operation that is right passes") {
+TEST_CASE("the harness reports no failure for a correct operation") {
   for (const std::string& failure : failures_of(Bug::none)) FAIL_CHECK(failure);
 }
 
-TEST_CASE("wrong results are found") {
+TEST_CASE("the harness reports wrong results") {
   CHECK_FOUND(Bug::value, kOnlyGolden,
               {"f #0 [2, 3] [2, 3] {\"p\":2}, float32, values", "at [1, 1]", "expected 1"});
   CHECK_FOUND(Bug::single, kOnlyGolden, {"float64, values", "6 of 6"});
@@ -188,7 +187,7 @@ TEST_CASE("wrong results are found") {
   CHECK_FOUND(Bug::takes_all, {}, {"int64", "was accepted"});
 }
 
-TEST_CASE("wrong gradients are found") {
+TEST_CASE("the harness reports wrong gradients") {
   CHECK_FOUND(Bug::gradient, kOnlyGolden, {"float32, gradients: gradient of input 1"});
   CHECK_FOUND(Bug::gradient, kOnlyGradcheck, {"gradcheck: throws"});
   CHECK_FOUND(Bug::needs, kOnlyGolden, {"gradients of input 0 alone: gradient of input 0: is missing"});
@@ -201,7 +200,7 @@ TEST_CASE("wrong gradients are found") {
   CHECK(mentions(run_case(parse_golden(kCases)[0], none, fn), {"it has none"}));
 }
 
-TEST_CASE("wrong strides are found") {
+TEST_CASE("the harness reports wrong handling of strides") {
   CHECK_FOUND(Bug::strides, kOnlyStrided, {"transposed, gradients: output 0"});
   CHECK_FOUND(Bug::strides, kOnlyStrided, {"stepped, gradients: output 0", "got nan"});
   CHECK_FOUND(Bug::offset, kOnlyStrided, {"stepped, gradients: output 0"});
@@ -209,14 +208,14 @@ TEST_CASE("wrong strides are found") {
   CHECK_FOUND(Bug::dense_gradient, kOnlyStrided, {"transposed, gradients: gradient of input 0"});
 }
 
-TEST_CASE("only the case in hand is skipped") {
+TEST_CASE("a skipped kind of test reports nothing") {
   for (Bug bug : {Bug::strides, Bug::offset, Bug::stride_zero, Bug::dense_gradient})
     CHECK(failures_of(bug, {Kind::strided}).empty());
   for (Bug bug : {Bug::value, Bug::eats_nan}) CHECK(failures_of(bug, {Kind::golden, Kind::strided}).empty());
   CHECK(failures_of(Bug::takes_all, {Kind::dtypes}).empty());
 }
 
-TEST_CASE("compare allows rounding, and nothing else") {
+TEST_CASE("compare accepts rounding errors and rejects everything else") {
   const auto failures = [](double got, double expected, double scale, DType dtype) {
     Failures out;
     compare("x", make({dtype, {}, {got}, {}}, dtype), {dtype, {}, {expected}, {scale}}, dtype, 2, out);
@@ -240,7 +239,7 @@ TEST_CASE("compare allows rounding, and nothing else") {
   CHECK(failures(4, 3, 3, DType::i64) == 1);
 }
 
-TEST_CASE("layouts hold the same numbers") {
+TEST_CASE("every layout holds the same numbers") {
   for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8}) {
     Values v{dtype, {2, 3, 2, 2}, {}, {}};
     for (int i = 0; i < 24; ++i) v.values.push_back(i);
@@ -256,7 +255,7 @@ TEST_CASE("layouts hold the same numbers") {
         std::vector<double>{1, 0, 1});
 }
 
-TEST_CASE("parameters") {
+TEST_CASE("OpCase reads recorded parameters and rejects missing or malformed ones") {
   const auto g = parse_golden(R"({"cases": [{"op": "f", "inputs": [null], "outputs": [], "params": {
     "i": 3, "r": 2.0, "t": true, "s": "sum", "none": null, "l": [1, 2], "rl": [1, 2.5], "inf": "-inf", "d": "i32"}}]})");
   const OpCase c(g[0], {Tensor()});
@@ -290,7 +289,7 @@ TEST_CASE("parameters") {
                     ContainsSubstring("case 0: shape [2] with 1 values"));
 }
 
-TEST_CASE("check_throws wants an error of ours that says so") {
+TEST_CASE("check_throws accepts only a tapestry::Error with the expected text") {
   CHECK(check_throws("many", [] { fail("[f] too many"); }).empty());
   CHECK(mentions(check_throws("few", [] { fail("[f] too many"); }), {"lacks 'few'"}));
   CHECK(mentions(check_throws("many", [] { fail("too many"); }), {"does not begin with [op]"}));
@@ -299,7 +298,7 @@ TEST_CASE("check_throws wants an error of ours that says so") {
   CHECK(mentions(check_throws("many", [] {}), {"was accepted"}));
 }
 
-TEST_CASE("the matrix has no blank cell") {
+TEST_CASE("build_matrix reports every missing test and every contradiction") {
   const GoldenCases cases = parse_golden(kCases);
   const auto family = [&](const std::string&) -> const GoldenCases& { return cases; };
   const std::vector<GoldenRow> golden{{"f", "g"}};

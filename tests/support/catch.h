@@ -1,5 +1,5 @@
 #pragma once
-// Catch2, version 2 (Debian 12) or 3 (elsewhere).
+// Includes Catch2, either version 2 (Debian 12) or version 3.
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 using Catch::Approx;

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of the test, on every transport.
+// Runs ranks as threads of the test, on every transport.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -18,10 +18,10 @@ using tapestry::distributed::ProcessGroup;
 using Group = std::shared_ptr<ProcessGroup>;
 using RankFunction = std::function<void(const Group&)>;
 
-/// So that a test whose ranks do not meet fails before ctest ends it.
+/// A test whose ranks never rendezvous fails before ctest's time limit.
 inline constexpr GroupOptions kBounded{.timeout = 20'000ms};
 
-/// What each rank, a thread, found.
+/// Runs fn on each rank (one thread per rank) and returns the results by rank.
 template <class T>
 std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
   std::vector<T> results(static_cast<std::size_t>(ranks));
@@ -31,27 +31,27 @@ std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
   return results;
 }
 
-/// A transport under test. Another one is another row of transports().
+/// A transport under test. To test another transport, add a row to transports().
 struct Transport {
   std::string name;
-  /// One end a rank. May be called once for each job.
+  /// Returns one backend per rank. May be called once per job.
   std::function<std::vector<std::shared_ptr<Backend>>(int size)> connect;
 };
 const std::vector<Transport>& transports();
-/// False, with a message, in a build without Gloo (ThreadSanitizer's).
+/// Returns false and prints a message in a build without Gloo, such as the ThreadSanitizer build.
 bool has_gloo();
 
-/// What became of a rank: empty, or the text of its exception.
+/// How a rank ended: `error` is empty, or the text of its exception.
 struct Outcome {
   std::string error;
-  bool timeout = false, distributed = false;  // its type
+  bool timeout = false, distributed = false;  // type of the exception
 };
 
-/// Runs fn on `size` ranks and waits for all. A rank's exception ends that rank alone: its group is destroyed
-/// as if it had returned, and nobody else is told.
+/// Runs fn on `size` ranks and waits for all of them. An exception ends only its own rank: the rank's group
+/// is destroyed as after a normal return, and other ranks are not notified.
 std::vector<Outcome> run_ranks(const Transport& transport, int size, const RankFunction& fn,
                                const GroupOptions& options = {});
-/// As above, for ranks that must all end well: throws the first error otherwise.
+/// Like run_ranks(), but throws the first error of any rank.
 void run_ranks_well(const Transport& transport, int size, const RankFunction& fn,
                     const GroupOptions& options = {});
 

@@ -1,6 +1,6 @@
 #pragma once
-// Files for tests: a folder of one's own, bytes in and out, a disk that is full, and random mutations of
-// bytes.
+// File helpers for tests: temporary folders, reading and writing bytes, a simulated full disk, and random
+// mutations.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 
 namespace tests {
 
-/// A new empty folder, removed with all that is in it at the end of the scope.
+/// A new empty folder. The destructor removes it with its contents.
 class TempDir {
  public:
   TempDir() {
@@ -36,7 +36,8 @@ class TempDir {
   std::filesystem::path path_;
 };
 
-/// No file of this process may grow beyond `bytes`: what a full disk looks like to write().
+/// While this object exists, no file of this process may grow beyond `bytes`. write() fails as on a full
+/// disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) {
@@ -68,12 +69,12 @@ inline std::string read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-/// One to four changes: a byte set, a bit flipped, a piece removed, doubled or overwritten by 0xff, the end
-/// cut off.
+/// Applies one to four random changes: set a byte, flip a bit, remove, duplicate or overwrite a piece, or
+/// truncate.
 inline std::string mutate(std::string bytes, std::mt19937_64& random) {
   auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % (n ? n : 1)); };
   for (std::size_t changes = 1 + below(4); changes > 0 && !bytes.empty(); --changes) {
-    // Headers are short and first: half of the changes go there.
+    // Half of the changes go to the first 64 bytes, because headers are short and come first.
     const std::size_t at = below(2) ? below(bytes.size()) : below(std::min<std::size_t>(bytes.size(), 64));
     const std::size_t length = std::min(bytes.size() - at, 1 + below(9));
     switch (below(6)) {
@@ -100,8 +101,8 @@ inline std::string mutate(std::string bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-/// Calls `parse(mutated)` for mutations of `bytes` until `limit` is over, and on a busy machine for up to half a
-/// minute more until there were enough; returns the number of calls. `parse` may throw nothing but E.
+/// Calls `parse(mutated)` for mutations of `bytes` for the duration `limit`. On a busy machine it continues
+/// for up to 30 more seconds until 150 calls are done. Returns the number of calls. `parse` may throw only E.
 template <class E, class F>
 int for_mutations(const std::string& bytes, std::chrono::milliseconds limit, F&& parse) {
   std::mt19937_64 random(20240607);

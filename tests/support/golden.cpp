@@ -125,7 +125,7 @@ double to_double(T v) {
   else return static_cast<double>(v);
 }
 
-// Calls f(i, offset of the i-th element in row-major order from the first element).
+// Calls f(i, offset) for every element in row-major order; the offset is relative to the first element.
 template <class F>
 void for_each_element(const Shape& sizes, const Shape& strides, F&& f) {
   const std::int64_t n = sizes.numel();
@@ -254,7 +254,7 @@ double largest(DType dtype) {
     case DType::boolean:
       return 1;
     default:
-      return 0x1p62;  // i64, as a double that converts back
+      return 0x1p62;  // i64: exact as a double
   }
 }
 
@@ -349,7 +349,7 @@ std::vector<double> numbers(const Tensor& t) {
 }
 
 namespace {
-// Of the whole storage.
+// The bytes of the whole storage, including gaps between elements.
 std::vector<char> bytes_of(const Tensor& t) {
   const Tensor here = moved(t, kCPU);
   const char* const p = static_cast<const char*>(here.storage()->data());

@@ -1,6 +1,6 @@
 #pragma once
-// Recorded cases (tests/golden/ops/*.json), and tensors made from and turned into plain numbers. Rests on
-// core alone: what is tested must not help to test itself.
+// Recorded test cases (tests/golden/ops/*.json), and conversion between tensors and plain numbers. This code
+// uses only core, so that the operations under test do not help to test themselves.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,7 +17,7 @@ namespace tapestry::test {
 using Param = std::variant<std::monostate, bool, std::int64_t, double, std::string, std::vector<std::int64_t>,
                            std::vector<double>>;
 
-/// A recorded tensor, row-major.
+/// A recorded tensor in row-major order.
 struct Values {
   DType dtype = DType::f64;
   Shape sizes;
@@ -34,37 +34,37 @@ struct Golden {
   std::vector<Values> outputs;
   std::set<std::size_t> constant;  ///< inputs that are not differentiated
   bool has_grads = false;
-  std::vector<std::optional<Values>> grads;  ///< one an input, none where PyTorch has none
+  std::vector<std::optional<Values>> grads;  ///< one per input; empty where PyTorch gives none
 
   bool tagged(const char* tag) const { return tags.count(tag) != 0; }
-  /// Whether float64 stands for the dtype under test: it is the only floating dtype among the inputs.
+  /// True if float64 is the only floating dtype among the inputs; it then stands for the dtype under test.
   bool generic() const;
-  /// The dtypes to run in: of a generic case those of `takes` that hold the inputs exactly; f64 (as recorded)
-  /// for all others.
+  /// The dtypes to run the case in. A generic case runs in those dtypes of `takes` that represent its inputs
+  /// exactly, any other case only in f64, as recorded.
   std::vector<DType> run_dtypes(DTypeSet takes) const;
-  /// `recorded` with float64 replaced by the dtype under test, where that is what it stands for.
+  /// Returns `recorded`, with float64 replaced by the dtype under test if the case is generic.
   DType actual(DType recorded, DType under_test) const {
     return recorded == DType::f64 && generic() ? under_test : recorded;
   }
 };
 using GoldenCases = std::vector<std::shared_ptr<const Golden>>;
 
-/// Throws std::runtime_error with what is wrong.
+/// Throws std::runtime_error if the text is malformed.
 GoldenCases parse_golden(const std::string& text);
-/// Reads tests/golden/ops/<family>.json once.
+/// The cases of tests/golden/ops/<family>.json, which is read once.
 const GoldenCases& golden_family(const std::string& family);
-/// All families that there is a file of.
+/// All families for which there is a file.
 std::vector<std::string> golden_families();
 
 /// The dtype named "f64", "i32", ... in golden files.
 DType parse_dtype(const std::string& name);
-/// Distance from 1 to the next number; 0 for integral dtypes.
+/// The distance from 1 to the next larger number; 0 for integral dtypes.
 double epsilon(DType dtype);
 /// The largest finite number.
 double largest(DType dtype);
-/// The distance between the smallest numbers.
+/// The smallest positive (subnormal) number.
 double smallest(DType dtype);
-/// Whether the dtype has this number.
+/// Whether the dtype represents this value exactly.
 bool holds(DType dtype, double value);
 
 enum class Layout { dense, transposed, stepped, channels_last };
@@ -72,19 +72,19 @@ inline constexpr Layout kLayouts[] = {Layout::dense, Layout::transposed, Layout:
                                       Layout::channels_last};
 const char* layout_name(Layout layout);
 
-/// A tensor with these values, laid out so (dense where the layout makes no difference to the shape). Memory
+/// A tensor with these values in the given layout (dense if the layout does not apply to the shape). Memory
 /// between the elements holds NaN, or the largest integer.
 Tensor make(const Values& values, DType dtype, Layout layout = Layout::dense);
-/// The same bytes, laid out alike, in memory of another device.
+/// A copy on another device with the same bytes and strides.
 Tensor moved(const Tensor& t, Device device);
-/// The elements, row-major.
+/// The elements in row-major order.
 std::vector<double> numbers(const Tensor& t);
 
-/// The storage of tensors as it was, to see whether anything wrote to it.
+/// A copy of tensors' storage, to detect writes.
 class Snapshot {
  public:
   explicit Snapshot(const std::vector<Tensor>& tensors);
-  /// Text for each tensor that changed: its bytes, shape or strides.
+  /// One text per tensor whose bytes, shape or strides have changed.
   std::vector<std::string> changes() const;
 
  private:

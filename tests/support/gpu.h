@@ -1,5 +1,5 @@
 #pragma once
-// For tests that need a real GPU:
+// Helpers for tests that need a GPU:
 //
 //   TEST_CASE("...") {
 //     if (no_gpu()) return;
@@ -10,10 +10,11 @@
 #include "tapestry/core/cuda/device.h"
 #include "tests/support/catch.h"
 
-/// Set by a program whose CUDA devices are emulated: makes them unless they are there.
+/// Set by a program whose CUDA devices are emulated. Creates the devices on the first call.
 inline void (*make_devices)() = nullptr;
 
-/// True if there are fewer than `wanted` GPUs; says so, and fails where TAPESTRY_REQUIRE_CUDA=1.
+/// Returns true, with a message, if there are fewer than `wanted` GPUs. Also fails the test if
+/// TAPESTRY_REQUIRE_CUDA=1.
 inline bool no_gpu(int wanted = 1) {
   if (make_devices) make_devices();
   const int count = tapestry::device_count(tapestry::DeviceType::cuda);

@@ -21,14 +21,14 @@ Registry& registry() {
   return r;
 }
 
-// The parameter, or null if it was not recorded or is None.
+// Returns null if the parameter was not recorded or is None.
 const Param* find(const Golden& g, std::string_view name) {
   const auto found = g.params.find(name);
   return found == g.params.end() || std::holds_alternative<std::monostate>(found->second) ? nullptr
                                                                                           : &found->second;
 }
 
-// The value of type T that `get` makes of the parameter; `fallback` without one.
+// Converts the parameter to T by `get`. Returns `fallback` if there is no parameter.
 template <class T, class Get>
 T value(const Golden& g, std::string_view name, const std::optional<T>& fallback, Get&& get) {
   const Param* p = find(g, name);

@@ -1,18 +1,18 @@
 #pragma once
-// One line tests an operation. In tests/autograd/<family>_test.cpp:
+// Macros that test an operation in one line each, in tests/autograd/<family>_test.cpp:
 //
 //   GOLDEN_OP("conv2d", "conv", [](const OpCase& c) {
 //     return conv2d(c[0], c[1], c[2], {.stride = c.pair("stride", 1), .groups = c.integer("groups", 1)});
 //   });
 //   BAD_INPUT("conv2d", "expected 4-d", [] { return conv2d(zeros({3}), zeros({1, 1, 2, 2})); });
 //   NOT_APPLICABLE("arange", strided, "takes no tensor");
-//   OP_TEST("dropout", golden, "keeps what it keeps, scaled") { ... }    // where PyTorch has no answer
+//   OP_TEST("dropout", golden, "keeps elements with probability 1 - p") { ... }    // no PyTorch reference
 //
-// GOLDEN_OP runs the function on every case that tests/golden/<family>.py recorded for the operation in
-// PyTorch (tests/golden/ops/<family>.json) and checks values, gradients, finite differences, layouts and that
-// the inputs stay as they were, and in the programs of tests/device all this on a CUDA device; see
-// support/op_check.h. tests/autograd/matrix_test.cpp fails for each
-// operation x kind that no line covers. tests/README.md says how to record cases.
+// GOLDEN_OP runs the function on every case that tests/golden/<family>.py has recorded from PyTorch
+// (tests/golden/ops/<family>.json). It checks values, gradients, finite differences, layouts, and that inputs
+// are not written to. The programs of tests/device repeat this on a CUDA device (support/op_check.h).
+// tests/autograd/matrix_test.cpp fails if a kind of test is missing for an operation. tests/README.md
+// explains how to record cases.
 #include <concepts>
 #include <functional>
 #include <initializer_list>
@@ -31,22 +31,22 @@
 
 namespace tapestry::test {
 
-/// What each operation is tested for. `empty` and `extreme` are golden cases with that tag; `dtypes` means
-/// that each dtype the operation says it takes is run.
+/// The kinds of test that every operation needs. `empty` and `extreme` are golden cases with that tag.
+/// `dtypes` means that every dtype that the operation takes is run.
 enum class Kind { golden, gradcheck, strided, empty, extreme, bad_input, dtypes };
 inline constexpr int kNumKinds = 7;
 const char* kind_name(Kind kind);
 
-struct Golden;  // one recorded case
+struct Golden;  // a recorded case
 
-/// What the function under test sees of a case: inputs, laid out and typed for the check in progress, and
-/// parameters. A parameter that was not recorded, or is None, gives the fallback; without one that is an
-/// error.
+/// What the function under test sees of a case: its inputs, in the layout and dtype of the current check, and
+/// its parameters. If a parameter was not recorded or is None, accessors return the fallback, or throw if
+/// there is none.
 class OpCase {
  public:
   OpCase(std::shared_ptr<const Golden> golden, std::vector<Tensor> inputs);
 
-  /// The i-th input; undefined where None was recorded, and beyond the last.
+  /// The i-th input. Undefined if None was recorded, or past the last input.
   const Tensor& operator[](std::size_t i) const;
   std::size_t size() const { return inputs_.size(); }
   const std::vector<Tensor>& inputs() const { return inputs_; }
@@ -57,13 +57,13 @@ class OpCase {
   double real(std::string_view param, std::optional<double> fallback = {}) const;
   Scalar scalar(std::string_view param, std::optional<Scalar> fallback = {}) const;
   std::string text(std::string_view param, std::optional<std::string> fallback = {}) const;
-  /// A list of integers, or one integer.
+  /// Accepts a list of integers or one integer.
   Shape dims(std::string_view param, std::optional<Shape> fallback = {}) const;
   std::vector<std::int64_t> integers(std::string_view param) const;
   std::vector<double> reals(std::string_view param) const;
-  /// One integer or two.
+  /// Accepts one or two integers.
   Pair pair(std::string_view param, std::optional<Pair> fallback = {}) const;
-  /// "f32", "i64", ... as recorded for a torch.dtype.
+  /// Accepts a dtype's name such as "f32" or "i64", as recorded for a torch.dtype.
   DType dtype(std::string_view param, std::optional<DType> fallback = {}) const;
   std::optional<std::int64_t> maybe_integer(std::string_view param) const;
   std::optional<double> maybe_real(std::string_view param) const;
@@ -74,7 +74,7 @@ class OpCase {
   std::vector<Tensor> inputs_;
 };
 
-/// What a function under test may return.
+/// The return value of a function under test.
 struct Outputs {
   std::vector<Tensor> tensors;
   Outputs(Tensor t) : tensors{std::move(t)} {}                                                // NOLINT
@@ -87,35 +87,35 @@ struct Outputs {
   }
 };
 using OpFunction = std::function<Outputs(const OpCase&)>;
-/// What went wrong, one line each.
+/// One line per failure.
 using Failures = std::vector<std::string>;
 
-/// Cases of one operation and the function that answers them. `op` is the registered name; what follows a
-/// slash tells variants apart ("add/in_place" counts for "add").
+/// The cases of one operation and the function under test. `op` is the registered name. A suffix after a
+/// slash distinguishes variants: "add/in_place" counts for "add".
 class GoldenOp {
  public:
   GoldenOp(std::string op, std::string family, OpFunction fn);
   GoldenOp(const GoldenOp&) = delete;
   GoldenOp& operator=(const GoldenOp&) = delete;
   Failures run() const;
-  /// The same cases with their tensors on a CUDA device; prints which kernels were missing there.
+  /// Runs the same cases with tensors on a CUDA device. Prints the kernels that are missing there.
   Failures run_on(Device device) const;
 
   const std::string op, family;
   const OpFunction fn;
 
  private:
-  /// check(cases, operation, kinds that do not apply)
+  /// Calls check(cases, operation, kinds to skip).
   template <class F>
   Failures for_cases(const F& check) const;
 };
 
-/// A kind of test that an operation has, or (with a reason) cannot have.
+/// Registers that an operation has a kind of test, or (with a reason) that the kind does not apply.
 struct Row {
   Row(std::string op, Kind kind, std::string reason = "");
 };
 
-/// Whether `fn` throws a tapestry::Error that starts with `[` and contains `text`.
+/// Fails unless `fn` throws a tapestry::Error whose message starts with `[` and contains `text`.
 Failures check_throws(std::string_view text, const std::function<void()>& fn);
 
 inline void report(const Failures& failures) {
@@ -149,7 +149,7 @@ inline void report(const Failures& failures) {
 #define NOT_APPLICABLE(op, kind, reason) \
   static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind, reason)
 
-/// A test case written by hand that counts as `kind` for the operation.
+/// Defines a hand-written test case that counts as `kind` for the operation.
 #define OP_TEST(op, kind, text)                                                                \
   static const ::tapestry::test::Row TAPESTRY_TEST_ID(row_)(op, ::tapestry::test::Kind::kind); \
   TEST_CASE(op ": " #kind ", " text)

@@ -11,8 +11,8 @@
 namespace tapestry::test {
 namespace {
 
-// In multiples of eps * scale. The arithmetic of halves is done in f32, so that little but the rounding of
-// the result remains; their gradients may pass through a stored intermediate result.
+// Tolerance in multiples of eps * scale. f16 and bf16 are computed in f32, so only the rounding of the result
+// remains; but their gradients may pass through a stored intermediate result.
 double units_of(DType dtype, bool gradient) {
   return is_floating(dtype) && epsilon(dtype) > 1e-4 && !gradient ? 2 : 16;
 }
@@ -33,7 +33,7 @@ std::string position(std::int64_t index, const Shape& sizes) {
   return at.str();
 }
 
-// Multiples of 1/4 in [-1.5, 1.5]; tests/golden/cases.py has the same formula.
+// The gradient of output k: multiples of 1/4 in [-1.5, 1.5]. tests/golden/cases.py uses the same formula.
 Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
   Values v{dtype, sizes, {}, {}};
   for (std::int64_t i = 0; i < sizes.numel(); ++i)
@@ -41,14 +41,15 @@ Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
   return v;
 }
 
-// A gradient that is there before: multiples of 1/2 in [-1, 1].
+// The gradient that is present before an accumulating backward: multiples of 1/2 in [-1, 1].
 Values earlier_gradient(const Values& like) {
   Values v = like;
   for (std::size_t i = 0; i < v.values.size(); ++i) v.values[i] = static_cast<double>(i % 5) / 2 - 1;
   return v;
 }
 
-// "conv2d f64" where `text` is the error of this device type's missing kernel and it is missing indeed.
+// Returns "conv2d f64" if `text` is the error message for a missing kernel of this device type, and the
+// kernel is indeed missing. Otherwise returns an empty string.
 std::string kernel_that_lacks(Device device, const std::string& text) {
   for (const auto* slot = kernels::SlotBase::first(); slot; slot = slot->next())
     for (int d = 0; d < kNumDTypes; ++d) {
@@ -81,7 +82,8 @@ class CaseRun {
     });
   }
 
-  // `only`: the one input that requires a gradient, -1 for all. `accumulate`: onto a gradient that is there.
+  // `only`: the index of the single input that requires a gradient, or -1 for all. `accumulate`: inputs
+  // already have a gradient, to which the new one must be added.
   void gradients(DType dtype, Layout layout, int only, bool accumulate) {
     std::string what = "gradients";
     if (only >= 0) what += " of input " + std::to_string(only) + " alone";
@@ -129,7 +131,7 @@ class CaseRun {
       std::vector<Tensor> inputs = make_inputs(DType::f64, Layout::dense), leaves;
       for (std::size_t i = 0; i < inputs.size(); ++i)
         if (wants_gradient(i)) leaves.push_back(inputs[i].set_requires_grad());
-      // Not running statistics and the like, which are results and no functions in the sense of the tape.
+      // Excludes outputs such as running statistics, which do not take part in autograd.
       std::vector<bool> differentiable;
       for (const Tensor& y : fn_(OpCase(golden_, inputs)).tensors)
         differentiable.push_back(y.requires_grad());
@@ -149,7 +151,7 @@ class CaseRun {
     });
   }
 
-  // Each input with one dimension of stride 0, against a dense copy of the same values.
+  // Runs each input with stride 0 in one dimension, and compares with a dense copy of the same values.
   void expanded(DType dtype = DType::f64) {
     guarded("expanded", dtype, Layout::dense, [&](const std::string& label) {
       std::vector<Tensor> dense, expanded;
@@ -206,8 +208,8 @@ class CaseRun {
 
   static std::int64_t waits_so_far() { return host_waits ? host_waits() : 0; }
 
-  // For what is asked for on the host, or what the case itself sends from there: a list, such as class
-  // weights.
+  // The host may wait if an output is on the host, or if the case itself uploads a list from there (such as
+  // class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
     return info_.name == "item" ||
            std::any_of(outputs.begin(), outputs.end(),
@@ -256,7 +258,7 @@ class CaseRun {
         expected.scale[j] += std::abs(earlier.values[j]);
       }
     }
-    // An input that takes no part may have no gradient at all.
+    // An input that does not take part in the result may have no gradient.
     if (!input.grad().defined()) {
       if (std::any_of(expected.values.begin(), expected.values.end(), [](double v) { return v != 0; }))
         failures.push_back(what + ": is missing");
@@ -266,7 +268,8 @@ class CaseRun {
             failures);
   }
 
-  // A dense tensor and one of stride 0, both with the values at index 0 of the first dimension that has more.
+  // Returns a dense tensor and one with stride 0. Both repeat the values at index 0 of the first dimension
+  // larger than 1.
   static std::pair<Tensor, Tensor> expand(const Values& input, DType dtype) {
     int dim = 0;
     while (dim < input.sizes.size() && input.sizes[dim] <= 1) ++dim;
@@ -345,7 +348,7 @@ void compare(const std::string& what, const Tensor& got, const Values& expected,
     bool ok;
     if (std::isnan(b)) ok = std::isnan(a);
     else if (std::isinf(b) || !is_floating(dtype)) ok = a == b;
-    else if (std::isinf(a))  // rightly so, if the value is out of range
+    else if (std::isinf(a))  // allowed if the value is out of range
       ok = std::signbit(a) == std::signbit(b) && std::abs(b) + tolerance(i) > largest(dtype);
     else ok = std::abs(a - b) <= tolerance(i);
     if (!ok && wrong++ == 0) first = i;

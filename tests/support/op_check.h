@@ -1,6 +1,6 @@
 #pragma once
-// The checks behind GOLDEN_OP. They return what failed instead of reporting it, so that the harness can be
-// tested with operations that are wrong (tests/harness).
+// The checks behind GOLDEN_OP. They return failures instead of reporting them, so that tests/harness can test
+// the harness with deliberately wrong operations.
 #include <map>
 #include <set>
 #include <string>
@@ -10,44 +10,43 @@
 
 namespace tapestry::test {
 
-/// What the checks need to know of an operation.
+/// Properties of an operation that the checks need.
 struct OpInfo {
   std::string name;
   bool differentiable = true;
   DTypeSet dtypes = kFloats;
 };
-/// All operations of the registry, by name.
+/// All registered operations, sorted by name.
 std::vector<OpInfo> registered_ops();
-/// "add/in_place" -> "add"
+/// The name before the slash: "add/in_place" -> "add".
 std::string base_name(const std::string& op);
 
-/// Holds one case against PyTorch's answers, kinds in `skip` excepted:
-/// golden, gradcheck, strided as tests/README.md describes them.
+/// Checks one case against PyTorch's recorded results, except for the kinds in `skip`. tests/README.md
+/// describes the kinds golden, gradcheck and strided.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
-/// How often the host has waited for devices so far; null where nobody counts.
+/// Returns the number of host waits on devices so far. Null if waits are not counted.
 inline std::int64_t (*host_waits)() = nullptr;
-/// How many runs ended at which missing kernel ("conv2d f64").
+/// The number of runs that failed for lack of a kernel, by kernel ("conv2d f64").
 using MissingRuns = std::map<std::string, int>;
-/// The same case with everything on another device: values in each dtype that the operation takes; with
-/// gradients, in all layouts, in f32 and bf16; the host waits for nothing, but for results that lie on it. A
-/// run that needs a kernel which does not exist there is counted in `missing`, if the error names the kernel,
-/// device type and dtype.
+/// Runs the case on another device: values in every dtype of the operation; gradients in all layouts in f32
+/// and bf16. The host must not wait, except for results that are on the host. If a run fails because a kernel
+/// is missing, it is counted in `missing`, provided that the error names the kernel, device type and dtype.
 Failures run_case_on(Device device, const std::shared_ptr<const Golden>& golden, const OpInfo& info,
                      const OpFunction& fn, const std::set<Kind>& skip, MissingRuns& missing);
-/// Whether the operation refuses, by a TypeError, the dtypes that it says it does not take.
+/// Checks that the operation throws a TypeError for every dtype that it does not claim to take.
 Failures run_refusals(const GoldenCases& cases, const OpInfo& info, const OpFunction& fn);
 
-/// Where a difference is within rounding: `units` * eps(dtype) * scale, plus as many of the dtype's smallest
-/// numbers. Values beyond the dtype's range must be infinities, NaN must be NaN.
+/// Adds a failure unless `got` equals `expected` within `units` * (eps(dtype) * scale + smallest(dtype)).
+/// Values out of the dtype's range must be infinite. NaN must be NaN.
 void compare(const std::string& what, const Tensor& got, const Values& expected, DType dtype, double units,
              Failures& failures);
 
-/// One GOLDEN_OP, as far as the matrix is concerned.
+/// A GOLDEN_OP, as a row of the matrix.
 struct GoldenRow {
   std::string op, family;
 };
-/// One OP_TEST or BAD_INPUT, or with a reason one NOT_APPLICABLE.
+/// An OP_TEST or BAD_INPUT, or, with a reason, a NOT_APPLICABLE.
 struct KindRow {
   std::string op;
   Kind kind;
@@ -60,9 +59,9 @@ struct Matrix {
   std::string markdown;
   Failures failures;
 };
-/// Operation x kind. Fails for each blank cell, each row of an operation that does not exist, each recorded
-/// case that nothing runs, each reason for the absence of what is there.
-/// `cases` gives the recorded cases of a family.
+/// Builds the table of operations and kinds of test. It is a failure if a cell is blank, if a row names an
+/// unknown operation, if no GOLDEN_OP runs a recorded case, or if a reason is given although there is a test.
+/// `cases` returns the recorded cases of a family.
 Matrix build_matrix(const std::vector<OpInfo>& ops, const std::vector<GoldenRow>& golden,
                     const std::vector<KindRow>& rows, const std::vector<std::string>& families,
                     const std::function<const GoldenCases&(const std::string&)>& cases);

@@ -1,4 +1,4 @@
-// The matrix of operation x kind of test.
+// Builds the table of operations and kinds of test (build_matrix()).
 #include <algorithm>
 #include <map>
 
@@ -9,7 +9,7 @@ namespace {
 
 struct Cell {
   int tests = 0;
-  std::string reason;  // why there are none
+  std::string reason;  // why there are no tests
 };
 
 struct Line {
@@ -32,7 +32,7 @@ void count_case(const Golden& g, const OpInfo& op, Line& line) {
   for (DType dtype : g.run_dtypes(op.dtypes)) {
     for (const auto& v : g.inputs)
       if (v) line.run |= bit(g.actual(v->dtype, dtype));
-    if (g.inputs.empty())  // a factory: its result's
+    if (g.inputs.empty())  // a factory: count the dtypes of its results
       for (const Values& v : g.outputs) line.run |= bit(v.dtype);
   }
 }

@@ -1,1 +1,1 @@
-// Empty: the source for which catch.h is precompiled; every test program then uses that.
+// Empty. This is the source file for which catch.h is precompiled; all test programs use the result.

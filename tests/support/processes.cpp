@@ -29,8 +29,8 @@ RankProcesses::RankProcesses(const std::string& test_case, int size, const Varia
   folder_ = name;
   const std::string store = (folder_ / "store").string();
   store_ = tapestry::distributed::file_store(store);
-  // All that a child needs is made before the fork: after it, only what is safe in a signal handler may be
-  // called.
+  // Everything that the child needs is allocated before fork(). After fork() only async-signal-safe functions
+  // may be called.
   std::vector<std::string> environment;
   for (char** e = environ; *e; ++e) environment.emplace_back(*e);
   environment.push_back("TEST_STORE=" + store);
@@ -95,7 +95,7 @@ const Ended& RankProcesses::wait(int rank) {
     process.ended = true;
     if (WIFEXITED(status)) process.end.exit_code = WEXITSTATUS(status);
     if (WIFSIGNALED(status)) process.end.signal = WTERMSIG(status);
-    fcntl(process.output, F_SETFL, O_NONBLOCK);  // what was written between the last read and the end
+    fcntl(process.output, F_SETFL, O_NONBLOCK);  // read what was written between the last read and the exit
     char text[4096];
     for (ssize_t n; (n = read(process.output, text, sizeof text)) > 0;)
       process.end.output.append(text, static_cast<std::size_t>(n));

@@ -1,6 +1,6 @@
 #pragma once
-// Ranks as processes: this test program again, running one hidden test case each. A new program rather than a
-// fork, since threads do not survive one.
+// Runs ranks as processes. Each process executes this test program again with one hidden test case. Plain
+// fork() would not do, because threads do not survive it.
 //
 //   TEST_CASE("child of x", "[.]") { const auto rank = child_rank(); ... }
 //   TEST_CASE("x") { RankProcesses ranks("child of x", 2); CHECK(ranks.wait(0).well()); }
@@ -16,15 +16,16 @@
 
 namespace distributed_test {
 
-/// What became of a process.
+/// How a process ended.
 struct Ended {
-  int exit_code = -1;  ///< -1 unless it exited
-  int signal = 0;      ///< that ended it
+  int exit_code = -1;  ///< -1 unless it exited normally
+  int signal = 0;      ///< the signal that killed it, or 0
   std::string output;  ///< standard output and error
   bool well() const { return exit_code == 0; }
 };
 
-/// Its destructor kills and reaps what is left. Kills all after `limit`, whoever waits.
+/// The destructor kills and reaps the remaining processes. After `limit`, wait() kills a process that has not
+/// ended.
 class RankProcesses {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -35,9 +36,9 @@ class RankProcesses {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   void send_signal(int rank, int signal);
-  /// Waits for its end; a process that outlives the limit is killed.
+  /// Waits until the process has exited, and kills it at the time limit.
   const Ended& wait(int rank);
-  /// Shared with the ranks.
+  /// The store that the ranks share.
   tapestry::distributed::Store& store() { return *store_; }
 
  private:
@@ -53,7 +54,7 @@ class RankProcesses {
   std::vector<Process> processes_;
 };
 
-/// In the child: who it is, and the store that it shares with its parent and the other ranks.
+/// In a child: its rank, and the store that it shares with its parent and the other ranks.
 struct ChildRank {
   int rank = 0, size = 1;
   std::shared_ptr<tapestry::distributed::Store> store;

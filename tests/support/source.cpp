@@ -1,6 +1,7 @@
 #include "tests/support/source.h"
 
-// The one file that is compiled with the tree's path: all others have the same objects in every clone.
+// Only this file is compiled with the path of the source tree, so that all other objects are identical in
+// every clone (for the compiler cache).
 std::string tests::source_path(const std::string& name) {
   const std::string root = TAPESTRY_SOURCE_DIR;
   return name.empty() ? root : root + "/" + name;

@@ -3,7 +3,7 @@
 
 namespace tests {
 
-/// The path of a file of the source tree, of its root for "".
+/// The absolute path of a file in the source tree; `name` = "" gives the root.
 std::string source_path(const std::string& name);
 
 }  // namespace tests

@@ -1,5 +1,5 @@
 #pragma once
-// Which threads this process has.
+// Counts threads of this process.
 #include <dirent.h>
 
 #include <fstream>
@@ -7,8 +7,8 @@
 
 #include "tests/support/catch.h"
 
-/// How many threads of this process have this name. A thread that opens an OpenMP region gives its name to
-/// the ones that it starts.
+/// The number of threads of this process with this name. Threads that OpenMP starts inherit the name of the
+/// thread that opens the parallel region.
 inline int threads_named(const std::string& name) {
   int count = 0;
   DIR* const tasks = opendir("/proc/self/task");

@@ -1,7 +1,7 @@
 #pragma once
-// CUDA's names, for kernels that g++ compiles: kernels/cuda/portable.cuh includes this where there is no
-// nvcc. Kernels see nothing else of the emulator. What is not here is not portable: cooperative groups,
-// wgmma, TMA, __activemask.
+// CUDA's names for kernels that g++ compiles. kernels/cuda/portable.cuh includes this header if nvcc is not
+// the compiler. Kernels see nothing else of the emulator. Features that are missing here are not portable:
+// cooperative groups, wgmma, TMA, __activemask.
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -25,7 +25,7 @@
 #define blockDim (::cuda_emulator::current->block_dim)
 #define gridDim (::cuda_emulator::current->grid_dim)
 
-/// A reference to heap memory of the block's own, so that AddressSanitizer sees where it ends.
+/// A reference to a separate heap block per thread block, so that AddressSanitizer detects its bounds.
 #define SHARED(T, name, ...)                                      \
   using name##_type = ::cuda_emulator::SharedType<T __VA_ARGS__>; \
   static char name##_declaration;                                 \
@@ -51,7 +51,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace cuda_emulator {
-/// Lets SHARED name an array type: `float [4][8]`.
+/// Lets SHARED name an array type such as `float [4][8]`.
 template <class T>
 using SharedType = T;
 
@@ -105,7 +105,7 @@ inline void __syncwarp(unsigned mask = ~0u,
 inline void __threadfence() { cuda_emulator::fence(); }
 inline void __threadfence_block() { cuda_emulator::fence(); }
 
-// ---- between the lanes of a warp
+// ---- warp shuffles and votes
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = 32,
@@ -117,7 +117,7 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
                   cuda_emulator::Location where = cuda_emulator::Location::current()) {
   const int self = static_cast<int>(cuda_emulator::current->lane), lane = self ^ bits;
-  // A later segment is out of reach, an earlier one is not.
+  // A lane in a later segment is out of range; a lane in an earlier segment can be read.
   return cuda_emulator::shuffle_from(mask, value, (lane & -width) > (self & -width) ? self : lane, where);
 }
 template <class T>
@@ -149,7 +149,7 @@ inline int __all_sync(unsigned mask, int predicate,
   return __ballot_sync(mask, predicate, where) == mask;
 }
 
-// ---- atomics: relaxed, as CUDA's
+// ---- atomics with relaxed memory order, as in CUDA
 
 template <cuda_emulator::AtomicNumber T>
 T atomicAdd(T* p, std::type_identity_t<T> value) {
@@ -174,7 +174,7 @@ T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> valu
   return expected;
 }
 
-// ---- arithmetic. Rounding may differ from the GPU's: __expf and its like are approximations there.
+// ---- arithmetic. Rounding may differ from a GPU's, where __expf and similar functions are approximations.
 
 template <class T>
 T __ldg(const T* p) {
@@ -203,7 +203,7 @@ namespace cuda_emulator {
 
 template <class... P, std::size_t... I>
 void call_kernel(void (*kernel)(), const void* const* arguments, std::index_sequence<I...>) {
-  static_cast<void>(arguments);  // where there is none
+  static_cast<void>(arguments);  // unused if there are no arguments
   reinterpret_cast<void (*)(P...)>(kernel)(*static_cast<const P*>(arguments[I])...);
 }
 
@@ -214,12 +214,11 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_byte
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel arguments take 4 KiB at most");
   static_assert(((alignof(P) <= 16) && ...), "kernel arguments are aligned to 16 bytes at most");
 #if __has_builtin(__builtin_clear_padding)
-  (__builtin_clear_padding(&args), ...);  // what was left there could look like an address
+  (__builtin_clear_padding(&args), ...);  // stale padding could look like an address
 #endif
-  launch(
-      reinterpret_cast<void (*)()>(kernel), grid, block, shared_bytes, stream,
-      [](void (*k)(), const void* const* a) { call_kernel<P...>(k, a, std::index_sequence_for<P...>()); },
-      {{&args, sizeof args}...});
+  launch(reinterpret_cast<void (*)()>(kernel), grid, block, shared_bytes, stream,
+         [](void (*k)(), const void* const* a) { call_kernel<P...>(k, a, std::index_sequence_for<P...>()); },
+         {{&args, sizeof args}...});
 }
 
 }  // namespace cuda_emulator

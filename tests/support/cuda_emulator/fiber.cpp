@@ -1,5 +1,5 @@
-// Compiled without instrumentation, whatever the rest is compiled with: the switch happens under a
-// sanitizer's feet.
+// This file is compiled without sanitizer instrumentation, because it switches stacks while instrumented code
+// is running.
 #include "tests/support/cuda_emulator/fiber.h"
 
 #include <sys/mman.h>
@@ -17,8 +17,8 @@
 #endif
 
 #if defined(__x86_64__)
-// Saves what a callee must preserve, exchanges the stacks, restores: 26 ns there and back, where ucontext,
-// which also asks the kernel for the signal mask, takes 480.
+// Saves the callee-saved registers, exchanges the stacks, and restores. A round trip takes 26 ns.
+// swapcontext() takes 480 ns, because it also saves the signal mask by a system call.
 extern "C" void cuda_emulator_switch(void** save, void* load);
 asm(R"(
 .text
@@ -47,7 +47,7 @@ cuda_emulator_switch:
 namespace cuda_emulator {
 namespace {
 
-constexpr std::size_t kStackBytes = std::size_t{256} << 10;  // reserved; only what is touched is there
+constexpr std::size_t kStackBytes = std::size_t{256} << 10;  // reserved; pages are committed when touched
 
 Fiber* running = nullptr;
 
@@ -71,7 +71,7 @@ Fiber::Fiber() {
   void* const memory = mmap(nullptr, kStackBytes + page(), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  mprotect(memory, page(), PROT_NONE);  // a stack that overflows ends the program here
+  mprotect(memory, page(), PROT_NONE);  // guard page: a stack overflow crashes here
   stack_ = static_cast<char*>(memory) + page();
 }
 
@@ -87,7 +87,7 @@ Fiber::~Fiber() {
 
 void Fiber::start(Function function, void* argument) {
 #if CUDA_EMULATOR_ASAN
-  if (!finished_) __asan_unpoison_memory_region(stack_, kStackBytes);  // frames that were never left
+  if (!finished_) __asan_unpoison_memory_region(stack_, kStackBytes);  // stack frames that were never left
 #endif
 #if CUDA_EMULATOR_TSAN
   if (shadow_ && !finished_) {
@@ -101,9 +101,9 @@ void Fiber::start(Function function, void* argument) {
   begun_ = finished_ = false;
 #if defined(__x86_64__)
   void** top = reinterpret_cast<void**>(stack_ + kStackBytes);
-  *--top = nullptr;                              // where body() would return to; also aligns its stack
-  *--top = reinterpret_cast<void*>(&body);       // where the first switch returns to
-  for (int i = 0; i < 6; ++i) *--top = nullptr;  // the registers that it restores
+  *--top = nullptr;                              // return address of body(); also aligns its stack
+  *--top = reinterpret_cast<void*>(&body);       // return address of the first switch
+  for (int i = 0; i < 6; ++i) *--top = nullptr;  // the registers that the switch restores
   stack_pointer_ = top;
 #else
   getcontext(&context_);
@@ -178,7 +178,7 @@ void Fiber::body() {
   self->function_(self->argument_);
   self->finished_ = true;
   leave(true);
-  std::abort();  // nobody resumes a finished fiber
+  std::abort();  // a finished fiber is never resumed
 }
 
 }  // namespace cuda_emulator

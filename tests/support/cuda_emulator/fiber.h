@@ -1,6 +1,6 @@
 #pragma once
-// A function on a stack of its own that can stop in the middle and be resumed: what a CUDA thread runs on
-// here. One OS thread runs all fibers. Sanitizers are told of every switch.
+// A fiber: a function on its own stack that can suspend itself and be resumed. Each emulated CUDA thread is a
+// fiber. One OS thread runs all fibers. The sanitizers are notified of every switch.
 #include <cstddef>
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -17,16 +17,17 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// The next resume() begins `function`. Whatever ran here before is forgotten, finished or not.
+  /// The next resume() starts `function`. The previous function is discarded even if it has not returned.
   void start(Function function, void* argument);
-  /// Runs the fiber until it suspends or its function returns. ThreadSanitizer: what the caller did before
-  /// the first resume() happens before what the fiber does; later switches order nothing.
+  /// Runs the fiber until it suspends or its function returns. For ThreadSanitizer, only the first resume()
+  /// creates a happens-before edge, from caller to fiber.
   void resume();
-  /// For a fiber that is never resumed again: what it did happens before what the caller does next.
+  /// For a fiber that is never resumed again. For ThreadSanitizer, everything it did happens before what the
+  /// caller does next.
   void abandon();
-  /// Called on a fiber: back to whoever resumed it.
+  /// Called on a fiber: returns to the caller of resume().
   static void suspend();
-  /// Called once on the main stack before fibers run.
+  /// Must be called on the main stack before fibers run.
   static void enter_scheduler();
 
  private:

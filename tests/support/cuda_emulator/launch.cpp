@@ -6,17 +6,17 @@
 namespace cuda_emulator {
 namespace {
 
-constexpr std::size_t kAlignment = 16;  // of any argument
+constexpr std::size_t kAlignment = 16;  // of every argument; sufficient for any type
 
 struct alignas(kAlignment) Chunk {
   std::byte bytes[kAlignment];
 };
 
-/// A launch with its own copy of its arguments.
-class Held {
+/// A launch that owns a copy of its arguments.
+class PendingLaunch {
  public:
-  Held(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, KernelCall call,
-       const std::vector<Argument>& arguments)
+  PendingLaunch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, KernelCall call,
+                const std::vector<Argument>& arguments)
       : kernel_(kernel), grid_(grid), block_(block), shared_bytes_(shared_bytes), call_(call) {
     std::size_t chunks = 0;
     for (const Argument& a : arguments) chunks += (a.bytes + kAlignment - 1) / kAlignment;
@@ -32,11 +32,11 @@ class Held {
   void run() const {
     run_grid(
         kernel_, grid_, block_, shared_bytes_,
-        [](void* held) {
-          const Held& self = *static_cast<const Held*>(held);
+        [](void* pending) {
+          const PendingLaunch& self = *static_cast<const PendingLaunch*>(pending);
           self.call_(self.kernel_, self.addresses_.data());
         },
-        const_cast<Held*>(this));
+        const_cast<PendingLaunch*>(this));
   }
   const void* address(std::size_t argument) const { return addresses_[argument]; }
 
@@ -53,12 +53,13 @@ class Held {
 
 void (*stream_queue)(cudaStream_t stream, const StreamLaunch& launch) = nullptr;
 
-void launch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream, KernelCall call,
-            const std::vector<Argument>& arguments) {
-  const auto held = std::make_shared<const Held>(kernel, grid, block, shared_bytes, call, arguments);
-  if (!stream || !stream_queue) return held->run();
-  StreamLaunch later{kernel, arguments, [held] { held->run(); }};
-  for (std::size_t i = 0; i < arguments.size(); ++i) later.arguments[i].data = held->address(i);
+void launch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+            KernelCall call, const std::vector<Argument>& arguments) {
+  const auto pending =
+      std::make_shared<const PendingLaunch>(kernel, grid, block, shared_bytes, call, arguments);
+  if (!stream || !stream_queue) return pending->run();
+  StreamLaunch later{kernel, arguments, [pending] { pending->run(); }};
+  for (std::size_t i = 0; i < arguments.size(); ++i) later.arguments[i].data = pending->address(i);
   stream_queue(stream, later);
 }
 

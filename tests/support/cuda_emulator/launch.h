@@ -1,6 +1,6 @@
 #pragma once
-// Launches of kernels, at once or on streams. What is made once for each kernel is kept small: programs of tests have
-// hundreds of them.
+// Kernel launches, immediate or on streams. Code that is instantiated per kernel is kept small, because test
+// programs have hundreds of kernels.
 #include <cstddef>
 #include <functional>
 #include <vector>
@@ -11,25 +11,26 @@ using cudaStream_t = struct CUstream_st*;
 
 namespace cuda_emulator {
 
-/// Bytes, as a GPU gets them.
+/// A kernel argument as raw bytes, which is how a GPU receives it.
 struct Argument {
   const void* data;
   std::size_t bytes;
 };
 
-/// A launch on a stream, which runs when its turn comes.
+/// A launch on a stream. The queue calls `run` when the launch's turn comes.
 struct StreamLaunch {
   void (*kernel)();
-  std::vector<Argument> arguments;  ///< valid as long as `run`
+  std::vector<Argument> arguments;  ///< valid while `run` exists
   std::function<void()> run;
 };
-/// Takes launches on a stream. While there is none, and on the null stream, a launch has run when it returns.
+/// If set, receives launches on streams other than the null stream. Otherwise every launch completes before
+/// it returns.
 extern void (*stream_queue)(cudaStream_t stream, const StreamLaunch& launch);
 
-/// Calls a kernel with the arguments at these addresses.
+/// Calls a kernel with the arguments stored at these addresses.
 using KernelCall = void (*)(void (*kernel)(), const void* const* arguments);
 
-void launch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream, KernelCall call,
-            const std::vector<Argument>& arguments);
+void launch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+            KernelCall call, const std::vector<Argument>& arguments);
 
 }  // namespace cuda_emulator

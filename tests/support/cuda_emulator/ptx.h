@@ -1,5 +1,5 @@
 #pragma once
-// The semantics of the PTX instructions that portable.cuh wraps. Included by cuda_emulator.h.
+// The semantics of the PTX instructions that portable.cuh wraps. cuda_emulator.h includes this file.
 
 namespace cuda_emulator {
 
@@ -7,14 +7,16 @@ struct MmaOperands {
   float d[4];
   std::uint32_t a[4], b[2];
 };
-/// d += a b of m16n8k16 with bf16 fragments, sums in k's order in f32 (the hardware's order is its own).
+/// d += a b for mma.m16n8k16 with bf16 fragments. Sums are in f32 in order of k; the order of the hardware is
+/// unspecified.
 void multiply_bf16(const LaneCall (&)[32], unsigned, std::size_t);
-/// Matrices of 8 x 8 16-bit elements, of which lane 8 q + r brings row r of matrix q. `argument` says how
-/// many.
+/// ldmatrix: 8 x 8 matrices of 16-bit elements. Lane 8 q + r supplies row r of matrix q. `argument` is the
+/// number of matrices.
 void load_matrices(const LaneCall (&)[32], unsigned, std::size_t);
 void load_matrices_transposed(const LaneCall (&)[32], unsigned, std::size_t);
 
-/// `row` is this lane's row of 16 bytes, if it has one. The lane reads it itself: it is the kernel's access.
+/// `row` is the address of this lane's 16-byte row, if the lane supplies one. The lane itself reads the row,
+/// so that sanitizers attribute the access to the kernel.
 template <int N>
 void load_fragments(std::uint32_t (&r)[N], const void* row, WarpOperation operation, const Location& where) {
   uint4 own{};
@@ -46,7 +48,7 @@ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row, Location w
 inline void ldmatrix_x2_trans(std::uint32_t (&r)[2], const void* row, Location where = Location::current()) {
   load_fragments(r, row, &load_matrices_transposed, where);
 }
-/// The hardware may write any time from here to the wait: until then the destination holds all bits set.
+/// The hardware may write at any time until the wait. Until then the destination holds NaN (all bits set).
 inline void cp_async16(void* to, const void* from, bool read, Location where = Location::current()) {
   *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
   begin_copy({to, from, 16, !read}, where);
@@ -60,7 +62,7 @@ inline std::uint16_t to_f16_bits(float x) { return tapestry::Half(x).bits; }
 inline float from_f16_bits(std::uint16_t bits) { return static_cast<float>(tapestry::Half::from_bits(bits)); }
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);
-  return y < 0x1p-126f ? 0.0f : y;  // NaN stays
+  return y < 0x1p-126f ? 0.0f : y;  // NaN passes through
 }
 inline void cp_async_commit() { commit_copies(); }
 template <int Keep>

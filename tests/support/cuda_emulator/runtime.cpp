@@ -1,6 +1,6 @@
-// Compiled without instrumentation: what the emulator itself does is no access of the kernel's. That is why
-// it keeps its state in plain arrays: a function template of the standard library could be linked in its
-// instrumented form.
+// This file is compiled without sanitizer instrumentation, because the emulator's own memory accesses are not
+// those of the kernel. For the same reason its state is in plain arrays: a function template of the standard
+// library might be linked in an instrumented version.
 #include "tests/support/cuda_emulator/runtime.h"
 
 #include <cxxabi.h>
@@ -38,26 +38,27 @@ constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kMaxStaticShared = std::size_t{48} << 10, kMaxShared = std::size_t{227} << 10;
 constexpr unsigned kMaxArrays = 64, kMaxCopies = 64;
 
-/// ThreadSanitizer sees memcpy, malloc and free wherever they are called from; not in this scope.
-class Unseen {
+/// Hides the scope from ThreadSanitizer, which intercepts memcpy, malloc and free even in uninstrumented
+/// code.
+class IgnoreAccesses {
  public:
 #if CUDA_EMULATOR_TSAN
-  Unseen() {
+  IgnoreAccesses() {
     AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
     AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
   }
-  ~Unseen() {
+  ~IgnoreAccesses() {
     AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
 #else
-  Unseen() {}
+  IgnoreAccesses() {}
 #endif
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
+  IgnoreAccesses(const IgnoreAccesses&) = delete;
+  IgnoreAccesses& operator=(const IgnoreAccesses&) = delete;
 };
 
-/// An order that ThreadSanitizer shall know of: what came before release() is before what follows acquire().
+/// Creates a happens-before edge for ThreadSanitizer, from release() to acquire() of the same point.
 void release([[maybe_unused]] void* point) {
 #if CUDA_EMULATOR_TSAN
   __tsan_release(point);
@@ -76,7 +77,7 @@ bool same_place(const Location& a, const Location& b) {
 
 enum class State : std::uint8_t { ready, at_barrier, in_warp, exited };
 
-/// The copies that a thread has begun, oldest first, in a ring.
+/// The asynchronous copies that a thread has issued, oldest first, in a ring buffer.
 struct CopyQueue {
   AsyncCopy copies[kMaxCopies];
   int groups[kMaxCopies];
@@ -93,8 +94,8 @@ struct Thread {
   CopyQueue copies;
 };
 
-/// An operation that lanes of a warp have begun, and who of the mask has come.
-struct Meeting {
+/// A warp operation that lanes have started, and which lanes of its mask have arrived.
+struct PendingOperation {
   unsigned mask, present;
   WarpOperation operation;
   std::size_t bytes;
@@ -103,8 +104,8 @@ struct Meeting {
 
 struct Warp {
   unsigned exists, exited;
-  Meeting meetings[32];  // their masks have no lane in common
-  unsigned meeting_count;
+  PendingOperation pending[32];  // disjoint masks
+  unsigned pending_count;
   LaneCall calls[32];
 };
 
@@ -113,7 +114,7 @@ struct SharedArray {
   void* data;
 };
 
-/// The block that runs, and how it is run.
+/// The running block, and how it is executed.
 struct Machine {
   void (*kernel)() = nullptr;
   void (*body)(void*) = nullptr;
@@ -128,7 +129,7 @@ struct Machine {
   Thread* ready[kMaxThreads];
   unsigned ready_count = 0;
 
-  unsigned arrived = 0;  // at the barrier
+  unsigned arrived = 0;  // threads that have arrived at the barrier
   int count = 0;
   BarrierResult result{};
   Location barrier;
@@ -141,8 +142,9 @@ struct Machine {
   bool failed = false;
   char error[1024];
 
-  // Points of order for ThreadSanitizer. Each block has its own, or barriers would order blocks. Its barriers
-  // alternate between two, since a thread may arrive at the next one before another has left the last.
+  // Synchronization points for ThreadSanitizer. Each block has its own, because shared ones would order
+  // blocks. Barriers alternate between two points, since a thread may arrive at the next barrier before
+  // another has left the previous one.
   struct BlockPoints {
     char barriers[2], warps[kMaxThreads / 32];
   } points[1024];
@@ -151,9 +153,9 @@ struct Machine {
   char fence_point, end_point;
 } m;
 
-/// Two sets of fibers, which blocks use in turn: ThreadSanitizer takes what runs on one fiber for ordered, so
-/// it would see no race between two blocks on the same fibers. For the same reason threads move on within a
-/// set.
+/// ThreadSanitizer treats everything on one fiber as ordered. Blocks alternate between two sets of fibers, so
+/// that races between consecutive blocks are visible. Within a set, threads are shifted to other fibers for
+/// the same reason.
 constexpr unsigned kSets = CUDA_EMULATOR_TSAN ? 2 : 1;
 std::unique_ptr<Fiber> fibers[kSets][kMaxThreads];
 
@@ -202,7 +204,7 @@ void resume(Thread* t) {
   current = nullptr;
 }
 
-/// Who waits where, one entry a group of neighbours.
+/// Reports where threads wait, with one entry per group of adjacent threads.
 void describe_deadlock() {
   char text[sizeof m.error] = "threads of a block wait for threads that never come:";
   std::size_t length = std::strlen(text);
@@ -230,14 +232,14 @@ void begin_block() {
   m.failed = false;
   m.block_points = &m.points[m.blocks++ % std::size(m.points)];
   if (m.dynamic_bytes) {
-    const Unseen unseen;
+    const IgnoreAccesses ignore;
     if (posix_memalign(&m.dynamic, 128, m.dynamic_bytes)) std::abort();
     std::memset(m.dynamic, 0xff, m.dynamic_bytes);
   }
   for (unsigned i = 0; i < m.thread_count; i += 32) {
     Warp& warp = m.warps[i / 32];
     warp.exists = m.thread_count - i < 32 ? (1u << (m.thread_count - i)) - 1 : ~0u;
-    warp.exited = warp.meeting_count = 0;
+    warp.exited = warp.pending_count = 0;
   }
   for (unsigned i = 0; i < m.thread_count; ++i) {
     Thread& t = m.threads[i];
@@ -250,7 +252,7 @@ void begin_block() {
 }
 
 void end_block() {
-  const Unseen unseen;
+  const IgnoreAccesses ignore;
   for (unsigned i = 0; i < m.array_count; ++i) std::free(m.arrays[i].data);
   std::free(m.dynamic);
   m.dynamic = nullptr;
@@ -265,7 +267,7 @@ void run_block() {
       std::swap(m.ready[random_number() % m.ready_count], m.ready[m.ready_count - 1]);
       resume(m.ready[--m.ready_count]);
     } else {
-      Thread* round[kMaxThreads];  // who becomes ready meanwhile has the next turn
+      Thread* round[kMaxThreads];  // threads that become ready meanwhile run in the next round
       const unsigned n = std::exchange(m.ready_count, 0);
       std::copy_n(m.ready, n, round);
       for (unsigned i = 0; i < n && !m.failed; ++i) resume(round[i]);
@@ -285,8 +287,9 @@ struct RawLaunch {
   std::size_t shared_bytes;
 };
 
-/// What was launched; at the end of the process it goes to the files that the environment names: symbols to the one, and
-/// each symbol, its largest block and its most dynamic shared memory to the other.
+/// Records launches. At exit, the process appends the kernels' symbols to the file named by
+/// TAPESTRY_EMULATED_KERNELS, and writes each symbol with its largest block and most dynamic shared memory to
+/// TAPESTRY_EMULATED_LAUNCHES.
 class Record {
  public:
   void add(const RawLaunch& launch) {
@@ -314,7 +317,7 @@ class Record {
       return path ? path : "";
     };
     if (const std::string path = file("TAPESTRY_EMULATED_KERNELS"); !path.empty()) {
-      std::string text;  // one write, so that processes side by side do not mix
+      std::string text;  // a single write, so that concurrent processes do not interleave
       for (const std::string& name : kernels()) text += name + "\n";
       std::ofstream(path, std::ios::app) << text << std::flush;
     }
@@ -358,7 +361,7 @@ void check_launch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_by
                        std::to_string(kMaxShared));
 }
 
-/// Gives the threads of the `nth` block their indices and fibers.
+/// Assigns the threads of the `nth` executed block their indices and fibers.
 void place_threads(std::uint64_t nth, uint3 block_index, dim3 grid, dim3 block) {
   const std::uint64_t room = std::max(m.thread_count, 64u), shift = kSets == 1 ? 0 : 37 * nth;
   for (unsigned i = 0; i < m.thread_count; ++i) {
@@ -378,7 +381,7 @@ std::string readable(void (*kernel)()) {
   char* const name = abi::__cxa_demangle(symbol(kernel), nullptr, nullptr, nullptr);
   std::string text = name ? name : symbol(kernel);
   std::free(name);
-  // Without the parameters, which are last; a template argument may have parentheses too.
+  // Remove the parameter list, which is last. Template arguments may contain parentheses too.
   if (text.ends_with(')')) {
     int depth = 0;
     do {
@@ -442,7 +445,7 @@ void fail(const char* what, const Location& where) {
                 slash ? slash + 1 : where.file_name(), static_cast<unsigned>(where.line()));
   set_error(message);
   Fiber::suspend();
-  std::abort();  // a failed launch resumes nobody
+  std::abort();  // nothing resumes threads of a failed launch
 }
 
 void* shared_array(const void* declaration, std::size_t bytes, std::size_t alignment) {
@@ -456,7 +459,7 @@ void* shared_array(const void* declaration, std::size_t bytes, std::size_t align
   if (m.array_count == kMaxArrays)
     fail("more shared arrays than the emulator has room for", Location::current());
   void* data = nullptr;
-  const Unseen unseen;
+  const IgnoreAccesses ignore;
   if (posix_memalign(&data, std::max<std::size_t>(alignment, 16), bytes)) std::abort();
   std::memset(data, 0xff, bytes);
   m.arrays[m.array_count++] = {declaration, data};
@@ -494,24 +497,25 @@ void warp_operation(unsigned mask, WarpOperation operation, const LaneCall& call
   if (!(mask >> lane & 1)) fail("the calling lane is not in the mask of the warp operation", where);
   if (mask & ~warp.exists) fail("the mask of the warp operation names a lane that does not exist", where);
   if (mask & warp.exited) fail("the mask of the warp operation names a lane that has exited", where);
-  Meeting* const end = warp.meetings + warp.meeting_count;
-  Meeting* const meeting = std::find_if(warp.meetings, end, [=](const Meeting& o) { return (o.mask & mask) != 0; });
-  if (meeting == end) {
-    *meeting = {mask, 0, operation, bytes, where};
-    ++warp.meeting_count;
-  } else if (meeting->mask != mask || meeting->operation != operation || meeting->bytes != bytes ||
-             !same_place(meeting->where, where)) {
+  PendingOperation* const end = warp.pending + warp.pending_count;
+  PendingOperation* const op =
+      std::find_if(warp.pending, end, [=](const PendingOperation& o) { return (o.mask & mask) != 0; });
+  if (op == end) {
+    *op = {mask, 0, operation, bytes, where};
+    ++warp.pending_count;
+  } else if (op->mask != mask || op->operation != operation || op->bytes != bytes ||
+             !same_place(op->where, where)) {
     fail("lanes of one mask are in different warp operations, or have different masks", where);
   }
-  meeting->present |= 1u << lane;
+  op->present |= 1u << lane;
   warp.calls[lane] = call;
   t->state = State::in_warp;
   if (orders_memory) release(point);
 
-  if (meeting->present == mask) {
-    *meeting = warp.meetings[--warp.meeting_count];
+  if (op->present == mask) {
+    *op = warp.pending[--warp.pending_count];
     {
-      const Unseen unseen;
+      const IgnoreAccesses ignore;
       operation(warp.calls, mask, bytes);
     }
     for (unsigned other = 0; other < 32; ++other)
@@ -519,7 +523,7 @@ void warp_operation(unsigned mask, WarpOperation operation, const LaneCall& call
     if (m.shuffled) {
       Fiber::suspend();
     } else {
-      t->state = State::ready;  // the last to come goes on: a switch saved
+      t->state = State::ready;  // the last lane to arrive continues without a switch
     }
   } else {
     Fiber::suspend();
