@@ -1,12 +1,11 @@
-// Batch normalisation against the CPU's kernels in f64.
+// Batch normalization kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels
+// in f64.
 #include "tapestry/kernels/cuda/batch_norm.cuh"
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "tests/emulated/memory.h"
 #include "tests/emulated/values.h"
 
 using namespace tapestry;
@@ -37,7 +36,7 @@ struct Inputs {
 
 constexpr double kEps = 1e-5, kMomentum = 0.25;
 
-/// The CPU's results, and the errors that f32 may make.
+/// The CPU's results in f64, and bounds of the errors of f32 kernels in unit roundoffs.
 struct Wanted {
   Values mean, var, inv_std, running_mean, running_var, y, dx, dweight, dbias, dx_eval;
   Values mean_error, var_error, inv_std_error, running_mean_error, running_var_error;
@@ -67,7 +66,7 @@ struct Wanted {
       mean_error[k] += sum_error * std::abs(in.x[i]) / count;
       largest[k] = std::max(largest[k], std::abs(in.x[i]));
     }
-    for (std::size_t k = 0; k < c; ++k) {  // the means of chunks are rounded
+    for (std::size_t k = 0; k < c; ++k) {  // the mean of each chunk is rounded
       const double e = 8 * largest[k];
       var_error[k] = sum_error * var[k] + 2 * e * std::sqrt(var[k]) + kUnit * e * e;
       const auto inverse = [](double v) { return 1 / std::sqrt(std::max(v, 0.0) + kEps); };
@@ -79,7 +78,7 @@ struct Wanted {
       running_var_error[k] = 2 * kMomentum * var_error[k] + 8 * (var[k] + std::abs(in.weight[k]));
     }
     Values given = mean;
-    for (double& m : given) m = static_cast<float>(m);  // what the others are given
+    for (double& m : given) m = static_cast<float>(m);  // the statistics passed to the other kernels
     batch_norm(kCPU, DType::f64, in.shape, in.x.data(), given.data(), inv_std.data(), weight, bias, y.data());
     batch_norm_backward(kCPU, DType::f64, in.shape, in.dy.data(), in.x.data(), given.data(), inv_std.data(),
                         weight, true, dx.data(), dweight.data(), dbias.data());
@@ -150,43 +149,41 @@ void check_both(const Inputs& in, std::size_t offset = 0) {
 
 }  // namespace
 
-TEST_CASE("batch norm kernels: channels side by side") {
+TEST_CASE("batch norm kernels: column kernels (l = 1) give the CPU's values for ragged rows and channels") {
   for (const std::int64_t c : {1, 3, 4, 8, 12, 40, 64, 132, 264}) check_both({37, c, 1});
   for (const std::int64_t n : {1, 2, 8, 33, 130}) check_both({n, 128, 1});
   check_both({2050, 4, 1});
   check_both({1100, 1, 1});
 }
 
-TEST_CASE("batch norm kernels: planes") {
+TEST_CASE("batch norm kernels: plane kernels (l > 1) give the CPU's values for ragged planes") {
   for (const std::int64_t l : {2, 4, 5, 8, 49, 64}) check_both({5, 3, l});
   check_both({3, 70, 16});
-  check_both({2, 1, 8200});  // several chunks, one of which begins within a plane
+  check_both({2, 1, 8200});  // several chunks, one of which starts within a plane
   check_both({45, 2, 49});
   check_both({1, 1, 2053});
 }
 
-TEST_CASE("batch norm kernels: without weight and bias") {
-  for (const std::int64_t l : {1, 7, 16}) check_both({9, 8, l, false});
-}
-
-TEST_CASE("batch norm kernels: memory that is not aligned to 16 bytes") {
+TEST_CASE("batch norm kernels: misaligned arrays give the same values") {
   check_both({9, 16, 1}, 1);
   check_both({9, 3, 16}, 1);
 }
 
-TEST_CASE("batch norm kernels: a large mean costs few digits of the variance") {
+TEST_CASE("batch norm kernels: a mean of 1024 standard deviations costs few digits of the variance") {
   check_batch_norm<float>({200, 8, 1, true, 1024});
   check_batch_norm<float>({200, 3, 1, true, 1024});
   check_batch_norm<float>({3, 2, 700, true, 1024});
 }
 
-TEST_CASE("batch norm kernels: a mean whose square is beyond f32") {
+TEST_CASE("batch norm kernels: a mean whose square overflows f32 gives finite statistics") {
   for (const std::int64_t l : {1, 7, 16}) check_batch_norm<float>({40, 8, l, true, 0x1p70});
 }
 
-TEST_CASE("batch norm kernels: many chunks") { check_batch_norm<float>({2100, 33, 1}); }
+TEST_CASE("batch norm kernels: the results of many chunks are merged exactly once") {
+  check_batch_norm<float>({2100, 33, 1});
+}
 
-TEST_CASE("batch norm kernels: each gradient by itself") {
+TEST_CASE("batch norm kernels: each gradient can be computed alone") {
   for (const std::int64_t l : {1, 7, 16})
     for (const int asked : {1, 2, 4}) {
       CAPTURE(l, asked);
@@ -204,7 +201,7 @@ TEST_CASE("batch norm kernels: each gradient by itself") {
     }
 }
 
-TEST_CASE("batch norm kernels: each statistic by itself") {
+TEST_CASE("batch norm kernels: each statistic can be computed alone") {
   const Inputs in(9, 8, 7);
   const Block<float> x(in.x);
   const auto ask = [&](auto member) {
@@ -224,11 +221,11 @@ TEST_CASE("batch norm kernels: each statistic by itself") {
   }
 }
 
-TEST_CASE("batch norm kernels: NaN stays in its channel") {
+TEST_CASE("batch norm kernels: NaN affects only its own channel") {
   for (const std::int64_t l : {1, 7, 16}) {
     Inputs in(40, 8, l);
     for (std::size_t i = 0, bad = 0; i < in.x.size(); ++i)
-      if (in.channel(i) == 3 && ++bad == 20) in.x[i] = std::numeric_limits<double>::quiet_NaN();
+      if (in.channel(i) == 3 && ++bad == 20) in.x[i] = kNaN;
     const Block<float> x(in.x), mean(8), var(8);
     gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
                                         nullptr);
@@ -239,7 +236,7 @@ TEST_CASE("batch norm kernels: NaN stays in its channel") {
   }
 }
 
-TEST_CASE("batch norm kernels: nothing to do") {
+TEST_CASE("batch norm kernels: empty tensors launch nothing, and their gradients are zero") {
   cuda_emulator::take_launches();
   gpu::launch_batch_norm_stats<float>({.n = 4, .c = 0}, nullptr, {}, nullptr);
   gpu::launch_batch_norm<float>({.n = 0, .c = 4}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
@@ -251,23 +248,22 @@ TEST_CASE("batch norm kernels: nothing to do") {
   for (std::size_t i = 0; i < 4; ++i) CHECK((dweight[i] == 0 && dbias[i] == 0));
 }
 
-TEST_CASE("batch norm kernels: each shape has its way") {
+TEST_CASE("batch norm kernels: shape and alignment choose the kernel") {
   const auto kernels = [](std::int64_t c, std::int64_t l, std::size_t offset) {
     const Inputs in(40, c, l);
     const auto channels = static_cast<std::size_t>(c);
     const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(channels), var(channels);
-    cuda_emulator::take_launches();
-    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
-                                        nullptr);
-    gpu::launch_batch_norm<float>(in.shape, x.data(), mean.data(), var.data(), nullptr, nullptr, y.data(),
-                                  nullptr);
-    std::string names;
-    for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
-    return names;
+    return kernels_of([&] {
+      gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
+                                          nullptr);
+      gpu::launch_batch_norm<float>(in.shape, x.data(), mean.data(), var.data(), nullptr, nullptr, y.data(),
+                                    nullptr);
+    });
   };
-  const auto check = [](const std::string& launched, const char* way, const std::string& v) {
-    CHECK_THAT(launched, ContainsSubstring(std::string("reduce_") + way + "INS1_9MomentsOfIfEELi" + v + "E"));
-    CHECK_THAT(launched, ContainsSubstring(std::string("map_") + way + "INS1_9MapNormalIfEELi" + v + "E"));
+  const auto check = [](const std::string& launched, const char* kind, const std::string& v) {
+    CHECK_THAT(launched,
+               ContainsSubstring(std::string("reduce_") + kind + "INS1_9MomentsOfIfEELi" + v + "E"));
+    CHECK_THAT(launched, ContainsSubstring(std::string("map_") + kind + "INS1_9MapNormalIfEELi" + v + "E"));
     CHECK_THAT(launched, ContainsSubstring("finish_channels"));
   };
   check(kernels(8, 1, 0), "columns", "4");

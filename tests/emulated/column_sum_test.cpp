@@ -1,54 +1,34 @@
-// Sums over rows against sums in f64.
+// Column sum kernels, compared with sums in f64.
 #include "tapestry/kernels/cuda/column_sum.cuh"
 
-#include <cmath>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "tapestry/kernels/ops/gemm.h"
-#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
 
 using namespace tapestry;
-using emulated::Block;
+using namespace emulated;
 namespace gpu = tapestry::kernels::cuda;
 
 namespace {
 
+/// `nan`: the index of an element that is NaN, or -1.
 template <class T>
-void check_sums(std::int64_t rows, std::int64_t cols, std::size_t offset = 0, std::int64_t special = -1) {
-  CAPTURE(rows, cols, offset, special, sizeof(T));
-  std::vector<double> x(static_cast<std::size_t>(rows * cols)), want(static_cast<std::size_t>(cols), 7), size;
-  std::uint32_t state = 99;
-  for (double& v : x) {
-    state = state * 1664525u + 1013904223u;
-    v = static_cast<double>((state >> 20) % 17) / 8 - 1;
-  }
-  if (special >= 0) x[static_cast<std::size_t>(special)] = std::numeric_limits<double>::quiet_NaN();
+void check_sums(std::int64_t rows, std::int64_t cols, std::size_t offset = 0, std::int64_t nan = -1) {
+  CAPTURE(rows, cols, offset, nan, sizeof(T));
+  Values x = numbers(rows * cols, 1, 1), want(static_cast<std::size_t>(cols)), error = want;
+  if (nan >= 0) x[static_cast<std::size_t>(nan)] = kNaN;
   kernels::column_sum(kCPU, DType::f64, rows, cols, x.data(), want.data());
-  size = want;
-  std::vector<double> sizes = x;
-  for (double& v : sizes) v = std::abs(v);
-  kernels::column_sum(kCPU, DType::f64, rows, cols, sizes.data(), size.data());
-  std::vector<float> values(x.begin(), x.end());
-  emulated::in_each_order([&] {
-    const Block<T> in(values, offset), out(want, offset);
-    for (std::size_t j = 0; j < out.size(); ++j) out[j] = T(std::numeric_limits<float>::quiet_NaN());
+  kernels::column_sum(kCPU, DType::f64, rows, cols, magnitudes(x).data(), error.data());
+  for (double& e : error) e *= 160;  // at most 64 additions in turn, the others in parts
+  in_each_order([&] {
+    const Block<T> in(x, offset), out(Values(want.size(), kNaN), offset);
     gpu::launch_column_sum<T>(rows, cols, in.data(), out.data(), kCPU, nullptr);
-    std::size_t bad = 0;
-    for (std::size_t j = 0; j < want.size(); ++j) {
-      const double got = static_cast<double>(static_cast<float>(out[j]));
-      const double tolerance =  // at most 64 terms in turn, the rest in parts
-          160 * 0x1p-24 * size[j] + (std::is_same_v<T, float> ? 0x1p-24 : 0x1p-8) * std::abs(want[j]);
-      bad += std::isnan(want[j]) ? !std::isnan(got) : !(std::abs(got - want[j]) <= tolerance);
-    }
-    CHECK(bad == 0);
+    check_close("sums", out, want, error);
   });
 }
 
 }  // namespace
 
-TEST_CASE("column sums: a block a column") {
+TEST_CASE("column sums: one block per column tile gives the exact sums") {
   for (const std::int64_t rows : {0, 1, 7, 8, 9, 31, 33, 64})
     for (const std::int64_t cols : {1, 4, 8, 31, 128, 129, 264}) {
       check_sums<float>(rows, cols);
@@ -57,7 +37,7 @@ TEST_CASE("column sums: a block a column") {
   check_sums<float>(64, 0);
 }
 
-TEST_CASE("column sums: in two stages") {
+TEST_CASE("column sums: rows split over blocks are added by a second launch") {
   for (const std::int64_t cols : {1, 4, 8, 33}) {
     check_sums<float>(65, cols);
     check_sums<float>(1000, cols);
@@ -65,14 +45,14 @@ TEST_CASE("column sums: in two stages") {
   }
 }
 
-TEST_CASE("column sums: not aligned, NaN in its column alone") {
+TEST_CASE("column sums: misaligned arrays give the same values, and NaN affects only its own column") {
   for (const std::size_t offset : {1, 2, 4}) {
     check_sums<float>(70, 8, offset, 13);
     check_sums<BFloat16>(70, 8, offset, 13);
   }
 }
 
-TEST_CASE("column sums: each shape has its way") {
+TEST_CASE("column sums: the grid has one block per 32 packs of columns and per part of the rows") {
   const auto launches = [](std::int64_t rows, std::int64_t cols) {
     const Block<float> x(static_cast<std::size_t>(rows * cols)), y(static_cast<std::size_t>(cols));
     cuda_emulator::take_launches();

@@ -1,31 +1,27 @@
 #pragma once
-// Convolutions under the emulator against the CPU's kernels in f64.
-#include <cmath>
-#include <cstdint>
-#include <limits>
+// Convolution kernels on the emulator, compared with the CPU's kernels in f64.
 #include <random>
 #include <string>
 #include <vector>
 
 #include "tapestry/kernels/cuda/conv2d.cuh"
-#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
 
 namespace emulated {
 
 using tapestry::kernels::Conv2d;
 using tapestry::kernels::cuda::conv::TileKind;
 using tapestry::kernels::cuda::conv::Tuning;
-using Values = std::vector<double>;
 
-/// With the output's size, and what the CPU's kernels need of it.
+/// Fills in the size of the output.
 inline Conv2d sized(Conv2d s) {
   s.p = (s.h + 2 * s.padding_h - s.dilation_h * (s.r - 1) - 1) / s.stride_h + 1;
   s.q = (s.w + 2 * s.padding_w - s.dilation_w * (s.s - 1) - 1) / s.stride_w + 1;
   return s;
 }
-/// Where image n, row h, column w, channel c is.
-inline std::size_t index_of(const tapestry::kernels::cuda::conv::ImageStrides& p, std::int64_t n, std::int64_t h,
-                            std::int64_t w, std::int64_t c) {
+/// The index of image n, row h, column w, channel c.
+inline std::size_t index_of(const tapestry::kernels::cuda::conv::ImageStrides& p, std::int64_t n,
+                            std::int64_t h, std::int64_t w, std::int64_t c) {
   return static_cast<std::size_t>(n * p.n + h * p.h + w * p.w + c * p.c);
 }
 inline std::int64_t x_size(const Conv2d& s) { return s.n * s.c * s.h * s.w; }
@@ -41,7 +37,7 @@ inline std::string text(const Conv2d& s) {
   return t;
 }
 
-/// Reproducible, of many sizes, exact in f32.
+/// Reproducible numbers of different magnitudes, exact in f32.
 inline Values numbers(std::int64_t n, unsigned salt) {
   std::mt19937 bits(salt);
   Values v(static_cast<std::size_t>(n));
@@ -50,12 +46,8 @@ inline Values numbers(std::int64_t n, unsigned salt) {
         static_cast<float>((static_cast<double>(bits()) / 0x1p31 - 1) * (bits() % 8 + 1)));
   return v;
 }
-inline Values magnitudes(Values v) {
-  for (double& x : v) x = std::abs(x);
-  return v;
-}
-
-/// A result, poisoned, between elements that nobody may touch; `offset` elements from an address of 16 bytes.
+/// An output filled with NaN, between guard elements that must not be written. It starts `offset` elements
+/// after a 16-byte boundary.
 class Result {
  public:
   Result(std::int64_t size, std::size_t offset)
@@ -65,7 +57,8 @@ class Result {
   }
   float* data() const { return memory_.data() + kGuard; }
 
-  /// |error| <= roundings of f32 * size; NaN where `want` is.
+  /// Checks that |error| <= roundings * unit roundoff * size, that NaN is where `want` has NaN, and that the
+  /// guards are unchanged.
   void check(const char* what, const Values& want, const Values& size, double roundings) const {
     INFO(what);
     std::size_t bad = 0, touched = 0;
@@ -91,7 +84,7 @@ class Result {
   std::size_t size_;
 };
 
-/// How far from an address of 16 bytes each tensor begins, in elements.
+/// Misalignment of each tensor from a 16-byte boundary, in elements.
 struct Offsets {
   std::size_t x = 0, weight = 0, y = 0;
 };
@@ -163,7 +156,7 @@ inline void check_backward_weight(const Conv2d& s, const Offsets& at = {}, const
   check_backward_weight(s, numbers(y_size(s), 6), numbers(x_size(s), 7), at, tuning);
 }
 
-/// Ragged shapes of all kinds, with offsets and tunings that differ: check(shape, bias, offsets, tuning).
+/// Calls check(shape, bias, offsets, tuning) for random ragged shapes, misalignments and tunings.
 template <class Check>
 void random_convolutions(int trials, unsigned salt, const Check& check) {
   std::mt19937 bits(salt);
@@ -175,7 +168,7 @@ void random_convolutions(int trials, unsigned salt, const Check& check) {
     s.channels_last = trial % 2 != 0;
     s.n = between(1, 3);
     s.groups = between(0, 2) == 0 ? between(2, 4) : 1;
-    const std::int64_t unit = between(0, 1) ? 4 : 1;  // channels in fours, or not
+    const std::int64_t unit = between(0, 1) ? 4 : 1;  // channels are a multiple of 4, or not
     s.c = s.groups * unit * between(1, 5), s.k = s.groups * unit * between(1, 5);
     if (trial % 7 == 0) s.c = s.groups = unit * between(2, 5), s.k = s.c * between(1, 2);  // depthwise
     s.r = between(1, 4), s.s = between(1, 4);
@@ -195,18 +188,8 @@ void random_convolutions(int trials, unsigned salt, const Check& check) {
   }
 }
 
-/// The kernels that f launches, by the mangled names of their instantiations.
-template <class F>
-std::vector<std::string> kernels_of(const F& f) {
-  cuda_emulator::take_launches();
-  f();
-  std::vector<std::string> names;
-  for (const auto& launch : cuda_emulator::take_launches()) names.push_back(launch.kernel);
-  return names;
-}
-
-/// Paddings, strides and dilations as large as they may be: windows that begin 2^31 - 1 before the image and
-/// behind it, of which only some touch it. Calls check(shape).
+/// Calls check(shape) with the largest allowed paddings, strides and dilations: windows start up to 2^31 - 1
+/// before or after the image, and only some of them overlap it.
 template <class Check>
 void largest_paddings(const Check& check) {
   constexpr std::int64_t most = 0x7fffffff;

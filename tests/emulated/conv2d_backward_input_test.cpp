@@ -1,11 +1,12 @@
-// conv2d's kernels: dx.
+// The input gradient kernels of conv2d.
 #include "tests/emulated/conv2d.h"
 
 using namespace tapestry;
 using namespace emulated;
 namespace conv = tapestry::kernels::cuda::conv;
 
-TEST_CASE("conv2d input gradient: each tile with each loader, in one part and in several") {
+TEST_CASE(
+    "conv2d input gradient: each tile with each loader, with and without split-K, gives the CPU's values") {
   for (const TileKind tile : {TileKind::wide, TileKind::half, TileKind::slim})
     for (const std::int64_t parts : {1, 3})
       for (const bool last : {false, true}) {
@@ -40,14 +41,15 @@ TEST_CASE("conv2d input gradient: each tile with each loader, in one part and in
       }
 }
 
-TEST_CASE("conv2d input gradient: ragged shapes of all kinds") {
+TEST_CASE("conv2d input gradient: random ragged shapes give the CPU's values") {
   random_convolutions(50, 2, [](const Conv2d& s, bool, const Offsets& at, const Tuning& tuning) {
     check_backward_input(s, at, tuning);
   });
 }
 
 TEST_CASE(
-    "conv2d input gradient: strides that share factors with dilations, and leave pixels without a tap") {
+    "conv2d input gradient: strides that share factors with dilations, or skip pixels, give the CPU's "
+    "values") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 8})
       for (const auto& [stride, dilation, window] :
@@ -69,7 +71,7 @@ TEST_CASE(
                                       .channels_last = last}));
 }
 
-TEST_CASE("conv2d input gradient: more classes of pixels than a launch takes") {
+TEST_CASE("conv2d input gradient: more residue classes than one launch takes give the CPU's values") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 4}) {
       Conv2d s = sized({.n = 1,
@@ -82,7 +84,7 @@ TEST_CASE("conv2d input gradient: more classes of pixels than a launch takes") {
                         .stride_h = 6,
                         .stride_w = 5,
                         .groups = groups,
-                        .channels_last = last});  // with pixels that no window sees
+                        .channels_last = last});  // no window contains some of the pixels
       CHECK(conv::gradient_classes(s).pixels.size() == 6);
       check_backward_input(s);
       check_backward_input(s, {}, {TileKind::slim, 4});
@@ -92,8 +94,9 @@ TEST_CASE("conv2d input gradient: more classes of pixels than a launch takes") {
     }
 }
 
-TEST_CASE("conv2d input gradient: one class of pixels whose rows lie apart") {
-  // In fours its pixels would reach from a row into one that no window sees.
+TEST_CASE(
+    "conv2d input gradient: a single class with gaps between rows is not stored four pixels at a time") {
+  // Vector stores of four pixels would run from one row into the next, which no window contains.
   for (const bool last : {false, true})
     for (const std::int64_t window : {1, 3}) {
       const Conv2d s = sized({.n = 2,
@@ -110,11 +113,11 @@ TEST_CASE("conv2d input gradient: one class of pixels whose rows lie apart") {
     }
 }
 
-TEST_CASE("conv2d input gradient: no multiplication is wasted") {
+TEST_CASE("conv2d input gradient: no product with a zero is computed") {
   for (const auto& [stride, dilation, window] :
        {std::tuple{1, 1, 3}, {2, 1, 3}, {3, 1, 3}, {2, 2, 3}, {4, 6, 3}, {3, 2, 5}, {2, 1, 1}, {7, 3, 4}}) {
-    // Without padding each product of a window and its output has a pixel; those at the border lack outputs,
-    // as if the input went on.
+    // Without padding, each tap of each window hits a pixel. The height is a multiple of the stride, so that
+    // the classes are complete.
     const Conv2d s = sized({.n = 1,
                             .c = 1,
                             .h = 40 * stride,
@@ -130,11 +133,11 @@ TEST_CASE("conv2d input gradient: no multiplication is wasted") {
   }
 }
 
-TEST_CASE("conv2d input gradient: padding and stride as large as they may be") {
+TEST_CASE("conv2d input gradient: the largest allowed padding and stride give the CPU's values") {
   largest_paddings([](const Conv2d& s) { check_backward_input(s); });
 }
 
-TEST_CASE("conv2d input gradient: infinities and NaN go where they belong") {
+TEST_CASE("conv2d input gradient: infinities and NaN affect only the pixels in their windows") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 2, 8})
       for (const std::int64_t stride : {1, 2}) {
@@ -151,25 +154,22 @@ TEST_CASE("conv2d input gradient: infinities and NaN go where they belong") {
                                 .groups = groups,
                                 .channels_last = last});
         Values dy = numbers(y_size(s), 1);
-        dy[5] = std::numeric_limits<double>::quiet_NaN();
-        dy[index_of(conv::output_strides(s), 1, 2, 3, 5)] = dy[5];  // where a tap behind the last would read
-        dy[dy.size() - 1] = std::numeric_limits<double>::infinity();
+        dy[5] = kNaN;
+        dy[index_of(conv::output_strides(s), 1, 2, 3, 5)] = dy[5];  // where a tap past the last would read
+        dy[dy.size() - 1] = kInfinity;
         dy[dy.size() / 3] = 1e30;
         check_backward_input(s, dy, numbers(weight_size(s), 2));
       }
 }
 
-TEST_CASE("conv2d input gradient: each shape has its way, and empty ones none") {
+TEST_CASE(
+    "conv2d input gradient: shape, layout and alignment choose the kernel; empty shapes launch nothing") {
   const auto names = [](Conv2d s, const Offsets& at = {}) {
     s = sized(s);
     const Block<float> dx(static_cast<std::size_t>(x_size(s)), at.x),
         w(static_cast<std::size_t>(weight_size(s)), at.weight), dy(static_cast<std::size_t>(y_size(s)), at.y);
-    std::string all;
-    for (const std::string& name : kernels_of([&] {
-           kernels::cuda::launch_conv2d_backward_input(s, dy.data(), w.data(), dx.data(), nullptr);
-         }))
-      all += name + "\n";
-    return all;
+    return kernels_of(
+        [&] { kernels::cuda::launch_conv2d_backward_input(s, dy.data(), w.data(), dx.data(), nullptr); });
   };
   const Conv2d one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};
   CHECK_THAT(names(one), ContainsSubstring("PixelQuads") && ContainsSubstring("DenseSteps") &&

@@ -1,4 +1,4 @@
-// conv2d's kernels: y, and what all of them share.
+// The forward kernels of conv2d, and the choice of tile and split that all conv2d kernels share.
 #include "tests/emulated/conv2d.h"
 
 using namespace tapestry;
@@ -7,10 +7,7 @@ namespace conv = tapestry::kernels::cuda::conv;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-std::vector<std::string> kernels_for(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+std::string kernels_for(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
   const Block<float> x(static_cast<std::size_t>(x_size(s)), at.x),
       w(static_cast<std::size_t>(weight_size(s)), at.weight), y(static_cast<std::size_t>(y_size(s)), at.y);
   return kernels_of(
@@ -19,12 +16,12 @@ std::vector<std::string> kernels_for(const Conv2d& s, const Offsets& at = {}, co
 
 }  // namespace
 
-TEST_CASE("conv2d kernels: each tile with each loader, in one part and in several") {
+TEST_CASE("conv2d kernels: each tile with each loader, with and without split-K, gives the CPU's values") {
   for (const TileKind tile : {TileKind::wide, TileKind::half, TileKind::slim})
     for (const std::int64_t parts : {1, 3})
       for (const bool last : {false, true}) {
         const Tuning tuning{tile, parts};
-        // More than a tile of pixels and of channels, in fours and not.
+        // More pixels and channels than one tile has; channels are a multiple of 4, or not.
         const std::int64_t k = tile == TileKind::wide ? 132 : tile == TileKind::half ? 68 : 36;
         check_forward(sized({.n = 2, .c = 20, .h = 9, .w = 8, .k = k, .r = 1, .s = 1, .channels_last = last}),
                       true, {}, tuning);
@@ -55,27 +52,14 @@ TEST_CASE("conv2d kernels: each tile with each loader, in one part and in severa
       }
 }
 
-TEST_CASE("conv2d kernels: ragged shapes of all kinds") {
+TEST_CASE("conv2d kernels: random ragged shapes give the CPU's values") {
   random_convolutions(50, 1, [](const Conv2d& s, bool bias, const Offsets& at, const Tuning& tuning) {
     check_forward(s, bias, at, tuning);
   });
 }
 
-TEST_CASE("conv2d kernels: few channels, groups, one channel a group") {
+TEST_CASE("conv2d kernels: grouped and depthwise convolutions give the CPU's values") {
   for (const bool last : {false, true}) {
-    for (const std::int64_t c : {1, 2, 3})
-      for (const std::int64_t k : {1, 2, 3, 5})
-        check_forward(sized({.n = 2,
-                             .c = c,
-                             .h = 6,
-                             .w = 5,
-                             .k = k,
-                             .r = 3,
-                             .s = 3,
-                             .stride_h = 2,
-                             .padding_h = 1,
-                             .channels_last = last}),
-                      true);
     check_forward(sized({.n = 1,
                          .c = 16,
                          .h = 5,
@@ -88,7 +72,7 @@ TEST_CASE("conv2d kernels: few channels, groups, one channel a group") {
                          .groups = 4,
                          .channels_last = last}),
                   true);
-    for (const std::int64_t k : {8, 24})  // and several channels of y for one of x
+    for (const std::int64_t k : {8, 24})  // k = 24: three channels of y per channel of x
       check_forward(sized({.n = 2,
                            .c = 8,
                            .h = 9,
@@ -118,11 +102,11 @@ TEST_CASE("conv2d kernels: few channels, groups, one channel a group") {
   }
 }
 
-TEST_CASE("conv2d kernels: padding and dilation as large as they may be") {
+TEST_CASE("conv2d kernels: the largest allowed padding and dilation give the CPU's values") {
   largest_paddings([](const Conv2d& s) { check_forward(s, true); });
 }
 
-TEST_CASE("conv2d kernels: infinities and NaN go where they belong") {
+TEST_CASE("conv2d kernels: infinities and NaN affect only the outputs whose windows contain them") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 2, 8}) {
       const Conv2d s = sized({.n = 2,
@@ -139,7 +123,7 @@ TEST_CASE("conv2d kernels: infinities and NaN go where they belong") {
                               .relu = true});
       Values x = numbers(x_size(s), 1), bias = numbers(s.k, 3);
       x[5] = kNaN;
-      x[index_of(conv::input_strides(s), 1, 4, 2, 5)] = kNaN;  // where a tap behind the last would read
+      x[index_of(conv::input_strides(s), 1, 4, 2, 5)] = kNaN;  // where a tap past the last would read
       x[x.size() - 1] = kInfinity;
       x[x.size() / 2] = -kInfinity;
       x[x.size() / 3] = 1e30;
@@ -148,7 +132,7 @@ TEST_CASE("conv2d kernels: infinities and NaN go where they belong") {
     }
 }
 
-TEST_CASE("conv2d kernels: nothing to do, and nothing but the bias") {
+TEST_CASE("conv2d kernels: empty outputs launch nothing, and without input channels y is the bias") {
   const Conv2d s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 4, .r = 3, .s = 3};
   Conv2d empty = s;
   empty.n = 0;
@@ -164,7 +148,7 @@ TEST_CASE("conv2d kernels: nothing to do, and nothing but the bias") {
   }
 }
 
-TEST_CASE("conv2d kernels: what 32 bits cannot number is refused") {
+TEST_CASE("conv2d kernels: an image or weight of 2^31 elements is refused") {
   Conv2d s = sized({.n = 1, .c = 1, .h = 1 << 16, .w = 1 << 15, .k = 1, .r = 1, .s = 1});
   CHECK_THROWS_WITH(kernels::cuda::launch_conv2d(s, nullptr, nullptr, nullptr, nullptr, nullptr),
                     ContainsSubstring("[conv2d] an image of 2147483648 elements"));
@@ -173,11 +157,9 @@ TEST_CASE("conv2d kernels: what 32 bits cannot number is refused") {
                     ContainsSubstring("a weight of 2147483648 elements"));
 }
 
-TEST_CASE("conv2d kernels: each shape has its way") {
+TEST_CASE("conv2d kernels: shape, layout and alignment choose the kernel") {
   const auto names = [](const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
-    std::string all;
-    for (const std::string& name : kernels_for(sized(s), at, tuning)) all += name + "\n";
-    return all;
+    return kernels_for(sized(s), at, tuning);
   };
   const Conv2d one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};
   CHECK_THAT(names(one), ContainsSubstring("PixelQuads") && ContainsSubstring("DenseLines") &&
@@ -208,14 +190,15 @@ TEST_CASE("conv2d kernels: each shape has its way") {
   CHECK_THAT(names(s), ContainsSubstring("9depthwiseILi1ELi32E"));
 }
 
-TEST_CASE("conv2d kernels: tiles and parts fill the GPU") {
+TEST_CASE("conv2d kernels: the chosen tile and split fill the GPU for typical layers") {
   const auto choice = [](std::int64_t pixels, std::int64_t lines, std::int64_t depth) {
     const auto blocks = [&](const conv::TileCost& t) {
       return conv::ceil_div(pixels, t.rows) * conv::ceil_div(lines, t.cols);
     };
-    return conv::choose_tuning(0, 3, blocks, static_cast<double>(depth) / 8, static_cast<double>(pixels * lines));
+    return conv::choose_tuning(0, 3, blocks, static_cast<double>(depth) / 8,
+                               static_cast<double>(pixels * lines));
   };
-  // ResNet-50 at 64 images: a layer of each width.
+  // Layers of ResNet-50 with 64 images.
   CHECK(choice(64 * 56 * 56, 64, 576).tile == TileKind::half);
   CHECK(choice(64 * 56 * 56, 64, 576).parts == 1);
   CHECK(choice(64 * 56 * 56, 256, 64).tile == TileKind::wide);
@@ -227,7 +210,7 @@ TEST_CASE("conv2d kernels: tiles and parts fill the GPU") {
   CHECK(choice(1, 1, 8).parts == 1);
 }
 
-TEST_CASE("conv2d kernels: the weight's gradient is cut into parts that fill the GPU") {
+TEST_CASE("conv2d kernels: the weight gradient is split into enough blocks to fill the GPU") {
   const auto parts = [](std::int64_t rows, std::int64_t cols, std::int64_t pixels) {
     const auto blocks = [&](const conv::TileCost& t) {
       return conv::ceil_div(rows, t.rows) * conv::ceil_div(cols, t.cols);

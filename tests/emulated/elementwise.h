@@ -1,6 +1,6 @@
 #pragma once
-// Operands of elementwise kernels, as the public functions hand them over, and the comparison with the CPU's
-// kernel.
+// Operands of elementwise kernels in all layouts that public functions pass to them, and comparison with the
+// CPU kernel.
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -18,8 +18,9 @@ using tapestry::Shape;
 using tapestry::Tensor;
 using tapestry::kernels::Elementwise;
 
-/// Views of one shape that lie in memory in different ways, by number: 0 dense, 1 transposed, 2 every second
-/// element, 3 broadcast along the first dimension, 4 along the last, 5 off by one element, 6 a single number.
+/// The same values in one of kLayouts memory layouts: 0 dense, 1 transposed, 2 every second element, 3
+/// broadcast along the first dimension, 4 broadcast along the last, 5 misaligned by one element, 6 one
+/// element broadcast to all.
 inline constexpr int kLayouts = 7;
 inline Tensor laid_out(const Tensor& values, int layout) {
   const Shape sizes = values.sizes();
@@ -52,7 +53,8 @@ inline Tensor laid_out(const Tensor& values, int layout) {
   }
 }
 
-/// How far results may be apart: by roundings of their dtype, and by roundings of numbers of size 1 in f32.
+/// Allowed error: `units` unit roundoffs of the result in its dtype, plus `absolute` unit roundoffs of 1 in
+/// f32.
 struct Tolerance {
   double units = 0, absolute = 0;
   Tolerance(double u = 0, double a = 0) : units(u), absolute(a) {}  // NOLINT
@@ -64,7 +66,7 @@ inline bool close(double got, double want, const Tolerance& error, DType dtype) 
   return std::abs(got - want) <= error.units * (unit * std::abs(want) + 0x1p-126) + error.absolute * 0x1p-24;
 }
 
-/// Runs `cpu` and `gpu` on the same operands, of which the first is the output, and compares what they wrote.
+/// Runs `cpu` and `gpu` on the same operands, the first of which is the output, and compares the outputs.
 template <int N, class Cpu, class Gpu>
 void compare(const Tensor& out, const Tensor* const (&operands)[N], const Tolerance& error, const Cpu& cpu,
              const Gpu& gpu) {

@@ -1,10 +1,10 @@
-// What CUDA promises and kernels rely on, and what a GPU refuses. (planted_test.cpp: what is caught.)
+// The emulator must implement the semantics of CUDA that kernels rely on, and refuse what a GPU refuses.
+// planted_test.cpp tests that it detects bugs.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "tapestry/kernels/cuda/portable.cuh"
@@ -38,17 +38,17 @@ __global__ void shuffles(int* out) {
 }
 
 template <class = void>
-__global__ void halves(int* out) {  // two masks of one warp, each in its own branch
+__global__ void halves(int* out) {  // two disjoint masks of one warp in different branches
   const int t = static_cast<int>(threadIdx.x);
   if (t < 16) out[t] = __shfl_xor_sync(0x0000ffffu, t, 1) + static_cast<int>(__ballot_sync(0x0000ffffu, 1));
-  else out[t] = __shfl_sync(0xffff0000u, t, 2);  // a lane outside the mask: any bits
+  else out[t] = __shfl_sync(0xffff0000u, t, 2);  // reads a lane outside the mask: the result is undefined
 }
 
 template <class = void>
 __global__ void barriers(int* out, int active) {
   SHARED(int, turn, );
   const int t = static_cast<int>(threadIdx.x);
-  if (t >= active) return;  // barriers count those who are left
+  if (t >= active) return;  // barriers count only the remaining threads
   if (t == 0) turn = 7;
   const int count = __syncthreads_count(t % 2);
   out[t] = turn + 100 * count + 10000 * __syncthreads_or(t == 5) + 20000 * __syncthreads_and(t < active);
@@ -91,7 +91,8 @@ __global__ void poison(unsigned* out) {
   dynamic[3] = 1;
 }
 
-/// One warp: out = a b^T of bf16, a 16 x 16, b 8 x 16 (or with `transposed` b as 16 x 8), out 16 x 8.
+/// One warp computes out = a b^T in bf16 with a (16, 16), b (8, 16) and out (16, 8). If `transposed`, b is
+/// (16, 8) and out = a b.
 template <bool transposed>
 __global__ void tile_product(const BFloat16* a, const BFloat16* b, float* out) {
   SHARED(BFloat16, tile_a, [16][16]);
@@ -133,7 +134,7 @@ __global__ void idle() {}
 
 using namespace emulated;
 
-TEST_CASE("every thread runs once, knowing its place") {
+TEST_CASE("every thread runs exactly once with the right indices") {
   in_each_order([] {
     std::vector<int> seen(2 * 3 * 4 * 5 * 6 * 2);
     launch(&indices<>, {2, 3, 4}, {5, 6, 2}, 0, nullptr, seen.data());
@@ -141,7 +142,7 @@ TEST_CASE("every thread runs once, knowing its place") {
   });
 }
 
-TEST_CASE("shuffles and votes") {
+TEST_CASE("shuffles and votes return the values that CUDA defines") {
   in_each_order([] {
     std::vector<int> out(32 * 8);
     launch(&shuffles<>, 1, 32, 0, nullptr, out.data());
@@ -164,7 +165,7 @@ TEST_CASE("shuffles and votes") {
   });
 }
 
-TEST_CASE("barriers count those who have not returned") {
+TEST_CASE("barriers wait only for threads that have not returned") {
   in_each_order([] {
     std::vector<int> out(96, -1);
     launch(&barriers<>, 1, 96, 0, nullptr, out.data(), 50);
@@ -172,7 +173,7 @@ TEST_CASE("barriers count those who have not returned") {
   });
 }
 
-TEST_CASE("atomics, and the block that comes last") {
+TEST_CASE("atomics are exact, and the last block sees the results of all others") {
   in_each_order([] {
     float sum = 0;
     std::vector<int> integers(5);
@@ -196,13 +197,13 @@ TEST_CASE("atomics, and the block that comes last") {
   });
 }
 
-TEST_CASE("shared memory is unknown when a block begins") {
+TEST_CASE("shared memory is filled with NaN when a block starts") {
   std::vector<unsigned> out(6);
   launch(&poison<>, 3, 1, 16, nullptr, out.data());
   CHECK(out == std::vector<unsigned>(6, 0xffffffffu));
 }
 
-TEST_CASE("ldmatrix and mma: the product of two tiles") {
+TEST_CASE("ldmatrix and mma compute the product of two tiles") {
   std::mt19937 random(3);
   std::uniform_int_distribution<int> eighths(-16, 16);
   const auto numbers = [&](std::size_t n) {
@@ -222,7 +223,7 @@ TEST_CASE("ldmatrix and mma: the product of two tiles") {
     const auto check = [&](auto element_of_b) {
       for (std::size_t i = 0; i < 16; ++i)
         for (std::size_t j = 0; j < 8; ++j) {
-          float sum = 1;  // exact: multiples of 1/64
+          float sum = 1;  // exact, because terms are multiples of 1/64
           for (std::size_t k = 0; k < 16; ++k) sum += a[i * 16 + k] * element_of_b(k, j);
           REQUIRE(out[i * 8 + j] == sum);
         }
@@ -234,17 +235,17 @@ TEST_CASE("ldmatrix and mma: the product of two tiles") {
   });
 }
 
-TEST_CASE("cp.async: zeros where it does not read") {
+TEST_CASE("cp.async writes zeros if it does not read, and nothing before the wait") {
   alignas(16) const float x[4] = {1, 2, 3, 4};
   std::vector<float> out(12, -1);
   launch(&zero_fill<>, 1, 1, 0, nullptr, out.data(), x);
-  CHECK(std::isnan(out[9]));  // not waited for
+  CHECK(std::isnan(out[9]));  // read before the wait
   CHECK(std::isnan(out[10]));
   out[9] = out[10] = -1;
   CHECK(out == std::vector<float>{1, 4, 0, 4, 0, 0, 0, 0, 1, -1, -1, 4});
 }
 
-TEST_CASE("16-bit floats round as core's do") {
+TEST_CASE("16-bit floats are rounded as in core") {
   for (const float x :
        {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, 65519.0f, 65520.0f, 1e-7f, 3e38f, -1e30f}) {
     CHECK(store<BFloat16>(x).bits == BFloat16(x).bits);
@@ -254,7 +255,7 @@ TEST_CASE("16-bit floats round as core's do") {
   CHECK(std::isnan(load(store<BFloat16>(std::numeric_limits<float>::quiet_NaN()))));
 }
 
-TEST_CASE("launches that a GPU refuses") {
+TEST_CASE("launches that a GPU refuses throw an Error with the kernel's name") {
   const auto refused = [](dim3 grid, dim3 block, std::size_t shared_bytes, const char* why) {
     CHECK_THROWS_WITH(launch(&idle<>, grid, block, shared_bytes, nullptr), ContainsSubstring(why));
     CHECK_THROWS_WITH(launch(&idle<>, grid, block, shared_bytes, nullptr),
@@ -275,7 +276,7 @@ TEST_CASE("launches that a GPU refuses") {
                     ContainsSubstring("no dynamic shared memory"));
 }
 
-TEST_CASE("launches are recorded by instantiation") {
+TEST_CASE("launches are recorded with the kernel's mangled name and sizes") {
   cuda_emulator::take_launches();
   launch(&idle<>, {2, 3, 1}, 32, 64, nullptr);
   const auto launches = cuda_emulator::take_launches();

@@ -1,6 +1,6 @@
 #pragma once
-// A matrix product in memory that a kernel must neither read nor write beyond its elements, and what the CPU
-// makes of the same contract in f64.
+// Matrix products on the emulator, compared with the CPU's kernel in f64. Gaps between lines hold NaN or a
+// sentinel, so that accesses outside the operands are detected.
 #include "tapestry/kernels/cuda/gemm.cuh"
 
 #include <cmath>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tapestry/kernels/ops/gemm.h"
-#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
 
 namespace emulated {
 
@@ -23,10 +23,8 @@ using tapestry::kernels::Epilogue;
 using tapestry::kernels::Gemm;
 using tapestry::kernels::MatrixStrides;
 
-using Values = std::vector<double>;
-
-/// What is asked for. Operands lie at `offset` elements behind an address of 16 bytes, with `gap` elements
-/// behind each line, and so many more behind each matrix of a batch.
+/// A product to test. Each operand starts `offset` elements after a 16-byte boundary. There are `gap`
+/// elements after each line, and a_apart, b_apart or c_apart more after each matrix of a batch.
 struct Product {
   std::int64_t m = 1, n = 1, k = 1;
   bool a_along_k = true, b_along_k = false;
@@ -35,22 +33,11 @@ struct Product {
   bool bias = false, accumulate = false, aux = false;
   Epilogue epilogue = Epilogue::none;
   std::vector<std::int64_t> batch = {};     // sizes
-  bool a_shared = false, b_shared = false;  // by the first dimension of the batch
+  bool a_shared = false, b_shared = false;  // broadcast along the first batch dimension
   std::int64_t a_apart = 0, b_apart = 0, c_apart = 0;
 };
 
-/// Reproducible multiples of 1/8 in [-1, 1], which bf16 has too.
-inline Values eighths(std::int64_t n, unsigned salt) {
-  Values v(static_cast<std::size_t>(n));
-  std::uint32_t state = 12345 + 77 * salt;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = static_cast<double>((state >> 20) % 17) / 8 - 1;
-  }
-  return v;
-}
-
-/// One operand: `lines` of `length` elements for each matrix of the batch, with gaps that hold `between`.
+/// An operand: `lines` of `length` elements per matrix of the batch. Gaps hold `between`.
 struct Operand {
   std::int64_t lines, length, pitch, matrix, matrices = 1, batch[kMaxDims] = {};
   Values values;
@@ -69,7 +56,7 @@ struct Operand {
     const bool any = matrices * lines * length != 0;
     values.assign(static_cast<std::size_t>(any ? (matrices - 1) * matrix + (lines - 1) * pitch + length : 0),
                   between);
-    const Values own = eighths(matrices * lines * length, salt);
+    const Values own = numbers(matrices * lines * length, salt, 1);
     std::size_t i = 0;
     for_each([&](double& x) { x = own[i++]; });
   }
@@ -81,8 +68,7 @@ struct Operand {
   }
 };
 
-inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-inline constexpr double kUntouched = 1024;  // between the rows of C
+inline constexpr double kUntouched = 1024;  // sentinel between the rows of C
 
 struct Operands {
   Operand a, b, c, aux;
@@ -92,8 +78,8 @@ struct Operands {
         b(p, p.b_along_k ? p.n : p.k, p.b_along_k ? p.k : p.n, p.b_shared, p.b_apart, 2, kNaN),
         c(p, p.m, p.n, false, p.c_apart, 3, kUntouched),
         aux(p, p.m, p.n, false, p.c_apart, 4, kUntouched),
-        bias(eighths(p.n, 5)) {
-    const auto poison = [](double& x) { x = kNaN; };  // every element is to be written
+        bias(numbers(p.n, 5, 1)) {
+    const auto poison = [](double& x) { x = kNaN; };  // every element must be overwritten
     if (!p.accumulate) c.for_each(poison);
     if (!is_gradient(p.epilogue)) aux.for_each(poison);
   }
@@ -115,7 +101,7 @@ inline Gemm gemm_of(const Product& p, const Operands& o) {
   return g;
 }
 
-/// C and aux by the CPU in f64.
+/// Computes C and aux on the CPU in f64.
 inline void multiply_f64(const Product& p, Operands& o) {
   Gemm g = gemm_of(p, o);
   g.a = o.a.values.data(), g.b = o.b.values.data(), g.c = o.c.values.data();
@@ -124,8 +110,9 @@ inline void multiply_f64(const Product& p, Operands& o) {
   tapestry::kernels::gemm(kCPU, DType::f64, g);
 }
 
-/// For any order of a sum of k terms |error| <= k u sum |a b| (Higham 2002, section 3.1); the epilogues have
-/// slopes below 1.2 and errors of a few units of what goes in. Then the rounding to T.
+/// Checks the error bound of a product. For any order of a sum of k terms, |error| <= k u sum |a b| (Higham
+/// 2002, section 3.1). The epilogues have slopes below 1.2 and errors of a few roundings of their argument.
+/// Rounding to T comes last.
 template <class T>
 void check_result(const char* what, const Product& p, const Values& got, const Values& want,
                   const Values& size) {
@@ -150,21 +137,14 @@ Values values_of(const Block<T>& block) {
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(static_cast<float>(block[i]));
   return v;
 }
-template <class T>
-struct Rounded {  // for Block, whose elements are made from those of a container
-  const Values& values;
-  std::size_t size() const { return values.size(); }
-  T operator[](std::size_t i) const { return T(static_cast<float>(values[i])); }
-};
-
-/// Runs `launch(g)` in each order and checks all that it wrote.
+/// Runs `launch(g)` in each thread order and checks C and aux.
 template <class T, class Launch>
 void check_product(const Product& p, const Operands& given, const Launch& launch) {
   CAPTURE(p.m, p.n, p.k, p.a_along_k, p.b_along_k, p.gap, p.offset, p.bias, p.accumulate, p.aux,
           static_cast<int>(p.epilogue), p.batch.size(), sizeof(T));
   Operands want = given;
   multiply_f64(p, want);
-  Product plain = p;  // the same with absolute values
+  Product plain = p;  // with absolute values, for the error bound
   plain.epilogue = Epilogue::none;
   plain.aux = false;
   Operands size = given;
@@ -173,9 +153,8 @@ void check_product(const Product& p, const Operands& given, const Launch& launch
   multiply_f64(plain, size);
 
   in_each_order([&] {
-    const Block<T> a(Rounded<T>{given.a.values}, p.offset), b(Rounded<T>{given.b.values}, p.offset),
-        c(Rounded<T>{given.c.values}, p.offset), aux(Rounded<T>{given.aux.values}, p.offset),
-        bias(Rounded<T>{given.bias}, p.offset);
+    const Block<T> a(given.a.values, p.offset), b(given.b.values, p.offset), c(given.c.values, p.offset),
+        aux(given.aux.values, p.offset), bias(given.bias, p.offset);
     Gemm g = gemm_of(p, given);
     if (p.k) g.a = a.data(), g.b = b.data();
     g.c = c.data();
@@ -191,12 +170,12 @@ void check_product(const Product& p, const Launch& launch) {
   check_product<T>(p, Operands(p), launch);
 }
 
-/// As the slot runs it.
+/// Checks the strategy that launch_gemm() chooses.
 template <class T>
 void check_product(const Product& p) {
   check_product<T>(p, [](const Gemm& g) { tapestry::kernels::cuda::launch_gemm<T>(g, nullptr); });
 }
-/// By large or small tiles, in so many parts of k.
+/// Checks large or small tiles with `splits` splits of k.
 template <class T>
 void check_strategy(const Product& p, bool large, std::int64_t splits = 1) {
   CAPTURE(large, splits);

@@ -1,4 +1,4 @@
-// What becomes of C at the end of a matrix product: function, gradient, aux.
+// GEMM epilogues: activations, their gradients, and aux.
 #include "tests/emulated/gemm.h"
 
 using namespace tapestry;
@@ -14,7 +14,7 @@ constexpr Epilogue kAll[] = {Epilogue::none,
                              Epilogue::gelu_backward,
                              Epilogue::gelu_tanh_backward};
 
-/// With aux where it is a choice, and with it where there is none.
+/// Calls f for every epilogue, with aux and, where it is optional, without.
 template <class F>
 void for_each_epilogue(Product p, const F& f) {
   for (const Epilogue epilogue : kAll)
@@ -27,7 +27,7 @@ void for_each_epilogue(Product p, const F& f) {
 
 }  // namespace
 
-TEST_CASE("epilogues: after sum and bias, in packs and not") {
+TEST_CASE("epilogues: they are applied after accumulation and bias, in packs or single elements") {
   for (const std::int64_t n : {8, 13})
     for (const bool bias : {false, true})
       for (const bool accumulate : {false, true})
@@ -38,14 +38,14 @@ TEST_CASE("epilogues: after sum and bias, in packs and not") {
                           });
 }
 
-TEST_CASE("epilogues: of large tiles") {
+TEST_CASE("epilogues: large tiles give the CPU's values") {
   for_each_epilogue({.m = 136, .n = 264, .k = 8, .bias = true}, [](const Product& p) {
     check_strategy<float>(p, true);
     check_strategy<BFloat16>(p, true);
   });
 }
 
-TEST_CASE("epilogues: once the parts of k are added") {
+TEST_CASE("epilogues: with split-K they are applied once, after the reduction") {
   for (const std::int64_t n : {8, 10})
     for_each_epilogue({.m = 7, .n = n, .k = 200, .gap = 2, .bias = true, .batch = {2}}, [](const Product& p) {
       check_strategy<float>(p, false, 3);
@@ -53,18 +53,16 @@ TEST_CASE("epilogues: once the parts of k are added") {
     });
 }
 
-TEST_CASE("epilogues: infinities and NaN") {
+TEST_CASE("epilogues: infinities and NaN give the CPU's values") {
   for_each_epilogue({.m = 8, .n = 8, .k = 8, .bias = true}, [](const Product& p) {
     Operands o(p);
-    constexpr double infinity = std::numeric_limits<double>::infinity();
-    o.bias = {infinity, -infinity, kNaN, 1e30, -1e30, 0, -0.0, 1e-30};
+    o.bias = {kInfinity, -kInfinity, kNaN, 1e30, -1e30, 0, -0.0, 1e-30};
     if (is_gradient(p.epilogue)) {
-      const double at[] = {0, -0.0, kNaN, infinity, -infinity, 100, -100, 1e-30};
+      const double at[] = {0, -0.0, kNaN, kInfinity, -kInfinity, 100, -100, 1e-30};
       for (std::size_t i = 0; i < 64; ++i) o.aux.values[i] = at[i / 8];
     }
-    for (double& x : o.bias) x = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
-    for (double& x : o.aux.values)
-      x = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(x))));
+    o.bias = rounded<BFloat16>(o.bias);
+    o.aux.values = rounded<BFloat16>(o.aux.values);
     check_product<float>(p, o, [](const Gemm& g) { kernels::cuda::launch_gemm<float>(g, nullptr); });
     check_product<BFloat16>(p, o, [](const Gemm& g) { kernels::cuda::launch_gemm<BFloat16>(g, nullptr); });
   });

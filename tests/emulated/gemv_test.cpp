@@ -1,4 +1,4 @@
-// Products of few rows against the CPU's in f64.
+// The gemv kernel for products with few rows.
 #include "tests/emulated/gemm.h"
 
 using namespace tapestry;
@@ -16,26 +16,21 @@ void check_both(Product p) {
 template <class T>
 std::string launched(const Product& p) {
   const Operands o(p);
-  const Block<T> a(Rounded<T>{o.a.values}, p.offset), b(Rounded<T>{o.b.values}, p.offset),
-      c(Rounded<T>{o.c.values});
+  const Block<T> a(o.a.values, p.offset), b(o.b.values, p.offset), c(o.c.values);
   Gemm g = gemm_of(p, o);
   g.a = a.data(), g.b = b.data(), g.c = c.data();
-  cuda_emulator::take_launches();
-  gpu::launch_gemm<T>(g, nullptr);
-  std::string names;
-  for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
-  return names;
+  return kernels_of([&] { gpu::launch_gemm<T>(g, nullptr); });
 }
 
 }  // namespace
 
-TEST_CASE("few rows: all sizes") {
+TEST_CASE("gemv: every number of rows and columns gives the CPU's values") {
   for (const std::int64_t m : {1, 2, 4, 5, 15, 16})
     for (const std::int64_t n : {1, 3, 4, 9}) check_both({.m = m, .n = n, .k = 264});
   for (const std::int64_t k : {8, 256, 520, 2056, 4104}) check_both({.m = 3, .n = 5, .k = k});
 }
 
-TEST_CASE("few rows: epilogues, old elements, rows apart") {
+TEST_CASE("gemv: epilogues, accumulation and gaps between rows give the CPU's values") {
   for (const std::int64_t m : {1, 3, 16})
     for (const std::int64_t n : {8, 7}) {
       for (const auto epilogue : {Epilogue::none, Epilogue::relu, Epilogue::gelu, Epilogue::gelu_tanh})
@@ -48,12 +43,12 @@ TEST_CASE("few rows: epilogues, old elements, rows apart") {
     }
 }
 
-TEST_CASE("few rows: no terms") {
+TEST_CASE("gemv: with k = 0 only C and the bias remain") {
   for (const bool bias : {false, true})
     check_both({.m = 3, .n = 8, .k = 0, .bias = bias, .accumulate = true});
 }
 
-TEST_CASE("few rows: which products they are") {
+TEST_CASE("gemv: it is used only for few rows with aligned operands along k") {
   const Product p{.m = 16, .n = 8, .k = 64, .b_along_k = true};
   CHECK_THAT(launched<float>(p), ContainsSubstring("gemvIfLi16E"));
   CHECK_THAT(launched<BFloat16>(p), ContainsSubstring("gemm_bf16"));

@@ -1,12 +1,11 @@
-// Layer normalisation against the CPU's kernels in f64.
+// Layer normalization kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels
+// in f64.
 #include "tapestry/kernels/cuda/layer_norm.cuh"
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "tests/emulated/memory.h"
 #include "tests/emulated/values.h"
 
 using namespace tapestry;
@@ -16,7 +15,7 @@ using namespace emulated;
 
 namespace {
 
-/// A layer norm of rows x cols: inputs, exact in every type.
+/// Inputs of a (rows, cols) layer norm, which are exact in every dtype.
 struct Inputs {
   std::int64_t rows, cols;
   Values x, dy, weight, bias;
@@ -38,7 +37,7 @@ struct Inputs {
   }
 };
 
-/// The CPU's results, and the errors that f32 may make.
+/// The CPU's results in f64, and bounds of the errors of f32 kernels in unit roundoffs.
 struct Wanted {
   Values y, mean, inv_std, y_error, mean_error, inv_std_error;
   Values dx, dweight, dbias, dx_error, dweight_error, dbias_error;
@@ -56,7 +55,7 @@ struct Wanted {
       double size = 0;
       for (std::size_t i = 0; i < c; ++i) size += std::abs(in.x[r * c + i]) / cols;
       mean_error[r] = sum_error * size;
-      const double var = 1 / (inv_std[r] * inv_std[r]);  // and eps
+      const double var = 1 / (inv_std[r] * inv_std[r]);  // includes eps
       inv_std_error[r] = inv_std[r] * (sum_error + 4 + kUnit * mean_error[r] * mean_error[r] / var);
       for (std::size_t i = 0; i < c; ++i) {
         const double w = weight ? std::abs(weight[i]) : 1, d = std::abs(in.x[r * c + i] - mean[r]);
@@ -64,7 +63,7 @@ struct Wanted {
       }
     }
     for (Values* v : {&mean, &inv_std})
-      for (double& x : *v) x = static_cast<float>(x);  // what the backward is given
+      for (double& x : *v) x = static_cast<float>(x);  // the statistics passed to backward
     LayerNormBackward s{.rows = in.rows,
                         .cols = in.cols,
                         .dy = in.dy.data(),
@@ -77,7 +76,7 @@ struct Wanted {
                         .dbias = dbias.data()};
     layer_norm_backward(kCPU, DType::f64, s);
     for (std::size_t r = 0; r < n; ++r) {
-      double plain = 0, along = 0;  // sizes of the terms
+      double plain = 0, along = 0;  // magnitudes of the terms
       const auto g = [&](std::size_t i) { return std::abs(in.dy[r * c + i] * (weight ? weight[i] : 1)); };
       const auto normal = [&](std::size_t i) { return std::abs(in.x[r * c + i] - mean[r]) * inv_std[r]; };
       for (std::size_t i = 0; i < c; ++i) {
@@ -131,18 +130,18 @@ void check_both(const Inputs& in, std::size_t offset = 0) {
 
 }  // namespace
 
-TEST_CASE("layer norm kernels: rows of any length") {
+TEST_CASE("layer norm kernels: rows in registers of a warp or a block give the CPU's values") {
   for (const std::int64_t cols : {1, 4, 7, 8, 31, 33, 64, 256}) check_both({9, cols});
   for (const std::int64_t cols : {264, 777, 1000, 1024}) check_both({5, cols});
   for (const std::int64_t cols : {1025, 1032, 2049, 4096}) check_both({3, cols});
 }
 
-TEST_CASE("layer norm kernels: long rows") {
+TEST_CASE("layer norm kernels: large blocks and streamed rows give the CPU's values") {
   check_both({1, 4104});
   for (const std::int64_t cols : {4097, 8193, 16384, 16385, 16392}) check_both({1, cols});
 }
 
-TEST_CASE("layer norm kernels: more rows than blocks") {
+TEST_CASE("layer norm kernels: blocks that loop over several rows give the CPU's values") {
   for (const std::int64_t cols : {3, 8, 264, 1033}) check_layer_norm<float>({37, cols}, 0, 1);
   for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({9, cols}, 0, 1);
   for (const std::int64_t cols : {4104, 8193, 8200}) check_layer_norm<float>({3, cols}, 0, 1);
@@ -150,27 +149,25 @@ TEST_CASE("layer norm kernels: more rows than blocks") {
   check_layer_norm<BFloat16>({3, 4104}, 0, 1);
 }
 
-TEST_CASE("layer norm kernels: the sums of many blocks") { check_layer_norm<float>({290, 8}, 0); }
-
-TEST_CASE("layer norm kernels: without weight and bias") {
-  for (const std::int64_t cols : {8, 33, 264, 1032, 1033}) check_both({3, cols, false});
+TEST_CASE("layer norm kernels: the weight gradients of many blocks are added exactly once") {
+  check_layer_norm<float>({290, 8}, 0);
 }
 
-TEST_CASE("layer norm kernels: memory that is not aligned to 16 bytes") {
+TEST_CASE("layer norm kernels: misaligned arrays give the same values") {
   for (const std::int64_t cols : {64, 1032}) check_both({3, cols}, 1);
 }
 
-TEST_CASE("layer norm kernels: a large mean costs no digits of the variance") {
+TEST_CASE("layer norm kernels: a mean of 1024 costs no digits of the variance") {
   for (const std::int64_t cols : {16, 33, 264, 1032, 1033, 4104})
     check_layer_norm<float>({3, cols, true, 1024}, 0);
 }
 
-TEST_CASE("layer norm kernels: rows without variance, infinities, NaN") {
+TEST_CASE("layer norm kernels: zero variance gives zeros; infinities and NaN affect only their own row") {
   for (const std::int64_t cols : {16, 33, 264, 1032, 1033}) {
     Inputs in(4, cols);
     for (std::int64_t i = 0; i < cols; ++i) in.x[in.at(0, i)] = 3;
-    in.x[in.at(1, cols / 2)] = std::numeric_limits<double>::quiet_NaN();
-    in.x[in.at(2, cols - 1)] = std::numeric_limits<double>::infinity();
+    in.x[in.at(1, cols / 2)] = kNaN;
+    in.x[in.at(2, cols - 1)] = kInfinity;
     in_each_order([&] {
       const Block<float> x(in.x), y(in.x.size()), mean(4), inv_std(4);
       gpu::launch_layer_norm<float>(4, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
@@ -185,7 +182,7 @@ TEST_CASE("layer norm kernels: rows without variance, infinities, NaN") {
   }
 }
 
-TEST_CASE("layer norm kernels: each gradient by itself") {
+TEST_CASE("layer norm kernels: each gradient can be computed alone") {
   for (const std::int64_t cols : {16, 33, 264, 1032, 1033})
     for (const int asked : {1, 2, 4}) {
       CAPTURE(cols, asked);
@@ -210,7 +207,7 @@ TEST_CASE("layer norm kernels: each gradient by itself") {
     }
 }
 
-TEST_CASE("layer norm kernels: nothing to do") {
+TEST_CASE("layer norm kernels: empty tensors launch nothing, and their gradients are zero") {
   cuda_emulator::take_launches();
   gpu::launch_layer_norm<float>(0, 8, nullptr, nullptr, nullptr, 1e-5, nullptr, nullptr, nullptr, nullptr);
   gpu::launch_layer_norm<float>(8, 0, nullptr, nullptr, nullptr, 1e-5, nullptr, nullptr, nullptr, nullptr);
@@ -221,13 +218,10 @@ TEST_CASE("layer norm kernels: nothing to do") {
   for (std::size_t i = 0; i < 8; ++i) CHECK((dweight[i] == 0 && dbias[i] == 0));
 }
 
-TEST_CASE("layer norm kernels: each shape has its way") {
+TEST_CASE("layer norm kernels: row length and alignment choose the kernel") {
   const auto kernels = [](std::int64_t cols, std::size_t offset) {
     const Inputs in(1, cols);
     const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(1), inv_std(1), sums(in.weight.size());
-    cuda_emulator::take_launches();
-    gpu::launch_layer_norm<float>(1, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
-                                  inv_std.data(), nullptr);
     LayerNormBackward s{.rows = 1,
                         .cols = cols,
                         .dy = x.data(),
@@ -235,10 +229,11 @@ TEST_CASE("layer norm kernels: each shape has its way") {
                         .mean = mean.data(),
                         .inv_std = inv_std.data()};
     s.dx = y.data(), s.dweight = sums.data();
-    gpu::launch_layer_norm_backward<float>(s, nullptr);
-    std::string names;
-    for (const auto& l : cuda_emulator::take_launches()) names += l.kernel + "\n";
-    return names;
+    return kernels_of([&] {
+      gpu::launch_layer_norm<float>(1, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
+                                    inv_std.data(), nullptr);
+      gpu::launch_layer_norm_backward<float>(s, nullptr);
+    });
   };
   const auto check = [&](std::int64_t cols, std::size_t offset, const char* forward, const char* backward) {
     const std::string names = kernels(cols, offset);

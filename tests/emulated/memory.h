@@ -1,24 +1,26 @@
 #pragma once
-// For tests of kernels under the emulator. Include after portable.cuh.
+// Memory, thread orders and recorded launches for tests of kernels on the emulator. Include after
+// portable.cuh.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <string>
 
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tests/support/catch.h"
 
 namespace emulated {
 
-/// Seeds of orders: 0 leaves threads and blocks in order. A sanitizer shows in one order what it shows in others, at
-/// many times its cost.
+/// Seeds of thread orders; 0 runs threads and blocks in order. Under a sanitizer one shuffled order must do,
+/// because each costs many times more and finds the same errors.
 #ifdef TAPESTRY_SANITIZED
 inline constexpr std::uint64_t kOrders[] = {1};
 #else
 inline constexpr std::uint64_t kOrders[] = {0, 1, 2};
 #endif
 
-/// Calls f with threads and blocks in order, and shuffled.
+/// Calls f once with threads and blocks in order, and then with shuffled orders.
 template <class F>
 void in_each_order(F f) {
   struct Restore {
@@ -31,8 +33,18 @@ void in_each_order(F f) {
   }
 }
 
-/// Device memory: a heap block that ends where its elements end, aligned to 16 bytes; or `offset` elements
-/// further.
+/// The mangled names of the kernels that f launches, one per line.
+template <class F>
+std::string kernels_of(const F& f) {
+  cuda_emulator::take_launches();
+  f();
+  std::string names;
+  for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
+  return names;
+}
+
+/// Device memory: a heap block that ends exactly after its last element, so that AddressSanitizer detects
+/// overruns. The first element is `offset` elements after a 16-byte boundary.
 template <class T>
 class Block {
  public:

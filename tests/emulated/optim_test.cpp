@@ -1,35 +1,21 @@
-// Optimizer steps against the CPU's kernels in f64, which take each step from the state that the f32 kernel
-// is in.
+// Optimizer kernels, compared with the CPU's kernels in f64. Each reference step starts from the state of the
+// f32 kernel, so that errors do not accumulate.
 #include "tapestry/kernels/cuda/optim.cuh"
 
 #include <cmath>
 #include <deque>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "tests/emulated/memory.h"
+#include "tests/emulated/values.h"
 
 using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
-using emulated::Block;
-using emulated::in_each_order;
+using namespace emulated;
 
 namespace {
 
-using Values = std::vector<double>;
-constexpr double kUnit = 0x1p-24;
-
-Values numbers(std::size_t n, unsigned salt, double scale) {
-  Values v(n);
-  std::uint32_t state = 777 + salt;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = static_cast<float>(scale * (static_cast<double>(state >> 8) / 0x1p23 - 1));
-  }
-  return v;
-}
 Values doubles(const Block<float>& b) {
   Values v(b.size());
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = b[i];
@@ -42,7 +28,8 @@ struct Param {
   Block<double> step{1};
 
   Param(std::size_t n, unsigned salt, std::size_t offset)
-      : param(numbers(n, 3 * salt, 2), offset), grad(numbers(n, 3 * salt + 1, 0.5), offset) {
+      : param(numbers(static_cast<std::int64_t>(n), 3 * salt, 2), offset),
+        grad(numbers(static_cast<std::int64_t>(n), 3 * salt + 1, 0.5), offset) {
     for (int k = 0; k < 3; ++k) state.emplace_back(Values(n, 0.0), offset);
   }
   StepItem item() {
@@ -53,7 +40,7 @@ struct Param {
             .numel = static_cast<std::int64_t>(param.size())};
   }
 };
-/// The same in f64.
+/// A copy of a Param in f64.
 struct Reference {
   Values param, grad, state[3];
   double step;
@@ -69,7 +56,7 @@ struct Reference {
   }
 };
 
-/// How far the f32 kernel may be from f64 after one step: parameter and state.
+/// Bounds of the f32 kernel's errors after one step, for the parameter and its states.
 struct Errors {
   double param, state[3];
 };
@@ -80,9 +67,10 @@ void check_near(double got, double want, double error) {
   CHECK(std::abs(got - want) <= error);
 }
 
-using Cases = std::vector<std::pair<std::size_t, std::size_t>>;  // sizes and offsets of memory
+using Cases =
+    std::vector<std::pair<std::size_t, std::size_t>>;  // numbers of elements, and misalignments in elements
 
-/// Three steps over parameters of these sizes.
+/// Checks three steps over parameters of these sizes.
 template <class Args, class Slot, class Launch, class Bound>
 void check_steps(Args args, const Cases& cases, const Slot& slot, const Launch& launch, const Bound& bound) {
   in_each_order([&] {
@@ -157,7 +145,7 @@ void check_adam(const AdamArgs& args, const Cases& cases) {
     const double divisor = root / root_scale + a.eps;
     const double root_error = std::min(std::sqrt(e.state[1]), e.state[1] / std::max(root, 1e-300));
     const double size = s.lr / (1 - std::pow(a.beta1, after.step));
-    // The state's errors, and roundings of what is computed from it.
+    // The errors of the states, and the roundings of the update.
     e.param = size * (e.state[0] / divisor + m * (root_error / root_scale) / (divisor * divisor)) +
               8 * kUnit * size * m / divisor +
               3 * kUnit * (std::abs(before.param[i]) + std::abs(after.param[i]));
@@ -167,12 +155,12 @@ void check_adam(const AdamArgs& args, const Cases& cases) {
       args, cases, adam_step, [](const AdamArgs& a) { gpu::launch_adam(a, nullptr); }, bound);
 }
 
-/// Chunks with and without a rest, packs with and without one, and addresses that are no multiple of 16.
+/// Parameters with whole and partial chunks and packs, and misaligned ones.
 const Cases kSizes = {{1, 0}, {3, 0}, {4, 0}, {0, 0}, {513, 0}, {4096, 0}, {4099, 0}, {8200, 1}, {64, 2}};
 
 }  // namespace
 
-TEST_CASE("SGD kernel") {
+TEST_CASE("SGD kernel: every option gives the CPU's step for ragged and misaligned parameters") {
   check_sgd({.weight_decay = 0}, kSizes);
   check_sgd({.weight_decay = 0.1, .maximize = true}, kSizes);
   check_sgd({.momentum = 0.9}, kSizes);
@@ -181,7 +169,7 @@ TEST_CASE("SGD kernel") {
   check_sgd({.momentum = 0.5, .nesterov = true, .maximize = true}, {{70, 0}});
 }
 
-TEST_CASE("Adam kernel") {
+TEST_CASE("Adam kernel: every option gives the CPU's step for ragged and misaligned parameters") {
   check_adam({}, kSizes);
   check_adam({.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.1}, {{70, 0}, {5, 3}});
   check_adam({.weight_decay = 0.1, .decoupled = true, .maximize = true}, kSizes);
@@ -189,7 +177,7 @@ TEST_CASE("Adam kernel") {
   check_adam({.weight_decay = 0.1, .decoupled = true, .amsgrad = true}, {{70, 0}, {5, 1}});
 }
 
-TEST_CASE("optimizer kernels: one launch steps all parameters") {
+TEST_CASE("optimizer kernels: one launch updates all parameters") {
   const Cases many(gpu::kStepBatch + 6, {5, 0});
   check_adam({}, many);
   cuda_emulator::take_launches();
@@ -206,7 +194,7 @@ TEST_CASE("optimizer kernels: one launch steps all parameters") {
   CHECK(launches[2].grid.x == gpu::kStepBatch + 6);
 }
 
-TEST_CASE("optimizer kernels: nothing to do, and steps that are counted all the same") {
+TEST_CASE("optimizer kernels: no parameters launch nothing; the steps of an empty parameter are counted") {
   cuda_emulator::take_launches();
   const StepScalars scalars{.lr = 1};
   gpu::launch_adam({.tensors = {nullptr, 0, &scalars}}, nullptr);
@@ -217,16 +205,14 @@ TEST_CASE("optimizer kernels: nothing to do, and steps that are counted all the 
   CHECK(empty.step[0] == 1);
 }
 
-TEST_CASE("optimizer kernels: NaN and infinities") {
-  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(),
-                   kInfinity = std::numeric_limits<double>::infinity();
+TEST_CASE("optimizer kernels: NaN and infinities propagate as on the CPU") {
   for (const bool amsgrad : {false, true}) {
     CAPTURE(amsgrad);
     Param p(6, 1, 0);
     p.grad[0] = static_cast<float>(kNaN);
     p.grad[1] = static_cast<float>(kInfinity);
     p.grad[2] = 0;
-    p.state[2][3] = static_cast<float>(kNaN);  // the largest v so far
+    p.state[2][3] = static_cast<float>(kNaN);  // AMSGrad's maximum of v
     Reference reference(p);
     const StepScalars scalars{.lr = 0.1};
     const StepItem item = p.item(), other = reference.item();

@@ -1,5 +1,6 @@
 #pragma once
-// Small correct kernels, each with bugs that a person writes: `bug` says which is planted.
+// Small kernels with typical bugs. The template parameter `bug` selects the planted bug; Bug::none is
+// correct.
 #include "tapestry/kernels/cuda/portable.cuh"
 
 namespace planted {
@@ -26,7 +27,7 @@ enum class Bug {
   exited_lane,
 };
 
-/// y = x / sum(x), a block a row; 128 threads.
+/// y = x / sum(x), one block of 128 threads per row.
 template <Bug bug>
 __global__ void normalise(const float* x, float* y, int columns) {
   SHARED(float, partial, [4]);
@@ -43,7 +44,7 @@ __global__ void normalise(const float* x, float* y, int columns) {
   for (int i = t; i < columns + (bug == Bug::global_overrun); i += 128) y[i] = x[i] / sum;
 }
 
-/// x[i] becomes x[i - 1]; one block.
+/// Shifts x by one element: x[i] = x[i - 1]. One block.
 template <Bug bug>
 __global__ void shift(float* x) {
   SHARED(float, held, [128]);
@@ -53,18 +54,19 @@ __global__ void shift(float* x) {
   x[t] = t ? held[t - 1] : 0;
 }
 
-/// Reverses rows of 4 in a tile of 2 x 4; 8 threads.
+/// Reverses the rows of a 2 x 4 tile. 8 threads.
 template <Bug bug>
 __global__ void reverse_rows(const float* x, float* y) {
   SHARED(float, tile, [2][4]);
   const int t = static_cast<int>(threadIdx.x);
-  if (t < 4 || bug == Bug::inner_overrun) tile[0][t] = x[t];  // row 1 lies behind row 0: the values are right
+  if (t < 4 || bug == Bug::inner_overrun)
+    tile[0][t] = x[t];  // an overrun of row 0 lands in row 1, so the values are right
   if (t < 4) tile[1][t] = x[4 + t];
   __syncthreads();
   y[t] = tile[t / 4][3 - t % 4];
 }
 
-/// Copies through shared memory, 4 at a time; 32 threads.
+/// Copies through shared memory by float4. 32 threads.
 template <Bug bug>
 __global__ void copy_by_four(const float* x, float* y) {
   SHARED(float, held, [132]);
@@ -74,7 +76,7 @@ __global__ void copy_by_four(const float* x, float* y) {
   for (int i = 0; i < 4; ++i) y[4 * t + i] = held[4 * t + i];
 }
 
-/// y[t] = the sum of x[k][t + 1]; one block.
+/// y[t] = sum over k of x[k][t + 1], through a double buffer. One block of 64 threads.
 template <Bug bug>
 __global__ void sum_neighbours(const float* x, float* y, int rows) {
   SHARED(float, held, [2][64]);
@@ -89,21 +91,21 @@ __global__ void sum_neighbours(const float* x, float* y, int rows) {
   y[t] = sum;
 }
 
-/// y[t] = the sum of x[k][63 - t], rows brought by asynchronous copies into two halves in turn; one block
-/// of 64.
+/// y[t] = sum over k of x[k][63 - t]. Asynchronous copies load rows into a double buffer. One block of 64
+/// threads.
 template <Bug bug>
 __global__ void sum_mirrored(const float* x, float* y, int rows) {
   DYN_SHARED(float, stage);  // [2][64]
   const int t = static_cast<int>(threadIdx.x);
-  const auto bring = [&](int k) {
+  const auto fetch = [&](int k) {
     if (t < 16) ptx::cp_async16(stage + k % 2 * 64 + 4 * t, x + k * 64 + 4 * t, true);
     ptx::cp_async_commit();
   };
   float sum = 0;
-  bring(0);
+  fetch(0);
   for (int k = 0; k < rows; ++k) {
     const bool more = k + 1 < rows;
-    if (more) bring(k + 1);
+    if (more) fetch(k + 1);
     if (bug != Bug::copy_not_awaited) {
       if (more) ptx::cp_async_wait<1>();
       else ptx::cp_async_wait<0>();
@@ -115,6 +117,7 @@ __global__ void sum_mirrored(const float* x, float* y, int rows) {
   y[t] = sum;
 }
 
+/// y += sum of x.
 template <Bug bug>
 __global__ void total(const float* x, float* y, int n) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -123,14 +126,14 @@ __global__ void total(const float* x, float* y, int n) {
   else atomicAdd(y, x[i]);
 }
 
-/// y[block] = x[0]
+/// y[block] = x[0]; the bug makes all blocks write y[0].
 template <Bug bug>
 __global__ void by_block(const float* x, float* y) {
   __syncthreads();
   if (threadIdx.x == 0) y[bug == Bug::block_race ? 0 : blockIdx.x] = x[0];
 }
 
-/// y[t] = x[31]; one warp.
+/// y[t] = x[31], broadcast through shared memory. One warp.
 template <Bug bug>
 __global__ void last_of_warp(const float* x, float* y) {
   SHARED(float, held, [1]);
@@ -141,9 +144,10 @@ __global__ void last_of_warp(const float* x, float* y) {
   y[t] = held[0];
 }
 
-/// Meetings that some lanes miss; 64 threads. Without a bug: y = x of the neighbour.
+/// Exchanges x with the adjacent lane. The bugs are barriers and shuffles that some lanes do not reach. 64
+/// threads.
 template <Bug bug>
-__global__ void meet(const float* x, float* y) {
+__global__ void exchange(const float* x, float* y) {
   const int t = static_cast<int>(threadIdx.x), lane = t % 32;
   float v = x[t];
   if (bug == Bug::divergent_barrier) {

@@ -1,10 +1,11 @@
-// The emulator tells right kernels from wrong ones: each planted bug is caught by the means that are there
-// for it.
+// The emulator must detect each planted bug by the intended means: wrong results, an Error, a shuffled order,
+// or a sanitizer.
+#include <cmath>
 #include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "tests/core/child.h"
+#include "tests/emulated/memory.h"
 #include "tests/emulated/planted.cuh"
 #include "tests/support/catch.h"
 
@@ -20,114 +21,105 @@ constexpr bool kAddress = false, kThread = true;
 constexpr bool kAddress = false, kThread = false;
 #endif
 
-/// A heap block of exactly its elements.
-class Memory {
- public:
-  explicit Memory(int n, float value = 0)
-      : data_(new (std::align_val_t{16}) float[static_cast<std::size_t>(n)]) {
-    for (int i = 0; i < n; ++i) data_[i] = value;
-  }
-  ~Memory() { operator delete[](data_, std::align_val_t{16}); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  operator float*() { return data_; }
+using Memory = emulated::Block<float>;
+Memory filled(int n, float value) { return Memory(std::vector<float>(static_cast<std::size_t>(n), value)); }
 
- private:
-  float* data_;
-};
-
-/// True if y[i] is f(i) for all i < n.
+/// Whether y[i] is f(i) for all i < n.
 template <class F>
-bool is(const float* y, int n, F f) {
+bool is(const Memory& y, int n, F f) {
   for (int i = 0; i < n; ++i)
-    if (!(std::abs(y[i] - f(i)) <= 1e-5f * std::abs(f(i)))) return false;
+    if (!(std::abs(y[static_cast<std::size_t>(i)] - f(i)) <= 1e-5f * std::abs(f(i)))) return false;
   return true;
 }
 const auto index = [](int i) { return static_cast<float>(i); };
+/// Sets x[i] = i.
+void number(const Memory& x) {
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
+}
 
-// Each runs a kernel and says whether its result is right.
+// Each function runs a kernel and returns whether the result is correct.
 
 template <Bug bug>
 bool run_normalise() {
   constexpr int kRows = 3, kColumns = 200;
-  Memory x(kRows * kColumns, 2), y(kRows * kColumns);
-  launch(&normalise<bug>, kRows, 128, 0, nullptr, x, y, kColumns);
+  const Memory x = filled(kRows * kColumns, 2), y(kRows * kColumns);
+  launch(&normalise<bug>, kRows, 128, 0, nullptr, x.data(), y.data(), kColumns);
   return is(y, kRows * kColumns, [](int) { return 1.0f / kColumns; });
 }
 template <Bug bug>
 bool run_shift() {
-  Memory x(128);
-  for (int i = 0; i < 128; ++i) x[i] = index(i);
-  launch(&shift<bug>, 1, 128, 0, nullptr, x);
+  const Memory x(128);
+  number(x);
+  launch(&shift<bug>, 1, 128, 0, nullptr, x.data());
   return is(x, 128, [](int i) { return i ? index(i - 1) : 0; });
 }
 template <Bug bug>
 bool run_reverse() {
-  Memory x(8), y(8);
-  for (int i = 0; i < 8; ++i) x[i] = index(i);
-  launch(&reverse_rows<bug>, 1, 8, 0, nullptr, x, y);
+  const Memory x(8), y(8);
+  number(x);
+  launch(&reverse_rows<bug>, 1, 8, 0, nullptr, x.data(), y.data());
   return is(y, 8, [](int i) { return index(i / 4 * 4 + 3 - i % 4); });
 }
 template <Bug bug>
 bool run_copy() {
-  Memory x(128), y(128);
-  for (int i = 0; i < 128; ++i) x[i] = index(i);
-  launch(&copy_by_four<bug>, 1, 32, 0, nullptr, x, y);
+  const Memory x(128), y(128);
+  number(x);
+  launch(&copy_by_four<bug>, 1, 32, 0, nullptr, x.data(), y.data());
   return is(y, 128, index);
 }
 template <Bug bug>
 bool run_neighbours() {
   constexpr int kRows = 5;
-  Memory x(kRows * 64), y(64);
-  for (int i = 0; i < kRows * 64; ++i) x[i] = index(i);
-  launch(&sum_neighbours<bug>, 1, 64, 0, nullptr, x, y, kRows);
+  const Memory x(kRows * 64), y(64);
+  number(x);
+  launch(&sum_neighbours<bug>, 1, 64, 0, nullptr, x.data(), y.data(), kRows);
   return is(y, 64, [](int t) { return index(kRows * ((t + 1) % 64) + 64 * 10); });
 }
 template <Bug bug, int kMissing = 0>
 bool run_mirrored() {
   constexpr int kRows = 5;
-  Memory x(kRows * 64), y(64);
-  for (int i = 0; i < kRows * 64; ++i) x[i] = index(i);
-  launch(&sum_mirrored<bug>, 1, 64, (2 * 64 - kMissing) * sizeof(float), nullptr, x, y, kRows);
+  const Memory x(kRows * 64), y(64);
+  number(x);
+  launch(&sum_mirrored<bug>, 1, 64, (2 * 64 - kMissing) * sizeof(float), nullptr, x.data(), y.data(), kRows);
   return is(y, 64, [](int t) { return index(kRows * (63 - t) + 64 * 10); });
 }
 template <Bug bug>
 bool run_total() {
-  Memory x(100, 1), y(1);
-  launch(&total<bug>, 4, 32, 0, nullptr, x, y, 100);
+  const Memory x = filled(100, 1), y(1);
+  launch(&total<bug>, 4, 32, 0, nullptr, x.data(), y.data(), 100);
   return y[0] == 100;
 }
 template <Bug bug>
 bool run_by_block() {
-  Memory x(1, 3), y(4);
-  launch(&by_block<bug>, 4, 32, 0, nullptr, x, y);
+  const Memory x = filled(1, 3), y(4);
+  launch(&by_block<bug>, 4, 32, 0, nullptr, x.data(), y.data());
   return is(y, bug == Bug::none ? 4 : 1, [](int) { return 3; });
 }
 template <Bug bug>
 bool run_last() {
-  Memory x(32), y(32);
+  const Memory x(32), y(32);
   x[31] = 5;
-  launch(&last_of_warp<bug>, 1, 32, 0, nullptr, x, y);
+  launch(&last_of_warp<bug>, 1, 32, 0, nullptr, x.data(), y.data());
   return is(y, 32, [](int) { return 5; });
 }
 template <Bug bug>
-bool run_meet() {
-  Memory x(64), y(64);
-  for (int i = 0; i < 64; ++i) x[i] = index(i);
-  launch(&meet<bug>, 1, 64, 0, nullptr, x, y);
+bool run_exchange() {
+  const Memory x(64), y(64);
+  number(x);
+  launch(&exchange<bug>, 1, 64, 0, nullptr, x.data(), y.data());
   return is(y, 64, [](int i) { return index(i ^ 1); });
 }
 
-/// What must catch a bug, beside others that may.
+/// The means that must detect a bug. Other means may detect it too.
 struct Plant {
   const char* name;
   bool (*run)();
-  bool in_order = false;          // a wrong result or an Error
-  int shuffled = 0;               // for how many of three seeds at least
-  const char* error = nullptr;    // the Error's text
-  const char* address = nullptr;  // what AddressSanitizer or UBSan says
-  bool thread = false;            // ThreadSanitizer
-  bool elsewhere = false;         // in a process of its own, for it may damage this one
+  bool in_order = false;          // detected in order, by a wrong result or an Error
+  int shuffled = 0;               // detected for at least this many of three seeds
+  const char* error = nullptr;    // text of the Error
+  const char* address = nullptr;  // text of AddressSanitizer or UBSan
+  bool thread = false;            // detected by ThreadSanitizer
+  bool elsewhere = false;         // runs in a separate process, because it may corrupt memory
 };
 
 const char* const kHeap = "AddressSanitizer: heap-buffer-overflow";
@@ -151,11 +143,11 @@ const Plant kPlants[] = {
     {"a sum that is not atomic", &run_total<Bug::plain_sum>, false, 0, nullptr, nullptr, true},
     {"a race between blocks", &run_by_block<Bug::block_race>, false, 0, nullptr, nullptr, true},
     {"a shuffle taken for a fence", &run_last<Bug::shuffle_as_fence>, false, 0, nullptr, nullptr, true},
-    {"a divergent barrier", &run_meet<Bug::divergent_barrier>, true, 3, "different barriers"},
-    {"a divergent shuffle", &run_meet<Bug::divergent_shuffle>, true, 3, "exited"},
-    {"two shuffles for one", &run_meet<Bug::two_shuffles>, true, 3, "different warp operations"},
-    {"a lane outside its mask", &run_meet<Bug::lane_outside_mask>, true, 3, "not in the mask"},
-    {"a mask with a lane that has exited", &run_meet<Bug::exited_lane>, true, 3, "has exited"},
+    {"a divergent barrier", &run_exchange<Bug::divergent_barrier>, true, 3, "different barriers"},
+    {"a divergent shuffle", &run_exchange<Bug::divergent_shuffle>, true, 3, "exited"},
+    {"two shuffles for one", &run_exchange<Bug::two_shuffles>, true, 3, "different warp operations"},
+    {"a lane outside its mask", &run_exchange<Bug::lane_outside_mask>, true, 3, "not in the mask"},
+    {"a mask with a lane that has exited", &run_exchange<Bug::exited_lane>, true, 3, "has exited"},
 };
 
 class Order {
@@ -164,7 +156,7 @@ class Order {
   ~Order() { cuda_emulator::options().seed = 0; }
 };
 
-/// Runs it here; true if the result was wrong, or the expected error was thrown.
+/// Runs a bug in this process. Returns true if the result was wrong or the expected Error was thrown.
 bool caught(const Plant& plant, std::uint64_t seed) {
   const Order order(seed);
   try {
@@ -191,7 +183,7 @@ TEST_CASE("run one planted bug", "[.]") {
   CHECK(plant.run());
 }
 
-TEST_CASE("kernels without a bug are right in every order, and no sanitizer complains") {
+TEST_CASE("kernels without a bug give correct results in every order, and no sanitizer reports them") {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const Order order(seed);
     CAPTURE(seed);
@@ -204,11 +196,11 @@ TEST_CASE("kernels without a bug are right in every order, and no sanitizer comp
     CHECK(run_total<Bug::none>());
     CHECK(run_by_block<Bug::none>());
     CHECK(run_last<Bug::none>());
-    CHECK(run_meet<Bug::none>());
+    CHECK(run_exchange<Bug::none>());
   }
 }
 
-TEST_CASE("planted bugs: threads in order, or shuffled") {
+TEST_CASE("planted bugs are detected with threads in order or shuffled") {
   for (const Plant& plant : kPlants) {
     CAPTURE(plant.name);
     if ((kAddress || kThread) && !plant.error) continue;  // the sanitizer would end this process
@@ -221,11 +213,11 @@ TEST_CASE("planted bugs: threads in order, or shuffled") {
     int times = 0;
     for (int seed = 1; seed <= 3; ++seed) times += caught(plant, static_cast<std::uint64_t>(seed));
     CHECK(times >= plant.shuffled);
-    CHECK(run_meet<Bug::none>());  // a launch that failed harms no later one
+    CHECK(run_exchange<Bug::none>());  // a failed launch must not affect later ones
   }
 }
 
-TEST_CASE("planted bugs: AddressSanitizer and UBSan, ThreadSanitizer") {
+TEST_CASE("planted bugs are detected by AddressSanitizer, UBSan or ThreadSanitizer") {
   for (const Plant& plant : kPlants) {
     const char* const expected = kAddress                  ? plant.address
                                  : kThread && plant.thread ? "ThreadSanitizer: data race"

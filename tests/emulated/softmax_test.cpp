@@ -1,9 +1,7 @@
-// The softmax family against the CPU's kernels in f64.
+// Softmax kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels in f64.
 #include "tapestry/kernels/cuda/softmax.cuh"
 
 #include <cmath>
-#include <limits>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -12,22 +10,9 @@
 using namespace tapestry;
 using namespace tapestry::kernels;
 namespace gpu = tapestry::kernels::cuda;
-using emulated::Block;
-using emulated::in_each_order;
-using emulated::numbers;
-using emulated::roundings;
-using emulated::Values;
+using namespace emulated;
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-template <class T>
-Values rounded(Values v) {
-  for (double& x : v) x = static_cast<double>(static_cast<float>(T(static_cast<float>(x))));
-  return v;
-}
 
 std::int64_t count(const SoftmaxShape& s) { return s.outer * s.n * s.inner; }
 
@@ -45,11 +30,12 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
                (log ? 4 * std::abs(want[i]) : 0);
   in_each_order([&] {
     const Block<T> in(x, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), nullptr, split_below);
-    emulated::check_close("out", out, want, error);
+    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), nullptr,
+                                                        split_below);
+    check_close("out", out, want, error);
     gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, in.data(), nullptr,
                                                         split_below);  // in place
-    emulated::check_close("in place", in, want, error);
+    check_close("in place", in, want, error);
   });
 }
 
@@ -66,7 +52,7 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
       const auto at = [&](std::int64_t k) {
         return static_cast<std::size_t>((o * shape.n + k) * shape.inner + i);
       };
-      double size = 0;  // of the terms of the row's sum
+      double size = 0;  // sum of the magnitudes of the row's terms
       for (std::int64_t k = 0; k < shape.n; ++k) size += std::abs(dy[at(k)]) * (log ? 1 : y[at(k)]);
       for (std::int64_t k = 0; k < shape.n; ++k) {
         const double p = log ? std::exp(y[at(k)]) * (1 + std::abs(y[at(k)]) / 16) : y[at(k)];
@@ -77,7 +63,7 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
     const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
     gpu::launch_softmax<gpu::SoftmaxBackward<T, log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
                                                          nullptr, split_below);
-    emulated::check_close("out", out, want, error);
+    check_close("out", out, want, error);
   });
 }
 
@@ -89,7 +75,8 @@ void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset, s
   check_backward<T, false>(shape, x, dy, offset, split_below);
   check_backward<T, true>(shape, x, dy, offset, split_below);
 }
-void check_both(const SoftmaxShape& shape, std::size_t offset = 0, std::int64_t split_below = gpu::kSplitRowsBelow) {
+void check_both(const SoftmaxShape& shape, std::size_t offset = 0,
+                std::int64_t split_below = gpu::kSplitRowsBelow) {
   const Values x = numbers(count(shape), 1, 8);
   check_all<float>(shape, x, offset, split_below);
   check_all<BFloat16>(shape, x, offset, split_below);
@@ -97,32 +84,32 @@ void check_both(const SoftmaxShape& shape, std::size_t offset = 0, std::int64_t 
 
 }  // namespace
 
-TEST_CASE("softmax kernels: rows of any length") {
+TEST_CASE("softmax kernels: rows in registers of a warp or a block give the CPU's values") {
   for (const std::int64_t n : {1, 2, 7, 8, 31, 32, 33, 64, 100, 255, 256}) check_both({3, n, 1});
   for (const std::int64_t n : {257, 1000, 1023, 1024}) check_both({5, n, 1});
   for (const std::int64_t n : {1025, 1032, 2049, 4096}) check_both({2, n, 1});
 }
 
-TEST_CASE("softmax kernels: rows that a block of 1024 reads, and longer ones") {
+TEST_CASE("softmax kernels: blocks of 512 and 1024 and streamed rows give the CPU's values") {
   for (const std::int64_t n : {4104, 4105, 8193, 16384}) check_both({1, n, 1});
   for (const std::int64_t n : {16385, 16392}) check_both({1, n, 1}, 0, 0);
 }
 
-TEST_CASE("softmax kernels: long rows that blocks share") {
+TEST_CASE("softmax kernels: long rows split over several blocks give the CPU's values") {
   check_all<float>({2, 16385, 1}, numbers(2 * 16385, 1, 8), 0, 3);
   check_all<BFloat16>({1, 16392, 1}, numbers(16392, 1, 8), 1, 2);
 }
 
-TEST_CASE("softmax kernels: memory that is not aligned to 16 bytes") {
+TEST_CASE("softmax kernels: misaligned arrays give the same values") {
   for (const std::size_t offset : {1, 2, 4}) check_both({3, 64, 1}, offset);
 }
 
-TEST_CASE("softmax kernels: strided rows") {
+TEST_CASE("softmax kernels: strided rows give the CPU's values") {
   for (const std::int64_t inner : {2, 31, 32, 33, 70})
     for (const std::int64_t n : {1, 3, 8, 19}) check_both({2, n, inner});
 }
 
-TEST_CASE("softmax kernels: nothing to do") {
+TEST_CASE("softmax kernels: empty tensors launch nothing") {
   for (const SoftmaxShape& shape : {SoftmaxShape{0, 3, 1}, SoftmaxShape{3, 0, 1}, SoftmaxShape{3, 3, 0}}) {
     cuda_emulator::take_launches();
     check_both(shape);
@@ -130,7 +117,7 @@ TEST_CASE("softmax kernels: nothing to do") {
   }
 }
 
-TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
+TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values give the CPU's values") {
   const std::int64_t n = 40;
   for (const std::int64_t inner : {1, 3}) {
     const SoftmaxShape shape{10, n, inner};
@@ -153,7 +140,7 @@ TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
     check_forward<BFloat16, false>(shape, x, 0);
     check_forward<BFloat16, true>(shape, x, 0);
   }
-  Values x(20000, -kInfinity);  // a long row of which most threads see nothing
+  Values x(20000, -kInfinity);  // most threads see only -inf
   x[777] = 3;
   check_forward<float, false>({1, 20000, 1}, x, 0, 0);
   check_forward<float, true>({1, 20000, 1}, x, 1);
@@ -161,15 +148,14 @@ TEST_CASE("softmax kernels: infinities, NaN, huge and tiny values") {
   check_forward<float, false>({1, 20000, 1}, x, 0);
 }
 
-TEST_CASE("softmax kernels: each shape has its way") {
-  const auto kernels = [](const SoftmaxShape& shape, std::size_t offset, std::int64_t split_below = gpu::kSplitRowsBelow) {
+TEST_CASE("softmax kernels: shape, alignment and number of rows choose the kernel") {
+  const auto kernels = [](const SoftmaxShape& shape, std::size_t offset,
+                          std::int64_t split_below = gpu::kSplitRowsBelow) {
     const Block<float> x(static_cast<std::size_t>(count(shape)), offset);
-    cuda_emulator::take_launches();
-    gpu::launch_softmax<gpu::SoftmaxForward<float, false>, float>(shape, {{x.data()}}, x.data(), nullptr,
-                                                                  split_below);
-    std::string names;
-    for (const auto& launch : cuda_emulator::take_launches()) names += launch.kernel + "\n";
-    return names;
+    return kernels_of([&] {
+      gpu::launch_softmax<gpu::SoftmaxForward<float, false>, float>(shape, {{x.data()}}, x.data(), nullptr,
+                                                                    split_below);
+    });
   };
   CHECK_THAT(kernels({2, 4096, 1}, 0), ContainsSubstring("row_in_registers"));
   CHECK_THAT(kernels({2, 2048, 1}, 0), ContainsSubstring("Li128ELi16ELi4E"));

@@ -1,7 +1,8 @@
 #pragma once
-// Inputs of kernels that are exact in every type, and the comparison of results with those in f64.
+// Input values for kernels, and comparison of their results with a reference in f64.
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -10,24 +11,45 @@
 namespace emulated {
 
 using Values = std::vector<double>;
-/// Of f32's rounding.
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+/// The unit roundoff of f32.
 inline constexpr double kUnit = 0x1p-24;
 
-/// Reproducible numbers in [-scale, scale), exact in bf16 for a power of 2.
+/// Reproducible random 32-bit numbers: a linear congruential generator. The high bits are the better ones.
+class Random {
+ public:
+  explicit Random(unsigned salt) : state_(4321 + salt) {}
+  std::uint32_t operator()() { return state_ = state_ * 1664525u + 1013904223u; }
+
+ private:
+  std::uint32_t state_;
+};
+
+/// Multiples of scale / 128 in [-scale, scale). They are exact in bf16 if scale is a power of 2.
 inline Values numbers(std::int64_t n, unsigned salt, double scale) {
   Values v(static_cast<std::size_t>(n));
-  std::uint32_t state = 4321 + salt;
-  for (double& x : v) {
-    state = state * 1664525u + 1013904223u;
-    x = scale * (static_cast<double>(state >> 24) - 128) / 128;
-  }
+  Random random(salt);
+  for (double& x : v) x = scale * (static_cast<double>(random() >> 24) - 128) / 128;
   return v;
 }
 
-/// Roundings of a sum of n terms, generously: some in turn, the rest by halves.
+inline Values magnitudes(Values v) {
+  for (double& x : v) x = std::abs(x);
+  return v;
+}
+
+/// The nearest values that T can represent.
+template <class T>
+Values rounded(Values v) {
+  for (double& x : v) x = static_cast<double>(static_cast<float>(T(static_cast<float>(x))));
+  return v;
+}
+
+/// A generous bound of the roundings in a sum of n terms that kernels add partly in turn, partly pairwise.
 inline double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<double>(n) + 1); }
 
-/// |got - want| may be `error` units of f32's rounding, and the rounding to T.
+/// Checks that |got - want| is at most `error` unit roundoffs of f32, plus the rounding to T.
 template <class T>
 void check_close(const char* what, const Block<T>& got, const Values& want, const Values& error) {
   constexpr double storing = std::is_same_v<T, float> ? 0 : 0x1p-8;
