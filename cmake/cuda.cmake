@@ -1,5 +1,5 @@
-# The CUDA toolkit, and what else of NVIDIA's is used where it is found. What a build without CUDA compiles, a build with
-# it compiles with the same flags: CUDA's headers and definitions go to the files that use them alone.
+# Finds the CUDA toolkit and NVIDIA's libraries. C++ files that do not use CUDA have the same compile commands with and
+# without it, so that a compiler cache serves both builds: only files that use CUDA see its headers and definitions.
 set(TAPESTRY_CUDA_FOUND OFF)
 set(TAPESTRY_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES; native: this machine's")
 if(NOT TAPESTRY_CUDA)
@@ -32,19 +32,23 @@ message(STATUS "CUDA: ${CUDAToolkit_VERSION}, for ${TAPESTRY_CUDA_ARCHITECTURES}
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${TAPESTRY_CUDA_ARCHITECTURES})
 endif()
-# Relaxed: constexpr functions of core are called on the GPU too. 445 minds the lambdas of for_types(), which take a type
-# and no argument.
+# Kernels call constexpr functions of core, which needs --expt-relaxed-constexpr. Warning 445 objects to for_types(), whose
+# lambdas have a template parameter that no argument uses.
 string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr --diag-suppress=445")
 enable_language(CUDA)
-# CMake 3.25 does not know how to ask nvcc 13 for the standard that C++ sources have.
+# CMake 3.25 does not know the C++20 option of nvcc 13.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 
-# The runtime is linked in, so that the library runs where there is no CUDA. The driver is asked for at run time.
-target_link_libraries(tapestry_private INTERFACE CUDA::cudart_static)
+# CMAKE_CUDA_RUNTIME_LIBRARY selects the CUDA runtime. Static, the default, makes a library that also loads on machines
+# without CUDA. With Shared, another library of the same name can replace the runtime: CI's tests do that.
+set(TAPESTRY_CUDART CUDA::cudart_static)
+if(CMAKE_CUDA_RUNTIME_LIBRARY STREQUAL "Shared")
+  set(TAPESTRY_CUDART CUDA::cudart)
+endif()
+target_link_libraries(tapestry_private INTERFACE ${TAPESTRY_CUDART})
 
-# Files that see CUDA's headers. Others keep the compile commands, and with them the cached objects, that they have in a
-# build without.
+# tapestry_uses_cuda(FILES ... [INCLUDES ...] [DEFINITIONS ...]): these files see CUDA's headers and TAPESTRY_HAS_CUDA.
 function(tapestry_uses_cuda)
   cmake_parse_arguments(uses "" "" "FILES;INCLUDES;DEFINITIONS" ${ARGN})
   set_property(SOURCE ${uses_FILES} APPEND PROPERTY INCLUDE_DIRECTORIES ${CUDAToolkit_INCLUDE_DIRS} ${uses_INCLUDES})
@@ -52,15 +56,15 @@ function(tapestry_uses_cuda)
 endfunction()
 tapestry_uses_cuda(FILES ${PROJECT_SOURCE_DIR}/core/cuda/runtime.cpp)
 
-# Libraries that come with the toolkit, in the system, or in Python's nvidia packages: there with headers, and libraries
-# without the name that linkers look for.
+# NVIDIA's libraries come with the toolkit, with the system, or in Python's nvidia packages. The packages include the
+# headers, but not the unversioned file name (libnccl.so) that linkers look for.
 find_program(PYTHON3_PROGRAM NAMES python3 python)
 if(PYTHON3_PROGRAM AND NOT DEFINED NVIDIA_PACKAGES)
   execute_process(OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
     COMMAND ${PYTHON3_PROGRAM} -c "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations if s else []))")
   set(NVIDIA_PACKAGES "${packages}" CACHE STRING "Folders of Python's nvidia packages")
 endif()
-# <name>_INCLUDE_DIR and <name>_LIBRARY, in the cache.
+# Sets the cache variables <name>_INCLUDE_DIR and <name>_LIBRARY.
 function(tapestry_find_nvidia name header library)
   set(includes ${CUDAToolkit_INCLUDE_DIRS})
   set(libraries ${CUDAToolkit_LIBRARY_DIR})
@@ -87,8 +91,8 @@ if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
   tapestry_uses_cuda(FILES ${PROJECT_SOURCE_DIR}/distributed/comm/nccl_backend.cpp
     INCLUDES ${NCCL_INCLUDE_DIR} DEFINITIONS TAPESTRY_HAS_NCCL=1)
 else()
-  message(STATUS "NCCL not found: no collectives between GPUs but through the host")
+  message(STATUS "NCCL not found: collectives between GPUs go through the host")
 endif()
 
-# The peer of the convolutions: tools/gpu_check wants it there.
+# tools/gpu_check compares the convolutions with cuDNN's.
 tapestry_find_nvidia(CUDNN cudnn.h cudnn)

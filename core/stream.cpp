@@ -63,6 +63,15 @@ Stream new_stream(Device device, bool urgent) {
   return Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).next_stream(urgent));
 }
 
+ExclusiveStream::ExclusiveStream(Device device, bool urgent) {
+  check_device("ExclusiveStream", device);
+  stream_ = Stream(device.is_cpu() ? cpu_stream(device) : cuda::devices().at(device).take_stream(urgent));
+}
+
+void ExclusiveStream::give_back() noexcept {
+  if (stream_.record_->owner) stream_.record_->owner->give_back(stream_.record_);
+}
+
 void synchronize(Device device) {
   check_device("synchronize", device);
   if (device.is_cpu()) return;
@@ -124,7 +133,7 @@ bool Event::wait_for(std::chrono::milliseconds timeout) const {
   while (!done()) {
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (waited >= timeout) return false;
-    // Most waits are short, and asking for an event gives the GPU nothing to do.
+    // Most waits are short. Polling an event does not load the GPU.
     if (waited < 50us) std::this_thread::yield();
     else std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, 1ms));
   }
@@ -136,8 +145,9 @@ double Event::milliseconds_since(const Event& begin) const {
         "record both");
   check(record_->timing && begin.record_->timing,
         "[Event] milliseconds_since() of an event without timing; make both with Event(true)");
-  check<DeviceError>(done() && begin.done(),
-                     "[Event] milliseconds_since() of an event that has not happened; synchronize() first");
+  check<DeviceError>(
+      done() && begin.done(),
+      "[Event] milliseconds_since() of an event that its stream has not reached; synchronize() first");
   return record_->devices->runtime().milliseconds_between(record_->gpu, begin.record_->native,
                                                           record_->native);
 }

@@ -140,6 +140,12 @@ void BlockPool::empty_cache() {
   release_segments();
 }
 
+void BlockPool::release_all() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [data, segment] : segments_) source_.release(segment->first->data);
+  segments_.clear();
+}
+
 std::size_t BlockPool::largest_free(StreamId stream) const {
   const std::lock_guard lock(mutex_);
   std::size_t largest = 0;

@@ -17,7 +17,8 @@ const detail::StreamRecord& record_of(StreamId stream) {
 }
 
 LogicalDevice& existing(const char* op, Device device) {
-  check<DeviceError>(device.is_cuda(), "[", op, "] device ", device, " is no CUDA device; pass cuda:0 say");
+  check<DeviceError>(device.is_cuda(), "[", op, "] device ", device,
+                     " is not a CUDA device; pass for example cuda:0");
   check_device(op, device);
   return devices().at(device);
 }
@@ -62,8 +63,8 @@ const detail::StreamRecord* LogicalDevice::make_stream(bool urgent) {
   Runtime& runtime = devices_.runtime();
   void* const native = runtime.create_stream(gpu_, urgent);
   devices_.note_use(gpu_);
-  made_.push_back(
-      std::make_unique<detail::StreamRecord>(detail::StreamRecord{device_, gpu_, native, &runtime}));
+  made_.push_back(std::make_unique<detail::StreamRecord>(
+      detail::StreamRecord{device_, gpu_, native, &runtime, this, urgent}));
   return made_.back().get();
 }
 
@@ -85,6 +86,30 @@ const detail::StreamRecord* LogicalDevice::next_stream(bool urgent) {
   return streams[next];
 }
 
+const detail::StreamRecord* LogicalDevice::take_stream(bool urgent) {
+  const std::lock_guard lock(mutex_);
+  const auto ready = [&](const detail::StreamRecord* s) {
+    return s->urgent == urgent && devices_.runtime().stream_done(gpu_, s->native);
+  };
+  const auto found = std::find_if(returned_.begin(), returned_.end(), ready);
+  if (found != returned_.end()) {
+    const auto* const stream = *found;
+    returned_.erase(found);
+    return stream;
+  }
+  returned_.reserve(made_.size() + 1);  // give_back() must not allocate
+  return make_stream(urgent);
+}
+
+void LogicalDevice::give_back(const detail::StreamRecord* stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  returned_.push_back(stream);
+}
+
+void LogicalDevice::destroy_streams() noexcept {
+  for (const auto& stream : made_) devices_.runtime().destroy_stream(gpu_, stream->native);
+}
+
 Devices::Devices(Runtime* runtime)
     : runtime_(runtime), pinned_source_(*this, RuntimeMemory::kHost), pinned_(pinned_source_) {
   if (!runtime) {
@@ -99,6 +124,13 @@ Devices::Devices(Runtime* runtime)
     devices_.push_back(std::make_unique<LogicalDevice>(*this, Device(DeviceType::cuda, i), i % gpus));
 }
 
+Devices::~Devices() {
+  for (const auto& device : devices_) device->pool.release_all();
+  pinned_.release_all();
+  for (const auto& event : made_) runtime_->destroy_event(event->gpu, event->native);
+  for (const auto& device : devices_) device->destroy_streams();
+}
+
 detail::EventRecord* Devices::take_event(int gpu, bool timing) {
   const std::lock_guard lock(mutex_);
   const auto fits = [&](const detail::EventRecord* e) { return e->gpu == gpu && e->timing == timing; };
@@ -110,7 +142,7 @@ detail::EventRecord* Devices::take_event(int gpu, bool timing) {
   }
   void* const native = runtime_->create_event(gpu, timing);
   made_.push_back(std::make_unique<detail::EventRecord>(detail::EventRecord{gpu, native, timing, this}));
-  free_.reserve(made_.size());  // give_back() needs no memory
+  free_.reserve(made_.size());  // give_back() must not allocate
   return made_.back().get();
 }
 
@@ -133,7 +165,7 @@ Devices* exchange_devices(Devices* next) {
   return current.exchange(next, std::memory_order_acq_rel);
 }
 
-// ---- what users ask ----
+// ---- device.h ----
 
 bool built() { return cuda_runtime() != nullptr; }
 

@@ -12,16 +12,16 @@ const char* advice(Remedy remedy) {
     case Remedy::memory:
       return "free tensors, or use a smaller batch or model";
     case Remedy::kernel:
-      return "a kernel that was launched earlier did it, and this process can use the GPU no more; start "
-             "again with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to see which";
+      return "an earlier kernel caused this error, and this process can no longer use the GPU; run again with "
+             "CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel";
     case Remedy::driver:
-      return "install an NVIDIA driver that is as new as this library's CUDA";
+      return "install an NVIDIA driver that supports the CUDA version of this library";
     case Remedy::device:
-      return "see with nvidia-smi whether the GPU is well and free";
+      return "check with nvidia-smi that the GPU works and is free";
     case Remedy::none:
       break;
   }
-  return "see what CUDA's documentation says of this error";
+  return "look this error up in CUDA's documentation";
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The one file of core that sees CUDA's headers, where they are found.
+// The Runtime that calls CUDA. Only this file of core includes CUDA's headers; in a build without CUDA it is
+// empty.
 #include "tapestry/core/cuda/internal/runtime.h"
 
 #ifndef TAPESTRY_HAS_CUDA
@@ -9,12 +10,17 @@ Runtime* cuda_runtime() { return nullptr; }
 
 #else
 
+#include <cxxabi.h>
+
 #include <cstdlib>
 #include <mutex>
 #include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "tapestry/core/cuda/internal/check.h"
+#include "tapestry/core/cuda/launch.h"
 #include "tapestry/core/error.h"
 
 namespace tapestry::cuda {
@@ -47,20 +53,40 @@ Remedy remedy(cudaError_t error) {
   }
 }
 
+[[noreturn]] void throw_failure(cudaError_t error, std::string call, const char* name, const char* text,
+                                int gpu, const SourceLocation& where) {
+  const Failure failure{
+      .call = std::move(call), .gpu = gpu, .name = name, .text = text, .remedy = remedy(error)};
+  if (error == cudaErrorMemoryAllocation) throw OutOfMemoryError(failure_text(failure, where));
+  throw CudaError(failure_text(failure, where));
+}
+
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 
-// Whether this thread has chosen a GPU: see runtime.h.
-thread_local constinit bool has_chosen = false;
+// The GPU that this thread has chosen; -1 if it has chosen none: see runtime.h.
+thread_local constinit int chosen = -1;
 void use_any_gpu(int gpu) {
-  if (!has_chosen) use_gpu(gpu);
+  if (chosen < 0) use_gpu(gpu);
 }
 
-// True for success, false for `no`.
+// For calls that release an object. CUDA finds the object's GPU itself, so f is called even if the GPU cannot
+// be chosen. Errors are dropped: the driver has failed then, and the object goes with the process.
+template <class F>
+void release_on(int gpu, F f) noexcept {
+  try {
+    use_any_gpu(gpu);
+  } catch (const Error&) {
+  }
+  static_cast<void>(f());
+  static_cast<void>(cudaGetLastError());
+}
+
+// Returns true for success and false for `no`, the one error that is an answer. Throws for all other errors.
 bool succeeded_or(cudaError_t no, cudaError_t error, const char* call,
                   const SourceLocation& where = SourceLocation::current()) {
   if (error == no) {
-    static_cast<void>(cudaGetLastError());  // it is no error, and no later call shall find it
+    static_cast<void>(cudaGetLastError());  // clears it for later checks
     return false;
   }
   check_call(error, call, where);
@@ -80,7 +106,7 @@ class CudaRuntime final : public Runtime {
                  std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 100 / 10);
     else if (error != cudaSuccess && error != cudaErrorNoDevice)
       why_none = concat({"CUDA does not start: ", cudaGetErrorString(error)});
-    else if (visible) why_none = concat({"CUDA_VISIBLE_DEVICES=\"", visible, "\" leaves none"});
+    else if (visible) why_none = concat({"CUDA_VISIBLE_DEVICES=\"", visible, "\" hides every GPU"});
     else why_none = "this machine has no GPU";
     return 0;
   }
@@ -112,12 +138,7 @@ class CudaRuntime final : public Runtime {
     return succeeded_or(cudaErrorMemoryAllocation, error, "cudaMalloc(&data, bytes)") ? data : nullptr;
   }
   void release(int gpu, void* data) noexcept override {
-    try {
-      use_gpu(gpu);
-      static_cast<void>(cudaFree(data));
-    } catch (const Error&) {  // the driver is gone, and the memory with it
-    }
-    static_cast<void>(cudaGetLastError());
+    release_on(gpu, [=] { return cudaFree(data); });
   }
   void* allocate_host(int gpu, std::size_t bytes) override {
     use_any_gpu(gpu);
@@ -126,12 +147,7 @@ class CudaRuntime final : public Runtime {
     return succeeded_or(cudaErrorMemoryAllocation, error, "cudaHostAlloc(&data, bytes)") ? data : nullptr;
   }
   void release_host(int gpu, void* data) noexcept override {
-    try {
-      use_any_gpu(gpu);
-      static_cast<void>(cudaFreeHost(data));
-    } catch (const Error&) {  // as in release()
-    }
-    static_cast<void>(cudaGetLastError());
+    release_on(gpu, [=] { return cudaFreeHost(data); });
   }
 
   void* create_stream(int gpu, bool urgent) override {
@@ -139,9 +155,12 @@ class CudaRuntime final : public Runtime {
     int least = 0, greatest = 0;
     TAPESTRY_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaStream_t stream = nullptr;
-    // Not in step with CUDA's own default stream, on which nothing of ours runs.
+    // Non-blocking: it need not synchronize with CUDA's null stream, which the library never uses.
     TAPESTRY_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least));
     return stream;
+  }
+  void destroy_stream(int gpu, void* stream) noexcept override {
+    release_on(gpu, [=] { return cudaStreamDestroy(stream_of(stream)); });
   }
   bool stream_done(int gpu, void* stream) override {
     use_gpu(gpu);
@@ -157,6 +176,9 @@ class CudaRuntime final : public Runtime {
     cudaEvent_t event = nullptr;
     TAPESTRY_CUDA(cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming));
     return event;
+  }
+  void destroy_event(int gpu, void* event) noexcept override {
+    release_on(gpu, [=] { return cudaEventDestroy(event_of(event)); });
   }
   void record_event(int gpu, void* event, void* stream) override {
     use_gpu(gpu);
@@ -199,8 +221,8 @@ class CudaRuntime final : public Runtime {
   }
 
  private:
-  // Lets the GPU reach the other one's memory where the two are connected; else CUDA copies by way of the
-  // host. The caller has chosen `gpu`.
+  // Enables direct access from `gpu`, the current device, to the memory of `other` if the hardware can.
+  // Otherwise CUDA copies through the host.
   void allow_access(int gpu, int other) {
     const std::lock_guard lock(mutex_);
     if (!asked_.emplace(gpu, other).second) return;
@@ -221,18 +243,33 @@ void use_gpu(int gpu) {
   int now = 0;
   TAPESTRY_CUDA(cudaGetDevice(&now));
   if (now != gpu) TAPESTRY_CUDA(cudaSetDevice(gpu));
-  has_chosen = true;
+  chosen = gpu;
 }
 
 void call_failed(cudaError_t error, const char* call, const SourceLocation& where) {
-  Failure failure{.call = call,
-                  .name = cudaGetErrorName(error),
-                  .text = cudaGetErrorString(error),
-                  .remedy = remedy(error)};
-  if (cudaGetDevice(&failure.gpu) != cudaSuccess) failure.gpu = -1;
-  static_cast<void>(cudaGetLastError());  // a later check shall not find it again
-  if (error == cudaErrorMemoryAllocation) throw OutOfMemoryError(failure_text(failure, where));
-  throw CudaError(failure_text(failure, where));
+  int gpu = -1;
+  if (cudaGetDevice(&gpu) != cudaSuccess) gpu = chosen;
+  static_cast<void>(cudaGetLastError());  // the error is reported here; later checks must not see it again
+  throw_failure(error, call, cudaGetErrorName(error), cudaGetErrorString(error), gpu, where);
+}
+
+bool sync_launches() {
+  static const bool sync = [] {
+    const char* const text = std::getenv("TAPESTRY_SYNC_LAUNCHES");
+    return text && std::string_view(text) == "1";
+  }();
+  return sync;
+}
+
+void launch_failed(int code, const char* name, const char* text, const char* symbol, int gpu) {
+  std::string kernel = "a kernel that its module's CUDA runtime does not know";
+  if (symbol) {
+    char* const readable = abi::__cxa_demangle(symbol, nullptr, nullptr, nullptr);
+    kernel = readable ? readable : symbol;
+    std::free(readable);
+  }
+  throw_failure(static_cast<cudaError_t>(code), "launch of " + kernel, name, text, gpu,
+                SourceLocation::current());
 }
 
 Runtime* cuda_runtime() {

@@ -54,20 +54,16 @@ struct Member {
 
   const std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   Diagnosis diagnosis;
-  std::mutex order;               // numbering and queueing are one step
-  int open = 0;                   // groups; under `order`
-  std::map<int, Stream> streams;  // by the index of their CUDA device; under `order`
+  std::mutex order;                        // numbering and queueing are one step
+  int open = 0;                            // groups; under `order`
+  std::map<int, ExclusiveStream> streams;  // by the index of their CUDA device; under `order`
   Fifo fifo;
   // Waits for what the queue gave to a GPU, call by call. Null: the transport has none.
   std::unique_ptr<Fifo> completions;
 
   // All groups of this rank give their work on a device to one stream, in the queue's order: of two
   // communicators side by side each may hold what the other one needs.
-  Stream stream_on(Device device) {
-    const auto [it, fresh] = streams.try_emplace(device.index);
-    if (fresh) it->second = new_stream(device, true);
-    return it->second;
-  }
+  Stream stream_on(Device device) { return streams.try_emplace(device.index, device, true).first->second; }
 };
 
 // What a recorded call does, within its deadline.
@@ -87,9 +83,9 @@ struct Core {
   std::uint64_t sequence = 0, groups = 0;
   std::shared_ptr<Work::State> last;
   struct Lane {
+    std::optional<ExclusiveStream> stream;  // outlives the thread of `fifo`, which uses it
     std::unique_ptr<Fifo> fifo;
     std::uint64_t sequence = 0;
-    std::optional<Stream> stream;
   };
   std::map<std::tuple<int, Op, std::uint32_t>, Lane> lanes;
   std::uint64_t forgotten = 0;  // of the completions' thread
@@ -405,7 +401,7 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
     data.store();
   };
   if (device.is_cuda()) {
-    if (!lane.stream || !(lane.stream->device() == device)) lane.stream = new_stream(device, true);
+    if (!lane.stream || !(lane.stream->stream().device() == device)) lane.stream.emplace(device, true);
     state->device = std::make_shared<DeviceWork>(*lane.stream);
     // Messages wait for nobody but the peer: this thread sees to it that they arrive.
     body = [core = core_.get(), work = state->device, body = beside(state->device, std::move(body))](

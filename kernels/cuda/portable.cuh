@@ -22,7 +22,7 @@
 #include "tapestry/core/half.h"
 
 #ifdef __CUDACC__
-#include <cuda_runtime.h>
+#include "tapestry/kernels/cuda/launch.cuh"
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define SHARED(T, name, ...) __shared__ T name __VA_ARGS__
@@ -43,16 +43,13 @@ cudaStream_t kernel_stream();
 
 #ifdef __CUDACC__
 
-/// Throws CudaError that names the kernel unless the launch succeeds. With TAPESTRY_SYNC_LAUNCHES=1 it also
-/// waits until the kernel has run, so that the error of a kernel is found where it was launched.
-void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
-                   void** args);
-
+/// Launches the kernel on the stream's GPU. Throws CudaError that names the kernel if the launch fails.
+/// `static`: the launch must be compiled into the module that owns the kernel (see launch.cuh).
 template <class... P>
-void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
-            std::type_identity_t<P>... args) {
+static void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+                   std::type_identity_t<P>... args) {
   void* addresses[] = {static_cast<void*>(&args)..., nullptr};
-  launch_kernel(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream, addresses);
+  detail::launch_kernel(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream, addresses);
 }
 
 namespace ptx {

@@ -197,6 +197,11 @@ struct FakeGpuState final : cuda::Runtime {
     queues.push_back(std::make_unique<Queue>(Queue{gpu, {}}));
     return queues.back().get();
   }
+  void destroy_stream(int gpu, void* stream) noexcept override {
+    const std::lock_guard lock(mutex);
+    about(gpu);
+    std::erase_if(queues, [&](const auto& queue) { return queue.get() == stream; });
+  }
   bool stream_done(int gpu, void* stream) override {
     const std::lock_guard lock(mutex);
     about(gpu);
@@ -216,6 +221,11 @@ struct FakeGpuState final : cuda::Runtime {
     may_break("create_event");
     events.push_back(std::make_unique<FakeEvent>());
     return events.back().get();
+  }
+  void destroy_event(int gpu, void* event) noexcept override {
+    const std::lock_guard lock(mutex);
+    about_any(gpu);
+    std::erase_if(events, [&](const auto& e) { return e.get() == event; });
   }
   void record_event(int gpu, void* event, void* stream) override {
     const std::lock_guard lock(mutex);

@@ -69,7 +69,9 @@ class BlockPool {
   void reset_peak();
   /// Gives the segments back that nothing is in, after waiting for streams that still use them.
   void empty_cache();
-  /// The most bytes that `stream` can be given without a new segment.
+  /// Gives every segment back, also those with live blocks. The pool must not be used afterwards.
+  void release_all() noexcept;
+  /// The size of the largest block that `stream` can be given without a new segment.
   std::size_t largest_free(StreamId stream) const;
 
  private:

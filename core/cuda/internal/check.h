@@ -1,6 +1,6 @@
 #pragma once
-// The one way to call CUDA: TAPESTRY_CUDA(cudaMalloc(&p, bytes)) throws CudaError unless it succeeds. For
-// sources that are compiled in builds with CUDA only.
+// TAPESTRY_CUDA(cudaMalloc(&p, bytes)) throws CudaError unless the call succeeds. Every call to CUDA goes
+// through it. Only sources that are compiled with CUDA may include this header.
 #include <cuda_runtime_api.h>
 
 #include "tapestry/core/cuda/internal/failure.h"
@@ -8,11 +8,12 @@
 
 namespace tapestry::cuda {
 
-/// From here on this thread's calls to CUDA are about this GPU. Nothing puts the earlier one back: whoever
-/// calls CUDA says which GPU first, and to go back to GPU 0 would take memory there for nothing.
+/// Makes `gpu` the thread's current device. The previous device is not restored: every caller sets the device
+/// that it needs, and returning to GPU 0 would create a context there, which takes memory for nothing.
 void use_gpu(int gpu);
 
-/// Throws CudaError; OutOfMemoryError where that is what it was.
+/// Throws OutOfMemoryError for cudaErrorMemoryAllocation, CudaError for every other error. Clears the
+/// runtime's last error.
 [[noreturn]] void call_failed(cudaError_t error, const char* call, const SourceLocation& where);
 
 inline void check_call(cudaError_t error, const char* call,

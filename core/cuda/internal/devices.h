@@ -1,5 +1,5 @@
 #pragma once
-// All that this process keeps of its CUDA devices.
+// The CUDA devices of this process, with their memory pools, streams and events.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -15,15 +15,18 @@ namespace tapestry {
 
 namespace cuda {
 class Devices;
-}
+class LogicalDevice;
+}  // namespace cuda
 
 namespace detail {
-/// What the handles of a stream point to; never freed.
+/// A stream. Stream handles point to it, so it is freed only together with its Devices.
 struct StreamRecord {
   Device device;
   int gpu = -1;
   void* native = nullptr;
-  cuda::Runtime* runtime = nullptr;  ///< null: a CPU's
+  cuda::Runtime* runtime = nullptr;      ///< null for the stream of a CPU
+  cuda::LogicalDevice* owner = nullptr;  ///< null for the stream of a CPU
+  bool urgent = false;
 };
 struct EventRecord {
   int gpu;
@@ -35,7 +38,7 @@ struct EventRecord {
 
 namespace cuda {
 
-/// A GPU's memory, or page-locked host memory, for a BlockPool.
+/// The MemorySource of a BlockPool: a GPU's memory, or page-locked host memory if `gpu` is kHost.
 class RuntimeMemory final : public MemorySource {
  public:
   static constexpr int kHost = -1;
@@ -52,7 +55,7 @@ class RuntimeMemory final : public MemorySource {
   const int gpu_;
 };
 
-/// One logical device.
+/// A logical device: its memory pool and its streams. Thread-safe.
 class LogicalDevice {
  public:
   LogicalDevice(Devices& devices, Device device, int gpu)
@@ -63,7 +66,14 @@ class LogicalDevice {
 
   int gpu() const { return gpu_; }
   const detail::StreamRecord* default_stream();
+  /// A stream of the shared pool, round-robin.
   const detail::StreamRecord* next_stream(bool urgent);
+  /// A stream that nobody else has, until it is given back. Reuses one that was given back if its work has
+  /// finished.
+  const detail::StreamRecord* take_stream(bool urgent);
+  void give_back(const detail::StreamRecord* stream) noexcept;
+  /// Destroys the streams.
+  void destroy_streams() noexcept;
 
  private:
   static constexpr int kStreams = 32;
@@ -77,21 +87,28 @@ class LogicalDevice {
   std::array<std::vector<const detail::StreamRecord*>, 2> streams_;
   std::vector<std::unique_ptr<const detail::StreamRecord>> made_;
   std::array<std::size_t, 2> taken_{};
+  std::vector<const detail::StreamRecord*> returned_;  // by ExclusiveStreams that are gone
 };
 
 class Devices {
  public:
-  /// Null: without CUDA.
+  /// `runtime` is null in a build without CUDA.
   explicit Devices(Runtime* runtime);
+  /// Releases cached memory, streams and events. All tensors, streams and events of these devices must be
+  /// gone. Only tests destroy Devices: see devices().
+  ~Devices();
+  Devices(const Devices&) = delete;
+  Devices& operator=(const Devices&) = delete;
 
   int count() const { return static_cast<int>(devices_.size()); }
   const std::string& why_none() const { return why_none_; }
   Runtime& runtime() const { return *runtime_; }
-  /// `device` exists.
+  /// The caller has checked that `device` exists.
   LogicalDevice& at(Device device) const { return *devices_[static_cast<std::size_t>(device.index)]; }
   const std::vector<std::unique_ptr<LogicalDevice>>& all() const { return devices_; }
   BlockPool& pinned() { return pinned_; }
-  /// The first that a stream was made on, for calls that are about no GPU (see runtime.h); else GPU 0.
+  /// The GPU on which the first stream was made, or GPU 0 if there is none yet. Calls that concern no
+  /// particular GPU name this one (see runtime.h).
   int gpu_in_use() const { return std::max(in_use_.load(std::memory_order_relaxed), 0); }
   void note_use(int gpu) {
     int none = -1;
@@ -110,16 +127,18 @@ class Devices {
   BlockPool pinned_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<detail::EventRecord>> made_;
-  std::vector<detail::EventRecord*> free_;  // that nobody holds
+  std::vector<detail::EventRecord*> free_;  // held by nobody
 };
 
-/// Made from cuda_runtime() when first asked for; never freed: tensors in static storage outlive main.
+/// The process's devices. Made from cuda_runtime() at the first call, and never freed: tensors in static
+/// storage outlive main().
 Devices& devices();
-/// For tests: from now on these are the CUDA devices; null: those of cuda_runtime(). Tensors, streams and
-/// events of the earlier ones, which it returns (null if nobody asked for any yet), rest until they are back.
+/// Replaces the process's devices in tests; null restores those of cuda_runtime(). Returns the previous
+/// devices, or null if there were none yet. Tensors, streams and events of the previous devices must not be
+/// used until these are restored.
 Devices* exchange_devices(Devices* next);
 
-/// Which may have no devices.
+/// The allocator of CUDA memory. It exists even if there is no CUDA device.
 Allocator& cuda_allocator();
 
 }  // namespace cuda

@@ -1,10 +1,12 @@
 #pragma once
-// The calls that core makes to a GPU's driver: CUDA's runtime, or in tests a fake one. Handles are what the
-// runtime says they are. All throw CudaError for what goes wrong, but where null or noexcept says otherwise.
+// The calls that core makes to the CUDA runtime. Tests replace it by a fake. Handles are opaque: their
+// meaning is the implementation's. Calls throw CudaError when they fail, except where a comment says that
+// they return null, and except noexcept calls.
 //
-// Calls that are about no GPU, of events and page-locked memory, are told of one all the same: CUDA makes a
-// context on the calling thread's GPU, which is GPU 0, whoever uses it, where the thread has chosen none, and
-// that takes some 500 MB there. They leave a GPU that the thread has chosen, for others may go by it.
+// Calls about events and page-locked memory concern no particular GPU, but take one all the same. If the
+// calling thread has not chosen a device, CUDA would create a context on GPU 0 for such a call, and a context
+// takes about 500 MB of that GPU's memory. If the thread has chosen a device, the call leaves it unchanged,
+// since the caller may rely on it.
 #include <cstddef>
 #include <string>
 
@@ -15,47 +17,49 @@ namespace tapestry::cuda {
 class Runtime {
  public:
   virtual ~Runtime() = default;
-  /// How many GPUs this process may use; where there are none, why.
+  /// The number of GPUs that this process may use. If it is 0, writes the reason to `why_none`.
   virtual int gpu_count(std::string& why_none) = 0;
-  /// All but `gpu`, which is the argument.
+  /// Leaves DeviceProperties::gpu at 0.
   virtual DeviceProperties properties(int gpu) = 0;
   virtual MemoryInfo memory(int gpu) = 0;
-  /// Waits until all streams of the GPU have done their work.
+  /// Blocks the host until all streams of the GPU have finished their work.
   virtual void synchronize(int gpu) = 0;
 
-  /// Null if there is no room.
+  /// Null if there is not enough memory.
   virtual void* allocate(int gpu, std::size_t bytes) = 0;
-  /// Waits for what the GPU does.
+  /// Waits for the GPU to finish its work first.
   virtual void release(int gpu, void* data) noexcept = 0;
-  /// Page-locked host memory that all GPUs reach; null if there is no room.
+  /// Page-locked host memory that every GPU can access. Null if there is not enough memory.
   virtual void* allocate_host(int gpu, std::size_t bytes) = 0;
   virtual void release_host(int gpu, void* data) noexcept = 0;
 
   virtual void* create_stream(int gpu, bool urgent) = 0;
+  virtual void destroy_stream(int gpu, void* stream) noexcept = 0;
   virtual bool stream_done(int gpu, void* stream) = 0;
   virtual void wait_for_stream(int gpu, void* stream) = 0;
 
   virtual void* create_event(int gpu, bool timing) = 0;
+  virtual void destroy_event(int gpu, void* event) noexcept = 0;
   virtual void record_event(int gpu, void* event, void* stream) = 0;
   /// True for an event that was never recorded.
   virtual bool event_done(int gpu, void* event) = 0;
   virtual void wait_for_event(int gpu, void* event) = 0;
-  /// The host does not wait.
+  /// Does not block the host.
   virtual void stream_waits(int gpu, void* stream, void* event) = 0;
   virtual double milliseconds_between(int gpu, void* begin, void* end) = 0;
 
-  /// Between this GPU's memory and itself or the host's.
+  /// Copies within this GPU's memory, or between it and the host's.
   virtual void copy(int gpu, void* stream, void* to, const void* from, std::size_t bytes) = 0;
-  /// The stream is of `from_gpu`.
+  /// `stream` belongs to `from_gpu`.
   virtual void copy_between(int to_gpu, void* to, int from_gpu, const void* from, std::size_t bytes,
                             void* stream) = 0;
-  /// `rows` rows of `width` bytes, whose beginnings are `to_pitch` and `from_pitch` bytes apart, neither of
-  /// which is less than `width`.
+  /// Copies `rows` rows of `width` bytes. Consecutive rows start `to_pitch` and `from_pitch` bytes apart;
+  /// neither pitch is less than `width`.
   virtual void copy_rows(int gpu, void* stream, void* to, std::size_t to_pitch, const void* from,
                          std::size_t from_pitch, std::size_t width, std::size_t rows) = 0;
 };
 
-/// CUDA's; null in a build without it.
+/// The CUDA runtime; null in a build without CUDA.
 Runtime* cuda_runtime();
 
 }  // namespace tapestry::cuda

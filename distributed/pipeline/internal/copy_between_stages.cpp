@@ -46,8 +46,7 @@ Tensor copy_between_stages(const Tensor& x, const ReadyEvent* ready, const Strea
   {
     // Memory allocated on the consumer's stream might still be used by its earlier work, and the copy would
     // have to wait for that work. Memory of the `incoming` stream is reused only after its consumers have
-    // finished. That stream runs no work of its own, so `unused` delays the copy only if others share the
-    // stream.
+    // finished. That stream runs no work.
     const StreamGuard guard(streams.incoming);
     memory = Storage::allocate(device, x.nbytes());
     Event unused;

@@ -11,9 +11,8 @@ namespace tapestry::distributed {
 /// The streams of a device on which tensors are copied out of it, and on which memory for incoming tensors is
 /// allocated.
 struct CopyStreams {
-  Stream outgoing, incoming;
-  explicit CopyStreams(Device device)
-      : outgoing(new_stream(device, true)), incoming(new_stream(device, true)) {}
+  ExclusiveStream outgoing, incoming;
+  explicit CopyStreams(Device device) : outgoing(device, true), incoming(device, true) {}
 };
 
 /// The point in a GPU's work at which tensors are ready to be copied, and the stream that copies them.

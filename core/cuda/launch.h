@@ -1,0 +1,16 @@
+#pragma once
+// What kernels/cuda/launch.cuh, which launches kernels, needs of the library. Launches are compiled into
+// other modules too, so only numbers and strings cross this interface, no types of CUDA.
+
+namespace tapestry::cuda {
+
+/// True if TAPESTRY_SYNC_LAUNCHES=1: a launch then waits until the kernel has run. The environment is read
+/// once.
+bool sync_launches();
+
+/// Throws OutOfMemoryError if `code` is cudaErrorMemoryAllocation, else CudaError. `name` and `text` are
+/// cudaGetErrorName() and cudaGetErrorString() of `code`; `symbol` is the kernel's mangled name, or null if
+/// it is unknown; `gpu` is -1 if it is unknown.
+[[noreturn]] void launch_failed(int code, const char* name, const char* text, const char* symbol, int gpu);
+
+}  // namespace tapestry::cuda

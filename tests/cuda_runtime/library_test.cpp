@@ -1,0 +1,56 @@
+// The library that users link, with the kernels that nvcc compiled, on stand-in GPUs. Only in builds with
+// CUDA and the shared CUDA runtime.
+#if TAPESTRY_LIBRARY_HAS_CUDA
+#include <cstring>
+
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/core/tensor.h"
+#include "tests/cuda_runtime/gpus.h"
+#include "tests/cuda_runtime/kernels.h"
+
+TEST_CASE("the library's kernels are registered, and their parameters are known") {
+  const auto kernels = stand_in::kernels();
+  CHECK(kernels.size() > 100);
+  int unbounded = 0;
+  for (const stand_in::Kernel& kernel : kernels) {
+    CAPTURE(kernel.symbol);
+    CHECK(kernel.parameters.has_value());
+    unbounded += kernel.max_threads == 0;
+  }
+  CHECK(unbounded <= 4);  // this folder's two, in two modules
+}
+
+TEST_CASE("an operation launches its kernel on its tensor's GPU") {
+  const Gpus gpus;
+  Tensor host = empty({1000});
+  std::memset(host.raw_data(), 0, host.nbytes());
+  for (const Device device : {kFirst, kSecond}) {
+    const Tensor x = host.to(device);
+    const Tensor y = relu(x);
+    const auto launches = stand_in::launches();
+    REQUIRE_FALSE(launches.empty());
+    const stand_in::Launch& last = launches.back();
+    CHECK(last.gpu == device.index);
+    CHECK(last.stream == current_stream(device).native());
+    // The operands' addresses are among the arguments.
+    const auto passes = [&](const Tensor& t) {
+      const void* const data = t.raw_data();
+      for (std::size_t i = 0; i + sizeof data <= last.arguments.size(); i += sizeof data)
+        if (std::memcmp(last.arguments.data() + i, &data, sizeof data) == 0) return true;
+      return false;
+    };
+    CHECK(passes(x));
+    CHECK(passes(y));
+    // Between operations, a kernel of the program and one of another module.
+    first::launch_scale(x.data<float>(), y.data<float>(), 10, 1, current_stream(device).native());
+    second::launch_scale(x.data<float>(), y.data<float>(), 10, 1, current_stream(device).native());
+  }
+}
+#else
+#include "tests/support/catch.h"
+
+TEST_CASE("the library's kernels on stand-in GPUs") {
+  std::printf("skipped: the library was not built with CUDA and the shared CUDA runtime\n");
+}
+#endif

@@ -1,0 +1,223 @@
+// core/cuda/runtime.cpp on stand-in GPUs: what it calls, and what it makes of every error that a call can
+// return.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+#include <typeinfo>
+
+#include "tapestry/core/allocator.h"
+#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/pinned.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/core/tensor.h"
+#include "tests/cuda_runtime/gpus.h"
+#include "tests/cuda_runtime/kernels.h"
+
+namespace {
+
+Tensor counted(std::int64_t n) {
+  Tensor t = empty({n});
+  for (std::int64_t i = 0; i < n; ++i) t.data<float>()[i] = static_cast<float>(i);
+  return t;
+}
+
+/// Uses every call that core makes to CUDA, and launches kernels of two modules. Throws std::logic_error if a
+/// value is wrong.
+void use_everything() {
+  const auto expect = [](bool holds, const char* what) {
+    if (!holds) throw std::logic_error(what);
+  };
+  expect(device_count(DeviceType::cuda) == 2, "two devices");
+  expect(cuda::device_properties(kSecond).name == "Stand-in 1", "properties");
+  const Tensor pinned = empty_pinned({1000}), back = empty_pinned({1000});
+  std::memcpy(pinned.raw_data(), counted(1000).raw_data(), pinned.nbytes());
+  const Tensor x = empty({1000}, kFirst), y = empty({1000}, kSecond);
+  const ExclusiveStream side(kFirst, true);
+  Event begin(true), copied(true), plain;
+  begin.record(side);
+  copy_async(x, pinned, side);
+  copied.record(side);
+  current_stream(kFirst).wait(copied);
+  first::launch_scale(x.data<float>(), x.data<float>(), 1000, 1, current_stream(kFirst).native());
+  second::launch_shared(60 << 10, current_stream(kFirst).native());
+  cuda::copy_bytes(kSecond, y.raw_data(), kFirst, x.raw_data(), x.nbytes());
+  cuda::copy_rows_async(back.raw_data(), 8, y.raw_data(), 8, 4, 500, current_stream(kSecond));
+  record_stream(x, side);
+  plain.record(side);
+  while (!plain.done()) {
+  }
+  copied.synchronize();
+  expect(copied.milliseconds_since(begin) > 0, "time between events");
+  { const Tensor freed = empty({5'000'000}, kFirst); }
+  expect(cuda::memory_info(kFirst).free < (std::size_t{256} << 20), "memory in use");
+  empty_cache(DeviceType::cuda);
+  while (!side.stream().done()) {
+  }
+  current_stream(kSecond).synchronize();
+  synchronize(kFirst);
+  for (int i = 0; i < 1000; i += 2) expect(back.data<float>()[i] == static_cast<float>(i), "copied values");
+}
+
+/// Calls whose errors are not thrown: the object is released all the same, or the call was made on behalf of
+/// nobody.
+const std::set<std::string> kNotThrown = {"cudaFree", "cudaFreeHost", "cudaEventDestroy",
+                                          "cudaStreamDestroy"};
+
+}  // namespace
+
+TEST_CASE("core uses GPUs through the CUDA runtime") {
+  {
+    const Gpus gpus;
+    CHECK_NOTHROW(use_everything());
+  }
+  const Gpus gpus;
+  CHECK(stand_in::calls().empty() == false);
+}
+
+// Every call site, every class of error: the exception has the right type and names the call and the error,
+// and nothing leaks.
+TEST_CASE("an error at any call to CUDA is thrown as what it is, and nothing leaks") {
+  std::map<std::string, int> calls;
+  {
+    const Gpus gpus;
+    use_everything();
+    calls = stand_in::calls();
+  }
+  CHECK(calls.size() >= 25);
+  int injected = 0;
+  for (const auto& [function, times] : calls) {
+    for (int nth = 1; nth <= times; ++nth) {
+      for (const cudaError_t error :
+           {cudaErrorMemoryAllocation, cudaErrorInvalidValue, cudaErrorIllegalAddress,
+            cudaErrorECCUncorrectable, cudaErrorInsufficientDriver}) {
+        const std::string name = cudaGetErrorName(error);
+        CAPTURE(function, nth, name);
+        std::string text;
+        enum { nothing, out_of_memory, cuda_error, other } thrown = nothing;
+        {
+          stand_in::reset();
+          stand_in::fail(function, nth, error);
+          const Gpus gpus(kKeepInjected);
+          // On a thread of its own, which has chosen no device yet.
+          std::thread([&] {
+            try {
+              use_everything();
+            } catch (const OutOfMemoryError& e) {
+              thrown = out_of_memory, text = e.what();
+            } catch (const CudaError& e) {
+              thrown = cuda_error, text = e.what();
+            } catch (const std::exception& e) {
+              thrown = other, text = e.what();
+            }
+          }).join();
+        }
+        ++injected;
+        CAPTURE(text);
+        if (function == "cudaGetDeviceCount") {  // no devices, and the reason
+          CHECK(thrown == other);
+          continue;
+        }
+        const bool retried =
+            error == cudaErrorMemoryAllocation && (function == "cudaMalloc" || function == "cudaHostAlloc");
+        if (thrown == nothing) {
+          CHECK((retried || kNotThrown.contains(function)));
+          continue;
+        }
+        CHECK(thrown == (error == cudaErrorMemoryAllocation ? out_of_memory : cuda_error));
+        if (!retried) CHECK_THAT(text, ContainsSubstring("[cuda] ") && ContainsSubstring(name));
+      }
+    }
+  }
+  std::printf("%d errors were injected into %zu functions\n", injected, calls.size());
+}
+
+TEST_CASE("errors say what to do about them") {
+  struct Case {
+    cudaError_t error;
+    const char* advice;
+  };
+  for (const auto& [error, advice] :
+       {Case{cudaErrorIllegalAddress, "compute-sanitizer"},
+        Case{cudaErrorInsufficientDriver, "install an NVIDIA driver"},
+        Case{cudaErrorNoKernelImageForDevice, "install an NVIDIA driver"},
+        Case{cudaErrorECCUncorrectable, "nvidia-smi"}, Case{cudaErrorMemoryAllocation, "free tensors"},
+        Case{cudaErrorInvalidResourceHandle, "documentation"}}) {
+    const Gpus gpus;
+    const Stream stream = current_stream(kFirst);
+    stand_in::fail("cudaStreamSynchronize", 1, error);
+    CHECK_THROWS_WITH(stream.synchronize(), ContainsSubstring("[cuda] cudaStreamSynchronize(") &&
+                                                ContainsSubstring("failed on GPU 0 at runtime.cpp:") &&
+                                                ContainsSubstring(advice));
+  }
+}
+
+TEST_CASE("an error that was thrown is not reported again") {
+  const Gpus gpus;
+  stand_in::fail("cudaMemGetInfo", 1, cudaErrorInvalidValue);
+  CHECK_THROWS_AS(cuda::memory_info(kFirst), CudaError);
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  CHECK(stand_in::calls()["cudaMemGetInfo"] == 1);
+}
+
+TEST_CASE("without a GPU there is a reason") {
+  struct Case {
+    cudaError_t error;
+    const char* why;
+  };
+  for (const auto& [error, why] : {Case{cudaErrorInsufficientDriver, "no NVIDIA driver"},
+                                   Case{cudaErrorNoDevice, "this machine has no GPU"},
+                                   Case{cudaErrorECCUncorrectable, "uncorrectable ECC error"}}) {
+    stand_in::reset();
+    stand_in::fail("cudaGetDeviceCount", 1, error);
+    const Gpus gpus(kKeepInjected);
+    CHECK(device_count(DeviceType::cuda) == 0);
+    CHECK_THAT(cuda::why_no_device(), ContainsSubstring(why));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+}
+
+TEST_CASE("running out of memory is an OutOfMemoryError, after the cache was given back") {
+  const Gpus gpus(2, std::size_t{100} << 20);
+  { const Tensor cached = empty({15 << 20}, kFirst); }
+  CHECK_NOTHROW(empty({20 << 20}, kFirst));
+  CHECK_THROWS_WITH(empty({30 << 20}, kFirst), ContainsSubstring("no room for 120.00 MiB"));
+  CHECK_NOTHROW(empty({20 << 20}, kFirst));
+  CHECK_THROWS_AS(empty_pinned({30 << 20}), OutOfMemoryError);
+}
+
+TEST_CASE("using one GPU creates no context on another") {
+  const Gpus gpus(3);
+  std::thread([] {
+    const Tensor x = counted(1000).to(kSecond);
+    const Tensor pinned = empty_pinned({1000});
+    const ExclusiveStream side(kSecond);
+    copy_async(pinned, x, side);
+    Event event;
+    event.record(side);
+    std::thread([&] { event.synchronize(); }).join();
+    std::thread([&] {
+      first::launch_scale(x.data<float>(), x.data<float>(), 9, 1, side.stream().native());
+    }).join();
+    std::thread([] { empty_cache(DeviceType::cuda); }).join();
+  }).join();
+  CHECK(stand_in::contexts() == std::vector<int>{1});
+}
+
+TEST_CASE("streams have the priority that was asked for") {
+  const Gpus gpus;
+  const auto priority = [](const Stream& stream) {
+    int p = 1;
+    CHECK(cudaStreamGetPriority(static_cast<cudaStream_t>(stream.native()), &p) == cudaSuccess);
+    return p;
+  };
+  CHECK(priority(new_stream(kFirst, true)) < priority(new_stream(kFirst)));
+  CHECK(priority(ExclusiveStream(kSecond, true)) < priority(ExclusiveStream(kSecond)));
+  unsigned flags = 0;
+  CHECK(cudaStreamGetFlags(static_cast<cudaStream_t>(current_stream(kFirst).native()), &flags) ==
+        cudaSuccess);
+  CHECK(flags == cudaStreamNonBlocking);
+}

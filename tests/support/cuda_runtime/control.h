@@ -1,0 +1,80 @@
+#pragma once
+// Controls of the stand-in CUDA runtime: a shared library with the name of the real libcudart, for tests
+// without a GPU.
+//
+// A program that is linked with it uses it for all its modules, since the dynamic linker loads one library of
+// a name. Other programs use it when LD_LIBRARY_PATH names its folder. It has GPUs of host memory that the
+// host itself cannot access: a stray access by the host is a segmentation fault. Work in streams runs as late
+// as CUDA allows, when the host waits for it, or step by step when the host keeps polling. Every call checks
+// its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
+//
+// TAPESTRY_STAND_IN_GPUS=n has n GPUs instead of 2. When the program ends, leaks and misuse are printed and
+// the exit status becomes 70; TAPESTRY_STAND_IN_EXIT=ignore turns that off.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace stand_in {
+
+/// Where a kernel's parameter lies in its parameter space.
+struct Parameter {
+  std::size_t offset, bytes;
+};
+
+/// A kernel that some module has registered.
+struct Kernel {
+  std::string symbol;
+  /// The fat binary that nvcc embedded in the module: a fatbin header, then PTX and machine code.
+  const void* fat_binary = nullptr;
+  /// From the kernel's PTX; empty if the fat binary has no uncompressed PTX of it.
+  std::optional<std::vector<Parameter>> parameters;
+  /// From __launch_bounds__; 0 if there are none.
+  unsigned max_threads = 0;
+};
+
+struct Launch {
+  Kernel kernel;
+  std::array<unsigned, 3> grid, block;
+  std::size_t shared_bytes;
+  int gpu;
+  void* stream;
+  /// The parameter space, copied when the kernel was launched; empty if the layout is unknown.
+  std::vector<std::byte> arguments;
+};
+
+/// Forgets every object, record and injected error, and starts with new GPUs of `memory` bytes each.
+void reset(int gpus = 2, std::size_t memory = std::size_t{256} << 20);
+
+/// Makes the `nth` call of `function` from now on (1: the next) return the cudaError_t `error` instead of
+/// doing its work. If CUDA documents the error as leaving the process in an inconsistent state, all later
+/// calls return it too.
+void fail(const std::string& function, int nth, int error);
+/// Makes the next kernel that runs end with `error`. Calls return it when the host next waits.
+void fail_next_kernel(int error);
+
+/// How often each function was called since reset().
+std::map<std::string, int> calls();
+/// Kernel launches since reset(), in the order of the calls.
+std::vector<Launch> launches();
+/// All registered kernels, of all modules.
+std::vector<Kernel> kernels();
+/// The GPUs on which the process has created a context.
+std::vector<int> contexts();
+/// Calls with arguments that are wrong, or that no correct program passes, since reset().
+std::vector<std::string> misuse();
+/// Memory, streams and events that have not been released, a line each.
+std::vector<std::string> leaks();
+
+/// Runs launches when their stream gets to them. Exceptions end the kernel with cudaErrorLaunchFailure.
+using Executor = std::function<void(const Launch&)>;
+void set_executor(Executor executor);
+/// For executors and tests: the bytes behind an address of GPU or page-locked memory. Null if [address,
+/// address + bytes) is not inside one live allocation.
+std::byte* memory_at(const void* address, std::size_t bytes);
+
+}  // namespace stand_in

@@ -1,0 +1,98 @@
+#include "tests/support/cuda_runtime/ptx.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <regex>
+#include <string_view>
+
+namespace stand_in {
+namespace {
+
+// The layouts that nvcc writes and cuobjdump reads. NVIDIA does not document them.
+struct FatBinaryHeader {
+  std::uint32_t magic;
+  std::uint16_t version, header_bytes;
+  std::uint64_t bytes;
+};
+struct EntryHeader {
+  std::uint16_t kind, version;
+  std::uint32_t header_bytes;
+  std::uint64_t bytes;
+  std::uint32_t compressed_bytes;
+};
+constexpr std::uint32_t kFatBinaryMagic = 0xba55ed50;
+constexpr std::uint16_t kPtx = 1;
+
+template <class T>
+T read(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+// Calls f with each uncompressed PTX text until it returns true.
+template <class F>
+void each_ptx(const void* fat_binary, F f) {
+  const char* const start = static_cast<const char*>(fat_binary);
+  const auto header = read<FatBinaryHeader>(start);
+  if (header.magic != kFatBinaryMagic) return;
+  const char* at = start + header.header_bytes;
+  for (const char* const end = at + header.bytes; at + sizeof(EntryHeader) <= end;) {
+    const auto entry = read<EntryHeader>(at);
+    const char* const text = at + entry.header_bytes;
+    if (entry.kind == kPtx && entry.compressed_bytes == 0 && f(std::string_view(text, entry.bytes))) return;
+    at = text + entry.bytes;
+  }
+}
+
+// ".param .u64 .ptr .align 1 name" has 8 bytes; ".param .align 8 .b8 name[24]" has 24, aligned to 8.
+std::optional<Parameter> parse(const std::string& text, std::size_t end_of_last) {
+  static const std::regex array(R"(\.align\s+(\d+)\s+\.b8\s+[\w$%]+\[(\d+)\])"),
+      scalar(R"(\.param\s+\.[subf](\d+)\b)");
+  std::smatch match;
+  std::size_t align = 0, bytes = 0;
+  if (std::regex_search(text, match, array)) {
+    align = std::stoul(match[1]);
+    bytes = std::stoul(match[2]);
+  } else if (std::regex_search(text, match, scalar)) {
+    align = bytes = std::stoul(match[1]) / 8;
+  }
+  if (align == 0) return std::nullopt;
+  return Parameter{(end_of_last + align - 1) / align * align, bytes};
+}
+
+}  // namespace
+
+void read_entry(Kernel& kernel) {
+  each_ptx(kernel.fat_binary, [&](std::string_view ptx) {
+    const std::string start = ".entry " + kernel.symbol + "(";
+    const std::size_t at = ptx.find(start);
+    if (at == ptx.npos) return false;
+    const std::size_t from = at + start.size(), to = ptx.find(')', from);
+    std::vector<Parameter> parameters;
+    std::size_t end = 0;
+    for (std::size_t begin = from; begin < to;) {
+      const std::size_t comma = std::min(ptx.find(',', begin), to);
+      const std::string text(ptx.substr(begin, comma - begin));
+      begin = comma + 1;
+      if (text.find(".param") == text.npos) continue;
+      const std::optional<Parameter> parameter = parse(text, end);
+      if (!parameter) return false;
+      parameters.push_back(*parameter);
+      end = parameter->offset + parameter->bytes;
+    }
+    kernel.parameters = std::move(parameters);
+    const std::string head(ptx.substr(to, std::min(ptx.find('{', to), ptx.size()) - to));
+    static const std::regex bounds(R"(\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?)");
+    std::smatch match;
+    if (std::regex_search(head, match, bounds)) {
+      kernel.max_threads = 1;
+      for (int i = 1; i <= 3; ++i)
+        if (match[i].matched) kernel.max_threads *= static_cast<unsigned>(std::stoul(match[i]));
+    }
+    return true;
+  });
+}
+
+}  // namespace stand_in
