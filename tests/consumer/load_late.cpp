@@ -1,4 +1,4 @@
-// Loads the library as a plugin of another program would: long after the program's start.
+// Loads the library with dlopen() long after the program has started, as plugins are loaded.
 #include <dlfcn.h>
 #include <stdio.h>
 

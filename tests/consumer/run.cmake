@@ -1,6 +1,7 @@
-# cmake -D WAY=install|subdirectory|whole_subdirectory -D SOURCE= -D BUILD= -D LIBRARY= -D WORK= ... -P run.cmake: one of
-# the consumer tests. WAY=subdirectory compiles the consumer and one file of each of the library's folders as parts of the
-# consumer's project, and links with the library of BUILD; whole_subdirectory compiles the whole library once more.
+# cmake -D WAY=install|subdirectory|whole_subdirectory -D SOURCE= -D BUILD= -D LIBRARY= -D WORK= ... -P run.cmake
+# Runs one of the consumer tests. install uses an install tree. subdirectory compiles the consumer and one file of each of
+# the library's folders inside the consumer's project, and links with the library in BUILD. whole_subdirectory compiles
+# the whole library inside the consumer's project. With NVCC, install also compiles a consumer's kernel.
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
@@ -10,11 +11,11 @@ endfunction()
 
 set(project ${CMAKE_CURRENT_LIST_DIR}/project)
 file(REMOVE_RECURSE ${WORK}/prefix)
-# Never the cache of an earlier run: the first configuration is the one under test.
+# The first configuration is the one under test, so the cache of an earlier run is removed.
 file(REMOVE ${WORK}/build/CMakeCache.txt)
 
 if(WAY STREQUAL "install")
-  # Installed in one place and used from another, as a package is.
+  # A package is installed in one place and used in another.
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix/staged)
   set(prefix ${WORK}/prefix/final)
   file(RENAME ${WORK}/prefix/staged ${prefix})
@@ -49,7 +50,7 @@ if(WAY STREQUAL "install")
   file(GLOB_RECURSE files RELATIVE ${prefix}/include/tapestry ${prefix}/include/tapestry/*)
   foreach(file ${files})
     if(NOT file MATCHES "\\.(h|cuh)$")
-      message(FATAL_ERROR "the install tree holds ${file}, which is no header")
+      message(FATAL_ERROR "the install tree holds ${file}, which is not a header")
     endif()
     file(SHA256 ${SOURCE}/${file} here)
     file(SHA256 ${prefix}/include/tapestry/${file} there)
@@ -58,14 +59,28 @@ if(WAY STREQUAL "install")
     endif()
   endforeach()
   set(options -D USE_PACKAGE=ON -D CMAKE_BUILD_TYPE=Release -D CMAKE_PREFIX_PATH=${prefix})
+
+  if(NVCC)
+    # Static is what CMake chooses for consumers; the shared runtime can be replaced by the stand-in in STAND_IN.
+    file(GLOB library_folder ${prefix}/lib*)
+    foreach(runtime static shared)
+      run(${NVCC} -std=c++20 --expt-relaxed-constexpr -arch=${ARCH} -cudart ${runtime} -I ${prefix}/include
+        ${project}/kernel.cu -o ${WORK}/kernel_${runtime} -L ${library_folder} -ltapestry
+        -Xlinker -rpath,${library_folder} -Xlinker --allow-shlib-undefined)
+    endforeach()
+    run(${WORK}/kernel_static)
+    if(STAND_IN)
+      run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${STAND_IN} TAPESTRY_STAND_IN_EXIT=ignore ${WORK}/kernel_shared)
+    endif()
+  endif()
 else()
-  # Unoptimised: compiling takes longer than running.
+  # Without optimisation, since compiling takes longer than running.
   set(options -D USE_PACKAGE=OFF -D CMAKE_BUILD_TYPE=Debug -D CMAKE_CXX_FLAGS_DEBUG=-O0 -D TAPESTRY_SOURCE=${SOURCE})
 endif()
 
 set(program consumer)
 set(targets)
-if(WAY STREQUAL "subdirectory" AND GENERATOR MATCHES "Ninja")  # which builds single objects
+if(WAY STREQUAL "subdirectory" AND GENERATOR MATCHES "Ninja")  # Ninja can build single objects
   list(APPEND options -D TAPESTRY_LIBRARY=${LIBRARY})
   set(program consumer_of_library)
   foreach(folder core kernels/cpu autograd/ops nn data distributed/comm)

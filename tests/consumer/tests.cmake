@@ -1,14 +1,30 @@
-# The project in tests/consumer/project, built against an install tree and around the source tree.
+# Builds the project in tests/consumer/project with an install tree, and with the source tree inside it. If the library
+# has CUDA, a consumer's kernel is compiled and launched too: on a GPU if there is one, and on the stand-in runtime if the
+# library uses the shared CUDA runtime.
+set(consumer_cuda)
+if(TAPESTRY_CUDA_FOUND)
+  string(REGEX MATCH "[0-9]+" architecture "${CMAKE_CUDA_ARCHITECTURES}")
+  if(NOT architecture)
+    set(architecture native)
+  else()
+    set(architecture sm_${architecture})
+  endif()
+  set(consumer_cuda -D NVCC=${CMAKE_CUDA_COMPILER} -D ARCH=${architecture})
+  if(TARGET tests_cudart AND CMAKE_CUDA_RUNTIME_LIBRARY STREQUAL "Shared")
+    list(APPEND consumer_cuda -D STAND_IN=$<TARGET_FILE_DIR:tests_cudart>)
+  endif()
+endif()
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
 get_property(programs GLOBAL PROPERTY TAPESTRY_PROGRAMS)
 foreach(way install subdirectory whole_subdirectory)
   add_test(NAME consumer.${way} COMMAND ${CMAKE_COMMAND}
     -D WAY=${way} -D SOURCE=${PROJECT_SOURCE_DIR} -D BUILD=${PROJECT_BINARY_DIR} -D LIBRARY=$<TARGET_FILE:tapestry>
     -D WORK=${PROJECT_BINARY_DIR}/consumer/${way} -D GENERATOR=${CMAKE_GENERATOR} -D COMPILER=${CMAKE_CXX_COMPILER}
-    -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -D JOBS=${cores} -D "PROGRAMS=${programs}" -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+    -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -D JOBS=${cores} -D "PROGRAMS=${programs}" ${consumer_cuda}
+    -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
   set_tests_properties(consumer.${way} PROPERTIES TIMEOUT 900 PROCESSORS ${cores} LABELS consumer)
 endforeach()
-# Three minutes on two cores, to find what a file alone can do wrong as a part of another project.
+# This takes three minutes on two cores. It finds single files that fail to compile inside another project.
 set_tests_properties(consumer.whole_subdirectory PROPERTIES LABELS "consumer;long")
 
 add_executable(load_late ${CMAKE_CURRENT_LIST_DIR}/load_late.cpp)

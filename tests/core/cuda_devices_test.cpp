@@ -16,7 +16,7 @@
 using namespace tapestry;
 using tapestry::testing::FakeGpus;
 
-TEST_CASE("child: what CUDA there is", "[.]") {
+TEST_CASE("child: prints whether there is CUDA", "[.]") {
   std::printf("built=%d;devices=%d;why=%s;", cuda::built(), device_count(DeviceType::cuda),
               cuda::why_no_device().c_str());
   try {
@@ -27,8 +27,8 @@ TEST_CASE("child: what CUDA there is", "[.]") {
   }
 }
 
-TEST_CASE("without a GPU there are no devices, and every way to one says why") {
-  const ChildResult child = run_child("child: what CUDA there is", "CUDA_VISIBLE_DEVICES=");
+TEST_CASE("without a GPU there are no devices, and errors give the reason") {
+  const ChildResult child = run_child("child: prints whether there is CUDA", "CUDA_VISIBLE_DEVICES=");
   INFO(child.output);
   CHECK(child.status == 0);
   CHECK_THAT(child.output, ContainsSubstring("devices=0;"));
@@ -40,7 +40,7 @@ TEST_CASE("without a GPU there are no devices, and every way to one says why") {
   if (!cuda::built()) CHECK_THAT(child.output, ContainsSubstring("this library was built without CUDA"));
 }
 
-TEST_CASE("CUDA devices that are not there are refused by all who take one") {
+TEST_CASE("every function that takes a device refuses CUDA devices that do not exist") {
   const FakeGpus none(0);
   CHECK(device_count(DeviceType::cuda) == 0);
   CHECK(cuda::why_no_device() == "the fake has none");
@@ -56,14 +56,14 @@ TEST_CASE("CUDA devices that are not there are refused by all who take one") {
   CHECK_THROWS_WITH(cuda::memory_info(device), gone);
   CHECK_THROWS_AS(cuda::memory_info(kCPU), DeviceError);
 
-  // Pinned memory is then plain memory.
+  // Without a GPU, empty_pinned() returns ordinary memory.
   const Tensor t = empty_pinned({3, 4});
   CHECK(t.sizes() == Shape{3, 4});
   CHECK_FALSE(is_pinned(t));
 }
 
-TEST_CASE("devices are the GPUs unless logical ones are asked for") {
-  if (std::getenv("TAPESTRY_LOGICAL_DEVICES")) return;  // the tests themselves run with some
+TEST_CASE("without TAPESTRY_LOGICAL_DEVICES there is one device per GPU") {
+  if (std::getenv("TAPESTRY_LOGICAL_DEVICES")) return;  // set for the whole test run
   const FakeGpus gpus(3);
   CHECK(device_count(DeviceType::cuda) == 3);
   for (int i = 0; i < 3; ++i) {
@@ -88,7 +88,7 @@ TEST_CASE("child: logical devices on fake GPUs", "[.]") {
   std::printf(";%s;", apart ? "counted apart" : "mixed up");
 }
 
-TEST_CASE("logical devices are dealt over the GPUs") {
+TEST_CASE("logical devices are assigned to the GPUs round-robin") {
   const auto with = [](int n) {
     return run_child("child: logical devices on fake GPUs", "TAPESTRY_LOGICAL_DEVICES=" + std::to_string(n))
         .output;
@@ -98,7 +98,7 @@ TEST_CASE("logical devices are dealt over the GPUs") {
   CHECK_THAT(with(1), ContainsSubstring("devices=1;on 0;counted apart;"));
 }
 
-TEST_CASE("a failed call says which, on which GPU, where, and what to do") {
+TEST_CASE("the text of a failed call names the call, the GPU, the place and the remedy") {
   const auto where = SourceLocation::current();
   const std::string at = "cuda_devices_test.cpp:" + std::to_string(where.line());
   CHECK(
@@ -109,12 +109,12 @@ TEST_CASE("a failed call says which, on which GPU, where, and what to do") {
                           .remedy = cuda::Remedy::kernel},
                          where) ==
       "[cuda] cudaStreamQuery(stream) failed on GPU 1 at " + at +
-          ": an illegal memory access was encountered (cudaErrorIllegalAddress); a kernel that was launched "
-          "earlier did it, and this process can use the GPU no more; start again with "
-          "CUDA_LAUNCH_BLOCKING=1, or "
-          "under compute-sanitizer, to see which");
+          ": an illegal memory access was encountered (cudaErrorIllegalAddress); an earlier kernel caused "
+          "this "
+          "error, and this process can no longer use the GPU; run again with CUDA_LAUNCH_BLOCKING=1 or under "
+          "compute-sanitizer to find the kernel");
   const std::string early = cuda::failure_text({.call = "f()", .name = "n", .text = "t"}, where);
-  CHECK_THAT(early, ContainsSubstring("f() failed at " + at + ": t (n); see what CUDA's"));
+  CHECK_THAT(early, ContainsSubstring("f() failed at " + at + ": t (n); look this error up in CUDA's"));
   for (const auto& [remedy, word] :
        std::vector<std::pair<cuda::Remedy, std::string>>{{cuda::Remedy::memory, "smaller batch"},
                                                          {cuda::Remedy::driver, "driver"},

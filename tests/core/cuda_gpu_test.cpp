@@ -1,4 +1,4 @@
-// The CUDA runtime itself, where there is a GPU. What needs none is tested in cuda_stream_test.cpp.
+// Core on a real GPU. cuda_stream_test.cpp tests the same on fake GPUs.
 #include <cstring>
 #include <vector>
 
@@ -26,7 +26,7 @@ bool equal(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("a GPU says what it is") {
+TEST_CASE("a GPU reports its properties and memory") {
   if (no_gpu()) return;
   const auto properties = cuda::device_properties(kFirst);
   std::printf("%s: capability %d.%d, %d multiprocessors, %zu bytes\n", properties.name.c_str(),
@@ -40,7 +40,7 @@ TEST_CASE("a GPU says what it is") {
   CHECK(memory.total <= properties.memory);
 }
 
-TEST_CASE("data go to a GPU and back, on either path") {
+TEST_CASE("data copied to a GPU and back is unchanged, with and without pinned memory") {
   if (no_gpu()) return;
   const Stream side = new_stream(kFirst, true);
   for (const std::int64_t n : {1, 1023, 5'000'000}) {
@@ -60,7 +60,7 @@ TEST_CASE("data go to a GPU and back, on either path") {
   }
 }
 
-TEST_CASE("streams and events order and time a GPU's work") {
+TEST_CASE("events order a GPU's streams and measure time") {
   if (no_gpu()) return;
   constexpr std::int64_t kCount = 32 << 20;
   const Stream a = new_stream(kFirst), b = new_stream(kFirst);
@@ -69,7 +69,7 @@ TEST_CASE("streams and events order and time a GPU's work") {
   begin.record(a);
   copy_async(on_gpu, x, a);
   end.record(a);
-  CHECK_FALSE(end.done());  // 128 MiB take milliseconds
+  CHECK_FALSE(end.done());  // copying 128 MiB takes milliseconds
   b.wait(end);
   copy_async(back, on_gpu, b);
   b.synchronize();
@@ -78,7 +78,7 @@ TEST_CASE("streams and events order and time a GPU's work") {
   CHECK(end.milliseconds_since(begin) > 0);
 }
 
-TEST_CASE("devices exchange tensors") {
+TEST_CASE("bytes copied between two devices are unchanged") {
   if (no_gpu(2)) return;
   const Device other("cuda:1");
   const Tensor x = counted(100'000), there = empty({100'000}, other), back = empty({100'000});
@@ -89,12 +89,11 @@ TEST_CASE("devices exchange tensors") {
   CHECK(equal(back, x));
 }
 
-TEST_CASE("a GPU's memory ends") {
+TEST_CASE("running out of GPU memory throws, and the process can continue") {
   if (no_gpu()) return;
   const std::size_t total = cuda::memory_info(kFirst).total;
   CHECK_THROWS_WITH(empty({static_cast<std::int64_t>(total)}, kFirst),
                     ContainsSubstring("[allocate] no room for") && ContainsSubstring("on cuda:0"));
-  // The process goes on.
   const Tensor x = counted(10), y = empty({10}, kFirst), back = empty({10});
   cuda::copy_bytes(kFirst, y.raw_data(), kCPU, x.raw_data(), x.nbytes());
   cuda::copy_bytes(kCPU, back.raw_data(), kFirst, y.raw_data(), x.nbytes());
@@ -102,10 +101,10 @@ TEST_CASE("a GPU's memory ends") {
   empty_cache(DeviceType::cuda);
 }
 
-TEST_CASE("a call that CUDA refuses says so") {
+TEST_CASE("a call that CUDA refuses throws an error that names it") {
   if (no_gpu()) return;
   const Tensor x = empty({10}, kFirst), y = empty({10}, kFirst);
-  CHECK_THROWS_WITH(  // rows that are wider than they are apart
+  CHECK_THROWS_WITH(  // the pitch is less than the width
       cuda::copy_rows_async(y.raw_data(), 4, x.raw_data(), 4, 8, 2, current_stream(kFirst)),
       ContainsSubstring("[cuda] cudaMemcpy2DAsync(") && ContainsSubstring("failed on GPU 0 at runtime.cpp:"));
   CHECK_NOTHROW(synchronize(kFirst));

@@ -1,9 +1,11 @@
-// Streams, events, copies and device memory on fake GPUs, which do everything as late as they may.
+// Streams, events, copies and device memory on fake GPUs, which run all work as late as CUDA allows.
 #include "tapestry/core/stream.h"
 
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -44,7 +46,7 @@ bool equal(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("on a CPU there is nothing to wait for") {
+TEST_CASE("the stream of a CPU never has pending work") {
   const Stream stream = current_stream(kCPU);
   CHECK(stream == Stream());
   CHECK(stream.device() == kCPU);
@@ -60,9 +62,11 @@ TEST_CASE("on a CPU there is nothing to wait for") {
   synchronize(kCPU);
   record_stream(counted(3), stream);
   CHECK(new_stream(kCPU) == stream);
+  const ExclusiveStream exclusive(kCPU);
+  CHECK(exclusive.stream() == stream);
 }
 
-TEST_CASE("each device has its default stream and others, and a guard chooses") {
+TEST_CASE("each device has a default stream and a pool, and StreamGuard selects a stream") {
   const FakeGpus gpus;
   CHECK(current_stream(kFirst) == default_stream(kFirst));
   CHECK_FALSE(default_stream(kFirst) == default_stream(kSecond));
@@ -73,12 +77,13 @@ TEST_CASE("each device has its default stream and others, and a guard chooses") 
   {
     const StreamGuard guard(side);
     CHECK(current_stream(kFirst) == side);
-    CHECK(current_stream(kSecond) == default_stream(kSecond));  // the guard's stream is another device's
+    CHECK(current_stream(kSecond) ==
+          default_stream(kSecond));  // the guard's stream belongs to another device
     CHECK(current_stream(kCPU) == Stream());
   }
   CHECK(current_stream(kFirst) == default_stream(kFirst));
 
-  // They come round again.
+  // The pool has 32 streams of each priority.
   std::vector<Stream> all{side};
   for (int i = 1; i < 32; ++i) {
     all.push_back(new_stream(kFirst));
@@ -88,8 +93,62 @@ TEST_CASE("each device has its default stream and others, and a guard chooses") 
   CHECK_FALSE(new_stream(kFirst, true) == all[1]);
 }
 
-TEST_CASE("streams wait for events, the host only when told to") {
-  std::vector<int> order;  // outlives the work that is still queued at the end
+TEST_CASE("an exclusive stream is shared with nobody, however many there are") {
+  FakeGpus gpus;
+  std::vector<Stream> pool;
+  for (int i = 0; i < 40; ++i) pool.push_back(new_stream(kFirst, true));
+  std::vector<ExclusiveStream> owners;
+  std::set<std::uint64_t> ids;
+  for (int i = 0; i < 100; ++i) {
+    owners.emplace_back(kFirst, true);
+    CHECK(ids.insert(owners.back().stream().id()).second);
+  }
+  for (const Stream& shared : pool) CHECK_FALSE(ids.contains(shared.id()));
+  CHECK_FALSE(ids.contains(default_stream(kFirst).id()));
+  CHECK_FALSE(ids.contains(new_stream(kFirst, true).id()));
+
+  // A receive that waits for its peer does not delay a send, also with more than 32 lanes.
+  bool sent = false;
+  const Stream send = owners[40].stream(), receive = owners[8].stream();
+  gpus.launch(receive, [&] { CHECK(sent); });
+  gpus.launch(send, [&] { sent = true; });
+  send.synchronize();
+  receive.synchronize();
+}
+
+TEST_CASE("a stream that its owner has given back is reused once its work is done") {
+  FakeGpus gpus;
+  const auto make = [](bool urgent = false) { return std::make_unique<ExclusiveStream>(kFirst, urgent); };
+  auto owner = make();
+  const Stream idle = owner->stream();
+  owner = nullptr;
+  owner = make();
+  CHECK(owner->stream() == idle);
+  CHECK_FALSE(make(true)->stream() == idle);  // of the other priority
+  CHECK_FALSE(ExclusiveStream(kSecond).stream() == idle);
+
+  bool done = false;
+  gpus.launch(idle, [&] { done = true; });
+  gpus.freeze(true);
+  owner = nullptr;
+  owner = make();
+  CHECK_FALSE(owner->stream() == idle);
+  gpus.freeze(false);
+  idle.synchronize();
+  CHECK(done);
+  CHECK(make()->stream() == idle);
+
+  // Moving passes the stream on: it is given back once.
+  ExclusiveStream a(kFirst), b = std::move(a);
+  CHECK(b.stream() == idle);
+  CHECK_FALSE(ExclusiveStream(kFirst).stream() == idle);
+  a = std::move(b);
+  CHECK(a.stream() == idle);
+  CHECK_THROWS_AS(ExclusiveStream(Device(DeviceType::cuda, 7)), DeviceError);
+}
+
+TEST_CASE("streams wait for events without blocking the host") {
+  std::vector<int> order;  // declared before `gpus`, whose destructor runs queued work
   FakeGpus gpus;
   const Stream a = new_stream(kFirst), b = new_stream(kSecond);
   gpus.launch(a, [&] { order.push_back(1); });
@@ -104,10 +163,10 @@ TEST_CASE("streams wait for events, the host only when told to") {
   b.synchronize();
   CHECK(b.done());
   REQUIRE(order.size() >= 2);
-  CHECK(order[0] == 1);  // then 3, before or after 2
+  CHECK(order[0] == 1);  // 3 may run before or after 2
   CHECK(order[1] != 1);
 
-  // Recorded anew, the event means the later point; who waited before still waits for the earlier one.
+  // Recording an event again moves it to the later point. Streams that already wait keep the earlier point.
   event.record(b);
   Event moved = std::move(event);
   gpus.launch(b, [&] { order.push_back(4); });
@@ -121,7 +180,7 @@ TEST_CASE("streams wait for events, the host only when told to") {
   CHECK(other.done());
 }
 
-TEST_CASE("waiting for an event can be bounded") {
+TEST_CASE("wait_for() returns false after its timeout") {
   FakeGpus gpus;
   const Stream a = new_stream(kFirst);
   gpus.launch(a, [] {});
@@ -135,7 +194,7 @@ TEST_CASE("waiting for an event can be bounded") {
   CHECK(event.wait_for(10s));
 }
 
-TEST_CASE("time between events") {
+TEST_CASE("milliseconds_since() needs two events with timing that were reached") {
   FakeGpus gpus;
   const Stream a = default_stream(kFirst);
   Event begin(true), end(true), plain;
@@ -161,27 +220,27 @@ TEST_CASE("copies from and to the host are complete when they return") {
   CHECK(none.raw_data() == nullptr);
 }
 
-TEST_CASE("copies between devices come after what the source is given, and before what the target is") {
+TEST_CASE("a copy between devices is ordered after earlier work of both and before later work of both") {
   FakeGpus gpus;
   Tensor x = on_device(counted(1000), kFirst);
   Tensor y = empty({1000}, kSecond);
   float* const data = x.data<float>();
   float* const to = y.data<float>();
-  gpus.launch(current_stream(kFirst), [=] { data[7] = -1; });  // before: seen
+  gpus.launch(current_stream(kFirst), [=] { data[7] = -1; });  // earlier work of the source: copied
   gpus.launch(current_stream(kSecond),
-              [=] { to[7] = to[8] = 5; });  // an earlier user of the memory: not seen
+              [=] { to[7] = to[8] = 5; });  // earlier work of the target: overwritten
   cuda::copy_bytes(kSecond, to, kFirst, data, x.nbytes());
-  gpus.launch(current_stream(kFirst), [=] { data[8] = -2; });  // after: not seen
+  gpus.launch(current_stream(kFirst), [=] { data[8] = -2; });  // later work of the source: not copied
   float seen = 0;
   gpus.launch(current_stream(kSecond), [&] { seen = to[7] + to[8]; });
-  current_stream(kFirst).synchronize();  // the source is early
+  current_stream(kFirst).synchronize();  // the source runs first
   current_stream(kSecond).synchronize();
   CHECK(seen == 7);
   CHECK(gpus.copies_between() == 1);
   CHECK(on_host(y).data<float>()[999] == 999);
 }
 
-TEST_CASE("the allocator of a device counts, caches and says when there is no room") {
+TEST_CASE("a device's allocator counts, caches, and throws OutOfMemoryError with the numbers") {
   constexpr std::size_t kMiB = 1 << 20;
   FakeGpus gpus(2, 100 * kMiB);
   {
@@ -193,7 +252,7 @@ TEST_CASE("the allocator of a device counts, caches and says when there is no ro
     CHECK_THROWS_WITH(empty({static_cast<std::int64_t>(20 * kMiB)}, kFirst),
                       ContainsSubstring("no room for 80.00 MiB (83886080 bytes) on cuda:0: 60.00 MiB") &&
                           ContainsSubstring("reserved 40.00 MiB"));
-    // The other one is empty.
+    // The other device has free memory.
     CHECK_NOTHROW(empty({static_cast<std::int64_t>(20 * kMiB)}, kSecond));
   }
   CHECK(memory_stats(kFirst).allocated == 0);
@@ -201,7 +260,7 @@ TEST_CASE("the allocator of a device counts, caches and says when there is no ro
   CHECK(gpus.reserved(0) == 40 * kMiB);
   reset_peak_memory(kFirst);
   CHECK(memory_stats(kFirst).peak_allocated == 0);
-  CHECK_NOTHROW(empty({static_cast<std::int64_t>(20 * kMiB)}, kFirst));  // the cache makes room
+  CHECK_NOTHROW(empty({static_cast<std::int64_t>(20 * kMiB)}, kFirst));  // the cache is released first
   empty_cache(DeviceType::cuda);
   CHECK(gpus.reserved(0) == 0);
   CHECK(gpus.reserved(1) == 0);
@@ -212,7 +271,7 @@ TEST_CASE("the allocator of a device counts, caches and says when there is no ro
   CHECK_NOTHROW(empty({5}, kFirst));
 }
 
-TEST_CASE("memory that another stream uses is reused when that stream is done") {
+TEST_CASE("memory that record_stream() names is reused after that stream has finished") {
   FakeGpus gpus;
   const Stream side = new_stream(kFirst);
   float* data = nullptr;
@@ -234,11 +293,11 @@ TEST_CASE("memory that another stream uses is reused when that stream is done") 
   event.synchronize();
   const Tensor z = empty({1000}, kFirst), w = empty({1000}, kFirst);
   CHECK((z.data<float>() == data || w.data<float>() == data));
-  // Only memory of the pool is recorded.
+  // record_stream() ignores memory that the pool did not allocate.
   record_stream(from_blob(&read, {1}), side);
 }
 
-TEST_CASE("copies from pinned memory go on while the host does") {
+TEST_CASE("copy_async() from pinned memory does not block the host") {
   FakeGpus gpus;
   const Stream side = new_stream(kFirst, true);
   Tensor x = empty_pinned({1000});
@@ -251,7 +310,7 @@ TEST_CASE("copies from pinned memory go on while the host does") {
   CHECK_FALSE(side.done());
   CHECK(y.version() == version + 1);
 
-  // The pinned memory stays taken while it is read.
+  // Pinned memory is not reused while a stream still reads it.
   const void* const address = x.raw_data();
   x = Tensor();
   CHECK(empty_pinned({1000}).raw_data() != address);
@@ -263,7 +322,7 @@ TEST_CASE("copies from pinned memory go on while the host does") {
   side.synchronize();
   CHECK(equal(back, counted(1000)));
 
-  // Devices to devices, on the source's stream.
+  // A copy between devices runs on the source's stream.
   const Tensor there = empty({1000}, kSecond);
   copy_async(there, y, side);
   side.synchronize();
@@ -275,7 +334,7 @@ TEST_CASE("copies from pinned memory go on while the host does") {
   copy_async(empty({0, 3}, kFirst), none, side);
 }
 
-TEST_CASE("copies that do not fit are refused") {
+TEST_CASE("copy_async() refuses tensors and streams that do not match") {
   const FakeGpus gpus;
   const Stream side = new_stream(kFirst);
   const Tensor x = empty_pinned({2, 3}), y = empty({2, 3}, kFirst);
@@ -291,7 +350,7 @@ TEST_CASE("copies that do not fit are refused") {
   CHECK_THROWS_AS(empty_pinned({std::int64_t{1} << 40}), OutOfMemoryError);
 }
 
-TEST_CASE("what uses one GPU leaves the others alone, on every thread") {
+TEST_CASE("using one GPU creates no context on others, on any thread") {
   FakeGpus gpus(3);
   const Tensor x = on_device(counted(1000), kSecond);
   const Stream side = new_stream(kSecond);
@@ -306,7 +365,7 @@ TEST_CASE("what uses one GPU leaves the others alone, on every thread") {
   on_a_thread([&] { CHECK(end.milliseconds_since(begin) > 0); });
   on_a_thread([&] { copy_async(x, empty_pinned({1000}), side); });
   side.synchronize();
-  on_a_thread([] { empty_cache(DeviceType::cuda); });  // which gives the page-locked memory back
+  on_a_thread([] { empty_cache(DeviceType::cuda); });  // this also releases page-locked memory
   CHECK(gpus.reserved(-1) == 0);
   CHECK(gpus.is_in_use(1));
   CHECK_FALSE(gpus.is_in_use(0));

@@ -58,3 +58,10 @@ set_tests_properties(cuda_runtime.sync_launches PROPERTIES TIMEOUT ${TAPESTRY_TE
 foreach(test ${all_tests} cuda_runtime.sync_launches)
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT LD_BIND_NOW=1)
 endforeach()
+
+# The tests for real GPUs of tests/core, on the stand-in.
+if(TAPESTRY_CUDA_FOUND AND CMAKE_CUDA_RUNTIME_LIBRARY STREQUAL "Shared")
+  add_test(NAME cuda_runtime.core_cuda_gpu COMMAND tests_core -\# "[\#cuda_gpu_test]" ${fail_without_tests})
+  set_tests_properties(cuda_runtime.core_cuda_gpu PROPERTIES TIMEOUT ${TAPESTRY_TEST_TIMEOUT} LABELS cuda_runtime ENVIRONMENT
+    "${environment};LD_LIBRARY_PATH=$<TARGET_FILE_DIR:tests_cudart>;TAPESTRY_STAND_IN_EXIT=ignore;TAPESTRY_REQUIRE_CUDA=1")
+endif()

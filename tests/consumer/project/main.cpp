@@ -1,4 +1,4 @@
-// A consumer's program: own folders core/ and data/, own CHECK, own Tensor.
+// A consumer's program with folders core/ and data/, a macro CHECK and a class Tensor of its own.
 #define CHECK(condition) \
   if (!(condition)) return std::printf("failed: %s\n", #condition), 1
 

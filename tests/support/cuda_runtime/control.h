@@ -8,8 +8,8 @@
 // as CUDA allows, when the host waits for it, or step by step when the host keeps polling. Every call checks
 // its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
 //
-// TAPESTRY_STAND_IN_GPUS=n has n GPUs instead of 2. When the program ends, leaks and misuse are printed and
-// the exit status becomes 70; TAPESTRY_STAND_IN_EXIT=ignore turns that off.
+// At first there are 2 GPUs of 1 GiB; TAPESTRY_STAND_IN_GPUS=n makes n of them. When the program ends, leaks
+// and misuse are printed and the exit status becomes 70; TAPESTRY_STAND_IN_EXIT=ignore turns that off.
 #include <array>
 #include <cstddef>
 #include <cstdint>

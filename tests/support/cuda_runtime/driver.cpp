@@ -110,6 +110,7 @@ struct State {
   // Addresses are never reused, so that a stale address is recognised.
   std::map<std::uintptr_t, Allocation> memory;
   std::map<const void*, std::unique_ptr<StreamObject>> streams;
+  std::vector<StreamObject*> streams_made;  // in the order of their creation
   std::map<const void*, std::unique_ptr<EventObject>> events;
   std::set<int> contexts;
   std::set<std::pair<int, int>> peers;
@@ -156,7 +157,7 @@ struct State {
   template <class F>
   void each_stream(F f) {
     for (StreamObject& stream : null_streams) f(stream);
-    for (const auto& [handle, stream] : streams) f(*stream);
+    for (StreamObject* stream : streams_made) f(*stream);
   }
   // Polling makes progress: each poll runs one item of every stream.
   void step() {
@@ -183,7 +184,7 @@ struct State {
         make_wait(stream, signal_in(null_stream));
       return;
     }
-    for (const auto& [handle, other] : streams)
+    for (StreamObject* other : streams_made)
       if (other->gpu == stream.gpu && !(other->flags & cudaStreamNonBlocking) && !other->work.empty())
         make_wait(stream, signal_in(*other));
   }
@@ -206,7 +207,7 @@ int gpus_wanted() {
 
 std::unique_ptr<State>& holder() {
   static auto& state =
-      *new std::unique_ptr<State>(std::make_unique<State>(gpus_wanted(), std::size_t{256} << 20));
+      *new std::unique_ptr<State>(std::make_unique<State>(gpus_wanted(), std::size_t{1} << 30));
   return state;
 }
 State& state() { return *holder(); }
@@ -442,6 +443,7 @@ cudaError_t create_stream(int gpu, unsigned flags, int priority, cudaStream_t* s
   if (!stream || (flags != cudaStreamDefault && flags != cudaStreamNonBlocking)) return cudaErrorInvalidValue;
   auto made = std::make_unique<StreamObject>(StreamObject{gpu, flags, priority});
   *stream = reinterpret_cast<cudaStream_t>(made.get());
+  state().streams_made.push_back(made.get());
   state().streams[made.get()] = std::move(made);
   return cudaSuccess;
 }
