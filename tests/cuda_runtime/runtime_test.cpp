@@ -10,7 +10,7 @@
 #include <typeinfo>
 
 #include "tapestry/core/allocator.h"
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"

@@ -1,7 +1,7 @@
 // A consumer's own kernel, compiled with the installed headers. Prints "skipped" if there is no GPU.
 #include <cstdio>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
