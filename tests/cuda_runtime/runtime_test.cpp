@@ -67,7 +67,7 @@ const std::set<std::string> kReleases = {"cudaFree", "cudaFreeHost", "cudaEventD
 /// Calls that also happen while a tensor's memory is freed, which must not throw. The block is never reused
 /// then.
 const std::map<std::string, std::size_t> kAlsoInRelease = {
-    {"cudaGetDevice", 2}, {"cudaEventCreateWithFlags", 1}, {"cudaEventRecord", 2}};
+    {"cudaGetDevice", 3}, {"cudaEventCreateWithFlags", 1}, {"cudaEventRecord", 2}};
 
 enum class Outcome { nothing, out_of_memory, cuda_error, other };
 
