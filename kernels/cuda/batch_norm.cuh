@@ -446,7 +446,7 @@ template <int V>
 ChannelShape channel_shape(const BatchNorm& s, std::int64_t blocks) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   check(s.c <= kMost && s.l <= kMost, "[batch_norm] ", s.c, " channels of ", s.l,
-        " elements on a GPU; there may be ", kMost, " of each");
+        " elements are too many for a CUDA kernel; use at most ", kMost, " of each");
   const auto parts = [](std::int64_t n, std::int64_t size) { return (n + size - 1) / size; };
   ChannelShape shape{.n = s.n, .c = s.c, .l = s.l, .width = 1, .tiles = 1};
   if (s.l == 1) {

@@ -119,7 +119,7 @@ inline AxisClass gradient_axis(std::int64_t rest, std::int64_t in, std::int64_t 
 /// Converts `count` to 32 bits. Throws if it does not fit.
 inline unsigned checked_u31(const char* what, std::int64_t count) {
   check(count <= 0x7fffffff, "[conv2d] ", what, " of ", count,
-        " elements, CUDA kernels take up to 2147483647; make it smaller");
+        " elements is too large for a CUDA kernel; use at most 2147483647 elements");
   return static_cast<unsigned>(count);
 }
 

@@ -5,8 +5,8 @@
 
 namespace tapestry::kernels::cuda {
 
-/// Division of numbers below 2^63 by an invariant divisor, as multiply-high and shift. Divisor does the same
-/// below 2^31.
+/// Divides numbers below 2^63 by an invariant divisor, by multiply-high and shift. Divisor does the same for
+/// 32-bit numbers below 2^31.
 struct WideDivisor {
   std::uint64_t value = 1, factor = 1;
   unsigned shift = 0;

@@ -237,7 +237,7 @@ template <class Tile>
 inline constexpr int kSliceRows = 32 * Tile::kWarpsM;
 template <class Tile>
 inline constexpr int kSlices = Tile::kM / kSliceRows<Tile>;
-/// Leading dimension of a slice in shared memory; padded against bank conflicts.
+/// The leading dimension of a slice in shared memory. It is padded to avoid bank conflicts.
 template <class Tile>
 inline constexpr int kSlicePitch = Tile::kN + Tile::kSlicePad;
 template <class Tile>
@@ -384,7 +384,7 @@ template <class Tile, class T>
 GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t splits) {
   GemmPlan<T> p{};
   p.m = g.m, p.n = g.n, p.k = g.k;
-  // With k = 0 nothing is read, and A and B may be null; any valid pointer will do.
+  // With k = 0 nothing is read and A and B may be null, so the address of C stands in for them.
   p.a = static_cast<const T*>(g.k ? g.a : g.c);
   p.b = static_cast<const T*>(g.k ? g.b : g.c);
   p.c = static_cast<T*>(g.c);

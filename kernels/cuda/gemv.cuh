@@ -88,7 +88,7 @@ bool is_gemv(const Gemm& g) {
 template <class T>
 void launch_gemv(const Gemm& g, const GemmLayout& layout, cudaStream_t stream) {
   const GemmPlan<T> plan = gemm_plan<SmallTileF32, T>(g, layout, 1);
-  // At least two packs of each column per thread, as far as kGemvWarps allows.
+  // As many warps as leave each thread two packs of a column or more, but at most kGemvWarps.
   constexpr std::int64_t kPacks = 2 * 32 * (16 / sizeof(T));
   const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(g.k, kPacks), 1, kGemvWarps));
   const auto go = [&](auto kernel) {

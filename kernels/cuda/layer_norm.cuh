@@ -337,7 +337,8 @@ __global__ void __launch_bounds__(32 * kPartThreads)
 /// Converts a row length to int. Throws if it is too long.
 inline int row_length(const char* op, std::int64_t n) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  check(n <= kMost, "[", op, "] rows of ", n, " elements on a GPU; there may be ", kMost);
+  check(n <= kMost, "[", op, "] rows of ", n, " elements are too long for a CUDA kernel; use at most ",
+        kMost);
   return static_cast<int>(n);
 }
 

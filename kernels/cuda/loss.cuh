@@ -335,7 +335,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
 template <class T>
 ClassRows<T> class_rows(const char* op, const ClassLoss& a) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  check(a.classes <= kMost, "[", op, "] ", a.classes, " classes on a GPU; there may be ", kMost);
+  check(a.classes <= kMost, "[", op, "] ", a.classes, " classes are too many for a CUDA kernel; use at most ",
+        kMost);
   return {.shape = {.rows = a.outer * a.inner,
                     .inner = a.inner,
                     .tiles = (a.inner + 31) / 32,

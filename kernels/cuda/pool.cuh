@@ -243,9 +243,9 @@ PoolShape pool_shape(const Pool2d& s, bool adaptive) {
     // Larger strides give the same single window, and could overflow.
     if (!adaptive) stride = std::min(stride, in + 2 * padding + 1);
     const std::int64_t span = (kernel - 1) * dilation + 1;
-    check(in <= kMost && out <= kMost && (adaptive || (span <= kMost && padding <= kMost)), "[pool] ", in,
-          " to ", out, " pixels by windows of ", span, " with padding ", padding, " on a GPU; each may be ",
-          kMost);
+    check(in <= kMost && out <= kMost && (adaptive || (span <= kMost && padding <= kMost)), "[pool] pooling ",
+          in, " to ", out, " pixels by windows of ", span, " with padding ", padding,
+          " is too large for a CUDA kernel; use at most ", kMost, " of each");
     return PoolSide{.in = Division(in),
                     .out = Division(out),
                     .stride = Division(stride),

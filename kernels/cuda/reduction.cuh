@@ -27,7 +27,8 @@
 namespace tapestry::kernels::cuda {
 
 inline constexpr int kReductionThreads = 256;
-/// A few waves of blocks on an H200. If there would be fewer blocks, outputs are reduced in pieces.
+/// The target number of blocks: a few waves on an H200. If a launch would have fewer, outputs are reduced in
+/// pieces.
 inline constexpr std::int64_t kReductionBlocks = 2048;
 template <int V>
 inline constexpr int kLoads = V > 1 ? 4 : 8;

@@ -1,5 +1,5 @@
-// Batch normalization kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels
-// in f64.
+// Tests that batch normalization kernels match the CPU's kernels in f64 on every launch path, for ragged
+// sizes and extremes.
 #include "tapestry/kernels/cuda/batch_norm.cuh"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Column sum kernels, compared with sums in f64.
+// Tests that column sum kernels match sums in f64.
 #include "tapestry/kernels/cuda/column_sum.cuh"
 
 #include "tapestry/kernels/ops/gemm.h"

@@ -1,5 +1,5 @@
-// isclose and masked kernels by vector and by scalar accesses in every dtype, which tests/device does not
-// reach. It covers the values of all other comparisons.
+// Tests the isclose and masked kernels by vector and by scalar accesses in every dtype, which tests/device
+// does not reach. It checks the values of all other comparisons.
 #include "tapestry/kernels/cuda/compare.cuh"
 
 #include "tests/emulated/elementwise.h"

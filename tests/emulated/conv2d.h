@@ -1,5 +1,5 @@
 #pragma once
-// Convolution kernels on the emulator, compared with the CPU's kernels in f64.
+// Runs convolution kernels on the emulator and compares them with the CPU's kernels in f64.
 #include <random>
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-// The input gradient kernels of conv2d.
+// Tests the input gradient kernels of conv2d.
 #include "tests/emulated/conv2d.h"
 
 using namespace tapestry;

@@ -1,4 +1,4 @@
-// The weight and bias gradient kernels of conv2d.
+// Tests the weight and bias gradient kernels of conv2d.
 #include "tests/emulated/conv2d.h"
 
 using namespace tapestry;

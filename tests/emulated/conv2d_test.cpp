@@ -1,4 +1,4 @@
-// The forward kernels of conv2d, and the choice of tile and split that all conv2d kernels share.
+// Tests the forward kernels of conv2d, and the choice of tile and split that all conv2d kernels share.
 #include "tests/emulated/conv2d.h"
 
 using namespace tapestry;

@@ -1,4 +1,5 @@
-// Copy kernels: conversions between all dtypes, by vector and by scalar accesses, and their extremes.
+// Tests the copy kernels: conversions between all dtypes, by vector and by scalar accesses, and their
+// extremes.
 #include "tapestry/kernels/cuda/copy.cuh"
 
 #include "tests/emulated/elementwise.h"

@@ -1,6 +1,5 @@
 #pragma once
-// Operands of elementwise kernels in all layouts that public functions pass to them, and comparison with the
-// CPU kernel.
+// Runs elementwise kernels on operands in all memory layouts and compares them with the CPU's kernels.
 #include <cmath>
 #include <cstdint>
 #include <functional>

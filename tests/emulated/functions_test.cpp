@@ -1,4 +1,4 @@
-// Elementwise functions that have their own approximations on the GPU, over their whole range. tests/device
+// Tests the elementwise functions that kernels approximate, over their whole range. tests/device
 // covers the values of all other functions.
 #include "tapestry/kernels/cuda/functions.cuh"
 

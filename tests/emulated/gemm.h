@@ -1,6 +1,6 @@
 #pragma once
-// Matrix products on the emulator, compared with the CPU's kernel in f64. Gaps between lines hold NaN or a
-// sentinel, so that accesses outside the operands are detected.
+// Runs matrix products on the emulator and compares them with the CPU's kernel in f64. Gaps between lines
+// hold NaN or a sentinel, so that accesses outside the operands are detected.
 #include "tapestry/kernels/cuda/gemm.cuh"
 
 #include <cmath>
@@ -37,7 +37,7 @@ struct Product {
   std::int64_t a_apart = 0, b_apart = 0, c_apart = 0;
 };
 
-/// An operand: `lines` of `length` elements per matrix of the batch. Gaps hold `between`.
+/// An operand: `lines` of `length` elements per matrix of the batch. Gaps hold the value `between`.
 struct Operand {
   std::int64_t lines, length, pitch, matrix, matrices = 1, batch[kMaxDims] = {};
   Values values;

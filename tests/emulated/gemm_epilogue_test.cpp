@@ -1,4 +1,4 @@
-// GEMM epilogues: activations, their gradients, and aux.
+// Tests that GEMM epilogues (activations, their gradients, and aux) match the CPU's kernel in f64.
 #include "tests/emulated/gemm.h"
 
 using namespace tapestry;

@@ -1,4 +1,5 @@
-// The tiled GEMM kernels: every tile, layout and split, ragged sizes and extremes.
+// Tests that the tiled GEMM kernels match the CPU's kernel in f64 for every tile, layout and split, ragged
+// sizes and extremes.
 #include "tests/emulated/gemm.h"
 
 using namespace tapestry;

@@ -1,4 +1,4 @@
-// The gemv kernel for products with few rows.
+// Tests that the gemv kernel, for products with few rows, matches the CPU's kernel in f64.
 #include "tests/emulated/gemm.h"
 
 using namespace tapestry;

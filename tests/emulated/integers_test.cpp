@@ -1,4 +1,4 @@
-// Integer arithmetic at the limits of each dtype. tests/device covers ordinary values.
+// Tests integer arithmetic at the limits of each dtype. tests/device covers ordinary values.
 #include "tapestry/kernels/cuda/integers.cuh"
 
 #include "tests/emulated/elementwise.h"

@@ -1,5 +1,5 @@
-// Layer normalization kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels
-// in f64.
+// Tests that layer normalization kernels match the CPU's kernels in f64 on every launch path, for ragged
+// sizes and extremes.
 #include "tapestry/kernels/cuda/layer_norm.cuh"
 
 #include <cmath>

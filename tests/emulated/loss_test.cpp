@@ -1,4 +1,4 @@
-// Loss kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels in f64.
+// Tests that loss kernels match the CPU's kernels in f64 on every launch path, for ragged sizes and extremes.
 #include "tapestry/kernels/cuda/loss.cuh"
 
 #include <cmath>

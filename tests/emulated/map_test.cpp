@@ -1,4 +1,4 @@
-// The elementwise kernels of map.cuh: layouts, tails, vector accesses, and splitting of launches.
+// Tests the elementwise kernels of map.cuh: layouts, tails, vector accesses, and splitting of launches.
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/functions.cuh"
 

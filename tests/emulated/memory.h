@@ -12,8 +12,9 @@
 
 namespace emulated {
 
-/// Seeds of thread orders; 0 runs threads and blocks in order. Under a sanitizer one shuffled order must do,
-/// because each costs many times more and finds the same errors.
+/// The seeds of the thread orders that tests run; 0 runs threads and blocks in order. Under a sanitizer tests
+/// run only one shuffled order, because a run costs many times more there, and one order shows the same
+/// errors.
 #ifdef TAPESTRY_SANITIZED
 inline constexpr std::uint64_t kOrders[] = {1};
 #else

@@ -1,5 +1,5 @@
-// Optimizer kernels, compared with the CPU's kernels in f64. Each reference step starts from the state of the
-// f32 kernel, so that errors do not accumulate.
+// Tests that optimizer kernels match the CPU's kernels in f64. Each reference step starts from the state of
+// the f32 kernel, so that errors do not accumulate.
 #include "tapestry/kernels/cuda/optim.cuh"
 
 #include <cmath>

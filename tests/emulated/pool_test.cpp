@@ -1,4 +1,5 @@
-// Pooling kernels: every launch path, ragged windows and extremes, compared with the CPU's kernels in f64.
+// Tests that pooling kernels match the CPU's kernels in f64 on every launch path, for ragged windows and
+// extremes.
 #include "tapestry/kernels/cuda/pool.cuh"
 
 #include <cmath>

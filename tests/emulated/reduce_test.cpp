@@ -1,4 +1,5 @@
-// Reduction kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels in f64.
+// Tests that reduction kernels match the CPU's kernels in f64 on every launch path, for ragged sizes and
+// extremes.
 #include "tapestry/kernels/cuda/reduce.cuh"
 
 #include <cmath>

@@ -1,4 +1,5 @@
-// Softmax kernels: every launch path, ragged sizes and extremes, compared with the CPU's kernels in f64.
+// Tests that softmax kernels match the CPU's kernels in f64 on every launch path, for ragged sizes and
+// extremes.
 #include "tapestry/kernels/cuda/softmax.cuh"
 
 #include <cmath>

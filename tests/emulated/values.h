@@ -16,7 +16,7 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 /// The unit roundoff of f32.
 inline constexpr double kUnit = 0x1p-24;
 
-/// Reproducible random 32-bit numbers: a linear congruential generator. The high bits are the better ones.
+/// A linear congruential generator of reproducible 32-bit numbers. Its high bits are the most random.
 class Random {
  public:
   explicit Random(unsigned salt) : state_(4321 + salt) {}

@@ -38,7 +38,7 @@ Failures run_case_on(Device device, const std::shared_ptr<const Golden>& golden,
 Failures run_refusals(const GoldenCases& cases, const OpInfo& info, const OpFunction& fn);
 
 /// Adds a failure unless `got` equals `expected` within `units` * (eps(dtype) * scale + smallest(dtype)).
-/// Values out of the dtype's range must be infinite. NaN must be NaN.
+/// A value out of the dtype's range may be infinite. NaN must be NaN.
 void compare(const std::string& what, const Tensor& got, const Values& expected, DType dtype, double units,
              Failures& failures);
 

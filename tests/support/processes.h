@@ -1,6 +1,6 @@
 #pragma once
-// Runs ranks as processes. Each process executes this test program again with one hidden test case. Plain
-// fork() would not do, because threads do not survive it.
+// Runs ranks as processes. Each process executes this test program again with one hidden test case. fork()
+// alone is not enough, because the child would lack the other threads.
 //
 //   TEST_CASE("child of x", "[.]") { const auto rank = child_rank(); ... }
 //   TEST_CASE("x") { RankProcesses ranks("child of x", 2); CHECK(ranks.wait(0).well()); }
