@@ -50,8 +50,10 @@ struct BaseOf {
   requires(std::is_base_of_v<Base, T> && !std::is_same_v<Base, T>) operator Base() const;  // NOLINT
 };
 
-/// Counts the members of a plain struct: the largest number of values that can initialize it.
+/// The largest number of members of a struct that with_members() can take apart.
 inline constexpr int kMostMembers = 8;
+/// Counts the members of a plain struct: the largest number of values that can initialize it. Stops counting
+/// after kMostMembers + 1.
 template <class T, class... Members>
 constexpr int count_members() {
   if constexpr (sizeof...(Members) <= kMostMembers && requires { T{Members{}..., Anything{}}; })

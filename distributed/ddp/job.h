@@ -11,13 +11,6 @@
 
 namespace tapestry::distributed {
 
-/// A seed of its own for each rank, for what must differ between them (dropout, environments, augmentation):
-/// Philox 4x32-10 of (seed, rank), so that neighbouring seeds and ranks give unrelated streams. What must
-/// agree (initial weights, the sampler's order) takes `seed` itself.
-std::uint64_t rank_seed(std::uint64_t seed, int rank);
-/// manual_seed(rank_seed(seed, group.rank())): call it when the model has been made.
-void manual_seed_by_rank(const ProcessGroup& group, std::uint64_t seed);
-
 /// A mean over all ranks for a log. It adds sums and counts over the ranks before it divides, so it is right
 /// if the ranks' last batches have different sizes. A mean of the ranks' means would not be.
 class GlobalMean {

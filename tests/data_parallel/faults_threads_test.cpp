@@ -65,7 +65,7 @@ TEST_CASE("an error names the device of the fault, and later training is not aff
         m->bad = bad;
       }
       DataParallel dp(net, {0, 1, 2}, {.strategy = strategy, .bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
-      // With a rate of 0.1, training diverges, and differences in the last bit grow from step to step.
+      // A learning rate of 0.1 is too high for this model: differences in the last bit grow from step to step.
       optim::SGD optimizer(net.parameters(), {.lr = 0.01}), reference(alone.parameters(), {.lr = 0.01});
       int number = 0;
       const auto go_on = [&] {

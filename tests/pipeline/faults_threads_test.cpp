@@ -135,7 +135,7 @@ TEST_CASE("an error names the stage of the fault, and later training is not affe
         // The next stage, or the loss, detects a wrong output.
         const std::string after = place(std::min(bad + 1, std::size_t{2}), "forward", 0);
         fails_with(Fault::shape, bad == 2 ? "mse_loss" : "Linear(in_features=4", after);
-        if (bad > 0) fails_with(Fault::count, "3 tensors arrive, but what is called takes 1", after);
+        if (bad > 0) fails_with(Fault::count, "3 tensors arrive, but the function takes 1", after);
         net.parts[bad]->fault = Fault::memory;
         CHECK_THROWS_AS(train(net, optimizer, &pipeline, number), OutOfMemoryError);
         CHECK_THROWS_AS(pipeline(wave({8, 4}, 0)), OutOfMemoryError);

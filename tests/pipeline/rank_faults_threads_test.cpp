@@ -16,7 +16,7 @@ using distributed_test::transports;
 namespace {
 
 // A long timeout: a rank that throws before kSoon was told of the fault and did not time out.
-constexpr GroupOptions kFarOff{.timeout = Milliseconds(120'000)};
+constexpr GroupOptions kLongTimeout{.timeout = Milliseconds(120'000)};
 constexpr int kRanks = 3, kMicroBatches = 4;
 constexpr double kSoon = 30;  // seconds, on a busy machine
 
@@ -27,7 +27,7 @@ struct Timed {
 
 Timed on_ranks(const std::function<void(const Group&)>& fn) {
   const auto begin = Clock::now();
-  Timed timed{run_ranks(transports()[0], kRanks, fn, kFarOff), 0};
+  Timed timed{run_ranks(transports()[0], kRanks, fn, kLongTimeout), 0};
   timed.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return timed;
 }
@@ -178,7 +178,7 @@ TEST_CASE("different options or a bad stage throw on all ranks at construction, 
         if (!(pipeline.forward_backward(x, labels, chain_loss).item() > 0))
           throw std::runtime_error("no loss");
       },
-      kFarOff);
+      kLongTimeout);
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
   Chain chain;
   CHECK_THROWS_WITH(Pipeline(Group(), Stage(chain.modules(), kCPU), {}),
@@ -223,7 +223,7 @@ TEST_CASE("a bad batch is an error on all ranks, and the next batch trains") {
             throw std::runtime_error("no loss");
         }
       },
-      kFarOff);
+      kLongTimeout);
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
 }
 
@@ -280,7 +280,7 @@ TEST_CASE("too many output tensors throw on all ranks, with the stage that retur
         Pipeline pipeline(group, stage);
         pipeline(chain_batch(0, 4).first);
       },
-      kFarOff);
+      kLongTimeout);
   for (const Outcome& outcome : outcomes)
     CHECK_THAT(outcome.error, ContainsSubstring("33 tensors from one stage to the next") &&
                                   ContainsSubstring("(stage 0, function, forward of micro-batch 0, rank 0"));
@@ -305,7 +305,7 @@ TEST_CASE("a stage on a device that does not exist is an error on all ranks, and
         const auto [x, labels] = chain_batch(0, 8);
         pipeline.forward_backward(x, labels, chain_loss);
       },
-      kFarOff);
+      kLongTimeout);
   for (const Outcome& outcome : outcomes) CHECK(outcome.error == "");
 }
 
@@ -319,7 +319,7 @@ TEST_CASE("if ranks make different calls, the error says which rank called what"
         if (group->rank() == 0) pipeline.forward_backward(x, labels, chain_loss);
         else pipeline(x);
       },
-      kFarOff);
+      kLongTimeout);
   for (const Outcome& outcome : outcomes)
     CHECK_THAT(outcome.error, ContainsSubstring("rank 0 called") && ContainsSubstring("pipeline: training") &&
                                   ContainsSubstring("pipeline: evaluation"));
@@ -338,7 +338,7 @@ TEST_CASE("the other ranks name a rank that leaves during training") {
           pipeline.forward_backward(x, labels, chain_loss);
         }
       },
-      kFarOff);
+      kLongTimeout);
   CHECK(std::chrono::duration<double>(Clock::now() - begin).count() < kSoon);
   CHECK(outcomes[1].error == "");
   for (const int r : {0, 2})
