@@ -71,7 +71,7 @@ class Reducer {
     Tensor view;               // its place in the bucket, with the parameter's shape and strides
     Tensor used_flag;          // one element after the bucket's gradients: 1 if this rank used the parameter
     bool ready = false;        // its place in the bucket is filled for this pass
-    bool used = false;         // this pass computed a gradient
+    bool used = false;         // this pass, or one under no_sync(), computed a gradient
     bool pending_sum = false;  // passes under no_sync() left a gradient to average
   };
   struct Bucket {

@@ -56,7 +56,7 @@ class Replicas {
   void abort(int replica, const std::string& why) noexcept;
   /// Drops the process group after a failure. The next pass creates a new one.
   void drop_group() noexcept;
-  /// Removes all replicas from the model. Later backward passes throw.
+  /// Removes all replicas from the model. Later calls of reducers() throw.
   void close() noexcept;
 
  private:

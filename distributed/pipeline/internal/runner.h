@@ -36,7 +36,8 @@ void backward_to_inputs(const TensorList& inputs, const std::vector<bool>& requi
                         const std::vector<std::vector<Tensor>>& chunks,
                         const std::vector<std::vector<Tensor>>& gradients);
 
-/// Runs f. If f throws, appends " (place)" to the exception's text and keeps its type.
+/// Runs f and appends " (place)" to the text of its exception. A std::runtime_error keeps its type; any other
+/// std::exception is rethrown as an Error.
 void with_error_context(const std::string& place, const std::function<void()>& f);
 
 }  // namespace tapestry::distributed
