@@ -45,4 +45,7 @@
 #include "tapestry/distributed/pipeline/report.h"
 #include "tapestry/distributed/pipeline/schedule.h"
 #include "tapestry/distributed/pipeline/stage.h"
+#include "tapestry/distributed/planner/curve.h"
+#include "tapestry/distributed/planner/planner.h"
+#include "tapestry/distributed/planner/profile.h"
 #include "tapestry/nn/nn.h"

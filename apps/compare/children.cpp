@@ -21,7 +21,7 @@ std::vector<std::string> this_program(const std::vector<std::string>& arguments)
   return command;
 }
 
-// Nobody's rank, even where a launcher started this program.
+// The child must not take itself for a rank of a job, even if this program was started as one.
 launch::Variables environment_of(const Child& child) {
   launch::Variables variables = launch::this_environment();
   for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
@@ -32,23 +32,23 @@ launch::Variables environment_of(const Child& child) {
 }
 
 std::string reason(const launch::Failure& f) {
-  if (f.start_error != 0) return "it could not be started";
-  return f.signal != 0 ? "it was killed by " + launch::signal_name(f.signal)
-                       : tapestry::concat({"it ended with exit code ", f.exit_code});
+  if (f.start_error != 0) return "the process could not be started";
+  return f.signal != 0 ? "the process was killed by " + launch::signal_name(f.signal)
+                       : tapestry::concat({"the process ended with exit code ", f.exit_code});
 }
 
 }  // namespace
 
-struct Children::Impl {
+struct ChildProcesses::Impl {
   const launch::Signals signals;
   const launch::Guard guard;
   launch::Terminal terminal{STDOUT_FILENO, STDERR_FILENO};
 };
 
-Children::Children() : impl_(std::make_unique<Impl>()) {}
-Children::~Children() = default;
+ChildProcesses::ChildProcesses() : impl_(std::make_unique<Impl>()) {}
+ChildProcesses::~ChildProcesses() = default;
 
-std::string Children::run(const Child& child) {
+std::string ChildProcesses::run(const Child& child) {
   launch::AttemptPlan plan;
   plan.command = this_program(child.arguments);
   plan.path = plan.command[0];
@@ -59,7 +59,7 @@ std::string Children::run(const Child& child) {
   if (outcome.stopped_by != 0) throw Interrupted{outcome.stopped_by};
   if (outcome.elsewhere)
     return tapestry::concat(
-        {"it did not end within ", child.limit.count() / 1000.0, " s; give --timeout more"});
+        {"the process did not end within ", child.limit.count() / 1000.0, " s; increase --timeout"});
   if (!outcome.failure) return {};
   std::string text = reason(*outcome.failure);
   for (const std::string& line : outcome.failure->last_lines) text += "\n  " + line;

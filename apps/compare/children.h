@@ -1,5 +1,5 @@
 #pragma once
-// Modes run in processes of their own, so that each begins with empty caches and threads of its own.
+// Runs this program in child processes: every mode gets its own, with a fresh allocator and fresh threads.
 #include <chrono>
 #include <map>
 #include <memory>
@@ -9,27 +9,27 @@
 namespace apps::compare {
 
 struct Child {
-  std::vector<std::string> arguments;            ///< for this program
-  std::map<std::string, std::string> variables;  ///< of its environment, beside this one's
-  std::chrono::milliseconds limit{0};
+  std::vector<std::string> arguments;            ///< of the command line
+  std::map<std::string, std::string> variables;  ///< environment variables, added to those of this process
+  std::chrono::milliseconds limit{0};            ///< the child is killed after this time
 };
 
-/// A signal has asked this program to end.
+/// Thrown if a signal such as SIGINT asked this program to end.
 struct Interrupted {
   int signal = 0;
 };
 
-/// Starts this program again, one child at a time. Make it before any thread is started: it blocks the
-/// signals that end programs, and hands them on to the child.
-class Children {
+/// Runs this program as a child process, one child at a time. Construct it before any thread is started: it
+/// blocks SIGINT, SIGTERM and SIGHUP, and forwards them to the child.
+class ChildProcesses {
  public:
-  Children();
-  ~Children();
-  Children(const Children&) = delete;
-  Children& operator=(const Children&) = delete;
+  ChildProcesses();
+  ~ChildProcesses();
+  ChildProcesses(const ChildProcesses&) = delete;
+  ChildProcesses& operator=(const ChildProcesses&) = delete;
 
-  /// Why it failed, with its last lines; empty if it ended well. What still runs at its limit is ended, with
-  /// all that it started. Throws Interrupted.
+  /// Waits for the child. Returns the reason of its failure with its last lines of output, or an empty string
+  /// if it succeeded. At the limit the child and all its descendants are killed. Throws Interrupted.
   std::string run(const Child& child);
 
  private:
@@ -37,7 +37,7 @@ class Children {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Runs this program with these arguments as one process a device, joined by the variables of tapestry-run.
+/// Runs this program as a job of `count` ranks, with the environment variables that tapestry-run sets.
 /// Returns the exit status.
 int launch_ranks(const std::vector<std::string>& arguments, int count);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Modes, and measurements, with a process a device.
+// Setup of a process in the modes and measurements that use one process per device.
 #include <memory>
 
 #include "tapestry/apps/compare/workload.h"
@@ -7,10 +7,12 @@
 
 namespace apps::compare {
 
-/// Where a rank computes. A process has one CPU; of GPUs it sees them all, and takes its own.
+/// The device on which a rank computes: cpu:0, because each process has a CPU device of its own, or
+/// cuda:rank, because every process sees all GPUs.
 tapestry::Device rank_device(const Workload& workload, int rank);
 
-/// The group of all processes. NCCL wants a GPU for each rank; others exchange through the host's memory.
+/// Joins the group of all processes. NCCL needs a separate GPU per rank, so ranks that share a GPU or use
+/// CPUs get the gloo backend.
 std::shared_ptr<tapestry::distributed::ProcessGroup> join_job(const Workload& workload);
 
 }  // namespace apps::compare

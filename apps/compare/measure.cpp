@@ -22,15 +22,15 @@ using Clock = std::chrono::steady_clock;
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 struct Step {
-  double began = 0;  // on the clock that all processes of the host share
+  double began = 0;  // in seconds of the steady clock, which is common to all processes on the host
   double step_s = 0;
   std::vector<Span> spans;
   std::int64_t bytes_sent = 0;
 };
 
-// Of one process.
+// The measurements of one process.
 struct Record {
-  std::vector<std::string> rows;
+  std::vector<std::string> rows;  // the devices
   std::vector<std::int64_t> peak_bytes;
   std::vector<Step> steps;
   std::vector<double> losses;
@@ -83,30 +83,31 @@ Result result_of_step(const Record& record, std::size_t chosen) {
   return r;
 }
 
-void move(std::vector<Span>& spans, double later) {
-  for (Span& s : spans) s.begin += later, s.end += later;
+void shift(std::vector<Span>& spans, double seconds) {
+  for (Span& s : spans) s.begin += seconds, s.end += seconds;
 }
 
-// One row a process: each has one device. The first one's clock and median step are everybody's.
+// Merges the results of all processes into one row per process, since each has one device. All processes
+// report the step that is the median on rank 0, in time since that step began on rank 0.
 Result joined(const Record& own, distributed::ProcessGroup& group) {
   const std::string median =
       distributed::broadcast_text(group, std::to_string(median_step(own.steps)), 0, "median step");
   const std::size_t chosen = std::stoul(median);
   Result mine = result_of_step(own, chosen);
-  move(mine.spans, own.steps[chosen].began);
+  shift(mine.spans, own.steps[chosen].began);
 
   Result all = mine;
   all.rows.clear(), all.peak_bytes.clear(), all.spans.clear();
   all.bytes_sent = 0;
   all.losses.assign(own.losses.size(), 0);
   for (const std::string& text : distributed::all_gather_text(group, to_text(mine), "measurements")) {
-    Result one = result_of(text);
+    Result one = result_from_text(text);
     const std::string device = one.rows.at(0), row = "rank " + std::to_string(all.rows.size());
     all.rows.push_back(row);
     all.peak_bytes.push_back(one.peak_bytes.at(0));
     all.bytes_sent += one.bytes_sent;
     for (std::size_t i = 0; i < all.losses.size(); ++i) all.losses[i] += one.losses.at(i);
-    move(one.spans, -own.steps[chosen].began);
+    shift(one.spans, -own.steps[chosen].began);
     for (Span& s : one.spans) {  // "cpu:0 communication" becomes "rank 1 communication"
       if (s.row.starts_with(device)) s.row.replace(0, device.size(), row);
       all.spans.push_back(std::move(s));
@@ -129,7 +130,7 @@ std::optional<Result> measure(const Mode& mode, const Workload& workload) {
     result = result_of_step(record, median_step(record.steps));
   }
   result.name = mode.name;
-  result.split = split_of(result.spans, result.rows, result.step_s);
+  result.breakdown = breakdown_of(result.spans, result.rows, result.step_s);
   return result;
 }
 

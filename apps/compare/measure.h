@@ -6,9 +6,9 @@
 
 namespace apps::compare {
 
-/// Trains, and times the steps that are to be timed. All of them are recorded: a span costs about a
-/// microsecond, and so the parts of the step with the median time add up to it. Of several processes the
-/// first one returns the result of all, the others none.
+/// Trains for workload.warmup and workload.steps steps, and returns the timed step with the median time. All
+/// timed steps are recorded, since a span costs only about a microsecond. If there are several processes,
+/// rank 0 returns the result of all processes and the other ranks return nullopt.
 std::optional<Result> measure(const Mode& mode, const Workload& workload);
 
 }  // namespace apps::compare

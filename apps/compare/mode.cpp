@@ -8,7 +8,7 @@ namespace apps::compare {
 namespace {
 
 std::vector<Mode>& known() {
-  static std::vector<Mode> all;  // made by the first that registers, before main
+  static std::vector<Mode> all;  // a function-local static, because modes register before main
   return all;
 }
 
@@ -29,7 +29,7 @@ const Mode& mode_named(const std::string& name) {
     if (m.name == name) return m;
     names += (names.empty() ? "" : ", ") + m.name;
   }
-  tapestry::fail("[compare] there is no mode ", name, "; there are ", names);
+  tapestry::fail("[compare] unknown mode ", name, "; choose one of ", names);
 }
 
 std::int64_t ring_bytes(std::int64_t bytes, int n) { return 2 * (n - 1) * bytes / n; }

@@ -1,6 +1,6 @@
 #pragma once
-// What a way of training has to say of itself to be compared. A new one is one file in modes/: a Training,
-// and a Registration of it. See modes/single.cpp, the shortest.
+// A mode is one way to distribute training, such as DataParallel. A new mode needs one file in modes/ with a
+// Training and a Registration. modes/single.cpp is the shortest example.
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,43 +12,42 @@
 
 namespace apps::compare {
 
-/// A model that is set up for training, in one of the ways. Where time goes is taken from the SpanScopes of
-/// core/timeline.h, of the library's and of its own.
+/// A model that is ready to be trained in one mode. The comparison measures where time goes through the
+/// SpanScopes (core/timeline.h) that the library and the mode open.
 class Training {
  public:
   virtual ~Training() = default;
-  /// Forward, backward, update. The mean loss of the batch before the update, or, of several processes, this
-  /// one's part of it: the parts add up.
+  /// Runs forward, backward and the optimizer. Returns the mean loss of the batch before the update. If there
+  /// are several processes, each returns its part of the mean: the parts add up to it.
   virtual tapestry::Tensor step() = 0;
-  /// Where this process computes.
+  /// The devices on which this process computes.
   virtual std::vector<tapestry::Device> devices() const = 0;
-  /// Bytes that the last step sent from one device to another, all together: of several processes those that
-  /// this one sent.
+  /// The bytes that this process sent from one device to another in the last step.
   virtual std::int64_t bytes_sent() const { return 0; }
-  /// What joins the processes; null: there is one only.
+  /// The group that connects the processes, or null if there is only one process.
   virtual tapestry::distributed::ProcessGroup* group() { return nullptr; }
 };
 
 struct Mode {
   std::string name;         ///< for --modes
-  std::string description;  ///< for --help and the page
+  std::string description;  ///< for --help and the HTML page
   std::function<std::unique_ptr<Training>(const Workload&)> make;
-  bool one_process_a_device = false;  ///< started by the launcher of tapestry-run
-  bool splits_the_model = false;      ///< takes Workload::split
+  bool one_process_per_device = false;  ///< if true, run as a job of tapestry-run's launcher
+  bool splits_model = false;            ///< if true, `make` reads Workload::split
 };
 
-/// `const Registration registration({...});` in a mode's file makes it known.
+/// `const Registration registration({...});` in a mode's file adds the mode to modes().
 struct Registration {
   explicit Registration(Mode mode);
 };
 
-/// "single" first, the others by name.
+/// All registered modes: "single" first, the others sorted by name.
 const std::vector<Mode>& modes();
-/// Throws ValueError that lists the known ones.
+/// Throws ValueError with a list of all modes if there is no mode of this name.
 const Mode& mode_named(const std::string& name);
 
-/// What a sum over n devices costs, by a ring (Patarasuk and Yuan 2009): each of them sends 2 (n - 1) / n of
-/// the bytes.
+/// The bytes that each of n devices sends in a ring all-reduce of `bytes`: 2 (n - 1) / n of them (Patarasuk
+/// and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 std::int64_t ring_bytes(std::int64_t bytes, int n);
 
 }  // namespace apps::compare

@@ -23,7 +23,7 @@ void add(Blocks& blocks, const std::string& name, Parts&&... parts) {
   blocks.push_back({name, std::make_shared<nn::Sequential>(std::forward<Parts>(parts)...)});
 }
 
-// A wide one: 25 MB of parameters for little arithmetic, so that what travels shows.
+// 25 MB of parameters and little arithmetic, so that communication dominates.
 Blocks mlp(const Workload& w) {
   constexpr std::int64_t kWidth = 1024;
   Blocks blocks;
@@ -41,7 +41,7 @@ nn::Conv2d::Options conv3x3(std::int64_t in, std::int64_t out) {
   return {.in_channels = in, .out_channels = out, .kernel_size = 3, .padding = 1};
 }
 
-// Much arithmetic for few parameters.
+// Much arithmetic and few parameters, so that computing dominates.
 Blocks cnn(const Workload& w) {
   const std::int64_t left = w.image_size / 2 / 2;
   Blocks blocks;
@@ -55,7 +55,7 @@ Blocks cnn(const Workload& w) {
   return blocks;
 }
 
-// With the 3x3 stem that is usual for small images.
+// The stem is a 3x3 convolution, as usual for small images.
 Blocks resnet18(const Workload&) {
   Blocks blocks;
   add(blocks, "stem", BasicBlock::conv(3, 64, 1), nn::BatchNorm2d::Options{.num_features = 64},
@@ -79,12 +79,6 @@ struct Model {
 constexpr Model kModels[] = {{"mlp", 1, mlp}, {"cnn", 4, cnn}, {"resnet18", 1, resnet18}};
 
 }  // namespace
-
-std::vector<Device> devices_of(const Workload& w) {
-  std::vector<Device> devices;
-  for (int i = 0; i < w.devices; ++i) devices.emplace_back(w.device_type, i);
-  return devices;
-}
 
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = [] {
@@ -125,26 +119,35 @@ std::shared_ptr<nn::Sequential> make_model(const Workload& w, Device device) {
   return model;
 }
 
-std::vector<std::shared_ptr<nn::Sequential>> make_parts(const Workload& w) {
+std::vector<std::shared_ptr<nn::Sequential>> make_stages(const Workload& w) {
   const std::vector<Block> blocks = make_blocks(w);
   const int sum = std::accumulate(w.split.begin(), w.split.end(), 0);
   check(w.split.size() == static_cast<std::size_t>(w.devices) && sum == static_cast<int>(blocks.size()),
-        "[compare] the split names ", w.split.size(), " parts with ", sum, " blocks; ", w.model, " has ",
-        blocks.size(), ", for ", w.devices, " devices");
-  std::vector<std::shared_ptr<nn::Sequential>> parts;
+        "[compare] the split has ", w.split.size(), " stages with ", sum, " blocks; ", w.model, " has ",
+        blocks.size(), " blocks, for ", w.devices, " devices");
+  std::vector<std::shared_ptr<nn::Sequential>> stages;
   std::size_t begin = 0;
   for (const int count : w.split) {
-    check(count >= 1, "[compare] the split has a part of ", count, " blocks; give each at least one");
-    parts.push_back(joined(blocks, begin, begin + static_cast<std::size_t>(count)));
+    check(count >= 1, "[compare] the split has a stage of ", count, " blocks; give each stage at least one");
+    stages.push_back(joined(blocks, begin, begin + static_cast<std::size_t>(count)));
     begin += static_cast<std::size_t>(count);
   }
-  return parts;
+  return stages;
 }
 
 Batch make_batch(const Workload& w) {
   manual_seed(w.seed + 1);
   const Tensor images = randn({w.batch_size, 3, w.image_size, w.image_size});
   return {images.to(w.dtype), randint(0, kClasses, {w.batch_size})};
+}
+
+planner::Model planner_model(const Workload& w) {
+  const Batch batch = make_batch(w);
+  return {.make_blocks = [w] { return make_blocks(w); },
+          .inputs = batch.images,
+          .targets = batch.labels,
+          .loss = [](const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); },
+          .lr = w.lr};
 }
 
 }  // namespace apps::compare

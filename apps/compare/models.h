@@ -1,11 +1,10 @@
 #pragma once
-// The models that are compared, as blocks one after another, so that they can be cut into parts; and the
-// batch that they are trained on.
+// The models that are compared, as chains of blocks that can be split, and the batch that they are trained
+// on.
 //
-// What a sample gives must not depend on the others of its batch, or the modes, which cut batches
-// differently, could not agree. So there is no dropout, and resnet18's batch norm has fixed statistics (mean
-// 0, variance 1, as in evaluation): its weights are trained, and what it costs is nearly what it costs
-// otherwise.
+// The output of a sample must not depend on the other samples, because modes split the batch differently and
+// must compute the same losses. So there is no dropout, and resnet18's batch norm layers are in evaluation
+// mode with mean 0 and variance 1. Their weights are trained, and their cost is nearly that of training mode.
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,30 +14,31 @@
 
 namespace apps::compare {
 
-struct Block {
-  std::string name;
-  std::shared_ptr<tapestry::nn::Module> module;
-};
+using planner::Block;
 
 /// "mlp", "cnn", "resnet18"
 const std::vector<std::string>& model_names();
 
-/// On the CPU, with initial weights that follow from the seed. Throws ValueError for an unknown model or
-/// images too small for it.
+/// Blocks on the CPU, with initial weights that depend on the seed only. Throws ValueError for an unknown
+/// model or images that are too small for it.
 std::vector<Block> make_blocks(const Workload& workload);
-/// The blocks from `begin` to `end`, one after another.
+/// The blocks from `begin` to before `end` as one module.
 std::shared_ptr<tapestry::nn::Sequential> joined(const std::vector<Block>& blocks, std::size_t begin,
                                                  std::size_t end);
-/// All of them, on `device`.
+/// The whole model on `device`.
 std::shared_ptr<tapestry::nn::Sequential> make_model(const Workload& workload, tapestry::Device device);
-/// One module a part, as `split` says: the first split[0] blocks, and so on. Throws ValueError unless it
-/// has as many parts as there are devices, and all blocks.
-std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_parts(const Workload& workload);
+/// One module per stage, on the CPU: the first split[0] blocks, the next split[1] blocks, and so on. Throws
+/// ValueError unless the split has one stage per device and covers all blocks.
+std::vector<std::shared_ptr<tapestry::nn::Sequential>> make_stages(const Workload& workload);
 
 struct Batch {
-  tapestry::Tensor images, labels;
+  tapestry::Tensor images;  ///< (batch, 3, image_size, image_size), normally distributed, in workload.dtype
+  tapestry::Tensor labels;  ///< (batch), class numbers
 };
-/// Random images of 3 channels and labels, on the CPU; they follow from the seed.
+/// A random batch on the CPU that depends on the seed only.
 Batch make_batch(const Workload& workload);
+
+/// The same model, batch and loss for the planner.
+planner::Model planner_model(const Workload& workload);
 
 }  // namespace apps::compare

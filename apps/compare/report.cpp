@@ -44,10 +44,10 @@ double samples_per_s(const Report& report, const Result& r) {
   return static_cast<double>(report.workload.batch_size) / r.step_s;
 }
 
-// Of what was predicted, from what was measured, as a share of that.
+// The relative error of the predicted step time.
 double prediction_error(const Result& r) { return *r.predicted_step_s / r.step_s - 1; }
 
-// Those that were measured, though their losses may differ.
+// True if the mode ran to its end. Its losses may still differ.
 bool measured(const Result& r) { return r.step_s > 0; }
 
 std::vector<std::vector<std::string>> rows_of(const Report& report) {
@@ -59,14 +59,15 @@ std::vector<std::vector<std::string>> rows_of(const Report& report) {
       rows.push_back({r.name, "failed"});
       continue;
     }
-    rows.push_back(
-        {r.name, fixed(samples_per_s(report, r), 1), milliseconds(r.step_s), milliseconds(r.split.forward_s),
-         milliseconds(r.split.backward_s), milliseconds(r.split.exposed_comm_s),
-         milliseconds(r.split.update_s), milliseconds(r.split.idle_s), mebibytes(r.peak_bytes),
-         fixed(static_cast<double>(r.bytes_sent) / kMiB, 2), fixed(r.losses.back(), 6),
-         short_number(r.difference, "%.1e"), r.predicted_step_s ? milliseconds(*r.predicted_step_s) : "-",
-         r.predicted_step_s ? short_number(prediction_error(r) * 100, "%+.1f") + "%" : "-",
-         mebibytes(r.predicted_peak_bytes)});
+    rows.push_back({r.name, fixed(samples_per_s(report, r), 1), milliseconds(r.step_s),
+                    milliseconds(r.breakdown.forward_s), milliseconds(r.breakdown.backward_s),
+                    milliseconds(r.breakdown.exposed_comm_s), milliseconds(r.breakdown.update_s),
+                    milliseconds(r.breakdown.idle_s), mebibytes(r.peak_bytes),
+                    fixed(static_cast<double>(r.bytes_sent) / kMiB, 2), fixed(r.losses.back(), 6),
+                    short_number(r.difference, "%.1e"),
+                    r.predicted_step_s ? milliseconds(*r.predicted_step_s) : "-",
+                    r.predicted_step_s ? short_number(prediction_error(r) * 100, "%+.1f") + "%" : "-",
+                    mebibytes(r.predicted_peak_bytes)});
   }
   return rows;
 }
@@ -80,11 +81,11 @@ ordered_json json_of(const Report& report, const Result& r) {
   j["step_ms"] = ms(r.step_s);
   j["rounds_ms"] = ordered_json::array();
   for (const double s : r.rounds_s) j["rounds_ms"].push_back(ms(s));
-  j["forward_ms"] = ms(r.split.forward_s);
-  j["backward_ms"] = ms(r.split.backward_s);
-  j["exposed_comm_ms"] = ms(r.split.exposed_comm_s);
-  j["update_ms"] = ms(r.split.update_s);
-  j["idle_ms"] = ms(r.split.idle_s);
+  j["forward_ms"] = ms(r.breakdown.forward_s);
+  j["backward_ms"] = ms(r.breakdown.backward_s);
+  j["exposed_comm_ms"] = ms(r.breakdown.exposed_comm_s);
+  j["update_ms"] = ms(r.breakdown.update_s);
+  j["idle_ms"] = ms(r.breakdown.idle_s);
   j["devices"] = r.rows;
   j["peak_bytes"] = r.peak_bytes;
   j["bytes_sent"] = r.bytes_sent;
@@ -104,21 +105,21 @@ ordered_json json_of(const Report& report, const Result& r) {
   return j;
 }
 
-ordered_json json_of(const std::vector<Prediction>& predictions) {
+ordered_json json_of(const std::vector<planner::Prediction>& predictions) {
   ordered_json all = ordered_json::array();
   const auto ms = [](double s) { return s * 1000; };
-  for (const Prediction& p : predictions) {
+  for (const planner::Prediction& p : predictions) {
     ordered_json j = {{"name", p.mode},
                       {"simulated", p.simulated},
                       {"devices", p.devices},
                       {"step_ms", ms(p.step_s)},
-                      {"forward_ms", ms(p.split.forward_s)},
-                      {"backward_ms", ms(p.split.backward_s)},
-                      {"exposed_comm_ms", ms(p.split.exposed_comm_s)},
-                      {"update_ms", ms(p.split.update_s)},
-                      {"idle_ms", ms(p.split.idle_s)},
+                      {"forward_ms", ms(p.breakdown.forward_s)},
+                      {"backward_ms", ms(p.breakdown.backward_s)},
+                      {"exposed_comm_ms", ms(p.breakdown.exposed_comm_s)},
+                      {"update_ms", ms(p.breakdown.update_s)},
+                      {"idle_ms", ms(p.breakdown.idle_s)},
                       {"memory", ordered_json::array()}};
-    for (const MemoryItems& m : p.memory) {
+    for (const planner::MemoryItems& m : p.memory) {
       ordered_json bytes;
       for (const auto& [name, value] : m.items()) bytes[name] = value;
       bytes["total"] = m.total();
@@ -129,32 +130,33 @@ ordered_json json_of(const std::vector<Prediction>& predictions) {
   return all;
 }
 
-// A heading, and a table below it.
+// A table with its heading.
 struct Section {
   std::string heading;
   std::vector<std::vector<std::string>> rows;
 };
 
-// One line: contention and links.
-std::string basis_of(const Profile& profile, const Link& link) {
-  const auto line = [](const Line& l) {
+// One line with the measured contention and links.
+std::string basis_of(const planner::Profile& profile, const planner::Link& link) {
+  const auto cost = [](const planner::TransferCost& l) {
     return short_number(l.latency_s * 1e6, "%.1f us + bytes / ") +
            (l.s_per_byte > 0 ? short_number(1e-9 / l.s_per_byte, "%.1f GB/s") : "no limit");
   };
-  const auto measured = [](const Line& l) { return l.latency_s > 0 || l.s_per_byte > 0; };
-  const auto sums = [&](const AllReduce& a) {
-    return line(a.message) + ", beside computing " + short_number(a.slower_beside, "%.1f") +
-           " times as long, for " + short_number(a.stops_compute * 100, "%.0f") + "% of which that stops";
+  const auto measured = [](const planner::TransferCost& l) { return l.latency_s > 0 || l.s_per_byte > 0; };
+  const auto all_reduce = [&](const planner::AllReduce& a) {
+    return cost(a.message) + " per message, " + short_number(a.overlap_slowdown, "%.1f") +
+           " times as long while computing, delaying it by " + short_number(a.compute_stall * 100, "%.0f") +
+           "% of that";
   };
-  const Contention& c = profile.contention;
+  const planner::Contention& c = profile.contention;
   std::string text =
-      concat({"blocks measured on one device, which take ", short_number(c.forward, "%.2f"), " (forward), ",
-              short_number(c.backward, "%.2f"), " (backward) and ", short_number(c.update, "%.2f"),
-              " (update) times as long where all devices work"});
+      concat({"blocks measured on one device; while all devices compute, they take ",
+              short_number(c.forward, "%.2f"), " (forward), ", short_number(c.backward, "%.2f"),
+              " (backward) and ", short_number(c.update, "%.2f"), " (update) times as long"});
   if (!measured(link.copy)) return text;
-  text += "; copies between devices: " + line(link.copy) +
-          "; messages of sums between threads: " + sums(link.local);
-  if (measured(link.ranks.message)) text += "; between processes: " + sums(link.ranks);
+  text += "; copies between devices: " + cost(link.copy) +
+          "; all-reduces between threads: " + all_reduce(link.local);
+  if (measured(link.ranks.message)) text += "; between processes: " + all_reduce(link.ranks);
   return text;
 }
 
@@ -165,7 +167,7 @@ std::vector<Section> prediction_sections(const Report& report) {
                         prediction_rows(report.predictions)});
   if (!report.simulations.empty())
     sections.push_back({concat({"A simulation, not a measurement, of ", report.simulations.back().devices,
-                                " devices, each like the one that was measured"}),
+                                " devices, each like the measured one"}),
                         prediction_rows(report.simulations)});
   return sections;
 }
@@ -186,19 +188,19 @@ std::string speed_svg(const Report& report) {
   std::vector<Bar> bars;
   for (const Result& r : report.results)
     if (measured(r)) bars.push_back({r.name, {{"value", samples_per_s(report, r)}}});
-  return bars_svg(bars, "Speed", "1/s", {{"value", "samples a second"}});
+  return bars_svg(bars, "Speed", "1/s", {{"value", "samples per second"}});
 }
 
-std::string split_svg(const Report& report) {
+std::string breakdown_svg(const Report& report) {
   std::vector<Bar> bars;
   for (const Result& r : report.results)
     if (measured(r))
       bars.push_back({r.name,
-                      {{"forward", r.split.forward_s * 1000},
-                       {"backward", r.split.backward_s * 1000},
-                       {"communication", r.split.exposed_comm_s * 1000},
-                       {"optimizer", r.split.update_s * 1000},
-                       {"idle", r.split.idle_s * 1000}}});
+                      {{"forward", r.breakdown.forward_s * 1000},
+                       {"backward", r.breakdown.backward_s * 1000},
+                       {"communication", r.breakdown.exposed_comm_s * 1000},
+                       {"optimizer", r.breakdown.update_s * 1000},
+                       {"idle", r.breakdown.idle_s * 1000}}});
   return bars_svg(bars, "Where the time of a step goes, mean over the devices", "ms",
                   {{"forward", "forward"},
                    {"backward", "backward"},
@@ -224,21 +226,22 @@ std::string headline(const Report& report) {
   const auto some = [](int n, const char* what) { return concat({n, " ", what, n == 1 ? "" : "s"}); };
   std::string text = concat({w.model, " on images of ", w.image_size, "x", w.image_size, ", batch of ",
                              w.batch_size, ", ", w.dtype, ", SGD; "});
-  text += some(w.devices, "device") + " (" + devices + "), " + some(w.threads, "thread") + " of the CPU, ";
-  return text + concat({w.threads_per_device(), " a device; ", some(report.rounds, "round"), " of ", w.steps,
-                        " steps"});
+  text += some(w.devices, "device") + " (" + devices + "), " + some(w.threads, "CPU thread") + ", ";
+  return text + concat({w.threads_per_device(), " per device; ", some(report.rounds, "round"), " of ",
+                        w.steps, " steps"});
 }
 
 std::string legend(const Report& report) {
   const Workload& w = report.workload;
   return concat(
-      {"Times are of the step whose time is the median, in ms, and means over the devices: forward, "
-       "backward, exposed communication, update and idle add up to the step. single has one device, with "
-       "one device's share of the threads. Peak: the most that each device's tensors took. Sent: between "
-       "devices in one step, all together; the average of gradients counts as that of a ring. Difference: "
-       "of the losses of all ",
-       w.warmup + w.steps, " steps from those of single, norm-wise; more than ",
-       short_number(tolerance(w.dtype), "%.0e"), " is a failure. Pipelines have ", w.micro_batches,
+      {"Times are in ms, from the step with the median time, as means over the devices: forward, backward, "
+       "exposed comm, update and idle add up to the step. The mode single runs on one device, with that "
+       "device's part of the threads. Peak: the largest amount of tensor memory per device. Sent: bytes that "
+       "go "
+       "from one device to another per step, over all devices; averaging gradients counts as a ring "
+       "all-reduce. Difference: between the losses of all ",
+       w.warmup + w.steps, " steps and those of single, norm-wise; a mode with more than ",
+       short_number(tolerance(w.dtype), "%.0e"), " has failed. Pipelines use ", w.micro_batches,
        " micro-batches."});
 }
 
@@ -284,14 +287,32 @@ std::string json_text(const Report& report) {
 }
 
 std::vector<Picture> pictures(const Report& report) {
-  std::vector<Picture> all = {
-      {"speed.svg", speed_svg(report)}, {"step.svg", split_svg(report)}, {"memory.svg", memory_svg(report)}};
+  std::vector<Picture> all = {{"speed.svg", speed_svg(report)},
+                              {"step.svg", breakdown_svg(report)},
+                              {"memory.svg", memory_svg(report)}};
   for (const Result& r : report.results)
     if (measured(r))
       all.push_back(
           {"timeline-" + r.name + ".svg",
            timeline_svg(r.spans, r.rows, r.step_s, r.name + ": " + mode_named(r.name).description)});
   return all;
+}
+
+std::vector<std::vector<std::string>> prediction_rows(const std::vector<planner::Prediction>& predictions) {
+  std::vector<std::string> head = {"mode",         "devices", "step ms", "forward", "backward",
+                                   "exposed comm", "update",  "idle",    "peak MiB"};
+  for (const auto& item : planner::MemoryItems().items()) head.push_back(item.first);
+  std::vector<std::vector<std::string>> rows = {head};
+  for (const planner::Prediction& p : predictions) {
+    std::vector<std::string> row = {p.mode, std::to_string(p.devices)};
+    for (const double s : {p.step_s, p.breakdown.forward_s, p.breakdown.backward_s,
+                           p.breakdown.exposed_comm_s, p.breakdown.update_s, p.breakdown.idle_s})
+      row.push_back(milliseconds(s));
+    row.push_back(fixed(p.largest().total() / kMiB, 2));
+    for (const auto& item : p.largest().items()) row.push_back(fixed(item.second / kMiB, 2));
+    rows.push_back(std::move(row));
+  }
+  return rows;
 }
 
 std::string page(const Report& report) {
@@ -303,7 +324,7 @@ std::string page(const Report& report) {
       ".table{overflow-x:auto}\ntable{border-collapse:collapse}\n"
       "th,td{padding:.25em .7em;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}\n"
       "th:first-child,td:first-child{text-align:left}\n.error{color:#c33;white-space:pre-wrap}\n"
-      "svg{display:block;margin:1em 0}\n</style>\n</head>\n<body>\n<h1>Ways of training, compared</h1>\n<p>";
+      "svg{display:block;margin:1em 0}\n</style>\n</head>\n<body>\n<h1>Training modes compared</h1>\n<p>";
   out += escaped(headline(report)) + "</p>\n" + html_table(rows_of(report));
   out += "<p>" + escaped(legend(report)) + "</p>\n";
   for (const Result& r : report.results)

@@ -15,21 +15,21 @@ using tapestry::Span;
 
 namespace {
 
-double& part_of(StepSplit& split, Activity activity) {
+double& part_of(StepBreakdown& breakdown, Activity activity) {
   switch (activity) {
     case Activity::forward:
-      return split.forward_s;
+      return breakdown.forward_s;
     case Activity::backward:
-      return split.backward_s;
+      return breakdown.backward_s;
     case Activity::communication:
-      return split.exposed_comm_s;
+      return breakdown.exposed_comm_s;
     default:
-      return split.update_s;
+      return breakdown.update_s;
   }
 }
 
-// Adds up one row: between two neighbouring ends of spans the one counts that began last.
-void add_row(StepSplit& split, const std::vector<Span>& spans, double step_s) {
+// Between two consecutive ends of spans, the time counts for the span that began last: the innermost one.
+void add_row(StepBreakdown& breakdown, const std::vector<Span>& spans, double step_s) {
   std::vector<double> times;
   for (const Span& s : spans)
     for (const double t : {s.begin, s.end}) times.push_back(std::clamp(t, 0.0, step_s));
@@ -41,27 +41,29 @@ void add_row(StepSplit& split, const std::vector<Span>& spans, double step_s) {
     for (const Span& s : spans)
       if (s.begin <= middle && middle < s.end && (!inner || s.begin >= inner->begin)) inner = &s;
     if (!inner || length <= 0) continue;
-    part_of(split, inner->activity) += length;
+    part_of(breakdown, inner->activity) += length;
     busy += length;
   }
-  split.idle_s += step_s - busy;
+  breakdown.idle_s += step_s - busy;
 }
 
 }  // namespace
 
-StepSplit split_of(const std::vector<Span>& spans, const std::vector<std::string>& rows, double step_s) {
-  StepSplit split;
+StepBreakdown breakdown_of(const std::vector<Span>& spans, const std::vector<std::string>& rows,
+                           double step_s) {
+  StepBreakdown breakdown;
   for (const std::string& row : rows) {
     std::vector<Span> own;
     std::copy_if(spans.begin(), spans.end(), std::back_inserter(own),
                  [&](const Span& s) { return s.row == row; });
-    add_row(split, own, step_s);
+    add_row(breakdown, own, step_s);
   }
   const double n = static_cast<double>(std::max<std::size_t>(rows.size(), 1));
-  for (double StepSplit::*part : {&StepSplit::forward_s, &StepSplit::backward_s, &StepSplit::exposed_comm_s,
-                                  &StepSplit::update_s, &StepSplit::idle_s})
-    split.*part /= n;
-  return split;
+  for (double StepBreakdown::*part :
+       {&StepBreakdown::forward_s, &StepBreakdown::backward_s, &StepBreakdown::exposed_comm_s,
+        &StepBreakdown::update_s, &StepBreakdown::idle_s})
+    breakdown.*part /= n;
+  return breakdown;
 }
 
 std::string to_text(const Result& r) {
@@ -78,7 +80,7 @@ std::string to_text(const Result& r) {
       .dump();
 }
 
-Result result_of(const std::string& text) try {
+Result result_from_text(const std::string& text) try {
   const json j = json::parse(text);
   Result r;
   r.name = j.at("name");
@@ -86,21 +88,22 @@ Result result_of(const std::string& text) try {
   r.step_s = j.at("step_s");
   for (const json& s : j.at("spans")) {
     const int activity = s.at(1);
-    tapestry::check(activity >= 0 && activity <= static_cast<int>(Activity::other), "activity ", activity);
+    tapestry::check(activity >= 0 && activity <= static_cast<int>(Activity::other), "unknown activity ",
+                    activity);
     r.spans.push_back({s.at(0), static_cast<Activity>(activity), s.at(2), s.at(3), s.at(4)});
   }
   r.peak_bytes = j.at("peak_bytes").get<std::vector<std::int64_t>>();
   r.bytes_sent = j.at("bytes_sent");
   for (const json& loss : j.at("losses"))  // JSON has no NaN
     r.losses.push_back(loss.is_null() ? std::numeric_limits<double>::quiet_NaN() : loss.get<double>());
-  r.split = split_of(r.spans, r.rows, r.step_s);
+  r.breakdown = breakdown_of(r.spans, r.rows, r.step_s);
   return r;
 } catch (const std::exception& e) {
-  tapestry::fail("[compare] this is no result of a mode: ", e.what());
+  tapestry::fail("[compare] the text is not a result of a mode: ", e.what());
 }
 
 Result median_of(std::vector<Result> rounds) {
-  tapestry::check(!rounds.empty(), "[median_of] there are no results");
+  tapestry::check(!rounds.empty(), "[median_of] the list of results is empty; pass one or more");
   std::sort(rounds.begin(), rounds.end(),
             [](const Result& a, const Result& b) { return a.step_s < b.step_s; });
   return rounds[(rounds.size() - 1) / 2];
@@ -124,8 +127,8 @@ void compare_losses(std::vector<Result>& results, double tolerance) {
     if (!r.error.empty() || !results[0].error.empty()) continue;
     r.difference = loss_difference(r.losses, results[0].losses);
     if (r.difference <= tolerance) continue;
-    r.error = tapestry::concat(
-        {"its losses differ from single's by ", r.difference, ", norm-wise, which is more than ", tolerance});
+    r.error = tapestry::concat({"the losses differ from those of single by ", r.difference,
+                                ", norm-wise; the tolerance is ", tolerance});
   }
 }
 

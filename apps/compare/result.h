@@ -1,5 +1,5 @@
 #pragma once
-// What was measured of one mode.
+// The measurements of one mode.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -7,50 +7,49 @@
 
 #include "tapestry/core/dtype.h"
 #include "tapestry/core/timeline.h"
+#include "tapestry/distributed/planner/planner.h"
 
 namespace apps::compare {
 
-/// Where the time of a step went: means over the devices, so that they add up to the step.
-struct StepSplit {
-  double forward_s = 0, backward_s = 0;
-  double exposed_comm_s = 0;  ///< a device communicates, or waits for it, and computes nothing
-  double update_s = 0;        ///< the optimizer, and what is none of the others
-  double idle_s = 0;
-};
+using tapestry::distributed::planner::StepBreakdown;
 
-/// `rows` are the devices; other rows of `spans`, such as "cpu:0 communication", run beside them and do not
-/// count. Of spans within one another the innermost counts. Idle is what is left of `step_s`.
-StepSplit split_of(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
-                   double step_s);
+/// Sums up the spans per activity, as means over the devices. `rows` are the devices. Other rows of `spans`,
+/// such as "cpu:0 communication", run beside a device and are not counted. If spans are nested, the innermost
+/// counts. The idle time is the rest of `step_s`.
+StepBreakdown breakdown_of(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
+                           double step_s);
 
 struct Result {
   std::string name;
-  std::vector<std::string> rows;  ///< "cpu:0" or "rank 0"
-  double step_s = 0;              ///< the median of the timed steps
-  std::vector<double> rounds_s;   ///< that of each round, if there are several; step_s is their median
-  StepSplit split;                ///< of the step that took that time
-  std::vector<tapestry::Span> spans;
-  std::vector<std::int64_t> peak_bytes;  ///< by row, from the first timed step on
-  std::int64_t bytes_sent = 0;           ///< in a step, by all
-  std::vector<double> losses;            ///< of all steps, those before the timed ones too
-  double difference = 0;                 ///< of `losses` from those of single, norm-wise
+  std::vector<std::string> rows;         ///< the devices, "cpu:0", or the ranks, "rank 0"
+  double step_s = 0;                     ///< the median of the timed steps
+  std::vector<double> rounds_s;          ///< the median of each round; step_s is the median of these
+  StepBreakdown breakdown;               ///< of the median step
+  std::vector<tapestry::Span> spans;     ///< of the median step
+  std::vector<std::int64_t> peak_bytes;  ///< per row, during the timed steps
+  std::int64_t bytes_sent = 0;           ///< per step, by all devices together
+  std::vector<double> losses;            ///< of all steps, including warm-up
+  double difference = 0;                 ///< loss_difference from the mode single
   std::optional<double> predicted_step_s;
   std::vector<std::int64_t> predicted_peak_bytes;
-  std::string error;  ///< why there is nothing else
+  std::string error;  ///< if not empty, the mode failed
 };
 
-/// JSON of one result without what others are needed for, and back. Throws ValueError for other text.
+/// Converts to JSON and back, without the fields that need the results of other modes or rounds. The parser
+/// throws ValueError if the text is not a result.
 std::string to_text(const Result& result);
-Result result_of(const std::string& text);
+Result result_from_text(const std::string& text);
 
-/// The one whose step time is the median, of an even number the smaller.
+/// The result with the median step time, the lower median if the number is even.
 Result median_of(std::vector<Result> rounds);
 
-/// ||losses - reference|| / ||reference||; infinite if one is not finite or they are of different lengths.
+/// ||losses - reference|| / ||reference||, or infinity if a loss is not finite or the lengths differ.
 double loss_difference(const std::vector<double>& losses, const std::vector<double>& reference);
-/// How far modes may differ (DESIGN.md, section 7).
+/// The largest loss_difference that passes: modes add the same numbers in another order, which changes the
+/// losses by rounding only.
 double tolerance(tapestry::DType dtype);
-/// Fills in `difference`; of what is beyond `tolerance` the error says so. `results[0]` is single.
+/// Fills in `difference`, and `error` if the difference exceeds `tolerance`. results[0] must be the mode
+/// single.
 void compare_losses(std::vector<Result>& results, double tolerance);
 
 }  // namespace apps::compare

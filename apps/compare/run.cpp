@@ -11,13 +11,10 @@
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/compare/children.h"
 #include "tapestry/apps/compare/job.h"
-#include "tapestry/apps/compare/link.h"
 #include "tapestry/apps/compare/measure.h"
 #include "tapestry/apps/compare/mode.h"
-#include "tapestry/apps/compare/predict.h"
-#include "tapestry/apps/compare/profiler.h"
+#include "tapestry/apps/compare/models.h"
 #include "tapestry/apps/compare/report.h"
-#include "tapestry/apps/compare/split.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
@@ -30,21 +27,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder of this run's own, for what the children hand back.
-class Exchange {
+// A temporary folder with the file in which a child process leaves its result.
+class ResultFolder {
  public:
-  Exchange() {
+  ResultFolder() {
     std::string name = (fs::temp_directory_path() / "tapestry-compare-XXXXXX").string();
-    check<IoError>(mkdtemp(name.data()) != nullptr, "[compare] cannot make a folder ", name,
-                   "; set TMPDIR to one that can be written to");
+    check<IoError>(mkdtemp(name.data()) != nullptr, "[compare] cannot create the folder ", name,
+                   "; set TMPDIR to a writable folder");
     folder_ = name;
   }
-  ~Exchange() {
+  ~ResultFolder() {
     std::error_code ignored;
     fs::remove_all(folder_, ignored);
   }
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
+  ResultFolder(const ResultFolder&) = delete;
+  ResultFolder& operator=(const ResultFolder&) = delete;
   std::string file() const { return (folder_ / "result.json").string(); }
 
  private:
@@ -68,7 +65,7 @@ class Comparison {
     errors_.resize(modes_.size());
     rounds_.resize(modes_.size());
     for (int round = 0; round < o_.rounds; ++round) {
-      measure_parts();
+      measure_costs();
       for (std::size_t i = 0; i < modes_.size(); ++i)
         if (errors_[i].empty()) run_mode(i, round);
     }
@@ -80,88 +77,87 @@ class Comparison {
     std::error_code error;
     fs::create_directories(o_.svg, error);
     check<IoError>(!error && access(o_.svg.c_str(), W_OK) == 0, "[compare] cannot write to the folder ",
-                   o_.svg, "; choose another for --svg");
+                   o_.svg, "; choose a writable folder for --svg");
   }
 
-  // Every mode has the same threads: those of one process are dealt out to its devices, or each process gets
-  // its part.
+  // Every mode gets the same number of threads in total. A single process divides them among its devices.
+  // If there are several processes, each gets its part.
   std::string run_child_process(const std::string& name, bool processes) {
     Child child;
     child.arguments = arguments_;
-    child.arguments.insert(child.arguments.end(), {"--child", name, "--result", exchange_.file(), "--threads",
-                                                   std::to_string(w_.threads)});
+    child.arguments.insert(child.arguments.end(), {"--child", name, "--result", result_folder_.file(),
+                                                   "--threads", std::to_string(w_.threads)});
     if (!w_.split.empty() && o_.workload.split.empty()) {
       child.arguments.push_back("--split");
       for (const int count : w_.split) child.arguments.push_back(std::to_string(count));
     }
-    const bool alone = processes && w_.device_type == DeviceType::cpu;
+    const bool one_device = processes && w_.device_type == DeviceType::cpu;
     child.variables = {{"OMP_NUM_THREADS", std::to_string(processes ? w_.threads_per_device() : w_.threads)},
-                       {"TAPESTRY_LOGICAL_DEVICES", std::to_string(alone ? 1 : w_.devices)}};
+                       {"TAPESTRY_LOGICAL_DEVICES", std::to_string(one_device ? 1 : w_.devices)}};
     child.limit = std::chrono::milliseconds(std::llround(o_.timeout_s * 1000));
     return children_.run(child);
   }
 
   std::string measured(const char* what, bool processes) {
     const std::string error = run_child_process(what, processes);
-    check<Error>(error.empty(), "[compare] what the parts of a step cost cannot be measured (", what,
-                 "): ", error);
-    return read_text(exchange_.file());
+    check<Error>(error.empty(), "[compare] the costs for predictions (", what,
+                 ") could not be measured: ", error);
+    return read_text(result_folder_.file());
   }
 
   bool any(bool Mode::*property) const {
     return std::any_of(modes_.begin(), modes_.end(), [&](const Mode* m) { return m->*property; });
   }
 
-  // One device and the links, for the split and the predictions; the latter are no reason to fail. Once a
-  // round, so that they see the machine that the modes see.
-  void measure_parts() {
-    const bool split = any(&Mode::splits_the_model) && w_.split.empty();
+  // Measures costs for the split and for predictions, once per round, so that they see the same state of the
+  // machine as the modes. A failure is fatal only if the split needs them.
+  void measure_costs() {
+    const bool split = any(&Mode::splits_model) && w_.split.empty();
     if (!predicts_) return;
     try {
-      profiles_.push_back(profile_of(measured(kProfile, false)));
+      profiles_.push_back(planner::profile_from_text(measured(kProfile, false)));
       if (split) w_.split = split_of(profiles_.back());
-      Link link;
-      if (w_.devices > 1) link = link_of(measured(kLink, false));
-      if (w_.devices > 1 && any(&Mode::one_process_a_device))
-        link.ranks = link_of(measured(kRanks, true)).ranks;
+      planner::Link link;
+      if (w_.devices > 1) link = planner::link_from_text(measured(kLink, false));
+      if (w_.devices > 1 && any(&Mode::one_process_per_device))
+        link.ranks = planner::link_from_text(measured(kRanks, true)).ranks;
       links_.push_back(link);
     } catch (const Error& e) {
       if (split && w_.split.empty()) throw;
-      std::fprintf(stderr, "warning: %s\nThere are no predictions.\n", e.what());
+      std::fprintf(stderr, "warning: %s\nContinuing without predictions.\n", e.what());
       predicts_ = false;
     }
   }
 
-  std::vector<int> split_of(const Profile& profile) const {
-    const std::vector<double> costs = profile.costs(static_cast<double>(w_.batch_size) / w_.micro_batches);
-    check(static_cast<int>(costs.size()) >= w_.devices, "[compare] ", w_.model, " has ", costs.size(),
-          " blocks, which cannot be cut into parts for ", w_.devices,
+  std::vector<int> split_of(const planner::Profile& profile) const {
+    check(static_cast<int>(profile.blocks.size()) >= w_.devices, "[compare] ", w_.model, " has ",
+          profile.blocks.size(), " blocks, too few to split for ", w_.devices,
           " devices; use fewer devices, or leave out the modes that split the model");
-    return balanced_split(costs, w_.devices);
+    return planner::balanced_split(profile, w_);
   }
 
   void run_mode(std::size_t i, int round) {
     const Mode& mode = *modes_[i];
-    errors_[i] = run_child_process(mode.name, mode.one_process_a_device);
-    if (errors_[i].empty()) rounds_[i].push_back(result_of(read_text(exchange_.file())));
+    errors_[i] = run_child_process(mode.name, mode.one_process_per_device);
+    if (errors_[i].empty()) rounds_[i].push_back(result_from_text(read_text(result_folder_.file())));
     if (errors_[i].empty())
-      std::fprintf(stderr, "round %d of %d: %s, %.2f ms a step\n", round + 1, o_.rounds, mode.name.c_str(),
+      std::fprintf(stderr, "round %d of %d: %s, %.2f ms per step\n", round + 1, o_.rounds, mode.name.c_str(),
                    rounds_[i].back().step_s * 1000);
     else std::fprintf(stderr, "round %d of %d: %s failed\n", round + 1, o_.rounds, mode.name.c_str());
   }
 
   void add_predictions(Report& report) const {
     if (!predicts_) return;
-    const Profile profile = median_of(profiles_);
-    const Link measured_link = median_of(links_);
+    const planner::Profile profile = median_of(profiles_);
+    const planner::Link measured_link = median_of(links_);
     report.profile = profile;
     report.link = measured_link;
     for (Result& r : report.results) {
-      if (r.step_s == 0) continue;  // it failed
-      const std::optional<Prediction> p = predict(r.name, profile, measured_link, w_);
+      if (r.step_s == 0) continue;  // the mode failed
+      const std::optional<planner::Prediction> p = planner::predict(r.name, profile, measured_link, w_);
       if (!p) continue;
       r.predicted_step_s = p->step_s;
-      for (const MemoryItems& m : p->memory)
+      for (const planner::MemoryItems& m : p->memory)
         r.predicted_peak_bytes.push_back(static_cast<std::int64_t>(m.total()));
       report.predictions.push_back(*p);
     }
@@ -169,9 +165,9 @@ class Comparison {
     std::optional<double> latency_s = o_.link_latency_us, bandwidth = o_.link_bandwidth_gbs;
     if (latency_s) *latency_s *= 1e-6;
     if (bandwidth) *bandwidth *= 1e9;
-    const Link link = link_with(measured_link, latency_s, bandwidth);
+    const planner::Link link = planner::link_with(measured_link, latency_s, bandwidth);
     for (const Mode* m : modes_)
-      if (const auto p = simulate_devices(m->name, profile, link, w_, o_.predict_devices))
+      if (const auto p = planner::simulate_devices(m->name, profile, link, w_, o_.predict_devices))
         report.simulations.push_back(*p);
   }
 
@@ -184,7 +180,7 @@ class Comparison {
                   .link = {},
                   .predictions = {},
                   .simulations = {}};
-    for (const Device d : devices_of(w_))
+    for (const Device d : planner::devices_of(w_))
       report.device_names.push_back(d.is_cpu() ? d.str()
                                                : d.str() + " (" + cuda::device_properties(d).name + ")");
     for (std::size_t i = 0; i < modes_.size(); ++i) {
@@ -204,28 +200,28 @@ class Comparison {
     if (!o_.svg.empty())
       for (const Picture& p : pictures(report)) write_file_atomically(o_.svg + "/" + p.file, p.svg);
 
-    bool well = true;
+    bool succeeded = true;
     std::fflush(stdout);
     for (const Result& r : report.results) {
       if (r.error.empty()) continue;
       std::fprintf(stderr, "error: [compare] %s: %s\n", r.name.c_str(), r.error.c_str());
-      well = false;
+      succeeded = false;
     }
-    return well ? 0 : 1;
+    return succeeded ? 0 : 1;
   }
 
   const Options& o_;
-  Workload w_;  // with the split
+  Workload w_;  // with the measured split
   bool predicts_ = true;
-  std::vector<Profile> profiles_;  // by round
-  std::vector<Link> links_;
+  std::vector<planner::Profile> profiles_;  // per round
+  std::vector<planner::Link> links_;        // per round
   const std::vector<std::string> arguments_;
-  Children children_;
-  Exchange exchange_;
+  ChildProcesses children_;
+  ResultFolder result_folder_;
   std::optional<AtomicFile> json_, html_;
   std::vector<const Mode*> modes_;
-  std::vector<std::string> errors_;          // by mode
-  std::vector<std::vector<Result>> rounds_;  // by mode
+  std::vector<std::string> errors_;          // per mode
+  std::vector<std::vector<Result>> rounds_;  // per mode
 };
 
 }  // namespace
@@ -238,20 +234,20 @@ int compare(const Options& options, const std::vector<std::string>& arguments) t
 
 int run_child(const ChildTask& task, const Options& options, const std::vector<std::string>& arguments) {
   const Workload& workload = options.workload;
+  planner::MeasureOptions measuring{.warmup = workload.warmup, .passes = std::min(workload.steps, 7)};
   if (task.mode == kProfile) {
-    std::vector<int> further;
-    if (options.predict_devices > 0) further.push_back(options.predict_devices);
-    const ProfileOptions passes{.warmup = workload.warmup, .passes = std::min(workload.steps, 7)};
-    write_file_atomically(task.result,
-                          to_text(measure_profile(workload, profile_sizes(workload, further), passes)));
+    if (options.predict_devices > 0) measuring.simulated_devices.push_back(options.predict_devices);
+    const planner::Profile profile = planner::measure_profile(planner_model(workload), workload, measuring);
+    write_file_atomically(task.result, to_text(profile));
     return 0;
   }
   if (task.mode == kLink) {
-    write_file_atomically(task.result, to_text(measure_link(workload)));
+    const planner::Link link = planner::measure_link(planner_model(workload), workload, measuring);
+    write_file_atomically(task.result, to_text(link));
     return 0;
   }
   const Mode* const mode = task.mode == kRanks ? nullptr : &mode_named(task.mode);
-  if ((!mode || mode->one_process_a_device) && !task.is_rank) {
+  if ((!mode || mode->one_process_per_device) && !task.is_rank) {
     std::vector<std::string> all = arguments;
     all.emplace_back("--as-rank");
     return launch_ranks(all, workload.devices);
@@ -259,9 +255,9 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
   if (!mode) {
     const auto group = join_job(workload);
     const ThreadShare share(workload.threads_per_device());
-    Link link;
-    WatchedModel model(workload, rank_device(workload, group->rank()));
-    link.ranks = measure_all_reduce(*group, model, workload);
+    planner::Link link;
+    link.ranks = planner::measure_all_reduce(*group, planner_model(workload), workload,
+                                             rank_device(workload, group->rank()), measuring);
     if (group->rank() == 0) write_file_atomically(task.result, to_text(link));
     return 0;
   }

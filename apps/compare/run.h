@@ -1,4 +1,5 @@
 #pragma once
+// The comparison itself: runs every mode in child processes and reports the results.
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,27 +10,28 @@ namespace apps::compare {
 
 struct Options {
   Workload workload;
-  std::vector<std::string> modes;  ///< single is added where it is missing
+  std::vector<std::string> modes;  ///< the mode single is added if it is missing
   int rounds = 3;
-  double timeout_s = 300;  ///< of one mode's run
+  double timeout_s = 300;  ///< per run of a mode
   bool markdown = false;
-  std::string json, html, svg;  ///< where to; empty: nowhere
-  int predict_devices = 0;      ///< simulate so many too; 0: none
-  /// Of a message of the simulated link; as measured where not given.
+  std::string json, html, svg;  ///< output files and folder; none if empty
+  int predict_devices = 0;      ///< also simulate this number of devices; 0 disables it
+  /// The link between simulated devices, per message. As measured if not given.
   std::optional<double> link_latency_us = {}, link_bandwidth_gbs = {};
 };
 
-/// Runs every mode `rounds` times, in turn, each time in a process of its own with `arguments`, those of this
-/// one. Prints the table and writes the files. The exit status: 1 if a mode failed or its losses differ.
+/// Runs every mode `rounds` times, in turn, each time in a child process with the arguments of this process.
+/// Prints the table and writes the files. Returns the exit status: 1 if a mode failed or its losses differ.
 int compare(const Options& options, const std::vector<std::string>& arguments);
 
-/// What such a process does.
+/// The task of a child process.
 struct ChildTask {
-  std::string mode;    ///< a mode's name, or what is to be measured
-  std::string result;  ///< the file to write
-  bool is_rank = false;
+  std::string mode;      ///< the name of a mode, or one of the names below
+  std::string result;    ///< the file to write
+  bool is_rank = false;  ///< the process is one rank of a job
 };
-/// What predictions and Workload::split are made from: a Profile, a Link, and one of processes.
+/// Tasks that measure costs for predictions and for Workload::split: a planner::Profile, a planner::Link
+/// within one process, and a planner::Link between processes.
 inline constexpr const char *kProfile = "profile", *kLink = "link", *kRanks = "ranks";
 int run_child(const ChildTask& task, const Options& options, const std::vector<std::string>& arguments);
 

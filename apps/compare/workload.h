@@ -1,35 +1,28 @@
 #pragma once
-// What all modes of a comparison train, and on what.
+// What all modes of a comparison train, and the devices that they train on.
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "tapestry/core/device.h"
 #include "tapestry/core/dtype.h"
+#include "tapestry/distributed/planner/planner.h"
 
 namespace apps::compare {
 
-struct Workload {
+namespace planner = tapestry::distributed::planner;
+
+/// If `split` is empty, the program balances it by measured costs before it runs modes that split the model.
+struct Workload : planner::TrainingSetup {
   std::string model = "mlp";
-  std::int64_t batch_size = 64;  ///< of all devices together
   std::int64_t image_size = 32;
   tapestry::DType dtype = tapestry::DType::f32;
-  tapestry::DeviceType device_type = tapestry::DeviceType::cpu;
-  int devices = 2;
-  int threads = 1;             ///< of the CPU, for all devices together
-  int micro_batches = 4;       ///< of pipelines
-  int warmup = 2, steps = 10;  ///< steps that are not timed, and those that are
-  double lr = 0.01;            ///< of SGD without momentum
+  int threads = 1;  ///< CPU threads of all devices together
+  int warmup = 2;   ///< steps before the timed ones
+  int steps = 10;   ///< timed steps
+  double lr = 0.01;
   std::uint64_t seed = 1;
-  /// How many of the model's blocks each part has, where each device gets a part. The program fills it in, by
-  /// measured costs, where it is not given.
-  std::vector<int> split = {};
 
-  /// Each device's share of `threads`.
+  /// Each device gets an equal part of `threads`, but at least one thread.
   int threads_per_device() const { return threads > devices ? threads / devices : 1; }
 };
-
-/// cpu:0, cpu:1, ... or cuda:0, ...
-std::vector<tapestry::Device> devices_of(const Workload& workload);
 
 }  // namespace apps::compare

@@ -1,16 +1,12 @@
-// What tapestry-compare computes from what it measured.
+// The parts of tapestry-compare that can be tested without running it.
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <random>
 
 #include "tapestry/apps/common/chart.h"
 #include "tapestry/apps/common/table.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
-#include "tapestry/apps/compare/profiler.h"
 #include "tapestry/apps/compare/report.h"
-#include "tapestry/apps/compare/split.h"
 #include "tapestry/tapestry.h"
 #include "tests/apps/run_files.h"
 #include "tests/support/catch.h"
@@ -22,37 +18,13 @@ using Strings = std::vector<std::string>;
 
 namespace {
 
-using Split = std::vector<int>;
-
-double largest_part(const std::vector<double>& costs, const Split& split) {
-  double most = 0;
-  auto at = costs.begin();
-  for (const int count : split) {
-    most = std::max(most, std::accumulate(at, at + count, 0.0));
-    at += count;
-  }
-  return most;
-}
-
-// By trying them all.
-double best_possible(const std::vector<double>& costs, std::size_t begin, int parts) {
-  if (parts == 1)
-    return std::accumulate(costs.begin() + static_cast<std::ptrdiff_t>(begin), costs.end(), 0.0);
-  double best = std::numeric_limits<double>::infinity(), sum = 0;
-  for (std::size_t i = begin; i + static_cast<std::size_t>(parts) - 1 < costs.size(); ++i) {
-    sum += costs[i];
-    best = std::min(best, std::max(sum, best_possible(costs, i + 1, parts - 1)));
-  }
-  return best;
-}
-
 Result measured(const std::string& name, double step_s, std::vector<double> losses) {
   Result r;
   r.name = name;
   r.rows = {"cpu:0", "cpu:1"};
   r.step_s = step_s;
   r.spans = {{"cpu:0", Activity::forward, "forward <1>", 0, step_s / 2}};
-  r.split = split_of(r.spans, r.rows, step_s);
+  r.breakdown = breakdown_of(r.spans, r.rows, step_s);
   r.peak_bytes = {1 << 20, 3 << 20};
   r.bytes_sent = 1 << 19;
   r.losses = std::move(losses);
@@ -60,33 +32,6 @@ Result measured(const std::string& name, double step_s, std::vector<double> loss
 }
 
 }  // namespace
-
-TEST_CASE("a split makes the largest part as small as can be") {
-  CHECK(balanced_split({1, 1, 1, 1}, 2) == Split{2, 2});
-  CHECK(balanced_split({3, 1, 1, 1}, 2) == Split{1, 3});
-  CHECK(balanced_split({1, 1, 1, 3}, 2) == Split{3, 1});
-  CHECK(balanced_split({5, 1, 1}, 3) == Split{1, 1, 1});
-  CHECK(balanced_split({4}, 1) == Split{1});
-  CHECK(balanced_split({0, 0, 0}, 2).size() == 2);
-
-  std::mt19937 random(7);
-  std::uniform_real_distribution<double> cost(0, 1);
-  for (int n = 1; n <= 8; ++n)
-    for (int parts = 1; parts <= n; ++parts) {
-      std::vector<double> costs(static_cast<std::size_t>(n));
-      for (double& c : costs) c = cost(random);
-      const Split split = balanced_split(costs, parts);
-      REQUIRE(split.size() == static_cast<std::size_t>(parts));
-      CHECK(std::accumulate(split.begin(), split.end(), 0) == n);
-      for (const int count : split) CHECK(count >= 1);
-      CHECK(largest_part(costs, split) == Approx(best_possible(costs, 0, parts)).epsilon(1e-12));
-    }
-
-  CHECK_THROWS_WITH(balanced_split({1, 2}, 3), ContainsSubstring("2 items for 3 parts"));
-  CHECK_THROWS_WITH(balanced_split({1, 2}, 0), ContainsSubstring("0 parts"));
-  CHECK_THROWS_WITH(balanced_split({1, -2}, 1), ContainsSubstring("-2"));
-  CHECK_THROWS_WITH(balanced_split({1, std::nan("")}, 1), ContainsSubstring("not negative"));
-}
 
 TEST_CASE("the parts of a step are means over devices and add up to it") {
   // cpu:0 waits for gradients within backward; cpu:1 works for a third of the time. What runs beside them is
@@ -100,7 +45,7 @@ TEST_CASE("the parts of a step are means over devices and add up to it") {
       {"cpu:1", Activity::forward, "f", 1, 4},
       {"cpu:1", Activity::other, "o", 8.5, 20},
   };
-  const StepSplit s = split_of(spans, {"cpu:0", "cpu:1"}, 9);
+  const StepBreakdown s = breakdown_of(spans, {"cpu:0", "cpu:1"}, 9);
   CHECK(s.forward_s == Approx(2.5));
   CHECK(s.backward_s == Approx(2.5));
   CHECK(s.exposed_comm_s == Approx(0.5));
@@ -108,14 +53,14 @@ TEST_CASE("the parts of a step are means over devices and add up to it") {
   CHECK(s.idle_s == Approx(2.75));
   CHECK(s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s == Approx(9));
 
-  const StepSplit nothing = split_of({}, {"cpu:0"}, 3);
+  const StepBreakdown nothing = breakdown_of({}, {"cpu:0"}, 3);
   CHECK(nothing.idle_s == Approx(3));
   CHECK(nothing.forward_s == 0);
 }
 
 TEST_CASE("results travel between processes as text") {
   Result r = measured("ddp", 0.25, {2.5, std::nan("")});
-  const Result back = result_of(to_text(r));
+  const Result back = result_from_text(to_text(r));
   CHECK(back.name == "ddp");
   CHECK(back.rows == r.rows);
   CHECK(back.step_s == 0.25);
@@ -126,9 +71,9 @@ TEST_CASE("results travel between processes as text") {
   CHECK(std::isnan(back.losses[1]));
   REQUIRE(back.spans.size() == 1);
   CHECK(back.spans[0].name == "forward <1>");
-  CHECK(back.split.idle_s == Approx(r.split.idle_s));
+  CHECK(back.breakdown.idle_s == Approx(r.breakdown.idle_s));
   for (const std::string text : {"", "{}", "[1]", R"({"name": 3})"})
-    CHECK_THROWS_WITH(result_of(text), ContainsSubstring("no result"));
+    CHECK_THROWS_WITH(result_from_text(text), ContainsSubstring("not a result"));
 }
 
 TEST_CASE("of several rounds the median is shown") {
@@ -140,7 +85,7 @@ TEST_CASE("of several rounds the median is shown") {
   CHECK(median({3, 1, 2}) == 2);
   CHECK(median({4, 1, 2, 3}) == 2);
   CHECK(median({5}) == 5);
-  CHECK_THROWS_WITH(median({}), ContainsSubstring("no results"));
+  CHECK_THROWS_WITH(median({}), ContainsSubstring("list of results is empty"));
 }
 
 TEST_CASE("losses that differ from single's are a failure") {
@@ -157,7 +102,7 @@ TEST_CASE("losses that differ from single's are a failure") {
   compare_losses(results, tolerance(tapestry::DType::f32));
   CHECK(results[0].error.empty());
   CHECK(results[1].error.empty());
-  CHECK_THAT(results[2].error, ContainsSubstring("differ from single's by 0.00044"));
+  CHECK_THAT(results[2].error, ContainsSubstring("differ from those of single by 0.00044"));
   CHECK(results[3].error == "it was killed");
   CHECK(tolerance(tapestry::DType::f64) == 1e-10);
 }
@@ -229,6 +174,17 @@ TEST_CASE("a report says what was measured, and what was not") {
   CHECK(html.find("http") == html.find("http://www.w3.org/2000/svg"));  // nothing is loaded
 }
 
+TEST_CASE("a table of predictions has one row per mode, as wide as the header") {
+  planner::Prediction p{.mode = "single", .step_s = 49};
+  p.memory = {{.parameters = 3 << 20}, {.parameters = 5 << 20}};
+  const auto rows = prediction_rows({p, p});
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[0].size() == rows[1].size());
+  CHECK(rows[1][0] == "single");
+  CHECK(rows[1][2] == "49000.00");
+  CHECK(rows[1][8] == "5.00");  // the device that needs most
+}
+
 TEST_CASE("a ring's bytes") {
   CHECK(ring_bytes(1000, 1) == 0);
   CHECK(ring_bytes(1000, 2) == 1000);
@@ -240,45 +196,6 @@ TEST_CASE("modes are known by their files alone") {
   CHECK(modes()[0].name == "single");
   for (std::size_t i = 2; i < modes().size(); ++i) CHECK(modes()[i - 1].name < modes()[i].name);
   CHECK_THROWS_WITH(mode_named("horovod"), ContainsSubstring("single, "));
-}
-
-TEST_CASE("a profile has times and bytes of every block, at every size") {
-  Workload w;
-  w.model = "cnn";
-  w.image_size = 4;
-  w.batch_size = 8;
-  w.devices = 1;
-  const std::vector<std::int64_t> sizes = profile_sizes(w, {3});
-  CHECK(sizes == std::vector<std::int64_t>{2, 3, 8});
-  const Profile profile = measure_profile(w, sizes, {.warmup = 1, .passes = 2});
-  const std::vector<Block> blocks = make_blocks(w);
-  REQUIRE(profile.blocks.size() == blocks.size());
-  double update_s = 0;
-  for (std::size_t k = 0; k <= blocks.size(); ++k) {
-    const BlockProfile& b = k < blocks.size() ? profile.blocks[k] : profile.loss;
-    INFO(b.name);
-    CHECK(b.name == (k < blocks.size() ? blocks[k].name : "loss"));
-    for (const Curve* curve : {&b.forward_s, &b.backward_s}) {
-      REQUIRE(curve->points().size() == 3);
-      for (const auto& [samples, seconds] : curve->points()) CHECK(seconds > 0);
-    }
-    update_s += b.update_s;
-    if (k == blocks.size()) continue;
-    CHECK(b.output_bytes.at(8) == 4 * b.output_bytes.at(2));
-    CHECK(b.kept_bytes.at(8) >= b.output_bytes.at(8));
-    CHECK(b.accumulate_s >= 0);  // a difference
-    CHECK(b.copy_s > 0);
-    CHECK((b.inputs_s > 0) == (k > 0));
-    CHECK((b.weights_s > 0) == (k > 0));
-    CHECK((b.weights_added_s > 0) == (k > 0));
-    CHECK(b.postponed_bytes >= 0);
-  }
-  CHECK(update_s > 0);
-  CHECK(profile.contention.forward == 1);  // there is nobody to contend with
-  CHECK(profile.parts.empty());
-  CHECK(profile.parts_in_halves.empty());
-  CHECK(profile.image_bytes == 3 * 4 * 4 * 4);
-  CHECK_THROWS_WITH(measure_profile(w, {}), ContainsSubstring("0 sizes"));
 }
 
 TEST_CASE("models are blocks, which joined are the model") {
@@ -298,16 +215,16 @@ TEST_CASE("models are blocks, which joined are the model") {
 
     const int blocks = static_cast<int>(make_blocks(w).size());
     w.split = {1, blocks - 1};
-    const auto parts = make_parts(w);
+    const auto parts = make_stages(w);
     REQUIRE(parts.size() == 2);
     CHECK(allclose((*parts[1])((*parts[0])(batch.images)), whole, 0, 0));
     // A sample's output does not depend on the others.
     CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.images.narrow(0, 1, 1)), whole.narrow(0, 1, 1),
                    1e-12, 1e-12));
     w.split = {blocks, 0};
-    CHECK_THROWS_WITH(make_parts(w), ContainsSubstring("at least one"));
+    CHECK_THROWS_WITH(make_stages(w), ContainsSubstring("at least one"));
     w.split = {1, 1};
-    CHECK_THROWS_WITH(make_parts(w), ContainsSubstring("2 parts with 2 blocks"));
+    CHECK_THROWS_WITH(make_stages(w), ContainsSubstring("2 stages with 2 blocks"));
   }
   Workload w;
   w.model = "vgg";

@@ -1,10 +1,9 @@
-// tapestry-compare as a person runs it.
+// Runs tapestry-compare as a user does.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tapestry/apps/compare/mode.h"
-#include "tapestry/apps/compare/profile.h"
 #include "tests/apps/program.h"
 #include "tests/apps/run_files.h"
 #include "tests/support/catch.h"
@@ -12,6 +11,7 @@
 
 using nlohmann::json;
 using tests::Ended;
+namespace planner = tapestry::distributed::planner;
 
 namespace {
 
@@ -19,8 +19,8 @@ Ended compare(std::vector<std::string> arguments) {
   return run(tests::Launch{.arguments = std::move(arguments), .program = "tapestry-compare"});
 }
 
-// Small and short, on the CPU whatever the machine has, a batch that no number of devices divides; `more`
-// comes first.
+// Options for a small and short comparison on the CPU, with a batch that does not divide evenly. Options in
+// `more` replace these.
 std::vector<std::string> tiny(std::vector<std::string> more) {
   const std::vector<std::pair<std::string, std::string>> small = {
       {"--device", "cpu"},    {"--model", "cnn"}, {"--image-size", "4"}, {"--dtype", "f64"},
@@ -32,7 +32,7 @@ std::vector<std::string> tiny(std::vector<std::string> more) {
 
 }  // namespace
 
-TEST_CASE("all modes train alike, and each says what it cost") {
+TEST_CASE("all modes compute the same losses, and each reports its costs") {
   const tests::TempDir folder;
   const Ended ended = compare(tiny({"--warmup", "2", "--predict-devices", "8", "--link-latency-us", "30",
                                     "--link-bandwidth-gbs", "1.25", "--markdown", "--json", folder / "r.json",
@@ -83,51 +83,52 @@ TEST_CASE("all modes train alike, and each says what it cost") {
   for (const char* picture : {"speed.svg", "step.svg", "memory.svg"})
     CHECK(tests::xml_fault(tests::read_file((folder / "svg/") + picture)) == "");
 
-  // Gradients are averaged while backward runs: seen in a lane beside each device.
-  const auto lane_of = [&](const std::string& mode_name, const std::string& row) {
+  // All-reduces that overlap backward are in a row beside their device.
+  const auto activity_in_row = [&](const std::string& mode_name, const std::string& row) {
     for (const json& mode : modes)
       for (const json& span : mode.at("timeline"))
         if (mode.at("name") == mode_name && span.at("row") == row)
           return span.at("activity").get<std::string>();
     return std::string();
   };
-  CHECK(lane_of("ddp", "rank 1 communication") == "communication");
-  CHECK(lane_of("dp-replicated", "cpu:1 communication") == "communication");
-  CHECK(lane_of("dp-master", "cpu:0") != "");
+  CHECK(activity_in_row("ddp", "rank 1 communication") == "communication");
+  CHECK(activity_in_row("dp-replicated", "cpu:1 communication") == "communication");
+  CHECK(activity_in_row("dp-master", "cpu:0") != "");
 
   CHECK_THAT(ended.out, ContainsSubstring("Predicted, in ms and MiB, from blocks measured on one device"));
-  const apps::compare::Profile profile = apps::compare::profile_of(report.at("profile").dump());
-  const apps::compare::Link link = apps::compare::link_of(report.at("link").dump());
+  const planner::Profile profile = planner::profile_from_text(report.at("profile").dump());
+  const planner::Link link = planner::link_from_text(report.at("link").dump());
   CHECK(profile.blocks.size() == 6);
   CHECK(link.ranks.message.latency_s + link.ranks.message.s_per_byte > 0);
-  for (const auto& c : {profile.contention, link.master, link.local.contention, link.ranks.contention})
+  for (const auto& c :
+       {profile.contention, link.master_contention, link.local.contention, link.ranks.contention})
     for (const double factor : {c.forward, c.backward, c.update}) CHECK(factor >= 1);
-  REQUIRE(profile.parts.size() == 2);
-  REQUIRE(profile.parts_in_halves.size() == 2);
+  REQUIRE(profile.stages.size() == 2);
+  REQUIRE(profile.zero_bubble_stages.size() == 2);
   for (std::size_t s = 0; s < 2; ++s) {
-    const apps::compare::PartInHalves& halves = profile.parts_in_halves[s];
-    for (const auto& c : {profile.parts[s], halves.contention})
+    const planner::ZeroBubbleStage& stage = profile.zero_bubble_stages[s];
+    for (const auto& c : {profile.stages[s], stage.contention})
       for (const double factor : {c.forward, c.backward, c.weights}) CHECK(factor >= 1);
-    CHECK((halves.inputs_s > 0) == (s > 0));
-    CHECK(halves.weights_s > 0);
-    CHECK(halves.weights_added_s > 0);
+    CHECK((stage.input_grad_s > 0) == (s > 0));
+    CHECK(stage.weight_grad_s > 0);
+    CHECK(stage.weight_grad_accumulate_s > 0);
   }
   REQUIRE(report.at("predictions").size() == modes.size());
   for (const json& p : report.at("predictions")) CHECK(p.at("simulated") == false);
   const std::string label = "A simulation, not a measurement, of 8 devices";
   CHECK_THAT(ended.out, ContainsSubstring(label));
   CHECK_THAT(html, ContainsSubstring(label));
-  REQUIRE(report.at("simulations").size() == 4);  // cnn has six blocks, too few to be split for eight
+  REQUIRE(report.at("simulations").size() == 4);  // cnn has six blocks, too few to split for eight devices
   for (const json& p : report.at("simulations")) {
     CHECK(p.at("simulated") == true);
     CHECK(p.at("devices") == (p.at("name") == "single" ? 1 : 8));
-    // All parameters in one message at 1.25 GB/s take longer than that.
+    // Sending all parameters to and from 7 devices at 1.25 GB/s is a lower bound.
     const double bytes = p.at("memory").at(0).at("parameters").get<double>();
     if (p.at("name") == "dp-master") CHECK(p.at("exposed_comm_ms").get<double>() > 2 * 7 * bytes / 1.25e6);
   }
 }
 
-TEST_CASE("one device; more devices than threads, and a split by hand") {
+TEST_CASE("one device, and three devices with a split by hand, run successfully") {
   const std::vector<std::string> modes = {"--modes", "ddp,dp-master,pipeline-gpipe"};
   std::vector<std::string> one = modes, three = modes;
   one.insert(one.end(), {"--devices", "1"});
@@ -136,26 +137,26 @@ TEST_CASE("one device; more devices than threads, and a split by hand") {
     const Ended ended = compare(tiny(arguments));
     INFO(ended.out << ended.err);
     CHECK(ended.status == 0);
-    CHECK_THAT(ended.out, ContainsSubstring("single"));  // nobody named it
+    CHECK_THAT(ended.out, ContainsSubstring("single"));  // added, although it is not in --modes
     CHECK(ended.out.find("dp-replicated") == std::string::npos);
   }
 }
 
-TEST_CASE("Ctrl-C ends it, and what it started") {
+TEST_CASE("Ctrl-C ends the program with status 130") {
   const Ended ended = run(tests::Launch{
       .arguments = tiny({"--steps", "1000000"}), .interrupt = true, .program = "tapestry-compare"});
   INFO(ended.out << ended.err);
   CHECK(ended.status == 130);
 }
 
-TEST_CASE("a mode that fails is named, the others are shown, and the status says so") {
+TEST_CASE("a failing mode is reported, the other modes are shown, and the status is 1") {
   const tests::TempDir folder;
-  setenv("TAPESTRY_TIMEOUT_S", "soon", 1);  // only groups of processes read it
+  setenv("TAPESTRY_TIMEOUT_S", "soon", 1);  // only process groups read this variable
   const Ended ended = compare(tiny({"--modes", "ddp,model", "--json", folder / "r.json"}));
   unsetenv("TAPESTRY_TIMEOUT_S");
   INFO(ended.out << ended.err);
   CHECK(ended.status == 1);
-  CHECK_THAT(ended.err, ContainsSubstring("[compare] ddp: it ended with exit code 1"));
+  CHECK_THAT(ended.err, ContainsSubstring("[compare] ddp: the process ended with exit code 1"));
   CHECK_THAT(ended.err, ContainsSubstring("TAPESTRY_TIMEOUT_S"));
   CHECK_THAT(ended.out, ContainsSubstring("failed"));
   CHECK_THAT(ended.out, ContainsSubstring("model"));
@@ -165,15 +166,15 @@ TEST_CASE("a mode that fails is named, the others are shown, and the status says
   CHECK(modes.at(2).at("step_ms").get<double>() > 0);
 }
 
-TEST_CASE("a mode that does not end is ended") {
+TEST_CASE("a mode that exceeds --timeout is killed and reported") {
   const Ended ended =
       compare(tiny({"--modes", "single", "--devices", "1", "--steps", "1000000", "--timeout", "0.5"}));
   INFO(ended.out << ended.err);
   CHECK(ended.status == 1);
-  CHECK_THAT(ended.err, ContainsSubstring("single: it did not end within 0.5 s"));
+  CHECK_THAT(ended.err, ContainsSubstring("single: the process did not end within 0.5 s"));
 }
 
-TEST_CASE("wrong options are named before anything runs") {
+TEST_CASE("wrong options are reported before anything runs") {
   const tests::TempDir folder;
   const std::string name = folder.path().filename();
   struct Wrong {
@@ -183,7 +184,7 @@ TEST_CASE("wrong options are named before anything runs") {
   };
   const std::vector<Wrong> all = {
       {{"--modes", "single,horovod"}, 2, "horovod"},
-      {{"--modes", "single,horovod"}, 2, "dp-replicated"},  // what there is, is said
+      {{"--modes", "single,horovod"}, 2, "dp-replicated"},  // the message lists all modes
       {{"--model", "vgg"}, 2, "resnet18"},
       {{"--devices", "0"}, 2, "--devices"},
       {{"--steps", "none"}, 2, "--steps"},
@@ -193,17 +194,17 @@ TEST_CASE("wrong options are named before anything runs") {
       {{"--bogus"}, 2, "--bogus"},
       {{"--devices", "9", "--batch-size", "8"}, 2, "9 devices for a batch of 8"},
       {{"--micro-batches", "9", "--batch-size", "8"}, 2, "9 micro-batches"},
-      {{"--split", "1,2,2"}, 2, "3 parts for 2 devices"},
+      {{"--split", "1,2,2"}, 2, "3 stages for 2 devices"},
       {{"--predict-devices", "12"}, 2, "12 simulated devices for a batch of 11"},
       {{"--predict-devices", "65"}, 2, "--predict-devices"},
       {{"--link-bandwidth-gbs", "1"}, 2, "give --predict-devices too"},
       {{"--predict-devices", "4", "--link-bandwidth-gbs", "0"}, 2, "--link-bandwidth-gbs"},
       {{"--predict-devices", "4", "--link-latency-us", "-1"}, 2, "--link-latency-us"},
-      {{"--split", "100,100"}, 2, "--split deals out 200 blocks; cnn has 6: give numbers that add up to it"},
+      {{"--split", "100,100"}, 2, "--split assigns 200 blocks, but cnn has 6; give numbers that add up to 6"},
       {{"--json", folder / "r", "--html", folder / ("../" + name + "/r")},
        2,
-       "--json and --html are one place"},
-      {{"--html", folder / "r", "--svg", folder / "r"}, 2, "--html and --svg are one place"},
+       "--json and --html are the same path"},
+      {{"--html", folder / "r", "--svg", folder / "r"}, 2, "--html and --svg are the same path"},
       {{"--json", folder / "none/r.json"}, 1, "none"},
       {{"--html", folder / "none/r.html"}, 1, "none"},
       {{"--svg", "/dev/null/svg"}, 1, "/dev/null/svg"},

@@ -40,9 +40,6 @@ const std::set<std::string> kNotYetMoved = {
     "nn/places.h",
     "core/structure.h",
     "distributed/comm/backend.h",
-    "apps/compare/contention.cpp",
-    "apps/compare/link.cpp",
-    "apps/compare/profiler.cpp",
 };
 
 struct RemovedPhrase {
@@ -86,7 +83,9 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "distributed/ddp" || folder == "distributed/data_parallel" ||
       folder == "distributed/pipeline")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
-  if (folder.starts_with("distributed")) return {"core", "kernels", "autograd", "nn", "distributed"};
+  if (folder == "distributed/planner")
+    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common",
+            "distributed/data_parallel", "distributed/ddp", "distributed/pipeline"};
   return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }
 

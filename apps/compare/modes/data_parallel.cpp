@@ -1,4 +1,4 @@
-// DataParallel, with both of its strategies.
+// DataParallel with both of its strategies.
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
 #include "tapestry/tapestry.h"
@@ -15,7 +15,7 @@ class DataParallelTraining : public Training {
  public:
   DataParallelTraining(const Workload& w, Strategy strategy)
       : model_(make_model(w, {w.device_type, 0})),
-        dp_(*model_, devices_of(w), {.strategy = strategy}),
+        dp_(*model_, planner::devices_of(w), {.strategy = strategy}),
         batch_(make_batch(w)),
         optimizer_(model_->parameters(), {.lr = w.lr}) {
     batch_ = {batch_.images.to(first()), batch_.labels.to(first())};
@@ -26,8 +26,8 @@ class DataParallelTraining : public Training {
  protected:
   int count() const { return static_cast<int>(dp_.devices().size()); }
   Device first() const { return dp_.devices().front(); }
-  // Of a tensor that is dealt out, what leaves the first device.
-  std::int64_t dealt(const Tensor& t) const {
+  // The bytes of a scattered tensor that leave the first device.
+  std::int64_t scattered_bytes(const Tensor& t) const {
     const std::int64_t samples = t.size(0);
     return bytes_of(t) / samples * (samples - distributed::chunk_sizes(samples, dp_.devices().size())[0]);
   }
@@ -39,7 +39,7 @@ class DataParallelTraining : public Training {
   std::int64_t parameter_bytes_ = 0;
 };
 
-// Each replica computes its loss where it is.
+// Each replica computes the loss of its samples on its own device.
 class Replicated : public DataParallelTraining {
  public:
   explicit Replicated(const Workload& w) : DataParallelTraining(w, Strategy::replicated) {}
@@ -53,11 +53,12 @@ class Replicated : public DataParallelTraining {
     return loss.detach();
   }
   std::int64_t bytes_sent() const override {
-    return dealt(batch_.images) + dealt(batch_.labels) + count() * ring_bytes(parameter_bytes_, count());
+    return scattered_bytes(batch_.images) + scattered_bytes(batch_.labels) +
+           count() * ring_bytes(parameter_bytes_, count());
   }
 };
 
-// The classic loop: outputs are gathered, and the loss is the first device's.
+// The outputs are gathered on the first device, which computes the loss.
 class Master : public DataParallelTraining {
  public:
   explicit Master(const Workload& w) : DataParallelTraining(w, Strategy::master) {}
@@ -72,8 +73,8 @@ class Master : public DataParallelTraining {
     }
     loss.backward();
     optimizer_.step();
-    bytes_sent_ = dealt(batch_.images) + (dp_.bytes_broadcast() - broadcast_before) +
-                  2 * dealt(outputs)  // and their gradients, back
+    bytes_sent_ = scattered_bytes(batch_.images) + (dp_.bytes_broadcast() - broadcast_before) +
+                  2 * scattered_bytes(outputs)  // outputs forward, their gradients backward
                   + (count() - 1) * parameter_bytes_;
     return loss.detach();
   }
@@ -85,12 +86,13 @@ class Master : public DataParallelTraining {
 
 const Registration replicated({
     .name = "dp-replicated",
-    .description = "DataParallel, one process: a replica a device, gradients averaged during backward",
+    .description = "DataParallel: one process, one replica per device, gradients averaged during backward",
     .make = [](const Workload& w) { return std::make_unique<Replicated>(w); },
 });
 const Registration master({
     .name = "dp-master",
-    .description = "DataParallel, one process: parameters go out from the first device, gradients come back",
+    .description =
+        "DataParallel: one process, parameters broadcast from the first device, gradients summed there",
     .make = [](const Workload& w) { return std::make_unique<Master>(w); },
 });
 

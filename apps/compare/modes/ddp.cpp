@@ -1,4 +1,4 @@
-// DistributedDataParallel: a process a device.
+// DistributedDataParallel with one process per device.
 #include "tapestry/apps/compare/job.h"
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
@@ -20,22 +20,22 @@ class Ddp : public Training {
     const Batch whole = make_batch(w);
     const auto ranks = static_cast<std::size_t>(world_->size()),
                rank = static_cast<std::size_t>(world_->rank());
-    const std::vector<std::int64_t> shares = distributed::chunk_sizes(w.batch_size, ranks);
+    const std::vector<std::int64_t> samples = distributed::chunk_sizes(w.batch_size, ranks);
     std::int64_t begin = 0;
-    for (std::size_t r = 0; r < rank; ++r) begin += shares[r];
-    images_ = clone(whole.images.narrow(0, begin, shares[rank]).to(device_));
-    labels_ = clone(whole.labels.narrow(0, begin, shares[rank]).to(device_));
-    share_ = static_cast<double>(shares[rank]) / static_cast<double>(w.batch_size);
+    for (std::size_t r = 0; r < rank; ++r) begin += samples[r];
+    images_ = clone(whole.images.narrow(0, begin, samples[rank]).to(device_));
+    labels_ = clone(whole.labels.narrow(0, begin, samples[rank]).to(device_));
+    weight_ = static_cast<double>(samples[rank]) / static_cast<double>(w.batch_size);
   }
   Tensor step() override {
     optimizer_.zero_grad();
     Tensor loss;
     {
       const SpanScope span(device_, Activity::forward, "forward");
-      loss = cross_entropy(ddp_(images_), labels_) * share_;
+      loss = cross_entropy(ddp_(images_), labels_) * weight_;
     }
     {
-      // Ranks' gradients are averaged, and ours are to add up.
+      // DDP averages over the ranks, but the weighted losses must add up: undo the division.
       const SpanScope span(device_, Activity::backward, "backward");
       (loss * static_cast<double>(world_->size())).backward();
     }
@@ -58,14 +58,14 @@ class Ddp : public Training {
   distributed::DistributedDataParallel<nn::Sequential> ddp_;
   optim::SGD optimizer_;
   Tensor images_, labels_;
-  double share_ = 1;
+  double weight_ = 1;  // of this rank's samples in the batch
 };
 
 const Registration registration({
     .name = "ddp",
-    .description = "DistributedDataParallel: a process a device, gradients averaged during backward",
+    .description = "DistributedDataParallel: one process per device, gradients averaged during backward",
     .make = [](const Workload& w) { return std::make_unique<Ddp>(w); },
-    .one_process_a_device = true,
+    .one_process_per_device = true,
 });
 
 }  // namespace

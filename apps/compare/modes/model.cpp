@@ -1,4 +1,4 @@
-// Model parallelism by hand: the model cut into parts, each on its own device, one at work at a time.
+// Model parallelism: the model is split into one stage per device, and one stage computes at a time.
 #include <optional>
 
 #include "tapestry/apps/compare/mode.h"
@@ -13,11 +13,11 @@ using namespace tapestry;
 class ModelParallel : public Training {
  public:
   explicit ModelParallel(const Workload& w)
-      : devices_(devices_of(w)), parts_(make_parts(w)), batch_(make_batch(w)) {
+      : devices_(planner::devices_of(w)), stages_(make_stages(w)), batch_(make_batch(w)) {
     std::vector<nn::Parameter> parameters;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      parts_[i]->to(devices_[i]);
-      for (const nn::Parameter& p : parts_[i]->parameters()) parameters.push_back(p);
+    for (std::size_t i = 0; i < stages_.size(); ++i) {
+      stages_[i]->to(devices_[i]);
+      for (const nn::Parameter& p : stages_[i]->parameters()) parameters.push_back(p);
     }
     optimizer_.emplace(std::move(parameters), optim::SGD::Options{.lr = w.lr});
     batch_ = {batch_.images.to(devices_.front()), batch_.labels.to(devices_.back())};
@@ -26,11 +26,11 @@ class ModelParallel : public Training {
     optimizer_->zero_grad();
     bytes_sent_ = 0;
     Tensor x = batch_.images, loss;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
+    for (std::size_t i = 0; i < stages_.size(); ++i) {
       if (i > 0) x = moved(x, i);
       const SpanScope span(devices_[i], Activity::forward, "forward");
-      x = (*parts_[i])(x);
-      if (i + 1 == parts_.size()) loss = cross_entropy(x, batch_.labels);
+      x = (*stages_[i])(x);
+      if (i + 1 == stages_.size()) loss = cross_entropy(x, batch_.labels);
     }
     span_.emplace(devices_.back(), Activity::backward, "backward");
     loss.backward();
@@ -42,8 +42,8 @@ class ModelParallel : public Training {
   std::int64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
-  // x where part i is. All that training needs is x.to(device): the rest is to know when backward passes
-  // here.
+  // Copies x to the device of stage i. Training needs only x.to(device). The hooks move the timeline's
+  // backward span from one device to the next.
   Tensor moved(const Tensor& x, std::size_t i) {
     const Device from = devices_[i - 1], to = devices_[i];
     Tensor y;
@@ -51,7 +51,7 @@ class ModelParallel : public Training {
       const SpanScope span(to, Activity::communication, "activations");
       y = x.to(to);
     }
-    bytes_sent_ += 2 * static_cast<std::int64_t>(x.nbytes());  // and the gradient, back
+    bytes_sent_ += 2 * static_cast<std::int64_t>(x.nbytes());  // x forward, its gradient backward
     if (!x.requires_grad()) return y;
     y.register_hook([this, from](const Tensor& gradient) {
       span_.emplace(from, Activity::communication, "gradient");
@@ -65,18 +65,18 @@ class ModelParallel : public Training {
   }
 
   std::vector<Device> devices_;
-  std::vector<std::shared_ptr<nn::Sequential>> parts_;
+  std::vector<std::shared_ptr<nn::Sequential>> stages_;
   Batch batch_;
   std::optional<optim::SGD> optimizer_;
-  std::optional<SpanScope> span_;  // of backward, where it is now
+  std::optional<SpanScope> span_;  // of the device on which backward is running
   std::int64_t bytes_sent_ = 0;
 };
 
 const Registration registration({
     .name = "model",
-    .description = "the model cut into parts, one a device, one after another",
+    .description = "the model split into one stage per device, one stage active at a time",
     .make = [](const Workload& w) { return std::make_unique<ModelParallel>(w); },
-    .splits_the_model = true,
+    .splits_model = true,
 });
 
 }  // namespace

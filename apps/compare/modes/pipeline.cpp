@@ -1,4 +1,5 @@
-// The model cut into stages, through which micro-batches go one behind another.
+// Pipeline parallelism: the model is split into one stage per device, and stages compute different
+// micro-batches at the same time.
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
 #include "tapestry/tapestry.h"
@@ -12,8 +13,8 @@ using distributed::Schedule;
 class PipelineTraining : public Training {
  public:
   PipelineTraining(const Workload& w, Schedule schedule)
-      : devices_(devices_of(w)),
-        parts_(make_parts(w)),
+      : devices_(planner::devices_of(w)),
+        modules_(make_stages(w)),
         pipeline_(stages(), {.schedule = schedule, .micro_batches = w.micro_batches, .uneven = true}),
         batch_(make_batch(w)),
         optimizer_(pipeline_.parameters(), {.lr = w.lr}) {
@@ -37,12 +38,12 @@ class PipelineTraining : public Training {
  private:
   std::vector<distributed::Stage> stages() const {
     std::vector<distributed::Stage> all;
-    for (std::size_t i = 0; i < parts_.size(); ++i) all.emplace_back(*parts_[i], devices_[i]);
+    for (std::size_t i = 0; i < modules_.size(); ++i) all.emplace_back(*modules_[i], devices_[i]);
     return all;
   }
 
   std::vector<Device> devices_;
-  std::vector<std::shared_ptr<nn::Sequential>> parts_;
+  std::vector<std::shared_ptr<nn::Sequential>> modules_;
   distributed::Pipeline pipeline_;
   Batch batch_;
   optim::SGD optimizer_;
@@ -50,22 +51,22 @@ class PipelineTraining : public Training {
 
 const Registration gpipe({
     .name = "pipeline-gpipe",
-    .description = "Pipeline: all micro-batches forward, then all backward",
+    .description = "Pipeline: all forwards, then all backwards",
     .make = [](const Workload& w) { return std::make_unique<PipelineTraining>(w, Schedule::gpipe); },
-    .splits_the_model = true,
+    .splits_model = true,
 });
 const Registration one_f_one_b({
     .name = "pipeline-1f1b",
-    .description = "Pipeline: each micro-batch backward as soon as it can, which keeps fewer activations",
+    .description = "Pipeline: each backward runs as early as possible, which keeps fewer activations",
     .make = [](const Workload& w) { return std::make_unique<PipelineTraining>(w, Schedule::one_f_one_b); },
-    .splits_the_model = true,
+    .splits_model = true,
 });
 
 const Registration zero_bubble({
     .name = "pipeline-zero-bubble",
-    .description = "Pipeline: 1F1B whose weights' gradients wait until a device would be idle",
+    .description = "Pipeline: 1F1B that defers weight gradients until a device would be idle",
     .make = [](const Workload& w) { return std::make_unique<PipelineTraining>(w, Schedule::zero_bubble); },
-    .splits_the_model = true,
+    .splits_model = true,
 });
 
 }  // namespace

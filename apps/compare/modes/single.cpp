@@ -1,4 +1,4 @@
-// One device does it all: what the others are measured against.
+// Training on one device: the reference for all other modes.
 #include "tapestry/apps/compare/mode.h"
 #include "tapestry/apps/compare/models.h"
 #include "tapestry/tapestry.h"

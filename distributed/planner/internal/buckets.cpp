@@ -1,4 +1,4 @@
-#include "tapestry/apps/compare/buckets.h"
+#include "tapestry/distributed/planner/internal/buckets.h"
 
 #include <chrono>
 
@@ -6,12 +6,9 @@
 #include "tapestry/core/context.h"
 #include "tapestry/core/stream.h"
 
-namespace apps::compare {
+namespace tapestry::distributed::planner {
 
-using namespace tapestry;
-using namespace tapestry::distributed;
-
-Buckets::Buckets(WatchedModel& model, ProcessGroup& group) : model_(model), group_(group) {
+Buckets::Buckets(ProfiledModel& model, ProcessGroup& group) : model_(model), group_(group) {
   for (std::size_t k = 0; k < model.count(); ++k) {
     const std::vector<nn::Parameter> parameters = model.block(k).module->parameters();
     std::int64_t elements = 0;
@@ -30,7 +27,7 @@ void Buckets::enter(Activity activity, std::size_t k) {
   if (activity == Activity::forward && k == 0) works_.clear();
   if (activity != Activity::backward || k + 1 >= model_.count()) return;
   fill(k + 1);
-  if (posts) works_.push_back(average(k + 1));
+  if (overlaps) works_.push_back(average(k + 1));
 }
 
 void Buckets::backward() {
@@ -56,19 +53,20 @@ void Buckets::average_all() {
   synchronize(model_.device());
 }
 
-double Buckets::posted_s() const {
-  std::vector<double> shortest;
+double Buckets::overlapped_s() const {
+  // The rank that launched last has the shortest duration: the largest of the negated ones.
+  std::vector<double> negated;
   for (const Work& work : works_) {
     work.wait();
-    shortest.push_back(-std::chrono::duration<double>(work.finished() - work.started()).count());
+    negated.push_back(-std::chrono::duration<double>(work.finished() - work.started()).count());
   }
   double sum = 0;
-  if (!shortest.empty())
-    for (const double s : largest_of(group_, model_.device(), shortest)) sum -= s;
+  if (!negated.empty())
+    for (const double s : largest_of(group_, model_.device(), negated)) sum -= s;
   return sum;
 }
 
-double Buckets::posted_bytes() const {
+double Buckets::overlapped_bytes() const {
   double bytes = 0;
   for (std::size_t k = 1; k < buckets_.size(); ++k) bytes += static_cast<double>(buckets_[k].nbytes());
   return bytes;
@@ -82,4 +80,4 @@ std::vector<double> largest_of(ProcessGroup& group, Device device, const std::ve
   return largest;
 }
 
-}  // namespace apps::compare
+}  // namespace tapestry::distributed::planner

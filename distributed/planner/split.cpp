@@ -1,24 +1,24 @@
-#include "tapestry/apps/compare/split.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "tapestry/core/error.h"
+#include "tapestry/distributed/planner/planner.h"
 
-namespace apps::compare {
+namespace tapestry::distributed::planner {
 
 std::vector<int> balanced_split(const std::vector<double>& costs, int parts) {
   const int n = static_cast<int>(costs.size());
-  tapestry::check(parts >= 1 && n >= parts, "[balanced_split] ", n, " items for ", parts,
-                  " parts; give each part at least one");
-  std::vector<double> sum{0};  // of the first i costs
+  check(parts >= 1 && n >= parts, "[balanced_split] ", n, " items for ", parts,
+        " parts; each part needs at least one");
+  std::vector<double> sum{0};  // sum[i]: of the first i costs
   for (const double cost : costs) {
-    tapestry::check(std::isfinite(cost) && cost >= 0, "[balanced_split] a cost is ", cost,
-                    "; costs are finite and not negative");
+    check(std::isfinite(cost) && cost >= 0, "[balanced_split] a cost is ", cost,
+          "; costs must be finite and not negative");
     sum.push_back(sum.back() + cost);
   }
-  // best[p][i]: the smallest possible largest sum where p parts hold the items from i on.
+  // best[p][i]: the smallest possible largest sum if p parts hold the items from i on. taken[p][i]: the
+  // number of items in the first of these parts.
   const auto at = [](int i) { return static_cast<std::size_t>(i); };
   std::vector<std::vector<double>> best(
       at(parts) + 1, std::vector<double>(at(n) + 1, std::numeric_limits<double>::infinity()));
@@ -37,4 +37,10 @@ std::vector<int> balanced_split(const std::vector<double>& costs, int parts) {
   return split;
 }
 
-}  // namespace apps::compare
+std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup) {
+  check(setup.micro_batches >= 1, "[balanced_split] ", setup.micro_batches, " micro-batches; pass 1 or more");
+  return balanced_split(profile.costs(static_cast<double>(setup.batch_size) / setup.micro_batches),
+                        setup.devices);
+}
+
+}  // namespace tapestry::distributed::planner

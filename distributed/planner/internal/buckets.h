@@ -1,0 +1,46 @@
+#pragma once
+// All-reduce buckets for measurements of data parallelism.
+#include <cstddef>
+#include <vector>
+
+#include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/planner/internal/profiled_model.h"
+
+namespace tapestry::distributed::planner {
+
+/// One bucket per block. As the observer of a step, it copies the gradients of each block into the block's
+/// bucket when they are complete, and replaces them by views of the bucket, like Reducer.
+class Buckets : public StepObserver {
+ public:
+  Buckets(ProfiledModel& model, ProcessGroup& group);
+
+  /// If true, each bucket's all-reduce is launched during backward, except that of the first block, whose
+  /// gradients come last.
+  bool overlaps = false;
+
+  void enter(Activity activity, std::size_t k) override;
+  /// Runs the model's backward and then fills the bucket of the first block.
+  void backward();
+  /// Averages all buckets over the ranks, one after another.
+  void average_all();
+  /// The total duration in seconds of the all-reduces that were launched in the last backward. Each is timed
+  /// from when the last rank launched it. Collective.
+  double overlapped_s() const;
+  /// The bytes of these buckets.
+  double overlapped_bytes() const;
+
+ private:
+  void fill(std::size_t k);
+  Work average(std::size_t k);
+
+  ProfiledModel& model_;
+  ProcessGroup& group_;
+  std::vector<Tensor> buckets_;
+  std::vector<std::vector<Tensor>> views_;  // per block, one per parameter
+  std::vector<Work> works_;                 // launched since the last forward
+};
+
+/// The elementwise maximum of `values` over all ranks. Collective.
+std::vector<double> largest_of(ProcessGroup& group, Device device, const std::vector<double>& values);
+
+}  // namespace tapestry::distributed::planner

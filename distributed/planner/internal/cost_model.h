@@ -1,0 +1,74 @@
+#pragma once
+// The arguments of a prediction, with sums over blocks that all predictors need.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tapestry/distributed/common/batch.h"
+#include "tapestry/distributed/planner/planner.h"
+
+namespace tapestry::distributed::planner {
+
+/// The blocks from `begin` to before `end`.
+struct BlockRange {
+  std::size_t begin = 0, end = 0;
+};
+
+/// Times are in seconds, n is a number of samples.
+struct CostModel {
+  const Profile& profile;
+  const Link& link;
+  const TrainingSetup& setup;
+
+  std::size_t count() const { return profile.blocks.size(); }
+  BlockRange all_blocks() const { return {0, count()}; }
+  double batch() const { return static_cast<double>(setup.batch_size); }
+  int devices() const { return setup.devices; }
+  /// Samples per device. The first devices have one sample more if the batch does not divide evenly.
+  std::vector<double> samples_per_device() const {
+    const auto samples = chunk_sizes(setup.batch_size, static_cast<std::size_t>(setup.devices));
+    return {samples.begin(), samples.end()};
+  }
+  bool on_gpus() const { return setup.device_type == DeviceType::cuda; }
+
+  template <class F>
+  double sum(BlockRange range, const F& value) const {
+    double total = 0;
+    for (std::size_t k = range.begin; k < range.end; ++k) total += value(profile.blocks[k]);
+    return total;
+  }
+  double forward(BlockRange range, double n) const {
+    return sum(range, [&](const BlockProfile& b) { return b.forward_s.at(n); });
+  }
+  double backward(BlockRange range, double n) const {
+    return sum(range, [&](const BlockProfile& b) { return b.backward_s.at(n); });
+  }
+  double update(BlockRange range) const {
+    return sum(range, [](const BlockProfile& b) { return b.update_s; });
+  }
+  double parameter_bytes(BlockRange range) const {
+    return sum(range, [](const BlockProfile& b) { return static_cast<double>(b.all_parameter_bytes()); });
+  }
+  double parameter_count() const {
+    return sum(all_blocks(),
+               [](const BlockProfile& b) { return static_cast<double>(b.parameter_bytes.size()); });
+  }
+  double largest_parameter_bytes() const {
+    std::int64_t most = 0;
+    for (const BlockProfile& b : profile.blocks)
+      for (const std::int64_t bytes : b.parameter_bytes) most = std::max(most, bytes);
+    return static_cast<double>(most);
+  }
+  double output_bytes(double n) const { return profile.blocks.back().output_bytes.at(n); }
+  /// The input of a block: the model's input for the first block, otherwise the output of the block before.
+  double input_bytes(std::size_t block, double n) const {
+    return block == 0 ? profile.input_sample_bytes * n : profile.blocks[block - 1].output_bytes.at(n);
+  }
+  /// Inputs and targets of the model.
+  double batch_bytes(double n) const {
+    return n * (profile.input_sample_bytes + profile.target_sample_bytes);
+  }
+};
+
+}  // namespace tapestry::distributed::planner

@@ -1,0 +1,25 @@
+#pragma once
+// The peak memory of one device, found by replaying the device's actions in a step.
+#include <vector>
+
+#include "tapestry/distributed/pipeline/schedule.h"
+#include "tapestry/distributed/planner/internal/cost_model.h"
+
+namespace tapestry::distributed::planner {
+
+/// The work of one device in a step.
+struct DeviceSchedule {
+  BlockRange range;             ///< the blocks on the device
+  double samples = 0;           ///< per micro-batch
+  std::vector<Action> actions;  ///< in the order of execution
+  double data = 0;              ///< bytes of the batch on the device
+  bool has_loss = true;         ///< the device computes the loss
+  bool keeps_input = false;     ///< the device keeps a copy of its input, which another device sent
+  bool has_buckets = false;     ///< gradients live in all-reduce buckets
+  bool zero_bubble = false;     ///< Action::Kind::backward computes input gradients only
+};
+
+/// The memory at the moment when the device holds most.
+MemoryItems peak_memory(const CostModel& c, const DeviceSchedule& schedule);
+
+}  // namespace tapestry::distributed::planner

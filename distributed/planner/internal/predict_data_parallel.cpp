@@ -1,0 +1,146 @@
+// Predictions for the modes in which each device has the whole model.
+#include <algorithm>
+#include <numeric>
+
+#include "tapestry/distributed/common/internal/bucket.h"
+#include "tapestry/distributed/common/internal/reducer.h"
+#include "tapestry/distributed/planner/internal/overlap.h"
+#include "tapestry/distributed/planner/internal/peak_memory.h"
+#include "tapestry/distributed/planner/internal/predictors.h"
+
+namespace tapestry::distributed::planner {
+
+namespace {
+
+const std::vector<Action> kOnePass = {{Action::Kind::forward, 0}, {Action::Kind::backward, 0}};
+
+// Assigns gradients to buckets like Reducer: from the last layer to the first.
+Overlap overlapped_backward(const CostModel& c, double n, const AllReduce& all_reduce) {
+  const double slowdown = all_reduce.contention.backward;
+  std::vector<BucketParameter> parameters;
+  std::vector<double> ready_of;  // per parameter, in seconds of computing
+  double compute = slowdown * c.profile.loss.backward_s.at(n);
+  for (std::size_t k = c.count(); k-- > 0;) {
+    const BlockProfile& block = c.profile.blocks[k];
+    compute += slowdown * block.backward_s.at(n);
+    compute += slowdown * block.bucket_copy_s;
+    for (std::size_t i = block.parameter_bytes.size(); i-- > 0;) {
+      parameters.push_back({static_cast<std::size_t>(block.parameter_bytes[i]), DType::f32, {}});
+      ready_of.push_back(compute);
+    }
+  }
+  std::vector<int> order(parameters.size());
+  std::iota(order.begin(), order.end(), 0);
+  const ReducerOptions sizes;
+  std::vector<double> ready, costs;
+  for (const auto& bucket :
+       assign_buckets(parameters, order, sizes.first_bucket_bytes, sizes.bucket_cap_bytes)) {
+    double bytes = 0, complete = 0;
+    for (const int i : bucket) {
+      bytes += static_cast<double>(parameters[static_cast<std::size_t>(i)].bytes);
+      complete = std::max(complete, ready_of[static_cast<std::size_t>(i)]);
+    }
+    ready.push_back(complete);
+    costs.push_back(ring_time(all_reduce.message, bytes, c.devices()));
+  }
+  return overlap(ready, costs, compute, all_reduce);
+}
+
+}  // namespace
+
+Prediction predict_single(const CostModel& c) {
+  Prediction p;
+  const double n = c.batch();
+  p.breakdown.forward_s = c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n);
+  p.breakdown.backward_s = c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n);
+  p.breakdown.update_s = c.update(c.all_blocks());
+  p.memory = {
+      peak_memory(c, {.range = c.all_blocks(), .samples = n, .actions = kOnePass, .data = c.batch_bytes(n)})};
+  return p;
+}
+
+// The step takes as long as on the first device, which has the most samples.
+Prediction predict_replicas(const CostModel& c, bool one_process) {
+  Prediction p;
+  const std::vector<double> samples = c.samples_per_device();
+  const double n = samples[0], sent = c.batch() - n;
+  const AllReduce& all_reduce = one_process ? c.link.local : c.link.ranks;
+  const Contention& slowdown = all_reduce.contention;
+  p.breakdown.forward_s = slowdown.forward * (c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n));
+  // DataParallel on one device is the plain model. DistributedDataParallel with one rank still has buckets.
+  const bool has_buckets = !one_process || c.devices() > 1;
+  const Overlap o = has_buckets ? overlapped_backward(c, n, all_reduce)
+                                : Overlap{c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n), 0};
+  p.breakdown.backward_s = o.backward_s;
+  p.breakdown.exposed_comm_s = o.exposed_s;
+  p.breakdown.update_s = slowdown.update * c.update(c.all_blocks());
+  if (one_process) {
+    // The calling thread copies the batches of the other devices. It then dispatches forward, backward and
+    // the optimizer step to all workers.
+    if (sent > 0) p.breakdown.exposed_comm_s += c.link.copy.time(c.batch_bytes(sent));
+    p.breakdown.idle_s += 3 * c.profile.dispatch_s;
+  }
+  for (std::size_t r = 0; r < samples.size(); ++r)
+    p.memory.push_back(peak_memory(c, {.range = c.all_blocks(),
+                                       .samples = samples[r],
+                                       .actions = kOnePass,
+                                       .data = c.batch_bytes(one_process && r == 0 ? c.batch() : samples[r]),
+                                       .has_buckets = has_buckets}));
+  return p;
+}
+
+// The first device broadcasts its parameters, gathers the outputs, computes the loss, adds up the gradients
+// and runs the optimizer. The other devices are idle during the loss and the optimizer step.
+Prediction predict_master(const CostModel& c) {
+  Prediction p;
+  const std::vector<double> samples = c.samples_per_device();
+  const double n = samples[0], all = c.batch(), sent = all - n;
+  const double others = static_cast<double>(samples.size()) - 1,
+               parameters = c.parameter_bytes(c.all_blocks());
+  const Contention& slowdown = c.link.master_contention;
+  const TransferCost& copy = c.link.copy;
+  const auto copies_to_others = [&](double bytes) {
+    return others > 0 ? others * copy.latency_s + copy.s_per_byte * bytes : 0;
+  };
+
+  const double inputs = copies_to_others(c.profile.input_sample_bytes * sent);
+  // The gradients of the outputs, which are sent back, take as long as the outputs.
+  const double outputs = copies_to_others(c.output_bytes(sent));
+  // The other devices copy at the same time: latencies overlap, but the bytes share one memory or one link.
+  const TransferCost& per_parameter = c.link.broadcast;
+  const double broadcast = others > 0 ? c.parameter_count() * per_parameter.latency_s +
+                                            others * parameters * per_parameter.s_per_byte
+                                      : 0;
+  const double added =
+      others * (c.parameter_count() * c.link.add.latency_s + parameters * c.link.add.s_per_byte);
+  const double forward = slowdown.forward * c.forward(c.all_blocks(), n);
+  const double backward = slowdown.backward * c.backward(c.all_blocks(), n);
+  const double loss_forward = c.profile.loss.forward_s.at(all),
+               loss_backward = c.profile.loss.backward_s.at(all);
+  const double update = slowdown.update * c.update(c.all_blocks()), devices = others + 1;
+
+  p.breakdown.forward_s = forward + loss_forward / devices;
+  p.breakdown.backward_s = backward + loss_backward / devices;
+  p.breakdown.update_s = update / devices;
+  p.breakdown.exposed_comm_s = inputs + broadcast + 2 * outputs + added;
+  p.breakdown.idle_s = others / devices * (loss_forward + loss_backward + update) +
+                       (others > 0 ? 2 * c.profile.dispatch_s : 0);
+  for (std::size_t r = 0; r < samples.size(); ++r) {
+    DeviceSchedule schedule{
+        .range = c.all_blocks(), .samples = samples[r], .actions = kOnePass, .has_loss = false};
+    schedule.data = r > 0 ? c.profile.input_sample_bytes * samples[r]
+                          : c.batch_bytes(all) + c.output_bytes(all) + c.profile.loss.saved_bytes.at(all);
+    MemoryItems peak = peak_memory(c, schedule);
+    if (r == 0 && others > 0) {  // the gradients of the other devices arrive one tensor at a time
+      const MemoryItems adding = {.parameters = parameters,
+                                  .gradients = parameters,
+                                  .data = schedule.data,
+                                  .workspace = c.largest_parameter_bytes()};
+      if (adding.total() > peak.total()) peak = adding;
+    }
+    p.memory.push_back(peak);
+  }
+  return p;
+}
+
+}  // namespace tapestry::distributed::planner

@@ -1,0 +1,17 @@
+#pragma once
+// One function per group of modes. They fill in `breakdown` and `memory`; predict() completes the rest.
+#include "tapestry/distributed/pipeline/schedule.h"
+#include "tapestry/distributed/planner/internal/cost_model.h"
+
+namespace tapestry::distributed::planner {
+
+Prediction predict_single(const CostModel& c);
+/// DataParallel with replicated parameters (`one_process`), or DistributedDataParallel.
+Prediction predict_replicas(const CostModel& c, bool one_process);
+/// DataParallel with Strategy::master.
+Prediction predict_master(const CostModel& c);
+/// Model parallelism: one stage active at a time.
+Prediction predict_model_parallel(const CostModel& c);
+Prediction predict_pipeline(const CostModel& c, Schedule schedule);
+
+}  // namespace tapestry::distributed::planner

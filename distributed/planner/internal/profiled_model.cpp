@@ -1,0 +1,92 @@
+#include "tapestry/distributed/planner/internal/profiled_model.h"
+
+#include "tapestry/core/error.h"
+#include "tapestry/core/stream.h"
+
+namespace tapestry::distributed::planner {
+
+namespace {
+
+std::vector<nn::Parameter> parameters_of(const std::vector<Block>& blocks) {
+  std::vector<nn::Parameter> all;
+  for (const Block& b : blocks)
+    for (const nn::Parameter& p : b.module->parameters()) all.push_back(p);
+  return all;
+}
+
+std::vector<Block> blocks_on(Device device, const Model& model) {
+  check(model.make_blocks && model.loss, "[planner] the model has no make_blocks or no loss; set both");
+  std::vector<Block> blocks = model.make_blocks();
+  check(!blocks.empty(), "[planner] the model has no blocks; make_blocks must return one or more");
+  for (const Block& b : blocks) {
+    check(b.module && !b.module->parameters().empty(), "[planner] block ", b.name,
+          " has no parameters; join it with the block before or after");
+    b.module->to(device);
+  }
+  return blocks;
+}
+
+Tensor batch_on(Device device, const Tensor& t, const char* name, const TrainingSetup& setup) {
+  check(t.defined() && t.dim() > 0 && t.size(0) == setup.batch_size, "[planner] ", name,
+        " must have batch_size = ", setup.batch_size, " samples along the first dimension");
+  return t.to(device);
+}
+
+}  // namespace
+
+void SpanObserver::enter(Activity activity, std::size_t k) {
+  const char* const name = activity == Activity::optimizer ? "update" : activity_name(activity);
+  span_.reset();
+  span_.emplace(device_, activity, name, static_cast<int>(k));
+}
+
+ProfiledModel::ProfiledModel(const Model& model, const TrainingSetup& setup, Device device)
+    : device_(device),
+      blocks_(blocks_on(device, model)),
+      optimizer_(parameters_of(blocks_), {.lr = model.lr}),
+      inputs_(batch_on(device, model.inputs, "inputs", setup)),
+      targets_(batch_on(device, model.targets, "targets", setup)),
+      loss_function_(model.loss) {}
+
+std::vector<nn::Parameter> ProfiledModel::parameters() const { return parameters_of(blocks_); }
+
+std::int64_t ProfiledModel::parameter_bytes() const {
+  std::int64_t bytes = 0;
+  for (const nn::Parameter& p : parameters()) bytes += static_cast<std::int64_t>(p->nbytes());
+  return bytes;
+}
+
+void ProfiledModel::forward(std::int64_t n, StepObserver& observer, bool keep_gradients) {
+  observer_ = &observer;
+  if (!keep_gradients) optimizer_.zero_grad();
+  Tensor x = inputs(n);
+  for (std::size_t k = 0; k < count(); ++k) {
+    observer.enter(Activity::forward, k);
+    x = (*blocks_[k].module)(x);
+    x.register_hook([&observer, k](const Tensor&) {
+      observer.enter(Activity::backward, k);
+      return Tensor();
+    });
+  }
+  observer.enter(Activity::forward, count());
+  loss_ = loss(x, targets(n));
+  observer.leave();
+  synchronize(device_);
+}
+
+void ProfiledModel::backward() {
+  observer_->enter(Activity::backward, count());
+  loss_.backward();
+  observer_->leave();
+  loss_ = {};
+  synchronize(device_);
+}
+
+void ProfiledModel::update(StepObserver& observer) {
+  observer.enter(Activity::optimizer, 0);
+  optimizer_.step();
+  observer.leave();
+  synchronize(device_);
+}
+
+}  // namespace tapestry::distributed::planner

@@ -1,0 +1,73 @@
+#pragma once
+// A replica of the model on one device, whose training steps can be observed block by block.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "tapestry/core/timeline.h"
+#include "tapestry/distributed/planner/planner.h"
+#include "tapestry/nn/optim/sgd.h"
+
+namespace tapestry::distributed::planner {
+
+/// Is notified of the phases of a training step.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  /// Called when forward or backward of block k begins, and when the optimizer step begins, with k = 0. The
+  /// loss counts as block number count(). The phase before has ended.
+  virtual void enter(Activity /*activity*/, std::size_t /*k*/) {}
+  /// Called when a phase has ended and no other phase follows immediately.
+  virtual void leave() {}
+};
+
+/// Records the phases as spans on the device's row of the timeline: "forward 0", "backward 3", "update 0".
+class SpanObserver : public StepObserver {
+ public:
+  explicit SpanObserver(Device device) : device_(device) {}
+  void enter(Activity activity, std::size_t k) override;
+  void leave() override { span_.reset(); }
+
+ private:
+  Device device_;
+  std::optional<SpanScope> span_;
+};
+
+/// Trains the whole model with one graph from the inputs to the loss, so that caches hold the same data as in
+/// real training. Its steps must run on the device's worker or under a DeviceGuard.
+class ProfiledModel {
+ public:
+  /// Throws ValueError if the model has no blocks, a block has no parameters, or the batch has not as many
+  /// samples as the setup says.
+  ProfiledModel(const Model& model, const TrainingSetup& setup, Device device);
+
+  Device device() const { return device_; }
+  /// The number of blocks.
+  std::size_t count() const { return blocks_.size(); }
+  const Block& block(std::size_t k) const { return blocks_[k]; }
+  /// The first n samples, on the device.
+  Tensor inputs(std::int64_t n) const { return inputs_.narrow(0, 0, n); }
+  Tensor targets(std::int64_t n) const { return targets_.narrow(0, 0, n); }
+  Tensor loss(const Tensor& output, const Tensor& targets) const { return loss_function_(output, targets); }
+  std::vector<nn::Parameter> parameters() const;
+  std::int64_t parameter_bytes() const;
+
+  /// The phases of a step with n samples, to be called in this order. Each returns when the device has
+  /// finished. `observer` is notified during forward and the backward that follows. If `keep_gradients` is
+  /// true, backward adds to the gradients of the step before.
+  void forward(std::int64_t n, StepObserver& observer, bool keep_gradients = false);
+  void backward();
+  void update(StepObserver& observer);
+
+ private:
+  Device device_;
+  std::vector<Block> blocks_;
+  optim::SGD optimizer_;
+  Tensor inputs_, targets_;
+  std::function<Tensor(const Tensor&, const Tensor&)> loss_function_;
+  Tensor loss_;                       // of the step in progress
+  StepObserver* observer_ = nullptr;  // of the step in progress
+};
+
+}  // namespace tapestry::distributed::planner

@@ -1,0 +1,353 @@
+#include "tapestry/distributed/planner/internal/measure_profile.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/allocator.h"
+#include "tapestry/core/error.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/core/timeline.h"
+#include "tapestry/core/internal/worker.h"
+#include "tapestry/distributed/common/batch.h"
+#include "tapestry/distributed/planner/internal/contention.h"
+#include "tapestry/distributed/planner/internal/profiled_model.h"
+#include "tapestry/distributed/planner/internal/timing.h"
+
+namespace tapestry::distributed::planner {
+
+namespace {
+
+void on_worker_of(ProfiledModel& model, const std::function<void()>& task) {
+  const std::vector<Device> device = {model.device()};
+  on_workers(device, [&](int) {
+    const DeviceGuard guard(device[0]);
+    task();
+  });
+}
+
+// Returns, per size, the mean time of each span such as "forward 3" while one device trains alone. A
+// measurement is the mean over as many passes as process the whole batch, because a step also waits for its
+// slow passes. The result is the median of the measurements. Sizes take turns, and all are measured for the
+// same time, so that all see the same state of the machine.
+std::vector<std::map<std::string, double>> measure_times(ProfiledModel& model,
+                                                         const std::vector<std::int64_t>& sizes,
+                                                         const MeasureOptions& options) {
+  const auto passes = [&](std::int64_t n, int count) {
+    on_worker_of(model, [&] {
+      SpanObserver spans(model.device());
+      for (int pass = 0; pass < count; ++pass) {
+        model.forward(n, spans);
+        model.backward();
+        model.update(spans);
+      }
+    });
+  };
+  for (const std::int64_t n : sizes) passes(n, options.warmup);
+  std::vector<std::map<std::string, std::vector<double>>> all(sizes.size());
+  for (int turn = 0; turn < options.passes; ++turn)
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      passes(sizes[i], 1);  // warms the caches, which hold the data of another size
+      const int count = passes_of(sizes[i], sizes.back());
+      const Timeline timeline;
+      passes(sizes[i], count);
+      std::map<std::string, double> sums;
+      for (const Span& s : timeline.spans()) sums[s.name] += s.end - s.begin;
+      for (const auto& [name, sum] : sums) all[i][name].push_back(sum / count);
+    }
+  std::vector<std::map<std::string, double>> medians(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    for (const auto& [name, times] : all[i]) medians[i][name] = median(times);
+  return medians;
+}
+
+// Per block: the time of a backward that adds to existing gradients, minus the time of the backward before
+// it, which has no existing gradients.
+std::vector<double> measure_accumulation(ProfiledModel& model, std::int64_t n,
+                                         const MeasureOptions& options) {
+  const auto passes = [&](int count) {
+    on_worker_of(model, [&] {
+      SpanObserver spans(model.device());
+      for (int pass = 0; pass < count; ++pass)
+        for (const bool accumulates : {false, true}) {
+          model.forward(n, spans, accumulates);
+          model.backward();
+        }
+    });
+  };
+  passes(1);
+  const Timeline timeline;
+  passes(options.passes);
+  std::map<std::string, std::vector<double>> times;  // per span name, in chronological order
+  for (const Span& s : timeline.spans()) times[s.name].push_back(s.end - s.begin);
+  std::vector<double> longer;
+  for (std::size_t k = 0; k < model.count(); ++k) {
+    const std::vector<double>& of_block = times.at("backward " + std::to_string(k));
+    std::vector<double> differences;
+    for (std::size_t i = 1; i < of_block.size(); i += 2) differences.push_back(of_block[i] - of_block[i - 1]);
+    longer.push_back(std::max(0.0, median(std::move(differences))));
+  }
+  return longer;
+}
+
+// Per block: the time of copying its gradients into their buckets. Blocks are copied in turn, so that a model
+// larger than the caches is not served from them.
+std::vector<double> measure_bucket_copies(const ProfiledModel& model, const MeasureOptions& options) {
+  const NoGradGuard no_grad;
+  std::vector<std::vector<Tensor>> buckets(model.count()), gradients(model.count());
+  for (std::size_t k = 0; k < model.count(); ++k)
+    for (const nn::Parameter& p : model.block(k).module->parameters()) {
+      buckets[k].push_back(zeros_like(p->detach()));
+      gradients[k].push_back(zeros_like(p->detach()));
+    }
+  std::vector<std::vector<double>> times(model.count());
+  for (int pass = 0; pass < options.passes; ++pass)
+    for (std::size_t k = 0; k < model.count(); ++k)
+      times[k].push_back(seconds_of([&] {
+        for (std::size_t i = 0; i < buckets[k].size(); ++i) buckets[k][i].copy_(gradients[k][i]);
+        synchronize(model.device());
+      }));
+  std::vector<double> medians;
+  for (std::vector<double>& of_block : times) medians.push_back(median(std::move(of_block)));
+  return medians;
+}
+
+struct BlockBytes {
+  double saved = 0, output = 0, forward_extra = 0, backward_extra = 0;
+};
+
+// Measures memory through the statistics of the device's allocator.
+class ByteObserver : public StepObserver {
+ public:
+  explicit ByteObserver(const ProfiledModel& model) : device_(model.device()), bytes_(model.count() + 1) {}
+  void enter(Activity activity, std::size_t k) override {
+    leave();
+    if (activity == Activity::optimizer) return;
+    current_ = &bytes_[k];
+    forward_ = activity == Activity::forward;
+    before_ = allocated();
+    reset_peak_memory(device_);
+  }
+  void leave() override {
+    if (!current_) return;
+    const auto peak = static_cast<double>(memory_stats(device_).peak_allocated);
+    if (forward_) {
+      current_->saved = allocated() - before_;
+      current_->forward_extra = peak - allocated();
+    } else {
+      current_->backward_extra = peak - before_;
+    }
+    current_ = nullptr;
+  }
+  std::vector<BlockBytes>& bytes() { return bytes_; }
+
+ private:
+  double allocated() const { return static_cast<double>(memory_stats(device_).allocated); }
+  Device device_;
+  std::vector<BlockBytes> bytes_;  // per block, then of the loss
+  BlockBytes* current_ = nullptr;
+  bool forward_ = false;
+  double before_ = 0;
+};
+
+std::vector<BlockBytes> measure_bytes(ProfiledModel& model, std::int64_t n) {
+  ByteObserver observer(model);
+  model.forward(n, observer);
+  model.backward();
+  const NoGradGuard no_grad;
+  Tensor x = model.inputs(n);
+  for (std::size_t k = 0; k <= model.count(); ++k) {
+    x = k < model.count() ? (*model.block(k).module)(x) : model.loss(x, model.targets(n));
+    observer.bytes()[k].output = static_cast<double>(x.nbytes());
+  }
+  return observer.bytes();
+}
+
+// A backward that is split in two as in Schedule::zero_bubble.
+struct SplitBackward {
+  double input_grad_s = 0, weight_grad_s = 0;
+  double freed_bytes = 0;  // by the input-gradient pass
+};
+
+// Runs one step, per block with a separate graph. The weight-gradient passes of all blocks run after the
+// input-gradient passes of all blocks, as in a schedule that defers them.
+std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::int64_t n,
+                                              bool keep_gradients) {
+  const std::size_t count = model.count();
+  for (std::size_t k = 0; k < count && !keep_gradients; ++k)
+    for (const nn::Parameter& p : model.block(k).module->parameters()) p->set_grad({});
+  std::vector<Tensor> inputs, outputs;
+  Tensor x = model.inputs(n);
+  for (std::size_t k = 0; k < count; ++k) {
+    inputs.push_back(k > 0 ? x.detach().set_requires_grad() : x);
+    x = (*model.block(k).module)(inputs[k]);
+    outputs.push_back(x);
+  }
+  x = x.detach().set_requires_grad();
+  model.loss(x, model.targets(n)).backward();
+  Tensor gradient = x.grad();
+  x = {};
+
+  std::vector<SplitBackward> times(count);
+  std::vector<autograd::WeightGradients> weights(count);
+  const auto allocated = [&] {  // without the gradient that is passed to the next block
+    return static_cast<double>(memory_stats(model.device()).allocated) -
+           static_cast<double>(gradient.nbytes());
+  };
+  const auto timed = [&](const auto& task) {
+    return seconds_of([&] {
+      task();
+      synchronize(model.device());
+    });
+  };
+  for (std::size_t k = count; k-- > 1;) {
+    const double before = allocated();
+    times[k].input_grad_s = timed(
+        [&] { gradient = autograd::backward_inputs({outputs[k]}, {inputs[k]}, {gradient}, weights[k])[0]; });
+    outputs[k] = inputs[k] = {};
+    times[k].freed_bytes = before - allocated();
+  }
+  for (std::size_t k = count; k-- > 1;) times[k].weight_grad_s = timed([&] { weights[k].accumulate(); });
+  return times;
+}
+
+// Fills in the zero-bubble fields of the profiles.
+void measure_split_backward(std::vector<BlockProfile>& blocks, const ProfiledModel& model, std::int64_t n,
+                            const MeasureOptions& options) {
+  std::vector<std::vector<SplitBackward>> first, accumulated;
+  for (int pass = 0; pass < options.warmup; ++pass) run_split_backward(model, n, false);
+  for (int pass = 0; pass < options.passes; ++pass) {
+    first.push_back(run_split_backward(model, n, false));
+    accumulated.push_back(run_split_backward(model, n, true));
+  }
+  for (std::size_t k = 1; k < blocks.size(); ++k) {
+    const auto median_of = [&](const std::vector<std::vector<SplitBackward>>& passes,
+                               double SplitBackward::*what) {
+      std::vector<double> times;
+      for (const std::vector<SplitBackward>& pass : passes) times.push_back(pass[k].*what);
+      return median(std::move(times));
+    };
+    BlockProfile& b = blocks[k];
+    b.input_grad_s = median_of(first, &SplitBackward::input_grad_s);
+    b.weight_grad_s = median_of(first, &SplitBackward::weight_grad_s);
+    b.weight_grad_accumulate_s = median_of(accumulated, &SplitBackward::weight_grad_s);
+    b.deferred_bytes = b.saved_bytes.at(static_cast<double>(n)) - first.back()[k].freed_bytes;
+  }
+}
+
+double measure_dispatch(const std::vector<Device>& devices) {
+  std::vector<double> times;
+  for (int i = 0; i < 101; ++i) times.push_back(seconds_of([&] { on_workers(devices, [](int) {}); }));
+  return median(times);
+}
+
+}  // namespace
+
+std::vector<Device> devices_of(const TrainingSetup& setup) {
+  std::vector<Device> devices;
+  for (int i = 0; i < setup.devices; ++i) devices.emplace_back(setup.device_type, i);
+  return devices;
+}
+
+std::vector<std::int64_t> profile_sizes(const TrainingSetup& setup,
+                                        const std::vector<int>& simulated_devices) {
+  std::set<std::int64_t> sizes = {setup.batch_size,
+                                  std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches)};
+  std::vector<int> devices = simulated_devices;
+  devices.push_back(setup.devices);
+  for (const int n : devices) sizes.insert(chunk_sizes(setup.batch_size, static_cast<std::size_t>(n))[0]);
+  return {sizes.begin(), sizes.end()};
+}
+
+Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options) {
+  check(setup.devices >= 1 && setup.micro_batches >= 1 && options.passes >= 1 && options.warmup >= 0,
+        "[measure_profile] ", setup.devices, " devices, ", setup.micro_batches, " micro-batches, ",
+        options.passes, " passes, ", options.warmup,
+        " warm-up passes; pass 1 or more, and 0 or more warm-up passes");
+  for (const int n : options.simulated_devices)
+    check(n >= 1, "[measure_profile] ", n, " simulated devices; pass 1 or more");
+  const std::vector<std::int64_t> sizes = profile_sizes(setup, options.simulated_devices);
+  const std::vector<Device> devices = devices_of(setup);
+  Models models;
+  for (const Device d : devices) models.push_back(std::make_unique<ProfiledModel>(model, setup, d));
+  ProfiledModel& first = *models[0];
+  const std::size_t count = first.count();
+
+  const std::vector<std::map<std::string, double>> times = measure_times(first, sizes, options);
+  std::vector<std::vector<BlockBytes>> bytes(sizes.size());
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    on_worker_of(first, [&] { bytes[i] = measure_bytes(first, sizes[i]); });
+  const std::int64_t micro_batch = std::max<std::int64_t>(1, setup.batch_size / setup.micro_batches);
+  const MeasureOptions micro_batch_options{
+      .warmup = options.warmup, .passes = options.passes * passes_of(micro_batch, setup.batch_size)};
+  const std::vector<double> accumulation = measure_accumulation(first, micro_batch, micro_batch_options);
+  std::vector<double> copies;
+  on_worker_of(first, [&] { copies = measure_bucket_copies(first, options); });
+  const double update_per_byte = times.back().at("update 0") / static_cast<double>(first.parameter_bytes());
+
+  Profile profile;
+  for (std::size_t k = 0; k <= count; ++k) {
+    const std::string number = " " + std::to_string(k);
+    BlockProfile b;
+    const auto timed = [&](const std::string& name) {
+      std::vector<std::pair<double, double>> points;
+      for (std::size_t i = 0; i < sizes.size(); ++i)
+        points.emplace_back(static_cast<double>(sizes[i]), times[i].at(name + number));
+      return Curve(std::move(points));
+    };
+    const auto counted = [&](double BlockBytes::*what) {
+      std::vector<std::pair<double, double>> points;
+      for (std::size_t i = 0; i < sizes.size(); ++i)
+        points.emplace_back(static_cast<double>(sizes[i]), bytes[i][k].*what);
+      return Curve(std::move(points));
+    };
+    b.forward_s = timed("forward");
+    b.backward_s = timed("backward");
+    b.saved_bytes = counted(&BlockBytes::saved);
+    b.output_bytes = counted(&BlockBytes::output);
+    b.forward_extra_bytes = counted(&BlockBytes::forward_extra);
+    b.backward_extra_bytes = counted(&BlockBytes::backward_extra);
+    if (k == count) {
+      b.name = "loss";
+      profile.loss = std::move(b);
+      break;
+    }
+    b.name = first.block(k).name;
+    for (const nn::Parameter& p : first.block(k).module->parameters())
+      b.parameter_bytes.push_back(static_cast<std::int64_t>(p->nbytes()));
+    b.update_s = update_per_byte * static_cast<double>(b.all_parameter_bytes());
+    b.accumulate_s = accumulation[k];
+    b.bucket_copy_s = copies[k];
+    profile.blocks.push_back(std::move(b));
+  }
+  on_worker_of(first,
+               [&] { measure_split_backward(profile.blocks, first, micro_batch, micro_batch_options); });
+  const auto per_sample = [&](const Tensor& t) {
+    return static_cast<double>(t.nbytes()) / static_cast<double>(t.size(0));
+  };
+  profile.input_sample_bytes = per_sample(first.inputs(1));
+  profile.target_sample_bytes = per_sample(first.targets(1));
+  if (devices.size() == 1) return profile;
+
+  const std::int64_t samples = chunk_sizes(setup.batch_size, devices.size())[0];
+  profile.contention =
+      measure_contention(models, samples, options.passes * passes_of(samples, setup.batch_size));
+  std::vector<int> split = setup.split;
+  if (split.empty() && count >= devices.size())
+    split = balanced_split(profile.costs(static_cast<double>(micro_batch)), setup.devices);
+  if (split.size() == devices.size() &&
+      std::all_of(split.begin(), split.end(), [](int n) { return n >= 1; }) &&
+      std::accumulate(split.begin(), split.end(), std::size_t{0}) == count) {
+    profile.stages = measure_stage_contention(models, split, micro_batch, micro_batch_options.passes);
+    profile.zero_bubble_stages =
+        measure_zero_bubble_stages(models, split, micro_batch, micro_batch_options.passes);
+  }
+  profile.dispatch_s = measure_dispatch(devices);
+  return profile;
+}
+
+}  // namespace tapestry::distributed::planner

@@ -1,0 +1,155 @@
+#pragma once
+// A cost model for distributed training. It measures the blocks of a model on one device and the links
+// between devices, then predicts the step time and the peak memory of each way to distribute the training:
+//
+//   const planner::Model model{make_blocks, inputs, targets, loss};
+//   const planner::TrainingSetup setup{.batch_size = 64, .devices = 2};
+//   const planner::Profile profile = planner::measure_profile(model, setup);
+//   const planner::Link link = planner::measure_link(model, setup);
+//   const auto here = planner::predict("dp-replicated", profile, link, setup);
+//   const auto elsewhere = planner::simulate_devices("ddp", profile, link, setup, 8);
+//
+// docs/reference/prediction.md explains the formulas and how accurate they are.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tapestry/core/device.h"
+#include "tapestry/core/tensor.h"
+#include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/distributed/planner/profile.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::distributed::planner {
+
+/// One step of a sequential model. `module` maps one tensor to one tensor, and has parameters.
+struct Block {
+  std::string name;
+  std::shared_ptr<nn::Module> module;
+};
+
+/// A model as a chain of blocks, with the batch and the loss that it is trained on. It is trained by SGD
+/// without momentum.
+struct Model {
+  /// Returns a new copy of the blocks on the CPU. It is called once per device.
+  std::function<std::vector<Block>()> make_blocks;
+  Tensor inputs, targets;  ///< the global batch on the CPU, (batch, ...) each
+  /// Maps the output of the last block and the targets to a scalar. It is called from the devices' workers.
+  std::function<Tensor(const Tensor& output, const Tensor& targets)> loss;
+  double lr = 0.01;
+};
+
+/// How the model is distributed.
+struct TrainingSetup {
+  std::int64_t batch_size = 64;  ///< the global batch: samples per step over all devices
+  int devices = 2;
+  DeviceType device_type = DeviceType::cpu;
+  int micro_batches = 4;  ///< per step of a pipeline
+  /// The number of consecutive blocks per device, for the modes that split the model. See balanced_split.
+  std::vector<int> split = {};
+};
+
+/// The devices of a setup: cpu:0, cpu:1, ... or cuda:0, cuda:1, ...
+std::vector<Device> devices_of(const TrainingSetup& setup);
+
+// ---- measuring ----
+
+struct MeasureOptions {
+  int warmup = 2;
+  /// Passes with the whole batch; their median counts. Smaller batches are measured with more passes, for the
+  /// same total time.
+  int passes = 7;
+  /// Further numbers of devices that simulate_devices will be asked for: their batch per device is measured
+  /// too.
+  std::vector<int> simulated_devices = {};
+};
+
+/// Measures the model block by block on the first device, on the device's worker and so with its share of the
+/// threads. If the setup has several devices, also measures contention between them: all devices at once,
+/// with a device's share of the batch. Throws ValueError if a model has no blocks or the batch has another
+/// size than the setup says.
+Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options = {});
+
+/// Measures communication between the devices of this process: copies from the first device to the second,
+/// and all-reduces over all of them. `Link::ranks` is not measured. All costs are 0 if there is one device.
+Link measure_link(const Model& model, const TrainingSetup& setup, const MeasureOptions& options = {});
+
+/// Measures all-reduces between processes, for `Link::ranks`. Collective: every rank calls it with the device
+/// on which it computes. Only the result on rank 0 is meaningful.
+AllReduce measure_all_reduce(ProcessGroup& group, const Model& model, const TrainingSetup& setup,
+                             Device device, const MeasureOptions& options = {});
+
+// ---- predicting ----
+
+/// The number of consecutive items in each of `parts` parts, such that the largest sum of costs is minimal.
+/// Every part has at least one item. If several splits are optimal, the first parts get the fewest items.
+/// Throws ValueError if there are fewer items than parts or if a cost is negative or not finite.
+std::vector<int> balanced_split(const std::vector<double>& costs, int parts);
+/// A split of the profiled blocks over setup.devices, balanced by the time of a micro-batch.
+std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup);
+
+/// Where the time of a step goes, in seconds: means over the devices, which add up to the step time.
+struct StepBreakdown {
+  double forward_s = 0, backward_s = 0;
+  double exposed_comm_s = 0;  ///< communicating, or waiting for communication, without computing
+  double update_s = 0;        ///< the optimizer, and everything that is in no other item
+  double idle_s = 0;
+};
+
+/// The memory of one device at its peak, in bytes.
+struct MemoryItems {
+  double parameters = 0, gradients = 0, optimizer = 0;
+  double activations = 0;  ///< tensors that forward saves for backward
+  double buckets = 0;      ///< all-reduce buckets; `gradients` is then 0, because gradients are views of them
+  double data = 0;         ///< the batch, gathered outputs, and copies of either
+  double workspace = 0;    ///< temporary memory of the operation that runs at the peak
+  /// (name, bytes) pairs in the order of declaration.
+  std::vector<std::pair<std::string, double>> items() const;
+  double total() const {
+    return parameters + gradients + optimizer + activations + buckets + data + workspace;
+  }
+};
+
+struct Prediction {
+  std::string mode;
+  int devices = 1;
+  bool simulated = false;  ///< true if made by simulate_devices
+  double step_s = 0;       ///< the sum of the breakdown
+  StepBreakdown breakdown;
+  std::vector<MemoryItems> memory;  ///< per device or rank
+
+  /// The memory of the device that needs most.
+  const MemoryItems& largest() const;
+};
+
+/// Predicts a step of `mode` on setup.devices devices. The result depends on the arguments only, so a profile
+/// that was measured on another machine can be used. The modes are
+///   single                one device, the whole batch
+///   dp-replicated         DataParallel, gradients averaged during backward
+///   dp-master             DataParallel, Strategy::master
+///   ddp                   DistributedDataParallel, one process per device
+///   model                 the split model, one stage active at a time
+///   pipeline-gpipe, pipeline-1f1b, pipeline-zero-bubble
+///                         Pipeline with that Schedule
+/// Returns nullopt for another mode. The last four need setup.split. Throws ValueError if the profile has no
+/// blocks, the split does not fit the model, or there are fewer samples than devices or micro-batches.
+std::optional<Prediction> predict(const std::string& mode, const Profile& profile, const Link& link,
+                                  const TrainingSetup& setup);
+
+/// Predicts the same global batch on `devices` devices that are like the measured one but have cores and
+/// memory of their own, so that nothing contends. Models are split anew. The result is marked as simulated.
+/// Returns nullopt for an unknown mode, or if the mode splits the model and there are fewer blocks than
+/// devices.
+std::optional<Prediction> simulate_devices(const std::string& mode, const Profile& profile, const Link& link,
+                                           const TrainingSetup& setup, int devices);
+
+/// The measured link with another latency (seconds) or bandwidth (bytes per second) per message. A value that
+/// is not given stays as measured. If either is given, the link no longer slows down computing. The cost of
+/// the addition itself in `add` stays.
+Link link_with(const Link& measured, std::optional<double> latency_s, std::optional<double> bandwidth);
+
+}  // namespace tapestry::distributed::planner

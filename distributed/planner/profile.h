@@ -1,0 +1,104 @@
+#pragma once
+// The measurements that predictions use: the costs of a model on one device (Profile) and of the
+// communication between devices (Link).
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/planner/curve.h"
+
+namespace tapestry::distributed::planner {
+
+/// The costs of one block of the model on one device. Curves are functions of the number of samples. Times
+/// are in seconds.
+struct BlockProfile {
+  std::string name;
+  std::vector<std::int64_t> parameter_bytes;  ///< per trained tensor, in registration order
+  Curve forward_s, backward_s;
+  /// The extra time of a micro-batch's backward pass if gradients already exist and must be added to.
+  double accumulate_s = 0;
+  double bucket_copy_s = 0;  ///< copying the block's gradients into their all-reduce bucket
+  double update_s = 0;       ///< the optimizer step
+  Curve saved_bytes;  ///< activations that forward saves for backward, including the output if it is kept
+  Curve output_bytes;
+  Curve forward_extra_bytes;   ///< forward's peak above the memory that it leaves allocated
+  Curve backward_extra_bytes;  ///< backward's peak above the memory that is allocated when it begins
+  /// The costs of a micro-batch if backward is split in two as in zero-bubble schedules: the pass that
+  /// computes input gradients, the pass that computes weight gradients, and the latter if it adds to existing
+  /// gradients. `deferred_bytes` stay allocated between the two passes. All four are 0 for the first block,
+  /// which needs no input gradients and so runs its whole backward as one pass.
+  double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0, deferred_bytes = 0;
+
+  std::int64_t all_parameter_bytes() const;
+};
+
+/// Slowdown factors caused by contention: time when all devices work at once divided by time alone. They are
+/// at least 1. Cores of one CPU contend for memory bandwidth and caches.
+struct Contention {
+  double forward = 1, backward = 1, update = 1;
+};
+
+/// Slowdown factors of one stage of a split model while all other stages compute.
+struct StageContention {
+  double forward = 1;
+  double backward = 1;  ///< the input-gradient pass if backward is split in two
+  double weights = 1;   ///< the weight-gradient pass
+};
+
+/// A stage whose backward is split in two. The stage is measured as a whole, because its passes take longer
+/// than the sum of its blocks' passes. The first stage has only the weight-gradient pass.
+struct ZeroBubbleStage {
+  StageContention contention;
+  /// The times of a micro-batch without contention, as in BlockProfile.
+  double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0;
+};
+
+/// The costs of a model on one device.
+struct Profile {
+  std::vector<BlockProfile> blocks;
+  BlockProfile loss;                                       ///< the loss as a block without parameters
+  double input_sample_bytes = 0, target_sample_bytes = 0;  ///< bytes per sample
+  Contention contention;
+  /// Measured for one split of the model, one entry per stage. Empty if no split was measured.
+  std::vector<StageContention> stages;
+  std::vector<ZeroBubbleStage> zero_bubble_stages;
+  double dispatch_s = 0;  ///< starting a task on the workers of all devices and waiting for them
+
+  /// The time of forward plus backward per block, in seconds, for a number of samples.
+  std::vector<double> costs(double samples) const;
+};
+
+/// The costs of averaging gradients over all devices.
+struct AllReduce {
+  TransferCost message;  ///< of one message of the ring, see ring_time
+  /// If the all-reduce overlaps backward: the factor by which the all-reduce takes longer, and the fraction
+  /// of its duration by which backward is delayed. They are 1 and 0 if copy engines or a network card move
+  /// the data, and larger if the cores that compute also communicate.
+  double overlap_slowdown = 1, compute_stall = 0;
+  Contention contention;  ///< in steps that copy gradients into buckets
+};
+
+/// The costs of communication between devices.
+struct Link {
+  TransferCost copy;       ///< copying a freshly computed tensor to another device
+  TransferCost broadcast;  ///< copying one parameter after a step, when large parameters are not in caches
+  TransferCost add;        ///< copying one gradient after backward and adding it to another
+  /// In steps that broadcast parameters before forward and add gradients after backward, and in which only
+  /// the first device runs the optimizer.
+  Contention master_contention;
+  AllReduce local;  ///< between threads of one process
+  AllReduce ranks;  ///< between processes
+};
+
+/// Converts to JSON and back. The parsers throw ValueError if the text is not a profile or a link.
+std::string to_text(const Profile& profile);
+Profile profile_from_text(const std::string& text);
+std::string to_text(const Link& link);
+Link link_from_text(const std::string& text);
+
+/// The median of every number over repeated measurements of the same model. Throws ValueError if the list is
+/// empty or the measurements differ in blocks or batch sizes.
+Profile median_of(const std::vector<Profile>& profiles);
+Link median_of(const std::vector<Link>& links);
+
+}  // namespace tapestry::distributed::planner

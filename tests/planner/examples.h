@@ -1,0 +1,86 @@
+#pragma once
+// Profiles, links and setups with simple numbers, for tests that compute predictions by hand.
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/planner/planner.h"
+#include "tests/support/catch.h"
+
+namespace tests {
+
+using namespace tapestry::distributed::planner;
+
+inline constexpr double kMiB = 1 << 20;
+
+/// A value that is proportional to the number of samples.
+inline Curve proportional(double per_sample) { return Curve({{1, per_sample}, {2, 2 * per_sample}}); }
+
+/// By default, forward takes 1 s per sample and backward 2 s. Forward saves 10 bytes per sample; the output
+/// has 4 bytes per sample.
+inline BlockProfile block(std::int64_t parameter_bytes, double forward = 1, double backward = 2) {
+  BlockProfile b;
+  b.name = "block";
+  b.parameter_bytes = {parameter_bytes};
+  b.forward_s = proportional(forward);
+  b.backward_s = proportional(backward);
+  b.update_s = 0.5;
+  b.saved_bytes = proportional(10);
+  b.output_bytes = proportional(4);
+  b.forward_extra_bytes = proportional(3);
+  b.backward_extra_bytes = Curve(
+      {{1, 7.0 + static_cast<double>(parameter_bytes)}, {2, 14.0 + static_cast<double>(parameter_bytes)}});
+  return b;
+}
+
+/// `count` equal blocks, a loss without cost, and samples of 6 + 8 bytes.
+inline Profile profile_with(int count, std::int64_t parameter_bytes = 100) {
+  Profile p;
+  for (int i = 0; i < count; ++i) p.blocks.push_back(block(parameter_bytes));
+  p.loss.name = "loss";
+  p.input_sample_bytes = 6;
+  p.target_sample_bytes = 8;
+  return p;
+}
+
+inline TrainingSetup setup_of(int devices, std::int64_t batch, std::vector<int> split = {},
+                              int micro_batches = 4) {
+  TrainingSetup setup;
+  setup.devices = devices;
+  setup.batch_size = batch;
+  setup.split = std::move(split);
+  setup.micro_batches = micro_batches;
+  return setup;
+}
+
+/// predict(), with checks that hold for every prediction: the breakdown has no negative item and adds up to
+/// the step, and there is one memory entry per device.
+inline Prediction predicted(const std::string& mode, const Profile& profile, const Link& link,
+                            const TrainingSetup& setup) {
+  const auto p = predict(mode, profile, link, setup);
+  REQUIRE(p.has_value());
+  CHECK(p->mode == mode);
+  const StepBreakdown& s = p->breakdown;
+  CHECK(p->step_s ==
+        Approx(s.forward_s + s.backward_s + s.exposed_comm_s + s.update_s + s.idle_s).epsilon(1e-12));
+  CHECK(p->devices == static_cast<int>(p->memory.size()));
+  for (const double part : {s.forward_s, s.backward_s, s.exposed_comm_s, s.update_s, s.idle_s})
+    CHECK(part >= -1e-9 * p->step_s);
+  return *p;
+}
+
+inline const std::vector<std::string> kModes = {
+    "single", "dp-master",      "dp-replicated", "ddp",
+    "model",  "pipeline-gpipe", "pipeline-1f1b", "pipeline-zero-bubble"};
+
+/// An all-reduce that interferes with computing.
+inline AllReduce interfering(double compute_stall, double overlap_slowdown = 1) {
+  return {
+      .message = {}, .overlap_slowdown = overlap_slowdown, .compute_stall = compute_stall, .contention = {}};
+}
+
+inline Link slow_link() {
+  const TransferCost cost{0.25, 1e-3};
+  return {.copy = cost, .broadcast = cost, .add = cost, .local = {cost}, .ranks = {cost}};
+}
+
+}  // namespace tests
