@@ -13,34 +13,29 @@ namespace {
 
 constexpr std::int64_t kTestBatch = 500;
 
-// This rank's share of a batch, and of the test images.
-struct Share {
-  int rank, world_size;
-};
-
-Images make(const Options& options, Share share, data::TensorDataset train, data::TensorDataset test,
-            std::vector<data::BatchTransform<>> augment, std::vector<data::BatchTransform<>> always,
-            std::vector<std::string> classes) {
+Images make(const Options& options, int rank, int world_size, data::TensorDataset train,
+            data::TensorDataset test, std::vector<data::BatchTransform<>> augment,
+            std::vector<data::BatchTransform<>> always, std::vector<std::string> classes) {
   Images images;
   const tapestry::Shape& shape = train.input().sizes();
   images.spec = {shape[1], shape[2], shape[3], static_cast<std::int64_t>(classes.size())};
   images.classes = std::move(classes);
   augment.insert(augment.end(), always.begin(), always.end());
-  tapestry::check(options.batch_size % share.world_size == 0, "[classifier] --batch-size ",
-                  options.batch_size, " is of all ranks together and cannot be divided by ", share.world_size,
-                  "; choose a multiple of the number of ranks");
-  data::DataLoaderOptions<> training{.batch_size = options.batch_size / share.world_size,
-                                     .shuffle = share.world_size == 1,
+  tapestry::check(options.batch_size % world_size == 0, "[classifier] --batch-size ", options.batch_size,
+                  " is not a multiple of the ", world_size,
+                  " ranks; choose a multiple of the number of ranks");
+  data::DataLoaderOptions<> training{.batch_size = options.batch_size / world_size,
+                                     .shuffle = world_size == 1,
                                      .seed = options.seed,
                                      .num_workers = options.workers,
                                      .transforms = std::move(augment),
                                      .device = tapestry::Device(options.device)};
-  if (share.world_size > 1)
+  if (world_size > 1)
     training.sampler = std::make_shared<data::DistributedSampler>(
-        train.size(), share.rank, share.world_size, data::DistributedSampler::Options{.seed = options.seed});
+        train.size(), rank, world_size, data::DistributedSampler::Options{.seed = options.seed});
   images.train = std::make_unique<data::DataLoader<>>(std::move(train), std::move(training));
   std::vector<std::int64_t> own;
-  for (std::int64_t i = share.rank; i < test.size(); i += share.world_size) own.push_back(i);
+  for (std::int64_t i = rank; i < test.size(); i += world_size) own.push_back(i);
   images.test = std::make_unique<data::DataLoader<>>(
       data::Subset<>(std::make_shared<data::TensorDataset>(std::move(test)), std::move(own)),
       data::DataLoaderOptions<>{
@@ -51,17 +46,17 @@ Images make(const Options& options, Share share, data::TensorDataset train, data
 }  // namespace
 
 Images load_images(const Options& options, int rank, int world_size) {
-  const Share share{rank, world_size};
   if (options.data == "fashion-mnist")
-    return make(options, share, data::fashion_mnist(true, options.data_dir),
+    return make(options, rank, world_size, data::fashion_mnist(true, options.data_dir),
                 data::fashion_mnist(false, options.data_dir), {}, {data::normalize({0.2860f}, {0.3530f})},
                 data::fashion_mnist_classes());
   if (options.data == "cifar10")
-    return make(options, share, data::cifar10(true, options.data_dir), data::cifar10(false, options.data_dir),
+    return make(options, rank, world_size, data::cifar10(true, options.data_dir),
+                data::cifar10(false, options.data_dir),
                 {data::random_crop(32, 32, 4), data::random_horizontal_flip()},
                 {data::normalize({0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f})},
                 data::cifar10_classes());
-  // Noise with labels that are all zero, as in the demo that this goes back to.
+  // Random images whose labels are all zero, as in the original demo.
   std::vector<std::string> classes;
   for (int i = 0; i < 10; ++i) classes.push_back(std::to_string(i));
   const bool grey = options.model == "cnn" || options.model == "mlp";
@@ -70,7 +65,8 @@ Images load_images(const Options& options, int rank, int world_size) {
   data::RandomDataset::Options held_out = noise;
   held_out.size = std::max<std::int64_t>(1, options.synthetic_size / 4);
   held_out.seed = options.seed + 1;
-  return make(options, share, data::RandomDataset(noise), data::RandomDataset(held_out), {}, {}, classes);
+  return make(options, rank, world_size, data::RandomDataset(noise), data::RandomDataset(held_out), {}, {},
+              classes);
 }
 
 }  // namespace apps

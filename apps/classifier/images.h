@@ -1,5 +1,5 @@
 #pragma once
-// The classifier's data: images as batches of normalised f32.
+// Loads the classifier's images as batches of normalized f32.
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,9 +16,10 @@ struct Images {
   std::unique_ptr<tapestry::data::DataLoader<>> train, test;
 };
 
-/// Loads what --data names, for one rank of several: the training images in batches of batch_size /
-/// world_size, dealt anew each epoch; of the test images every world_size-th. Throws IoError that says which
-/// package or download brings what is missing, ValueError if the batch cannot be divided.
+/// Loads the data set of --data for one rank. Training batches have batch_size / world_size images and are
+/// distributed among the ranks anew in each epoch. Each rank gets every world_size-th test image. Throws
+/// IoError if files are missing, with the package or download that provides them, and ValueError if
+/// batch_size is not a multiple of world_size.
 Images load_images(const Options& options, int rank, int world_size);
 
 }  // namespace apps

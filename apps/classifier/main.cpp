@@ -1,4 +1,5 @@
-// Trains an image classifier on Fashion-MNIST, CIFAR-10 or synthetic images. `classifier --help` says how.
+// Trains an image classifier on Fashion-MNIST, CIFAR-10 or synthetic images. `classifier --help` shows how to
+// run it.
 #include <cstdio>
 #include <exception>
 
@@ -13,7 +14,7 @@ int main(int argc, char** argv) {
   try {
     const std::optional<apps::Options> options = apps::parse_options(argc, argv);
     if (!options) return 0;
-    return apps::train(*options) ? 0 : 130;  // 130: stopped by Ctrl-C, as shells count
+    return apps::train(*options) ? 0 : 130;  // 130 is the status that shells report after Ctrl-C
   } catch (const apps::UsageError& e) {
     return failed(e, 2);
   } catch (const std::exception& e) {

@@ -8,7 +8,7 @@ using namespace tapestry;
 
 namespace {
 
-// Height (or width) after conv 5x5, pool 2, conv 5x5, pool 2.
+// The height or width after a 5x5 convolution, 2x2 pooling, a 5x5 convolution and 2x2 pooling.
 std::int64_t after_convs(std::int64_t size) { return ((size - 4) / 2 - 4) / 2; }
 
 nn::Sequential& add_stage(nn::Module& net, const char* name, std::int64_t in, std::int64_t out,

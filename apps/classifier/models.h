@@ -1,5 +1,5 @@
 #pragma once
-// The classifier's models. Each is a plain nn::Module: copy one to start a model of your own.
+// The classifier's models. Each is a plain nn::Module that you can copy as a start for your own model.
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@ namespace apps {
 
 namespace nn = tapestry::nn;
 
-/// What the data looks like.
+/// The size of the images and the number of classes.
 struct ImageSpec {
   std::int64_t channels = 1, height = 28, width = 28, classes = 10;
 };
@@ -52,9 +52,8 @@ struct ResNet18 : nn::Module {
   tapestry::Tensor forward(const tapestry::Tensor& x) override;
 };
 
-/// A convolution, a linear layer, a softmax: probabilities, on which the demo then computes a cross-entropy
-/// that takes the softmax once more, as widely copied examples do. See docs/tutorials/quickstart.md for what
-/// that does.
+/// A convolution, a linear layer and a softmax. The demo then applies cross_entropy, which contains another
+/// softmax. Widely copied examples have this mistake; docs/tutorials/quickstart.md shows its effect.
 struct Demo : nn::Module {
   nn::Conv2d& conv2d;
   nn::Linear& fc;
@@ -63,7 +62,8 @@ struct Demo : nn::Module {
   tapestry::Tensor forward(const tapestry::Tensor& x) override;
 };
 
-/// "cnn", "mlp", "resnet18" or "demo". Throws ValueError for another name, or images too small for the model.
+/// "cnn", "mlp", "resnet18" or "demo". Throws ValueError for another name or if the images are too small for
+/// the model.
 std::unique_ptr<nn::Module> make_model(const std::string& name, const ImageSpec& spec);
 
 }  // namespace apps

@@ -1,5 +1,5 @@
 #pragma once
-// What the classifier's command line says.
+// The classifier's command line.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -8,17 +8,16 @@
 
 namespace apps {
 
-/// Everything that decides the result of a run, and where it is written. Saved as config.json in the run's
-/// folder.
+/// The options of a run. Saved as config.json in the run's folder, except run_dir and resume.
 struct Options {
   std::string model = "cnn";
   std::string data = "fashion-mnist";
   std::string data_dir;
   std::int64_t synthetic_size = 1024;
-  std::int64_t batch_size = 128;  // global: of all devices together
+  std::int64_t batch_size = 128;  // global: over all devices
   int epochs = 6;
-  std::string optimizer;       // empty: the model's default
-  double lr = 0;               // the peak, where the schedule has one; 0: the optimizer's default
+  std::string optimizer;       // empty selects the model's default
+  double lr = 0;               // the peak of the schedule; 0 selects the optimizer's default
   double weight_decay = 0.01;  // AdamW only
   std::string schedule = "one-cycle";
   std::uint64_t seed = 1;
@@ -26,20 +25,19 @@ struct Options {
   bool sync_batchnorm = false;
   std::string compress = "none";
   std::string device = "cpu";
-  int threads = 0;  // 0: OMP_NUM_THREADS, else all cores
+  int threads = 0;  // 0 selects OMP_NUM_THREADS, or all cores if it is not set
   int workers = 1;
   bool allow_nan = false;
-  std::string run_dir;  // empty: a new one; not saved, nor is what follows
+  std::string run_dir;  // empty selects a new folder
   bool resume = false;
 };
 
-/// Parses the command line. Nothing when it asked for --help, which is then printed. With --resume the
-/// options are those of the run, and what the command line says on top. Throws UsageError for unknown
-/// options, for values that are not allowed, and for those that would make a resumed run another one; IoError
-/// if there is no run to go on with.
+/// Parses the command line. For --help it prints the help and returns nullopt. With --resume the options are
+/// those of the saved run, overridden by the command line. Throws UsageError for unknown options, invalid
+/// values, and options that a resumed run cannot change. Throws IoError if there is no run to resume.
 std::optional<Options> parse_options(int argc, char** argv);
 
-/// As JSON text, and back. from_json throws IoError for what to_json does not write.
+/// Converts to JSON and back. `path` is named in errors. Throws IoError if the text is not from to_json.
 std::string to_json(const Options& options);
 Options options_from_json(const std::string& text, const std::string& path);
 

@@ -13,14 +13,14 @@ Ranks::Ranks(const Options& options) : requests_(zeros({1}, DType::u8)) {
   const int processes = distributed::read_environment().world_size;
   if (processes > 1 && options.parallel != "ddp")
     fail<UsageError>("[classifier] this is one of ", processes,
-                     " processes, and each would train the same model; add --parallel ddp");
+                     " processes, which would all train the same model; add --parallel ddp");
   group_ = distributed::init_process_group();
 }
 
 void Ranks::wrap(nn::Module& model, const Options& options) {
   if (options.parallel == "none") return;
   if (options.parallel == "dp") {
-    std::vector<Device> devices{options.device};  // its first, where the outputs are
+    std::vector<Device> devices{options.device};  // outputs are gathered on the first device
     for (int i = 0; i < device_count(devices[0].type); ++i)
       if (i != devices[0].index) devices.emplace_back(devices[0].type, i);
     dp_.emplace(model, devices);

@@ -1,6 +1,6 @@
 #pragma once
-// The processes that train together, each with the whole model and its share of a batch. One alone is a job
-// of one, and may have several devices.
+// Data parallel training over several processes (DistributedDataParallel), or over the devices of one process
+// (DataParallel). A single process is a job of one rank.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -14,27 +14,26 @@ namespace apps {
 
 class Ranks {
  public:
-  /// Joins the job. Throws UsageError if there are several processes and the options do not say how they
-  /// train.
+  /// Joins the job. Throws UsageError if there are several processes but --parallel is not ddp.
   explicit Ranks(const Options& options);
 
   const std::shared_ptr<tapestry::distributed::ProcessGroup>& group() const { return group_; }
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
-  /// The one that prints and writes.
+  /// True on rank 0, which prints and writes files.
   bool first() const { return rank() == 0; }
 
-  /// From now on gradients of `model` are averaged over the ranks, or over the devices.
+  /// Wraps the model as --parallel says: from now on its gradients are averaged over the ranks or devices.
   void wrap(tapestry::nn::Module& model, const Options& options);
   tapestry::Tensor forward(tapestry::nn::Module& model, const tapestry::Tensor& x);
-  /// Before a test that the ranks share: all have rank 0's running statistics.
+  /// Broadcasts the running statistics of rank 0, before an evaluation that is divided among the ranks.
   void sync_buffers();
 
-  // Collective: over all ranks.
+  // Collective: every rank must call these.
   Tally sum(const Tally& own) const;
   void sum(std::vector<std::int64_t>& counts) const;
-  /// Whether one of them has been asked to stop: in a job of several, by the step before this one, which
-  /// costs no waiting. All get the same answer.
+  /// Returns the same answer on all ranks: true if a rank has requested to stop. With several ranks the
+  /// answer is that of the previous call, so that the all-reduce overlaps the step between the calls.
   bool stop(bool requested);
 
  private:

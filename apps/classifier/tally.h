@@ -1,5 +1,5 @@
 #pragma once
-// What is counted over an epoch.
+// Loss and accuracy over an epoch.
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace apps {
 
-/// Sums over examples, so that batches of different sizes count right.
+/// Sums over examples, so that batches of different sizes are weighted correctly.
 struct Tally {
   double loss = 0;
   std::int64_t right = 0, count = 0;
@@ -21,19 +21,20 @@ struct Tally {
   double mean_loss() const { return loss / static_cast<double>(count); }
   double accuracy() const { return static_cast<double>(right) / static_cast<double>(count); }
 
-  /// Every bit, for checkpoints.
+  /// An exact text representation, for checkpoints.
   std::string str() const {
     char text[80];
     std::snprintf(text, sizeof text, "%a %lld %lld", loss, static_cast<long long>(right),
                   static_cast<long long>(count));
     return text;
   }
-  /// The opposite. Throws IoError for any other text.
+  /// The inverse of str(). Throws IoError for any other text.
   static Tally parse(const std::string& text) {
     Tally t;
     long long right = 0, count = 0;
     if (std::sscanf(text.c_str(), "%la %lld %lld", &t.loss, &right, &count) != 3)
-      tapestry::fail<tapestry::IoError>("[classifier] the checkpoint's tally is not one: ", text);
+      tapestry::fail<tapestry::IoError>("[classifier] the checkpoint's tally is invalid: ", text,
+                                        "; resume a run of the classifier");
     t.right = right;
     t.count = count;
     return t;

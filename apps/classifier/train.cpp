@@ -40,7 +40,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& m
                                         optim::AdamW::Options{.lr = o.lr, .weight_decay = o.weight_decay});
 }
 
-// All schedules are stepped once a batch.
+// All schedules are stepped once per batch.
 std::unique_ptr<optim::Scheduler> make_schedule(const Options& o, optim::Optimizer& optimizer,
                                                 std::int64_t steps) {
   if (o.schedule == "one-cycle")
@@ -49,7 +49,7 @@ std::unique_ptr<optim::Scheduler> make_schedule(const Options& o, optim::Optimiz
   if (o.schedule == "cosine")
     return std::make_unique<optim::CosineAnnealingLR>(optimizer,
                                                       optim::CosineAnnealingLROptions{.T_max = steps});
-  if (o.schedule == "step")  // a tenth after each third
+  if (o.schedule == "step")  // divides the learning rate by 10 after each third of the steps
     return std::make_unique<optim::StepLR>(
         optimizer, optim::StepLROptions{.step_size = std::max<std::int64_t>(1, (steps + 2) / 3)});
   return std::make_unique<optim::LambdaLR>(optimizer, [](std::int64_t) { return 1.0; });
@@ -60,23 +60,24 @@ std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
   return scores.argmax(1).eq(labels).sum().item<std::int64_t>();
 }
 
-// What a run keeps in a checkpoint beside the training itself.
-const std::string& kept(const nn::Progress& saved, const std::string& name) {
+// Returns a value that the classifier has added to the checkpoint.
+const std::string& extra_value(const nn::Progress& saved, const std::string& name) {
   const auto found = saved.extra.find(name);
-  tapestry::check<IoError>(found != saved.extra.end(), "[classifier] the checkpoint does not say its ", name,
-                           ": another program wrote it; resume a run of the classifier");
+  tapestry::check<IoError>(found != saved.extra.end(), "[classifier] the checkpoint has no ", name,
+                           ", so another program wrote it; resume a run of the classifier");
   return found->second;
 }
 
 double seconds_in(const std::string& text) {
   double seconds = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  tapestry::check<IoError>(error == std::errc() && *stop == 0, "[classifier] the checkpoint's seconds are '", text,
-                           "', which is no number; resume a run of the classifier");
+  tapestry::check<IoError>(error == std::errc() && *stop == 0, "[classifier] the checkpoint's seconds are '",
+                           text, "', which is not a number; resume a run of the classifier");
   return seconds;
 }
 
-// Over the test images of all ranks; counts[i * classes + j] is how many of class i were taken for class j.
+// Evaluates the test images of all ranks. counts[i * classes + j] becomes the number of images of class i
+// that were predicted as class j.
 Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std::int64_t classes,
                Ranks& ranks, std::vector<std::int64_t>& counts) {
   ranks.sync_buffers();
@@ -98,18 +99,18 @@ Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std
   return ranks.sum(tally);
 }
 
-// A run whose loss is not a number learns no more: better to say so than to go on.
+// A run whose loss is not finite cannot recover, so it is stopped.
 void check_loss(double loss, const Options& o, const std::string& where) {
   if (!std::isfinite(loss) && !o.allow_nan)
-    fail("[classifier] the loss is ", loss, where, "; try a smaller --lr, or go on with --allow-nan");
+    fail("[classifier] the loss is ", loss, where, "; try a smaller --lr, or continue with --allow-nan");
 }
 
 }  // namespace
 
 bool train(Options o) {
-  const StopRequest stop;  // before any thread is started
+  const StopRequest stop;  // must be constructed before any thread is started
   if (o.threads > 0) set_num_threads(o.threads);
-  o.threads = get_num_threads();  // for config.json, so that a resumed run has as many
+  o.threads = get_num_threads();  // saved in config.json, so that a resumed run uses the same number
   const Device device(o.device);
   check_device("classifier", device);
 
@@ -120,7 +121,7 @@ bool train(Options o) {
   const std::unique_ptr<nn::Module> model = make_model(o.model, images.spec);
   model->to(device);
   ranks.wrap(*model, o);
-  // Dropout differs between ranks.
+  // Each rank needs different dropout masks.
   if (ranks.size() > 1) distributed::manual_seed_by_rank(*ranks.group(), o.seed);
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(o, *model);
   const std::int64_t steps_per_epoch = images.train->size(), total_steps = steps_per_epoch * o.epochs;
@@ -142,9 +143,10 @@ bool train(Options o) {
   double seconds = 0;
   if (o.resume) {
     if (std::optional<nn::Progress> saved = checkpoints.resume(training)) {
-      images.train->load_state(data::LoaderState::parse(kept(*saved, "loader")));
-      if (ranks.first()) tally = Tally::parse(kept(*saved, "tally"));  // it is the sum over all
-      seconds = seconds_in(kept(*saved, "seconds"));
+      images.train->load_state(data::LoaderState::parse(extra_value(*saved, "loader")));
+      if (ranks.first())
+        tally = Tally::parse(extra_value(*saved, "tally"));  // the saved tally is the sum over all ranks
+      seconds = seconds_in(extra_value(*saved, "seconds"));
       progress.start_at(saved->step);
     }
     progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +
@@ -184,7 +186,7 @@ bool train(Options o) {
       if (ranks.stop(stop.made())) {
         seconds += std::chrono::duration<double>(Clock::now() - start).count();
         save({});
-        progress.line("stopped and saved; go on with: classifier --resume --run-dir " + folder.path());
+        progress.line("stopped and saved; continue with: classifier --resume --run-dir " + folder.path());
         return false;
       }
     }
@@ -209,7 +211,7 @@ bool train(Options o) {
     tally = {};
     save(test.accuracy());
   }
-  if (history.empty()) return true;  // resumed after its end, without metrics.jsonl
+  if (history.empty()) return true;  // a finished run was resumed, and metrics.jsonl is missing
   char line[120];
   std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",
                 history.back().test_accuracy, seconds, static_cast<unsigned long long>(o.seed),

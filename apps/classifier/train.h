@@ -4,9 +4,9 @@
 
 namespace apps {
 
-/// Trains, tests after each epoch, and leaves checkpoints, metrics and pictures in the run's folder. False
-/// when Ctrl-C stopped it; what was done is then saved. Throws tapestry::Error: bad options, missing data, a
-/// folder that cannot be written, a loss that is not a number.
+/// Trains, evaluates after each epoch, and writes checkpoints, metrics and pictures to the run's folder.
+/// Returns false if Ctrl-C stopped it, after saving a checkpoint. Throws tapestry::Error for invalid options,
+/// missing data, a folder that cannot be written, or a loss that is not a number.
 bool train(Options options);
 
 }  // namespace apps

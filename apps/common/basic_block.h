@@ -1,5 +1,6 @@
 #pragma once
-// The block of ResNet-18: two convolutions and a way around them (He et al., "Deep residual learning", 2015).
+// The residual block of ResNet-18: two convolutions and a shortcut (He et al., "Deep residual learning",
+// 2015).
 #include "tapestry/tapestry.h"
 
 namespace apps {
@@ -11,7 +12,7 @@ struct BasicBlock : tapestry::nn::Module {
   tapestry::nn::BatchNorm2d& bn2;
   tapestry::nn::Sequential* downsample = nullptr;
 
-  /// 3x3, which keeps height and width but for the stride.
+  /// A 3x3 convolution with padding 1: height and width change only by the stride.
   static tapestry::nn::Conv2d::Options conv(std::int64_t in, std::int64_t out, std::int64_t stride) {
     return {.in_channels = in,
             .out_channels = out,

@@ -17,7 +17,7 @@ struct Kind {
   const char* name;
   const char* colour;
 };
-// Told apart by those who do not see all colours, too (Paul Tol's "bright" scheme).
+// Colors that color-blind readers can distinguish (Paul Tol's "bright" scheme).
 constexpr Kind kKinds[] = {{"forward", "#4477aa"},   {"backward", "#cc6677"}, {"communication", "#ddaa33"},
                            {"optimizer", "#228833"}, {"other", "#aa66aa"},    {"value", "#4477aa"},
                            {"second", "#66ccee"}};
@@ -31,7 +31,7 @@ const char* colour_of(const std::string& kind) {
 
 double usable(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
 
-// "12.3", as many digits as say something.
+// "12.3": about three significant digits.
 std::string number(double value) {
   std::string out;
   put(out, value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 1 ? "%.2f" : "%.3g", value);
@@ -64,7 +64,7 @@ void legend(std::string& out, const std::vector<std::pair<std::string, std::stri
   }
 }
 
-// Vertical lines with numbers below, from 0 to `most`.
+// Draws vertical grid lines with numbers from 0 to `most` below.
 void axis(std::string& out, double most, double bottom, const std::string& unit) {
   const double step = tick_distance(most);
   for (double v = 0; v <= most * (1 + 1e-9); v += step) {
@@ -84,11 +84,11 @@ void row_name(std::string& out, double y, const std::string& name) {
 void box(std::string& out, double x, double y, double width, const std::string& kind,
          const std::string& tip) {
   put(out, "<rect x='%.2f' y='%.1f' width='%.2f' height='%.1f' fill='%s'%s><title>", x, y + 2, width,
-      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an edge would hide what is thinner
+      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an edge would cover a thinner box
   out += escaped(tip) + "</title></rect>\n";
 }
 
-// "12" of "forward 12": which micro-batch.
+// Returns the number at the end of a name: "12" for "forward 12".
 std::string number_in(const std::string& name) {
   const std::size_t space = name.rfind(' ');
   const std::string last = space == std::string::npos ? "" : name.substr(space + 1);
@@ -134,7 +134,7 @@ std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::ve
     if (std::find(rows.begin(), rows.end(), s.row) == rows.end()) more.push_back(s.row);
   std::sort(more.begin(), more.end());
   more.erase(std::unique(more.begin(), more.end()), more.end());
-  // "cpu:0 communication" comes below "cpu:0".
+  // A row such as "cpu:0 communication" comes below "cpu:0".
   std::vector<std::string> lanes;
   for (const std::string& row : rows) {
     lanes.push_back(row);
@@ -159,7 +159,7 @@ std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::ve
     row_name(out, y, lane);
     const bool device = std::find(rows.begin(), rows.end(), lane) != rows.end();
     if (device) box(out, kLeft, y, plot_width(), "idle", lane + ", idle");
-    // Those that began last lie on top.
+    // Nested spans are drawn on top of the spans around them, which began earlier.
     std::vector<tapestry::Span> own;
     for (const tapestry::Span& s : spans)
       if (s.row == lane) own.push_back(s);

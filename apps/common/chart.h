@@ -1,6 +1,5 @@
 #pragma once
-// Pictures of measurements, as SVG text: bars, and what ran when. They are readable on light and dark, and
-// each has a legend of its colours.
+// Charts as SVG text: bars and timelines. They are readable on light and dark backgrounds and have a legend.
 #include <string>
 #include <vector>
 
@@ -8,24 +7,27 @@
 
 namespace apps {
 
-/// What a colour stands for: "forward", "backward", "communication", "optimizer", "other", "idle", or, in
-/// bars alone, "value", "second".
+/// One segment of a bar.
 struct Piece {
+  /// Determines the color: "forward", "backward", "communication", "optimizer", "other", "idle", "value" or
+  /// "second".
   std::string kind;
   double value = 0;
 };
 struct Bar {
   std::string label;
-  std::vector<Piece> pieces;  ///< one after another
-  std::string text = {};      ///< behind it; empty: the sum
+  std::vector<Piece> pieces;  ///< drawn one after another
+  std::string text = {};      ///< printed after the bar; the sum if empty
 };
-/// Horizontal bars from a common zero. Values that are negative or not finite count as zero. `names`: what
-/// the legend calls the kinds, in its order; those that it leaves out are not in it.
+/// Draws horizontal bars. Values that are negative or not finite count as zero. `names` are the entries of
+/// the legend, (kind, label), in order.
 std::string bars_svg(const std::vector<Bar>& bars, const std::string& title, const std::string& unit,
                      const std::vector<std::pair<std::string, std::string>>& names = {});
 
-/// A lane a row, in the order of `rows` and then of their names; time runs from 0 to `seconds`. What no span
-/// covers is idle. A number at the end of a span's name, a micro-batch's, is written into it.
+/// Draws one lane per row of `spans`, over a time from 0 to `seconds`. Lanes of devices come in the order of
+/// `rows`; other lanes, such as "cpu:0 communication", come below the device with which their name begins.
+/// Time without a span is idle. If the name of a span ends in a number, such as that of a micro-batch, the
+/// number is printed in it.
 std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
                          double seconds, const std::string& title);
 

@@ -67,7 +67,8 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& program)
     std::fprintf(stderr, "error: %s\n", e.what());
     return status;
   };
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a launcher that reads it sees each line when it is there
+  std::setvbuf(stdout, nullptr, _IOLBF,
+               0);  // line-buffered, so that a launcher can forward each line immediately
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -78,11 +79,11 @@ int CommandLine::run(int argc, char** argv, const std::function<int()>& program)
       const std::string_view option =
           std::string_view(argv[i]).substr(0, std::string_view(argv[i]).find('='));
       if (option != "--local_rank" && option != "--local-rank") continue;
-      std::fprintf(
-          stderr,
-          "error: [%s] %s: nobody passes it here: the launcher sets LOCAL_RANK, and the program reads it; "
-          "start it with tapestry-run --nproc-per-node N, and leave the option out\n",
-          app.get_name().c_str(), argv[i]);
+      std::fprintf(stderr,
+                   "error: [%s] %s is not an option of this program, which reads the variable LOCAL_RANK "
+                   "that a launcher sets; "
+                   "start the program with tapestry-run --nproc-per-node N and leave the option out\n",
+                   app.get_name().c_str(), argv[i]);
       return 2;
     }
     std::fprintf(stderr, "error: [%s] %s; %s --help lists the options\n", app.get_name().c_str(), e.what(),

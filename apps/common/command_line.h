@@ -1,6 +1,6 @@
 #pragma once
-// What the small programs' command lines share. CLI11 parses them, and is seen by command_line.cpp alone:
-// under sanitizers its headers take longer to compile than a program does.
+// Command lines of the small programs. Only command_line.cpp includes CLI11, because with sanitizers its
+// headers take longer to compile than a program.
 #include <charconv>
 #include <functional>
 #include <memory>
@@ -12,19 +12,19 @@
 
 namespace apps {
 
-/// A command line that makes no sense. The exit status is then 2.
+/// An invalid command line. The program exits with status 2.
 class UsageError : public tapestry::Error {
   using Error::Error;
 };
 
-/// What values an option takes.
+/// A validator of option values.
 struct Check {
-  /// What is wrong with a value; nothing if all is well.
+  /// Returns the error for a value, or an empty string if the value is valid.
   std::function<std::string(const std::string&)> fault;
-  std::string shown = {};  ///< in --help
+  std::string shown = {};  ///< the valid values, for --help
 };
 
-/// Numbers of type T from `low` to `high`: not nan, nor -1 for an unsigned one.
+/// Accepts numbers of type T from `low` to `high`. Rejects nan, and negative numbers if T is unsigned.
 template <class T>
 Check between(T low, T high) {
   return {[=](const std::string& text) -> std::string {
@@ -39,10 +39,10 @@ Check one_of(const std::vector<std::string>& names);
 
 struct OptionRules {
   Check check = {};
-  int count = 0;           ///< of values that a list has to have; 0: one or more
-  bool commas = false;     ///< between values of a list, too
-  bool last_wins = false;  ///< where it is given twice, which is an error otherwise
-  bool hidden = false;     ///< not in --help
+  int count = 0;           ///< the number of values in a list; 0 accepts one or more
+  bool commas = false;     ///< values of a list may also be separated by commas
+  bool last_wins = false;  ///< a repeated option overrides earlier ones instead of being an error
+  bool hidden = false;     ///< not shown in --help
 };
 
 class CommandLine {
@@ -52,17 +52,17 @@ class CommandLine {
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 
-  /// An option "--name VALUE" for a number, a text, an optional number, or a list of int or text; for a bool
-  /// it has no value. What `value` holds is the default, which --help shows.
+  /// Adds an option "--name VALUE" for a number, a string, an optional number, or a list of int or string. A
+  /// bool becomes a flag without a value. The current content of `value` is the default, which --help shows.
   template <class T>
   void add(const std::string& name, T& value, const std::string& text, const OptionRules& rules = {});
-  /// The last lines of --help.
+  /// Sets the last lines of --help.
   void footer(const std::string& text);
-  /// After parsing: the option was there.
+  /// True if the option was on the command line. Valid after parsing.
   bool given(const std::string& name) const;
 
-  /// Parses, then runs `program()`, whose result is the exit status: 0 also for --help, 1 for an error, 2 for
-  /// wrong options (UsageError, where the program finds it). Errors go to standard error.
+  /// Parses, runs `program()` and returns its result as the exit status. Returns 0 for --help, 1 for an
+  /// exception, and 2 for invalid options or a UsageError. Errors are printed to standard error.
   int run(int argc, char** argv, const std::function<int()>& program);
 
  private:

@@ -53,7 +53,8 @@ void Progress::step(int epoch, std::int64_t step_in_epoch, std::int64_t samples,
   if (terminal_) {
     winsize size{};
     const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    std::printf("\r\033[K%.*s", known ? size.ws_col - 1 : 79, text);  // a line that wraps cannot be redrawn
+    std::printf("\r\033[K%.*s", known ? size.ws_col - 1 : 79,
+                text);  // cut off, because a wrapped line cannot be redrawn
     live_ = true;
   } else {
     std::printf("%s\n", text);

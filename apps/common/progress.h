@@ -1,26 +1,28 @@
 #pragma once
-// One live line on a terminal; plain lines, now and then, elsewhere.
+// Progress of a training run: one line that is redrawn on a terminal, or a plain line every few seconds
+// elsewhere.
 #include <chrono>
 #include <cstdint>
 #include <string>
 
 namespace apps {
 
-/// Shows epoch, step, loss, accuracy, samples/s and time left.
+/// Shows epoch, step, loss, accuracy, samples/s and the remaining time.
 class Progress {
  public:
-  /// `enabled` false prints nothing. `interval_s`: seconds between plain lines when stdout is no terminal.
+  /// Prints nothing if `enabled` is false. `interval_s` is the time between plain lines if stdout is not a
+  /// terminal.
   Progress(std::int64_t total_steps, std::int64_t steps_per_epoch, int epochs, bool enabled = true,
            double interval_s = 10);
-  /// Leaves the live line to be read.
+  /// Keeps the current line on the terminal.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// Where a resumed run starts, so that speed and time left count what this run did.
+  /// Sets the first step of a resumed run, so that speed and remaining time count only steps of this run.
   void start_at(std::int64_t step) { first_step_ = step_ = step; }
-  /// After each step. At most ten redraws a second.
+  /// Call after each step. Redraws at most ten times per second.
   void step(int epoch, std::int64_t step_in_epoch, std::int64_t samples, double loss, double accuracy);
-  /// Prints a whole line that stays, in place of the live one.
+  /// Prints a permanent line, which replaces the line that is being redrawn.
   void line(const std::string& text);
 
  private:
@@ -29,7 +31,7 @@ class Progress {
   const int epochs_;
   const bool enabled_, terminal_;
   const double interval_s_;
-  bool live_ = false;  // the cursor is on the live line
+  bool live_ = false;  // the cursor is on a line that will be redrawn
   std::int64_t step_ = 0, first_step_ = 0, samples_ = 0;
   Clock::time_point start_ = Clock::now(), shown_{};
 };

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kMetrics = "metrics.jsonl";
 
-// JSON has no NaN: such a value is written as null.
+// JSON has no NaN or infinity: such values are written as null.
 std::string line_of(const EpochMetrics& m) {
   const auto number = [](double v) {
     return std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json();
@@ -48,7 +48,7 @@ std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) fail<IoError>("[run] cannot read ", path, "; is its folder that of a run?");
+  if (!in) fail<IoError>("[run] cannot read ", path, "; check that the folder holds a run");
   return text.str();
 }
 
@@ -57,11 +57,11 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   fs::create_directories(path_, error);
   std::error_code ignored;
   if (!fs::is_directory(path_, ignored))
-    fail<IoError>("[run] cannot make the folder ", path_, ": ", error.message(),
+    fail<IoError>("[run] cannot create the folder ", path_, ": ", error.message(),
                   "; choose another --run-dir");
   if (!resume && fs::exists(file("config.json")))
     fail<IoError>("[run] ", path_,
-                  " holds a run already; go on with it by --resume, or choose another --run-dir");
+                  " already holds a run; continue it with --resume or choose another --run-dir");
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {

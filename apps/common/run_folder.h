@@ -1,5 +1,5 @@
 #pragma once
-// The folder of a run: config.json, metrics.jsonl, the pictures.
+// The folder of a training run: config.json, metrics.jsonl, pictures.
 #include <string>
 #include <vector>
 
@@ -7,30 +7,32 @@
 
 namespace apps {
 
-/// The whole of a file. Throws IoError.
+/// Reads a whole file. Throws IoError if it cannot be read.
 std::string read_text(const std::string& path);
 
 class RunFolder {
  public:
-  /// Makes the folder. Throws IoError if it cannot be made, and unless `resume` if there is a run in it
-  /// already.
+  /// Creates the folder. Throws IoError if that fails, or if the folder already holds a run and `resume` is
+  /// false.
   RunFolder(std::string path, bool resume);
-  /// For the ranks that write nothing, in a run of several: all calls do nothing.
+  /// A folder that ignores all writes, for the ranks other than 0.
   RunFolder() = default;
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
 
-  /// Replaces a file as a whole: a crash or a full disk leaves the old one or the new one. Throws IoError.
+  /// Replaces a file atomically: after a crash or on a full disk the file is the old one or the new one.
+  /// Throws IoError.
   void write(const std::string& name, const std::string& text) const;
 
-  /// metrics.jsonl: one JSON object an epoch. The file is replaced as a whole, so that each line is one.
+  /// Writes metrics.jsonl, with one JSON object per epoch and line. The file is replaced atomically, so no
+  /// line is ever incomplete.
   void write_metrics(const std::vector<EpochMetrics>& epochs) const;
-  /// Those up to `last_epoch`. Throws IoError for lines that are not metrics.
+  /// Reads the metrics up to `last_epoch`. Throws IoError if a line is not metrics.
   std::vector<EpochMetrics> read_metrics(int last_epoch) const;
 
  private:
-  std::string path_;  // empty: writes nothing
+  std::string path_;  // if empty, writes are ignored
 };
 
 }  // namespace apps

@@ -18,7 +18,7 @@ struct Curve {
   std::function<double(const EpochMetrics&)> value;
 };
 
-// One panel, 380 wide, its plot area at (x, 50) of 300 x 220.
+// Draws one diagram. Its plot area is 300 x 220, with the upper left corner at (x, 50).
 void panel(std::string& out, double x, const char* title, const std::vector<EpochMetrics>& epochs,
            const std::vector<Curve>& curves) {
   constexpr double kWidth = 300, kHeight = 220, kTop = 50;
@@ -98,7 +98,7 @@ std::string confusion_svg(const std::vector<std::int64_t>& counts, const std::ve
   const int n = static_cast<int>(classes.size()), cell = 44, left = 110, top = 60;
   std::string out = header(left + n * cell + 20, top + n * cell + 90);
   out += "<text x='10' y='18' class='title'>" + escaped(title) + "</text>\n";
-  put(out, "<text x='%d' y='42' class='title'>taken for (columns), true class (rows)</text>\n", left);
+  put(out, "<text x='%d' y='42' class='title'>predicted class (columns), true class (rows)</text>\n", left);
   for (int i = 0; i < n; ++i) {
     std::int64_t total = 0;
     for (int j = 0; j < n; ++j) total += counts[static_cast<std::size_t>(i * n + j)];

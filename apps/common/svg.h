@@ -1,21 +1,23 @@
 #pragma once
-// The two pictures of a training run, as SVG text.
+// Pictures of a training run as SVG text: learning curves and a confusion matrix.
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace apps {
 
-/// What an epoch ended with; accuracies are fractions, `seconds` of training so far.
+/// The results of an epoch. Accuracies are fractions; `seconds` is the training time since the start of the
+/// run.
 struct EpochMetrics {
   int epoch = 0;
   double train_loss = 0, train_accuracy = 0, test_loss = 0, test_accuracy = 0, seconds = 0;
 };
 
-/// Loss and accuracy over the epochs, training and test. Values that are not finite leave gaps.
+/// Draws training and test loss and accuracy over the epochs. Values that are not finite leave gaps.
 std::string curves_svg(const std::vector<EpochMetrics>& epochs, const std::string& title);
 
-/// counts[i * n + j]: examples of class i that were taken for class j.
+/// Draws a confusion matrix. counts[i * n + j] is the number of examples of class i that were predicted as
+/// class j.
 std::string confusion_svg(const std::vector<std::int64_t>& counts, const std::vector<std::string>& classes,
                           const std::string& title);
 

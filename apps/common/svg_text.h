@@ -1,12 +1,12 @@
 #pragma once
-// Writing SVG as text.
+// Helpers for writing SVG as text.
 #include <cstdarg>
 #include <cstdio>
 #include <string>
 
 namespace apps {
 
-/// printf onto the end of `out`, at most 511 characters.
+/// Appends printf output to `out`, at most 511 characters.
 [[gnu::format(printf, 2, 3)]] inline void put(std::string& out, const char* format, ...) {
   char text[512];
   std::va_list values;
@@ -16,7 +16,7 @@ namespace apps {
   out += text;
 }
 
-/// For text and attributes of XML and HTML.
+/// Escapes a string for text and attributes of XML and HTML.
 inline std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -43,7 +43,7 @@ inline std::string escaped(const std::string& text) {
   return out;
 }
 
-/// A distance of 1, 2 or 5 times a power of ten between ticks, so that there are about `count` in `range`.
+/// A distance between ticks that is 1, 2 or 5 times a power of ten, for about `count` ticks in `range`.
 double tick_distance(double range, double count = 5);
 
 }  // namespace apps

@@ -9,7 +9,7 @@ namespace {
 using Rows = std::vector<std::vector<std::string>>;
 
 struct Column {
-  std::size_t width = 3;  // as Markdown's rule needs
+  std::size_t width = 3;  // Markdown needs at least three dashes below a header
   bool left = false;
 };
 

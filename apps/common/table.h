@@ -1,14 +1,14 @@
 #pragma once
-// A table as text.
+// Tables as text.
 #include <string>
 #include <vector>
 
 namespace apps {
 
-/// The first row is the head. Columns are aligned, to the left if their cells below the head begin with a
-/// letter, else to the right. Rows that are too short have empty cells.
+/// Formats a table whose first row is the header. A column is left-aligned if a cell below the header begins
+/// with a letter, otherwise right-aligned. Rows that are too short are filled with empty cells.
 std::string text_table(const std::vector<std::vector<std::string>>& rows);
-/// The same as Markdown.
+/// Formats the same table as Markdown.
 std::string markdown_table(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace apps

@@ -1,5 +1,5 @@
 #pragma once
-// What all modes of a comparison train, and the devices that they train on.
+// The options that all modes of a comparison share: the model, the batch and the devices.
 #include <cstdint>
 #include <string>
 

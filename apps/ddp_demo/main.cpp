@@ -1,14 +1,14 @@
-// Distributed data parallel training at its smallest: random images, a convolution, a linear layer. Every
-// rank runs this program from beginning to end; what makes them one job is marked by numbers.
+// The smallest distributed data parallel training: random images, a convolution and a linear layer. Every
+// rank runs the whole program. Numbered comments mark the lines that make the ranks one job.
 //
-//   ddp_demo                                          a world of one
+//   ddp_demo                                          one rank
 //   tapestry-run --nproc-per-node 2 ddp_demo --batchSize 64 --epochs 10
 //
-// The loss ends at ln(e + 9) - 1 = 1.46115 and not at 0, because of a mistake that is kept here for those who
-// compare: the model ends in a softmax, and cross_entropy, which takes scores, applies another one. The best
-// that the model can say is the probabilities (1, 0, ..., 0), and taken for scores they give exactly that
-// loss. In a model of your own, leave the softmax out: `return fc(conv2d(x).flatten(1))`, and cross_entropy
-// goes to 0.
+// The loss converges to ln(e + 9) - 1 = 1.46115 and not to 0, because the program has a common mistake that
+// is kept for comparison with the original demo: the model ends in a softmax, and cross_entropy applies
+// another one, since it expects logits. The best possible output is the probabilities (1, 0, ..., 0), which
+// give exactly this loss if they are taken for logits. In your own model, leave the softmax out: with `return
+// fc(conv2d(x).flatten(1))` the loss goes to 0.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -36,26 +36,27 @@ struct Model : nn::Module {
 };
 
 int train(const Options& o) {
-  // 1. Which GPUs this program may see: said before anything asks for one.
+  // 1. Select the visible GPUs, before anything uses CUDA.
   if (!o.gpu_id.empty()) setenv("CUDA_VISIBLE_DEVICES", o.gpu_id.c_str(), 1);
 
-  // 2. Meet the other ranks. The launcher's variables say who and where they are.
+  // 2. Join the other ranks. The rendezvous uses the environment variables that the launcher sets.
   const std::shared_ptr<distributed::ProcessGroup> world = distributed::init_process_group();
 
-  // 3. A device for each rank of this host: the local rank counts them, the rank counts those of all hosts.
+  // 3. Choose a device by the local rank, which numbers the ranks on this host. The rank numbers those of all
+  // hosts.
   const int gpus = device_count(DeviceType::cuda), local_rank = distributed::read_environment().local_rank;
   check(gpus == 0 || local_rank < gpus, "[ddp_demo] local rank ", local_rank,
-        " has no GPU of its own: ", gpus, " can be seen; start at most so many ranks, or give --gpu_id more");
+        " has no GPU of its own, because only ", gpus,
+        " are visible; start at most one rank per GPU, or list more in --gpu_id");
   const Device device = gpus > 0 ? Device(DeviceType::cuda, local_rank) : kCPU;
-  if (gpus == 0) std::printf("no GPU can be used: training on the CPU\n");
+  if (gpus == 0) std::printf("no GPU is available: training on the CPU\n");
 
   Model model(o.num_classes);
   model.to(device);
-  // 4. Rank 0's weights become everybody's; from here on backward() averages gradients over the ranks.
+  // 4. DDP broadcasts the weights of rank 0. From now on backward() averages gradients over the ranks.
   distributed::DistributedDataParallel ddp(model, {.process_group = world, .device_ids = {device}});
 
-  // 5. Each rank reads its own share of the images, in an order that is new in each epoch. The batch size is
-  // a rank's.
+  // 5. Each rank loads its own part of the images, in a new order in each epoch. The batch size is per rank.
   const data::RandomDataset dataset({.size = o.dataset_size});
   const auto sampler =
       std::make_shared<data::DistributedSampler>(dataset.size(), world->rank(), world->size());
@@ -85,12 +86,12 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  apps::CommandLine line("ddp_demo", "Trains the smallest example on random images, on one rank or several.");
+  apps::CommandLine line("ddp_demo", "Trains the smallest example on random images, with one or more ranks.");
   const apps::OptionRules count{.check = apps::between<std::int64_t>(1, 1'000'000'000)};
-  line.add("--gpu_id", o.gpu_id, "GPUs to use, such as 0,2; all if not given; the CPU where there is none");
-  line.add("--batchSize", o.batch_size, "Images a step, on each rank", count);
+  line.add("--gpu_id", o.gpu_id, "Visible GPUs, such as 0,2; by default all. Without a GPU the CPU is used");
+  line.add("--batchSize", o.batch_size, "Images per step on each rank", count);
   line.add("--epochs", o.epochs, "Passes over the images", {.check = apps::between(1, 1'000'000)});
-  line.add("--dataset-size", o.dataset_size, "Images, all ranks together", count);
-  line.add("--num-classes", o.num_classes, "Classes; every label is the first one", count);
+  line.add("--dataset-size", o.dataset_size, "Number of images, over all ranks", count);
+  line.add("--num-classes", o.num_classes, "Number of classes; every label is the first class", count);
   return line.run(argc, argv, [&] { return train(o); });
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A model in two parts, each of which can live on a device of its own.
+// A model with two parts that can be on different devices.
 #include "tapestry/tapestry.h"
 
 namespace apps {
@@ -11,7 +11,7 @@ struct LargeModel : nn::Module {
       "part1",
       nn::Conv2d::Options{.in_channels = 3, .out_channels = 64, .kernel_size = 7, .stride = 2, .padding = 3},
       nn::ReLU::Options{}, nn::MaxPool2d::Options{.kernel_size = 3, .stride = 2, .padding = 1},
-      // Images of any size become 64 channels of 4x4: the 1024 numbers that the next layer takes.
+      // Pools images of any size to 64 channels of 4x4, since the next layer takes 1024 features.
       nn::AdaptiveAvgPool2d::Options{.output_size = 4}, nn::Flatten::Options{},
       nn::Linear::Options{.in_features = 1024, .out_features = 512});
   nn::Sequential& part2 = add<nn::Sequential>(
@@ -25,7 +25,7 @@ struct LargeModel : nn::Module {
 
   tapestry::Tensor forward(const tapestry::Tensor& x) override {
     const tapestry::Tensor h = part1(x.to(first_));
-    return part2(h.to(second_));  // activations travel; in backward their gradients travel back
+    return part2(h.to(second_));  // copies activations; backward copies their gradients back
   }
 
  private:

@@ -1,8 +1,8 @@
-// Model parallelism by hand: the first half of a model on one device, the second half on another. Backward
-// and the optimizer cross devices by themselves.
+// Model parallelism: the first half of the model is on one device, the second half on another. Backward and
+// the optimizer need no changes for several devices.
 //
-//   model_parallel                              cuda:0 and cuda:1, or two logical devices of the CPU
-//   model_parallel --devices cpu:0 cpu:0        all on one: the same losses
+//   model_parallel                              cuda:0 and cuda:1, or two logical CPU devices
+//   model_parallel --devices cpu:0 cpu:0        all on one device, with the same losses
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -26,7 +26,7 @@ std::vector<Device> choose_devices(const Options& o) {
   std::vector<Device> devices(o.devices.begin(), o.devices.end());
   if (devices.empty() && device_count(DeviceType::cuda) >= 2) devices = {"cuda:0", "cuda:1"};
   if (devices.empty()) devices = {"cpu:0", "cpu:1"};
-  // A CPU has as many logical devices as it is asked for, before anything else asks.
+  // The number of logical CPU devices must be set before the first use of a device.
   int needed = 1;
   for (const Device d : devices)
     if (d.is_cpu()) needed = std::max(needed, d.index + 1);
@@ -46,7 +46,7 @@ int train(const Options& o) {
   manual_seed(o.seed);
   apps::LargeModel model(first, second);
   const Tensor images = randn({o.batch_size, 3, o.image_size, o.image_size}, first);
-  const Tensor target = randint(0, 10, {o.batch_size}).to(second);  // where the outputs will be
+  const Tensor target = randint(0, 10, {o.batch_size}).to(second);  // like the outputs
   optim::SGD optimizer(model.parameters(), {.lr = 0.05, .momentum = 0.9});
   for (int step = 0; step < o.steps; ++step) {
     optimizer.zero_grad();
@@ -60,7 +60,7 @@ int train(const Options& o) {
     std::printf("Step: %d, Loss: %.6f\n", step, loss.item());
   }
   const auto report = [](const char* name, const nn::Module& part, Device device) {
-    std::printf("%s on %s: %.1f KiB of parameters; the device's peak was %.1f MiB\n", name,
+    std::printf("%s on %s: %.1f KiB of parameters; peak memory of the device: %.1f MiB\n", name,
                 device.str().c_str(), static_cast<double>(bytes_of(part)) / 1024,
                 static_cast<double>(memory_stats(device).peak_allocated) / (1 << 20));
   };
@@ -73,16 +73,19 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  apps::CommandLine line(
-      "model_parallel", "Trains a model whose two halves are on two devices, on one batch of random images.");
+  apps::CommandLine line("model_parallel",
+                         "Trains a model with its halves on two devices, on one batch of random images.");
   line.add("--devices", o.devices,
-           "Where the two parts go, such as cuda:0 cuda:1 or cpu:0 cpu:1; if not given, two GPUs or two "
-           "logical devices of the CPU",
+           "Devices of the two parts, such as cuda:0 cuda:1 or cpu:0 cpu:1; by default two GPUs or two "
+           "logical CPU "
+           "devices",
            {.count = 2});
-  line.add("--batch-size", o.batch_size, "Images", {.check = apps::between<std::int64_t>(1, 1'000'000)});
-  line.add("--image-size", o.image_size, "Their height and width",
+  line.add("--batch-size", o.batch_size, "Images per step",
+           {.check = apps::between<std::int64_t>(1, 1'000'000)});
+  line.add("--image-size", o.image_size, "Height and width of the images",
            {.check = apps::between<std::int64_t>(16, 10'000)});
-  line.add("--steps", o.steps, "Steps of training", {.check = apps::between(1, 1'000'000)});
-  line.add("--seed", o.seed, "Of weights and images", {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
+  line.add("--steps", o.steps, "Training steps", {.check = apps::between(1, 1'000'000)});
+  line.add("--seed", o.seed, "Seed of the weights and the images",
+           {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
   return line.run(argc, argv, [&] { return train(o); });
 }

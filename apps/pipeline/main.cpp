@@ -1,10 +1,10 @@
-// A model in stages on several devices: who does what when, and how long devices wait, predicted and
-// measured.
+// Trains a model in stages on several devices, and shows the schedule and the predicted and measured idle
+// time.
 //
 //   pipeline                                          two stages, 8 micro-batches, 1F1B
-//   pipeline --micro-batches 1 2 4 8 --schedule gpipe 1f1b zero-bubble       a table of all of them
+//   pipeline --micro-batches 1 2 4 8 --schedule gpipe 1f1b zero-bubble       a table of all combinations
 //   pipeline --stages 4 --svg timeline.svg            a picture of the last step
-//   tapestry-run --nproc-per-node 2 pipeline          a process a stage
+//   tapestry-run --nproc-per-node 2 pipeline          one process per stage
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -42,7 +42,8 @@ struct Options {
 
 using World = std::shared_ptr<distributed::ProcessGroup>;
 
-// The ranks that launchers start, each of which computes a stage. None: this process computes them all.
+// The group of ranks if a launcher started several, each of which computes one stage. Null if this process
+// computes all stages.
 World join_job() {
   return distributed::read_environment().world_size > 1 ? distributed::init_process_group() : nullptr;
 }
@@ -58,7 +59,7 @@ std::vector<Device> choose_devices(const Options& o, const World& world) {
   const DeviceType type = device_count(DeviceType::cuda) >= o.stages ? DeviceType::cuda : DeviceType::cpu;
   for (int i = 0; devices.size() < static_cast<std::size_t>(o.stages); ++i)
     devices.push_back(o.devices.empty() ? Device(type, i) : devices[static_cast<std::size_t>(i)]);
-  // A CPU has as many logical devices as it is asked for, before anything else asks.
+  // The number of logical CPU devices must be set before the first use of a device.
   int needed = 1;
   for (const Device d : devices)
     if (d.is_cpu()) needed = std::max(needed, d.index + 1);
@@ -66,7 +67,7 @@ std::vector<Device> choose_devices(const Options& o, const World& world) {
   return devices;
 }
 
-// Stages of equal work: layers of one width. The last one ends with a layer for the classes.
+// Stages of about equal work. The last stage has an additional output layer.
 std::vector<std::unique_ptr<nn::Sequential>> make_stages(const Options& o) {
   std::vector<std::unique_ptr<nn::Sequential>> stages;
   for (int s = 0; s < o.stages; ++s) {
@@ -87,14 +88,16 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// What the schedule would leave idle if every micro-batch took what this pass took on average.
-double simulated_bubble(Schedule schedule, const PipelineReport& report, bool each_its_own) {
+// The bubble of the schedule if every micro-batch took the mean time of the reported step. If
+// `separate_devices` is true, every stage counts as a device of its own: cpu:0 of two processes are two
+// devices.
+double simulated_bubble(Schedule schedule, const PipelineReport& report, bool separate_devices) {
   distributed::SimulationOptions options;
   std::vector<Device> known;
   for (const distributed::StageReport& s : report.stages) {
     const double count = report.micro_batches;
     options.costs.push_back({s.forward_s / count, (s.backward_s - s.weights_s) / count, s.weights_s / count});
-    if (each_its_own) continue;  // a device of one process is not that of another
+    if (separate_devices) continue;
     const auto found = std::find(known.begin(), known.end(), s.device);
     options.devices.push_back(static_cast<int>(found - known.begin()));
     if (found == known.end()) known.push_back(s.device);
@@ -103,10 +106,10 @@ double simulated_bubble(Schedule schedule, const PipelineReport& report, bool ea
   return simulate(schedule_actions(schedule, stages, report.micro_batches), options).bubble();
 }
 
-// The same where all stages take equally long, and backward twice as long as forward.
+// The bubble if all stages take equally long and backward takes twice as long as forward.
 double equal_bubble(Schedule schedule, int stages, int micro_batches) {
   distributed::SimulationOptions options;
-  const double backward = schedule == Schedule::zero_bubble ? 1 : 2;  // or its first half
+  const double backward = schedule == Schedule::zero_bubble ? 1 : 2;  // zero bubble: input gradients only
   options.costs.assign(static_cast<std::size_t>(stages), {1, backward, 1});
   return simulate(schedule_actions(schedule, stages, micro_batches), options).bubble();
 }
@@ -117,8 +120,8 @@ Schedule schedule_of(const std::string& name) {
   return Schedule::zero_bubble;
 }
 
-// The spans of all ranks, whose timelines began together.
-std::vector<Span> of_all_ranks(distributed::ProcessGroup& world, const std::vector<Span>& own) {
+// Gathers the spans of all ranks. Their timelines begin at the same barrier.
+std::vector<Span> gather_spans(distributed::ProcessGroup& world, const std::vector<Span>& own) {
   std::string text;
   char numbers[80];
   for (const Span& s : own) {
@@ -169,7 +172,7 @@ Measured measure(const Options& o, const World& world, const std::vector<Device>
     const Timeline timeline;
     optimizer.zero_grad();
     const Tensor loss = pipeline.forward_backward(
-        x, labels, [](const Tensor& scores, const Tensor& wanted) { return cross_entropy(scores, wanted); });
+        x, labels, [](const Tensor& scores, const Tensor& target) { return cross_entropy(scores, target); });
     optimizer.step();
     m.report = pipeline.report();
     if (step < 0) continue;
@@ -177,7 +180,7 @@ Measured measure(const Options& o, const World& world, const std::vector<Device>
     bubbles.push_back(m.report.bubble);
     simulated.push_back(simulated_bubble(schedule, m.report, world != nullptr));
     m.loss = loss.item();
-    m.spans = world ? of_all_ranks(*world, timeline.spans()) : timeline.spans();
+    m.spans = world ? gather_spans(*world, timeline.spans()) : timeline.spans();
   }
   m.step_s = median(steps);
   m.bubble = median(bubbles);
@@ -203,12 +206,13 @@ std::string draw(Measured m, const std::string& title) {
 int run(Options o, bool stages_given) {
   const World world = join_job();
   check(!world || !stages_given || o.stages == world->size(), "[pipeline] --stages ", o.stages,
-        " where a job of ", world ? world->size() : 1, " ranks has a stage a rank; leave it out");
+        " does not match the job of ", world ? world->size() : 1,
+        " ranks, which has one stage per rank; leave --stages out");
   if (world) o.stages = world->size();
-  const bool tells = !world || world->rank() == 0;
+  const bool prints = !world || world->rank() == 0;
   const std::vector<Device> devices = choose_devices(o, world);
-  std::optional<AtomicFile> file;  // made now, so that one that cannot be written is known before the work
-  if (tells && !o.svg.empty()) file.emplace(o.svg);
+  std::optional<AtomicFile> file;  // opened now, to report an unwritable path before training
+  if (prints && !o.svg.empty()) file.emplace(o.svg);
   std::string picture;
   std::string table =
       "| schedule | micro-batches | equal stages | simulated | measured | step, ms | alive | peak, MiB | "
@@ -218,7 +222,7 @@ int run(Options o, bool stages_given) {
     for (const int count : o.micro_batches) {
       const Schedule schedule = schedule_of(name);
       const Measured m = measure(o, world, devices, schedule, count);
-      if (!tells) continue;
+      if (!prints) continue;
       const int used = m.report.micro_batches;
       std::printf("%s, %d stages, %d micro-batches:\n", name.c_str(), o.stages, used);
       std::fputs(schedule_table(schedule_actions(schedule, o.stages, used)).c_str(), stdout);
@@ -231,7 +235,7 @@ int run(Options o, bool stages_given) {
       table += row;
       if (file) picture = draw(m, concat({name, ": ", o.stages, " stages, ", used, " micro-batches"}));
     }
-  if (tells) std::fputs(table.c_str(), stdout);
+  if (prints) std::fputs(table.c_str(), stdout);
   if (file) {
     file->write(picture);
     file->commit();
@@ -245,23 +249,26 @@ int main(int argc, char** argv) {
   Options o;
   apps::CommandLine line(
       "pipeline",
-      "Trains a model in stages on several devices, and says how long they waited for each other.");
-  line.add("--stages", o.stages, "Stages, each on a device; a job of several ranks has one a rank",
+      "Trains a model in stages on several devices, and reports how long they waited for each other.");
+  line.add("--stages", o.stages,
+           "Number of stages, one per device; a job of several ranks has one stage per rank",
            {.check = apps::between(1, kMaxDevices)});
-  line.add("--micro-batches", o.micro_batches, "Into how many a batch is cut; several for a table",
+  line.add("--micro-batches", o.micro_batches, "Micro-batches per batch; list several for a table",
            {.check = apps::between(1, 10'000)});
-  line.add("--schedule", o.schedules, "gpipe, 1f1b or zero-bubble; several for a table",
+  line.add("--schedule", o.schedules, "gpipe, 1f1b or zero-bubble; list several for a table",
            {.check = apps::one_of({"gpipe", "1f1b", "zero-bubble"})});
   line.add("--devices", o.devices,
-           "Of the stages in turn, such as cuda:0 cuda:1; fewer than stages come round again. If not "
-           "given, GPUs if there are enough, or logical devices of the CPU");
-  line.add("--batch-size", o.batch_size, "Samples", {.check = apps::between<std::int64_t>(1, 1'000'000)});
-  line.add("--width", o.width, "Features of each layer", {.check = apps::between<std::int64_t>(1, 100'000)});
-  line.add("--layers", o.layers, "Of each stage", {.check = apps::between(1, 1000)});
-  line.add("--steps", o.steps, "Steps of training that are measured", {.check = apps::between(1, 1'000'000)});
-  line.add("--seed", o.seed, "Of weights and samples",
+           "Devices of the stages in order, such as cuda:0 cuda:1; repeated if there are more stages. By "
+           "default GPUs "
+           "if there are enough, otherwise logical CPU devices");
+  line.add("--batch-size", o.batch_size, "Samples per step",
+           {.check = apps::between<std::int64_t>(1, 1'000'000)});
+  line.add("--width", o.width, "Features per layer", {.check = apps::between<std::int64_t>(1, 100'000)});
+  line.add("--layers", o.layers, "Layers per stage", {.check = apps::between(1, 1000)});
+  line.add("--steps", o.steps, "Measured training steps", {.check = apps::between(1, 1'000'000)});
+  line.add("--seed", o.seed, "Seed of the weights and the samples",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
-  line.add("--checkpoint", o.checkpoint, "Keep no activations, compute them again in backward");
-  line.add("--svg", o.svg, "File for a picture of the last step");
+  line.add("--checkpoint", o.checkpoint, "Recompute activations in backward instead of keeping them");
+  line.add("--svg", o.svg, "Write a picture of the last step to this file");
   return line.run(argc, argv, [&] { return run(o, line.given("--stages")); });
 }

@@ -7,15 +7,16 @@
 
 namespace apps {
 
-/// A cart on a track, with a pole on it that would rather lie down. Metres, seconds, radians.
+/// A cart on a track with an unstable pole on it. Units are metres, seconds and radians.
 struct CartPole {
-  static constexpr double kStart = 0.05;  ///< every number of the state starts within +- this, uniformly
-  static constexpr double kTrack = 2.4, kAngle = 12 * std::numbers::pi / 180;  ///< an episode ends beyond
-  static constexpr int kMaxSteps = 500;                                        ///< and after so many steps
+  static constexpr double kStart = 0.05;  ///< each state variable starts uniformly in [-kStart, kStart]
+  static constexpr double kTrack = 2.4,
+                          kAngle = 12 * std::numbers::pi / 180;  ///< an episode ends beyond these limits
+  static constexpr int kMaxSteps = 500;  ///< an episode ends after this number of steps
 
   double x = 0, x_dot = 0, theta = 0, theta_dot = 0;
 
-  /// Pushes the cart to the left or to the right for 0.02 s: one step of Euler's method.
+  /// Pushes the cart left or right for 0.02 s, by one step of the Euler method.
   void step(bool right) {
     constexpr double gravity = 9.8, pole_mass = 0.1, total_mass = 1.1, half_length = 0.5, push = 10,
                      tau = 0.02;
@@ -30,7 +31,7 @@ struct CartPole {
     theta += tau * theta_dot;
     theta_dot += tau * theta_acc;
   }
-  /// The pole fell, or the cart left the track.
+  /// True if the pole fell or the cart left the track.
   bool failed() const { return !(std::abs(x) <= kTrack && std::abs(theta) <= kAngle); }
 };
 

@@ -29,10 +29,11 @@ Tensor observe(const std::vector<CartPole>& poles, const std::vector<std::int64_
   return rows;
 }
 
-// Plays until all have ended. choose(observations) returns an action, 0 or 1, for each row; seen(numbers,
-// observations, actions) is told what happened.
-template <class Choose, class Seen>
-std::vector<int> play_all(std::vector<CartPole> poles, const Choose& choose, const Seen& seen) {
+// Plays until all episodes have ended and returns their lengths. choose(observations) returns an action, 0 or
+// 1, per row. record(episodes, observations, actions) is called after each step with the numbers of the
+// running episodes.
+template <class Choose, class Record>
+std::vector<int> play_all(std::vector<CartPole> poles, const Choose& choose, const Record& record) {
   const NoGradGuard no_grad;
   std::vector<int> lengths(poles.size(), 0);
   std::vector<std::int64_t> running(poles.size());
@@ -40,7 +41,7 @@ std::vector<int> play_all(std::vector<CartPole> poles, const Choose& choose, con
   while (!running.empty()) {
     const Tensor observations = observe(poles, running);
     const Tensor actions = choose(observations);
-    seen(running, observations, actions);
+    record(running, observations, actions);
     const std::int64_t* action = actions.data<std::int64_t>();
     std::erase_if(running, [&](std::int64_t i) {
       CartPole& pole = poles[static_cast<std::size_t>(i)];
@@ -55,16 +56,16 @@ std::vector<int> play_all(std::vector<CartPole> poles, const Choose& choose, con
 
 Episodes play(ActorCritic& policy, std::int64_t count, double discount) {
   std::vector<Tensor> observations, actions;
-  std::vector<std::int64_t> episode;  // of each row
-  const auto draw = [&](const Tensor& seen) {
-    const Tensor right = policy.scores(seen).softmax(1).select(1, 1);
+  std::vector<std::int64_t> episode;  // the episode of each row
+  const auto sample = [&](const Tensor& observed) {
+    const Tensor right = policy.scores(observed).softmax(1).select(1, 1);
     return rand({right.size(0)}).lt(right).to(DType::i64);
   };
   const std::vector<int> lengths =
-      play_all(starts(count), draw, [&](const auto& running, const Tensor& seen, const Tensor& done) {
+      play_all(starts(count), sample, [&](const auto& running, const Tensor& observed, const Tensor& taken) {
         episode.insert(episode.end(), running.begin(), running.end());
-        observations.push_back(seen);
-        actions.push_back(done);
+        observations.push_back(observed);
+        actions.push_back(taken);
       });
 
   const auto rows = static_cast<std::int64_t>(episode.size());
@@ -89,7 +90,7 @@ std::vector<int> test_lengths(ActorCritic& policy, std::uint64_t seed, int count
   }
   for (int i = first; i < count; i += stride) own.push_back(all[static_cast<std::size_t>(i)]);
   return play_all(
-      own, [&](const Tensor& seen) { return policy.scores(seen).argmax(1); }, [](auto&&...) {});
+      own, [&](const Tensor& observed) { return policy.scores(observed).argmax(1); }, [](auto&&...) {});
 }
 
 }  // namespace apps

@@ -1,5 +1,5 @@
 #pragma once
-// Episodes played side by side: the policy sees all that still run as one batch.
+// Runs many episodes at once: the observations of all running episodes form one batch for the policy.
 #include <cstdint>
 #include <vector>
 
@@ -7,20 +7,20 @@
 
 namespace apps {
 
-/// What happened in some episodes, a row a step.
+/// The steps of some episodes, one row per step.
 struct Episodes {
   tapestry::Tensor observations;  ///< f32 (steps, 4)
-  tapestry::Tensor actions;       ///< i64 (steps), 1 is right
-  tapestry::Tensor returns;  ///< f32 (steps): discounted sum of the rewards from there on, times 1 - discount
-  double mean_length = 0;    ///< reward is 1 a step, so this is the mean undiscounted return
+  tapestry::Tensor actions;       ///< i64 (steps): 1 pushes right, 0 left
+  tapestry::Tensor returns;  ///< f32 (steps): discounted sum of rewards from this step on, times 1 - discount
+  double mean_length = 0;    ///< equals the mean undiscounted return, since each step has a reward of 1
 };
 
-/// Plays `count` episodes from random starts; actions are drawn from the policy. Random numbers come from the
-/// default generator of the CPU.
+/// Plays `count` episodes from random start states, with actions sampled from the policy. Uses the default
+/// generator of the CPU.
 Episodes play(ActorCritic& policy, std::int64_t count, double discount);
 
-/// Lengths of episodes in which the likelier action is always taken. Episode i starts from a state that is a
-/// function of (seed, i); those of numbers first, first + stride, ... below count are played.
+/// Plays episodes with the most likely action in each step, and returns their lengths. Episode i starts from
+/// a state that depends on (seed, i) only. Plays the episodes first, first + stride, ... below count.
 std::vector<int> test_lengths(ActorCritic& policy, std::uint64_t seed, int count, int first, int stride);
 
 }  // namespace apps

@@ -1,19 +1,19 @@
-// Teaches a policy to balance a pole on a cart, by policy gradient. `reinforce --help` says how to run it.
+// Trains a policy to balance a pole on a cart, by policy gradient. `reinforce --help` shows how to run it.
 //
 // REINFORCE with a baseline (Williams, "Simple statistical gradient-following algorithms for connectionist
 // reinforcement learning", 1992; Sutton and Barto, "Reinforcement Learning", 2nd edition, section 13.4): play
-// whole episodes, then make each action more likely in proportion to how much better the return that followed
-// it was than what was expected there:
+// whole episodes, then make each action more likely in proportion to how much its return exceeded the
+// expected return of that state:
 //
 //   gradient = mean over all steps t of  (G_t - b(s_t)) * gradient of log pi(a_t | s_t)
 //
 // G_t is the discounted sum of rewards from t on. The baseline b is a second network, trained to predict G_t;
-// it takes nothing away from the gradient but noise, because it does not depend on the action. Actor and
-// critic share no parameter, and Adam is indifferent to the scale of a gradient, so their losses are added
-// without a weight.
+// it reduces the variance of the gradient and adds no bias, because it does not depend on the action. Actor
+// and critic share no parameters, and Adam is invariant to the scale of a gradient, so their losses are added
+// without weights.
 //
-// On several ranks (tapestry-run --nproc-per-node 2 reinforce) each plays its own episodes and gradients are
-// averaged: an update then learns from N times as many.
+// With N ranks (tapestry-run --nproc-per-node 2 reinforce), each rank plays its own episodes and gradients
+// are averaged, so an update uses N times as many episodes.
 #include <chrono>
 #include <cstdio>
 #include <deque>
@@ -30,9 +30,10 @@ using namespace tapestry;
 
 namespace {
 
-constexpr double kGoal = 475;        // Gymnasium's reward_threshold of CartPole-v1; 500 is the most there is
-constexpr std::size_t kSteady = 10;  // updates in a row whose mean return must reach it
-constexpr int kNotReached = 3;       // exit status
+constexpr double kGoal = 475;  // Gymnasium's reward_threshold of CartPole-v1; the maximum is 500
+constexpr std::size_t kSteady =
+    10;                         // the goal must be reached on average over this number of consecutive updates
+constexpr int kNotReached = 3;  // exit status
 
 struct Options {
   std::uint64_t seed = 1;
@@ -42,15 +43,15 @@ struct Options {
 };
 
 int train(const Options& o) {
-  set_num_threads(1);  // tensors this small are not worth sharing
+  set_num_threads(1);  // the tensors are too small for several threads
   const std::shared_ptr<distributed::ProcessGroup> world = distributed::init_process_group();
   const bool prints = world->rank() == 0;
-  // What cannot be written is said before the training, not after it.
+  // Report an unwritable path before training, not after it.
   if (!o.save.empty()) distributed::on_rank_0(*world, "save", [&] { AtomicFile attempt(o.save); });
 
   manual_seed(o.seed);  // the same weights on every rank
   apps::ActorCritic policy;
-  distributed::manual_seed_by_rank(*world, o.seed);  // other starts and other actions on each
+  distributed::manual_seed_by_rank(*world, o.seed);  // different start states and actions on each rank
   distributed::DistributedDataParallel ddp(policy, {.process_group = world});
   optim::Adam optimizer(policy.parameters(), {.lr = o.lr});
 
@@ -64,8 +65,8 @@ int train(const Options& o) {
     recent.push_back(returns.reduce(*world));
 
     // Ranks have played different numbers of steps. DDP divides sums of gradients by the number of ranks, so
-    // losses are divided by the mean number of steps a rank: that is the mean over the steps of all ranks.
-    // (Each rank's own mean would count a step less where the policy did better.)
+    // each loss is a sum divided by the mean number of steps per rank. The result is the mean over the steps
+    // of all ranks. Means per rank would give less weight to the steps of ranks with longer episodes.
     const double steps = recent.back() * o.episodes;
     optimizer.zero_grad();
     const auto [log_probability, expected] = ddp(seen.observations, seen.actions);
@@ -81,7 +82,7 @@ int train(const Options& o) {
       std::printf("update %d  mean return %.1f over the last %zu updates\n", update, mean, recent.size());
   }
 
-  distributed::GlobalMean tested;  // the episodes are dealt over the ranks
+  distributed::GlobalMean tested;  // the test episodes are divided among the ranks
   for (const int length :
        apps::test_lengths(policy, o.seed + 1, o.test_episodes, world->rank(), world->size()))
     tested.add(length);
@@ -100,19 +101,21 @@ int train(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  apps::CommandLine line("reinforce", "Teaches a policy to balance a pole on a cart, by policy gradient.");
-  line.add("--seed", o.seed, "Of initial weights, environments and actions",
+  apps::CommandLine line("reinforce", "Trains a policy to balance a pole on a cart, by policy gradient.");
+  line.add("--seed", o.seed, "Seed of initial weights, start states and actions",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX)});
-  line.add("--episodes", o.episodes, "Played side by side for each update, on each rank",
+  line.add("--episodes", o.episodes, "Episodes per update on each rank",
            {.check = apps::between(1, 100'000)});
-  line.add("--updates", o.updates, "At most; it ends when ten in a row had a mean return of 475",
-           {.check = apps::between(1, 1'000'000)});
+  line.add(
+      "--updates", o.updates,
+      "Maximum number of updates; training ends when the mean return of ten consecutive updates reaches 475",
+      {.check = apps::between(1, 1'000'000)});
   line.add("--lr", o.lr, "Learning rate of Adam", {.check = apps::between(1e-9, 10.0)});
-  line.add("--discount", o.discount, "What a reward one step later is worth",
-           {.check = apps::between(0.0, 0.9999)});
-  line.add("--test-episodes", o.test_episodes, "Played at the end, always with the likelier action",
+  line.add("--discount", o.discount, "Discount factor per step", {.check = apps::between(0.0, 0.9999)});
+  line.add("--test-episodes", o.test_episodes,
+           "Episodes of the final test, which always takes the most likely action",
            {.check = apps::between(1, 100'000)});
-  line.add("--save", o.save, "File for the policy, in safetensors");
+  line.add("--save", o.save, "Write the policy to this file, in the safetensors format");
   line.footer("Exit status: 0 goal reached, 1 failed, 2 wrong options, 3 goal not reached.");
   return line.run(argc, argv, [&] { return train(o); });
 }

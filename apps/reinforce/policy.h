@@ -1,5 +1,5 @@
 #pragma once
-// Two small networks in one module: what to do, and what to expect.
+// The actor, which scores actions, and the critic, which predicts returns, in one module.
 #include <utility>
 
 #include "tapestry/nn/nn.h"
@@ -17,8 +17,8 @@ struct ActorCritic : tapestry::nn::Module {
   /// Scores of "left" and "right" (n, 2) for observations (n, 4).
   Tensor scores(const Tensor& observations) { return actor2(actor1(observations).tanh()); }
 
-  /// What a gradient step needs to know of actions (n) that were taken: their log-probabilities (n), and the
-  /// return that is expected from each observation on (n).
+  /// Returns the log-probabilities (n) of the taken actions (n), and the expected returns (n) of the
+  /// observations (n, 4).
   std::pair<Tensor, Tensor> forward(const Tensor& observations, const Tensor& actions) {
     const Tensor chosen = tapestry::nll_loss(scores(observations).log_softmax(1), actions,
                                              {.reduction = tapestry::Reduction::none});

@@ -68,10 +68,10 @@ struct MeasureOptions {
   std::vector<int> simulated_devices = {};
 };
 
-/// Measures the model block by block on the first device, on the device's worker and so with its share of the
-/// threads. If the setup has several devices, also measures contention between them: all devices at once,
-/// with a device's share of the batch. Throws ValueError if a model has no blocks or the batch has another
-/// size than the setup says.
+/// Measures the model block by block on the first device. It runs on the device's worker, so with that
+/// device's part of the threads. If the setup has several devices, it also measures contention: all devices
+/// train at once, each with its part of the batch. Throws ValueError if the model has no blocks, a block has
+/// no parameters, or the batch has not setup.batch_size samples.
 Profile measure_profile(const Model& model, const TrainingSetup& setup, const MeasureOptions& options = {});
 
 /// Measures communication between the devices of this process: copies from the first device to the second,

@@ -1,4 +1,4 @@
-// The main job, whole, on the real Fashion-MNIST: minutes.
+// Full training runs on the real Fashion-MNIST, which take minutes.
 #include <cstdlib>
 #include <iostream>
 
@@ -10,7 +10,7 @@ using tests::Ended;
 
 namespace {
 
-// Test accuracy after the last epoch, from the last line of a run: "test accuracy 0.9180 after ...".
+// Parses the test accuracy from the last line of a run: "test accuracy 0.9180 after ...".
 double accuracy(const Ended& run) {
   INFO(run.out << run.err);
   REQUIRE(run.status == 0);
@@ -42,7 +42,7 @@ TEST_CASE("the CNN reaches 0.915 with each of three seeds") {
   for (const char* seed : {"1", "2", "3"}) CHECK(accuracy(train(folder, 1, seed)) >= 0.915);
 }
 
-TEST_CASE("by two ranks too, and bf16 gradients cost less than 0.3 points") {
+TEST_CASE("two ranks reach the same accuracy, and bf16 gradients lose less than 0.3 points") {
   const tests::TempDir folder;
   const double full = accuracy(train(folder, 2, "1"));
   CHECK(full >= 0.915);

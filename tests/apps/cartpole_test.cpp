@@ -9,7 +9,7 @@
 
 using apps::CartPole;
 
-TEST_CASE("the cart-pole moves and fails as Gymnasium's does") {
+TEST_CASE("the cart-pole moves and fails like Gymnasium's") {
   std::ifstream file(tests::source_path("tests/golden/cartpole.txt"));
   REQUIRE(file);
   CartPole pole;
@@ -36,9 +36,9 @@ TEST_CASE("the cart-pole moves and fails as Gymnasium's does") {
         pole.step(actions.at(static_cast<std::size_t>(taken)) == '1');
       }
       INFO("episode " << episodes << ", step " << steps);
-      // Rows are 25 steps apart at most, and each starts from the last one's state: both programs round some
-      // 16 operations a step to 2^-53 of numbers below 3, and a pole that falls multiplies what is off by e^4
-      // a second (4.0 / s is the root of the linearised equations), e^2 in 25 steps.
+      // Rows are at most 25 steps apart, and each starts from the state of the row before. Both programs
+      // round about 16 operations per step, by 2^-53 of numbers below 3. A falling pole multiplies errors by
+      // e^4 per second (4.0 / s is the eigenvalue of the linearized equations), which is e^2 in 25 steps.
       const double tolerance = 25 * 16 * 3 * std::exp(2.0) * std::numeric_limits<double>::epsilon();
       CHECK(std::abs(pole.x - expected.x) < tolerance);
       CHECK(std::abs(pole.x_dot - expected.x_dot) < tolerance);
@@ -57,7 +57,7 @@ TEST_CASE("the cart-pole moves and fails as Gymnasium's does") {
   CHECK(ends == 1);
 }
 
-TEST_CASE("a cart-pole at its limits has not failed, and one that is nowhere has") {
+TEST_CASE("a cart-pole at its limits has not failed, beyond them or with NaN it has") {
   CHECK_FALSE(CartPole{.x = 2.4}.failed());
   CHECK_FALSE(CartPole{.x = -2.4}.failed());
   CHECK(CartPole{.x = 2.4000001}.failed());

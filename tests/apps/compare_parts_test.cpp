@@ -33,9 +33,9 @@ Result measured(const std::string& name, double step_s, std::vector<double> loss
 
 }  // namespace
 
-TEST_CASE("the parts of a step are means over devices and add up to it") {
-  // cpu:0 waits for gradients within backward; cpu:1 works for a third of the time. What runs beside them is
-  // not counted, nor what is beyond the step.
+TEST_CASE("the breakdown of a step has means over devices and adds up to the step") {
+  // cpu:0 waits for gradients during backward, and cpu:1 works for a third of the time. The row "cpu:0
+  // communication" and the part of a span beyond the end of the step must not be counted.
   const std::vector<Span> spans = {
       {"cpu:0", Activity::forward, "f", 0, 2},
       {"cpu:0", Activity::backward, "b", 2, 8},
@@ -58,7 +58,7 @@ TEST_CASE("the parts of a step are means over devices and add up to it") {
   CHECK(nothing.forward_s == 0);
 }
 
-TEST_CASE("results travel between processes as text") {
+TEST_CASE("results survive conversion to text") {
   Result r = measured("ddp", 0.25, {2.5, std::nan("")});
   const Result back = result_from_text(to_text(r));
   CHECK(back.name == "ddp");
@@ -76,7 +76,7 @@ TEST_CASE("results travel between processes as text") {
     CHECK_THROWS_WITH(result_from_text(text), ContainsSubstring("not a result"));
 }
 
-TEST_CASE("of several rounds the median is shown") {
+TEST_CASE("median_of returns the round with the median step time") {
   const auto median = [](std::vector<double> times) {
     std::vector<Result> rounds;
     for (const double t : times) rounds.push_back(measured("x", t, {}));
@@ -88,7 +88,7 @@ TEST_CASE("of several rounds the median is shown") {
   CHECK_THROWS_WITH(median({}), ContainsSubstring("list of results is empty"));
 }
 
-TEST_CASE("losses that differ from single's are a failure") {
+TEST_CASE("losses that differ from those of single are a failure") {
   CHECK(loss_difference({3, 4}, {3, 4}) == 0);
   CHECK(loss_difference({3, 4.5}, {3, 4}) == Approx(0.1));
   CHECK(std::isinf(loss_difference({3}, {3, 4})));
@@ -107,7 +107,7 @@ TEST_CASE("losses that differ from single's are a failure") {
   CHECK(tolerance(tapestry::DType::f64) == 1e-10);
 }
 
-TEST_CASE("tables are aligned, as text and as Markdown") {
+TEST_CASE("tables are aligned in text and in Markdown") {
   const std::vector<Strings> rows = {{"mode", "ms"}, {"single", "10.5"}, {"dp", "9"}, {"bad"}};
   CHECK(apps::text_table(rows) ==
         "mode      ms\n"
@@ -122,7 +122,7 @@ TEST_CASE("tables are aligned, as text and as Markdown") {
         "| bad    |      |\n");
 }
 
-TEST_CASE("pictures are well-formed whatever is in them") {
+TEST_CASE("pictures are well-formed XML for any names and values") {
   const double nan = std::nan("");
   const std::vector<std::string> all = {
       apps::bars_svg({}, "none", "ms"),
@@ -137,12 +137,12 @@ TEST_CASE("pictures are well-formed whatever is in them") {
     CHECK(svg.find("nan") == std::string::npos);
     CHECK(svg.find("inf") == std::string::npos);
   }
-  // Lanes that run beside a device come below it, before the next device.
+  // The lane "cpu:0 communication" comes below "cpu:0" and before "cpu:1".
   const std::string lanes = apps::timeline_svg(
       {{"cpu:0", Activity::forward, "f", 0, 1}, {"cpu:0 communication", Activity::communication, "c", 0, 1}},
       {"cpu:0", "cpu:1"}, 1, "lanes");
   CHECK(lanes.find("cpu:0 communication") < lanes.find("cpu:1"));
-  // Which micro-batch is said where there is room.
+  // The number of the micro-batch is printed in a span that is wide enough.
   const std::string numbers = apps::timeline_svg({{"cpu:0", Activity::forward, "forward 12", 0, 0.5},
                                                   {"cpu:0", Activity::forward, "forward 13", 0.5, 0.501},
                                                   {"cpu:0", Activity::other, "load 4 files", 0.6, 1}},
@@ -151,7 +151,7 @@ TEST_CASE("pictures are well-formed whatever is in them") {
   CHECK_THAT(numbers, !ContainsSubstring(">13</text>") && !ContainsSubstring(">files</text>"));
 }
 
-TEST_CASE("a report says what was measured, and what was not") {
+TEST_CASE("a report shows measurements, predictions and failures") {
   Report report;
   report.device_names = {"cpu:0", "cpu:1"};
   report.results = {measured("single", 0.02, {2.5, 2.25}), measured("model", 0.04, {2.5, 2.25}), Result()};
@@ -171,7 +171,8 @@ TEST_CASE("a report says what was measured, and what was not") {
   std::string xml = html.substr(html.find('\n') + 1);
   CHECK(tests::xml_fault(xml) == "");
   CHECK_THAT(html, ContainsSubstring("it was killed by &lt;SIGKILL&gt;"));
-  CHECK(html.find("http") == html.find("http://www.w3.org/2000/svg"));  // nothing is loaded
+  CHECK(html.find("http") ==
+        html.find("http://www.w3.org/2000/svg"));  // the page loads nothing from the network
 }
 
 TEST_CASE("a table of predictions has one row per mode, as wide as the header") {
@@ -185,20 +186,20 @@ TEST_CASE("a table of predictions has one row per mode, as wide as the header") 
   CHECK(rows[1][8] == "5.00");  // the device that needs most
 }
 
-TEST_CASE("a ring's bytes") {
+TEST_CASE("ring_bytes is 2 (n - 1) / n of the bytes") {
   CHECK(ring_bytes(1000, 1) == 0);
   CHECK(ring_bytes(1000, 2) == 1000);
   CHECK(ring_bytes(1000, 4) == 1500);
 }
 
-TEST_CASE("modes are known by their files alone") {
+TEST_CASE("modes register themselves, and are sorted with single first") {
   REQUIRE(!modes().empty());
   CHECK(modes()[0].name == "single");
   for (std::size_t i = 2; i < modes().size(); ++i) CHECK(modes()[i - 1].name < modes()[i].name);
   CHECK_THROWS_WITH(mode_named("horovod"), ContainsSubstring("single, "));
 }
 
-TEST_CASE("models are blocks, which joined are the model") {
+TEST_CASE("the stages of a split compute the same outputs as the whole model") {
   for (const std::string& name : model_names()) {
     INFO(name);
     Workload w;
@@ -218,7 +219,7 @@ TEST_CASE("models are blocks, which joined are the model") {
     const auto parts = make_stages(w);
     REQUIRE(parts.size() == 2);
     CHECK(allclose((*parts[1])((*parts[0])(batch.images)), whole, 0, 0));
-    // A sample's output does not depend on the others.
+    // The output of a sample must not depend on the other samples.
     CHECK(allclose((*make_model(w, tapestry::kCPU))(batch.images.narrow(0, 1, 1)), whole.narrow(0, 1, 1),
                    1e-12, 1e-12));
     w.split = {blocks, 0};

@@ -1,4 +1,4 @@
-// apps/ddp_demo as a person runs it: the log lines, and where the loss ends.
+// Runs apps/ddp_demo as a user does, and checks the log lines and the final loss.
 #include <cmath>
 #include <numbers>
 #include <sstream>
@@ -16,12 +16,12 @@ Ended demo(std::vector<std::string> arguments) {
 }
 
 struct Log {
-  std::vector<int> steps;  ///< the numbers of all "Step:" lines
-  double loss = -1;        ///< of the last one
+  std::vector<int> steps;  ///< the step numbers of all "Step:" lines
+  double loss = -1;        ///< of the last step
   int epochs = 0, devices = 0;
 };
 
-/// The lines that begin with `prefix`, without it. Any other line of the program is a failure.
+/// Parses the lines that begin with `prefix`. An unknown line fails the test.
 Log read(const std::string& out, const std::string& prefix = "") {
   Log log;
   std::istringstream lines(out);
@@ -33,17 +33,17 @@ Log read(const std::string& out, const std::string& prefix = "") {
       log.steps.push_back(number);
     else if (line == "Epoch " + std::to_string(log.epochs) + " Finished !") ++log.epochs;
     else if (line == "data: cpu:0, model: cpu:0") ++log.devices;
-    else CHECK(line == "no GPU can be used: training on the CPU");
+    else CHECK(line == "no GPU is available: training on the CPU");
   }
   return log;
 }
 
-/// What cross_entropy gives at best when it takes probabilities for scores.
+/// The smallest cross_entropy of probabilities that are passed as logits.
 double best_loss(int classes) { return std::log(std::numbers::e + classes - 1) - 1; }
 
 }  // namespace
 
-TEST_CASE("the demo alone") {
+TEST_CASE("one rank logs every step and reaches the loss of the double softmax") {
   const Ended run = demo({"--batchSize", "32", "--epochs", "3", "--dataset-size", "250"});
   CHECK(run.status == 0);
   CHECK(tests::is_softmax_warning(run.err));
@@ -56,13 +56,13 @@ TEST_CASE("the demo alone") {
   CHECK(std::abs(best_loss(10) - 1.46115) < 1e-5);
 }
 
-TEST_CASE("the demo with another number of classes") {
+TEST_CASE("another number of classes gives another final loss") {
   const Ended run = demo({"--num-classes", "4", "--epochs", "4", "--dataset-size", "256", "--gpu_id", "1,2"});
   CHECK(run.status == 0);
   CHECK(std::abs(read(run.out).loss - best_loss(4)) < 1e-5);
 }
 
-TEST_CASE("the demo on two ranks: each does half of the steps, and prints") {
+TEST_CASE("with two ranks, each rank does half of the steps and prints them") {
   const Ended run =
       tests::on_two_ranks("ddp_demo", {"--batchSize", "32", "--epochs", "2", "--dataset-size", "512"});
   INFO(run.err);
@@ -76,7 +76,7 @@ TEST_CASE("the demo on two ranks: each does half of the steps, and prints") {
   }
 }
 
-TEST_CASE("the demo refuses options that make no sense") {
+TEST_CASE("ddp_demo reports invalid options with status 2") {
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--batchSize", "0"},
                                                 {"--epochs", "-1"},
                                                 {"--dataset-size", "many"},
@@ -89,7 +89,8 @@ TEST_CASE("the demo refuses options that make no sense") {
        {std::vector<std::string>{"--local_rank", "0"}, {"--local_rank=1"}, {"--local-rank", "0"}}) {
     const Ended run = demo(by_hand);
     CHECK(run.status == 2);
-    CHECK_THAT(run.err, ContainsSubstring("error: [ddp_demo] " + by_hand[0] + ": nobody passes it here") &&
-                            ContainsSubstring("LOCAL_RANK") && ContainsSubstring("tapestry-run"));
+    CHECK_THAT(run.err,
+               ContainsSubstring("error: [ddp_demo] " + by_hand[0] + " is not an option of this program") &&
+                   ContainsSubstring("LOCAL_RANK") && ContainsSubstring("tapestry-run"));
   }
 }

@@ -1,4 +1,4 @@
-// A run that cannot go on says why, ends with status 1, and takes nothing away that was there.
+// A run that cannot continue reports the reason, exits with status 1, and leaves existing files intact.
 #include <filesystem>
 
 #include "tests/apps/program.h"
@@ -34,42 +34,42 @@ Ended fails(const std::vector<std::string>& arguments) { return fails(Launch{.ar
 
 TEST_CASE("a loss that is not a number") {
   const tests::TempDir folder;
-  SECTION("stops with the step") {
+  SECTION("stops the run and names the step") {
     const Ended run = fails(mlp(folder / "run", {"--lr", "1e30"}));
     CHECK_THAT(run.err, ContainsSubstring("the loss is") && ContainsSubstring("nan") &&
                             ContainsSubstring("at epoch 1, step 2;") && ContainsSubstring("--allow-nan"));
     CHECK(tests::names_in(folder / "run/checkpoints").empty());
     CHECK(tests::metrics(folder / "run") == "");
   }
-  SECTION("of the test images stops as well") {
+  SECTION("of the test images stops the run, too") {
     const Ended run = fails(mlp(folder / "run", {"--lr", "1e30", "--batch-size", "64"}));
     CHECK_THAT(run.err, ContainsSubstring("over the test images after epoch 1"));
   }
-  SECTION("is let pass by --allow-nan, and null in the metrics") {
+  SECTION("is accepted with --allow-nan, and is null in the metrics") {
     const Ended run = classifier(mlp(folder / "run", {"--lr", "1e30", "--allow-nan"}));
     CHECK(run.status == 0);
     CHECK_THAT(tests::metrics(folder / "run"),
                ContainsSubstring("\"train_loss\":null") && ContainsSubstring("\"test_loss\":null"));
     CHECK(tests::xml_fault(tests::read_file(folder / "run/curves.svg")) == "");
   }
-  SECTION("can be let pass afterwards") {
+  SECTION("can be accepted when the run is resumed") {
     fails(mlp(folder / "run", {"--lr", "1e30"}));
     CHECK(classifier({"--resume", "--run-dir", folder / "run", "--allow-nan"}).status == 0);
   }
 }
 
-TEST_CASE("a run folder that cannot be") {
+TEST_CASE("a run folder that cannot be created is reported") {
   const tests::TempDir folder;
   tests::write_file(folder / "file", "mine");
   for (const std::string& path :
        {folder / "file", folder / "file/run", std::string("/proc/run"), std::string("/dev/null")}) {
     const Ended run = fails(mlp(path));
     CHECK_THAT(run.err,
-               ContainsSubstring("cannot make the folder " + path) && ContainsSubstring("--run-dir"));
+               ContainsSubstring("cannot create the folder " + path) && ContainsSubstring("--run-dir"));
   }
   CHECK(tests::read_file(folder / "file") == "mine");
 
-  // Root may write to any folder, but to none where a name is taken.
+  // Even root cannot create a folder where a file of the same name exists.
   fs::create_directories(folder / "taken");
   tests::write_file(folder / "taken/checkpoints", "mine");
   CHECK_THAT(fails(mlp(folder / "taken")).err, ContainsSubstring(folder / "taken/checkpoints"));
@@ -86,16 +86,16 @@ TEST_CASE("a run folder that cannot be") {
   }
 }
 
-TEST_CASE("a run folder in use is left alone") {
+TEST_CASE("an existing run is not overwritten") {
   const tests::TempDir folder;
   REQUIRE(classifier(mlp(folder / "run")).status == 0);
   const std::string before = tests::metrics(folder / "run") + tests::last_checkpoint(folder / "run");
   const Ended run = fails(mlp(folder / "run", {"--seed", "2"}));
-  CHECK_THAT(run.err, ContainsSubstring(folder / "run holds a run already") && ContainsSubstring("--resume"));
+  CHECK_THAT(run.err, ContainsSubstring(folder / "run already holds a run") && ContainsSubstring("--resume"));
   CHECK(tests::metrics(folder / "run") + tests::last_checkpoint(folder / "run") == before);
 }
 
-TEST_CASE("a full disk takes no checkpoint away") {
+TEST_CASE("a full disk does not damage existing files") {
   const tests::TempDir folder;
   const std::string run = folder / "run", checkpoints = run + "/checkpoints";
   const std::vector<std::string> constant = {"--schedule", "constant"};
@@ -103,35 +103,35 @@ TEST_CASE("a full disk takes no checkpoint away") {
   const std::vector<std::string> names = tests::names_in(checkpoints);
   const std::string before = tests::read_file(checkpoints + "/" + names.back());
 
-  // Pictures fit; a checkpoint has 2.8 MB.
+  // With a limit of 1 MiB the pictures can be written, but not a checkpoint of 2.8 MB.
   const Launch full{.arguments = {"--resume", "--run-dir", run, "--epochs", "2"}, .largest_file = 1 << 20};
   const Ended failed = fails(full);
   CHECK_THAT(failed.err, ContainsSubstring(checkpoints + "/step-00000008.safetensors: cannot be written"));
   CHECK(tests::names_in(checkpoints) == names);
   CHECK(tests::read_file(checkpoints + "/" + names.back()) == before);
 
-  SECTION("and the run goes on when there is room") {
+  SECTION("the run can be resumed when there is space again") {
     REQUIRE(classifier({"--resume", "--run-dir", run}).status == 0);
     REQUIRE(classifier(mlp(folder / "whole", {"--schedule", "constant", "--epochs", "2"})).status == 0);
     CHECK(tests::metrics(run) == tests::metrics(folder / "whole"));
     CHECK(tests::last_checkpoint(run) == tests::last_checkpoint(folder / "whole"));
   }
-  SECTION("nor metrics or pictures") {
+  SECTION("metrics and pictures stay intact") {
     const std::string metrics = tests::read_file(run + "/metrics.jsonl"),
                       curves = tests::read_file(run + "/curves.svg");
     fails({.arguments = full.arguments, .largest_file = 100});
     CHECK(tests::read_file(run + "/metrics.jsonl") == metrics);
     CHECK(tests::read_file(run + "/curves.svg") == curves);
   }
-  SECTION("from the start") {
+  SECTION("a run that fails at its start can be started again") {
     fails({.arguments = mlp(folder / "other"), .largest_file = 100});
     CHECK_FALSE(
-        fs::exists(folder / "other/config.json"));  // so that the same command works when there is room
+        fs::exists(folder / "other/config.json"));  // otherwise the same command would find an existing run
     CHECK(classifier(mlp(folder / "other")).status == 0);
   }
 }
 
-TEST_CASE("missing data says where it comes from, and starts no run") {
+TEST_CASE("missing data is reported with its source, and no run is started") {
   const tests::TempDir folder;
   const std::string run = folder / "run";
   const Ended fashion = fails({"--data-dir", folder / "none", "--run-dir", run});
@@ -142,7 +142,7 @@ TEST_CASE("missing data says where it comes from, and starts no run") {
   CHECK_FALSE(fs::exists(run));
 }
 
-TEST_CASE("broken data is refused with the file's name, and starts no run") {
+TEST_CASE("broken data is reported with the file's name, and no run is started") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   const std::string images = folder / "data/train-images-idx3-ubyte",
@@ -164,14 +164,14 @@ TEST_CASE("broken data is refused with the file's name, and starts no run") {
   refused(labels, whole_labels.substr(0, 8) + std::string(whole_labels.size() - 8, '\x0b'));  // class 11
 }
 
-TEST_CASE("a device that is not there") {
+TEST_CASE("a device that does not exist is reported, and no run is started") {
   const tests::TempDir folder;
   const Ended run = fails(mlp(folder / "run", {"--device", "cpu:7"}));
   CHECK_THAT(run.err, ContainsSubstring("cpu:7"));
   CHECK_FALSE(fs::exists(folder / "run"));
 }
 
-TEST_CASE("a checkpoint that was damaged is not taken for one") {
+TEST_CASE("a damaged checkpoint is rejected with its name") {
   const tests::TempDir folder;
   REQUIRE(classifier(mlp(folder / "run")).status == 0);
   const std::string file = folder / "run/checkpoints/step-00000004.safetensors";
@@ -180,7 +180,7 @@ TEST_CASE("a checkpoint that was damaged is not taken for one") {
   CHECK_THAT(run.err, ContainsSubstring(file));
 }
 
-TEST_CASE("a checkpoint of another program is not gone on with") {
+TEST_CASE("a checkpoint of another program is rejected") {
   const tests::TempDir folder;
   REQUIRE(classifier(mlp(folder / "run")).status == 0);
   const std::string file = folder / "run/checkpoints/step-00000004.safetensors";
@@ -192,8 +192,8 @@ TEST_CASE("a checkpoint of another program is not gone on with") {
     tests::write_file(file, changed.replace(at, other.size(), other));
     return fails({"--resume", "--run-dir", folder / "run"}).err;
   };
-  CHECK_THAT(resumed_with("extra.loader", "extra.reader"), ContainsSubstring("does not say its loader"));
-  CHECK_THAT(resumed_with("extra.tally", "extra.sally"), ContainsSubstring("does not say its tally"));
-  CHECK_THAT(resumed_with("extra.seconds", "extra.minutes"), ContainsSubstring("does not say its seconds"));
-  CHECK_THAT(resumed_with("extra.seconds\":\"", "extra.seconds\":\"x"), ContainsSubstring("is no number"));
+  CHECK_THAT(resumed_with("extra.loader", "extra.reader"), ContainsSubstring("has no loader"));
+  CHECK_THAT(resumed_with("extra.tally", "extra.sally"), ContainsSubstring("has no tally"));
+  CHECK_THAT(resumed_with("extra.seconds", "extra.minutes"), ContainsSubstring("has no seconds"));
+  CHECK_THAT(resumed_with("extra.seconds\":\"", "extra.seconds\":\"x"), ContainsSubstring("is not a number"));
 }

@@ -1,4 +1,4 @@
-// apps/model_parallel as a person runs it.
+// Runs apps/model_parallel as a user does.
 #include <cstdio>
 #include <sstream>
 
@@ -37,7 +37,7 @@ std::vector<double> losses(const std::string& out) {
 
 }  // namespace
 
-TEST_CASE("two devices train a model as one does") {
+TEST_CASE("two devices compute the same losses as one device") {
   const Ended split = model_parallel(small({"--devices", "cpu:0", "cpu:1"}));
   INFO(split.out << split.err);
   CHECK(split.status == 0);
@@ -56,7 +56,7 @@ TEST_CASE("two devices train a model as one does") {
   CHECK(losses(model_parallel(small({"--seed", "2"})).out) != found);
 }
 
-TEST_CASE("model_parallel refuses what makes no sense") {
+TEST_CASE("model_parallel reports invalid options with status 2") {
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--devices", "cpu:0"},
                                                 {"--batch-size", "0"},
                                                 {"--image-size", "8"},

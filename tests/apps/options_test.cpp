@@ -1,4 +1,4 @@
-// The command line: what it takes, what it refuses and how.
+// The classifier's command line: --help, valid and invalid options.
 #include <filesystem>
 
 #include "tests/apps/program.h"
@@ -8,7 +8,7 @@
 using tests::classifier;
 using tests::Ended;
 
-TEST_CASE("--help names every option and is no error") {
+TEST_CASE("--help lists every option and exits with status 0") {
   for (const char* flag : {"--help", "-h"}) {
     const Ended run = classifier({flag});
     CHECK(run.status == 0);
@@ -23,14 +23,14 @@ TEST_CASE("--help names every option and is no error") {
   }
 }
 
-TEST_CASE("wrong options are named, and nothing is started") {
+TEST_CASE("the classifier reports invalid options and starts nothing") {
   const tests::TempDir folder;
   const std::string run_dir = folder / "run";
   const std::vector<std::vector<std::string>> wrong = {
       {"--bogus", "--bogus"},
       {"extra", "extra"},
       {"--model", "--model", "vgg"},
-      {"demo", "--model", "vgg"},  // what is allowed is said
+      {"demo", "--model", "vgg"},  // the message lists valid values
       {"--data", "--data", "mnist"},
       {"--schedule", "--schedule", "linear"},
       {"--optimizer", "--optimizer", "lion"},
@@ -70,7 +70,7 @@ TEST_CASE("wrong options are named, and nothing is started") {
   }
 }
 
-TEST_CASE("--resume without a run to go on with") {
+TEST_CASE("--resume without an existing run is an error") {
   const tests::TempDir folder;
   const Ended nowhere = classifier({"--resume"});
   CHECK(nowhere.status == 2);

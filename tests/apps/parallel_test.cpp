@@ -1,4 +1,4 @@
-// The classifier by several processes: tapestry-run with --parallel ddp.
+// The classifier with several processes (tapestry-run and --parallel ddp) or several devices (--parallel dp).
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -14,7 +14,7 @@ using tests::on_two_ranks;
 
 namespace {
 
-// Batch norm, dropout, an optimizer and a schedule with state; a last batch that is not full.
+// A run with batch norm, dropout, an optimizer and a schedule with state, and an incomplete last batch.
 std::vector<std::string> options(const std::string& data, const std::string& run_dir) {
   return {"--data-dir",   data, "--run-dir", run_dir, "--model",    "cnn", "--epochs",  "2",
           "--batch-size", "32", "--seed",    "3",     "--parallel", "ddp", "--workers", "0"};
@@ -26,7 +26,7 @@ std::string result(const std::string& run_dir) {
 
 }  // namespace
 
-TEST_CASE("two ranks: one prints and writes, and the run is repeatable, resumed or not") {
+TEST_CASE("with two ranks, rank 0 prints and writes, and repeated and resumed runs give the same results") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   const Ended whole = on_two_ranks("classifier", options(folder / "data", folder / "whole"));
@@ -41,7 +41,7 @@ TEST_CASE("two ranks: one prints and writes, and the run is repeatable, resumed 
   REQUIRE(on_two_ranks("classifier", options(folder / "data", folder / "again")).status == 0);
   CHECK(result(folder / "again") == result(folder / "whole"));
 
-  // The launcher is killed after the first epoch, and its ranks with it.
+  // The launcher is killed after the first epoch, which also ends its ranks.
   tests::Launch killed = tests::two_ranks("classifier", options(folder / "data", folder / "killed"));
   killed.kill_when = [&] {
     return std::filesystem::exists(folder / "killed/metrics.jsonl") &&
@@ -52,7 +52,7 @@ TEST_CASE("two ranks: one prints and writes, and the run is repeatable, resumed 
   CHECK(result(folder / "killed") == result(folder / "whole"));
 }
 
-TEST_CASE("a job of one rank trains as no job does") {
+TEST_CASE("a job of one rank computes the same results as a run without a job") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   std::vector<std::string> one = options(folder / "data", folder / "ddp"),
@@ -64,7 +64,7 @@ TEST_CASE("a job of one rank trains as no job does") {
   CHECK(result(folder / "ddp") == result(folder / "none"));
 }
 
-TEST_CASE("batch norm over the whole batch and compressed gradients are other runs") {
+TEST_CASE("--sync-batchnorm and --compress change the results") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   std::set<std::string> results;
@@ -80,7 +80,7 @@ TEST_CASE("batch norm over the whole batch and compressed gradients are other ru
   CHECK(results.size() == variants.size());
 }
 
-TEST_CASE("one process with two devices trains as with one, and goes on where it was stopped") {
+TEST_CASE("DataParallel on two devices computes the same loss as one device, and can be resumed") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   const auto run = [&](const std::string& name, const std::vector<std::string>& more) {
@@ -98,7 +98,7 @@ TEST_CASE("one process with two devices trains as with one, and goes on where it
   const auto train_loss = [](const std::string& metrics) {
     return std::stod(metrics.substr(metrics.rfind("\"train_loss\":") + 13));
   };
-  // Without batch norm and dropout, which see their own share only.
+  // The model has no batch norm and no dropout, whose results depend on how the batch is divided.
   const double one = train_loss(run("one", {"--model", "mlp", "--parallel", "none"}));
   CHECK(train_loss(run("two", {"--model", "mlp"})) == Approx(one).epsilon(1e-4));
   CHECK(train_loss(run("other", {"--model", "mlp", "--seed", "4"})) != Approx(one).epsilon(1e-4));
@@ -117,7 +117,7 @@ TEST_CASE("one process with two devices trains as with one, and goes on where it
   CHECK(result(folder / "killed") == result(folder / "whole"));
 }
 
-TEST_CASE("options that several processes cannot train by") {
+TEST_CASE("options that do not fit several processes are errors") {
   const tests::TempDir folder;
   const Ended apart = on_two_ranks("classifier", {"--data", "synthetic", "--run-dir", folder / "run"});
   CHECK(apart.status == 2);
@@ -126,6 +126,7 @@ TEST_CASE("options that several processes cannot train by") {
   const Ended odd = on_two_ranks("classifier", {"--data", "synthetic", "--run-dir", folder / "run",
                                                 "--parallel", "ddp", "--batch-size", "31"});
   CHECK(odd.status == 1);
-  CHECK_THAT(odd.out + odd.err, ContainsSubstring("--batch-size 31") && ContainsSubstring("divided by 2"));
+  CHECK_THAT(odd.out + odd.err,
+             ContainsSubstring("--batch-size 31") && ContainsSubstring("not a multiple of the 2 ranks"));
   CHECK_FALSE(std::filesystem::exists(folder / "run"));
 }

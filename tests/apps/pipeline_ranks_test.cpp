@@ -1,4 +1,4 @@
-// apps/pipeline under tapestry-run: a process a stage, and the training of one process.
+// Runs apps/pipeline with one process per stage and compares it with a single process.
 #include <fstream>
 #include <sstream>
 
@@ -19,7 +19,7 @@ std::vector<std::string> small(const std::vector<std::string>& more) {
   return arguments;
 }
 
-// Schedule, micro-batches and loss of the rows of the table, of the lines that begin with `prefix`.
+// Parses schedule, micro-batches and loss from the table rows that begin with `prefix`.
 std::vector<std::vector<std::string>> losses_of(const std::string& out, const std::string& prefix) {
   std::vector<std::vector<std::string>> rows;
   std::istringstream lines(out);
@@ -35,7 +35,7 @@ std::vector<std::vector<std::string>> losses_of(const std::string& out, const st
 
 }  // namespace
 
-TEST_CASE("apps/pipeline over two ranks trains as in one process, and rank 0 tells of it") {
+TEST_CASE("two ranks compute the same losses as one process, and rank 0 prints them") {
   const tests::TempDir folder;
   const std::string path = folder / "timeline.svg";
   const Ended alone = tests::run(Launch{.arguments = small({}), .program = "pipeline"});
@@ -53,11 +53,11 @@ TEST_CASE("apps/pipeline over two ranks trains as in one process, and rank 0 tel
     CHECK_THAT(text.str(), ContainsSubstring(part));
 }
 
-TEST_CASE("apps/pipeline over ranks has a stage a rank") {
+TEST_CASE("--stages must match the number of ranks") {
   const Ended same = tests::on_two_ranks("pipeline", small({"--stages", "2"}));
   CHECK(same.status == 0);
   const Ended other = tests::on_two_ranks("pipeline", small({"--stages", "3"}));
   INFO(other.err);
   CHECK(other.status == 1);
-  CHECK_THAT(other.err + other.out, ContainsSubstring("--stages 3 where a job of 2 ranks"));
+  CHECK_THAT(other.err + other.out, ContainsSubstring("--stages 3 does not match the job of 2 ranks"));
 }

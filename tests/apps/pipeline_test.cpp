@@ -1,4 +1,4 @@
-// apps/pipeline as a person runs it.
+// Runs apps/pipeline as a user does.
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -18,7 +18,7 @@ Ended pipeline(std::vector<std::string> arguments) {
   return tests::run(Launch{.arguments = std::move(arguments), .program = "pipeline"});
 }
 
-// The cells of the rows of the table at the end.
+// Parses the cells of the table at the end of the output.
 std::vector<std::vector<std::string>> rows_of(const std::string& out) {
   std::vector<std::vector<std::string>> rows;
   std::istringstream lines(out);
@@ -34,7 +34,7 @@ std::vector<std::vector<std::string>> rows_of(const std::string& out) {
 
 }  // namespace
 
-TEST_CASE("apps/pipeline compares schedules, and all train alike") {
+TEST_CASE("all schedules compute the same loss, and the table shows them") {
   const Ended ended =
       pipeline({"--stages", "2", "--micro-batches", "1", "4", "--schedule", "gpipe", "1f1b", "zero-bubble"});
   INFO(ended.out << ended.err);
@@ -57,7 +57,7 @@ TEST_CASE("apps/pipeline compares schedules, and all train alike") {
   }
 }
 
-TEST_CASE("apps/pipeline draws the last step") {
+TEST_CASE("--svg draws the last step") {
   const tests::TempDir folder;
   const std::string path = folder / "timeline.svg";
   const Ended ended =
@@ -69,7 +69,7 @@ TEST_CASE("apps/pipeline draws the last step") {
   CHECK_THAT(text.str(), ContainsSubstring("1f1b: 3 stages, 8 micro-batches") && ContainsSubstring("cpu:1"));
 }
 
-TEST_CASE("apps/pipeline refuses what makes no sense") {
+TEST_CASE("pipeline reports invalid options with status 2") {
   for (const std::vector<std::string>& wrong :
        {std::vector<std::string>{"--stages", "0"}, {"--micro-batches", "0"}, {"--schedule", "fifo"}}) {
     const Ended ended = pipeline(wrong);

@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-/// A pipe or a terminal: what the child writes to, and where we read it.
+/// A pipe or a pseudoterminal that connects an output of the child to the test.
 class Channel {
  public:
   explicit Channel(int columns = 0) {
@@ -51,7 +51,7 @@ class Channel {
     if (theirs_ >= 0) close(theirs_);
     theirs_ = -1;
   }
-  /// What is there now.
+  /// Appends all available output to `text`, without waiting.
   void drain() {
     std::array<char, 4096> buffer;
     for (ssize_t n; (n = read(ours_, buffer.data(), buffer.size())) > 0;)
@@ -63,7 +63,7 @@ class Channel {
   int ours_ = -1, theirs_ = -1;
 };
 
-/// In the child, between fork and exec: only what is safe there.
+/// Runs in the child between fork and exec, so it calls only async-signal-safe functions.
 [[noreturn]] void become(const Launch& launch, char* const* argv, int out, int err) {
   setpgid(0, 0);
   dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
@@ -72,9 +72,9 @@ class Channel {
   if (launch.largest_file != RLIM_INFINITY) {
     const rlimit limit{launch.largest_file, launch.largest_file};
     setrlimit(RLIMIT_FSIZE, &limit);
-    signal(SIGXFSZ, SIG_IGN);  // so that write() says no, as on a full disk
+    signal(SIGXFSZ, SIG_IGN);  // write() then fails instead of killing the process, as on a full disk
   }
-  if (launch.interrupt) {  // a pending signal and the mask outlive exec
+  if (launch.interrupt) {  // exec preserves pending signals and the signal mask
     sigset_t interrupt;
     sigemptyset(&interrupt);
     sigaddset(&interrupt, SIGINT);
@@ -86,7 +86,8 @@ class Channel {
   _exit(127);
 }
 
-/// Waits for the group to be gone; what was killed may take a moment.
+/// Waits up to a second for all processes of the group to end. Kills the rest and returns false if some
+/// remain.
 bool gone(pid_t group) {
   for (int i = 0; i < 200; ++i) {
     if (kill(-group, 0) != 0 && errno == ESRCH) return true;
@@ -113,7 +114,7 @@ Ended run(const Launch& launch) {
   const pid_t pid = fork();
   if (pid < 0) throw std::runtime_error("fork");
   if (pid == 0) become(launch, argv.data(), out.theirs(), err.theirs());
-  setpgid(pid, pid);  // whoever comes first
+  setpgid(pid, pid);  // both parent and child call it, since either may run first
   out.close_theirs();
   err.close_theirs();
 

@@ -1,5 +1,5 @@
 #pragma once
-// An app as a child process, as a person runs it: its output, its exit status, how it takes signals.
+// Runs an app as a child process and returns its output and exit status.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -11,31 +11,30 @@ namespace tests {
 
 struct Launch {
   std::vector<std::string> arguments;
-  bool interrupt = false;                ///< Ctrl-C is pending from the start: it stops after one step
-  std::function<bool()> kill_when = {};  ///< asked all the time; SIGKILL once it is true
-  rlim_t largest_file = RLIM_INFINITY;   ///< no file may grow beyond: a disk that is full
-  int terminal_columns = 0;              ///< stdout is a terminal this wide; 0: a pipe
-  std::chrono::seconds limit{60};        ///< it is killed then
-  std::string program = "classifier";    ///< or another app, or tapestry-run
+  bool interrupt = false;  ///< SIGINT is pending from the start, so that training stops after one step
+  std::function<bool()> kill_when = {};  ///< polled; the child gets SIGKILL when it returns true
+  rlim_t largest_file = RLIM_INFINITY;   ///< limit of the file size, to simulate a full disk
+  int terminal_columns = 0;              ///< if not 0, stdout is a terminal of this width
+  std::chrono::seconds limit{60};        ///< the child is killed after this time
+  std::string program = "classifier";    ///< an app or tapestry-run
 };
 
 struct Ended {
-  int status = -1;  ///< of exit; -1 if a signal ended it
-  int signal = 0;   ///< that ended it
+  int status = -1;  ///< the exit status, or -1 if a signal ended the child
+  int signal = 0;   ///< the signal that ended the child, or 0
   std::string out, err;
 };
 
-/// Runs it to its end; a run that is killed at its limit throws. Throws too if it leaves a process
-/// of its own behind.
+/// Runs the child to its end. Throws if the child exceeds its time limit or leaves processes behind.
 Ended run(const Launch& launch);
 inline Ended classifier(const Launch& launch) { return run(launch); }
 Ended classifier(std::vector<std::string> arguments);
-/// True if this is the one line that the demo model's mistake, a softmax too many, is told of with.
+/// True if `err` is exactly the warning about a softmax before cross_entropy, which the demo model causes.
 inline bool is_softmax_warning(const std::string& err) {
   return err.starts_with("[cross_entropy] warning: the input comes from softmax()") &&
          err.find('\n') == err.size() - 1;
 }
-/// tapestry-run with an app and its arguments on two ranks.
+/// Runs an app on two ranks with tapestry-run.
 Launch two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 Ended on_two_ranks(const std::string& app, const std::vector<std::string>& arguments);
 

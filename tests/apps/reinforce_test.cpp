@@ -1,4 +1,4 @@
-// apps/reinforce as a person runs it.
+// Runs apps/reinforce as a user does.
 #include <sstream>
 
 #include "tapestry/nn/checkpoint.h"
@@ -16,7 +16,7 @@ Ended reinforce(std::vector<std::string> arguments) {
   return tests::run(Launch{.arguments = std::move(arguments), .program = "reinforce"});
 }
 
-/// All lines but the last, which says how long it took.
+/// The output without the last line, which shows the run time.
 std::string results(const std::string& out) {
   const std::size_t end = out.rfind('\n', out.size() - 2);
   return out.substr(0, end + 1);
@@ -26,7 +26,7 @@ std::string results(const std::string& out) {
 
 TEST_CASE("reinforce reaches its goal") {
   const tests::TempDir folder;
-  SECTION("alone") {
+  SECTION("with one rank") {
     const Ended run = reinforce({"--save", folder / "policy.safetensors"});
     CHECK(run.status == 0);
     CHECK(run.err == "");
@@ -35,7 +35,7 @@ TEST_CASE("reinforce reaches its goal") {
     REQUIRE(saved.size() == 8);
     for (const auto& [name, values] : saved) CHECK((name.starts_with("actor") || name.starts_with("critic")));
   }
-  SECTION("on two ranks, of which one prints") {
+  SECTION("with two ranks, of which rank 0 prints") {
     const Ended run = on_two_ranks("reinforce", {"--save", folder / "policy.safetensors"});
     INFO(run.err);
     CHECK(run.status == 0);
@@ -46,13 +46,13 @@ TEST_CASE("reinforce reaches its goal") {
   }
 }
 
-TEST_CASE("reinforce says when its goal is not reached") {
+TEST_CASE("the exit status is 3 if the goal is not reached") {
   const Ended run = reinforce({"--updates", "1"});
   CHECK(run.status == 3);
   CHECK_THAT(run.out, ContainsSubstring("goal of 475 not reached"));
 }
 
-TEST_CASE("a policy that cannot be saved is not trained") {
+TEST_CASE("an unwritable --save path is reported before training") {
   const tests::TempDir folder;
   const Ended run = reinforce({"--save", folder / "none/policy.safetensors"});
   CHECK(run.status == 1);
@@ -60,21 +60,22 @@ TEST_CASE("a policy that cannot be saved is not trained") {
   CHECK_THAT(run.err, ContainsSubstring("none/policy.safetensors"));
 }
 
-TEST_CASE("a seed decides all, and each rank has environments of its own") {
+TEST_CASE("the seed determines the results, and each rank plays different episodes") {
   const std::vector<std::string> few = {"--updates", "10", "--episodes", "4"};
   const std::string once = results(reinforce(few).out);
   CHECK_THAT(once, ContainsSubstring("update 10  mean return"));
   CHECK(results(reinforce(few).out) == once);
   CHECK(results(reinforce({"--updates", "10", "--episodes", "4", "--seed", "2"}).out) != once);
 
-  // Rank 0 is seeded as a world of one: were rank 1 seeded like rank 0, their mean would be rank 0's own.
+  // Rank 0 uses the same seed as a single rank. If rank 1 used this seed too, the mean over both would be the
+  // result of a single rank.
   const std::string both = results(on_two_ranks("reinforce", few).out);
   CHECK_THAT(both, ContainsSubstring("[0] update 10  mean return"));
   CHECK(both.find(once.substr(0, once.find(" over"))) == std::string::npos);
   CHECK(results(on_two_ranks("reinforce", few).out) == both);
 }
 
-TEST_CASE("reinforce refuses options that make no sense") {
+TEST_CASE("reinforce reports invalid options with status 2") {
   for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--lr", "nan"},
                                                 {"--lr", "0"},
                                                 {"--discount", "1"},

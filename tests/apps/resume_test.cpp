@@ -1,4 +1,4 @@
-// A run that was stopped and goes on ends where the run ends that was never stopped, bit for bit.
+// A stopped and resumed run gives the same results, bit for bit, as a run that was never stopped.
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
@@ -14,7 +14,7 @@ using tests::Launch;
 
 namespace {
 
-// A folder with data and runs of it.
+// A temporary folder with data and several runs.
 class Runs {
  public:
   explicit Runs(std::vector<std::string> options) : options_(std::move(options)) {
@@ -50,8 +50,8 @@ std::size_t lines_of(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("stopped by Ctrl-C after every step") {
-  // Dropout and batch norm, an optimizer and a schedule with state; a last batch that is not full.
+TEST_CASE("a run that is stopped by Ctrl-C after every step gives the same results") {
+  // The run has dropout, batch norm, an optimizer and a schedule with state, and an incomplete last batch.
   const Runs runs({"--model", "cnn", "--epochs", "2", "--batch-size", "32", "--seed", "3"});
   REQUIRE(classifier(runs.start("whole")).status == 0);
 
@@ -64,7 +64,7 @@ TEST_CASE("stopped by Ctrl-C after every step") {
     REQUIRE(run.status == 130);
     ++stops;
     CHECK_THAT(run.out,
-               ContainsSubstring("go on with: classifier --resume --run-dir " + runs.dir("stopped")));
+               ContainsSubstring("continue with: classifier --resume --run-dir " + runs.dir("stopped")));
     char checkpoint[40];
     std::snprintf(checkpoint, sizeof checkpoint, "step-%08d.safetensors", stops);
     CHECK(tests::names_in(runs.dir("stopped") + "/checkpoints").back() == checkpoint);
@@ -72,13 +72,13 @@ TEST_CASE("stopped by Ctrl-C after every step") {
   CHECK(stops == 6);  // 2 epochs of 3 steps
   CHECK(runs.result("stopped") == runs.result("whole"));
 
-  const Ended again = classifier(runs.resume("stopped"));  // of a run that is at its end
+  const Ended again = classifier(runs.resume("stopped"));  // resumes a finished run
   CHECK(again.status == 0);
   CHECK_THAT(again.out, ContainsSubstring("resumed after step 6 of 6") && ContainsSubstring("test accuracy"));
   CHECK(runs.result("stopped") == runs.result("whole"));
 }
 
-TEST_CASE("killed at any moment") {
+TEST_CASE("a run that is killed at any moment gives the same results") {
   const Runs runs({"--model", "mlp", "--epochs", "4", "--batch-size", "16", "--schedule", "cosine"});
   REQUIRE(classifier(runs.start("whole")).status == 0);
   const std::string whole = runs.result("whole");
@@ -96,11 +96,11 @@ TEST_CASE("killed at any moment") {
     CHECK(runs.result(name) == whole);
     for (const std::string& file : tests::names_in(runs.dir(name) + "/checkpoints")) {
       CAPTURE(file);
-      CHECK(file.ends_with(".safetensors"));  // what was half written is gone
+      CHECK(file.ends_with(".safetensors"));  // incomplete files were removed
     }
   };
 
-  SECTION("after an epoch's metrics, before its checkpoint or just then") {
+  SECTION("after the metrics of an epoch were written") {
     for (const std::size_t epochs : {1, 2, 3}) {
       const std::string name = "metrics-" + std::to_string(epochs), file = runs.dir(name) + "/metrics.jsonl";
       kill_then_end(name, [&] { return lines_of(file) >= epochs; });
@@ -116,7 +116,7 @@ TEST_CASE("killed at any moment") {
       return false;
     });
   }
-  SECTION("at the start") {
+  SECTION("at its start") {
     for (const int milliseconds : {0, 20, 40, 60, 80}) {
       const auto begin = std::chrono::steady_clock::now();
       kill_then_end("start-" + std::to_string(milliseconds), [&] {
@@ -127,13 +127,13 @@ TEST_CASE("killed at any moment") {
   }
 }
 
-TEST_CASE("options of a resumed run") {
+TEST_CASE("a resumed run accepts only some changed options") {
   const Runs runs(
       {"--model", "mlp", "--batch-size", "32", "--epochs", "2", "--schedule", "constant", "--lr", "0.01"});
   REQUIRE(classifier(runs.start("a", {"--epochs", "1"})).status == 0);
   const std::string first = tests::last_checkpoint(runs.dir("a"));
 
-  SECTION("that would make it another are refused with both values") {
+  SECTION("options that change the result are rejected with both values") {
     const std::vector<std::vector<std::string>> refused = {
         {"--model", "cnn", "mlp"},
         {"--data", "synthetic", "fashion-mnist"},
@@ -152,11 +152,11 @@ TEST_CASE("options of a resumed run") {
       CHECK(run.out == "");
       CHECK_THAT(run.err, ContainsSubstring(option[0]) && ContainsSubstring(option[1]) &&
                               ContainsSubstring(option[2]) && ContainsSubstring(runs.dir("a")));
-      CHECK(classifier(runs.resume("a", {option[0], option[2]})).status == 0);  // the run's own
+      CHECK(classifier(runs.resume("a", {option[0], option[2]})).status == 0);  // the saved value
     }
     CHECK(tests::last_checkpoint(runs.dir("a")) == first);
   }
-  SECTION("that leave it what it is are honoured and kept") {
+  SECTION("options that do not change the result are applied and saved") {
     std::filesystem::rename(runs.dir("data"), runs.dir("elsewhere"));
     const Ended lost = classifier(runs.resume("a", {"--epochs", "2"}));
     CHECK(lost.status == 1);
@@ -175,12 +175,12 @@ TEST_CASE("options of a resumed run") {
       CHECK_THAT(config, ContainsSubstring(entry));
     CHECK(lines_of(runs.dir("a") + "/metrics.jsonl") == 2);
   }
-  SECTION("more epochs of a constant schedule are the run that was to have them") {
+  SECTION("with a constant schedule, a run with added epochs equals a run that had them from the start") {
     REQUIRE(classifier(runs.start("b")).status == 0);
     REQUIRE(classifier(runs.resume("a", {"--epochs", "2"})).status == 0);
     CHECK(runs.result("a") == runs.result("b"));
   }
-  SECTION("the epochs of other schedules are fixed") {
+  SECTION("with other schedules the number of epochs cannot change") {
     for (const char* schedule : {"one-cycle", "cosine", "step"}) {
       REQUIRE(classifier(runs.start(schedule, {"--schedule", schedule})).status == 0);
       const Ended run = classifier(runs.resume(schedule, {"--epochs", "3"}));

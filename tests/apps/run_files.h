@@ -1,24 +1,25 @@
 #pragma once
-// What a run reads and leaves.
+// Helpers for the input and output files of a run.
 #include <string>
 #include <vector>
 
 namespace tests {
 
-/// A small Fashion-MNIST in `folder`: images with a bright stripe where their class says, and noise.
+/// Writes a small data set in Fashion-MNIST's format: noise with a bright stripe whose position depends on
+/// the class.
 void write_fashion_mnist(const std::string& folder, int train = 80, int test = 30);
 
-/// metrics.jsonl without `seconds`, which no two runs share. Throws unless each line is an object of the
-/// named keys with numbers or null.
+/// Reads metrics.jsonl without `seconds`, which differs between runs. Throws unless each line is an object
+/// with the expected keys, whose values are numbers or null.
 std::string metrics(const std::string& run);
 
-/// The newest checkpoint: its name, every tensor byte for byte, and the metadata but for `seconds`.
+/// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds`.
 std::string last_checkpoint(const std::string& run);
 
-/// Names of the files in a folder, sorted.
+/// The names of the files in a folder, sorted.
 std::vector<std::string> names_in(const std::string& folder);
 
-/// Why `text` is not well-formed XML; empty if it is.
+/// Returns the first error if `text` is not well-formed XML, otherwise an empty string.
 std::string xml_fault(const std::string& text);
 
 }  // namespace tests

@@ -1,4 +1,4 @@
-// A run that goes well: what it prints and leaves, and that it can be repeated.
+// Successful runs: their output, their files and their reproducibility.
 #include <algorithm>
 #include <cmath>
 #include <regex>
@@ -14,7 +14,7 @@ using tests::read_file;
 
 namespace {
 
-// A small run; what follows counts where an option comes twice.
+// A small run. Options in `more` override the defaults.
 Ended train(const std::string& data, const std::string& run, const std::vector<std::string>& more = {},
             int terminal_columns = 0) {
   std::vector<std::string> all = {"--model",  "mlp", "--data-dir", data, "--run-dir",    run,
@@ -25,7 +25,7 @@ Ended train(const std::string& data, const std::string& run, const std::vector<s
 
 }  // namespace
 
-TEST_CASE("the demo ends at ln(e + 9) - 1") {
+TEST_CASE("the demo's loss converges to ln(e + 9) - 1") {
   const tests::TempDir folder;
   const Ended run = classifier({"--model", "demo", "--epochs", "2", "--run-dir", folder / "run"});
   CHECK(run.status == 0);
@@ -33,12 +33,12 @@ TEST_CASE("the demo ends at ln(e + 9) - 1") {
   std::smatch match;
   const std::string metrics = tests::metrics(folder / "run");
   REQUIRE(std::regex_search(metrics, match, std::regex("\"epoch\":2,\"train_loss\":([^,]+)")));
-  // Probabilities of f32: the loss is exact to some rounding errors of 1.46, which are 1.2e-7.
+  // Probabilities in f32: the loss is exact except for some rounding errors of 1.46, 1.2e-7 each.
   CHECK(std::abs(std::stod(match[1]) - (std::log(std::exp(1.0) + 9) - 1)) < 1e-6);
   CHECK_THAT(run.out, ContainsSubstring("train loss 1.4612"));
 }
 
-TEST_CASE("a run prints its progress and leaves its folder") {
+TEST_CASE("a run prints its progress and writes its folder") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   const std::string dir = folder / "deep/run";
@@ -47,7 +47,8 @@ TEST_CASE("a run prints its progress and leaves its folder") {
   CHECK(run.err == "");
   CHECK_THAT(run.out, ContainsSubstring("seed 42, threads 1, device cpu:0, run folder " + dir));
   CHECK_THAT(run.out, ContainsSubstring("fc1: Linear"));
-  CHECK(run.out.find_first_of("\r\033") == std::string::npos);  // no terminal, no control characters
+  CHECK(run.out.find_first_of("\r\033") ==
+        std::string::npos);  // without a terminal there are no control characters
   CHECK(std::regex_search(
       run.out,
       std::regex(
@@ -82,7 +83,7 @@ TEST_CASE("a run prints its progress and leaves its folder") {
              ContainsSubstring("T-shirt/top") && ContainsSubstring("Ankle boot"));
 }
 
-TEST_CASE("the check of the pictures finds faults") {
+TEST_CASE("xml_fault finds malformed XML") {
   CHECK(tests::xml_fault("<a><b x='1'/>text &lt;</a>\n") == "");
   for (const char* text : {"", "text", "<a>", "<a></b>", "<a></a><b></b>", "<a x=1></a>", "<a>a < b</a>",
                            "<a>&</a>", "<a x='1></a>", "</a>", "<a></a>end"}) {
@@ -91,7 +92,7 @@ TEST_CASE("the check of the pictures finds faults") {
   }
 }
 
-TEST_CASE("on a terminal one line is redrawn and never wraps") {
+TEST_CASE("on a terminal one line is redrawn and does not wrap") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   const Ended run = train(folder / "data", folder / "run", {"--batch-size", "1"}, 60);
@@ -109,7 +110,7 @@ TEST_CASE("on a terminal one line is redrawn and never wraps") {
   CHECK(live >= 2);
 }
 
-TEST_CASE("the same seed and threads give the same bits, another seed others") {
+TEST_CASE("the same seed and threads give identical results, another seed gives others") {
   const tests::TempDir folder;
   tests::write_fashion_mnist(folder / "data");
   const auto result = [&](const std::string& name, std::vector<std::string> more) {
@@ -126,7 +127,7 @@ TEST_CASE("the same seed and threads give the same bits, another seed others") {
   CHECK(result("d", {}) == result("e", {"--workers", "3"}));
 }
 
-TEST_CASE("each schedule, optimizer and kind of data trains") {
+TEST_CASE("every schedule, optimizer and data set can be trained") {
   const tests::TempDir folder;
   const std::vector<std::vector<std::string>> runs = {
       {"--schedule", "cosine", "--optimizer", "sgd"},
