@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tools/quickstart, tools/test and .ci/run in a tree and a system of their own, where every program that they call is
-# a stand-in that writes down how it was called: what they ask for, in which order, and how they stop.
+# Tests tools/quickstart, tools/test and .ci/run in a copy of the tree and on a fake system. Every program that they call is
+# a stub that logs its arguments, so the tests see what the scripts call, in which order, and how they stop.
 # shellcheck disable=SC2016
 set -uo pipefail
 source_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -8,15 +8,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
 
-# ---- the stand-ins ----
+# ---- the stubs ----
 
-# program NAME [BODY]: logs its call, then runs BODY.
+# program NAME [BODY]: makes a program that logs its call and runs BODY.
 program() {
   printf '#!/bin/bash\necho "%s $*" >>"%s/log"\n%s\n' "$1" "$work" "${2-}" >"$work/bin/$1"
   chmod +x "$work/bin/$1"
 }
 
-# What apt-get install does to a system where nothing was installed.
+# The stub of apt-get: `install` puts each package's program or header into the fake system.
 apt_body='
 touch_header() { mkdir -p "$SYSROOT/usr/include/$(dirname "$1")" && touch "$SYSROOT/usr/include/$1"; }
 case " $* " in *" --simulate "*) exit 0 ;; *" install "*) ;; *) exit 0 ;; esac
@@ -41,12 +41,12 @@ for package; do
   esac
 done'
 
-# A machine with only a shell, and a clone.
+# Makes a machine with a shell, a few basic tools, and a clone.
 fresh_machine() {
   rm -rf "${work:?}"/*
   mkdir -p "$work"/{bin,store,system,clone/.ci}
   local name
-  for name in awk bash basename cat chmod cp date dirname env flock head mkdir nproc sed sort touch; do
+  for name in awk bash basename cat chmod cp cut date dirname env flock grep head mkdir nproc sed sort touch tr; do
     ln -s "$(command -v $name)" "$work/bin/$name"
   done
   cp -r "$source_root/tools" "$work/clone/"
@@ -73,8 +73,8 @@ esac'
   : >"$work/log"
 }
 
-# call SCRIPT [OPTIONS]: leaves its status in $status, what it printed in $output, the calls it made in $calls but
-# for those that only ask. as_person: what it is run through.
+# call SCRIPT [OPTIONS]: runs the script. Sets $status, $output to what it printed, and $calls to the calls it made, without
+# those that only query. The array as_person is a command prefix that changes the user.
 as_person=()
 call() {
   local script=$1
@@ -83,7 +83,7 @@ call() {
   output=$(cd "$work" && ${as_person[@]+"${as_person[@]}"} env -i PATH="$work/bin" HOME="$work" SYSROOT="$work/system" \
     STORE="$work/store" "$work/clone/$script" "$@" 2>&1 </dev/null)
   status=$?
-  calls=$(grep -vE '^(sudo|cmake --version|apt-cache|apt-get .* --simulate)' "$work/log")
+  calls=$(grep -vE '^(sudo|cmake --version|apt-cache|apt-get .* --simulate|git|ninja)' "$work/log")
 }
 
 # ---- the expectations ----
@@ -241,6 +241,15 @@ name='quickstart: --no-install where all is there'
 call tools/quickstart --no-install
 has_status 0
 
+name='quickstart --all: every program, and no training'
+call tools/quickstart --all --jobs 3
+has_status 0
+called 'cmake --preset release -DTAPESTRY_BUILD_BENCHMARKS=ON
+cmake --build --preset release --parallel 3 --target programs'
+says "the programs are in $work/clone/build/release/bin"
+call tools/quickstart --all -- --epochs 2
+has_status 2
+
 name='quickstart: only what is missing is installed'
 rm "$work/system/usr/include/zlib.h"
 call tools/quickstart
@@ -263,13 +272,13 @@ cmake --preset ci
 cmake --build --preset ci --parallel 2
 ctest --preset ci --parallel 4 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
 
-name='test: how long nvcc took'
+name='test: prints how long nvcc took'
 mkdir -p "$work/clone/build/ci"
 printf '# ninja log v5\n0\t9000\t1\ta.cu.o\tx\n0\t470000\t1\tb.cu.o\tx\n10\t4010\t1\ta.cu.o\tx\n0\t9000\t1\ta.cpp.o\tx\n' \
   >"$work/clone/build/ci/.ninja_log"
 call tools/test
 says 'nvcc: 474 s for 2 files'
-[[ $output != *OVER* ]] || fail 'that was within its time'
+[[ $output != *OVER* ]] || fail '474 s are within the budget'
 printf '0\t490000\t1\tb.cu.o\tx\n' >>"$work/clone/build/ci/.ninja_log"
 call tools/test
 says 'nvcc: 494 s for 2 files, OVER ITS BUDGET'
@@ -279,7 +288,7 @@ call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
 called 'cmake --preset asan
 cmake --build --preset asan --parallel 2
 ctest --preset asan --parallel 4 --no-tests=error -R a|b'
-[[ $calls != *setarch* ]] || fail 'addresses are not to be touched'
+[[ $calls != *setarch* ]] || fail 'address randomization should stay as it is'
 for preset in asan tsan ci; do
   name="test: $preset where addresses have 32 random bits"
   mkdir -p "$work/system/proc/sys/vm"
@@ -288,13 +297,99 @@ for preset in asan tsan ci; do
   has_status 0
   [[ $calls == *"setarch -R ctest"* && $preset == *san || $calls != *setarch* && $preset == ci ]] || fail 'wrong launcher'
 done
+# changed FILE...: git reports these files as different from BASE.
+changed() {
+  printf '%s\n' "$@" >"$work/changed"
+}
+name='test --changed'
+program git 'case "$*" in
+  "merge-base HEAD main") echo base ;;
+  "diff --name-only bad --") exit 128 ;;
+  diff*) cat "'"$work"'/changed" ;;
+esac'
+# What ninja recorded: the headers of three object files. tests_new was never compiled.
+mkdir -p "$work/clone/build/ci" "$work/clone/tests/support"
+touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
+program ninja 'case "$*" in
+  *"-t targets all")
+    for t in core nn apps autograd new structure; do echo "tests_$t: phony"; done
+    for t in programs docs_programs bench_gpu_ops; do echo "$t: phony"; done
+    for o in core/shape nn/module nn/shared apps/train autograd/softmax new/new; do
+      [[ $o != nn/shared ]] && file=${o}_test || file=$o
+      echo "tests/CMakeFiles/tests_${o%/*}.dir/$file.cpp.o: CXX_COMPILER"
+    done ;;
+  *"-t deps") printf "%s: #deps 2, deps mtime 1 (VALID)\n    ../../%s\n    %s\n\n" \
+    CMakeFiles/tapestry.dir/nn/module.cpp.o nn/module.cpp include/tapestry/nn/module.h \
+    tests/CMakeFiles/tests_core.dir/core/shape_test.cpp.o tests/core/shape_test.cpp include/tapestry/core/tensor.h \
+    tests/CMakeFiles/tests_nn.dir/nn/module_test.cpp.o tests/nn/module_test.cpp include/tapestry/nn/module.h \
+    tests/CMakeFiles/tests_nn.dir/nn/shared.cpp.o tests/nn/shared.cpp include/tapestry/core/tensor.h \
+    tests/CMakeFiles/tests_apps.dir/apps/train_test.cpp.o tests/apps/train_test.cpp include/tapestry/apps/common/svg.h \
+    tests/CMakeFiles/tests_support.dir/support/golden.cpp.o tests/support/golden.cpp include/tapestry/nn/module.h \
+    tests/CMakeFiles/tests_autograd.dir/autograd/softmax_test.cpp.o tests/autograd/softmax_test.cpp ../../tests/support/golden.h ;;
+esac'
+# affects TESTS TARGETS: the expression for ctest, without what every change runs, and the targets that are built.
+affects() {
+  local tests
+  has_status 0
+  tests=$(sed -nE 's/^ctest .*--tests-regex ([^ ]*) .*/\1/p' <<<"$calls")
+  [[ $tests == "$1" ]] || fail "should run $1, not $tests"
+  [[ $calls == *"--target $2
+"* ]] || fail "should build $2"
+}
+everything() {
+  has_status 0
+  says "everything is built and run: $1"
+  [[ $calls != *--target* && $calls != *--tests-regex* ]] || fail 'should build and run everything'
+}
+new='^new\.new$'  # a test that was never compiled may use anything
+changed docs/tutorials/quickstart.md README.md
+call tools/test --changed
+affects '^docs\.|^structure\.|^tools\.programs$' 'docs_programs tests_structure'
+says '2 files differ from base'
+changed nn/module.h
+call tools/test --changed
+affects "^apps\\.|^autograd\\.softmax\$|^consumer\\.|^device\\.op_softmax\$|^launch\\.|$new|^nn\\.module\$|^structure\\.|^tools\\.gpu_check\$" \
+  'bench_gpu_ops programs tests_apps tests_autograd tests_new tests_nn tests_structure'
+changed tests/nn/module_test.cpp
+call tools/test --changed=HEAD~1
+affects "$new|^nn\\.module\$|^structure\\." 'tests_new tests_nn tests_structure'
+says '1 files differ from HEAD~1'
+changed tests/nn/shared.cpp
+call tools/test --changed HEAD~1
+affects "$new|^nn\\.|^structure\\." 'tests_new tests_nn tests_structure'
+changed tests/nn/fresh_test.cpp
+call tools/test --changed -- --verbose
+affects "$new|^nn\\.fresh\$|^structure\\." 'tests_new tests_nn tests_structure'
+for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
+  tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz; do
+  changed "$file"
+  call tools/test --changed
+  [[ $file == tests/support/golden.cpp ]] || everything ''
+done
+rm "$work/clone/build/ci/.ninja_deps"
+changed tests/nn/module_test.cpp
+call tools/test --changed
+everything 'nothing was built'
+: >"$work/changed"
+call tools/test --changed
+has_status 0
+says 'nothing to test'
+called ''
+call tools/test --changed bad
+has_status 1
+says "git cannot compare with 'bad'"
+rm "$work/bin/git"
+call tools/test --changed
+has_status 1
+says 'needs git'
+
 for call in 'bench_cpu --rounds' 'bench_ddp --venv' 'bench_modes --json' 'vendor_deps --output'; do
   name="$call without its value"
   call tools/$call
   has_status 2
   says "${call#* } needs a value"
 done
-name='test: a preset that is none'
+name='test: an unknown preset'
 call tools/test --preset msan
 has_status 2
 says "not 'msan'"
@@ -307,7 +402,7 @@ says 'stopped in phase "test"'
 
 name='.ci/run: all steps in order'
 fresh_machine
-# failing_test OPTIONS: a stand-in for tools/test that fails when called with them.
+# failing_test OPTIONS: a stub of tools/test that fails if it is called with these options.
 failing_test() {
   program test "[[ \"\$*\" != '$1' ]]"
   mv "$work/bin/test" "$work/clone/tools/test"

@@ -1,0 +1,161 @@
+# shellcheck shell=bash
+# What a change can affect, for tools/test --changed. Sourced, not run.
+#
+# The answer may contain too much, and must not contain too little. It comes from three sources:
+#  - the headers that each object file was compiled with, as ninja recorded them (ninja -t deps);
+#  - the include direction core <- kernels <- autograd <- nn <- distributed <- apps, and core <- data, which
+#    tests/structure checks. Every test uses core, and with Tensor's methods autograd and the CPU kernels;
+#  - what tests read or run without including it: programs, documentation, scripts.
+
+# changed_files BASE: files that differ from the commit BASE, uncommitted and new files included.
+changed_files() {
+  git diff --name-only "$1" -- && git ls-files --others --exclude-standard
+}
+
+# default_base: the commit where this branch left main; on main itself, the last commit.
+default_base() {
+  local name
+  for name in main origin/main; do
+    ! git merge-base HEAD "$name" 2>/dev/null || return 0
+  done
+  printf 'HEAD'
+}
+
+# downstream FOLDER: the folders of the library whose code can use FOLDER's.
+downstream() {
+  case $1 in
+    nn) printf 'nn distributed apps' ;;
+    data) printf 'data distributed apps' ;;
+    distributed) printf 'distributed apps' ;;
+    apps) printf 'apps' ;;
+  esac
+}
+
+# plan_changes BUILD FILE...: sets `plan_all` to the reason if everything has to be built and run. Otherwise sets
+# `plan_targets` to the targets to build and `plan_tests` to an expression for ctest -R.
+plan_changes() {
+  local build=$1 file
+  shift
+  plan_all='' plan_targets=()
+  local -A tests=([structure]=1) targets=([tests_structure]=1)
+  local -A files=() folders=()  # code whose users ninja knows; folders of the library with all their users
+  for file; do
+    case $file in
+      CMakeLists.txt | */CMakeLists.txt | *.cmake | *.cmake.in | CMakePresets.json | .ci/* | tools/test | tools/lib/*)
+        plan_all="$file decides how things are built and tested" && return ;;
+      *.md | docs/*) tests[docs]=1 tests[tools.programs]=1 targets[docs_programs]=1 ;;
+      tools/bench/* | tools/gpu/* | tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
+      tests/tools/*) tests[tools]=1 targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 ;;
+      tests/consumer/*) tests[consumer]=1 targets[programs]=1 targets[load_late]=1 ;;
+      tests/*_test.cpp)  # alone, it affects itself
+        files[$file]=1 ;;
+      tests/*.cpp | tests/*.h | tests/*.cuh | tests/*.cu) files[$file]=1 ;;
+      kernels/cuda/*.cu | kernels/cuda/*.cuh)  # run by the emulator here, and by no other test
+        files[$file]=1
+        tests[kernels]=1 tests[device_code]=1 tests[emulated]=1 tests[device]=1 tests[ptx]=1
+        targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_device_code]=1 targets[tests_ptx]=1 ;;
+      tapestry.h | core/* | kernels/* | autograd/*) plan_all="every test uses $file" && return ;;
+      nn/* | data/* | distributed/* | apps/*)
+        files[$file]=1 folders[${file%%/*}]=1
+        # These tests run programs, which no object file shows.
+        tests[apps]=1 tests[launch]=1 tests[tools.gpu_check]=1
+        targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 targets[tests_apps]=1 targets[tests_launch]=1
+        [[ $file != *.h || $file == apps/* ]] || tests[consumer]=1 targets[load_late]=1 ;;
+      .clang-format | .gitignore | LICENSE) ;;
+      *) plan_all="it is not known what uses $file" && return ;;
+    esac
+  done
+  if ((${#files[@]})); then
+    [[ -e $build/.ninja_deps ]] || { plan_all="nothing was built in $build yet" && return; }
+    local object objects known=0
+    # An object file of tests/support is linked into every test program, and used by the files that include its header.
+    while ((known < ${#files[@]})); do
+      known=${#files[@]}
+      objects=$(objects_using "$build")
+      while read -r object; do
+        [[ $object != */tests_support.dir/support/*.cpp.o ]] || files[tests/support/$(basename "$object" .cpp.o).h]=1
+      done <<<"$objects"
+    done
+    while read -r object; do
+      [[ -z $object ]] || add_object "$object"
+    done <<<"$objects"
+    for file in "${!files[@]}"; do  # a new file has no object yet
+      [[ $file != tests/*_test.cpp ]] || add_object "tests/CMakeFiles/tests_$(cut -d / -f 2 <<<"$file").dir/${file#tests/}.o"
+    done
+  fi
+  local name expression=''
+  for name in $(printf '%s\n' "${!tests[@]}" | sort); do
+    # A folder's name stands for all its tests, `folder.file` for one.
+    [[ $name != *.* || -z ${tests[${name%%.*}]-} ]] || continue
+    [[ $name == *.* ]] && expression+="|^${name//./\\.}$" || expression+="|^$name\\."
+  done
+  plan_tests=${expression#|}
+  mapfile -t plan_targets < <(printf '%s\n' "${!targets[@]}" | sort)
+}
+
+# objects_using BUILD: the object files outside the library that were compiled with one of `files`, or with a header of a
+# folder downstream of one of `folders`. An object file that was never compiled may use anything, so it is one of them.
+objects_using() {
+  local folder
+  {
+    printf '%s\n' "${!files[@]}" | sed 's/^/file /'
+    for folder in "${!folders[@]}"; do
+      printf '%s\n' $(downstream "$folder") | sed 's/^/folder /'
+    done
+    ninja -C "$1" -t targets all | sed -n 's/^\([^:]*\.o\): .*/object \1/p'
+    ninja -C "$1" -t deps
+  } | awk -v root="$root/" '
+    $1 == "file" { file[$2] = 1; next }
+    $1 == "folder" { folder[$2] = 1; next }
+    $1 == "object" { unknown[$2] = 1; next }
+    /^[^ ].*: #deps/ { object = substr($0, 1, index($0, ": #deps") - 1); used = 0; delete unknown[object]; next }
+    /^ / && !used {
+      path = $1
+      # The compiler cache writes paths relative to the build tree, which is build/PRESET.
+      if (!sub(/^(.*\/)?include\/tapestry\//, "", path) && !sub(/^\.\.\/\.\.\//, "", path)) sub("^" root, "", path)
+      top = path
+      sub(/\/.*/, "", top)
+      if ((path in file) || ((top in folder) && path ~ /\//)) { used = 1; print object }
+    }
+    END { for (object in unknown) print object }' | grep -v '^CMakeFiles/tapestry\.dir/' | sort -u
+}
+
+# add_object OBJECT: adds its target, and the tests that it can affect, to `targets` and `tests`.
+add_object() {
+  local target folder test
+  target=$(sed -nE 's|.*CMakeFiles/([^/]*)\.dir/.*|\1|p' <<<"$1")
+  case $target in
+    tests_support | tests_emulated_kernels | tests_cuda_emulator | tests_headers)
+      # Linked into several programs: the objects of these programs do not show it.
+      case $target in
+        tests_support) [[ -e tests/support/$(basename "$1" .cpp.o).h ]] || plan_all="every test uses ${1##*.dir/}" ;;
+        tests_headers) targets[tests_headers]=1 ;;
+        *) tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[docs]=1
+          targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_ptx]=1 targets[docs_programs]=1 ;;
+      esac ;;
+    tests_*)
+      targets[$target]=1
+      folder=${target#tests_}
+      if [[ $1 == *_test.cpp.o && $folder != docs ]]; then
+        test=${1##*/}
+        tests[$folder.${test%_test.cpp.o}]=1
+        # tests/autograd runs in tests_device and tests_gpu, too.
+        [[ $folder != autograd ]] || { tests[device.op_${test%_test.cpp.o}]=1 && targets[tests_device]=1; }
+      else
+        tests[$folder]=1
+      fi ;;
+    docs_*) tests[docs.${target#docs_}]=1 targets[$target]=1 ;;
+    bench_*) targets[bench_gpu_ops]=1 ;;
+    apps_compare | apps_common | *) ;;  # programs: plan_changes has added all of them
+  esac
+}
+
+# keep_known_targets PRESET: removes targets from `plan_targets` that this preset does not have; asan has no tests_structure.
+keep_known_targets() {
+  local known target kept=()
+  known=" $(ninja -C "build/$1" -t targets all | sed -n 's/: phony$//p' | tr '\n' ' ') "
+  for target in "${plan_targets[@]}"; do
+    [[ $known != *" $target "* ]] || kept+=("$target")
+  done
+  plan_targets=("${kept[@]}")
+}
