@@ -1,14 +1,14 @@
-# Warnings, sanitizers and the instruction set.
+# Sets warnings, sanitizers, the instruction set and the compiler cache.
 include(CheckCXXSourceRuns)
 
 add_library(tapestry_warnings INTERFACE)
 set(warnings -Wall -Wextra -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # g++ 12 cries wolf: "text" + std::string(...) "overlaps" (its bug 105329), an atomic behind a pointer that might be
-  # null "overflows".
+  # Two warnings of g++ 12 are often false: -Wrestrict for "text" + std::string(...) (GCC bug 105329), and
+  # -Wstringop-overflow for an atomic behind a pointer that may be null.
   list(APPEND warnings -Wno-restrict -Wno-stringop-overflow)
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  list(APPEND warnings -Wno-overloaded-virtual)  # a module's forward has any signature
+  list(APPEND warnings -Wno-overloaded-virtual)  # modules overload forward with any signature
 endif()
 list(JOIN warnings "," host_warnings)
 if(TAPESTRY_WERROR)
@@ -22,27 +22,27 @@ if(TAPESTRY_SANITIZE)
   add_compile_options(-fsanitize=${TAPESTRY_SANITIZE} -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${TAPESTRY_SANITIZE})
   if(TAPESTRY_SANITIZE MATCHES "undefined")
-    # ASan itself ends a program at what null, object-size, vptr and pointer-overflow would find, for half their time of
-    # compiling. Alignment is put back for CUDA kernels: a GPU refuses what this CPU reads.
+    # These checks double the time to compile. AddressSanitizer finds the same errors as null, object-size, vptr and
+    # pointer-overflow. CUDA kernels get -fsanitize=alignment again, because a GPU traps on unaligned accesses.
     add_compile_options(-fno-sanitize-recover=undefined
       -fno-sanitize=null,object-size,vptr,alignment,pointer-overflow)
     set(TAPESTRY_CHECK_ALIGNMENT -fsanitize=alignment)
   endif()
   if(TAPESTRY_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # A call for each check is a tenth less to compile than the check itself. Not where the arithmetic is: it is slower.
+    # Checks that are function calls compile 10% faster than inline checks, and run slower. Arithmetic keeps inline checks.
     add_compile_options(--param=asan-instrumentation-with-call-threshold=0)
     set(TAPESTRY_CHECK_INLINE --param=asan-instrumentation-with-call-threshold=7000)
   endif()
   add_compile_definitions(TAPESTRY_SANITIZED=1)
   if(TAPESTRY_SANITIZE MATCHES "thread")
-    # Their own synchronisation is invisible to TSan, which then reports races that are none.
+    # TSan does not see the synchronisation inside these libraries, and would report false races.
     set(TAPESTRY_OPENMP OFF)
     set(TAPESTRY_ONEDNN OFF)
   endif()
 endif()
 
-# Under sanitizers most of the code is sooner compiled without optimisation than run faster with it. Not these files, which
-# do the arithmetic.
+# tapestry_arithmetic(FILE...): optimises these files in the sanitizer presets. The presets compile all other files with -O0,
+# because that saves more time than the tests lose.
 function(tapestry_arithmetic)
   if(TAPESTRY_SANITIZE)
     set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -O1 ${TAPESTRY_CHECK_INLINE})
@@ -50,8 +50,8 @@ function(tapestry_arithmetic)
   endif()
 endfunction()
 
-# CPU kernels are compiled for AVX2 and FMA where the building machine has them. Not for AVX-512: Eigen's AVX-512
-# GEMM was measured 20% slower than its AVX2 one with g++ 12 on Zen 4.
+# CPU kernels use AVX2 and FMA if the building machine has them. They do not use AVX-512: with g++ 12 on Zen 4, Eigen's
+# AVX-512 matrix product was measured to be 20% slower than its AVX2 one.
 if(TAPESTRY_CPU_ARCH STREQUAL "auto")
   set(TAPESTRY_ARCH_FLAGS "")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT CMAKE_CROSSCOMPILING)

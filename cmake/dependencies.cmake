@@ -1,13 +1,13 @@
-# What the library is linked with. All of it is private: no public header includes any of these.
+# Finds the libraries that Tapestry is linked with. All of them are private: no public header includes their headers.
 add_library(tapestry_private INTERFACE)
 
-# What tools/vendor_deps copied here counts where the system has nothing.
+# tools/vendor_deps fills .deps/. CMake searches it after the system's folders.
 list(APPEND CMAKE_SYSTEM_PREFIX_PATH ${PROJECT_SOURCE_DIR}/.deps)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 target_link_libraries(tapestry_private INTERFACE Threads::Threads)
-# Nothing here reads errno or floating-point exception flags; assuming that they matter keeps loops from being vectorised.
+# The library reads neither errno nor floating-point exception flags. These options let the compiler vectorise more loops.
 target_compile_options(tapestry_private INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${TAPESTRY_ARCH_FLAGS};-fno-math-errno;-fno-trapping-math>")
 
@@ -19,7 +19,7 @@ if(TAPESTRY_OPENMP)
   endif()
 endif()
 
-# Header-only, found as plain include folders so that a copy in .deps/ serves as well.
+# These are header-only. They are found as include folders, not as CMake packages, because a copy in .deps/ has no package.
 find_path(EIGEN_INCLUDE_DIR Eigen/Core PATH_SUFFIXES eigen3)
 find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
 find_path(ASIO_INCLUDE_DIR asio/ip/tcp.hpp)
@@ -39,7 +39,7 @@ if(NOT ZLIB_FOUND)
 endif()
 target_link_libraries(tapestry_private INTERFACE ZLIB::ZLIB)
 
-# Not by its CMake package: Debian's fails without OpenCL headers.
+# Debian's CMake package of oneDNN fails without OpenCL headers, so the library and its header are found directly.
 if(TAPESTRY_ONEDNN)
   find_library(DNNL_LIBRARY NAMES dnnl)
   find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
@@ -48,12 +48,12 @@ if(TAPESTRY_ONEDNN)
     target_include_directories(tapestry_private SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
     target_compile_definitions(tapestry_private INTERFACE TAPESTRY_HAS_ONEDNN=1)
   else()
-    message(STATUS "oneDNN not found: convolutions and matrix products use Eigen (slower)")
+    message(STATUS "oneDNN not found: convolutions and matrix products use Eigen, which is slower")
   endif()
 endif()
 
-# Between processes on CPUs. ThreadSanitizer does not see its synchronisation.
-option(TAPESTRY_GLOO "Use Gloo where it is found" ON)
+# Gloo connects processes on CPUs. ThreadSanitizer does not see its synchronisation, and would report false races.
+option(TAPESTRY_GLOO "Use Gloo if it is found" ON)
 if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
   find_package(Gloo CONFIG QUIET)
   if(TARGET gloo)
@@ -63,9 +63,9 @@ if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
       ${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_transport.cpp PROPERTIES
       COMPILE_DEFINITIONS TAPESTRY_HAS_GLOO=1)
   else()
-    message(STATUS "Gloo not found: no collectives between processes on CPUs (libgloo-dev)")
+    message(STATUS "Gloo not found (libgloo-dev): processes on CPUs cannot use collectives")
   endif()
 endif()
 
-# For the tests.
+# Only the tests use Catch2.
 find_path(CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)

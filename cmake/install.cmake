@@ -1,4 +1,4 @@
-# The install tree and the CMake package: find_package(tapestry) gives tapestry::tapestry.
+# Describes the install tree and the CMake package. find_package(tapestry) defines the target tapestry::tapestry.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -21,7 +21,7 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/tapestry)
 install(EXPORT tapestry-targets NAMESPACE tapestry:: DESTINATION ${package_folder})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tapestry-config.cmake.in
   ${PROJECT_BINARY_DIR}/cmake/tapestry-config.cmake INSTALL_DESTINATION ${package_folder})
-# Before 1.0 a minor version may change the interface.
+# Before version 1.0, a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/tapestry-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/cmake/tapestry-config.cmake

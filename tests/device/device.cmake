@@ -1,12 +1,12 @@
-# Tests of devices: the same sources in two programs.
-#   tests_device   in which kernels/cuda/*.cu are compiled by g++ and run by the emulator on fake GPUs. Its kernels fill
-#                  the slots after the library's own, whose symbols it replaces.
-#   tests_gpu      of a build with CUDA: the library's own kernels, on a GPU.
-# tests/autograd/*_test.cpp take part in both: each GOLDEN_OP is run on cuda:0.
+# The tests of CUDA devices are compiled into two programs:
+#   tests_device   g++ compiles kernels/cuda/*.cu, and the emulator runs them on fake GPUs. These kernels register after the
+#                  library's and take their slots.
+#   tests_gpu      runs the library's own kernels on a GPU. Only builds with CUDA have this program.
+# Both programs also contain tests/autograd/*_test.cpp, and run each GOLDEN_OP on cuda:0.
 file(GLOB_RECURSE device_code CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu)
 list(FILTER device_code EXCLUDE REGEX "/cuda/launch\\.cu$")
 
-# What ships is compiled, and tested: no device code elsewhere.
+# All device code must be in kernels/cuda/, so that it is compiled for the emulator and tested.
 file(GLOB_RECURSE everywhere CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/core/*.cu ${PROJECT_SOURCE_DIR}/kernels/*.cu
   ${PROJECT_SOURCE_DIR}/autograd/*.cu ${PROJECT_SOURCE_DIR}/nn/*.cu ${PROJECT_SOURCE_DIR}/data/*.cu
   ${PROJECT_SOURCE_DIR}/distributed/*.cu ${PROJECT_SOURCE_DIR}/apps/*.cu)
@@ -59,7 +59,7 @@ foreach(program ${device_programs})
       set(name ${program}.op_${unit})
       set(select "[\#${stem}][device]")
     elseif(program STREQUAL "device")
-      continue()  # has its entry, as all folders' tests do
+      continue()  # tests/CMakeLists.txt has added its entry
     else()
       set(name ${program}.${unit})
       set(select "[\#${stem}]~[.]")
@@ -72,16 +72,16 @@ foreach(program ${device_programs})
   endforeach()
 endforeach()
 
-# Two devices, also on one GPU.
+# These tests need two devices. On a machine with one GPU, they use two logical devices.
 foreach(test core.cuda_gpu gpu.data_parallel gpu.pipeline gpu.ranks)
   if(TEST ${test})
     set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT TAPESTRY_LOGICAL_DEVICES=2)
   endif()
 endforeach()
 
-set_property(TEST device.models APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATOR_SEED=1)  # threads in another order
+set_property(TEST device.models APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATOR_SEED=1)  # starts the threads in another order
 
-# What the emulated tests launch is recorded, and held against what nvcc compiled once they have run.
+# The emulated tests record which kernels they launch. kernels.coverage then checks that nvcc compiled no other kernels.
 set(recorded ${PROJECT_BINARY_DIR}/emulated_kernels)
 file(MAKE_DIRECTORY ${recorded})
 get_property(all_tests DIRECTORY PROPERTY TESTS)

@@ -1,4 +1,4 @@
-# Reads what nvcc made of the kernels; beside them, of some with faults.
+# The tests read the machine code that nvcc made from the kernels, and from planted.cu, whose kernels have faults.
 target_link_libraries(tests_device_code PRIVATE ${CMAKE_DL_LIBS})
 if(TAPESTRY_CUDA_FOUND)
   string(REGEX MATCHALL "[0-9]+" architectures "${CMAKE_CUDA_ARCHITECTURES}")
@@ -8,6 +8,6 @@ if(TAPESTRY_CUDA_FOUND)
   set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/resources_test.cpp APPEND PROPERTY COMPILE_DEFINITIONS
     TAPESTRY_HAS_CUDA=1 "TAPESTRY_DEVICE_ARCHITECTURES=\"${architectures}\"")
 endif()
-# What the kernels are launched with is known when the emulated tests have run.
+# The emulated tests record with which block sizes the kernels are launched, so they run first.
 file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/emulated_launches)
 set_tests_properties(device_code.resources PROPERTIES DEPENDS "${emulated_tests}")

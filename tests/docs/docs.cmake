@@ -1,9 +1,9 @@
-# Compiles and runs the C++ in README.md and docs/, so that it stays true. A block fenced as ```cpp is
-# - a program, if it begins with #include (a main is added where it has none),
-# - else the inside of a function, with `using namespace tapestry`, which runs in a folder of its own that is removed behind it.
-# A program that includes kernels/cuda/portable.cuh is run by the emulator. If the next block behind a program is fenced as
-# ```text output, it is what the program prints, held to it by prints.cmake.
-# Blocks fenced as ```cpp listing are excerpts of the sources and are not compiled.
+# Compiles and runs the C++ code in README.md and docs/, so that the documentation stays true. A block fenced as ```cpp is
+# - a program if it begins with #include (an empty main is added if there is none),
+# - otherwise the body of a function with `using namespace tapestry`, which runs in a temporary folder.
+# A program that includes kernels/cuda/portable.cuh runs in the emulator. If the block after a program is fenced as
+# ```text output, the program must print its text (see prints.cmake).
+# A block fenced as ```cpp listing is an excerpt of the sources and is not compiled.
 file(GLOB_RECURSE pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.md)
 list(APPEND pages ${PROJECT_SOURCE_DIR}/README.md)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${pages})

@@ -1,4 +1,4 @@
-# One source compiled twice: for the emulator, and by nvcc for a GPU.
+# The same source is compiled twice: by g++ for the emulator, and by nvcc for a GPU.
 set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/ptx/lanes_emulated.cpp APPEND PROPERTY INCLUDE_DIRECTORIES
   ${CMAKE_CURRENT_SOURCE_DIR}/support/cuda_emulator)
 target_sources(tests_ptx PRIVATE $<TARGET_OBJECTS:tests_cuda_emulator>)

@@ -135,24 +135,24 @@ for script in tools/quickstart tools/test; do
   called "apt-get $update
 apt-get $install ${every_of[$script]}"
 
-  name="$script: one source of packages cannot be reached"
+  name="$script: one package source cannot be reached"
   program apt-get '[[ $* != *update ]] || exit 100'"$apt_body"
   call $script
   has_status 0
-  says 'going on with the package lists that are there'
+  says 'continuing with the existing package lists'
 
-  name="$script: apt-get brings nothing"
+  name="$script: apt-get installs nothing"
   fresh_machine
   program apt-get
   call $script
   has_status 1
-  says 'these bring nothing that was expected: cmake'
+  says 'these packages did not bring the expected files: cmake'
 
-  name="$script: a part of the archive is switched off"
+  name="$script: a component of the archive is disabled"
   program apt-cache '[[ $2 != libasio-dev && $2 != libcli11-dev ]]'
   call $script
   has_status 1
-  says 'do not have libcli11-dev libasio-dev: see what apt-get update said. Debian 12'
+  says 'do not have libcli11-dev libasio-dev: see the messages of apt-get update. Debian 12'
   mkdir -p "$work/system/etc"
   printf 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nID=ubuntu\n' >"$work/system/etc/os-release"
   call $script
@@ -167,22 +167,22 @@ apt-get $install ${every_of[$script]}"
   call $script
   as_person=()
   has_status 1
-  says "neither root nor is there sudo. As root: apt-get install $every"
+  says "installing them needs root or sudo. As root: apt-get install $every"
   called ''
 
   name="$script: no package manager"
   rm "$work/bin/apt-get"
   call $script
   has_status 1
-  says 'there is no apt-get here'
+  says 'apt-get is missing'
 
-  name="$script: an optional package that the system does not have, or cannot install"
+  name="$script: skips an optional package that cannot be installed"
   fresh_machine
   program apt-get '[[ "$*" != *--simulate*libdnnl-dev ]] || exit 100'"$apt_body"
   call $script
   has_status 0
   says 'libdnnl-dev is optional'
-  [[ $calls != *libdnnl-dev* && $calls == *libgloo-dev* ]] || fail 'should install all but libdnnl-dev'
+  [[ $calls != *libdnnl-dev* && $calls == *libgloo-dev* ]] || fail 'should install everything except libdnnl-dev'
 
   name="$script: cmake is too old"
   program cmake 'echo "cmake version 3.22.1"'
@@ -204,14 +204,14 @@ apt-get $install ${every_of[$script]}"
   has_status 1
   says "cannot write to $work/clone/build"
 
-  name="$script: two at a time"
+  name="$script: a second script at the same time"
   rm "$work/clone/build"
   mkdir "$work/clone/build"
   exec 8>"$work/clone/build/.lock"
   flock 8
   call $script
   has_status 1
-  says 'wait for it to end'
+  says 'wait until it ends'
   exec 8>&-
 done
 
@@ -237,7 +237,7 @@ cmake --build --preset release --parallel 3 --target classifier tapestry-run
 tapestry-run --standalone --nproc-per-node 2 classifier
 classifier --data fashion-mnist --model cnn --parallel ddp'
 
-name='quickstart: --no-install where all is there'
+name='quickstart: --no-install with all packages installed'
 call tools/quickstart --no-install
 has_status 0
 
@@ -250,14 +250,14 @@ says "the programs are in $work/clone/build/release/bin"
 call tools/quickstart --all -- --epochs 2
 has_status 2
 
-name='quickstart: only what is missing is installed'
+name='quickstart: installs only the missing packages'
 rm "$work/system/usr/include/zlib.h"
 call tools/quickstart
 has_status 0
 [[ $calls == *"apt-get $install zlib1g-dev
 "* ]] || fail 'should install zlib1g-dev alone'
 
-name='quickstart: only something optional is missing'
+name='quickstart: continues if only an optional package is missing'
 rm "$work/bin/ccache"
 call tools/quickstart --no-install
 has_status 0
@@ -274,14 +274,14 @@ ctest --preset ci --parallel 4 --no-tests=error --label-exclude long" ]] || fail
 
 name='test: prints how long nvcc took'
 mkdir -p "$work/clone/build/ci"
-printf '# ninja log v5\n0\t9000\t1\ta.cu.o\tx\n0\t470000\t1\tb.cu.o\tx\n10\t4010\t1\ta.cu.o\tx\n0\t9000\t1\ta.cpp.o\tx\n' \
+printf '# ninja log v5\n0\t9000\t1\ta.cu.o\tx\n0\t220000\t1\tb.cu.o\tx\n10\t4010\t1\ta.cu.o\tx\n0\t9000\t1\ta.cpp.o\tx\n' \
   >"$work/clone/build/ci/.ninja_log"
 call tools/test
-says 'nvcc: 474 s for 2 files'
-[[ $output != *OVER* ]] || fail '474 s are within the budget'
-printf '0\t490000\t1\tb.cu.o\tx\n' >>"$work/clone/build/ci/.ninja_log"
+says 'nvcc: 224 s for 2 files'
+[[ $output != *OVER* ]] || fail '224 s are within the budget'
+printf '0\t240000\t1\tb.cu.o\tx\n' >>"$work/clone/build/ci/.ninja_log"
 call tools/test
-says 'nvcc: 494 s for 2 files, OVER ITS BUDGET'
+says 'nvcc: 244 s for 2 files, OVER ITS BUDGET'
 
 name='test: --full, a preset, options of ctest'
 call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
@@ -290,7 +290,7 @@ cmake --build --preset asan --parallel 2
 ctest --preset asan --parallel 4 --no-tests=error -R a|b'
 [[ $calls != *setarch* ]] || fail 'address randomization should stay as it is'
 for preset in asan tsan ci; do
-  name="test: $preset where addresses have 32 random bits"
+  name="test: $preset on a system that randomizes 32 bits of addresses"
   mkdir -p "$work/system/proc/sys/vm"
   echo 32 >"$work/system/proc/sys/vm/mmap_rnd_bits"
   call tools/test --preset $preset
@@ -400,7 +400,7 @@ call tools/test
 has_status 1
 says 'stopped in phase "test"'
 
-name='.ci/run: all steps in order'
+name='.ci/run: runs all steps in order'
 fresh_machine
 # failing_test OPTIONS: a stub of tools/test that fails if it is called with these options.
 failing_test() {
@@ -413,9 +413,9 @@ has_status 0
 called 'test 
 test --preset asan
 test --preset tsan'
-says ' s of 15 min'
+says ' s of 10 min'
 
-name='.ci/run: the first failure ends it'
+name='.ci/run: stops at the first failure'
 failing_test '--preset asan'
 call .ci/run
 has_status 1

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2086
-# What the scripts share: phases with times, packages, configure and build. Sourced, not run.
+# Shared by the scripts in tools/: phases and their times, packages, configuring and building. Sourced, not run.
 set -euo pipefail
 export LC_ALL=C.UTF-8
 
@@ -11,18 +11,18 @@ install=yes
 phase_name=''
 run_started=$EPOCHREALTIME
 
-# ---- saying what happens, and for how long -------------------------------------------------------------------
+# ---- messages and times -------------------------------------------------------------------
 
 say() { printf '[%s] %s\n' "$me" "$*"; }
 
-# Stops with a reason. Every failure that this project can foresee ends here.
+# die REASON: stops. All foreseen failures end here.
 die() {
   trap - EXIT
   printf '\n[%s] stopped%s: %s\n' "$me" "${phase_name:+ in phase \"$phase_name\"}" "$*" >&2
   exit 1
 }
 
-# A wrong command line: exit status 2, as is usual.
+# usage_error REASON: stops with exit status 2, as is usual for a wrong command line.
 usage_error() {
   trap - EXIT
   printf '[%s] %s\nSee %s --help.\n' "$me" "$*" "$me" >&2
@@ -37,13 +37,13 @@ on_exit() {
 trap on_exit EXIT
 trap 'trap - EXIT; printf "\n[%s] interrupted; run it again to go on.\n" "$me" >&2; exit 130' INT TERM
 
-# seconds_since TIME: with one decimal.
+# seconds_since TIME: prints the seconds since then, with one decimal.
 seconds_since() {
   local tenths=$(((${EPOCHREALTIME/./} - ${1/./}) / 100000))
   printf '%d.%d' $((tenths / 10)) $((tenths % 10))
 }
 
-# begin_phase NAME WHAT
+# begin_phase NAME DESCRIPTION
 begin_phase() {
   phase_name=$1
   phase_started=$EPOCHREALTIME
@@ -63,7 +63,7 @@ record() {
   printf '%s\t%s\t%s\t%s\t%s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$me" "$1" "$2" "$jobs" >>"$root/build/times.tsv"
 }
 
-# run COMMAND...: shows the command, and stops with its status if it fails.
+# run COMMAND...: prints the command, runs it, and stops if it fails.
 run() {
   printf '+'
   printf ' %q' "$@"
@@ -75,7 +75,7 @@ run() {
 
 # ---- packages ------------------------------------------------------------------------------------------------
 
-# Where headers and data sets are looked for; the tests of these scripts look elsewhere.
+# Headers and data sets are searched below this folder. The tests of these scripts set SYSROOT to a fake system.
 sysroot=${SYSROOT-}
 
 have_command() { command -v "$1" >/dev/null; }
@@ -87,8 +87,8 @@ have_header() {
   return 1
 }
 
-# is_present PACKAGE: looks for what the package brings, not for the package, so that a compiler or a header which
-# came some other way counts.
+# is_present PACKAGE: looks for a file of the package, not for the package itself, so that a compiler or header that was
+# installed in another way counts, too.
 is_present() {
   case $1 in
     cmake) have_command cmake ;;
@@ -106,18 +106,19 @@ is_present() {
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;
     time) [[ -x /usr/bin/time ]] ;;
-    *) die "no test is known for package $1 (tools/lib/setup.sh)" ;;
+    *) die "it is not known which file belongs to package $1 (tools/lib/setup.sh)" ;;
   esac
 }
 
-# missing_of PACKAGE...: the names of those that are not there.
+# missing_of PACKAGE...: prints the names of the missing packages.
 missing_of() {
   local package
   for package; do is_present "$package" || printf '%s ' "$package"; done
 }
 
-# need_packages REQUIRED OPTIONAL: two lists of Debian names. Installs what is missing; with install=no prints it and
-# stops. Something optional that this system's package manager does not have is only mentioned.
+# need_packages REQUIRED OPTIONAL: takes two lists of Debian package names, and installs the missing ones. With install=no it
+# prints them instead, and stops if a required one is missing. An optional package that this system does not offer is
+# skipped with a message.
 need_packages() {
   local required optional
   required=$(missing_of $1)
@@ -128,12 +129,12 @@ need_packages() {
     printf 'Missing: %s\n' "$required${optional:+(optional: ${optional% })}"
     printf 'To install: apt-get install --no-install-recommends %s\n' "${required}${optional% }"
     [[ -z $required ]] || die "packages are missing, and --no-install was given."
-    say 'going on without what is optional'
+    say 'continuing without the optional packages'
   else
     begin_phase packages "installing $required${optional% }"
     apt_install "$required" "$optional"
     required=$(missing_of $1)
-    [[ -z $required ]] || die "apt-get succeeded, yet these bring nothing that was expected: $required"
+    [[ -z $required ]] || die "apt-get succeeded, but these packages did not bring the expected files: $required"
     end_phase
   fi
 }
@@ -141,34 +142,34 @@ need_packages() {
 # apt_install REQUIRED OPTIONAL
 apt_install() {
   local required=$1 package unknown=''
-  have_command apt-get || die "there is no apt-get here; install with your system's package manager (Debian names): $1${2% }"
+  have_command apt-get || die "apt-get is missing; install these packages with your system's package manager (Debian names): $1${2% }"
   local -a sudo=()
   if ((EUID != 0)); then
-    have_command sudo || die "packages are missing, and this is neither root nor is there sudo. As root: apt-get install $1${2% }"
+    have_command sudo || die "packages are missing, and installing them needs root or sudo. As root: apt-get install $1${2% }"
     sudo=(sudo)
   fi
   local -a apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
   say 'updating the package lists'
-  # One source of many that cannot be reached is no reason to stop.
-  "${apt[@]}" update || say 'apt-get update failed (its own message is above): going on with the package lists that are there'
+  # If one of several package sources cannot be reached, the others may have everything.
+  "${apt[@]}" update || say 'apt-get update failed (its own message is above): continuing with the existing package lists'
   for package in $required; do
     apt-cache show "$package" >/dev/null 2>&1 || unknown+=" $package"
   done
-  [[ -z $unknown ]] || die "this system's package lists do not have$unknown: see what apt-get update said. $(where_packages_are)"
+  [[ -z $unknown ]] || die "this system's package lists do not have$unknown: see the messages of apt-get update. $(where_packages_are)"
   for package in $2; do
     if "${apt[@]}" --simulate install --no-install-recommends $required "$package" >/dev/null 2>&1; then
       required+=$package' '
     else
-      say "$package is optional, and this system has none that can be installed: going on without it"
+      say "$package is optional, and this system cannot install it: continuing without it"
     fi
   done
   run "${apt[@]}" install -y --no-install-recommends $required
 }
 
-# On Ubuntu most of what is needed is in a part of the archive that may be switched off.
+# On Ubuntu, most of these packages are in the component universe, which may be disabled.
 where_packages_are() {
   if [[ -r $sysroot/etc/os-release && $(<"$sysroot/etc/os-release") == *ubuntu* ]]; then
-    printf "Is Ubuntu's part universe switched on? apt-get install software-properties-common && add-apt-repository universe"
+    printf "Is Ubuntu's component universe enabled? apt-get install software-properties-common && add-apt-repository universe"
   else
     printf 'Debian 12, Debian 13 and Ubuntu 24.04 have them.'
   fi
@@ -176,17 +177,17 @@ where_packages_are() {
 
 # ---- configure and build -------------------------------------------------------------------------------------
 
-# The folder for build trees and times. One run at a time in it.
+# prepare_build_folder: makes build/, and takes its lock, so that one script runs in it at a time.
 prepare_build_folder() {
   { mkdir -p "$root/build" && : >>"$root/build/times.tsv"; } 2>/dev/null ||
-    die "cannot write to $root/build: make it writable, or clone the project to where you may write."
+    die "cannot write to $root/build: make it writable, or clone the project into a writable folder."
   [[ -s $root/build/times.tsv ]] || printf 'when\tscript\tphase\tseconds\tjobs\n' >"$root/build/times.tsv"
   exec {build_lock}>"$root/build/.lock"
   if have_command flock && ! flock --nonblock "$build_lock"; then
-    die "another tools/quickstart or tools/test runs in $root/build: wait for it to end."
+    die "another tools/quickstart or tools/test runs in $root/build: wait until it ends."
   fi
-  # A clone in another folder finds what this one compiled. Without the inode cache the same headers are hashed for every
-  # file, which made a first build a fifth longer.
+  # With these settings, clones in different folders share the compiler cache. The inode cache avoids hashing the same
+  # headers for every file, which made a first build 20% longer.
   export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_INODECACHE=1
   export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 }
@@ -195,7 +196,7 @@ check_cmake_version() {
   local version
   version=$(cmake --version | sed -n '1s/.*version //p')
   [[ $(printf '%s\n3.25\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
-    die "cmake is version $version and 3.25 is needed ($(command -v cmake)); install a newer one (Debian 12 and Ubuntu 24.04 have it)."
+    die "cmake is version $version and 3.25 is needed ($(command -v cmake)); install a newer version (Debian 12 and Ubuntu 24.04 have one)."
 }
 
 # configure_preset PRESET [OPTION OF CMAKE...]
@@ -216,33 +217,33 @@ build_preset() {
   nvcc_time "$root/build/$preset/.ninja_log"
 }
 
-# nvcc_time LOG: how long CUDA files took when each was last compiled; CI has 8 minutes for them.
+# nvcc_time LOG: prints how long the CUDA files took when each was last compiled. Their budget in CI is 4 minutes.
 nvcc_time() {
   [[ -e $1 ]] || return 0
   awk -F '\t' -v me="$me" '$4 ~ /\.cu\.o$/ { took[$4] = $2 - $1 }
     END {
       for (file in took) { ++files; sum += took[file] / 1000 }
-      if (files) printf "[%s] nvcc: %d s for %d files%s\n", me, sum, files, (sum > 480 ? ", OVER ITS BUDGET OF 480 s" : "")
+      if (files) printf "[%s] nvcc: %d s for %d files%s\n", me, sum, files, (sum > 240 ? ", OVER ITS BUDGET OF 240 s" : "")
     }' "$1"
 }
 
 # ---- benchmarks ----------------------------------------------------------------------------------------------
 
-# The PyTorch that is compared with, in a virtual environment outside the tree.
+# The benchmarks compare with this version of PyTorch. It is in a virtual environment outside the tree.
 torch=2.15.0
 venv=${XDG_CACHE_HOME:-$HOME/.cache}/tapestry/torch-$torch
 
 need_pytorch() {
   ! "$venv/bin/python" -c "import torch, sys; sys.exit(not torch.__version__.startswith('$torch'))" 2>/dev/null || return 0
   [[ $install == yes ]] || die "PyTorch $torch is not in $venv, and --no-install was given."
-  have_command python3 || die "PyTorch needs Python, and there is none here: apt-get install python3-venv"
+  have_command python3 || die "PyTorch needs Python, which is missing: apt-get install python3-venv"
   begin_phase pytorch "installing PyTorch $torch into $venv"
   run python3 -m venv "$venv"
   run "$venv/bin/pip" install --quiet "torch==$torch" numpy
   end_phase
 }
 
-# build_benchmark PROGRAM: into build/release/bin
+# build_benchmark PROGRAM: builds it in build/release/bin
 build_benchmark() {
   begin_phase build "the program $1"
   (cd "$root" && run cmake --preset release -DTAPESTRY_BUILD_BENCHMARKS=ON &&
@@ -252,7 +253,7 @@ build_benchmark() {
 
 # ---- command line --------------------------------------------------------------------------------------------
 
-# need_value OPTION VALUE...
+# need_value OPTION [VALUE...]: stops if there is no value.
 need_value() { (($# > 1)) || usage_error "$1 needs a value"; }
 
 # set_jobs N
@@ -261,7 +262,7 @@ set_jobs() {
   jobs=$1
 }
 
-# default_jobs: a core each, but no more than memory allows at 1.5 GB a compiler.
+# default_jobs: one job per core, but fewer if there are not 1.5 GB of memory per compiler.
 default_jobs() {
   local kilobytes
   kilobytes=$(sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null) || return 0
