@@ -87,10 +87,10 @@ TEST_CASE("folders include lower layers only") {
   CHECK_FALSE(allowed("distributed/pipeline/stage.h", "tapestry/distributed/data_parallel/steps.h"));
   CHECK_FALSE(allowed("distributed/comm/store.cpp", "tapestry/distributed/common/seeds.h"));
   CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/apps/common/progress.h"));
-  CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/distributed/launch/launch.h"));
+  CHECK_FALSE(allowed("distributed/ddp/ddp.h", "tapestry/distributed/launch/internal/launch.h"));
   CHECK(allowed("distributed/planner/predict.cpp", "tapestry/distributed/pipeline/schedule.h"));
   CHECK_FALSE(allowed("distributed/planner/predict.cpp", "tapestry/apps/compare/workload.h"));
-  CHECK_FALSE(allowed("distributed/planner/predict.cpp", "tapestry/distributed/launch/launch.h"));
+  CHECK_FALSE(allowed("distributed/planner/predict.cpp", "tapestry/distributed/launch/internal/launch.h"));
   CHECK_FALSE(allowed("distributed/pipeline/schedule.cpp", "tapestry/distributed/planner/planner.h"));
   CHECK_FALSE(allowed("nn/module.h", "tapestry/distributed/planner/planner.h"));
   CHECK(allowed("apps/compare/run.cpp", "tapestry/distributed/planner/planner.h"));
