@@ -1,7 +1,6 @@
 // A consumer's own kernel, compiled with the installed headers. Prints "skipped" if there is no GPU.
 #include <cstdio>
 
-#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
@@ -22,8 +21,7 @@ int main() {
   const Device gpu(DeviceType::cuda);
   Tensor host = empty({kCount});
   for (int i = 0; i < kCount; ++i) host.data<float>()[i] = static_cast<float>(i);
-  const Tensor x = empty({kCount}, gpu), y = empty({kCount}, gpu);
-  cuda::copy_bytes(gpu, x.raw_data(), kCPU, host.raw_data(), host.nbytes());
+  const Tensor x = host.to(gpu), y = empty({kCount}, gpu);
   try {
     const auto stream = static_cast<cudaStream_t>(current_stream(gpu).native());
     kernels::cuda::launch(twice, (kCount + 127) / 128, 128, 0, stream, x.data<float>(), y.data<float>(),
@@ -32,7 +30,7 @@ int main() {
     std::printf("failed: %s\n", e.what());
     return 1;
   }
-  cuda::copy_bytes(kCPU, host.raw_data(), gpu, y.raw_data(), host.nbytes());
+  host = y.to(kCPU);
   if (cuda::device_properties(gpu).name.starts_with("Stand-in")) {
     std::printf("launched on a stand-in GPU, which runs no kernels\n");
     return 0;
