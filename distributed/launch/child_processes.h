@@ -1,12 +1,12 @@
 #pragma once
-// Runs this program in child processes: every mode gets its own, with a fresh allocator and fresh threads.
+// Runs this program again in child processes: one at a time, or as the ranks of a job.
 #include <chrono>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace apps::compare {
+namespace tapestry::distributed {
 
 struct Child {
   std::vector<std::string> arguments;            ///< of the command line
@@ -41,4 +41,4 @@ class ChildProcesses {
 /// Returns the exit status.
 int launch_ranks(const std::vector<std::string>& arguments, int count);
 
-}  // namespace apps::compare
+}  // namespace tapestry::distributed

@@ -1,4 +1,4 @@
-#include "tapestry/apps/compare/children.h"
+#include "tapestry/distributed/launch/child_processes.h"
 
 #include <unistd.h>
 
@@ -8,9 +8,8 @@
 #include "tapestry/distributed/launch/internal/launch.h"
 #include "tapestry/distributed/launch/internal/supervise.h"
 
-namespace apps::compare {
+namespace tapestry::distributed {
 
-namespace launch = tapestry::distributed::launch;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -34,7 +33,7 @@ launch::Variables environment_of(const Child& child) {
 std::string reason(const launch::Failure& f) {
   if (f.start_error != 0) return "the process could not be started";
   return f.signal != 0 ? "the process was killed by " + launch::signal_name(f.signal)
-                       : tapestry::concat({"the process ended with exit code ", f.exit_code});
+                       : concat({"the process ended with exit code ", f.exit_code});
 }
 
 }  // namespace
@@ -58,7 +57,7 @@ std::string ChildProcesses::run(const Child& child) {
   const launch::Outcome outcome = launch::supervise(plan, impl_->signals, impl_->guard, impl_->terminal);
   if (outcome.stopped_by != 0) throw Interrupted{outcome.stopped_by};
   if (outcome.elsewhere)
-    return tapestry::concat(
+    return concat(
         {"the process did not end within ", child.limit.count() / 1000.0, " s; increase --timeout"});
   if (!outcome.failure) return {};
   std::string text = reason(*outcome.failure);
@@ -73,4 +72,4 @@ int launch_ranks(const std::vector<std::string>& arguments, int count) {
   return launch::launch(options);
 }
 
-}  // namespace apps::compare
+}  // namespace tapestry::distributed
