@@ -1,6 +1,7 @@
-// Device memory behind the interface of core/allocator.h: one pool a logical device, blocks by stream. With
-// TAPESTRY_CUDA_ALLOCATOR=system every block is the driver's own, of exactly its size: slow, since freeing
-// one waits for the GPU, but then compute-sanitizer sees where it ends.
+// The allocators of CUDA memory. The default one caches: each logical device has one pool, whose blocks
+// belong to streams. With TAPESTRY_CUDA_ALLOCATOR=system each tensor has an allocation of exactly its size.
+// That is slow, since freeing waits for the GPU, but compute-sanitizer then finds accesses beyond a tensor's
+// end.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -29,7 +30,7 @@ class CudaAllocator final : public Allocator {
     LogicalDevice& own = devices().at(device);
     void* data = own.pool.allocate(bytes, stream);
     if (!data) {
-      // Others on the GPU may have cached what is missing here.
+      // Other logical devices on this GPU may have cached the memory that is missing.
       for (const auto& other : devices().all())
         if (other.get() != &own && other->gpu() == own.gpu()) other->pool.empty_cache();
       data = own.pool.allocate(bytes, stream);

@@ -10,7 +10,7 @@
 namespace tapestry::cuda {
 namespace {
 
-// No GPU has more; sums of sizes below cannot overflow.
+// More memory than any GPU has. Sums of sizes up to this limit cannot overflow.
 constexpr std::size_t kMostBytes = std::size_t{1} << 46;
 constexpr std::size_t kLargeGranule = std::size_t{2} << 20;
 
@@ -30,17 +30,17 @@ std::string in_words(std::size_t bytes) {
 
 }  // namespace
 
-// A part of a segment: live, free, or waiting for streams.
+// A part of a segment. It is live, free, or waiting for streams.
 struct BlockPool::Block {
   Segment* segment;
   char* data;
   std::size_t bytes;
   std::size_t asked = 0;
   bool free = false;
-  Block *before = nullptr, *after = nullptr;  // neighbours in the segment
-  std::vector<StreamId> users = {};           // other streams than the segment's
-  std::size_t awaited = 0;                    // marks in waiting_
-  FreeBlocks::node_type when_free = {};       // of free_blocks() and live_, while it is not in there
+  Block *before = nullptr, *after = nullptr;  // neighbouring blocks of the segment
+  std::vector<StreamId> users = {};           // streams other than the segment's
+  std::size_t awaited = 0;                    // number of marks in waiting_
+  FreeBlocks::node_type when_free = {};       // nodes for free_blocks() and live_, kept while unused
   LiveBlocks::node_type when_live = {};
 };
 
@@ -103,8 +103,8 @@ void BlockPool::deallocate(void* data) noexcept {
     block->users.clear();
     if (block->awaited == 0) put_free(block);
   } catch (...) {
-    // The driver is gone (the program ends) or broken: nobody can say when the block is free, so it stays
-    // taken.
+    // The driver has failed or has shut down at program exit, so it is unknown when the block is free. The
+    // block is never reused.
     ++block->awaited;
   }
 }
@@ -155,7 +155,7 @@ std::size_t BlockPool::largest_free(StreamId stream) const {
   return largest;
 }
 
-// ---- the caller holds the mutex ----
+// ---- The caller holds the mutex. ----
 
 BlockPool::Block* BlockPool::take_free(std::size_t bytes, StreamId stream) {
   FreeBlocks& blocks = bytes <= kSmall ? small_ : large_;
@@ -191,7 +191,7 @@ void BlockPool::make_live(Block* block) {
   }
 }
 
-// One block as long as a new segment.
+// A block that fills a new segment.
 BlockPool::Block* BlockPool::new_segment(std::size_t bytes, StreamId stream) {
   const bool small = bytes <= kSmall;
   const std::size_t alone = round_up(bytes, kLargeGranule);
@@ -226,7 +226,7 @@ void BlockPool::split(Block* block, std::size_t bytes) {
 
 void BlockPool::put_free(Block* block) {
   FreeBlocks& blocks = free_blocks(*block->segment);
-  // The later of the two goes into the earlier one.
+  // Merges `second` into its neighbour `first`.
   const auto join = [&](Block* first, Block* second) {
     first->bytes += second->bytes;
     first->after = second->after;
@@ -248,7 +248,7 @@ void BlockPool::put_free(Block* block) {
   else blocks.insert(std::move(block->when_free));
 }
 
-// Frees the blocks that no stream uses any more.
+// Frees blocks whose streams have finished with them. If `wait`, waits for the streams first.
 void BlockPool::collect(bool wait) {
   for (auto& [stream, blocks] : waiting_) {
     while (!blocks.empty()) {
@@ -277,7 +277,7 @@ void BlockPool::release_segments() {
   }
 }
 
-// The live block that holds the address.
+// The live block that contains the address, or null.
 BlockPool::Block* BlockPool::find(const void* address) const {
   const auto* const at = static_cast<const char*>(address);
   if (const auto found = live_.find(at); found != live_.end()) return found->second;
@@ -297,7 +297,8 @@ std::string out_of_memory_text(const std::string& where, std::size_t bytes, cons
                  in_words(total), " are free there; this process has reserved ", words(stats.reserved),
                  ", of which tensors hold ", words(stats.allocated), " and the largest free block is ",
                  in_words(largest_free),
-                 "; free tensors, use a smaller batch or model, or see with nvidia-smi who else is there"});
+                 "; free tensors, use a smaller batch or model, or check with nvidia-smi which other "
+                 "processes use the GPU"});
 }
 
 }  // namespace tapestry::cuda

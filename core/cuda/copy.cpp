@@ -32,7 +32,7 @@ void copy_bytes(Device to, void* out, Device from, const void* x, std::size_t by
   const Stream target = current_stream(to);
   Event event;
   if (!(target == stream)) {
-    event.record(target);  // earlier users of the block that `out` is in
+    event.record(target);  // earlier work may still use the memory of `out`
     stream.wait(event);
   }
   copy_bytes_async(to, out, from, x, bytes, stream);

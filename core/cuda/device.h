@@ -1,7 +1,7 @@
 #pragma once
-// The CUDA devices of this process. Device `cuda:i` is a logical one: one a GPU, or with
-// TAPESTRY_LOGICAL_DEVICES=n exactly n, dealt over the GPUs in turn, each with streams and a memory pool of
-// its own; so that what runs on several devices runs, and is tested, on one GPU.
+// The CUDA devices of this process. `cuda:i` is a logical device with its own streams and memory pool. By
+// default there is one per GPU. TAPESTRY_LOGICAL_DEVICES=n makes exactly n, assigned to the GPUs round-robin,
+// so that code for several devices can run and be tested on one GPU.
 #include <cstddef>
 #include <string>
 
@@ -9,7 +9,7 @@
 
 namespace tapestry {
 
-/// A call to CUDA that failed. The text has the call, the GPU, and where in the source it was made.
+/// A call to CUDA failed. The message names the call, the GPU and the place in the source.
 class CudaError : public DeviceError {
  public:
   using DeviceError::DeviceError;
@@ -19,8 +19,8 @@ namespace cuda {
 
 /// True if the library was built with CUDA.
 bool built();
-/// Why there is no CUDA device: no CUDA in the library, no driver, no GPU, none visible. Empty if there is
-/// one.
+/// The reason why there is no CUDA device: a build without CUDA, no driver, no GPU, or none visible. Empty if
+/// there is a device.
 const std::string& why_no_device();
 
 struct DeviceProperties {
@@ -28,7 +28,7 @@ struct DeviceProperties {
   std::size_t memory = 0;    ///< bytes
   int major = 0, minor = 0;  ///< compute capability
   int multiprocessors = 0;
-  int gpu = 0;  ///< which of the visible GPUs the logical device is on
+  int gpu = 0;  ///< index of the logical device's GPU among the visible ones
 };
 /// Throws DeviceError unless `device` is a CUDA device that exists.
 DeviceProperties device_properties(Device device);
@@ -36,7 +36,8 @@ DeviceProperties device_properties(Device device);
 struct MemoryInfo {
   std::size_t free = 0, total = 0;
 };
-/// Of the whole GPU, whoever uses it.
+/// Memory of the whole GPU in bytes. `free` also counts the use by other devices and processes. Throws
+/// DeviceError unless `device` is a CUDA device that exists.
 MemoryInfo memory_info(Device device);
 
 }  // namespace cuda

@@ -12,7 +12,8 @@ const char* advice(Remedy remedy) {
     case Remedy::memory:
       return "free tensors, or use a smaller batch or model";
     case Remedy::kernel:
-      return "an earlier kernel caused this error, and this process can no longer use the GPU; run again with "
+      return "an earlier kernel caused this error, and this process can no longer use the GPU; run again "
+             "with "
              "CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to find the kernel";
     case Remedy::driver:
       return "install an NVIDIA driver that supports the CUDA version of this library";

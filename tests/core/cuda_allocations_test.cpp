@@ -1,4 +1,4 @@
-// What a CUDA tensor costs the host, where others were before it.
+// How often making CUDA tensors calls the host's allocator once the caches are warm.
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -11,10 +11,10 @@
 #include "tests/support/fake_gpu.h"
 
 namespace {
-thread_local std::int64_t taken = 0;  // from the host's allocator, by this thread
+thread_local std::int64_t taken = 0;  // allocations of this thread
 }
 
-#ifndef TAPESTRY_SANITIZED  // whose own allocator finds more
+#ifndef TAPESTRY_SANITIZED  // the sanitizers replace operator new themselves
 void* operator new(std::size_t bytes) {
   ++taken;
   if (void* const data = std::malloc(bytes ? bytes : 1)) return data;
@@ -26,10 +26,10 @@ void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 
 using namespace tapestry;
 
-TEST_CASE("a CUDA tensor takes memory of the host for its storage alone, where tensors died before it") {
+TEST_CASE("after a warm-up, making a CUDA tensor allocates host memory only for its storage") {
   testing::FakeGpus gpus(1);
   const TensorOptions options(DType::f32, "cuda:0");
-  // Blocks of each class, split and joined, freed in another order than they were made.
+  // Blocks of each size class are split and merged, and freed in another order than they were made.
   const auto step = [&] {
     Tensor a = empty({1000}, options), b = empty({50'000}, options), c = empty({3'000'000}, options);
     a = Tensor();

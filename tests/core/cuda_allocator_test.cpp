@@ -1,5 +1,4 @@
-// CUDA memory without a pool. The pool is tested in cuda_block_pool_test.cpp, and as an allocator in
-// cuda_stream_test.cpp.
+// The allocator without a cache. cuda_block_pool_test.cpp and cuda_stream_test.cpp test the caching one.
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
@@ -10,7 +9,7 @@
 using namespace tapestry;
 using tapestry::testing::FakeGpus;
 
-TEST_CASE("child: a block for each tensor", "[.]") {
+TEST_CASE("child: each tensor has a block of its size", "[.]") {
   FakeGpus gpus(2, 1 << 20);
   const Device first("cuda:0"), second("cuda:1");
   float read = 0;
@@ -21,7 +20,7 @@ TEST_CASE("child: a block for each tensor", "[.]") {
     CHECK(memory_stats(first).reserved == 416);
     CHECK(memory_stats(first).allocations == 2);
     CHECK(memory_stats(second).allocated == 0);
-    // Freeing waits for what streams do with it.
+    // Freeing waits for streams that use the memory.
     gpus.launch(current_stream(first), [&read, data = x.data<float>()] { read = data[100] = 7; });
   }
   CHECK(read == 7);
@@ -36,9 +35,10 @@ TEST_CASE("child: a block for each tensor", "[.]") {
 }
 
 TEST_CASE("TAPESTRY_CUDA_ALLOCATOR=system gives each tensor a block of its size") {
-  const ChildResult child = run_child("child: a block for each tensor", "TAPESTRY_CUDA_ALLOCATOR=system");
+  const ChildResult child =
+      run_child("child: each tensor has a block of its size", "TAPESTRY_CUDA_ALLOCATOR=system");
   INFO(child.output);
   CHECK(child.status == 0);
-  CHECK_THAT(run_child("child: a block for each tensor", "TAPESTRY_CUDA_ALLOCATOR=pool").output,
+  CHECK_THAT(run_child("child: each tensor has a block of its size", "TAPESTRY_CUDA_ALLOCATOR=pool").output,
              ContainsSubstring("TAPESTRY_CUDA_ALLOCATOR is \"pool\"; set it to caching or system"));
 }

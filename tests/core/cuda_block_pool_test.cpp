@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
-/// Addresses without memory behind them, and streams whose work is done when the test says so.
+/// Returns addresses that have no memory. The test decides when the work of a stream is done.
 class Source final : public cuda::MemorySource {
  public:
   explicit Source(std::size_t room = 64 * kGiB) : room_(room) {}
@@ -57,7 +57,7 @@ class Source final : public cuda::MemorySource {
   }
 
   std::map<char*, std::size_t> segments;
-  std::map<StreamId, int> given, done;  // how much work streams were given and have done
+  std::map<StreamId, int> given, done;  // the amount of work that each stream was given and has done
   int waits = 0;
   bool broken = false;
 
@@ -77,7 +77,7 @@ std::size_t offset(const void* a, const void* b) {
 
 }  // namespace
 
-TEST_CASE("sizes go to segments of their class") {
+TEST_CASE("a block is taken from a segment of its size class") {
   Source source;
   BlockPool pool(source);
   struct Case {
@@ -98,7 +98,7 @@ TEST_CASE("sizes go to segments of their class") {
   }
 }
 
-TEST_CASE("blocks are cut from a segment, and freed neighbours are one again") {
+TEST_CASE("blocks are split off a segment, and freed neighbours are merged") {
   Source source;
   BlockPool pool(source);
   void* const a = pool.allocate(1, 1);
@@ -110,20 +110,21 @@ TEST_CASE("blocks are cut from a segment, and freed neighbours are one again") {
   CHECK(pool.largest_free(2) == 0);
 
   pool.deallocate(b);
-  CHECK(pool.allocate(1024, 1) == b);  // the smallest that is large enough
+  CHECK(pool.allocate(1024, 1) == b);  // best fit: the smallest sufficient block
   pool.deallocate(b);
   pool.deallocate(a);
-  CHECK(pool.allocate(1536, 1) == a);  // a and b
+  CHECK(pool.allocate(1536, 1) == a);  // the merged blocks a and b
   pool.deallocate(a);
   pool.deallocate(c);
   CHECK(pool.largest_free(1) == 2 * kMiB);
   CHECK(source.segments.size() == 1);
 
-  // In larger segments what is left over has to be worth it.
+  // In larger segments a remainder of up to 1 MiB is not split off.
   void* const large = pool.allocate(9 * kMiB, 1);
   void* const rest = pool.allocate(10 * kMiB - 512, 1);
   CHECK(offset(large, rest) == 9 * kMiB);
-  CHECK(pool.largest_free(1) == 2 * kMiB);  // 1 MiB and 512 bytes stay with `rest`
+  CHECK(pool.largest_free(1) ==
+        2 * kMiB);  // the remaining 1 MiB and 512 bytes are free; `rest` fills the gap
   pool.deallocate(rest);
   pool.deallocate(large);
   CHECK(pool.largest_free(1) == 20 * kMiB);
@@ -131,7 +132,7 @@ TEST_CASE("blocks are cut from a segment, and freed neighbours are one again") {
   CHECK(source.segments.size() == 2);
 }
 
-TEST_CASE("what is small does not break up what is large") {
+TEST_CASE("small blocks are not taken from large segments") {
   Source source;
   BlockPool pool(source);
   pool.deallocate(pool.allocate(30 * kMiB, 1));
@@ -140,7 +141,7 @@ TEST_CASE("what is small does not break up what is large") {
   CHECK(pool.largest_free(1) == 30 * kMiB);
 }
 
-TEST_CASE("a block serves its own stream again at once, and no other") {
+TEST_CASE("a freed block is reused at once by its own stream, and by no other") {
   Source source;
   BlockPool pool(source);
   void* const p = pool.allocate(3 * kMiB, 1);
@@ -151,19 +152,19 @@ TEST_CASE("a block serves its own stream again at once, and no other") {
   CHECK(source.segments.size() == 2);
 }
 
-TEST_CASE("a block that other streams used waits for them") {
+TEST_CASE("a block that other streams used is reused only after they have finished with it") {
   Source source;
   BlockPool pool(source);
   void* const p = pool.allocate(12 * kMiB, 1);
   source.given[2] = 5;
   source.given[3] = 7;
-  CHECK(pool.use(p, 1));  // its own
+  CHECK(pool.use(p, 1));  // its own stream
   CHECK(pool.use(static_cast<char*>(p) + 5 * kMiB, 2));
   CHECK(pool.use(p, 2));
   CHECK(pool.use(p, 3));
-  source.given[2] = 6;  // what a stream is given before the block is freed counts
+  source.given[2] = 6;  // work that a stream was given before the block is freed delays its reuse
   pool.deallocate(p);
-  source.given[2] = 9;  // what it is given later does not
+  source.given[2] = 9;  // later work does not
   CHECK_FALSE(pool.contains(p));
   CHECK(pool.stats().allocated == 0);
 
@@ -176,10 +177,10 @@ TEST_CASE("a block that other streams used waits for them") {
   CHECK(pool.allocate(12 * kMiB, 1) == p);
   CHECK(source.waits == 0);
   pool.deallocate(q);
-  CHECK(pool.allocate(12 * kMiB, 1) == q);  // `use` of p was forgotten
+  CHECK(pool.allocate(12 * kMiB, 1) == q);  // reuse cleared the streams that use() recorded
 }
 
-TEST_CASE("the cache goes back when asked, and when there is no room") {
+TEST_CASE("the cache is released on request, and when memory runs out") {
   Source source(100 * kMiB);
   BlockPool pool(source);
   void* const kept = pool.allocate(40 * kMiB, 1);
@@ -204,14 +205,14 @@ TEST_CASE("the cache goes back when asked, and when there is no room") {
   CHECK(pool.stats().reserved == static_cast<std::int64_t>(2 * kMiB));
 }
 
-TEST_CASE("where there is no room for a segment of many, one of its own will do") {
+TEST_CASE("if a shared segment does not fit, the block gets a segment of its own size") {
   Source source(6 * kMiB);
   BlockPool pool(source);
   CHECK(pool.allocate(5 * kMiB, 1) != nullptr);
   CHECK(source.segments.begin()->second == 6 * kMiB);
 }
 
-TEST_CASE("statistics count what was asked for") {
+TEST_CASE("statistics count requested bytes, not rounded ones") {
   Source source;
   BlockPool pool(source);
   void* const p = pool.allocate(1000, 1);
@@ -223,14 +224,14 @@ TEST_CASE("statistics count what was asked for") {
   pool.reset_peak();
   CHECK(pool.stats().peak_allocated == 5000);
   pool.deallocate(q);
-  pool.deallocate(q);  // not live: nothing to free
+  pool.deallocate(q);  // not live: ignored
   int local = 0;
   pool.deallocate(&local);
   CHECK(pool.stats().allocated == 0);
   CHECK_FALSE(pool.use(&local, 3));
 }
 
-TEST_CASE("a block is never given away when nobody can say that it is free") {
+TEST_CASE("a block is never reused if the driver fails while it is freed") {
   Source source;
   BlockPool pool(source);
   void* const p = pool.allocate(12 * kMiB, 1);
@@ -243,8 +244,9 @@ TEST_CASE("a block is never given away when nobody can say that it is free") {
   CHECK(source.segments.size() == 2);
 }
 
-// Against a plain model: live blocks never overlap, and no stream gets what another may still use.
-TEST_CASE("random calls keep blocks apart") {
+// Compared with a simple model: live blocks never overlap, and no stream gets a block that another may still
+// use.
+TEST_CASE("blocks never overlap under random calls") {
   Source source(300 * kMiB);
   BlockPool pool(source);
   std::mt19937 random(7);
@@ -288,7 +290,7 @@ TEST_CASE("random calls keep blocks apart") {
   CHECK(pool.stats().reserved == 0);
 }
 
-TEST_CASE("threads share a pool") {
+TEST_CASE("several threads can use one pool") {
   Source source;
   BlockPool pool(source);
   std::vector<std::thread> threads;
@@ -311,7 +313,7 @@ TEST_CASE("threads share a pool") {
   CHECK(source.segments.empty());
 }
 
-TEST_CASE("running out of memory says how much there was") {
+TEST_CASE("the out-of-memory text gives the sizes and what to do") {
   MemoryStats stats;
   stats.allocated = 1536;
   stats.reserved = 2 << 20;
@@ -322,5 +324,5 @@ TEST_CASE("running out of memory says how much there was") {
         "tensors "
         "hold 1.50 KiB (1536 bytes) and the largest free block is 600 bytes; free tensors, use a smaller "
         "batch or "
-        "model, or see with nvidia-smi who else is there");
+        "model, or check with nvidia-smi which other processes use the GPU");
 }

@@ -34,7 +34,7 @@ struct FakeEvent {
   std::shared_ptr<Signal> last;
 };
 
-thread_local int chosen = -1;  // the thread's GPU, as of CUDA's runtime
+thread_local int chosen = -1;  // the thread's current device; -1 if it has chosen none
 
 constexpr std::size_t kPage = 4096;
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -54,15 +54,15 @@ struct FakeGpuState final : cuda::Runtime {
 
   mutable std::recursive_mutex mutex;
   const std::size_t total;
-  std::vector<std::size_t> used;  // by GPU; the last is page-locked memory
+  std::vector<std::size_t> used;  // by GPU; the last entry is page-locked memory
   std::map<void*, Block> blocks;
   std::vector<std::unique_ptr<Queue>> queues;
   std::vector<std::unique_ptr<FakeEvent>> events;
   int peer_copies = 0;
   double time = 0;
   std::int64_t host_waits = 0;
-  std::set<int> in_use;        // GPUs
-  std::exception_ptr failure;  // of work; whoever waits next is told
+  std::set<int> in_use;        // GPUs that would have a context
+  std::exception_ptr failure;  // thrown by work; the next wait rethrows it
   bool frozen = false, broken = false, open = false;
 
   std::size_t& used_by(int gpu) { return gpu < 0 ? used.back() : used[static_cast<std::size_t>(gpu)]; }
@@ -72,17 +72,17 @@ struct FakeGpuState final : cuda::Runtime {
     if (std::exchange(broken, false)) throw CudaError(concat({"[cuda] ", call, " failed as asked"}));
   }
 
-  // Calls about a GPU, and about none.
+  // Calls that concern a GPU, and calls that concern none in particular (see runtime.h).
   void about(int gpu) { in_use.insert(chosen = gpu); }
   void about_any(int gpu) { about(chosen < 0 ? gpu : chosen); }
 
-  // ---- what runs ----
+  // ---- work ----
 
   void protect(bool on) {
     for (const auto& [data, block] : blocks)
       if (block.gpu >= 0) mprotect(data, pages(block.bytes), on ? PROT_NONE : PROT_READ | PROT_WRITE);
   }
-  // Memory of devices is open while one lives; they may be nested.
+  // Makes device memory accessible while it exists. May be nested.
   class Opened {
    public:
     explicit Opened(FakeGpuState& state) : state_(state), outermost_(!std::exchange(state.open, true)) {
@@ -125,7 +125,7 @@ struct FakeGpuState final : cuda::Runtime {
     ++host_waits;
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
-  // Who asks often gets an answer at last.
+  // Polling makes progress: each poll runs one item of every stream.
   void step() {
     for (const auto& queue : queues)
       if (!frozen && !queue->work.empty()) run_one(*queue);

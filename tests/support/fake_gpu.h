@@ -1,8 +1,7 @@
 #pragma once
-// GPUs without a GPU: the runtime of core/cuda/internal/runtime.h in host memory. Its streams do nothing
-// until the host waits for them or asks again and again, so that whoever forgets to wait reads what is not
-// there yet; the memory of a device can be touched by its streams' work alone, anybody else's access is a
-// fault.
+// Fake GPUs: core/cuda/internal/runtime.h implemented in host memory. Streams run their work only when the
+// host waits for it or keeps polling, so code that forgets to wait reads old values. Only the work of streams
+// can access a device's memory: any other access is a segmentation fault.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,8 +14,8 @@ namespace tapestry::testing {
 
 struct FakeGpuState;
 
-/// While it lives, the CUDA devices are these GPUs, or the logical ones that TAPESTRY_LOGICAL_DEVICES asks
-/// for. Tensors made on them are gone before it is.
+/// While a FakeGpus exists, the CUDA devices are on fake GPUs: one device per GPU, or as many as
+/// TAPESTRY_LOGICAL_DEVICES says. Tensors on these devices must be destroyed before it.
 class FakeGpus {
  public:
   explicit FakeGpus(int gpus = 2, std::size_t memory_each = std::size_t{256} << 20);
@@ -24,25 +23,24 @@ class FakeGpus {
   FakeGpus(const FakeGpus&) = delete;
   FakeGpus& operator=(const FakeGpus&) = delete;
 
-  /// A kernel, as it were. What it throws, the host's next wait throws.
+  /// Enqueues `work` in place of a kernel. If it throws, the host's next wait rethrows the exception.
   void launch(const Stream& stream, std::function<void()> work);
   void launch(void* native_stream, std::function<void()> work);
-  /// Whether kernels can use the address: it is memory of a GPU, or page-locked.
+  /// True if kernels can access the address: it is memory of a GPU, or page-locked.
   bool reach(const void* address) const;
-  /// How often the host waited for a GPU: for a stream or an event, or to give memory back.
+  /// How often the host waited for a GPU: for a stream, for an event, or to release memory.
   std::int64_t host_waits() const;
-  /// Nothing runs, whoever asks, while it is on; a host that waits goes on with nothing done.
+  /// While on, no work runs, and waits of the host return at once.
   void freeze(bool on);
-  /// As if the process had used its memory otherwise.
+  /// Takes GPU memory away, as if something else used it.
   void take_memory(int gpu, std::size_t bytes);
-  /// Bytes of the GPU that are reserved; of page-locked memory with gpu = -1.
+  /// Bytes in use on the GPU, or of page-locked memory if gpu is -1.
   std::size_t reserved(int gpu) const;
-  /// Whether the process has a context on the GPU: some call was about it, or about none in a thread that had
-  /// chosen it, or none.
+  /// True if CUDA would have created a context on the GPU: a call used it as the thread's current device.
   bool is_in_use(int gpu) const;
-  /// Copies from one GPU to another so far.
+  /// The number of copies from one GPU to another so far.
   int copies_between() const;
-  /// The next call to create an event, to record, copy or allocate fails as if the driver had.
+  /// Makes the next call that creates or records an event, copies or allocates throw CudaError.
   void break_next();
 
  private:

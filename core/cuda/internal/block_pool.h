@@ -1,5 +1,6 @@
 #pragma once
-// The caching of memory that streams use. Knows no CUDA: it is tested on a source that counts.
+// The cache of memory that streams use. It is independent of CUDA and is tested with a source that has no
+// memory.
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,34 +16,35 @@
 
 namespace tapestry::cuda {
 
-/// A stream, as the pool and its source name it.
+/// Identifies a stream to the pool and its source.
 using StreamId = std::uint64_t;
 
-/// What a pool needs of the memory that it manages.
+/// The memory that a pool manages, and the events of its streams.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// Null if there is no room.
+  /// Null if there is not enough memory.
   virtual void* allocate(std::size_t bytes) = 0;
-  /// All work that uses the memory is waited for.
+  /// Waits for all work that uses the memory, then releases it.
   virtual void release(void* data) noexcept = 0;
-  /// An event behind all work that the stream has been given so far.
+  /// A new event after all work that the stream has been given so far.
   virtual void* mark(StreamId stream) = 0;
   virtual bool reached(void* mark) = 0;
   virtual void await(void* mark) = 0;
-  /// The mark is used no more.
+  /// Releases the event.
   virtual void drop(void* mark) noexcept = 0;
 };
 
-/// Gives out blocks of large segments, each to one stream. A freed block serves that stream again at once,
-/// since what the stream does next comes after what it did with the block; if other streams used it too (see
-/// `use`), when they have done the work they had when it was freed.
+/// Allocates blocks from large segments. Each segment belongs to one stream. A freed block can be reused by
+/// that stream at once, since the stream's later work runs after its earlier use of the block. If other
+/// streams used the block too (see `use`), it is reused after they have finished the work that they had when
+/// it was freed.
 ///
-/// Sizes are multiples of 512 bytes, in three classes: up to 1 MiB in segments of 2 MiB, below 10 MiB in
-/// segments of 20 MiB, above in a segment of their own, of a multiple of 2 MiB. The smallest free block that
-/// is large enough is taken and, if enough is left over, split; freed neighbours become one again. Records of
-/// blocks, and their nodes in what finds them, serve again: giving and taking what was there before asks the
-/// host's allocator for nothing. Thread-safe.
+/// Sizes are rounded up to multiples of 512 bytes. There are three size classes, as in PyTorch's allocator:
+/// blocks up to 1 MiB come from segments of 2 MiB, blocks below 10 MiB from segments of 20 MiB, and larger
+/// blocks have a segment of their own, whose size is a multiple of 2 MiB. The smallest sufficient free block
+/// is taken, and split if enough is left over. Freed neighbours are merged. Block records and their container
+/// nodes are recycled, so repeated patterns of allocation do not call the host's allocator. Thread-safe.
 class BlockPool {
  public:
   static constexpr std::size_t kGranule = 512;
@@ -52,24 +54,24 @@ class BlockPool {
   static constexpr std::size_t kMediumSegment = std::size_t{20} << 20;
 
   explicit BlockPool(MemorySource& source);
-  /// Gives nothing back.
+  /// Does not release the segments: see release_all().
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// Null if there is no room, also after all that is cached here has been given back.
+  /// Null if there is not enough memory, even after the cached segments have been released.
   void* allocate(std::size_t bytes, StreamId stream);
-  /// What allocate() returned; other addresses are ignored.
+  /// Frees a block that allocate() returned. Ignores other addresses.
   void deallocate(void* data) noexcept;
-  /// The stream uses the live block that `address` is in. False if there is none.
+  /// Records that the stream uses the live block that contains `address`. False if there is no such block.
   bool use(const void* address, StreamId stream);
   bool contains(const void* address) const;
 
   MemoryStats stats() const;
   void reset_peak();
-  /// Gives the segments back that nothing is in, after waiting for streams that still use them.
+  /// Waits for streams that still use freed blocks, then releases all segments without live blocks.
   void empty_cache();
-  /// Gives every segment back, also those with live blocks. The pool must not be used afterwards.
+  /// Releases every segment, even with live blocks. The pool must not be used afterwards.
   void release_all() noexcept;
   /// The size of the largest block that `stream` can be given without a new segment.
   std::size_t largest_free(StreamId stream) const;
@@ -107,9 +109,9 @@ class BlockPool {
   MemoryStats stats_;
   FreeBlocks small_, large_;
   LiveBlocks live_;
-  Block* spare_ = nullptr;  // records of no block, linked through `after`
+  Block* spare_ = nullptr;  // unused records, linked through `after`
   std::map<const char*, std::unique_ptr<Segment>> segments_;
-  // Blocks that wait for streams which used them, each stream's in the order of freeing.
+  // Freed blocks that wait for streams, with their marks. Each stream's are in the order of freeing.
   std::map<StreamId, std::deque<std::pair<void*, Block*>>> waiting_;
 };
 

@@ -7,18 +7,20 @@
 
 namespace tapestry::cuda {
 
-/// On `stream`, without waiting or ordering anything. Of the two devices one at least is a CUDA device; the
-/// stream is of one of them, of `from` if both are.
+/// Enqueues a copy of `bytes` bytes on `stream` and returns. Does not order the copy with other streams. At
+/// least one of the devices must be a CUDA device. `stream` must belong to that device, or to `from` if both
+/// are CUDA devices.
 void copy_bytes_async(Device to, void* out, Device from, const void* x, std::size_t bytes,
                       const Stream& stream);
 
-/// `rows` pieces of `width` bytes, which begin `to_pitch` and `from_pitch` bytes apart (no less than
-/// `width`), on `stream`; both places are the stream's device or the host.
+/// Enqueues a copy of `rows` rows of `width` bytes on `stream` and returns. Consecutive rows start `to_pitch`
+/// and `from_pitch` bytes apart; neither may be less than `width`. Each side is in the stream's device or on
+/// the host.
 void copy_rows_async(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                      std::size_t width, std::size_t rows, const Stream& stream);
 
-/// As an operation: after what the current streams of both devices have been given so far, before what they
-/// are given next. Waits until it is done where host memory takes part.
+/// Copies in order with operations: after earlier work and before later work of both devices' current
+/// streams. If one side is host memory, blocks until the copy is done.
 void copy_bytes(Device to, void* out, Device from, const void* x, std::size_t bytes);
 
 }  // namespace tapestry::cuda

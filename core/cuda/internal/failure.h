@@ -1,5 +1,5 @@
 #pragma once
-// The text of a call that failed. Knows no CUDA, so that it is tested without.
+// The message of a failed CUDA call. It is independent of CUDA, so that builds without CUDA can test it.
 #include <cstdint>
 #include <string>
 
@@ -7,18 +7,18 @@
 
 namespace tapestry::cuda {
 
-/// A kind of failure, by what to do about it.
+/// Kinds of failure, distinguished by what the user can do.
 enum class Remedy : std::uint8_t { none, memory, kernel, driver, device };
 
 struct Failure {
   std::string call;  ///< "cudaStreamQuery(stream)"
-  int gpu = -1;      ///< -1: none was chosen
+  int gpu = -1;      ///< -1 if unknown
   std::string name;  ///< "cudaErrorIllegalAddress"
   std::string text;  ///< "an illegal memory access was encountered"
   Remedy remedy = Remedy::none;
 };
 
-/// "[cuda] cudaStreamQuery(stream) failed on GPU 0 at runtime.cpp:88: ..."
+/// The message, such as "[cuda] cudaStreamQuery(stream) failed on GPU 0 at runtime.cpp:88: ..."
 std::string failure_text(const Failure& failure, const SourceLocation& where);
 
 }  // namespace tapestry::cuda
