@@ -21,8 +21,6 @@ const std::set<std::string> kNotYetMoved = {
     "autograd/ops/reduced.h",
     "data/formats/input_file.h",
     "distributed/comm/preflight.h",
-    "distributed/ddp/bucket.h",
-    "distributed/ddp/reducer.h",
     "distributed/launch/child_environment.h",
     "distributed/launch/doctor.h",
     "distributed/launch/failure.h",
@@ -38,7 +36,6 @@ const std::set<std::string> kNotYetMoved = {
     "distributed/launch/supervise.h",
     "nn/layers/text.h",
     "nn/places.h",
-    "core/structure.h",
     "distributed/comm/backend.h",
 };
 
