@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/vendor_deps, and a configuration of this tree that finds nothing but what it copied.
+# Tests tools/vendor_deps: what it copies is enough to configure and compile this tree on a machine without these packages.
 set -uo pipefail
 source_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
@@ -11,7 +11,7 @@ fail() {
   failures=$((failures + 1))
 }
 
-# The tree, with a .deps/ and build trees of its own.
+# A copy of the tree, with its own .deps/ and build trees.
 mkdir "$work/tree"
 for entry in "$source_root"/*; do
   case ${entry##*/} in build | runs | tools) ;; *) ln -s "$entry" "$work/tree/" ;; esac
@@ -20,9 +20,9 @@ cp -r "$source_root/tools" "$work/tree/"
 cd "$work/tree" || exit 1
 
 output=$(tools/vendor_deps --bogus 2>&1)
-[[ $? == 2 && $output == *"unknown option '--bogus'"* ]] || fail 'a wrong option' "$output"
+[[ $? == 2 && $output == *"unknown option '--bogus'"* ]] || fail 'an unknown option must be refused' "$output"
 
-# As data: four small files.
+# Four small files stand for the data set.
 mkdir -p "$work/system/usr/share/datasets/fashion-mnist"
 for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do
   echo data | gzip >"$work/system/usr/share/datasets/fashion-mnist/$name-ubyte.gz"
@@ -32,27 +32,27 @@ ln -s /usr/include /usr/lib "$work/system/usr/"
 
 output=$(SYSROOT=$work/system tools/vendor_deps --no-install 2>&1)
 status=$?
-if [[ $output == *'this system has Catch2 3'* ]]; then  # as Ubuntu 24.04 and Debian 13 do: there is no more to see there
-  [[ $status == 1 && ! -e .deps && -e /usr/include/catch2/catch_all.hpp ]] || fail 'Catch2 3 is not refused' "$output"
-  ((failures == 0)) && echo 'all as expected, where Catch2 is version 3'
+if [[ $output == *'this system has Catch2 3'* ]]; then  # Ubuntu 24.04 and Debian 13 have it; nothing else can be tested there
+  [[ $status == 1 && ! -e .deps && -e /usr/include/catch2/catch_all.hpp ]] || fail 'Catch2 3 must be refused' "$output"
+  ((failures == 0)) && echo 'all as expected on a system with Catch2 3'
   exit $((failures > 0))
 fi
 ((status == 0)) || fail 'vendor_deps' "$output"
 for name in Eigen/Core nlohmann/json.hpp asio.hpp asio/ip/tcp.hpp CLI/CLI.hpp catch2/catch.hpp zlib.h; do
   [[ -f .deps/include/$name ]] || fail "no $name" "$output"
 done
-[[ -z $(find .deps -type l) ]] || fail 'links, which lead nowhere on another machine'
-[[ $(zcat .deps/fashion-mnist/t10k-labels-idx1-ubyte.gz) == data ]] || fail 'no data'
+[[ -z $(find .deps -type l) ]] || fail 'there are symbolic links, which are broken on another machine'
+[[ $(zcat .deps/fashion-mnist/t10k-labels-idx1-ubyte.gz) == data ]] || fail 'the data were not copied'
 
 head -c 70M /dev/zero >"$work/system/usr/share/datasets/fashion-mnist/big-ubyte.gz"
 output=$(SYSROOT=$work/system tools/vendor_deps --no-install --output "$work/too-much" 2>&1)
-[[ $? == 1 && $output == *'MiB of 64; --without-data is smaller'* ]] || fail 'too much is not refused' "$output"
-[[ ! -e $work/too-much ]] || fail 'what was refused is there'
+[[ $? == 1 && $output == *'the limit is 64; try --without-data'* ]] || fail 'a tree above the limit must be refused' "$output"
+[[ ! -e $work/too-much ]] || fail 'a refused copy must not be left behind'
 output=$(SYSROOT=$work/system tools/vendor_deps --no-install --without-data --output "$work/less" 2>&1) ||
-  fail 'without data' "$output"
-[[ -e $work/less/lib/libz.so.1 && ! -e $work/less/fashion-mnist ]] || fail 'something else than without data' "$output"
+  fail '--without-data must succeed' "$output"
+[[ -e $work/less/lib/libz.so.1 && ! -e $work/less/fashion-mnist ]] || fail '--without-data must copy everything except the data' "$output"
 
-# A system that has none of them, for CMake.
+# CMake is told to ignore the system's folders.
 output=$(cmake -S . -B build/x -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_IGNORE_PREFIX_PATH='/;/usr;/usr/local' \
   -DTAPESTRY_CUDA=OFF -DTAPESTRY_BUILD_TESTS=ON 2>&1) || fail 'configure' "$output"
 for variable in EIGEN_INCLUDE_DIR NLOHMANN_JSON_INCLUDE_DIR ASIO_INCLUDE_DIR CLI11_INCLUDE_DIR CATCH2_INCLUDE_DIR \
@@ -61,7 +61,7 @@ for variable in EIGEN_INCLUDE_DIR NLOHMANN_JSON_INCLUDE_DIR ASIO_INCLUDE_DIR CLI
   [[ $value == "$PWD"/.deps/* ]] || fail "$variable is '$value'"
 done
 
-# sees OBJECT HEADER: compiling the object reads the copy of the header.
+# sees OBJECT HEADER: checks that compiling the object file reads the copied header.
 sees() {
   local command
   command=$(ninja -C build/x -t commands "$1" | tail -n 1)
@@ -71,15 +71,15 @@ sees() {
 library=CMakeFiles/tapestry.dir
 sees $library/core/safetensors.cpp.o nlohmann/json.hpp
 sees $library/distributed/comm/tcp_store.cpp.o asio/
-sees $library/data/formats/input_file.cpp.o zlib.h
+sees $library/data/formats/internal/input_file.cpp.o zlib.h
 sees $library/kernels/cpu/gemm_eigen.cpp.o Eigen/Core
 sees apps/CMakeFiles/classifier.dir/classifier/options.cpp.o CLI/CLI.hpp
 
-# The library is one that programs find by its name.
+# A program that is linked with the copied zlib must load it by name at run time.
 printf '#include <zlib.h>\n#include <cstdio>\nint main() { return std::puts(zlibVersion()) < 0; }\n' >"$work/z.cpp"
 output=$("${CXX:-c++}" -I.deps/include "$work/z.cpp" .deps/lib/libz.so "-Wl,-rpath,$PWD/.deps/lib" -o "$work/z" 2>&1 &&
   ldd "$work/z" && "$work/z") || fail 'a program with zlib' "$output"
-[[ $output == *"$PWD/.deps/lib/libz.so.1"* ]] || fail 'a program takes another zlib' "$output"
+[[ $output == *"$PWD/.deps/lib/libz.so.1"* ]] || fail 'the program loads another zlib' "$output"
 
 ((failures == 0)) && echo 'all as expected'
 exit $((failures > 0))

@@ -1,5 +1,5 @@
-// What checkpoint() saves and what it costs: training steps of a residual CNN and of a transformer, with and
-// without, in turns.
+// Measures how much memory checkpoint() saves and how much time it costs: training steps of a residual CNN
+// and of a transformer, with and without checkpoint() in turns.
 //   bench_checkpoint [ROUNDS] [THREADS]
 #include <algorithm>
 #include <chrono>
@@ -61,7 +61,7 @@ void measure(const char* name, int count, const Tensor& x, int rounds) {
 
   std::vector<double> times[2];
   double mib[2];
-  for (int round = 0; round < rounds + 1; ++round)  // the first warms up
+  for (int round = 0; round < rounds + 1; ++round)  // the first round is a warm-up
     for (const bool checkpointed : {false, true}) {
       optimizer.zero_grad();
       const std::int64_t before = memory_stats(kCPU).allocated;

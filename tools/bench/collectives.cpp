@@ -1,5 +1,6 @@
-// Medians of collectives over gloo between processes of this host, in milliseconds, through shared memory and
-// by messages in turn, and of the descriptor check: `bench_collectives [ranks = 2] [rounds = 51]`.
+// Times collectives over Gloo between processes of this host, through shared memory and through messages in
+// turns, and the check that compares descriptors. Prints medians in milliseconds.
+//   bench_collectives [RANKS = 2] [ROUNDS = 51]
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,7 @@ namespace {
 
 using Call = std::function<void()>;
 
-// Each call's, taking turns, so that what else the machine does meets all of them.
+// The median time of each call. The calls take turns, so that other load of the machine affects all of them.
 std::vector<double> medians_ms(ProcessGroup& group, int rounds, const std::vector<Call>& calls) {
   std::vector<std::vector<double>> times(calls.size());
   for (int i = -3; i < rounds; ++i)
@@ -73,7 +74,7 @@ void print_table(const Way (&ways)[2], int rounds, bool print) {
   }
 }
 
-// With and without the check, side by side; the difference is what comparing adds to a call.
+// Times calls with and without the check in turns. The difference is the cost of comparing descriptors.
 void print_check(const Way (&ways)[2], int rounds, bool print) {
   const Tensor x = zeros({1024});
   std::vector<Call> calls;
@@ -107,7 +108,7 @@ int main(int argc, char** argv) {
   std::string path = (std::filesystem::temp_directory_path() / "bench_collectives_XXXXXX").string();
   close(mkstemp(path.data()));
   std::remove(path.c_str());
-  // Before any thread: the store and the groups start theirs in run().
+  // fork() must come before any thread starts; run() starts the threads of the store and of the groups.
   int rank = 0;
   while (rank + 1 < ranks && fork() != 0) ++rank;
   const bool parent = rank + 1 == ranks;

@@ -1,5 +1,5 @@
-// The Tapestry side of tools/bench_cpu: reads `NAME REPEATS` lines, answers each with a line of REPEATS times
-// in milliseconds. The Python side (cpu_steps.py) runs the same work and takes turns with this program.
+// Tapestry's side of tools/bench_cpu. It reads lines `NAME REPEATS` and answers each with REPEATS times in
+// milliseconds. PyTorch's side (cpu_steps.py) runs the same benchmarks and takes turns with this program.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -34,7 +34,7 @@ std::function<void()> training_step(std::shared_ptr<nn::Module> model, const Ten
   };
 }
 
-// The same with AdamW.
+// A training step of the small GPT with AdamW.
 std::function<void()> language_step() {
   const auto model = std::make_shared<Gpt>();
   const auto optimizer =
@@ -49,7 +49,7 @@ std::function<void()> language_step() {
   };
 }
 
-// 1000 operations on one element, so that milliseconds read as microseconds an operation.
+// 1000 operations on one element, so the time in milliseconds is the time per operation in microseconds.
 void thousand(const std::function<void()>& op) {
   for (int i = 0; i < 1000; ++i) op();
 }

@@ -1,4 +1,4 @@
-"""The PyTorch side of tools/bench_cpu, and its referee: both sides take turns within one run.
+"""PyTorch's side of tools/bench_cpu. It also starts Tapestry's side, lets both take turns, and prints the results.
 
 usage: cpu_steps.py TAPESTRY_PROGRAM [--threads 2] [--rounds 15] [--json FILE]
 """
@@ -83,7 +83,7 @@ def main():
     torch.manual_seed(0)
     forward, backward = one_element_work()
     x_demo, x_cnn = torch.randn(64, 3, 32, 32), torch.randn(128, 1, 28, 28)
-    # name -> (PyTorch's variants, steps a turn)
+    # name -> (PyTorch's variants, steps per turn)
     work = {
         "demo": ({"default": training_step(Demo(), x_demo),
                   "channels_last": training_step(*channels_last(Demo(), x_demo))}, 20),
@@ -118,13 +118,13 @@ def main():
         for step in variants.values():
             run_theirs(step, repeats)
         for _ in range(args.rounds):
-            time.sleep(0.02)  # the other side's threads go to sleep
+            time.sleep(0.02)  # until the threads of the other side sleep
             times["tapestry"] += run_ours(name, repeats)
             for v, step in variants.items():
                 time.sleep(0.02)
                 times[f"torch {v}"] += run_theirs(step, repeats)
-        # A preempted OpenMP thread costs milliseconds: the fast quartile is what the code costs, the median what a
-        # user of this machine saw.
+        # A preempted OpenMP thread costs milliseconds. The fast quartile is the cost of the code; the median includes the
+        # other load of this machine.
         rows = {k: {"median": statistics.median(t), "fast_quartile": statistics.quantiles(t, n=4)[0]}
                 for k, t in times.items()}
         best = min((k for k in rows if k != "tapestry"), key=lambda k: rows[k]["median"])

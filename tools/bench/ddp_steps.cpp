@@ -1,10 +1,10 @@
-// The Tapestry side of tools/bench_ddp: one rank of a job. Rank 0 reads lines from standard input and answers
+// Tapestry's side of tools/bench_ddp: one rank of a job. Rank 0 reads lines from standard input and answers
 // each:
-//   step REPEATS                  times of so many whole training steps of the CNN, in milliseconds
-//   overlap BUCKET_MB MS_PER_MB   of the MLP: backward, communication, hidden, exposed in milliseconds, and
-//   the number of
-//                                 buckets; medians of 11 passes, behind a link that takes so much longer
-//   memory                        the largest resident size so far of each rank, in MiB
+//   step REPEATS                  the times of REPEATS whole training steps of the CNN, in milliseconds
+//   overlap BUCKET_MB MS_PER_MB   for the MLP: backward, communication, its hidden and its exposed part in
+//                                 milliseconds, and the number of buckets; medians of 11 passes. A simulated
+//                                 slow link adds MS_PER_MB to each MB.
+//   memory                        the peak resident size of each rank, in MiB
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,7 +26,7 @@ using bench::Cnn;
 
 namespace {
 
-// 26 million parameters in layers of 1 MiB: 100 MiB of gradients.
+// 26 million parameters in layers of 1 MiB, so there are 100 MiB of gradients.
 struct Mlp : nn::Module {
   nn::ModuleList& layers = add<nn::ModuleList>("layers");
   nn::Linear& head = add<nn::Linear>("head", {.in_features = 512, .out_features = 10});
@@ -94,11 +94,11 @@ std::string overlap(const Group& group, double bucket_mb, double ms_per_mb) {
   std::vector<double> backward, communication, hidden, exposed;
   for (int i = 0; i < 13; ++i) {
     work.step();
-    if (i < 2) continue;  // buckets are learned in the first pass
+    if (i < 2) continue;  // the order of the buckets is learned in the first pass
     const DdpReport r = work.ddp().report();
     double bytes = 0;
     for (const BucketReport& b : r.buckets) bytes += static_cast<double>(b.bytes);
-    // The report counts from where the transport began, behind the slow link.
+    // The report does not include the delay of the simulated link.
     const double ms = r.communication_s * 1e3 + ms_per_mb * bytes / (1 << 20);
     backward.push_back(r.backward_s * 1e3), communication.push_back(ms);
     exposed.push_back(r.exposed_s * 1e3), hidden.push_back(std::max(0.0, ms - exposed.back()));
@@ -137,7 +137,7 @@ int main() try {
     else if (command == "overlap" && words >> bucket_mb >> ms_per_mb)
       answer = overlap(group, bucket_mb, ms_per_mb);
     else if (command == "memory") answer = memory(*group);
-    else fail("[bench_ddp_steps] cannot understand ", line);
+    else fail("[bench_ddp_steps] unknown command ", line);
     if (group->rank() == 0) std::cout << answer << std::endl;
   }
 } catch (const std::exception& e) {

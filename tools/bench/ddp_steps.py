@@ -1,4 +1,4 @@
-"""Referee of tools/bench_ddp: both sides live through the whole run as jobs of one and of two ranks, and take turns.
+"""Runs tools/bench_ddp: starts jobs of both sides with one rank and with two, lets them take turns, and prints results.
 
 usage: ddp_steps.py TAPESTRY_PROGRAM [--rounds 8] [--json FILE]
 """
@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Job:
-    """One job of `world` ranks. Each rank has its share of two threads."""
+    """A job with `world` ranks, which share two threads equally."""
 
     def __init__(self, command, world, **variables):
         with socket.socket() as s:
@@ -61,7 +61,7 @@ def main():
     torch = [sys.executable, os.path.join(HERE, "ddp_torch.py")]
     version, cpu = about()
     print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds of 20 steps")
-    print("| CNN, batch 64 a rank | Tapestry ms | PyTorch ms, its faster layout | ratio of medians | MiB a rank | PyTorch's |")
+    print("| CNN, batch 64 per rank | Tapestry ms | PyTorch ms, its faster layout | ratio of medians | MiB per rank | PyTorch's |")
     print("|---|---|---|---|---|---|")
     results = {"torch": version, "cpu": cpu, "step": {}, "overlap": []}
     for world in (1, 2):
@@ -74,7 +74,7 @@ def main():
             job.ask("step 20")  # warm up
         for _ in range(args.rounds):
             for name, job in jobs.items():
-                time.sleep(0.02)  # the other side's threads go to sleep
+                time.sleep(0.02)  # until the threads of the other side sleep
                 times[name] += job.ask("step 20")
         memory = {name: job.ask("memory") for name, job in jobs.items()}
         for job in jobs.values():
@@ -89,7 +89,7 @@ def main():
                   f"{medians[best] / medians['messages']:.2f} | {max(memory['messages']):.0f} | {max(memory[best]):.0f} |")
 
     print("\nMLP of 100 MiB, 2 ranks, batch 64: milliseconds of one backward pass, medians")
-    print("| buckets of MiB | link slower by | buckets | backward | communication | hidden | exposed |")
+    print("| bucket size, MiB | link slower by | buckets | backward | communication | hidden | exposed |")
     print("|---|---|---|---|---|---|---|")
     job = Job([args.program], 2)
     for slower in (0, 1):

@@ -1,4 +1,4 @@
-"""The PyTorch side of tools/bench_ddp and tools/bench_modes: one rank, speaking as ddp_steps.cpp does (step and memory).
+"""PyTorch's side of tools/bench_ddp and tools/bench_modes: one rank, with the commands `step` and `memory` of ddp_steps.cpp.
 
 usage: ddp_torch.py [channels_last] [mlp]
 """

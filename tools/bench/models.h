@@ -1,10 +1,10 @@
 #pragma once
-// Models that more than one program here times; models.py has the same in PyTorch.
+// Models that several benchmarks use. models.py has the same models with PyTorch.
 #include "tapestry/tapestry.h"
 
 namespace tapestry::bench {
 
-// A small plain CNN: 2.3 MB of gradients.
+// A small plain CNN with 2.3 MB of gradients.
 struct Cnn : nn::Module {
   nn::Conv2d& conv1 = add<nn::Conv2d>("conv1", {.in_channels = 1, .out_channels = 32, .kernel_size = 5});
   nn::Conv2d& conv2 = add<nn::Conv2d>("conv2", {.in_channels = 32, .out_channels = 64, .kernel_size = 5});
@@ -17,7 +17,7 @@ struct Cnn : nn::Module {
   }
 };
 
-// Much to communicate for what it computes: 40 MB of gradients in four layers.
+// An MLP that communicates much and computes little: four layers with 40 MB of gradients.
 struct WideMlp : nn::Module {
   nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 784, .out_features = 2048});
   nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 2048, .out_features = 2048});
@@ -26,7 +26,7 @@ struct WideMlp : nn::Module {
   Tensor forward(const Tensor& x) override { return fc4(fc3(fc2(fc1(x).relu()).relu()).relu()); }
 };
 
-// A small language model as GPT-2 is built (pre-norm, GELU): 3.2 million parameters in four blocks.
+// A small language model with GPT-2's architecture (pre-norm, GELU): 3.2 million parameters in four blocks.
 struct Gpt : nn::Module {
   static constexpr std::int64_t kWords = 96, kLength = 128, kWidth = 256, kHeads = 8, kBlocks = 4;
 
@@ -61,7 +61,7 @@ struct Gpt : nn::Module {
   Gpt() {
     for (std::int64_t i = 0; i < kBlocks; ++i) blocks.append<Block>();
   }
-  // Scores for the next word at every place, as rows.
+  // The logits of the next word at each position, shape (batch * length, words).
   Tensor forward(const Tensor& ids) override {
     Tensor x = words(ids) + places(arange(ids.size(1)));
     for (nn::Module* block : blocks) x = (*block)(x);

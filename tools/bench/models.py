@@ -1,4 +1,4 @@
-"""The models of models.h in PyTorch."""
+"""The models of models.h, with PyTorch."""
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,12 +1,12 @@
-// The Tapestry side of tools/bench_modes: `bench_modes MODE MODEL`, one rank of a job (one process but for
-// ddp). Rank 0 reads lines from standard input and answers each:
-//   step REPEATS     times of so many whole training steps, in milliseconds
-//   overlap REPEATS  of replicated and ddp: how long gradients were exchanged, and how much of that backward
-//   did
-//                    not hide, in milliseconds, medians
-//   memory           the most bytes of tensors so far, of each device or rank, in MiB
-//   parts REPEATS    of replicated: an empty call of the workers, scatter, gather, replicate, averaging; of
-//                    each microseconds, medians, and the bytes that move
+// Tapestry's side of tools/bench_modes: `bench_modes MODE MODEL` is one rank of a job. Only the mode ddp has
+// more than one rank. Rank 0 reads lines from standard input and answers each:
+//   step REPEATS     the times of REPEATS whole training steps, in milliseconds
+//   overlap REPEATS  for the modes replicated and ddp: how long gradients were exchanged, and how much of
+//   that
+//                    time the backward pass did not hide; medians in milliseconds
+//   memory           the peak size of all tensors of each device or rank, in MiB
+//   parts REPEATS    for the mode replicated: an empty call of the workers, scatter, gather, replicate and
+//                    averaging; for each the median in microseconds, and the bytes moved
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -27,7 +27,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-constexpr std::int64_t kBatch = 128;  // of both devices together
+constexpr std::int64_t kBatch = 128;  // for both devices together
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -75,7 +75,7 @@ class Trainer {
                          [this](const Tensor& x, const Tensor& y) { return cross_entropy(model_(x), y); });
       };
     } else {
-      fail("[bench_modes] no mode is named ", mode);
+      fail("[bench_modes] unknown mode ", mode);
     }
     optimizer_.emplace(model_.parameters(), optim::SGD::Options{.lr = 0.01, .momentum = 0.9});
   }
@@ -85,7 +85,7 @@ class Trainer {
     if (command == "overlap") return overlap(repeats);
     if (command == "memory") return memory();
     if (command == "parts") return parts(repeats);
-    fail("[bench_modes] no command is named ", command);
+    fail("[bench_modes] unknown command ", command);
   }
 
  private:

@@ -1,4 +1,4 @@
-"""Referee of tools/bench_modes: one job a mode, all alive through the whole run of a model, taking turns.
+"""Runs tools/bench_modes: for each model, starts one job per mode, lets the jobs take turns, and prints the results.
 
 usage: modes.py TAPESTRY_PROGRAM [--rounds 8] [--json FILE]
 """
@@ -15,7 +15,7 @@ from ddp_steps import Job, about
 
 TORCH = [sys.executable, str(Path(__file__).parent / "ddp_torch.py")]
 LOGICAL = {"TAPESTRY_LOGICAL_DEVICES": "2"}
-STEPS = {"cnn": 10, "mlp": 5}  # a turn's
+STEPS = {"cnn": 10, "mlp": 5}  # per turn
 PARTS = ("an empty call of both workers", "scatter", "gather", "replicate", "averaging gradients")
 
 
@@ -33,7 +33,7 @@ def jobs_of(program, model):
 
 
 def cpu_ms(job):
-    """What all threads of all ranks have computed so far, or spun."""
+    """The CPU time of all threads of all ranks so far, busy waiting included."""
     ticks = 0
     for rank in job.ranks:
         fields = Path(f"/proc/{rank.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -49,7 +49,7 @@ def measure(program, model, rounds):
         job.ask(f"step {2 * steps}")  # warm up
     for _ in range(rounds):
         for name, job in jobs.items():
-            time.sleep(0.05)  # the threads of the one before go to sleep
+            time.sleep(0.05)  # until the threads of the previous job sleep
             before = cpu_ms(job)
             times[name] += job.ask(f"step {steps}")
             cpu[name] += cpu_ms(job) - before
@@ -72,7 +72,7 @@ def print_tables(model, title, measured):
     modes = measured["modes"]
     single = modes["single"]["ms"]
     print(f"\n{title}\n")
-    print("| mode | step ms | steps/s | times single's speed | CPU ms of all threads | exchange ms | of it exposed | "
+    print("| mode | step ms | steps/s | times single's speed | CPU ms of all threads | exchange ms | exposed part | "
           "peak MiB of tensors, by device or rank |")
     print("|---|---|---|---|---|---|---|---|")
     for name in ("single", "dp-master", "dp-replicated", "ddp", "PyTorch ddp"):
@@ -83,7 +83,7 @@ def print_tables(model, title, measured):
         print(f"| {name}{layout} | {mode['ms']:.2f} | {1e3 / mode['ms']:.1f} | {single / mode['ms']:.2f} | "
               f"{mode['cpu_ms']:.1f} | {exchange[0]} | {exchange[1]} | {peaks} |")
     print(f"\ndp-replicated takes {modes['dp-replicated']['ms'] / modes['ddp']['ms']:.3f} of ddp's time; the goal is 1.10 at most.\n")
-    print("| part of DataParallel, by itself | microseconds | bytes that move |")
+    print("| part of DataParallel, timed alone | microseconds | bytes moved |")
     print("|---|---|---|")
     for part in measured["parts"]:
         print(f"| {part['name']} | {part['us']:.1f} | {part['bytes']} |")
@@ -96,7 +96,7 @@ def main():
     parser.add_argument("--json")
     args = parser.parse_args()
     version, cpu = about()
-    print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds; batch 128 in all, one thread a device or rank")
+    print(f"PyTorch {version}, gloo, {cpu}, {args.rounds} interleaved rounds; batch 128 in all, one thread per device or rank")
     results = {"torch": version, "cpu": cpu, "models": {}}
     for model, title in (("cnn", "CNN, 2.3 MB of gradients"), ("mlp", "MLP, 40 MB of gradients")):
         results["models"][model] = measure(args.program, model, args.rounds)
