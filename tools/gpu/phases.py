@@ -116,11 +116,7 @@ def libraries(check):
     for text in filter(None, (part.strip() for part in answer[2:].split(" | "))):
         missing = "not available" in text
         check.report.row("build", "library " + re.split(r"[ :]", text)[0], "not run" if missing else "passed", note=text)
-    if answer == "ok":  # this version links NCCL, and calls neither of the others
-        where = cached(check.build, "NCCL_LIBRARY")
-        check.report.row("build", "library NCCL", "passed" if where else "not run",
-                         note=where or "NCCL was not found: collectives between GPUs are not tried")
-    elif not answer:
+    if not answer:
         check.report.row("build", "libraries", "failed", note=found.tail())
 
 
