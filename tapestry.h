@@ -9,6 +9,7 @@
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
+#include "tapestry/core/cuda/libraries.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/core/pinned.h"

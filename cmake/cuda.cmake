@@ -84,15 +84,8 @@ function(tapestry_find_nvidia name header library)
   find_library(${name}_LIBRARY NAMES ${library} ${versioned} HINTS ${libraries})
 endfunction()
 
+# Only the header is used here, see vendor.cmake; the library is opened at run time. tools/gpu_check wants to know where it is.
 tapestry_find_nvidia(NCCL nccl.h nccl)
-if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
-  message(STATUS "NCCL: ${NCCL_LIBRARY}")
-  target_link_libraries(tapestry_private INTERFACE ${NCCL_LIBRARY})
-  tapestry_uses_cuda(FILES ${PROJECT_SOURCE_DIR}/distributed/comm/nccl_backend.cpp
-    INCLUDES ${NCCL_INCLUDE_DIR} DEFINITIONS TAPESTRY_HAS_NCCL=1)
-else()
-  message(STATUS "NCCL not found: collectives between GPUs go through the host")
-endif()
 
 # tools/gpu_check compares the convolutions with cuDNN's.
 tapestry_find_nvidia(CUDNN cudnn.h cudnn)

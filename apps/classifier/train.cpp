@@ -138,6 +138,8 @@ bool train(Options o) {
   progress.line("seed " + std::to_string(o.seed) + ", threads " + std::to_string(o.threads) + ", device " +
                 device.str() + (ranks.size() > 1 ? ", ranks " + std::to_string(ranks.size()) : "") +
                 ", run folder " + folder.path());
+  if (device.is_cuda())
+    for (const cuda::Library& library : cuda::libraries()) progress.line(library.str());
 
   Tally tally;  // of the epoch in progress
   double seconds = 0;

@@ -126,6 +126,7 @@ class CudaRuntime final : public Runtime {
     TAPESTRY_CUDA(cudaMemGetInfo(&info.free, &info.total));
     return info;
   }
+  void choose(int gpu) override { use_gpu(gpu); }
   void synchronize(int gpu) override {
     use_gpu(gpu);
     TAPESTRY_CUDA(cudaDeviceSynchronize());

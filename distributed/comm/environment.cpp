@@ -216,6 +216,11 @@ std::chrono::milliseconds default_timeout() {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
+std::optional<bool> check_collectives() {
+  if (!std::getenv("TAPESTRY_CHECK_COLLECTIVES")) return std::nullopt;
+  return flag("TAPESTRY_CHECK_COLLECTIVES", false);
+}
+
 bool shared_memory_enabled() { return flag("TAPESTRY_SHARED_MEMORY", true); }
 
 }  // namespace tapestry::distributed

@@ -1,6 +1,7 @@
 #pragma once
 // Who this process is in its job, from the variables that launchers set.
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace tapestry::distributed {
@@ -37,5 +38,9 @@ std::chrono::milliseconds default_timeout();
 /// False if TAPESTRY_SHARED_MEMORY is 0: whether ranks of one host may exchange through memory that they
 /// share. Throws ValueError for what is neither 0 nor 1.
 bool shared_memory_enabled();
+
+/// TAPESTRY_CHECK_COLLECTIVES, or nullopt if it is not set: see GroupOptions::check. Throws ValueError unless
+/// it is 0 or 1.
+std::optional<bool> check_collectives();
 
 }  // namespace tapestry::distributed

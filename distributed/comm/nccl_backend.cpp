@@ -1,27 +1,19 @@
-// Between GPUs. Communicators do not block: a call returns at once, and whoever made it asks until NCCL has
-// taken it or the deadline has come; what runs on the GPU is asked after by poll(), and abort() ends it.
+// The backend between GPUs, over NCCL. Calls enqueue work on the current stream and return; poll() reports
+// failures of that work, and abort() ends it.
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/backend.h"
 
 #if defined(TAPESTRY_HAS_NCCL)
-#include <nccl.h>
-
 #include <algorithm>
-#include <cstring>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <tuple>
 #include <utility>
+#include <vector>
 
-#include "tapestry/core/cuda/device.h"
-#include "tapestry/core/cuda/internal/check.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
-#include "tapestry/distributed/comm/internal/deadline.h"
-#include "tapestry/distributed/comm/internal/device_work.h"
-#include "tapestry/distributed/comm/internal/nccl_failure.h"
+#include "tapestry/distributed/comm/internal/nccl_communicator.h"
 #endif
 
 namespace tapestry::distributed {
@@ -68,130 +60,25 @@ ncclRedOp_t nccl_op(ReduceOp op, DType dtype) {
   return dtype == DType::boolean ? ncclMin : ncclProd;  // "and"
 }
 
+/// Part `i` of `data`.
 template <class T>
 auto part(T* data, int i, std::size_t bytes) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
   return static_cast<Byte*>(data) + static_cast<std::size_t>(i) * bytes;
 }
 
-// The calls that f(add) makes, as one.
+/// Makes the calls that f(add) passes to add() in one group.
 template <class F>
-ncclResult_t grouped(F f) {
-  ncclResult_t first = ncclGroupStart();
+ncclResult_t grouped(const NcclFunctions& nccl, F f) {
+  const ncclResult_t start = nccl.ncclGroupStart();
+  if (start != ncclSuccess) return start;
+  ncclResult_t first = ncclSuccess;
   f([&](ncclResult_t result) {
     if (first == ncclSuccess && result != ncclInProgress) first = result;
   });
-  const ncclResult_t end = ncclGroupEnd();
+  const ncclResult_t end = nccl.ncclGroupEnd();  // also after a failure: the group would stay open
   return first == ncclSuccess ? end : first;
 }
-
-/// One communicator. Calls come from one thread at a time, abort() and poll() from any.
-class Communicator {
- public:
-  /// A collective call of all ranks; `store` is theirs alone.
-  Communicator(Store& store, int rank, int size, Device device, Deadline deadline)
-      : rank_(rank), device_(device) {
-    ncclUniqueId id;
-    if (rank == 0) {
-      check_result(ncclGetUniqueId(&id), "ncclGetUniqueId");
-      store.set("nccl", {id.internal, sizeof id.internal});
-    } else {
-      const std::string bytes = store.get("nccl", left_until(deadline));
-      check<DistributedError>(bytes.size() == sizeof id.internal, "[nccl] the store holds ", bytes.size(),
-                              " bytes where NCCL's identity of ", sizeof id.internal,
-                              " should be; use one version of this library on all ranks");
-      std::memcpy(id.internal, bytes.data(), bytes.size());
-    }
-    gpu_ = cuda::device_properties(device).gpu;
-    cuda::use_gpu(gpu_);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    try {
-      settle(ncclCommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig", deadline);
-    } catch (...) {
-      abort("it was never made");
-      throw;
-    }
-  }
-  // What this rank has handed to the network is still on its way to others.
-  ~Communicator() {
-    if (!comm_) return;
-    try {
-      settle(ncclCommFinalize(comm_), "ncclCommFinalize", deadline_after(kGoodbye));
-      static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
-    } catch (const Error&) {
-      abort("it was closed");
-    }
-  }
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
-
-  /// Gives NCCL the call f(communicator, stream of the device), and waits until it has taken it.
-  void give(const char* call, Deadline deadline,
-            const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& f) {
-    cuda::use_gpu(gpu_);
-    const auto stream = static_cast<cudaStream_t>(current_stream(device_).native());
-    ncclResult_t result;
-    {
-      const std::lock_guard lock(mutex_);
-      check_alive();
-      result = f(comm_, stream);
-    }
-    settle(result, call, deadline);
-  }
-
-  void poll() {
-    const std::lock_guard lock(mutex_);
-    check_alive();
-    ncclResult_t state = ncclSuccess;
-    check_result(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-    if (state != ncclInProgress) check_result(state, "a call that NCCL had taken");
-  }
-
-  void abort(const std::string& why) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (!comm_) return;
-    why_gone_ = why;
-    static_cast<void>(ncclCommAbort(comm_));
-    comm_ = nullptr;
-  }
-
- private:
-  static constexpr std::chrono::seconds kGoodbye{5};
-
-  void check_alive() const {
-    check<DistributedError>(comm_ != nullptr, "the communicator is gone: ", why_gone_);
-  }
-  void check_result(ncclResult_t result, const char* call) const {
-    if (result == ncclSuccess) return;
-    const char* const last = ncclGetLastError(comm_);
-    throw DistributedError(
-        nccl_failure_text({call, ncclGetErrorString(result), last ? last : "", rank_, device_}));
-  }
-
-  // Until NCCL has done what `call` asked of the host.
-  void settle(ncclResult_t result, const char* call, Deadline deadline) {
-    auto pause = 1us;
-    while (result == ncclInProgress) {
-      check<TimeoutError>(Clock::now() < deadline, call, " is not ready on rank ", rank_, " (", device_,
-                          "): some rank does not take part");
-      std::this_thread::sleep_for(pause);
-      pause = std::min<std::chrono::microseconds>(2 * pause, 1ms);
-      const std::lock_guard lock(mutex_);
-      check_alive();
-      check_result(ncclCommGetAsyncError(comm_, &result), "ncclCommGetAsyncError");
-    }
-    const std::lock_guard lock(mutex_);
-    check_result(result, call);
-  }
-
-  const int rank_;
-  const Device device_;
-  int gpu_ = 0;
-  std::mutex mutex_;
-  ncclComm_t comm_ = nullptr;
-  std::string why_gone_;
-};
 
 class NcclBackend final : public Backend {
  public:
@@ -200,7 +87,7 @@ class NcclBackend final : public Backend {
         rank_(rank),
         size_(size),
         device_(device),
-        comm_(*store, rank, size, device, deadline),
+        comm_(*store, rank, size, device, deadline, nccl_, aborted_),
         token_(empty({1}, {DType::i32, device})) {}
 
   const char* name() const override { return "nccl"; }
@@ -209,61 +96,63 @@ class NcclBackend final : public Backend {
   Device device() const override { return device_; }
   void poll() override {
     comm_.poll();
-    const std::lock_guard lock(mutex_);
-    for (const auto& [key, lane] : lanes_) lane->poll();
+    for (const auto& channel : channels()) channel->poll();
   }
 
   void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) override {
-    comm_.give("ncclAllReduce", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclAllReduce(data, data, size_of(count), nccl_type(dtype), nccl_op(op, dtype), comm, stream);
+    comm_.enqueue("ncclAllReduce", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return nccl_.ncclAllReduce(data, data, size_of(count), nccl_type(dtype), nccl_op(op, dtype), comm,
+                                 stream);
     });
   }
   void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
               Deadline deadline) override {
-    comm_.give("ncclReduce", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclReduce(data, data, size_of(count), nccl_type(dtype), nccl_op(op, dtype), root, comm, stream);
+    comm_.enqueue("ncclReduce", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return nccl_.ncclReduce(data, data, size_of(count), nccl_type(dtype), nccl_op(op, dtype), root, comm,
+                              stream);
     });
   }
   void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
                       Deadline deadline) override {
-    comm_.give("ncclReduceScatter", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclReduceScatter(in, out, size_of(count), nccl_type(dtype), nccl_op(op, dtype), comm, stream);
+    comm_.enqueue("ncclReduceScatter", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return nccl_.ncclReduceScatter(in, out, size_of(count), nccl_type(dtype), nccl_op(op, dtype), comm,
+                                     stream);
     });
   }
   void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) override {
-    comm_.give("ncclBroadcast", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclBroadcast(data, data, bytes, ncclUint8, root, comm, stream);
+    comm_.enqueue("ncclBroadcast", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return nccl_.ncclBroadcast(data, data, bytes, ncclUint8, root, comm, stream);
     });
   }
   void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
-    comm_.give("ncclAllGather", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclAllGather(in, out, bytes, ncclUint8, comm, stream);
+    comm_.enqueue("ncclAllGather", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return nccl_.ncclAllGather(in, out, bytes, ncclUint8, comm, stream);
     });
   }
   void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
-    comm_.give("a gather by ncclSend and ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return grouped([&](auto add) {
-        add(ncclSend(in, bytes, ncclUint8, root, comm, stream));
+    comm_.enqueue("gather (ncclSend, ncclRecv)", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return grouped(nccl_, [&](auto add) {
+        add(nccl_.ncclSend(in, bytes, ncclUint8, root, comm, stream));
         for (int i = 0; rank_ == root && i < size_; ++i)
-          add(ncclRecv(part(out, i, bytes), bytes, ncclUint8, i, comm, stream));
+          add(nccl_.ncclRecv(part(out, i, bytes), bytes, ncclUint8, i, comm, stream));
       });
     });
   }
   void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) override {
-    comm_.give("a scatter by ncclSend and ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return grouped([&](auto add) {
+    comm_.enqueue("scatter (ncclSend, ncclRecv)", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return grouped(nccl_, [&](auto add) {
         for (int i = 0; rank_ == root && i < size_; ++i)
-          add(ncclSend(part(in, i, bytes), bytes, ncclUint8, i, comm, stream));
-        add(ncclRecv(out, bytes, ncclUint8, root, comm, stream));
+          add(nccl_.ncclSend(part(in, i, bytes), bytes, ncclUint8, i, comm, stream));
+        add(nccl_.ncclRecv(out, bytes, ncclUint8, root, comm, stream));
       });
     });
   }
   void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) override {
-    comm_.give("an all-to-all by ncclSend and ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return grouped([&](auto add) {
+    comm_.enqueue("all_to_all (ncclSend, ncclRecv)", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+      return grouped(nccl_, [&](auto add) {
         for (int i = 0; i < size_; ++i) {
-          add(ncclSend(part(in, i, bytes), bytes, ncclUint8, i, comm, stream));
-          add(ncclRecv(part(out, i, bytes), bytes, ncclUint8, i, comm, stream));
+          add(nccl_.ncclSend(part(in, i, bytes), bytes, ncclUint8, i, comm, stream));
+          add(nccl_.ncclRecv(part(out, i, bytes), bytes, ncclUint8, i, comm, stream));
         }
       });
     });
@@ -274,29 +163,32 @@ class NcclBackend final : public Backend {
     done.record(current_stream(device_));
     while (!done.wait_for(10ms)) {
       poll();
-      check<TimeoutError>(Clock::now() < deadline, device_, " has not done its part of the barrier");
+      check<TimeoutError>(Clock::now() < deadline, device_, " has not finished its part of the barrier");
     }
     poll();
   }
   void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {
-    lane(rank_, peer, tag, deadline).give("ncclSend", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclSend(data, bytes, ncclUint8, 1, comm, stream);
-    });
+    channel(rank_, peer, tag, deadline)
+        .enqueue("ncclSend", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+          return nccl_.ncclSend(data, bytes, ncclUint8, 1, comm, stream);
+        });
   }
   void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) override {
-    lane(peer, rank_, tag, deadline).give("ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclRecv(data, bytes, ncclUint8, 0, comm, stream);
-    });
+    channel(peer, rank_, tag, deadline)
+        .enqueue("ncclRecv", deadline, [&](ncclComm_t comm, cudaStream_t stream) {
+          return nccl_.ncclRecv(data, bytes, ncclUint8, 0, comm, stream);
+        });
   }
   void abort(const std::string& why) noexcept override {
-    comm_.abort(why);
-    const std::lock_guard lock(mutex_);
-    for (const auto& [key, lane] : lanes_) lane->abort(why);
+    aborted_->set(why);
+    comm_.abort();
+    for (const auto& channel : channels()) channel->abort();
   }
   std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>& store,
                                  Deadline deadline) override {
     const auto self = std::find(ranks.begin(), ranks.end(), rank_);
-    check<IndexError>(self != ranks.end(), "[split] rank ", rank_, " is not of the new group");
+    check<IndexError>(self != ranks.end(), "[split] rank ", rank_,
+                      " is not in the new group; only its members may call split()");
     return std::make_shared<NcclBackend>(store, static_cast<int>(self - ranks.begin()),
                                          static_cast<int>(ranks.size()), device_, deadline);
   }
@@ -304,28 +196,46 @@ class NcclBackend final : public Backend {
  private:
   static std::size_t size_of(std::int64_t count) { return static_cast<std::size_t>(count); }
 
-  // Messages of one direction and tag have a communicator of their own, made with the first one: on one of
-  // all ranks a message would wait for the collectives before it. Its rank 0 sends.
-  Communicator& lane(int from, int to, std::uint32_t tag, Deadline deadline) {
+  using Channels = std::vector<std::shared_ptr<Communicator>>;
+
+  Channels channels() {
+    const std::lock_guard lock(mutex_);
+    Channels all;
+    for (const auto& [key, channel] : channels_) all.push_back(channel);
+    return all;
+  }
+
+  // The communicator of the messages of one sender, receiver and tag, which is made with the first message.
+  // On a communicator of all ranks a message would wait for the collectives before it. The sender is its rank
+  // 0.
+  Communicator& channel(int from, int to, std::uint32_t tag, Deadline deadline) {
     const std::tuple key(from, to, tag);
     {
       const std::lock_guard lock(mutex_);
-      if (const auto found = lanes_.find(key); found != lanes_.end()) return *found->second;
+      if (const auto found = channels_.find(key); found != channels_.end()) return *found->second;
     }
-    comm_.poll();  // aborted: no new one
-    const auto own = prefix_store(concat({"lane/", from, "-", to, "/", tag, "/"}), store_);
-    auto made = std::make_unique<Communicator>(*own, from == rank_ ? 0 : 1, 2, device_, deadline);
-    const std::lock_guard lock(mutex_);
-    return *(lanes_[key] = std::move(made));
+    comm_.poll();  // throws if the backend was aborted
+    const auto own = prefix_store(concat({"channel/", from, "-", to, "/", tag, "/"}), store_);
+    auto made =
+        std::make_shared<Communicator>(*own, from == rank_ ? 0 : 1, 2, device_, deadline, nccl_, aborted_);
+    {
+      const std::lock_guard lock(mutex_);
+      channels_[key] = made;
+    }
+    comm_.poll();  // an abort() before the insertion has not seen the new communicator
+    return *made;
   }
 
+  const NcclFunctions& nccl_ = nccl();
   const std::shared_ptr<Store> store_;
   const int rank_, size_;
   const Device device_;
+  const std::shared_ptr<AbortFlag> aborted_ = std::make_shared<AbortFlag>();
   Communicator comm_;
-  const Tensor token_;  // of barriers
-  std::mutex mutex_;
-  std::map<std::tuple<int, int, std::uint32_t>, std::unique_ptr<Communicator>> lanes_;  // from, to, tag
+  const Tensor token_;  // the data of barriers
+  std::mutex mutex_;    // of channels_
+  std::map<std::tuple<int, int, std::uint32_t>, std::shared_ptr<Communicator>>
+      channels_;  // by sender, receiver, tag
 };
 
 }  // namespace
@@ -335,7 +245,7 @@ std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>& store, int r
   check<ValueError>(size >= 1 && rank >= 0 && rank < size, "[nccl] rank ", rank, " of ", size,
                     "; ranks count from 0 to size - 1");
   check<DeviceError>(device.is_cuda(), "[nccl] device ", device,
-                     "; NCCL joins GPUs, pass a CUDA device or use the backend gloo");
+                     " is not a CUDA device; pass a CUDA device, or use the backend gloo");
   check_device("nccl", device);
   return std::make_shared<NcclBackend>(store, rank, size, device, deadline_after(timeout));
 }
@@ -346,8 +256,9 @@ bool built_with_nccl() { return true; }
 
 std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>&, int, int, Device, Milliseconds) {
   fail<DistributedError>(
-      "[nccl] this library was built without NCCL; use the backend gloo, or build it again where "
-      "nccl.h and a CUDA toolkit are found");
+      "[nccl] this library was built without NCCL; use the backend gloo, or rebuild this library on a "
+      "machine that "
+      "has nccl.h and the CUDA headers");
 }
 
 bool built_with_nccl() { return false; }

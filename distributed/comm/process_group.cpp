@@ -39,7 +39,8 @@ std::string file_and_line(const SourceLocation& site) {
   return concat({file.substr(file.find_last_of('/') + 1), ":", site.line()});
 }
 
-GroupOptions resolved(GroupOptions options) {
+GroupOptions resolved(GroupOptions options, Device transport) {
+  if (!options.check) options.check = check_collectives().value_or(!transport.is_cuda());
   if (options.timeout <= 0ms) options.timeout = default_timeout();
   if (options.warn_after <= 0ms) options.warn_after = std::min<Milliseconds>(60s, options.timeout / 5);
   options.timeout = std::min(options.timeout, kLongestTimeout);
@@ -90,7 +91,7 @@ struct Core {
   std::map<std::tuple<int, Op, std::uint32_t>, Lane> lanes;
   std::uint64_t forgotten = 0;  // of the completions' thread
 
-  bool compares() const { return options.check && backend->size() > 1; }
+  bool compares() const { return *options.check && backend->size() > 1; }
 
   // Returns when all ranks are known to be in this call. Throws Mismatch on all of them otherwise.
   void agree(const CollectiveRecord& record, Deadline deadline) {
@@ -115,9 +116,9 @@ struct Core {
 
   bool on_gpu() const { return backend->device().is_cuda(); }
 
-  // The first to come says what the call is, the others whether theirs is the same: nobody waits for anybody,
-  // so that the host stays ahead of the GPU, and nothing has to cross it that its streams are busy with.
-  // Throws Mismatch on the ranks that differ; the others hear of it from them, and are aborted.
+  // The rank that comes first stores its call, and the others compare theirs with it. No rank waits for
+  // another, so the host stays ahead of the GPU. Throws Mismatch on the ranks whose call differs; they abort
+  // the others.
   void agree_in_store(const CollectiveRecord& record) {
     const Descriptor mine(record);
     const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
@@ -134,7 +135,8 @@ struct Core {
   }
   static std::string call_key(std::uint64_t sequence) { return "call/" + std::to_string(sequence); }
 
-  // When a call that none leaves before all have come is done, all have compared what lies before it.
+  // A collective that needs all ranks' data is done when all ranks have come. By then all have compared their
+  // earlier calls, which are erased.
   void forget_calls(const CollectiveRecord& record) {
     const bool all_came = record.op == Op::all_reduce || record.op == Op::all_gather ||
                           record.op == Op::reduce_scatter || record.op == Op::all_to_all;
@@ -142,7 +144,9 @@ struct Core {
     while (forgotten < record.sequence) store->erase(call_key(++forgotten));
   }
 
-  // Headers are of host memory. Between GPUs they go through the store.
+  // A header says what a message holds. Groups over GPUs send it through the store, and only if they compare
+  // calls.
+  bool sends_headers() const { return !on_gpu() || compares(); }
   std::string header_key(int from, int to, std::uint32_t tag, std::uint64_t sequence) const {
     return concat({"message/", from, "-", to, "/", tag, "/", sequence});
   }
@@ -387,15 +391,17 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
     const Device where = core->backend->device();
     const MessageHeader header(message);
     if (call.op == Op::send) {
-      core->send_header(header, call.peer, tag, deadline);
+      if (core->sends_headers()) core->send_header(header, call.peer, tag, deadline);
       const Staged data(call.in, Staged::Fill::yes, where, deadline);
       if (call.in.numel() > 0) core->backend->send(data.data(), call.in.nbytes(), call.peer, tag, deadline);
       return;
     }
-    const MessageHeader came = core->receive_header(header, call.peer, tag, deadline);
-    check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
-                            ", and this rank expects ", header.str(),
-                            "; send and receive tensors of one dtype and shape, in one order");
+    if (core->sends_headers()) {
+      const MessageHeader came = core->receive_header(header, call.peer, tag, deadline);
+      check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
+                              ", and this rank expects ", header.str(),
+                              "; send and receive tensors of one dtype and shape, in one order");
+    }
     const Staged data(call.out, Staged::Fill::no, where, deadline);
     if (call.out.numel() > 0) core->backend->recv(data.data(), call.out.nbytes(), call.peer, tag, deadline);
     data.store();
@@ -487,7 +493,7 @@ std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backen
   check(backend != nullptr && store != nullptr, "[make_process_group] no ", backend ? "store" : "backend",
         "; pass both");
   const auto core = std::make_shared<Core>();
-  core->options = resolved(options);
+  core->options = resolved(options, backend->device());
   core->member = std::make_shared<Member>(store, backend->rank(), backend->size(), core->options);
   for (int r = 0; r < backend->size(); ++r) core->ranks.push_back(r);
   if (backend->device().is_cuda())

@@ -5,6 +5,7 @@
 //   world->all_reduce(loss, distributed::ReduceOp::mean).wait();
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,9 +24,13 @@ struct GroupOptions {
   /// A warning on standard error, once for each collective. Zero: 60 s, or a fifth of the timeout if that is
   /// less.
   Milliseconds warn_after{0};
-  /// Compare what ranks are about to do before each collective (64 bytes from each), so that ranks which went
-  /// different ways are told, and do not hang. Off only for measuring.
-  bool check = true;
+  /// Whether ranks compare their calls before each collective. If they do, ranks that are in different calls
+  /// get an error at once that shows both calls. If they do not, such ranks hang until the timeout, and the
+  /// error shows where every rank waits. Must be the same on all ranks. If nullopt,
+  /// TAPESTRY_CHECK_COLLECTIVES (0 or 1) decides. If that is not set either, groups of host transports
+  /// compare (64 bytes from each rank over the transport), and groups over NCCL do not, because each
+  /// comparison is a round trip to the store.
+  std::optional<bool> check;
 };
 
 /// One collective in flight. A copyable handle; dropping all copies cancels nothing.

@@ -313,9 +313,11 @@ TEST_CASE("ranks over devices compare their calls in the store") {
   Meeting meeting(2);
   for (int r = 0; r < 2; ++r) backends.push_back(std::make_shared<FakeDeviceBackend>(gpus, r, 2, &meeting));
   std::vector<std::thread> ranks;
+  GroupOptions options = kQuick;
+  options.check = true;
   for (int r = 0; r < 2; ++r)
     ranks.emplace_back([&, r] {
-      const auto group = make_process_group(backends[static_cast<std::size_t>(r)], store, kQuick);
+      const auto group = make_process_group(backends[static_cast<std::size_t>(r)], store, options);
       const Tensor x = on(gpu(r), {1, 2});
       for (int i = 0; i < 20; ++i) group->all_reduce(x).wait();
       group->barrier().wait();

@@ -2,12 +2,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,11 +19,12 @@
 namespace tapestry::testing {
 namespace {
 
-using Work = std::function<void()>;
+using Work = std::function<bool()>;  // false: not finished, to be called again
 
 struct Queue {
   int gpu;
   std::deque<Work> work;
+  bool busy = false;  // its first work is being run
 };
 
 // One recording of an event.
@@ -35,6 +39,8 @@ struct FakeEvent {
 };
 
 thread_local int chosen = -1;  // the thread's current device; -1 if it has chosen none
+
+constexpr std::chrono::seconds kLongestWait{60};  // for work that other streams hold up
 
 constexpr std::size_t kPage = 4096;
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -100,26 +106,50 @@ struct FakeGpuState final : cuda::Runtime {
     FakeGpuState& state_;
     const bool outermost_;
   };
-  void run_one(Queue& queue) {
-    const Work work = std::move(queue.work.front());
+  // False if the stream's next work cannot finish yet. `busy` keeps work that waits for another stream, which
+  // waits for this one, from running twice at once.
+  bool run_one(Queue& queue) {
+    if (queue.busy) return false;
+    queue.busy = true;
+    Work work = std::move(queue.work.front());
     queue.work.pop_front();
     time += 1;
     const Opened opened(*this);
+    bool finished = true;
     try {
-      work();
+      finished = work();
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }
+    if (!finished) queue.work.push_front(std::move(work));
+    queue.busy = false;
+    return finished;
   }
   void run_all(Queue& queue) {
     if (queue.work.empty()) return;
     const Opened opened(*this);
-    while (!frozen && !queue.work.empty()) run_one(queue);
+    while (!frozen && !queue.work.empty() && run_one(queue)) {
+    }
   }
   void run_until(const Signal& signal) {
     if (signal.happened) return;
     const Opened opened(*this);
-    while (!frozen && !signal.happened) run_one(*signal.on);
+    while (!frozen && !signal.happened && run_one(*signal.on)) {
+    }
+  }
+  // The host waits until done(), while `run` makes progress and, if that is held up, all streams do.
+  template <class Run, class Done>
+  void wait_on_host(std::unique_lock<std::recursive_mutex>& lock, Run run, Done done) {
+    const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
+    for (run(); !frozen && !done(); run()) {
+      if (std::chrono::steady_clock::now() > deadline)
+        throw CudaError("[cuda] the fake GPU's host has waited 60 s for work that cannot finish");
+      step();
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      lock.lock();
+    }
+    host_waited();
   }
   void host_waited() {
     ++host_waits;
@@ -163,12 +193,19 @@ struct FakeGpuState final : cuda::Runtime {
     about(gpu);
     return {total - used_by(gpu), total};
   }
-  void synchronize(int gpu) override {
+  void choose(int gpu) override {
     const std::lock_guard lock(mutex);
     about(gpu);
-    for (const auto& queue : queues)
-      if (queue->gpu == gpu) run_all(*queue);
-    host_waited();
+  }
+  void synchronize(int gpu) override {
+    std::unique_lock lock(mutex);
+    about(gpu);
+    const auto each = [&](auto f) {
+      return std::all_of(queues.begin(), queues.end(), [&](const auto& q) { return q->gpu != gpu || f(*q); });
+    };
+    wait_on_host(
+        lock, [&] { each([&](Queue& q) { return run_all(q), true; }); },
+        [&] { return each([](Queue& q) { return q.work.empty(); }); });
   }
   void* allocate(int gpu, std::size_t bytes) override {
     const std::lock_guard lock(mutex);
@@ -194,7 +231,7 @@ struct FakeGpuState final : cuda::Runtime {
   void* create_stream(int gpu, bool) override {
     const std::lock_guard lock(mutex);
     about(gpu);
-    queues.push_back(std::make_unique<Queue>(Queue{gpu, {}}));
+    queues.push_back(std::make_unique<Queue>(Queue{gpu, {}, false}));
     return queues.back().get();
   }
   void destroy_stream(int gpu, void* stream) noexcept override {
@@ -210,10 +247,11 @@ struct FakeGpuState final : cuda::Runtime {
     return done;
   }
   void wait_for_stream(int gpu, void* stream) override {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     about(gpu);
-    run_all(*static_cast<Queue*>(stream));
-    host_waited();
+    Queue& queue = *static_cast<Queue*>(stream);
+    wait_on_host(
+        lock, [&] { run_all(queue); }, [&] { return queue.work.empty() && !queue.busy; });
   }
   void* create_event(int gpu, bool) override {
     const std::lock_guard lock(mutex);
@@ -237,6 +275,7 @@ struct FakeGpuState final : cuda::Runtime {
     queue->work.emplace_back([this, signal] {
       signal->happened = true;
       signal->at = time;
+      return true;
     });
   }
   bool event_done(int gpu, void* event) override {
@@ -248,16 +287,24 @@ struct FakeGpuState final : cuda::Runtime {
     return done;
   }
   void wait_for_event(int gpu, void* event) override {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     about_any(gpu);
-    if (const auto signal = static_cast<FakeEvent*>(event)->last) run_until(*signal);
-    host_waited();
+    const auto signal = static_cast<FakeEvent*>(event)->last;
+    wait_on_host(
+        lock,
+        [&] {
+          if (signal) run_until(*signal);
+        },
+        [&] { return !signal || signal->happened; });
   }
   void stream_waits(int gpu, void* stream, void* event) override {
     const std::lock_guard lock(mutex);
     about(gpu);
     if (const auto signal = static_cast<FakeEvent*>(event)->last)
-      static_cast<Queue*>(stream)->work.emplace_back([this, signal] { run_until(*signal); });
+      static_cast<Queue*>(stream)->work.emplace_back([this, signal] {
+        run_until(*signal);
+        return signal->happened;
+      });
   }
   double milliseconds_between(int gpu, void* begin, void* end) override {
     const std::lock_guard lock(mutex);
@@ -268,7 +315,10 @@ struct FakeGpuState final : cuda::Runtime {
     const std::lock_guard lock(mutex);
     about(gpu);
     may_break("copy");
-    static_cast<Queue*>(stream)->work.emplace_back([=] { std::memcpy(to, from, bytes); });
+    static_cast<Queue*>(stream)->work.emplace_back([=] {
+      std::memcpy(to, from, bytes);
+      return true;
+    });
   }
   void copy_between(int, void* to, int from_gpu, const void* from, std::size_t bytes, void* stream) override {
     const std::lock_guard lock(mutex);
@@ -283,6 +333,7 @@ struct FakeGpuState final : cuda::Runtime {
       for (std::size_t r = 0; r < rows; ++r)
         std::memcpy(static_cast<char*>(to) + r * to_pitch, static_cast<const char*>(from) + r * from_pitch,
                     width);
+      return true;
     });
   }
 };
@@ -304,8 +355,16 @@ void FakeGpus::launch(const Stream& stream, std::function<void()> work) {
 }
 void FakeGpus::launch(void* native, std::function<void()> work) {
   const std::lock_guard lock(state_->mutex);
+  static_cast<Queue*>(native)->work.emplace_back([work = std::move(work)] {
+    work();
+    return true;
+  });
+}
+void FakeGpus::launch_until(void* native, std::function<bool()> work) {
+  const std::lock_guard lock(state_->mutex);
   static_cast<Queue*>(native)->work.push_back(std::move(work));
 }
+int FakeGpus::chosen_gpu() { return chosen; }
 bool FakeGpus::reach(const void* address) const {
   const std::lock_guard lock(state_->mutex);
   auto after = state_->blocks.upper_bound(const_cast<void*>(address));

@@ -26,6 +26,11 @@ class FakeGpus {
   /// Enqueues `work` in place of a kernel. If it throws, the host's next wait rethrows the exception.
   void launch(const Stream& stream, std::function<void()> work);
   void launch(void* native_stream, std::function<void()> work);
+  /// Enqueues a kernel that waits for kernels of other streams, like NCCL's: `work` is called until it returns
+  /// true, and later work of the stream waits for it.
+  void launch_until(void* native_stream, std::function<bool()> work);
+  /// The GPU that the calling thread has chosen, or -1.
+  static int chosen_gpu();
   /// True if kernels can access the address: it is memory of a GPU, or page-locked.
   bool reach(const void* address) const;
   /// How often the host waited for a GPU: for a stream, for an event, or to release memory.

@@ -22,6 +22,8 @@ class Runtime {
   /// Leaves DeviceProperties::gpu at 0.
   virtual DeviceProperties properties(int gpu) = 0;
   virtual MemoryInfo memory(int gpu) = 0;
+  /// Makes `gpu` the current GPU of the calling thread for other libraries, such as NCCL.
+  virtual void choose(int gpu) = 0;
   /// Blocks the host until all streams of the GPU have finished their work.
   virtual void synchronize(int gpu) = 0;
 

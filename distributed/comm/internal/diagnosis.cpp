@@ -188,13 +188,17 @@ struct Diagnosis::State {
     }
   }
 
-  static std::string hint(const std::vector<Report>& reports, const Cause& cause) {
+  std::string hint(const std::vector<Report>& reports, const Cause& cause) const {
     const bool silence = std::any_of(reports.begin(), reports.end(),
                                      [](const Report& r) { return r.kind == Report::Kind::silent; });
     if (silence) return "\nlook at what the silent ranks printed last, and at their machines";
     if (cause.call.empty()) return {};
-    return "\ncall the same collectives in the same order on every rank (a branch on the rank, an exception "
-           "that was caught, or unequal numbers of batches break it)";
+    return concat(
+        {"\ncall the same collectives in the same order on every rank (a branch on the rank, an exception "
+         "that "
+         "was caught, or unequal numbers of batches break it)",
+         options.check.value_or(true) ? ""
+                                      : "; TAPESTRY_CHECK_COLLECTIVES=1 finds the first call that differs"});
   }
 
   // Here, or on another rank whose request this is, something failed.

@@ -1,0 +1,275 @@
+// The collectives of the NCCL backend between ranks on fake GPUs, by the stand-in NCCL. The values of every
+// rank and every element differ.
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tapestry/core/stream.h"
+#include "tests/distributed/nccl_support.h"
+#include "tests/support/catch.h"
+
+using namespace nccl_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using V = std::vector<double>;
+const GroupOptions kQuick{.timeout = 20s, .warn_after = 19s};
+
+/// Element i of rank r. Sums, means and products of four ranks are exact in every dtype.
+double element(int r, std::size_t i, DType dtype) {
+  if (dtype == DType::boolean) return (static_cast<std::size_t>(r) + i) % 3 == 0;
+  return static_cast<double>((static_cast<std::size_t>(r) * 3 + i * 4) % 8 + 1);
+}
+V elements(int r, std::size_t n, DType dtype = DType::f32) {
+  V values(n);
+  for (std::size_t i = 0; i < n; ++i) values[i] = element(r, i, dtype);
+  return values;
+}
+V reduced(int size, const std::vector<V>& ranks, ReduceOp op, DType dtype) {
+  V result = ranks[0];
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    for (std::size_t r = 1; r < ranks.size(); ++r) {
+      const double a = result[i], b = ranks[r][i];
+      result[i] = op == ReduceOp::min       ? std::min(a, b)
+                  : op == ReduceOp::max     ? std::max(a, b)
+                  : op == ReduceOp::product ? a * b
+                                            : a + b;
+    }
+    if (op == ReduceOp::mean) result[i] /= size;
+    if (dtype == DType::boolean) result[i] = result[i] != 0;
+  }
+  return result;
+}
+std::vector<V> all_elements(int size, std::size_t n, DType dtype = DType::f32) {
+  std::vector<V> all;
+  for (int r = 0; r < size; ++r) all.push_back(elements(r, n, dtype));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("reductions over NCCL have the values of each dtype and operation") {
+  if (no_nccl()) return;
+  for (const int size : {1, 2, 4}) {
+    NcclWorld world(size);
+    run_nccl_ranks_well(
+        size,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32,
+                                    DType::u8, DType::boolean})
+            for (const ReduceOp op :
+                 {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product}) {
+              // A product of four ranks overflows 8 bits, and a mean needs a floating dtype.
+              if (op == ReduceOp::mean && !is_floating(dtype)) continue;
+              if (op == ReduceOp::product && (dtype == DType::u8 || dtype == DType::bf16) && size > 2)
+                continue;
+              const std::string what = dtype_name(dtype) + std::string(" ") + reduce_op_name(op);
+              const V wanted = reduced(size, all_elements(size, 7, dtype), op, dtype);
+              const Tensor x = on_gpu(gpu(rank), dtype, elements(rank, 7, dtype));
+              group->all_reduce(x, op).wait();
+              expect("all_reduce " + what, on_host(x), wanted);
+
+              const int root = size - 1;
+              const Tensor y = on_gpu(gpu(rank), dtype, elements(rank, 7, dtype));
+              group->reduce(y, root, op).wait();
+              expect("reduce " + what, on_host(y), rank == root ? wanted : elements(rank, 7, dtype));
+
+              const auto n = static_cast<std::size_t>(size);
+              const V whole = reduced(size, all_elements(size, 3 * n, dtype), op, dtype);
+              const Tensor part = empty({3}, {dtype, gpu(rank)});
+              group->reduce_scatter(part, on_gpu(gpu(rank), dtype, elements(rank, 3 * n, dtype)), op).wait();
+              expect("reduce_scatter " + what, on_host(part),
+                     V(whole.begin() + 3 * rank, whole.begin() + 3 * rank + 3));
+            }
+        },
+        kQuick);
+  }
+}
+
+TEST_CASE("collectives over NCCL that move data deliver each rank's elements") {
+  if (no_nccl()) return;
+  for (const int size : {1, 2, 3, 4}) {
+    NcclWorld world(size);
+    run_nccl_ranks_well(
+        size,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const auto n = static_cast<std::size_t>(size);
+          const auto mine = [&](std::size_t count) {
+            return on_gpu(gpu(rank), DType::f32, elements(rank, count));
+          };
+          const auto zeros = [&](std::size_t count) { return on_gpu(gpu(rank), DType::f32, V(count)); };
+          V all;
+          for (const V& values : all_elements(size, 5)) all.insert(all.end(), values.begin(), values.end());
+
+          for (int root = 0; root < size; ++root) {
+            const Tensor x = mine(5);
+            group->broadcast(x, root).wait();
+            expect("broadcast", on_host(x), elements(root, 5));
+
+            const Tensor gathered = zeros(5 * n);
+            group->gather(gathered, mine(5), root).wait();
+            expect("gather", on_host(gathered), rank == root ? all : V(5 * n));
+
+            const Tensor part = zeros(2);
+            group->scatter(part, mine(2 * n), root).wait();
+            const V whole = elements(root, 2 * n);
+            expect("scatter", on_host(part), V(whole.begin() + 2 * rank, whole.begin() + 2 * rank + 2));
+          }
+          const Tensor gathered = zeros(5 * n);
+          group->all_gather(gathered, mine(5)).wait();
+          expect("all_gather", on_host(gathered), all);
+
+          const Tensor exchanged = zeros(2 * n);
+          group->all_to_all(exchanged, mine(2 * n)).wait();
+          V wanted;
+          for (int r = 0; r < size; ++r)
+            for (const std::size_t i : {0, 1})
+              wanted.push_back(element(r, 2 * static_cast<std::size_t>(rank) + i, DType::f32));
+          expect("all_to_all", on_host(exchanged), wanted);
+
+          group->all_reduce(zeros(0)).wait();
+          group->barrier().wait();
+        },
+        kQuick);
+  }
+}
+
+TEST_CASE("work on the GPU before and after a collective over NCCL stays in order") {
+  if (no_nccl()) return;
+  NcclWorld world(2);
+  run_nccl_ranks_well(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+        const Tensor x = on_gpu(gpu(rank), DType::f32, {0, 0});
+        auto* const data = x.data<float>();
+        for (int step = 0; step < 50; ++step) {
+          world.gpus().launch(current_stream(gpu(rank)),
+                              [=] { data[0] = static_cast<float>(rank + step), data[1] = 2; });
+          group->all_reduce(x).wait();
+          world.gpus().launch(current_stream(gpu(rank)), [=] { data[1] *= 3; });
+          if (step % 10 == 0) expect("step", on_host(x), {2.0 * step + 1, 12});
+        }
+      },
+      kQuick);
+}
+
+TEST_CASE("messages over NCCL arrive by peer, tag and order") {
+  if (no_nccl()) return;
+  NcclWorld world(3);
+  run_nccl_ranks_well(
+      3,
+      [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+        // All send before anybody receives, with several tags, to both others.
+        std::vector<Work> works;
+        std::vector<Tensor> sent, received;
+        for (int peer = 0; peer < 3; ++peer)
+          for (std::uint32_t tag = 0; peer != rank && tag < 3; ++tag)
+            for (int message = 0; message < 2; ++message) {
+              sent.push_back(
+                  on_gpu(gpu(rank), DType::f32, {100.0 * rank + 10.0 * peer + tag, 1.0 * message}));
+              works.push_back(group->send(sent.back(), peer, tag));
+            }
+        for (std::uint32_t tag = 3; tag-- > 0;)
+          for (int peer = 3; peer-- > 0;)
+            for (int message = 0; peer != rank && message < 2; ++message) {
+              received.push_back(on_gpu(gpu(rank), DType::f32, {0, 0}));
+              works.push_back(group->recv(received.back(), peer, tag));
+            }
+        for (const Work& work : works) work.wait();
+        std::size_t i = 0;
+        for (std::uint32_t tag = 3; tag-- > 0;)
+          for (int peer = 3; peer-- > 0;)
+            for (int message = 0; peer != rank && message < 2; ++message)
+              expect("message", on_host(received[i++]), {100.0 * peer + 10.0 * rank + tag, 1.0 * message});
+      },
+      kQuick);
+}
+
+TEST_CASE("more messages than a device has pooled streams do not wait for one another") {
+  if (no_nccl()) return;
+  NcclWorld world(2);
+  run_nccl_ranks_well(
+      2,
+      [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+        // The receives come first, and the peer sends in the opposite order: if a send shared a stream with a
+        // receive, neither would happen.
+        constexpr std::uint32_t kTags = 40;
+        std::vector<Work> works;
+        std::vector<Tensor> sent, received;
+        for (std::uint32_t tag = 0; tag < kTags; ++tag) {
+          received.push_back(on_gpu(gpu(rank), DType::f32, {0}));
+          works.push_back(group->recv(received.back(), 1 - rank, tag));
+        }
+        group->barrier().wait();
+        for (std::uint32_t tag = kTags; tag-- > 0;) {
+          sent.push_back(on_gpu(gpu(rank), DType::f32, {tag + 100.0 * rank}));
+          works.push_back(group->send(sent.back(), 1 - rank, tag));
+        }
+        for (const Work& work : works) work.wait();
+        for (std::uint32_t tag = 0; tag < kTags; ++tag)
+          expect("tag", on_host(received[tag]), {tag + 100.0 * (1 - rank)});
+      },
+      kQuick);
+}
+
+TEST_CASE("groups of some ranks over NCCL number them anew") {
+  if (no_nccl()) return;
+  NcclWorld world(3);
+  run_nccl_ranks_well(
+      3,
+      [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+        const auto pair = group->new_group({2, 0});
+        const auto alone = group->new_group({1});
+        if ((pair != nullptr) != (rank != 1) || (alone != nullptr) != (rank == 1))
+          throw std::runtime_error("a group on a rank outside of it");
+        const Tensor x = on_gpu(gpu(rank), DType::f32, {1.0 + rank});
+        if (pair) {
+          if (pair->rank() != (rank == 2 ? 0 : 1)) throw std::runtime_error("rank in the pair");
+          pair->broadcast(x, 0).wait();
+          expect("broadcast from rank 2", on_host(x), {3});
+        }
+        group->all_reduce(x).wait();
+        expect("all ranks", on_host(x), {3 + 2 + 3});
+      },
+      kQuick);
+}
+
+TEST_CASE("collectives and messages over NCCL ask the store for nothing") {
+  if (no_nccl()) return;
+  const auto requests = [](std::optional<bool> check, int steps) {
+    NcclWorld world(2);
+    const auto store = std::make_shared<CountingStore>();
+    int before = 0, after = 0;
+    GroupOptions options = kQuick;
+    options.check = check;
+    run_nccl_ranks_well(
+        2,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const Tensor x = on_gpu(gpu(rank), DType::f32, {1, 2});
+          const auto step = [&] {
+            group->all_reduce(x).wait();
+            group->broadcast(x).wait();
+            if (rank == 0) group->send(x, 1).wait();
+            else group->recv(x, 0).wait();
+            group->barrier().wait();
+          };
+          step();  // makes the communicator of the messages
+          if (rank == 0) before = store->requests();
+          group->barrier().wait();
+          for (int i = 0; i < steps; ++i) step();
+          group->barrier().wait();
+          if (rank == 0) after = store->requests();
+          group->barrier().wait();
+        },
+        options, store);
+    return after - before;
+  };
+  CHECK(requests(std::nullopt, 25) == 0);
+  // With the comparison each of the three collectives and the message has several.
+  CHECK(requests(true, 5) >= 5 * 4);
+  setenv("TAPESTRY_CHECK_COLLECTIVES", "1", 1);
+  CHECK(requests(std::nullopt, 5) >= 5 * 4);
+  unsetenv("TAPESTRY_CHECK_COLLECTIVES");
+}

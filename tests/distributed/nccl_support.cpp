@@ -1,0 +1,139 @@
+#include "tests/distributed/nccl_support.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <stdexcept>
+#include <thread>
+
+#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/half.h"
+#include "tapestry/core/stream.h"
+#include "tapestry/core/threads.h"
+#include "tapestry/distributed/comm/internal/nccl_library.h"
+#include "tests/support/catch.h"
+
+namespace nccl_test {
+namespace {
+
+testing::FakeGpus* world_gpus = nullptr;  // of the NcclWorld that exists
+
+template <class F>
+void for_dtype(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(Half{});
+    case DType::bf16:
+      return f(BFloat16{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    case DType::boolean:
+      return f(bool{});
+  }
+}
+
+}  // namespace
+
+bool no_nccl() {
+  if (built_with_nccl()) return false;
+  std::printf("skipped: nccl.h was not found when this library was built\n");
+  return true;
+}
+
+#ifdef TAPESTRY_STANDIN_NCCL
+NcclWorld::NcclWorld(int gpus) {
+  setenv("TAPESTRY_NCCL_LIBRARY", TAPESTRY_STANDIN_NCCL, 1);
+  library_ = cuda::open_library(cuda::nccl_spec(), {.loaded = false, .loader = false});
+  unsetenv("TAPESTRY_NCCL_LIBRARY");
+  controls_ = library_.function<const StandInNccl*()>("tapestry_standin_nccl")();
+  controls_->reset();
+  gpus_ = std::make_unique<testing::FakeGpus>(gpus);
+  world_gpus = gpus_.get();
+  controls_->set_device(
+      [](void* stream, int (*work)(void*), void* argument) {
+        world_gpus->launch_until(stream, [=] { return work(argument) != 0; });
+      },
+      [] { return testing::FakeGpus::chosen_gpu(); });
+  use_nccl_library(&library_);
+}
+#else
+NcclWorld::NcclWorld(int) { throw std::logic_error("NcclWorld in a build without NCCL"); }
+#endif
+
+NcclWorld::~NcclWorld() {
+  gpus_.reset();  // runs what streams still have
+  use_nccl_library(nullptr);
+  const std::string violations = controls_->violations();
+  if (expected_violation_.empty()) CHECK(violations == "");
+  else CHECK_THAT(violations, ContainsSubstring(expected_violation_));
+  if (!leaks_) CHECK(controls_->live() == 0);
+}
+
+std::vector<std::string> run_nccl_ranks(int size, const RankBody& body, const GroupOptions& options,
+                                        const std::shared_ptr<Store>& store) {
+  std::vector<std::string> errors(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      const ThreadShare share(1);
+      try {
+        const Milliseconds timeout = options.timeout.count() > 0 ? options.timeout : Milliseconds(20'000);
+        auto backend = nccl_backend(prefix_store("nccl/", store), rank, size, gpu(rank), timeout);
+        body(make_process_group(std::move(backend), prefix_store("group/", store), options), rank);
+      } catch (const std::exception& e) {
+        errors[static_cast<std::size_t>(rank)] = e.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+void run_nccl_ranks_well(int size, const RankBody& body, const GroupOptions& options,
+                         const std::shared_ptr<Store>& store) {
+  const auto errors = run_nccl_ranks(size, body, options, store);
+  for (std::size_t rank = 0; rank < errors.size(); ++rank)
+    if (!errors[rank].empty()) throw std::runtime_error("rank " + std::to_string(rank) + ": " + errors[rank]);
+}
+
+Tensor on_gpu(Device device, DType dtype, const std::vector<double>& values) {
+  const Shape shape{static_cast<std::int64_t>(values.size())};
+  const Tensor host = empty(shape, {dtype, kCPU}), t = empty(shape, {dtype, device});
+  for_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      static_cast<T*>(host.raw_data())[i] = static_cast<T>(static_cast<float>(values[i]));
+  });
+  cuda::copy_bytes(device, t.raw_data(), kCPU, host.raw_data(), host.nbytes());
+  return t;
+}
+
+std::vector<double> on_host(const Tensor& t) {
+  const Tensor host = empty(t.sizes(), {t.dtype(), kCPU});
+  cuda::copy_bytes(kCPU, host.raw_data(), t.device(), t.raw_data(), t.nbytes());
+  std::vector<double> values(static_cast<std::size_t>(t.numel()));
+  for_dtype(t.dtype(), [&](auto type) {
+    using T = decltype(type);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(static_cast<const T*>(host.raw_data())[i]);
+  });
+  return values;
+}
+
+void expect(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted) {
+  if (got == wanted) return;
+  std::string text = what + ": got";
+  for (const double x : got) text += " " + std::to_string(x);
+  text += ", expected";
+  for (const double x : wanted) text += " " + std::to_string(x);
+  throw std::runtime_error(text);
+}
+
+}  // namespace nccl_test
