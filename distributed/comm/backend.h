@@ -1,7 +1,7 @@
 #pragma once
-// What a transport does: move dense memory, the host's or a GPU's, between ranks, and no more. Not in
-// tapestry.h: users call ProcessGroup, which checks arguments, compares descriptors and bounds waits before
-// it comes here.
+// Backends: transports that move contiguous memory of the host or of a GPU between ranks. Users call
+// ProcessGroup instead, which checks arguments, compares the calls of the ranks and bounds waits. So
+// tapestry.h does not include this header.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,78 +14,86 @@
 
 namespace tapestry::distributed {
 
-/// `mean` divides the sum by the number of ranks, in floating dtypes only. f16 and bf16 are added in float
-/// and rounded after each addition. bool: sum and max are "or", product and min "and".
+/// The operation of a reduction. `mean` divides the sum by the number of ranks; it needs a floating dtype.
+/// f16 and bf16 are added in float and rounded after each addition. For bool, sum and max mean "or", and
+/// product and min mean "and".
 enum class ReduceOp : std::uint8_t { sum, mean, min, max, product };
 const char* reduce_op_name(ReduceOp op);
 
-/// One rank's end of a transport between `size()` ranks. Collectives block until this rank's part is done,
-/// are called by one thread at a time, in the same order with equal arguments on all ranks. All throw
-/// TimeoutError at the deadline and DistributedError when a peer is gone; the backend is of no more use then.
+/// One rank's end of a transport between `size()` ranks. Collectives block until this rank's part is done.
+/// One thread at a time may call them, and all ranks must make the same calls in the same order with equal
+/// arguments. All calls throw TimeoutError at the deadline, and DistributedError if a peer is gone. After an
+/// exception the backend cannot be used any more.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// The memory that `data`, `in` and `out` of all calls are in. If it is a CUDA device's, calls but
-  /// barrier() give their work to current_stream(device()) and return; poll() says what becomes of it.
+  /// The device of the memory that is passed to all calls. For a CUDA device, calls enqueue their work on
+  /// current_stream(device()) and return, except barrier(), which waits. Failures of enqueued work are
+  /// reported by poll().
   virtual Device device() const { return kCPU; }
-  /// Throws DistributedError if work given to a stream has failed, or was aborted. From any thread.
+  /// Throws DistributedError if enqueued work has failed or was aborted. May be called by any thread.
   virtual void poll() {}
 
   /// In place; the same bits on every rank.
   virtual void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) = 0;
-  /// In place at the root; elsewhere `data` is left in any state.
+  /// In place. The result is at the root; on other ranks `data` is unspecified afterwards.
   virtual void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
                       Deadline deadline) = 0;
-  /// `in`: size() x count, `out`: count; they do not overlap.
+  /// `in` has size() * count elements, and `out` has count. They do not overlap.
   virtual void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
                               Deadline deadline) = 0;
   virtual void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// `out` receives size() x bytes, by rank.
+  /// `out` receives size() * bytes, in order of rank.
   virtual void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
-  /// `out` is null but at the root.
+  /// `out` is null except at the root.
   virtual void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// `in` is null but at the root.
+  /// `in` is null except at the root.
   virtual void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// Block i of `in` goes to rank i, whose block rank() it becomes.
+  /// Block i of `in` goes to rank i, and becomes block rank() of its `out`. A block has `bytes` bytes.
   virtual void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
   virtual void barrier(Deadline deadline) = 0;
-  /// Point to point; may be called by several threads at once, and while a collective runs, with other peers
-  /// or tags. Messages of one (peer, tag) arrive in order. send() may return before the message is received.
+  /// Point-to-point messages. Several threads may call at once, also during a collective, if their peers or
+  /// tags differ. Messages with the same peer and tag arrive in order. send() may return before the message
+  /// is received.
   virtual void send(const void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) = 0;
   virtual void recv(void* data, std::size_t bytes, int peer, std::uint32_t tag, Deadline deadline) = 0;
 
-  /// From any thread, any number of times: calls in progress here and on peers that wait for this rank throw
-  /// DistributedError with `why` soon, later ones at once.
+  /// Makes current calls on this rank, and on peers that wait for it, throw DistributedError with `why` soon.
+  /// Later calls throw at once. May be called by any thread, repeatedly.
   virtual void abort(const std::string& why) noexcept = 0;
-  /// The same transport between some of its ranks, this one included; a collective call of those. The ranks
-  /// are numbered in the order of `ranks`, which may be any; `store` is theirs alone.
+  /// Makes a backend for some of the ranks, including this one. All of these ranks must call it. Their new
+  /// numbers follow the order of `ranks`. `store` belongs to the new backend alone.
   virtual std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>& store,
                                          Deadline deadline) = 0;
 };
 
-/// Ranks as threads of one process: element i belongs to rank i. Sums are formed in the order of the ranks.
+/// Backends for ranks that are threads of one process: element i belongs to rank i. Sums are formed in order
+/// of rank.
 std::vector<std::shared_ptr<Backend>> local_backends(int size);
-/// Between processes, over TCP by Gloo; `store` is this group's alone. Ranks that are all on one host reduce,
-/// broadcast and gather through memory that they share, unless `shared_memory` is false or
-/// TAPESTRY_SHARED_MEMORY 0 on one of them, or the system has none: then a line on standard error says so.
-/// Sums are formed in the order of the ranks, as local ones are. Throws DistributedError where the library
-/// was built without Gloo.
+/// A backend between processes, over TCP with Gloo. `store` belongs to this group alone. If all ranks are on
+/// one host, they reduce, broadcast and gather through shared memory. They use TCP instead if `shared_memory`
+/// is false or TAPESTRY_SHARED_MEMORY is 0 on any of them, or if the system provides no shared memory; a line
+/// on standard error says so. Sums are formed in order of rank, as in the local backend. Throws
+/// DistributedError if the library was built without Gloo.
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
                                       Milliseconds timeout, bool shared_memory = true);
 
-/// Between GPUs, one a rank, by NCCL; `store` is this group's alone. bool and 8-bit sums as above, f16 and
-/// bf16 as NCCL does them. Throws DistributedError where the library was built without NCCL, DeviceError
-/// unless `device` is a CUDA device that exists.
+/// A backend between GPUs, one per rank, over NCCL. `store` belongs to this group alone. The order of
+/// additions and the rounding of f16 and bf16 are those of NCCL. NCCL is opened at run time: see
+/// tapestry/core/cuda/libraries.h. Throws DistributedError if NCCL is not found or too old, or if the library
+/// was built without nccl.h; DeviceError unless `device` is an existing CUDA device; TimeoutError if a rank
+/// does not come.
 std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>& store, int rank, int size, Device device,
                                       Milliseconds timeout);
+/// True if nccl.h was found when the library was built. NCCL itself may still be missing at run time.
 bool built_with_nccl();
 
-/// out[i] = values[0][i] op values[1][i] ... in this order, each rounded to dtype, divided by `size` where op
-/// is mean: what all_reduce is. `out` may be one of the `size` values. In the calling thread. TypeError for
-/// the mean of integers.
+/// The arithmetic of all_reduce on host memory: out[i] = values[0][i] op values[1][i] op ..., in this order.
+/// Each intermediate result is rounded to `dtype`, and a mean is divided by `size`. `out` may be one of the
+/// `size` values. Runs in the calling thread. Throws TypeError for the mean of integers.
 void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
                      ReduceOp op);
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMostRanks = 1 << 20;
 
-/// A variable that is set to nothing counts as not set.
+/// An empty variable counts as not set.
 std::optional<std::string_view> variable(const char* name) {
   const char* const text = std::getenv(name);
   return text && *text ? std::optional<std::string_view>(text) : std::nullopt;
@@ -34,7 +34,7 @@ std::optional<int> number(const char* name, int least, int most) {
   const std::optional<int> n = parse(*text);
   check(n && *n >= least && *n <= most, "[environment] ", name, " is \"", *text,
         "\"; it must be an integer from ", least, " to ", most,
-        ". Launchers set it: start the program with one, or unset it");
+        ". Launchers set it; start the program with a launcher, or unset it");
   return n;
 }
 
@@ -53,14 +53,14 @@ bool flag(const char* name, bool otherwise = false) {
 
 bool from_torchrun() { return variable("TORCHELASTIC_RUN_ID").has_value(); }
 
-/// torchrun's agent listens at MASTER_PORT with a store of PyTorch's.
+/// True if torchrun's agent listens at MASTER_PORT with PyTorch's own store.
 bool agent_owns_port() {
   const auto text = variable("TORCHELASTIC_USE_AGENT_STORE");
   return text == "True" || text == "true" || text == "1";
 }
 
-/// What names a job to all its ranks and to no other job: a port on this host that other jobs hardly take,
-/// below those that the system gives to outgoing connections.
+/// A port that all ranks of a job compute alike, and that other jobs on this host are unlikely to use. It is
+/// below the range of ephemeral ports.
 int port_of(std::string_view job) { return static_cast<int>(20000 + fnv1a(job) % 9000); }
 
 void read_variables(Environment& e) {
@@ -72,7 +72,8 @@ void read_variables(Environment& e) {
   const auto address = variable("MASTER_ADDR");
   const auto local_size = number("LOCAL_WORLD_SIZE", 1, kMostRanks);
   const auto local_rank = number("LOCAL_RANK", 0, kMostRanks);
-  // Set by hand, without LOCAL_*: all ranks on one host, or (as Kubernetes does it) one on each.
+  // If the variables were set by hand without LOCAL_*, all ranks are on one host, or each is on its own host
+  // as in Kubernetes.
   const bool one_host = !address || is_loopback(*address);
   check(local_size || one_host || !local_rank, "[environment] LOCAL_RANK is ", local_rank.value_or(0),
         " and LOCAL_WORLD_SIZE is not set; set it to the number of ranks on this host");
@@ -95,18 +96,19 @@ void read_open_mpi(Environment& e) {
   if (job) e.master_port = port_of(*job);
 }
 
-/// srun numbers its steps; a batch script and an interactive shell have no number, or one of the greatest
-/// (0xfffffffb), though Slurm sets SLURM_PROCID and SLURM_NTASKS there too.
+/// The number of the srun step, or nullopt outside of srun. Batch scripts and interactive shells have no step
+/// number, or a reserved one (0xfffffffb), although Slurm sets SLURM_PROCID and SLURM_NTASKS there too.
 std::optional<std::string_view> slurm_step() {
   auto step = variable("SLURM_STEP_ID");
   if (!step) step = variable("SLURM_STEPID");
   return step && parse(*step) && variable("SLURM_PROCID") ? step : std::nullopt;
 }
 
-/// What "2(x3),1" says: two tasks on each of the first three nodes, one on the fourth.
+/// Parses Slurm's list of tasks per node. "2(x3),1" means two tasks on each of the first three nodes, and one
+/// on the fourth.
 struct TaskCounts {
   int nodes = 0, tasks = 0;
-  int here = 0;  // on the node asked for; 0: there is none
+  int here = 0;  // on the node that was asked for; 0 if there is no such node
 
   TaskCounts(const char* name, std::string_view text, int node) {
     std::string_view rest = text;
@@ -129,7 +131,8 @@ struct TaskCounts {
       tasks += *times * *count;
     }
     check(ok, "[environment] ", name, " is \"", text,
-          "\"; Slurm writes tasks a node as in \"2(x3),1\". Unset it, and set SLURM_NTASKS_PER_NODE");
+          "\", which is not a list of tasks per node such as \"2(x3),1\"; unset it, and set "
+          "SLURM_NTASKS_PER_NODE");
   }
 };
 
@@ -146,7 +149,8 @@ void read_slurm(Environment& e, std::string_view step) {
     if (!text || e.local_world_size > 0) continue;
     const TaskCounts counts(name, *text, node);
     if (counts.tasks == e.world_size)
-      e.local_world_size = counts.here;  // else it is the whole job's, not the step's
+      e.local_world_size =
+          counts.here;  // otherwise the variable describes the whole job instead of this step
   }
   if (e.local_world_size == 0)
     e.local_world_size = number("SLURM_NTASKS_PER_NODE", 1, kMostRanks).value_or(0);
@@ -165,7 +169,7 @@ void check_ranks(const Environment& e) {
   within("local rank", e.local_rank, "local world size", e.local_world_size);
   check(e.local_world_size <= e.world_size, "[environment] local world size ", e.local_world_size,
         " of world size ", e.world_size, " (from ", e.launcher,
-        "): a host cannot run more ranks than there are; unset what is left over of another job");
+        "): a host cannot run more ranks than the world has; unset variables of an earlier job");
 }
 
 void read_address(Environment& e) {
@@ -176,15 +180,15 @@ void read_address(Environment& e) {
   if (e.store_is_running) {
     check(port && variable("MASTER_ADDR"), "[environment] TAPESTRY_STORE_RUNNING is 1, but ",
           port ? "MASTER_ADDR" : "MASTER_PORT",
-          " is not set; set it to where the store is, or unset the former");
+          " is not set; set it to the address of the store, or unset TAPESTRY_STORE_RUNNING");
     return;
   }
   if (const auto own = number("TAPESTRY_PORT", 1, 65535)) {
     e.master_port = *own;
   } else if (port && agent_owns_port()) {
     check(*port < 65535,
-          "[environment] MASTER_PORT is 65535 and torchrun's own, and there is no port after it; "
-          "set TAPESTRY_PORT to a free one, the same on all hosts");
+          "[environment] MASTER_PORT is 65535 and used by torchrun, and there is no next port; "
+          "set TAPESTRY_PORT to a free port, the same on all hosts");
     e.master_port = *port + 1;
   }
 }

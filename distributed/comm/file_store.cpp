@@ -1,8 +1,8 @@
-// A store in one file: a mark, then a record a change, appended under an exclusive lock and read under a
-// shared one. A process that is killed while it writes leaves a record that is not whole, always the last
-// one: readers pass over it, and the next writer cuts it off. The file is opened anew for each call, so that
-// a store serves a process and those that it forks (locks belong to what was opened), and a file that was
-// removed is noticed.
+// A store in one file. The file holds a magic line and then one record per change. Writers append under an
+// exclusive lock, and readers hold a shared lock. A process that is killed while it writes leaves an
+// incomplete last record, which readers ignore and the next writer truncates. Each call opens the file again,
+// for two reasons: a forked process needs its own lock, because flock() locks belong to the open file, and a
+// removed file is noticed.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -24,26 +24,26 @@ namespace {
 
 constexpr std::string_view kMark = "tapestry store 1\n";
 constexpr Milliseconds kLockTimeout{30'000};
-constexpr std::uint32_t kErased = 0xffffffff;  // in place of a value's size
+constexpr std::uint32_t kErased = 0xffffffff;  // the value size of a record that erases its key
 
 struct Record {
-  std::uint64_t hash;  // of what follows
+  std::uint64_t hash;  // of the rest of the record
   std::uint32_t key_size, value_size;
 };
 
-/// The file, locked as long as this lives.
+/// The open file, locked for the lifetime of this object.
 class LockedFile {
  public:
   LockedFile(const std::string& path, int lock, int create = 0)
       : path_(path), fd_{::open(path.c_str(), O_RDWR | O_CLOEXEC | create, 0666)} {
     if (fd_.value < 0) broken("cannot be opened");
-    // Polled, since a holder that was stopped must not stop everybody.
+    // Polls, because a lock held by a stopped process must not block all others for ever.
     const Deadline deadline = deadline_after(kLockTimeout);
     for (auto pause = std::chrono::microseconds(50); ::flock(fd_.value, lock | LOCK_NB) != 0;) {
       if (errno != EWOULDBLOCK && errno != EINTR) broken("cannot be locked");
       check<DistributedError>(Clock::now() < deadline, "[store] file ", path,
                               " has been locked by another process for ", kLockTimeout.count(),
-                              " ms; is a rank of this job stopped?");
+                              " ms; look for a stopped process of this job");
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, std::chrono::microseconds(500));
     }
@@ -55,7 +55,7 @@ class LockedFile {
     return status;
   }
 
-  /// What is there of `bytes` at `offset`.
+  /// Reads up to `bytes` bytes at `offset`.
   std::string read(std::uint64_t offset, std::size_t bytes) const {
     std::string out(bytes, '\0');
     std::size_t have = 0;
@@ -71,7 +71,7 @@ class LockedFile {
     return out;
   }
 
-  /// Makes `bytes` the end of the file, which is cut off at `offset` before.
+  /// Truncates the file at `offset`, and appends `bytes`.
   void write(std::uint64_t offset, std::string_view bytes) const {
     std::size_t wrote = 0;
     bool ok = ::ftruncate(fd_.value, static_cast<off_t>(offset)) == 0;
@@ -83,7 +83,8 @@ class LockedFile {
     }
     if (ok) return;
     const int error = errno;
-    static_cast<void>(!::ftruncate(fd_.value, static_cast<off_t>(offset)));  // else the next writer does
+    static_cast<void>(
+        !::ftruncate(fd_.value, static_cast<off_t>(offset)));  // if this fails, the next writer truncates
     errno = error;
     broken("cannot be written");
   }
@@ -91,9 +92,8 @@ class LockedFile {
  private:
   [[noreturn]] void broken(const char* what) const {
     const int error = errno;
-    fail<IoError>(
-        "[store] file ", path_, " ", what, ": ", std::strerror(error),
-        "; choose a path that every rank can write to, and leave the file there while the job runs");
+    fail<IoError>("[store] file ", path_, " ", what, ": ", std::strerror(error),
+                  "; use a path that every rank can write to, and do not remove the file while the job runs");
   }
 
   struct Descriptor {
@@ -113,8 +113,8 @@ class FileStore final : public Store {
     const LockedFile file(path_, LOCK_EX, O_CREAT);
     const std::string begin = file.read(0, kMark.size());
     check<IoError>(kMark.starts_with(begin), "[store] file ", path_,
-                   " exists and is no store of this kind; choose another path");
-    if (begin.size() < kMark.size()) file.write(0, kMark);  // new, or its maker was killed
+                   " exists and is not a store of this version; choose another path");
+    if (begin.size() < kMark.size()) file.write(0, kMark);  // the file is new, or its creator was killed
   }
 
   void set(std::string_view key, std::string_view value) override {
@@ -129,7 +129,8 @@ class FileStore final : public Store {
       if (std::optional<std::string> value = try_get(key)) return *std::move(value);
       const auto left = deadline - Clock::now();
       check<TimeoutError>(left > Clock::duration::zero(), "[store] key \"", key, "\" was not set within ",
-                          timeout.count(), " ms in file ", path_, "; is the rank that sets it running?");
+                          timeout.count(), " ms in file ", path_,
+                          "; check that the rank that sets it is running");
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, left));
     }
   }
@@ -171,7 +172,7 @@ class FileStore final : public Store {
   std::string str() const override { return "file " + path_; }
 
  private:
-  /// The right to write, with all that others wrote known.
+  /// Holds the exclusive lock, after all earlier changes have been read.
   struct Change {
     FileStore& store;
     const std::lock_guard<std::mutex> lock;
@@ -197,13 +198,13 @@ class FileStore final : public Store {
     else table_.erase(key);
   }
 
-  /// Applies the records that were added since the last call, up to the first that is not whole.
+  /// Applies the records that were added since the last call, up to the first incomplete one.
   void catch_up(const LockedFile& file) {
     const struct stat status = file.status();
     const auto size = static_cast<std::uint64_t>(status.st_size);
     if (end_ == 0) inode_ = status.st_ino, end_ = kMark.size();
     check<IoError>(status.st_ino == inode_ && size >= end_, "[store] file ", path_,
-                   " was replaced or cut short while it was in use; one job must not remove another's");
+                   " was replaced or truncated while it was in use; use a different file for each job");
     while (size > end_) {
       const std::string header = file.read(end_, sizeof(Record));
       if (header.size() < sizeof(Record)) return;
@@ -223,8 +224,8 @@ class FileStore final : public Store {
 
   const std::string path_;
   std::mutex mutex_;
-  KeyTable table_;         // what the file says up to
-  std::uint64_t end_ = 0;  // here; 0: nothing was read yet
+  KeyTable table_;         // the content of the file up to end_
+  std::uint64_t end_ = 0;  // 0 if nothing was read yet
   ino_t inode_ = 0;
 };
 

@@ -19,14 +19,14 @@ namespace {
 using Operation = GlooOperation;
 using Transfers = std::vector<GlooTransfer*>;
 
-// Up to here all ranks send everything to all, which takes one exchange instead of two.
+// Up to this size every rank sends all of its data to all ranks, which takes one step instead of two.
 constexpr std::size_t kSmall = 16 << 10;
-// The first collective of this size makes the memory that ranks of one host share: from then on everything
-// goes through it, down to the descriptors.
+// The first collective of at least this size makes the shared memory of the ranks of one host. From then on
+// all collectives use it, also smaller ones.
 constexpr std::size_t kShared = 4 << 10;
-// Large blocks go in pieces of this size, so that one is added up while the next arrives.
+// Large blocks are sent in pieces of this size, so that one piece is reduced while the next one arrives.
 constexpr std::size_t kPiece = 512 << 10;
-// Pieces of each peer that may wait to be added.
+// How many received pieces of each peer may wait to be reduced.
 constexpr std::size_t kDepth = 2;
 
 constexpr std::uint64_t kCollective = std::uint64_t{1} << 62, kPointToPoint = std::uint64_t{1} << 61;
@@ -37,7 +37,7 @@ auto at(T* data, int i, std::size_t bytes) {
   return static_cast<Byte*>(data) + static_cast<std::size_t>(i) * bytes;
 }
 
-/// Of the ranks whose memory is shared: they die as their connections do.
+/// Watches the connections of the ranks that share memory: a rank whose connection is lost has exited.
 class ConnectionWatch final : public PeerWatch {
  public:
   ConnectionWatch(GlooTransport& transport, Deadline deadline) : transport_(transport), deadline_(deadline) {}
@@ -49,18 +49,18 @@ class ConnectionWatch final : public PeerWatch {
   const Deadline deadline_;
 };
 
-/// How each rank stands to the segment: why it cannot use it, or nothing.
+/// Why a rank cannot use the shared segment; empty if it can.
 struct Refusal {
   char why[256] = "";
 };
-/// Rank 0's is in `refusal` of its offer.
+/// Rank 0's address of the segment, and its own refusal.
 struct Offer {
   SharedMemoryAddress address;
   Refusal refusal;
 };
 
-/// Every collective is direct: each rank exchanges with each other, two steps at most, and reductions are
-/// added up in the order of the ranks, whatever the size. So their bits are those of the local backend.
+/// Every collective is direct: each rank communicates with every other rank, in at most two steps. Reductions
+/// add in order of rank for all sizes, so the results have the same bits as those of the local backend.
 class GlooBackend final : public Backend {
  public:
   GlooBackend(Store& store, int rank, int size, Deadline deadline, bool shared_memory,
@@ -98,7 +98,7 @@ class GlooBackend final : public Backend {
  private:
   static constexpr int kEveryone = -1;
 
-  /// A block of elements, in bytes, and how it is cut.
+  /// A block of elements, in bytes, and its division into pieces.
   struct Block {
     std::size_t begin = 0, size = 0, piece = kPiece;
     std::size_t pieces() const { return (size + piece - 1) / piece; }
@@ -114,7 +114,8 @@ class GlooBackend final : public Backend {
     return {.begin = edge(i), .size = edge(i + 1) - edge(i)};
   }
 
-  /// What ranks of one host have for a collective of so many bytes. Null: they exchange messages.
+  /// The shared memory for a collective of `bytes` bytes, or null if the ranks exchange messages. The first
+  /// large collective makes it.
   HostExchange* shared(std::size_t bytes, Deadline deadline) {
     if (!agreed_ && bytes >= kShared && transport_.one_host() && size_ > 1) agree(deadline);
     return exchange_.get();
@@ -125,7 +126,8 @@ class GlooBackend final : public Backend {
     ++sequence_;
     return Operation(transport_, deadline);
   }
-  /// This collective's; `step` counts the messages from one rank to another in it.
+  /// The Gloo slot of this collective. `step` distinguishes the messages from one rank to another in the same
+  /// collective.
   std::uint64_t slot(int step) const { return kCollective | sequence_ << 2 | static_cast<unsigned>(step); }
   std::byte* scratch(std::size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
@@ -142,15 +144,15 @@ class GlooBackend final : public Backend {
   GlooTransport transport_;
   const int rank_, size_;
   const bool shared_memory_;
-  bool agreed_ = false;  // on the next, or on its absence
+  bool agreed_ = false;  // true after all ranks have agreed to use `exchange_`, or not to use it
   std::unique_ptr<HostExchange> exchange_;
   std::uint64_t sequence_ = 0;
-  std::vector<std::byte> scratch_;  // grows to a few pieces a rank, and stays
+  std::vector<std::byte> scratch_;  // grows to a few pieces per rank, and is never shrunk
 };
 
-// The first collective that is large enough makes the segment: rank 0 offers one, all others open it, and it
-// is used if all of them have, which each tells each. Whoever does not want one takes part in that too: the
-// others cannot know.
+// Makes the shared segment, in the first collective that is large enough. Rank 0 offers a segment, the other
+// ranks open it, and each rank tells all others whether it succeeded. The segment is used only if all ranks
+// succeeded. Ranks that have it switched off take part too, because the others cannot know.
 void GlooBackend::agree(Deadline deadline) {
   agreed_ = true;
   std::shared_ptr<SharedMemory> memory;
@@ -160,7 +162,7 @@ void GlooBackend::agree(Deadline deadline) {
   const auto attempt = [&](const auto& make) {
     try {
       if (shared_memory_) memory = make();
-      else refuse("it is switched off there (TAPESTRY_SHARED_MEMORY)");
+      else refuse("shared memory is switched off (TAPESTRY_SHARED_MEMORY)");
     } catch (const std::exception& e) {
       refuse(e.what());
     }
@@ -168,7 +170,7 @@ void GlooBackend::agree(Deadline deadline) {
   if (rank_ == 0) {
     attempt([&] {
       check<DistributedError>(size_ <= HostExchange::kMostRanks, "[shared_memory] ", size_,
-                              " ranks are more than ", HostExchange::kMostRanks);
+                              " ranks are more than the supported ", HostExchange::kMostRanks);
       return std::make_shared<SharedMemory>(HostExchange::bytes_for(size_));
     });
     if (memory) offer.address = memory->address();
@@ -188,10 +190,11 @@ void GlooBackend::agree(Deadline deadline) {
   }
   static std::atomic<bool> said = false;
   if (rank_ != 0 || !shared_memory_ || said.exchange(true)) return;
-  std::fprintf(stderr,
-               "tapestry: the ranks of this host exchange over loopback, which is slower than shared memory; "
-               "rank %td: %s\n",
-               refused - refusals.begin(), refused->why);
+  std::fprintf(
+      stderr,
+      "tapestry: the ranks of this host communicate over loopback, which is slower than shared memory; "
+      "rank %td: %s\n",
+      refused - refusals.begin(), refused->why);
 }
 
 void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, std::int64_t count,
@@ -212,7 +215,7 @@ void GlooBackend::reduce_small(Operation& operation, int root, std::byte* data, 
   if (receives) reduce_in_order(data, values.data(), size_, count, dtype, op);
 }
 
-// This rank's block of everyone's `in`, into `out`; ready(offset, length) follows each piece of it.
+// Reduces this rank's block of all ranks' `in` into `out`. Calls ready(offset, length) after each piece.
 template <class Ready>
 void GlooBackend::reduce_block(Operation& operation, const std::byte* in, std::byte* out, std::int64_t count,
                                DType dtype, ReduceOp op, const Ready& ready) {
@@ -268,7 +271,8 @@ void GlooBackend::reduce_to(int root, void* data, std::int64_t count, DType dtyp
     if (root == kEveryone || root == i)
       sends.push_back(&operation.send(bytes + mine.begin, mine.size, i, slot(1)));
     if (root == kEveryone || root == rank_) {
-      // Straight into its place: rank i returns a piece after it has received what was there.
+      // Receives directly into `data`. This is safe, because rank i returns a piece only after it has
+      // received the piece that was there.
       const Block theirs = block(count, dtype, i, size_);
       theirs.post_to(operation.receive(bytes + theirs.begin, theirs.size, i, slot(1)));
     }
@@ -300,7 +304,8 @@ void GlooBackend::reduce_scatter(const void* in, void* out, std::int64_t count, 
   operation.wait_all();
 }
 
-// A large one goes out once: each other rank gets a part, which it passes on to the rest.
+// The root of a large broadcast sends its data only once: each other rank receives a part, and forwards it to
+// the rest.
 void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline deadline) {
   auto* const at = static_cast<std::byte*>(data);
   HostExchange* const host = shared(bytes, deadline);
@@ -311,7 +316,7 @@ void GlooBackend::broadcast(void* data, std::size_t bytes, int root, Deadline de
     return host->broadcast(at, bytes, root, watch);
   }
   const bool in_parts = size_ > 2 && bytes > kSmall;
-  // The part that comes by way of rank i.
+  // The part that rank i forwards.
   const auto part = [&](int i) {
     if (!in_parts) return Block{.begin = 0, .size = bytes};
     return block(static_cast<std::int64_t>(bytes), DType::u8, i < root ? i : i - 1, size_ - 1);
@@ -417,7 +422,8 @@ void GlooBackend::recv(void* data, std::size_t bytes, int peer, std::uint32_t ta
 std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks,
                                             const std::shared_ptr<Store>& store, Deadline deadline) {
   const auto self = std::find(ranks.begin(), ranks.end(), rank_);
-  check<IndexError>(self != ranks.end(), "[split] rank ", rank_, " is not of the new group");
+  check<IndexError>(self != ranks.end(), "[split] rank ", rank_,
+                    " is not in the new group; only its members may call split()");
   return std::make_shared<GlooBackend>(*store, static_cast<int>(self - ranks.begin()),
                                        static_cast<int>(ranks.size()), deadline, shared_memory_, &transport_);
 }
@@ -427,7 +433,7 @@ std::shared_ptr<Backend> GlooBackend::split(const std::vector<int>& ranks,
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
                                       Milliseconds timeout, bool shared_memory) {
   check<ValueError>(size >= 1 && rank >= 0 && rank < size, "[gloo] rank ", rank, " of ", size,
-                    "; ranks count from 0 to size - 1");
+                    " is invalid; ranks count from 0 to size - 1");
   return std::make_shared<GlooBackend>(*store, rank, size, deadline_after(timeout),
                                        shared_memory && shared_memory_enabled(), nullptr);
 }

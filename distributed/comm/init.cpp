@@ -19,11 +19,11 @@
 namespace tapestry::distributed {
 namespace {
 
-constexpr Milliseconds kLinger{5'000};  // of rank 0's store, for those that end later
+constexpr Milliseconds kLinger{5'000};  // how long rank 0's store stays for ranks that end later
 constexpr Milliseconds kRequest{30'000};
 constexpr std::string_view kEnv = "env://", kTcp = "tcp://", kFile = "file://";
 
-/// The environment, with what the options say in place of what it does not.
+/// The environment variables, completed by the options.
 Environment who_am_i(const InitOptions& options) {
   Environment e = read_environment();
   if (options.rank < 0 && options.world_size < 0) {
@@ -33,10 +33,11 @@ Environment who_am_i(const InitOptions& options) {
   }
   check(options.rank >= 0 && options.world_size >= 1 && options.rank < options.world_size,
         "[init_process_group] rank ", options.rank, " and world_size ", options.world_size,
-        " in the options; give both, the rank from 0 to world_size - 1, or neither");
+        " in the options are invalid; set both (rank from 0 to world_size - 1) or neither");
   check(e.launcher == "none" || (options.rank == e.rank && options.world_size == e.world_size),
-        "[init_process_group] the options say rank ", options.rank, " of ", options.world_size, ", and ",
-        e.launcher, " says rank ", e.rank, " of ", e.world_size, "; leave them out of the options");
+        "[init_process_group] the options say rank ", options.rank, " of ", options.world_size, ", but ",
+        e.launcher, " says rank ", e.rank, " of ", e.world_size,
+        "; remove rank and world_size from the options");
   e.rank = options.rank;
   e.world_size = options.world_size;
   return e;
@@ -47,16 +48,16 @@ struct Place {
   int port = 0;
 };
 
-/// Where the launcher's variables say that the store is.
+/// The address of the store according to the launcher's variables.
 Place place_of(const Environment& e) {
   check(e.master_port > 0, "[init_process_group] rank ", e.rank, " of ", e.world_size, " (", e.launcher,
-        "): the variables name no port; set MASTER_ADDR and MASTER_PORT, the same for all ranks");
+        "): no port is set; set MASTER_ADDR and MASTER_PORT, the same for all ranks");
   check(!e.master_addr.empty(), "[init_process_group] the ranks are on several hosts and ", e.launcher,
-        " does not say where rank 0 is; set MASTER_ADDR to its host",
+        " does not tell where rank 0 is; set MASTER_ADDR to its host",
         e.launcher == "srun"
             ? " (export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1))"
             : "");
-  // All are here: no name to look up, and nobody else can listen.
+  // All ranks are on this host, so loopback needs no name lookup, and other hosts cannot connect.
   if (!e.store_is_running && e.local_world_size == e.world_size) return {"127.0.0.1", e.master_port};
   return {e.master_addr, e.master_port};
 }
@@ -74,7 +75,7 @@ Place place_of(std::string_view text) {
     place.host = place.host.substr(1, place.host.size() - 2);
   else ok = ok && place.host.find(':') == std::string::npos;
   check(ok, "[init_process_group] init_method \"tcp://", text,
-        "\"; write tcp://host:port or tcp://[address]:port");
+        "\" is invalid; use tcp://host:port or tcp://[address]:port");
   return place;
 }
 
@@ -82,8 +83,8 @@ std::shared_ptr<Store> connect(const Environment& e, const Place& place, Millise
   const TcpOptions options{
       .secret = e.secret, .connect_timeout = timeout, .request_timeout = std::min(kRequest, timeout)};
   if (e.rank != 0 || e.store_is_running) return tcp_store(place.host, place.port, options);
-  // Rank 0 holds the store. Where there is a secret it listens on all interfaces: the name by which others
-  // reach this host need not be one that it knows itself.
+  // Rank 0 runs the store. With a secret it listens on all interfaces, because other ranks may use a name of
+  // this host that the host itself does not know.
   const bool here = is_loopback(place.host);
   std::shared_ptr<StoreServer> server =
       start_store_server(here || e.secret.empty() ? place.host : "", place.port, options);
@@ -100,14 +101,15 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Environment&
   if (method == kEnv) return connect(e, place_of(e), timeout);
   if (method.starts_with(kTcp)) {
     Environment own = e;
-    own.store_is_running = false;  // the launcher's is elsewhere
+    own.store_is_running = false;  // the launcher's store is at another address
     return connect(own, place_of(method.substr(kTcp.size())), timeout);
   }
   return file_store(std::string(method.substr(kFile.size())));
 }
 
-/// How many groups this process has joined, by rank, since a process may be several: what keeps the keys of
-/// one apart from those of the next in the same store. Ranks join together, so all count alike.
+/// Counts the groups that this process has joined. The count is part of the store's keys, so that successive
+/// groups do not share keys. All ranks join together, so their counts are equal. One process may run several
+/// ranks, which are counted apart.
 class Joined {
  public:
   int operator[](int rank) {
@@ -128,21 +130,24 @@ Joined joined;
 void check_options(const InitOptions& options) {
   const std::string_view method = options.init_method;
   check(method == kEnv || method.starts_with(kTcp) || method.starts_with("file:///"),
-        "[init_process_group] init_method \"", method, "\"; it is env://, tcp://host:port or file:///path");
+        "[init_process_group] init_method \"", method,
+        "\" is not supported; use env://, tcp://host:port or file:///path");
   check(options.backend != "local",
-        "[init_process_group] backend \"local\" joins threads of one process; use "
-        "run_local_ranks, or gloo between processes");
+        "[init_process_group] backend \"local\" is for threads of one process; use "
+        "run_local_ranks, or the backend gloo between processes");
   check(options.backend.empty() || options.backend == "gloo" || options.backend == "nccl",
-        "[init_process_group] backend \"", options.backend, "\"; it is gloo, nccl or empty");
+        "[init_process_group] backend \"", options.backend,
+        "\" is not supported; use gloo, nccl or an empty name");
 }
 
-/// The rank's own GPU: the one that is shown to it, or that of its local rank.
+/// The rank's own GPU: the only visible one, or the one with the number of its local rank.
 Device device_of(const Environment& e) {
   const int count = device_count(DeviceType::cuda);
   return {DeviceType::cuda, count == 1 ? 0 : e.local_rank};
 }
 
-/// If nobody says, where each rank of this host can have a GPU of its own, which logical devices may not be.
+/// If no backend is named, NCCL is used if each rank of this host can have its own GPU. Logical devices on
+/// one GPU do not count.
 bool uses_nccl(const InitOptions& options, const Environment& e) {
   if (!options.backend.empty()) return options.backend == "nccl";
   if (!built_with_nccl()) return false;
@@ -153,14 +158,15 @@ bool uses_nccl(const InitOptions& options, const Environment& e) {
   return static_cast<int>(gpus.size()) >= e.local_world_size;
 }
 
-/// A batch script that asks for tasks and does not start them is no error, and hardly meant.
+/// Warns about a batch script that requests several tasks but starts the program without srun. This is legal,
+/// but probably a mistake.
 void note_unused_tasks(const Environment& e) {
   const char* const tasks = std::getenv("SLURM_NTASKS");
   if (e.launcher == "none" && tasks && std::atoi(tasks) > 1)
     std::fprintf(
         stderr,
         "[init_process_group] this Slurm job has %s tasks, but the program was started without srun: "
-        "a world of one. Start it with srun.\n",
+        "it runs as a world of one rank. Start it with srun.\n",
         tasks);
 }
 

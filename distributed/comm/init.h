@@ -1,5 +1,5 @@
 #pragma once
-// From a process to a member of a job.
+// Makes this process a rank of a job.
 #include <memory>
 #include <string>
 
@@ -9,19 +9,20 @@
 namespace tapestry::distributed {
 
 struct InitOptions {
-  /// "gloo", "nccl", or empty: nccl where this library has it and a GPU is there, else gloo. A world of one
-  /// needs neither.
+  /// "gloo", "nccl" or empty. Empty chooses nccl if this library was built with it and each rank of this host
+  /// can have its own GPU, otherwise gloo. A world of one rank uses neither, unless nccl is named.
   std::string backend;
-  /// "env://" (the launcher's variables), "tcp://host:port" or "file:///path"; the latter two need rank and
-  /// world_size here unless the variables say them.
+  /// "env://" (the launcher's environment variables), "tcp://host:port" or "file:///path". The last two need
+  /// `rank` and `world_size`, unless the environment variables give them.
   std::string init_method = "env://";
-  int rank = -1;        ///< -1: the environment's
-  int world_size = -1;  ///< -1: the environment's
+  int rank = -1;        ///< -1: from the environment variables
+  int world_size = -1;  ///< -1: from the environment variables
   GroupOptions group;
 };
 
-/// Joins the job. Blocks until all ranks have, at most GroupOptions::timeout. Throws ValueError for bad
-/// options or variables, TimeoutError naming the ranks that did not come, DistributedError otherwise.
+/// Joins the job. Blocks until all ranks have joined, at most GroupOptions::timeout. Throws ValueError for
+/// invalid options or variables, TimeoutError if ranks are missing (it names them), and DistributedError for
+/// other failures.
 std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});
 
 }  // namespace tapestry::distributed

@@ -1,5 +1,5 @@
-// Ranks as threads of one process. The last rank to arrive lets all of them go; each then does its share of
-// the work straight between the ranks' own buffers.
+// The backend for ranks that are threads of one process. When the last rank arrives, all ranks continue, and
+// each does a part of the work directly between the ranks' buffers.
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -27,37 +27,39 @@ enum class Kind : std::uint8_t {
   barrier
 };
 
-// What a rank brings to a collective.
+// The arguments of one rank's call.
 struct Call {
   Kind kind = Kind::barrier;
   DType dtype = DType::u8;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::int64_t count = 0;  // elements, or bytes where there is no arithmetic
+  std::int64_t count = 0;  // elements, or bytes if nothing is reduced
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
 
-  bool fits(const Call& o) const {
+  bool matches(const Call& o) const {
     return kind == o.kind && dtype == o.dtype && op == o.op && root == o.root && count == o.count;
   }
 };
 using Calls = std::vector<Call>;
 
-// Up to here the last to arrive does everything: to wake a thread takes longer.
+// Up to this size the last rank to arrive does all the work, because waking another thread would take longer.
 constexpr std::size_t kAtOnce = 16 << 10;
-constexpr std::int64_t kBlock = 8 << 10;  // bytes that stay in the first cache while all ranks' are added
+constexpr std::int64_t kBlock =
+    8 << 10;  // the bytes of one step, which stay in the L1 cache while the values of all ranks are added
 
 struct Range {
   std::int64_t begin, end;
 };
-// The part of [0, count) that a rank works on; it begins at multiples of 64, so no cache line is shared.
+// The part of [0, count) that a rank works on. Parts begin at multiples of 64, so that ranks do not share
+// cache lines.
 Range slice(std::int64_t count, int rank, int size) {
   const std::int64_t each = (count / size + 64) / 64 * 64;
   return {std::min(count, rank * each), std::min(count, (rank + 1) * each)};
 }
 
-// Elements [range) of the reduction over all ranks' `in` + `offset`, in the order of the ranks; store(p,
-// begin, n) takes it block by block.
+// Reduces the elements `range` of all ranks' `in` + `offset`, in order of rank. Calls store(p, begin, n) with
+// each block of the result.
 template <class Store>
 void reduce_range(const Calls& calls, Range range, std::int64_t offset, const Store& store) {
   const DType dtype = calls[0].dtype;
@@ -72,8 +74,8 @@ void reduce_range(const Calls& calls, Range range, std::int64_t offset, const St
   }
 }
 
-// What `rank` does of a collective. All shares together are the whole of it, in any order.
-void do_share(const Calls& calls, int rank) {
+// Does the part of `rank` in a collective. The parts can run in any order.
+void do_part(const Calls& calls, int rank) {
   const int size = static_cast<int>(calls.size());
   const Call& mine = calls[static_cast<std::size_t>(rank)];
   const Call& root = calls[static_cast<std::size_t>(mine.root)];
@@ -81,7 +83,7 @@ void do_share(const Calls& calls, int rank) {
   if (bytes == 0) return;
   const auto block = [bytes](auto* p, int i) { return p + bytes * static_cast<std::size_t>(i); };
   switch (mine.kind) {
-    case Kind::all_reduce:  // nobody else touches this slice, in whichever rank's buffer
+    case Kind::all_reduce:  // no other rank accesses this slice of any buffer
       return reduce_range(calls, slice(mine.count, rank, size), 0, [&](const std::byte* p, auto at, auto n) {
         for (const Call& call : calls) std::memcpy(call.out + at, p, n);
       });
@@ -111,7 +113,7 @@ void do_share(const Calls& calls, int rank) {
   }
 }
 
-// What the ranks of one group share.
+// The state that the ranks of one group share.
 class Room {
  public:
   explicit Room(int size)
@@ -132,7 +134,7 @@ class Room {
       check_fit(lock);
       const bool at_once = bytes <= kAtOnce;
       if (at_once)
-        for (int r = 0; r < size(); ++r) do_share(calls_, r);
+        for (int r = 0; r < size(); ++r) do_part(calls_, r);
       std::fill(here_.begin(), here_.end(), Place::away);
       busy_ = at_once ? 0 : size();
       ++round_;
@@ -141,9 +143,10 @@ class Room {
       await_others(lock, me, round, deadline);
     }
     if (busy_ == 0) return;
-    // From here all ranks copy and none waits, so this ends: nobody leaves while another reads its buffers.
+    // From here on, ranks only copy and never wait, so all of them finish. No rank leaves while another one
+    // reads its buffers.
     lock.unlock();
-    do_share(calls_, rank);
+    do_part(calls_, rank);
     lock.lock();
     if (--busy_ == 0) changed_.notify_all();
     else changed_.wait(lock, [this] { return busy_ == 0; });
@@ -167,13 +170,13 @@ class Room {
     });
     check<DistributedError>(why_.empty(), why_);
     if (queue.empty()) check_here(from);
-    check<TimeoutError>(awake, "[local] nothing came from rank ", from, " under tag ", tag,
-                        " in the time set; see that it sends");
+    check<TimeoutError>(awake, "[local] no message came from rank ", from, " with tag ", tag,
+                        " before the deadline; check that it sends one");
     const std::vector<std::byte> message = std::move(queue.front());
     queue.pop_front();
     lock.unlock();
     check<DistributedError>(message.size() == bytes, "[local] rank ", from, " sent ", message.size(),
-                            " bytes where rank ", to, " expects ", bytes, "; send what is received");
+                            " bytes, but rank ", to, " expects ", bytes, "; send and receive the same size");
     if (bytes > 0) std::memcpy(data, message.data(), bytes);
   }
 
@@ -189,7 +192,7 @@ class Room {
     changed_.notify_all();
   }
 
-  // The room of a part of the ranks: their nth call with the same ranks finds the same one.
+  // The shared state of a sub-group. The nth call of each member with the same ranks returns the same object.
   std::shared_ptr<Room> part(int rank, const std::vector<int>& ranks) {
     const std::lock_guard lock(mutex_);
     check<DistributedError>(why_.empty(), why_);
@@ -213,14 +216,16 @@ class Room {
 
   void check_fit(Lock&) {
     for (std::size_t r = 1; r < calls_.size(); ++r)
-      if (!calls_[r].fits(calls_[0])) {
-        why_ = concat({"[local] rank ", r, " called another collective than rank 0, or with other sizes"});
+      if (!calls_[r].matches(calls_[0])) {
+        why_ = concat(
+            {"[local] rank ", r, " called a different collective than rank 0, or with different sizes"});
         changed_.notify_all();
         fail<DistributedError>(why_);
       }
   }
 
-  // Returns when all have come; leaves with an error otherwise, and then this rank's buffers are not used.
+  // Returns when all ranks have come. Throws otherwise; the other ranks then do not access this rank's
+  // buffers.
   void await_others(Lock& lock, std::size_t me, std::uint64_t round, Deadline deadline) {
     int missing = -1;
     const auto somebody_left = [&] {
@@ -234,15 +239,15 @@ class Room {
     here_[me] = Place::gave_up;
     check<DistributedError>(why_.empty(), why_);
     if (awake) check_here(missing);
-    std::string absent;  // they are not told: each rank has a deadline of its own
+    std::string absent;  // the absent ranks are not told, because each rank has its own deadline
     for (std::size_t r = 0; r < here_.size(); ++r)
       if (here_[r] == Place::away) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
-    fail<TimeoutError>("[local] rank ", absent, " did not come in the time set");
+    fail<TimeoutError>("[local] rank ", absent, " did not come before the deadline");
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::string why_;  // not empty: aborted
+  std::string why_;  // the reason of an abort; empty while the group works
   Calls calls_;
   std::vector<Place> here_;
   std::vector<char> gone_;
@@ -301,7 +306,8 @@ class LocalBackend final : public Backend {
   std::shared_ptr<Backend> split(const std::vector<int>& ranks, const std::shared_ptr<Store>&,
                                  Deadline) override {
     const auto at = std::find(ranks.begin(), ranks.end(), rank_);
-    check(at != ranks.end(), "[local] rank ", rank_, " is not one of the ranks to split off");
+    check(at != ranks.end(), "[local] rank ", rank_,
+          " is not in the new group; only its members may call split()");
     return std::make_shared<LocalBackend>(room_->part(rank_, ranks), static_cast<int>(at - ranks.begin()));
   }
 
@@ -328,7 +334,7 @@ class LocalBackend final : public Backend {
 }  // namespace
 
 std::vector<std::shared_ptr<Backend>> local_backends(int size) {
-  check(size >= 1, "[local_backends] a group of ", size, " ranks; ask for at least 1");
+  check(size >= 1, "[local_backends] size is ", size, "; pass at least 1");
   const auto room = std::make_shared<Room>(size);
   std::vector<std::shared_ptr<Backend>> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back(std::make_shared<LocalBackend>(room, r));

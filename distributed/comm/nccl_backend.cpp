@@ -243,7 +243,7 @@ class NcclBackend final : public Backend {
 std::shared_ptr<Backend> nccl_backend(const std::shared_ptr<Store>& store, int rank, int size, Device device,
                                       Milliseconds timeout) {
   check<ValueError>(size >= 1 && rank >= 0 && rank < size, "[nccl] rank ", rank, " of ", size,
-                    "; ranks count from 0 to size - 1");
+                    " is invalid; ranks count from 0 to size - 1");
   check<DeviceError>(device.is_cuda(), "[nccl] device ", device,
                      " is not a CUDA device; pass a CUDA device, or use the backend gloo");
   check_device("nccl", device);

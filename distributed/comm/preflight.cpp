@@ -20,7 +20,7 @@
 namespace tapestry::distributed {
 namespace {
 
-/// What Docker gives a container that asks for no more.
+/// Docker's default size of /dev/shm.
 constexpr std::int64_t kDockerShm = std::int64_t{64} << 20;
 
 bool resolves(const std::string& host) {
@@ -30,8 +30,8 @@ bool resolves(const std::string& host) {
   return ok;
 }
 
-/// Processes that tell NCCL to be on different hosts, so that they may share a GPU, are believed here as
-/// well.
+/// Identifies the machine. NCCL_HOSTID makes NCCL treat processes as if they were on different hosts, so that
+/// they can share a GPU, so it counts here too.
 std::string machine_id() {
   std::string id = boot_id();
   if (const char* const host = std::getenv("NCCL_HOSTID")) id += std::string("-") + host;
@@ -56,7 +56,8 @@ std::string shown(const RankReport& r) {
                                 : std::string("CUDA_VISIBLE_DEVICES is not set");
 }
 
-/// The GPU that a rank takes: that of its local rank, or the only one that it is shown. "" if there is none.
+/// The GPU that a rank uses: the only visible one, or the one with the number of its local rank. "" if there
+/// is none.
 std::string gpu_of(const RankReport& r) {
   const int index = r.visible_gpus == 1 ? 0 : r.local_rank;
   if (index >= r.visible_gpus) return "";
@@ -67,7 +68,7 @@ std::string gpu_of(const RankReport& r) {
   return std::to_string(index);
 }
 
-/// A machine, or a container of one that has a name of its own.
+/// Identifies the host: a machine, or a container with its own host name.
 std::string host_of(const RankReport& r) { return r.host + " " + r.machine; }
 
 class Checks {
@@ -103,13 +104,13 @@ class Checks {
     for (const RankReport& r : ranks_) {
       const auto [same, is_new] = by_rank.emplace(r.rank, &r);
       if (!is_new)
-        failure("two processes say that they are rank ", r.rank, ", on ", same->second->host, " and on ",
-                r.host, "; give each its own RANK, or start them with tapestry-run");
+        failure("two processes have rank ", r.rank, ", on ", same->second->host, " and on ", r.host,
+                "; give each process its own RANK, or start them with tapestry-run");
       if (r.world_size != ranks_.front().world_size)
-        failure("rank ", r.rank, " counts ", r.world_size, " ranks, rank ", ranks_.front().rank, " counts ",
-                ranks_.front().world_size, "; WORLD_SIZE must be the same everywhere");
+        failure("rank ", r.rank, " has WORLD_SIZE ", r.world_size, ", rank ", ranks_.front().rank, " has ",
+                ranks_.front().world_size, "; set the same WORLD_SIZE on all ranks");
       const auto [twin, first] = by_local_rank.emplace(std::pair(host_of(r), r.local_rank), &r);
-      // More ranks than each of them counts here: several "nodes" on one machine, as tests have it.
+      // More ranks than LOCAL_WORLD_SIZE on one host are several simulated nodes, as in tests.
       if (!first && is_new && at_host[host_of(r)] <= r.local_world_size)
         failure("ranks ", twin->second->rank, " and ", r.rank, " both have local rank ", r.local_rank, " on ",
                 r.host, "; LOCAL_RANK numbers the ranks of each host from 0");
@@ -139,17 +140,17 @@ class Checks {
                 " twice, and CUDA then shows no device; remove one");
       else if (r.visible_gpus == 0 && !entries.empty() && entries.back() != "-1" && needed)
         failure("rank ", r.rank, " on ", r.host, " sees no GPU, though ", shown(r),
-                "; see whether nvidia-smi lists it, in a container whether it runs with --gpus all");
+                "; check that nvidia-smi lists it, and start a container with --gpus all");
     } else if (r.visible_gpus == 0 && needed) {
       failure("rank ", r.rank, " on ", r.host,
-              " sees no GPU; see whether nvidia-smi lists one, in a container ",
-              "whether it runs with --gpus all; or use the backend gloo");
+              " sees no GPU; check that nvidia-smi lists one, and start a container ",
+              "with --gpus all; or use the backend gloo");
     }
     if (r.visible_gpus > 1 && r.local_rank >= r.visible_gpus) {
-      const auto text =
-          concat({"rank ", r.rank, " has local rank ", r.local_rank, " on ", r.host, ", which shows it ",
-                  r.visible_gpus, " GPUs (", shown(r), "): there is no cuda:", r.local_rank,
-                  "; start at most ", r.visible_gpus, " ranks there (--nproc-per-node), or show it more"});
+      const auto text = concat({"rank ", r.rank, " has local rank ", r.local_rank, " on ", r.host,
+                                ", where it sees ", r.visible_gpus, " GPUs (", shown(r),
+                                "): there is no cuda:", r.local_rank, "; start at most ", r.visible_gpus,
+                                " ranks there (--nproc-per-node), or make more GPUs visible"});
       findings_.push_back({needed, text});
     }
   }
@@ -162,11 +163,11 @@ class Checks {
       const auto [other, first] = taken.emplace(std::pair(r.machine, gpu), &r);
       if (first) continue;
       const auto text = concat({"ranks ", other->second->rank, " and ", r.rank, " on ", r.host,
-                                " take the same GPU ", gpu, " (", shown(r), "); "});
-      // A host by another name is to NCCL another host, and the GPU another GPU.
+                                " use the same GPU ", gpu, " (", shown(r), "); "});
+      // With NCCL_HOSTID, NCCL takes the processes for different hosts and accepts the GPU twice.
       if (r.backend == "nccl" && !std::getenv("NCCL_HOSTID"))
-        failure(text, "NCCL refuses that: give each rank its own, or use the backend gloo");
-      else warning(text, "they share its time and its memory");
+        failure(text, "NCCL does not support that: give each rank its own GPU, or use the backend gloo");
+      else warning(text, "they share its time and memory");
     }
   }
 
@@ -174,7 +175,7 @@ class Checks {
     const RankReport& r = *members.front();
     const auto several = static_cast<int>(members.size());
     if (!r.host_resolves)
-      warning("the name ", r.host, " has no address, by which ranks elsewhere may look for it: add it to ",
+      warning("the host name ", r.host, " has no address, so other hosts may not find it; add it to ",
               "/etc/hosts, or start the container with --hostname or --add-host");
     if (several > 1 && r.shm_bytes <= kDockerShm) {
       const auto found = r.shm_bytes == 0 ? std::string("there is no /dev/shm")
@@ -189,17 +190,17 @@ class Checks {
     for (const RankReport* member : members) threads += member->threads;
     if (several > 1 && threads > r.cores)
       warning(several, " ranks on ", r.host, " compute with ", threads, " threads on ", r.cores,
-              " cores, and wait for one another; ",
+              " cores, which slows all of them; ",
               several > r.cores ? std::string("start fewer (--nproc-per-node)")
                                 : concat({"OMP_NUM_THREADS=", r.cores / several,
-                                          " gives each its share (tapestry-run sets that)"}));
+                                          " gives each rank its share (tapestry-run sets this)"}));
   }
 
   const std::vector<RankReport>& ranks_;
   std::vector<Finding> findings_;
 };
 
-/// Every field once, for both directions.
+/// Calls field(name, value) for every field, for reading and writing.
 template <class Report, class F>
 void each_field(Report& r, F&& field) {
   field("rank", r.rank);
@@ -219,7 +220,7 @@ void each_field(Report& r, F&& field) {
 }
 
 std::string as_text(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');  // which ends a field
+  std::replace(text.begin(), text.end(), '\n', ' ');  // a line break ends a field
   return text;
 }
 std::string as_text(std::int64_t number) { return std::to_string(number); }
@@ -231,13 +232,14 @@ void read(const std::string& text, T& number) {
   std::int64_t n = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, n);
-  check(error == std::errc() && stop == end, "[preflight] a rank's report has '", text, "' for a number");
+  check(error == std::errc() && stop == end, "[preflight] a rank's report has '", text,
+        "' instead of a number; run the same version on all ranks");
   number = static_cast<T>(n);
 }
 
 std::string key_of(int rank) { return "preflight/" + std::to_string(rank); }
 
-/// Rank 0's part: "" or what stands in the way.
+/// Rank 0's part: compares the reports of all ranks. Returns the failures, or "".
 std::string verdict(Store& store, const RankReport& mine, Deadline deadline) {
   std::vector<RankReport> ranks{mine};
   for (int rank = 1; rank < mine.world_size; ++rank)
@@ -292,7 +294,7 @@ RankReport rank_report_from(const std::string& text) {
   for (std::string line; std::getline(lines, line);) {
     const auto equals = line.find('=');
     check(equals != std::string::npos, "[preflight] '", line.substr(0, 100),
-          "' is no line of a rank's report");
+          "' is not a line of a rank's report; run the same version on all ranks");
     given.emplace(line.substr(0, equals), line.substr(equals + 1));
   }
   RankReport report;
@@ -308,12 +310,12 @@ void preflight(Store& store, const RankReport& mine, Milliseconds timeout) {
   if (mine.rank == 0) {
     const std::string failures = verdict(store, mine, deadline_after(timeout));
     store.set(verdict_key, failures);
-    check<DistributedError>(failures.empty(), "[preflight] this job cannot run as it is:", failures);
+    check<DistributedError>(failures.empty(), "[preflight] the job cannot run:", failures);
     return;
   }
   store.set(key_of(mine.rank), to_text(mine));
   const std::string failures = store.get(verdict_key, timeout);
-  check<DistributedError>(failures.empty(), "[preflight] this job cannot run as it is:", failures);
+  check<DistributedError>(failures.empty(), "[preflight] the job cannot run:", failures);
 }
 
 }  // namespace tapestry::distributed

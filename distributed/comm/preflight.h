@@ -1,6 +1,6 @@
 #pragma once
-// What is wrong with a job's machines, said before the first collective fails because of it. Not in tapestry.h:
-// init_process_group asks it.
+// Preflight checks: finds problems of a job's machines before the first collective fails because of them.
+// init_process_group() runs them, so tapestry.h does not include this header.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,41 +11,43 @@
 
 namespace tapestry::distributed {
 
-/// What one rank finds around it.
+/// One rank's view of its process and machine.
 struct RankReport {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
   int local_world_size = 1;
-  std::string host;           ///< its name
-  std::string machine;        ///< what no other machine has, also where containers share a name
-  bool host_resolves = true;  ///< the name, to an address
+  std::string host;           ///< the host's name
+  std::string machine;        ///< identifies the machine, even if containers share a host name
+  bool host_resolves = true;  ///< true if the name has an address
   std::string backend;        ///< "gloo", "nccl"
   std::string version;        ///< of this library
-  int visible_gpus = 0;       ///< what CUDA shows this process
+  int visible_gpus = 0;       ///< the number of GPUs that CUDA shows this process
   std::optional<std::string> cuda_visible_devices;
-  std::int64_t shm_bytes = 0;  ///< size of /dev/shm; 0: there is none
-  int cores = 1;               ///< that this process may use
-  int threads = 1;             ///< that it will compute with
+  std::int64_t shm_bytes = 0;  ///< size of /dev/shm; 0 if there is none
+  int cores = 1;               ///< cores that this process may use
+  int threads = 1;             ///< compute threads of this process
 };
 
+/// A problem that was found.
 struct Finding {
-  bool failure = false;  ///< else a warning: the job will run, but hardly as it should
-  std::string text;      ///< with the values found and the remedy
+  bool failure = false;  ///< if false, a warning: the job can run, but probably slowly or not as intended
+  std::string text;      ///< the problem, with the values found and the remedy
 };
 
-/// Looks at this process and its machine.
+/// Inspects this process and its machine.
 RankReport inspect_rank(const Environment& environment, const std::string& backend);
 
-/// Holds the reports of a job's ranks (or of those of one node) against one another. Looks at nothing else.
+/// Compares the reports of the ranks of a job, or of one node. The result depends on nothing else but
+/// NCCL_HOSTID.
 std::vector<Finding> preflight(const std::vector<RankReport>& ranks);
 
-/// What all ranks of a job do together before their first collective: each leaves its report in the store,
-/// rank 0 compares. Warnings are printed by rank 0; failures are a DistributedError on every rank. Throws
-/// TimeoutError, naming a rank whose report did not come.
+/// The check before the first collective, which all ranks must call. Each rank publishes its report in the
+/// store, and rank 0 compares the reports. Rank 0 prints the warnings. Failures throw DistributedError on
+/// every rank. If a report is missing after `timeout`, TimeoutError names the rank.
 void preflight(Store& store, const RankReport& mine, Milliseconds timeout);
 
-/// A report as text, and back; ValueError for what is none.
+/// Converts a report to text and back. rank_report_from() throws ValueError for malformed text.
 std::string to_text(const RankReport& report);
 RankReport rank_report_from(const std::string& text);
 

@@ -1,4 +1,5 @@
-// What users call: checks, makes dense, numbers, queues, compares descriptors, records, bounds every wait.
+// Process groups: check the arguments of a call, number, record and queue it, compare the calls of the ranks,
+// and bound every wait.
 #include "tapestry/distributed/comm/process_group.h"
 
 #include <algorithm>
@@ -27,9 +28,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kCallText = 512;  // of each rank's call in the error of a mismatch
+constexpr std::size_t kCallText = 512;  // the longest text of one rank's call in the error of a mismatch
 
-// Ranks that are not in the same call, found by all of them at once.
+// Ranks are in different calls. The text shows the calls, so no table of ranks is needed.
 class Mismatch : public DistributedError {
   using DistributedError::DistributedError;
 };
@@ -48,52 +49,52 @@ GroupOptions resolved(GroupOptions options, Device transport) {
   return options;
 }
 
-// What the groups of one rank share.
+// The state that all groups of one rank share.
 struct Member {
   Member(const std::shared_ptr<Store>& store, int rank, int size, const GroupOptions& options)
       : diagnosis(store, rank, size, options, recorder), fifo("collectives " + std::to_string(rank)) {}
 
   const std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   Diagnosis diagnosis;
-  std::mutex order;                        // numbering and queueing are one step
-  int open = 0;                            // groups; under `order`
-  std::map<int, ExclusiveStream> streams;  // by the index of their CUDA device; under `order`
+  std::mutex order;                        // makes numbering and queueing of a call one atomic step
+  int open = 0;                            // the number of groups; guarded by `order`
+  std::map<int, ExclusiveStream> streams;  // by the index of their CUDA device; guarded by `order`
   Fifo fifo;
-  // Waits for what the queue gave to a GPU, call by call. Null: the transport has none.
+  // Waits for the GPU's part of each call. Null if the transport uses host memory.
   std::unique_ptr<Fifo> completions;
 
-  // All groups of this rank give their work on a device to one stream, in the queue's order: of two
-  // communicators side by side each may hold what the other one needs.
+  // All groups of this rank use one stream per device, in the order of the FIFO. On two streams, two
+  // communicators could deadlock: each may occupy resources of the GPU that the other one needs.
   Stream stream_on(Device device) { return streams.try_emplace(device.index, device, true).first->second; }
 };
 
-// What a recorded call does, within its deadline.
+// The work of a recorded call. The second argument is its deadline.
 using Body = std::function<void(const CollectiveRecord&, Deadline)>;
 
-// A group as the queue's tasks see it.
+// The state of a group that tasks of the FIFO use.
 struct Core {
   std::shared_ptr<Member> member;
   std::shared_ptr<Backend> backend;
   std::shared_ptr<Store> store;
   GroupOptions options;
   std::string name;
-  std::vector<int> ranks;      // of the world
-  bool part_of_world = false;  // a sub-group
+  std::vector<int> ranks;      // numbers in the world
+  bool part_of_world = false;  // true for a sub-group
 
-  // Under member->order.
+  // Guarded by member->order.
   std::uint64_t sequence = 0, groups = 0;
   std::shared_ptr<Work::State> last;
-  struct Lane {
+  struct Channel {
     std::optional<ExclusiveStream> stream;  // outlives the thread of `fifo`, which uses it
     std::unique_ptr<Fifo> fifo;
     std::uint64_t sequence = 0;
   };
-  std::map<std::tuple<int, Op, std::uint32_t>, Lane> lanes;
-  std::uint64_t forgotten = 0;  // of the completions' thread
+  std::map<std::tuple<int, Op, std::uint32_t>, Channel> channels;  // by peer, direction and tag
+  std::uint64_t forgotten = 0;                                     // used by the thread of `completions` only
 
   bool compares() const { return *options.check && backend->size() > 1; }
 
-  // Returns when all ranks are known to be in this call. Throws Mismatch on all of them otherwise.
+  // Compares this call with those of the other ranks. Throws Mismatch on all ranks if they differ.
   void agree(const CollectiveRecord& record, Deadline deadline) {
     if (on_gpu()) return agree_in_store(record);
     const Descriptor mine(record);
@@ -106,7 +107,8 @@ struct Core {
     text.resize(kCallText);
     backend->all_gather(text.data(), texts.data(), kCallText, deadline);
     try {
-      backend->barrier(deadline);  // all have it: whoever leaves first may now close its connections
+      backend->barrier(
+          deadline);  // all ranks have all texts now, so a rank that leaves may close its connections
     } catch (const DistributedError&) {
     }
     std::vector<std::string> calls;
@@ -155,7 +157,7 @@ struct Core {
     store->set(header_key(backend->rank(), peer, tag, header.sequence),
                {reinterpret_cast<const char*>(&header), sizeof header});
   }
-  // `expected` is what this rank would send.
+  // `expected` is the header that this rank expects.
   MessageHeader receive_header(const MessageHeader& expected, int peer, std::uint32_t tag,
                                Deadline deadline) {
     MessageHeader came;
@@ -170,8 +172,8 @@ struct Core {
     return came;
   }
 
-  // Carries out `body` as one recorded call and finishes `state`, whatever happens. What it gave to a GPU
-  // goes on after that, and `completions` has the last word.
+  // Runs `body` as one recorded call, and finishes `state` in any case. If the call enqueued work on a GPU,
+  // `completions` waits for the GPU and finishes `state` again.
   void perform(const CollectiveRecord& record, std::uint64_t ticket,
                const std::shared_ptr<Work::State>& state, Body& body, const std::shared_ptr<Core>& self) {
     const auto start = Clock::now();
@@ -182,8 +184,8 @@ struct Core {
       failure = attempt(record, body, start);
     }
     if (!failure && state->device && on_gpu() && member->fifo.is_current()) {
-      // Posted before the waiter goes on, who may be about to stop that queue. The tensors are held until the
-      // GPU has done with them.
+      // Posted before state->finish(), because the waiting thread may then stop `completions`. The task holds
+      // the tensors until the GPU has finished with them.
       member->completions->post([self, record, ticket, state, start, body = std::move(body)]() mutable {
         std::shared_ptr<const Failure> late = self->attempt(
             record,
@@ -199,7 +201,7 @@ struct Core {
       state->finish(nullptr);
       return;
     }
-    body = nullptr;  // what it held is freed before the waiter goes on
+    body = nullptr;  // frees the tensors before the waiting thread continues
     member->recorder->finished(ticket, failure != nullptr);
     state->finish(std::move(failure));
   }
@@ -224,7 +226,8 @@ struct Core {
       return fail(false, true, e.what());
     } catch (const TimeoutError& e) {
       return fail(true, false, e.what());
-    } catch (const std::exception& e) {  // at the deadline others close their connections
+    } catch (const std::exception& e) {  // an error after the deadline counts as a timeout: other ranks close
+                                         // their connections then
       return fail(Clock::now() >= start + options.timeout, false, e.what());
     }
   }
@@ -238,7 +241,8 @@ class Group final : public ProcessGroup {
     member().diagnosis.watch(core_->backend);
   }
 
-  // Waits for what was posted; the last group of the rank says goodbye before its transport is closed.
+  // Waits for the calls in flight. The last group of the rank tells the other ranks that it leaves, before
+  // its transport is closed.
   ~Group() override {
     std::shared_ptr<Work::State> last;
     bool last_group;
@@ -251,10 +255,10 @@ class Group final : public ProcessGroup {
     if (last && !member().fifo.is_current()) {
       try {
         last->wait_until(deadline, {});
-      } catch (const std::exception&) {  // whoever waits for it hears of it
+      } catch (const std::exception&) {  // wait() reports it
       }
     }
-    for (auto& [key, lane] : core_->lanes) lane.fifo->stop(deadline);
+    for (auto& [key, channel] : core_->channels) channel.fifo->stop(deadline);
     if (!last_group) return;
     if (member().completions) member().completions->stop(deadline);
     member().diagnosis.leave();
@@ -322,7 +326,7 @@ class Group final : public ProcessGroup {
     return record;
   }
 
-  // Numbers, records and queues a collective.
+  // Numbers, records and queues a call.
   Work post(CollectiveRecord record, Body body, Device device = kCPU) {
     const std::lock_guard lock(member().order);
     if (const auto failure = member().diagnosis.failure()) failure->raise();
@@ -342,7 +346,7 @@ class Group final : public ProcessGroup {
     return Work(std::move(state));
   }
 
-  // `body`, whose work on the device is the given one.
+  // Runs `body` on the stream of `work`, which it begins and ends.
   static Body beside(const std::shared_ptr<DeviceWork>& work, Body body) {
     return [work, body = std::move(body)](const CollectiveRecord& record, Deadline deadline) {
       const StreamGuard guard(work->stream());
@@ -359,12 +363,13 @@ class Group final : public ProcessGroup {
         describe(call, name, site),
         [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
           if (core->compares()) core->agree(record, deadline);
-          // To have compared is to have met, but for those that compare in the store.
+          // The comparison over the transport is itself a barrier. The comparison in the store is not.
           if (call.op != Op::barrier || !core->compares() || core->on_gpu())
-            carry_out(call, *core->backend, deadline);
+            run_collective(call, *core->backend, deadline);
         },
         call.device(transport));
-    // Now, and not when it happens: what was saved for backward is stale from here on.
+    // Bumps the version now and not when the collective runs: values that were saved for backward are stale
+    // from here on.
     if (call.writes(rank())) call.out.storage()->bump_version();
     return work;
   }
@@ -374,7 +379,7 @@ class Group final : public ProcessGroup {
   const std::shared_ptr<Core> core_;
 };
 
-// One thread for each peer, direction and tag, so that none waits for another.
+// Each peer, direction and tag has its own thread, so that no message waits for another.
 Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site) {
   const Device transport = core_->backend->device();
   const Device device = call.device(transport);
@@ -382,11 +387,13 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
   CollectiveRecord record = describe(call, name, site);
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
-  Core::Lane& lane = core_->lanes[{call.peer, call.op, tag}];
-  if (!lane.fifo) lane.fifo = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
-  record.sequence = ++lane.sequence;
+  Core::Channel& channel = core_->channels[{call.peer, call.op, tag}];
+  if (!channel.fifo)
+    channel.fifo = std::make_unique<Fifo>(concat({op_name(call.op), " ", call.peer, "/", tag}));
+  record.sequence = ++channel.sequence;
   const std::uint64_t ticket = member().recorder->enqueued(record);
-  auto state = std::make_shared<Work::State>(record.brief(), core_->options.timeout, lane.fifo->progress());
+  auto state =
+      std::make_shared<Work::State>(record.brief(), core_->options.timeout, channel.fifo->progress());
   Body body = [core = core_.get(), call, tag](const CollectiveRecord& message, Deadline deadline) {
     const Device where = core->backend->device();
     const MessageHeader header(message);
@@ -399,37 +406,41 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
     if (core->sends_headers()) {
       const MessageHeader came = core->receive_header(header, call.peer, tag, deadline);
       check<DistributedError>(header.fits(came), "rank ", call.peer, " sent ", came.str(),
-                              ", and this rank expects ", header.str(),
-                              "; send and receive tensors of one dtype and shape, in one order");
+                              ", but this rank expects ", header.str(),
+                              "; send and receive tensors of the same dtype and shape, in the same order");
     }
     const Staged data(call.out, Staged::Fill::no, where, deadline);
     if (call.out.numel() > 0) core->backend->recv(data.data(), call.out.nbytes(), call.peer, tag, deadline);
     data.store();
   };
   if (device.is_cuda()) {
-    if (!lane.stream || !(lane.stream->stream().device() == device)) lane.stream.emplace(device, true);
-    state->device = std::make_shared<DeviceWork>(*lane.stream);
-    // Messages wait for nobody but the peer: this thread sees to it that they arrive.
+    if (!channel.stream || !(channel.stream->stream().device() == device))
+      channel.stream.emplace(device, true);
+    state->device = std::make_shared<DeviceWork>(*channel.stream);
+    // The thread of the channel waits for the GPU too. A message has no other work behind it that could be
+    // delayed.
     body = [core = core_.get(), work = state->device, body = beside(state->device, std::move(body))](
                const CollectiveRecord& message, Deadline deadline) {
       body(message, deadline);
       work->await(*core->backend, deadline);
     };
   }
-  lane.fifo->post([core = core_, record = std::move(record), ticket, state,
-                   body = std::move(body)]() mutable { core->perform(record, ticket, state, body, core); });
+  channel.fifo->post(
+      [core = core_, record = std::move(record), ticket, state, body = std::move(body)]() mutable {
+        core->perform(record, ticket, state, body, core);
+      });
   if (call.writes(rank())) call.out.storage()->bump_version();
   return Work(std::move(state));
 }
 
 std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, Site site) {
   const std::string list = join(members);
-  check(!members.empty(), "[new_group] no ranks; name at least one");
+  check(!members.empty(), "[new_group] the list of ranks is empty; pass at least one");
   for (const int r : members)
     check<IndexError>(r >= 0 && r < size(), "[new_group] rank ", r, " of a group of ", size(),
                       " ranks; pass ranks of 0 to ", size() - 1);
   check(std::set<int>(members.begin(), members.end()).size() == members.size(),
-        "[new_group] a rank is named twice in [", list, "]; name each once");
+        "[new_group] a rank appears twice in [", list, "]; pass each rank once");
 
   const auto part = std::make_shared<Core>();
   part->member = core_->member;
@@ -437,7 +448,7 @@ std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, 
   part->part_of_world = true;
   for (const int r : members) part->ranks.push_back(core_->ranks[static_cast<std::size_t>(r)]);
   const bool inside = std::find(members.begin(), members.end(), rank()) != members.end();
-  // Counted in the queue's order, which is the same on all ranks.
+  // Sub-groups are counted in the order of the FIFO, which is the same on all ranks.
   post(describe({Op::new_group}, "[" + list + "]", site), [core = core_.get(), part, members, inside](
                                                               const CollectiveRecord& record,
                                                               Deadline deadline) {
@@ -452,7 +463,7 @@ std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, 
 }
 
 Work Group::enqueue(std::function<void()> task, std::string_view name) {
-  check(task != nullptr, "[enqueue] an empty function; pass one that can be called");
+  check(task != nullptr, "[enqueue] the function is empty; pass a function that can be called");
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
   auto state = std::make_shared<Work::State>(concat({"the task ", name.empty() ? "without a name" : name}),
@@ -480,7 +491,7 @@ void Group::abort(const std::string& why) noexcept {
   try {
     const int me = core_->ranks[static_cast<std::size_t>(rank())];
     member().diagnosis.fail({false, false, {}, concat({"[abort] rank ", me, " aborted the group: ", why})});
-  } catch (const std::exception&) {  // no memory for the text: the transport at least
+  } catch (const std::exception&) {  // out of memory for the text: aborts at least the transport
     core_->backend->abort("aborted");
   }
 }
@@ -490,8 +501,8 @@ void Group::abort(const std::string& why) noexcept {
 std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backend,
                                                  std::shared_ptr<Store> store, const GroupOptions& options,
                                                  std::string name) {
-  check(backend != nullptr && store != nullptr, "[make_process_group] no ", backend ? "store" : "backend",
-        "; pass both");
+  check(backend != nullptr && store != nullptr, "[make_process_group] the ", backend ? "store" : "backend",
+        " is null; pass both");
   const auto core = std::make_shared<Core>();
   core->options = resolved(options, backend->device());
   core->member = std::make_shared<Member>(store, backend->rank(), backend->size(), core->options);

@@ -1,5 +1,5 @@
 #pragma once
-// Collectives between the ranks of a job.
+// Process groups: collectives and messages between the ranks of a job.
 //
 //   auto world = distributed::init_process_group();               // or distributed::run_local_ranks(2, ...)
 //   world->all_reduce(loss, distributed::ReduceOp::mean).wait();
@@ -18,11 +18,11 @@
 namespace tapestry::distributed {
 
 struct GroupOptions {
-  /// A collective that has not completed by then is an error on every rank. Zero: TAPESTRY_TIMEOUT_S, else
-  /// 300 s.
+  /// A collective that takes longer fails on every rank. Zero means TAPESTRY_TIMEOUT_S, or 300 s if that is
+  /// not set.
   Milliseconds timeout{0};
-  /// A warning on standard error, once for each collective. Zero: 60 s, or a fifth of the timeout if that is
-  /// less.
+  /// A collective that takes longer prints a warning on standard error, once. Zero means 60 s or a fifth of
+  /// the timeout, whichever is less.
   Milliseconds warn_after{0};
   /// Whether ranks compare their calls before each collective. If they do, ranks that are in different calls
   /// get an error at once that shows both calls. If they do not, such ranks hang until the timeout, and the
@@ -33,22 +33,25 @@ struct GroupOptions {
   std::optional<bool> check;
 };
 
-/// One collective in flight. A copyable handle; dropping all copies cancels nothing.
+/// A handle to a collective in flight. It can be copied. Destroying all copies does not cancel the
+/// collective.
 class Work {
  public:
   struct State;
   Work() = default;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// Returns when this rank's part is done and its tensors hold the result. On a CUDA device that is so for
-  /// what this thread's current stream is given from then on: the host does not wait for the GPU, and a
-  /// failure there is thrown by this or a later call of the group. Rethrows what went wrong: TimeoutError,
-  /// DistributedError with the table of all ranks. Bounded by the group's timeout.
+  /// Returns when this rank's part is done and its tensors hold the result. For tensors on a CUDA device,
+  /// only this thread's current stream waits, not the host: work that is enqueued on it later sees the
+  /// result. A failure on the GPU is thrown by this or a later call of the group. Throws TimeoutError or
+  /// DistributedError, whose text has a table of where all ranks are. The wait is bounded by the group's
+  /// timeout.
   void wait() const;
-  /// TimeoutError after `timeout`; the collective goes on.
+  /// As above, but throws TimeoutError after `timeout`. The collective continues.
   void wait(Milliseconds timeout) const;
+  /// True if wait() would return at once and, on a CUDA device, the GPU has finished.
   bool done() const;
-  /// When the transport began and ended with it; time_point{} before.
+  /// When the transport began and finished this collective; time_point{} before that.
   Clock::time_point started() const;
   Clock::time_point finished() const;
 
@@ -56,15 +59,16 @@ class Work {
   std::shared_ptr<State> state_;
 };
 
-/// One rank's handle on a group of ranks. Calls return at once; collectives of all groups of a rank are
-/// executed one at a time in the calling order, which must be the same on all ranks. Tensors may have any
-/// shape, strides and dtype, also no elements; they must not be changed until the Work is done. A call that
-/// does not fit (undefined tensor, dtype, root out of range, sizes) throws ValueError, TypeError or
-/// IndexError at once and posts nothing. `name` and `site` go into the record. Thread-safe.
+/// One rank's handle to a group of ranks. Thread-safe. Calls return at once. The collectives of all groups of
+/// a rank run one at a time in the order of the calls, which must be the same on all ranks. Tensors may have
+/// any shape, strides and dtype, and may be empty. They must not be changed until the Work is done. A call
+/// with invalid arguments (undefined tensor, wrong dtype or size, root out of range) throws ValueError,
+/// TypeError or IndexError at once, and starts nothing. `name` and `site` appear in error messages and in the
+/// recorder.
 ///
-/// What fails on one rank (a timeout, a peer that is gone, ranks in different calls) fails all groups made
-/// from the same world, on all its ranks, also where a rank only computes: calls in flight and later ones
-/// throw the first error.
+/// A failure on one rank (a timeout, a lost peer, ranks in different calls) makes all groups of the same
+/// world fail on all ranks, also on ranks that are not in a call. Calls in flight and later calls throw the
+/// first error.
 class ProcessGroup {
  public:
   using Site = SourceLocation;
@@ -72,72 +76,73 @@ class ProcessGroup {
   virtual ~ProcessGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// "world", or a sub-group's.
+  /// "world", or the name of a sub-group.
   virtual const std::string& name() const = 0;
   virtual std::string backend() const = 0;
   virtual Milliseconds timeout() const = 0;
   virtual const Recorder& recorder() const = 0;
-  /// Shared by this group's ranks; for what is small and rare.
+  /// A store shared by this group's ranks, for small and rare data.
   virtual Store& store() = 0;
 
-  /// In place; the same bits on every rank. `mean` takes floating dtypes only (TypeError).
+  /// In place, with the same bits on every rank. `mean` needs a floating dtype, otherwise TypeError.
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view name = {},
                           Site site = Site::current()) = 0;
-  /// In place, from `root` to all.
+  /// In place, from `root` to all ranks.
   virtual Work broadcast(const Tensor& tensor, int root = 0, std::string_view name = {},
                          Site site = Site::current()) = 0;
-  /// In place at the root; tensors of the others are unchanged.
+  /// In place at the root. The tensors of other ranks do not change.
   virtual Work reduce(const Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::sum,
                       std::string_view name = {}, Site site = Site::current()) = 0;
-  /// `output` has size() times the elements of `input`, rank by rank.
+  /// `output` has size() times as many elements as `input`, and receives the inputs in order of rank.
   virtual Work all_gather(const Tensor& output, const Tensor& input, std::string_view name = {},
                           Site site = Site::current()) = 0;
-  /// `input` has size() times the elements of `output`, which receives this rank's part of the reduction.
+  /// `input` has size() times as many elements as `output`, which receives this rank's part of the reduction.
   virtual Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
                               std::string_view name = {}, Site site = Site::current()) = 0;
-  /// `output` as in all_gather, looked at by the root only.
+  /// `output` is as in all_gather. It is used at the root only.
   virtual Work gather(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
                       Site site = Site::current()) = 0;
-  /// `input` has size() times the elements of `output`; looked at by the root only.
+  /// `input` has size() times as many elements as `output`. It is used at the root only.
   virtual Work scatter(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
                        Site site = Site::current()) = 0;
-  /// Both have size() equal parts; part i of `input` goes to rank i.
+  /// Both tensors have size() equal parts. Part i of `input` goes to rank i.
   virtual Work all_to_all(const Tensor& output, const Tensor& input, std::string_view name = {},
                           Site site = Site::current()) = 0;
   virtual Work barrier(std::string_view name = {}, Site site = Site::current()) = 0;
-  /// Not in the FIFO: a send and a receive, and messages of different peers or tags, do not wait for one
-  /// another: each pair of a peer and a tag has a thread, so let tags be few. The header that travels first
-  /// carries dtype and shape; what does not match is an error that shows both.
+  /// Messages do not wait for collectives, nor for messages of another direction, peer or tag. Each
+  /// combination of direction, peer and tag has its own thread, so use few tags. Messages with the same peer
+  /// and tag arrive in order. A header with dtype and shape precedes each message, and a mismatch throws a
+  /// DistributedError that shows both; over NCCL this needs GroupOptions::check.
   virtual Work send(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
                     Site site = Site::current()) = 0;
   virtual Work recv(const Tensor& tensor, int peer, std::uint32_t tag = 0, std::string_view name = {},
                     Site site = Site::current()) = 0;
 
-  /// A group of some of this one's ranks, numbered in the order given. A collective call of all ranks of this
-  /// group, which blocks; null on those outside. ValueError for no rank or one named twice, IndexError for
-  /// one that there is not.
+  /// Makes a group of some of this group's ranks, which are numbered in the order given. All ranks of this
+  /// group must call it, and it blocks. Returns null on ranks outside of the new group. Throws ValueError if
+  /// `ranks` is empty or has duplicates, and IndexError if a rank does not exist.
   virtual std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks,
                                                   Site site = Site::current()) = 0;
 
-  /// Queues host work of this rank behind the collectives posted so far (a strategy's copies, an injected
-  /// delay), with the caller's context. What it throws is rethrown by wait(), and fails nothing else.
+  /// Runs `task` on the host after the collectives that were called so far, with the caller's context. wait()
+  /// rethrows its exception, which does not affect the group.
   virtual Work enqueue(std::function<void()> task, std::string_view name = {}) = 0;
-  /// Makes everything in flight fail, here and at all other ranks, with `why` and the table of where they
-  /// are. Blocks until that is made, at most five seconds.
+  /// Makes the groups of the world fail on all ranks, with `why` and a table of where all ranks are. Blocks
+  /// until the table is complete, at most five seconds.
   virtual void abort(const std::string& why) noexcept = 0;
 };
 
-/// A group over a transport. `store` is for diagnosis and sub-groups, shared by the same ranks alone, and
-/// holds nothing yet. The destructor waits (bounded) for what was posted; ranks that still need this one are
-/// told that it has left. ValueError for null.
+/// Makes a group over a transport. `store` must be empty and shared by these ranks alone; it serves the
+/// diagnosis of failures and sub-groups. The group's destructor waits (bounded) for collectives in flight,
+/// and tells the other ranks that this rank has left. Throws ValueError if a pointer is null.
 std::shared_ptr<ProcessGroup> make_process_group(std::shared_ptr<Backend> backend,
                                                  std::shared_ptr<Store> store,
                                                  const GroupOptions& options = {},
                                                  std::string name = "world");
 
-/// Runs fn(group) in `size` threads of this process, one a rank, over the local backend; each has one compute
-/// thread. An exception in one aborts the group; the first one is rethrown after all have ended. ValueError
-/// for a size below 1.
+/// Runs fn(group) in `size` threads of this process, one per rank, over the local backend. Each rank has one
+/// compute thread. An exception on one rank aborts the group, and is rethrown after all ranks have ended.
+/// Throws ValueError if `size` is less than 1.
 void run_local_ranks(int size, const std::function<void(const std::shared_ptr<ProcessGroup>&)>& fn,
                      const GroupOptions& options = {});
 

@@ -1,5 +1,6 @@
 #pragma once
-// The last collectives of a rank, always on, and the table of all ranks' when one does not complete.
+// Records the last collectives of a rank. When a collective does not complete, error messages show where each
+// rank is.
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -28,38 +29,39 @@ enum class Op : std::uint8_t {
 };
 const char* op_name(Op op);
 
-/// One call of one rank.
+/// One call of a collective, or of a message, on one rank.
 struct CollectiveRecord {
-  std::uint64_t sequence = 0;  ///< counts this group's collectives on this rank, from 1
-  std::string group;           ///< "world", or a sub-group's name
+  std::uint64_t sequence = 0;  ///< number of this call among the group's collectives on this rank, from 1
+  std::string group;           ///< "world", or the name of a sub-group
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int peer = -1;  ///< root or peer
   DType dtype = DType::u8;
   Shape shape;
-  std::string name;                                     ///< bucket or parameter, or what the caller gave
-  std::string site;                                     ///< "train.cpp:88"
-  Clock::time_point enqueued{}, started{}, finished{};  ///< not yet: time_point{}
+  std::string name;  ///< the name of the bucket or parameter, or the caller's `name`
+  std::string site;  ///< "train.cpp:88"
+  Clock::time_point enqueued{}, started{}, finished{};  ///< time_point{} if not yet
   bool failed = false;
-  /// `#42 all_reduce(bucket 1)`, in front of it the group if that is not "world"
+  /// "#42 all_reduce(bucket 1)", preceded by the group's name unless it is "world".
   std::string brief() const;
-  /// `#42 all_reduce(bucket 1) float32 [1024] sum at train.cpp:88`
+  /// "#42 all_reduce(bucket 1) float32 [1024] sum at train.cpp:88"
   std::string str() const;
 };
 
-/// A ring of the last kKept calls. Thread-safe.
+/// A ring buffer of the last kKept calls. Thread-safe.
 class Recorder {
  public:
   static constexpr std::size_t kKept = 1000;
-  /// Returns a ticket for the two calls below, which do nothing when the record has been overwritten.
+  /// Adds a record. Returns a ticket for started() and finished(), which do nothing if the record has been
+  /// overwritten.
   std::uint64_t enqueued(CollectiveRecord record);
   void started(std::uint64_t ticket);
   void finished(std::uint64_t ticket, bool failed = false);
-  /// Oldest first.
+  /// All records, oldest first.
   std::vector<CollectiveRecord> records() const;
-  /// The calls that were started and have not ended, oldest first.
+  /// The calls that have started and not finished, oldest first.
   std::vector<CollectiveRecord> running() const;
-  /// The call that ended last, if any.
+  /// The call that finished last, if any.
   std::optional<CollectiveRecord> last() const;
 
  private:

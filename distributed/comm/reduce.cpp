@@ -1,4 +1,4 @@
-// The arithmetic of reductions, in the calling thread.
+// The arithmetic of reductions. Everything runs in the calling thread.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -13,12 +13,13 @@ namespace {
 template <class T>
 constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
-// What T is computed in: integers wrap around, so they are unsigned (and not promoted to a narrower int).
+// The type in which values of type T are combined. Integers are combined as uint64, whose overflow is
+// defined: it wraps around.
 template <class T>
 using Computed =
     std::conditional_t<is_half<T>, float, std::conditional_t<std::is_floating_point_v<T>, T, std::uint64_t>>;
 
-// The pragma: out is x's or y's very elements, or elsewhere.
+// The pragma is correct because `out` is either exactly x or y, or does not overlap them.
 template <class T, class F>
 void combine(T* out, const T* x, const T* y, std::int64_t count, F f) {
 #ifdef __clang__
@@ -29,7 +30,7 @@ void combine(T* out, const T* x, const T* y, std::int64_t count, F f) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = f(x[i], y[i]);
 }
 
-// What each of some ranks has, from one element on.
+// The values of several ranks, from one element on.
 struct Values {
   const void* const* of;
   std::size_t offset;  // in bytes
@@ -40,7 +41,7 @@ struct Values {
   }
 };
 
-// One pass a value after the first; the last one may do more than the others.
+// One pass per value after the first. The last pass may also divide.
 template <class T, class F, class Last>
 void fold(void* out, const Values& values, int size, std::int64_t count, F f, Last last) {
   T* const o = static_cast<T*>(out);
@@ -57,7 +58,7 @@ template <class T>
 void fold_numbers(void* out, const Values& v, int size, std::int64_t n, ReduceOp op) {
   using C = Computed<T>;
   const auto add = [](T x, T y) { return static_cast<T>(static_cast<C>(x) + static_cast<C>(y)); };
-  // A NaN wins: `x != x` keeps the first, a comparison with the second is false.
+  // A NaN is kept: `x != x` selects a NaN in x, and comparisons with a NaN in y are false.
   const auto number = [](T x) {
     if constexpr (is_half<T>) return static_cast<float>(x);
     else return x;
@@ -68,7 +69,7 @@ void fold_numbers(void* out, const Values& v, int size, std::int64_t n, ReduceOp
     case ReduceOp::mean:
       if constexpr (!std::is_integral_v<T>) {
         const C count = static_cast<C>(size), share = 1 / count;
-        // The reciprocal of a power of two is exact, and multiplying is quicker.
+        // The reciprocal of a power of two is exact, and multiplication is faster than division.
         if (std::has_single_bit(static_cast<unsigned>(size)))
           return fold<T>(out, v, size, n, add,
                          [=](T x, T y) { return static_cast<T>(static_cast<C>(add(x, y)) * share); });
@@ -88,7 +89,7 @@ void fold_numbers(void* out, const Values& v, int size, std::int64_t n, ReduceOp
   }
 }
 
-// As bytes: a bool that is neither 0 nor 1 must not be loaded as one.
+// Reads bools as bytes: loading a bool whose byte is neither 0 nor 1 is undefined behaviour.
 void fold_bools(void* out, const Values& v, int size, std::int64_t n, ReduceOp op) {
   using Byte = std::uint8_t;
   if (op == ReduceOp::product || op == ReduceOp::min)
@@ -138,12 +139,13 @@ const char* reduce_op_name(ReduceOp op) {
 void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
                      ReduceOp op) {
   check<TypeError>(op != ReduceOp::mean || is_floating(dtype), "[reduce_in_order] the mean of ", dtype,
-                   "; ask for the sum, or convert");
+                   " is not defined; use the sum, or convert to a floating dtype");
   const std::size_t width = dtype_size(dtype), bytes = static_cast<std::size_t>(count) * width;
   if (bytes == 0) return;
   if (size == 1) return void(std::memmove(out, values[0], bytes));
-  // Piece by piece, which stays in the first cache while all are added; apart from a value that is read
-  // later.
+  // Works in pieces that stay in the L1 cache while all values are added. If `out` is one of the later
+  // values, a piece is combined in a buffer first, because writing to `out` would overwrite that value before
+  // it is read.
   constexpr std::size_t kPiece = 8 << 10;
   alignas(64) std::byte apart[kPiece];
   const bool read_later = std::find(values + std::min(2, size), values + size, out) != values + size;

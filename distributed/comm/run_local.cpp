@@ -22,7 +22,7 @@ void run_local_ranks(int size, const std::function<void(const std::shared_ptr<Pr
     const ContextGuard guard(context);
     const ThreadShare share(1);
     std::shared_ptr<ProcessGroup> group;
-    // Only the first: the others' are what the abort made of it.
+    // Keeps only the first exception: the abort that follows causes the others.
     const auto keep = [&] {
       const std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();

@@ -25,7 +25,7 @@ class MemoryStore final : public Store {
     const bool there =
         changed_.wait_until(lock, deadline_after(timeout), [&] { return (value = table_.find(key)); });
     check<TimeoutError>(there, "[store] key \"", key, "\" was not set within ", timeout.count(),
-                        " ms (memory store); is the rank that sets it running?");
+                        " ms (memory store); check that the rank that sets it is running");
     return *value;
   }
 
@@ -104,7 +104,7 @@ class PrefixStore final : public Store {
 std::shared_ptr<Store> memory_store() { return std::make_shared<MemoryStore>(); }
 
 std::shared_ptr<Store> prefix_store(std::string prefix, std::shared_ptr<Store> base) {
-  check(base != nullptr, "[prefix_store] no store to put \"", prefix, "\" in; give one");
+  check(base != nullptr, "[prefix_store] the store for the prefix \"", prefix, "\" is null; pass a store");
   return std::make_shared<PrefixStore>(std::move(prefix), std::move(base));
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// A few bytes under a key that all ranks of a job see: how they find one another and say what went wrong.
+// A key-value store that all ranks of a job share. Ranks use it to find one another and to report errors.
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -15,9 +15,9 @@ using Milliseconds = std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// Keys are up to kMaxKey bytes and values up to kMaxValue, of any content; ValueError beyond. Every call is
-/// atomic, may come from any thread, and ends within a bounded time: where the store itself does not answer,
-/// with a DistributedError that names its address.
+/// Keys have up to kMaxKey bytes and values up to kMaxValue bytes, with any content; larger ones throw
+/// ValueError. Calls are atomic and thread-safe, and their time is bounded: if the store does not answer,
+/// they throw a DistributedError that names its address.
 class Store {
  public:
   static constexpr std::size_t kMaxKey = 4096;
@@ -25,65 +25,71 @@ class Store {
 
   virtual ~Store() = default;
   virtual void set(std::string_view key, std::string_view value) = 0;
-  /// Waits until the key is there. Throws TimeoutError, naming the key.
+  /// Waits until the key exists, and returns its value. After `timeout` it throws a TimeoutError that names
+  /// the key.
   virtual std::string get(std::string_view key, Milliseconds timeout) = 0;
-  /// Does not wait.
+  /// Returns the value, or nullopt if the key does not exist. Does not wait.
   virtual std::optional<std::string> try_get(std::string_view key) = 0;
-  /// Adds to a decimal number (0 if the key is absent) and returns the sum. Throws ValueError if something
-  /// else is there, or the sum overflows.
+  /// Adds to the decimal number under the key (0 if the key is absent) and returns the sum. Throws ValueError
+  /// if the value is not a number, or if the sum overflows.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
-  /// Sets `desired` if the key holds `expected` (nullopt: is absent). Returns what it holds afterwards.
+  /// Sets the key to `desired` if it holds `expected` (for nullopt: if it is absent). Returns the value that
+  /// the key holds afterwards.
   virtual std::string compare_set(std::string_view key, std::optional<std::string_view> expected,
                                   std::string_view desired) = 0;
-  /// True if it was there.
+  /// Returns true if the key existed.
   virtual bool erase(std::string_view key) = 0;
-  /// For messages: "tcp 127.0.0.1:29500", "file /tmp/x", "memory".
+  /// The kind and address, for messages: "tcp 127.0.0.1:29500", "file /tmp/x", "memory".
   virtual std::string str() const = 0;
 };
 
-/// For ranks that are threads of one process.
+/// A store in memory, for ranks that are threads of one process.
 std::shared_ptr<Store> memory_store();
 
-/// For ranks that share a file system: one file, locked while it is read or changed. It is not removed; a
-/// later job needs another path (or finds what the earlier one left). Throws IoError if it cannot be written.
+/// A store in one file, for ranks that share a file system. The file is locked during each call. It is not
+/// removed at the end, so each job needs its own path; otherwise it finds the keys of the earlier job. Throws
+/// IoError if the file cannot be written.
 std::shared_ptr<Store> file_store(std::string path);
 
-/// All keys of `base` under `prefix`.
+/// A view of `base` that puts `prefix` before every key.
 std::shared_ptr<Store> prefix_store(std::string prefix, std::shared_ptr<Store> base);
 
 struct TcpOptions {
-  /// All who hold it may connect; with an empty one the server listens on loopback only. It does not cross
-  /// the wire: each side answers the other's nonce with HMAC-SHA-256.
+  /// Only processes with the same secret can connect. If it is empty, the server listens on loopback only.
+  /// The secret is never sent: each side proves that it knows the secret by an HMAC-SHA-256 of the other's
+  /// nonce.
   std::string secret;
-  /// A client's to reach the server, which may start later.
+  /// How long a client tries to connect. The server may start later than the client.
   Milliseconds connect_timeout{60'000};
-  /// For one request, from its first byte to its answer, less what a get() waits for its key. On either side;
-  /// the server gives a stranger as long to prove itself, at most 5 s.
+  /// The time limit of one request, from its first byte to the end of its response, without the time that
+  /// get() waits for a key. Both sides enforce it. The server also limits the handshake to this time, at most
+  /// 5 s.
   Milliseconds request_timeout{30'000};
 };
 
-/// Holds the keys and answers clients on a thread of its own, until it is destroyed. Bounded in all that a
-/// stranger can ask of it: connections, size and time of a request, bytes held; what is malformed or not
-/// authenticated costs that connection only.
+/// The server of a TCP store. It runs on its own thread until it is destroyed. The number of connections, the
+/// size and time of requests, and the memory for keys and values are limited. A malformed or unauthenticated
+/// request ends only its own connection.
 class StoreServer {
  public:
   virtual ~StoreServer() = default;
   virtual int port() const = 0;
-  /// The address it is bound to.
+  /// The address that the server is bound to.
   virtual std::string address() const = 0;
-  /// Accepts nobody more and waits until all clients have gone; false if some are still there after `timeout`.
-  /// For the process that is to end last.
+  /// Accepts no more clients, and waits until all clients have disconnected. Returns false if some are still
+  /// connected after `timeout`. The process that holds the store calls it before it ends.
   virtual bool drain(Milliseconds timeout) = 0;
 };
 
-/// Port 0 takes a free one. `host` is the interface to listen on: empty for all of them where there is a
-/// secret, loopback without one. Throws DistributedError if the port is taken (saying by whom, where that can
-/// be known), ValueError for a host other than loopback without a secret.
+/// Starts a server. Port 0 chooses a free port. `host` is the address to listen on; if it is empty, the
+/// server listens on all interfaces if there is a secret, otherwise on loopback. Throws DistributedError if
+/// the port is in use (the text names the process if the system reports it), and ValueError if `host` is not
+/// loopback and there is no secret.
 std::unique_ptr<StoreServer> start_store_server(const std::string& host, int port,
                                                 const TcpOptions& options = {});
 
-/// A client of a StoreServer at host:port. Connects at once, trying again until connect_timeout. Throws
-/// TimeoutError, or DistributedError for a secret that is not the server's.
+/// A client of the StoreServer at host:port. Connects now, with retries until connect_timeout. Throws
+/// TimeoutError if no server answers, and DistributedError if the server has another secret.
 std::shared_ptr<Store> tcp_store(const std::string& host, int port, const TcpOptions& options = {});
 
 }  // namespace tapestry::distributed

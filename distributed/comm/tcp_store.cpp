@@ -1,5 +1,5 @@
-// The client of the TCP store. A request has a connection to itself, so that one that waits holds up no
-// other; connections that are not in use are kept for the next requests.
+// The client of the TCP store. Each request in flight has its own connection, so that a request that waits
+// does not delay others. Idle connections are kept for later requests.
 #define ASIO_STANDALONE
 #include <fcntl.h>
 
@@ -29,14 +29,14 @@ using wire::Response;
 using wire::Status;
 
 constexpr std::size_t kKept = 4;
-constexpr Milliseconds kReconnect{2'000};  // to a server that was there before: it is busy, or gone
+constexpr Milliseconds kReconnect{2'000};  // to reconnect to a server that has answered before
 
-/// Why there is no connection, where another attempt may find one.
+/// Thrown if connecting failed but may succeed later; holds the reason.
 struct Unreachable {
   std::string why;
 };
 
-/// Blocking operations with a deadline. Throws Unreachable.
+/// A connection with blocking operations that have deadlines. They throw Unreachable.
 class Connection {
  public:
   Connection(const std::string& host, int port, const std::string& secret, Deadline deadline) {
@@ -78,8 +78,8 @@ class Connection {
   }
 
  private:
-  /// start(done) begins an operation that calls done(error) at its end. At the deadline it is cancelled, and
-  /// what it refers to is free when this returns.
+  /// start(done) must start an operation that calls done(error) when it ends. At the deadline the operation
+  /// is cancelled. The buffers of the operation are unused when this returns.
   template <class Start>
   void run(Deadline deadline, Start&& start) {
     asio::error_code result = asio::error::timed_out;
@@ -91,16 +91,16 @@ class Connection {
       asio::error_code ignored;
       socket_.close(ignored);
       io_.run();
-      throw Unreachable{"it did not answer in time"};
+      throw Unreachable{"it did not answer before the deadline"};
     }
-    if (result == asio::error::eof) throw Unreachable{"it hung up"};
+    if (result == asio::error::eof) throw Unreachable{"it closed the connection"};
     if (result) throw Unreachable{result.message()};
   }
 
   void introduce(const std::string& secret, const std::string& place, Deadline deadline) {
     const std::string greeting = read(wire::kGreeting.size() + wire::kNonce, deadline);
-    check<DistributedError>(greeting.starts_with(wire::kGreeting), "[store] what listens at ", place,
-                            " is no store of this kind; is MASTER_PORT another program's?");
+    check<DistributedError>(greeting.starts_with(wire::kGreeting), "[store] the program that listens at ",
+                            place, " is not a store of this version; choose another MASTER_PORT");
     const std::string theirs = greeting.substr(wire::kGreeting.size());
     const std::string ours = random_bytes(wire::kNonce);
     write(ours + wire::proof(wire::Side::client, secret, theirs, ours), deadline);
@@ -121,13 +121,14 @@ class TcpStore final : public Store {
  public:
   TcpStore(std::string host, int port, TcpOptions options)
       : host_(std::move(host)), port_(port), options_(std::move(options)) {
-    check(port >= 1 && port <= 65535, "[store] port ", port, "; a server has one from 1 to 65535");
+    check(port >= 1 && port <= 65535, "[store] port ", port, " is not valid; use 1 to 65535");
     try {
       kept_.push_back(connect(deadline_after(options_.connect_timeout)));
     } catch (const Unreachable& unreachable) {
       fail<TimeoutError>("[store] no store answered at ", host_, ":", port_, " within ",
                          options_.connect_timeout.count(), " ms (last: ", unreachable.why,
-                         "); is rank 0 or the launcher running, and are MASTER_ADDR and MASTER_PORT its?");
+                         "); check that rank 0 or the launcher is running, and that MASTER_ADDR and "
+                         "MASTER_PORT are correct");
     }
   }
 
@@ -141,7 +142,7 @@ class TcpStore final : public Store {
     const Milliseconds wait = std::clamp(timeout, Milliseconds(0), kLongestWait);
     Response response = request({.op = Op::get, .number = wait.count(), .key = std::string(key)}, wait);
     check<TimeoutError>(response.status == Status::ok, "[store] key \"", key, "\" was not set within ",
-                        timeout.count(), " ms at ", str(), "; is the rank that sets it running?");
+                        timeout.count(), " ms at ", str(), "; check that the rank that sets it is running");
     return std::move(response.value);
   }
 
@@ -174,7 +175,7 @@ class TcpStore final : public Store {
  private:
   static constexpr Milliseconds kLongestWait = std::chrono::hours(24 * 30);
 
-  /// Tries again until the deadline.
+  /// Connects, and tries again until the deadline.
   std::unique_ptr<Connection> connect(Deadline deadline) const {
     for (Milliseconds pause{10};; pause = std::min(2 * pause, Milliseconds(200))) {
       try {
@@ -189,7 +190,7 @@ class TcpStore final : public Store {
 
   Response request(const Request& request, Milliseconds wait = Milliseconds(0)) {
     const Deadline deadline = deadline_after(wait + options_.request_timeout);
-    std::string why = "it answers with something else than a store does";
+    std::string why = "the response is malformed";
     try {
       std::unique_ptr<Connection> connection = kept();
       if (!connection) connection = connect(deadline_after(std::min(kReconnect, options_.request_timeout)));
@@ -208,8 +209,9 @@ class TcpStore final : public Store {
     } catch (const Unreachable& unreachable) {
       why = unreachable.why;
     }
-    fail<DistributedError>("[store] ", str(), " failed: ", why,
-                           "; has the process that holds it (rank 0 or the launcher) ended, or its host?");
+    fail<DistributedError>(
+        "[store] ", str(), " failed: ", why,
+        "; check whether the process that holds the store (rank 0 or the launcher) and its host are running");
   }
 
   std::unique_ptr<Connection> kept() {

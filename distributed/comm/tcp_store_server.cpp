@@ -1,7 +1,8 @@
-// The server of the TCP store: one thread, on which everything below runs but for the constructor, drain()
-// and the destructor. A connection is a stranger until it has proved that it holds the secret; it is then a
-// client, which sends one request at a time. What comes is read as it comes, so that a size that is claimed
-// costs nothing, and a connection that breaks a rule or a deadline is dropped.
+// The server of the TCP store. Everything below runs on the server's own thread, except the constructor,
+// drain() and the destructor. A connection is a stranger until it has proved that it holds the secret. It is
+// then a client, which sends one request at a time. Data is buffered only as it arrives, so that a connection
+// that merely announces a large size uses no memory. A connection that breaks the protocol or misses a
+// deadline is dropped.
 #define ASIO_STANDALONE
 #include <fcntl.h>
 
@@ -23,9 +24,9 @@
 #include <utility>
 #include <vector>
 
+#include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
-#include "tapestry/distributed/comm/internal/no_signals.h"
 #include "tapestry/distributed/comm/internal/port_holder.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 #include "tapestry/distributed/comm/internal/tcp_wire.h"
@@ -40,13 +41,14 @@ using wire::Status;
 
 constexpr Milliseconds kHandshakeTimeout{5'000};
 constexpr std::size_t kMostStrangers = 128, kMostClients = 4096;
-constexpr std::size_t kMostKept = std::size_t{256} << 20;      // keys and values
-constexpr std::size_t kMostUnderway = std::size_t{512} << 20;  // requests that come and responses that go
+constexpr std::size_t kMostKept = std::size_t{256} << 20;  // keys and values
+constexpr std::size_t kMostUnderway = std::size_t{512}
+                                      << 20;  // requests being received and responses being sent
 constexpr std::size_t kReadAtOnce = 64 << 10;
 
 class Connection;
 
-/// What all connections share.
+/// The state that all connections share.
 struct Shared {
   asio::io_context io;
   std::string secret;
@@ -57,9 +59,9 @@ struct Shared {
   std::unordered_map<std::string, std::vector<std::shared_ptr<Connection>>> waiting;  // by key
   std::unordered_set<std::shared_ptr<Connection>> clients;
   std::list<std::shared_ptr<Connection>> strangers;  // oldest first
-  std::function<void()> changed;                     // clients came or went
+  std::function<void()> changed;                     // called when a client was added or removed
 
-  /// Encoded once, also for many who waited for one key.
+  /// Encodes a response once, for all clients that wait for the same key.
   std::shared_ptr<const std::string> pack(const Response& response) {
     auto text = std::make_unique<std::string>(wire::encode(response));
     underway += text->size();
@@ -78,7 +80,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     step([this] { greet(); });
   }
 
-  /// Hangs up and forgets. Whatever is still to be called for it does nothing.
+  /// Closes the connection and removes it. Callbacks that are still pending do nothing.
   void drop() {
     if (std::exchange(dropped_, true)) return;
     const auto self = shared_from_this();
@@ -94,12 +96,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (dropped_) return;
     if (shared_.underway > kMostUnderway) return drop();
     waits_ = false;
-    alarm(shared_.request_timeout, &Connection::drop);  // to take it
+    alarm(shared_.request_timeout,
+          &Connection::drop);  // the client must receive the response within this time
     send(std::move(response));
   }
 
  private:
-  /// Runs one step of this connection; an exception (no memory) costs no other.
+  /// Runs one step of this connection. An exception, such as std::bad_alloc, drops this connection and no
+  /// other.
   template <class F>
   void step(F&& f) {
     if (dropped_) return;
@@ -113,7 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void greet() {
     socket_.non_blocking(true);
     socket_.set_option(tcp::no_delay(true));
-    socket_.set_option(asio::socket_base::keep_alive(true));  // a host that vanished
+    socket_.set_option(asio::socket_base::keep_alive(true));  // notices a host that vanished
     nonce_ = random_bytes(wire::kNonce);
     send(std::make_shared<const std::string>(std::string(wire::kGreeting) + nonce_));
     alarm(shared_.handshake_timeout, &Connection::drop);
@@ -121,7 +125,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void alarm(Milliseconds after, void (Connection::*then)()) {
-    const int number = ++alarms_;  // an earlier one may be on its way already
+    const int number = ++alarms_;  // the callback of an earlier timer may be queued already
     timer_.expires_at(deadline_after(after));
     timer_.async_wait([self = shared_from_this(), number, then](const asio::error_code&) {
       if (self->alarms_ == number) self->step([&] { (*self.*then)(); });
@@ -132,7 +136,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     timer_.cancel();
   }
 
-  // Always reading, also while a request is being answered: so a client that goes is noticed.
+  // Always waits for data, also while a request is being answered, in order to notice when the client
+  // disconnects.
   void read() {
     socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](const asio::error_code& error) {
       self->step([&] { error ? self->drop() : self->take(); });
@@ -192,7 +197,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (response) answer(shared_.pack(*response));
   }
 
-  /// nullopt: it waits.
+  /// nullopt if the request waits for its key.
   std::optional<Response> serve(const wire::Request& request) {
     KeyTable& table = shared_.table;
     const std::string& key = request.key;
@@ -254,7 +259,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         });
   }
   void sent() {
-    if (!client_) return;  // the greeting: the time to prove itself runs on
+    if (!client_) return;  // the greeting was sent; the handshake timeout keeps running
     answering_ = false;
     if (inbox_.empty()) no_alarm();
   }
@@ -290,7 +295,7 @@ class Server final : public StoreServer {
     };
     listen(host, static_cast<unsigned short>(port));
     accept();
-    const NoSignals in_its_thread;
+    const BlockSignals in_its_thread;
     thread_ = std::thread([this] { run(); });
   }
 
@@ -315,14 +320,14 @@ class Server final : public StoreServer {
  private:
   void listen(const std::string& host, unsigned short port) {
     asio::error_code error = asio::error::address_family_not_supported;
-    if (host.empty() && !shared_.secret.empty()) {  // all interfaces, of both families where there is IPv6
+    if (host.empty() && !shared_.secret.empty()) {  // all interfaces, for IPv4 and, if available, IPv6
       error = bind({tcp::v6(), port});
       if (error && error != asio::error::address_in_use) error = bind({tcp::v4(), port});
     } else {
       const asio::ip::address address = address_of(host);
       check(!shared_.secret.empty() || address.is_loopback(), "[store] without a secret a store listens on ",
-            "loopback only, and ", host,
-            " is another address; set TAPESTRY_SECRET to the same text on all hosts");
+            "loopback only, but ", host,
+            " is not a loopback address; set TAPESTRY_SECRET to the same text on all hosts");
       error = bind({address, port});
     }
     const std::string place = concat({host.empty() ? "this host" : host, ", port ", port});
@@ -330,11 +335,11 @@ class Server final : public StoreServer {
       const std::string holder = port_holder(port);
       fail<DistributedError>(
           "[store] cannot listen at ", place, ": taken by ",
-          holder.empty() ? "a process that the system does not name" : holder,
+          holder.empty() ? "a process of another user" : holder,
           "; end it, or choose another port (TAPESTRY_PORT, MASTER_PORT, --rdzv-endpoint)");
     }
     check<DistributedError>(!error, "[store] cannot listen at ", place, ": ", error.message(),
-                            "; give an address of this machine and a port that this user may take");
+                            "; use an address of this machine and a port that this user may bind");
     endpoint_ = acceptor_.local_endpoint();
   }
 
@@ -342,8 +347,10 @@ class Server final : public StoreServer {
     asio::error_code error, ignored;
     acceptor_.close(ignored);
     if (acceptor_.open(endpoint.protocol(), error)) return error;
-    ::fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);  // not for programs that this one starts
-    acceptor_.set_option(tcp::acceptor::reuse_address(true), ignored);  // what is closed may linger
+    ::fcntl(acceptor_.native_handle(), F_SETFD,
+            FD_CLOEXEC);  // programs that this process starts must not inherit it
+    acceptor_.set_option(tcp::acceptor::reuse_address(true),
+                         ignored);  // earlier connections may be in TIME_WAIT
     if (endpoint.address().is_v6()) acceptor_.set_option(asio::ip::v6_only(false), ignored);
     if (acceptor_.bind(endpoint, error)) return error;
     acceptor_.listen(asio::socket_base::max_listen_connections, error);
@@ -355,7 +362,7 @@ class Server final : public StoreServer {
     asio::error_code error;
     const auto found = tcp::resolver(shared_.io).resolve(host, "", error);
     check<DistributedError>(!error && !found.empty(), "[store] cannot find ", host, ": ", error.message(),
-                            "; give a name or an address of this machine");
+                            "; use a name or an address of this machine");
     for (const auto& entry : found)
       if (entry.endpoint().address().is_v4()) return entry.endpoint().address();
     return found.begin()->endpoint().address();
@@ -366,7 +373,7 @@ class Server final : public StoreServer {
       try {
         shared_.io.run();
         return;
-      } catch (const std::exception&) {  // no memory for a new connection
+      } catch (const std::exception&) {  // out of memory for a new connection
       }
     }
   }
@@ -374,7 +381,7 @@ class Server final : public StoreServer {
   void accept() {
     acceptor_.async_accept([this](const asio::error_code& error, tcp::socket socket) {
       if (closed_) return;
-      if (error) {  // out of descriptors, most likely: the oldest stranger makes room, or somebody leaves
+      if (error) {  // most likely out of file descriptors: drops the oldest stranger and tries again later
         drop_oldest_stranger();
         pause_.expires_after(Milliseconds(50));
         pause_.async_wait([this](const asio::error_code& cancelled) {

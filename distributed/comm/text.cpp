@@ -9,7 +9,7 @@ namespace {
 
 Tensor bytes(std::int64_t count) { return empty({count}, {DType::u8, kCPU}); }
 
-// What a task threw, and a text of it that is not empty; nothing if it ended well.
+// The exception that a task threw, and its text, which is never empty. Both are empty if the task succeeded.
 struct Thrown {
   std::exception_ptr exception;
   std::string text;
@@ -19,7 +19,7 @@ Thrown attempt(const std::function<void()>& task) {
     task();
     return {};
   } catch (const std::exception& e) {
-    return {std::current_exception(), *e.what() ? e.what() : "an exception without a text"};
+    return {std::current_exception(), *e.what() ? e.what() : "an exception without text"};
   } catch (...) {
     return {std::current_exception(), "an exception of an unknown type"};
   }
@@ -66,7 +66,7 @@ void on_rank_0(ProcessGroup& group, const char* op, const std::function<void()>&
   const Thrown own = group.rank() == 0 ? attempt(task) : Thrown();
   const std::string text = broadcast_text(group, own.text, 0, op);
   if (own.exception) std::rethrow_exception(own.exception);
-  check<DistributedError>(text.empty(), "[", op, "] it failed on rank 0: ", text);
+  check<DistributedError>(text.empty(), "[", op, "] failed on rank 0: ", text);
 }
 
 void on_all_ranks(ProcessGroup& group, const char* op, const std::function<void()>& task) {
@@ -74,7 +74,7 @@ void on_all_ranks(ProcessGroup& group, const char* op, const std::function<void(
   const std::vector<std::string> texts = all_gather_text(group, own.text, op);
   if (own.exception) std::rethrow_exception(own.exception);
   for (std::size_t r = 0; r < texts.size(); ++r)
-    check<DistributedError>(texts[r].empty(), "[", op, "] it failed on rank ", r, ": ", texts[r]);
+    check<DistributedError>(texts[r].empty(), "[", op, "] failed on rank ", r, ": ", texts[r]);
 }
 
 }  // namespace tapestry::distributed

@@ -10,7 +10,8 @@
 namespace tapestry::distributed {
 namespace {
 
-// For what surrounds a collective: the diagnosis of one that failed, a thread that gets no core.
+// Extra time for what a collective's timeout does not cover: the diagnosis of a failure, and threads that
+// wait for a core.
 constexpr std::chrono::seconds kGrace{15};
 
 }  // namespace
@@ -32,18 +33,18 @@ void Work::State::finish(std::shared_ptr<const Failure> why, std::exception_ptr 
 void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
   std::unique_lock lock(mutex);
   check<DistributedError>(done || std::this_thread::get_id() != progress->thread, "[wait] ", what,
-                          " runs on the thread that waits for it here; wait elsewhere than in a queued task");
+                          " runs on the thread that waits for it; do not call wait() in a task of enqueue()");
   while (!done) {
-    // Each call ahead in the queue ends within the timeout; a queue that stands still for longer is stuck.
+    // Each call ahead in the queue ends within the timeout, so a queue without progress for longer is stuck.
     const Clock::time_point last{Clock::duration(progress->last.load(std::memory_order_relaxed))};
     const Deadline stuck = last + timeout + kGrace;
     const Deadline until = std::min(deadline, stuck);
     if (changed.wait_until(lock, until, [this] { return done; })) break;
     check<TimeoutError>(Clock::now() < deadline, "[wait] ", what, " is not done after ", asked.count(),
-                        " ms; wait longer, or see what the other ranks do");
+                        " ms; wait longer, or check what the other ranks do");
     check<TimeoutError>(
         Clock::duration(progress->last.load()) != last.time_since_epoch(), "[wait] ", what,
-        " is not done, and nothing ahead of it ended within its time; a queued task or the transport "
+        " is not done, and no earlier call finished within its timeout; a task of enqueue() or the transport "
         "is stuck");
   }
   if (failure) failure->raise();

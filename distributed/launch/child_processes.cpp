@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/child_processes.h"
+#include "tapestry/distributed/launch/internal/child_processes.h"
 
 #include <unistd.h>
 

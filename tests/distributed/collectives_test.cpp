@@ -1,5 +1,5 @@
-// Every collective, on every transport, against a reference in double or in integers. Values differ by rank
-// and index.
+// Tests every collective on every transport against a reference in double or integers. All ranks and elements
+// have different values.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@ using namespace distributed_test;
 
 namespace {
 
-// CHECK is not for several threads at once: ranks throw.
+// CHECK is not thread-safe, so ranks throw instead.
 template <class... Parts>
 void require(bool ok, const Parts&... parts) {
   if (!ok) throw std::runtime_error(concat({Piece(parts)...}));
@@ -25,7 +25,7 @@ constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
                           DType::i64, DType::i32, DType::u8,  DType::boolean};
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product};
 
-// Calls f with a null pointer to the dtype's type.
+// Calls f with a null pointer of the dtype's C++ type.
 template <class F>
 void by_type(DType dtype, F f) {
   switch (dtype) {
@@ -61,15 +61,15 @@ T element(double x) {
   else return static_cast<T>(x);
 }
 
-// Exact in every dtype, as are sums over 5 ranks: multiples of 1/4 up to 7.75 for floating dtypes, else
-// integers up to 31.
+// Multiples of 1/4 up to 7.75 for floating dtypes, integers up to 31 otherwise. These values and their sums
+// over 5 ranks are exact in every dtype.
 double value(DType dtype, int rank, std::int64_t i) {
   const auto k = static_cast<std::int64_t>((i * 7 + rank * 13 + (i / 31) * rank) % 32);
   if (dtype == DType::boolean) return k % 3 == 0;
   return is_floating(dtype) ? static_cast<double>(k) / 4 - 3 : static_cast<double>(k);
 }
 
-// Powers of two times small odd numbers, so that products over 5 ranks are exact too.
+// Powers of two times small odd numbers. Their products over 5 ranks are exact too.
 double factor(DType dtype, int rank, std::int64_t i) {
   constexpr double floats[] = {1, -0.5, 2, 0.25, -1, 3}, integers[] = {1, 2, 3, 1, 2, 1};
   const auto k = (i + 2 * rank) % 6;
@@ -130,7 +130,7 @@ void require_values(const std::string& what, const Tensor& t,
   });
 }
 
-// The calls with arithmetic, for one dtype and length.
+// Checks the reductions for one dtype and length.
 void check_reductions(const Group& group, DType dtype, std::int64_t n) {
   const int size = group->size(), rank = group->rank();
   for (const ReduceOp op : kOps) {
@@ -158,7 +158,7 @@ void check_reductions(const Group& group, DType dtype, std::int64_t n) {
   }
 }
 
-// The calls that only move.
+// Checks the collectives that only move data.
 void check_moves(const Group& group, DType dtype, std::int64_t n) {
   const int size = group->size(), rank = group->rank(), root = static_cast<int>((n + 1) % size);
   const auto from = [&](int r) { return [dtype, r](std::int64_t i) { return value(dtype, r, i); }; };
@@ -193,7 +193,7 @@ void check_moves(const Group& group, DType dtype, std::int64_t n) {
 constexpr int kMostRanks = kSanitized ? 3 : 5;
 constexpr std::int64_t kLengths[] = {0, 1, kSanitized ? 259 : 4099};
 
-TEST_CASE("reductions of every dtype, size and length") {
+TEST_CASE("reductions of every dtype, world size and length have the reference values") {
   for (const Transport& transport : transports())
     for (int size = 1; size <= kMostRanks; ++size)
       run_ranks_well(transport, size, [](const Group& group) {
@@ -202,7 +202,7 @@ TEST_CASE("reductions of every dtype, size and length") {
       });
 }
 
-TEST_CASE("moves of every dtype, size and length") {
+TEST_CASE("collectives that move data deliver it for every dtype, world size and length") {
   for (const Transport& transport : transports())
     for (int size = 1; size <= kMostRanks; ++size)
       run_ranks_well(transport, size, [](const Group& group) {
@@ -212,7 +212,7 @@ TEST_CASE("moves of every dtype, size and length") {
       });
 }
 
-TEST_CASE("large tensors") {
+TEST_CASE("collectives of large tensors have the reference values") {
   constexpr std::int64_t few = kSanitized ? 5'000 : 100'000, many = kSanitized ? 300'000 : 1'000'000;
   for (const Transport& transport : transports()) {
     for (const int size : {2, 3})
@@ -233,8 +233,8 @@ TEST_CASE("large tensors") {
 
 namespace {
 
-// A tensor of `shape` whose dimensions lie in memory in the order `order`, from the slowest to the fastest,
-// in steps of two elements with 99 in the gaps.
+// Makes a view of `shape` whose dimensions are stored in the order `order`, the slowest first. Every other
+// element in memory belongs to the view, and the gaps hold 99.
 struct Spread {
   Tensor base, view;
 };
@@ -261,7 +261,7 @@ Spread spread(DType dtype, const Shape& shape, const Dims& order,
   return {base, view};
 }
 
-// The elements of `s.view` in row-major order; the gaps must be as they were.
+// Returns the elements of `s.view` in row-major order, after checking that the gaps still hold 99.
 Tensor collected(const Spread& s) {
   const Shape& shape = s.view.sizes();
   const Tensor out = empty(shape, s.view.dtype());
@@ -282,7 +282,7 @@ Tensor collected(const Spread& s) {
 
 }  // namespace
 
-TEST_CASE("strided, transposed and 0-dim tensors") {
+TEST_CASE("strided, transposed and 0-dim tensors are reduced by index, and gaps stay unchanged") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 3, [](const Group& group) {
       const int rank = group->rank();
@@ -290,7 +290,7 @@ TEST_CASE("strided, transposed and 0-dim tensors") {
         const auto mine = [&](std::int64_t i) { return value(dtype, rank, i); };
         const auto sum = [&](std::int64_t i) { return reduced(dtype, ReduceOp::sum, 3, i); };
         const auto zero = [](std::int64_t) { return 0.; };
-        // Each rank lays it out differently: it is the index that counts.
+        // Each rank uses a different memory layout. Elements must be matched by index, not by address.
         const Dims order = rank == 0 ? Dims{0, 1, 2} : rank == 1 ? Dims{2, 0, 1} : Dims{1, 2, 0};
         Spread x = spread(dtype, {3, 5, 2}, order, mine);
         group->all_reduce(x.view).wait();
@@ -328,7 +328,7 @@ TEST_CASE("strided, transposed and 0-dim tensors") {
     });
 }
 
-TEST_CASE("inputs may be expanded, and share memory with outputs") {
+TEST_CASE("inputs may be expanded tensors, and may share memory with outputs") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 3, [](const Group& group) {
       const int rank = group->rank();
@@ -338,7 +338,8 @@ TEST_CASE("inputs may be expanded, and share memory with outputs") {
       require_values("all_gather", whole, [](std::int64_t i) { return static_cast<double>(i / 2 + 1); });
 
       whole = filled(DType::f32, {6}, [&](std::int64_t i) { return 10 * rank + static_cast<double>(i); });
-      group->all_gather(whole, detail::raw_view(whole, {2}, {1}, 1)).wait();  // across the parts
+      group->all_gather(whole, detail::raw_view(whole, {2}, {1}, 1))
+          .wait();  // the input overlaps both parts of the output
       require_values("all_gather in place", whole,
                      [](std::int64_t i) { return static_cast<double>(10 * (i / 2) + i % 2 + 1); });
 

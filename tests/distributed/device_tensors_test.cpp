@@ -1,5 +1,5 @@
-// Tensors of CUDA devices in process groups, on fake GPUs that do everything as late as they may: staged
-// through the host by a transport of host memory, and straight from the device by one that takes it.
+// CUDA tensors in process groups, on fake GPUs that run all work as late as they may. Host transports stage
+// the tensors through pinned memory, and device transports use the device's memory directly.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -33,7 +33,7 @@ Tensor on(Device device, const std::vector<float>& values) {
   cuda::copy_bytes(device, y.raw_data(), kCPU, x.raw_data(), x.nbytes());
   return y;
 }
-// In storage order; waits for the current stream only.
+// The elements in storage order. Waits for the current stream only.
 std::vector<float> values(const Tensor& t) {
   std::vector<float> v(t.storage()->bytes() / sizeof(float));
   if (t.device().is_cpu()) std::memcpy(v.data(), t.storage()->data(), t.storage()->bytes());
@@ -42,7 +42,7 @@ std::vector<float> values(const Tensor& t) {
 }
 using V = std::vector<float>;
 
-// CHECK is not for several threads at once: ranks throw.
+// CHECK is not thread-safe, so ranks throw instead.
 void expect(const V& got, const V& wanted) {
   if (got == wanted) return;
   std::string text = "got";
@@ -54,10 +54,10 @@ void expect(const V& got, const V& wanted) {
 
 const GroupOptions kQuick{.timeout = 5s, .warn_after = 4s};
 
-/// Where ranks wait for one another, as collectives do.
-class Meeting {
+/// A barrier for the ranks' threads.
+class ThreadBarrier {
  public:
-  explicit Meeting(int size) : calls_(static_cast<std::size_t>(size)) {}
+  explicit ThreadBarrier(int size) : calls_(static_cast<std::size_t>(size)) {}
   void wait(int rank, const std::atomic<bool>& aborted) {
     const int mine = ++calls_[static_cast<std::size_t>(rank)];
     const auto here = [&](const std::atomic<int>& calls) { return calls >= mine; };
@@ -71,11 +71,12 @@ class Meeting {
   std::vector<std::atomic<int>> calls_;
 };
 
-/// All ranks have equal data: a sum is `size` times one's own. Counts what it gave to streams.
+/// A device transport. It assumes that all ranks have equal data, so a sum is `size` times the rank's own
+/// data. Counts the calls that it enqueued.
 class FakeDeviceBackend final : public Backend {
  public:
-  FakeDeviceBackend(FakeGpus& gpus, int rank, int size, Meeting* meeting = nullptr)
-      : gpus_(gpus), rank_(rank), size_(size), meeting_(meeting) {}
+  FakeDeviceBackend(FakeGpus& gpus, int rank, int size, ThreadBarrier* barrier = nullptr)
+      : gpus_(gpus), rank_(rank), size_(size), barrier_(barrier) {}
   const char* name() const override { return "fake"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -86,7 +87,7 @@ class FakeDeviceBackend final : public Backend {
   }
   void all_reduce(void* data, std::int64_t count, DType, ReduceOp, Deadline) override {
     ++given;
-    if (meeting_) meeting_->wait(rank_, aborted);
+    if (barrier_) barrier_->wait(rank_, aborted);
     gpus_.launch(current_stream(device()), [data, count, factor = static_cast<float>(size_)] {
       for (std::int64_t i = 0; i < count; ++i) static_cast<float*>(data)[i] *= factor;
     });
@@ -99,7 +100,7 @@ class FakeDeviceBackend final : public Backend {
   void scatter(const void*, void*, std::size_t, int, Deadline) override {}
   void all_to_all(const void*, void*, std::size_t, Deadline) override {}
   void barrier(Deadline) override { ++given; }
-  // What is sent arrives as it was sent in this process: by address.
+  // Records the address that was sent, and recv() fills the tensor with zeros.
   void send(const void* data, std::size_t, int, std::uint32_t, Deadline) override { sent = data; }
   void recv(void* data, std::size_t bytes, int, std::uint32_t, Deadline) override {
     gpus_.launch(current_stream(device()), [data, bytes] { std::memset(data, 0, bytes); });
@@ -116,12 +117,12 @@ class FakeDeviceBackend final : public Backend {
  private:
   FakeGpus& gpus_;
   const int rank_, size_;
-  Meeting* const meeting_;
+  ThreadBarrier* const barrier_;
 };
 
 }  // namespace
 
-TEST_CASE("host transports take tensors of devices, after and before the caller's work on them") {
+TEST_CASE("host transports accept CUDA tensors, in order with the caller's work on the GPU") {
   FakeGpus gpus;
   run_local_ranks(
       2,
@@ -155,7 +156,7 @@ TEST_CASE("host transports take tensors of devices, after and before the caller'
         expect(values(mine), (r == 0 ? V{1, 21} : V{1, 11}));
         group->all_reduce(empty({0}, device)).wait();
 
-        // Messages, and one side on the host.
+        // Messages from a GPU to the host.
         if (r == 0) {
           group->send(on(device, {5, 6}), 1).wait();
         } else {
@@ -172,13 +173,14 @@ TEST_CASE("host transports take tensors of devices, after and before the caller'
         } catch (const DeviceError& e) {
           refused = e.what();
         }
-        if (refused.find("[all_gather] a tensor is on cuda:0, and the other one on cuda:1") == refused.npos)
+        if (refused.find("[all_gather] a tensor is on cuda:0, but the other tensor is on cuda:1") ==
+            refused.npos)
           throw std::runtime_error("tensors of two devices: " + refused);
       },
       kQuick);
 }
 
-TEST_CASE("tensors of any strides cross, and what lies between their elements is left alone") {
+TEST_CASE("CUDA tensors of any strides are reduced, and memory between their elements stays unchanged") {
   FakeGpus gpus;
   run_local_ranks(
       2,
@@ -217,7 +219,7 @@ TEST_CASE("tensors of any strides cross, and what lies between their elements is
       kQuick);
 }
 
-TEST_CASE("a transport of devices is given work in order, and no host waits for it") {
+TEST_CASE("a device transport gets its work in order, and the host does not wait for the GPU") {
   FakeGpus gpus;
   {
     const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 3);
@@ -227,23 +229,23 @@ TEST_CASE("a transport of devices is given work in order, and no host waits for 
     const Tensor x = on(gpu(0), {0, 0}), elsewhere = on(gpu(1), {1});
     gpus.freeze(true);
     float* const data = x.data<float>();
-    for (int i = 0; i < 100; ++i)
-      gpus.launch(current_stream(gpu(0)), [] {});  // the caller's work takes its time
+    for (int i = 0; i < 100; ++i) gpus.launch(current_stream(gpu(0)), [] {});  // earlier work of the caller
     gpus.launch(current_stream(gpu(0)), [=] { data[0] = 1, data[1] = 2; });
     const Work first = group->all_reduce(x), second = group->all_reduce(x);
     first.wait();
-    second.wait();  // returns, though nothing has happened
+    second.wait();  // returns although the GPU has done nothing yet
     CHECK(backend->given == 2);
     CHECK_FALSE(second.done());
-    CHECK_THROWS_WITH(
-        group->all_reduce(elsewhere),
-        ContainsSubstring("a tensor is on cuda:1, and this group's ranks exchange through cuda:0"));
-    gpus.launch(current_stream(gpu(0)), [=] { data[1] += 0.5f; });  // after both, since this thread waited
+    CHECK_THROWS_WITH(group->all_reduce(elsewhere),
+                      ContainsSubstring("a tensor is on cuda:1, but this group uses cuda:0"));
+    gpus.launch(current_stream(gpu(0)), [=] {
+      data[1] += 0.5f;
+    });  // ordered after both collectives, because this thread called wait()
     gpus.freeze(false);
     for (int i = 0; i < 10'000 && !second.done(); ++i) std::this_thread::sleep_for(1ms);
     CHECK(values(x) == V{9, 18.5f});
 
-    // What is not dense, and what is on the host, goes by a copy on the device.
+    // Strided tensors and host tensors are copied to contiguous memory on the device first.
     const Tensor gaps = on(gpu(0), {1, 2, 3, 4});
     group->all_reduce(detail::raw_view(gaps, {2}, {2}, 0)).wait();
     CHECK(values(gaps) == V{3, 2, 9, 4});
@@ -260,7 +262,7 @@ TEST_CASE("a transport of devices is given work in order, and no host waits for 
   }
 }
 
-TEST_CASE("a GPU that does not do its part is a timeout, and the transport is aborted") {
+TEST_CASE("a GPU that does not finish is a timeout, and the transport is aborted") {
   FakeGpus gpus;
   const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 1);
   const auto group = make_process_group(backend, memory_store(), {.timeout = 200ms, .check = false});
@@ -279,12 +281,12 @@ TEST_CASE("a GPU that does not do its part is a timeout, and the transport is ab
       text = e.what();
     }
   }
-  CHECK_THAT(text, ContainsSubstring("all_reduce") && ContainsSubstring("cuda:0 has not done its part"));
+  CHECK_THAT(text, ContainsSubstring("all_reduce") && ContainsSubstring("cuda:0 has not finished its part"));
   CHECK_THROWS_AS(group->all_reduce(x), TimeoutError);
   gpus.freeze(false);
 }
 
-TEST_CASE("a failure on the GPU is found while its work is waited for") {
+TEST_CASE("a failure on the GPU is reported while the host waits for the work") {
   FakeGpus gpus;
   const auto backend = std::make_shared<FakeDeviceBackend>(gpus, 0, 1);
   const auto group = make_process_group(backend, memory_store(), {.timeout = 60s, .check = false});
@@ -305,13 +307,13 @@ TEST_CASE("a failure on the GPU is found while its work is waited for") {
   gpus.freeze(false);
 }
 
-TEST_CASE("ranks over devices compare their calls in the store") {
+TEST_CASE("ranks of a device transport compare their calls in the store if check is set") {
   FakeGpus gpus;
   const auto store = memory_store();
   std::vector<std::string> errors(2);
   std::vector<std::shared_ptr<FakeDeviceBackend>> backends;
-  Meeting meeting(2);
-  for (int r = 0; r < 2; ++r) backends.push_back(std::make_shared<FakeDeviceBackend>(gpus, r, 2, &meeting));
+  ThreadBarrier barrier(2);
+  for (int r = 0; r < 2; ++r) backends.push_back(std::make_shared<FakeDeviceBackend>(gpus, r, 2, &barrier));
   std::vector<std::thread> ranks;
   GroupOptions options = kQuick;
   options.check = true;
@@ -325,7 +327,7 @@ TEST_CASE("ranks over devices compare their calls in the store") {
       try {
         if (r == 0) group->all_reduce(x, ReduceOp::sum, "gradients").wait();
         else group->broadcast(x, 0).wait();
-        // The one that came first hears of it later.
+        // The rank that called first learns of the mismatch later.
         for (int i = 0; i < 5000; ++i) {
           std::this_thread::sleep_for(1ms);
           group->all_reduce(x).wait();
@@ -339,6 +341,6 @@ TEST_CASE("ranks over devices compare their calls in the store") {
     CHECK_THAT(error, ContainsSubstring("not in the same call") && ContainsSubstring("gradients") &&
                           ContainsSubstring("broadcast"));
   }
-  // The calls before the last that all had to come for are forgotten.
+  // Calls before the last one that needed all ranks are erased from the store.
   CHECK_FALSE(store->try_get("call/10").has_value());
 }

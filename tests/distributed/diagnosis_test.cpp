@@ -1,5 +1,5 @@
-// What ranks are told when a collective does not complete: every case ends on every rank, within bounds, with
-// names.
+// The errors of collectives that do not complete. In every case all ranks get an error in bounded time, which
+// names the ranks and calls.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -19,7 +19,7 @@ using namespace distributed_test;
 namespace {
 
 constexpr GroupOptions kQuick{.timeout = 1s};
-constexpr GroupOptions kNever{.timeout = 60s};  // for what must be noticed without a timeout
+constexpr GroupOptions kNever{.timeout = 60s};  // for failures that must be noticed before the timeout
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
   Tensor t = empty(shape, dtype);
@@ -35,7 +35,7 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-/// Ranks 0 and 1 call one thing and rank 2 another: all three must hear of it at once.
+/// Ranks 0 and 1 make one call, and rank 2 makes another. All three must get the error at once.
 void check_mismatch(const RankFunction& most, const RankFunction& other,
                     const std::vector<std::string>& texts) {
   for (const Transport& transport : transports()) {
@@ -60,7 +60,7 @@ void check_mismatch(const RankFunction& most, const RankFunction& other,
   }
 }
 
-/// A store that can be made to fail or to hang.
+/// A store that can be switched to fail or to hang.
 class BadStore final : public Store {
  public:
   enum class Mood { good, failing, hanging };
@@ -99,7 +99,7 @@ class BadStore final : public Store {
 
 }  // namespace
 
-TEST_CASE("ranks in different calls are told so at once") {
+TEST_CASE("ranks in different calls get an error at once that shows the calls") {
   const auto sum = [](const Group& g) { g->all_reduce(zeros({4}), ReduceOp::sum, "loss").wait(); };
   SECTION("another operation") {
     check_mismatch(
@@ -155,10 +155,10 @@ TEST_CASE("ranks in different calls are told so at once") {
   }
 }
 
-TEST_CASE("another sequence number is another call") {
+TEST_CASE("calls with different sequence numbers are different calls") {
   for (const Transport& transport : transports()) {
     const auto ends = transport.connect(2);
-    // Rank 1 speaks for itself, as if it had lost count.
+    // Rank 1 sends a descriptor with a wrong sequence number.
     std::thread other([&] {
       const CollectiveRecord record{.sequence = 7, .group = "world", .op = Op::barrier, .site = "lost.cpp:1"};
       const Descriptor mine(record);
@@ -170,7 +170,7 @@ TEST_CASE("another sequence number is another call") {
         ends[1]->all_gather(&mine, all.data(), sizeof mine, deadline);
         ends[1]->all_gather(text.data(), texts.data(), 512, deadline);
         ends[1]->barrier(deadline);
-      } catch (const DistributedError&) {  // rank 0 says what is wrong
+      } catch (const DistributedError&) {  // rank 0 checks the error
       }
     });
     const Group group = make_process_group(ends[0], memory_store(), kNever);
@@ -180,7 +180,7 @@ TEST_CASE("another sequence number is another call") {
   }
 }
 
-TEST_CASE("ranks in words") {
+TEST_CASE("rank_list() sorts and abbreviates ranks") {
   CHECK(rank_list({3}) == "rank 3");
   CHECK(rank_list({2, 0, 1, 7}) == "ranks 0-2, 7");
   CHECK(rank_list({5, 4}) == "ranks 4, 5");
@@ -190,10 +190,10 @@ TEST_CASE("ranks in words") {
   CHECK(header.str().starts_with("message 3, uint8 [2, 3] (xxx"));
   CHECK(header.fits(header));
   header.ndim = 99;
-  CHECK(header.str() == "bytes that are no header of a message");
+  CHECK(header.str() == "bytes that are not a message header");
 }
 
-TEST_CASE("a failed group fails all later calls, of its sub-groups too") {
+TEST_CASE("after a failure all later calls fail, also those of sub-groups") {
   for (const Transport& transport : transports()) {
     std::atomic<int> told{0};
     const auto outcomes = run_ranks(
@@ -201,7 +201,7 @@ TEST_CASE("a failed group fails all later calls, of its sub-groups too") {
         [&](const Group& world) {
           const Group part = world->new_group({1, 0});
           Work first, second;
-          bool queued = false;  // not if the first has failed by then
+          bool queued = false;  // false if the first call has failed by then
           try {
             first = world->broadcast(zeros({2}), world->rank(), "clash");
             second = world->barrier();
@@ -229,7 +229,7 @@ TEST_CASE("a failed group fails all later calls, of its sub-groups too") {
   }
 }
 
-TEST_CASE("a rank that does not come is named, and fails itself") {
+TEST_CASE("a rank that does not come is named, and its own groups fail too") {
   for (const Transport& transport : transports()) {
     std::atomic<bool> over{false};
     const auto outcomes = run_ranks(
@@ -240,7 +240,7 @@ TEST_CASE("a rank that does not come is named, and fails itself") {
             group->all_reduce(zeros({1024}), ReduceOp::sum, "bucket 1").wait();
             return;
           }
-          for (const Stopwatch watch; watch.seconds() < 20;) {  // computes until it is told
+          for (const Stopwatch watch; watch.seconds() < 20;) {  // computes until the failure reaches it
             if (over) break;
             std::this_thread::sleep_for(10ms);
             group->enqueue([] {});
@@ -255,7 +255,7 @@ TEST_CASE("a rank that does not come is named, and fails itself") {
           outcome.error,
           ContainsSubstring("rank 1 is in no call, the last was #1 broadcast(weights) diagnosis_test"));
       CHECK_THAT(outcome.error, ContainsSubstring("ranks 0, 2 wait in #2 all_reduce(bucket 1)"));
-      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits "));  // it may have come late itself
+      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits "));  // rank 2 may itself have come late
       CHECK_THAT(outcome.error,
                  ContainsSubstring("\n  rank 1  runs its own code; its last call was #1 broadcast"));
     }
@@ -301,15 +301,16 @@ TEST_CASE("a rank that leaves early is named at once") {
   }
 }
 
-TEST_CASE("a rank that says nothing is called silent") {
+TEST_CASE("a rank that does not report is called silent") {
   for (const Transport& transport : transports()) {
-    auto backends = transport.connect(2);  // rank 1 holds its end and does nothing: frozen
+    auto backends = transport.connect(2);  // rank 1 keeps its backend and does nothing, as if it were frozen
     const Stopwatch watch;
     const auto group = make_process_group(backends[0], memory_store(), kQuick);
     try {
       group->barrier("last").wait();
       FAIL("it ended");
-    } catch (const DistributedError& e) {  // a TimeoutError, or a connection that timed out first
+    } catch (const DistributedError&
+                 e) {  // either a TimeoutError, or the error of a connection that timed out first
       CHECK_THAT(e.what(), ContainsSubstring("rank 1 is silent"));
       CHECK_THAT(e.what(), ContainsSubstring("rank 0 waits in #1 barrier(last)"));
       CHECK_THAT(e.what(), ContainsSubstring("\n  rank 1  no report within 3.0 s"));
@@ -318,7 +319,7 @@ TEST_CASE("a rank that says nothing is called silent") {
   }
 }
 
-TEST_CASE("an abort wakes those who wait") {
+TEST_CASE("abort() wakes waiting ranks") {
   for (const Transport& transport : transports()) {
     const Stopwatch watch;
     const auto outcomes = run_ranks(
@@ -343,7 +344,7 @@ TEST_CASE("an abort wakes those who wait") {
   }
 }
 
-TEST_CASE("run_local_ranks rethrows the first exception, and the others hear of it") {
+TEST_CASE("run_local_ranks rethrows the first exception, and aborts the other ranks") {
   std::atomic<int> told{0};
   const Stopwatch watch;
   CHECK_THROWS_WITH(run_local_ranks(
@@ -366,7 +367,7 @@ TEST_CASE("run_local_ranks rethrows the first exception, and the others hear of 
   CHECK(watch.seconds() < 10);
 }
 
-TEST_CASE("a message that does not come, or is another one") {
+TEST_CASE("a missing message is a timeout, and a mismatched one shows both headers") {
   for (const Transport& transport : transports()) {
     auto outcomes = run_ranks(
         transport, 2,
@@ -400,7 +401,7 @@ TEST_CASE("a message that does not come, or is another one") {
   }
 }
 
-TEST_CASE("a store that does not answer bounds a diagnosis all the same") {
+TEST_CASE("the diagnosis ends in time even if the store does not answer") {
   const auto mood = GENERATE(BadStore::Mood::failing, BadStore::Mood::hanging);
   auto backends = local_backends(2);
   const auto store = std::make_shared<BadStore>(memory_store());
@@ -418,12 +419,12 @@ TEST_CASE("a store that does not answer bounds a diagnosis all the same") {
     CHECK_THAT(e.what(), ContainsSubstring("\n  rank 0  waits "));
   }
   CHECK_THROWS_AS(group->barrier(), TimeoutError);
-  group.reset();  // bounded too
+  group.reset();  // the destructor is bounded too
   store->set_mood(BadStore::Mood::good);
   CHECK(watch.seconds() < 12);
 }
 
-TEST_CASE("the host of the store may die before the collective does") {
+TEST_CASE("a failure is diagnosed locally if the store's host has died") {
   auto server = start_store_server("", 0);
   auto backends = local_backends(2);
   std::vector<Group> groups;
@@ -438,7 +439,7 @@ TEST_CASE("the host of the store may die before the collective does") {
   CHECK(watch.seconds() < 15);
 }
 
-TEST_CASE("a store that goes away does no harm while all is well") {
+TEST_CASE("a store that disappears does not disturb collectives") {
   auto backends = local_backends(1);
   const auto store = std::make_shared<BadStore>(memory_store());
   store->set_mood(BadStore::Mood::failing);
@@ -462,7 +463,7 @@ TEST_CASE("a store that goes away does no harm while all is well") {
   CHECK(good == 2);
 }
 
-TEST_CASE("a call that takes long is warned of once") {
+TEST_CASE("a slow call is warned of once") {
   std::ostringstream said;
   std::streambuf* const standard = std::cerr.rdbuf(said.rdbuf());
   try {

@@ -1,5 +1,5 @@
 #pragma once
-// The variables of a job, and none but those, for the length of a scope.
+// Sets the environment variables of a job for the length of a scope, and unsets all other launcher variables.
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -9,7 +9,7 @@ namespace tests {
 
 class JobVariables {
  public:
-  /// Variables of "" are not set.
+  /// Variables with the value "" are unset.
   explicit JobVariables(const std::map<std::string, std::string>& variables) {
     for (const char* name : kNames) put(name, std::nullopt);
     for (const auto& [name, value] : variables)
@@ -45,7 +45,8 @@ class JobVariables {
 
   void put(const std::string& name, const std::optional<std::string>& value) {
     const char* const old = std::getenv(name.c_str());
-    saved_.emplace(name, old ? std::optional<std::string>(old) : std::nullopt);  // the first one counts
+    saved_.emplace(name, old ? std::optional<std::string>(old)
+                             : std::nullopt);  // emplace keeps the first value, which is the original one
     change(name, value);
   }
   static void change(const std::string& name, const std::optional<std::string>& value) {

@@ -1,4 +1,4 @@
-// Every launcher's variables, as it sets them, and what is wrong with them.
+// read_environment() with the variables of each launcher, and with invalid variables.
 #include "tapestry/distributed/comm/environment.h"
 
 #include <cstdlib>
@@ -30,7 +30,7 @@ std::string error_of(const Variables& variables) {
   return "";
 }
 
-/// `base` with some variables changed; "" takes one away.
+/// `base` with some variables changed. The value "" removes a variable.
 Variables with(Variables base, const Variables& changes) {
   for (const auto& [name, value] : changes) base[name] = value;
   return base;
@@ -64,13 +64,13 @@ const Variables kOurs = {{"RANK", "1"},
                          {"TAPESTRY_RESTART", "5"},
                          {"TAPESTRY_SECRET", "s3cret"}};
 
-// As Open MPI 4.1 sets them (orte), and version 5 (prte).
+// The variables of Open MPI 4.1 (orte) and of version 5 (prte).
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "2"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                             {"OMPI_COMM_WORLD_NODE_RANK", "1"},  {"OMPI_MCA_ess_base_jobid", "1700003841"},
                             {"PMIX_NAMESPACE", "1700003841"}};
 
-// A step of 7 tasks on 4 nodes, seen by the first task of the last node.
+// A step with 7 tasks on 4 nodes, as the first task of the last node sees it.
 const Variables kSrun = {{"SLURM_JOB_ID", "4711"},
                          {"SLURM_STEP_ID", "0"},
                          {"SLURM_PROCID", "6"},
@@ -91,7 +91,7 @@ const Variables kSrunOneHost = {{"SLURM_JOB_ID", "4711"},
 
 }  // namespace
 
-TEST_CASE("without a launcher: a world of one") {
+TEST_CASE("without a launcher the world has one rank") {
   const Environment e = read({});
   check_ranks(e, 0, 1, 0, 1);
   CHECK(e.launcher == "none");
@@ -99,15 +99,15 @@ TEST_CASE("without a launcher: a world of one") {
   CHECK(e.secret == "");
   CHECK(e.restart == 0);
   CHECK_FALSE(e.store_is_running);
-  CHECK(read({{"RANK", ""}, {"WORLD_SIZE", ""}}).launcher == "none");  // set to nothing is not set
+  CHECK(read({{"RANK", ""}, {"WORLD_SIZE", ""}}).launcher == "none");  // an empty variable counts as not set
 }
 
-TEST_CASE("torchrun") {
+TEST_CASE("torchrun's variables are read") {
   const Environment e = read(kTorchrun);
   check_ranks(e, 3, 4, 1, 2);
   CHECK(e.launcher == "torchrun");
   CHECK(e.master_addr == "node0.cluster");
-  CHECK(e.master_port == 29501);  // 29500 is the agent's
+  CHECK(e.master_port == 29501);  // 29500 is used by torchrun's agent
   CHECK(e.restart == 2);
   CHECK_FALSE(e.store_is_running);
   CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == 29500);
@@ -118,7 +118,7 @@ TEST_CASE("torchrun") {
   CHECK(read(with(kTorchrun, {{"MASTER_PORT", "65535"}, {"TAPESTRY_PORT", "9"}})).master_port == 9);
 }
 
-TEST_CASE("tapestry-run") {
+TEST_CASE("tapestry-run's variables are read") {
   const Environment e = read(kOurs);
   check_ranks(e, 1, 2, 1, 2);
   CHECK(e.launcher == "tapestry-run");
@@ -126,7 +126,7 @@ TEST_CASE("tapestry-run") {
   CHECK(e.secret == "s3cret");
   CHECK(e.restart == 5);
   CHECK(e.master_port == 41234);
-  // Its store is where it is: neither of these moves it.
+  // The launcher runs the store, so neither variable changes its address.
   CHECK(read(with(kOurs, {{"TAPESTRY_PORT", "31000"}})).master_port == 41234);
   CHECK(read(with(kOurs, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port == 41234);
   CHECK_FALSE(read(with(kOurs, {{"TAPESTRY_STORE_RUNNING", "0"}})).store_is_running);
@@ -136,9 +136,9 @@ TEST_CASE("tapestry-run") {
   CHECK_THAT(error_of(with(kOurs, {{"MASTER_ADDR", ""}})), ContainsSubstring("MASTER_ADDR is not set"));
 }
 
-TEST_CASE("variables set by hand") {
+TEST_CASE("variables set by hand are completed") {
   const Variables two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
-  // Nothing but these: both ranks are here, and the port is missing.
+  // With only these variables, both ranks are on this host, and the port is missing.
   Environment e = read(two);
   check_ranks(e, 1, 2, 1, 2);
   CHECK(e.launcher == "variables");
@@ -146,7 +146,7 @@ TEST_CASE("variables set by hand") {
   CHECK(e.master_port == 0);
   for (const char* here : {"localhost", "127.0.0.1", "127.8.8.8", "::1"})
     check_ranks(read(with(two, {{"MASTER_ADDR", here}})), 1, 2, 1, 2);
-  // Another host: one rank on each, as Kubernetes does it.
+  // With another host's address, each host has one rank, as in Kubernetes.
   e = read(with(two, {{"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}}));
   check_ranks(e, 1, 2, 0, 1);
   CHECK(e.master_addr == "job-master-0");
@@ -154,7 +154,7 @@ TEST_CASE("variables set by hand") {
   CHECK(read(with(two, {{"MASTER_PORT", "23456"}, {"TAPESTRY_PORT", "31000"}})).master_port == 31000);
   check_ranks(read(with(two, {{"MASTER_ADDR", "h"}, {"LOCAL_WORLD_SIZE", "2"}})), 1, 2, 1, 2);
   check_ranks(read(with(two, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})), 1, 2, 0, 1);
-  // Several hosts, and no address: known to be missing.
+  // With several hosts and no address, the address is reported as missing.
   CHECK(read(with(two, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})).master_addr == "");
   CHECK_THAT(error_of(with(two, {{"MASTER_ADDR", "h"}, {"LOCAL_RANK", "0"}})),
              ContainsSubstring("LOCAL_WORLD_SIZE is not set"));
@@ -162,7 +162,7 @@ TEST_CASE("variables set by hand") {
              ContainsSubstring("LOCAL_RANK is not set"));
 }
 
-TEST_CASE("mpirun") {
+TEST_CASE("Open MPI's variables are read") {
   Environment e = read(kOpenMpi);
   check_ranks(e, 1, 2, 1, 2);
   CHECK(e.launcher == "mpirun");
@@ -170,7 +170,8 @@ TEST_CASE("mpirun") {
   const int port = e.master_port;
   CHECK(port >= 20000);
   CHECK(port < 29000);
-  // All ranks of a job agree; the older name says the same; another job has another port.
+  // All ranks of a job compute the same port, also with the variable's older name. Another job gets another
+  // port.
   CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}))
             .master_port == port);
   CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}})).master_port == port);
@@ -179,7 +180,7 @@ TEST_CASE("mpirun") {
   CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}, {"OMPI_MCA_ess_base_jobid", ""}})).master_port == 0);
   CHECK(read(with(kOpenMpi, {{"TAPESTRY_PORT", "31000"}})).master_port == 31000);
   CHECK(read(with(kOpenMpi, {{"MASTER_PORT", "31001"}})).master_port == 31001);
-  // Two hosts: somebody must say where rank 0 is.
+  // With two hosts, the address of rank 0 must be given.
   const Variables hosts =
       with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
   CHECK(read(hosts).master_addr == "");
@@ -188,7 +189,7 @@ TEST_CASE("mpirun") {
              ContainsSubstring("OMPI_COMM_WORLD_SIZE is not set"));
 }
 
-TEST_CASE("srun") {
+TEST_CASE("Slurm's variables are read") {
   Environment e = read(kSrun);
   check_ranks(e, 6, 7, 0, 1);
   CHECK(e.launcher == "srun");
@@ -206,7 +207,7 @@ TEST_CASE("srun") {
   CHECK(e.master_addr == "127.0.0.1");
   check_ranks(read(with(kSrunOneHost, {{"SLURM_STEP_ID", ""}, {"SLURM_STEPID", "1"}})), 2, 3, 2, 3);
 
-  // A step smaller than its job: the job's counts are not the step's.
+  // The step is smaller than the job, so the job's counts must not be used.
   const Variables small =
       with(kSrunOneHost, {{"SLURM_STEP_TASKS_PER_NODE", ""}, {"SLURM_TASKS_PER_NODE", "8(x2)"}});
   check_ranks(read(with(small, {{"SLURM_NTASKS_PER_NODE", "3"}})), 2, 3, 2, 3);
@@ -220,8 +221,8 @@ TEST_CASE("srun") {
   }
 }
 
-TEST_CASE("a Slurm script or shell is no step: a world of one, whatever the job asked for") {
-  // What sbatch sets in the script itself.
+TEST_CASE("a Slurm script or shell outside of srun is a world of one rank") {
+  // The variables that sbatch sets in the script itself.
   const Variables batch = {{"SLURM_JOB_ID", "4711"},
                            {"SLURM_PROCID", "0"},
                            {"SLURM_LOCALID", "0"},
@@ -231,16 +232,16 @@ TEST_CASE("a Slurm script or shell is no step: a world of one, whatever the job 
                            {"SLURM_TASKS_PER_NODE", "4(x2)"}};
   CHECK(read(batch).launcher == "none");
   check_ranks(read(batch), 0, 1, 0, 1);
-  // The numbers of the batch and the interactive step, as some versions show them.
+  // The reserved numbers of the batch step and of the interactive step, which some versions of Slurm set.
   for (const char* step : {"4294967291", "4294967290", "batch", "interactive"})
     CHECK(read(with(batch, {{"SLURM_STEP_ID", step}})).launcher == "none");
-  // salloc's shell.
+  // The shell of salloc.
   CHECK(read(with(batch, {{"SLURM_PROCID", ""}, {"SLURM_STEP_ID", "0"}})).launcher == "none");
-  // A launcher within it counts.
+  // A launcher started in it is used.
   check_ranks(read(with(batch, kOurs)), 1, 2, 1, 2);
 }
 
-TEST_CASE("of several launchers, the innermost counts") {
+TEST_CASE("of several launchers the innermost one counts") {
   CHECK(read(with(with(kSrun, kOpenMpi), kTorchrun)).launcher == "torchrun");
   check_ranks(read(with(with(kSrun, kOpenMpi), kTorchrun)), 3, 4, 1, 2);
   CHECK(read(with(kSrun, kOpenMpi)).launcher == "mpirun");
@@ -248,7 +249,7 @@ TEST_CASE("of several launchers, the innermost counts") {
   CHECK(read(with(kTorchrun, kOurs)).launcher == "tapestry-run");
 }
 
-TEST_CASE("contradictions and what is no number: the variable, its value, the remedy") {
+TEST_CASE("contradictory and malformed variables are errors that name the variable and its value") {
   struct Case {
     Variables changes;
     const char* says;
@@ -286,7 +287,7 @@ TEST_CASE("contradictions and what is no number: the variable, its value, the re
   CHECK_THAT(error_of(with(kSrun, {{"SLURM_PROCID", "x"}})), ContainsSubstring("SLURM_PROCID is \"x\""));
 }
 
-TEST_CASE("TAPESTRY_TIMEOUT_S") {
+TEST_CASE("TAPESTRY_TIMEOUT_S sets the default timeout") {
   const auto milliseconds = [](const std::string& text) {
     const JobVariables set({{"TAPESTRY_TIMEOUT_S", text}});
     return default_timeout().count();

@@ -1,4 +1,4 @@
-// The file of a file_store: shared by processes, cut short by their deaths, taken for what it is not.
+// The file of a file_store: shared by processes, truncated by killed writers, or not a store at all.
 #include <sys/file.h>
 
 #include <filesystem>
@@ -14,7 +14,7 @@ using namespace tapestry::distributed;
 using tests::kSoon;
 using tests::Process;
 
-TEST_CASE("processes share the file, also by a handle from before the fork") {
+TEST_CASE("processes share the file, also through a handle from before fork()") {
   constexpr int kProcesses = 4, kAdds = 50;
   const tests::TempDir folder;
   const auto before = file_store(folder / "store");
@@ -34,7 +34,7 @@ TEST_CASE("processes share the file, also by a handle from before the fork") {
   CHECK(before->get("m", kSoon) == std::to_string(kProcesses * kAdds));
 }
 
-TEST_CASE("a record cut anywhere is as if it had not been begun") {
+TEST_CASE("a record that is truncated anywhere is ignored") {
   const tests::TempDir folder;
   const std::string path = folder / "store";
   file_store(path)->set("first", "1");
@@ -54,7 +54,7 @@ TEST_CASE("a record cut anywhere is as if it had not been begun") {
   }
 }
 
-TEST_CASE("what is no record at the end is passed over, and written over") {
+TEST_CASE("garbage at the end of the file is ignored and overwritten") {
   const tests::TempDir folder;
   int number = 0;
   for (const std::string& tail :
@@ -75,7 +75,7 @@ TEST_CASE("what is no record at the end is passed over, and written over") {
   }
 }
 
-TEST_CASE("kill -9 while it writes costs the killed process's last record only") {
+TEST_CASE("kill -9 of a writing process loses only its last record") {
   const tests::TempDir folder;
   const auto store = file_store(folder / "store");
   for (int round = 0; round < 6; ++round) {
@@ -98,7 +98,7 @@ TEST_CASE("kill -9 while it writes costs the killed process's last record only")
   }
 }
 
-TEST_CASE("a file that is no store is refused and left alone") {
+TEST_CASE("a file that is not a store is refused and not changed") {
   const tests::TempDir folder;
   const std::string path = folder / "train.py";
   tests::write_file(path, "import torch\n");
@@ -110,7 +110,7 @@ TEST_CASE("a file that is no store is refused and left alone") {
   CHECK_THROWS_AS(file_store(""), IoError);
 }
 
-TEST_CASE("a file that is removed, replaced or cut short while in use is an error") {
+TEST_CASE("a file that is removed, replaced or truncated during use is an error") {
   const tests::TempDir folder;
   const std::string path = folder / "store", other = folder / "other";
   const auto store = file_store(path);
@@ -128,7 +128,7 @@ TEST_CASE("a file that is removed, replaced or cut short while in use is an erro
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
-TEST_CASE("a full disk: an error, and the store as it was") {
+TEST_CASE("a full disk is an error and leaves the store unchanged") {
   const tests::TempDir folder;
   const auto store = file_store(folder / "store");
   store->set("k", "v");

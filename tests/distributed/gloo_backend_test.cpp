@@ -1,4 +1,4 @@
-// The transport between processes; what every transport does is in collectives_test.cpp.
+// The gloo backend. collectives_test.cpp tests what all transports have in common.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,7 +22,7 @@ namespace {
 
 Deadline in(Milliseconds time) { return Clock::now() + time; }
 
-// With the memory that ranks of one host share, and without.
+// Runs with shared memory, and without it.
 constexpr const char* kGloo[] = {"gloo", "gloo, messages only"};
 
 using Backends = std::vector<std::shared_ptr<Backend>>;
@@ -33,7 +33,7 @@ Backends connect(const std::string& name, int size) {
   throw std::runtime_error("no transport " + name);
 }
 
-// f(backend) on each rank's thread.
+// Runs f(backend) on a thread per rank.
 void on_each(const Backends& backends, const std::function<void(Backend&)>& f) {
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> errors(backends.size());
@@ -50,7 +50,7 @@ void on_each(const Backends& backends, const std::function<void(Backend&)>& f) {
     if (error) std::rethrow_exception(error);
 }
 
-// Values whose sum depends on the order of the additions; the extremes among them.
+// Values whose sum depends on the order of the additions, including extreme ones.
 template <class T>
 std::vector<T> awkward(int rank, std::size_t count) {
   std::mt19937 random(static_cast<unsigned>(rank + 1));
@@ -92,7 +92,7 @@ void check_same_bits(int size, std::size_t count, ReduceOp op) {
 TEST_CASE("gloo and local reduce to the same bits") {
   if (!has_gloo()) return;
   for (const int size : {2, 3, 5}) {
-    for (const std::size_t count : {7, 1021, 4099, 300'007}) {  // both ways of exchange, several pieces
+    for (const std::size_t count : {7, 1021, 4099, 300'007}) {  // for both algorithms, and for several pieces
       check_same_bits<float>(size, count, ReduceOp::sum);
       check_same_bits<BFloat16>(size, count, ReduceOp::mean);
     }
@@ -104,7 +104,7 @@ TEST_CASE("gloo and local reduce to the same bits") {
 
 namespace {
 
-// With 2 to 4 ranks several pieces a block, the last one short.
+// With 2 to 4 ranks, blocks have several pieces, and the last one is shorter.
 void check_large_messages(const char* name, int size) {
   constexpr std::size_t count = 700'001;
   on_each(connect(name, size), [&](Backend& backend) {
@@ -140,13 +140,13 @@ void check_large_messages(const char* name, int size) {
 
 }  // namespace
 
-TEST_CASE("pieces, blocks and roots of large messages") {
+TEST_CASE("large messages arrive complete, for every root and number of pieces") {
   if (!has_gloo()) return;
   for (const char* name : kGloo)
     for (const int size : {2, 3, 4}) check_large_messages(name, size);
 }
 
-TEST_CASE("messages of different tags overtake one another") {
+TEST_CASE("messages with different tags can be received in any order") {
   if (!has_gloo()) return;
   on_each(connect("gloo", 2), [](Backend& backend) {
     const int peer = 1 - backend.rank();
@@ -166,7 +166,7 @@ TEST_CASE("messages of different tags overtake one another") {
   });
 }
 
-TEST_CASE("a part of the ranks makes a group of its own") {
+TEST_CASE("split() makes a group of some ranks") {
   if (!has_gloo()) return;
   const auto store = memory_store();
   on_each(connect("gloo", 4), [&](Backend& backend) {
@@ -179,7 +179,7 @@ TEST_CASE("a part of the ranks makes a group of its own") {
   });
 }
 
-TEST_CASE("abort ends what is in progress, here and at peers") {
+TEST_CASE("abort() ends calls in progress, on this rank and on its peers") {
   if (!has_gloo()) return;
   const Backends backends = connect("gloo", 3);
   std::thread aborts([&] {
@@ -189,7 +189,7 @@ TEST_CASE("abort ends what is in progress, here and at peers") {
   std::vector<std::string> errors(3);
   const auto start = Clock::now();
   on_each(backends, [&](Backend& backend) {
-    if (backend.rank() == 2) return;  // does not come
+    if (backend.rank() == 2) return;  // rank 2 does not take part
     std::vector<float> x(100'000);
     try {
       backend.all_reduce(x.data(), 100'000, DType::f32, ReduceOp::sum, in(30s));
@@ -205,7 +205,7 @@ TEST_CASE("abort ends what is in progress, here and at peers") {
   CHECK_THROWS_WITH(backends[0]->barrier(in(30s)), "[test] enough");
 }
 
-TEST_CASE("a wait ends at its deadline, and the transport with it") {
+TEST_CASE("a wait ends at its deadline, and the transport fails") {
   if (!has_gloo()) return;
   const Backends backends = connect("gloo", 2);
   const auto start = Clock::now();
@@ -216,7 +216,7 @@ TEST_CASE("a wait ends at its deadline, and the transport with it") {
   CHECK_THROWS_WITH(backends[1]->barrier(in(30s)), ContainsSubstring("lost its connection to rank 0"));
 }
 
-TEST_CASE("a rank that does not come to the transport is named") {
+TEST_CASE("a rank that does not connect is named") {
   if (!has_gloo()) return;
   const auto store = memory_store();
   CHECK_THROWS_AS(gloo_backend(store, 1, 3, 100ms), TimeoutError);
@@ -232,7 +232,7 @@ TEST_CASE("child of an interface that is not there", "[.]") {
       ContainsSubstring("TAPESTRY_INTERFACE is nowhere0, but this host has ") && ContainsSubstring("lo"));
 }
 
-TEST_CASE("an interface that is not there") {
+TEST_CASE("a network interface that does not exist is an error") {
   if (!has_gloo()) return;
   RankProcesses ranks("child of an interface that is not there", 2, {{"TAPESTRY_INTERFACE", "nowhere0"}});
   for (int rank = 0; rank < 2; ++rank) {
@@ -244,7 +244,7 @@ TEST_CASE("an interface that is not there") {
 
 namespace {
 
-// This host's of the TCP sockets of this process, as the kernel writes them.
+// The local addresses of this process's TCP sockets, in the kernel's hexadecimal notation.
 std::set<std::string> own_addresses() {
   std::set<std::string> own;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -255,7 +255,7 @@ std::set<std::string> own_addresses() {
   for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
     std::ifstream in(table);
     std::string line;
-    std::getline(in, line);  // names of the columns
+    std::getline(in, line);  // the heading
     while (std::getline(in, line)) {
       std::istringstream columns(line);
       std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
@@ -274,7 +274,7 @@ TEST_CASE("child on loopback", "[.]") {
   CHECK(own_addresses().empty());
   const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
   CHECK(own_addresses() == std::set<std::string>{"0100007F"});  // 127.0.0.1
-  backend->barrier(in(20s));                                    // nobody leaves before all have looked
+  backend->barrier(in(20s));                                    // no rank leaves before all have checked
 }
 
 TEST_CASE("ranks of one host have sockets on loopback only") {
@@ -302,7 +302,7 @@ TEST_CASE("child of collectives between processes", "[.]") {
   }
 }
 
-TEST_CASE("collectives between processes") {
+TEST_CASE("collectives between processes have the right values") {
   if (!has_gloo()) return;
   for (const char* interface : {"", "lo"}) {
     RankProcesses ranks("child of collectives between processes", 3, {{"GLOO_SOCKET_IFNAME", interface}});

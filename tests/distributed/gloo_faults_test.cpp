@@ -1,5 +1,5 @@
-// Ranks that die or stop while others wait for them over Gloo, with and without memory that they share.
-// Deadlines are far off, so that who is told in time was told, and did not merely give up.
+// Ranks that die or stop while others wait for them over Gloo, with and without shared memory. Deadlines are
+// long, so that an early error proves that the failure was detected.
 #include <signal.h>
 
 #include <algorithm>
@@ -23,13 +23,13 @@ namespace {
 
 std::string now() { return std::to_string(Clock::now().time_since_epoch().count()); }
 
-// Since the parent struck, by the clock that all processes share.
+// The time since the parent sent the signal, by the monotonic clock that all processes share.
 double seconds_since_strike(Store& store) {
   const auto then = Clock::duration(std::stoll(store.get("struck", 10s)));
   return std::chrono::duration<double>(Clock::now().time_since_epoch() - then).count();
 }
 
-// Tells the parent that this rank works, after `steps` rounds.
+// Tells the parent, after `steps` rounds, that this rank works.
 void report_at(Store& store, int step, int steps) {
   if (step == steps) store.add("working", 1);
 }
@@ -48,7 +48,7 @@ std::set<std::string> files_in_shm() {
   return names;
 }
 
-// Rank 1 is struck while all exchange without end; the others check what they are told.
+// Sends a signal to rank 1 while all ranks communicate without end. The other ranks check their errors.
 void strike_once(const char* child, int size, int signal, std::chrono::microseconds delay,
                  const RankProcesses::Variables& variables) {
   RankProcesses ranks(child, size, variables);
@@ -72,7 +72,7 @@ void strike(const char* child, int size, int signal, std::chrono::microseconds d
     variables.back().second = shared;
     strike_once(child, size, signal, delay, variables);
   }
-  CHECK(files_in_shm().empty());  // nobody is left to remove any
+  CHECK(files_in_shm().empty());  // no process is left that could remove files
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ TEST_CASE("child whose peer dies", "[.]") {
     report_at(*self.store, step, 3);
     const Deadline deadline = Clock::now() + 50s;
     try {
-      // A message of 32 MB is nearly always in flight when rank 1 dies.
+      // With messages of 32 MB, one is almost always in flight when rank 1 dies.
       if (broadcasts) backend->broadcast(x.data(), x.size() * sizeof(float), 1, deadline);
       else
         backend->all_reduce(x.data(), static_cast<std::int64_t>(x.size()), DType::f32, ReduceOp::sum,
@@ -103,7 +103,7 @@ TEST_CASE("child whose peer dies", "[.]") {
   CHECK_THROWS_AS(backend->barrier(Clock::now() + 50s), DistributedError);
 }
 
-TEST_CASE("kill -9 of a rank within an exchange is an error of the others at once") {
+TEST_CASE("kill -9 of a rank during a collective is an error on the other ranks at once") {
   if (!has_gloo()) return;
   for (const int delay : {0, 700, 3100}) {
     strike("child whose peer dies", 3, SIGKILL, std::chrono::microseconds(delay));
@@ -121,7 +121,7 @@ TEST_CASE("child whose peer stops", "[.]") {
     try {
       backend->all_reduce(x.data(), 100'000, DType::f32, ReduceOp::sum, start + 2s);
     } catch (const DistributedError& e) {
-      // Who gives up first tells the other.
+      // The rank that times out first makes the other one fail.
       const bool timeout = dynamic_cast<const TimeoutError*>(&e);
       if (timeout) {
         CHECK(Clock::now() - start >= 2s);
@@ -135,7 +135,7 @@ TEST_CASE("child whose peer stops", "[.]") {
   }
 }
 
-TEST_CASE("a stopped rank is a timeout of the others, at the deadline") {
+TEST_CASE("a stopped rank is a timeout on the other ranks, at the deadline") {
   if (!has_gloo()) return;
   strike("child whose peer stops", 3, SIGSTOP, 0us);
 }
@@ -159,14 +159,14 @@ TEST_CASE("child of a group whose peer dies", "[.]") {
       }
     }
     CHECK(seconds_since_strike(*self.store) < 20);
-    std::puts(error.c_str());  // for the parent, where a check fails
+    std::puts(error.c_str());  // the parent shows it if a check fails
     CHECK_THAT(error, ContainsSubstring("all_reduce(gradients)"));
     CHECK_THAT(error, ContainsSubstring("rank 1"));
   }
   CHECK(seconds_since_strike(*self.store) < 30);
 }
 
-TEST_CASE("a group over gloo says who died or stopped") {
+TEST_CASE("a group over gloo names the rank that died or stopped") {
   if (!has_gloo()) return;
   strike("child of a group whose peer dies", 3, SIGKILL, 0us);
   strike("child of a group whose peer dies", 3, SIGSTOP, 0us, {{"TEST_STOPS", "1"}});

@@ -1,4 +1,4 @@
-// When ranks of one host exchange through memory that they share, and what they do where they cannot.
+// When ranks of one host use shared memory, and what happens if they cannot.
 #include <sys/resource.h>
 
 #include <cstdlib>
@@ -67,7 +67,7 @@ TEST_CASE("child of ranks that share memory", "[.]") {
   const auto self = child_rank();
   {
     const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
-    CHECK(mappings() == 0);  // those who only send a little need none
+    CHECK(mappings() == 0);  // small collectives make no shared memory
     backend->barrier(Clock::now() + 20s);
     CHECK(mappings() == 0);
     check_sum(*backend, 200'000);
@@ -107,10 +107,11 @@ TEST_CASE("child of ranks that share none", "[.]") {
   CHECK(mappings() == 0);
 }
 
-TEST_CASE("where ranks cannot share memory they send messages, and say so once") {
+TEST_CASE("ranks that cannot share memory send messages and print one warning") {
   if (!has_gloo()) return;
   const char* const child = "child of ranks that share none";
-  check_children(child, 2, {{"TAPESTRY_SHARED_MEMORY", "0"}}, "");  // as was asked for
+  check_children(child, 2, {{"TAPESTRY_SHARED_MEMORY", "0"}},
+                 "");  // no warning, because the user asked for it
   check_children(child, 2, {{"TEST_OFF_AT", "0"}}, "");
   check_children(child, 2, {{"TEST_OFF_AT", "1"}},
                  "; rank 1: it is switched off there (TAPESTRY_SHARED_MEMORY)");
@@ -123,7 +124,7 @@ TEST_CASE("child with a wrong TAPESTRY_SHARED_MEMORY", "[.]") {
                     ContainsSubstring("TAPESTRY_SHARED_MEMORY is \"yes\"; set it to 0 or 1"));
 }
 
-TEST_CASE("TAPESTRY_SHARED_MEMORY is 0 or 1") {
+TEST_CASE("TAPESTRY_SHARED_MEMORY must be 0 or 1") {
   if (!has_gloo()) return;
   check_children("child with a wrong TAPESTRY_SHARED_MEMORY", 1, {{"TAPESTRY_SHARED_MEMORY", "yes"}}, "");
 }

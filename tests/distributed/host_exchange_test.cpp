@@ -1,5 +1,5 @@
-// Collectives through memory that ranks of one host share; here the ranks are threads with one mapping, so
-// that ThreadSanitizer sees what they do with it.
+// Collectives through shared memory. Here the ranks are threads with one mapping, so that ThreadSanitizer
+// sees all accesses.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +26,7 @@ class Hopeless : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Until a time, or until `lost` is set.
+// A PeerWatch that gives up at a deadline or when `lost` is set.
 class Watch : public PeerWatch {
  public:
   explicit Watch(Milliseconds time = tests::kSoon) : deadline_(Clock::now() + time) {}
@@ -40,21 +40,21 @@ class Watch : public PeerWatch {
 
 using Bytes = std::vector<std::byte>;
 
-// Any bits, bools that are neither 0 nor 1 among them, but no infinities and NaN: of two NaN the compiler
-// chooses which one a sum is.
+// Arbitrary bits, including bools that are neither 0 nor 1. Infinities and NaN are excluded, because the
+// compiler may choose which of two NaN a sum returns.
 Bytes random_bits(std::size_t bytes, DType dtype, unsigned seed) {
   std::mt19937 random(seed);
   Bytes values(bytes);
-  constexpr std::size_t kPeriod = 65'521;  // a prime: no slot begins where another one does
+  constexpr std::size_t kPeriod = 65'521;  // a prime, so that all slots have different content
   for (std::size_t i = 0; i < std::min(bytes, kPeriod); ++i) values[i] = static_cast<std::byte>(random());
   for (std::size_t i = kPeriod; i < bytes; i += kPeriod)
     std::memcpy(values.data() + i, values.data() + i - kPeriod, std::min(kPeriod, bytes - i));
   for (std::size_t i = dtype_size(dtype) - 1; is_floating(dtype) && i < bytes; i += dtype_size(dtype))
-    values[i] &= std::byte{0xbf};  // the exponent's first bit
+    values[i] &= std::byte{0xbf};  // clears the highest bit of the exponent
   return values;
 }
 
-// What the ranks' contributions of `count` elements reduce to.
+// The reduction of the ranks' `count` elements.
 Bytes reduced(const std::vector<Bytes>& inputs, std::size_t offset, std::int64_t count, DType dtype,
               ReduceOp op) {
   std::vector<const void*> values;
@@ -64,7 +64,7 @@ Bytes reduced(const std::vector<Bytes>& inputs, std::size_t offset, std::int64_t
   return out;
 }
 
-// By memcmp: == of vectors of bytes goes byte by byte, for minutes under sanitizers.
+// Uses memcmp, because == of vectors compares byte by byte, which takes minutes under sanitizers.
 bool same(const Bytes& x, const std::byte* expected) {
   return x.empty() || std::memcmp(x.data(), expected, x.size()) == 0;
 }
@@ -73,7 +73,7 @@ void require(bool ok, const char* what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-// f(exchange, rank) on a thread a rank; throws the first error after all have ended.
+// Runs f(exchange, rank) on a thread per rank. Throws the first error after all threads have ended.
 template <class F>
 void on_ranks(int size, const F& f) {
   const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(size));
@@ -93,7 +93,7 @@ void on_ranks(int size, const F& f) {
     if (error) std::rethrow_exception(error);
 }
 
-// Every collective once, over `count` elements a rank.
+// Calls every collective once, with `count` elements per rank.
 void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned seed) {
   const std::size_t bytes = static_cast<std::size_t>(count) * dtype_size(dtype);
   std::vector<Bytes> inputs;
@@ -131,7 +131,7 @@ void check_all(int size, std::int64_t count, DType dtype, ReduceOp op, unsigned 
 
 }  // namespace
 
-TEST_CASE("every dtype and reduction, of few elements") {
+TEST_CASE("every dtype and reduction has the reference values") {
   unsigned seed = 1;
   for (int size = 2; size <= 5; ++size)
     for (const DType dtype : kAll)
@@ -144,7 +144,7 @@ TEST_CASE("every dtype and reduction, of few elements") {
       }
 }
 
-TEST_CASE("lengths around those of a slot, and of more rounds than there are slots") {
+TEST_CASE("lengths around the size of a slot and more rounds than slots have the reference values") {
   unsigned seed = 1000;
   for (int size = 2; size <= (kSanitized ? 3 : 5); ++size)
     for (const std::int64_t bytes : {512 << 10, (512 << 10) + 1, (512 << 10) * size - 1, 3'000'001}) {
@@ -154,7 +154,7 @@ TEST_CASE("lengths around those of a slot, and of more rounds than there are slo
     }
 }
 
-TEST_CASE("no elements") {
+TEST_CASE("collectives without elements complete") {
   on_ranks(2, [](HostExchange& exchange, int) {
     Watch watch;
     exchange.reduce(nullptr, 0, DType::f32, ReduceOp::sum, HostExchange::kEveryone, watch);
@@ -163,7 +163,7 @@ TEST_CASE("no elements") {
   });
 }
 
-TEST_CASE("collectives of all kinds one after another, by ranks that are late in turn") {
+TEST_CASE("a sequence of all collectives is right even if each rank is late in turn") {
   for (const int size : {2, 4}) {
     on_ranks(size, [&](HostExchange& exchange, int rank) {
       std::mt19937 same(42), own(static_cast<unsigned>(rank));
@@ -198,7 +198,7 @@ TEST_CASE("collectives of all kinds one after another, by ranks that are late in
   }
 }
 
-TEST_CASE("who waits in vain is told soon, and of whom") {
+TEST_CASE("a rank that waits for a lost peer gets an error soon, which names the peer") {
   const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(3));
   HostExchange exchange(memory, 0, 3), second(memory, 1, 3);
   float x = 1;
@@ -222,8 +222,8 @@ TEST_CASE("who waits in vain is told soon, and of whom") {
 
 namespace {
 
-// Of a peer that sends, and has left, after somebody has looked for what it sent and before he asks where it
-// is.
+// A watch under which the peer sends and leaves just after the waiting rank has looked for the data, and
+// before it asks whether the peer is gone.
 class LastWord : public PeerWatch {
  public:
   LastWord(HostExchange& peer, float word) : peer_(peer), word_(word) {}
@@ -243,7 +243,7 @@ class LastWord : public PeerWatch {
 
 }  // namespace
 
-TEST_CASE("what a rank did before it left is there for those who come late") {
+TEST_CASE("late ranks still receive what a rank wrote before it left") {
   const auto memory = std::make_shared<SharedMemory>(HostExchange::bytes_for(2));
   HostExchange leaves(memory, 0, 2), late(memory, 1, 2);
   LastWord watch(leaves, 5);

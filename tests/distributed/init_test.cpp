@@ -1,4 +1,4 @@
-// From processes to a group: rendezvous, and every way to name its place.
+// rendezvous() and init_process_group(), with every init_method.
 #include "tapestry/distributed/comm/init.h"
 
 #include <netinet/in.h>
@@ -27,7 +27,7 @@ using Variables = std::map<std::string, std::string>;
 
 namespace {
 
-/// rendezvous() by threads; the text of the error of each, "" where there was none.
+/// Calls rendezvous() in threads. Returns the error text of each, "" for none.
 std::vector<std::string> meet(const std::shared_ptr<Store>& store, const std::vector<int>& ranks,
                               const std::vector<int>& sizes, Milliseconds timeout) {
   std::vector<std::string> errors(ranks.size());
@@ -52,7 +52,7 @@ bool has_gloo() {
 
 int free_port() { return start_store_server("127.0.0.1", 0, {})->port(); }
 
-/// What each rank of a job does, in a process of its own: joins, adds its number, checks the sum, and `more`.
+/// The program of one rank in its own process: joins, reduces its rank, checks the sum, and runs `more`.
 using Body = std::function<void(ProcessGroup&)>;
 std::vector<std::unique_ptr<Process>> start_ranks(
     int size, const Variables& variables, const InitOptions& options = {},
@@ -86,7 +86,7 @@ bool all_end_well(const std::vector<std::unique_ptr<Process>>& ranks) {
 
 }  // namespace
 
-TEST_CASE("ranks that all come meet, in any number") {
+TEST_CASE("rendezvous() returns when all ranks have come") {
   for (const int size : {1, 2, 5}) {
     const auto store = memory_store();
     std::vector<int> ranks;
@@ -96,7 +96,7 @@ TEST_CASE("ranks that all come meet, in any number") {
   }
 }
 
-TEST_CASE("ranks that do not come are named, on time") {
+TEST_CASE("missing ranks are named at the deadline") {
   const auto begin = Clock::now();
   for (const std::string& error : meet(memory_store(), {0, 2}, {5, 5}, Milliseconds(200)))
     CHECK_THAT(error,
@@ -108,15 +108,15 @@ TEST_CASE("ranks that do not come are named, on time") {
   CHECK_THAT(meet(memory_store(), {0}, {100}, Milliseconds(10))[0], ContainsSubstring(", 16 and 83 more)"));
 }
 
-TEST_CASE("two processes of one rank, and two ideas of the size: all are told at once") {
+TEST_CASE("duplicate ranks and different world sizes are errors on all ranks at once") {
   const auto begin = Clock::now();
   for (const std::string& error : meet(memory_store(), {0, 1, 1}, {3, 3, 3}, kSoon))
-    CHECK_THAT(error, ContainsSubstring("two processes say that they are rank 1") &&
+    CHECK_THAT(error, ContainsSubstring("two processes have rank 1") &&
                           ContainsSubstring("process " + std::to_string(getpid())));
   for (const std::string& error : meet(memory_store(), {0, 1}, {2, 3}, kSoon))
     CHECK_THAT(error, ContainsSubstring("WORLD_SIZE"));
   CHECK(since(begin) < Milliseconds(2000));
-  // One too many, when all have met: only it.
+  // If one process too many comes after the rendezvous, only that process fails.
   const auto store = memory_store();
   for (const std::string& error : meet(store, {0, 1}, {2, 2}, kSoon)) CHECK(error == "");
   CHECK_THROWS_WITH(rendezvous(*store, 0, 2, kSoon), ContainsSubstring("rank 0"));
@@ -148,7 +148,7 @@ TEST_CASE("a world of one needs no network") {
   CHECK(init_process_group({.init_method = "tcp://h:1", .rank = 0, .world_size = 1})->size() == 1);
 }
 
-TEST_CASE("options and variables that do not fit are errors that say what to do") {
+TEST_CASE("invalid options and variables are errors that say what to do") {
   const auto error = [](const Variables& variables, const InitOptions& options) {
     const JobVariables set(variables);
     return message_of<ValueError>([&] { init_process_group(options); });
@@ -161,18 +161,18 @@ TEST_CASE("options and variables that do not fit are errors that say what to do"
   CHECK_THAT(error({}, {.init_method = "file:///tmp/x"}), ContainsSubstring("rank and world_size"));
   for (const char* place : {"h", "h:", ":1", "h:0", "h:65536", "h:1x", "::1:5", "h:1/path"})
     CHECK_THAT(error({}, {.init_method = std::string("tcp://") + place, .rank = 0, .world_size = 2}),
-               ContainsSubstring("write tcp://host:port"));
+               ContainsSubstring("use tcp://host:port"));
   CHECK_THAT(error({}, {.rank = 2, .world_size = 2}), ContainsSubstring("rank 2 and world_size 2"));
-  CHECK_THAT(error({}, {.rank = 1}), ContainsSubstring("give both"));
-  CHECK_THAT(error({}, {.world_size = 2}), ContainsSubstring("give both"));
+  CHECK_THAT(error({}, {.rank = 1}), ContainsSubstring("set both"));
+  CHECK_THAT(error({}, {.world_size = 2}), ContainsSubstring("set both"));
   const Variables two = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
-  CHECK_THAT(error(two, {.rank = 1, .world_size = 2}), ContainsSubstring("leave them out"));
+  CHECK_THAT(error(two, {.rank = 1, .world_size = 2}), ContainsSubstring("remove rank and world_size"));
   CHECK_THAT(error(two, {}), ContainsSubstring("MASTER_PORT"));
   CHECK_THAT(error({}, {.rank = 0, .world_size = 2}), ContainsSubstring("MASTER_PORT"));
   CHECK_THAT(error({{"RANK", "x"}, {"WORLD_SIZE", "2"}}, {}), ContainsSubstring("RANK is \"x\""));
   CHECK_THAT(error({{"TAPESTRY_TIMEOUT_S", "soon"}}, {}),
              ContainsSubstring("TAPESTRY_TIMEOUT_S is \"soon\""));
-  // Ranks on two hosts: without a secret, and without an address.
+  // Ranks on two hosts without a secret, and without an address.
   Variables hosts = {{"RANK", "0"},
                      {"WORLD_SIZE", "2"},
                      {"LOCAL_RANK", "0"},
@@ -190,7 +190,7 @@ TEST_CASE("options and variables that do not fit are errors that say what to do"
   for (const auto& [name, value] : slurm) unsetenv(name.c_str());
 }
 
-TEST_CASE("rank 0 alone, and a rank without rank 0: TimeoutError on time") {
+TEST_CASE("rank 0 alone and a rank without rank 0 time out at the deadline") {
   const GroupOptions quick{.timeout = Milliseconds(300)};
   const int port = free_port();
   const Variables job = {
@@ -215,12 +215,12 @@ TEST_CASE("rank 0 alone, and a rank without rank 0: TimeoutError on time") {
       ContainsSubstring("2 of 3 ranks did not come (0, 2)"));
 }
 
-TEST_CASE("processes join by variables, an address, or a file") {
+TEST_CASE("processes join by environment variables, an address or a file") {
   if (!has_gloo()) return;
   const std::string port = std::to_string(free_port());
   const Variables by_variables = {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", port}};
   CHECK(all_end_well(start_ranks(3, by_variables)));
-  CHECK(all_end_well(start_ranks(2, by_variables)));  // the port is free again
+  CHECK(all_end_well(start_ranks(2, by_variables)));  // the port is free again after the first job
   Variables with_secret = by_variables;
   with_secret["TAPESTRY_SECRET"] = "s3cret";
   CHECK(all_end_well(start_ranks(2, with_secret)));
@@ -240,14 +240,14 @@ TEST_CASE("child: ranks that share a GPU", "[.]") {
   })));
 }
 
-TEST_CASE("NCCL is for ranks with a GPU each, not a logical device of the same") {
+TEST_CASE("NCCL is chosen only if each rank has its own GPU, not a logical device") {
   if (!has_gloo()) return;
   const ChildResult child = run_child("child: ranks that share a GPU", "TAPESTRY_LOGICAL_DEVICES=2");
   INFO(child.output);
   CHECK(child.status == 0);
 }
 
-TEST_CASE("starts of one job share the launcher's store") {
+TEST_CASE("restarts of a job can share the launcher's store") {
   if (!has_gloo()) return;
   const auto server = start_store_server("127.0.0.1", 0, {.secret = "s3cret"});
   Variables job = {{"MASTER_ADDR", "127.0.0.1"},
@@ -257,7 +257,7 @@ TEST_CASE("starts of one job share the launcher's store") {
                    {"TAPESTRY_STORE_RUNNING", "1"}};
   for (const char* restart : {"0", "1", "2"}) {
     job["TAPESTRY_RESTART"] = restart;
-    // Twice in each process as well.
+    // Each process joins twice.
     CHECK(all_end_well(start_ranks(2, job, {}, [](ProcessGroup& first) {
       const auto second = init_process_group();
       second->barrier().wait();
@@ -266,7 +266,7 @@ TEST_CASE("starts of one job share the launcher's store") {
   }
 }
 
-TEST_CASE("beside torchrun's agent, which holds MASTER_PORT") {
+TEST_CASE("the store uses the next port if torchrun's agent listens at MASTER_PORT") {
   if (!has_gloo()) return;
   const auto agent = start_store_server("127.0.0.1", 0, {.secret = "PyTorch's"});
   const Variables job = {{"MASTER_ADDR", "localhost"},
@@ -287,5 +287,5 @@ TEST_CASE("rank 0's store stays until the others have ended") {
     group.store().set("late", "v");
     if (group.store().get("late", kSoon) != "v") throw Error("lost");
   })));
-  CHECK(since(begin) < Milliseconds(4500));  // it does not wait on when they are gone
+  CHECK(since(begin) < Milliseconds(4500));  // it stops waiting when the other ranks are gone
 }

@@ -1,4 +1,4 @@
-// The transport between threads by itself, and the helper that starts them.
+// The local backend without a process group, reduce_in_order(), and run_local_ranks().
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -21,7 +21,7 @@ Deadline in(Milliseconds time) { return Clock::now() + time; }
 
 using Ends = std::vector<std::shared_ptr<Backend>>;
 
-// f(rank) in a thread each; the texts of what they throw.
+// Runs f(rank) in a thread per rank. Returns the texts of their exceptions.
 std::vector<std::string> on_each(int size, const std::function<void(int)>& f) {
   std::vector<std::string> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -37,7 +37,7 @@ std::vector<std::string> on_each(int size, const std::function<void(int)>& f) {
   return errors;
 }
 
-// Of ranks that have these, and of as many more, with zeros, as make it `size`.
+// Reduces the given values of the first ranks, and zeros of further ranks, up to `size` ranks.
 template <class T>
 std::vector<T> reduced(DType dtype, ReduceOp op, const std::vector<T>& a, const std::vector<T>& b,
                        int size = 2) {
@@ -51,7 +51,7 @@ std::vector<T> reduced(DType dtype, ReduceOp op, const std::vector<T>& a, const 
 
 }  // namespace
 
-TEST_CASE("reduce_in_order at the edges") {
+TEST_CASE("reduce_in_order handles overflow, rounding, NaN and odd bools") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   for (const ReduceOp op : {ReduceOp::min, ReduceOp::max}) {
     const auto r = reduced<float>(DType::f32, op, {nan, 1, inf, -inf}, {1, nan, 2, 3});
@@ -73,12 +73,12 @@ TEST_CASE("reduce_in_order at the edges") {
         std::numeric_limits<std::int64_t>::max());
   CHECK(reduced<std::int64_t>(DType::i64, ReduceOp::min, {far, -3}, {-1, 1}) ==
         std::vector<std::int64_t>{far, -3});
-  // One rounding an addition: 2048 + 1 is 2048 in f16, 256 + 1 is 256 in bf16.
+  // Each addition is rounded: 2048 + 1 is 2048 in f16, and 256 + 1 is 256 in bf16.
   CHECK(reduced<Half>(DType::f16, ReduceOp::sum, {Half(2048)}, {Half(1)})[0].bits == Half(2048).bits);
   CHECK(reduced<BFloat16>(DType::bf16, ReduceOp::sum, {BFloat16(256)}, {BFloat16(1)})[0].bits ==
         BFloat16(256).bits);
   CHECK(static_cast<float>(reduced<Half>(DType::f16, ReduceOp::sum, {Half(65504)}, {Half(65504)})[0]) == inf);
-  // Divided, not multiplied by a rounded reciprocal.
+  // The sum is divided, not multiplied by a rounded reciprocal.
   CHECK(reduced<float>(DType::f32, ReduceOp::mean, {4}, {3}, 5)[0] == 7.f / 5.f);
   CHECK(reduced<double>(DType::f64, ReduceOp::mean, {4}, {3}, 3)[0] == 7. / 3.);
   CHECK(reduced<BFloat16>(DType::bf16, ReduceOp::mean, {BFloat16(4)}, {BFloat16(3)}, 3)[0].bits ==
@@ -94,7 +94,7 @@ TEST_CASE("reduce_in_order at the edges") {
         std::vector<std::uint8_t>{0, 1, 0, 0});
 }
 
-TEST_CASE("what all have is reduced piece by piece, wherever the result goes") {
+TEST_CASE("reduce_in_order works for several pieces and for any position of the output") {
   for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max})
     for (const std::size_t size : {1u, 2u, 3u, 4u, 5u})
       for (const std::size_t count : {1u, 2048u, 5001u}) {  // a piece has 2048
@@ -108,7 +108,8 @@ TEST_CASE("what all have is reduced piece by piece, wherever the result goes") {
                 op == ReduceOp::max ? std::max(expected[i], values[r][i]) : expected[i] + values[r][i];
         for (std::size_t i = 0; i < count && op == ReduceOp::mean; ++i)
           expected[i] /= static_cast<float>(size);
-        for (std::size_t at = 0; at <= size; ++at) {  // over the values of this rank, or behind them all
+        for (std::size_t at = 0; at <= size;
+             ++at) {  // `out` is the values of rank `at`, or a separate buffer if `at` equals `size`
           auto copies = values;
           copies.emplace_back(count);
           std::vector<const void*> in;
@@ -121,9 +122,9 @@ TEST_CASE("what all have is reduced piece by piece, wherever the result goes") {
       }
 }
 
-TEST_CASE("the sum is formed in the order of the ranks, the same on all") {
-  // 1e8 + 1 - 1e8 is 0 in f32 in this order, and 1 in another; below and above the size that one rank does
-  // alone.
+TEST_CASE("the sum is formed in order of rank, with the same bits on all ranks") {
+  // 1e8 + 1 - 1e8 is 0 in f32 in this order, and 1 in another order. Tests sizes below and above the limit up
+  // to which one rank does all the work.
   for (const std::int64_t n : {1, 100, 50'000}) {
     const Ends ends = local_backends(3);
     std::vector<std::vector<float>> data = {std::vector<float>(static_cast<std::size_t>(n), 1e8f),
@@ -138,7 +139,7 @@ TEST_CASE("the sum is formed in the order of the ranks, the same on all") {
   }
 }
 
-TEST_CASE("nothing at all is a collective too") {
+TEST_CASE("collectives of empty buffers complete") {
   const Ends ends = local_backends(2);
   CHECK(on_each(2, [&](int r) {
           Backend& end = *ends[static_cast<std::size_t>(r)];
@@ -151,7 +152,7 @@ TEST_CASE("nothing at all is a collective too") {
         }) == std::vector<std::string>(2));
 }
 
-TEST_CASE("a rank that does not come, and calls that differ") {
+TEST_CASE("a missing rank is a timeout, and different calls are an error") {
   const Ends ends = local_backends(3);
   float x[4] = {};
   CHECK_THROWS_WITH(ends[1]->barrier(in(30ms)), ContainsSubstring("rank 0, 2 did not come"));
@@ -162,11 +163,11 @@ TEST_CASE("a rank that does not come, and calls that differ") {
   for (const std::string& error : on_each(2, [&](int r) {
          others[static_cast<std::size_t>(r)]->all_reduce(y[r], 4 + 4 * r, DType::f32, ReduceOp::sum, in(20s));
        }))
-    CHECK_THAT(error, ContainsSubstring("rank 1 called another collective than rank 0"));
+    CHECK_THAT(error, ContainsSubstring("rank 1 called a different collective than rank 0"));
   CHECK_THROWS_AS(others[0]->barrier(in(20s)), DistributedError);
 }
 
-TEST_CASE("a rank that leaves wakes those who need it") {
+TEST_CASE("a rank that leaves wakes the ranks that wait for it") {
   Ends ends = local_backends(3);
   const auto errors = on_each(3, [&](int r) {
     if (r == 0) ends[0]->barrier(in(20s));
@@ -183,7 +184,7 @@ TEST_CASE("a rank that leaves wakes those who need it") {
   CHECK_THROWS_AS(ends[0]->send(&x, sizeof x, 2, 0, in(20s)), DistributedError);
 }
 
-TEST_CASE("what was sent before a rank left still arrives") {
+TEST_CASE("messages sent before a rank left still arrive") {
   Ends ends = local_backends(2);
   const float sent[2] = {3, 4};
   ends[0]->send(sent, sizeof sent, 1, 9, in(1s));
@@ -194,7 +195,7 @@ TEST_CASE("what was sent before a rank left still arrives") {
   CHECK_THROWS_WITH(ends[1]->recv(got, sizeof got, 0, 9, in(1s)), ContainsSubstring("rank 0 has left"));
 }
 
-TEST_CASE("messages keep their order within a tag and their size") {
+TEST_CASE("messages of one tag keep their order, and sizes must match") {
   const Ends ends = local_backends(2);
   for (int i = 0; i < 3; ++i) ends[0]->send(&i, sizeof i, 1, 1, in(1s));
   const int other = 70;
@@ -210,10 +211,10 @@ TEST_CASE("messages keep their order within a tag and their size") {
   ends[0]->send(&other, sizeof other, 1, 1, in(1s));
   char one;
   CHECK_THROWS_WITH(ends[1]->recv(&one, 1, 0, 1, in(1s)),
-                    ContainsSubstring("sent 4 bytes where rank 1 expects 1"));
+                    ContainsSubstring("sent 4 bytes, but rank 1 expects 1"));
 }
 
-TEST_CASE("an abort wakes all and says why") {
+TEST_CASE("abort() wakes all ranks with the reason") {
   const Ends ends = local_backends(3);
   const auto errors = on_each(3, [&](int r) {
     if (r == 0) ends[0]->barrier(in(20s));
@@ -227,10 +228,10 @@ TEST_CASE("an abort wakes all and says why") {
   for (const std::string& error : errors) CHECK(error == "out of paper");
 }
 
-TEST_CASE("parts of a group in any order") {
+TEST_CASE("split() numbers the ranks in the given order") {
   const Ends ends = local_backends(4);
   const auto errors = on_each(4, [&](int r) {
-    for (int round = 0; round < 3; ++round) {  // the same ranks again: another group
+    for (int round = 0; round < 3; ++round) {  // the same ranks again make another group
       const std::vector<int> ranks = r % 2 == 0 ? std::vector{2, 0} : std::vector{1, 3};
       const auto part = ends[static_cast<std::size_t>(r)]->split(ranks, nullptr, in(20s));
       int all[2] = {};
@@ -242,7 +243,7 @@ TEST_CASE("parts of a group in any order") {
   CHECK_THROWS_AS(ends[0]->split({1, 2}, nullptr, in(1s)), ValueError);
 }
 
-TEST_CASE("run_local_ranks runs every rank, with the caller's context and one thread") {
+TEST_CASE("run_local_ranks gives every rank the caller's context and one compute thread") {
   std::atomic<int> seen{0};
   const NoGradGuard guard;
   run_local_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {

@@ -1,4 +1,5 @@
-// NCCL: what can be known without a GPU, and one rank on one where there is one.
+// The NCCL backend without a GPU (error texts, refusals), and with one rank on a real GPU if there is one.
+// nccl_collectives_test.cpp and nccl_faults_test.cpp run several ranks on a stand-in NCCL.
 #include <cstring>
 #include <vector>
 
@@ -47,7 +48,7 @@ TEST_CASE("failures of NCCL say what to do") {
   CHECK_THAT(text("unhandled cuda error", "CUDA driver version is insufficient"),
              ContainsSubstring("install an"));
   CHECK_THAT(text("remote process exited or there was a network error", ""),
-             ContainsSubstring("network error; see what the other ranks print"));
+             ContainsSubstring("network error; look at the output of the other ranks"));
   CHECK_THAT(text("internal error", ""), ContainsSubstring("internal error; run with NCCL_DEBUG=INFO"));
 }
 
@@ -57,7 +58,8 @@ TEST_CASE("NCCL without a GPU is refused") {
     CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kGpu, 1s), ContainsSubstring("built without NCCL"));
     return;
   }
-  CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kCPU, 1s), ContainsSubstring("[nccl] device cpu:0 is not a CUDA device"));
+  CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kCPU, 1s),
+                    ContainsSubstring("[nccl] device cpu:0 is not a CUDA device"));
   CHECK_THROWS_AS(nccl_backend(store, 1, 1, kGpu, 1s), ValueError);
   const tapestry::testing::FakeGpus none(0);
   CHECK_THROWS_WITH(nccl_backend(store, 0, 1, kGpu, 1s),
@@ -116,8 +118,8 @@ TEST_CASE("a group of one over NCCL does every collective") {
   CHECK_THROWS_AS(group->all_reduce(x), DistributedError);
 }
 
-// Started by tools/gpu_check, as two ranks with an NCCL_HOSTID each: NCCL refuses two ranks of one host on
-// one GPU.
+// tools/gpu_check starts two ranks of this test, each with its own NCCL_HOSTID, because NCCL refuses two
+// ranks of one host on one GPU.
 TEST_CASE("two ranks over NCCL share a GPU", "[.]") {
   if (no_gpu()) return;
   const auto group = init_process_group({.backend = "nccl", .group = {.timeout = 60s}});
@@ -125,7 +127,7 @@ TEST_CASE("two ranks over NCCL share a GPU", "[.]") {
   const int rank = group->rank();
   using F = std::vector<float>;
 
-  // Ragged, and longer than one of NCCL's chunks; every element another number.
+  // Odd lengths, one of them longer than NCCL's chunks. Neighbouring elements differ.
   for (const std::size_t n : {std::size_t{1}, std::size_t{1027}, std::size_t{5'000'003}}) {
     F own(n), sum(n);
     for (std::size_t i = 0; i < n; ++i) {

@@ -9,7 +9,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-/// `size` ranks of one healthy machine, `gpus` of them shown to each.
+/// The reports of `size` ranks on one machine without problems, on which each rank sees `gpus` GPUs.
 std::vector<RankReport> machine(int size, int gpus = 0) {
   std::vector<RankReport> ranks;
   for (int rank = 0; rank < size; ++rank) {
@@ -30,7 +30,7 @@ std::vector<RankReport> machine(int size, int gpus = 0) {
   return ranks;
 }
 
-/// One finding of this kind that holds all of `texts`.
+/// True if exactly one finding is of this kind and contains all of `texts`.
 void finds(const std::vector<RankReport>& ranks, bool failure, const std::vector<std::string>& texts) {
   const auto findings = preflight(ranks);
   REQUIRE(findings.size() == 1);
@@ -46,7 +46,7 @@ TEST_CASE("a healthy job has no findings") {
   CHECK(preflight(machine(4)).empty());
   CHECK(preflight(machine(4, 4)).empty());
   CHECK(preflight(machine(3, 8)).empty());
-  auto two = machine(4, 2);  // two machines whose containers share a name
+  auto two = machine(4, 2);  // two machines whose containers have the same host name
   for (int i = 2; i < 4; ++i) {
     two[i].machine = "other";
     two[i].local_rank -= 2;
@@ -54,17 +54,17 @@ TEST_CASE("a healthy job has no findings") {
   CHECK(preflight(two).empty());
 }
 
-TEST_CASE("numbers that do not go together") {
+TEST_CASE("contradictory ranks and world sizes are failures") {
   auto ranks = machine(3);
   ranks[2].rank = 0;
-  finds(ranks, true, {"two processes say that they are rank 0"});
+  finds(ranks, true, {"two processes have rank 0"});
   ranks = machine(3);
   ranks[1].world_size = 2;
-  finds(ranks, true, {"rank 1 counts 2 ranks, rank 0 counts 3"});
+  finds(ranks, true, {"rank 1 has WORLD_SIZE 2, rank 0 has 3"});
   ranks = machine(3);
   ranks[2].local_rank = 1;
   finds(ranks, true, {"ranks 1 and 2 both have local rank 1 on h"});
-  auto two_nodes = machine(4);  // that are one machine
+  auto two_nodes = machine(4);  // both nodes are on one machine
   for (RankReport& r : two_nodes) r.local_world_size = 2;
   two_nodes[2].local_rank = 0;
   two_nodes[3].local_rank = 1;
@@ -77,40 +77,41 @@ TEST_CASE("numbers that do not go together") {
   finds(ranks, true, {"uses the backend mpi, rank 0 gloo"});
 }
 
-TEST_CASE("GPUs against local ranks") {
+TEST_CASE("a local rank without a GPU is a failure for nccl, a warning for gloo") {
   finds(machine(3, 2), true,
         {"rank 2 has local rank 2", "2 GPUs", "CUDA_VISIBLE_DEVICES is not set", "no cuda:2"});
   auto ranks = machine(3, 2);
   for (RankReport& r : ranks) r.cuda_visible_devices = "4,5";
   finds(ranks, true, {"CUDA_VISIBLE_DEVICES=4,5"});
-  for (RankReport& r : ranks) r.backend = "gloo";  // which can do without
+  for (RankReport& r : ranks) r.backend = "gloo";  // gloo needs no GPU
   finds(ranks, false, {"rank 2"});
 }
 
-TEST_CASE("one GPU for several ranks") {
+TEST_CASE("several ranks on one GPU are a failure for nccl, a warning for gloo") {
   auto ranks = machine(2, 1);
-  finds(ranks, true, {"ranks 0 and 1 on h take the same GPU 0", "NCCL refuses"});
+  finds(ranks, true, {"ranks 0 and 1 on h use the same GPU 0", "NCCL does not support"});
   for (RankReport& r : ranks) r.backend = "gloo";
   finds(ranks, false, {"share its time"});
-  // Each is shown one of its own, by a batch system say.
+  // Each rank sees only its own GPU, as some batch systems arrange.
   ranks = machine(2, 1);
   ranks[0].cuda_visible_devices = "0";
   ranks[1].cuda_visible_devices = "1";
   CHECK(preflight(ranks).empty());
   ranks[1].cuda_visible_devices = "0";
   finds(ranks, true, {"same GPU 0"});
-  // The same number on another machine is another GPU.
+  // The same GPU number on another machine is another GPU.
   ranks[1].machine = "other";
   ranks[1].local_rank = 0;
   CHECK(preflight(ranks).empty());
-  // Lists that overlap: local rank 0 takes the first of one, local rank 1 the second of the other.
+  // The lists overlap: local rank 0 uses the first GPU of its list, and local rank 1 the second of its own
+  // list.
   ranks = machine(2, 2);
   ranks[0].cuda_visible_devices = "3,2";
   ranks[1].cuda_visible_devices = "2,3";
   finds(ranks, true, {"same GPU 3"});
 }
 
-TEST_CASE("no GPU to be seen") {
+TEST_CASE("nccl without a visible GPU is a failure") {
   auto ranks = machine(1, 1);
   ranks[0].visible_gpus = 0;
   finds(ranks, true, {"rank 0 on h sees no GPU", "--gpus all"});
@@ -123,7 +124,7 @@ TEST_CASE("no GPU to be seen") {
   CHECK(preflight(ranks).empty());
 }
 
-TEST_CASE("/dev/shm as Docker makes it") {
+TEST_CASE("a small /dev/shm is reported with Docker's option") {
   for (const std::int64_t size : {std::int64_t{64} << 20, std::int64_t{0}}) {
     for (const bool nccl : {false, true}) {
       auto ranks = machine(2, nccl ? 2 : 0);
@@ -133,13 +134,13 @@ TEST_CASE("/dev/shm as Docker makes it") {
   }
   auto alone = machine(1);
   alone[0].shm_bytes = 0;
-  CHECK(preflight(alone).empty());  // it has nobody to share with
+  CHECK(preflight(alone).empty());  // one rank shares memory with nobody
 }
 
-TEST_CASE("a host without an address, too many threads") {
+TEST_CASE("a host name without an address and too many threads are warnings") {
   auto ranks = machine(2);
   for (RankReport& r : ranks) r.host_resolves = false;
-  finds(ranks, false, {"the name h has no address", "/etc/hosts"});
+  finds(ranks, false, {"the host name h has no address", "/etc/hosts"});
 
   ranks = machine(4);
   for (RankReport& r : ranks) r.threads = 8;
@@ -147,7 +148,7 @@ TEST_CASE("a host without an address, too many threads") {
   finds(machine(9), false, {"18 threads on 8 cores", "start fewer"});
 }
 
-TEST_CASE("reports as text and back") {
+TEST_CASE("reports are converted to text and back") {
   RankReport r = machine(2, 3)[1];
   r.host = "odd = name\nwith a line";
   CHECK_FALSE(rank_report_from(to_text(r)).cuda_visible_devices);
@@ -171,12 +172,13 @@ TEST_CASE("reports as text and back") {
   CHECK(back.shm_bytes == std::int64_t{1} << 30);
   CHECK(back.cores == 8);
   CHECK(back.threads == 2);
-  CHECK(rank_report_from("new_field=1\nrank=3\n").rank == 3);  // of a later version
-  CHECK_THROWS_WITH(rank_report_from("garbage"), ContainsSubstring("no line of a rank's report"));
-  CHECK_THROWS_WITH(rank_report_from("rank=3x\n"), ContainsSubstring("'3x' for a number"));
+  CHECK(rank_report_from("new_field=1\nrank=3\n").rank ==
+        3);  // unknown fields of a later version are ignored
+  CHECK_THROWS_WITH(rank_report_from("garbage"), ContainsSubstring("not a line of a rank's report"));
+  CHECK_THROWS_WITH(rank_report_from("rank=3x\n"), ContainsSubstring("'3x' instead of a number"));
 }
 
-TEST_CASE("this machine is inspected") {
+TEST_CASE("inspect_rank() reports this machine") {
   Environment e;
   e.rank = 1;
   e.world_size = 3;
@@ -189,7 +191,7 @@ TEST_CASE("this machine is inspected") {
   CHECK(r.threads >= 1);
 }
 
-TEST_CASE("all ranks learn what is wrong, or go on together") {
+TEST_CASE("failures reach all ranks, and without failures all continue") {
   for (const bool healthy : {true, false}) {
     const auto store = memory_store();
     auto ranks = machine(3, 3);
@@ -213,7 +215,7 @@ TEST_CASE("all ranks learn what is wrong, or go on together") {
   }
 }
 
-TEST_CASE("a rank that does not come is named") {
+TEST_CASE("a rank without a report is named") {
   const auto store = memory_store();
   const auto ranks = machine(2);
   CHECK_THROWS_AS(preflight(*store, ranks[0], Milliseconds(50)), TimeoutError);

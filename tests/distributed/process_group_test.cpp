@@ -1,4 +1,5 @@
-// What a group promises beside the values: arguments, order, sub-groups, handles, messages, the end.
+// Process groups: argument checks, order of calls, sub-groups, Work handles, messages and destruction.
+// collectives_test.cpp tests the values.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -31,7 +32,7 @@ Tensor filled(const Shape& shape, float x, DType dtype = DType::f32) {
 }
 Tensor one(float x = 1) { return filled({1}, x); }
 
-// f must throw an E that says `text`.
+// Checks that f throws an E whose text contains `text`.
 template <class E, class F>
 void refused(const std::string& text, F f) {
   try {
@@ -45,7 +46,7 @@ void refused(const std::string& text, F f) {
 
 }  // namespace
 
-TEST_CASE("arguments that do not fit are refused at once and nothing is posted") {
+TEST_CASE("invalid arguments throw at once and start nothing") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
       const Tensor x = filled({2, 3}, 1), whole = filled({4, 3}, 1), ints = filled({4}, 0, DType::i32);
@@ -99,7 +100,7 @@ TEST_CASE("arguments that do not fit are refused at once and nothing is posted")
   CHECK_THROWS_AS(local_backends(0), ValueError);
 }
 
-TEST_CASE("many small collectives stay in order") {
+TEST_CASE("many small collectives run in order") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 3, [](const Group& g) {
       std::vector<Tensor> tensors;
@@ -119,7 +120,7 @@ TEST_CASE("many small collectives stay in order") {
     });
 }
 
-TEST_CASE("sub-groups number their ranks in the order given and share the queue") {
+TEST_CASE("sub-groups number their ranks in the given order and share the FIFO") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 4, [](const Group& world) {
       const int me = world->rank();
@@ -147,7 +148,7 @@ TEST_CASE("sub-groups number their ranks in the order given and share the queue"
       require(sum.data<float>()[0] == (me == 1 ? 3 : me), "broadcast in odd");
       require(from_two.data<float>()[0] == 2, "broadcast from 2");
 
-      // A group of a group, and one that outlives the handle on its parent.
+      // A sub-group of a sub-group, which outlives the handle of its parent.
       if (odd) {
         const Group again = odd->new_group({1, 0});
         require(again->name() == "world.1.1" && again->rank() == (me == 1 ? 0 : 1), "a group of a group");
@@ -162,7 +163,7 @@ TEST_CASE("sub-groups number their ranks in the order given and share the queue"
     });
 }
 
-TEST_CASE("a sub-group outlives the handle on the world") {
+TEST_CASE("a sub-group outlives the handle of the world") {
   for (const Transport& transport : transports()) {
     auto backends = transport.connect(2);
     const auto store = memory_store();
@@ -183,7 +184,7 @@ TEST_CASE("a sub-group outlives the handle on the world") {
   }
 }
 
-TEST_CASE("host work is queued among collectives") {
+TEST_CASE("enqueue() runs tasks in order with collectives") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
       const Tensor x = one(1);
@@ -206,12 +207,12 @@ TEST_CASE("host work is queued among collectives") {
       refused<IndexError>("row 9", [&] { bad.wait(); });
       refused<IndexError>("row 9", [&] { bad.wait(1s); });
       const Work inside = g->enqueue([&] { g->barrier().wait(); });
-      refused<DistributedError>("wait elsewhere than in a queued task", [&] { inside.wait(); });
-      g->barrier().wait();  // a task's error is its own
+      refused<DistributedError>("do not call wait() in a task of enqueue()", [&] { inside.wait(); });
+      g->barrier().wait();  // the exception of a task does not affect the group
     });
 }
 
-TEST_CASE("a work can be waited for with a bound") {
+TEST_CASE("wait(timeout) throws after the timeout, and the call continues") {
   Work().wait();
   CHECK(Work().done());
   CHECK(Work().started() == Clock::time_point{});
@@ -232,7 +233,7 @@ TEST_CASE("a work can be waited for with a bound") {
     });
 }
 
-TEST_CASE("the longest timeouts that there are do not run over") {
+TEST_CASE("the longest timeouts do not overflow") {
   constexpr Milliseconds kForEver = Milliseconds::max();
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2,
@@ -246,7 +247,7 @@ TEST_CASE("the longest timeouts that there are do not run over") {
                    {.timeout = kForEver});
 }
 
-TEST_CASE("written tensors get a new version when the call is made") {
+TEST_CASE("the version of written tensors is bumped by the call itself") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
       const bool root = g->rank() == 0;
@@ -271,7 +272,7 @@ TEST_CASE("written tensors get a new version when the call is made") {
     });
 }
 
-TEST_CASE("messages go round in both directions at once, of any size") {
+TEST_CASE("messages of any size can go in both directions at once") {
   for (const Transport& transport : transports())
     for (const int size : {2, 3, 5})
       run_ranks_well(transport, size, [](const Group& g) {
@@ -292,7 +293,7 @@ TEST_CASE("messages go round in both directions at once, of any size") {
           works.push_back(g->recv(counter.back(), right, 2));
           works.push_back(g->recv(clockwise.back(), left, 1));
         }
-        g->barrier().wait();  // collectives go on beside them
+        g->barrier().wait();  // collectives run at the same time
         for (const Work& work : works) work.wait();
         for (int i = 0; i < 6; ++i) {
           const auto k = static_cast<std::size_t>(i);
@@ -305,7 +306,7 @@ TEST_CASE("messages go round in both directions at once, of any size") {
       });
 }
 
-TEST_CASE("messages of different tags do not wait for one another, and strides do not matter") {
+TEST_CASE("messages with different tags do not wait for one another, and tensors may be strided") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
       const int peer = 1 - g->rank();
@@ -332,7 +333,7 @@ TEST_CASE("messages of different tags do not wait for one another, and strides d
     });
 }
 
-TEST_CASE("without the comparison of calls all works the same") {
+TEST_CASE("all calls work without the comparison of calls") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 3,
                    [](const Group& g) {
@@ -346,7 +347,7 @@ TEST_CASE("without the comparison of calls all works the same") {
                    {.check = false});
 }
 
-TEST_CASE("a group waits for what was posted before it ends") {
+TEST_CASE("the destructor waits for calls in flight") {
   for (const Transport& transport : transports()) {
     std::vector<Tensor> tensors;
     for (int r = 0; r < 3; ++r) tensors.push_back(one(1));
@@ -360,10 +361,10 @@ TEST_CASE("a group waits for what was posted before it ends") {
   }
 }
 
-TEST_CASE("collectives may be posted from several threads") {
+TEST_CASE("collectives may be called from several threads") {
   for (const Transport& transport : transports())
     run_ranks_well(transport, 2, [](const Group& g) {
-      // Which thread is first must be the same on both ranks: they take turns.
+      // The order of calls must be the same on both ranks, so the threads take turns.
       std::mutex mutex;
       std::condition_variable changed;
       int turn = 0;
@@ -397,7 +398,7 @@ TEST_CASE("what timeout a group has", "[.child]") {
   });
 }
 
-TEST_CASE("the timeout has a default, a variable and an option") {
+TEST_CASE("the timeout comes from the option, the variable or the default") {
   const std::string child = "what timeout a group has";
   CHECK_THAT(run_child(child).output, ContainsSubstring("timeout 300000 ms"));
   CHECK_THAT(run_child(child, "TAPESTRY_TIMEOUT_S=2.5").output, ContainsSubstring("timeout 2500 ms"));
@@ -409,7 +410,7 @@ TEST_CASE("the timeout has a default, a variable and an option") {
 }
 
 TEST_CASE("a process ends with a failed group and a stuck queue", "[.child]") {
-  static Group kept[2];  // destroyed after main
+  static Group kept[2];  // destroyed after main()
   auto backends = local_backends(2);
   const auto store = memory_store();
   for (int r = 0; r < 2; ++r)
@@ -419,7 +420,7 @@ TEST_CASE("a process ends with a failed group and a stuck queue", "[.child]") {
   CHECK_THROWS_AS(kept[1]->barrier(), TimeoutError);
 }
 
-TEST_CASE("a process with a failed group ends by itself") {
+TEST_CASE("a process with a failed group and a stuck task can end") {
   const auto start = Clock::now();
   const ChildResult child = run_child("a process ends with a failed group and a stuck queue");
   INFO(child.output);

@@ -10,7 +10,7 @@ using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace distributed_test;
 
-TEST_CASE("a call in words") {
+TEST_CASE("str() and brief() describe a call") {
   CollectiveRecord r{
       .sequence = 42, .group = "world", .op = Op::all_reduce, .dtype = DType::f32, .shape = {1024}};
   CHECK(r.str() == "#42 all_reduce float32 [1024] sum");
@@ -31,7 +31,7 @@ TEST_CASE("a call in words") {
   CHECK((CollectiveRecord{.sequence = 1, .group = "world", .op = Op::barrier}.str() == "#1 barrier"));
 }
 
-TEST_CASE("the recorder keeps the last calls") {
+TEST_CASE("the recorder keeps the last calls in a ring buffer") {
   Recorder recorder;
   CHECK(recorder.records().empty());
   CHECK(recorder.running().empty());
@@ -60,13 +60,13 @@ TEST_CASE("the recorder keeps the last calls") {
   const auto kept = recorder.records();
   REQUIRE(kept.size() == Recorder::kKept);
   for (std::size_t i = 0; i < kept.size(); ++i) REQUIRE(kept[i].sequence == i + 3);
-  recorder.started(second);  // overwritten: nobody else's record changes
+  recorder.started(second);  // the record was overwritten, so no record may change
   recorder.finished(first, true);
   CHECK(recorder.running().empty());
   for (const CollectiveRecord& r : recorder.records()) REQUIRE_FALSE(r.failed);
 }
 
-TEST_CASE("a recorder serves several threads") {
+TEST_CASE("the recorder is thread-safe") {
   Recorder recorder;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
@@ -83,7 +83,7 @@ TEST_CASE("a recorder serves several threads") {
   CHECK(recorder.running().empty());
 }
 
-TEST_CASE("a group records its calls") {
+TEST_CASE("a group records its calls with their sites") {
   run_local_ranks(2, [](const Group& g) {
     const Tensor x = empty({2, 3}, DType::i64);
     g->broadcast(x, 1, "weights").wait();

@@ -1,4 +1,4 @@
-// Segments of memory between processes of one host.
+// Shared memory segments between processes of one host.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -46,7 +46,7 @@ std::ptrdiff_t files_in_shm() {
 
 }  // namespace
 
-TEST_CASE("a segment is zeros, and the same memory wherever it is opened") {
+TEST_CASE("a segment begins with zeros, and all mappings see the same memory") {
   const auto before = files_in_shm();
   {
     SharedMemory memory(kBytes);
@@ -64,7 +64,7 @@ TEST_CASE("a segment is zeros, and the same memory wherever it is opened") {
   CHECK(mappings() == 0);
 }
 
-TEST_CASE("another process opens it, and what it was is gone with the last of them") {
+TEST_CASE("another process can open a segment, which is freed after the last process") {
   auto memory = std::make_unique<SharedMemory>(kBytes);
   const SharedMemoryAddress address = memory->address();
   tests::Process other([&] {
@@ -83,36 +83,36 @@ TEST_CASE("another process opens it, and what it was is gone with the last of th
   CHECK(mappings() == 0);
 }
 
-TEST_CASE("nobody opens a segment that is closed, and what is opened is never something else") {
+TEST_CASE("a closed segment cannot be opened, and other files are refused") {
   SharedMemory memory(kBytes);
   const SharedMemoryAddress good = memory.address();
   CHECK(error_at(good) == "");
   SharedMemoryAddress bad = good;
   bad.token[3] ^= 1;
-  CHECK_THAT(error_at(bad), ContainsSubstring(path_of(good) + " is another segment"));
+  CHECK_THAT(error_at(bad), ContainsSubstring(path_of(good) + " is a different segment"));
   bad = good;
   bad.bytes += 1;
-  CHECK_THAT(error_at(bad), ContainsSubstring(path_of(good) + " is something else"));
+  CHECK_THAT(error_at(bad), ContainsSubstring(path_of(good) + " is not a shared segment"));
   bad.bytes = 8;
-  CHECK_THAT(error_at(bad), ContainsSubstring("is something else"));
+  CHECK_THAT(error_at(bad), ContainsSubstring("is not a shared segment"));
   bad = good;
   std::strcpy(bad.process_namespace, "pid:[1]");
-  CHECK_THAT(error_at(bad), ContainsSubstring("counts processes in pid:[1]"));
+  CHECK_THAT(error_at(bad), ContainsSubstring("is in the PID namespace pid:[1]"));
   bad = good;
   bad.process = 1 << 22;
   CHECK_THAT(error_at(bad), ContainsSubstring("cannot open /proc/4194304/fd/"));
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   bad = good;
   bad.descriptor = null;
-  CHECK_THAT(error_at(bad), ContainsSubstring("is something else"));
+  CHECK_THAT(error_at(bad), ContainsSubstring("is not a shared segment"));
   close(null);
 
   memory.close();
   CHECK_THAT(error_at(good), ContainsSubstring("cannot open"));
-  memory.data()[0] = std::byte{1};  // it is still here
+  memory.data()[0] = std::byte{1};  // this mapping still works
 }
 
-TEST_CASE("a profiler's signals do not keep a segment from being made") {
+TEST_CASE("a segment can be made under a profiler's signals") {
   struct sigaction action {
   }, before{};
   action.sa_handler = [](int) {};
@@ -120,22 +120,24 @@ TEST_CASE("a profiler's signals do not keep a segment from being made") {
   sigaction(SIGALRM, &action, &before);
   const itimerval every_millisecond{{0, 1000}, {0, 1000}}, never{};
   setitimer(ITIMER_REAL, &every_millisecond, nullptr);
-  CHECK_NOTHROW(SharedMemory(64 << 20));  // which takes some of them; Linux 6.18 would go on by itself
+  CHECK_NOTHROW(
+      SharedMemory(64 << 20));  // long enough to be interrupted; Linux 6.18 restarts fallocate itself
   setitimer(ITIMER_REAL, &never, nullptr);
   sigaction(SIGALRM, &before, nullptr);
 }
 
-TEST_CASE("a segment cannot be cut off under those who use it") {
+TEST_CASE("a segment cannot be truncated while it is in use") {
   const SharedMemory memory(kBytes);
   const int fd = open(path_of(memory.address()).c_str(), O_RDWR | O_CLOEXEC);
   REQUIRE(fd >= 0);
   CHECK(ftruncate(fd, 10) != 0);
-  CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0);  // zeros, not a SIGBUS
+  CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) ==
+        0);  // the hole reads as zeros and raises no SIGBUS
   CHECK(memory.data()[70] == std::byte{0});
   close(fd);
 }
 
-TEST_CASE("where a segment is not permitted, that is an error at once") {
+TEST_CASE("a segment beyond the limits of the process is an error at once") {
   tests::Process limited([] {
     rlimit files{};
     getrlimit(RLIMIT_FSIZE, &files);

@@ -1,5 +1,5 @@
 #pragma once
-// What tests of stores share: measured waits and processes of one's own.
+// Helpers for tests of stores: measured waits, and child processes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,13 +17,13 @@ namespace tests {
 using tapestry::distributed::Clock;
 using tapestry::distributed::Milliseconds;
 
-constexpr Milliseconds kSoon{20'000};  // for waits that end long before, unless something is wrong
+constexpr Milliseconds kSoon{20'000};  // a bound for waits that normally end much earlier
 
 inline Milliseconds since(Clock::time_point begin) {
   return std::chrono::duration_cast<Milliseconds>(Clock::now() - begin);
 }
 
-/// The text of the E that `f` throws; "" if it throws none.
+/// The text of the E that `f` throws, or "" if it does not throw.
 template <class E, class F>
 std::string message_of(F&& f) {
   try {
@@ -34,7 +34,8 @@ std::string message_of(F&& f) {
   return "";
 }
 
-/// A process of this one's kind that runs `body` and nothing else; exits with 1 if it throws, and says what.
+/// A forked process that runs `body` and exits. If `body` throws, the process prints the text and exits
+/// with 1.
 class Process {
  public:
   explicit Process(const std::function<void()>& body) : id_(fork()) {
@@ -55,7 +56,7 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   pid_t id() const { return id_; }
-  /// The exit code; minus the signal that ended it.
+  /// The exit code, or the negated number of the signal that ended the process.
   int join() {
     int status = 0;
     if (waitpid(id_, &status, 0) != id_) return -999;

@@ -1,4 +1,4 @@
-// What all stores promise, of each kind; prefixes.
+// The behaviour that all stores have in common, tested on each kind of store, and prefix_store().
 #include "tapestry/distributed/comm/store.h"
 
 #include <algorithm>
@@ -20,13 +20,13 @@ using tests::since;
 
 namespace {
 
-/// One set of keys, and handles on it as ranks have them.
+/// A store, and a handle for each rank.
 struct Kind {
   std::string name;
   std::function<std::shared_ptr<Store>()> handle;
 };
 
-/// Every kind, new and empty.
+/// One new empty store of each kind.
 class Kinds {
  public:
   Kinds() {
@@ -55,7 +55,7 @@ void in_threads(int count, const std::function<void(int)>& body) {
 
 }  // namespace
 
-TEST_CASE("what is set is there for every handle, whatever its bytes") {
+TEST_CASE("a value with any bytes is visible through every handle") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const auto a = kind.handle(), b = kind.handle();
@@ -78,7 +78,7 @@ TEST_CASE("what is set is there for every handle, whatever its bytes") {
   }
 }
 
-TEST_CASE("erase takes a key away, once") {
+TEST_CASE("erase() removes a key and returns true once") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const auto a = kind.handle(), b = kind.handle();
@@ -93,7 +93,7 @@ TEST_CASE("erase takes a key away, once") {
   }
 }
 
-TEST_CASE("add counts in decimal, and refuses what is no number or overflows") {
+TEST_CASE("add() counts in decimal, and refuses other values and overflow") {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
   for (const Kind& kind : Kinds()) {
@@ -120,23 +120,23 @@ TEST_CASE("add counts in decimal, and refuses what is no number or overflows") {
   }
 }
 
-TEST_CASE("compare_set sets only what it expects, and says what is there") {
+TEST_CASE("compare_set() sets a key only if it holds the expected value, and returns the value") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const auto store = kind.handle();
-    CHECK(store->compare_set("k", "", "x") == "");  // absent is not empty
+    CHECK(store->compare_set("k", "", "x") == "");  // a missing key is not an empty value
     CHECK(store->try_get("k") == std::nullopt);
     CHECK(store->compare_set("k", std::nullopt, "a") == "a");
     CHECK(store->compare_set("k", std::nullopt, "b") == "a");
     CHECK(store->compare_set("k", "b", "c") == "a");
     CHECK(store->compare_set("k", "a", "c") == "c");
     CHECK(store->compare_set("k", "c", "") == "");
-    CHECK(store->compare_set("k", std::nullopt, "d") == "");  // empty is not absent
+    CHECK(store->compare_set("k", std::nullopt, "d") == "");  // an empty value is not a missing key
     CHECK(store->compare_set("k", "", "d") == "d");
   }
 }
 
-TEST_CASE("keys and values have limits, which hold the last byte") {
+TEST_CASE("keys and values may have exactly the limits' sizes") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const auto store = kind.handle();
@@ -155,7 +155,8 @@ TEST_CASE("keys and values have limits, which hold the last byte") {
     std::string value(Store::kMaxValue, 'v');
     value.back() = '!';
     store->set("large", value);
-    CHECK((store->get("large", kSoon) == value));  // not printed
+    CHECK(
+        (store->get("large", kSoon) == value));  // in parentheses, so that a failure does not print the value
     value += '?';
     CHECK_THROWS_AS(store->set("large", value), ValueError);
     CHECK_THROWS_AS(store->compare_set("large", std::nullopt, value), ValueError);
@@ -163,7 +164,7 @@ TEST_CASE("keys and values have limits, which hold the last byte") {
   }
 }
 
-TEST_CASE("get waits for a key that another handle sets, in any way") {
+TEST_CASE("get() waits for a key that another handle sets by any call") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const std::vector<std::function<void(Store&)>> ways = {
@@ -180,7 +181,7 @@ TEST_CASE("get waits for a key that another handle sets, in any way") {
         store->set("other", "not this one");
         set(*store);
       });
-      // The longest timeout there is must not overflow into the past.
+      // Milliseconds::max() must not overflow to a time in the past.
       const std::string value =
           message_of<Error>([&] { CHECK(kind.handle()->get("k", Milliseconds::max()) == "1"); });
       later.join();
@@ -191,7 +192,7 @@ TEST_CASE("get waits for a key that another handle sets, in any way") {
   }
 }
 
-TEST_CASE("a key that does not come: TimeoutError on time, which names it") {
+TEST_CASE("a missing key is a TimeoutError at the deadline that names the key") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const auto store = kind.handle();
@@ -209,7 +210,7 @@ TEST_CASE("a key that does not come: TimeoutError on time, which names it") {
   }
 }
 
-TEST_CASE("a wait holds up no other call on the same handle") {
+TEST_CASE("a wait does not delay other calls on the same handle") {
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
     const auto store = kind.handle();
@@ -227,7 +228,7 @@ TEST_CASE("a wait holds up no other call on the same handle") {
   }
 }
 
-TEST_CASE("adds from many threads and handles are each seen once") {
+TEST_CASE("each add() of many threads and handles counts once") {
   constexpr int kThreads = 8, kAdds = 60;
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
@@ -249,7 +250,7 @@ TEST_CASE("adds from many threads and handles are each seen once") {
   }
 }
 
-TEST_CASE("one of those who race for a key wins, and all see the same winner") {
+TEST_CASE("exactly one of several concurrent compare_set() calls wins, and all see the same winner") {
   constexpr int kThreads = 6, kRounds = 20;
   for (const Kind& kind : Kinds()) {
     INFO(kind.name);
@@ -258,7 +259,7 @@ TEST_CASE("one of those who race for a key wins, and all see the same winner") {
       const auto store = kind.handle();
       for (int round = 0; round < kRounds; ++round) {
         seen[t][round] = store->compare_set("race" + std::to_string(round), std::nullopt, std::to_string(t));
-        // A counter by compare_set alone: each success is one step.
+        // A counter built with compare_set only: each success is one step.
         for (std::string old = store->try_get("count").value_or("");;) {
           const std::string next = std::to_string((old.empty() ? 0 : std::stoi(old)) + 1);
           const std::string tag = next + ":" + std::to_string(t) + ":" + std::to_string(round);
@@ -275,7 +276,7 @@ TEST_CASE("one of those who race for a key wins, and all see the same winner") {
   }
 }
 
-TEST_CASE("prefixes keep keys apart, and may be put in one another") {
+TEST_CASE("prefixes separate keys, and can be nested") {
   const auto base = memory_store();
   const auto a = prefix_store("a/", base), b = prefix_store("b/", base), inner = prefix_store("in/", a);
   a->set("k", "of a");

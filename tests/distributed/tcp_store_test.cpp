@@ -1,4 +1,4 @@
-// The TCP store among strangers: wrong secrets, garbage, slowness, greed; and its server's end.
+// The TCP store against wrong secrets, garbage, slow and greedy connections, and when its server ends.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -27,7 +27,7 @@ const std::string kHere = "127.0.0.1";
 const TcpOptions kQuick{
     .secret = "s3cret", .connect_timeout = Milliseconds(5000), .request_timeout = Milliseconds(300)};
 
-/// A socket without manners.
+/// A raw socket that can violate the protocol.
 class Raw {
  public:
   explicit Raw(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -47,7 +47,7 @@ class Raw {
     return place;
   }
 
-  /// False once the other side has hung up.
+  /// False if the other side has closed the connection.
   bool send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -56,7 +56,7 @@ class Raw {
     }
     return true;
   }
-  /// What comes until `bytes` are there, the other side hangs up, or `limit` is over.
+  /// Reads until `bytes` bytes have come, the other side closes the connection, or `limit` has passed.
   std::string receive(std::size_t bytes, Milliseconds limit = Milliseconds(5000)) {
     std::string out;
     const auto end = Clock::now() + limit;
@@ -74,7 +74,7 @@ class Raw {
     }
     return out;
   }
-  /// Whether the other side hangs up within `limit`; what comes before is thrown away.
+  /// True if the other side closes the connection within `limit`. Discards all data.
   bool hung_up(Milliseconds limit = Milliseconds(5000)) {
     const auto begin = Clock::now();
     while (!ended_ && since(begin) < limit) receive(4096, Milliseconds(50));
@@ -87,7 +87,7 @@ class Raw {
   bool ended_ = false;
 };
 
-/// One that knows the secret, and then the wire.
+/// A raw client that completes the handshake and then sends raw bytes.
 std::unique_ptr<Raw> admitted(int port, const std::string& secret = kQuick.secret) {
   auto raw = std::make_unique<Raw>(port);
   const std::string greeting = raw->receive(wire::kGreeting.size() + wire::kNonce);
@@ -100,7 +100,7 @@ std::unique_ptr<Raw> admitted(int port, const std::string& secret = kQuick.secre
   return raw;
 }
 
-/// Accepts connections at a free port of this host, one at a time, and does `body` with each.
+/// A server at a free port that accepts one connection at a time and calls `body` with it.
 class Impostor {
  public:
   explicit Impostor(std::function<void(int fd)> body)
@@ -127,7 +127,7 @@ class Impostor {
   std::thread thread_;
 };
 
-/// Does what every test of hostility ends with: others are served as before.
+/// The last step of every hostile test: checks that other clients are still served.
 void check_healthy(const StoreServer& server) {
   const auto store = tcp_store(kHere, server.port(), kQuick);
   const std::int64_t n = store->add("healthy", 1);
@@ -159,8 +159,8 @@ std::string size_prefix(std::uint32_t size) {
 
 }  // namespace
 
-TEST_CASE("SHA-256 and HMAC give the standards' values") {
-  // FIPS 180-4's examples, and lengths around a block's end.
+TEST_CASE("SHA-256 and HMAC have the values of the standards") {
+  // The examples of FIPS 180-4, and lengths around the block size.
   CHECK(hex(sha256("")) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(hex(sha256("abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   CHECK(hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")) ==
@@ -187,7 +187,7 @@ TEST_CASE("SHA-256 and HMAC give the standards' values") {
   CHECK(random_bytes(32) != random_bytes(32));
 }
 
-TEST_CASE("a client with another secret is refused at once, and told so") {
+TEST_CASE("a client with another secret is refused at once with that reason") {
   const auto server = start_store_server(kHere, 0, kQuick);
   const auto open = start_store_server(kHere, 0, {});
   struct Case {
@@ -207,7 +207,7 @@ TEST_CASE("a client with another secret is refused at once, and told so") {
   CHECK(tcp_store(kHere, open->port(), {})->add("n", 1) == 1);
 }
 
-TEST_CASE("a server without the secret is found out") {
+TEST_CASE("a client refuses a server that does not know the secret") {
   const std::string nonce(wire::kNonce, 'x');
   std::string heard;
   for (const bool reflect : {false, true}) {
@@ -216,7 +216,7 @@ TEST_CASE("a server without the secret is found out") {
       if (send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL) < 0) return;
       std::string answer(wire::kNonce + wire::kProof, '\0');
       if (recv(fd, answer.data(), answer.size(), MSG_WAITALL) < 0) return;
-      // All it has is what the client said.
+      // The server can use only what the client has sent.
       const std::string verdict =
           wire::kWelcome + (reflect ? answer.substr(wire::kNonce) : std::string(32, 'p'));
       if (send(fd, verdict.data(), verdict.size(), MSG_NOSIGNAL) < 0) return;
@@ -225,7 +225,7 @@ TEST_CASE("a server without the secret is found out") {
   }
 }
 
-TEST_CASE("a proof serves once") {
+TEST_CASE("a proof cannot be replayed") {
   const auto server = start_store_server(kHere, 0, kQuick);
   Raw first(server->port());
   const std::string theirs = first.receive(48).substr(16), ours(32, 'n');
@@ -239,14 +239,15 @@ TEST_CASE("a proof serves once") {
   CHECK(again.hung_up());
 }
 
-TEST_CASE("what is no store, does not speak, or is not there") {
+TEST_CASE("a foreign, silent or missing server is an error that says so") {
   Impostor web([](int fd) {
     const std::string page(200, 'H');
     if (send(fd, page.data(), page.size(), MSG_NOSIGNAL) < 0) return;
     char c;
     while (recv(fd, &c, 1, 0) > 0) continue;
   });
-  CHECK_THROWS_WITH(tcp_store(kHere, web.port(), kQuick), ContainsSubstring("no store of this kind"));
+  CHECK_THROWS_WITH(tcp_store(kHere, web.port(), kQuick),
+                    ContainsSubstring("is not a store of this version"));
 
   TcpOptions impatient = kQuick;
   impatient.connect_timeout = Milliseconds(400);
@@ -281,7 +282,7 @@ TEST_CASE("a client waits for a server that starts later") {
   CHECK(error == "");
 }
 
-TEST_CASE("strangers cost themselves only") {
+TEST_CASE("misbehaving strangers do not affect clients") {
   const auto server = start_store_server(kHere, 0, kQuick);
   const auto member = tcp_store(kHere, server->port(), kQuick);
   Raw silent(server->port()), slow(server->port()), half(server->port());
@@ -294,7 +295,7 @@ TEST_CASE("strangers cost themselves only") {
     CHECK(raw.hung_up());
     check_healthy(*server);
   }
-  // Each of its bytes comes in good time, and all of them do not.
+  // Each byte comes in time, but all together come too late.
   const auto begin = Clock::now();
   bool there = true;
   for (int i = 0; i < 64 && there && since(begin) < kSoon; ++i) {
@@ -306,7 +307,7 @@ TEST_CASE("strangers cost themselves only") {
   CHECK(member->add("n", 1) == 1);
 }
 
-TEST_CASE("a client that breaks a rule is dropped, and nothing of it stays") {
+TEST_CASE("a client that violates the protocol is dropped without effects") {
   const auto server = start_store_server(kHere, 0, kQuick);
   const std::string good = wire::encode(wire::Request{.op = wire::Op::add, .number = 1, .key = "n"});
   const auto framed = [](const std::string& body) {
@@ -314,7 +315,7 @@ TEST_CASE("a client that breaks a rule is dropped, and nothing of it stays") {
   };
   std::string unknown_op = good, long_key = good, lying = good;
   unknown_op[4] = 99;
-  lying[14] = '\x7f';  // the length of a field within
+  lying[14] = '\x7f';  // makes the length of an inner field wrong
   long_key = wire::encode(wire::Request{.op = wire::Op::set, .key = std::string(Store::kMaxKey + 1, 'k')});
   const std::string breaches[] = {
       size_prefix(0xffffffff) + "x",
@@ -326,7 +327,7 @@ TEST_CASE("a client that breaks a rule is dropped, and nothing of it stays") {
       unknown_op,
       long_key,
       lying,
-      good + good,  // the second before the first is answered
+      good + good,  // the second request comes before the response to the first
   };
   for (const std::string& breach : breaches) {
     INFO(hex(breach.substr(0, 40)));
@@ -335,10 +336,10 @@ TEST_CASE("a client that breaks a rule is dropped, and nothing of it stays") {
     CHECK(raw->hung_up());
     check_healthy(*server);
   }
-  // A request that was begun and does not go on, and one that goes on slowly.
+  // A request that stops in the middle, and one that continues slowly.
   for (const std::size_t begun : {std::size_t{1}, std::size_t{4}, good.size() - 1}) {
     const auto raw = admitted(server->port());
-    std::this_thread::sleep_for(Milliseconds(400));  // idle as long as one likes
+    std::this_thread::sleep_for(Milliseconds(400));  // idle connections have no time limit
     const auto begin = Clock::now();
     raw->send(good.substr(0, begun));
     CHECK(raw->hung_up());
@@ -353,7 +354,7 @@ TEST_CASE("a client that breaks a rule is dropped, and nothing of it stays") {
   CHECK(idle->receive(6).size() == 6);
 }
 
-TEST_CASE("sizes that are only claimed take no memory") {
+TEST_CASE("announced sizes use no memory") {
   const auto server = start_store_server(kHere, 0, kQuick);
   const std::size_t before = resident_bytes();
   std::vector<std::unique_ptr<Raw>> greedy;
@@ -366,17 +367,17 @@ TEST_CASE("sizes that are only claimed take no memory") {
   for (const auto& raw : greedy) CHECK(raw->hung_up());
 }
 
-TEST_CASE("many silent connections do not shut out those who hold the secret") {
+TEST_CASE("many silent connections do not lock out clients with the secret") {
   TcpOptions patient = kQuick;
   patient.request_timeout = Milliseconds(5000);
   const auto server = start_store_server(kHere, 0, patient);
   std::vector<std::unique_ptr<Raw>> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(std::make_unique<Raw>(server->port()));
   check_healthy(*server);
-  CHECK(silent.front()->hung_up());  // the oldest made room
+  CHECK(silent.front()->hung_up());  // the oldest stranger was dropped
 }
 
-TEST_CASE("a store is full before memory is, and erasing makes room") {
+TEST_CASE("a store has a size limit, and erase() frees space") {
   const auto server = start_store_server(kHere, 0, {});
   const auto store = tcp_store(kHere, server->port(), {});
   const std::string large(Store::kMaxValue, 'x');
@@ -391,7 +392,7 @@ TEST_CASE("a store is full before memory is, and erasing makes room") {
   store->set("16", large.substr(1000));
 }
 
-TEST_CASE("a port that is taken: by whom; and free again as soon as its server has ended") {
+TEST_CASE("the error for a used port names the process, and the port is free again after the server ends") {
   auto server = start_store_server(kHere, 0, kQuick);
   const int port = server->port();
   CHECK(server->address() == kHere);
@@ -415,13 +416,14 @@ TEST_CASE("a port that is taken: by whom; and free again as soon as its server h
   }
 }
 
-TEST_CASE("where a server listens") {
+TEST_CASE("a server listens on loopback unless it has a secret") {
   CHECK(start_store_server("", 0, {})->address() == "127.0.0.1");
   CHECK_THROWS_WITH(start_store_server("0.0.0.0", 0, {}), ContainsSubstring("TAPESTRY_SECRET"));
   CHECK_THROWS_AS(start_store_server("0.0.0.0", 0, {}), ValueError);
   CHECK(start_store_server("0.0.0.0", 0, kQuick)->address() == "0.0.0.0");
   CHECK(start_store_server("localhost", 0, {})->address() == "127.0.0.1");
-  CHECK_THROWS_AS(start_store_server("192.0.2.1", 0, kQuick), DistributedError);  // not of this machine
+  CHECK_THROWS_AS(start_store_server("192.0.2.1", 0, kQuick),
+                  DistributedError);  // not an address of this machine
   CHECK_THROWS_AS(start_store_server("no-such-host.invalid", 0, kQuick), DistributedError);
   CHECK_THROWS_AS(start_store_server(kHere, -1, {}), ValueError);
   CHECK_THROWS_AS(start_store_server(kHere, 65536, {}), ValueError);
@@ -430,7 +432,7 @@ TEST_CASE("where a server listens") {
   CHECK((everywhere->address() == "::" || everywhere->address() == "0.0.0.0"));
 }
 
-TEST_CASE("when the server goes, waits end at once with its name") {
+TEST_CASE("waits end at once with the server's address when the server ends") {
   auto server = start_store_server(kHere, 0, kQuick);
   const int port = server->port();
   const auto store = tcp_store(kHere, port, kQuick);
@@ -447,7 +449,7 @@ TEST_CASE("when the server goes, waits end at once with its name") {
   CHECK(since(begin) < Milliseconds(3000));
 }
 
-TEST_CASE("a server that is stopped: requests end in the time set, also those that wait") {
+TEST_CASE("requests to a stopped server end at their deadline, also waiting ones") {
   int port = 0;
   { port = start_store_server(kHere, 0, kQuick)->port(); }
   Process host([&] {
@@ -457,7 +459,7 @@ TEST_CASE("a server that is stopped: requests end in the time set, also those th
   const auto store = tcp_store(kHere, port, kQuick);
   store->set("k", "v");
   kill(host.id(), SIGSTOP);
-  int stopped = 0;  // it goes on for a moment after kill()
+  int stopped = 0;  // counts attempts: the process runs on for a moment after kill()
   REQUIRE(waitpid(host.id(), &stopped, WUNTRACED) == host.id());
   auto begin = Clock::now();
   CHECK_THROWS_WITH(store->try_get("k"), ContainsSubstring("127.0.0.1"));
@@ -470,7 +472,7 @@ TEST_CASE("a server that is stopped: requests end in the time set, also those th
   CHECK(store->get("k", kSoon) == "v");
 }
 
-TEST_CASE("clients that die while they wait leave nothing behind") {
+TEST_CASE("clients that die while they wait are removed") {
   const auto server = start_store_server(kHere, 0, kQuick);
   const std::string wait = wire::encode(wire::Request{.op = wire::Op::get, .number = 60'000, .key = "k"});
   for (int i = 0; i < 20; ++i) {
@@ -484,7 +486,7 @@ TEST_CASE("clients that die while they wait leave nothing behind") {
   check_healthy(*server);
 }
 
-TEST_CASE("drain waits for the clients there are, and lets in no others") {
+TEST_CASE("drain() waits for connected clients and accepts no others") {
   const auto server = start_store_server(kHere, 0, kQuick);
   auto client = tcp_store(kHere, server->port(), kQuick);
   Raw stranger(server->port());

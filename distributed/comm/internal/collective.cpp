@@ -13,14 +13,14 @@ void check_tensor(const char* op, const Tensor& t, const char* what) { detail::c
 void check_written(const char* op, const Tensor& t, const char* what) {
   check_tensor(op, t, what);
   check(!may_overlap_itself(t), "[", op, "] elements of the ", what, " of shape ", t.sizes(), " and strides ",
-        t.strides(), " share memory, so that it cannot be written; pass t.clone() of an expanded tensor");
+        t.strides(), " share memory, so it cannot be written; pass t.clone() instead of an expanded tensor");
 }
 
 void check_parts(const char* op, const Tensor& whole, const char* whole_is, const Tensor& part,
                  const char* part_is, int size) {
   check<TypeError>(whole.dtype() == part.dtype(), "[", op, "] the output is ",
                    whole_is[0] == 'o' ? whole.dtype() : part.dtype(), " and the input ",
-                   whole_is[0] == 'o' ? part.dtype() : whole.dtype(), "; make them the same");
+                   whole_is[0] == 'o' ? part.dtype() : whole.dtype(), "; use one dtype");
   check(whole.numel() == part.numel() * size, "[", op, "] the ", whole_is, " of shape ", whole.sizes(),
         " has ", whole.numel(), " elements, and ", size, " ranks with a ", part_is, " of shape ",
         part.sizes(), " need ", part.numel() * size, "; make it ", size, " times as large");
@@ -89,7 +89,7 @@ void check_collective(const Collective& call, int rank, int size, Device transpo
       check_tensor(op, call.in, "input");
       check_parts(op, call.out, "output", call.in, "input", 1);
       check(call.in.numel() % size == 0, "[all_to_all] ", call.in.numel(), " elements of shape ",
-            call.in.sizes(), " do not divide into ", size, " equal parts; pad them");
+            call.in.sizes(), " cannot be divided into ", size, " equal parts; pad the tensor");
       break;
     case Op::send:
       check_tensor(op, call.in, "tensor");
@@ -104,13 +104,12 @@ void check_collective(const Collective& call, int rank, int size, Device transpo
   const Device device = call.device(transport);
   for (const Tensor* t : {&call.in, &call.out})
     check<DeviceError>(!t->defined() || t->device().is_cpu() || t->device() == device, "[", op,
-                       "] a tensor is on ", t->defined() ? t->device() : kCPU, ", and ",
-                       transport.is_cuda() ? "this group's ranks exchange through " : "the other one on ",
-                       device, "; move it there with .to()");
+                       "] a tensor is on ", t->defined() ? t->device() : kCPU, ", but ",
+                       transport.is_cuda() ? "this group uses " : "the other tensor is on ", device,
+                       "; move it there with .to()");
   if (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::reduce_scatter)
     check<TypeError>(call.reduce != ReduceOp::mean || is_floating(call.in.dtype()), "[", op, "] the mean of ",
-                     call.in.dtype(),
-                     ", which cannot hold it; ask for the sum, or convert to a floating dtype");
+                     call.in.dtype(), " is not defined; use the sum, or convert to a floating dtype");
   if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
     check<IndexError>(call.peer >= 0 && call.peer < size, "[", op, "] root ", call.peer, " of a group of ",
                       size, " ranks; pass one of 0 to ", size - 1);
@@ -121,7 +120,7 @@ void check_collective(const Collective& call, int rank, int size, Device transpo
   }
 }
 
-void carry_out(const Collective& call, Backend& backend, Deadline deadline) {
+void run_collective(const Collective& call, Backend& backend, Deadline deadline) {
   using Fill = Staged::Fill;
   if (call.op == Op::barrier) return backend.barrier(deadline);
   const Tensor& part = call.part();
@@ -130,7 +129,8 @@ void carry_out(const Collective& call, Backend& backend, Deadline deadline) {
   if (part.numel() == 0) return;
 
   if (in_place(call.op)) {
-    // Off the root a reduction leaves the buffer in any state, but the caller's tensor as it was.
+    // Except at the root, a reduction leaves its buffer unspecified. The caller's tensor must not change, so
+    // it is copied.
     const Staged data(call.in,
                       call.op == Op::reduce && !at_root      ? Fill::copy
                       : call.op == Op::broadcast && !at_root ? Fill::no

@@ -1,29 +1,31 @@
 #pragma once
-// One collective of a rank: checked when it is called, carried out on the queue's thread.
+// One collective call of a rank. It is checked in the caller's thread and runs in the thread of the FIFO.
 #include "tapestry/core/tensor.h"
 #include "tapestry/distributed/comm/backend.h"
 #include "tapestry/distributed/comm/recorder.h"
 
 namespace tapestry::distributed {
 
-/// What a caller asked for. In place: `in` and `out` are the same tensor.
+/// The arguments of a call. `in` and `out` are the same tensor if the collective works in place.
 struct Collective {
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
   int peer = -1;  // root or peer
   Tensor in, out;
 
-  /// The tensor whose shape and dtype have to be the same on all ranks.
+  /// The tensor whose shape and dtype must be equal on all ranks.
   const Tensor& part() const;
-  /// The device that has a part in it, besides CPUs: the transport's, else the tensors'; kCPU if none has.
+  /// The CUDA device that takes part: the transport's, otherwise that of the tensors, or kCPU if there is
+  /// none.
   Device device(Device transport) const;
   /// True if this rank's `out` is written.
   bool writes(int rank) const;
 };
 
-/// Throws ValueError, TypeError, IndexError or DeviceError for a call that does not fit.
+/// Throws ValueError, TypeError, IndexError or DeviceError for invalid arguments.
 void check_collective(const Collective& call, int rank, int size, Device transport);
-/// Blocks until this rank's part is done, or given to the current stream of the device that has a part in it.
-void carry_out(const Collective& call, Backend& backend, Deadline deadline);
+/// Runs the collective. Blocks until this rank's part is done, or is enqueued on the current stream of the
+/// device that takes part.
+void run_collective(const Collective& call, Backend& backend, Deadline deadline);
 
 }  // namespace tapestry::distributed

@@ -1,5 +1,5 @@
 #pragma once
-// Timeouts as points in time, and back.
+// Conversions between timeouts and deadlines.
 #include <algorithm>
 #include <chrono>
 
@@ -7,15 +7,15 @@
 
 namespace tapestry::distributed {
 
-/// A year stands for whatever is longer: Milliseconds::max(), added to the clock, would run over.
+/// Longer timeouts count as one year, because the clock plus Milliseconds::max() would overflow.
 constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
-/// Now plus `timeout`, which may be negative or the greatest there is.
+/// The time now plus `timeout`, which may be negative (counts as 0) or Milliseconds::max().
 inline Deadline deadline_after(Milliseconds timeout) {
   return Clock::now() + std::clamp(timeout, Milliseconds(0), kLongestTimeout);
 }
 
-/// From now until then; never negative.
+/// The time from now until the deadline; never negative.
 inline Milliseconds left_until(Deadline deadline) {
   return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(0));
 }

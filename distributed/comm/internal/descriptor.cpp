@@ -45,7 +45,7 @@ bool MessageHeader::fits(const MessageHeader& o) const {
 
 std::string MessageHeader::str() const {
   if (magic != MessageHeader().magic || dtype >= kNumDTypes || ndim > kMaxDims || name_length > sizeof name)
-    return "bytes that are no header of a message";
+    return "bytes that are not a message header";
   std::string text = concat({"message ", sequence, ", ", static_cast<DType>(dtype), " ", Shape(sizes, ndim)});
   if (name_length > 0) text += concat({" (", std::string_view(name, name_length), ")"});
   return text;
@@ -79,7 +79,7 @@ std::string seconds(Clock::duration d) {
 
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
                           const std::vector<std::string>& calls) {
-  // The call without its site: what has to be equal.
+  // The call without its site. These parts must be equal on all ranks.
   const auto what = [](const std::string& call) { return call.substr(0, call.rfind(" at ")); };
   std::vector<std::vector<std::size_t>> parties;
   for (std::size_t r = 0; r < calls.size(); ++r) {

@@ -1,5 +1,5 @@
 #pragma once
-// What ranks tell one another before they do something together.
+// Descriptions of calls that ranks compare before they communicate.
 #include <string>
 #include <vector>
 
@@ -7,7 +7,8 @@
 
 namespace tapestry::distributed {
 
-/// The call of one rank, in the 64 bytes that go round before each collective.
+/// One rank's call in 64 bytes. The ranks compare their descriptors before each collective, see
+/// GroupOptions::check.
 struct Descriptor {
   std::uint32_t magic = 0x54504744;  // "TPGD"
   std::uint8_t op = 0, reduce = 0, dtype = 0, ndim = 0;
@@ -21,7 +22,7 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 64);
 
-/// The header of a message between two ranks.
+/// The header that precedes a message between two ranks.
 struct MessageHeader {
   std::uint32_t magic = 0x5450474d;  // "TPGM"
   std::uint8_t dtype = 0, ndim = 0;
@@ -32,21 +33,22 @@ struct MessageHeader {
 
   explicit MessageHeader(const CollectiveRecord& record);
   MessageHeader() = default;
+  /// True if the number, dtype and shape are equal; the name may differ.
   bool fits(const MessageHeader& other) const;
-  /// "float32 [2, 3] (name)", whatever bytes came.
+  /// "message 1, float32 [2, 3] (name)". Safe for arbitrary bytes from a peer.
   std::string str() const;
 };
 static_assert(sizeof(MessageHeader) == 128);
 
-/// The error of ranks that are not in the same call: who called what. `calls` is CollectiveRecord::str() of
-/// each rank, `ranks` their numbers in the world.
+/// The error text for ranks that are in different calls. `calls` holds CollectiveRecord::str() of each rank,
+/// and `ranks` holds the ranks' numbers in the world.
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
                           const std::vector<std::string>& calls);
-/// "rank 3" or "ranks 0-2, 5"
+/// Sorted and abbreviated: "rank 3" or "ranks 0-2, 5".
 std::string rank_list(std::vector<int> ranks);
-/// "2, 0, 1": as they come.
+/// "2, 0, 1", in the given order.
 std::string join(const std::vector<int>& numbers);
-/// "1.5 s"
+/// A duration as "1.5 s".
 std::string seconds(Clock::duration d);
 
 }  // namespace tapestry::distributed

@@ -8,9 +8,9 @@ void DeviceWork::await(Backend& backend, Deadline deadline) const {
   constexpr Milliseconds kPoll{10};
   while (!after_.wait_for(kPoll)) {
     backend.poll();
-    check<TimeoutError>(Clock::now() < deadline, stream_.device(), " has not done its part");
+    check<TimeoutError>(Clock::now() < deadline, stream_.device(), " has not finished its part");
   }
-  backend.poll();  // who is aborted ends early
+  backend.poll();  // an aborted collective ends early and looks finished
 }
 
 }  // namespace tapestry::distributed

@@ -1,25 +1,26 @@
 #pragma once
-// The part of a call that a GPU does.
+// The GPU's part of a call.
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/backend.h"
 
 namespace tapestry::distributed {
 
-/// Happens on `stream`, after what the caller's stream had been given when it called, and before what the
-/// stream of whoever waits is given then. No host waits for it but who asks to.
+/// Work on `stream` that is ordered by events: it starts after the earlier work of the caller's stream, and
+/// join() makes the current stream wait for it. The host waits only in await().
 class DeviceWork {
  public:
-  /// In the calling thread.
+  /// Records the caller's current stream; call it in the caller's thread.
   explicit DeviceWork(const Stream& stream) : stream_(stream) {
     before_.record(current_stream(stream.device()));
   }
   const Stream& stream() const { return stream_; }
+  /// Before and after the work is enqueued.
   void begin() const { stream_.wait(before_); }
   void end() { after_.record(stream_); }
-  /// After end().
+  /// Makes the current stream wait for the work. Call it after end().
   void join() const { current_stream(stream_.device()).wait(after_); }
   bool done() const { return after_.done(); }
-  /// The host waits. Throws TimeoutError, and what the backend finds wrong meanwhile.
+  /// The host waits for the work. Throws TimeoutError at the deadline, and errors of Backend::poll().
   void await(Backend& backend, Deadline deadline) const;
 
  private:

@@ -21,13 +21,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Milliseconds kGather = 3s;         // for the reports of all ranks
-constexpr Milliseconds kVerdict = 5s;        // for all of a diagnosis, the store's own patience included
-constexpr Milliseconds kRootCause = 200ms;   // for whoever closed a connection to say why
-constexpr Milliseconds kLeave = 2s;          // for the store to take the last report
-constexpr Milliseconds kStoreIsSilent = 5s;  // between attempts while the store does not answer
+constexpr Milliseconds kGather = 3s;         // to collect the reports of all ranks
+constexpr Milliseconds kVerdict = 5s;        // for a whole diagnosis, including the store's own timeouts
+constexpr Milliseconds kRootCause = 200ms;   // for the rank that closed a connection to report why
+constexpr Milliseconds kLeave = 2s;          // to store the last report
+constexpr Milliseconds kStoreIsSilent = 5s;  // between attempts if the store does not answer
 
-// Fields joined by line breaks, the last of which may hold some itself.
+// Splits a text into N lines. The last field holds the rest of the text.
 template <std::size_t N>
 std::array<std::string, N> fields(std::string_view text) {
   std::array<std::string, N> out;
@@ -39,12 +39,12 @@ std::array<std::string, N> fields(std::string_view text) {
   return out;
 }
 
-// Where a rank is, as it says itself.
+// Where a rank is, as it reports itself.
 struct Report {
   enum class Kind : char { waits = 'w', idle = 'i', left = 'l', silent = 's' } kind = Kind::silent;
-  std::string call;    // brief() of what it waits in, or did last
-  std::string site;    // of that call
-  std::string detail;  // the row of the table
+  std::string call;    // brief() of the call that it waits in, or of its last call
+  std::string site;    // the source line of that call
+  std::string detail;  // the rank's row of the table
 
   std::string str() const {
     return concat({std::string(1, static_cast<char>(kind)), "\n", call, "\n", site, "\n", detail});
@@ -64,7 +64,7 @@ Report report_of(const Recorder& recorder, bool leaving) {
   const auto now = Clock::now();
   Report report;
   auto running = recorder.running();
-  // A collective says more than a message that was posted early.
+  // Collectives come first, because they tell more than messages that were posted early.
   std::stable_partition(running.begin(), running.end(),
                         [](const auto& r) { return r.op != Op::send && r.op != Op::recv; });
   const auto last = recorder.last();
@@ -90,9 +90,10 @@ Report report_of(const Recorder& recorder, bool leaving) {
   return report;
 }
 
-// One line: who is where, those who did not come first.
+// One line that says where all ranks are. Ranks that did not come are listed first.
 std::string summary(const std::vector<Report>& reports, const std::string& call) {
-  std::map<std::string, std::vector<int>> parties;  // by the words that follow the ranks
+  std::map<std::string, std::vector<int>>
+      parties;  // by the words that follow the ranks; the first character is the sort order
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const Report& report = reports[r];
     const std::string at = report.call + (report.site.empty() ? "" : " " + report.site);
@@ -142,7 +143,7 @@ struct Diagnosis::State {
   bool leaving = false, ended = false;
   std::vector<std::weak_ptr<Backend>> backends;
 
-  // The watchdog's own.
+  // Used by the watchdog thread only.
   Clock::time_point poll_at{};
   std::uint64_t warned_of = 0;
 
@@ -167,11 +168,11 @@ struct Diagnosis::State {
 
   std::string own_text(const Cause& cause, const std::string& why) const {
     if (cause.complete) return cause.text;
-    return concat({cause.text, "\n", why, "; all that this rank knows:\n  rank ", rank, "  ",
+    return concat({cause.text, "\n", why, "; this rank knows only its own state:\n  rank ", rank, "  ",
                    report_of(*recorder, false).detail});
   }
 
-  // The reports of all ranks; what is not there in time stays silent.
+  // Collects the reports of all ranks. A rank whose report does not come in time keeps the kind `silent`.
   std::vector<Report> gather() {
     std::vector<Report> reports(static_cast<std::size_t>(size));
     const Deadline deadline = Clock::now() + kGather;
@@ -191,7 +192,7 @@ struct Diagnosis::State {
   std::string hint(const std::vector<Report>& reports, const Cause& cause) const {
     const bool silence = std::any_of(reports.begin(), reports.end(),
                                      [](const Report& r) { return r.kind == Report::Kind::silent; });
-    if (silence) return "\nlook at what the silent ranks printed last, and at their machines";
+    if (silence) return "\nlook at the last output of the silent ranks, and at their machines";
     if (cause.call.empty()) return {};
     return concat(
         {"\ncall the same collectives in the same order on every rank (a branch on the rank, an exception "
@@ -201,7 +202,7 @@ struct Diagnosis::State {
                                       : "; TAPESTRY_CHECK_COLLECTIVES=1 finds the first call that differs"});
   }
 
-  // Here, or on another rank whose request this is, something failed.
+  // Diagnoses a failure on this rank, or one that another rank has reported.
   void diagnose(const Cause& own) {
     Cause cause = own;
     try {
@@ -210,13 +211,13 @@ struct Diagnosis::State {
         const std::string mine =
             concat({std::string(1, cause.timeout ? 't' : 'e'), std::string(1, cause.complete ? 'c' : 'i'),
                     "\n", cause.call, "\n", cause.text});
-        // A lost connection mostly follows from what another rank is about to tell.
+        // A lost connection is usually the result of a failure that another rank is about to report.
         if (!cause.timeout && !cause.complete && !cause.call.empty())
           for (const Deadline until = Clock::now() + kRootCause;
                Clock::now() < until && !store->try_get(kRequest);)
             std::this_thread::sleep_for(20ms);
         const auto [kind, call, text] = fields<3>(store->compare_set(kRequest, std::nullopt, mine));
-        // The first to speak names the cause; what followed from it does not matter.
+        // The first report is the cause. Later ones are consequences.
         if (!own.complete && kind.size() == 2 && !text.empty())
           cause = {kind[0] == 't', kind[1] == 'c', call, text};
       }
@@ -249,7 +250,7 @@ struct Diagnosis::State {
       auto [kind, call, text] = fields<3>(*request);
       return Cause{kind.starts_with('t'), kind.ends_with('c'), std::move(call), std::move(text)};
     } catch (const std::exception&) {
-      poll_at = Clock::now() + kStoreIsSilent;  // nothing failed here: no reason to fail
+      poll_at = Clock::now() + kStoreIsSilent;  // a store that does not answer is no failure of this rank
       return {};
     }
   }
@@ -259,7 +260,7 @@ struct Diagnosis::State {
     for (const CollectiveRecord& r : recorder->running()) {
       if (now - r.started < options.warn_after) continue;
       const auto id = static_cast<std::uint64_t>(r.started.time_since_epoch().count());
-      if (id <= warned_of) continue;  // oldest first
+      if (id <= warned_of) continue;  // the records are ordered by age
       warned_of = id;
       std::cerr << concat({"tapestry: rank ", rank, " has waited ", seconds(now - r.started), " in ", r.str(),
                            "; it will be an error after ", seconds(options.timeout), "\n"})
@@ -279,7 +280,7 @@ struct Diagnosis::State {
         diagnose(cause);
       } else if (leaving) {
         lock.unlock();
-        say_goodbye();
+        report_leaving();
         lock.lock();
         break;
       } else {
@@ -293,11 +294,11 @@ struct Diagnosis::State {
     changed.notify_all();
   }
 
-  void say_goodbye() {
+  void report_leaving() {
     if (size == 1) return;
     try {
       store->set(rank_key(rank), report_of(*recorder, true).str());
-    } catch (const std::exception&) {  // nobody to tell
+    } catch (const std::exception&) {  // the store is gone, so nobody can read the report
     }
   }
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Why a rank's groups failed, and the table of where every rank is.
+// The watchdog of a rank: finds out why the rank's groups failed, with a table of where every rank is.
 #include <memory>
 #include <string>
 #include <thread>
@@ -9,7 +9,7 @@
 
 namespace tapestry::distributed {
 
-/// Why all groups of a rank are of no more use.
+/// Why the groups of a rank failed.
 struct Failure {
   bool timeout = false;
   std::string text;
@@ -17,35 +17,36 @@ struct Failure {
   [[noreturn]] void raise() const;
 };
 
-/// One watchdog thread for all groups of a rank. It warns of what takes long; when something fails here it
-/// tells the other ranks through the store, gathers where each of them is and makes one error of it; when
-/// another rank says that something failed, it tells where this one is and fails too.
+/// One watchdog thread for all groups of a rank. It warns about slow collectives. When a call fails on this
+/// rank, it tells the other ranks through the store, collects where each of them is, and forms one error
+/// text. When another rank reports a failure, it publishes where this rank is, and makes this rank's groups
+/// fail too.
 class Diagnosis {
  public:
   struct Cause {
     bool timeout = false;
-    bool complete = false;  ///< the text needs no table of ranks
-    std::string call;       ///< CollectiveRecord::brief() of what failed, if it was a call
+    bool complete = false;  ///< the text is complete without the table of ranks
+    std::string call;       ///< CollectiveRecord::brief() of the call that failed; empty if it was not a call
     std::string text;
   };
 
-  /// `store` is shared by these ranks alone, `options` holds no zeros.
+  /// `store` is shared by these ranks alone. The defaults of `options` must have been filled in.
   Diagnosis(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options,
             std::shared_ptr<const Recorder> recorder);
-  /// As leave().
+  /// Calls leave().
   ~Diagnosis();
   Diagnosis(const Diagnosis&) = delete;
   Diagnosis& operator=(const Diagnosis&) = delete;
 
-  /// To be aborted on a failure.
+  /// Adds a backend that is aborted on a failure.
   void watch(const std::shared_ptr<Backend>& backend);
-  /// Null while all is well.
+  /// The failure of this rank's groups, or null.
   std::shared_ptr<const Failure> failure() const;
-  /// Something failed here. Returns the first failure of this rank, with the table, after about three seconds
-  /// if some rank gives no answer, and at most five. While it runs the recorder must still show what failed
-  /// as running.
+  /// Reports a failure on this rank. Returns the first failure of this rank, with the table. That takes about
+  /// three seconds if a rank does not answer, and at most five. During the call, the recorder must still show
+  /// the failed call as running.
   std::shared_ptr<const Failure> fail(const Cause& cause);
-  /// Tells the others that this rank leaves, and ends the thread. Bounded.
+  /// Tells the other ranks that this rank leaves, and ends the thread. Takes at most a few seconds.
   void leave();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// One thread that runs tasks in the order of posting.
+// A thread that runs tasks in the order of posting.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -10,19 +10,19 @@
 
 namespace tapestry::distributed {
 
-/// Tasks must not throw. Its thread has one compute thread: what runs beside the compute of a device opens no
-/// parallel region.
+/// A queue of tasks and its thread. Tasks must not throw. They run with one compute thread, because a
+/// parallel region beside the compute threads of a device would slow these down.
 class Fifo {
  public:
-  /// What those who wait for a task may know of the thread; outlives it.
+  /// State of the thread that waiting threads can read. It outlives the thread.
   struct Progress {
-    std::atomic<Clock::rep> last{0};  ///< when a task last began or ended
+    std::atomic<Clock::rep> last{0};  ///< when a task last began or finished
     std::thread::id thread;
   };
 
-  /// `name` is the thread's, of which Linux shows 15 characters.
+  /// `name` is the name of the thread. Linux keeps 15 characters.
   explicit Fifo(std::string name);
-  /// stop() at once: see there.
+  /// Calls stop() with a deadline that has passed.
   ~Fifo();
   Fifo(const Fifo&) = delete;
   Fifo& operator=(const Fifo&) = delete;
@@ -30,9 +30,8 @@ class Fifo {
   void post(std::function<void()> task);
   bool is_current() const { return std::this_thread::get_id() == progress_->thread; }
   const std::shared_ptr<const Progress>& progress() const { return progress_; }
-  /// Waits until all tasks have run and the thread has ended. At the deadline, or when called by the thread
-  /// itself, it lets go of the thread, which ends by itself after the last task. Nothing may be posted
-  /// afterwards.
+  /// Waits until all tasks have run and the thread has ended. At the deadline, or if the thread itself calls,
+  /// the thread is detached and ends after the last task. Do not post tasks afterwards.
   void stop(Deadline deadline);
 
  private:

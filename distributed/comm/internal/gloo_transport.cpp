@@ -19,16 +19,17 @@
 #include <utility>
 
 #include "tapestry/core/internal/sched_slice.h"
+#include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
-#include "tapestry/distributed/comm/internal/no_signals.h"
 
 namespace tapestry::distributed {
 namespace {
 
 constexpr std::uint64_t kSentinelSlot = ~std::uint64_t{0};
 
-/// Equal for processes that reach one another over loopback: the running kernel, and the network namespace.
+/// Identifies the kernel and the network namespace. Processes with the same identity reach one another over
+/// loopback.
 std::string host_identity() {
   char network[64] = "";
   const ssize_t length = readlink("/proc/self/ns/net", network, sizeof network - 1);
@@ -51,7 +52,8 @@ std::string interface_names() {
   return text;
 }
 
-/// The address of this host from which `host` is reached; empty if it is not. No packet is sent.
+/// The local address from which this host reaches `host`, or empty if `host` cannot be reached. Sends no
+/// packet.
 std::string address_towards(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
@@ -75,7 +77,7 @@ std::string address_towards(const std::string& host) {
   return address;
 }
 
-/// The host in "tcp host:port"; empty for other stores.
+/// The host in "tcp host:port", or empty for other stores.
 std::string store_host(const Store& store) {
   const std::string text = store.str();
   if (!text.starts_with("tcp ")) return {};
@@ -87,7 +89,7 @@ std::string store_host(const Store& store) {
 
 std::string key(const char* what, int rank) { return "gloo/" + std::string(what) + std::to_string(rank); }
 
-/// What all ranks give under this name, by rank.
+/// Publishes this rank's value under the name `what`, and returns the values of all ranks, by rank.
 std::vector<std::string> exchange(Store& store, const char* what, int rank, int size, const std::string& mine,
                                   Deadline deadline) {
   store.set(key(what, rank), mine);
@@ -101,30 +103,30 @@ std::vector<std::string> exchange(Store& store, const char* what, int rank, int 
         if (!store.try_get(key(what, j))) absent += (absent.empty() ? "" : ", ") + std::to_string(j);
       }
       fail<TimeoutError>("[gloo] rank ", rank, " of ", size, " waited at ", store.str(), " for rank ", absent,
-                         ", which did not come in time; look at what that rank printed");
+                         ", which did not come before the deadline; look at the output of that rank");
     }
   }
   return all;
 }
 
-/// The address of this host from which the others are reached, which are not all on it; empty if there is
-/// none.
+/// The local address from which this host reaches the other hosts, or empty if there is none.
 std::string own_address(Store& store, int rank, int size, Deadline deadline) {
   const std::string host = store_host(store);
   std::string address = host.empty() ? "" : address_towards(host);
   if (is_loopback(address)) address.clear();
   store.set(key("from/", rank), address);
-  // Where the store is, it may be reached by loopback: then towards a rank that reaches it from elsewhere.
+  // The host of the store may reach the store over loopback. It then takes the address towards a rank on
+  // another host.
   for (int i = 0; address.empty() && i < size; ++i) {
     if (i == rank) continue;
     const std::string theirs = store.get(key("from/", i), left_until(deadline));
     if (!theirs.empty()) address = address_towards(theirs);
   }
-  // Through the default route, where no address is known: that is one for documentation.
+  // If no address is known, the default route decides: 192.0.2.1 is an address reserved for documentation.
   return address.empty() ? address_towards("192.0.2.1") : address;
 }
 
-/// Listens on one address only: Gloo does not ask who connects.
+/// Listens on one address only, because Gloo does not authenticate connections.
 std::shared_ptr<gloo::transport::Device> open_device(Store& store, int rank, int size, bool one_host,
                                                      Deadline deadline) {
   gloo::transport::tcp::attr attr;
@@ -138,15 +140,15 @@ std::shared_ptr<gloo::transport::Device> open_device(Store& store, int rank, int
     check<DistributedError>((", " + names + ", ").find(", " + attr.iface + ", ") != std::string::npos,
                             "[gloo] ", variable, " is ", attr.iface, ", but this host has ",
                             names.empty() ? "no interface with an address" : names,
-                            "; set it to one of those, or unset it");
+                            "; set it to one of these interfaces, or unset it");
   } else {
     attr.hostname = address;
     check<DistributedError>(!address.empty(),
-                            "[gloo] found no network interface that reaches the other hosts; set "
-                            "TAPESTRY_INTERFACE to the one that the ranks share, of: ",
+                            "[gloo] no network interface reaches the other hosts; set "
+                            "TAPESTRY_INTERFACE to the one that the ranks share, one of: ",
                             interface_names());
   }
-  const NoSignals in_its_thread;
+  const BlockSignals in_its_thread;
   const SchedSliceGuard of_its_thread;
   return gloo::transport::tcp::CreateDevice(attr);
 }
@@ -180,7 +182,8 @@ void GlooTransfer::wait() {
   --pending_;
 }
 
-// False if it was woken. Throws when the time is up, and Gloo has closed all connections then.
+// Returns false if it was woken without a completed piece. Throws after the timeout, when Gloo has closed all
+// connections.
 bool GlooTransfer::completes(Milliseconds timeout) {
   return sends_ ? buffer_->waitSend(timeout) : buffer_->waitRecv(timeout);
 }
@@ -202,9 +205,9 @@ GlooOperation::~GlooOperation() {
     const std::lock_guard lock(transport_.mutex_);
     transport_.operations_.erase(this);
   }
-  // An exception came between: peers must not write to, or wait for, what is gone.
+  // An exception left the operation early. Peers must not write to its buffers or wait for it.
   if (std::any_of(transfers_.begin(), transfers_.end(), [](const auto& t) { return t.pending_ > 0; }))
-    transport_.abort("[gloo] an operation was left before its end");
+    transport_.abort("[gloo] an operation ended early because of an exception");
 }
 
 void GlooOperation::wait_all() {
@@ -229,7 +232,8 @@ void GlooOperation::wait(GlooTransfer& transfer) {
     const GlooTransfer* at = &transfer;
     std::string cause;
     try {
-      // All that a lost peer owes us may have come before it left. If not, nobody else need be waited for.
+      // The lost peer may have sent everything before it left. If it has not, the operation fails without
+      // waiting for other peers.
       for (GlooTransfer* other : lost) {
         at = other;
         while (other->pending_ > other->complete_) other->complete_ += other->completes(Milliseconds(0));
@@ -258,11 +262,12 @@ GlooTransport::GlooTransport(Store& store, int rank, int size, Deadline deadline
     connect(store, deadline);
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& e) {  // Gloo's
-    fail<DistributedError>("[gloo] rank ", rank, " of ", size, " could not connect to the others: ", e.what(),
-                           "; TAPESTRY_INTERFACE names the network interface that all ranks share");
+  } catch (const std::exception& e) {  // of Gloo
+    fail<DistributedError>("[gloo] rank ", rank, " of ", size,
+                           " could not connect to the other ranks: ", e.what(),
+                           "; set TAPESTRY_INTERFACE to the network interface that all ranks share");
   }
-  const NoSignals in_its_thread;
+  const BlockSignals in_its_thread;
   watcher_ = std::thread([this] { watch_peers(); });
 }
 
@@ -283,7 +288,7 @@ void GlooTransport::meet(Store& store, Deadline deadline) {
 
 void GlooTransport::connect(Store& store, Deadline deadline) {
   context_ = device_->createContext(rank_, size_);
-  // A pair waits five times this long for its connection.
+  // Gloo waits five times this long for a connection.
   context_->setTimeout(std::max(left_until(deadline) / 5, Milliseconds(1)));
   std::vector<std::string> addresses(static_cast<std::size_t>(size_));
   std::size_t length = 0;
@@ -304,18 +309,20 @@ void GlooTransport::connect(Store& store, Deadline deadline) {
     const std::string& given = theirs[static_cast<std::size_t>(i)];
     check<DistributedError>(given.size() == all.size(), "[gloo] rank ", i, " published ", given.size(),
                             " bytes of addresses, expected ", all.size(),
-                            "; do all ranks run the same program on the same kind of machine?");
+                            "; run the same program on the same kind of machine on all ranks");
     const auto mine = given.begin() + static_cast<std::ptrdiff_t>(length) * rank_;
     context_->getPair(i)->connect(std::vector<char>(mine, mine + static_cast<std::ptrdiff_t>(length)));
   }
-  // Whoever has its connections may close them. Not before all have theirs: Gloo would call that a failure.
+  // A rank may close its connections at any time from now on, so all ranks must have theirs first: Gloo
+  // reports a connection that closes while others still connect as a failure.
   exchange(store, "connected/", rank_, size_, "yes", deadline);
 }
 
-// Gloo tells those who wait of a lost connection, but for the one message that is just being moved: its
-// waiter would sleep until the deadline. So a receive that never completes is posted to every peer, and
-// whoever dies, wherever we are, wakes the watcher, which wakes all operations. They go on if that peer owes
-// them nothing: a rank that has finished may leave while others are still busy.
+// Gloo reports a lost connection to all waiting operations, except to the one whose message is being
+// transferred, which would sleep until the deadline. So the watcher posts a receive that never completes to
+// every peer. When a peer exits, this receive fails and wakes the watcher, which wakes all operations.
+// Operations that need nothing from that peer go on: a rank that has finished may leave while others are
+// still busy.
 void GlooTransport::watch_peers() {
   constexpr std::chrono::hours kForever{24 * 365};
   char never = 0;
@@ -329,7 +336,7 @@ void GlooTransport::watch_peers() {
     }
     bool watching = false;
     for (int i = 0; i < size_; ++i) {
-      if (i == rank_ || lost_[static_cast<std::size_t>(i)]) continue;  // written by this thread alone
+      if (i == rank_ || lost_[static_cast<std::size_t>(i)]) continue;  // only this thread writes it
       try {
         sentinel->recv(i, kSentinelSlot, 0, 1);
         watching = true;
@@ -340,7 +347,7 @@ void GlooTransport::watch_peers() {
     if (!watching) break;
     try {
       sentinel->waitRecv(kForever);
-    } catch (const std::exception&) {  // a peer is lost, and will refuse the next sentinel
+    } catch (const std::exception&) {  // a peer is lost; the next receive from it fails at once
     }
   }
   const std::lock_guard lock(mutex_);
@@ -368,17 +375,18 @@ void GlooTransport::fail_for(int peer, bool time_is_up, const std::string& cause
   const std::string us = "[gloo] rank " + std::to_string(rank_) + " of " + std::to_string(size_);
   const std::string them = "rank " + std::to_string(peer);
   if (time_is_up) {
-    const std::string why = us + " waited for " + them + " until its time was up; " + them +
+    const std::string why = us + " waited for " + them + " until the deadline; " + them +
                             " is late, stopped, or in another collective";
     abort(why);
     throw TimeoutError(why);
   }
-  // Gloo's "[file:line] text" without its first part; it says nothing when we gave up ourselves.
+  // Gloo's messages have the form "[file:line] text"; only the text is kept. A "Timed out" comes from our own
+  // wait and explains nothing.
   const auto text = cause.find("] ");
   const bool tells = text != std::string::npos && cause.find("Timed out", text) == std::string::npos;
   const std::string why = us + " lost its connection to " + them +
                           (tells ? " (" + cause.substr(text + 2) + ")" : "") +
-                          ", which died or failed; look at what that rank printed";
+                          ", which died or failed; look at the output of that rank";
   abort(why);
   throw DistributedError(why);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Messages between the ranks of a group on Gloo's unbound buffers: who is where, bounded waits, what a lost
-// rank means. The collectives are made of them in gloo_backend.cpp.
+// Messages between the ranks of a group, over Gloo's unbound buffers: connecting, bounded waits, and lost
+// peers. gloo_backend.cpp builds the collectives from these messages.
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +25,8 @@ namespace tapestry::distributed {
 class GlooOperation;
 class GlooTransport;
 
-/// Gloo writes to sockets whose peer may be gone, and leaves SIGPIPE as it is. Holds it back in this thread,
-/// and swallows what came meanwhile.
+/// Blocks SIGPIPE in this thread, and discards a SIGPIPE that arrived meanwhile. Gloo writes to sockets whose
+/// peer may be gone, and does not handle SIGPIPE itself.
 class NoSigpipe {
  public:
   NoSigpipe() {
@@ -48,7 +48,8 @@ class NoSigpipe {
   sigset_t sigpipe_, before_;
 };
 
-/// Memory that goes to, or comes from, one peer in pieces: posted at once, completed in that order.
+/// A buffer that is sent to, or received from, one peer in pieces. Pieces are posted without waiting, and
+/// complete in the order of posting.
 class GlooTransfer {
  public:
   GlooTransfer(GlooOperation& operation, bool sends, void* data, std::size_t bytes, int peer,
@@ -59,7 +60,7 @@ class GlooTransfer {
 
   void post(std::size_t offset, std::size_t bytes);
   void post_all();
-  /// For the oldest piece not yet waited for.
+  /// Waits for the oldest piece that nobody has waited for yet.
   void wait();
 
  private:
@@ -72,12 +73,12 @@ class GlooTransfer {
   const bool sends_;
   const int peer_;
   const std::uint64_t slot_;
-  // Pieces posted and not waited for; of those, seen to be complete.
+  // Posted pieces that nobody has waited for yet, and how many of those are known to be complete.
   std::size_t pending_ = 0, complete_ = 0;
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
 };
 
-/// What one call of one thread sends and receives. The memory must stay until all is waited for, or the
+/// All transfers of one call. The memory must stay valid until all transfers have been waited for, or the
 /// transport has failed.
 class GlooOperation {
  public:
@@ -107,25 +108,27 @@ class GlooOperation {
   GlooTransfer* waiting_ = nullptr;  // guarded by the transport's mutex
 };
 
-/// Connections between all ranks. Thread-safe. After the first failure, here or of a peer that an operation
-/// needed, every operation throws and the connections are closed, so that the failure reaches the others.
+/// Connections between all ranks. Thread-safe. After the first failure, every operation throws, and the
+/// connections are closed so that the other ranks fail too. A lost peer is a failure only if an operation
+/// needs it.
 class GlooTransport {
  public:
-  /// Meets the other ranks through `store`. `like`, where given, lends its network interface and thread.
+  /// Connects to the other ranks, which it finds through `store`. Uses the network interface and the thread
+  /// of `like`, if given.
   GlooTransport(Store& store, int rank, int size, Deadline deadline, const GlooTransport* like = nullptr);
   ~GlooTransport();
   GlooTransport(const GlooTransport&) = delete;
   GlooTransport& operator=(const GlooTransport&) = delete;
 
-  /// All ranks share a kernel and a network namespace.
+  /// True if all ranks share a kernel and a network namespace.
   bool one_host() const { return one_host_; }
 
-  /// `peer` has left, or this transport has failed.
+  /// True if `peer` has left, or if this transport has failed.
   bool gone(int peer);
-  /// For who waited in vain for what `peer` owed: throws, after the transport has failed with the same error.
+  /// Makes the transport fail because `peer` did not deliver, and throws that error.
   [[noreturn]] void fail_for(int peer, bool time_is_up, const std::string& cause = {});
 
-  /// Everything in progress and to come throws DistributedError with `why`, unless it failed before.
+  /// Current and later operations throw DistributedError with `why`, unless the transport has failed before.
   void abort(const std::string& why) noexcept;
 
  private:

@@ -4,7 +4,7 @@
 
 namespace tapestry::distributed {
 
-/// FNV-1a of 64 bits (Fowler, Noll and Vo): the same in every process. Not for secrets.
+/// The 64-bit FNV-1a hash (Fowler, Noll, Vo). It is the same in every process. Not for secrets.
 constexpr std::uint64_t fnv1a(std::string_view bytes) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

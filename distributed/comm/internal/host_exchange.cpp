@@ -12,12 +12,14 @@
 namespace tapestry::distributed {
 namespace {
 
-// Of one rank in one round, and rounds that may be in flight: a rank's part of the segment is their product.
+// Bytes of one rank in one round, and the number of rounds in flight. The product is the size of a rank's
+// part of the segment.
 constexpr std::size_t kSlot = 512 << 10, kSlots = 4;
-// A rank looks so often before it sleeps: about as long as it takes to wake one. More would take the core
-// from the compute threads of a machine with few.
+// How often a rank polls before it sleeps. The time is about that of waking a thread. Longer polling would
+// take cores from the compute threads on small machines.
 constexpr int kLooks = 400;
-// A sleeper is woken by who gets on; this long it takes to see that nobody will.
+// The longest sleep. Peers wake a rank when they advance. A rank that sleeps this long checks whether the
+// peer is still there.
 constexpr timespec kNap{.tv_sec = 0, .tv_nsec = 10'000'000};
 
 void pause_core() {
@@ -28,7 +30,7 @@ void pause_core() {
 #endif
 }
 
-// Between processes: without FUTEX_PRIVATE_FLAG.
+// The futexes are shared between processes, so FUTEX_PRIVATE_FLAG is not set.
 void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t value) {
   syscall(SYS_futex, &word, FUTEX_WAIT, value, &kNap, nullptr, 0);
 }
@@ -42,12 +44,12 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
-/// `count` elements, or a block of so many for each rank: what block i is, and its piece in a round.
+/// How the elements are divided into one block per rank, and a block into pieces, one per round.
 struct HostExchange::Blocks {
   std::int64_t count = 0;
   std::size_t element = 1;
   int size = 1;
-  bool each = false;  // count is of one block
+  bool each = false;  // `count` is the length of each block, not of all of them
 
   std::size_t edge(int i) const {
     return static_cast<std::size_t>(each ? count * i : count * i / size) * element;
@@ -66,7 +68,7 @@ std::size_t HostExchange::bytes_for(int size) {
   return static_cast<std::size_t>(size) * (sizeof(Rank) + kSlots * kSlot);
 }
 
-// The counters begin as the zeros that the segment is.
+// The counters need no initialisation: the segment is filled with zeros.
 HostExchange::HostExchange(std::shared_ptr<SharedMemory> memory, int rank, int size)
     : memory_(std::move(memory)),
       rank_(rank),
@@ -81,14 +83,15 @@ std::byte* HostExchange::slot(int rank, Round round) const {
   return slots_ + (static_cast<std::size_t>(rank) * kSlots + round % kSlots) * kSlot;
 }
 
-// Whoever is next first, so that ranks do not all read and write the same slot at once.
+// Begins with the next rank, so that the ranks do not all access the same slot at once.
 template <class F>
 void HostExchange::for_others(const F& f) const {
   for (int i = 1; i < size_; ++i) f((rank_ + i) % size_);
 }
 
 void HostExchange::advance(Counter Progress::*counter, Round value) {
-  // Sequentially consistent, as in await(): either the sleeper sees the number, or it is seen asleep here.
+  // Sequentially consistent, as in await(): either the waiting rank sees the new value, or this rank sees
+  // that it sleeps.
   (at(rank_).progress.*counter).store(value);
   for_others([&](int i) {
     Bell& bell = at(i).bell;
@@ -112,7 +115,7 @@ void HostExchange::await(Counter Progress::*counter, int peer, Round value, Peer
       if (theirs.load() >= value) return true;
       sleep_while(bell.rings, rings);
       if (theirs.load() >= value) return true;
-      // It may have got there just before it left.
+      // The peer may have advanced just before it left.
       if (watch.hopeless(peer)) return theirs.load() >= value;
     }
   };
@@ -121,15 +124,15 @@ void HostExchange::await(Counter Progress::*counter, int peer, Round value, Peer
   if (!came) watch.fail(peer);
 }
 
-// Until nobody needs what this rank's slot held before.
+// Waits until no rank needs the slot's earlier content.
 void HostExchange::await_slot(Round round, PeerWatch& watch) {
   if (round < kSlots) return;
   for_others([&](int i) { await(&Progress::taken, i, round + 1 - kSlots, watch); });
 }
 
-// In round k each rank gives every other the k-th piece of that one's block of `in`, as part i of its slot
-// for rank i. It reduces its own to `out`, and where `results` is wanted (by `root`), puts the sum into the
-// part of its slot that nobody needs, its own; from there the others take it.
+// In round k each rank copies the k-th piece of every other rank's block of `in` into its slot: part i is for
+// rank i. Each rank then reduces its own block to `out`. If `results` is not null, it copies the result into
+// its own part of its slot, which is unused so far, and `root` (or every rank) copies it to `results`.
 void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std::byte* out,
                                  std::byte* results, DType dtype, ReduceOp op, int root, PeerWatch& watch) {
   const std::size_t part = kSlot / static_cast<std::size_t>(size_) / 64 * 64;
@@ -171,7 +174,8 @@ void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std:
     advance(&Progress::taken, round + 1);
   };
 
-  // Each step a round apart from the next, so that none waits for what a peer is only about to do.
+  // The three steps work on different rounds, so that no step waits for something that a peer has only just
+  // begun.
   for (std::size_t k = 0; k < rounds + 2; ++k) {
     if (k < rounds) give(k);
     if (k >= 1 && k - 1 < rounds) reduce(k - 1);

@@ -1,5 +1,5 @@
 #pragma once
-// Collectives between ranks of one host, by memory that they share.
+// Collectives between the ranks of one host, through shared memory.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,50 +10,55 @@
 
 namespace tapestry::distributed {
 
-/// What a rank asks while it waits for another one.
+/// Tells a waiting rank whether it is worth waiting for a peer.
 class PeerWatch {
  public:
   virtual ~PeerWatch() = default;
-  /// The time is up, or `peer` does nothing more. What it had done before is seen by who asks then.
+  /// True after the deadline, or when `peer` has exited. Writes that it made before are then visible.
   virtual bool hopeless(int peer) = 0;
+  /// Throws the error for a peer for which hopeless() is true.
   [[noreturn]] virtual void fail(int peer) = 0;
 };
 
-/// One rank's end. Every rank has slots in the segment, which it writes and all read. A collective goes
-/// through them in rounds of at most kSlot bytes a rank, a few of them in flight: a rank gives its input,
-/// reduces its block of what all gave, takes the others' results. Three counters a rank say how far it is, by
-/// which the others wait for it. Ranks touch the segment and their own memory only, so a rank that dies harms
-/// nobody; its exchange is of no more use then.
+/// One rank's view of the exchange. Every rank has slots in the segment, which it writes and all ranks read.
+/// A collective proceeds in rounds of at most kSlot bytes per rank, with a few rounds in flight. In each
+/// round a rank gives its input, reduces its own block of all inputs, and takes the results of the other
+/// ranks. Three counters per rank show its progress, and the others wait for them. Ranks access only the
+/// segment and their own memory, so a rank that dies does not corrupt the others, but the exchange cannot be
+/// used any more.
 ///
-/// Each element is reduced once, by one rank, in the order of the ranks (reduce_in_order): the same bits on
-/// all ranks, and those of the other transports.
+/// Each element is reduced by exactly one rank, in order of rank (reduce_in_order). So all ranks get the same
+/// bits, which are also those of the other host transports.
 ///
-/// Calls as Backend's: by one thread at a time, in the same order with equal arguments on all ranks.
+/// As for Backend, one thread at a time may call, and all ranks make the same calls in the same order with
+/// equal arguments.
 class HostExchange {
  public:
   static constexpr int kMostRanks = 64, kEveryone = -1;
-  /// What the segment of so many ranks must have.
+  /// The bytes that a segment for `size` ranks needs.
   static std::size_t bytes_for(int size);
-  /// `memory` is zeros when the first rank begins. Ranks that are threads may have it in one mapping.
+  /// `memory` must be filled with zeros when the first rank begins. Ranks that are threads may share one
+  /// mapping.
   HostExchange(std::shared_ptr<SharedMemory> memory, int rank, int size);
 
-  /// In place, at `root` or for kEveryone; elsewhere `data` is left in any state.
+  /// In place. The result is at `root`, or at all ranks for kEveryone. On other ranks `data` is unspecified
+  /// afterwards.
   void reduce(std::byte* data, std::int64_t count, DType dtype, ReduceOp op, int root, PeerWatch& watch);
-  /// `in`: size x count; `out`: count.
+  /// `in` has size * count elements, `out` has count.
   void reduce_scatter(const std::byte* in, std::byte* out, std::int64_t count, DType dtype, ReduceOp op,
                       PeerWatch& watch);
   void broadcast(std::byte* data, std::size_t bytes, int root, PeerWatch& watch);
   void all_gather(const std::byte* in, std::byte* out, std::size_t bytes, PeerWatch& watch);
 
  private:
-  using Round = std::uint64_t;  // counted from the first collective on
+  using Round = std::uint64_t;  // counts from the first collective
   using Counter = std::atomic<Round>;
 
-  // How many rounds a rank has given, has reduced, and needs no more.
+  // How many rounds a rank has given, has reduced, and has taken.
   struct alignas(64) Progress {
     Counter given, reduced, taken;
   };
-  // Rung for a rank that sleeps until another one gets on.
+  // The futex on which a rank sleeps until another rank advances.
   struct alignas(64) Bell {
     std::atomic<std::uint32_t> rings, asleep;
   };
@@ -79,7 +84,7 @@ class HostExchange {
   const int rank_, size_;
   Rank* const ranks_;
   std::byte* const slots_;
-  Round round_ = 0;  // of the next collective's first
+  Round round_ = 0;  // the first round of the next collective
 };
 
 }  // namespace tapestry::distributed

@@ -5,12 +5,13 @@
 namespace tapestry::distributed {
 
 void check_key(std::string_view key) {
-  check(key.size() <= Store::kMaxKey, "[store] a key of ", key.size(), " bytes; at most ", Store::kMaxKey);
+  check(key.size() <= Store::kMaxKey, "[store] a key has ", key.size(), " bytes; use at most ",
+        Store::kMaxKey);
 }
 
 void check_value(std::string_view value) {
-  check(value.size() <= Store::kMaxValue, "[store] a value of ", value.size(), " bytes; at most ",
-        Store::kMaxValue, ": a store is for what is small, tensors travel by collectives");
+  check(value.size() <= Store::kMaxValue, "[store] a value has ", value.size(), " bytes; use at most ",
+        Store::kMaxValue, ", and collectives for larger data");
 }
 
 const std::string* KeyTable::find(std::string_view key) const {
@@ -30,7 +31,7 @@ std::int64_t KeyTable::sum(std::string_view key, std::int64_t amount) const {
   std::int64_t number = 0, sum = 0;
   const auto [end, error] = std::from_chars(value->data(), last, number);
   check(error == std::errc() && end == last, "[store] add to key \"", key, "\", which holds \"",
-        std::string_view(*value).substr(0, 40), "\" and no number; use another key");
+        std::string_view(*value).substr(0, 40), "\" instead of a number; use another key");
   check(!__builtin_add_overflow(number, amount, &sum), "[store] key \"", key, "\" holds ", number,
         ", and adding ", amount, " overflows 64 bits");
   return sum;
@@ -43,7 +44,7 @@ void KeyTable::set(std::string_view key, std::string_view value) {
     bytes_ += key.size();
   }
   bytes_ -= found->second.size();
-  found->second = std::string(value);  // not assigned into: a long value's room is given back
+  found->second = std::string(value);  // move-assigned, so that the memory of a longer value is freed
   bytes_ += value.size();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What every store does with its keys and values, once.
+// The keys and values of a store, and the rules that all stores share.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace tapestry::distributed {
 
-/// Throws ValueError for what is over the limits of Store.
+/// Throw ValueError if a key or a value exceeds the limits of Store.
 void check_key(std::string_view key);
 void check_value(std::string_view value);
 
@@ -19,13 +19,14 @@ class KeyTable {
  public:
   /// Null if the key is absent.
   const std::string* find(std::string_view key) const;
-  /// Whether the key holds `expected` (nullopt: is absent).
+  /// True if the key holds `expected`; for nullopt, if the key is absent.
   bool holds(std::string_view key, std::optional<std::string_view> expected) const;
-  /// The number under the key, or 0, plus `amount`. Throws ValueError for what is no number, or overflows.
+  /// The number under the key (0 if the key is absent) plus `amount`. Throws ValueError if the value is not a
+  /// number, or if the sum overflows.
   std::int64_t sum(std::string_view key, std::int64_t amount) const;
   void set(std::string_view key, std::string_view value);
   bool erase(std::string_view key);
-  /// What the keys and values hold together.
+  /// The total size of keys and values.
   std::size_t bytes() const { return bytes_; }
 
  private:

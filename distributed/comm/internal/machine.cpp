@@ -11,8 +11,9 @@
 namespace tapestry::distributed {
 namespace {
 
-/// "" if there is none. /proc/self/cgroup has a line "0::/path" for version 2; within a container the path
-/// may be that of the host, and the container's own group is then the root of what is mounted.
+/// The content of a file of this process's cgroup (version 2), or "" if there is none. /proc/self/cgroup
+/// holds the line "0::/path". In a container, that path may belong to the host; the container's own cgroup is
+/// then mounted at /sys/fs/cgroup.
 std::string cgroup_file(const std::string& name) {
   std::string path;
   std::ifstream groups("/proc/self/cgroup");
@@ -52,7 +53,7 @@ int available_cores() {
   std::istringstream quota(cgroup_file("cpu.max"));  // "max 100000" or "150000 100000"
   double time = 0, period = 0;
   if (quota >> time >> period && period > 0)
-    cores = std::min(cores, static_cast<int>(time / period + 0.999));  // a part of a core is one
+    cores = std::min(cores, static_cast<int>(time / period + 0.999));  // rounded up
   return std::max(cores, 1);
 }
 

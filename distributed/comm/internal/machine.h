@@ -1,5 +1,5 @@
 #pragma once
-// The machine that this process runs on, and what it may use of it.
+// The machine that this process runs on, and the resources that the process may use.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -7,22 +7,22 @@
 
 namespace tapestry::distributed {
 
-/// Empty where the system does not say.
+/// The name of this host; empty if the system does not report one.
 std::string host_name();
 
-/// Of the running kernel: the same in all containers of a machine, and another one after each boot. Empty
-/// where the system does not say.
+/// Identifies the running kernel: the same in all containers of a machine, and different after each boot.
+/// Empty if the system does not report one.
 std::string boot_id();
 
-/// A name or address by which a host reaches itself alone.
+/// True for names and addresses that always mean this host, such as localhost and 127.0.0.1.
 bool is_loopback(std::string_view host);
 
-/// Cores that this process may keep busy: those of its affinity mask, and no more than its control group's
-/// quota (`docker run --cpus`). At least 1.
+/// The number of cores that this process may use: the cores of its affinity mask, limited by the quota of its
+/// cgroup (`docker run --cpus`). At least 1.
 int available_cores();
 
-/// The number under `key` in a file of this process's control group (version 2), as the kernel writes
-/// "key number" lines: cgroup_counter("memory.events", "oom_kill").
+/// Reads a counter of this process's cgroup (version 2), whose files hold lines "key number". Example:
+/// cgroup_counter("memory.events", "oom_kill"). nullopt if the file or the key is missing.
 std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key);
 
 }  // namespace tapestry::distributed

@@ -9,16 +9,16 @@
 namespace tapestry::distributed {
 namespace {
 
-// By words in what NCCL says: its codes are few and mean little.
+// Advice by words in NCCL's messages. The error codes are too general to choose advice.
 constexpr std::pair<std::string_view, const char*> kAdvice[] = {
     {"Duplicate GPU", "two ranks have one GPU: give each its own, or use the backend gloo"},
     {"driver version", "install an NVIDIA driver that is as new as this library's CUDA"},
-    {"out of memory", "NCCL needs some hundred MB of each GPU: use a smaller batch or model"},
+    {"out of memory", "NCCL needs a few hundred MB on each GPU: use a smaller batch or model"},
     {"shared memory", "in Docker start the container with --shm-size=1g or --ipc=host"},
     {"/dev/shm", "in Docker start the container with --shm-size=1g or --ipc=host"},
-    {"network interface", "name the interface that joins the hosts in NCCL_SOCKET_IFNAME"},
-    {"remote process", "see what the other ranks print: one has ended or lost its connection"},
-    {"system error", "run with NCCL_DEBUG=INFO, and see whether the hosts reach one another on all ports"},
+    {"network interface", "set NCCL_SOCKET_IFNAME to the network interface that connects the hosts"},
+    {"remote process", "look at the output of the other ranks: one has exited or lost its connection"},
+    {"system error", "run with NCCL_DEBUG=INFO, and check that the hosts reach one another on all ports"},
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// The text of an NCCL call that failed. Knows no NCCL, so that it is tested without.
+// The error text of an NCCL call that failed. It needs no NCCL, so it is tested everywhere.
 #include <string>
 
 #include "tapestry/core/device.h"
@@ -9,7 +9,7 @@ namespace tapestry::distributed {
 struct NcclFailure {
   std::string call;   ///< "ncclAllReduce"
   std::string error;  ///< "unhandled cuda error"
-  std::string last;   ///< what NCCL said last, often of another call; may be empty
+  std::string last;   ///< ncclGetLastError(), often about another call; may be empty
   int rank = 0;
   Device device;
 };

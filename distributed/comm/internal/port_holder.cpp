@@ -14,13 +14,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The inodes of sockets bound to the port, as /proc/net/tcp lists them: those that listen, if any.
+/// The inodes of the sockets that /proc/net/tcp lists for the port: only listening sockets if there are any.
 std::set<std::string> sockets_at(int port) {
   std::set<std::string> listening, others;
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream in(table);
     std::string line;
-    std::getline(in, line);  // names of the columns
+    std::getline(in, line);  // the heading
     while (std::getline(in, line)) {
       std::istringstream columns(line);
       std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
@@ -38,7 +38,7 @@ std::string command_of(const fs::path& process) {
   std::ifstream in(process / "cmdline", std::ios::binary);
   std::string command(std::istreambuf_iterator<char>(in), {});
   while (!command.empty() && command.back() == '\0') command.pop_back();
-  for (char& c : command)  // arguments end with zeros
+  for (char& c : command)  // arguments are separated by zero bytes
     if (!std::isprint(static_cast<unsigned char>(c))) c = ' ';
   return command.size() <= 80 ? command : command.substr(0, 77) + "...";
 }
@@ -53,7 +53,7 @@ std::string port_holder(int port) {
        process.increment(error)) {
     const std::string id = process->path().filename().string();
     if (!std::all_of(id.begin(), id.end(), [](unsigned char c) { return std::isdigit(c); })) continue;
-    std::error_code closed;  // other users' are
+    std::error_code closed;  // the folders of other users' processes cannot be read
     for (fs::directory_iterator file(process->path() / "fd", closed), last; !closed && file != last;
          file.increment(closed)) {
       std::error_code gone;

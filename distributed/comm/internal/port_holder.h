@@ -3,8 +3,8 @@
 
 namespace tapestry::distributed {
 
-/// Who has the local TCP port, for a message: "process 4711 (python train.py)". Empty where the system does not
-/// say: not Linux, or another user's process.
+/// The process that uses the local TCP port, for error messages: "process 4711 (python train.py)". Empty if
+/// the process belongs to another user, or on systems other than Linux.
 std::string port_holder(int port);
 
 }  // namespace tapestry::distributed

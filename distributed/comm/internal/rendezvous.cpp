@@ -11,10 +11,10 @@
 namespace tapestry::distributed {
 namespace {
 
-constexpr int kNamed = 16;  // ranks in a message
+constexpr int kNamed = 16;  // the most ranks that a message lists
 constexpr char kEnd = '\n';
 
-/// For a message, and then what no other process has.
+/// A line for messages, followed by random bytes that no other process has.
 std::string this_process() {
   return concat({"process ", ::getpid(), " on ", host_name()}) + kEnd + random_bytes(16);
 }
@@ -36,7 +36,7 @@ std::string missing_ranks(Store& store, int size) {
 
 void rendezvous(Store& store, int rank, int size, Milliseconds timeout) {
   const Deadline deadline = deadline_after(timeout);
-  // The outcome for all: no text if all is well. What is set first stays.
+  // The outcome is shared by all ranks: the empty text means success. The first outcome that is set stays.
   const auto fail_all = [&](const std::string& text) {
     store.compare_set("outcome", std::nullopt, text);
     fail<DistributedError>(text);
@@ -44,25 +44,24 @@ void rendezvous(Store& store, int rank, int size, Milliseconds timeout) {
 
   const std::string sizes = store.compare_set("size", std::nullopt, std::to_string(size));
   if (sizes != std::to_string(size))
-    fail_all(concat({"[init_process_group] rank ", rank, " says that there are ", size, " ranks, others say ",
-                     sizes, "; give all the same WORLD_SIZE"}));
+    fail_all(concat({"[init_process_group] rank ", rank, " has a world size of ", size, ", other ranks have ",
+                     sizes, "; give all ranks the same WORLD_SIZE"}));
 
   const std::string self = this_process();
   const std::string holder = store.compare_set(rank_key(rank), std::nullopt, self);
   if (holder != self)
-    fail_all(
-        concat({"[init_process_group] two processes say that they are rank ", rank, ": ",
-                holder.substr(0, holder.find(kEnd)), ", and then ", self.substr(0, self.find(kEnd)), " (at ",
-                store.str(), "); give each a RANK of its own, and each job a port or file of its own"}));
+    fail_all(concat({"[init_process_group] two processes have rank ", rank, ": ",
+                     holder.substr(0, holder.find(kEnd)), " and ", self.substr(0, self.find(kEnd)), " (at ",
+                     store.str(), "); give each process its own RANK, and each job its own port or file"}));
 
   if (store.add("arrived", 1) == size) store.compare_set("outcome", std::nullopt, "");
   std::string outcome;
   try {
     outcome = store.get("outcome", left_until(deadline));
   } catch (const TimeoutError&) {
-    fail<TimeoutError>("[init_process_group] ", missing_ranks(store, size), " within ", timeout.count(),
-                       " ms at ", store.str(),
-                       "; have their processes started, with the same MASTER_ADDR and MASTER_PORT?");
+    fail<TimeoutError>(
+        "[init_process_group] ", missing_ranks(store, size), " within ", timeout.count(), " ms at ",
+        store.str(), "; check that their processes have started, with the same MASTER_ADDR and MASTER_PORT");
   }
   check<DistributedError>(outcome.empty(), outcome);
 }

@@ -3,9 +3,9 @@
 
 namespace tapestry::distributed {
 
-/// Returns once `size` processes, each with a rank of its own, have called it with this store, which no other
-/// job or attempt may have used. Throws TimeoutError naming the ranks that did not come; on all who wait,
-/// DistributedError where two processes have one rank, or not all the same idea of `size`.
+/// Waits until `size` processes with different ranks have called it with this store. No other job or attempt
+/// may have used the store. Throws TimeoutError, which names the ranks that did not come. If two processes
+/// have the same rank, or if they disagree about `size`, all ranks that wait throw DistributedError.
 void rendezvous(Store& store, int rank, int size, Milliseconds timeout);
 
 }  // namespace tapestry::distributed

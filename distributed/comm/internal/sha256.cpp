@@ -57,7 +57,7 @@ std::string sha256(std::string_view message) {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(message.data());
   const std::size_t whole = message.size() / kBlock * kBlock;
   for (std::size_t at = 0; at < whole; at += kBlock) add_block(state, bytes + at);
-  // The rest, a one bit, zeros, and the length in bits at the end of a block.
+  // The padding: the remaining bytes, a one bit, zeros, and the length in bits at the end of a block.
   std::array<unsigned char, 2 * kBlock> last{};
   const std::size_t rest = message.size() - whole;
   if (rest > 0) std::memcpy(last.data(), bytes + whole, rest);
@@ -94,7 +94,7 @@ std::string random_bytes(std::size_t count) {
   for (std::size_t have = 0; have < count;) {
     const ssize_t got = ::getrandom(bytes.data() + have, count - have, 0);
     check<Error>(got >= 0 || errno == EINTR,
-                 "[random_bytes] the system gives no random bytes: ", std::strerror(errno));
+                 "[random_bytes] the system returned no random bytes: ", std::strerror(errno));
     if (got > 0) have += static_cast<std::size_t>(got);
   }
   return bytes;

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "tapestry/distributed/comm/error.h"
-#include "tapestry/distributed/comm/internal/no_signals.h"
+#include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 
 namespace tapestry::distributed {
@@ -31,19 +31,20 @@ std::string process_namespace() {
 
 SharedMemory::SharedMemory(std::size_t bytes) : size_(bytes + kHeader) {
   rlimit files{};
-  // The system would send a signal, not refuse.
+  // Beyond this limit the kernel would send SIGXFSZ instead of returning an error.
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
     check<DistributedError>(files.rlim_cur >= size_, "[shared_memory] files here are limited to ",
                             files.rlim_cur, " bytes (ulimit -f), and ", size_, " are needed");
   descriptor_ = memfd_create("tapestry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor_ < 0) fail_with_errno("memfd_create");
   try {
-    // Reserved, for a page that is missing later would be a SIGBUS; and nobody may make it shorter. Before
-    // Linux 6.18 signals end fallocate (EINTR), and a profiler's come again before the next attempt has ended.
-    const NoSignals until_reserved;
+    // All pages are reserved now, because a page that cannot be allocated later raises SIGBUS. The seals keep
+    // other processes from shrinking the file. Signals are blocked, because they interrupt fallocate (EINTR)
+    // before Linux 6.18, and a profiler sends them faster than fallocate finishes.
+    const BlockSignals until_reserved;
     if (ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 ||
         fallocate(descriptor_, 0, 0, static_cast<off_t>(size_)) != 0)
-      fail_with_errno(concat({"no ", size_, " bytes of it"}));
+      fail_with_errno(concat({"cannot reserve ", size_, " bytes"}));
     if (fcntl(descriptor_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
       fail_with_errno("F_ADD_SEALS");
     map();
@@ -60,8 +61,8 @@ SharedMemory::SharedMemory(const SharedMemoryAddress& address)
   const std::string theirs(address.process_namespace,
                            strnlen(address.process_namespace, sizeof address.process_namespace));
   check<DistributedError>(theirs == process_namespace(), "[shared_memory] process ", address.process,
-                          " counts processes in ", theirs, ", this one in ", process_namespace(),
-                          " (containers of their own)");
+                          " is in the PID namespace ", theirs, " and this process in ", process_namespace(),
+                          "; run both in one container");
   const std::string path = concat({"/proc/", address.process, "/fd/", address.descriptor});
   descriptor_ = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (descriptor_ < 0) fail_with_errno("cannot open " + path);
@@ -70,11 +71,11 @@ SharedMemory::SharedMemory(const SharedMemoryAddress& address)
     const int seals = fcntl(descriptor_, F_GET_SEALS);
     check<DistributedError>(seals > 0 && (seals & F_SEAL_SHRINK) && fstat(descriptor_, &about) == 0 &&
                                 size_ >= kHeader && static_cast<std::size_t>(about.st_size) == size_,
-                            "[shared_memory] ", path, " is something else");
+                            "[shared_memory] ", path, " is not a shared segment");
     map();
     if (std::memcmp(base_, address.token, sizeof address.token) != 0) {
       munmap(base_, size_);
-      fail<DistributedError>("[shared_memory] ", path, " is another segment");
+      fail<DistributedError>("[shared_memory] ", path, " is a different segment than the one offered");
     }
   } catch (...) {
     close();

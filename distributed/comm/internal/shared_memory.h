@@ -5,33 +5,33 @@
 
 namespace tapestry::distributed {
 
-/// Where other processes of this user on this host find a segment: plain bytes, to be sent to them.
+/// How another process of this user on this host opens a segment. It is sent to that process as plain bytes.
 struct SharedMemoryAddress {
   std::int64_t process = 0, descriptor = -1;
   std::uint64_t bytes = 0;
-  char process_namespace[40] = {};  // in which `process` is its number
-  char token[16] = {};              // what the segment begins with
+  char process_namespace[40] = {};  // the PID namespace of `process`
+  char token[16] = {};              // the first bytes of the segment, random
 };
 
-/// A mapped segment. It has no name in any file system and is in no /dev/shm: what the last process that has
-/// it mapped leaves behind is nothing, however it ends. Its memory is reserved when it is made and cannot be
-/// taken away by another process, so that touching it does not fail later.
+/// A mapped segment of shared memory. It is anonymous (memfd_create), so the kernel frees it when the last
+/// process that maps it ends, however that process ends. All of its memory is reserved when it is made, and
+/// other processes cannot shrink it. So later accesses do not fail.
 class SharedMemory {
  public:
-  /// A new one, of zeros. Throws DistributedError where the system has none, or not as much.
+  /// Makes a segment filled with zeros. Throws DistributedError if the system cannot provide it.
   explicit SharedMemory(std::size_t bytes);
-  /// The one at `address`. Throws DistributedError if it cannot be reached from here.
+  /// Opens the segment at `address`. Throws DistributedError if this process cannot open it.
   explicit SharedMemory(const SharedMemoryAddress& address);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  /// Aligned for anything.
+  /// Aligned to 64 bytes.
   std::byte* data() const { return base_ + kHeader; }
   std::size_t bytes() const { return size_ - kHeader; }
-  /// For the others, until close().
+  /// For other processes. Valid until close().
   SharedMemoryAddress address() const;
-  /// No process can open it from now on; it stays mapped where it is.
+  /// From now on no process can open the segment. Existing mappings stay.
   void close();
 
  private:

@@ -13,17 +13,17 @@ namespace {
 
 Device gpu_of(const Tensor& a, const Tensor& b) { return a.device().is_cuda() ? a.device() : b.device(); }
 
-// Copies between t and the dense elements at `dense`, which are of `other`, on the GPU's current stream: in
-// pieces as long as t lies without gaps, and as many of them at once as lie evenly.
-enum class Way { from_tensor, to_tensor };
-void copy_elements(Way way, const Tensor& t, const Tensor& other, const Stream& stream) {
+// Copies between the strided tensor `t` and the contiguous tensor `other`, on `stream`. A piece is a run of
+// elements without gaps. Equally spaced pieces are copied by one 2-D copy.
+enum class Direction { from_tensor, to_tensor };
+void copy_elements(Direction direction, const Tensor& t, const Tensor& other, const Stream& stream) {
   if (t.numel() == 0) return;
   const auto size = static_cast<std::int64_t>(dtype_size(t.dtype()));
-  int outer = t.dim();  // dimensions that the pieces are counted by
+  int outer = t.dim();  // the dimensions outside of a piece
   std::int64_t piece = 1;
   while (outer > 0 && (t.sizes()[outer - 1] == 1 || t.strides()[outer - 1] == piece))
     piece *= t.sizes()[--outer];
-  std::int64_t rows = 1, step = 0;  // pieces of one copy
+  std::int64_t rows = 1, step = 0;  // the pieces of one copy, and the distance between them
   if (outer > 0 && t.strides()[outer - 1] >= piece) {
     --outer;
     rows = t.sizes()[outer];
@@ -36,7 +36,7 @@ void copy_elements(Way way, const Tensor& t, const Tensor& other, const Stream& 
   char* dense = static_cast<char*>(other.raw_data());
   for (std::int64_t c = 0; c < copies; ++c) {
     const std::size_t pitch = rows > 1 ? static_cast<std::size_t>(step * size) : width;
-    const bool out = way == Way::to_tensor;
+    const bool out = direction == Direction::to_tensor;
     cuda::copy_rows_async(out ? strided : dense, out ? pitch : width, out ? dense : strided,
                           out ? width : pitch, width, static_cast<std::size_t>(rows), stream);
     dense += width * static_cast<std::size_t>(rows);
@@ -55,7 +55,7 @@ void wait_for(const Stream& stream, Deadline deadline) {
   Event event;
   event.record(stream);
   check<TimeoutError>(event.wait_for(left_until(deadline)), stream.device(),
-                      " has not done what it was given before");
+                      " has not finished its earlier work");
 }
 
 }  // namespace
@@ -80,7 +80,7 @@ Staged::Staged(const Tensor& t, Fill fill, Device where, Deadline deadline) : t_
     copy_async(buffer_, packed, stream);
     return;
   }
-  copy_elements(Way::from_tensor, t, buffer_, stream);
+  copy_elements(Direction::from_tensor, t, buffer_, stream);
   if (pinned) wait_for(stream, deadline);
 }
 
@@ -88,7 +88,7 @@ void Staged::store() const {
   if (host_) return host_->store();
   if (buffer_.is_same(t_) || t_.numel() == 0) return;
   const Stream stream = current_stream(gpu_of(t_, buffer_));
-  if (!t_.device().is_cpu()) return copy_elements(Way::to_tensor, t_, buffer_, stream);
+  if (!t_.device().is_cpu()) return copy_elements(Direction::to_tensor, t_, buffer_, stream);
   const Tensor arrived = empty_pinned(t_.sizes(), t_.dtype());
   copy_async(arrived, buffer_, stream);
   wait_for(stream, deadline_);

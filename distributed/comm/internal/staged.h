@@ -1,5 +1,5 @@
 #pragma once
-// Tensors of any strides and device in the memory that a transport takes.
+// Copies tensors of any strides and device to memory that a transport accepts.
 #include <optional>
 
 #include "tapestry/core/tensor.h"
@@ -8,24 +8,24 @@
 
 namespace tapestry::distributed {
 
-/// A tensor's elements in row-major order, on the device `where` (any CPU, or a CUDA device): its own memory
-/// where it is so already, else a copy. Tensors of a CUDA device go through pinned memory to a transport that
-/// takes host memory. What a GPU does for it happens on the device's current stream; the host waits, until
-/// the deadline, where it has to touch the elements. Throws TimeoutError.
+/// The elements of a tensor in row-major order, on the device `where`. Uses the tensor's own memory if
+/// possible, otherwise a copy. If `where` is a CPU, the copy of a CUDA tensor is in pinned memory. Copies run
+/// on the current stream of the CUDA device. The host waits for them only if it must access the elements,
+/// until the deadline. Throws TimeoutError.
 class Staged {
  public:
   using Fill = Dense::Fill;
   Staged(const Tensor& t, Fill fill, Device where, Deadline deadline);
 
   void* data() const { return host_ ? host_->data() : buffer_.raw_data(); }
-  /// Makes the tensor hold what is in data().
+  /// Copies data() back to the tensor.
   void store() const;
 
  private:
   const Tensor t_;
   const Deadline deadline_;
-  std::optional<Dense> host_;  // both are on CPUs
-  Tensor buffer_;              // else: on `where`; t_ itself where it needs no copy
+  std::optional<Dense> host_;  // used if the tensor and `where` are on CPUs
+  Tensor buffer_;              // otherwise: on `where`; t_ itself if no copy is needed
 };
 
 }  // namespace tapestry::distributed

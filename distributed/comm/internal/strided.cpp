@@ -9,7 +9,7 @@
 namespace tapestry::distributed {
 namespace {
 
-// First and last element, in elements from the tensor's first one.
+// The lowest and highest offset of an element, in elements, relative to the tensor's first element.
 std::pair<std::int64_t, std::int64_t> span(const Tensor& t) {
   std::int64_t low = 0, high = 0;
   for (int i = 0; i < t.dim(); ++i) {
@@ -19,7 +19,7 @@ std::pair<std::int64_t, std::int64_t> span(const Tensor& t) {
   return {low, high};
 }
 
-// f(address of the row, row number) for each row of the last dimension.
+// Calls f(address, number) for each row of the last dimension.
 template <class T, class F>
 void for_each_row(const Tensor& t, F f) {
   const Shape& sizes = t.sizes();
@@ -54,13 +54,13 @@ void unpack(const Tensor& t, const T* dense) {
   });
 }
 
-// Integers that may be read and written where there are elements of any type.
+// Integers that may alias elements of any type.
 using Bits8 = std::uint8_t __attribute__((may_alias));
 using Bits16 = std::uint16_t __attribute__((may_alias));
 using Bits32 = std::uint32_t __attribute__((may_alias));
 using Bits64 = std::uint64_t __attribute__((may_alias));
 
-// Calls f with a pointer to integers as wide as the elements.
+// Calls f with `p` as a pointer to integers of the elements' width.
 template <class F>
 void by_width(DType dtype, void* p, F f) {
   switch (dtype_size(dtype)) {
@@ -83,7 +83,7 @@ bool may_overlap_itself(const Tensor& t) {
   for (int i = 0; i < t.dim(); ++i)
     if (t.sizes()[i] > 1) dims.emplace_back(std::abs(t.strides()[i]), t.sizes()[i]);
   std::sort(dims.begin(), dims.end());
-  std::int64_t reach = 0;  // of all dimensions of smaller strides
+  std::int64_t reach = 0;  // the highest offset that the dimensions with smaller strides reach
   for (const auto& [stride, size] : dims) {
     if (stride <= reach) return true;
     reach += stride * (size - 1);

@@ -1,5 +1,5 @@
 #pragma once
-// Tensors of any strides as the dense memory that transports move.
+// Copies tensors of any strides to contiguous memory.
 #include <cstddef>
 #include <memory>
 
@@ -7,20 +7,26 @@
 
 namespace tapestry::distributed {
 
-/// True unless distinct elements of `t` certainly have distinct addresses: writing it would be ambiguous.
+/// True if several elements of `t` may have the same address, as in an expanded tensor. Writing to such a
+/// tensor is ambiguous.
 bool may_overlap_itself(const Tensor& t);
-/// True if the memory that the two span has bytes in common.
+/// True if the address ranges of the two tensors overlap.
 bool may_overlap(const Tensor& a, const Tensor& b);
 
-/// A tensor's elements in row-major order: its own memory where it is so already, else a copy. In the calling
-/// thread, with plain loops.
+/// The elements of a CPU tensor in row-major order. Uses the tensor's own memory if it is contiguous,
+/// otherwise a copy. Copies run in the calling thread.
 class Dense {
  public:
-  enum class Fill { no, yes, copy };  ///< copy: never the tensor's own memory
+  enum class Fill {
+    no,
+    yes,
+    copy
+  };  ///< whether the copy has the tensor's values; `copy` makes a copy with values even of a contiguous
+      ///< tensor
   Dense(const Tensor& t, Fill fill);
 
   void* data() const { return copy_ ? copy_.get() : t_.raw_data(); }
-  /// Makes the tensor hold what is in data().
+  /// Copies data() back to the tensor.
   void store() const;
 
  private:

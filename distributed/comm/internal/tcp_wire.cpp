@@ -21,7 +21,7 @@ std::string framed(const std::string& body) {
   return out;
 }
 
-/// Takes fields from the front; once one was not there, none is.
+/// Reads fields from the front. After the first field that is missing, all later reads fail.
 struct Fields {
   std::string_view rest;
   bool ok = true;

@@ -1,10 +1,11 @@
 #pragma once
-// What a client of the TCP store and its server say to each other.
+// The protocol between a client of the TCP store and its server.
 //
 //   server: kGreeting, its nonce        client: its nonce, proof(client)       server: verdict, proof(server)
 //   then, one at a time:                client: size, request                  server: size, response
 //
-// Sizes are of 4 bytes, little-endian as all numbers. A side that hears anything else hangs up.
+// Sizes have 4 bytes. All numbers are little-endian. A side that receives anything else closes the
+// connection.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,7 +23,8 @@ constexpr char kWelcome = 'y', kRefused = 'n';
 constexpr std::size_t kSize = 4;
 
 enum class Side : char { client = 'c', server = 's' };
-/// Both nonces are in it, so that an answer serves once, and the side, so that it cannot be sent back.
+/// An HMAC over both nonces and the side. The nonces prevent replay, and the side prevents reflection of the
+/// proof to its sender.
 std::string proof(Side side, std::string_view secret, std::string_view server_nonce,
                   std::string_view client_nonce);
 
@@ -30,8 +32,8 @@ enum class Op : std::uint8_t { set, get, try_get, add, compare_set, erase };
 
 struct Request {
   Op op = Op::set;
-  std::int64_t number = 0;              // add: the amount; get: milliseconds to wait
-  std::optional<std::string> expected;  // compare_set
+  std::int64_t number = 0;              // of add: the amount; of get: milliseconds to wait
+  std::optional<std::string> expected;  // of compare_set
   std::string key, value;
 };
 
@@ -39,17 +41,17 @@ enum class Status : std::uint8_t { ok, absent, timeout, refused, full };
 
 struct Response {
   Status status = Status::ok;
-  std::string value;  // refused: why
+  std::string value;  // if refused: the reason
 };
 
 constexpr std::size_t kMaxRequest = 64 + Store::kMaxKey + 2 * Store::kMaxValue;
 constexpr std::size_t kMaxResponse = 64 + Store::kMaxKey + Store::kMaxValue;
 
 std::uint32_t read_size(std::string_view bytes);
-/// With the size in front.
+/// The message, preceded by its size.
 std::string encode(const Request& request);
 std::string encode(const Response& response);
-/// nullopt: `bytes` are none.
+/// nullopt if `bytes` is not a valid message.
 std::optional<Request> decode_request(std::string_view bytes);
 std::optional<Response> decode_response(std::string_view bytes);
 

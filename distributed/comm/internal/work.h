@@ -1,5 +1,5 @@
 #pragma once
-// What the copies of a Work share.
+// The state that all copies of a Work share.
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -17,22 +17,22 @@ struct Work::State {
   State(std::string what_, Milliseconds timeout_, std::shared_ptr<const Fifo::Progress> progress_)
       : what(std::move(what_)), timeout(timeout_), progress(std::move(progress_)) {}
 
-  const std::string what;  // for messages
+  const std::string what;  // of error messages
   const Milliseconds timeout;
   const std::shared_ptr<const Fifo::Progress> progress;
 
-  std::shared_ptr<DeviceWork> device;  // null: no GPU has a part in it; set before anybody waits
+  std::shared_ptr<DeviceWork> device;  // null if no GPU takes part; set before the Work is returned
 
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   bool done = false;
   Clock::time_point started{}, finished{};
   std::shared_ptr<const Failure> failure;
-  std::exception_ptr error;  // what a task of the caller's threw
+  std::exception_ptr error;  // the exception of a task of enqueue()
 
   void start();
-  /// What a GPU has a part in is finished twice: when it was given its part, and when that is done. A failure
-  /// stays.
+  /// Called twice for work on a GPU: when the work has been enqueued, and when the GPU has finished. An
+  /// earlier failure is kept.
   void finish(std::shared_ptr<const Failure> why, std::exception_ptr thrown = nullptr);
   void wait_until(Deadline deadline, Milliseconds asked) const;
 };
