@@ -18,7 +18,7 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/threads.h"
-#include "tapestry/distributed/launch/child_processes.h"
+#include "tapestry/distributed/launch/internal/child_processes.h"
 
 namespace apps::compare {
 

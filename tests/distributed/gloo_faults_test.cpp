@@ -125,7 +125,7 @@ TEST_CASE("child whose peer stops", "[.]") {
       const bool timeout = dynamic_cast<const TimeoutError*>(&e);
       if (timeout) {
         CHECK(Clock::now() - start >= 2s);
-        CHECK_THAT(e.what(), ContainsSubstring("until its time was up"));
+        CHECK_THAT(e.what(), ContainsSubstring("until the deadline"));
       } else {
         CHECK_THAT(e.what(), ContainsSubstring("lost its connection to rank "));
       }

@@ -18,7 +18,7 @@ using namespace distributed_test;
 
 namespace {
 
-constexpr const char* kNotice = "exchange over loopback";
+constexpr const char* kNotice = "communicate over loopback";
 
 int mappings() {
   std::ifstream in("/proc/self/maps");
@@ -114,7 +114,7 @@ TEST_CASE("ranks that cannot share memory send messages and print one warning") 
                  "");  // no warning, because the user asked for it
   check_children(child, 2, {{"TEST_OFF_AT", "0"}}, "");
   check_children(child, 2, {{"TEST_OFF_AT", "1"}},
-                 "; rank 1: it is switched off there (TAPESTRY_SHARED_MEMORY)");
+                 "; rank 1: shared memory is switched off (TAPESTRY_SHARED_MEMORY)");
   check_children(child, 2, {{"TEST_LIMIT", "1"}},
                  "; rank 0: [shared_memory] files here are limited to 1048576");
 }

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tests/distributed/nccl_support.h"

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tapestry/core/cuda/copy.h"
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/half.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/threads.h"

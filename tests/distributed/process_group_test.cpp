@@ -81,16 +81,16 @@ TEST_CASE("invalid arguments throw at once and start nothing") {
         refused<ValueError>("[scatter] input is an undefined tensor", [&] { g->scatter(x, {}, 0); });
         refused<ValueError>("[scatter] the input of shape [2, 3]", [&] { g->scatter(x, x, 0); });
       }
-      refused<ValueError>("[all_to_all] 3 elements of shape [3] do not divide into 2",
+      refused<ValueError>("[all_to_all] 3 elements of shape [3] cannot be divided into 2",
                           [&] { g->all_to_all(filled({3}, 1), filled({3}, 1)); });
       refused<ValueError>("[all_to_all] the output of shape [4, 3]", [&] { g->all_to_all(whole, x); });
       refused<IndexError>("[send] peer 2", [&] { g->send(x, 2); });
       refused<ValueError>("is this rank itself", [&] { g->recv(x, g->rank()); });
       refused<ValueError>("share memory", [&] { g->recv(expanded, 1 - g->rank()); });
-      refused<ValueError>("[new_group] no ranks", [&] { g->new_group({}); });
+      refused<ValueError>("[new_group] the list of ranks is empty", [&] { g->new_group({}); });
       refused<IndexError>("[new_group] rank 2 of a group of 2", [&] { g->new_group({0, 2}); });
-      refused<ValueError>("a rank is named twice in [1, 0, 1]", [&] { g->new_group({1, 0, 1}); });
-      refused<ValueError>("[enqueue] an empty function", [&] { g->enqueue({}); });
+      refused<ValueError>("a rank appears twice in [1, 0, 1]", [&] { g->new_group({1, 0, 1}); });
+      refused<ValueError>("[enqueue] the function is empty", [&] { g->enqueue({}); });
       require(g->recorder().records().empty(), "something was posted");
       g->barrier().wait();
       require(g->recorder().records().at(0).sequence == 1, "a refused call was counted");
