@@ -308,12 +308,13 @@ program git 'case "$*" in
   diff*) cat "'"$work"'/changed" ;;
 esac'
 # What ninja recorded: the headers of three object files. tests_new was never compiled.
-mkdir -p "$work/clone/build/ci" "$work/clone/tests/support"
+mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,apps,autograd,new,structure}
 touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
 program ninja 'case "$*" in
   *"-t targets all")
     for t in core nn apps autograd new structure; do echo "tests_$t: phony"; done
     for t in programs docs_programs bench_gpu_ops; do echo "$t: phony"; done
+    echo "tests/CMakeFiles/tests_linked.dir/support/other.cpp.o: CXX_COMPILER"
     for o in core/shape nn/module nn/shared apps/train autograd/softmax new/new; do
       [[ $o != nn/shared ]] && file=${o}_test || file=$o
       echo "tests/CMakeFiles/tests_${o%/*}.dir/$file.cpp.o: CXX_COMPILER"
@@ -322,6 +323,7 @@ program ninja 'case "$*" in
     CMakeFiles/tapestry.dir/nn/module.cpp.o nn/module.cpp include/tapestry/nn/module.h \
     tests/CMakeFiles/tests_core.dir/core/shape_test.cpp.o tests/core/shape_test.cpp include/tapestry/core/tensor.h \
     tests/CMakeFiles/tests_nn.dir/nn/module_test.cpp.o tests/nn/module_test.cpp include/tapestry/nn/module.h \
+    tests/CMakeFiles/tests_linked.dir/support/other.cpp.o tests/support/other.cpp ../../tests/other/helper.h \
     tests/CMakeFiles/tests_nn.dir/nn/shared.cpp.o tests/nn/shared.cpp include/tapestry/core/tensor.h \
     tests/CMakeFiles/tests_apps.dir/apps/train_test.cpp.o tests/apps/train_test.cpp include/tapestry/apps/common/svg.h \
     tests/CMakeFiles/tests_support.dir/support/golden.cpp.o tests/support/golden.cpp include/tapestry/nn/module.h \
@@ -361,7 +363,7 @@ changed tests/nn/fresh_test.cpp
 call tools/test --changed -- --verbose
 affects "$new|^nn\\.fresh\$|^structure\\." 'tests_new tests_nn tests_structure'
 for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
-  tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz; do
+  tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes_gpu.cu tests/other/helper.h; do
   changed "$file"
   call tools/test --changed
   [[ $file == tests/support/golden.cpp ]] || everything ''

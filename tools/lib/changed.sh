@@ -49,11 +49,11 @@ plan_changes() {
       tests/consumer/*) tests[consumer]=1 targets[programs]=1 targets[load_late]=1 ;;
       tests/*_test.cpp)  # alone, it affects itself
         files[$file]=1 ;;
-      tests/*.cpp | tests/*.h | tests/*.cuh | tests/*.cu) files[$file]=1 ;;
-      kernels/cuda/*.cu | kernels/cuda/*.cuh)  # run by the emulator here, and by no other test
+      tests/*.cpp | tests/*.h) files[$file]=1 ;;
+      kernels/cuda/*.cu | kernels/cuda/*.cuh)  # the tests of the CPU do not use them
         files[$file]=1
-        tests[kernels]=1 tests[device_code]=1 tests[emulated]=1 tests[device]=1 tests[ptx]=1
-        targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_device_code]=1 targets[tests_ptx]=1 ;;
+        tests[kernels]=1 tests[device_code]=1 tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[cuda_runtime]=1
+        targets[tests_cuda_runtime]=1 targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_device_code]=1 targets[tests_ptx]=1 ;;
       tapestry.h | core/* | kernels/* | autograd/*) plan_all="every test uses $file" && return ;;
       nn/* | data/* | distributed/* | apps/*)
         files[$file]=1 folders[${file%%/*}]=1
@@ -136,6 +136,7 @@ add_object() {
     tests_*)
       targets[$target]=1
       folder=${target#tests_}
+      [[ -d tests/$folder || $folder == gpu ]] || { plan_all="it is not known which tests use ${1##*.dir/}" && return; }
       if [[ $1 == *_test.cpp.o && $folder != docs ]]; then
         test=${1##*/}
         tests[$folder.${test%_test.cpp.o}]=1
