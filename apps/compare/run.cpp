@@ -18,12 +18,13 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/threads.h"
-#include "tapestry/distributed/launch/internal/child_processes.h"
+#include "tapestry/distributed/launch/child_processes.h"
 
 namespace apps::compare {
 
 using namespace tapestry;
 namespace fs = std::filesystem;
+namespace launch = tapestry::distributed::launch;
 
 namespace {
 
@@ -83,7 +84,7 @@ class Comparison {
   // Every mode gets the same number of threads in total. A single process divides them among its devices.
   // If there are several processes, each gets its part.
   std::string run_child_process(const std::string& name, bool processes) {
-    distributed::Child child;
+    launch::Child child;
     child.arguments = arguments_;
     child.arguments.insert(child.arguments.end(), {"--child", name, "--result", result_folder_.file(),
                                                    "--threads", std::to_string(w_.threads)});
@@ -216,7 +217,7 @@ class Comparison {
   std::vector<planner::Profile> profiles_;  // per round
   std::vector<planner::Link> links_;        // per round
   const std::vector<std::string> arguments_;
-  distributed::ChildProcesses children_;
+  launch::ChildProcesses children_;
   ResultFolder result_folder_;
   std::optional<AtomicFile> json_, html_;
   std::vector<const Mode*> modes_;
@@ -228,7 +229,7 @@ class Comparison {
 
 int compare(const Options& options, const std::vector<std::string>& arguments) try {
   return Comparison(options, arguments).run();
-} catch (const distributed::Interrupted& interrupted) {
+} catch (const launch::Interrupted& interrupted) {
   return 128 + interrupted.signal;
 }
 
@@ -250,7 +251,7 @@ int run_child(const ChildTask& task, const Options& options, const std::vector<s
   if ((!mode || mode->one_process_per_device) && !task.is_rank) {
     std::vector<std::string> all = arguments;
     all.emplace_back("--as-rank");
-    return distributed::launch_ranks(all, workload.devices);
+    return launch::launch_ranks(all, workload.devices);
   }
   if (!mode) {
     const auto group = join_job(workload);

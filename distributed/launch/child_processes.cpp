@@ -1,4 +1,4 @@
-#include "tapestry/distributed/launch/internal/child_processes.h"
+#include "tapestry/distributed/launch/child_processes.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include "tapestry/distributed/launch/internal/launch.h"
 #include "tapestry/distributed/launch/internal/supervise.h"
 
-namespace tapestry::distributed {
+namespace tapestry::distributed::launch {
 
 using Clock = std::chrono::steady_clock;
 
@@ -21,8 +21,8 @@ std::vector<std::string> this_program(const std::vector<std::string>& arguments)
 }
 
 // The child must not take itself for a rank of a job, even if this program was started as one.
-launch::Variables environment_of(const Child& child) {
-  launch::Variables variables = launch::this_environment();
+Variables environment_of(const Child& child) {
+  Variables variables = this_environment();
   for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
                            "MASTER_PORT", "TAPESTRY_STORE_RUNNING"})
     variables.erase(name);
@@ -30,35 +30,35 @@ launch::Variables environment_of(const Child& child) {
   return variables;
 }
 
-std::string reason(const launch::Failure& f) {
+std::string reason(const Failure& f) {
   if (f.start_error != 0) return "the process could not be started";
-  return f.signal != 0 ? "the process was killed by " + launch::signal_name(f.signal)
+  return f.signal != 0 ? "the process was killed by " + signal_name(f.signal)
                        : concat({"the process ended with exit code ", f.exit_code});
 }
 
 }  // namespace
 
 struct ChildProcesses::Impl {
-  const launch::Signals signals;
-  const launch::Guard guard;
-  launch::Terminal terminal{STDOUT_FILENO, STDERR_FILENO};
+  const Signals signals;
+  const Guard guard;
+  Terminal terminal{STDOUT_FILENO, STDERR_FILENO};
 };
 
 ChildProcesses::ChildProcesses() : impl_(std::make_unique<Impl>()) {}
 ChildProcesses::~ChildProcesses() = default;
 
 std::string ChildProcesses::run(const Child& child) {
-  launch::AttemptPlan plan;
+  AttemptPlan plan;
   plan.command = this_program(child.arguments);
   plan.path = plan.command[0];
   plan.ranks = {{.rank = 0, .environment = environment_of(child), .log_path = "", .show = false}};
   const Clock::time_point end = Clock::now() + child.limit;
   plan.ended_elsewhere = [&] { return Clock::now() >= end; };
-  const launch::Outcome outcome = launch::supervise(plan, impl_->signals, impl_->guard, impl_->terminal);
+  const Outcome outcome = supervise(plan, impl_->signals, impl_->guard, impl_->terminal);
   if (outcome.stopped_by != 0) throw Interrupted{outcome.stopped_by};
   if (outcome.elsewhere)
-    return concat(
-        {"the process did not end within ", child.limit.count() / 1000.0, " s; increase --timeout"});
+    return concat({"the process did not end within ", child.limit.count() / 1000.0,
+                   " s and was killed; allow more time"});
   if (!outcome.failure) return {};
   std::string text = reason(*outcome.failure);
   for (const std::string& line : outcome.failure->last_lines) text += "\n  " + line;
@@ -66,10 +66,10 @@ std::string ChildProcesses::run(const Child& child) {
 }
 
 int launch_ranks(const std::vector<std::string>& arguments, int count) {
-  launch::LaunchOptions options;
+  LaunchOptions options;
   options.nproc_per_node = count;
   options.command = this_program(arguments);
-  return launch::launch(options);
+  return launch(options);
 }
 
-}  // namespace tapestry::distributed
+}  // namespace tapestry::distributed::launch

@@ -1,20 +1,24 @@
 #pragma once
-// Runs this program again in child processes: one at a time, or as the ranks of a job.
+// Lets a program run itself again: as a supervised child process, or as a job of several ranks.
+//
+//   launch::ChildProcesses children;   // before any thread is started
+//   const std::string error = children.run({.arguments = {"--task", "a"}, .limit =
+//   std::chrono::seconds(60)});
 #include <chrono>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace tapestry::distributed {
+namespace tapestry::distributed::launch {
 
 struct Child {
-  std::vector<std::string> arguments;            ///< of the command line
-  std::map<std::string, std::string> variables;  ///< environment variables, added to those of this process
-  std::chrono::milliseconds limit{0};            ///< the child is killed after this time
+  std::vector<std::string> arguments;              ///< command-line arguments of the child
+  std::map<std::string, std::string> variables{};  ///< environment variables, added to those of this process
+  std::chrono::milliseconds limit{0};              ///< the child is killed after this time
 };
 
-/// Thrown if a signal such as SIGINT asked this program to end.
+/// Thrown if a signal such as SIGINT asked this process to end.
 struct Interrupted {
   int signal = 0;
 };
@@ -29,7 +33,8 @@ class ChildProcesses {
   ChildProcesses& operator=(const ChildProcesses&) = delete;
 
   /// Waits for the child. Returns the reason of its failure with its last lines of output, or an empty string
-  /// if it succeeded. At the limit the child and all its descendants are killed. Throws Interrupted.
+  /// if it succeeded. At the limit the child and all its descendants are killed. The child is not a rank of
+  /// the job to which this process may belong. Throws Interrupted.
   std::string run(const Child& child);
 
  private:
@@ -41,4 +46,4 @@ class ChildProcesses {
 /// Returns the exit status.
 int launch_ranks(const std::vector<std::string>& arguments, int count);
 
-}  // namespace tapestry::distributed
+}  // namespace tapestry::distributed::launch
