@@ -42,7 +42,7 @@
 #include "tapestry/distributed/ddp/ddp.h"
 #include "tapestry/distributed/ddp/job.h"
 #include "tapestry/distributed/ddp/sync_batchnorm.h"
-#include "tapestry/distributed/launch/internal/child_processes.h"
+#include "tapestry/distributed/launch/child_processes.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
 #include "tapestry/distributed/pipeline/report.h"
 #include "tapestry/distributed/pipeline/schedule.h"
