@@ -1,18 +1,20 @@
 #pragma once
-// What a kernel file includes. The same file is compiled by nvcc for GPUs and by g++ for tests that run it on
-// a CPU: there the test build's include path leads to an emulator. What keeps it portable:
+// Every kernel file includes this header. nvcc compiles the file for GPUs. g++ compiles the same file for
+// tests that run it on a CPU: their include path has an emulator in place of the CUDA runtime. Rules that
+// keep kernel files portable:
 //
-// - launch through `launch(kernel, grid, block, shared_bytes, stream, args...)`, with arguments that are
-// plain bytes;
-// - shared memory through `SHARED(float, tile, [16][17]);` and `DYN_SHARED(float, rows);` (16-byte aligned);
-// - PTX only inside `ptx::` wrappers, whose semantics the emulator has too;
-// - 16-bit floats are core's Half and BFloat16: stored in two bytes, computed in float, by `load()` and
-// `store()`;
-// - `template <class = void>` on a __global__ function that needs no parameter, for it may be defined only
-// once;
-// - `UNROLL` and `NO_UNROLL` for `#pragma unroll` and its contrary, which g++ does not know.
+// - Launch through `launch(kernel, grid, block, shared_bytes, stream, args...)`. Arguments are trivially
+// copyable.
+// - Declare shared memory with `SHARED(float, tile, [16][17]);` and `DYN_SHARED(float, rows);` (16-byte
+// aligned).
+// - Use PTX only through the `ptx::` wrappers. The emulator implements them too.
+// - Use core's Half and BFloat16 for 16-bit floats. `load()` converts them to float, `store()` rounds back.
+// - Write `template <class = void>` before a __global__ function that is not a template. Several sources
+// include its
+//   header, and a plain function could be defined only once.
+// - Write `UNROLL` and `NO_UNROLL` for `#pragma unroll` and `#pragma unroll 1`, which g++ does not know.
 //
-// Compiled with nvcc's --expt-relaxed-constexpr, so that constexpr functions of core serve on the GPU.
+// nvcc needs --expt-relaxed-constexpr, since kernels call constexpr functions of core.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -37,8 +39,8 @@
 
 namespace tapestry::kernels::cuda {
 
-/// The current stream of the device that the running kernel was called for. This thread's launches go to its
-/// GPU.
+/// The current stream of the device that the slot was called for. Also makes its GPU the thread's current
+/// device.
 cudaStream_t kernel_stream();
 
 #ifdef __CUDACC__
@@ -57,7 +59,7 @@ namespace ptx {
 __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
-/// d += a b for the warp's 16 x 8 x 16 tile; fragments as the PTX ISA lays them out.
+/// d += a b, where a is 16 x 16, b is 16 x 8 and d is 16 x 8. The warp's fragments have the PTX ISA's layout.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const std::uint32_t (&a)[4],
                                                   const std::uint32_t (&b)[2]) {
   asm volatile(
@@ -66,7 +68,8 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const std::uint
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-/// 8 x 8 matrices of 16-bit elements from shared memory; lane 8 q + r gives the address of row r of matrix q.
+/// Loads 8 x 8 matrices of 16-bit elements from shared memory. Lane 8 q + r passes the address of row r of
+/// matrix q.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -91,20 +94,23 @@ __device__ __forceinline__ void ldmatrix_x2_trans(std::uint32_t (&r)[2], const v
                : "r"(shared_address(row))
                : "memory");
 }
-/// 16 bytes from global to shared memory, both aligned to 16, without registers; zeros unless `read`.
+/// Copies 16 bytes asynchronously from global to shared memory, bypassing the L1 cache. Both addresses must
+/// be aligned to 16 bytes. Writes zeros if `read` is false.
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool read) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(read ? 16 : 0)
                : "memory");
 }
-/// 4 bytes likewise, through the L1.
+/// Copies 4 bytes asynchronously, through the L1 cache. Both addresses must be aligned to 4 bytes. Writes
+/// zeros if `read` is false.
 __device__ __forceinline__ void cp_async4(void* to, const void* from, bool read) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(read ? 4 : 0)
                : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits for this thread's groups of copies, all but the last `Keep`. Others' copies: a barrier after it.
+/// Waits until at most the last `Keep` of this thread's copy groups are in flight. To see the copies of other
+/// threads, a barrier must follow.
 template <int Keep>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Keep) : "memory");
@@ -124,8 +130,8 @@ __device__ __forceinline__ float from_f16_bits(std::uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
-/// 2^x within 2^-22 of it; what is subnormal is 0. One instruction, where exp2f() takes four and expf()
-/// eight.
+/// 2^x with a relative error of at most 2^-22. Subnormal inputs and results become 0. This is one
+/// instruction; exp2f() takes four and expf() eight.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -146,7 +152,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_byte
 
 #endif
 
-/// The type that T is computed in.
+/// The type in which values of type T are computed: float for the 16-bit types.
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 
@@ -163,7 +169,7 @@ __device__ __forceinline__ T store(Compute<T> x) {
   else return x;
 }
 
-/// N elements that are read and written at once, where their address is a multiple of their size.
+/// N elements that one instruction reads or writes. The address must be a multiple of the pack's size.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T v[N];
@@ -172,8 +178,8 @@ template <class T, int N>
 bool aligned(const void* p) {
   return reinterpret_cast<std::uintptr_t>(p) % sizeof(Pack<T, N>) == 0;
 }
-/// `otherwise` where there is nothing to read. By words: under a condition elements of 16 bits move one by
-/// one.
+/// The pack at `from`, or `otherwise` in every element if `has` is false. It is loaded as 32-bit words, since
+/// the compiler splits a conditional load of 16-bit elements into single elements.
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> pack_or(const T* from, bool has, T otherwise) {
   Pack<T, N> pack;
@@ -188,8 +194,8 @@ __device__ __forceinline__ Pack<T, N> pack_or(const T* from, bool has, T otherwi
   }
   return pack;
 }
-/// load() of each. Two of bf16 come out of a word by two instructions; one by one they take four. By value,
-/// so that a pack in memory is read at once.
+/// load() of each element. Converting two bf16 of one word takes two instructions instead of four. The pack
+/// is passed by value, so that it is loaded by one instruction.
 template <class T, int N>
 __device__ __forceinline__ Pack<Compute<T>, N> unpacked(Pack<T, N> pack) {
   Pack<Compute<T>, N> x;
@@ -205,13 +211,14 @@ __device__ __forceinline__ Pack<Compute<T>, N> unpacked(Pack<T, N> pack) {
   }
   return x;
 }
-/// e^x for results of type T: to bf16's digits and some more, what is subnormal is 0; or to f32's.
+/// e^x. For bf16 it is approximate, with more digits than bf16 has, and subnormal results become 0. Otherwise
+/// it is expf().
 template <class T>
 __device__ __forceinline__ float exp_for(float x) {
   if constexpr (std::is_same_v<T, BFloat16>) return ptx::exp2_approx(x * 1.44269504f);
   else return expf(x);
 }
-/// Likewise a / b, for 2^-126 <= b <= 2^126.
+/// a / b. For bf16 it is approximate, and requires 2^-126 <= b <= 2^126.
 template <class T>
 __device__ __forceinline__ float quotient_for(float a, float b) {
   if constexpr (std::is_same_v<T, BFloat16>) return __fdividef(a, b);

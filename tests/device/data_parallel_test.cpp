@@ -1,4 +1,5 @@
-// DataParallel, and a model split by hand, over two CUDA devices: what the CPU trains alone.
+// DataParallel, and a model split by hand, over two CUDA devices. They must train to the same weights as the
+// CPU alone.
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
@@ -11,7 +12,7 @@ namespace {
 struct Net : nn::Module {
   nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 6, .out_features = 9});
   nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 9, .out_features = 4});
-  std::optional<Device> second;  // where fc2 is, if elsewhere
+  std::optional<Device> second;  // the device of fc2, if it differs
   Tensor forward(const Tensor& x) override {
     const Tensor h = fc1(x).relu();
     return fc2(second ? h.to(*second) : h);
@@ -27,15 +28,16 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
     return std::make_unique<Net>();
   };
   const auto alone = make();
-  const Trained expected =
-      train(*alone, {5, 6}, {5, 4}, [&](const Tensor& x, const Tensor& target) { return mse_loss((*alone)(x), target); });
+  const Trained expected = train(*alone, {5, 6}, {5, 4}, [&](const Tensor& x, const Tensor& target) {
+    return mse_loss((*alone)(x), target);
+  });
   for (const Strategy strategy : {Strategy::replicated, Strategy::master})
     for (const bool loss_there : {false, true}) {
       CAPTURE(strategy == Strategy::master, loss_there);
       const auto net = make();
       std::optional<StreamGuard> guard;
       if (loss_there) guard.emplace(new_stream("cuda:0"));
-      // Through the host: fake GPUs have no NCCL.
+      // The exchange goes through the host, since fake GPUs have no NCCL.
       DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.strategy = strategy, .backend = "local"});
       compare(train(*net, {5, 6}, {5, 4},
                     [&](const Tensor& x, const Tensor& target) {

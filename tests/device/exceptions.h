@@ -1,5 +1,5 @@
 #pragma once
-// The one list of kernels that the CPU has and CUDA has not, with the reasons.
+// The kernels that the CPU has and CUDA does not have, with the reasons.
 #include "tapestry/core/dtype.h"
 
 namespace device_tests {

@@ -1,4 +1,4 @@
-// What a kernel finds wrong with its indices while the host goes on.
+// Indices out of range, which a kernel finds while the host continues.
 #include <functional>
 
 #include "tapestry/tapestry.h"
@@ -15,7 +15,7 @@ Tensor indices(const std::vector<std::int64_t>& values) {
 }
 
 struct Use {
-  const char* text;  // of the error
+  const char* text;  // the expected error message
   std::function<Tensor()> run;
 };
 std::vector<Use> bad_uses() {
@@ -40,7 +40,7 @@ std::vector<Use> bad_uses() {
 
 }  // namespace
 
-TEST_CASE("an index out of range is told of when the host next waits for the device, once") {
+TEST_CASE("an index out of range throws once, when the host next waits for the device") {
   if (no_gpu()) return;
   for (const Use& use : bad_uses()) {
     CAPTURE(use.text);

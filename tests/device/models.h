@@ -1,5 +1,5 @@
 #pragma once
-// Small models of each kind, and a step of training that knows no device.
+// Small models of several kinds, and a training step that works on any device.
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,14 +12,14 @@ namespace device_tests {
 namespace nn = tapestry::nn;
 using tapestry::Device, tapestry::DType, tapestry::Shape, tapestry::Tensor;
 
-/// A convolution, a linear layer, a softmax.
+/// A convolution, a linear layer and a softmax.
 struct Demo : nn::Module {
   nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 4, .kernel_size = 3});
   nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 4 * 6 * 6, .out_features = 10});
   Tensor forward(const Tensor& x) override { return softmax(fc(conv(x).relu().flatten(1)), 1); }
 };
 
-/// Two convolutions with batch norm and pools, two linear layers.
+/// Two convolutions with batch norm and pooling, then two linear layers.
 struct Cnn : nn::Module {
   nn::Conv2d& conv1 =
       add<nn::Conv2d>("conv1", {.in_channels = 3, .out_channels = 5, .kernel_size = 3, .padding = 1});
@@ -35,7 +35,8 @@ struct Cnn : nn::Module {
   }
 };
 
-/// Attention and two linear layers, each behind a layer norm (Vaswani et al. 2017, Xiong et al. 2020).
+/// Pre-norm transformer block: attention and two linear layers, each preceded by a layer norm (Vaswani et al.
+/// 2017, Xiong et al. 2020).
 struct Block : nn::Module {
   nn::LayerNorm& norm1 = add<nn::LayerNorm>("norm1", {.normalized_shape = 16});
   nn::MultiheadAttention& attention =
@@ -62,7 +63,7 @@ struct Transformer : nn::Module {
   }
 };
 
-/// ResNet-18 (He et al. 2015), one block a stage and a hundredth of the width.
+/// ResNet-18 (He et al. 2015) with one block per stage and a hundredth of the width.
 struct ResidualBlock : nn::Module {
   nn::Conv2d& conv1;
   nn::BatchNorm2d& bn1;
@@ -113,7 +114,7 @@ struct Task {
   std::function<Tensor()> input;   // on the CPU
   std::function<Tensor()> target;  // classes
 };
-/// All of the above; the residual network's images are channels-last.
+/// Tasks for all of these models. The residual network's images are channels-last.
 inline std::vector<Task> tasks() {
   const auto images = [](const Shape& sizes) {
     return [sizes] { return tapestry::randn(sizes, tapestry::kCPU); };
@@ -137,7 +138,7 @@ inline std::vector<Task> tasks() {
   };
 }
 
-/// Forward, backward and the optimizer's step; the loss, where it was computed.
+/// Runs forward, backward and the optimizer's step. Returns the loss on the device.
 inline Tensor train_step(nn::Module& model, tapestry::optim::Optimizer& optimizer, const Tensor& input,
                          const Tensor& target) {
   optimizer.zero_grad();

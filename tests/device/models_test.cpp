@@ -1,4 +1,4 @@
-// Whole models: what the CPU trains, a CUDA device trains to the same weights.
+// Whole models. A CUDA device must train them to the same weights as the CPU.
 #include <cmath>
 
 #include "tests/device/models.h"
@@ -16,7 +16,7 @@ struct Trained {
 
 template <class Optimizer>
 Trained train(const Task& task, const typename Optimizer::Options& options, Device device) {
-  manual_seed(3);  // weights and data are drawn on the CPU
+  manual_seed(3);  // weights and data are generated on the CPU
   const auto model = task.make();
   const Tensor input = task.input(), target = task.target();
   model->to(device);
@@ -31,7 +31,7 @@ Trained train(const Task& task, const typename Optimizer::Options& options, Devi
   return trained;
 }
 
-/// |a - b| / |b|, of all elements together.
+/// |a - b| / |b| over all elements.
 double distance(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(DType::f64), y = b.to(DType::f64);
   return (x - y).norm().item() / std::max(y.norm().item(), 1e-6);
@@ -64,6 +64,7 @@ TEST_CASE("models are trained by SGD on a device as on the CPU") {
 
 TEST_CASE("models are trained by AdamW on a device as on the CPU") {
   if (no_gpu()) return;
-  // The biases of keys have no gradient but rounding errors, which a smaller eps would make whole steps of.
+  // The gradient of the key biases is zero up to rounding errors. With a smaller eps, AdamW would turn these
+  // errors into full steps.
   for (const Task& task : tasks()) same_as_cpu<optim::AdamW>(task, {.lr = 1e-3, .eps = 1e-4}, 1e-4, 1e-3);
 }

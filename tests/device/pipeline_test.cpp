@@ -1,4 +1,4 @@
-// A pipeline over two CUDA devices: what the CPU trains alone.
+// A pipeline over two CUDA devices must train to the same weights as the CPU alone.
 #include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
@@ -9,7 +9,7 @@ using device_tests::compare, device_tests::train, device_tests::Trained;
 
 namespace {
 
-// The weight of the last layer is that of the first.
+// The first and the last layer share one weight.
 struct Net : nn::Module {
   nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 6, .out_features = 6});
   nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 6, .out_features = 6});
@@ -32,7 +32,7 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
     CAPTURE(schedule_name(schedule));
     const auto net = make();
-    // What one stage does in a stream of the caller's own, and the optimizer in the same, is in order.
+    // A stage and the optimizer also run in order if the caller has selected another stream.
     std::optional<StreamGuard> guard;
     if (schedule == Schedule::one_f_one_b) guard.emplace(new_stream("cuda:0"));
     nn::ReLU relu;
@@ -55,7 +55,7 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
       CHECK(stage.backward_s > 0);
       CHECK(stage.idle_s > 0);
     }
-    // Inputs and targets come from the host, values and gradients from the other device.
+    // Inputs and targets come from the host; activations and gradients come from the other device.
     CHECK(report.stages[0].bytes_received == 2 * 6 * 6 * 4);
     CHECK(report.stages[1].bytes_received == 2 * 6 * 6 * 4);
     CHECK(report.bubble > 0);
@@ -72,7 +72,7 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
   }
 }
 
-TEST_CASE("a tensor with gaps is handed over too") {
+TEST_CASE("a tensor that is not contiguous is copied between stages") {
   if (no_gpu(2)) return;
   const Device first("cuda:0"), second("cuda:1");
   const CopyStreams out(first), in(second);

@@ -1,4 +1,4 @@
-// Two ranks with a CUDA device each: what the CPU trains alone.
+// Two ranks with one CUDA device each must train to the same weights as the CPU alone.
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
@@ -74,7 +74,7 @@ TEST_CASE("a pipeline over ranks with CUDA devices trains as the CPU alone") {
   constexpr double kMaxNorm = 0.1;
   const Tensor x = randn({6, 6}, kCPU), target = randn({6, 4}, kCPU);
   const auto alone = make();
-  alone->bn.eval();  // it would see parts of the batch
+  alone->bn.eval();  // in training mode it would normalize over parts of the batch
   train(*alone, *alone, x, target, [&] { nn::clip_grad_norm_(alone->parameters(), kMaxNorm); });
 
   std::vector<std::unique_ptr<Net>> nets;

@@ -1,4 +1,4 @@
-// Every kernel that the CPU has, a CUDA device has, or there is a reason in the one list below.
+// CUDA has every kernel that the CPU has, except those in exceptions.h.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -15,8 +15,8 @@ using kernels::SlotBase;
 
 namespace {
 
-/// What a CUDA device must have of what the CPU has: f32 and bf16, and of a kernel without floating dtypes
-/// all.
+/// The dtypes that CUDA needs for a kernel: f32 and bf16 if the CPU has them, or all dtypes of the CPU if
+/// none of them is floating point.
 DTypeSet required(DTypeSet cpu) {
   const DTypeSet floats = cpu & kFloats;
   return floats ? floats & (kF32 | kBF16) : cpu;
@@ -63,7 +63,7 @@ std::vector<std::string> faults(const std::vector<Kernels>& all, const std::vect
 
 }  // namespace
 
-TEST_CASE("each kernel of the CPU has its CUDA kernel, or a reason") {
+TEST_CASE("each CPU kernel has a CUDA kernel or a listed reason") {
   const auto all = registered();
   CHECK(all.size() > 100);
   if (std::none_of(all.begin(), all.end(), [](const Kernels& k) { return k.slot == "relu" && k.cuda; })) {
@@ -73,7 +73,7 @@ TEST_CASE("each kernel of the CPU has its CUDA kernel, or a reason") {
   for (const std::string& fault : faults(all, all_exceptions())) FAIL_CHECK(fault);
 }
 
-TEST_CASE("a kernel that is missing, and an exception that is not needed, are found") {
+TEST_CASE("a missing kernel and an unneeded exception are reported") {
   const DTypeSet f64 = bit(DType::f64), i64 = bit(DType::i64);
   const std::vector<Kernels> all = {{"whole", kBoth | f64, kBoth}, {"half", kBoth, kF32}, {"count", i64, 0}};
   CHECK(faults(all, {}).size() == 2);

@@ -1,4 +1,4 @@
-// Backward of what was computed on several streams: the gradients of one.
+// Backward of a forward pass on several streams must give the gradients of a pass on one stream.
 #include <optional>
 #include <vector>
 
@@ -9,12 +9,13 @@ using namespace tapestry;
 
 namespace {
 
-/// Whether a part is done on a stream of its own.
+/// Whether each part runs on a stream of its own.
 struct Aside {
   bool first = false, second = false, backward = false;
 };
 
-/// Gradients of two leaves, added up over two passes, and what a hook made of the first one's.
+/// Gradients of two leaves, accumulated over two passes, and the first leaf's gradient as its hook changed
+/// it.
 std::vector<Tensor> gradients_on(Device device, Aside aside) {
   manual_seed(5);
   const auto leaf = [&] { return randn({5, 7}, kCPU).to(device).set_requires_grad(); };
@@ -23,7 +24,7 @@ std::vector<Tensor> gradients_on(Device device, Aside aside) {
   a.register_post_accumulate_grad_hook([&](const Tensor& t) { seen = t.grad() * 2; });
 
   const Stream here = current_stream(device), side = new_stream(device);
-  // As stream.h says: with an event before, and one behind.
+  // One event orders the side stream after the inputs, another orders later work after it, as in stream.h.
   const auto on = [&](bool is_aside, const auto& f) {
     if (!is_aside) return f();
     Event before, behind;
@@ -51,7 +52,7 @@ std::vector<Tensor> gradients_on(Device device, Aside aside) {
 
 }  // namespace
 
-TEST_CASE("backward is in order over the streams of the forward pass and its own") {
+TEST_CASE("backward is ordered with the streams of the forward pass and with the current stream") {
   if (no_gpu()) return;
   const std::vector<Tensor> expected = gradients_on(kCPU, {});
   for (int which = 0; which < 8; ++which) {

@@ -1,5 +1,5 @@
 #pragma once
-// A short training, so that several devices can be held against the CPU alone.
+// A short training run, to compare several devices with the CPU alone.
 #include <functional>
 #include <vector>
 
@@ -13,7 +13,8 @@ struct Trained {
   std::vector<tapestry::Tensor> weights;  // on the CPU
 };
 
-/// Four steps of SGD. step(x, target) computes the loss, and the gradients too unless it is recorded.
+/// Runs four steps of SGD. step(x, target) returns the loss. If the loss has no graph, step() has computed
+/// the gradients.
 inline Trained train(
     tapestry::nn::Module& net, const tapestry::Shape& x_sizes, const tapestry::Shape& target_sizes,
     const std::function<tapestry::Tensor(const tapestry::Tensor& x, const tapestry::Tensor& target)>& step) {

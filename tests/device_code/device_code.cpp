@@ -21,7 +21,7 @@ namespace {
 constexpr int kElfMachineCuda = 190;
 constexpr std::uint32_t kFatbinMagic = 0xba55ed50;
 
-/// Part of a file, whose ends are held.
+/// Part of a file. Reading beyond its end throws.
 class Bytes {
  public:
   explicit Bytes(std::string_view bytes) : bytes_(bytes) {}
@@ -94,7 +94,8 @@ enum Attribute : std::uint8_t {
   kRegisters = 0x2f,  // symbol, count
 };
 
-/// Calls f(attribute, values): a list of bytes (how the value is kept, attribute, then it).
+/// Calls f(attribute, value) for each record: a byte for the value's format, a byte for the attribute, then
+/// the value.
 template <class F>
 void each_attribute(Bytes info, F f) {
   for (std::uint64_t at = 0; at < info.size();) {
@@ -162,7 +163,7 @@ std::string Kernel::name() const {
   std::string text = readable ? readable : symbol;
   std::free(readable);
   if (!text.ends_with(')')) return text;
-  int depth = 0;  // up to the parenthesis that opens the parameters
+  int depth = 0;  // finds the parenthesis that opens the parameters
   for (std::size_t i = text.size(); i-- > 0;) {
     depth += text[i] == ')' ? 1 : text[i] == '(' ? -1 : 0;
     if (depth == 0) return text.substr(0, i);
@@ -287,7 +288,8 @@ std::vector<std::string> faults(const std::vector<Kernel>& kernels, const std::v
       found.push_back(Kernel{.symbol = symbol}.name() + ": compiled for " + std::to_string(has.size()) +
                       " of " + std::to_string(archs.size()) + " kinds of GPU");
   for (const Exception& e : on_stack)
-    if (!used.contains(e.kernel)) found.push_back(e.kernel + ": excepted in vain; take it out of kOnStack");
+    if (!used.contains(e.kernel))
+      found.push_back(e.kernel + ": this exception is not needed; remove it from kOnStack");
   return found;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the CUDA compiler made of the kernels, read from the device code inside a program or library: the
-// numbers that `cuobjdump -res-usage` prints, for machines whose toolkit has no cuobjdump.
+// Reads the resources of compiled kernels from the device code in a program or library. These are the numbers
+// that `cuobjdump -res-usage` prints. Some toolkits have no cuobjdump.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -9,45 +9,47 @@ namespace device_code {
 
 namespace fs = std::filesystem;
 
-/// A kernel, compiled for one kind of GPU.
+/// A kernel that was compiled for one GPU architecture.
 struct Kernel {
   std::string symbol;
-  int arch = 0;           // 90: sm_90
-  int registers = 0;      // a thread
-  int stack = 0;          // bytes a thread; registers that are spilled lie here too
-  int shared = 0;         // bytes a block, with what the GPU keeps, and the launch's dynamic ones where known
-  int threads = 0;        // of __launch_bounds__(threads, blocks); 0: it has none
-  int max_registers = 0;  // that the compiler was held to by the launch bounds, or by the GPU (255)
+  int arch = 0;       // 90: sm_90
+  int registers = 0;  // per thread
+  int stack = 0;      // bytes per thread, including spilled registers
+  int shared = 0;     // bytes per block: static, reserved by the GPU, and dynamic if add_launches() knows it
+  int threads = 0;    // from __launch_bounds__(threads, blocks); 0 if it has none
+  int max_registers = 0;  // limit from the launch bounds or the GPU (255)
 
-  int block = 0;  // threads of the largest block that it is launched with; 0: not known
+  int block = 0;  // threads of the largest launched block; 0 if unknown
 
-  /// Demangled, without its parameters.
+  /// The demangled name without parameters.
   std::string name() const;
-  /// `blocks` of its launch bounds; 1 where they say none.
+  /// `blocks` of its launch bounds; 1 if they do not give it.
   int blocks() const;
-  /// How many blocks of `threads` one multiprocessor holds, and which share of its warps they are.
+  /// The number of blocks of `threads` threads that fit on a multiprocessor, and the fraction of its warps
+  /// that they use.
   int resident() const;
   double occupancy() const;
 };
 
-/// All kernels in an ELF file, by symbol, then arch; none if it has no device code. Throws std::runtime_error
-/// for a file that is broken, and for device code that is compressed.
+/// All kernels in an ELF file, sorted by symbol, then arch; empty if it has no device code. Throws
+/// std::runtime_error if the file is malformed or its device code is compressed.
 std::vector<Kernel> read_kernels(const fs::path& file);
 
-/// What the kernels are launched with, from the files in `folder` that emulated tests wrote; how many of them
-/// are known.
+/// Adds launch configurations from the files that emulated tests wrote into `folder`. Returns the number of
+/// kernels whose launches are known.
 int add_launches(std::vector<Kernel>& kernels, const fs::path& folder);
 
-/// The file from which the process has the code at this address.
+/// The program or library file that contains the code at this address.
 fs::path file_of(const void* address);
 
-/// A kernel's name without namespace and template arguments, and why it may do what the others may not.
+/// Exempts a kernel from a rule. `kernel` is its name without namespace and template arguments.
 struct Exception {
   std::string kernel, reason;
 };
-/// What no kernel may have: a stack frame, spilled registers, no launch bounds, larger blocks or more shared
-/// memory than these allow, code for one GPU only. A line each, with what to do. `on_stack` may have a frame;
-/// one that needs none is a fault.
+/// Returns a line, with the remedy, for each kernel that has a stack frame or spilled registers, that has no
+/// launch bounds, that is launched with larger blocks or more shared memory than its bounds allow, or that is
+/// missing for one of the architectures. Kernels in `on_stack` may have a stack frame. An exception that is
+/// not needed is reported too.
 std::vector<std::string> faults(const std::vector<Kernel>& kernels, const std::vector<Exception>& on_stack);
 
 }  // namespace device_code

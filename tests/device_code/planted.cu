@@ -1,4 +1,4 @@
-// Kernels with the faults that resources_test.cpp must find, one each, and one without.
+// resources_test.cpp must find the fault in each of these kernels, and none in the first.
 #include "tests/device_code/planted.h"
 
 namespace planted {
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(64) indexed_at_run_time(float* p, const int* a
   for (int i = 0; i < 16; ++i) p[16 + i] = values[i];
 }
 
-/// 32 registers a thread for 96 values that all live at once.
+/// Needs 96 live values per thread, but its launch bounds allow 32 registers.
 __global__ void __launch_bounds__(1024, 2) spilled(float* p, int n) {
   float values[96];
 #pragma unroll

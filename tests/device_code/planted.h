@@ -1,5 +1,5 @@
 #pragma once
 namespace planted {
-/// An address in the file that planted.cu is a part of.
+/// An address in the file that contains planted.cu.
 const void* anchor();
 }  // namespace planted

@@ -1,6 +1,7 @@
-// The resources of the GPU's multiprocessors, held without a GPU: what the compiler gave to each kernel of
-// the library. A kernel states its occupancy by __launch_bounds__(threads, blocks); the compiler holds the
-// registers to it, this test what it spilled for that, and shared memory.
+// Checks, without a GPU, the resources that the compiler gave each kernel of the library. A kernel states its
+// occupancy by
+// __launch_bounds__(threads, blocks). The compiler limits registers accordingly. This test checks that it
+// spilled none, and that shared memory fits.
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -18,7 +19,7 @@ using namespace device_code;
 
 namespace {
 
-/// Kernels that are not hot and index an array at run time.
+/// Kernels that may index an array at run time, since their speed does not matter.
 const std::vector<Exception> kOnStack = {};
 
 bool no_device_code() {
@@ -35,7 +36,7 @@ fs::path build_folder() { return library().parent_path().parent_path(); }
 
 }  // namespace
 
-TEST_CASE("what is compiled for GPUs keeps to their resources") {
+TEST_CASE("every kernel stays within its launch bounds and the GPU's resources") {
   if (no_device_code()) return;
   std::vector<Kernel> kernels = read_kernels(library());
   const int known = add_launches(kernels, build_folder() / "emulated_launches");
@@ -97,7 +98,7 @@ TEST_CASE("each fault in a kernel's resources is found") {
     CHECK(k.threads == 256);
     CHECK(k.blocks() == 2);
     CHECK(k.max_registers == 128);
-    CHECK(k.shared == 2048);  // 1024 are the GPU's own
+    CHECK(k.shared == 2048);  // 1024 are reserved by the GPU
     CHECK(k.stack == 0);
     CHECK(k.registers > 0);
     CHECK(k.registers <= 32);
@@ -106,7 +107,7 @@ TEST_CASE("each fault in a kernel's resources is found") {
 #endif
 }
 
-TEST_CASE("exceptions from the rules are used, and a kernel is there for every GPU") {
+TEST_CASE("unneeded exceptions and missing architectures are reported") {
   const Kernel good{.symbol = "_ZN1a4coldIiEEvPi",
                     .arch = 80,
                     .registers = 20,
@@ -120,7 +121,7 @@ TEST_CASE("exceptions from the rules are used, and a kernel is there for every G
   CHECK(faults({cold}, {}).size() == 1);
   CHECK(faults({cold}, {{"cold", "why"}}).empty());
   CHECK(faults({good}, {{"cold", "why"}}) ==
-        std::vector<std::string>{"cold: excepted in vain; take it out of kOnStack"});
+        std::vector<std::string>{"cold: this exception is not needed; remove it from kOnStack"});
   CHECK(faults({cold}, {{"col", "why"}}).size() == 2);
   other.symbol = "_Z5otherv";
   other.arch = 90;
@@ -129,7 +130,7 @@ TEST_CASE("exceptions from the rules are used, and a kernel is there for every G
   CHECK(faults({good, other}, {}).empty());
 }
 
-TEST_CASE("launches are held to the launch bounds") {
+TEST_CASE("launches that exceed the launch bounds are reported") {
   const fs::path folder = fs::temp_directory_path() / ("tapestry-launches-" + std::to_string(::getpid()));
   fs::create_directory(folder);
   std::ofstream(folder / "a") << "(no symbol) 64 0\n_Z1kv 128 0\n_Z5otherv 1024 0\n";
@@ -154,7 +155,7 @@ TEST_CASE("launches are held to the launch bounds") {
   fs::remove_all(folder);
 }
 
-TEST_CASE("broken files are refused") {
+TEST_CASE("malformed files are refused") {
   CHECK_THROWS_WITH(read_kernels("/nonexistent"), ContainsSubstring("cannot read"));
   const fs::path file = fs::temp_directory_path() / ("tapestry-device-code-" + std::to_string(::getpid()));
   for (const std::string& text :

@@ -1,6 +1,6 @@
 #pragma once
-// The kernels of lanes.h. Two files of one program include this, one compiled for the emulator: all is in the
-// anonymous namespace, so that neither takes the other's functions.
+// The kernels of lanes.h. Two files of one program include this header, one for the emulator and one for a
+// GPU. The anonymous namespace keeps the linker from merging their functions.
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tests/ptx/lanes.h"
 
@@ -27,8 +27,8 @@ __device__ __forceinline__ std::uint32_t as_bits(float value) {
   return bits;
 }
 
-/// Where nothing is to be read, an address that nobody has: kernels pass those of elements outside of their
-/// operands.
+/// If `read` is false, returns an invalid address. Kernels pass such addresses too, for elements outside
+/// their operands.
 __device__ __forceinline__ const void* source(const std::uint32_t* p, bool read) {
   const auto address = reinterpret_cast<std::uintptr_t>(p);
   return reinterpret_cast<const void*>(read ? address : address ^ 0xabcd'0000'0000'0000u);

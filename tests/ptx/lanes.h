@@ -1,6 +1,6 @@
 #pragma once
-// The instructions that kernels/cuda/portable.cuh wraps, one warp a case: each lane gives some words and gets
-// some.
+// Runs the PTX instructions that kernels/cuda/portable.cuh wraps. Each case is one warp. Each lane has some
+// 32-bit words of input and some of output.
 #include <cstdint>
 #include <vector>
 
@@ -10,20 +10,20 @@ using Words = std::vector<std::uint32_t>;
 
 enum class Instruction {
   mma,          // a[4], b[2], d[4] -> d[4]
-  ldmatrix_x4,  // the lane's row of shared memory [4], the row whose address it gives -> r[4]
-  ldmatrix_x2,  //   as above -> r[2]
+  ldmatrix_x4,  // the lane's row of shared memory [4], the index of the row whose address it passes -> r[4]
+  ldmatrix_x2,  // the same -> r[2]
   ldmatrix_x4_trans,
   ldmatrix_x2_trans,
-  cp_async,   // two sources [4], whether each is read, 3 unused -> the first when one group may be left, the
-              // second
-  cp_async4,  // a source, whether it is read -> what arrives
+  cp_async,  // two sources [4] each, bits that say whether each is read, 3 unused words -> the first [4],
+             // read after cp_async_wait<1>(), and the second [4]
+  cp_async4,  // a source, whether it is read -> the copied word
   to_bf16,    // a float -> its bits
   to_f16,
   from_f16,    // bits -> a float
-  power_of_2,  // a float -> 2 to that power, about
+  power_of_2,  // a float -> an approximation of 2 to that power
 };
 
-/// Words that a lane gives and gets.
+/// The number of input and output words per lane.
 constexpr int words_in(Instruction i) {
   using enum Instruction;
   return i == mma ? 10 : i == cp_async ? 12 : i == cp_async4 ? 2 : i >= to_bf16 ? 1 : 5;
@@ -36,7 +36,7 @@ constexpr int words_out(Instruction i) {
                                                                 : 2;
 }
 
-/// Lane after lane, case after case; compiled from one source, lanes.cuh, for the emulator and for a GPU.
+/// Words are ordered by case, then by lane. Both functions are compiled from lanes.cuh.
 Words emulate(Instruction instruction, const Words& in);
 Words run_on_gpu(Instruction instruction, const Words& in);
 

@@ -1,5 +1,6 @@
-// The instructions of portable.cuh, lane by lane: a GPU against the emulator, on whose meaning of them all
-// emulated tests of kernels rest. Without a GPU, the emulator against what the PTX ISA says in words.
+// Compares the PTX instructions of portable.cuh on a GPU with the emulator, lane by lane. All emulated tests
+// of kernels rely on the emulator's implementation. Without a GPU, only the emulator is compared with the PTX
+// ISA's description.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -22,7 +23,7 @@ std::mt19937& generator() {
 }
 std::uint32_t below(std::uint32_t n) { return generator()() % n; }
 
-/// Whole numbers from -limit to limit: their products and sums are exact, whatever the order.
+/// A random whole number from -limit to limit. Sums of products of such numbers are exact in any order.
 float whole(int limit) {
   return static_cast<float>(below(2u * static_cast<unsigned>(limit) + 1)) - static_cast<float>(limit);
 }
@@ -30,7 +31,7 @@ std::uint32_t bf16_pair(float low, float high) {
   return tapestry::BFloat16(low).bits | std::uint32_t{tapestry::BFloat16(high).bits} << 16;
 }
 
-/// kCases warps of lanes, each filled by f(lane, words).
+/// Input for kCases warps. f(lane, words) fills each lane's words.
 template <class F>
 Words warps(Instruction instruction, F f) {
   const int n = words_in(instruction);
@@ -45,13 +46,13 @@ Words warps(Instruction instruction, F f) {
   return std::isnan(std::bit_cast<float>(bits));
 }
 
-/// exp2_approx() may be 2^-22 off, and its least normal result 0.
+/// exp2_approx() has a relative error of up to 2^-22, and may return 0 near the least normal number.
 [[maybe_unused]] bool is_near(std::uint32_t got, std::uint32_t want) {
   const float x = std::bit_cast<float>(got), y = std::bit_cast<float>(want);
   return x == y || std::abs(x - y) <= 0x1p-22f * y || (x <= 0x1.01p-126f && y <= 0x1.01p-126f);
 }
 
-/// Holds the GPU's words against the emulator's; which NaN a conversion gives is each one's own.
+/// Checks that the GPU's words equal the emulator's. A conversion may return any NaN.
 void compare(Instruction instruction, const Words& in) {
   const Words emulated = emulate(instruction, in);
   if (no_gpu()) return;
@@ -76,7 +77,7 @@ Words shared_rows(Instruction instruction) {
   return warps(instruction, [](int lane, std::uint32_t* w) {
     for (int i = 0; i < 4; ++i) w[i] = generator()();
     w[4] = static_cast<std::uint32_t>(lane) ^
-           below(32);  // rows may be given twice, and by lanes that are not asked
+           below(32);  // several lanes may pass one row; the address of some lanes is ignored
   });
 }
 
@@ -183,7 +184,7 @@ TEST_CASE("conversions round to nearest, ties to even") {
   }
 }
 
-TEST_CASE("powers of two, about") {
+TEST_CASE("exp2_approx() is within its documented error") {
   Words floats;
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float x : {0.0f, -0.0f, 1.0f, -1.0f, 0.5f, -126.0f, -126.5f, -127.0f, -1e30f, 127.75f, 128.0f,

@@ -14,7 +14,7 @@
 namespace tapestry::testing {
 namespace {
 
-// A GPU reaches no memory of the host's but what is page-locked.
+// A GPU can access only the page-locked part of host memory.
 void check_addresses(const cuda_emulator::StreamLaunch& launch) {
   for (std::size_t i = 0; i < launch.arguments.size(); ++i) {
     const auto& [data, bytes] = launch.arguments[i];
@@ -45,7 +45,7 @@ FakeGpus& emulated_gpus() {
 }
 
 const void* host_address_in(const void* argument, std::size_t bytes) {
-  // Programs, their heaps and their stacks lie so high; hardly a number does.
+  // Code, heap and stack have addresses this high. Other argument words are hardly ever so large.
   constexpr std::uintptr_t kFirst = std::uintptr_t{0x5000} << 32, kEnd = std::uintptr_t{0x8000} << 32;
   constexpr std::uintptr_t kPage = 4096;
   for (std::size_t at = 0; at + sizeof(void*) <= bytes; at += sizeof(void*)) {

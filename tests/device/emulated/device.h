@@ -1,17 +1,16 @@
 #pragma once
-// The CUDA devices of tests_device: fake GPUs whose kernels the emulator runs, when their stream's turn
-// comes.
+// The CUDA devices of tests_device: fake GPUs. The emulator runs a kernel when its stream runs.
 #include <cstddef>
 
 #include "tests/support/fake_gpu.h"
 
 namespace tapestry::testing {
 
-/// Two GPUs, made when first asked for; they live as long as the program, as real ones do.
+/// Makes two GPUs at the first call. They exist until the program ends.
 FakeGpus& emulated_gpus();
 
-/// The first of the eight-byte words in a kernel's argument that is an address of mapped memory which no GPU
-/// reaches; null if none is.
+/// Finds a host address among a kernel's arguments: returns the first eight-byte word that is an address of
+/// mapped memory which no GPU can access, or null.
 const void* host_address_in(const void* argument, std::size_t bytes);
 
 }  // namespace tapestry::testing

@@ -1,4 +1,4 @@
-// What can be counted where kernels are emulated: launches, waits of the host, and what it must not do.
+// Counts launches and host waits, which only the emulator allows, and checks arguments that a GPU cannot use.
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/copy.cuh"
@@ -12,7 +12,7 @@ using testing::emulated_gpus;
 
 namespace {
 
-/// The kernels' symbols that `run` launches, once the device has run them.
+/// Calls `run` and waits for the device. Returns the symbols of the kernels that were launched.
 std::vector<std::string> launched_by(const std::function<void()>& run) {
   synchronize("cuda:0");
   cuda_emulator::take_launches();
@@ -23,8 +23,8 @@ std::vector<std::string> launched_by(const std::function<void()>& run) {
   return names;
 }
 
-/// Two steps of the task's model, after which its optimizer has its state, and then what follows each further
-/// one.
+/// Trains the task's model for two steps, after which the optimizer has its state. step() trains one more
+/// step.
 class Training {
  public:
   explicit Training(const Task& task)
@@ -45,7 +45,7 @@ class Training {
 
 }  // namespace
 
-TEST_CASE("a kernel runs when its stream's turn comes") {
+TEST_CASE("a kernel runs when its stream runs") {
   testing::FakeGpus& gpus = emulated_gpus();
   const Tensor x = full({1000}, 2.0, {DType::f32, "cuda:0"});
   synchronize("cuda:0");
@@ -57,7 +57,7 @@ TEST_CASE("a kernel runs when its stream's turn comes") {
   CHECK(y.cpu().data<float>()[999] == 8);
   CHECK(cuda_emulator::take_launches().size() == 2);
 
-  // On another stream, behind an event.
+  // On another stream, after an event.
   const Stream side = new_stream("cuda:0");
   Event ready;
   const Tensor z = y * 2;
@@ -73,7 +73,7 @@ TEST_CASE("a kernel runs when its stream's turn comes") {
   CHECK(w.cpu().data<float>()[0] == 17);
 }
 
-TEST_CASE("a kernel that fails is told of at the next wait, an address of the host's at once") {
+TEST_CASE("a failing kernel throws at the next wait, a host address among arguments throws at the launch") {
   testing::FakeGpus& gpus = emulated_gpus();
   const Tensor x = zeros({4}, {DType::f32, "cuda:0"});
   gpus.launch(current_stream("cuda:0"), [] { throw std::runtime_error("went wrong"); });
@@ -94,7 +94,7 @@ TEST_CASE("a kernel that fails is told of at the next wait, an address of the ho
   synchronize("cuda:0");
 }
 
-TEST_CASE("a step of training makes the host wait for nothing") {
+TEST_CASE("a training step never blocks the host") {
   emulated_gpus();
   for (const Task& task : tasks()) {
     CAPTURE(task.name);
@@ -136,7 +136,7 @@ TEST_CASE("a channels-last residual network is trained without copies of layouts
     const auto names = launched_by([&] { training.step(); });
     CHECK(names.size() > 50);
     CHECK(std::none_of(names.begin(), names.end(), is_copy));
-    // With images of another layout one is found.
+    // Images of another layout need a copy, which this count finds.
     Task other = task;
     other.input = [make = task.input] { return make().transpose(1, 2).contiguous().transpose(1, 2); };
     Training transposed(other);
