@@ -59,7 +59,7 @@ TEST_CASE("the copy overlaps later work of the producer and earlier work of the 
       current_stream(kFirst).synchronize();
       CHECK(later);
       CHECK_FALSE(earlier);
-      first.outgoing.synchronize();
+      first.outgoing.stream().synchronize();
       CHECK_FALSE(earlier);
     }
     synchronize(kFirst);
@@ -108,7 +108,7 @@ TEST_CASE("memory of copied tensors is not reused too early") {
     ready = record_ready(kFirst, first);
     const Tensor z = copy_between_stages(next, ready.get(), current_stream(kSecond), second);
     CHECK(z.raw_data() != from);
-    first.outgoing.synchronize();
+    first.outgoing.stream().synchronize();
     CHECK(value_of(sum) == 3);
     CHECK(value_of(z) == 4);
     synchronize(kFirst);
@@ -129,8 +129,8 @@ TEST_CASE("the copy waits for other work in the incoming stream") {
     fill_later(gpus, x, 3);
     const Tensor y =
         copy_between_stages(x, record_ready(kFirst, first).get(), current_stream(kSecond), second);
-    first.outgoing.synchronize();
-    second.incoming.synchronize();
+    first.outgoing.stream().synchronize();
+    second.incoming.stream().synchronize();
     CHECK(value_of(y) == 3);
     synchronize(kFirst);
     synchronize(kSecond);
