@@ -6,13 +6,13 @@ install(TARGETS tapestry EXPORT tapestry-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 # Public headers keep their folders. Headers below a folder `internal/` are private and are not installed. Kernels are
-# private as a whole, except portable.cuh, with which a program compiles CUDA kernels of its own.
+# private as a whole, except the two headers with which a program compiles and launches CUDA kernels of its own.
 install(FILES ${PROJECT_SOURCE_DIR}/tapestry.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry)
 foreach(folder core autograd nn data distributed)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry
     FILES_MATCHING PATTERN "*.h" PATTERN "internal" EXCLUDE)
 endforeach()
-install(FILES ${PROJECT_SOURCE_DIR}/kernels/cuda/portable.cuh
+install(FILES ${PROJECT_SOURCE_DIR}/kernels/cuda/portable.cuh ${PROJECT_SOURCE_DIR}/kernels/cuda/launch.cuh
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapestry/kernels/cuda)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 

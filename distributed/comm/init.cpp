@@ -14,7 +14,7 @@
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
 #include "tapestry/distributed/comm/internal/rendezvous.h"
-#include "tapestry/distributed/comm/preflight.h"
+#include "tapestry/distributed/comm/internal/preflight.h"
 
 namespace tapestry::distributed {
 namespace {

@@ -1,4 +1,4 @@
-#include "tapestry/distributed/comm/preflight.h"
+#include "tapestry/distributed/comm/internal/preflight.h"
 
 #include <thread>
 

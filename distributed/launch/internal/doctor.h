@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tapestry/distributed/comm/preflight.h"
+#include "tapestry/distributed/comm/internal/preflight.h"
 #include "tapestry/distributed/launch/internal/options.h"
 
 namespace tapestry::distributed::launch {
