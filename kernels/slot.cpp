@@ -1,11 +1,14 @@
 #include "tapestry/kernels/slot.h"
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/stream.h"
 
 namespace tapestry::kernels {
 namespace {
-// Slots live for ever and register before main, on one thread.
+// Slots are never destroyed and are registered before main, on one thread.
 constinit SlotBase* slots = nullptr;
+using LaunchHook = void (*)(Device);
+constinit LaunchHook launch_hook = nullptr;
 }  // namespace
 
 const SlotBase* SlotBase::first() { return slots; }
@@ -24,6 +27,14 @@ void SlotBase::put(DeviceType device, DType dtype, AnyFn fn) {
   next_ = slots;
   slots = this;
 }
+
+LaunchContext SlotBase::gpu_context(Device device) {
+  const Stream stream = current_stream(device);
+  if (launch_hook) launch_hook(device);
+  return {device, stream.native()};
+}
+
+void set_launch_hook(void (*use_device)(Device)) { launch_hook = use_device; }
 
 void SlotBase::missing(DeviceType device, DType dtype) const {
   std::string has;

@@ -1,25 +1,32 @@
 #pragma once
-// A kernel is a slot: declared once in kernels/ops/<family>.h, filled for each device type and dtype by the
-// file that implements it there, which registers itself when the library is loaded.
+// A kernel is a slot: declared once in kernels/ops/<family>.h, and filled for each device type and dtype by
+// the file that implements it there. That file registers its kernels when the library is loaded.
 //
 // clang-format off
-//   inline constinit Slot<void(const Elementwise<2>&)> relu{"relu"};        // kernels/ops/elementwise.h
+//   struct SoftmaxArgs { std::int64_t outer, n, inner; ConstArray x; MutableArray y; };   // kernels/ops/softmax.h
+//   inline constinit Slot<SoftmaxArgs> softmax{"softmax"};
 //
-//   const bool filled = for_types<float, double>([]<class T> {              // kernels/cpu/functions.cpp
-//     relu.set(DeviceType::cpu, dtype_of<T>, &relu_kernel<T>);
+//   template <class T>                                                                    // kernels/cpu/softmax.cpp
+//   void softmax_kernel(const LaunchContext&, const SoftmaxArgs& a);
+//   const bool filled = for_types<float, double>([]<class T> {
+//     softmax.set(DeviceType::cpu, dtype_of<T>, &softmax_kernel<T>);
 //   });
 //
-//   kernels::relu(y.device(), y.dtype(), planned(y, x));                    // autograd/ops/functions.cpp
+//   kernels::softmax(y.device(), y.dtype(), {.outer = 1, .n = 8, .inner = 1, .x = x, .y = y});  // autograd/ops
 // clang-format on
 //
-// Slots are constant-initialised: a slot constructed at run time could lose what was registered before it.
+// Slots are constant-initialised. A slot that is constructed at run time could lose the kernels that were
+// registered before it.
 #include "tapestry/core/device.h"
 #include "tapestry/core/dtype.h"
 
 namespace tapestry::kernels {
 
-/// The device for which this thread last called a kernel that is not the CPU's: where its launches go.
-inline thread_local constinit Device kernel_device = kCPU;
+/// Where a kernel runs. Every kernel gets it from the slot as its first argument.
+struct LaunchContext {
+  Device device;           ///< also where the kernel allocates its workspace
+  void* stream = nullptr;  ///< the cudaStream_t of a GPU's launches; null on a CPU
+};
 
 class SlotBase {
  public:
@@ -31,7 +38,7 @@ class SlotBase {
   bool has(DeviceType device, DType dtype) const { return table_[int(device)][int(dtype)] != nullptr; }
   /// The dtypes for which this device type has a kernel.
   DTypeSet dtypes(DeviceType device) const;
-  /// All slots that some kernel was registered in, linked through next(); order unspecified.
+  /// The list of all slots that have a kernel, linked through next(), in no particular order.
   static const SlotBase* first();
   const SlotBase* next() const { return next_; }
 
@@ -39,6 +46,9 @@ class SlotBase {
   using AnyFn = void (*)();
   void put(DeviceType device, DType dtype, AnyFn fn);
   [[noreturn]] void missing(DeviceType device, DType dtype) const;
+  /// The context for a launch on a device that is not a CPU: its current stream. Makes the device's GPU the
+  /// calling thread's.
+  static LaunchContext gpu_context(Device device);
 
   const char* name_;
   AnyFn table_[kNumDeviceTypes][kNumDTypes] = {};
@@ -48,29 +58,31 @@ class SlotBase {
   SlotBase* next_ = nullptr;
 };
 
-template <class Signature>
-class Slot;
-
-template <class... Args>
-class Slot<void(Args...)> : public SlotBase {
+/// `Args` is a struct that holds everything the kernel reads and writes.
+template <class Args>
+class Slot : public SlotBase {
  public:
-  using Fn = void (*)(Args...);
+  using Fn = void (*)(const LaunchContext&, const Args&);
   using SlotBase::SlotBase;
 
   /// Registers the kernel. Called before main, from the static initialisers of the files that hold kernels.
   void set(DeviceType device, DType dtype, Fn fn) { put(device, dtype, reinterpret_cast<AnyFn>(fn)); }
 
-  /// Runs the kernel. Throws MissingKernelError that names the slot, the device type and the dtype.
-  void operator()(Device device, DType dtype, Args... args) const {
+  /// Runs the kernel on the device's current stream. Throws MissingKernelError that names the slot, the
+  /// device type and the dtype.
+  void operator()(Device device, DType dtype, const Args& args) const {
     const AnyFn fn = table_[int(device.type)][int(dtype)];
     if (!fn) [[unlikely]]
       missing(device.type, dtype);
-    if (!device.is_cpu()) kernel_device = device;
-    reinterpret_cast<Fn>(fn)(args...);
+    reinterpret_cast<Fn>(fn)(device.is_cpu() ? LaunchContext{device} : gpu_context(device), args);
   }
 };
 
-/// Calls `fn.template operator()<T>()` for each T: how a file registers one template for many dtypes.
+/// Registers a function that every launch on a device that is not a CPU calls first, so that the calling
+/// thread uses the device's GPU. kernels/ itself knows no CUDA runtime.
+void set_launch_hook(void (*use_device)(Device));
+
+/// Calls `fn.template operator()<T>()` for each T. A file uses it to register one template for many dtypes.
 template <class... Ts, class F>
 bool for_types(F&& fn) {
   (fn.template operator()<Ts>(), ...);

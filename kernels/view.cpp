@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include "tapestry/core/error.h"
+
 namespace tapestry::kernels {
 namespace {
 
-// True if all operands have operand 0's sizes and are row-major: one dimension then.
+// True if all operands have operand 0's sizes and are row-major. A single dimension describes them then.
 template <int N>
 bool all_row_major(const Tensor* const (&t)[N]) {
   if (!t[0]->is_contiguous()) return false;
@@ -14,7 +16,7 @@ bool all_row_major(const Tensor* const (&t)[N]) {
   return true;
 }
 
-// Whether dimension a is slower than b: by the output's strides, then by the other operands'.
+// Whether dimension a is slower than b by the output's strides or, where these are equal, by the inputs'.
 template <int N>
 bool slower(const Elementwise<N>& e, int a, int b) {
   for (int n = 0; n < N; ++n)
@@ -35,7 +37,7 @@ bool mergeable(const Elementwise<N>& e, int outer, int inner) {
   return true;
 }
 
-// The dimensions of `e` where it takes more than one, or an operand is broadcast.
+// Fills in the dimensions of `e` if one is not enough or an operand is broadcast.
 template <int N>
 [[gnu::noinline]] void plan_dims(Elementwise<N>& e, const Tensor* const (&operands)[N]) {
   const Tensor& out = *operands[0];
@@ -69,13 +71,19 @@ template <int N>
 
 }  // namespace
 
+void detail::wrong_array_type(DType has, DType asked) {
+  fail<TypeError>("[kernel] an array of dtype ", has, " was read as ", asked,
+                  "; give the kernel a tensor of the dtype that its contract names");
+}
+
 template <int N>
 Elementwise<N> plan(const Tensor* const (&operands)[N]) {
   Elementwise<N> e;
   e.ndim = 1;
   e.numel = e.sizes[0] = operands[0]->numel();
+  e.out = operands[0]->raw_data();
   for (int n = 0; n < N; ++n) {
-    e.data[n] = operands[n]->raw_data();
+    if (n > 0) e.in[n - 1] = operands[n]->raw_data();
     e.dtypes[n] = operands[n]->dtype();
     e.strides[n][0] = 1;
   }

@@ -1,49 +1,110 @@
 #pragma once
-// What a kernel sees of a tensor: an address, sizes and strides, by value, so that it can go to a GPU as it
-// is.
+// The views of tensors that kernels take: plain addresses, dtypes, sizes and strides, which can be copied to
+// a GPU.
+#include <cstddef>
+
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::kernels {
 
-struct View {
-  void* data = nullptr;
-  DType dtype = DType::f32;
-  int ndim = 0;
-  std::int64_t sizes[kMaxDims] = {};
-  std::int64_t strides[kMaxDims] = {};  // in elements
+namespace detail {
+/// Throws TypeError: a kernel reads an array of dtype `has` as elements of dtype `asked`.
+[[noreturn, gnu::cold]] void wrong_array_type(DType has, DType asked);
 
-  View() = default;
-  View(const Tensor& t)
-      : data(t.raw_data()), dtype(t.dtype()), ndim(t.dim()) {  // NOLINT: tensors go to kernels
-    for (int i = 0; i < ndim; ++i) sizes[i] = t.sizes()[i], strides[i] = t.strides()[i];
+inline void check_array_type(const void* data, DType has, DType asked) {
+  // A bool is a byte of 0 or 1, and several kernels treat it as a u8.
+  if (data && has != asked && !(has == DType::boolean && asked == DType::u8)) [[unlikely]]
+    wrong_array_type(has, asked);
+}
+}  // namespace detail
+
+/// An array that a kernel reads: the address of its first element and its dtype. The slot's contract says how
+/// many elements it has. An operand that is left out is null.
+class ConstArray {
+ public:
+  ConstArray() = default;
+  ConstArray(std::nullptr_t) {}  // NOLINT: operands convert implicitly
+  /// The elements of a tensor. An undefined tensor gives null.
+  ConstArray(const Tensor& t) {  // NOLINT
+    if (t.defined()) data_ = t.raw_data(), dtype_ = t.dtype();
   }
-  std::int64_t numel() const {
-    std::int64_t n = 1;
-    for (int i = 0; i < ndim; ++i) n *= sizes[i];
-    return n;
+  template <class T, DType dtype = dtype_of<std::remove_const_t<T>>>
+  ConstArray(T* data) : data_(data), dtype_(dtype) {}  // NOLINT
+
+  /// Throws TypeError unless T is the type of the dtype.
+  template <class T>
+  const T* as() const {
+    detail::check_array_type(data_, dtype_, dtype_of<T>);
+    return static_cast<const T*>(data_);
   }
+  const void* address() const { return data_; }
+  DType dtype() const { return dtype_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  const void* data_ = nullptr;
+  DType dtype_ = DType::f32;
+};
+
+/// The same for an array that a kernel writes.
+class MutableArray {
+ public:
+  MutableArray() = default;
+  MutableArray(std::nullptr_t) {}  // NOLINT
+  MutableArray(const Tensor& t) {  // NOLINT: a const Tensor is a const handle to mutable elements
+    if (t.defined()) data_ = t.raw_data(), dtype_ = t.dtype();
+  }
+  template <class T, DType dtype = dtype_of<T>>
+  MutableArray(T* data) : data_(data), dtype_(dtype) {}  // NOLINT
+
+  /// Throws TypeError unless T is the type of the dtype.
   template <class T>
   T* as() const {
-    return static_cast<T*>(data);
+    detail::check_array_type(data_, dtype_, dtype_of<T>);
+    return static_cast<T*>(data_);
+  }
+  void* address() const { return data_; }
+  DType dtype() const { return dtype_; }
+  explicit operator bool() const { return data_ != nullptr; }
+  operator ConstArray() const = delete;  // name the elements: as<T>()
+
+ private:
+  void* data_ = nullptr;
+  DType dtype_ = DType::f32;
+};
+
+/// The addresses of N operands: an output and N - 1 inputs.
+template <int N>
+struct OperandAddresses {
+  void* out = nullptr;
+  const void* in[N > 1 ? N - 1 : 1] = {};
+
+  /// The address of operand n, where the output is operand 0.
+  const void* address(int n) const { return n == 0 ? out : in[n - 1]; }
+  /// Moves operand n on by `bytes`.
+  void advance(int n, std::int64_t bytes) {
+    if (n == 0) out = static_cast<char*>(out) + bytes;
+    else in[n - 1] = static_cast<const char*>(in[n - 1]) + bytes;
   }
 };
 
-/// The iteration space of an elementwise kernel over N operands of one (broadcast) shape; operand 0 is the
-/// output. A broadcast dimension has stride 0. Dimensions are ordered so that the last is the output's
-/// fastest, and merged where all operands allow it: dense operands of one layout come as a single dimension
-/// of stride 1. What lies behind `ndim` dimensions is undefined: to clear it would cost a small operation
-/// more than its arithmetic does.
+/// The iteration space of an elementwise kernel over N operands of one (broadcast) shape. In `strides` and
+/// `dtypes` the output is operand 0. A broadcast dimension has stride 0. Dimensions are ordered so that the
+/// last one is the output's fastest, and merged where the strides of all operands allow it: dense operands of
+/// one layout become a single dimension of stride 1. Entries from index `ndim` on are uninitialised, because
+/// clearing them would cost a small operation more than its arithmetic.
 template <int N>
-struct Elementwise {
+struct Elementwise : OperandAddresses<N> {
   int ndim = 0;  // at least 1
   std::int64_t numel = 0;
   std::int64_t sizes[kMaxDims];
   std::int64_t strides[N][kMaxDims];  // in elements
-  void* data[N] = {};
   DType dtypes[N] = {};
+
+  std::int64_t element_size(int n) const { return static_cast<std::int64_t>(dtype_size(dtypes[n])); }
 };
 
-/// Plans N operands over the shape of operand 0, to which the others must broadcast (checked by the caller).
+/// Plans N operands over the shape of operand 0. The caller has checked that the others broadcast to it.
 template <int N>
 Elementwise<N> plan(const Tensor* const (&operands)[N]);
 extern template Elementwise<1> plan(const Tensor* const (&)[1]);

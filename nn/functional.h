@@ -1,10 +1,10 @@
 #pragma once
-// The functions under the layers, under one name, for code that reads like PyTorch's:
+// torch.nn.functional: the functions that the layers compute, in one namespace.
 //
 //   namespace F = tapestry::nn::functional;
 //   y = F::max_pool2d(F::relu(conv(x)), {.kernel_size = 2});
 //
-// They are the operations of autograd/ops, whose headers document them.
+// The headers in autograd/ops document them.
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/conv.h"
 #include "tapestry/autograd/ops/dropout.h"
@@ -25,19 +25,15 @@ using tapestry::conv2d;
 using tapestry::cross_entropy;
 using tapestry::dropout;
 using tapestry::embedding;
-using tapestry::gelu;
 using tapestry::layer_norm;
 using tapestry::linear;
 using tapestry::log_softmax;
 using tapestry::max_pool2d;
 using tapestry::mse_loss;
 using tapestry::nll_loss;
-using tapestry::relu;
 using tapestry::scaled_dot_product_attention;
-using tapestry::sigmoid;
-using tapestry::silu;
 using tapestry::softmax;
-using tapestry::tanh;
+using namespace tapestry::functions;  // relu, gelu, silu, sigmoid, tanh and all others of one tensor
 
 /// x where it is positive, else negative_slope x.
 inline Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01) {

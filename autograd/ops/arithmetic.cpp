@@ -1,15 +1,19 @@
 // Arithmetic with tensors and numbers, out of place and in place.
-#include "tapestry/autograd/ops/common.h"
-#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/arithmetic.h"
+
+#include "tapestry/autograd/ops/functions.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/copy.h"
-#include "tapestry/kernels/ops/elementwise.h"
 
 namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
-using kernels::BinarySlot;
-using kernels::ScalarSlot;
+using kernels::slot;
+using BinarySlot = kernels::Slot<kernels::Elementwise<3>>;
+using TernarySlot = kernels::Slot<kernels::Elementwise<4>>;
+using ScalarSlot = kernels::Slot<kernels::ScalarArgs>;
 
 namespace {
 
@@ -21,33 +25,34 @@ const Op kPow{"pow", Grad::differentiable, kNumbers};
 const Op kMaximum{"maximum", Grad::differentiable, kAllDTypes};
 const Op kMinimum{"minimum", Grad::differentiable, kAllDTypes};
 
+// The dtype of a real-valued result: f32 for integers and bools.
 DType real(DType t) { return is_floating(t) ? t : DType::f32; }
 
-// For operations that bool does not have.
+// Checks the operands of an operation that does not take bools.
 void check_numbers(const Op& op, const Tensor& a, const Tensor& b) {
   check_operands(op, a, b);
   op.check_dtype(a.dtype());
   op.check_dtype(b.dtype());
 }
 
-// slot(a, b) over the broadcast shape, both converted to `dtype`.
-Tensor binary(const Op& op, const BinarySlot& slot, const Tensor& a, const Tensor& b, DType dtype) {
+// Runs the kernel on a and b, converted to `dtype`, over their broadcast shape.
+Tensor binary(const Op& op, const BinarySlot& kernel, const Tensor& a, const Tensor& b, DType dtype) {
   if (a.dtype() != dtype) [[unlikely]]
-    return binary(op, slot, converted(a, dtype), b, dtype);
+    return binary(op, kernel, converted(a, dtype), b, dtype);
   if (b.dtype() != dtype) [[unlikely]]
-    return binary(op, slot, a, converted(b, dtype), dtype);
+    return binary(op, kernel, a, converted(b, dtype), dtype);
   Tensor y = a.sizes() == b.sizes()
                  ? result_like(a.sizes(), dtype, {&a, &b})
                  : result_like(broadcast_shapes(op.name, a.sizes(), b.sizes()), dtype, {&a, &b});
-  slot(y.device(), dtype, planned(y, a, b));
+  kernel(y.device(), dtype, planned(y, a, b));
   return y;
 }
 
-// slot(x, s) or slot(s, x) in the dtype that they promote to.
-Tensor with_scalar(const ScalarSlot& slot, const Tensor& x, const Scalar& s, DType dtype) {
+// Runs the kernel on x, converted to `dtype`, and s.
+Tensor with_scalar(const ScalarSlot& kernel, const Tensor& x, const Scalar& s, DType dtype) {
   const Tensor in = converted(x, dtype);
   Tensor y = result_like(x.sizes(), dtype, {&in});
-  slot(y.device(), dtype, planned(y, in), s);
+  kernel(y.device(), dtype, {planned(y, in), s});
   return y;
 }
 DType checked_promotion(const Op& op, const Tensor& x, const Scalar& s) {
@@ -56,9 +61,9 @@ DType checked_promotion(const Op& op, const Tensor& x, const Scalar& s) {
   return s.promote_with(x.dtype());
 }
 
-// target = slot(target, other), or what `fresh` computes where the tape must know.
+// Changes target to kernel(target, other), or to fresh(target) if the tape must record the change.
 template <class Fresh>
-void binary_in_place(const Op& op, const BinarySlot& slot, const Tensor& target, const Tensor& other,
+void binary_in_place(const Op& op, const BinarySlot& kernel, const Tensor& target, const Tensor& other,
                      DType dtype, Fresh fresh) {
   check_stores(op, target, dtype);
   check(target.sizes() == other.sizes() ||
@@ -70,9 +75,9 @@ void binary_in_place(const Op& op, const BinarySlot& slot, const Tensor& target,
       [&] {
         if (target.dtype() == dtype) {
           const Tensor b = operand_for(target, other, dtype);
-          slot(target.device(), dtype, planned(target, target, b));
+          kernel(target.device(), dtype, planned(target, target, b));
         } else {
-          const Tensor y = binary(op, slot, target, other, dtype);
+          const Tensor y = binary(op, kernel, target, other, dtype);
           kernels::copy(target.device(), target.dtype(), planned(target, y));
         }
       },
@@ -80,11 +85,15 @@ void binary_in_place(const Op& op, const BinarySlot& slot, const Tensor& target,
 }
 
 template <class Fresh>
-void scalar_in_place(const Op& op, const ScalarSlot& slot, const Tensor& target, const Scalar& s, DType dtype,
-                     Fresh fresh) {
+void scalar_in_place(const Op& op, const ScalarSlot& kernel, const Tensor& target, const Scalar& s,
+                     DType dtype, Fresh fresh) {
   check_stores(op, target, dtype);
   in_place(
-      op, target, {}, [&] { slot(target.device(), dtype, planned(target, target), s); }, fresh);
+      op, target, {},
+      [&] {
+        kernel(target.device(), dtype, {planned(target, target), s});
+      },
+      fresh);
 }
 
 Scalar negated(const Scalar& s) {
@@ -92,7 +101,7 @@ Scalar negated(const Scalar& s) {
   return static_cast<std::int64_t>(std::uint64_t{0} - static_cast<std::uint64_t>(s.to_int()));
 }
 
-// Saves `t` if its value matters to the gradient of `other`.
+// Saves `t` if `other` needs a gradient. For a tensor that only the gradient of `other` uses.
 SavedTensor save_for(const Tensor& other, const Tensor& t) {
   return needs_grad(other) ? save(t) : SavedTensor();
 }
@@ -101,7 +110,7 @@ SavedTensor save_for(const Tensor& other, const Tensor& t) {
 
 Tensor add(const Tensor& a, const Tensor& b) {
   check_operands(kAdd, a, b);
-  Tensor y = binary(kAdd, kernels::add, a, b, promoted(a, b));
+  Tensor y = binary(kAdd, slot<kernels::Add>, a, b, promoted(a, b));
   if (recording(a, b)) record_binary(kAdd, y, a, b, [](Backward& g, std::uint32_t) { return g.grad(); });
   return y;
 }
@@ -113,7 +122,7 @@ Tensor add(const Tensor& a, const Scalar& b) {
 
 Tensor sub(const Tensor& a, const Tensor& b) {
   check_numbers(kSub, a, b);
-  Tensor y = binary(kSub, kernels::sub, a, b, promoted(a, b));
+  Tensor y = binary(kSub, slot<kernels::Sub>, a, b, promoted(a, b));
   if (recording(a, b))
     record_binary(kSub, y, a, b,
                   [](Backward& g, std::uint32_t i) { return i == 0 ? g.grad() : neg(g.grad()); });
@@ -132,7 +141,7 @@ Tensor rsub(const Scalar& a, const Tensor& b) {
 
 Tensor mul(const Tensor& a, const Tensor& b) {
   check_operands(kMul, a, b);
-  Tensor y = binary(kMul, kernels::mul, a, b, promoted(a, b));
+  Tensor y = binary(kMul, slot<kernels::Mul>, a, b, promoted(a, b));
   if (recording(a, b))
     record_binary(kMul, y, a, b, [a = save_for(b, a), b = save_for(a, b)](Backward& g, std::uint32_t i) {
       return mul(g.grad(), g.saved(i == 0 ? b : a));
@@ -147,12 +156,12 @@ Tensor mul(const Tensor& a, const Scalar& b) {
 
 Tensor div(const Tensor& a, const Tensor& b) {
   check_operands(kDiv, a, b);
-  Tensor y = binary(kDiv, kernels::div, a, b, real(promoted(a, b)));
+  Tensor y = binary(kDiv, slot<kernels::Div>, a, b, real(promoted(a, b)));
   if (recording(a, b))
     record_binary(kDiv, y, a, b, [a = save_for(b, a), b = save(b)](Backward& g, std::uint32_t i) {
       const DType t = g.grad().dtype();
       if (i == 0) return div(g.grad(), g.saved(b));
-      return apply(kernels::div_backward, g.grad(), converted(g.saved(a), t), converted(g.saved(b), t));
+      return apply(slot<kernels::DivBackward>, g.grad(), converted(g.saved(a), t), converted(g.saved(b), t));
     });
   return y;
 }
@@ -172,12 +181,13 @@ Tensor rdiv(const Scalar& a, const Tensor& b) {
 
 Tensor pow(const Tensor& a, const Tensor& b) {
   check_numbers(kPow, a, b);
-  Tensor y = binary(kPow, kernels::pow, a, b, promoted(a, b));
+  Tensor y = binary(kPow, slot<kernels::Pow>, a, b, promoted(a, b));
   if (recording(a, b))
     record_binary(kPow, y, a, b, [a = save(a), b = save(b)](Backward& g, std::uint32_t i) {
       const DType t = g.grad().dtype();
-      const auto& slot = i == 0 ? kernels::pow_backward_base : kernels::pow_backward_exponent;
-      return apply(slot, g.grad(), converted(g.saved(a), t), converted(g.saved(b), t));
+      const TernarySlot& backward =
+          i == 0 ? slot<kernels::PowBackwardBase> : slot<kernels::PowBackwardExponent>;
+      return apply(backward, g.grad(), converted(g.saved(a), t), converted(g.saved(b), t));
     });
   return y;
 }
@@ -197,22 +207,19 @@ Tensor pow(const Tensor& a, const Scalar& b) {
   Tensor y = with_scalar(kernels::pow_scalar, a, b, dtype);
   if (recording(a))
     record(kPow, y, {&a}, [a = save(a), b](Backward& g) {
-      const Tensor x = g.saved(a);
-      Tensor dx = result_like(x.sizes(), x.dtype(), {&g.grad(), &x});
-      kernels::pow_scalar_backward(dx.device(), dx.dtype(), planned(dx, g.grad(), x), b);
-      g.set(0, std::move(dx));
+      g.set(0, apply_with(kernels::pow_scalar_backward, std::tuple(b), g.grad(), g.saved(a)));
     });
   return y;
 }
 
 namespace {
 
-// maximum and minimum, whose gradients differ in the slot alone. The second input's is the first's with the
-// operands exchanged.
-Tensor extremum(const Op& op, const BinarySlot& slot, const kernels::TernarySlot& backward, const Tensor& a,
+// maximum or minimum. The gradient of b is computed by the kernel for the gradient of a, with a and b
+// exchanged.
+Tensor extremum(const Op& op, const BinarySlot& kernel, const TernarySlot& backward, const Tensor& a,
                 const Tensor& b) {
   check_operands(op, a, b);
-  Tensor y = binary(op, slot, a, b, promoted(a, b));
+  Tensor y = binary(op, kernel, a, b, promoted(a, b));
   if (recording(a, b))
     record_binary(op, y, a, b, [a = save(a), b = save(b), &backward](Backward& g, std::uint32_t i) {
       const DType t = g.grad().dtype();
@@ -225,10 +232,10 @@ Tensor extremum(const Op& op, const BinarySlot& slot, const kernels::TernarySlot
 }  // namespace
 
 Tensor maximum(const Tensor& a, const Tensor& b) {
-  return extremum(kMaximum, kernels::maximum, kernels::maximum_backward, a, b);
+  return extremum(kMaximum, slot<kernels::Maximum>, slot<kernels::MaximumBackward>, a, b);
 }
 Tensor minimum(const Tensor& a, const Tensor& b) {
-  return extremum(kMinimum, kernels::minimum, kernels::minimum_backward, a, b);
+  return extremum(kMinimum, slot<kernels::Minimum>, slot<kernels::MinimumBackward>, a, b);
 }
 
 Tensor Tensor::add(const Tensor& other) const { return tapestry::add(*this, other); }
@@ -244,20 +251,20 @@ Tensor Tensor::pow(const Tensor& exponent) const { return tapestry::pow(*this, e
 
 const Tensor& Tensor::add_(const Tensor& other) const {
   check_operands(kAdd, *this, other);
-  binary_in_place(kAdd, kernels::add, *this, other, promoted(*this, other),
+  binary_in_place(kAdd, slot<kernels::Add>, *this, other, promoted(*this, other),
                   [&](const Tensor& old) { return tapestry::add(old, other); });
   return *this;
 }
 const Tensor& Tensor::sub_(const Tensor& other) const {
   check_numbers(kSub, *this, other);
-  binary_in_place(kSub, kernels::sub, *this, other, promoted(*this, other),
+  binary_in_place(kSub, slot<kernels::Sub>, *this, other, promoted(*this, other),
                   [&](const Tensor& old) { return tapestry::sub(old, other); });
   return *this;
 }
 // The gradients of mul, div and pow need the old elements, so these are copied before they are overwritten.
 const Tensor& Tensor::mul_(const Tensor& other) const {
   check_operands(kMul, *this, other);
-  binary_in_place(kMul, kernels::mul, *this, other, promoted(*this, other), [&](const Tensor& old) {
+  binary_in_place(kMul, slot<kernels::Mul>, *this, other, promoted(*this, other), [&](const Tensor& old) {
     const Tensor kept = tapestry::clone(old);
     return tapestry::mul(kept, other.is_same(*this) ? kept : other);
   });
@@ -265,18 +272,20 @@ const Tensor& Tensor::mul_(const Tensor& other) const {
 }
 const Tensor& Tensor::div_(const Tensor& other) const {
   check_operands(kDiv, *this, other);
-  binary_in_place(kDiv, kernels::div, *this, other, real(promoted(*this, other)), [&](const Tensor& old) {
-    const Tensor kept = tapestry::clone(old);
-    return tapestry::div(kept, other.is_same(*this) ? kept : other);
-  });
+  binary_in_place(kDiv, slot<kernels::Div>, *this, other, real(promoted(*this, other)),
+                  [&](const Tensor& old) {
+                    const Tensor kept = tapestry::clone(old);
+                    return tapestry::div(kept, other.is_same(*this) ? kept : other);
+                  });
   return *this;
 }
 const Tensor& Tensor::pow_(const Tensor& exponent) const {
   check_numbers(kPow, *this, exponent);
-  binary_in_place(kPow, kernels::pow, *this, exponent, promoted(*this, exponent), [&](const Tensor& old) {
-    const Tensor kept = tapestry::clone(old);
-    return tapestry::pow(kept, exponent.is_same(*this) ? kept : exponent);
-  });
+  binary_in_place(kPow, slot<kernels::Pow>, *this, exponent, promoted(*this, exponent),
+                  [&](const Tensor& old) {
+                    const Tensor kept = tapestry::clone(old);
+                    return tapestry::pow(kept, exponent.is_same(*this) ? kept : exponent);
+                  });
   return *this;
 }
 

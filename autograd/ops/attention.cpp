@@ -4,10 +4,10 @@
 #include <limits>
 
 #include "tapestry/autograd/op.h"
-#include "tapestry/autograd/ops/check.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/softmax.h"

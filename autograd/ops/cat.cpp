@@ -1,7 +1,7 @@
 // Taking tensors apart along a dimension and putting them together: split, chunk; cat, stack.
 #include <algorithm>
 
-#include "tapestry/autograd/ops/parts.h"
+#include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 

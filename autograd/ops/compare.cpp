@@ -1,15 +1,16 @@
 // Comparisons and choices.
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/compare.h"
+
 #include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
-#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/kernels/ops/compare.h"
 
 namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
-using kernels::BinarySlot;
-using kernels::ScalarSlot;
+using BinarySlot = kernels::Slot<kernels::Elementwise<3>>;
+using ScalarSlot = kernels::Slot<kernels::ScalarArgs>;
 
 namespace {
 
@@ -24,7 +25,7 @@ const Op kAllClose{"allclose", Grad::none, kAllDTypes};
 const Op kEqual{"equal", Grad::none, kAllDTypes};
 const Op kWhere{"where", Grad::differentiable, kAllDTypes};
 
-// A bool tensor: run(y, a, b, dtype) over the broadcast shape, both converted to their common dtype.
+// The bool tensor y that run(y, a, b, dtype) writes, where a and b have been converted to their common dtype.
 template <class Run>
 Tensor compared(const Op& op, const Tensor& a, const Tensor& b, Run run) {
   check_operands(op, a, b);
@@ -41,11 +42,11 @@ Tensor compare(const Op& op, const BinarySlot& slot, const Tensor& a, const Tens
 }
 Tensor compare(const Op& op, const ScalarSlot& slot, const Tensor& a, const Scalar& b) {
   tapestry::detail::check_defined(op.name, a);
-  // An integer needs no conversion: the kernel compares it in i64, whatever the tensor can hold.
+  // The kernel compares integers as i64, so the number need not fit the tensor's dtype.
   const DType dtype = b.is_real() && !is_floating(a.dtype()) ? DType::f32 : a.dtype();
   const Tensor x = converted(a, dtype);
   Tensor y = result_like(a.sizes(), DType::boolean, {&x});
-  slot(y.device(), dtype, planned(y, x), b);
+  slot(y.device(), dtype, {planned(y, x), b});
   return y;
 }
 
@@ -77,7 +78,7 @@ Tensor isnan(const Tensor& x) {
 bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
   check(rtol >= 0 && atol >= 0, "[allclose] rtol ", rtol, " and atol ", atol, " must not be negative");
   return all(compared(kAllClose, a, b, [&](const Tensor& y, const Tensor& x, const Tensor& z, DType dtype) {
-    kernels::isclose(y.device(), dtype, planned(y, x, z), rtol, atol, equal_nan);
+    kernels::isclose(y.device(), dtype, {planned(y, x, z), rtol, atol, equal_nan});
   }));
 }
 
@@ -101,7 +102,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     record_binary(kWhere, y, a, b, [condition = save(condition)](Backward& g, std::uint32_t i) {
       const Tensor chosen = g.saved(condition);
       Tensor dx = result_like(g.grad().sizes(), g.grad().dtype(), {&g.grad()});
-      kernels::masked(dx.device(), dx.dtype(), planned(dx, chosen, g.grad()), i == 0);
+      kernels::masked(dx.device(), dx.dtype(), {planned(dx, chosen, g.grad()), i == 0});
       return dx;
     });
   return y;

@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "tapestry/autograd/ops/check.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/conv.h"
 
@@ -34,15 +34,15 @@ std::int64_t output_size(const char* side, std::int64_t in, std::int64_t window,
   return (in + 2 * padding - span) / stride + 1;
 }
 
-kernels::Conv2d checked_shape(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                              const Conv2dParams& params) {
+kernels::Conv2dShape checked_shape(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                   const Conv2dParams& params) {
   check(x.dim() == 4, "[conv2d] input has shape ", x.sizes(), ", expected 4-d (N, C, H, W)");
   check(weight.dim() == 4, "[conv2d] weight has shape ", weight.sizes(),
         ", expected 4-d (K, C / groups, R, S)");
   check_pair("stride", params.stride, 1);
   check_pair("dilation", params.dilation, 1);
   check_pair("padding", params.padding, 0);
-  kernels::Conv2d s;
+  kernels::Conv2dShape s;
   s.n = x.sizes()[0], s.c = x.sizes()[1], s.h = x.sizes()[2], s.w = x.sizes()[3];
   s.k = weight.sizes()[0], s.r = weight.sizes()[2], s.s = weight.sizes()[3];
   s.groups = params.groups;
@@ -60,11 +60,10 @@ kernels::Conv2d checked_shape(const Tensor& x, const Tensor& weight, const Tenso
   s.p = output_size("height", s.h, s.r, s.stride_h, s.padding_h, s.dilation_h);
   s.q = output_size("width", s.w, s.s, s.stride_w, s.padding_w, s.dilation_w);
   s.channels_last = x.memory_format() == MemoryFormat::channels_last;
-  s.device = x.device();
   return s;
 }
 
-MemoryFormat layout(const kernels::Conv2d& s) {
+MemoryFormat layout(const kernels::Conv2dShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
@@ -76,7 +75,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
   kConv2d.check_dtype(x.dtype());
   check_matches(kConv2d.name, x, weight, "weight");
   check_matches(kConv2d.name, x, bias, "bias");
-  const kernels::Conv2d s = checked_shape(x, weight, bias, params);
+  const kernels::Conv2dShape s = checked_shape(x, weight, bias, params);
   const bool nothing = x.numel() == 0 || weight.numel() == 0;
 
   const Tensor y = empty({s.n, s.k, s.p, s.q}, {x.dtype(), x.device()}, layout(s));
@@ -86,9 +85,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
     if (bias.defined()) y.add_(bias.view({s.k, 1, 1}));
   } else {
     const Tensor input = raw_contiguous(x, layout(s)), w = raw_contiguous(weight);
-    const Tensor offset = bias.defined() ? raw_contiguous(bias) : bias;
-    kernels::conv2d(x.device(), x.dtype(), s, input.raw_data(), w.raw_data(),
-                    offset.defined() ? offset.raw_data() : nullptr, y.raw_data());
+    const Tensor offset = autograd::contiguous_or_undefined(bias);
+    kernels::conv2d(x.device(), x.dtype(), {.shape = s, .x = input, .weight = w, .bias = offset, .y = y});
   }
 
   if (autograd::recording(x, weight, bias))
@@ -107,13 +105,13 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
             if (db.defined()) db = b.grad().sum({0, 2, 3});
           } else {
             if (dx.defined())
-              kernels::conv2d_backward_input(dx.device(), dx.dtype(), s, g.raw_data(),
-                                             raw_contiguous(b.saved(weight)).raw_data(), dx.raw_data());
+              kernels::conv2d_backward_input(
+                  dx.device(), dx.dtype(),
+                  {.shape = s, .dy = g, .weight = raw_contiguous(b.saved(weight)), .dx = dx});
             if (dw.defined() || db.defined()) {
               const Tensor input = dw.defined() ? raw_contiguous(b.saved(x), layout(s)) : Tensor();
-              kernels::conv2d_backward_weight(
-                  g.device(), g.dtype(), s, g.raw_data(), input.defined() ? input.raw_data() : nullptr,
-                  dw.defined() ? dw.raw_data() : nullptr, db.defined() ? db.raw_data() : nullptr);
+              kernels::conv2d_backward_weight(g.device(), g.dtype(),
+                                              {.shape = s, .dy = g, .x = input, .dweight = dw, .dbias = db});
             }
           }
           if (dx.defined()) b.set(0, dx);

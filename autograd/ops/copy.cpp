@@ -1,7 +1,7 @@
 // What moves elements: clone, contiguous, to, copy_, fill_, item.
 #include "tapestry/kernels/ops/copy.h"
 
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
 
 namespace tapestry {
@@ -53,8 +53,12 @@ void write(const Tensor& out, const Tensor& x) {
     kernels::copy(x.device(), out.dtype(), planned(packed, x));
   }
   const Device special = out.device().is_cpu() ? x.device() : out.device();
-  kernels::transfer(special, DType::u8, out.device(), arrived.raw_data(), x.device(), packed.raw_data(),
-                    packed.nbytes());
+  kernels::transfer(special, DType::u8,
+                    {.to = out.device(),
+                     .out = arrived.raw_data(),
+                     .from = x.device(),
+                     .x = packed.raw_data(),
+                     .bytes = packed.nbytes()});
   if (!arrived.is_same(out)) kernels::copy(out.device(), out.dtype(), planned(out, arrived));
 }
 
@@ -155,7 +159,9 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
 }
 
 const Tensor& Tensor::fill_(const Scalar& value) const {
-  overwrite(kFill, *this, [&](const Tensor& t) { kernels::fill(t.device(), t.dtype(), planned(t), value); });
+  overwrite(kFill, *this, [&](const Tensor& t) {
+    kernels::fill(t.device(), t.dtype(), {planned(t), value});
+  });
   return *this;
 }
 const Tensor& Tensor::zero_() const { return fill_(0); }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/kernels/ops/copy.h"
@@ -37,7 +37,7 @@ Tensor finished(Tensor t, const TensorOptions& options) {
 }
 
 Tensor filled(Tensor t, const Scalar& value, const TensorOptions& options) {
-  kernels::fill(t.device(), t.dtype(), planned(t), value);
+  kernels::fill(t.device(), t.dtype(), {planned(t), value});
   return finished(std::move(t), options);
 }
 
@@ -68,12 +68,20 @@ PhiloxRange take_normal(Device device, std::int64_t n, DType t) {
 }
 
 void fill_uniform(const Tensor& t, double low, double high) {
-  kernels::uniform(t.device(), t.dtype(), t.raw_data(), t.numel(),
-                   take_words(t.device(), t.numel(), words_of(t.dtype())), low, high);
+  kernels::uniform(t.device(), t.dtype(),
+                   {.out = t,
+                    .n = t.numel(),
+                    .range = take_words(t.device(), t.numel(), words_of(t.dtype())),
+                    .low = low,
+                    .high = high});
 }
 void fill_normal(const Tensor& t, double mean, double std) {
-  kernels::normal(t.device(), t.dtype(), t.raw_data(), t.numel(),
-                  take_normal(t.device(), t.numel(), t.dtype()), mean, std);
+  kernels::normal(t.device(), t.dtype(),
+                  {.out = t,
+                   .n = t.numel(),
+                   .range = take_normal(t.device(), t.numel(), t.dtype()),
+                   .mean = mean,
+                   .std = std});
 }
 
 // Random kernels write dense row-major memory.
@@ -138,7 +146,7 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, const 
     n = static_cast<std::int64_t>(count);
   }
   Tensor t = empty(n, o);
-  kernels::arange(t.device(), t.dtype(), t.raw_data(), n, start, step);
+  kernels::arange(t.device(), t.dtype(), {.out = t, .n = n, .start = start, .step = step});
   return finished(std::move(t), options);
 }
 Tensor arange(const Scalar& end, const TensorOptions& options) { return arange(0, end, 1, options); }
@@ -150,11 +158,10 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   // From both ends to the middle, so that both are exact and the values symmetric.
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
   const std::int64_t half = (steps + 1) / 2;
-  const auto size = static_cast<std::int64_t>(dtype_size(t.dtype()));
   const double second = end - step * static_cast<double>(steps - 1 - half);
-  kernels::arange(t.device(), t.dtype(), t.raw_data(), half, start, step);
-  kernels::arange(t.device(), t.dtype(), static_cast<char*>(t.raw_data()) + half * size, steps - half, second,
-                  step);
+  const Tensor rest = tapestry::detail::raw_view(t, steps - half, 1, half);
+  kernels::arange(t.device(), t.dtype(), {.out = t, .n = half, .start = start, .step = step});
+  kernels::arange(t.device(), t.dtype(), {.out = rest, .n = steps - half, .start = second, .step = step});
   return finished(std::move(t), options);
 }
 
@@ -163,7 +170,7 @@ Tensor eye(std::int64_t n, const TensorOptions& options) {
   Tensor t = zeros({n, n}, TensorOptions(options).with_grad(false));
   if (n > 0) {
     const Tensor diagonal = tapestry::detail::raw_view(t, n, n + 1, 0);
-    kernels::fill(t.device(), t.dtype(), planned(diagonal), 1);
+    kernels::fill(t.device(), t.dtype(), {planned(diagonal), 1});
   }
   return finished(std::move(t), options);
 }
@@ -188,8 +195,12 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& sizes, const Te
   check(low >= range.lowest && high - 1 <= range.highest, "[randint] ", *o.dtype,
         " cannot hold all integers from ", low, " to ", high - 1, "; give another range or dtype");
   Tensor t = empty(sizes, o);
-  kernels::randint(t.device(), t.dtype(), t.raw_data(), t.numel(), take_words(t.device(), t.numel(), 2), low,
-                   static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low));
+  kernels::randint(t.device(), t.dtype(),
+                   {.out = t,
+                    .n = t.numel(),
+                    .range = take_words(t.device(), t.numel(), 2),
+                    .low = low,
+                    .span = static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low)});
   return finished(std::move(t), options);
 }
 Tensor randperm(std::int64_t n, const TensorOptions& options) {
@@ -197,7 +208,7 @@ Tensor randperm(std::int64_t n, const TensorOptions& options) {
   kRandperm.check_dtype(*o.dtype);
   check(n >= 0, "[randperm] n is ", n, "; give 0 or more");
   Tensor t = empty(n, o);
-  kernels::randperm(t.device(), t.dtype(), t.raw_data(), n, take_words(t.device(), n, 2));
+  kernels::randperm(t.device(), t.dtype(), {.out = t, .n = n, .range = take_words(t.device(), n, 2)});
   return finished(std::move(t), options);
 }
 
@@ -218,15 +229,20 @@ Tensor randn_like(const Tensor& t, const TensorOptions& options) {
 
 namespace {
 
-// Values in host memory, as a tensor wherever it is wanted.
+// A tensor on the device of `options` from values in host memory.
 Tensor from_host(const void* values, DType dtype, const Shape& sizes, const TensorOptions& options,
                  DType fallback) {
   const TensorOptions o = with_dtype(options, fallback);
-  const Tensor host = from_blob(const_cast<void*>(values), sizes, {dtype, kCPU});
   Tensor t = empty(sizes, o);
-  if (t.device().is_cpu()) {
-    kernels::copy(kCPU, t.dtype(), planned(t, host));
-  } else {
+  const Tensor host = t.device().is_cpu() ? t : empty(sizes, {t.dtype(), kCPU});
+  kernels::Elementwise<2> e;
+  e.ndim = 1;
+  e.numel = e.sizes[0] = host.numel();
+  e.strides[0][0] = e.strides[1][0] = 1;
+  e.out = host.raw_data(), e.in[0] = values;
+  e.dtypes[0] = host.dtype(), e.dtypes[1] = dtype;
+  kernels::copy(kCPU, host.dtype(), e);
+  if (!t.device().is_cpu()) {
     NoGradGuard no_grad;
     t = to(host, t.device(), t.dtype());
   }

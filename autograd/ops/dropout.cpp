@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/kernels/ops/random.h"
@@ -21,8 +21,13 @@ Tensor masked(const Tensor& x, PhiloxRange range, double p) {
   Tensor y = empty(x.sizes(), {x.dtype(), x.device()});
   // An element is kept if its 24 bits are at least p of their range: none of them where p is 1.
   const auto threshold = static_cast<std::uint32_t>(std::ceil(p * 0x1p24));
-  kernels::dropout(y.device(), y.dtype(), y.raw_data(), in.raw_data(), y.numel(), range, threshold,
-                   p < 1 ? 1 / (1 - p) : 0);
+  kernels::dropout(y.device(), y.dtype(),
+                   {.out = y,
+                    .x = in,
+                    .n = y.numel(),
+                    .range = range,
+                    .threshold = threshold,
+                    .scale = p < 1 ? 1 / (1 - p) : 0});
   return y;
 }
 

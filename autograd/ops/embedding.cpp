@@ -1,7 +1,7 @@
 #include "tapestry/autograd/ops/embedding.h"
 
-#include "tapestry/autograd/ops/bad_index.h"
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/embedding.h"
 
@@ -37,13 +37,30 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
   sizes.push_back(columns);
   Tensor y = empty(sizes, {weight.dtype(), weight.device()});
   BadIndex bad(y.device());
-  kernels::embedding(y.device(), y.dtype(), y, weight, flat, bad.cell());
+  kernels::embedding(y.device(), y.dtype(),
+                     {.count = flat.numel(),
+                      .rows = rows,
+                      .columns = columns,
+                      .row_stride = weight.strides()[0],
+                      .column_stride = weight.strides()[1],
+                      .weight = weight,
+                      .indices = flat,
+                      .out = y,
+                      .first_bad = bad.cell()});
   bad.check(kEmbedding.name, "index", flat, rows);
   if (recording(weight))
     record(kEmbedding, y, {&weight}, [flat = save(flat), rows, columns, padding](Backward& g) {
       const Tensor grad = contiguous(g.grad());
       Tensor dweight = empty({rows, columns}, {grad.dtype(), grad.device()});
-      kernels::embedding_backward(dweight.device(), dweight.dtype(), dweight, grad, g.saved(flat), padding);
+      const Tensor indices = g.saved(flat);
+      kernels::embedding_backward(dweight.device(), dweight.dtype(),
+                                  {.count = indices.numel(),
+                                   .rows = rows,
+                                   .columns = columns,
+                                   .grad = grad,
+                                   .indices = indices,
+                                   .dweight = dweight,
+                                   .padding = padding});
       g.set(0, std::move(dweight));
     });
   return y;

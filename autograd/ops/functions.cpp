@@ -1,117 +1,107 @@
 // Functions of one tensor, out of place and in place.
-#include <algorithm>
+#include "tapestry/autograd/ops/functions.h"
 
-#include "tapestry/autograd/ops/common.h"
-#include "tapestry/autograd/ops/elementwise.h"
+#include <algorithm>
+#include <array>
+
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
-#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/kernels/ops/functions.h"
 
 namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
-using kernels::BinarySlot;
-using kernels::UnarySlot;
 
 namespace {
+
+using kernels::GradientFrom;
+using kernels::Takes;
+
+constexpr DTypeSet taken_dtypes(Takes takes) {
+  return takes == Takes::floats ? kFloats : takes == Takes::numbers ? kNumbers : kAllDTypes;
+}
+
+// The Op of each row. Rows of one public function share an Op.
+template <class F>
+const Op function_op{F::kSlotName.text, Grad::differentiable, taken_dtypes(F::kTakes)};
+template <class F>
+const Op& op_of() {
+  return function_op<F>;
+}
+template <>
+const Op& op_of<kernels::GeluTanh>() {
+  return function_op<kernels::Gelu>;
+}
+
+// A row without its type, so that the code below is compiled once for all rows with the same number of
+// parameters.
+template <class Slot, class GradientSlot>
+struct FunctionRow {
+  const Op& op;
+  const Slot& slot;
+  const GradientSlot& gradient;
+  Takes takes;
+  GradientFrom gradient_from;
+};
+template <class F>
+auto row_of() {
+  const auto& slot = kernels::slot<F>;
+  const auto& gradient = kernels::slot<kernels::GradientRowOf<F>>;
+  return FunctionRow<std::decay_t<decltype(slot)>, std::decay_t<decltype(gradient)>>{
+      op_of<F>(), slot, gradient, F::kTakes, F::kGradientFrom};
+}
+
+using NoParams = std::array<double, 0>;
+// slot(y, inputs..., params...)
+template <class Slot, std::size_t kParams, class... T>
+void run(const Slot& slot, const std::array<double, kParams>& params, const Tensor& y, const T&... inputs) {
+  if constexpr (kParams == 0) {
+    slot(y.device(), y.dtype(), planned(y, inputs...));
+  } else {
+    kernels::PointwiseArgs<1 + int(sizeof...(inputs)), int(kParams)> args{planned(y, inputs...), {}};
+    std::copy(params.begin(), params.end(), args.params);
+    slot(y.device(), y.dtype(), args);
+  }
+}
+
+template <class Row, std::size_t kParams>
+Tensor call(const Row& row, const std::array<double, kParams>& params, const Tensor& x) {
+  tapestry::detail::check_defined(row.op.name, x);
+  row.op.check_dtype(x.dtype());
+  const Tensor in = row.takes == Takes::all_as_f32 && !is_floating(x.dtype()) ? converted(x, DType::f32) : x;
+  Tensor y = result_like(in.sizes(), in.dtype(), {&in});
+  run(row.slot, params, y, in);
+  if (!recording(x)) return y;
+  const auto record_with = [&](SavedTensor saved) {
+    record(row.op, y, {&x}, [saved = std::move(saved), &gradient = row.gradient, params](Backward& g) {
+      const Tensor t = g.saved(saved);
+      Tensor dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
+      run(gradient, params, dx, g.grad(), t);
+      g.set(0, std::move(dx));
+    });
+  };
+  record_with(row.gradient_from == GradientFrom::input ? save(x) : save_output(y));
+  return y;
+}
+
+template <class Row>
+const Tensor& call_in_place(const Row& row, const Tensor& target) {
+  tapestry::detail::check_defined(row.op.name, target, "the tensor to change");
+  row.op.check_dtype(target.dtype());
+  if (row.takes == Takes::all_as_f32) check_stores(row.op, target, DType::f32);
+  in_place(
+      row.op, target, {}, [&] { run(row.slot, NoParams(), target, target); },
+      // A gradient that is computed from the input needs the old elements.
+      [&](const Tensor& old) {
+        return call(row, NoParams(), row.gradient_from == GradientFrom::input ? tapestry::clone(old) : old);
+      });
+  return target;
+}
 
 const Op kNeg{"neg", Grad::differentiable, kNumbers};
-const Op kAbs{"abs", Grad::differentiable, kNumbers};
-const Op kExp{"exp", Grad::differentiable, kAllDTypes};
-const Op kLog{"log", Grad::differentiable, kAllDTypes};
-const Op kSqrt{"sqrt", Grad::differentiable, kAllDTypes};
-const Op kRsqrt{"rsqrt", Grad::differentiable, kAllDTypes};
-const Op kTanh{"tanh", Grad::differentiable, kAllDTypes};
-const Op kSigmoid{"sigmoid", Grad::differentiable, kAllDTypes};
-const Op kRelu{"relu", Grad::differentiable, kNumbers};
-const Op kGelu{"gelu", Grad::differentiable, kFloats};
-const Op kSilu{"silu", Grad::differentiable, kFloats};
 const Op kClamp{"clamp", Grad::differentiable, kNumbers};
 
-// f(x) in x's own dtype.
-Tensor same_dtype(const Op& op, const UnarySlot& slot, const Tensor& x) {
-  tapestry::detail::check_defined(op.name, x);
-  op.check_dtype(x.dtype());
-  return apply(slot, x);
-}
-// f(x), in f32 for integers and bools.
-Tensor in_reals(const Op& op, const UnarySlot& slot, const Tensor& x) {
-  tapestry::detail::check_defined(op.name, x);
-  return apply(slot, is_floating(x.dtype()) ? x : converted(x, DType::f32));
-}
-
-// Records an operation whose gradient is a function of dy and the output, or of dy and the input.
-void record_from_output(const Op& op, const BinarySlot& backward, const Tensor& y, const Tensor& x) {
-  if (recording(x))
-    record(op, y, {&x},
-           [y = save_output(y), &backward](Backward& g) { g.set(0, apply(backward, g.grad(), g.saved(y))); });
-}
-void record_from_input(const Op& op, const BinarySlot& backward, const Tensor& y, const Tensor& x) {
-  if (recording(x))
-    record(op, y, {&x},
-           [x = save(x), &backward](Backward& g) { g.set(0, apply(backward, g.grad(), g.saved(x))); });
-}
-
-}  // namespace
-
-Tensor neg(const Tensor& x) {
-  Tensor y = same_dtype(kNeg, kernels::neg, x);
-  if (recording(x)) record(kNeg, y, {&x}, [](Backward& g) { g.set(0, neg(g.grad())); });
-  return y;
-}
-Tensor abs(const Tensor& x) {
-  Tensor y = same_dtype(kAbs, kernels::abs, x);
-  record_from_input(kAbs, kernels::abs_backward, y, x);
-  return y;
-}
-Tensor exp(const Tensor& x) {
-  Tensor y = in_reals(kExp, kernels::exp, x);
-  record_from_output(kExp, kernels::mul, y, x);
-  return y;
-}
-Tensor log(const Tensor& x) {
-  Tensor y = in_reals(kLog, kernels::log, x);
-  record_from_input(kLog, kernels::div, y, x);
-  return y;
-}
-Tensor sqrt(const Tensor& x) {
-  Tensor y = in_reals(kSqrt, kernels::sqrt, x);
-  record_from_output(kSqrt, kernels::sqrt_backward, y, x);
-  return y;
-}
-Tensor rsqrt(const Tensor& x) {
-  Tensor y = in_reals(kRsqrt, kernels::rsqrt, x);
-  record_from_output(kRsqrt, kernels::rsqrt_backward, y, x);
-  return y;
-}
-Tensor tanh(const Tensor& x) {
-  Tensor y = in_reals(kTanh, kernels::tanh, x);
-  record_from_output(kTanh, kernels::tanh_backward, y, x);
-  return y;
-}
-Tensor sigmoid(const Tensor& x) {
-  Tensor y = in_reals(kSigmoid, kernels::sigmoid, x);
-  record_from_output(kSigmoid, kernels::sigmoid_backward, y, x);
-  return y;
-}
-Tensor relu(const Tensor& x) {
-  Tensor y = same_dtype(kRelu, kernels::relu, x);
-  record_from_output(kRelu, kernels::relu_backward, y, x);
-  return y;
-}
-Tensor gelu(const Tensor& x, bool tanh_approximation) {
-  Tensor y = same_dtype(kGelu, tanh_approximation ? kernels::gelu_tanh : kernels::gelu, x);
-  record_from_input(kGelu, tanh_approximation ? kernels::gelu_tanh_backward : kernels::gelu_backward, y, x);
-  return y;
-}
-Tensor silu(const Tensor& x) {
-  Tensor y = same_dtype(kSilu, kernels::silu, x);
-  record_from_input(kSilu, kernels::silu_backward, y, x);
-  return y;
-}
-
-namespace {
-
-// The dtype that x is clamped in, and the limits in it.
+// The dtype of the result, and the limits in that dtype.
 struct Clamping {
   DType dtype;
   std::optional<Scalar> min, max;
@@ -124,7 +114,8 @@ struct Clamping {
     if (min) dtype = min->promote_with(dtype);
     if (max) dtype = max->promote_with(dtype);
     if (is_floating(dtype)) return;
-    // A limit that integers of this dtype cannot pass becomes their own: the kernels take only what it holds.
+    // Kernels need limits that the dtype can hold. A limit beyond its range limits nothing, like the end of
+    // the range.
     const auto [lowest, highest] = integer_range(dtype);
     check(!min || min->to_int() <= highest, "[clamp] min ", min ? min->to_int() : 0, " is more than ", dtype,
           " can hold; convert to a wider dtype first");
@@ -137,34 +128,45 @@ struct Clamping {
 
 }  // namespace
 
+template <FixedString kName>
+Tensor autograd::call_function(const Tensor& x, std::initializer_list<double> params) {
+  using F = typename kernels::RowNamed<kName, kernels::Functions>::type;
+  std::array<double, F::kParams> values;
+  std::copy_n(params.begin(), F::kParams, values.begin());
+  return call(row_of<F>(), values, x);
+}
+
+namespace autograd {
+// The table makes the compiler instantiate call_function() for each row.
+template <class... F>
+constexpr auto instances(kernels::RowList<F...>) {
+  return std::array{&call_function<F::kSlotName>...};
+}
+extern const decltype(instances(kernels::Functions())) function_instances;
+const decltype(instances(kernels::Functions())) function_instances = instances(kernels::Functions());
+}  // namespace autograd
+
+inline namespace functions {
+
+Tensor neg(const Tensor& x) {
+  tapestry::detail::check_defined(kNeg.name, x);
+  kNeg.check_dtype(x.dtype());
+  Tensor y = apply(kernels::slot<kernels::Neg>, x);
+  if (recording(x)) record(kNeg, y, {&x}, [](Backward& g) { g.set(0, neg(g.grad())); });
+  return y;
+}
+
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max) {
   const Clamping c(x, min, max);
-  const Tensor in = converted(x, c.dtype);
-  Tensor y = result_like(in.sizes(), in.dtype(), {&in});
-  kernels::clamp(y.device(), y.dtype(), planned(y, in), c.min, c.max);
+  Tensor y = apply_with(kernels::clamp, std::tuple(c.min, c.max), converted(x, c.dtype));
   if (recording(x))
     record(kClamp, y, {&x}, [x = save(x), min, max](Backward& g) {
-      const Tensor in = g.saved(x);
-      Tensor dx = result_like(in.sizes(), in.dtype(), {&g.grad(), &in});
-      kernels::clamp_backward(dx.device(), dx.dtype(), planned(dx, g.grad(), in), min, max);
-      g.set(0, std::move(dx));
+      g.set(0, apply_with(kernels::clamp_backward, std::tuple(min, max), g.grad(), g.saved(x)));
     });
   return y;
 }
 
-namespace {
-
-template <class Fresh>
-const Tensor& unary_in_place(const Op& op, const UnarySlot& slot, const Tensor& target, Fresh fresh) {
-  tapestry::detail::check_defined(op.name, target, "the tensor to change");
-  op.check_dtype(target.dtype());
-  if (contains(op.dtypes, DType::boolean)) check_stores(op, target, DType::f32);  // a function of reals
-  in_place(
-      op, target, {}, [&] { slot(target.device(), target.dtype(), planned(target, target)); }, fresh);
-  return target;
-}
-
-}  // namespace
+}  // namespace functions
 
 Tensor Tensor::neg() const { return tapestry::neg(*this); }
 Tensor Tensor::abs() const { return tapestry::abs(*this); }
@@ -175,37 +177,35 @@ Tensor Tensor::rsqrt() const { return tapestry::rsqrt(*this); }
 Tensor Tensor::tanh() const { return tapestry::tanh(*this); }
 Tensor Tensor::sigmoid() const { return tapestry::sigmoid(*this); }
 Tensor Tensor::relu() const { return tapestry::relu(*this); }
-Tensor Tensor::gelu(bool tanh_approximation) const { return tapestry::gelu(*this, tanh_approximation); }
 Tensor Tensor::silu() const { return tapestry::silu(*this); }
+Tensor Tensor::gelu(bool tanh_approximation) const { return tapestry::gelu(*this, tanh_approximation); }
 Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const {
   return tapestry::clamp(*this, min, max);
 }
 
-const Tensor& Tensor::neg_() const { return unary_in_place(kNeg, kernels::neg, *this, tapestry::neg); }
-// The gradients of abs and log need the old elements.
-const Tensor& Tensor::abs_() const {
-  return unary_in_place(kAbs, kernels::abs, *this,
-                        [](const Tensor& old) { return tapestry::abs(tapestry::clone(old)); });
+const Tensor& Tensor::abs_() const { return call_in_place(row_of<kernels::Abs>(), *this); }
+const Tensor& Tensor::exp_() const { return call_in_place(row_of<kernels::Exp>(), *this); }
+const Tensor& Tensor::log_() const { return call_in_place(row_of<kernels::Log>(), *this); }
+const Tensor& Tensor::sqrt_() const { return call_in_place(row_of<kernels::Sqrt>(), *this); }
+const Tensor& Tensor::rsqrt_() const { return call_in_place(row_of<kernels::Rsqrt>(), *this); }
+const Tensor& Tensor::tanh_() const { return call_in_place(row_of<kernels::Tanh>(), *this); }
+const Tensor& Tensor::sigmoid_() const { return call_in_place(row_of<kernels::Sigmoid>(), *this); }
+const Tensor& Tensor::relu_() const { return call_in_place(row_of<kernels::Relu>(), *this); }
+const Tensor& Tensor::neg_() const {
+  tapestry::detail::check_defined(kNeg.name, *this, "the tensor to change");
+  kNeg.check_dtype(dtype());
+  in_place(
+      kNeg, *this, {}, [&] { run(kernels::slot<kernels::Neg>, NoParams(), *this, *this); }, tapestry::neg);
+  return *this;
 }
-const Tensor& Tensor::log_() const {
-  return unary_in_place(kLog, kernels::log, *this,
-                        [](const Tensor& old) { return tapestry::log(tapestry::clone(old)); });
-}
-const Tensor& Tensor::rsqrt_() const {
-  return unary_in_place(kRsqrt, kernels::rsqrt, *this, tapestry::rsqrt);
-}
-const Tensor& Tensor::exp_() const { return unary_in_place(kExp, kernels::exp, *this, tapestry::exp); }
-const Tensor& Tensor::sqrt_() const { return unary_in_place(kSqrt, kernels::sqrt, *this, tapestry::sqrt); }
-const Tensor& Tensor::tanh_() const { return unary_in_place(kTanh, kernels::tanh, *this, tapestry::tanh); }
-const Tensor& Tensor::sigmoid_() const {
-  return unary_in_place(kSigmoid, kernels::sigmoid, *this, tapestry::sigmoid);
-}
-const Tensor& Tensor::relu_() const { return unary_in_place(kRelu, kernels::relu, *this, tapestry::relu); }
 const Tensor& Tensor::clamp_(std::optional<Scalar> min, std::optional<Scalar> max) const {
   const Clamping c(*this, min, max);
   check_stores(kClamp, *this, c.dtype);
   in_place(
-      kClamp, *this, {}, [&] { kernels::clamp(device(), dtype(), planned(*this, *this), c.min, c.max); },
+      kClamp, *this, {},
+      [&] {
+        kernels::clamp(device(), dtype(), {planned(*this, *this), c.min, c.max});
+      },
       // The gradient needs the old elements.
       [&](const Tensor& old) { return tapestry::clamp(tapestry::clone(old), min, max); });
   return *this;

@@ -1,8 +1,9 @@
 // Rows by index.
 #include "tapestry/kernels/ops/index.h"
 
-#include "tapestry/autograd/ops/bad_index.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 
@@ -14,16 +15,13 @@ using autograd::Grad;
 
 const autograd::Op kIndexSelect("index_select", Grad::differentiable, kAllDTypes);
 
-kernels::IndexRows rows_of(const Shape& sizes, int dim, const Tensor& index, std::int64_t* first_bad) {
-  kernels::IndexRows r{.outer = 1,
-                       .rows = 1,
-                       .count = index.numel(),
-                       .inner = 1,
-                       .index = index.data<std::int64_t>(),
-                       .first_bad = first_bad};
-  for (int i = 0; i < sizes.size(); ++i) (i < dim ? r.outer : i == dim ? r.rows : r.inner) *= sizes[i];
-  return r;
-}
+// The products of the sizes before dimension `dim`, at it, and after it.
+struct Split {
+  std::int64_t outer = 1, rows = 1, inner = 1;
+  Split(const Shape& sizes, int dim) {
+    for (int i = 0; i < sizes.size(); ++i) (i < dim ? outer : i == dim ? rows : inner) *= sizes[i];
+  }
+};
 
 }  // namespace
 
@@ -47,18 +45,32 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
   else check(index.numel() == 1, "[index_select] ", index.numel(), " indices into a 0-d tensor; pass one");
   const Tensor y = empty(sizes, TensorOptions(x.dtype(), x.device()));
   autograd::BadIndex bad(x.device());
-  const kernels::IndexRows r = rows_of(x.sizes(), d, rows, bad.cell());
-  kernels::index_select(x.device(), x.dtype(), r, source.raw_data(), y.raw_data());
-  bad.check("index_select", "index", rows, r.rows);
+  const Split s(x.sizes(), d);
+  kernels::index_select(x.device(), x.dtype(),
+                        {.outer = s.outer,
+                         .rows = s.rows,
+                         .count = rows.numel(),
+                         .inner = s.inner,
+                         .index = rows,
+                         .x = source,
+                         .y = y,
+                         .first_bad = bad.cell()});
+  bad.check("index_select", "index", rows, s.rows);
 
   if (autograd::recording(x)) {
     autograd::record(kIndexSelect, y, {&x}, [d, from = x.sizes(), rows = autograd::save(rows)](Backward& b) {
       const Tensor g = b.grad().contiguous(), index = b.saved(rows);
-      const bool half = !contains(kFullFloats, g.dtype());
-      const Tensor dx = zeros(from, TensorOptions(half ? DType::f32 : g.dtype(), g.device()));
-      // Its indices were reported in forward.
-      kernels::index_add(g.device(), g.dtype(), rows_of(from, d, index, nullptr), g.raw_data(),
-                         dx.raw_data());
+      const Tensor dx = zeros(from, TensorOptions(autograd::accumulation_dtype(g.dtype()), g.device()));
+      const Split s(from, d);
+      kernels::index_add(g.device(), g.dtype(),
+                         {.outer = s.outer,
+                          .rows = s.rows,
+                          .count = index.numel(),
+                          .inner = s.inner,
+                          .index = index,
+                          .dy = g,
+                          .dx = dx,
+                          .first_bad = nullptr});  // forward has reported bad indices
       b.set(0, dx.to(g.dtype()));
     });
   }

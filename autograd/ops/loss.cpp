@@ -6,9 +6,10 @@
 #include <cstdio>
 #include <string_view>
 
-#include "tapestry/autograd/ops/bad_index.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/bad_index.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
@@ -17,6 +18,7 @@
 namespace tapestry {
 namespace {
 
+using autograd::accumulation_dtype;
 using autograd::Backward;
 using autograd::Grad;
 using autograd::Op;
@@ -27,25 +29,22 @@ const Op kNllLoss("nll_loss", Grad::differentiable, kFloats);
 const Op kCrossEntropy("cross_entropy", Grad::differentiable, kFloats);
 const Op kMseLoss("mse_loss", Grad::differentiable, kFloats);
 
-// What the kernels compute in, and what they take weights and gradients in.
-DType wide(DType dtype) { return contains(kFullFloats, dtype) ? dtype : DType::f32; }
-
 // The checked arguments of a loss over classes, in the form that the kernels take.
 struct Prepared {
-  Tensor x, target, weight;  // dense; target i64, or probabilities like x; weight wide, or undefined
-  Tensor stats;              // of cross-entropy
-  Shape rows;                // of the result without reduction: x's without its dimension of classes
-  kernels::ClassLoss args{};
+  Tensor x, target, weight;  // dense; the target i64 or probabilities like x; the weight may be undefined
+  Tensor stats;              // cross-entropy's
+  Shape rows;  // the shape of the result without reduction: x's without its dimension of classes
+  kernels::ClassRowsArgs args{};
 
   /// The kernels' arguments for these tensors.
-  static kernels::ClassLoss with(kernels::ClassLoss args, const Tensor& x, const Tensor& target,
-                                 const Tensor& weight, const Tensor& stats) {
-    args.x = x.raw_data();
+  static kernels::ClassRowsArgs with(kernels::ClassRowsArgs args, const Tensor& x, const Tensor& target,
+                                     const Tensor& weight, const Tensor& stats) {
+    args.x = x;
     const bool classes = target.dtype() == DType::i64;
     args.target = classes ? target.data<std::int64_t>() : nullptr;
-    args.probabilities = classes ? nullptr : target.raw_data();
-    args.weight = weight.defined() ? weight.raw_data() : nullptr;
-    args.stats = stats.defined() ? stats.raw_data() : nullptr;
+    args.probabilities = classes ? kernels::ConstArray() : kernels::ConstArray(target);
+    args.weight = weight;
+    args.stats = stats;
     return args;
   }
 };
@@ -99,7 +98,7 @@ Prepared prepare(const Op& op, const Tensor& x, const Tensor& target, const Cros
                      "; use a floating dtype");
     check<DeviceError>(w.device() == x.device(), "[", op.name, "] weight is on ", w.device(),
                        ", the input on ", x.device(), "; move one of them with .to()");
-    p.weight = w.to(wide(x.dtype())).contiguous();
+    p.weight = w.to(accumulation_dtype(x.dtype())).contiguous();
   }
   p.x = x.contiguous();
   return p;
@@ -110,35 +109,36 @@ struct LossResult {
   Tensor divisor;  // what a mean was divided by; else undefined
 };
 
-// Runs `forward` and reduces what it gives for each row.
+// Runs `forward` and reduces the losses of the rows.
 LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Prepared& p,
                Reduction reduction) {
   const Device device = p.x.device();
-  const DType dtype = p.x.dtype(), computed = wide(dtype);
+  const DType dtype = p.x.dtype(), computed = accumulation_dtype(dtype);
   const TensorOptions options(computed, device);
   p.args = Prepared::with(p.args, p.x, p.target, p.weight, p.stats);
   const Tensor losses = empty(p.rows, options), weights = empty(p.rows, options);
   autograd::BadIndex bad(device);
-  forward(device, dtype, p.args, losses.raw_data(), weights.raw_data(), bad.cell());
+  forward(device, dtype, {.rows = p.args, .losses = losses, .weights = weights, .first_bad = bad.cell()});
   if (p.args.target) bad.check(op.name, "target", p.target, p.args.classes);
 
   const NoGradGuard no_grad;
   if (reduction == Reduction::none) return {losses.to(dtype), {}};
   if (reduction == Reduction::sum) return {sum(losses).to(dtype), {}};
   LossResult r{empty({}, options), empty({}, options)};
-  kernels::weighted_mean(device, computed, losses.numel(), losses.raw_data(), weights.raw_data(),
-                         r.result.raw_data(), r.divisor.raw_data());
+  kernels::weighted_mean(
+      device, computed,
+      {.n = losses.numel(), .losses = losses, .weights = weights, .mean = r.result, .total = r.divisor});
   r.result = r.result.to(dtype);
   return r;
 }
 
-// The incoming gradient as the kernels take it. Holds the tensors that it points to.
+// The incoming gradient as a kernel argument, and the tensors that it points to.
 struct IncomingGrad {
   Tensor grad, divisor;
   kernels::LossGrad args;
   IncomingGrad(const Tensor& g, Tensor by, Reduction reduction)
-      : grad(g.to(wide(g.dtype())).contiguous()), divisor(std::move(by)) {
-    args = {grad.raw_data(), reduction == Reduction::none, divisor.defined() ? divisor.raw_data() : nullptr};
+      : grad(g.to(accumulation_dtype(g.dtype())).contiguous()), divisor(std::move(by)) {
+    args = {.grad = grad, .each_row = reduction == Reduction::none, .divisor = divisor};
   }
 };
 
@@ -147,16 +147,17 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
-// Probabilities where scores belong give no error: the model learns, but little, and its loss stays high. The
-// tape knows where they come from, so this costs nothing and is never wrong.
+// Probabilities instead of logits cause no error: the model learns slowly and its loss stays high. The tape
+// knows that the input comes from softmax(), so the check costs nothing and gives no false alarms.
 void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
   static std::atomic<bool> warned{false};
   const autograd::Record* const record = autograd::record_of(logits);
   if (!record || std::string_view(record->fn->name()) != "softmax" || warned.exchange(true)) return;
-  std::fprintf(stderr,
-               "[cross_entropy] warning: the input comes from softmax(), and cross_entropy() applies another "
-               "one: of %lld classes no row's loss can be below %.4f then; give it what softmax() was given\n",
-               static_cast<long long>(classes), std::log1p(static_cast<double>(classes - 1) * std::exp(-1.0)));
+  std::fprintf(
+      stderr,
+      "[cross_entropy] warning: the input comes from softmax(), and cross_entropy() applies another "
+      "one: of %lld classes no row's loss can be below %.4f then; give it what softmax() was given\n",
+      static_cast<long long>(classes), std::log1p(static_cast<double>(classes - 1) * std::exp(-1.0)));
 }
 
 }  // namespace
@@ -175,8 +176,9 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntrop
           const Tensor classes = b.saved(target), weights = saved_or_none(b, weight, weighted);
           const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
           const Tensor dx = empty(from, options);
-          kernels::nll_loss_backward(dx.device(), dx.dtype(), Prepared::with(args, dx, classes, weights, {}),
-                                     g.args, dx.raw_data());
+          kernels::nll_loss_backward(
+              dx.device(), dx.dtype(),
+              {.rows = Prepared::with(args, dx, classes, weights, {}), .grad = g.args, .dx = dx});
           b.set(0, dx);
         });
   }
@@ -187,12 +189,13 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
   check(params.label_smoothing >= 0 && params.label_smoothing <= 1, "[cross_entropy] label_smoothing ",
         params.label_smoothing, " is outside [0, 1]; 0.1 is usual");
   Prepared p = prepare(kCrossEntropy, logits, target, params, true);
-  p.stats = empty({p.args.outer, p.args.inner, 2}, TensorOptions(wide(p.x.dtype()), p.x.device()));
+  p.stats =
+      empty({p.args.outer, p.args.inner, 2}, TensorOptions(accumulation_dtype(p.x.dtype()), p.x.device()));
   const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
-    // What was computed here is saved as it is; logits and probabilities as given, so that a change in place
-    // is seen.
+    // Logits and probabilities are saved as the caller passed them, so that an in-place change of them is
+    // detected.
     const bool classes = p.args.target != nullptr;
     autograd::record(
         kCrossEntropy, r.result, {&logits, &target},
@@ -202,16 +205,17 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
           const Tensor in = b.saved(x).contiguous(), to = b.saved(target).contiguous(), s = b.saved(stats);
           const Tensor weights = saved_or_none(b, weight, weighted);
           const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
-          const kernels::ClassLoss a = Prepared::with(args, in, to, weights, s);
+          const kernels::ClassRowsArgs a = Prepared::with(args, in, to, weights, s);
           const TensorOptions options(in.dtype(), in.device());
           if (b.needs(0)) {
             const Tensor dx = empty(in.sizes(), options);
-            kernels::cross_entropy_backward(in.device(), in.dtype(), a, g.args, dx.raw_data());
+            kernels::cross_entropy_backward(in.device(), in.dtype(), {.rows = a, .grad = g.args, .dx = dx});
             b.set(0, dx);
           }
           if (b.needs(1)) {
             const Tensor dtarget = empty(in.sizes(), options);
-            kernels::cross_entropy_target_backward(in.device(), in.dtype(), a, g.args, dtarget.raw_data());
+            kernels::cross_entropy_target_backward(in.device(), in.dtype(),
+                                                   {.rows = a, .grad = g.args, .dx = dtarget});
             b.set(1, dtarget);
           }
         });
@@ -233,23 +237,23 @@ Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
   double scale = 2;
   if (reduction == Reduction::none) {
     y = empty_like(a);
-    const Tensor* const operands[] = {&y, &a, &t};
-    kernels::squared_error(a.device(), dtype, kernels::plan(operands));
+    kernels::slot<kernels::SquaredError>(a.device(), dtype, autograd::planned(y, a, t));
   } else {
     const double count = reduction == Reduction::mean ? static_cast<double>(a.numel()) : 1;
     scale /= count;
     y = empty({}, TensorOptions(dtype, a.device()));
     const NoGradGuard no_grad;
-    kernels::sum_squared_error(a.device(), dtype, a.numel(), a.contiguous().raw_data(),
-                               t.contiguous().raw_data(), y.raw_data(), count);
+    kernels::sum_squared_error(
+        a.device(), dtype,
+        {.n = a.numel(), .x = a.contiguous(), .target = t.contiguous(), .out = y, .divisor = count});
   }
   if (autograd::recording(a, t)) {
     autograd::record(kMseLoss, y, {&a, &t}, [scale, a = save(a), t = save(t)](Backward& b) {
       const Tensor x = b.saved(a), target = b.saved(t);
       const auto gradient = [&](double s) {
         const Tensor d = empty_like(x);
-        const Tensor* const operands[] = {&d, &x, &target, &b.grad()};
-        kernels::squared_error_backward(d.device(), d.dtype(), kernels::plan(operands), s);
+        kernels::slot<kernels::SquaredErrorBackward>(d.device(), d.dtype(),
+                                                     {autograd::planned(d, x, target, b.grad()), {s}});
         return d;
       };
       if (b.needs(0)) b.set(0, gradient(scale));

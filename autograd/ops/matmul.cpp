@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "tapestry/autograd/ops/check.h"
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/gemm.h"
 
@@ -16,7 +15,7 @@ using autograd::Op;
 using autograd::reduce_to;
 using autograd::save_if;
 using detail::raw_view;
-using kernels::Gemm;
+using kernels::GemmArgs;
 using kernels::MatrixStrides;
 
 const Op kMatmul("matmul", Grad::differentiable, kFloats);
@@ -31,13 +30,14 @@ Tensor transposed(const Tensor& t) {
   return raw_view(t, sizes, strides, t.storage_offset());
 }
 
-// The last two dimensions as the gemm contract wants them; false if they have to be copied first.
+// Describes the last two dimensions by the gemm contract's strides. Returns false if they have to be copied
+// first.
 bool matrix_strides(const Tensor& t, MatrixStrides& out) {
   const int n = t.dim();
   const std::int64_t rows = t.sizes()[n - 2], cols = t.sizes()[n - 1];
   const std::int64_t row = t.strides()[n - 2], col = t.strides()[n - 1];
   const auto pitch = [](std::int64_t stride, std::int64_t lines, std::int64_t length) {
-    return lines <= 1 ? std::max<std::int64_t>(length, 1) : stride;  // a stride that is never taken
+    return lines <= 1 ? std::max<std::int64_t>(length, 1) : stride;  // no step uses this stride
   };
   if (col == 1 || cols <= 1) {
     out = {pitch(row, rows, cols), 1};
@@ -57,7 +57,7 @@ Tensor as_operand(const Tensor& t, MatrixStrides& strides) {
   return copy;
 }
 
-// (..., k) as (rows, k): a view where the strides allow it.
+// (..., k) as (rows, k): a view if the strides allow it, else a copy.
 Tensor as_rows(const Tensor& t) {
   const int n = t.dim();
   if (n == 2) return t;
@@ -81,7 +81,7 @@ bool one_matrix(const Shape& sizes) {
   return std::all_of(sizes.begin(), sizes.end() - 2, [](std::int64_t size) { return size == 1; });
 }
 
-// The matrix of a tensor that holds one.
+// The only matrix of a tensor, as a 2-d view.
 Tensor only_matrix(const Tensor& t) {
   const int n = t.dim();
   if (n == 2) return t;
@@ -89,19 +89,18 @@ Tensor only_matrix(const Tensor& t) {
                   t.storage_offset());
 }
 
-// y (m, n) = a (m, k) b (k, n) + bias
+// Writes y (m, n) = a (m, k) b (k, n) + bias.
 void product_into(const Tensor& y, const Tensor& a, const Tensor& b, const Tensor& bias = {}) {
-  Gemm g;
+  GemmArgs g;
   const Tensor left = as_operand(a, g.a_strides), right = as_operand(b, g.b_strides);
   g.m = a.sizes()[0], g.n = b.sizes()[1], g.k = a.sizes()[1];
-  g.a = left.raw_data(), g.b = right.raw_data(), g.c = y.raw_data();
+  g.a = left, g.b = right, g.c = y;
   g.c_row = std::max<std::int64_t>(g.n, 1);
-  if (bias.defined()) g.bias = bias.raw_data();
-  g.device = y.device();
+  g.bias = bias;
   kernels::gemm(y.device(), y.dtype(), g);
 }
 
-// (..., m, k) x (..., k, n), batches broadcast.
+// The product of (..., m, k) and (..., k, n), whose batch dimensions broadcast.
 Tensor product(const Tensor& a, const Tensor& b) {
   const int na = a.dim(), nb = b.dim();
   const Shape batch =
@@ -110,17 +109,16 @@ Tensor product(const Tensor& a, const Tensor& b) {
   sizes.push_back(a.sizes()[na - 2]);
   sizes.push_back(b.sizes()[nb - 1]);
   const Tensor y = empty(sizes, {a.dtype(), a.device()});
-  if (one_matrix(b.sizes()) && y.numel() > 0) {  // the batch is but more rows
+  if (one_matrix(b.sizes()) && y.numel() > 0) {  // the batch only adds rows
     product_into(y, as_rows(a), only_matrix(b));
     return y;
   }
 
-  Gemm g;
+  GemmArgs g;
   const Tensor left = as_operand(a, g.a_strides), right = as_operand(b, g.b_strides);
   g.m = a.sizes()[na - 2], g.n = b.sizes()[nb - 1], g.k = a.sizes()[na - 1];
-  g.a = left.raw_data(), g.b = right.raw_data(), g.c = y.raw_data();
+  g.a = left, g.b = right, g.c = y;
   g.c_row = std::max<std::int64_t>(g.n, 1);
-  g.device = y.device();
   g.batch_ndim = batch.size();
   const auto batch_stride = [&](const Tensor& t, int d) -> std::int64_t {
     d -= batch.size() - (t.dim() - 2);
@@ -136,7 +134,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return y;
 }
 
-// A vector as the row (on the left) or the column (on the right) of a product.
+// A vector becomes a row on the left of a product, and a column on the right.
 Tensor left_matrix(const Tensor& t) {
   return t.dim() == 1 ? raw_view(t, {1, t.sizes()[0]}, {t.sizes()[0], t.strides()[0]}, t.storage_offset())
                       : t;
@@ -193,7 +191,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
             if (sizes.size() == 1) sizes.push_back(1);
             const Tensor left = left_matrix(back.saved(a));
             Tensor grad;
-            // Where b was one matrix, the product also sums over the batch.
+            // If b was one matrix, this product also sums over the batch.
             if (one_matrix(sizes) && g.numel() > 0 && left.numel() > 0) {
               grad = empty(sizes, {g.dtype(), g.device()});
               product_into(grad, transposed(as_rows(left)), as_rows(g));
@@ -222,7 +220,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   Shape sizes = x.sizes();
   sizes.back() = out;
   const Tensor y = empty(sizes, {x.dtype(), x.device()});
-  const Tensor offset = bias.defined() ? autograd::raw_contiguous(bias) : bias;
+  const Tensor offset = autograd::contiguous_or_undefined(bias);
   product_into(y, as_rows(x), transposed(weight), offset);
 
   if (autograd::recording(x, weight, bias))
@@ -245,8 +243,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                        }
                        if (b.needs(2)) {
                          const Tensor db = empty({out}, options), dense = autograd::raw_contiguous(g);
-                         kernels::column_sum(db.device(), db.dtype(), g.sizes()[0], out, dense.raw_data(),
-                                             db.raw_data());
+                         kernels::column_sum(db.device(), db.dtype(),
+                                             {.rows = g.sizes()[0], .cols = out, .x = dense, .y = db});
                          b.set(2, db);
                        }
                      });

@@ -1,8 +1,9 @@
 // Reductions that pick an element: max, min, amax, amin, argmax, argmin.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/reduced.h"
 #include "tapestry/autograd/ops/reduce.h"
-#include "tapestry/autograd/ops/reduced.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/index.h"
@@ -37,11 +38,11 @@ Tensor over_dims(const Op& op, const ExtremeSlot& slot, const Tensor& x, const D
   const Reduced r(op, x, dims, keepdim);
   check_not_empty(op, x, r);
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
-  slot(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), nullptr);
+  slot(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .indices = nullptr});
   if (autograd::recording(x)) {
     autograd::record(op, y, {&x}, [r, x = save(x), y = save_output(y)](Backward& b) {
       const Tensor hits = autograd::is_best(b.saved(x), b.saved(y).reshape(r.kept));
-      const Tensor share = autograd::shared_by(b.grad().reshape(r.kept), hits, r);
+      const Tensor share = autograd::divided_among(b.grad().reshape(r.kept), hits, r);
       b.set(0, where(hits, share, zeros({}, TensorOptions(share.dtype(), share.device()))));
     });
   }
@@ -54,16 +55,16 @@ std::pair<Tensor, Tensor> over_dim(const Op& op, const ExtremeSlot& slot, const 
   check_not_empty(op, x, r);
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
-  slot(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), indices.data<std::int64_t>());
+  slot(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .indices = indices.data<std::int64_t>()});
   if (autograd::recording(x)) {
-    kernels::Scatter s{.outer = 1, .n = 1, .inner = 1, .index = nullptr};
+    kernels::ScatterArgs s{.outer = 1, .n = 1, .inner = 1, .index = {}, .g = {}, .dx = {}};
     const int d = wrap_dim(op.name, dim, x.dim());
     for (int i = 0; i < x.dim(); ++i) (i < d ? s.outer : i == d ? s.n : s.inner) *= x.sizes()[i];
     autograd::record(op, y, {&x}, [s, from = x.sizes(), indices = save_output(indices)](Backward& b) mutable {
       const Tensor g = b.grad().contiguous(), at = b.saved(indices);
       const Tensor dx = empty(from, TensorOptions(g.dtype(), g.device()));
-      s.index = at.data<std::int64_t>();
-      kernels::scatter(g.device(), g.dtype(), s, g.raw_data(), dx.raw_data());
+      s.index = at, s.g = g, s.dx = dx;
+      kernels::scatter(g.device(), g.dtype(), s);
       b.set(0, dx);
     });
   }
@@ -77,7 +78,8 @@ Tensor position(const Op& op, const ExtremeSlot& slot, const Tensor& x, std::opt
   const NoGradGuard no_grad;
   const Tensor in = dim ? x : x.reshape({-1});
   const Tensor indices = empty(r.sizes, TensorOptions(DType::i64, x.device()));
-  slot(x.device(), x.dtype(), kernels::Reduce(in, dim ? r.mask : 1u, Tensor()), indices.data<std::int64_t>());
+  slot(x.device(), x.dtype(),
+       {.reduction = {in, dim ? r.mask : 1u, Tensor()}, .indices = indices.data<std::int64_t>()});
   return indices;
 }
 
@@ -87,14 +89,13 @@ Tensor autograd::is_best(const Tensor& x, const Tensor& best) {
   return where(isnan(best), isnan(x), eq(x, best));
 }
 
-Tensor autograd::shared_by(const Tensor& g, const Tensor& hits, const Reduced& r) {
+Tensor autograd::divided_among(const Tensor& g, const Tensor& hits, const Reduced& r) {
   Dims dims;
   for (int i = 0; i < hits.dim(); ++i)
     if (r.mask >> i & 1) dims.push_back(i);
   if (dims.empty()) return g;
-  // In f32 at least: f16 cannot count beyond 2048.
-  const DType wide = g.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  return div(g.to(wide), sum(hits, dims, true)).to(g.dtype());
+  // f16 cannot count beyond 2048.
+  return div(g.to(accumulation_dtype(g.dtype())), sum(hits, dims, true)).to(g.dtype());
 }
 
 Tensor max(const Tensor& x) { return over_dims(kMax, kernels::max, x, {}, false); }

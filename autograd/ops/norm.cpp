@@ -1,18 +1,20 @@
 #include "tapestry/autograd/ops/norm.h"
 
 #include "tapestry/autograd/checkpoint.h"
-#include "tapestry/autograd/ops/check.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/norm.h"
 
 namespace tapestry {
 namespace {
 
+using autograd::accumulation_dtype;
 using autograd::Backward;
 using autograd::check_matches;
 using autograd::check_vector;
+using autograd::contiguous_or_undefined;
 using autograd::Grad;
 using autograd::Op;
 using autograd::raw_contiguous;
@@ -21,32 +23,25 @@ using autograd::save_if;
 const Op kBatchNorm("batch_norm", Grad::differentiable, kFloats);
 const Op kLayerNorm("layer_norm", Grad::differentiable, kFloats);
 
-// Statistics are kept in f32 for f16 and bf16.
-DType statistics_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
-const void* data_or_null(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }
-Tensor dense_or_none(const Tensor& t) { return t.defined() ? raw_contiguous(t) : t; }
-
-kernels::BatchNorm batch_norm_shape(const Tensor& x, MemoryFormat format) {
-  kernels::BatchNorm s;
+kernels::BatchNormShape batch_norm_shape(const Tensor& x, MemoryFormat format) {
+  kernels::BatchNormShape s;
   s.n = x.sizes()[0], s.c = x.sizes()[1];
   for (int d = 2; d < x.dim(); ++d) s.l *= x.sizes()[d];
   if (format == MemoryFormat::channels_last) s.n *= s.l, s.l = 1;
-  s.device = x.device();
   return s;
 }
 
-// For sums over all of g, which a kernel writes if there is anything to add.
+// A tensor for sums over all of g. A kernel writes it, unless g has no elements: then it is zero.
 Tensor sums_of(const Tensor& g, const Shape& sizes) {
   const TensorOptions options(g.dtype(), g.device());
   return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
 }
 
-// A tensor for a kernel to change: t itself where it is dense, else a copy that finish() writes back.
-class Changed {
+// A tensor for a kernel to update: t itself if it is dense, else a copy that finish() writes back.
+class Updated {
  public:
-  explicit Changed(const Tensor& t) : target_(t), dense_(dense_or_none(t)) {}
-  void* data() const { return const_cast<void*>(data_or_null(dense_)); }
+  explicit Updated(const Tensor& t) : target_(t), dense_(contiguous_or_undefined(t)) {}
+  const Tensor& dense() const { return dense_; }
   void finish() const {
     if (!target_.defined()) return;
     if (dense_.impl() == target_.impl()) target_.storage()->bump_version();
@@ -79,7 +74,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
         "[batch_norm] one of running_mean and running_var is undefined; give both or neither");
   check(training || running_mean.defined(), "[batch_norm] evaluation needs running_mean and running_var");
   const MemoryFormat format = x.memory_format();
-  const kernels::BatchNorm s = batch_norm_shape(x, format);
+  const kernels::BatchNormShape s = batch_norm_shape(x, format);
   const std::int64_t count = s.n * s.l;
   check(!training || count > 1 || x.numel() == 0, "[batch_norm] one value per channel in training, input ",
         x.sizes(), ": its variance is 0; use a larger batch, or eval mode");
@@ -87,22 +82,24 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
         "; give a batch that is not empty");
 
   const Tensor input = raw_contiguous(x, format);
-  const DType stats = statistics_dtype(x.dtype());
+  const DType stats = accumulation_dtype(x.dtype());
   Tensor mean, inv_std;
   {
     const NoGradGuard guard;
     if (training) {
       mean = empty({channels}, {stats, x.device()});
       inv_std = empty({channels}, {stats, x.device()});
-      const Tensor none;  // what checkpoint() computes again counts once
+      const Tensor none;  // checkpoint() runs forward twice, but the batch must count once
       const bool counts = !autograd::recomputing();
-      const Changed to_mean(counts ? running_mean : none), to_var(counts ? running_var : none);
-      kernels::batch_norm_stats(x.device(), x.dtype(), s, input.raw_data(),
-                                {.mean = mean.raw_data(),
-                                 .inv_std = inv_std.raw_data(),
+      const Updated to_mean(counts ? running_mean : none), to_var(counts ? running_var : none);
+      kernels::batch_norm_stats(x.device(), x.dtype(),
+                                {.shape = s,
+                                 .x = input,
+                                 .mean = mean,
+                                 .inv_std = inv_std,
                                  .eps = eps,
-                                 .running_mean = to_mean.data(),
-                                 .running_var = to_var.data(),
+                                 .running_mean = to_mean.dense(),
+                                 .running_var = to_var.dense(),
                                  .momentum = momentum});
       to_mean.finish();
       to_var.finish();
@@ -112,10 +109,11 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
     }
   }
   const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}, format);
-  const Tensor scale = dense_or_none(weight), shift = dense_or_none(bias);
+  const Tensor scale = contiguous_or_undefined(weight), shift = contiguous_or_undefined(bias);
   if (y.numel() > 0)
-    kernels::batch_norm(x.device(), x.dtype(), s, input.raw_data(), mean.raw_data(), inv_std.raw_data(),
-                        data_or_null(scale), data_or_null(shift), y.raw_data());
+    kernels::batch_norm(
+        x.device(), x.dtype(),
+        {.shape = s, .x = input, .mean = mean, .inv_std = inv_std, .weight = scale, .bias = shift, .y = y});
 
   if (autograd::recording(x, weight, bias))
     autograd::record(
@@ -131,11 +129,17 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
           if (b.needs(2)) dbias = sums_of(g, {s.c});
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
           if (g.numel() > 0)
-            kernels::batch_norm_backward(g.device(), g.dtype(), s, g.raw_data(), input.raw_data(),
-                                         b.saved(mean).raw_data(), b.saved(inv_std).raw_data(),
-                                         data_or_null(scale), training, const_cast<void*>(data_or_null(dx)),
-                                         const_cast<void*>(data_or_null(dweight)),
-                                         const_cast<void*>(data_or_null(dbias)));
+            kernels::batch_norm_backward(g.device(), g.dtype(),
+                                         {.shape = s,
+                                          .dy = g,
+                                          .x = input,
+                                          .mean = b.saved(mean),
+                                          .inv_std = b.saved(inv_std),
+                                          .weight = scale,
+                                          .training = training,
+                                          .dx = dx,
+                                          .dweight = dweight,
+                                          .dbias = dbias});
           b.set(0, dx);
           b.set(1, dweight);
           b.set(2, dbias);
@@ -162,13 +166,22 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   check_operand(bias, "bias");
 
   const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
-  const TensorOptions stats(statistics_dtype(x.dtype()), x.device());
-  const Tensor input = raw_contiguous(x), scale = dense_or_none(weight), shift = dense_or_none(bias);
+  const TensorOptions stats(accumulation_dtype(x.dtype()), x.device());
+  const Tensor input = raw_contiguous(x), scale = contiguous_or_undefined(weight),
+               shift = contiguous_or_undefined(bias);
   const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}), mean = empty({rows}, stats),
                inv_std = empty({rows}, stats);
   if (y.numel() > 0)
-    kernels::layer_norm(x.device(), x.dtype(), rows, cols, input.raw_data(), data_or_null(scale),
-                        data_or_null(shift), eps, y.raw_data(), mean.raw_data(), inv_std.raw_data());
+    kernels::layer_norm(x.device(), x.dtype(),
+                        {.rows = rows,
+                         .cols = cols,
+                         .x = input,
+                         .weight = scale,
+                         .bias = shift,
+                         .eps = eps,
+                         .y = y,
+                         .mean = mean,
+                         .inv_std = inv_std});
 
   if (autograd::recording(x, weight, bias))
     autograd::record(kLayerNorm, y, {&x, &weight, &bias},
@@ -183,19 +196,18 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                        if (b.needs(2)) dbias = sums_of(g, normalized_shape);
                        const Tensor scale =
                            weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
-                       const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
-                       if (g.numel() > 0) {
-                         kernels::LayerNormBackward s;
-                         s.rows = rows, s.cols = cols;
-                         s.dy = g.raw_data(), s.x = input.raw_data(), s.mean = means.raw_data(),
-                         s.inv_std = inv_stds.raw_data();
-                         s.weight = data_or_null(scale);
-                         s.dx = const_cast<void*>(data_or_null(dx));
-                         s.dweight = const_cast<void*>(data_or_null(dweight));
-                         s.dbias = const_cast<void*>(data_or_null(dbias));
-                         s.device = g.device();
-                         kernels::layer_norm_backward(g.device(), g.dtype(), s);
-                       }
+                       if (g.numel() > 0)
+                         kernels::layer_norm_backward(g.device(), g.dtype(),
+                                                      {.rows = rows,
+                                                       .cols = cols,
+                                                       .dy = g,
+                                                       .x = input,
+                                                       .mean = b.saved(mean),
+                                                       .inv_std = b.saved(inv_std),
+                                                       .weight = scale,
+                                                       .dx = dx,
+                                                       .dweight = dweight,
+                                                       .dbias = dbias});
                        b.set(0, dx);
                        b.set(1, dweight);
                        b.set(2, dbias);

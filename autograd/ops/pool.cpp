@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "tapestry/autograd/ops/check.h"
+#include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/pool.h"
 
@@ -13,29 +13,29 @@ using autograd::Backward;
 using autograd::Grad;
 using autograd::Op;
 using autograd::raw_contiguous;
-using kernels::Pool2d;
+using kernels::Pool2dShape;
 
 const Op kMaxPool2d("max_pool2d", Grad::differentiable, kFloats);
 const Op kAvgPool2d("avg_pool2d", Grad::differentiable, kFloats);
 const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::differentiable, kFloats);
 
 // The input's sizes and layout; (C, H, W) is one image.
-Pool2d input_shape(const Op& op, const Tensor& x) {
+Pool2dShape input_shape(const Op& op, const Tensor& x) {
   detail::check_defined(op.name, x);
   op.check_dtype(x.dtype());
   check(x.dim() == 3 || x.dim() == 4, "[", op.name, "] input has shape ", x.sizes(),
         ", expected (N, C, H, W) or (C, H, W)");
   const int first = x.dim() - 3;
-  Pool2d s;
+  Pool2dShape s;
   s.n = first ? x.sizes()[0] : 1;
   s.c = x.sizes()[first], s.h = x.sizes()[first + 1], s.w = x.sizes()[first + 2];
   check(s.h >= 1 && s.w >= 1, "[", op.name, "] input of shape ", x.sizes(), " has images without pixels");
   s.channels_last = x.memory_format() == MemoryFormat::channels_last;
-  s.device = x.device();
   return s;
 }
 
-constexpr std::int64_t kMostPixels = std::numeric_limits<std::int32_t>::max();  // of a window's measures
+// The largest kernel size, stride and dilation.
+constexpr std::int64_t kMostPixels = std::numeric_limits<std::int32_t>::max();
 
 std::int64_t output_size(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                          std::int64_t dilation, bool ceil_mode) {
@@ -47,8 +47,8 @@ std::int64_t output_size(std::int64_t in, std::int64_t kernel, std::int64_t stri
   return out;
 }
 
-Pool2d window_shape(const Op& op, const Tensor& x, const Pool2dParams& params) {
-  Pool2d s = input_shape(op, x);
+Pool2dShape window_shape(const Op& op, const Tensor& x, const Pool2dParams& params) {
+  Pool2dShape s = input_shape(op, x);
   const Pair kernel = params.kernel_size, padding = params.padding, dilation = params.dilation;
   const Pair stride(params.stride.h ? params.stride.h : kernel.h,
                     params.stride.w ? params.stride.w : kernel.w);
@@ -77,29 +77,28 @@ Pool2d window_shape(const Op& op, const Tensor& x, const Pool2dParams& params) {
   return s;
 }
 
-MemoryFormat layout(const Pool2d& s) {
+MemoryFormat layout(const Pool2dShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
 // A tensor like the input, or like the output: 3-d if the input was.
-Tensor like_input(const Pool2d& s, int ndim, const TensorOptions& options) {
+Tensor like_input(const Pool2dShape& s, int ndim, const TensorOptions& options) {
   return ndim == 3 ? empty({s.c, s.h, s.w}, options) : empty({s.n, s.c, s.h, s.w}, options, layout(s));
 }
-Tensor like_output(const Pool2d& s, int ndim, const TensorOptions& options) {
+Tensor like_output(const Pool2dShape& s, int ndim, const TensorOptions& options) {
   return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
 }
 
-using AverageSlot = kernels::Slot<void(const Pool2d&, const void*, void*)>;
-
-Tensor average(const Op& op, const Pool2d& s, const Tensor& x, const AverageSlot& forward,
-               const AverageSlot& backward) {
+Tensor average(const Op& op, const Pool2dShape& s, const Tensor& x,
+               const kernels::Slot<kernels::AvgPool2dArgs>& forward,
+               const kernels::Slot<kernels::AvgPool2dBackwardArgs>& backward) {
   const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
-  if (y.numel() > 0) forward(x.device(), x.dtype(), s, raw_contiguous(x, layout(s)).raw_data(), y.raw_data());
+  if (y.numel() > 0) forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y});
   if (autograd::recording(x))
     autograd::record(op, y, {&x}, [s, ndim = x.dim(), &backward](Backward& b) {
       const Tensor g = raw_contiguous(b.grad(), layout(s));
       const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
-      if (dx.numel() > 0) backward(g.device(), g.dtype(), s, g.raw_data(), dx.raw_data());
+      if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
       b.set(0, dx);
     });
   return y;
@@ -108,7 +107,7 @@ Tensor average(const Op& op, const Pool2d& s, const Tensor& x, const AverageSlot
 }  // namespace
 
 Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
-  const Pool2d s = window_shape(kMaxPool2d, x, params);
+  const Pool2dShape s = window_shape(kMaxPool2d, x, params);
   const bool recorded = autograd::recording(x);
   const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
   Tensor places;
@@ -116,15 +115,15 @@ Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
     places = like_output(
         s, x.dim(), {s.kernel_h * s.kernel_w <= kernels::kSmallWindow ? DType::u8 : DType::i32, x.device()});
   if (y.numel() > 0)
-    kernels::max_pool2d(x.device(), x.dtype(), s, raw_contiguous(x, layout(s)).raw_data(), y.raw_data(),
-                        recorded ? places.raw_data() : nullptr);
+    kernels::max_pool2d(x.device(), x.dtype(),
+                        {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y, .places = places});
   if (recorded)
     autograd::record(kMaxPool2d, y, {&x}, [s, ndim = x.dim(), places = autograd::save(places)](Backward& b) {
       const Tensor g = raw_contiguous(b.grad(), layout(s));
       const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
       if (dx.numel() > 0)
-        kernels::max_pool2d_backward(g.device(), g.dtype(), s, g.raw_data(), b.saved(places).raw_data(),
-                                     dx.raw_data());
+        kernels::max_pool2d_backward(g.device(), g.dtype(),
+                                     {.shape = s, .dy = g, .places = b.saved(places), .dx = dx});
       b.set(0, dx);
     });
   return y;
@@ -138,7 +137,7 @@ Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params) {
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size) {
-  Pool2d s = input_shape(kAdaptiveAvgPool2d, x);
+  Pool2dShape s = input_shape(kAdaptiveAvgPool2d, x);
   check(output_size.h >= 1 && output_size.w >= 1, "[adaptive_avg_pool2d] output size (", output_size.h, ", ",
         output_size.w, "), expected at least 1");
   s.p = output_size.h, s.q = output_size.w;

@@ -7,7 +7,8 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/reduced.h"
+#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/reduced.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/reduce.h"
@@ -15,6 +16,7 @@
 namespace tapestry {
 namespace {
 
+using autograd::accumulation_dtype;
 using autograd::Backward;
 using autograd::Grad;
 using autograd::Op;
@@ -29,12 +31,9 @@ const Op kVar("var", Grad::differentiable, kFloats);
 const Op kLogsumexp("logsumexp", Grad::differentiable, kFloats);
 const Op kNorm("norm", Grad::differentiable, kFloats);
 
-// What a kernel keeps between its passes: f32 for f16 and bf16.
-DType wide(DType dtype) { return contains(kFullFloats, dtype) ? dtype : DType::f32; }
-
 Tensor sum_into(const Tensor& x, const Reduced& r, const Shape& sizes, DType dtype, double divisor) {
   const Tensor y = empty(sizes, TensorOptions(dtype, x.device()));
-  kernels::sum(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), divisor);
+  kernels::sum(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .divisor = divisor});
   return y;
 }
 
@@ -87,9 +86,9 @@ Tensor Tensor::mean(const Dims& dims, bool keepdim) const { return tapestry::mea
 Tensor var(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
   const Reduced r(kVar, x, dims, keepdim);
   const double divisor = static_cast<double>(std::max<std::int64_t>(r.count - unbiased, 0));
-  const Tensor center = sum_into(x, r, r.kept, wide(x.dtype()), static_cast<double>(r.count));
+  const Tensor center = sum_into(x, r, r.kept, accumulation_dtype(x.dtype()), static_cast<double>(r.count));
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
-  kernels::variance(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), center.raw_data(), divisor);
+  kernels::variance(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .mean = center, .divisor = divisor});
   if (autograd::recording(x)) {
     autograd::record(kVar, y, {&x},
                      [kept = r.kept, divisor, x = save(x), center = save_output(center)](Backward& b) {
@@ -106,16 +105,16 @@ Tensor Tensor::var(const Dims& dims, bool unbiased, bool keepdim) const {
 
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
   const Reduced r(kLogsumexp, x, dims, keepdim);
-  const TensorOptions wide_options(wide(x.dtype()), x.device());
+  const TensorOptions accumulation(accumulation_dtype(x.dtype()), x.device());
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   Tensor shift;
   if (r.count > 0) {
-    shift = empty(r.kept, wide_options);
-    kernels::max(x.device(), x.dtype(), kernels::Reduce(x, r.mask, shift), nullptr);
+    shift = empty(r.kept, accumulation);
+    kernels::max(x.device(), x.dtype(), {.reduction = {x, r.mask, shift}, .indices = nullptr});
   } else {
-    shift = full(r.kept, -std::numeric_limits<double>::infinity(), wide_options);
+    shift = full(r.kept, -std::numeric_limits<double>::infinity(), accumulation);
   }
-  kernels::logsumexp(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), shift.raw_data());
+  kernels::logsumexp(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .max = shift});
   if (autograd::recording(x)) {
     autograd::record(kLogsumexp, y, {&x}, [kept = r.kept, x = save(x), y = save_output(y)](Backward& b) {
       b.set(0, mul(exp(sub(b.saved(x), b.saved(y).reshape(kept))), b.grad().reshape(kept)));
@@ -133,15 +132,15 @@ Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
   check(r.count > 0 || (p >= 0 && !std::isinf(p)), "[norm] the norm of order ", p, " of no elements (shape ",
         x.sizes(), ") is not defined; reduce dimensions that are not empty");
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
-  kernels::norm(x.device(), x.dtype(), kernels::Reduce(x, r.mask, y), p);
+  kernels::norm(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .p = p});
   if (autograd::recording(x)) {
     autograd::record(kNorm, y, {&x}, [p, r, x = save(x), y = save_output(y)](Backward& b) {
       const Tensor saved = b.saved(x), result = b.saved(y).reshape(r.kept);
       Tensor g = b.grad().reshape(r.kept);
-      if (std::isinf(p)) g = autograd::shared_by(g, autograd::is_best(abs(saved), result), r);
+      if (std::isinf(p)) g = autograd::divided_among(g, autograd::is_best(abs(saved), result), r);
       const Tensor dx = empty_like(saved);
-      const Tensor* const operands[] = {&dx, &saved, &result, &g};
-      kernels::norm_backward(saved.device(), saved.dtype(), kernels::plan(operands), p);
+      kernels::norm_backward(saved.device(), saved.dtype(),
+                             {.operands = autograd::planned(dx, saved, result, g), .p = p});
       b.set(0, dx);
     });
   }

@@ -27,13 +27,13 @@ Tensor along(const Op& op, const decltype(kernels::softmax)& forward,
   const Tensor y = empty(x.sizes(), TensorOptions(x.dtype(), x.device()));
   {
     const NoGradGuard no_grad;
-    forward(x.device(), x.dtype(), s, x.contiguous().raw_data(), y.raw_data());
+    forward(x.device(), x.dtype(), {.shape = s, .x = x.contiguous(), .y = y});
   }
   if (autograd::recording(x)) {
     autograd::record(op, y, {&x}, [s, &backward, y = autograd::save_output(y)](Backward& b) {
       const Tensor saved = b.saved(y), g = b.grad().contiguous();
       const Tensor dx = empty(saved.sizes(), TensorOptions(saved.dtype(), saved.device()));
-      backward(saved.device(), saved.dtype(), s, saved.raw_data(), g.raw_data(), dx.raw_data());
+      backward(saved.device(), saved.dtype(), {.shape = s, .y = saved, .dy = g, .dx = dx});
       b.set(0, dx);
     });
   }

@@ -6,18 +6,18 @@
 #include <utility>
 
 #include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/parts.h"
+#include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
 
 namespace tapestry {
 namespace {
 
-using autograd::among_zeros;
 using autograd::Backward;
 using autograd::Grad;
 using autograd::Op;
 using autograd::Part;
+using autograd::part_backward;
 using autograd::raw_part;
 using detail::check_defined;
 
@@ -127,7 +127,7 @@ Tensor permuted(const Op& op, const Tensor& x, const Dims& order) {
 
 Tensor part_of(const Op& op, const Tensor& x, const Part& part) {
   return recorded_view(op, raw_part(x, part), x, [part, from = x.sizes()](Backward& b) {
-    b.set(0, among_zeros(b.grad(), from, part));
+    b.set(0, part_backward(b.grad(), from, part));
   });
 }
 
@@ -151,7 +151,7 @@ Tensor autograd::raw_part(const Tensor& x, const Part& part) {
   return tapestry::detail::raw_view(x, sizes, strides, offset);
 }
 
-Tensor autograd::among_zeros(const Tensor& g, const Shape& sizes, const Part& part) {
+Tensor autograd::part_backward(const Tensor& g, const Shape& sizes, const Part& part) {
   const Tensor out = zeros(sizes, TensorOptions(g.dtype(), g.device()));
   if (g.numel() > 0) raw_part(out, part).copy_(g);
   return out;

@@ -15,7 +15,7 @@ namespace {
 // The input (N, C, ...) in the form that kernels take: a dense layout and its sizes.
 struct Input {
   MemoryFormat format;
-  kernels::BatchNorm shape;
+  kernels::BatchNormShape shape;
   DType statistics;
 };
 
@@ -24,7 +24,6 @@ Input describe(const Tensor& x) {
   in.shape.n = x.size(0), in.shape.c = x.size(1);
   for (int d = 2; d < x.dim(); ++d) in.shape.l *= x.size(d);
   if (in.format == MemoryFormat::channels_last) in.shape.n *= in.shape.l, in.shape.l = 1;
-  in.shape.device = x.device();
   return in;
 }
 
@@ -50,8 +49,7 @@ Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std
   if (x.numel() > 0) {
     const Tensor mean = empty({c}, {in.statistics, x.device()}),
                  var = empty({c}, {in.statistics, x.device()});
-    kernels::batch_norm_stats(x.device(), x.dtype(), in.shape, x.raw_data(),
-                              {.mean = mean.raw_data(), .var = var.raw_data()});
+    kernels::batch_norm_stats(x.device(), x.dtype(), {.shape = in.shape, .x = x, .mean = mean, .var = var});
     own.narrow(0, 0, c).copy_(mean);
     own.narrow(0, c, c).copy_(var);
   }
@@ -76,8 +74,6 @@ void update_running(const Tensor& running, const Tensor& value, double momentum)
   if (running.defined() && !autograd::recomputing())
     running.copy_(running.to(value.dtype()) * (1 - momentum) + value * momentum);
 }
-
-void* data_or_null(const Tensor& t) { return t.defined() ? t.raw_data() : nullptr; }
 
 }  // namespace
 
@@ -110,53 +106,73 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
     const Tensor scale = weight.defined() ? weight.contiguous() : weight;
     const Tensor shift = bias.defined() ? bias.contiguous() : bias;
     if (y.numel() > 0)
-      kernels::batch_norm(x.device(), x.dtype(), in.shape, input.raw_data(), mean.raw_data(),
-                          inv_std.raw_data(), data_or_null(scale), data_or_null(shift), y.raw_data());
+      kernels::batch_norm(x.device(), x.dtype(),
+                          {.shape = in.shape,
+                           .x = input,
+                           .mean = mean,
+                           .inv_std = inv_std,
+                           .weight = scale,
+                           .bias = shift,
+                           .y = y});
   }
   if (!autograd::recording(x, weight, bias)) return y;
 
   const Tensor* outputs[] = {&y};
   const Tensor* inputs[] = {&x, &weight, &bias};
-  autograd::record(
-      "sync_batch_norm", outputs, inputs,
-      [group, name, in, count, x = autograd::save(x), mean = autograd::save(mean),
-       inv_std = autograd::save(inv_std),
-       weight = weight.defined() ? autograd::save(weight) : autograd::SavedTensor(),
-       weighted = weight.defined()](autograd::Backward& b) {
-        // Let g be the gradient of y, h = (x - mean) inv_std, N the number of values per channel on all
-        // ranks, and sum() the sum over them. Then
-        //   dx = weight inv_std (g - sum(g) / N - h sum(g h) / N)
-        // batch_norm_backward with fixed statistics computes weight inv_std g and this rank's sums. The other
-        // two terms are a batch_norm of x with another weight and bias.
-        const Tensor g = b.grad().contiguous(in.format), input = b.saved(x).contiguous(in.format);
-        const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
-        const Tensor scale = weighted ? b.saved(weight).contiguous() : Tensor();
-        const TensorOptions options(g.dtype(), g.device());
-        const Tensor dx = b.needs(0) ? empty(g.sizes(), options, in.format) : Tensor();
-        const Tensor sums = zeros({2, in.shape.c}, options);
-        const Tensor sum_gh = sums.select(0, 0), sum_g = sums.select(0, 1);
-        if (g.numel() > 0)
-          kernels::batch_norm_backward(g.device(), g.dtype(), in.shape, g.raw_data(), input.raw_data(),
-                                       means.raw_data(), inv_stds.raw_data(), data_or_null(scale), false,
-                                       data_or_null(dx), sum_gh.raw_data(), sum_g.raw_data());
-        if (b.needs(1)) b.set(1, sum_gh.clone());
-        if (b.needs(2)) b.set(2, sum_g.clone());
-        if (!b.needs(0)) return;
-        const Tensor all = sums.to(in.statistics).clone();
-        group->all_reduce(all, ReduceOp::sum, name + " backward").wait();
-        Tensor factor = inv_stds * Scalar(-1 / count);
-        if (weighted) factor = factor * scale.to(factor.dtype());
-        // batch_norm multiplies its weight by inv_std, so `slope` leaves that factor out.
-        const Tensor slope = (all.select(0, 0) * factor).to(g.dtype());
-        const Tensor shift = (all.select(0, 1) * factor).to(g.dtype());
-        if (g.numel() > 0) {
-          const Tensor rest = empty(g.sizes(), options, in.format);
-          kernels::batch_norm(g.device(), g.dtype(), in.shape, input.raw_data(), means.raw_data(),
-                              inv_stds.raw_data(), slope.raw_data(), shift.raw_data(), rest.raw_data());
-          dx.add_(rest);
-        }
-        b.set(0, dx);
-      });
+  autograd::record("sync_batch_norm", outputs, inputs,
+                   [group, name, in, count, x = autograd::save(x), mean = autograd::save(mean),
+                    inv_std = autograd::save(inv_std),
+                    weight = weight.defined() ? autograd::save(weight) : autograd::SavedTensor(),
+                    weighted = weight.defined()](autograd::Backward& b) {
+                     // Let g be the gradient of y, h = (x - mean) inv_std, N the number of values per channel
+                     // on all ranks, and sum() the sum over them. Then
+                     //   dx = weight inv_std (g - sum(g) / N - h sum(g h) / N)
+                     // batch_norm_backward with fixed statistics computes weight inv_std g and this rank's
+                     // sums. The other two terms are a batch_norm of x with another weight and bias.
+                     const Tensor g = b.grad().contiguous(in.format),
+                                  input = b.saved(x).contiguous(in.format);
+                     const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
+                     const Tensor scale = weighted ? b.saved(weight).contiguous() : Tensor();
+                     const TensorOptions options(g.dtype(), g.device());
+                     const Tensor dx = b.needs(0) ? empty(g.sizes(), options, in.format) : Tensor();
+                     const Tensor sums = zeros({2, in.shape.c}, options);
+                     const Tensor sum_gh = sums.select(0, 0), sum_g = sums.select(0, 1);
+                     if (g.numel() > 0)
+                       kernels::batch_norm_backward(g.device(), g.dtype(),
+                                                    {.shape = in.shape,
+                                                     .dy = g,
+                                                     .x = input,
+                                                     .mean = means,
+                                                     .inv_std = inv_stds,
+                                                     .weight = scale,
+                                                     .training = false,
+                                                     .dx = dx,
+                                                     .dweight = sum_gh,
+                                                     .dbias = sum_g});
+                     if (b.needs(1)) b.set(1, sum_gh.clone());
+                     if (b.needs(2)) b.set(2, sum_g.clone());
+                     if (!b.needs(0)) return;
+                     const Tensor all = sums.to(in.statistics).clone();
+                     group->all_reduce(all, ReduceOp::sum, name + " backward").wait();
+                     Tensor factor = inv_stds * Scalar(-1 / count);
+                     if (weighted) factor = factor * scale.to(factor.dtype());
+                     // batch_norm multiplies its weight by inv_std, so `slope` leaves that factor out.
+                     const Tensor slope = (all.select(0, 0) * factor).to(g.dtype());
+                     const Tensor shift = (all.select(0, 1) * factor).to(g.dtype());
+                     if (g.numel() > 0) {
+                       const Tensor rest = empty(g.sizes(), options, in.format);
+                       kernels::batch_norm(g.device(), g.dtype(),
+                                           {.shape = in.shape,
+                                            .x = input,
+                                            .mean = means,
+                                            .inv_std = inv_stds,
+                                            .weight = slope,
+                                            .bias = shift,
+                                            .y = rest});
+                       dx.add_(rest);
+                     }
+                     b.set(0, dx);
+                   });
   return y;
 }
 

@@ -44,8 +44,11 @@ C reciprocal(const Side::Window& h, const Side::Window& w) {
 }
 
 template <class T>
-void forward(const Pool2d& s, const Side& rows, const Side& cols, const T* x, T* y) {
+void forward(const AvgPool2dArgs& a, const Side& rows, const Side& cols) {
   using C = Compute<T>;
+  const Pool2dShape& s = a.shape;
+  const T* const x = a.x.as<T>();
+  T* const y = a.y.as<T>();
   if (s.channels_last) {
     parallel_for(s.n * s.p, grain_of(s.h * s.w * s.c / s.p), [&](std::int64_t begin, std::int64_t end) {
       constexpr std::int64_t kBlock = 64;
@@ -86,10 +89,13 @@ void forward(const Pool2d& s, const Side& rows, const Side& cols, const T* x, T*
 }
 
 template <class T>
-void backward(const Pool2d& s, const Side& rows, const Side& cols, const T* dy, void* dx) {
+void backward(const LaunchContext& context, const AvgPool2dBackwardArgs& a, const Side& rows,
+              const Side& cols) {
   using C = Compute<T>;
+  const Pool2dShape& s = a.shape;
+  const T* const dy = a.dy.as<T>();
   const std::int64_t image_size = s.h * s.w * s.c;
-  const ComputeOutput<T> sum(s.device, dx, s.n * image_size);
+  const ComputeOutput<T> sum(context, a.dx, s.n * image_size);
   C* const grad = sum.data();
   if (s.channels_last) {
     parallel_for(s.n, grain_of(image_size), [&](std::int64_t begin, std::int64_t end) {
@@ -127,29 +133,28 @@ void backward(const Pool2d& s, const Side& rows, const Side& cols, const T* dy, 
   sum.store();
 }
 
-Side fixed_rows(const Pool2d& s) {
+Side fixed_rows(const Pool2dShape& s) {
   return Side::fixed(s.h, s.p, s.kernel_h, s.stride_h, s.padding_h, s.count_include_pad);
 }
-Side fixed_cols(const Pool2d& s) {
+Side fixed_cols(const Pool2dShape& s) {
   return Side::fixed(s.w, s.q, s.kernel_w, s.stride_w, s.padding_w, s.count_include_pad);
 }
 
 template <class T>
-void avg_pool2d_kernel(const Pool2d& s, const void* x, void* y) {
-  forward(s, fixed_rows(s), fixed_cols(s), static_cast<const T*>(x), static_cast<T*>(y));
+void avg_pool2d_kernel(const LaunchContext&, const AvgPool2dArgs& a) {
+  forward<T>(a, fixed_rows(a.shape), fixed_cols(a.shape));
 }
 template <class T>
-void avg_pool2d_backward_kernel(const Pool2d& s, const void* dy, void* dx) {
-  backward(s, fixed_rows(s), fixed_cols(s), static_cast<const T*>(dy), dx);
+void avg_pool2d_backward_kernel(const LaunchContext& context, const AvgPool2dBackwardArgs& a) {
+  backward<T>(context, a, fixed_rows(a.shape), fixed_cols(a.shape));
 }
 template <class T>
-void adaptive_kernel(const Pool2d& s, const void* x, void* y) {
-  forward(s, Side::adaptive(s.h, s.p), Side::adaptive(s.w, s.q), static_cast<const T*>(x),
-          static_cast<T*>(y));
+void adaptive_kernel(const LaunchContext&, const AvgPool2dArgs& a) {
+  forward<T>(a, Side::adaptive(a.shape.h, a.shape.p), Side::adaptive(a.shape.w, a.shape.q));
 }
 template <class T>
-void adaptive_backward_kernel(const Pool2d& s, const void* dy, void* dx) {
-  backward(s, Side::adaptive(s.h, s.p), Side::adaptive(s.w, s.q), static_cast<const T*>(dy), dx);
+void adaptive_backward_kernel(const LaunchContext& context, const AvgPool2dBackwardArgs& a) {
+  backward<T>(context, a, Side::adaptive(a.shape.h, a.shape.p), Side::adaptive(a.shape.w, a.shape.q));
 }
 
 [[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {

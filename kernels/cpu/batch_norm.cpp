@@ -44,27 +44,28 @@ struct Moments {
   }
 };
 
-// The mean and variance of channel c, where they are wanted.
+// Writes the statistics of channel c that are wanted.
 template <class T>
-void write_stats(const BatchNormStats& to, std::int64_t c, const Moments& all) {
+void write_stats(const BatchNormStatsArgs& to, std::int64_t c, const Moments& all) {
   using C = Compute<T>;
   const auto mean = static_cast<C>(all.mean), var = static_cast<C>(all.squares / all.count);
-  if (to.mean) static_cast<C*>(to.mean)[c] = mean;
-  if (to.var) static_cast<C*>(to.var)[c] = var;
-  if (to.inv_std) static_cast<C*>(to.inv_std)[c] = C(1) / std::sqrt(var + static_cast<C>(to.eps));
-  const C share = static_cast<C>(to.momentum);
-  const auto follow = [&](void* running, C value) {
-    T& own = static_cast<T*>(running)[c];
-    own = T((C(1) - share) * load(own) + share * value);
+  if (to.mean) to.mean.as<C>()[c] = mean;
+  if (to.var) to.var.as<C>()[c] = var;
+  if (to.inv_std) to.inv_std.as<C>()[c] = C(1) / std::sqrt(var + static_cast<C>(to.eps));
+  const C momentum = static_cast<C>(to.momentum);
+  const auto update_running = [&](const MutableArray& running, C value) {
+    T& own = running.as<T>()[c];
+    own = T((C(1) - momentum) * load(own) + momentum * value);
   };
-  if (to.running_mean) follow(to.running_mean, mean);
-  if (to.running_var) follow(to.running_var, static_cast<C>(all.squares / (all.count - 1)));
+  if (to.running_mean) update_running(to.running_mean, mean);
+  if (to.running_var) update_running(to.running_var, static_cast<C>(all.squares / (all.count - 1)));
 }
 
 template <class T>
-void stats_kernel(const BatchNorm& s, const void* x_data, const BatchNormStats& to) {
+void stats_kernel(const LaunchContext& context, const BatchNormStatsArgs& to) {
   using C = Compute<T>;
-  const T* const x = static_cast<const T*>(x_data);
+  const BatchNormShape& s = to.shape;
+  const T* const x = to.x.as<T>();
   if (s.l > 1) {
     parallel_for(s.c, grain_of(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c) {
@@ -87,7 +88,7 @@ void stats_kernel(const BatchNorm& s, const void* x_data, const BatchNormStats& 
     return;
   }
   const std::int64_t chunks = pieces(s.n, kPieceRows);
-  const Scratch<C> memory(s.device, 2 * chunks * s.c);
+  const Scratch<C> memory(context.device, 2 * chunks * s.c);
   C* const means = memory.data();
   C* const squares = means + chunks * s.c;
   over_pieces(s.n, s.c,
@@ -117,7 +118,7 @@ void stats_kernel(const BatchNorm& s, const void* x_data, const BatchNormStats& 
 
 // Calls f(element, channel) for all elements.
 template <class F>
-void over_elements(const BatchNorm& s, F&& f) {
+void over_elements(const BatchNormShape& s, F&& f) {
   if (s.l > 1)
     parallel_for(s.n * s.c, grain_of(s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t plane = begin; plane < end; ++plane) {
@@ -133,16 +134,13 @@ void over_elements(const BatchNorm& s, F&& f) {
 }
 
 template <class T>
-void forward_kernel(const BatchNorm& s, const void* x_data, const void* mean_data, const void* inv_std_data,
-                    const void* weight_data, const void* bias_data, void* y_data) {
+void forward_kernel(const LaunchContext& context, const BatchNormArgs& a) {
   using C = Compute<T>;
-  const T* const x = static_cast<const T*>(x_data);
-  const C* const mean = static_cast<const C*>(mean_data);
-  const C* const inv_std = static_cast<const C*>(inv_std_data);
-  const T* const weight = static_cast<const T*>(weight_data);
-  const T* const bias = static_cast<const T*>(bias_data);
-  T* const y = static_cast<T*>(y_data);
-  const Scratch<C> memory(s.device, 2 * s.c);
+  const BatchNormShape& s = a.shape;
+  const T *const x = a.x.as<T>(), *const weight = a.weight.as<T>(), *const bias = a.bias.as<T>();
+  const C *const mean = a.mean.as<C>(), *const inv_std = a.inv_std.as<C>();
+  T* const y = a.y.as<T>();
+  const Scratch<C> memory(context.device, 2 * s.c);
   C* const scale = memory.data();
   C* const shift = scale + s.c;
   for (std::int64_t c = 0; c < s.c; ++c) {
@@ -155,7 +153,8 @@ void forward_kernel(const BatchNorm& s, const void* x_data, const void* mean_dat
 
 // sums[c] = sum dy, sums[channels + c] = sum dy (x - mean)
 template <class T, class C = Compute<T>>
-void gradient_sums(const BatchNorm& s, const T* dy, const T* x, const C* mean, C* sums) {
+void gradient_sums(const LaunchContext& context, const BatchNormShape& s, const T* dy, const T* x,
+                   const C* mean, C* sums) {
   if (s.l > 1) {
     parallel_for(s.c, grain_of(s.n * s.l), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t c = begin; c < end; ++c) {
@@ -175,7 +174,7 @@ void gradient_sums(const BatchNorm& s, const T* dy, const T* x, const C* mean, C
     return;
   }
   const std::int64_t chunks = pieces(s.n, kPieceRows);
-  const Scratch<C> memory(s.device, 2 * chunks * s.c);
+  const Scratch<C> memory(context.device, 2 * chunks * s.c);
   over_pieces(s.n, s.c,
               [&](std::int64_t chunk, std::int64_t r0, std::int64_t r1, std::int64_t c0, std::int64_t c1) {
                 C* const plain = memory.data() + 2 * chunk * s.c;
@@ -197,34 +196,30 @@ void gradient_sums(const BatchNorm& s, const T* dy, const T* x, const C* mean, C
 }
 
 template <class T>
-void backward_kernel(const BatchNorm& s, const void* dy_data, const void* x_data, const void* mean_data,
-                     const void* inv_std_data, const void* weight_data, bool training, void* dx_data,
-                     void* dweight_data, void* dbias_data) {
+void backward_kernel(const LaunchContext& context, const BatchNormBackwardArgs& a) {
   using C = Compute<T>;
-  const T* const dy = static_cast<const T*>(dy_data);
-  const T* const x = static_cast<const T*>(x_data);
-  const C* const mean = static_cast<const C*>(mean_data);
-  const C* const inv_std = static_cast<const C*>(inv_std_data);
-  const T* const weight = static_cast<const T*>(weight_data);
-  T* const dx = static_cast<T*>(dx_data);
-  const Scratch<C> memory(s.device, 5 * s.c);
+  const BatchNormShape& s = a.shape;
+  const T *const dy = a.dy.as<T>(), *const x = a.x.as<T>(), *const weight = a.weight.as<T>();
+  const C *const mean = a.mean.as<C>(), *const inv_std = a.inv_std.as<C>();
+  T *const dx = a.dx.as<T>(), *const dweight = a.dweight.as<T>(), *const dbias = a.dbias.as<T>();
+  const Scratch<C> memory(context.device, 5 * s.c);
   C* const sums = memory.data();
   C* const slope = sums + 2 * s.c;  // dx = slope dy - centred (x - mean) - offset
   C* const centred = slope + s.c;
   C* const offset = centred + s.c;
-  if (training || dweight_data || dbias_data) gradient_sums(s, dy, x, mean, sums);
+  if (a.training || dweight || dbias) gradient_sums(context, s, dy, x, mean, sums);
   const C count = static_cast<C>(s.n * s.l);
   for (std::int64_t c = 0; c < s.c; ++c) {
-    if (dweight_data) static_cast<T*>(dweight_data)[c] = T(sums[s.c + c] * inv_std[c]);
-    if (dbias_data) static_cast<T*>(dbias_data)[c] = T(sums[c]);
+    if (dweight) dweight[c] = T(sums[s.c + c] * inv_std[c]);
+    if (dbias) dbias[c] = T(sums[c]);
     slope[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
-    if (!training) continue;
+    if (!a.training) continue;
     // In this order no product underflows.
     centred[c] = slope[c] * (inv_std[c] * (inv_std[c] * (sums[s.c + c] / count)));
     offset[c] = slope[c] * (sums[c] / count);
   }
   if (!dx) return;
-  if (training)
+  if (a.training)
     over_elements(s, [=](std::int64_t i, std::int64_t c) {
       dx[i] = T(slope[c] * load(dy[i]) - centred[c] * (load(x[i]) - mean[c]) - offset[c]);
     });

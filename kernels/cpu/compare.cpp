@@ -1,58 +1,53 @@
 // Comparisons and choices.
-#include <cmath>
+#include "tapestry/kernels/ops/compare.h"
+
 #include <functional>
 
-#include "tapestry/kernels/cpu/loops.h"
-#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/kernels/cpu/pointwise.h"
 
-namespace tapestry::kernels {
+namespace tapestry::kernels::cpu {
 namespace {
-
-using cpu::Compute;
-using cpu::convert_scalar;
-using cpu::map;
 
 constexpr DeviceType kDevice = DeviceType::cpu;
 
+// Each comparison has a loop of its own, which is vectorised. The GPU has one kernel for all of them.
 template <class T, class F>
-void compare(const Elementwise<3>& e) {
+void compare(const LaunchContext&, const Elementwise<3>& e) {
   map<bool, T, T>(e, F{});
 }
 template <class T, class F>
-void compare_scalar(const Elementwise<2>& e, Scalar scalar) {
+void compare_scalar(const LaunchContext&, const ScalarArgs& a) {
   if constexpr (is_floating(dtype_of<T>)) {
-    const auto s = convert_scalar<Compute<T>>(scalar);
-    map<bool, T>(e, [s](Compute<T> x) { return F{}(x, s); });
+    const auto s = convert_scalar<Compute<T>>(a.scalar);
+    map<bool, T>(a.operands, [s](Compute<T> x) { return F{}(x, s); });
   } else {
-    const std::int64_t s = scalar.to_int();
-    map<bool, T>(e, [s](T x) { return F{}(static_cast<std::int64_t>(x), s); });
+    const std::int64_t s = a.scalar.to_int();
+    map<bool, T>(a.operands, [s](T x) { return F{}(static_cast<std::int64_t>(x), s); });
   }
 }
 template <class T>
-void isnan_kernel(const Elementwise<2>& e) {
-  map<bool, T>(e, [](Compute<T> x) { return x != x; });
+void isnan_kernel(const LaunchContext&, const Elementwise<2>& e) {
+  map<bool, T>(e, [](Compute<T> x) { return IsNan::value(x); });
 }
 template <class T>
-void isclose_kernel(const Elementwise<3>& e, double rtol, double atol, bool equal_nan) {
-  map<bool, T, T>(e, [=](Compute<T> x, Compute<T> y) {
-    if (x == y) return true;
-    const double a = static_cast<double>(x), b = static_cast<double>(y);
-    if (equal_nan && a != a && b != b) return true;
-    // An infinite b would allow any difference.
-    return std::isfinite(a) && std::isfinite(b) && std::abs(a - b) <= atol + std::abs(rtol * b);
-  });
+void isclose_kernel(const LaunchContext&, const IsCloseArgs& a) {
+  map<bool, T, T>(a.operands,
+                  [rtol = a.rtol, atol = a.atol, equal_nan = a.equal_nan](Compute<T> x, Compute<T> y) {
+                    return IsClose::value(x, y, rtol, atol, equal_nan);
+                  });
 }
-// Conditions are read as bytes: loops over bool are not vectorised.
+// Conditions are read as bytes, because loops over bool are not vectorised.
 template <class T>
-void where_kernel(const Elementwise<4>& e) {
+void where_kernel(const LaunchContext&, const Elementwise<4>& e) {
   using C = Compute<T>;
-  map<T, std::uint8_t, T, T>(e, [](std::uint8_t condition, C a, C b) { return condition ? a : b; });
+  map<T, std::uint8_t, T, T>(e,
+                             [](std::uint8_t condition, C a, C b) { return Where::value(condition, a, b); });
 }
 template <class T>
-void masked_kernel(const Elementwise<3>& e, bool keep) {
+void masked_kernel(const LaunchContext&, const MaskedArgs& a) {
   using C = Compute<T>;
   map<T, std::uint8_t, T>(
-      e, [keep](std::uint8_t condition, C x) { return (condition != 0) == keep ? x : C(0); });
+      a.operands, [keep = a.keep](std::uint8_t condition, C x) { return Masked::value(condition, x, keep); });
 }
 
 const bool filled =
@@ -75,4 +70,4 @@ const bool filled =
     });
 
 }  // namespace
-}  // namespace tapestry::kernels
+}  // namespace tapestry::kernels::cpu

@@ -8,6 +8,8 @@
 #include "tapestry/core/half.h"
 #include "tapestry/kernels/cpu/grain.h"
 #include "tapestry/kernels/scratch.h"
+#include "tapestry/kernels/slot.h"
+#include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels::cpu {
 
@@ -52,48 +54,50 @@ inline void from_float(const float* x, BFloat16* y, std::int64_t n) {
 template <class T>
 class ComputeInput {
  public:
-  ComputeInput(Device device, const void* x, std::int64_t n) : data_(static_cast<const Compute<T>*>(x)) {
-    if constexpr (is_half<T>)
-      if (x) {
-        copy_ = Scratch<float>(device, n);
-        data_ = copy_.data();
-        parallel_for(n, kGrain, [from = static_cast<const T*>(x), to = copy_.data()](auto begin, auto end) {
-          to_float(from + begin, to + begin, end - begin);
-        });
-      }
+  ComputeInput(const LaunchContext& context, const ConstArray& x, std::int64_t n) {
+    if constexpr (!is_half<T>) {
+      data_ = x.as<T>();
+    } else if (x) {
+      copy_ = Scratch<float>(context.device, n);
+      data_ = copy_.data();
+      parallel_for(n, kGrain, [from = x.as<T>(), to = copy_.data()](auto begin, auto end) {
+        to_float(from + begin, to + begin, end - begin);
+      });
+    }
   }
   const Compute<T>* data() const { return data_; }
 
  private:
   Scratch<float> copy_;
-  const Compute<T>* data_;
+  const Compute<T>* data_ = nullptr;
 };
 
 /// A dense output in the compute type, rounded into the real one by store(). Null stays null.
 template <class T>
 class ComputeOutput {
  public:
-  ComputeOutput(Device device, void* y, std::int64_t n) : y_(y), n_(n), data_(static_cast<Compute<T>*>(y)) {
-    if constexpr (is_half<T>)
-      if (y) {
-        copy_ = Scratch<float>(device, n);
-        data_ = copy_.data();
-      }
+  ComputeOutput(const LaunchContext& context, const MutableArray& y, std::int64_t n) : y_(y.as<T>()), n_(n) {
+    if constexpr (!is_half<T>) {
+      data_ = y_;
+    } else if (y_) {
+      copy_ = Scratch<float>(context.device, n);
+      data_ = copy_.data();
+    }
   }
   Compute<T>* data() const { return data_; }
   void store() const {
     if constexpr (is_half<T>)
       if (y_)
-        parallel_for(n_, kGrain, [from = data_, to = static_cast<T*>(y_)](auto begin, auto end) {
+        parallel_for(n_, kGrain, [from = data_, to = y_](auto begin, auto end) {
           from_float(from + begin, to + begin, end - begin);
         });
   }
 
  private:
   Scratch<float> copy_;
-  void* y_;
+  T* y_;
   std::int64_t n_;
-  Compute<T>* data_;
+  Compute<T>* data_ = nullptr;
 };
 
 }  // namespace tapestry::kernels::cpu

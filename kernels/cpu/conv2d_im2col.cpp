@@ -16,7 +16,7 @@ namespace {
 // Sizes of one group of one image.
 struct Group {
   std::int64_t c, k, window, pixels;  // channels in and out, C R S, P Q
-  explicit Group(const Conv2d& s)
+  explicit Group(const Conv2dShape& s)
       : c(s.c / s.groups), k(s.k / s.groups), window(c * s.r * s.s), pixels(s.p * s.q) {}
 };
 
@@ -32,7 +32,7 @@ struct Range {
 // Visits the pieces of the windows of one row-major image: f(cols row, x row, where in that row the window
 // column starts, outputs in range).
 template <class F>
-void each_row_major(const Conv2d& s, const Group& g, F&& f) {
+void each_row_major(const Conv2dShape& s, const Group& g, F&& f) {
   for (std::int64_t c = 0; c < g.c; ++c)
     for (std::int64_t r = 0; r < s.r; ++r)
       for (std::int64_t t = 0; t < s.s; ++t) {
@@ -48,7 +48,7 @@ void each_row_major(const Conv2d& s, const Group& g, F&& f) {
 }
 
 template <class T>
-void lower_row_major(const Conv2d& s, const Group& g, const T* x, T* cols) {
+void lower_row_major(const Conv2dShape& s, const Group& g, const T* x, T* cols) {
   each_row_major(s, g, [&](std::int64_t col, std::int64_t at, std::int64_t begin, std::int64_t end) {
     T* const out = cols + col;
     std::fill(out, out + begin, T(0));
@@ -60,7 +60,7 @@ void lower_row_major(const Conv2d& s, const Group& g, const T* x, T* cols) {
 }
 
 template <class T>
-void raise_row_major(const Conv2d& s, const Group& g, const T* cols, T* dx) {
+void raise_row_major(const Conv2dShape& s, const Group& g, const T* cols, T* dx) {
   each_row_major(s, g, [&](std::int64_t col, std::int64_t at, std::int64_t begin, std::int64_t end) {
     const T* const in = cols + col;
     if (s.stride_w == 1)
@@ -73,7 +73,7 @@ void raise_row_major(const Conv2d& s, const Group& g, const T* cols, T* dx) {
 // Visits the windows of a channels-last image piece by piece: f(place in cols, place in x or -1 outside,
 // length).
 template <class F>
-void each_channels_last(const Conv2d& s, const Group& g, F&& f) {
+void each_channels_last(const Conv2dShape& s, const Group& g, F&& f) {
   // With neither dilation nor groups a row of a window is one piece of memory.
   const bool rows = s.dilation_w == 1 && s.groups == 1;
   std::int64_t col = 0;
@@ -102,7 +102,7 @@ void each_channels_last(const Conv2d& s, const Group& g, F&& f) {
 }
 
 template <class T>
-void lower_channels_last(const Conv2d& s, const Group& g, const T* x, T* cols) {
+void lower_channels_last(const Conv2dShape& s, const Group& g, const T* x, T* cols) {
   each_channels_last(s, g, [&](std::int64_t col, std::int64_t at, std::int64_t count) {
     T* const out = cols + col;
     if (at < 0) std::fill_n(out, count, T(0));
@@ -112,7 +112,7 @@ void lower_channels_last(const Conv2d& s, const Group& g, const T* x, T* cols) {
 }
 
 template <class T>
-void raise_channels_last(const Conv2d& s, const Group& g, const T* cols, T* dx) {
+void raise_channels_last(const Conv2dShape& s, const Group& g, const T* cols, T* dx) {
   each_channels_last(s, g, [&](std::int64_t col, std::int64_t at, std::int64_t count) {
     if (at < 0) return;
     for (std::int64_t i = 0; i < count; ++i) dx[at + i] += cols[col + i];
@@ -120,14 +120,14 @@ void raise_channels_last(const Conv2d& s, const Group& g, const T* cols, T* dx) 
 }
 
 template <class T>
-void lower(const Conv2d& s, const Group& g, const T* x, T* cols) {
+void lower(const Conv2dShape& s, const Group& g, const T* x, T* cols) {
   if (s.channels_last) lower_channels_last(s, g, x, cols);
   else lower_row_major(s, g, x, cols);
 }
 
 // (K, C, R S) to (K, R S, C), or back.
 template <class T>
-void permute_weight(const Conv2d& s, const Group& g, const T* from, T* to, bool back = false) {
+void permute_weight(const Conv2dShape& s, const Group& g, const T* from, T* to, bool back = false) {
   const std::int64_t area = s.r * s.s;
   for (std::int64_t k = 0; k < s.k; ++k)
     for (std::int64_t c = 0; c < g.c; ++c)
@@ -142,9 +142,9 @@ void permute_weight(const Conv2d& s, const Group& g, const T* from, T* to, bool 
 template <class T>
 class WeightMatrix {
  public:
-  WeightMatrix(const Conv2d& s, const Group& g, const T* weight) : data_(weight) {
+  WeightMatrix(Device device, const Conv2dShape& s, const Group& g, const T* weight) : data_(weight) {
     if (!s.channels_last || s.r * s.s == 1) return;
-    copy_ = Scratch<T>(s.device, s.k * g.window);
+    copy_ = Scratch<T>(device, s.k * g.window);
     permute_weight(s, g, weight, copy_.data());
     data_ = copy_.data();
   }
@@ -156,25 +156,25 @@ class WeightMatrix {
 };
 
 // Where the images of a group start.
-std::int64_t input_at(const Conv2d& s, const Group& g, std::int64_t n, std::int64_t group) {
+std::int64_t input_at(const Conv2dShape& s, const Group& g, std::int64_t n, std::int64_t group) {
   return n * s.c * s.h * s.w + group * g.c * (s.channels_last ? 1 : s.h * s.w);
 }
-std::int64_t output_at(const Conv2d& s, const Group& g, std::int64_t n, std::int64_t group) {
+std::int64_t output_at(const Conv2dShape& s, const Group& g, std::int64_t n, std::int64_t group) {
   return n * s.k * g.pixels + group * g.k * (s.channels_last ? 1 : g.pixels);
 }
 
 // Calls f(first image, last image) on the threads, or on one if there are fewer images than threads: then
 // those share each product.
 template <class F>
-void over_images(const Conv2d& s, F&& f) {
+void over_images(const Conv2dShape& s, F&& f) {
   if (s.n < compute_threads()) f(std::int64_t{0}, s.n);
   else parallel_for(s.n, 1, f);
 }
 
 template <class T>
-Gemm product(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, MatrixStrides sa, const T* b,
-             MatrixStrides sb, T* c, std::int64_t c_row, bool accumulate = false) {
-  Gemm g;
+GemmArgs product(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, MatrixStrides sa, const T* b,
+                 MatrixStrides sb, T* c, std::int64_t c_row, bool accumulate = false) {
+  GemmArgs g;
   g.m = m, g.n = n, g.k = k;
   g.a = a, g.b = b, g.c = c;
   g.a_strides = sa, g.b_strides = sb, g.c_row = c_row;
@@ -183,10 +183,10 @@ Gemm product(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, MatrixS
 }
 
 template <class T>
-void sum_bias(const Conv2d& s, const T* dy, T* dbias) {
+void sum_bias(const Conv2dShape& s, const T* dy, T* dbias) {
   const std::int64_t pixels = s.p * s.q;
   if (s.channels_last) {
-    column_sum(kCPU, dtype_of<T>, s.n * pixels, s.k, dy, dbias);
+    column_sum(kCPU, dtype_of<T>, {.rows = s.n * pixels, .cols = s.k, .x = dy, .y = dbias});
     return;
   }
   parallel_for(s.k, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -204,11 +204,12 @@ void sum_bias(const Conv2d& s, const T* dy, T* dbias) {
 }  // namespace
 
 template <class T>
-void Im2col<T>::forward(const Conv2d& s, const T* x, const T* weight, const T* bias, T* y) {
+void Im2col<T>::forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,
+                        const T* bias, T* y) {
   const Group g(s);
-  const WeightMatrix<T> matrix(s, g, weight);
+  const WeightMatrix<T> matrix(context.device, s, g, weight);
   over_images(s, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<T> memory(s.device, g.window * g.pixels);
+    const Scratch<T> memory(context.device, g.window * g.pixels);
     T* const cols = memory.data();
     for (std::int64_t n = begin; n < end; ++n)
       for (std::int64_t group = 0; group < s.groups; ++group) {
@@ -232,11 +233,12 @@ void Im2col<T>::forward(const Conv2d& s, const T* x, const T* weight, const T* b
 }
 
 template <class T>
-void Im2col<T>::backward_input(const Conv2d& s, const T* dy, const T* weight, T* dx) {
+void Im2col<T>::backward_input(const LaunchContext& context, const Conv2dShape& s, const T* dy,
+                               const T* weight, T* dx) {
   const Group g(s);
-  const WeightMatrix<T> matrix(s, g, weight);
+  const WeightMatrix<T> matrix(context.device, s, g, weight);
   over_images(s, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<T> memory(s.device, g.window * g.pixels);
+    const Scratch<T> memory(context.device, g.window * g.pixels);
     T* const cols = memory.data();
     for (std::int64_t n = begin; n < end; ++n) {
       std::fill_n(dx + n * s.c * s.h * s.w, s.c * s.h * s.w, T(0));
@@ -257,7 +259,8 @@ void Im2col<T>::backward_input(const Conv2d& s, const T* dy, const T* weight, T*
 }
 
 template <class T>
-void Im2col<T>::backward_weight(const Conv2d& s, const T* dy, const T* x, T* dweight, T* dbias) {
+void Im2col<T>::backward_weight(const LaunchContext& context, const Conv2dShape& s, const T* dy, const T* x,
+                                T* dweight, T* dbias) {
   const Group g(s);
   if (dbias) sum_bias(s, dy, dbias);
   if (!dweight) return;
@@ -266,10 +269,10 @@ void Im2col<T>::backward_weight(const Conv2d& s, const T* dy, const T* x, T* dwe
   // is made once, by all threads together.
   const int threads = size <= 65536 && s.n > 1 ? compute_threads() : 1;
   const Partition parts(s.n, 1, threads);
-  const Scratch<T> partial(s.device, std::max(parts.count, 1) * size);
+  const Scratch<T> partial(context.device, std::max(parts.count, 1) * size);
   const auto piece = [&](std::int64_t begin, std::int64_t end, T* sum) {
     std::fill_n(sum, size, T(0));
-    const Scratch<T> memory(s.device, g.window * g.pixels);
+    const Scratch<T> memory(context.device, g.window * g.pixels);
     T* const cols = memory.data();
     for (std::int64_t n = begin; n < end; ++n)
       for (std::int64_t group = 0; group < s.groups; ++group) {

@@ -23,7 +23,7 @@ using Dims = memory::dims;
 enum class Pass { forward, backward_input, backward_weight };
 
 struct Key {
-  Conv2d shape;
+  Conv2dShape shape;
   Pass pass;
   bool bias;
   int threads;  // a primitive divides its work when it is made
@@ -31,7 +31,7 @@ struct Key {
 };
 struct KeyHash {
   std::size_t operator()(const Key& key) const {
-    const Conv2d& s = key.shape;
+    const Conv2dShape& s = key.shape;
     std::size_t h = 14695981039346656037u;
     for (const std::int64_t v :
          {s.n, s.c, s.h, s.w, s.k, s.r, s.s, s.stride_h, s.stride_w, s.padding_h, s.padding_w, s.dilation_h,
@@ -76,6 +76,7 @@ struct Plan {
     std::unordered_map<int, memory> args;
     std::vector<Scratch<char>> scratch;
     scratch.reserve(operands.size());
+    // oneDNN's memory has no const form. It only reads the inputs.
     const auto our_memory = [&](std::size_t i) {
       return memory(operands[i].ours, engine(), const_cast<void*>(data.begin()[i]));
     };
@@ -116,7 +117,7 @@ auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
 #endif
 
 Plan make_plan(const Key& key) {
-  const Conv2d& s = key.shape;
+  const Conv2dShape& s = key.shape;
   const auto f32 = memory::data_type::f32;
   const Dims x_dims{s.n, s.c, s.h, s.w}, y_dims{s.n, s.k, s.p, s.q};
   const Dims w_dims =
@@ -179,12 +180,11 @@ Plan make_plan(const Key& key) {
 }
 
 // Null where oneDNN has no primitive for it.
-const Plan* plan_for(const Conv2d& shape, Pass pass, bool bias) {
+const Plan* plan_for(const Conv2dShape& shape, Pass pass, bool bias) {
   // Shapes without end (a ragged batch each step) must not fill the memory.
   constexpr std::size_t kMostPlans = 512;
   thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
   Key key{shape, pass, bias, compute_threads()};
-  key.shape.device = kCPU;
   key.shape.relu = false;  // is not the primitive's
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
   if (plans.size() >= kMostPlans) plans.clear();
@@ -196,23 +196,26 @@ const Plan* plan_for(const Conv2d& shape, Pass pass, bool bias) {
   return plans.emplace(key, std::move(plan)).first->second.get();
 }
 
-bool run(const Conv2d& s, Pass pass, bool bias, std::initializer_list<const void*> data) {
+bool run(const LaunchContext& context, const Conv2dShape& s, Pass pass, bool bias,
+         std::initializer_list<const void*> data) {
   const Plan* plan = plan_for(s, pass, bias);
-  if (plan) plan->run(s.device, data);
+  if (plan) plan->run(context.device, data);
   return plan != nullptr;
 }
 
 }  // namespace
 
-bool OneDnnConv::forward(const Conv2d& s, const float* x, const float* weight, const float* bias, float* y) {
-  return run(s, Pass::forward, bias != nullptr, {x, weight, y, bias});
+bool OneDnnConv::forward(const LaunchContext& context, const Conv2dShape& s, const float* x,
+                         const float* weight, const float* bias, float* y) {
+  return run(context, s, Pass::forward, bias != nullptr, {x, weight, y, bias});
 }
-bool OneDnnConv::backward_input(const Conv2d& s, const float* dy, const float* weight, float* dx) {
-  return run(s, Pass::backward_input, false, {dy, weight, dx});
+bool OneDnnConv::backward_input(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                                const float* weight, float* dx) {
+  return run(context, s, Pass::backward_input, false, {dy, weight, dx});
 }
-bool OneDnnConv::backward_weight(const Conv2d& s, const float* dy, const float* x, float* dweight,
-                                 float* dbias) {
-  return run(s, Pass::backward_weight, dbias != nullptr, {dy, x, dweight, dbias});
+bool OneDnnConv::backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                                 const float* x, float* dweight, float* dbias) {
+  return run(context, s, Pass::backward_weight, dbias != nullptr, {dy, x, dweight, dbias});
 }
 
 }  // namespace tapestry::kernels::cpu
@@ -220,9 +223,18 @@ bool OneDnnConv::backward_weight(const Conv2d& s, const float* dy, const float* 
 #else
 
 namespace tapestry::kernels::cpu {
-bool OneDnnConv::forward(const Conv2d&, const float*, const float*, const float*, float*) { return false; }
-bool OneDnnConv::backward_input(const Conv2d&, const float*, const float*, float*) { return false; }
-bool OneDnnConv::backward_weight(const Conv2d&, const float*, const float*, float*, float*) { return false; }
+bool OneDnnConv::forward(const LaunchContext&, const Conv2dShape&, const float*, const float*, const float*,
+                         float*) {
+  return false;
+}
+bool OneDnnConv::backward_input(const LaunchContext&, const Conv2dShape&, const float*, const float*,
+                                float*) {
+  return false;
+}
+bool OneDnnConv::backward_weight(const LaunchContext&, const Conv2dShape&, const float*, const float*, float*,
+                                 float*) {
+  return false;
+}
 }  // namespace tapestry::kernels::cpu
 
 #endif

@@ -1,30 +1,27 @@
 // Copies with conversion, and fills.
 #include "tapestry/kernels/ops/copy.h"
+
 #include "tapestry/kernels/cpu/loops.h"
 
-namespace tapestry::kernels {
+namespace tapestry::kernels::cpu {
 namespace {
-
-using cpu::convert;
-using cpu::convert_scalar;
-using cpu::map;
 
 template <class To, class From>
 void copy_from(const Elementwise<2>& e) {
   if constexpr (std::is_same_v<To, From>) {
-    // Bits, not values: a signalling NaN stays what it is.
+    // Copies bits instead of values, which keeps a signalling NaN as it is.
     using Bits = std::conditional_t<
         sizeof(To) == 8, std::uint64_t,
         std::conditional_t<sizeof(To) == 4, std::uint32_t,
                            std::conditional_t<sizeof(To) == 2, std::uint16_t, std::uint8_t>>>;
     map<Bits, Bits>(e, [](Bits x) { return x; });
   } else {
-    map<To, From>(e, [](auto x) { return convert<cpu::Compute<To>>(x); });
+    map<To, From>(e, [](auto x) { return convert<Compute<To>>(x); });
   }
 }
 
 template <class To>
-void copy_kernel(const Elementwise<2>& e) {
+void copy_kernel(const LaunchContext&, const Elementwise<2>& e) {
   switch (e.dtypes[1]) {
     case DType::f32:
       return copy_from<To, float>(e);
@@ -46,9 +43,9 @@ void copy_kernel(const Elementwise<2>& e) {
 }
 
 template <class T>
-void fill_kernel(const Elementwise<1>& e, Scalar value) {
-  const T v = convert_scalar<T>(value);
-  map<T>(e, [c = convert<cpu::Compute<T>>(v)]() { return c; });
+void fill_kernel(const LaunchContext&, const FillArgs& a) {
+  const T v = convert_scalar<T>(a.value);
+  map<T>(a.out, [c = convert<Compute<T>>(v)]() { return c; });
 }
 
 const bool filled =
@@ -58,4 +55,4 @@ const bool filled =
     });
 
 }  // namespace
-}  // namespace tapestry::kernels
+}  // namespace tapestry::kernels::cpu

@@ -10,48 +10,60 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-std::int64_t index_at(const View& indices, std::int64_t i) {
-  return indices.dtype == DType::i64 ? indices.as<std::int64_t>()[i] : indices.as<std::int32_t>()[i];
-}
+// Reads i64 or i32 indices.
+class Indices {
+ public:
+  explicit Indices(const ConstArray& a)
+      : wide_(a.dtype() == DType::i64 ? a.as<std::int64_t>() : nullptr),
+        narrow_(wide_ ? nullptr : a.as<std::int32_t>()) {}
+  std::int64_t operator[](std::int64_t i) const { return wide_ ? wide_[i] : narrow_[i]; }
+
+ private:
+  const std::int64_t* wide_;
+  const std::int32_t* narrow_;
+};
 
 bool in_range(std::int64_t index, std::int64_t rows) { return index >= 0 && index < rows; }
 
 template <class T>
-void embedding_kernel(const View& out, const View& weight, const View& indices, std::int64_t* first_bad) {
-  const std::int64_t n = indices.numel(), columns = weight.sizes[1];
-  const std::int64_t row = weight.strides[0], column = weight.strides[1];
-  FirstBad bad(first_bad);
-  parallel_for(n, grain_of(columns), [&](std::int64_t begin, std::int64_t end) {
+void embedding_kernel(const LaunchContext&, const EmbeddingArgs& a) {
+  const T* const weight = a.weight.as<T>();
+  T* const out = a.out.as<T>();
+  const Indices indices(a.indices);
+  FirstBad bad(a.first_bad);
+  parallel_for(a.count, grain_of(a.columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t index = index_at(indices, i);
-      if (!in_range(index, weight.sizes[0])) {
+      const std::int64_t index = indices[i];
+      if (!in_range(index, a.rows)) {
         bad.report(i);
         continue;
       }
-      const T* const from = weight.as<T>() + index * row;
-      T* const to = out.as<T>() + i * columns;
-      for (std::int64_t c = 0; c < columns; ++c) to[c] = from[c * column];
+      const T* const from = weight + index * a.row_stride;
+      T* const to = out + i * a.columns;
+      for (std::int64_t c = 0; c < a.columns; ++c) to[c] = from[c * a.column_stride];
     }
   });
 }
 
 template <class T>
-void embedding_backward_kernel(const View& dweight, const View& grad, const View& indices,
-                               std::int64_t padding) {
-  const std::int64_t n = indices.numel(), rows = dweight.sizes[0], columns = dweight.sizes[1];
-  // The positions of each row, as lists in order of position: threads then share no row, and no sum depends
-  // on how many of them there are.
+void embedding_backward_kernel(const LaunchContext&, const EmbeddingBackwardArgs& a) {
+  const std::int64_t n = a.count, rows = a.rows, columns = a.columns, padding = a.padding;
+  const Indices indices(a.indices);
+  const T* const grad = a.grad.as<T>();
+  T* const dweight = a.dweight.as<T>();
+  // A linked list of the positions of each row, in order. So no two threads write one row, and no sum depends
+  // on the number of threads.
   std::vector<std::int64_t> first(static_cast<std::size_t>(rows), -1), next(static_cast<std::size_t>(n));
   for (std::int64_t i = n - 1; i >= 0; --i) {
-    if (!in_range(index_at(indices, i), rows)) continue;
-    std::int64_t& head = first[static_cast<std::size_t>(index_at(indices, i))];
+    if (!in_range(indices[i], rows)) continue;
+    std::int64_t& head = first[static_cast<std::size_t>(indices[i])];
     next[static_cast<std::size_t>(i)] = head;
     head = i;
   }
   parallel_for(rows, grain_of(columns), [&](std::int64_t begin, std::int64_t end) {
     std::vector<Compute<T>> sum(static_cast<std::size_t>(columns));
     for (std::int64_t r = begin; r < end; ++r) {
-      T* const out = dweight.as<T>() + r * columns;
+      T* const out = dweight + r * columns;
       std::int64_t i = r == padding ? -1 : first[static_cast<std::size_t>(r)];
       if (i < 0) {
         std::fill(out, out + columns, T());
@@ -59,7 +71,7 @@ void embedding_backward_kernel(const View& dweight, const View& grad, const View
       }
       std::fill(sum.begin(), sum.end(), Compute<T>(0));
       for (; i >= 0; i = next[static_cast<std::size_t>(i)]) {
-        const T* const g = grad.as<T>() + i * columns;
+        const T* const g = grad + i * columns;
         for (std::int64_t c = 0; c < columns; ++c) sum[static_cast<std::size_t>(c)] += load(g[c]);
       }
       for (std::int64_t c = 0; c < columns; ++c) out[c] = T(sum[static_cast<std::size_t>(c)]);

@@ -3,7 +3,7 @@
 #include "tapestry/core/dtype.h"
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cpu/compute.h"
-#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/kernels/ops/functions.h"
 
 #ifdef TAPESTRY_HAS_ONEDNN
 #include <oneapi/dnnl/dnnl.hpp>
@@ -12,19 +12,19 @@
 namespace tapestry::kernels::cpu {
 
 template <>
-void multiply<double>(const Gemm& g) {
+void multiply<double>(const GemmArgs& g) {
   multiply_eigen<double>(g);
 }
 
 template <>
-void multiply<float>(const Gemm& g) {
+void multiply<float>(const GemmArgs& g) {
 #ifdef TAPESTRY_HAS_ONEDNN
   compute_threads();  // tells OpenMP, and so oneDNN, how many threads this thread has
   const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
   const auto status = dnnl_sgemm(a_plain ? 'N' : 'T', b_plain ? 'N' : 'T', g.m, g.n, g.k, 1.0f,
-                                 static_cast<const float*>(g.a), a_plain ? g.a_strides.row : g.a_strides.col,
-                                 static_cast<const float*>(g.b), b_plain ? g.b_strides.row : g.b_strides.col,
-                                 g.accumulate ? 1.0f : 0.0f, static_cast<float*>(g.c), g.c_row);
+                                 g.a.as<float>(), a_plain ? g.a_strides.row : g.a_strides.col,
+                                 g.b.as<float>(), b_plain ? g.b_strides.row : g.b_strides.col,
+                                 g.accumulate ? 1.0f : 0.0f, g.c.as<float>(), g.c_row);
   check<Error>(status == dnnl_success, "[gemm] oneDNN failed with status ", static_cast<int>(status),
                " for (", g.m, ", ", g.k, ") x (", g.k, ", ", g.n, ")");
 #else
@@ -35,66 +35,71 @@ void multiply<float>(const Gemm& g) {
 namespace {
 
 template <class T>
-void fill_rows(const Gemm& g) {
-  T* c = static_cast<T*>(g.c);
-  const T* bias = static_cast<const T*>(g.bias);
+void fill_rows(const GemmArgs& g) {
+  T* const c = g.c.as<T>();
+  const T* const bias = g.bias.as<T>();
   for (std::int64_t i = 0; i < g.m; ++i)
     if (bias) std::copy_n(bias, g.n, c + i * g.c_row);
     else std::fill_n(c + i * g.c_row, g.n, T(0));
 }
 template <class T>
-void add_bias(const Gemm& g) {
-  T* c = static_cast<T*>(g.c);
-  const T* bias = static_cast<const T*>(g.bias);
+void add_bias(const GemmArgs& g) {
+  T* const c = g.c.as<T>();
+  const T* const bias = g.bias.as<T>();
   for (std::int64_t i = 0; i < g.m; ++i)
     for (std::int64_t j = 0; j < g.n; ++j) c[i * g.c_row + j] += bias[j];
 }
 
-// C and aux as operands of elementwise kernels.
-template <int N>
-Elementwise<N> over_c(const Gemm& g, DType dtype, void* const (&operands)[N]) {
+// out = f(in...) over arrays laid out like C.
+template <class T, int N>
+Elementwise<N> over_c(const GemmArgs& g, T* out, const T* const (&in)[N - 1]) {
   Elementwise<N> e;
   e.ndim = 2;
   e.numel = g.m * g.n;
   e.sizes[0] = g.m, e.sizes[1] = g.n;
+  e.out = out;
   for (int i = 0; i < N; ++i) {
     e.strides[i][0] = g.c_row, e.strides[i][1] = 1;
-    e.data[i] = operands[i];
-    e.dtypes[i] = dtype;
+    if (i > 0) e.in[i - 1] = in[i - 1];
+    e.dtypes[i] = dtype_of<T>;
   }
   return e;
 }
+template <class T, class F>
+void finish_function(const GemmArgs& g) {
+  T *const c = g.c.as<T>(), *const aux = g.aux.as<T>();
+  if (aux)
+    for (std::int64_t i = 0; i < g.m; ++i) std::copy_n(c + i * g.c_row, g.n, aux + i * g.c_row);
+  slot<F>(kCPU, dtype_of<T>, over_c<T, 2>(g, c, {c}));
+}
+template <class T, class F>
+void finish_gradient(const GemmArgs& g) {
+  T* const c = g.c.as<T>();
+  slot<GradientOf<F>>(kCPU, dtype_of<T>, over_c<T, 3>(g, c, {c, g.aux.as<T>()}));
+}
 template <class T>
-void finish(const Gemm& g) {
-  constexpr DType dtype = dtype_of<T>;
-  const auto function = [&](const UnarySlot& f) {
-    if (g.aux)
-      for (std::int64_t i = 0; i < g.m; ++i)
-        std::copy_n(static_cast<const T*>(g.c) + i * g.c_row, g.n, static_cast<T*>(g.aux) + i * g.c_row);
-    f(kCPU, dtype, over_c<2>(g, dtype, {g.c, g.c}));
-  };
-  const auto gradient = [&](const BinarySlot& f) { f(kCPU, dtype, over_c<3>(g, dtype, {g.c, g.c, g.aux})); };
+void finish(const GemmArgs& g) {
   switch (g.epilogue) {
     case Epilogue::none:
       return;
     case Epilogue::relu:
-      return function(relu);
+      return finish_function<T, Relu>(g);
     case Epilogue::gelu:
-      return function(gelu);
+      return finish_function<T, Gelu>(g);
     case Epilogue::gelu_tanh:
-      return function(gelu_tanh);
+      return finish_function<T, GeluTanh>(g);
     case Epilogue::relu_backward:
-      return gradient(relu_backward);
+      return finish_gradient<T, Relu>(g);
     case Epilogue::gelu_backward:
-      return gradient(gelu_backward);
+      return finish_gradient<T, Gelu>(g);
     case Epilogue::gelu_tanh_backward:
-      return gradient(gelu_tanh_backward);
+      return finish_gradient<T, GeluTanh>(g);
   }
 }
 
 // One matrix, in f32 or f64.
 template <class T>
-void product(Gemm g) {
+void product(GemmArgs g) {
   if (g.k == 0) {
     if (!g.accumulate) fill_rows<T>(g);
     else if (g.bias) add_bias<T>(g);
@@ -125,20 +130,20 @@ const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, M
 
 // One matrix of f16 or bf16, in f32.
 template <class T>
-void product_half(Gemm g) {
-  const Scratch<float> memory(g.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
+void product_half(const LaunchContext& context, GemmArgs g) {
+  const Scratch<float> memory(context.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
   float* const a = memory.data();
   float* const b = a + g.m * g.k;
   float* const c = b + g.k * g.n;
   float* const bias = c + g.m * g.n;
-  g.a = widen(static_cast<const T*>(g.a), a, g.m, g.k, g.a_strides);
-  g.b = widen(static_cast<const T*>(g.b), b, g.k, g.n, g.b_strides);
+  g.a = widen(g.a.as<T>(), a, g.m, g.k, g.a_strides);
+  g.b = widen(g.b.as<T>(), b, g.k, g.n, g.b_strides);
   if (g.bias) {
-    to_float(static_cast<const T*>(g.bias), bias, g.n);
+    to_float(g.bias.as<T>(), bias, g.n);
     g.bias = bias;
   }
-  T* const out = static_cast<T*>(g.c);
-  T* const out_aux = static_cast<T*>(g.aux);
+  T* const out = g.c.as<T>();
+  T* const out_aux = g.aux.as<T>();
   const std::int64_t out_row = g.c_row;
   const auto read = [&](const T* from, float* to) {
     MatrixStrides strides{out_row, 1};
@@ -152,7 +157,7 @@ void product_half(Gemm g) {
   product<float>(g);
   Scratch<float> aux;
   if (out_aux) {
-    aux = Scratch<float>(g.device, g.m * g.n);
+    aux = Scratch<float>(context.device, g.m * g.n);
     g.aux = aux.data();
     if (is_gradient(g.epilogue)) read(out_aux, aux.data());
   }
@@ -162,25 +167,25 @@ void product_half(Gemm g) {
 }
 
 template <class T>
-void gemm_kernel(const Gemm& g) {
+void gemm_kernel(const LaunchContext& context, const GemmArgs& g) {
   std::int64_t batch = 1;
   for (int d = 0; d < g.batch_ndim; ++d) batch *= g.batch_sizes[d];
   if (batch == 0 || g.m == 0 || g.n == 0) return;
 
   const auto one = [&](std::int64_t index) {
-    Gemm one = g;
+    GemmArgs one = g;
     std::int64_t a = 0, b = 0, c = 0;
     for (int d = g.batch_ndim; d-- > 0;) {
       const std::int64_t i = index % g.batch_sizes[d];
       index /= g.batch_sizes[d];
       a += i * g.a_batch[d], b += i * g.b_batch[d], c += i * g.c_batch[d];
     }
-    one.a = static_cast<const T*>(g.a) + a;
-    one.b = static_cast<const T*>(g.b) + b;
-    one.c = static_cast<T*>(g.c) + c;
-    if (g.aux) one.aux = static_cast<T*>(g.aux) + c;
+    one.a = g.a.as<T>() + a;
+    one.b = g.b.as<T>() + b;
+    one.c = g.c.as<T>() + c;
+    if (g.aux) one.aux = g.aux.as<T>() + c;
     if constexpr (is_half<T>) {
-      product_half<T>(one);
+      product_half<T>(context, one);
     } else {
       product<T>(one);
       finish<T>(one);
@@ -197,10 +202,11 @@ void gemm_kernel(const Gemm& g) {
 }
 
 template <class T>
-void column_sum_kernel(std::int64_t rows, std::int64_t cols, const void* x, void* y) {
+void column_sum_kernel(const LaunchContext&, const ColumnSumArgs& a) {
   using C = Compute<T>;
-  const T* const in = static_cast<const T*>(x);
-  T* const out = static_cast<T*>(y);
+  const std::int64_t rows = a.rows, cols = a.cols;
+  const T* const in = a.x.as<T>();
+  T* const out = a.y.as<T>();
   constexpr std::int64_t kBlock = 64;
   // Each thread sums columns of its own, from the first row to the last, in pieces of rows: f32 sums of
   // thousands of rows would lose digits.

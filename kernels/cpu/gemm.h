@@ -7,15 +7,15 @@ namespace tapestry::kernels::cpu {
 /// One matrix product of type T (float or double), ignoring the batch and the bias, on compute_threads()
 /// threads.
 template <class T>
-void multiply(const Gemm& g);
+void multiply(const GemmArgs& g);
 template <>
-void multiply<float>(const Gemm& g);
+void multiply<float>(const GemmArgs& g);
 template <>
-void multiply<double>(const Gemm& g);
+void multiply<double>(const GemmArgs& g);
 /// The same by Eigen alone, whatever the build has.
 template <class T>
-void multiply_eigen(const Gemm& g);
-extern template void multiply_eigen<float>(const Gemm&);
-extern template void multiply_eigen<double>(const Gemm&);
+void multiply_eigen(const GemmArgs& g);
+extern template void multiply_eigen<float>(const GemmArgs&);
+extern template void multiply_eigen<double>(const GemmArgs&);
 
 }  // namespace tapestry::kernels::cpu

@@ -24,7 +24,7 @@ void with_matrix(const T* data, std::int64_t rows, std::int64_t cols, MatrixStri
 }
 
 template <class T>
-void multiply_block(const Gemm& g, const T* a, const T* b, T* c, std::int64_t m, std::int64_t n) {
+void multiply_block(const GemmArgs& g, const T* a, const T* b, T* c, std::int64_t m, std::int64_t n) {
   Matrix<T, Eigen::RowMajor> out(c, m, n, Eigen::OuterStride<>(g.c_row));
   with_matrix(a, m, g.k, g.a_strides, [&](const auto& left) {
     with_matrix(b, g.k, n, g.b_strides, [&](const auto& right) {
@@ -37,10 +37,9 @@ void multiply_block(const Gemm& g, const T* a, const T* b, T* c, std::int64_t m,
 }  // namespace
 
 template <class T>
-void multiply_eigen(const Gemm& g) {
-  const T* a = static_cast<const T*>(g.a);
-  const T* b = static_cast<const T*>(g.b);
-  T* c = static_cast<T*>(g.c);
+void multiply_eigen(const GemmArgs& g) {
+  const T *const a = g.a.as<T>(), *const b = g.b.as<T>();
+  T* const c = g.c.as<T>();
   // Bands of C along its longer side, worth at least some 100,000 multiplications each.
   const bool by_rows = g.m >= g.n;
   const std::int64_t line = std::max<std::int64_t>((by_rows ? g.n : g.m) * g.k, 1);
@@ -50,7 +49,7 @@ void multiply_eigen(const Gemm& g) {
     else multiply_block(g, a, b + begin * g.b_strides.col, c + begin, g.m, end - begin);
   });
 }
-template void multiply_eigen<float>(const Gemm&);
-template void multiply_eigen<double>(const Gemm&);
+template void multiply_eigen<float>(const GemmArgs&);
+template void multiply_eigen<double>(const GemmArgs&);
 
 }  // namespace tapestry::kernels::cpu

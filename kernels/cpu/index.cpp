@@ -10,13 +10,14 @@ namespace tapestry::kernels::cpu {
 namespace {
 
 template <class T>
-void index_select_kernel(const IndexRows& r, const void* x, void* y) {
-  const T* const in = static_cast<const T*>(x);
-  T* const out = static_cast<T*>(y);
+void index_select_kernel(const LaunchContext&, const IndexSelectArgs& r) {
+  const T* const in = r.x.as<T>();
+  T* const out = r.y.as<T>();
+  const std::int64_t* const index = r.index.as<std::int64_t>();
   FirstBad bad(r.first_bad);
   parallel_for(r.outer * r.count, grain_of(r.inner), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t outer = row / r.count, i = row - outer * r.count, at = r.index[i];
+      const std::int64_t outer = row / r.count, i = row - outer * r.count, at = index[i];
       if (at < 0 || at >= r.rows) {
         bad.report(i);
         continue;
@@ -26,20 +27,21 @@ void index_select_kernel(const IndexRows& r, const void* x, void* y) {
   });
 }
 
-// Several indices may name one row, so threads share out what lies beside the indices and each takes them in
-// order.
+// Several indices may name one row. So the threads divide the other dimensions among them, and each thread
+// takes all indices in order.
 template <class T>
-void index_add_kernel(const IndexRows& r, const void* dy, void* dx) {
+void index_add_kernel(const LaunchContext&, const IndexAddArgs& r) {
   using Sum = Compute<T>;
-  const T* const in = static_cast<const T*>(dy);
-  Sum* const out = static_cast<Sum*>(dx);
+  const T* const in = r.dy.as<T>();
+  Sum* const out = r.dx.as<Sum>();
+  const std::int64_t* const index = r.index.as<std::int64_t>();
   const auto add = [&](std::int64_t outer, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < r.count; ++i) {
-      if (r.index[i] < 0 || r.index[i] >= r.rows) {
+      if (index[i] < 0 || index[i] >= r.rows) {
         if (r.first_bad && outer == 0 && begin == 0) *r.first_bad = std::min(*r.first_bad, i);
         continue;
       }
-      Sum* const to = out + (outer * r.rows + r.index[i]) * r.inner;
+      Sum* const to = out + (outer * r.rows + index[i]) * r.inner;
       const T* const from = in + (outer * r.count + i) * r.inner;
       for (std::int64_t j = begin; j < end; ++j) to[j] += load(from[j]);
     }
@@ -56,15 +58,16 @@ void index_add_kernel(const IndexRows& r, const void* dy, void* dx) {
 }
 
 template <class T>
-void scatter_kernel(const Scatter& s, const void* g, void* dx) {
-  const T* const in = static_cast<const T*>(g);
-  T* const out = static_cast<T*>(dx);
+void scatter_kernel(const LaunchContext&, const ScatterArgs& s) {
+  const T* const in = s.g.as<T>();
+  T* const out = s.dx.as<T>();
+  const std::int64_t* const index = s.index.as<std::int64_t>();
   const std::int64_t size = s.n * s.inner;
   parallel_for(s.outer, grain_of(size), [&](std::int64_t begin, std::int64_t end) {
     std::fill(out + begin * size, out + end * size, T());
     for (std::int64_t o = begin; o < end; ++o)
       for (std::int64_t i = 0; i < s.inner; ++i)
-        out[o * size + s.index[o * s.inner + i] * s.inner + i] = in[o * s.inner + i];
+        out[o * size + index[o * s.inner + i] * s.inner + i] = in[o * s.inner + i];
   });
 }
 

@@ -10,17 +10,16 @@ namespace tapestry::kernels::cpu {
 namespace {
 
 template <class T>
-void forward_kernel(std::int64_t rows, std::int64_t cols, const void* x_data, const void* weight_data,
-                    const void* bias_data, double eps, void* y_data, void* mean_data, void* inv_std_data) {
+void forward_kernel(const LaunchContext&, const LayerNormArgs& s) {
   using C = Compute<T>;
-  const T* const weight = static_cast<const T*>(weight_data);
-  const T* const bias = static_cast<const T*>(bias_data);
-  C* const means = static_cast<C*>(mean_data);
-  C* const inv_stds = static_cast<C*>(inv_std_data);
-  parallel_for(rows, grain_of(2 * cols), [=](std::int64_t begin, std::int64_t end) {
+  const std::int64_t rows = s.rows, cols = s.cols;
+  const T *const input = s.x.as<T>(), *const weight = s.weight.as<T>(), *const bias = s.bias.as<T>();
+  T* const output = s.y.as<T>();
+  C *const means = s.mean.as<C>(), *const inv_stds = s.inv_std.as<C>();
+  parallel_for(rows, grain_of(2 * cols), [=, eps = s.eps](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const T* const x = static_cast<const T*>(x_data) + r * cols;
-      T* const y = static_cast<T*>(y_data) + r * cols;
+      const T* const x = input + r * cols;
+      T* const y = output + r * cols;
       const C mean = sum_lanes<C>(cols, [=](std::int64_t i) { return load(x[i]); }) / static_cast<C>(cols);
       const C squares = sum_lanes<C>(cols, [=](std::int64_t i) {
         const C d = load(x[i]) - mean;
@@ -41,37 +40,39 @@ void forward_kernel(std::int64_t rows, std::int64_t cols, const void* x_data, co
 }
 
 template <class T>
-void backward_kernel(const LayerNormBackward& s) {
+void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& s) {
   using C = Compute<T>;
   const std::int64_t cols = s.cols;
-  const T* const weight = static_cast<const T*>(s.weight);
+  const T *const weight = s.weight.as<T>(), *const dys = s.dy.as<T>(), *const xs = s.x.as<T>();
+  const C *const means = s.mean.as<C>(), *const inv_stds = s.inv_std.as<C>();
+  T* const dxs = s.dx.as<T>();
   // Gradients of weight and bias: sums of fixed chunks of rows, added in order, so the same for any number of
   // threads.
   const bool sums = s.dweight || s.dbias;
   const std::int64_t chunk_rows = std::max<std::int64_t>(16, (s.rows + 63) / 64);
   const std::int64_t chunks = (s.rows + chunk_rows - 1) / chunk_rows;
-  const Scratch<C> partial(s.device, sums ? 2 * chunks * cols : 0);
+  const Scratch<C> partial(context.device, sums ? 2 * chunks * cols : 0);
   parallel_for(chunks, grain_of(2 * chunk_rows * cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t chunk = begin; chunk < end; ++chunk) {
       C* const dweight = partial.data() + 2 * chunk * cols;
       C* const dbias = dweight + cols;
       if (sums) std::fill_n(dweight, 2 * cols, C(0));
       for (std::int64_t r = chunk * chunk_rows; r < std::min(s.rows, (chunk + 1) * chunk_rows); ++r) {
-        const T* const dy = static_cast<const T*>(s.dy) + r * cols;
-        const T* const x = static_cast<const T*>(s.x) + r * cols;
-        const C mean = static_cast<const C*>(s.mean)[r], inv_std = static_cast<const C*>(s.inv_std)[r];
+        const T* const dy = dys + r * cols;
+        const T* const x = xs + r * cols;
+        const C mean = means[r], inv_std = inv_stds[r];
         if (sums)
           for (std::int64_t i = 0; i < cols; ++i) {
             dweight[i] += load(dy[i]) * ((load(x[i]) - mean) * inv_std);
             dbias[i] += load(dy[i]);
           }
-        if (!s.dx) continue;
+        if (!dxs) continue;
         const auto gradient = [=](std::int64_t i) { return load(dy[i]) * (weight ? load(weight[i]) : C(1)); };
         const auto normal = [=](std::int64_t i) { return (load(x[i]) - mean) * inv_std; };
         const C scale = C(1) / static_cast<C>(cols);
         const C plain = sum_lanes<C>(cols, gradient) * scale;
         const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
-        T* const dx = static_cast<T*>(s.dx) + r * cols;
+        T* const dx = dxs + r * cols;
         for (std::int64_t i = 0; i < cols; ++i)
           dx[i] = T(inv_std * (gradient(i) - plain - normal(i) * along));
       }
@@ -85,8 +86,8 @@ void backward_kernel(const LayerNormBackward& s) {
     return T(sum);
   };
   for (std::int64_t i = 0; i < cols; ++i) {
-    if (s.dweight) static_cast<T*>(s.dweight)[i] = total(i);
-    if (s.dbias) static_cast<T*>(s.dbias)[i] = total(cols + i);
+    if (s.dweight) s.dweight.as<T>()[i] = total(i);
+    if (s.dbias) s.dbias.as<T>()[i] = total(cols + i);
   }
 }
 

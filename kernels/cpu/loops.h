@@ -82,10 +82,10 @@ inline void dense_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
 }
 
 template <class F, class Out, class... In, std::size_t... I>
-inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& f,
+inline void row(std::int64_t n, void* result, const void* const* inputs, const std::int64_t* s, const F& f,
                 std::index_sequence<I...>) {
-  Out* const out = reinterpret_cast<Out*>(p[0]);
-  const std::tuple<const In*...> in{reinterpret_cast<const In*>(p[I + 1])...};
+  Out* const out = static_cast<Out*>(result);
+  const std::tuple<const In*...> in{static_cast<const In*>(inputs[I])...};
   if (s[0] == 1 && ((s[I + 1] == 1) && ...)) return dense_loop<Out, In...>(n, f, out, std::get<I>(in)...);
   if constexpr (sizeof...(In) == 2) {
     using A = std::tuple_element_t<0, std::tuple<In...>>;
@@ -105,54 +105,52 @@ inline void row(std::int64_t n, char* const* p, const std::int64_t* s, const F& 
     out[i * s[0]] = convert<Out>(f(convert<Compute<In>>(std::get<I>(in)[i * s[I + 1]])...));
 }
 
-/// A loop along one dimension: `n` elements at addresses p with strides s. `f` is the functor.
-using RowFn = void (*)(const void* f, std::int64_t n, char* const* p, const std::int64_t* s);
+/// A loop over `n` elements along one dimension. `strides` has the output's first. `f` is the functor.
+using RowFn = void (*)(const void* f, std::int64_t n, void* out, const void* const* in,
+                       const std::int64_t* strides);
 
-/// Calls row() for runs along the last dimension that cover elements [begin, end).
+/// Calls row() for runs along the last dimension that cover elements [begin, end). `element` has the sizes of
+/// the operands' elements.
 template <int N>
-void for_rows(const Elementwise<N>& e, const std::size_t (&element)[N], std::int64_t begin, std::int64_t end,
+void for_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], std::int64_t begin, std::int64_t end,
               RowFn row, const void* f) {
+  OperandAddresses<N> at = e;
   const int last = e.ndim - 1;
   std::int64_t index[kMaxDims], strides[N];
-  char* p[N];
-  for (int n = 0; n < N; ++n) {
-    p[n] = static_cast<char*>(e.data[n]);
-    strides[n] = e.strides[n][last];
-  }
+  for (int n = 0; n < N; ++n) strides[n] = e.strides[n][last];
   std::int64_t rest = begin;
   for (int d = last; d >= 0; --d) {
     index[d] = rest % e.sizes[d];
     rest /= e.sizes[d];
-    for (int n = 0; n < N; ++n) p[n] += index[d] * e.strides[n][d] * static_cast<std::int64_t>(element[n]);
+    for (int n = 0; n < N; ++n) at.advance(n, index[d] * e.strides[n][d] * element[n]);
   }
   while (true) {
     const std::int64_t run = std::min(e.sizes[last] - index[last], end - begin);
-    row(f, run, p, strides);
+    row(f, run, at.out, at.in, strides);
     begin += run;
     if (begin >= end) return;
-    // On to the next row: the addresses go back to the row's beginning, and up by one in the first dimension
-    // that has room.
-    for (int n = 0; n < N; ++n) p[n] -= index[last] * strides[n] * static_cast<std::int64_t>(element[n]);
+    // Next row: the addresses return to the row's beginning and advance by one in the innermost other
+    // dimension that is not at its end.
+    for (int n = 0; n < N; ++n) at.advance(n, -index[last] * strides[n] * element[n]);
     index[last] = 0;
     for (int d = last - 1; d >= 0; --d) {
       const bool wraps = ++index[d] == e.sizes[d];
-      for (int n = 0; n < N; ++n)
-        p[n] += (wraps ? 1 - e.sizes[d] : 1) * e.strides[n][d] * static_cast<std::int64_t>(element[n]);
+      for (int n = 0; n < N; ++n) at.advance(n, (wraps ? 1 - e.sizes[d] : 1) * e.strides[n][d] * element[n]);
       if (!wraps) break;
       index[d] = 0;
     }
   }
 }
 
-/// All elements, in parallel. Knows no functor, so that it is compiled once for each N.
+/// Runs row() over all elements, in parallel. It does not depend on the functor, so it is compiled once per
+/// N.
 template <int N>
-void for_all_rows(const Elementwise<N>& e, const std::size_t (&element)[N], RowFn row, const void* f) {
+void for_all_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], RowFn row, const void* f) {
   if (e.numel == 0) return;
   if (e.ndim == 1 && e.numel <= kGrain) {
-    char* p[N];
-    std::int64_t s[N];
-    for (int n = 0; n < N; ++n) p[n] = static_cast<char*>(e.data[n]), s[n] = e.strides[n][0];
-    return row(f, e.numel, p, s);
+    std::int64_t strides[N];
+    for (int n = 0; n < N; ++n) strides[n] = e.strides[n][0];
+    return row(f, e.numel, e.out, e.in, strides);
   }
   parallel_for(e.numel, kGrain,
                [&](std::int64_t begin, std::int64_t end) { for_rows(e, element, begin, end, row, f); });
@@ -161,11 +159,11 @@ void for_all_rows(const Elementwise<N>& e, const std::size_t (&element)[N], RowF
 /// out = f(in...), where f takes and gives Compute<> types.
 template <class Out, class... In, class F>
 inline void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f) {
-  constexpr std::size_t element[] = {sizeof(Out), sizeof(In)...};
+  constexpr std::int64_t element[] = {sizeof(Out), sizeof(In)...};
   for_all_rows(
       e, element,
-      [](const void* fn, std::int64_t n, char* const* p, const std::int64_t* s) {
-        row<F, Out, In...>(n, p, s, *static_cast<const F*>(fn), std::index_sequence_for<In...>{});
+      [](const void* fn, std::int64_t n, void* out, const void* const* in, const std::int64_t* strides) {
+        row<F, Out, In...>(n, out, in, strides, *static_cast<const F*>(fn), std::index_sequence_for<In...>{});
       },
       &f);
 }

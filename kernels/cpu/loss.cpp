@@ -3,39 +3,41 @@
 #include <cmath>
 
 #include "tapestry/kernels/cpu/first_bad.h"
+#include "tapestry/kernels/cpu/pointwise.h"
 #include "tapestry/kernels/cpu/rows.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
 
 template <class C>
-C weight_of(const ClassLoss& a, std::int64_t c) {
-  return a.weight ? static_cast<const C*>(a.weight)[c] : C(1);
+C weight_of(const ClassRowsArgs& a, std::int64_t c) {
+  return a.weight ? static_cast<const C*>(a.weight.address())[c] : C(1);
 }
 
 // What a row's target means: class `target`, or none of them.
 enum class Target { good, ignored, bad };
-Target kind_of(const ClassLoss& a, std::int64_t target) {
+Target kind_of(const ClassRowsArgs& a, std::int64_t target) {
   if (target == a.ignore_index) return Target::ignored;
   return target >= 0 && target < a.classes ? Target::good : Target::bad;
 }
 
 template <class C>
 C row_grad(const LossGrad& g, std::int64_t row) {
-  const C grad = static_cast<const C*>(g.grad)[g.each_row ? row : 0];
-  return g.divisor ? grad / *static_cast<const C*>(g.divisor) : grad;
+  const C grad = static_cast<const C*>(g.grad.address())[g.each_row ? row : 0];
+  return g.divisor ? grad / *static_cast<const C*>(g.divisor.address()) : grad;
 }
 
 template <class T>
-void cross_entropy_kernel(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad) {
+void cross_entropy_kernel(const LaunchContext&, const ClassLossArgs& args) {
   using C = Compute<T>;
-  FirstBad bad(first_bad);
+  const ClassRowsArgs& a = args.rows;
+  FirstBad bad(args.first_bad);
   const std::int64_t n = a.classes;
   const C smooth = static_cast<C>(a.smoothing), rest = static_cast<C>(1 - a.smoothing),
           each = smooth / static_cast<C>(n);
-  C* const stats = static_cast<C*>(a.stats);
-  C* const loss = static_cast<C*>(losses);
-  C* const used = static_cast<C*>(weights);
+  C* const stats = a.stats.as<C>();
+  C* const loss = args.losses.as<C>();
+  C* const used = args.weights.as<C>();
   const auto shifted = [&](std::int64_t row, const C* x) {
     const C max = row_max(x, n);
     const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
@@ -44,7 +46,7 @@ void cross_entropy_kernel(const ClassLoss& a, void* losses, void* weights, std::
     return [x, max, log_sum](std::int64_t c) { return log_sum - (x[c] - max); };  // -log(p_c)
   };
   if (!a.target) {
-    for_each_row<T, 2>(a.outer, n, a.inner, {a.x, a.probabilities}, nullptr, 6,
+    for_each_row<T, 2>(a.outer, n, a.inner, {a.x.as<T>(), a.probabilities.as<T>()}, nullptr, 6,
                        [&](std::int64_t row, const C* const(&in)[2], C*) {
                          const auto cost = shifted(row, in[0]);
                          const C* const t = in[1];
@@ -56,7 +58,7 @@ void cross_entropy_kernel(const ClassLoss& a, void* losses, void* weights, std::
     return;
   }
   for_each_row<T, 1>(
-      a.outer, n, a.inner, {a.x}, nullptr, 4, [&](std::int64_t row, const C* const(&in)[1], C*) {
+      a.outer, n, a.inner, {a.x.as<T>()}, nullptr, 4, [&](std::int64_t row, const C* const(&in)[1], C*) {
         const auto cost = shifted(row, in[0]);
         const std::int64_t target = a.target[row];
         const Target kind = kind_of(a, target);
@@ -71,12 +73,15 @@ void cross_entropy_kernel(const ClassLoss& a, void* losses, void* weights, std::
 }
 
 template <class T>
-void cross_entropy_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dx) {
+void cross_entropy_backward_kernel(const LaunchContext&, const ClassLossBackwardArgs& args) {
   using C = Compute<T>;
+  const ClassRowsArgs& a = args.rows;
+  const LossGrad& g = args.grad;
+  T* const dx = args.dx.as<T>();
   const std::int64_t n = a.classes;
   const C smooth = static_cast<C>(a.smoothing), rest = static_cast<C>(1 - a.smoothing),
           each = smooth / static_cast<C>(n);
-  const C* const stats = static_cast<const C*>(a.stats);
+  const C* const stats = a.stats.as<C>();
   const C all =
       a.weight ? row_sum<C>(n, [&](std::int64_t c) { return weight_of<C>(a, c); }) : static_cast<C>(n);
   const auto probability = [&](std::int64_t row, const C* x) {
@@ -85,7 +90,7 @@ void cross_entropy_backward_kernel(const ClassLoss& a, const LossGrad& g, void* 
     };
   };
   if (!a.target) {
-    for_each_row<T, 2>(a.outer, n, a.inner, {a.x, a.probabilities}, dx, 6,
+    for_each_row<T, 2>(a.outer, n, a.inner, {a.x.as<T>(), a.probabilities.as<T>()}, dx, 6,
                        [&](std::int64_t row, const C* const(&in)[2], C* out) {
                          const auto p = probability(row, in[0]);
                          const C* const t = in[1];
@@ -98,7 +103,7 @@ void cross_entropy_backward_kernel(const ClassLoss& a, const LossGrad& g, void* 
                        });
     return;
   }
-  for_each_row<T, 1>(a.outer, n, a.inner, {a.x}, dx, 4,
+  for_each_row<T, 1>(a.outer, n, a.inner, {a.x.as<T>()}, dx, 4,
                      [&](std::int64_t row, const C* const(&in)[1], C* out) {
                        const std::int64_t target = a.target[row];
                        if (kind_of(a, target) != Target::good) {
@@ -116,24 +121,30 @@ void cross_entropy_backward_kernel(const ClassLoss& a, const LossGrad& g, void* 
 }
 
 template <class T>
-void cross_entropy_target_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dtarget) {
+void cross_entropy_target_backward_kernel(const LaunchContext&, const ClassLossBackwardArgs& args) {
   using C = Compute<T>;
+  const ClassRowsArgs& a = args.rows;
+  const LossGrad& g = args.grad;
+  T* const dtarget = args.dx.as<T>();
   const C rest = static_cast<C>(1 - a.smoothing);
-  const C* const stats = static_cast<const C*>(a.stats);
-  for_each_row<T, 1>(
-      a.outer, a.classes, a.inner, {a.x}, dtarget, 2, [&](std::int64_t row, const C* const(&in)[1], C* out) {
-        const C* const x = in[0];
-        const C grad = row_grad<C>(g, row) * rest, max = stats[2 * row], log_sum = stats[2 * row + 1];
-        for (std::int64_t c = 0; c < a.classes; ++c)
-          out[c] = grad * weight_of<C>(a, c) * (log_sum - (x[c] - max));
-      });
+  const C* const stats = a.stats.as<C>();
+  for_each_row<T, 1>(a.outer, a.classes, a.inner, {a.x.as<T>()}, dtarget, 2,
+                     [&](std::int64_t row, const C* const(&in)[1], C* out) {
+                       const C* const x = in[0];
+                       const C grad = row_grad<C>(g, row) * rest, max = stats[2 * row],
+                               log_sum = stats[2 * row + 1];
+                       for (std::int64_t c = 0; c < a.classes; ++c)
+                         out[c] = grad * weight_of<C>(a, c) * (log_sum - (x[c] - max));
+                     });
 }
 
 template <class T>
-void nll_loss_kernel(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad) {
+void nll_loss_kernel(const LaunchContext&, const ClassLossArgs& args) {
   using C = Compute<T>;
-  FirstBad bad(first_bad);
-  const T* const x = static_cast<const T*>(a.x);
+  const ClassRowsArgs& a = args.rows;
+  FirstBad bad(args.first_bad);
+  const T* const x = a.x.as<T>();
+  C *const losses = args.losses.as<C>(), *const weights = args.weights.as<C>();
   parallel_for(a.outer * a.inner, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t target = a.target[row];
@@ -146,16 +157,18 @@ void nll_loss_kernel(const ClassLoss& a, void* losses, void* weights, std::int64
       } else if (kind == Target::bad) {
         bad.report(row);
       }
-      static_cast<C*>(losses)[row] = loss;
-      static_cast<C*>(weights)[row] = weight;
+      losses[row] = loss;
+      weights[row] = weight;
     }
   });
 }
 
 template <class T>
-void nll_loss_backward_kernel(const ClassLoss& a, const LossGrad& g, void* dx) {
+void nll_loss_backward_kernel(const LaunchContext&, const ClassLossBackwardArgs& args) {
   using C = Compute<T>;
-  T* const out = static_cast<T*>(dx);
+  const ClassRowsArgs& a = args.rows;
+  const LossGrad& g = args.grad;
+  T* const out = args.dx.as<T>();
   const std::int64_t size = a.classes * a.inner;
   parallel_for(a.outer, grain_of(size), [&](std::int64_t begin, std::int64_t end) {
     std::fill(out + begin * size, out + end * size, T());
@@ -186,38 +199,23 @@ double blocked_sum(std::int64_t n, const Get& get) {
 }
 
 template <class C>
-void weighted_mean_kernel(std::int64_t n, const void* losses, const void* weights, void* mean, void* total) {
-  const auto sum = [n](const void* p) {
-    return blocked_sum<C>(n, [x = static_cast<const C*>(p)](std::int64_t i) { return x[i]; });
-  };
-  const double weight = sum(weights);
-  *static_cast<C*>(total) = static_cast<C>(weight);
-  *static_cast<C*>(mean) = static_cast<C>(sum(losses) / weight);
+void weighted_mean_kernel(const LaunchContext&, const WeightedMeanArgs& a) {
+  const auto sum = [n = a.n](const C* x) { return blocked_sum<C>(n, [x](std::int64_t i) { return x[i]; }); };
+  const double weight = sum(a.weights.as<C>());
+  *a.total.as<C>() = static_cast<C>(weight);
+  *a.mean.as<C>() = static_cast<C>(sum(a.losses.as<C>()) / weight);
 }
 
 template <class T>
-void squared_error_kernel(const Elementwise<3>& e) {
+void sum_squared_error_kernel(const LaunchContext&, const SumSquaredErrorArgs& a) {
   using C = Compute<T>;
-  map<T, T, T>(e, [](C x, C t) { return (x - t) * (x - t); });
+  const double sum = blocked_sum<C>(a.n, [x = a.x.as<T>(), target = a.target.as<T>()](std::int64_t i) {
+    return SquaredError::value<Math>(static_cast<C>(x[i]), static_cast<C>(target[i]));
+  });
+  *a.out.as<T>() = convert<T>(sum / a.divisor);
 }
 
-template <class T>
-void sum_squared_error_kernel(std::int64_t n, const void* x, const void* t, void* out, double divisor) {
-  using C = Compute<T>;
-  const double sum =
-      blocked_sum<C>(n, [x = static_cast<const T*>(x), t = static_cast<const T*>(t)](std::int64_t i) {
-        const C d = static_cast<C>(x[i]) - static_cast<C>(t[i]);
-        return d * d;
-      });
-  *static_cast<T*>(out) = convert<T>(sum / divisor);
-}
-
-template <class T>
-void squared_error_backward_kernel(const Elementwise<4>& e, double scale) {
-  using C = Compute<T>;
-  map<T, T, T, T>(e, [s = static_cast<C>(scale)](C x, C t, C g) { return s * (x - t) * g; });
-}
-
+const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); });
 const bool filled =
     for_types<float, double, Half, BFloat16>([]<class T> {
       cross_entropy.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_kernel<T>);
@@ -226,9 +224,7 @@ const bool filled =
                                         &cross_entropy_target_backward_kernel<T>);
       nll_loss.set(DeviceType::cpu, dtype_of<T>, &nll_loss_kernel<T>);
       nll_loss_backward.set(DeviceType::cpu, dtype_of<T>, &nll_loss_backward_kernel<T>);
-      squared_error.set(DeviceType::cpu, dtype_of<T>, &squared_error_kernel<T>);
       sum_squared_error.set(DeviceType::cpu, dtype_of<T>, &sum_squared_error_kernel<T>);
-      squared_error_backward.set(DeviceType::cpu, dtype_of<T>, &squared_error_backward_kernel<T>);
     }) &&
     for_types<float, double>(
         []<class T> { weighted_mean.set(DeviceType::cpu, dtype_of<T>, &weighted_mean_kernel<T>); });

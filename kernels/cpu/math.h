@@ -72,4 +72,60 @@ inline float normal_cdf(float x) {
   return x < 0 ? tail : 1 - tail;
 }
 
+/// The elementary functions that formulas call (kernels/ops/pointwise.h).
+struct Math {
+  template <class C>
+  static C exp(C x) {
+    return fast_exp(x);
+  }
+  /// For x <= 0. The GPU has a faster one for them.
+  template <class C>
+  static C exp_of_negative(C x) {
+    return fast_exp(x);
+  }
+  template <class C>
+  static C log(C x) {
+    return cpu::log(x);
+  }
+  /// log(1 + x) for x >= 0 (Goldberg 1991, theorem 4): the rounding of 1 + x cancels in the quotient.
+  template <class C>
+  static C log1p(C x) {
+    const C u = 1 + x;
+    return u == 1 ? x : cpu::log(u) * (x / (u - 1));
+  }
+  /// The library's, for formulas that call pow() beside it: that is a call, so their loops are scalar anyway.
+  template <class C>
+  static C exact_log(C x) {
+    return std::log(x);
+  }
+  template <class C>
+  static C sqrt(C x) {
+    return std::sqrt(x);
+  }
+  template <class C>
+  static C rsqrt(C x) {
+    return 1 / std::sqrt(x);
+  }
+  template <class C>
+  static C tanh(C x) {
+    return cpu::tanh(x);
+  }
+  template <class C>
+  static C sigmoid(C x) {
+    return cpu::sigmoid(x);
+  }
+  template <class C>
+  static C normal_cdf(C x) {
+    return cpu::normal_cdf(x);
+  }
+  template <class C>
+  static C pow(C x, C y) {
+    return std::pow(x, y);
+  }
+  template <class C>
+  static C abs(C x) {
+    return std::abs(x);
+  }
+};
+
 }  // namespace tapestry::kernels::cpu

@@ -34,18 +34,18 @@ std::int64_t find(const T* x, std::int64_t count, std::int64_t stride, Compute<T
 }
 
 template <class T, bool largest>
-void extreme_kernel(const Reduce& r, std::int64_t* indices) {
+void extreme_kernel(const LaunchContext&, const ExtremeArgs& a) {
   using C = Compute<T>;
-  const T* const x = static_cast<const T*>(r.x);
-  const bool as_float = r.out_dtype != dtype_of<T>;
+  const Reduction& r = a.reduction;
+  std::int64_t* const indices = a.indices;
+  const T* const x = r.x.as<T>();
+  const ReductionWriter<T> out(r);
   reduce<T>(r, Best<C, largest>(), nullptr, [&](std::int64_t i, C value) {
     if (indices) {
       const std::int64_t at = reduction::offset_of(i, r.kept_ndim, r.kept_sizes, r.kept_strides);
       indices[i] = find(x + at, r.count, r.reduced_strides[0], value);
     }
-    if (!r.out) return;
-    if (as_float) static_cast<float*>(r.out)[i] = static_cast<float>(value);
-    else static_cast<T*>(r.out)[i] = convert<T>(value);
+    if (r.out) out(i, value);
   });
 }
 

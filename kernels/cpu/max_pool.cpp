@@ -69,7 +69,7 @@ struct Segment {
 };
 
 // The segments of all rows p.
-std::vector<std::vector<Segment>> segments(const Pool2d& s, std::int64_t pixel) {
+std::vector<std::vector<Segment>> segments(const Pool2dShape& s, std::int64_t pixel) {
   const std::int64_t begin = std::min(s.q, (s.padding_w + s.stride_w - 1) / s.stride_w);
   const std::int64_t room = s.w + s.padding_w - (s.kernel_w - 1) * s.dilation_w - 1;
   const std::int64_t end = std::clamp(room < 0 ? 0 : room / s.stride_w + 1, begin, s.q);
@@ -92,7 +92,7 @@ std::vector<std::vector<Segment>> segments(const Pool2d& s, std::int64_t pixel) 
 }
 
 template <class T, class I>
-void forward_row_major(const Pool2d& s, const T* x, T* y, I* places) {
+void forward_row_major(const Pool2dShape& s, const T* x, T* y, I* places) {
   const auto rows = segments(s, 1);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
@@ -110,7 +110,7 @@ void forward_row_major(const Pool2d& s, const T* x, T* y, I* places) {
 }
 
 template <class T, class I>
-void forward_channels_last(const Pool2d& s, const T* x, T* y, I* places) {
+void forward_channels_last(const Pool2dShape& s, const T* x, T* y, I* places) {
   const auto rows = segments(s, s.c);
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row)
@@ -125,7 +125,7 @@ void forward_channels_last(const Pool2d& s, const T* x, T* y, I* places) {
 }
 
 template <class T, class I>
-void backward_row_major(const Pool2d& s, const T* dy, const I* places, Compute<T>* dx) {
+void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
   std::vector<std::int64_t> offsets;  // of each place, from a window's first element
   for (std::int64_t r = 0; r < s.kernel_h; ++r)
     for (std::int64_t t = 0; t < s.kernel_w; ++t)
@@ -150,7 +150,7 @@ void backward_row_major(const Pool2d& s, const T* dy, const I* places, Compute<T
 // Each pixel of a window takes the gradient of the channels whose maximum it was: no branch in the inner
 // loop.
 template <class T, class I>
-void backward_channels_last(const Pool2d& s, const T* dy, const I* places, Compute<T>* dx) {
+void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
   using C = Compute<T>;
   const bool covers = s.stride_h == s.kernel_h && s.stride_w == s.kernel_w && s.dilation_h == 1 &&
                       s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 && s.p * s.stride_h == s.h &&
@@ -187,27 +187,26 @@ void backward_channels_last(const Pool2d& s, const T* dy, const I* places, Compu
 }
 
 template <class F>
-void with_place_type(const Pool2d& s, F&& f) {
+void with_place_type(const Pool2dShape& s, F&& f) {
   if (s.kernel_h * s.kernel_w <= kSmallWindow) f(std::uint8_t{});
   else f(std::int32_t{});
 }
 
 template <class T>
-void max_pool2d_kernel(const Pool2d& s, const void* x, void* y, void* places) {
-  with_place_type(s, [&]<class I>(I) {
-    const T* const in = static_cast<const T*>(x);
-    if (s.channels_last) forward_channels_last(s, in, static_cast<T*>(y), static_cast<I*>(places));
-    else forward_row_major(s, in, static_cast<T*>(y), static_cast<I*>(places));
+void max_pool2d_kernel(const LaunchContext&, const MaxPool2dArgs& a) {
+  with_place_type(a.shape, [&]<class I>(I) {
+    const auto forward = a.shape.channels_last ? &forward_channels_last<T, I> : &forward_row_major<T, I>;
+    forward(a.shape, a.x.as<T>(), a.y.as<T>(), a.places.as<I>());
   });
 }
 
 template <class T>
-void backward_kernel(const Pool2d& s, const void* dy, const void* places, void* dx) {
-  const ComputeOutput<T> sum(s.device, dx, s.n * s.c * s.h * s.w);
+void backward_kernel(const LaunchContext& context, const MaxPool2dBackwardArgs& a) {
+  const Pool2dShape& s = a.shape;
+  const ComputeOutput<T> sum(context, a.dx, s.n * s.c * s.h * s.w);
   with_place_type(s, [&]<class I>(I) {
-    const T* const grad = static_cast<const T*>(dy);
-    if (s.channels_last) backward_channels_last(s, grad, static_cast<const I*>(places), sum.data());
-    else backward_row_major(s, grad, static_cast<const I*>(places), sum.data());
+    const auto backward = s.channels_last ? &backward_channels_last<T, I> : &backward_row_major<T, I>;
+    backward(s, a.dy.as<T>(), a.places.as<I>(), sum.data());
   });
   sum.store();
 }

@@ -54,7 +54,7 @@ void sgd_block(const SgdArgs& a, const StepItem& item, std::int64_t at, std::int
 }
 
 template <class T>
-void sgd(const SgdArgs& a) {
+void sgd(const LaunchContext&, const SgdArgs& a) {
   const bool momentum = a.momentum != 0;
   if (momentum)
     for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
@@ -92,7 +92,7 @@ void adam_block(const AdamArgs& a, const StepItem& item, std::int64_t at, std::i
 }
 
 template <class T>
-void adam(const AdamArgs& a) {
+void adam(const LaunchContext&, const AdamArgs& a) {
   for (std::int64_t i = 0; i < a.tensors.count; ++i) *a.tensors.items[i].step += 1;
   const auto block = a.amsgrad ? &adam_block<T, true> : &adam_block<T, false>;
   for_blocks(a.tensors,

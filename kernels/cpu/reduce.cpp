@@ -50,60 +50,57 @@ struct Extreme {
   Total join(Total a, Total b) const { return fold(a, b); }
 };
 
-// Calls write(output, value) so that value, a double, arrives in the output's dtype.
-template <class T>
-struct Writer {
-  void* out;
-  bool as_float;  // f32 for f16 and bf16
-  explicit Writer(const Reduce& r) : out(r.out), as_float(r.out_dtype != dtype_of<T>) {}
-  void operator()(std::int64_t i, double value) const {
-    if (as_float) static_cast<float*>(out)[i] = static_cast<float>(value);
-    else static_cast<T*>(out)[i] = convert<T>(value);
-  }
-};
-
 template <class T, class F, class Finish>
-void sum_of(const Reduce& r, const void* centers, const F& f, const Finish& finish, std::int64_t cost = 1) {
+void sum_of(const Reduction& r, const ConstArray& centers, const F& f, const Finish& finish,
+            std::int64_t cost = 1) {
   using Lane = SumLane<T>;
-  reduce<T>(r, Sum<Lane, F>{f}, static_cast<const Lane*>(centers), finish, cost);
+  reduce<T>(r, Sum<Lane, F>{f}, centers.as<Lane>(), finish, cost);
 }
 
 template <class T>
-void sum_kernel(const Reduce& r, double divisor) {
+void sum_kernel(const LaunchContext&, const SumArgs& a) {
+  const Reduction& r = a.reduction;
   const auto f = [](auto x, auto) { return x; };
   if constexpr (std::is_floating_point_v<Compute<T>>) {
-    sum_of<T>(r, nullptr, f,
-              [out = Writer<T>(r), divisor](std::int64_t i, double sum) { out(i, sum / divisor); });
+    sum_of<T>(r, nullptr, f, [out = ReductionWriter<T>(r), divisor = a.divisor](std::int64_t i, double sum) {
+      out(i, sum / divisor);
+    });
   } else {
-    std::int64_t* const out = static_cast<std::int64_t*>(r.out);
+    std::int64_t* const out = r.out.as<std::int64_t>();
     sum_of<T>(r, nullptr, f, [out](std::int64_t i, std::int64_t sum) { out[i] = sum; });
   }
 }
 
 template <class T>
-void variance_kernel(const Reduce& r, const void* mean, double divisor) {
+void variance_kernel(const LaunchContext&, const VarianceArgs& a) {
+  const Reduction& r = a.reduction;
   const auto f = [](auto x, auto center) { return (x - center) * (x - center); };
-  sum_of<T>(r, mean, f, [out = Writer<T>(r), divisor](std::int64_t i, double sum) { out(i, sum / divisor); });
+  sum_of<T>(r, a.mean, f, [out = ReductionWriter<T>(r), divisor = a.divisor](std::int64_t i, double sum) {
+    out(i, sum / divisor);
+  });
 }
 
 template <class T>
-void logsumexp_kernel(const Reduce& r, const void* max) {
+void logsumexp_kernel(const LaunchContext&, const LogsumexpArgs& a) {
+  const Reduction& r = a.reduction;
   using Lane = Compute<T>;
   // Shifting by an infinite maximum would give NaN.
   const auto shift = [](Lane m) { return std::isinf(m) ? Lane(0) : m; };
   const auto f = [shift](Lane x, Lane m) { return fast_exp(x - shift(m)); };
   sum_of<T>(
-      r, max, f,
-      [out = Writer<T>(r), shift, max = static_cast<const Lane*>(max)](std::int64_t i, double sum) {
+      r, a.max, f,
+      [out = ReductionWriter<T>(r), shift, max = a.max.as<Lane>()](std::int64_t i, double sum) {
         out(i, std::log(sum) + shift(max[i]));
       },
       4);
 }
 
 template <class T>
-void norm_kernel(const Reduce& r, double p) {
+void norm_kernel(const LaunchContext&, const NormArgs& a) {
+  const Reduction& r = a.reduction;
+  const double p = a.p;
   using Lane = Compute<T>;
-  const Writer<T> out(r);
+  const ReductionWriter<T> out(r);
   const auto plain = [out](std::int64_t i, double sum) { out(i, sum); };
   if (p == 0) {
     sum_of<T>(
@@ -126,7 +123,9 @@ void norm_kernel(const Reduce& r, double p) {
 }
 
 template <class T>
-void norm_backward_kernel(const Elementwise<4>& e, double p) {
+void norm_backward_kernel(const LaunchContext&, const NormBackwardArgs& a) {
+  const Elementwise<4>& e = a.operands;
+  const double p = a.p;
   using C = Compute<T>;
   const auto sign = [](C x) { return x > 0 ? C(1) : x < 0 ? C(-1) : x; };  // NaN stays
   if (p == 0) {

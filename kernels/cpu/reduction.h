@@ -24,6 +24,25 @@
 
 namespace tapestry::kernels::cpu {
 
+/// Writes results in the dtype of the output, which is T or, for f16 and bf16, may be f32.
+template <class T>
+class ReductionWriter {
+ public:
+  explicit ReductionWriter(const Reduction& r) {
+    if (r.out.dtype() == dtype_of<T>) out_ = r.out.as<T>();
+    else wide_out_ = r.out.as<float>();
+  }
+  template <class V>
+  void operator()(std::int64_t i, V value) const {
+    if (wide_out_) wide_out_[i] = static_cast<float>(value);
+    else out_[i] = convert<T>(value);
+  }
+
+ private:
+  T* out_ = nullptr;
+  float* wide_out_ = nullptr;
+};
+
 namespace reduction {
 
 inline constexpr std::int64_t kDepth = 32;        // elements that one lane takes in before it is merged
@@ -47,7 +66,7 @@ inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* 
 struct Blocks {
   std::int64_t run, runs, pieces, piece, group, count;
 
-  Blocks(const Reduce& r, std::int64_t width) {
+  Blocks(const Reduction& r, std::int64_t width) {
     run = r.reduced_sizes[r.reduced_ndim - 1];
     runs = run > 0 ? r.count / run : 0;
     const std::int64_t steps = std::max(kElements / width, kDepth);
@@ -58,7 +77,7 @@ struct Blocks {
   }
   /// Calls f(offset, length) for the pieces of runs in blocks [begin, end).
   template <class F>
-  void each(const Reduce& r, std::int64_t begin, std::int64_t end, const F& f) const {
+  void each(const Reduction& r, std::int64_t begin, std::int64_t end, const F& f) const {
     const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];
     const std::int64_t last = std::min(end * group, runs * pieces);
     for (std::int64_t i = begin * group; i < last; ++i) {
@@ -149,12 +168,12 @@ void fold_columns(const Op& op, const T* x, std::int64_t rows, std::int64_t stri
 /// Reduces elements of type T and calls finish(output, total) for every output. `centers` (null where the Op
 /// has none) holds one value an output. `cost` is that of an element, in loads.
 template <class T, class Op, class Finish>
-void reduce(const Reduce& r, const Op& op, const typename Op::Lane* centers, const Finish& finish,
+void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, const Finish& finish,
             std::int64_t cost = 1) {
   using namespace reduction;
   using Total = typename Op::Total;
   if (r.outputs == 0) return;
-  const T* const x = static_cast<const T*>(r.x);
+  const T* const x = r.x.as<T>();
   const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];
   // Which way memory runs: along a kept dimension, whose elements are then reduced side by side, or along a
   // reduced one.

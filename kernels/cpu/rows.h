@@ -11,14 +11,12 @@
 namespace tapestry::kernels::cpu {
 
 /// Calls f(row, x, y) for every row: x[k] is the row of input k, y that of the output, which f fills (null if
-/// `out` is). Rows are numbered outer * inner + i. Where memory has them strided or in f16 or bf16, several
-/// at a time are gathered into a buffer. `cost` is that of an element, in loads.
+/// `result` is). Rows are numbered outer * inner + i. Where memory has them strided or in f16 or bf16,
+/// several at a time are gathered into a buffer. `cost` is that of an element, in loads.
 template <class T, int K, class F>
-void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const void* const (&in)[K],
-                  void* out, std::int64_t cost, const F& f) {
+void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const T* const (&in)[K], T* result,
+                  std::int64_t cost, const F& f) {
   using C = Compute<T>;
-  const auto source = [&](int k) { return static_cast<const T*>(in[k]); };
-  T* const result = static_cast<T*>(out);
   if (outer * inner == 0) return;
   const std::int64_t work = std::max<std::int64_t>(n * cost, 1);
   if constexpr (!is_half<T>) {
@@ -26,7 +24,7 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
       parallel_for(outer, grain_of(work), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
           const C* x[K];
-          for (int k = 0; k < K; ++k) x[k] = source(k) + row * n;
+          for (int k = 0; k < K; ++k) x[k] = in[k] + row * n;
           f(row, x, result ? result + row * n : nullptr);
         }
       });
@@ -43,7 +41,7 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
                          count = std::min(width, inner - first);
       const std::int64_t at = o * n * inner + first;
       for (int k = 0; k < K; ++k) {
-        const T* const from = source(k) + at;
+        const T* const from = in[k] + at;
         C* const to = &buffer[k * width * n];
         if constexpr (is_half<T>) {
           if (inner == 1) {

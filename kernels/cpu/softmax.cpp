@@ -8,34 +8,39 @@ namespace tapestry::kernels::cpu {
 namespace {
 
 template <class T>
-void softmax_kernel(const SoftmaxShape& s, const void* x, void* y) {
+void softmax_kernel(const LaunchContext&, const SoftmaxArgs& a) {
   using C = Compute<T>;
-  for_each_row<T, 1>(
-      s.outer, s.n, s.inner, {x}, y, 4, [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
-        const C* const x = in[0];
-        const C max = row_max(x, n);
-        const C scale =
-            1 / row_sum<C>(n, [x, out, max](std::int64_t i) { return out[i] = fast_exp(x[i] - max); });
-        for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
-      });
+  const SoftmaxShape& s = a.shape;
+  for_each_row<T, 1>(s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4,
+                     [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
+                       const C* const x = in[0];
+                       const C max = row_max(x, n);
+                       const C scale = 1 / row_sum<C>(n, [x, out, max](std::int64_t i) {
+                                         return out[i] = fast_exp(x[i] - max);
+                                       });
+                       for (std::int64_t i = 0; i < n; ++i) out[i] *= scale;
+                     });
 }
 
 template <class T>
-void log_softmax_kernel(const SoftmaxShape& s, const void* x, void* y) {
+void log_softmax_kernel(const LaunchContext&, const SoftmaxArgs& a) {
   using C = Compute<T>;
-  for_each_row<T, 1>(
-      s.outer, s.n, s.inner, {x}, y, 4, [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
-        const C* const x = in[0];
-        const C max = row_max(x, n);
-        const C log_sum = std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
-        for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] - max) - log_sum;
-      });
+  const SoftmaxShape& s = a.shape;
+  for_each_row<T, 1>(s.outer, s.n, s.inner, {a.x.as<T>()}, a.y.as<T>(), 4,
+                     [n = s.n](std::int64_t, const C* const(&in)[1], C* out) {
+                       const C* const x = in[0];
+                       const C max = row_max(x, n);
+                       const C log_sum =
+                           std::log(row_sum<C>(n, [x, max](std::int64_t i) { return fast_exp(x[i] - max); }));
+                       for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] - max) - log_sum;
+                     });
 }
 
 template <class T>
-void softmax_backward_kernel(const SoftmaxShape& s, const void* y, const void* dy, void* dx) {
+void softmax_backward_kernel(const LaunchContext&, const SoftmaxBackwardArgs& a) {
   using C = Compute<T>;
-  for_each_row<T, 2>(s.outer, s.n, s.inner, {y, dy}, dx, 2,
+  const SoftmaxShape& s = a.shape;
+  for_each_row<T, 2>(s.outer, s.n, s.inner, {a.y.as<T>(), a.dy.as<T>()}, a.dx.as<T>(), 2,
                      [n = s.n](std::int64_t, const C* const(&in)[2], C* out) {
                        const C* const y = in[0];
                        const C* const g = in[1];
@@ -45,9 +50,10 @@ void softmax_backward_kernel(const SoftmaxShape& s, const void* y, const void* d
 }
 
 template <class T>
-void log_softmax_backward_kernel(const SoftmaxShape& s, const void* y, const void* dy, void* dx) {
+void log_softmax_backward_kernel(const LaunchContext&, const SoftmaxBackwardArgs& a) {
   using C = Compute<T>;
-  for_each_row<T, 2>(s.outer, s.n, s.inner, {y, dy}, dx, 4,
+  const SoftmaxShape& s = a.shape;
+  for_each_row<T, 2>(s.outer, s.n, s.inner, {a.y.as<T>(), a.dy.as<T>()}, a.dx.as<T>(), 4,
                      [n = s.n](std::int64_t, const C* const(&in)[2], C* out) {
                        const C* const y = in[0];
                        const C* const g = in[1];

@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
 /// Counts in packs of V elements. Chunks are chosen to give about `blocks` blocks, but never less than one
 /// full batch of loads per thread.
 template <int V>
-ChannelShape channel_shape(const BatchNorm& s, std::int64_t blocks) {
+ChannelShape channel_shape(const BatchNormShape& s, std::int64_t blocks) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   check(s.c <= kMost && s.l <= kMost, "[batch_norm] ", s.c, " channels of ", s.l,
         " elements are too many for a CUDA kernel; use at most ", kMost, " of each");
@@ -467,7 +467,7 @@ ChannelShape channel_shape(const BatchNorm& s, std::int64_t blocks) {
 
 /// Whether 16-byte vector accesses are possible.
 template <class T>
-bool channels_take_packs(const BatchNorm& s, std::initializer_list<const void*> arrays) {
+bool channels_take_packs(const BatchNormShape& s, std::initializer_list<const void*> arrays) {
   constexpr int V = 16 / sizeof(T);
   return (s.l == 1 ? s.c : s.l) % V == 0 &&
          std::all_of(arrays.begin(), arrays.end(), [](const void* p) { return aligned<T, V>(p); });
@@ -476,12 +476,14 @@ bool channels_take_packs(const BatchNorm& s, std::initializer_list<const void*> 
 inline constexpr std::int64_t kReduceBlocks = 132 * 8, kMapBlocks = 132 * 16;
 
 template <int V, class Op, class Finish>
-void launch_channel_sums(const BatchNorm& s, const Op& op, const Finish& finish, cudaStream_t stream) {
+void launch_channel_sums(const BatchNormShape& s, const Op& op, const Finish& finish,
+                         const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   const ChannelShape shape = channel_shape<V>(s, kReduceBlocks);
   const bool columns = s.l == 1;
   const std::int64_t total = columns ? shape.n : shape.n * shape.l;
   const auto chunks = static_cast<int>((total + shape.chunk - 1) / shape.chunk);
-  const Scratch<float> parts(s.device, 2 * chunks * s.c);
+  const Scratch<float> parts(context.device, 2 * chunks * s.c);
   if (chunks > 0)
     launch(columns ? &reduce_columns<Op, V> : &reduce_planes<Op, V>,
            static_cast<unsigned>(chunks * (columns ? shape.tiles : shape.c)), kChannelThreads, 0, stream, op,
@@ -492,7 +494,7 @@ void launch_channel_sums(const BatchNorm& s, const Op& op, const Finish& finish,
 }
 
 template <int V, class F>
-void launch_channel_map(const BatchNorm& s, const F& f, cudaStream_t stream) {
+void launch_channel_map(const BatchNormShape& s, const F& f, cudaStream_t stream) {
   const ChannelShape shape = channel_shape<V>(s, kMapBlocks);
   if (s.l == 1)
     return launch(&map_columns<F, V>,
@@ -504,67 +506,67 @@ void launch_channel_map(const BatchNorm& s, const F& f, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_batch_norm_stats(const BatchNorm& s, const void* x, const BatchNormStats& to,
-                             cudaStream_t stream) {
+void launch_batch_norm_stats(const LaunchContext& context, const BatchNormStatsArgs& a) {
+  const BatchNormShape& s = a.shape;
   if (s.c == 0) return;
-  const MomentsOf<T> op{{static_cast<const T*>(x)}};
+  const T* const x = a.x.as<T>();
+  const MomentsOf<T> op{{x}};
   const auto count = static_cast<double>(s.n * s.l);
   const FinishStats<T> finish{.count = static_cast<float>(count),
                               .unbiased = static_cast<float>(count / (count - 1)),
-                              .mean = static_cast<float*>(to.mean),
-                              .var = static_cast<float*>(to.var),
-                              .inv_std = static_cast<float*>(to.inv_std),
-                              .eps = static_cast<float>(to.eps),
-                              .momentum = static_cast<float>(to.momentum),
-                              .running_mean = static_cast<T*>(to.running_mean),
-                              .running_var = static_cast<T*>(to.running_var)};
-  if (channels_take_packs<T>(s, {x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
-  else launch_channel_sums<1>(s, op, finish, stream);
+                              .mean = a.mean.as<float>(),
+                              .var = a.var.as<float>(),
+                              .inv_std = a.inv_std.as<float>(),
+                              .eps = static_cast<float>(a.eps),
+                              .momentum = static_cast<float>(a.momentum),
+                              .running_mean = a.running_mean.as<T>(),
+                              .running_var = a.running_var.as<T>()};
+  if (channels_take_packs<T>(s, {x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, context);
+  else launch_channel_sums<1>(s, op, finish, context);
 }
 
 template <class T>
-void launch_batch_norm(const BatchNorm& s, const void* x, const void* mean, const void* inv_std,
-                       const void* weight, const void* bias, void* y, cudaStream_t stream) {
+void launch_batch_norm(const LaunchContext& context, const BatchNormArgs& a) {
+  const BatchNormShape& s = a.shape;
   if (s.n * s.c * s.l == 0) return;
-  const MapNormal<T> f{{static_cast<const T*>(x)},      static_cast<T*>(y),
-                       static_cast<const float*>(mean), static_cast<const float*>(inv_std),
-                       static_cast<const T*>(weight),   static_cast<const T*>(bias)};
+  const T* const x = a.x.as<T>();
+  T* const y = a.y.as<T>();
+  const MapNormal<T> f{{x}, y, a.mean.as<float>(), a.inv_std.as<float>(), a.weight.as<T>(), a.bias.as<T>()};
+  const cudaStream_t stream = stream_of(context);
   if (channels_take_packs<T>(s, {x, y})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
   else launch_channel_map<1>(s, f, stream);
 }
 
 template <class T>
-void launch_batch_norm_backward(const BatchNorm& s, const void* dy, const void* x, const void* mean,
-                                const void* inv_std, const void* weight, bool training, void* dx,
-                                void* dweight, void* dbias, cudaStream_t stream) {
+void launch_batch_norm_backward(const LaunchContext& context, const BatchNormBackwardArgs& a) {
+  const BatchNormShape& s = a.shape;
   if (s.c == 0) return;
-  const bool through_stats = training && dx;  // the gradient flows through the batch statistics
-  const Scratch<float> numbers(s.device, through_stats ? 3 * s.c : 0);
+  const T *const dy = a.dy.as<T>(), *const x = a.x.as<T>();
+  T* const dx = a.dx.as<T>();
+  const float *const mean = a.mean.as<float>(), *const inv_std = a.inv_std.as<float>();
+  const bool through_statistics = a.training && dx;  // the gradient flows through the batch statistics
+  const Scratch<float> numbers(context.device, through_statistics ? 3 * s.c : 0);
   float* const slope = numbers.data();
-  if (through_stats || dweight || dbias) {
-    const GradientsOf<T> op{{static_cast<const T*>(dy), static_cast<const T*>(x)},
-                            static_cast<const float*>(mean)};
+  if (through_statistics || a.dweight || a.dbias) {
+    const GradientsOf<T> op{{dy, x}, mean};
     const FinishGradients<T> finish{.count = static_cast<float>(s.n * s.l),
-                                    .inv_std = static_cast<const float*>(inv_std),
-                                    .weight = static_cast<const T*>(weight),
-                                    .dweight = static_cast<T*>(dweight),
-                                    .dbias = static_cast<T*>(dbias),
+                                    .inv_std = inv_std,
+                                    .weight = a.weight.as<T>(),
+                                    .dweight = a.dweight.as<T>(),
+                                    .dbias = a.dbias.as<T>(),
                                     .slope = slope,
-                                    .centred = through_stats ? slope + s.c : nullptr,
-                                    .offset = through_stats ? slope + 2 * s.c : nullptr};
-    if (channels_take_packs<T>(s, {dy, x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, stream);
-    else launch_channel_sums<1>(s, op, finish, stream);
+                                    .centred = through_statistics ? slope + s.c : nullptr,
+                                    .offset = through_statistics ? slope + 2 * s.c : nullptr};
+    if (channels_take_packs<T>(s, {dy, x})) launch_channel_sums<16 / sizeof(T)>(s, op, finish, context);
+    else launch_channel_sums<1>(s, op, finish, context);
   }
   if (!dx) return;
-  if (!training)  // with constant statistics dx = inv_std weight dy
-    return launch_batch_norm<T>(s, dy, nullptr, inv_std, weight, nullptr, dx, stream);
+  if (!a.training)  // with constant statistics dx = inv_std weight dy
+    return launch_batch_norm<T>(context,
+                                {.shape = s, .x = a.dy, .inv_std = a.inv_std, .weight = a.weight, .y = a.dx});
   if (s.n * s.l == 0) return;
-  const MapGradient<T> f{{static_cast<const T*>(dy), static_cast<const T*>(x)},
-                         static_cast<T*>(dx),
-                         static_cast<const float*>(mean),
-                         slope,
-                         slope + s.c,
-                         slope + 2 * s.c};
+  const MapGradient<T> f{{dy, x}, dx, mean, slope, slope + s.c, slope + 2 * s.c};
+  const cudaStream_t stream = stream_of(context);
   if (channels_take_packs<T>(s, {dy, x, dx})) launch_channel_map<16 / sizeof(T)>(s, f, stream);
   else launch_channel_map<1>(s, f, stream);
 }

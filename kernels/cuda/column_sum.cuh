@@ -3,7 +3,8 @@
 // rows are split, the partial sums form a smaller matrix, which a second launch of the same kernel sums.
 #include <algorithm>
 
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/launch_context.cuh"
+#include "tapestry/kernels/ops/gemm.h"
 #include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda {
@@ -55,10 +56,13 @@ void launch_column_sums(const In* x, Out* y, std::int64_t rows, std::int64_t col
   else with(&column_sums<In, Out, 1>, 32);
 }
 
-/// y[j] = sum over i of x[i, j] for x of shape (rows, cols). The workspace is allocated on `device`.
+/// y[j] = sum over i of x[i, j] for x of shape (rows, cols).
 template <class T>
-void launch_column_sum(std::int64_t rows, std::int64_t cols, const T* x, T* y, Device device,
-                       cudaStream_t stream) {
+void launch_column_sum(const LaunchContext& context, const ColumnSumArgs& a) {
+  const std::int64_t rows = a.rows, cols = a.cols;
+  const T* const x = a.x.as<T>();
+  T* const y = a.y.as<T>();
+  const cudaStream_t stream = stream_of(context);
   if (cols == 0) return;
   // At most four blocks per SM on 132 SMs, and at least eight rows per thread. The split is the same on every
   // GPU, so results are too.
@@ -67,7 +71,7 @@ void launch_column_sum(std::int64_t rows, std::int64_t cols, const T* x, T* y, D
   const std::int64_t rows_per_part = std::max<std::int64_t>((rows + most - 1) / most, 8 * kSumRows);
   const std::int64_t parts = (rows + rows_per_part - 1) / rows_per_part;
   if (parts <= 1) return launch_column_sums<T, T>(x, y, rows, cols, rows_per_part, stream);
-  const Scratch<float> partial(device, parts * cols);
+  const Scratch<float> partial(context.device, parts * cols);
   launch_column_sums<T, float>(x, partial.data(), rows, cols, rows_per_part, stream);
   launch_column_sums<float, T>(partial.data(), y, parts, cols, parts, stream);
 }

@@ -1,13 +1,14 @@
 #pragma once
-// Comparisons and choices. A bool is a byte of 0 or 1; what only chooses moves bits, one kernel a size.
+// Comparisons and choices. A bool is a byte of 0 or 1. All comparisons of a dtype share one kernel, which
+// selects at run time. Choices copy bits, so there is one kernel per element size.
 #include <limits>
 
 #include "tapestry/kernels/cuda/copy.cuh"
-#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/kernels/ops/compare.h"
 
 namespace tapestry::kernels::cuda {
 
-/// How two numbers may be to each other, one bit each.
+/// The possible orders of two numbers, one bit each.
 enum Order : unsigned { kLess = 1, kEqual = 2, kGreater = 4, kUnordered = 8 };
 
 /// Whether a and b are in one of the accepted orders.
@@ -29,64 +30,59 @@ struct CompareWith {
     return Compare{accepted}(static_cast<S>(x), s);
   }
 };
-struct IsNan {
-  __device__ bool operator()(float x) const { return x != x; }
+struct IsNanFormula {
+  __device__ bool operator()(float x) const { return IsNan::value(x); }
 };
-struct IsClose {
+struct IsCloseFormula {
   double rtol, atol;
   bool equal_nan;
   template <class C>
   __device__ bool operator()(C x, C y) const {
-    if (x == y) return true;
-    const auto a = static_cast<double>(x), b = static_cast<double>(y);
-    if (equal_nan && a != a && b != b) return true;
-    // An infinite b would allow any difference.
-    constexpr double most = std::numeric_limits<double>::max();
-    const double difference = a > b ? a - b : b - a, allowed = rtol * b;
-    return a >= -most && a <= most && b >= -most && b <= most &&
-           difference <= atol + (allowed < 0 ? -allowed : allowed);
+    return IsClose::value(x, y, rtol, atol, equal_nan);
   }
 };
-struct Where {
+struct WhereFormula {
   template <class C>
   __device__ C operator()(std::uint8_t condition, C a, C b) const {
-    return condition ? a : b;
+    return Where::value(condition, a, b);
   }
 };
 /// Zero is all bits 0 in every dtype.
-struct Masked {
+struct MaskedFormula {
   bool keep;
   template <class C>
   __device__ C operator()(std::uint8_t condition, C x) const {
-    return (condition != 0) == keep ? x : C(0);
+    return Masked::value(condition, x, keep);
   }
 };
 
-template <class T>
-void launch_compare(const Elementwise<3>& e, unsigned accepted, cudaStream_t stream) {
-  map<bool, T, T>(e, Compare{accepted}, stream);
+template <class T, unsigned accepted>
+void launch_compare(const LaunchContext& context, const Elementwise<3>& e) {
+  map<bool, T, T>(e, Compare{accepted}, stream_of(context));
 }
-template <class T>
-void launch_compare_scalar(const Elementwise<2>& e, unsigned accepted, const Scalar& s, cudaStream_t stream) {
+template <class T, unsigned accepted>
+void launch_compare_scalar(const LaunchContext& context, const ScalarArgs& a) {
   if constexpr (std::is_integral_v<T>)
-    map<bool, T>(e, CompareWith<std::int64_t>{accepted, s.to_int()}, stream);
-  else map<bool, T>(e, CompareWith<float>{accepted, static_cast<float>(s.to_double())}, stream);
+    map<bool, T>(a.operands, CompareWith<std::int64_t>{accepted, a.scalar.to_int()}, stream_of(context));
+  else
+    map<bool, T>(a.operands, CompareWith<float>{accepted, static_cast<float>(a.scalar.to_double())},
+                 stream_of(context));
 }
 template <class T>
-void launch_isnan(const Elementwise<2>& e, cudaStream_t stream) {
-  map<bool, T>(e, IsNan{}, stream);
+void launch_isnan(const LaunchContext& context, const Elementwise<2>& e) {
+  map<bool, T>(e, IsNanFormula{}, stream_of(context));
 }
 template <class T>
-void launch_isclose(const Elementwise<3>& e, double rtol, double atol, bool equal_nan, cudaStream_t stream) {
-  map<bool, T, T>(e, IsClose{rtol, atol, equal_nan}, stream);
+void launch_isclose(const LaunchContext& context, const IsCloseArgs& a) {
+  map<bool, T, T>(a.operands, IsCloseFormula{a.rtol, a.atol, a.equal_nan}, stream_of(context));
 }
 template <class T>
-void launch_where(const Elementwise<4>& e, cudaStream_t stream) {
-  map<Bits<T>, std::uint8_t, Bits<T>, Bits<T>>(e, Where{}, stream);
+void launch_where(const LaunchContext& context, const Elementwise<4>& e) {
+  map<Bits<T>, std::uint8_t, Bits<T>, Bits<T>>(e, WhereFormula{}, stream_of(context));
 }
 template <class T>
-void launch_masked(const Elementwise<3>& e, bool keep, cudaStream_t stream) {
-  map<Bits<T>, std::uint8_t, Bits<T>>(e, Masked{keep}, stream);
+void launch_masked(const LaunchContext& context, const MaskedArgs& a) {
+  map<Bits<T>, std::uint8_t, Bits<T>>(a.operands, MaskedFormula{a.keep}, stream_of(context));
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -13,11 +13,11 @@ namespace tapestry::kernels::cuda {
 
 namespace conv {
 
-inline bool is_depthwise(const Conv2d& s) { return s.groups == s.c && s.groups > 1; }
+inline bool is_depthwise(const Conv2dShape& s) { return s.groups == s.c && s.groups > 1; }
 
 /// Checks that the kernels' 32-bit indices suffice for one image and for the weight. The batch may be larger,
 /// because launches are split along it.
-inline void check_sizes(const Conv2d& s) {
+inline void check_sizes(const Conv2dShape& s) {
   checked_u31("an image", s.h * s.w);
   checked_u31("an image", s.p * s.q);
   checked_u31("a weight", s.k * (s.c / s.groups) * s.r * s.s);
@@ -25,36 +25,47 @@ inline void check_sizes(const Conv2d& s) {
 
 }  // namespace conv
 
-inline void launch_conv2d(const Conv2d& s, const float* x, const float* weight, const float* bias, float* y,
-                          cudaStream_t stream, const conv::Tuning& tuning = {}) {
+template <class = void>
+void launch_conv2d(const LaunchContext& context, const Conv2dArgs& a, const conv::Tuning& tuning = {}) {
+  const Conv2dShape& s = a.shape;
   conv::check_sizes(s);
   if (s.n * s.k * s.p * s.q == 0) return;
+  const float *const x = a.x.as<float>(), *const weight = a.weight.as<float>(),
+                     *const bias = a.bias.as<float>();
+  float* const y = a.y.as<float>();
   if (conv::is_depthwise(s))
-    return conv::launch_depthwise(conv::forward_classes(s), s, false, x, weight, bias, y, tuning, stream);
+    return conv::launch_depthwise(conv::forward_classes(s), s, false, x, weight, bias, y, tuning, context);
   conv::launch_gather(conv::forward_classes(s), {x, weight, bias, y, s.relu, false, false}, s, true, tuning,
-                      stream);
+                      context);
 }
 
-inline void launch_conv2d_backward_input(const Conv2d& s, const float* dy, const float* weight, float* dx,
-                                         cudaStream_t stream, const conv::Tuning& tuning = {}) {
+template <class = void>
+void launch_conv2d_backward_input(const LaunchContext& context, const Conv2dBackwardInputArgs& a,
+                                  const conv::Tuning& tuning = {}) {
+  const Conv2dShape& s = a.shape;
   conv::check_sizes(s);
   if (s.n * s.c * s.h * s.w == 0) return;
+  const float *const dy = a.dy.as<float>(), *const weight = a.weight.as<float>();
+  float* const dx = a.dx.as<float>();
   if (conv::is_depthwise(s))
     return conv::launch_depthwise(conv::gradient_classes(s), s, true, dy, weight, nullptr, dx, tuning,
-                                  stream);
+                                  context);
   conv::launch_gather(conv::gradient_classes(s), {dy, weight, nullptr, dx, false, false, false}, s, false,
-                      tuning, stream);
+                      tuning, context);
 }
 
 /// dweight or dbias may be null. If dweight is null, x may be null too.
-inline void launch_conv2d_backward_weight(const Conv2d& s, const float* dy, const float* x, float* dweight,
-                                          float* dbias, cudaStream_t stream,
-                                          const conv::Tuning& tuning = {}) {
+template <class = void>
+void launch_conv2d_backward_weight(const LaunchContext& context, const Conv2dBackwardWeightArgs& a,
+                                   const conv::Tuning& tuning = {}) {
+  const Conv2dShape& s = a.shape;
   conv::check_sizes(s);
-  if (dbias && s.k > 0) conv::launch_bias_gradient(s, dy, dbias, tuning, stream);
+  const float *const dy = a.dy.as<float>(), *const x = a.x.as<float>();
+  float* const dweight = a.dweight.as<float>();
+  if (a.dbias && s.k > 0) conv::launch_bias_gradient(s, dy, a.dbias.as<float>(), tuning, context);
   if (!dweight || s.k * (s.c / s.groups) * s.r * s.s == 0) return;
-  if (conv::is_depthwise(s)) conv::launch_depthwise_weight(s, dy, x, dweight, tuning, stream);
-  else conv::launch_weight_tiles(s, dy, x, dweight, tuning, stream);
+  if (conv::is_depthwise(s)) conv::launch_depthwise_weight(s, dy, x, dweight, tuning, context);
+  else conv::launch_weight_tiles(s, dy, x, dweight, tuning, context);
 }
 
 }  // namespace tapestry::kernels::cuda

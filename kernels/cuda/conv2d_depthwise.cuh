@@ -85,15 +85,16 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 4)
   }
 }
 
-inline void launch_depthwise(GatherClasses g, const Conv2d& s, bool gradient, const float* in,
+inline void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradient, const float* in,
                              const float* weight, const float* bias, float* out, const Tuning& tuning,
-                             cudaStream_t stream) {
+                             const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   GatherPlan& p = g.plan;
   PackPlan pack{};
   pack.lines = static_cast<unsigned>(s.k);
   pack.padded = divisor(ceil_div(s.k, 4) * 4), pack.channels = divisor(1);
   pack.line = s.r * s.s;
-  const Scratch<float> packed(s.device, place_weights(g, 1, 1, pack.padded.value));
+  const Scratch<float> packed(context.device, place_weights(g, 1, 1, pack.padded.value));
   launch_pack(g, pack, 1, weight, packed.data(), stream);
   p.weight_line = pack.padded.value;
 
@@ -237,8 +238,9 @@ __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term
 }
 
 template <class Term>
-void launch_channel_sums(const Conv2d& s, const float* dy, Term term, float* out, const Tuning& tuning,
-                         cudaStream_t stream) {
+void launch_channel_sums(const Conv2dShape& s, const float* dy, Term term, float* out, const Tuning& tuning,
+                         const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   const std::int64_t image = s.p * s.q, size = s.k * term.sums;
   const std::int64_t across = s.channels_last ? ceil_div(s.k, 32) : s.k;
   const std::int64_t groups = ceil_div(term.sums, Term::kSums);
@@ -250,7 +252,7 @@ void launch_channel_sums(const Conv2d& s, const float* dy, Term term, float* out
       tuning.parts
           ? tuning.parts
           : std::clamp<std::int64_t>(s.n * image / (s.channels_last ? 64 : 8 * kSumsThreads), 1, most);
-  const Scratch<float> parts(s.device, launches * count * size);
+  const Scratch<float> parts(context.device, launches * count * size);
   float* to = parts.data();
   for_images(s.n, image, tuning.max_pixels, [&](std::int64_t first, std::int64_t images) {
     const ChannelSums p{dy + first * output_strides(s).n,
@@ -272,8 +274,8 @@ void launch_channel_sums(const Conv2d& s, const float* dy, Term term, float* out
                    stream);
 }
 
-inline void launch_depthwise_weight(const Conv2d& s, const float* dy, const float* x, float* dweight,
-                                    const Tuning& tuning, cudaStream_t stream) {
+inline void launch_depthwise_weight(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
+                                    const Tuning& tuning, const LaunchContext& context) {
   const DepthwiseTerm term{static_cast<unsigned>(s.r * s.s),
                            x,
                            static_cast<unsigned>(s.h),
@@ -287,11 +289,11 @@ inline void launch_depthwise_weight(const Conv2d& s, const float* dy, const floa
                            s.padding_w,
                            s.dilation_h,
                            s.dilation_w};
-  launch_channel_sums(s, dy, term, dweight, tuning, stream);
+  launch_channel_sums(s, dy, term, dweight, tuning, context);
 }
-inline void launch_bias_gradient(const Conv2d& s, const float* dy, float* dbias, const Tuning& tuning,
-                                 cudaStream_t stream) {
-  launch_channel_sums(s, dy, BiasTerm{}, dbias, tuning, stream);
+inline void launch_bias_gradient(const Conv2dShape& s, const float* dy, float* dbias, const Tuning& tuning,
+                                 const LaunchContext& context) {
+  launch_channel_sums(s, dy, BiasTerm{}, dbias, tuning, context);
 }
 
 }  // namespace tapestry::kernels::cuda::conv

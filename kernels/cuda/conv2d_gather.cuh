@@ -305,8 +305,9 @@ inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image,
 }
 
 /// `image` is the number of pixels per image of `out`, `channels` the number of its channels.
-inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d& s, std::int64_t image,
-                                std::int64_t channels, Tuning tuning, cudaStream_t stream) {
+inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2dShape& s, std::int64_t image,
+                                std::int64_t channels, Tuning tuning, const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   GatherPlan& p = g.plan;
   const auto blocks = [&](const TileCost& tile) {
     std::int64_t tiles = 0;
@@ -334,7 +335,7 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
     Scratch<float> sums;
     float* const out = part.out;
     if (split) {
-      sums = Scratch<float>(s.device, tuning.parts * size);
+      sums = Scratch<float>(context.device, tuning.parts * size);
       part.out = sums.data();
       part.bias = nullptr;
       part.relu = false;
@@ -363,8 +364,9 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2d&
 /// Computes y or dx, and packs the weight first if necessary. The weight is packed at every call: a training
 /// step changes the weight and needs each packed form once. A cache for inference would need to know when the
 /// weight changes, but a kernel sees only its address.
-inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, bool forward,
-                          const Tuning& tuning, cudaStream_t stream) {
+inline void launch_gather(GatherClasses g, GatherCall call, const Conv2dShape& s, bool forward,
+                          const Tuning& tuning, const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   const std::int64_t area = s.r * s.s, c_each = s.c / s.groups, k_each = s.k / s.groups;
   const std::int64_t channels = forward ? c_each : k_each, lines = forward ? k_each : c_each;
   call.quads = g.plan.in.c == 1 && channels % 4 == 0 && aligned<float, 4>(call.in) && channels > 0;
@@ -381,7 +383,7 @@ inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, boo
     pack.line = forward ? c_each * area : area, pack.channel = forward ? area : c_each * area;
     pack.group = k_each * c_each * area;
     g.plan.weight_line = pack.padded.value;
-    packed = Scratch<float>(s.device, place_weights(g, s.groups, channels, pack.padded.value));
+    packed = Scratch<float>(context.device, place_weights(g, s.groups, channels, pack.padded.value));
     if (channels > 0) launch_pack(g, pack, s.groups, call.weight, packed.data(), stream);
     call.weight = packed.data();
   }
@@ -389,7 +391,7 @@ inline void launch_gather(GatherClasses g, GatherCall call, const Conv2d& s, boo
   if (!covers(g, image))
     launch(&fill_zeros<>, static_cast<unsigned>(ceil_div(of_all, kPackThreads)), kPackThreads, 0, stream,
            call.out, of_all);
-  launch_gather_parts(g, call, s, image, forward ? s.k : s.c, tuning, stream);
+  launch_gather_parts(g, call, s, image, forward ? s.k : s.c, tuning, context);
 }
 
 }  // namespace tapestry::kernels::cuda::conv

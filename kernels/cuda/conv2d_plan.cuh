@@ -22,11 +22,11 @@ namespace tapestry::kernels::cuda::conv {
 struct ImageStrides {
   std::int64_t n, h, w, c;
 };
-inline ImageStrides input_strides(const Conv2d& s) {
+inline ImageStrides input_strides(const Conv2dShape& s) {
   if (s.channels_last) return {s.h * s.w * s.c, s.w * s.c, s.c, 1};
   return {s.c * s.h * s.w, s.w, 1, s.h * s.w};
 }
-inline ImageStrides output_strides(const Conv2d& s) {
+inline ImageStrides output_strides(const Conv2dShape& s) {
   if (s.channels_last) return {s.p * s.q * s.k, s.q * s.k, s.k, 1};
   return {s.k * s.p * s.q, s.q, 1, s.p * s.q};
 }
@@ -123,7 +123,7 @@ inline unsigned checked_u31(const char* what, std::int64_t count) {
   return static_cast<unsigned>(count);
 }
 
-inline void add_class(GatherClasses& g, const Conv2d& s, const AxisClass& h, const AxisClass& w,
+inline void add_class(GatherClasses& g, const Conv2dShape& s, const AxisClass& h, const AxisClass& w,
                       std::int64_t channels) {
   PixelClass c{};
   TapClass t{};
@@ -140,7 +140,7 @@ inline void add_class(GatherClasses& g, const Conv2d& s, const AxisClass& h, con
   g.taps.push_back(t);
 }
 
-inline GatherClasses forward_classes(const Conv2d& s) {
+inline GatherClasses forward_classes(const Conv2dShape& s) {
   GatherClasses g{};
   GatherPlan& p = g.plan;
   p.in = input_strides(s), p.out = output_strides(s);
@@ -156,7 +156,7 @@ inline GatherClasses forward_classes(const Conv2d& s) {
 
 /// Classes are sorted by falling number of taps, so that long blocks start first. If there are more classes
 /// than a launch takes, classes without taps are dropped; the launch then fills `out` with zeros first.
-inline GatherClasses gradient_classes(const Conv2d& s) {
+inline GatherClasses gradient_classes(const Conv2dShape& s) {
   GatherClasses g{};
   GatherPlan& p = g.plan;
   p.in = output_strides(s), p.out = input_strides(s);

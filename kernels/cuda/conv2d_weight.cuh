@@ -220,7 +220,7 @@ struct WeightTarget {
   __device__ void operator()(unsigned i, float sum) const { weight[i] = sum; }
 };
 
-inline WeightPlan weight_plan(const Conv2d& s) {
+inline WeightPlan weight_plan(const Conv2dShape& s) {
   WeightPlan p{};
   p.rows = static_cast<unsigned>(s.k / s.groups);
   p.cols = static_cast<unsigned>(s.c / s.groups * s.r * s.s);
@@ -236,8 +236,9 @@ inline WeightPlan weight_plan(const Conv2d& s) {
   return p;
 }
 
-inline void launch_weight_tiles(const Conv2d& s, const float* dy, const float* x, float* dweight,
-                                Tuning tuning, cudaStream_t stream) {
+inline void launch_weight_tiles(const Conv2dShape& s, const float* dy, const float* x, float* dweight,
+                                Tuning tuning, const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   WeightPlan p = weight_plan(s);
   const std::int64_t image = s.p * s.q, size = s.k * p.cols;
   const auto blocks = [&](const TileCost& tile) {
@@ -251,7 +252,7 @@ inline void launch_weight_tiles(const Conv2d& s, const float* dy, const float* x
   }
   std::int64_t launches = 0;
   for_images(s.n, image, tuning.max_pixels, [&](std::int64_t, std::int64_t) { ++launches; });
-  const Scratch<float> parts(s.device, launches * tuning.parts * size);
+  const Scratch<float> parts(context.device, launches * tuning.parts * size);
   const bool quads = s.channels_last && p.rows % 4 == 0 && aligned<float, 4>(dy);
   const bool input_quads = quads && p.channels.value % 4 == 0 && aligned<float, 4>(x);
   float* to = parts.data();

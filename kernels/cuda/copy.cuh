@@ -53,7 +53,8 @@ void copy_from(const Elementwise<2>& e, cudaStream_t stream) {
 
 /// out = x, of any dtype.
 template <class To>
-void launch_copy(const Elementwise<2>& e, cudaStream_t stream) {
+void launch_copy(const LaunchContext& context, const Elementwise<2>& e) {
+  const cudaStream_t stream = stream_of(context);
   switch (e.dtypes[1]) {
     case DType::f32:
       return copy_from<To, float>(e, stream);
@@ -75,9 +76,9 @@ void launch_copy(const Elementwise<2>& e, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_fill(const Elementwise<1>& e, const Scalar& value, cudaStream_t stream) {
+void launch_fill(const LaunchContext& context, const FillArgs& a) {
   using C = Compute<T>;
-  map<T>(e, Constant<C>{convert_scalar<C>(value)}, stream);
+  map<T>(a.out, Constant<C>{convert_scalar<C>(a.value)}, stream_of(context));
 }
 
 }  // namespace tapestry::kernels::cuda

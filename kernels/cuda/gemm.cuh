@@ -7,7 +7,7 @@
 namespace tapestry::kernels::cuda {
 
 template <class T>
-GemmStrategy gemm_strategy(const Gemm& g) {
+GemmStrategy gemm_strategy(const GemmArgs& g) {
   if (is_gemv<T>(g)) return {.gemv = true};
   if constexpr (std::is_same_v<T, float>) return fastest_strategy<LargeTileF32, SmallTileF32>(g);
   // Unaligned operands use small tiles: scalar loads are the bottleneck, not the tensor cores.
@@ -17,21 +17,21 @@ GemmStrategy gemm_strategy(const Gemm& g) {
 
 /// T is float or BFloat16. In bf16 the large tile needs aligned packs. A gemv strategy requires is_gemv().
 template <class T>
-void launch_gemm(const Gemm& g, const GemmStrategy& strategy, cudaStream_t stream) {
+void launch_gemm(const LaunchContext& context, const GemmArgs& g, const GemmStrategy& strategy) {
   if (g.m * g.n * batch_count(g) == 0) return;
   const GemmLayout layout = gemm_layout<T>(g);
-  if (strategy.gemv) return launch_gemv<T>(g, layout, stream);
+  if (strategy.gemv) return launch_gemv<T>(g, layout, stream_of(context));
   if constexpr (std::is_same_v<T, float>) {
-    if (strategy.large) launch_gemm_f32<LargeTileF32>(g, layout, strategy.splits, stream);
-    else launch_gemm_f32<SmallTileF32>(g, layout, strategy.splits, stream);
+    if (strategy.large) launch_gemm_f32<LargeTileF32>(g, layout, strategy.splits, context);
+    else launch_gemm_f32<SmallTileF32>(g, layout, strategy.splits, context);
   } else {
-    if (strategy.large) launch_gemm_bf16<LargeTileBf16, false>(g, layout, strategy.splits, stream);
-    else launch_gemm_bf16<SmallTileBf16, true>(g, layout, strategy.splits, stream);
+    if (strategy.large) launch_gemm_bf16<LargeTileBf16, false>(g, layout, strategy.splits, context);
+    else launch_gemm_bf16<SmallTileBf16, true>(g, layout, strategy.splits, context);
   }
 }
 template <class T>
-void launch_gemm(const Gemm& g, cudaStream_t stream) {
-  launch_gemm<T>(g, gemm_strategy<T>(g), stream);
+void launch_gemm(const LaunchContext& context, const GemmArgs& g) {
+  launch_gemm<T>(context, g, gemm_strategy<T>(g));
 }
 
 }  // namespace tapestry::kernels::cuda

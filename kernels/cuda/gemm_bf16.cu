@@ -3,11 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
-  gemm.set(DeviceType::cuda, dtype_of<BFloat16>,
-           [](const Gemm& g) { launch_gemm<BFloat16>(g, kernel_stream()); });
-  return true;
-}();
+const bool filled = (gemm.set(DeviceType::cuda, dtype_of<BFloat16>, &launch_gemm<BFloat16>), true);
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -166,13 +166,14 @@ constexpr std::size_t shared_bytes() {
 
 /// kElements: also instantiate the kernels for unaligned operands.
 template <class Tile, bool kElements>
-void launch_gemm_bf16(const Gemm& g, const GemmLayout& layout, std::int64_t splits, cudaStream_t stream) {
+void launch_gemm_bf16(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits,
+                      const LaunchContext& context) {
   const auto with = [&]<bool kAAlongK, bool kBAlongK>() {
     void (*kernel)(GemmPlan<BFloat16>) = &gemm_bf16<Tile, true, kAAlongK, kBAlongK>;
     if constexpr (kElements)
       if (!layout.packs) kernel = &gemm_bf16<Tile, false, kAAlongK, kBAlongK>;
     launch_gemm_plan<Tile>(kernel, gemm_plan<Tile, BFloat16>(g, layout, splits), shared_bytes<Tile>(),
-                           g.device, stream);
+                           context);
   };
   if (layout.a_along_k && layout.b_along_k) with.template operator()<true, true>();
   else if (layout.a_along_k) with.template operator()<true, false>();

@@ -3,10 +3,7 @@
 namespace tapestry::kernels::cuda {
 namespace {
 
-const bool filled = [] {
-  gemm.set(DeviceType::cuda, dtype_of<float>, [](const Gemm& g) { launch_gemm<float>(g, kernel_stream()); });
-  return true;
-}();
+const bool filled = (gemm.set(DeviceType::cuda, dtype_of<float>, &launch_gemm<float>), true);
 
 }  // namespace
 }  // namespace tapestry::kernels::cuda

@@ -119,10 +119,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
 }
 
 template <class Tile>
-void launch_gemm_f32(const Gemm& g, const GemmLayout& layout, std::int64_t splits, cudaStream_t stream) {
+void launch_gemm_f32(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits,
+                     const LaunchContext& context) {
   const auto plan = gemm_plan<Tile, float>(g, layout, splits);
   const auto with = [&](void (*packs)(GemmPlan<float>), void (*elements)(GemmPlan<float>)) {
-    launch_gemm_plan<Tile>(layout.packs ? packs : elements, plan, 0, g.device, stream);
+    launch_gemm_plan<Tile>(layout.packs ? packs : elements, plan, 0, context);
   };
   if (layout.a_along_k && layout.b_along_k)
     with(&gemm_f32<Tile, 4, true, true>, &gemm_f32<Tile, 1, true, true>);

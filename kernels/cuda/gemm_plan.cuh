@@ -176,22 +176,22 @@ __device__ __forceinline__ void apply_epilogue(const GemmPlan<T>& p, std::int64_
     case Epilogue::none:
       break;
     case Epilogue::relu:
-      apply(Relu{}, v);
+      apply(Formula<Relu>{}, v);
       break;
     case Epilogue::gelu:
-      apply(Gelu<>{}, v);
+      apply(Formula<Gelu>{}, v);
       break;
     case Epilogue::gelu_tanh:
-      apply(GeluTanh<>{}, v);
+      apply(Formula<GeluTanh>{}, v);
       break;
     case Epilogue::relu_backward:
-      apply(ReluBackward{}, v, aux);
+      apply(Formula<GradientOf<Relu>>{}, v, aux);
       break;
     case Epilogue::gelu_backward:
-      apply(GeluBackward<>{}, v, aux);
+      apply(Formula<GradientOf<Gelu>>{}, v, aux);
       break;
     case Epilogue::gelu_tanh_backward:
-      apply(GeluTanhBackward<>{}, v, aux);
+      apply(Formula<GradientOf<GeluTanh>>{}, v, aux);
       break;
   }
 }
@@ -219,12 +219,12 @@ struct QuadColumn {
         if (has[i]) read_quad(p.c + (at[i] + column), p.c_packs, count, old[i]);
       }
       UNROLL for (int i = 0; i < kRows; ++i) {
-        if (has[i]) apply(Add{}, sums[i].v, old[i]);
+        if (has[i]) apply(Formula<Add>{}, sums[i].v, old[i]);
       }
     }
     UNROLL for (int i = 0; i < kRows; ++i) {
       if (!has[i]) continue;
-      apply(Add{}, sums[i].v, bias);
+      apply(Formula<Add>{}, sums[i].v, bias);
       if constexpr (kEpilogue) apply_epilogue(p, at[i] + column, count, sums[i].v);
       write_quad(p.c + (at[i] + column), p.c_packs, count, sums[i].v);
     }
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
   for (unsigned split = 1; split < p.splits; ++split) {
     from += rows * p.partial_row;
     const Quad part = *reinterpret_cast<const Quad*>(from);
-    apply(Add{}, sums[0].v, part.v);
+    apply(Formula<Add>{}, sums[0].v, part.v);
   }
   const std::int64_t matrix = row / p.m;
   const std::int64_t c = batch_offsets(p, static_cast<unsigned>(matrix)).c;
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kReduceThreads) gemm_reduce(GemmPlan<T> p) {
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-inline std::int64_t batch_count(const Gemm& g) {
+inline std::int64_t batch_count(const GemmArgs& g) {
   std::int64_t count = 1;
   for (int d = 0; d < g.batch_ndim; ++d) count *= g.batch_sizes[d];
   return count;
@@ -335,18 +335,18 @@ struct GemmLayout {
   bool a_along_k, b_along_k, packs;
 };
 template <class T>
-GemmLayout gemm_layout(const Gemm& g) {
+GemmLayout gemm_layout(const GemmArgs& g) {
   GemmLayout l{g.a_strides.row_major(g.k), !g.b_strides.row_major(g.n), false};
-  l.packs = operand_packs<T>(g.a, l.a_along_k ? g.a_strides.row : g.a_strides.col, l.a_along_k ? g.k : g.m,
-                             g.batch_ndim, g.a_batch) &&
-            operand_packs<T>(g.b, l.b_along_k ? g.b_strides.col : g.b_strides.row, l.b_along_k ? g.k : g.n,
-                             g.batch_ndim, g.b_batch);
+  l.packs = operand_packs<T>(g.a.address(), l.a_along_k ? g.a_strides.row : g.a_strides.col,
+                             l.a_along_k ? g.k : g.m, g.batch_ndim, g.a_batch) &&
+            operand_packs<T>(g.b.address(), l.b_along_k ? g.b_strides.col : g.b_strides.row,
+                             l.b_along_k ? g.k : g.n, g.batch_ndim, g.b_batch);
   return l;
 }
 
 /// Estimated clocks of an H100, which has 132 SMs.
 template <class Tile>
-double gemm_clocks(const Gemm& g, std::int64_t batch, std::int64_t splits) {
+double gemm_clocks(const GemmArgs& g, std::int64_t batch, std::int64_t splits) {
   constexpr std::int64_t kSms = 132;
   constexpr double kBytesPerClock = 2400;  // memory bandwidth of the whole GPU
   const std::int64_t blocks = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * batch * splits;
@@ -360,7 +360,7 @@ double gemm_clocks(const Gemm& g, std::int64_t batch, std::int64_t splits) {
 /// The strategy with the fewest estimated clocks. It depends only on the product, not on the GPU, so results
 /// have the same bits on every GPU.
 template <class Large, class Small>
-GemmStrategy fastest_strategy(const Gemm& g) {
+GemmStrategy fastest_strategy(const GemmArgs& g) {
   const std::int64_t batch = batch_count(g), most = g.k / 128;
   GemmStrategy best;
   double fewest = 0;
@@ -381,22 +381,22 @@ GemmStrategy fastest_strategy(const Gemm& g) {
 }
 
 template <class Tile, class T>
-GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t splits) {
+GemmPlan<T> gemm_plan(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits) {
   GemmPlan<T> p{};
   p.m = g.m, p.n = g.n, p.k = g.k;
   // With k = 0 nothing is read and A and B may be null, so the address of C stands in for them.
-  p.a = static_cast<const T*>(g.k ? g.a : g.c);
-  p.b = static_cast<const T*>(g.k ? g.b : g.c);
-  p.c = static_cast<T*>(g.c);
-  p.aux = static_cast<T*>(g.aux);
-  p.bias = static_cast<const T*>(g.bias);
+  p.c = g.c.as<T>();
+  p.a = g.k ? g.a.as<T>() : p.c;
+  p.b = g.k ? g.b.as<T>() : p.c;
+  p.aux = g.aux.as<T>();
+  p.bias = g.bias.as<T>();
   p.a_pitch = layout.a_along_k ? g.a_strides.row : g.a_strides.col;
   p.b_pitch = layout.b_along_k ? g.b_strides.col : g.b_strides.row;
   p.c_row = g.c_row;
   p.accumulate = g.accumulate;
   p.epilogue = g.epilogue;
   p.c_packs = g.n % 4 == 0 && g.c_row % 4 == 0;
-  for (const void* data : {static_cast<const void*>(g.c), static_cast<const void*>(g.aux), g.bias})
+  for (const T* data : {static_cast<const T*>(p.c), static_cast<const T*>(p.aux), p.bias})
     p.c_packs = p.c_packs && aligned<T, 4>(data);
   p.batch = static_cast<unsigned>(batch_count(g));
   p.batch_ndim = g.batch_ndim;
@@ -421,11 +421,13 @@ GemmPlan<T> gemm_plan(const Gemm& g, const GemmLayout& layout, std::int64_t spli
 
 /// Launches `kernel` with the grid and workspace of its plan, then the split-K reduction if k is split.
 template <class Tile, class T>
-void launch_gemm_plan(void (*kernel)(GemmPlan<T>), GemmPlan<T> plan, std::size_t shared_bytes, Device device,
-                      cudaStream_t stream) {
+void launch_gemm_plan(void (*kernel)(GemmPlan<T>), GemmPlan<T> plan, std::size_t shared_bytes,
+                      const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   Scratch<float> partial;
   if (plan.splits > 1) {
-    partial = Scratch<float>(device, std::int64_t{plan.splits} * plan.batch * plan.m * plan.partial_row);
+    partial =
+        Scratch<float>(context.device, std::int64_t{plan.splits} * plan.batch * plan.m * plan.partial_row);
     plan.partial = partial.data();
   }
   launch(kernel, plan.m_tiles * plan.n_tiles * plan.splits * plan.batch, Tile::kThreads, shared_bytes, stream,

@@ -80,13 +80,13 @@ __global__ void __launch_bounds__(32 * kGemvWarps, gemv_blocks(kRows)) gemv(Gemm
 
 /// Whether the gemv kernel applies. Like gemm_strategy(), this depends only on the product and its alignment.
 template <class T>
-bool is_gemv(const Gemm& g) {
+bool is_gemv(const GemmArgs& g) {
   const GemmLayout layout = gemm_layout<T>(g);
   return g.m <= kGemvRows<T> && layout.a_along_k && layout.b_along_k && layout.packs && batch_count(g) == 1;
 }
 
 template <class T>
-void launch_gemv(const Gemm& g, const GemmLayout& layout, cudaStream_t stream) {
+void launch_gemv(const GemmArgs& g, const GemmLayout& layout, cudaStream_t stream) {
   const GemmPlan<T> plan = gemm_plan<SmallTileF32, T>(g, layout, 1);
   // As many warps as leave each thread two packs of a column or more, but at most kGemvWarps.
   constexpr std::int64_t kPacks = 2 * 32 * (16 / sizeof(T));

@@ -29,7 +29,8 @@ __device__ __forceinline__ std::int64_t split(std::int64_t n, const WideDivisor&
 /// Indices of type i64 or i32.
 struct Indices {
   const void* data;
-  bool narrow;
+  bool narrow;  // i32
+  explicit Indices(const ConstArray& index) : data(index.address()), narrow(index.dtype() == DType::i32) {}
   __device__ std::int64_t operator[](std::int64_t i) const {
     return narrow ? static_cast<const std::int32_t*>(data)[i] : static_cast<const std::int64_t*>(data)[i];
   }
@@ -75,16 +76,17 @@ __global__ void __launch_bounds__(kIndexThreads) gather_rows(Gather g, const T* 
 
 /// `g` counts in elements. inner_stride is 1 if the rows of x are dense.
 template <class T>
-void launch_gather(Gather g, const void* x, void* y, cudaStream_t stream) {
+void launch_gather(Gather g, const T* rows, T* result, cudaStream_t stream) {
   using B = Bits<T>;
+  const auto* const x = reinterpret_cast<const B*>(rows);
+  auto* const y = reinterpret_cast<B*>(result);
   constexpr int V = 16 / sizeof(B);
   if (g.total == 0) return;
   const auto launch_packs = [&]<int N>() {
     g.inner = WideDivisor(static_cast<std::int64_t>(g.inner.value) / N);
     g.total /= N;
     g.inner_stride *= N;
-    launch(&gather_rows<B, N>, index_blocks(g.total), kIndexThreads, 0, stream, g, static_cast<const B*>(x),
-           static_cast<B*>(y));
+    launch(&gather_rows<B, N>, index_blocks(g.total), kIndexThreads, 0, stream, g, x, y);
   };
   const bool packs = g.inner.value % V == 0 && g.inner_stride == 1 && g.row_stride % V == 0 &&
                      g.outer_stride % V == 0 && aligned<B, V>(x) && aligned<B, V>(y);
@@ -93,32 +95,18 @@ void launch_gather(Gather g, const void* x, void* y, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_index_select(const IndexRows& r, const void* x, void* y, cudaStream_t stream) {
-  launch_gather<T>({WideDivisor(std::max<std::int64_t>(r.count, 1)),
-                    WideDivisor(std::max<std::int64_t>(r.inner, 1)),
-                    r.outer * r.count * r.inner,
-                    r.rows,
-                    r.rows * r.inner,
-                    r.inner,
-                    1,
-                    {r.index, false},
-                    r.first_bad},
-                   x, y, stream);
+void launch_index_select(const LaunchContext& context, const IndexSelectArgs& r) {
+  launch_gather<T>(
+      {WideDivisor(std::max<std::int64_t>(r.count, 1)), WideDivisor(std::max<std::int64_t>(r.inner, 1)),
+       r.outer * r.count * r.inner, r.rows, r.rows * r.inner, r.inner, 1, Indices(r.index), r.first_bad},
+      r.x.as<T>(), r.y.as<T>(), stream_of(context));
 }
 template <class T>
-void launch_embedding(const View& out, const View& weight, const View& indices, std::int64_t* first_bad,
-                      cudaStream_t stream) {
-  const std::int64_t n = indices.numel(), columns = weight.sizes[1];
-  launch_gather<T>({WideDivisor(std::max<std::int64_t>(n, 1)),
-                    WideDivisor(std::max<std::int64_t>(columns, 1)),
-                    n * columns,
-                    weight.sizes[0],
-                    0,
-                    weight.strides[0],
-                    weight.strides[1],
-                    {indices.data, indices.dtype == DType::i32},
-                    first_bad},
-                   weight.data, out.data, stream);
+void launch_embedding(const LaunchContext& context, const EmbeddingArgs& a) {
+  launch_gather<T>(
+      {WideDivisor(std::max<std::int64_t>(a.count, 1)), WideDivisor(std::max<std::int64_t>(a.columns, 1)),
+       a.count * a.columns, a.rows, 0, a.row_stride, a.column_stride, Indices(a.indices), a.first_bad},
+      a.weight.as<T>(), a.out.as<T>(), stream_of(context));
 }
 
 // ---- sums of rows (gradient)
@@ -183,10 +171,10 @@ __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const 
 
 template <class T, class Sum>
 void launch_add_rows(const Indices& index, std::int64_t outer, std::int64_t rows, std::int64_t count,
-                     std::int64_t inner, std::int64_t skipped, std::int64_t* first_bad, const void* dy,
-                     void* dx, cudaStream_t stream) {
+                     std::int64_t inner, std::int64_t skipped, std::int64_t* first_bad, const T* dy, Sum* dx,
+                     const LaunchContext& context) {
   if (outer * count * inner == 0) return;
-  const Sorted sorted(IndexKey{index}, count, stream);
+  const Sorted sorted(IndexKey{index}, count, context);
   constexpr int V = static_cast<int>(16 / std::max(sizeof(T), sizeof(Sum)));
   const auto launch_packs = [&]<int N>() {
     const Segments s{WideDivisor(count),
@@ -197,28 +185,27 @@ void launch_add_rows(const Indices& index, std::int64_t outer, std::int64_t rows
                      sorted.keys(),
                      sorted.positions(),
                      first_bad};
-    launch(&add_segments<T, Sum, N>, index_blocks(s.total), kIndexThreads, 0, stream, s,
-           static_cast<const T*>(dy), static_cast<Sum*>(dx));
+    launch(&add_segments<T, Sum, N>, index_blocks(s.total), kIndexThreads, 0, stream_of(context), s, dy, dx);
   };
   if (inner % V == 0 && aligned<T, V>(dy) && aligned<Sum, V>(dx)) launch_packs.template operator()<V>();
   else launch_packs.template operator()<1>();
 }
 
 template <class T>
-void launch_index_add(const IndexRows& r, const void* dy, void* dx, cudaStream_t stream) {
-  launch_add_rows<T, float>({r.index, false}, r.outer, r.rows, r.count, r.inner, -1, r.first_bad, dy, dx,
-                            stream);
+void launch_index_add(const LaunchContext& context, const IndexAddArgs& r) {
+  launch_add_rows<T, float>(Indices(r.index), r.outer, r.rows, r.count, r.inner, -1, r.first_bad,
+                            r.dy.as<T>(), r.dx.as<float>(), context);
 }
 template <class T>
-void launch_embedding_backward(const View& dweight, const View& grad, const View& indices,
-                               std::int64_t padding, cudaStream_t stream) {
+void launch_embedding_backward(const LaunchContext& context, const EmbeddingBackwardArgs& a) {
+  T* const dweight = a.dweight.as<T>();
   Elementwise<1> e;
-  e.ndim = 1, e.numel = e.sizes[0] = dweight.numel();
+  e.ndim = 1, e.numel = e.sizes[0] = a.rows * a.columns;
   e.strides[0][0] = 1;
-  e.data[0] = dweight.data, e.dtypes[0] = dtype_of<T>;
-  map<T>(e, Constant<float>{0}, stream);
-  launch_add_rows<T, T>({indices.data, indices.dtype == DType::i32}, 1, dweight.sizes[0], indices.numel(),
-                        dweight.sizes[1], padding, nullptr, grad.data, dweight.data, stream);
+  e.out = dweight, e.dtypes[0] = dtype_of<T>;
+  map<T>(e, Constant<float>{0}, stream_of(context));
+  launch_add_rows<T, T>(Indices(a.indices), 1, a.rows, a.count, a.columns, a.padding, nullptr, a.grad.as<T>(),
+                        dweight, context);
 }
 
 // ---- scatter: one element per row
@@ -236,12 +223,13 @@ __global__ void __launch_bounds__(kIndexThreads)
   dx[thread] = index[from] == k ? g[from] : T(0);
 }
 template <class T>
-void launch_scatter(const Scatter& s, const void* g, void* dx, cudaStream_t stream) {
+void launch_scatter(const LaunchContext& context, const ScatterArgs& s) {
   using B = Bits<T>;
   const std::int64_t total = s.outer * s.n * s.inner;
   if (total == 0) return;
-  launch(&scatter_elements<B>, index_blocks(total), kIndexThreads, 0, stream, total, WideDivisor(s.n),
-         WideDivisor(s.inner), s.index, static_cast<const B*>(g), static_cast<B*>(dx));
+  launch(&scatter_elements<B>, index_blocks(total), kIndexThreads, 0, stream_of(context), total,
+         WideDivisor(s.n), WideDivisor(s.inner), s.index.as<std::int64_t>(),
+         reinterpret_cast<const B*>(s.g.as<T>()), reinterpret_cast<B*>(s.dx.as<T>()));
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -7,10 +7,13 @@
 
 namespace tapestry::kernels::cuda {
 
-cudaStream_t kernel_stream() {
-  const Stream stream = current_stream(kernel_device);
-  ::tapestry::cuda::use_gpu(::tapestry::cuda::devices().at(kernel_device).gpu());
-  return static_cast<cudaStream_t>(stream.native());
-}
+namespace {
+// Each launch goes to the GPU of the device that the slot was called for.
+[[maybe_unused]] const bool hooked = [] {
+  set_launch_hook(
+      [](Device device) { ::tapestry::cuda::use_gpu(::tapestry::cuda::devices().at(device).gpu()); });
+  return true;
+}();
+}  // namespace
 
 }  // namespace tapestry::kernels::cuda

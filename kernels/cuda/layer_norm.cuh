@@ -369,28 +369,29 @@ void launch_layer_norm_rows(const LayerNormRows<T>& a, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_layer_norm(std::int64_t rows, std::int64_t cols, const void* x, const void* weight,
-                       const void* bias, double eps, void* y, void* mean, void* inv_std,
-                       cudaStream_t stream) {
-  if (rows * cols == 0) return;
+void launch_layer_norm(const LaunchContext& context, const LayerNormArgs& s) {
+  if (s.rows * s.cols == 0) return;
   constexpr int V = 16 / sizeof(T);
-  const LayerNormRows<T> a{.rows = rows,
-                           .n = row_length("layer_norm", cols),
-                           .x = static_cast<const T*>(x),
-                           .weight = static_cast<const T*>(weight),
-                           .bias = static_cast<const T*>(bias),
-                           .eps = static_cast<float>(eps),
-                           .y = static_cast<T*>(y),
-                           .mean = static_cast<float*>(mean),
-                           .inv_std = static_cast<float*>(inv_std)};
-  if (cols % V == 0 && aligned<T, V>(x) && aligned<T, V>(weight) && aligned<T, V>(bias) && aligned<T, V>(y))
-    launch_layer_norm_rows<T, V>(a, stream);
-  else launch_layer_norm_rows<T, 1>(a, stream);
+  const LayerNormRows<T> a{.rows = s.rows,
+                           .n = row_length("layer_norm", s.cols),
+                           .x = s.x.as<T>(),
+                           .weight = s.weight.as<T>(),
+                           .bias = s.bias.as<T>(),
+                           .eps = static_cast<float>(s.eps),
+                           .y = s.y.as<T>(),
+                           .mean = s.mean.as<float>(),
+                           .inv_std = s.inv_std.as<float>()};
+  if (s.cols % V == 0 && aligned<T, V>(a.x) && aligned<T, V>(a.weight) && aligned<T, V>(a.bias) &&
+      aligned<T, V>(a.y))
+    launch_layer_norm_rows<T, V>(a, stream_of(context));
+  else launch_layer_norm_rows<T, 1>(a, stream_of(context));
 }
 
 /// `multiprocessors` is the number of SMs that the rows are divided among.
 template <class T, int V>
-void launch_layer_norm_backward_rows(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors) {
+void launch_layer_norm_backward_rows(const LaunchContext& context, const LayerNormBackwardArgs& s,
+                                     int multiprocessors) {
+  const cudaStream_t stream = stream_of(context);
   const bool sums = s.dweight || s.dbias;
   // Launches up to `most` blocks per SM, each for an equal chunk of rows.
   const auto run = [&](auto kernel, dim3 block, int most) {
@@ -398,21 +399,21 @@ void launch_layer_norm_backward_rows(const LayerNormBackward& s, cudaStream_t st
     const std::int64_t chunk = std::max<std::int64_t>(block.y, (s.rows + blocks_wanted - 1) / blocks_wanted);
     const unsigned blocks = norm_blocks(s.rows, chunk);
     const int count = static_cast<int>(blocks);
-    const Scratch<float> parts(s.device, sums ? 2 * s.cols * count : 0);
+    const Scratch<float> parts(context.device, sums ? 2 * s.cols * count : 0);
     const LayerNormGrads<T> a{.rows = s.rows,
                               .chunk = chunk,
                               .n = row_length("layer_norm_backward", s.cols),
-                              .dy = static_cast<const T*>(s.dy),
-                              .x = static_cast<const T*>(s.x),
-                              .weight = static_cast<const T*>(s.weight),
-                              .mean = static_cast<const float*>(s.mean),
-                              .inv_std = static_cast<const float*>(s.inv_std),
-                              .dx = static_cast<T*>(s.dx),
+                              .dy = s.dy.as<T>(),
+                              .x = s.x.as<T>(),
+                              .weight = s.weight.as<T>(),
+                              .mean = s.mean.as<float>(),
+                              .inv_std = s.inv_std.as<float>(),
+                              .dx = s.dx.as<T>(),
                               .parts = parts.data()};
     if (blocks > 0) launch(kernel, blocks, block, 0, stream, a);
     if (sums)
       launch(&add_row_parts<T>, norm_blocks(2 * s.cols, 32), {32, part_threads(count)}, 0, stream,
-             parts.data(), count, a.n, static_cast<T*>(s.dweight), static_cast<T*>(s.dbias));
+             parts.data(), count, a.n, s.dweight.as<T>(), s.dbias.as<T>());
   };
   constexpr int kBlocks = V > 1 ? 8 : 6;
   if (s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, kBlocks>, {32, 4}, kBlocks);
@@ -424,13 +425,14 @@ void launch_layer_norm_backward_rows(const LayerNormBackward& s, cudaStream_t st
 }
 
 template <class T>
-void launch_layer_norm_backward(const LayerNormBackward& s, cudaStream_t stream, int multiprocessors = 132) {
+void launch_layer_norm_backward(const LaunchContext& context, const LayerNormBackwardArgs& s,
+                                int multiprocessors = 132) {
   if (s.cols == 0) return;
   constexpr int V = 16 / sizeof(T);
-  if (s.cols % V == 0 && aligned<T, V>(s.x) && aligned<T, V>(s.dy) && aligned<T, V>(s.weight) &&
-      aligned<T, V>(s.dx))
-    launch_layer_norm_backward_rows<T, V>(s, stream, multiprocessors);
-  else launch_layer_norm_backward_rows<T, 1>(s, stream, multiprocessors);
+  if (s.cols % V == 0 && aligned<T, V>(s.x.address()) && aligned<T, V>(s.dy.address()) &&
+      aligned<T, V>(s.weight.address()) && aligned<T, V>(s.dx.address()))
+    launch_layer_norm_backward_rows<T, V>(context, s, multiprocessors);
+  else launch_layer_norm_backward_rows<T, 1>(context, s, multiprocessors);
 }
 
 }  // namespace tapestry::kernels::cuda

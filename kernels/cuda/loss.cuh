@@ -6,7 +6,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/kernels/cuda/class_rows.cuh"
-#include "tapestry/kernels/cuda/map.cuh"
+#include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/cuda/sums.cuh"
 #include "tapestry/kernels/ops/loss.h"
 #include "tapestry/kernels/scratch.h"
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, Mapping::kBlocks)
 // ---- launches
 
 template <class T>
-ClassRows<T> class_rows(const char* op, const ClassLoss& a) {
+ClassRows<T> class_rows(const char* op, const ClassRowsArgs& a) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   check(a.classes <= kMost, "[", op, "] ", a.classes, " classes are too many for a CUDA kernel; use at most ",
         kMost);
@@ -341,84 +341,85 @@ ClassRows<T> class_rows(const char* op, const ClassLoss& a) {
                     .inner = a.inner,
                     .tiles = (a.inner + 31) / 32,
                     .n = static_cast<int>(a.classes)},
-          .x = static_cast<const T*>(a.x),
-          .probabilities = a.target ? nullptr : static_cast<const T*>(a.probabilities),
+          .x = a.x.as<T>(),
+          .probabilities = a.target ? nullptr : a.probabilities.as<T>(),
           .target = a.target,
-          .weight = static_cast<const float*>(a.weight),
-          .stats = static_cast<float*>(a.stats),
+          .weight = a.weight.as<float>(),
+          .stats = a.stats.as<float>(),
           .ignore_index = a.ignore_index,
           .target_scale = static_cast<float>(1 - a.smoothing),
           .uniform = static_cast<float>(a.smoothing / static_cast<double>(a.classes))};
 }
 
-inline bool needs_q(const ClassLoss& a) { return !a.target || a.smoothing != 0; }
-inline RowGrad row_grad(const LossGrad& g) {
-  return {static_cast<const float*>(g.grad), g.each_row, static_cast<const float*>(g.divisor)};
-}
+inline bool needs_q(const ClassRowsArgs& a) { return !a.target || a.smoothing != 0; }
+inline RowGrad row_grad(const LossGrad& g) { return {g.grad.as<float>(), g.each_row, g.divisor.as<float>()}; }
 
 template <class T>
-void launch_cross_entropy(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad,
-                          cudaStream_t stream) {
-  ClassRows<T> rows = class_rows<T>("cross_entropy", a);
-  const RowLosses<T> to{static_cast<float*>(losses), static_cast<float*>(weights), first_bad};
+void launch_cross_entropy(const LaunchContext& context, const ClassLossArgs& a) {
+  const cudaStream_t stream = stream_of(context);
+  ClassRows<T> rows = class_rows<T>("cross_entropy", a.rows);
+  const RowLosses<T> to{a.losses.as<float>(), a.weights.as<float>(), a.first_bad};
   const auto go = [&]<bool with_q>() {
-    with_row_mapping<T>(rows.shape, {a.x, rows.probabilities}, [&]<class Mapping>(unsigned grid, dim3 block) {
-      if constexpr (std::is_same_v<Mapping, SplitRow>) {
-        const Scratch<typename CrossEntropyTerms<T, with_q>::State> states(kernel_device, grid);
-        launch(&cross_entropy_parts<T, with_q>, grid, block, 0, stream, rows, states.data());
-        launch(&cross_entropy_join<T, with_q>, static_cast<unsigned>((rows.shape.rows + 3) / 4), {32, 4}, 0,
-               stream, rows, states.data(), to);
-      } else {
-        launch(&cross_entropy_rows<Mapping, T, with_q>, grid, block, 0, stream, rows, to);
-      }
-    });
+    with_row_mapping<T>(
+        rows.shape, {rows.x, rows.probabilities}, [&]<class Mapping>(unsigned grid, dim3 block) {
+          if constexpr (std::is_same_v<Mapping, SplitRow>) {
+            const Scratch<typename CrossEntropyTerms<T, with_q>::State> states(context.device, grid);
+            launch(&cross_entropy_parts<T, with_q>, grid, block, 0, stream, rows, states.data());
+            launch(&cross_entropy_join<T, with_q>, static_cast<unsigned>((rows.shape.rows + 3) / 4), {32, 4},
+                   0, stream, rows, states.data(), to);
+          } else {
+            launch(&cross_entropy_rows<Mapping, T, with_q>, grid, block, 0, stream, rows, to);
+          }
+        });
   };
-  if (needs_q(a)) go.template operator()<true>();
+  if (needs_q(a.rows)) go.template operator()<true>();
   else go.template operator()<false>();
 }
 
 template <class T>
-void launch_cross_entropy_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
-  ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a);
+void launch_cross_entropy_backward(const LaunchContext& context, const ClassLossBackwardArgs& a) {
+  const cudaStream_t stream = stream_of(context);
+  ClassRows<T> rows = class_rows<T>("cross_entropy_backward", a.rows);
+  T* const dx = a.dx.as<T>();
   const auto go = [&]<bool with_q>() {
-    with_row_mapping<T>(rows.shape, {a.x, rows.probabilities, dx},
+    with_row_mapping<T>(rows.shape, {rows.x, rows.probabilities, dx},
                         [&]<class Mapping>(unsigned grid, dim3 block) {
                           constexpr bool by_parts = with_q && std::is_same_v<Mapping, SplitRow>;
-                          const Scratch<float> q_sums(kernel_device, by_parts ? grid : 0);
+                          const Scratch<float> q_sums(context.device, by_parts ? grid : 0);
                           if constexpr (by_parts)
                             launch(&cross_entropy_q_parts<T>, grid, block, 0, stream, rows, q_sums.data());
                           launch(&cross_entropy_backward_rows<Mapping, T, with_q>, grid, block, 0, stream,
-                                 rows, row_grad(g), q_sums.data(), static_cast<T*>(dx));
+                                 rows, row_grad(a.grad), q_sums.data(), dx);
                         });
   };
-  if (needs_q(a)) go.template operator()<true>();
+  if (needs_q(a.rows)) go.template operator()<true>();
   else go.template operator()<false>();
 }
 
 template <class T>
-void launch_cross_entropy_target_backward(const ClassLoss& a, const LossGrad& g, void* dtarget,
-                                          cudaStream_t stream) {
-  ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a);
-  with_row_mapping<T>(rows.shape, {a.x, dtarget}, [&]<class Mapping>(unsigned grid, dim3 block) {
-    launch(&cross_entropy_target_backward_rows<Mapping, T>, grid, block, 0, stream, rows, row_grad(g),
-           static_cast<T*>(dtarget));
+void launch_cross_entropy_target_backward(const LaunchContext& context, const ClassLossBackwardArgs& a) {
+  ClassRows<T> rows = class_rows<T>("cross_entropy_target_backward", a.rows);
+  T* const dtarget = a.dx.as<T>();
+  with_row_mapping<T>(rows.shape, {rows.x, dtarget}, [&]<class Mapping>(unsigned grid, dim3 block) {
+    launch(&cross_entropy_target_backward_rows<Mapping, T>, grid, block, 0, stream_of(context), rows,
+           row_grad(a.grad), dtarget);
   });
 }
 
 template <class T>
-void launch_nll_loss(const ClassLoss& a, void* losses, void* weights, std::int64_t* first_bad,
-                     cudaStream_t stream) {
-  const ClassRows<T> rows = class_rows<T>("nll_loss", a);
+void launch_nll_loss(const LaunchContext& context, const ClassLossArgs& a) {
+  const ClassRows<T> rows = class_rows<T>("nll_loss", a.rows);
   if (rows.shape.rows == 0) return;
   launch(&nll_rows<T>, static_cast<unsigned>((rows.shape.rows + kNllThreads - 1) / kNllThreads), kNllThreads,
-         0, stream, rows, static_cast<float*>(losses), static_cast<float*>(weights), first_bad);
+         0, stream_of(context), rows, a.losses.as<float>(), a.weights.as<float>(), a.first_bad);
 }
 
 template <class T>
-void launch_nll_loss_backward(const ClassLoss& a, const LossGrad& g, void* dx, cudaStream_t stream) {
-  ClassRows<T> rows = class_rows<T>("nll_loss_backward", a);
+void launch_nll_loss_backward(const LaunchContext& context, const ClassLossBackwardArgs& a) {
+  ClassRows<T> rows = class_rows<T>("nll_loss_backward", a.rows);
+  T* const dx = a.dx.as<T>();
   with_row_mapping<T>(rows.shape, {dx}, [&]<class Mapping>(unsigned grid, dim3 block) {
-    launch(&nll_backward_rows<Mapping, T>, grid, block, 0, stream, rows, row_grad(g), static_cast<T*>(dx));
+    launch(&nll_backward_rows<Mapping, T>, grid, block, 0, stream_of(context), rows, row_grad(a.grad), dx);
   });
 }
 
@@ -464,34 +465,15 @@ struct SumSquaredError {
 };
 
 template <class = void>
-void launch_weighted_mean(std::int64_t n, const void* losses, const void* weights, void* mean, void* total,
-                          cudaStream_t stream) {
-  const WeightedMean f{static_cast<const float*>(losses), static_cast<const float*>(weights),
-                       static_cast<float*>(mean), static_cast<float*>(total)};
-  launch_sums(n, aligned<float, 4>(losses) && aligned<float, 4>(weights), f, stream);
+void launch_weighted_mean(const LaunchContext& context, const WeightedMeanArgs& a) {
+  const WeightedMean f{a.losses.as<float>(), a.weights.as<float>(), a.mean.as<float>(), a.total.as<float>()};
+  launch_sums(a.n, aligned<float, 4>(f.losses) && aligned<float, 4>(f.weights), f, context);
 }
 template <class T>
-void launch_sum_squared_error(std::int64_t n, const void* x, const void* t, void* out, double divisor,
-                              cudaStream_t stream) {
+void launch_sum_squared_error(const LaunchContext& context, const SumSquaredErrorArgs& a) {
   using F = SumSquaredError<T>;
-  const F f{static_cast<const T*>(x), static_cast<const T*>(t), static_cast<T*>(out), divisor};
-  launch_sums(n, aligned<T, F::kPack>(x) && aligned<T, F::kPack>(t), f, stream);
-}
-
-struct SquaredError {
-  __device__ float operator()(float x, float t) const { return (x - t) * (x - t); }
-};
-struct SquaredErrorBackward {
-  float scale;
-  __device__ float operator()(float x, float t, float g) const { return scale * (x - t) * g; }
-};
-template <class T>
-void launch_squared_error(const Elementwise<3>& e, cudaStream_t stream) {
-  map<T, T, T>(e, SquaredError{}, stream);
-}
-template <class T>
-void launch_squared_error_backward(const Elementwise<4>& e, double scale, cudaStream_t stream) {
-  map<T, T, T, T>(e, SquaredErrorBackward{static_cast<float>(scale)}, stream);
+  const F f{a.x.as<T>(), a.target.as<T>(), a.out.as<T>(), a.divisor};
+  launch_sums(a.n, aligned<T, F::kPack>(f.x) && aligned<T, F::kPack>(f.t), f, context);
 }
 
 }  // namespace tapestry::kernels::cuda

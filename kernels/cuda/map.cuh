@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels::cuda {
@@ -125,7 +125,7 @@ bool takes_packs(const Elementwise<N>& e) {
   for (int n = 0; n < N; ++n) {
     if (e.strides[n][last] == 0) continue;
     if (e.strides[n][last] != 1) return false;
-    if (reinterpret_cast<std::uintptr_t>(e.data[n]) % (V * dtype_size(e.dtypes[n])) != 0) return false;
+    if (reinterpret_cast<std::uintptr_t>(e.address(n)) % (V * dtype_size(e.dtypes[n])) != 0) return false;
     for (int d = 0; d < last; ++d)
       if (e.strides[n][d] % V != 0) return false;
   }
@@ -144,9 +144,7 @@ void for_parts(Elementwise<N> e, std::int64_t limit, const Run& run) {
   for_parts(e, limit, run);
   e.sizes[d] = size - half;
   e.numel = rest * (size - half);
-  for (int n = 0; n < N; ++n)
-    e.data[n] = static_cast<char*>(e.data[n]) +
-                half * e.strides[n][d] * static_cast<std::int64_t>(dtype_size(e.dtypes[n]));
+  for (int n = 0; n < N; ++n) e.advance(n, half * e.strides[n][d] * e.element_size(n));
   for_parts(e, limit, run);
 }
 
@@ -157,17 +155,17 @@ void map_part(const Elementwise<1 + int(sizeof...(In))>& e, const F& f, cudaStre
   constexpr int N = 1 + int(sizeof...(In));
   const auto blocks = [](unsigned threads) { return (threads + kMapThreads - 1) / kMapThreads; };
   MapPlan<N> plan = map_plan(e);
-  Out* const out = static_cast<Out*>(e.data[0]);
+  Out* const out = static_cast<Out*>(e.out);
   if (!takes_packs<V>(e))
     return launch(&map_elements<F, Out, In...>, blocks(plan.count), kMapThreads, 0, stream, plan, f, out,
-                  static_cast<const In*>(e.data[I + 1])...);
+                  static_cast<const In*>(e.in[I])...);
   const int last = e.ndim - 1;
   const unsigned tail = plan.count % V;
   plan.count /= V;
   plan.sizes[last] = Divisor(static_cast<unsigned>(e.sizes[last] / V));
   for (int n = 0; n < N; ++n) plan.strides[n][last] *= V;
   launch(&map_packs<V, F, Out, In...>, blocks(plan.count), kMapThreads, 0, stream, plan, tail, f, out,
-         static_cast<const In*>(e.data[I + 1])...);
+         static_cast<const In*>(e.in[I])...);
 }
 
 /// f is copied to the GPU as bytes. An output may be the very elements of an input.

@@ -2,15 +2,15 @@
 
 namespace tapestry::kernels::cuda {
 
-// reduce.cu has norms of them.
-template void launch_extreme<float>(const Reduce&, bool, bool, std::int64_t*, cudaStream_t);
-template void launch_extreme<BFloat16>(const Reduce&, bool, bool, std::int64_t*, cudaStream_t);
+// reduce.cu uses them for norms.
+template void launch_extreme<float>(const Reduction&, bool, bool, std::int64_t*, const LaunchContext&);
+template void launch_extreme<BFloat16>(const Reduction&, bool, bool, std::int64_t*, const LaunchContext&);
 
 namespace {
 
 template <class T, bool largest>
-void extreme(const Reduce& r, std::int64_t* indices) {
-  launch_extreme<T>(r, largest, false, indices, kernel_stream());
+void extreme(const LaunchContext& context, const ExtremeArgs& a) {
+  launch_extreme<T>(a.reduction, largest, false, a.indices, context);
 }
 template <class T>
 void fill_slots(DType dtype = dtype_of<T>) {

@@ -11,7 +11,7 @@ template <class T>
 struct FloatResult {
   void* out;
   bool f32_out;
-  explicit FloatResult(const Reduce& r) : out(r.out), f32_out(r.out_dtype == DType::f32) {}
+  explicit FloatResult(const Reduction& r) : out(r.out.address()), f32_out(r.out.dtype() == DType::f32) {}
   __device__ void put(std::int64_t i, double value) const {
     const float v = static_cast<float>(value);
     if (f32_out) static_cast<float*>(out)[i] = v;
@@ -36,12 +36,12 @@ struct Extreme {
   Key negate;             // minimum: a float is multiplied by -1, the bits of an integer are inverted by XOR
   bool absolute, f32_out;
 
-  Extreme(const Reduce& r, bool largest, bool of_absolutes, std::int64_t* at)
-      : out(r.out),
+  Extreme(const Reduction& r, bool largest, bool of_absolutes, std::int64_t* at)
+      : out(r.out.address()),
         indices(at),
         negate(kFloats ? (largest ? 1 : -1) : (largest ? 0 : -1)),
         absolute(of_absolutes),
-        f32_out(r.out_dtype == DType::f32) {}
+        f32_out(r.out.dtype() == DType::f32) {}
 
   __device__ Key maybe_negated(Key x) const {
     if constexpr (kFloats) return x * negate;
@@ -89,9 +89,9 @@ struct Extreme {
 
 /// Reduces x, or |x|. Bools are bytes with value 0 or 1.
 template <class T>
-void launch_extreme(const Reduce& r, bool largest, bool of_absolutes, std::int64_t* indices,
-                    cudaStream_t stream) {
-  launch_reduce<T>(r, Extreme<T>(r, largest, of_absolutes, indices), stream);
+void launch_extreme(const Reduction& r, bool largest, bool of_absolutes, std::int64_t* indices,
+                    const LaunchContext& context) {
+  launch_reduce<T>(r, Extreme<T>(r, largest, of_absolutes, indices), context);
 }
 
 }  // namespace tapestry::kernels::cuda

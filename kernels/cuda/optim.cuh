@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/ops/optim.h"
 #include "tapestry/kernels/scratch.h"
 
@@ -166,13 +166,14 @@ __global__ void __launch_bounds__(kStepThreads, 4)
 }
 
 template <class Rule>
-void launch_step(const StepItems& tensors, const Rule& rule, cudaStream_t stream) {
+void launch_step(const StepItems& tensors, const Rule& rule, const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   if (tensors.count == 0) return;
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < tensors.count; ++i)
     total += (tensors.items[i].numel + kStepChunk - 1) / kStepChunk;
-  const Scratch<StepEntry<Rule>> entries(kernel_device, tensors.count);
-  const Scratch<int> owners(kernel_device, total);
+  const Scratch<StepEntry<Rule>> entries(context.device, tensors.count);
+  const Scratch<int> owners(context.device, total);
   std::int64_t chunk = 0;
   for (std::int64_t base = 0; base < tensors.count; base += kStepBatch) {
     StepBatch batch{};
@@ -191,10 +192,10 @@ void launch_step(const StepItems& tensors, const Rule& rule, cudaStream_t stream
 }
 
 template <class = void>
-void launch_sgd(const SgdArgs& a, cudaStream_t stream) {
+void launch_sgd(const LaunchContext& context, const SgdArgs& a) {
   const auto step = [&]<bool momentum, bool nesterov>() {
     launch_step(a.tensors, SgdRule<momentum, nesterov>{a.momentum, a.dampening, a.weight_decay, a.maximize},
-                stream);
+                context);
   };
   if (a.momentum == 0) step.template operator()<false, false>();
   else if (a.nesterov) step.template operator()<true, true>();
@@ -202,10 +203,10 @@ void launch_sgd(const SgdArgs& a, cudaStream_t stream) {
 }
 
 template <class = void>
-void launch_adam(const AdamArgs& a, cudaStream_t stream) {
+void launch_adam(const LaunchContext& context, const AdamArgs& a) {
   const auto step = [&]<bool amsgrad>() {
     launch_step(a.tensors,
-                AdamRule<amsgrad>{a.beta1, a.beta2, a.eps, a.weight_decay, a.decoupled, a.maximize}, stream);
+                AdamRule<amsgrad>{a.beta1, a.beta2, a.eps, a.weight_decay, a.decoupled, a.maximize}, context);
   };
   if (a.amsgrad) step.template operator()<true>();
   else step.template operator()<false>();

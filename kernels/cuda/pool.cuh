@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kPoolThreads) average_pool_backward(PoolShape 
 // ---- launches
 
 template <int V>
-PoolShape pool_shape(const Pool2d& s, bool adaptive) {
+PoolShape pool_shape(const Pool2dShape& s, bool adaptive) {
   constexpr std::int64_t kMost = std::int64_t{1} << 29;
   const auto side = [&](std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
                         std::int64_t padding, std::int64_t dilation) {
@@ -266,7 +266,7 @@ PoolShape pool_shape(const Pool2d& s, bool adaptive) {
 
 /// Whether 16-byte accesses are possible.
 template <class T>
-bool pools_packs(const Pool2d& s, std::initializer_list<const void*> arrays) {
+bool pools_packs(const Pool2dShape& s, std::initializer_list<const void*> arrays) {
   constexpr int V = 16 / sizeof(T);
   return s.channels_last && s.c % V == 0 &&
          std::all_of(arrays.begin(), arrays.end(), [](const void* p) { return aligned<T, V>(p); });
@@ -274,46 +274,54 @@ bool pools_packs(const Pool2d& s, std::initializer_list<const void*> arrays) {
 inline unsigned pool_blocks(std::int64_t threads) {
   return static_cast<unsigned>((threads + kPoolThreads - 1) / kPoolThreads);
 }
-inline bool has_pixels(const Pool2d& s) { return s.n * s.c * s.h * s.w * s.p * s.q != 0; }
+inline bool has_pixels(const Pool2dShape& s) { return s.n * s.c * s.h * s.w * s.p * s.q != 0; }
 
 template <class T>
-void launch_max_pool2d(const Pool2d& s, const void* x, void* y, void* places, cudaStream_t stream) {
+void launch_max_pool2d(const LaunchContext& context, const MaxPool2dArgs& a) {
+  const Pool2dShape& s = a.shape;
   if (!has_pixels(s)) return;
+  const T* const x = a.x.as<T>();
+  T* const y = a.y.as<T>();
   const auto run = [&]<class I, int V>() {
     const PoolShape shape = pool_shape<V>(s, false);
-    launch(&max_pool<T, I, V>, pool_blocks(shape.outputs), kPoolThreads, 0, stream, shape,
-           static_cast<const T*>(x), static_cast<T*>(y), static_cast<I*>(places));
+    launch(&max_pool<T, I, V>, pool_blocks(shape.outputs), kPoolThreads, 0, stream_of(context), shape, x, y,
+           a.places.as<I>());
   };
   constexpr int V = 16 / sizeof(T);
-  if (places && s.kernel_h * s.kernel_w > kSmallWindow) run.template operator()<std::int32_t, 1>();
-  else if (pools_packs<T>(s, {x, y}) && aligned<std::uint8_t, V>(places))
+  if (a.places && s.kernel_h * s.kernel_w > kSmallWindow) run.template operator()<std::int32_t, 1>();
+  else if (pools_packs<T>(s, {x, y}) && aligned<std::uint8_t, V>(a.places.address()))
     run.template operator()<std::uint8_t, V>();
   else run.template operator()<std::uint8_t, 1>();
 }
 
 template <class T>
-void launch_max_pool2d_backward(const Pool2d& s, const void* dy, const void* places, void* dx,
-                                cudaStream_t stream) {
+void launch_max_pool2d_backward(const LaunchContext& context, const MaxPool2dBackwardArgs& a) {
+  const Pool2dShape& s = a.shape;
   if (!has_pixels(s)) return;
+  const T* const dy = a.dy.as<T>();
+  T* const dx = a.dx.as<T>();
   const auto run = [&]<class I, int V>() {
     const PoolShape shape = pool_shape<V>(s, false);
-    launch(&max_pool_backward<T, I, V>, pool_blocks(shape.inputs), kPoolThreads, 0, stream, shape,
-           static_cast<const T*>(dy), static_cast<const I*>(places), static_cast<T*>(dx));
+    launch(&max_pool_backward<T, I, V>, pool_blocks(shape.inputs), kPoolThreads, 0, stream_of(context), shape,
+           dy, a.places.as<I>(), dx);
   };
   constexpr int V = 16 / sizeof(T);
   if (s.kernel_h * s.kernel_w > kSmallWindow) run.template operator()<std::int32_t, 1>();
-  else if (pools_packs<T>(s, {dy, dx}) && aligned<std::uint8_t, V>(places))
+  else if (pools_packs<T>(s, {dy, dx}) && aligned<std::uint8_t, V>(a.places.address()))
     run.template operator()<std::uint8_t, V>();
   else run.template operator()<std::uint8_t, 1>();
 }
 
-template <class T>
-void launch_average_pool(const Pool2d& s, bool adaptive, const void* x, void* y, cudaStream_t stream) {
+template <class T, bool adaptive>
+void launch_average_pool(const LaunchContext& context, const AvgPool2dArgs& a) {
+  const Pool2dShape& s = a.shape;
   if (!has_pixels(s)) return;
+  const T* const x = a.x.as<T>();
+  T* const y = a.y.as<T>();
   const auto run = [&]<int V, int kLanes>() {
     const PoolShape shape = pool_shape<V>(s, adaptive);
-    launch(&average_pool<T, V, kLanes>, pool_blocks(shape.outputs * kLanes), kPoolThreads, 0, stream, shape,
-           static_cast<const T*>(x), static_cast<T*>(y));
+    launch(&average_pool<T, V, kLanes>, pool_blocks(shape.outputs * kLanes), kPoolThreads, 0,
+           stream_of(context), shape, x, y);
   };
   const std::int64_t window =
       adaptive ? (s.h / s.p) * (s.w / s.q) : std::min(s.h, s.kernel_h) * std::min(s.w, s.kernel_w);
@@ -322,14 +330,16 @@ void launch_average_pool(const Pool2d& s, bool adaptive, const void* x, void* y,
   else run.template operator()<1, 1>();
 }
 
-template <class T>
-void launch_average_pool_backward(const Pool2d& s, bool adaptive, const void* dy, void* dx,
-                                  cudaStream_t stream) {
+template <class T, bool adaptive>
+void launch_average_pool_backward(const LaunchContext& context, const AvgPool2dBackwardArgs& a) {
+  const Pool2dShape& s = a.shape;
   if (!has_pixels(s)) return;
+  const T* const dy = a.dy.as<T>();
+  T* const dx = a.dx.as<T>();
   const auto run = [&]<int V>() {
     const PoolShape shape = pool_shape<V>(s, adaptive);
-    launch(&average_pool_backward<T, V>, pool_blocks(shape.inputs), kPoolThreads, 0, stream, shape,
-           static_cast<const T*>(dy), static_cast<T*>(dx));
+    launch(&average_pool_backward<T, V>, pool_blocks(shape.inputs), kPoolThreads, 0, stream_of(context),
+           shape, dy, dx);
   };
   if (pools_packs<T>(s, {dy, dx})) run.template operator()<16 / sizeof(T)>();
   else run.template operator()<1>();

@@ -39,10 +39,6 @@
 
 namespace tapestry::kernels::cuda {
 
-/// The current stream of the device that the slot was called for. Also makes its GPU the thread's current
-/// device.
-cudaStream_t kernel_stream();
-
 #ifdef __CUDACC__
 
 /// Launches the kernel on the stream's GPU. Throws CudaError that names the kernel if the launch fails.

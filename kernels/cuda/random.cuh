@@ -92,25 +92,22 @@ void launch_random(const F& f, PhiloxRange range, std::int64_t n, const T* x, T*
 }
 
 template <class T>
-void launch_uniform(void* out, std::int64_t n, PhiloxRange range, double low, double high,
-                    cudaStream_t stream) {
-  launch_random<T>(Uniform<T>{low, high - low}, range, n, nullptr, static_cast<T*>(out), stream);
+void launch_uniform(const LaunchContext& context, const UniformArgs& a) {
+  launch_random<T>(Uniform<T>{a.low, a.high - a.low}, a.range, a.n, nullptr, a.out.as<T>(),
+                   stream_of(context));
 }
 template <class T>
-void launch_normal(void* out, std::int64_t n, PhiloxRange range, double mean, double std,
-                   cudaStream_t stream) {
-  launch_random<T>(Normal<T>{mean, std}, range, n, nullptr, static_cast<T*>(out), stream);
+void launch_normal(const LaunchContext& context, const NormalArgs& a) {
+  launch_random<T>(Normal<T>{a.mean, a.std}, a.range, a.n, nullptr, a.out.as<T>(), stream_of(context));
 }
 template <class T>
-void launch_randint(void* out, std::int64_t n, PhiloxRange range, std::int64_t low, std::uint64_t span,
-                    cudaStream_t stream) {
-  launch_random<T>(Randint<T>{low, span}, range, n, nullptr, static_cast<T*>(out), stream);
+void launch_randint(const LaunchContext& context, const RandintArgs& a) {
+  launch_random<T>(Randint<T>{a.low, a.span}, a.range, a.n, nullptr, a.out.as<T>(), stream_of(context));
 }
 template <class T>
-void launch_dropout(void* out, const void* x, std::int64_t n, PhiloxRange range, std::uint32_t threshold,
-                    double scale, cudaStream_t stream) {
-  launch_random<T>(Dropout<T>{threshold, static_cast<float>(scale)}, range, n, static_cast<const T*>(x),
-                   static_cast<T*>(out), stream);
+void launch_dropout(const LaunchContext& context, const DropoutArgs& a) {
+  launch_random<T>(Dropout<T>{a.threshold, static_cast<float>(a.scale)}, a.range, a.n, a.x.as<T>(),
+                   a.out.as<T>(), stream_of(context));
 }
 
 /// Sort key of element i: the 64-bit number in words 2i and 2i + 1 of the range.
@@ -121,15 +118,16 @@ struct RandomKey {
     return wide_word(four.v, static_cast<int>(i % 2));
   }
 };
-inline void launch_randperm(void* out, std::int64_t n, PhiloxRange range, cudaStream_t stream) {
-  if (n == 0) return;
-  const Sorted sorted(RandomKey{range}, n, stream);
+template <class = void>
+void launch_randperm(const LaunchContext& context, const RandpermArgs& a) {
+  if (a.n == 0) return;
+  const Sorted sorted(RandomKey{a.range}, a.n, context);
   Elementwise<2> e;
-  e.ndim = 1, e.numel = e.sizes[0] = n;
+  e.ndim = 1, e.numel = e.sizes[0] = a.n;
   e.strides[0][0] = e.strides[1][0] = 1;
-  e.data[0] = out, e.data[1] = const_cast<std::int64_t*>(sorted.positions());
+  e.out = a.out.as<std::int64_t>(), e.in[0] = sorted.positions();
   e.dtypes[0] = e.dtypes[1] = DType::i64;
-  copy_from<std::int64_t, std::int64_t>(e, stream);
+  copy_from<std::int64_t, std::int64_t>(e, stream_of(context));
 }
 
 /// Element i is start + i * step: in i64 if both are integers, else in f64 without FMA contraction.
@@ -144,12 +142,13 @@ __global__ void __launch_bounds__(kRandomThreads)
   out[i] = store<T>(real ? convert<Compute<T>>(value) : convert<Compute<T>>(whole));
 }
 template <class T>
-void launch_arange(void* out, std::int64_t n, const Scalar& start, const Scalar& step, cudaStream_t stream) {
-  if (n == 0) return;
-  const auto blocks = static_cast<unsigned>((n + kRandomThreads - 1) / kRandomThreads);
-  launch(&range_elements<T>, blocks, kRandomThreads, 0, stream, n, start.is_real() || step.is_real(),
-         start.to_double(), step.to_double(), static_cast<std::uint64_t>(start.to_int()),
-         static_cast<std::uint64_t>(step.to_int()), static_cast<T*>(out));
+void launch_arange(const LaunchContext& context, const ArangeArgs& a) {
+  if (a.n == 0) return;
+  const auto blocks = static_cast<unsigned>((a.n + kRandomThreads - 1) / kRandomThreads);
+  launch(&range_elements<T>, blocks, kRandomThreads, 0, stream_of(context), a.n,
+         a.start.is_real() || a.step.is_real(), a.start.to_double(), a.step.to_double(),
+         static_cast<std::uint64_t>(a.start.to_int()), static_cast<std::uint64_t>(a.step.to_int()),
+         a.out.as<T>());
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -84,30 +84,34 @@ struct PowerTerms {
 
 /// T may be a float or integer type. Bools are bytes with value 0 or 1.
 template <class T>
-void launch_sum(const Reduce& r, double divisor, cudaStream_t stream) {
+void launch_sum(const LaunchContext& context, const SumArgs& a) {
+  const Reduction& r = a.reduction;
   if constexpr (std::is_integral_v<T>)
-    launch_reduce<T>(r, SumOf<T, IntegerTerms<T>>{{static_cast<std::int64_t*>(r.out)}}, stream);
+    launch_reduce<T>(r, SumOf<T, IntegerTerms<T>>{{r.out.as<std::int64_t>()}}, context);
   else
-    launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), nullptr, divisor, false, false}}, stream);
+    launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), nullptr, a.divisor, false, false}},
+                     context);
 }
 template <class T>
-void launch_variance(const Reduce& r, const void* mean, double divisor, cudaStream_t stream) {
+void launch_variance(const LaunchContext& context, const VarianceArgs& a) {
+  const Reduction& r = a.reduction;
   launch_reduce<T>(
-      r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), static_cast<const float*>(mean), divisor, true, false}},
-      stream);
+      r, SumOf<T, PlainTerms<T>>{{FloatResult<T>(r), a.mean.as<float>(), a.divisor, true, false}}, context);
 }
 template <class T>
-void launch_logsumexp(const Reduce& r, const void* max, cudaStream_t stream) {
-  launch_reduce<T>(r, SumOf<T, PowerTerms<T>>{{FloatResult<T>(r), static_cast<const float*>(max), 0, 0}},
-                   stream);
+void launch_logsumexp(const LaunchContext& context, const LogsumexpArgs& a) {
+  const Reduction& r = a.reduction;
+  launch_reduce<T>(r, SumOf<T, PowerTerms<T>>{{FloatResult<T>(r), a.max.as<float>(), 0, 0}}, context);
 }
 template <class T>
-void launch_norm(const Reduce& r, double p, cudaStream_t stream) {
+void launch_norm(const LaunchContext& context, const NormArgs& a) {
+  const Reduction& r = a.reduction;
+  const double p = a.p;
   const FloatResult<T> out(r);
-  if (std::isinf(p)) return launch_extreme<T>(r, p > 0, true, nullptr, stream);
-  if (p == 2) return launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{out, nullptr, 1, true, true}}, stream);
+  if (std::isinf(p)) return launch_extreme<T>(r, p > 0, true, nullptr, context);
+  if (p == 2) return launch_reduce<T>(r, SumOf<T, PlainTerms<T>>{{out, nullptr, 1, true, true}}, context);
   const double inverse = p == 0 ? 1 : 1 / p;
-  launch_reduce<T>(r, SumOf<T, PowerTerms<T>>{{out, nullptr, static_cast<float>(p), inverse}}, stream);
+  launch_reduce<T>(r, SumOf<T, PowerTerms<T>>{{out, nullptr, static_cast<float>(p), inverse}}, context);
 }
 
 struct NormBackward {
@@ -123,8 +127,8 @@ struct NormBackward {
   }
 };
 template <class T>
-void launch_norm_backward(const Elementwise<4>& e, double p, cudaStream_t stream) {
-  map<T, T, T, T>(e, NormBackward{static_cast<float>(p)}, stream);
+void launch_norm_backward(const LaunchContext& context, const NormBackwardArgs& a) {
+  map<T, T, T, T>(a.operands, NormBackward{static_cast<float>(a.p)}, stream_of(context));
 }
 
 }  // namespace tapestry::kernels::cuda

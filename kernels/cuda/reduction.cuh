@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kReductionThreads)
   op.finish(at[0], s);
 }
 
-struct Reduction {
+struct ReductionLaunch {
   ReducePlan plan;
   bool columns;  // uses reduce_columns
   bool packs;    // packs: V elements per load
@@ -200,8 +200,8 @@ struct Reduction {
 };
 
 /// Plans a reduction. Packs of V elements of `size` bytes are used if layout and alignment allow it.
-inline Reduction plan_reduction(const Reduce& r, int V, std::size_t size) {
-  Reduction result{};
+inline ReductionLaunch plan_reduction(const Reduction& r, int V, std::size_t size) {
+  ReductionLaunch result{};
   ReducePlan& plan = result.plan;
   plan.outputs = r.outputs;
 
@@ -232,7 +232,8 @@ inline Reduction plan_reduction(const Reduce& r, int V, std::size_t size) {
   result.columns = column.in != 0 && (along == 0 || column.in < along);
 
   bool& packs = result.packs;
-  packs = r.count > 0 && reinterpret_cast<std::uintptr_t>(r.x) % (static_cast<std::size_t>(V) * size) == 0;
+  packs = r.count > 0 &&
+          reinterpret_cast<std::uintptr_t>(r.x.address()) % (static_cast<std::size_t>(V) * size) == 0;
   const auto whole = [&](std::int64_t stride) { packs = packs && stride % V == 0; };
   for (int d = 0; d < r.kept_ndim - 1; ++d) whole(kept[d].in);
   for (int d = 0; d < last; ++d) whole(r.reduced_strides[d]);
@@ -288,20 +289,21 @@ inline Reduction plan_reduction(const Reduce& r, int V, std::size_t size) {
 }
 
 template <class T, class Op>
-void launch_reduce(const Reduce& r, const Op& op, cudaStream_t stream) {
+void launch_reduce(const Reduction& r, const Op& op, const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   using State = typename Op::State;
   // Integer reductions (counts, positions) are not worth vector kernels.
   constexpr int V = std::is_integral_v<T> ? 1 : static_cast<int>(16 / sizeof(T));
   if (r.outputs == 0) return;
-  const Reduction how = plan_reduction(r, V, sizeof(T));
+  const ReductionLaunch how = plan_reduction(r, V, sizeof(T));
   const auto pieces = static_cast<std::int64_t>(how.plan.pieces.value);
   Scratch<State> scratch;
-  if (pieces > 1) scratch = Scratch<State>(kernel_device, r.outputs * pieces);
+  if (pieces > 1) scratch = Scratch<State>(context.device, r.outputs * pieces);
   State* const parts = pieces > 1 ? scratch.data() : nullptr;
   const auto kernel = how.columns ? (how.packs ? &reduce_columns<Op, T, V> : &reduce_columns<Op, T, 1>)
                                   : (how.packs ? &reduce_rows<Op, T, V> : &reduce_rows<Op, T, 1>);
-  launch(kernel, static_cast<unsigned>(how.blocks), kReductionThreads, 0, stream, how.plan, op,
-         static_cast<const T*>(r.x), parts);
+  launch(kernel, static_cast<unsigned>(how.blocks), kReductionThreads, 0, stream, how.plan, op, r.x.as<T>(),
+         parts);
   if (pieces > 1)
     launch(&merge_pieces<Op>, static_cast<unsigned>((r.outputs + 7) / 8), kReductionThreads, 0, stream,
            how.plan, op, parts);

@@ -4,14 +4,12 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 template <class T, bool log>
-void forward(const SoftmaxShape& shape, const void* x, void* y) {
-  launch_softmax<SoftmaxForward<T, log>, T>(shape, {{static_cast<const T*>(x)}}, static_cast<T*>(y),
-                                            kernel_stream());
+void forward(const LaunchContext& context, const SoftmaxArgs& a) {
+  launch_softmax<SoftmaxForward<T, log>, T>(a.shape, {{a.x.as<T>()}}, a.y.as<T>(), context);
 }
 template <class T, bool log>
-void backward(const SoftmaxShape& shape, const void* y, const void* dy, void* dx) {
-  launch_softmax<SoftmaxBackward<T, log>, T>(shape, {{static_cast<const T*>(y), static_cast<const T*>(dy)}},
-                                             static_cast<T*>(dx), kernel_stream());
+void backward(const LaunchContext& context, const SoftmaxBackwardArgs& a) {
+  launch_softmax<SoftmaxBackward<T, log>, T>(a.shape, {{a.y.as<T>(), a.dy.as<T>()}}, a.dx.as<T>(), context);
 }
 
 const bool filled = for_types<float, BFloat16>([]<class T>() {

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/ops/softmax.h"
 #include "tapestry/kernels/scratch.h"
 
@@ -341,13 +341,14 @@ inline constexpr std::int64_t kSplitRowsBelow = 132, kRowPartBlocks = 132 * 2;
 
 template <class Op, class T>
 void launch_row_parts(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows, std::int64_t n,
-                      cudaStream_t stream) {
+                      const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   constexpr std::int64_t kLeast = kRowPartThreads * kRowPartBatch;  // elements
   const std::int64_t wanted = std::min<std::int64_t>((kRowPartBlocks + rows - 1) / rows, kRowPartThreads);
   const std::int64_t each = std::max(kLeast, (n + wanted - 1) / wanted);
   const auto parts = static_cast<unsigned>((n + each - 1) / each);
   const dim3 grid(parts, static_cast<unsigned>(rows));
-  const Scratch<typename Op::State> states(kernel_device, rows * parts);
+  const Scratch<typename Op::State> states(context.device, rows * parts);
   launch(&row_part_states<Op, T>, grid, kRowPartThreads, 0, stream, in, n, each, states.data());
   launch(&row_part_results<Op, T>, grid, kRowPartThreads, 0, stream, in, out, n, each, states.data());
 }
@@ -378,7 +379,8 @@ void launch_rows(const RowInputs<T, Op::kInputs>& in, T* out, std::int64_t rows,
 /// input. With fewer than `split_below` long rows, several blocks share each row.
 template <class Op, class T>
 void launch_softmax(const SoftmaxShape& shape, const RowInputs<T, Op::kInputs>& in, T* out,
-                    cudaStream_t stream, std::int64_t split_below = kSplitRowsBelow) {
+                    const LaunchContext& context, std::int64_t split_below = kSplitRowsBelow) {
+  const cudaStream_t stream = stream_of(context);
   if (shape.outer * shape.n * shape.inner == 0) return;
   if (shape.inner > 1) {
     const std::int64_t tiles = (shape.inner + 31) / 32;
@@ -386,7 +388,7 @@ void launch_softmax(const SoftmaxShape& shape, const RowInputs<T, Op::kInputs>& 
                   stream, in, out, shape.n, shape.inner, tiles);
   }
   if (shape.n > kMaxRegisterRow && shape.outer < split_below)
-    return launch_row_parts<Op, T>(in, out, shape.outer, shape.n, stream);
+    return launch_row_parts<Op, T>(in, out, shape.outer, shape.n, context);
   constexpr int V = 16 / sizeof(T);
   bool packs = shape.n % V == 0 && aligned<T, V>(out);
   for (const T* x : in.x) packs = packs && aligned<T, V>(x);

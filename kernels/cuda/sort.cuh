@@ -3,7 +3,7 @@
 // Tiles are sorted by counting (rank sort), then runs are merged pairwise. In a merge, the rank of an element
 // is its index in its own run plus the number of smaller elements in the other run, found by binary search.
 // The order is deterministic.
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/scratch.h"
 #include "tapestry/kernels/slot.h"
 
@@ -65,8 +65,9 @@ class Sorted {
  public:
   /// key(i) is evaluated on the GPU.
   template <class Key>
-  Sorted(const Key& key, std::int64_t n, cudaStream_t stream)
-      : keys_(kernel_device, 2 * n), positions_(kernel_device, 2 * n) {
+  Sorted(const Key& key, std::int64_t n, const LaunchContext& context)
+      : keys_(context.device, 2 * n), positions_(context.device, 2 * n) {
+    const cudaStream_t stream = stream_of(context);
     if (n == 0) return;
     const auto blocks = static_cast<unsigned>((n + 255) / 256);
     launch(&sort_tiles<Key>, blocks, kSortTile, 0, stream, key, n, keys_.data(), positions_.data());

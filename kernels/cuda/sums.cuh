@@ -2,7 +2,7 @@
 // Warp and block sums in a fixed order, and two-stage sums over all elements of arrays.
 #include <algorithm>
 
-#include "tapestry/kernels/cuda/portable.cuh"
+#include "tapestry/kernels/cuda/launch_context.cuh"
 #include "tapestry/kernels/scratch.h"
 #include "tapestry/kernels/slot.h"
 
@@ -67,10 +67,11 @@ __global__ void __launch_bounds__(kSumThreads) add_parts(int count, F f, const f
 
 /// `packs`: all arrays are aligned for vector loads of F::kPack elements.
 template <class F>
-void launch_sums(std::int64_t n, bool packs, const F& f, cudaStream_t stream) {
+void launch_sums(std::int64_t n, bool packs, const F& f, const LaunchContext& context) {
+  const cudaStream_t stream = stream_of(context);
   constexpr std::int64_t kBlock = kSumThreads * F::kPack * 4, kMost = 1024;
   const auto blocks = static_cast<unsigned>(std::clamp<std::int64_t>((n + kBlock - 1) / kBlock, 1, kMost));
-  const Scratch<float> parts(kernel_device, blocks > 1 ? blocks * F::kSums : 0);
+  const Scratch<float> parts(context.device, blocks > 1 ? blocks * F::kSums : 0);
   launch(&add_elements<F>, blocks, kSumThreads, 0, stream, n, packs, f, parts.data());
   if (blocks > 1) launch(&add_parts<F>, 1, kSumThreads, 0, stream, static_cast<int>(blocks), f, parts.data());
 }

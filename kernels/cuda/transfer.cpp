@@ -6,7 +6,9 @@ namespace tapestry::kernels {
 namespace {
 
 const bool filled = [] {
-  transfer.set(DeviceType::cuda, DType::u8, &cuda::copy_bytes);
+  transfer.set(DeviceType::cuda, DType::u8, [](const LaunchContext&, const TransferArgs& a) {
+    cuda::copy_bytes(a.to, a.out, a.from, a.x, a.bytes);
+  });
   return true;
 }();
 

@@ -5,55 +5,58 @@
 
 namespace tapestry::kernels {
 
-/// A matrix in memory, as (row, column) strides in elements: one of the two is 1, the other at least the
-/// length of what the first one runs along. So a transposed matrix is read where it is.
+/// A matrix in memory, as (row, column) strides in elements. One of the two is 1. The other is at least the
+/// length of the lines along the first one. A transposed matrix needs no copy.
 struct MatrixStrides {
   std::int64_t row = 0, col = 1;
-  /// Whether the rows of `cols` elements are the dense lines, not the columns. (1, 1) is a column-major row.
+  /// True if the rows of `cols` elements are the dense lines, false if the columns are. (1, 1) describes a
+  /// single row in column-major order.
   bool row_major(std::int64_t cols) const { return col == 1 && row >= cols; }
 };
 
-/// What becomes of each element of C last. The functions are those of ops/elementwise.h; a gradient is C
-/// times the function's derivative at `aux`.
+/// The last step for each element of C. Functions are those of ops/functions.h. A backward epilogue
+/// multiplies C by the function's derivative at `aux`.
 enum class Epilogue : std::uint8_t {
   none,
   relu,
   gelu,
   gelu_tanh,
-  relu_backward,  // aux may be what went into relu or what came out
+  relu_backward,  // aux may be relu's input or its output
   gelu_backward,
   gelu_tanh_backward,
 };
 inline constexpr bool is_gradient(Epilogue e) { return e >= Epilogue::relu_backward; }
 
-/// C = A B, or C += A B, for each matrix of a batch, then + bias in each row, then the epilogue. A is (m, k),
-/// B (k, n), C (m, n) with dense rows. Products are accumulated in f32, for f64 in f64; f16 and bf16 are
-/// rounded once, when C is written.
-struct Gemm {
+/// C = A B, or C += A B, for each matrix of a batch; then the bias is added to each row; then comes the
+/// epilogue. A is (m, k), B (k, n), C (m, n) with dense rows. Products are accumulated in f32, or in f64 for
+/// f64. f16 and bf16 are rounded once, when C is written.
+struct GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
-  const void* a = nullptr;
-  const void* b = nullptr;
-  void* c = nullptr;
+  ConstArray a, b;
+  MutableArray c;
   MatrixStrides a_strides, b_strides;
-  std::int64_t c_row = 0;      ///< at least n
-  const void* bias = nullptr;  ///< (n) or null
+  std::int64_t c_row = 0;  ///< at least n
+  ConstArray bias;         ///< (n) or null
   bool accumulate = false;
   Epilogue epilogue = Epilogue::none;
-  /// Laid out as C, but not C: what a gradient reads; where a function writes what it is applied to, if not
-  /// null.
-  void* aux = nullptr;
-  /// The batch: sizes, and strides in elements. A or B that serves several matrices has stride 0; those of C
-  /// do not overlap.
+  /// An array laid out like C, but not C itself. A backward epilogue reads it. A function stores its argument
+  /// in it unless it is null.
+  MutableArray aux;
+  /// The batch: sizes, and strides in elements. Stride 0 uses the same A or B for several matrices. The
+  /// matrices of C do not overlap.
   int batch_ndim = 0;
   std::int64_t batch_sizes[kMaxDims] = {};
   std::int64_t a_batch[kMaxDims] = {}, b_batch[kMaxDims] = {}, c_batch[kMaxDims] = {};
-  Device device;  ///< where a kernel takes its workspace
 };
-inline constinit Slot<void(const Gemm&)> gemm{"gemm"};
+inline constinit Slot<GemmArgs> gemm{"gemm"};
 
-/// y[j] = sum over i of x[i, j]: x (rows, cols), dense. Accumulated in f32 (f64 for f64), in an order that
-/// does not depend on the number of threads.
-inline constinit Slot<void(std::int64_t rows, std::int64_t cols, const void* x, void* y)> column_sum{
-    "column_sum"};
+/// y[j] = sum over i of x[i, j] for a dense x (rows, cols). Accumulated in f32 (f64 for f64), in an order
+/// that does not depend on the number of threads.
+struct ColumnSumArgs {
+  std::int64_t rows, cols;
+  ConstArray x;
+  MutableArray y;
+};
+inline constinit Slot<ColumnSumArgs> column_sum{"column_sum"};
 
 }  // namespace tapestry::kernels

@@ -1,39 +1,48 @@
 #pragma once
-// Moving rows by index: index_select and the gradients of what picks elements.
+// Contracts of the kernels that move rows by index: index_select and the gradients of operations that pick
+// elements.
 #include <cstdint>
 #include <limits>
 
 #include "tapestry/kernels/slot.h"
+#include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels {
 
-/// A kernel that reads indices never follows one that is out of range. It skips it (what it would have
-/// produced is unspecified) and lowers `*first_bad`, a cell that holds kNoBadIndex before, to its position.
-/// The cell lies where kernel and host reach it: in page-locked memory for a GPU. Null: nobody asks. So every
-/// kernel runs to its end, and the caller decides when to look: at once on a CPU, when the host next waits
-/// for the device on a GPU (autograd/ops/bad_index.h).
+/// A kernel never follows an index that is out of range. It skips the index, leaves that part of the result
+/// unspecified, and lowers `*first_bad` to the index's position. The cell holds kNoBadIndex before. Kernel
+/// and host can both reach it: for a GPU it lies in page-locked memory. Null if the caller does not want to
+/// know. The kernel always runs to its end and the caller decides when to look: at once on a CPU, when the
+/// host next waits for the device on a GPU (autograd/ops/internal/bad_index.h).
 inline constexpr std::int64_t kNoBadIndex = std::numeric_limits<std::int64_t>::max();
 
-/// x (outer, rows, inner), y (outer, count, inner), both dense; index (count) in [0, rows).
-struct IndexRows {
+/// y[o, i, :] = x[o, index[i], :] with x (outer, rows, inner), y (outer, count, inner), both dense and of the
+/// slot's dtype. index (count) is i64, each in [0, rows).
+struct IndexSelectArgs {
   std::int64_t outer, rows, count, inner;
-  const std::int64_t* index;
+  ConstArray index, x;
+  MutableArray y;
   std::int64_t* first_bad;
 };
+inline constinit Slot<IndexSelectArgs> index_select{"index_select"};
 
-/// y[o, i, :] = x[o, index[i], :]. Slot by x's dtype, which is y's.
-inline constinit Slot<void(const IndexRows&, const void* x, void* y)> index_select{"index_select"};
-
-/// dx[o, index[i], :] += dy[o, i, :], in the order of i. Slot by dy's dtype; dx has it too, but f32 for f16
-/// and bf16.
-inline constinit Slot<void(const IndexRows&, const void* dy, void* dx)> index_add{"index_add"};
-
-/// dx (outer, n, inner) from g (outer, inner): dx[o, index[o, i], i] = g[o, i], zero elsewhere. Slot by the
-/// dtype. The indices come from a kernel and are in range.
-struct Scatter {
-  std::int64_t outer, n, inner;
-  const std::int64_t* index;  // (outer, inner)
+/// dx[o, index[i], :] += dy[o, i, :], in the order of i. Shapes are those of index_select. The slot's dtype
+/// is dy's. dx has the same, but f32 for f16 and bf16.
+struct IndexAddArgs {
+  std::int64_t outer, rows, count, inner;
+  ConstArray index, dy;
+  MutableArray dx;
+  std::int64_t* first_bad;
 };
-inline constinit Slot<void(const Scatter&, const void* g, void* dx)> scatter{"scatter"};
+inline constinit Slot<IndexAddArgs> index_add{"index_add"};
+
+/// dx[o, index[o, i], i] = g[o, i] and zero elsewhere, with dx (outer, n, inner), g and index (outer, inner).
+/// The indices are i64. They come from a kernel and are in range.
+struct ScatterArgs {
+  std::int64_t outer, n, inner;
+  ConstArray index, g;
+  MutableArray dx;
+};
+inline constinit Slot<ScatterArgs> scatter{"scatter"};
 
 }  // namespace tapestry::kernels

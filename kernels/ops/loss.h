@@ -1,69 +1,95 @@
 #pragma once
-// Losses. Slots go by the dtype of the input; "wide" is f32 for f16 and bf16, else that dtype: what is
-// computed in, and the type of class weights, per-row results and incoming gradients. Nothing here needs a
-// value on the host.
+// Contracts of the losses. Slots go by the dtype of the input. Kernels compute in the "accumulation dtype",
+// which is f32 for f16 and bf16 and the input's own dtype otherwise. Class weights, per-row results and
+// incoming gradients have the accumulation dtype. No kernel needs a value on the host.
 #include <cstdint>
 
 #include "tapestry/kernels/ops/index.h"
-#include "tapestry/kernels/slot.h"
-#include "tapestry/kernels/view.h"
+#include "tapestry/kernels/ops/pointwise.h"
 
 namespace tapestry::kernels {
 
-/// Rows of class scores x (outer, classes, inner), dense; a row is one (outer, inner). Each has a target
-/// class, or (cross-entropy) a probability for every class.
-struct ClassLoss {
+/// Dense rows of class scores x (outer, classes, inner), one per (outer, inner). A row has a target class or,
+/// in cross-entropy only, a probability for every class.
+struct ClassRowsArgs {
   std::int64_t outer, classes, inner;
-  const void* x;                         // logits, or log-probabilities for nll
-  const std::int64_t* target = nullptr;  // (outer, inner)
-  const void* probabilities = nullptr;   // like x, where target is null
-  const void* weight = nullptr;          // (classes), wide; null: all 1
+  ConstArray x;                          ///< logits, or log-probabilities for nll
+  const std::int64_t* target = nullptr;  ///< (outer, inner)
+  ConstArray probabilities;              ///< like x, where target is null
+  ConstArray weight;  ///< (classes), of the accumulation dtype; null means 1 for each class
   std::int64_t ignore_index = -100;
   double smoothing = 0;
-  /// (outer, inner, 2), wide: the largest logit m and log(sum(exp(x - m))). Apart, because their sum loses
-  /// the small one beside large logits. Written by forward, read by backward.
-  void* stats = nullptr;
-};
-/// The gradient that reaches a loss: one for each row (outer, inner), or one number for all, over `divisor`
-/// if not null.
-struct LossGrad {
-  const void* grad;
-  bool each_row;
-  const void* divisor;
+  /// (outer, inner, 2), of the accumulation dtype: the largest logit m and log(sum(exp(x - m))) of each row.
+  /// The two are kept apart because their sum loses the digits of the second beside large logits. Forward
+  /// writes them, backward reads them. Null for nll.
+  MutableArray stats;
 };
 
+/// Forward. `losses` and `weights` are (outer, inner), of the accumulation dtype, and 0 for an ignored row. A
+/// target outside [0, classes) is reported in first_bad (see index.h).
+struct ClassLossArgs {
+  ClassRowsArgs rows;
+  MutableArray losses, weights;
+  std::int64_t* first_bad;
+};
 /// With q = (1 - smoothing) target + smoothing / classes (Szegedy et al. 2016) and p = softmax(x):
-/// losses = -sum_c weight_c q_c log(p_c); weights = weight of the target class, 1 with probabilities; both
-/// (outer, inner), wide, and 0 for a row to ignore. A target outside [0, classes) is reported in first_bad
-/// (see index.h).
-inline constinit Slot<void(const ClassLoss&, void* losses, void* weights, std::int64_t* first_bad)>
-    cross_entropy{"cross_entropy"};
-/// dx = grad (p sum_c weight_c q_c - weight q), written whole, without storing p.
-inline constinit Slot<void(const ClassLoss&, const LossGrad&, void* dx)> cross_entropy_backward{
-    "cross_entropy_backward"};
-/// The gradient of the probabilities, like x: -grad (1 - smoothing) weight_c log(p_c).
-inline constinit Slot<void(const ClassLoss&, const LossGrad&, void* dtarget)> cross_entropy_target_backward{
-    "cross_entropy_target_backward"};
+/// losses = -sum_c weight_c q_c log(p_c). `weights` gets the weight of the target class, or 1 where the
+/// targets are probabilities.
+inline constinit Slot<ClassLossArgs> cross_entropy{"cross_entropy"};
+/// losses = -weight_t x_t and weights = weight_t for target t. Uses neither smoothing nor stats.
+inline constinit Slot<ClassLossArgs> nll_loss{"nll_loss"};
 
-/// losses = -weight_t x_t for target t; weights and bad targets as above. No smoothing, no stats.
-inline constinit Slot<void(const ClassLoss&, void* losses, void* weights, std::int64_t* first_bad)> nll_loss{
-    "nll_loss"};
-/// dx, written whole.
-inline constinit Slot<void(const ClassLoss&, const LossGrad&, void* dx)> nll_loss_backward{
-    "nll_loss_backward"};
+/// The gradient of a loss: one for each row (outer, inner), or one number for all rows. It is divided by
+/// `divisor` unless that is null.
+struct LossGrad {
+  ConstArray grad;
+  bool each_row;
+  ConstArray divisor;
+};
+/// Backward. Writes all of dx, which is like x.
+struct ClassLossBackwardArgs {
+  ClassRowsArgs rows;
+  LossGrad grad;
+  MutableArray dx;
+};
+/// dx = grad (p sum_c weight_c q_c - weight q). p is not stored.
+inline constinit Slot<ClassLossBackwardArgs> cross_entropy_backward{"cross_entropy_backward"};
+/// dx receives the gradient of the probabilities, -grad (1 - smoothing) weight_c log(p_c).
+inline constinit Slot<ClassLossBackwardArgs> cross_entropy_target_backward{"cross_entropy_target_backward"};
+inline constinit Slot<ClassLossBackwardArgs> nll_loss_backward{"nll_loss_backward"};
 
-/// total = sum(weights), mean = sum(losses) / total: one number each, of the slot's dtype, as are the n
-/// inputs. Full floats only.
-inline constinit Slot<void(std::int64_t n, const void* losses, const void* weights, void* mean, void* total)>
-    weighted_mean{"weighted_mean"};
+/// total = sum(weights) and mean = sum(losses) / total, one number each. Everything has the slot's dtype,
+/// which is f32 or f64.
+struct WeightedMeanArgs {
+  std::int64_t n;
+  ConstArray losses, weights;  // (n)
+  MutableArray mean, total;
+};
+inline constinit Slot<WeightedMeanArgs> weighted_mean{"weighted_mean"};
 
-/// out = (x - t)^2
-inline constinit Slot<void(const Elementwise<3>&)> squared_error{"squared_error"};
-/// out = sum((x - t)^2) / divisor, one number; x and t dense, n elements, all of the slot's dtype.
-inline constinit Slot<void(std::int64_t n, const void* x, const void* t, void* out, double divisor)>
-    sum_squared_error{"sum_squared_error"};
-/// Operands dx, x, t, g: dx = scale (x - t) g.
-inline constinit Slot<void(const Elementwise<4>&, double scale)> squared_error_backward{
-    "squared_error_backward"};
+/// (x - target)^2
+struct SquaredError : Pointwise<"squared_error", 3, kFloats> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C target) {
+    return (x - target) * (x - target);
+  }
+};
+/// dx = scale (x - target) g
+struct SquaredErrorBackward : Pointwise<"squared_error_backward", 4, kFloats, 1> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C target, C g, C scale) {
+    return scale * (x - target) * g;
+  }
+};
+using ErrorRows = RowList<SquaredError, SquaredErrorBackward>;
+/// out = sum((x - target)^2) / divisor, one number. x and target are dense with n elements. Everything has
+/// the slot's dtype.
+struct SumSquaredErrorArgs {
+  std::int64_t n;
+  ConstArray x, target;
+  MutableArray out;
+  double divisor;
+};
+inline constinit Slot<SumSquaredErrorArgs> sum_squared_error{"sum_squared_error"};
 
 }  // namespace tapestry::kernels

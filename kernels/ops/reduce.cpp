@@ -32,7 +32,7 @@ int write(const Dim* dims, int n, std::int64_t* sizes, std::int64_t* strides) {
 
 }  // namespace
 
-Reduce::Reduce(const Tensor& t, unsigned reduced_dims, const Tensor& result) : x(t.raw_data()) {
+Reduction::Reduction(const Tensor& t, unsigned reduced_dims, const Tensor& result) : x(t), out(result) {
   Dim kept[kMaxDims], reduced[kMaxDims];
   int num_kept = 0, num_reduced = 0;
   for (int i = 0; i < t.dim(); ++i) {
@@ -48,10 +48,6 @@ Reduce::Reduce(const Tensor& t, unsigned reduced_dims, const Tensor& result) : x
   std::stable_sort(reduced, reduced + num_reduced, [](Dim a, Dim b) { return a.stride > b.stride; });
   kept_ndim = write(kept, num_kept, kept_sizes, kept_strides);
   reduced_ndim = write(reduced, num_reduced, reduced_sizes, reduced_strides);
-  if (result.defined()) {
-    out = result.raw_data();
-    out_dtype = result.dtype();
-  }
 }
 
 }  // namespace tapestry::kernels

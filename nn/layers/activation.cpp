@@ -8,6 +8,12 @@
 
 namespace tapestry::nn {
 
+std::string detail::numbers_text(std::initializer_list<std::pair<const char*, double>> options) {
+  OptionsText text;
+  for (const auto& [name, value] : options) text.add(name, value);
+  return text.str();
+}
+
 Tensor ReLU::forward(const Tensor& x) { return relu(x); }
 Tensor SiLU::forward(const Tensor& x) { return silu(x); }
 Tensor Tanh::forward(const Tensor& x) { return tanh(x); }
@@ -25,7 +31,7 @@ std::string GELU::options_text() const {
 
 Tensor LeakyReLU::forward(const Tensor& x) { return functional::leaky_relu(x, options.negative_slope); }
 std::string LeakyReLU::options_text() const {
-  return detail::OptionsText().add("negative_slope", options.negative_slope).str();
+  return detail::numbers_text({{"negative_slope", options.negative_slope}});
 }
 
 Tensor Softmax::forward(const Tensor& x) { return softmax(x, options.dim); }

@@ -1,12 +1,20 @@
 #pragma once
 // Activation functions as modules.
+#include <initializer_list>
 #include <string>
+#include <utility>
 
+#include "tapestry/autograd/ops/functions.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::nn {
 
-/// A module without parameters or options.
+namespace detail {
+/// "name=value, name=value", as layers print their options.
+std::string numbers_text(std::initializer_list<std::pair<const char*, double>> options);
+}  // namespace detail
+
+/// Declares a module without parameters and options.
 #define TAPESTRY_ACTIVATION(Name)             \
   struct Name##Options {                      \
     using Layer = class Name;                 \

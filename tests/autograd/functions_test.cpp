@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "tapestry/autograd/ops.h"
+#include "tapestry/nn/functional.h"
+#include "tapestry/nn/layers/activation.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;

@@ -16,7 +16,7 @@ using namespace emulated;
 namespace {
 
 struct Inputs {
-  BatchNorm shape;
+  BatchNormShape shape;
   bool affine;
   Values x, dy, weight, bias;
 
@@ -53,8 +53,10 @@ struct Wanted {
                                                                                            ? in.bias.data()
                                                                                            : nullptr;
     const std::int64_t total = in.shape.n * in.shape.l;
-    batch_norm_stats(kCPU, DType::f64, in.shape, in.x.data(),
-                     {.mean = mean.data(),
+    batch_norm_stats(kCPU, DType::f64,
+                     {.shape = in.shape,
+                      .x = in.x.data(),
+                      .mean = mean.data(),
                       .var = var.data(),
                       .running_mean = running_mean.data(),
                       .running_var = total > 1 ? running_var.data() : nullptr,
@@ -79,11 +81,28 @@ struct Wanted {
     }
     Values given = mean;
     for (double& m : given) m = static_cast<float>(m);  // the statistics passed to the other kernels
-    batch_norm(kCPU, DType::f64, in.shape, in.x.data(), given.data(), inv_std.data(), weight, bias, y.data());
-    batch_norm_backward(kCPU, DType::f64, in.shape, in.dy.data(), in.x.data(), given.data(), inv_std.data(),
-                        weight, true, dx.data(), dweight.data(), dbias.data());
-    batch_norm_backward(kCPU, DType::f64, in.shape, in.dy.data(), in.x.data(), given.data(), inv_std.data(),
-                        weight, false, dx_eval.data(), nullptr, nullptr);
+    batch_norm(kCPU, DType::f64,
+               {.shape = in.shape,
+                .x = in.x.data(),
+                .mean = given.data(),
+                .inv_std = inv_std.data(),
+                .weight = weight,
+                .bias = bias,
+                .y = y.data()});
+    BatchNormBackwardArgs backward{.shape = in.shape,
+                                   .dy = in.dy.data(),
+                                   .x = in.x.data(),
+                                   .mean = given.data(),
+                                   .inv_std = inv_std.data(),
+                                   .weight = weight,
+                                   .training = true,
+                                   .dx = dx.data(),
+                                   .dweight = dweight.data(),
+                                   .dbias = dbias.data()};
+    batch_norm_backward(kCPU, DType::f64, backward);
+    backward.training = false;
+    backward.dx = dx_eval.data(), backward.dweight = backward.dbias = nullptr;
+    batch_norm_backward(kCPU, DType::f64, backward);
     const auto slope = [&](std::size_t k) { return inv_std[k] * (weight ? std::abs(weight[k]) : 1); };
     for (std::size_t i = 0; i < size; ++i) {
       const std::size_t k = in.channel(i);
@@ -114,31 +133,47 @@ void check_batch_norm(const Inputs& in, std::size_t offset = 0) {
     const Block<float> mean(c), var(c), inverse(c), given(want.mean), inv_std(want.inv_std);
     const Block<T> running_mean(in.bias), running_var(in.weight);
     const bool several = in.shape.n * in.shape.l > 1;
-    gpu::launch_batch_norm_stats<T>(in.shape, x.data(),
-                                    {.mean = mean.data(),
-                                     .var = var.data(),
-                                     .inv_std = inverse.data(),
-                                     .eps = kEps,
-                                     .running_mean = running_mean.data(),
-                                     .running_var = several ? running_var.data() : nullptr,
-                                     .momentum = kMomentum},
-                                    nullptr);
+    gpu::launch_batch_norm_stats<T>({}, {.shape = in.shape,
+                                         .x = x.data(),
+                                         .mean = mean.data(),
+                                         .var = var.data(),
+                                         .inv_std = inverse.data(),
+                                         .eps = kEps,
+                                         .running_mean = running_mean.data(),
+                                         .running_var = several ? running_var.data() : nullptr,
+                                         .momentum = kMomentum});
     check_close("mean", mean, want.mean, want.mean_error);
     check_close("var", var, want.var, want.var_error);
     check_close("inv_std", inverse, want.inv_std, want.inv_std_error);
     check_close("running_mean", running_mean, want.running_mean, want.running_mean_error);
     check_close("running_var", running_var, want.running_var, want.running_var_error);
     const T *const w = in.affine ? weight.data() : nullptr, *const b = in.affine ? bias.data() : nullptr;
-    gpu::launch_batch_norm<T>(in.shape, x.data(), given.data(), inv_std.data(), w, b, y.data(), nullptr);
+    gpu::launch_batch_norm<T>({}, {.shape = in.shape,
+                                   .x = x.data(),
+                                   .mean = given.data(),
+                                   .inv_std = inv_std.data(),
+                                   .weight = w,
+                                   .bias = b,
+                                   .y = y.data()});
     check_close("y", y, want.y, want.y_error);
     const Block<T> dx(Values(in.x.size(), 77), offset), dweight(Values(c, 77)), dbias(Values(c, 77));
-    gpu::launch_batch_norm_backward<T>(in.shape, dy.data(), x.data(), given.data(), inv_std.data(), w, true,
-                                       dx.data(), dweight.data(), dbias.data(), nullptr);
+    BatchNormBackwardArgs backward{.shape = in.shape,
+                                   .dy = dy.data(),
+                                   .x = x.data(),
+                                   .mean = given.data(),
+                                   .inv_std = inv_std.data(),
+                                   .weight = w,
+                                   .training = true,
+                                   .dx = dx.data(),
+                                   .dweight = dweight.data(),
+                                   .dbias = dbias.data()};
+    gpu::launch_batch_norm_backward<T>({}, backward);
     check_close("dx", dx, want.dx, want.dx_error);
     check_close("dweight", dweight, want.dweight, want.dweight_error);
     check_close("dbias", dbias, want.dbias, want.dbias_error);
-    gpu::launch_batch_norm_backward<T>(in.shape, dy.data(), x.data(), given.data(), inv_std.data(), w, false,
-                                       dx.data(), nullptr, nullptr, nullptr);
+    backward.training = false;
+    backward.dweight = backward.dbias = nullptr;
+    gpu::launch_batch_norm_backward<T>({}, backward);
     check_close("dx, evaluation", dx, want.dx_eval, want.dx_eval_error);
   });
 }
@@ -191,10 +226,16 @@ TEST_CASE("batch norm kernels: each gradient can be computed alone") {
       const Wanted want(in);
       const Block<float> x(in.x), dy(in.dy), weight(in.weight), mean(want.mean), inv_std(want.inv_std);
       const Block<float> dx(in.x.size()), dweight(8), dbias(8);
-      gpu::launch_batch_norm_backward<float>(in.shape, dy.data(), x.data(), mean.data(), inv_std.data(),
-                                             weight.data(), true, asked & 1 ? dx.data() : nullptr,
-                                             asked & 2 ? dweight.data() : nullptr,
-                                             asked & 4 ? dbias.data() : nullptr, nullptr);
+      gpu::launch_batch_norm_backward<float>({}, {.shape = in.shape,
+                                                  .dy = dy.data(),
+                                                  .x = x.data(),
+                                                  .mean = mean.data(),
+                                                  .inv_std = inv_std.data(),
+                                                  .weight = weight.data(),
+                                                  .training = true,
+                                                  .dx = asked & 1 ? dx.data() : nullptr,
+                                                  .dweight = asked & 2 ? dweight.data() : nullptr,
+                                                  .dbias = asked & 4 ? dbias.data() : nullptr});
       if (asked & 1) check_close("dx", dx, want.dx, want.dx_error);
       if (asked & 2) check_close("dweight", dweight, want.dweight, want.dweight_error);
       if (asked & 4) check_close("dbias", dbias, want.dbias, want.dbias_error);
@@ -206,14 +247,15 @@ TEST_CASE("batch norm kernels: each statistic can be computed alone") {
   const Block<float> x(in.x);
   const auto ask = [&](auto member) {
     const Block<float> out(in.weight);
-    BatchNormStats to{.eps = kEps, .momentum = kMomentum};
+    BatchNormStatsArgs to{.shape = in.shape, .x = x.data(), .eps = kEps, .momentum = kMomentum};
     to.*member = out.data();
-    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), to, nullptr);
+    gpu::launch_batch_norm_stats<float>({}, to);
     return Values(out.data(), out.data() + out.size());
   };
-  const Values mean = ask(&BatchNormStats::mean), var = ask(&BatchNormStats::var);
-  const Values inv_std = ask(&BatchNormStats::inv_std), running_mean = ask(&BatchNormStats::running_mean),
-               running_var = ask(&BatchNormStats::running_var);
+  const Values mean = ask(&BatchNormStatsArgs::mean), var = ask(&BatchNormStatsArgs::var);
+  const Values inv_std = ask(&BatchNormStatsArgs::inv_std),
+               running_mean = ask(&BatchNormStatsArgs::running_mean),
+               running_var = ask(&BatchNormStatsArgs::running_var);
   for (std::size_t k = 0; k < mean.size(); ++k) {
     CHECK(inv_std[k] == Approx(1 / std::sqrt(var[k] + kEps)));
     CHECK(running_mean[k] == Approx(0.75 * in.weight[k] + 0.25 * mean[k]));
@@ -227,8 +269,8 @@ TEST_CASE("batch norm kernels: NaN affects only its own channel") {
     for (std::size_t i = 0, bad = 0; i < in.x.size(); ++i)
       if (in.channel(i) == 3 && ++bad == 20) in.x[i] = kNaN;
     const Block<float> x(in.x), mean(8), var(8);
-    gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
-                                        nullptr);
+    gpu::launch_batch_norm_stats<float>(
+        {}, {.shape = in.shape, .x = x.data(), .mean = mean.data(), .var = var.data()});
     for (std::size_t k = 0; k < 8; ++k) {
       CHECK(std::isnan(mean[k]) == (k == 3));
       CHECK(std::isnan(var[k]) == (k == 3));
@@ -238,13 +280,16 @@ TEST_CASE("batch norm kernels: NaN affects only its own channel") {
 
 TEST_CASE("batch norm kernels: empty tensors launch nothing, and their gradients are zero") {
   cuda_emulator::take_launches();
-  gpu::launch_batch_norm_stats<float>({.n = 4, .c = 0}, nullptr, {}, nullptr);
-  gpu::launch_batch_norm<float>({.n = 0, .c = 4}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                                nullptr);
+  gpu::launch_batch_norm_stats<float>({}, {.shape = {.n = 4, .c = 0}});
+  gpu::launch_batch_norm<float>({}, {.shape = {.n = 0, .c = 4}});
   CHECK(cuda_emulator::take_launches().empty());
   const Block<float> numbers(4), dweight(Values(4, 77)), dbias(Values(4, 77));
-  gpu::launch_batch_norm_backward<float>({.n = 0, .c = 4}, nullptr, nullptr, numbers.data(), numbers.data(),
-                                         nullptr, true, nullptr, dweight.data(), dbias.data(), nullptr);
+  gpu::launch_batch_norm_backward<float>({}, {.shape = {.n = 0, .c = 4},
+                                              .mean = numbers.data(),
+                                              .inv_std = numbers.data(),
+                                              .training = true,
+                                              .dweight = dweight.data(),
+                                              .dbias = dbias.data()});
   for (std::size_t i = 0; i < 4; ++i) CHECK((dweight[i] == 0 && dbias[i] == 0));
 }
 
@@ -254,10 +299,10 @@ TEST_CASE("batch norm kernels: shape and alignment choose the kernel") {
     const auto channels = static_cast<std::size_t>(c);
     const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(channels), var(channels);
     return kernels_of([&] {
-      gpu::launch_batch_norm_stats<float>(in.shape, x.data(), {.mean = mean.data(), .var = var.data()},
-                                          nullptr);
-      gpu::launch_batch_norm<float>(in.shape, x.data(), mean.data(), var.data(), nullptr, nullptr, y.data(),
-                                    nullptr);
+      gpu::launch_batch_norm_stats<float>(
+          {}, {.shape = in.shape, .x = x.data(), .mean = mean.data(), .var = var.data()});
+      gpu::launch_batch_norm<float>(
+          {}, {.shape = in.shape, .x = x.data(), .mean = mean.data(), .inv_std = var.data(), .y = y.data()});
     });
   };
   const auto check = [](const std::string& launched, const char* kind, const std::string& v) {

@@ -16,12 +16,13 @@ void check_sums(std::int64_t rows, std::int64_t cols, std::size_t offset = 0, st
   CAPTURE(rows, cols, offset, nan, sizeof(T));
   Values x = numbers(rows * cols, 1, 1), want(static_cast<std::size_t>(cols)), error = want;
   if (nan >= 0) x[static_cast<std::size_t>(nan)] = kNaN;
-  kernels::column_sum(kCPU, DType::f64, rows, cols, x.data(), want.data());
-  kernels::column_sum(kCPU, DType::f64, rows, cols, magnitudes(x).data(), error.data());
+  kernels::column_sum(kCPU, DType::f64, {rows, cols, x.data(), want.data()});
+  const Values sizes = magnitudes(x);
+  kernels::column_sum(kCPU, DType::f64, {rows, cols, sizes.data(), error.data()});
   for (double& e : error) e *= 160;  // at most 64 additions in turn, the others in parts
   in_each_order([&] {
     const Block<T> in(x, offset), out(Values(want.size(), kNaN), offset);
-    gpu::launch_column_sum<T>(rows, cols, in.data(), out.data(), kCPU, nullptr);
+    gpu::launch_column_sum<T>({}, {rows, cols, in.data(), out.data()});
     check_close("sums", out, want, error);
   });
 }
@@ -56,7 +57,7 @@ TEST_CASE("column sums: the grid has one block per 32 packs of columns and per p
   const auto launches = [](std::int64_t rows, std::int64_t cols) {
     const Block<float> x(static_cast<std::size_t>(rows * cols)), y(static_cast<std::size_t>(cols));
     cuda_emulator::take_launches();
-    gpu::launch_column_sum(rows, cols, x.data(), y.data(), kCPU, nullptr);
+    gpu::launch_column_sum<float>({}, {rows, cols, x.data(), y.data()});
     return cuda_emulator::take_launches();
   };
   CHECK(launches(64, 130)[0].grid.x == 5);

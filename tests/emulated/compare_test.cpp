@@ -37,8 +37,12 @@ void check_isclose(DType t = dtype_of<T>) {
       CAPTURE(dtype_name(t), equal_nan, l.a, l.b);
       compare<3>(
           out, {&out, &a, &b}, 0,
-          [&](const Elementwise<3>& e) { kernels::isclose(kCPU, t, e, 0.5, 1, equal_nan); },
-          [&](const Elementwise<3>& e) { gpu::launch_isclose<T>(e, 0.5, 1, equal_nan, nullptr); });
+          [&](const Elementwise<3>& e) {
+            kernels::isclose(kCPU, t, {e, 0.5, 1, equal_nan});
+          },
+          [&](const Elementwise<3>& e) {
+            gpu::launch_isclose<T>({}, {e, 0.5, 1, equal_nan});
+          });
     }
 }
 
@@ -59,8 +63,12 @@ TEST_CASE("masked kernels: packs and single elements keep or clear the selected 
         CAPTURE(dtype_name(t), keep, l.a, l.b);
         compare<3>(
             out, {&out, &condition, &a}, 0,
-            [&](const Elementwise<3>& e) { kernels::masked(kCPU, t, e, keep); },
-            [&](const Elementwise<3>& e) { gpu::launch_masked<T>(e, keep, nullptr); });
+            [&](const Elementwise<3>& e) {
+              kernels::masked(kCPU, t, {e, keep});
+            },
+            [&](const Elementwise<3>& e) {
+              gpu::launch_masked<T>({}, {e, keep});
+            });
       }
   });
 }

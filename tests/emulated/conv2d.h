@@ -9,12 +9,12 @@
 
 namespace emulated {
 
-using tapestry::kernels::Conv2d;
+using tapestry::kernels::Conv2dShape;
 using tapestry::kernels::cuda::conv::TileKind;
 using tapestry::kernels::cuda::conv::Tuning;
 
 /// Fills in the size of the output.
-inline Conv2d sized(Conv2d s) {
+inline Conv2dShape sized(Conv2dShape s) {
   s.p = (s.h + 2 * s.padding_h - s.dilation_h * (s.r - 1) - 1) / s.stride_h + 1;
   s.q = (s.w + 2 * s.padding_w - s.dilation_w * (s.s - 1) - 1) / s.stride_w + 1;
   return s;
@@ -24,10 +24,10 @@ inline std::size_t index_of(const tapestry::kernels::cuda::conv::ImageStrides& p
                             std::int64_t h, std::int64_t w, std::int64_t c) {
   return static_cast<std::size_t>(n * p.n + h * p.h + w * p.w + c * p.c);
 }
-inline std::int64_t x_size(const Conv2d& s) { return s.n * s.c * s.h * s.w; }
-inline std::int64_t y_size(const Conv2d& s) { return s.n * s.k * s.p * s.q; }
-inline std::int64_t weight_size(const Conv2d& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
-inline std::string text(const Conv2d& s) {
+inline std::int64_t x_size(const Conv2dShape& s) { return s.n * s.c * s.h * s.w; }
+inline std::int64_t y_size(const Conv2dShape& s) { return s.n * s.k * s.p * s.q; }
+inline std::int64_t weight_size(const Conv2dShape& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
+inline std::string text(const Conv2dShape& s) {
   std::string t = s.channels_last ? "channels-last" : "row-major";
   const auto add = [&](const char* name, std::int64_t a) { t += std::string(name) + std::to_string(a); };
   add(" n", s.n), add(" c", s.c), add(" h", s.h), add(" w", s.w), add(" k", s.k), add(" r", s.r),
@@ -89,70 +89,94 @@ struct Offsets {
   std::size_t x = 0, weight = 0, y = 0;
 };
 
-inline void check_forward(const Conv2d& s, const Values& x, const Values& weight, const Values& bias,
+inline void check_forward(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
                           const Offsets& at = {}, const Tuning& tuning = {}) {
   using namespace tapestry;
   INFO(text(s) << " bias " << !bias.empty() << " offsets " << at.x << at.weight << at.y << " tile "
                << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
   Values want(static_cast<std::size_t>(y_size(s))), size(want.size());
-  kernels::conv2d(kCPU, DType::f64, s, x.data(), weight.data(), bias.empty() ? nullptr : bias.data(),
-                  want.data());
-  kernels::conv2d(kCPU, DType::f64, s, magnitudes(x).data(), magnitudes(weight).data(),
-                  bias.empty() ? nullptr : magnitudes(bias).data(), size.data());
+  const auto run = [&](const Values& x_values, const Values& weights, const Values& biases, Values& y) {
+    kernels::conv2d(kCPU, DType::f64,
+                    {.shape = s,
+                     .x = x_values.data(),
+                     .weight = weights.data(),
+                     .bias = bias.empty() ? nullptr : biases.data(),
+                     .y = y.data()});
+  };
+  run(x, weight, bias, want);
+  run(magnitudes(x), magnitudes(weight), magnitudes(bias), size);
   in_each_order([&] {
     const Block<float> in(x, at.x), w(weight, at.weight), b(bias);
     const Result out(y_size(s), at.y);
-    kernels::cuda::launch_conv2d(s, in.data(), w.data(), bias.empty() ? nullptr : b.data(), out.data(),
-                                 nullptr, tuning);
+    kernels::cuda::launch_conv2d({},
+                                 {.shape = s,
+                                  .x = in.data(),
+                                  .weight = w.data(),
+                                  .bias = bias.empty() ? nullptr : b.data(),
+                                  .y = out.data()},
+                                 tuning);
     out.check("y", want, size, static_cast<double>(s.c / s.groups * s.r * s.s + 2));
   });
 }
-inline void check_forward(const Conv2d& s, bool bias, const Offsets& at = {}, const Tuning& tuning = {}) {
+inline void check_forward(const Conv2dShape& s, bool bias, const Offsets& at = {},
+                          const Tuning& tuning = {}) {
   check_forward(s, numbers(x_size(s), 1), numbers(weight_size(s), 2), bias ? numbers(s.k, 3) : Values(), at,
                 tuning);
 }
 
-inline void check_backward_input(const Conv2d& s, const Values& dy, const Values& weight,
+inline void check_backward_input(const Conv2dShape& s, const Values& dy, const Values& weight,
                                  const Offsets& at = {}, const Tuning& tuning = {}) {
   using namespace tapestry;
   INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
                << " parts " << tuning.parts);
   Values want(static_cast<std::size_t>(x_size(s))), size(want.size());
-  kernels::conv2d_backward_input(kCPU, DType::f64, s, dy.data(), weight.data(), want.data());
-  kernels::conv2d_backward_input(kCPU, DType::f64, s, magnitudes(dy).data(), magnitudes(weight).data(),
-                                 size.data());
+  const auto run = [&](const Values& dy_values, const Values& weights, Values& dx) {
+    kernels::conv2d_backward_input(
+        kCPU, DType::f64, {.shape = s, .dy = dy_values.data(), .weight = weights.data(), .dx = dx.data()});
+  };
+  run(dy, weight, want);
+  run(magnitudes(dy), magnitudes(weight), size);
   in_each_order([&] {
     const Block<float> in(dy, at.y), w(weight, at.weight);
     const Result out(x_size(s), at.x);
-    kernels::cuda::launch_conv2d_backward_input(s, in.data(), w.data(), out.data(), nullptr, tuning);
+    kernels::cuda::launch_conv2d_backward_input(
+        {}, {.shape = s, .dy = in.data(), .weight = w.data(), .dx = out.data()}, tuning);
     out.check("dx", want, size, static_cast<double>(s.k / s.groups * s.r * s.s + 2));
   });
 }
-inline void check_backward_input(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+inline void check_backward_input(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
   check_backward_input(s, numbers(y_size(s), 4), numbers(weight_size(s), 5), at, tuning);
 }
 
-inline void check_backward_weight(const Conv2d& s, const Values& dy, const Values& x, const Offsets& at = {},
-                                  const Tuning& tuning = {}) {
+inline void check_backward_weight(const Conv2dShape& s, const Values& dy, const Values& x,
+                                  const Offsets& at = {}, const Tuning& tuning = {}) {
   using namespace tapestry;
   INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
                << " parts " << tuning.parts);
   Values weight(static_cast<std::size_t>(weight_size(s))), bias(static_cast<std::size_t>(s.k));
   Values weight_sizes(weight.size()), bias_sizes(bias.size());
-  kernels::conv2d_backward_weight(kCPU, DType::f64, s, dy.data(), x.data(), weight.data(), bias.data());
-  kernels::conv2d_backward_weight(kCPU, DType::f64, s, magnitudes(dy).data(), magnitudes(x).data(),
-                                  weight_sizes.data(), bias_sizes.data());
+  const auto run = [&](const Values& dy_values, const Values& x_values, Values& dweight, Values& dbias) {
+    kernels::conv2d_backward_weight(kCPU, DType::f64,
+                                    {.shape = s,
+                                     .dy = dy_values.data(),
+                                     .x = x_values.data(),
+                                     .dweight = dweight.data(),
+                                     .dbias = dbias.data()});
+  };
+  run(dy, x, weight, bias);
+  run(magnitudes(dy), magnitudes(x), weight_sizes, bias_sizes);
   const double roundings = static_cast<double>(s.n * s.p * s.q + 2);
   in_each_order([&] {
     const Block<float> in(x, at.x), out(dy, at.y);
     const Result dweight(weight_size(s), at.weight), dbias(s.k, 0);
-    kernels::cuda::launch_conv2d_backward_weight(s, out.data(), in.data(), dweight.data(), dbias.data(),
-                                                 nullptr, tuning);
+    kernels::cuda::launch_conv2d_backward_weight(
+        {}, {.shape = s, .dy = out.data(), .x = in.data(), .dweight = dweight.data(), .dbias = dbias.data()},
+        tuning);
     dweight.check("dweight", weight, weight_sizes, roundings);
     dbias.check("dbias", bias, bias_sizes, roundings);
   });
 }
-inline void check_backward_weight(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+inline void check_backward_weight(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
   check_backward_weight(s, numbers(y_size(s), 6), numbers(x_size(s), 7), at, tuning);
 }
 
@@ -164,7 +188,7 @@ void random_convolutions(int trials, unsigned salt, const Check& check) {
     return low + static_cast<std::int64_t>(bits() % static_cast<unsigned>(high - low + 1));
   };
   for (int trial = 0; trial < trials; ++trial) {
-    Conv2d s;
+    Conv2dShape s;
     s.channels_last = trial % 2 != 0;
     s.n = between(1, 3);
     s.groups = between(0, 2) == 0 ? between(2, 4) : 1;
@@ -195,7 +219,7 @@ void largest_paddings(const Check& check) {
   constexpr std::int64_t most = 0x7fffffff;
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 4}) {
-      Conv2d s{
+      Conv2dShape s{
           .n = 1, .c = 4, .h = 3, .w = 5, .k = 4, .r = 3, .s = 3, .groups = groups, .channels_last = last};
       s.stride_h = s.stride_w = s.padding_h = s.padding_w = most;
       check(sized(s));

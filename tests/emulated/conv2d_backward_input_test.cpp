@@ -42,7 +42,7 @@ TEST_CASE(
 }
 
 TEST_CASE("conv2d input gradient: random ragged shapes give the CPU's values") {
-  random_convolutions(50, 2, [](const Conv2d& s, bool, const Offsets& at, const Tuning& tuning) {
+  random_convolutions(50, 2, [](const Conv2dShape& s, bool, const Offsets& at, const Tuning& tuning) {
     check_backward_input(s, at, tuning);
   });
 }
@@ -74,17 +74,17 @@ TEST_CASE(
 TEST_CASE("conv2d input gradient: more residue classes than one launch takes give the CPU's values") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 4}) {
-      Conv2d s = sized({.n = 1,
-                        .c = 4,
-                        .h = 14,
-                        .w = 15,
-                        .k = 4,
-                        .r = 2,
-                        .s = 3,
-                        .stride_h = 6,
-                        .stride_w = 5,
-                        .groups = groups,
-                        .channels_last = last});  // no window contains some of the pixels
+      Conv2dShape s = sized({.n = 1,
+                             .c = 4,
+                             .h = 14,
+                             .w = 15,
+                             .k = 4,
+                             .r = 2,
+                             .s = 3,
+                             .stride_h = 6,
+                             .stride_w = 5,
+                             .groups = groups,
+                             .channels_last = last});  // no window contains some of the pixels
       CHECK(conv::gradient_classes(s).pixels.size() == 6);
       check_backward_input(s);
       check_backward_input(s, {}, {TileKind::slim, 4});
@@ -99,15 +99,15 @@ TEST_CASE(
   // Vector stores of four pixels would run from one row into the next, which no window contains.
   for (const bool last : {false, true})
     for (const std::int64_t window : {1, 3}) {
-      const Conv2d s = sized({.n = 2,
-                              .c = 4,
-                              .h = 20,
-                              .w = 6,
-                              .k = 4,
-                              .r = 1,
-                              .s = window,
-                              .stride_h = 17,
-                              .channels_last = last});
+      const Conv2dShape s = sized({.n = 2,
+                                   .c = 4,
+                                   .h = 20,
+                                   .w = 6,
+                                   .k = 4,
+                                   .r = 1,
+                                   .s = window,
+                                   .stride_h = 17,
+                                   .channels_last = last});
       CHECK(conv::gradient_classes(s).pixels.size() == 1);
       check_backward_input(s);
     }
@@ -118,15 +118,15 @@ TEST_CASE("conv2d input gradient: no product with a zero is computed") {
        {std::tuple{1, 1, 3}, {2, 1, 3}, {3, 1, 3}, {2, 2, 3}, {4, 6, 3}, {3, 2, 5}, {2, 1, 1}, {7, 3, 4}}) {
     // Without padding, each tap of each window hits a pixel. The height is a multiple of the stride, so that
     // the classes are complete.
-    const Conv2d s = sized({.n = 1,
-                            .c = 1,
-                            .h = 40 * stride,
-                            .w = 6,
-                            .k = 1,
-                            .r = window,
-                            .s = 1,
-                            .stride_h = stride,
-                            .dilation_h = dilation});
+    const Conv2dShape s = sized({.n = 1,
+                                 .c = 1,
+                                 .h = 40 * stride,
+                                 .w = 6,
+                                 .k = 1,
+                                 .r = window,
+                                 .s = 1,
+                                 .stride_h = stride,
+                                 .dilation_h = dilation});
     std::int64_t products = 0;
     for (const auto& c : conv::gradient_classes(s).pixels) products += std::int64_t{c.pixels} * c.taps;
     CHECK(products == 40 * window * 6);
@@ -134,25 +134,25 @@ TEST_CASE("conv2d input gradient: no product with a zero is computed") {
 }
 
 TEST_CASE("conv2d input gradient: the largest allowed padding and stride give the CPU's values") {
-  largest_paddings([](const Conv2d& s) { check_backward_input(s); });
+  largest_paddings([](const Conv2dShape& s) { check_backward_input(s); });
 }
 
 TEST_CASE("conv2d input gradient: infinities and NaN affect only the pixels in their windows") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 2, 8})
       for (const std::int64_t stride : {1, 2}) {
-        const Conv2d s = sized({.n = 2,
-                                .c = 8,
-                                .h = 6,
-                                .w = 7,
-                                .k = 8,
-                                .r = 3,
-                                .s = 3,
-                                .stride_h = stride,
-                                .padding_h = 1,
-                                .padding_w = 1,
-                                .groups = groups,
-                                .channels_last = last});
+        const Conv2dShape s = sized({.n = 2,
+                                     .c = 8,
+                                     .h = 6,
+                                     .w = 7,
+                                     .k = 8,
+                                     .r = 3,
+                                     .s = 3,
+                                     .stride_h = stride,
+                                     .padding_h = 1,
+                                     .padding_w = 1,
+                                     .groups = groups,
+                                     .channels_last = last});
         Values dy = numbers(y_size(s), 1);
         dy[5] = kNaN;
         dy[index_of(conv::output_strides(s), 1, 2, 3, 5)] = dy[5];  // where a tap past the last would read
@@ -164,19 +164,21 @@ TEST_CASE("conv2d input gradient: infinities and NaN affect only the pixels in t
 
 TEST_CASE(
     "conv2d input gradient: shape, layout and alignment choose the kernel; empty shapes launch nothing") {
-  const auto names = [](Conv2d s, const Offsets& at = {}) {
+  const auto names = [](Conv2dShape s, const Offsets& at = {}) {
     s = sized(s);
     const Block<float> dx(static_cast<std::size_t>(x_size(s)), at.x),
         w(static_cast<std::size_t>(weight_size(s)), at.weight), dy(static_cast<std::size_t>(y_size(s)), at.y);
-    return kernels_of(
-        [&] { kernels::cuda::launch_conv2d_backward_input(s, dy.data(), w.data(), dx.data(), nullptr); });
+    return kernels_of([&] {
+      kernels::cuda::launch_conv2d_backward_input(
+          {}, {.shape = s, .dy = dy.data(), .weight = w.data(), .dx = dx.data()});
+    });
   };
-  const Conv2d one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};
+  const Conv2dShape one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};
   CHECK_THAT(names(one), ContainsSubstring("PixelQuads") && ContainsSubstring("DenseSteps") &&
                              !ContainsSubstring("pack_weight"));
   CHECK_THAT(names(one, {.weight = 1}), ContainsSubstring("pack_weight"));
   CHECK_THAT(names(one, {.y = 1}), ContainsSubstring("PixelSingles"));
-  Conv2d s = one;
+  Conv2dShape s = one;
   s.channels_last = false;
   CHECK_THAT(names(s), ContainsSubstring("PixelSingles") && !ContainsSubstring("pack_weight"));
   s = one;

@@ -41,7 +41,7 @@ TEST_CASE(
 }
 
 TEST_CASE("conv2d weight gradient: random ragged shapes give the CPU's values") {
-  random_convolutions(50, 3, [](const Conv2d& s, bool, const Offsets& at, const Tuning& tuning) {
+  random_convolutions(50, 3, [](const Conv2dShape& s, bool, const Offsets& at, const Tuning& tuning) {
     check_backward_weight(s, at, tuning);
   });
 }
@@ -65,7 +65,7 @@ TEST_CASE("conv2d weight gradient: 1 x 1 windows with and without stride and pad
   for (const bool last : {false, true})
     for (const std::int64_t stride : {1, 2})
       for (const std::int64_t padding : {0, 1}) {
-        Conv2d s{.n = 2, .c = 8, .h = 7, .w = 6, .k = 12, .r = 1, .s = 1, .channels_last = last};
+        Conv2dShape s{.n = 2, .c = 8, .h = 7, .w = 6, .k = 12, .r = 1, .s = 1, .channels_last = last};
         s.stride_h = stride;
         s.padding_h = padding;
         check_backward_weight(sized(s));
@@ -78,14 +78,15 @@ TEST_CASE("conv2d weight gradient: 1 x 1 windows with and without stride and pad
 TEST_CASE("conv2d weight gradient: each gradient computed alone has the same bits") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 4}) {
-      const Conv2d s = sized(
+      const Conv2dShape s = sized(
           {.n = 2, .c = 4, .h = 7, .w = 6, .k = 8, .r = 2, .s = 3, .groups = groups, .channels_last = last});
       INFO(text(s));
       const Block<float> x(numbers(x_size(s), 1)), dy(numbers(y_size(s), 2));
       Block<float> both_weight(static_cast<std::size_t>(weight_size(s))), both_bias(8),
           weight(both_weight.size()), bias(8);
       const auto run = [&](const float* in, float* dweight, float* dbias) {
-        kernels::cuda::launch_conv2d_backward_weight(s, dy.data(), in, dweight, dbias, nullptr);
+        kernels::cuda::launch_conv2d_backward_weight(
+            {}, {.shape = s, .dy = dy.data(), .x = in, .dweight = dweight, .dbias = dbias});
       };
       run(x.data(), both_weight.data(), both_bias.data());
       run(x.data(), weight.data(), nullptr);
@@ -136,23 +137,23 @@ TEST_CASE("conv2d weight gradient: grouped and depthwise convolutions give the C
 }
 
 TEST_CASE("conv2d weight gradient: the largest allowed padding and dilation give the CPU's values") {
-  largest_paddings([](const Conv2d& s) { check_backward_weight(s); });
+  largest_paddings([](const Conv2dShape& s) { check_backward_weight(s); });
 }
 
 TEST_CASE("conv2d weight gradient: infinities and NaN affect only the weights whose sums contain them") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 2, 8}) {
-      const Conv2d s = sized({.n = 2,
-                              .c = 8,
-                              .h = 6,
-                              .w = 7,
-                              .k = 8,
-                              .r = 3,
-                              .s = 3,
-                              .padding_h = 1,
-                              .padding_w = 1,
-                              .groups = groups,
-                              .channels_last = last});
+      const Conv2dShape s = sized({.n = 2,
+                                   .c = 8,
+                                   .h = 6,
+                                   .w = 7,
+                                   .k = 8,
+                                   .r = 3,
+                                   .s = 3,
+                                   .padding_h = 1,
+                                   .padding_w = 1,
+                                   .groups = groups,
+                                   .channels_last = last});
       Values x = numbers(x_size(s), 1), dy = numbers(y_size(s), 2);
       x[5] = kNaN;
       x[x.size() / 3] = 1e30;
@@ -164,7 +165,7 @@ TEST_CASE("conv2d weight gradient: infinities and NaN affect only the weights wh
 TEST_CASE("conv2d weight gradient: without images the gradients are zero") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 4}) {
-      Conv2d s = sized(
+      Conv2dShape s = sized(
           {.n = 0, .c = 4, .h = 5, .w = 5, .k = 4, .r = 3, .s = 3, .groups = groups, .channels_last = last});
       check_backward_weight(s);
       s.n = 1, s.k = 0;
@@ -175,20 +176,21 @@ TEST_CASE("conv2d weight gradient: without images the gradients are zero") {
 TEST_CASE(
     "conv2d weight gradient: shape, layout and alignment choose the kernel, and every thread order gives the "
     "same bits") {
-  const auto names = [](Conv2d s, const Offsets& at = {}) {
+  const auto names = [](Conv2dShape s, const Offsets& at = {}) {
     s = sized(s);
     const Block<float> x(static_cast<std::size_t>(x_size(s)), at.x),
         w(static_cast<std::size_t>(weight_size(s)), at.weight), dy(static_cast<std::size_t>(y_size(s)), at.y);
     return kernels_of([&] {
-      kernels::cuda::launch_conv2d_backward_weight(s, dy.data(), x.data(), w.data(), nullptr, nullptr);
+      kernels::cuda::launch_conv2d_backward_weight(
+          {}, {.shape = s, .dy = dy.data(), .x = x.data(), .dweight = w.data()});
     });
   };
-  const Conv2d s{.n = 1, .c = 8, .h = 6, .w = 6, .k = 8, .r = 3, .s = 3, .channels_last = true};
+  const Conv2dShape s{.n = 1, .c = 8, .h = 6, .w = 6, .k = 8, .r = 3, .s = 3, .channels_last = true};
   CHECK_THAT(names(s), ContainsSubstring("DenseSteps") && ContainsSubstring("InputQuads") &&
                            ContainsSubstring("sum_parts"));
   CHECK_THAT(names(s, {.x = 1}), ContainsSubstring("DenseSteps") && ContainsSubstring("InputSingles"));
   CHECK_THAT(names(s, {.y = 1}), ContainsSubstring("OutputSingles") && ContainsSubstring("InputSingles"));
-  Conv2d other = s;
+  Conv2dShape other = s;
   other.c = 3;
   CHECK_THAT(names(other), ContainsSubstring("DenseSteps") && ContainsSubstring("InputSingles"));
   other = s;
@@ -201,13 +203,14 @@ TEST_CASE(
   other.groups = 8;
   CHECK_THAT(names(other), ContainsSubstring("channel_sums") && !ContainsSubstring("conv2d_weight_parts"));
 
-  const Conv2d shape = sized(s);
+  const Conv2dShape shape = sized(s);
   const Block<float> x(numbers(x_size(shape), 1)), dy(numbers(y_size(shape), 2));
   std::vector<float> first;
   in_each_order([&] {
     const Result dweight(weight_size(shape), 0);
-    kernels::cuda::launch_conv2d_backward_weight(shape, dy.data(), x.data(), dweight.data(), nullptr, nullptr,
-                                                 {TileKind::small, 13});
+    kernels::cuda::launch_conv2d_backward_weight(
+        {}, {.shape = shape, .dy = dy.data(), .x = x.data(), .dweight = dweight.data()},
+        {TileKind::small, 13});
     const std::vector<float> now(dweight.data(), dweight.data() + weight_size(shape));
     if (first.empty()) first = now;
     CHECK(now == first);

@@ -7,11 +7,12 @@ namespace conv = tapestry::kernels::cuda::conv;
 
 namespace {
 
-std::string kernels_for(const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+std::string kernels_for(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
   const Block<float> x(static_cast<std::size_t>(x_size(s)), at.x),
       w(static_cast<std::size_t>(weight_size(s)), at.weight), y(static_cast<std::size_t>(y_size(s)), at.y);
-  return kernels_of(
-      [&] { kernels::cuda::launch_conv2d(s, x.data(), w.data(), nullptr, y.data(), nullptr, tuning); });
+  return kernels_of([&] {
+    kernels::cuda::launch_conv2d({}, {.shape = s, .x = x.data(), .weight = w.data(), .y = y.data()}, tuning);
+  });
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ TEST_CASE("conv2d kernels: each tile with each loader, with and without split-K,
 }
 
 TEST_CASE("conv2d kernels: random ragged shapes give the CPU's values") {
-  random_convolutions(50, 1, [](const Conv2d& s, bool bias, const Offsets& at, const Tuning& tuning) {
+  random_convolutions(50, 1, [](const Conv2dShape& s, bool bias, const Offsets& at, const Tuning& tuning) {
     check_forward(s, bias, at, tuning);
   });
 }
@@ -103,24 +104,24 @@ TEST_CASE("conv2d kernels: grouped and depthwise convolutions give the CPU's val
 }
 
 TEST_CASE("conv2d kernels: the largest allowed padding and dilation give the CPU's values") {
-  largest_paddings([](const Conv2d& s) { check_forward(s, true); });
+  largest_paddings([](const Conv2dShape& s) { check_forward(s, true); });
 }
 
 TEST_CASE("conv2d kernels: infinities and NaN affect only the outputs whose windows contain them") {
   for (const bool last : {false, true})
     for (const std::int64_t groups : {1, 2, 8}) {
-      const Conv2d s = sized({.n = 2,
-                              .c = 8,
-                              .h = 6,
-                              .w = 7,
-                              .k = 8,
-                              .r = 3,
-                              .s = 3,
-                              .padding_h = 1,
-                              .padding_w = 1,
-                              .groups = groups,
-                              .channels_last = last,
-                              .relu = true});
+      const Conv2dShape s = sized({.n = 2,
+                                   .c = 8,
+                                   .h = 6,
+                                   .w = 7,
+                                   .k = 8,
+                                   .r = 3,
+                                   .s = 3,
+                                   .padding_h = 1,
+                                   .padding_w = 1,
+                                   .groups = groups,
+                                   .channels_last = last,
+                                   .relu = true});
       Values x = numbers(x_size(s), 1), bias = numbers(s.k, 3);
       x[5] = kNaN;
       x[index_of(conv::input_strides(s), 1, 4, 2, 5)] = kNaN;  // where a tap past the last would read
@@ -133,8 +134,8 @@ TEST_CASE("conv2d kernels: infinities and NaN affect only the outputs whose wind
 }
 
 TEST_CASE("conv2d kernels: empty outputs launch nothing, and without input channels y is the bias") {
-  const Conv2d s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 4, .r = 3, .s = 3};
-  Conv2d empty = s;
+  const Conv2dShape s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 4, .r = 3, .s = 3};
+  Conv2dShape empty = s;
   empty.n = 0;
   CHECK(kernels_for(sized(empty)).empty());
   empty = s;
@@ -149,22 +150,22 @@ TEST_CASE("conv2d kernels: empty outputs launch nothing, and without input chann
 }
 
 TEST_CASE("conv2d kernels: an image or weight of 2^31 elements is refused") {
-  Conv2d s = sized({.n = 1, .c = 1, .h = 1 << 16, .w = 1 << 15, .k = 1, .r = 1, .s = 1});
-  CHECK_THROWS_WITH(kernels::cuda::launch_conv2d(s, nullptr, nullptr, nullptr, nullptr, nullptr),
+  Conv2dShape s = sized({.n = 1, .c = 1, .h = 1 << 16, .w = 1 << 15, .k = 1, .r = 1, .s = 1});
+  CHECK_THROWS_WITH(kernels::cuda::launch_conv2d({}, {.shape = s}),
                     ContainsSubstring("[conv2d] an image of 2147483648 elements"));
   s = sized({.n = 1, .c = 1 << 16, .h = 1, .w = 1, .k = 1 << 15, .r = 1, .s = 1});
-  CHECK_THROWS_WITH(kernels::cuda::launch_conv2d(s, nullptr, nullptr, nullptr, nullptr, nullptr),
+  CHECK_THROWS_WITH(kernels::cuda::launch_conv2d({}, {.shape = s}),
                     ContainsSubstring("a weight of 2147483648 elements"));
 }
 
 TEST_CASE("conv2d kernels: shape, layout and alignment choose the kernel") {
-  const auto names = [](const Conv2d& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+  const auto names = [](const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
     return kernels_for(sized(s), at, tuning);
   };
-  const Conv2d one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};
+  const Conv2dShape one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};
   CHECK_THAT(names(one), ContainsSubstring("PixelQuads") && ContainsSubstring("DenseLines") &&
                              !ContainsSubstring("pack_weight"));
-  Conv2d s = one;
+  Conv2dShape s = one;
   s.stride_h = s.stride_w = 2;
   CHECK_THAT(names(s), ContainsSubstring("DenseLines") && !ContainsSubstring("pack_weight"));
   CHECK_THAT(names(one, {.weight = 1}), ContainsSubstring("PixelQuads") && ContainsSubstring("pack_weight"));

@@ -19,7 +19,7 @@ void check_copy(const Tensor& out, const Tensor& x) {
       [&](const Elementwise<2>& e) {
         for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>(
             [&]<class T>() {
-              if (dtype_of<T> == out.dtype()) gpu::launch_copy<T>(e, nullptr);
+              if (dtype_of<T> == out.dtype()) gpu::launch_copy<T>({}, e);
             });
       });
 }
@@ -40,8 +40,8 @@ TEST_CASE("copy kernels: copies keep every bit, conversions round or truncate as
   Elementwise<2> e;
   e.ndim = 1, e.numel = e.sizes[0] = 5;
   e.strides[0][0] = e.strides[1][0] = 1;
-  e.data[0] = to.data(), e.data[1] = from.data();
-  gpu::launch_copy<float>(e, nullptr);
+  e.out = to.data(), e.in[0] = from.data();
+  gpu::launch_copy<float>({}, e);
   for (std::uint32_t i = 0; i < 5; ++i) CHECK(to[i] == from[i]);
 }
 

@@ -1,4 +1,4 @@
-// Tests the elementwise functions that kernels approximate, over their whole range. tests/device
+// Tests the functions that kernels approximate, over their whole range. tests/device
 // covers the values of all other functions.
 #include "tapestry/kernels/cuda/functions.cuh"
 
@@ -7,7 +7,7 @@
 
 using namespace tapestry;
 namespace gpu = tapestry::kernels::cuda;
-using kernels::BinarySlot, kernels::UnarySlot, kernels::for_types;
+using namespace tapestry::kernels;
 using namespace emulated;
 
 namespace {
@@ -26,22 +26,23 @@ Tensor values(std::int64_t n, unsigned salt, DType dtype, bool special = true) {
   return tensor(v).to(dtype);
 }
 
-template <class T, class F>
-void check_unary(const UnarySlot& slot, const Tolerance& error) {
-  CAPTURE(slot.name(), dtype_name(dtype_of<T>));
+template <class Row, class T>
+void check_unary(const Tolerance& error) {
+  CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
   const Tensor out = zeros({1003}, dtype_of<T>), x = values(1003, 1, dtype_of<T>);
   compare<2>(
-      out, {&out, &x}, error, [&](const Elementwise<2>& e) { slot(kCPU, dtype_of<T>, e); },
-      [&](const Elementwise<2>& e) { gpu::launch_unary<T, F>(e, nullptr); });
+      out, {&out, &x}, error, [&](const Elementwise<2>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
+      [&](const Elementwise<2>& e) { gpu::launch_pointwise<Row, T>({}, e); });
 }
-template <class T, class F>
-void check_gradient(const BinarySlot& slot, const Tolerance& error) {
-  CAPTURE(slot.name(), dtype_name(dtype_of<T>));
+template <class F, class T>
+void check_gradient(const Tolerance& error) {
+  using Row = GradientOf<F>;
+  CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
   const Tensor out = zeros({507}, dtype_of<T>), dy = values(507, 3, dtype_of<T>, false),
                x = values(507, 4, dtype_of<T>, false);
   compare<3>(
-      out, {&out, &dy, &x}, error, [&](const Elementwise<3>& e) { slot(kCPU, dtype_of<T>, e); },
-      [&](const Elementwise<3>& e) { gpu::launch_binary<T, F>(e, nullptr); });
+      out, {&out, &dy, &x}, error, [&](const Elementwise<3>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
+      [&](const Elementwise<3>& e) { gpu::launch_pointwise<Row, T>({}, e); });
 }
 
 /// Two results that differ by a rounding of f32 may round to different bf16 numbers: 2 units of bf16.
@@ -54,11 +55,11 @@ double units(double of_f32) {
 
 TEST_CASE("elementwise kernels: approximated functions are within a few roundings of the CPU's") {
   for_types<float, BFloat16>([]<class T>() {
-    check_unary<T, gpu::Sigmoid<T>>(kernels::sigmoid, units<T>(8));
-    check_unary<T, gpu::Silu<T>>(kernels::silu, units<T>(8));
+    check_unary<Sigmoid, T>(units<T>(8));
+    check_unary<Silu, T>(units<T>(8));
     // The tails are exponentials of x^2 / 2, whose rounding error they amplify.
-    check_unary<T, gpu::Gelu<T>>(kernels::gelu, units<T>(64));
-    check_unary<T, gpu::GeluTanh<T>>(kernels::gelu_tanh, units<T>(64));
+    check_unary<Gelu, T>(units<T>(64));
+    check_unary<GeluTanh, T>(units<T>(64));
   });
 }
 
@@ -68,8 +69,8 @@ TEST_CASE(
     // Near a zero of the gradient, the errors of its terms remain. In bf16 the approximation of Phi has a
     // relative error of 1e-4, which dy amplifies by up to 4.
     const double absolute = std::is_same_v<T, float> ? 64 : 0x1p24 * 1e-4;
-    check_gradient<T, gpu::SiluBackward<T>>(kernels::silu_backward, {units<T>(8), absolute});
-    check_gradient<T, gpu::GeluBackward<T>>(kernels::gelu_backward, {units<T>(8), absolute});
-    check_gradient<T, gpu::GeluTanhBackward<T>>(kernels::gelu_tanh_backward, {units<T>(8), absolute});
+    check_gradient<Silu, T>({units<T>(8), absolute});
+    check_gradient<Gelu, T>({units<T>(8), absolute});
+    check_gradient<GeluTanh, T>({units<T>(8), absolute});
   });
 }

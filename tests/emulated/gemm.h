@@ -20,7 +20,7 @@ using tapestry::DType;
 using tapestry::kCPU;
 using tapestry::kMaxDims;
 using tapestry::kernels::Epilogue;
-using tapestry::kernels::Gemm;
+using tapestry::kernels::GemmArgs;
 using tapestry::kernels::MatrixStrides;
 
 /// A product to test. Each operand starts `offset` elements after a 16-byte boundary. There are `gap`
@@ -85,8 +85,8 @@ struct Operands {
   }
 };
 
-inline Gemm gemm_of(const Product& p, const Operands& o) {
-  Gemm g;
+inline GemmArgs gemm_of(const Product& p, const Operands& o) {
+  GemmArgs g;
   g.m = p.m, g.n = p.n, g.k = p.k;
   g.a_strides = p.a_along_k ? MatrixStrides{o.a.pitch, 1} : MatrixStrides{1, o.a.pitch};
   g.b_strides = p.b_along_k ? MatrixStrides{1, o.b.pitch} : MatrixStrides{o.b.pitch, 1};
@@ -103,7 +103,7 @@ inline Gemm gemm_of(const Product& p, const Operands& o) {
 
 /// Computes C and aux on the CPU in f64.
 inline void multiply_f64(const Product& p, Operands& o) {
-  Gemm g = gemm_of(p, o);
+  GemmArgs g = gemm_of(p, o);
   g.a = o.a.values.data(), g.b = o.b.values.data(), g.c = o.c.values.data();
   if (p.bias) g.bias = o.bias.data();
   if (p.aux) g.aux = o.aux.values.data();
@@ -155,7 +155,7 @@ void check_product(const Product& p, const Operands& given, const Launch& launch
   in_each_order([&] {
     const Block<T> a(given.a.values, p.offset), b(given.b.values, p.offset), c(given.c.values, p.offset),
         aux(given.aux.values, p.offset), bias(given.bias, p.offset);
-    Gemm g = gemm_of(p, given);
+    GemmArgs g = gemm_of(p, given);
     if (p.k) g.a = a.data(), g.b = b.data();
     g.c = c.data();
     if (p.bias) g.bias = bias.data();
@@ -173,14 +173,14 @@ void check_product(const Product& p, const Launch& launch) {
 /// Checks the strategy that launch_gemm() chooses.
 template <class T>
 void check_product(const Product& p) {
-  check_product<T>(p, [](const Gemm& g) { tapestry::kernels::cuda::launch_gemm<T>(g, nullptr); });
+  check_product<T>(p, [](const GemmArgs& g) { tapestry::kernels::cuda::launch_gemm<T>({}, g); });
 }
 /// Checks large or small tiles with `splits` splits of k.
 template <class T>
 void check_strategy(const Product& p, bool large, std::int64_t splits = 1) {
   CAPTURE(large, splits);
-  check_product<T>(p, [=](const Gemm& g) {
-    tapestry::kernels::cuda::launch_gemm<T>(g, {large, splits}, nullptr);
+  check_product<T>(p, [=](const GemmArgs& g) {
+    tapestry::kernels::cuda::launch_gemm<T>({}, g, {large, splits});
   });
 }
 

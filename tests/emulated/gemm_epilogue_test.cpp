@@ -63,7 +63,7 @@ TEST_CASE("epilogues: infinities and NaN give the CPU's values") {
     }
     o.bias = rounded<BFloat16>(o.bias);
     o.aux.values = rounded<BFloat16>(o.aux.values);
-    check_product<float>(p, o, [](const Gemm& g) { kernels::cuda::launch_gemm<float>(g, nullptr); });
-    check_product<BFloat16>(p, o, [](const Gemm& g) { kernels::cuda::launch_gemm<BFloat16>(g, nullptr); });
+    check_product<float>(p, o, [](const GemmArgs& g) { kernels::cuda::launch_gemm<float>({}, g); });
+    check_product<BFloat16>(p, o, [](const GemmArgs& g) { kernels::cuda::launch_gemm<BFloat16>({}, g); });
   });
 }

@@ -134,7 +134,7 @@ TEST_CASE("GEMM: infinities and NaN affect only their rows and columns") {
     o.c.values[11 * 24 + 11] = kNaN;
     o.bias[13] = -kInfinity;
     const auto launch = [](auto type) {
-      return [=](const Gemm& g) { gpu::launch_gemm<decltype(type)>(g, nullptr); };
+      return [=](const GemmArgs& g) { gpu::launch_gemm<decltype(type)>({}, g); };
     };
     check_product<float>(p, o, launch(float()));
     check_product<BFloat16>(p, o, launch(BFloat16()));
@@ -143,7 +143,7 @@ TEST_CASE("GEMM: infinities and NaN affect only their rows and columns") {
 
 TEST_CASE("GEMM: shape, layout and alignment choose tile, split and kernel") {
   const auto strategy = []<class T>(Sizes s, std::int64_t batch = 1) {
-    Gemm g;
+    GemmArgs g;
     g.m = s.m, g.n = s.n, g.k = s.k;
     g.a_strides = {s.k, 1}, g.b_strides = {s.n, 1}, g.c_row = s.n;
     g.batch_ndim = 1;
@@ -171,9 +171,9 @@ TEST_CASE("GEMM: shape, layout and alignment choose tile, split and kernel") {
     cuda_emulator::take_launches();
     const Operands o(p);
     const Block<T> a(o.a.values, p.offset), b(o.b.values), c(o.c.values);
-    Gemm g = gemm_of(p, o);
+    GemmArgs g = gemm_of(p, o);
     g.a = a.data(), g.b = b.data(), g.c = c.data();
-    gpu::launch_gemm<T>(g, nullptr);
+    gpu::launch_gemm<T>({}, g);
     return cuda_emulator::take_launches();
   };
   const auto one = [&]<class T>(const Product& p) {
@@ -197,11 +197,11 @@ TEST_CASE("GEMM: shape, layout and alignment choose tile, split and kernel") {
 
 TEST_CASE("GEMM: more matrices than a grid allows are refused instead of wrapping modulo 2^32") {
   for (const std::int64_t batch : {std::int64_t{1} << 31, (std::int64_t{1} << 32) + 1}) {
-    Gemm g{.m = 1, .n = 1, .k = 1, .c_row = 1};
+    GemmArgs g{.m = 1, .n = 1, .k = 1, .c_row = 1};
     g.a_strides = g.b_strides = {1, 1};
     g.batch_ndim = 1, g.batch_sizes[0] = batch;
     g.a_batch[0] = g.b_batch[0] = g.c_batch[0] = 1;
-    CHECK_THROWS_WITH(gpu::launch_gemm<float>(g, nullptr), ContainsSubstring("multiply fewer at once"));
-    CHECK_THROWS_WITH(gpu::launch_gemm<BFloat16>(g, nullptr), ContainsSubstring("multiply fewer at once"));
+    CHECK_THROWS_WITH(gpu::launch_gemm<float>({}, g), ContainsSubstring("multiply fewer at once"));
+    CHECK_THROWS_WITH(gpu::launch_gemm<BFloat16>({}, g), ContainsSubstring("multiply fewer at once"));
   }
 }

@@ -17,9 +17,9 @@ template <class T>
 std::string launched(const Product& p) {
   const Operands o(p);
   const Block<T> a(o.a.values, p.offset), b(o.b.values, p.offset), c(o.c.values);
-  Gemm g = gemm_of(p, o);
+  GemmArgs g = gemm_of(p, o);
   g.a = a.data(), g.b = b.data(), g.c = c.data();
-  return kernels_of([&] { gpu::launch_gemm<T>(g, nullptr); });
+  return kernels_of([&] { gpu::launch_gemm<T>({}, g); });
 }
 
 }  // namespace

@@ -55,17 +55,17 @@ void check_select(const Case& c, std::size_t offset, bool bad) {
   if (bad) index[index.size() / 2] = c.rows, index[index.size() - 1] = -1;
   const Block<T> want(size_of(c.outer * c.count * c.inner)), got(want.size(), offset);
   std::int64_t want_bad = kNoBadIndex, got_bad = kNoBadIndex;
-  kernels::index_select(kCPU, dtype_of<T>, {c.outer, c.rows, c.count, c.inner, index.data(), &want_bad},
-                        x.data(), want.data());
+  kernels::index_select(kCPU, dtype_of<T>,
+                        {c.outer, c.rows, c.count, c.inner, index.data(), x.data(), want.data(), &want_bad});
   in_each_order([&] {
     std::fill_n(got.data(), got.size(), T(1.0f));
     got_bad = kNoBadIndex;
-    gpu::launch_index_select<T>({c.outer, c.rows, c.count, c.inner, index.data(), &got_bad}, x.data(),
-                                got.data(), nullptr);
+    gpu::launch_index_select<T>(
+        {}, {c.outer, c.rows, c.count, c.inner, index.data(), x.data(), got.data(), &got_bad});
     CHECK(same(got, want));
     CHECK(got_bad == want_bad);
-    gpu::launch_index_select<T>({c.outer, c.rows, c.count, c.inner, index.data(), nullptr}, x.data(),
-                                got.data(), nullptr);
+    gpu::launch_index_select<T>(
+        {}, {c.outer, c.rows, c.count, c.inner, index.data(), x.data(), got.data(), nullptr});
   });
 }
 
@@ -77,13 +77,13 @@ void check_add(const Case& c, std::size_t offset, bool bad) {
   const std::vector<float> before = inexact<float>(c.outer * c.rows * c.inner, 5);
   const Block<float> want(before);
   std::int64_t want_bad = kNoBadIndex, got_bad = kNoBadIndex;
-  kernels::index_add(kCPU, dtype_of<T>, {c.outer, c.rows, c.count, c.inner, index.data(), &want_bad},
-                     dy.data(), want.data());
+  kernels::index_add(kCPU, dtype_of<T>,
+                     {c.outer, c.rows, c.count, c.inner, index.data(), dy.data(), want.data(), &want_bad});
   in_each_order([&] {
     const Block<float> got(before, offset);
     got_bad = kNoBadIndex;
-    gpu::launch_index_add<T>({c.outer, c.rows, c.count, c.inner, index.data(), &got_bad}, dy.data(),
-                             got.data(), nullptr);
+    gpu::launch_index_add<T>(
+        {}, {c.outer, c.rows, c.count, c.inner, index.data(), dy.data(), got.data(), &got_bad});
     CHECK(same(got, want));
     CHECK(got_bad == want_bad);
   });
@@ -94,10 +94,10 @@ void check_scatter(const Case& c) {
   const Block<T> g(inexact<T>(c.outer * c.inner, 6));
   const Block<std::int64_t> index(indices(c.outer * c.inner, c.rows, 7));
   const Block<T> want(size_of(c.outer * c.rows * c.inner)), got(want.size());
-  kernels::scatter(kCPU, dtype_of<T>, {c.outer, c.rows, c.inner, index.data()}, g.data(), want.data());
+  kernels::scatter(kCPU, dtype_of<T>, {c.outer, c.rows, c.inner, index.data(), g.data(), want.data()});
   in_each_order([&] {
     std::fill_n(got.data(), got.size(), T(1.0f));
-    gpu::launch_scatter<T>({c.outer, c.rows, c.inner, index.data()}, g.data(), got.data(), nullptr);
+    gpu::launch_scatter<T>({}, {c.outer, c.rows, c.inner, index.data(), g.data(), got.data()});
     CHECK(same(got, want));
   });
 }
@@ -106,6 +106,19 @@ void check_scatter(const Case& c) {
 Tensor weight_of(std::int64_t rows, std::int64_t columns, DType dtype, int layout) {
   const Tensor values = tensor(inexact<float>(rows * columns, 8), {rows, columns}).to(dtype);
   return laid_out(values, layout);
+}
+
+kernels::EmbeddingArgs embedding_args(const Tensor& out, const Tensor& weight, const Tensor& index,
+                                      std::int64_t* first_bad) {
+  return {.count = index.numel(),
+          .rows = weight.sizes()[0],
+          .columns = weight.sizes()[1],
+          .row_stride = weight.strides()[0],
+          .column_stride = weight.strides()[1],
+          .weight = weight,
+          .indices = index,
+          .out = out,
+          .first_bad = first_bad};
 }
 
 template <class T>
@@ -118,18 +131,20 @@ void check_embedding(std::int64_t rows, std::int64_t columns, std::int64_t n, DT
   CAPTURE(rows, columns, n, dtype_name(of_index), layout, bad, dtype_name(dtype_of<T>));
   const Tensor want = zeros({n, columns}, dtype_of<T>), got = zeros({n, columns}, dtype_of<T>);
   std::int64_t want_bad = kNoBadIndex, got_bad = kNoBadIndex;
-  kernels::embedding(kCPU, dtype_of<T>, want, weight, index, &want_bad);
+  kernels::embedding(kCPU, dtype_of<T>, embedding_args(want, weight, index, &want_bad));
   const Tensor grad = tensor(inexact<float>(n * columns, 10), {n, columns}).to(dtype_of<T>);
   const Tensor want_d = zeros({rows, columns}, dtype_of<T>), got_d = zeros({rows, columns}, dtype_of<T>);
   in_each_order([&] {
     got_bad = kNoBadIndex;
-    gpu::launch_embedding<T>(got, weight, index, &got_bad, nullptr);
+    gpu::launch_embedding<T>({}, embedding_args(got, weight, index, &got_bad));
     CHECK(equal(got, want));
     CHECK(got_bad == want_bad);
     for (const std::int64_t padding : {std::int64_t{-1}, rows / 2}) {
-      kernels::embedding_backward(kCPU, dtype_of<T>, want_d, grad, index, padding);
+      kernels::EmbeddingBackwardArgs args{n, rows, columns, grad, index, want_d, padding};
+      kernels::embedding_backward(kCPU, dtype_of<T>, args);
       got_d.fill_(3);
-      gpu::launch_embedding_backward<T>(got_d, grad, index, padding, nullptr);
+      args.dweight = got_d;
+      gpu::launch_embedding_backward<T>({}, args);
       CHECK(equal(got_d, want_d));
     }
   });
@@ -183,7 +198,7 @@ TEST_CASE("index kernels: embedding and its gradient give the CPU's bits in ever
 TEST_CASE("index kernels: aligned dense rows use 16-byte packs, others single elements") {
   const auto kernel = [](const Tensor& weight) {
     const Tensor y = zeros({2, weight.sizes()[1]}), index = zeros({2}, DType::i64);
-    return kernels_of([&] { gpu::launch_embedding<float>(y, weight, index, nullptr, nullptr); });
+    return kernels_of([&] { gpu::launch_embedding<float>({}, embedding_args(y, weight, index, nullptr)); });
   };
   CHECK_THAT(kernel(zeros({3, 8})), ContainsSubstring("gather_rowsIjLi4E"));
   CHECK_THAT(kernel(zeros({3, 6})), ContainsSubstring("gather_rowsIjLi1E"));

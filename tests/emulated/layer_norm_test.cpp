@@ -64,16 +64,16 @@ struct Wanted {
     }
     for (Values* v : {&mean, &inv_std})
       for (double& x : *v) x = static_cast<float>(x);  // the statistics passed to backward
-    LayerNormBackward s{.rows = in.rows,
-                        .cols = in.cols,
-                        .dy = in.dy.data(),
-                        .x = in.x.data(),
-                        .mean = mean.data(),
-                        .inv_std = inv_std.data(),
-                        .weight = weight,
-                        .dx = dx.data(),
-                        .dweight = dweight.data(),
-                        .dbias = dbias.data()};
+    LayerNormBackwardArgs s{.rows = in.rows,
+                            .cols = in.cols,
+                            .dy = in.dy.data(),
+                            .x = in.x.data(),
+                            .mean = mean.data(),
+                            .inv_std = inv_std.data(),
+                            .weight = weight,
+                            .dx = dx.data(),
+                            .dweight = dweight.data(),
+                            .dbias = dbias.data()};
     layer_norm_backward(kCPU, DType::f64, s);
     for (std::size_t r = 0; r < n; ++r) {
       double plain = 0, along = 0;  // magnitudes of the terms
@@ -100,24 +100,30 @@ void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors 
     const Block<T> x(in.x, offset), dy(in.dy, offset), weight(in.weight), bias(in.bias),
         out(in.x.size(), offset);
     const Block<float> mean(rows), inv_std(rows);
-    gpu::launch_layer_norm<T>(in.rows, in.cols, x.data(), in.affine ? weight.data() : nullptr,
-                              in.affine ? bias.data() : nullptr, in.eps, out.data(), mean.data(),
-                              inv_std.data(), nullptr);
+    gpu::launch_layer_norm<T>({}, {.rows = in.rows,
+                                   .cols = in.cols,
+                                   .x = x.data(),
+                                   .weight = in.affine ? weight.data() : nullptr,
+                                   .bias = in.affine ? bias.data() : nullptr,
+                                   .eps = in.eps,
+                                   .y = out.data(),
+                                   .mean = mean.data(),
+                                   .inv_std = inv_std.data()});
     check_close("y", out, want.y, want.y_error);
     check_close("mean", mean, want.mean, want.mean_error);
     check_close("inv_std", inv_std, want.inv_std, want.inv_std_error);
     const Block<float> given_mean(want.mean), given_inv_std(want.inv_std);
-    LayerNormBackward s{.rows = in.rows,
-                        .cols = in.cols,
-                        .dy = dy.data(),
-                        .x = x.data(),
-                        .mean = given_mean.data(),
-                        .inv_std = given_inv_std.data(),
-                        .weight = in.affine ? weight.data() : nullptr};
+    LayerNormBackwardArgs s{.rows = in.rows,
+                            .cols = in.cols,
+                            .dy = dy.data(),
+                            .x = x.data(),
+                            .mean = given_mean.data(),
+                            .inv_std = given_inv_std.data(),
+                            .weight = in.affine ? weight.data() : nullptr};
     const Block<T> dx(Values(in.x.size(), 77), offset), dweight(Values(in.weight.size(), 77)),
         dbias(Values(in.weight.size(), 77));
     s.dx = dx.data(), s.dweight = dweight.data(), s.dbias = dbias.data();
-    gpu::launch_layer_norm_backward<T>(s, nullptr, multiprocessors);
+    gpu::launch_layer_norm_backward<T>({}, s, multiprocessors);
     check_close("dx", dx, want.dx, want.dx_error);
     check_close("dweight", dweight, want.dweight, want.dweight_error);
     check_close("dbias", dbias, want.dbias, want.dbias_error);
@@ -170,8 +176,13 @@ TEST_CASE("layer norm kernels: zero variance gives zeros; infinities and NaN aff
     in.x[in.at(2, cols - 1)] = kInfinity;
     in_each_order([&] {
       const Block<float> x(in.x), y(in.x.size()), mean(4), inv_std(4);
-      gpu::launch_layer_norm<float>(4, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
-                                    inv_std.data(), nullptr);
+      gpu::launch_layer_norm<float>({}, {.rows = 4,
+                                         .cols = cols,
+                                         .x = x.data(),
+                                         .eps = 1e-5,
+                                         .y = y.data(),
+                                         .mean = mean.data(),
+                                         .inv_std = inv_std.data()});
       for (std::int64_t i = 0; i < cols; ++i) {
         CHECK(y[in.at(0, i)] == 0);
         CHECK(std::isnan(y[in.at(1, i)]));
@@ -190,17 +201,17 @@ TEST_CASE("layer norm kernels: each gradient can be computed alone") {
       const Wanted want(in);
       const Block<float> x(in.x), dy(in.dy), weight(in.weight), mean(want.mean), inv_std(want.inv_std);
       const Block<float> dx(in.x.size()), dweight(in.weight.size()), dbias(in.weight.size());
-      LayerNormBackward s{.rows = in.rows,
-                          .cols = in.cols,
-                          .dy = dy.data(),
-                          .x = x.data(),
-                          .mean = mean.data(),
-                          .inv_std = inv_std.data(),
-                          .weight = weight.data()};
+      LayerNormBackwardArgs s{.rows = in.rows,
+                              .cols = in.cols,
+                              .dy = dy.data(),
+                              .x = x.data(),
+                              .mean = mean.data(),
+                              .inv_std = inv_std.data(),
+                              .weight = weight.data()};
       if (asked & 1) s.dx = dx.data();
       if (asked & 2) s.dweight = dweight.data();
       if (asked & 4) s.dbias = dbias.data();
-      gpu::launch_layer_norm_backward<float>(s, nullptr);
+      gpu::launch_layer_norm_backward<float>({}, s);
       if (asked & 1) check_close("dx", dx, want.dx, want.dx_error);
       if (asked & 2) check_close("dweight", dweight, want.dweight, want.dweight_error);
       if (asked & 4) check_close("dbias", dbias, want.dbias, want.dbias_error);
@@ -209,12 +220,12 @@ TEST_CASE("layer norm kernels: each gradient can be computed alone") {
 
 TEST_CASE("layer norm kernels: empty tensors launch nothing, and their gradients are zero") {
   cuda_emulator::take_launches();
-  gpu::launch_layer_norm<float>(0, 8, nullptr, nullptr, nullptr, 1e-5, nullptr, nullptr, nullptr, nullptr);
-  gpu::launch_layer_norm<float>(8, 0, nullptr, nullptr, nullptr, 1e-5, nullptr, nullptr, nullptr, nullptr);
+  gpu::launch_layer_norm<float>({}, {.rows = 0, .cols = 8});
+  gpu::launch_layer_norm<float>({}, {.rows = 8, .cols = 0});
   CHECK(cuda_emulator::take_launches().empty());
   const Block<float> dweight(Values(8, 77)), dbias(Values(8, 77));
   gpu::launch_layer_norm_backward<float>(
-      {.rows = 0, .cols = 8, .dweight = dweight.data(), .dbias = dbias.data()}, nullptr);
+      {}, {.rows = 0, .cols = 8, .dweight = dweight.data(), .dbias = dbias.data()});
   for (std::size_t i = 0; i < 8; ++i) CHECK((dweight[i] == 0 && dbias[i] == 0));
 }
 
@@ -222,17 +233,22 @@ TEST_CASE("layer norm kernels: row length and alignment choose the kernel") {
   const auto kernels = [](std::int64_t cols, std::size_t offset) {
     const Inputs in(1, cols);
     const Block<float> x(in.x, offset), y(in.x.size(), offset), mean(1), inv_std(1), sums(in.weight.size());
-    LayerNormBackward s{.rows = 1,
-                        .cols = cols,
-                        .dy = x.data(),
-                        .x = x.data(),
-                        .mean = mean.data(),
-                        .inv_std = inv_std.data()};
+    LayerNormBackwardArgs s{.rows = 1,
+                            .cols = cols,
+                            .dy = x.data(),
+                            .x = x.data(),
+                            .mean = mean.data(),
+                            .inv_std = inv_std.data()};
     s.dx = y.data(), s.dweight = sums.data();
     return kernels_of([&] {
-      gpu::launch_layer_norm<float>(1, cols, x.data(), nullptr, nullptr, 1e-5, y.data(), mean.data(),
-                                    inv_std.data(), nullptr);
-      gpu::launch_layer_norm_backward<float>(s, nullptr);
+      gpu::launch_layer_norm<float>({}, {.rows = 1,
+                                         .cols = cols,
+                                         .x = x.data(),
+                                         .eps = 1e-5,
+                                         .y = y.data(),
+                                         .mean = mean.data(),
+                                         .inv_std = inv_std.data()});
+      gpu::launch_layer_norm_backward<float>({}, s);
     });
   };
   const auto check = [&](std::int64_t cols, std::size_t offset, const char* forward, const char* backward) {

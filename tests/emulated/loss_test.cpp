@@ -55,7 +55,7 @@ struct Inputs {
     return static_cast<std::size_t>((outer * shape.n + c) * shape.inner + i);
   }
   template <class T, class W>
-  ClassLoss loss(const T* x_data, const T* t, const W* w, W* stats) const {
+  ClassRowsArgs loss(const T* x_data, const T* t, const W* w, W* stats) const {
     return {.outer = shape.outer,
             .classes = shape.n,
             .inner = shape.inner,
@@ -75,8 +75,13 @@ struct OnGpu {
   Block<T> x, probabilities, out;
   Block<float> weight, grad, divisor, stats, losses, weights;
   std::int64_t first_bad = kNoBadIndex;
-  ClassLoss loss;
+  ClassRowsArgs loss;
   LossGrad loss_grad;
+
+  ClassLossArgs forward() {
+    return {.rows = loss, .losses = losses.data(), .weights = weights.data(), .first_bad = &first_bad};
+  }
+  ClassLossBackwardArgs backward() const { return {.rows = loss, .grad = loss_grad, .dx = out.data()}; }
 
   explicit OnGpu(const Inputs& in)
       : x(in.x, in.options.offset),
@@ -108,11 +113,13 @@ struct Wanted {
         loss_error(in.target.size()),
         dx_error(in.x.size()),
         dtarget_error(in.x.size()) {
-    const ClassLoss a = in.loss(in.x.data(), in.probabilities.data(), in.weight.data(), stats.data());
+    const ClassRowsArgs a = in.loss(in.x.data(), in.probabilities.data(), in.weight.data(), stats.data());
     const LossGrad g{in.grad.data(), in.options.each_row, in.options.each_row ? nullptr : in.divisor.data()};
-    kernels::cross_entropy(kCPU, DType::f64, a, losses.data(), weights.data(), &first_bad);
-    cross_entropy_backward(kCPU, DType::f64, a, g, dx.data());
-    cross_entropy_target_backward(kCPU, DType::f64, a, g, dtarget.data());
+    kernels::cross_entropy(
+        kCPU, DType::f64,
+        {.rows = a, .losses = losses.data(), .weights = weights.data(), .first_bad = &first_bad});
+    cross_entropy_backward(kCPU, DType::f64, {.rows = a, .grad = g, .dx = dx.data()});
+    cross_entropy_target_backward(kCPU, DType::f64, {.rows = a, .grad = g, .dx = dtarget.data()});
     double largest = 0;
     for (const double v : in.x)
       if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
@@ -150,14 +157,14 @@ void check_cross_entropy(const Inputs& in) {
   const Wanted want(in);
   in_each_order([&] {
     OnGpu<T> on(in);
-    gpu::launch_cross_entropy<T>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad, nullptr);
+    gpu::launch_cross_entropy<T>({}, on.forward());
     CHECK(on.first_bad == want.first_bad);
     check_close("stats", on.stats, want.stats, want.stats_error);
     check_close("losses", on.losses, want.losses, want.loss_error);
     check_close("weights", on.weights, want.weights, Values(want.weights.size()));
-    gpu::launch_cross_entropy_backward<T>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    gpu::launch_cross_entropy_backward<T>({}, on.backward());
     check_close("dx", on.out, want.dx, want.dx_error);
-    gpu::launch_cross_entropy_target_backward<T>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    gpu::launch_cross_entropy_target_backward<T>({}, on.backward());
     check_close("dtarget", on.out, want.dtarget, want.dtarget_error);
   });
 }
@@ -173,19 +180,20 @@ void check_nll(const Inputs& in) {
   const std::size_t rows = in.target.size();
   Values losses(rows), weights(rows), dx(in.x.size()), loss_error(rows), dx_error(in.x.size());
   std::int64_t first_bad = kNoBadIndex;
-  const ClassLoss a = in.loss<double, double>(in.x.data(), nullptr, in.weight.data(), nullptr);
+  const ClassRowsArgs a = in.loss<double, double>(in.x.data(), nullptr, in.weight.data(), nullptr);
   const LossGrad g{in.grad.data(), in.options.each_row, in.options.each_row ? nullptr : in.divisor.data()};
-  kernels::nll_loss(kCPU, DType::f64, a, losses.data(), weights.data(), &first_bad);
-  nll_loss_backward(kCPU, DType::f64, a, g, dx.data());
+  kernels::nll_loss(kCPU, DType::f64,
+                    {.rows = a, .losses = losses.data(), .weights = weights.data(), .first_bad = &first_bad});
+  nll_loss_backward(kCPU, DType::f64, {.rows = a, .grad = g, .dx = dx.data()});
   for (std::size_t i = 0; i < rows; ++i) loss_error[i] = std::abs(losses[i]);
   for (std::size_t i = 0; i < dx.size(); ++i) dx_error[i] = 2 * std::abs(dx[i]);
   in_each_order([&] {
     OnGpu<T> on(in);
-    gpu::launch_nll_loss<T>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad, nullptr);
+    gpu::launch_nll_loss<T>({}, on.forward());
     CHECK(on.first_bad == first_bad);
     check_close("losses", on.losses, losses, loss_error);
     check_close("weights", on.weights, weights, Values(rows));
-    gpu::launch_nll_loss_backward<T>(on.loss, on.loss_grad, on.out.data(), nullptr);
+    gpu::launch_nll_loss_backward<T>({}, on.backward());
     check_close("dx", on.out, dx, dx_error);
   });
 }
@@ -280,7 +288,7 @@ TEST_CASE("cross-entropy kernels: shape and alignment choose the row mapping") {
       if (forward)
         gpu::launch_cross_entropy<float>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad,
                                          nullptr);
-      else gpu::launch_cross_entropy_backward<float>(on.loss, on.loss_grad, on.out.data(), nullptr);
+      else gpu::launch_cross_entropy_backward<float>({}, on.backward());
     });
   };
   CHECK_THAT(kernel({3, 1024, 1}, {}), ContainsSubstring("WarpPerRow"));
@@ -312,11 +320,17 @@ TEST_CASE("weighted mean kernels: one block and several, aligned or not, give th
       CAPTURE(n, offset);
       const Values losses = numbers(n, 1, 4), weights = magnitudes(numbers(n, 2, 2));
       double mean = 0, total = 0, size = 0;
-      weighted_mean(kCPU, DType::f64, n, losses.data(), weights.data(), &mean, &total);
+      weighted_mean(
+          kCPU, DType::f64,
+          {.n = n, .losses = losses.data(), .weights = weights.data(), .mean = &mean, .total = &total});
       for (const double v : losses) size += std::abs(v);
       in_each_order([&] {
         const Block<float> l(losses, offset), w(weights), got_mean(1), got_total(1);
-        gpu::launch_weighted_mean(n, l.data(), w.data(), got_mean.data(), got_total.data(), nullptr);
+        gpu::launch_weighted_mean({}, {.n = n,
+                                       .losses = l.data(),
+                                       .weights = w.data(),
+                                       .mean = got_mean.data(),
+                                       .total = got_total.data()});
         check_close("total", got_total, {total}, {roundings(n) * total});
         check_close("mean", got_mean, {mean}, {roundings(n) * (size / total + std::abs(mean))});
       });
@@ -329,10 +343,12 @@ TEST_CASE("squared error kernels: sums of any length and alignment give the CPU'
     CAPTURE(n, offset, sizeof(T));
     const Values x = numbers(n, 1, 4), t = numbers(n, 2, 4);
     double want = 0;
-    sum_squared_error(kCPU, DType::f64, n, x.data(), t.data(), &want, 7);
+    sum_squared_error(kCPU, DType::f64,
+                      {.n = n, .x = x.data(), .target = t.data(), .out = &want, .divisor = 7});
     in_each_order([&] {
       const Block<T> a(x, offset), b(t), out(1);
-      gpu::launch_sum_squared_error<T>(n, a.data(), b.data(), out.data(), 7, nullptr);
+      gpu::launch_sum_squared_error<T>(
+          {}, {.n = n, .x = a.data(), .target = b.data(), .out = out.data(), .divisor = 7});
       check_close("sum", out, {want}, {roundings(n) * want});
     });
   };

@@ -1,6 +1,6 @@
 // Tests the elementwise kernels of map.cuh: layouts, tails, vector accesses, and splitting of launches.
+#include "tapestry/kernels/cuda/arithmetic.cuh"
 #include "tapestry/kernels/cuda/copy.cuh"
-#include "tapestry/kernels/cuda/functions.cuh"
 
 #include "tests/emulated/elementwise.h"
 #include "tests/emulated/values.h"
@@ -19,8 +19,7 @@ void check_copy(const Tensor& out, const Tensor& x) {
   compare<2>(
       out, {&out, &x}, 0, [&](const Elementwise<2>& e) { kernels::copy(kCPU, out.dtype(), e); },
       [&](const Elementwise<2>& e) {
-        out.dtype() == DType::f32 ? gpu::launch_copy<float>(e, nullptr)
-                                  : gpu::launch_copy<BFloat16>(e, nullptr);
+        out.dtype() == DType::f32 ? gpu::launch_copy<float>({}, e) : gpu::launch_copy<BFloat16>({}, e);
       });
 }
 
@@ -47,8 +46,8 @@ TEST_CASE("map: no access is outside the elements, whatever the size and alignme
       Elementwise<2> e;
       e.ndim = 1, e.numel = e.sizes[0] = static_cast<std::int64_t>(n);
       e.strides[0][0] = e.strides[1][0] = 1;
-      e.data[0] = y.data(), e.data[1] = x.data();
-      gpu::launch_copy<float>(e, nullptr);
+      e.out = y.data(), e.in[0] = x.data();
+      gpu::launch_copy<float>({}, e);
       for (std::size_t i = 0; i < n; ++i) REQUIRE(y[i] == 2.5f);
     }
 }
@@ -69,7 +68,7 @@ TEST_CASE("map: more elements than 32-bit indices allow are split over several l
 TEST_CASE("map: aligned dense or broadcast operands use 16-byte packs, others single elements") {
   const auto kernel = [](const Tensor& out, const Tensor& a, const Tensor& b) {
     const Tensor* const operands[] = {&out, &a, &b};
-    return kernels_of([&] { gpu::launch_binary<float, gpu::Add>(kernels::plan(operands), nullptr); });
+    return kernels_of([&] { gpu::launch_pointwise<kernels::Add, float>({}, kernels::plan(operands)); });
   };
   const Tensor x = zeros({8, 12}), y = zeros({8, 12});
   CHECK_THAT(kernel(y, x, x), ContainsSubstring("map_packsILi4E"));

@@ -126,7 +126,7 @@ void check_sgd(const SgdArgs& args, const Cases& cases) {
     return e;
   };
   check_steps(
-      args, cases, sgd_step, [](const SgdArgs& a) { gpu::launch_sgd(a, nullptr); }, bound);
+      args, cases, sgd_step, [](const SgdArgs& a) { gpu::launch_sgd({}, a); }, bound);
 }
 
 void check_adam(const AdamArgs& args, const Cases& cases) {
@@ -152,7 +152,7 @@ void check_adam(const AdamArgs& args, const Cases& cases) {
     return e;
   };
   check_steps(
-      args, cases, adam_step, [](const AdamArgs& a) { gpu::launch_adam(a, nullptr); }, bound);
+      args, cases, adam_step, [](const AdamArgs& a) { gpu::launch_adam({}, a); }, bound);
 }
 
 /// Parameters with whole and partial chunks and packs, and misaligned ones.
@@ -185,7 +185,7 @@ TEST_CASE("optimizer kernels: one launch updates all parameters") {
   std::vector<StepItem> items;
   for (const auto& [n, offset] : many) items.push_back(params.emplace_back(n, 1u, offset).item());
   const StepScalars scalars{.lr = 1};
-  gpu::launch_sgd({.tensors = {items.data(), gpu::kStepBatch + 6, &scalars}}, nullptr);
+  gpu::launch_sgd({}, {.tensors = {items.data(), gpu::kStepBatch + 6, &scalars}});
   const auto launches = cuda_emulator::take_launches();
   REQUIRE(launches.size() == 3);
   CHECK(launches[0].grid.x == gpu::kStepBatch);
@@ -197,11 +197,11 @@ TEST_CASE("optimizer kernels: one launch updates all parameters") {
 TEST_CASE("optimizer kernels: no parameters launch nothing; the steps of an empty parameter are counted") {
   cuda_emulator::take_launches();
   const StepScalars scalars{.lr = 1};
-  gpu::launch_adam({.tensors = {nullptr, 0, &scalars}}, nullptr);
+  gpu::launch_adam({}, {.tensors = {nullptr, 0, &scalars}});
   CHECK(cuda_emulator::take_launches().empty());
   Param empty(0, 0, 0);
   const StepItem item = empty.item();
-  gpu::launch_adam({.tensors = {&item, 1, &scalars}}, nullptr);
+  gpu::launch_adam({}, {.tensors = {&item, 1, &scalars}});
   CHECK(empty.step[0] == 1);
 }
 
@@ -216,7 +216,7 @@ TEST_CASE("optimizer kernels: NaN and infinities propagate as on the CPU") {
     Reference reference(p);
     const StepScalars scalars{.lr = 0.1};
     const StepItem item = p.item(), other = reference.item();
-    gpu::launch_adam({.tensors = {&item, 1, &scalars}, .amsgrad = amsgrad}, nullptr);
+    gpu::launch_adam({}, {.tensors = {&item, 1, &scalars}, .amsgrad = amsgrad});
     adam_step(kCPU, DType::f64, {.tensors = {&other, 1, &scalars}, .amsgrad = amsgrad});
     for (std::size_t i = 0; i < 6; ++i) {
       CAPTURE(i);

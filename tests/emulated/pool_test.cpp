@@ -15,8 +15,8 @@ using namespace emulated;
 
 namespace {
 
-std::size_t input_size(const Pool2d& s) { return static_cast<std::size_t>(s.n * s.c * s.h * s.w); }
-std::size_t output_size(const Pool2d& s) { return static_cast<std::size_t>(s.n * s.c * s.p * s.q); }
+std::size_t input_size(const Pool2dShape& s) { return static_cast<std::size_t>(s.n * s.c * s.h * s.w); }
+std::size_t output_size(const Pool2dShape& s) { return static_cast<std::size_t>(s.n * s.c * s.p * s.q); }
 /// The number of windows, computed as by the public functions.
 std::int64_t windows(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                      std::int64_t dilation, bool ceil) {
@@ -25,37 +25,39 @@ std::int64_t windows(std::int64_t in, std::int64_t kernel, std::int64_t stride, 
   if (ceil && (out - 1) * stride >= in + padding) --out;
   return out;
 }
-Pool2d sized(Pool2d s, bool ceil = false) {
+Pool2dShape sized(Pool2dShape s, bool ceil = false) {
   s.p = windows(s.h, s.kernel_h, s.stride_h, s.padding_h, s.dilation_h, ceil);
   s.q = windows(s.w, s.kernel_w, s.stride_w, s.padding_w, s.dilation_w, ceil);
   return s;
 }
 
 template <class T, class I>
-void check_max(const Pool2d& s, const Values& x, std::size_t offset) {
+void check_max(const Pool2dShape& s, const Values& x, std::size_t offset) {
   Values y(output_size(s)), dx(x.size()), error(x.size());
   std::vector<I> places(y.size());
-  kernels::max_pool2d(kCPU, DType::f64, s, x.data(), y.data(), places.data());
+  kernels::max_pool2d(kCPU, DType::f64, {.shape = s, .x = x.data(), .y = y.data(), .places = places.data()});
   const Values dy = numbers(static_cast<std::int64_t>(y.size()), 5, 2);
-  kernels::max_pool2d_backward(kCPU, DType::f64, s, dy.data(), places.data(), dx.data());
+  kernels::max_pool2d_backward(kCPU, DType::f64,
+                               {.shape = s, .dy = dy.data(), .places = places.data(), .dx = dx.data()});
   for (double& e : error) e = 64 * 2;  // a few additions of numbers below 2
   in_each_order([&] {
     const Block<T> in(x, offset), out(Values(y.size(), 77), offset), plain(y.size()), grad(dy, offset),
         din(Values(x.size(), 77), offset);
     const Block<I> found(y.size());
-    gpu::launch_max_pool2d<T>(s, in.data(), out.data(), found.data(), nullptr);
+    gpu::launch_max_pool2d<T>({}, {.shape = s, .x = in.data(), .y = out.data(), .places = found.data()});
     check_close("y", out, y, Values(y.size()));
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < y.size(); ++i) wrong += found[i] != places[i];
     CHECK(wrong == 0);
-    gpu::launch_max_pool2d<T>(s, in.data(), plain.data(), nullptr, nullptr);
+    gpu::launch_max_pool2d<T>({}, {.shape = s, .x = in.data(), .y = plain.data()});
     check_close("y without places", plain, y, Values(y.size()));
-    gpu::launch_max_pool2d_backward<T>(s, grad.data(), found.data(), din.data(), nullptr);
+    gpu::launch_max_pool2d_backward<T>(
+        {}, {.shape = s, .dy = grad.data(), .places = found.data(), .dx = din.data()});
     check_close("dx", din, dx, error);
   });
 }
 template <class T>
-void check_max(const Pool2d& s, const Values& x, std::size_t offset) {
+void check_max(const Pool2dShape& s, const Values& x, std::size_t offset) {
   CAPTURE(s.n, s.c, s.h, s.w, s.p, s.q, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w, s.padding_h,
           s.padding_w, s.dilation_h, s.dilation_w, s.channels_last, offset, sizeof(T));
   if (s.kernel_h * s.kernel_w <= kSmallWindow) check_max<T, std::uint8_t>(s, x, offset);
@@ -63,30 +65,35 @@ void check_max(const Pool2d& s, const Values& x, std::size_t offset) {
 }
 
 template <class T>
-void check_average(const Pool2d& s, bool adaptive, std::size_t offset) {
+void check_average(const Pool2dShape& s, bool adaptive, std::size_t offset) {
   CAPTURE(s.n, s.c, s.h, s.w, s.p, s.q, s.kernel_h, s.kernel_w, s.stride_h, s.stride_w, s.padding_h,
           s.padding_w, s.count_include_pad, s.channels_last, adaptive, offset, sizeof(T));
   const Values x = numbers(static_cast<std::int64_t>(input_size(s)), 1, 2);
   Values y(output_size(s)), dx(x.size());
   const Values dy = numbers(static_cast<std::int64_t>(y.size()), 5, 2);
-  (adaptive ? adaptive_avg_pool2d : avg_pool2d)(kCPU, DType::f64, s, x.data(), y.data());
-  (adaptive ? adaptive_avg_pool2d_backward : avg_pool2d_backward)(kCPU, DType::f64, s, dy.data(), dx.data());
+  (adaptive ? adaptive_avg_pool2d : avg_pool2d)(kCPU, DType::f64, {.shape = s, .x = x.data(), .y = y.data()});
+  (adaptive ? adaptive_avg_pool2d_backward : avg_pool2d_backward)(
+      kCPU, DType::f64, {.shape = s, .dy = dy.data(), .dx = dx.data()});
   const std::int64_t window = adaptive ? (s.h / s.p + 2) * (s.w / s.q + 2) : s.kernel_h * s.kernel_w;
   const double error =
       2 * (roundings(window) + static_cast<double>(window));  // a lane adds its elements in turn
   in_each_order([&] {
     const Block<T> in(x, offset), out(Values(y.size(), 77), offset), grad(dy, offset),
         din(Values(x.size(), 77), offset);
-    gpu::launch_average_pool<T>(s, adaptive, in.data(), out.data(), nullptr);
+    (adaptive ? &gpu::launch_average_pool<T, true>
+              : &gpu::launch_average_pool<T, false>)({}, {.shape = s, .x = in.data(), .y = out.data()});
     check_close("y", out, y, Values(y.size(), error));
-    gpu::launch_average_pool_backward<T>(s, adaptive, grad.data(), din.data(), nullptr);
+    (adaptive
+         ? &gpu::launch_average_pool_backward<T, true>
+         : &gpu::launch_average_pool_backward<T, false>)({},
+                                                         {.shape = s, .dy = grad.data(), .dx = din.data()});
     check_close("dx", din, dx, Values(dx.size(), 2 * roundings(64)));
   });
 }
 
 /// Checks max pooling in every dtype and both layouts, and average pooling of the same windows unless
 /// dilated.
-void check_windows(Pool2d s, std::size_t offset = 0) {
+void check_windows(Pool2dShape s, std::size_t offset = 0) {
   for (const bool channels_last : {false, true}) {
     s.channels_last = channels_last;
     const Values x = numbers(static_cast<std::int64_t>(input_size(s)), 1, 2);
@@ -100,7 +107,7 @@ void check_windows(Pool2d s, std::size_t offset = 0) {
     }
   }
 }
-void check_adaptive(Pool2d s, std::size_t offset = 0) {
+void check_adaptive(Pool2dShape s, std::size_t offset = 0) {
   for (const bool channels_last : {false, true}) {
     s.channels_last = channels_last;
     check_average<float>(s, true, offset);
@@ -108,7 +115,8 @@ void check_adaptive(Pool2d s, std::size_t offset = 0) {
   }
 }
 
-Pool2d square(std::int64_t kernel, std::int64_t stride, std::int64_t padding, std::int64_t dilation = 1) {
+Pool2dShape square(std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                   std::int64_t dilation = 1) {
   return {.n = 2,
           .c = 8,
           .h = 9,
@@ -127,7 +135,7 @@ Pool2d square(std::int64_t kernel, std::int64_t stride, std::int64_t padding, st
 
 TEST_CASE("pool kernels: padded, ragged, dilated and ceil-mode windows give the CPU's values") {
   for (const std::int64_t c : {3, 8})
-    for (Pool2d s : {square(2, 2, 0), square(3, 2, 1), square(3, 1, 1), square(1, 3, 0)}) {
+    for (Pool2dShape s : {square(2, 2, 0), square(3, 2, 1), square(3, 1, 1), square(1, 3, 0)}) {
       s.c = c;
       check_windows(sized(s));
     }
@@ -148,16 +156,16 @@ TEST_CASE("pool kernels: padded, ragged, dilated and ceil-mode windows give the 
 }
 
 TEST_CASE("pool kernels: windows with more than 255 elements store i32 positions") {
-  const Pool2d large{.n = 1,
-                     .c = 8,
-                     .h = 20,
-                     .w = 19,
-                     .kernel_h = 17,
-                     .kernel_w = 16,
-                     .stride_h = 2,
-                     .stride_w = 3,
-                     .padding_h = 8,
-                     .padding_w = 5};
+  const Pool2dShape large{.n = 1,
+                          .c = 8,
+                          .h = 20,
+                          .w = 19,
+                          .kernel_h = 17,
+                          .kernel_w = 16,
+                          .stride_h = 2,
+                          .stride_w = 3,
+                          .padding_h = 8,
+                          .padding_w = 5};
   check_windows(sized(large));
   check_windows(
       sized({.n = 2, .c = 3, .h = 9, .w = 9, .kernel_h = 6, .kernel_w = 6, .stride_h = 3, .stride_w = 3}));
@@ -177,7 +185,7 @@ TEST_CASE("pool kernels: large adaptive windows, one warp per output, give the C
 
 TEST_CASE("pool kernels: NaN, infinities and windows without an element give the CPU's values") {
   for (const bool channels_last : {false, true}) {
-    Pool2d s = sized(square(3, 2, 1));
+    Pool2dShape s = sized(square(3, 2, 1));
     s.channels_last = channels_last;
     Values x = numbers(static_cast<std::int64_t>(input_size(s)), 1, 2);
     for (std::size_t i = 0; i < x.size(); i += 13) x[i] = kNaN;
@@ -206,12 +214,12 @@ TEST_CASE("pool kernels: NaN, infinities and windows without an element give the
 
 TEST_CASE("pool kernels: empty tensors launch nothing") {
   cuda_emulator::take_launches();
-  Pool2d s = sized(square(2, 2, 0));
+  Pool2dShape s = sized(square(2, 2, 0));
   s.n = 0;
-  gpu::launch_max_pool2d<float>(s, nullptr, nullptr, nullptr, nullptr);
-  gpu::launch_max_pool2d_backward<float>(s, nullptr, nullptr, nullptr, nullptr);
-  gpu::launch_average_pool<float>(s, false, nullptr, nullptr, nullptr);
-  gpu::launch_average_pool_backward<float>(s, true, nullptr, nullptr, nullptr);
+  gpu::launch_max_pool2d<float>({}, {.shape = s});
+  gpu::launch_max_pool2d_backward<float>({}, {.shape = s});
+  gpu::launch_average_pool<float, false>({}, {.shape = s});
+  gpu::launch_average_pool_backward<float, true>({}, {.shape = s});
   CHECK(cuda_emulator::take_launches().empty());
 }
 
@@ -227,12 +235,15 @@ TEST_CASE("pool kernels: Division is exact beyond 2^31") {
 }
 
 TEST_CASE("pool kernels: layout and window size choose the kernel") {
-  const auto kernel = [](Pool2d s, bool channels_last, bool adaptive) {
+  const auto kernel = [](Pool2dShape s, bool channels_last, bool adaptive) {
     s.channels_last = channels_last;
     const Block<float> x(input_size(s)), y(output_size(s));
-    return kernels_of([&] { gpu::launch_average_pool<float>(s, adaptive, x.data(), y.data(), nullptr); });
+    return kernels_of([&] {
+      (adaptive ? &gpu::launch_average_pool<float, true>
+                : &gpu::launch_average_pool<float, false>)({}, {.shape = s, .x = x.data(), .y = y.data()});
+    });
   };
-  const Pool2d s = sized(square(2, 2, 0)), global{.n = 2, .c = 8, .h = 7, .w = 7, .p = 1, .q = 1};
+  const Pool2dShape s = sized(square(2, 2, 0)), global{.n = 2, .c = 8, .h = 7, .w = 7, .p = 1, .q = 1};
   CHECK_THAT(kernel(s, true, false), ContainsSubstring("average_poolIfLi4ELi1E"));
   CHECK_THAT(kernel(s, false, false), ContainsSubstring("average_poolIfLi1ELi1E"));
   CHECK_THAT(kernel(global, false, true), ContainsSubstring("average_poolIfLi1ELi32E"));

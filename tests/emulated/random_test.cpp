@@ -41,11 +41,11 @@ TEST_CASE("random kernels: uniform gives the CPU's bits") {
   for_types<float, BFloat16>([]<class T>() {
     for (const auto& ends : {std::pair{0.0, 1.0}, std::pair{-2.5, 7.25}})
       check_bits<T>(
-          [&](void* out, std::int64_t n) {
-            kernels::uniform(kCPU, dtype_of<T>, out, n, kRange, ends.first, ends.second);
+          [&](MutableArray out, std::int64_t n) {
+            kernels::uniform(kCPU, dtype_of<T>, {out, n, kRange, ends.first, ends.second});
           },
-          [&](void* out, std::int64_t n) {
-            gpu::launch_uniform<T>(out, n, kRange, ends.first, ends.second, nullptr);
+          [&](MutableArray out, std::int64_t n) {
+            gpu::launch_uniform<T>({}, {out, n, kRange, ends.first, ends.second});
           });
   });
 }
@@ -53,8 +53,12 @@ TEST_CASE("random kernels: uniform gives the CPU's bits") {
 TEST_CASE("random kernels: normal gives the CPU's bits") {
   for_types<float, BFloat16>([]<class T>() {
     check_bits<T>(
-        [&](void* out, std::int64_t n) { kernels::normal(kCPU, dtype_of<T>, out, n, kRange, 0.5, 3); },
-        [&](void* out, std::int64_t n) { gpu::launch_normal<T>(out, n, kRange, 0.5, 3, nullptr); });
+        [&](MutableArray out, std::int64_t n) {
+          kernels::normal(kCPU, dtype_of<T>, {out, n, kRange, 0.5, 3});
+        },
+        [&](MutableArray out, std::int64_t n) {
+          gpu::launch_normal<T>({}, {out, n, kRange, 0.5, 3});
+        });
   });
 }
 
@@ -76,20 +80,20 @@ TEST_CASE("random kernels: randint gives the CPU's bits") {
   for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
     for (const auto& range : {std::pair<std::int64_t, std::uint64_t>{0, 1}, {3, 100}, {0, 200}})
       check_bits<T>(
-          [&](void* out, std::int64_t n) {
-            kernels::randint(kCPU, dtype_of<T>, out, n, kRange, range.first, range.second);
+          [&](MutableArray out, std::int64_t n) {
+            kernels::randint(kCPU, dtype_of<T>, {out, n, kRange, range.first, range.second});
           },
-          [&](void* out, std::int64_t n) {
-            gpu::launch_randint<T>(out, n, kRange, range.first, range.second, nullptr);
+          [&](MutableArray out, std::int64_t n) {
+            gpu::launch_randint<T>({}, {out, n, kRange, range.first, range.second});
           });
   });
   constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
   check_bits<std::int64_t>(
-      [&](void* out, std::int64_t n) {
-        kernels::randint(kCPU, DType::i64, out, n, kRange, least, ~std::uint64_t{0});
+      [&](MutableArray out, std::int64_t n) {
+        kernels::randint(kCPU, DType::i64, {out, n, kRange, least, ~std::uint64_t{0}});
       },
-      [&](void* out, std::int64_t n) {
-        gpu::launch_randint<std::int64_t>(out, n, kRange, least, ~std::uint64_t{0}, nullptr);
+      [&](MutableArray out, std::int64_t n) {
+        gpu::launch_randint<std::int64_t>({}, {out, n, kRange, least, ~std::uint64_t{0}});
       });
 }
 
@@ -102,7 +106,7 @@ TEST_CASE("random kernels: dropout gives the CPU's values, also in place") {
           for (std::size_t i = 0; i < values.size(); ++i)
             values[i] = i % 5 == 4 ? NAN : static_cast<float>(i % 37) - 18.5f;
           const Block<T> x(values, offset), want(values.size()), got(values.size(), offset);
-          kernels::dropout(kCPU, dtype_of<T>, want.data(), x.data(), n, kRange, threshold, 1.25);
+          kernels::dropout(kCPU, dtype_of<T>, {want.data(), x.data(), n, kRange, threshold, 1.25});
           CAPTURE(n, offset, threshold, dtype_name(dtype_of<T>));
           const auto same = [&](const Block<T>& a) {
             for (std::size_t i = 0; i < a.size(); ++i) {
@@ -112,10 +116,10 @@ TEST_CASE("random kernels: dropout gives the CPU's values, also in place") {
             return true;
           };
           in_each_order([&] {
-            gpu::launch_dropout<T>(got.data(), x.data(), n, kRange, threshold, 1.25, nullptr);
+            gpu::launch_dropout<T>({}, {got.data(), x.data(), n, kRange, threshold, 1.25});
             CHECK(same(got));
           });
-          gpu::launch_dropout<T>(x.data(), x.data(), n, kRange, threshold, 1.25, nullptr);  // in place
+          gpu::launch_dropout<T>({}, {x.data(), x.data(), n, kRange, threshold, 1.25});  // in place
           CHECK(same(x));
         }
   });
@@ -125,10 +129,10 @@ TEST_CASE("random kernels: randperm gives the CPU's permutation") {
   for (const std::int64_t n : {0, 1, 2, 100, 255, 256, 257, 512, 513, 1000, 1300}) {
     CAPTURE(n);
     const Block<std::int64_t> want(static_cast<std::size_t>(n)), got(static_cast<std::size_t>(n));
-    kernels::randperm(kCPU, DType::i64, want.data(), n, kRange);
+    kernels::randperm(kCPU, DType::i64, {want.data(), n, kRange});
     in_each_order([&] {
       std::fill_n(got.data(), got.size(), -1);
-      gpu::launch_randperm(got.data(), n, kRange, nullptr);
+      gpu::launch_randperm({}, {got.data(), n, kRange});
       CHECK(std::equal(got.data(), got.data() + n, want.data()));
     });
   }
@@ -153,7 +157,7 @@ TEST_CASE("sorting: the sort is stable and returns the position of each key") {
       std::stable_sort(want.begin(), want.end(),
                        [&](std::int64_t a, std::int64_t b) { return key(a) < key(b); });
       in_each_order([&] {
-        const gpu::Sorted sorted(key, n, nullptr);
+        const gpu::Sorted sorted(key, n, LaunchContext());
         CHECK(std::equal(want.begin(), want.end(), sorted.positions()));
         bool keys = true;
         for (std::int64_t i = 0; i < n; ++i)
@@ -165,8 +169,10 @@ TEST_CASE("sorting: the sort is stable and returns the position of each key") {
 
 TEST_CASE("random kernels: arange wraps at the limits of i64 as on the CPU") {
   check_bits<std::int64_t>(
-      [&](void* out, std::int64_t n) { kernels::arange(kCPU, DType::i64, out, n, 1, std::int64_t{1} << 61); },
-      [&](void* out, std::int64_t n) {
-        gpu::launch_arange<std::int64_t>(out, n, 1, std::int64_t{1} << 61, nullptr);
+      [&](MutableArray out, std::int64_t n) {
+        kernels::arange(kCPU, DType::i64, {out, n, 1, std::int64_t{1} << 61});
+      },
+      [&](MutableArray out, std::int64_t n) {
+        gpu::launch_arange<std::int64_t>({}, {out, n, 1, std::int64_t{1} << 61});
       });
 }

@@ -22,7 +22,7 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
                    std::int64_t split_below = gpu::kSplitRowsBelow) {
   CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
   Values want(x.size()), error(x.size());
-  (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), want.data());
+  (log ? log_softmax : softmax)(kCPU, DType::f64, {shape, x.data(), want.data()});
   double largest = 0;
   for (const double v : x)
     if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
@@ -45,9 +45,10 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
                     std::int64_t split_below) {
   CAPTURE(shape.outer, shape.n, shape.inner, offset, log, sizeof(T));
   Values y(x.size()), want(x.size()), error(x.size());
-  (log ? log_softmax : softmax)(kCPU, DType::f64, shape, x.data(), y.data());
+  (log ? log_softmax : softmax)(kCPU, DType::f64, {shape, x.data(), y.data()});
   y = rounded<T>(y);
-  (log ? log_softmax_backward : softmax_backward)(kCPU, DType::f64, shape, y.data(), dy.data(), want.data());
+  (log ? log_softmax_backward : softmax_backward)(kCPU, DType::f64,
+                                                  {shape, y.data(), dy.data(), want.data()});
   for (std::int64_t o = 0; o < shape.outer; ++o)
     for (std::int64_t i = 0; i < shape.inner; ++i) {
       const auto at = [&](std::int64_t k) {

@@ -19,8 +19,8 @@ std::int64_t between(std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random_bits);
 }
 
-Conv2d random_shape() {
-  Conv2d s;
+Conv2dShape random_shape() {
+  Conv2dShape s;
   s.n = between(1, 4);
   s.groups = between(0, 2) == 0 ? between(2, 3) : 1;
   s.c = s.groups * (between(0, 3) == 0 ? between(16, 20) : between(1, 5));
@@ -46,7 +46,7 @@ std::int64_t place(bool channels_last, std::int64_t n, std::int64_t c, std::int6
 
 // Calls f(y's place, k, x's place, weight's place) for each product of the definition.
 template <class F>
-void each_product(const Conv2d& s, F&& f) {
+void each_product(const Conv2dShape& s, F&& f) {
   const std::int64_t c_each = s.c / s.groups, k_each = s.k / s.groups;
   for (std::int64_t n = 0; n < s.n; ++n)
     for (std::int64_t k = 0; k < s.k; ++k)
@@ -69,7 +69,7 @@ struct Values {
   std::vector<double> y, dx, dweight, dbias;                      // what must come out
   std::vector<double> y_size, dx_size, dweight_size, dbias_size;  // sums of magnitudes
 
-  explicit Values(const Conv2d& s) {
+  explicit Values(const Conv2dShape& s) {
     const auto random = [](std::int64_t n) {
       std::vector<double> v(static_cast<std::size_t>(n));
       for (double& e : v) e = static_cast<double>(between(-32, 32)) / 16;
@@ -120,7 +120,7 @@ void check_close(const char* what, const std::vector<T>& got, const std::vector<
 }
 
 template <class T, class Way>
-void check_way(const char* name, const Conv2d& s, const Values& v, bool with_bias) {
+void check_way(const char* name, const Conv2dShape& s, const Values& v, bool with_bias) {
   INFO(name << (s.channels_last ? " channels-last" : " row-major") << " n " << s.n << " c " << s.c << " h "
             << s.h << " w " << s.w << " k " << s.k << " r " << s.r << " s " << s.s << " stride " << s.stride_h
             << "," << s.stride_w << " padding " << s.padding_h << "," << s.padding_w << " dilation "
@@ -128,9 +128,9 @@ void check_way(const char* name, const Conv2d& s, const Values& v, bool with_bia
   const std::vector<T> x = as<T>(v.x), weight = as<T>(v.weight), bias = as<T>(v.bias), dy = as<T>(v.dy);
   std::vector<T> y(dy.size(), T(9)), dx(x.size(), T(9)), dweight(weight.size(), T(9)),
       dbias(bias.size(), T(9));
-  Way::forward(s, x.data(), weight.data(), with_bias ? bias.data() : nullptr, y.data());
-  Way::backward_input(s, dy.data(), weight.data(), dx.data());
-  Way::backward_weight(s, dy.data(), x.data(), dweight.data(), with_bias ? dbias.data() : nullptr);
+  Way::forward({}, s, x.data(), weight.data(), with_bias ? bias.data() : nullptr, y.data());
+  Way::backward_input({}, s, dy.data(), weight.data(), dx.data());
+  Way::backward_weight({}, s, dy.data(), x.data(), dweight.data(), with_bias ? dbias.data() : nullptr);
   std::vector<double> expected = v.y;
   if (!with_bias)
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(y.size()); ++i)
@@ -144,11 +144,11 @@ void check_way(const char* name, const Conv2d& s, const Values& v, bool with_bia
 }
 
 // A build without oneDNN refuses all shapes.
-bool onednn_takes(const Conv2d& s) {
+bool onednn_takes(const Conv2dShape& s) {
   const std::vector<float> x(static_cast<std::size_t>(s.n * s.c * s.h * s.w)),
       weight(static_cast<std::size_t>(s.k * s.c / s.groups * s.r * s.s));
   std::vector<float> y(static_cast<std::size_t>(s.n * s.k * s.p * s.q));
-  return cpu::OneDnnConv::forward(s, x.data(), weight.data(), nullptr, y.data());
+  return cpu::OneDnnConv::forward({}, s, x.data(), weight.data(), nullptr, y.data());
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ TEST_CASE("conv2d: each way against the definition in f64, over random ragged sh
   int by_onednn = 0;
   for (int trial = 0; trial < 60; ++trial) {
     set_num_threads(1 + trial % 3);
-    const Conv2d s = random_shape();
+    const Conv2dShape s = random_shape();
     const Values v(s);
     check_way<double, cpu::Im2col<double>>("im2col", s, v, trial % 2);
     check_way<float, cpu::Im2col<float>>("im2col", s, v, trial % 2);
@@ -173,7 +173,7 @@ TEST_CASE("conv2d: each way against the definition in f64, over random ragged sh
 
 TEST_CASE("conv2d: relu clears what is negative, and keeps NaN") {
   for (const bool channels_last : {false, true}) {
-    Conv2d s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 8, .r = 3, .s = 3, .p = 3, .q = 3};
+    Conv2dShape s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 8, .r = 3, .s = 3, .p = 3, .q = 3};
     s.channels_last = channels_last;
     Values v(s);
     v.x[7] = std::numeric_limits<double>::quiet_NaN();
@@ -181,9 +181,11 @@ TEST_CASE("conv2d: relu clears what is negative, and keeps NaN") {
       const std::vector<T> x = as<T>(v.x), weight = as<T>(v.weight), bias = as<T>(v.bias);
       std::vector<T> plain(v.y.size()), cleared(v.y.size());
       s.relu = false;
-      conv2d(kCPU, dtype_of<T>, s, x.data(), weight.data(), bias.data(), plain.data());
+      conv2d(kCPU, dtype_of<T>,
+             {.shape = s, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = plain.data()});
       s.relu = true;
-      conv2d(kCPU, dtype_of<T>, s, x.data(), weight.data(), bias.data(), cleared.data());
+      conv2d(kCPU, dtype_of<T>,
+             {.shape = s, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = cleared.data()});
       int negative = 0, nan = 0;
       for (std::size_t i = 0; i < plain.size(); ++i) {
         negative += plain[i] < 0;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tapestry/core/threads.h"
-#include "tapestry/kernels/ops/elementwise.h"
+#include "tapestry/kernels/ops/functions.h"
 #include "tests/support/catch.h"
 
 using namespace tapestry;
@@ -44,13 +44,13 @@ struct Operand {
 };
 
 template <class T>
-void check_products(void (*multiply)(const Gemm&), bool with_bias) {
+void check_products(void (*multiply)(const GemmArgs&), bool with_bias) {
   for (int trial = 0; trial < 150; ++trial) {
     const std::int64_t most = trial % 10 == 0 ? 150 : 20;
     const std::int64_t m = between(1, most), n = between(1, most), k = between(1, most);
     Operand<T> a(m, k, between(0, 1), between(0, 3)), b(k, n, between(0, 1), between(0, 3));
     Operand<T> c(m, n, false, between(0, 3)), bias(1, n, false, 0);
-    Gemm g;
+    GemmArgs g;
     g.m = m, g.n = n, g.k = k;
     g.a = a.data.data(), g.b = b.data.data(), g.c = c.data.data();
     g.a_strides = a.strides, g.b_strides = b.strides, g.c_row = c.strides.row;
@@ -77,8 +77,8 @@ void check_products(void (*multiply)(const Gemm&), bool with_bias) {
   }
 }
 
-void slot_f32(const Gemm& g) { gemm(kCPU, DType::f32, g); }
-void slot_f64(const Gemm& g) { gemm(kCPU, DType::f64, g); }
+void slot_f32(const GemmArgs& g) { gemm(kCPU, DType::f32, g); }
+void slot_f64(const GemmArgs& g) { gemm(kCPU, DType::f64, g); }
 
 }  // namespace
 
@@ -98,7 +98,7 @@ TEST_CASE("gemm: batches with two strides, one matrix for many") {
   constexpr std::int64_t kOuter = 3, kInner = 7, m = 5, n = 6, k = 4;
   Operand<float> a(kOuter * kInner * m, k, false, 0), b(kOuter * k, n, false, 0),
       c(kOuter * kInner * m, n, false, 0);
-  Gemm g;
+  GemmArgs g;
   g.m = m, g.n = n, g.k = k;
   g.a = a.data.data(), g.b = b.data.data(), g.c = c.data.data();
   g.a_strides = {k, 1}, g.b_strides = {n, 1}, g.c_row = n;
@@ -121,7 +121,7 @@ TEST_CASE("gemm: batches with two strides, one matrix for many") {
 
 TEST_CASE("gemm: no terms give zeros, or the bias, or what was there") {
   std::vector<float> c(6, 5), bias{1, 2, 3};
-  Gemm g;
+  GemmArgs g;
   g.m = 2, g.n = 3, g.k = 0;
   g.c = c.data(), g.c_row = 3;
   g.a_strides = {1, 1}, g.b_strides = {3, 1};
@@ -145,16 +145,16 @@ TEST_CASE("gemm: no terms give zeros, or the bias, or what was there") {
 TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias") {
   struct Function {
     Epilogue epilogue;
-    UnarySlot* forward;
-    BinarySlot* backward;
+    const Slot<Elementwise<2>>* forward;
+    const Slot<Elementwise<3>>* backward;
   };
   const Function functions[] = {
-      {Epilogue::relu, &relu, nullptr},
-      {Epilogue::gelu, &gelu, nullptr},
-      {Epilogue::gelu_tanh, &gelu_tanh, nullptr},
-      {Epilogue::relu_backward, nullptr, &relu_backward},
-      {Epilogue::gelu_backward, nullptr, &gelu_backward},
-      {Epilogue::gelu_tanh_backward, nullptr, &gelu_tanh_backward},
+      {Epilogue::relu, &slot<Relu>, nullptr},
+      {Epilogue::gelu, &slot<Gelu>, nullptr},
+      {Epilogue::gelu_tanh, &slot<GeluTanh>, nullptr},
+      {Epilogue::relu_backward, nullptr, &slot<GradientOf<Relu>>},
+      {Epilogue::gelu_backward, nullptr, &slot<GradientOf<Gelu>>},
+      {Epilogue::gelu_tanh_backward, nullptr, &slot<GradientOf<GeluTanh>>},
   };
   constexpr std::int64_t m = 5, n = 7, row = 9, size = m * row;
   for_types<float, double, Half, BFloat16>([&]<class T> {
@@ -179,9 +179,9 @@ TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias"
         e.ndim = 2, e.numel = m * n;
         e.sizes[0] = m, e.sizes[1] = n;
         std::vector<T> want = before;
-        T* const operands[] = {want.data(), sums.data(), given.data()};
+        e.out = want.data(), e.in[0] = sums.data(), e.in[1] = given.data();
         for (int i = 0; i < 3; ++i) {
-          e.data[i] = operands[i], e.dtypes[i] = dtype_of<T>;
+          e.dtypes[i] = dtype_of<T>;
           e.strides[i][0] = row, e.strides[i][1] = 1;
         }
         if (f.backward) {
@@ -190,13 +190,14 @@ TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias"
           Elementwise<2> unary;
           unary.ndim = 2, unary.numel = m * n;
           std::copy_n(e.sizes, 2, unary.sizes);
+          unary.out = e.out, unary.in[0] = e.in[0];
           for (int i = 0; i < 2; ++i) {
-            unary.data[i] = e.data[i], unary.dtypes[i] = e.dtypes[i];
+            unary.dtypes[i] = e.dtypes[i];
             std::copy_n(e.strides[i], 2, unary.strides[i]);
           }
           (*f.forward)(kCPU, dtype_of<T>, unary);
         }
-        Gemm g;
+        GemmArgs g;
         g.m = m, g.n = n;
         g.a_strides = {1, 1}, g.b_strides = {n, 1}, g.c_row = row;
         g.c = c.data(), g.bias = bias.data(), g.accumulate = true;
@@ -219,7 +220,7 @@ TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias"
 TEST_CASE("gemm: the aux of a batch") {
   constexpr std::int64_t batch = 3, m = 4, n = 5, k = 6;
   Operand<float> a(batch * m, k, false, 0), b(k, n, false, 0), c(batch * m, n, false, 0), aux = c;
-  Gemm g;
+  GemmArgs g;
   g.m = m, g.n = n, g.k = k;
   g.a = a.data.data(), g.b = b.data.data(), g.c = c.data.data(), g.aux = aux.data.data();
   g.a_strides = {k, 1}, g.b_strides = {n, 1}, g.c_row = n;
@@ -244,7 +245,7 @@ TEST_CASE("column_sum: ragged, empty, the same bits for any number of threads") 
     const auto run = [&, r = rows, n = cols](int threads) {
       set_num_threads(threads);
       std::vector<float> y(static_cast<std::size_t>(n), -1);
-      column_sum(kCPU, DType::f32, r, n, x.data.data(), y.data());
+      column_sum(kCPU, DType::f32, {r, n, x.data.data(), y.data()});
       return y;
     };
     const std::vector<float> y = run(1);

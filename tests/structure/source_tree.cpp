@@ -64,8 +64,15 @@ std::vector<std::string> may_use(const std::string& folder) {
       folder == "distributed/pipeline")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
   if (folder == "distributed/planner")
-    return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common",
-            "distributed/data_parallel", "distributed/ddp", "distributed/pipeline"};
+    return {"core",
+            "kernels",
+            "autograd",
+            "nn",
+            "distributed/comm",
+            "distributed/common",
+            "distributed/data_parallel",
+            "distributed/ddp",
+            "distributed/pipeline"};
   return {"core", "kernels", "autograd", "nn", "data", "distributed"};  // apps and tapestry.h
 }
 
@@ -227,6 +234,47 @@ Findings too_long(const std::vector<SourceFile>& tree, int limit) {
   Findings findings;
   for (const SourceFile& file : tree) {
     if (file.lines > limit) findings.push_back(file.path + ": " + std::to_string(file.lines) + " lines");
+  }
+  return findings;
+}
+
+Findings removed_words(const fs::path& root, const std::vector<SourceFile>& tree) {
+  struct Word {
+    std::string text, folder;
+  };
+  static const std::vector<Word> words = {{"kernel_device", ""}, {"const_cast<void*>", "autograd/ops/"}};
+  Findings findings;
+  for (const SourceFile& file : tree) {
+    if (file.path.starts_with("tests/structure/")) continue;  // names the words
+    std::ifstream in(root / file.path);
+    int number = 1;
+    for (std::string line; std::getline(in, line); ++number)
+      for (const Word& word : words)
+        if (file.path.starts_with(word.folder) && line.find(word.text) != std::string::npos)
+          findings.push_back(file.path + ":" + std::to_string(number) + ": " + word.text);
+  }
+  return findings;
+}
+
+Findings mismatched_families(const std::vector<SourceFile>& tree) {
+  std::set<std::string> paths;
+  for (const SourceFile& file : tree) paths.insert(file.path);
+  Findings findings;
+  for (const SourceFile& file : tree) {
+    constexpr std::string_view folder = "kernels/ops/", extension = ".h";
+    if (!file.path.starts_with(folder) || !file.is_header()) continue;
+    const bool pointwise = std::any_of(file.includes.begin(), file.includes.end(), [](const Include& i) {
+      return i.file == "tapestry/kernels/ops/pointwise.h";
+    });
+    const std::string family =
+        file.path.substr(folder.size(), file.path.size() - folder.size() - extension.size());
+    if (!pointwise || !paths.count("autograd/ops/" + family + ".h")) continue;
+    for (const std::string& path :
+         {"kernels/cpu/" + family + ".cpp", "kernels/cuda/" + family + ".cuh",
+          "kernels/cuda/" + family + ".cu", "autograd/ops/" + family + ".cpp",
+          "tests/golden/" + family + ".py", "tests/autograd/" + family + "_test.cpp",
+          "tests/emulated/" + family + "_test.cpp"})
+      if (!paths.count(path)) findings.push_back(file.path + ": " + path + " is missing");
   }
   return findings;
 }

@@ -55,6 +55,15 @@ Findings private_includes(const std::vector<SourceFile>& tree);
 Findings removed_phrases(const std::vector<SourceFile>& tree);
 /// Files of more than `limit` lines.
 Findings too_long(const std::vector<SourceFile>& tree, int limit);
+/// Words that were removed and must not return: `kernel_device` (the slot passes a LaunchContext) in any
+/// source, and `const_cast<void*>` in autograd/ops (kernels take typed views).
+Findings removed_words(const fs::path& root, const std::vector<SourceFile>& tree);
+/// Families of pointwise operations whose files do not have the same basename in every layer. A family is a
+/// header kernels/ops/<family>.h that lists rows or formulas (it includes kernels/ops/pointwise.h) and has a
+/// header autograd/ops/<family>.h. It needs kernels/cpu/<family>.cpp, kernels/cuda/<family>.{cuh,cu},
+/// autograd/ops/<family>.cpp, tests/golden/<family>.py, tests/autograd/<family>_test.cpp and
+/// tests/emulated/<family>_test.cpp.
+Findings mismatched_families(const std::vector<SourceFile>& tree);
 /// Top-level folders that have sources but no README.md, or one that does not begin with a heading.
 Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tree);
 /// Links and `folder/file` names in Markdown pages whose target does not exist. Names that contain "softsign"

@@ -187,6 +187,35 @@ TEST_CASE("each top-level folder has a README") {
   CHECK(without_readme(planted.root(), planted.read()).size() == 2);
 }
 
+TEST_CASE("what was removed stays away") {
+  CHECK(removed_words(kRoot, read_tree(kRoot)) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("kernels/slot.h", "#pragma once\nextern thread_local Device kernel_device;\n");
+  planted.plant("autograd/ops/norm.cpp", "void* p = const_cast<void*>(q);\n");
+  planted.plant("kernels/cpu/conv2d_onednn.cpp", "void* p = const_cast<void*>(q);\n");  // allowed there
+  CHECK(removed_words(planted.root(), planted.read()) ==
+        Findings{"autograd/ops/norm.cpp:1: const_cast<void*>", "kernels/slot.h:2: kernel_device"});
+}
+
+TEST_CASE("a family of pointwise operations has one basename in every layer") {
+  CHECK(mismatched_families(read_tree(kRoot)) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("kernels/ops/trig.h", including("tapestry/kernels/ops/pointwise.h"));
+  CHECK(mismatched_families(planted.read()) == Findings{});  // no public functions, so no family
+  planted.plant("autograd/ops/trig.h", "");
+  planted.plant("autograd/ops/trig.cpp", "");
+  planted.plant("kernels/cpu/trig.cpp", "");
+  planted.plant("kernels/cuda/trig.cuh", "");
+  planted.plant("kernels/cuda/trig.cu", "");
+  planted.plant("tests/golden/trigonometry.py", "");
+  planted.plant("tests/autograd/trig_test.cpp", "");
+  planted.plant("tests/emulated/trig_test.cpp", "");
+  CHECK(mismatched_families(planted.read()) ==
+        Findings{"kernels/ops/trig.h: tests/golden/trig.py is missing"});
+}
+
 TEST_CASE("links and paths in Markdown pages exist") {
   CHECK(dead_references(kRoot) == Findings{});
 

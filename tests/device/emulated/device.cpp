@@ -60,9 +60,3 @@ const void* host_address_in(const void* argument, std::size_t bytes) {
 }
 
 }  // namespace tapestry::testing
-
-namespace tapestry::kernels::cuda {
-
-cudaStream_t kernel_stream() { return static_cast<cudaStream_t>(current_stream(kernel_device).native()); }
-
-}  // namespace tapestry::kernels::cuda

@@ -1,8 +1,8 @@
 // The benchmarks of single operations. tools/gpu/peer.py has the same with PyTorch, under the same names.
 #include <memory>
 
+#include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/conv.h"
-#include "tapestry/kernels/ops/elementwise.h"
 #include "tapestry/tools/bench/gpu/work.h"
 
 namespace tapestry::bench {
@@ -40,18 +40,16 @@ Work conv_bias_relu(const Spec& s) {
   const Tensor x = random(s, {s[0], s[1], s[2], s[3]}, 1, last),
                weight = random(s, {s[4], s[1], s[5], s[5]}, 2);
   const Tensor bias = random(s, {s[4]}, 3);
-  kernels::Conv2d shape;
+  kernels::Conv2dShape shape;
   shape.n = s[0], shape.c = s[1], shape.h = s[2], shape.w = s[3];
   shape.k = s[4], shape.r = shape.s = s[5];
   shape.stride_h = shape.stride_w = s[6], shape.padding_h = shape.padding_w = s[7];
   shape.p = (shape.h + 2 * shape.padding_h - shape.r) / shape.stride_h + 1;
   shape.q = (shape.w + 2 * shape.padding_w - shape.s) / shape.stride_w + 1;
   shape.channels_last = shape.relu = true;
-  shape.device = s.device;
   const Tensor y = empty({shape.n, shape.k, shape.p, shape.q}, {s.dtype, s.device}, last);
   return {[=] {
-    kernels::conv2d(y.device(), y.dtype(), shape, x.raw_data(), weight.raw_data(), bias.raw_data(),
-                    y.raw_data());
+    kernels::conv2d(y.device(), y.dtype(), {.shape = shape, .x = x, .weight = weight, .bias = bias, .y = y});
     return y;
   }};
 }
@@ -102,7 +100,7 @@ Work launch(const Spec& s) {
   const Tensor* const operands[] = {&y, &a, &b};
   const auto n = static_cast<int>(s[0]);
   return {[=, plan = kernels::plan(operands), inputs = std::vector{a, b}] {
-            for (int i = 0; i < n; ++i) kernels::mul(y.device(), y.dtype(), plan);
+            for (int i = 0; i < n; ++i) kernels::slot<kernels::Mul>(y.device(), y.dtype(), plan);
             return y;
           },
           n};

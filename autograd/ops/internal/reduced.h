@@ -1,5 +1,5 @@
 #pragma once
-// What the reductions share. Not in tapestry.h: for the .cpp files here.
+// Helpers that the reductions share.
 #include "tapestry/autograd/op.h"
 #include "tapestry/core/tensor.h"
 
@@ -15,9 +15,10 @@ struct Reduced {
   Shape kept;              ///< of the result with keepdim
 };
 
-/// Where x equals the best of its group, `best` (which broadcasts to x), or both are NaN.
+/// True where x equals `best`, the largest or smallest element of its group, or both are NaN. `best`
+/// broadcasts to x.
 Tensor is_best(const Tensor& x, const Tensor& best);
-/// g / (how many of its group `hits` marks), shaped like g.
-Tensor shared_by(const Tensor& g, const Tensor& hits, const Reduced& r);
+/// g divided by the number of elements of its group that `hits` marks, shaped like g.
+Tensor divided_among(const Tensor& g, const Tensor& hits, const Reduced& r);
 
 }  // namespace tapestry::autograd

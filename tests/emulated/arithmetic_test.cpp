@@ -1,5 +1,5 @@
 // Tests integer arithmetic at the limits of each dtype. tests/device covers ordinary values.
-#include "tapestry/kernels/cuda/integers.cuh"
+#include "tapestry/kernels/cuda/arithmetic.cuh"
 
 #include "tests/emulated/elementwise.h"
 #include "tests/emulated/values.h"
@@ -7,7 +7,7 @@
 using namespace tapestry;
 namespace gpu = tapestry::kernels::cuda;
 using gpu::IntegerOp;
-using kernels::BinarySlot, kernels::for_types;
+using namespace tapestry::kernels;
 using namespace emulated;
 
 namespace {
@@ -28,24 +28,24 @@ Tensor values(unsigned salt) {
   return tensor(v).to(dtype_of<T>);
 }
 
-template <class T>
-void check_binary(const BinarySlot& slot, IntegerOp op) {
+template <class Row, class T, IntegerOp op>
+void check_binary() {
   const Tensor a = values<T>(1), b = values<T>(2), out = zeros(a.sizes(), dtype_of<T>);
-  CAPTURE(slot.name(), dtype_name(dtype_of<T>));
+  CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
   compare<3>(
-      out, {&out, &a, &b}, 0, [&](const Elementwise<3>& e) { slot(kCPU, dtype_of<T>, e); },
-      [&](const Elementwise<3>& e) { gpu::launch_integers<T>(e, op, nullptr); });
+      out, {&out, &a, &b}, 0, [&](const Elementwise<3>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
+      [&](const Elementwise<3>& e) { gpu::launch_integers<T, op>({}, e); });
 }
 
 }  // namespace
 
 TEST_CASE("integer kernels: arithmetic at the limits of a dtype wraps as on the CPU") {
   for_types<std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
-    check_binary<T>(kernels::add, IntegerOp::add);
-    check_binary<T>(kernels::sub, IntegerOp::sub);
-    check_binary<T>(kernels::mul, IntegerOp::mul);
-    check_binary<T>(kernels::pow, IntegerOp::pow);
-    check_binary<T>(kernels::maximum, IntegerOp::maximum);
-    check_binary<T>(kernels::minimum, IntegerOp::minimum);
+    check_binary<Add, T, IntegerOp::add>();
+    check_binary<Sub, T, IntegerOp::sub>();
+    check_binary<Mul, T, IntegerOp::mul>();
+    check_binary<Pow, T, IntegerOp::pow>();
+    check_binary<Maximum, T, IntegerOp::maximum>();
+    check_binary<Minimum, T, IntegerOp::minimum>();
   });
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The cell in which a kernel reports the first index out of range (kernels/ops/index.h), and the error it
-// becomes. Not in tapestry.h: for the .cpp files here.
+// The cell in which a kernel reports the first index out of range (kernels/ops/index.h), and the error that
+// the report becomes.
 #include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"
@@ -17,8 +17,8 @@ class BadIndex {
   }
   std::int64_t* cell() { return pinned_.defined() ? pinned_.data<std::int64_t>() : &first_; }
 
-  /// Throws IndexError if the kernel met an index outside [0, limit) in `index` (dense, of integers): `what`
-  /// names it. On a GPU, when the host next waits for the work.
+  /// Throws IndexError if the kernel found an index outside [0, limit) in `index` (dense, of integers), which
+  /// the message calls `what`. For a GPU the error is thrown when the host next waits for the work.
   void check(const char* op, const char* what, const Tensor& index, std::int64_t limit) const {
     if (pinned_.defined()) return check_on_gpu(op, what, limit);
     if (first_ != kernels::kNoBadIndex) [[unlikely]]
@@ -42,7 +42,7 @@ class BadIndex {
 
   const Device device_;
   std::int64_t first_ = kernels::kNoBadIndex;
-  Tensor pinned_;  // a GPU's cell
+  Tensor pinned_;  // the cell of a GPU's kernel, in page-locked memory
 };
 
 }  // namespace tapestry::autograd

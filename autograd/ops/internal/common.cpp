@@ -1,4 +1,4 @@
-#include "tapestry/autograd/ops/common.h"
+#include "tapestry/autograd/ops/internal/common.h"
 
 #include <limits>
 
@@ -9,7 +9,8 @@
 namespace tapestry::autograd {
 namespace {
 
-// Sizes and strides of the dimensions that have more than one index, the slowest first.
+// Writes the sizes and strides of the dimensions of size 2 or more, in order of falling stride. Returns their
+// number.
 int sorted_dims(const Tensor& t, std::int64_t (&sizes)[kMaxDims], std::int64_t (&strides)[kMaxDims]) {
   int n = 0;
   for (int d = 0; d < t.dim(); ++d) {
@@ -23,7 +24,7 @@ int sorted_dims(const Tensor& t, std::int64_t (&sizes)[kMaxDims], std::int64_t (
   return n;
 }
 
-// Whether the elements fill their memory without holes, in whatever order of dimensions.
+// True if the elements fill their memory without holes, in any order of dimensions.
 bool is_dense(const Tensor& t) {
   std::int64_t sizes[kMaxDims], strides[kMaxDims], expected = 1;
   for (int i = sorted_dims(t, sizes, strides) - 1; i >= 0; --i) {
@@ -42,7 +43,7 @@ bool same_layout(const Tensor& a, const Tensor& b) {
 
 int category(DType t) { return is_floating(t) ? 2 : t == DType::boolean ? 0 : 1; }
 
-// The bytes from the first element to behind the last.
+// The number of bytes from the beginning of the first element to the end of the last.
 std::int64_t extent(const Tensor& t) {
   std::int64_t last = 0;
   for (int d = 0; d < t.dim(); ++d) last += (t.sizes()[d] - 1) * t.strides()[d];
@@ -130,8 +131,8 @@ Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype) {
 
 void check_writable(const Op& op, const Tensor& target) {
   if (target.is_contiguous()) return;
-  // Sufficient and, for strides that come from views, necessary: each dimension steps over all that the
-  // faster ones reach.
+  // The elements are distinct if each dimension steps over everything that the faster ones reach. For strides
+  // that come from views this is also necessary.
   std::int64_t sizes[kMaxDims], strides[kMaxDims], reached = 0;
   for (int i = sorted_dims(target, sizes, strides) - 1; i >= 0; --i) {
     check(strides[i] > reached, "[", op.name, "] changes in place a tensor of shape ", target.sizes(),

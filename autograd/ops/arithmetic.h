@@ -1,0 +1,42 @@
+#pragma once
+// Arithmetic with tensors and numbers. All operands broadcast, and integers and floats promote as in PyTorch.
+#include "tapestry/core/tensor.h"
+
+namespace tapestry {
+
+/// Integers wrap around. For bools add is "or" and mul is "and". Throws ValueError for shapes that do not
+/// broadcast, DeviceError for operands on two devices, TypeError for sub and pow of bools.
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+/// True division. Integers give f32.
+Tensor div(const Tensor& a, const Tensor& b);
+/// An integer to a negative power gives 1, -1 or 0 (the fraction is dropped) if the exponent is a tensor.
+/// Throws ValueError if the exponent is a number.
+Tensor pow(const Tensor& a, const Tensor& b);
+/// NaN wins. Where a and b are equal, each gets half of the gradient.
+Tensor maximum(const Tensor& a, const Tensor& b);
+Tensor minimum(const Tensor& a, const Tensor& b);
+Tensor add(const Tensor& a, const Scalar& b);
+Tensor sub(const Tensor& a, const Scalar& b);
+Tensor mul(const Tensor& a, const Scalar& b);
+Tensor div(const Tensor& a, const Scalar& b);
+Tensor pow(const Tensor& a, const Scalar& b);
+/// scalar - tensor, scalar / tensor
+Tensor rsub(const Scalar& a, const Tensor& b);
+Tensor rdiv(const Scalar& a, const Tensor& b);
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& a, const Scalar& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Scalar& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Scalar& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Scalar& b) { return div(a, b); }
+inline Tensor operator+(const Scalar& a, const Tensor& b) { return add(b, a); }
+inline Tensor operator*(const Scalar& a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator-(const Scalar& a, const Tensor& b) { return rsub(a, b); }
+inline Tensor operator/(const Scalar& a, const Tensor& b) { return rdiv(a, b); }
+
+}  // namespace tapestry

@@ -1,0 +1,21 @@
+#pragma once
+// A part of a tensor along one dimension, and its backward. narrow, slice, select, split, cat and stack use
+// them.
+#include "tapestry/core/tensor.h"
+
+namespace tapestry::autograd {
+
+/// `length` elements of a dimension: start, start + step, ...
+struct Part {
+  int dim;
+  std::int64_t start, length, step = 1;
+  bool drop = false;  ///< the dimension goes away; length is 1
+};
+
+/// The part as a view of x, not recorded.
+Tensor raw_part(const Tensor& x, const Part& part);
+/// The gradient of a tensor of shape `sizes` from the gradient `g` of its part: g in the place of the part,
+/// zeros elsewhere.
+Tensor part_backward(const Tensor& g, const Shape& sizes, const Part& part);
+
+}  // namespace tapestry::autograd

@@ -1,0 +1,45 @@
+#pragma once
+// CPU kernels of the rows in kernels/ops/: one loop around each formula.
+#include <array>
+#include <utility>
+
+#include "tapestry/kernels/cpu/loops.h"
+#include "tapestry/kernels/cpu/math.h"
+#include "tapestry/kernels/ops/pointwise.h"
+
+namespace tapestry::kernels::cpu {
+
+/// Calls `f.template operator()<T>()` for each dtype of the set, where T is its element type.
+template <DTypeSet kSet, class F>
+void for_dtypes(F&& f) {
+  for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([&]<class T>() {
+    if constexpr (contains(kSet, dtype_of<T>)) f.template operator()<T>();
+  });
+}
+
+/// out = Row::value(inputs..., params...), where all operands have type T.
+template <class Row, class T, std::size_t... kInput, std::size_t... kParam>
+inline void run_pointwise(const Elementwise<Row::kOperands>& e, const double* params,
+                          std::index_sequence<kInput...>, std::index_sequence<kParam...>) {
+  using C = Compute<T>;
+  const auto formula = [p = std::array<C, sizeof...(kParam)>{static_cast<C>(params[kParam])...}](auto... in) {
+    return Row::template value<Math>(in..., p[kParam]...);
+  };
+  map<T, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula);
+}
+template <class Row, class T, class Args>
+void pointwise_kernel(const LaunchContext&, const Args& a) {
+  constexpr auto inputs = std::make_index_sequence<Row::kOperands - 1>();
+  constexpr auto params = std::make_index_sequence<Row::kParams>();
+  if constexpr (Row::kParams == 0) run_pointwise<Row, T>(a, nullptr, inputs, params);
+  else run_pointwise<Row, T>(a.operands, a.params, inputs, params);
+}
+
+/// Registers the kernels of a row.
+template <class Row>
+void register_pointwise() {
+  for_dtypes<Row::kDTypes>(
+      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, T>); });
+}
+
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,153 @@
+#pragma once
+// Functions of one tensor: formulas, derivatives and slots. f16 and bf16 are computed in f32 and rounded
+// once; integers wrap around. The output may be the same elements as an input (in-place operations) but never
+// overlaps one partly.
+#include <numbers>
+
+#include "tapestry/kernels/ops/arithmetic.h"
+#include "tapestry/kernels/ops/pointwise.h"
+
+namespace tapestry::kernels {
+
+/// The gradient of neg is neg(dy), which autograd/ops/functions.cpp records: it needs neither input nor
+/// output.
+struct Neg : Pointwise<"neg", 2, kNumbers> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    if constexpr (std::is_floating_point_v<C>) return -x;
+    else return static_cast<C>(Wrapping<C>(0) - static_cast<Wrapping<C>>(x));
+  }
+};
+struct Abs : Function<"abs", Takes::numbers, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    if constexpr (std::is_floating_point_v<C>) return M::abs(x);
+    else if constexpr (std::is_signed_v<C>) return x < 0 ? Neg::value<M>(x) : x;
+    else return x;
+  }
+  /// dy sign(x), which is 0 at 0.
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return x > 0 ? dy : x < 0 ? -dy : dy * 0;
+  }
+};
+struct Relu : Function<"relu", Takes::numbers, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return x < 0 ? C(0) : x;  // keeps NaN
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return y <= 0 ? C(0) : dy;
+  }
+};
+struct Exp : Function<"exp", Takes::all_as_f32, GradientFrom::output> {
+  using Gradient = Mul;  // dy y
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::exp(x);
+  }
+};
+struct Log : Function<"log", Takes::all_as_f32, GradientFrom::input> {
+  using Gradient = Div;  // dy / x
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::log(x);
+  }
+};
+struct Sqrt : Function<"sqrt", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::sqrt(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy / (2 * y);
+  }
+};
+struct Rsqrt : Function<"rsqrt", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::rsqrt(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return C(-0.5) * dy * (y * y * y);
+  }
+};
+struct Tanh : Function<"tanh", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::tanh(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy * (1 - y * y);
+  }
+};
+struct Sigmoid : Function<"sigmoid", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::sigmoid(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy * (y * (1 - y));
+  }
+};
+struct Silu : Function<"silu", Takes::floats, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return x * M::sigmoid(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    const C s = M::sigmoid(x);
+    return dy * (s * (1 + x * (1 - s)));
+  }
+};
+/// x Phi(x), where Phi is the normal distribution function.
+struct Gelu : Function<"gelu", Takes::floats, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return x * M::normal_cdf(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    constexpr C scale = C(std::numbers::inv_sqrtpi / std::numbers::sqrt2);  // 1 / sqrt(2 pi)
+    return dy * (M::normal_cdf(x) + x * (scale * M::exp_of_negative(C(-0.5) * (x * x))));
+  }
+};
+/// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). (1 + tanh(u)) / 2 is sigmoid(2u).
+struct GeluTanh : Function<"gelu_tanh", Takes::floats, GradientFrom::input> {
+  template <class C>
+  static constexpr C kScale = C(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return x * M::sigmoid(kScale<C> * (x + C(0.044715) * (x * x * x)));
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    const C s = M::sigmoid(kScale<C> * (x + C(0.044715) * (x * x * x)));
+    const C slope = kScale<C> * (1 + C(3 * 0.044715) * (x * x));  // the derivative of 2u
+    return dy * (s + x * (s * (1 - s) * slope));
+  }
+};
+
+using Functions = RowList<Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh>;
+
+/// min(max(x, low), high): high wins if low > high. NaN stays, and a limit that is NaN gives NaN. A limit
+/// that is left out does not limit.
+struct ClampArgs {
+  Elementwise<2> operands;
+  std::optional<Scalar> low, high;
+};
+inline constinit Slot<ClampArgs> clamp{"clamp"};
+/// dx = dy where low < x < high, else 0; operands (dx, dy, x).
+struct ClampBackwardArgs {
+  Elementwise<3> operands;
+  std::optional<Scalar> low, high;
+};
+inline constinit Slot<ClampBackwardArgs> clamp_backward{"clamp_backward"};
+
+}  // namespace tapestry::kernels
