@@ -41,6 +41,10 @@ inline Tensor gelu(const Tensor& x, bool tanh_approximation = false) {
 }
 /// x sigmoid(x)
 inline Tensor silu(const Tensor& x) { return autograd::call_function<"silu">(x); }
+/// log(1 + exp(beta x)) / beta, a smooth relu (Dugas et al. 2001). x itself where beta x > threshold.
+inline Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20) {
+  return autograd::call_function<"softplus">(x, {beta, threshold});
+}
 
 }  // namespace functions
 

@@ -134,7 +134,21 @@ struct GeluTanh : Function<"gelu_tanh", Takes::floats, GradientFrom::input> {
   }
 };
 
-using Functions = RowList<Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh>;
+/// log(1 + exp(z)) / beta with z = beta x, and x where z > threshold (Dugas et al. 2001). log(1 + exp(z)) is
+/// computed as max(z, 0) + log(1 + exp(-|z|)), which cannot overflow.
+struct Softplus : Function<"softplus", Takes::floats, GradientFrom::input, 2> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C beta, C threshold) {
+    const C z = beta * x, above = z > 0 ? z : C(0);
+    return z > threshold ? x : (above + M::log1p(M::exp_of_negative(-M::abs(z)))) / beta;
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x, C beta, C threshold) {
+    return beta * x > threshold ? dy : dy * M::sigmoid(beta * x);
+  }
+};
+
+using Functions = RowList<Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh, Softplus>;
 
 /// min(max(x, low), high): high wins if low > high. NaN stays, and a limit that is NaN gives NaN. A limit
 /// that is left out does not limit.

@@ -61,6 +61,22 @@ class LeakyReLU : public Module {
   const Options options;
 };
 
+struct SoftplusOptions {
+  using Layer = class Softplus;
+  double beta = 1, threshold = 20;
+};
+/// log(1 + exp(beta x)) / beta, and x where beta x > threshold.
+class Softplus : public Module {
+ public:
+  using Options = SoftplusOptions;
+  explicit Softplus(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override { return softplus(x, options.beta, options.threshold); }
+  std::string options_text() const override {
+    return detail::numbers_text({{"beta", options.beta}, {"threshold", options.threshold}});
+  }
+  const Options options;
+};
+
 struct SoftmaxOptions {
   using Layer = class Softmax;
   std::int64_t dim =

@@ -21,6 +21,15 @@ GOLDEN_OP("sigmoid", "functions", [](const OpCase& c) { return sigmoid(c[0]); })
 GOLDEN_OP("relu", "functions", [](const OpCase& c) { return relu(c[0]); });
 GOLDEN_OP("silu", "functions", [](const OpCase& c) { return silu(c[0]); });
 GOLDEN_OP("gelu", "functions", [](const OpCase& c) { return gelu(c[0], c.flag("tanh")); });
+GOLDEN_OP("softplus", "functions",
+          [](const OpCase& c) { return softplus(c[0], c.real("beta"), c.real("threshold")); });
+BAD_INPUT("softplus", "does not take int64", [] { softplus(zeros({2}, kInt64)); });
+TEST_CASE("softplus: the layer and nn::functional compute the same, and PyTorch's defaults hold") {
+  const Tensor x = tensor({-3.0, 0.0, 0.5, 30.0}, kFloat64);
+  CHECK(equal(nn::functional::softplus(x), softplus(x, 1, 20)));
+  CHECK(equal(nn::Softplus({.beta = 0.5, .threshold = 1})(x), softplus(x, 0.5, 1)));
+  CHECK(nn::Softplus().str() == "Softplus(beta=1, threshold=20)");
+}
 GOLDEN_OP("clamp", "functions",
           [](const OpCase& c) { return clamp(c[0], c.maybe_scalar("min"), c.maybe_scalar("max")); });
 

@@ -56,6 +56,12 @@ for tanh in (False, True):
          tags="extreme no_gradcheck no_grad")
     case("gelu", [f64([0.0, 6.0, -6.0, 40.0, -40.0, NAN])], dict(tanh=tanh), gelu, tags="extreme no_gradcheck")
 
+for params in (dict(beta=1.0, threshold=20.0), dict(beta=2.0, threshold=20.0), dict(beta=0.5, threshold=1.01)):
+    for shape in [(3, 5), (2, 3, 4), (), (37,), (0, 3)]:
+        case("softplus", [grid(*shape)], params, F.softplus)
+    case("softplus", [f64(EXTREME)], params, F.softplus, tags="extreme no_gradcheck no_grad")
+    case("softplus", [f64([0.0, 30.0, -30.0, 90.0, -90.0, NAN])], params, F.softplus, tags="extreme no_gradcheck")
+
 for limits in (dict(min=-1.03), dict(max=2.03), dict(min=-1.03, max=2.03), dict(min=-2, max=1)):
     tags = "no_gradcheck" if limits.get("min") == -2 else ""
     for shape in [(3, 5), (), (37,), (0,)]:
