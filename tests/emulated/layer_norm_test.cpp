@@ -48,8 +48,16 @@ struct Wanted {
     for (Values* v : {&mean, &inv_std, &mean_error, &inv_std_error}) v->resize(n);
     for (Values* v : {&dweight, &dbias, &dweight_error, &dbias_error}) v->resize(c);
     const double* const weight = in.affine ? in.weight.data() : nullptr;
-    layer_norm(kCPU, DType::f64, in.rows, in.cols, in.x.data(), weight, in.affine ? in.bias.data() : nullptr,
-               in.eps, y.data(), mean.data(), inv_std.data());
+    layer_norm(kCPU, DType::f64,
+               {.rows = in.rows,
+                .cols = in.cols,
+                .x = in.x.data(),
+                .weight = weight,
+                .bias = in.affine ? in.bias.data() : nullptr,
+                .eps = in.eps,
+                .y = y.data(),
+                .mean = mean.data(),
+                .inv_std = inv_std.data()});
     const double cols = static_cast<double>(in.cols), sum_error = roundings(in.cols);
     for (std::size_t r = 0; r < n; ++r) {
       double size = 0;

@@ -55,9 +55,6 @@ Findings private_includes(const std::vector<SourceFile>& tree);
 Findings removed_phrases(const std::vector<SourceFile>& tree);
 /// Files of more than `limit` lines.
 Findings too_long(const std::vector<SourceFile>& tree, int limit);
-/// Words that were removed and must not return: `kernel_device` (the slot passes a LaunchContext) in any
-/// source, and `const_cast<void*>` in autograd/ops (kernels take typed views).
-Findings removed_words(const fs::path& root, const std::vector<SourceFile>& tree);
 /// Families of pointwise operations whose files do not have the same basename in every layer. A family is a
 /// header kernels/ops/<family>.h that lists rows or formulas (it includes kernels/ops/pointwise.h) and has a
 /// header autograd/ops/<family>.h. It needs kernels/cpu/<family>.cpp, kernels/cuda/<family>.{cuh,cu},
