@@ -14,11 +14,6 @@ namespace {
 // Private headers that have not been moved below internal/ yet, apps that include private headers, and public
 // headers with a removed phrase.
 const std::set<std::string> kNotYetMoved = {
-    "autograd/ops/bad_index.h",
-    "autograd/ops/check.h",
-    "autograd/ops/common.h",
-    "autograd/ops/parts.h",
-    "autograd/ops/reduced.h",
     "nn/places.h",
 };
 
