@@ -285,9 +285,7 @@ TEST_CASE("cross-entropy kernels: shape and alignment choose the row mapping") {
     const Inputs in(shape, options);
     OnGpu<float> on(in);
     return kernels_of([&] {
-      if (forward)
-        gpu::launch_cross_entropy<float>(on.loss, on.losses.data(), on.weights.data(), &on.first_bad,
-                                         nullptr);
+      if (forward) gpu::launch_cross_entropy<float>({}, on.forward());
       else gpu::launch_cross_entropy_backward<float>({}, on.backward());
     });
   };

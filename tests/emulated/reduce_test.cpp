@@ -10,7 +10,7 @@
 
 using namespace tapestry;
 namespace gpu = tapestry::kernels::cuda;
-using kernels::Reduction, kernels::for_types;
+using kernels::for_types;
 using namespace emulated;
 
 namespace {
@@ -59,7 +59,7 @@ void check_close(const Tensor& got, const Tensor& want, const Tensor& size, doub
   CHECK(bad == 0);
 }
 
-using Cpu = std::function<void(const Reduction&)>;
+using Cpu = std::function<void(const kernels::Reduction&)>;
 /// Compares the GPU kernel's reduction of `x` with the CPU's in f64. `size` computes the sum of the terms'
 /// magnitudes, which scales the tolerance; if it is null, the result's magnitude does.
 template <class Gpu>
@@ -67,23 +67,23 @@ void check_reduce(const Tensor& x, unsigned mask, DType out_dtype, double units,
                   const Gpu& kernel, const Cpu& size = nullptr) {
   CAPTURE(x.sizes(), x.strides(), mask, dtype_name(x.dtype()), dtype_name(out_dtype));
   const Tensor wide = to_f64(x), want = output_of(x, mask, DType::f64);
-  cpu(Reduction(wide, mask, want));
+  cpu(kernels::Reduction(wide, mask, want));
   Tensor scale = abs(want);
   if (size) {
     scale = output_of(x, mask, DType::f64);
-    size(Reduction(abs(wide), mask, scale));
+    size(kernels::Reduction(abs(wide), mask, scale));
   }
   in_each_order([&] {
     const Tensor got = output_of(x, mask, out_dtype);
-    kernel(Reduction(x, mask, got));
+    kernel(kernels::Reduction(x, mask, got));
     check_close(got, want, scale, units);
   });
 }
 
 template <class T>
 void check_sum(const Tensor& x, unsigned mask, double divisor = 1) {
-  const auto cpu = [=](const Reduction& r) { kernels::sum(kCPU, DType::f64, {r, divisor}); };
-  const auto kernel = [=](const Reduction& r) { gpu::launch_sum<T>({}, {r, divisor}); };
+  const auto cpu = [=](const kernels::Reduction& r) { kernels::sum(kCPU, DType::f64, {r, divisor}); };
+  const auto kernel = [=](const kernels::Reduction& r) { gpu::launch_sum<T>({}, {r, divisor}); };
   if constexpr (std::is_integral_v<T>) return check_reduce(x, mask, DType::i64, 0, cpu, kernel);
   check_reduce(x, mask, dtype_of<T>, 8, cpu, kernel, cpu);
   if (dtype_of<T> != DType::f32) check_reduce(x, mask, DType::f32, 8, cpu, kernel, cpu);
@@ -94,28 +94,29 @@ void check_variance(const Tensor& x, unsigned mask) {
   const Tensor wide_mean = mean.to(DType::f64);
   check_reduce(
       x, mask, dtype_of<T>, 16,
-      [&](const Reduction& r) {
+      [&](const kernels::Reduction& r) {
         kernels::variance(kCPU, DType::f64, {r, wide_mean, 3});
       },
-      [&](const Reduction& r) {
+      [&](const kernels::Reduction& r) {
         gpu::launch_variance<T>({}, {r, mean, 3});
       });
 }
 template <class T>
 void check_logsumexp(const Tensor& x, unsigned mask) {
   Tensor max = output_of(x, mask, DType::f64);
-  if (x.numel() > 0) kernels::max(kCPU, DType::f64, {Reduction(to_f64(x), mask, max), nullptr});
+  if (x.numel() > 0) kernels::max(kCPU, DType::f64, {kernels::Reduction(to_f64(x), mask, max), nullptr});
   else max.fill_(-kInfinity);
   const Tensor shift = max.to(DType::f32);
   check_reduce(
       x, mask, dtype_of<T>, 24,
-      [&](const Reduction& r) {
+      [&](const kernels::Reduction& r) {
         kernels::logsumexp(kCPU, DType::f64, {r, max});
       },
-      [&](const Reduction& r) {
+      [&](const kernels::Reduction& r) {
         gpu::launch_logsumexp<T>({}, {r, shift});
       },
-      [&](const Reduction& r) {  // 1: a relative error of the sum is an absolute error of its logarithm
+      [&](const kernels::Reduction&
+              r) {  // 1: a relative error of the sum is an absolute error of its logarithm
         std::fill_n(r.out.as<double>(), r.outputs, 1.0);
       });
 }
@@ -124,10 +125,10 @@ void check_norm(const Tensor& x, unsigned mask, double p) {
   CAPTURE(p);
   check_reduce(
       x, mask, dtype_of<T>, p == 0 || std::isinf(p) ? 0 : 32,
-      [&](const Reduction& r) {
+      [&](const kernels::Reduction& r) {
         kernels::norm(kCPU, DType::f64, {r, p});
       },
-      [&](const Reduction& r) {
+      [&](const kernels::Reduction& r) {
         gpu::launch_norm<T>({}, {r, p});
       });
 }
@@ -139,16 +140,17 @@ void check_extremes(const Tensor& x, unsigned mask, bool indices) {
     CAPTURE(largest, x.sizes(), x.strides(), mask, dtype_name(dtype));
     const Tensor want = output_of(x, mask, dtype), want_at = output_of(x, mask, DType::i64);
     std::int64_t* const at = want_at.data<std::int64_t>();
-    slot(kCPU, dtype, {Reduction(x, mask, want), indices ? at : nullptr});
+    slot(kCPU, dtype, {kernels::Reduction(x, mask, want), indices ? at : nullptr});
     in_each_order([&] {
       const Tensor got = output_of(x, mask, dtype), got_at = output_of(x, mask, DType::i64);
-      gpu::launch_extreme<T>(Reduction(x, mask, got), largest, false,
+      gpu::launch_extreme<T>(kernels::Reduction(x, mask, got), largest, false,
                              indices ? got_at.data<std::int64_t>() : nullptr, {});
       CHECK(equal(got_at, want_at));
       CHECK(allclose(got.to(DType::f64), want.to(DType::f64), 0, 0, true));
       if (!indices) return;
       const Tensor alone = output_of(x, mask, DType::i64);
-      gpu::launch_extreme<T>(Reduction(x, mask, Tensor()), largest, false, alone.data<std::int64_t>(), {});
+      gpu::launch_extreme<T>(kernels::Reduction(x, mask, Tensor()), largest, false,
+                             alone.data<std::int64_t>(), {});
       CHECK(equal(alone, want_at));
     });
   }
@@ -190,7 +192,7 @@ void check_some(const Shape& sizes, unsigned mask, int layout = 0) {
 
 std::string kernels_for(const Tensor& x, unsigned mask) {
   return kernels_of([&] {
-    gpu::launch_sum<float>({}, {Reduction(x, mask, output_of(x, mask, DType::f32)), 1});
+    gpu::launch_sum<float>({}, {kernels::Reduction(x, mask, output_of(x, mask, DType::f32)), 1});
   });
 }
 
@@ -239,7 +241,7 @@ TEST_CASE("reductions: no access is outside the elements, whatever the size and 
     for (const std::size_t offset : {0, 1, 4}) {
       const Block<float> x(std::vector<float>(n, 1), offset), out(2);
       const Tensor like = zeros({static_cast<std::int64_t>(n)}), result = zeros({});
-      Reduction r(like, 1, result);
+      kernels::Reduction r(like, 1, result);
       r.x = x.data(), r.out = out.data();
       gpu::launch_sum<float>({}, {r, 1});
       CHECK(out[0] == static_cast<float>(n));
@@ -293,7 +295,7 @@ TEST_CASE("reductions: sums of whole numbers are rounded only once") {
   for (const Tensor& x : {whole({3, 2001}), whole({2, 40000}), whole({5000, 8})}) {
     const unsigned mask = x.sizes()[0] < 5000 ? 2 : 1;
     const Tensor got = output_of(x, mask, DType::f32);
-    gpu::launch_sum<float>({}, {Reduction(x, mask, got), 1});
+    gpu::launch_sum<float>({}, {kernels::Reduction(x, mask, got), 1});
     CHECK(equal(got, x.to(DType::f64).sum(mask == 2 ? 1 : 0).to(DType::f32)));
   }
 }
@@ -329,8 +331,8 @@ TEST_CASE("reductions: minima and maxima return the first of equal elements") {
 TEST_CASE("reductions: integer sums wrap as on the CPU") {
   const Tensor x = tensor(std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(), 1, 1});
   const Tensor want = zeros({}, DType::i64), got = zeros({}, DType::i64);
-  kernels::sum(kCPU, DType::i64, {Reduction(x, 1, want), 1});
-  gpu::launch_sum<std::int64_t>({}, {Reduction(x, 1, got), 1});
+  kernels::sum(kCPU, DType::i64, {kernels::Reduction(x, 1, want), 1});
+  gpu::launch_sum<std::int64_t>({}, {kernels::Reduction(x, 1, got), 1});
   CHECK(equal(got, want));
 }
 

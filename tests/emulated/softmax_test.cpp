@@ -31,10 +31,9 @@ void check_forward(const SoftmaxShape& shape, const Values& x, std::size_t offse
                (log ? 4 * std::abs(want[i]) : 0);
   in_each_order([&] {
     const Block<T> in(x, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), nullptr,
-                                                        split_below);
+    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, out.data(), {}, split_below);
     check_close("out", out, want, error);
-    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, in.data(), nullptr,
+    gpu::launch_softmax<gpu::SoftmaxForward<T, log>, T>(shape, {{in.data()}}, in.data(), {},
                                                         split_below);  // in place
     check_close("in place", in, want, error);
   });
@@ -63,8 +62,8 @@ void check_backward(const SoftmaxShape& shape, const Values& x, const Values& dy
     }
   in_each_order([&] {
     const Block<T> in_y(y, offset), in_dy(dy, offset), out(x.size(), offset);
-    gpu::launch_softmax<gpu::SoftmaxBackward<T, log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(),
-                                                         nullptr, split_below);
+    gpu::launch_softmax<gpu::SoftmaxBackward<T, log>, T>(shape, {{in_y.data(), in_dy.data()}}, out.data(), {},
+                                                         split_below);
     check_close("out", out, want, error);
   });
 }
@@ -155,7 +154,7 @@ TEST_CASE("softmax kernels: shape, alignment and number of rows choose the kerne
                           std::int64_t split_below = gpu::kSplitRowsBelow) {
     const Block<float> x(static_cast<std::size_t>(count(shape)), offset);
     return kernels_of([&] {
-      gpu::launch_softmax<gpu::SoftmaxForward<float, false>, float>(shape, {{x.data()}}, x.data(), nullptr,
+      gpu::launch_softmax<gpu::SoftmaxForward<float, false>, float>(shape, {{x.data()}}, x.data(), {},
                                                                     split_below);
     });
   };
