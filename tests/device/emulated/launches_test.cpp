@@ -85,11 +85,11 @@ TEST_CASE("a failing kernel throws at the next wait, a host address among argume
   e.ndim = 1;
   e.numel = e.sizes[0] = 4;
   e.strides[0][0] = e.strides[1][0] = 1;
-  e.data[0] = x.raw_data();
-  e.data[1] = here;
+  e.out = x.raw_data();
+  e.in[0] = here;
   CHECK_THROWS_WITH(kernels::copy("cuda:0", DType::f32, e),
                     ContainsSubstring("map_packs") && ContainsSubstring("host's"));
-  e.data[1] = x.raw_data();
+  e.in[0] = x.raw_data();
   CHECK_NOTHROW(kernels::copy("cuda:0", DType::f32, e));
   synchronize("cuda:0");
 }
