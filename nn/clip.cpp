@@ -9,17 +9,17 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
-#include "tapestry/nn/places.h"
+#include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::nn {
 
 namespace {
-// Returns the gradients at this place, each with its parameter's index.
+// Calls fn(gradient, index of its parameter) for every gradient of this ReplicaDevice.
 template <class F>
-void for_gradients(const std::vector<Parameter>& params, const Place& place, const F& fn) {
+void for_gradients(const std::vector<Parameter>& params, const ReplicaDevice& replica_device, const F& fn) {
   for (std::size_t i = 0; i < params.size(); ++i) {
-    if (!place.has(params[i])) continue;
-    if (const Tensor grad = params[i].replica(place.replica).grad(); grad.defined()) fn(grad, i);
+    if (!replica_device.has(params[i])) continue;
+    if (const Tensor grad = params[i].replica(replica_device.replica).grad(); grad.defined()) fn(grad, i);
   }
 }
 }  // namespace
@@ -29,26 +29,27 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   check(max_norm >= 0, "[clip_grad_norm_] max_norm must not be negative but is ", max_norm);
   check(norm_type > 0, "[clip_grad_norm_] norm_type must be positive but is ", norm_type);
   const NoGradGuard no_grad;
-  std::vector<Place> places, of_first;
-  add_places(params, places);
-  std::copy_if(places.begin(), places.end(), std::back_inserter(of_first),
-               [](const Place& p) { return p.replica == 0; });
-  if (of_first.empty()) return zeros({});
+  std::vector<ReplicaDevice> replica_devices, of_first_replica;
+  add_replica_devices(params, replica_devices);
+  std::copy_if(replica_devices.begin(), replica_devices.end(), std::back_inserter(of_first_replica),
+               [](const ReplicaDevice& d) { return d.replica == 0; });
+  if (of_first_replica.empty()) return zeros({});
   std::vector<Tensor> norms(params.size());
-  at_places(of_first, [&](const Place& place) {
-    for_gradients(params, place, [&](const Tensor& g, std::size_t i) { norms[i] = norm(g, norm_type); });
+  for_each_replica_device(of_first_replica, [&](const ReplicaDevice& replica_device) {
+    for_gradients(params, replica_device,
+                  [&](const Tensor& g, std::size_t i) { norms[i] = norm(g, norm_type); });
   });
   std::erase_if(norms, [](const Tensor& t) { return !t.defined(); });
-  for (Tensor& t : norms) t = t.to(of_first[0].device);
+  for (Tensor& t : norms) t = t.to(of_first_replica[0].device);
   const Tensor total = norm(stack(norms), norm_type);
   if (error_if_nonfinite)
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
           ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
   // Branching on the norm would make the host wait for the device.
   const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
-  at_places(places, [&](const Place& place) {
-    const Tensor here = factor.to(place.device);
-    for_gradients(params, place, [&](const Tensor& g, std::size_t) { g.mul_(here); });
+  for_each_replica_device(replica_devices, [&](const ReplicaDevice& replica_device) {
+    const Tensor here = factor.to(replica_device.device);
+    for_gradients(params, replica_device, [&](const Tensor& g, std::size_t) { g.mul_(here); });
   });
   return total;
 }
@@ -56,10 +57,11 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
 void clip_grad_value_(const std::vector<Parameter>& params, double clip_value) {
   check(clip_value >= 0, "[clip_grad_value_] clip_value must not be negative but is ", clip_value);
   const NoGradGuard no_grad;
-  std::vector<Place> places;
-  add_places(params, places);
-  at_places(places, [&](const Place& place) {
-    for_gradients(params, place, [&](const Tensor& g, std::size_t) { g.clamp_(-clip_value, clip_value); });
+  std::vector<ReplicaDevice> replica_devices;
+  add_replica_devices(params, replica_devices);
+  for_each_replica_device(replica_devices, [&](const ReplicaDevice& replica_device) {
+    for_gradients(params, replica_device,
+                  [&](const Tensor& g, std::size_t) { g.clamp_(-clip_value, clip_value); });
   });
 }
 

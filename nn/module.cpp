@@ -7,7 +7,7 @@
 
 #include "tapestry/core/error.h"
 #include "tapestry/core/type_name.h"
-#include "tapestry/nn/places.h"
+#include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::nn {
 

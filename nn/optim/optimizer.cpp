@@ -10,7 +10,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/core/timeline.h"
 #include "tapestry/kernels/ops/optim.h"
-#include "tapestry/nn/places.h"
+#include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::optim {
 
@@ -113,21 +113,22 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
 }
 
 // Grows the lists of states and scalars. It runs only on the calling thread, before the workers start.
-void Optimizer::prepare(const nn::Place& place) {
+void Optimizer::prepare(const nn::ReplicaDevice& replica_device) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    if (!place.device.is_cpu() && !group.scalars_at(place))
-      group.scalars.push_back({place.replica, place.device});
+    if (!replica_device.device.is_cpu() && !group.scalars_of(replica_device))
+      group.scalars.push_back({replica_device.replica, replica_device.device});
     if (num_state(g) == 0) continue;
     for (std::size_t i = 0; i < group.params.size(); ++i)
-      if (place.has(group.params[i]) && group.params[i].replica(place.replica).grad().defined())
-        prepare_state(g, i, place.replica);
+      if (replica_device.has(group.params[i]) &&
+          group.params[i].replica(replica_device.replica).grad().defined())
+        prepare_state(g, i, replica_device.replica);
   }
 }
 
-Optimizer::DeviceScalars* Optimizer::Group::scalars_at(const nn::Place& place) {
+Optimizer::DeviceScalars* Optimizer::Group::scalars_of(const nn::ReplicaDevice& replica_device) {
   for (DeviceScalars& s : scalars)
-    if (s.replica == place.replica && s.device == place.device) return &s;
+    if (s.replica == replica_device.replica && s.device == replica_device.device) return &s;
   return nullptr;
 }
 
@@ -137,32 +138,32 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
   const bool is_new = !written.memory.defined();
   if (is_new) written.memory = empty({2}, {DType::f64, written.device});
   static_assert(sizeof(kernels::StepScalars) == 2 * sizeof(double));
-  const auto write = [&](double& old, double value, std::int64_t place) {
+  const auto write = [&](double& old, double value, std::int64_t index) {
     if (!is_new && old == value) return;
     old = value;
-    written.memory.narrow(0, place, 1).fill_(value);
+    written.memory.narrow(0, index, 1).fill_(value);
   };
   write(written.lr, scalars.lr, 0);
   write(written.grad_scale, scalars.grad_scale, 1);
   return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
-// Runs on several threads at the same time, each for another place.
-void Optimizer::step_at(const nn::Place& place) {
+// Several threads call it at the same time, each for a different ReplicaDevice.
+void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
   struct Batch {
     DType dtype;
     std::vector<kernels::StepItem> items;
   };
   static_assert(std::extent_v<decltype(kernels::StepItem::state)> == kMaxState);
-  const auto replica = static_cast<std::size_t>(place.replica);
-  const DeviceGuard guard(place.device);
+  const auto replica = static_cast<std::size_t>(replica_device.replica);
+  const DeviceGuard guard(replica_device.device);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     std::vector<Batch> batches;
     std::vector<Tensor> alive, changed;
     for (std::size_t i = 0; i < group.params.size(); ++i) {
-      if (!place.has(group.params[i])) continue;
-      const Tensor& param = group.params[i].replica(place.replica);
+      if (!replica_device.has(group.params[i])) continue;
+      const Tensor& param = group.params[i].replica(replica_device.replica);
       Tensor grad = param.grad();
       if (!grad.defined()) continue;
       const MemoryFormat format = dense_format(param);
@@ -184,9 +185,9 @@ void Optimizer::step_at(const nn::Place& place) {
     }
     const kernels::StepScalars scalars{.lr = lr(g), .grad_scale = grad_scale_};
     for (const Batch& b : batches) {
-      const SpanScope span(place.device, Activity::optimizer, name());
-      DeviceScalars* const memory = group.scalars_at(place);
-      update(g, place.device, b.dtype,
+      const SpanScope span(replica_device.device, Activity::optimizer, name());
+      DeviceScalars* const memory = group.scalars_of(replica_device);
+      update(g, replica_device.device, b.dtype,
              {.items = b.items.data(),
               .count = static_cast<std::int64_t>(b.items.size()),
               .scalars = memory ? on_device(scalars, *memory) : &scalars});
@@ -197,10 +198,11 @@ void Optimizer::step_at(const nn::Place& place) {
 
 void Optimizer::step() {
   const NoGradGuard no_grad;
-  std::vector<nn::Place> places;
-  for (const Group& g : groups_) nn::add_places(g.params, places);
-  for (const nn::Place& place : places) prepare(place);
-  nn::at_places(places, [this](const nn::Place& place) { step_at(place); });
+  std::vector<nn::ReplicaDevice> replica_devices;
+  for (const Group& g : groups_) nn::add_replica_devices(g.params, replica_devices);
+  for (const nn::ReplicaDevice& replica_device : replica_devices) prepare(replica_device);
+  nn::for_each_replica_device(replica_devices,
+                              [this](const nn::ReplicaDevice& replica_device) { step_on(replica_device); });
 }
 
 // ---- state ----

@@ -18,7 +18,7 @@ struct StepItems;
 struct StepScalars;
 }  // namespace tapestry::kernels
 namespace tapestry::nn {
-struct Place;
+struct ReplicaDevice;
 }
 
 namespace tapestry::optim {
@@ -125,11 +125,11 @@ class Optimizer {
     std::vector<std::vector<State>> states;  // [parameter][replica]
     std::vector<DeviceScalars> scalars;      // one per replica and GPU
 
-    DeviceScalars* scalars_at(const nn::Place& place);
+    DeviceScalars* scalars_of(const nn::ReplicaDevice& replica_device);
   };
   void prepare_state(std::size_t group, std::size_t index, int replica);
-  void prepare(const nn::Place& place);
-  void step_at(const nn::Place& place);
+  void prepare(const nn::ReplicaDevice& replica_device);
+  void step_on(const nn::ReplicaDevice& replica_device);
   static const kernels::StepScalars* on_device(const kernels::StepScalars& scalars, DeviceScalars& written);
   template <class F>
   void for_params(const F& fn) const;

@@ -11,12 +11,6 @@
 namespace structure {
 namespace {
 
-// Private headers that have not been moved below internal/ yet, apps that include private headers, and public
-// headers with a removed phrase.
-const std::set<std::string> kNotYetMoved = {
-    "nn/places.h",
-};
-
 struct RemovedPhrase {
   std::string phrase, instead, folder = "";  // below `folder` only
 };
@@ -148,8 +142,7 @@ std::vector<SourceFile> read_tree(const fs::path& root) {
 
 bool is_public_header(const SourceFile& file) {
   if (file.path == "tapestry.h") return true;
-  return file.is_header() && in_library(file.path) && !is_private(file.path) &&
-         !kNotYetMoved.contains(file.path);
+  return file.is_header() && in_library(file.path) && !is_private(file.path);
 }
 
 Findings wrong_direction(const std::vector<SourceFile>& tree) {
@@ -205,7 +198,7 @@ Findings foreign_headers(const std::vector<SourceFile>& tree) {
 Findings private_includes(const std::vector<SourceFile>& tree) {
   Findings findings;
   for (const SourceFile& file : tree) {
-    const bool app = file.path.starts_with("apps/") && !kNotYetMoved.contains(file.path);
+    const bool app = file.path.starts_with("apps/");
     if (!app && !is_public_header(file) && !is_public_device_header(file.path)) continue;
     for (const Include& include : file.includes) {
       if (is_private(project_path(include)))
@@ -218,7 +211,7 @@ Findings private_includes(const std::vector<SourceFile>& tree) {
 Findings removed_phrases(const std::vector<SourceFile>& tree) {
   Findings findings;
   for (const SourceFile& file : tree) {
-    if (file.path.starts_with("tests/structure/") || kNotYetMoved.contains(file.path)) continue;
+    if (file.path.starts_with("tests/structure/")) continue;
     const std::string text = with_joined_comments(file.text);
     for (const RemovedPhrase& removed : kRemovedPhrases)
       if (file.path.starts_with(removed.folder) && text.find(removed.phrase) != std::string::npos)

@@ -1,5 +1,5 @@
-// Parameters on several devices: on which thread optimizers and clipping change them.
-#include "tapestry/nn/places.h"
+// Tests on which threads optimizers and clipping change parameters that are on several devices.
+#include "tapestry/nn/internal/replica_devices.h"
 
 #include <algorithm>
 #include <array>
@@ -25,14 +25,15 @@ struct Seen {
   std::vector<Device> by_workers;
   int by_caller = 0;
 };
-Seen who_runs(std::vector<nn::Place> places) {
+Seen who_runs(std::vector<nn::ReplicaDevice> replica_devices) {
   Seen seen;
   std::mutex mutex;
   const std::thread::id caller = std::this_thread::get_id();
-  nn::at_places(places, [&](const nn::Place& place) {
+  nn::for_each_replica_device(replica_devices, [&](const nn::ReplicaDevice& replica_device) {
     const std::lock_guard lock(mutex);
     if (std::this_thread::get_id() == caller) ++seen.by_caller;
-    else if (device_worker(place.device).is_current()) seen.by_workers.push_back(place.device);
+    else if (device_worker(replica_device.device).is_current())
+      seen.by_workers.push_back(replica_device.device);
   });
   return seen;
 }
@@ -95,24 +96,24 @@ TEST_CASE("tasks for one device run on the calling thread, tasks for several on 
   CHECK(who_runs({}).by_caller == 0);
   CHECK(who_runs({{0, kSecond}}).by_caller == 1);
   CHECK(who_runs({{0, "cuda:0"}, {0, "cuda:1"}, {0, kFirst}}).by_caller == 3);
-  for (const auto& places :
-       {std::vector<nn::Place>{{0, kFirst}, {0, kSecond}}, {{0, kFirst}, {1, kSecond}}}) {
-    Seen seen = who_runs(places);
+  for (const auto& replica_devices :
+       {std::vector<nn::ReplicaDevice>{{0, kFirst}, {0, kSecond}}, {{0, kFirst}, {1, kSecond}}}) {
+    Seen seen = who_runs(replica_devices);
     CHECK(seen.by_caller == 0);
     REQUIRE(seen.by_workers.size() == 2);
     CHECK_FALSE(seen.by_workers[0] == seen.by_workers[1]);
   }
 
-  std::vector<nn::Place> places;
+  std::vector<nn::ReplicaDevice> replica_devices;
   Split split(kSecond);
-  nn::add_places(split.params, places);
-  CHECK(places.empty());  // no gradients yet
+  nn::add_replica_devices(split.params, replica_devices);
+  CHECK(replica_devices.empty());  // no gradients yet
   split.set_grads(0);
-  nn::add_places(split.params, places);
-  nn::add_places(split.params, places);
-  CHECK(places == std::vector<nn::Place>{{0, kFirst}, {0, kSecond}});
-  CHECK(places[1].has(split.params[1]));
-  CHECK_FALSE(places[1].has(split.params[0]));
+  nn::add_replica_devices(split.params, replica_devices);
+  nn::add_replica_devices(split.params, replica_devices);
+  CHECK(replica_devices == std::vector<nn::ReplicaDevice>{{0, kFirst}, {0, kSecond}});
+  CHECK(replica_devices[1].has(split.params[1]));
+  CHECK_FALSE(replica_devices[1].has(split.params[0]));
 }
 
 TEST_CASE("training with parameters on two devices gives the bits of one device") {

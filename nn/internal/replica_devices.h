@@ -1,0 +1,39 @@
+#pragma once
+// Runs work on gradients on the devices that hold them. Optimizers, clipping and zero_grad use it, because
+// they change many parameters at once.
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "tapestry/nn/parameter.h"
+
+namespace tapestry::nn {
+
+/// A ReplicaDevice is the part of one replica on one device: the parameters whose tensor of this replica is
+/// on this device.
+struct ReplicaDevice {
+  int replica = 0;
+  Device device;
+
+  /// True if the parameter belongs to this part.
+  bool has(const Parameter& p) const {
+    return replica < p.replicas() && p.replica(replica).device() == device;
+  }
+  friend bool operator==(const ReplicaDevice&, const ReplicaDevice&) = default;
+};
+
+/// Appends the replica devices on which these parameters have gradients. The list never contains one twice.
+void add_replica_devices(std::span<const Parameter> params, std::vector<ReplicaDevice>& replica_devices);
+
+/// Runs task(replica_device) for each entry of the list. If the list has several replicas or several CPU
+/// devices, the tasks run at the same time: each on its device's worker, in the caller's context. After all
+/// of them have ended, the function rethrows the first exception, with the device appended to its text.
+/// Otherwise the tasks run one after another on the calling thread: launches are asynchronous, so several
+/// GPUs still compute at the same time.
+void for_each_replica_device(std::span<const ReplicaDevice> replica_devices,
+                             const std::function<void(const ReplicaDevice&)>& task);
+
+/// Calls Tensor::zero_grad for every parameter, in all replicas.
+void zero_gradients(std::span<const Parameter> params, bool set_to_none);
+
+}  // namespace tapestry::nn
