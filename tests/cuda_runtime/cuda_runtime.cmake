@@ -7,7 +7,8 @@ configure_file(support/cuda_runtime/exports.map.in ${PROJECT_BINARY_DIR}/stand_i
 add_library(tests_cudart_copy OBJECT support/cuda_runtime/runtime.cpp)
 target_compile_options(tests_cudart_copy PRIVATE -fvisibility=hidden)
 # The shared library that takes the place of libcudart, in a folder that LD_LIBRARY_PATH can name.
-add_library(tests_cudart SHARED support/cuda_runtime/driver.cpp support/cuda_runtime/ptx.cpp support/cuda_runtime/runtime.cpp)
+add_library(tests_cudart SHARED support/cuda_runtime/control.cpp support/cuda_runtime/driver.cpp
+  support/cuda_runtime/ptx.cpp support/cuda_runtime/runtime.cpp)
 set_target_properties(tests_cudart PROPERTIES OUTPUT_NAME cudart LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/stand_in
   VERSION ${CUDAToolkit_VERSION_MAJOR} SOVERSION ${CUDAToolkit_VERSION_MAJOR})
 target_link_options(tests_cudart PRIVATE LINKER:--version-script=${PROJECT_BINARY_DIR}/stand_in/exports.map)

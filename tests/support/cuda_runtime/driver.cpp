@@ -3,61 +3,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
+#include <exception>
 #include <memory>
-#include <set>
-#include <sstream>
-#include <string_view>
 #include <utility>
 
-#include "tests/support/cuda_runtime/ptx.h"
+#include "tests/support/cuda_runtime/state.h"
 
 namespace stand_in {
 namespace {
-
-using driver::Work;
-
-constexpr int kHost = -1, kUnknown = -2;
-
-struct Allocation {
-  int gpu;
-  std::size_t bytes, mapped;
-  std::byte* data;  // where the stand-in itself reads and writes; the address of page-locked memory
-  bool live = true;
-};
-
-struct StreamObject {
-  int gpu;
-  unsigned flags = 0;
-  int priority = 0;
-  bool live = true;
-  std::deque<Work> work = {};
-};
-
-// One recording of an event.
-struct Signal {
-  StreamObject* stream;
-  bool reached = false;
-  double time = 0;
-};
-
-struct EventObject {
-  int gpu;
-  unsigned flags;
-  bool live = true;
-  std::shared_ptr<Signal> last = nullptr;
-};
-
-// A call that shall fail.
-struct Injected {
-  int calls_left;
-  cudaError_t error;
-};
 
 bool is_sticky(cudaError_t error) {
   switch (error) {
@@ -76,226 +31,12 @@ bool is_sticky(cudaError_t error) {
   }
 }
 
-template <class... Args>
-std::string text(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return out.str();
-}
-
 std::size_t pages(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return (bytes + page - 1) / page * page;
 }
 
-struct State {
-  State(int gpus, std::size_t memory_each)
-      : total(memory_each),
-        used(static_cast<std::size_t>(gpus)),
-        null_streams(static_cast<std::size_t>(gpus)) {
-    for (int i = 0; i < gpus; ++i) null_streams[static_cast<std::size_t>(i)].gpu = i;
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-  ~State() {
-    for (auto& [address, block] : memory) {
-      munmap(reinterpret_cast<void*>(address), block.mapped);
-      if (block.gpu != kHost && block.live) std::free(block.data);
-    }
-  }
-
-  const std::size_t total;
-  std::vector<std::size_t> used;
-  std::deque<StreamObject> null_streams;  // by GPU
-  // Addresses are never reused, so that a stale address is recognised.
-  std::map<std::uintptr_t, Allocation> memory;
-  std::map<const void*, std::unique_ptr<StreamObject>> streams;
-  std::vector<StreamObject*> streams_made;  // in the order of their creation
-  std::map<const void*, std::unique_ptr<EventObject>> events;
-  std::set<int> contexts;
-  std::set<std::pair<int, int>> peers;
-  std::map<std::string, int> calls;
-  std::map<std::string, std::vector<Injected>> injected;
-  cudaError_t broken = cudaSuccess, next_kernel = cudaSuccess;
-  std::vector<Launch> launches;
-  std::vector<std::string> misuse;
-  Executor executor;
-  double time = 0;
-
-  // ---- memory ----
-
-  std::pair<const std::uintptr_t, Allocation>* find(const void* address) {
-    const auto at = reinterpret_cast<std::uintptr_t>(address);
-    auto after = memory.upper_bound(at);
-    if (after == memory.begin()) return nullptr;
-    auto& found = *std::prev(after);
-    return at < found.first + found.second.mapped ? &found : nullptr;
-  }
-  // Where the stand-in accesses [address, address + bytes); null if that is not inside a live allocation.
-  std::byte* inside(const void* address, std::size_t bytes) {
-    const auto* const found = find(address);
-    if (!found || !found->second.live) return nullptr;
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(address) - found->first;
-    if (bytes > found->second.bytes || offset > found->second.bytes - bytes) return nullptr;
-    return found->second.data + offset;
-  }
-
-  // ---- work ----
-
-  void run_one(StreamObject& stream) {
-    const Work work = std::move(stream.work.front());
-    stream.work.pop_front();
-    time += 1;
-    if (broken == cudaSuccess) work();
-  }
-  void run_all(StreamObject& stream) {
-    while (!stream.work.empty()) run_one(stream);
-  }
-  void run_until(const Signal& signal) {
-    while (!signal.reached && !signal.stream->work.empty()) run_one(*signal.stream);
-  }
-  template <class F>
-  void each_stream(F f) {
-    for (StreamObject& stream : null_streams) f(stream);
-    for (StreamObject* stream : streams_made) f(*stream);
-  }
-  // Polling makes progress: each poll runs one item of every stream.
-  void step() {
-    each_stream([&](StreamObject& stream) {
-      if (!stream.work.empty()) run_one(stream);
-    });
-  }
-  std::shared_ptr<Signal> signal_in(StreamObject& stream) {
-    auto signal = std::make_shared<Signal>(Signal{&stream});
-    stream.work.emplace_back([this, signal] {
-      signal->reached = true;
-      signal->time = time;
-    });
-    return signal;
-  }
-  void make_wait(StreamObject& stream, const std::shared_ptr<Signal>& signal) {
-    stream.work.emplace_back([this, signal] { run_until(*signal); });
-  }
-  // The null stream waits for blocking streams, and they for it.
-  void order_with_null(StreamObject& stream) {
-    StreamObject& null_stream = null_streams[static_cast<std::size_t>(stream.gpu)];
-    if (&stream != &null_stream) {
-      if (!(stream.flags & cudaStreamNonBlocking) && !null_stream.work.empty())
-        make_wait(stream, signal_in(null_stream));
-      return;
-    }
-    for (StreamObject* other : streams_made)
-      if (other->gpu == stream.gpu && !(other->flags & cudaStreamNonBlocking) && !other->work.empty())
-        make_wait(stream, signal_in(*other));
-  }
-
-  StreamObject* stream_of(cudaStream_t stream, int current) {
-    if (!stream || stream == cudaStreamLegacy) return &null_streams[static_cast<std::size_t>(current)];
-    const auto found = streams.find(stream);
-    return found == streams.end() || !found->second->live ? nullptr : found->second.get();
-  }
-  EventObject* event_of(cudaEvent_t event) {
-    const auto found = events.find(event);
-    return found == events.end() || !found->second->live ? nullptr : found->second.get();
-  }
-};
-
-int gpus_wanted() {
-  const char* const text = std::getenv("TAPESTRY_STAND_IN_GPUS");
-  return text ? std::atoi(text) : 2;
-}
-
-std::unique_ptr<State>& holder() {
-  static auto& state =
-      *new std::unique_ptr<State>(std::make_unique<State>(gpus_wanted(), std::size_t{1} << 30));
-  return state;
-}
-State& state() { return *holder(); }
-
-std::atomic<int> resets{0};
-
-struct Registry {
-  int next = 0;
-  std::map<int, Kernel> kernels;
-};
-Registry& registry() {
-  static auto& all = *new Registry;
-  return all;
-}
-
-using Lock = std::lock_guard<std::recursive_mutex>;
-
-// Runs after the destructors of the libraries that use this one.
-__attribute__((destructor)) void check_at_exit() {
-  const char* const mode = std::getenv("TAPESTRY_STAND_IN_EXIT");
-  if (mode && std::string_view(mode) == "ignore") return;
-  const auto leaked = leaks(), misused = misuse();
-  for (const auto& line : leaked) std::fprintf(stderr, "[stand-in CUDA] leaked: %s\n", line.c_str());
-  for (const auto& line : misused) std::fprintf(stderr, "[stand-in CUDA] misuse: %s\n", line.c_str());
-  if (!leaked.empty() || !misused.empty()) _exit(70);
-}
-
 }  // namespace
-
-// ---- control.h ----
-
-void reset(int gpus, std::size_t memory) {
-  const Lock lock(driver::mutex());
-  holder() = std::make_unique<State>(gpus, memory);
-  ++resets;
-}
-void fail(const std::string& function, int nth, int error) {
-  const Lock lock(driver::mutex());
-  state().injected[function].push_back({nth, static_cast<cudaError_t>(error)});
-}
-void fail_next_kernel(int error) {
-  const Lock lock(driver::mutex());
-  state().next_kernel = static_cast<cudaError_t>(error);
-}
-std::map<std::string, int> calls() {
-  const Lock lock(driver::mutex());
-  return state().calls;
-}
-std::vector<Launch> launches() {
-  const Lock lock(driver::mutex());
-  return state().launches;
-}
-std::vector<Kernel> kernels() {
-  const Lock lock(driver::mutex());
-  std::vector<Kernel> all;
-  for (const auto& [number, kernel] : registry().kernels) read_entry(all.emplace_back(kernel));
-  return all;
-}
-std::vector<int> contexts() {
-  const Lock lock(driver::mutex());
-  return {state().contexts.begin(), state().contexts.end()};
-}
-std::vector<std::string> misuse() {
-  const Lock lock(driver::mutex());
-  return state().misuse;
-}
-std::vector<std::string> leaks() {
-  const Lock lock(driver::mutex());
-  std::vector<std::string> lines;
-  for (const auto& [address, block] : state().memory)
-    if (block.live)
-      lines.push_back(
-          text(block.bytes, " bytes ",
-               block.gpu == kHost ? "of page-locked memory" : text("of memory on GPU ", block.gpu)));
-  for (const auto& [handle, stream] : state().streams)
-    if (stream->live) lines.push_back(text("a stream of GPU ", stream->gpu));
-  for (const auto& [handle, event] : state().events)
-    if (event->live) lines.push_back(text("an event of GPU ", event->gpu));
-  return lines;
-}
-void set_executor(Executor executor) {
-  const Lock lock(driver::mutex());
-  state().executor = std::move(executor);
-}
-std::byte* memory_at(const void* address, std::size_t bytes) {
-  const Lock lock(driver::mutex());
-  return state().inside(address, bytes);
-}
 
 namespace driver {
 
@@ -303,8 +44,6 @@ std::recursive_mutex& mutex() {
   static auto& one = *new std::recursive_mutex;
   return one;
 }
-
-int epoch() { return resets; }
 
 cudaError_t enter(const char* function) {
   ++state().calls[function];
