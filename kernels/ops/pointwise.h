@@ -9,9 +9,9 @@
 //   };
 // clang-format on
 //
-// The rows of a family are listed in a RowList. From the list come the slots, the kernels for CPUs
-// (kernels/cpu/pointwise.h) and GPUs (kernels/cuda/pointwise.cuh), and the tape's record
-// (autograd/ops/internal/pointwise.h).
+// The rows of a family are listed in a RowList. From the list come the slots and the kernels for CPUs
+// (kernels/cpu/pointwise.h) and GPUs (kernels/cuda/pointwise.cuh). Functions of one tensor also get their Op
+// from it (autograd/ops/functions.cpp).
 //
 // A formula is written once, for both. C is the type that it computes in: float for f16 and bf16, else the
 // dtype's own. M has the elementary functions that differ between devices (kernels/cpu/math.h,
