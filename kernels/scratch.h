@@ -1,13 +1,13 @@
 #pragma once
-// Workspace of kernels.
+// The workspace of a kernel.
 #include <cstdint>
 
 #include "tapestry/core/storage.h"
 
 namespace tapestry::kernels {
 
-/// Uninitialised memory of a device, for as long as a kernel runs: on a GPU until what its stream has been
-/// given by then is done, so it may go once the last launch that uses it was made. Of no elements: null.
+/// Uninitialised device memory. It is freed in stream order, so a kernel may destroy it after the last launch
+/// that uses it. With 0 elements, data() is null.
 template <class T>
 class Scratch {
  public:

@@ -1,6 +1,6 @@
 #pragma once
-// A kernel is a slot: declared once in kernels/ops/<family>.h, and filled for each device type and dtype by
-// the file that implements it there. That file registers its kernels when the library is loaded.
+// Each kernel has a slot. kernels/ops/<family>.h declares the slot. The file that implements the kernel for a
+// device type and dtype fills it when the library is loaded.
 //
 // clang-format off
 //   struct SoftmaxArgs { std::int64_t outer, n, inner; ConstArray x; MutableArray y; };   // kernels/ops/softmax.h
@@ -22,10 +22,10 @@
 
 namespace tapestry::kernels {
 
-/// Where a kernel runs. Every kernel gets it from the slot as its first argument.
+/// Says where a kernel runs. The slot passes it to every kernel as the first argument.
 struct LaunchContext {
-  Device device;           ///< also where the kernel allocates its workspace
-  void* stream = nullptr;  ///< the cudaStream_t of a GPU's launches; null on a CPU
+  Device device;           ///< runs the kernel; the workspace is allocated on it too
+  void* stream = nullptr;  ///< the cudaStream_t for launches on a GPU; null on a CPU
 };
 
 class SlotBase {
@@ -46,8 +46,8 @@ class SlotBase {
   using AnyFn = void (*)();
   void put(DeviceType device, DType dtype, AnyFn fn);
   [[noreturn]] void missing(DeviceType device, DType dtype) const;
-  /// The context for a launch on a device that is not a CPU: its current stream. Makes the device's GPU the
-  /// calling thread's.
+  /// Returns the context for a launch on the current stream of a device that is not a CPU. Also makes the
+  /// device's GPU the current GPU of the calling thread.
   static LaunchContext gpu_context(Device device);
 
   const char* name_;
@@ -68,8 +68,8 @@ class Slot : public SlotBase {
   /// Registers the kernel. Called before main, from the static initialisers of the files that hold kernels.
   void set(DeviceType device, DType dtype, Fn fn) { put(device, dtype, reinterpret_cast<AnyFn>(fn)); }
 
-  /// Runs the kernel on the device's current stream. Throws MissingKernelError that names the slot, the
-  /// device type and the dtype.
+  /// Runs the kernel on the device's current stream. If there is no kernel, throws MissingKernelError with
+  /// the names of the slot, the device type and the dtype.
   void operator()(Device device, DType dtype, const Args& args) const {
     const AnyFn fn = table_[int(device.type)][int(dtype)];
     if (!fn) [[unlikely]]

@@ -16,7 +16,8 @@ bool all_row_major(const Tensor* const (&t)[N]) {
   return true;
 }
 
-// Whether dimension a is slower than b by the output's strides or, where these are equal, by the inputs'.
+// Whether dimension a is slower than dimension b: the output has a larger stride along a. If the output's
+// strides are equal, the inputs' strides decide in order.
 template <int N>
 bool slower(const Elementwise<N>& e, int a, int b) {
   for (int n = 0; n < N; ++n)
@@ -37,7 +38,7 @@ bool mergeable(const Elementwise<N>& e, int outer, int inner) {
   return true;
 }
 
-// Fills in the dimensions of `e` if one is not enough or an operand is broadcast.
+// Computes the dimensions of `e` if they do not merge into a single one or if an operand is broadcast.
 template <int N>
 [[gnu::noinline]] void plan_dims(Elementwise<N>& e, const Tensor* const (&operands)[N]) {
   const Tensor& out = *operands[0];

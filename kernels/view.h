@@ -18,8 +18,8 @@ inline void check_array_type(const void* data, DType has, DType asked) {
 }
 }  // namespace detail
 
-/// An array that a kernel reads: the address of its first element and its dtype. The slot's contract says how
-/// many elements it has. An operand that is left out is null.
+/// The address and dtype of an array that a kernel reads. The contract of the slot says how many elements it
+/// has. An operand that is left out is null.
 class ConstArray {
  public:
   ConstArray() = default;
@@ -46,7 +46,7 @@ class ConstArray {
   DType dtype_ = DType::f32;
 };
 
-/// The same for an array that a kernel writes.
+/// The address and dtype of an array that a kernel writes. null and T mean the same as in ConstArray.
 class MutableArray {
  public:
   MutableArray() = default;
@@ -66,7 +66,7 @@ class MutableArray {
   void* address() const { return data_; }
   DType dtype() const { return dtype_; }
   explicit operator bool() const { return data_ != nullptr; }
-  operator ConstArray() const = delete;  // name the elements: as<T>()
+  operator ConstArray() const = delete;  // kernels call as<T>() instead
 
  private:
   void* data_ = nullptr;
@@ -88,11 +88,12 @@ struct OperandAddresses {
   }
 };
 
-/// The iteration space of an elementwise kernel over N operands of one (broadcast) shape. In `strides` and
-/// `dtypes` the output is operand 0. A broadcast dimension has stride 0. Dimensions are ordered so that the
-/// last one is the output's fastest, and merged where the strides of all operands allow it: dense operands of
-/// one layout become a single dimension of stride 1. Entries from index `ndim` on are uninitialised, because
-/// clearing them would cost a small operation more than its arithmetic.
+/// The iteration space of an elementwise kernel with N operands. All operands are broadcast to one shape.
+/// Index 0 of `strides` and `dtypes` is the output. A broadcast dimension has stride 0. Dimensions are sorted
+/// so that the output's smallest stride is last. They are merged where the strides of all operands allow it:
+/// if all operands are dense and have the same layout, a single dimension of stride 1 remains. The arrays are
+/// uninitialised from index `ndim` on, because clearing them would take longer than the arithmetic of a small
+/// operation.
 template <int N>
 struct Elementwise : OperandAddresses<N> {
   int ndim = 0;  // at least 1

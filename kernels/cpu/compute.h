@@ -1,5 +1,5 @@
 #pragma once
-// Storage types, the types that CPU kernels compute in, and the way from one to the other.
+// Converts between the types in which elements are stored and the types in which CPU kernels compute.
 #include <type_traits>
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -13,7 +13,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Stored in two bytes, computed in f32.
+/// True for f16 and bf16, which are computed in f32.
 template <class T>
 inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 /// The type that T is computed in.
@@ -25,7 +25,8 @@ inline Compute<T> load(const T& v) {
   return static_cast<Compute<T>>(v);
 }
 
-// f16 <-> f32 by the blocks, with the machine's instructions where it has them.
+// Convert blocks of elements between 16-bit floats and f32. They use hardware instructions if the CPU has
+// them.
 inline void to_float(const Half* x, float* y, std::int64_t n) {
   std::int64_t i = 0;
 #if defined(__F16C__)
@@ -50,7 +51,8 @@ inline void from_float(const float* x, BFloat16* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = BFloat16(x[i]);
 }
 
-/// A dense input in the compute type: itself, or a converted copy. Null stays null.
+/// A dense input in the compute type. It points to the input itself or, for 16-bit floats, to a converted
+/// copy. If the input is null, the pointer is null.
 template <class T>
 class ComputeInput {
  public:
@@ -72,7 +74,8 @@ class ComputeInput {
   const Compute<T>* data_ = nullptr;
 };
 
-/// A dense output in the compute type, rounded into the real one by store(). Null stays null.
+/// A dense output in the compute type. store() rounds it to the dtype of the real output. If the output is
+/// null, the pointer is null.
 template <class T>
 class ComputeOutput {
  public:

@@ -1,11 +1,11 @@
 #pragma once
-// The ways in which the CPU convolves, for tests to hold one against the other. T is float or double;
-// arguments as in kernels/ops/conv.h, whose relu they leave to their caller.
+// The CPU's algorithms for convolution, so that tests can compare them. T is float or double. The arguments
+// are those of kernels/ops/conv.h, except that the functions ignore `relu`: the caller applies it.
 #include "tapestry/kernels/ops/conv.h"
 
 namespace tapestry::kernels::cpu {
 
-/// By lowering to matrix products (Chellapilla, Puri and Simard 2006).
+/// Convolution by lowering to matrix products (Chellapilla, Puri and Simard 2006).
 template <class T>
 struct Im2col {
   static void forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,
@@ -18,7 +18,8 @@ struct Im2col {
 extern template struct Im2col<float>;
 extern template struct Im2col<double>;
 
-/// By oneDNN. Each returns false, having done nothing, where the build or oneDNN has no way to do it.
+/// Convolution by oneDNN. Each function returns false and does nothing if the build has no oneDNN or if
+/// oneDNN does not support the shape.
 struct OneDnnConv {
   static bool forward(const LaunchContext& context, const Conv2dShape& s, const float* x, const float* weight,
                       const float* bias, float* y);

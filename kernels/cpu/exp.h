@@ -6,16 +6,17 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Within 2 ulp of e^x, subnormal results included; NaN, 0 and infinity where std::exp gives them. With x = n
-/// ln2 + r it is 2^n times a Taylor polynomial of r in [-ln2/2, ln2/2], 2^n in two factors so that neither
-/// leaves the range.
+/// Returns e^x with an error of at most 2 ulp, also for subnormal results. NaN, 0 and infinity appear for the
+/// same arguments as in std::exp. Method: x = n ln2 + r with r in [-ln2/2, ln2/2], and e^x = 2^n e^r, where
+/// e^r is a Taylor polynomial. The result is multiplied by 2^n as two factors, so that neither factor
+/// overflows or underflows.
 template <class T>
 inline T fast_exp(T x) {
   constexpr bool f32 = std::is_same_v<T, float>;
   using Int = std::conditional_t<f32, std::int32_t, std::int64_t>;
   constexpr int mantissa = f32 ? 23 : 52, bias = f32 ? 127 : 1023;
   constexpr T low = f32 ? T(-104) : T(-746), high = f32 ? T(89) : T(710);
-  // Adding it leaves an integer in the low bits.
+  // Adding `shift` rounds to an integer, which then is in the low bits of the mantissa.
   constexpr T shift = f32 ? T(0x1.8p23) : T(0x1.8p52);
   constexpr T log2e = T(1.4426950408889634074);
   constexpr T ln2_high = f32 ? T(0x1.62e4p-1) : T(0x1.62e42fefa38p-1);

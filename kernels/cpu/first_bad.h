@@ -1,5 +1,5 @@
 #pragma once
-// The first index out of range that threads meet (see kernels/ops/index.h).
+// Collects the first index out of range that any thread finds (see kernels/ops/index.h).
 #include <algorithm>
 #include <atomic>
 
@@ -7,7 +7,8 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Lowers `*cell`, unless null, when it goes out of scope.
+/// Collects positions from all threads. Its destructor lowers `*cell` to the smallest position, unless `cell`
+/// is null.
 class FirstBad {
  public:
   explicit FirstBad(std::int64_t* cell) : cell_(cell) {}
@@ -17,7 +18,7 @@ class FirstBad {
   FirstBad(const FirstBad&) = delete;
   FirstBad& operator=(const FirstBad&) = delete;
 
-  /// The index at this position is out of range. From any thread.
+  /// Reports that the index at this position is out of range. Any thread may call it.
   void report(std::int64_t position) {
     std::int64_t seen = first_.load();
     while (position < seen && !first_.compare_exchange_weak(seen, position)) {

@@ -12,7 +12,7 @@ template <>
 void multiply<float>(const GemmArgs& g);
 template <>
 void multiply<double>(const GemmArgs& g);
-/// The same by Eigen alone, whatever the build has.
+/// Computes the same product by Eigen, even if the build has another library.
 template <class T>
 void multiply_eigen(const GemmArgs& g);
 extern template void multiply_eigen<float>(const GemmArgs&);

@@ -1,5 +1,5 @@
 #pragma once
-// How much work a thread is worth.
+// How much work justifies another thread.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,10 +7,10 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Elements that one thread should have to itself at least: below, waking another costs more than it saves.
+/// The least number of elements per thread. With fewer, waking another thread costs more than it saves.
 inline constexpr std::int64_t kGrain = 32768;
 
-/// The grain of a loop each of whose steps is worth `work` elements.
+/// The grain, in steps, of a loop whose steps each cost as much as `work` elements.
 constexpr std::int64_t grain_of(std::int64_t work) {
   return std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work, 1), 1);
 }

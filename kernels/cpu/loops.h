@@ -1,6 +1,7 @@
 #pragma once
-// The loops under the CPU's elementwise kernels: map<Out, In...>(args, f) computes out = f(in...) element by
-// element, in parallel, with a vectorisable loop where the operands are dense or one of two is a constant.
+// The loops of the CPU's elementwise kernels. map<Out, In...>(args, f) computes out = f(in...) for each
+// element, in parallel. The inner loop is vectorised if all operands are dense, or if one of two inputs is
+// constant and the other is dense.
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -10,7 +11,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// C++'s conversion between element types, with a defined result for negative reals to u8.
+/// Converts between element types as static_cast does. Negative reals have a defined result for u8.
 template <class To, class From>
 inline To convert(From x) {
   if constexpr (is_half<From>) return convert<To>(static_cast<float>(x));
@@ -44,9 +45,10 @@ struct Reader<T> {
   }
 };
 
-// The pragma says that an element written is not read later under another index: an output is an input's
-// very elements, or elsewhere (the contract). A call in the loop would keep it scalar, and in a file of many
-// kernels g++ stops inlining of its own accord: hence flatten.
+// `ivdep` is true because an element that is written is never read later under another index: by the
+// contract, the output is the same array as an input or does not overlap it. A function call in the loop
+// would prevent vectorisation. `flatten` is needed because g++ stops inlining by itself in a file with many
+// kernels.
 template <class Out, class F, class... In>
 [[gnu::flatten]] inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
 #ifdef __clang__
@@ -105,12 +107,13 @@ inline void row(std::int64_t n, void* result, const void* const* inputs, const s
     out[i * s[0]] = convert<Out>(f(convert<Compute<In>>(std::get<I>(in)[i * s[I + 1]])...));
 }
 
-/// A loop over `n` elements along one dimension. `strides` has the output's first. `f` is the functor.
+/// A loop over `n` elements along one dimension. `strides` starts with the output's stride. `f` points to the
+/// functor.
 using RowFn = void (*)(const void* f, std::int64_t n, void* out, const void* const* in,
                        const std::int64_t* strides);
 
-/// Calls row() for runs along the last dimension that cover elements [begin, end). `element` has the sizes of
-/// the operands' elements.
+/// Calls row() for runs along the last dimension. Together the runs cover elements [begin, end). `element`
+/// has the element size of each operand.
 template <int N>
 void for_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], std::int64_t begin, std::int64_t end,
               RowFn row, const void* f) {
@@ -129,7 +132,7 @@ void for_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], std::in
     row(f, run, at.out, at.in, strides);
     begin += run;
     if (begin >= end) return;
-    // Next row: the addresses return to the row's beginning and advance by one in the innermost other
+    // Move to the next row: return to the beginning of this row, then advance by one in the innermost outer
     // dimension that is not at its end.
     for (int n = 0; n < N; ++n) at.advance(n, -index[last] * strides[n] * element[n]);
     index[last] = 0;
@@ -142,8 +145,8 @@ void for_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], std::in
   }
 }
 
-/// Runs row() over all elements, in parallel. It does not depend on the functor, so it is compiled once per
-/// N.
+/// Calls row() for all elements, in parallel. This function does not depend on the functor's type, so it is
+/// compiled only once per N.
 template <int N>
 void for_all_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], RowFn row, const void* f) {
   if (e.numel == 0) return;
@@ -156,7 +159,7 @@ void for_all_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], Row
                [&](std::int64_t begin, std::int64_t end) { for_rows(e, element, begin, end, row, f); });
 }
 
-/// out = f(in...), where f takes and gives Compute<> types.
+/// Computes out = f(in...), where f takes and returns Compute<> types.
 template <class Out, class... In, class F>
 inline void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f) {
   constexpr std::int64_t element[] = {sizeof(Out), sizeof(In)...};

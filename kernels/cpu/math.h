@@ -1,7 +1,8 @@
 #pragma once
-// Functions without branches or calls, so that loops over them are vectorised: f32 ones of our own, within a
-// few units in the last place, with NaN, infinities and denormals where the library's put them. In f64 all
-// but exp are the library's. The coefficients are minimax fits (Remez's algorithm) of relative error.
+// Elementary functions without branches or calls, so that loops over them are vectorised. The f32 functions
+// are written here and are accurate to a few units in the last place. They give NaN, infinities and denormals
+// where the standard library does. In f64 all functions except exp are the standard library's. The
+// coefficients minimise the largest relative error (Remez's algorithm).
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -13,8 +14,8 @@
 namespace tapestry::kernels::cpu {
 
 inline double log(double x) { return std::log(x); }
-/// x = 2^e m with m in [sqrt(1/2), sqrt(2)), and log(m) = 2 atanh(s), s = (m - 1) / (m + 1), arranged so that
-/// what is not exact is small (as in Sun's fdlibm).
+/// log(x). Writes x = 2^e m with m in [sqrt(1/2), sqrt(2)), and computes log(m) = 2 atanh(s) with s = (m - 1)
+/// / (m + 1). As in Sun's fdlibm, the terms are arranged so that only small terms are rounded.
 inline float log(float x) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   const bool denormal = x < std::numeric_limits<float>::min();
@@ -32,7 +33,7 @@ inline float log(float x) {
 }
 
 inline double tanh(double x) { return std::tanh(x); }
-/// An odd polynomial near 0, 1 - 2 / (e^2|x| + 1) with x's sign elsewhere.
+/// tanh(x). Near 0 it is an odd polynomial. Elsewhere it is 1 - 2 / (e^2|x| + 1) with the sign of x.
 inline float tanh(float x) {
   const float z = x * x;
   const float p =
@@ -43,17 +44,17 @@ inline float tanh(float x) {
   return a < 0.625f ? x + x * z * p : large;
 }
 
-/// 1 / (1 + e^-x), by an exponential that cannot overflow.
+/// 1 / (1 + e^-x), computed with an exponential that cannot overflow.
 template <class T>
 inline T sigmoid(T x) {
   const T e = fast_exp(-std::abs(x));
   return (x >= 0 ? T(1) : e) / (1 + e);
 }
 
-/// Phi(x), the normal distribution function. Small values are not differences of large ones: gelu's tail
-/// keeps its digits.
+/// Phi(x), the normal distribution function. It avoids differences of large numbers, so small values of Phi,
+/// and with them the left tail of gelu, keep their digits.
 inline double normal_cdf(double x) { return 0.5 * std::erfc(x * -(1 / std::numbers::sqrt2)); }
-/// With z = |x| / sqrt(2), t = 1 / (1 + z / 2): erfc(z) = e^(-z^2) t q(t).
+/// Computes erfc(z) = e^(-z^2) t q(t) with z = |x| / sqrt(2), t = 1 / (1 + z / 2) and a polynomial q.
 inline float normal_cdf(float x) {
   const float z = std::abs(x) * static_cast<float>(1 / std::numbers::sqrt2);
   const float t = 1 / (1 + 0.5f * z);
@@ -78,7 +79,7 @@ struct Math {
   static C exp(C x) {
     return fast_exp(x);
   }
-  /// For x <= 0. The GPU has a faster one for them.
+  /// e^x for x <= 0. On the GPU this case has a faster function.
   template <class C>
   static C exp_of_negative(C x) {
     return fast_exp(x);
@@ -87,13 +88,14 @@ struct Math {
   static C log(C x) {
     return cpu::log(x);
   }
-  /// log(1 + x) for x >= 0 (Goldberg 1991, theorem 4): the rounding of 1 + x cancels in the quotient.
+  /// log(1 + x) for x >= 0 (Goldberg 1991, theorem 4). The rounding error of 1 + x cancels in the quotient.
   template <class C>
   static C log1p(C x) {
     const C u = 1 + x;
     return u == 1 ? x : cpu::log(u) * (x / (u - 1));
   }
-  /// The library's, for formulas that call pow() beside it: that is a call, so their loops are scalar anyway.
+  /// The standard library's log(), for formulas that also call pow(). The call to pow() already prevents
+  /// vectorisation.
   template <class C>
   static C exact_log(C x) {
     return std::log(x);

@@ -1,5 +1,5 @@
 #pragma once
-// CPU kernels of the rows in kernels/ops/: one loop around each formula.
+// CPU kernels of the rows in kernels/ops/. Each kernel is a loop around the row's formula.
 #include <array>
 #include <utility>
 
@@ -17,7 +17,7 @@ void for_dtypes(F&& f) {
   });
 }
 
-/// out = Row::value(inputs..., params...), where all operands have type T.
+/// Computes out = Row::value(inputs..., params...), where all operands have type T.
 template <class Row, class T, std::size_t... kInput, std::size_t... kParam>
 inline void run_pointwise(const Elementwise<Row::kOperands>& e, const double* params,
                           std::index_sequence<kInput...>, std::index_sequence<kParam...>) {

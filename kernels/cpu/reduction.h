@@ -1,7 +1,7 @@
 #pragma once
-// The loops under the CPU's reductions. A reduction is a fold with two levels: elements go into lanes, many
-// at once so that the loop is vectorised, and after a bounded number of steps the lanes go into a total of
-// wider type. So an f32 sum is about as fast as memory and nearly as exact as one in f64.
+// The loops of the CPU's reductions. A reduction has two levels. First, elements are accumulated in several
+// lanes at once, so that the loop is vectorised. After a bounded number of steps, the lanes are added to a
+// total of a wider type. So an f32 sum is limited by memory bandwidth and is nearly as exact as a sum in f64.
 //
 //   struct Op {
 //     using Lane, Total;
@@ -13,8 +13,8 @@
 //     Total join(Total, Total) const;
 //   };
 //
-// Work is cut into blocks that depend on the shape alone, and blocks are joined in order: the result does not
-// depend on the number of threads.
+// The work is divided into blocks that depend only on the shape. Blocks are joined in order. So the result
+// does not depend on the number of threads.
 #include <algorithm>
 #include <memory>
 
@@ -24,7 +24,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Writes results in the dtype of the output, which is T or, for f16 and bf16, may be f32.
+/// Writes results in the dtype of the output. It is T, or f32 if T is a 16-bit float.
 template <class T>
 class ReductionWriter {
  public:
@@ -45,10 +45,10 @@ class ReductionWriter {
 
 namespace reduction {
 
-inline constexpr std::int64_t kDepth = 32;        // elements that one lane takes in before it is merged
-inline constexpr std::int64_t kTile = 256;        // columns reduced side by side
-inline constexpr std::int64_t kElements = 16384;  // in a block
-inline constexpr std::int64_t kEnoughTasks = 32;  // fewer than these, and each is cut into blocks
+inline constexpr std::int64_t kDepth = 32;        // elements that a lane accumulates before it is merged
+inline constexpr std::int64_t kTile = 256;        // columns that are reduced at the same time
+inline constexpr std::int64_t kElements = 16384;  // per block
+inline constexpr std::int64_t kEnoughTasks = 32;  // with fewer tasks, each task is divided into blocks
 
 inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* sizes,
                               const std::int64_t* strides) {
@@ -61,8 +61,9 @@ inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* 
   return offset + index * strides[0];
 }
 
-/// The reduced dimensions as runs along the last of them, cut into blocks of about kElements elements
-/// (counting `width` for each step): pieces of a long run, or several short runs.
+/// Divides the reduced dimensions into blocks of about kElements elements. A run is a line of elements along
+/// the last reduced dimension. A block is a piece of one long run, or a group of several short runs. `width`
+/// is the number of elements per step of a run.
 struct Blocks {
   std::int64_t run, runs, pieces, piece, group, count;
 
@@ -89,7 +90,7 @@ struct Blocks {
   }
 };
 
-/// Elements in the type they are computed in: f16 and bf16 converted block by block.
+/// Converts blocks of f16 or bf16 elements to f32. Elements of other types are not converted.
 template <class T>
 struct Elements {
   const T* block(const T* x, std::int64_t) { return x; }
@@ -138,7 +139,8 @@ void fold_run(const Op& op, const T* x, std::int64_t n, std::int64_t stride, typ
   }
 }
 
-/// Folds `rows` rows of `columns` (kTile at most) neighbours into as many totals.
+/// Reduces each of `columns` adjacent columns over `rows` rows, into one total per column. There are at most
+/// kTile columns.
 template <class T, class Op>
 void fold_columns(const Op& op, const T* x, std::int64_t rows, std::int64_t stride, std::int64_t columns,
                   const typename Op::Lane* centers, typename Op::Total* totals) {
@@ -165,8 +167,9 @@ void fold_columns(const Op& op, const T* x, std::int64_t rows, std::int64_t stri
 
 }  // namespace reduction
 
-/// Reduces elements of type T and calls finish(output, total) for every output. `centers` (null where the Op
-/// has none) holds one value an output. `cost` is that of an element, in loads.
+/// Reduces elements of type T and calls finish(output, total) for every output. `centers` has one value per
+/// output, or is null if the Op does not use centers. `cost` is the cost of one element, in units of one
+/// load.
 template <class T, class Op, class Finish>
 void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, const Finish& finish,
             std::int64_t cost = 1) {
@@ -175,15 +178,16 @@ void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, 
   if (r.outputs == 0) return;
   const T* const x = r.x.as<T>();
   const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];
-  // Which way memory runs: along a kept dimension, whose elements are then reduced side by side, or along a
-  // reduced one.
+  // True if the elements of the last kept dimension are contiguous. Then adjacent outputs are reduced at the
+  // same time. Otherwise each run along the reduced dimension is reduced by itself.
   const bool side_by_side = r.kept_strides[r.kept_ndim - 1] == 1 && stride != 1;
   const std::int64_t row = side_by_side ? r.kept_sizes[r.kept_ndim - 1] : 1;
   const std::int64_t width = std::min(row, kTile), tiles = (row + width - 1) / width;
   const std::int64_t tasks = r.outputs / row * tiles;
   const Blocks blocks(r, width);
 
-  // Folds blocks [begin, end) of a task into totals; returns the first output and, through `n`, how many.
+  // Reduces blocks [begin, end) of a task into totals. Returns the first output, and sets `n` to the number
+  // of outputs.
   const auto fold = [&](std::int64_t task, std::int64_t begin, std::int64_t end, Total* totals,
                         std::int64_t& n) {
     const std::int64_t tile = task % tiles, first = task / tiles * row + tile * width;

@@ -1,6 +1,6 @@
 #pragma once
-// Rows of a dense (outer, n, inner) array as the softmax family sees them: contiguous, in the type they are
-// computed in.
+// Visits the rows of a dense (outer, n, inner) array for the softmax family. Each row is passed as a
+// contiguous array in the compute type.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Calls f(row, x, y) for every row: x[k] is the row of input k, y that of the output, which f fills (null if
-/// `result` is). Rows are numbered outer * inner + i. Where memory has them strided or in f16 or bf16,
-/// several at a time are gathered into a buffer. `cost` is that of an element, in loads.
+/// Calls f(row, x, y) for every row. x[k] is the row of input k. y is the row of the output, which f writes,
+/// or null if `result` is null. Rows are numbered outer * inner + i. If rows are strided or 16-bit floats,
+/// several rows at a time are copied to a buffer. `cost` is the cost of one element, in units of one load.
 template <class T, int K, class F>
 void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const T* const (&in)[K], T* result,
                   std::int64_t cost, const F& f) {
@@ -71,7 +71,7 @@ void for_each_row(std::int64_t outer, std::int64_t n, std::int64_t inner, const 
   });
 }
 
-/// The fold of get(0), ..., get(n - 1), many at once.
+/// Reduces get(0), ..., get(n - 1) by `join`, with several lanes at once.
 template <class C, class Get, class Join>
 C fold_lanes(std::int64_t n, C start, const Get& get, const Join& join) {
   constexpr std::int64_t lanes = sizeof(C) == 8 ? 16 : 32;
@@ -90,14 +90,16 @@ C fold_lanes(std::int64_t n, C start, const Get& get, const Join& join) {
   return result;
 }
 
-/// The largest element, -inf of none. NaN is passed over: it shows in the sum that follows.
+/// The largest element, or -inf if n = 0. NaN is ignored: the caller's sum of exponentials becomes NaN
+/// anyway.
 template <class C>
 C row_max(const C* x, std::int64_t n) {
   return fold_lanes(
       n, -std::numeric_limits<C>::infinity(), [x](std::int64_t i) { return x[i]; },
       [](C a, C b) { return b > a ? b : a; });
 }
-/// The sum of get(i), in blocks so that rounding does not grow with n.
+/// The sum of get(0), ..., get(n - 1). It is computed in blocks, so that the rounding error does not grow
+/// with n.
 template <class C, class Get>
 C row_sum(std::int64_t n, const Get& get) {
   double total = 0;

@@ -1,13 +1,13 @@
 #pragma once
-// Sums that a compiler vectorises without leave to reorder: kLanes partial sums side by side, added up at the
-// end. Also more accurate than one running sum.
+// Sums that the compiler can vectorise without permission to reorder additions. kLanes partial sums are
+// accumulated at the same time and added at the end. This is also more accurate than a single running sum.
 #include <cstdint>
 
 namespace tapestry::kernels::cpu {
 
 inline constexpr std::int64_t kLanes = 16;
 
-/// Sum over i in [0, n) of f(i).
+/// Returns f(0) + ... + f(n - 1).
 template <class C, class F>
 inline C sum_lanes(std::int64_t n, F&& f) {
   C lanes[kLanes] = {};

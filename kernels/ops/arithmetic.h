@@ -1,12 +1,13 @@
 #pragma once
-// Arithmetic of two tensors, or of a tensor and a number: formulas, derivatives and slots. f16 and bf16 are
-// computed in f32 and rounded once; integers wrap around. The output may be the same elements as an input
-// (in-place operations) but never overlaps one partly.
+// Formulas, derivatives and slots of the arithmetic of two tensors, or of a tensor and a number. f16 and bf16
+// are computed in f32 and rounded once. Integers wrap around. In an in-place operation the output and an
+// input are the same elements. The output never overlaps an input partly.
 #include "tapestry/kernels/ops/pointwise.h"
 
 namespace tapestry::kernels {
 
-/// The unsigned type of an integer type C, in which overflow is defined; C itself for the others.
+/// The type in which C is added and multiplied. For an integer C it is the unsigned type of the same size,
+/// because signed overflow is undefined. For other types it is C.
 template <class C>
 using Wrapping = typename std::conditional_t<std::is_integral_v<C> && !std::is_same_v<C, bool>,
                                              std::make_unsigned<C>, std::type_identity<C>>::type;
@@ -37,7 +38,7 @@ struct Div : Pointwise<"div", 3, kFloats> {
     return a / b;
   }
 };
-/// NaN wins: a is NaN itself, or b is chosen because no comparison with NaN holds.
+/// The result is NaN if a or b is NaN: either a != a selects a, or both comparisons are false and select b.
 struct Maximum : Pointwise<"maximum", 3, kAllDTypes> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
@@ -50,7 +51,8 @@ struct Minimum : Pointwise<"minimum", 3, kAllDTypes> {
     return a < b || a != a ? a : b;
   }
 };
-/// Integers by squaring; a negative exponent gives 0 (1 for base 1, +-1 for base -1).
+/// Integer powers are computed by repeated squaring. A negative integer exponent gives 0, except that base 1
+/// gives 1 and base -1 gives 1 or -1.
 struct Pow : Pointwise<"pow", 3, kNumbers> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
@@ -72,18 +74,19 @@ using Arithmetic = RowList<Add, Sub, Mul, Div, Maximum, Minimum, Pow>;
 
 // ---- a tensor and a number
 
-/// The operands are (out, x). The number is converted to the slot's dtype.
+/// The operands are (out, x). The kernel converts the number to the slot's dtype.
 struct ScalarArgs {
   Elementwise<2> operands;
   Scalar scalar;
 };
-/// x + s, x * s, x / s, s - x, s / x. Dtypes are those of the rows above.
+/// These slots compute x + s, x * s, x / s, s - x and s / x. Each takes the dtypes of the row above that does
+/// the same with two tensors.
 inline constinit Slot<ScalarArgs> add_scalar{"add_scalar"}, mul_scalar{"mul_scalar"},
     div_scalar{"div_scalar"}, rsub_scalar{"rsub_scalar"}, rdiv_scalar{"rdiv_scalar"};
-/// x^s. x^0.5 is sqrt(x), also for -0 and -inf. All dtypes but bool.
+/// Computes x^s. x^0.5 is sqrt(x), also for -0 and -inf. The slot takes all dtypes except bool.
 inline constinit Slot<ScalarArgs> pow_scalar{"pow_scalar"};
 
-/// x^s in floating point. Common exponents do without the library's pow. They are as exact, or more.
+/// Computes x^s in floating point. Common exponents avoid the library's pow() and are at least as accurate.
 struct PowScalar {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C s) {
@@ -94,7 +97,7 @@ struct PowScalar {
     if (s == C(0.5)) return M::sqrt(x);
     return M::pow(x, s);
   }
-  /// dy s x^(s - 1), which is 0 for s = 0.
+  /// Returns dy s x^(s - 1), which is 0 for s = 0.
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C x, C s) {
     if (s == 0) return 0;
@@ -103,14 +106,14 @@ struct PowScalar {
     return dy * (s * M::pow(x, s - 1));
   }
 };
-/// dx = dy s x^(s - 1); operands (dx, dy, x). Floating dtypes.
+/// Computes dx = dy s x^(s - 1). The operands are (dx, dy, x). The dtypes are floating.
 struct PowScalarBackwardArgs {
   Elementwise<3> operands;
   Scalar scalar;
 };
 inline constinit Slot<PowScalarBackwardArgs> pow_scalar_backward{"pow_scalar_backward"};
 
-// ---- gradients of (dy, a, b)
+// ---- gradients: the operands are (output, dy, a, b)
 
 /// The gradient of a / b with respect to b.
 struct DivBackward : Pointwise<"div_backward", 4, kFloats> {
@@ -133,8 +136,8 @@ struct PowBackwardExponent : Pointwise<"pow_backward_exponent", 4, kFloats> {
     return a == 0 && b >= 0 ? C(0) : dy * (M::pow(a, b) * M::exact_log(a));
   }
 };
-/// The gradient of maximum(a, b) with respect to a: dy, dy / 2 or 0 as a is above, equal to or below b, and
-/// dy where either is NaN.
+/// The gradient of maximum(a, b) with respect to a. It is dy if a > b, dy / 2 if a == b, 0 if a < b, and dy
+/// if a or b is NaN.
 struct MaximumBackward : Pointwise<"maximum_backward", 4, kFloats> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C dy, C a, C b) {

@@ -1,17 +1,17 @@
 #pragma once
-// Comparisons and choices: formulas and slots. Comparisons are called with the dtype of the inputs, and the
-// output is bool. All dtypes.
+// Formulas and slots of comparisons and choices. A comparison is called with the dtype of its inputs, and its
+// output is bool. Unless a comment says otherwise, the slots take all dtypes.
 #include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/pointwise.h"
 
 namespace tapestry::kernels {
 
 inline constinit Slot<Elementwise<3>> eq{"eq"}, ne{"ne"}, lt{"lt"}, le{"le"};
-/// Integers and bools are compared with the number as i64.
+/// Compare a tensor with a number. Integers and bools are compared as i64.
 inline constinit Slot<ScalarArgs> eq_scalar{"eq_scalar"}, ne_scalar{"ne_scalar"}, lt_scalar{"lt_scalar"},
     le_scalar{"le_scalar"}, gt_scalar{"gt_scalar"}, ge_scalar{"ge_scalar"};
 
-/// Floating dtypes; the output is bool.
+/// Takes floating dtypes. The output is bool.
 inline constinit Slot<Elementwise<2>> isnan{"isnan"};
 struct IsNan {
   template <class C>
@@ -41,8 +41,8 @@ struct IsClose {
   }
 };
 
-/// out = condition ? a : b; operands (out, condition, a, b). The condition is bool and is read as bytes. The
-/// dtype is that of the others.
+/// Computes out = condition ? a : b. The operands are (out, condition, a, b). The condition is bool and is
+/// read as bytes. The slot's dtype is that of out, a and b.
 inline constinit Slot<Elementwise<4>> where{"where"};
 struct Where {
   template <class C>
@@ -51,7 +51,7 @@ struct Where {
   }
 };
 
-/// out = condition == keep ? x : 0; operands (out, condition, x).
+/// Computes out = (condition == keep) ? x : 0. The operands are (out, condition, x).
 struct MaskedArgs {
   Elementwise<3> operands;
   bool keep;

@@ -6,12 +6,13 @@
 
 namespace tapestry::kernels {
 
-/// out = x, converted. The slot's dtype is the output's. x may have any dtype. A real number is truncated to
-/// an integer, and every number but 0 becomes true. The operands do not overlap. The device type must be able
-/// to read and write both: all logical CPUs share their memory.
+/// Computes out = x and converts the elements. The slot's dtype is that of the output. x may have any dtype.
+/// A real number is truncated to an integer. Every number except 0 becomes true. The operands do not overlap.
+/// A device of the slot's type must be able to access both operands. Logical CPU devices can, because they
+/// share their memory.
 inline constinit Slot<Elementwise<2>> copy{"copy"};
 
-/// out = value, converted. All dtypes.
+/// Sets every element of `out` to `value`, converted to the slot's dtype. Takes all dtypes.
 struct FillArgs {
   Elementwise<1> out;
   Scalar value;

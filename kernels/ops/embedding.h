@@ -1,24 +1,26 @@
 #pragma once
-// Contracts of the embedding kernels. Indices are i64 or i32 and dense. A kernel skips an index out of range
-// and reports it as ops/index.h says. Slots go by the dtype of the weight, which is floating.
+// Contracts of the embedding kernels. For all slots in this file:
+//   Shapes: weight is (rows, columns). There are `count` indices, and one row of `columns` per index.
+//   Layout: all arrays are dense, except weight, which has any strides.
+//   Dtypes: indices are i64 or i32. All other arrays have the slot's dtype, which is floating.
+//   Accumulation: f32, or f64 for f64.
+// A kernel skips an index that is out of range, and `embedding` reports it as ops/index.h describes.
 #include "tapestry/kernels/ops/index.h"
 
 namespace tapestry::kernels {
 
-/// out (count, columns) dense = the rows of weight (rows, columns) that the `count` indices name. The weight
-/// may have any strides.
+/// Computes out[i, :] = weight[indices[i], :].
 struct EmbeddingArgs {
   std::int64_t count, rows, columns;
-  std::int64_t row_stride, column_stride;  ///< of the weight, in elements
+  std::int64_t row_stride, column_stride;  ///< strides of the weight in elements
   ConstArray weight, indices;
   MutableArray out;
   std::int64_t* first_bad;
 };
 inline constinit Slot<EmbeddingArgs> embedding{"embedding"};
 
-/// Writes all of dweight (rows, columns), dense. Row v is the sum of the rows of grad (count, columns),
-/// dense, whose index is v, in order of position, so that the result always has the same bits. Sums of f16
-/// and bf16 are taken in f32. Row `padding` is 0; -1 means that there is no such row.
+/// Writes all of dweight. Row v is the sum of the rows grad[i, :] with indices[i] == v. The rows are added in
+/// order of i, so the result is deterministic. Row `padding` is 0. If `padding` is -1, there is no such row.
 struct EmbeddingBackwardArgs {
   std::int64_t count, rows, columns;
   ConstArray grad, indices;

@@ -1,7 +1,7 @@
 #pragma once
-// Functions of one tensor: formulas, derivatives and slots. f16 and bf16 are computed in f32 and rounded
-// once; integers wrap around. The output may be the same elements as an input (in-place operations) but never
-// overlaps one partly.
+// Formulas, derivatives and slots of the functions of one tensor. f16 and bf16 are computed in f32 and
+// rounded once. Integers wrap around. In an in-place operation the output and the input are the same
+// elements. The output never overlaps an input partly.
 #include <numbers>
 
 #include "tapestry/kernels/ops/arithmetic.h"
@@ -9,8 +9,8 @@
 
 namespace tapestry::kernels {
 
-/// The gradient of neg is neg(dy), which autograd/ops/functions.cpp records: it needs neither input nor
-/// output.
+/// autograd/ops/functions.cpp records neg's gradient, which is neg(dy). That needs neither the input nor the
+/// output, so there is no row for it.
 struct Neg : Pointwise<"neg", 2, kNumbers> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
@@ -25,7 +25,7 @@ struct Abs : Function<"abs", Takes::numbers, GradientFrom::input> {
     else if constexpr (std::is_signed_v<C>) return x < 0 ? Neg::value<M>(x) : x;
     else return x;
   }
-  /// dy sign(x), which is 0 at 0.
+  /// Returns dy sign(x), which is 0 at 0.
   template <class M, class C>
   TAPESTRY_FORMULA C gradient(C dy, C x) {
     return x > 0 ? dy : x < 0 ? -dy : dy * 0;
@@ -106,7 +106,7 @@ struct Silu : Function<"silu", Takes::floats, GradientFrom::input> {
     return dy * (s * (1 + x * (1 - s)));
   }
 };
-/// x Phi(x), where Phi is the normal distribution function.
+/// gelu(x) = x Phi(x), where Phi is the normal distribution function.
 struct Gelu : Function<"gelu", Takes::floats, GradientFrom::input> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
@@ -118,7 +118,8 @@ struct Gelu : Function<"gelu", Takes::floats, GradientFrom::input> {
     return dy * (M::normal_cdf(x) + x * (scale * M::exp_of_negative(C(-0.5) * (x * x))));
   }
 };
-/// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). (1 + tanh(u)) / 2 is sigmoid(2u).
+/// Computes 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). The code uses (1 + tanh(u)) / 2 =
+/// sigmoid(2u).
 struct GeluTanh : Function<"gelu_tanh", Takes::floats, GradientFrom::input> {
   template <class C>
   static constexpr C kScale = C(2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
@@ -150,14 +151,14 @@ struct Softplus : Function<"softplus", Takes::floats, GradientFrom::input, 2> {
 
 using Functions = RowList<Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh, Softplus>;
 
-/// min(max(x, low), high): high wins if low > high. NaN stays, and a limit that is NaN gives NaN. A limit
-/// that is left out does not limit.
+/// Computes min(max(x, low), high), so `high` wins if low > high. NaN stays NaN. A limit that is NaN gives
+/// NaN. A missing limit has no effect.
 struct ClampArgs {
   Elementwise<2> operands;
   std::optional<Scalar> low, high;
 };
 inline constinit Slot<ClampArgs> clamp{"clamp"};
-/// dx = dy where low < x < high, else 0; operands (dx, dy, x).
+/// Computes dx = dy where low < x < high, else 0. The operands are (dx, dy, x).
 struct ClampBackwardArgs {
   Elementwise<3> operands;
   std::optional<Scalar> low, high;

@@ -1,21 +1,23 @@
 #pragma once
-// Contracts of the matrix products.
+// Contracts of the matrix products. For all slots in this file:
+//   Dtypes: all arrays have the slot's dtype, which is floating.
+//   Accumulation: f32, or f64 for f64. f16 and bf16 are rounded once, when the result is written.
 #include "tapestry/kernels/slot.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels {
 
-/// A matrix in memory, as (row, column) strides in elements. One of the two is 1. The other is at least the
-/// length of the lines along the first one. A transposed matrix needs no copy.
+/// The (row, column) strides of a matrix in elements. One of the two is 1. The other is at least the length
+/// of the contiguous rows or columns. A transposed matrix needs no copy.
 struct MatrixStrides {
   std::int64_t row = 0, col = 1;
-  /// True if the rows of `cols` elements are the dense lines, false if the columns are. (1, 1) describes a
-  /// single row in column-major order.
+  /// True if the rows, of `cols` elements each, are contiguous. False if the columns are. Strides of (1, 1)
+  /// describe a single row in column-major order.
   bool row_major(std::int64_t cols) const { return col == 1 && row >= cols; }
 };
 
-/// The last step for each element of C. Functions are those of ops/functions.h. A backward epilogue
-/// multiplies C by the function's derivative at `aux`.
+/// The function that is applied to each element of C last. ops/functions.h defines the functions. A backward
+/// epilogue multiplies C by the function's derivative at `aux`.
 enum class Epilogue : std::uint8_t {
   none,
   relu,
@@ -27,31 +29,33 @@ enum class Epilogue : std::uint8_t {
 };
 inline constexpr bool is_gradient(Epilogue e) { return e >= Epilogue::relu_backward; }
 
-/// C = A B, or C += A B, for each matrix of a batch; then the bias is added to each row; then comes the
-/// epilogue. A is (m, k), B (k, n), C (m, n) with dense rows. Products are accumulated in f32, or in f64 for
-/// f64. f16 and bf16 are rounded once, when C is written.
+/// Computes C = A B, or C += A B if `accumulate` is set, for each matrix of a batch. Then it adds the bias to
+/// each row. Then it applies the epilogue.
+///   Shapes: A is (m, k), B is (k, n), C is (m, n), bias is (n).
+///   Layout: the rows of C are contiguous. MatrixStrides describes A and B.
 struct GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
   ConstArray a, b;
   MutableArray c;
   MatrixStrides a_strides, b_strides;
-  std::int64_t c_row = 0;  ///< at least n
-  ConstArray bias;         ///< (n) or null
+  std::int64_t c_row = 0;  ///< stride between rows of C, at least n
+  ConstArray bias;         ///< may be null
   bool accumulate = false;
   Epilogue epilogue = Epilogue::none;
-  /// An array laid out like C, but not C itself. A backward epilogue reads it. A function stores its argument
-  /// in it unless it is null.
+  /// An array with the layout of C that does not overlap C. A backward epilogue reads it. A forward epilogue
+  /// stores the function's argument in it, unless it is null.
   MutableArray aux;
-  /// The batch: sizes, and strides in elements. Stride 0 uses the same A or B for several matrices. The
-  /// matrices of C do not overlap.
+  /// The sizes of the batch dimensions, and their strides in elements. Stride 0 uses the same A or B for
+  /// several matrices. The matrices of C do not overlap.
   int batch_ndim = 0;
   std::int64_t batch_sizes[kMaxDims] = {};
   std::int64_t a_batch[kMaxDims] = {}, b_batch[kMaxDims] = {}, c_batch[kMaxDims] = {};
 };
 inline constinit Slot<GemmArgs> gemm{"gemm"};
 
-/// y[j] = sum over i of x[i, j] for a dense x (rows, cols). Accumulated in f32 (f64 for f64), in an order
-/// that does not depend on the number of threads.
+/// Computes y[j] = sum over i of x[i, j]. The result does not depend on the number of threads.
+///   Shapes: x is (rows, cols), y is (cols).
+///   Layout: x and y are dense.
 struct ColumnSumArgs {
   std::int64_t rows, cols;
   ConstArray x;

@@ -9,15 +9,17 @@
 
 namespace tapestry::kernels {
 
-/// A kernel never follows an index that is out of range. It skips the index, leaves that part of the result
-/// unspecified, and lowers `*first_bad` to the index's position. The cell holds kNoBadIndex before. Kernel
-/// and host can both reach it: for a GPU it lies in page-locked memory. Null if the caller does not want to
-/// know. The kernel always runs to its end and the caller decides when to look: at once on a CPU, when the
-/// host next waits for the device on a GPU (autograd/ops/internal/bad_index.h).
+/// The value of a cell `*first_bad` in which no kernel has reported an index. A kernel skips an index that is
+/// out of range, leaves its part of the result unspecified, and lowers `*first_bad` to the index's position.
+/// Kernel and host can both access the cell: for a GPU it lies in page-locked memory. first_bad may be null,
+/// and then nothing is reported. The kernel always runs to its end. The caller decides when to read the cell
+/// (autograd/ops/internal/bad_index.h): at once on a CPU, or when the host next waits for the GPU.
 inline constexpr std::int64_t kNoBadIndex = std::numeric_limits<std::int64_t>::max();
 
-/// y[o, i, :] = x[o, index[i], :] with x (outer, rows, inner), y (outer, count, inner), both dense and of the
-/// slot's dtype. index (count) is i64, each in [0, rows).
+/// Computes y[o, i, :] = x[o, index[i], :].
+///   Shapes: x is (outer, rows, inner), y is (outer, count, inner), index is (count).
+///   Layout: all arrays are dense.
+///   Dtypes: x and y have the slot's dtype. index is i64, and valid indices are in [0, rows).
 struct IndexSelectArgs {
   std::int64_t outer, rows, count, inner;
   ConstArray index, x;
@@ -26,8 +28,9 @@ struct IndexSelectArgs {
 };
 inline constinit Slot<IndexSelectArgs> index_select{"index_select"};
 
-/// dx[o, index[i], :] += dy[o, i, :], in the order of i. Shapes are those of index_select. The slot's dtype
-/// is dy's. dx has the same, but f32 for f16 and bf16.
+/// Computes dx[o, index[i], :] += dy[o, i, :], in the order of i.
+///   Shapes and layout: dx is like x of index_select, dy is like y.
+///   Dtypes: dy has the slot's dtype. dx is f32 if dy is f16 or bf16, and has dy's dtype otherwise.
 struct IndexAddArgs {
   std::int64_t outer, rows, count, inner;
   ConstArray index, dy;
@@ -36,8 +39,10 @@ struct IndexAddArgs {
 };
 inline constinit Slot<IndexAddArgs> index_add{"index_add"};
 
-/// dx[o, index[o, i], i] = g[o, i] and zero elsewhere, with dx (outer, n, inner), g and index (outer, inner).
-/// The indices are i64. They come from a kernel and are in range.
+/// Sets dx[o, index[o, i], i] = g[o, i], and all other elements of dx to 0.
+///   Shapes: dx is (outer, n, inner), g and index are (outer, inner).
+///   Layout: all arrays are dense.
+///   Dtypes: dx and g have the slot's dtype. index is i64. Its values come from a kernel and are in range.
 struct ScatterArgs {
   std::int64_t outer, n, inner;
   ConstArray index, g;

@@ -9,57 +9,59 @@
 
 namespace tapestry::kernels {
 
-/// Dense rows of class scores x (outer, classes, inner), one per (outer, inner). A row has a target class or,
-/// in cross-entropy only, a probability for every class.
+/// The inputs of a loss over classes. x (outer, classes, inner) is dense and has one row of class scores per
+/// (outer, inner). A row has a target class or, in cross-entropy only, a probability for every class.
 struct ClassRowsArgs {
   std::int64_t outer, classes, inner;
   ConstArray x;                          ///< logits, or log-probabilities for nll
   const std::int64_t* target = nullptr;  ///< (outer, inner)
-  ConstArray probabilities;              ///< like x, where target is null
+  ConstArray probabilities;              ///< has x's shape; used if target is null
   ConstArray weight;  ///< (classes), of the accumulation dtype; null means 1 for each class
   std::int64_t ignore_index = -100;
   double smoothing = 0;
-  /// (outer, inner, 2), of the accumulation dtype: the largest logit m and log(sum(exp(x - m))) of each row.
-  /// The two are kept apart because their sum loses the digits of the second beside large logits. Forward
-  /// writes them, backward reads them. Null for nll.
+  /// An array (outer, inner, 2) of the accumulation dtype. For each row it holds the largest logit m and
+  /// log(sum(exp(x - m))). The two are kept apart because adding them would lose digits of the logarithm if m
+  /// is large. The forward kernel writes the array and the backward kernel reads it. It is null for nll_loss.
   MutableArray stats;
 };
 
-/// Forward. `losses` and `weights` are (outer, inner), of the accumulation dtype, and 0 for an ignored row. A
-/// target outside [0, classes) is reported in first_bad (see index.h).
+/// The arguments of a forward kernel. `losses` and `weights` are (outer, inner), have the accumulation dtype,
+/// and are 0 for a row whose target is ignore_index. A target outside [0, classes) is reported in first_bad
+/// (see ops/index.h).
 struct ClassLossArgs {
   ClassRowsArgs rows;
   MutableArray losses, weights;
   std::int64_t* first_bad;
 };
-/// With q = (1 - smoothing) target + smoothing / classes (Szegedy et al. 2016) and p = softmax(x):
-/// losses = -sum_c weight_c q_c log(p_c). `weights` gets the weight of the target class, or 1 where the
-/// targets are probabilities.
+/// Let q = (1 - smoothing) target + smoothing / classes (Szegedy et al. 2016) and p = softmax(x). Then losses
+/// = -sum_c weight_c q_c log(p_c). `weights` receives the weight of the target class, or 1 if the targets are
+/// probabilities.
 inline constinit Slot<ClassLossArgs> cross_entropy{"cross_entropy"};
-/// losses = -weight_t x_t and weights = weight_t for target t. Uses neither smoothing nor stats.
+/// For target t, losses = -weight_t x_t and weights = weight_t. The kernel uses neither `smoothing` nor
+/// `stats`.
 inline constinit Slot<ClassLossArgs> nll_loss{"nll_loss"};
 
-/// The gradient of a loss: one for each row (outer, inner), or one number for all rows. It is divided by
-/// `divisor` unless that is null.
+/// The incoming gradient of a loss: one number per row (outer, inner) if `each_row` is set, else one number
+/// for all rows. The kernel divides it by `divisor` unless that is null.
 struct LossGrad {
   ConstArray grad;
   bool each_row;
   ConstArray divisor;
 };
-/// Backward. Writes all of dx, which is like x.
+/// The arguments of a backward kernel. It writes all of dx, which has x's shape.
 struct ClassLossBackwardArgs {
   ClassRowsArgs rows;
   LossGrad grad;
   MutableArray dx;
 };
-/// dx = grad (p sum_c weight_c q_c - weight q). p is not stored.
+/// Computes dx_c = grad (p_c sum_k weight_k q_k - weight_c q_c). p is recomputed from x and `stats`.
 inline constinit Slot<ClassLossBackwardArgs> cross_entropy_backward{"cross_entropy_backward"};
 /// dx receives the gradient of the probabilities, -grad (1 - smoothing) weight_c log(p_c).
 inline constinit Slot<ClassLossBackwardArgs> cross_entropy_target_backward{"cross_entropy_target_backward"};
 inline constinit Slot<ClassLossBackwardArgs> nll_loss_backward{"nll_loss_backward"};
 
-/// total = sum(weights) and mean = sum(losses) / total, one number each. Everything has the slot's dtype,
-/// which is f32 or f64.
+/// Computes total = sum(weights) and mean = sum(losses) / total, one number each. All arrays have the slot's
+/// dtype, which is f32 or f64.
 struct WeightedMeanArgs {
   std::int64_t n;
   ConstArray losses, weights;  // (n)
@@ -67,14 +69,14 @@ struct WeightedMeanArgs {
 };
 inline constinit Slot<WeightedMeanArgs> weighted_mean{"weighted_mean"};
 
-/// (x - target)^2
+/// The row of (x - target)^2.
 struct SquaredError : Pointwise<"squared_error", 3, kFloats> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target) {
     return (x - target) * (x - target);
   }
 };
-/// dx = scale (x - target) g
+/// The row of dx = scale (x - target) g.
 struct SquaredErrorBackward : Pointwise<"squared_error_backward", 4, kFloats, 1> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target, C g, C scale) {
@@ -82,8 +84,8 @@ struct SquaredErrorBackward : Pointwise<"squared_error_backward", 4, kFloats, 1>
   }
 };
 using ErrorRows = RowList<SquaredError, SquaredErrorBackward>;
-/// out = sum((x - target)^2) / divisor, one number. x and target are dense with n elements. Everything has
-/// the slot's dtype.
+/// Computes out = sum((x - target)^2) / divisor, which is one number. x and target are dense and have n
+/// elements. All arrays have the slot's dtype.
 struct SumSquaredErrorArgs {
   std::int64_t n;
   ConstArray x, target;

@@ -1,31 +1,34 @@
 #pragma once
-// Contracts of the normalisations. Statistics and sums are f32 for f32, f16 and bf16, and f64 for f64.
-// Variances are taken around the mean, piece by piece, so that a large mean costs no digits. Results do not
-// depend on the number of threads.
+// Contracts of the normalisations. For all slots in this file:
+//   Layout: all arrays are dense.
+//   Dtypes: x, y, weight, bias, the running statistics and their gradients have the slot's dtype, which is
+//   floating. mean, var and inv_std have the accumulation dtype.
+//   Accumulation: f32, or f64 for f64. Variances are computed around the mean, piece by piece, so a large
+//   mean costs no digits. Results do not depend on the number of threads.
 #include "tapestry/kernels/slot.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels {
 
-/// x and y are (n, c, l), dense. A channels-last (N, C, H, W) is described as n = N H W, l = 1.
+/// x and y are (n, c, l). A channels-last (N, C, H, W) tensor is described by n = N H W and l = 1.
 struct BatchNormShape {
   std::int64_t n = 0, c = 0, l = 1;
 };
 
-/// The mean and the biased variance of x over n and l. Each output is (c), and null if it is not wanted.
+/// Computes the mean and the biased variance of x over n and l. Every output has shape (c) and may be null.
 struct BatchNormStatsArgs {
   BatchNormShape shape;
   ConstArray x;
-  MutableArray mean, var, inv_std;  ///< f32, or f64 for f64
-  double eps = 0;                   ///< inv_std = 1 / sqrt(var + eps)
-  /// Of x's dtype, and updated to (1 - momentum) old + momentum new. The running variance uses the unbiased
-  /// one.
+  MutableArray mean, var, inv_std;  ///< inv_std = 1 / sqrt(var + eps)
+  double eps = 0;
+  /// The kernel replaces each running statistic by (1 - momentum) old + momentum new. The running variance
+  /// uses the unbiased variance of x.
   MutableArray running_mean, running_var;
   double momentum = 0;
 };
 inline constinit Slot<BatchNormStatsArgs> batch_norm_stats{"batch_norm_stats"};
 
-/// y = (x - mean) inv_std weight + bias. weight and bias are (c), of x's dtype, and may be null.
+/// Computes y = (x - mean) inv_std weight + bias. weight and bias are (c) and may be null.
 struct BatchNormArgs {
   BatchNormShape shape;
   ConstArray x, mean, inv_std, weight, bias;
@@ -33,8 +36,9 @@ struct BatchNormArgs {
 };
 inline constinit Slot<BatchNormArgs> batch_norm{"batch_norm"};
 
-/// dweight = sum dy (x - mean) inv_std, dbias = sum dy (c, x's dtype), and dx. Each of the three may be null.
-/// `training` means that mean and inv_std were computed from x; then dx includes the gradients through them.
+/// Computes dx (n, c, l), dweight (c) = sum dy (x - mean) inv_std, and dbias (c) = sum dy. Each of the three
+/// may be null. `training` means that mean and inv_std were computed from x. Then dx includes the gradients
+/// through them.
 struct BatchNormBackwardArgs {
   BatchNormShape shape;
   ConstArray dy, x, mean, inv_std, weight;
@@ -43,9 +47,10 @@ struct BatchNormBackwardArgs {
 };
 inline constinit Slot<BatchNormBackwardArgs> batch_norm_backward{"batch_norm_backward"};
 
-/// y = (x - mean) inv_std weight + bias with the mean and inv_std = 1 / sqrt(var + eps) of each row, which
-/// are stored (rows; f32, or f64 for f64). x and y are (rows, cols), dense. weight and bias (cols) may be
-/// null.
+/// Computes y = (x - mean) inv_std weight + bias, with the mean and inv_std = 1 / sqrt(var + eps) of each
+/// row. The kernel stores mean and inv_std.
+///   Shapes: x and y are (rows, cols), mean and inv_std are (rows), weight and bias are (cols).
+///   weight and bias may be null.
 struct LayerNormArgs {
   std::int64_t rows = 0, cols = 0;
   ConstArray x, weight, bias;
@@ -54,7 +59,7 @@ struct LayerNormArgs {
 };
 inline constinit Slot<LayerNormArgs> layer_norm{"layer_norm"};
 
-/// weight may be null, and each of the outputs.
+/// Computes dx (rows, cols), dweight (cols) and dbias (cols). weight and each of the outputs may be null.
 struct LayerNormBackwardArgs {
   std::int64_t rows = 0, cols = 0;
   ConstArray dy, x, mean, inv_std, weight;

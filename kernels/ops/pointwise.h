@@ -13,10 +13,10 @@
 // (kernels/cpu/pointwise.h) and GPUs (kernels/cuda/pointwise.cuh). Functions of one tensor also get their Op
 // from it (autograd/ops/functions.cpp).
 //
-// A formula is written once, for both. C is the type that it computes in: float for f16 and bf16, else the
-// dtype's own. M has the elementary functions that differ between devices (kernels/cpu/math.h,
-// kernels/cuda/math.cuh): those of the CPU are free of branches and calls, so that loops over them are
-// vectorised, and those of the GPU are the machine's instructions, as accurate as the result's dtype can
+// CPU and GPU share each formula. C is the type that it computes in: float for f16 and bf16, else the dtype's
+// own type. M is a class with the elementary functions, which differ between devices. The CPU's
+// (kernels/cpu/math.h) have no branches and no calls, so that loops over them are vectorised. The GPU's
+// (kernels/cuda/math.cuh) use fast hardware instructions, and are only as accurate as the result's dtype can
 // show.
 #include <algorithm>
 #include <limits>
@@ -36,9 +36,10 @@
 
 namespace tapestry::kernels {
 
-/// The common part of all rows. `kOperandCount` counts the output. `kDTypeSet` are the dtypes that have a CPU
-/// kernel; the GPU has f32 and bf16 of them, and those integers that kernels/cuda/arithmetic.cu names.
-/// `kParamCount` numbers come after the inputs of the formula.
+/// The base class of all rows. `kOperandCount` includes the output. `kDTypeSet` lists the dtypes that have a
+/// CPU kernel. Of these, the GPU has kernels for f32 and bf16, and for the integers that
+/// kernels/cuda/arithmetic.cu registers. `kParamCount` is the number of parameters that follow the inputs of
+/// the formula.
 template <FixedString kName, int kOperandCount, DTypeSet kDTypeSet, int kParamCount = 0>
 struct Pointwise {
   static constexpr FixedString kSlotName = kName;
@@ -59,14 +60,14 @@ inline constinit Slot<std::conditional_t<Row::kParams == 0, Elementwise<Row::kOp
                                          PointwiseArgs<Row::kOperands, std::max(Row::kParams, 1)>>>
     slot{Row::kSlotName.text};
 
-/// The dtypes that a function takes. With `all_as_f32` integers and bools are converted to f32 first.
+/// The dtypes that a function takes. `all_as_f32` means that integers and bools are first converted to f32.
 enum class Takes : std::uint8_t { floats, numbers, all_as_f32 };
 /// The tensor that the gradient of a function is computed from, beside the incoming gradient dy.
 enum class GradientFrom : std::uint8_t { input, output };
 
-/// A row for a function of one tensor. Its derivative is `gradient(dy, t)`, a pointwise function itself,
-/// where t is the function's input or its output. A function whose derivative is another row's value names it
-/// instead, by `using Gradient = Mul;`.
+/// A row for a function of one tensor. The function `gradient(dy, t)` computes the gradient of the input,
+/// where t is the function's input or output. If the gradient is another row's value, the row names that row
+/// instead: `using Gradient = Mul;`.
 template <FixedString kName, Takes kTake, GradientFrom kFrom, int kParamCount = 0>
 struct Function : Pointwise<kName, 2, kTake == Takes::numbers ? kNumbers : kFloats, kParamCount> {
   static constexpr Takes kTakes = kTake;
@@ -94,7 +95,7 @@ struct GradientRow<F> {
 }  // namespace detail
 template <class F>
 using GradientRowOf = typename detail::GradientRow<F>::type;
-/// True if the derivative is the function's own, and so needs kernels of its own.
+/// True if the row has a gradient() of its own, which then needs kernels.
 template <class F>
 inline constexpr bool kHasOwnGradient = std::is_same_v<GradientRowOf<F>, GradientOf<F>>;
 

@@ -10,7 +10,8 @@ struct Dim {
   std::int64_t size, stride;
 };
 
-// Writes the dimensions, neighbours merged; at least one of them.
+// Writes the n dimensions to `sizes` and `strides`. Drops sizes of 1 and merges adjacent dimensions where
+// possible. Returns the number of dimensions written, which is at least 1.
 int write(const Dim* dims, int n, std::int64_t* sizes, std::int64_t* strides) {
   int count = 0;
   for (int i = 0; i < n; ++i) {

@@ -1,7 +1,10 @@
 #pragma once
-// Contracts of softmax and log-softmax, along the middle one of three dimensions. All arrays are (outer, n,
-// inner), dense and of the slot's dtype. f16 and bf16 are computed in f32. A row that has NaN or +inf, or
-// consists of -inf, gives NaN.
+// Contracts of softmax and log-softmax. For all slots in this file:
+//   Shapes: all arrays are (outer, n, inner). A row is the n elements along the middle dimension.
+//   Layout: all arrays are dense.
+//   Dtypes: all arrays have the slot's dtype, which is floating.
+//   Accumulation: f32, or f64 for f64.
+// A row gives NaN if it has NaN or +inf, or if all its elements are -inf.
 #include <cstdint>
 
 #include "tapestry/kernels/slot.h"
@@ -18,9 +21,9 @@ struct SoftmaxArgs {
   ConstArray x;
   MutableArray y;
 };
-/// y = exp(x - max) / sum(exp(x - max))
+/// Computes y = exp(x - max) / sum(exp(x - max)).
 inline constinit Slot<SoftmaxArgs> softmax{"softmax"};
-/// y = x - max - log(sum(exp(x - max)))
+/// Computes y = x - max - log(sum(exp(x - max))).
 inline constinit Slot<SoftmaxArgs> log_softmax{"log_softmax"};
 
 struct SoftmaxBackwardArgs {
@@ -28,9 +31,9 @@ struct SoftmaxBackwardArgs {
   ConstArray y, dy;
   MutableArray dx;
 };
-/// dx = y (dy - sum(y dy))
+/// Computes dx = y (dy - sum(y dy)).
 inline constinit Slot<SoftmaxBackwardArgs> softmax_backward{"softmax_backward"};
-/// dx = dy - exp(y) sum(dy)
+/// Computes dx = dy - exp(y) sum(dy).
 inline constinit Slot<SoftmaxBackwardArgs> log_softmax_backward{"log_softmax_backward"};
 
 }  // namespace tapestry::kernels
