@@ -1,4 +1,4 @@
-// Arithmetic with tensors and numbers, and its gradients.
+// CPU kernels of the arithmetic with tensors and numbers, and of its gradients.
 #include "tapestry/kernels/ops/arithmetic.h"
 
 #include "tapestry/kernels/cpu/pointwise.h"
@@ -8,21 +8,21 @@ namespace {
 
 constexpr DeviceType kDevice = DeviceType::cpu;
 
-// out = Row::value(x, s)
+// Computes out = Row::value(x, s).
 template <class T, class Row>
 void with_scalar(const LaunchContext&, const ScalarArgs& a) {
   const auto s = convert_scalar<Compute<T>>(a.scalar);
   map<T, T>(a.operands, [s](Compute<T> x) { return Row::template value<Math>(x, s); });
 }
-// out = Row::value(s, x)
+// Computes out = Row::value(s, x).
 template <class T, class Row>
 void scalar_with(const LaunchContext&, const ScalarArgs& a) {
   const auto s = convert_scalar<Compute<T>>(a.scalar);
   map<T, T>(a.operands, [s](Compute<T> x) { return Row::template value<Math>(s, x); });
 }
 
-// The formulas of PowScalar with a constant exponent are vectorised. With an unknown exponent they call the
-// library's pow.
+// With a constant exponent, the formula of PowScalar is vectorised. With an unknown exponent it calls the
+// library's pow().
 template <class T>
 void pow_scalar_kernel(const LaunchContext& context, const ScalarArgs& a) {
   using C = Compute<T>;

@@ -1,5 +1,5 @@
-// Averages of windows, fixed or adaptive: what they have in common is a range of rows and one of columns for
-// each output, and a divisor.
+// Average pooling, with fixed or adaptive windows. In both cases an output averages a range of rows and a
+// range of columns, and has a divisor.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-// The windows along one side.
+// The windows along one axis.
 struct Side {
   struct Window {
     std::int64_t begin, end, divisor;

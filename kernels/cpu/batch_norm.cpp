@@ -1,6 +1,7 @@
-// Batch normalisation. Statistics are formed over pieces of a fixed size, each in two passes while it is in a
-// cache, and merged in order (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-// computing sample variances", 1979): accurate whatever the mean, and the same for any number of threads.
+// Batch normalisation. The input is divided into pieces of a fixed size that fit into a cache. The statistics
+// of each piece are computed in two passes over it. Then the statistics of the pieces are merged in order
+// (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+// 1979). So they are accurate for any mean, and they do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,9 +13,9 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kPieceRows = 128;  // of a (rows, channels) input
+constexpr std::int64_t kPieceRows = 128;  // size of a piece of a (rows, channels) input
 constexpr std::int64_t kPieceColumns = 256;
-constexpr std::int64_t kPiecePixels = 2048;  // of one plane of a (n, c, l) input
+constexpr std::int64_t kPiecePixels = 2048;  // size of a piece: part of one plane of a (n, c, l) input
 
 std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
@@ -33,7 +34,7 @@ void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
                });
 }
 
-// Mean and sum of squares around it, of the values seen so far.
+// The mean of the values so far, and the sum of their squared deviations from it.
 struct Moments {
   double count = 0, mean = 0, squares = 0;
   void merge(double n, double m, double sq) {
@@ -44,7 +45,7 @@ struct Moments {
   }
 };
 
-// Writes the statistics of channel c that are wanted.
+// Writes the statistics of channel c to the outputs that are not null.
 template <class T>
 void write_stats(const BatchNormStatsArgs& to, std::int64_t c, const Moments& all) {
   using C = Compute<T>;
@@ -151,7 +152,7 @@ void forward_kernel(const LaunchContext& context, const BatchNormArgs& a) {
       s, [=](std::int64_t i, std::int64_t c) { y[i] = T((load(x[i]) - mean[c]) * scale[c] + shift[c]); });
 }
 
-// sums[c] = sum dy, sums[channels + c] = sum dy (x - mean)
+// Computes sums[c] = sum dy and sums[channels + c] = sum dy (x - mean).
 template <class T, class C = Compute<T>>
 void gradient_sums(const LaunchContext& context, const BatchNormShape& s, const T* dy, const T* x,
                    const C* mean, C* sums) {

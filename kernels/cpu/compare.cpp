@@ -1,4 +1,4 @@
-// Comparisons and choices.
+// CPU kernels of comparisons and choices.
 #include "tapestry/kernels/ops/compare.h"
 
 #include <functional>

@@ -1,7 +1,8 @@
-// Convolution by lowering. For each image and group the windows of the input become a matrix, in scratch
-// memory that fits a cache, and the convolution a matrix product:
-//   row-major       cols (C R S, P Q)   y (K, P Q)  = W (K, C R S) cols
-//   channels-last   cols (P Q, R S C)   y (P Q, K)  = cols W'^T, W' (K, R S C) a permuted copy of the weight
+// Convolution by lowering (im2col). For each image and group, the windows of the input are copied to a matrix
+// `cols` in a workspace that fits into a cache. The convolution then is a matrix product:
+//   row-major       cols is (C R S, P Q), and y (K, P Q) = W (K, C R S) cols
+//   channels-last   cols is (P Q, R S C), and y (P Q, K) = cols W'^T, where W' (K, R S C) is a permuted copy
+//   of W
 #include <algorithm>
 #include <type_traits>
 
@@ -15,12 +16,12 @@ namespace {
 
 // Sizes of one group of one image.
 struct Group {
-  std::int64_t c, k, window, pixels;  // channels in and out, C R S, P Q
+  std::int64_t c, k, window, pixels;  // input and output channels of a group, C R S, P Q
   explicit Group(const Conv2dShape& s)
       : c(s.c / s.groups), k(s.k / s.groups), window(c * s.r * s.s), pixels(s.p * s.q) {}
 };
 
-// The outputs q in [begin, end) whose window column s falls inside the input.
+// The range [begin, end) of outputs q for which one window column falls inside the input.
 struct Range {
   std::int64_t begin, end;
   Range(std::int64_t in, std::int64_t out, std::int64_t stride, std::int64_t shift) {
@@ -29,8 +30,9 @@ struct Range {
   }
 };
 
-// Visits the pieces of the windows of one row-major image: f(cols row, x row, where in that row the window
-// column starts, outputs in range).
+// Visits the windows of one row-major image piece by piece. Calls f(col, at, begin, end): output q of the
+// piece has cols index col + q and x index at + q stride_w, and only the outputs in [begin, end) fall inside
+// the image.
 template <class F>
 void each_row_major(const Conv2dShape& s, const Group& g, F&& f) {
   for (std::int64_t c = 0; c < g.c; ++c)
@@ -70,11 +72,11 @@ void raise_row_major(const Conv2dShape& s, const Group& g, const T* cols, T* dx)
   });
 }
 
-// Visits the windows of a channels-last image piece by piece: f(place in cols, place in x or -1 outside,
-// length).
+// Visits the windows of a channels-last image piece by piece. Calls f(index in cols, index in x, length). The
+// index in x is -1 outside the image.
 template <class F>
 void each_channels_last(const Conv2dShape& s, const Group& g, F&& f) {
-  // With neither dilation nor groups a row of a window is one piece of memory.
+  // Without dilation and groups, a row of a window is contiguous.
   const bool rows = s.dilation_w == 1 && s.groups == 1;
   std::int64_t col = 0;
   for (std::int64_t p = 0; p < s.p; ++p)
@@ -138,7 +140,7 @@ void permute_weight(const Conv2dShape& s, const Group& g, const T* from, T* to, 
       }
 }
 
-// The weight as the matrix product wants it.
+// The weight in the layout that the matrix product needs.
 template <class T>
 class WeightMatrix {
  public:
@@ -155,7 +157,7 @@ class WeightMatrix {
   const T* data_;
 };
 
-// Where the images of a group start.
+// The offset of a group of image n in the input.
 std::int64_t input_at(const Conv2dShape& s, const Group& g, std::int64_t n, std::int64_t group) {
   return n * s.c * s.h * s.w + group * g.c * (s.channels_last ? 1 : s.h * s.w);
 }
@@ -163,8 +165,8 @@ std::int64_t output_at(const Conv2dShape& s, const Group& g, std::int64_t n, std
   return n * s.k * g.pixels + group * g.k * (s.channels_last ? 1 : g.pixels);
 }
 
-// Calls f(first image, last image) on the threads, or on one if there are fewer images than threads: then
-// those share each product.
+// Divides the images among threads and calls f(first image, last image) on each. If there are fewer images
+// than threads, it calls f once, and the threads divide each matrix product instead.
 template <class F>
 void over_images(const Conv2dShape& s, F&& f) {
   if (s.n < compute_threads()) f(std::int64_t{0}, s.n);
@@ -216,7 +218,7 @@ void Im2col<T>::forward(const LaunchContext& context, const Conv2dShape& s, cons
         lower(s, g, x + input_at(s, g, n, group), cols);
         const T* const w = matrix.data() + group * g.k * g.window;
         T* const out = y + output_at(s, g, n, group);
-        if (bias) {  // the sums start from it
+        if (bias) {  // accumulation starts from the bias
           const T* const b = bias + group * g.k;
           if (s.channels_last)
             for (std::int64_t i = 0; i < g.pixels; ++i) std::copy_n(b, g.k, out + i * s.k);
@@ -265,8 +267,8 @@ void Im2col<T>::backward_weight(const LaunchContext& context, const Conv2dShape&
   if (dbias) sum_bias(s, dy, dbias);
   if (!dweight) return;
   const std::int64_t size = s.k * g.window;
-  // Each piece of the batch sums into a weight gradient of its own, and these are added in order; a large one
-  // is made once, by all threads together.
+  // Each part of the batch has its own weight gradient. They are added in order. A large weight gradient
+  // exists only once, and all threads work on it together.
   const int threads = size <= 65536 && s.n > 1 ? compute_threads() : 1;
   const Partition parts(s.n, 1, threads);
   const Scratch<T> partial(context.device, std::max(parts.count, 1) * size);

@@ -1,7 +1,7 @@
-// Convolution by oneDNN. Channels-last tensors are used as they are; row-major ones are reordered on the way
-// in and out into the layout that oneDNN likes best (its fast kernels have none for row-major), unless it
-// takes them too. The weight is always reordered: it is small. Making a primitive costs milliseconds, so each
-// thread keeps those it made.
+// Convolution by oneDNN. Channels-last tensors are used in place. Row-major tensors are reordered into the
+// layout that oneDNN prefers, and the result is reordered back, because oneDNN's fast kernels do not support
+// row-major. If oneDNN accepts the row-major layout, nothing is reordered. The small weight is always
+// reordered. Creating a primitive takes milliseconds, so each thread caches its primitives.
 #include "tapestry/kernels/cpu/conv2d.h"
 
 #ifdef TAPESTRY_HAS_ONEDNN
@@ -26,7 +26,7 @@ struct Key {
   Conv2dShape shape;
   Pass pass;
   bool bias;
-  int threads;  // a primitive divides its work when it is made
+  int threads;  // a primitive divides its work among threads when it is created
   friend bool operator==(const Key&, const Key&) = default;
 };
 struct KeyHash {
@@ -51,13 +51,12 @@ dnnl::stream& stream() {
   return s;
 }
 
-// An argument of a primitive: how we hold it, how the primitive wants it, and what leads from one to the
-// other.
+// An argument of a primitive: our layout, the primitive's layout, and the reorder between the two.
 struct Operand {
   int arg;
   bool output;
   memory::desc ours, theirs;
-  dnnl::reorder reorder;  // empty if the two are the same
+  dnnl::reorder reorder;  // empty if the layouts are the same
 
   Operand(int a, bool out, const memory::desc& held, const memory::desc& wanted)
       : arg(a), output(out), ours(held), theirs(wanted) {
@@ -71,7 +70,7 @@ struct Plan {
   dnnl::primitive primitive;
   std::vector<Operand> operands;
 
-  // `data` in the order of the operands.
+  // `data` has the addresses of the operands, in their order.
   void run(Device device, std::initializer_list<const void*> data) const {
     std::unordered_map<int, memory> args;
     std::vector<Scratch<char>> scratch;
@@ -101,7 +100,8 @@ struct Plan {
   }
 };
 
-// oneDNN 3 dropped the descriptor of an operation that oneDNN 2 makes a primitive's descriptor from.
+// In oneDNN 2 a primitive descriptor is created from an operation descriptor. oneDNN 3 has no operation
+// descriptors.
 #if DNNL_VERSION_MAJOR >= 3
 template <class Primitive, class... Args, class... Hint>
 auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
@@ -179,13 +179,14 @@ Plan make_plan(const Key& key) {
   return plan;
 }
 
-// Null where oneDNN has no primitive for it.
+// Returns the plan from this thread's cache, or creates it. Returns null if oneDNN does not support the
+// convolution.
 const Plan* plan_for(const Conv2dShape& shape, Pass pass, bool bias) {
-  // Shapes without end (a ragged batch each step) must not fill the memory.
+  // An endless sequence of new shapes, such as another batch size in each step, must not fill the memory.
   constexpr std::size_t kMostPlans = 512;
   thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
   Key key{shape, pass, bias, compute_threads()};
-  key.shape.relu = false;  // is not the primitive's
+  key.shape.relu = false;  // the primitive does not apply relu, so the key ignores it
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
   if (plans.size() >= kMostPlans) plans.clear();
   std::unique_ptr<Plan> plan;

@@ -1,4 +1,4 @@
-// Copies with conversion, and fills.
+// CPU kernels that copy with conversion, and that fill.
 #include "tapestry/kernels/ops/copy.h"
 
 #include "tapestry/kernels/cpu/loops.h"

@@ -1,4 +1,4 @@
-// Functions of one tensor, and their gradients.
+// CPU kernels of the functions of one tensor, and of their gradients.
 #include "tapestry/kernels/ops/functions.h"
 
 #include "tapestry/kernels/cpu/pointwise.h"

@@ -19,7 +19,7 @@ void multiply<double>(const GemmArgs& g) {
 template <>
 void multiply<float>(const GemmArgs& g) {
 #ifdef TAPESTRY_HAS_ONEDNN
-  compute_threads();  // tells OpenMP, and so oneDNN, how many threads this thread has
+  compute_threads();  // sets the number of OpenMP threads, which oneDNN uses
   const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
   const auto status = dnnl_sgemm(a_plain ? 'N' : 'T', b_plain ? 'N' : 'T', g.m, g.n, g.k, 1.0f,
                                  g.a.as<float>(), a_plain ? g.a_strides.row : g.a_strides.col,
@@ -50,7 +50,7 @@ void add_bias(const GemmArgs& g) {
     for (std::int64_t j = 0; j < g.n; ++j) c[i * g.c_row + j] += bias[j];
 }
 
-// out = f(in...) over arrays laid out like C.
+// Computes out = f(in...) for arrays with the layout of C.
 template <class T, int N>
 Elementwise<N> over_c(const GemmArgs& g, T* out, const T* const (&in)[N - 1]) {
   Elementwise<N> e;
@@ -97,7 +97,7 @@ void finish(const GemmArgs& g) {
   }
 }
 
-// One matrix, in f32 or f64.
+// Computes one matrix product in f32 or f64.
 template <class T>
 void product(GemmArgs g) {
   if (g.k == 0) {
@@ -106,7 +106,7 @@ void product(GemmArgs g) {
     return;
   }
   if (g.bias) {
-    // The sum starts from the bias: cheaper than another pass over C.
+    // Accumulation starts from the bias, which saves another pass over C.
     if (g.accumulate) add_bias<T>(g);
     else fill_rows<T>(g);
     g.accumulate = true;
@@ -122,13 +122,13 @@ const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, M
                [=, from = plain ? s.row : s.col](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) to_float(x + i * from, y + i * length, length);
                });
-  // Columns of length 1 lie side by side now: a row.
+  // Columns of length 1 are adjacent now, so they form a row.
   if (plain || length == 1) s = {std::max<std::int64_t>(cols, 1), 1};
   else s = {1, std::max<std::int64_t>(rows, 1)};
   return y;
 }
 
-// One matrix of f16 or bf16, in f32.
+// Computes one matrix product of f16 or bf16 operands, in f32.
 template <class T>
 void product_half(const LaunchContext& context, GemmArgs g) {
   const Scratch<float> memory(context.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
@@ -191,7 +191,8 @@ void gemm_kernel(const LaunchContext& context, const GemmArgs& g) {
       finish<T>(one);
     }
   };
-  // Matrices side by side where there are enough of them, else the threads share each one.
+  // If there are enough matrices, threads compute different matrices. Otherwise all threads work on one
+  // matrix at a time.
   if (batch < 2 * compute_threads())
     for (std::int64_t i = 0; i < batch; ++i) one(i);
   else
@@ -208,7 +209,7 @@ void column_sum_kernel(const LaunchContext&, const ColumnSumArgs& a) {
   const T* const in = a.x.as<T>();
   T* const out = a.y.as<T>();
   constexpr std::int64_t kBlock = 64;
-  // Each thread sums columns of its own, from the first row to the last, in pieces of rows: f32 sums of
+  // Each thread sums its own columns from the first row to the last, in blocks of rows. A single f32 sum of
   // thousands of rows would lose digits.
   constexpr std::int64_t kRows = 128;
   parallel_for(cols, std::max(kBlock, grain_of(rows)), [=](std::int64_t begin, std::int64_t end) {

@@ -1,6 +1,6 @@
-// Eigen's matrix product. Kept apart: it is the one file whose speed depends on the instruction set that
-// Eigen is compiled for (AVX2 beats AVX-512 here, see cmake/compiler.cmake).
-#define EIGEN_DONT_PARALLELIZE  // the threads are ours
+// Eigen's matrix product. It has a file of its own because its speed depends on the instruction set that
+// Eigen is compiled for (AVX2 is faster than AVX-512 here, see cmake/compiler.cmake).
+#define EIGEN_DONT_PARALLELIZE  // the library's own threads call Eigen
 #include <Eigen/Core>
 
 #include "tapestry/core/parallel.h"
@@ -40,7 +40,7 @@ template <class T>
 void multiply_eigen(const GemmArgs& g) {
   const T *const a = g.a.as<T>(), *const b = g.b.as<T>();
   T* const c = g.c.as<T>();
-  // Bands of C along its longer side, worth at least some 100,000 multiplications each.
+  // C is divided into bands along its longer side. A band has at least about 100,000 multiplications.
   const bool by_rows = g.m >= g.n;
   const std::int64_t line = std::max<std::int64_t>((by_rows ? g.n : g.m) * g.k, 1);
   const std::int64_t grain = std::max<std::int64_t>(131072 / line, 8);

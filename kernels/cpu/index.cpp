@@ -1,4 +1,4 @@
-// Rows by index.
+// CPU kernels that gather and add rows by index.
 #include "tapestry/kernels/ops/index.h"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ void index_select_kernel(const LaunchContext&, const IndexSelectArgs& r) {
   });
 }
 
-// Several indices may name one row. So the threads divide the other dimensions among them, and each thread
-// takes all indices in order.
+// Several indices may be equal. Therefore the other dimensions are divided among the threads, and each thread
+// processes all indices in order.
 template <class T>
 void index_add_kernel(const LaunchContext&, const IndexAddArgs& r) {
   using Sum = Compute<T>;

@@ -46,8 +46,8 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
   const T *const weight = s.weight.as<T>(), *const dys = s.dy.as<T>(), *const xs = s.x.as<T>();
   const C *const means = s.mean.as<C>(), *const inv_stds = s.inv_std.as<C>();
   T* const dxs = s.dx.as<T>();
-  // Gradients of weight and bias: sums of fixed chunks of rows, added in order, so the same for any number of
-  // threads.
+  // The gradients of weight and bias are sums over rows. Chunks of a fixed number of rows are summed first
+  // and then added in order, so the result does not depend on the number of threads.
   const bool sums = s.dweight || s.dbias;
   const std::int64_t chunk_rows = std::max<std::int64_t>(16, (s.rows + 63) / 64);
   const std::int64_t chunks = (s.rows + chunk_rows - 1) / chunk_rows;

@@ -14,7 +14,7 @@ C weight_of(const ClassRowsArgs& a, std::int64_t c) {
   return a.weight ? static_cast<const C*>(a.weight.address())[c] : C(1);
 }
 
-// What a row's target means: class `target`, or none of them.
+// The kind of a row's target: a valid class, ignore_index, or a class out of range.
 enum class Target { good, ignored, bad };
 Target kind_of(const ClassRowsArgs& a, std::int64_t target) {
   if (target == a.ignore_index) return Target::ignored;
@@ -181,7 +181,8 @@ void nll_loss_backward_kernel(const LaunchContext&, const ClassLossBackwardArgs&
   });
 }
 
-// The sum of get(i) over blocks of a fixed size, joined in order, so that it does not depend on the threads.
+// The sum of get(i), computed in blocks of a fixed size that are joined in order, so that it does not depend
+// on the number of threads.
 template <class C, class Get>
 double blocked_sum(std::int64_t n, const Get& get) {
   static constexpr std::int64_t block = 16384;

@@ -1,4 +1,4 @@
-// The largest and the smallest element, and where it is.
+// CPU kernels for the largest and the smallest element, and for its index.
 #include <limits>
 
 #include "tapestry/kernels/cpu/reduction.h"
@@ -16,14 +16,15 @@ struct Best {
     else return largest ? Limits::lowest() : Limits::max();
   }
   Lane step(Lane lane, Lane x, Lane) const { return fold(lane, x); }
-  // b is NaN only where b != b; then it stays, since nothing compares with it.
+  // If b is NaN, it is selected. If a is NaN, it stays, because no comparison with NaN is true.
   Lane fold(Lane a, Lane b) const { return ((largest ? b > a : b < a) | (b != b)) ? b : a; }
   Total begin() const { return start(); }
   Total merge(Total total, Lane lane) const { return fold(total, lane); }
   Total join(Total a, Total b) const { return fold(a, b); }
 };
 
-// The position of `value` (NaN: of the first NaN) among r.count elements.
+// The position of the first element that equals `value` among r.count elements. If `value` is NaN, the
+// position of the first NaN.
 template <class T>
 std::int64_t find(const T* x, std::int64_t count, std::int64_t stride, Compute<T> value) {
   for (std::int64_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-// Maxima of windows. The inner loop runs over neighbours in memory in either layout: outputs of one row, or
-// channels of one output.
+// Max pooling. In both layouts the inner loop runs over outputs that are adjacent in memory: outputs of one
+// row (row-major), or channels of one output pixel (channels-last).
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -11,17 +11,18 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-// The elements of a window that lie inside the input: how far from where the search starts, and the place.
+// An element of a window that lies inside the input: its offset from the start of the search, and its place.
 struct Element {
   std::int64_t offset;
   std::int32_t place;
 };
 
-// A window without elements: as -1 converts.
+// The place that marks a window without elements: -1, converted to I.
 template <class I>
 constexpr I kNowhere = static_cast<I>(-1);
 
-// Searches the windows of Width outputs whose elements lie Step apart (0: `step` apart).
+// Finds the maxima of the windows of Width outputs. The inputs of adjacent outputs are Step elements apart,
+// or `step` elements apart if Step is 0.
 template <int Width, int Step, class T, class I>
 inline void search(const T* x, std::int64_t step, const std::vector<Element>& window, T* y, I* places) {
   using C = Compute<T>;
@@ -29,11 +30,12 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
   C best[Width];
   std::int32_t place[Width];
   std::fill_n(best, Width, -std::numeric_limits<C>::infinity());
-  std::fill_n(place, Width, window.empty() ? -1 : window[0].place);  // found even if all are -inf
+  std::fill_n(place, Width,
+              window.empty() ? -1 : window[0].place);  // so the place is valid even if all elements are -inf
   for (std::size_t e = 0; e < window.size(); ++e) {
     const T* const in = x + window[e].offset;
     const std::int32_t at = window[e].place;
-#pragma GCC unroll 1  // unrolled, it would not be vectorised
+#pragma GCC unroll 1  // GCC does not vectorise the loop if it unrolls it
     for (int i = 0; i < Width; ++i) {
       const C v = load(in[i * step]);
       const bool take = (v > best[i]) | (v != v);
@@ -46,8 +48,9 @@ inline void search(const T* x, std::int64_t step, const std::vector<Element>& wi
     for (int i = 0; i < Width; ++i) places[i] = static_cast<I>(place[i]);
 }
 
-// The same for n outputs, which lie side by side: as many as fit at a time, from Width down. The last ones
-// may be searched twice, which is cheaper than one by one.
+// Finds the maxima of the windows of n adjacent outputs. It processes Width outputs at a time, or fewer if n
+// is smaller than Width. The last call may overlap the previous one: computing some outputs twice is cheaper
+// than computing the rest one by one.
 template <int Step, int Width = 16, class T, class I>
 void search_line(const T* x, std::int64_t step, const std::vector<Element>& window, std::int64_t n, T* y,
                  I* places) {
@@ -61,14 +64,14 @@ void search_line(const T* x, std::int64_t step, const std::vector<Element>& wind
   }
 }
 
-// Neighbouring outputs of a row whose windows have the same columns inside: one list of elements serves them
-// all, the next window `stride` pixels on.
+// Adjacent outputs of a row whose windows have the same columns inside the image. They share one list of
+// elements: the window of the next output is shifted by stride_w pixels.
 struct Segment {
   std::int64_t q, count;
-  std::vector<Element> window;  // of output q; a pixel is `pixel` elements
+  std::vector<Element> window;  // the window of output q; a pixel has `pixel` elements
 };
 
-// The segments of all rows p.
+// The segments of each output row p.
 std::vector<std::vector<Segment>> segments(const Pool2dShape& s, std::int64_t pixel) {
   const std::int64_t begin = std::min(s.q, (s.padding_w + s.stride_w - 1) / s.stride_w);
   const std::int64_t room = s.w + s.padding_w - (s.kernel_w - 1) * s.dilation_w - 1;
@@ -126,7 +129,7 @@ void forward_channels_last(const Pool2dShape& s, const T* x, T* y, I* places) {
 
 template <class T, class I>
 void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
-  std::vector<std::int64_t> offsets;  // of each place, from a window's first element
+  std::vector<std::int64_t> offsets;  // offset of each place from the window's first element
   for (std::int64_t r = 0; r < s.kernel_h; ++r)
     for (std::int64_t t = 0; t < s.kernel_w; ++t)
       offsets.push_back(r * s.dilation_h * s.w + t * s.dilation_w);
@@ -147,15 +150,16 @@ void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Comp
   });
 }
 
-// Each pixel of a window takes the gradient of the channels whose maximum it was: no branch in the inner
-// loop.
+// Each pixel of a window adds dy in the channels in which it was the maximum. The inner loop over channels
+// has no branch.
 template <class T, class I>
 void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
   using C = Compute<T>;
   const bool covers = s.stride_h == s.kernel_h && s.stride_w == s.kernel_w && s.dilation_h == 1 &&
                       s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 && s.p * s.stride_h == s.h &&
                       s.q * s.stride_w == s.w;
-  // Rows of outputs may share input rows, images share nothing.
+  // Windows of different output rows may overlap in the input, so a thread processes whole images. If windows
+  // tile the input (`covers`), a thread processes output rows.
   const std::int64_t rows = covers ? s.n * s.p : s.n, per = covers ? 1 : s.p;
   parallel_for(rows, grain_of(per * s.q * s.c * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {

@@ -1,5 +1,5 @@
-// Optimizer steps. Memory-bound: each block of elements is read and written once, and all parameters share
-// one parallel loop, so that small ones cost no region of their own.
+// Optimizer steps. They are limited by memory bandwidth, so each block of elements is read and written once.
+// All parameters share one parallel loop, so that small parameters do not each start a parallel region.
 #include "tapestry/kernels/ops/optim.h"
 
 #include <algorithm>
@@ -12,13 +12,14 @@ namespace tapestry::kernels {
 namespace {
 
 constexpr std::int64_t kBlock = 4096;
-constexpr std::int64_t kGrain = 4;  // blocks that a thread gets at least
+constexpr std::int64_t kGrain = 4;  // least number of blocks per thread
 
 // Calls f(index of item, first element, number of elements) for every block of every item. Blocks begin at
 // fixed places, so results do not depend on the number of threads.
 template <class F>
 void for_blocks(const StepItems& tensors, const F& f) {
-  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1, 0);  // block of each item
+  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1,
+                                  0);  // first block of each item
   for (std::int64_t i = 0; i < tensors.count; ++i)
     first[static_cast<std::size_t>(i) + 1] =
         first[static_cast<std::size_t>(i)] + (tensors.items[i].numel + kBlock - 1) / kBlock;
@@ -86,7 +87,7 @@ void adam_block(const AdamArgs& a, const StepItem& item, std::int64_t at, std::i
     T vi = beta2 * v[i] + take2 * g * g;
     m[i] = mi;
     v[i] = vi;
-    if constexpr (kAmsgrad) largest[i] = vi = largest[i] > vi ? largest[i] : vi;  // NaN stays
+    if constexpr (kAmsgrad) largest[i] = vi = largest[i] > vi ? largest[i] : vi;  // keeps NaN
     p[i] = shrink * p[i] - step_size * mi / (std::sqrt(vi) / root_scale + eps);
   }
 }

@@ -1,4 +1,4 @@
-// Random numbers, permutations and ranges.
+// CPU kernels for random numbers, permutations and ranges.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -16,15 +16,16 @@ namespace tapestry::kernels::cpu {
 namespace {
 
 constexpr DeviceType kDevice = DeviceType::cpu;
-constexpr std::int64_t kBlockGrain = 128;  // blocks that are worth a thread
+constexpr std::int64_t kBlockGrain = 128;  // least number of blocks per thread
 
-constexpr int kLanes = 16;  // counters at a time
+constexpr int kLanes = 16;  // counters per block
 
-/// The words of kLanes counters from `counter` on.
+/// Computes the words of kLanes consecutive counters, starting at `counter`.
 void philox_block(std::uint64_t seed, std::uint64_t counter, std::uint32_t (&words)[4 * kLanes]) {
 #if defined(__AVX2__)
-  // core/philox.h with four counters a vector: each number in the lower half of a 64-bit lane, where
-  // _mm256_mul_epu32 looks; what gathers in the upper halves is never read.
+  // The algorithm of core/philox.h with four counters per vector. Each 32-bit number is in the lower half of
+  // a 64-bit lane, because _mm256_mul_epu32 reads only lower halves. The upper halves contain garbage that is
+  // never read.
   constexpr int n = kLanes / 4;
   const __m256i m0 = _mm256_set1_epi64x(0xD2511F53), m1 = _mm256_set1_epi64x(0xCD9E8D57);
   __m256i c0[n], c1[n], c2[n], c3[n];
@@ -64,8 +65,8 @@ void philox_block(std::uint64_t seed, std::uint64_t counter, std::uint32_t (&wor
 #endif
 }
 
-/// Calls f(first element, count, words) for blocks of n elements that take `each` words each; the last block
-/// may be short of elements, never of words.
+/// Divides n elements into blocks and calls f(first element, count, words) for each block. An element uses
+/// `each` words. The last block may have fewer elements, but its `words` are complete.
 template <class F>
 void for_blocks(std::int64_t n, int each, PhiloxRange range, const F& f) {
   const std::int64_t per = 4 * kLanes / each;

@@ -1,4 +1,4 @@
-// Sums and what is a sum of something: variance, logsumexp, norms.
+// CPU kernels for sums, and for reductions that are based on sums: variance, logsumexp, norms.
 #include "tapestry/kernels/ops/reduce.h"
 
 #include <cmath>
@@ -15,7 +15,8 @@ using Wide = std::conditional_t<std::is_floating_point_v<T>, double, std::int64_
 template <class T>
 using SumLane = std::conditional_t<std::is_floating_point_v<Compute<T>>, Compute<T>, std::int64_t>;
 
-// Integers wrap: added without a sign, where overflow is defined.
+// Adds without overflow errors. Integers wrap around: they are added as unsigned numbers, for which overflow
+// is defined.
 template <class C>
 C plus(C a, C b) {
   if constexpr (std::is_integral_v<C>)
@@ -23,7 +24,7 @@ C plus(C a, C b) {
   else return a + b;
 }
 
-// The sum of f(x, center).
+// The reduction Op for the sum of f(x, center).
 template <class L, class F>
 struct Sum {
   using Lane = L;
@@ -37,7 +38,7 @@ struct Sum {
   Total join(Total a, Total b) const { return plus(a, b); }
 };
 
-// The largest |x|, or the smallest; NaN wins.
+// The reduction Op for the largest or the smallest |x|. The result is NaN if an element is NaN.
 template <class L, bool largest>
 struct Extreme {
   using Lane = L;
@@ -127,7 +128,7 @@ void norm_backward_kernel(const LaunchContext&, const NormBackwardArgs& a) {
   const Elementwise<4>& e = a.operands;
   const double p = a.p;
   using C = Compute<T>;
-  const auto sign = [](C x) { return x > 0 ? C(1) : x < 0 ? C(-1) : x; };  // NaN stays
+  const auto sign = [](C x) { return x > 0 ? C(1) : x < 0 ? C(-1) : x; };  // keeps NaN
   if (p == 0) {
     map<T, T, T, T>(e, [](C, C, C) { return C(0); });
   } else if (p == 1) {
