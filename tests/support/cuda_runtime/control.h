@@ -65,9 +65,9 @@ std::vector<Launch> launches();
 std::vector<Kernel> kernels();
 /// The GPUs on which the process has created a context.
 std::vector<int> contexts();
-/// Calls with arguments that are wrong, or that no correct program passes, since reset().
+/// Descriptions of calls since reset() whose arguments no correct program passes.
 std::vector<std::string> misuse();
-/// Memory, streams and events that have not been released, a line each.
+/// Memory, streams and events that have not been released, one line per object.
 std::vector<std::string> leaks();
 
 /// Runs launches when their stream gets to them. Exceptions end the kernel with cudaErrorLaunchFailure.

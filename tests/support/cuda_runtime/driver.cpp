@@ -131,7 +131,7 @@ cudaError_t copy(void* to, std::size_t to_pitch, const void* from, std::size_t f
   if (width == 0 || rows == 0)
     return s.stream_of(stream, current) ? cudaSuccess : cudaErrorInvalidResourceHandle;
   if (rows > 1 && (to_pitch < width || from_pitch < width)) return cudaErrorInvalidPitchValue;
-  // Host memory that CUDA did not allocate has no known bounds: it is accessed as it is.
+  // The bounds of host memory that CUDA did not allocate are unknown, so such memory is not checked.
   const auto resolve = [&](const void* address, std::size_t pitch, const char* side) -> std::byte* {
     if (owner_of(address) == kUnknown) return static_cast<std::byte*>(const_cast<void*>(address));
     const std::size_t bytes = (rows - 1) * pitch + width;
@@ -152,7 +152,7 @@ cudaError_t copy(void* to, std::size_t to_pitch, const void* from, std::size_t f
     return misused(cudaErrorInvalidValue,
                    text("a copy whose direction ", int{kind}, " is not that of its addresses"));
   return enqueue(stream, current, [=] {
-    // Looked up again: memory that was released before the copy ran was released too early.
+    // A program must not release memory before the copy has run, so both addresses are looked up again.
     if ((owner_of(to) != kUnknown && !state().inside(to, 1)) ||
         (owner_of(from) != kUnknown && !state().inside(from, 1))) {
       misused(cudaErrorIllegalAddress, "memory was released while a copy in a stream still needed it");
@@ -186,7 +186,7 @@ cudaError_t create_stream(int gpu, unsigned flags, int priority, cudaStream_t* s
   state().streams[made.get()] = std::move(made);
   return cudaSuccess;
 }
-// Its work still runs.
+// Work that was enqueued before still runs.
 cudaError_t destroy_stream(cudaStream_t stream) {
   StreamObject* const object = stream ? state().stream_of(stream, 0) : nullptr;
   if (!object)

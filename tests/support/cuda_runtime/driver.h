@@ -1,7 +1,7 @@
 #pragma once
-// What all copies of the stand-in runtime in a process share, as copies of the CUDA runtime share the driver:
-// GPUs, memory, streams, events and their work. A copy of the runtime (runtime.cpp) keeps only its registered
-// kernels, and per thread its current device and last error.
+// The stand-in for the CUDA driver: GPUs, memory, streams, events and their work. All copies of the stand-in
+// runtime in a process share it, as copies of the CUDA runtime share the real driver. A copy of the runtime
+// (runtime.cpp) has only its registered kernels, and per thread its current device and last error.
 #include <driver_types.h>
 #include <vector_types.h>
 
@@ -16,12 +16,12 @@ namespace stand_in::driver {
 using Work = std::function<void()>;
 
 std::recursive_mutex& mutex();
-/// How often reset() was called: copies of the runtime then forget what their threads did.
+/// The number of calls of reset(). After a reset, copies of the runtime forget the state of their threads.
 int epoch();
 /// Counts a call. Returns the error that was injected into it, or that an earlier call left behind.
 cudaError_t enter(const char* function);
-/// The error that all calls return since a kernel or an injected error broke the contexts; cudaSuccess if
-/// none did.
+/// The sticky error that all calls return after a kernel or an injected error broke the contexts, or
+/// cudaSuccess.
 cudaError_t broken();
 /// Records misuse and returns `error`.
 cudaError_t misused(cudaError_t error, const std::string& what);
@@ -57,7 +57,8 @@ cudaError_t query(cudaEvent_t event);
 cudaError_t synchronize(cudaEvent_t event);
 cudaError_t elapsed(float* ms, cudaEvent_t begin, cudaEvent_t end);
 
-/// Rows of `width` bytes. Checks ranges and direction now, copies when the stream gets there.
+/// Copies `rows` rows of `width` bytes. It checks ranges and direction at once. The copy runs when the stream
+/// reaches it.
 cudaError_t copy(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                  std::size_t rows, cudaMemcpyKind kind, cudaStream_t stream, int current);
 cudaError_t fill(void* to, int value, std::size_t bytes, cudaStream_t stream, int current);
