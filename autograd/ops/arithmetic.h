@@ -4,17 +4,17 @@
 
 namespace tapestry {
 
-/// Integers wrap around. For bools add is "or" and mul is "and". Throws ValueError for shapes that do not
-/// broadcast, DeviceError for operands on two devices, TypeError for sub and pow of bools.
+/// Integers wrap around. For bools, add is "or" and mul is "and". Throws ValueError if the shapes do not
+/// broadcast, DeviceError if the operands are on different devices, and TypeError for sub and pow of bools.
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor sub(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
-/// True division. Integers give f32.
+/// Computes a / b by true division. Integers give f32.
 Tensor div(const Tensor& a, const Tensor& b);
-/// An integer to a negative power gives 1, -1 or 0 (the fraction is dropped) if the exponent is a tensor.
-/// Throws ValueError if the exponent is a number.
+/// Computes a^b. If integers are raised to a tensor of negative integer exponents, fractions are dropped, so
+/// the results are 1, -1 or 0. If the negative exponent is a number instead, throws ValueError.
 Tensor pow(const Tensor& a, const Tensor& b);
-/// NaN wins. Where a and b are equal, each gets half of the gradient.
+/// The result is NaN where a or b is NaN. Where a and b are equal, each gets half of the gradient.
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Scalar& b);
@@ -22,7 +22,7 @@ Tensor sub(const Tensor& a, const Scalar& b);
 Tensor mul(const Tensor& a, const Scalar& b);
 Tensor div(const Tensor& a, const Scalar& b);
 Tensor pow(const Tensor& a, const Scalar& b);
-/// scalar - tensor, scalar / tensor
+/// Compute scalar - tensor and scalar / tensor.
 Tensor rsub(const Scalar& a, const Tensor& b);
 Tensor rdiv(const Scalar& a, const Tensor& b);
 

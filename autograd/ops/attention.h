@@ -6,16 +6,18 @@
 namespace tapestry {
 
 struct AttentionParams {
-  /// Broadcasts to (..., L, S); bool (true: takes part), or of the input's dtype and added to the scores.
+  /// A tensor that broadcasts to (..., L, S). If it is bool, true means that the query sees the key. If it
+  /// has the input's dtype, it is added to the scores.
   Tensor mask = {};
-  double dropout = 0;                ///< on the attention weights
-  bool causal = false;               ///< query i sees keys 0 .. i; not together with a mask
-  std::optional<double> scale = {};  ///< 1 / sqrt(E) when absent
+  double dropout = 0;                ///< dropout probability of the attention weights
+  bool causal = false;               ///< query i sees keys 0 to i only; excludes a mask
+  std::optional<double> scale = {};  ///< the default is 1 / sqrt(E)
 };
 
-/// softmax(q k^T scale + mask) v (Vaswani et al. 2017): q (..., L, E), k (..., S, E), v (..., S, V); result
-/// (..., L, V), with batches that broadcast. One floating dtype (TypeError otherwise); ValueError for shapes
-/// that do not fit. A query that may see no key gives 0, as in PyTorch.
+/// Computes softmax(q k^T scale + mask) v (Vaswani et al. 2017). Shapes: q is (..., L, E), k is (..., S, E),
+/// v is (..., S, V), and the result is (..., L, V). Batch dimensions broadcast. The result of a query that
+/// sees no key is 0, as in PyTorch. Throws TypeError unless all tensors have the same floating dtype, and
+/// ValueError if the shapes do not fit.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionParams& params = {});
 

@@ -4,7 +4,8 @@
 
 namespace tapestry {
 
-/// a where `condition` is true, else b. The three broadcast. Throws TypeError unless the condition is bool.
+/// Returns a where `condition` is true, else b. All three tensors broadcast. Throws TypeError unless the
+/// condition is bool.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 
 /// Comparisons give bool tensors and have no gradient.

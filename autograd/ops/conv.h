@@ -6,7 +6,7 @@
 
 namespace tapestry {
 
-/// A pair (vertical, horizontal); one number stands for both.
+/// A pair (vertical, horizontal). One number sets both.
 struct Pair {
   std::int64_t h = 0, w = 0;
   constexpr Pair() = default;
@@ -20,9 +20,10 @@ struct Conv2dParams {
   std::int64_t groups = 1;
 };
 
-/// Cross-correlation: x (N, C, H, W), weight (K, C / groups, R, S), bias (K) or undefined; result (N, K, P,
-/// Q) with P = (H + 2 padding - dilation (R - 1) - 1) / stride + 1. A channels-last x gives a channels-last
-/// result. ValueError where shapes, groups and window do not fit.
+/// Computes the cross-correlation of x and weight. Shapes: x is (N, C, H, W), weight is (K, C / groups, R,
+/// S), bias is (K) or undefined. The result is (N, K, P, Q) with P = (H + 2 padding - dilation (R - 1) - 1) /
+/// stride + 1, and Q likewise from W and S. If x is channels-last, so is the result. Throws ValueError if
+/// shapes, groups or window do not fit.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dParams& params = {});
 

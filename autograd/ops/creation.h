@@ -1,6 +1,6 @@
 #pragma once
-// Making tensors. A factory without a dtype makes f32, without a device the context's (see DeviceGuard). A
-// negative size, or more elements than 64 bits can count, is a ValueError.
+// Functions that create tensors. The default dtype is f32. The default device is the context's (see
+// DeviceGuard). They throw ValueError for a negative size, or if the number of elements overflows 64 bits.
 #include <initializer_list>
 #include <type_traits>
 #include <vector>
@@ -11,27 +11,29 @@ namespace tapestry {
 
 Tensor zeros(const Shape& sizes, const TensorOptions& options = {});
 Tensor ones(const Shape& sizes, const TensorOptions& options = {});
-/// Every element `value`; the dtype follows the value when none is given (f32, i64 or bool).
+/// Sets every element to `value`. The default dtype is that of the value: f32, i64 or bool.
 Tensor full(const Shape& sizes, const Scalar& value, const TensorOptions& options = {});
-/// start, start + step, ... below end (above, for a negative step); i64 unless one of them is real.
-/// ValueError for a zero step or one that leads away from end.
+/// Returns start, start + step, ..., up to but not including `end`. The default dtype is i64, or f32 if an
+/// argument is real. Throws ValueError if the step is 0 or has the wrong sign.
 Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step = 1,
               const TensorOptions& options = {});
 Tensor arange(const Scalar& end, const TensorOptions& options = {});
-/// `steps` values from start to end, both included.
+/// Returns `steps` evenly spaced values from start to end, both included.
 Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options = {});
-/// The n x n identity.
+/// Returns the n x n identity matrix.
 Tensor eye(std::int64_t n, const TensorOptions& options = {});
-/// Uniform in [0, 1). Floating dtypes only, as for randn.
+/// Returns uniform random numbers in [0, 1). rand and randn take floating dtypes only.
 Tensor rand(const Shape& sizes, const TensorOptions& options = {});
-/// Standard normal (Box-Muller on Philox).
+/// Returns standard normal random numbers (Box-Muller method, Philox generator).
 Tensor randn(const Shape& sizes, const TensorOptions& options = {});
-/// Integers uniform in [low, high); i64 unless told otherwise. ValueError unless low < high.
+/// Returns uniform random integers in [low, high). The default dtype is i64. Throws ValueError unless low <
+/// high.
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& sizes, const TensorOptions& options = {});
-/// A random permutation of 0 .. n-1; i64.
+/// Returns a random permutation of 0 .. n - 1 as i64.
 Tensor randperm(std::int64_t n, const TensorOptions& options = {});
 
-/// Like-forms: shape, layout, dtype and device of `t`, unless `options` say otherwise.
+/// The functions whose names end in _like use the shape, layout, dtype and device of `t`. `options` override
+/// them.
 Tensor empty_like(const Tensor& t, const TensorOptions& options = {});
 Tensor zeros_like(const Tensor& t, const TensorOptions& options = {});
 Tensor ones_like(const Tensor& t, const TensorOptions& options = {});
@@ -39,8 +41,8 @@ Tensor full_like(const Tensor& t, const Scalar& value, const TensorOptions& opti
 Tensor rand_like(const Tensor& t, const TensorOptions& options = {});
 Tensor randn_like(const Tensor& t, const TensorOptions& options = {});
 
-/// A tensor with these values: bool gives bool, integers i64, anything real f32, unless `options` say
-/// otherwise. ValueError when the number of values does not fit the sizes or nested lists are ragged.
+/// Returns a tensor with these values. The default dtype is bool for bools, i64 for integers and f32 for real
+/// numbers. Throws ValueError if the number of values does not fit the sizes, or if nested lists are ragged.
 template <class T>
 Tensor tensor(const std::vector<T>& values, const Shape& sizes, const TensorOptions& options = {});
 template <class T>
@@ -54,10 +56,10 @@ extern template Tensor tensor(const std::vector<std::int32_t>&, const Shape&, co
 extern template Tensor tensor(const std::vector<std::uint8_t>&, const Shape&, const TensorOptions&);
 extern template Tensor tensor(const std::vector<bool>&, const Shape&, const TensorOptions&);
 
-/// A 0-d tensor.
+/// Returns a 0-d tensor with this value.
 Tensor scalar_tensor(const Scalar& value, const TensorOptions& options = {});
 
-/// What stands in the braces of `tensor({1, 2.5})`: a number, or a list of such.
+/// An element of the braces in `tensor({1, 2.5})`: a number, or a nested list.
 class NumberOrList {
  public:
   template <class T>
@@ -71,14 +73,14 @@ class NumberOrList {
 
  private:
   Scalar number_ = 0;
-  std::initializer_list<NumberOrList> list_;  // lives as long as the expression with the braces
+  std::initializer_list<NumberOrList> list_;  // valid until the end of the full expression
   bool is_list_ = false;
 };
 
-/// `tensor({1.0, 2.0})`, `tensor({{1, 2}, {3, 4.5}})`: numbers of any types, lists as deep as a tensor has
-/// dimensions.
+/// Examples: `tensor({1.0, 2.0})`, `tensor({{1, 2}, {3, 4.5}})`. Numbers may have any types. The nesting
+/// depth of the lists is the number of dimensions.
 Tensor tensor(std::initializer_list<NumberOrList> values, const TensorOptions& options = {});
-/// Of a list that has a name.
+/// This overload takes a named std::initializer_list.
 template <class List>
 requires std::is_same_v<List, std::initializer_list<typename List::value_type>> Tensor
 tensor(const List& values, const TensorOptions& options = {}) {

@@ -5,8 +5,8 @@
 
 namespace tapestry {
 
-/// Rows of weight (V, D) for integer indices of any shape: result (..., D). Row `padding_idx` gets no
-/// gradient. IndexError for an index outside [0, V).
+/// Gathers rows of weight (V, D) by integer indices of any shape (...). The result is (..., D). Row
+/// `padding_idx` gets no gradient. Throws IndexError for an index outside [0, V).
 Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std::int64_t> padding_idx = {});
 
 }  // namespace tapestry

@@ -15,7 +15,7 @@ template <FixedString kName>
 Tensor call_function(const Tensor& x, std::initializer_list<double> params = {});
 }  // namespace autograd
 
-/// nn::functional has all of them too.
+/// nn::functional exports all functions of this namespace too.
 inline namespace functions {
 
 /// These functions take integers and bools, too, and give f32 for them.
@@ -30,16 +30,15 @@ inline Tensor sigmoid(const Tensor& x) { return autograd::call_function<"sigmoid
 Tensor neg(const Tensor& x);
 inline Tensor abs(const Tensor& x) { return autograd::call_function<"abs">(x); }
 inline Tensor relu(const Tensor& x) { return autograd::call_function<"relu">(x); }
-/// Limits x to [min, max], or to max where min > max. NaN gives NaN, as x or as a limit. The gradient passes
-/// where min < x < max. Throws ValueError without any limit.
+/// Limits x to [min, max]. If min > max, the result is max. If x or a limit is NaN, the result is NaN. The
+/// gradient passes where min < x < max. Throws ValueError if both limits are missing.
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max = {});
 
-/// The functions below throw TypeError unless the dtype is floating.
-/// x Phi(x) (Hendrycks and Gimpel 2016), exact or by the tanh approximation.
+/// Computes x Phi(x) (Hendrycks and Gimpel 2016), exactly or by the tanh approximation.
 inline Tensor gelu(const Tensor& x, bool tanh_approximation = false) {
   return tanh_approximation ? autograd::call_function<"gelu_tanh">(x) : autograd::call_function<"gelu">(x);
 }
-/// x sigmoid(x)
+/// Computes x sigmoid(x).
 inline Tensor silu(const Tensor& x) { return autograd::call_function<"silu">(x); }
 /// log(1 + exp(beta x)) / beta, a smooth relu (Dugas et al. 2001). x itself where beta x > threshold.
 inline Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20) {

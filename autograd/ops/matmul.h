@@ -4,11 +4,12 @@
 
 namespace tapestry {
 
-/// All of NumPy's shapes: (k) x (k) gives (), (m, k) x (k) gives (m), (k) x (k, n) gives (n), (..., m, k) x
-/// (..., k, n) gives (..., m, n) with batches that broadcast. One floating dtype (TypeError otherwise);
-/// ValueError for shapes that do not fit.
+/// Computes the matrix product, with NumPy's rules for shapes: (k) x (k) gives (), (m, k) x (k) gives (m),
+/// (k) x (k, n) gives (n), and (..., m, k) x (..., k, n) gives (..., m, n). Batch dimensions broadcast.
+/// Throws TypeError unless both have the same floating dtype, and ValueError if the shapes do not fit.
 Tensor matmul(const Tensor& a, const Tensor& b);
-/// x W^T + b: x (..., in), weight (out, in), bias (out) or undefined; result (..., out).
+/// Computes x W^T + b. Shapes: x is (..., in), weight is (out, in), bias is (out) or undefined, and the
+/// result is (..., out).
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
 }  // namespace tapestry

@@ -14,13 +14,15 @@ struct Pool2dParams {
   bool count_include_pad = true;  ///< avg_pool2d only
 };
 
-/// Largest of each window; padding counts as -inf, NaN wins; the gradient goes to the first maximum. Result
-/// (N, C, P, Q) with P = (H + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded down, or up
-/// with ceil_mode. ValueError for a window that does not fit.
+/// Returns the maximum of each window. Padding counts as -inf. If a window has a NaN, the result is NaN. The
+/// gradient goes to the first maximum. The result is (N, C, P, Q) with P = (H + 2 padding - dilation
+/// (kernel_size - 1) - 1) / stride + 1, rounded down, or rounded up with ceil_mode. Throws ValueError if the
+/// window does not fit.
 Tensor max_pool2d(const Tensor& x, const Pool2dParams& params);
-/// Average of each window; the same shape.
+/// Returns the average of each window. The result has the shape of max_pool2d's.
 Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params);
-/// Averages over windows [floor(i H / P), ceil((i + 1) H / P)): result (N, C, P, Q) for output_size (P, Q).
+/// Returns averages over the windows [floor(i H / P), ceil((i + 1) H / P)). The result is (N, C, P, Q) for
+/// output_size (P, Q).
 Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size);
 
 }  // namespace tapestry

@@ -1,7 +1,8 @@
 #pragma once
-// Reductions. An empty list of dimensions means all; `keepdim` keeps them with size 1. Sums of f16 and bf16
-// are taken in f32, those of bool and integers in i64 (which wraps around). Results do not depend on the
-// number of threads. A dimension out of range is an IndexError, one named twice a ValueError.
+// Reductions. An empty list of dimensions means all dimensions. `keepdim` keeps the reduced dimensions with
+// size 1. Sums of f16 and bf16 are accumulated in f32. Sums of bool and integers are i64, which wraps around.
+// Results do not depend on the number of threads. The functions throw IndexError if a dimension is out of
+// range, and ValueError if it is named twice.
 #include <optional>
 #include <utility>
 
@@ -9,27 +10,32 @@
 
 namespace tapestry {
 
-/// 0 over no elements.
+/// Returns the sum. The sum of no elements is 0.
 Tensor sum(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// Floating dtypes only; NaN over no elements.
+/// Returns the mean. Takes floating dtypes only. The mean of no elements is NaN.
 Tensor mean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// Two-pass variance; `unbiased` divides by n - 1 (Bessel). NaN where that is 0.
+/// Computes the variance in two passes. `unbiased` divides by n - 1 instead of n (Bessel's correction). The
+/// result is NaN if the divisor is 0.
 Tensor var(const Tensor& x, const Dims& dims = {}, bool unbiased = true, bool keepdim = false);
-/// NaN wins. The gradient of all-element forms is shared equally by ties, that of one dimension goes to the
-/// index returned, the first. ValueError over no elements.
+/// Return the largest or the smallest element. The result is NaN if an element is NaN. Over all elements,
+/// ties share the gradient equally. Along one dimension, the gradient goes to the first such element, whose
+/// index is returned too. Throw ValueError if there are no elements.
 Tensor max(const Tensor& x);
 Tensor min(const Tensor& x);
 std::pair<Tensor, Tensor> max(const Tensor& x, std::int64_t dim, bool keepdim = false);
 std::pair<Tensor, Tensor> min(const Tensor& x, std::int64_t dim, bool keepdim = false);
-/// The values alone, over any dimensions; ties share the gradient equally. As max and min otherwise.
+/// Return the values only, over any dimensions. Ties share the gradient equally. NaN and errors are treated
+/// as in max and min.
 Tensor amax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// i64; of the first maximum. Without a dimension, of the flattened tensor.
+/// Return the index of the first maximum or minimum as i64. Without a dimension, it is an index into the
+/// flattened tensor.
 Tensor argmax(const Tensor& x, std::optional<std::int64_t> dim = {}, bool keepdim = false);
 Tensor argmin(const Tensor& x, std::optional<std::int64_t> dim = {}, bool keepdim = false);
-/// log(sum(exp(x))), without overflow.
+/// Computes log(sum(exp(x))) without overflow.
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim = false);
-/// (sum |x|^p)^(1/p); p = 0 counts non-zeros, p = inf takes the largest. The gradient at 0 is 0.
+/// Computes (sum |x|^p)^(1/p). p = 0 counts the elements that are not 0. p = inf gives the largest |x|. Where
+/// the norm is 0, the gradient is 0.
 Tensor norm(const Tensor& x, double p = 2, const Dims& dims = {}, bool keepdim = false);
 
 }  // namespace tapestry

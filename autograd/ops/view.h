@@ -1,7 +1,7 @@
 #pragma once
-// Views and what moves elements without changing them. Where nothing else is said, the result shares its
-// storage. A dimension may be negative, counted from the end; one that does not exist is an IndexError, a
-// shape that does not fit a ValueError.
+// Views, and operations that copy elements without changing them. Unless a comment says otherwise, the result
+// is a view: it shares x's storage. A negative dimension counts from the end. The functions throw IndexError
+// if a dimension does not exist, and ValueError if a shape does not fit.
 #include <optional>
 #include <vector>
 
@@ -9,48 +9,55 @@
 
 namespace tapestry {
 
-/// Another shape over the same elements; one size may be -1. ValueError when the strides do not allow it.
+/// Returns a view with another shape. One size may be -1 and is inferred. Throws ValueError if the strides do
+/// not allow a view.
 Tensor view(const Tensor& x, const Shape& sizes);
-/// view() where the strides allow it, else a copy.
+/// Returns a view if the strides allow it, else a copy.
 Tensor reshape(const Tensor& x, const Shape& sizes);
-/// Dimensions start to end, both included, as one; reshape() does it. A 0-d tensor becomes 1-d.
+/// Merges dimensions start to end, both included, into one, by reshape(). A 0-d tensor becomes 1-d.
 Tensor flatten(const Tensor& x, std::int64_t start = 0, std::int64_t end = -1);
-/// Dimensions a and b exchanged.
+/// Exchanges dimensions a and b.
 Tensor transpose(const Tensor& x, std::int64_t a, std::int64_t b);
-/// Dimension i of the result is dimension dims[i] of x; each is named once.
+/// Reorders the dimensions: dimension i of the result is dimension dims[i] of x. `dims` names each dimension
+/// once.
 Tensor permute(const Tensor& x, const Dims& dims);
-/// Without the dimensions of size 1: all of them, or `dim` if its size is 1.
+/// Removes all dimensions of size 1, or only `dim` if its size is 1.
 Tensor squeeze(const Tensor& x);
 Tensor squeeze(const Tensor& x, std::int64_t dim);
-/// A new dimension of size 1 that becomes dimension `dim` of the result.
+/// Inserts a dimension of size 1 as dimension `dim` of the result.
 Tensor unsqueeze(const Tensor& x, std::int64_t dim);
-/// Broadcasts dimensions of size 1; -1 keeps a size. The result must not be written to.
+/// Broadcasts dimensions of size 1. A size of -1 keeps the dimension's size. The result must not be written
+/// to.
 Tensor expand(const Tensor& x, const Shape& sizes);
-/// Elements start to start + length - 1 of one dimension. IndexError where they do not all exist.
+/// Returns elements start to start + length - 1 of one dimension. Throws IndexError unless they all exist.
 Tensor narrow(const Tensor& x, std::int64_t dim, std::int64_t start, std::int64_t length);
-/// Python's x[start:end:step] on one dimension: ends are clamped; step >= 1.
+/// Returns x[start:end:step] along one dimension, as in Python. Limits out of range are clamped. step is at
+/// least 1.
 Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> start = {},
              std::optional<std::int64_t> end = {}, std::int64_t step = 1);
-/// One index of one dimension, which goes away. IndexError when out of range.
+/// Selects one index of a dimension, and removes the dimension. Throws IndexError if the index is out of
+/// range.
 Tensor select(const Tensor& x, std::int64_t dim, std::int64_t index);
-/// Consecutive parts of `dim`: of `size` elements each, the last one shorter; of the given sizes, which add
-/// up to the whole; or `chunks` of about equal size, or fewer where the elements run out.
+/// Divide `dim` into consecutive parts. split() by `size` gives parts of that size, and the last may be
+/// shorter. split() by sizes gives parts of these sizes, whose sum must be the size of `dim`. chunk() gives
+/// at most `chunks` parts of about equal size.
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t dim = 0);
 std::vector<Tensor> split(const Tensor& x, const std::vector<std::int64_t>& sizes, std::int64_t dim = 0);
 std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std::int64_t dim = 0);
 
-/// New memory: the tensors one after another along `dim`. All other sizes, and the devices, must agree;
-/// dtypes promote.
+/// Concatenates copies of the tensors along `dim`. All other sizes and the devices must agree. The dtypes
+/// promote.
 Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim = 0);
-/// New memory: along a new dimension.
+/// Concatenates copies of the tensors along a new dimension.
 Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim = 0);
-/// New memory: rows of `dim` chosen by a 1-d integer tensor. IndexError when one is out of range.
+/// Copies the entries of `dim` that a 1-d integer tensor selects. Throws IndexError if an index is out of
+/// range.
 Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index);
-/// New memory, same layout.
+/// Returns a copy with the same layout.
 Tensor clone(const Tensor& x);
-/// x itself if it is dense in this format, else a dense copy.
+/// Returns x itself if it is dense in this format, else a dense copy.
 Tensor contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::contiguous);
-/// x itself if nothing changes, else a copy. Gradients cross devices and floating dtypes.
+/// Returns x itself if nothing changes, else a copy. Gradients pass between devices and floating dtypes.
 Tensor to(const Tensor& x, Device device, DType dtype);
 
 }  // namespace tapestry

@@ -1,8 +1,8 @@
 // Convolution by lowering (im2col). For each image and group, the windows of the input are copied to a matrix
 // `cols` in a workspace that fits into a cache. The convolution then is a matrix product:
 //   row-major       cols is (C R S, P Q), and y (K, P Q) = W (K, C R S) cols
-//   channels-last   cols is (P Q, R S C), and y (P Q, K) = cols W'^T, where W' (K, R S C) is a permuted copy
-//   of W
+//   channels-last   cols is (P Q, R S C), and y (P Q, K) = cols W'^T
+// W' (K, R S C) is a permuted copy of W.
 #include <algorithm>
 #include <type_traits>
 
@@ -127,7 +127,7 @@ void lower(const Conv2dShape& s, const Group& g, const T* x, T* cols) {
   else lower_row_major(s, g, x, cols);
 }
 
-// (K, C, R S) to (K, R S, C), or back.
+// Permutes (K, C, R S) to (K, R S, C), or back.
 template <class T>
 void permute_weight(const Conv2dShape& s, const Group& g, const T* from, T* to, bool back = false) {
   const std::int64_t area = s.r * s.s;

@@ -12,14 +12,14 @@
 
 namespace tapestry::autograd {
 
-/// kernels::plan() of tensors: planned(out, a, b).
+/// Calls kernels::plan() for these tensors, such as planned(out, a, b).
 template <class... T>
 inline auto planned(const Tensor& out, const T&... in) {
   const Tensor* const operands[] = {&out, &in...};
   return kernels::plan(operands);
 }
 
-/// Throws ValueError if one is undefined, DeviceError if they are on different devices.
+/// Throws ValueError if an operand is undefined, and DeviceError if the operands are on different devices.
 inline void check_operands(const Op& op, const Tensor& a, const Tensor& b) {
   tapestry::detail::check_defined(op.name, a, "the first operand");
   tapestry::detail::check_defined(op.name, b, "the second operand");
@@ -43,7 +43,8 @@ inline void check_vector(const char* op, const Tensor& t, const char* what, std:
         t.defined() ? t.sizes() : Shape(), ", expected ", Shape(n));
 }
 
-/// Saves `t` for backward if `input` needs a gradient. For a tensor that only the gradient of `input` uses.
+/// Saves `t` for backward if `input` needs a gradient. Use it for a tensor that only the gradient of `input`
+/// reads.
 inline SavedTensor save_if(const Tensor& input, const Tensor& t) {
   return input.defined() && needs_grad(input) ? save(t) : SavedTensor();
 }
@@ -95,7 +96,7 @@ Tensor apply(const kernels::Slot<kernels::Elementwise<kOperands>>& slot, const T
   slot(y.device(), y.dtype(), planned(y, first, rest...));
   return y;
 }
-/// The same with arguments `args...` after the operands.
+/// Runs the slot in the same way, with arguments `args...` after the operands.
 template <class Slot, class... Args, class... T>
 Tensor apply_with(const Slot& slot, const std::tuple<Args...>& args, const Tensor& first, const T&... rest) {
   Tensor y = result_like(first.sizes(), first.dtype(), {&first, &rest...});

@@ -9,13 +9,13 @@ namespace tapestry::autograd {
 struct Part {
   int dim;
   std::int64_t start, length, step = 1;
-  bool drop = false;  ///< the dimension goes away; length is 1
+  bool drop = false;  ///< removes the dimension; requires length 1
 };
 
 /// The part as a view of x, not recorded.
 Tensor raw_part(const Tensor& x, const Part& part);
-/// The gradient of a tensor of shape `sizes` from the gradient `g` of its part: g in the place of the part,
-/// zeros elsewhere.
+/// The gradient of a tensor of shape `sizes`, computed from the gradient `g` of its part. It is g at the
+/// part's elements, and 0 elsewhere.
 Tensor part_backward(const Tensor& g, const Shape& sizes, const Part& part);
 
 }  // namespace tapestry::autograd

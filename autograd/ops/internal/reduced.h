@@ -5,14 +5,14 @@
 
 namespace tapestry::autograd {
 
-/// Checks the input and the dimensions of a reduction and works out its shapes.
+/// Checks the input and the dimensions of a reduction, and computes its shapes.
 struct Reduced {
   Reduced(const Op& op, const Tensor& x, const Dims& dims, bool keepdim);
 
   unsigned mask = 0;       ///< bit i: dimension i is reduced
-  std::int64_t count = 1;  ///< elements that make one result
+  std::int64_t count = 1;  ///< number of elements that are reduced to one result
   Shape sizes;             ///< of the result
-  Shape kept;              ///< of the result with keepdim
+  Shape kept;              ///< shape of the result with keepdim
 };
 
 /// True where x equals `best`, the largest or smallest element of its group, or both are NaN. `best`
