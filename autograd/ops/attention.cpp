@@ -21,7 +21,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const autograd::Op kAttention("scaled_dot_product_attention", autograd::Grad::differentiable, kFloats);
 
-// (L, S), true where key j is not after query i.
+// Returns a bool mask (L, S) that is true where key j is not after query i.
 Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
   const TensorOptions options(DType::i64, device);
   return le(arange(keys, options), arange(queries, options).unsqueeze(1));
@@ -65,8 +65,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   if (mask.defined())
     scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
 
-  // Queries that see no key, which a mask can make: uniform weights keep NaN out of the gradients, and the
-  // result is 0.
+  // A mask can leave a query without any key. Uniform weights keep NaN out of its gradients, and its result
+  // is set to 0.
   Tensor blind;
   if (params.mask.defined() && scores.numel() > 0) {
     const NoGradGuard guard;

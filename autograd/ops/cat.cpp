@@ -1,4 +1,4 @@
-// Taking tensors apart along a dimension and putting them together: split, chunk; cat, stack.
+// Splits tensors along a dimension (split, chunk) and joins them (cat, stack).
 #include <algorithm>
 
 #include "tapestry/autograd/ops/internal/parts.h"
@@ -20,8 +20,8 @@ const Op kChunk("chunk", Grad::differentiable, kAllDTypes);
 const Op kCat("cat", Grad::differentiable, kAllDTypes);
 const Op kStack("stack", Grad::differentiable, kAllDTypes);
 
-// Pieces of the given sizes, which add up to the dimension's; one node for all of them, whose backward writes
-// each piece's gradient into its place.
+// Splits `dim` into pieces of the given sizes, whose sum is the size of `dim`. All pieces share one node,
+// whose backward writes each piece's gradient into one tensor.
 std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::vector<std::int64_t>& sizes) {
   std::vector<Tensor> out;
   out.reserve(sizes.size());
@@ -53,7 +53,7 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
   return out;
 }
 
-constexpr int kSkipped = -1;  // as the dimension of a part: the tensor takes no place
+constexpr int kSkipped = -1;  // marks a part that takes no place, because its tensor is skipped
 
 std::vector<std::int64_t> equal_sizes(std::int64_t total, std::int64_t size) {
   std::vector<std::int64_t> sizes;
@@ -69,8 +69,8 @@ int split_dim(const Op& op, const Tensor& x, std::int64_t dim) {
   return wrap_dim(op.name, dim, x.dim());
 }
 
-// cat and stack: parts of a new tensor, filled one after another; the gradients are the same parts of its
-// gradient.
+// cat and stack: copies each tensor into its part of a new tensor. Its gradient is the same part of the new
+// tensor's gradient.
 Tensor joined(const Op& op, const std::vector<Tensor>& tensors, const std::vector<Part>& parts,
               const Shape& sizes, DType dtype, MemoryFormat format) {
   const Tensor y = empty(sizes, TensorOptions(dtype, tensors[0].device()), format);

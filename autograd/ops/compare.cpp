@@ -1,4 +1,4 @@
-// Comparisons and choices.
+// The public comparisons and choices.
 #include "tapestry/autograd/ops/compare.h"
 
 #include "tapestry/autograd/ops/creation.h"

@@ -1,4 +1,4 @@
-// What moves elements: clone, contiguous, to, copy_, fill_, item.
+// Operations that copy elements: clone, contiguous, to, copy_, fill_, item.
 #include "tapestry/kernels/ops/copy.h"
 
 #include "tapestry/autograd/ops/internal/common.h"
@@ -18,7 +18,7 @@ const Op kFill{"fill_", Grad::differentiable, kAllDTypes};
 const Op kItem{"item", Grad::none, kAllDTypes};
 
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
-  // Nothing is allocated where x is, if it can be helped: it may have to go because there is no room.
+  // Avoid allocations on x's device: the caller may move x because that device has no room.
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
     if (x.is_contiguous(format)) return empty(x.sizes(), {dtype, device}, format);
   Tensor y = result_like(x.sizes(), dtype, {&x});
@@ -37,12 +37,12 @@ bool same_order(const Tensor& a, const Tensor& b) {
   return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
 }
 
-// Writes x, which broadcasts to out, over out's elements, across dtypes and devices; not recorded.
+// Writes x to out without a record on the tape. x is broadcast and converted, and may be on another device.
 void write(const Tensor& out, const Tensor& x) {
   if (out.device().type == x.device().type && (out.device() == x.device() || out.device().is_cpu()))
     return kernels::copy(out.device(), out.dtype(), planned(out, x));
-  // Between devices only dense memory travels: converted and laid out before, or laid out after where it
-  // will lie with gaps or be broadcast.
+  // Only dense memory is copied between devices. x is converted and laid out before the copy if possible. If
+  // out is strided or x is broadcast, the copy is laid out afterwards.
   Tensor packed = x, arrived = out;
   if (out.sizes() != x.sizes() || !has_no_gaps(out)) {
     packed = contiguous(converted(x, out.dtype()));
@@ -142,7 +142,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
         source.sizes(), " does not broadcast to ", sizes(), "; change one of the shapes");
   if (is_same(source)) return *this;
   const auto direct = [&] {
-    // Between overlapping views an element could be overwritten before it is read.
+    // If the two overlap, an element could be overwritten before it is read.
     write(*this, operand_for(*this, source, source.dtype()));
   };
   const auto fresh = [&](const Tensor& old) {

@@ -30,7 +30,7 @@ TensorOptions with_dtype(const TensorOptions& options, DType fallback) {
   return o;
 }
 
-// Ends a factory: the new tensor, as a leaf that requires gradients if that was asked for.
+// Returns the new tensor, as a leaf that requires gradients if the options ask for that.
 Tensor finished(Tensor t, const TensorOptions& options) {
   if (options.requires_grad) t.set_requires_grad();
   return t;
@@ -41,7 +41,7 @@ Tensor filled(Tensor t, const Scalar& value, const TensorOptions& options) {
   return finished(std::move(t), options);
 }
 
-// Options of a like-form, with what `t` has where they are silent.
+// The options of a function such as zeros_like: missing options are taken from `t`.
 TensorOptions like(const char* op, const Tensor& t, const TensorOptions& options) {
   tapestry::detail::check_defined(op, t);
   TensorOptions o = with_dtype(options, t.dtype());
@@ -62,7 +62,7 @@ PhiloxRange take_words(Device device, std::int64_t n, int words_each) {
 }
 int words_of(DType t) { return t == DType::f64 ? 2 : 1; }
 
-// Normal elements come in pairs of words even for an odd count.
+// Normal elements use pairs of words, even if their count is odd.
 PhiloxRange take_normal(Device device, std::int64_t n, DType t) {
   return take_words(device, n + n % 2, words_of(t));
 }
@@ -136,7 +136,7 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, const 
     check(s != 0, "[arange] step is 0; give one that leads from start to end");
     check(s > 0 ? b >= a : b <= a, "[arange] step ", s, " leads away from end ", b, " (start ", a,
           "); change its sign");
-    // Without a sign, where the distance between any two integers has room.
+    // Unsigned, because the distance between any two integers fits into an unsigned integer.
     const auto ua = static_cast<std::uint64_t>(a), ub = static_cast<std::uint64_t>(b),
                us = static_cast<std::uint64_t>(s);
     const std::uint64_t distance = s > 0 ? ub - ua : ua - ub, stride = s > 0 ? us : 0 - us;
@@ -155,7 +155,7 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   check(steps >= 0, "[linspace] ", steps, " steps; give 0 or more");
   Tensor t = empty(steps, options);
   kLinspace.check_dtype(t.dtype());
-  // From both ends to the middle, so that both are exact and the values symmetric.
+  // Computed from both ends towards the middle, so that both ends are exact and the values are symmetric.
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
   const std::int64_t half = (steps + 1) / 2;
   const double second = end - step * static_cast<double>(steps - 1 - half);

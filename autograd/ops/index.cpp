@@ -1,4 +1,4 @@
-// Rows by index.
+// index_select and its gradient.
 #include "tapestry/kernels/ops/index.h"
 
 #include "tapestry/autograd/ops/creation.h"

@@ -106,7 +106,7 @@ Prepared prepare(const Op& op, const Tensor& x, const Tensor& target, const Cros
 
 struct LossResult {
   Tensor result;
-  Tensor divisor;  // what a mean was divided by; else undefined
+  Tensor divisor;  // the divisor of a mean; else undefined
 };
 
 // Runs `forward` and reduces the losses of the rows.

@@ -19,7 +19,7 @@ const Op kMaxPool2d("max_pool2d", Grad::differentiable, kFloats);
 const Op kAvgPool2d("avg_pool2d", Grad::differentiable, kFloats);
 const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::differentiable, kFloats);
 
-// The input's sizes and layout; (C, H, W) is one image.
+// The input's sizes and layout. A (C, H, W) input is treated as one image.
 Pool2dShape input_shape(const Op& op, const Tensor& x) {
   detail::check_defined(op.name, x);
   op.check_dtype(x.dtype());

@@ -34,8 +34,8 @@ Tensor argmax(const Tensor& x, std::optional<std::int64_t> dim = {}, bool keepdi
 Tensor argmin(const Tensor& x, std::optional<std::int64_t> dim = {}, bool keepdim = false);
 /// Computes log(sum(exp(x))) without overflow.
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim = false);
-/// Computes (sum |x|^p)^(1/p). p = 0 counts the elements that are not 0. p = inf gives the largest |x|. Where
-/// the norm is 0, the gradient is 0.
+/// Computes (sum |x|^p)^(1/p). p = 0 counts the elements that are not 0. p = inf gives the largest |x|. The
+/// gradient at x = 0 is 0.
 Tensor norm(const Tensor& x, double p = 2, const Dims& dims = {}, bool keepdim = false);
 
 }  // namespace tapestry

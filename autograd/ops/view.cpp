@@ -1,5 +1,5 @@
-// Views: another shape, order or part of the same elements. No kernel runs; the backward of a view is a view
-// of the gradient, or the gradient placed among zeros.
+// Views show the same elements with another shape or order, or a part of them. No kernel runs. The backward
+// of a view is a view of the gradient, or places the gradient among zeros.
 #include "tapestry/autograd/ops/view.h"
 
 #include <algorithm>
@@ -42,9 +42,9 @@ Tensor recorded_view(const Op& op, Tensor y, const Tensor& x, F backward) {
   return y;
 }
 
-// Strides that give `x` the shape `sizes`, of as many elements, without a copy, if there are any.
-// Neighbouring dimensions of x that lie in memory like one form a group; each group must be a product of
-// consecutive sizes.
+// Returns the strides that give `x` the shape `sizes` without a copy, or nothing if there are none. The
+// number of elements is the same. Adjacent dimensions of x that can be merged form a group. Each group must
+// be a product of consecutive sizes.
 std::optional<Shape> strides_without_copy(const Tensor& x, const Shape& sizes) {
   if (x.numel() == 0) return contiguous_strides(sizes);
   Shape strides = Shape::filled(sizes.size(), 1);
@@ -65,7 +65,7 @@ std::optional<Shape> strides_without_copy(const Tensor& x, const Shape& sizes) {
     }
     if (covered != elements) return std::nullopt;
   }
-  // What is left are sizes of 1, whose strides do not count: give them those of a dense tensor.
+  // The remaining sizes are 1, and their strides do not matter. They get the strides of a dense tensor.
   for (; to >= 0; --to) strides[to] = to + 1 < sizes.size() ? strides[to + 1] * sizes[to + 1] : 1;
   return strides;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// Arithmetic. Floating dtypes have a kernel per operation. Integers and bools, which serve for indices,
-// counts and masks, have one kernel per dtype that selects the operation at run time, because no model waits
-// for them.
+// GPU kernels of arithmetic. Floating dtypes have one kernel per operation. Integers and bools have one
+// kernel per dtype, which selects the operation at run time: they serve only for indices, counts and masks,
+// so their speed does not matter.
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/ops/functions.h"
@@ -10,13 +10,13 @@ namespace tapestry::kernels::cuda {
 
 // ---- floating dtypes: a tensor and a number
 
-/// Row::value(x, s), with s the same for all elements.
+/// Computes Row::value(x, s), where s is the same for all elements.
 template <class Row, class T>
 struct WithScalar {
   float s;
   __device__ float operator()(float x) const { return Row::template value<Math<T>>(x, s); }
 };
-/// Row::value(s, x)
+/// Computes Row::value(s, x).
 template <class Row, class T>
 struct ScalarWith {
   float s;
@@ -43,7 +43,7 @@ void launch_pow_scalar_backward(const LaunchContext& context, const PowScalarBac
 
 enum class IntegerOp : int { add, sub, mul, maximum, minimum, pow, abs };
 
-/// f(a, b). The functions of bools are those of the bytes 0 and 1: "or" is the maximum and "and" the minimum.
+/// Computes f(a, b). Bools are the bytes 0 and 1: "or" is the maximum and "and" is the minimum.
 template <class C>
 struct IntegerFunction {
   IntegerOp op;
@@ -68,7 +68,7 @@ struct IntegerFunction {
     }
   }
 };
-/// min(f(x, s), most), or with f(s, x).
+/// Computes min(f(x, s), most), or min(f(s, x), most).
 template <class C>
 struct IntegerWithScalar {
   IntegerFunction<C> f;
@@ -85,14 +85,14 @@ template <class T, IntegerOp op>
 void launch_integers(const LaunchContext& context, const Elementwise<3>& e) {
   map<T, T, T>(e, IntegerFunction<T>{op}, stream_of(context));
 }
-/// f(x, s), or f(s, x) with `scalar_first`. The scalar is converted to `Number` first, which is bool for
-/// bools.
+/// Computes f(x, s), or f(s, x) with `scalar_first`. The scalar is first converted to `Number`, which is bool
+/// for bools.
 template <class T, IntegerOp op, bool scalar_first = false, class Number = T>
 void launch_integers(const LaunchContext& context, const ScalarArgs& a) {
   const T s = static_cast<T>(convert_scalar<Number>(a.scalar));
   map<T, T>(a.operands, IntegerWithScalar<T>{{op}, s, scalar_first}, stream_of(context));
 }
-/// f(x, 0), or f(0, x).
+/// Computes f(x, 0), or f(0, x) with `zero_first`.
 template <class T, IntegerOp op, bool zero_first = false>
 void launch_integers(const LaunchContext& context, const Elementwise<2>& e) {
   map<T, T>(e, IntegerWithScalar<T>{{op}, T(0), zero_first}, stream_of(context));

@@ -99,7 +99,7 @@ struct MomentsOf {
   }
 };
 
-/// The sums of dy and of dy (x - mean), for the gradients.
+/// The reduction Op for the gradients: the sums of dy and of dy (x - mean).
 template <class T>
 struct GradientsOf {
   using Type = T;
@@ -344,7 +344,7 @@ struct FinishGradients {
 
 // ---- elementwise maps
 
-/// y = (x - mean) inv_std weight + bias. mean, weight and bias may be null.
+/// Computes y = (x - mean) inv_std weight + bias. mean, weight and bias may be null.
 template <class T>
 struct MapNormal {
   using Type = T;
@@ -440,8 +440,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
 
 // ---- launches
 
-/// Counts in packs of V elements. Chunks are chosen to give about `blocks` blocks, but never less than one
-/// full batch of loads per thread.
+/// Returns the shape in packs of V elements. Chunks are chosen to give about `blocks` blocks, but a chunk
+/// never has less than one full batch of loads per thread.
 template <int V>
 ChannelShape channel_shape(const BatchNormShape& s, std::int64_t blocks) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;

@@ -1,6 +1,7 @@
 #pragma once
-// Comparisons and choices. A bool is a byte of 0 or 1. All comparisons of a dtype share one kernel, which
-// selects at run time. Choices copy bits, so there is one kernel per element size.
+// GPU kernels of comparisons and choices. A bool is a byte of 0 or 1. All comparisons of a dtype share one
+// kernel, which selects the comparison at run time. Choices copy bits, so there is one kernel per element
+// size.
 #include <limits>
 
 #include "tapestry/kernels/cuda/copy.cuh"
@@ -47,7 +48,7 @@ struct WhereFormula {
     return Where::value(condition, a, b);
   }
 };
-/// Zero is all bits 0 in every dtype.
+/// In every dtype, zero has all bits 0.
 struct MaskedFormula {
   bool keep;
   template <class C>

@@ -1,11 +1,11 @@
 #pragma once
-// Copies with conversion, and fills. All dtypes.
+// Kernels that copy with conversion, and that fill. They support all dtypes.
 #include "tapestry/kernels/cuda/map.cuh"
 #include "tapestry/kernels/ops/copy.h"
 
 namespace tapestry::kernels::cuda {
 
-/// C++'s conversion, with a defined result for negative reals to u8.
+/// Converts as static_cast does. Negative reals have a defined result for u8.
 template <class To, class From>
 __host__ __device__ To convert(From x) {
   if constexpr (std::is_same_v<To, bool>) return x != From(0);
@@ -38,7 +38,7 @@ struct Constant {
   __device__ T operator()() const { return value; }
 };
 
-/// An integer of T's size: copied as bits, a signalling NaN stays what it is.
+/// An integer type of T's size. Copying as integers keeps signalling NaNs unchanged.
 template <class T>
 using Bits =
     std::conditional_t<sizeof(T) == 8, std::uint64_t,
@@ -51,7 +51,7 @@ void copy_from(const Elementwise<2>& e, cudaStream_t stream) {
   else map<To, From>(e, Convert<To>{}, stream);
 }
 
-/// out = x, of any dtype.
+/// Computes out = x, where x has any dtype.
 template <class To>
 void launch_copy(const LaunchContext& context, const Elementwise<2>& e) {
   const cudaStream_t stream = stream_of(context);

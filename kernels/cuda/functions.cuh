@@ -8,9 +8,9 @@
 
 namespace tapestry::kernels::cuda {
 
-/// One kernel serves all combinations of limits: those left out are infinite.
+/// One kernel handles all combinations of limits: a missing limit is infinite.
 struct Clamp {
-  float low, high;  // both NaN if one is
+  float low, high;  // if one limit is NaN, both are
   __device__ float operator()(float x) const {
     if (low != low) return low;
     x = x < low ? low : x;

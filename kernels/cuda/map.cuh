@@ -1,11 +1,10 @@
 #pragma once
-// The kernels under all elementwise operations: map<Out, In...>(args, f, stream) computes out = f(in...),
-// where f takes and gives Compute<> types. Operands are strided and broadcast (kernels/view.h).
+// The kernels of all elementwise operations. map<Out, In...>(args, f, stream) computes out = f(in...), where
+// f takes and returns Compute<> types. Operands may be strided and broadcast (kernels/view.h).
 //
-//   map_packs      where along the last dimension every operand is dense or constant: 16 bytes at a time, and
-//   the rest
-//                  of a single dimension one by one
-//   map_elements   everything else
+// map_packs      used if, along the last dimension, every operand is dense or constant; accesses 16
+//                bytes at a time, and single elements after the last pack
+// map_elements   used otherwise
 #include <algorithm>
 #include <utility>
 
@@ -16,7 +15,7 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr int kMapThreads = 256;
 
-/// Division of numbers below 2^31 by a multiplication (Granlund and Montgomery 1994).
+/// Divides numbers below 2^31 by a constant, by a multiplication (Granlund and Montgomery 1994).
 struct Divisor {
   unsigned value = 1, factor = 1, shift = 0;
 
@@ -28,15 +27,16 @@ struct Divisor {
   __device__ unsigned divide(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
 };
 
-/// What the GPU needs of an Elementwise<N>: fewer than 2^31 elements.
+/// The part of an Elementwise<N> that a kernel needs. It has fewer than 2^31 elements.
 template <int N>
 struct MapPlan {
   int ndim;
-  unsigned count;  // of packs, or of elements
+  unsigned count;  // number of packs or of elements
   Divisor sizes[kMaxDims];
   std::int64_t strides[N][kMaxDims];
 
-  /// Elements from the beginning of each operand to the one at `index`, in row-major order of the sizes.
+  /// Computes the offset of element `index` in each operand, in elements. `index` counts in row-major order
+  /// of the sizes.
   __device__ void offsets(unsigned index, std::int64_t (&at)[N]) const {
     UNROLL for (int n = 0; n < N; ++n) at[n] = 0;
     for (int d = ndim - 1; d > 0; --d) {
@@ -57,7 +57,8 @@ __device__ __forceinline__ Pack<T, V> read_pack(const T* p, bool dense) {
   return pack;
 }
 
-/// The pack that begins at `at`, of operands whose last stride says whether they are dense there.
+/// Computes the pack that begins at offsets `at`. An operand's last stride says whether it is dense or
+/// constant there.
 template <int V, class F, class Out, class... In, std::size_t... I>
 __device__ __forceinline__ void compute_pack(const MapPlan<1 + int(sizeof...(In))>& plan,
                                              const std::int64_t (&at)[1 + sizeof...(In)], const F& f,
@@ -68,7 +69,7 @@ __device__ __forceinline__ void compute_pack(const MapPlan<1 + int(sizeof...(In)
     *reinterpret_cast<Pack<Out, V>*>(out + at[0]) = result;
   };
   const int last = plan.ndim - 1;
-  static_cast<void>(last);  // where there is no input
+  static_cast<void>(last);  // unused if there is no input
   compute(unpacked(read_pack<V>(in + at[I + 1], plan.strides[I + 1][last] != 0))...);
 }
 template <class F, class Out, class... In, std::size_t... I>
@@ -77,8 +78,8 @@ __device__ __forceinline__ void compute_element(const std::int64_t (&at)[1 + siz
   out[at[0]] = store<Out>(f(load(in[at[I + 1]])...));
 }
 
-/// The last size and the last strides are in packs: V elements, or 0. `tail`: elements behind the last pack
-/// of a single dimension.
+/// The last size and the last strides count packs of V elements, so a last stride is V or 0. `tail` is the
+/// number of elements after the last pack, if there is a single dimension.
 template <int V, class F, class Out, class... In>
 __global__ void __launch_bounds__(kMapThreads)
     map_packs(MapPlan<1 + int(sizeof...(In))> plan, unsigned tail, F f, Out* out, const In*... in) {
@@ -117,7 +118,7 @@ MapPlan<N> map_plan(const Elementwise<N>& e) {
   return plan;
 }
 
-/// Whether packs of V elements can be read and written.
+/// Whether layout and alignment allow packs of V elements.
 template <int V, int N>
 bool takes_packs(const Elementwise<N>& e) {
   const int last = e.ndim - 1;
@@ -132,7 +133,8 @@ bool takes_packs(const Elementwise<N>& e) {
   return true;
 }
 
-/// Calls run(part) for parts of at most `limit` elements, so that 32 bits hold an element's number.
+/// Splits the operands into parts of at most `limit` elements and calls run(part) for each, so that 32-bit
+/// indices suffice.
 template <int N, class Run>
 void for_parts(Elementwise<N> e, std::int64_t limit, const Run& run) {
   if (e.numel <= limit) return run(e);
@@ -168,7 +170,7 @@ void map_part(const Elementwise<1 + int(sizeof...(In))>& e, const F& f, cudaStre
          static_cast<const In*>(e.in[I])...);
 }
 
-/// f is copied to the GPU as bytes. An output may be the very elements of an input.
+/// Computes out = f(in...). f must be trivially copyable. The output may be the same array as an input.
 template <class Out, class... In, class F>
 void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f, cudaStream_t stream,
          std::int64_t part = 0x7fffffff) {

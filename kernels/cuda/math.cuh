@@ -14,7 +14,7 @@ namespace tapestry::kernels::cuda {
 template <class T = float>
 struct Math {
   __device__ __forceinline__ static float exp(float x) { return expf(x); }
-  /// For x <= 0. A subnormal result may be 0 for bf16.
+  /// e^x for x <= 0. For bf16, a subnormal result may be 0.
   __device__ __forceinline__ static float exp_of_negative(float x) { return exp_for<T>(x); }
   __device__ __forceinline__ static float log(float x) { return logf(x); }
   __device__ __forceinline__ static float log1p(float x) { return log1pf(x); }
@@ -25,14 +25,14 @@ struct Math {
   __device__ __forceinline__ static float pow(float x, float y) { return powf(x, y); }
   __device__ __forceinline__ static float abs(float x) { return fabsf(x); }
 
-  /// Uses an exponential that cannot overflow.
+  /// 1 / (1 + e^-x), computed with an exponential that cannot overflow.
   __device__ __forceinline__ static float sigmoid(float x) {
     const float e = expf(-fabsf(x));  // exact where it is subnormal too: silu multiplies it by x
     return quotient_for<T>(x >= 0 ? 1 : e, 1 + e);
   }
-  /// Phi(x), in half of the time of erfcf(). The tail keeps its digits: for z >= 0, Phi(-z) is
-  /// exp(-z^2 / 2) t p(t) with t = 1 / (1 + c z), where p is within 2e-8 (f32) or 1e-4 (bf16) of the best
-  /// polynomial.
+  /// Phi(x), the normal distribution function, in half of the time of erfcf(). The left tail keeps its
+  /// digits: for z >= 0, Phi(-z) is exp(-z^2 / 2) t p(t) with t = 1 / (1 + c z). The polynomial p has an
+  /// error within 2e-8 (f32) or 1e-4 (bf16).
   __device__ __forceinline__ static float normal_cdf(float x) {
     constexpr bool few = std::is_same_v<T, BFloat16>;
     const float z = fabsf(x), t = __fdividef(1.0f, 1.0f + (few ? 0.4f : 0.3f) * z);

@@ -1,6 +1,6 @@
 #pragma once
-// GPU kernels of the rows in kernels/ops/: map.cuh's around each formula. They exist for f32 and bf16, which
-// are computed in f32.
+// GPU kernels of the rows in kernels/ops/. map.cuh has the loop around each formula. There are kernels for
+// f32 and bf16, which are computed in f32.
 #include <utility>
 
 #include "tapestry/kernels/cuda/map.cuh"
@@ -9,7 +9,7 @@
 
 namespace tapestry::kernels::cuda {
 
-/// Row::value(inputs..., params...) for results of type T.
+/// Computes Row::value(inputs..., params...) for results of type T.
 template <class Row, class T = float, int kParams = Row::kParams>
 struct Formula {
   float params[kParams];

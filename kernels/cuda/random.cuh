@@ -57,8 +57,8 @@ struct Dropout {
   }
 };
 
-/// `packs`: out and x are aligned for vector accesses of a thread's elements. x may be null if the functor
-/// reads nothing.
+/// `packs` means that out and x are aligned for vector accesses of a thread's elements. x may be null if the
+/// functor does not read it.
 template <class F, class T>
 __global__ void __launch_bounds__(kRandomThreads)
     random_elements(F f, PhiloxRange range, std::int64_t n, bool packs, const T* x, T* out) {
@@ -130,7 +130,8 @@ void launch_randperm(const LaunchContext& context, const RandpermArgs& a) {
   copy_from<std::int64_t, std::int64_t>(e, stream_of(context));
 }
 
-/// Element i is start + i * step: in i64 if both are integers, else in f64 without FMA contraction.
+/// Sets element i to start + i * step. It is computed in i64 if both are integers, else in f64 without FMA
+/// contraction.
 template <class T>
 __global__ void __launch_bounds__(kRandomThreads)
     range_elements(std::int64_t n, bool real, double start, double step, std::uint64_t first,

@@ -47,11 +47,11 @@ struct IntegerTerms {
   __device__ SumLane<T> term(T x, float) const { return static_cast<SumLane<T>>(x); }
   __device__ void finish(std::int64_t i, std::uint64_t sum) const { out[i] = static_cast<std::int64_t>(sum); }
 };
-/// Terms x or (x - mean)^2. The result is sum / divisor, or sqrt(sum).
+/// The terms are x or (x - mean)^2. The result is sum / divisor, or sqrt(sum).
 template <class T>
 struct PlainTerms {
   FloatResult<T> out;
-  const float* mean;  // null: 0
+  const float* mean;  // null means 0
   double divisor;
   bool square, root;
   __device__ float center(std::int64_t i) const { return mean ? mean[i] : 0; }
@@ -61,11 +61,11 @@ struct PlainTerms {
   }
   __device__ void finish(std::int64_t i, double sum) const { out.put(i, root ? sqrt(sum) : sum / divisor); }
 };
-/// Terms exp(x - max), or |x|^p. p = 0 counts the elements that are not 0.
+/// The terms are exp(x - max) or |x|^p. p = 0 counts the elements that are not 0.
 template <class T>
 struct PowerTerms {
   FloatResult<T> out;
-  const float* max;  // null: powers
+  const float* max;  // null means that the terms are |x|^p
   float p;
   double inverse;  // 1 / p; 1 for p = 0
   /// An infinite maximum is not subtracted, because inf - inf is NaN. With a NaN maximum the sum is NaN in

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kReductionThreads)
   }
 }
 
-/// One warp per output.
+/// Merges the States of the pieces with one warp per output.
 template <class Op>
 __global__ void __launch_bounds__(kReductionThreads)
     merge_pieces(ReducePlan plan, Op op, const typename Op::State* parts) {

@@ -1,4 +1,4 @@
-// Copies between devices: core does them, in the order of streams.
+// The slot for copies between devices. core implements them, in stream order.
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/kernels/ops/copy.h"
 
