@@ -40,7 +40,8 @@ inline Tensor gelu(const Tensor& x, bool tanh_approximation = false) {
 }
 /// Computes x sigmoid(x).
 inline Tensor silu(const Tensor& x) { return autograd::call_function<"silu">(x); }
-/// log(1 + exp(beta x)) / beta, a smooth relu (Dugas et al. 2001). x itself where beta x > threshold.
+/// log(1 + exp(beta x)) / beta, a smooth relu (Dugas et al. 2001). Where beta x > threshold, the result is x
+/// itself.
 inline Tensor softplus(const Tensor& x, double beta = 1, double threshold = 20) {
   return autograd::call_function<"softplus">(x, {beta, threshold});
 }

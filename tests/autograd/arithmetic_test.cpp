@@ -22,7 +22,7 @@ GOLDEN_OP("sub/reversed", "arithmetic", [](const OpCase& c) { return c.scalar("o
 GOLDEN_OP("div/reversed", "arithmetic", [](const OpCase& c) { return c.scalar("other") / c[0]; });
 GOLDEN_OP("pow/scalar", "arithmetic", [](const OpCase& c) { return c[0].pow(c.scalar("exponent")); });
 
-// The target is a clone: a leaf cannot be changed in place.
+// The target is a clone, because a leaf cannot be changed in place.
 GOLDEN_OP("add/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().add_(c[1]); });
 GOLDEN_OP("sub/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().sub_(c[1]); });
 GOLDEN_OP("mul/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().mul_(c[1]); });
@@ -110,7 +110,7 @@ TEST_CASE("in-place changes keep the address, count a version and see the old el
   CHECK(x.version() > version);
   CHECK(x.raw_data() == address);
   CHECK(equal(x, tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0})));
-  // An operand that overlaps the target partly counts as it was before.
+  // If an operand overlaps the target partly, its old values must be used.
   x.slice(0, 1).add_(x.slice(0, 0, 5));
   CHECK(equal(x, tensor({1.0, 3.0, 5.0, 7.0, 9.0, 11.0})));
   x.add_(x);
@@ -143,7 +143,7 @@ TEST_CASE("large tensors, cut into pieces for threads, in every kind of loop") {
   CHECK(all(x + y, static_cast<double>(n)));
   const Tensor wide = arange(0, 2 * n, 1, kFloat64);
   CHECK(all(wide.slice(0, 1, 2 * n, 2) - wide.slice(0, 0, 2 * n, 2), 1));
-  // Rows that begin and end inside a piece; a column and a row that broadcast.
+  // Rows begin and end inside a thread's piece of work, and a column and a row broadcast.
   const Tensor m = arange(0, 301 * 233, 1, kFloat64).reshape({301, 233});
   const Tensor rows = arange(0, 301 * 233, 233, kFloat64).reshape({301, 1}),
                columns = arange(0, 233, 1, kFloat64);

@@ -126,14 +126,14 @@ TEST_CASE("child: copies between logical devices", "[.]") {
       },
       {x}));
 
-  // The device and the dtype at once, and the dtype back on the way home.
+  // to() changes device and dtype at once. Its backward must change both back.
   const Tensor f = ones({2, 3}, TensorOptions().with_grad());
   const Tensor g = f.to(other, kFloat64);
   CHECK(g.dtype() == kFloat64);
   (g * 3).backward(ones({2, 3}, {kFloat64, other}));
   CHECK(equal(f.grad(), full({2, 3}, 3.0)));
 
-  // Nothing is needed where it comes from: that may be what has no room.
+  // The copy must allocate nothing on the source's device, which may be full.
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
     const Tensor here = randn({2, 3, 4, 5}).contiguous(format);
     reset_peak_memory(kCPU);

@@ -77,7 +77,7 @@ OP_TEST("rand", golden, "Philox's words in order, whatever the dtype and number 
     const Philox4 words = philox(7, static_cast<std::uint64_t>(i / 2));
     CHECK(d.data<double>()[i] == uniform_double(words.v[2 * (i % 2)], words.v[2 * (i % 2) + 1]));
   }
-  // Three counters were used: the next number is the fourth's first.
+  // Three counters were used, so the next number must be the first of the fourth counter.
   CHECK(rand({1}).item<float>() == uniform_float(philox(7, 3).v[0]));
   const int threads = get_num_threads();
   manual_seed(3);
@@ -135,7 +135,7 @@ OP_TEST("randn", golden, "Box-Muller on Philox's words") {
 OP_TEST("randn", extreme, "finite; moments of the normal distribution") {
   manual_seed(1);
   for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
-    const Tensor x = randn({40001}, t).to(kFloat64);  // an odd count: half a pair
+    const Tensor x = randn({40001}, t).to(kFloat64);  // an odd count uses half of the last pair
     CHECK(std::abs(x.mean().item()) < 0.035);
     CHECK(std::abs(x.var().item() - 1) < 0.05);
     CHECK(std::abs((x * x * x * x).mean().item() - 3) < 0.4);
@@ -269,7 +269,7 @@ TEST_CASE("numbers of several types in one list") {
   CHECK(values<float>(mixed) == std::vector<float>{1, 2.5F, 0.5F, 1, 3, 4});
   CHECK(values<float>(tensor({INFINITY, 1.0}))[0] == INFINITY);
   CHECK(tensor({true, 2}).dtype() == kInt64);
-  // An integer that no double holds stays what it is where all are integers.
+  // If all values are integers, an integer that no double can represent must stay exact.
   CHECK(values<std::int64_t>(tensor({(std::int64_t{1} << 53) + 1, 1, true}))[0] ==
         (std::int64_t{1} << 53) + 1);
   CHECK(tensor({0.1F, 0.1}, kFloat64)[1].item() == 0.1);

@@ -87,7 +87,8 @@ BAD_INPUT("clamp", "cannot be stored in place", [] { zeros({2}, kInt64).clamp_(0
 
 namespace {
 
-// The largest error of an f32 function against the same in f64, in units in the last place.
+// Returns the largest error of an f32 function, compared with the same function in f64, in units in the last
+// place.
 double worst_ulps(float from, float to, Tensor (*f)(const Tensor&), double (*reference)(double)) {
   const int n = 20001;
   std::vector<float> x(n);
@@ -119,7 +120,7 @@ TEST_CASE("f32 functions are exact to a few units in the last place") {
   CHECK(worst_ulps(-0.7f, 0.7f, tanh, [](double x) { return std::tanh(x); }) < 4);
   CHECK(worst_ulps(-1e-3f, 1e-3f, tanh, [](double x) { return std::tanh(x); }) < 4);
   CHECK(worst_ulps(-80.0f, 20.0f, sigmoid, sigmoid_of) < 4);
-  // x Phi(x) cancels for x < -1: measured against the largest term, x itself.
+  // For x < -1, x Phi(x) cancels. So the error is measured in units of the largest term, which is x.
   CHECK(worst_ulps(
             -1.0f, 10.0f, [](const Tensor& x) { return gelu(x); },
             [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }) < 8);

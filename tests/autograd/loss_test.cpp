@@ -102,7 +102,7 @@ TEST_CASE("the mean of nothing is NaN and its gradient zero") {
 }
 
 TEST_CASE("cross_entropy keeps the small differences of large logits") {
-  // Stored as one number, log(sum(exp)) = 1e4 + 0.55 would be off by 5e-4.
+  // If m + log(sum(exp(x - m))) = 1e4 + 0.55 were stored as one number, the result would be wrong by 5e-4.
   const Tensor x = tensor({{10000, 9999, 9998}}, DType::f32).set_requires_grad();
   const Tensor loss = cross_entropy(x, classes({1}));
   CHECK(loss.item() == Approx(1.407605964).epsilon(1e-6));
@@ -151,7 +151,7 @@ TEST_CASE("losses do not depend on the number of threads") {
 TEST_CASE("child: softmax before cross_entropy", "[.]") {
   const Tensor x = randn({4, 10}).set_requires_grad(), target = randint(0, 10, {4});
   cross_entropy(x, target);
-  cross_entropy(x.detach().softmax(1), target);  // not recorded: nothing is trained by it
+  cross_entropy(x.detach().softmax(1), target);  // the input needs no gradient, so there must be no warning
   cross_entropy(log_softmax(x, 1), target);      // changes nothing
   cross_entropy(x.softmax(1) * 2, target);
   std::puts("so far none");

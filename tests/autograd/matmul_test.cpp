@@ -63,7 +63,7 @@ TEST_CASE("matmul: as large as blocks, threads and batches ask for") {
   }
   const Tensor q = randn({3, 17, 5, 33}), k = randn({3, 17, 9, 33});
   CHECK(allclose(matmul(q, k.transpose(-1, -2)), reference(q, k.transpose(-1, -2)), 1e-5, 1e-4));
-  // Heads as a view of a (batch, time, heads, size) tensor.
+  // Attention heads are a permuted view of a (batch, time, heads, size) tensor.
   const Tensor heads = randn({3, 5, 17, 33}).permute({0, 2, 1, 3});
   CHECK(allclose(matmul(heads, k.transpose(-1, -2)), reference(heads, k.transpose(-1, -2)), 1e-5, 1e-4));
 }

@@ -1,5 +1,5 @@
-// Errors of users that involve several parts: empty hooks, writes into integer tensors, functions that
-// gradcheck cannot check.
+// User errors that involve several parts of the library: empty hooks, writes into integer tensors, functions
+// that gradcheck cannot check.
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 

@@ -93,7 +93,7 @@ TEST_CASE("max_pool2d: a window larger than a byte can number") {
     const Tensor y = max_pool2d(x, {.kernel_size = {20, 18}});
     y.sum().backward();
     CHECK(allclose(y.detach(), x.detach().reshape({2, 3, 2, 20, 2, 18}).max(5).first.max(3).first));
-    // One element of each window got the gradient: its largest.
+    // In each window, only the largest element must receive the gradient.
     CHECK(x.grad().sum().item() == 2 * 3 * 2 * 2);
     CHECK(allclose((x.grad() * x.detach()).sum(), y.detach().sum(), 1e-5));
   }

@@ -67,12 +67,12 @@ BAD_INPUT("argmax", "dimension 5", [] { zeros({2}).argmax(5); });
 BAD_INPUT("argmin", "no elements", [] { argmin(zeros({2, 0}), 1); });
 
 TEST_CASE("f32 sums are as exact as their inputs, over rows, columns and everything") {
-  // 0.1f a million times: a running f32 sum is off by 1%, 32 lanes of it still by 1e-4.
+  // Adds 0.1f a million times. A running f32 sum would be wrong by 1%, and 32 partial sums still by 1e-4.
   const double each = static_cast<double>(0.1f);
   const std::int64_t n = 1 << 20;
   const double eps = std::numeric_limits<float>::epsilon();
-  // A lane takes in 32 elements before it is merged into an f64 total, and the lanes of a block are added in
-  // 5 steps.
+  // A lane accumulates 32 elements before it is merged into an f64 total, and the lanes of a block are added
+  // in 5 steps.
   const double bound = (32 + 5 + 1) * eps;
   CHECK(full({n}, 0.1f).sum().item() == Approx(n * each).epsilon(bound));
   CHECK(full({n, 3}, 0.1f).sum(0)[1].item() == Approx(n * each).epsilon(bound));
@@ -102,7 +102,7 @@ TEST_CASE("results do not depend on the number of threads") {
   }
 }
 
-// Every way through the loops against the plainest one, on inputs with every kind of stride.
+// Inputs with every kind of stride reach every branch of the loops. The results must agree with plain loops.
 TEST_CASE("reductions over any dimensions of any strides agree with plain loops") {
   const Tensor base = randn({3, 5, 37, 8}, DType::f64);
   const std::vector<Tensor> layouts = {base,

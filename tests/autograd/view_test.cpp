@@ -52,7 +52,7 @@ BAD_INPUT("view", "more elements than 64 bits can count", [] {
   zeros({2, 3}).view({std::int64_t(1) << 40, std::int64_t(1) << 40});
 });
 BAD_INPUT("view", "more elements than 64 bits can count", [] {
-  zeros({0}).view({0, std::int64_t(1) << 62, 8});  // none, but strides
+  zeros({0}).view({0, std::int64_t(1) << 62, 8});  // there are no elements, but the strides would overflow
 });
 BAD_INPUT("view", "use reshape()", [] { zeros({2, 3}).t().view({6}); });
 BAD_INPUT("view", "undefined", [] { Tensor().view({1}); });
@@ -123,21 +123,22 @@ TEST_CASE("views share storage and copies do not") {
 
 OP_TEST("view", strided, "takes the strides that allow it") {
   const Tensor x = arange(24).reshape({2, 3, 4});
-  // A gap after every row: rows stay whole, and may be cut.
+  // There is a gap after every row. So a row cannot be merged with the next one, but the dimensions before it
+  // can be regrouped.
   const Tensor gaps = x.narrow(2, 0, 2);
   CHECK(gaps.view({6, 2}).strides() == Shape{4, 1});
   CHECK(gaps.view({3, 2, 2}).strides() == Shape{8, 4, 1});
   CHECK_THROWS_AS(gaps.view({12}), ValueError);
-  // Transposed dimensions do not merge, sizes of 1 are free.
+  // Transposed dimensions cannot be merged. Sizes of 1 can be inserted anywhere.
   CHECK_THROWS_AS(x.transpose(0, 1).view({6, 4}), ValueError);
   CHECK(x.transpose(0, 1).view({3, 2, 2, 2}).strides() == Shape{4, 12, 2, 1});
   CHECK(equal(x.transpose(0, 1).view({3, 1, 2, 2, 1, 2}), x.transpose(0, 1).reshape({3, 1, 2, 2, 1, 2})));
-  // An expanded dimension can be cut, not merged with what moves.
+  // An expanded dimension can be split, but it cannot be merged with a dimension of another stride.
   const Tensor repeated = arange(3).unsqueeze(0).expand({4, 3});
   CHECK(repeated.view({2, 2, 3}).strides() == Shape{0, 0, 1});
   CHECK_THROWS_AS(repeated.view({12}), ValueError);
   CHECK(repeated.reshape({12})[5].item<int>() == 2);
-  // A single element, anywhere in its storage.
+  // A single element, which is not the first of its storage, can be viewed as 0-d.
   CHECK(x.slice(0, 1).slice(1, 2).slice(2, 3).view({}).item<int>() == 23);
 }
 
@@ -173,7 +174,7 @@ TEST_CASE("cat skips tensors of shape [0], as PyTorch does") {
 }
 
 TEST_CASE("index_select adds up the gradients of an index that comes twice, in f32 for bf16") {
-  // 300 times one: bf16 itself would stop at 256.
+  // Adds 300 ones. A sum in bf16 would stop at 256.
   const Tensor x = zeros({2, 3}, DType::bf16).set_requires_grad();
   index_select(x, 0, zeros({300}, DType::i64)).sum().backward();
   CHECK(x.grad()[0][0].item() == 300);

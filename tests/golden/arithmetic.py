@@ -8,7 +8,7 @@ INTEGERS = [torch.int64, torch.int32, torch.uint8]
 
 
 def above(*shape, seed=1, dtype=torch.float64):
-    """Divisors."""
+    """Returns values that are not near 0, to divide by."""
     return grid(*shape, seed=seed, low=0.5, high=8.0, dtype=dtype)
 
 
@@ -29,7 +29,7 @@ for op, fn, second in [("add", torch.add, grid), ("sub", torch.sub, grid), ("mul
     case(op, [left, right], fn=fn, tags="extreme no_gradcheck no_grad")
     case(op, [f64([1, -1, 0, INF, NAN, 2, 2]), f64([INF, 0, 0, -INF, 1, NAN, 2])], fn=fn,
          tags="extreme no_gradcheck")
-    # Promotion: tensors with dimensions, then 0-d ones, which count by category only.
+    # Type promotion of tensors with dimensions, then of 0-d tensors. A 0-d tensor only counts by its category.
     case(op, [grid(5, dtype=torch.float16), second(5, seed=2, dtype=torch.bfloat16)], fn=fn)
     case(op, [grid(5, dtype=torch.float16), second(5, seed=2, dtype=torch.float32)], fn=fn)
     case(op, [grid(5, dtype=torch.float16), second(dtype=torch.float32)], fn=fn)
@@ -53,7 +53,7 @@ tie = f64([1, 2, 2, -1])
 case("maximum", [tie, f64([1, 3, 1, -1])], fn=torch.maximum, tags="no_gradcheck")
 case("minimum", [tie, f64([1, 3, 1, -1])], fn=torch.minimum, tags="no_gradcheck")
 
-# With a number.
+# A tensor and a number.
 for op, fn in [("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)]:
     for other in (2, -0.75, True, 3.0):
         if op == "sub" and other is True:
@@ -97,7 +97,7 @@ for exponent in (2, 0.5, -1, 0):
 case("pow/scalar", [f64([0, INF, 1])], dict(exponent=2), torch.pow, tags="extreme no_gradcheck")
 
 
-# In place: the same cases, the target cloned so that it is no leaf.
+# In-place operations run the same cases. The target is cloned, because a leaf cannot be changed in place.
 def in_place(name):
     def run(a, b):
         y = a.clone()

@@ -7,7 +7,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def attention(q, k, v, mask=None, causal=False, scale=None):
-    # The plain formula in place of torch's fused kernels, which cannot be differentiated twice.
+    # Uses the plain formula, because torch's fused kernels cannot be differentiated twice.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
@@ -38,7 +38,7 @@ sdpa(qkv((2,), 3, 5, 4, 2) + [grid(3, 5, seed=7)])
 sdpa(qkv((2, 2), 3, 5, 4, 2) + [grid(2, 1, 1, 5, seed=7)], scale=0.5)
 sdpa(qkv((1,), 2, 3, 2, 2) + [f64([[0, -INF, 1], [-INF, 2, 0]])], tags="extreme no_gradcheck")
 sdpa(qkv((1,), 2, 3, 2, 2) + [torch.tensor([[True, False, True], [False, False, False]])],
-     tags="extreme no_gradcheck no_grad")  # nothing to be seen
+     tags="extreme no_gradcheck no_grad")  # no query sees any key
 sdpa([x * 64 for x in qkv((1,), 2, 3, 2, 2)], tags="extreme no_gradcheck")
 q, k, v = qkv((1,), 2, 3, 2, 2)
 sdpa([q, k, torch.where(v == v[0, 1, 0], NAN, v)], tags="extreme no_gradcheck no_grad")

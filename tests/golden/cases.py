@@ -1,4 +1,4 @@
-"""Records what PyTorch answers, for tests/support/op_case.h to hold Tapestry's operations against.
+"""Records PyTorch's results. tests/support/op_case.h compares Tapestry's operations with them.
 
 A family's script (tests/golden/<family>.py) is a list of `case(...)` lines; `make_all.py` runs them all. README.md in
 tests/ shows how to write one.

@@ -23,19 +23,19 @@ FUNCTIONS = [("neg", torch.neg, grid), ("abs", torch.abs, positive), ("exp", tor
              ("log", torch.log, positive), ("sqrt", torch.sqrt, positive), ("rsqrt", torch.rsqrt, positive),
              ("tanh", torch.tanh, grid), ("sigmoid", torch.sigmoid, grid), ("relu", torch.relu, positive),
              ("silu", F.silu, grid)]
-# Values from denormal to the largest, and what is no number.
+# Values from denormal to the largest, infinities and NaN.
 EXTREME = [INF, -INF, NAN, 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**127, -(2.0**127), 87.0, 88.5, 89.0,
            -87.0, -88.0, -90.0, -104.0, 1e-3, -1e-3, 10.0, -10.0]
 EXTREME = [torch.tensor(v, dtype=torch.float32).item() for v in EXTREME]
 
 
 for op, fn, make in FUNCTIONS:
-    # tanh's gradient is taken from its output, as PyTorch's is: 1 - y^2 knows little of y near 1.
+    # tanh's gradient is computed from its output y, as in PyTorch. Near y = 1, 1 - y^2 loses digits.
     slack = 16 if op == "tanh" else 1
     for shape in [(3, 5), (2, 3, 4), (), (1,), (37,), (2, 3, 4, 5)]:
         case(op, [make(*shape)], fn=fn, slack=slack)
     case(op, [make(0, 3)], fn=fn)
-    # Where sigmoid(x) is denormal, silu is x times its rounding.
+    # Where sigmoid(x) is denormal, silu multiplies its rounding error by x.
     case(op, [f64(EXTREME)], fn=fn, tags="extreme no_gradcheck no_grad", slack=4 if op == "silu" else 1)
     case(op, [f64([INF, -INF, 0.0, 40.0, -40.0])], fn=fn, tags="extreme no_gradcheck")
     if op in ("neg", "abs", "relu"):

@@ -17,7 +17,7 @@ def targets(*shape, n, seed=1):
 
 
 def loss(fn):
-    """Class weights are a parameter: no gradient with respect to them is meant."""
+    """Class weights are a parameter, so their gradient is not recorded."""
     return lambda x, t, weight=None, **params: fn(
         x, t, weight=None if weight is None else torch.tensor(weight, dtype=x.dtype), **params)
 
@@ -35,7 +35,7 @@ for op, fn in (("cross_entropy", cross_entropy), ("nll_loss", nll)):
         case(op, [grid(4, 3), classes(2, 1, 0, 1)], dict(ignore_index=1, **p), fn)
         case(op, [grid(4, 3), classes(2, 1, 0, 1)], dict(weight=WEIGHT, **p), fn)
         case(op, [grid(2, 3, 4), targets(2, 4, n=3)], dict(weight=WEIGHT, ignore_index=0, **p), fn)
-        # Nothing counts: a mean of nothing.
+        # All targets are ignored, so the mean is over no rows.
         case(op, [grid(2, 3), classes(-100, -100)], p, fn, tags="extreme no_gradcheck")
         case(op, [grid(0, 3), classes()], p, fn)
         case(op, [grid(3, 1), classes(0, 0, 0)], p, fn)

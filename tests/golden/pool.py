@@ -31,7 +31,7 @@ case("max_pool2d", [distinct(1, 2, 7, 8)], dict(kernel_size=2, dilation=2), F.ma
 case("max_pool2d", [distinct(1, 2, 7, 8)], dict(kernel_size=[2, 3], dilation=[3, 1], stride=2, padding=1), F.max_pool2d)
 case("max_pool2d", [distinct(0, 2, 4, 4)], dict(kernel_size=2), F.max_pool2d)
 case("avg_pool2d", [distinct(0, 2, 4, 4)], dict(kernel_size=2), F.avg_pool2d)
-# Ties: the first wins.
+# With ties, the first maximum gets the gradient.
 case("max_pool2d", [f64([[[[1, 1, 2, 2], [1, 1, 2, 2], [0, 3, 3, 0], [3, 0, 0, 3]]]])], dict(kernel_size=2),
      F.max_pool2d, tags="no_gradcheck")
 case("max_pool2d", [f64([[[[0, 0, 0], [0, 0, 0], [0, 0, 0]]]])], dict(kernel_size=3, stride=1, padding=1), F.max_pool2d,

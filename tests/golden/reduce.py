@@ -11,7 +11,7 @@ def over(fn):
     return lambda x, dim=None, keepdim=False: fn(x, dim if dim is not None else list(range(x.dim())), keepdim)
 
 
-# Rows, columns, the middle, everything; a negative one; ragged against any vector width.
+# Reductions of rows, columns, a middle dimension, all dimensions and negative dimensions, with ragged sizes.
 SHAPES = [((3, 5), None), ((3, 5), [1]), ((3, 5), [0]), ((2, 3, 4), [1]), ((2, 3, 4), [0, 2]), ((2, 3, 4), [-1, -2]),
           ((2, 3, 4, 5), [0, 2, 3]), ((71,), [0]), ((2, 67), [1]), ((67, 2), [0]), ((4, 1), [1]), ((1, 1), None)]
 
@@ -47,13 +47,13 @@ for unbiased in (True, False):
     for shape, dim in SHAPES[:-2]:
         case("var", [grid(*shape)], dict(dim=dim, unbiased=unbiased), var)
     case("var", [grid(2, 3, 4)], dict(dim=[0, 2], unbiased=unbiased, keepdim=True), var)
-    # Of one element: NaN when unbiased.
+    # One element gives NaN if unbiased.
     case("var", [grid(3, 1)], dict(dim=[1], unbiased=unbiased), var, tags="no_gradcheck")
     case("var", [grid(0, 3)], dict(dim=[0], unbiased=unbiased), var)
     case("var", [grid(0, 3)], dict(dim=[1], unbiased=unbiased), var)
     case("var", [f64([[1, INF, 2], [NAN, 1, 2], [3, 3, 3]])], dict(dim=[1], unbiased=unbiased), var,
          tags="extreme no_gradcheck")
-# Far from zero: a one-pass formula has no correct digit.
+# For values far from zero, a one-pass formula gives no correct digit.
 case("var", [f64([4096.0, 4096.0625, 4096.125, 4096.1875])], {}, var, tags="extreme no_gradcheck")
 
 for op in ("max", "min"):

@@ -143,7 +143,7 @@ case("index_select", [grid(4, 0), index(1, 1)], dict(dim=0), select)
 case("index_select", [ints(4, 3), index(1, 3)], dict(dim=0), select)
 case("index_select", [bools(4), index(1, 3)], dict(dim=0), select)
 
-# What moves elements must move any bits, of any dtype.
+# Operations that move elements must keep all bits, for every dtype.
 odd = f64([NAN, INF, -INF, 1e30, -0.0, 1e-30])
 for op, params, fn in (
         ("view", dict(size=[2, 3]), lambda x, size: x.view(size)), ("reshape", dict(shape=[3, 2]), torch.reshape),

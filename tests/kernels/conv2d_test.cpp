@@ -44,7 +44,7 @@ std::int64_t place(bool channels_last, std::int64_t n, std::int64_t c, std::int6
                        : ((n * channels + c) * height + h) * width + w;
 }
 
-// Calls f(y's place, k, x's place, weight's place) for each product of the definition.
+// Calls f(index in y, k, index in x, index in weight) for each product in the definition of the convolution.
 template <class F>
 void each_product(const Conv2dShape& s, F&& f) {
   const std::int64_t c_each = s.c / s.groups, k_each = s.k / s.groups;
@@ -65,8 +65,8 @@ void each_product(const Conv2dShape& s, F&& f) {
 }
 
 struct Values {
-  std::vector<double> x, weight, bias, dy;                        // given
-  std::vector<double> y, dx, dweight, dbias;                      // what must come out
+  std::vector<double> x, weight, bias, dy;                        // inputs
+  std::vector<double> y, dx, dweight, dbias;                      // expected results
   std::vector<double> y_size, dx_size, dweight_size, dbias_size;  // sums of magnitudes
 
   explicit Values(const Conv2dShape& s) {
@@ -107,7 +107,7 @@ std::vector<T> as(const std::vector<double>& v) {
   return {v.begin(), v.end()};
 }
 
-// |error| <= terms eps sum |terms|, whatever the order of the sum.
+// The bound is |error| <= terms eps sum |terms|. It holds for any order of the sum.
 template <class T>
 void check_close(const char* what, const std::vector<T>& got, const std::vector<double>& expected,
                  const std::vector<double>& size, std::int64_t terms) {

@@ -21,9 +21,9 @@ std::int64_t between(std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random_bits);
 }
 
-constexpr double kGap = 1e30;  // what must be neither read nor written
+constexpr double kGap = 1e30;  // marks memory that must be neither read nor written
 
-// A matrix with gaps between its rows, or its columns.
+// A matrix with gaps between its rows or its columns.
 template <class T>
 struct Operand {
   std::int64_t rows, cols;
@@ -104,7 +104,7 @@ TEST_CASE("gemm: batches with two strides, one matrix for many") {
   g.a_strides = {k, 1}, g.b_strides = {n, 1}, g.c_row = n;
   g.batch_ndim = 2;
   g.batch_sizes[0] = kOuter, g.batch_sizes[1] = kInner;
-  g.a_batch[0] = m * k, g.a_batch[1] = kOuter * m * k;  // inner slowest
+  g.a_batch[0] = m * k, g.a_batch[1] = kOuter * m * k;  // the inner batch dimension has the larger stride
   g.b_batch[0] = k * n, g.b_batch[1] = 0;
   g.c_batch[0] = kInner * m * n, g.c_batch[1] = m * n;
   gemm(kCPU, DType::f32, g);
@@ -159,7 +159,7 @@ TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias"
   constexpr std::int64_t m = 5, n = 7, row = 9, size = m * row;
   for_types<float, double, Half, BFloat16>([&]<class T> {
     const auto number = [](std::int64_t v) { return T(static_cast<float>(v) / 8); };
-    // k = 0: what goes into the function is C + bias, exact in every dtype.
+    // With k = 0, the argument of the function is C + bias, which is exact in every dtype.
     std::vector<T> before(size), bias(n), given(size);
     for (std::int64_t i = 0; i < size; ++i) {
       before[static_cast<std::size_t>(i)] = number(between(-16, 16));
@@ -209,7 +209,8 @@ TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias"
           return std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
         };
         CHECK(same(c, want));
-        std::vector<T> kept = given;  // aux: sums where a function keeps them, but between rows nothing
+        std::vector<T> kept =
+            given;  // expected aux: the argument if the function stores it; gaps are unchanged
         if (with_aux && !f.backward)
           for (std::int64_t i = 0; i < m; ++i) std::copy_n(sums.begin() + i * row, n, kept.begin() + i * row);
         CHECK(same(aux, kept));
