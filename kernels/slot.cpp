@@ -7,7 +7,7 @@ namespace tapestry::kernels {
 namespace {
 // Slots are never destroyed and are registered before main, on one thread.
 constinit SlotBase* slots = nullptr;
-using LaunchHook = void (*)(Device);
+using LaunchHook = void (*)(Device, void*);
 constinit LaunchHook launch_hook = nullptr;
 }  // namespace
 
@@ -30,11 +30,11 @@ void SlotBase::put(DeviceType device, DType dtype, AnyFn fn) {
 
 LaunchContext SlotBase::gpu_context(Device device) {
   const Stream stream = current_stream(device);
-  if (launch_hook) launch_hook(device);
+  if (launch_hook) launch_hook(device, stream.native());
   return {device, stream.native()};
 }
 
-void set_launch_hook(void (*use_device)(Device)) { launch_hook = use_device; }
+void set_launch_hook(void (*use_device)(Device, void*)) { launch_hook = use_device; }
 
 void SlotBase::missing(DeviceType device, DType dtype) const {
   std::string has;

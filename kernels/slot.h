@@ -78,9 +78,9 @@ class Slot : public SlotBase {
   }
 };
 
-/// Registers a function that every launch on a device that is not a CPU calls first, so that the calling
-/// thread uses the device's GPU. kernels/ itself knows no CUDA runtime.
-void set_launch_hook(void (*use_device)(Device));
+/// Registers a function that every launch on a device that is not a CPU calls first, with the stream of its
+/// LaunchContext, so that the calling thread uses the device's GPU. kernels/ itself knows no CUDA runtime.
+void set_launch_hook(void (*use_device)(Device, void* stream));
 
 /// Calls `fn.template operator()<T>()` for each T. A file uses it to register one template for many dtypes.
 template <class... Ts, class F>

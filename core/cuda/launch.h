@@ -8,6 +8,13 @@ namespace tapestry::cuda {
 /// once.
 bool sync_launches();
 
+/// Remembers for this thread that `stream`, which the library made, belongs to `gpu`. A slot calls it before
+/// its kernel.
+void note_stream(const void* stream, int gpu);
+/// The GPU of `stream` if this thread noted `stream` last, and the library has destroyed no stream since
+/// then; else -1. Makes no call to CUDA.
+int noted_gpu(const void* stream);
+
 /// Throws OutOfMemoryError if `code` is cudaErrorMemoryAllocation, else CudaError. `name` and `text` are
 /// cudaGetErrorName() and cudaGetErrorString() of `code`; `symbol` is the kernel's mangled name, or null if
 /// it is unknown; `gpu` is -1 if it is unknown.

@@ -12,6 +12,8 @@ Runtime* cuda_runtime() { return nullptr; }
 
 #include <cxxabi.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
 #include <set>
@@ -63,6 +65,16 @@ Remedy remedy(cudaError_t error) {
 
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// See note_stream(). CUDA may give a new stream the address of a destroyed one, so a note is valid only until
+// the library destroys a stream.
+struct NotedStream {
+  const void* stream;
+  int gpu;
+  std::uint64_t at;  // the value of streams_destroyed
+};
+thread_local constinit NotedStream noted{nullptr, -1, 0};
+constinit std::atomic<std::uint64_t> streams_destroyed{0};
 
 // The GPU that this thread has chosen; -1 if it has chosen none: see runtime.h.
 thread_local constinit int chosen = -1;
@@ -161,6 +173,7 @@ class CudaRuntime final : public Runtime {
     return stream;
   }
   void destroy_stream(int gpu, void* stream) noexcept override {
+    streams_destroyed.fetch_add(1, std::memory_order_relaxed);
     release_on(gpu, [=] { return cudaStreamDestroy(stream_of(stream)); });
   }
   bool stream_done(int gpu, void* stream) override {
@@ -254,6 +267,15 @@ void call_failed(cudaError_t error, const char* call, const SourceLocation& wher
   throw_failure(error, call, cudaGetErrorName(error), cudaGetErrorString(error), gpu, where);
 }
 
+void note_stream(const void* stream, int gpu) {
+  noted = {stream, gpu, streams_destroyed.load(std::memory_order_relaxed)};
+}
+
+int noted_gpu(const void* stream) {
+  const bool known = stream == noted.stream && noted.at == streams_destroyed.load(std::memory_order_relaxed);
+  return known ? noted.gpu : -1;
+}
+
 bool sync_launches() {
   static const bool sync = [] {
     const char* const text = std::getenv("TAPESTRY_SYNC_LAUNCHES");
@@ -263,7 +285,7 @@ bool sync_launches() {
 }
 
 void launch_failed(int code, const char* name, const char* text, const char* symbol, int gpu) {
-  std::string kernel = "a kernel that its module's CUDA runtime does not know";
+  std::string kernel = "a kernel whose name CUDA does not give";
   if (symbol) {
     char* const readable = abi::__cxa_demangle(symbol, nullptr, nullptr, nullptr);
     kernel = readable ? readable : symbol;

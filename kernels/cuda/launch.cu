@@ -1,6 +1,7 @@
 // The stream that kernels are launched on. launch.cuh launches them.
 #include "tapestry/core/cuda/internal/check.h"
 #include "tapestry/core/cuda/internal/devices.h"
+#include "tapestry/core/cuda/launch.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tapestry/kernels/slot.h"
@@ -10,8 +11,11 @@ namespace tapestry::kernels::cuda {
 namespace {
 // Each launch goes to the GPU of the device that the slot was called for.
 [[maybe_unused]] const bool hooked = [] {
-  set_launch_hook(
-      [](Device device) { ::tapestry::cuda::use_gpu(::tapestry::cuda::devices().at(device).gpu()); });
+  set_launch_hook([](Device device, void* stream) {
+    const int gpu = ::tapestry::cuda::devices().at(device).gpu();
+    ::tapestry::cuda::use_gpu(gpu);
+    ::tapestry::cuda::note_stream(stream, gpu);
+  });
   return true;
 }();
 }  // namespace

@@ -27,14 +27,15 @@ namespace tapestry::kernels::cuda::detail {
 /// this copy's.
 TAPESTRY_HIDDEN inline cudaError_t use_gpu_of(cudaStream_t stream, int& gpu) {
   cudaError_t error = cudaGetDevice(&gpu);
-#if CUDART_VERSION >= \
-    12080  // older toolkits have no cudaStreamGetDevice: the caller must have set the device
-  int wanted = gpu;
-  if (error == cudaSuccess && stream) error = cudaStreamGetDevice(stream, &wanted);
-  if (error == cudaSuccess && wanted != gpu) error = cudaSetDevice(gpu = wanted);
+  if (error != cudaSuccess || !stream) return error;
+  // Operations of the library have noted their stream. Only other callers need the slower question to CUDA.
+  int wanted = ::tapestry::cuda::noted_gpu(stream);
+#if CUDART_VERSION >= 12080
+  if (wanted < 0) error = cudaStreamGetDevice(stream, &wanted);
 #else
-  static_cast<void>(stream);
+  if (wanted < 0) wanted = gpu;  // these toolkits cannot tell: the caller must have set the device
 #endif
+  if (error == cudaSuccess && wanted != gpu) error = cudaSetDevice(gpu = wanted);
   return error;
 }
 
@@ -65,6 +66,12 @@ TAPESTRY_HIDDEN inline void launch_kernel(const void* kernel, dim3 grid, dim3 bl
   int gpu = -1;
   cudaError_t error = use_gpu_of(stream, gpu);
   if (error == cudaSuccess && shared_bytes > kDefaultLimit) error = allow_shared(kernel, gpu, shared_bytes);
+  const char* symbol = nullptr;
+  const auto find_symbol = [&] {
+    if (!symbol && cudaFuncGetName(&symbol, kernel) != cudaSuccess) symbol = nullptr;
+  };
+  const bool wait = ::tapestry::cuda::sync_launches();
+  if (wait) find_symbol();  // after an error inside the kernel, CUDA may refuse to tell
   if (error == cudaSuccess) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
@@ -73,10 +80,9 @@ TAPESTRY_HIDDEN inline void launch_kernel(const void* kernel, dim3 grid, dim3 bl
     config.stream = stream;
     error = cudaLaunchKernelExC(&config, kernel, args);
   }
-  if (error == cudaSuccess && ::tapestry::cuda::sync_launches()) error = cudaStreamSynchronize(stream);
+  if (error == cudaSuccess && wait) error = cudaStreamSynchronize(stream);
   if (error == cudaSuccess) return;
-  const char* symbol = nullptr;
-  if (cudaFuncGetName(&symbol, kernel) != cudaSuccess) symbol = nullptr;
+  find_symbol();
   static_cast<void>(cudaGetLastError());  // the error is reported here; later checks must not see it again
   ::tapestry::cuda::launch_failed(static_cast<int>(error), cudaGetErrorName(error), cudaGetErrorString(error),
                                   symbol, gpu);
