@@ -240,6 +240,11 @@ class Tests(Case):
     def test_nccl_that_refuses_is_no_failure_and_wrong_numbers_are(self):
         self.program("ctest", "echo '1/1 Test #1: core.a ......   Passed    0.05 sec'")
         for body, status in (("echo 'ncclCommInitRankConfig failed: Duplicate GPU detected'; exit 1", "not run"),
+                             ("echo '[nccl] NCCL was not found: libnccl.so.2 is not here'; exit 1", "not run"),
+                             ("echo '[init_process_group] this library was built without NCCL'; exit 1", "not run"),
+                             ("echo 'ncclCommInitRankConfig failed on rank 0 (cuda:0): unhandled system error'; exit 1", "not run"),
+                             ("echo 'ncclCommInitRankConfig failed on rank 0 (cuda:0): invalid argument'; exit 1", "failed"),
+                             ("echo 'ncclAllReduce failed on rank 1 (cuda:0): invalid usage'; exit 1", "failed"),
                              ("echo 'CHECK( on_host<float>(x) == sum )'; exit 1", "failed"), ("exit 0", "passed")):
             self.program("tapestry-run", body)
             self.call("test", "--again", "--build-dir", self.folder)

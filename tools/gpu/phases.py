@@ -14,6 +14,11 @@ from process import run
 TEST_LINE = re.compile(r"\s*\d+/(\d+) Test\s+#\d+: (\S+) \.*\s*(.*?)\s+([\d.]+) sec$")
 ACCURACY_LINE = re.compile(r"test accuracy ([\d.]+) after ([\d.]+) s of training")
 
+# Messages where NCCL is missing, or where it or the machine does not let two ranks share a GPU. Other errors of NCCL
+# count: "invalid usage" and "invalid argument" come from wrong calls.
+NO_NCCL = re.compile(r"Duplicate GPU|use the same GPU|\[nccl\] NCCL |built without NCCL|(ncclGetUniqueId|ncclCommInitRankConfig) "
+                     r"failed on rank \d+ .*: unhandled (system|cuda) error")
+
 # Messages of compute-sanitizer where it cannot work, for example on a virtual machine that hides the debugger interface.
 REFUSED = re.compile(r"not supported|Failed to initialize|unable to|InitializationError|No attachable process|error 999",
                      re.IGNORECASE)
@@ -206,7 +211,7 @@ def nccl_ranks(check):
         return
     if found.ok:
         check.report.row("test", name, "passed", seconds=found.seconds)
-    elif re.search(r"ncclCommInit|Duplicate GPU|invalid usage|NCCL: not available", found.text):
+    elif NO_NCCL.search(found.text):
         check.report.row("test", name, "not run", seconds=found.seconds, note="NCCL does not connect: " + found.tail(4))
     else:
         check.report.row("test", name, "failed", seconds=found.seconds, note=found.tail())
