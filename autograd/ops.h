@@ -2,10 +2,12 @@
 // Includes all operations.
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/conv.h"
+#include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/norm.h"

@@ -1,4 +1,6 @@
 // Operations that copy elements: clone, contiguous, to, copy_, fill_, item.
+#include "tapestry/autograd/ops/copy.h"
+
 #include "tapestry/kernels/ops/copy.h"
 
 #include "tapestry/autograd/ops/internal/common.h"

@@ -1,4 +1,6 @@
 // index_select and its gradient.
+#include "tapestry/autograd/ops/index.h"
+
 #include "tapestry/kernels/ops/index.h"
 
 #include "tapestry/autograd/ops/creation.h"

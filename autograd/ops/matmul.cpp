@@ -4,7 +4,7 @@
 
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
-#include "tapestry/kernels/ops/gemm.h"
+#include "tapestry/kernels/ops/matmul.h"
 
 namespace tapestry {
 namespace {

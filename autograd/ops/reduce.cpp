@@ -1,4 +1,4 @@
-// Sums, means, variances, logsumexp and norms. autograd/ops/max.cpp has the reductions that pick an element.
+// Sums, means, variances, logsumexp and norms. autograd/ops/reduce_max.cpp has the reductions that pick an element.
 #include "tapestry/autograd/ops/reduce.h"
 
 #include <algorithm>

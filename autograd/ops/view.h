@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "tapestry/autograd/ops/copy.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
@@ -50,14 +52,5 @@ std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std::int64_t dim
 Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim = 0);
 /// Concatenates copies of the tensors along a new dimension.
 Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim = 0);
-/// Copies the entries of `dim` that a 1-d integer tensor selects. Throws IndexError if an index is out of
-/// range.
-Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index);
-/// Returns a copy with the same layout.
-Tensor clone(const Tensor& x);
-/// Returns x itself if it is dense in this format, else a dense copy.
-Tensor contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::contiguous);
-/// Returns x itself if nothing changes, else a copy. Gradients pass between devices and floating dtypes.
-Tensor to(const Tensor& x, Device device, DType dtype);
 
 }  // namespace tapestry

@@ -4,7 +4,7 @@
 // not grow with the count.
 #include <cmath>
 
-#include "tapestry/kernels/cuda/max.cuh"
+#include "tapestry/kernels/cuda/reduce_max.cuh"
 #include "tapestry/kernels/cuda/reduction.cuh"
 
 namespace tapestry::kernels::cuda {

@@ -248,6 +248,19 @@ Findings mismatched_families(const std::vector<SourceFile>& tree) {
           "tests/emulated/" + family + "_test.cpp"})
       if (!paths.count(path)) findings.push_back(file.path + ": " + path + " is missing");
   }
+  // A source is called <family>.cpp or <family>_<part>.cpp, and likewise .cu.
+  static const std::regex source(R"((kernels/(cpu|cuda)|autograd/ops)/([a-z0-9_]+)\.(cpp|cu))");
+  for (const SourceFile& file : tree) {
+    std::smatch match;
+    if (!std::regex_match(file.path, match, source)) continue;
+    if (file.path == "kernels/cuda/launch.cu" || file.path == "kernels/cuda/transfer.cpp") continue;
+    const std::string headers = match[1].str().starts_with("kernels") ? "kernels/ops/" : "autograd/ops/";
+    const std::string name = match[3];
+    bool found = paths.count(headers + name + ".h");
+    for (std::size_t end = name.find('_'); end != std::string::npos && !found; end = name.find('_', end + 1))
+      found = paths.count(headers + name.substr(0, end) + ".h");
+    if (!found) findings.push_back(file.path + ": no family in " + headers + " has this name");
+  }
   return findings;
 }
 

@@ -55,11 +55,10 @@ Findings private_includes(const std::vector<SourceFile>& tree);
 Findings removed_phrases(const std::vector<SourceFile>& tree);
 /// Files of more than `limit` lines.
 Findings too_long(const std::vector<SourceFile>& tree, int limit);
-/// Families of pointwise operations whose files do not have the same basename in every layer. A family is a
-/// header kernels/ops/<family>.h that lists rows or formulas (it includes kernels/ops/pointwise.h) and has a
-/// header autograd/ops/<family>.h. It needs kernels/cpu/<family>.cpp, kernels/cuda/<family>.{cuh,cu},
-/// autograd/ops/<family>.cpp, tests/golden/<family>.py, tests/autograd/<family>_test.cpp and
-/// tests/emulated/<family>_test.cpp.
+/// Sources whose basename is not that of a family, and pointwise families with missing files. A source in
+/// kernels/cpu, kernels/cuda and autograd/ops is called <family> or <family>_<part>, where the family has a
+/// header in kernels/ops or autograd/ops. A pointwise family, whose kernels/ops/<family>.h includes
+/// kernels/ops/pointwise.h, needs its CPU and CUDA kernels, functions, golden values and tests.
 Findings mismatched_families(const std::vector<SourceFile>& tree);
 /// Top-level folders that have sources but no README.md, or one that does not begin with a heading.
 Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tree);

@@ -123,7 +123,7 @@ TEST_CASE("public headers include only the standard library and the project") {
   }
   planted.plant("nn/linear.h", "#include <vector>\n" + including("tapestry/core/tensor.h"));
   planted.plant("nn/linear.cpp", "#include <zlib.h>\n");
-  planted.plant("kernels/cpu/gemm.h", "#include <Eigen/Core>\n");
+  planted.plant("kernels/cpu/matmul.h", "#include <Eigen/Core>\n");
   planted.plant("nn/internal/json.h", "#include <nlohmann/json.hpp>\n");
   CHECK(foreign_headers(planted.read()) == Findings{});
 }
@@ -165,7 +165,7 @@ TEST_CASE("removed phrases do not come back") {
   CHECK(found("tests/structure/a_test.cpp", "// Not in tapestry.h\n") == 0);
   CHECK(found("kernels/slot.h", "extern thread_local Device kernel_device;\n") == 1);
   CHECK(found("autograd/ops/norm.cpp", "void* p = const_cast<void*>(q);\n") == 1);
-  CHECK(found("kernels/cpu/conv2d_onednn.cpp", "void* p = const_cast<void*>(q);\n") == 0);
+  CHECK(found("kernels/cpu/conv_onednn.cpp", "void* p = const_cast<void*>(q);\n") == 0);
   CHECK(found("core/a.h", "// Not in the list.\nint x;  // tapestry.h\n") == 0);
 }
 
@@ -190,7 +190,7 @@ TEST_CASE("each top-level folder has a README") {
   CHECK(without_readme(planted.root(), planted.read()).size() == 2);
 }
 
-TEST_CASE("a family of pointwise operations has one basename in every layer") {
+TEST_CASE("a family of operations has one basename in every layer") {
   CHECK(mismatched_families(read_tree(kRoot)) == Findings{});
 
   const PlantedTree planted;
@@ -206,6 +206,15 @@ TEST_CASE("a family of pointwise operations has one basename in every layer") {
   planted.plant("tests/emulated/trig_test.cpp", "");
   CHECK(mismatched_families(planted.read()) ==
         Findings{"kernels/ops/trig.h: tests/golden/trig.py is missing"});
+
+  const PlantedTree sources;
+  sources.plant("kernels/ops/pool.h", "");
+  sources.plant("kernels/cpu/pool_max.cpp", "");
+  sources.plant("kernels/cuda/max_pool.cu", "");
+  sources.plant("autograd/ops/pool.cpp", "");
+  CHECK(mismatched_families(sources.read()) ==
+        Findings{"autograd/ops/pool.cpp: no family in autograd/ops/ has this name",
+                 "kernels/cuda/max_pool.cu: no family in kernels/ops/ has this name"});
 }
 
 TEST_CASE("links and paths in Markdown pages exist") {

@@ -72,7 +72,7 @@ library=CMakeFiles/tapestry.dir
 sees $library/core/safetensors.cpp.o nlohmann/json.hpp
 sees $library/distributed/comm/tcp_store.cpp.o asio/
 sees $library/data/formats/internal/input_file.cpp.o zlib.h
-sees $library/kernels/cpu/gemm_eigen.cpp.o Eigen/Core
+sees $library/kernels/cpu/matmul_eigen.cpp.o Eigen/Core
 sees apps/CMakeFiles/classifier.dir/classifier/options.cpp.o CLI/CLI.hpp
 
 # A program that is linked with the copied zlib must load it by name at run time.

@@ -1,0 +1,14 @@
+#pragma once
+// Copies of tensors: in the same layout, in another memory format, and to another device or dtype.
+#include "tapestry/core/tensor.h"
+
+namespace tapestry {
+
+/// Returns a copy with the same layout.
+Tensor clone(const Tensor& x);
+/// Returns x itself if it is dense in this format, else a dense copy.
+Tensor contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::contiguous);
+/// Returns x itself if nothing changes, else a copy. Gradients pass between devices and floating dtypes.
+Tensor to(const Tensor& x, Device device, DType dtype);
+
+}  // namespace tapestry

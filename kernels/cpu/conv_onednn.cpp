@@ -1,0 +1,241 @@
+// Convolution by oneDNN. Channels-last tensors are used in place. Row-major tensors are reordered into the
+// layout that oneDNN prefers, and the result is reordered back, because oneDNN's fast kernels do not support
+// row-major. If oneDNN accepts the row-major layout, nothing is reordered. The small weight is always
+// reordered. Creating a primitive takes milliseconds, so each thread caches its primitives.
+#include "tapestry/kernels/cpu/conv.h"
+
+#ifdef TAPESTRY_HAS_ONEDNN
+#include <memory>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "tapestry/kernels/cpu/compute.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+using dnnl::memory;
+using Tag = memory::format_tag;
+using Dims = memory::dims;
+
+enum class Pass { forward, backward_input, backward_weight };
+
+struct Key {
+  Conv2dShape shape;
+  Pass pass;
+  bool bias;
+  int threads;  // a primitive divides its work among threads when it is created
+  friend bool operator==(const Key&, const Key&) = default;
+};
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    const Conv2dShape& s = key.shape;
+    std::size_t h = 14695981039346656037u;
+    for (const std::int64_t v :
+         {s.n, s.c, s.h, s.w, s.k, s.r, s.s, s.stride_h, s.stride_w, s.padding_h, s.padding_w, s.dilation_h,
+          s.dilation_w, s.groups, std::int64_t{s.channels_last}, static_cast<std::int64_t>(key.pass),
+          std::int64_t{key.bias}, std::int64_t{key.threads}})
+      h = (h ^ static_cast<std::size_t>(v)) * 1099511628211u;
+    return h;
+  }
+};
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+dnnl::stream& stream() {
+  thread_local dnnl::stream s(engine());
+  return s;
+}
+
+// An argument of a primitive: our layout, the primitive's layout, and the reorder between the two.
+struct Operand {
+  int arg;
+  bool output;
+  memory::desc ours, theirs;
+  dnnl::reorder reorder;  // empty if the layouts are the same
+
+  Operand(int a, bool out, const memory::desc& held, const memory::desc& wanted)
+      : arg(a), output(out), ours(held), theirs(wanted) {
+    if (ours == theirs) return;
+    const memory::desc &from = output ? theirs : ours, &to = output ? ours : theirs;
+    reorder = dnnl::reorder(dnnl::reorder::primitive_desc(engine(), from, engine(), to));
+  }
+};
+
+struct Plan {
+  dnnl::primitive primitive;
+  std::vector<Operand> operands;
+
+  // `data` has the addresses of the operands, in their order.
+  void run(Device device, std::initializer_list<const void*> data) const {
+    std::unordered_map<int, memory> args;
+    std::vector<Scratch<char>> scratch;
+    scratch.reserve(operands.size());
+    // oneDNN's memory has no const form. It only reads the inputs.
+    const auto our_memory = [&](std::size_t i) {
+      return memory(operands[i].ours, engine(), const_cast<void*>(data.begin()[i]));
+    };
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      const Operand& o = operands[i];
+      if (!o.reorder) {
+        args.emplace(o.arg, our_memory(i));
+        continue;
+      }
+      scratch.emplace_back(device, static_cast<std::int64_t>(o.theirs.get_size()));
+      const memory theirs(o.theirs, engine(), scratch.back().data());
+      args.emplace(o.arg, theirs);
+      if (!o.output) o.reorder.execute(stream(), {{DNNL_ARG_FROM, our_memory(i)}, {DNNL_ARG_TO, theirs}});
+    }
+    primitive.execute(stream(), args);
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      const Operand& o = operands[i];
+      if (o.reorder && o.output)
+        o.reorder.execute(stream(), {{DNNL_ARG_FROM, args.at(o.arg)}, {DNNL_ARG_TO, our_memory(i)}});
+    }
+    stream().wait();
+  }
+};
+
+// In oneDNN 2 a primitive descriptor is created from an operation descriptor. oneDNN 3 has no operation
+// descriptors.
+#if DNNL_VERSION_MAJOR >= 3
+template <class Primitive, class... Args, class... Hint>
+auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
+  return std::apply(
+      [&](const auto&... a) { return typename Primitive::primitive_desc(engine(), a..., hint...); }, args);
+}
+#else
+template <class Primitive, class... Args, class... Hint>
+auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
+  const auto desc = std::make_from_tuple<typename Primitive::desc>(args);
+  return typename Primitive::primitive_desc(desc, engine(), hint...);
+}
+#endif
+
+Plan make_plan(const Key& key) {
+  const Conv2dShape& s = key.shape;
+  const auto f32 = memory::data_type::f32;
+  const Dims x_dims{s.n, s.c, s.h, s.w}, y_dims{s.n, s.k, s.p, s.q};
+  const Dims w_dims =
+      s.groups == 1 ? Dims{s.k, s.c, s.r, s.s} : Dims{s.groups, s.k / s.groups, s.c / s.groups, s.r, s.s};
+  const Tag layout = s.channels_last ? Tag::nhwc : Tag::nchw, wanted = s.channels_last ? Tag::nhwc : Tag::any;
+  const memory::desc our_x(x_dims, f32, layout), our_y(y_dims, f32, layout);
+  const memory::desc our_w(w_dims, f32, s.groups == 1 ? Tag::oihw : Tag::goihw), our_b({s.k}, f32, Tag::x);
+  const memory::desc x(x_dims, f32, wanted), y(y_dims, f32, wanted), w(w_dims, f32, Tag::any);
+  const Dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1},
+      padding{s.padding_h, s.padding_w};
+  const auto algorithm = dnnl::algorithm::convolution_direct;
+  const auto forward_kind = dnnl::prop_kind::forward_training;
+
+  const auto forward_desc = [&] {
+    using Forward = dnnl::convolution_forward;
+    return key.bias && key.pass == Pass::forward
+               ? describe<Forward>(
+                     std::tuple(forward_kind, algorithm, x, w, our_b, y, strides, dilates, padding, padding))
+               : describe<Forward>(
+                     std::tuple(forward_kind, algorithm, x, w, y, strides, dilates, padding, padding));
+  };
+  Plan plan;
+  switch (key.pass) {
+    case Pass::forward: {
+      const auto pd = forward_desc();
+      plan.primitive = dnnl::convolution_forward(pd);
+      plan.operands = {{DNNL_ARG_SRC, false, our_x, pd.src_desc()},
+                       {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
+                       {DNNL_ARG_DST, true, our_y, pd.dst_desc()}};
+      break;
+    }
+    case Pass::backward_input: {
+      const auto pd = describe<dnnl::convolution_backward_data>(
+          std::tuple(algorithm, x, w, y, strides, dilates, padding, padding), forward_desc());
+      plan.primitive = dnnl::convolution_backward_data(pd);
+      plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
+                       {DNNL_ARG_WEIGHTS, false, our_w, pd.weights_desc()},
+                       {DNNL_ARG_DIFF_SRC, true, our_x, pd.diff_src_desc()}};
+      break;
+    }
+    case Pass::backward_weight: {
+      using Backward = dnnl::convolution_backward_weights;
+      const auto pd =
+          key.bias
+              ? describe<Backward>(std::tuple(algorithm, x, w, our_b, y, strides, dilates, padding, padding),
+                                   forward_desc())
+              : describe<Backward>(std::tuple(algorithm, x, w, y, strides, dilates, padding, padding),
+                                   forward_desc());
+      plan.primitive = dnnl::convolution_backward_weights(pd);
+      plan.operands = {{DNNL_ARG_DIFF_DST, false, our_y, pd.diff_dst_desc()},
+                       {DNNL_ARG_SRC, false, our_x, pd.src_desc()},
+                       {DNNL_ARG_DIFF_WEIGHTS, true, our_w, pd.diff_weights_desc()}};
+      break;
+    }
+  }
+  if (key.bias)
+    plan.operands.emplace_back(key.pass == Pass::forward ? DNNL_ARG_BIAS : DNNL_ARG_DIFF_BIAS,
+                               key.pass != Pass::forward, our_b, our_b);
+  return plan;
+}
+
+// Returns the plan from this thread's cache, or creates it. Returns null if oneDNN does not support the
+// convolution.
+const Plan* plan_for(const Conv2dShape& shape, Pass pass, bool bias) {
+  // An endless sequence of new shapes, such as another batch size in each step, must not fill the memory.
+  constexpr std::size_t kMostPlans = 512;
+  thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
+  Key key{shape, pass, bias, compute_threads()};
+  key.shape.relu = false;  // the primitive does not apply relu, so the key ignores it
+  if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
+  if (plans.size() >= kMostPlans) plans.clear();
+  std::unique_ptr<Plan> plan;
+  try {
+    plan = std::make_unique<Plan>(make_plan(key));
+  } catch (const dnnl::error&) {
+  }
+  return plans.emplace(key, std::move(plan)).first->second.get();
+}
+
+bool run(const LaunchContext& context, const Conv2dShape& s, Pass pass, bool bias,
+         std::initializer_list<const void*> data) {
+  const Plan* plan = plan_for(s, pass, bias);
+  if (plan) plan->run(context.device, data);
+  return plan != nullptr;
+}
+
+}  // namespace
+
+bool OneDnnConv::forward(const LaunchContext& context, const Conv2dShape& s, const float* x,
+                         const float* weight, const float* bias, float* y) {
+  return run(context, s, Pass::forward, bias != nullptr, {x, weight, y, bias});
+}
+bool OneDnnConv::backward_input(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                                const float* weight, float* dx) {
+  return run(context, s, Pass::backward_input, false, {dy, weight, dx});
+}
+bool OneDnnConv::backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                                 const float* x, float* dweight, float* dbias) {
+  return run(context, s, Pass::backward_weight, dbias != nullptr, {dy, x, dweight, dbias});
+}
+
+}  // namespace tapestry::kernels::cpu
+
+#else
+
+namespace tapestry::kernels::cpu {
+bool OneDnnConv::forward(const LaunchContext&, const Conv2dShape&, const float*, const float*, const float*,
+                         float*) {
+  return false;
+}
+bool OneDnnConv::backward_input(const LaunchContext&, const Conv2dShape&, const float*, const float*,
+                                float*) {
+  return false;
+}
+bool OneDnnConv::backward_weight(const LaunchContext&, const Conv2dShape&, const float*, const float*, float*,
+                                 float*) {
+  return false;
+}
+}  // namespace tapestry::kernels::cpu
+
+#endif

@@ -1,0 +1,236 @@
+#include "tapestry/kernels/cpu/matmul.h"
+
+#include "tapestry/core/dtype.h"
+#include "tapestry/core/error.h"
+#include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/ops/functions.h"
+
+#ifdef TAPESTRY_HAS_ONEDNN
+#include <oneapi/dnnl/dnnl.hpp>
+#endif
+
+namespace tapestry::kernels::cpu {
+
+template <>
+void multiply<double>(const GemmArgs& g) {
+  multiply_eigen<double>(g);
+}
+
+template <>
+void multiply<float>(const GemmArgs& g) {
+#ifdef TAPESTRY_HAS_ONEDNN
+  compute_threads();  // sets the number of OpenMP threads, which oneDNN uses
+  const bool a_plain = g.a_strides.row_major(g.k), b_plain = g.b_strides.row_major(g.n);
+  const auto status = dnnl_sgemm(a_plain ? 'N' : 'T', b_plain ? 'N' : 'T', g.m, g.n, g.k, 1.0f,
+                                 g.a.as<float>(), a_plain ? g.a_strides.row : g.a_strides.col,
+                                 g.b.as<float>(), b_plain ? g.b_strides.row : g.b_strides.col,
+                                 g.accumulate ? 1.0f : 0.0f, g.c.as<float>(), g.c_row);
+  check<Error>(status == dnnl_success, "[gemm] oneDNN failed with status ", static_cast<int>(status),
+               " for (", g.m, ", ", g.k, ") x (", g.k, ", ", g.n, ")");
+#else
+  multiply_eigen<float>(g);
+#endif
+}
+
+namespace {
+
+template <class T>
+void fill_rows(const GemmArgs& g) {
+  T* const c = g.c.as<T>();
+  const T* const bias = g.bias.as<T>();
+  for (std::int64_t i = 0; i < g.m; ++i)
+    if (bias) std::copy_n(bias, g.n, c + i * g.c_row);
+    else std::fill_n(c + i * g.c_row, g.n, T(0));
+}
+template <class T>
+void add_bias(const GemmArgs& g) {
+  T* const c = g.c.as<T>();
+  const T* const bias = g.bias.as<T>();
+  for (std::int64_t i = 0; i < g.m; ++i)
+    for (std::int64_t j = 0; j < g.n; ++j) c[i * g.c_row + j] += bias[j];
+}
+
+// Computes out = f(in...) for arrays with the layout of C.
+template <class T, int N>
+Elementwise<N> over_c(const GemmArgs& g, T* out, const T* const (&in)[N - 1]) {
+  Elementwise<N> e;
+  e.ndim = 2;
+  e.numel = g.m * g.n;
+  e.sizes[0] = g.m, e.sizes[1] = g.n;
+  e.out = out;
+  for (int i = 0; i < N; ++i) {
+    e.strides[i][0] = g.c_row, e.strides[i][1] = 1;
+    if (i > 0) e.in[i - 1] = in[i - 1];
+    e.dtypes[i] = dtype_of<T>;
+  }
+  return e;
+}
+template <class T, class F>
+void finish_function(const GemmArgs& g) {
+  T *const c = g.c.as<T>(), *const aux = g.aux.as<T>();
+  if (aux)
+    for (std::int64_t i = 0; i < g.m; ++i) std::copy_n(c + i * g.c_row, g.n, aux + i * g.c_row);
+  slot<F>(kCPU, dtype_of<T>, over_c<T, 2>(g, c, {c}));
+}
+template <class T, class F>
+void finish_gradient(const GemmArgs& g) {
+  T* const c = g.c.as<T>();
+  slot<GradientOf<F>>(kCPU, dtype_of<T>, over_c<T, 3>(g, c, {c, g.aux.as<T>()}));
+}
+template <class T>
+void finish(const GemmArgs& g) {
+  switch (g.epilogue) {
+    case Epilogue::none:
+      return;
+    case Epilogue::relu:
+      return finish_function<T, Relu>(g);
+    case Epilogue::gelu:
+      return finish_function<T, Gelu>(g);
+    case Epilogue::gelu_tanh:
+      return finish_function<T, GeluTanh>(g);
+    case Epilogue::relu_backward:
+      return finish_gradient<T, Relu>(g);
+    case Epilogue::gelu_backward:
+      return finish_gradient<T, Gelu>(g);
+    case Epilogue::gelu_tanh_backward:
+      return finish_gradient<T, GeluTanh>(g);
+  }
+}
+
+// Computes one matrix product in f32 or f64.
+template <class T>
+void product(GemmArgs g) {
+  if (g.k == 0) {
+    if (!g.accumulate) fill_rows<T>(g);
+    else if (g.bias) add_bias<T>(g);
+    return;
+  }
+  if (g.bias) {
+    // Accumulation starts from the bias, which saves another pass over C.
+    if (g.accumulate) add_bias<T>(g);
+    else fill_rows<T>(g);
+    g.accumulate = true;
+  }
+  multiply<T>(g);
+}
+
+template <class T>
+const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, MatrixStrides& s) {
+  const bool plain = s.row_major(cols);
+  const std::int64_t lines = plain ? rows : cols, length = plain ? cols : rows;
+  parallel_for(lines, grain_of(length),
+               [=, from = plain ? s.row : s.col](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) to_float(x + i * from, y + i * length, length);
+               });
+  // Columns of length 1 are adjacent now, so they form a row.
+  if (plain || length == 1) s = {std::max<std::int64_t>(cols, 1), 1};
+  else s = {1, std::max<std::int64_t>(rows, 1)};
+  return y;
+}
+
+// Computes one matrix product of f16 or bf16 operands, in f32.
+template <class T>
+void product_half(const LaunchContext& context, GemmArgs g) {
+  const Scratch<float> memory(context.device, g.m * g.k + g.k * g.n + g.m * g.n + g.n);
+  float* const a = memory.data();
+  float* const b = a + g.m * g.k;
+  float* const c = b + g.k * g.n;
+  float* const bias = c + g.m * g.n;
+  g.a = widen(g.a.as<T>(), a, g.m, g.k, g.a_strides);
+  g.b = widen(g.b.as<T>(), b, g.k, g.n, g.b_strides);
+  if (g.bias) {
+    to_float(g.bias.as<T>(), bias, g.n);
+    g.bias = bias;
+  }
+  T* const out = g.c.as<T>();
+  T* const out_aux = g.aux.as<T>();
+  const std::int64_t out_row = g.c_row;
+  const auto read = [&](const T* from, float* to) {
+    MatrixStrides strides{out_row, 1};
+    widen(from, to, g.m, g.n, strides);
+  };
+  const auto write = [&](const float* from, T* to) {
+    for (std::int64_t i = 0; i < g.m; ++i) from_float(from + i * g.n, to + i * out_row, g.n);
+  };
+  if (g.accumulate) read(out, c);
+  g.c = c, g.c_row = g.n;
+  product<float>(g);
+  Scratch<float> aux;
+  if (out_aux) {
+    aux = Scratch<float>(context.device, g.m * g.n);
+    g.aux = aux.data();
+    if (is_gradient(g.epilogue)) read(out_aux, aux.data());
+  }
+  finish<float>(g);
+  write(c, out);
+  if (out_aux && !is_gradient(g.epilogue) && g.epilogue != Epilogue::none) write(aux.data(), out_aux);
+}
+
+template <class T>
+void gemm_kernel(const LaunchContext& context, const GemmArgs& g) {
+  std::int64_t batch = 1;
+  for (int d = 0; d < g.batch_ndim; ++d) batch *= g.batch_sizes[d];
+  if (batch == 0 || g.m == 0 || g.n == 0) return;
+
+  const auto one = [&](std::int64_t index) {
+    GemmArgs one = g;
+    std::int64_t a = 0, b = 0, c = 0;
+    for (int d = g.batch_ndim; d-- > 0;) {
+      const std::int64_t i = index % g.batch_sizes[d];
+      index /= g.batch_sizes[d];
+      a += i * g.a_batch[d], b += i * g.b_batch[d], c += i * g.c_batch[d];
+    }
+    one.a = g.a.as<T>() + a;
+    one.b = g.b.as<T>() + b;
+    one.c = g.c.as<T>() + c;
+    if (g.aux) one.aux = g.aux.as<T>() + c;
+    if constexpr (is_half<T>) {
+      product_half<T>(context, one);
+    } else {
+      product<T>(one);
+      finish<T>(one);
+    }
+  };
+  // If there are enough matrices, threads compute different matrices. Otherwise all threads work on one
+  // matrix at a time.
+  if (batch < 2 * compute_threads())
+    for (std::int64_t i = 0; i < batch; ++i) one(i);
+  else
+    parallel_for(batch, std::max<std::int64_t>(65536 / std::max<std::int64_t>(g.m * g.n * g.k, 1), 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t i = begin; i < end; ++i) one(i);
+                 });
+}
+
+template <class T>
+void column_sum_kernel(const LaunchContext&, const ColumnSumArgs& a) {
+  using C = Compute<T>;
+  const std::int64_t rows = a.rows, cols = a.cols;
+  const T* const in = a.x.as<T>();
+  T* const out = a.y.as<T>();
+  constexpr std::int64_t kBlock = 64;
+  // Each thread sums its own columns from the first row to the last, in blocks of rows. A single f32 sum of
+  // thousands of rows would lose digits.
+  constexpr std::int64_t kRows = 128;
+  parallel_for(cols, std::max(kBlock, grain_of(rows)), [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j0 = begin; j0 < end; j0 += kBlock) {
+      const std::int64_t n = std::min(kBlock, end - j0);
+      C total[kBlock] = {};
+      for (std::int64_t i0 = 0; i0 < rows; i0 += kRows) {
+        C part[kBlock] = {};
+        for (std::int64_t i = i0; i < std::min(rows, i0 + kRows); ++i)
+          for (std::int64_t j = 0; j < n; ++j) part[j] += load(in[i * cols + j0 + j]);
+        for (std::int64_t j = 0; j < n; ++j) total[j] += part[j];
+      }
+      for (std::int64_t j = 0; j < n; ++j) out[j0 + j] = T(total[j]);
+    }
+  });
+}
+
+[[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+  gemm.set(DeviceType::cpu, dtype_of<T>, &gemm_kernel<T>);
+  column_sum.set(DeviceType::cpu, dtype_of<T>, &column_sum_kernel<T>);
+});
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,9 @@
+#include "tapestry/kernels/cuda/matmul.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool filled = (gemm.set(DeviceType::cuda, dtype_of<BFloat16>, &launch_gemm<BFloat16>), true);
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,184 @@
+#pragma once
+// C = A B in bf16 on tensor cores (mma.sync m16n8k16) with f32 accumulators. Warp tiles are 64 x 64 or 32 x
+// 32. Threadblock tiles of A and B pass through a ring of kStages stages in shared memory, filled by
+// cp.async. Fragments are double-buffered in registers: ldmatrix for the next 16 of k overlaps the mma of the
+// current 16, also across tiles.
+#include "tapestry/kernels/cuda/matmul_plan.cuh"
+
+namespace tapestry::kernels::cuda {
+
+/// 255 registers per thread and 96 KiB of shared memory: one block per SM.
+struct LargeTileBf16 {
+  static constexpr int kM = 128, kN = 256, kDepth = 32, kWarpsM = 2, kWarpsN = 4, kThreads = 256, kBlocks = 1;
+  static constexpr int kStages = 4, kSlicePad = 8, kFinishRows = 4;
+  static constexpr double kFmasPerClock = 1100, kOverheadClocks = 2500;  // for gemm_clocks(): estimates
+};
+/// 128 registers per thread and 32 KiB of shared memory: four blocks per SM, or two with scalar loads.
+struct SmallTileBf16 {
+  static constexpr int kM = 64, kN = 64, kDepth = 32, kWarpsM = 2, kWarpsN = 2, kThreads = 128, kBlocks = 4;
+  static constexpr int kStages = 4, kSlicePad = 8, kFinishRows = 4;
+  static constexpr double kFmasPerClock = 500, kOverheadClocks = 1000;
+};
+
+/// An operand tile in shared memory: chunks of 8 elements (16 bytes) that are contiguous along k or across
+/// it, as in global memory. Chunks are swizzled by XOR, so that the 8 rows of an ldmatrix matrix, and 8
+/// chunks that are stored together, lie in different banks.
+template <int kLines, bool kAlongK>
+struct TileBf16 {
+  static constexpr int kSize = kLines * 32;
+  /// Offset of the chunk that contains (line, k), in elements.
+  __device__ static __forceinline__ int chunk(int line, int k) {
+    if (kAlongK) return 8 * (line * 4 + ((k / 8) ^ (line / 2 % 4)));
+    return 8 * (k * (kLines / 8) + ((line / 8) ^ (k % 8)));
+  }
+};
+
+/// The fragments of one lane: 16 x 16 elements per ldmatrix.x4, that is four 8 x 8 matrices. mma wants the
+/// matrices of A ordered by lines first (kByLines), those of B by k first.
+template <int kLines, bool kAlongK, bool kByLines>
+struct FragmentsBf16 {
+  int at;  // offset of this lane's row in the warp's first 16 x 16
+  __device__ __forceinline__ explicit FragmentsBf16(int warp_line) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = lane % 8;
+    const int low = lane / 8 % 2 * 8, high = lane / 16 * 8;
+    const int line = warp_line + (kByLines ? low : high), k = kByLines ? high : low;
+    at = TileBf16<kLines, kAlongK>::chunk(line + (kAlongK ? row : 0), k + (kAlongK ? 0 : row));
+  }
+  /// Reads the warp's `i`th 16 lines at the tile's `step`th 16 of k. The result equals chunk() of that
+  /// position: the added offset either moves by whole swizzle periods, or flips bits that the swizzle only
+  /// XORs.
+  __device__ __forceinline__ void read(const BFloat16* tile, int i, int step, std::uint32_t (&r)[4]) const {
+    if (kAlongK) ptx::ldmatrix_x4(r, tile + ((at ^ 16 * step) + 512 * i));
+    else ptx::ldmatrix_x4_trans(r, tile + ((at ^ 16 * i) + 16 * kLines * step));
+  }
+};
+
+/// kPacks: both operands are loaded as aligned 16-byte chunks by cp.async. Otherwise they are loaded by
+/// element.
+template <class Tile, bool kPacks, bool kAAlongK, bool kBAlongK>
+__global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
+    gemm_bf16(GemmPlan<BFloat16> p) {
+  constexpr int kM = Tile::kM, kN = Tile::kN, kDepth = Tile::kDepth, kThreads = Tile::kThreads;
+  constexpr int kStages = Tile::kStages, kSteps = kDepth / 16;
+  constexpr int kWarpM = kM / Tile::kWarpsM, kWarpN = kN / Tile::kWarpsN;
+  static_assert(kDepth == 32 && kSteps == 2, "two sets of operands, in turn");
+  using TileA = TileBf16<kM, kAAlongK>;
+  using TileB = TileBf16<kN, kBAlongK>;
+  constexpr int kStage = TileA::kSize + TileB::kSize;
+  DYN_SHARED(BFloat16, shared);
+
+  SHARED(GemmBlock, shared_block, );  // read by the epilogue
+  GemmBlock block = gemm_block<Tile>(p);
+  const BatchOffsets batch = batch_offsets(p, block.batch);
+  block.c = batch.c;
+  if (threadIdx.x == 0) shared_block = block;
+  const KRange range = k_range<kDepth>(p, block.split);
+  constexpr int V = kPacks ? 8 : 1;
+  TileIterator<BFloat16, kM, kDepth, kThreads, V, kAAlongK> iter_a(p.a + batch.a, p.a_pitch, block.row, p.m,
+                                                                   range.begin);
+  TileIterator<BFloat16, kN, kDepth, kThreads, V, kBAlongK> iter_b(p.b + batch.b, p.b_pitch, block.column,
+                                                                   p.n, range.begin);
+
+  const auto fetch_operand = [&]<class Layout, bool kAlongK>(auto& iter, BFloat16* tile, int depth) {
+    const int to = Layout::chunk(iter.line(0), iter.k(0));
+    UNROLL for (int i = 0; i < iter.kPacks; ++i) {
+      const bool has_k = depth == kDepth || iter.k(i) < depth;
+      if constexpr (kPacks) {
+        if (iter.has_line(i)) ptx::cp_async16(tile + (to + i * kThreads * 8), iter.address(i), has_k);
+      } else {
+        const int line = iter.line(i), k = iter.k(i);
+        tile[Layout::chunk(line, k) + (kAlongK ? k : line) % 8] =
+            iter.has_line(i) && has_k ? *iter.address(i) : BFloat16();
+      }
+    }
+    iter.advance(depth);
+  };
+  int to_fetch = range.tiles, fetched = 0;  // tiles that remain, and offset of the next stage to fill
+  const auto fetch = [&](int depth) {
+    if (to_fetch > 0) {
+      BFloat16* const stage = shared + fetched;
+      fetch_operand.template operator()<TileA, kAAlongK>(iter_a, stage, depth);
+      fetch_operand.template operator()<TileB, kBAlongK>(iter_b, stage + TileA::kSize, depth);
+    }
+    ptx::cp_async_commit();  // one group per tile, also for missing tiles, so that the wait counts stay valid
+    fetched = fetched == (kStages - 1) * kStage ? 0 : fetched + kStage;
+    --to_fetch;
+  };
+
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
+  const FragmentsBf16<kM, kAAlongK, true> fragments_a(warp_m * kWarpM);
+  const FragmentsBf16<kN, kBAlongK, false> fragments_b(warp_n * kWarpN);
+  std::uint32_t a[2][kWarpM / 16][4], b[2][kWarpN / 16][4];
+  float sums[kWarpM / 16][kWarpN / 8][4] = {};
+  const auto read = [&](const BFloat16* stage, int step, int to) {
+    UNROLL for (int i = 0; i < kWarpM / 16; ++i) fragments_a.read(stage, i, step, a[to][i]);
+    UNROLL for (int i = 0; i < kWarpN / 16; ++i) fragments_b.read(stage + TileA::kSize, i, step, b[to][i]);
+  };
+  const auto multiply = [&](int from) {
+    UNROLL for (int i = 0; i < kWarpM / 16; ++i) {
+      UNROLL for (int j = 0; j < kWarpN / 8; ++j) {
+        const std::uint32_t* const half = &b[from][j / 2][j % 2 * 2];
+        ptx::mma_m16n8k16_bf16(sums[i][j], a[from][i], {half[0], half[1]});
+      }
+    }
+  };
+
+  fetch(range.first);
+  UNROLL for (int i = 1; i < kStages - 1; ++i) fetch(kDepth);
+  ptx::cp_async_wait<kStages - 2>();
+  __syncthreads();
+  if (range.tiles > 0) read(shared, 0, 0);
+  int stage = 0;
+  for (int tiles = range.tiles; tiles > 0; --tiles) {
+    read(shared + stage, 1, 1);
+    fetch(kDepth);  // fills the previous stage, which no warp has read since the last barrier
+    multiply(0);
+    ptx::cp_async_wait<kStages - 2>();
+    __syncthreads();
+    stage = stage == (kStages - 1) * kStage ? 0 : stage + kStage;
+    if (tiles > 1) read(shared + stage, 0, 0);
+    multiply(1);
+  }
+  ptx::cp_async_wait<0>();
+
+  float* const slices = reinterpret_cast<float*>(shared);
+  finish_tile<Tile>(p, shared_block, slices, [&](int slice) {
+    float* const to = slices + (warp_m * 32 + lane / 4) * kSlicePitch<Tile> + warp_n * kWarpN + lane % 4 * 2;
+    UNROLL for (int i = 0; i < kWarpM / 16; ++i) {
+      if (i / 2 != slice) continue;  // registers cannot be indexed at run time
+      UNROLL for (int half = 0; half < 2; ++half) {
+        float* const row = to + (i % 2 * 16 + half * 8) * kSlicePitch<Tile>;
+        UNROLL for (int j = 0; j < kWarpN / 8; ++j) {
+          const Pack<float, 2> two{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
+          *reinterpret_cast<Pack<float, 2>*>(row + 8 * j) = two;
+        }
+      }
+    }
+  });
+}
+
+template <class Tile>
+constexpr std::size_t shared_bytes() {
+  constexpr std::size_t stages = Tile::kStages * (Tile::kM + Tile::kN) * Tile::kDepth * sizeof(BFloat16);
+  return std::max(stages, kSliceFloats<Tile> * sizeof(float));
+}
+
+/// kElements: also instantiate the kernels for unaligned operands.
+template <class Tile, bool kElements>
+void launch_gemm_bf16(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits,
+                      const LaunchContext& context) {
+  const auto with = [&]<bool kAAlongK, bool kBAlongK>() {
+    void (*kernel)(GemmPlan<BFloat16>) = &gemm_bf16<Tile, true, kAAlongK, kBAlongK>;
+    if constexpr (kElements)
+      if (!layout.packs) kernel = &gemm_bf16<Tile, false, kAAlongK, kBAlongK>;
+    launch_gemm_plan<Tile>(kernel, gemm_plan<Tile, BFloat16>(g, layout, splits), shared_bytes<Tile>(),
+                           context);
+  };
+  if (layout.a_along_k && layout.b_along_k) with.template operator()<true, true>();
+  else if (layout.a_along_k) with.template operator()<true, false>();
+  else if (layout.b_along_k) with.template operator()<false, true>();
+  else with.template operator()<false, false>();
+}
+
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,10 @@
+#include "tapestry/kernels/cuda/matmul_column_sum.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool filled = for_types<float, BFloat16>(
+    []<class T>() { column_sum.set(DeviceType::cuda, dtype_of<T>, &launch_column_sum<T>); });
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda

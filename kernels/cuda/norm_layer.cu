@@ -1,0 +1,15 @@
+#include "tapestry/kernels/cuda/norm_layer.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool filled = for_types<float, BFloat16>([]<class T>() {
+  layer_norm.set(DeviceType::cuda, dtype_of<T>, &launch_layer_norm<T>);
+  layer_norm_backward.set(DeviceType::cuda, dtype_of<T>,
+                          [](const LaunchContext& context, const LayerNormBackwardArgs& a) {
+                            launch_layer_norm_backward<T>(context, a);
+                          });
+});
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda

@@ -1,0 +1,234 @@
+#pragma once
+// Runs convolution kernels on the emulator and compares them with the CPU's kernels in f64.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tapestry/kernels/cuda/conv.cuh"
+#include "tests/emulated/values.h"
+
+namespace emulated {
+
+using tapestry::kernels::Conv2dShape;
+using tapestry::kernels::cuda::conv::TileKind;
+using tapestry::kernels::cuda::conv::Tuning;
+
+/// Fills in the size of the output.
+inline Conv2dShape sized(Conv2dShape s) {
+  s.p = (s.h + 2 * s.padding_h - s.dilation_h * (s.r - 1) - 1) / s.stride_h + 1;
+  s.q = (s.w + 2 * s.padding_w - s.dilation_w * (s.s - 1) - 1) / s.stride_w + 1;
+  return s;
+}
+/// The index of image n, row h, column w, channel c.
+inline std::size_t index_of(const tapestry::kernels::cuda::conv::ImageStrides& p, std::int64_t n,
+                            std::int64_t h, std::int64_t w, std::int64_t c) {
+  return static_cast<std::size_t>(n * p.n + h * p.h + w * p.w + c * p.c);
+}
+inline std::int64_t x_size(const Conv2dShape& s) { return s.n * s.c * s.h * s.w; }
+inline std::int64_t y_size(const Conv2dShape& s) { return s.n * s.k * s.p * s.q; }
+inline std::int64_t weight_size(const Conv2dShape& s) { return s.k * (s.c / s.groups) * s.r * s.s; }
+inline std::string text(const Conv2dShape& s) {
+  std::string t = s.channels_last ? "channels-last" : "row-major";
+  const auto add = [&](const char* name, std::int64_t a) { t += std::string(name) + std::to_string(a); };
+  add(" n", s.n), add(" c", s.c), add(" h", s.h), add(" w", s.w), add(" k", s.k), add(" r", s.r),
+      add(" s", s.s);
+  add(" stride", s.stride_h), add(",", s.stride_w), add(" padding", s.padding_h), add(",", s.padding_w);
+  add(" dilation", s.dilation_h), add(",", s.dilation_w), add(" groups", s.groups), add(" relu", s.relu);
+  return t;
+}
+
+/// Reproducible numbers of different magnitudes, exact in f32.
+inline Values numbers(std::int64_t n, unsigned salt) {
+  std::mt19937 bits(salt);
+  Values v(static_cast<std::size_t>(n));
+  for (double& x : v)
+    x = static_cast<double>(
+        static_cast<float>((static_cast<double>(bits()) / 0x1p31 - 1) * (bits() % 8 + 1)));
+  return v;
+}
+/// An output filled with NaN, between guard elements that must not be written. It starts `offset` elements
+/// after a 16-byte boundary.
+class Result {
+ public:
+  Result(std::int64_t size, std::size_t offset)
+      : memory_(static_cast<std::size_t>(size) + 2 * kGuard, offset), size_(static_cast<std::size_t>(size)) {
+    for (std::size_t i = 0; i < memory_.size(); ++i)
+      memory_[i] = i < kGuard || i >= kGuard + size_ ? kSentinel : std::numeric_limits<float>::quiet_NaN();
+  }
+  float* data() const { return memory_.data() + kGuard; }
+
+  /// Checks that |error| <= roundings * unit roundoff * size, that NaN is where `want` has NaN, and that the
+  /// guards are unchanged.
+  void check(const char* what, const Values& want, const Values& size, double roundings) const {
+    INFO(what);
+    std::size_t bad = 0, touched = 0;
+    for (std::size_t i = 0; i < size_; ++i) {
+      const double got = static_cast<double>(data()[i]);
+      const bool fits = std::isnan(want[i]) ? std::isnan(got)
+                                            : got == want[i] || std::abs(got - want[i]) <=
+                                                                    roundings * 0x1p-24 * size[i] + 0x1p-126;
+      if (fits || ++bad > 3) continue;
+      CAPTURE(i, got, want[i], size[i]);
+      CHECK(fits);
+    }
+    for (std::size_t i = 0; i < kGuard; ++i)
+      touched += memory_[i] != kSentinel || memory_[kGuard + size_ + i] != kSentinel;
+    CHECK(bad == 0);
+    CHECK(touched == 0);
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 8;
+  static constexpr float kSentinel = 12345;
+  Block<float> memory_;
+  std::size_t size_;
+};
+
+/// Misalignment of each tensor from a 16-byte boundary, in elements.
+struct Offsets {
+  std::size_t x = 0, weight = 0, y = 0;
+};
+
+inline void check_forward(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
+                          const Offsets& at = {}, const Tuning& tuning = {}) {
+  using namespace tapestry;
+  INFO(text(s) << " bias " << !bias.empty() << " offsets " << at.x << at.weight << at.y << " tile "
+               << static_cast<int>(tuning.tile) << " parts " << tuning.parts);
+  Values want(static_cast<std::size_t>(y_size(s))), size(want.size());
+  const auto run = [&](const Values& x_values, const Values& weights, const Values& biases, Values& y) {
+    kernels::conv2d(kCPU, DType::f64,
+                    {.shape = s,
+                     .x = x_values.data(),
+                     .weight = weights.data(),
+                     .bias = bias.empty() ? nullptr : biases.data(),
+                     .y = y.data()});
+  };
+  run(x, weight, bias, want);
+  run(magnitudes(x), magnitudes(weight), magnitudes(bias), size);
+  in_each_order([&] {
+    const Block<float> in(x, at.x), w(weight, at.weight), b(bias);
+    const Result out(y_size(s), at.y);
+    kernels::cuda::launch_conv2d({},
+                                 {.shape = s,
+                                  .x = in.data(),
+                                  .weight = w.data(),
+                                  .bias = bias.empty() ? nullptr : b.data(),
+                                  .y = out.data()},
+                                 tuning);
+    out.check("y", want, size, static_cast<double>(s.c / s.groups * s.r * s.s + 2));
+  });
+}
+inline void check_forward(const Conv2dShape& s, bool bias, const Offsets& at = {},
+                          const Tuning& tuning = {}) {
+  check_forward(s, numbers(x_size(s), 1), numbers(weight_size(s), 2), bias ? numbers(s.k, 3) : Values(), at,
+                tuning);
+}
+
+inline void check_backward_input(const Conv2dShape& s, const Values& dy, const Values& weight,
+                                 const Offsets& at = {}, const Tuning& tuning = {}) {
+  using namespace tapestry;
+  INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
+               << " parts " << tuning.parts);
+  Values want(static_cast<std::size_t>(x_size(s))), size(want.size());
+  const auto run = [&](const Values& dy_values, const Values& weights, Values& dx) {
+    kernels::conv2d_backward_input(
+        kCPU, DType::f64, {.shape = s, .dy = dy_values.data(), .weight = weights.data(), .dx = dx.data()});
+  };
+  run(dy, weight, want);
+  run(magnitudes(dy), magnitudes(weight), size);
+  in_each_order([&] {
+    const Block<float> in(dy, at.y), w(weight, at.weight);
+    const Result out(x_size(s), at.x);
+    kernels::cuda::launch_conv2d_backward_input(
+        {}, {.shape = s, .dy = in.data(), .weight = w.data(), .dx = out.data()}, tuning);
+    out.check("dx", want, size, static_cast<double>(s.k / s.groups * s.r * s.s + 2));
+  });
+}
+inline void check_backward_input(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+  check_backward_input(s, numbers(y_size(s), 4), numbers(weight_size(s), 5), at, tuning);
+}
+
+inline void check_backward_weight(const Conv2dShape& s, const Values& dy, const Values& x,
+                                  const Offsets& at = {}, const Tuning& tuning = {}) {
+  using namespace tapestry;
+  INFO(text(s) << " offsets " << at.x << at.weight << at.y << " tile " << static_cast<int>(tuning.tile)
+               << " parts " << tuning.parts);
+  Values weight(static_cast<std::size_t>(weight_size(s))), bias(static_cast<std::size_t>(s.k));
+  Values weight_sizes(weight.size()), bias_sizes(bias.size());
+  const auto run = [&](const Values& dy_values, const Values& x_values, Values& dweight, Values& dbias) {
+    kernels::conv2d_backward_weight(kCPU, DType::f64,
+                                    {.shape = s,
+                                     .dy = dy_values.data(),
+                                     .x = x_values.data(),
+                                     .dweight = dweight.data(),
+                                     .dbias = dbias.data()});
+  };
+  run(dy, x, weight, bias);
+  run(magnitudes(dy), magnitudes(x), weight_sizes, bias_sizes);
+  const double roundings = static_cast<double>(s.n * s.p * s.q + 2);
+  in_each_order([&] {
+    const Block<float> in(x, at.x), out(dy, at.y);
+    const Result dweight(weight_size(s), at.weight), dbias(s.k, 0);
+    kernels::cuda::launch_conv2d_backward_weight(
+        {}, {.shape = s, .dy = out.data(), .x = in.data(), .dweight = dweight.data(), .dbias = dbias.data()},
+        tuning);
+    dweight.check("dweight", weight, weight_sizes, roundings);
+    dbias.check("dbias", bias, bias_sizes, roundings);
+  });
+}
+inline void check_backward_weight(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
+  check_backward_weight(s, numbers(y_size(s), 6), numbers(x_size(s), 7), at, tuning);
+}
+
+/// Calls check(shape, bias, offsets, tuning) for random ragged shapes, misalignments and tunings.
+template <class Check>
+void random_convolutions(int trials, unsigned salt, const Check& check) {
+  std::mt19937 bits(salt);
+  const auto between = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(bits() % static_cast<unsigned>(high - low + 1));
+  };
+  for (int trial = 0; trial < trials; ++trial) {
+    Conv2dShape s;
+    s.channels_last = trial % 2 != 0;
+    s.n = between(1, 3);
+    s.groups = between(0, 2) == 0 ? between(2, 4) : 1;
+    const std::int64_t unit = between(0, 1) ? 4 : 1;  // channels are a multiple of 4, or not
+    s.c = s.groups * unit * between(1, 5), s.k = s.groups * unit * between(1, 5);
+    if (trial % 7 == 0) s.c = s.groups = unit * between(2, 5), s.k = s.c * between(1, 2);  // depthwise
+    s.r = between(1, 4), s.s = between(1, 4);
+    if (trial % 3 == 0) s.r = s.s = 1;
+    s.stride_h = between(1, 3), s.stride_w = between(1, 3);
+    s.padding_h = between(0, 3), s.padding_w = between(0, 3);
+    s.dilation_h = between(1, 2), s.dilation_w = between(1, 3);
+    s.h = std::max<std::int64_t>(s.dilation_h * (s.r - 1) + 1 - 2 * s.padding_h, 1) + between(0, 6);
+    s.w = std::max<std::int64_t>(s.dilation_w * (s.s - 1) + 1 - 2 * s.padding_w, 1) + between(0, 9);
+    s.relu = between(0, 1);
+    Offsets at;
+    if (between(0, 3) == 0) (between(0, 1) ? at.x : between(0, 1) ? at.weight : at.y) = 1;
+    Tuning tuning;
+    if (between(0, 1)) tuning = {static_cast<TileKind>(between(0, 3)), between(1, 4)};
+    if (between(0, 5) == 0) tuning.max_pixels = between(1, 40);
+    check(sized(s), between(0, 1) != 0, at, tuning);
+  }
+}
+
+/// Calls check(shape) with the largest allowed paddings, strides and dilations: windows start up to 2^31 - 1
+/// before or after the image, and only some of them overlap it.
+template <class Check>
+void largest_paddings(const Check& check) {
+  constexpr std::int64_t most = 0x7fffffff;
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 4}) {
+      Conv2dShape s{
+          .n = 1, .c = 4, .h = 3, .w = 5, .k = 4, .r = 3, .s = 3, .groups = groups, .channels_last = last};
+      s.stride_h = s.stride_w = s.padding_h = s.padding_w = most;
+      check(sized(s));
+      s.h = 4, s.s = 2;
+      s.stride_h = 1 << 29, s.stride_w = 1 << 30;
+      s.padding_w = (1 << 30) - 1;
+      s.dilation_h = (1 << 30) - 1, s.dilation_w = 1 << 30;
+      check(sized(s));
+    }
+}
+
+}  // namespace emulated

@@ -1,0 +1,202 @@
+#include "tapestry/kernels/cpu/conv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tapestry/core/threads.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+using namespace tapestry::kernels;
+
+namespace {
+
+std::mt19937 random_bits(11);
+std::int64_t between(std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(random_bits);
+}
+
+Conv2dShape random_shape() {
+  Conv2dShape s;
+  s.n = between(1, 4);
+  s.groups = between(0, 2) == 0 ? between(2, 3) : 1;
+  s.c = s.groups * (between(0, 3) == 0 ? between(16, 20) : between(1, 5));
+  s.k = s.groups * (between(0, 3) == 0 ? between(16, 20) : between(1, 5));
+  s.r = between(1, 4), s.s = between(1, 4);
+  s.stride_h = between(1, 3), s.stride_w = between(1, 3);
+  s.padding_h = between(0, 3), s.padding_w = between(0, 3);
+  s.dilation_h = between(1, 2), s.dilation_w = between(1, 2);
+  const std::int64_t span_h = s.dilation_h * (s.r - 1) + 1, span_w = s.dilation_w * (s.s - 1) + 1;
+  s.h = std::max<std::int64_t>(span_h - 2 * s.padding_h, 1) + between(0, 7);
+  s.w = std::max<std::int64_t>(span_w - 2 * s.padding_w, 1) + between(0, 20);
+  s.p = (s.h + 2 * s.padding_h - span_h) / s.stride_h + 1;
+  s.q = (s.w + 2 * s.padding_w - span_w) / s.stride_w + 1;
+  s.channels_last = between(0, 1);
+  return s;
+}
+
+std::int64_t place(bool channels_last, std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w,
+                   std::int64_t channels, std::int64_t height, std::int64_t width) {
+  return channels_last ? ((n * height + h) * width + w) * channels + c
+                       : ((n * channels + c) * height + h) * width + w;
+}
+
+// Calls f(index in y, k, index in x, index in weight) for each product in the definition of the convolution.
+template <class F>
+void each_product(const Conv2dShape& s, F&& f) {
+  const std::int64_t c_each = s.c / s.groups, k_each = s.k / s.groups;
+  for (std::int64_t n = 0; n < s.n; ++n)
+    for (std::int64_t k = 0; k < s.k; ++k)
+      for (std::int64_t p = 0; p < s.p; ++p)
+        for (std::int64_t q = 0; q < s.q; ++q)
+          for (std::int64_t c = 0; c < c_each; ++c)
+            for (std::int64_t r = 0; r < s.r; ++r)
+              for (std::int64_t t = 0; t < s.s; ++t) {
+                const std::int64_t h = p * s.stride_h - s.padding_h + r * s.dilation_h;
+                const std::int64_t w = q * s.stride_w - s.padding_w + t * s.dilation_w;
+                if (h < 0 || h >= s.h || w < 0 || w >= s.w) continue;
+                f(place(s.channels_last, n, k, p, q, s.k, s.p, s.q),
+                  place(s.channels_last, n, k / k_each * c_each + c, h, w, s.c, s.h, s.w),
+                  ((k * c_each + c) * s.r + r) * s.s + t);
+              }
+}
+
+struct Values {
+  std::vector<double> x, weight, bias, dy;                        // inputs
+  std::vector<double> y, dx, dweight, dbias;                      // expected results
+  std::vector<double> y_size, dx_size, dweight_size, dbias_size;  // sums of magnitudes
+
+  explicit Values(const Conv2dShape& s) {
+    const auto random = [](std::int64_t n) {
+      std::vector<double> v(static_cast<std::size_t>(n));
+      for (double& e : v) e = static_cast<double>(between(-32, 32)) / 16;
+      return v;
+    };
+    x = random(s.n * s.c * s.h * s.w), weight = random(s.k * (s.c / s.groups) * s.r * s.s);
+    bias = random(s.k), dy = random(s.n * s.k * s.p * s.q);
+    y.assign(dy.size(), 0), dx.assign(x.size(), 0), dweight.assign(weight.size(), 0),
+        dbias.assign(bias.size(), 0);
+    y_size = y, dx_size = dx, dweight_size = dweight, dbias_size = dbias;
+    const auto add = [](std::vector<double>& sum, std::vector<double>& size, std::int64_t at, double v) {
+      sum[static_cast<std::size_t>(at)] += v;
+      size[static_cast<std::size_t>(at)] += std::abs(v);
+    };
+    for (std::int64_t n = 0; n < s.n; ++n)
+      for (std::int64_t k = 0; k < s.k; ++k)
+        for (std::int64_t p = 0; p < s.p; ++p)
+          for (std::int64_t q = 0; q < s.q; ++q) {
+            const std::int64_t at = place(s.channels_last, n, k, p, q, s.k, s.p, s.q);
+            add(y, y_size, at, bias[static_cast<std::size_t>(k)]);
+            add(dbias, dbias_size, k, dy[static_cast<std::size_t>(at)]);
+          }
+    each_product(s, [&](std::int64_t out, std::int64_t in, std::int64_t w) {
+      const auto i = static_cast<std::size_t>(in), j = static_cast<std::size_t>(w),
+                 o = static_cast<std::size_t>(out);
+      add(y, y_size, out, x[i] * weight[j]);
+      add(dx, dx_size, in, dy[o] * weight[j]);
+      add(dweight, dweight_size, w, dy[o] * x[i]);
+    });
+  }
+};
+
+template <class T>
+std::vector<T> as(const std::vector<double>& v) {
+  return {v.begin(), v.end()};
+}
+
+// The bound is |error| <= terms eps sum |terms|. It holds for any order of the sum.
+template <class T>
+void check_close(const char* what, const std::vector<T>& got, const std::vector<double>& expected,
+                 const std::vector<double>& size, std::int64_t terms) {
+  const double eps = std::numeric_limits<T>::epsilon() * static_cast<double>(terms + 2);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < got.size(); ++i)
+    wrong += !(std::abs(got[i] - expected[i]) <= eps * size[i] + 1e-30);
+  INFO(what);
+  CHECK(wrong == 0);
+}
+
+template <class T, class Way>
+void check_way(const char* name, const Conv2dShape& s, const Values& v, bool with_bias) {
+  INFO(name << (s.channels_last ? " channels-last" : " row-major") << " n " << s.n << " c " << s.c << " h "
+            << s.h << " w " << s.w << " k " << s.k << " r " << s.r << " s " << s.s << " stride " << s.stride_h
+            << "," << s.stride_w << " padding " << s.padding_h << "," << s.padding_w << " dilation "
+            << s.dilation_h << "," << s.dilation_w << " groups " << s.groups << " bias " << with_bias);
+  const std::vector<T> x = as<T>(v.x), weight = as<T>(v.weight), bias = as<T>(v.bias), dy = as<T>(v.dy);
+  std::vector<T> y(dy.size(), T(9)), dx(x.size(), T(9)), dweight(weight.size(), T(9)),
+      dbias(bias.size(), T(9));
+  Way::forward({}, s, x.data(), weight.data(), with_bias ? bias.data() : nullptr, y.data());
+  Way::backward_input({}, s, dy.data(), weight.data(), dx.data());
+  Way::backward_weight({}, s, dy.data(), x.data(), dweight.data(), with_bias ? dbias.data() : nullptr);
+  std::vector<double> expected = v.y;
+  if (!with_bias)
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(y.size()); ++i)
+      expected[static_cast<std::size_t>(i)] -=
+          v.bias[static_cast<std::size_t>(s.channels_last ? i % s.k : i / (s.p * s.q) % s.k)];
+  const std::int64_t window = s.c / s.groups * s.r * s.s, outputs = s.n * s.p * s.q;
+  check_close("y", y, expected, v.y_size, window + 1);
+  check_close("dx", dx, v.dx, v.dx_size, s.k / s.groups * s.r * s.s);
+  check_close("dweight", dweight, v.dweight, v.dweight_size, outputs);
+  if (with_bias) check_close("dbias", dbias, v.dbias, v.dbias_size, outputs);
+}
+
+// A build without oneDNN refuses all shapes.
+bool onednn_takes(const Conv2dShape& s) {
+  const std::vector<float> x(static_cast<std::size_t>(s.n * s.c * s.h * s.w)),
+      weight(static_cast<std::size_t>(s.k * s.c / s.groups * s.r * s.s));
+  std::vector<float> y(static_cast<std::size_t>(s.n * s.k * s.p * s.q));
+  return cpu::OneDnnConv::forward({}, s, x.data(), weight.data(), nullptr, y.data());
+}
+
+}  // namespace
+
+TEST_CASE("conv2d: each way against the definition in f64, over random ragged shapes") {
+  const int before = get_num_threads();
+  int by_onednn = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    set_num_threads(1 + trial % 3);
+    const Conv2dShape s = random_shape();
+    const Values v(s);
+    check_way<double, cpu::Im2col<double>>("im2col", s, v, trial % 2);
+    check_way<float, cpu::Im2col<float>>("im2col", s, v, trial % 2);
+    if (onednn_takes(s)) {
+      check_way<float, cpu::OneDnnConv>("oneDNN", s, v, trial % 2);
+      ++by_onednn;
+    }
+  }
+  if (by_onednn == 0) WARN("this build has no oneDNN: its convolutions were not tested");
+  set_num_threads(before);
+}
+
+TEST_CASE("conv2d: relu clears what is negative, and keeps NaN") {
+  for (const bool channels_last : {false, true}) {
+    Conv2dShape s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 8, .r = 3, .s = 3, .p = 3, .q = 3};
+    s.channels_last = channels_last;
+    Values v(s);
+    v.x[7] = std::numeric_limits<double>::quiet_NaN();
+    const auto check_type = [&]<class T>() {
+      const std::vector<T> x = as<T>(v.x), weight = as<T>(v.weight), bias = as<T>(v.bias);
+      std::vector<T> plain(v.y.size()), cleared(v.y.size());
+      s.relu = false;
+      conv2d(kCPU, dtype_of<T>,
+             {.shape = s, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = plain.data()});
+      s.relu = true;
+      conv2d(kCPU, dtype_of<T>,
+             {.shape = s, .x = x.data(), .weight = weight.data(), .bias = bias.data(), .y = cleared.data()});
+      int negative = 0, nan = 0;
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        negative += plain[i] < 0;
+        nan += std::isnan(plain[i]);
+        if (std::isnan(plain[i])) CHECK(std::isnan(cleared[i]));
+        else CHECK(cleared[i] == std::max(plain[i], T(0)));
+      }
+      CHECK(negative > 0);
+      CHECK(nan > 0);
+    };
+    check_type.operator()<float>();
+    check_type.operator()<double>();
+  }
+}
