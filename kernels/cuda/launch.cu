@@ -1,4 +1,4 @@
-// The stream that kernels are launched on. launch.cuh launches them.
+// The hook that a slot runs before a CUDA kernel: it selects the GPU and notes the stream for launch.cuh.
 #include "tapestry/core/cuda/internal/check.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/cuda/launch.h"
