@@ -27,7 +27,10 @@ TEST_CASE("an operation launches its kernel on its tensor's GPU") {
   std::memset(host.raw_data(), 0, host.nbytes());
   for (const Device device : {kFirst, kSecond}) {
     const Tensor x = host.to(device);
+    const auto device_queries = [] { return stand_in::calls()["cudaStreamGetDevice"]; };
+    const auto queries_before = device_queries();
     const Tensor y = relu(x);
+    CHECK(device_queries() == queries_before);  // the slot has noted the GPU of the stream
     const auto launches = stand_in::launches();
     REQUIRE_FALSE(launches.empty());
     const stand_in::Launch& last = launches.back();
