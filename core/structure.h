@@ -61,8 +61,9 @@ constexpr int count_members() {
   else return sizeof...(Members);
 }
 
-/// True if member number `before` is a C array whose elements were counted one by one (brace elision). Such a
-/// struct accepts {} for that member, but then has no place for `after` more values.
+/// True if a C array of several elements begins at value number `before`. Brace elision makes count_members()
+/// count each of its elements. But {} at this place initializes the whole array, and then `after` more values
+/// are too many.
 template <class T, std::size_t... before, std::size_t... after>
 constexpr bool array_counted(std::index_sequence<before...>, std::index_sequence<after...>) {
   return requires { T{(void(before), Anything{})..., {}}; }

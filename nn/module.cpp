@@ -213,7 +213,8 @@ HookHandle Module::register_forward_hook(ForwardHook hook) {
   return add_hook(&Hooks::after, std::move(hook));
 }
 
-// Both functions iterate over copies, because a hook may remove itself or register another hook.
+// run_pre_hooks() and run_hooks() iterate over a copy of the list of hooks, because a hook may remove itself
+// or register another hook.
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
   const auto hooks = hooks_->before.list;
   for (const auto& [id, hook] : hooks) hook(*this, inputs);

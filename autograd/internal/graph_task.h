@@ -37,8 +37,9 @@ class GraphTask {
   /// Makes the pass capture the gradient that arrives through `edge`. A pass with captures computes only the
   /// gradients that they need, and accumulates none in leaves. Call before run().
   void capture(const Edge& edge);
-  /// Stores the nodes and inputs that no capture needs in `weights`, instead of dropping them. Call before
-  /// run().
+  /// Makes the pass record in `*weights` the part of the graph that no capture needs, so that
+  /// WeightGradients::accumulate() can compute its gradients later. Without this call, the pass skips that
+  /// part. Call before run().
   void postpone_into(WeightGradients::Impl* weights) { postponed_ = weights; }
   /// Runs the whole pass. Rethrows an exception of a node or hook; the graph is then still usable.
   void run(std::vector<Seed> seeds, std::vector<Postponed> resumed = {});

@@ -11,7 +11,8 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-// An element of a window that lies inside the input: its offset from the start of the search, and its place.
+// One element of a window, inside the input. `offset` is counted from the `x` that search() gets. `place` is
+// the element's index in the window, row * kernel_w + column; elements in the padding are counted too.
 struct Element {
   std::int64_t offset;
   std::int32_t place;

@@ -37,14 +37,17 @@ const bool integers = [] {
     slot<Relu>.set(kDevice, t, &launch_integers<T, IntegerOp::maximum>);
     clamp.set(kDevice, t, &launch_integer_clamp<T>);
   });
-  constexpr DType t = DType::boolean;
-  using Byte = std::uint8_t;
-  slot<Add>.set(kDevice, t, &launch_integers<Byte, IntegerOp::maximum>);
-  slot<Mul>.set(kDevice, t, &launch_integers<Byte, IntegerOp::minimum>);
-  slot<Maximum>.set(kDevice, t, &launch_integers<Byte, IntegerOp::maximum>);
-  slot<Minimum>.set(kDevice, t, &launch_integers<Byte, IntegerOp::minimum>);
-  add_scalar.set(kDevice, t, &launch_integers<Byte, IntegerOp::maximum, false, bool>);
-  mul_scalar.set(kDevice, t, &launch_integers<Byte, IntegerOp::minimum, false, bool>);
+  // Inside a template: nvcc 13 gives a variable template that is used elsewhere hidden visibility, and the
+  // library would then not export the slot.
+  for_types<std::uint8_t>([]<class Byte>() {
+    constexpr DType t = DType::boolean;
+    slot<Add>.set(kDevice, t, &launch_integers<Byte, IntegerOp::maximum>);
+    slot<Mul>.set(kDevice, t, &launch_integers<Byte, IntegerOp::minimum>);
+    slot<Maximum>.set(kDevice, t, &launch_integers<Byte, IntegerOp::maximum>);
+    slot<Minimum>.set(kDevice, t, &launch_integers<Byte, IntegerOp::minimum>);
+    add_scalar.set(kDevice, t, &launch_integers<Byte, IntegerOp::maximum, false, bool>);
+    mul_scalar.set(kDevice, t, &launch_integers<Byte, IntegerOp::minimum, false, bool>);
+  });
   return true;
 }();
 

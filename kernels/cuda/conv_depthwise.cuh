@@ -22,9 +22,9 @@ struct DepthwisePlan {
   float floor;
 };
 
-/// A thread computes kChannels channels of 4 pixels with stride kApart. Adjacent threads have adjacent
-/// channels if kApart is 1 (channels-last), else adjacent pixels. The launch bounds allow 128 registers, 16
-/// warps per SM.
+/// Each thread computes kChannels channels of 4 pixels, which are kApart pixels apart. Adjacent threads
+/// compute adjacent channels if kApart is 1 (channels-last), otherwise adjacent pixels. The launch bounds
+/// limit a thread to 128 registers, so that 16 warps fit on an SM.
 template <int kChannels, int kApart>
 __global__ void __launch_bounds__(kDepthwiseThreads, 4)
     depthwise(GatherPlan p, DepthwisePlan d, unsigned count, const float* in, const float* weight,

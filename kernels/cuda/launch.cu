@@ -1,5 +1,4 @@
 // The hook that a slot runs before a CUDA kernel: it selects the GPU and notes the stream for launch.cuh.
-#include "tapestry/core/cuda/internal/check.h"
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/cuda/launch.h"
 #include "tapestry/core/stream.h"
@@ -12,8 +11,9 @@ namespace {
 // Each launch goes to the GPU of the device that the slot was called for.
 [[maybe_unused]] const bool hooked = [] {
   set_launch_hook([](Device device, void* stream) {
-    const int gpu = ::tapestry::cuda::devices().at(device).gpu();
-    ::tapestry::cuda::use_gpu(gpu);
+    auto& devices = ::tapestry::cuda::devices();
+    const int gpu = devices.at(device).gpu();
+    devices.runtime().choose(gpu);
     ::tapestry::cuda::note_stream(stream, gpu);
   });
   return true;

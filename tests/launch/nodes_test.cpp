@@ -40,7 +40,7 @@ TEST_CASE("each node joins once, and all with the same options") {
   Nodes zero(store, node(0)), one(store, node(1));
   zero.join();
   one.join();
-  CHECK_THROWS_WITH(Nodes(store, node(1)).join(), ContainsSubstring("launcher of node 1 already"));
+  CHECK_THROWS_WITH(Nodes(store, node(1)).join(), ContainsSubstring("launcher of node 1 exists already"));
   CHECK_THROWS_AS(Nodes(store, node(1, 3)).join(), tapestry::ValueError);
   CHECK_THROWS_WITH(Nodes(store, node(1, 3)).join(), ContainsSubstring("--nproc-per-node 3"));
 }

@@ -112,7 +112,7 @@ TEST_CASE("torchrun's command lines work") {
   CHECK(o.host == "localhost");
   CHECK(o.port == 0);
   CHECK(o.command == Words{"./app"});
-  CHECK_THROWS_WITH(parse({"--rdzv-backend=etcd", "app"}), ContainsSubstring("leave it out"));
+  CHECK_THROWS_WITH(parse({"--rdzv-backend=etcd", "app"}), ContainsSubstring("leave the option out"));
 }
 
 TEST_CASE("--help and --doctor need no program") {
@@ -138,9 +138,9 @@ TEST_CASE("errors name the wrong value and the remedy") {
   wrong({"--nproc", "2", "app"}, "unknown option '--nproc'");
   wrong({"--bogus=1", "app"}, "unknown option '--bogus'");
   wrong({"-n", "2", "app"}, "unknown option '-n'");
-  wrong({"--local_rank=0", "app"}, "--local_rank: ranks are told their numbers by variables");
+  wrong({"--local_rank=0", "app"}, "--local_rank: ranks read their numbers from variables");
   wrong({"--local-rank", "0", "app"}, "leave the option out");
-  wrong({"--use_env", "app"}, "--use_env: ranks are told");
+  wrong({"--use_env", "app"}, "--use_env: ranks read");
   wrong({"-nnodes", "2", "app"}, "unknown option '-nnodes'");
   wrong({"-", "app"}, "unknown option '-'");
   wrong({"--nnodes"}, "--nnodes needs a value");
@@ -152,7 +152,7 @@ TEST_CASE("errors name the wrong value and the remedy") {
   wrong({"--max-restarts=-1", "app"}, "from 0 to");
   wrong({"--grace=nan", "app"}, "from 0 to");
   wrong({"--grace=-1", "app"}, "from 0 to");
-  wrong({"--nnodes=1:4", "app"}, "the number of nodes is fixed");
+  wrong({"--nnodes=1:4", "app"}, "elastic node ranges are not supported");
   wrong({"--standalone", "--nnodes=2", "app"}, "--standalone is for one node");
   wrong({"--nnodes=2", "--rdzv-endpoint=h:1", "app"}, "--node-rank 0 to 1");
   wrong({"--nnodes=2", "--node-rank=0", "app"}, "--rdzv-endpoint host:port");

@@ -132,7 +132,7 @@ TEST_CASE("a program that cannot be started is reported before any rank runs") {
           "cannot find the program no-such-program-here");
   refused({"./no/such"}, 127, "cannot find the program ./no/such");
   refused({"/etc/passwd"}, 127, "not executable");
-  refused({"/etc"}, 127, "not a file");
+  refused({"/etc"}, 127, "is not a regular file");
   refused({"--log-dir", "/proc/no", "sh", "-c", "echo ran"}, 1, "cannot create /proc/no");
   refused({"--nproc-per-node=0", "sh"}, 2, "from 1 to");
   refused({"--what", "sh"}, 2, "unknown option '--what'");

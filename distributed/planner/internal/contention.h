@@ -20,8 +20,10 @@ using Models = std::vector<std::unique_ptr<ProfiledModel>>;
 /// device counts.
 Contention measure_contention(const Models& models, std::int64_t n, int passes);
 
-/// The contention of Strategy::master. In the steps on all devices, `send` is called before forward and `add`
-/// after backward, and only the first device runs the optimizer.
+/// The same for Strategy::master. In steps on all devices, `send` copies the first device's parameters to the
+/// others before forward, `add` sums the gradients on the first device after backward, and only the first
+/// device runs the optimizer. Steps on the first device alone call neither. The results do not include the
+/// time of `send` and `add`.
 Contention measure_contention(const Models& models, std::int64_t n, int passes,
                               const std::function<void()>& send, const std::function<void()>& add);
 

@@ -2,7 +2,6 @@
 #include <cstdio>
 
 #include "tapestry/core/cuda/device.h"
-#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/kernels/cuda/portable.cuh"

@@ -1,5 +1,6 @@
 #pragma once
-// The CUDA devices of tests_device: fake GPUs. The emulator runs a kernel when its stream runs.
+// The CUDA devices of tests_device: the fake GPUs of tests/support/fake_gpu.h. A launch only queues the
+// kernel in its stream; the emulator runs it on the CPU when the stream gets to it.
 #include <cstddef>
 
 #include "tests/support/fake_gpu.h"

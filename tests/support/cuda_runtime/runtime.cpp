@@ -1,6 +1,6 @@
-// One copy of the stand-in CUDA runtime: the entry points that the library, its tests and the code that nvcc
-// generates call. libcudart's stand-in has one copy; a module that is linked with these objects has a copy of
-// its own, as with the static CUDA runtime.
+// The stand-in CUDA runtime: the entry points that the library, its tests and the code that nvcc generates
+// call. This file is compiled twice: into the stand-in for libcudart.so, and into tests_cuda_module, which
+// therefore has its own copy of the variables below, like a library that links libcudart_static.a.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
