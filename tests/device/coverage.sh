@@ -9,8 +9,16 @@ shift
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# An object registers each of its kernels with the runtime by its symbol, a string of its data.
-for object; do strings -d -n 8 "$object"; done | grep '^_ZN8tapestry7kernels4cuda' | sort -u >"$scratch/compiled" || true
+# An object registers each of its kernels with the runtime by its symbol, a string constant of the host code. The fat
+# binary beside it names device functions too, so only the sections of string constants are read.
+names_in() {
+  local section
+  for section in $(readelf -SW "$1" | grep -oE '\.rodata\.str[0-9.]+' | sort -u); do
+    readelf -W -p "$section" "$1"
+  done
+}
+for object; do names_in "$object"; done | sed -n 's/^ *\[ *[0-9a-f]*\] *\(_ZN8tapestry7kernels4cuda.*\)$/\1/p' |
+  sort -u >"$scratch/compiled" || true
 sort -u "$folder"/*.txt >"$scratch/launched"
 comm -23 "$scratch/compiled" "$scratch/launched" >"$scratch/missing"
 missing=$(wc -l <"$scratch/missing")
