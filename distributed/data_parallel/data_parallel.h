@@ -35,14 +35,12 @@ class Replicas;
 
 enum class Strategy {
   /// Every device keeps a replica. Gradients are averaged while backward runs, as under DDP, and the
-  /// optimizer
-  /// steps each replica on its device. Parameters are copied between devices only after a change of the first
-  /// replica alone. All devices need the same memory.
+  /// optimizer steps each replica on its device. Parameters are copied between devices only after a change of
+  /// the first replica alone. All devices need the same memory.
   replicated,
   /// The classic algorithm of PyTorch's DataParallel. The first device is the master: its parameters are
-  /// copied
-  /// to the other devices before every forward, the gradients are summed on it, and only its parameters are
-  /// stepped. It moves more bytes and needs more memory on the master.
+  /// copied to the other devices before every forward, the gradients are summed on it, and only its
+  /// parameters are stepped. It moves more bytes and needs more memory on the master.
   master,
 };
 

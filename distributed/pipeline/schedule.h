@@ -18,18 +18,14 @@ enum class Schedule : std::uint8_t {
   /// micro-batches before it frees the first.
   gpipe,
   /// One forward, one backward: each backward starts as early as possible, and one forward follows it
-  /// (Narayanan et
-  /// al., "Efficient large-scale language model training on GPU clusters", 2021, under the name
-  /// PipeDream-Flush). It
-  /// takes as long as gpipe. Stage s of S holds the activations of at most S - s micro-batches.
+  /// (Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021, under the name
+  /// PipeDream-Flush). It takes as long as gpipe. Stage s of S holds the activations of at most S - s
+  /// micro-batches.
   one_f_one_b,
   /// 1F1B with every backward split in two (Qi et al., "Zero bubble pipeline parallelism", 2023, under the
-  /// name
-  /// ZB-H1). First come the gradients of a stage's inputs, because the previous stage waits for them. The
-  /// gradients
-  /// of its weights follow when the stage would be idle. The idle time is a third of 1F1B's if forward and
-  /// the two
-  /// halves take equally long. Every stage holds tensors of at most S micro-batches.
+  /// name ZB-H1). First come the gradients of a stage's inputs, because the previous stage waits for them.
+  /// The gradients of its weights follow when the stage would be idle. The idle time is a third of 1F1B's if
+  /// forward and the two halves take equally long. Every stage holds tensors of at most S micro-batches.
   zero_bubble,
 };
 /// "gpipe", "1f1b", "zero-bubble"
