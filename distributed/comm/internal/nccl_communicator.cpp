@@ -12,8 +12,11 @@ void use_nccl_library(const cuda::OpenLibrary*) {}
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tapestry/core/cuda/internal/devices.h"
 #include "tapestry/core/error.h"
@@ -55,8 +58,12 @@ const NcclFunctions& nccl() {
 }
 
 void use_nccl_library(const cuda::OpenLibrary* library) {
-  // Never freed: communicators refer to it.
-  replaced.store(library ? new NcclFunctions(*library) : nullptr);
+  // Communicators keep references to their functions, so no table is ever freed.
+  static std::mutex mutex;
+  static auto& tables = *new std::vector<std::unique_ptr<const NcclFunctions> >;
+  const std::lock_guard lock(mutex);
+  if (library) tables.push_back(std::make_unique<const NcclFunctions>(*library));
+  replaced.store(library ? tables.back().get() : nullptr);
 }
 
 void AbortFlag::set(const std::string& why) {
