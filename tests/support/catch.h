@@ -5,7 +5,6 @@
 using Catch::Approx;
 using Catch::Matchers::ContainsSubstring;
 #else
-#define CATCH_CONFIG_ENABLE_ALL_STRINGMAKERS
 #include <catch2/catch.hpp>
 inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
 #endif

@@ -1,1 +1,1 @@
-// Empty. This is the source file for which catch.h is precompiled; all test programs use the result.
+// The build precompiles Catch2 for this empty source file; all test programs use the result.
