@@ -340,7 +340,7 @@ class Tensor {
   bool is_channels_last() const;
   [[noreturn, gnu::cold]] static void throw_undefined();
   [[noreturn]] void throw_wrong_dtype(DType asked) const;
-  // For item(): `value` truncated to an integer, and the error if the result does not fit.
+  // Implements item() for integer types: truncates `value`, and throws if the result does not fit.
   static std::int64_t truncated(const Scalar& value);
   [[noreturn, gnu::cold]] static void throw_does_not_fit(const Scalar& value);
   Ref<TensorImpl> impl_;

@@ -1,6 +1,7 @@
 #pragma once
-// What kernels/cuda/launch.cuh, which launches kernels, needs of the library. Launches are compiled into
-// other modules too, so only numbers and strings cross this interface, no types of CUDA.
+// Functions of the library that kernels/cuda/launch.cuh calls to launch kernels. That header is compiled into
+// other modules (programs, shared libraries) too, so only numbers and strings cross this interface, no types
+// of CUDA.
 
 namespace tapestry::cuda {
 

@@ -24,7 +24,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Writes results in the dtype of the output. It is T, or f32 if T is a 16-bit float.
+/// Writes results in the dtype of the output, which is T, or f32 if T is a 16-bit float.
 template <class T>
 class ReductionWriter {
  public:
@@ -47,7 +47,7 @@ namespace reduction {
 
 inline constexpr std::int64_t kDepth = 32;        // elements that a lane accumulates before it is merged
 inline constexpr std::int64_t kTile = 256;        // columns that are reduced at the same time
-inline constexpr std::int64_t kElements = 16384;  // per block
+inline constexpr std::int64_t kElements = 16384;  // elements per block
 inline constexpr std::int64_t kEnoughTasks = 32;  // with fewer tasks, each task is divided into blocks
 
 inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* sizes,

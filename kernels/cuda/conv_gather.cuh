@@ -323,7 +323,7 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2dS
     tuning.max_pixels = most;
   }
   const bool whole = covers(g, image);  // a split launch needs every pixel written
-  // A launch may have 2^31 - 1 blocks, and as many pixels.
+  // A launch is limited to 2^31 - 1 blocks and to 2^31 - 1 pixels.
   const std::int64_t tiles = ceil_div(p.lines, 32) * s.groups;
   const std::int64_t most = std::min(tuning.max_pixels, std::int64_t{0x7fffffff} / tiles * 64);
   for_images(s.n, image, most, [&](std::int64_t first, std::int64_t images) {

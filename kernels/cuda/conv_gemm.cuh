@@ -205,9 +205,9 @@ class DenseSteps {
 
 inline constexpr int kSumThreads = 256;
 
-/// Calls target(i, sum) with the sum over all parts of parts[part][target.from(i)]. Block (256 / y, y): the y
-/// threads of an element each add every y-th part in order, then their sums are added in order. The result is
-/// deterministic.
+/// The split-K reduction. For each output i it adds parts[part][target.from(i)] over all parts and calls
+/// target(i, sum). The block is (256 / y, y): y threads share an output, and each adds every y-th part. Then
+/// the y sums are added. Both orders are fixed, so the result is deterministic.
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts(const float* parts, unsigned count, unsigned size, Target target) {
@@ -298,8 +298,9 @@ inline double cycles(const TileCost& tile, double blocks, double steps, std::int
   return each * block / speed + add;
 }
 
-/// The cheapest of tiles [begin, end) of kTileCosts, without split or with splits that fill all SMs one to
-/// four times. `cut(tile)` returns the number of blocks without split.
+/// Returns the tile among kTileCosts[begin .. end - 1] and the number of k splits with the lowest estimated
+/// cost. It considers no split, and splits that give one to four waves of blocks. `cut(tile)` returns the
+/// number of blocks without splits.
 template <class Blocks>
 Tuning choose_tuning(int begin, int end, const Blocks& cut, double steps, double outputs) {
   Tuning best;

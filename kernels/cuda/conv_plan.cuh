@@ -47,7 +47,8 @@ struct PixelClass {
   std::int64_t out;                 // offset of the class's first pixel in `out`
   std::int64_t weight;              // offset of the class's first tap in the packed weight
 };
-/// The taps of a class as indices r S + s into the window: first + a step_h + b step_w, for b < taps_w.
+/// The taps of a residue class, as indices r S + s into the window. They are first + a step_h + b step_w for
+/// a = 0, 1, ... and b < taps_w.
 struct TapClass {
   std::int64_t first, step_h, step_w, weight;
   unsigned taps, taps_w;

@@ -1,6 +1,6 @@
 #pragma once
-// Element index to offset with 64-bit indices, for kernels whose launches are not split as those of map.cuh
-// are.
+// Converts element indices to offsets with 64-bit arithmetic. Kernels use it if their launches are not split
+// so that 32 bits suffice (map.cuh splits its launches).
 #include "tapestry/kernels/cuda/map.cuh"
 
 namespace tapestry::kernels::cuda {

@@ -52,7 +52,8 @@ struct CrossEntropyTerms {
     return s;
   }
   __device__ static float base(float max) { return max == -kInfinity ? 0.0f : max; }
-  /// Where a batch has no class, x must be -inf and q 0.
+  /// Adds a batch of classes. Entries of the batch that stand for no class (past the end of the row) must
+  /// have x = -inf and q = 0.
   template <class Batch>
   __device__ static void add(State& s, const Batch& batch, const float (&x)[Batch::kSize],
                              const float (&q)[Batch::kSize]) {
@@ -98,7 +99,7 @@ struct CrossEntropyTerms {
   }
 };
 
-/// Blocks per SM. q needs registers beside x: 64 in all.
+/// Blocks per SM (launch bounds). With q a thread needs 64 registers, so at most 1024 threads fit on an SM.
 template <class Mapping>
 constexpr int blocks_per_sm(bool with_q) {
   return with_q ? std::min(Mapping::kBlocks, 1024 / Mapping::kThreads) : Mapping::kBlocks;

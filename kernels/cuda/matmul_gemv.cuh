@@ -1,8 +1,9 @@
 #pragma once
-// C = A B for up to 16 rows of A (4 in bf16), where A and B are both contiguous along k with aligned packs:
-// the forward pass of a linear layer with a small batch. The time is the time to read B once; a threadblock
-// tile would waste most of its products. A block computes four columns of C. Its threads stride along k with
-// 16-byte loads of the four columns of B and of the rows of A, which hit in cache.
+// C = A B for up to 16 rows of A (4 in bf16), where A and B are both contiguous along k with aligned packs.
+// This is the forward pass of a linear layer with a small batch. Its time is that of reading B once. A tiled
+// GEMM would be slower, because most rows of its tiles would be empty. A block computes four columns of C.
+// Its threads stride along k with 16-byte loads of the four columns of B and of the rows of A, which hit in
+// cache.
 #include "tapestry/kernels/cuda/matmul_plan.cuh"
 
 namespace tapestry::kernels::cuda {
@@ -88,7 +89,8 @@ bool is_gemv(const GemmArgs& g) {
 template <class T>
 void launch_gemv(const GemmArgs& g, const GemmLayout& layout, cudaStream_t stream) {
   const GemmPlan<T> plan = gemm_plan<SmallTileF32, T>(g, layout, 1);
-  // As many warps as leave each thread two packs of a column or more, but at most kGemvWarps.
+  // The number of warps is the largest that leaves each thread at least two packs of a column, and at most
+  // kGemvWarps.
   constexpr std::int64_t kPacks = 2 * 32 * (16 / sizeof(T));
   const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(g.k, kPacks), 1, kGemvWarps));
   const auto go = [&](auto kernel) {

@@ -37,9 +37,9 @@ struct LayerNormRows {
   float *mean, *inv_std;
 };
 
-/// Resident threads per SM that a kernel is compiled for (launch bounds). While one warp or block waits for
-/// its row, others load theirs. 8 elements per thread take 32 registers, 16 take 48. More elements, or scalar
-/// loads with an address each, take 64.
+/// The number of resident threads per SM that a kernel is compiled for (launch bounds). With more of them,
+/// other rows load while one waits for its data. 8 elements per thread take 32 registers per thread, 16
+/// elements take 48. More elements, or scalar loads with an address each, take 64.
 constexpr int threads_per_sm(int elements, int pack) {
   if (pack == 1 || elements > 16) return 1024;
   return elements > 8 ? 1280 : 2048;

@@ -23,8 +23,9 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// All-reduce (sum or maximum) over the threads of a row: a warp or a block. Each of the two has one shared
-/// array without a second barrier, so a block-wide kernel may call each only once.
+/// All-reduce (sum or maximum) over the threads of a row: a warp or a block. sum() and max() each have one
+/// shared array and no second barrier to protect it, so a kernel with one block per row may call each of them
+/// only once.
 template <int kThreads>
 struct RowThreads {
   template <int K>
