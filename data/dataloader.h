@@ -31,7 +31,7 @@
 
 namespace tapestry::data {
 
-/// The batch that a transform changes.
+/// Tells a transform which batch it changes, so that it can draw the random numbers of each sample.
 struct BatchContext {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
