@@ -152,8 +152,8 @@ void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Comp
   });
 }
 
-// Each pixel of a window adds dy in the channels in which it was the maximum. The inner loop over channels
-// has no branch.
+// For each output pixel, adds dy to dx at every pixel of its window, in the channels in which that pixel was
+// the maximum. The inner loop over channels has no branch.
 template <class T, class I>
 void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
   using C = Compute<T>;

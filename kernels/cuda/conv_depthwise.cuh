@@ -180,7 +180,7 @@ struct DepthwiseTerm {
         const std::int64_t z = (tap - a * t.window_w.value) * t.dilation_w - t.padding_w;
         h[i] = tap < t.sums ? static_cast<unsigned>(y) : 0;
         w[i] = tap < t.sums ? static_cast<unsigned>(z) : 0;
-        at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // for taps past the end the sum is not stored
+        at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // sums of taps past the end are not stored
       }
     }
     __device__ void add(const DepthwiseTerm& t, const ChannelSums& p, float dy, unsigned pixel,

@@ -117,7 +117,8 @@ class PixelQuads {
   unsigned channel_, tap_, inside_;
 };
 
-/// Offset and coordinates of one k index (tap and channel), relative to a pixel's first tap.
+/// The offset and the coordinates of the input element that one k index (tap and channel) selects, relative
+/// to a pixel's first tap.
 struct alignas(16) DepthEntry {
   std::int64_t at;
   unsigned h, w;
@@ -163,7 +164,8 @@ class PixelSingles {
   static constexpr int kCount = kDepth * kLines / kThreads / kPixels;
   static_assert(kCount * kPixels * kThreads == kDepth * kLines);
   __device__ static unsigned own_k() { return threadIdx.x / kLines * kCount; }
-  /// Writes the entries of the step at k_ into the buffer that no thread has read since the last barrier.
+  /// Writes the entries of the k step that begins at k_. They go into the buffer that all threads had
+  /// finished reading at the last barrier.
   __device__ void look_up() {
     if (threadIdx.x >= kDepth) return;
     const unsigned k = k_ + threadIdx.x;

@@ -136,7 +136,7 @@ __device__ __forceinline__ void store_along_depth(float* tile, int line, int k, 
   UNROLL for (int i = 0; i < 4; ++i) tile[(k + i) * (kLines + 4) + line] = quad.v[i];
 }
 
-/// Lines are contiguous in memory. depth is a multiple of 4.
+/// Loader of a matrix whose lines are contiguous in memory (along k). depth must be a multiple of 4.
 template <int kLines, int kThreads>
 class DenseLines {
  public:
@@ -170,7 +170,8 @@ class DenseLines {
   int left_;  // elements of k that remain
 };
 
-/// The lines of one k index are contiguous in memory. lines is a multiple of 4.
+/// Loader of a matrix in which all lines of one k index are contiguous in memory (across k). The number of
+/// lines must be a multiple of 4.
 template <int kLines, int kThreads>
 class DenseSteps {
  public:

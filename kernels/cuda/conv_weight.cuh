@@ -166,7 +166,8 @@ struct WeightBlock {
   unsigned group, first_row, first_col;
 };
 
-/// Grid (row tiles x groups x column tiles, 1, splits). `parts` is (split; channel of y; tap, channel of x).
+/// Computes the partial weight gradients of all splits. Grid (row tiles x groups x column tiles, 1, splits).
+/// The output `parts` is (split; channel of y; tap, channel of x).
 template <class Tile, template <int, int> class Output, template <int, int> class Input>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_weight_parts(WeightPlan p, const float* dy, const float* x, float* parts) {

@@ -36,8 +36,9 @@ __device__ __forceinline__ int fold_warp(float* v) {
   return first;
 }
 
-/// Blocks per SM. 64 sums of 16 rows, and packs of A and B, take 128 registers: two blocks of 256 threads. 16
-/// sums of 4 rows and bf16 packs as floats take 80 registers: three blocks.
+/// The number of blocks of 256 threads per SM, which follows from the registers per thread. For 16 rows a
+/// thread needs 128 registers, among others for its 64 sums, so two blocks fit. For up to 4 rows it needs 80
+/// for its 16 sums and the bf16 packs as floats, so three blocks fit.
 constexpr int gemv_blocks(int rows) { return rows > 4 ? 2 : rows > 1 ? 3 : 4; }
 
 template <class T, int kRows>

@@ -408,12 +408,12 @@ GemmPlan<T> gemm_plan(const GemmArgs& g, const GemmLayout& layout, std::int64_t 
   }
   p.m_tiles = static_cast<unsigned>(ceil_div(g.m, Tile::kM));
   p.n_tiles = static_cast<unsigned>(ceil_div(g.n, Tile::kN));
-  // Kernels count k within a split in 31 bits.
+  // A split may have at most 2^30 elements of k, because kernels count them in 31 bits.
   splits = std::max(splits, ceil_div(g.k, 1 << 30));
   p.k_split = std::max<std::int64_t>(ceil_div(ceil_div(g.k, splits), Tile::kDepth), 1) * Tile::kDepth;
   p.splits = static_cast<unsigned>(std::max<std::int64_t>(ceil_div(g.k, p.k_split), 1));
   p.partial_row = ceil_div(g.n, 4) * 4;
-  // In 64 bits, because 2^32 matrices would wrap to 0 in 32 bits.
+  // The number of blocks is computed in 64 bits, because 2^32 matrices would wrap to 0 in 32 bits.
   const std::int64_t blocks = std::int64_t{p.m_tiles} * p.n_tiles * p.splits * batch_count(g);
   check(blocks <= 0x7fffffff, "[matmul] ", batch_count(g), " products of (", g.m, ", ", g.k, ") and (", g.k,
         ", ", g.n, ") are too many for a launch; multiply fewer at once");

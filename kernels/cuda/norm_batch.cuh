@@ -160,7 +160,8 @@ __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) 
   return s;
 }
 
-/// Block tile: `width` packs by all rows of a chunk. `parts` is (chunks, 2, channels).
+/// Reduces each channel over chunks of rows. A block handles `width` packs of channels and all rows of a
+/// chunk. The output `parts` is (chunks, 2, channels).
 template <class Op, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     reduce_columns(Op op, ChannelShape shape, float* parts) {
@@ -263,7 +264,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
 inline constexpr unsigned kFinishThreads = 32;
 inline unsigned finish_threads(int chunks) { return chunks > 64 ? kFinishThreads : 8; }
 
-/// Block (32, a power of 2). All chunks but the last have `chunk` elements per channel; `total` is their sum.
+/// Merges the partial results of all chunks and calls finish() for each channel. Block (32, a power of 2).
+/// All chunks but the last have `chunk` elements per channel, and all chunks together have `total`.
 template <class Op, class Finish>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     finish_channels(const float* parts, int chunks, std::int64_t channels, std::int64_t chunk,
