@@ -191,8 +191,8 @@ class Tensor {
   /// `hook` is called with the gradient of this tensor when backward has computed it. If `hook` returns a
   /// defined tensor, that tensor replaces the gradient.
   HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const;
-  /// For leaves. `hook` is called with this tensor after backward has accumulated its complete gradient in
-  /// grad(), while backward of the other tensors still runs.
+  /// Only leaves have this hook. `hook` is called with this tensor after backward has accumulated its
+  /// complete gradient in grad(), while backward of the other tensors still runs.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
 
   // ---- operations (defined in autograd/ops) ----

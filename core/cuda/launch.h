@@ -12,8 +12,8 @@ bool sync_launches();
 /// Remembers for this thread that `stream`, which the library made, belongs to `gpu`. A slot calls it before
 /// its kernel.
 void note_stream(const void* stream, int gpu);
-/// The GPU of `stream` if this thread noted `stream` last, and the library has destroyed no stream since
-/// then; else -1. Makes no call to CUDA.
+/// Returns the GPU of `stream` if this thread's last note_stream() was for `stream`, and the library has
+/// destroyed no stream since then. Returns -1 otherwise. Makes no call to CUDA.
 int noted_gpu(const void* stream);
 
 /// Throws OutOfMemoryError if `code` is cudaErrorMemoryAllocation, else CudaError. `name` and `text` are

@@ -106,7 +106,7 @@ void product(GemmArgs g) {
     return;
   }
   if (g.bias) {
-    // Accumulation starts from the bias, which saves another pass over C.
+    // The product is accumulated onto the bias, which saves another pass over C.
     if (g.accumulate) add_bias<T>(g);
     else fill_rows<T>(g);
     g.accumulate = true;

@@ -306,7 +306,8 @@ inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image,
   return one_class && p.out.w == 1 && image % 4 == 0 ? Stores::pixel_quads : Stores::singles;
 }
 
-/// `image` is the number of pixels per image of `out`, `channels` the number of its channels.
+/// Computes `out` by as many launches as the limits of a launch require. `image` is the number of pixels in
+/// one image of `out`, and `channels` is the number of channels of `out`.
 inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2dShape& s, std::int64_t image,
                                 std::int64_t channels, Tuning tuning, const LaunchContext& context) {
   const cudaStream_t stream = stream_of(context);

@@ -1,6 +1,6 @@
 #pragma once
-// Converts element indices to offsets with 64-bit arithmetic. Kernels use it if their launches are not split
-// so that 32 bits suffice (map.cuh splits its launches).
+// Converts element indices to offsets with 64-bit arithmetic, for kernels whose launches may have any number
+// of elements. (map.cuh instead splits its launches, so that 32 bits suffice.)
 #include "tapestry/kernels/cuda/map.cuh"
 
 namespace tapestry::kernels::cuda {

@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   parts[(2 * chunk + 1) * shape.c + channel] = b;
 }
 
-/// blockDim.y of finish_channels(): threads that share one channel. With many chunks, more threads hide the
-/// latency of the loads.
+/// The number of threads that share one channel in finish_channels(), which is its blockDim.y. With many
+/// chunks, more threads hide the latency of the loads.
 inline constexpr unsigned kFinishThreads = 32;
 inline unsigned finish_threads(int chunks) { return chunks > 64 ? kFinishThreads : 8; }
 

@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
   }
 }
 
-/// blockDim.y of add_row_parts(): threads that share a column. With many parts, more threads hide the latency
-/// of the loads, since short rows give few blocks.
+/// The number of threads that share a column in add_row_parts(), which is its blockDim.y. With many parts,
+/// more threads hide the latency of the loads, since short rows give few blocks.
 inline constexpr unsigned kPartThreads = 32;
 inline unsigned part_threads(int count) {
   return count > 64 ? kPartThreads : static_cast<unsigned>(std::clamp(count, 1, 8));

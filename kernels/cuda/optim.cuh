@@ -95,7 +95,8 @@ struct StepBatch {
   int first[kStepBatch];
 };
 
-/// One block per parameter. owners[chunk] is set to the index of the parameter that the chunk belongs to.
+/// Writes the table entries of a batch of parameters, one block per parameter. Sets owners[chunk] to the
+/// index of the parameter that the chunk belongs to.
 template <class Rule>
 __global__ void __launch_bounds__(kStepThreads)
     begin_step(StepBatch batch, int base, const StepScalars* scalars, Rule rule, StepEntry<Rule>* entries,

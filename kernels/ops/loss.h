@@ -1,7 +1,7 @@
 #pragma once
-// Contracts of the losses. Slots go by the dtype of the input. Kernels compute in the "accumulation dtype",
-// which is f32 for f16 and bf16 and the input's own dtype otherwise. Class weights, per-row results and
-// incoming gradients have the accumulation dtype. No kernel needs a value on the host.
+// Contracts of the losses. The slot's dtype is that of the input x. Kernels compute in the "accumulation
+// dtype", which is f32 for f16 and bf16 and the input's own dtype otherwise. Class weights, per-row results
+// and incoming gradients have the accumulation dtype. No kernel needs a value on the host.
 #include <cstdint>
 
 #include "tapestry/kernels/ops/index.h"

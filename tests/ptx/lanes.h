@@ -15,8 +15,9 @@ enum class Instruction {
   ldmatrix_x2,  // input as for ldmatrix_x4 -> r[2]
   ldmatrix_x4_trans,
   ldmatrix_x2_trans,
-  cp_async,   // two sources [4] each, a bit per source that says if it is read, 3 unused words -> the copy of
-              // the first [4], read after cp_async_wait<1>(), and of the second [4]
+  // Input: two sources [4] each, a bit per source that says if it is read, and 3 unused words. Output: the
+  // copy of the first source [4], read after cp_async_wait<1>(), and the copy of the second [4].
+  cp_async,
   cp_async4,  // a source, whether it is read -> the copied word
   to_bf16,    // a float -> its bits
   to_f16,
