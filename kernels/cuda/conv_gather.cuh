@@ -184,8 +184,8 @@ class PixelSingles {
   unsigned row_[kPixels], col_[kPixels], k_;
 };
 
-/// Epilogue of one thread's sums. `line` is the thread's first line in the group. `bias` (or null) and `out`
-/// point to the group's first channel.
+/// The epilogue: writes one thread's sums, with bias and ReLU, to the output. `line` is the thread's first
+/// line in the group. `bias` (or null) and `out` point to the group's first channel.
 template <class Tile>
 __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelClass& c, const GatherLaunch& l,
                                              const float (&sum)[Tile::kThreadRows][Tile::kThreadCols],
@@ -235,8 +235,8 @@ struct GatherBlock {
   unsigned group, first_pixel, first_line;
 };
 
-/// Grid (pixel tiles x groups x line tiles, classes, k splits). Consecutive blocks share their pixels, and
-/// find the weight in L2.
+/// The gather kernel: computes `out`, or the partial sums of each k split. Grid (pixel tiles x groups x line
+/// tiles, classes, k splits). Consecutive blocks share their pixels, and find the weight in L2.
 template <class Tile, template <int, int> class Pixels, template <int, int> class Weight>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_gather(GatherPlan p, GatherLaunch l, const float* in, const float* weight, const float* bias,
@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 struct GatherCall {
   const float *in, *weight, *bias;  // bias may be null
   float* out;
-  bool relu, quads;  // quads: PixelQuads loads `in`
-  bool lines;        // DenseLines loads `weight`
+  bool relu, quads;  // quads: the loader PixelQuads loads `in`
+  bool lines;        // the loader DenseLines loads `weight`, else DenseSteps does
 };
 
 template <class Tile>

@@ -270,16 +270,17 @@ enum class TileKind { wide, half, slim, small };
 /// Launch parameters that are normally chosen automatically. Tests set them.
 struct Tuning {
   TileKind tile = TileKind::wide;
-  std::int64_t parts = 0;                // splits of k; 0: choose them and the tile
-  std::int64_t max_pixels = 0x7fffffff;  // per launch, because kernels use 32-bit indices
+  std::int64_t parts = 0;                // number of k splits; 0 means that it and the tile are chosen
+  std::int64_t max_pixels = 0x7fffffff;  // most pixels per launch, because kernels use 32-bit indices
 };
 
 struct TileCost {
   TileKind tile;
-  int rows, cols, max_blocks;  // rows, cols: of the tile; max_blocks: per SM
-  double speed;                // of the mainloop, relative to the wide tile: an estimate
+  int rows, cols, max_blocks;  // size of the tile, and blocks that fit on an SM
+  double speed;                // estimated speed of the mainloop, relative to the wide tile
 };
-/// The first three are candidates for y and dx, the last two for weight gradients.
+/// The tiles that choose_tuning() compares. The first three are candidates for y and dx, and the last two for
+/// weight gradients.
 inline constexpr TileCost kTileCosts[] = {{TileKind::slim, 128, 32, 5, 0.75},
                                           {TileKind::half, 128, 64, 4, 0.95},
                                           {TileKind::wide, 128, 128, 2, 1.0},

@@ -11,11 +11,11 @@
 namespace tapestry::kernels::cuda::conv {
 
 struct WeightPlan {
-  unsigned pixels;      // of dy, of all images: the depth of the GEMM
-  unsigned rows, cols;  // per group
+  unsigned pixels;      // pixels of dy in all images: the depth of the GEMM
+  unsigned rows, cols;  // rows and columns of the GEMM per group
   unsigned in_h, in_w;
-  Divisor height, width, image;  // of dy
-  Divisor channels, window_w;    // channels: of x, per group
+  Divisor height, width, image;  // sizes of dy; image: pixels per image
+  Divisor channels, window_w;    // channels: channels of x per group
   Divisor groups, col_tiles;
   ImageStrides in, out;
   std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;

@@ -124,8 +124,9 @@ __global__ void __launch_bounds__(kStepThreads)
   entries[base + number] = entry;
 }
 
-/// The launch bounds allow 64 registers and 4 blocks per SM. A thread has two packs of each array in flight
-/// (128 bytes for Adam), which is more than the memory latency requires.
+/// Updates the elements of one chunk per block. The launch bounds allow 64 registers and 4 blocks per SM. A
+/// thread has two packs of each array in flight (128 bytes for Adam), which is more than enough to hide the
+/// memory latency.
 template <class Rule>
 __global__ void __launch_bounds__(kStepThreads, 4)
     step_chunks(const StepEntry<Rule>* entries, const int* owners) {
