@@ -39,9 +39,8 @@ struct BlockPool::Block {
   bool free = false;
   Block *before = nullptr, *after = nullptr;  // the adjacent blocks in the segment
   std::vector<StreamId> users = {};           // streams that use the block besides the segment's own stream
-  std::size_t awaited = 0;  // number of events in waiting_ that must be reached before reuse
-  FreeBlocks::node_type when_free =
-      {};  // container nodes, kept so that free_blocks() and live_ allocate none
+  std::size_t awaited = 0;               // number of events in waiting_ that must be reached before reuse
+  FreeBlocks::node_type when_free = {};  // container nodes, kept to avoid allocations
   LiveBlocks::node_type when_live = {};
 };
 
