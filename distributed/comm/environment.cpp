@@ -148,9 +148,8 @@ void read_slurm(Environment& e, std::string_view step) {
     const auto text = variable(name);
     if (!text || e.local_world_size > 0) continue;
     const TaskCounts counts(name, *text, node);
-    if (counts.tasks == e.world_size)
-      e.local_world_size = counts.here;  // if the counts do not add up to the world size, the variable
-                                         // describes the whole job and not this step
+    // If the counts do not add up to the world size, the variable describes the whole job and not this step.
+    if (counts.tasks == e.world_size) e.local_world_size = counts.here;
   }
   if (e.local_world_size == 0)
     e.local_world_size = number("SLURM_NTASKS_PER_NODE", 1, kMostRanks).value_or(0);

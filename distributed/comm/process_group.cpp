@@ -85,14 +85,15 @@ struct Core {
   std::uint64_t sequence = 0, groups = 0;
   std::shared_ptr<Work::State> last;
   struct Channel {
-    std::optional<ExclusiveStream>
-        stream;  // declared before `fifo`, because it must outlive the thread of `fifo`
+    // `stream` is declared before `fifo`, because it must outlive the thread of `fifo`.
+    std::optional<ExclusiveStream> stream;
     std::unique_ptr<Fifo> fifo;
     std::uint64_t sequence = 0;
   };
   std::map<std::tuple<int, Op, std::uint32_t>, Channel> channels;  // by peer, direction and tag
-  std::uint64_t forgotten =
-      0;  // the last call that was erased from the store; used by the thread of `completions` only
+  // `forgotten` is the last call that was erased from the store. It is used by the thread of `completions`
+  // only.
+  std::uint64_t forgotten = 0;
 
   bool compares() const { return *options.check && backend->size() > 1; }
 
@@ -109,8 +110,8 @@ struct Core {
     text.resize(kCallText);
     backend->all_gather(text.data(), texts.data(), kCallText, deadline);
     try {
-      backend->barrier(deadline);  // a rank that leaves closes its connections, so all ranks must have
-                                   // received all texts before
+      // A rank that leaves closes its connections, so all ranks must have received all texts before.
+      backend->barrier(deadline);
     } catch (const DistributedError&) {
     }
     std::vector<std::string> calls;
@@ -228,8 +229,8 @@ struct Core {
       return fail(false, true, e.what());
     } catch (const TimeoutError& e) {
       return fail(true, false, e.what());
-    } catch (const std::exception& e) {  // an error after the deadline counts as a timeout, because other
-                                         // ranks close their connections after the deadline
+    } catch (const std::exception& e) {
+      // An error after the deadline counts as a timeout, because other ranks close their connections then.
       return fail(Clock::now() >= start + options.timeout, false, e.what());
     }
   }

@@ -22,10 +22,10 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Milliseconds kGather = 3s;  // the longest time to collect the reports of all ranks
-constexpr Milliseconds kVerdict =
-    5s;  // the longest time for a whole diagnosis, including the store's own timeouts
-constexpr Milliseconds kRootCause =
-    200ms;  // how long a rank that lost a connection waits for the report of the rank that closed it
+// The longest time for a whole diagnosis, including the store's own timeouts.
+constexpr Milliseconds kVerdict = 5s;
+// How long a rank that lost a connection waits for the report of the rank that closed it.
+constexpr Milliseconds kRootCause = 200ms;
 constexpr Milliseconds kLeave = 2s;  // the longest time to store the last report of a rank that leaves
 constexpr Milliseconds kStoreIsSilent = 5s;  // the time between requests while the store does not answer
 
@@ -94,8 +94,8 @@ Report report_of(const Recorder& recorder, bool leaving) {
 
 // One line that says where all ranks are. Ranks that did not come are listed first.
 std::string summary(const std::vector<Report>& reports, const std::string& call) {
-  std::map<std::string, std::vector<int>> parties;  // the ranks by the words that tell where they are; the
-                                                    // first character of the words is the sort order
+  // The ranks by the words that tell where they are; the first character of the words is the sort order.
+  std::map<std::string, std::vector<int>> parties;
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const Report& report = reports[r];
     const std::string at = report.call + (report.site.empty() ? "" : " " + report.site);
@@ -252,9 +252,8 @@ struct Diagnosis::State {
       auto [kind, call, text] = fields<3>(*request);
       return Cause{kind.starts_with('t'), kind.ends_with('c'), std::move(call), std::move(text)};
     } catch (const std::exception&) {
-      poll_at =
-          Clock::now() +
-          kStoreIsSilent;  // asks again later: a store that does not answer is not a failure of this rank
+      // Ask again later: a store that does not answer is not a failure of this rank.
+      poll_at = Clock::now() + kStoreIsSilent;
       return {};
     }
   }
