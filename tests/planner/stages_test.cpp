@@ -41,8 +41,8 @@ TEST_CASE("pipelines: the bubble is (p - 1) / (m + p - 1), and schedules differ 
     CHECK(p.breakdown.backward_s == Approx(4 * 8));
     CHECK(p.breakdown.update_s == Approx(1));  // each device updates its own two blocks
     CHECK(p.breakdown.idle_s == Approx(12));
-    // gpipe keeps the activations of all micro-batches; 1F1B keeps as many as there are stages from this one
-    // on.
+    // gpipe keeps the activations of all micro-batches. Under 1F1B the first of two stages keeps those of two
+    // micro-batches, and the last stage those of one.
     const bool gpipe = std::string(mode) == "pipeline-gpipe";
     CHECK(p.memory[0].activations == (gpipe ? 4 : 2) * 2 * 20);
     CHECK(p.memory[1].activations == (gpipe ? 4 : 1) * (2 * 20 + 8));

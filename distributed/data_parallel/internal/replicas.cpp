@@ -188,7 +188,7 @@ void Replicas::broadcast_gradients() {
   std::vector<const Slot*> changed;
   for (Slot& s : slots_)
     if (s.is_trained() && !s.gradients_agree()) changed.push_back(&s);
-  for (Slot& s : slots_) s.gradients.clear();  // they are views of buckets that the pass may free
+  for (Slot& s : slots_) s.gradients.clear();  // old gradients are views of buckets that the pass may free
   if (changed.empty()) return;
   on_replicas(devices, [&](int i) {
     const NoGradGuard no_grad;
