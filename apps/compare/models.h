@@ -20,7 +20,7 @@ namespace apps::compare {
 
 using planner::Block;
 
-/// "mlp", "cnn", "resnet18"
+/// Returns the names of the models: "mlp", "cnn", "resnet18".
 const std::vector<std::string>& model_names();
 
 /// Blocks on the CPU, with initial weights that depend on the seed only. Throws ValueError for an unknown

@@ -63,7 +63,7 @@ Place place_of(const Environment& e) {
   return {e.master_addr, e.master_port};
 }
 
-/// "host:port", "[::1]:port"
+/// Parses an address such as "host:port" or "[::1]:port".
 Place place_of(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   Place place{std::string(text.substr(0, colon)), 0};

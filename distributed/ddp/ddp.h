@@ -75,8 +75,8 @@ class DdpBase {
   /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
   /// because the last forward changed the running statistics of each rank differently.
   void sync_buffers();
-  /// Replaces the averaging of buckets. Call it on all ranks, between passes. An empty hook restores the
-  /// default.
+  /// Sets a communication hook, which replaces the averaging of buckets. Call it on all ranks, between
+  /// passes. An empty hook restores the default.
   void set_comm_hook(CommHook hook);
   /// The times of the last pass that averaged gradients.
   DdpReport report() const;

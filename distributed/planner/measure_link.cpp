@@ -55,7 +55,7 @@ std::vector<std::shared_ptr<Backend>> backends_of(const std::vector<Device>& dev
   return backends;
 }
 
-// Fits a cost to task(bytes), which returns seconds, for several sizes up to the largest.
+// Fits a TransferCost to the seconds that task(bytes) returns for several sizes up to `largest`.
 TransferCost measure_cost(std::int64_t largest, const std::function<double(std::int64_t)>& task) {
   std::vector<std::pair<double, double>> points;
   for (std::int64_t bytes = largest; bytes >= kSmallest; bytes /= 8) {

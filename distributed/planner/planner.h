@@ -60,11 +60,11 @@ std::vector<Device> devices_of(const TrainingSetup& setup);
 
 struct MeasureOptions {
   int warmup = 2;
-  /// Passes with the whole batch; their median counts. Smaller batches are measured with more passes, for the
-  /// same total time.
+  /// The number of passes with the whole batch, of which the median counts. Smaller batches are measured with
+  /// more passes, for the same total time.
   int passes = 7;
-  /// Further numbers of devices that simulate_devices will be asked for: their batch per device is measured
-  /// too.
+  /// Further numbers of devices for which simulate_devices() will be called. The batch per device of each is
+  /// measured too.
   std::vector<int> simulated_devices = {};
 };
 
@@ -92,7 +92,7 @@ std::vector<int> balanced_split(const std::vector<double>& costs, int parts);
 /// A split of the profiled blocks over setup.devices, balanced by the time of a micro-batch.
 std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup);
 
-/// Where the time of a step goes, in seconds: means over the devices, which add up to the step time.
+/// The parts of the time of a step, in seconds. They are means over the devices and add up to the step time.
 struct StepBreakdown {
   double forward_s = 0, backward_s = 0;
   double exposed_comm_s = 0;  ///< communicating, or waiting for communication, without computing

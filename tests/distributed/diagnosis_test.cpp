@@ -19,8 +19,8 @@ using namespace distributed_test;
 namespace {
 
 constexpr GroupOptions kQuick{.timeout = 1s};
-constexpr GroupOptions kNever{
-    .timeout = 60s};  // the timeout of tests in which the failure must be noticed before the timeout
+// For tests in which the failure must be noticed before the timeout.
+constexpr GroupOptions kNever{.timeout = 60s};
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
   Tensor t = empty(shape, dtype);

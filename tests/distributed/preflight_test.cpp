@@ -9,7 +9,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-/// The reports of `size` ranks on one machine without problems, on which each rank sees `gpus` GPUs.
+/// Returns the reports of `size` ranks on one machine without problems. Each rank sees `gpus` GPUs.
 std::vector<RankReport> machine(int size, int gpus = 0) {
   std::vector<RankReport> ranks;
   for (int rank = 0; rank < size; ++rank) {
@@ -30,7 +30,8 @@ std::vector<RankReport> machine(int size, int gpus = 0) {
   return ranks;
 }
 
-/// True if exactly one finding is of this kind and contains all of `texts`.
+/// Checks that exactly one finding is a failure, or a warning if `failure` is false, and that it contains all
+/// of `texts`.
 void finds(const std::vector<RankReport>& ranks, bool failure, const std::vector<std::string>& texts) {
   const auto findings = preflight(ranks);
   REQUIRE(findings.size() == 1);

@@ -461,8 +461,8 @@ TEST_CASE("requests to a stopped server end at their deadline, also waiting ones
   const auto store = tcp_store(kHere, port, kQuick);
   store->set("k", "v");
   kill(host.id(), SIGSTOP);
-  int stopped =
-      0;  // the status that waitpid() stores; it waits because the process runs on for a moment after kill()
+  // Wait until the process has stopped: it runs on for a moment after kill().
+  int stopped = 0;
   REQUIRE(waitpid(host.id(), &stopped, WUNTRACED) == host.id());
   auto begin = Clock::now();
   CHECK_THROWS_WITH(store->try_get("k"), ContainsSubstring("127.0.0.1"));

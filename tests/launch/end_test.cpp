@@ -199,8 +199,8 @@ TEST_CASE("background processes of a rank end with the rank") {
 }
 
 TEST_CASE("the launcher keeps watching the ranks if nobody reads its output") {
-  // The launcher's stdout is a pipe that nobody reads. The ranks write without end, and one of them is
-  // killed.
+  // The launcher's stdout is a pipe that nobody reads, and the ranks write without end. If one of them is
+  // killed, the launcher must still end the other one.
   Job job({"sh", "-c", "\"$0\" \"$@\" | { touch $DIR/reader; sleep 300; }", tests::launcher_path(),
            "--nproc-per-node=2", "sh", "-c",
            "echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while :; do echo "

@@ -139,7 +139,7 @@ TEST_CASE("zero bubble: contention and times are those of the split backward") {
   CHECK(step("pipeline-zero-bubble") == Approx(halves));
   CHECK(step("pipeline-1f1b") > 1.4 * whole);
   profile.stages.clear();
-  // Stage times that equal the sums over the blocks change nothing.
+  // If the measured times of the stages equal the sums over their blocks, the prediction must not change.
   profile.zero_bubble_stages = {{{}, 0, 8, 8}, {{}, 4, 4, 4}};
   CHECK(step("pipeline-zero-bubble") == Approx(halves));
   CHECK(step("pipeline-1f1b") == Approx(whole));

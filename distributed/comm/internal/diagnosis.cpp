@@ -29,7 +29,7 @@ constexpr Milliseconds kRootCause = 200ms;
 constexpr Milliseconds kLeave = 2s;  // the longest time to store the last report of a rank that leaves
 constexpr Milliseconds kStoreIsSilent = 5s;  // the time between requests while the store does not answer
 
-// Splits a text into N lines. The last field holds the rest of the text.
+// Splits a text into N fields at line breaks. The last field holds the rest of the text.
 template <std::size_t N>
 std::array<std::string, N> fields(std::string_view text) {
   std::array<std::string, N> out;
@@ -94,7 +94,8 @@ Report report_of(const Recorder& recorder, bool leaving) {
 
 // One line that says where all ranks are. Ranks that did not come are listed first.
 std::string summary(const std::vector<Report>& reports, const std::string& call) {
-  // The ranks by the words that tell where they are; the first character of the words is the sort order.
+  // Maps the words that tell where ranks are to these ranks. The first character of the words is the sort
+  // order.
   std::map<std::string, std::vector<int>> parties;
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const Report& report = reports[r];

@@ -57,7 +57,8 @@ struct RankPipeline::Pass {
   std::vector<std::vector<Tensor>> results;  // by micro-batch: gradients of inputs if it trains, else outputs
   std::vector<std::size_t> sent;             // number of output tensors, by micro-batch
 
-  // The generators of stages are derived from the state of the first rank's generator, as in one process.
+  // The state of the first rank's generator. The generators of all stages are derived from it, as in one
+  // process.
   std::uint64_t seed = 0, offset = 0;
   // The largest generator position that this stage or a later one has reached.
   std::uint64_t max_rng_offset = 0;
@@ -131,7 +132,8 @@ std::vector<RankPipeline::CallArguments> RankPipeline::all_gather_arguments(
   return arguments;
 }
 
-// Throws ValueError unless all ranks passed the same arguments. The message shows describe() of each rank's.
+// Throws ValueError unless all ranks passed the same arguments. The text of the error contains describe() of
+// each rank's arguments.
 void RankPipeline::check_same(const char* problem, const std::vector<CallArguments>& all,
                               const std::function<std::string(const CallArguments&)>& describe) {
   if (std::all_of(all.begin(), all.end(), [&](const CallArguments& b) { return b == all[0]; })) return;
