@@ -110,7 +110,8 @@ struct Core {
     text.resize(kCallText);
     backend->all_gather(text.data(), texts.data(), kCallText, deadline);
     try {
-      // A rank that leaves closes its connections, so all ranks must have received all texts before.
+      // After an error a rank may leave, which closes its connections. The barrier makes sure that all ranks
+      // have received all texts before.
       backend->barrier(deadline);
     } catch (const DistributedError&) {
     }

@@ -27,7 +27,7 @@ namespace tapestry::distributed {
 struct DdpOptions {
   /// The ranks that train together. Required.
   std::shared_ptr<ProcessGroup> process_group = {};
-  /// Checked only: unlike in PyTorch these two options do not move anything, and the model stays where
+  /// These two options are only checked. Unlike in PyTorch they do not move anything: the model stays where
   /// `model.to(device)` put it. If `device_ids` is not empty, every parameter must be on one of these
   /// devices, and `output_device`, if given, must be one of them. A model on several devices needs neither
   /// option.

@@ -85,9 +85,10 @@ AllReduce measure_all_reduce(ProcessGroup& group, const Model& model, const Trai
 
 // ---- predicting ----
 
-/// The number of consecutive items in each of `parts` parts, such that the largest sum of costs is minimal.
-/// Every part has at least one item. If several splits are optimal, the first parts get the fewest items.
-/// Throws ValueError if there are fewer items than parts or if a cost is negative or not finite.
+/// Splits items with these costs into `parts` consecutive parts such that the largest sum of costs of a part
+/// is minimal. Returns the number of items in each part. Every part has at least one item. If several splits
+/// are optimal, the first parts get the fewest items. Throws ValueError if there are fewer items than parts
+/// or if a cost is negative or not finite.
 std::vector<int> balanced_split(const std::vector<double>& costs, int parts);
 /// A split of the profiled blocks over setup.devices, balanced by the time of a micro-batch.
 std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup);

@@ -69,7 +69,8 @@ TEST_CASE("a run folder that cannot be created is reported") {
   }
   CHECK(tests::read_file(folder / "file") == "mine");
 
-  // Even root cannot create a folder where a file of the same name exists.
+  // Even root cannot create a folder where a file of the same name exists, so the run must fail and name that
+  // path.
   fs::create_directories(folder / "taken");
   tests::write_file(folder / "taken/checkpoints", "mine");
   CHECK_THAT(fails(mlp(folder / "taken")).err, ContainsSubstring(folder / "taken/checkpoints"));

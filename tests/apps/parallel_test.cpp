@@ -1,4 +1,5 @@
-// The classifier with several processes (tapestry-run and --parallel ddp) or several devices (--parallel dp).
+// Tests the classifier with several processes (tapestry-run and --parallel ddp) or several devices
+// (--parallel dp).
 #include <cstdlib>
 #include <filesystem>
 #include <set>

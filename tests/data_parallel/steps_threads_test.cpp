@@ -1,4 +1,4 @@
-// Tests of scatter, replicate, apply and gather, alone and together.
+// Tests scatter, replicate, apply and gather, each alone and all together.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>

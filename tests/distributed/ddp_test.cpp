@@ -1,5 +1,5 @@
-// DistributedDataParallel with ranks as threads: it must train like one process with the whole batch, and
-// refuse what it cannot do.
+// Tests DistributedDataParallel with ranks as threads. It must train like one process with the whole batch,
+// and refuse models and options that it does not support.
 #include <cmath>
 #include <mutex>
 

@@ -1,5 +1,5 @@
-// CUDA tensors in process groups, on fake GPUs that run all work as late as they may. Host transports stage
-// the tensors through pinned memory, and device transports use the device's memory directly.
+// Tests CUDA tensors in process groups, on fake GPUs that run all work as late as they may. Host transports
+// stage the tensors through pinned memory, and device transports use the device's memory directly.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

@@ -1,5 +1,5 @@
-// The errors of collectives that do not complete. In every case all ranks get an error in bounded time, which
-// names the ranks and calls.
+// Tests the errors of collectives that do not complete. In every case all ranks must get an error in bounded
+// time, which names the ranks and calls.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>

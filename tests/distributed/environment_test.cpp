@@ -1,4 +1,4 @@
-// read_environment() with the variables of each launcher, and with invalid variables.
+// Tests read_environment() with the variables of each launcher, and with invalid variables.
 #include "tapestry/distributed/comm/environment.h"
 
 #include <cstdlib>
@@ -208,7 +208,7 @@ TEST_CASE("Slurm's variables are read") {
   CHECK(e.master_addr == "127.0.0.1");
   check_ranks(read(with(kSrunOneHost, {{"SLURM_STEP_ID", ""}, {"SLURM_STEPID", "1"}})), 2, 3, 2, 3);
 
-  // The step is smaller than the job, so the job's counts must not be used.
+  // The step has fewer tasks than the job, so the variables that count the job's tasks must not be used.
   const Variables small =
       with(kSrunOneHost, {{"SLURM_STEP_TASKS_PER_NODE", ""}, {"SLURM_TASKS_PER_NODE", "8(x2)"}});
   check_ranks(read(with(small, {{"SLURM_NTASKS_PER_NODE", "3"}})), 2, 3, 2, 3);

@@ -1,4 +1,4 @@
-// The gloo backend. collectives_test.cpp tests what all transports have in common.
+// Tests the gloo backend alone. collectives_test.cpp tests what all transports have in common.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,5 +1,5 @@
-// Ranks that die or stop while others wait for them over Gloo, with and without shared memory. Deadlines are
-// long, so that an early error proves that the failure was detected.
+// Tests ranks that die or stop while others wait for them over Gloo, with and without shared memory.
+// Deadlines are long, so that an early error proves that the failure was detected.
 #include <signal.h>
 
 #include <algorithm>

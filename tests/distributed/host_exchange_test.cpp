@@ -1,4 +1,4 @@
-// Collectives through shared memory. Here the ranks are threads with one mapping, so that ThreadSanitizer
+// Tests collectives through shared memory. The ranks are threads with one mapping, so that ThreadSanitizer
 // sees all accesses.
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// rendezvous() and init_process_group(), with every init_method.
+// Tests rendezvous(), and init_process_group() with every init_method.
 #include "tapestry/distributed/comm/init.h"
 
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-// The local backend without a process group, reduce_in_order(), and run_local_ranks().
+// Tests the local backend without a process group, reduce_in_order(), and run_local_ranks().
 #include <atomic>
 #include <cmath>
 #include <functional>

@@ -1,4 +1,4 @@
-// Process groups: argument checks, order of calls, sub-groups, Work handles, messages and destruction.
+// Tests process groups: argument checks, order of calls, sub-groups, Work handles, messages and destruction.
 // collectives_test.cpp tests the values.
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-// Shared memory segments between processes of one host.
+// Tests shared memory segments between processes of one host.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

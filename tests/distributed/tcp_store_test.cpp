@@ -1,4 +1,4 @@
-// The TCP store against wrong secrets, garbage, slow and greedy connections, and when its server ends.
+// Tests the TCP store against wrong secrets, garbage, slow and greedy connections, and when its server ends.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>

@@ -1,4 +1,5 @@
-// How a job ends: after any failure or kill, no process stays behind, and the first failure is printed last.
+// Tests how a job ends: after any failure or kill, no process must stay behind, and the first failure must be
+// printed last.
 #include <algorithm>
 
 #include "tests/launch/job.h"

@@ -1,5 +1,5 @@
-// DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different call,
-// every other rank must throw in time an error that names the rank and the place. Checkpoints must be
+// Tests DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different
+// call, every other rank must throw in time an error that names the rank and the place. Checkpoints must be
 // complete. After restarts, the weights must equal those of an undisturbed job.
 #include <arpa/inet.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-// Restarts: after a failure all ranks start again, at most --max-restarts times.
+// Tests restarts: after a failure all ranks must start again, at most --max-restarts times.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 

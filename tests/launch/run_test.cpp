@@ -1,4 +1,4 @@
-// tapestry-run as a program: how it starts ranks, and where their output goes.
+// Tests tapestry-run as a program: how it starts ranks, and where their output goes.
 #include <algorithm>
 #include <sstream>
 

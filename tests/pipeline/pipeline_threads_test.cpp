@@ -1,5 +1,5 @@
-// Properties of Pipeline besides right numbers: devices, batches, what stages exchange, random numbers,
-// reports.
+// Tests properties of Pipeline other than its results: devices, batches, what stages exchange, random
+// numbers, reports.
 #include <dlfcn.h>
 
 #include <set>

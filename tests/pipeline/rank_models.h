@@ -1,6 +1,6 @@
 #pragma once
-// A chain of layers for pipelines over ranks: as the unsplit model, as one rank's stage, and functions that
-// compare them.
+// A model for tests of pipelines over ranks: a chain of layers, which can be unsplit or one rank's stage, and
+// functions that compare the results.
 #include <cmath>
 #include <memory>
 #include <string>

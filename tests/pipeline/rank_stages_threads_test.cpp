@@ -20,8 +20,8 @@ namespace {
 using distributed_test::Group, distributed_test::kBounded;
 using Tensors = std::vector<Tensor>;
 
-// The first of two stages. It adds gated inputs and embeddings, and returns a number of columns that depends
-// on the ids.
+// The first of two stages. It adds gated inputs and embeddings. Its output has a number of columns that
+// depends on the values of the ids.
 struct Front : nn::Module {
   nn::Parameter& table = param("table", linspace(-1, 1, 5 * 4, {DType::f64}).view({5, 4}));
   nn::Parameter& gate = param("gate", full({4}, 0.7, {DType::f64}));
@@ -133,8 +133,8 @@ struct Dropping : nn::Module {
 };
 Tensor mean_of(const Tensor& y, const Tensor&) { return (y * y).mean(); }
 
-// The outputs and gradients of two passes and two evaluations in training mode, and the generator's position
-// after them.
+// The results of a run with dropout: the outputs and gradients of two passes and two evaluations in training
+// mode, and the generator's position after them.
 struct Drawn {
   Numbers numbers;
   std::uint64_t position = 0;

@@ -1,5 +1,4 @@
-// Tests of the schedules: their order, their peak activations, their idle time, and that they do not
-// deadlock.
+// Tests the schedules: their order, their peak activations, their idle time, and that they do not deadlock.
 #include "tapestry/distributed/pipeline/schedule.h"
 
 #include <map>

@@ -1,4 +1,4 @@
-// Predictions for single, dp-master, dp-replicated and ddp against sums done by hand.
+// Compares predictions for single, dp-master, dp-replicated and ddp with sums done by hand.
 #include "tapestry/distributed/planner/internal/overlap.h"
 #include "tests/planner/examples.h"
 

@@ -1,4 +1,4 @@
-// balanced_split against exhaustive search.
+// Compares balanced_split() with an exhaustive search.
 #include <cmath>
 #include <limits>
 #include <numeric>

@@ -1,4 +1,4 @@
-// Predictions for model and pipelines against sums done by hand.
+// Compares predictions for model parallelism and pipelines with sums done by hand.
 #include <cmath>
 
 #include "tests/planner/examples.h"

@@ -69,7 +69,7 @@ class Communicator {
   /// rank does not come by the deadline.
   Communicator(Store& store, int rank, int size, Device device, Deadline deadline, const NcclFunctions& nccl,
                std::shared_ptr<const AbortFlag> aborted);
-  /// Waits up to 5 s for messages that are still on their way to other ranks.
+  /// Waits up to 5 s until messages that were sent have reached the other ranks.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

@@ -22,7 +22,8 @@ struct Message {
   std::shared_ptr<const ReadyEvent> ready = {};  ///< null if the tensors are not on a GPU
 };
 
-/// A point in a device's work: the host's time for a CPU, an event in the current stream for a GPU.
+/// A point in a device's work, as a time. It is the host's time for a CPU, and an event in the current stream
+/// for a GPU.
 class Timestamp {
  public:
   explicit Timestamp(Device device);
