@@ -146,8 +146,8 @@ std::vector<Span> gather_spans(distributed::ProcessGroup& world, const std::vect
 struct Measured {
   double step_s, bubble, simulated, loss;
   PipelineReport report;
-  std::vector<Span> spans;  // of the last step
-  double peak_mib;          // of the first device
+  std::vector<Span> spans;  // the spans of the last step
+  double peak_mib;          // the peak memory of the first device
 };
 
 Measured measure(const Options& o, const World& world, const std::vector<Device>& devices, Schedule schedule,

@@ -54,8 +54,7 @@ class Backend {
   /// Copies block i of the root's `in` to `out` of rank i. A block has `bytes` bytes. `in` is null on other
   /// ranks.
   virtual void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// Sends block i of `in` to rank i, which stores it as block rank() of its `out`. A block has `bytes`
-  /// bytes.
+  /// Sends block i of `in` to rank i, and receives block i of `out` from rank i. A block has `bytes` bytes.
   virtual void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
   virtual void barrier(Deadline deadline) = 0;
   /// Point-to-point messages. Several threads may call at once, also during a collective, if their peers or

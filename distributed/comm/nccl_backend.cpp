@@ -235,7 +235,7 @@ class NcclBackend final : public Backend {
   const std::shared_ptr<AbortFlag> aborted_ = std::make_shared<AbortFlag>();
   Communicator comm_;
   const Tensor token_;  // the data of barriers
-  std::mutex mutex_;    // of channels_
+  std::mutex mutex_;    // guards channels_
   std::map<std::tuple<int, int, std::uint32_t>, std::shared_ptr<Communicator>>
       channels_;  // by sender, receiver, tag
 };

@@ -108,7 +108,8 @@ class ProcessGroup {
   /// of rank i. Other ranks ignore `input`.
   virtual Work scatter(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
                        Site site = Site::current()) = 0;
-  /// Both tensors have size() equal parts. Part i of `input` goes to rank i.
+  /// Sends part i of `input` to rank i, and receives part i of `output` from rank i. Both tensors have size()
+  /// equal parts.
   virtual Work all_to_all(const Tensor& output, const Tensor& input, std::string_view name = {},
                           Site site = Site::current()) = 0;
   virtual Work barrier(std::string_view name = {}, Site site = Site::current()) = 0;

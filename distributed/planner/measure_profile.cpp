@@ -170,7 +170,7 @@ std::vector<BlockBytes> measure_bytes(ProfiledModel& model, std::int64_t n) {
 // A backward that is split in two as in Schedule::zero_bubble.
 struct SplitBackward {
   double input_grad_s = 0, weight_grad_s = 0;
-  double freed_bytes = 0;  // by the input-gradient pass
+  double freed_bytes = 0;  // the bytes that the input-gradient pass frees
 };
 
 // Runs one step in which each block has a separate graph. The weight-gradient passes of all blocks run after

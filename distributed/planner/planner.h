@@ -148,9 +148,9 @@ std::optional<Prediction> predict(const std::string& mode, const Profile& profil
 std::optional<Prediction> simulate_devices(const std::string& mode, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices);
 
-/// The measured link with another latency (seconds) or bandwidth (bytes per second) per message. A value that
-/// is not given stays as measured. If either is given, the link no longer slows down computing. The cost of
-/// the addition itself in `add` stays.
+/// Returns the measured link with another latency (seconds) or bandwidth (bytes per second) per message. A
+/// value that is not given stays as measured. If either is given, the link no longer slows down computing. In
+/// the cost of `add`, the addition itself keeps its measured time.
 Link link_with(const Link& measured, std::optional<double> latency_s, std::optional<double> bandwidth);
 
 }  // namespace tapestry::distributed::planner

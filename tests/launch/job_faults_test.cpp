@@ -26,7 +26,8 @@ using Texts = std::vector<std::string>;
 
 std::string free_port() { return std::to_string(start_store_server("127.0.0.1", 0)->port()); }
 
-/// Three ranks without a launcher. A launcher would end the other ranks before they could report the error.
+/// A job of three ranks that are started without a launcher, because a launcher would end the other ranks
+/// before they could report the error.
 struct Training {
   tests::TempDir dir;
   Fault fault;

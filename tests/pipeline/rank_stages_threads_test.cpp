@@ -256,7 +256,8 @@ TEST_CASE("every rank's report has all stages, and the timeline has one row per 
       CHECK(stage.forward_s + stage.backward_s + stage.idle_s <= report.wall_s * 1.001);
       CHECK(stage.peak_micro_batches == kStages - s);
     }
-    // 8 samples of f64: 9 values per sample from part 0 and 5 from part 1, their gradients, and the loss.
+    // Each of 8 samples has 9 values of f64 from part 0 and 5 from part 1. Their gradients are sent back, and
+    // the loss with them.
     CHECK(report.stages[0].bytes_received == 8 * 9 * 8 + 8);
     CHECK(report.stages[1].bytes_received == 8 * 9 * 8 + 8 * 5 * 8 + 8);
     CHECK(report.stages[2].bytes_received == 8 * 5 * 8);

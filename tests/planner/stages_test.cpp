@@ -69,7 +69,8 @@ TEST_CASE("pipelines: the bubble is (p - 1) / (m + p - 1), and schedules differ 
     SECTION("all micro-batches but the first accumulate gradients") {
       Profile adds = profile;
       for (BlockProfile& b : adds.blocks) b.accumulate_s = 0.5;
-      // Three of four passes accumulate in two blocks: 0.75 s per pass on average.
+      // Three of the four passes add to existing gradients. This takes 1 s for the two blocks of a stage,
+      // which is 0.75 s per pass on average.
       CHECK(predicted(mode, adds, {}, setup_of(2, 8, {2, 2}, 4)).step_s == Approx(5 * (4 + 8 + 0.75) + 1));
     }
   }

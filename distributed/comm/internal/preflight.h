@@ -21,7 +21,7 @@ struct RankReport {
   std::string machine;        ///< identifies the machine, even if containers share a host name
   bool host_resolves = true;  ///< true if the name has an address
   std::string backend;        ///< "gloo", "nccl"
-  std::string version;        ///< of this library
+  std::string version;        ///< the version of this library
   int visible_gpus = 0;       ///< the number of GPUs that CUDA shows this process
   std::optional<std::string> cuda_visible_devices;
   std::int64_t shm_bytes = 0;  ///< size of /dev/shm; 0 if there is none

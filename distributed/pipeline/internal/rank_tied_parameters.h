@@ -33,7 +33,7 @@ class RankTiedParameters {
 
  private:
   struct Tie {
-    std::size_t index;  // in names_
+    std::size_t index;  // the index of the tied weight in names_
     nn::Parameter parameter;
     std::shared_ptr<ProcessGroup> group;  // the ranks that have the tied weight
     Tensor earlier = {};                  // the sum of the gradients of earlier passes
@@ -42,7 +42,7 @@ class RankTiedParameters {
 
   ProcessGroup& group_;  // all ranks
   const std::vector<std::vector<std::string>> names_;
-  std::vector<Tie> ties_;  // of this rank
+  std::vector<Tie> ties_;  // the tied weights of this rank
 };
 
 }  // namespace tapestry::distributed
