@@ -300,7 +300,8 @@ std::vector<Recomputation::Found> Recomputation::compute_again(const std::vector
             if (missing[index]) found[index] = {t, t.version()};
             if (index == last && options_.early_stop) throw EarlyStop{&found};
           }
-          return std::make_shared<Tensor>(t);  // needed if the function itself runs a backward pass
+          // Keep the tensor, because the function itself may run a backward pass that reads it.
+          return std::make_shared<Tensor>(t);
         },
         [](const std::shared_ptr<void>& t) { return *static_cast<const Tensor*>(t.get()); });
     try {

@@ -210,8 +210,9 @@ concept ShownToHooks = std::is_same_v<T, Tensor> || std::is_same_v<T, std::vecto
 template <class Arg>
 using Held = std::conditional_t<ShownToHooks<std::remove_cvref_t<Arg>>, std::remove_cvref_t<Arg>, Arg&&>;
 
-// Calls f(tensor) for each tensor that hooks see. Structs, maps and optionals inside a tuple are skipped:
-// with more members than core/structure.h can take apart, a module would not compile.
+// Calls f(tensor) for each tensor that hooks see. Structs, maps and optionals inside a tuple are skipped.
+// core/structure.h supports only a limited number of members, and a larger struct must not make a module fail
+// to compile.
 template <class T, class F>
 void for_each_hook_tensor(T& value, const F& f) {
   using V = std::remove_const_t<T>;

@@ -32,7 +32,7 @@ const Op kMseLoss("mse_loss", Grad::differentiable, kFloats);
 // The checked arguments of a loss over classes, in the form that the kernels take.
 struct Prepared {
   Tensor x, target, weight;  // dense; the target i64 or probabilities like x; the weight may be undefined
-  Tensor stats;              // cross-entropy's
+  Tensor stats;              // statistics of each row that cross-entropy saves for backward
   Shape rows;  // the shape of the result without reduction: x's without its dimension of classes
   kernels::ClassRowsArgs args{};
 
@@ -194,8 +194,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
   const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
-    // Logits and probabilities are saved as the caller passed them, so that an in-place change of them is
-    // detected.
+    // The caller's own logits and probabilities are saved, not prepared copies, so that backward detects an
+    // in-place change of them.
     const bool classes = p.args.target != nullptr;
     autograd::record(
         kCrossEntropy, r.result, {&logits, &target},

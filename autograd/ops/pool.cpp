@@ -55,7 +55,7 @@ Pool2dShape window_shape(const Op& op, const Tensor& x, const Pool2dParams& para
   const auto both = [&](bool ok, const char* what, Pair value, const char* expected) {
     check(ok, "[", op.name, "] ", what, " (", value.h, ", ", value.w, "), expected ", expected);
   };
-  // With the upper limit no product below overflows.
+  // The upper limit 2^31 - 1 prevents overflow: a product of two such numbers fits into i64.
   const auto positive = [](Pair p) {
     return p.h >= 1 && p.w >= 1 && p.h <= kMostPixels && p.w <= kMostPixels;
   };

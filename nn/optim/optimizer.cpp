@@ -132,7 +132,8 @@ Optimizer::DeviceScalars* Optimizer::Group::scalars_of(const nn::ReplicaDevice& 
   return nullptr;
 }
 
-// The host does not wait: the kernels that write the values get them as arguments.
+// Writes changed scalars to device memory and returns their address. The fill kernels take the values as
+// arguments, so the host does not wait for the device.
 const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars,
                                                  DeviceScalars& written) {
   const bool is_new = !written.memory.defined();
@@ -286,7 +287,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
         ", and nothing was loaded:", wrong,
         "\npass the state of the same optimizer over the same parameters");
 
-  // The options decide which state tensors must exist.
+  // Set the new options first, because they determine which state tensors must exist.
   std::vector<std::vector<double>> old(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g)
     for (const OptionRef& o : options_of(g)) old[g].push_back(o.get());
