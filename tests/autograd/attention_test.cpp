@@ -51,7 +51,7 @@ TEST_CASE("attention: a query that sees nothing gives zeros, and no gradient") {
   y.sum().backward();
   CHECK(allclose(q.grad()[1], zeros({3})));
   CHECK(isnan(k.grad()).to(DType::f32).sum().item() == 0);
-  CHECK(allclose(v.grad()[1], zeros({5})));  // the first query does not see it either
+  CHECK(allclose(v.grad()[1], zeros({5})));  // no query sees value 1, so its gradient must be 0
 }
 
 TEST_CASE("attention: dropout acts on the weights, and keeps their mean") {

@@ -135,7 +135,8 @@ OP_TEST("randn", golden, "Box-Muller on Philox's words") {
 OP_TEST("randn", extreme, "finite; moments of the normal distribution") {
   manual_seed(1);
   for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
-    const Tensor x = randn({40001}, t).to(kFloat64);  // an odd count uses half of the last pair
+    // Normal numbers are made in pairs. The count is odd, so only half of the last pair is used.
+    const Tensor x = randn({40001}, t).to(kFloat64);
     CHECK(std::abs(x.mean().item()) < 0.035);
     CHECK(std::abs(x.var().item() - 1) < 0.05);
     CHECK(std::abs((x * x * x * x).mean().item() - 3) < 0.4);

@@ -37,7 +37,8 @@ OP_TEST("dropout", dtypes, "of the result and of the gradient") {
     y.sum().backward();
     CHECK(y.dtype() == t);
     CHECK(x.grad().dtype() == t);
-    CHECK(equal(y.mul(2 - y.detach()).detach(), zeros({64}, t)));  // 0 or 2
+    // Every element y must be 0 or 2, so y (2 - y) = 0.
+    CHECK(equal(y.mul(2 - y.detach()).detach(), zeros({64}, t)));
   }
 }
 OP_TEST("dropout", gradcheck, "with the generator set back for every evaluation") {

@@ -151,8 +151,9 @@ TEST_CASE("losses do not depend on the number of threads") {
 TEST_CASE("child: softmax before cross_entropy", "[.]") {
   const Tensor x = randn({4, 10}).set_requires_grad(), target = randint(0, 10, {4});
   cross_entropy(x, target);
-  cross_entropy(x.detach().softmax(1), target);  // the input needs no gradient, so there must be no warning
-  cross_entropy(log_softmax(x, 1), target);      // changes nothing
+  cross_entropy(x.detach().softmax(1), target);  // no gradient is needed here, so there must be no warning
+  // cross_entropy applies log_softmax again, which does not change log-probabilities: no warning.
+  cross_entropy(log_softmax(x, 1), target);
   cross_entropy(x.softmax(1) * 2, target);
   std::puts("so far none");
   std::fflush(stdout);
@@ -167,6 +168,7 @@ TEST_CASE("a second softmax is told of, once") {
   CHECK(none < warning);
   CHECK(text.find("warning", warning + 1) == std::string::npos);
   CHECK_THAT(text, ContainsSubstring("of 10 classes no row's loss can be below 1.4612"));
-  const Tensor sure = (tensor({1.0}) - arange(10).to(DType::f64)).reshape({1, 10}) * 1000;  // of class 0
+  // The logits select class 0 with certainty.
+  const Tensor sure = (tensor({1.0}) - arange(10).to(DType::f64)).reshape({1, 10}) * 1000;
   CHECK(cross_entropy(sure.softmax(1), classes({0})).item() == Approx(1.4612).margin(5e-5));
 }

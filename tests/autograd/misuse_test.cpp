@@ -20,7 +20,7 @@ TEST_CASE("a tensor that requires gradients can be copied into integer tensors, 
   CHECK(equal(truth, tensor({false, false})));
   CHECK_FALSE(whole.requires_grad());
   CHECK(whole.is_leaf());
-  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // into a view as well
+  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // copying into a view must work too
   CHECK(equal(whole, tensor({1, 1})));
 }
 

@@ -104,7 +104,7 @@ TEST_CASE("each parameter group uses its own options") {
 }
 
 TEST_CASE("all recorded optimizers are tested") {
-  if (tested().size() < 5) return;  // when the file does not run whole
+  if (tested().size() < 5) return;  // skip the check if only some tests of this file run
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
@@ -203,7 +203,7 @@ TEST_CASE("zero_grad") {
   optimizer.zero_grad();
   CHECK_FALSE(p.a->grad().defined());
   const std::vector<double> before = values_of(p.a);
-  optimizer.step();  // nothing to do
+  optimizer.step();  // no gradient exists, so step() must do nothing
   CHECK(values_of(p.a) == before);
 }
 
@@ -251,7 +251,7 @@ TEST_CASE("a state dict that does not match changes nothing") {
     nn::StateDict dict = good;
     std::erase_if(dict, [&](const auto& entry) { return entry.first == key; });
     if (value.defined()) dict.emplace_back(key, value);
-    dict[0].second = scalar_tensor(0.5, DType::f64);  // groups.0.lr, which must not be taken over
+    dict[0].second = scalar_tensor(0.5, DType::f64);  // the failed load must not apply this value
     return dict;
   };
   REQUIRE(good[0].first == "groups.0.lr");

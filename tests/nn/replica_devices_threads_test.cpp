@@ -49,7 +49,7 @@ struct Split {
   void set_grads(int step) {
     for (std::size_t i = 0; i < params.size(); ++i) {
       const Tensor grad = formula(params[i]->sizes(), 100 * step + static_cast<int>(i), 3);
-      if (i != 3) params[i]->set_grad(grad.to(params[i]->device()));  // one of them never has any
+      if (i != 3) params[i]->set_grad(grad.to(params[i]->device()));  // parameter 3 never has a gradient
     }
   }
   std::vector<std::vector<double>> values(bool of_gradients = false) const {
@@ -149,7 +149,7 @@ TEST_CASE("training with parameters on two devices gives the bits of one device"
     optimizer->zero_grad();
     CHECK(split.values(true).empty());
     const auto before = split.values();
-    CHECK_NOTHROW(optimizer->step());  // nothing to do
+    CHECK_NOTHROW(optimizer->step());  // no gradient exists, so step() must do nothing
     CHECK(nn::clip_grad_norm_(split.params, 2).item() == 0);
     CHECK(split.values() == before);
   }
