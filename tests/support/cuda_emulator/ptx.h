@@ -10,8 +10,8 @@ struct MmaOperands {
 /// d += a b for mma.m16n8k16 with bf16 fragments. Sums are in f32 in order of k; the order of the hardware is
 /// unspecified.
 void multiply_bf16(const LaneCall (&)[32], unsigned, std::size_t);
-/// ldmatrix: 8 x 8 matrices of 16-bit elements. Lane 8 q + r supplies row r of matrix q. `argument` is the
-/// number of matrices.
+/// The instruction ldmatrix loads 8 x 8 matrices of 16-bit elements. Lane 8 q + r supplies the address of row
+/// r of matrix q. `argument` is the number of matrices.
 void load_matrices(const LaneCall (&)[32], unsigned, std::size_t);
 void load_matrices_transposed(const LaneCall (&)[32], unsigned, std::size_t);
 
@@ -48,7 +48,8 @@ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row, Location w
 inline void ldmatrix_x2_trans(std::uint32_t (&r)[2], const void* row, Location where = Location::current()) {
   load_fragments(r, row, &load_matrices_transposed, where);
 }
-/// The hardware may write at any time until the wait. Until then the destination holds NaN (all bits set).
+/// The asynchronous copy cp.async. The hardware may write the destination at any time before the wait. So the
+/// emulator fills it with NaN (all bits set), and copies at the wait.
 inline void cp_async16(void* to, const void* from, bool read, Location where = Location::current()) {
   *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
   begin_copy({to, from, 16, !read}, where);

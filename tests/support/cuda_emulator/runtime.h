@@ -83,16 +83,17 @@ struct LaneCall {
   void* out;
   int argument;
 };
-/// The effect of a warp operation, called when all lanes of its mask have arrived. `bytes` is the size of the
-/// values.
+/// A function that computes the results of a warp operation. It is called when all lanes of the mask have
+/// arrived. `bytes` is the size of the values.
 using WarpOperation = void (*)(const LaneCall (&lanes)[32], unsigned mask, std::size_t bytes);
 /// Executes a warp operation. Only __syncwarp orders memory; a shuffle is not a fence.
 void warp_operation(unsigned mask, WarpOperation operation, const LaneCall& call, std::size_t bytes,
                     bool orders_memory, const Location& where);
 void nothing(const LaneCall (&)[32], unsigned, std::size_t);
-/// out = in of lane `argument`; all bits set if that lane is not in the mask.
+/// Computes a shuffle: each lane's `out` is the `in` of lane `argument`. All its bits are set if that lane is
+/// not in the mask.
 void shuffle(const LaneCall (&)[32], unsigned, std::size_t);
-/// out = mask of the lanes whose argument is not 0.
+/// Computes a ballot: each lane's `out` is the mask of the lanes whose argument is not 0.
 void ballot(const LaneCall (&)[32], unsigned, std::size_t);
 
 /// A memory fence. For ThreadSanitizer, what a thread did before its fence happens before what another thread

@@ -21,7 +21,7 @@
 
 namespace stand_in {
 
-/// Where a kernel's parameter lies in its parameter space.
+/// The position of a kernel's parameter in its parameter space.
 struct Parameter {
   std::size_t offset, bytes;
 };
@@ -31,9 +31,10 @@ struct Kernel {
   std::string symbol;
   /// The fat binary that nvcc embedded in the module: a fatbin header, then PTX and machine code.
   const void* fat_binary = nullptr;
-  /// From the kernel's PTX; empty if the fat binary has no uncompressed PTX of it.
+  /// Positions of the parameters, read from the kernel's PTX. Empty if the fat binary has no uncompressed PTX
+  /// of the kernel.
   std::optional<std::vector<Parameter>> parameters;
-  /// From __launch_bounds__; 0 if there are none.
+  /// The maximal number of threads per block from __launch_bounds__; 0 if there are none.
   unsigned max_threads = 0;
 };
 
@@ -43,7 +44,7 @@ struct Launch {
   std::size_t shared_bytes;
   int gpu;
   void* stream;
-  /// The parameter space, copied when the kernel was launched; empty if the layout is unknown.
+  /// A copy of the kernel's arguments at the time of the launch. Empty if their layout is unknown.
   std::vector<std::byte> arguments;
 };
 
@@ -65,16 +66,18 @@ std::vector<Launch> launches();
 std::vector<Kernel> kernels();
 /// The GPUs on which the process has created a context.
 std::vector<int> contexts();
-/// Descriptions of calls since reset() whose arguments no correct program passes.
+/// Returns descriptions of invalid calls since reset(): calls with arguments that a correct program never
+/// passes.
 std::vector<std::string> misuse();
 /// Memory, streams and events that have not been released, one line per object.
 std::vector<std::string> leaks();
 
-/// Runs launches when their stream gets to them. Exceptions end the kernel with cudaErrorLaunchFailure.
+/// A function that runs a kernel when its stream reaches it. An exception ends the kernel with
+/// cudaErrorLaunchFailure.
 using Executor = std::function<void(const Launch&)>;
 void set_executor(Executor executor);
-/// For executors and tests: the bytes behind an address of GPU or page-locked memory. Null if [address,
-/// address + bytes) is not inside one live allocation.
+/// Returns the host memory behind an address of GPU or page-locked memory, for executors and tests. Null if
+/// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
 
 }  // namespace stand_in

@@ -1,6 +1,6 @@
 #pragma once
-// The little that the stand-in runtime reads of the PTX in a fat binary: a kernel's parameters and launch
-// bounds.
+// Reads a kernel's parameters and launch bounds from the PTX in a fat binary. The stand-in runtime needs
+// nothing else of the PTX.
 #include <string>
 
 #include "tests/support/cuda_runtime/control.h"
