@@ -56,7 +56,7 @@ class GraphTask {
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
   /// Called at the end of the pass.
   std::vector<std::function<void()>> callbacks;
-  /// Called once, after the backward of the current node has returned.
+  /// Functions that the engine calls once, after the backward of the current node has returned.
   std::vector<std::function<void()>> after_node;
 
  private:

@@ -81,7 +81,8 @@ MemoryFormat layout(const Pool2dShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
-// A tensor like the input, or like the output: 3-d if the input was.
+// like_input() creates a tensor with the shape of the pooling's input, and like_output() one with the shape
+// of its output. `ndim` is 3 if the input has no batch dimension.
 Tensor like_input(const Pool2dShape& s, int ndim, const TensorOptions& options) {
   return ndim == 3 ? empty({s.c, s.h, s.w}, options) : empty({s.n, s.c, s.h, s.w}, options, layout(s));
 }

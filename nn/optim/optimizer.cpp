@@ -112,7 +112,8 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   }
 }
 
-// Grows the lists of states and scalars. It runs only on the calling thread, before the workers start.
+// Adds missing entries to the lists of states and scalars. It runs only on the calling thread, before the
+// workers start.
 void Optimizer::prepare(const nn::ReplicaDevice& replica_device) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
@@ -149,7 +150,8 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
   return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
-// Several threads call it at the same time, each for a different ReplicaDevice.
+// Updates the parameters of one ReplicaDevice. Several threads call this function at the same time, each for
+// another ReplicaDevice.
 void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
   struct Batch {
     DType dtype;

@@ -38,8 +38,8 @@ class Scheduler {
 
   /// Returns the learning rate of a group after `steps` steps.
   virtual double lr_at(std::int64_t steps, std::size_t group) const = 0;
-  /// Called in each step. Derived classes change other options here (momentum), or throw ValueError if the
-  /// step is impossible.
+  /// step() calls this function. Derived classes override it to change other options (momentum), or to throw
+  /// ValueError if the step is impossible.
   virtual void check_step(std::int64_t) const {}
   virtual void set_others(std::int64_t) {}
 

@@ -140,7 +140,7 @@ TEST_CASE("a saved tensor changed in place is detected") {
     h.add_(1);
   }
   CHECK_THROWS_WITH(y.backward(), ContainsSubstring("[mul]") && ContainsSubstring("changed in place"));
-  // exp saves its output; a change through a view is detected as well
+  // exp saves its output. An in-place change of the output through a view must be detected too.
   const Tensor e = x.exp();
   const Tensor s = e.sum();
   e.detach().narrow(0, 0, 1).zero_();

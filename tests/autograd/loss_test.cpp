@@ -102,7 +102,8 @@ TEST_CASE("the mean of nothing is NaN and its gradient zero") {
 }
 
 TEST_CASE("cross_entropy keeps the small differences of large logits") {
-  // If m + log(sum(exp(x - m))) = 1e4 + 0.55 were stored as one number, the result would be wrong by 5e-4.
+  // cross_entropy must store the maximum m = 1e4 and log(sum(exp(x - m))) = 0.41 as two numbers. Their sum,
+  // rounded to one f32 number, would be wrong by up to 5e-4.
   const Tensor x = tensor({{10000, 9999, 9998}}, DType::f32).set_requires_grad();
   const Tensor loss = cross_entropy(x, classes({1}));
   CHECK(loss.item() == Approx(1.407605964).epsilon(1e-6));

@@ -285,14 +285,15 @@ TEST_CASE("self-attention equals attention with three separate projections") {
   nn::MultiheadAttention attn({.embed_dim = 8, .num_heads = 2, .batch_first = true});
   fill(attn);
   const Tensor in = formula({2, 3, 8}, 9);
-  // The packed projection and the three separate ones compute the same sums.
+  // If query, key and value are the same tensor, one packed matrix product projects all three. The result
+  // must equal that of three separate projections.
   const Tensor packed = attn(in, in, in).first, apart = attn(in, in.clone(), in.clone()).first;
   CHECK(packed.allclose(apart, 1e-13, 1e-13));
   CHECK(attn(in).allclose(packed, 1e-13, 1e-13));
 }
 
 TEST_CASE("all recorded layers are tested") {
-  // This test runs last when the whole file runs, as under ctest.
+  // This test runs after all others in this file. It is skipped if only some of them were selected.
   if (tested().size() < 10) return;
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));

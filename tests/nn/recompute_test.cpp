@@ -1,4 +1,5 @@
-// Activation checkpointing of layers that draw random numbers or keep statistics, and of whole blocks.
+// Tests activation checkpointing of layers that draw random numbers or update statistics, and of whole
+// blocks.
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"

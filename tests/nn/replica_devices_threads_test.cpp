@@ -1,4 +1,5 @@
-// Tests on which threads optimizers and clipping change parameters that are on several devices.
+// Tests that optimizers and gradient clipping run on the right threads if the parameters are on several
+// devices.
 #include "tapestry/nn/internal/replica_devices.h"
 
 #include <algorithm>

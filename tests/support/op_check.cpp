@@ -152,7 +152,8 @@ class CaseRun {
     });
   }
 
-  // Runs each input with stride 0 in one dimension, and compares with a dense copy of the same values.
+  // Runs the operation on expanded inputs, which have stride 0 in one dimension. The results must equal those
+  // for dense copies of the same values.
   void expanded(DType dtype = DType::f64) {
     guarded("expanded", dtype, Layout::dense, [&](const std::string& label) {
       std::vector<Tensor> dense, expanded;

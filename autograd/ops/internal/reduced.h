@@ -18,7 +18,8 @@ struct Reduced {
 /// True where x equals `best`, the largest or smallest element of its group, or both are NaN. `best`
 /// broadcasts to x.
 Tensor is_best(const Tensor& x, const Tensor& best);
-/// g divided by the number of elements of its group that `hits` marks, shaped like g.
+/// Divides the gradient g of a reduction equally among ties. The divisor is the number of elements of the
+/// reduced group that `hits` marks. The result has g's shape.
 Tensor divided_among(const Tensor& g, const Tensor& hits, const Reduced& r);
 
 }  // namespace tapestry::autograd

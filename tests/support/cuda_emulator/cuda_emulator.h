@@ -1,7 +1,7 @@
 #pragma once
-// CUDA's names for kernels that g++ compiles. kernels/cuda/portable.cuh includes this header if nvcc is not
-// the compiler. Kernels see nothing else of the emulator. Features that are missing here are not portable:
-// cooperative groups, wgmma, TMA, __activemask.
+// Defines CUDA's built-in variables and functions for kernels that g++ compiles. kernels/cuda/portable.cuh
+// includes this header if nvcc is not the compiler. Kernels see nothing else of the emulator. Features that
+// are missing here are not portable: cooperative groups, wgmma, TMA, __activemask.
 #include <atomic>
 #include <bit>
 #include <cmath>

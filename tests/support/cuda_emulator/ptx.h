@@ -15,8 +15,8 @@ void multiply_bf16(const LaneCall (&)[32], unsigned, std::size_t);
 void load_matrices(const LaneCall (&)[32], unsigned, std::size_t);
 void load_matrices_transposed(const LaneCall (&)[32], unsigned, std::size_t);
 
-/// `row` is the address of this lane's 16-byte row, if the lane supplies one. The lane itself reads the row,
-/// so that sanitizers attribute the access to the kernel.
+/// Loads N fragments per lane by ldmatrix. `row` is the address of this lane's 16-byte row, if the lane
+/// supplies one. The lane itself reads the row, so that sanitizers attribute the access to the kernel.
 template <int N>
 void load_fragments(std::uint32_t (&r)[N], const void* row, WarpOperation operation, const Location& where) {
   uint4 own{};

@@ -27,8 +27,8 @@ class Error : public std::runtime_error {
 };
 
 struct Options {
-  /// 0: threads and blocks run in order. Otherwise both are shuffled with this seed. The initial value comes
-  /// from the environment variable TAPESTRY_EMULATOR_SEED.
+  /// The seed of the execution order. If it is 0, threads and blocks run in order. Otherwise both are
+  /// shuffled with this seed. The initial value comes from the environment variable TAPESTRY_EMULATOR_SEED.
   std::uint64_t seed = 0;
 };
 Options& options();
@@ -75,7 +75,8 @@ void* dynamic_shared();
 struct BarrierResult {
   int count, any, all;
 };
-/// __syncthreads() for all threads of the block that have not exited.
+/// Implements __syncthreads(). The barrier opens when all threads of the block that have not exited have
+/// arrived.
 BarrierResult block_barrier(int predicate, const Location& where);
 
 struct LaneCall {
@@ -109,7 +110,8 @@ struct AsyncCopy {
 };
 void begin_copy(const AsyncCopy& copy, const Location& where);
 void commit_copies();
-/// Takes the oldest copy that is not in the last `keep` groups. Returns false if there is none.
+/// Removes the oldest asynchronous copy that is not in the last `keep` commit groups, and stores it in
+/// `copy`. Returns false if there is none.
 bool take_copy(int keep, AsyncCopy& copy);
 
 }  // namespace cuda_emulator

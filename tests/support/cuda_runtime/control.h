@@ -2,11 +2,11 @@
 // Controls of the stand-in CUDA runtime: a shared library with the name of the real libcudart, for tests
 // without a GPU.
 //
-// A program that is linked with it uses it for all its modules, since the dynamic linker loads one library of
-// a name. Other programs use it when LD_LIBRARY_PATH names its folder. It has GPUs of host memory that the
-// host itself cannot access: a stray access by the host is a segmentation fault. Work in streams runs as late
-// as CUDA allows, when the host waits for it, or step by step when the host keeps polling. Every call checks
-// its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
+// If a program is linked with the stand-in, all modules of the program use it, because the dynamic linker
+// loads only one library of each name. Other programs use it if LD_LIBRARY_PATH names its folder. The memory
+// of its GPUs is host memory that the host cannot access: a stray access by the host is a segmentation fault.
+// Work in streams runs as late as CUDA allows: when the host waits for it, or step by step while the host
+// polls. Every call checks its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
 //
 // At first there are 2 GPUs of 1 GiB; TAPESTRY_STAND_IN_GPUS=n makes n of them. When the program ends, leaks
 // and misuse are printed and the exit status becomes 70; TAPESTRY_STAND_IN_EXIT=ignore turns that off.
@@ -55,7 +55,8 @@ void reset(int gpus = 2, std::size_t memory = std::size_t{256} << 20);
 /// doing its work. If CUDA documents the error as leaving the process in an inconsistent state, all later
 /// calls return it too.
 void fail(const std::string& function, int nth, int error);
-/// Makes the next kernel that runs end with `error`. Calls return it when the host next waits.
+/// Makes the next kernel that runs end with `error`. The next call with which the host waits returns this
+/// error.
 void fail_next_kernel(int error);
 
 /// How often each function was called since reset().

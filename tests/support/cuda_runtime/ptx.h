@@ -7,7 +7,8 @@
 
 namespace stand_in {
 
-/// Fills `parameters` and `max_threads` of the kernel from the first PTX of its fat binary that has it.
+/// Sets `parameters` and `max_threads` of the kernel. They are read from the first PTX text in its fat binary
+/// that contains the kernel.
 void read_entry(Kernel& kernel);
 
 }  // namespace stand_in

@@ -48,7 +48,8 @@ struct EventObject {
   std::shared_ptr<Signal> last = nullptr;
 };
 
-// An error that a test has injected: the call after which `calls_left` is 0 returns it.
+// An error that a test has injected. Each call decrements `calls_left`, and the call that sets it to 0
+// returns the error.
 struct Injected {
   int calls_left;
   cudaError_t error;

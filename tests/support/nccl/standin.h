@@ -39,7 +39,8 @@ struct StandInNccl {
   int (*aborting)();
   /// Communicators that were neither destroyed nor aborted.
   int (*live)();
-  /// Broken rules, one line each; empty if there are none. Valid until the next call of the stand-in.
+  /// Returns the recorded violations, one line each; empty if there are none. The text is valid until the
+  /// next call of the stand-in.
   const char* (*violations)();
   /// Forgets faults, counts and violations. No communicator may be alive.
   void (*reset)();
