@@ -39,7 +39,9 @@ plan_changes() {
   shift
   plan_all='' plan_targets=()
   local -A tests=([structure]=1) targets=([tests_structure]=1)
-  local -A files=() folders=()  # files: found through ninja's list of headers; folders: a change affects everything that may include the folder
+  # The users of `files` are found through ninja's list of headers. A change in one of `folders` affects everything that
+  # may include the folder.
+  local -A files=() folders=()
   for file; do
     case $file in
       CMakeLists.txt | */CMakeLists.txt | *.cmake | *.cmake.in | CMakePresets.json | .ci/* | tools/test | tools/lib/*)
