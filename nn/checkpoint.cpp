@@ -202,8 +202,8 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
     if (training.model) training.model->load_state_dict(model_of(file));
   } catch (...) {
     if (scheduled) training.scheduler->load_state_dict(old_scheduler);
-    if (training.optimizer)
-      training.optimizer->load_state_dict(old_optimizer);  // this also restores the learning rates
+    // This also restores the learning rates that the schedule has changed.
+    if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);
     throw;
   }
   for_each_device([&](Device device) {

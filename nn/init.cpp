@@ -61,7 +61,7 @@ const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low
   const Tensor values = t.detach();
   values.normal_(mean, std);
   while (true) {
-    const Tensor outside = (values < low) + (values > high);  // for bools, + is "or"
+    const Tensor outside = (values < low) + (values > high);  // adding two bool tensors means "or"
     if (outside.sum().item() == 0) return t;
     values.copy_(where(outside, empty_like(values).normal_(mean, std), values));
   }

@@ -94,7 +94,7 @@ OP_TEST("rand", extreme, "never 1, in no dtype; means as they should be") {
     const Tensor x = rand({40000}, t).to(kFloat64);
     CHECK(x.min().item() >= 0);
     CHECK(x.max().item() < 1);
-    CHECK(std::abs(x.mean().item() - 0.5) < 0.01);  // 7 standard deviations
+    CHECK(std::abs(x.mean().item() - 0.5) < 0.01);  // the tolerance is 7 standard deviations of the mean
   }
 }
 OP_TEST("rand", strided, "uniform_ counts elements in row-major order in any layout") {

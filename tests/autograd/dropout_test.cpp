@@ -27,7 +27,7 @@ OP_TEST("dropout", golden, "keeps what its words say, scaled, in every dtype; gr
       kept += keep;
       REQUIRE(f.data<float>()[i] == (keep ? 4.0f : 0.0f));
     }
-    CHECK(std::abs(kept - 3000) < 200);  // 7 standard deviations
+    CHECK(std::abs(kept - 3000) < 200);  // the tolerance is 7 standard deviations
   }
 }
 OP_TEST("dropout", dtypes, "of the result and of the gradient") {

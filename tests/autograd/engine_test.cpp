@@ -123,7 +123,7 @@ TEST_CASE("misuse of backward throws an error that names the reason") {
   const Tensor y = (x * x).sum();
   y.backward();
   CHECK_THROWS_WITH(y.backward(), ContainsSubstring("retain_graph"));
-  CHECK(at(x.grad(), 1) == 4);  // the failed pass has added nothing
+  CHECK(at(x.grad(), 1) == 4);  // the failed pass must not add to grad()
 
   const Tensor z = (x * x).sum();
   z.backward({}, /*retain_graph=*/true);

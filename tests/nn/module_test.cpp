@@ -563,7 +563,7 @@ TEST_CASE("summary") {
         "-------------------------------------------\n"
         "Parameters: 144,458 (144,010 trained)\n"
         "Memory: parameters 564.3 KiB, buffers 0 B, outputs of layers 112.6 KiB\n");
-  CHECK(net.is_training());  // as before
+  CHECK(net.is_training());  // summary() must restore training mode
   CHECK_FALSE(net.fc.is_training());
   CHECK_FALSE(net.conv.has_hooks());
   CHECK(net.summary().find("[2, 10]") == std::string::npos);

@@ -352,7 +352,8 @@ TEST_CASE("clip_grad_norm_") {
     p.a->grad().fill_(std::numeric_limits<double>::quiet_NaN());
     CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, 2, true),
                       ContainsSubstring("the norm of the gradients is nan"));
-    CHECK(p.b->grad().select(0, 0).item() == -3);  // nothing was scaled
+    // Clipping must not scale a gradient if the norm is not finite.
+    CHECK(p.b->grad().select(0, 0).item() == -3);
     CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1).item()));
     CHECK(std::isnan(p.b->grad().select(0, 0).item()));
   }

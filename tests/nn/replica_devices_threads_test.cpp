@@ -108,7 +108,7 @@ TEST_CASE("tasks for one device run on the calling thread, tasks for several on 
   std::vector<nn::ReplicaDevice> replica_devices;
   Split split(kSecond);
   nn::add_replica_devices(split.params, replica_devices);
-  CHECK(replica_devices.empty());  // no gradients yet
+  CHECK(replica_devices.empty());  // the list must be empty, because there are no gradients yet
   split.set_grads(0);
   nn::add_replica_devices(split.params, replica_devices);
   nn::add_replica_devices(split.params, replica_devices);

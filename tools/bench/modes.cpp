@@ -26,7 +26,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-constexpr std::int64_t kBatch = 128;  // for both devices together
+constexpr std::int64_t kBatch = 128;  // the batch size of both devices together
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

@@ -11,7 +11,7 @@ struct Reduced {
 
   unsigned mask = 0;       ///< bit i: dimension i is reduced
   std::int64_t count = 1;  ///< number of elements that are reduced to one result
-  Shape sizes;             ///< of the result
+  Shape sizes;             ///< the shape of the result
   Shape kept;              ///< shape of the result with keepdim
 };
 

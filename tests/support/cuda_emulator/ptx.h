@@ -63,7 +63,7 @@ inline std::uint16_t to_f16_bits(float x) { return tapestry::Half(x).bits; }
 inline float from_f16_bits(std::uint16_t bits) { return static_cast<float>(tapestry::Half::from_bits(bits)); }
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);
-  return y < 0x1p-126f ? 0.0f : y;  // NaN passes through
+  return y < 0x1p-126f ? 0.0f : y;  // flushes denormal results to zero; a NaN is kept
 }
 inline void cp_async_commit() { commit_copies(); }
 template <int Keep>

@@ -105,7 +105,7 @@ void fence();
 struct AsyncCopy {
   void* to;
   const void* from;
-  unsigned bytes;  // 4 or 16
+  unsigned bytes;  // the size of the copy: 4 or 16
   bool zeros;      // store zeros instead of reading
 };
 void begin_copy(const AsyncCopy& copy, const Location& where);

@@ -59,7 +59,7 @@ struct Operation {
 /// The ranks that share a unique id.
 struct Clique {
   int size = 0;
-  std::map<int, int> gpus;                                                       // by rank
+  std::map<int, int> gpus;                                                       // the GPU of each rank
   std::map<std::size_t, std::map<int, std::shared_ptr<Operation>>> collectives;  // by sequence and rank
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Operation>>> sends,
       recvs;  // by sender and receiver

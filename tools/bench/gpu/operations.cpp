@@ -166,7 +166,7 @@ const std::map<std::string, Maker>& single_operations() {
        }},
       {"adamw", adamw},
       {"linear",
-       [](const Spec& s) -> Work {  // (m, k) by (n, k)
+       [](const Spec& s) -> Work {  // the product of an (m, k) matrix and a transposed (n, k) matrix
          const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2);
          return {[=] { return linear(x, w); }};
        }},

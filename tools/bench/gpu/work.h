@@ -35,7 +35,7 @@ class Results {
 
 /// A benchmark with its inputs.
 struct Work {
-  std::function<Results()> call;  ///< is timed
+  std::function<Results()> call;  ///< runs the benchmark once; this call is timed
   /// If positive, the host time per operation is measured instead of the device time. It is the number of
   /// operations in one call.
   int operations = 0;
