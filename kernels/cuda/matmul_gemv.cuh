@@ -2,8 +2,8 @@
 // C = A B for up to 16 rows of A (4 in bf16), where A and B are both contiguous along k with aligned packs.
 // This is the forward pass of a linear layer with a small batch. Its time is that of reading B once. A tiled
 // GEMM would be slower, because most rows of its tiles would be empty. A block computes four columns of C.
-// Its threads stride along k with 16-byte loads of the four columns of B and of the rows of A, which hit in
-// cache.
+// Its threads stride along k with 16-byte loads of the four columns of B and of the rows of A. The rows of A
+// stay in cache.
 #include "tapestry/kernels/cuda/matmul_plan.cuh"
 
 namespace tapestry::kernels::cuda {

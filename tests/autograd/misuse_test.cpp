@@ -1,5 +1,5 @@
-// User errors that involve several parts of the library: empty hooks, writes into integer tensors, functions
-// that gradcheck cannot check.
+// Unusual uses and user errors that involve several parts of the library: copies into integer tensors,
+// retain_grad before an in-place change, empty hooks, and functions that gradcheck cannot check.
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 

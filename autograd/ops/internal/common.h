@@ -1,6 +1,7 @@
 #pragma once
-// Helpers that the operations share: checks, type promotion, the layout of results, unrecorded copies, calls
-// of pointwise kernels, and gradients of broadcast operands.
+// Helpers that the operations share: checks, type promotion, the layout of results, unrecorded copies,
+// in-place changes, calls of pointwise kernels, operands saved for backward, and gradients of broadcast
+// operands.
 #include <initializer_list>
 #include <tuple>
 

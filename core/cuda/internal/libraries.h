@@ -26,7 +26,7 @@ struct LibrarySpec {
   const char* version_symbol;
   LibraryVersion (*version)(void* version_function);
   /// The name of a library function `size_t f()` that returns the CUDA version for which the library was
-  /// built (1000 times the major version). Null if the library has no such function.
+  /// built, as an integer whose thousands are the major version. Null if the library has no such function.
   const char* cuda_version_symbol;
 };
 

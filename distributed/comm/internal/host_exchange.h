@@ -55,8 +55,9 @@ class HostExchange {
   using Round = std::uint64_t;  // the number of a round, counted from the first collective
   using Counter = std::atomic<Round>;
 
-  // The progress of one rank: the numbers of rounds in which it has written its input, has reduced its block,
-  // and has read the results.
+  // The progress of one rank. Each counter is 1 + the last round in which the rank wrote its input (given),
+  // reduced its block (reduced), or stopped reading the other ranks' slots (taken). It is 0 before the first
+  // such round.
   struct alignas(64) Progress {
     Counter given, reduced, taken;
   };

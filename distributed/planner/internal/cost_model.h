@@ -1,5 +1,6 @@
 #pragma once
-// The arguments of a prediction, with sums over blocks that all predictors need.
+// The arguments of a prediction (profile, link and training setup), and functions that the predictors share,
+// such as the time of a range of blocks.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
