@@ -198,9 +198,10 @@ struct DepthwiseTerm {
   };
 };
 
-/// Sums the terms of each channel over a part of the pixels. Block (32, 8), grid (channels, groups of sums,
-/// parts). In channels-last tensors a block covers 32 channels by 8 pixels, in row-major tensors one channel
-/// by 256 pixels. The output `parts` is (part, channel, sum).
+/// Computes the sums of each channel (`term.sums` of them, such as one per tap of the window) over one part
+/// of the pixels. Block (32, 8). In channels-last tensors a block takes 32 channels, and 8 pixels per step;
+/// in row-major tensors it takes one channel, and 256 pixels per step. Grid: (blocks needed for all channels,
+/// groups of Term::kSums sums, parts). The output `parts` is (part, channel, sum).
 template <bool channels_last, class Term>
 __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term term, float* parts) {
   SHARED(float, sums, [8][32]);

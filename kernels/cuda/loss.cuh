@@ -219,8 +219,9 @@ __device__ __forceinline__ float sum_of_q(const Mapping& mapping, const ClassRow
   return mapping.template merge<SumOfQ>(sum);
 }
 
-/// For split rows: computes the sum of q over each part of a row. `sums` is (rows, parts). The blocks of a
-/// row then add them, because backward needs the sum over the whole row.
+/// Used only where several blocks share a row (SplitRow): computes the sum of q (ClassRows::read_q()) over
+/// each part of a row. `sums` is (rows, parts). Backward needs the sum over the whole row, so each warp of
+/// cross_entropy_backward_rows() adds the parts of its row.
 template <class T>
 __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_q_parts(ClassRows<T> a, float* sums) {

@@ -21,8 +21,8 @@ std::vector<OpInfo> registered_ops();
 /// The name before the slash: "add/in_place" -> "add".
 std::string base_name(const std::string& op);
 
-/// Checks one case against PyTorch's recorded results, except for the kinds in `skip`. tests/README.md
-/// describes the kinds golden, gradcheck and strided.
+/// Runs the checks of one recorded case: golden (against PyTorch's results), gradcheck (against central
+/// differences) and strided, except for the kinds in `skip`.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
 /// Returns the number of host waits on devices so far. Null if waits are not counted.

@@ -12,8 +12,8 @@
 namespace tapestry::distributed {
 namespace {
 
-// Bytes of one rank in one round, and the number of rounds in flight. The product is the size of a rank's
-// part of the segment.
+// The most bytes of one rank in one round, and the number of rounds in flight. Their product is the size of a
+// rank's slots in the segment. Its counters (Rank) come on top.
 constexpr std::size_t kSlot = 512 << 10, kSlots = 4;
 // How often a rank polls before it sleeps. The time is about that of waking a thread. Longer polling would
 // take cores from the compute threads on small machines.
