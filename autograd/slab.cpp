@@ -22,9 +22,10 @@ namespace {
 constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
-// A slab's counter of live nodes. While a thread fills the slab, it counts its new nodes in `made` without
-// atomic operations. `live` then starts at kOpen, and each freed node decrements it. When the slab is full,
-// the thread subtracts kOpen - made. From then on `live` is the number of live nodes.
+// The start value of Slab::live, the counter of a slab's live nodes. While a thread fills the slab, it counts
+// new nodes in `made` without atomic operations, and each freed node decrements `live`. kOpen is so large
+// that `live` stays above 0 meanwhile. When the slab is full, the thread subtracts kOpen - made. From then on
+// `live` is the number of live nodes.
 constexpr std::int64_t kOpen = std::int64_t{1} << 32;
 
 struct alignas(16) Slab {

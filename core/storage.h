@@ -18,8 +18,8 @@ class Storage {
  public:
   /// Allocates uninitialised memory. Throws OutOfMemoryError, or DeviceError if the device does not exist.
   static StorageRef allocate(Device device, std::size_t bytes);
-  /// Wraps memory that the caller owns. `release(arg)`, which may be null, runs when the last reference is
-  /// dropped.
+  /// Wraps memory that the caller owns. Calls release(arg) when the last reference is dropped, unless
+  /// `release` is null.
   static StorageRef wrap(Device device, void* data, std::size_t bytes, void (*release)(void*) = nullptr,
                          void* arg = nullptr);
   /// A part of `base` with its own version counter. It holds a reference to `base`. DDP uses it for gradients

@@ -17,8 +17,8 @@ int get_num_threads();
 /// library.
 int compute_threads();
 
-/// Gives the calling thread `n` compute threads until the guard is destroyed. Workers of logical devices hold
-/// one.
+/// Gives the calling thread `n` compute threads until the guard is destroyed. The worker of each logical
+/// device has a ThreadShare.
 class ThreadShare {
  public:
   explicit ThreadShare(int n);

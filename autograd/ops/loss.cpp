@@ -132,7 +132,8 @@ LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Pr
   return r;
 }
 
-// The incoming gradient as a kernel argument, and the tensors that it points to.
+// The incoming gradient in the form that kernels take. `args` points to the elements of `grad` and `divisor`,
+// which keep them alive.
 struct IncomingGrad {
   Tensor grad, divisor;
   kernels::LossGrad args;
@@ -195,8 +196,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
   const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
-    // The caller's own logits and probabilities are saved, not prepared copies, so that backward detects an
-    // in-place change of them.
+    // Save the caller's own logits, and the probabilities if the target has them. Backward could not detect
+    // an in-place change of the caller's tensors if the prepared copies were saved.
     const bool classes = p.args.target != nullptr;
     autograd::record(
         kCrossEntropy, r.result, {&logits, &target},

@@ -115,7 +115,7 @@ static_assert(class_of(0) == 0 && class_of(64) == 0 && class_of(65) == 1 && clas
 static_assert(class_of(513) == 8 && class_bytes(8) == 576 && class_of(1024) == 15 && class_of(1025) == 16);
 static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMaxBytes) == kClasses - 1);
 
-// A thread caches only blocks of up to kSmallBytes, and at most this many of each size class.
+// A thread caches only blocks of up to kSmallBytes, and at most kCachedBlocks[c] blocks of size class c.
 constexpr std::size_t kSmallBytes = 32 * 1024;
 constexpr int kSmallClasses = class_of(kSmallBytes) + 1;
 constexpr auto kCachedBlocks = [] {

@@ -11,7 +11,8 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Converts between element types as static_cast does. Negative reals have a defined result for u8.
+/// Converts between element types as static_cast does. A real number is converted to u8 through i64, so that
+/// negative numbers wrap around: static_cast from a negative real to u8 is undefined.
 template <class To, class From>
 inline To convert(From x) {
   if constexpr (is_half<From>) return convert<To>(static_cast<float>(x));

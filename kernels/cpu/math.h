@@ -1,8 +1,9 @@
 #pragma once
-// Elementary functions without branches or calls, so that loops over them are vectorised. The f32 functions
-// are written here and are accurate to a few units in the last place. They give NaN, infinities and denormals
-// where the standard library does. In f64 all functions except exp are the standard library's. The
-// coefficients minimise the largest relative error (Remez's algorithm).
+// Elementary functions for the formulas of CPU kernels. The f32 versions of log, tanh and the normal
+// distribution function are written here without branches or calls, so that loops over them are vectorised.
+// They are accurate to a few units in the last place, and give NaN, infinities and denormals where the
+// standard library does. Their coefficients minimise the largest relative error (Remez's algorithm). The f64
+// versions of these three call the standard library.
 #include <bit>
 #include <cmath>
 #include <cstdint>

@@ -24,7 +24,8 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Writes results in the dtype of the output, which is T, or f32 if T is a 16-bit float.
+/// Converts results to the dtype of the output and writes them. The output has dtype T, or may be f32 if T is
+/// a 16-bit float.
 template <class T>
 class ReductionWriter {
  public:

@@ -5,7 +5,8 @@
 
 namespace tapestry::kernels::cuda {
 
-/// Converts as static_cast does. Negative reals have a defined result for u8.
+/// Converts as static_cast does. A real number is converted to u8 through i64, so that negative numbers wrap
+/// around: static_cast from a negative real to u8 is undefined.
 template <class To, class From>
 __host__ __device__ To convert(From x) {
   if constexpr (std::is_same_v<To, bool>) return x != From(0);

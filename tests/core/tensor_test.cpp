@@ -171,7 +171,7 @@ TEST_CASE("tensors may be freed on a thread that created none, and their memory 
       REQUIRE(t.sizes() == Shape{i % 7, 3});
       REQUIRE((t.is_contiguous() && t.storage_offset() == 0 && !t.requires_grad()));
     }
-    // One half is freed on the new thread, the other half on this one.
+    // The new thread frees one half of the 3000 tensors, and this thread frees the other half.
     std::thread([rest = std::vector<Tensor>(std::make_move_iterator(made.begin() + 1500),
                                             std::make_move_iterator(made.end()))]() mutable {
       rest.clear();

@@ -145,7 +145,8 @@ TEST_CASE("schedules refuse bad options and states") {
 
   LambdaLR negative(s.optimizer, [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; });
   CHECK_THROWS_WITH(negative.step(), ContainsSubstring("lr must not be negative"));
-  // The optimizer refuses the second group's rate after the first group's rate was set.
+  // The optimizer refuses the second group's negative rate when the first group's rate is already set. step()
+  // must then restore the first group's rate.
   WithSgd other;
   LambdaLR half(other.optimizer, {[](std::int64_t t) { return t == 0 ? 1.0 : 0.5; },
                                   [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; }});
