@@ -1,6 +1,7 @@
 #pragma once
 // The context of operations (grad mode, device, stream, generator): one small value per thread. Each node of
-// the tape captures the context, and device workers restore it.
+// the tape stores the context in which it was recorded, and its backward runs in that context. A task on a
+// device worker runs in a copy of its caller's context.
 #include <cstdint>
 
 #include "tapestry/core/device.h"

@@ -111,7 +111,8 @@ class HookHandle {
 };
 
 /// A handle to a tensor. Copies refer to the same tensor. A default-constructed Tensor is undefined: all
-/// methods except defined(), requires_grad(), is_same(), impl() and str() then throw ValueError.
+/// methods except defined(), requires_grad(), is_same(), impl() and str() then throw an Error. It is a
+/// ValueError, except that retain_grad() and the methods that register hooks throw AutogradError.
 class Tensor {
  public:
   Tensor() = default;

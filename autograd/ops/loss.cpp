@@ -148,9 +148,9 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
-// Warns if the input of cross_entropy comes from softmax(). A model with this mistake learns slowly, but
-// nothing fails. The tape records where the input comes from, so the check costs nothing and gives no false
-// alarms.
+// Warns once if the input of cross_entropy is the result of softmax(). A model with this mistake learns
+// slowly, but nothing fails. The tape records which operation computed the input, so the check costs nothing.
+// It does not find a softmax() that is followed by another operation, such as a view.
 void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
   static std::atomic<bool> warned{false};
   const autograd::Record* const record = autograd::record_of(logits);

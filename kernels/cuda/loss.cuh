@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
   if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
 }
 
-/// The first of two launches for split rows: computes the State of each part. `states` is (rows, parts).
+/// The first of two launches for split rows: computes the State (partial result) of each part. `states` is
+/// (rows, parts).
 template <class T, bool with_q>
 __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<T, with_q>::State* states) {

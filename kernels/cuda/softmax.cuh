@@ -274,8 +274,8 @@ __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, s
   }
 }
 
-/// The first of two launches: computes the State of each part of each row. Grid (parts, rows). `states` is
-/// (rows, parts).
+/// The first of two launches for rows that several blocks share: s computes the State (partial result) of
+/// each part of each row. Grid (parts, rows). `states` is (rows, parts).
 template <class Op, class T>
 __global__ void __launch_bounds__(kRowPartThreads, 4)
     row_part_states(RowInputs<T, Op::kInputs> in, std::int64_t n, std::int64_t each,
