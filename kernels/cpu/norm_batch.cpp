@@ -19,8 +19,8 @@ constexpr std::int64_t kPiecePixels = 2048;  // size of a piece: part of one pla
 
 std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
-// Divides a (rows, channels) input into pieces, and calls f(chunk, row, end row, channel, end channel) for
-// each piece. It has rows [row, end row) and channels [channel, end channel), and `chunk` is the number of
+// Divides a (rows, channels) input into pieces and calls f(chunk, row, end row, channel, end channel) for
+// each piece. The piece has rows [row, end row) and channels [channel, end channel). `chunk` is the index of
 // its chunk of rows.
 template <class F>
 void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
