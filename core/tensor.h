@@ -253,6 +253,7 @@ class Tensor {
   Tensor div(const Scalar& other) const;
   Tensor pow(const Scalar& exponent) const;
   Tensor pow(const Tensor& exponent) const;
+  Tensor atan2(const Tensor& other) const;
   Tensor neg() const;
   Tensor abs() const;
   Tensor exp() const;
@@ -292,6 +293,7 @@ class Tensor {
   const Tensor& div_(const Scalar& other) const;
   const Tensor& pow_(const Scalar& exponent) const;
   const Tensor& pow_(const Tensor& exponent) const;
+  const Tensor& atan2_(const Tensor& other) const;
   const Tensor& neg_() const;
   const Tensor& abs_() const;
   const Tensor& exp_() const;
