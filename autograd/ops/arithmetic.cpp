@@ -2,6 +2,7 @@
 // and the gradients.
 #include "tapestry/autograd/ops/arithmetic.h"
 
+#include "tapestry/autograd/ops/functions.h"
 #include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/kernels/ops/arithmetic.h"
 #include "tapestry/kernels/ops/functions.h"
@@ -23,7 +24,15 @@ Tensor sub(const Tensor& a, const Scalar& b) { return binary_with<kernels::Sub, 
 Tensor mul(const Tensor& a, const Scalar& b) { return binary_with<kernels::Mul, 1>(a, b); }
 Tensor div(const Tensor& a, const Scalar& b) { return binary_with<kernels::Div, 1>(a, b); }
 Tensor rsub(const Scalar& a, const Tensor& b) { return binary_with<kernels::Sub, 0>(b, a); }
-Tensor rdiv(const Scalar& a, const Tensor& b) { return binary_with<kernels::Div, 0>(b, a); }
+Tensor rdiv(const Scalar& a, const Tensor& b) {
+  const DType dtype = checked_dtype<kernels::Div>(row_op<kernels::Div>, b, a);
+  Tensor y = run_with_number(kernels::slot<kernels::WithNumber<kernels::Div, 0>>, b, a, dtype, dtype);
+  if (recording(b))
+    record(row_op<kernels::Div>, y, {&b}, [b = save(b), y = save_output(y)](Backward& g) {
+      g.set(0, neg(div(mul(g.grad(), g.saved(y)), g.saved(b))));
+    });
+  return y;
+}
 
 Tensor atan2(const Tensor& a, const Tensor& b) { return binary<kernels::Atan2>(a, b); }
 Tensor Tensor::atan2(const Tensor& other) const { return tapestry::atan2(*this, other); }

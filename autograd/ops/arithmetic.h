@@ -19,7 +19,7 @@ Tensor pow(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
 /// Computes the angle of the point (b, a) in radians, in [-pi, pi]. Integers give f32. At the origin the
-/// result is that of std::atan2, and the gradients are NaN.
+/// result is that of std::atan2, and the gradients are 0.
 Tensor atan2(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Scalar& b);
 Tensor sub(const Tensor& a, const Scalar& b);

@@ -39,7 +39,8 @@ void pow_scalar_backward_kernel(const LaunchContext&, const PointwiseArgs<3, 1>&
 
 const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
 
-const bool powers = [] {
+const bool others = [] {
+  register_pointwise<WithNumber<Div, 0>>();
   for_dtypes<PowScalar::kDTypes>(
       []<class T>() { slot<PowScalar>.set(DeviceType::cpu, dtype_of<T>, &pow_scalar_kernel<T>); });
   for_dtypes<PowScalarBackward::kDTypes>([]<class T>() {

@@ -6,7 +6,8 @@ namespace {
 constexpr DeviceType kDevice = DeviceType::cuda;
 
 const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
-const bool powers = [] {
+const bool others = [] {
+  register_pointwise<WithNumber<Div, 0>>();
   register_pointwise<PowScalar>();
   register_pointwise<PowScalarBackward>();
   return true;

@@ -40,7 +40,9 @@ struct Mul : Binary<"mul", Takes::all, Number::second> {
     else return static_cast<C>(static_cast<Wrapping<C>>(a) * static_cast<Wrapping<C>>(b));
   }
 };
-struct Div : Binary<"div", Takes::all_as_f32, Number::either> {
+/// s / x is WithNumber<Div, 0>. autograd/ops/arithmetic.cpp records it by hand, because its gradient
+/// -(dy y) / x overflows less often than gradient_b().
+struct Div : Binary<"div", Takes::all_as_f32, Number::second> {
   using GradientA = ValueOf<Div, Of::dy, Of::b>;
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
@@ -104,8 +106,7 @@ struct Pow : Binary<"pow", Takes::numbers> {
     return a == 0 && b >= 0 ? C(0) : dy * (M::pow(a, b) * M::exact_log(a));
   }
 };
-/// The angle of the point (b, a) in radians, in [-pi, pi]. At the origin both gradients are NaN, as in
-/// PyTorch.
+/// The angle of the point (b, a) in radians, in [-pi, pi]. At the origin both gradients are 0, as in PyTorch.
 struct Atan2 : Binary<"atan2", Takes::all_as_f32> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C a, C b) {
@@ -113,11 +114,13 @@ struct Atan2 : Binary<"atan2", Takes::all_as_f32> {
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
-    return dy * (b / (a * a + b * b));
+    const C square = a * a + b * b;
+    return square == 0 ? C(0) : dy * (b / square);
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
-    return -dy * (a / (a * a + b * b));
+    const C square = a * a + b * b;
+    return square == 0 ? C(0) : -dy * (a / square);
   }
 };
 

@@ -1,4 +1,5 @@
-// Tests a row that the library does not have: its gradients are computed from the output.
+// Tests rows that the library does not have: gradients that are computed from the output, and gradients of
+// operations with a number.
 #include "tapestry/kernels/ops/pointwise.h"
 
 #include "tapestry/autograd/gradcheck.h"
@@ -28,7 +29,22 @@ struct Hypot : kernels::Binary<"test_hypot", Takes::floats> {
     return M::sqrt(a * a + b * b);
   }
 };
-using Rows = kernels::RowList<Scaled, Hypot>;
+/// a / b^2
+struct OverSquare : kernels::Binary<"test_over_square", Takes::floats, kernels::Number::either> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return a / (b * b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_a(C dy, C, C b) {
+    return dy / (b * b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    return -2 * dy * a / (b * b * b);
+  }
+};
+using Rows = kernels::RowList<Scaled, Hypot, OverSquare>;
 const bool rows =
     kernels::for_kernels_of(Rows(), []<class Row>() { kernels::cpu::register_pointwise<Row>(); });
 
@@ -55,6 +71,22 @@ TEST_CASE("a row in place copies the old elements if a gradient names them") {
   CHECK(equal(y.detach(), tensor({5.0, 10.0}, kFloat64)));
   y.sum().backward();
   CHECK(allclose(x.grad(), tensor({0.6, 0.6}, kFloat64)));
+}
+
+TEST_CASE("a number as either operand gives the same values and gradients as a tensor of that number") {
+  const Tensor x = tensor({0.5, -2.0, 3.0}, TensorOptions(kFloat64).with_grad()),
+               s = full({3}, 1.5, kFloat64);
+  CHECK(equal(autograd::binary_with<OverSquare, 0>(x, 1.5), autograd::binary<OverSquare>(s, x)));
+  CHECK(equal(autograd::binary_with<OverSquare, 1>(x, 1.5), autograd::binary<OverSquare>(x, s)));
+  const auto gradient = [&](const Tensor& y) {
+    x.zero_grad();
+    y.sum().backward();
+    return x.grad();
+  };
+  CHECK(equal(gradient(autograd::binary_with<OverSquare, 0>(x, 1.5)),
+              gradient(autograd::binary<OverSquare>(s, x))));
+  CHECK(equal(gradient(autograd::binary_with<OverSquare, 1>(x, 1.5)),
+              gradient(autograd::binary<OverSquare>(x, s))));
 }
 
 TEST_CASE("a row rejects dtypes that it does not take") {
