@@ -1,6 +1,7 @@
 #include "tapestry/apps/common/run_folder.h"
 
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -59,6 +60,13 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   if (!fs::is_directory(path_, ignored))
     fail<IoError>("[run] cannot create the folder ", path_, ": ", error.message(),
                   "; choose another --run-dir");
+  lock_ = std::make_shared<tapestry::FolderLock>("run", path_);
+  if (!lock_->unsupported().empty())
+    std::fprintf(
+        stderr,
+        "[run] warning: %s cannot be locked (%s), so a second job in this folder would not be noticed; "
+        "start one job at a time there\n",
+        path_.c_str(), lock_->unsupported().c_str());
   if (!resume && fs::exists(file("config.json")))
     fail<IoError>("[run] ", path_,
                   " already holds a run; continue it with --resume or choose another --run-dir");
