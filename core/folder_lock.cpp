@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -37,6 +39,15 @@ std::string recorded(int fd) {
   return printable ? std::string(line) : "another process";
 }
 
+void warn_of_no_locks(std::string_view op, const std::string& folder, const char* reason) {
+  static std::atomic<bool> warned{false};
+  if (warned.exchange(true)) return;
+  const std::string text =
+      concat({"[", op, "] warning: ", folder, " cannot be locked (", reason,
+              "), so a second job that writes there is not noticed; start one job at a time there"});
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
 }  // namespace
 
 FolderLock::FolderLock(std::string_view op, const std::string& folder) {
@@ -53,8 +64,8 @@ FolderLock::FolderLock(std::string_view op, const std::string& folder) {
     fail<IoError>("[", op, "] ", folder, " is in use by ", holder,
                   "; wait until it has ended, stop it, or choose another folder");
   }
-  if (state == LockState::unsupported) unsupported_ = std::strerror(errno);
-  else record(fd_, this_process() + "\n");
+  if (state == LockState::held) record(fd_, this_process() + "\n");
+  else warn_of_no_locks(op, folder, std::strerror(errno));
 }
 
 FolderLock::~FolderLock() {

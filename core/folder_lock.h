@@ -17,19 +17,15 @@ class FolderLock {
  public:
   /// Locks `folder`, which must exist. Throws IoError if another FolderLock, in this process or another one,
   /// holds the lock; the text names the folder and the holder. Also throws IoError if the file cannot be
-  /// opened, or is not a regular file with one hard link. Messages begin with [op].
+  /// opened, or is not a regular file with one hard link. Messages begin with [op]. If the kernel or the file
+  /// system has no such locks, nothing is locked, and a warning is printed once per process.
   FolderLock(std::string_view op, const std::string& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  /// Empty if the lock is held. Otherwise the kernel or the file system has no such locks, this text says
-  /// why, and nothing keeps other jobs out of the folder.
-  const std::string& unsupported() const { return unsupported_; }
-
  private:
   int fd_ = -1;
-  std::string unsupported_;
 };
 
 }  // namespace tapestry

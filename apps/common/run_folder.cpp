@@ -1,7 +1,6 @@
 #include "tapestry/apps/common/run_folder.h"
 
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -61,15 +60,10 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
     fail<IoError>("[run] cannot create the folder ", path_, ": ", error.message(),
                   "; choose another --run-dir");
   lock_ = std::make_shared<tapestry::FolderLock>("run", path_);
-  if (!lock_->unsupported().empty())
-    std::fprintf(
-        stderr,
-        "[run] warning: %s cannot be locked (%s), so a second job in this folder would not be noticed; "
-        "start one job at a time there\n",
-        path_.c_str(), lock_->unsupported().c_str());
   if (!resume && fs::exists(file("config.json")))
     fail<IoError>("[run] ", path_,
                   " already holds a run; continue it with --resume or choose another --run-dir");
+  tapestry::remove_abandoned_files(path_, [](const std::string&) { return true; });
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {

@@ -16,8 +16,7 @@ class RunFolder {
  public:
   /// Creates the folder and locks it, so that no second job writes to it until this object is destroyed. Then
   /// removes temporary files that killed jobs left behind. Throws IoError if the folder cannot be created,
-  /// if another job has locked it, or if it already holds a run and `resume` is false. If the file system
-  /// has no locks, prints a warning and continues.
+  /// if another job has locked it, or if it already holds a run and `resume` is false.
   RunFolder(std::string path, bool resume);
   /// A folder that ignores all writes, for the ranks other than 0.
   RunFolder() = default;
