@@ -62,7 +62,8 @@ class Reports(Case):
         victim = os.path.join(self.folder, "victim")
         with open(victim, "w") as file:
             file.write("kept")
-        for name in ("results/gpu_check.json.new", "results/gpu_check.md.new", "also/logs.tar.gz.new", "log"):
+        for name in ("results/gpu_check.json.new", "also/gpu_check.md.new", "also/gpu_check.json", "also/logs.tar.gz.new",
+                     "log"):
             os.symlink(victim, os.path.join(self.folder, name))
         report.row("test", "a", "passed")
         report.keep(victim)

@@ -3,7 +3,6 @@ import contextlib
 import datetime
 import json
 import os
-import shutil
 import tarfile
 
 # What a row's status says:
@@ -97,11 +96,11 @@ class Report:
 
     def write(self):
         for extension, text in (("json", json.dumps(self.content, indent=1) + "\n"), ("md", markdown(self.content))):
-            with open(removed(self.path(extension) + ".new"), "x") as file:
-                file.write(text)
-            os.replace(self.path(extension) + ".new", self.path(extension))
-            if self.also:
-                shutil.copy(self.path(extension), self.also)
+            for folder in filter(None, (self.folder, self.also)):
+                path = os.path.join(folder, f"{NAME}.{extension}")
+                with open(removed(path + ".new"), "x") as file:
+                    file.write(text)
+                os.replace(path + ".new", path)
 
     def keep(self, file):
         """Adds a log to logs.tar.gz beside the copied report: a machine may hand back only a few files."""
