@@ -266,7 +266,7 @@ TEST_CASE("clean-up that runs all the time never removes a file that is being wr
     cleaners.emplace_back([&] {
       while (!stop) remove_all_abandoned(dir);
     });
-  // About one file in 1,000 meets a clean-up between its creation and its lock.
+  // For about one file in 1,000, a clean-up runs between creating and locking the file.
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   int written = 0, lost = 0;
   std::string error;
