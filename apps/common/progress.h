@@ -36,7 +36,7 @@ class Progress {
   Clock::time_point start_ = Clock::now(), shown_{};
 };
 
-/// "1:05" or "2:03:04"
+/// Returns a duration as text, such as "1:05" or "2:03:04".
 std::string duration(double seconds);
 
 }  // namespace apps
