@@ -10,6 +10,7 @@
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/cuda/libraries.h"
+#include "tapestry/core/folder_lock.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/core/pinned.h"

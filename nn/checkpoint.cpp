@@ -1,10 +1,7 @@
 #include "tapestry/nn/checkpoint.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -100,17 +97,6 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   const auto [stop, error] = std::from_chars(begin, end, step);
   if (error != std::errc() || stop != end || step < 0) return {};
   return step;
-}
-
-/// True if `name` is an AtomicFile's temporary file and its process no longer exists.
-bool is_abandoned(const std::string& name) {
-  const std::size_t mark = name.rfind(AtomicFile::kTemporaryMark);
-  if (mark == std::string::npos || !step_of(name.substr(0, mark))) return false;
-  int process = 0;
-  const char* const begin = name.data() + mark + AtomicFile::kTemporaryMark.size();
-  const auto [stop, error] = std::from_chars(begin, name.data() + name.size(), process);
-  if (error != std::errc() || stop == name.data() + name.size() || *stop != '-' || process <= 0) return false;
-  return ::kill(process, 0) != 0 && errno == ESRCH;
 }
 
 }  // namespace
@@ -223,10 +209,15 @@ Checkpointer::Checkpointer(std::string folder, const Options& options)
   fs::create_directories(folder_, error);
   check<IoError>(fs::is_directory(folder_, unknown), "[Checkpointer] the folder ", folder_,
                  " cannot be made: ", error.message(), "; choose one that can be written to");
-  std::vector<fs::path> abandoned;
+  remove_abandoned_files(folder_, [](const std::string& target) { return step_of(target).has_value(); });
+  read_folder();
+}
+
+void Checkpointer::read_folder() {
+  entries_.clear();
+  std::error_code error;
   for (fs::directory_iterator file(folder_, error); file != fs::directory_iterator(); file.increment(error)) {
     const std::string name = file->path().filename().string();
-    if (is_abandoned(name)) abandoned.push_back(file->path());
     const std::optional<std::int64_t> step = step_of(name);
     if (!step || fs::path(path_of(*step)).filename() != name)
       continue;  // a name that Checkpointer did not write, such as "step-5", is skipped
@@ -241,8 +232,14 @@ Checkpointer::Checkpointer(std::string folder, const Options& options)
   }
   check<IoError>(!error, "[Checkpointer] the folder ", folder_, " cannot be read: ", error.message(),
                  "; choose one that can be read");
-  for (const fs::path& path : abandoned) fs::remove(path, error);
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.step < b.step; });
+}
+
+void Checkpointer::lock() {
+  if (lock_) return;
+  auto lock = std::make_shared<FolderLock>("Checkpointer", folder_);
+  read_folder();  // another job may have written to the folder before the lock was taken
+  lock_ = std::move(lock);
 }
 
 std::string Checkpointer::path_of(std::int64_t step) const {
@@ -263,6 +260,7 @@ const Checkpointer::Entry* Checkpointer::best_entry() const {
 
 std::string Checkpointer::save(const Training& training, const Progress& progress) {
   check(progress.step >= 0, "[Checkpointer] the step is ", progress.step, "; it cannot be negative");
+  lock();
   check(entries_.empty() || entries_.back().step <= progress.step, "[Checkpointer] ", folder_,
         " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ",
         progress.step, "; resume from it, or choose another folder");
@@ -295,7 +293,8 @@ std::optional<std::string> Checkpointer::best() const {
   return path_of(best->step);
 }
 
-std::optional<Progress> Checkpointer::resume(const Training& training) const {
+std::optional<Progress> Checkpointer::resume(const Training& training) {
+  lock();
   if (entries_.empty()) return {};
   return load_checkpoint(*latest(), training);
 }

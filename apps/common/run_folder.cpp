@@ -59,9 +59,11 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   if (!fs::is_directory(path_, ignored))
     fail<IoError>("[run] cannot create the folder ", path_, ": ", error.message(),
                   "; choose another --run-dir");
+  lock_ = std::make_shared<tapestry::FolderLock>("run", path_);
   if (!resume && fs::exists(file("config.json")))
     fail<IoError>("[run] ", path_,
                   " already holds a run; continue it with --resume or choose another --run-dir");
+  tapestry::remove_abandoned_files(path_, [](const std::string&) { return true; });
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {

@@ -1,9 +1,11 @@
 #pragma once
 // The folder of a training run: config.json, metrics.jsonl, pictures.
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tapestry/apps/common/svg.h"
+#include "tapestry/core/folder_lock.h"
 
 namespace apps {
 
@@ -12,8 +14,9 @@ std::string read_text(const std::string& path);
 
 class RunFolder {
  public:
-  /// Creates the folder. Throws IoError if that fails, or if the folder already holds a run and `resume` is
-  /// false.
+  /// Creates the folder and locks it, so that no second job writes to it until this object is destroyed. Then
+  /// removes temporary files that killed jobs left behind. Throws IoError if the folder cannot be created,
+  /// if another job has locked it, or if it already holds a run and `resume` is false.
   RunFolder(std::string path, bool resume);
   /// A folder that ignores all writes, for the ranks other than 0.
   RunFolder() = default;
@@ -33,6 +36,7 @@ class RunFolder {
 
  private:
   std::string path_;  // if empty, writes are ignored
+  std::shared_ptr<tapestry::FolderLock> lock_;
 };
 
 }  // namespace apps

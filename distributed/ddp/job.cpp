@@ -72,7 +72,10 @@ std::string DistributedCheckpointer::save(const nn::Training& training, const nn
 
 std::optional<nn::Progress> DistributedCheckpointer::resume(const nn::Training& training) {
   std::string latest;
-  on_rank_0(*group_, "resume", [&] { latest = files_->latest().value_or(""); });
+  on_rank_0(*group_, "resume", [&] {
+    files_->lock();
+    latest = files_->latest().value_or("");
+  });
   latest = broadcast_text(*group_, latest, 0, "path of the checkpoint");
   if (latest.empty()) return {};
   nn::Progress progress;

@@ -76,7 +76,8 @@ std::string last_checkpoint(const std::string& run) {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& file : fs::directory_iterator(folder)) names.push_back(file.path().filename().string());
+  for (const auto& file : fs::directory_iterator(folder))
+    if (file.path().filename() != ".lock") names.push_back(file.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }

@@ -16,7 +16,7 @@ std::string metrics(const std::string& run);
 /// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds`.
 std::string last_checkpoint(const std::string& run);
 
-/// The names of the files in a folder, sorted.
+/// The names of the files in a folder except the lock file, sorted.
 std::vector<std::string> names_in(const std::string& folder);
 
 /// Returns the first error if `text` is not well-formed XML, otherwise an empty string.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/lock_file.h"
 
 namespace tapestry::distributed::launch {
 
@@ -65,9 +66,14 @@ RankOutput::RankOutput(int rank, const std::string& log_path, bool show, Termina
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
   }
   if (log_path.empty()) return;
-  log_ = Fd(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  check<IoError>(log_.open(), "[tapestry-run] cannot write ", log_path, ": ", std::strerror(errno),
-                 "; choose another --log-dir");
+  // The name is known in advance, so someone may have planted a link under it.
+  std::string problem;
+  log_ = Fd(open_regular_file(log_path, true, problem));
+  check<IoError>(log_.open(), "[tapestry-run] the log ", log_path, " ", problem,
+                 "; remove it, or choose another --log-dir");
+  if (ftruncate(log_.get(), 0) != 0)
+    fail<IoError>("[tapestry-run] the log ", log_path, " cannot be emptied: ", std::strerror(errno),
+                  "; remove it, or choose another --log-dir");
 }
 
 void RankOutput::close_child_ends() {

@@ -61,7 +61,8 @@ class Terminal {
 /// The stdout and stderr pipes of one rank, read without blocking.
 class RankOutput {
  public:
-  /// Creates the pipes. If `log_path` is empty, there is no log. Throws IoError if the log cannot be written.
+  /// Creates the pipes. If `log_path` is empty, there is no log. An existing log is overwritten. Throws
+  /// IoError if the log is a symbolic link, has a second hard link or cannot be written.
   /// If `show` is set, lines also go to the terminal.
   RankOutput(int rank, const std::string& log_path, bool show, Terminal& terminal);
 
