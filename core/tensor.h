@@ -318,10 +318,10 @@ class Tensor {
   Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
   Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
   Tensor var(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const;
-  Tensor max() const;
-  Tensor min() const;
-  std::pair<Tensor, Tensor> max(std::int64_t dim, bool keepdim = false) const;  // values, indices
-  std::pair<Tensor, Tensor> min(std::int64_t dim, bool keepdim = false) const;
+  Tensor(max)() const;
+  Tensor(min)() const;
+  std::pair<Tensor, Tensor>(max)(std::int64_t dim, bool keepdim = false) const;  // values, indices
+  std::pair<Tensor, Tensor>(min)(std::int64_t dim, bool keepdim = false) const;
   Tensor amax(const Dims& dims = {}, bool keepdim = false) const;
   Tensor amin(const Dims& dims = {}, bool keepdim = false) const;
   Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
@@ -367,7 +367,7 @@ Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Sh
                    std::int64_t offset);
 /// Throws ValueError, naming `op` and the argument, if `t` is undefined.
 inline void check_defined(const char* op, const Tensor& t, const char* what = "input") {
-  check(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a defined one");
+  (check)(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a defined one");
 }
 }  // namespace detail
 
