@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tapestry/core/tls_model.h"
+
 namespace tapestry {
 namespace {
 
@@ -48,8 +50,8 @@ constexpr int kMaxFree = 1024;
 struct FreeBlock {
   FreeBlock* next;
 };
-thread_local constinit FreeBlock* free_list = nullptr;
-thread_local constinit int free_slots = 0;
+TAPESTRY_HOT_TLS thread_local constinit FreeBlock* free_list = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit int free_slots = 0;
 
 FreeBlock* pop_free() {
   ++free_slots;
