@@ -139,12 +139,14 @@ class Tensor {
   std::uint32_t version() const { return self().storage->version(); }
   /// True if the elements are dense in row-major (or channels-last) order. The strides of dimensions of size
   /// 1, and of tensors without elements, are ignored. A tensor with C = 1 or H = W = 1 can therefore be
-  /// contiguous and channels-last at once; memory_format() then returns `contiguous`.
+  /// contiguous and channels-last at once; memory_format() then decides by the strides.
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const {
     return format == MemoryFormat::contiguous ? self().row_major : is_channels_last();
   }
-  /// channels_last if the tensor is channels-last but not contiguous; otherwise contiguous. Operations choose
-  /// the layout of their results by it.
+  /// The format that operations give their results. channels_last if the tensor is dense in that format only.
+  /// If it is dense in both formats, channels_last if all its strides, also those of dimensions of size 1,
+  /// are those of channels_last: (H * W, 1, W, 1) for (N, 1, H, W). Otherwise contiguous. The formats of (N,
+  /// 1, 1, 1) have the same strides; such a tensor is contiguous.
   MemoryFormat memory_format() const;
   /// The address of the first element, without a dtype check.
   void* raw_data() const {

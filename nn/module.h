@@ -96,6 +96,10 @@ class Module {
   void to(Device device);
   void to(DType dtype);
   void to(Device device, DType dtype);
+  /// Stores the 4-d parameters and buffers in this memory format. A convolution whose weight or input is
+  /// channels-last computes a channels-last result, and pooling, normalisation and pointwise operations keep
+  /// that format. So `net.to(MemoryFormat::channels_last)` is enough to run a CNN channels-last.
+  void to(MemoryFormat format);
   /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
   /// Freezes (false) or unfreezes (true) all parameters in all replicas.
