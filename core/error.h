@@ -6,7 +6,7 @@
 // (check)(...), (fail)(...) and (max)(): a macro is not expanded if a parenthesis separates it from its
 // arguments.
 #ifndef __cpp_rtti
-#error "Tapestry needs run-time type information, for the names and the kinds of modules: compile without -fno-rtti"
+#error "Tapestry reads the types of modules at run time: compile without -fno-rtti"
 #endif
 #include <initializer_list>
 #include <stdexcept>

@@ -147,7 +147,7 @@ class BatchMaker {
       : dataset_(std::move(dataset)), options_(std::move(options)) {
     if (!options_.device || options_.device->is_cpu()) return;
     (check)(has_tensors<B>, "[DataLoader] batches of this type are not moved to ", *options_.device,
-          "; leave out the device, and move what is in them with .to()");
+            "; leave out the device, and move what is in them with .to()");
     upload_ = std::make_unique<Upload>(*options_.device);
   }
 

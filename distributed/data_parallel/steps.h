@@ -38,7 +38,7 @@ std::vector<T> scatter(const T& batch, std::span<const Device> devices) {
 template <class T>
 void check_same_keys(const T& a, const T& b) {
   (check)(structure::same_keys<Tensor, Whole>(a, b),
-        "[gather] replicas returned maps with different keys; return the same keys from each");
+          "[gather] replicas returned maps with different keys; return the same keys from each");
 }
 
 /// Joins the results of replicas on `device`: see gather_tensors(). Values that are not tensors come from the
@@ -82,7 +82,7 @@ auto apply(M& model, const std::vector<Part>& parts, std::span<const Device> dev
     else return nn::call(model, part);
   };
   (check)(parts.size() <= devices.size(), "[apply] ", parts.size(), " parts for ", devices.size(),
-        " devices; scatter over the same devices");
+          " devices; scatter over the same devices");
   std::vector<std::optional<decltype(call(parts[0]))>> results(parts.size());
   on_replicas(devices.first(parts.size()), [&](int r) {
     results[static_cast<std::size_t>(r)].emplace(call(parts[static_cast<std::size_t>(r)]));

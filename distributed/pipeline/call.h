@@ -112,7 +112,7 @@ class TensorCall {
       }
     }
     (fail)("[Pipeline] ", tensors.size(), tensors.size() == 1 ? " tensor arrives" : " tensors arrive",
-         ", but the function takes ", accepted(), "; change the function or what is passed to it");
+           ", but the function takes ", accepted(), "; change the function or what is passed to it");
   }
 
  private:

@@ -30,8 +30,8 @@ struct Scale : autograd::Function<Scale> {
 };
 
 struct Net : nn::Module {
-  nn::Sequential& body =
-      add<nn::Sequential>("body", nn::Linear::Options{.in_features = 4, .out_features = 8}, nn::ReLU::Options{});
+  nn::Sequential& body = add<nn::Sequential>("body", nn::Linear::Options{.in_features = 4, .out_features = 8},
+                                             nn::ReLU::Options{});
   nn::Linear& head = add<nn::Linear>("head", {.in_features = 8, .out_features = 3});
   nn::Parameter& scale = param("scale", ones({1}));
   Tensor forward(const Tensor& x) override { return Scale::apply(head(checkpoint(body, x)), 2.0) * scale; }

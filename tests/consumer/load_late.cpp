@@ -1,6 +1,6 @@
-// Loads libraries one after another with dlopen(), long after the program has started, as Python loads modules.
-// Calls touch() in all but the last, which is Tapestry. The program itself must not be linked with libstdc++:
-// the first library brings it, as in a C program.
+// Loads libraries one after another with dlopen(), long after the program has started, as Python loads
+// modules. Calls touch() in all but the last, which is Tapestry. The program itself must not be linked with
+// libstdc++: the first library brings it, as in a C program.
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -7,5 +7,7 @@ extern "C" void touch() { static_cast<volatile char*>(taken)[0] = 1; }
 #else
 #include <mutex>
 static std::once_flag once;
-extern "C" void touch() { std::call_once(once, [] {}); }
+extern "C" void touch() {
+  std::call_once(once, [] {});
+}
 #endif
