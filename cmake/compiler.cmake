@@ -11,8 +11,8 @@ elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   list(APPEND warnings -Wno-overloaded-virtual)  # modules overload forward with any signature
 endif()
 if(NOT PROJECT_IS_TOP_LEVEL AND NOT TAPESTRY_WERROR)
-  # The project that contains this one may ask for other warnings, or turn them into errors. -w comes after its options
-  # and silences them for the library's own files. The headers have to be clean.
+  # The project that contains this one may enable other warnings, or turn warnings into errors. Its options also reach the
+  # library's own files, so -w, which comes later, switches all warnings off for these files. The headers are free of warnings.
   set(warnings -w)
   set(cuda_errors --disable-warnings)
 endif()

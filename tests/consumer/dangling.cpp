@@ -1,5 +1,5 @@
-// g++ -O3 inlines the constructors of these modules into the user's file. It must find no dangling pointer in
-// them: the options of consumer.compilers turn that warning into an error.
+// g++ -O3 inlines the constructors of these modules into the user's file. It must not warn about dangling
+// pointers there. compilers.cmake turns warnings into errors.
 #include "tapestry/tapestry.h"
 
 namespace nn = tapestry::nn;

@@ -1,6 +1,6 @@
 # cmake -D NM= -D LIBRARY= -P exports.cmake
-# Fails if the library exports a symbol that is not in namespace tapestry: a consumer's own Eigen, Asio, JSON or oneDNN, of
-# any version, could be linked with it.
+# Fails if the library exports a symbol outside of namespace tapestry. A consumer with its own version of Eigen, Asio, JSON
+# or oneDNN could be linked with such a symbol.
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL "[^\n]+" lines "${text}")
 set(others ${lines})

@@ -1,5 +1,5 @@
-// A program that uses the library's templates after other libraries have defined macros. The warnings of
-// consumer.compilers are errors, so the templates must be free of them where they are instantiated.
+// A program that uses the library's templates after other libraries have defined macros. compilers.cmake
+// turns warnings into errors, so the instantiated templates must cause none.
 // clang-format off
 #define check(x) (x)
 #define fail(x) "another library's macro"
