@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "tapestry/core/tls_model.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define TAPESTRY_POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
@@ -104,7 +106,7 @@ void subtract_live(Slab* s, std::int64_t count) noexcept {
 void close(Slab* s) noexcept { subtract_live(s, kOpen - s->made); }
 
 // The slab that this thread fills.
-thread_local constinit Slab* current = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit Slab* current = nullptr;
 
 [[gnu::noinline]] void next_slab() {
   struct AtExit {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "tapestry/core/device.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry {
 
@@ -20,7 +21,7 @@ struct Context {
 };
 
 namespace detail {
-inline thread_local constinit Context context;
+TAPESTRY_HOT_TLS inline thread_local constinit Context context;
 }
 
 /// This thread's context.

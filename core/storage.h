@@ -50,8 +50,8 @@ class Storage {
   // `block`: also the allocator, and this Storage object lies in the header room in front of the data.
   enum class Owner : std::uint8_t { other, apart, block };
 
-  Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*release)(void*), void* arg)
-      : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(release), arg_(arg) {}
+  Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*free_data)(void*), void* arg)
+      : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(free_data), arg_(arg) {}
   ~Storage() = default;
   void destroy() const noexcept;
 

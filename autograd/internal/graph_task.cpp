@@ -5,11 +5,12 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
 namespace {
 
-thread_local GraphTask* current_task = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit GraphTask* current_task = nullptr;
 std::atomic<std::uint64_t> next_pass{1};
 
 // Orders the heap of ready nodes: the newest node runs first. Leaves have the highest sequence number, so

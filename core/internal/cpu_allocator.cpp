@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry::detail {
 namespace {
@@ -225,7 +227,7 @@ struct ThreadCache {
 struct ThreadCaches {
   std::unique_ptr<ThreadCache> of[kMaxDevices];
 };
-thread_local constinit ThreadCaches* caches = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit ThreadCaches* caches = nullptr;
 ThreadCaches* const kClosed = reinterpret_cast<ThreadCaches*>(alignof(ThreadCaches));
 
 void to_pool(Pool& pool, List& list, int c, int keep) {
@@ -243,20 +245,23 @@ void flush(ThreadCaches& own, int device) {
 }
 
 struct ThreadExit {
-  ThreadCaches own;
+  std::unique_ptr<ThreadCaches> own;  // not the caches themselves: thread-local memory is scarce
   ~ThreadExit() {
     caches = kClosed;
-    for (int d = 0; d < kMaxDevices; ++d) flush(own, d);
+    if (own)
+      for (int d = 0; d < kMaxDevices; ++d) flush(*own, d);
   }
 };
 
-// The calling thread's cache for a device; null while the thread ends.
+// The calling thread's cache for a device; null while the thread ends, and without memory.
 [[gnu::noinline]] ThreadCache* new_thread_cache(int device) noexcept {
   if (caches == kClosed) return nullptr;
   thread_local ThreadExit at_exit;
-  caches = &at_exit.own;
-  at_exit.own.of[device].reset(new (std::nothrow) ThreadCache);
-  return at_exit.own.of[device].get();
+  if (!at_exit.own) at_exit.own.reset(new (std::nothrow) ThreadCaches);
+  if (!at_exit.own) return nullptr;
+  caches = at_exit.own.get();
+  at_exit.own->of[device].reset(new (std::nothrow) ThreadCache);
+  return at_exit.own->of[device].get();
 }
 ThreadCache* thread_cache(int device) noexcept {
   ThreadCaches* const own = caches;

@@ -172,7 +172,7 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
       const MemoryFormat format = dense_format(param);
       check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(),
             " and strides ", param.strides(), " is not dense; register it with contiguous()");
-      grad = grad.contiguous(format);
+      if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
       alive.push_back(grad);
       kernels::StepItem item{.param = param.raw_data(), .grad = grad.raw_data(), .numel = param.numel()};
       if (const std::size_t count = num_state(g)) {
