@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 
 namespace tapestry::detail {
 namespace {
@@ -63,7 +64,7 @@ void* from_system(std::size_t bytes) {
   const MemoryStats s = counters.stats();
   fail<OutOfMemoryError>("[allocate] the system could not provide ", bytes, " bytes for ", device, ", where ",
                          s.allocated, " bytes are allocated and ", s.reserved,
-                         " reserved; free tensors, or use a smaller batch or model");
+                         " reserved", memory_limits(), "; free tensors, or use a smaller batch or model");
 }
 
 // ---- system allocator ----

@@ -199,6 +199,12 @@ TEST_CASE("background processes of a rank end with the rank") {
   CHECK(job.all_gone());
 }
 
+TEST_CASE("a background process in its own session outlives the job, as docs/reference/limits.md says") {
+  Job job({"--nproc-per-node=1", "sh", "-c", "setsid sleep 300 & sleep 0.5; exit 0"});
+  CHECK(job.wait(10) == 0);
+  CHECK_FALSE(job.all_gone(1));
+}
+
 TEST_CASE("the launcher keeps watching the ranks if nobody reads its output") {
   // The launcher's stdout is a pipe that nobody reads, and the ranks write without end. If one of them is
   // killed, the launcher must still end the other one.
