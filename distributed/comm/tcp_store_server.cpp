@@ -341,7 +341,9 @@ class Server final : public StoreServer {
           "; end it, or choose another port (TAPESTRY_PORT, MASTER_PORT, --rdzv-endpoint)");
     }
     check<DistributedError>(!error, "[store] cannot listen at ", place, ": ", error.message(),
-                            "; use an address of this machine and a port that this user may bind");
+                            error == asio::error::no_descriptors
+                                ? "; raise the limit of open files (ulimit -n)"
+                                : "; use an address of this machine and a port that this user may bind");
     endpoint_ = acceptor_.local_endpoint();
   }
 
