@@ -60,8 +60,16 @@ if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
     target_link_libraries(tapestry_private INTERFACE gloo)
     set_source_files_properties(
       ${PROJECT_SOURCE_DIR}/distributed/comm/gloo_backend.cpp
+      ${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_device.cpp
       ${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_transport.cpp PROPERTIES
       COMPILE_DEFINITIONS TAPESTRY_HAS_GLOO=1)
+    get_target_property(gloo_include_dirs gloo INTERFACE_INCLUDE_DIRECTORIES)
+    find_file(TAPESTRY_GLOO_MEMORY_H gloo/common/memory.h HINTS ${gloo_include_dirs})
+    mark_as_advanced(TAPESTRY_GLOO_MEMORY_H)
+    if(NOT TAPESTRY_GLOO_MEMORY_H)
+      set_source_files_properties(${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_device.cpp PROPERTIES
+        INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/cmake/gloo)
+    endif()
   else()
     message(STATUS "Gloo not found (libgloo-dev): processes on CPUs cannot use collectives")
   endif()

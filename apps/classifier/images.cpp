@@ -16,6 +16,9 @@ constexpr std::int64_t kTestBatch = 500;
 Images make(const Options& options, int rank, int world_size, data::TensorDataset train,
             data::TensorDataset test, std::vector<data::BatchTransform<>> augment,
             std::vector<data::BatchTransform<>> always, std::vector<std::string> classes) {
+  tapestry::check(train.size() > 0 && test.size() > 0, "[classifier] the training set has ", train.size(),
+                  " images and the test set has ", test.size(),
+                  "; both need at least one, see --data and --data-dir");
   Images images;
   const tapestry::Shape& shape = train.input().sizes();
   images.spec = {shape[1], shape[2], shape[3], static_cast<std::int64_t>(classes.size())};

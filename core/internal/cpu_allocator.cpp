@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/tls_model.h"
 
 namespace tapestry::detail {
@@ -65,7 +66,7 @@ void* from_system(std::size_t bytes) {
   const MemoryStats s = counters.stats();
   fail<OutOfMemoryError>("[allocate] the system could not provide ", bytes, " bytes for ", device, ", where ",
                          s.allocated, " bytes are allocated and ", s.reserved,
-                         " reserved; free tensors, or use a smaller batch or model");
+                         " reserved", memory_limits(), "; free tensors, or use a smaller batch or model");
 }
 
 // ---- system allocator ----

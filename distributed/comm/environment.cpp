@@ -226,4 +226,6 @@ std::optional<bool> check_collectives() {
 
 bool shared_memory_enabled() { return flag("TAPESTRY_SHARED_MEMORY", true); }
 
+bool ends_with_launcher() { return flag("TAPESTRY_END_WITH_LAUNCHER", true); }
+
 }  // namespace tapestry::distributed

@@ -44,4 +44,8 @@ bool shared_memory_enabled();
 /// it is 0 or 1.
 std::optional<bool> check_collectives();
 
+/// Whether a rank ends when the mpirun or torchrun that started it has ended: false if
+/// TAPESTRY_END_WITH_LAUNCHER is 0. Throws ValueError unless it is 0, 1 or not set.
+bool ends_with_launcher();
+
 }  // namespace tapestry::distributed

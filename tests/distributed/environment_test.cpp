@@ -304,3 +304,15 @@ TEST_CASE("TAPESTRY_TIMEOUT_S sets the default timeout") {
                       ContainsSubstring("TAPESTRY_TIMEOUT_S is \"" + std::string(bad) + "\""));
   }
 }
+
+TEST_CASE("ranks end with their launcher unless TAPESTRY_END_WITH_LAUNCHER is 0") {
+  const auto read = [](const char* value) {
+    const JobVariables set(Variables{{"TAPESTRY_END_WITH_LAUNCHER", value}});
+    return ends_with_launcher();
+  };
+  CHECK(read(""));
+  CHECK(read("1"));
+  CHECK_FALSE(read("0"));
+  CHECK_THROWS_WITH(read("yes"),
+                    ContainsSubstring("TAPESTRY_END_WITH_LAUNCHER is \"yes\"; set it to 0 or 1"));
+}
