@@ -31,7 +31,7 @@ const char* colour_of(const std::string& kind) {
 
 double usable(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
 
-// "12.3": about three significant digits.
+// Formats a number with about three significant digits, such as "12.3".
 std::string number(double value) {
   std::string out;
   put(out, value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 1 ? "%.2f" : "%.3g", value);
@@ -84,7 +84,7 @@ void row_name(std::string& out, double y, const std::string& name) {
 void box(std::string& out, double x, double y, double width, const std::string& kind,
          const std::string& tip) {
   put(out, "<rect x='%.2f' y='%.1f' width='%.2f' height='%.1f' fill='%s'%s><title>", x, y + 2, width,
-      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an edge would cover a thinner box
+      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an outline would cover a thinner box
   out += escaped(tip) + "</title></rect>\n";
 }
 
