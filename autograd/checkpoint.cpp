@@ -43,7 +43,8 @@ class Input {
   bool defined() const { return tensor_.defined() || unpack_; }
   Device device() const { return device_; }
 
-  // A new leaf with the same elements, for the recomputation of input `i`.
+  // Returns a new leaf tensor with the elements of input `i`. The recomputation uses it in place of the
+  // input.
   Tensor restored(std::size_t i) const {
     if (!defined()) return {};
     Tensor t = tensor_;
@@ -163,11 +164,12 @@ class Recomputation : public std::enable_shared_from_this<Recomputation> {
     if (options.preserve_rng_state) random_ = RngState::now();
   }
 
-  // The saved-tensor hooks of the function's first run. pack() keeps the properties of `t` but not its
-  // elements.
+  // pack() and unpack() are the saved-tensor hooks during the function's first run. pack() stores the
+  // properties of `t`, such as its shape, but not its elements.
   std::shared_ptr<void> pack(const Tensor& t);
   static Tensor unpack(const std::shared_ptr<void>& token);
-  // Called when the first run of the function has ended, so saved_ has all tensors that it saves.
+  // Must be called when the first run of the function has ended. From then on, saved_ describes all tensors
+  // that the function saves.
   void complete() { complete_ = true; }
 
  private:
@@ -300,7 +302,8 @@ std::vector<Recomputation::Found> Recomputation::compute_again(const std::vector
             if (missing[index]) found[index] = {t, t.version()};
             if (index == last && options_.early_stop) throw EarlyStop{&found};
           }
-          return std::make_shared<Tensor>(t);  // needed if the function itself runs a backward pass
+          // Keep the tensor, because the function itself may run a backward pass that reads it.
+          return std::make_shared<Tensor>(t);
         },
         [](const std::shared_ptr<void>& t) { return *static_cast<const Tensor*>(t.get()); });
     try {
@@ -324,8 +327,9 @@ void Recomputation::compare(const Tensor& t, std::size_t index) const {
       "[checkpoint] the recomputation in backward saved as tensor ", index, " a ", t.dtype(), " ", t.sizes(),
       " on ", t.device(), "; in the forward pass it was a ", s.dtype, " ", s.sizes, " on ", s.device,
       "; make the function compute the same in both runs: keep everything it depends on unchanged");
-  // Detects a parameter, or another tensor from outside the function, that was changed in place. A tensor
-  // that the function creates has the same version in both runs, even if it gets the same storage address.
+  // Throws if the function uses a tensor from outside, such as a parameter, that was changed in place between
+  // the two runs. Such a tensor has the same storage but another version. A tensor that the function creates
+  // may get the same storage address by chance, but it has the same version in both runs.
   check<AutogradError>(t.storage().get() != s.storage || t.version() == s.version,
                        "[checkpoint] the function uses a ", s.dtype, " tensor of shape ", s.sizes,
                        " that was changed in place after the forward pass (version ", t.version(),

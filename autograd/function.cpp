@@ -28,8 +28,8 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
   const auto same_as = [](const Tensor& t) { return [&t](const Tensor& o) { return o.is_same(t); }; };
   if (!recording(std::span<const Tensor>(inputs))) return outputs;
 
-  // An input that forward returns as an output becomes a new tensor, so that the input's own record stays as
-  // it is.
+  // If forward returns an input as an output, the output becomes a new tensor. Recording the input itself
+  // would replace its own history.
   std::vector<const Tensor*> differentiable;
   for (Tensor& out : outputs) {
     const bool excluded =
@@ -38,7 +38,8 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
     static const Tensor undefined;
     differentiable.push_back(excluded ? &undefined : &out);
   }
-  // save_output() avoids a reference cycle if the tensor is an output, and works for inputs too.
+  // save_output() is used for every tensor. It avoids a reference cycle if the tensor is an output, and it is
+  // also correct for inputs.
   for (const Tensor& t : ctx->to_save_) ctx->saved_.push_back(save_output(t));
   ctx->to_save_.clear();
   ctx->non_differentiable_.clear();
@@ -65,8 +66,8 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
              if (input_of[a] >= 0 && b.needs(static_cast<std::uint32_t>(input_of[a])))
                b.set(static_cast<std::uint32_t>(input_of[a]), results[a]);
          });
-  // An output that shares storage with an input is a view of it: a recorded in-place change would be missing
-  // from the input's history, so it must be refused.
+  // An output that shares storage with an input is marked as a view. A recorded in-place change of the output
+  // would be missing from the input's history, so it must be refused.
   for (const Tensor* out : differentiable)
     if (out->defined() && is_floating(out->dtype()) &&
         std::any_of(inputs.begin(), inputs.end(),

@@ -11,7 +11,7 @@ namespace {
 
 using Fn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
-// A dense row-major f64 copy on the CPU of a tensor of any device and layout.
+// Returns a dense row-major f64 copy on the CPU. The tensor may have any device and layout.
 Tensor dense(const Tensor& t) { return to(t.detach(), kCPU, DType::f64).contiguous().clone(); }
 
 // The shapes of a function's outputs. An undefined output gets the shape [-1], which no tensor has.
@@ -21,7 +21,8 @@ std::vector<Shape> shapes_of(const std::vector<Tensor>& outputs) {
   return shapes;
 }
 
-// d outputs / d x[element] by central differences: one dense tensor per output, of the given shapes.
+// Computes the derivatives of all outputs with respect to one element of x by central differences. Returns
+// one dense tensor per output, of the given shapes.
 std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, const Tensor& x,
                                std::int64_t element, double eps, const std::vector<Shape>& shapes) {
   NoGradGuard no_grad;
@@ -55,8 +56,8 @@ std::vector<Tensor> difference(const Fn& fn, const std::vector<Tensor>& inputs, 
   return above;
 }
 
-// The Jacobian rows d output[j] / d wanted[k] by backward, indexed [j][k]. Each row is a dense tensor, or
-// undefined if it is zero.
+// Computes the Jacobian of `output` by backward. Entry [j][k] is the gradient of output[j] with respect to
+// the tensor wanted[k]: a dense tensor, or undefined if it is zero.
 std::vector<std::vector<Tensor>> jacobian_of(const Tensor& output, const std::vector<Tensor>& wanted) {
   std::vector<std::vector<Tensor>> rows(static_cast<std::size_t>(output.numel()),
                                         std::vector<Tensor>(wanted.size()));

@@ -203,8 +203,8 @@ void LeafNode::run(Backward&) {
   if (grad.defined()) {
     grad.add_(incoming);
   } else {
-    // Take the incoming tensor itself if it has no other owner and is dense. A broadcast gradient (stride 0)
-    // is not.
+    // The incoming gradient becomes grad() without a copy if it is dense and has no other owner. A broadcast
+    // gradient (stride 0) is not dense.
     const bool ours = incoming.impl()->refs.load(std::memory_order_acquire) == 1 &&
                       incoming.storage()->use_count() == 1 &&
                       static_cast<std::size_t>(incoming.nbytes()) == incoming.storage()->bytes();
@@ -215,7 +215,8 @@ void LeafNode::run(Backward&) {
   Tensor owner;
   {
     std::lock_guard lock(mutex_);
-    // Another thread may be destroying the owner. Its count is then zero and stays zero.
+    // Take a reference to the leaf tensor that owns this node, unless another thread is destroying it. In
+    // that case its reference count is already zero, and must stay zero.
     if (owner_) {
       int refs = owner_->refs.load(std::memory_order_relaxed);
       while (refs > 0 && !owner_->refs.compare_exchange_weak(refs, refs + 1, std::memory_order_acq_rel)) {

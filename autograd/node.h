@@ -150,7 +150,7 @@ class Node {
   // The state of this node in a backward pass.
   std::atomic<GraphTask*> task_{nullptr};
   std::uint32_t pending_ = 0;    // edges to this node whose gradient has not arrived yet
-  bool reaches_inputs_ = false;  // a capture needs the gradient of this node
+  bool reaches_inputs_ = false;  // the pass needs this node to compute a requested gradient
   bool released_ = false;        // the saved tensors were freed
   Node* next_disposed_ = nullptr;
 };

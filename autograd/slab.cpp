@@ -22,9 +22,9 @@ namespace {
 constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
-// While a thread fills a slab, `live` is kOpen minus the number of freed nodes, and the thread counts the
-// nodes that it creates in `made`, without atomic operations. When the slab is full, the thread subtracts
-// kOpen - made, so that `live` is the number of live nodes.
+// A slab's counter of live nodes. While a thread fills the slab, it counts its new nodes in `made` without
+// atomic operations. `live` then starts at kOpen, and each freed node decrements it. When the slab is full,
+// the thread subtracts kOpen - made. From then on `live` is the number of live nodes.
 constexpr std::int64_t kOpen = std::int64_t{1} << 32;
 
 struct alignas(16) Slab {
@@ -48,7 +48,7 @@ struct Cache {
   Slab* head = nullptr;
   std::size_t count = 0;
 };
-// Never destroyed, because nodes that static tensors own are freed later.
+// The cache is never destroyed, because static variables may free their nodes when the process ends.
 Cache& cache() {
   static Cache* c = new Cache;
   return *c;

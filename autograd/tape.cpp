@@ -78,7 +78,8 @@ bool prepare_in_place(const Op& op, const Tensor& target, std::initializer_list<
       target.sizes(),
       " whose history the tape records; change the whole tensor, use the out-of-place operation and "
       "cat or stack, or do it under NoGradGuard");
-  // No gradient flows through a write into an integer tensor, so only floating targets are checked.
+  // No gradient flows through a write into an integer tensor. So operands that require gradients matter only
+  // if the target is floating-point.
   if (!needed && is_floating(target.dtype())) {
     for (const Tensor* t : others) needed = needed || (t->defined() && needs_grad(*t));
     check<AutogradError>(

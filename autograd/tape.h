@@ -61,13 +61,13 @@ void record(const Op& op, const Tensor& output, const std::vector<Tensor>& input
          std::move(backward));
 }
 
-/// Marks `output`, which was just recorded, as a view of its input. A recorded in-place change of one would
-/// make the history of the other wrong. Such a change of the view throws AutogradError; after such a change
-/// of the base, a use of the view does.
+/// Marks the newly recorded `output` as a view of its input. After that, a recorded in-place change of the
+/// view throws AutogradError, because it would make the history of the base wrong. After a recorded in-place
+/// change of the base, any use of the view throws.
 void mark_view(const Tensor& output);
 
-/// A second tensor with the same elements and the same history. A recorded in-place operation uses it as the
-/// input that keeps the old history of the tensor that it changes.
+/// Returns a second tensor with the same elements and history. A recorded in-place operation changes the
+/// history of t, so it uses the alias as its input, which still has the old history.
 Tensor alias(const Tensor& t);
 
 /// Call before an in-place change of `target` with the operands `others`. Returns true if the change must be

@@ -22,14 +22,16 @@ if(TAPESTRY_SANITIZE)
   add_compile_options(-fsanitize=${TAPESTRY_SANITIZE} -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${TAPESTRY_SANITIZE})
   if(TAPESTRY_SANITIZE MATCHES "undefined")
-    # These checks double the time to compile. AddressSanitizer finds the same errors as null, object-size, vptr and
-    # pointer-overflow. CUDA kernels get -fsanitize=alignment again, because a GPU traps on unaligned accesses.
+    # The checks that are switched off here would double the compile time. AddressSanitizer finds the same errors as null,
+    # object-size, vptr and pointer-overflow. CUDA kernels get -fsanitize=alignment again, because a GPU traps on unaligned
+    # accesses.
     add_compile_options(-fno-sanitize-recover=undefined
       -fno-sanitize=null,object-size,vptr,alignment,pointer-overflow)
     set(TAPESTRY_CHECK_ALIGNMENT -fsanitize=alignment)
   endif()
   if(TAPESTRY_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Checks that are function calls compile 10% faster than inline checks, and run slower. Arithmetic keeps inline checks.
+    # AddressSanitizer's checks are compiled as function calls, which takes 10% less time to compile than inline checks, but
+    # they run slower. Arithmetic (see tapestry_arithmetic) keeps inline checks.
     add_compile_options(--param=asan-instrumentation-with-call-threshold=0)
     set(TAPESTRY_CHECK_INLINE --param=asan-instrumentation-with-call-threshold=7000)
   endif()

@@ -13,7 +13,7 @@ if(TAPESTRY_CUDA STREQUAL "auto" AND NOT EXISTS /proc/driver/nvidia/version AND 
 endif()
 if(use_cuda)
   if(CUDAToolkit_NVCC_EXECUTABLE AND NOT DEFINED ENV{CUDACXX})
-    set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})  # which need not be on the PATH
+    set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})  # nvcc need not be on the PATH
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -84,7 +84,7 @@ function(tapestry_find_nvidia name header library)
   find_library(${name}_LIBRARY NAMES ${library} ${versioned} HINTS ${libraries})
 endfunction()
 
-# Only the header is used here, see vendor.cmake; the library is opened at run time. tools/gpu_check wants to know where it is.
+# The build needs only NCCL's header (vendor.cmake); the library is opened at run time. tools/gpu_check uses the library's path.
 tapestry_find_nvidia(NCCL nccl.h nccl)
 
 # tools/gpu_check compares the convolutions with cuDNN's.

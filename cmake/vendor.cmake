@@ -1,5 +1,5 @@
-# NVIDIA's libraries that are opened at run time (core/cuda/libraries.h). None of them is linked. The NCCL backend is compiled
-# wherever nccl.h and the CUDA headers are found, also without CUDA: tests run it on a fake GPU and a stand-in NCCL.
+# Sets up NVIDIA's libraries that are opened at run time (core/cuda/libraries.h) instead of linked. The NCCL backend is
+# compiled if nccl.h and the CUDA headers are found, even in a build without CUDA: its tests use a fake GPU and a stand-in NCCL.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS /usr/local/cuda/include)
 find_path(CUDA_RUNTIME_INCLUDE_DIR cuda_runtime.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE_DIR} /usr/local/cuda/include)
 set(TAPESTRY_NCCL_FOUND OFF)

@@ -63,7 +63,7 @@ void remove_if_abandoned(const std::string& temporary) {
   std::string ignored;
   const int fd = open_regular_file(temporary, false, ignored);
   if (fd < 0) return;
-  // A writer that has committed since the file was opened has renamed it: then the open file is the target.
+  // If the writer has committed since the file was opened here, the file now has the name of the target.
   if (try_lock(fd) == LockState::held && is_file_at(fd, temporary)) ::unlink(temporary.c_str());
   ::close(fd);
 }

@@ -11,10 +11,9 @@ class Generator;
 
 struct Context {
   bool grad_enabled = true;
-  bool inference = false;  ///< see InferenceMode; implies !grad_enabled
-  std::int16_t replica =
-      0;                 ///< the index of the tensor that this thread sees in a parameter slot (DataParallel)
-  Device device = kCPU;  ///< where factories create tensors if no device is given
+  bool inference = false;          ///< see InferenceMode; implies !grad_enabled
+  std::int16_t replica = 0;        ///< index of the DataParallel replica whose parameters this thread uses
+  Device device = kCPU;            ///< where factories create tensors if no device is given
   std::uint64_t stream = 0;        ///< id of the device's stream; 0 is the default stream
   Generator* generator = nullptr;  ///< overrides the device's default generator
 };

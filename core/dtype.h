@@ -18,7 +18,7 @@ inline constexpr DType kFloat32 = DType::f32, kFloat64 = DType::f64, kFloat16 = 
 const char* dtype_name(DType dtype);
 
 namespace detail {
-// At namespace scope, because g++ copies an array inside the function to the stack at each call.
+// The table is at namespace scope because g++ copies an array inside the function to the stack at each call.
 inline constexpr std::uint8_t kDTypeSizes[kNumDTypes] = {4, 8, 2, 2, 8, 4, 1, 1};
 }  // namespace detail
 constexpr std::size_t dtype_size(DType dtype) { return detail::kDTypeSizes[static_cast<int>(dtype)]; }

@@ -28,8 +28,8 @@ using Entry = SafetensorsFile::Entry;
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
-// In the dtype order of the reference implementation, which writes tensors from the last dtype of this list
-// to the first. Wide elements then come first, so all elements are aligned.
+// The list has the dtype order of the reference implementation, which writes tensors from the last dtype of
+// this list to the first. Wide elements then come first, so all elements are aligned.
 struct DTypeName {
   DType dtype;
   const char* name;

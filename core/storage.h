@@ -46,8 +46,8 @@ class Storage {
   }
 
  private:
-  // The owner of the data. other: the caller of wrap(). apart: the allocator in arg_. block: the same, and
-  // this Storage lies in the block's header room.
+  // Says who owns the data. `other`: the caller of wrap(). `apart`: the allocator that arg_ points to.
+  // `block`: also the allocator, and this Storage object lies in the header room in front of the data.
   enum class Owner : std::uint8_t { other, apart, block };
 
   Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*release)(void*), void* arg)

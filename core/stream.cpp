@@ -133,7 +133,8 @@ bool Event::wait_for(std::chrono::milliseconds timeout) const {
   while (!done()) {
     const auto waited = std::chrono::steady_clock::now() - begin;
     if (waited >= timeout) return false;
-    // Most waits are short. Polling an event does not load the GPU.
+    // Most waits are short, so the first 50 us only yield. Later the thread sleeps between polls. Polling an
+    // event does not load the GPU.
     if (waited < 50us) std::this_thread::yield();
     else std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 8, 1ms));
   }

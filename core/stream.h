@@ -155,8 +155,9 @@ class Event {
 void record_stream(const Tensor& t, const Stream& stream);
 
 namespace detail {
-/// Makes the current stream of contexts with Context::stream == `then` wait for the work that the current
-/// stream of contexts with Context::stream == `first` has been given so far. Does not block the host.
+/// Makes the later work of one context wait for the earlier work of another, without blocking the host. The
+/// contexts are given by their values of Context::stream. The stream that is current with the value `then`
+/// waits for the work that the stream that is current with the value `first` has been given so far.
 void order_streams(std::uint64_t first, std::uint64_t then);
 }  // namespace detail
 

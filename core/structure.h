@@ -61,9 +61,9 @@ constexpr int count_members() {
   else return sizeof...(Members);
 }
 
-/// True if a C array of several elements begins at value number `before`. Brace elision makes count_members()
-/// count each of its elements. But {} at this place initializes the whole array, and then `after` more values
-/// are too many.
+/// True if value number `before` of the initializer is the first element of a C array with several elements.
+/// Brace elision makes count_members() count each element as a member. The test: {} at this place initializes
+/// the whole array, so `after` further values are too many.
 template <class T, std::size_t... before, std::size_t... after>
 constexpr bool array_counted(std::index_sequence<before...>, std::index_sequence<after...>) {
   return requires { T{(void(before), Anything{})..., {}}; }
@@ -182,8 +182,8 @@ bool same_keys(const T& a, const T& b) {
   }
 }
 
-/// How many tensors a value of type T holds, if the type says so: a number; kAnyCount if that depends on the
-/// value (a vector); kNotOnlyTensors if T holds anything else.
+/// The number of tensors in a value of type T. It is kAnyCount if it depends on the value (as for a vector),
+/// and kNotOnlyTensors if T holds anything besides tensors.
 inline constexpr int kAnyCount = -1, kNotOnlyTensors = -2;
 template <class T>
 constexpr int tensor_count();
@@ -235,8 +235,8 @@ void assign_tensors(T& value, const std::vector<Tensor>& tensors, std::size_t& a
   }
 }
 
-/// T without references, also inside tuples and pairs, so that a copy of the value can be changed. Only what
-/// cannot be copied stays a reference.
+/// The type T with references replaced by values, also inside tuples and pairs, so that a copy of the value
+/// can be changed. A reference to a type that cannot be copied stays a reference.
 template <class T>
 struct OwnedValue {
   using type = std::conditional_t<std::is_copy_constructible_v<T>, T, T&>;

@@ -191,8 +191,8 @@ class Tensor {
   /// `hook` is called with the gradient of this tensor when backward has computed it. If `hook` returns a
   /// defined tensor, that tensor replaces the gradient.
   HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const;
-  /// For leaves. `hook` is called with this tensor after backward has accumulated its complete gradient in
-  /// grad(), while backward of the other tensors still runs.
+  /// Only leaves have this hook. `hook` is called with this tensor after backward has accumulated its
+  /// complete gradient in grad(), while backward of the other tensors still runs.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
 
   // ---- operations (defined in autograd/ops) ----
@@ -340,7 +340,7 @@ class Tensor {
   bool is_channels_last() const;
   [[noreturn, gnu::cold]] static void throw_undefined();
   [[noreturn]] void throw_wrong_dtype(DType asked) const;
-  // For item(): `value` truncated to an integer, and the error if the result does not fit.
+  // Implements item() for integer types: truncates `value`, and throws if the result does not fit.
   static std::int64_t truncated(const Scalar& value);
   [[noreturn, gnu::cold]] static void throw_does_not_fit(const Scalar& value);
   Ref<TensorImpl> impl_;

@@ -16,7 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// A point in a device's work: the host's time for a CPU, an event in the current stream for a GPU.
+// A point in time of a device's work. It is a time of the host's clock for a CPU, and an event in the current
+// stream for a GPU.
 struct Point {
   Device device;
   Clock::time_point time;
@@ -56,7 +57,8 @@ struct Timeline::State {
   const Clock::time_point began = Clock::now();
   mutable std::mutex mutex;
   std::vector<Kept> kept;
-  // By GPU: an event and the host's time of it, in seconds since `began`. They relate the two clocks.
+  // One entry per GPU: an event, and the host's time (in seconds since `began`) at which the GPU reached it.
+  // With it, times measured by events are converted to host time.
   std::map<int, std::pair<Point, double>> bases;
 
   void prepare(Device device) {

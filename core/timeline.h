@@ -27,9 +27,9 @@ struct Span {
   double begin = 0, end = 0;  ///< seconds since Timeline::began()
 };
 
-/// Keeps the spans of all threads of the process while it exists. If there are several, only the newest one
-/// keeps spans. The times of a GPU's spans are measured by events in its stream, so recording does not
-/// synchronize. Thread-safe.
+/// Keeps the spans of all threads of the process while it exists. If there are several Timelines, only the
+/// newest one keeps spans. Events in a GPU's stream measure the times of its spans, so only the first span on
+/// each GPU synchronizes. Thread-safe.
 class Timeline {
  public:
   Timeline();

@@ -31,7 +31,7 @@
 
 namespace tapestry::data {
 
-/// The batch that a transform changes.
+/// Tells a transform which batch it changes, so that it can draw the random numbers of each sample.
 struct BatchContext {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
@@ -122,8 +122,8 @@ struct EpochPlan {
 
   /// Returns the seed of the generator for Dataset::get(index).
   std::uint64_t sample_seed(std::int64_t index) const;
-  /// Throws SampleError with the message of `cause`. If `index` is -1, the error lists the samples of the
-  /// batch.
+  /// Throws SampleError with the message of `cause`. If `index` is -1, the error lists the first samples of
+  /// the batch.
   [[noreturn]] void rethrow(std::exception_ptr cause, std::int64_t batch, std::int64_t index) const;
 };
 

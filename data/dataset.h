@@ -61,8 +61,8 @@ inline void check_index(const char* op, std::int64_t index, std::int64_t size) {
 std::vector<std::vector<std::int64_t>> split_indices(std::int64_t size,
                                                      const std::vector<std::int64_t>& lengths,
                                                      std::uint64_t seed);
-/// Returns the lengths of these fractions of `size`. The first parts get one more each until the lengths add
-/// up to `size`.
+/// Returns the lengths that these fractions of `size` give, rounded down. Then the first parts get one more
+/// each, until the lengths add up to `size`.
 std::vector<std::int64_t> split_lengths(std::int64_t size, const std::vector<double>& fractions);
 }  // namespace detail
 

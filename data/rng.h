@@ -6,14 +6,15 @@
 
 namespace tapestry::data {
 
-/// Returns the key of one use in one epoch. Use 0 is the order of samples, use 1 is Dataset::get, and use 2 +
-/// k is the k-th transform.
+/// Returns the key that one use of random numbers has in one epoch. Use 0 is the order of samples, use 1 is
+/// Dataset::get, and use 2 + k is the k-th transform.
 inline std::uint64_t derive_key(std::uint64_t seed, std::int64_t epoch, std::uint64_t use) {
   const Philox4 p = philox(seed, static_cast<std::uint64_t>(epoch), use);
   return (static_cast<std::uint64_t>(p.v[0]) << 32) | p.v[1];
 }
 
-/// The random numbers of one (key, stream). Constructing one per sample is cheap.
+/// Generates the random numbers of one (key, stream). It is cheap to construct, so each sample can have its
+/// own.
 class Rng {
  public:
   explicit Rng(std::uint64_t key, std::uint64_t stream = 0) : key_(key), stream_(stream) {}

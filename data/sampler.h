@@ -46,8 +46,9 @@ class RandomSampler : public Sampler {
   Options options_;
 };
 
-/// The part of one rank: every world_size-th index of an order that is the same on all ranks. Unless
-/// `drop_last` is set, indices from the beginning are repeated, so that all ranks get the same number.
+/// Gives each rank its part of the samples: every world_size-th index of an order that is the same on all
+/// ranks. Unless `drop_last` is set, indices from the beginning are repeated, so that all ranks get the same
+/// number.
 class DistributedSampler : public Sampler {
  public:
   struct Options {

@@ -14,8 +14,8 @@ namespace tapestry::data {
 BatchTransform<> normalize(std::vector<float> mean, std::vector<float> std);
 /// Divides bytes by 255 and returns f32.
 BatchTransform<> to_float();
-/// Returns a random window of height x width from the image with `padding` zeros on every side. It takes any
-/// dtype. Zeros are black before normalize, and the mean after it.
+/// Pads the image by `padding` zeros on every side, and returns a random window of height x width. It takes
+/// any dtype. A padded zero is black if this runs before normalize, and the mean colour if it runs after.
 BatchTransform<> random_crop(std::int64_t height, std::int64_t width, std::int64_t padding = 0);
 /// Mirrors each image horizontally with probability p. It takes any dtype.
 BatchTransform<> random_horizontal_flip(double p = 0.5);

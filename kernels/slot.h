@@ -1,6 +1,7 @@
 #pragma once
-// Each kernel has a slot. kernels/ops/<family>.h declares the slot. The file that implements the kernel for a
-// device type and dtype fills it when the library is loaded.
+// A slot is the function through which all kernels of one operation are called. kernels/ops/<family>.h
+// declares the slot. A file that implements the kernel for a device type and dtype registers it in the slot
+// when the library is loaded.
 //
 // clang-format off
 //   struct SoftmaxArgs { std::int64_t outer, n, inner; ConstArray x; MutableArray y; };   // kernels/ops/softmax.h

@@ -7,7 +7,7 @@
 namespace tapestry::kernels {
 namespace {
 
-// True if all operands have operand 0's sizes and are row-major. A single dimension describes them then.
+// True if all operands are row-major and have the sizes of operand 0. A single dimension then describes them.
 template <int N>
 bool all_row_major(const Tensor* const (&t)[N]) {
   if (!t[0]->is_contiguous()) return false;

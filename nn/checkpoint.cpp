@@ -209,8 +209,8 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
     if (training.model) training.model->load_state_dict(model_of(file));
   } catch (...) {
     if (scheduled) training.scheduler->load_state_dict(old_scheduler);
-    if (training.optimizer)
-      training.optimizer->load_state_dict(old_optimizer);  // this also restores the learning rates
+    // This also restores the learning rates that the schedule has changed.
+    if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);
     throw;
   }
   for_each_device([&](Device device) {
@@ -241,12 +241,13 @@ void Checkpointer::read_folder() {
     const std::string name = file->path().filename().string();
     const std::optional<std::int64_t> step = step_of(name);
     if (!step || fs::path(path_of(*step)).filename() != name)
-      continue;  // "step-5" is not a name that we write
+      continue;  // a name that Checkpointer did not write, such as "step-5", is skipped
     Entry entry{*step, {}};
     try {
       entry.metric = progress_of(name, SafetensorsFile(file->path().string()).metadata()).metric;
     } catch (const IoError&) {
-      // The file is broken. Loading it reports the error; here it only cannot be the best checkpoint.
+      // The file is broken. The error is reported when a user loads it. Here the entry only has no metric, so
+      // it cannot be the best checkpoint.
     }
     entries_.push_back(entry);
   }
@@ -294,7 +295,7 @@ std::string Checkpointer::save(const Training& training, const Progress& progres
   const std::size_t keep = static_cast<std::size_t>(options_.keep_last);
   std::vector<Entry> kept;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    std::error_code error;  // a file that cannot be removed does not stop training
+    std::error_code error;  // the error is ignored: a file that cannot be removed must not stop training
     if (entries_.size() - i <= keep || &entries_[i] == best) kept.push_back(entries_[i]);
     else fs::remove(path_of(entries_[i].step), error);
   }

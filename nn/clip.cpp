@@ -45,7 +45,8 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   if (error_if_nonfinite)
     check(std::isfinite(total.item()), "[clip_grad_norm_] the norm of the gradients is ", total.item(),
           ", so they cannot be clipped; look for the cause (autograd::DetectAnomaly), or skip this step");
-  // Branching on the norm would make the host wait for the device.
+  // The factor is computed without a branch on the norm, because a branch would make the host wait for the
+  // device.
   const Tensor factor = clamp(rdiv(max_norm, total + 1e-6), {}, 1.0);
   for_each_replica_device(replica_devices, [&](const ReplicaDevice& replica_device) {
     const Tensor here = factor.to(replica_device.device);

@@ -51,7 +51,8 @@ const Tensor& normal_(const Tensor& t, double mean, double std) {
 const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low, double high) {
   check(std > 0, "[trunc_normal_] the standard deviation must be positive but is ", std);
   check(low < high, "[trunc_normal_] the bounds [", low, ", ", high, "] are empty; pass low < high");
-  // Rejection sampling is fast only if the bounds keep a fair part of the distribution.
+  // Values outside the bounds are drawn again, which is slow if the bounds keep only a small part of the
+  // distribution.
   const double kept = 0.5 * (std::erf((high - mean) / (std * std::sqrt(2.0))) -
                              std::erf((low - mean) / (std * std::sqrt(2.0))));
   check(kept > 0.01, "[trunc_normal_] the bounds [", low, ", ", high, "] keep only ", kept,
@@ -60,7 +61,7 @@ const Tensor& trunc_normal_(const Tensor& t, double mean, double std, double low
   const Tensor values = t.detach();
   values.normal_(mean, std);
   while (true) {
-    const Tensor outside = (values < low) + (values > high);  // for bools, + is "or"
+    const Tensor outside = (values < low) + (values > high);  // adding two bool tensors means "or"
     if (outside.sum().item() == 0) return t;
     values.copy_(where(outside, empty_like(values).normal_(mean, std), values));
   }

@@ -287,7 +287,8 @@ void Module::requires_grad_(bool on) {
       if (is_floating(p.replica(r).dtype())) p.replica(r).set_requires_grad(on);
 }
 
-// Visits every name, also the names of shared modules and tied weights.
+// Calls fn for every parameter and persistent buffer. If a module or a parameter is shared, fn is called once
+// for each of its names.
 template <class F>
 void Module::visit(const std::string& prefix, const F& fn) const {
   for (const ParamEntry& p : params_)

@@ -26,9 +26,10 @@ namespace tapestry::nn {
 
 class Module;
 
-/// Called before forward() with the tensors among its arguments; may replace them in place.
+/// A hook that is called before forward() with the tensors among its arguments. It may replace them in place.
 using ForwardPreHook = std::function<void(Module& module, std::vector<Tensor>& inputs)>;
-/// Called after forward() with the tensors among its arguments and in its result; may replace the outputs.
+/// A hook that is called after forward() with the tensors among its arguments and in its result. It may
+/// replace the outputs.
 using ForwardHook =
     std::function<void(Module& module, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs)>;
 
@@ -107,8 +108,8 @@ class Module {
   /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
   LoadResult load_state_dict(const StateDict& dict, bool strict = true);
 
-  /// Returns a table of all modules with output shapes, parameters and memory. `run` calls the module in any
-  /// way. It runs in evaluation mode and without gradients.
+  /// Returns a table of all modules with output shapes, parameters and memory. `run` is a function that calls
+  /// the module. It is executed in evaluation mode and without gradients.
   std::string summary(const std::function<void()>& run);
   /// Returns the same table for a call with one tensor of this shape. Without an argument, the table has no
   /// output shapes.
@@ -210,8 +211,9 @@ concept ShownToHooks = std::is_same_v<T, Tensor> || std::is_same_v<T, std::vecto
 template <class Arg>
 using Held = std::conditional_t<ShownToHooks<std::remove_cvref_t<Arg>>, std::remove_cvref_t<Arg>, Arg&&>;
 
-// Calls f(tensor) for each tensor that hooks see. Structs, maps and optionals inside a tuple are skipped:
-// with more members than core/structure.h can take apart, a module would not compile.
+// Calls f(tensor) for each tensor that hooks see. Structs, maps and optionals inside a tuple are skipped.
+// core/structure.h supports only a limited number of members, and a larger struct must not make a module fail
+// to compile.
 template <class T, class F>
 void for_each_hook_tensor(T& value, const F& f) {
   using V = std::remove_const_t<T>;

@@ -84,7 +84,8 @@ std::string Module::summary(const std::function<void()>& run) {
       if (p.slot.defined() && counted.insert(p.slot.id()).second) own += p.slot->numel();
     const auto depth =
         static_cast<std::size_t>(path.empty() ? 0 : 1 + std::count(path.begin(), path.end(), '.'));
-    const std::string last = path.substr(path.rfind('.') + 1);  // npos + 1 is 0
+    const std::string last =
+        path.substr(path.rfind('.') + 1);  // if there is no dot, npos + 1 is 0 and the whole path remains
     const auto shape = shapes.find(module);
     rows.push_back({std::string(2 * depth, ' ') + (last.empty() ? "" : last + ": ") + module->type_name(),
                     shape == shapes.end() ? "-" : shapes_text(shape->second),

@@ -31,7 +31,7 @@ const char* colour_of(const std::string& kind) {
 
 double usable(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
 
-// Formats a number with about three significant digits, such as "12.3".
+// Returns a number with about three significant digits, such as "12.3".
 std::string number(double value) {
   std::string out;
   put(out, value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 1 ? "%.2f" : "%.3g", value);
@@ -64,7 +64,7 @@ void legend(std::string& out, const std::vector<std::pair<std::string, std::stri
   }
 }
 
-// Draws vertical grid lines with numbers from 0 to `most` below.
+// Draws vertical grid lines, with numbers from 0 to `most` below them.
 void axis(std::string& out, double most, double bottom, const std::string& unit) {
   const double step = tick_distance(most);
   for (double v = 0; v <= most * (1 + 1e-9); v += step) {

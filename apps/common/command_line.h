@@ -1,6 +1,6 @@
 #pragma once
-// Command lines of the small programs. Only command_line.cpp includes CLI11, because with sanitizers its
-// headers take longer to compile than a program.
+// Command lines of the small programs. Only command_line.cpp includes CLI11: with sanitizers, compiling
+// CLI11's headers takes longer than compiling the rest of a program.
 #include <charconv>
 #include <functional>
 #include <memory>

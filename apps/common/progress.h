@@ -36,7 +36,7 @@ class Progress {
   Clock::time_point start_ = Clock::now(), shown_{};
 };
 
-/// Formats a duration as "1:05" (minutes and seconds) or "2:03:04" (with hours).
+/// Returns a duration as text, such as "1:05" or "2:03:04".
 std::string duration(double seconds);
 
 }  // namespace apps

@@ -87,8 +87,9 @@ void shift(std::vector<Span>& spans, double seconds) {
   for (Span& s : spans) s.begin += seconds, s.end += seconds;
 }
 
-// Merges the results of all processes into one row per process, since each has one device. All processes
-// report the step that is the median on rank 0, in time since that step began on rank 0.
+// Merges the results of all processes into one result with one row per process, because each process has one
+// device. All processes report the same step: the one that has the median duration on rank 0. Times count
+// from the beginning of that step on rank 0.
 Result joined(const Record& own, distributed::ProcessGroup& group) {
   const std::string median =
       distributed::broadcast_text(group, std::to_string(median_step(own.steps)), 0, "median step");

@@ -46,8 +46,8 @@ const std::vector<Mode>& modes();
 /// Throws ValueError with a list of all modes if there is no mode of this name.
 const Mode& mode_named(const std::string& name);
 
-/// The bytes that each of n devices sends in a ring all-reduce of `bytes`: 2 (n - 1) / n of them (Patarasuk
-/// and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+/// Returns the bytes that each of n devices sends in a ring all-reduce of `bytes` bytes: bytes * 2 (n - 1) /
+/// n (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 std::int64_t ring_bytes(std::int64_t bytes, int n);
 
 }  // namespace apps::compare

@@ -2,9 +2,13 @@
 // The models that are compared, as chains of blocks that can be split, and the batch that they are trained
 // on.
 //
+// The models that are compared, as chains of blocks that can be split, and the batch that they are trained
+// on.
+//
 // The output of a sample must not depend on the other samples, because modes split the batch differently and
-// must compute the same losses. So there is no dropout, and resnet18's batch norm layers are in evaluation
-// mode with mean 0 and variance 1. Their weights are trained, and their cost is nearly that of training mode.
+// must compute the same losses. So the models have no dropout, and the batch norm layers of resnet18 are in
+// evaluation mode with mean 0 and variance 1. The weights of these layers are trained, and they cost nearly
+// as much time as in training mode.
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +20,7 @@ namespace apps::compare {
 
 using planner::Block;
 
-/// "mlp", "cnn", "resnet18"
+/// Returns the names of the models: "mlp", "cnn", "resnet18".
 const std::vector<std::string>& model_names();
 
 /// Blocks on the CPU, with initial weights that depend on the seed only. Throws ValueError for an unknown

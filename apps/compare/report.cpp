@@ -32,7 +32,7 @@ std::string short_number(double value, const char* format) {
 
 std::string milliseconds(double seconds) { return fixed(seconds * 1000, 2); }
 
-// "12.1, 8.4"
+// Returns sizes in MiB as text, such as "12.1, 8.4".
 std::string mebibytes(const std::vector<std::int64_t>& bytes) {
   std::string text;
   for (const std::int64_t b : bytes)

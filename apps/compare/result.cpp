@@ -28,7 +28,8 @@ double& part_of(StepBreakdown& breakdown, Activity activity) {
   }
 }
 
-// Between two consecutive ends of spans, the time counts for the span that began last: the innermost one.
+// Adds the spans of one device to `breakdown`. The begins and ends of spans divide the step into intervals.
+// Each interval counts for the innermost span around it, which is the one that began last.
 void add_row(StepBreakdown& breakdown, const std::vector<Span>& spans, double step_s) {
   std::vector<double> times;
   for (const Span& s : spans)

@@ -24,8 +24,8 @@ struct Result {
   std::vector<std::string> rows;         ///< the devices, "cpu:0", or the ranks, "rank 0"
   double step_s = 0;                     ///< the median of the timed steps
   std::vector<double> rounds_s;          ///< the median of each round; step_s is the median of these
-  StepBreakdown breakdown;               ///< of the median step
-  std::vector<tapestry::Span> spans;     ///< of the median step
+  StepBreakdown breakdown;               ///< the breakdown of the median step
+  std::vector<tapestry::Span> spans;     ///< the spans of the median step
   std::vector<std::int64_t> peak_bytes;  ///< per row, during the timed steps
   std::int64_t bytes_sent = 0;           ///< per step, by all devices together
   std::vector<double> losses;            ///< of all steps, including warm-up

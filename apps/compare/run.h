@@ -16,7 +16,8 @@ struct Options {
   bool markdown = false;
   std::string json, html, svg;  ///< output files and folder; none if empty
   int predict_devices = 0;      ///< also simulate this number of devices; 0 disables it
-  /// The link between simulated devices, per message. As measured if not given.
+  /// The latency and the bandwidth per message between simulated devices. The measured values are used if
+  /// these are not given.
   std::optional<double> link_latency_us = {}, link_bandwidth_gbs = {};
 };
 

@@ -88,9 +88,9 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The bubble of the schedule if every micro-batch took the mean time of the reported step. If
-// `separate_devices` is true, every stage counts as a device of its own: cpu:0 of two processes are two
-// devices.
+// Returns the bubble, which is the idle fraction of the devices' time, of a simulated step. In the simulation
+// every micro-batch takes the mean time of the reported step. If `separate_devices` is true, every stage
+// counts as a device of its own, because cpu:0 of two processes is two devices.
 double simulated_bubble(Schedule schedule, const PipelineReport& report, bool separate_devices) {
   distributed::SimulationOptions options;
   std::vector<Device> known;
@@ -106,7 +106,8 @@ double simulated_bubble(Schedule schedule, const PipelineReport& report, bool se
   return simulate(schedule_actions(schedule, stages, report.micro_batches), options).bubble();
 }
 
-// The bubble if all stages take equally long and backward takes twice as long as forward.
+// Returns the bubble of a simulated step in which all stages take equally long and backward takes twice as
+// long as forward.
 double equal_bubble(Schedule schedule, int stages, int micro_batches) {
   distributed::SimulationOptions options;
   const double backward = schedule == Schedule::zero_bubble ? 1 : 2;  // zero bubble: input gradients only
@@ -145,8 +146,8 @@ std::vector<Span> gather_spans(distributed::ProcessGroup& world, const std::vect
 struct Measured {
   double step_s, bubble, simulated, loss;
   PipelineReport report;
-  std::vector<Span> spans;  // of the last step
-  double peak_mib;          // of the first device
+  std::vector<Span> spans;  // the spans of the last step
+  double peak_mib;          // the peak memory of the first device
 };
 
 Measured measure(const Options& o, const World& world, const std::vector<Device>& devices, Schedule schedule,

@@ -12,8 +12,8 @@ namespace {
 thread_local GraphTask* current_task = nullptr;
 std::atomic<std::uint64_t> next_pass{1};
 
-// The heap's order: the newest node runs first. Leaves have the highest sequence number, so they run before
-// all others.
+// Orders the heap of ready nodes: the newest node runs first. Leaves have the highest sequence number, so
+// they run before all others.
 bool older(const Node* a, const Node* b) { return a->sequence() < b->sequence(); }
 
 // Keeps the memory of `t` from being reused before the current stream has finished the work submitted to it.
@@ -55,9 +55,10 @@ void GraphTask::capture(const Edge& edge) {
   captures_.push_back({edge.node.get(), edge.output, {}});
 }
 
-// Makes the node part of this pass. Returns false if it is part of it already. A node stores the state of one
-// pass. If a hook runs a nested backward pass on the same thread, the state of the outer pass is saved until
-// the nested pass ends. A pass on another thread is an error.
+// Adds the node to this pass. Returns false if the node was added to this pass before. A node has room for
+// the state of only one pass. So if a hook runs a nested backward pass over the same nodes on the same
+// thread, their state in the outer pass is saved, and restored when the nested pass ends. Throws if the node
+// belongs to a pass on another thread.
 bool GraphTask::claim(Node* node) {
   GraphTask* holder = nullptr;
   if (!node->task_.compare_exchange_strong(holder, this, std::memory_order_acq_rel)) {
@@ -96,9 +97,10 @@ void GraphTask::explore(std::vector<Node*>& stack) {
   }
 }
 
-// Sets reaches_inputs_ of all nodes from which backward reaches a capture. Nodes of inputs are older
-// than their node, so one sweep suffices: first the leaves, then the other nodes from the oldest to the
-// newest.
+// Sets the flag reaches_inputs_ of every node whose backward leads to a captured gradient (see capture()).
+// Each node needs the flags of the nodes of its inputs. Those nodes were created earlier, so one loop in the
+// order of creation suffices. The leaves come before this loop, because their sequence numbers do not follow
+// that order.
 void GraphTask::mark_paths_to_captures() {
   std::vector<Node*> order;
   for (Node* node : claimed_)
@@ -151,8 +153,9 @@ void GraphTask::deliver(Node* from, std::uint32_t input, Tensor&& gradient) {
 // inputs; null selects all.
 void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   if (results_.size() < node->num_edges_) results_.resize(node->num_edges_);
-  // A leaf accumulates on the stream of the pass. Any other node computes on the stream on which it was
-  // recorded, ordered after the earlier work and before the later work of the pass's stream.
+  // The node runs on one of two CUDA streams. A leaf accumulates on the stream of the pass. Any other node
+  // uses the stream on which it was recorded, and this stream waits for the earlier work of the pass's
+  // stream. The later work of the pass's stream waits for the node.
   const std::uint64_t here = current_context().stream, there = node->is_leaf() ? here : node->context_.stream;
   {
     Context context = node->context_;
@@ -181,8 +184,8 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
     tapestry::detail::order_streams(there, here);
     for (std::uint32_t i = 0; i < node->num_edges_; ++i) record_use_on_current_stream(results_[i]);
   }
-  // Drop the output gradients before delivery: a gradient that passes through unchanged then has one owner
-  // again.
+  // Release the node's own references to the gradients first. A gradient that backward passes on unchanged
+  // then has only one owner, so its receiver may reuse the memory.
   for (std::uint32_t i = 0; i < node->num_outputs_; ++i) node->outputs_[i].gradient = Tensor();
   for (std::uint32_t i = 0; i < node->num_edges_; ++i) {
     Tensor gradient = std::move(results_[i]);
@@ -223,7 +226,8 @@ void GraphTask::execute(Node* node) {
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].gradient);
     postponed_->nodes.push_back(std::move(p));
   }
-  // A node with no wanted input does not run and is not released, so another pass may continue from it.
+  // The backward of a node runs only if one of its input gradients is needed. Otherwise its saved tensors are
+  // kept too, so that another pass may continue from it.
   if (!any_wanted) return;
   call(node, &wanted);
   if (!retain_graph_ && !postpone) node->released_ = node->release_saved();
@@ -274,7 +278,7 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
     ready_.pop_back();
     execute(node);
   }
-  // By index, because a callback may add another callback.
+  // The loop uses an index, because a callback may append another callback to the list.
   for (std::size_t i = 0; i < callbacks.size(); ++i) {
     const std::function<void()> callback = std::move(callbacks[i]);
     callback();

@@ -14,8 +14,8 @@ struct Seed {
   Tensor gradient;
 };
 
-/// A node whose weight gradients are postponed (backward_inputs): the gradients of its outputs, and which of
-/// its inputs still need a gradient.
+/// A node whose weight gradients backward_inputs() postpones. It stores the gradients of the node's outputs,
+/// and which inputs of the node still need a gradient.
 struct Postponed {
   NodeRef node;
   std::vector<Tensor> gradients;
@@ -34,12 +34,13 @@ class GraphTask {
   GraphTask(const GraphTask&) = delete;
   GraphTask& operator=(const GraphTask&) = delete;
 
-  /// Makes the pass capture the gradient that arrives through `edge`. A pass with captures computes only the
-  /// gradients that they need, and accumulates none in leaves. Call before run().
+  /// Makes the pass return the gradient that arrives through `edge`, see captured(). A pass with captures
+  /// computes only the gradients that the captured ones depend on, and adds none to grad() of leaves. Call
+  /// before run().
   void capture(const Edge& edge);
-  /// Makes the pass record in `*weights` the part of the graph that no capture needs, so that
-  /// WeightGradients::accumulate() can compute its gradients later. Without this call, the pass skips that
-  /// part. Call before run().
+  /// Makes the pass store in `*weights` all nodes that capture() does not need, so that
+  /// WeightGradients::accumulate() can compute their gradients later. Without this call, the pass skips these
+  /// nodes. Call before run().
   void postpone_into(WeightGradients::Impl* weights) { postponed_ = weights; }
   /// Runs the whole pass. Rethrows an exception of a node or hook; the graph is then still usable.
   void run(std::vector<Seed> seeds, std::vector<Postponed> resumed = {});
@@ -55,7 +56,7 @@ class GraphTask {
   bool includes(const Node* node) const { return node->task_.load(std::memory_order_acquire) == this; }
   /// Called at the end of the pass.
   std::vector<std::function<void()>> callbacks;
-  /// Called once, after the backward of the current node has returned.
+  /// Functions that the engine calls once, after the backward of the current node has returned.
   std::vector<std::function<void()>> after_node;
 
  private:
@@ -64,7 +65,8 @@ class GraphTask {
     std::uint32_t output;
     Tensor gradient;
   };
-  // The state of a node in an outer pass on this thread, saved while this pass uses the node.
+  // The state of a node in an outer pass on this thread. It is saved here while this nested pass uses the
+  // node.
   struct Displaced {
     Node* node;
     GraphTask* task;

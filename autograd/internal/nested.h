@@ -1,6 +1,6 @@
 #pragma once
-// For a node whose backward runs backward passes over other graphs. DataParallel has such a node: it runs one
-// graph per replica, each on the worker of its device.
+// Support for a node whose backward runs backward passes over other graphs. DataParallel has such a node: it
+// runs one graph per replica, each on the worker of its device.
 
 namespace tapestry::autograd {
 

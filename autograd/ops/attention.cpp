@@ -53,7 +53,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                        " but the input is on ", q.device(), "; move it with to(device)");
   }
 
-  // Scaling q costs less than scaling the scores.
+  // q is scaled instead of the scores, because it usually has fewer elements.
   const double scale = params.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
   Tensor scores = matmul(q * scale, k.transpose(-2, -1));
   if (params.mask.defined())
@@ -65,8 +65,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   if (mask.defined())
     scores = mask.dtype() == DType::boolean ? where(mask, scores, constant(-kInfinity)) : scores + mask;
 
-  // A mask can leave a query without any key. Uniform weights keep NaN out of its gradients, and its result
-  // is set to 0.
+  // A mask can exclude all keys of a query. The softmax of its scores would be NaN, so the scores are set to
+  // 0 (uniform weights), and the query's result is set to 0 afterwards.
   Tensor blind;
   if (params.mask.defined() && scores.numel() > 0) {
     const NoGradGuard guard;

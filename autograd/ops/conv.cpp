@@ -19,7 +19,8 @@ using autograd::save_if;
 
 const Op kConv2d("conv2d", Grad::differentiable, kFloats);
 
-// With the upper limit no product of two overflows.
+// Checks both numbers of a pair. The upper limit 2^31 - 1 prevents overflow: a product of two such numbers
+// fits into i64.
 void check_pair(const char* what, Pair p, std::int64_t least) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   check(p.h >= least && p.w >= least && p.h <= most && p.w <= most, "[conv2d] ", what, " (", p.h, ", ", p.w,

@@ -20,7 +20,8 @@ const Op kFill{"fill_", Grad::differentiable, kAllDTypes};
 const Op kItem{"item", Grad::none, kAllDTypes};
 
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
-  // Avoid allocations on x's device: the caller may move x because that device has no room.
+  // Send the elements without an allocation on x's device if possible. The caller may move x because that
+  // device is full.
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
     if (x.is_contiguous(format)) return empty(x.sizes(), {dtype, device}, format);
   Tensor y = result_like(x.sizes(), dtype, {&x});
@@ -29,7 +30,8 @@ Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
   return tapestry::detail::make_tensor(Storage::allocate(device, bytes), dtype, y.sizes(), y.strides(), 0);
 }
 
-// True if t, whose elements do not overlap, fills the memory between its first and its last.
+// True if no memory lies unused between the first and the last element of t. The elements of t must not
+// overlap.
 bool has_no_gaps(const Tensor& t) {
   std::int64_t span = t.numel() > 0;
   for (int i = 0; i < t.dim(); ++i) span += (t.sizes()[i] - 1) * t.strides()[i];
@@ -43,8 +45,9 @@ bool same_order(const Tensor& a, const Tensor& b) {
 void write(const Tensor& out, const Tensor& x) {
   if (out.device().type == x.device().type && (out.device() == x.device() || out.device().is_cpu()))
     return kernels::copy(out.device(), out.dtype(), planned(out, x));
-  // Only dense memory is copied between devices. x is converted and laid out before the copy if possible. If
-  // out is strided or x is broadcast, the copy is laid out afterwards.
+  // Devices exchange dense memory only. If possible, x is converted to out's dtype and layout on its own
+  // device and then sent. If out is strided or x is broadcast, the data is sent first and then copied into
+  // out.
   Tensor packed = x, arrived = out;
   if (out.sizes() != x.sizes() || !has_no_gaps(out)) {
     packed = contiguous(converted(x, out.dtype()));

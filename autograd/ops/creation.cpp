@@ -62,7 +62,8 @@ PhiloxRange take_words(Device device, std::int64_t n, int words_each) {
 }
 int words_of(DType t) { return t == DType::f64 ? 2 : 1; }
 
-// Normal elements use pairs of words, even if their count is odd.
+// Reserves random words for n normal numbers. The Box-Muller method makes them in pairs, so an odd n is
+// rounded up.
 PhiloxRange take_normal(Device device, std::int64_t n, DType t) {
   return take_words(device, n + n % 2, words_of(t));
 }
@@ -136,7 +137,8 @@ Tensor arange(const Scalar& start, const Scalar& end, const Scalar& step, const 
     check(s != 0, "[arange] step is 0; give one that leads from start to end");
     check(s > 0 ? b >= a : b <= a, "[arange] step ", s, " leads away from end ", b, " (start ", a,
           "); change its sign");
-    // Unsigned, because the distance between any two integers fits into an unsigned integer.
+    // Unsigned arithmetic is used, because the distance of two i64 numbers may exceed i64 but always fits
+    // into u64.
     const auto ua = static_cast<std::uint64_t>(a), ub = static_cast<std::uint64_t>(b),
                us = static_cast<std::uint64_t>(s);
     const std::uint64_t distance = s > 0 ? ub - ua : ua - ub, stride = s > 0 ? us : 0 - us;
@@ -155,7 +157,7 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   check(steps >= 0, "[linspace] ", steps, " steps; give 0 or more");
   Tensor t = empty(steps, options);
   kLinspace.check_dtype(t.dtype());
-  // Computed from both ends towards the middle, so that both ends are exact and the values are symmetric.
+  // Each value is computed from the nearer end. So both ends are exact and the values are symmetric.
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
   const std::int64_t half = (steps + 1) / 2;
   const double second = end - step * static_cast<double>(steps - 1 - half);
@@ -277,7 +279,8 @@ template Tensor tensor(const std::vector<bool>&, const Shape&, const TensorOptio
 
 namespace {
 
-// The numbers of nested lists in order, where every list of one depth has the length that `sizes` says.
+// Appends the numbers of nested lists to `numbers` in row-major order. Throws ValueError unless each list at
+// depth d has sizes[d] entries.
 void flatten(const NumberOrList& list, const Shape& sizes, int depth, std::vector<Scalar>& numbers) {
   check(static_cast<std::int64_t>(list.size()) == sizes[depth], "[tensor] a list of ", list.size(),
         " beside one of ", sizes[depth], "; give lists of one length");

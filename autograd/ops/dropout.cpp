@@ -15,11 +15,11 @@ namespace {
 
 const Op kDropout{"dropout", Grad::differentiable, kFloats};
 
-// The mask counts elements in row-major order, whatever the layout of x.
+// The random numbers are assigned to elements in row-major order, whatever the layout of x.
 Tensor masked(const Tensor& x, PhiloxRange range, double p) {
   const Tensor in = contiguous(x);
   Tensor y = empty(x.sizes(), {x.dtype(), x.device()});
-  // An element is kept if its 24 bits are at least p of their range: none of them where p is 1.
+  // An element is kept if its random 24-bit integer is at least p * 2^24. If p is 1, no element is kept.
   const auto threshold = static_cast<std::uint32_t>(std::ceil(p * 0x1p24));
   kernels::dropout(y.device(), y.dtype(),
                    {.out = y,

@@ -72,7 +72,7 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
                           .index = index,
                           .dy = g,
                           .dx = dx,
-                          .first_bad = nullptr});  // forward has reported bad indices
+                          .first_bad = nullptr});  // not needed, because forward has checked the indices
       b.set(0, dx.to(g.dtype()));
     });
   }

@@ -32,7 +32,7 @@ const Op kMseLoss("mse_loss", Grad::differentiable, kFloats);
 // The checked arguments of a loss over classes, in the form that the kernels take.
 struct Prepared {
   Tensor x, target, weight;  // dense; the target i64 or probabilities like x; the weight may be undefined
-  Tensor stats;              // cross-entropy's
+  Tensor stats;              // statistics of each row that cross-entropy saves for backward
   Shape rows;  // the shape of the result without reduction: x's without its dimension of classes
   kernels::ClassRowsArgs args{};
 
@@ -147,8 +147,9 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
-// Probabilities instead of logits cause no error: the model learns slowly and its loss stays high. The tape
-// knows that the input comes from softmax(), so the check costs nothing and gives no false alarms.
+// Warns if the input of cross_entropy comes from softmax(). A model with this mistake learns slowly, but
+// nothing fails. The tape records where the input comes from, so the check costs nothing and gives no false
+// alarms.
 void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
   static std::atomic<bool> warned{false};
   const autograd::Record* const record = autograd::record_of(logits);
@@ -194,8 +195,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
   const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
-    // Logits and probabilities are saved as the caller passed them, so that an in-place change of them is
-    // detected.
+    // The caller's own logits and probabilities are saved, not prepared copies, so that backward detects an
+    // in-place change of them.
     const bool classes = p.args.target != nullptr;
     autograd::record(
         kCrossEntropy, r.result, {&logits, &target},

@@ -30,14 +30,15 @@ Tensor transposed(const Tensor& t) {
   return raw_view(t, sizes, strides, t.storage_offset());
 }
 
-// Describes the last two dimensions by the gemm contract's strides. Returns false if they have to be copied
-// first.
+// Writes the row and column strides of t's matrices to `out`, as the gemm kernels require them. Returns false
+// if t must be copied first.
 bool matrix_strides(const Tensor& t, MatrixStrides& out) {
   const int n = t.dim();
   const std::int64_t rows = t.sizes()[n - 2], cols = t.sizes()[n - 1];
   const std::int64_t row = t.strides()[n - 2], col = t.strides()[n - 1];
   const auto pitch = [](std::int64_t stride, std::int64_t lines, std::int64_t length) {
-    return lines <= 1 ? std::max<std::int64_t>(length, 1) : stride;  // no step uses this stride
+    return lines <= 1 ? std::max<std::int64_t>(length, 1)
+                      : stride;  // a single row or column never uses its stride
   };
   if (col == 1 || cols <= 1) {
     out = {pitch(row, rows, cols), 1};
@@ -109,7 +110,8 @@ Tensor product(const Tensor& a, const Tensor& b) {
   sizes.push_back(a.sizes()[na - 2]);
   sizes.push_back(b.sizes()[nb - 1]);
   const Tensor y = empty(sizes, {a.dtype(), a.device()});
-  if (one_matrix(b.sizes()) && y.numel() > 0) {  // the batch only adds rows
+  if (one_matrix(b.sizes()) &&
+      y.numel() > 0) {  // b is one matrix, so all matrices of a are stacked into one product
     product_into(y, as_rows(a), only_matrix(b));
     return y;
   }
@@ -191,7 +193,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
             if (sizes.size() == 1) sizes.push_back(1);
             const Tensor left = left_matrix(back.saved(a));
             Tensor grad;
-            // If b was one matrix, this product also sums over the batch.
+            // If b is one matrix, its gradient is a sum over the batch. One product of the stacked rows
+            // computes it.
             if (one_matrix(sizes) && g.numel() > 0 && left.numel() > 0) {
               grad = empty(sizes, {g.dtype(), g.device()});
               product_into(grad, transposed(as_rows(left)), as_rows(g));

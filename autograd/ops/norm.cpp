@@ -31,7 +31,8 @@ kernels::BatchNormShape batch_norm_shape(const Tensor& x, MemoryFormat format) {
   return s;
 }
 
-// A tensor for sums over all of g. A kernel writes it, unless g has no elements: then it is zero.
+// Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
+// the tensor must be zero.
 Tensor sums_of(const Tensor& g, const Shape& sizes) {
   const TensorOptions options(g.dtype(), g.device());
   return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
@@ -89,7 +90,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
     if (training) {
       mean = empty({channels}, {stats, x.device()});
       inv_std = empty({channels}, {stats, x.device()});
-      const Tensor none;  // checkpoint() runs forward twice, but the batch must count once
+      const Tensor none;  // the recomputation by checkpoint() must not update the running statistics again
       const bool counts = !autograd::recomputing();
       const Updated to_mean(counts ? running_mean : none), to_var(counts ? running_var : none);
       kernels::batch_norm_stats(x.device(), x.dtype(),

@@ -55,7 +55,7 @@ Pool2dShape window_shape(const Op& op, const Tensor& x, const Pool2dParams& para
   const auto both = [&](bool ok, const char* what, Pair value, const char* expected) {
     check(ok, "[", op.name, "] ", what, " (", value.h, ", ", value.w, "), expected ", expected);
   };
-  // With the upper limit no product below overflows.
+  // The upper limit 2^31 - 1 prevents overflow: a product of two such numbers fits into i64.
   const auto positive = [](Pair p) {
     return p.h >= 1 && p.w >= 1 && p.h <= kMostPixels && p.w <= kMostPixels;
   };
@@ -81,7 +81,8 @@ MemoryFormat layout(const Pool2dShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
-// A tensor like the input, or like the output: 3-d if the input was.
+// like_input() creates a tensor with the shape of the pooling's input, and like_output() one with the shape
+// of its output. `ndim` is 3 if the input has no batch dimension.
 Tensor like_input(const Pool2dShape& s, int ndim, const TensorOptions& options) {
   return ndim == 3 ? empty({s.c, s.h, s.w}, options) : empty({s.n, s.c, s.h, s.w}, options, layout(s));
 }

@@ -1,4 +1,5 @@
-// Sums, means, variances, logsumexp and norms. autograd/ops/reduce_max.cpp has the reductions that pick an element.
+// Sums, means, variances, logsumexp and norms. autograd/ops/reduce_max.cpp has the reductions that pick an
+// element.
 #include "tapestry/autograd/ops/reduce.h"
 
 #include <algorithm>
@@ -49,7 +50,7 @@ Reduced::Reduced(const Op& op, const Tensor& x, const Dims& dims, bool keepdim) 
           "; name each dimension once");
     mask |= 1u << d;
   }
-  mask = dims.empty() ? all : mask & all;  // a 0-d tensor has a dimension 0 in name only
+  mask = dims.empty() ? all : mask & all;  // a 0-d tensor accepts dimension 0, but has no size to reduce
   for (int i = 0; i < x.dim(); ++i) {
     const bool gone = mask >> i & 1;
     if (gone) count *= x.sizes()[i];

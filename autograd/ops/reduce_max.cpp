@@ -94,7 +94,7 @@ Tensor autograd::divided_among(const Tensor& g, const Tensor& hits, const Reduce
   for (int i = 0; i < hits.dim(); ++i)
     if (r.mask >> i & 1) dims.push_back(i);
   if (dims.empty()) return g;
-  // f16 cannot count beyond 2048.
+  // Ties are counted in f32, because f16 cannot represent all integers above 2048.
   return div(g.to(accumulation_dtype(g.dtype())), sum(hits, dims, true)).to(g.dtype());
 }
 

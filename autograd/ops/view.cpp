@@ -319,7 +319,8 @@ Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> star
   const std::int64_t span = std::max<std::int64_t>(last - first, 0);
   return part_of(
       kSlice, x,
-      // A step that is never taken must not overflow the stride.
+      // A step beyond the end is never taken. It is replaced by 1, because multiplied by the stride it could
+      // overflow.
       {.dim = d, .start = first, .length = span / step + (span % step != 0), .step = step < span ? step : 1});
 }
 Tensor Tensor::slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end,

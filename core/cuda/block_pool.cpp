@@ -30,17 +30,17 @@ std::string in_words(std::size_t bytes) {
 
 }  // namespace
 
-// A part of a segment. It is live, free, or waiting for streams.
+// A block is a part of a segment. It is in use (live), or free, or freed but still used by other streams.
 struct BlockPool::Block {
   Segment* segment;
   char* data;
   std::size_t bytes;
   std::size_t asked = 0;
   bool free = false;
-  Block *before = nullptr, *after = nullptr;  // neighbouring blocks of the segment
-  std::vector<StreamId> users = {};           // streams other than the segment's
-  std::size_t awaited = 0;                    // number of marks in waiting_
-  FreeBlocks::node_type when_free = {};       // nodes for free_blocks() and live_, kept while unused
+  Block *before = nullptr, *after = nullptr;  // the adjacent blocks in the segment
+  std::vector<StreamId> users = {};           // streams that use the block besides the segment's own stream
+  std::size_t awaited = 0;               // number of events in waiting_ that must be reached before reuse
+  FreeBlocks::node_type when_free = {};  // container nodes, kept to avoid allocations
   LiveBlocks::node_type when_live = {};
 };
 
@@ -103,8 +103,8 @@ void BlockPool::deallocate(void* data) noexcept {
     block->users.clear();
     if (block->awaited == 0) put_free(block);
   } catch (...) {
-    // The driver has failed or has shut down at program exit, so it is unknown when the block is free. The
-    // block is never reused.
+    // The CUDA driver has failed, or has shut down because the program ends. Nobody can then tell when the
+    // GPU has finished with the block, so the block is never reused.
     ++block->awaited;
   }
 }
@@ -191,7 +191,7 @@ void BlockPool::make_live(Block* block) {
   }
 }
 
-// A block that fills a new segment.
+// Allocates a new segment. Returns a block that fills it.
 BlockPool::Block* BlockPool::new_segment(std::size_t bytes, StreamId stream) {
   const bool small = bytes <= kSmall;
   const std::size_t alone = round_up(bytes, kLargeGranule);

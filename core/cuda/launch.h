@@ -1,6 +1,7 @@
 #pragma once
-// What kernels/cuda/launch.cuh, which launches kernels, needs of the library. Launches are compiled into
-// other modules too, so only numbers and strings cross this interface, no types of CUDA.
+// Functions of the library that kernels/cuda/launch.cuh calls to launch kernels. That header is compiled into
+// other modules (programs, shared libraries) too, so only numbers and strings cross this interface, no types
+// of CUDA.
 
 namespace tapestry::cuda {
 
@@ -11,8 +12,8 @@ bool sync_launches();
 /// Remembers for this thread that `stream`, which the library made, belongs to `gpu`. A slot calls it before
 /// its kernel.
 void note_stream(const void* stream, int gpu);
-/// The GPU of `stream` if this thread noted `stream` last, and the library has destroyed no stream since
-/// then; else -1. Makes no call to CUDA.
+/// Returns the GPU of `stream` if this thread's last note_stream() was for `stream`, and the library has
+/// destroyed no stream since then. Returns -1 otherwise. Makes no call to CUDA.
 int noted_gpu(const void* stream);
 
 /// Throws OutOfMemoryError if `code` is cudaErrorMemoryAllocation, else CudaError. `name` and `text` are

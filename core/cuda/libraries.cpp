@@ -50,8 +50,8 @@ std::vector<std::string> split(const std::string& list) {
   return entries;
 }
 
-/// The entries of a folder whose names begin with `prefix`, the greatest name first; none if it cannot be
-/// read.
+/// Returns the entries of a folder whose names begin with `prefix`, in descending order of name. Returns none
+/// if the folder cannot be read.
 std::vector<fs::path> entries(const fs::path& folder, const std::string& prefix = {}) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -66,7 +66,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-/// The file that the dynamic loader took for `handle`.
+/// Returns the path of the file from which dlopen() loaded `handle`.
 std::string file_of(void* handle) {
   link_map* map = nullptr;
   if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || !map->l_name) return {};
@@ -75,7 +75,7 @@ std::string file_of(void* handle) {
   return error ? map->l_name : real.string();
 }
 
-/// Folder of the shared library, or of the program, that this function is in.
+/// Returns the folder of the shared library (or program) that contains this function.
 std::string own_folder() {
   static const char here = 0;
   Dl_info info;
@@ -85,13 +85,14 @@ std::string own_folder() {
   return error ? std::string() : file.parent_path().string();
 }
 
-/// Goes through the places and keeps the first reason to refuse a file.
+/// Tries files until one can be used. Remembers why the first unsuitable file was refused, for the error
+/// message.
 class Search {
  public:
   explicit Search(const LibrarySpec& spec) : spec_(spec) {}
 
-  /// True if dlopen(file, flags) gave a library that can be used. `must` makes it an error if the file cannot
-  /// be opened.
+  /// Calls dlopen(file, flags). Returns true if the file is a usable library. If `must` is set, a file that
+  /// dlopen() cannot open counts as refused, with a reason.
   bool open(const std::string& file, bool must, int flags = 0) {
     void* const handle = dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL | flags);
     if (!handle) {
@@ -223,7 +224,8 @@ std::vector<std::string> python_site_packages() {
     std::error_code error;
     const fs::path real = fs::canonical(program, error);
     if (error) continue;
-    add_prefix(fs::path(folder).parent_path());  // of a virtual environment, whose python3 is a link
+    // In a virtual environment python3 is a symlink. The environment and the real Python are both searched.
+    add_prefix(fs::path(folder).parent_path());
     add_prefix(real.parent_path().parent_path());
     break;
   }

@@ -82,8 +82,9 @@ void use_any_gpu(int gpu) {
   if (chosen < 0) use_gpu(gpu);
 }
 
-// For calls that release an object. CUDA finds the object's GPU itself, so f is called even if the GPU cannot
-// be chosen. Errors are dropped: the driver has failed then, and the object goes with the process.
+// Calls f, which releases a CUDA object. CUDA finds the object's GPU itself, so f is called even if the GPU
+// cannot be selected. Errors are dropped: they mean that the driver has failed, and then the object is freed
+// when the process ends.
 template <class F>
 void release_on(int gpu, F f) noexcept {
   try {
@@ -94,7 +95,8 @@ void release_on(int gpu, F f) noexcept {
   static_cast<void>(cudaGetLastError());
 }
 
-// Returns true for success and false for `no`, the one error that is an answer. Throws for all other errors.
+// Returns true if the call succeeded and false if it returned the error `no`, such as cudaErrorNotReady.
+// Throws for all other errors.
 bool succeeded_or(cudaError_t no, cudaError_t error, const char* call,
                   const SourceLocation& where = SourceLocation::current()) {
   if (error == no) {

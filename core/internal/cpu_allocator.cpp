@@ -115,7 +115,7 @@ static_assert(class_of(0) == 0 && class_of(64) == 0 && class_of(65) == 1 && clas
 static_assert(class_of(513) == 8 && class_bytes(8) == 576 && class_of(1024) == 15 && class_of(1025) == 16);
 static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMaxBytes) == kClasses - 1);
 
-// Threads cache blocks of up to this size, and this many blocks per class.
+// A thread caches only blocks of up to kSmallBytes, and at most this many of each size class.
 constexpr std::size_t kSmallBytes = 32 * 1024;
 constexpr int kSmallClasses = class_of(kSmallBytes) + 1;
 constexpr auto kCachedBlocks = [] {
@@ -302,8 +302,8 @@ class CachingAllocator final : public Allocator {
 
   MemoryStats stats(Device device) const override { return pools_[device.index].counters.stats(); }
   void reset_peak(Device device) override { pools_[device.index].counters.reset_peak(); }
-  // The caches of other threads keep their blocks: per thread and small size class, at most 64 blocks and 256
-  // KiB.
+  // Empties the pools and the calling thread's cache. It cannot empty the caches of other threads. Each of
+  // them keeps at most 64 blocks and 256 KiB per small size class.
   void empty_cache() override {
     for (int d = 0; d < kMaxDevices; ++d) {
       if (caches && caches != kClosed) flush(*caches, d);

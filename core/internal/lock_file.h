@@ -18,7 +18,7 @@ LockState try_lock(int fd) noexcept;
 
 /// Opens a regular file for reading and writing. Never follows a symbolic link in the last component of
 /// `path`, never waits for a FIFO, and refuses a file with a second hard link: in a folder that others can
-/// write to, each of these could be a trap that leads to a file elsewhere. Does not truncate. If `create` is
+/// write to, each of these can lead to a file elsewhere. Does not truncate. If `create` is
 /// true, a missing file is created with mode 0666 and the umask. Returns the descriptor, which is
 /// close-on-exec, or -1 with the reason in `problem`.
 int open_regular_file(const std::string& path, bool create, std::string& problem);

@@ -37,22 +37,24 @@ class Backend {
   /// Throws DistributedError if enqueued work has failed or was aborted. May be called by any thread.
   virtual void poll() {}
 
-  /// In place; the same bits on every rank.
+  /// Reduces `data` over all ranks, in place. All ranks get the same bits.
   virtual void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, Deadline deadline) = 0;
-  /// In place. The result is at the root; on other ranks `data` is unspecified afterwards.
+  /// Reduces `data` over all ranks, in place at the root. On other ranks `data` is unspecified afterwards.
   virtual void reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, int root,
                       Deadline deadline) = 0;
-  /// `in` has size() * count elements, and `out` has count. They do not overlap.
+  /// Reduces `in`, which has size() blocks of `count` elements, over all ranks. `out` receives the block of
+  /// this rank. `in` and `out` must not overlap.
   virtual void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, ReduceOp op,
                               Deadline deadline) = 0;
   virtual void broadcast(void* data, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// `out` receives size() * bytes, in order of rank.
+  /// Copies the `bytes` bytes of every rank to `out` on all ranks, in order of rank.
   virtual void all_gather(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
-  /// `out` is null except at the root.
+  /// Like all_gather(), but only the root receives the bytes. `out` is null on other ranks.
   virtual void gather(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// `in` is null except at the root.
+  /// Copies block i of the root's `in` to `out` of rank i. A block has `bytes` bytes. `in` is null on other
+  /// ranks.
   virtual void scatter(const void* in, void* out, std::size_t bytes, int root, Deadline deadline) = 0;
-  /// Block i of `in` goes to rank i, and becomes block rank() of its `out`. A block has `bytes` bytes.
+  /// Sends block i of `in` to rank i, and receives block i of `out` from rank i. A block has `bytes` bytes.
   virtual void all_to_all(const void* in, void* out, std::size_t bytes, Deadline deadline) = 0;
   virtual void barrier(Deadline deadline) = 0;
   /// Point-to-point messages. Several threads may call at once, also during a collective, if their peers or

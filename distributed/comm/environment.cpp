@@ -59,8 +59,8 @@ bool agent_owns_port() {
   return text == "True" || text == "true" || text == "1";
 }
 
-/// A port that all ranks of a job compute alike, and that other jobs on this host are unlikely to use. It is
-/// below the range of ephemeral ports.
+/// Computes a port from the identity of the job. All ranks of the job get the same port, and other jobs on
+/// this host probably get another one. The port is below the range of ephemeral ports.
 int port_of(std::string_view job) { return static_cast<int>(20000 + fnv1a(job) % 9000); }
 
 void read_variables(Environment& e) {
@@ -72,8 +72,8 @@ void read_variables(Environment& e) {
   const auto address = variable("MASTER_ADDR");
   const auto local_size = number("LOCAL_WORLD_SIZE", 1, kMostRanks);
   const auto local_rank = number("LOCAL_RANK", 0, kMostRanks);
-  // If the variables were set by hand without LOCAL_*, all ranks are on one host, or each is on its own host
-  // as in Kubernetes.
+  // LOCAL_WORLD_SIZE may be missing if a user set the variables. Then all ranks are on one host if there is
+  // no address or a loopback address. Otherwise each rank is on its own host, as in Kubernetes.
   const bool one_host = !address || is_loopback(*address);
   check(local_size || one_host || !local_rank, "[environment] LOCAL_RANK is ", local_rank.value_or(0),
         " and LOCAL_WORLD_SIZE is not set; set it to the number of ranks on this host");
@@ -108,7 +108,7 @@ std::optional<std::string_view> slurm_step() {
 /// on the fourth.
 struct TaskCounts {
   int nodes = 0, tasks = 0;
-  int here = 0;  // on the node that was asked for; 0 if there is no such node
+  int here = 0;  // the tasks on node number `node`; 0 if there is no such node
 
   TaskCounts(const char* name, std::string_view text, int node) {
     std::string_view rest = text;
@@ -148,9 +148,8 @@ void read_slurm(Environment& e, std::string_view step) {
     const auto text = variable(name);
     if (!text || e.local_world_size > 0) continue;
     const TaskCounts counts(name, *text, node);
-    if (counts.tasks == e.world_size)
-      e.local_world_size =
-          counts.here;  // otherwise the variable describes the whole job instead of this step
+    // If the counts do not add up to the world size, the variable describes the whole job and not this step.
+    if (counts.tasks == e.world_size) e.local_world_size = counts.here;
   }
   if (e.local_world_size == 0)
     e.local_world_size = number("SLURM_NTASKS_PER_NODE", 1, kMostRanks).value_or(0);

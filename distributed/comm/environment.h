@@ -22,7 +22,8 @@ struct Environment {
   /// connect.
   bool store_is_running = false;
   std::string secret;  ///< TAPESTRY_SECRET, or empty
-  /// "tapestry-run", "torchrun", "mpirun", "srun", "variables" (set by hand), or "none" (a world of one rank)
+  /// The launcher that set the variables: "tapestry-run", "torchrun", "mpirun", "srun", "variables" (set by
+  /// hand), or "none" (a world of one rank).
   std::string launcher = "none";
   int restart = 0;       ///< how often the launcher has restarted this job
   int max_restarts = 0;  ///< how often the launcher restarts this job at most

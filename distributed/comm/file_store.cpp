@@ -175,7 +175,8 @@ class FileStore final : public Store {
   std::string str() const override { return "file " + path_; }
 
  private:
-  /// Holds the exclusive lock, after all earlier changes have been read.
+  /// A change of the store. It holds the exclusive lock while it exists. The constructor reads all earlier
+  /// changes.
   struct Change {
     FileStore& store;
     const std::lock_guard<std::mutex> lock;

@@ -57,12 +57,13 @@ Place place_of(const Environment& e) {
         e.launcher == "srun"
             ? " (export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1))"
             : "");
-  // All ranks are on this host, so loopback needs no name lookup, and other hosts cannot connect.
+  // If all ranks are on this host, the store uses the loopback address: no name has to be looked up, and
+  // other hosts cannot connect.
   if (!e.store_is_running && e.local_world_size == e.world_size) return {"127.0.0.1", e.master_port};
   return {e.master_addr, e.master_port};
 }
 
-/// "host:port", "[::1]:port"
+/// Parses an address such as "host:port" or "[::1]:port".
 Place place_of(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   Place place{std::string(text.substr(0, colon)), 0};
@@ -101,15 +102,15 @@ std::shared_ptr<Store> open_store(const InitOptions& options, const Environment&
   if (method == kEnv) return connect(e, place_of(e), timeout);
   if (method.starts_with(kTcp)) {
     Environment own = e;
-    own.store_is_running = false;  // the launcher's store is at another address
+    own.store_is_running = false;  // a store that the launcher runs is at another address
     return connect(own, place_of(method.substr(kTcp.size())), timeout);
   }
   return file_store(std::string(method.substr(kFile.size())));
 }
 
 /// Counts the groups that this process has joined. The count is part of the store's keys, so that successive
-/// groups do not share keys. All ranks join together, so their counts are equal. One process may run several
-/// ranks, which are counted apart.
+/// groups do not share keys. All ranks join together, so their counts are equal. If one process runs several
+/// ranks, each rank has a count of its own.
 class Joined {
  public:
   int operator[](int rank) {

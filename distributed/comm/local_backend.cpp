@@ -143,8 +143,8 @@ class Room {
       await_others(lock, me, round, deadline);
     }
     if (busy_ == 0) return;
-    // From here on, ranks only copy and never wait, so all of them finish. No rank leaves while another one
-    // reads its buffers.
+    // From here on, ranks only copy and never wait for one another, so all of them finish. Each rank waits at
+    // the end until all have finished, because they read one another's buffers.
     lock.unlock();
     do_part(calls_, rank);
     lock.lock();
@@ -192,7 +192,8 @@ class Room {
     changed_.notify_all();
   }
 
-  // The shared state of a sub-group. The nth call of each member with the same ranks returns the same object.
+  // Returns the shared state of a sub-group. The nth call of each member with the same ranks returns the same
+  // object.
   std::shared_ptr<Room> part(int rank, const std::vector<int>& ranks) {
     const std::lock_guard lock(mutex_);
     check<DistributedError>(why_.empty(), why_);
@@ -224,8 +225,8 @@ class Room {
       }
   }
 
-  // Returns when all ranks have come. Throws otherwise; the other ranks then do not access this rank's
-  // buffers.
+  // Waits until all ranks have made this call. If it throws, the other ranks do not access this rank's
+  // buffers afterwards.
   void await_others(Lock& lock, std::size_t me, std::uint64_t round, Deadline deadline) {
     int missing = -1;
     const auto somebody_left = [&] {
@@ -239,7 +240,8 @@ class Room {
     here_[me] = Place::gave_up;
     check<DistributedError>(why_.empty(), why_);
     if (awake) check_here(missing);
-    std::string absent;  // the absent ranks are not told, because each rank has its own deadline
+    std::string
+        absent;  // this rank's timeout does not fail the others, because each rank has its own deadline
     for (std::size_t r = 0; r < here_.size(); ++r)
       if (here_[r] == Place::away) absent += (absent.empty() ? "" : ", ") + std::to_string(r);
     fail<TimeoutError>("[local] rank ", absent, " did not come before the deadline");

@@ -60,14 +60,15 @@ ncclRedOp_t nccl_op(ReduceOp op, DType dtype) {
   return dtype == DType::boolean ? ncclMin : ncclProd;  // "and"
 }
 
-/// Part `i` of `data`.
+/// Returns the address of block i of `data`, whose blocks have `bytes` bytes.
 template <class T>
 auto part(T* data, int i, std::size_t bytes) {
   using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
   return static_cast<Byte*>(data) + static_cast<std::size_t>(i) * bytes;
 }
 
-/// Makes the calls that f(add) passes to add() in one group.
+/// Runs f(add) between ncclGroupStart() and ncclGroupEnd(). f must pass the result of each of its NCCL calls
+/// to add(). Returns the first error.
 template <class F>
 ncclResult_t grouped(const NcclFunctions& nccl, F f) {
   const ncclResult_t start = nccl.ncclGroupStart();
@@ -76,7 +77,8 @@ ncclResult_t grouped(const NcclFunctions& nccl, F f) {
   f([&](ncclResult_t result) {
     if (first == ncclSuccess && result != ncclInProgress) first = result;
   });
-  const ncclResult_t end = nccl.ncclGroupEnd();  // also after a failure: the group would stay open
+  const ncclResult_t end =
+      nccl.ncclGroupEnd();  // called after a failed call too, because the group would otherwise stay open
   return first == ncclSuccess ? end : first;
 }
 
@@ -205,9 +207,9 @@ class NcclBackend final : public Backend {
     return all;
   }
 
-  // The communicator of the messages of one sender, receiver and tag, which is made with the first message.
-  // On a communicator of all ranks a message would wait for the collectives before it. The sender is its rank
-  // 0.
+  // Returns the communicator for messages from `from` to `to` with this tag. The first message creates it. It
+  // has two ranks, and the sender is its rank 0. On the communicator of all ranks, a message would wait for
+  // earlier collectives.
   Communicator& channel(int from, int to, std::uint32_t tag, Deadline deadline) {
     const std::tuple key(from, to, tag);
     {
@@ -222,7 +224,7 @@ class NcclBackend final : public Backend {
       const std::lock_guard lock(mutex_);
       channels_[key] = made;
     }
-    comm_.poll();  // an abort() before the insertion has not seen the new communicator
+    comm_.poll();  // throws if abort() was called before the insertion and so missed the new communicator
     return *made;
   }
 
@@ -233,7 +235,7 @@ class NcclBackend final : public Backend {
   const std::shared_ptr<AbortFlag> aborted_ = std::make_shared<AbortFlag>();
   Communicator comm_;
   const Tensor token_;  // the data of barriers
-  std::mutex mutex_;    // of channels_
+  std::mutex mutex_;    // guards channels_
   std::map<std::tuple<int, int, std::uint32_t>, std::shared_ptr<Communicator>>
       channels_;  // by sender, receiver, tag
 };

@@ -57,7 +57,7 @@ struct Member {
   const std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   Diagnosis diagnosis;
   std::mutex order;                        // makes numbering and queueing of a call one atomic step
-  int open = 0;                            // the number of groups; guarded by `order`
+  int open = 0;                            // the number of groups that exist; guarded by `order`
   std::map<int, ExclusiveStream> streams;  // by the index of their CUDA device; guarded by `order`
   Fifo fifo;
   // Waits for the GPU's part of each call. Null if the transport uses host memory.
@@ -78,19 +78,22 @@ struct Core {
   std::shared_ptr<Store> store;
   GroupOptions options;
   std::string name;
-  std::vector<int> ranks;      // numbers in the world
+  std::vector<int> ranks;      // the ranks of the group, as numbered in the world
   bool part_of_world = false;  // true for a sub-group
 
-  // Guarded by member->order.
+  // member->order guards the members from here to `channels`.
   std::uint64_t sequence = 0, groups = 0;
   std::shared_ptr<Work::State> last;
   struct Channel {
-    std::optional<ExclusiveStream> stream;  // outlives the thread of `fifo`, which uses it
+    // `stream` is declared before `fifo`, because it must outlive the thread of `fifo`.
+    std::optional<ExclusiveStream> stream;
     std::unique_ptr<Fifo> fifo;
     std::uint64_t sequence = 0;
   };
   std::map<std::tuple<int, Op, std::uint32_t>, Channel> channels;  // by peer, direction and tag
-  std::uint64_t forgotten = 0;                                     // used by the thread of `completions` only
+  // `forgotten` is the last call that was erased from the store. It is used by the thread of `completions`
+  // only.
+  std::uint64_t forgotten = 0;
 
   bool compares() const { return *options.check && backend->size() > 1; }
 
@@ -107,8 +110,9 @@ struct Core {
     text.resize(kCallText);
     backend->all_gather(text.data(), texts.data(), kCallText, deadline);
     try {
-      backend->barrier(
-          deadline);  // all ranks have all texts now, so a rank that leaves may close its connections
+      // After an error a rank may leave, which closes its connections. The barrier makes sure that all ranks
+      // have received all texts before.
+      backend->barrier(deadline);
     } catch (const DistributedError&) {
     }
     std::vector<std::string> calls;
@@ -118,9 +122,9 @@ struct Core {
 
   bool on_gpu() const { return backend->device().is_cuda(); }
 
-  // The rank that comes first stores its call, and the others compare theirs with it. No rank waits for
-  // another, so the host stays ahead of the GPU. Throws Mismatch on the ranks whose call differs; they abort
-  // the others.
+  // Compares the calls of the ranks through the store. The first rank to arrive stores its call, and the
+  // others compare their calls with it. No rank waits for another, so the host stays ahead of the GPU. Throws
+  // Mismatch on the ranks whose call differs. Their failure aborts the other ranks.
   void agree_in_store(const CollectiveRecord& record) {
     const Descriptor mine(record);
     const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
@@ -137,8 +141,8 @@ struct Core {
   }
   static std::string call_key(std::uint64_t sequence) { return "call/" + std::to_string(sequence); }
 
-  // A collective that needs all ranks' data is done when all ranks have come. By then all have compared their
-  // earlier calls, which are erased.
+  // Erases the stored calls up to this one, which is done. If the collective needs the data of all ranks, all
+  // ranks have compared this call and all earlier ones by then.
   void forget_calls(const CollectiveRecord& record) {
     const bool all_came = record.op == Op::all_reduce || record.op == Op::all_gather ||
                           record.op == Op::reduce_scatter || record.op == Op::all_to_all;
@@ -146,8 +150,8 @@ struct Core {
     while (forgotten < record.sequence) store->erase(call_key(++forgotten));
   }
 
-  // A header says what a message holds. Groups over GPUs send it through the store, and only if they compare
-  // calls.
+  // True if each message is preceded by a header with its dtype and shape. Groups over GPUs send headers
+  // through the store, and only if they compare calls.
   bool sends_headers() const { return !on_gpu() || compares(); }
   std::string header_key(int from, int to, std::uint32_t tag, std::uint64_t sequence) const {
     return concat({"message/", from, "-", to, "/", tag, "/", sequence});
@@ -172,8 +176,8 @@ struct Core {
     return came;
   }
 
-  // Runs `body` as one recorded call, and finishes `state` in any case. If the call enqueued work on a GPU,
-  // `completions` waits for the GPU and finishes `state` again.
+  // Runs `body` as the recorded call `record`, and calls state->finish() whether it succeeds or fails. If the
+  // call enqueued work on a GPU, `completions` waits for the GPU and calls state->finish() again.
   void perform(const CollectiveRecord& record, std::uint64_t ticket,
                const std::shared_ptr<Work::State>& state, Body& body, const std::shared_ptr<Core>& self) {
     const auto start = Clock::now();
@@ -184,8 +188,8 @@ struct Core {
       failure = attempt(record, body, start);
     }
     if (!failure && state->device && on_gpu() && member->fifo.is_current()) {
-      // Posted before state->finish(), because the waiting thread may then stop `completions`. The task holds
-      // the tensors until the GPU has finished with them.
+      // The task is posted before state->finish(), because the thread that waits for `state` may then stop
+      // `completions`. The task keeps the tensors alive until the GPU has finished with them.
       member->completions->post([self, record, ticket, state, start, body = std::move(body)]() mutable {
         std::shared_ptr<const Failure> late = self->attempt(
             record,
@@ -226,8 +230,8 @@ struct Core {
       return fail(false, true, e.what());
     } catch (const TimeoutError& e) {
       return fail(true, false, e.what());
-    } catch (const std::exception& e) {  // an error after the deadline counts as a timeout: other ranks close
-                                         // their connections then
+    } catch (const std::exception& e) {
+      // An error after the deadline counts as a timeout, because other ranks close their connections then.
       return fail(Clock::now() >= start + options.timeout, false, e.what());
     }
   }
@@ -241,8 +245,8 @@ class Group final : public ProcessGroup {
     member().diagnosis.watch(core_->backend);
   }
 
-  // Waits for the calls in flight. The last group of the rank tells the other ranks that it leaves, before
-  // its transport is closed.
+  // Waits for the calls in flight. The rank's last group also tells the other ranks that this rank leaves,
+  // before it closes its transport.
   ~Group() override {
     std::shared_ptr<Work::State> last;
     bool last_group;
@@ -346,7 +350,7 @@ class Group final : public ProcessGroup {
     return Work(std::move(state));
   }
 
-  // Runs `body` on the stream of `work`, which it begins and ends.
+  // Returns a function that runs `body` on the stream of `work`, between work->begin() and work->end().
   static Body beside(const std::shared_ptr<DeviceWork>& work, Body body) {
     return [work, body = std::move(body)](const CollectiveRecord& record, Deadline deadline) {
       const StreamGuard guard(work->stream());
@@ -363,7 +367,8 @@ class Group final : public ProcessGroup {
         describe(call, name, site),
         [core = core_.get(), call](const CollectiveRecord& record, Deadline deadline) {
           if (core->compares()) core->agree(record, deadline);
-          // The comparison over the transport is itself a barrier. The comparison in the store is not.
+          // A comparison over the transport already synchronizes the ranks as a barrier does. A comparison in
+          // the store does not.
           if (call.op != Op::barrier || !core->compares() || core->on_gpu())
             run_collective(call, *core->backend, deadline);
         },
@@ -417,8 +422,8 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
     if (!channel.stream || !(channel.stream->stream().device() == device))
       channel.stream.emplace(device, true);
     state->device = std::make_shared<DeviceWork>(*channel.stream);
-    // The thread of the channel waits for the GPU too. A message has no other work behind it that could be
-    // delayed.
+    // The thread of the channel itself waits for the GPU. This delays only later messages of the same
+    // channel.
     body = [core = core_.get(), work = state->device, body = beside(state->device, std::move(body))](
                const CollectiveRecord& message, Deadline deadline) {
       body(message, deadline);

@@ -47,7 +47,7 @@ class Work {
   /// DistributedError, whose text has a table of where all ranks are. The wait is bounded by the group's
   /// timeout.
   void wait() const;
-  /// As above, but throws TimeoutError after `timeout`. The collective continues.
+  /// Like wait(), but throws TimeoutError after `timeout`. The collective then continues.
   void wait(Milliseconds timeout) const;
   /// True if wait() would return at once and, on a CUDA device, the GPU has finished.
   bool done() const;
@@ -84,28 +84,32 @@ class ProcessGroup {
   /// A store shared by this group's ranks, for small and rare data.
   virtual Store& store() = 0;
 
-  /// In place, with the same bits on every rank. `mean` needs a floating dtype, otherwise TypeError.
+  /// Reduces `tensor` over all ranks, in place. All ranks get the same bits. `mean` of a dtype that is not
+  /// floating throws TypeError.
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, std::string_view name = {},
                           Site site = Site::current()) = 0;
-  /// In place, from `root` to all ranks.
+  /// Copies the `tensor` of `root` to the tensors of all other ranks.
   virtual Work broadcast(const Tensor& tensor, int root = 0, std::string_view name = {},
                          Site site = Site::current()) = 0;
-  /// In place at the root. The tensors of other ranks do not change.
+  /// Reduces `tensor` over all ranks, in place at the root. The tensors of other ranks do not change.
   virtual Work reduce(const Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::sum,
                       std::string_view name = {}, Site site = Site::current()) = 0;
   /// `output` has size() times as many elements as `input`, and receives the inputs in order of rank.
   virtual Work all_gather(const Tensor& output, const Tensor& input, std::string_view name = {},
                           Site site = Site::current()) = 0;
-  /// `input` has size() times as many elements as `output`, which receives this rank's part of the reduction.
+  /// Reduces `input`, which has size() times as many elements as `output`, over all ranks. `output` receives
+  /// this rank's part of the result.
   virtual Work reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
                               std::string_view name = {}, Site site = Site::current()) = 0;
-  /// `output` is as in all_gather. It is used at the root only.
+  /// Like all_gather(), but only `root` receives the inputs. Other ranks ignore `output`.
   virtual Work gather(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
                       Site site = Site::current()) = 0;
-  /// `input` has size() times as many elements as `output`. It is used at the root only.
+  /// Sends part i of the root's `input`, which has size() times as many elements as `output`, to the `output`
+  /// of rank i. Other ranks ignore `input`.
   virtual Work scatter(const Tensor& output, const Tensor& input, int root = 0, std::string_view name = {},
                        Site site = Site::current()) = 0;
-  /// Both tensors have size() equal parts. Part i of `input` goes to rank i.
+  /// Sends part i of `input` to rank i, and receives part i of `output` from rank i. Both tensors have size()
+  /// equal parts.
   virtual Work all_to_all(const Tensor& output, const Tensor& input, std::string_view name = {},
                           Site site = Site::current()) = 0;
   virtual Work barrier(std::string_view name = {}, Site site = Site::current()) = 0;

@@ -35,7 +35,7 @@ struct CollectiveRecord {
   std::string group;           ///< "world", or the name of a sub-group
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
-  int peer = -1;  ///< root or peer
+  int peer = -1;  ///< the root of the collective, or the peer of the message
   DType dtype = DType::u8;
   Shape shape;
   std::string name;  ///< the name of the bucket or parameter, or the caller's `name`

@@ -19,7 +19,8 @@ template <class T>
 using Computed =
     std::conditional_t<is_half<T>, float, std::conditional_t<std::is_floating_point_v<T>, T, std::uint64_t>>;
 
-// The pragma is correct because `out` is either exactly x or y, or does not overlap them.
+// The pragmas tell the compiler that the iterations are independent. This is correct because `out` is either
+// exactly x or y, or overlaps neither.
 template <class T, class F>
 void combine(T* out, const T* x, const T* y, std::int64_t count, F f) {
 #ifdef __clang__
@@ -30,7 +31,7 @@ void combine(T* out, const T* x, const T* y, std::int64_t count, F f) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = f(x[i], y[i]);
 }
 
-// The values of several ranks, from one element on.
+// The values of several ranks, each from the same byte offset on.
 struct Values {
   const void* const* of;
   std::size_t offset;  // in bytes
@@ -41,7 +42,8 @@ struct Values {
   }
 };
 
-// One pass per value after the first. The last pass may also divide.
+// Combines the values of all ranks in order of rank, one value per pass. The last pass calls `last`, which
+// may also divide for a mean.
 template <class T, class F, class Last>
 void fold(void* out, const Values& values, int size, std::int64_t count, F f, Last last) {
   T* const o = static_cast<T*>(out);
@@ -143,9 +145,9 @@ void reduce_in_order(void* out, const void* const* values, int size, std::int64_
   const std::size_t width = dtype_size(dtype), bytes = static_cast<std::size_t>(count) * width;
   if (bytes == 0) return;
   if (size == 1) return void(std::memmove(out, values[0], bytes));
-  // Works in pieces that stay in the L1 cache while all values are added. If `out` is one of the later
-  // values, a piece is combined in a buffer first, because writing to `out` would overwrite that value before
-  // it is read.
+  // The reduction proceeds in pieces that stay in the L1 cache while the values of all ranks are added. If
+  // `out` is one of the later values, each piece is reduced in a buffer first: writing to `out` would
+  // overwrite that value before it is read.
   constexpr std::size_t kPiece = 8 << 10;
   alignas(64) std::byte apart[kPiece];
   const bool read_later = std::find(values + std::min(2, size), values + size, out) != values + size;

@@ -35,7 +35,8 @@ void Work::State::wait_until(Deadline deadline, Milliseconds asked) const {
   check<DistributedError>(done || std::this_thread::get_id() != progress->thread, "[wait] ", what,
                           " runs on the thread that waits for it; do not call wait() in a task of enqueue()");
   while (!done) {
-    // Each call ahead in the queue ends within the timeout, so a queue without progress for longer is stuck.
+    // Each earlier call in the queue ends within its timeout. So the queue is stuck if no call began or ended
+    // for longer than that.
     const Clock::time_point last{Clock::duration(progress->last.load(std::memory_order_relaxed))};
     const Deadline stuck = last + timeout + kGrace;
     const Deadline until = std::min(deadline, stuck);

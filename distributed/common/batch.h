@@ -73,9 +73,9 @@ std::vector<std::vector<Tensor>> split_tensors(const TensorList& batch, std::spa
 /// tensor's dtype or number of dimensions.
 std::vector<Tensor> gather_tensors(const std::vector<std::vector<Tensor>>& chunks, Device device);
 
-/// The gradient, on `device`, of a tensor that was split into `chunks`. Gradients of chunks are concatenated.
-/// They are summed instead if every chunk got the `whole` tensor. Undefined gradients count as zeros; the
-/// result is undefined if all are undefined.
+/// Returns, on `device`, the gradient of a tensor that was split into `chunks`. The gradients of the chunks
+/// are concatenated. If every chunk got the `whole` tensor, they are summed instead. Undefined gradients
+/// count as zeros; the result is undefined if all are undefined.
 Tensor join_gradients(const std::vector<Tensor>& gradients, const std::vector<Tensor>& chunks, bool whole,
                       Device device);
 

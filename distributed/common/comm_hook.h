@@ -24,7 +24,7 @@ struct GradBucket {
   int count = 0;                        ///< the number of buckets
   std::string name;                     ///< for the flight recorder: "bucket 1 (fc.weight, fc.bias)"
   std::vector<std::string> parameters;  ///< in the order of the elements
-  /// One-dimensional: this rank's gradients, not yet divided by the number of ranks. The hook overwrites them
+  /// This rank's gradients in one dimension, not yet divided by the number of ranks. The hook overwrites them
   /// with the mean. Each parameter begins at a multiple of 64 bytes; the gaps are zero.
   Tensor gradients;
 };

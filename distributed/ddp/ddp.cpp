@@ -155,7 +155,7 @@ struct DdpBase::State {
   nn::Module& model;
   std::shared_ptr<ProcessGroup> group;
   bool broadcast_buffers;
-  NamedTensors parameters;  // of the model when it was wrapped
+  NamedTensors parameters;  // the parameters of the model when it was wrapped
   std::vector<bool> trained;
   std::unique_ptr<Reducer> reducer;
 

@@ -27,7 +27,7 @@ namespace tapestry::distributed {
 struct DdpOptions {
   /// The ranks that train together. Required.
   std::shared_ptr<ProcessGroup> process_group = {};
-  /// Checked only: unlike in PyTorch these two options do not move anything, and the model stays where
+  /// These two options are only checked. Unlike in PyTorch they do not move anything: the model stays where
   /// `model.to(device)` put it. If `device_ids` is not empty, every parameter must be on one of these
   /// devices, and `output_device`, if given, must be one of them. A model on several devices needs neither
   /// option.
@@ -75,8 +75,8 @@ class DdpBase {
   /// Collective: broadcasts rank 0's buffers. Call it before an evaluation that is divided among ranks,
   /// because the last forward changed the running statistics of each rank differently.
   void sync_buffers();
-  /// Replaces the averaging of buckets. Call it on all ranks, between passes. An empty hook restores the
-  /// default.
+  /// Sets a communication hook, which replaces the averaging of buckets. Call it on all ranks, between
+  /// passes. An empty hook restores the default.
   void set_comm_hook(CommHook hook);
   /// The times of the last pass that averaged gradients.
   DdpReport report() const;

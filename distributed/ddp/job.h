@@ -46,7 +46,7 @@ class DistributedCheckpointer {
 
  private:
   std::shared_ptr<ProcessGroup> group_;
-  std::unique_ptr<nn::Checkpointer> files_;  // on rank 0
+  std::unique_ptr<nn::Checkpointer> files_;  // null except on rank 0
 };
 
 }  // namespace tapestry::distributed

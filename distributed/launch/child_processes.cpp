@@ -20,7 +20,8 @@ std::vector<std::string> this_program(const std::vector<std::string>& arguments)
   return command;
 }
 
-// The child must not take itself for a rank of a job, even if this program was started as one.
+// Returns the environment of the child, without the variables that would make it a rank of the job to which
+// this process may belong.
 Variables environment_of(const Child& child) {
   Variables variables = this_environment();
   for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",

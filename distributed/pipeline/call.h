@@ -27,7 +27,7 @@ struct Signature<R (C::*)(A...) const noexcept(n)> : Signature<R (*)(A...)> {};
 
 template <class F>
 struct ParametersOf {
-  using type = std::tuple<>;  // Overloaded, or a template: its parameter types are unknown.
+  using type = std::tuple<>;  // An overloaded function or a template has no known parameter types.
 };
 template <class F>
 requires requires { typename Signature<F>::Parameters; }
@@ -49,7 +49,7 @@ requires requires { &M::forward; }
 struct ParametersOf<ModuleCall<M>>
     : std::type_identity<typename Signature<decltype(&M::forward)>::Parameters> {};
 
-/// All but the last `n` types of a tuple.
+/// Removes the last `n` types of a tuple. The result is void if the tuple has no more than `n`.
 template <class Tuple, std::size_t n>
 struct Leading {
   using type = void;
@@ -61,13 +61,13 @@ requires(sizeof...(T) > n) struct Leading<std::tuple<T...>, n> {
   using type = decltype(first(std::make_index_sequence<sizeof...(T) - n>()));
 };
 
-/// True if fn(tensor, ... as many as I, rest...) is possible.
+/// True if fn can be called with sizeof...(I) tensors followed by `rest`.
 template <class F, class... Rest, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return std::is_invocable_v<const F&, decltype((void(I), std::declval<const Tensor&>()))..., const Rest&...>;
 }
 
-/// True if fn(parts of Tuple..., rest...) is possible.
+/// True if fn can be called with values of the types in Tuple, followed by `rest`.
 template <class F, class Tuple, class... Rest>
 inline constexpr bool takes_parts = false;
 template <class F, class... Parts, class... Rest>

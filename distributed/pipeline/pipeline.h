@@ -133,18 +133,20 @@ class Pipeline {
   Tensor operator()(const Inputs&... inputs) {
     return the_only(outputs(inputs...));
   }
-  /// The same for a last stage that returns several tensors. Outputs without dimensions become a vector with
-  /// one element per micro-batch.
+  /// Like operator(), but for a last stage that returns several tensors. Outputs without dimensions become a
+  /// vector with one element per micro-batch.
   template <class... Inputs>
   std::vector<Tensor> outputs(const Inputs&... inputs) {
     return evaluate(tensors_in(std::tie(inputs...)));
   }
 
-  /// The parameters of all stages, each slot once. Over ranks: of this rank's stage.
+  /// Returns the parameters of all stages, each slot once. Over ranks, it returns only those of this rank's
+  /// stage.
   std::vector<nn::Parameter> parameters() const;
-  /// Parameters and persistent buffers of all stages with their names in the unsplit model (Stage::named), so
-  /// that the unsplit model can load them. The tensors share memory with the modules. Over ranks: of this
-  /// rank's stage. Throws ValueError if two tensors have the same name.
+  /// Returns the parameters and persistent buffers of all stages with their names in the unsplit model
+  /// (Stage::named), so that the unsplit model can load them. Over ranks, it returns only those of this
+  /// rank's stage. The tensors share memory with the modules. Throws ValueError if two tensors have the same
+  /// name.
   nn::StateDict state_dict() const;
   /// Over ranks, collective: returns the state of all stages on rank 0, in host memory, and an empty dict on
   /// other ranks. In one process it equals state_dict(). To save the model:

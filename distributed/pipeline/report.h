@@ -8,7 +8,8 @@
 
 namespace tapestry::distributed {
 
-/// One stage. Seconds are times of its device. On a GPU they are measured with events.
+/// The times, bytes and memory of one stage. Seconds are times of its device; on a GPU they are measured with
+/// events.
 struct StageReport {
   std::string name;  ///< the type of its module
   Device device;

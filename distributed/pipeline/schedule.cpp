@@ -131,7 +131,8 @@ class Simulator {
   [[noreturn]] void fail_stuck(std::size_t s) const {
     const Action a = actions_[s][next_[s]];
     const auto m = static_cast<std::size_t>(a.micro_batch);
-    // The missing action: the same one of a neighbour, or the one that precedes it in this stage.
+    // `missing` is the action for which stage s waits: the same action of a neighbouring stage, or the action
+    // of this stage that must come before it.
     Action missing = a;
     std::size_t of = a.kind == Kind::forward ? s - 1 : s;
     if (a.kind == Kind::weights) missing.kind = Kind::backward;
@@ -185,7 +186,8 @@ std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages,
     for (int m = 0; m < ahead; ++m) mine.push_back({Kind::forward, m});
     for (int m = 0; m < micro_batches; ++m) {
       mine.push_back({Kind::backward, m});
-      // Stage s postpones the weights of s micro-batches, so that earlier stages get their gradients sooner.
+      // Stage s runs the weight gradients of a micro-batch s micro-batches later, so that earlier stages get
+      // their gradients sooner.
       if (splits && m >= s) mine.push_back({Kind::weights, m - s});
       if (m + ahead < micro_batches) mine.push_back({Kind::forward, m + ahead});
     }

@@ -21,13 +21,14 @@ class Stage {
  public:
   using Modules = std::vector<std::reference_wrapper<nn::Module>>;
 
-  /// Any module whose forward takes tensors.
+  /// Makes a stage from a module whose forward takes tensors.
   template <std::derived_from<nn::Module> M>
   Stage(M& module, Device on) : Stage(tensor_call::ModuleCall<M>{&module}, on, {module}) {}
-  /// Modules that are called one after another, with one tensor each. Throws ValueError if the list is empty.
+  /// Makes a stage from modules that are called one after another, with one tensor each. Throws ValueError if
+  /// the list is empty.
   Stage(Modules modules, Device on);
-  /// Any function of tensors, with the modules whose parameters it uses:
-  ///   {[&](const Tensor& x, const Tensor& mask) { return net.forward({x, mask}, 2); }, "cpu:1", {net}}
+  /// Makes a stage from any function of tensors. The list has the modules whose parameters the function uses:
+  ///     {[&](const Tensor& x, const Tensor& mask) { return net.forward({x, mask}, 2); }, "cpu:1", {net}}
   template <class F>
   requires(!std::derived_from<F, nn::Module> && !std::convertible_to<F, Modules>)
       Stage(F function, Device on, Modules modules = {})

@@ -6,10 +6,10 @@
 namespace tapestry::distributed::planner {
 
 /// A quantity as a function of the number of samples, from measured points. Between two points it is
-/// interpolated linearly. Beyond the last point it continues the line through the last two points if that
-/// line rises, otherwise it stays constant; below the first point the same holds for the first two, and the
-/// result is never negative unless the first point is. A curve with one point is constant. An empty curve is
-/// 0.
+/// interpolated linearly. Beyond the last point, it continues the line through the last two points if that
+/// line rises, otherwise it stays constant. Below the first point, it does the same with the line through the
+/// first two points. The result is never negative unless the first point is. A curve with one point is
+/// constant. An empty curve is 0.
 class Curve {
  public:
   Curve() = default;

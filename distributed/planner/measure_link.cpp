@@ -37,7 +37,8 @@ double median_of(int times, const std::function<double()>& measure) {
 
 Tensor bytes_on(Device device, std::int64_t bytes) { return zeros({bytes / 4}, device); }
 
-// One rank per device, with the backend that DataParallel uses: NCCL if every device is a separate GPU.
+// Returns the backends of one rank per device. They are those that DataParallel uses: NCCL if every device is
+// a separate GPU, otherwise the local backend.
 std::vector<std::shared_ptr<Backend>> backends_of(const std::vector<Device>& devices) {
   std::set<int> gpus;
   for (const Device d : devices)
@@ -54,7 +55,7 @@ std::vector<std::shared_ptr<Backend>> backends_of(const std::vector<Device>& dev
   return backends;
 }
 
-// Fits a cost to task(bytes), which returns seconds, for several sizes up to the largest.
+// Fits a TransferCost to the seconds that task(bytes) returns for several sizes up to `largest`.
 TransferCost measure_cost(std::int64_t largest, const std::function<double(std::int64_t)>& task) {
   std::vector<std::pair<double, double>> points;
   for (std::int64_t bytes = largest; bytes >= kSmallest; bytes /= 8) {
@@ -146,7 +147,8 @@ AllReduce measure_all_reduce(ProcessGroup& group, ProfiledModel& model, const Tr
   };
   pass(false);
   std::vector<double> after_step_s, delays_s, overlapped_s;
-  for (int i = 0; i < options.passes; ++i) {  // in turn, so that all see the same state of the machine
+  // Each pass takes all measurements in turn, so that all see the same state of the machine.
+  for (int i = 0; i < options.passes; ++i) {
     const double without = pass(false);
     group.barrier().wait();
     after_step_s.push_back(seconds_of([&] { buckets.average_all(); }));
@@ -157,8 +159,8 @@ AllReduce measure_all_reduce(ProcessGroup& group, ProfiledModel& model, const Tr
   result.contention = measure_contention(group, model, buckets, samples,
                                          options.passes * passes_of(samples, setup.batch_size));
   const auto count = static_cast<double>(model.count()), bytes = static_cast<double>(model.parameter_bytes());
-  // Gradients that backward has just computed cannot be faster to average than zeros that are in caches. If
-  // the measurement says so, it is noise.
+  // Gradients that backward has just computed cannot be faster to average than zeros that are in caches. A
+  // measurement that says so is noise, so the larger cost is taken.
   const TransferCost after =
       cost_with_latency(isolated.latency_s, count, bytes, median(std::move(after_step_s)));
   const TransferCost all_reduce = {isolated.latency_s, std::max(isolated.s_per_byte, after.s_per_byte)};

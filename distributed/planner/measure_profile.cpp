@@ -30,10 +30,10 @@ void on_worker_of(ProfiledModel& model, const std::function<void()>& task) {
   });
 }
 
-// Returns, per size, the mean time of each span such as "forward 3" while one device trains alone. A
-// measurement is the mean over as many passes as process the whole batch, because a step also waits for its
-// slow passes. The result is the median of the measurements. Sizes take turns, and all are measured for the
-// same time, so that all see the same state of the machine.
+// Returns for each batch size the time of each span, such as "forward 3", while one device trains alone. One
+// measurement is the mean over as many passes as process the whole batch. It is not the median, because slow
+// passes slow down real training too. The result is the median of several measurements. The sizes take turns
+// and are measured for the same time, so that all see the same state of the machine.
 std::vector<std::map<std::string, double>> measure_times(ProfiledModel& model,
                                                          const std::vector<std::int64_t>& sizes,
                                                          const MeasureOptions& options) {
@@ -65,8 +65,8 @@ std::vector<std::map<std::string, double>> measure_times(ProfiledModel& model,
   return medians;
 }
 
-// Per block: the time of a backward that adds to existing gradients, minus the time of the backward before
-// it, which has no existing gradients.
+// Returns for each block how much longer a backward takes that adds to existing gradients than one without
+// existing gradients.
 std::vector<double> measure_accumulation(ProfiledModel& model, std::int64_t n,
                                          const MeasureOptions& options) {
   const auto passes = [&](int count) {
@@ -94,8 +94,8 @@ std::vector<double> measure_accumulation(ProfiledModel& model, std::int64_t n,
   return longer;
 }
 
-// Per block: the time of copying its gradients into their buckets. Blocks are copied in turn, so that a model
-// larger than the caches is not served from them.
+// Returns for each block the time of copying its gradients into their buckets. Each pass copies all blocks,
+// so that the caches hold no gradients of a model that is larger than the caches.
 std::vector<double> measure_bucket_copies(const ProfiledModel& model, const MeasureOptions& options) {
   const NoGradGuard no_grad;
   std::vector<std::vector<Tensor>> buckets(model.count()), gradients(model.count());
@@ -170,11 +170,11 @@ std::vector<BlockBytes> measure_bytes(ProfiledModel& model, std::int64_t n) {
 // A backward that is split in two as in Schedule::zero_bubble.
 struct SplitBackward {
   double input_grad_s = 0, weight_grad_s = 0;
-  double freed_bytes = 0;  // by the input-gradient pass
+  double freed_bytes = 0;  // the bytes that the input-gradient pass frees
 };
 
-// Runs one step, per block with a separate graph. The weight-gradient passes of all blocks run after the
-// input-gradient passes of all blocks, as in a schedule that defers them.
+// Runs one step in which each block has a separate graph. The weight-gradient passes of all blocks run after
+// the input-gradient passes of all blocks, as in a schedule that defers them.
 std::vector<SplitBackward> run_split_backward(const ProfiledModel& model, std::int64_t n,
                                               bool keep_gradients) {
   const std::size_t count = model.count();

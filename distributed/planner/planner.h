@@ -60,11 +60,11 @@ std::vector<Device> devices_of(const TrainingSetup& setup);
 
 struct MeasureOptions {
   int warmup = 2;
-  /// Passes with the whole batch; their median counts. Smaller batches are measured with more passes, for the
-  /// same total time.
+  /// The number of passes with the whole batch, of which the median counts. Smaller batches are measured with
+  /// more passes, for the same total time.
   int passes = 7;
-  /// Further numbers of devices that simulate_devices will be asked for: their batch per device is measured
-  /// too.
+  /// Further numbers of devices for which simulate_devices() will be called. The batch per device of each is
+  /// measured too.
   std::vector<int> simulated_devices = {};
 };
 
@@ -85,14 +85,15 @@ AllReduce measure_all_reduce(ProcessGroup& group, const Model& model, const Trai
 
 // ---- predicting ----
 
-/// The number of consecutive items in each of `parts` parts, such that the largest sum of costs is minimal.
-/// Every part has at least one item. If several splits are optimal, the first parts get the fewest items.
-/// Throws ValueError if there are fewer items than parts or if a cost is negative or not finite.
+/// Splits items with these costs into `parts` consecutive parts such that the largest sum of costs of a part
+/// is minimal. Returns the number of items in each part. Every part has at least one item. If several splits
+/// are optimal, the first parts get the fewest items. Throws ValueError if there are fewer items than parts
+/// or if a cost is negative or not finite.
 std::vector<int> balanced_split(const std::vector<double>& costs, int parts);
 /// A split of the profiled blocks over setup.devices, balanced by the time of a micro-batch.
 std::vector<int> balanced_split(const Profile& profile, const TrainingSetup& setup);
 
-/// Where the time of a step goes, in seconds: means over the devices, which add up to the step time.
+/// The parts of the time of a step, in seconds. They are means over the devices and add up to the step time.
 struct StepBreakdown {
   double forward_s = 0, backward_s = 0;
   double exposed_comm_s = 0;  ///< communicating, or waiting for communication, without computing
@@ -147,9 +148,9 @@ std::optional<Prediction> predict(const std::string& mode, const Profile& profil
 std::optional<Prediction> simulate_devices(const std::string& mode, const Profile& profile, const Link& link,
                                            const TrainingSetup& setup, int devices);
 
-/// The measured link with another latency (seconds) or bandwidth (bytes per second) per message. A value that
-/// is not given stays as measured. If either is given, the link no longer slows down computing. The cost of
-/// the addition itself in `add` stays.
+/// Returns the measured link with another latency (seconds) or bandwidth (bytes per second) per message. A
+/// value that is not given stays as measured. If either is given, the link no longer slows down computing. In
+/// the cost of `add`, the addition itself keeps its measured time.
 Link link_with(const Link& measured, std::optional<double> latency_s, std::optional<double> bandwidth);
 
 }  // namespace tapestry::distributed::planner

@@ -23,10 +23,11 @@ struct BlockProfile {
   Curve output_bytes;
   Curve forward_extra_bytes;   ///< forward's peak above the memory that it leaves allocated
   Curve backward_extra_bytes;  ///< backward's peak above the memory that is allocated when it begins
-  /// The costs of a micro-batch if backward is split in two as in zero-bubble schedules: the pass that
-  /// computes input gradients, the pass that computes weight gradients, and the latter if it adds to existing
-  /// gradients. `deferred_bytes` stay allocated between the two passes. All four are 0 for the first block,
-  /// which needs no input gradients and so runs its whole backward as one pass.
+  /// The costs of a micro-batch if backward is split in two passes as in zero-bubble schedules. The first
+  /// pass computes input gradients in `input_grad_s`. The second pass computes weight gradients in
+  /// `weight_grad_s`, or in `weight_grad_accumulate_s` if it adds to existing gradients. `deferred_bytes`
+  /// stay allocated between the two passes. All four are 0 for the first block, which needs no input
+  /// gradients and so runs its whole backward as one pass.
   double input_grad_s = 0, weight_grad_s = 0, weight_grad_accumulate_s = 0, deferred_bytes = 0;
 
   std::int64_t all_parameter_bytes() const;
@@ -70,12 +71,12 @@ struct Profile {
 
 /// The costs of averaging gradients over all devices.
 struct AllReduce {
-  TransferCost message;  ///< of one message of the ring, see ring_time
-  /// If the all-reduce overlaps backward: the factor by which the all-reduce takes longer, and the fraction
-  /// of its duration by which backward is delayed. They are 1 and 0 if copy engines or a network card move
-  /// the data, and larger if the cores that compute also communicate.
+  TransferCost message;  ///< the cost of one message of the ring, see ring_time
+  /// An all-reduce that overlaps backward takes `overlap_slowdown` times as long, and delays backward by the
+  /// fraction `compute_stall` of its duration. They are 1 and 0 if copy engines or a network card move the
+  /// data, and larger if the cores that compute also communicate.
   double overlap_slowdown = 1, compute_stall = 0;
-  Contention contention;  ///< in steps that copy gradients into buckets
+  Contention contention;  ///< the contention in steps that copy gradients into buckets
 };
 
 /// The costs of communication between devices.
@@ -83,8 +84,8 @@ struct Link {
   TransferCost copy;       ///< copying a freshly computed tensor to another device
   TransferCost broadcast;  ///< copying one parameter after a step, when large parameters are not in caches
   TransferCost add;        ///< copying one gradient after backward and adding it to another
-  /// In steps that broadcast parameters before forward and add gradients after backward, and in which only
-  /// the first device runs the optimizer.
+  /// The contention under Strategy::master, in steps that broadcast parameters before forward and add
+  /// gradients after backward. Only the first device runs the optimizer.
   Contention master_contention;
   AllReduce local;  ///< between threads of one process
   AllReduce ranks;  ///< between processes

@@ -5,7 +5,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Convolution by lowering to matrix products (Chellapilla, Puri and Simard 2006).
+/// Convolution by im2col, which lowers it to matrix products (Chellapilla, Puri and Simard 2006).
 template <class T>
 struct Im2col {
   static void forward(const LaunchContext& context, const Conv2dShape& s, const T* x, const T* weight,

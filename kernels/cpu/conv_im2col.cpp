@@ -21,7 +21,8 @@ struct Group {
       : c(s.c / s.groups), k(s.k / s.groups), window(c * s.r * s.s), pixels(s.p * s.q) {}
 };
 
-// The range [begin, end) of outputs q for which one window column falls inside the input.
+// For one column of the window: the range [begin, end) of output columns q at which that window column lies
+// inside the image.
 struct Range {
   std::int64_t begin, end;
   Range(std::int64_t in, std::int64_t out, std::int64_t stride, std::int64_t shift) {
@@ -30,9 +31,9 @@ struct Range {
   }
 };
 
-// Visits the windows of one row-major image piece by piece. Calls f(col, at, begin, end): output q of the
-// piece has cols index col + q and x index at + q stride_w, and only the outputs in [begin, end) fall inside
-// the image.
+// Enumerates the copies between a row-major image x and `cols`. Calls f(col, at, begin, end) for each window
+// element and output row: output q uses cols[col + q] and x[at + q stride_w]. Only for q in [begin, end) does
+// the element lie inside the image.
 template <class F>
 void each_row_major(const Conv2dShape& s, const Group& g, F&& f) {
   for (std::int64_t c = 0; c < g.c; ++c)
@@ -72,11 +73,11 @@ void raise_row_major(const Conv2dShape& s, const Group& g, const T* cols, T* dx)
   });
 }
 
-// Visits the windows of a channels-last image piece by piece. Calls f(index in cols, index in x, length). The
-// index in x is -1 outside the image.
+// Enumerates the copies between a channels-last image x and `cols`, in runs of contiguous elements. Calls
+// f(index in cols, index in x, length) for each run. The index in x is -1 for a run in the padding.
 template <class F>
 void each_channels_last(const Conv2dShape& s, const Group& g, F&& f) {
-  // Without dilation and groups, a row of a window is contiguous.
+  // Without dilation and groups, a row of a window is contiguous in x.
   const bool rows = s.dilation_w == 1 && s.groups == 1;
   std::int64_t col = 0;
   for (std::int64_t p = 0; p < s.p; ++p)
@@ -267,8 +268,9 @@ void Im2col<T>::backward_weight(const LaunchContext& context, const Conv2dShape&
   if (dbias) sum_bias(s, dy, dbias);
   if (!dweight) return;
   const std::int64_t size = s.k * g.window;
-  // Each part of the batch has its own weight gradient. They are added in order. A large weight gradient
-  // exists only once, and all threads work on it together.
+  // Each thread sums the weight gradient of its part of the batch, and then the parts are added in order. If
+  // the weight is large, there is only one part, which saves memory, and all threads work on each matrix
+  // product.
   const int threads = size <= 65536 && s.n > 1 ? compute_threads() : 1;
   const Partition parts(s.n, 1, threads);
   const Scratch<T> partial(context.device, std::max(parts.count, 1) * size);

@@ -51,7 +51,8 @@ dnnl::stream& stream() {
   return s;
 }
 
-// An argument of a primitive: our layout, the primitive's layout, and the reorder between the two.
+// An argument of a oneDNN primitive: its layout in our tensor, the layout that the primitive prefers, and the
+// reorder between the two.
 struct Operand {
   int arg;
   bool output;
@@ -75,7 +76,7 @@ struct Plan {
     std::unordered_map<int, memory> args;
     std::vector<Scratch<char>> scratch;
     scratch.reserve(operands.size());
-    // oneDNN's memory has no const form. It only reads the inputs.
+    // dnnl::memory takes only pointers to non-const data. oneDNN does not write to the inputs.
     const auto our_memory = [&](std::size_t i) {
       return memory(operands[i].ours, engine(), const_cast<void*>(data.begin()[i]));
     };
@@ -182,7 +183,7 @@ Plan make_plan(const Key& key) {
 // Returns the plan from this thread's cache, or creates it. Returns null if oneDNN does not support the
 // convolution.
 const Plan* plan_for(const Conv2dShape& shape, Pass pass, bool bias) {
-  // An endless sequence of new shapes, such as another batch size in each step, must not fill the memory.
+  // Limits the cache, because a program may use new shapes forever, such as another batch size in each step.
   constexpr std::size_t kMostPlans = 512;
   thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
   Key key{shape, pass, bias, compute_threads()};

@@ -45,10 +45,10 @@ struct Reader<T> {
   }
 };
 
-// `ivdep` is true because an element that is written is never read later under another index: by the
-// contract, the output is the same array as an input or does not overlap it. A function call in the loop
-// would prevent vectorisation. `flatten` is needed because g++ stops inlining by itself in a file with many
-// kernels.
+// `#pragma GCC ivdep` promises that no element is read after it was written through another index. This holds
+// because, by the contract, the output is the same array as an input or does not overlap it. `flatten`
+// inlines f, since a function call in the loop would prevent vectorisation; g++ stops inlining by itself in a
+// file with many kernels.
 template <class Out, class F, class... In>
 [[gnu::flatten]] inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
 #ifdef __clang__

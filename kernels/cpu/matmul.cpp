@@ -106,7 +106,7 @@ void product(GemmArgs g) {
     return;
   }
   if (g.bias) {
-    // Accumulation starts from the bias, which saves another pass over C.
+    // The product is accumulated onto the bias, which saves another pass over C.
     if (g.accumulate) add_bias<T>(g);
     else fill_rows<T>(g);
     g.accumulate = true;
@@ -122,7 +122,7 @@ const float* widen(const T* x, float* y, std::int64_t rows, std::int64_t cols, M
                [=, from = plain ? s.row : s.col](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) to_float(x + i * from, y + i * length, length);
                });
-  // Columns of length 1 are adjacent now, so they form a row.
+  // The copy y is dense, so columns of length 1 form one contiguous row.
   if (plain || length == 1) s = {std::max<std::int64_t>(cols, 1), 1};
   else s = {1, std::max<std::int64_t>(rows, 1)};
   return y;

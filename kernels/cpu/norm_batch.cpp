@@ -215,7 +215,7 @@ void backward_kernel(const LaunchContext& context, const BatchNormBackwardArgs& 
     if (dbias) dbias[c] = T(sums[c]);
     slope[c] = inv_std[c] * (weight ? load(weight[c]) : C(1));
     if (!a.training) continue;
-    // In this order no product underflows.
+    // The products are taken in this order because inv_std * inv_std alone may underflow.
     centred[c] = slope[c] * (inv_std[c] * (inv_std[c] * (sums[s.c + c] / count)));
     offset[c] = slope[c] * (sums[c] / count);
   }

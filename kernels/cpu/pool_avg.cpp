@@ -1,5 +1,5 @@
-// Average pooling, with fixed or adaptive windows. In both cases an output averages a range of rows and a
-// range of columns, and has a divisor.
+// Average pooling, with fixed or adaptive windows. Both kinds share the kernels: an output is the sum over a
+// range of rows and columns, divided by a divisor.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-// The windows along one axis.
+// The windows along one axis: the elements [begin, end) of each, and its factor of the divisor.
 struct Side {
   struct Window {
     std::int64_t begin, end, divisor;

@@ -18,7 +18,7 @@ struct Element {
   std::int32_t place;
 };
 
-// The place that marks a window without elements: -1, converted to I.
+// The place that is stored for a window without elements: -1, converted to I.
 template <class I>
 constexpr I kNowhere = static_cast<I>(-1);
 
@@ -65,8 +65,9 @@ void search_line(const T* x, std::int64_t step, const std::vector<Element>& wind
   }
 }
 
-// Adjacent outputs of a row whose windows have the same columns inside the image. They share one list of
-// elements: the window of the next output is shifted by stride_w pixels.
+// A run of adjacent outputs of one row that share a list of window elements, because none of their windows
+// loses columns at the image's border. The window of each next output is shifted by stride_w pixels. An
+// output at the border is a segment of its own.
 struct Segment {
   std::int64_t q, count;
   std::vector<Element> window;  // the window of output q; a pixel has `pixel` elements
@@ -151,16 +152,16 @@ void backward_row_major(const Pool2dShape& s, const T* dy, const I* places, Comp
   });
 }
 
-// Each pixel of a window adds dy in the channels in which it was the maximum. The inner loop over channels
-// has no branch.
+// For each output pixel, adds dy to dx at every pixel of its window, in the channels in which that pixel was
+// the maximum. The inner loop over channels has no branch.
 template <class T, class I>
 void backward_channels_last(const Pool2dShape& s, const T* dy, const I* places, Compute<T>* dx) {
   using C = Compute<T>;
   const bool covers = s.stride_h == s.kernel_h && s.stride_w == s.kernel_w && s.dilation_h == 1 &&
                       s.dilation_w == 1 && s.padding_h == 0 && s.padding_w == 0 && s.p * s.stride_h == s.h &&
                       s.q * s.stride_w == s.w;
-  // Windows of different output rows may overlap in the input, so a thread processes whole images. If windows
-  // tile the input (`covers`), a thread processes output rows.
+  // Windows of different output rows may overlap in the input, so threads divide the batch by images. If the
+  // windows tile the input without overlap (`covers`), threads divide it by output rows.
   const std::int64_t rows = covers ? s.n * s.p : s.n, per = covers ? 1 : s.p;
   parallel_for(rows, grain_of(per * s.q * s.c * s.kernel_h * s.kernel_w),
                [&](std::int64_t begin, std::int64_t end) {

@@ -16,7 +16,8 @@ struct Best {
     else return largest ? Limits::lowest() : Limits::max();
   }
   Lane step(Lane lane, Lane x, Lane) const { return fold(lane, x); }
-  // If b is NaN, it is selected. If a is NaN, it stays, because no comparison with NaN is true.
+  // Keeps NaN: the condition is true if b is NaN, and false if only a is NaN, because no comparison with NaN
+  // is true.
   Lane fold(Lane a, Lane b) const { return ((largest ? b > a : b < a) | (b != b)) ? b : a; }
   Total begin() const { return start(); }
   Total merge(Total total, Lane lane) const { return fold(total, lane); }

@@ -24,7 +24,7 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Writes results in the dtype of the output. It is T, or f32 if T is a 16-bit float.
+/// Writes results in the dtype of the output, which is T, or f32 if T is a 16-bit float.
 template <class T>
 class ReductionWriter {
  public:
@@ -47,7 +47,7 @@ namespace reduction {
 
 inline constexpr std::int64_t kDepth = 32;        // elements that a lane accumulates before it is merged
 inline constexpr std::int64_t kTile = 256;        // columns that are reduced at the same time
-inline constexpr std::int64_t kElements = 16384;  // per block
+inline constexpr std::int64_t kElements = 16384;  // elements per block
 inline constexpr std::int64_t kEnoughTasks = 32;  // with fewer tasks, each task is divided into blocks
 
 inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* sizes,
@@ -61,9 +61,9 @@ inline std::int64_t offset_of(std::int64_t index, int ndim, const std::int64_t* 
   return offset + index * strides[0];
 }
 
-/// Divides the reduced dimensions into blocks of about kElements elements. A run is a line of elements along
-/// the last reduced dimension. A block is a piece of one long run, or a group of several short runs. `width`
-/// is the number of elements per step of a run.
+/// Divides the elements that one output reduces into blocks of about kElements. A run is a line of elements
+/// along the last reduced dimension. A block is a piece of one long run, or a group of several short runs.
+/// `width` is the number of adjacent outputs that are reduced at the same time.
 struct Blocks {
   std::int64_t run, runs, pieces, piece, group, count;
 
@@ -76,7 +76,7 @@ struct Blocks {
     group = pieces == 1 ? std::max<std::int64_t>(steps / std::max<std::int64_t>(run, 1), 1) : 1;
     count = (runs * pieces + group - 1) / group;
   }
-  /// Calls f(offset, length) for the pieces of runs in blocks [begin, end).
+  /// Visits blocks [begin, end). Calls f(offset, length) for each piece of a run in them.
   template <class F>
   void each(const Reduction& r, std::int64_t begin, std::int64_t end, const F& f) const {
     const std::int64_t stride = r.reduced_strides[r.reduced_ndim - 1];

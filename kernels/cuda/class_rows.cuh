@@ -72,7 +72,7 @@ struct RowShape {
   int parts = 0, part = 0;  // SplitRow: parts per row, and classes per part (the last may have fewer)
 };
 
-/// Packs of 16 bytes in a batch of about kClasses classes.
+/// The number of 16-byte packs in a batch of about kClasses classes.
 template <int kClasses, class T>
 inline constexpr int kPacksOf = std::max(1, kClasses / static_cast<int>(16 / sizeof(T)));
 
@@ -172,7 +172,8 @@ struct StridedRows {
     for (int first = static_cast<int>(threadIdx.y); first < s.n; first += kColumnThreads * 4)
       f(StridedBatch<4>{first, kColumnThreads, s.n, s.inner});
   }
-  /// May be called only once: the shared array is not protected by a second barrier.
+  /// Merges the States of the threads that share a row. A kernel may call it only once, because the shared
+  /// array is not protected by a second barrier.
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
     SHARED(typename Op::State, parts, [kColumnThreads][32]);

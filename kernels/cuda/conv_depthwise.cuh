@@ -13,7 +13,7 @@ namespace tapestry::kernels::cuda::conv {
 
 inline constexpr int kDepthwiseThreads = 128, kSumsThreads = 256;
 
-/// What depthwise() needs beside a GatherPlan. The weight is packed as (tap, channel of y).
+/// Kernel parameters of depthwise() beside the GatherPlan. The weight is packed as (tap, channel of y).
 struct DepthwisePlan {
   Divisor channels;    // packs of channels of `out`
   Divisor strips;      // threads that share the pixels of an image
@@ -134,8 +134,8 @@ inline void launch_depthwise(GatherClasses g, const Conv2dShape& s, bool gradien
 
 // ---- sums over pixels
 
-/// The array dy that channel_sums() reduces. Pixels of an image are contiguous; in channels-last tensors,
-/// images are too.
+/// Describes dy, which channel_sums() reduces to sums per channel. In both layouts, consecutive pixels of an
+/// image are equally far apart. In channels-last tensors this also holds across images.
 struct ChannelSums {
   const float* dy;
   unsigned pixels, channels;  // pixels of all images
@@ -143,7 +143,8 @@ struct ChannelSums {
   ImageStrides strides;
 };
 
-/// The term dy, for dbias. kSums is the number of accumulators in registers.
+/// For the gradient of a bias, channel_sums() adds the terms dy. kSums is the number of accumulators in
+/// registers.
 struct BiasTerm {
   static constexpr int kSums = 1;
   unsigned sums = 1;
@@ -156,7 +157,8 @@ struct BiasTerm {
   };
 };
 
-/// The term dy x, for the gradient of a depthwise weight: 9 taps per pass.
+/// For the gradient of a depthwise weight, channel_sums() adds the products dy x, for 9 taps of the window
+/// per pass.
 struct DepthwiseTerm {
   static constexpr int kSums = 9;
   unsigned sums;  // taps
@@ -178,7 +180,7 @@ struct DepthwiseTerm {
         const std::int64_t z = (tap - a * t.window_w.value) * t.dilation_w - t.padding_w;
         h[i] = tap < t.sums ? static_cast<unsigned>(y) : 0;
         w[i] = tap < t.sums ? static_cast<unsigned>(z) : 0;
-        at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // for taps past the end the sum is not stored
+        at[i] = tap < t.sums ? y * t.in.h + z * t.in.w : 0;  // sums of taps past the end are not stored
       }
     }
     __device__ void add(const DepthwiseTerm& t, const ChannelSums& p, float dy, unsigned pixel,
@@ -196,8 +198,10 @@ struct DepthwiseTerm {
   };
 };
 
-/// Block (32, 8), grid (channels, groups of sums, parts). Channels-last: a block covers 32 channels by 8
-/// pixels. Row-major: one channel by 256 pixels. The output `parts` is (part, channel, sum).
+/// Computes the sums of each channel (`term.sums` of them, such as one per tap of the window) over one part
+/// of the pixels. Block (32, 8). In channels-last tensors a block takes 32 channels, and 8 pixels per step;
+/// in row-major tensors it takes one channel, and 256 pixels per step. Grid: (blocks needed for all channels,
+/// groups of Term::kSums sums, parts). The output `parts` is (part, channel, sum).
 template <bool channels_last, class Term>
 __global__ void __launch_bounds__(kSumsThreads) channel_sums(ChannelSums p, Term term, float* parts) {
   SHARED(float, sums, [8][32]);
@@ -246,7 +250,7 @@ void launch_channel_sums(const Conv2dShape& s, const float* dy, Term term, float
   const std::int64_t groups = ceil_div(term.sums, Term::kSums);
   std::int64_t launches = 0;
   for_images(s.n, image, tuning.max_pixels, [&](std::int64_t, std::int64_t) { ++launches; });
-  // At most 8 blocks per SM, and at least 8 pixels per thread.
+  // The number of parts is limited to at most 8 blocks per SM and at least 8 pixels per thread.
   const std::int64_t most = ceil_div(8 * kMultiprocessors, across * groups);
   const std::int64_t count =
       tuning.parts

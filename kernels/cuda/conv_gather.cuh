@@ -117,7 +117,8 @@ class PixelQuads {
   unsigned channel_, tap_, inside_;
 };
 
-/// Offset and coordinates of one k index (tap and channel), relative to a pixel's first tap.
+/// The offset and the coordinates of the input element that one k index (tap and channel) selects, relative
+/// to a pixel's first tap.
 struct alignas(16) DepthEntry {
   std::int64_t at;
   unsigned h, w;
@@ -163,7 +164,8 @@ class PixelSingles {
   static constexpr int kCount = kDepth * kLines / kThreads / kPixels;
   static_assert(kCount * kPixels * kThreads == kDepth * kLines);
   __device__ static unsigned own_k() { return threadIdx.x / kLines * kCount; }
-  /// Writes the entries of the step at k_ into the buffer that no thread has read since the last barrier.
+  /// Writes the entries of the k step that begins at k_. They go into the buffer that all threads had
+  /// finished reading at the last barrier.
   __device__ void look_up() {
     if (threadIdx.x >= kDepth) return;
     const unsigned k = k_ + threadIdx.x;
@@ -182,8 +184,8 @@ class PixelSingles {
   unsigned row_[kPixels], col_[kPixels], k_;
 };
 
-/// Epilogue of one thread's sums. `line` is the thread's first line in the group. `bias` (or null) and `out`
-/// point to the group's first channel.
+/// The epilogue: writes one thread's sums, with bias and ReLU, to the output. `line` is the thread's first
+/// line in the group. `bias` (or null) and `out` point to the group's first channel.
 template <class Tile>
 __device__ __forceinline__ void store_pixels(const GatherPlan& p, const PixelClass& c, const GatherLaunch& l,
                                              const float (&sum)[Tile::kThreadRows][Tile::kThreadCols],
@@ -233,8 +235,8 @@ struct GatherBlock {
   unsigned group, first_pixel, first_line;
 };
 
-/// Grid (pixel tiles x groups x line tiles, classes, k splits). Consecutive blocks share their pixels, and
-/// find the weight in L2.
+/// The gather kernel: computes `out`, or the partial sums of each k split. Grid (pixel tiles x groups x line
+/// tiles, classes, k splits). Consecutive blocks share their pixels, and find the weight in L2.
 template <class Tile, template <int, int> class Pixels, template <int, int> class Weight>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_gather(GatherPlan p, GatherLaunch l, const float* in, const float* weight, const float* bias,
@@ -274,8 +276,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 struct GatherCall {
   const float *in, *weight, *bias;  // bias may be null
   float* out;
-  bool relu, quads;  // quads: PixelQuads loads `in`
-  bool lines;        // DenseLines loads `weight`
+  bool relu, quads;  // quads: the loader PixelQuads loads `in`
+  bool lines;        // the loader DenseLines loads `weight`, else DenseSteps does
 };
 
 template <class Tile>
@@ -304,7 +306,8 @@ inline Stores stores_of(const GatherPlan& p, bool one_class, std::int64_t image,
   return one_class && p.out.w == 1 && image % 4 == 0 ? Stores::pixel_quads : Stores::singles;
 }
 
-/// `image` is the number of pixels per image of `out`, `channels` the number of its channels.
+/// Computes `out` by as many launches as the limits of a launch require. `image` is the number of pixels in
+/// one image of `out`, and `channels` is the number of channels of `out`.
 inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2dShape& s, std::int64_t image,
                                 std::int64_t channels, Tuning tuning, const LaunchContext& context) {
   const cudaStream_t stream = stream_of(context);
@@ -323,7 +326,7 @@ inline void launch_gather_parts(GatherClasses& g, GatherCall call, const Conv2dS
     tuning.max_pixels = most;
   }
   const bool whole = covers(g, image);  // a split launch needs every pixel written
-  // A launch may have 2^31 - 1 blocks, and as many pixels.
+  // A launch is limited to 2^31 - 1 blocks and to 2^31 - 1 pixels.
   const std::int64_t tiles = ceil_div(p.lines, 32) * s.groups;
   const std::int64_t most = std::min(tuning.max_pixels, std::int64_t{0x7fffffff} / tiles * 64);
   for_images(s.n, image, most, [&](std::int64_t first, std::int64_t images) {

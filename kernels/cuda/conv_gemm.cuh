@@ -136,7 +136,7 @@ __device__ __forceinline__ void store_along_depth(float* tile, int line, int k, 
   UNROLL for (int i = 0; i < 4; ++i) tile[(k + i) * (kLines + 4) + line] = quad.v[i];
 }
 
-/// Lines are contiguous in memory. depth is a multiple of 4.
+/// Loader of a matrix whose lines are contiguous in memory (along k). depth must be a multiple of 4.
 template <int kLines, int kThreads>
 class DenseLines {
  public:
@@ -170,7 +170,8 @@ class DenseLines {
   int left_;  // elements of k that remain
 };
 
-/// The lines of one k index are contiguous in memory. lines is a multiple of 4.
+/// Loader of a matrix in which all lines of one k index are contiguous in memory (across k). The number of
+/// lines must be a multiple of 4.
 template <int kLines, int kThreads>
 class DenseSteps {
  public:
@@ -205,9 +206,9 @@ class DenseSteps {
 
 inline constexpr int kSumThreads = 256;
 
-/// Calls target(i, sum) with the sum over all parts of parts[part][target.from(i)]. Block (256 / y, y): the y
-/// threads of an element each add every y-th part in order, then their sums are added in order. The result is
-/// deterministic.
+/// The split-K reduction. For each output i it adds parts[part][target.from(i)] over all parts and calls
+/// target(i, sum). The block is (256 / y, y): y threads share an output, and each adds every y-th part. Then
+/// the y sums are added. Both orders are fixed, so the result is deterministic.
 template <class Target>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts(const float* parts, unsigned count, unsigned size, Target target) {
@@ -269,16 +270,17 @@ enum class TileKind { wide, half, slim, small };
 /// Launch parameters that are normally chosen automatically. Tests set them.
 struct Tuning {
   TileKind tile = TileKind::wide;
-  std::int64_t parts = 0;                // splits of k; 0: choose them and the tile
-  std::int64_t max_pixels = 0x7fffffff;  // per launch, because kernels use 32-bit indices
+  std::int64_t parts = 0;                // number of k splits; 0 means that it and the tile are chosen
+  std::int64_t max_pixels = 0x7fffffff;  // most pixels per launch, because kernels use 32-bit indices
 };
 
 struct TileCost {
   TileKind tile;
-  int rows, cols, max_blocks;  // rows, cols: of the tile; max_blocks: per SM
-  double speed;                // of the mainloop, relative to the wide tile: an estimate
+  int rows, cols, max_blocks;  // size of the tile, and blocks that fit on an SM
+  double speed;                // estimated speed of the mainloop, relative to the wide tile
 };
-/// The first three are candidates for y and dx, the last two for weight gradients.
+/// The tiles that choose_tuning() compares. The first three are candidates for y and dx, and the last two for
+/// weight gradients.
 inline constexpr TileCost kTileCosts[] = {{TileKind::slim, 128, 32, 5, 0.75},
                                           {TileKind::half, 128, 64, 4, 0.95},
                                           {TileKind::wide, 128, 128, 2, 1.0},
@@ -298,8 +300,9 @@ inline double cycles(const TileCost& tile, double blocks, double steps, std::int
   return each * block / speed + add;
 }
 
-/// The cheapest of tiles [begin, end) of kTileCosts, without split or with splits that fill all SMs one to
-/// four times. `cut(tile)` returns the number of blocks without split.
+/// Returns the tile among kTileCosts[begin .. end - 1] and the number of k splits with the lowest estimated
+/// cost. It considers no split, and splits that give one to four waves of blocks. `cut(tile)` returns the
+/// number of blocks without splits.
 template <class Blocks>
 Tuning choose_tuning(int begin, int end, const Blocks& cut, double steps, double outputs) {
   Tuning best;

@@ -38,33 +38,34 @@ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1
 
 /// Output pixels that use the same taps (a residue class; forward has only one).
 struct PixelClass {
-  unsigned pixels;  // of all images in a launch
+  unsigned pixels;  // number of pixels of this class in all images of a launch
   unsigned taps;
-  unsigned depth;                   // of the reduction: taps x channels per group
-  Divisor height, width, taps_w;    // height, width: pixels of the class per image
+  unsigned depth;                   // length of the reduction: taps x channels per group
+  Divisor height, width, taps_w;    // height, width: number of pixels of the class per image
   std::int64_t origin_h, origin_w;  // position of the first pixel's first tap in `in`
   std::int64_t next_row;            // elements from the end of a tap row's last tap to the next tap row
   std::int64_t out;                 // offset of the class's first pixel in `out`
   std::int64_t weight;              // offset of the class's first tap in the packed weight
 };
-/// The taps of a class as indices r S + s into the window: first + a step_h + b step_w, for b < taps_w.
+/// The taps of a residue class, as indices r S + s into the window. They are first + a step_h + b step_w for
+/// a = 0, 1, ... and b < taps_w.
 struct TapClass {
   std::int64_t first, step_h, step_w, weight;
   unsigned taps, taps_w;
 };
-inline constexpr int kMaxClasses = 16;  // per launch
+inline constexpr int kMaxClasses = 16;  // the most classes that one launch takes
 
 enum class Stores { singles, channel_quads, pixel_quads };
 
 struct GatherPlan {
   PixelClass classes[kMaxClasses];
   unsigned in_h, in_w, lines;  // lines: channels of `out` per group
-  unsigned weight_line;        // leading dimension of the weight, DenseMatrix::line
-  Divisor channels;            // of `in`, per group
+  unsigned weight_line;        // leading dimension of the weight (DenseMatrix::line)
+  Divisor channels;            // channels of `in` per group
   Divisor groups;
   ImageStrides in, out;             // out: strides between pixels of one class
-  std::int64_t stride_h, stride_w;  // stride of the position in `in` between adjacent pixels
-  std::int64_t tap_h, tap_w;        // and between adjacent taps
+  std::int64_t stride_h, stride_w;  // distance in `in` between adjacent pixels' positions
+  std::int64_t tap_h, tap_w;        // distance in `in` between adjacent taps
   std::int64_t next_column;         // elements from the end of a tap's channels to the next tap
 };
 
@@ -101,7 +102,7 @@ struct GatherClasses {
 
 /// A residue class along one axis.
 struct AxisClass {
-  std::int64_t first, count;  // of the pixels
+  std::int64_t first, count;  // the pixels of the class: first + i stride, for i < count
   std::int64_t tap, taps, tap_step, origin;
 };
 /// The class of input pixels with index = `rest` modulo the stride.

@@ -11,11 +11,11 @@
 namespace tapestry::kernels::cuda::conv {
 
 struct WeightPlan {
-  unsigned pixels;      // of dy, of all images: the depth of the GEMM
-  unsigned rows, cols;  // per group
+  unsigned pixels;      // pixels of dy in all images: the depth of the GEMM
+  unsigned rows, cols;  // rows and columns of the GEMM per group
   unsigned in_h, in_w;
-  Divisor height, width, image;  // of dy
-  Divisor channels, window_w;    // channels: of x, per group
+  Divisor height, width, image;  // sizes of dy; image: pixels per image
+  Divisor channels, window_w;    // channels: channels of x per group
   Divisor groups, col_tiles;
   ImageStrides in, out;
   std::int64_t stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
@@ -166,7 +166,8 @@ struct WeightBlock {
   unsigned group, first_row, first_col;
 };
 
-/// Grid (row tiles x groups x column tiles, 1, splits). `parts` is (split; channel of y; tap, channel of x).
+/// Computes the partial weight gradients of all splits. Grid (row tiles x groups x column tiles, 1, splits).
+/// The output `parts` is (split; channel of y; tap, channel of x).
 template <class Tile, template <int, int> class Output, template <int, int> class Input>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     conv2d_weight_parts(WeightPlan p, const float* dy, const float* x, float* parts) {

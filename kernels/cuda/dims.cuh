@@ -1,6 +1,6 @@
 #pragma once
-// Element index to offset with 64-bit indices, for kernels whose launches are not split as those of map.cuh
-// are.
+// Converts element indices to offsets with 64-bit arithmetic, for kernels whose launches may have any number
+// of elements. (map.cuh instead splits its launches, so that 32 bits suffice.)
 #include "tapestry/kernels/cuda/map.cuh"
 
 namespace tapestry::kernels::cuda {

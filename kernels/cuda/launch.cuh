@@ -28,20 +28,21 @@ namespace tapestry::kernels::cuda::detail {
 TAPESTRY_HIDDEN inline cudaError_t use_gpu_of(cudaStream_t stream, int& gpu) {
   cudaError_t error = cudaGetDevice(&gpu);
   if (error != cudaSuccess || !stream) return error;
-  // Operations of the library have noted their stream. Only other callers need the slower question to CUDA.
+  // The library's own operations have noted the GPU of their stream. For other streams, CUDA is asked, which
+  // is slower.
   int wanted = ::tapestry::cuda::noted_gpu(stream);
 #if CUDART_VERSION >= 12080
   if (wanted < 0) error = cudaStreamGetDevice(stream, &wanted);
 #else
-  if (wanted < 0) wanted = gpu;  // these toolkits cannot tell: the caller must have set the device
+  if (wanted < 0) wanted = gpu;  // older CUDA cannot query the GPU; the caller must have set it
 #endif
   if (error == cudaSuccess && wanted != gpu) error = cudaSetDevice(gpu = wanted);
   return error;
 }
 
-/// Allows the kernel more than 48 KiB of dynamic shared memory on the current device. The limit belongs to
-/// the kernel and the GPU, not to the thread: the record and the lock keep one thread from lowering a limit
-/// that another thread has just raised.
+/// Raises the kernel's limit of dynamic shared memory on the current device above 48 KiB. The limit belongs
+/// to the kernel and the GPU and is shared by all threads. The recorded limits and the lock keep one thread
+/// from lowering a limit that another thread has just raised.
 TAPESTRY_HIDDEN inline cudaError_t allow_shared(const void* kernel, int gpu, std::size_t bytes) {
   struct Record {
     std::mutex mutex;
@@ -71,7 +72,7 @@ TAPESTRY_HIDDEN inline void launch_kernel(const void* kernel, dim3 grid, dim3 bl
     if (!symbol && cudaFuncGetName(&symbol, kernel) != cudaSuccess) symbol = nullptr;
   };
   const bool wait = ::tapestry::cuda::sync_launches();
-  if (wait) find_symbol();  // after an error inside the kernel, CUDA may refuse to tell
+  if (wait) find_symbol();  // look the name up now: it may be unavailable after the kernel fails
   if (error == cudaSuccess) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;

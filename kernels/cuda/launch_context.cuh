@@ -1,5 +1,6 @@
 #pragma once
-// The stream in the LaunchContext that a slot passes to its kernels. portable.cuh is public and does without slots.
+// Gives kernels the stream in the LaunchContext that their slot passes. This function is not in portable.cuh,
+// because portable.cuh is a public header and slots are private.
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tapestry/kernels/slot.h"
 

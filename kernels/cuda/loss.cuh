@@ -52,7 +52,8 @@ struct CrossEntropyTerms {
     return s;
   }
   __device__ static float base(float max) { return max == -kInfinity ? 0.0f : max; }
-  /// Where a batch has no class, x must be -inf and q 0.
+  /// Adds a batch of classes. Entries of the batch that stand for no class (past the end of the row) must
+  /// have x = -inf and q = 0.
   template <class Batch>
   __device__ static void add(State& s, const Batch& batch, const float (&x)[Batch::kSize],
                              const float (&q)[Batch::kSize]) {
@@ -98,7 +99,7 @@ struct CrossEntropyTerms {
   }
 };
 
-/// Blocks per SM. q needs registers beside x: 64 in all.
+/// Blocks per SM (launch bounds). With q a thread needs 64 registers, so at most 1024 threads fit on an SM.
 template <class Mapping>
 constexpr int blocks_per_sm(bool with_q) {
   return with_q ? std::min(Mapping::kBlocks, 1024 / Mapping::kThreads) : Mapping::kBlocks;
@@ -128,8 +129,9 @@ struct RowLosses {
   float *losses, *weights;
   std::int64_t* first_bad;
 
-  /// x points to the first element of the row. `target` is ClassRows::target_of() of the row. The caller
-  /// loads it first, because its latency would otherwise follow that of the row.
+  /// Computes and writes the loss and the weight of a row from its State s. x points to the first element of
+  /// the row. `target` is the row's target; the caller loads it before it reduces the row, so that the
+  /// latency of the two overlaps.
   template <bool with_q>
   __device__ void write(const ClassRows<T>& a, std::int64_t row, const T* x, std::int64_t target,
                         typename CrossEntropyTerms<T, with_q>::State s) const {
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
   if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
 }
 
-/// First of two launches for split rows. `states` is (rows, parts).
+/// The first of two launches for split rows: computes the State of each part. `states` is (rows, parts).
 template <class T, bool with_q>
 __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<T, with_q>::State* states) {
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
   const auto s = mapping.template merge<CrossEntropyTerms<T, with_q>>(terms_of<T, with_q>(mapping, a));
   if (mapping.leader) states[blockIdx.x] = s;
 }
-/// Second launch: one warp merges the parts of a row.
+/// The second launch for split rows: one warp merges the States of a row's parts and writes the row's loss.
 template <class T, bool with_q>
 __global__ void __launch_bounds__(WarpPerRow::kThreads, WarpPerRow::kBlocks)
     cross_entropy_join(ClassRows<T> a, const typename CrossEntropyTerms<T, with_q>::State* states,
@@ -217,7 +219,9 @@ __device__ __forceinline__ float sum_of_q(const Mapping& mapping, const ClassRow
   return mapping.template merge<SumOfQ>(sum);
 }
 
-/// Sums of q per part, (rows, parts), for SplitRow: the blocks of a row need the sum over the whole row.
+/// Used only where several blocks share a row (SplitRow): computes the sum of q (ClassRows::read_q()) over
+/// each part of a row. `sums` is (rows, parts). Backward needs the sum over the whole row, so each warp of
+/// cross_entropy_backward_rows() adds the parts of its row.
 template <class T>
 __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_q_parts(ClassRows<T> a, float* sums) {
@@ -226,7 +230,7 @@ __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
   if (mapping.leader) sums[blockIdx.x] = sum;
 }
 
-/// q_sums: the sums of the parts for SplitRow, else unused.
+/// Computes dx. q_sums has the sums that cross_entropy_q_parts() computed, and is used for split rows only.
 template <class Mapping, class T, bool with_q>
 __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with_q))
     cross_entropy_backward_rows(ClassRows<T> a, RowGrad g, const float* q_sums, T* dx) {
@@ -242,7 +246,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
     sum = sum_of_q(mapping, a);
   }
   if (!mapping.inside) return;
-  // These loads are issued together with the load of the target.
+  // Loaded here, so that these loads overlap the load of the target.
   const float grad = g.of(mapping.row), max = a.stats[2 * mapping.row],
               log_sum = a.stats[2 * mapping.row + 1];
   int hit_class = -1;

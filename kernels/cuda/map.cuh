@@ -78,8 +78,9 @@ __device__ __forceinline__ void compute_element(const std::int64_t (&at)[1 + siz
   out[at[0]] = store<Out>(f(load(in[at[I + 1]])...));
 }
 
-/// The last size and the last strides count packs of V elements, so a last stride is V or 0. `tail` is the
-/// number of elements after the last pack, if there is a single dimension.
+/// Computes packs of V elements. The last size and the last strides are given in packs, so a last stride is V
+/// or 0 elements. If there is a single dimension, `tail` elements after the last pack are computed one by
+/// one.
 template <int V, class F, class Out, class... In>
 __global__ void __launch_bounds__(kMapThreads)
     map_packs(MapPlan<1 + int(sizeof...(In))> plan, unsigned tail, F f, Out* out, const In*... in) {

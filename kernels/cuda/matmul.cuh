@@ -15,7 +15,8 @@ GemmStrategy gemm_strategy(const GemmArgs& g) {
   else return fastest_strategy<LargeTileBf16, SmallTileBf16>(g);
 }
 
-/// T is float or BFloat16. In bf16 the large tile needs aligned packs. A gemv strategy requires is_gemv().
+/// Computes the product by the given strategy. T is float or BFloat16. In bf16 the large tile requires
+/// aligned packs. A gemv strategy requires is_gemv().
 template <class T>
 void launch_gemm(const LaunchContext& context, const GemmArgs& g, const GemmStrategy& strategy) {
   if (g.m * g.n * batch_count(g) == 0) return;

@@ -33,8 +33,8 @@ struct TileBf16 {
   }
 };
 
-/// The fragments of one lane: 16 x 16 elements per ldmatrix.x4, that is four 8 x 8 matrices. mma wants the
-/// matrices of A ordered by lines first (kByLines), those of B by k first.
+/// Loads the fragments that one lane passes to mma. One ldmatrix.x4 loads 16 x 16 elements, which are four 8
+/// x 8 matrices. mma needs the matrices of A ordered by lines first (kByLines), and those of B by k first.
 template <int kLines, bool kAlongK, bool kByLines>
 struct FragmentsBf16 {
   int at;  // offset of this lane's row in the warp's first 16 x 16
@@ -44,9 +44,9 @@ struct FragmentsBf16 {
     const int line = warp_line + (kByLines ? low : high), k = kByLines ? high : low;
     at = TileBf16<kLines, kAlongK>::chunk(line + (kAlongK ? row : 0), k + (kAlongK ? 0 : row));
   }
-  /// Reads the warp's `i`th 16 lines at the tile's `step`th 16 of k. The result equals chunk() of that
-  /// position: the added offset either moves by whole swizzle periods, or flips bits that the swizzle only
-  /// XORs.
+  /// Reads the fragments of the warp's i-th group of 16 lines, at the step-th group of 16 along k. The
+  /// address equals chunk() of that position, but costs less: the added offset is a multiple of the swizzle's
+  /// period, or the XOR flips bits that the swizzle also only XORs.
   __device__ __forceinline__ void read(const BFloat16* tile, int i, int step, std::uint32_t (&r)[4]) const {
     if (kAlongK) ptx::ldmatrix_x4(r, tile + ((at ^ 16 * step) + 512 * i));
     else ptx::ldmatrix_x4_trans(r, tile + ((at ^ 16 * i) + 16 * kLines * step));
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(Tile::kThreads, kPacks ? Tile::kBlocks : 2)
   int stage = 0;
   for (int tiles = range.tiles; tiles > 0; --tiles) {
     read(shared + stage, 1, 1);
-    fetch(kDepth);  // fills the previous stage, which no warp has read since the last barrier
+    fetch(kDepth);  // refills the stage that all warps had finished reading at the last barrier
     multiply(0);
     ptx::cp_async_wait<kStages - 2>();
     __syncthreads();
@@ -164,7 +164,8 @@ constexpr std::size_t shared_bytes() {
   return std::max(stages, kSliceFloats<Tile> * sizeof(float));
 }
 
-/// kElements: also instantiate the kernels for unaligned operands.
+/// Launches the kernel for the operands' layout. kElements: also instantiate the kernels for unaligned
+/// operands.
 template <class Tile, bool kElements>
 void launch_gemm_bf16(const GemmArgs& g, const GemmLayout& layout, std::int64_t splits,
                       const LaunchContext& context) {

@@ -11,8 +11,8 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr int kSumRows = 8;  // rows that a block reads per iteration
 
-/// Block (32, kSumRows), grid (column tiles, parts of the rows). Row blockIdx.y of y receives the sums of
-/// that part.
+/// Sums one part of the rows for each column. Block (32, kSumRows), grid (column tiles, parts of the rows).
+/// Row blockIdx.y of y receives the sums of that part.
 template <class In, class Out, int V>
 __global__ void __launch_bounds__(32 * kSumRows)
     column_sums(const In* x, Out* y, std::int64_t rows, std::int64_t cols, std::int64_t rows_per_part) {
@@ -64,8 +64,8 @@ void launch_column_sum(const LaunchContext& context, const ColumnSumArgs& a) {
   T* const y = a.y.as<T>();
   const cudaStream_t stream = stream_of(context);
   if (cols == 0) return;
-  // At most four blocks per SM on 132 SMs, and at least eight rows per thread. The split is the same on every
-  // GPU, so results are too.
+  // The rows are split so that there are at most four blocks per SM on 132 SMs, and at least eight rows per
+  // thread. The split is the same on every GPU, so the results have the same bits too.
   const std::int64_t columns = cols % (16 / sizeof(T)) == 0 ? 32 * (16 / sizeof(T)) : 32;
   const std::int64_t most = std::max<std::int64_t>(528 / ((cols + columns - 1) / columns), 1);
   const std::int64_t rows_per_part = std::max<std::int64_t>((rows + most - 1) / most, 8 * kSumRows);

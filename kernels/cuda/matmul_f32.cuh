@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) gemm_f32(GemmPl
     write.template operator()<kBAlongK>(iter_b, from_b, stage + kDepth * kPitchA, kPitchB);
   };
 
-  // Eight lanes share each quad of columns and four lanes each quad of rows, in an order in which no half
-  // warp reads a bank twice.
+  // Lanes are mapped to quads so that no half warp has a bank conflict when it reads them. Eight lanes share
+  // each quad of columns, and four lanes share each quad of rows.
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM, warp_n = warp / Tile::kWarpsM;
   const int lane_m = lane / 2 % 8 * 4, lane_n = (lane / 16 * 2 + lane % 2) * 4;

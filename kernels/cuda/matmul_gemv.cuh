@@ -1,8 +1,9 @@
 #pragma once
-// C = A B for up to 16 rows of A (4 in bf16), where A and B are both contiguous along k with aligned packs:
-// the forward pass of a linear layer with a small batch. The time is the time to read B once; a threadblock
-// tile would waste most of its products. A block computes four columns of C. Its threads stride along k with
-// 16-byte loads of the four columns of B and of the rows of A, which hit in cache.
+// C = A B for up to 16 rows of A (4 in bf16), where A and B are both contiguous along k with aligned packs.
+// This is the forward pass of a linear layer with a small batch. Its time is that of reading B once. A tiled
+// GEMM would be slower, because most rows of its tiles would be empty. A block computes four columns of C.
+// Its threads stride along k with 16-byte loads of the four columns of B and of the rows of A. The rows of A
+// stay in cache.
 #include "tapestry/kernels/cuda/matmul_plan.cuh"
 
 namespace tapestry::kernels::cuda {
@@ -35,8 +36,9 @@ __device__ __forceinline__ int fold_warp(float* v) {
   return first;
 }
 
-/// Blocks per SM. 64 sums of 16 rows, and packs of A and B, take 128 registers: two blocks of 256 threads. 16
-/// sums of 4 rows and bf16 packs as floats take 80 registers: three blocks.
+/// The number of blocks of 256 threads per SM, which follows from the registers per thread. For 16 rows a
+/// thread needs 128 registers, among others for its 64 sums, so two blocks fit. For up to 4 rows it needs 80
+/// for its 16 sums and the bf16 packs as floats, so three blocks fit.
 constexpr int gemv_blocks(int rows) { return rows > 4 ? 2 : rows > 1 ? 3 : 4; }
 
 template <class T, int kRows>
@@ -88,7 +90,8 @@ bool is_gemv(const GemmArgs& g) {
 template <class T>
 void launch_gemv(const GemmArgs& g, const GemmLayout& layout, cudaStream_t stream) {
   const GemmPlan<T> plan = gemm_plan<SmallTileF32, T>(g, layout, 1);
-  // As many warps as leave each thread two packs of a column or more, but at most kGemvWarps.
+  // The number of warps is the largest that leaves each thread at least two packs of a column, and at most
+  // kGemvWarps.
   constexpr std::int64_t kPacks = 2 * 32 * (16 / sizeof(T));
   const auto warps = static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(g.k, kPacks), 1, kGemvWarps));
   const auto go = [&](auto kernel) {

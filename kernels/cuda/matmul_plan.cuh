@@ -1,10 +1,10 @@
 #pragma once
-// What the GEMM kernels in f32 (matmul_f32.cuh), bf16 (matmul_bf16.cuh) and for few rows (matmul_gemv.cuh) share. A
-// block computes a threadblock tile of C over a range of k. TileIterator gives the global addresses of a
-// thread's loads; operands may be contiguous along k or across it, which covers all transpositions. The
-// epilogue passes the sums through shared memory, so that whole rows of C are written by coalesced vector
-// stores. If there are too few tiles to fill a GPU, k is split (split-K): each split writes its sums to a
-// workspace, and gemm_reduce() adds them in order.
+// The common parts of the GEMM kernels in f32 (matmul_f32.cuh), in bf16 (matmul_bf16.cuh) and for few rows
+// (matmul_gemv.cuh). A block computes a threadblock tile of C over a range of k. TileIterator gives the
+// global addresses of a thread's loads. Operands may be contiguous along k or across it, which covers all
+// transpositions. The epilogue passes the sums through shared memory, so that whole rows of C are written by
+// coalesced vector stores. If there are too few tiles to fill a GPU, k is split (split-K): each split writes
+// its sums to a workspace, and gemm_reduce() adds them in order.
 #include <algorithm>
 #include <initializer_list>
 
@@ -208,8 +208,9 @@ struct QuadColumn {
       : p(plan), column(from), count(static_cast<int>(std::min(p.n - from, std::int64_t{4}))) {
     if (p.bias && count > 0) read_quad(p.bias + column, p.c_packs, count, bias);
   }
-  /// Writes kRows rows of sums to C, at offsets at[i] from C's first element, where has[i]. All loads are
-  /// issued before the first store.
+  /// Adds the bias (and the old C) to kRows rows of sums, applies the epilogue, and writes the rows to C. Row
+  /// i begins at offset at[i] in C, and is skipped unless has[i]. All loads of the old C are issued before
+  /// the first store.
   template <int kRows, bool kEpilogue>
   __device__ __forceinline__ void finish(const bool (&has)[kRows], const std::int64_t (&at)[kRows],
                                          Quad (&sums)[kRows]) const {
@@ -344,7 +345,7 @@ GemmLayout gemm_layout(const GemmArgs& g) {
   return l;
 }
 
-/// Estimated clocks of an H100, which has 132 SMs.
+/// Returns the estimated duration of a product in clocks of an H100, which has 132 SMs.
 template <class Tile>
 double gemm_clocks(const GemmArgs& g, std::int64_t batch, std::int64_t splits) {
   constexpr std::int64_t kSms = 132;
@@ -407,12 +408,12 @@ GemmPlan<T> gemm_plan(const GemmArgs& g, const GemmLayout& layout, std::int64_t 
   }
   p.m_tiles = static_cast<unsigned>(ceil_div(g.m, Tile::kM));
   p.n_tiles = static_cast<unsigned>(ceil_div(g.n, Tile::kN));
-  // Kernels count k within a split in 31 bits.
+  // A split may have at most 2^30 elements of k, because kernels count them in 31 bits.
   splits = std::max(splits, ceil_div(g.k, 1 << 30));
   p.k_split = std::max<std::int64_t>(ceil_div(ceil_div(g.k, splits), Tile::kDepth), 1) * Tile::kDepth;
   p.splits = static_cast<unsigned>(std::max<std::int64_t>(ceil_div(g.k, p.k_split), 1));
   p.partial_row = ceil_div(g.n, 4) * 4;
-  // In 64 bits, because 2^32 matrices would wrap to 0 in 32 bits.
+  // The number of blocks is computed in 64 bits, because 2^32 matrices would wrap to 0 in 32 bits.
   const std::int64_t blocks = std::int64_t{p.m_tiles} * p.n_tiles * p.splits * batch_count(g);
   check(blocks <= 0x7fffffff, "[matmul] ", batch_count(g), " products of (", g.m, ", ", g.k, ") and (", g.k,
         ", ", g.n, ") are too many for a launch; multiply fewer at once");

@@ -20,8 +20,8 @@
 namespace tapestry::kernels::cuda {
 
 inline constexpr int kChannelThreads = 256;
-/// Packs of each input that a thread has in flight: 4 loads of 16 bytes. That hides the memory latency with
-/// two blocks per SM.
+/// The number of packs of each input that a thread has in flight: four loads of 16 bytes. With two blocks per
+/// SM, this hides the memory latency.
 inline constexpr int kBatch = 4;
 
 /// Sizes are counted in packs of V elements: c in column kernels, l in plane kernels.
@@ -93,8 +93,8 @@ struct MomentsOf {
   __device__ static State merge(State a, float in_a, State b, float in_b) {
     if (in_b == 0) return a;
     const float delta = b.mean - a.mean, fraction = in_b / (in_a + in_b);
-    // The order of the products matters: if `a` is empty, delta is the mean of `b`, and its square may
-    // overflow.
+    // The factors are multiplied in this order, because delta * delta may overflow: if `a` is empty, delta is
+    // the mean of `b`.
     return {a.mean + delta * fraction, a.squares + b.squares + delta * (in_a * fraction) * delta};
   }
 };
@@ -160,7 +160,8 @@ __device__ __forceinline__ typename Op::State merge_block(typename Op::State s) 
   return s;
 }
 
-/// Block tile: `width` packs by all rows of a chunk. `parts` is (chunks, 2, channels).
+/// Reduces each channel over chunks of rows. A block handles `width` packs of channels and all rows of a
+/// chunk. The output `parts` is (chunks, 2, channels).
 template <class Op, int V>
 __global__ void __launch_bounds__(kChannelThreads, 2)
     reduce_columns(Op op, ChannelShape shape, float* parts) {
@@ -227,7 +228,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   constexpr int K = Op::kInputs;
   const std::int64_t chunk = blockIdx.x / shape.c, channel = blockIdx.x - chunk * shape.c;
   const std::int64_t first = chunk * shape.chunk, plane = first / shape.l;
-  // Packs of this channel are numbered from the start of the chunk's first plane.
+  // The index of a pack counts the packs of this channel from the start of the plane in which the chunk
+  // begins.
   const auto begin = static_cast<unsigned>(first - plane * shape.l);
   const unsigned end = begin + static_cast<unsigned>(std::min(shape.chunk, shape.n * shape.l - first));
   const typename Op::Channel own = op.channel(channel);
@@ -257,12 +259,13 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   parts[(2 * chunk + 1) * shape.c + channel] = b;
 }
 
-/// blockDim.y of finish_channels(): threads that share one channel. With many chunks, more threads hide the
-/// latency of the loads.
+/// The number of threads that share one channel in finish_channels(), which is its blockDim.y. With many
+/// chunks, more threads hide the latency of the loads.
 inline constexpr unsigned kFinishThreads = 32;
 inline unsigned finish_threads(int chunks) { return chunks > 64 ? kFinishThreads : 8; }
 
-/// Block (32, a power of 2). All chunks but the last have `chunk` elements per channel; `total` is their sum.
+/// Merges the partial results of all chunks and calls finish() for each channel. Block (32, a power of 2).
+/// All chunks but the last have `chunk` elements per channel, and all chunks together have `total`.
 template <class Op, class Finish>
 __global__ void __launch_bounds__(32 * kFinishThreads)
     finish_channels(const float* parts, int chunks, std::int64_t channels, std::int64_t chunk,
@@ -416,7 +419,7 @@ __global__ void __launch_bounds__(kChannelThreads, 2) map_planes(F f, ChannelSha
   constexpr int K = F::kInputs;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kBatch * kChannelThreads;
   const std::int64_t plane = first / shape.l, end = shape.n * shape.c * shape.l;
-  const auto begin = static_cast<unsigned>(first - plane * shape.l),  // numbered as in reduce_planes
+  const auto begin = static_cast<unsigned>(first - plane * shape.l),  // pack index, as in reduce_planes
       channel = static_cast<unsigned>(plane % shape.c);
   Pack<typename F::Type, V> x[kBatch][K];
   UNROLL for (int b = 0; b < kBatch; ++b) {

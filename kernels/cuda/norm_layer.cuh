@@ -37,9 +37,9 @@ struct LayerNormRows {
   float *mean, *inv_std;
 };
 
-/// Resident threads per SM that a kernel is compiled for (launch bounds). While one warp or block waits for
-/// its row, others load theirs. 8 elements per thread take 32 registers, 16 take 48. More elements, or scalar
-/// loads with an address each, take 64.
+/// The number of resident threads per SM that a kernel is compiled for (launch bounds). With more of them,
+/// other rows load while one waits for its data. 8 elements per thread take 32 registers per thread, 16
+/// elements take 48. More elements, or scalar loads with an address each, take 64.
 constexpr int threads_per_sm(int elements, int pack) {
   if (pack == 1 || elements > 16) return 1024;
   return elements > 8 ? 1280 : 2048;
@@ -163,10 +163,11 @@ struct LayerNormGrads {
   float* parts;  // may be null; (blocks, 2, n), the partial dweight and dbias
 };
 
-/// Each thread accumulates its columns of dweight and dbias in registers over the rows of its block. At the
-/// end the warps of a block add up their sums one after another. kBlocks is the number of blocks per SM: with
-/// 8 elements per thread, x, dy and the two sums take half of the 64 registers available at 1024 threads.
-/// Scalar loads (V = 1) need more addresses, so 768 threads. 16 elements (512 threads) take 128 registers.
+/// Each thread accumulates dweight and dbias of its columns in registers, over the rows of its block. At the
+/// end the warps of a block add up their sums one after another. kBlocks is the number of blocks per SM. It
+/// follows from the registers: with 8 elements per thread, x, dy and the two sums take 32 of the 64 registers
+/// that a thread has if 1024 threads are resident. Scalar loads (V = 1) need more addresses, so only 768
+/// threads are resident. With 16 elements a thread has 128 registers, and 512 threads are resident.
 template <class T, int kThreads, int kElements, int V, int kBlocks>
 __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     layer_norm_backward_rows(LayerNormGrads<T> a) {
@@ -306,8 +307,8 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
   }
 }
 
-/// blockDim.y of add_row_parts(): threads that share a column. With many parts, more threads hide the latency
-/// of the loads, since short rows give few blocks.
+/// The number of threads that share a column in add_row_parts(), which is its blockDim.y. With many parts,
+/// more threads hide the latency of the loads, since short rows give few blocks.
 inline constexpr unsigned kPartThreads = 32;
 inline unsigned part_threads(int count) {
   return count > 64 ? kPartThreads : static_cast<unsigned>(std::clamp(count, 1, 8));
@@ -346,7 +347,7 @@ inline unsigned norm_blocks(std::int64_t n, std::int64_t each) {
   return static_cast<unsigned>((n + each - 1) / each);
 }
 
-/// V is the number of elements per access.
+/// Launches the forward kernel for this row length. V is the number of elements per access.
 template <class T, int V>
 void launch_layer_norm_rows(const LayerNormRows<T>& a, cudaStream_t stream) {
   const dim3 warps(32, 4);

@@ -95,7 +95,8 @@ struct StepBatch {
   int first[kStepBatch];
 };
 
-/// One block per parameter. owners[chunk] is set to the index of the parameter that the chunk belongs to.
+/// Writes the table entries of a batch of parameters, one block per parameter. Sets owners[chunk] to the
+/// index of the parameter that the chunk belongs to.
 template <class Rule>
 __global__ void __launch_bounds__(kStepThreads)
     begin_step(StepBatch batch, int base, const StepScalars* scalars, Rule rule, StepEntry<Rule>* entries,
@@ -123,8 +124,9 @@ __global__ void __launch_bounds__(kStepThreads)
   entries[base + number] = entry;
 }
 
-/// The launch bounds allow 64 registers and 4 blocks per SM. A thread has two packs of each array in flight
-/// (128 bytes for Adam), which is more than the memory latency requires.
+/// Updates the elements of one chunk per block. The launch bounds allow 64 registers and 4 blocks per SM. A
+/// thread has two packs of each array in flight (128 bytes for Adam), which is more than enough to hide the
+/// memory latency.
 template <class Rule>
 __global__ void __launch_bounds__(kStepThreads, 4)
     step_chunks(const StepEntry<Rule>* entries, const int* owners) {

@@ -240,7 +240,8 @@ PoolShape pool_shape(const Pool2dShape& s, bool adaptive) {
   constexpr std::int64_t kMost = std::int64_t{1} << 29;
   const auto side = [&](std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
                         std::int64_t padding, std::int64_t dilation) {
-    // Larger strides give the same single window, and could overflow.
+    // A stride beyond the padded input gives a single window, whatever its value. It is reduced so that
+    // products with it cannot overflow.
     if (!adaptive) stride = std::min(stride, in + 2 * padding + 1);
     const std::int64_t span = (kernel - 1) * dilation + 1;
     check(in <= kMost && out <= kMost && (adaptive || (span <= kMost && padding <= kMost)), "[pool] pooling ",

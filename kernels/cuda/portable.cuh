@@ -1,17 +1,15 @@
 #pragma once
-// Every kernel file includes this header. nvcc compiles the file for GPUs. g++ compiles the same file for
-// tests that run it on a CPU: their include path has an emulator in place of the CUDA runtime. Rules that
-// keep kernel files portable:
+// Every kernel file includes this header. nvcc compiles a kernel file for GPUs. g++ compiles the same file
+// for tests that run it on a CPU: their include path has an emulator in place of the CUDA runtime. These
+// rules keep kernel files portable between the two:
 //
-// - Launch through `launch(kernel, grid, block, shared_bytes, stream, args...)`. Arguments are trivially
-// copyable.
-// - Declare shared memory with `SHARED(float, tile, [16][17]);` and `DYN_SHARED(float, rows);` (16-byte
-// aligned).
+// - Launch by `launch(kernel, grid, block, shared_bytes, stream, args...)` with trivially copyable arguments.
+// - Declare shared memory by `SHARED(float, tile, [16][17]);`, and dynamic shared memory, which is aligned to
+//   16 bytes, by `DYN_SHARED(float, rows);`.
 // - Use PTX only through the `ptx::` wrappers. The emulator implements them too.
 // - Use core's Half and BFloat16 for 16-bit floats. `load()` converts them to float, `store()` rounds back.
-// - Write `template <class = void>` before a __global__ function that is not a template. Several sources
-// include its
-//   header, and a plain function could be defined only once.
+// - Write `template <class = void>` before a __global__ function that is not a template, because several
+//   sources include its header, and a plain function may be defined only once.
 // - Write `UNROLL` and `NO_UNROLL` for `#pragma unroll` and `#pragma unroll 1`, which g++ does not know.
 //
 // nvcc needs --expt-relaxed-constexpr, since kernels call constexpr functions of core.

@@ -2,7 +2,7 @@
 
 namespace tapestry::kernels::cuda {
 
-// Compiled once, in max.cu.
+// These kernels are compiled once, in reduce_max.cu.
 extern template void launch_extreme<float>(const Reduction&, bool, bool, std::int64_t*, const LaunchContext&);
 extern template void launch_extreme<BFloat16>(const Reduction&, bool, bool, std::int64_t*,
                                               const LaunchContext&);

@@ -47,7 +47,7 @@ struct IntegerTerms {
   __device__ SumLane<T> term(T x, float) const { return static_cast<SumLane<T>>(x); }
   __device__ void finish(std::int64_t i, std::uint64_t sum) const { out[i] = static_cast<std::int64_t>(sum); }
 };
-/// The terms are x or (x - mean)^2. The result is sum / divisor, or sqrt(sum).
+/// The sum of x, or of (x - mean)^2. The result is sum / divisor, or sqrt(sum).
 template <class T>
 struct PlainTerms {
   FloatResult<T> out;
@@ -61,7 +61,7 @@ struct PlainTerms {
   }
   __device__ void finish(std::int64_t i, double sum) const { out.put(i, root ? sqrt(sum) : sum / divisor); }
 };
-/// The terms are exp(x - max) or |x|^p. p = 0 counts the elements that are not 0.
+/// The sum of exp(x - max) for logsumexp, or of |x|^p for norms. p = 0 counts the elements that are not 0.
 template <class T>
 struct PowerTerms {
   FloatResult<T> out;

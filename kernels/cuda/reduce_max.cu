@@ -2,7 +2,7 @@
 
 namespace tapestry::kernels::cuda {
 
-// reduce.cu uses them for norms.
+// These kernels are instantiated for reduce.cu, which uses them for norms.
 template void launch_extreme<float>(const Reduction&, bool, bool, std::int64_t*, const LaunchContext&);
 template void launch_extreme<BFloat16>(const Reduction&, bool, bool, std::int64_t*, const LaunchContext&);
 

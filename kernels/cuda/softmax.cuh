@@ -23,8 +23,9 @@ namespace tapestry::kernels::cuda {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// All-reduce (sum or maximum) over the threads of a row: a warp or a block. Each of the two has one shared
-/// array without a second barrier, so a block-wide kernel may call each only once.
+/// All-reduce (sum or maximum) over the threads of a row: a warp or a block. sum() and max() each have one
+/// shared array and no second barrier to protect it, so a kernel with one block per row may call each of them
+/// only once.
 template <int kThreads>
 struct RowThreads {
   template <int K>
@@ -101,8 +102,8 @@ struct SoftmaxForward {
     return log ? (x - s.max) - s.scale : exp_for<T>(x - s.max) * s.scale;
   }
 
-  /// The State of elements that stay in registers, with one exponential per element: x is replaced by the
-  /// value from which register_result() computes the result.
+  /// Reduces a row whose elements stay in registers. To compute each exponential only once, softmax replaces
+  /// x by exp(x - max), from which register_result() computes the result.
   template <class Row, int N>
   __device__ static State reduce_registers(float (&x)[1][N]) {
     float max = -kInfinity, sum[1] = {0};
@@ -255,8 +256,9 @@ inline constexpr int kRowPartThreads = 256;
 /// Elements that a thread has in flight.
 inline constexpr int kRowPartBatch = 8;
 
-/// Calls f(elements, index of the first, end of the part) for batches of this block's part of a row. Parts
-/// have `each` elements of n; kNeutral is substituted past the end.
+/// Visits this block's part of a row, in batches: calls f(elements, index of the first element, end of the
+/// part). A part has `each` of the row's n elements. Elements past the end of the part are replaced by
+/// kNeutral.
 template <class Op, class T, class F>
 __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, std::int64_t n,
                                           std::int64_t each, const F& f) {
@@ -271,7 +273,8 @@ __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, s
   }
 }
 
-/// Grid (parts, rows). `states` is (rows, parts).
+/// The first of two launches: computes the State of each part of each row. Grid (parts, rows). `states` is
+/// (rows, parts).
 template <class Op, class T>
 __global__ void __launch_bounds__(kRowPartThreads, 4)
     row_part_states(RowInputs<T, Op::kInputs> in, std::int64_t n, std::int64_t each,
@@ -282,7 +285,8 @@ __global__ void __launch_bounds__(kRowPartThreads, 4)
   if (threadIdx.x == 0) states[static_cast<std::int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = s;
 }
 
-/// Every block merges the States of its row in the same order. There are at most kRowPartThreads parts.
+/// The second launch: computes the results. Every block first merges the States of its row, all in the same
+/// order. There are at most kRowPartThreads parts.
 template <class Op, class T>
 __global__ void __launch_bounds__(kRowPartThreads, 4)
     row_part_results(RowInputs<T, Op::kInputs> in, T* out, std::int64_t n, std::int64_t each,

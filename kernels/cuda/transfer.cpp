@@ -1,4 +1,4 @@
-// The slot for copies between devices. core implements them, in stream order.
+// Registers the kernel for copies between devices. core/cuda implements the copies, in stream order.
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/kernels/ops/copy.h"
 

@@ -1,7 +1,7 @@
 #pragma once
-// Contracts of the losses. Slots go by the dtype of the input. Kernels compute in the "accumulation dtype",
-// which is f32 for f16 and bf16 and the input's own dtype otherwise. Class weights, per-row results and
-// incoming gradients have the accumulation dtype. No kernel needs a value on the host.
+// Contracts of the losses. The slot's dtype is that of the input x. Kernels compute in the "accumulation
+// dtype", which is f32 for f16 and bf16 and the input's own dtype otherwise. Class weights, per-row results
+// and incoming gradients have the accumulation dtype. No kernel needs a value on the host.
 #include <cstdint>
 
 #include "tapestry/kernels/ops/index.h"
@@ -69,14 +69,14 @@ struct WeightedMeanArgs {
 };
 inline constinit Slot<WeightedMeanArgs> weighted_mean{"weighted_mean"};
 
-/// The row of (x - target)^2.
+/// The pointwise operation (x - target)^2 (see pointwise.h).
 struct SquaredError : Pointwise<"squared_error", 3, kFloats> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target) {
     return (x - target) * (x - target);
   }
 };
-/// The row of dx = scale (x - target) g.
+/// The pointwise operation dx = scale (x - target) g (see pointwise.h).
 struct SquaredErrorBackward : Pointwise<"squared_error_backward", 4, kFloats, 1> {
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x, C target, C g, C scale) {

@@ -22,7 +22,8 @@ struct ReplicaDevice {
   friend bool operator==(const ReplicaDevice&, const ReplicaDevice&) = default;
 };
 
-/// Appends the replica devices on which these parameters have gradients. The list never contains one twice.
+/// Appends the replica devices on which these parameters have gradients. Devices that the list has already
+/// are skipped.
 void add_replica_devices(std::span<const Parameter> params, std::vector<ReplicaDevice>& replica_devices);
 
 /// Runs task(replica_device) for each entry of the list. If the list has several replicas or several CPU

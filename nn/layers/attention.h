@@ -21,10 +21,11 @@ struct MultiheadAttentionOptions {
 /// scaled_dot_product_attention it means "allowed". Floating-point masks are added to the scores.
 struct AttendOptions {
   Tensor key_padding_mask = {};  ///< (N, S): true marks keys that are padding
-  bool need_weights = true;  ///< true prevents the fused path; false returns an undefined tensor of weights
-  Tensor attn_mask = {};     ///< (L, S) or (N * num_heads, L, S)
+  /// If false, the weights are returned undefined, and scaled_dot_product_attention computes the result.
+  bool need_weights = true;
+  Tensor attn_mask = {};  ///< (L, S) or (N * num_heads, L, S)
   bool average_attn_weights = true;
-  bool is_causal = false;  ///< query i attends to keys 0 .. i; unlike in PyTorch, attn_mask is not needed too
+  bool is_causal = false;  ///< query i attends to keys 0 .. i; attn_mask is not needed (PyTorch needs both)
 };
 
 /// Multi-head attention with input and output projections (Vaswani et al. 2017). Shapes: query (L, N, E), key

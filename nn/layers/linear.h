@@ -10,7 +10,7 @@ struct LinearOptions {
 };
 
 /// Computes x W^T + b over the last dimension. Parameters: weight (out, in) and bias (out). Both start
-/// uniform in [-b, b] with b = 1 / sqrt(in).
+/// uniform in [-k, k] with k = 1 / sqrt(in).
 class Linear : public Module {
  public:
   using Options = LinearOptions;

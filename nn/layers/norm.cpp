@@ -51,8 +51,8 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
       is_training() && training_function_
           ? training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps)
           : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
-  // This comes last, so that a batch that throws is not counted. A recomputation by checkpoint() is not
-  // counted either.
+  // num_batches_tracked is updated last, so that a batch that throws is not counted. A recomputation by
+  // checkpoint() is not counted either.
   if (update && !autograd::recomputing()) num_batches_tracked->add_(Scalar(1));
   return y;
 }

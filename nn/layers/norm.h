@@ -32,7 +32,8 @@ using BatchNormTraining =
 /// statistics in evaluation. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d takes (N, C, H, W).
 template <int kDims>
 class BatchNorm : public Module {
-  // Declared before the parameters: their registration calls type_name(), which reads it.
+  // These members are declared before the parameters, because registering a parameter may call type_name(),
+  // which reads them.
   BatchNormTraining training_function_;
   std::string training_name_;
 

@@ -112,7 +112,8 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
   }
 }
 
-// Grows the lists of states and scalars. It runs only on the calling thread, before the workers start.
+// Adds missing entries to the lists of states and scalars. It runs only on the calling thread, before the
+// workers start.
 void Optimizer::prepare(const nn::ReplicaDevice& replica_device) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
@@ -132,7 +133,8 @@ Optimizer::DeviceScalars* Optimizer::Group::scalars_of(const nn::ReplicaDevice& 
   return nullptr;
 }
 
-// The host does not wait: the kernels that write the values get them as arguments.
+// Writes changed scalars to device memory and returns their address. The fill kernels take the values as
+// arguments, so the host does not wait for the device.
 const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& scalars,
                                                  DeviceScalars& written) {
   const bool is_new = !written.memory.defined();
@@ -148,7 +150,8 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
   return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
-// Several threads call it at the same time, each for a different ReplicaDevice.
+// Updates the parameters of one ReplicaDevice. Several threads call this function at the same time, each for
+// another ReplicaDevice.
 void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
   struct Batch {
     DType dtype;
@@ -292,7 +295,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
         ", and nothing was loaded:", wrong,
         "\npass the state of the same optimizer over the same parameters");
 
-  // The options decide which state tensors must exist.
+  // Set the new options first, because they determine which state tensors must exist.
   std::vector<std::vector<double>> old(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g)
     for (const OptionRef& o : options_of(g)) old[g].push_back(o.get());

@@ -83,7 +83,8 @@ class Optimizer {
   /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
   /// the order in which they were added. The state is that of replica 0; all replicas have the same state.
   StateDict state_dict() const;
-  /// Throws one ValueError that lists every mismatch. If it throws, nothing was loaded.
+  /// Restores the options and the state. Throws one ValueError that lists every mismatch. If it throws,
+  /// nothing was loaded.
   void load_state_dict(const StateDict& dict);
 
  protected:

@@ -178,8 +178,8 @@ double OneCycleLR::value_at(std::int64_t steps, double Phase::*from, double Phas
 }
 
 void OneCycleLR::check_step(std::int64_t steps) const {
-  // One step beyond the last batch is allowed, as in PyTorch, because a loop that steps once per batch takes
-  // it. The rate stays at its final value; PyTorch's rate rises again.
+  // A call of step() after the last batch is allowed, as in PyTorch, because a loop that calls step() once
+  // per batch makes it. The rate then stays at its final value. PyTorch's rate rises again.
   check(steps <= options_.total_steps, "[OneCycleLR] step ", steps, " is beyond the ", options_.total_steps,
         " steps of the schedule; set total_steps to the number of optimizer steps");
 }

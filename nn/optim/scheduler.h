@@ -38,8 +38,8 @@ class Scheduler {
 
   /// Returns the learning rate of a group after `steps` steps.
   virtual double lr_at(std::int64_t steps, std::size_t group) const = 0;
-  /// Called in each step. Derived classes change other options here (momentum), or throw ValueError if the
-  /// step is impossible.
+  /// step() calls this function. Derived classes override it to change other options (momentum), or to throw
+  /// ValueError if the step is impossible.
   virtual void check_step(std::int64_t) const {}
   virtual void set_others(std::int64_t) {}
 
@@ -134,7 +134,8 @@ struct OneCycleLROptions {
   double base_momentum = 0.85, max_momentum = 0.95;
   double div_factor = 25;         ///< the first rate is max_lr / div_factor
   double final_div_factor = 1e4;  ///< the last rate is the first rate / final_div_factor
-  bool three_phase = false;  ///< falls to the first rate in a second phase, then to the last rate in a third
+  /// If true, the rate falls in two phases: first back to the first rate, and then to the last rate.
+  bool three_phase = false;
 };
 /// The rate rises once and falls once over the whole training (Smith and Topin, "Super-convergence", 2018).
 /// Call step() once per batch.

@@ -1,4 +1,4 @@
-// Full training runs on the real Fashion-MNIST, which take minutes.
+// Tests the accuracy of full training runs on the real Fashion-MNIST, which take minutes.
 #include <cstdlib>
 #include <iostream>
 

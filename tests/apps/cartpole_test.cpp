@@ -1,4 +1,4 @@
-// The cart-pole of apps/reinforce against Gymnasium's CartPole-v1.
+// Compares the cart-pole of apps/reinforce with Gymnasium's CartPole-v1.
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -36,9 +36,10 @@ TEST_CASE("the cart-pole moves and fails like Gymnasium's") {
         pole.step(actions.at(static_cast<std::size_t>(taken)) == '1');
       }
       INFO("episode " << episodes << ", step " << steps);
-      // Rows are at most 25 steps apart, and each starts from the state of the row before. Both programs
-      // round about 16 operations per step, by 2^-53 of numbers below 3. A falling pole multiplies errors by
-      // e^4 per second (4.0 / s is the eigenvalue of the linearized equations), which is e^2 in 25 steps.
+      // The tolerance bounds rounding errors. Rows are at most 25 steps apart, and each starts from the state
+      // of the row before. Both programs round about 16 operations per step, by 2^-53 of numbers below 3. A
+      // falling pole multiplies errors by e^4 per second (4.0 / s is the eigenvalue of the linearized
+      // equations), which is e^2 in 25 steps.
       const double tolerance = 25 * 16 * 3 * std::exp(2.0) * std::numeric_limits<double>::epsilon();
       CHECK(std::abs(pole.x - expected.x) < tolerance);
       CHECK(std::abs(pole.x_dot - expected.x_dot) < tolerance);

@@ -1,4 +1,4 @@
-// The parts of tapestry-compare that can be tested without running it.
+// Tests the parts of tapestry-compare that need no run of the program.
 #include <cmath>
 #include <limits>
 
@@ -137,12 +137,12 @@ TEST_CASE("pictures are well-formed XML for any names and values") {
     CHECK(svg.find("nan") == std::string::npos);
     CHECK(svg.find("inf") == std::string::npos);
   }
-  // The lane "cpu:0 communication" comes below "cpu:0" and before "cpu:1".
+  // The lane "cpu:0 communication" must come below "cpu:0" and before "cpu:1".
   const std::string lanes = apps::timeline_svg(
       {{"cpu:0", Activity::forward, "f", 0, 1}, {"cpu:0 communication", Activity::communication, "c", 0, 1}},
       {"cpu:0", "cpu:1"}, 1, "lanes");
   CHECK(lanes.find("cpu:0 communication") < lanes.find("cpu:1"));
-  // The number of the micro-batch is printed in a span that is wide enough.
+  // The number of the micro-batch must be printed in a span that is wide enough.
   const std::string numbers = apps::timeline_svg({{"cpu:0", Activity::forward, "forward 12", 0, 0.5},
                                                   {"cpu:0", Activity::forward, "forward 13", 0.5, 0.501},
                                                   {"cpu:0", Activity::other, "load 4 files", 0.6, 1}},

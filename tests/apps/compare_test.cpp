@@ -84,7 +84,7 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
   for (const char* picture : {"speed.svg", "step.svg", "memory.svg"})
     CHECK(tests::xml_fault(tests::read_file((folder / "svg/") + picture)) == "");
 
-  // All-reduces that overlap backward are in a row beside their device.
+  // All-reduces that overlap backward must be in a row of their own beside the device's row.
   const auto activity_in_row = [&](const std::string& mode_name, const std::string& row) {
     for (const json& mode : modes)
       for (const json& span : mode.at("timeline"))
@@ -123,7 +123,8 @@ TEST_CASE("all modes compute the same losses, and each reports its costs") {
   for (const json& p : report.at("simulations")) {
     CHECK(p.at("simulated") == true);
     CHECK(p.at("devices") == (p.at("name") == "single" ? 1 : 8));
-    // Sending all parameters to and from 7 devices at 1.25 GB/s is a lower bound.
+    // The exposed communication must exceed a lower bound: the time to send all parameters to 7 devices and
+    // their gradients back at 1.25 GB/s.
     const double bytes = p.at("memory").at(0).at("parameters").get<double>();
     if (p.at("name") == "dp-master") CHECK(p.at("exposed_comm_ms").get<double>() > 2 * 7 * bytes / 1.25e6);
   }
@@ -138,7 +139,7 @@ TEST_CASE("one device, and three devices with a split by hand, run successfully"
     const Ended ended = compare(tiny(arguments));
     INFO(ended.out << ended.err);
     CHECK(ended.status == 0);
-    CHECK_THAT(ended.out, ContainsSubstring("single"));  // added, although it is not in --modes
+    CHECK_THAT(ended.out, ContainsSubstring("single"));  // single must be added although it is not in --modes
     CHECK(ended.out.find("dp-replicated") == std::string::npos);
   }
 }

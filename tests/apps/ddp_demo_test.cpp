@@ -17,7 +17,7 @@ Ended demo(std::vector<std::string> arguments) {
 
 struct Log {
   std::vector<int> steps;  ///< the step numbers of all "Step:" lines
-  double loss = -1;        ///< of the last step
+  double loss = -1;        ///< the loss of the last step
   int epochs = 0, devices = 0;
 };
 

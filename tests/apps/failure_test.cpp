@@ -69,7 +69,8 @@ TEST_CASE("a run folder that cannot be created is reported") {
   }
   CHECK(tests::read_file(folder / "file") == "mine");
 
-  // Even root cannot create a folder where a file of the same name exists.
+  // Even root cannot create a folder where a file of the same name exists, so the run must fail and name that
+  // path.
   fs::create_directories(folder / "taken");
   tests::write_file(folder / "taken/checkpoints", "mine");
   CHECK_THAT(fails(mlp(folder / "taken")).err, ContainsSubstring(folder / "taken/checkpoints"));
@@ -103,7 +104,7 @@ TEST_CASE("a full disk does not damage existing files") {
   const std::vector<std::string> names = tests::names_in(checkpoints);
   const std::string before = tests::read_file(checkpoints + "/" + names.back());
 
-  // With a limit of 1 MiB the pictures can be written, but not a checkpoint of 2.8 MB.
+  // The limit of 1 MiB allows the pictures, but not a checkpoint of 2.8 MB.
   const Launch full{.arguments = {"--resume", "--run-dir", run, "--epochs", "2"}, .largest_file = 1 << 20};
   const Ended failed = fails(full);
   CHECK_THAT(failed.err, ContainsSubstring(checkpoints + "/step-00000008.safetensors: cannot be written"));
@@ -125,8 +126,8 @@ TEST_CASE("a full disk does not damage existing files") {
   }
   SECTION("a run that fails at its start can be started again") {
     fails({.arguments = mlp(folder / "other"), .largest_file = 100});
-    CHECK_FALSE(
-        fs::exists(folder / "other/config.json"));  // otherwise the same command would find an existing run
+    // If it existed, the same command would find an existing run.
+    CHECK_FALSE(fs::exists(folder / "other/config.json"));
     CHECK(classifier(mlp(folder / "other")).status == 0);
   }
 }

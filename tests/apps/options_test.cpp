@@ -1,4 +1,4 @@
-// The classifier's command line: --help, valid and invalid options.
+// Tests the classifier's command line: --help, valid and invalid options.
 #include <filesystem>
 
 #include "tests/apps/program.h"

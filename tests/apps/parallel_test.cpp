@@ -1,4 +1,5 @@
-// The classifier with several processes (tapestry-run and --parallel ddp) or several devices (--parallel dp).
+// Tests the classifier with several processes (tapestry-run and --parallel ddp) or several devices
+// (--parallel dp).
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -99,7 +100,8 @@ TEST_CASE("DataParallel on two devices computes the same loss as one device, and
   const auto train_loss = [](const std::string& metrics) {
     return std::stod(metrics.substr(metrics.rfind("\"train_loss\":") + 13));
   };
-  // The model has no batch norm and no dropout, whose results depend on how the batch is divided.
+  // DataParallel must compute the loss of one device here, because the model has no batch norm and no
+  // dropout, whose results depend on how the batch is divided.
   const double one = train_loss(run("one", {"--model", "mlp", "--parallel", "none"}));
   CHECK(train_loss(run("two", {"--model", "mlp"})) == Approx(one).epsilon(1e-4));
   CHECK(train_loss(run("other", {"--model", "mlp", "--seed", "4"})) != Approx(one).epsilon(1e-4));

@@ -1,5 +1,5 @@
-// One command line with --resume auto starts a run, and continues it after a failure: by hand, or by the
-// launcher's --max-restarts.
+// Tests that one command line with --resume auto starts a run, and continues it after a failure. A user or
+// the launcher (--max-restarts) runs the command again.
 #include <csignal>
 #include <filesystem>
 

@@ -1,5 +1,5 @@
-// Signals that stop a run: a checkpoint is saved, and the run that continues from it gives the same results,
-// bit for bit, as a run that was never stopped. Also tests checkpoints within an epoch.
+// Tests signals that stop a run: a checkpoint is saved, and the run that continues from it gives the same
+// results, bit for bit, as a run that was never stopped. Also tests checkpoints within an epoch.
 #include <chrono>
 #include <csignal>
 #include <filesystem>

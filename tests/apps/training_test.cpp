@@ -1,4 +1,4 @@
-// Successful runs: their output, their files and their reproducibility.
+// Tests successful runs of the classifier: their output, their files and their reproducibility.
 #include <algorithm>
 #include <cmath>
 #include <regex>
@@ -33,7 +33,7 @@ TEST_CASE("the demo's loss converges to ln(e + 9) - 1") {
   std::smatch match;
   const std::string metrics = tests::metrics(folder / "run");
   REQUIRE(std::regex_search(metrics, match, std::regex("\"epoch\":2,\"train_loss\":([^,]+)")));
-  // Probabilities in f32: the loss is exact except for some rounding errors of 1.46, 1.2e-7 each.
+  // The probabilities are f32, so the loss may differ by some rounding errors, which are 1.2e-7 near 1.46.
   CHECK(std::abs(std::stod(match[1]) - (std::log(std::exp(1.0) + 9) - 1)) < 1e-6);
   CHECK_THAT(run.out, ContainsSubstring("train loss 1.4612"));
 }

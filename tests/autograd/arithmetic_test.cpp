@@ -110,7 +110,7 @@ TEST_CASE("in-place changes keep the address, count a version and see the old el
   CHECK(x.version() > version);
   CHECK(x.raw_data() == address);
   CHECK(equal(x, tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0})));
-  // If an operand overlaps the target partly, its old values must be used.
+  // The target overlaps the operand partly. The operation must use the old values of the operand.
   x.slice(0, 1).add_(x.slice(0, 0, 5));
   CHECK(equal(x, tensor({1.0, 3.0, 5.0, 7.0, 9.0, 11.0})));
   x.add_(x);
@@ -143,7 +143,8 @@ TEST_CASE("large tensors, cut into pieces for threads, in every kind of loop") {
   CHECK(all(x + y, static_cast<double>(n)));
   const Tensor wide = arange(0, 2 * n, 1, kFloat64);
   CHECK(all(wide.slice(0, 1, 2 * n, 2) - wide.slice(0, 0, 2 * n, 2), 1));
-  // Rows begin and end inside a thread's piece of work, and a column and a row broadcast.
+  // The large tensor is cut into one piece per thread, so rows begin and end inside a piece. A column and a
+  // row broadcast to it.
   const Tensor m = arange(0, 301 * 233, 1, kFloat64).reshape({301, 233});
   const Tensor rows = arange(0, 301 * 233, 233, kFloat64).reshape({301, 1}),
                columns = arange(0, 233, 1, kFloat64);

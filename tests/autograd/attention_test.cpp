@@ -51,7 +51,7 @@ TEST_CASE("attention: a query that sees nothing gives zeros, and no gradient") {
   y.sum().backward();
   CHECK(allclose(q.grad()[1], zeros({3})));
   CHECK(isnan(k.grad()).to(DType::f32).sum().item() == 0);
-  CHECK(allclose(v.grad()[1], zeros({5})));  // the first query does not see it either
+  CHECK(allclose(v.grad()[1], zeros({5})));  // no query sees value 1, so its gradient must be 0
 }
 
 TEST_CASE("attention: dropout acts on the weights, and keeps their mean") {
@@ -59,6 +59,7 @@ TEST_CASE("attention: dropout acts on the weights, and keeps their mean") {
   const Tensor q = zeros({64, 8}), k = zeros({512, 8}), v = ones({512, 2});
   const Tensor y = scaled_dot_product_attention(q, k, v, {.dropout = 0.5});
   CHECK_FALSE(allclose(y, ones({64, 2})));
-  // Each output averages 512 weights of 0 or 2: a standard deviation of 1 / sqrt(512), over 128 outputs.
+  // Each output is the average of 512 weights that are 0 or 2, so its standard deviation is 1 / sqrt(512).
+  // The mean of 128 such outputs has a standard deviation of 1 / 256.
   CHECK(y.mean().item() == Approx(1).margin(6.0 / 256));
 }

@@ -15,7 +15,7 @@ TEST_CASE("forward keeps only the inputs of the blocks, and backward recomputes 
   constexpr std::int64_t kElements = 1 << 13, kBytes = kElements * 4;
   const auto deep = [](const Tensor& t) {
     Tensor h = t;
-    for (int i = 0; i < kOperations; ++i) h = h.tanh();  // saves its output
+    for (int i = 0; i < kOperations; ++i) h = h.tanh();  // tanh saves its output
     return h;
   };
   const Tensor x = full({kElements}, 0.5).set_requires_grad();
@@ -36,8 +36,8 @@ TEST_CASE("forward keeps only the inputs of the blocks, and backward recomputes 
   CHECK(plain == kBlocks * kOperations);
   CHECK(plain_peak >= plain);
 
-  // The peak occurs while a block is recomputed: the inputs of the blocks except x, the saved tensors of one
-  // block, and two gradients. One tensor more is allowed.
+  // The peak occurs while a block is recomputed. These tensors then exist: the inputs of all blocks except
+  // the first (it is x), the saved tensors of one block, and two gradients. The bound allows one more.
   const auto bounded = [](std::int64_t peak) { return peak <= kBlocks - 1 + kOperations + 3; };
   for (const bool retain : {false, true}) {
     CAPTURE(retain);
@@ -68,7 +68,8 @@ TEST_CASE("recomputed tensors are freed at the end of the pass, and everything i
     const auto f = [&](const Tensor& t) { return std::pair(t.exp() * w, (t.sigmoid() * w).tanh()); };
     const auto [a, b] = checkpoint(f, x.tanh());
     const std::int64_t held = live_bytes();
-    autograd::grad({a.sum()}, {x}, {}, /*retain_graph=*/true);  // also recomputes the saved tensors of b
+    // This pass recomputes the saved tensors of a and of b. Both must be freed at its end.
+    autograd::grad({a.sum()}, {x}, {}, /*retain_graph=*/true);
     CHECK(live_bytes() == held);
     a.sum().backward();
     CHECK(live_bytes() > before);

@@ -177,7 +177,8 @@ TEST_CASE("backward runs the function again once, and only as far as needed") {
   SECTION("no recomputation if backward needs nothing") {
     { const Tensor y = checkpoint(f, x); }
     CHECK(calls == 1);
-    const Tensor y = checkpoint([&](const Tensor& t) { return ++calls, t + 1; }, x);  // saves nothing
+    // An addition saves no tensor for backward.
+    const Tensor y = checkpoint([&](const Tensor& t) { return ++calls, t + 1; }, x);
     y.sum().backward();
     CHECK(calls == 2);
   }
@@ -254,7 +255,7 @@ TEST_CASE("with retain_graph, each pass recomputes the function once") {
   const Tensors plain = run(kPlain);
   calls = 0;
   const Tensors again = run(kCheckpointed);
-  CHECK(calls == 1 + 3);  // once per pass, although the backward of a / b uses b twice
+  CHECK(calls == 1 + 3);  // one recomputation per pass, although the backward of a / b uses b twice
   CHECK(equal(plain[0], again[0]));
   CHECK(equal(plain[1], again[1]));
 }
@@ -281,7 +282,8 @@ TEST_CASE("a split backward pass recomputes the function in each half") {
 }
 
 TEST_CASE("the recomputation draws the same random numbers") {
-  // The gradient depends on the added noise and the dropout mask, so it shows whether both were the same.
+  // The gradient depends on the random noise and on the dropout mask. So equal gradients show that both were
+  // drawn again identically.
   const auto f = [](const Tensor& t) {
     const Tensor noise = empty(t.sizes(), t.dtype()).uniform_();
     return dropout(-((t + noise) * (t + noise)), 0.5, true).exp();
@@ -290,7 +292,7 @@ TEST_CASE("the recomputation draws the same random numbers") {
   const auto run = [&](auto call) {
     x.zero_grad();
     const Tensor y = call();
-    manual_seed(99);  // a change of the generators in between must not matter
+    manual_seed(99);  // the recomputation must not depend on this new seed
     y.sum().backward();
     return x.grad();
   };
@@ -381,8 +383,8 @@ TEST_CASE("calls may be nested") {
     }
     const int passes = retain ? 2 : 1;
     CHECK(outer == 2 + 2 * passes);
-    CHECK(inner == 6 + 12 * passes);  // per pass, each inner call runs once in its outer function's
-                                      // recomputation, and once in its own
+    CHECK(inner == 6 + 12 * passes);  // in each pass, each inner call runs twice: in its outer function's
+                                      // recomputation, and in its own
   }
 }
 
@@ -472,7 +474,8 @@ TEST_CASE("backward refuses a recomputation that differs from the forward pass")
   }
   const auto more = [](const Tensor& t) { return t.exp().tanh().exp(); };
   refused(late, "saved 3 tensors; the forward pass saved 2", more);
-  CHECK(message(early, more).empty());  // the early stop comes before the third tensor
+  // early_stop ends the recomputation before it saves the third tensor, so there must be no error.
+  CHECK(message(early, more).empty());
 }
 
 TEST_CASE("after an exception in the recomputation, state is restored and backward can run again") {

@@ -94,7 +94,7 @@ OP_TEST("rand", extreme, "never 1, in no dtype; means as they should be") {
     const Tensor x = rand({40000}, t).to(kFloat64);
     CHECK(x.min().item() >= 0);
     CHECK(x.max().item() < 1);
-    CHECK(std::abs(x.mean().item() - 0.5) < 0.01);  // 7 standard deviations
+    CHECK(std::abs(x.mean().item() - 0.5) < 0.01);  // the tolerance is 7 standard deviations of the mean
   }
 }
 OP_TEST("rand", strided, "uniform_ counts elements in row-major order in any layout") {
@@ -135,7 +135,8 @@ OP_TEST("randn", golden, "Box-Muller on Philox's words") {
 OP_TEST("randn", extreme, "finite; moments of the normal distribution") {
   manual_seed(1);
   for (DType t : {kFloat32, kFloat64, kFloat16, kBFloat16}) {
-    const Tensor x = randn({40001}, t).to(kFloat64);  // an odd count uses half of the last pair
+    // Normal numbers are made in pairs. The count is odd, so only half of the last pair is used.
+    const Tensor x = randn({40001}, t).to(kFloat64);
     CHECK(std::abs(x.mean().item()) < 0.035);
     CHECK(std::abs(x.var().item() - 1) < 0.05);
     CHECK(std::abs((x * x * x * x).mean().item() - 3) < 0.4);

@@ -57,7 +57,7 @@ TEST_CASE("copy_ copies between devices") {
   y.copy_(x);
   CHECK(same_elements(y.cpu(), x));
   const Tensor z = zeros({3, 4});
-  z.copy_(y);  // broadcast on the target's device
+  z.copy_(y);  // y is copied to the CPU first and broadcast there
   CHECK(same_elements(z, x.expand({3, 4})));
 }
 

@@ -27,7 +27,7 @@ OP_TEST("dropout", golden, "keeps what its words say, scaled, in every dtype; gr
       kept += keep;
       REQUIRE(f.data<float>()[i] == (keep ? 4.0f : 0.0f));
     }
-    CHECK(std::abs(kept - 3000) < 200);  // 7 standard deviations
+    CHECK(std::abs(kept - 3000) < 200);  // the tolerance is 7 standard deviations
   }
 }
 OP_TEST("dropout", dtypes, "of the result and of the gradient") {
@@ -37,7 +37,8 @@ OP_TEST("dropout", dtypes, "of the result and of the gradient") {
     y.sum().backward();
     CHECK(y.dtype() == t);
     CHECK(x.grad().dtype() == t);
-    CHECK(equal(y.mul(2 - y.detach()).detach(), zeros({64}, t)));  // 0 or 2
+    // Every element y must be 0 or 2, so y (2 - y) = 0.
+    CHECK(equal(y.mul(2 - y.detach()).detach(), zeros({64}, t)));
   }
 }
 OP_TEST("dropout", gradcheck, "with the generator set back for every evaluation") {

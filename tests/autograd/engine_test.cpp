@@ -22,8 +22,8 @@ namespace {
 Tensor leaf(std::initializer_list<double> values) { return tensor(values, DType::f64).set_requires_grad(); }
 double at(const Tensor& t, std::int64_t i) { return t[i].item(); }
 
-// y = x * w, recorded with the inputs in a chosen order. A test uses it to show that the order does not
-// affect hooks.
+// Returns x * w. The flag selects the order of the two inputs on the tape. Tests use it to show that the
+// order does not affect hooks.
 Tensor product(const Tensor& x, const Tensor& w, bool weight_first) {
   Tensor y;
   {
@@ -51,7 +51,7 @@ TEST_CASE("backward accumulates into leaves") {
   (x * w).sum().backward();
   CHECK(at(x.grad(), 0) == 5);
   CHECK(at(w.grad(), 1) == 3);
-  (x * w).sum().backward();  // adds, does not replace
+  (x * w).sum().backward();  // a second backward must add to grad(), not replace it
   CHECK(at(x.grad(), 0) == 10);
   CHECK(at(w.grad(), 1) == 6);
   x.zero_grad();
@@ -123,7 +123,7 @@ TEST_CASE("misuse of backward throws an error that names the reason") {
   const Tensor y = (x * x).sum();
   y.backward();
   CHECK_THROWS_WITH(y.backward(), ContainsSubstring("retain_graph"));
-  CHECK(at(x.grad(), 1) == 4);  // the failed pass has added nothing
+  CHECK(at(x.grad(), 1) == 4);  // the failed pass must not add to grad()
 
   const Tensor z = (x * x).sum();
   z.backward({}, /*retain_graph=*/true);
@@ -140,7 +140,7 @@ TEST_CASE("a saved tensor changed in place is detected") {
     h.add_(1);
   }
   CHECK_THROWS_WITH(y.backward(), ContainsSubstring("[mul]") && ContainsSubstring("changed in place"));
-  // exp saves its output; a change through a view is detected as well
+  // exp saves its output. An in-place change of the output through a view must be detected too.
   const Tensor e = x.exp();
   const Tensor s = e.sum();
   e.detach().narrow(0, 0, 1).zero_();
@@ -152,17 +152,17 @@ TEST_CASE("in-place operations are recorded, or refused on leaves and views") {
   CHECK_THROWS_WITH(x.mul_(2), ContainsSubstring("leaf"));
   {
     NoGradGuard no_grad;
-    x.mul_(2);  // as in an optimizer step
+    x.mul_(2);  // under NoGradGuard a leaf may be changed in place, as optimizers do
   }
   CHECK(at(x, 1) == 4);
-  const Tensor h = x * 3;  // 6, 12
-  h.mul_(h);               // 36, 144
+  const Tensor h = x * 3;  // the elements are 6, 12
+  h.mul_(h);               // the elements are now 36, 144
   h.add_(1);
   CHECK(at(h, 0) == 37);
   h.sum().backward();
   CHECK(at(x.grad(), 0) == 2 * 9 * 2);
   CHECK(at(x.grad(), 1) == 2 * 9 * 4);
-  // A tensor without history gets one.
+  // `sum` has no history. An in-place addition of a recorded tensor must record one.
   const Tensor sum = zeros({2}, DType::f64);
   sum.add_(x * 5);
   CHECK(sum.requires_grad());
@@ -347,7 +347,7 @@ TEST_CASE("autograd::grad returns gradients and leaves grad() alone") {
   CHECK_THROWS_WITH(autograd::grad({y}, {unused}, {}, true), ContainsSubstring("allow_unused"));
   CHECK_FALSE(autograd::grad({y}, {unused}, {}, true, true)[0].defined());
   CHECK_THROWS_WITH(autograd::grad({y}, {x.detach()}, {}, true), ContainsSubstring("does not require"));
-  // the sum of two outputs, weighted
+  // The outputs have different weights: 1 for y and 10 for h.
   g = autograd::grad({y, h}, {w}, {tensor({1.0}, DType::f64), tensor({10.0}, DType::f64)});
   CHECK(at(g[0], 0) == 2 * 6 * 2 + 10 * 2);
 }
@@ -362,8 +362,8 @@ TEST_CASE("autograd::grad does not free the graph of its inputs, so backward can
 TEST_CASE("backward_inputs and accumulate give the same gradients as backward") {
   const Tensor x = leaf({1.5, -2}), w1 = leaf({2, 3}), w2 = leaf({0.5, 4});
   const auto forward = [&](const Tensor& in) {
-    const Tensor h = (in * (w1 * w1)).tanh();  // w1 is used through another operation
-    return h * w2 + w1;                        // and directly, in a node that also leads to the input
+    const Tensor h = (in * (w1 * w1)).tanh();  // w1 reaches h through another operation
+    return h * w2 + w1;  // w1 is also an input of the last node, which leads to the input too
   };
   const Tensor seed = tensor({1.0, -1.0}, DType::f64);
   forward(x).backward(seed);
@@ -505,7 +505,7 @@ TEST_CASE("a node that outlives its step keeps only one slab in use") {
   for (int step = 0; step < 20; ++step) {
     Tensor y = x;
     for (int i = 0; i < 2000; ++i) y = y * 1;
-    kept.push_back(x * 2);  // lies in a slab with nodes of this step, and outlives them
+    kept.push_back(x * 2);  // this node is in a slab with nodes of this step, and outlives them
     y.backward();
   }
   // A step fills about ten slabs, and each of the 20 surviving nodes may keep one slab.
@@ -532,7 +532,7 @@ TEST_CASE("a hook of a leaf that was destroyed before backward is harmless") {
   }
   y.backward();
   CHECK(at(x.grad(), 0) == 3);
-  CHECK(calls <= 1);  // mul saved w, so w may still be alive
+  CHECK(calls <= 1);  // mul saved w as its input, so w may still be alive and its hook may run
 }
 
 TEST_CASE(

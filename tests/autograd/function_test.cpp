@@ -20,7 +20,7 @@ struct Cube : autograd::Function<Cube> {
   }
 };
 
-// Has two outputs and an argument that is not a tensor, and saves an output.
+// A user-defined function with two outputs and an argument that is not a tensor. It saves one of its outputs.
 struct ScaleExp : autograd::Function<ScaleExp> {
   static std::vector<Tensor> forward(FunctionContext& ctx, const Tensor& x, double scale, const Tensor& y) {
     ctx.data = scale;

@@ -120,7 +120,8 @@ TEST_CASE("f32 functions are exact to a few units in the last place") {
   CHECK(worst_ulps(-0.7f, 0.7f, tanh, [](double x) { return std::tanh(x); }) < 4);
   CHECK(worst_ulps(-1e-3f, 1e-3f, tanh, [](double x) { return std::tanh(x); }) < 4);
   CHECK(worst_ulps(-80.0f, 20.0f, sigmoid, sigmoid_of) < 4);
-  // For x < -1, x Phi(x) cancels. So the error is measured in units of the largest term, which is x.
+  // If x < -1, the formula of gelu, x Phi(x), loses digits by cancellation. So the error is measured in units
+  // of the largest term, which is x.
   CHECK(worst_ulps(
             -1.0f, 10.0f, [](const Tensor& x) { return gelu(x); },
             [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }) < 8);

@@ -102,7 +102,8 @@ TEST_CASE("the mean of nothing is NaN and its gradient zero") {
 }
 
 TEST_CASE("cross_entropy keeps the small differences of large logits") {
-  // If m + log(sum(exp(x - m))) = 1e4 + 0.55 were stored as one number, the result would be wrong by 5e-4.
+  // cross_entropy must store the maximum m = 1e4 and log(sum(exp(x - m))) = 0.41 as two numbers. Their sum,
+  // rounded to one f32 number, would be wrong by up to 5e-4.
   const Tensor x = tensor({{10000, 9999, 9998}}, DType::f32).set_requires_grad();
   const Tensor loss = cross_entropy(x, classes({1}));
   CHECK(loss.item() == Approx(1.407605964).epsilon(1e-6));
@@ -151,8 +152,9 @@ TEST_CASE("losses do not depend on the number of threads") {
 TEST_CASE("child: softmax before cross_entropy", "[.]") {
   const Tensor x = randn({4, 10}).set_requires_grad(), target = randint(0, 10, {4});
   cross_entropy(x, target);
-  cross_entropy(x.detach().softmax(1), target);  // the input needs no gradient, so there must be no warning
-  cross_entropy(log_softmax(x, 1), target);      // changes nothing
+  cross_entropy(x.detach().softmax(1), target);  // no gradient is needed here, so there must be no warning
+  // cross_entropy applies log_softmax again, which does not change log-probabilities: no warning.
+  cross_entropy(log_softmax(x, 1), target);
   cross_entropy(x.softmax(1) * 2, target);
   std::puts("so far none");
   std::fflush(stdout);
@@ -167,6 +169,7 @@ TEST_CASE("a second softmax is told of, once") {
   CHECK(none < warning);
   CHECK(text.find("warning", warning + 1) == std::string::npos);
   CHECK_THAT(text, ContainsSubstring("of 10 classes no row's loss can be below 1.4612"));
-  const Tensor sure = (tensor({1.0}) - arange(10).to(DType::f64)).reshape({1, 10}) * 1000;  // of class 0
+  // The logits select class 0 with certainty.
+  const Tensor sure = (tensor({1.0}) - arange(10).to(DType::f64)).reshape({1, 10}) * 1000;
   CHECK(cross_entropy(sure.softmax(1), classes({0})).item() == Approx(1.4612).margin(5e-5));
 }

@@ -1,5 +1,5 @@
-// User errors that involve several parts of the library: empty hooks, writes into integer tensors, functions
-// that gradcheck cannot check.
+// Unusual uses and user errors that involve several parts of the library: copies into integer tensors,
+// retain_grad before an in-place change, empty hooks, and functions that gradcheck cannot check.
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
 
@@ -20,7 +20,7 @@ TEST_CASE("a tensor that requires gradients can be copied into integer tensors, 
   CHECK(equal(truth, tensor({false, false})));
   CHECK_FALSE(whole.requires_grad());
   CHECK(whole.is_leaf());
-  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // into a view as well
+  whole.narrow(0, 1, 1).copy_(x.narrow(0, 0, 1));  // copying into a view must work too
   CHECK(equal(whole, tensor({1, 1})));
 }
 

@@ -83,7 +83,7 @@ TEST_CASE("pools: a channels-last input gives a channels-last result, and the sa
   }
   check([](const Tensor& t) {
     return max_pool2d(t, {.kernel_size = {3, 1}});
-  });  // windows that tile the input
+  });  // the stride defaults to kernel_size, so the windows do not overlap
   check([](const Tensor& t) { return adaptive_avg_pool2d(t, {4, 5}); });
 }
 
@@ -93,7 +93,7 @@ TEST_CASE("max_pool2d: a window larger than a byte can number") {
     const Tensor y = max_pool2d(x, {.kernel_size = {20, 18}});
     y.sum().backward();
     CHECK(allclose(y.detach(), x.detach().reshape({2, 3, 2, 20, 2, 18}).max(5).first.max(3).first));
-    // In each window, only the largest element must receive the gradient.
+    // The sum of the gradient must be the number of windows: only one element per window gets 1.
     CHECK(x.grad().sum().item() == 2 * 3 * 2 * 2);
     CHECK(allclose((x.grad() * x.detach()).sum(), y.detach().sum(), 1e-5));
   }

@@ -67,12 +67,13 @@ BAD_INPUT("argmax", "dimension 5", [] { zeros({2}).argmax(5); });
 BAD_INPUT("argmin", "no elements", [] { argmin(zeros({2, 0}), 1); });
 
 TEST_CASE("f32 sums are as exact as their inputs, over rows, columns and everything") {
-  // Adds 0.1f a million times. A running f32 sum would be wrong by 1%, and 32 partial sums still by 1e-4.
+  // Sums 0.1f a million times. One running f32 sum would be wrong by 1%, and 32 partial f32 sums still by
+  // 1e-4.
   const double each = static_cast<double>(0.1f);
   const std::int64_t n = 1 << 20;
   const double eps = std::numeric_limits<float>::epsilon();
-  // A lane accumulates 32 elements before it is merged into an f64 total, and the lanes of a block are added
-  // in 5 steps.
+  // The bound counts roundings in f32. Each SIMD lane adds up 32 elements before it is merged into an f64
+  // total. The lanes of a block are added in 5 steps.
   const double bound = (32 + 5 + 1) * eps;
   CHECK(full({n}, 0.1f).sum().item() == Approx(n * each).epsilon(bound));
   CHECK(full({n, 3}, 0.1f).sum(0)[1].item() == Approx(n * each).epsilon(bound));
@@ -83,8 +84,8 @@ TEST_CASE("f32 sums are as exact as their inputs, over rows, columns and everyth
 
 TEST_CASE("sums of f16 and bf16 are taken in f32") {
   CHECK(ones({3000}, DType::bf16).sum().item() ==
-        3008);  // 3000 rounded to bf16; a running bf16 sum stops at 256
-  CHECK(ones({3001}, DType::f16).mean().item() == 1);  // a running f16 sum stops at 2048
+        3008);  // 3000 rounds to 3008 in bf16; a sum accumulated in bf16 would stop at 256
+  CHECK(ones({3001}, DType::f16).mean().item() == 1);  // a sum accumulated in f16 would stop at 2048
   CHECK(ones({3000, 2}, DType::bf16).sum(0)[1].item() == 3008);
 }
 

@@ -1,4 +1,4 @@
-// Loads the library with dlopen() long after the program has started, as plugins are loaded.
+// Loads the library by dlopen() while the program runs, as plugins are loaded. This must work.
 #include <dlfcn.h>
 #include <stdio.h>
 

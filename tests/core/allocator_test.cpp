@@ -183,8 +183,8 @@ TEST_CASE("OutOfMemoryError gives the requested, allocated and reserved bytes") 
   CHECK_THROWS_AS(empty({std::int64_t{1} << 52}), OutOfMemoryError);
 }
 
-// The first and the last byte of each block hold a mark. Blocks pass from thread to thread through a shared
-// list.
+// Each thread writes a mark into the first and the last byte of its blocks, and passes blocks to the other
+// threads through a shared list. Whoever frees a block must find the marks unchanged.
 TEST_CASE("threads allocate and free each other's blocks") {
   for (const bool caching : {true, false}) {
     const auto a = make(caching);

@@ -266,15 +266,15 @@ TEST_CASE("clean-up that runs all the time never removes a file that is being wr
     cleaners.emplace_back([&] {
       while (!stop) remove_all_abandoned(dir);
     });
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  // For about one file in 1,000, a clean-up runs between creating and locking the file.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   int written = 0, lost = 0;
   std::string error;
-  while (std::chrono::steady_clock::now() < end && error.empty()) {
+  while (written < 6000 && error.empty() && std::chrono::steady_clock::now() < end) {
     try {
       AtomicFile file(dir / "file");
-      std::this_thread::yield();
       if (!std::filesystem::exists(file.temporary_path())) ++lost;
-      if (++written % 50 == 0) file.write(std::to_string(written)), file.commit();
+      if (++written % 20 == 0) file.write(std::to_string(written)), file.commit();
     } catch (const IoError& e) {
       error = e.what();
     }
@@ -283,7 +283,7 @@ TEST_CASE("clean-up that runs all the time never removes a file that is being wr
   for (std::thread& t : cleaners) t.join();
   CHECK(error == "");
   CHECK(lost == 0);
-  CHECK(written > 100);
+  CHECK(written > 0);
 }
 
 TEST_CASE("without file locks, files are written, and no leftover file is removed") {

@@ -1,4 +1,4 @@
-// How often making CUDA tensors calls the host's allocator once the caches are warm.
+// Counts the host allocations that making CUDA tensors costs once the allocators' caches are warm.
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -11,7 +11,7 @@
 #include "tests/support/fake_gpu.h"
 
 namespace {
-thread_local std::int64_t taken = 0;  // allocations of this thread
+thread_local std::int64_t taken = 0;  // number of host allocations by this thread
 }
 
 #ifndef TAPESTRY_SANITIZED  // the sanitizers replace operator new themselves
@@ -29,7 +29,8 @@ using namespace tapestry;
 TEST_CASE("after a warm-up, making a CUDA tensor allocates host memory only for its storage") {
   testing::FakeGpus gpus(1);
   const TensorOptions options(DType::f32, "cuda:0");
-  // Blocks of each size class are split and merged, and freed in another order than they were made.
+  // Makes tensors of each size class and frees them in another order, so that the pool splits and merges
+  // blocks.
   const auto step = [&] {
     Tensor a = empty({1000}, options), b = empty({50'000}, options), c = empty({3'000'000}, options);
     a = Tensor();

@@ -1,4 +1,5 @@
-// The allocator without a cache. cuda_block_pool_test.cpp and cuda_stream_test.cpp test the caching one.
+// Tests the CUDA allocator without a cache (TAPESTRY_CUDA_ALLOCATOR=system). cuda_block_pool_test.cpp and
+// cuda_stream_test.cpp test the caching one.
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
@@ -20,7 +21,7 @@ TEST_CASE("child: each tensor has a block of its size", "[.]") {
     CHECK(memory_stats(first).reserved == 416);
     CHECK(memory_stats(first).allocations == 2);
     CHECK(memory_stats(second).allocated == 0);
-    // Freeing waits for streams that use the memory.
+    // Freeing the tensors must first wait for this kernel, which uses the memory of x.
     gpus.launch(current_stream(first), [&read, data = x.data<float>()] { read = data[100] = 7; });
   }
   CHECK(read == 7);

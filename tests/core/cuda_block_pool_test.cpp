@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
-/// Returns addresses that have no memory. The test decides when the work of a stream is done.
+/// A fake MemorySource. Its addresses have no memory behind them, and the test decides when a stream has done
+/// its work.
 class Source final : public cuda::MemorySource {
  public:
   explicit Source(std::size_t room = 64 * kGiB) : room_(room) {}
@@ -158,7 +159,7 @@ TEST_CASE("a block that other streams used is reused only after they have finish
   void* const p = pool.allocate(12 * kMiB, 1);
   source.given[2] = 5;
   source.given[3] = 7;
-  CHECK(pool.use(p, 1));  // its own stream
+  CHECK(pool.use(p, 1));  // a use by the block's own stream does not delay reuse
   CHECK(pool.use(static_cast<char*>(p) + 5 * kMiB, 2));
   CHECK(pool.use(p, 2));
   CHECK(pool.use(p, 3));
@@ -244,8 +245,8 @@ TEST_CASE("a block is never reused if the driver fails while it is freed") {
   CHECK(source.segments.size() == 2);
 }
 
-// Compared with a simple model: live blocks never overlap, and no stream gets a block that another may still
-// use.
+// Allocates and frees at random, and compares the pool with a simple model of the live blocks. Blocks must
+// never overlap, and no stream may get a block that another stream may still use.
 TEST_CASE("blocks never overlap under random calls") {
   Source source(300 * kMiB);
   BlockPool pool(source);

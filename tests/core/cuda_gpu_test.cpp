@@ -1,4 +1,4 @@
-// Core on a real GPU. cuda_stream_test.cpp tests the same on fake GPUs.
+// Tests core on a real GPU. cuda_stream_test.cpp tests the same on fake GPUs.
 #include <cstring>
 #include <vector>
 

@@ -1,4 +1,5 @@
-// The search for NVIDIA's libraries, on folders with a library that has only version functions.
+// Tests the search for NVIDIA's libraries. Temporary folders stand for the installed ones; they contain
+// copies of a fake library that has only the version functions.
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -17,7 +18,7 @@ namespace {
 
 using Map = std::map<std::string, std::string>;
 
-/// Environment variables for the length of a scope; "" unsets one.
+/// Sets environment variables until the end of the scope. "" unsets a variable.
 class Variables {
  public:
   explicit Variables(const Map& variables) {
@@ -41,14 +42,15 @@ class Variables {
   Map saved_;
 };
 
-/// Copies the library to `file`. Each copy is a library of its own to the dynamic loader.
+/// Copies the fake library to `file`. The dynamic loader treats each copy as a different library.
 std::string plant(const fs::path& file) {
   fs::create_directories(file.parent_path());
   fs::copy_file(TAPESTRY_VERSIONS_LIBRARY, file);
   return fs::canonical(file).string();
 }
 
-/// Only these folders are searched, neither the process nor the loader's path.
+/// Returns places that limit the search to these folders. Libraries that are already loaded and the loader's
+/// path are not searched.
 LibraryPlaces only(std::vector<std::string> folders, std::vector<std::string> site_packages = {}) {
   return {.loaded = false,
           .loader = false,
@@ -152,7 +154,7 @@ TEST_CASE("a library that is too old, foreign or broken is refused with the reas
   std::ofstream(dir / "text/libnccl.so.2") << "not a library";
   CHECK_THAT(open_library(nccl_spec(), only({dir / "text"})).about().error,
              ContainsSubstring("text/libnccl.so.2") && ContainsSubstring("TAPESTRY_NCCL_LIBRARY"));
-  // The search goes on after a file that cannot be used.
+  // The search must continue after a file that cannot be used.
   const Variables version(Map{{"FAKE_NCCL_VERSION", "22809"}});
   CHECK(open_library(nccl_spec(), only({dir / "text", dir / "old"})).about().available());
 }

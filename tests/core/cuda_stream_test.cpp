@@ -1,4 +1,4 @@
-// Streams, events, copies and device memory on fake GPUs, which run all work as late as CUDA allows.
+// Tests streams, events, copies and device memory on fake GPUs, which run all work as late as CUDA allows.
 #include "tapestry/core/stream.h"
 
 #include <chrono>
@@ -78,7 +78,7 @@ TEST_CASE("each device has a default stream and a pool, and StreamGuard selects 
     const StreamGuard guard(side);
     CHECK(current_stream(kFirst) == side);
     CHECK(current_stream(kSecond) ==
-          default_stream(kSecond));  // the guard's stream belongs to another device
+          default_stream(kSecond));  // the guard's stream belongs to the first device
     CHECK(current_stream(kCPU) == Stream());
   }
   CHECK(current_stream(kFirst) == default_stream(kFirst));
@@ -107,7 +107,8 @@ TEST_CASE("an exclusive stream is shared with nobody, however many there are") {
   CHECK_FALSE(ids.contains(default_stream(kFirst).id()));
   CHECK_FALSE(ids.contains(new_stream(kFirst, true).id()));
 
-  // A receive that waits for its peer does not delay a send, also with more than 32 lanes.
+  // A receive that waits for its peer must not delay a send on another exclusive stream, even if there are
+  // more exclusive streams than the pool has streams (32).
   bool sent = false;
   const Stream send = owners[40].stream(), receive = owners[8].stream();
   gpus.launch(receive, [&] { CHECK(sent); });
@@ -124,7 +125,7 @@ TEST_CASE("a stream that its owner has given back is reused once its work is don
   owner = nullptr;
   owner = make();
   CHECK(owner->stream() == idle);
-  CHECK_FALSE(make(true)->stream() == idle);  // of the other priority
+  CHECK_FALSE(make(true)->stream() == idle);  // a stream of the other priority is not reused
   CHECK_FALSE(ExclusiveStream(kSecond).stream() == idle);
 
   bool done = false;
@@ -138,7 +139,7 @@ TEST_CASE("a stream that its owner has given back is reused once its work is don
   CHECK(done);
   CHECK(make()->stream() == idle);
 
-  // Moving passes the stream on: it is given back once.
+  // A moved-from ExclusiveStream must not give the stream back: the pool gets it once.
   ExclusiveStream a(kFirst), b = std::move(a);
   CHECK(b.stream() == idle);
   CHECK_FALSE(ExclusiveStream(kFirst).stream() == idle);

@@ -186,7 +186,7 @@ TEST_CASE("a lock file that is a link, a FIFO or a folder is refused and left al
   CHECK(read_file(dir / "victim") == "kept");
 }
 
-TEST_CASE("without file locks, a folder lock warns once (child)", "[.child]") {
+TEST_CASE("a folder lock without file locks warns once (child)", "[.child]") {
   const TempDir dir;
   if (!tests::forbid_locks()) {
     std::printf("skipped: the kernel permits no filter of system calls\n");
@@ -195,8 +195,8 @@ TEST_CASE("without file locks, a folder lock warns once (child)", "[.child]") {
   const FolderLock one("job", dir.path().string()), two("job", dir.path().string());
 }
 
-TEST_CASE("without file locks, a folder lock warns once") {
-  const ChildResult result = run_child("without file locks, a folder lock warns once (child)");
+TEST_CASE("a folder lock without file locks warns once") {
+  const ChildResult result = run_child("a folder lock without file locks warns once (child)");
   CHECK(result.status == 0);
   if (result.output.find("skipped") != std::string::npos) {
     WARN(result.output);

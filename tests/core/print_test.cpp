@@ -92,7 +92,7 @@ TEST_CASE("str of a view prints the elements of the view") {
   CHECK(detail::raw_view(t, {2}, {5}, 1).str() == "tensor([1, 6])");
   CHECK(detail::raw_view(t, {3}, {0}, 7).str() == "tensor([7, 7, 7])");
   CHECK(detail::raw_view(t, {}, {}, 11).str() == "tensor(11)");
-  // Printing must read only the elements that it shows: this view has 2^60.
+  // Printing must read only the elements that it shows, because this view has 2^60 elements.
   CHECK_THAT(detail::raw_view(t, {1 << 30, 1 << 30}, {0, 0}, 5).str(),
              ContainsSubstring("[5, 5, 5,  ..., 5, 5, 5]"));
 }

@@ -10,13 +10,14 @@ using namespace tapestry;
 
 inline const Device kFirst{DeviceType::cuda, 0}, kSecond{DeviceType::cuda, 1};
 
-/// For Gpus: the stand-in's GPUs have just been reset, and errors injected.
+/// Passed to the constructor of Gpus: it must not reset the stand-in runtime, because the test has injected
+/// errors.
 struct KeepInjected {};
 inline constexpr KeepInjected kKeepInjected;
 
-/// While it lives, the CUDA devices are new stand-in GPUs, called through core/cuda/runtime.cpp. The
-/// destructor fails the test if anything leaked or was misused. Tensors, streams and events must be gone
-/// before.
+/// While a Gpus object exists, the process's CUDA devices are new GPUs of the stand-in runtime, called
+/// through core/cuda/runtime.cpp. The destructor fails the test if anything leaked or a call was misused.
+/// Tensors, streams and events must be destroyed before it.
 class Gpus {
  public:
   explicit Gpus(int gpus = 2, std::size_t memory = std::size_t{256} << 20)

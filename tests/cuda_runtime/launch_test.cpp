@@ -1,5 +1,5 @@
-// Kernel launches (kernels/cuda/launch.cuh) from the program, and from a shared library with a CUDA runtime
-// of its own.
+// Tests kernel launches (kernels/cuda/launch.cuh) from the program, and from a shared library that is linked
+// with its own copy of the CUDA runtime.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -79,7 +79,8 @@ TEST_CASE("an executor runs launches in stream order, when the host waits") {
   for (int i = 0; i < 100; ++i) CHECK(back.data<float>()[i] == static_cast<float>(3 * (2 * i + i) + i));
 }
 
-// The library's copy of the runtime does not know kernels of a module that has its own copy.
+// Kernels of a module with its own copy of the runtime must be launched through that copy, because other
+// copies do not know them.
 TEST_CASE("a module with a CUDA runtime of its own launches its own kernels") {
   const Gpus gpus;
   const Tensor x = empty({10}, kFirst);
@@ -126,7 +127,7 @@ TEST_CASE("a kernel may use more than 48 KiB of shared memory on each GPU") {
   CHECK(attributes() == 1);
   CHECK_NOTHROW(first::launch_shared(90 << 10, stream(kSecond)));
   CHECK(attributes() == 2);
-  // A thread that asks for less must not lower the limit, which belongs to the process.
+  // Another thread's launch with less shared memory must not lower the limit, which all threads share.
   std::thread([&] { CHECK_NOTHROW(first::launch_shared(50 << 10, stream(kFirst))); }).join();
   CHECK_NOTHROW(first::launch_shared(90 << 10, stream(kFirst)));
   CHECK_THROWS_WITH(first::launch_shared(300 << 10, stream(kFirst)),
@@ -152,7 +153,8 @@ TEST_CASE("launches that a GPU refuses throw CudaError and name the kernel") {
   stand_in::fail("cudaStreamGetDevice", 1, cudaErrorInvalidResourceHandle);
   CHECK_THROWS_AS(launch(1), CudaError);
   stand_in::fail("cudaSetDevice", 1, cudaErrorDevicesUnavailable);
-  std::thread([&] { CHECK_THROWS_AS(launch(1), CudaError); }).join();  // whose current device is GPU 0
+  // The new thread's current device is GPU 0, so the launch must select GPU 1, which fails.
+  std::thread([&] { CHECK_THROWS_AS(launch(1), CudaError); }).join();
 }
 
 TEST_CASE("an error inside a kernel is thrown where the host next waits") {
@@ -165,7 +167,7 @@ TEST_CASE("an error inside a kernel is thrown where the host next waits") {
   CHECK_THROWS_WITH(stream.synchronize(), ContainsSubstring("cudaStreamSynchronize") &&
                                               ContainsSubstring("cudaErrorIllegalAddress") &&
                                               ContainsSubstring("CUDA_LAUNCH_BLOCKING=1"));
-  // CUDA cannot use a context after such an error: every later call returns the error again.
+  // After such an error the CUDA context is unusable: every later call must return the error again.
   CHECK_THROWS_WITH(launch(), ContainsSubstring("cudaErrorIllegalAddress"));
   CHECK_THROWS_AS(empty({3'000'000}, kFirst), CudaError);
 }

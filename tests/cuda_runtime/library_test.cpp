@@ -1,5 +1,5 @@
-// The library that users link, with the kernels that nvcc compiled, on stand-in GPUs. Only in builds with
-// CUDA and the shared CUDA runtime.
+// Runs the library that users link, with the kernels that nvcc compiled, on stand-in GPUs. This needs a build
+// with CUDA and with the shared CUDA runtime.
 #if TAPESTRY_LIBRARY_HAS_CUDA
 #include <cstring>
 
@@ -18,7 +18,7 @@ TEST_CASE("the library's kernels are registered, and their parameters are known"
     CHECK(kernel.parameters.has_value());
     unbounded += kernel.max_threads == 0;
   }
-  CHECK(unbounded <= 4);  // this folder's two, in two modules
+  CHECK(unbounded <= 4);  // kernels.cu has two without launch bounds, and is compiled into two modules
 }
 
 TEST_CASE("an operation launches its kernel on its tensor's GPU") {
@@ -30,13 +30,14 @@ TEST_CASE("an operation launches its kernel on its tensor's GPU") {
     const auto device_queries = [] { return stand_in::calls()["cudaStreamGetDevice"]; };
     const auto queries_before = device_queries();
     const Tensor y = relu(x);
-    CHECK(device_queries() == queries_before);  // the slot has noted the GPU of the stream
+    // CUDA must not be asked for the stream's GPU, because the slot has noted it.
+    CHECK(device_queries() == queries_before);
     const auto launches = stand_in::launches();
     REQUIRE_FALSE(launches.empty());
     const stand_in::Launch& last = launches.back();
     CHECK(last.gpu == device.index);
     CHECK(last.stream == current_stream(device).native());
-    // The operands' addresses are among the arguments.
+    // The kernel's arguments must contain the addresses of the operands.
     const auto passes = [&](const Tensor& t) {
       const void* const data = t.raw_data();
       for (std::size_t i = 0; i + sizeof data <= last.arguments.size(); i += sizeof data)
@@ -45,7 +46,8 @@ TEST_CASE("an operation launches its kernel on its tensor's GPU") {
     };
     CHECK(passes(x));
     CHECK(passes(y));
-    // Between operations, a kernel of the program and one of another module.
+    // Launches from other modules (the program and a shared library) between operations must not disturb the
+    // next operation.
     first::launch_scale(x.data<float>(), y.data<float>(), 10, 1, current_stream(device).native());
     second::launch_scale(x.data<float>(), y.data<float>(), 10, 1, current_stream(device).native());
   }

@@ -1,5 +1,5 @@
-// core/cuda/runtime.cpp on stand-in GPUs: what it calls, and what it makes of every error that a call can
-// return.
+// Tests core/cuda/runtime.cpp on stand-in GPUs: that it makes the right calls to CUDA, and that it handles
+// every error that a call can return.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -62,16 +62,16 @@ void use_everything() {
   for (int i = 0; i < 1000; i += 2) expect(back.data<float>()[i] == static_cast<float>(i), "copied values");
 }
 
-/// Calls that release an object. Their errors are not thrown: nobody could do anything about them.
+/// The calls that release an object. Their errors must not be thrown, because no caller could handle them.
 const std::set<std::string> kReleases = {"cudaFree", "cudaFreeHost", "cudaEventDestroy", "cudaStreamDestroy"};
-/// Calls that also happen while a tensor's memory is freed, which must not throw. The block is never reused
-/// then.
+/// Calls that are also made while a tensor's memory is freed, with the number of such calls. Freeing must not
+/// throw: if the call fails, the block is never reused.
 const std::map<std::string, std::size_t> kAlsoInRelease = {
     {"cudaGetDevice", 3}, {"cudaEventCreateWithFlags", 1}, {"cudaEventRecord", 2}};
 
 enum class Outcome { nothing, out_of_memory, cuda_error, other };
 
-/// use_everything() on a new thread, which has chosen no device yet.
+/// Runs use_everything() on a new thread, which has not selected a device yet. Returns what it threw.
 Outcome try_everything(std::string& text) {
   Outcome outcome = Outcome::nothing;
   std::thread([&] {
@@ -90,11 +90,11 @@ Outcome try_everything(std::string& text) {
 
 }  // namespace
 
-// Every call site, every class of error: the exception has the right type and names the call and the error,
-// and nothing leaks.
+// Injects every class of error at every call to CUDA. Each time the exception must have the right type, its
+// text must name the call and the error, and nothing may leak.
 TEST_CASE("an error at any call to CUDA throws the right exception, and nothing leaks") {
   std::map<std::string, int> calls;
-  for (int i = 0; i < 2; ++i) {  // some calls are made only once per process
+  for (int i = 0; i < 2; ++i) {  // only the second run counts, because some calls are made once per process
     const Gpus gpus;
     std::string text;
     CHECK(try_everything(text) == Outcome::nothing);
@@ -122,10 +122,11 @@ TEST_CASE("an error at any call to CUDA throws the right exception, and nothing 
         ++injected;
         CAPTURE(text);
         if (function == "cudaGetDeviceCount") {
-          CHECK(outcome == Outcome::other);  // there are no devices then
+          CHECK(outcome == Outcome::other);  // without devices, use_everything() reports a wrong device count
           continue;
         }
-        // The allocator tries again after it has released its cache.
+        // A failed allocation need not throw, because the allocator tries again after it has released its
+        // cache.
         const bool retried =
             error == cudaErrorMemoryAllocation && (function == "cudaMalloc" || function == "cudaHostAlloc");
         if (outcome == Outcome::nothing) {
@@ -145,7 +146,8 @@ TEST_CASE("an error at any call to CUDA throws the right exception, and nothing 
   std::printf("%d errors were injected into %zu functions\n", injected, calls.size());
 }
 
-// Peer access is enabled once per pair of GPUs and process, so these pairs occur in no other test.
+// This test uses pairs of GPUs that no other test uses, because peer access is enabled only once per pair and
+// process.
 TEST_CASE("an error while peer access is enabled is thrown") {
   const Gpus gpus(7);
   const auto copy = [](int from, int to) {

@@ -1,5 +1,5 @@
-// The stand-in runtime itself: it must find what a correct program never does, and run work no earlier than
-// CUDA must.
+// Tests the stand-in for the CUDA runtime. It must detect leaks and misuse, and must run work as late as CUDA
+// may.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -10,7 +10,8 @@
 
 namespace {
 
-/// New stand-in GPUs, whose leaks and misuse the test case itself checks.
+/// Makes new stand-in GPUs. Unlike Gpus, it does not check for leaks and misuse: the test case does that
+/// itself.
 struct Fresh {
   explicit Fresh(int gpus = 2, std::size_t memory = std::size_t{64} << 20) { stand_in::reset(gpus, memory); }
   ~Fresh() { stand_in::reset(); }
@@ -93,7 +94,7 @@ TEST_CASE("handles that do not exist, or belong to another GPU, are misuse") {
   CHECK(cudaStreamDestroy(gone) == cudaErrorInvalidResourceHandle);
   CHECK(cudaEventRecord(e, gone) == cudaErrorInvalidResourceHandle);
   float ms = 0;
-  CHECK(cudaEventElapsedTime(&ms, e, e) == cudaErrorInvalidResourceHandle);  // never recorded
+  CHECK(cudaEventElapsedTime(&ms, e, e) == cudaErrorInvalidResourceHandle);  // the event was never recorded
   CHECK(cudaEventRecord(e, s) == cudaSuccess);
   CHECK(cudaEventElapsedTime(&ms, e, e) == cudaErrorNotReady);
   CHECK(cudaEventElapsedTime(&ms, e, plain) == cudaErrorInvalidResourceHandle);
@@ -132,7 +133,7 @@ TEST_CASE("work runs in stream order, when the host waits or keeps asking") {
   CHECK(asked < 10);
   CHECK(order == std::vector<int>{1, 3, 2});
 
-  // A copy reads its source when it runs.
+  // A copy must read its source when it runs, not when it is enqueued.
   std::int64_t value = 1;
   CHECK(cudaMemcpyAsync(data, &value, 8, cudaMemcpyDefault, a) == cudaSuccess);
   value = 2;

@@ -30,7 +30,8 @@ class Numbers : public Dataset<Example> {
   Example get(std::int64_t index) const override {
     check<IoError>(index != broken_, "[Numbers] file ", index, " is unreadable");
     if (index % 7 == 3)
-      std::this_thread::sleep_for(std::chrono::microseconds(300));  // lets workers overtake one another
+      // The delay lets workers overtake one another.
+      std::this_thread::sleep_for(std::chrono::microseconds(300));
     const PhiloxRange range = current_generator(kCPU).take(1);
     const std::uint64_t drawn = philox(range.seed, range.offset).v[0];
     return {scalar(index), scalar(static_cast<std::int64_t>(drawn))};
@@ -226,7 +227,7 @@ TEST_CASE("a loader continues from a saved position with the same bits") {
     CHECK(state.epoch == 1);
     CHECK(state.batch == stop);
     Options others = options;
-    others.seed = 1;  // the state's seed has precedence
+    others.seed = 1;  // the seed in the saved state must have precedence
     others.num_workers = 0;
     DataLoader resumed(Numbers(20), others);
     resumed.load_state(state);

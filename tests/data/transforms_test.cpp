@@ -46,7 +46,7 @@ TEST_CASE("normalize computes (x - mean) / std per channel and divides bytes by 
   CHECK(applied(to_float(), bytes).data<float>()[7] == 8 / 255.0f);
   CHECK(applied(normalize({0.0f}, {1.0f}), empty({0, 1, 2, 2}, DType::u8)).sizes() == Shape{0, 1, 2, 2});
 
-  // A strided input: the transposed image.
+  // A strided input, here the transposed image, must be read in the right order.
   const Tensor turned = tapestry::detail::raw_view(bytes, {2, 3, 5, 4}, {60, 20, 1, 5}, 0);
   CHECK(applied(to_float(), turned).data<float>()[1] == 6 / 255.0f);
 

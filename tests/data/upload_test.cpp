@@ -1,4 +1,4 @@
-// Batches that are copied to a device. The fake GPUs copy as late as possible.
+// Tests that DataLoader copies batches to a device correctly. The fake GPUs copy as late as possible.
 #include "tapestry/data/upload.h"
 
 #include <cstring>

@@ -1,4 +1,5 @@
-// Activation checkpointing inside DataParallel: each replica recomputes its forward on its device's worker.
+// Tests activation checkpointing inside DataParallel. Each replica must recompute its forward on its device's
+// worker.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 

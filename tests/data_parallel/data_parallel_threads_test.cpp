@@ -1,4 +1,4 @@
-// Properties of DataParallel besides right numbers: bytes copied, buffers, random numbers, threads.
+// Tests properties of DataParallel other than its results: bytes copied, buffers, random numbers, threads.
 #include <dlfcn.h>
 
 #include <thread>
@@ -308,11 +308,11 @@ TEST_CASE("a parameter that only some replicas use gets the sum of their gradien
       CHECK(replicated[p][i] == Approx(master[p][i]).epsilon(1e-14));
   }
   CHECK(gradients(x, Strategy::replicated, 3)[3].size() == 2);
-  // A layer that no replica uses has no gradient.
+  // A layer that no replica uses must have no gradient.
   const Tensor rest = x.narrow(0, 1, 2);
   CHECK(gradients(rest, Strategy::replicated, 2) == gradients(rest, Strategy::master, 2));
   CHECK(gradients(rest, Strategy::replicated, 2)[3].empty());
-  // A pass without any gradient must not hang.
+  // A pass in which no parameter gets a gradient must not hang.
   CHECK(gradients(zeros({2, 2}, DType::f64), Strategy::replicated, 2)[0].empty());
 }
 

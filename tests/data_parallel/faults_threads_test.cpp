@@ -10,7 +10,7 @@ namespace {
 
 enum class Fault { none, forward, backward, hook, memory, shape, unknown };
 
-// Fails on replica `bad` as `fault` says.
+// A module whose replica `bad` fails in the way that `fault` tells.
 struct Faulty : nn::Module {
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 4, .out_features = 300});
   nn::Linear& second = add<nn::Linear>("second", {.in_features = 300, .out_features = 2});
@@ -65,7 +65,8 @@ TEST_CASE("an error names the device of the fault, and later training is not aff
         m->bad = bad;
       }
       DataParallel dp(net, {0, 1, 2}, {.strategy = strategy, .bucket_cap_mb = 1e-3, .first_bucket_mb = 1e-3});
-      // A learning rate of 0.1 is too high for this model: differences in the last bit grow from step to step.
+      // A learning rate of 0.1 is too high for this model: differences in the last bit grow from step to
+      // step.
       optim::SGD optimizer(net.parameters(), {.lr = 0.01}), reference(alone.parameters(), {.lr = 0.01});
       int number = 0;
       const auto go_on = [&] {
@@ -113,7 +114,7 @@ TEST_CASE("a model cannot be moved, and backward works, only while its DataParal
   CHECK_THROWS_WITH(late.backward(), ContainsSubstring("keep the DataParallel until backward has run"));
   net.to("cpu:2");
   CHECK(net(wave({4, 4}, 0).to("cpu:2")).device() == Device("cpu:2"));
-  // Under the master strategy, backward does not need the DataParallel.
+  // Under the master strategy, backward must work after the DataParallel was destroyed.
   {
     DataParallel dp(net, {0, 1}, {.strategy = Strategy::master});
     late = dp(wave({4, 4}, 0)).sum();
@@ -146,7 +147,7 @@ TEST_CASE("DataParallel and DistributedDataParallel refuse to share a model") {
     DataParallel master(net, devices, {.strategy = Strategy::master});
     const Tensor x = wave({4, 4}, 0).to(devices.devices()[0]);
     refused([&] { master(x); }, "'first.weight' belongs to a DistributedDataParallel");
-    // With one device there are no replicas, so nothing is refused.
+    // A DataParallel over one device has no replicas, so it must accept the model.
     DataParallel one(net, std::vector<Device>{devices.devices()[0]});
     one(x).sum().backward();
     check(net.first.weight->grad().defined(), "no gradient");

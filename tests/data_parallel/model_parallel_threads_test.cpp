@@ -9,7 +9,7 @@ using namespace tapestry::test;
 
 namespace {
 
-// The second half is on another device. It also gets the input, past the first half.
+// A model whose second half is on another device. The second half also gets the model's input directly.
 struct Split : nn::Module {
   explicit Split(Device second) : second_(second) {
     to(DType::f64);
@@ -55,8 +55,8 @@ Trained train(Device second, std::int64_t batch, bool adam) {
   return result;
 }
 
-// Four parts that are distributed over the devices in turn. Parts take two inputs, return two outputs, have
-// plain members, share a weight, and have a layer that is not used.
+// A model of four parts that are distributed over the devices in turn. Parts take two inputs, return two
+// outputs, have plain members, share a weight, and have a layer that is not used.
 struct Chain : nn::Module {
   explicit Chain(std::vector<Device> on) : devices(std::move(on)) {
     parts[3]->weight = parts[0]->weight;

@@ -1,6 +1,6 @@
 #pragma once
-// Models that are hard to replicate, each with its batches and its loss. The argument of `call` is the model
-// itself or a DataParallel around it.
+// Models that are hard to replicate. Each has its own batches and its own loss. The argument of `call` is the
+// model itself or a DataParallel around it.
 #include <map>
 #include <string>
 #include <tuple>
@@ -72,7 +72,8 @@ struct PlainMembers : nn::Module {
   static Tensor loss(const Tensor& scores, const Batch& b) { return cross_entropy(scores, b.labels); }
 };
 
-/// Two layers share a weight. One parameter and one layer are not used, and the last layer is frozen.
+/// A model in which two layers share a weight, one parameter and one layer are not used, and the last layer
+/// is frozen.
 struct SharedAndUnused : nn::Module {
   using Batch = std::pair<Tensor, Tensor>;
   nn::Linear& first = add<nn::Linear>("first", {.in_features = 5, .out_features = 5});
@@ -93,8 +94,8 @@ struct SharedAndUnused : nn::Module {
   static Tensor loss(const Tensor& y, const Batch& b) { return mse_loss(y, b.second); }
 };
 
-/// Takes and returns several tensors in tuples, vectors and maps. `shift` is a tensor that is not split, and
-/// `power` is a number.
+/// A model that takes and returns several tensors in tuples, vectors and maps. `shift` is a tensor that is
+/// not split, and `power` is a number.
 struct ManyInAndOut : nn::Module {
   struct Batch {
     std::vector<Tensor> xs;

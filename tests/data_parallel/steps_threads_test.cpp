@@ -1,4 +1,4 @@
-// Tests of scatter, replicate, apply and gather, alone and together.
+// Tests scatter, replicate, apply and gather, each alone and all together.
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -144,14 +144,14 @@ TEST_CASE("replicate gives each device its own leaves, and unreplicate removes t
     CHECK_FALSE(net.frozen.weight.replica(r).requires_grad());
     CHECK(to_vector(t) == to_vector(net.first.weight.replica(0)));
   }
-  // On the same devices, replicate() copies only the values.
+  // If replicate() is called again with the same devices, it must keep the replicas and copy only the values.
   const Tensor second = net.first.weight.replica(1);
   net.first.weight->detach().fill_(7);
   replicate(net, kFour);
   CHECK(net.first.weight.replica(1).is_same(second));
   CHECK(second.max().item() == 7);
   CHECK(second.min().item() == 7);
-  // Other devices; inference mode must not affect the replicas.
+  // If replicate() runs in inference mode with other devices, the new replicas must still be trainable.
   {
     const InferenceMode inference;
     replicate(net, std::vector<Device>{"cpu:2", "cpu:3"});

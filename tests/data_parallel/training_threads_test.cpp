@@ -18,7 +18,7 @@ struct Variant {
   int freeze_at = -1;     // the step before which the first parameter is frozen
 };
 
-// The DataParallel around the model. Without it, the model trains alone.
+// How to wrap the model in a DataParallel. If this is missing, the model trains alone.
 struct Wrapped {
   int devices;
   Strategy strategy;

@@ -1,5 +1,5 @@
-// DataParallel, and a model split by hand, over two CUDA devices. They must train to the same weights as the
-// CPU alone.
+// Trains with DataParallel, and a model that is split by hand, over two CUDA devices. Both must reach the
+// same weights as the CPU alone.
 #include "tests/device/train.h"
 #include "tests/support/gpu.h"
 
@@ -12,7 +12,7 @@ namespace {
 struct Net : nn::Module {
   nn::Linear& fc1 = add<nn::Linear>("fc1", {.in_features = 6, .out_features = 9});
   nn::Linear& fc2 = add<nn::Linear>("fc2", {.in_features = 9, .out_features = 4});
-  std::optional<Device> second;  // the device of fc2, if it differs
+  std::optional<Device> second;  // device of the layer fc2, if the model is split
   Tensor forward(const Tensor& x) override {
     const Tensor h = fc1(x).relu();
     return fc2(second ? h.to(*second) : h);
@@ -37,7 +37,7 @@ TEST_CASE("two CUDA devices train as the CPU alone") {
       const auto net = make();
       std::optional<StreamGuard> guard;
       if (loss_there) guard.emplace(new_stream("cuda:0"));
-      // The exchange goes through the host, since fake GPUs have no NCCL.
+      // The gradients are exchanged through the host, because fake GPUs have no NCCL.
       DataParallel dp(*net, {"cuda:0", "cuda:1"}, {.strategy = strategy, .backend = "local"});
       compare(train(*net, {5, 6}, {5, 4},
                     [&](const Tensor& x, const Tensor& target) {

@@ -1,4 +1,5 @@
-// Indices out of range, which a kernel finds while the host continues.
+// Indices out of range must throw at the host's next wait, because the kernel finds them while the host
+// continues.
 #include <functional>
 
 #include "tapestry/tapestry.h"

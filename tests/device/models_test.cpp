@@ -1,4 +1,4 @@
-// Whole models. A CUDA device must train them to the same weights as the CPU.
+// Trains whole models. A CUDA device must reach the same weights as the CPU.
 #include <cmath>
 
 #include "tests/device/models.h"

@@ -32,7 +32,7 @@ TEST_CASE("a pipeline over two CUDA devices trains as the CPU alone") {
   for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
     CAPTURE(schedule_name(schedule));
     const auto net = make();
-    // A stage and the optimizer also run in order if the caller has selected another stream.
+    // The result must also be right if the caller has selected a stream other than the default.
     std::optional<StreamGuard> guard;
     if (schedule == Schedule::one_f_one_b) guard.emplace(new_stream("cuda:0"));
     nn::ReLU relu;

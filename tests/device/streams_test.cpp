@@ -1,4 +1,5 @@
-// Backward of a forward pass on several streams must give the gradients of a pass on one stream.
+// If parts of the forward and the backward pass run on different streams, the gradients must be those of a
+// single stream.
 #include <optional>
 #include <vector>
 
@@ -9,13 +10,13 @@ using namespace tapestry;
 
 namespace {
 
-/// Whether each part runs on a stream of its own.
+/// Says which parts of the pass run on a side stream: the two halves of forward, and backward.
 struct Aside {
   bool first = false, second = false, backward = false;
 };
 
-/// Gradients of two leaves, accumulated over two passes, and the first leaf's gradient as its hook changed
-/// it.
+/// Returns the gradients of two leaves, accumulated over two passes, and a result that the hook of the first
+/// leaf computed from its gradient.
 std::vector<Tensor> gradients_on(Device device, Aside aside) {
   manual_seed(5);
   const auto leaf = [&] { return randn({5, 7}, kCPU).to(device).set_requires_grad(); };
@@ -24,7 +25,8 @@ std::vector<Tensor> gradients_on(Device device, Aside aside) {
   a.register_post_accumulate_grad_hook([&](const Tensor& t) { seen = t.grad() * 2; });
 
   const Stream here = current_stream(device), side = new_stream(device);
-  // One event orders the side stream after the inputs, another orders later work after it, as in stream.h.
+  // Runs f on the side stream, as stream.h shows: one event orders it after the inputs, and another orders
+  // later work after it.
   const auto on = [&](bool is_aside, const auto& f) {
     if (!is_aside) return f();
     Event before, behind;

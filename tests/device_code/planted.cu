@@ -1,4 +1,5 @@
-// resources_test.cpp must find the fault in each of these kernels, and none in the first.
+// Each of these kernels but the first has a fault. resources_test.cpp must find the faults, and none in the
+// first kernel.
 #include "tests/device_code/planted.h"
 
 namespace planted {

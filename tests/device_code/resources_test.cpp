@@ -19,7 +19,8 @@ using namespace device_code;
 
 namespace {
 
-/// Kernels that may index an array at run time, since their speed does not matter.
+/// The kernels that may have a stack frame. A kernel belongs here if it must index an array at run time and
+/// its speed does not matter.
 const std::vector<Exception> kOnStack = {};
 
 bool no_device_code() {

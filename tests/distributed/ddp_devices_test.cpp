@@ -1,4 +1,4 @@
-// DDP and SyncBatchNorm with a model on two logical devices.
+// Tests DDP and SyncBatchNorm with a model that is on two logical devices.
 #include "tapestry/tapestry.h"
 #include "tests/core/child.h"
 #include "tests/distributed/models.h"

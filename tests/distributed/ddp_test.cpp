@@ -1,5 +1,5 @@
-// DistributedDataParallel with ranks as threads: it must train like one process with the whole batch, and
-// refuse what it cannot do.
+// Tests DistributedDataParallel with ranks as threads. It must train like one process with the whole batch,
+// and refuse models and options that it does not support.
 #include <cmath>
 #include <mutex>
 
@@ -29,8 +29,8 @@ struct Variant {
 
 constexpr int kPerRank = 3;
 
-// Runs kSteps steps of SGD with momentum. Each batch has `shards` parts; a rank trains on one of them, and a
-// process without a group trains on all.
+// Runs kSteps steps of SGD with momentum. Each batch has `shards` parts, and each rank trains on one of them.
+// If `group` is null, the process trains on all parts.
 StateDictCopy train(const Group& group, int shards, const Variant& v) {
   SmallCnn net;
   net.to(DType::f64);
@@ -266,7 +266,8 @@ TEST_CASE(
 }
 
 TEST_CASE("passes add to existing gradients, with averaging and under no_sync()") {
-  // Two averaged passes, then one under no_sync() and one more averaged pass. x is rank + 1 in all of them.
+  // Each rank runs two averaged passes, then one under no_sync() and one more averaged pass. x is rank + 1 in
+  // all of them.
   const auto results = on_ranks<std::vector<double>>(2, [](const Group& group) {
     Branches net;
     DistributedDataParallel ddp(net, {.process_group = group});
@@ -512,7 +513,8 @@ TEST_CASE("a forward is refused if the model has parameters that would not be av
   CHECK_THROWS_WITH(
       attempt([](Branches& net) { net.param("late", ones({1})); }),
       ContainsSubstring("has 4 parameters, but had 3 when it was wrapped; wrap the model again"));
-  attempt([](Branches& net) {  // these changes do not add parameters to average
+  // These changes add no parameters that need averaging, so they must be accepted.
+  attempt([](Branches& net) {
     net.to(kCPU);
     net.b->set_requires_grad(false);
     net.a->detach().fill_(7);

@@ -1,5 +1,5 @@
-// CUDA tensors in process groups, on fake GPUs that run all work as late as they may. Host transports stage
-// the tensors through pinned memory, and device transports use the device's memory directly.
+// Tests CUDA tensors in process groups, on fake GPUs that run all work as late as they may. Host transports
+// stage the tensors through pinned memory, and device transports use the device's memory directly.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -156,7 +156,7 @@ TEST_CASE("host transports accept CUDA tensors, in order with the caller's work 
         expect(values(mine), (r == 0 ? V{1, 21} : V{1, 11}));
         group->all_reduce(empty({0}, device)).wait();
 
-        // Messages from a GPU to the host.
+        // A message that is sent from a GPU tensor must arrive in a host tensor.
         if (r == 0) {
           group->send(on(device, {5, 6}), 1).wait();
         } else {
@@ -245,7 +245,8 @@ TEST_CASE("a device transport gets its work in order, and the host does not wait
     for (int i = 0; i < 10'000 && !second.done(); ++i) std::this_thread::sleep_for(1ms);
     CHECK(values(x) == V{9, 18.5f});
 
-    // Strided tensors and host tensors are copied to contiguous memory on the device first.
+    // Strided tensors and host tensors must be copied to contiguous memory on the device before the transport
+    // gets them.
     const Tensor gaps = on(gpu(0), {1, 2, 3, 4});
     group->all_reduce(detail::raw_view(gaps, {2}, {2}, 0)).wait();
     CHECK(values(gaps) == V{3, 2, 9, 4});
@@ -327,7 +328,8 @@ TEST_CASE("ranks of a device transport compare their calls in the store if check
       try {
         if (r == 0) group->all_reduce(x, ReduceOp::sum, "gradients").wait();
         else group->broadcast(x, 0).wait();
-        // The rank that called first learns of the mismatch later.
+        // Only the second rank to call sees the mismatch at once. The first one must learn of it in a later
+        // call.
         for (int i = 0; i < 5000; ++i) {
           std::this_thread::sleep_for(1ms);
           group->all_reduce(x).wait();
@@ -341,6 +343,6 @@ TEST_CASE("ranks of a device transport compare their calls in the store if check
     CHECK_THAT(error, ContainsSubstring("not in the same call") && ContainsSubstring("gradients") &&
                           ContainsSubstring("broadcast"));
   }
-  // Calls before the last one that needed all ranks are erased from the store.
+  // The calls before the last collective that needed all ranks must have been erased from the store.
   CHECK_FALSE(store->try_get("call/10").has_value());
 }

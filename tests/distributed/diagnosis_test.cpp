@@ -1,5 +1,5 @@
-// The errors of collectives that do not complete. In every case all ranks get an error in bounded time, which
-// names the ranks and calls.
+// Tests the errors of collectives that do not complete. In every case all ranks must get an error in bounded
+// time, which names the ranks and calls.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -19,7 +19,8 @@ using namespace distributed_test;
 namespace {
 
 constexpr GroupOptions kQuick{.timeout = 1s};
-constexpr GroupOptions kNever{.timeout = 60s};  // for failures that must be noticed before the timeout
+// For tests in which the failure must be noticed before the timeout.
+constexpr GroupOptions kNever{.timeout = 60s};
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
   Tensor t = empty(shape, dtype);
@@ -158,7 +159,7 @@ TEST_CASE("ranks in different calls get an error at once that shows the calls") 
 TEST_CASE("calls with different sequence numbers are different calls") {
   for (const Transport& transport : transports()) {
     const auto ends = transport.connect(2);
-    // Rank 1 sends a descriptor with a wrong sequence number.
+    // Rank 1 sends a descriptor with a wrong sequence number. Rank 0 must report different calls.
     std::thread other([&] {
       const CollectiveRecord record{.sequence = 7, .group = "world", .op = Op::barrier, .site = "lost.cpp:1"};
       const Descriptor mine(record);
@@ -201,7 +202,7 @@ TEST_CASE("after a failure all later calls fail, also those of sub-groups") {
         [&](const Group& world) {
           const Group part = world->new_group({1, 0});
           Work first, second;
-          bool queued = false;  // false if the first call has failed by then
+          bool queued = false;  // stays false if the first call fails before the second is queued
           try {
             first = world->broadcast(zeros({2}), world->rank(), "clash");
             second = world->barrier();
@@ -240,7 +241,8 @@ TEST_CASE("a rank that does not come is named, and its own groups fail too") {
             group->all_reduce(zeros({1024}), ReduceOp::sum, "bucket 1").wait();
             return;
           }
-          for (const Stopwatch watch; watch.seconds() < 20;) {  // computes until the failure reaches it
+          // Rank 1 computes until the failure reaches it.
+          for (const Stopwatch watch; watch.seconds() < 20;) {
             if (over) break;
             std::this_thread::sleep_for(10ms);
             group->enqueue([] {});
@@ -255,7 +257,8 @@ TEST_CASE("a rank that does not come is named, and its own groups fail too") {
           outcome.error,
           ContainsSubstring("rank 1 is in no call, the last was #1 broadcast(weights) diagnosis_test"));
       CHECK_THAT(outcome.error, ContainsSubstring("ranks 0, 2 wait in #2 all_reduce(bucket 1)"));
-      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits "));  // rank 2 may itself have come late
+      // The duration is not checked, because rank 2 may have come late.
+      CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits "));
       CHECK_THAT(outcome.error,
                  ContainsSubstring("\n  rank 1  runs its own code; its last call was #1 broadcast"));
     }
@@ -309,8 +312,8 @@ TEST_CASE("a rank that does not report is called silent") {
     try {
       group->barrier("last").wait();
       FAIL("it ended");
-    } catch (const DistributedError&
-                 e) {  // either a TimeoutError, or the error of a connection that timed out first
+    } catch (const DistributedError& e) {
+      // Rank 0 gets a TimeoutError, or the error of a connection that timed out first.
       CHECK_THAT(e.what(), ContainsSubstring("rank 1 is silent"));
       CHECK_THAT(e.what(), ContainsSubstring("rank 0 waits in #1 barrier(last)"));
       CHECK_THAT(e.what(), ContainsSubstring("\n  rank 1  no report within 3.0 s"));

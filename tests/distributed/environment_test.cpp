@@ -1,4 +1,4 @@
-// read_environment() with the variables of each launcher, and with invalid variables.
+// Tests read_environment() with the variables of each launcher, and with invalid variables.
 #include "tapestry/distributed/comm/environment.h"
 
 #include <cstdlib>
@@ -66,13 +66,13 @@ const Variables kOurs = {{"RANK", "1"},
                          {"TAPESTRY_MAX_RESTARTS", "6"},
                          {"TAPESTRY_SECRET", "s3cret"}};
 
-// The variables of Open MPI 4.1 (orte) and of version 5 (prte).
+// The variables that Open MPI 4.1 (orte) and Open MPI 5 (prte) set.
 const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "2"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                             {"OMPI_COMM_WORLD_NODE_RANK", "1"},  {"OMPI_MCA_ess_base_jobid", "1700003841"},
                             {"PMIX_NAMESPACE", "1700003841"}};
 
-// A step with 7 tasks on 4 nodes, as the first task of the last node sees it.
+// The variables of a step with 7 tasks on 4 nodes, as the first task on the last node sees them.
 const Variables kSrun = {{"SLURM_JOB_ID", "4711"},
                          {"SLURM_STEP_ID", "0"},
                          {"SLURM_PROCID", "6"},
@@ -110,7 +110,7 @@ TEST_CASE("torchrun's variables are read") {
   check_ranks(e, 3, 4, 1, 2);
   CHECK(e.launcher == "torchrun");
   CHECK(e.master_addr == "node0.cluster");
-  CHECK(e.master_port == 29501);  // 29500 is used by torchrun's agent
+  CHECK(e.master_port == 29501);  // torchrun's agent listens at 29500, so the next port is used
   CHECK(e.restart == 2);
   CHECK(e.max_restarts == 3);
   CHECK_FALSE(e.store_is_running);
@@ -143,7 +143,8 @@ TEST_CASE("tapestry-run's variables are read") {
 
 TEST_CASE("variables set by hand are completed") {
   const Variables two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
-  // With only these variables, both ranks are on this host, and the port is missing.
+  // If only these variables are set, both ranks must be on this host, and the port must be 0, which means
+  // that it is missing.
   Environment e = read(two);
   check_ranks(e, 1, 2, 1, 2);
   CHECK(e.launcher == "variables");
@@ -151,7 +152,7 @@ TEST_CASE("variables set by hand are completed") {
   CHECK(e.master_port == 0);
   for (const char* here : {"localhost", "127.0.0.1", "127.8.8.8", "::1"})
     check_ranks(read(with(two, {{"MASTER_ADDR", here}})), 1, 2, 1, 2);
-  // With another host's address, each host has one rank, as in Kubernetes.
+  // If the address is that of another host, each host must have one rank, as in Kubernetes.
   e = read(with(two, {{"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}}));
   check_ranks(e, 1, 2, 0, 1);
   CHECK(e.master_addr == "job-master-0");
@@ -159,7 +160,7 @@ TEST_CASE("variables set by hand are completed") {
   CHECK(read(with(two, {{"MASTER_PORT", "23456"}, {"TAPESTRY_PORT", "31000"}})).master_port == 31000);
   check_ranks(read(with(two, {{"MASTER_ADDR", "h"}, {"LOCAL_WORLD_SIZE", "2"}})), 1, 2, 1, 2);
   check_ranks(read(with(two, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})), 1, 2, 0, 1);
-  // With several hosts and no address, the address is reported as missing.
+  // If there are several hosts and no address, master_addr must be empty.
   CHECK(read(with(two, {{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}})).master_addr == "");
   CHECK_THAT(error_of(with(two, {{"MASTER_ADDR", "h"}, {"LOCAL_RANK", "0"}})),
              ContainsSubstring("LOCAL_WORLD_SIZE is not set"));
@@ -185,7 +186,7 @@ TEST_CASE("Open MPI's variables are read") {
   CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}, {"OMPI_MCA_ess_base_jobid", ""}})).master_port == 0);
   CHECK(read(with(kOpenMpi, {{"TAPESTRY_PORT", "31000"}})).master_port == 31000);
   CHECK(read(with(kOpenMpi, {{"MASTER_PORT", "31001"}})).master_port == 31001);
-  // With two hosts, the address of rank 0 must be given.
+  // If there are two hosts, the address of rank 0 must be given.
   const Variables hosts =
       with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
   CHECK(read(hosts).master_addr == "");
@@ -212,7 +213,7 @@ TEST_CASE("Slurm's variables are read") {
   CHECK(e.master_addr == "127.0.0.1");
   check_ranks(read(with(kSrunOneHost, {{"SLURM_STEP_ID", ""}, {"SLURM_STEPID", "1"}})), 2, 3, 2, 3);
 
-  // The step is smaller than the job, so the job's counts must not be used.
+  // The step has fewer tasks than the job, so the variables that count the job's tasks must not be used.
   const Variables small =
       with(kSrunOneHost, {{"SLURM_STEP_TASKS_PER_NODE", ""}, {"SLURM_TASKS_PER_NODE", "8(x2)"}});
   check_ranks(read(with(small, {{"SLURM_NTASKS_PER_NODE", "3"}})), 2, 3, 2, 3);
@@ -227,7 +228,7 @@ TEST_CASE("Slurm's variables are read") {
 }
 
 TEST_CASE("a Slurm script or shell outside of srun is a world of one rank") {
-  // The variables that sbatch sets in the script itself.
+  // sbatch sets these variables for the script itself. They must not make the script a rank.
   const Variables batch = {{"SLURM_JOB_ID", "4711"},
                            {"SLURM_PROCID", "0"},
                            {"SLURM_LOCALID", "0"},
@@ -237,12 +238,13 @@ TEST_CASE("a Slurm script or shell outside of srun is a world of one rank") {
                            {"SLURM_TASKS_PER_NODE", "4(x2)"}};
   CHECK(read(batch).launcher == "none");
   check_ranks(read(batch), 0, 1, 0, 1);
-  // The reserved numbers of the batch step and of the interactive step, which some versions of Slurm set.
+  // Some versions of Slurm set these reserved step numbers for the batch step and the interactive step. They
+  // do not come from srun and must be ignored.
   for (const char* step : {"4294967291", "4294967290", "batch", "interactive"})
     CHECK(read(with(batch, {{"SLURM_STEP_ID", step}})).launcher == "none");
-  // The shell of salloc.
+  // The shell of salloc has no SLURM_PROCID. It must also be a world of one rank.
   CHECK(read(with(batch, {{"SLURM_PROCID", ""}, {"SLURM_STEP_ID", "0"}})).launcher == "none");
-  // A launcher started in it is used.
+  // If tapestry-run is started in a batch script, its variables must be used.
   check_ranks(read(with(batch, kOurs)), 1, 2, 1, 2);
 }
 

@@ -1,4 +1,5 @@
-// The file of a file_store: shared by processes, truncated by killed writers, or not a store at all.
+// Tests the file of a file_store: it is shared by processes, truncated by killed writers, or not a store at
+// all.
 #include <sys/file.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-// The gloo backend. collectives_test.cpp tests what all transports have in common.
+// Tests the gloo backend alone. collectives_test.cpp tests what all transports have in common.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,7 +22,7 @@ namespace {
 
 Deadline in(Milliseconds time) { return Clock::now() + time; }
 
-// Runs with shared memory, and without it.
+// The tests run with shared memory, and with messages only.
 constexpr const char* kGloo[] = {"gloo", "gloo, messages only"};
 
 using Backends = std::vector<std::shared_ptr<Backend>>;
@@ -92,7 +92,8 @@ void check_same_bits(int size, std::size_t count, ReduceOp op) {
 TEST_CASE("gloo and local reduce to the same bits") {
   if (!has_gloo()) return;
   for (const int size : {2, 3, 5}) {
-    for (const std::size_t count : {7, 1021, 4099, 300'007}) {  // for both algorithms, and for several pieces
+    // The lengths select both algorithms, and one or several pieces.
+    for (const std::size_t count : {7, 1021, 4099, 300'007}) {
       check_same_bits<float>(size, count, ReduceOp::sum);
       check_same_bits<BFloat16>(size, count, ReduceOp::mean);
     }
@@ -104,7 +105,8 @@ TEST_CASE("gloo and local reduce to the same bits") {
 
 namespace {
 
-// With 2 to 4 ranks, blocks have several pieces, and the last one is shorter.
+// Checks messages of 700,001 elements. With 2 to 4 ranks their blocks have several pieces, of which the last
+// is shorter.
 void check_large_messages(const char* name, int size) {
   constexpr std::size_t count = 700'001;
   on_each(connect(name, size), [&](Backend& backend) {
@@ -189,7 +191,7 @@ TEST_CASE("abort() ends calls in progress, on this rank and on its peers") {
   std::vector<std::string> errors(3);
   const auto start = Clock::now();
   on_each(backends, [&](Backend& backend) {
-    if (backend.rank() == 2) return;  // rank 2 does not take part
+    if (backend.rank() == 2) return;  // rank 2 does not take part in the call
     std::vector<float> x(100'000);
     try {
       backend.all_reduce(x.data(), 100'000, DType::f32, ReduceOp::sum, in(30s));

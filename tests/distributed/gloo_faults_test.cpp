@@ -1,5 +1,5 @@
-// Ranks that die or stop while others wait for them over Gloo, with and without shared memory. Deadlines are
-// long, so that an early error proves that the failure was detected.
+// Tests ranks that die or stop while others wait for them over Gloo, with and without shared memory.
+// Deadlines are long, so that an early error proves that the failure was detected.
 #include <signal.h>
 
 #include <algorithm>
@@ -72,7 +72,7 @@ void strike(const char* child, int size, int signal, std::chrono::microseconds d
     variables.back().second = shared;
     strike_once(child, size, signal, delay, variables);
   }
-  CHECK(files_in_shm().empty());  // no process is left that could remove files
+  CHECK(files_in_shm().empty());  // checked when all processes have ended, so no file may be left
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ TEST_CASE("child whose peer dies", "[.]") {
     report_at(*self.store, step, 3);
     const Deadline deadline = Clock::now() + 50s;
     try {
-      // With messages of 32 MB, one is almost always in flight when rank 1 dies.
+      // The messages have 32 MB, so that one is almost always in flight when rank 1 dies.
       if (broadcasts) backend->broadcast(x.data(), x.size() * sizeof(float), 1, deadline);
       else
         backend->all_reduce(x.data(), static_cast<std::int64_t>(x.size()), DType::f32, ReduceOp::sum,
@@ -121,7 +121,8 @@ TEST_CASE("child whose peer stops", "[.]") {
     try {
       backend->all_reduce(x.data(), 100'000, DType::f32, ReduceOp::sum, start + 2s);
     } catch (const DistributedError& e) {
-      // The rank that times out first makes the other one fail.
+      // The rank that times out first throws TimeoutError and closes its connections. So the other rank may
+      // throw another DistributedError before its deadline.
       const bool timeout = dynamic_cast<const TimeoutError*>(&e);
       if (timeout) {
         CHECK(Clock::now() - start >= 2s);

@@ -1,4 +1,4 @@
-// When ranks of one host use shared memory, and what happens if they cannot.
+// Tests when ranks of one host use shared memory, and what happens if they cannot.
 #include <sys/resource.h>
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Collectives through shared memory. Here the ranks are threads with one mapping, so that ThreadSanitizer
+// Tests collectives through shared memory. The ranks are threads with one mapping, so that ThreadSanitizer
 // sees all accesses.
 #include <algorithm>
 #include <cstdint>
@@ -222,8 +222,8 @@ TEST_CASE("a rank that waits for a lost peer gets an error soon, which names the
 
 namespace {
 
-// A watch under which the peer sends and leaves just after the waiting rank has looked for the data, and
-// before it asks whether the peer is gone.
+// A PeerWatch for the following race. The peer sends its data and leaves after the waiting rank has looked
+// for the data, but before the rank asks whether the peer is gone. The rank must receive the data.
 class LastWord : public PeerWatch {
  public:
   LastWord(HostExchange& peer, float word) : peer_(peer), word_(word) {}

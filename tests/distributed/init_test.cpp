@@ -1,4 +1,4 @@
-// rendezvous() and init_process_group(), with every init_method.
+// Tests rendezvous(), and init_process_group() with every init_method.
 #include "tapestry/distributed/comm/init.h"
 
 #include <netinet/in.h>
@@ -52,7 +52,7 @@ bool has_gloo() {
 
 int free_port() { return start_store_server("127.0.0.1", 0, {})->port(); }
 
-/// The program of one rank in its own process: joins, reduces its rank, checks the sum, and runs `more`.
+/// A function that a rank runs in its own process, after it has joined, reduced its rank and checked the sum.
 using Body = std::function<void(ProcessGroup&)>;
 std::vector<std::unique_ptr<Process>> start_ranks(
     int size, const Variables& variables, const InitOptions& options = {},
@@ -172,7 +172,7 @@ TEST_CASE("invalid options and variables are errors that say what to do") {
   CHECK_THAT(error({{"RANK", "x"}, {"WORLD_SIZE", "2"}}, {}), ContainsSubstring("RANK is \"x\""));
   CHECK_THAT(error({{"TAPESTRY_TIMEOUT_S", "soon"}}, {}),
              ContainsSubstring("TAPESTRY_TIMEOUT_S is \"soon\""));
-  // Ranks on two hosts without a secret, and without an address.
+  // Ranks on two hosts must be refused without a secret, and without an address.
   Variables hosts = {{"RANK", "0"},
                      {"WORLD_SIZE", "2"},
                      {"LOCAL_RANK", "0"},
@@ -257,7 +257,7 @@ TEST_CASE("restarts of a job can share the launcher's store") {
                    {"TAPESTRY_STORE_RUNNING", "1"}};
   for (const char* restart : {"0", "1", "2"}) {
     job["TAPESTRY_RESTART"] = restart;
-    // Each process joins twice.
+    // Each process joins two groups, which must not share keys of the store.
     CHECK(all_end_well(start_ranks(2, job, {}, [](ProcessGroup& first) {
       const auto second = init_process_group();
       second->barrier().wait();
@@ -287,5 +287,5 @@ TEST_CASE("rank 0's store stays until the others have ended") {
     group.store().set("late", "v");
     if (group.store().get("late", kSoon) != "v") throw Error("lost");
   })));
-  CHECK(since(begin) < Milliseconds(4500));  // it stops waiting when the other ranks are gone
+  CHECK(since(begin) < Milliseconds(4500));  // rank 0 must stop waiting when the other ranks have ended
 }

@@ -1,4 +1,4 @@
-// Tests of rank_seed(), GlobalMean and DistributedCheckpointer.
+// Tests rank_seed(), GlobalMean and DistributedCheckpointer.
 #include <cmath>
 #include <set>
 

@@ -1,4 +1,4 @@
-// The local backend without a process group, reduce_in_order(), and run_local_ranks().
+// Tests the local backend without a process group, reduce_in_order(), and run_local_ranks().
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -37,7 +37,7 @@ std::vector<std::string> on_each(int size, const std::function<void(int)>& f) {
   return errors;
 }
 
-// Reduces the given values of the first ranks, and zeros of further ranks, up to `size` ranks.
+// Reduces the values of `size` ranks: `a` on rank 0, `b` on rank 1, and zeros on the others.
 template <class T>
 std::vector<T> reduced(DType dtype, ReduceOp op, const std::vector<T>& a, const std::vector<T>& b,
                        int size = 2) {
@@ -62,7 +62,7 @@ TEST_CASE("reduce_in_order handles overflow, rounding, NaN and odd bools") {
     const auto h = reduced<Half>(DType::f16, op, {Half(nan), Half(1)}, {Half(1), Half(nan)});
     CHECK((std::isnan(static_cast<float>(h[0])) && std::isnan(static_cast<float>(h[1]))));
   }
-  // Integers wrap around.
+  // Integer overflow must wrap around.
   constexpr auto top = std::numeric_limits<std::int32_t>::max();
   CHECK(reduced<std::int32_t>(DType::i32, ReduceOp::sum, {top, -1}, {1, 5}) ==
         std::vector<std::int32_t>{-top - 1, 4});
@@ -73,12 +73,12 @@ TEST_CASE("reduce_in_order handles overflow, rounding, NaN and odd bools") {
         std::numeric_limits<std::int64_t>::max());
   CHECK(reduced<std::int64_t>(DType::i64, ReduceOp::min, {far, -3}, {-1, 1}) ==
         std::vector<std::int64_t>{far, -3});
-  // Each addition is rounded: 2048 + 1 is 2048 in f16, and 256 + 1 is 256 in bf16.
+  // Each addition must be rounded: 2048 + 1 is 2048 in f16, and 256 + 1 is 256 in bf16.
   CHECK(reduced<Half>(DType::f16, ReduceOp::sum, {Half(2048)}, {Half(1)})[0].bits == Half(2048).bits);
   CHECK(reduced<BFloat16>(DType::bf16, ReduceOp::sum, {BFloat16(256)}, {BFloat16(1)})[0].bits ==
         BFloat16(256).bits);
   CHECK(static_cast<float>(reduced<Half>(DType::f16, ReduceOp::sum, {Half(65504)}, {Half(65504)})[0]) == inf);
-  // The sum is divided, not multiplied by a rounded reciprocal.
+  // A mean must divide the sum and not multiply it by a rounded reciprocal.
   CHECK(reduced<float>(DType::f32, ReduceOp::mean, {4}, {3}, 5)[0] == 7.f / 5.f);
   CHECK(reduced<double>(DType::f64, ReduceOp::mean, {4}, {3}, 3)[0] == 7. / 3.);
   CHECK(reduced<BFloat16>(DType::bf16, ReduceOp::mean, {BFloat16(4)}, {BFloat16(3)}, 3)[0].bits ==
@@ -87,7 +87,7 @@ TEST_CASE("reduce_in_order handles overflow, rounding, NaN and odd bools") {
   CHECK(reduced<float>(DType::f32, ReduceOp::mean, {3e38f, 1e-45f, 3e-45f}, {3e37f, 0, 1e-45f}) ==
         std::vector<float>{(3e38f + 3e37f) / 2, 1e-45f / 2, (3e-45f + 1e-45f) / 2});
   CHECK(reduced<Half>(DType::f16, ReduceOp::mean, {Half(2048)}, {Half(1)})[0].bits == Half(1024).bits);
-  // A byte that is neither 0 nor 1 counts as true.
+  // A byte that is neither 0 nor 1 must count as true.
   CHECK(reduced<std::uint8_t>(DType::boolean, ReduceOp::sum, {0, 2, 0, 1}, {0, 4, 8, 0}) ==
         std::vector<std::uint8_t>{0, 1, 1, 1});
   CHECK(reduced<std::uint8_t>(DType::boolean, ReduceOp::product, {0, 2, 0, 1}, {0, 4, 8, 0}) ==

@@ -1,5 +1,5 @@
-// The collectives of the NCCL backend between ranks on fake GPUs, by the stand-in NCCL. The values of every
-// rank and every element differ.
+// Tests the collectives of the NCCL backend between ranks on fake GPUs, with the stand-in NCCL. The values of
+// every rank and every element differ.
 #include <algorithm>
 #include <string>
 #include <thread>
@@ -61,7 +61,8 @@ TEST_CASE("reductions over NCCL have the values of each dtype and operation") {
                                     DType::u8, DType::boolean})
             for (const ReduceOp op :
                  {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product}) {
-              // A product of four ranks overflows 8 bits, and a mean needs a floating dtype.
+              // Two cases are left out: the mean of integers, which is not defined, and products of more than
+              // two ranks that are not exact in u8 or bf16.
               if (op == ReduceOp::mean && !is_floating(dtype)) continue;
               if (op == ReduceOp::product && (dtype == DType::u8 || dtype == DType::bf16) && size > 2)
                 continue;
@@ -161,7 +162,8 @@ TEST_CASE("messages over NCCL arrive by peer, tag and order") {
   run_nccl_ranks_well(
       3,
       [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
-        // All send before anybody receives, with several tags, to both others.
+        // Every rank first sends two messages per tag to both other ranks. Then it receives in another order
+        // of tags and peers.
         std::vector<Work> works;
         std::vector<Tensor> sent, received;
         for (int peer = 0; peer < 3; ++peer)
@@ -193,8 +195,8 @@ TEST_CASE("more messages than a device has pooled streams do not wait for one an
   run_nccl_ranks_well(
       2,
       [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
-        // The receives come first, and the peer sends in the opposite order: if a send shared a stream with a
-        // receive, neither would happen.
+        // Every rank posts all receives before it sends, and its peer sends in the opposite order. If a send
+        // shared a stream with a receive, each would wait for the other.
         constexpr std::uint32_t kTags = 40;
         std::vector<Work> works;
         std::vector<Tensor> sent, received;
@@ -255,7 +257,7 @@ TEST_CASE("collectives and messages over NCCL ask the store for nothing") {
             else group->recv(x, 0).wait();
             group->barrier().wait();
           };
-          step();  // makes the communicator of the messages
+          step();  // the first message creates its communicator, which needs the store
           if (rank == 0) before = store->requests();
           group->barrier().wait();
           for (int i = 0; i < steps; ++i) step();
@@ -267,7 +269,8 @@ TEST_CASE("collectives and messages over NCCL ask the store for nothing") {
     return after - before;
   };
   CHECK(requests(std::nullopt, 25) == 0);
-  // With the comparison each of the three collectives and the message has several.
+  // If calls are compared, each of the three collectives and the message must make at least one request per
+  // step.
   CHECK(requests(true, 5) >= 5 * 4);
   setenv("TAPESTRY_CHECK_COLLECTIVES", "1", 1);
   CHECK(requests(std::nullopt, 5) >= 5 * 4);

@@ -1,5 +1,5 @@
-// Failures of NCCL, by the stand-in NCCL on fake GPUs: every error ends in an exception that names the call,
-// on all ranks, and no communicator stays behind.
+// Tests failures of NCCL with the stand-in NCCL on fake GPUs. Every error must end in an exception on all
+// ranks that names the call, and no communicator may stay behind.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -21,7 +21,7 @@ using V = std::vector<double>;
 const GroupOptions kQuick{.timeout = 20s, .warn_after = 19s};
 const GroupOptions kShort{.timeout = 1s, .warn_after = 900ms};
 
-/// ncclResult_t of each class of errors.
+/// The values of ncclResult_t for errors.
 constexpr int kCudaError = 1, kSystemError = 2, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5,
               kRemoteError = 6;
 
@@ -61,7 +61,7 @@ struct Pair {
   }
 };
 
-/// One of each call, each waited for.
+/// Makes each call of the backend once, and waits for each to finish.
 void call_everything(Backend& backend) {
   const Device device = backend.device();
   const int rank = backend.rank();
@@ -97,7 +97,7 @@ TEST_CASE("an error of any NCCL call reaches the caller and names the call") {
   struct Site {
     const char* call;
     int nth;
-    bool any_rank;  // the first to call it, so the rank is not known
+    bool any_rank;  // the first rank to make the call fails, so the failing rank is not known
   };
   const std::vector<Site> sites{{"ncclGetUniqueId", 0, false},
                                 {"ncclCommInitRankConfig", 0, true},
@@ -131,7 +131,7 @@ TEST_CASE("an error of any NCCL call reaches the caller and names the call") {
     for (const bool asynchronous : {false, true}) {
       if (asynchronous &&
           (site.call == std::string("ncclGetUniqueId") || site.call == std::string("ncclGroupStart")))
-        continue;  // they have no communicator that could fail later
+        continue;  // these calls have no communicator that could fail later
       INFO(site.call << " number " << site.nth << (asynchronous ? ", asynchronously" : ""));
       NcclWorld world(2);
       world.nccl().fail(site.call, site.nth, kInternalError, asynchronous);
@@ -141,7 +141,8 @@ TEST_CASE("an error of any NCCL call reaches the caller and names the call") {
         return error.find("failed on rank") != std::string::npos &&
                error.find("internal error") != std::string::npos;
       });
-      // A failed farewell is nobody's error any more; the communicator is aborted instead.
+      // An error of ncclCommFinalize must not be thrown, because the destructor calls it. The communicator
+      // must be aborted instead.
       if (site.call == std::string("ncclCommFinalize")) {
         CHECK(pair.errors == std::vector<std::string>{"", ""});
         CHECK(world.nccl().calls("ncclCommAbort") == 1);
@@ -214,7 +215,7 @@ TEST_CASE("a rank that does not come to a collective is a timeout with the table
         const Tensor x = on_gpu(gpu(rank), DType::f32, {1});
         group->all_reduce(x).wait();
         std::string error;
-        for (int i = 0; i < 5000 && error.empty(); ++i) {  // the failure comes with a later call
+        for (int i = 0; i < 5000 && error.empty(); ++i) {  // a later call must throw the failure
           try {
             if (rank != 1 && i == 0) group->all_reduce(x, ReduceOp::sum, "bucket 0");
             if (i > 0) group->enqueue([] {}).wait();
@@ -269,7 +270,7 @@ TEST_CASE("abort() ends collectives in flight, and no poll waits for ncclCommAbo
   NcclWorld world(2);
   Pair pair;
   pair.run([&](Backend& backend) {
-    if (backend.rank() == 1) {  // does not take part
+    if (backend.rank() == 1) {  // rank 1 does not take part in all_reduce
       backend.barrier(deadline_after(5s));
       return;
     }
@@ -304,7 +305,8 @@ TEST_CASE("abort() ends collectives in flight, and no poll waits for ncclCommAbo
 
 TEST_CASE("abort() ends a rank that waits for its peer's first message") {
   if (no_nccl()) return;
-  for (const int waiting : {0, 1}) {  // as the sender, and as the receiver, whose first step is the store
+  // Rank 0 waits as the sender. Rank 1 waits as the receiver, which first waits for the store.
+  for (const int waiting : {0, 1}) {
     NcclWorld world(2);
     Pair pair;
     const auto start = Clock::now();

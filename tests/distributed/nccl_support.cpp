@@ -16,7 +16,7 @@
 namespace nccl_test {
 namespace {
 
-testing::FakeGpus* world_gpus = nullptr;  // of the NcclWorld that exists
+testing::FakeGpus* world_gpus = nullptr;  // the GPUs of the NcclWorld that exists, or null
 
 template <class F>
 void for_dtype(DType dtype, F f) {
@@ -69,7 +69,7 @@ NcclWorld::NcclWorld(int) { throw std::logic_error("NcclWorld in a build without
 #endif
 
 NcclWorld::~NcclWorld() {
-  gpus_.reset();  // runs what streams still have
+  gpus_.reset();  // runs the work that streams still have
   use_nccl_library(nullptr);
   const std::string violations = controls_->violations();
   if (expected_violation_.empty()) CHECK(violations == "");

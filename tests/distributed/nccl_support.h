@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads on fake GPUs, joined by the NCCL backend over the stand-in NCCL.
+// Runs ranks as threads on fake GPUs. The NCCL backend connects them through a stand-in for the NCCL library.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -17,13 +17,14 @@ namespace nccl_test {
 using namespace tapestry;
 using namespace tapestry::distributed;
 
-/// True in a build without the NCCL backend; says so.
+/// True in a build without the NCCL backend. Prints then that the test is skipped.
 bool no_nccl();
 
 inline Device gpu(int i) { return {DeviceType::cuda, i}; }
 
-/// Fake GPUs and the stand-in NCCL for the length of a scope. At its end, communicators that are still alive
-/// and broken rules of NCCL fail the test. Make one only if no_nccl() is false.
+/// Provides fake GPUs and the stand-in NCCL for the length of a scope. The destructor fails the test if
+/// communicators are still alive or if the test has broken a rule of NCCL. Construct it only if no_nccl() is
+/// false.
 class NcclWorld {
  public:
   explicit NcclWorld(int gpus);
@@ -33,7 +34,8 @@ class NcclWorld {
 
   const StandInNccl& nccl() const { return *controls_; }
   testing::FakeGpus& gpus() { return *gpus_; }
-  /// The test breaks NCCL's rules on purpose, and must break one.
+  /// Call it in a test that breaks a rule of NCCL on purpose. The destructor then fails the test unless the
+  /// report of broken rules contains `words`.
   void expect_violation(const std::string& words) { expected_violation_ = words; }
   void expect_leaks() { leaks_ = true; }
 
@@ -45,8 +47,8 @@ class NcclWorld {
   bool leaks_ = false;
 };
 
-/// Counts the requests of a memory store. Those of the watchdog are counted apart, since they depend on the
-/// time.
+/// A memory store that counts its requests. Requests of the watchdog are not counted, because their number
+/// depends on the time.
 class CountingStore final : public Store {
  public:
   void set(std::string_view key, std::string_view value) override { count(key), base_->set(key, value); }
@@ -81,15 +83,15 @@ using RankBody = std::function<void(const std::shared_ptr<ProcessGroup>&, int ra
 /// none).
 std::vector<std::string> run_nccl_ranks(int size, const RankBody& body, const GroupOptions& options,
                                         const std::shared_ptr<Store>& store = memory_store());
-/// As above, for ranks that must all end well: throws the first error otherwise.
+/// Like run_nccl_ranks(), for ranks that must all succeed: throws the first rank's error otherwise.
 void run_nccl_ranks_well(int size, const RankBody& body, const GroupOptions& options,
                          const std::shared_ptr<Store>& store = memory_store());
 
-/// A tensor on a GPU, by a copy.
+/// Copies `values` to a new tensor on a GPU.
 Tensor on_gpu(Device device, DType dtype, const std::vector<double>& values);
-/// The elements of a contiguous tensor, after waiting for the device's current stream.
+/// Returns the elements of a contiguous tensor. Waits for the device's current stream.
 std::vector<double> on_host(const Tensor& t);
-/// Throws unless the values are equal. CHECK is not for several threads at once.
+/// Throws unless the values are equal. Ranks call it instead of CHECK, which is not thread-safe.
 void expect(const std::string& what, const std::vector<double>& got, const std::vector<double>& wanted);
 
 }  // namespace nccl_test

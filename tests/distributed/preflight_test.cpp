@@ -9,7 +9,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-/// The reports of `size` ranks on one machine without problems, on which each rank sees `gpus` GPUs.
+/// Returns the reports of `size` ranks on one machine without problems. Each rank sees `gpus` GPUs.
 std::vector<RankReport> machine(int size, int gpus = 0) {
   std::vector<RankReport> ranks;
   for (int rank = 0; rank < size; ++rank) {
@@ -30,7 +30,8 @@ std::vector<RankReport> machine(int size, int gpus = 0) {
   return ranks;
 }
 
-/// True if exactly one finding is of this kind and contains all of `texts`.
+/// Checks that exactly one finding is a failure, or a warning if `failure` is false, and that it contains all
+/// of `texts`.
 void finds(const std::vector<RankReport>& ranks, bool failure, const std::vector<std::string>& texts) {
   const auto findings = preflight(ranks);
   REQUIRE(findings.size() == 1);
@@ -64,7 +65,7 @@ TEST_CASE("contradictory ranks and world sizes are failures") {
   ranks = machine(3);
   ranks[2].local_rank = 1;
   finds(ranks, true, {"ranks 1 and 2 both have local rank 1 on h"});
-  auto two_nodes = machine(4);  // both nodes are on one machine
+  auto two_nodes = machine(4);  // simulates two nodes on one machine
   for (RankReport& r : two_nodes) r.local_world_size = 2;
   two_nodes[2].local_rank = 0;
   two_nodes[3].local_rank = 1;
@@ -92,19 +93,19 @@ TEST_CASE("several ranks on one GPU are a failure for nccl, a warning for gloo")
   finds(ranks, true, {"ranks 0 and 1 on h use the same GPU 0", "NCCL does not support"});
   for (RankReport& r : ranks) r.backend = "gloo";
   finds(ranks, false, {"share its time"});
-  // Each rank sees only its own GPU, as some batch systems arrange.
+  // If each rank sees only its own GPU, as in some batch systems, there must be no finding.
   ranks = machine(2, 1);
   ranks[0].cuda_visible_devices = "0";
   ranks[1].cuda_visible_devices = "1";
   CHECK(preflight(ranks).empty());
   ranks[1].cuda_visible_devices = "0";
   finds(ranks, true, {"same GPU 0"});
-  // The same GPU number on another machine is another GPU.
+  // The same GPU number on another machine is another GPU, so there must be no finding.
   ranks[1].machine = "other";
   ranks[1].local_rank = 0;
   CHECK(preflight(ranks).empty());
-  // The lists overlap: local rank 0 uses the first GPU of its list, and local rank 1 the second of its own
-  // list.
+  // Local rank 0 uses the first GPU of the list 3,2 and local rank 1 the second GPU of the list 2,3. Both are
+  // GPU 3, which must be a failure.
   ranks = machine(2, 2);
   ranks[0].cuda_visible_devices = "3,2";
   ranks[1].cuda_visible_devices = "2,3";

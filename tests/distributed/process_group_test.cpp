@@ -1,4 +1,4 @@
-// Process groups: argument checks, order of calls, sub-groups, Work handles, messages and destruction.
+// Tests process groups: argument checks, order of calls, sub-groups, Work handles, messages and destruction.
 // collectives_test.cpp tests the values.
 #include <algorithm>
 #include <atomic>
@@ -109,7 +109,7 @@ TEST_CASE("many small collectives run in order") {
         tensors.push_back(one(static_cast<float>(g->rank() * 1000 + i)));
         works.push_back(i % 5 == 0 ? g->broadcast(tensors.back(), i % 3) : g->all_reduce(tensors.back()));
       }
-      for (std::size_t i = works.size(); i-- > 0;) works[i].wait();  // the last first
+      for (std::size_t i = works.size(); i-- > 0;) works[i].wait();  // waits for the last call first
       for (int i = 0; i < 500; ++i) {
         const auto k = static_cast<std::size_t>(i);
         const float expected = static_cast<float>(i % 5 == 0 ? i % 3 * 1000 + i : 3000 + 3 * i);
@@ -136,7 +136,7 @@ TEST_CASE("sub-groups number their ranks in the given order and share the FIFO")
       Tensor sum = one(static_cast<float>(me)), from_two = one(static_cast<float>(me));
       if (odd) {
         require(odd->rank() == (me == 3 ? 0 : 1) && odd->name() == "world.1", "odd");
-        works.push_back(odd->broadcast(sum, 0));  // of rank 3
+        works.push_back(odd->broadcast(sum, 0));  // rank 0 of `odd` is rank 3 of the world
       }
       if (alone) works.push_back(alone->all_reduce(from_two, ReduceOp::mean));
       works.push_back(world->broadcast(from_two, 2));
@@ -148,7 +148,7 @@ TEST_CASE("sub-groups number their ranks in the given order and share the FIFO")
       require(sum.data<float>()[0] == (me == 1 ? 3 : me), "broadcast in odd");
       require(from_two.data<float>()[0] == 2, "broadcast from 2");
 
-      // A sub-group of a sub-group, which outlives the handle of its parent.
+      // A sub-group of a sub-group must work after the handle of its parent was destroyed.
       if (odd) {
         const Group again = odd->new_group({1, 0});
         require(again->name() == "world.1.1" && again->rank() == (me == 1 ? 0 : 1), "a group of a group");
@@ -208,7 +208,7 @@ TEST_CASE("enqueue() runs tasks in order with collectives") {
       refused<IndexError>("row 9", [&] { bad.wait(1s); });
       const Work inside = g->enqueue([&] { g->barrier().wait(); });
       refused<DistributedError>("do not call wait() in a task of enqueue()", [&] { inside.wait(); });
-      g->barrier().wait();  // the exception of a task does not affect the group
+      g->barrier().wait();  // the exception of a task must not affect the group
     });
 }
 

@@ -1,4 +1,4 @@
-// Shared memory segments between processes of one host.
+// Tests shared memory segments between processes of one host.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -120,8 +120,8 @@ TEST_CASE("a segment can be made under a profiler's signals") {
   sigaction(SIGALRM, &action, &before);
   const itimerval every_millisecond{{0, 1000}, {0, 1000}}, never{};
   setitimer(ITIMER_REAL, &every_millisecond, nullptr);
-  CHECK_NOTHROW(
-      SharedMemory(64 << 20));  // long enough to be interrupted; Linux 6.18 restarts fallocate itself
+  CHECK_NOTHROW(SharedMemory(64 << 20));  // large enough that the timer's signals interrupt fallocate;
+                                          // Linux 6.18 restarts fallocate itself
   setitimer(ITIMER_REAL, &never, nullptr);
   sigaction(SIGALRM, &before, nullptr);
 }
@@ -132,7 +132,7 @@ TEST_CASE("a segment cannot be truncated while it is in use") {
   REQUIRE(fd >= 0);
   CHECK(ftruncate(fd, 10) != 0);
   CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) ==
-        0);  // the hole reads as zeros and raises no SIGBUS
+        0);  // a hole may be punched: it reads as zeros and raises no SIGBUS
   CHECK(memory.data()[70] == std::byte{0});
   close(fd);
 }

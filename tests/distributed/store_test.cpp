@@ -1,4 +1,4 @@
-// The behaviour that all stores have in common, tested on each kind of store, and prefix_store().
+// Tests prefix_store(), and on each kind of store the behaviour that all stores have in common.
 #include "tapestry/distributed/comm/store.h"
 
 #include <algorithm>
@@ -259,7 +259,7 @@ TEST_CASE("exactly one of several concurrent compare_set() calls wins, and all s
       const auto store = kind.handle();
       for (int round = 0; round < kRounds; ++round) {
         seen[t][round] = store->compare_set("race" + std::to_string(round), std::nullopt, std::to_string(t));
-        // A counter built with compare_set only: each success is one step.
+        // The threads count with compare_set() only: each call that succeeds adds one.
         for (std::string old = store->try_get("count").value_or("");;) {
           const std::string next = std::to_string((old.empty() ? 0 : std::stoi(old)) + 1);
           const std::string tag = next + ":" + std::to_string(t) + ":" + std::to_string(round);

@@ -1,4 +1,4 @@
-// The TCP store against wrong secrets, garbage, slow and greedy connections, and when its server ends.
+// Tests the TCP store against wrong secrets, garbage, slow and greedy connections, and when its server ends.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -160,7 +160,7 @@ std::string size_prefix(std::uint32_t size) {
 }  // namespace
 
 TEST_CASE("SHA-256 and HMAC have the values of the standards") {
-  // The examples of FIPS 180-4, and lengths around the block size.
+  // These are the examples of FIPS 180-4, and messages whose lengths are near the block size.
   CHECK(hex(sha256("")) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   CHECK(hex(sha256("abc")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   CHECK(hex(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq")) ==
@@ -173,7 +173,7 @@ TEST_CASE("SHA-256 and HMAC have the values of the standards") {
         "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
   CHECK(hex(sha256(std::string(64, 'a'))) ==
         "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
-  // RFC 4231, cases 1, 2 and 6 (a key longer than a block).
+  // These are the test cases 1, 2 and 6 of RFC 4231. Case 6 has a key that is longer than a block.
   CHECK(hex(hmac_sha256(std::string(20, '\x0b'), "Hi There")) ==
         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
   CHECK(hex(hmac_sha256("Jefe", "what do ya want for nothing?")) ==
@@ -216,7 +216,8 @@ TEST_CASE("a client refuses a server that does not know the secret") {
       if (send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL) < 0) return;
       std::string answer(wire::kNonce + wire::kProof, '\0');
       if (recv(fd, answer.data(), answer.size(), MSG_WAITALL) < 0) return;
-      // The server can use only what the client has sent.
+      // A server without the secret can reply only with bytes that it received from the client, or with
+      // others that it makes up.
       const std::string verdict =
           wire::kWelcome + (reflect ? answer.substr(wire::kNonce) : std::string(32, 'p'));
       if (send(fd, verdict.data(), verdict.size(), MSG_NOSIGNAL) < 0) return;
@@ -295,7 +296,7 @@ TEST_CASE("misbehaving strangers do not affect clients") {
     CHECK(raw.hung_up());
     check_healthy(*server);
   }
-  // Each byte comes in time, but all together come too late.
+  // Each byte comes in time, but the whole handshake takes too long. The connection must be closed.
   const auto begin = Clock::now();
   bool there = true;
   for (int i = 0; i < 64 && there && since(begin) < kSoon; ++i) {
@@ -336,7 +337,8 @@ TEST_CASE("a client that violates the protocol is dropped without effects") {
     CHECK(raw->hung_up());
     check_healthy(*server);
   }
-  // A request that stops in the middle, and one that continues slowly.
+  // A connection that stops in the middle of a request must be closed. One that sends the rest of the request
+  // after a pause must get its response.
   for (const std::size_t begun : {std::size_t{1}, std::size_t{4}, good.size() - 1}) {
     const auto raw = admitted(server->port());
     std::this_thread::sleep_for(Milliseconds(400));  // idle connections have no time limit
@@ -459,7 +461,8 @@ TEST_CASE("requests to a stopped server end at their deadline, also waiting ones
   const auto store = tcp_store(kHere, port, kQuick);
   store->set("k", "v");
   kill(host.id(), SIGSTOP);
-  int stopped = 0;  // counts attempts: the process runs on for a moment after kill()
+  // Wait until the process has stopped: it runs on for a moment after kill().
+  int stopped = 0;
   REQUIRE(waitpid(host.id(), &stopped, WUNTRACED) == host.id());
   auto begin = Clock::now();
   CHECK_THROWS_WITH(store->try_get("k"), ContainsSubstring("127.0.0.1"));

@@ -1,5 +1,5 @@
 #pragma once
-// Where the fragments of the documentation run: what they write is gone afterwards.
+// Runs each code block of the documentation in a temporary folder, which is removed afterwards.
 #include <filesystem>
 
 #include "tests/support/files.h"

@@ -1,6 +1,6 @@
 # cmake -D PROGRAM=... -D QUOTED=FILE -P prints.cmake
-# Runs the program, which must succeed and print the text of the file, on stdout and stderr together. White space of any
-# length counts as one space, so that the file may break a long line. "..." in the file matches anything.
+# Runs PROGRAM. It must succeed, and its output (stdout and stderr together) must be the text in FILE. White space of any
+# length counts as one space, so that the file may break a long line. "..." in the file matches any text.
 cmake_minimum_required(VERSION 3.25)
 execute_process(COMMAND ${PROGRAM} OUTPUT_VARIABLE printed ERROR_VARIABLE printed RESULT_VARIABLE status)
 file(READ ${QUOTED} quoted)
@@ -10,10 +10,10 @@ foreach(text IN ITEMS quoted rest)
   string(STRIP "${${text}}" ${text})
 endforeach()
 
-set(anchored TRUE)  # the next piece must come at once
+set(anchored TRUE)  # the next piece must follow directly, without other text before it
 while(TRUE)
   string(FIND "${quoted}" "..." dots)
-  string(SUBSTRING "${quoted}" 0 ${dots} piece)  # the whole rest if there are no dots
+  string(SUBSTRING "${quoted}" 0 ${dots} piece)  # if there is no "..." left, this is the whole rest
   if(dots EQUAL -1 AND NOT anchored)
     string(FIND "${rest}" "${piece}" at REVERSE)  # the last piece ends the output
   else()

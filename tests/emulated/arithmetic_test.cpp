@@ -1,4 +1,4 @@
-// Tests integer arithmetic at the limits of each dtype. tests/device covers ordinary values.
+// Tests integer arithmetic at the limits of each dtype. The tests in tests/device cover ordinary values.
 #include "tapestry/kernels/cuda/arithmetic.cuh"
 
 #include "tests/emulated/elementwise.h"

@@ -1,5 +1,5 @@
-// Tests the isclose and masked kernels by vector and by scalar accesses in every dtype, which tests/device
-// does not reach. It checks the values of all other comparisons.
+// Tests the isclose and masked kernels in every dtype, with vector and with scalar accesses, since
+// tests/device does not cover all of these. tests/device checks all other comparisons.
 #include "tapestry/kernels/cuda/compare.cuh"
 
 #include "tests/emulated/elementwise.h"
@@ -12,7 +12,8 @@ using namespace emulated;
 
 namespace {
 
-/// A few different numbers, many of which are equal, with infinities and NaN where the dtype has them.
+/// Returns a tensor of a few different numbers, so that many elements are equal. It has infinities and NaN if
+/// the dtype does.
 Tensor values(const Shape& sizes, unsigned salt, DType dtype) {
   const float some[] = {0.0f, 1.0f, 2.0f, 3.5f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN, 1e30f};
   const std::size_t count = is_floating(dtype) ? std::size(some) : dtype == DType::boolean ? 2 : 4;
@@ -26,7 +27,8 @@ struct Layouts {
   Shape sizes;
   int a, b;
 };
-const Layouts kLayoutPairs[] = {{{507}, 0, 0}, {{5, 7}, 1, 2}};  // packs, and single elements
+// The kernel reads the first case in packs, and the second by single elements.
+const Layouts kLayoutPairs[] = {{{507}, 0, 0}, {{5, 7}, 1, 2}};
 
 template <class T>
 void check_isclose(DType t = dtype_of<T>) {

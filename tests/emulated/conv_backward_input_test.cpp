@@ -96,7 +96,8 @@ TEST_CASE("conv2d input gradient: more residue classes than one launch takes giv
 
 TEST_CASE(
     "conv2d input gradient: a single class with gaps between rows is not stored four pixels at a time") {
-  // Vector stores of four pixels would run from one row into the next, which no window contains.
+  // With this stride, some rows of dx lie in no window. A store of four pixels at once would wrongly run from
+  // one row into such a row.
   for (const bool last : {false, true})
     for (const std::int64_t window : {1, 3}) {
       const Conv2dShape s = sized({.n = 2,

@@ -22,7 +22,8 @@ TEST_CASE("conv2d kernels: each tile with each loader, with and without split-K,
     for (const std::int64_t parts : {1, 3})
       for (const bool last : {false, true}) {
         const Tuning tuning{tile, parts};
-        // More pixels and channels than one tile has; channels are a multiple of 4, or not.
+        // The numbers of pixels and channels exceed one tile. Some numbers of channels are a multiple of 4,
+        // and some are not.
         const std::int64_t k = tile == TileKind::wide ? 132 : tile == TileKind::half ? 68 : 36;
         check_forward(sized({.n = 2, .c = 20, .h = 9, .w = 8, .k = k, .r = 1, .s = 1, .channels_last = last}),
                       true, {}, tuning);

@@ -17,9 +17,9 @@ using tapestry::Shape;
 using tapestry::Tensor;
 using tapestry::kernels::Elementwise;
 
-/// The same values in one of kLayouts memory layouts: 0 dense, 1 transposed, 2 every second element, 3
-/// broadcast along the first dimension, 4 broadcast along the last, 5 misaligned by one element, 6 one
-/// element broadcast to all.
+/// Returns `values` in one of kLayouts memory layouts: 0 dense, 1 transposed, 2 every second element, 3
+/// broadcast along the first dimension, 4 broadcast along the last, 5 misaligned by one element, 6 a single
+/// element broadcast to all. Layouts 3, 4 and 6 repeat some of the values.
 inline constexpr int kLayouts = 7;
 inline Tensor laid_out(const Tensor& values, int layout) {
   const Shape sizes = values.sizes();
@@ -52,8 +52,8 @@ inline Tensor laid_out(const Tensor& values, int layout) {
   }
 }
 
-/// Allowed error: `units` unit roundoffs of the result in its dtype, plus `absolute` unit roundoffs of 1 in
-/// f32.
+/// The allowed error of a result: `units` unit roundoffs of the result in its dtype, plus `absolute` unit
+/// roundoffs of the number 1 in f32.
 struct Tolerance {
   double units = 0, absolute = 0;
   Tolerance(double u = 0, double a = 0) : units(u), absolute(a) {}  // NOLINT

@@ -45,7 +45,8 @@ void check_gradient(const Tolerance& error) {
       [&](const Elementwise<3>& e) { gpu::launch_pointwise<Row, T>({}, e); });
 }
 
-/// Two results that differ by a rounding of f32 may round to different bf16 numbers: 2 units of bf16.
+/// The tolerance in unit roundoffs: `of_f32` for f32, and 2 for bf16, because two f32 results that differ in
+/// the last bit may round to different bf16 numbers.
 template <class T>
 double units(double of_f32) {
   return std::is_same_v<T, float> ? of_f32 : 2;
@@ -57,7 +58,8 @@ TEST_CASE("elementwise kernels: approximated functions are within a few rounding
   for_types<float, BFloat16>([]<class T>() {
     check_unary<Sigmoid, T>(units<T>(8));
     check_unary<Silu, T>(units<T>(8));
-    // The tails are exponentials of x^2 / 2, whose rounding error they amplify.
+    // In the tails, gelu is proportional to exp(-x^2 / 2). The exponential amplifies the rounding error of
+    // x^2 / 2, so the tolerance is larger.
     check_unary<Gelu, T>(units<T>(64));
     check_unary<GeluTanh, T>(units<T>(64));
   });
@@ -66,8 +68,8 @@ TEST_CASE("elementwise kernels: approximated functions are within a few rounding
 TEST_CASE(
     "elementwise kernels: gradients of approximated functions are within a few roundings of the CPU's") {
   for_types<float, BFloat16>([]<class T>() {
-    // Near a zero of the gradient, the errors of its terms remain. In bf16 the approximation of Phi has a
-    // relative error of 1e-4, which dy amplifies by up to 4.
+    // Near a zero of the gradient its terms cancel, but their errors remain, so the tolerance has an absolute
+    // part. In bf16 the approximation of Phi has a relative error of 1e-4, which dy amplifies by up to 4.
     const double absolute = std::is_same_v<T, float> ? 64 : 0x1p24 * 1e-4;
     check_gradient<Silu, T>({units<T>(8), absolute});
     check_gradient<Gelu, T>({units<T>(8), absolute});

@@ -1,5 +1,5 @@
-// Tests that batch normalization kernels match the CPU's kernels in f64 on every launch path, for ragged
-// sizes and extremes.
+// Tests that the batch normalization kernels (f32, bf16) match the CPU's f64 results on every launch path,
+// for ragged sizes, misaligned arrays and extreme values.
 #include "tapestry/kernels/cuda/norm_batch.cuh"
 
 #include <cmath>

@@ -67,8 +67,8 @@ void check_near(double got, double want, double error) {
   CHECK(std::abs(got - want) <= error);
 }
 
-using Cases =
-    std::vector<std::pair<std::size_t, std::size_t>>;  // numbers of elements, and misalignments in elements
+// Each case is a number of elements and a misalignment in elements.
+using Cases = std::vector<std::pair<std::size_t, std::size_t>>;
 
 /// Checks three steps over parameters of these sizes.
 template <class Args, class Slot, class Launch, class Bound>
@@ -145,7 +145,7 @@ void check_adam(const AdamArgs& args, const Cases& cases) {
     const double divisor = root / root_scale + a.eps;
     const double root_error = std::min(std::sqrt(e.state[1]), e.state[1] / std::max(root, 1e-300));
     const double size = s.lr / (1 - std::pow(a.beta1, after.step));
-    // The errors of the states, and the roundings of the update.
+    // The bound adds the errors that come from the states and the roundings of the update itself.
     e.param = size * (e.state[0] / divisor + m * (root_error / root_scale) / (divisor * divisor)) +
               8 * kUnit * size * m / divisor +
               3 * kUnit * (std::abs(before.param[i]) + std::abs(after.param[i]));
@@ -155,7 +155,7 @@ void check_adam(const AdamArgs& args, const Cases& cases) {
       args, cases, adam_step, [](const AdamArgs& a) { gpu::launch_adam({}, a); }, bound);
 }
 
-/// Parameters with whole and partial chunks and packs, and misaligned ones.
+/// The sizes give parameters with whole and partial chunks and packs, and some are misaligned.
 const Cases kSizes = {{1, 0}, {3, 0}, {4, 0}, {0, 0}, {513, 0}, {4096, 0}, {4099, 0}, {8200, 1}, {64, 2}};
 
 }  // namespace

@@ -115,10 +115,8 @@ void check_logsumexp(const Tensor& x, unsigned mask) {
       [&](const kernels::Reduction& r) {
         gpu::launch_logsumexp<T>({}, {r, shift});
       },
-      [&](const kernels::Reduction&
-              r) {  // 1: a relative error of the sum is an absolute error of its logarithm
-        std::fill_n(r.out.as<double>(), r.outputs, 1.0);
-      });
+      // The size is 1, because a relative error of the sum is an absolute error of its logarithm.
+      [&](const kernels::Reduction& r) { std::fill_n(r.out.as<double>(), r.outputs, 1.0); });
 }
 template <class T>
 void check_norm(const Tensor& x, unsigned mask, double p) {
@@ -278,7 +276,7 @@ TEST_CASE("reductions: infinities and NaN propagate, and small terms are not los
       for (const double p : {0.0, 1.0, 2.0, -0.5, kInfinity, -kInfinity}) check_norm<T>(t, mask, p);
     }
   });
-  // 1 + 70000 * 2^-25: a running sum in f32 would stay 1.
+  // The sum 1 + 70000 * 2^-25 must not lose the small terms. A running sum in f32 would stay 1.
   const Tensor small = full({70001}, 0x1p-25, DType::f32);
   small.data<float>()[0] = 1;
   check_sum<float>(small, 1);

@@ -46,7 +46,8 @@ Values rounded(Values v) {
   return v;
 }
 
-/// A generous bound of the roundings in a sum of n terms that kernels add partly in turn, partly pairwise.
+/// A generous bound of the rounding error, in unit roundoffs, of a sum of n terms that kernels add partly one
+/// after another and partly pairwise.
 inline double roundings(std::int64_t n) { return 64 + 4 * std::log2(static_cast<double>(n) + 1); }
 
 /// Checks that |got - want| is at most `error` unit roundoffs of f32, plus the rounding to T.

@@ -8,11 +8,11 @@ INTEGERS = [torch.int64, torch.int32, torch.uint8]
 
 
 def above(*shape, seed=1, dtype=torch.float64):
-    """Returns values that are not near 0, to divide by."""
+    """Returns divisors, which are not near 0."""
     return grid(*shape, seed=seed, low=0.5, high=8.0, dtype=dtype)
 
 
-# Two-operand forms: (name, function, second operand away from where it has no gradient).
+# Operations of two tensors: (name, function, generator of the second operand). Divisors must not be near 0.
 for op, fn, second in [("add", torch.add, grid), ("sub", torch.sub, grid), ("mul", torch.mul, grid),
                        ("div", torch.div, above), ("maximum", torch.maximum, grid),
                        ("minimum", torch.minimum, grid)]:
@@ -53,11 +53,11 @@ tie = f64([1, 2, 2, -1])
 case("maximum", [tie, f64([1, 3, 1, -1])], fn=torch.maximum, tags="no_gradcheck")
 case("minimum", [tie, f64([1, 3, 1, -1])], fn=torch.minimum, tags="no_gradcheck")
 
-# A tensor and a number.
+# Operations of a tensor and a number.
 for op, fn in [("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)]:
     for other in (2, -0.75, True, 3.0):
         if op == "sub" and other is True:
-            continue  # PyTorch refuses it
+            continue  # PyTorch does not support this combination
         case(f"{op}/scalar", [grid(3, 5)], dict(other=other), fn)
         case(f"{op}/scalar", [ints(5)], dict(other=other), fn, dtypes=INTEGERS[:2])
         if op != "sub":

@@ -25,20 +25,20 @@ sdpa(qkv((), 3, 5, 4, 2))
 sdpa(qkv((2,), 3, 5, 4, 4))
 sdpa(qkv((2, 2), 3, 4, 3, 5))
 sdpa(qkv((2, 2), 4, 4, 3, 3), causal=True)
-sdpa(qkv((1,), 2, 5, 3, 3), causal=True)  # more keys than queries
+sdpa(qkv((1,), 2, 5, 3, 3), causal=True)  # there are more keys than queries
 sdpa(qkv((1,), 5, 2, 3, 3), causal=True)
 sdpa(qkv((2,), 1, 1, 1, 1))
 sdpa(qkv((2,), 3, 5, 4, 2), scale=0.25)
 sdpa(qkv((2,), 4, 4, 4, 2), scale=-0.5, causal=True)
-ALLOWED = bools(3, 5) | (torch.arange(5) == 1)  # each query may see something
+ALLOWED = bools(3, 5) | (torch.arange(5) == 1)  # every query sees key 1 at least
 sdpa(qkv((2, 2), 3, 5, 4, 2) + [ALLOWED])
 sdpa(qkv((2, 2), 3, 5, 4, 2) + [(bools(2, 1, 3, 5, seed=3) | (torch.arange(5) == 4))])
-sdpa(qkv((2,), 3, 5, 4, 2) + [(torch.arange(5) < 3).reshape(1, 5)])  # padding
+sdpa(qkv((2,), 3, 5, 4, 2) + [(torch.arange(5) < 3).reshape(1, 5)])  # the last two keys are padding
 sdpa(qkv((2,), 3, 5, 4, 2) + [grid(3, 5, seed=7)])
 sdpa(qkv((2, 2), 3, 5, 4, 2) + [grid(2, 1, 1, 5, seed=7)], scale=0.5)
 sdpa(qkv((1,), 2, 3, 2, 2) + [f64([[0, -INF, 1], [-INF, 2, 0]])], tags="extreme no_gradcheck")
 sdpa(qkv((1,), 2, 3, 2, 2) + [torch.tensor([[True, False, True], [False, False, False]])],
-     tags="extreme no_gradcheck no_grad")  # no query sees any key
+     tags="extreme no_gradcheck no_grad")  # the second query sees no key
 sdpa([x * 64 for x in qkv((1,), 2, 3, 2, 2)], tags="extreme no_gradcheck")
 q, k, v = qkv((1,), 2, 3, 2, 2)
 sdpa([q, k, torch.where(v == v[0, 1, 0], NAN, v)], tags="extreme no_gradcheck no_grad")

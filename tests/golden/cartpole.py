@@ -1,9 +1,11 @@
-"""Writes cartpole.txt: episodes of Gymnasium's CartPole-v1 (tests/apps/cartpole_test.cpp reads it).
+"""Writes cartpole.txt, which contains recorded episodes of Gymnasium's CartPole-v1. tests/apps/cartpole_test.cpp reads
+this file.
 
     pip install gymnasium && python tests/golden/cartpole.py
 
-Each episode is `start` and its state, `actions` and a 0 or 1 for each step, `step` lines with the number of steps taken,
-the state, and whether the episode was over by falling (terminated) or by its length (truncated).
+Each episode has a line `start` with the initial state, a line `actions` with one digit (0 or 1) per step, and lines
+`step`. A `step` line contains the number of steps so far, the state, and two flags: whether the episode ended because
+the pole fell or the cart left the track (terminated), and whether it ended after the maximum of 500 steps (truncated).
 """
 import math
 import pathlib
@@ -39,6 +41,6 @@ lines = []
 lines += play([0.0, 0.0, 0.0, 0.0], lambda n, s: 1, 1)
 lines += play([0.01, -0.02, 0.03, -0.04], lambda n, s: n % 2, 1)
 lines += play([-0.05, 0.05, -0.05, 0.05], lambda n, s: int(math.sin(n * n) > 0), 1)
-lines += play([2.2, 1.5, 0.0, 0.3], balance, 1)  # leaves the track
-lines += play([0.05, 0.03, 0.04, -0.05], balance, 25)  # 500 steps
+lines += play([2.2, 1.5, 0.0, 0.3], balance, 1)  # this episode ends when the cart leaves the track
+lines += play([0.05, 0.03, 0.04, -0.05], balance, 25)  # this episode ends after the maximum of 500 steps
 pathlib.Path(__file__).with_suffix(".txt").write_text("\n".join(lines) + "\n")

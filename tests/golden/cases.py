@@ -1,14 +1,14 @@
 """Records PyTorch's results. tests/support/op_case.h compares Tapestry's operations with them.
 
-A family's script (tests/golden/<family>.py) is a list of `case(...)` lines; `make_all.py` runs them all. README.md in
-tests/ shows how to write one.
+Each family of operations has a script tests/golden/<family>.py that consists of calls of `case(...)`. `make_all.py`
+runs all these scripts. tests/README.md shows how to write one.
 
-Inputs given as float64 tensors stand for "the floating dtype under test": the harness runs such a case in float64,
-float32 and whatever else holds the inputs exactly. A case with any other floating dtype runs just as recorded.
+If the inputs of a case are float64, the C++ tests run it in float64, in float32 and in every other floating dtype that
+represents the inputs exactly. A case with another floating dtype runs only in that dtype.
 
-For each value the file also holds its scale, |y| + sum_i |dy/dx_i| |x_i|: the error that a relative change of every
-input by one unit makes. A backward-stable algorithm in a dtype of precision eps is off by a small multiple of
-eps * scale, and so that is what the harness allows.
+The recorded file stores a scale for each value y: |y| + sum_i |dy/dx_i| |x_i|. If every input has a relative error of
+eps, the error of y is about eps * scale. A backward-stable algorithm in a dtype of precision eps has an error of a
+small multiple of that, so the tests use it as the tolerance.
 """
 import inspect
 import json
@@ -24,9 +24,9 @@ DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torc
 _cases = {}
 
 
-# ---- inputs: exact in bfloat16, so that a case runs in every dtype ----
+# ---- inputs: every value is exact in bfloat16, so that a case can run in every dtype ----
 def grid(*shape, seed=1, low=-4.0, high=4.0, dtype=torch.float64):
-    """Multiples of 1/16 in [low, high), scattered by a formula, no two alike while there are enough of them."""
+    """Returns multiples of 1/16 in [low, high) in a scattered order. No value repeats until all have been used."""
     count = int((high - low) * 16)
     n = math.prod(shape)
     step = next(s for s in range(int(count * 0.618) | 1, 0, -2) if math.gcd(s, count) == 1)
@@ -35,7 +35,7 @@ def grid(*shape, seed=1, low=-4.0, high=4.0, dtype=torch.float64):
 
 
 def positive(*shape, seed=1, high=8.0):
-    """Like grid, in [1/2, high)."""
+    """Returns the same kind of values as grid, but in [1/2, high)."""
     return grid(*shape, seed=seed, low=0.5, high=high)
 
 
@@ -49,30 +49,31 @@ def bools(*shape, seed=1):
 
 
 def f64(values):
-    """These values, rounded to float32."""
+    """Returns the values, rounded to float32, as a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64).float().double()
 
 
 # ---- recording ----
 def grad_output(k, like):
-    """The gradient of the k-th output: multiples of 1/4 in [-1.5, 1.5]. op_case.cpp has the same formula."""
+    """Returns the gradient that backward gets for the k-th output: multiples of 1/4 in [-1.5, 1.5]. The C++ tests
+    compute the same values in tests/support/op_case.cpp."""
     values = [((7 * i + 3 * k + 4) % 13 - 6) / 4 for i in range(like.numel())]
     return torch.tensor(values, dtype=torch.float64).reshape(like.shape).to(like.dtype)
 
 
 def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, constant=()):
-    """Records fn(*inputs, **params).
+    """Records one test case: the result and the gradients of fn(*inputs, **params).
 
-    op      registered name, or "name/variant" for another form of the same operation
-    inputs  tensors, or None for one left out
-    params  bools, ints, floats, strings, lists of ints or floats, dtypes, None
+    op      the registered name of the operation, or "name/variant" for another form of it
+    inputs  a list of tensors; None stands for an optional input that is omitted
+    params  keyword arguments: bools, ints, floats, strings, lists of ints or floats, dtypes, None
     fn      the PyTorch function; it must not change its inputs
     tags    words from TAGS: `empty` (no elements), `extreme` (infinities, NaN, huge or tiny values), `no_gradcheck`
-            (at a kink or a tie), `no_strided` (strides matter to the operation), `no_grad` (PyTorch's gradient is
-            not to be compared), `broadcast`, `integer`
-    slack   multiplies the tolerance; say why in the script
-    dtypes  for integer inputs: one case for each of these dtypes
-    constant  which inputs are not differentiated, by number (running statistics, say)
+            (the function is not differentiable here: a kink or a tie), `no_strided` (the result depends on strides),
+            `no_grad` (the gradient is not compared with PyTorch's), `broadcast`, `integer`
+    slack   a factor of the tolerance; a comment in the script must give the reason
+    dtypes  records one case per dtype in this list; for integer inputs
+    constant  indices of the inputs that are not differentiated, such as running statistics
     """
     params = params or {}
     if dtypes:
@@ -115,13 +116,13 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, consta
     if differentiable:
         entry["grads"] = [None if g is None else _tensor(g, s) for g, s in zip(grads, grad_scales)]
     family = pathlib.Path(inspect.stack()[1].filename).stem
-    if family == "cases":  # called by itself, for dtypes
+    if family == "cases":  # case() was called by itself, because of `dtypes`; the script is one frame further up
         family = pathlib.Path(inspect.stack()[2].filename).stem
     _cases.setdefault(family, []).append(entry)
 
 
 def write():
-    """Writes tests/golden/ops/<family>.json for what was recorded."""
+    """Writes all recorded cases to tests/golden/ops/<family>.json."""
     (HERE / "ops").mkdir(exist_ok=True)
     for family, cases in _cases.items():
         lines = ",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases)
@@ -147,7 +148,8 @@ def _gradients(leaves, outputs):
 
 
 def _scales(inputs, params, fn, outputs, differentiable):
-    """|y| + sum |dy/dx| |x| for outputs, and the same for gradients as functions of inputs and grad_outputs."""
+    """Returns the scales (see the top of this file) of the outputs and of the gradients. Outputs are functions of the
+    inputs. Gradients are functions of the inputs and the output gradients."""
     flat = [y.detach().double().abs() for y in outputs]
     floats = [i for i, x in enumerate(inputs) if x is not None and x.is_floating_point() and x.numel()]
     nothing = [None] * len(inputs)
@@ -206,7 +208,7 @@ def _special(v):
 
 
 def _scale(values):
-    """Two digits, rounded up; nothing for what is not a number."""
+    """Rounds the scales up to two digits. Infinities and NaN become 0."""
     return [_number(float(f"{1.05 * abs(v):.1e}")) if math.isfinite(v) else 0 for v in values]
 
 
@@ -215,13 +217,13 @@ def _tensor(t, scale=None):
     entry = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "values": [_number(v) for v in t.reshape(-1).tolist()]}
     if scale is not None and t.is_floating_point():
         scales = _scale(scale.double().reshape(-1).tolist())
-        if scales != _scale(t.double().reshape(-1).tolist()):  # the reader's default
+        if scales != _scale(t.double().reshape(-1).tolist()):  # the C++ reader uses |value| if no scale is given
             entry["scale"] = scales
     return entry
 
 
 def _param(v):
-    """As _number, but a float stays one: 2 and 2.0 are different scalars."""
+    """Converts a parameter to JSON. Unlike _number, it keeps 2.0 a float, because 2 and 2.0 are different scalars."""
     if isinstance(v, torch.dtype):
         return DTYPES[v]
     if isinstance(v, (list, tuple)):

@@ -21,7 +21,7 @@ def to(x, dtype):
 
 for dtype in DTYPES:
     for source in DTYPES:
-        if source == torch.float64:  # stands for every floating dtype
+        if source == torch.float64:  # a float64 case also runs in the other floating dtypes
             if dtype != source:
                 case("to", [grid(9)], dict(dtype=dtype), to, tags="no_gradcheck")
         elif source.is_floating_point:

@@ -1,7 +1,9 @@
-"""Writes core_print.txt: tensors and the text that PyTorch prints for them (tests/core/print_test.cpp reads it).
+"""Writes core_print.txt, which contains tensors and the text that PyTorch prints for them. tests/core/print_test.cpp
+reads this file.
 
-Each case is `case <dtype> <sizes...>`, a line of values, the text, and `end`. Our spelling of a dtype has no `torch.`,
-and a shape has brackets.
+Each case consists of a line `case <dtype> <sizes...>`, a line with the values, the printed text, and a line `end`. The
+text is changed in two ways to match Tapestry's spelling: dtypes lose the prefix `torch.`, and shapes have brackets
+instead of parentheses.
 """
 import pathlib
 import re

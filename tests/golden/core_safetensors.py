@@ -1,5 +1,5 @@
-"""Writes core_safetensors.safetensors with PyTorch's and safetensors' own writer (tests/core/safetensors_test.cpp reads
-it, and writes the same bytes)."""
+"""Writes core_safetensors.safetensors with PyTorch and the original safetensors library.
+tests/core/safetensors_test.cpp reads this file, and checks that Tapestry writes the same bytes."""
 import pathlib
 
 import torch
@@ -9,7 +9,8 @@ METADATA = {"made by": "PyTorch \"quoted\" \\ \n \u00fc"}
 
 
 def tensors():
-    """Every dtype of ours, no dimension, no element, eight dimensions, names in need of escapes."""
+    """Returns tensors of every dtype that Tapestry has, with 0 and 8 dimensions, without elements, and with names
+    that JSON must escape."""
     numbers = torch.arange(-3, 3)
     return {
         "f32": numbers.to(torch.float32).reshape(2, 3) / 4,

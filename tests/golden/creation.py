@@ -30,7 +30,8 @@ def arange(start, end, step, dtype=None):
 for start, end, step in [(0, 5, 1), (2, 11, 3), (5, 0, -2), (-3, 3, 1), (0.0, 1.0, 0.1), (1.0, 0.0, -0.25),
                          (0, 2.5, 1), (0.5, 4, 1)]:
     record("arange", dict(start=start, end=end, step=step), arange)
-    # PyTorch rounds the step as well where the result is integral.
+    # Integer dtypes are recorded only for integer arguments, because PyTorch rounds the step itself if the result's
+    # dtype is an integer.
     whole = [torch.int32, torch.int64, torch.uint8] if isinstance(step, int) and start >= 0 and end >= 0 else []
     for dtype in FLOATS + whole:
         record("arange", dict(start=start, end=end, step=step, dtype=dtype), arange)

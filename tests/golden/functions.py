@@ -10,7 +10,7 @@ INTEGERS = [torch.int64, torch.int32, torch.uint8]
 
 
 def gelu(x, tanh):
-    """F.gelu, which computes 1 + erf and 1 + tanh and so loses the digits of its left tail, without that loss."""
+    """Computes gelu precisely for negative x too. F.gelu computes 1 + erf and 1 + tanh, which cancel there."""
     if tanh:
         y = x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
     else:
@@ -23,7 +23,7 @@ FUNCTIONS = [("neg", torch.neg, grid), ("abs", torch.abs, positive), ("exp", tor
              ("log", torch.log, positive), ("sqrt", torch.sqrt, positive), ("rsqrt", torch.rsqrt, positive),
              ("tanh", torch.tanh, grid), ("sigmoid", torch.sigmoid, grid), ("relu", torch.relu, positive),
              ("silu", F.silu, grid)]
-# Values from denormal to the largest, infinities and NaN.
+# Extreme inputs: denormal numbers, the largest numbers, infinities and NaN.
 EXTREME = [INF, -INF, NAN, 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**127, -(2.0**127), 87.0, 88.5, 89.0,
            -87.0, -88.0, -90.0, -104.0, 1e-3, -1e-3, 10.0, -10.0]
 EXTREME = [torch.tensor(v, dtype=torch.float32).item() for v in EXTREME]

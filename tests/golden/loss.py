@@ -17,7 +17,7 @@ def targets(*shape, n, seed=1):
 
 
 def loss(fn):
-    """Class weights are a parameter, so their gradient is not recorded."""
+    """Wraps fn so that the class weights are a parameter and not an input. So their gradient is not recorded."""
     return lambda x, t, weight=None, **params: fn(
         x, t, weight=None if weight is None else torch.tensor(weight, dtype=x.dtype), **params)
 

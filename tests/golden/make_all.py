@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Records the golden values of all families, or of those named: tests/golden/make_all.py [family...]
+"""Records PyTorch's results for the test cases of all operations: tests/golden/make_all.py [family...]
 
-Needs PyTorch; nothing else in the build or the tests does."""
+With arguments, it records only the named families (`softmax` for tests/golden/softmax.py). This script needs PyTorch.
+The build and the tests do not."""
 import importlib
 import pathlib
 import sys

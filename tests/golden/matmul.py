@@ -5,7 +5,7 @@ from cases import case, f64, grid
 
 INF, NAN = float("inf"), float("nan")
 
-# All combinations of shapes that NumPy accepts, with sizes that are multiples of no block size.
+# All combinations of shapes that NumPy accepts. The sizes are not multiples of any block size of the kernels.
 for a, b in (((5,), (5,)), ((3, 5), (5,)), ((5,), (5, 4)), ((3, 5), (5, 4)), ((1, 1), (1, 1)), ((7, 1), (1, 9)),
              ((1, 17), (17, 1)), ((9, 11), (11, 10)), ((2, 3, 5), (5, 4)), ((2, 3, 5), (2, 5, 4)), ((3, 5), (2, 5, 4)),
              ((2, 3, 5), (5,)), ((5,), (2, 5, 4)), ((2, 1, 3, 2), (3, 2, 4)), ((1, 2, 3, 2), (2, 1, 2, 3)),

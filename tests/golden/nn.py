@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Records what PyTorch's layers, optimizers, schedules and three small models do: tests/golden/nn_*.txt.
+"""Records the results of PyTorch's layers, optimizers, schedules and three small models in tests/golden/nn_*.txt.
 
-One tensor a line: a name, the sizes, a bar, the values. Weights and inputs come from `formula`, which
-tests/nn/golden.cpp has too. Run it by itself; it needs PyTorch."""
+Each line of these files is one tensor: its name, its sizes, the character `|` and its values. All weights and inputs
+are computed by `formula`. tests/nn/golden.cpp contains the same function, so the files do not store them. Running this
+script needs PyTorch; make_all.py does not run it."""
 import pathlib
 
 import torch
@@ -15,7 +16,7 @@ lines = []
 
 
 def formula(shape, seed, scale=1.0, dtype=torch.float64):
-    """Numbers in scale * [-0.5, 0.5), scattered, the same to the last bit in every language."""
+    """Returns pseudo-random numbers in scale * [-0.5, 0.5). tests/nn/golden.cpp computes exactly the same bits."""
     i = torch.arange(torch.Size(shape).numel(), dtype=torch.int64) % 1000003
     h = (i * i % 1000003 * 31 + i * 611953 + seed * 7919 + 12345) % 1000003
     return ((h.double() / 1000003 - 0.5) * scale).reshape(shape).to(dtype)
@@ -39,14 +40,14 @@ def write(name):
 
 
 def fill(module, scale=1.0):
-    """Every floating tensor of the state by the formula, seeded by its place in the state."""
+    """Fills every floating tensor of the state dict by `formula`. The seed is its position in the state dict plus 1."""
     with torch.no_grad():
         for k, (name, t) in enumerate(module.state_dict().items()):
             if t.is_floating_point():
                 t.copy_(formula(t.shape, k + 1, scale) + (1.0 if name.endswith("running_var") else 0.0))
 
 
-# ---- layers: names of the state, output, gradients, state afterwards ----
+# ---- layers: records the state's names, the output, the gradients and the state after the call ----
 def layer(label, module, *inputs, train=True, pick=None, calls=1):
     fill(module)
     module.train(train)
@@ -120,7 +121,7 @@ def layers():
     layer("ce_probabilities", nn.CrossEntropyLoss(), logits, torch.softmax(formula((6, 5), 58), 1))
     layer("nll_options", nn.NLLLoss(weight=weight, ignore_index=3), torch.log_softmax(logits, 1), target)
 
-    # MultiheadAttention: L = 3, S = 5, N = 2, E = 8, four heads
+    # MultiheadAttention with L = 3 queries, S = 5 keys, a batch of N = 2, E = 8 features and four heads.
     q, k, v = formula((3, 2, 8), 60, 2.0), formula((5, 2, 8), 61, 2.0), formula((5, 2, 8), 62, 2.0)
     causal = torch.triu(torch.ones(3, 5, dtype=torch.bool), 1)
     added = formula((3, 5), 63, 3.0)
@@ -161,7 +162,7 @@ def layers():
     write("layers")
 
 
-# ---- optimizers: 25 steps with given gradients; the second parameter has none every fourth step ----
+# ---- optimizers: take 25 steps with given gradients. In every fourth step, the second parameter has no gradient. ----
 def optimizer(label, make, groups=False):
     a, b = nn.Parameter(formula((5, 3), 1)), nn.Parameter(formula((7,), 2))
     opt = make([a, b] if not groups else [{"params": [a]}, {"params": [b], **groups}])
@@ -196,7 +197,7 @@ def optimizers():
     write("optim")
 
 
-# ---- schedules: the rates (and momentum) of a whole run ----
+# ---- schedules: records the learning rates and the momentum after every step ----
 def schedule(label, make, steps, opt=None, momentum=None):
     ps = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     groups = [{"params": [ps[0]]}, {"params": [ps[1]], "lr": 0.05}]
@@ -235,7 +236,7 @@ def schedules():
     write("schedules")
 
 
-# ---- three models over 50 steps ----
+# ---- three models, each trained for 50 steps ----
 class Demo(nn.Module):
     def __init__(self):
         super().__init__()
@@ -317,15 +318,16 @@ def model(label, make, batch, opt, dtype, scale):
 
 def models():
     def images(shape, classes):
-        # Five batches in turn, so that there is something to learn.
+        # The same five batches repeat, so that the model can learn them.
         return lambda step: (formula(shape, 5000 + step % 5, 2.0), labels(shape[:1], step % 5, classes))
 
     def tokens(step):
         t = labels((4, 13), step % 5, 19)
         return t[:, :-1], t[:, 1:]
 
-    # The CNN's scale: with 2.0 one ReLU flips in f32 after 39 steps, and PyTorch's own f32 is 2e-3 away from its
-    # f64; with 1.0 none flips and they agree to 2e-7, so that a difference is a mistake.
+    # The last column is the scale of the initial weights. The CNN uses 1.0: PyTorch's f32 and f64 results then agree
+    # to 2e-7, so that a larger difference in Tapestry is a bug. With 2.0, a rounding error changes the sign of one
+    # ReLU input after 39 steps, and PyTorch's own f32 result is 2e-3 away from its f64 result.
     kinds = dict(demo=(Demo, images((8, 3, 32, 32), 10), lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), 2.0),
                  cnn=(CNN, images((8, 1, 28, 28), 10), lambda ps: torch.optim.SGD(ps, lr=0.01, momentum=0.9), 1.0),
                  transformer=(Transformer, tokens, lambda ps: torch.optim.AdamW(ps, lr=0.001), 2.0))

@@ -1,5 +1,5 @@
-"""Writes nn_checkpoint.safetensors, a model as PyTorch saves it, and nn_checkpoint_io.safetensors, an input and what the
-model makes of it in evaluation (tests/nn/checkpoint_test.cpp reads both)."""
+"""Writes two files that tests/nn/checkpoint_test.cpp reads. nn_checkpoint.safetensors is a model that PyTorch saved.
+nn_checkpoint_io.safetensors contains an input and the model's output for it in evaluation mode."""
 import pathlib
 
 import torch
@@ -21,7 +21,7 @@ class Net(nn.Module):
 torch.manual_seed(0)
 net = Net()
 x = torch.randn(5, 2, 6, 6)
-net(x)  # running statistics that are not the first ones
+net(x)  # one training pass, so that the running statistics differ from their initial values
 net.eval()
 here = pathlib.Path(__file__)
 save_file(net.state_dict(), here.with_suffix(".safetensors"), {"format": "pt"})

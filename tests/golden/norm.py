@@ -6,7 +6,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def batch_norm(x, mean, var, weight, bias, training, momentum=0.1, eps=1e-5):
-    """The result, and the running statistics as they are afterwards."""
+    """Returns the result and the updated running statistics."""
     mean, var = (None if s is None else s.detach().clone() for s in (mean, var))
     y = F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
     return [y] + [s for s in (mean, var) if s is not None]
@@ -36,9 +36,9 @@ batch(x, *statistics(2), affine(2)[0], None, training=True, momentum=0.5, eps=0.
 batch(x, *statistics(2), None, affine(2)[1], training=False, eps=0.25)
 batch(x, *statistics(2), None, None, training=True, momentum=0.0)
 batch(x, *statistics(2), None, None, training=True, momentum=1.0)
-batch(x + 256, *statistics(2), *affine(2), training=True)  # the mean is far off
+batch(x + 256, *statistics(2), *affine(2), training=True)  # the mean is large compared with the variance
 batch(grid(0, 2, 3), *statistics(2), *affine(2), training=False)
-batch(f64([[1, 2], [1, 4], [1, -3]]), *statistics(2), *affine(2), training=True, tags="extreme no_gradcheck")  # no variance
+batch(f64([[1, 2], [1, 4], [1, -3]]), *statistics(2), *affine(2), training=True, tags="extreme no_gradcheck")  # channel 0 has variance 0
 batch(f64([[1, INF], [NAN, 4]]), *statistics(2), *affine(2), training=True, tags="extreme no_gradcheck no_grad")
 batch(f64([[1, INF], [NAN, -INF]]), *statistics(2), *affine(2), training=False, tags="extreme no_gradcheck no_grad")
 batch(f64([[1e15, 1], [-1e15, -1], [0, 3]]), *statistics(2), *affine(2), training=True, tags="extreme no_gradcheck")
@@ -53,12 +53,13 @@ for shape, normalized in (((5, 6), [6]), ((2, 3, 5), [5]), ((2, 3, 4), [3, 4]), 
     case("layer_norm", [x, w, b], dict(normalized_shape=normalized), layer_norm)
     case("layer_norm", [x, None, None], dict(normalized_shape=normalized), layer_norm)
 w, b = affine(4)
-# With two values the gradient is almost 0, and it is a difference of larger numbers, so it is not compared.
+# A row of two values always normalises to about -1 and 1. So its gradient is almost 0, and it is computed as a
+# difference of larger numbers. It is not compared, because only rounding errors remain.
 case("layer_norm", [grid(3, 2), None, None], dict(normalized_shape=[2]), layer_norm, tags="no_grad")
 case("layer_norm", [grid(3, 4), w, None], dict(normalized_shape=[4], eps=0.25), layer_norm)
 case("layer_norm", [grid(3, 4), None, b], dict(normalized_shape=[4]), layer_norm)
 case("layer_norm", [grid(3, 4) + 256, w, b], dict(normalized_shape=[4]), layer_norm)
-case("layer_norm", [grid(3, 1), None, None], dict(normalized_shape=[1]), layer_norm, tags="no_gradcheck")  # no variance
+case("layer_norm", [grid(3, 1), None, None], dict(normalized_shape=[1]), layer_norm, tags="no_gradcheck")  # one value per row: the variance is 0
 case("layer_norm", [grid(0, 4), w, b], dict(normalized_shape=[4]), layer_norm)
 case("layer_norm", [f64([[1, 1, 1, 1], [1e15, -1e15, 0, 1], [1e-15, 0, 0, 0]]), w, b], dict(normalized_shape=[4]),
      layer_norm, tags="extreme no_gradcheck")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Opens a safetensors file that Tapestry wrote with PyTorch: tests/golden/open_with_torch.py FILE [EXPECTED]
+"""Checks that PyTorch can open a safetensors file that Tapestry wrote: tests/golden/open_with_torch.py FILE [EXPECTED]
 
-Prints what is in it. With EXPECTED, a file that PyTorch wrote, fails unless both hold the same tensors. Ends with 77 if
-PyTorch or safetensors is not installed."""
+Prints the name, dtype and shape of each tensor. EXPECTED is a file that PyTorch wrote. If it is given, the script fails
+unless both files contain the same tensors. The exit status is 77 if PyTorch or safetensors is not installed."""
 import sys
 
 

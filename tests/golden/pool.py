@@ -5,7 +5,7 @@ from cases import case, f64, grid
 INF, NAN = float("inf"), float("nan")
 WINDOWS = (
     ((2, 3, 4, 6), dict(kernel_size=2)),
-    ((3, 5, 7), dict(kernel_size=2)),  # the last row and column are not reached; no batch
+    ((3, 5, 7), dict(kernel_size=2)),  # no batch dimension; no window reaches the last row and column
     ((1, 2, 5, 7), dict(kernel_size=2, ceil_mode=True)),
     ((1, 2, 6, 5), dict(kernel_size=3, stride=1)),
     ((1, 2, 6, 5), dict(kernel_size=3, stride=2, padding=1)),
@@ -14,7 +14,7 @@ WINDOWS = (
     ((1, 1, 4, 4), dict(kernel_size=4)),
     ((1, 1, 1, 1), dict(kernel_size=1)),
     ((2, 1, 5, 5), dict(kernel_size=2, stride=3)),
-    ((1, 9, 3, 3), dict(kernel_size=2, stride=1)),  # channels ragged against vector widths
+    ((1, 9, 3, 3), dict(kernel_size=2, stride=1)),  # 9 channels are not a multiple of a vector width
 )
 
 

@@ -7,7 +7,7 @@ ALL_INTS = [torch.int64, torch.int32, torch.uint8]
 
 
 def over(fn):
-    """fn over dimensions that may be left out, where PyTorch wants them given."""
+    """Wraps a PyTorch reduction that requires dimensions, so that dim=None reduces all of them."""
     return lambda x, dim=None, keepdim=False: fn(x, dim if dim is not None else list(range(x.dim())), keepdim)
 
 
@@ -47,7 +47,7 @@ for unbiased in (True, False):
     for shape, dim in SHAPES[:-2]:
         case("var", [grid(*shape)], dict(dim=dim, unbiased=unbiased), var)
     case("var", [grid(2, 3, 4)], dict(dim=[0, 2], unbiased=unbiased, keepdim=True), var)
-    # One element gives NaN if unbiased.
+    # The unbiased variance of one element is NaN.
     case("var", [grid(3, 1)], dict(dim=[1], unbiased=unbiased), var, tags="no_gradcheck")
     case("var", [grid(0, 3)], dict(dim=[0], unbiased=unbiased), var)
     case("var", [grid(0, 3)], dict(dim=[1], unbiased=unbiased), var)
@@ -103,7 +103,7 @@ for op in ("max", "min"):
          tags="extreme")
     case("arg" + op, [f64([[2, 7, 2, 7], [5, 5, 5, 5]])], {}, arg)
     case("arg" + op, [ints(4, 5)], dict(dim=0), arg, dtypes=ALL_INTS)
-    case("arg" + op, [bools(4, 5)], dict(dim=1), lambda x, dim, arg=arg: arg(x.int(), dim))  # PyTorch has none for bool
+    case("arg" + op, [bools(4, 5)], dict(dim=1), lambda x, dim, arg=arg: arg(x.int(), dim))  # PyTorch has no bool kernel
 
 
 def norm(x, p, dim=None, keepdim=False):
@@ -111,7 +111,7 @@ def norm(x, p, dim=None, keepdim=False):
 
 
 for p in (2.0, 1.0, 0.0, 3.0, 1.5, INF, -INF):
-    tags = "no_gradcheck" if p == 0.0 else ""  # steps at 0
+    tags = "no_gradcheck" if p == 0.0 else ""  # the norm with p = 0 is not continuous at 0
     for shape, dim in (((3, 5), None), ((3, 5), [1]), ((5, 3), [0]), ((2, 3, 4), [0, 2]), ((2, 67), [1])):
         case("norm", [grid(*shape, seed=2, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags)
         case("norm", [-grid(*shape, seed=3, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags)

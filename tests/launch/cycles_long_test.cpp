@@ -1,4 +1,4 @@
-// Runs many jobs in a row, because rare losses need many attempts.
+// Runs many jobs one after another, because processes are left behind only rarely, if at all.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 

@@ -1,4 +1,5 @@
-// How a job ends: after any failure or kill, no process stays behind, and the first failure is printed last.
+// Tests how a job ends: after any failure or kill, no process must stay behind, and the first failure must be
+// printed last.
 #include <algorithm>
 
 #include "tests/launch/job.h"
@@ -9,7 +10,8 @@ using tests::Job;
 
 namespace {
 
-/// Two ranks that report that they run and then sleep. Each has a background child that outlives it.
+/// A script for two ranks. Each reports that it runs and then sleeps. Each has a background child that
+/// outlives it.
 constexpr const char* kWaits = "sleep 300 & echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; wait; sleep 300";
 
 Job waiting(std::vector<std::string> options = {}) {
@@ -47,7 +49,8 @@ TEST_CASE("a rank that exits with a code ends the job and is printed last with i
   const std::string err = job.err();
   CHECK_THAT(job.err_last_line(), ContainsSubstring("[tapestry-run] rank 1 (pid "));
   CHECK_THAT(job.err_last_line(), ContainsSubstring("exit code 3"));
-  // Its twenty last lines are repeated before that, after the output of the other ranks.
+  // The last twenty lines of rank 1 must be repeated before the final message and after the output of the
+  // other ranks.
   const auto at = [&](const char* text) { return err.find(text); };
   CHECK(at("[0] rank 0: lost my peer") < at("the last lines of rank 1:"));
   CHECK(at("[2] rank 2: lost my peer") < at("the last lines of rank 1:"));
@@ -197,8 +200,8 @@ TEST_CASE("background processes of a rank end with the rank") {
 }
 
 TEST_CASE("the launcher keeps watching the ranks if nobody reads its output") {
-  // The launcher's stdout is a pipe that nobody reads. The ranks write without end, and one of them is
-  // killed.
+  // The launcher's stdout is a pipe that nobody reads, and the ranks write without end. If one of them is
+  // killed, the launcher must still end the other one.
   Job job({"sh", "-c", "\"$0\" \"$@\" | { touch $DIR/reader; sleep 300; }", tests::launcher_path(),
            "--nproc-per-node=2", "sh", "-c",
            "echo $$ > $DIR/pid.$RANK; touch $DIR/up.$RANK; while :; do echo "

@@ -24,12 +24,13 @@ TEST_CASE("a job killed and restarted a hundred times ends with the bits of an u
       case 2:
         faults.push_back({"KILL", "reduce", step, rank});
         break;
-      case 3:  // the next start writes the checkpoint in which it is killed
+      case 3:  // rank 0 is killed while it writes the checkpoint of this step
         faults.push_back({"KILL", "save", step, 0});
         break;
     }
   }
-  // Two starts stop a rank instead, and the other rank's timeout ends the job.
+  // In two of the starts, a rank is stopped (SIGSTOP) and not killed. The other rank's timeout must end this
+  // attempt.
   faults[16].what = faults[61].what = "STOP";
   constexpr int kSteps = 2 * kCycles + 5;
   const std::string restarts = std::to_string(kCycles);

@@ -1,5 +1,5 @@
-// DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different call,
-// every other rank must throw in time an error that names the rank and the place. Checkpoints must be
+// Tests DDP training jobs over Gloo with one process per rank. If a rank dies, freezes or makes a different
+// call, every other rank must throw in time an error that names the rank and the place. Checkpoints must be
 // complete. After restarts, the weights must equal those of an undisturbed job.
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -26,7 +26,8 @@ using Texts = std::vector<std::string>;
 
 std::string free_port() { return std::to_string(start_store_server("127.0.0.1", 0)->port()); }
 
-/// Three ranks without a launcher. A launcher would end the other ranks before they could report the error.
+/// A job of three ranks that are started without a launcher, because a launcher would end the other ranks
+/// before they could report the error.
 struct Training {
   tests::TempDir dir;
   Fault fault;
@@ -85,7 +86,7 @@ TEST_CASE("after kill -9 of a rank, the others throw at once and name the call a
   for (Training* job : {&forward, &backward, &reduce, &save}) {
     const auto files = std::filesystem::directory_iterator(job->dir / "checkpoints");
     CHECK(std::distance(begin(files), end(files)) ==
-          (job == &save ? 3 : 2));  // .lock, a checkpoint, and the incomplete file under its temporary name
+          (job == &save ? 3 : 2));  // .lock, one checkpoint, and the incomplete file if there is one
     CHECK(check_checkpoints(job->dir.path()) == std::vector<std::int64_t>{2});
   }
 }

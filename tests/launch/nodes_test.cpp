@@ -16,7 +16,7 @@ LaunchOptions node(int rank, int nproc = 2) {
   return o;
 }
 
-/// Returns what a client sees after the server has closed.
+/// A store whose calls throw, as those of a client do after the server has closed.
 class GoneStore : public Store {
  public:
   void set(std::string_view, std::string_view) override { gone(); }
@@ -81,7 +81,7 @@ TEST_CASE("count_left counts the nodes that know of the end and those that have 
   Nodes zero(store, o), one(store, o), two(store, o);
   zero.end(0, {1, true, "first"});
   CHECK(one.look(0));
-  CHECK(one.look(0));  // counts once
+  CHECK(one.look(0));  // a node that looks twice must be counted once
   CHECK(zero.count_left().know == 2);
   zero.end(1, {1, false, "second"});
   CHECK(zero.count_left().know == 1);

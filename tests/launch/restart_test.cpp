@@ -1,4 +1,4 @@
-// Restarts: after a failure all ranks start again, at most --max-restarts times.
+// Tests restarts: after a failure all ranks must start again, at most --max-restarts times.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 
@@ -30,7 +30,8 @@ TEST_CASE("ranks restart at most --max-restarts times") {
 }
 
 TEST_CASE("no process of an attempt is alive when the next attempt starts") {
-  // Rank 1 fails. Rank 0 and its child ignore SIGTERM. A zombie has no command line.
+  // In the first attempt, rank 1 fails while rank 0 and its child ignore SIGTERM. In the second attempt,
+  // neither of the two may still have a command line in /proc; zombies have none.
   Job job({"--nproc-per-node=2", "--max-restarts=1", "--grace=0.3", "sh", "-c",
            "if [ $TAPESTRY_RESTART = 1 ]; then [ $RANK = 1 ] && exit 0\n"
            "  for i in $(seq 500); do\n"

@@ -1,4 +1,4 @@
-// tapestry-run as a program: how it starts ranks, and where their output goes.
+// Tests tapestry-run as a program: how it starts ranks, and where their output goes.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -50,7 +50,8 @@ TEST_CASE("ranks get their variables, and all of them the same store address") {
 TEST_CASE("the user's port and secret are kept") {
   Job first({"sh", "-c", "echo $MASTER_PORT"});
   REQUIRE(first.wait() == 0);
-  const std::string port = first.out().substr(4, first.out().size() - 5);  // was free a moment ago
+  // A port that was free a moment ago.
+  const std::string port = first.out().substr(4, first.out().size() - 5);
   Job job({"--master-port", port, "sh", "-c", "echo $MASTER_PORT $TAPESTRY_SECRET $OMP_NUM_THREADS"},
           {"TAPESTRY_SECRET=mine", "OMP_NUM_THREADS=3"});
   CHECK(job.wait() == 0);

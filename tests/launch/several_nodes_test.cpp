@@ -1,4 +1,4 @@
-// Two launchers on this machine act as two nodes.
+// Tests jobs on several nodes. Two launchers on this machine act as two nodes.
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 

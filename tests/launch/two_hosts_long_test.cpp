@@ -1,4 +1,4 @@
-// Two hosts whose connection breaks.
+// Tests a job on two hosts whose connection breaks.
 #include "tests/launch/hosts.h"
 #include "tests/support/catch.h"
 
@@ -17,8 +17,9 @@ TEST_CASE("a job over two hosts ends on both when the wire is cut") {
   for (const char* status : {"status.0", "status.1"}) CHECK(job.file(status) == "1\n");
   CHECK_THAT(job.file("out.0"), ContainsSubstring("rank 1 is silent (frozen, dead or cut off)"));
   CHECK_THAT(job.file("out.1"), ContainsSubstring("the launcher of node 0 does not answer"));
-  // This allows 3 s for the collective, 3 s to ask rank 1 for its state, and 4 s until node 1 learns of the
-  // end.
+  // Bounds the time until the launcher of node 0 exits: 3 s for the collective's timeout, 3 s to ask rank 1
+  // for its state, 4 s in which the launcher waits in vain for node 1 to learn that the job has ended, and a
+  // reserve.
   CHECK(std::stoi(job.file("ended")) - std::stoi(job.file("cut")) <= 14);
   CHECK(job.all_gone());
 }

@@ -1,4 +1,4 @@
-// A job on two hosts.
+// Tests jobs on two hosts.
 #include "tests/launch/hosts.h"
 #include "tests/launch/training.h"
 #include "tests/support/catch.h"

@@ -158,7 +158,7 @@ TEMPLATE_TEST_CASE("a resumed run gives the bits of a run that was never interru
   nn::save_checkpoint(start, whole.training, whole.progress());
   whole.train(3);
   const std::string expected = whole.state();
-  CHECK(whole.losses.size() == 18);  // 6 batches an epoch
+  CHECK(whole.losses.size() == 18);  // 3 epochs of 6 batches
 
   for (const std::int64_t stop : {1, 5, 6, 9, 17}) {
     INFO("stopped after step " << stop);
@@ -178,7 +178,8 @@ TEMPLATE_TEST_CASE("a resumed run gives the bits of a run that was never interru
     losses.insert(losses.end(), second.losses.begin(), second.losses.end());
     CHECK(losses == whole.losses);
   }
-  // Shows that the test can fail: without the generators' state, dropout draws other numbers.
+  // A counterexample: without the generators' state, dropout draws other numbers, so the resumed run must
+  // differ.
   Run<TestType> other;
   other.resume(start);
   manual_seed(6);
@@ -222,8 +223,8 @@ TEST_CASE("a checkpoint is also a model file and preserves the progress") {
     other.train(1, 2);
     const std::string before = other.state();
     const double lr = other.optimizer.lr();
-    // Refused: a model with one parameter fewer, a schedule that ends before the saved position, and another
-    // model.
+    // load_checkpoint must refuse an optimizer with one parameter fewer, a schedule that ends before the
+    // saved position, and another model. It must then change nothing.
     std::vector<nn::Parameter> fewer = other.net.parameters();
     fewer.pop_back();
     optim::AdamW small(fewer, {.lr = 0.5});
@@ -247,8 +248,8 @@ TEST_CASE("a checkpoint is also a model file and preserves the progress") {
         ValueError);
     CHECK(other.schedule.steps() == 2);
     CHECK(other.state() == before);
-    // Loading into a schedule fails if its optimizer has gained groups since, even with the schedule's own
-    // state.
+    // A parameter group is added to the optimizer after its schedule was made. Loading into this schedule
+    // must fail, even if the file contains the schedule's own state.
     other.optimizer.add_param_group({golden.parameters(), {.lr = 0.25}});
     nn::save_checkpoint(dir / "outgrown", {.optimizer = &other.optimizer, .scheduler = &other.schedule}, {});
     other.optimizer.set_lr(0.75);

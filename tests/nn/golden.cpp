@@ -9,7 +9,8 @@
 
 namespace tapestry::test {
 
-// Set before the first use of a device, because tests of replicas and moves need a second device.
+// Gives the test program two logical CPU devices. The variable must be set before the first use of a device.
+// Tests of replicas and of moves need a second device.
 static const int kTwoDevices = setenv("TAPESTRY_LOGICAL_DEVICES", "2", 1);
 
 NnGolden::NnGolden(const std::string& name) {

@@ -1,5 +1,6 @@
 #pragma once
-// What tests/golden/nn.py recorded, and the formula that it made weights and inputs from.
+// Reads the results of PyTorch that tests/golden/nn.py recorded, and computes the same weights and inputs as
+// that script.
 #include <functional>
 #include <map>
 #include <string>
@@ -15,30 +16,34 @@ struct Record {
   std::vector<double> values;
 };
 
-/// The lines of tests/golden/nn_<name>.txt.
+/// Reads tests/golden/nn_<name>.txt. Each line is a named record.
 class NnGolden {
  public:
   explicit NnGolden(const std::string& name);
-  /// Throws std::runtime_error when there is none.
+  /// Returns the record with this name. Throws std::runtime_error if there is none.
   const Record& at(const std::string& key) const;
-  /// All that begin with this prefix, the prefix cut off, in the order of the file.
+  /// Returns all records whose names begin with `prefix`, in the order of the file. The prefix is removed
+  /// from the names.
   std::vector<std::pair<std::string, Record>> under(const std::string& prefix) const;
 
  private:
   std::vector<std::pair<std::string, Record>> lines_;
 };
 
-/// Numbers in scale * [-0.5, 0.5), scattered, the same to the last bit as in the script.
+/// Returns pseudo-random numbers in scale * [-0.5, 0.5). tests/golden/nn.py computes exactly the same bits.
 Tensor formula(const Shape& sizes, int seed, double scale = 1, DType dtype = DType::f64);
 Tensor labels(const Shape& sizes, int seed, int classes);
-/// The module in f64, every floating tensor of its state by the formula.
+/// Converts the module to f64 and fills every floating-point tensor of its state dict by formula(), as nn.py
+/// does.
 void fill(nn::Module& module, double scale = 1);
 
-/// The elements, row-major.
+/// Returns the elements in row-major order.
 std::vector<double> values_of(const Tensor& t);
-/// |a - b| / |b| in the Euclidean norm (|a| where b is 0).
+/// Returns |a - b| / |b| in the Euclidean norm, or |a| if b is 0.
 double distance(const std::vector<double>& a, const std::vector<double>& b);
-/// Empty if shape and elements agree within `tolerance` of the largest (at least 1), else what differs.
+/// Compares a tensor with a record. Returns an empty string if the shapes are equal and the elements differ
+/// by at most `tolerance` times max(1, the largest recorded element). Otherwise returns a text that describes
+/// the difference.
 std::string difference(const Tensor& got, const Record& wanted, double tolerance);
 
 }  // namespace tapestry::test

@@ -10,7 +10,7 @@ using namespace tapestry::test;
 
 namespace {
 
-constexpr double kTolerance = 1e-12;  // f64; sums of a few hundred terms
+constexpr double kTolerance = 1e-12;  // an f64 sum of a few hundred terms has a smaller error
 
 const NnGolden& golden() {
   static const NnGolden recorded("layers");
@@ -217,7 +217,7 @@ TEST_CASE("losses") {
     check_layer(std::string("mse_") + name, mse, {logits, formula({6, 5}, 57)},
                 [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{mse(in[0], in[1])}; });
   }
-  const Tensor weight = ones({5});  // there from the start; fill() gives it the record's values
+  const Tensor weight = ones({5});  // the buffer must exist before fill() writes the recorded weights to it
   check_loss<nn::CrossEntropyLoss>(
       "ce_options", {.weight = weight, .ignore_index = 3, .label_smoothing = 0.1}, logits, target);
   check_loss<nn::CrossEntropyLoss>("ce_probabilities", {}, logits, formula({6, 5}, 58).softmax(1));
@@ -226,7 +226,8 @@ TEST_CASE("losses") {
 }
 
 namespace {
-// The script nests the module one level down.
+// Contains the attention module as its child `attn`, as in tests/golden/nn.py, so that the parameter names
+// agree.
 struct Attention : nn::Module {
   explicit Attention(const nn::MultiheadAttention::Options& options)
       : attn(add<nn::MultiheadAttention>("attn", options)) {}
@@ -284,14 +285,15 @@ TEST_CASE("self-attention equals attention with three separate projections") {
   nn::MultiheadAttention attn({.embed_dim = 8, .num_heads = 2, .batch_first = true});
   fill(attn);
   const Tensor in = formula({2, 3, 8}, 9);
-  // The packed projection and the three separate ones compute the same sums.
+  // If query, key and value are the same tensor, one packed matrix product projects all three. The result
+  // must equal that of three separate projections.
   const Tensor packed = attn(in, in, in).first, apart = attn(in, in.clone(), in.clone()).first;
   CHECK(packed.allclose(apart, 1e-13, 1e-13));
   CHECK(attn(in).allclose(packed, 1e-13, 1e-13));
 }
 
 TEST_CASE("all recorded layers are tested") {
-  // This test runs last when the whole file runs, as under ctest.
+  // This test runs after all others in this file. It is skipped if only some of them were selected.
   if (tested().size() < 10) return;
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));

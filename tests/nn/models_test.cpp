@@ -121,13 +121,13 @@ void follow(const std::string& label, nn::Module& net, DType dtype, double scale
   }
 }
 
-// Five fixed batches take turns, so that the model can learn them.
+// The same five batches repeat, so that the model can learn them.
 Batch images(const Shape& sizes, int step) {
   return {formula(sizes, 5000 + step % 5, 2.0), labels(sizes[0], step % 5, 10)};
 }
 
-// With other CPU kernels, PyTorch in f32 differs from itself by 3e-4 (losses) and 5e-4 (weights), so f32
-// tolerances cannot be smaller.
+// Tolerances for f32 and f64. The results of PyTorch in f32 with different CPU kernels differ by 3e-4
+// (losses) and 5e-4 (weights), so f32 tolerances cannot be much smaller.
 constexpr double kLoss32 = 1e-4, kWeight32 = 1e-3, kBoth64 = 1e-9;
 
 template <class Model>

@@ -133,14 +133,14 @@ TEST_CASE("registration refuses empty, dotted and duplicate names") {
   CHECK_THROWS_WITH(m.add("null", std::shared_ptr<nn::ReLU>()), ContainsSubstring("null"));
   const auto child = std::make_shared<Inner>();
   m.add("child", child);
-  m.add("again", child);  // shared
+  m.add("again", child);  // registers the same module under a second name
   CHECK(m.parameters().size() == 1 + 4);
   CHECK(m.state_dict().size() == 1 + 2 * 7);
   CHECK(child->path() == "child");
   const auto loop = std::make_shared<nn::Sequential>();
   loop->push_back(std::make_shared<nn::Sequential>());
   CHECK_THROWS_WITH((*loop)[0].add("up", loop), ContainsSubstring("modules form a tree"));
-  loop->append(child);  // its second place, through which nothing leads up
+  loop->append(child);  // child gets a second parent; path() still uses the first one
   CHECK_THROWS_WITH(child->add("up", loop), ContainsSubstring("modules form a tree"));
   CHECK_THROWS_WITH(child->add("self", child), ContainsSubstring("modules form a tree"));
 }
@@ -165,7 +165,8 @@ TEST_CASE("errors name the module's path and keep their type") {
     INFO(text);
     CHECK(text.find("expected an input of shape (..., 4) but got [2, 5]") != std::string::npos);
     CHECK(text.find("(in inner.fc: Linear(in_features=4, out_features=4, bias=true))") != std::string::npos);
-    CHECK(text.find("(in ", text.find("(in ") + 1) == std::string::npos);  // one place, the innermost
+    // The error must name only the innermost module.
+    CHECK(text.find("(in ", text.find("(in ") + 1) == std::string::npos);
   }
   nn::Embedding embedding({.num_embeddings = 3, .embedding_dim = 2});
   CHECK_THROWS_AS(embedding(tensor({5})), IndexError);
@@ -293,7 +294,8 @@ TEST_CASE("num_batches_tracked does not count a batch that batch norm refuses") 
     CHECK(bn.num_batches_tracked->item<std::int64_t>() == 0);
     bn(tensor({{1.0, 3.0}, {3.0, 5.0}}));
     CHECK(bn.num_batches_tracked->item<std::int64_t>() == 1);
-    if (!momentum) CHECK(equal(bn.running_mean, tensor({2.0, 4.0})));  // the average of one batch
+    // Without momentum, the running mean is the average over all batches, which is one batch here.
+    if (!momentum) CHECK(equal(bn.running_mean, tensor({2.0, 4.0})));
   }
 }
 
@@ -321,7 +323,7 @@ TEST_CASE("forward hooks") {
   CHECK(layer(ones({2, 2})).sum().item() == 80);
   CHECK(order == "abc");
   before.remove();
-  before.remove();  // twice is harmless
+  before.remove();  // a second remove() must do nothing
   after.remove();
   CHECK(layer(ones({2, 2})).sum().item() == 4);
   CHECK(order == "abcc");
@@ -344,7 +346,7 @@ TEST_CASE("forward hooks") {
     nn::ReLU gone;
     orphan = gone.register_forward_pre_hook([](nn::Module&, std::vector<Tensor>&) {});
   }
-  orphan.remove();  // after its module
+  orphan.remove();  // remove() must do nothing after the module was destroyed
 }
 
 TEST_CASE("training and evaluation") {
@@ -393,7 +395,7 @@ TEST_CASE("moving to devices and dtypes") {
   CHECK_THROWS_AS(net.to("cpu:9"), DeviceError);
   const Tensor same = handle;
   net.to(kCPU);
-  CHECK(handle->is_same(same));  // nothing to do, so nothing was replaced
+  CHECK(handle->is_same(same));  // the tensor has this dtype and device already, so it must not be replaced
 }
 
 TEST_CASE("load_state_dict copies a state dict into another module") {
@@ -561,7 +563,7 @@ TEST_CASE("summary") {
         "-------------------------------------------\n"
         "Parameters: 144,458 (144,010 trained)\n"
         "Memory: parameters 564.3 KiB, buffers 0 B, outputs of layers 112.6 KiB\n");
-  CHECK(net.is_training());  // as before
+  CHECK(net.is_training());  // summary() must restore training mode
   CHECK_FALSE(net.fc.is_training());
   CHECK_FALSE(net.conv.has_hooks());
   CHECK(net.summary().find("[2, 10]") == std::string::npos);

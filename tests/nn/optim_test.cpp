@@ -25,7 +25,7 @@ std::set<std::string>& tested() {
 struct TwoParameters {
   nn::Parameter a{"a", formula({5, 3}, 1)}, b{"b", formula(7, 2)};
   std::vector<nn::Parameter> both() const { return {a, b}; }
-  // The same gradients as in the script. `b` has no gradient in every fourth step.
+  // Sets the same gradients as tests/golden/nn.py. `b` has no gradient in every fourth step.
   void set_grads(int step) const {
     a->set_grad(formula({5, 3}, 1000 + step));
     b->set_grad(step % 4 == 2 ? Tensor() : formula(7, 2000 + step) + 0.25);
@@ -104,7 +104,7 @@ TEST_CASE("each parameter group uses its own options") {
 }
 
 TEST_CASE("all recorded optimizers are tested") {
-  if (tested().size() < 5) return;  // when the file does not run whole
+  if (tested().size() < 5) return;  // skip the check if only some tests of this file run
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
@@ -128,7 +128,8 @@ TEST_CASE("f32 stays close to f64") {
       first->step();
       second->step();
     }
-    // Each step adds rounding errors of a few f32 units to weights near 1. Momentum adds up ten of them.
+    // Each step adds rounding errors of a few f32 units to weights near 1. With a momentum of 0.9, ten such
+    // errors add up.
     CHECK(distance(values_of(narrow), values_of(wide)) < 20 * 10 * 1.2e-7);
   }
 }
@@ -203,7 +204,7 @@ TEST_CASE("zero_grad") {
   optimizer.zero_grad();
   CHECK_FALSE(p.a->grad().defined());
   const std::vector<double> before = values_of(p.a);
-  optimizer.step();  // nothing to do
+  optimizer.step();  // no gradient exists, so step() must do nothing
   CHECK(values_of(p.a) == before);
 }
 
@@ -251,7 +252,7 @@ TEST_CASE("a state dict that does not match changes nothing") {
     nn::StateDict dict = good;
     std::erase_if(dict, [&](const auto& entry) { return entry.first == key; });
     if (value.defined()) dict.emplace_back(key, value);
-    dict[0].second = scalar_tensor(0.5, DType::f64);  // groups.0.lr, which must not be taken over
+    dict[0].second = scalar_tensor(0.5, DType::f64);  // the failed load must not apply this value
     return dict;
   };
   REQUIRE(good[0].first == "groups.0.lr");
@@ -354,7 +355,8 @@ TEST_CASE("clip_grad_norm_") {
     p.a->grad().fill_(std::numeric_limits<double>::quiet_NaN());
     CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, 2, true),
                       ContainsSubstring("the norm of the gradients is nan"));
-    CHECK(p.b->grad().select(0, 0).item() == -3);  // nothing was scaled
+    // Clipping must not scale a gradient if the norm is not finite.
+    CHECK(p.b->grad().select(0, 0).item() == -3);
     CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1).item()));
     CHECK(std::isnan(p.b->grad().select(0, 0).item()));
   }

@@ -1,4 +1,5 @@
-// Activation checkpointing of layers that draw random numbers or keep statistics, and of whole blocks.
+// Tests activation checkpointing of layers that draw random numbers or update statistics, and of whole
+// blocks.
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"
@@ -125,7 +126,8 @@ TEST_CASE("checkpointed blocks keep only their inputs") {
   Net<ResidualBlock> cnn;
   const Tensor images = randn({4, 4, 32, 32}), words = randn({4, 256, 8});
   CHECK(kept(cnn, false, images) >= 3 * 5);
-  CHECK(kept(cnn, true, images) < 3.1);  // the inputs of the second and third block, and the result
+  // In units of one tensor: the inputs of blocks 2 and 3, and the result are kept.
+  CHECK(kept(cnn, true, images) < 3.1);
   Net<TransformerBlock> transformer;
   CHECK(kept(transformer, false, words) > 3 * 12);
   CHECK(kept(transformer, true, words) < 3.1);

@@ -1,4 +1,5 @@
-// Tests on which threads optimizers and clipping change parameters that are on several devices.
+// Tests that optimizers and gradient clipping run on the right threads if the parameters are on several
+// devices.
 #include "tapestry/nn/internal/replica_devices.h"
 
 #include <algorithm>
@@ -49,7 +50,7 @@ struct Split {
   void set_grads(int step) {
     for (std::size_t i = 0; i < params.size(); ++i) {
       const Tensor grad = formula(params[i]->sizes(), 100 * step + static_cast<int>(i), 3);
-      if (i != 3) params[i]->set_grad(grad.to(params[i]->device()));  // one of them never has any
+      if (i != 3) params[i]->set_grad(grad.to(params[i]->device()));  // parameter 3 never has a gradient
     }
   }
   std::vector<std::vector<double>> values(bool of_gradients = false) const {
@@ -107,7 +108,7 @@ TEST_CASE("tasks for one device run on the calling thread, tasks for several on 
   std::vector<nn::ReplicaDevice> replica_devices;
   Split split(kSecond);
   nn::add_replica_devices(split.params, replica_devices);
-  CHECK(replica_devices.empty());  // no gradients yet
+  CHECK(replica_devices.empty());  // the list must be empty, because there are no gradients yet
   split.set_grads(0);
   nn::add_replica_devices(split.params, replica_devices);
   nn::add_replica_devices(split.params, replica_devices);
@@ -149,7 +150,7 @@ TEST_CASE("training with parameters on two devices gives the bits of one device"
     optimizer->zero_grad();
     CHECK(split.values(true).empty());
     const auto before = split.values();
-    CHECK_NOTHROW(optimizer->step());  // nothing to do
+    CHECK_NOTHROW(optimizer->step());  // no gradient exists, so step() must do nothing
     CHECK(nn::clip_grad_norm_(split.params, 2).item() == 0);
     CHECK(split.values() == before);
   }

@@ -76,7 +76,7 @@ TEST_CASE("one module runs on two threads, each with its own parameters and stat
     f.get();
   }
 
-  // The reference runs one after the other, with one module per replica.
+  // The expected results come from two separate modules, one per replica, that run one after the other.
   for (int r = 0; r < 2; ++r) {
     nn::Sequential alone(nn::Linear::Options{.in_features = 6, .out_features = 5},
                          nn::BatchNorm1d::Options{.num_features = 5}, nn::ReLU::Options{},

@@ -48,7 +48,7 @@ void check_schedule(const std::string& label, const char* momentum, const Args&.
     }
     if (step == count / 2) middle = schedule.state_dict();
   }
-  // A schedule that is restored in the middle ends with the same bits.
+  // A second schedule is restored from the state in the middle of the run. It must end with the same bits.
   Setup other;
   Schedule restored(other.optimizer, args...);
   restored.load_state_dict(middle);
@@ -105,7 +105,7 @@ TEST_CASE("OneCycleLR follows PyTorch's") {
 }
 
 TEST_CASE("all recorded schedules are tested") {
-  if (tested().size() < 3) return;  // when the file does not run whole
+  if (tested().size() < 3) return;  // skip the check if only some tests of this file run
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
@@ -141,7 +141,7 @@ TEST_CASE("schedules refuse bad options and states") {
                     ContainsSubstring("total_steps"));
   CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.max_lr = 1, .total_steps = 3, .pct_start = 2}),
                     ContainsSubstring("pct_start"));
-  CHECK(s.optimizer.lr() == 0.2);  // none of these changed anything
+  CHECK(s.optimizer.lr() == 0.2);  // the refused calls must not change the rate
 
   LambdaLR negative(s.optimizer, [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; });
   CHECK_THROWS_WITH(negative.step(), ContainsSubstring("lr must not be negative"));
@@ -157,7 +157,7 @@ TEST_CASE("schedules refuse bad options and states") {
   cycle.step();
   cycle.step();
   const double last = cycle.last_lr()[0];
-  cycle.step();  // a loop that steps once a batch takes this one; nothing is trained with its rate
+  cycle.step();  // a loop that calls step() after every batch makes this last call; no batch uses its rate
   CHECK(cycle.last_lr()[0] == last);
   CHECK_THROWS_WITH(cycle.step(), ContainsSubstring("beyond the 3 steps"));
   CHECK(cycle.steps() == 3);

@@ -27,7 +27,7 @@ enum class Fault {
   second_micro_batch,
 };
 
-// A layer that fails as `fault` says.
+// A layer that fails in the way that `fault` tells.
 struct Faulty : nn::Module {
   explicit Faulty(int features)
       : fc(add<nn::Linear>("fc", {.in_features = features, .out_features = features})) {}
@@ -63,7 +63,8 @@ struct Net : nn::Module {
     std::vector<Stage> made;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       Faulty& part = *parts[i];
-      // Most stages take one tensor.
+      // The first two stages are modules that take a vector. The last one is a function that takes one
+      // tensor, as most stages do.
       if (i < 2) made.emplace_back(part, on[i]);
       else
         made.emplace_back([&part](const Tensor& x) { return nn::call(part, std::vector{x}); }, on[i],
@@ -132,7 +133,7 @@ TEST_CASE("an error names the stage of the fault, and later training is not affe
         fails_with(Fault::memory, "", forward);
         fails_with(Fault::nothing, "[Pipeline] Faulty returned no tensor", forward);
         fails_with(Fault::undefined, "[Pipeline] Faulty returned no tensor", forward);
-        // The next stage, or the loss, detects a wrong output.
+        // A wrong output must be reported by the next stage, or by the loss if there is none.
         const std::string after = place(std::min(bad + 1, std::size_t{2}), "forward", 0);
         fails_with(Fault::shape, bad == 2 ? "mse_loss" : "Linear(in_features=4", after);
         if (bad > 0) fails_with(Fault::count, "3 tensors arrive, but the function takes 1", after);

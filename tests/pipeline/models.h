@@ -37,7 +37,7 @@ inline std::vector<Stage> cut(const Parts& parts, std::size_t stages, int device
   return made;
 }
 
-/// Runs the unsplit model.
+/// Runs all parts in sequence, which is the unsplit model.
 inline std::vector<Tensor> run_all(const Parts& parts, std::vector<Tensor> x) {
   for (const Stage& part : parts) x = part(x);
   return x;
@@ -68,8 +68,8 @@ struct CnnParts : nn::Module {
   static Tensor loss(const Tensor& scores, const Tensor& labels) { return cross_entropy(scores, labels); }
 };
 
-/// Two parts share a weight and a bias. Another part has an unused layer and an unused parameter, and the
-/// last layer is frozen.
+/// A model in which two parts share a weight and a bias. Another part has an unused layer and an unused
+/// parameter, and the last layer is frozen.
 struct SharedParts : nn::Module {
   struct Unused : nn::Module {
     nn::Parameter& nobodys = param("nobodys", ones({3}));
@@ -98,9 +98,9 @@ struct SharedParts : nn::Module {
   static Tensor loss(const Tensor& y, const Tensor& target) { return mse_loss(y, target); }
 };
 
-/// Stages exchange several tensors in structs, tuples, maps and vectors. Among them are integers, a tensor
-/// that all stages pass on unchanged, a tensor that is not split, and an output that the loss does not use.
-/// The loss is a sum of several losses.
+/// A model whose stages exchange several tensors in structs, tuples, maps and vectors. Among them are
+/// integers, a tensor that all stages pass on unchanged, a tensor that is not split, and an output that the
+/// loss does not use. The loss is a sum of several losses.
 struct ManyParts : nn::Module {
   struct Hidden {
     Tensor h;

@@ -1,5 +1,5 @@
-// Properties of Pipeline besides right numbers: devices, batches, what stages exchange, random numbers,
-// reports.
+// Tests properties of Pipeline other than its results: devices, batches, what stages exchange, random
+// numbers, reports.
 #include <dlfcn.h>
 
 #include <set>
@@ -143,7 +143,7 @@ TEST_CASE("gradients are added to existing ones and reach the inputs") {
     }
     check_close(gradients(net), gradients(alone));
   }
-  // An input that goes to every micro-batch gets the sum of their gradients.
+  // An input that goes to every micro-batch must get the sum of their gradients.
   Two net;
   const Tensor shift = wave({4}, 3).set_requires_grad(), x = wave({6, 4}, 0);
   Pipeline pipeline(
@@ -318,7 +318,7 @@ TEST_CASE("dropout draws one mask per micro-batch, which depends on neither sche
       manual_seed(5);
       CHECK(masks(schedule, a, b, c, a == c) == all);  // recomputation draws the same masks
     }
-  // After a generator state is restored, the same numbers follow.
+  // If the state of a generator is restored, the same masks must follow.
   const auto state = default_generator("cpu:1").state();
   const auto next = masks(Schedule::gpipe, "cpu:1", "cpu:0", "cpu:2");
   default_generator("cpu:1").set_state(state);
@@ -405,13 +405,15 @@ TEST_CASE("1F1B and checkpointing keep fewer activations, and a pass frees its m
     CHECK(memory_stats("cpu:1").allocated == before);
     return memory_stats("cpu:1").peak_allocated - before;
   };
-  // Lower bound: 256 and 64 floats per sample, for eight or two micro-batches.
+  // `gpipe` is the peak memory with all micro-batches alive. Activations of a micro-batch have at least 256 +
+  // 64 floats per sample.
   const std::int64_t micro_batch = 64 * (256 + 64) * 4, gpipe = peak(Schedule::gpipe),
                      one = peak(Schedule::one_f_one_b);
   CHECK(gpipe >= 8 * micro_batch);
   CHECK(one >= 2 * micro_batch);
   CHECK(one < gpipe / 2);
-  // Inputs are kept, and one micro-batch at a time is recomputed, with its gradients.
+  // With checkpointing, only the inputs of micro-batches are kept, and one micro-batch at a time is
+  // recomputed together with its gradients.
   CHECK(peak(Schedule::gpipe, true) < gpipe - 4 * micro_batch);
   CHECK(peak(Schedule::one_f_one_b, true) < one);
 }

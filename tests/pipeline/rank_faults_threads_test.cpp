@@ -15,7 +15,7 @@ using distributed_test::transports;
 
 namespace {
 
-// A long timeout: a rank that throws before kSoon was told of the fault and did not time out.
+// With this long timeout, a rank that throws before kSoon was told of the fault and did not time out.
 constexpr GroupOptions kLongTimeout{.timeout = Milliseconds(120'000)};
 constexpr int kRanks = 3, kMicroBatches = 4;
 constexpr double kSoon = 30;  // seconds, on a busy machine
@@ -32,7 +32,7 @@ Timed on_ranks(const std::function<void(const Group&)>& fn) {
   return timed;
 }
 
-// A stage that calls `fault` for micro-batch 1 and its chain for the others.
+// Returns a stage that calls `fault` for micro-batch 1 and `chain` for the others.
 Stage faulty_stage(Chain& chain, const std::function<Tensor(const Tensor&)>& fault) {
   return {[&chain, fault, count = std::make_shared<int>(0)](const Tensor& x) {
             return (*count)++ == 1 ? fault(x) : chain(x);
@@ -40,7 +40,8 @@ Stage faulty_stage(Chain& chain, const std::function<Tensor(const Tensor&)>& fau
           kCPU, chain.modules()};
 }
 
-// Runs passes in which the stage of rank `guilty` calls `fault`.
+// Trains and evaluates on all ranks. The stage of rank `guilty` calls `fault` for one micro-batch. Every rank
+// must throw in the first or the second call.
 Timed train_with(int guilty, Schedule schedule, const std::function<Tensor(Chain&, const Tensor&)>& fault) {
   return on_ranks([&](const Group& group) {
     Chain chain = Chain::stage(group->rank(), kRanks);
@@ -106,7 +107,7 @@ TEST_CASE(
   };
   const auto whole = [](Chain& chain, const Tensor& x) { return chain(x); };
   const std::vector<Fault> faults = {
-      // The next stage detects the wrong output.
+      // The next stage must report the wrong output.
       {1, [](Chain& c, const Tensor& x) { return c(x).flatten(0); }, chain_loss, "stage 1, Part, forward"},
       {1, [](Chain&, const Tensor&) { return Tensor(); }, chain_loss, "stage 0, Part, forward"},
       {2, whole, [](const Tensor& s, const Tensor&) { return s; }, "the loss is float64 [2, 4]"},

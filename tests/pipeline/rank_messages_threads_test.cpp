@@ -33,7 +33,7 @@ Tensor numbers(const Shape& sizes, DType dtype, int first = 0) {
   return t.to(dtype);
 }
 
-// Tensors of all kinds that a stage may return. Values and shapes depend on `k`.
+// Returns a message with all kinds of tensors that a stage may return. Values and shapes depend on `k`.
 Message assortment(int k) {
   const Tensor strided = numbers({6, 4}, DType::f32, k).t();
   const Tensor spread = numbers({1, 3}, DType::f64, k).expand({5, 3});
@@ -221,7 +221,8 @@ TEST_CASE("an invalid header, or the header of another message, is refused") {
                                "of micro-batch 0 in pass 1"));
   CHECK_THAT(received(put<std::uint64_t>(8, 2)), ContainsSubstring("in pass 2 instead of"));
   CHECK_THAT(received(put<std::uint8_t>(24, 1)), ContainsSubstring("sent the gradients of micro-batch 0"));
-  // A valid header with a wrong size: the process group compares the tensor's size and throws.
+  // If the header is valid but has a wrong size, the process group must throw, because it compares the sizes
+  // of the tensors.
   CHECK_THAT(received(put<std::int64_t>(40, 3)),
              ContainsSubstring("rank 0 sent") && ContainsSubstring("[2, 3]"));
 }

@@ -1,6 +1,6 @@
 #pragma once
-// A chain of layers for pipelines over ranks: as the unsplit model, as one rank's stage, and functions that
-// compare them.
+// A model for tests of pipelines over ranks: a chain of layers, which can be unsplit or one rank's stage, and
+// functions that compare the results.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -26,14 +26,14 @@ struct Part : nn::Module {
 
 inline constexpr int kParts = 4;
 
-/// The parts [first, last) of the model.
+/// The parts of the model from `first` to before `last`.
 class Chain {
  public:
   explicit Chain(int first = 0, int last = kParts) {
     constexpr std::int64_t widths[kParts + 1] = {6, 9, 5, 8, 4};
     for (int k = first; k < last; ++k) parts_.push_back(std::make_unique<Part>(k, widths[k], widths[k + 1]));
   }
-  /// The parts of one of `stages` stages.
+  /// Returns the parts of stage number `stage` if the model is split into `stages` stages.
   static Chain stage(int stage, int stages) {
     return Chain(stage * kParts / stages, (stage + 1) * kParts / stages);
   }
@@ -58,7 +58,7 @@ class Chain {
   std::vector<std::unique_ptr<Part>> parts_;
 };
 
-/// The samples (n, 6), f64, and labels (n), i64, of batch `step`.
+/// Returns batch number `step`: n samples, f64 (n, 6), and their labels, i64 (n).
 inline std::pair<Tensor, Tensor> chain_batch(int step, int n) {
   const Tensor x = empty({n, 6}, {DType::f64, kCPU}), labels = empty({n}, {DType::i64, kCPU});
   for (int i = 0; i < n; ++i) {

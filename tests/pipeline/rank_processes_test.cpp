@@ -1,4 +1,4 @@
-// Pipelines whose ranks are processes that communicate through Gloo.
+// Tests pipelines whose ranks are processes that communicate through Gloo.
 #include <signal.h>
 
 #include "tapestry/tapestry.h"

@@ -20,8 +20,8 @@ namespace {
 using distributed_test::Group, distributed_test::kBounded;
 using Tensors = std::vector<Tensor>;
 
-// The first of two stages. It adds gated inputs and embeddings, and returns a number of columns that depends
-// on the ids.
+// The first of two stages. It adds gated inputs and embeddings. Its output has a number of columns that
+// depends on the values of the ids.
 struct Front : nn::Module {
   nn::Parameter& table = param("table", linspace(-1, 1, 5 * 4, {DType::f64}).view({5, 4}));
   nn::Parameter& gate = param("gate", full({4}, 0.7, {DType::f64}));
@@ -133,8 +133,8 @@ struct Dropping : nn::Module {
 };
 Tensor mean_of(const Tensor& y, const Tensor&) { return (y * y).mean(); }
 
-// The outputs and gradients of two passes and two evaluations in training mode, and the generator's position
-// after them.
+// The results of a run with dropout: the outputs and gradients of two passes and two evaluations in training
+// mode, and the generator's position after them.
 struct Drawn {
   Numbers numbers;
   std::uint64_t position = 0;
@@ -256,7 +256,8 @@ TEST_CASE("every rank's report has all stages, and the timeline has one row per 
       CHECK(stage.forward_s + stage.backward_s + stage.idle_s <= report.wall_s * 1.001);
       CHECK(stage.peak_micro_batches == kStages - s);
     }
-    // 8 samples of f64: 9 values per sample from part 0 and 5 from part 1, their gradients, and the loss.
+    // Each of 8 samples has 9 values of f64 from part 0 and 5 from part 1. Their gradients are sent back, and
+    // the loss with them.
     CHECK(report.stages[0].bytes_received == 8 * 9 * 8 + 8);
     CHECK(report.stages[1].bytes_received == 8 * 9 * 8 + 8 * 5 * 8 + 8);
     CHECK(report.stages[2].bytes_received == 8 * 5 * 8);

@@ -156,13 +156,15 @@ TEST_CASE(
     Trained found, resumed;
     double copies_apart = 0;
     over_ranks([&](const Group& group) {
-      // Other ranks start with other values; the constructor must broadcast the first rank's.
+      // Each rank starts with other values. The constructor must broadcast the first rank's value of the tied
+      // weight.
       Language model(/*tied=*/false, 0.3 * group->rank());
       if (group->rank() == 1) model.load_state_dict(Language().state_dict());
       Pipeline pipeline(group, model.stage(group->rank()), kTied);
       const Trained mine = train_pipeline(adam, pipeline, 0, kSteps);
       require(mine.state.empty() == (group->rank() != 0), "only the first rank has the whole state");
-      // All ranks load the unsplit model's state into stages with other values.
+      // All ranks load the state of the unsplit model into stages that have other values. They must continue
+      // the unsplit model's training.
       Language other(false, 1);
       Pipeline again(group, other.stage(group->rank()), kTied);
       again.load_state_dict(whole.state_dict());
@@ -191,7 +193,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a tied weight may have the same name on its ranks, under all schedules and transports") {
-  // The last stage uses the embedding itself.
+  // The last stage uses the embedding's weight itself, so the tied weight has one name on both ranks.
   const auto train = [](const Group& group, Schedule schedule) {
     Language model(/*tied=*/true, group->rank());
     const int rank = group->rank();
@@ -359,7 +361,7 @@ TEST_CASE("if a dict does not fit the stage of one rank, all ranks throw and not
     require(pipeline.load_state_dict(dict, false).unexpected == std::vector<std::string>{"nobody.weight"},
             "unexpected names");
     dict.pop_back();
-    // Each rank loads the state of its own stage.
+    // Each rank must be able to load the state of its own stage only.
     const nn::StateDict mine = pipeline.state_dict();
     require(
         names_of(mine) == std::vector<std::string>(rank == 0   ? std::vector<std::string>{"embedding.weight"}

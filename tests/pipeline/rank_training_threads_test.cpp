@@ -26,13 +26,13 @@ std::vector<T> on_ranks(int ranks, const F& fn) {
   return results;
 }
 
-// Ranks pass only what is used: inputs on the first, targets on the last.
+// Only the first rank's inputs and the last rank's targets are used. The other ranks pass undefined tensors.
 Tensor inputs_of(const Group& group, const Tensor& x) { return group->rank() == 0 ? x : Tensor(); }
 Tensor targets_of(const Group& group, const Tensor& y) {
   return group->rank() + 1 == group->size() ? y : Tensor();
 }
 
-// The loss and then the gradients of one batch, by a pipeline in one process.
+// Returns the loss of one batch, followed by the gradients, from a pipeline in one process.
 Numbers in_one_process(int stages, const PipelineOptions& options, int samples) {
   std::vector<Chain> chains;
   std::vector<Stage> list;
@@ -108,7 +108,7 @@ namespace {
 
 constexpr double kMaxNorm = 0.2;  // below the gradients' norm in most steps
 
-// Batches have two sizes.
+// Returns the number of samples of a step. Every third batch is smaller.
 int samples_of(int step) { return step % 3 == 2 ? 5 : 16; }
 
 Numbers train_single() {
@@ -204,7 +204,7 @@ TEST_CASE("two pipelines of two stages train on halves of a batch if their gradi
   chain_loss(whole(x), labels).backward();
   for (const double g : gradients_of(whole.parameters())) expected.push_back(g);
 
-  // Ranks 0 and 1 are the stages of the first replica, ranks 2 and 3 of the second.
+  // Ranks 0 and 1 hold the two stages of the first replica, and ranks 2 and 3 those of the second.
   const auto ranks = on_ranks<Numbers>(4, [&, x = x, labels = labels](const Group& world) {
     const int stage = world->rank() % 2, replica = world->rank() / 2;
     Group line, peers;

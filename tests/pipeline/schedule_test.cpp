@@ -1,5 +1,4 @@
-// Tests of the schedules: their order, their peak activations, their idle time, and that they do not
-// deadlock.
+// Tests the schedules: their order, their peak activations, their idle time, and that they do not deadlock.
 #include "tapestry/distributed/pipeline/schedule.h"
 
 #include <map>
@@ -180,7 +179,8 @@ TEST_CASE("a slow link or a slow stage increases the idle time") {
                    all = simulate(schedule_actions(Schedule::gpipe, 2, 4), options);
   CHECK(one.bubble() > ideal_bubble(2, 4));
   CHECK(all.total == Approx(2 * 5 + 2 * 0.5));
-  // 1F1B waits for the link in every round, GPipe only once in each direction.
+  // If the link is slow, 1F1B must take longer than GPipe: it waits for the link in every round, and GPipe
+  // only once in each direction.
   CHECK(one.total > all.total);
   const Simulation slow = simulate(schedule_actions(Schedule::gpipe, 2, 4),
                                    {.costs = {{1, 1, 1}, {3, 3, 3}}, .transfer = 0, .devices = {}});

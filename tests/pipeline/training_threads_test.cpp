@@ -21,7 +21,7 @@ struct Variant {
   DType dtype = DType::f64;
 };
 
-// The pipeline. Without it, the unsplit model trains.
+// How to split the model into a pipeline. If this is missing, the unsplit model trains.
 struct Piped {
   std::size_t stages;
   int devices;

@@ -1,4 +1,4 @@
-// Curves and fits against values computed by hand.
+// Compares curves and fits with values computed by hand.
 #include "tapestry/distributed/planner/curve.h"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Predictions for single, dp-master, dp-replicated and ddp against sums done by hand.
+// Compares predictions for single, dp-master, dp-replicated and ddp with sums done by hand.
 #include "tapestry/distributed/planner/internal/overlap.h"
 #include "tests/planner/examples.h"
 
@@ -7,11 +7,12 @@ using namespace tests;
 TEST_CASE("all-reduces of buckets overlap backward") {
   const std::vector<double> ready = {2, 5, 10};
   SECTION("communication does not disturb computing") {
-    // The all-reduces run from 2 to 5, from 5 to 8, and from 10 to 13.
+    // The all-reduces run from 2 s to 5 s, from 5 s to 8 s, and from 10 s to 13 s.
     Overlap o = overlap(ready, std::vector<double>{3, 3, 3}, 10, interfering(0));
     CHECK(o.backward_s == 10);
     CHECK(o.exposed_s == 3);
-    // They run from 2 to 8, from 8 to 14, and from 14 to 20: each waits for the one before.
+    // The all-reduces run from 2 s to 8 s, from 8 s to 14 s, and from 14 s to 20 s: each waits for the one
+    // before.
     o = overlap(ready, std::vector<double>{6, 6, 6}, 10, interfering(0));
     CHECK(o.backward_s == 10);
     CHECK(o.exposed_s == 10);
@@ -132,7 +133,8 @@ TEST_CASE("dp-replicated and ddp: gradients fill buckets of 1 MiB and then 25 Mi
   const Prediction p = predicted("ddp", profile, link, setup_of(2, 8));
   CHECK(p.breakdown.forward_s == Approx(4 * 4));
   CHECK(p.breakdown.backward_s == Approx(32));
-  // An all-reduce of b MiB between two devices takes 2 * b / 2 s: from 24 to 64, then from 64 to 84.
+  // An all-reduce of b MiB between two devices takes 2 * b / 2 s. So the second one runs from 24 s to 64 s,
+  // and the third one from 64 s to 84 s.
   CHECK(p.breakdown.exposed_comm_s == Approx(84 - 32));
   CHECK(p.breakdown.update_s == Approx(2));
   REQUIRE(p.memory.size() == 2);

@@ -1,4 +1,4 @@
-// Measuring a small model of the caller's own, and predictions from the measurements.
+// Tests measurements of a small model that the caller defines, and predictions from them.
 #include "tapestry/distributed/planner/internal/measure_profile.h"
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"

@@ -1,4 +1,5 @@
-// Properties that hold for every mode, and simulations of devices and links that do not exist.
+// Tests properties that hold for the predictions of every mode, and simulations of devices and links that do
+// not exist.
 #include <cmath>
 
 #include "tapestry/core/error.h"

@@ -1,4 +1,4 @@
-// Text and medians of profiles and links.
+// Tests conversion to text and medians of profiles and links.
 #include "tests/planner/examples.h"
 
 using namespace tests;

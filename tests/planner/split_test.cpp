@@ -1,4 +1,4 @@
-// balanced_split against exhaustive search.
+// Compares balanced_split() with an exhaustive search.
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -23,7 +23,7 @@ double largest_part(const std::vector<double>& costs, const Split& split) {
   return most;
 }
 
-// Tries all splits.
+// Returns the smallest possible largest sum, found by trying all splits.
 double best_possible(const std::vector<double>& costs, std::size_t begin, int parts) {
   if (parts == 1)
     return std::accumulate(costs.begin() + static_cast<std::ptrdiff_t>(begin), costs.end(), 0.0);

@@ -1,4 +1,4 @@
-// Predictions for model and pipelines against sums done by hand.
+// Compares predictions for model parallelism and pipelines with sums done by hand.
 #include <cmath>
 
 #include "tests/planner/examples.h"
@@ -41,8 +41,8 @@ TEST_CASE("pipelines: the bubble is (p - 1) / (m + p - 1), and schedules differ 
     CHECK(p.breakdown.backward_s == Approx(4 * 8));
     CHECK(p.breakdown.update_s == Approx(1));  // each device updates its own two blocks
     CHECK(p.breakdown.idle_s == Approx(12));
-    // gpipe keeps the activations of all micro-batches; 1F1B keeps as many as there are stages from this one
-    // on.
+    // gpipe keeps the activations of all micro-batches. Under 1F1B the first of two stages keeps those of two
+    // micro-batches, and the last stage those of one.
     const bool gpipe = std::string(mode) == "pipeline-gpipe";
     CHECK(p.memory[0].activations == (gpipe ? 4 : 2) * 2 * 20);
     CHECK(p.memory[1].activations == (gpipe ? 4 : 1) * (2 * 20 + 8));
@@ -69,7 +69,8 @@ TEST_CASE("pipelines: the bubble is (p - 1) / (m + p - 1), and schedules differ 
     SECTION("all micro-batches but the first accumulate gradients") {
       Profile adds = profile;
       for (BlockProfile& b : adds.blocks) b.accumulate_s = 0.5;
-      // Three of four passes accumulate in two blocks: 0.75 s per pass on average.
+      // Three of the four passes add to existing gradients. This takes 1 s for the two blocks of a stage,
+      // which is 0.75 s per pass on average.
       CHECK(predicted(mode, adds, {}, setup_of(2, 8, {2, 2}, 4)).step_s == Approx(5 * (4 + 8 + 0.75) + 1));
     }
   }
@@ -139,7 +140,7 @@ TEST_CASE("zero bubble: contention and times are those of the split backward") {
   CHECK(step("pipeline-zero-bubble") == Approx(halves));
   CHECK(step("pipeline-1f1b") > 1.4 * whole);
   profile.stages.clear();
-  // Stage times that equal the sums over the blocks change nothing.
+  // If the measured times of the stages equal the sums over their blocks, the prediction must not change.
   profile.zero_bubble_stages = {{{}, 0, 8, 8}, {{}, 4, 4, 4}};
   CHECK(step("pipeline-zero-bubble") == Approx(halves));
   CHECK(step("pipeline-1f1b") == Approx(whole));

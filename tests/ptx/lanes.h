@@ -8,14 +8,16 @@ namespace ptx_test {
 
 using Words = std::vector<std::uint32_t>;
 
+/// The comments give the words of one lane: input -> output.
 enum class Instruction {
   mma,          // a[4], b[2], d[4] -> d[4]
-  ldmatrix_x4,  // the lane's row of shared memory [4], the index of the row whose address it passes -> r[4]
-  ldmatrix_x2,  // the same -> r[2]
+  ldmatrix_x4,  // a row [4] to put into shared memory, the index of the row to address -> r[4]
+  ldmatrix_x2,  // input as for ldmatrix_x4 -> r[2]
   ldmatrix_x4_trans,
   ldmatrix_x2_trans,
-  cp_async,  // two sources [4] each, bits that say whether each is read, 3 unused words -> the first [4],
-             // read after cp_async_wait<1>(), and the second [4]
+  // Input: two sources [4] each, a bit per source that says if it is read, and 3 unused words. Output: the
+  // copy of the first source [4], read after cp_async_wait<1>(), and the copy of the second [4].
+  cp_async,
   cp_async4,  // a source, whether it is read -> the copied word
   to_bf16,    // a float -> its bits
   to_f16,

@@ -31,7 +31,7 @@ std::uint32_t bf16_pair(float low, float high) {
   return tapestry::BFloat16(low).bits | std::uint32_t{tapestry::BFloat16(high).bits} << 16;
 }
 
-/// Input for kCases warps. f(lane, words) fills each lane's words.
+/// Makes the input for kCases warps. f(lane, words) fills in the words of each lane.
 template <class F>
 Words warps(Instruction instruction, F f) {
   const int n = words_in(instruction);
@@ -77,7 +77,7 @@ Words shared_rows(Instruction instruction) {
   return warps(instruction, [](int lane, std::uint32_t* w) {
     for (int i = 0; i < 4; ++i) w[i] = generator()();
     w[4] = static_cast<std::uint32_t>(lane) ^
-           below(32);  // several lanes may pass one row; the address of some lanes is ignored
+           below(32);  // several lanes may address the same row; some lanes' addresses are ignored
   });
 }
 
@@ -90,7 +90,8 @@ TEST_CASE("mma multiplies the fragments that lanes hold") {
   });
   compare(mma, in);
 
-  // Lane l has of d the rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next; a and b are laid out alike.
+  // Computes the expected product from the layout that the PTX ISA defines: of the matrix d, lane l holds
+  // rows l / 4 and l / 4 + 8, and columns 2 (l % 4) and 2 (l % 4) + 1. The layouts of a and b are similar.
   const Words d = emulate(mma, in);
   const auto bf16 = [](std::uint32_t pair, int half) {
     return static_cast<float>(tapestry::BFloat16::from_bits(static_cast<std::uint16_t>(pair >> 16 * half)));
@@ -163,7 +164,8 @@ TEST_CASE("conversions round to nearest, ties to even") {
 
   for (const Instruction instruction : {to_bf16, to_f16}) {
     CAPTURE(static_cast<int>(instruction));
-    // Around every result: itself, half way to the next, and just beside that; then any bits at all.
+    // The inputs are random representable results and their neighbours, the midpoints to the next result and
+    // their neighbours, and arbitrary bit patterns.
     Words floats;
     const int kept = instruction == to_bf16 ? 16 : 13;
     for (std::uint32_t i = 0; i < 1u << 12; ++i) {

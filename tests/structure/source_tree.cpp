@@ -87,14 +87,15 @@ std::string at(const SourceFile& file, const Include& include) {
   return file.path + ":" + std::to_string(include.line) + ": ";
 }
 
-// The path below the project's root: "core/tensor.h" for "tapestry/core/tensor.h". Empty for files of others.
+// Returns the path of an included file below the project's root: "core/tensor.h" for
+// "tapestry/core/tensor.h". Empty for files of other projects.
 std::string project_path(const Include& include) {
   constexpr std::string_view prefix = "tapestry/";
   if (!include.file.starts_with(prefix)) return include.file.starts_with("tests/") ? include.file : "";
   return include.file.substr(prefix.size());
 }
 
-// The headers with which a program compiles and launches CUDA kernels of its own.
+// True for the headers with which a program compiles and launches CUDA kernels of its own.
 bool is_public_device_header(const std::string& path) {
   return path == "kernels/cuda/portable.cuh" || path == "kernels/cuda/launch.cuh";
 }
@@ -248,7 +249,7 @@ Findings mismatched_families(const std::vector<SourceFile>& tree) {
           "tests/emulated/" + family + "_test.cpp"})
       if (!paths.count(path)) findings.push_back(file.path + ": " + path + " is missing");
   }
-  // A source is called <family>.cpp or <family>_<part>.cpp, and likewise .cu.
+  // A source is called <family>.cpp or <family>_<part>.cpp. CUDA sources have the ending .cu.
   static const std::regex source(R"((kernels/(cpu|cuda)|autograd/ops)/([a-z0-9_]+)\.(cpp|cu))");
   for (const SourceFile& file : tree) {
     std::smatch match;

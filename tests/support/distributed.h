@@ -18,7 +18,7 @@ using tapestry::distributed::ProcessGroup;
 using Group = std::shared_ptr<ProcessGroup>;
 using RankFunction = std::function<void(const Group&)>;
 
-/// A test whose ranks never rendezvous fails before ctest's time limit.
+/// Options with a short timeout, so that a test whose ranks never rendezvous fails before ctest's time limit.
 inline constexpr GroupOptions kBounded{.timeout = 20'000ms};
 
 /// Runs fn on each rank (one thread per rank) and returns the results by rank.
@@ -31,7 +31,7 @@ std::vector<T> on_ranks(int ranks, const std::function<T(const Group&)>& fn) {
   return results;
 }
 
-/// A transport under test. To test another transport, add a row to transports().
+/// A transport on which the tests run. To test another transport, add a row to transports().
 struct Transport {
   std::string name;
   /// Returns one backend per rank. May be called once per job.

@@ -1,17 +1,17 @@
 #pragma once
-// How much work open-ended tests do.
+// Sets how long tests run whose amount of work can be chosen.
 
 namespace tapestry {
 
-/// Sanitizers slow tests down by a factor of ten or more, and a short run finds the same errors as a long
-/// one.
+/// True in builds with a sanitizer. Sanitizers slow tests down by a factor of ten or more, and a short run
+/// finds the same errors as a long one.
 #ifdef TAPESTRY_SANITIZED
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-/// Steps of a test that compares two ways of training.
+/// The number of training steps of tests that compare two ways of training.
 inline constexpr int kSteps = kSanitized ? 10 : 50;
 
 }  // namespace tapestry

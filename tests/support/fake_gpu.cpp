@@ -19,15 +19,15 @@
 namespace tapestry::testing {
 namespace {
 
-using Work = std::function<bool()>;  // false: not finished, to be called again
+using Work = std::function<bool()>;  // returns false if the work is not finished and must be called again
 
 struct Queue {
   int gpu;
   std::deque<Work> work;
-  bool busy = false;  // its first work is being run
+  bool busy = false;  // its first work item is running now
 };
 
-// One recording of an event.
+// One cudaEventRecord() of an event. A later one replaces it.
 struct Signal {
   Queue* on;
   bool happened = false;
@@ -40,7 +40,8 @@ struct FakeEvent {
 
 thread_local int chosen = -1;  // the thread's current device; -1 if it has chosen none
 
-constexpr std::chrono::seconds kLongestWait{60};  // for work that other streams hold up
+// The time limit of a host wait, because the work that the host waits for may wait for other streams.
+constexpr std::chrono::seconds kLongestWait{60};
 
 constexpr std::size_t kPage = 4096;
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -67,7 +68,7 @@ struct FakeGpuState final : cuda::Runtime {
   int peer_copies = 0;
   double time = 0;
   std::int64_t host_waits = 0;
-  std::set<int> in_use;        // GPUs that would have a context
+  std::set<int> in_use;        // the GPUs on which CUDA would have created a context
   std::exception_ptr failure;  // thrown by work; the next wait rethrows it
   bool frozen = false, broken = false, open = false;
 
@@ -78,7 +79,8 @@ struct FakeGpuState final : cuda::Runtime {
     if (std::exchange(broken, false)) throw CudaError(concat({"[cuda] ", call, " failed as asked"}));
   }
 
-  // Calls that concern a GPU, and calls that concern none in particular (see runtime.h).
+  // about() records a call for a given GPU, which becomes the thread's current device. about_any() records a
+  // call that works on any GPU: it uses the current device if there is one (see runtime.h).
   void about(int gpu) { in_use.insert(chosen = gpu); }
   void about_any(int gpu) { about(chosen < 0 ? gpu : chosen); }
 
@@ -88,7 +90,7 @@ struct FakeGpuState final : cuda::Runtime {
     for (const auto& [data, block] : blocks)
       if (block.gpu >= 0) mprotect(data, pages(block.bytes), on ? PROT_NONE : PROT_READ | PROT_WRITE);
   }
-  // Makes device memory accessible while it exists. May be nested.
+  // While this object exists, device memory is accessible to this process. Objects may be nested.
   class Opened {
    public:
     explicit Opened(FakeGpuState& state) : state_(state), outermost_(!std::exchange(state.open, true)) {
@@ -106,8 +108,9 @@ struct FakeGpuState final : cuda::Runtime {
     FakeGpuState& state_;
     const bool outermost_;
   };
-  // False if the stream's next work cannot finish yet. `busy` keeps work that waits for another stream, which
-  // waits for this one, from running twice at once.
+  // Runs the next work item of the stream. Returns false if the item cannot finish yet. An item may wait for
+  // another stream, and that stream's work may call run_one() for this stream again. `busy` then prevents
+  // that the item runs a second time.
   bool run_one(Queue& queue) {
     if (queue.busy) return false;
     queue.busy = true;
@@ -137,7 +140,8 @@ struct FakeGpuState final : cuda::Runtime {
     while (!frozen && !signal.happened && run_one(*signal.on)) {
     }
   }
-  // The host waits until done(), while `run` makes progress and, if that is held up, all streams do.
+  // Waits on the host until done() returns true. run() advances the streams that the host waits for. If that
+  // is not enough, step() advances all streams.
   template <class Run, class Done>
   void wait_on_host(std::unique_lock<std::recursive_mutex>& lock, Run run, Done done) {
     const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
@@ -155,7 +159,7 @@ struct FakeGpuState final : cuda::Runtime {
     ++host_waits;
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
-  // Polling makes progress: each poll runs one item of every stream.
+  // Called when the host polls. Runs the next item of every stream, so that a polling program makes progress.
   void step() {
     for (const auto& queue : queues)
       if (!frozen && !queue->work.empty()) run_one(*queue);

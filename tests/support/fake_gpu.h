@@ -26,18 +26,19 @@ class FakeGpus {
   /// Enqueues `work` in place of a kernel. If it throws, the host's next wait rethrows the exception.
   void launch(const Stream& stream, std::function<void()> work);
   void launch(void* native_stream, std::function<void()> work);
-  /// Enqueues a kernel that waits for kernels of other streams, like NCCL's: `work` is called until it returns
-  /// true, and later work of the stream waits for it.
+  /// Enqueues a kernel that waits for kernels of other streams, like NCCL's: `work` is called until it
+  /// returns true, and later work of the stream waits for it.
   void launch_until(void* native_stream, std::function<bool()> work);
-  /// The GPU that the calling thread has chosen, or -1.
+  /// Returns the GPU that the calling thread has selected as its current device, or -1.
   static int chosen_gpu();
   /// True if kernels can access the address: it is memory of a GPU, or page-locked.
   bool reach(const void* address) const;
-  /// How often the host waited for a GPU: for a stream, for an event, or to release memory.
+  /// Returns how often the host waited for a GPU: for a stream, for an event, or to release memory.
   std::int64_t host_waits() const;
-  /// While on, no work runs, and waits of the host return at once.
+  /// freeze(true) stops all streams: no work runs, and waits of the host return at once. freeze(false)
+  /// continues.
   void freeze(bool on);
-  /// Takes GPU memory away, as if something else used it.
+  /// Reduces the free memory of the GPU, as if another program used it.
   void take_memory(int gpu, std::size_t bytes);
   /// Bytes in use on the GPU, or of page-locked memory if gpu is -1.
   std::size_t reserved(int gpu) const;

@@ -125,7 +125,8 @@ double to_double(T v) {
   else return static_cast<double>(v);
 }
 
-// Calls f(i, offset) for every element in row-major order; the offset is relative to the first element.
+// Calls f(i, offset) for every element in row-major order. `offset` is the element's distance from the first
+// element in memory.
 template <class F>
 void for_each_element(const Shape& sizes, const Shape& strides, F&& f) {
   const std::int64_t n = sizes.numel();
@@ -254,7 +255,7 @@ double largest(DType dtype) {
     case DType::boolean:
       return 1;
     default:
-      return 0x1p62;  // i64: exact as a double
+      return 0x1p62;  // for i64: the largest power of two in range, which is exact as a double
   }
 }
 

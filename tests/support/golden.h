@@ -32,12 +32,13 @@ struct Golden {
   std::map<std::string, Param, std::less<>> params;
   std::vector<std::optional<Values>> inputs;
   std::vector<Values> outputs;
-  std::set<std::size_t> constant;  ///< inputs that are not differentiated
+  std::set<std::size_t> constant;  ///< indices of inputs that are not differentiated
   bool has_grads = false;
-  std::vector<std::optional<Values>> grads;  ///< one per input; empty where PyTorch gives none
+  std::vector<std::optional<Values>> grads;  ///< one per input; empty if PyTorch returns no gradient
 
   bool tagged(const char* tag) const { return tags.count(tag) != 0; }
-  /// True if float64 is the only floating dtype among the inputs; it then stands for the dtype under test.
+  /// True if float64 is the only floating dtype among the inputs. Such a case is generic: it runs in several
+  /// dtypes, which replace float64.
   bool generic() const;
   /// The dtypes to run the case in. A generic case runs in those dtypes of `takes` that represent its inputs
   /// exactly, any other case only in f64, as recorded.
@@ -53,7 +54,7 @@ using GoldenCases = std::vector<std::shared_ptr<const Golden>>;
 GoldenCases parse_golden(const std::string& text);
 /// The cases of tests/golden/ops/<family>.json, which is read once.
 const GoldenCases& golden_family(const std::string& family);
-/// All families for which there is a file.
+/// Returns all families that have a file in tests/golden/ops.
 std::vector<std::string> golden_families();
 
 /// The dtype named "f64", "i32", ... in golden files.
@@ -84,7 +85,7 @@ std::vector<double> numbers(const Tensor& t);
 class Snapshot {
  public:
   explicit Snapshot(const std::vector<Tensor>& tensors);
-  /// One text per tensor whose bytes, shape or strides have changed.
+  /// Returns one message per tensor whose bytes, shape or strides have changed.
   std::vector<std::string> changes() const;
 
  private:

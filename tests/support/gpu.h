@@ -10,7 +10,7 @@
 #include "tapestry/core/cuda/device.h"
 #include "tests/support/catch.h"
 
-/// Set by a program whose CUDA devices are emulated. Creates the devices on the first call.
+/// A test program with emulated CUDA devices sets this function. The first call creates the devices.
 inline void (*make_devices)() = nullptr;
 
 /// Returns true, with a message, if there are fewer than `wanted` GPUs. Also fails the test if

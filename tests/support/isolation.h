@@ -37,8 +37,8 @@ int in_fork(F&& fn) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 124;
 }
 
-/// Like in_fork(), but `fn` runs in a new PID namespace, where no process of this one can be seen by its PID.
-/// Returns nothing if the kernel permits no new namespace.
+/// Like in_fork(), but `fn` runs in a new PID namespace, in which processes of the old namespace have no
+/// PID. Returns nothing if the kernel permits no new namespace.
 template <class F>
 std::optional<int> in_new_pid_namespace(F&& fn) {
   constexpr int kRefused = 123;

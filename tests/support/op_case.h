@@ -32,16 +32,16 @@
 namespace tapestry::test {
 
 /// The kinds of test that every operation needs. `empty` and `extreme` are golden cases with that tag.
-/// `dtypes` means that every dtype that the operation takes is run.
+/// `dtypes` requires a run in every dtype that the operation supports.
 enum class Kind { golden, gradcheck, strided, empty, extreme, bad_input, dtypes };
 inline constexpr int kNumKinds = 7;
 const char* kind_name(Kind kind);
 
 struct Golden;  // a recorded case
 
-/// What the function under test sees of a case: its inputs, in the layout and dtype of the current check, and
-/// its parameters. If a parameter was not recorded or is None, accessors return the fallback, or throw if
-/// there is none.
+/// The argument of a function under test. It has the inputs of one recorded case, in the layout and dtype of
+/// the current check, and the parameters. If a parameter was not recorded or is None, accessors return the
+/// fallback, or throw if there is none.
 class OpCase {
  public:
   OpCase(std::shared_ptr<const Golden> golden, std::vector<Tensor> inputs);

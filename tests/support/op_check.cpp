@@ -11,8 +11,9 @@
 namespace tapestry::test {
 namespace {
 
-// Tolerance in multiples of eps * scale. f16 and bf16 are computed in f32, so only the rounding of the result
-// remains; but their gradients may pass through a stored intermediate result.
+// Returns the tolerance in multiples of eps * scale. Kernels compute f16 and bf16 in f32, so only the
+// rounding of the result remains. But gradients in f16 and bf16 may pass through a stored intermediate
+// result, which is rounded too.
 double units_of(DType dtype, bool gradient) {
   return is_floating(dtype) && epsilon(dtype) > 1e-4 && !gradient ? 2 : 16;
 }
@@ -82,8 +83,8 @@ class CaseRun {
     });
   }
 
-  // `only`: the index of the single input that requires a gradient, or -1 for all. `accumulate`: inputs
-  // already have a gradient, to which the new one must be added.
+  // Checks the gradients. `only` is the index of the single input that requires a gradient, or -1 for all
+  // inputs. With `accumulate`, the inputs already have gradients, and the new ones must be added to them.
   void gradients(DType dtype, Layout layout, int only, bool accumulate) {
     std::string what = "gradients";
     if (only >= 0) what += " of input " + std::to_string(only) + " alone";
@@ -131,7 +132,7 @@ class CaseRun {
       std::vector<Tensor> inputs = make_inputs(DType::f64, Layout::dense), leaves;
       for (std::size_t i = 0; i < inputs.size(); ++i)
         if (wants_gradient(i)) leaves.push_back(inputs[i].set_requires_grad());
-      // Excludes outputs such as running statistics, which do not take part in autograd.
+      // differentiable[i] is false for outputs that take no part in autograd, such as running statistics.
       std::vector<bool> differentiable;
       for (const Tensor& y : fn_(OpCase(golden_, inputs)).tensors)
         differentiable.push_back(y.requires_grad());
@@ -151,7 +152,8 @@ class CaseRun {
     });
   }
 
-  // Runs each input with stride 0 in one dimension, and compares with a dense copy of the same values.
+  // Runs the operation on expanded inputs, which have stride 0 in one dimension. The results must equal those
+  // for dense copies of the same values.
   void expanded(DType dtype = DType::f64) {
     guarded("expanded", dtype, Layout::dense, [&](const std::string& label) {
       std::vector<Tensor> dense, expanded;
@@ -208,8 +210,8 @@ class CaseRun {
 
   static std::int64_t waits_so_far() { return host_waits ? host_waits() : 0; }
 
-  // The host may wait if an output is on the host, or if the case itself uploads a list from there (such as
-  // class weights).
+  // Returns true if the host may wait for the device. It may if an output is on the host, or if the case
+  // itself uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
     return info_.name == "item" ||
            std::any_of(outputs.begin(), outputs.end(),
@@ -348,7 +350,7 @@ void compare(const std::string& what, const Tensor& got, const Values& expected,
     bool ok;
     if (std::isnan(b)) ok = std::isnan(a);
     else if (std::isinf(b) || !is_floating(dtype)) ok = a == b;
-    else if (std::isinf(a))  // allowed if the value is out of range
+    else if (std::isinf(a))  // infinity is allowed if the expected value is out of the dtype's range
       ok = std::signbit(a) == std::signbit(b) && std::abs(b) + tolerance(i) > largest(dtype);
     else ok = std::abs(a - b) <= tolerance(i);
     if (!ok && wrong++ == 0) first = i;
@@ -429,7 +431,8 @@ Failures run_refusals(const GoldenCases& cases, const OpInfo& info, const OpFunc
         continue;
       }
       Values v = *input;
-      for (double& x : v.values) x = std::floor(std::abs(x));  // u8 and bool have no negative numbers
+      // u8 and bool can hold only nonnegative integers.
+      for (double& x : v.values) x = std::floor(std::abs(x));
       inputs.push_back(make(v, v.dtype == DType::f64 ? dtype : v.dtype));
     }
     const std::string label =

@@ -21,13 +21,13 @@ std::vector<OpInfo> registered_ops();
 /// The name before the slash: "add/in_place" -> "add".
 std::string base_name(const std::string& op);
 
-/// Checks one case against PyTorch's recorded results, except for the kinds in `skip`. tests/README.md
-/// describes the kinds golden, gradcheck and strided.
+/// Runs the checks of one recorded case: golden (against PyTorch's results), gradcheck (against central
+/// differences) and strided, except for the kinds in `skip`.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
 /// Returns the number of host waits on devices so far. Null if waits are not counted.
 inline std::int64_t (*host_waits)() = nullptr;
-/// The number of runs that failed for lack of a kernel, by kernel ("conv2d f64").
+/// Counts the runs that failed because a kernel is missing. The key names the kernel ("conv2d f64").
 using MissingRuns = std::map<std::string, int>;
 /// Runs the case on another device: values in every dtype of the operation; gradients in all layouts in f32
 /// and bf16. The host must not wait, except for results that are on the host. If a run fails because a kernel
@@ -42,11 +42,11 @@ Failures run_refusals(const GoldenCases& cases, const OpInfo& info, const OpFunc
 void compare(const std::string& what, const Tensor& got, const Values& expected, DType dtype, double units,
              Failures& failures);
 
-/// A GOLDEN_OP, as a row of the matrix.
+/// A row of the test matrix: one GOLDEN_OP.
 struct GoldenRow {
   std::string op, family;
 };
-/// An OP_TEST or BAD_INPUT, or, with a reason, a NOT_APPLICABLE.
+/// A row of the test matrix: an OP_TEST, a BAD_INPUT, or a NOT_APPLICABLE with its reason.
 struct KindRow {
   std::string op;
   Kind kind;

@@ -9,7 +9,7 @@ namespace {
 
 struct Cell {
   int tests = 0;
-  std::string reason;  // why there are no tests
+  std::string reason;  // the reason of NOT_APPLICABLE
 };
 
 struct Line {
@@ -32,7 +32,7 @@ void count_case(const Golden& g, const OpInfo& op, Line& line) {
   for (DType dtype : g.run_dtypes(op.dtypes)) {
     for (const auto& v : g.inputs)
       if (v) line.run |= bit(g.actual(v->dtype, dtype));
-    if (g.inputs.empty())  // a factory: count the dtypes of its results
+    if (g.inputs.empty())  // an operation without inputs is a factory: count the dtypes of its results
       for (const Values& v : g.outputs) line.run |= bit(v.dtype);
   }
 }

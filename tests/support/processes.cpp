@@ -95,7 +95,8 @@ const Ended& RankProcesses::wait(int rank) {
     process.ended = true;
     if (WIFEXITED(status)) process.end.exit_code = WEXITSTATUS(status);
     if (WIFSIGNALED(status)) process.end.signal = WTERMSIG(status);
-    fcntl(process.output, F_SETFL, O_NONBLOCK);  // read what was written between the last read and the exit
+    // Read the output that the child wrote between the last read and its exit.
+    fcntl(process.output, F_SETFL, O_NONBLOCK);
     char text[4096];
     for (ssize_t n; (n = read(process.output, text, sizeof text)) > 0;)
       process.end.output.append(text, static_cast<std::size_t>(n));

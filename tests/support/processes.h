@@ -24,8 +24,8 @@ struct Ended {
   bool well() const { return exit_code == 0; }
 };
 
-/// The destructor kills and reaps the remaining processes. After `limit`, wait() kills a process that has not
-/// ended.
+/// Processes of one test, one per rank. The destructor kills and reaps the remaining ones. wait() kills a
+/// process that has not ended after `limit`.
 class RankProcesses {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;

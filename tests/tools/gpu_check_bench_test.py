@@ -1,4 +1,4 @@
-"""Tests of the measurements of tools/gpu_check: its comparison of values and its benchmarks, with fake programs.
+"""Tests how tools/gpu_check compares values and times benchmarks. Fake programs give the answers.
 usage: gpu_check_bench_test.py [BUILD_FOLDER]; without it, the tests that need a real bench_gpu_ops are skipped"""
 import os
 import sys
@@ -24,7 +24,7 @@ def times(ours, peer, copy=None):
 
 
 class Talker:
-    """Answers with the given answers, the last one for ever."""
+    """A fake program that gives the listed answers in order, and repeats the last one."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -36,7 +36,8 @@ class Talker:
         pass
 
 
-# Answers like the two programs: results that depend on the command alone. GRADIENT is what this side says dweight is.
+# A fake of both benchmark programs. Its answers depend only on the command. The test inserts the values of dweight for
+# %s.
 FAKE_PROGRAM = """
 import sys
 for line in sys.stdin:
@@ -103,7 +104,8 @@ class Values(Case):
         self.assertEqual({rows[item.work]["status"] for item in (self.item, second)}, {"left"})
         rows = self.verify("4 5 6", "4 5 6", self.item, second)
         self.assertEqual({rows[item.work]["status"] for item in (self.item, second)}, {"passed"})
-        rows = self.verify("0", "0 0", self.item, second)  # nothing is verified twice
+        # Wrong answers now have no effect, because verified items must not run again.
+        rows = self.verify("0", "0 0", self.item, second)
         self.assertEqual({rows[item.work]["status"] for item in (self.item, second)}, {"passed"})
 
     def test_every_input_of_a_backward_benchmark_has_its_gradient_compared(self):
@@ -147,11 +149,12 @@ class Benchmarks(Case):
         self.assertFalse(b.judge(memory, times(1.0, 5.0, 0.94))["reached"])
         half = items.Item(f"gelu bf16 {n}", 0.95, passes=2)
         self.assertAlmostEqual(b.judge(half, times(1.0, 5.0, 0.96))["ratio"], 0.48)
-        self.assertFalse(b.judge(half, times(1.0, 5.0))["reached"])  # there is no copy to compare with
+        # The goal must not be reached if there is no copy to compare with.
+        self.assertFalse(b.judge(half, times(1.0, 5.0))["reached"])
 
     def test_layers_share_a_goal_also_after_a_second_call(self):
         for ratio in (0.5, 2.0, 0.9):
-            b = self.bench(None)  # reads what the others have written
+            b = self.bench(None)  # this object reads the rows that the others have written
             item = items.Item(f"conv2d f32 {ratio}", 0.85, mean_of="conv2d f32")
             b.judge(item, times(1.0, ratio))
             b.mean(item)
@@ -182,7 +185,7 @@ class Benchmarks(Case):
         self.assertFalse(rows["gelu f32 1000"]["reached"])
         self.assertNotIn("conv2d f32: all layers", rows)
         with open(count) as file:
-            self.assertEqual(len(file.readlines()), 3 + 1)  # the peer, and once the copier
+            self.assertEqual(len(file.readlines()), 3 + 1)  # the peer started three times and the copier once
 
     def test_programs_take_turns(self):
         asked = []
@@ -195,7 +198,8 @@ class Benchmarks(Case):
         ours, peer = Timed(""), Timed("")
         row = self.bench(ours, peer).measure(items.Item("linear f32 8 8 8", 1.0))
         self.assertEqual((row["status"], row["ratio"]), ("measured", 1.0))
-        turns = [who for who, line in asked if line == "time 40"]  # 20 ms of calls of 0.5 ms; the first does not count
+        # A turn of 20 ms has 40 calls of 0.5 ms; the first turn is a warm-up.
+        turns = [who for who, line in asked if line == "time 40"]
         self.assertEqual(turns, [ours, peer] * (1 + bench.ROUNDS))
 
     def test_a_training_step_is_timed_beside_each_mode_of_pytorch(self):
@@ -237,7 +241,7 @@ class Benchmarks(Case):
         self.assertEqual((row["status"], row["value"], "goal" in row), ("measured", 0.002, False))
         row = b.judge(items.Item("eager_mul_backward f32 500", 0.5, kind="cost", launches=2), times(0.005, 0.009))
         self.assertIn("bare launches take 0.004; Tapestry itself takes 0.001, PyTorch 0.005", row["note"])
-        self.assertFalse(row["reached"])  # the goal is about the whole time, launches included
+        self.assertFalse(row["reached"])  # the goal is for the whole time, including launches
 
     def test_items_with_a_goal_of_their_own_come_before_the_layers(self):
         alone = [item.mean_of is None for item in items.operations()]
@@ -272,7 +276,7 @@ class Benchmarks(Case):
     def test_bytes(self):
         self.assertAlmostEqual(items.Item("batch_norm_backward f32 160 64 112", .9, 5).gigabytes,
                                5 * 4 * 160 * 64 * 112 * 112 / 1e9)
-        # Far more than the cache of any GPU, so that memory is measured.
+        # The tensors must be much larger than the cache of any GPU, so that the memory bandwidth is measured.
         self.assertTrue(all(item.passes is None or item.gigabytes / item.passes > 0.24 for item in items.operations()))
 
 

@@ -1,4 +1,4 @@
-"""The base of the tests of tools/gpu_check: fake programs, and the rows that a run writes."""
+"""The base class of the tests of tools/gpu_check. It creates fake programs and reads the rows that a run writes."""
 import json
 import os
 import stat
@@ -38,12 +38,12 @@ class Case(unittest.TestCase):
             return {row["name"]: row for row in json.load(file)["rows"]}
 
     def check(self, *arguments, limit=60):
-        """A Check without its command line's output."""
+        """Creates a Check object directly, without running the command-line program."""
         return check.Check(check.parse(["--build-dir", self.folder, "--folder", os.path.join(self.folder, "results"),
                                         "--limit-s", str(limit), "--commit", "c", *arguments]))
 
     def call(self, *arguments, path=None, **options):
-        """Runs tools/gpu_check. Programs of this test come first on the PATH."""
+        """Runs tools/gpu_check as a process. The fake programs of this test come first on its PATH."""
         environment = {**os.environ, "PATH": path or os.path.join(self.folder, "bin") + ":" + os.environ["PATH"]}
         return subprocess.run([os.path.join(ROOT, "tools/gpu_check"), "--folder", os.path.join(self.folder, "results"),
                                *arguments], env=environment, text=True, capture_output=True, timeout=120, check=False,

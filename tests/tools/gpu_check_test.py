@@ -1,4 +1,4 @@
-"""Tests of the report and the phases of tools/gpu_check with fake programs, and one dry run with the programs of a
+"""Tests the report and the phases of tools/gpu_check with fake programs, and makes one dry run with the programs of a
 build. usage: gpu_check_test.py [BUILD_FOLDER]; without it, the dry run is skipped"""
 import json
 import os
@@ -46,7 +46,7 @@ class Reports(Case):
             report.end("test", 1.0)
             self.assertFalse(report.is_done("test"))
             self.assertFalse(report.is_final("test", "a"))
-            self.assertEqual(len(report.left({"test"})), 2)  # the row and its phase
+            self.assertEqual(len(report.left({"test"})), 2)  # the unfinished row and the row of its phase
             self.assertEqual(report.failed({"test"}), [])
 
     def test_rows_of_the_same_machine_and_commit_are_kept(self):
@@ -311,7 +311,7 @@ class Runs(Case):
             rows = json.load(file)["rows"]
         self.assertEqual([row["phase"] for row in rows if row["name"] == PHASE], ["build", "test"])
         self.assertIn("core.a", [row["name"] for row in rows])
-        self.call("test", "--build-dir", folder)  # now the program is there, and nothing is built again
+        self.call("test", "--build-dir", folder)  # the program exists now, so nothing must be built again
         with open(os.path.join(self.folder, "results/gpu_check.json")) as file:
             self.assertEqual({row["when"] for row in json.load(file)["rows"] if row["phase"] == "build"},
                              {row["when"] for row in rows if row["phase"] == "build"})
@@ -357,7 +357,7 @@ class Builds(Case):
             self.program(name, f"echo {name} 1.2")
 
     def only(self, *names):
-        """A PATH with these programs of this test and the least that the script itself needs."""
+        """Returns a PATH with only these fake programs and the few programs that the script itself needs."""
         bare = os.path.join(self.folder, "bare")
         os.makedirs(bare)
         for name in ("bash", "dirname"):
@@ -404,7 +404,8 @@ class Builds(Case):
         self.build(f"mkdir -p {self.folder}/build/bin; printf 'NCCL_LIBRARY:FILEPATH=/x/libnccl.so\\n' "
                    f">{self.folder}/build/CMakeCache.txt; printf '#!/bin/bash\\nexit 127' >{self.folder}/build/bin/bench_gpu_ops; "
                    f"chmod +x {self.folder}/build/bin/bench_gpu_ops")
-        self.assertEqual(self.saved()["libraries"]["status"], "failed")  # the program does not start
+        # The program cannot start, so the row must fail.
+        self.assertEqual(self.saved()["libraries"]["status"], "failed")
         self.assertNotIn("library NCCL", self.saved())
 
     def test_a_file_that_does_not_compile_is_named(self):

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 foreign=' cmake ctest torchrun srun mpirun git ninja python3 pip nsys ncu compute-sanitizer cuda-gdb gdb '
 failures=0
 
-# calls FILE...: each called name once, with the file.
+# calls FILE...: prints each name that the files call once, with the file.
 calls() {
   local file
   for file; do
@@ -18,7 +18,7 @@ calls() {
   done
 }
 
-# exists NAME: whether the name is a program, a script, or not ours.
+# exists NAME: succeeds if NAME is one of our programs or scripts, or does not belong to this project.
 exists() {
   case $1 in
     tools/*) [[ -e $1 ]] ;;
@@ -38,7 +38,7 @@ while read -r page name; do
 done < <(calls "${pages[@]}")
 ((found > 20)) || { printf 'only %d calls were found: the search is wrong\n' "$found" && failures=$((failures + 1)); }
 
-# The search itself: each of these lines calls something that does not exist.
+# Tests the search itself. Each of these lines calls a program that does not exist, so the search must find all of them.
 page=$(mktemp)
 trap 'rm -f "$page"' EXIT
 for line in 'run `nothing --fast`' 'nothing --fast' '$ nothing --fast' 'build/release/bin/nothing' 'see tapestry-nothing' \

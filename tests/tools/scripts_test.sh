@@ -41,7 +41,7 @@ for package; do
   esac
 done'
 
-# Makes a machine with a shell, a few basic tools, and a clone.
+# fresh_machine: creates a fake system with a shell, a few basic tools, and a clone of this tree.
 fresh_machine() {
   rm -rf "${work:?}"/*
   mkdir -p "$work"/{bin,store,system,clone/.ci}
@@ -307,7 +307,7 @@ program git 'case "$*" in
   "diff --name-only bad --") exit 128 ;;
   diff*) cat "'"$work"'/changed" ;;
 esac'
-# What ninja recorded: the headers of three object files. tests_new was never compiled.
+# A fake of ninja's list of headers for three object files. tests_new was never compiled.
 mkdir -p "$work/clone/build/ci" "$work"/clone/tests/{support,core,nn,apps,autograd,new,structure}
 touch "$work/clone/build/ci/.ninja_deps" "$work/clone/tests/support/golden.h"
 program ninja 'case "$*" in
@@ -329,7 +329,8 @@ program ninja 'case "$*" in
     tests/CMakeFiles/tests_support.dir/support/golden.cpp.o tests/support/golden.cpp include/tapestry/nn/module.h \
     tests/CMakeFiles/tests_autograd.dir/autograd/softmax_test.cpp.o tests/autograd/softmax_test.cpp ../../tests/support/golden.h ;;
 esac'
-# affects TESTS TARGETS: the expression for ctest, without what every change runs, and the targets that are built.
+# affects TESTS TARGETS: checks which tests ctest runs, apart from those that every change runs, and which targets are
+# built.
 affects() {
   local tests
   has_status 0
@@ -343,7 +344,7 @@ everything() {
   says "everything is built and run: $1"
   [[ $calls != *--target* && $calls != *--tests-regex* ]] || fail 'should build and run everything'
 }
-new='^new\.new$'  # a test that was never compiled may use anything
+new='^new\.new$'  # a test that was never compiled may include any header, so every change affects it
 changed docs/tutorials/quickstart.md README.md
 call tools/test --changed
 affects '^docs\.|^structure\.|^tools\.programs$' 'docs_programs tests_structure'

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Tests tools/vendor_deps: what it copies is enough to configure and compile this tree on a machine without these packages.
+# Tests tools/vendor_deps. The files that it copies must be enough to configure and compile this tree on a machine without
+# these packages.
 set -uo pipefail
 source_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
@@ -22,7 +23,7 @@ cd "$work/tree" || exit 1
 output=$(tools/vendor_deps --bogus 2>&1)
 [[ $? == 2 && $output == *"unknown option '--bogus'"* ]] || fail 'an unknown option must be refused' "$output"
 
-# Four small files stand for the data set.
+# Four small files replace the data set.
 mkdir -p "$work/system/usr/share/datasets/fashion-mnist"
 for name in train-images-idx3 train-labels-idx1 t10k-images-idx3 t10k-labels-idx1; do
   echo data | gzip >"$work/system/usr/share/datasets/fashion-mnist/$name-ubyte.gz"
@@ -32,7 +33,8 @@ ln -s /usr/include /usr/lib "$work/system/usr/"
 
 output=$(SYSROOT=$work/system tools/vendor_deps --no-install 2>&1)
 status=$?
-if [[ $output == *'this system has Catch2 3'* ]]; then  # Ubuntu 24.04 and Debian 13 have it; nothing else can be tested there
+# On Ubuntu 24.04 and Debian 13, vendor_deps refuses the system's Catch2 3, so nothing else can be tested.
+if [[ $output == *'this system has Catch2 3'* ]]; then
   [[ $status == 1 && ! -e .deps && -e /usr/include/catch2/catch_all.hpp ]] || fail 'Catch2 3 must be refused' "$output"
   ((failures == 0)) && echo 'all as expected on a system with Catch2 3'
   exit $((failures > 0))

@@ -83,7 +83,7 @@ def main():
     torch.manual_seed(0)
     forward, backward = one_element_work()
     x_demo, x_cnn = torch.randn(64, 3, 32, 32), torch.randn(128, 1, 28, 28)
-    # name -> (PyTorch's variants, steps per turn)
+    # name -> (the variants of PyTorch's benchmark, the number of steps per turn)
     work = {
         "demo": ({"default": training_step(Demo(), x_demo),
                   "channels_last": training_step(*channels_last(Demo(), x_demo))}, 20),
@@ -118,13 +118,13 @@ def main():
         for step in variants.values():
             run_theirs(step, repeats)
         for _ in range(args.rounds):
-            time.sleep(0.02)  # until the threads of the other side sleep
+            time.sleep(0.02)  # the other side's OpenMP threads stop spinning in this time
             times["tapestry"] += run_ours(name, repeats)
             for v, step in variants.items():
                 time.sleep(0.02)
                 times[f"torch {v}"] += run_theirs(step, repeats)
-        # A preempted OpenMP thread costs milliseconds. The fast quartile is the cost of the code; the median includes the
-        # other load of this machine.
+        # If an OpenMP thread is preempted, a step takes milliseconds longer. The first quartile of the times shows the
+        # cost of the code; the median also contains the effect of other load on this machine.
         rows = {k: {"median": statistics.median(t), "fast_quartile": statistics.quantiles(t, n=4)[0]}
                 for k, t in times.items()}
         best = min((k for k in rows if k != "tapestry"), key=lambda k: rows[k]["median"])

@@ -94,7 +94,7 @@ std::string overlap(const Group& group, double bucket_mb, double ms_per_mb) {
   std::vector<double> backward, communication, hidden, exposed;
   for (int i = 0; i < 13; ++i) {
     work.step();
-    if (i < 2) continue;  // the order of the buckets is learned in the first pass
+    if (i < 2) continue;  // skip the first passes, in which DDP learns the order of the buckets
     const DdpReport r = work.ddp().report();
     double bytes = 0;
     for (const BucketReport& b : r.buckets) bytes += static_cast<double>(b.bytes);

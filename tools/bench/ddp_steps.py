@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Job:
-    """A job with `world` ranks, which share two threads equally."""
+    """A job with `world` ranks. Two threads are divided equally among the ranks."""
 
     def __init__(self, command, world, **variables):
         with socket.socket() as s:
@@ -44,7 +44,7 @@ class Job:
 
 
 def about():
-    """PyTorch's version and the CPU's name."""
+    """Returns the version of PyTorch and the name of the CPU."""
     version = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], text=True,
                              capture_output=True, check=True).stdout.strip()
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
@@ -74,7 +74,7 @@ def main():
             job.ask("step 20")  # warm up
         for _ in range(args.rounds):
             for name, job in jobs.items():
-                time.sleep(0.02)  # until the threads of the other side sleep
+                time.sleep(0.02)  # the other side's OpenMP threads stop spinning in this time
                 times[name] += job.ask("step 20")
         memory = {name: job.ask("memory") for name, job in jobs.items()}
         for job in jobs.values():

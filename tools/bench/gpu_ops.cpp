@@ -44,7 +44,7 @@ Work make(const std::string& name, const Spec& spec) {
   fail("[bench] unknown benchmark \"", name, "\"; see tools/bench/gpu/");
 }
 
-/// Empty if this version of the library cannot tell.
+/// Returns the vendor libraries that were found. Empty if this version of Tapestry cannot list them.
 std::string vendor_libraries() {
   std::string text;
 #ifdef TAPESTRY_KNOWS_LIBRARIES

@@ -1,4 +1,4 @@
-"""The models of models.h, with PyTorch."""
+"""PyTorch versions of the models in models.h."""
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,9 +1,8 @@
 // Tapestry's side of tools/bench_modes: `bench_modes MODE MODEL` is one rank of a job. Only the mode ddp has
 // more than one rank. Rank 0 reads lines from standard input and answers each:
 //   step REPEATS     the times of REPEATS whole training steps, in milliseconds
-//   overlap REPEATS  for the modes replicated and ddp: how long gradients were exchanged, and how much of
-//   that
-//                    time the backward pass did not hide; medians in milliseconds
+//   overlap REPEATS  for the modes replicated and ddp: the time of the gradient exchange, and the part of
+//                    it that the backward pass did not hide; medians in milliseconds
 //   memory           the peak size of all tensors of each device or rank, in MiB
 //   parts REPEATS    for the mode replicated: an empty call of the workers, scatter, gather, replicate and
 //                    averaging; for each the median in microseconds, and the bytes moved
@@ -27,7 +26,7 @@ using namespace tapestry::distributed;
 
 namespace {
 
-constexpr std::int64_t kBatch = 128;  // for both devices together
+constexpr std::int64_t kBatch = 128;  // the batch size of both devices together
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

@@ -15,7 +15,7 @@ from ddp_steps import Job, about
 
 TORCH = [sys.executable, str(Path(__file__).parent / "ddp_torch.py")]
 LOGICAL = {"TAPESTRY_LOGICAL_DEVICES": "2"}
-STEPS = {"cnn": 10, "mlp": 5}  # per turn
+STEPS = {"cnn": 10, "mlp": 5}  # the number of training steps per turn
 PARTS = ("an empty call of both workers", "scatter", "gather", "replicate", "averaging gradients")
 
 
@@ -33,7 +33,7 @@ def jobs_of(program, model):
 
 
 def cpu_ms(job):
-    """The CPU time of all threads of all ranks so far, busy waiting included."""
+    """Returns the CPU time that all threads of all ranks have used so far, including busy waiting."""
     ticks = 0
     for rank in job.ranks:
         fields = Path(f"/proc/{rank.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -49,7 +49,7 @@ def measure(program, model, rounds):
         job.ask(f"step {2 * steps}")  # warm up
     for _ in range(rounds):
         for name, job in jobs.items():
-            time.sleep(0.05)  # until the threads of the previous job sleep
+            time.sleep(0.05)  # the previous job's OpenMP threads stop spinning in this time
             before = cpu_ms(job)
             times[name] += job.ask(f"step {steps}")
             cpu[name] += cpu_ms(job) - before

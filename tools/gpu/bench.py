@@ -1,4 +1,5 @@
-"""The phases `bench` and `steps`: times and goals. Tapestry, PyTorch and a copy take turns within one run."""
+"""The phases `bench` and `steps` measure times and compare them with goals. Tapestry, PyTorch and a copy of memory run
+alternately, so that a change of the clock rate affects all of them."""
 import itertools
 import math
 import statistics
@@ -16,7 +17,7 @@ COPY_BYTES = 2 * 4 * 268435456
 
 
 class FakePeer:
-    """PyTorch's stand-in for dry runs: its times are fake."""
+    """Replaces PyTorch's program in dry runs. It answers with fake times."""
 
     def ask(self, line, _limit):
         return "ok" if line.startswith("prepare") else "1"
@@ -26,7 +27,8 @@ class FakePeer:
 
 
 def milliseconds(program, calls):
-    """(the time of one call, None), or (None, the reason why there is none)."""
+    """Asks the program to time its benchmark. Returns (milliseconds per call, None), or (None, the reason of a
+    failure)."""
     answer = program.ask(f"time {calls}", ANSWER_LIMIT)
     try:
         return float(answer), None
@@ -43,13 +45,14 @@ def spread(times):
 
 
 class Bench:
-    """Times items. `ours`, `peer` and `copier` answer ask(); the copier is a second PyTorch, which only copies."""
+    """Times items. `ours` is Tapestry's program and `peer` is PyTorch's. `copier` is a second process of PyTorch, which
+    measures the bandwidth of a copy. All three have a method ask()."""
 
     def __init__(self, report, ours, peer, copier, fake=False, phase="bench"):
         self.report, self.ours, self.peer, self.copier, self.fake = report, ours, peer, copier, fake
         self.phase = phase
-        self.launch = None  # the host's time for a bare launch
-        self.copies = None  # whether the copier works; unknown at first
+        self.launch = None  # the host's time for a kernel launch without a framework
+        self.copies = None  # True if the copier works, None if this was not tried yet
 
     def row(self, name, status, **fields):
         if self.fake and status == "measured":
@@ -86,7 +89,7 @@ class Bench:
         calls, times = {}, {name: [] for name in programs}
         for name, program in programs.items():
             first, why = milliseconds(program, 1)
-            if why is None:  # this turn does not count: clock rates rise only under load
+            if why is None:  # a warm-up that is not recorded, because clock rates rise only under load
                 first, why = milliseconds(program, calls_of_a_turn(item, first))
             if why is not None:
                 return self.stopped(item, mode, name, why)
@@ -140,13 +143,14 @@ class Bench:
         if item.mean_of:
             fields["mean_of"] = item.mean_of
         wrong = self.report.find("verify", item.work)
-        if wrong and wrong["status"] == "failed":  # timed all the same: there may be no second chance on this machine
+        # It is timed although it is wrong, because the machine may not be available again.
+        if wrong and wrong["status"] == "failed":
             fields["reached"] = False
             notes.insert(0, "its results are wrong, see the phase verify")
         return self.row(row_name(item, mode), "measured", note="; ".join(notes), **fields)
 
     def mean(self, item):
-        """Writes the row of a goal that several items share, from the rows that there are."""
+        """Writes a row for the goal that several items share. It uses the rows of those items that were measured."""
         rows = [row for row in self.report.rows if row.get("mean_of") == item.mean_of and row.get("ratio")
                 and row.get("reached") is not False]
         if rows:
@@ -161,7 +165,7 @@ def row_name(item, mode):
 
 
 def measure_all(check, phase, items, ours_command, peer_command):
-    """One row for each item and mode that has no row yet, until the time is over."""
+    """Measures each item in each mode, until the time is over. Items with a row from an earlier call are skipped."""
     ours = check.ours(ours_command)
     peer, copier = (FakePeer() if check.dry else Program(peer_command, check.deadline) for _ in range(2))
     bench = Bench(check.report, ours, peer, copier, check.dry, phase)
@@ -172,10 +176,10 @@ def measure_all(check, phase, items, ours_command, peer_command):
                 bench.launch = check.report.find(phase, name).get("value")
             continue
         row = bench.measure(item, mode) if check.left() >= 5 else bench.row(name, "left")
-        if check.left() <= 0 and row["status"] in ("failed", "not run"):  # no answer came because the time was over
+        if check.left() <= 0 and row["status"] in ("failed", "not run"):  # it failed only because the time was over
             row = bench.row(name, "left")
         print(f"  {name}: {row['status']} {row.get('note', '')}", flush=True)
-        if row["status"] == "failed":  # after an error on the GPU, a process sees nothing but errors
+        if row["status"] == "failed":  # restart the program: after a GPU error, every CUDA call of a process fails
             ours.close()
         if item.kind != "launch" and "peer" not in row and row["status"] in ("measured", "not run"):
             peer.close()

@@ -1,4 +1,4 @@
-"""tools/gpu_check: its command line, and the run as a whole."""
+"""The main program of tools/gpu_check: parses the command line and runs the phases."""
 import argparse
 import os
 import platform
@@ -13,8 +13,8 @@ import process
 from report import Report
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LIMIT_S = 540.0  # one call then fits into a time limit of ten minutes
-ENOUGH = 0.75  # a step that may take long begins only with this fraction of its limit left
+LIMIT_S = 540.0  # the default of --limit-s, for machines with a time limit of ten minutes per command
+ENOUGH = 0.75  # a long step starts only if at least this fraction of its own time limit is left
 
 TEXT = """\
 Checks Tapestry on a machine with a GPU: builds it for that GPU, runs its tests, compares results and gradients with
@@ -44,7 +44,7 @@ call again."""
 
 
 def add_to_path():
-    """Appends the folders of this Python and of CUDA to the PATH."""
+    """Appends the folder of this Python interpreter and CUDA's usual folders to the PATH."""
     folders = [os.path.dirname(sys.executable), "/usr/local/cuda/bin", "/usr/local/nvidia/bin"]
     had = os.environ.get("PATH", os.defpath).split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(dict.fromkeys(had + [f for f in folders if os.path.isdir(f)]))
@@ -82,10 +82,10 @@ def about(options):
 
 
 class Check:
-    """One call: where things are, and how much time is left."""
+    """The state of one call of tools/gpu_check: its options, its folders, its report and its deadline."""
 
     def __init__(self, options, start=None):
-        """`start` is the time from which the call's limit counts."""
+        """The time limit of the call begins at the time `start`."""
         self.limit = options.limit_s
         self.deadline = (time.monotonic() if start is None else start) + self.limit
         self.dry, self.jobs, self.all = options.dry_run, options.jobs, options.all
@@ -99,24 +99,26 @@ class Check:
         self.report = Report(self.folder, about(options), options.out)
 
     def left(self):
-        """Seconds until the call's limit."""
+        """Returns the seconds that are left until the deadline of the call."""
         return self.deadline - time.monotonic()
 
     def program(self, name):
         return os.path.join(self.build, "bin", name)
 
     def ours(self, command):
-        """Our side of the benchmarks. It is restarted as often as it fails: each benchmark deserves its own chance."""
+        """Returns Tapestry's benchmark program. It is restarted after every failure, so that one failed benchmark does
+        not prevent the others."""
         environment = {"OMP_NUM_THREADS": "1"} if self.dry else None
         return process.Program(command, self.deadline, environment, most_silent=10**6)
 
     def tool(self, name):
-        """The path of one of CUDA's tools, on the PATH or beside the nvcc that built the programs; or None."""
+        """Returns the path of a CUDA tool: on the PATH, or in the folder of the nvcc that built the programs. None if
+        it is in neither."""
         beside = os.path.join(os.path.dirname(phases.cached(self.build, "CMAKE_CUDA_COMPILER")), name)
         return shutil.which(name) or (beside if os.path.exists(beside) else None)
 
     def has_data(self):
-        """Whether Fashion-MNIST is where the classifier looks for it."""
+        """Returns True if Fashion-MNIST is in a folder in which the classifier searches."""
         folders = [self.data] if self.data else ["/usr/share/datasets/fashion-mnist"]
         return any(os.path.exists(os.path.join(folder, "train-images-idx3-ubyte.gz")) or
                    os.path.exists(os.path.join(folder, "train-images-idx3-ubyte")) for folder in folders)
@@ -125,17 +127,18 @@ class Check:
         return os.path.join(self.folder, name + ".log")
 
     def run(self, command, log, limit=None, **more):
-        """Runs the program until it ends, at most for `limit` seconds and at most until the call's limit."""
+        """Runs the program until it ends. It is killed after `limit` seconds, or at the deadline of the call."""
         print("+", " ".join(command), flush=True)
         return process.run(command, min(limit or self.left(), self.left()), folder=ROOT, log=log, **more)
 
     def cut_short(self, found):
-        """Whether the call's limit ended the run, as opposed to its own limit."""
+        """Returns True if the run was killed at the deadline of the call, and not by its own limit."""
         return found.status is None and self.left() <= 1
 
     def once(self, phase, name, command, log, limit, partial=None, **more):
-        """Runs the program for the row `name`. Returns None if the row was found earlier, or if the row is left because
-        too little time is; but not if the output matches `partial`."""
+        """Runs the program for the row `name` of the report. Returns None if an earlier call has completed the row, or
+        if too little time is left, so that the next call must run it. If the deadline interrupted the program but its
+        output matches the pattern `partial`, the run counts and is returned."""
         if self.report.is_final(phase, name):
             return None
         if self.left() < max(1.0, ENOUGH * min(limit, self.limit - 60)):
@@ -150,7 +153,7 @@ class Check:
         return found
 
     def step(self, phase, name, found, why=""):
-        """The row for a run that must succeed."""
+        """Writes the row of a run that must succeed."""
         self.report.keep(self.log(name))
         status = "passed" if found.ok else "left" if self.cut_short(found) else "failed"
         note = {} if status == "left" else {"note": "" if found.ok else why or found.tail()}
@@ -172,7 +175,7 @@ class Check:
         self.report.begin(name)
         try:
             phases.PHASES[name](self)
-        except Exception as error:  # a mistake in these scripts: the other phases can still be tried
+        except Exception as error:  # a bug in these scripts must not prevent the other phases
             traceback.print_exc()
             self.report.row(name, "tools/gpu_check itself", "failed", note=f"{type(error).__name__}: {error}")
         self.report.end(name, time.monotonic() - start)
@@ -209,7 +212,8 @@ def parse(arguments):
 
 
 def main():
-    start = time.monotonic()  # on a machine that has just been started, PyTorch may take a minute to say its version
+    # On a cold machine, asking PyTorch for its version below may take a minute, which must count.
+    start = time.monotonic()
     options = parse(sys.argv[1:])
     add_to_path()
     check = Check(options, start)

@@ -1,4 +1,4 @@
-"""The benchmarks of tools/gpu_check: sizes, goals and tolerances."""
+"""Lists the benchmarks of tools/gpu_check with their sizes, goals and tolerances."""
 import math
 
 # ResNet-50's convolutions for images of 224 x 224: channels, size, filters, window, stride, padding.
@@ -14,9 +14,9 @@ BATCH = 64
 # The largest difference from the float64 reference that is accepted, as a fraction of the reference's largest element.
 # f32: sums of up to 800,000 products in any order. bf16: a result is rounded to 8 bits, up to four times on its way.
 TOLERANCE = {"f32": 1e-4, "bf16": 1.6e-2}
-# In a whole model, a rounding error can flip a ReLU or the choice of a max pool, and gradients jump. PyTorch's own
-# distance from float64 says how much that matters for this model and batch. Ours may be three times as large, up to
-# STEP_LIMIT.
+# In a whole model, a rounding error can change the sign of a ReLU's input or the maximum of a max pool, and gradients
+# jump. The difference between PyTorch's result and the float64 reference shows how large this effect is for this model
+# and batch. Tapestry's difference may be STEP_FACTOR times as large, but at most STEP_LIMIT.
 STEP_TOLERANCE, STEP_FACTOR, STEP_LIMIT = 1e-3, 3.0, 5e-2
 
 
@@ -26,7 +26,7 @@ class Item:
     kind    "speed": the ratio is PyTorch's time divided by ours. "cost": the ratio is our host time divided by
             PyTorch's. "launch": our host time for a bare kernel launch, without goal and without peer. "step": a whole
             training step, beside PyTorch in several modes.
-    passes  how often every element must at least be read or written. The ratio is then our bandwidth divided by the
+    passes  how often every element must be read or written at least. The ratio is then our bandwidth divided by the
             bandwidth of a copy.
     mean_of the goal applies to the geometric mean over all items with this name
     launches  kernel launches in one operation of a "cost" item"""
@@ -53,20 +53,23 @@ class Item:
         return self.passes * math.prod(sizes) * (4 if self.dtype == "f32" else 2) / 1e9
 
     def allowed(self, of_pytorch):
-        """The largest accepted distance from the reference, given PyTorch's distance (None if unknown)."""
+        """Returns the largest accepted difference from the reference. The argument is PyTorch's difference, or None if
+        it is unknown."""
         if self.kind != "step":
             return TOLERANCE[self.dtype]
         return max(STEP_TOLERANCE, min(STEP_FACTOR * (of_pytorch or 0.0), STEP_LIMIT))
 
 
 def operations():
-    """Single operations, the most important first: a run may be cut short. Memory-bound tensors have 512 MiB."""
+    """Returns the benchmarks of single operations. The most important ones come first, because a run may be
+    interrupted. Tensors of memory-bound operations have 512 MiB."""
     n = 1 << 27
     memory = [("softmax", 2, .95, [(16384, 8192), (131072, 1024)]), ("layer_norm", 2, .95, [(65536, 2048)]),
               ("copy", 2, .95, [(n,)]), ("add", 3, .95, [(n,)]), ("gelu", 2, .95, [(n,)]), ("adamw", 7, .95, [(4, n // 4)]),
               ("cross_entropy", 1, .90, [(16384, 8192)]), ("cross_entropy_backward", 2, .90, [(16384, 8192)]),
               ("layer_norm_backward", 3, .90, [(65536, 2048)]),
-              # The kernel needs two sums before it can write anything, so it reads everything twice.
+              # The backward needs two sums over x and dy before it can write dx, so it reads both tensors twice and
+              # writes once.
               ("batch_norm_backward", 5, .90, [(160, 64, 112)])]
     for name, passes, goal, shapes in memory:
         for shape in shapes:
@@ -93,7 +96,8 @@ def operations():
 
 
 def steps():
-    """Whole training steps. Goals hold for the first mode; "autocast" is only reported, since it computes in bf16."""
+    """Returns the benchmarks of whole training steps. The goal applies only to an item's first mode. The mode
+    "autocast" is only reported, because PyTorch then computes in bf16."""
     modes = ("eager", "compiled", "autocast")
     yield Item("step_mlp f32 128", None, kind="step", modes=("eager", "compiled", "graph", "autocast"))
     yield Item("step_cnn f32 128", None, kind="step", modes=modes)
@@ -102,13 +106,13 @@ def steps():
 
 
 def verified():
-    """What the phase `verify` compares: each convolution layer in one dtype at a time, like all others."""
+    """Returns the items that the phase `verify` compares, each in one dtype."""
     yield from (item for item in operations() if item.kind != "launch")
     yield from steps()
 
 
 def small(item):
-    """The same benchmark at sizes for a dry run."""
+    """Returns the same benchmark with small sizes, for a dry run."""
     name, dtype, *sizes = item.work.split()
     if name.startswith("conv2d"):
         sizes = ["2", sizes[1] if sizes[1] == "3" else "8", "7", "7", "8"] + sizes[5:]
@@ -125,7 +129,7 @@ def small(item):
 
 
 def one_of_each(items):
-    """One small item for each name and dtype."""
+    """Returns one small item for each combination of name and dtype."""
     kinds = {}
     for item in items:
         kinds.setdefault((item.name, item.dtype), small(item))

@@ -26,7 +26,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Spec:
-    """The dtype of the inputs, the dtype of the computation, the device and the sizes."""
+    """The arguments of a benchmark: the dtype of the inputs, the dtype of the computation, the device and the sizes."""
 
     def __init__(self, words, device, reference=False, mode="eager"):
         self.input_dtype, self.device, self.mode = DTYPES[words[0]], device, mode
@@ -38,7 +38,8 @@ class Spec:
 
 
 class Work:
-    """What is timed, and how to get its results. `operations` is as in tools/bench/gpu/work.h."""
+    """A benchmark: the call that is timed, and a function that returns its results. tools/bench/gpu/work.h describes
+    `operations`."""
 
     def __init__(self, call, names=("y",), operations=0, results=None):
         self.call, self.names, self.operations, self.get_results = call, names, operations, results
@@ -52,7 +53,7 @@ class Work:
 
 
 def random_numbers(n, salt, device):
-    """The numbers that tools/bench/gpu/work.cpp computes."""
+    """Returns the same pseudo-random numbers as random() in tools/bench/gpu/work.cpp."""
     low = 0xFFFFFFFF
     h = (torch.arange(n, dtype=torch.int64, device=device) + salt * BLOCK & low) * 2654435761 & low
     h = (h ^ h >> 16) * 0x85EBCA6B & low
@@ -285,7 +286,7 @@ class Gpt2Block(nn.Module):
 
 
 def initialize(model, spec):
-    """The values of tools/bench/gpu/steps.cpp."""
+    """Gives the model the same initial values as initialize() in tools/bench/gpu/steps.cpp."""
     numbers = Spec(["f32"], spec.device)
     with torch.no_grad():
         for salt, (name, p) in enumerate(model.named_parameters(), 100):
@@ -367,7 +368,7 @@ WORKS = {f.__name__: f for f in (copy, add, gelu, softmax, layer_norm, layer_nor
 
 
 def describe(results):
-    """The text that describe() in tools/bench/gpu/work.cpp makes."""
+    """Returns the same text as describe() in tools/bench/gpu/work.cpp."""
     parts = []
     for name, y in results.items():
         y = y.detach()
@@ -406,7 +407,8 @@ def milliseconds(work, calls, device):
 
 def start(words, device):
     mode, _, name = words[1].rpartition(":")
-    torch.backends.cudnn.benchmark = words[0] == "prepare"  # the search for the fastest algorithm is for timings
+    # `prepare` comes before timings, so cuDNN searches for its fastest algorithm.
+    torch.backends.cudnn.benchmark = words[0] == "prepare"
     work = WORKS[name](Spec(words[2:], device, words[0] == "reference", mode or "eager"))
     found = work.results()
     return work, "ok" if words[0] == "prepare" else "ok " + describe(found)
@@ -428,7 +430,7 @@ def main():
                 answer = f"{milliseconds(work, int(words[1]), device):.9g}"
             else:
                 answer = f"failed unknown command {line.strip()}"
-        except Exception as error:  # becomes the answer; the next benchmark can still run
+        except Exception as error:  # report the error as the answer, so that the next benchmark can still run
             work = None
             answer = f"failed {type(error).__name__}: {error}".splitlines()[0]
         print(answer, flush=True)

@@ -1,4 +1,5 @@
-"""What the phases do. Each takes a Check (check.py), writes rows into its report, and keeps to its deadline."""
+"""The functions that run the phases of tools/gpu_check. Each takes a Check (see check.py), writes rows into its report,
+and ends before its deadline."""
 import os
 import re
 import shutil
@@ -14,21 +15,23 @@ from process import run
 TEST_LINE = re.compile(r"\s*\d+/(\d+) Test\s+#\d+: (\S+) \.*\s*(.*?)\s+([\d.]+) sec$")
 ACCURACY_LINE = re.compile(r"test accuracy ([\d.]+) after ([\d.]+) s of training")
 
-# Messages where NCCL is missing, or where it or the machine does not let two ranks share a GPU. Other errors of NCCL
-# count: "invalid usage" and "invalid argument" come from wrong calls.
+# Matches error messages that mean that NCCL is missing, or that NCCL or the machine does not support two ranks on one
+# GPU. Other errors of NCCL are failures: "invalid usage" and "invalid argument" come from wrong calls.
 NO_NCCL = re.compile(r"Duplicate GPU|use the same GPU|\[nccl\] NCCL |built without NCCL|(ncclGetUniqueId|ncclCommInitRankConfig) "
                      r"failed on rank \d+ .*: unhandled (system|cuda) error")
 
-# Messages of compute-sanitizer where it cannot work, for example on a virtual machine that hides the debugger interface.
+# Matches messages with which compute-sanitizer refuses to run, for example on a virtual machine without the debugger
+# interface.
 REFUSED = re.compile(r"not supported|Failed to initialize|unable to|InitializationError|No attachable process|error 999",
                      re.IGNORECASE)
-# Messages about a finding, which count even if the program does not come to its end.
+# Matches messages with which compute-sanitizer reports an error in a kernel. Such a message is a failure even if the
+# program is stopped before its end.
 FOUND = re.compile(r"^=========\s+(Invalid|Misaligned|Error: |Program hit|Barrier error)", re.MULTILINE)
-# Those of them that prove that compute-sanitizer works.
+# Matches the messages that compute-sanitizer prints only if it works on this machine.
 WORKED = re.compile(r"^=========\s+(Invalid|Misaligned|Error: Race|Barrier error)", re.MULTILINE)
 
-# Benchmarks for the sanitizers. They are small but have ragged ends, and cover the kernels for one block, for several
-# blocks, for few long rows, and for a product with few rows.
+# Benchmarks that run under compute-sanitizer. They are small, and their sizes are not multiples of a block size. They
+# cover the kernels for one block, for several blocks, for few long rows, and for a product with few rows.
 SANITIZED = ["copy f32 5001", "add f32 5001", "gelu bf16 5001", "softmax f32 7 1001", "softmax bf16 7 1000",
              "softmax f32 2 20001", "layer_norm f32 7 1001", "layer_norm f32 2 20001", "layer_norm_backward f32 37 101",
              "batch_norm_backward f32 3 20 7", "cross_entropy f32 9 1001", "cross_entropy f32 2 20001",
@@ -37,14 +40,15 @@ SANITIZED = ["copy f32 5001", "add f32 5001", "gelu bf16 5001", "softmax f32 7 1
              "linear_backward f32 130 129 70", "linear_backward bf16 130 136 72", "attention_backward f32 2 3 33 16",
              "conv2d f32 2 8 9 9 12 3 1 1", "conv2d_bias_relu f32 2 8 9 9 12 3 2 1", "conv2d_backward f32 2 8 9 9 12 3 1 1"]
 
-# What the phases run. All other programs, above all the emulator's tests, would only cost time on a machine with a GPU.
+# The programs that the phases need. All others, above all the emulator's tests, would only cost time on a machine with
+# a GPU.
 TARGETS = ["bench_gpu_ops", "classifier", "tapestry-compare", "tapestry-run", "tests_core", "tests_distributed", "tests_gpu",
            "tests_ptx"]
-GPU_TESTS = 4  # at a time: they share one GPU, and each takes a part of its memory for itself
+GPU_TESTS = 4  # the number of tests that run at a time; they share one GPU, and each reserves a part of its memory
 
 
 def cached(build, name):
-    """A variable of the build's CMake cache; empty if it is not found."""
+    """Returns the value of a variable in CMakeCache.txt, or an empty string if it is not there."""
     try:
         with open(os.path.join(build, "CMakeCache.txt")) as file:
             for line in file:
@@ -60,7 +64,8 @@ def cached(build, name):
 
 
 def tools(check):
-    """One row for each tool. Returns whether the build can begin. Missing tools are all named before it begins."""
+    """Writes one row for each tool that the build needs. Returns True if none is missing. All missing tools are named
+    at once."""
     report = check.report
     compiler = os.environ.get("CXX") or "g++"
     needed = True
@@ -112,7 +117,7 @@ def build(check):
 
 
 def libraries(check):
-    """One row for each vendor library that the program found when it ran. A missing library is no failure."""
+    """Writes one row for each vendor library that the program finds at run time. A missing library is not a failure."""
     program = check.program("bench_gpu_ops")
     if not os.path.exists(program):
         return
@@ -129,8 +134,8 @@ def libraries(check):
 
 
 def ctest(check, name, select, each, jobs=None):
-    """One row for the run, and one for each test that did not pass, or with `each` for all tests. Tests that have a row
-    from an earlier call are not run again."""
+    """Runs tests by ctest. Writes one row for the run, and one for each test that did not pass. With `each`, writes one
+    row for every test. Tests that have a row from an earlier call are not run again."""
     report = check.report
     if report.is_final("test", name):
         return
@@ -146,7 +151,7 @@ def ctest(check, name, select, each, jobs=None):
         total, test, seconds = len(known) + int(match[1]), match[2], float(match[4])
         ok = match[3] == "Passed"
         result = match[3].replace("***", " ").strip()
-        skipped = result == "Skipped"  # "Not Run" differs: the test's program is missing
+        skipped = result == "Skipped"  # not the same as "Not Run", which means that the test's program is missing
         passed, seen = passed + ok, seen + 1
         report.row("test", name, "running", note=f"{passed} of {total} passed so far")
         if each or not ok:
@@ -171,8 +176,8 @@ def ctest(check, name, select, each, jobs=None):
 
 
 def answers(check):
-    """Whether a GPU computes anything: a test that sees no GPU may merely have been skipped."""
-    if check.report.is_final("test", "a GPU answers"):  # says an earlier call
+    """Checks that a GPU computes a result. The tests do not show this, because they are skipped if they find no GPU."""
+    if check.report.is_final("test", "a GPU answers"):  # an earlier call has checked it
         return check.report.find("test", "a GPU answers")["status"] == "passed"
     found = check.once("test", "a GPU answers", [check.program("bench_gpu_ops"), "cuda"], "gpu", 120,
                        text="start copy f32 5001\n")
@@ -198,7 +203,8 @@ def test(check):
 
 
 def nccl_ranks(check):
-    """Two ranks share the GPU. NCCL refuses two ranks on one GPU of one host, so each rank claims another host."""
+    """Runs two NCCL ranks on one GPU. NCCL refuses this if both ranks are on the same host, so each rank pretends to be
+    on a different host."""
     name = "two NCCL ranks on one GPU"
     if check.dry:
         check.report.row("test", name, "not run", note="dry run")
@@ -218,7 +224,8 @@ def nccl_ranks(check):
 
 
 def modes_of_training(check):
-    """DataParallel, a split model and pipelines on two logical devices of the GPU must end as training on one device."""
+    """Trains with DataParallel, with a split model and with pipelines on two logical devices of the GPU. All of them
+    must give the result of training on one device."""
     name = "modes of training on two devices"
     modes = "single,dp-master,dp-replicated,model,pipeline-1f1b,pipeline-gpipe,pipeline-zero-bubble"
     what = ["--device", "cuda", "--model", "cnn", "--modes", modes]
@@ -237,7 +244,7 @@ def modes_of_training(check):
 
 
 def with_programs(phase, function):
-    """A phase that needs bench_gpu_ops and PyTorch's side of it."""
+    """Returns a phase that needs bench_gpu_ops and its counterpart in PyTorch (peer.py)."""
 
     def of_phase(check):
         device = "cpu" if check.dry else "cuda"
@@ -271,7 +278,7 @@ def steps(check, ours, peer):
 
 
 def refused(found):
-    """Whether compute-sanitizer itself could not work, as opposed to having found something."""
+    """Returns True if compute-sanitizer itself could not run, so that its failure says nothing about the kernels."""
     return (not found.ok and REFUSED.search(found.text) and not WORKED.search(found.text)
             and "ERROR SUMMARY: 0 errors" not in found.text)
 
@@ -292,7 +299,8 @@ def sanitize(check):
             if why:
                 check.report.row("sanitize", name, "not run", note=why)
                 continue
-            # With the system's allocator, a block ends where its tensor ends, and the sanitizer sees what lies behind.
+            # With the system's allocator, each tensor is its own allocation, so that the sanitizer detects accesses
+            # behind its end.
             found = check.once("sanitize", name, [tool, "--tool", kind, "--error-exitcode", "99", *command],
                                f"{kind}-{what}", 120, text=text,
                                environment={**check.require, "TAPESTRY_CUDA_ALLOCATOR": "system"}, partial=FOUND)
@@ -301,7 +309,7 @@ def sanitize(check):
 
 
 def of_sanitizer(found, text):
-    """The status and the note for a run of compute-sanitizer."""
+    """Returns the status and the note for a run of compute-sanitizer."""
     failures = [line for line in found.text.splitlines() if line.startswith("failed ")]
     missing = sum(line.startswith("none ") for line in found.text.splitlines())
     went = sum(line.startswith("ok ") for line in found.text.splitlines())
@@ -317,12 +325,14 @@ def of_sanitizer(found, text):
 
 # ---- train ----
 
-# On the CPU, the accuracies with seeds 1 to 3 lie within 0.003.
+# The smallest accepted accuracy, and the largest accepted difference between the GPU and the CPU. On the CPU, the
+# accuracies with seeds 1 to 3 differ by at most 0.003.
 LEAST_ACCURACY, ACCURACY_RANGE = 0.910, 0.006
 
 
 def accuracy(found):
-    """(accuracy, seconds of training) from the last line of a classifier's output; None if it failed."""
+    """Reads (accuracy, seconds of training) from the last line of the classifier's output. Returns None if it
+    failed."""
     match = None
     for match in ACCURACY_LINE.finditer(found.text):
         pass
@@ -330,7 +340,8 @@ def accuracy(found):
 
 
 def classifier(check, name, device):
-    """The classifier's run; None if it has a row already, or its data or the time is missing."""
+    """Trains the classifier. Returns None if an earlier call has done it, if the data set is missing, or if too little
+    time is left."""
     if not check.dry and not check.has_data():
         check.report.row("train", name, "not run", note="Fashion-MNIST is not here: tools/vendor_deps puts it into .deps/, "
                          "and --data-dir says where it is")
@@ -347,7 +358,8 @@ def classifier(check, name, device):
 
 
 def train(check):
-    """The classifier on the GPU must reach LEAST_ACCURACY, and the CPU's accuracy up to ACCURACY_RANGE."""
+    """Trains the classifier on the GPU and on the CPU. The GPU's accuracy must be at least LEAST_ACCURACY, and must
+    differ from the CPU's by at most ACCURACY_RANGE."""
     report, on_gpu, beside = check.report, "classifier on cuda", "classifier on cuda beside the CPU"
     found = classifier(check, on_gpu, "cuda")
     if found:
@@ -375,8 +387,8 @@ def train(check):
                note=f"may be {ACCURACY_RANGE} below the CPU; the CPU trained for {peer[1]:.1f} s on {os.cpu_count()} cores")
 
 
-# In the order in which a short loan of a machine should have them: what must be right first, then speed, then what takes
-# long.
+# The phases run in this order, because the machine may be available only for a short time: correctness first, then
+# speed, then long runs.
 PHASES = {"build": build, "test": test, "verify": with_programs("verify", verify),
           "bench": with_programs("bench", operations), "steps": with_programs("steps", steps),
           "profile": with_programs("profile", profiler.profile), "sanitize": sanitize, "train": train}

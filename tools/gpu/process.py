@@ -1,4 +1,5 @@
-"""Runs other programs. Their output is read line by line, every wait is bounded, and nothing is left running."""
+"""Runs other programs. Their output is read line by line. Every wait has a time limit, and no process is left
+running."""
 import math
 import os
 import queue
@@ -7,11 +8,11 @@ import subprocess
 import threading
 import time
 
-GRACE = 10.0  # seconds that a killed process gets to end
+GRACE = 10.0  # the longest wait in seconds for the end of a killed process
 
 
 def stop(process):
-    """Kills the program and its process group. A process that hangs in a driver is abandoned."""
+    """Kills the program and its process group. If a process hangs in a driver and does not end, it is abandoned."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -23,7 +24,7 @@ def stop(process):
 
 
 def lines_of(stream):
-    """A queue that receives the stream's lines, and None after the last."""
+    """Returns a queue to which a thread adds each line of the stream, and None after the last line."""
     lines = queue.Queue()
 
     def read():
@@ -37,7 +38,8 @@ def lines_of(stream):
 
 
 class Run:
-    """A program that has ended. `status` is None if it was stopped at its time limit."""
+    """The result of a program that has ended. `status` is its exit status, or None if it was killed at its time
+    limit."""
 
     def __init__(self, status, text, seconds):
         self.status, self.text, self.seconds = status, text, seconds
@@ -47,7 +49,7 @@ class Run:
         return self.status == 0
 
     def tail(self, lines=12):
-        """The end of the output, for a note."""
+        """Returns the exit status and the last lines of the output, as a note for the report."""
         why = "stopped at its time limit; " if self.status is None else f"exit status {self.status}; "
         return why + " / ".join(line.strip() for line in self.text.splitlines()[-lines:] if line.strip())
 
@@ -78,12 +80,12 @@ def run(command, limit, folder=None, environment=None, log=None, on_line=None, t
         except BrokenPipeError:
             pass
         try:
-            while True:  # until every process that holds the output has ended, or the time is over
+            while True:  # loops until all processes that hold the output pipe have ended, or until the time is over
                 try:
                     line = found.get(timeout=max(end - time.monotonic(), 0.01))
                 except queue.Empty:
                     if expired:
-                        break  # a process that left the group still holds the output
+                        break  # a process outside of the killed group still holds the output pipe
                     expired = True
                     stop(process)
                     end = time.monotonic() + GRACE
@@ -108,7 +110,7 @@ NO_ANSWER = "no answer within its time"
 
 
 class Dialogue:
-    """A program that answers each line with one line, until the deadline."""
+    """A running program that answers each line of input with one line of output. No answer comes after the deadline."""
 
     def __init__(self, command, environment=None, deadline=math.inf):
         self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, text=True, bufsize=1,
@@ -118,8 +120,8 @@ class Dialogue:
         self.lines = lines_of(self.process.stdout)
 
     def ask(self, line, limit):
-        """The answer. If the program ends or is silent for `limit` seconds, the answer is `failed` with the reason, and
-        the program is stopped."""
+        """Sends a line and returns the answer. If the program ends, or does not answer within `limit` seconds, the
+        program is killed and the answer is `failed` with the reason."""
         if self.closed:
             return "failed the program was stopped"
         try:
@@ -150,9 +152,9 @@ class Dialogue:
 
 
 class Program:
-    """A Dialogue that starts on the first question, and again after it has ended.
+    """A Dialogue that starts its program at the first question, and starts it again after the program has ended.
 
-    After `most_silent` starts in sequence without one good answer, the program is not started again."""
+    After `most_silent` consecutive starts without a good answer, the program is not started again."""
 
     def __init__(self, command, deadline=math.inf, environment=None, most_silent=3):
         self.command, self.deadline, self.environment, self.most_silent = command, deadline, environment, most_silent

@@ -1,9 +1,10 @@
-"""The phase `profile`: six kernels under ncu (Nsight Compute), where it is there and may read the counters."""
+"""The phase `profile` measures six kernels with ncu (Nsight Compute), if it is installed and may read the hardware
+counters."""
 import csv
 import io
 import re
 
-# Benchmarks, and the names of the kernels that do their work. The inputs are made by other kernels.
+# Pairs of a benchmark and a pattern for the names of the kernels to profile. Other kernels only create the inputs.
 PROFILED = [("softmax f32 16384 8192", "softmax|row_|columns"),
             ("layer_norm_backward f32 65536 2048", "layer_norm"),
             ("adamw f32 4 33554432", "step_chunks|adam"),
@@ -21,7 +22,7 @@ REFUSED = re.compile(r"ERR_NVGPUCTRPERM|permission|not supported|No metrics|unab
 
 
 def kernels(text):
-    """{kernel: {metric: "value unit"}} from the output of ncu --csv, which other output surrounds."""
+    """Parses the output of ncu --csv into {kernel: {metric: "value unit"}}. Lines of other output are skipped."""
     lines = text.splitlines()
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     found = {}
@@ -43,7 +44,7 @@ def profile(check, ours_command, _peer_command):
         if why:
             check.report.row("profile", name, "not run", note=why)
             continue
-        # --clock-control none: a lent machine's clocks must not be changed.
+        # --clock-control none keeps ncu from changing the GPU's clock rates, because the machine may belong to others.
         command = [tool, "--clock-control", "none", "--csv", "--metrics", ",".join(METRICS), "--kernel-name-base",
                    "function", "--kernel-name", "regex:" + names, "--launch-count", "4", *ours_command, "start " + work]
         found = check.once("profile", name, command, "ncu-" + work.replace(" ", "-"), LIMIT)
@@ -56,6 +57,6 @@ def profile(check, ours_command, _peer_command):
             check.report.row("profile", name, "measured", seconds=found.seconds, note=note)
         elif any(line.startswith("none ") for line in found.text.splitlines()):
             check.report.row("profile", name, "no kernel", seconds=found.seconds)
-        else:  # a missing permission says nothing about the kernel
+        else:  # a missing permission is not a failure of the kernel
             why = "ncu refused: " if REFUSED.search(found.text) else "ncu gave no metrics: "
             check.report.row("profile", name, "not run", seconds=found.seconds, note=why + found.tail(3))

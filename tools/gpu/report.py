@@ -5,15 +5,15 @@ import json
 import os
 import tarfile
 
-# What a row's status says:
-#   passed, failed   a check, and whether it was right
-#   measured         a time; whether it reaches its goal is another column
+# The status of a row is one of these words:
+#   passed, failed   the result of a check
+#   measured         a time was measured; another column says whether it reaches its goal
 #   no kernel        the operation has no kernel for this dtype yet
-#   not run          something optional is missing here; the note says what
-#   left             the time was over; the next call runs it
-#   running          it has begun. If nothing runs any more, it was killed.
-#   fake             of a dry run
-#   done             a phase that has run to its end
+#   not run          something optional is missing on this machine; the note names it
+#   left             the time was over before it could run; the next call runs it
+#   running          it has started. If no program is running any more, it was killed.
+#   fake             a dry run wrote this row
+#   done             the phase has run to its end
 BAD = ("failed",)
 OPEN = ("left", "running")
 NAME = "gpu_check"
@@ -21,14 +21,15 @@ PHASE = "the phase itself"
 
 
 def same_machine(old, new):
-    """Whether rows that were found earlier belong in this report."""
+    """Returns True if the rows of an earlier call are for the same commit and machine, so that this report keeps
+    them."""
     keys = ("commit", "device", "driver", "dry_run")
     return all(old.get(key) == new.get(key) for key in keys)
 
 
 class Report:
-    """Rows of all phases, kept in `folder` and copied to `also`. Rows of earlier calls on the same machine and commit
-    are kept."""
+    """The rows of all phases. They are stored in `folder` and copied to the folder `also`. Rows of earlier calls for
+    the same machine and commit are kept."""
 
     def __init__(self, folder, about, also=None):
         self.folder, self.also, self.kept = folder, also, []
@@ -55,7 +56,7 @@ class Report:
         return next((row for row in self.rows if (row["phase"], row["name"]) == (phase, name)), None)
 
     def is_final(self, phase, name):
-        """Whether the row is there and need not be found again."""
+        """Returns True if the row exists and need not be computed again."""
         row = self.find(phase, name)
         return bool(row) and row["status"] not in OPEN
 
@@ -83,7 +84,7 @@ class Report:
         return row
 
     def end(self, phase, seconds):
-        """The phase is done unless a row of it is left."""
+        """Ends the phase: its status becomes `left` if one of its rows is unfinished, and `done` otherwise."""
         left = any(row["status"] in OPEN for row in self.rows if row["phase"] == phase and row["name"] != PHASE)
         self.row(phase, PHASE, "left" if left else "done", seconds=seconds)
 
@@ -91,7 +92,7 @@ class Report:
         return [row for row in self.rows if row["phase"] in phases and row["status"] in BAD]
 
     def left(self, phases):
-        """The rows of these phases that a later call has to find."""
+        """Returns the unfinished rows of these phases. A later call has to run them."""
         return [row for row in self.rows if row["phase"] in phases and row["status"] in OPEN]
 
     def write(self):
@@ -103,7 +104,8 @@ class Report:
                 os.replace(path + ".new", path)
 
     def keep(self, file):
-        """Adds a log to logs.tar.gz beside the copied report: a machine may hand back only a few files."""
+        """Adds a log file to the archive logs.tar.gz in the folder `also`. All logs are in one archive, because some
+        machines return only a few files."""
         if not self.also or not os.path.exists(file):
             return
         self.kept = [*(old for old in self.kept if old != file), file]

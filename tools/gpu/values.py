@@ -1,19 +1,20 @@
-"""The phase `verify`: every result and every gradient at real sizes, against float64."""
+"""The phase `verify` compares every result and every gradient, at realistic sizes, with PyTorch in float64."""
 import math
 
 from process import Program
 
-START_LIMIT = 120  # seconds for one answer; the first one loads PyTorch, too
+START_LIMIT = 120  # seconds for one answer; the time of the first one includes loading PyTorch
 
 
 def parse(answer):
-    """The named results in an answer `ok y: 1 2 3 | dx: 4 5 6`."""
+    """Parses an answer such as `ok y: 1 2 3 | dx: 4 5 6` into a dict of results by name."""
     parts = (part.partition(":") for part in answer.removeprefix("ok").split(" | "))
     return {name.strip(): [float(number) for number in numbers.split()] for name, _, numbers in parts}
 
 
 def distance(found, reference):
-    """The largest difference as a fraction of the reference's largest element; infinite for NaN or a wrong length."""
+    """Returns the largest difference divided by the largest element of the reference. It is infinite if a difference is
+    NaN or infinite, or if the lengths differ."""
     if len(found) != len(reference) or not reference:
         return math.inf
     scale = max(abs(x) for x in reference) or 1.0
@@ -22,7 +23,8 @@ def distance(found, reference):
 
 
 def compare(item, ours, reference, peer):
-    """(whether ours is right, a note). `peer` is PyTorch's own answer in the same dtype; it need not be there."""
+    """Compares Tapestry's results with the reference. Returns (True if they are right, a note). `peer` is PyTorch's
+    answer in the dtype of the item; if it is a failure, it is ignored."""
     ours, reference = parse(ours), parse(reference)
     if list(ours) != list(reference):
         return False, f"the results are {', '.join(ours)}, and should be {', '.join(reference)}"
@@ -44,7 +46,7 @@ def compare(item, ours, reference, peer):
 
 
 def verify(check, items, ours_command, peer_command):
-    """One row for each item that has no row yet, until the time is over."""
+    """Verifies each item until the time is over. Items with a row from an earlier call are skipped."""
     ours = check.ours(ours_command)
     peer = Program(peer_command, check.deadline)
     for item in items:
@@ -55,11 +57,11 @@ def verify(check, items, ours_command, peer_command):
             check.report.row("verify", name, "left")
             continue
         status, note = verify_one(check, item, ours, peer)
-        if check.left() <= 0:  # an answer that is missing now says nothing about the program
+        if check.left() <= 0:  # the time is over, so a missing answer does not mean that the program failed
             status, note = "left", ""
         check.report.row("verify", name, status, note=note)
         print(f"  {name}: {status} {note}", flush=True)
-        if status == "failed":  # after an error on the GPU, a process sees nothing but errors
+        if status == "failed":  # restart the program: after a GPU error, every CUDA call of a process fails
             ours.close()
     ours.close()
     peer.close()

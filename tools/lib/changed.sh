@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# What a change can affect, for tools/test --changed. Sourced, not run.
+# Finds the targets and tests that a change can affect, for tools/test --changed. This file is sourced, not run.
 #
-# The answer may contain too much, and must not contain too little. It comes from three sources:
+# The result may contain targets that the change does not affect, but it must contain all that it affects. It comes from
+# three sources:
 #  - the headers that each object file was compiled with, as ninja recorded them (ninja -t deps);
 #  - the include direction core <- kernels <- autograd <- nn <- distributed <- apps, and core <- data, which
 #    tests/structure checks. Every test uses core, and with Tensor's methods autograd and the CPU kernels;
@@ -21,7 +22,7 @@ default_base() {
   printf 'HEAD'
 }
 
-# downstream FOLDER: the folders of the library whose code can use FOLDER's.
+# downstream FOLDER: prints FOLDER and all folders of the library that may include it.
 downstream() {
   case $1 in
     nn) printf 'nn distributed apps' ;;
@@ -38,7 +39,9 @@ plan_changes() {
   shift
   plan_all='' plan_targets=()
   local -A tests=([structure]=1) targets=([tests_structure]=1)
-  local -A files=() folders=()  # code whose users ninja knows; folders of the library with all their users
+  # The users of `files` are found through ninja's list of headers. A change in one of `folders` affects everything that
+  # may include the folder.
+  local -A files=() folders=()
   for file; do
     case $file in
       CMakeLists.txt | */CMakeLists.txt | *.cmake | *.cmake.in | CMakePresets.json | .ci/* | tools/test | tools/lib/*)
@@ -57,7 +60,7 @@ plan_changes() {
       tapestry.h | core/* | kernels/* | autograd/*) plan_all="every test uses $file" && return ;;
       nn/* | data/* | distributed/* | apps/*)
         files[$file]=1 folders[${file%%/*}]=1
-        # These tests run programs, which no object file shows.
+        # These tests run programs. Ninja does not know that, so they are listed here.
         tests[apps]=1 tests[launch]=1 tests[tools.gpu_check]=1
         targets[programs]=1 targets[bench_gpu_ops]=1 targets[tests_ptx]=1 targets[tests_apps]=1 targets[tests_launch]=1
         [[ $file != *.h || $file == apps/* ]] || tests[consumer]=1 targets[load_late]=1 ;;
@@ -68,7 +71,8 @@ plan_changes() {
   if ((${#files[@]})); then
     [[ -e $build/.ninja_deps ]] || { plan_all="nothing was built in $build yet" && return; }
     local object objects known=0
-    # An object file of tests/support is linked into every test program, and used by the files that include its header.
+    # Every test program links the object files of tests/support, but only the files that include the header use them. So
+    # a changed object file counts as a change of its header.
     while ((known < ${#files[@]})); do
       known=${#files[@]}
       objects=$(objects_using "$build")
@@ -85,7 +89,7 @@ plan_changes() {
   fi
   local name expression=''
   for name in $(printf '%s\n' "${!tests[@]}" | sort); do
-    # A folder's name stands for all its tests, `folder.file` for one.
+    # A name without a dot selects all tests of a folder; `folder.file` selects one test.
     [[ $name != *.* || -z ${tests[${name%%.*}]-} ]] || continue
     [[ $name == *.* ]] && expression+="|^${name//./\\.}$" || expression+="|^$name\\."
   done
@@ -93,8 +97,9 @@ plan_changes() {
   mapfile -t plan_targets < <(printf '%s\n' "${!targets[@]}" | sort)
 }
 
-# objects_using BUILD: the object files outside the library that were compiled with one of `files`, or with a header of a
-# folder downstream of one of `folders`. An object file that was never compiled may use anything, so it is one of them.
+# objects_using BUILD: prints the object files outside the library that a change affects. These were compiled with one of
+# `files`, or with a header of a folder downstream of one of `folders`. Object files that were never compiled are printed
+# too, because their headers are unknown.
 objects_using() {
   local folder
   {
@@ -126,7 +131,7 @@ add_object() {
   target=$(sed -nE 's|.*CMakeFiles/([^/]*)\.dir/.*|\1|p' <<<"$1")
   case $target in
     tests_support | tests_emulated_kernels | tests_cuda_emulator | tests_headers)
-      # Linked into several programs: the objects of these programs do not show it.
+      # These objects are linked into several programs, and ninja's list of headers does not show which.
       case $target in
         tests_support) [[ -e tests/support/$(basename "$1" .cpp.o).h ]] || plan_all="every test uses ${1##*.dir/}" ;;
         tests_headers) targets[tests_headers]=1 ;;

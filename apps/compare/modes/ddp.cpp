@@ -35,7 +35,8 @@ class Ddp : public Training {
       loss = cross_entropy(ddp_(images_), labels_) * weight_;
     }
     {
-      // DDP averages over the ranks, but the weighted losses must add up: undo the division.
+      // The losses of the ranks are weighted by their samples, so their gradients must be summed over the
+      // ranks. DDP divides the sum by the number of ranks. This factor undoes the division.
       const SpanScope span(device_, Activity::backward, "backward");
       (loss * static_cast<double>(world_->size())).backward();
     }
@@ -58,7 +59,7 @@ class Ddp : public Training {
   distributed::DistributedDataParallel<nn::Sequential> ddp_;
   optim::SGD optimizer_;
   Tensor images_, labels_;
-  double weight_ = 1;  // of this rank's samples in the batch
+  double weight_ = 1;  // the fraction of the batch's samples that this rank has
 };
 
 const Registration registration({

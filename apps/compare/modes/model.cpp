@@ -68,7 +68,7 @@ class ModelParallel : public Training {
   std::vector<std::shared_ptr<nn::Sequential>> stages_;
   Batch batch_;
   std::optional<optim::SGD> optimizer_;
-  std::optional<SpanScope> span_;  // of the device on which backward is running
+  std::optional<SpanScope> span_;  // the span of the device on which backward is running
   std::int64_t bytes_sent_ = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// The cell in which a kernel reports the first index out of range (kernels/ops/index.h), and the error that
-// the report becomes.
+// A memory cell in which a kernel reports the first index that is out of range (see kernels/ops/index.h), and
+// the check that turns the report into an IndexError.
 #include "tapestry/core/internal/deferred_check.h"
 #include "tapestry/core/pinned.h"
 #include "tapestry/core/tensor.h"

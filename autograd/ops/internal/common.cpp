@@ -131,8 +131,9 @@ Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype) {
 
 void check_writable(const Op& op, const Tensor& target) {
   if (target.is_contiguous()) return;
-  // The elements are distinct if each dimension steps over everything that the faster ones reach. For strides
-  // that come from views this is also necessary.
+  // Go through the dimensions from the smallest stride to the largest. No two elements share memory if each
+  // stride is larger than the span of all dimensions before it. Strides of views always satisfy this if their
+  // elements are distinct.
   std::int64_t sizes[kMaxDims], strides[kMaxDims], reached = 0;
   for (int i = sorted_dims(target, sizes, strides) - 1; i >= 0; --i) {
     check(strides[i] > reached, "[", op.name, "] changes in place a tensor of shape ", target.sizes(),

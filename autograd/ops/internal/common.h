@@ -1,6 +1,7 @@
 #pragma once
-// Helpers that the operations share: checks, type promotion, the layout of results, unrecorded copies, calls
-// of pointwise kernels, and gradients of broadcast operands.
+// Helpers that the operations share: checks, type promotion, the layout of results, unrecorded copies,
+// in-place changes, calls of pointwise kernels, operands saved for backward, and gradients of broadcast
+// operands.
 #include <initializer_list>
 #include <tuple>
 
@@ -88,7 +89,8 @@ Tensor operand_for(const Tensor& target, const Tensor& x, DType dtype);
 /// integers, nor integers in bools.
 void check_stores(const Op& op, const Tensor& target, DType dtype);
 
-/// Runs the slot with a new tensor, shaped and typed like the first input, as its output, and returns it.
+/// Runs a kernel slot on the operands and returns the result, a new tensor with the first operand's shape and
+/// dtype.
 template <int kOperands, class... T>
 Tensor apply(const kernels::Slot<kernels::Elementwise<kOperands>>& slot, const Tensor& first,
              const T&... rest) {
@@ -96,7 +98,7 @@ Tensor apply(const kernels::Slot<kernels::Elementwise<kOperands>>& slot, const T
   slot(y.device(), y.dtype(), planned(y, first, rest...));
   return y;
 }
-/// Runs the slot in the same way, with arguments `args...` after the operands.
+/// Runs the slot as apply() does, and passes it the further arguments `args...` after the operands.
 template <class Slot, class... Args, class... T>
 Tensor apply_with(const Slot& slot, const std::tuple<Args...>& args, const Tensor& first, const T&... rest) {
   Tensor y = result_like(first.sizes(), first.dtype(), {&first, &rest...});
@@ -116,7 +118,7 @@ Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype);
 /// change of one element would change others.
 void check_writable(const Op& op, const Tensor& target);
 
-/// True if the two may share memory without being the same elements in the same order.
+/// True if two tensors may share memory, but do not have the same elements in the same order.
 bool overlap_partly(const Tensor& a, const Tensor& b);
 
 /// Changes `target` in place. `direct()` runs the kernel on target's own elements. If the tape must record

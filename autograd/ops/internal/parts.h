@@ -1,6 +1,6 @@
 #pragma once
-// A part of a tensor along one dimension, and its backward. narrow, slice, select, split, cat and stack use
-// them.
+// Takes a part of a tensor along one dimension, and computes the gradient of this operation. narrow, slice,
+// select, split, cat and stack are built on these functions.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {

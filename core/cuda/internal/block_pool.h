@@ -1,6 +1,6 @@
 #pragma once
-// The cache of memory that streams use. It is independent of CUDA and is tested with a source that has no
-// memory.
+// A caching allocator for memory that streams use. It does not call CUDA itself: tests give it a MemorySource
+// that hands out addresses without memory.
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,7 +19,7 @@ namespace tapestry::cuda {
 /// Identifies a stream to the pool and its source.
 using StreamId = std::uint64_t;
 
-/// The memory that a pool manages, and the events of its streams.
+/// The interface through which a BlockPool gets memory and events. Devices implement it by CUDA.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
@@ -111,7 +111,8 @@ class BlockPool {
   LiveBlocks live_;
   Block* spare_ = nullptr;  // unused records, linked through `after`
   std::map<const char*, std::unique_ptr<Segment>> segments_;
-  // Freed blocks that wait for streams, with their marks. Each stream's are in the order of freeing.
+  // For each stream: freed blocks that the stream still uses, oldest first. A block can be reused when the
+  // event (mark) that is stored with it has been reached.
   std::map<StreamId, std::deque<std::pair<void*, Block*>>> waiting_;
 };
 

@@ -7,7 +7,7 @@
 
 namespace tapestry::cuda {
 
-/// Kinds of failure, distinguished by what the user can do.
+/// Classifies a failure by what the user can do about it.
 enum class Remedy : std::uint8_t { none, memory, kernel, driver, device };
 
 struct Failure {

@@ -16,7 +16,7 @@ struct LibraryVersion {
   std::string str() const;
 };
 
-/// What has to be known of a library in order to open it.
+/// Describes a library to open_library(): how to find it, and the oldest version that can be used.
 struct LibrarySpec {
   const char* name;      ///< "NCCL"
   std::string soname;    ///< "libnccl.so.2"
@@ -25,8 +25,8 @@ struct LibrarySpec {
   LibraryVersion minimum;
   const char* version_symbol;
   LibraryVersion (*version)(void* version_function);
-  /// A function `size_t f()` that returns the CUDA version for which the library was built, 1000 times the
-  /// major version; null if the library has none.
+  /// The name of a library function `size_t f()` that returns the CUDA version for which the library was
+  /// built, as an integer whose thousands are the major version. Null if the library has no such function.
   const char* cuda_version_symbol;
 };
 
@@ -34,27 +34,28 @@ const LibrarySpec& cublaslt_spec();
 const LibrarySpec& cudnn_spec();
 const LibrarySpec& nccl_spec();
 
-/// Where to look; see core/cuda/libraries.h for the order.
+/// The places where open_library() searches. core/cuda/libraries.h gives their order.
 struct LibraryPlaces {
-  bool loaded = true;  ///< among the libraries of the process
-  bool loader = true;  ///< on the dynamic loader's path
+  bool loaded = true;  ///< search the libraries that the process has loaded already
+  bool loader = true;  ///< search the dynamic loader's path
   std::vector<std::string> folders;
   std::vector<std::string> site_packages;
 };
-/// Those of this process.
+/// The places for this process, according to its environment.
 LibraryPlaces library_places();
-/// The site-packages and dist-packages folders that hold a folder `nvidia`, by the environment variables and
-/// the python3 on PATH.
+/// Returns the site-packages and dist-packages folders that have a subfolder `nvidia`. They are found by
+/// environment variables and by the python3 on PATH.
 std::vector<std::string> python_site_packages();
 
-/// An open library, or why there is none. Libraries are never closed: their threads and their handles may
-/// outlive whoever opened them.
+/// The result of open_library(): an open library, or the reason why there is none. Libraries are never
+/// closed, because their threads and handles may still be in use.
 class OpenLibrary {
  public:
   OpenLibrary() = default;
   OpenLibrary(Library about, void* handle) : about_(std::move(about)), handle_(handle) {}
   const Library& about() const { return about_; }
-  /// A function of the library; throws DeviceError if the library is not available or lacks it.
+  /// Returns a function of the library. Throws DeviceError if the library is not available or lacks the
+  /// function.
   template <class F>
   F* function(const char* name) const {
     return reinterpret_cast<F*>(symbol(name));
@@ -67,10 +68,11 @@ class OpenLibrary {
   void* handle_ = nullptr;
 };
 
-/// Searches and opens. Does not throw for a library that is missing or too old: see OpenLibrary::about().
+/// Searches for the library and opens it. A library that is missing or too old does not throw: see
+/// OpenLibrary::about().
 OpenLibrary open_library(const LibrarySpec& spec, const LibraryPlaces& places);
 
-/// The libraries of this process: each is opened by the first call.
+/// The libraries that this process uses. The first call opens the library.
 const OpenLibrary& cublaslt_library();
 const OpenLibrary& cudnn_library();
 const OpenLibrary& nccl_library();

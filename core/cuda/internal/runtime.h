@@ -19,7 +19,7 @@ class Runtime {
   virtual ~Runtime() = default;
   /// The number of GPUs that this process may use. If it is 0, writes the reason to `why_none`.
   virtual int gpu_count(std::string& why_none) = 0;
-  /// Leaves DeviceProperties::gpu at 0.
+  /// Returns the properties of the GPU, with DeviceProperties::gpu left at 0.
   virtual DeviceProperties properties(int gpu) = 0;
   virtual MemoryInfo memory(int gpu) = 0;
   /// Makes `gpu` the current GPU of the calling thread for other libraries, such as NCCL.
@@ -52,7 +52,7 @@ class Runtime {
 
   /// Copies within this GPU's memory, or between it and the host's.
   virtual void copy(int gpu, void* stream, void* to, const void* from, std::size_t bytes) = 0;
-  /// `stream` belongs to `from_gpu`.
+  /// Copies between two GPUs. `stream` belongs to `from_gpu`.
   virtual void copy_between(int to_gpu, void* to, int from_gpu, const void* from, std::size_t bytes,
                             void* stream) = 0;
   /// Copies `rows` rows of `width` bytes. Consecutive rows start `to_pitch` and `from_pitch` bytes apart;

@@ -129,8 +129,8 @@ void run_collective(const Collective& call, Backend& backend, Deadline deadline)
   if (part.numel() == 0) return;
 
   if (in_place(call.op)) {
-    // Except at the root, a reduction leaves its buffer unspecified. The caller's tensor must not change, so
-    // it is copied.
+    // Backend::reduce() leaves unspecified values in the buffers of ranks other than the root. The caller's
+    // tensors must not change there, so they are copied.
     const Staged data(call.in,
                       call.op == Op::reduce && !at_root      ? Fill::copy
                       : call.op == Op::broadcast && !at_root ? Fill::no

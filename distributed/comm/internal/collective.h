@@ -10,7 +10,7 @@ namespace tapestry::distributed {
 struct Collective {
   Op op = Op::barrier;
   ReduceOp reduce = ReduceOp::sum;
-  int peer = -1;  // root or peer
+  int peer = -1;  // the root of the collective, or the peer of the message
   Tensor in, out;
 
   /// The tensor whose shape and dtype must be equal on all ranks.
@@ -24,8 +24,8 @@ struct Collective {
 
 /// Throws ValueError, TypeError, IndexError or DeviceError for invalid arguments.
 void check_collective(const Collective& call, int rank, int size, Device transport);
-/// Runs the collective. Blocks until this rank's part is done, or is enqueued on the current stream of the
-/// device that takes part.
+/// Runs the collective. Returns when this rank's part is done, or when it is enqueued on the current stream
+/// if a CUDA device takes part.
 void run_collective(const Collective& call, Backend& backend, Deadline deadline);
 
 }  // namespace tapestry::distributed

@@ -79,7 +79,7 @@ std::string seconds(Clock::duration d) {
 
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
                           const std::vector<std::string>& calls) {
-  // The call without its site. These parts must be equal on all ranks.
+  // Returns a call without its source line. Ranks are in the same call if these texts are equal.
   const auto what = [](const std::string& call) { return call.substr(0, call.rfind(" at ")); };
   std::vector<std::vector<std::size_t>> parties;
   for (std::size_t r = 0; r < calls.size(); ++r) {

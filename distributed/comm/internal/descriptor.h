@@ -44,9 +44,9 @@ static_assert(sizeof(MessageHeader) == 128);
 /// and `ranks` holds the ranks' numbers in the world.
 std::string mismatch_text(const std::string& op, const std::string& group, const std::vector<int>& ranks,
                           const std::vector<std::string>& calls);
-/// Sorted and abbreviated: "rank 3" or "ranks 0-2, 5".
+/// Returns the ranks sorted and abbreviated, such as "rank 3" or "ranks 0-2, 5".
 std::string rank_list(std::vector<int> ranks);
-/// "2, 0, 1", in the given order.
+/// Returns the numbers in the given order as text, such as "2, 0, 1".
 std::string join(const std::vector<int>& numbers);
 /// A duration as "1.5 s".
 std::string seconds(Clock::duration d);

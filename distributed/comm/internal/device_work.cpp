@@ -10,7 +10,7 @@ void DeviceWork::await(Backend& backend, Deadline deadline) const {
     backend.poll();
     check<TimeoutError>(Clock::now() < deadline, stream_.device(), " has not finished its part");
   }
-  backend.poll();  // an aborted collective ends early and looks finished
+  backend.poll();  // throws if the collective was aborted: the event is then done although the work is not
 }
 
 }  // namespace tapestry::distributed

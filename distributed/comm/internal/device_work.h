@@ -1,5 +1,5 @@
 #pragma once
-// The GPU's part of a call.
+// Work that a call of a process group enqueues on a GPU.
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/comm/backend.h"
 
@@ -14,7 +14,7 @@ class DeviceWork {
     before_.record(current_stream(stream.device()));
   }
   const Stream& stream() const { return stream_; }
-  /// Before and after the work is enqueued.
+  /// Call begin() before the work is enqueued on `stream`, and end() after it.
   void begin() const { stream_.wait(before_); }
   void end() { after_.record(stream_); }
   /// Makes the current stream wait for the work. Call it after end().

@@ -21,13 +21,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr Milliseconds kGather = 3s;         // to collect the reports of all ranks
-constexpr Milliseconds kVerdict = 5s;        // for a whole diagnosis, including the store's own timeouts
-constexpr Milliseconds kRootCause = 200ms;   // for the rank that closed a connection to report why
-constexpr Milliseconds kLeave = 2s;          // to store the last report
-constexpr Milliseconds kStoreIsSilent = 5s;  // between attempts if the store does not answer
+constexpr Milliseconds kGather = 3s;  // the longest time to collect the reports of all ranks
+// The longest time for a whole diagnosis, including the store's own timeouts.
+constexpr Milliseconds kVerdict = 5s;
+// How long a rank that lost a connection waits for the report of the rank that closed it.
+constexpr Milliseconds kRootCause = 200ms;
+constexpr Milliseconds kLeave = 2s;  // the longest time to store the last report of a rank that leaves
+constexpr Milliseconds kStoreIsSilent = 5s;  // the time between requests while the store does not answer
 
-// Splits a text into N lines. The last field holds the rest of the text.
+// Splits a text into N fields at line breaks. The last field holds the rest of the text.
 template <std::size_t N>
 std::array<std::string, N> fields(std::string_view text) {
   std::array<std::string, N> out;
@@ -92,8 +94,9 @@ Report report_of(const Recorder& recorder, bool leaving) {
 
 // One line that says where all ranks are. Ranks that did not come are listed first.
 std::string summary(const std::vector<Report>& reports, const std::string& call) {
-  std::map<std::string, std::vector<int>>
-      parties;  // by the words that follow the ranks; the first character is the sort order
+  // Maps the words that tell where ranks are to these ranks. The first character of the words is the sort
+  // order.
+  std::map<std::string, std::vector<int>> parties;
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const Report& report = reports[r];
     const std::string at = report.call + (report.site.empty() ? "" : " " + report.site);
@@ -250,7 +253,8 @@ struct Diagnosis::State {
       auto [kind, call, text] = fields<3>(*request);
       return Cause{kind.starts_with('t'), kind.ends_with('c'), std::move(call), std::move(text)};
     } catch (const std::exception&) {
-      poll_at = Clock::now() + kStoreIsSilent;  // a store that does not answer is no failure of this rank
+      // Ask again later: a store that does not answer is not a failure of this rank.
+      poll_at = Clock::now() + kStoreIsSilent;
       return {};
     }
   }
@@ -260,7 +264,7 @@ struct Diagnosis::State {
     for (const CollectiveRecord& r : recorder->running()) {
       if (now - r.started < options.warn_after) continue;
       const auto id = static_cast<std::uint64_t>(r.started.time_since_epoch().count());
-      if (id <= warned_of) continue;  // the records are ordered by age
+      if (id <= warned_of) continue;  // the call was warned of before, since records are ordered by age
       warned_of = id;
       std::cerr << concat({"tapestry: rank ", rank, " has waited ", seconds(now - r.started), " in ", r.str(),
                            "; it will be an error after ", seconds(options.timeout), "\n"})

@@ -25,7 +25,7 @@ struct Fifo::State {
 
   void loop() {
     const ThreadShare share(1);
-    const SchedSliceGuard at_once;  // the compute threads use the same cores
+    const SchedSliceGuard at_once;  // gets a core at once although the compute threads keep all cores busy
     std::unique_lock lock(mutex);
     while (true) {
       changed.wait(lock, [this] { return stopping || !queue.empty(); });
@@ -45,7 +45,7 @@ struct Fifo::State {
 };
 
 Fifo::Fifo(std::string name) : state_(std::make_shared<State>()), progress_(state_->progress) {
-  const std::lock_guard lock(state_->mutex);  // the thread starts to work when its id has been stored
+  const std::lock_guard lock(state_->mutex);  // the thread waits for this mutex until its id has been stored
   thread_ = std::thread([state = state_, name = std::move(name).substr(0, 15)] {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), name.c_str());
@@ -61,7 +61,7 @@ Fifo::~Fifo() { stop(Clock::now()); }
 void Fifo::post(std::function<void()> task) {
   {
     const std::lock_guard lock(state_->mutex);
-    if (state_->queue.empty()) state_->step();  // idle time does not count as a wait
+    if (state_->queue.empty()) state_->step();  // Work::wait() must not take the idle time for a stuck queue
     state_->queue.push_back(std::move(task));
   }
   state_->changed.notify_all();

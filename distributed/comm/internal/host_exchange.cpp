@@ -12,8 +12,8 @@
 namespace tapestry::distributed {
 namespace {
 
-// Bytes of one rank in one round, and the number of rounds in flight. The product is the size of a rank's
-// part of the segment.
+// The most bytes of one rank in one round, and the number of rounds in flight. Their product is the size of a
+// rank's slots in the segment. Its counters (Rank) come on top.
 constexpr std::size_t kSlot = 512 << 10, kSlots = 4;
 // How often a rank polls before it sleeps. The time is about that of waking a thread. Longer polling would
 // take cores from the compute threads on small machines.
@@ -44,12 +44,13 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
-/// How the elements are divided into one block per rank, and a block into pieces, one per round.
+/// Describes how a tensor is divided: its elements into one block per rank, and each block into pieces, one
+/// per round.
 struct HostExchange::Blocks {
   std::int64_t count = 0;
   std::size_t element = 1;
   int size = 1;
-  bool each = false;  // `count` is the length of each block, not of all of them
+  bool each = false;  // if true, `count` is the length of one block, otherwise of all blocks together
 
   std::size_t edge(int i) const {
     return static_cast<std::size_t>(each ? count * i : count * i / size) * element;
@@ -83,15 +84,16 @@ std::byte* HostExchange::slot(int rank, Round round) const {
   return slots_ + (static_cast<std::size_t>(rank) * kSlots + round % kSlots) * kSlot;
 }
 
-// Begins with the next rank, so that the ranks do not all access the same slot at once.
+// Calls f(i) for every other rank i. The calls begin with the next rank, so that the ranks do not all access
+// the same slot at once.
 template <class F>
 void HostExchange::for_others(const F& f) const {
   for (int i = 1; i < size_; ++i) f((rank_ + i) % size_);
 }
 
 void HostExchange::advance(Counter Progress::*counter, Round value) {
-  // Sequentially consistent, as in await(): either the waiting rank sees the new value, or this rank sees
-  // that it sleeps.
+  // This store and the loads below are sequentially consistent, like those in await(). So either the waiting
+  // rank sees the new value, or this rank sees that the waiting rank is asleep and wakes it.
   (at(rank_).progress.*counter).store(value);
   for_others([&](int i) {
     Bell& bell = at(i).bell;
@@ -115,7 +117,7 @@ void HostExchange::await(Counter Progress::*counter, int peer, Round value, Peer
       if (theirs.load() >= value) return true;
       sleep_while(bell.rings, rings);
       if (theirs.load() >= value) return true;
-      // The peer may have advanced just before it left.
+      // The peer may have advanced between the last check and its exit.
       if (watch.hopeless(peer)) return theirs.load() >= value;
     }
   };
@@ -124,15 +126,17 @@ void HostExchange::await(Counter Progress::*counter, int peer, Round value, Peer
   if (!came) watch.fail(peer);
 }
 
-// Waits until no rank needs the slot's earlier content.
+// Waits until all other ranks have read the earlier content of this round's slot.
 void HostExchange::await_slot(Round round, PeerWatch& watch) {
   if (round < kSlots) return;
   for_others([&](int i) { await(&Progress::taken, i, round + 1 - kSlots, watch); });
 }
 
-// In round k each rank copies the k-th piece of every other rank's block of `in` into its slot: part i is for
-// rank i. Each rank then reduces its own block to `out`. If `results` is not null, it copies the result into
-// its own part of its slot, which is unused so far, and `root` (or every rank) copies it to `results`.
+// Reduces in rounds. In a round, each rank writes one piece of every other rank's block of `in` to its own
+// slot; part i of the slot is for rank i. Then the rank reads the pieces of its own block from the slots of
+// all ranks and reduces them to `out`. If `results` is not null, the rank also writes the reduced piece to
+// its own slot, to the part with its own number, which holds no input. `root`, or every rank, copies it from
+// there to `results`.
 void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std::byte* out,
                                  std::byte* results, DType dtype, ReduceOp op, int root, PeerWatch& watch) {
   const std::size_t part = kSlot / static_cast<std::size_t>(size_) / 64 * 64;
@@ -174,8 +178,8 @@ void HostExchange::reduce_blocks(const Blocks& blocks, const std::byte* in, std:
     advance(&Progress::taken, round + 1);
   };
 
-  // The three steps work on different rounds, so that no step waits for something that a peer has only just
-  // begun.
+  // Each iteration gives the input of one round, reduces the round before it, and takes the results of the
+  // round before that. So each step needs data that its peers wrote in an earlier iteration and seldom waits.
   for (std::size_t k = 0; k < rounds + 2; ++k) {
     if (k < rounds) give(k);
     if (k >= 1 && k - 1 < rounds) reduce(k - 1);

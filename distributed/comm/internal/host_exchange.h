@@ -41,20 +41,23 @@ class HostExchange {
   /// mapping.
   HostExchange(std::shared_ptr<SharedMemory> memory, int rank, int size);
 
-  /// In place. The result is at `root`, or at all ranks for kEveryone. On other ranks `data` is unspecified
-  /// afterwards.
+  /// Reduces `data` in place. The result is at `root`, or at all ranks if `root` is kEveryone. On other ranks
+  /// `data` is unspecified afterwards.
   void reduce(std::byte* data, std::int64_t count, DType dtype, ReduceOp op, int root, PeerWatch& watch);
-  /// `in` has size * count elements, `out` has count.
+  /// Reduces `in`, which has size * count elements, over all ranks. `out` receives the `count` elements of
+  /// this rank's block.
   void reduce_scatter(const std::byte* in, std::byte* out, std::int64_t count, DType dtype, ReduceOp op,
                       PeerWatch& watch);
   void broadcast(std::byte* data, std::size_t bytes, int root, PeerWatch& watch);
   void all_gather(const std::byte* in, std::byte* out, std::size_t bytes, PeerWatch& watch);
 
  private:
-  using Round = std::uint64_t;  // counts from the first collective
+  using Round = std::uint64_t;  // the number of a round, counted from the first collective
   using Counter = std::atomic<Round>;
 
-  // How many rounds a rank has given, has reduced, and has taken.
+  // The progress of one rank. Each counter is 1 + the last round in which the rank wrote its input (given),
+  // reduced its block (reduced), or stopped reading the other ranks' slots (taken). It is 0 before the first
+  // such round.
   struct alignas(64) Progress {
     Counter given, reduced, taken;
   };

@@ -19,7 +19,7 @@ class KeyTable {
  public:
   /// Null if the key is absent.
   const std::string* find(std::string_view key) const;
-  /// True if the key holds `expected`; for nullopt, if the key is absent.
+  /// True if the key holds `expected`. If `expected` is nullopt, true if the key is absent.
   bool holds(std::string_view key, std::optional<std::string_view> expected) const;
   /// The number under the key (0 if the key is absent) plus `amount`. Throws ValueError if the value is not a
   /// number, or if the sum overflows.

@@ -29,7 +29,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::seconds kFinalize{5};
-constexpr Milliseconds kStoreWait{200};  // between looks at the AbortFlag
+constexpr Milliseconds kStoreWait{
+    200};  // the longest wait for the store before the AbortFlag is checked again
 
 std::atomic<const NcclFunctions*> replaced{nullptr};
 
@@ -58,7 +59,8 @@ const NcclFunctions& nccl() {
 }
 
 void use_nccl_library(const cuda::OpenLibrary* library) {
-  // Communicators keep references to their functions, so no table is ever freed.
+  // A communicator keeps a reference to its table of functions, so a table is never freed, even if another
+  // one replaces it.
   static std::mutex mutex;
   static auto& tables = *new std::vector<std::unique_ptr<const NcclFunctions> >;
   const std::lock_guard lock(mutex);
@@ -185,7 +187,8 @@ void Communicator::settle(ncclResult_t result, const char* call, Deadline deadli
   check_result(result, call);
 }
 
-// Waits for rank 0's unique id, in slices: abort() cannot wake the store.
+// Waits for rank 0's unique id in the store. Each request to the store has a short timeout, because abort()
+// cannot interrupt a request.
 std::string Communicator::receive_id(Store& store, Deadline deadline) const {
   while (true) {
     aborted_->check();

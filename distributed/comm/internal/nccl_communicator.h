@@ -46,8 +46,8 @@ struct NcclFunctions {
 /// searched for.
 const NcclFunctions& nccl();
 
-/// Set once, when a backend is aborted. All communicators of the backend look at it, also one that is still
-/// being made.
+/// A flag that is set once, when a backend is aborted. All communicators of the backend check it, including
+/// one whose constructor has not yet returned.
 class AbortFlag {
  public:
   void set(const std::string& why);
@@ -69,7 +69,7 @@ class Communicator {
   /// rank does not come by the deadline.
   Communicator(Store& store, int rank, int size, Device device, Deadline deadline, const NcclFunctions& nccl,
                std::shared_ptr<const AbortFlag> aborted);
-  /// Waits up to 5 s for messages that are still on their way to other ranks.
+  /// Waits up to 5 s until messages that were sent have reached the other ranks.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -80,8 +80,8 @@ class Communicator {
                const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& f);
   /// Throws DistributedError if work of this communicator has failed, or if the backend was aborted.
   void poll();
-  /// Ends what is in flight. The caller has set the AbortFlag. ncclCommAbort() may wait for the GPU's
-  /// kernels; poll() and enqueue() do not wait for it.
+  /// Ends all calls in flight. Set the AbortFlag before. ncclCommAbort() may wait for kernels on the GPU, but
+  /// poll() and enqueue() on other threads do not wait for ncclCommAbort().
   void abort() noexcept;
 
  private:
@@ -95,7 +95,7 @@ class Communicator {
   const Device device_;
   const int gpu_;
   const std::shared_ptr<const AbortFlag> aborted_;
-  std::mutex mutex_;  // of comm_; never held while NCCL waits
+  std::mutex mutex_;  // guards comm_; never held while NCCL waits
   ncclComm_t comm_ = nullptr;
 };
 

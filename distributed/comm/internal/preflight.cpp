@@ -30,8 +30,8 @@ bool resolves(const std::string& host) {
   return ok;
 }
 
-/// Identifies the machine. NCCL_HOSTID makes NCCL treat processes as if they were on different hosts, so that
-/// they can share a GPU, so it counts here too.
+/// Identifies the machine. NCCL_HOSTID is part of the identity if it is set: NCCL takes processes with
+/// different values for processes on different hosts, so they can share a GPU.
 std::string machine_id() {
   std::string id = boot_id();
   if (const char* const host = std::getenv("NCCL_HOSTID")) id += std::string("-") + host;
@@ -110,7 +110,8 @@ class Checks {
         failure("rank ", r.rank, " has WORLD_SIZE ", r.world_size, ", rank ", ranks_.front().rank, " has ",
                 ranks_.front().world_size, "; set the same WORLD_SIZE on all ranks");
       const auto [twin, first] = by_local_rank.emplace(std::pair(host_of(r), r.local_rank), &r);
-      // More ranks than LOCAL_WORLD_SIZE on one host are several simulated nodes, as in tests.
+      // Equal local ranks are no error if the host has more ranks than LOCAL_WORLD_SIZE: it then simulates
+      // several nodes, as tests do.
       if (!first && is_new && at_host[host_of(r)] <= r.local_world_size)
         failure("ranks ", twin->second->rank, " and ", r.rank, " both have local rank ", r.local_rank, " on ",
                 r.host, "; LOCAL_RANK numbers the ranks of each host from 0");
@@ -164,7 +165,8 @@ class Checks {
       if (first) continue;
       const auto text = concat({"ranks ", other->second->rank, " and ", r.rank, " on ", r.host,
                                 " use the same GPU ", gpu, " (", shown(r), "); "});
-      // With NCCL_HOSTID, NCCL takes the processes for different hosts and accepts the GPU twice.
+      // If NCCL_HOSTID is set, NCCL takes the processes for processes on different hosts and lets them share
+      // the GPU.
       if (r.backend == "nccl" && !std::getenv("NCCL_HOSTID"))
         failure(text, "NCCL does not support that: give each rank its own GPU, or use the backend gloo");
       else warning(text, "they share its time and memory");

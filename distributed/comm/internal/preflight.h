@@ -21,7 +21,7 @@ struct RankReport {
   std::string machine;        ///< identifies the machine, even if containers share a host name
   bool host_resolves = true;  ///< true if the name has an address
   std::string backend;        ///< "gloo", "nccl"
-  std::string version;        ///< of this library
+  std::string version;        ///< the version of this library
   int visible_gpus = 0;       ///< the number of GPUs that CUDA shows this process
   std::optional<std::string> cuda_visible_devices;
   std::int64_t shm_bytes = 0;  ///< size of /dev/shm; 0 if there is none
@@ -42,9 +42,10 @@ RankReport inspect_rank(const Environment& environment, const std::string& backe
 /// NCCL_HOSTID.
 std::vector<Finding> preflight(const std::vector<RankReport>& ranks);
 
-/// The check before the first collective, which all ranks must call. Each rank publishes its report in the
-/// store, and rank 0 compares the reports. Rank 0 prints the warnings. Failures throw DistributedError on
-/// every rank. If a report is missing after `timeout`, TimeoutError names the rank.
+/// The check before the first collective, which all ranks must call. Every other rank publishes its report in
+/// the store, and rank 0 compares them with its own. Rank 0 prints the warnings. Failures throw
+/// DistributedError on every rank. If a report is missing after `timeout`, every rank throws TimeoutError; on
+/// rank 0 it names the rank.
 void preflight(Store& store, const RankReport& mine, Milliseconds timeout);
 
 /// Converts a report to text and back. rank_report_from() throws ValueError for malformed text.

@@ -31,7 +31,8 @@ std::string process_namespace() {
 
 SharedMemory::SharedMemory(std::size_t bytes) : size_(bytes + kHeader) {
   rlimit files{};
-  // Beyond this limit the kernel would send SIGXFSZ instead of returning an error.
+  // The size is compared with the limit first: beyond it, the kernel would send SIGXFSZ instead of returning
+  // an error.
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
     check<DistributedError>(files.rlim_cur >= size_, "[shared_memory] files here are limited to ",
                             files.rlim_cur, " bytes (ulimit -f), and ", size_, " are needed");

@@ -23,7 +23,8 @@ void copy_elements(Direction direction, const Tensor& t, const Tensor& other, co
   std::int64_t piece = 1;
   while (outer > 0 && (t.sizes()[outer - 1] == 1 || t.strides()[outer - 1] == piece))
     piece *= t.sizes()[--outer];
-  std::int64_t rows = 1, step = 0;  // the pieces of one copy, and the distance between them
+  std::int64_t rows = 1,
+               step = 0;  // the number of pieces that one copy moves, and the distance between their begins
   if (outer > 0 && t.strides()[outer - 1] >= piece) {
     --outer;
     rows = t.sizes()[outer];

@@ -24,8 +24,8 @@ class Staged {
  private:
   const Tensor t_;
   const Deadline deadline_;
-  std::optional<Dense> host_;  // used if the tensor and `where` are on CPUs
-  Tensor buffer_;              // otherwise: on `where`; t_ itself if no copy is needed
+  std::optional<Dense> host_;  // holds the elements if the tensor and `where` are both on CPUs
+  Tensor buffer_;              // otherwise holds the elements on `where`; t_ itself if no copy is needed
 };
 
 }  // namespace tapestry::distributed

@@ -19,7 +19,7 @@ std::pair<std::int64_t, std::int64_t> span(const Tensor& t) {
   return {low, high};
 }
 
-// Calls f(address, number) for each row of the last dimension.
+// Calls f(address, i) for the i-th row of the tensor, where a row runs along the last dimension.
 template <class T, class F>
 void for_each_row(const Tensor& t, F f) {
   const Shape& sizes = t.sizes();
@@ -60,7 +60,7 @@ using Bits16 = std::uint16_t __attribute__((may_alias));
 using Bits32 = std::uint32_t __attribute__((may_alias));
 using Bits64 = std::uint64_t __attribute__((may_alias));
 
-// Calls f with `p` as a pointer to integers of the elements' width.
+// Calls f(q), where q is `p` as a pointer to unsigned integers that are as wide as elements of `dtype`.
 template <class F>
 void by_width(DType dtype, void* p, F f) {
   switch (dtype_size(dtype)) {

@@ -17,12 +17,9 @@ bool may_overlap(const Tensor& a, const Tensor& b);
 /// otherwise a copy. Copies run in the calling thread.
 class Dense {
  public:
-  enum class Fill {
-    no,
-    yes,
-    copy
-  };  ///< whether the copy has the tensor's values; `copy` makes a copy with values even of a contiguous
-      ///< tensor
+  /// Whether data() has the tensor's values at first. `no`: it need not have them. `yes`: it has them.
+  /// `copy`: it has them in a copy, even if the tensor is contiguous.
+  enum class Fill { no, yes, copy };
   Dense(const Tensor& t, Fill fill);
 
   void* data() const { return copy_ ? copy_.get() : t_.raw_data(); }

@@ -32,8 +32,9 @@ enum class Op : std::uint8_t { set, get, try_get, add, compare_set, erase };
 
 struct Request {
   Op op = Op::set;
-  std::int64_t number = 0;              // of add: the amount; of get: milliseconds to wait
-  std::optional<std::string> expected;  // of compare_set
+  std::int64_t number = 0;  // the amount to add for `add`, and the timeout in milliseconds for `get`
+  std::optional<std::string>
+      expected;  // the expected value for `compare_set`; nullopt expects that the key is absent
   std::string key, value;
 };
 
@@ -41,7 +42,7 @@ enum class Status : std::uint8_t { ok, absent, timeout, refused, full };
 
 struct Response {
   Status status = Status::ok;
-  std::string value;  // if refused: the reason
+  std::string value;  // the requested value, or the reason if the request was refused
 };
 
 constexpr std::size_t kMaxRequest = 64 + Store::kMaxKey + 2 * Store::kMaxValue;

@@ -17,7 +17,7 @@ struct Work::State {
   State(std::string what_, Milliseconds timeout_, std::shared_ptr<const Fifo::Progress> progress_)
       : what(std::move(what_)), timeout(timeout_), progress(std::move(progress_)) {}
 
-  const std::string what;  // of error messages
+  const std::string what;  // the call as error messages name it
   const Milliseconds timeout;
   const std::shared_ptr<const Fifo::Progress> progress;
 

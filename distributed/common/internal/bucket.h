@@ -16,10 +16,10 @@ struct BucketParameter {
 };
 
 /// Fills buckets with parameters in the given order of indices. There is one open bucket per dtype and
-/// device. The first bucket to be closed is closed at `first_bytes`, all others at `cap_bytes`. So
-/// communication starts early, and later buckets are large enough to use the bandwidth of the link (Li et
-/// al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2.3).
-/// Buckets are returned in the order of their last parameters.
+/// device. A bucket is closed when it has reached `cap_bytes`. The first one is closed already at
+/// `first_bytes`. So communication starts early, and later buckets are large enough to use the bandwidth of
+/// the link (Li et al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020,
+/// section 3.2.3). Buckets are returned in the order of their last parameters.
 std::vector<std::vector<int>> assign_buckets(std::span<const BucketParameter> parameters,
                                              std::span<const int> order, std::size_t first_bytes,
                                              std::size_t cap_bytes);

@@ -50,9 +50,10 @@ std::string listed(const std::vector<std::string>& names, std::size_t most) {
   return text;
 }
 
-// Encodes a hash of the number as bits and their complements, so that averaging over ranks compares it: if
-// ranks differ in a bit, the means of the bit and of its complement are both above 0. That holds in every
-// dtype and after every comm hook. Two numbers collide with probability 2^-kChangeBits.
+// Encodes a hash of `number` as bits, followed by the complements of these bits. The mean of the encodings
+// over the ranks shows whether their numbers differ: if ranks differ in a bit, the means of the bit and of
+// its complement are both above 0. That holds in every dtype and after every comm hook. Different numbers
+// have equal hashes with probability 2^-kChangeBits.
 constexpr int kChangeBits = 16;
 Tensor bits_of(std::uint32_t number) {
   const std::uint32_t mixed = number * 0x9e3779b1u >> (32 - kChangeBits);
@@ -119,7 +120,7 @@ Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::sh
     p.tensor = tensor;
     parameters_.push_back(std::move(p));
   }
-  // Backward reaches the last layers first.
+  // The first buckets hold the last parameters, because backward reaches the last layers first.
   std::vector<int> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   build(order);
@@ -184,7 +185,8 @@ void Reducer::on_gradient(int index) {
   p.used = true;
   arrival_.push_back(index);
   const Clock::time_point now = Clock::now();
-  // On a GPU this is the time of launches, which does not belong in the device's row.
+  // On a GPU, the host's clock shows when kernels were launched and not when they ran, so no span is
+  // recorded.
   if (Timeline::active() && device().is_cpu())
     add_span(device().str(), Activity::backward, "backward of " + p.name, last_gradient_, now);
   last_gradient_ = now;
@@ -238,8 +240,8 @@ void Reducer::mark_ready(int index, bool used) {
   --buckets_[static_cast<std::size_t>(p.bucket)].missing;
 }
 
-// Copies the gradient into its place in the bucket. If this rank did not use the parameter, the gradient of
-// an earlier pass is copied, or zeros.
+// Copies the gradient of `p` into its place in the bucket. If this pass computed no gradient on this rank,
+// that is the gradient of earlier passes, or zeros if there is none.
 void Reducer::copy_in(Parameter& p) {
   const NoGradGuard no_grad;
   const Tensor grad = p.tensor.grad();
@@ -277,7 +279,7 @@ void Reducer::finish_pass() {
   computed_ = Clock::now();
   if (Timeline::active() && device().is_cpu())
     add_span(device().str(), Activity::backward, "backward", began_, computed_);
-  // Some parameters are in the graph, but no gradient flowed back to them.
+  // Marks parameters that are in the graph but got no gradient.
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
   post_full_buckets();
@@ -300,9 +302,9 @@ void Reducer::finish_pass() {
   if (compare_values && (first || ranks_changed_differently())) compare_values();
 }
 
-// Between two passes all ranks change their parameters equally often: one optimizer step, or none. A
-// different number of changes is not an error yet, because a rank may have restored its values. So
-// compare_values() decides.
+// Counts how often the parameters changed since the last pass. Normally all ranks have the same count: one
+// change per optimizer step. Different counts are not an error yet, because a rank may have restored its old
+// values. So compare_values() decides.
 void Reducer::count_changes() {
   std::uint32_t sum = 0;
   for (const Parameter& p : parameters_) sum += p.tensor.version();
@@ -319,8 +321,8 @@ bool Reducer::ranks_changed_differently() const {
   return false;
 }
 
-// If other ranks used a parameter that this rank did not, this rank takes the mean too. If no rank used it,
-// its grad() stays as it was.
+// Handles the parameters that this rank did not use. If other ranks used a parameter, this rank takes the
+// mean gradient too. If no rank used it, its grad() does not change.
 void Reducer::finish_unused(Bucket& bucket) {
   for (const int i : bucket.parameters) {
     Parameter& p = parameters_[static_cast<std::size_t>(i)];
@@ -354,7 +356,8 @@ void Reducer::check_static_graph() {
                        listed(names, 10), "; leave static_graph out");
 }
 
-// Takes the order in which gradients arrived on rank 0. Parameters without a gradient come last.
+// Stores the order in which gradients arrived on rank 0, for the buckets of the next passes. Parameters
+// without a gradient come last.
 void Reducer::learn_order() {
   std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
   for (std::size_t i = parameters_.size(); i-- > 0;)
@@ -365,7 +368,8 @@ void Reducer::learn_order() {
   learned_order_.assign(order.begin(), order.end());
 }
 
-// Collectives in flight keep the old buffers alive. The next pass builds new ones.
+// Gives up an unfinished pass. Collectives in flight keep their buffers alive, and the next pass builds new
+// buckets.
 void Reducer::abandon_pass() noexcept {
   pass_ = 0;
   if (learned_order_.empty())

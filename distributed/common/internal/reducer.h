@@ -70,15 +70,15 @@ class Reducer {
     int bucket = 0;
     Tensor view;               // its place in the bucket, with the parameter's shape and strides
     Tensor used_flag;          // one element after the bucket's gradients: 1 if this rank used the parameter
-    bool ready = false;        // its place in the bucket is filled for this pass
-    bool used = false;         // this pass, or one under no_sync(), computed a gradient
-    bool pending_sum = false;  // passes under no_sync() left a gradient to average
+    bool ready = false;        // true if its place in the bucket is filled for this pass
+    bool used = false;         // true if this pass, or one under no_sync(), computed a gradient
+    bool pending_sum = false;  // true if passes under no_sync() left a gradient to average
   };
   struct Bucket {
     std::vector<int> parameters;
     Tensor buffer;     // gradients, then flags
     Tensor flags;      // the used flags, then `changes`
-    Tensor changes;    // first bucket only: how often this rank changed parameters, as bits
+    Tensor changes;    // in the first bucket only: how often this rank changed parameters, encoded as bits
     GradBucket grads;  // the gradients as comm hooks and the flight recorder see them
     int missing = 0;   // parameters that are not ready
     InFlight in_flight;
@@ -86,7 +86,7 @@ class Reducer {
     Clock::time_point posted;
   };
 
-  // While it lives, no other reducer can take these parameters.
+  // Claims parameters for this reducer. While a Claim exists, no other reducer can take them.
   class Claim {
    public:
     explicit Claim(const std::vector<std::pair<std::string, Tensor>>& parameters);

@@ -12,8 +12,8 @@
 namespace tapestry::distributed {
 namespace {
 
-// Runs `backward` with averaging switched on. A replica without gradients still takes part in the
-// collectives.
+// Runs `backward` with averaging switched on. If the pass computed no gradients on this replica, the replica
+// still takes part in the collectives, because the others wait for it.
 template <class F>
 void run_pass(Reducer* reducer, const F& backward) {
   if (!reducer) return backward();
@@ -135,8 +135,8 @@ Tensor ReplicaGraphs::seed(const Tensor& gradient, std::size_t output, std::size
 // Runs on the replica's worker. Returns the gradients of the inputs.
 std::vector<Tensor> ReplicaGraphs::backward_of(std::size_t replica, const autograd::Backward& b,
                                                autograd::NestedPass mode, Reducer* reducer) const {
-  // The reducer averages over replicas. The gradients must be summed instead: `seed` has weighted them
-  // already.
+  // The gradients of the replicas must be summed, because seed() has weighted them. The reducer divides the
+  // sum by the number of replicas, and `factor` undoes this division.
   const double factor = reducer ? static_cast<double>(replicas_->size()) : 1;
   std::vector<Tensor> roots, seeds, inputs;
   if (replica < parts()) {
@@ -208,8 +208,8 @@ void ReplicaGraphs::backward(autograd::Backward& b) {
   if (scope.active) replicas_->attach_replicas(masters_);
   std::vector<std::vector<Tensor>> gradients(replicas_->size());
   std::atomic<bool> failed{false};
-  // The other replicas wait for one that failed, so the group is aborted. Only the first exception is
-  // rethrown: the others follow from it.
+  // If a replica fails, the other replicas wait for it in a collective, so it aborts the group. Only the
+  // first exception is rethrown, because the abort causes the others.
   const auto is_first_failure = [&](int r, const char* why) {
     if (!averages) return true;
     if (failed.exchange(true)) return false;

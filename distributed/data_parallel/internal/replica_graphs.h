@@ -47,7 +47,7 @@ class ReplicaGraphs : public std::enable_shared_from_this<ReplicaGraphs> {
   struct Input {
     std::size_t index;  // its position in the batch
     bool whole;
-    Device device;  // of the caller's tensor
+    Device device;  // the device of the caller's tensor
   };
   const std::shared_ptr<Replicas> replicas_;
   const bool is_loss_;                        // the first output is a loss, the mean over the part

@@ -39,8 +39,9 @@ bool Replicas::Slot::holds_recorded(std::size_t size) const {
   return true;
 }
 
-// Optimizers make the same changes to all replicas of a parameter. Forward changes each replica of a buffer
-// differently.
+// True if the replicas still have equal values, according to their version counters. Optimizers change all
+// replicas of a parameter in the same way, so equal numbers of changes are allowed. Forward changes each
+// replica of a buffer differently, so no change is allowed.
 bool Replicas::Slot::replicas_agree() const {
   const std::uint32_t allowed = is_parameter ? replicas[0].version() - versions[0] : 0;
   for (std::size_t r = 0; r < replicas.size(); ++r)
@@ -187,7 +188,7 @@ void Replicas::broadcast_gradients() {
   std::vector<const Slot*> changed;
   for (Slot& s : slots_)
     if (s.is_trained() && !s.gradients_agree()) changed.push_back(&s);
-  for (Slot& s : slots_) s.gradients.clear();  // they refer to buckets that the pass may free
+  for (Slot& s : slots_) s.gradients.clear();  // old gradients are views of buckets that the pass may free
   if (changed.empty()) return;
   on_replicas(devices, [&](int i) {
     const NoGradGuard no_grad;
@@ -226,7 +227,7 @@ void Replicas::make_groups() {
   } else {
     backends = local_backends(static_cast<int>(size()));
   }
-  // The group does not compare calls between ranks: one object makes the calls of all of them.
+  // The calls of the ranks need not be compared, because one object makes the calls of all ranks.
   for (std::shared_ptr<Backend>& backend : backends)
     groups_.push_back(make_process_group(std::move(backend), store, {.check = false}, "replicas"));
 }

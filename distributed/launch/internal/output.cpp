@@ -71,8 +71,9 @@ RankOutput::RankOutput(int rank, const std::string& log_path, bool show, Termina
   log_ = Fd(open_regular_file(log_path, true, problem));
   check<IoError>(log_.open(), "[tapestry-run] the log ", log_path, " ", problem,
                  "; remove it, or choose another --log-dir");
-  check<IoError>(ftruncate(log_.get(), 0) == 0, "[tapestry-run] the log ", log_path,
-                 " cannot be emptied: ", std::strerror(errno), "; remove it, or choose another --log-dir");
+  if (ftruncate(log_.get(), 0) != 0)
+    fail<IoError>("[tapestry-run] the log ", log_path, " cannot be emptied: ", std::strerror(errno),
+                  "; remove it, or choose another --log-dir");
 }
 
 void RankOutput::close_child_ends() {

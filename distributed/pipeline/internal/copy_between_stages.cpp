@@ -44,9 +44,10 @@ Tensor copy_between_stages(const Tensor& x, const ReadyEvent* ready, const Strea
   }
   StorageRef memory;
   {
-    // Memory allocated on the consumer's stream might still be used by its earlier work, and the copy would
-    // have to wait for that work. Memory of the `incoming` stream is reused only after its consumers have
-    // finished. That stream runs no work.
+    // The memory is allocated on the `incoming` stream, which runs no work, so that the copy need not wait.
+    // The allocator reuses memory of this stream only after the consumers of its earlier content have
+    // finished. Memory of the consumer's stream might still be used by earlier work of that stream, and the
+    // copy would have to wait for that work.
     const StreamGuard guard(streams.incoming);
     memory = Storage::allocate(device, x.nbytes());
     Event unused;

@@ -8,8 +8,8 @@
 
 namespace tapestry::distributed {
 
-/// The streams of a device on which tensors are copied out of it, and on which memory for incoming tensors is
-/// allocated.
+/// The streams of one device that copies between stages use. `outgoing` copies tensors out of the device.
+/// Memory for incoming tensors is allocated on `incoming`.
 struct CopyStreams {
   ExclusiveStream outgoing, incoming;
   explicit CopyStreams(Device device) : outgoing(device, true), incoming(device, true) {}

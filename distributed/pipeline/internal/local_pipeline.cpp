@@ -17,7 +17,8 @@ namespace {
 
 using Kind = Action::Kind;
 
-// Merges the actions of stages into one list per device, in an order in which no device waits for itself.
+// Merges the actions of the stages on each device into one list per device. The lists have the order of a
+// simulation, so that no action waits for a later one on the same device.
 std::vector<std::vector<TimedAction>> by_device(const std::vector<std::vector<Action>>& actions,
                                                 const std::vector<std::size_t>& device_of) {
   SimulationOptions options;
@@ -263,7 +264,8 @@ PipelineReport LocalPipeline::report() const {
     report.stages.push_back(last_.stages[s].report());
     const StageReport& stage = report.stages.back();
     busy[device_of_[s]] += stage.forward_s + stage.backward_s;
-    if (stage.device.is_cpu()) busy[device_of_[s]] += stage.receive_s;  // a GPU receives while it computes
+    // A GPU computes while it receives, so receiving does not add to its busy time.
+    if (stage.device.is_cpu()) busy[device_of_[s]] += stage.receive_s;
   }
   double longest = 0, idle = 0;
   for (const auto& [begin, end] : last_.devices) longest = std::max(longest, end.seconds_since(begin));
@@ -271,7 +273,7 @@ PipelineReport LocalPipeline::report() const {
   for (std::size_t s = 0; s < report.stages.size(); ++s)
     report.stages[s].idle_s = longest - busy[device_of_[s]];
   if (longest > 0) report.bubble = idle / (longest * static_cast<double>(devices_.size()));
-  report.wall_s = std::max(last_.wall_s, longest);  // the host returned before a GPU finished
+  report.wall_s = std::max(last_.wall_s, longest);  // a GPU may finish after the host has returned
   return report;
 }
 

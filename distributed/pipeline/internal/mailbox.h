@@ -14,8 +14,8 @@ namespace tapestry::distributed {
 /// Holds at most one message per address. A message is put once and taken once. Thread-safe.
 class Mailbox {
  public:
-  /// The receiving stage and its action: the message holds the inputs of a forward, or the gradients of a
-  /// backward.
+  /// The address of a message: the receiving stage and the action that takes it. A message for a forward
+  /// holds inputs, and one for a backward holds gradients.
   struct Address {
     std::size_t stage;
     Action action;

@@ -77,7 +77,8 @@ void MessageHeader::check_matches(const MessageId& expected, int peer) const {
     const Entry& e = entries_[i];
     sound = sound && e.dtype < kNumDTypes && e.ndim <= kMaxDims && (!e.channels_last || e.ndim == 4) &&
             (!e.requires_grad || is_floating(static_cast<DType>(e.dtype)));
-    // The number of elements whose bytes fit into std::int64_t, for dtypes of at most 8 bytes.
+    // The number of elements that the remaining dimensions may have so that the size in bytes fits into
+    // std::int64_t. Dtypes have at most 8 bytes.
     std::int64_t room = std::numeric_limits<std::int64_t>::max() / 8;
     for (int d = 0; sound && d < e.ndim; ++d) {
       sound = e.sizes[d] >= 0 && (e.sizes[d] == 0 || e.sizes[d] <= room);

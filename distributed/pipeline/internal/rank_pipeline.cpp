@@ -23,7 +23,7 @@ namespace {
 
 using Kind = Action::Kind;
 
-// Keeps the messages of pipelines apart from messages that users send with small tags.
+// The tag of the messages of pipelines. Users who choose small tags do not use it by accident.
 constexpr std::uint32_t kTag = 0x70697065;  // "pipe" in ASCII
 
 // The options on which ranks must agree, packed into one number and as text.
@@ -57,9 +57,11 @@ struct RankPipeline::Pass {
   std::vector<std::vector<Tensor>> results;  // by micro-batch: gradients of inputs if it trains, else outputs
   std::vector<std::size_t> sent;             // number of output tensors, by micro-batch
 
-  // The generators of stages are derived from the state of the first rank's generator, as in one process.
+  // The state of the first rank's generator. The generators of all stages are derived from it, as in one
+  // process.
   std::uint64_t seed = 0, offset = 0;
-  std::uint64_t max_rng_offset = 0;  // the largest that this stage or a later one has reached
+  // The largest generator position that this stage or a later one has reached.
+  std::uint64_t max_rng_offset = 0;
 
   std::uint64_t number = 0;
   std::vector<Action> actions;
@@ -130,7 +132,8 @@ std::vector<RankPipeline::CallArguments> RankPipeline::all_gather_arguments(
   return arguments;
 }
 
-// Throws ValueError unless all ranks passed the same arguments. The message shows describe() of each rank's.
+// Throws ValueError unless all ranks passed the same arguments. The text of the error contains describe() of
+// each rank's arguments.
 void RankPipeline::check_same(const char* problem, const std::vector<CallArguments>& all,
                               const std::function<std::string(const CallArguments&)>& describe) {
   if (std::all_of(all.begin(), all.end(), [&](const CallArguments& b) { return b == all[0]; })) return;
@@ -208,7 +211,8 @@ void RankPipeline::run(Pass& pass) {
     if (pass.to_next) pass.to_next->finish();
     if (pass.to_previous) pass.to_previous->finish();
   } catch (const std::exception& e) {
-    group_->abort(e.what());  // other ranks wait for this one, and its receivers wait for them
+    // Wakes the other ranks, which wait for this one, and this rank's receivers, which wait for them.
+    group_->abort(e.what());
     throw;
   } catch (...) {
     group_->abort(concat({"stage ", rank, " threw an exception that is not a std::exception"}));
@@ -316,7 +320,8 @@ std::vector<Tensor> RankPipeline::evaluate(const TensorList& inputs) {
   Pass pass;
   prepare(pass, inputs, {});
   run(pass);
-  // Without a backward pass, no message has brought the later stages' generator positions to the first rank.
+  // In training, the gradients bring the generator positions of later stages to the first rank. Evaluation
+  // sends no gradients, so the ranks gather the positions here.
   for (const CallArguments& b : all_gather_arguments(
            "pipeline: random numbers", [&] { return CallArguments{.state = generator_.state()}; }))
     pass.max_rng_offset = std::max(pass.max_rng_offset, b.state[1]);

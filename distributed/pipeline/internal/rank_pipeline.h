@@ -35,8 +35,8 @@ class RankPipeline final : public PipelineRunner {
 
  private:
   struct Pass;
-  /// What ranks exchange before a call: options or arguments; or the numbers of samples of inputs and
-  /// targets, and the generator's state. It is sent as 64-bit integers.
+  /// Values that ranks exchange before a call, as 64-bit integers. They are the options, or the arguments, or
+  /// the numbers of samples of inputs and targets with the state of the generator.
   struct CallArguments {
     std::int64_t first = 0, last = 0;
     std::array<std::uint64_t, 2> state = {};

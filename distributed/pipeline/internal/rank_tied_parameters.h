@@ -27,21 +27,22 @@ class RankTiedParameters {
   /// Collective: copies the first rank's values to the others.
   void broadcast_values();
 
-  /// True if another rank contributes this parameter to sums over the parameters of all ranks.
+  /// True if another rank includes this parameter in sums over the parameters of all ranks, such as the
+  /// gradient norm. Each tied weight must count once.
   bool is_counted_elsewhere(const nn::Parameter& parameter) const;
 
  private:
   struct Tie {
-    std::size_t index;  // in names_
+    std::size_t index;  // the index of the tied weight in names_
     nn::Parameter parameter;
-    std::shared_ptr<ProcessGroup> group;  // the ranks that have it
-    Tensor earlier = {};                  // the gradient of earlier passes
+    std::shared_ptr<ProcessGroup> group;  // the ranks that have the tied weight
+    Tensor earlier = {};                  // the sum of the gradients of earlier passes
   };
   std::vector<bool> used_by_any() const;
 
   ProcessGroup& group_;  // all ranks
   const std::vector<std::vector<std::string>> names_;
-  std::vector<Tie> ties_;  // of this rank
+  std::vector<Tie> ties_;  // the tied weights of this rank
 };
 
 }  // namespace tapestry::distributed

@@ -52,7 +52,7 @@ std::vector<Tensor> StageExecutor::receive(const std::vector<Tensor>& tensors, i
     bytes_received_ += static_cast<std::int64_t>(t.nbytes());
     if (ready && copy_streams_ && device.is_cuda()) {
       const Stream consumer = current_stream(device);
-      ready->copy_stream.wait(ready->event);  // so the measured time begins when the tensor is ready
+      ready->copy_stream.wait(ready->event);  // the measured time must begin when the tensor is ready
       const StreamGuard guard(ready->copy_stream);
       timed(Part::receive, micro_batch, t.device(),
             [&] { t = copy_between_stages(t, ready, consumer, *copy_streams_); });

@@ -14,14 +14,16 @@
 
 namespace tapestry::distributed {
 
-/// What a stage sends to its neighbour: outputs, and whether each requires a gradient; or gradients.
+/// A message from a stage to its neighbour. It holds outputs, and whether each requires a gradient, or it
+/// holds gradients.
 struct Message {
   std::vector<Tensor> tensors;
   std::vector<bool> requires_grad = {};
   std::shared_ptr<const ReadyEvent> ready = {};  ///< null if the tensors are not on a GPU
 };
 
-/// A point in a device's work: the host's time for a CPU, an event in the current stream for a GPU.
+/// A point in a device's work, as a time. It is the host's time for a CPU, and an event in the current stream
+/// for a GPU.
 class Timestamp {
  public:
   explicit Timestamp(Device device);
@@ -38,17 +40,17 @@ class Timestamp {
 struct MicroBatchLoss {
   const Pipeline::LossFunction& fn;
   const std::vector<Tensor>& targets;
-  double weight;      ///< of this micro-batch in the mean over the batch
+  double weight;      ///< the weight of this micro-batch in the mean over the batch
   Tensor value = {};  ///< the result, times weight
 };
 
-/// Use it from one thread at a time, whose context has the device and the generator of the stage. `stage`
-/// must outlive it.
+/// Runs one stage in one pass. Use it from one thread at a time, whose context must have the device and the
+/// generator of the stage. `stage` must outlive it.
 class StageExecutor {
  public:
-  /// `records`: whether backward follows. `row`: the row of the timeline, by default the device's name.
-  /// `copy_streams`: the device's, which must outlive this object. If null, copies between GPUs are ordered
-  /// with all other work of both.
+  /// `records` is true if backward follows. `row` is the row of the timeline; null means the name of the
+  /// device. `copy_streams` belong to the device and must outlive this object. If they are null, copies
+  /// between GPUs are ordered with all other work of both GPUs.
   StageExecutor(const Stage& stage, const PipelineOptions& options, int micro_batches, bool records,
                 const char* row = nullptr, const CopyStreams* copy_streams = nullptr);
 
@@ -71,7 +73,7 @@ class StageExecutor {
   struct Graph {
     std::vector<Tensor> inputs;   // undefined if no gradient is required
     std::vector<Tensor> outputs;  // the loss, if there is one
-    std::vector<Tensor> seeds;    // gradients of outputs; undefined if there is none
+    std::vector<Tensor> seeds;    // the gradients of the outputs; undefined if there is none
     std::optional<autograd::WeightGradients> postponed;
   };
   std::vector<Tensor> receive(const std::vector<Tensor>& tensors, int micro_batch,

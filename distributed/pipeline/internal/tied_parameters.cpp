@@ -43,7 +43,8 @@ TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vect
     }
     for (const std::size_t d : others) used.copies.push_back({d, {}, {}, 0});
   }
-  // In reverse order, so that a parameter of several stages ends on the device of the first of them.
+  // The stages move in reverse order, so that a parameter of several stages ends on the device of the first
+  // of them.
   for (std::size_t s = stages.size(); s-- > 0;)
     for (nn::Module& module : stages[s].modules()) module.to(stages[s].device());
 }

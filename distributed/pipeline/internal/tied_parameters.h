@@ -10,18 +10,19 @@ namespace tapestry::distributed {
 
 /// Moves the modules of each stage to its device. A tied parameter, which several stages use, moves to the
 /// device of the first of them. During a pass it has a replica on the device of each other stage that uses
-/// it. Such a stage computes as that replica. So all its parameters have a tensor for that replica; for
-/// parameters that are not copied it is the same tensor again.
+/// it. Such a stage runs with the number of this replica in its context, so forward looks up this replica of
+/// every parameter that it uses. The stage's other parameters therefore hold their own tensor a second time,
+/// under this number.
 class TiedParameters {
  public:
-  /// device_of[s] is the index in `devices` of stage s. All three must outlive this object. `first_number` is
-  /// the number of stages[0] in error messages.
+  /// device_of[s] is the index in `devices` of the device of stage s. All three lists must outlive this
+  /// object. Error messages number the stages from `first_number` on.
   TiedParameters(const std::vector<Stage>& stages, const std::vector<Device>& devices,
                  const std::vector<std::size_t>& device_of, std::size_t first_number = 0);
 
   /// Throws ValueError if the user moved or replicated a parameter or buffer of a stage.
   void check_places() const;
-  /// The replica as which a stage computes.
+  /// The replica number that a stage has in its context when it computes.
   std::int16_t replica(std::size_t stage) const { return replica_[stage]; }
 
   /// Puts the replicas into the slots of the parameters. Call it while no stage computes.

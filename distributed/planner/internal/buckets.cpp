@@ -54,7 +54,8 @@ void Buckets::average_all() {
 }
 
 double Buckets::overlapped_s() const {
-  // The rank that launched last has the shortest duration: the largest of the negated ones.
+  // An all-reduce can only begin when the last rank has launched it. This rank measures the shortest
+  // duration, which is the largest of the negated durations.
   std::vector<double> negated;
   for (const Work& work : works_) {
     work.wait();

@@ -14,8 +14,8 @@ class Buckets : public StepObserver {
  public:
   Buckets(ProfiledModel& model, ProcessGroup& group);
 
-  /// If true, each bucket's all-reduce is launched during backward, except that of the first block, whose
-  /// gradients come last.
+  /// If true, the all-reduce of each bucket is launched during backward. The bucket of the first block is
+  /// left out, because its gradients come last.
   bool overlaps = false;
 
   void enter(Activity activity, std::size_t k) override;

@@ -20,12 +20,14 @@ namespace {
 using StepTimes = std::array<double, 3>;  // forward, backward, update
 using PassTimes = std::array<double, 3>;  // forward, backward or input gradients, weight gradients
 
-// `step` runs on one device if its argument is true, otherwise on all devices.
+// Compares step(true), which runs on one device alone, with step(false), which runs on all devices at once.
+// Returns how many times longer each phase of a step takes on all devices.
 Contention contention_of(int passes, const std::function<StepTimes(bool)>& step) {
   step(false);  // warms up the allocators and kernels of all devices
   std::array<std::vector<double>, 3> alone, together;
   for (int pass = 0; pass < passes; ++pass) {
-    // The first step of each kind only warms the caches, which the other kind has left in another state.
+    // Steps on one device and on all devices leave the caches in different states. So the first step of each
+    // kind only warms the caches and is not measured.
     step(true);
     const StepTimes one = step(true);
     step(false);

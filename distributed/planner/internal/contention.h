@@ -20,10 +20,10 @@ using Models = std::vector<std::unique_ptr<ProfiledModel>>;
 /// device counts.
 Contention measure_contention(const Models& models, std::int64_t n, int passes);
 
-/// The same for Strategy::master. In steps on all devices, `send` copies the first device's parameters to the
-/// others before forward, `add` sums the gradients on the first device after backward, and only the first
-/// device runs the optimizer. Steps on the first device alone call neither. The results do not include the
-/// time of `send` and `add`.
+/// Measures contention under Strategy::master. In steps on all devices, `send` copies the first device's
+/// parameters to the others before forward, `add` sums the gradients on the first device after backward, and
+/// only the first device runs the optimizer. Steps on the first device alone call neither `send` nor `add`.
+/// The results do not include the time of `send` and `add`.
 Contention measure_contention(const Models& models, std::int64_t n, int passes,
                               const std::function<void()>& send, const std::function<void()>& add);
 
@@ -37,8 +37,8 @@ Contention measure_contention(ProcessGroup& group, ProfiledModel& model, Buckets
 std::vector<StageContention> measure_stage_contention(const Models& models, const std::vector<int>& split,
                                                       std::int64_t n, int passes);
 
-/// The same for zero-bubble schedules, in which backward is split in two, and the times of these passes
-/// alone.
+/// Like measure_stage_contention(), but for zero-bubble schedules, in which backward is split in two passes.
+/// The result also has the times of these passes without contention.
 std::vector<ZeroBubbleStage> measure_zero_bubble_stages(const Models& models, const std::vector<int>& split,
                                                         std::int64_t n, int passes);
 

@@ -1,5 +1,6 @@
 #pragma once
-// The arguments of a prediction, with sums over blocks that all predictors need.
+// The arguments of a prediction (profile, link and training setup), and functions that the predictors share,
+// such as the time of a range of blocks.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -61,11 +62,12 @@ struct CostModel {
     return static_cast<double>(most);
   }
   double output_bytes(double n) const { return profile.blocks.back().output_bytes.at(n); }
-  /// The input of a block: the model's input for the first block, otherwise the output of the block before.
+  /// Returns the bytes of the input of a block. This is the model's input for the first block, otherwise the
+  /// output of the block before.
   double input_bytes(std::size_t block, double n) const {
     return block == 0 ? profile.input_sample_bytes * n : profile.blocks[block - 1].output_bytes.at(n);
   }
-  /// Inputs and targets of the model.
+  /// Returns the bytes of the inputs and targets of n samples.
   double batch_bytes(double n) const {
     return n * (profile.input_sample_bytes + profile.target_sample_bytes);
   }

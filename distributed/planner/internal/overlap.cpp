@@ -13,10 +13,11 @@ Overlap overlap(std::span<const double> ready, std::span<const double> costs, do
   const double slowdown = all_reduce.overlap_slowdown, speed = 1 - all_reduce.compute_stall;
   check(speed >= 0 && speed <= 1 && slowdown >= 1, "[overlap] compute_stall is ", all_reduce.compute_stall,
         " and overlap_slowdown is ", slowdown, "; they must be from 0 to 1, and 1 or more");
-  double now = 0, done = 0;  // seconds on the clock, seconds of computing
+  double now = 0, done = 0;  // the time on the clock and the work done by backward, both in seconds
   double queued = 0;         // remaining communication, in seconds that it would take alone
   const auto compute_until = [&](double target) {
-    const double drain_s = queued * slowdown;  // both run until the queue is empty
+    // `drain_s` is the time until the queue is empty. Computing goes on meanwhile.
+    const double drain_s = queued * slowdown;
     if (done + drain_s * speed < target) {
       now += drain_s + target - (done + drain_s * speed);
       queued = 0;

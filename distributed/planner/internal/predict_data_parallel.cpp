@@ -67,7 +67,8 @@ Prediction predict_replicas(const CostModel& c, bool one_process) {
   const AllReduce& all_reduce = one_process ? c.link.local : c.link.ranks;
   const Contention& slowdown = all_reduce.contention;
   p.breakdown.forward_s = slowdown.forward * (c.forward(c.all_blocks(), n) + c.profile.loss.forward_s.at(n));
-  // DataParallel on one device is the plain model. DistributedDataParallel with one rank still has buckets.
+  // DataParallel on one device runs the plain model without buckets. DistributedDataParallel has buckets even
+  // with one rank.
   const bool has_buckets = !one_process || c.devices() > 1;
   const Overlap o = has_buckets ? overlapped_backward(c, n, all_reduce)
                                 : Overlap{c.backward(c.all_blocks(), n) + c.profile.loss.backward_s.at(n), 0};
@@ -104,9 +105,11 @@ Prediction predict_master(const CostModel& c) {
   };
 
   const double inputs = copies_to_others(c.profile.input_sample_bytes * sent);
-  // The gradients of the outputs, which are sent back, take as long as the outputs.
+  // Sending the outputs to the first device takes as long as sending their gradients back, which is counted
+  // below.
   const double outputs = copies_to_others(c.output_bytes(sent));
-  // The other devices copy at the same time: latencies overlap, but the bytes share one memory or one link.
+  // All other devices copy the parameters at the same time. So their latencies overlap, but their bytes share
+  // one memory or one link.
   const TransferCost& per_parameter = c.link.broadcast;
   const double broadcast = others > 0 ? c.parameter_count() * per_parameter.latency_s +
                                             others * parameters * per_parameter.s_per_byte

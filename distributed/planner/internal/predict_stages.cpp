@@ -172,8 +172,8 @@ Prediction predict_pipeline(const CostModel& c, Schedule schedule) {
       receive[s] = {.forward = input, .backward = gradient, .weights = 0};
     }
   }
-  // The slowdown of a stage depends on how many other stages are busy, which depends on the slowdown: iterate
-  // to a fixed point, from full concurrency.
+  // The slowdown of a stage depends on how many other stages are busy, which in turn depends on the slowdown.
+  // So both are iterated to a fixed point, from the slowdown at which all other stages are busy.
   std::vector<StageCost> cost = uncontended;
   std::vector<double> concurrency(stages.size(), 1);
   Simulation simulation;

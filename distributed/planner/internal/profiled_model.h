@@ -66,8 +66,8 @@ class ProfiledModel {
   optim::SGD optimizer_;
   Tensor inputs_, targets_;
   std::function<Tensor(const Tensor&, const Tensor&)> loss_function_;
-  Tensor loss_;                       // of the step in progress
-  StepObserver* observer_ = nullptr;  // of the step in progress
+  Tensor loss_;                       // the loss of the step in progress
+  StepObserver* observer_ = nullptr;  // the observer of the step in progress
 };
 
 }  // namespace tapestry::distributed::planner

@@ -14,7 +14,8 @@ double seconds_of(const F& task) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-/// The mean of the two middle values if their number is even. `values` must not be empty.
+/// Returns the median. If the number of values is even, this is the mean of the two middle ones. `values`
+/// must not be empty.
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws the last training step of a trace that write_trace() wrote: for each rank a lane of compute and one of
-communication.
+"""Draws the last training step of a trace that write_trace() wrote. Each rank has two lanes: one for computation and one
+for communication.
 
     trace_svg.py trace.json picture.svg
 """
@@ -13,7 +13,7 @@ COLOURS = {"forward": "#9db4c0", "backward": "#5c8fb5", "bucket": "#d08c4a"}
 
 
 def last_step(events):
-    """The spans of each rank since its last forward began."""
+    """Returns the spans of each rank that began with or after its last forward."""
     ranks = {}
     for rank in sorted({e["pid"] for e in events}):
         spans = [e for e in events if e["pid"] == rank and e["ph"] == "X" and e["name"].split()[0] in COLOURS]
@@ -23,7 +23,7 @@ def last_step(events):
 
 
 def label(name, width):
-    """The longest form of the name that fits: "fc5.weight" or "fc5", "bucket 1" or "1"."""
+    """Returns the longest form of the name that fits the width, such as "fc5.weight" or "fc5", "bucket 1" or "1"."""
     name = name.removeprefix("backward of ").split(" (")[0]
     forms = (name, name.split(" ")[-1] if name.startswith("bucket") else name.split(".")[0])
     return next((form for form in forms if width > 7 * len(form)), "")
@@ -47,7 +47,7 @@ def draw(ranks):
                            'stroke="#fff" stroke-width="0.5"/>')
                 out.append(f'<text x="{left + width / 2:.1f}" y="{y + 19}" text-anchor="middle" fill="#fff">'
                            f'{escape(label(e["name"], width))}</text></g>')
-        for e in (e for e in spans if e["name"] == "backward"):  # all gradients of this rank are there
+        for e in (e for e in spans if e["name"] == "backward"):  # a dashed line marks the end of backward: all gradients of the rank are computed
             at = x(e["ts"] + e["dur"])
             out.append(f'<path d="M{at:.1f} {top - 4}v{2 * LANE + 12}" stroke="#b33" stroke-dasharray="4 3"/>')
         top += 2 * (LANE + 4) + GAP

@@ -1,4 +1,5 @@
-// A consumer's program with folders core/ and data/, a macro CHECK and a class Tensor of its own.
+// A consumer's program. It has folders core/ and data/, a macro CHECK and a class Tensor of its own, and must
+// still compile with the library's headers.
 #define CHECK(condition) \
   if (!(condition)) return std::printf("failed: %s\n", #condition), 1
 

@@ -45,7 +45,7 @@ FakeGpus& emulated_gpus() {
 }
 
 const void* host_address_in(const void* argument, std::size_t bytes) {
-  // Code, heap and stack have addresses this high. Other argument words are hardly ever so large.
+  // Code, heap and stack lie between these addresses. Other argument words are hardly ever so large.
   constexpr std::uintptr_t kFirst = std::uintptr_t{0x5000} << 32, kEnd = std::uintptr_t{0x8000} << 32;
   constexpr std::uintptr_t kPage = 4096;
   for (std::size_t at = 0; at + sizeof(void*) <= bytes; at += sizeof(void*)) {

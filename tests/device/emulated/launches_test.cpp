@@ -1,4 +1,5 @@
-// Counts launches and host waits, which only the emulator allows, and checks arguments that a GPU cannot use.
+// Tests that only the emulator allows: they count launches and host waits, and look for host addresses among
+// kernel arguments.
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/copy.cuh"
@@ -23,8 +24,8 @@ std::vector<std::string> launched_by(const std::function<void()>& run) {
   return names;
 }
 
-/// Trains the task's model for two steps, after which the optimizer has its state. step() trains one more
-/// step.
+/// The constructor trains the task's model for two steps, so that the optimizer's state exists. step() trains
+/// one more step.
 class Training {
  public:
   explicit Training(const Task& task)
@@ -57,7 +58,7 @@ TEST_CASE("a kernel runs when its stream runs") {
   CHECK(y.cpu().data<float>()[999] == 8);
   CHECK(cuda_emulator::take_launches().size() == 2);
 
-  // On another stream, after an event.
+  // A kernel on another stream must run after the event that this stream waits for.
   const Stream side = new_stream("cuda:0");
   Event ready;
   const Tensor z = y * 2;
@@ -131,12 +132,12 @@ TEST_CASE("a channels-last residual network is trained without copies of layouts
     if (task.name.find("channels-last") != 0) continue;
     const auto is_copy = [](const std::string& name) {
       return name.find("4Same") != name.npos;
-    };  // its functor
+    };  // "Same" is the functor of the copy kernel
     Training training(task);
     const auto names = launched_by([&] { training.step(); });
     CHECK(names.size() > 50);
     CHECK(std::none_of(names.begin(), names.end(), is_copy));
-    // Images of another layout need a copy, which this count finds.
+    // The check itself is checked: images in another layout must cause a copy.
     Task other = task;
     other.input = [make = task.input] { return make().transpose(1, 2).contiguous().transpose(1, 2); };
     Training transposed(other);

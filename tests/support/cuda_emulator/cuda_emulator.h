@@ -1,7 +1,7 @@
 #pragma once
-// CUDA's names for kernels that g++ compiles. kernels/cuda/portable.cuh includes this header if nvcc is not
-// the compiler. Kernels see nothing else of the emulator. Features that are missing here are not portable:
-// cooperative groups, wgmma, TMA, __activemask.
+// Defines CUDA's built-in variables and functions for kernels that g++ compiles. kernels/cuda/portable.cuh
+// includes this header if nvcc is not the compiler. Kernels see nothing else of the emulator. Features that
+// are missing here are not portable: cooperative groups, wgmma, TMA, __activemask.
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -25,7 +25,8 @@
 #define blockDim (::cuda_emulator::current->block_dim)
 #define gridDim (::cuda_emulator::current->grid_dim)
 
-/// A reference to a separate heap block per thread block, so that AddressSanitizer detects its bounds.
+/// SHARED declares a reference to a shared array. Each thread block gets its own heap block for it, so that
+/// AddressSanitizer detects out-of-bounds accesses.
 #define SHARED(T, name, ...)                                      \
   using name##_type = ::cuda_emulator::SharedType<T __VA_ARGS__>; \
   static char name##_declaration;                                 \
@@ -117,7 +118,8 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
                   cuda_emulator::Location where = cuda_emulator::Location::current()) {
   const int self = static_cast<int>(cuda_emulator::current->lane), lane = self ^ bits;
-  // A lane in a later segment is out of range; a lane in an earlier segment can be read.
+  // The warp is divided into segments of `width` lanes. As in CUDA, a lane can read from earlier segments,
+  // but gets its own value instead of one from a later segment.
   return cuda_emulator::shuffle_from(mask, value, (lane & -width) > (self & -width) ? self : lane, where);
 }
 template <class T>
@@ -214,7 +216,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared_byte
   static_assert((sizeof(P) + ... + 0) <= 4096, "kernel arguments take 4 KiB at most");
   static_assert(((alignof(P) <= 16) && ...), "kernel arguments are aligned to 16 bytes at most");
 #if __has_builtin(__builtin_clear_padding)
-  (__builtin_clear_padding(&args), ...);  // stale padding could look like an address
+  (__builtin_clear_padding(&args), ...);  // old bytes in the padding could be mistaken for an address
 #endif
   launch(reinterpret_cast<void (*)()>(kernel), grid, block, shared_bytes, stream,
          [](void (*k)(), const void* const* a) { call_kernel<P...>(k, a, std::index_sequence_for<P...>()); },

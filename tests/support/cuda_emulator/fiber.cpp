@@ -87,7 +87,8 @@ Fiber::~Fiber() {
 
 void Fiber::start(Function function, void* argument) {
 #if CUDA_EMULATOR_ASAN
-  if (!finished_) __asan_unpoison_memory_region(stack_, kStackBytes);  // stack frames that were never left
+  // The stack frames of the discarded function are still poisoned.
+  if (!finished_) __asan_unpoison_memory_region(stack_, kStackBytes);
 #endif
 #if CUDA_EMULATOR_TSAN
   if (shadow_ && !finished_) {

@@ -22,12 +22,12 @@ class Fiber {
   /// Runs the fiber until it suspends or its function returns. For ThreadSanitizer, only the first resume()
   /// creates a happens-before edge, from caller to fiber.
   void resume();
-  /// For a fiber that is never resumed again. For ThreadSanitizer, everything it did happens before what the
-  /// caller does next.
+  /// Must be called if the fiber is never resumed again. It tells ThreadSanitizer that everything the fiber
+  /// did happens before what the caller does next.
   void abandon();
   /// Called on a fiber: returns to the caller of resume().
   static void suspend();
-  /// Must be called on the main stack before fibers run.
+  /// Initialises the fibers. It must be called on the main stack before any fiber runs.
   static void enter_scheduler();
 
  private:
@@ -43,8 +43,8 @@ class Fiber {
 #else
   ucontext_t context_;
 #endif
-  [[maybe_unused]] void* fake_stack_ = nullptr;  // AddressSanitizer's
-  [[maybe_unused]] void* shadow_ = nullptr;      // ThreadSanitizer's
+  [[maybe_unused]] void* fake_stack_ = nullptr;  // the handle of AddressSanitizer for this fiber's stack
+  [[maybe_unused]] void* shadow_ = nullptr;      // the handle of ThreadSanitizer for this fiber
 };
 
 }  // namespace cuda_emulator

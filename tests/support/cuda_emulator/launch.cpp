@@ -6,7 +6,7 @@
 namespace cuda_emulator {
 namespace {
 
-constexpr std::size_t kAlignment = 16;  // of every argument; sufficient for any type
+constexpr std::size_t kAlignment = 16;  // the alignment of every stored argument; sufficient for any type
 
 struct alignas(kAlignment) Chunk {
   std::byte bytes[kAlignment];

@@ -1,6 +1,6 @@
 #pragma once
-// Kernel launches, immediate or on streams. Code that is instantiated per kernel is kept small, because test
-// programs have hundreds of kernels.
+// Launches kernels, either immediately or on streams. The code that is instantiated for each kernel is kept
+// small, because test programs have hundreds of kernels.
 #include <cstddef>
 #include <functional>
 #include <vector>

@@ -11,10 +11,11 @@ char* result_of(const LaneCall& lane) { return static_cast<char*>(lane.out); }
 
 }  // namespace
 
-// Fragment layout of mma.m16n8k16 (PTX ISA). Lane l has group g = l / 4 and position t = l % 4. Each register
-// holds a pair of 16-bit elements. Of a (16 x 16): columns 2t, 2t + 1 of rows g and g + 8, then the same rows
-// 8 columns further. Of b (16 x 8): rows 2t, 2t + 1 of column g, then 8 rows further. Of d (16 x 8): columns
-// 2t, 2t + 1 of row g, then of row g + 8.
+// The fragment layout of mma.m16n8k16 (PTX ISA). Lane l belongs to group g = l / 4 and has position t = l % 4
+// in it. Each register holds a pair of 16-bit elements. For the matrix a (16 x 16), the registers hold
+// columns 2t and 2t + 1 of row g, the same columns of row g + 8, and then both rows again 8 columns further.
+// For b (16 x 8), they hold rows 2t and 2t + 1 of column g, and then the rows 8 further. For d (16 x 8), they
+// hold columns 2t and 2t + 1 of row g, and then of row g + 8.
 void multiply_bf16(const LaneCall (&lanes)[32], unsigned, std::size_t) {
   float a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane) {

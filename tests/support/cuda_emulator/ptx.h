@@ -10,13 +10,13 @@ struct MmaOperands {
 /// d += a b for mma.m16n8k16 with bf16 fragments. Sums are in f32 in order of k; the order of the hardware is
 /// unspecified.
 void multiply_bf16(const LaneCall (&)[32], unsigned, std::size_t);
-/// ldmatrix: 8 x 8 matrices of 16-bit elements. Lane 8 q + r supplies row r of matrix q. `argument` is the
-/// number of matrices.
+/// The instruction ldmatrix loads 8 x 8 matrices of 16-bit elements. Lane 8 q + r supplies the address of row
+/// r of matrix q. `argument` is the number of matrices.
 void load_matrices(const LaneCall (&)[32], unsigned, std::size_t);
 void load_matrices_transposed(const LaneCall (&)[32], unsigned, std::size_t);
 
-/// `row` is the address of this lane's 16-byte row, if the lane supplies one. The lane itself reads the row,
-/// so that sanitizers attribute the access to the kernel.
+/// Loads N fragments per lane by ldmatrix. `row` is the address of this lane's 16-byte row, if the lane
+/// supplies one. The lane itself reads the row, so that sanitizers attribute the access to the kernel.
 template <int N>
 void load_fragments(std::uint32_t (&r)[N], const void* row, WarpOperation operation, const Location& where) {
   uint4 own{};
@@ -48,7 +48,8 @@ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row, Location w
 inline void ldmatrix_x2_trans(std::uint32_t (&r)[2], const void* row, Location where = Location::current()) {
   load_fragments(r, row, &load_matrices_transposed, where);
 }
-/// The hardware may write at any time until the wait. Until then the destination holds NaN (all bits set).
+/// The asynchronous copy cp.async. The hardware may write the destination at any time before the wait. So the
+/// emulator fills it with NaN (all bits set), and copies at the wait.
 inline void cp_async16(void* to, const void* from, bool read, Location where = Location::current()) {
   *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
   begin_copy({to, from, 16, !read}, where);
@@ -62,7 +63,7 @@ inline std::uint16_t to_f16_bits(float x) { return tapestry::Half(x).bits; }
 inline float from_f16_bits(std::uint16_t bits) { return static_cast<float>(tapestry::Half::from_bits(bits)); }
 inline float exp2_approx(float x) {
   const float y = std::exp2(x);
-  return y < 0x1p-126f ? 0.0f : y;  // NaN passes through
+  return y < 0x1p-126f ? 0.0f : y;  // flushes denormal results to zero; a NaN is kept
 }
 inline void cp_async_commit() { commit_copies(); }
 template <int Keep>

@@ -38,8 +38,8 @@ constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kMaxStaticShared = std::size_t{48} << 10, kMaxShared = std::size_t{227} << 10;
 constexpr unsigned kMaxArrays = 64, kMaxCopies = 64;
 
-/// Hides the scope from ThreadSanitizer, which intercepts memcpy, malloc and free even in uninstrumented
-/// code.
+/// While this object exists, ThreadSanitizer ignores memory accesses of the emulator. It intercepts memcpy,
+/// malloc and free even in uninstrumented code.
 class IgnoreAccesses {
  public:
 #if CUDA_EMULATOR_TSAN
@@ -104,7 +104,7 @@ struct PendingOperation {
 
 struct Warp {
   unsigned exists, exited;
-  PendingOperation pending[32];  // disjoint masks
+  PendingOperation pending[32];  // the operations in progress; their masks are disjoint
   unsigned pending_count;
   LaneCall calls[32];
 };
@@ -361,7 +361,7 @@ void check_launch(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_by
                        std::to_string(kMaxShared));
 }
 
-/// Assigns the threads of the `nth` executed block their indices and fibers.
+/// Assigns indices and fibers to the threads of the `nth` executed block.
 void place_threads(std::uint64_t nth, uint3 block_index, dim3 grid, dim3 block) {
   const std::uint64_t room = std::max(m.thread_count, 64u), shift = kSets == 1 ? 0 : 37 * nth;
   for (unsigned i = 0; i < m.thread_count; ++i) {
@@ -381,7 +381,8 @@ std::string readable(void (*kernel)()) {
   char* const name = abi::__cxa_demangle(symbol(kernel), nullptr, nullptr, nullptr);
   std::string text = name ? name : symbol(kernel);
   std::free(name);
-  // Remove the parameter list, which is last. Template arguments may contain parentheses too.
+  // Remove the parameter list at the end of the demangled name. Template arguments may contain parentheses
+  // too.
   if (text.ends_with(')')) {
     int depth = 0;
     do {
@@ -445,7 +446,7 @@ void fail(const char* what, const Location& where) {
                 slash ? slash + 1 : where.file_name(), static_cast<unsigned>(where.line()));
   set_error(message);
   Fiber::suspend();
-  std::abort();  // nothing resumes threads of a failed launch
+  std::abort();  // not reached: the threads of a failed launch are never resumed
 }
 
 void* shared_array(const void* declaration, std::size_t bytes, std::size_t alignment) {

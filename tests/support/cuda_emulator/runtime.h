@@ -27,8 +27,8 @@ class Error : public std::runtime_error {
 };
 
 struct Options {
-  /// 0: threads and blocks run in order. Otherwise both are shuffled with this seed. The initial value comes
-  /// from the environment variable TAPESTRY_EMULATOR_SEED.
+  /// The seed of the execution order. If it is 0, threads and blocks run in order. Otherwise both are
+  /// shuffled with this seed. The initial value comes from the environment variable TAPESTRY_EMULATOR_SEED.
   std::uint64_t seed = 0;
 };
 Options& options();
@@ -75,7 +75,8 @@ void* dynamic_shared();
 struct BarrierResult {
   int count, any, all;
 };
-/// __syncthreads() for all threads of the block that have not exited.
+/// Implements __syncthreads(). The barrier opens when all threads of the block that have not exited have
+/// arrived.
 BarrierResult block_barrier(int predicate, const Location& where);
 
 struct LaneCall {
@@ -83,16 +84,17 @@ struct LaneCall {
   void* out;
   int argument;
 };
-/// The effect of a warp operation, called when all lanes of its mask have arrived. `bytes` is the size of the
-/// values.
+/// A function that computes the results of a warp operation. It is called when all lanes of the mask have
+/// arrived. `bytes` is the size of the values.
 using WarpOperation = void (*)(const LaneCall (&lanes)[32], unsigned mask, std::size_t bytes);
 /// Executes a warp operation. Only __syncwarp orders memory; a shuffle is not a fence.
 void warp_operation(unsigned mask, WarpOperation operation, const LaneCall& call, std::size_t bytes,
                     bool orders_memory, const Location& where);
 void nothing(const LaneCall (&)[32], unsigned, std::size_t);
-/// out = in of lane `argument`; all bits set if that lane is not in the mask.
+/// Computes a shuffle: each lane's `out` is the `in` of lane `argument`. All its bits are set if that lane is
+/// not in the mask.
 void shuffle(const LaneCall (&)[32], unsigned, std::size_t);
-/// out = mask of the lanes whose argument is not 0.
+/// Computes a ballot: each lane's `out` is the mask of the lanes whose argument is not 0.
 void ballot(const LaneCall (&)[32], unsigned, std::size_t);
 
 /// A memory fence. For ThreadSanitizer, what a thread did before its fence happens before what another thread
@@ -103,12 +105,13 @@ void fence();
 struct AsyncCopy {
   void* to;
   const void* from;
-  unsigned bytes;  // 4 or 16
+  unsigned bytes;  // the size of the copy: 4 or 16
   bool zeros;      // store zeros instead of reading
 };
 void begin_copy(const AsyncCopy& copy, const Location& where);
 void commit_copies();
-/// Takes the oldest copy that is not in the last `keep` groups. Returns false if there is none.
+/// Removes the oldest asynchronous copy that is not in the last `keep` commit groups, and stores it in
+/// `copy`. Returns false if there is none.
 bool take_copy(int keep, AsyncCopy& copy);
 
 }  // namespace cuda_emulator

@@ -29,7 +29,7 @@ std::atomic<int> resets{0};
 
 using Lock = std::lock_guard<std::recursive_mutex>;
 
-// Runs after the destructors of the libraries that use this one.
+// Reports leaks and misuse at exit. It runs after the destructors of the libraries that use this one.
 __attribute__((destructor)) void check_at_exit() {
   const char* const mode = std::getenv("TAPESTRY_STAND_IN_EXIT");
   if (mode && std::string_view(mode) == "ignore") return;

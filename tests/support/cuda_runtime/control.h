@@ -2,11 +2,11 @@
 // Controls of the stand-in CUDA runtime: a shared library with the name of the real libcudart, for tests
 // without a GPU.
 //
-// A program that is linked with it uses it for all its modules, since the dynamic linker loads one library of
-// a name. Other programs use it when LD_LIBRARY_PATH names its folder. It has GPUs of host memory that the
-// host itself cannot access: a stray access by the host is a segmentation fault. Work in streams runs as late
-// as CUDA allows, when the host waits for it, or step by step when the host keeps polling. Every call checks
-// its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
+// If a program is linked with the stand-in, all modules of the program use it, because the dynamic linker
+// loads only one library of each name. Other programs use it if LD_LIBRARY_PATH names its folder. The memory
+// of its GPUs is host memory that the host cannot access: a stray access by the host is a segmentation fault.
+// Work in streams runs as late as CUDA allows: when the host waits for it, or step by step while the host
+// polls. Every call checks its arguments. Kernels are recorded and do nothing, unless an Executor runs them.
 //
 // At first there are 2 GPUs of 1 GiB; TAPESTRY_STAND_IN_GPUS=n makes n of them. When the program ends, leaks
 // and misuse are printed and the exit status becomes 70; TAPESTRY_STAND_IN_EXIT=ignore turns that off.
@@ -21,7 +21,7 @@
 
 namespace stand_in {
 
-/// Where a kernel's parameter lies in its parameter space.
+/// The position of a kernel's parameter in its parameter space.
 struct Parameter {
   std::size_t offset, bytes;
 };
@@ -31,9 +31,10 @@ struct Kernel {
   std::string symbol;
   /// The fat binary that nvcc embedded in the module: a fatbin header, then PTX and machine code.
   const void* fat_binary = nullptr;
-  /// From the kernel's PTX; empty if the fat binary has no uncompressed PTX of it.
+  /// Positions of the parameters, read from the kernel's PTX. Empty if the fat binary has no uncompressed PTX
+  /// of the kernel.
   std::optional<std::vector<Parameter>> parameters;
-  /// From __launch_bounds__; 0 if there are none.
+  /// The maximal number of threads per block from __launch_bounds__; 0 if there are none.
   unsigned max_threads = 0;
 };
 
@@ -43,7 +44,7 @@ struct Launch {
   std::size_t shared_bytes;
   int gpu;
   void* stream;
-  /// The parameter space, copied when the kernel was launched; empty if the layout is unknown.
+  /// A copy of the kernel's arguments at the time of the launch. Empty if their layout is unknown.
   std::vector<std::byte> arguments;
 };
 
@@ -54,7 +55,8 @@ void reset(int gpus = 2, std::size_t memory = std::size_t{256} << 20);
 /// doing its work. If CUDA documents the error as leaving the process in an inconsistent state, all later
 /// calls return it too.
 void fail(const std::string& function, int nth, int error);
-/// Makes the next kernel that runs end with `error`. Calls return it when the host next waits.
+/// Makes the next kernel that runs end with `error`. The next call with which the host waits returns this
+/// error.
 void fail_next_kernel(int error);
 
 /// How often each function was called since reset().
@@ -65,16 +67,18 @@ std::vector<Launch> launches();
 std::vector<Kernel> kernels();
 /// The GPUs on which the process has created a context.
 std::vector<int> contexts();
-/// Descriptions of calls since reset() whose arguments no correct program passes.
+/// Returns descriptions of invalid calls since reset(): calls with arguments that a correct program never
+/// passes.
 std::vector<std::string> misuse();
 /// Memory, streams and events that have not been released, one line per object.
 std::vector<std::string> leaks();
 
-/// Runs launches when their stream gets to them. Exceptions end the kernel with cudaErrorLaunchFailure.
+/// A function that runs a kernel when its stream reaches it. An exception ends the kernel with
+/// cudaErrorLaunchFailure.
 using Executor = std::function<void(const Launch&)>;
 void set_executor(Executor executor);
-/// For executors and tests: the bytes behind an address of GPU or page-locked memory. Null if [address,
-/// address + bytes) is not inside one live allocation.
+/// Returns the host memory behind an address of GPU or page-locked memory, for executors and tests. Null if
+/// [address, address + bytes) is not inside one live allocation.
 std::byte* memory_at(const void* address, std::size_t bytes);
 
 }  // namespace stand_in

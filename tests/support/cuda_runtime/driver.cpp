@@ -98,7 +98,8 @@ cudaError_t release(void* data, bool host) {
   if (!block.live) return misused(cudaErrorInvalidValue, text(call, " of memory that is already free"));
   if ((block.gpu == kHost) != host)
     return misused(cudaErrorInvalidValue, text(call, " of memory of the other kind"));
-  s.each_stream([&](StreamObject& stream) { s.run_all(stream); });  // both calls wait for the GPU
+  // cudaFree() and cudaFreeHost() wait for all work.
+  s.each_stream([&](StreamObject& stream) { s.run_all(stream); });
   block.live = false;
   if (host) {
     mprotect(data, block.mapped, PROT_NONE);
@@ -119,7 +120,8 @@ int owner_of(const void* address) {
 cudaError_t free_in_order(void* data, cudaStream_t stream, int current) {
   if (!state().inside(data, 0))
     return misused(cudaErrorInvalidValue, "cudaFreeAsync of memory that is not allocated");
-  // The memory must not be used after this point of the stream; releasing it here waits for all streams.
+  // The stand-in waits for all streams and releases the memory at once. CUDA would release it when the stream
+  // reaches this point.
   const cudaError_t error = synchronize(stream, current);
   const cudaError_t released = release(data, false);
   return error != cudaSuccess ? error : released;
@@ -152,7 +154,8 @@ cudaError_t copy(void* to, std::size_t to_pitch, const void* from, std::size_t f
     return misused(cudaErrorInvalidValue,
                    text("a copy whose direction ", int{kind}, " is not that of its addresses"));
   return enqueue(stream, current, [=] {
-    // A program must not release memory before the copy has run, so both addresses are looked up again.
+    // Both addresses are looked up again when the copy runs, because a wrong program may have released the
+    // memory before.
     if ((owner_of(to) != kUnknown && !state().inside(to, 1)) ||
         (owner_of(from) != kUnknown && !state().inside(from, 1))) {
       misused(cudaErrorIllegalAddress, "memory was released while a copy in a stream still needed it");
@@ -186,7 +189,7 @@ cudaError_t create_stream(int gpu, unsigned flags, int priority, cudaStream_t* s
   state().streams[made.get()] = std::move(made);
   return cudaSuccess;
 }
-// Work that was enqueued before still runs.
+// Destroys a stream. As in CUDA, the work that was enqueued before still runs.
 cudaError_t destroy_stream(cudaStream_t stream) {
   StreamObject* const object = stream ? state().stream_of(stream, 0) : nullptr;
   if (!object)

@@ -18,7 +18,8 @@ using Work = std::function<void()>;
 std::recursive_mutex& mutex();
 /// The number of calls of reset(). After a reset, copies of the runtime forget the state of their threads.
 int epoch();
-/// Counts a call. Returns the error that was injected into it, or that an earlier call left behind.
+/// Counts a call of this function. Returns the error that a test injected into this call, or the sticky error
+/// of an earlier call.
 cudaError_t enter(const char* function);
 /// The sticky error that all calls return after a kernel or an injected error broke the contexts, or
 /// cudaSuccess.
@@ -32,7 +33,7 @@ std::size_t used_memory(int gpu);
 /// Creates the context of the GPU.
 void make_context(int gpu);
 
-/// `gpu` is -1 for page-locked host memory.
+/// Allocates memory of the GPU, or page-locked host memory if `gpu` is -1.
 cudaError_t allocate(int gpu, std::size_t bytes, void** data);
 cudaError_t release(void* data, bool host);
 /// The GPU whose memory holds the address, -1 for page-locked memory, -2 for other memory.
@@ -68,7 +69,8 @@ cudaError_t allow_access(int gpu, int other);
 /// Adds a registered kernel; the number that it returns removes it.
 int add_kernel(Kernel kernel);
 void remove_kernel(int number);
-/// `shared_limit` is the kernel's cudaFuncAttributeMaxDynamicSharedMemorySize.
+/// Enqueues a kernel launch on a stream. `shared_limit` is the kernel's
+/// cudaFuncAttributeMaxDynamicSharedMemorySize.
 cudaError_t launch(const Kernel& kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
                    std::size_t shared_limit, cudaStream_t stream, int current, void** arguments);
 

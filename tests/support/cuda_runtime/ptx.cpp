@@ -9,7 +9,7 @@
 namespace stand_in {
 namespace {
 
-// The layouts that nvcc writes and cuobjdump reads. NVIDIA does not document them.
+// The layouts of fat binaries, which nvcc writes and cuobjdump reads. NVIDIA does not document them.
 struct FatBinaryHeader {
   std::uint32_t magic;
   std::uint16_t version, header_bytes;
@@ -46,7 +46,8 @@ void each_ptx(const void* fat_binary, F f) {
   }
 }
 
-// ".param .u64 .ptr .align 1 name" has 8 bytes; ".param .align 8 .b8 name[24]" has 24, aligned to 8.
+// Parses the declaration of one parameter. ".param .u64 .ptr .align 1 name" has 8 bytes; ".param .align 8 .b8
+// name[24]" has 24 bytes, aligned to 8.
 std::optional<Parameter> parse(const std::string& text, std::size_t end_of_last) {
   static const std::regex array(R"(\.align\s+(\d+)\s+\.b8\s+[\w$%]+\[(\d+)\])"),
       scalar(R"(\.param\s+\.[subf](\d+)\b)");

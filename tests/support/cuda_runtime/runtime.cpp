@@ -23,10 +23,12 @@ constexpr std::size_t kSharedLimit = std::size_t{48} << 10, kMostShared = std::s
 
 struct Function {
   stand_in::Kernel kernel;
-  int number;                               // in the driver's list
-  void** module;                            // the handle of its fat binary
-  std::map<int, std::size_t> shared_limit;  // by GPU; reset() keeps it, as launching modules remember it
-  bool has_entry = false;                   // read_entry() was called
+  int number;     // the number of the kernel in the driver's list
+  void** module;  // the handle of the fat binary that contains the kernel
+  // The limit of dynamic shared memory, one entry per GPU. reset() keeps it, because modules set it only
+  // once.
+  std::map<int, std::size_t> shared_limit;
+  bool has_entry = false;  // read_entry() was called
 };
 
 struct Copy {
@@ -62,7 +64,8 @@ cudaError_t noted(cudaError_t error) {
   return error;
 }
 
-// A call: counts it, returns the error that was injected into it, else f().
+// Runs one API call: counts it, and returns the error that a test injected into it, or else the result of
+// f().
 template <class F>
 cudaError_t call(const char* name, F f) {
   const std::lock_guard lock(driver::mutex());
@@ -70,7 +73,7 @@ cudaError_t call(const char* name, F f) {
   if (driver::gpu_count() == 0) return noted(cudaErrorNoDevice);
   return noted(f());
 }
-// A call that uses the current device's context, which CUDA creates at the first such call.
+// Runs an API call that uses the current device's context. CUDA creates the context at the first such call.
 template <class F>
 cudaError_t device_call(const char* name, F f) {
   return call(name, [&] {
@@ -78,7 +81,7 @@ cudaError_t device_call(const char* name, F f) {
     return f();
   });
 }
-// A call that releases an object. The caller has done its part, even if the call returns an error.
+// Runs an API call that releases an object. The object is released even if an injected error is returned.
 template <class F>
 cudaError_t release_call(const char* name, F f) {
   const std::lock_guard lock(driver::mutex());
@@ -484,7 +487,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* sha
   *static_cast<cudaStream_t*>(stream) = last.stream;
   return cudaSuccess;
 }
-// A cudaKernel_t is the address of the host function.
+// In this stand-in, a cudaKernel_t is the address of the host function.
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;

@@ -34,7 +34,7 @@ struct StreamObject {
   std::deque<Work> work = {};
 };
 
-// One recording of an event.
+// One cudaEventRecord() of an event. A later one replaces it.
 struct Signal {
   StreamObject* stream;
   bool reached = false;
@@ -48,7 +48,8 @@ struct EventObject {
   std::shared_ptr<Signal> last = nullptr;
 };
 
-// An error that a test has injected: the call after which `calls_left` is 0 returns it.
+// An error that a test has injected. Each call decrements `calls_left`, and the call that sets it to 0
+// returns the error.
 struct Injected {
   int calls_left;
   cudaError_t error;
@@ -79,8 +80,9 @@ struct State {
 
   const std::size_t total;
   std::vector<std::size_t> used;
-  std::deque<StreamObject> null_streams;  // by GPU
-  // Addresses are never reused, so that a stale address is recognised.
+  std::deque<StreamObject> null_streams;  // one per GPU
+  // All allocations, also released ones. Their addresses are never reused, so that an access to released
+  // memory is detected.
   std::map<std::uintptr_t, Allocation> memory;
   std::map<const void*, std::unique_ptr<StreamObject>> streams;
   std::vector<StreamObject*> streams_made;  // in the order of their creation
@@ -132,7 +134,7 @@ struct State {
     for (StreamObject& stream : null_streams) f(stream);
     for (StreamObject* stream : streams_made) f(*stream);
   }
-  // Polling makes progress: each poll runs one item of every stream.
+  // Called when the host polls. Runs the next item of every stream, so that a polling program makes progress.
   void step() {
     each_stream([&](StreamObject& stream) {
       if (!stream.work.empty()) run_one(stream);
@@ -149,7 +151,8 @@ struct State {
   void make_wait(StreamObject& stream, const std::shared_ptr<Signal>& signal) {
     stream.work.emplace_back([this, signal] { run_until(*signal); });
   }
-  // The null stream waits for the blocking streams of its GPU, and each of them waits for the null stream.
+  // Implements the implicit synchronization of the legacy null stream. It waits for the other blocking
+  // streams of its GPU, and each of them waits for it.
   void order_with_null(StreamObject& stream) {
     StreamObject& null_stream = null_streams[static_cast<std::size_t>(stream.gpu)];
     if (&stream != &null_stream) {
@@ -178,7 +181,7 @@ struct Registry {
   std::map<int, Kernel> kernels;
 };
 
-/// The GPUs since the last reset().
+/// The state of all GPUs since the last reset().
 State& state();
 /// The kernels that all modules have registered. reset() keeps them.
 Registry& registry();

@@ -1,5 +1,5 @@
 #pragma once
-// The arithmetic of the stand-in NCCL, on host memory.
+// Computes the reductions of the stand-in NCCL in host memory.
 #include <nccl.h>
 
 #include <algorithm>

@@ -34,7 +34,7 @@ constexpr std::array kNames{"ncclAllReduce", "ncclReduce", "ncclReduceScatter", 
                             "ncclAllGather", "ncclSend",   "ncclRecv"};
 const char* name_of(Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
-/// One call of one rank.
+/// One operation that one rank has called, such as ncclAllReduce.
 struct Operation {
   Kind kind;
   const void* in;
@@ -42,7 +42,7 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  // or the peer
+  int root;  // the root of a collective, or the peer of a send or receive
   std::size_t sequence = 0;
   bool arrived = false, done = false;
 
@@ -59,7 +59,7 @@ struct Operation {
 /// The ranks that share a unique id.
 struct Clique {
   int size = 0;
-  std::map<int, int> gpus;                                                       // by rank
+  std::map<int, int> gpus;                                                       // the GPU of each rank
   std::map<std::size_t, std::map<int, std::shared_ptr<Operation>>> collectives;  // by sequence and rank
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Operation>>> sends,
       recvs;  // by sender and receiver
@@ -91,7 +91,7 @@ struct Launch {
 
 std::mutex mutex;
 std::condition_variable changed;
-std::map<ncclComm_t, std::shared_ptr<Comm>> comms;  // live ones
+std::map<ncclComm_t, std::shared_ptr<Comm>> comms;  // communicators that were not destroyed or aborted
 std::set<ncclComm_t> gone;
 std::map<std::string, std::shared_ptr<Clique>> cliques;
 std::map<std::string, int> call_counts;
@@ -116,7 +116,7 @@ ncclResult_t violated(const std::string& text, ncclResult_t result = ncclInvalid
   return result;
 }
 
-/// Counts the call. Returns the fault that was asked for, if any.
+/// Counts the call. Returns the fault that a test has requested for this call, or null.
 const Fault* counted(const char* call) {
   const int n = call_counts[call]++;
   const auto [begin, end] = faults.equal_range(call);
@@ -138,7 +138,7 @@ std::shared_ptr<Comm> find(ncclComm_t handle, const char* call) {
 
 void begin_progress(Comm& comm) { comm.polls_left = polls; }
 
-// ---- what streams do ----
+// ---- work on streams ----
 
 void compute(const std::map<int, std::shared_ptr<Operation>>& ranks) {
   const Operation& first = *ranks.begin()->second;
@@ -230,7 +230,7 @@ void arrive(Clique& clique, int rank, const std::shared_ptr<Operation>& operatio
   clique.collectives.erase(operation->sequence);
 }
 
-/// What a stream runs. Nonzero: finished.
+/// The work item that a stream runs. Returns nonzero if it has finished.
 int run(void* argument) {
   const std::lock_guard lock(mutex);
   auto* const launch = static_cast<Launch*>(argument);
@@ -249,7 +249,7 @@ int run(void* argument) {
 
 // ---- calls ----
 
-/// Gives launches to their streams. Called without the mutex, which the streams' work takes.
+/// Appends launches to their streams. The caller must not hold the mutex, because the work takes it.
 ncclResult_t launch_all(std::vector<Launch> launches) {
   for (Launch& launch : launches) {
     Launch* given = nullptr;
@@ -430,7 +430,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* state) {
   *state = comm->error;
   if (comm->error != ncclSuccess) return ncclSuccess;
   if (!comm->initialised && static_cast<int>(comm->clique->gpus.size()) < comm->clique->size) {
-    *state = ncclInProgress;  // a rank has not come yet
+    *state = ncclInProgress;  // not all ranks have joined the communicator yet
     return ncclSuccess;
   }
   if (comm->polls_left > 0) --comm->polls_left;

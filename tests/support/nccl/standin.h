@@ -3,16 +3,13 @@
 // threads of one process, on host memory. The library exports NCCL's own functions and
 // tapestry_standin_nccl().
 //
-// The stand-in keeps to NCCL's contract for communicators that do not block:
-//  - Calls return ncclInProgress; ncclCommGetAsyncError() returns ncclSuccess after a number of polls. A call
-//  on a
-//    communicator that is still in progress is a violation.
-//  - A collective happens on its stream when all ranks' streams have reached it. A send happens when both
-//  sides have.
-//  - Ranks that call different collectives, or with different counts, types, operations or roots, hang, as
-//  they do in
-//    NCCL. In addition the stand-in notes a violation.
-// It does not run ranks in several processes.
+// The stand-in behaves like NCCL with nonblocking communicators. Calls return ncclInProgress, and
+// ncclCommGetAsyncError() returns ncclSuccess after a number of polls. A collective runs when the streams of
+// all ranks have reached it; a send runs when both sides have reached it. Ranks hang if they call different
+// collectives, or the same one with different counts, types, operations or roots.
+//
+// The stand-in also records violations: such mismatched calls, and calls on a communicator that is still in
+// progress. It supports only ranks that are threads of one process.
 extern "C" {
 
 struct StandInNccl {
@@ -31,10 +28,10 @@ struct StandInNccl {
   void (*fail)(const char* call, int nth, int result, int asynchronous);
   /// The number of polls for which a call stays in progress; 2 after reset().
   void (*set_polls)(int polls);
-  /// While `on`, ncclCommAbort() does not return.
+  /// hold_aborts(1) makes ncclCommAbort() block until hold_aborts(0).
   void (*hold_aborts)(int on);
 
-  // ---- what happened ----
+  // ---- records ----
 
   /// Calls of the function so far.
   int (*calls)(const char* name);
@@ -42,7 +39,8 @@ struct StandInNccl {
   int (*aborting)();
   /// Communicators that were neither destroyed nor aborted.
   int (*live)();
-  /// Broken rules, one line each; empty if there are none. Valid until the next call of the stand-in.
+  /// Returns the recorded violations, one line each; empty if there are none. The text is valid until the
+  /// next call of the stand-in.
   const char* (*violations)();
   /// Forgets faults, counts and violations. No communicator may be alive.
   void (*reset)();

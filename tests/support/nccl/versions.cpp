@@ -1,5 +1,5 @@
-// A library that has nothing but the version functions of NCCL, cuDNN and cuBLASLt. Tests copy it to where
-// they want a library to be found. The versions come from environment variables.
+// A library with only the version functions of NCCL, cuDNN and cuBLASLt. Tests copy it to the folders where
+// the library loader must find it. Environment variables set the versions.
 #include <cstddef>
 #include <cstdlib>
 

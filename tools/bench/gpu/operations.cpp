@@ -12,8 +12,8 @@ namespace {
 /// A tensor and the name of its gradient.
 using Inputs = std::vector<std::pair<std::string, Tensor>>;
 
-/// The gradients of all inputs of y = forward(). The forward pass runs once, each call runs the backward
-/// pass.
+/// A benchmark of backward: computes the gradients of all inputs of y = forward(). The forward pass runs only
+/// once. Each call runs the backward pass.
 Work gradients(const Inputs& inputs, const std::function<Tensor()>& forward,
                const std::function<Tensor(const Tensor&)>& seed) {
   std::vector<Tensor> leaves;
@@ -34,7 +34,7 @@ Work conv(const Spec& s) {
   return {[=] { return conv2d(x, weight, {}, params); }};
 }
 
-/// Calls the kernel: no public operation has the ReLU in its epilogue.
+/// Calls the kernel directly, because no public operation fuses a convolution with bias and ReLU.
 Work conv_bias_relu(const Spec& s) {
   const auto last = MemoryFormat::channels_last;
   const Tensor x = random(s, {s[0], s[1], s[2], s[3]}, 1, last),
@@ -94,7 +94,8 @@ Work adamw(const Spec& s) {
           }};
 }
 
-/// The part of eager_mul that every framework pays: the launch of the kernel, with no new tensor and no tape.
+/// Launches the kernel of eager_mul without allocating a tensor and without the tape. This is the part of its
+/// cost that every framework has.
 Work launch(const Spec& s) {
   const Tensor a = random(s, {1}, 1), b = random(s, {1}, 2), y = empty_like(a);
   const Tensor* const operands[] = {&y, &a, &b};
@@ -165,7 +166,7 @@ const std::map<std::string, Maker>& single_operations() {
        }},
       {"adamw", adamw},
       {"linear",
-       [](const Spec& s) -> Work {  // (m, k) by (n, k)
+       [](const Spec& s) -> Work {  // the product of an (m, k) matrix and a transposed (n, k) matrix
          const Tensor x = random(s, {s[0], s[2]}, 1), w = random(s, {s[1], s[2]}, 2);
          return {[=] { return linear(x, w); }};
        }},

@@ -78,8 +78,8 @@ struct Gpt2Block : nn::Module {
   }
 };
 
-/// Puts the values into the parameters that peer.py computes, too. Weights have the spread of He's
-/// initialisation (He et al. 2015), scales of norms are near 1, biases near 0.
+/// Gives the parameters the same initial values as peer.py. Weights have the standard deviation of He
+/// initialisation (He et al. 2015). The scales of norms are near 1, and biases are near 0.
 void initialize(nn::Module& model, const Spec& spec) {
   std::uint32_t salt = 100;
   const NoGradGuard no_grad;
@@ -132,22 +132,22 @@ std::function<Tensor(const Tensor&)> classification(const Spec& spec, std::int64
 
 const std::map<std::string, Maker>& training_steps() {
   static const std::map<std::string, Maker> all = {
-      {"step_mlp",  // batch
+      {"step_mlp",  // size: batch
        [](const Spec& s) {
          return train<Mlp, optim::AdamW>(s, {.lr = 1e-3}, random(s, {s[0], 784}, 1), classification(s, 10));
        }},
-      {"step_cnn",  // batch
+      {"step_cnn",  // size: batch
        [](const Spec& s) {
          return train<Cnn, optim::SGD>(s, {.lr = 1e-3, .momentum = 0.9}, random(s, {s[0], 1, 28, 28}, 1),
                                        classification(s, 10));
        }},
-      {"step_resnet18",  // batch, height and width
+      {"step_resnet18",  // sizes: batch, side of the square images
        [](const Spec& s) {
          return train<ResNet18, optim::SGD>(s, {.lr = 1e-3, .momentum = 0.9},
                                             random(s, {s[0], 3, s[1], s[1]}, 1, MemoryFormat::channels_last),
                                             classification(s, 1000));
        }},
-      {"step_gpt2_block",  // batch, length
+      {"step_gpt2_block",  // sizes: batch, sequence length
        [](const Spec& s) {
          const Shape sizes{s[0], s[1], Gpt2Block::kWidth};
          return train<Gpt2Block, optim::AdamW>(

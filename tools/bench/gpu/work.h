@@ -1,5 +1,6 @@
 #pragma once
-// What the source files of bench_gpu_ops share: the description of a benchmark, its inputs, its results.
+// Types and functions that the source files of bench_gpu_ops share: the description of a benchmark, its
+// inputs, and its results.
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -16,7 +17,7 @@ struct Spec {
   DType dtype = DType::f32;
   Device device;
   std::vector<std::int64_t> sizes;
-  /// Throws if the command has fewer sizes.
+  /// Returns the i-th size. Throws if the command has fewer sizes.
   std::int64_t operator[](std::size_t i) const;
 };
 
@@ -34,8 +35,9 @@ class Results {
 
 /// A benchmark with its inputs.
 struct Work {
-  std::function<Results()> call;  ///< is timed
-  /// If positive, the host's time is measured instead of the device's, per operation. A call has this many.
+  std::function<Results()> call;  ///< runs the benchmark once; this call is timed
+  /// If positive, the host time per operation is measured instead of the device time. It is the number of
+  /// operations in one call.
   int operations = 0;
   /// Returns the results of the last call, if `call` itself returns none.
   std::function<Results()> results = {};

@@ -1,3 +1,4 @@
 #pragma once
-// Named as a folder of the library is.
+// This folder has the name of one of the library's folders, core/. The consumer's includes must find this
+// one.
 int batch_size();

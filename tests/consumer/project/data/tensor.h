@@ -1,5 +1,5 @@
 #pragma once
-// A name that the library has too, in another folder.
+// This header has the name of one of the library's headers, core/tensor.h. The two must not be confused.
 struct Tensor {
   int rows;
 };
