@@ -54,6 +54,9 @@ Progress progress_of(const std::string& path, const StringMap& metadata) {
   Progress progress;
   progress.epoch = number_of<std::int64_t>(path, metadata, "tapestry.epoch");
   progress.step = number_of<std::int64_t>(path, metadata, "tapestry.step");
+  check<IoError>(progress.epoch >= 0 && progress.step >= 0, "[load_checkpoint] ", path, ": is of epoch ",
+                 progress.epoch, " and step ", progress.step,
+                 ", which cannot be negative; use another checkpoint");
   if (metadata.count("tapestry.metric"))
     progress.metric = number_of<double>(path, metadata, "tapestry.metric");
   for (const auto& [key, value] : metadata)
@@ -84,6 +87,24 @@ template <class F>
 void for_each_device(const F& fn) {
   for (const DeviceType type : {DeviceType::cpu, DeviceType::cuda})
     for (int i = 0; i < device_count(type); ++i) fn(Device(type, i));
+}
+
+/// Throws IoError unless these are states of generators, the CPU's among them.
+void check_generators(const std::string& path, const StateDict& generators) {
+  check<IoError>(find(generators, Device(kCPU).str()) != nullptr, "[load_checkpoint] ", path,
+                 ": contains no state of the random generator (", kGenerator, Device(kCPU).str(),
+                 "); use another checkpoint, or load_model for the weights alone");
+  for (const auto& [name, tensor] : generators) {
+    try {
+      static_cast<void>(Device(name));
+    } catch (const Error& e) {
+      fail<IoError>("[load_checkpoint] ", path, ": ", kGenerator, name,
+                    " is not the generator of a device: ", e.what());
+    }
+    check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
+                   ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(),
+                   ", not two int64; use another checkpoint");
+  }
 }
 
 /// Returns 500 for "step-00000500.safetensors", and nothing for other names.
@@ -128,6 +149,8 @@ LoadResult load_model(const std::string& path, Module& module, bool strict) {
 }
 
 void save_checkpoint(const std::string& path, const Training& training, const Progress& progress) {
+  check(progress.epoch >= 0 && progress.step >= 0, "[save_checkpoint] the epoch is ", progress.epoch,
+        " and the step ", progress.step, "; they cannot be negative");
   StateDict tensors;
   StringMap metadata{{"tapestry.checkpoint", kVersion},
                      {"tapestry.epoch", std::to_string(progress.epoch)},
@@ -172,9 +195,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   }
   check<IoError>(!training.scheduler || !scheduler.empty(), "[load_checkpoint] ", path,
                  ": contains no schedule state");
-  for (const auto& [name, tensor] : generators)
-    check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
-                   ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(), ", not two int64");
+  check_generators(path, generators);
   // Each part is loaded completely or not at all. The model is loaded last, because the other parts are small
   // enough to be restored if it fails.
   StateDict old_optimizer, old_scheduler;

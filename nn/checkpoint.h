@@ -55,12 +55,13 @@ struct Progress {
 };
 
 /// Saves the model, the optimizer, the schedule, the default random generators of all devices, and the
-/// progress.
+/// progress. Throws ValueError if the epoch or the step is negative.
 void save_checkpoint(const std::string& path, const Training& training, const Progress& progress);
 /// Restores everything that save_checkpoint saved. The run then computes the same bits as a run that was
 /// never interrupted. The devices may differ; generators of devices that do not exist here are skipped.
-/// Throws IoError if the file is broken or lacks a requested part. Throws ValueError if the file belongs to
-/// another model, optimizer, or list of parameter groups. If it throws, nothing was loaded.
+/// Throws IoError if the file is broken, lacks a requested part or the CPU's generator, or has a negative
+/// epoch or step. Throws ValueError if the file belongs to another model, optimizer, or list of parameter
+/// groups, or if numbers such as the learning rate have a wrong dtype. If it throws, nothing was loaded.
 Progress load_checkpoint(const std::string& path, const Training& training);
 
 struct CheckpointerOptions {

@@ -31,7 +31,8 @@ class RunFolder {
   /// Writes metrics.jsonl, with one JSON object per epoch and line. The file is replaced atomically, so no
   /// line is ever incomplete.
   void write_metrics(const std::vector<EpochMetrics>& epochs) const;
-  /// Reads the metrics up to `last_epoch`. Throws IoError if a line is not metrics.
+  /// Reads the metrics of the epochs up to `last_epoch`. Throws IoError if a line is not metrics, or if its
+  /// epoch is not later than that of the line before.
   std::vector<EpochMetrics> read_metrics(int last_epoch) const;
 
  private:

@@ -205,6 +205,9 @@ Environment read_environment() {
   const char* const restarts =
       variable("TAPESTRY_RESTART") ? "TAPESTRY_RESTART" : "TORCHELASTIC_RESTART_COUNT";
   e.restart = number(restarts, 0, 1'000'000).value_or(0);
+  const char* const most =
+      variable("TAPESTRY_MAX_RESTARTS") ? "TAPESTRY_MAX_RESTARTS" : "TORCHELASTIC_MAX_RESTARTS";
+  e.max_restarts = number(most, 0, 1'000'000'000).value_or(0);
   return e;
 }
 

@@ -25,7 +25,8 @@ struct Environment {
   /// The launcher that set the variables: "tapestry-run", "torchrun", "mpirun", "srun", "variables" (set by
   /// hand), or "none" (a world of one rank).
   std::string launcher = "none";
-  int restart = 0;  ///< how often the launcher has restarted this job
+  int restart = 0;       ///< how often the launcher has restarted this job
+  int max_restarts = 0;  ///< how often the launcher restarts this job at most
 };
 
 /// Reads and checks the variables. Throws ValueError if one is missing, not a number, or contradicts another

@@ -41,7 +41,9 @@ class DistributedCheckpointer {
   /// nn::Checkpointer::save and the other ranks throw DistributedError.
   std::string save(const nn::Training& training, const nn::Progress& progress);
   /// Locks the folder (nn::Checkpointer::lock), and loads the latest checkpoint onto the devices of each
-  /// rank's model. Returns nothing on every rank if there is no checkpoint.
+  /// rank's model. Returns nothing on every rank if there is no checkpoint. Throws IoError if the generator
+  /// state of a rank that saved the checkpoint is missing or invalid. nn::Checkpointer's files are accepted
+  /// as checkpoints of one rank.
   std::optional<nn::Progress> resume(const nn::Training& training);
 
  private:

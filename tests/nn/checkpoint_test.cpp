@@ -275,6 +275,26 @@ TEST_CASE("a checkpoint is also a model file and preserves the progress") {
                        {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", step}});
       CHECK_THROWS_AS(nn::load_checkpoint(dir / "v", {}), IoError);
     }
+    const std::vector<std::pair<const char*, const char*>> negative = {{"-9000000000000000000", "0"},
+                                                                       {"0", "-1"}};
+    for (const auto& [epoch, step] : negative) {
+      nn::save_tensors(dir / "v", {},
+                       {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", epoch}, {"tapestry.step", step}});
+      CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("which cannot be negative"));
+    }
+    CHECK_THROWS_WITH(nn::save_checkpoint(dir / "v", {}, {.epoch = -1}),
+                      ContainsSubstring("the epoch is -1"));
+    const auto generators = [&](const nn::StateDict& tensors) {
+      nn::save_tensors(dir / "v", tensors,
+                       {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", "0"}});
+    };
+    generators({});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}),
+                      ContainsSubstring("contains no state of the random generator"));
+    const Tensor state = zeros({2}, DType::i64);
+    generators({{"training/generator/cpu:0", state}, {"training/generator/cpo:0", state}});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}),
+                      ContainsSubstring("cpo:0 is not the generator of a device"));
     nn::save_tensors(dir / "v", {{"training/generator/cpu:0", zeros({3})}},
                      {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", "0"}});
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("not two int64"));

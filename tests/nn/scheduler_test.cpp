@@ -169,5 +169,15 @@ TEST_CASE("schedules refuse bad options and states") {
                     ContainsSubstring("-1"));
   CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{1})}}),
                     ContainsSubstring("groups"));
+  const auto state = [](const Tensor& steps, const Tensor& rate) {
+    return nn::StateDict{{"steps", steps}, {"base_lrs.0", rate}, {"base_lrs.1", rate}};
+  };
+  const Tensor one = scalar_tensor(std::int64_t{1});
+  CHECK_THROWS_WITH(step.load_state_dict(state(scalar_tensor(1.5), scalar_tensor(0.1))),
+                    ContainsSubstring("number of steps is float32, not int64"));
+  CHECK_THROWS_WITH(step.load_state_dict(state(one, one)), ContainsSubstring("base_lrs.0 is 1 of dtype int64"));
+  for (const double rate : {-0.1, double{INFINITY}, double{NAN}})
+    CHECK_THROWS_WITH(step.load_state_dict(state(one, scalar_tensor(rate))),
+                      ContainsSubstring("not a floating-point number of at least 0"));
   CHECK(step.steps() == 0);
 }

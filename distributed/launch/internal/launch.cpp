@@ -49,7 +49,8 @@ Job job_of(const LaunchOptions& o, const Variables& environment) {
           .master_addr = o.host,
           .master_port = o.port,
           .secret = secret_of(o, environment),
-          .cores = available_cores()};
+          .cores = available_cores(),
+          .max_restarts = o.max_restarts};
 }
 
 void create_log_folder(const std::string& folder) {
