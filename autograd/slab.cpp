@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "tapestry/core/internal/fork.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define TAPESTRY_POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
@@ -50,7 +52,11 @@ struct Cache {
 };
 // The cache is never destroyed, because static variables may free their nodes when the process ends.
 Cache& cache() {
-  static Cache* c = new Cache;
+  static Cache* const c = [] {
+    Cache* const made = new Cache;
+    lock_during_fork(made->mutex);
+    return made;
+  }();
   return *c;
 }
 std::atomic<std::int64_t> in_use{0};

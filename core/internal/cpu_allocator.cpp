@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/fork.h"
 
 namespace tapestry::detail {
 namespace {
@@ -212,7 +213,11 @@ struct Pool {
 
 // Never destroyed, because tensors in static storage are freed after main has returned.
 Pool* pools() {
-  static Pool* const all = new Pool[kMaxDevices];
+  static Pool* const all = [] {
+    Pool* const pools = new Pool[kMaxDevices];
+    for (int d = 0; d < device_count(DeviceType::cpu); ++d) lock_during_fork(pools[d].mutex);
+    return pools;
+  }();
   return all;
 }
 
