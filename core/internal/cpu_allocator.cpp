@@ -215,7 +215,7 @@ struct Pool {
 Pool* pools() {
   static Pool* const all = [] {
     Pool* const pools = new Pool[kMaxDevices];
-    for (int d = 0; d < device_count(DeviceType::cpu); ++d) lock_during_fork(pools[d].mutex);
+    for (int d = 0; d < kMaxDevices; ++d) lock_during_fork(pools[d].mutex);
     return pools;
   }();
   return all;

@@ -147,3 +147,13 @@ TEST_CASE("60 levels of shared modules are visited once each") {
   CHECK(top->modules().size() == 61);
   CHECK(top->parameters().empty());
 }
+
+TEST_CASE("a child may outlive its parent") {
+  const auto child = std::make_shared<nn::Linear>(nn::Linear::Options{.in_features = 2, .out_features = 1});
+  {
+    nn::Sequential parent(child);
+    CHECK(child->path() == "0");
+  }
+  CHECK(child->path().empty());
+  CHECK((*child)(zeros({1, 2})).sizes() == Shape{1, 1});
+}

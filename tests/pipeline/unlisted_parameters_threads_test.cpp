@@ -19,7 +19,8 @@ struct Net : nn::Module {
   Tensor both(const Tensor& x) { return second(first(x).tanh()); }
 };
 
-const Tensor kInputs = wave({8, 4}, 1).to(DType::f32), kTargets = wave({8, 2}, 2).to(DType::f32);
+Tensor inputs() { return wave({8, 4}, 1).to(DType::f32); }
+Tensor targets() { return wave({8, 2}, 2).to(DType::f32); }
 
 Tensor loss(const Tensor& y, const Tensor& target) { return mse_loss(y, target); }
 
@@ -42,7 +43,7 @@ TEST_CASE("on one device or two, a module that a stage forgets is an error with 
         const auto function = [&](const Tensor& x) { return net.both(x); };
         const PipelineOptions options{.schedule = schedule, .micro_batches = 2, .checkpoint = checkpoint};
         Pipeline forgetful({{function, kCPU, {net.first}}, {net.head, last}}, options);
-        CHECK_THROWS_WITH(forgetful.forward_backward(kInputs, kTargets, loss),
+        CHECK_THROWS_WITH(forgetful.forward_backward(inputs(), targets(), loss),
                           ContainsSubstring("[Pipeline] backward of [") &&
                               ContainsSubstring("would give a gradient to 'second.") &&
                               ContainsSubstring("add its module to the stage's list") &&
@@ -52,7 +53,7 @@ TEST_CASE("on one device or two, a module that a stage forgets is an error with 
 
         net.zero_grad();
         Pipeline complete({{function, kCPU, {net.first, net.second}}, {net.head, last}}, options);
-        complete.forward_backward(kInputs, kTargets, loss);
+        complete.forward_backward(inputs(), targets(), loss);
         for (const auto& [name, p] : net.named_parameters()) CHECK(p->grad().defined());
       }
 }
@@ -62,10 +63,10 @@ TEST_CASE("a forgotten parameter of an unknown model is described by its shape a
   const nn::Parameter scale("scale", ones({2}));
   Pipeline pipeline({{[&](const Tensor& x) { return part(x) * scale; }, kCPU, {part}}});
   CHECK_THROWS_WITH(
-      pipeline.forward_backward(kInputs, kTargets, loss),
+      pipeline.forward_backward(inputs(), targets(), loss),
       ContainsSubstring("backward of [mul] would give a gradient to a parameter of float32 [2] on cpu:0"));
   Pipeline empty_list({{[&](const Tensor& x) { return part(x); }, kCPU}});
-  CHECK_THROWS_WITH(empty_list.forward_backward(kInputs, kTargets, loss),
+  CHECK_THROWS_WITH(empty_list.forward_backward(inputs(), targets(), loss),
                     ContainsSubstring("would give a gradient to"));
 }
 
@@ -73,10 +74,10 @@ TEST_CASE("a parameter that only the loss function uses is an error too") {
   nn::Linear part({.in_features = 4, .out_features = 2});
   const nn::Parameter temperature("temperature", ones({1}));
   Pipeline pipeline({{part, kCPU}});
-  CHECK_THROWS_WITH(
-      pipeline.forward_backward(
-          kInputs, kTargets, [&](const Tensor& y, const Tensor& t) { return mse_loss(y * temperature, t); }),
-      ContainsSubstring("would give a gradient to a parameter of float32 [1]"));
+  CHECK_THROWS_WITH(pipeline.forward_backward(
+                        inputs(), targets(),
+                        [&](const Tensor& y, const Tensor& t) { return mse_loss(y * temperature, t); }),
+                    ContainsSubstring("would give a gradient to a parameter of float32 [1]"));
 }
 
 TEST_CASE(
@@ -92,12 +93,12 @@ TEST_CASE(
                       },
                       kCPU,
                       {net.head}}});
-  pipeline.forward_backward(kInputs, kTargets, loss);
+  pipeline.forward_backward(inputs(), targets(), loss);
   CHECK(net.first.weight->grad().defined());
   CHECK(own.grad().defined());
   check_no_gradients(net.second);
   const NoGradGuard evaluates;
-  pipeline(kInputs);
+  pipeline(inputs());
 }
 
 TEST_CASE("over ranks, a module that a stage forgets is an error on all ranks") {
