@@ -57,10 +57,10 @@ class Worker final : public DeviceWorker {
       execute(job);
       return done;
     }
-    check<Error>(!mark_.is_in_child(), "[device_worker] a task for ", device_,
-                 " in a child process that fork() made, which has no worker threads; call device_worker() in "
-                 "the child, "
-                 "or fork before the first operation");
+    check<Error>(
+        !mark_.is_in_child(), "[device_worker] a task for ", device_,
+        " in a child process of fork(), which lacks the parent's threads; get a new worker in the child, "
+        "or fork before the first operation");
     {
       const std::lock_guard lock(mutex_);
       check<Error>(!stopping_, "[device_worker] a task for ", device_,

@@ -85,8 +85,9 @@ TEST_CASE("a child of fork() gets device workers of its own, and refuses tasks f
     return "accepted";
   });
   CHECK(child.ended);
-  CHECK_THAT(child.message, ContainsSubstring("[device_worker] a task for cpu:0 in a child process") &&
-                                ContainsSubstring("fork before the first operation"));
+  CHECK_THAT(child.message,
+             ContainsSubstring("[device_worker] a task for cpu:0 in a child process of fork()") &&
+                 ContainsSubstring("fork before the first operation"));
   CHECK(child.exit_code == 1);
   of_parent.run([] {}).get();
 }
