@@ -8,19 +8,6 @@
 #include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
-namespace {
-
-std::atomic<std::uint64_t> hook_ids{1};
-
-// A handle that removes the hook `id` from a list, if the list still exists.
-template <class List>
-HookHandle handle_for(const std::shared_ptr<List>& list, std::uint64_t id) {
-  return HookHandle([weak = std::weak_ptr<List>(list), id] {
-    if (auto hooks = weak.lock()) std::erase_if(*hooks, [id](const auto& h) { return h.id == id; });
-  });
-}
-
-}  // namespace
 
 std::uint64_t next_sequence() {
   static std::atomic<std::uint64_t> counter{0};
@@ -143,16 +130,13 @@ void Node::dispose(Node* node) noexcept {
 }
 
 HookHandle Node::add_hook(std::uint32_t output, std::function<Tensor(const Tensor&)> hook, bool last) {
-  if (!hooks_) hooks_ = std::make_shared<std::vector<Hook>>();
-  const std::uint64_t id = hook_ids.fetch_add(1, std::memory_order_relaxed);
-  hooks_->push_back({id, output, last, std::move(hook)});
-  return handle_for(hooks_, id);
+  return hooks_.add({output, last, std::move(hook)});
 }
 
 void Node::run_hooks() {
-  const std::vector<Hook> hooks = *hooks_;  // a hook may remove itself
+  const auto hooks = hooks_.hooks();
   for (bool last : {false, true})
-    for (const Hook& h : hooks) {
+    for (const auto& [id, h] : *hooks) {
       Tensor& gradient = outputs_[h.output].gradient;
       if (h.last != last || !gradient.defined()) continue;
       Tensor replacement = h.fn(gradient);
@@ -186,16 +170,23 @@ LeafNode::LeafNode(const Tensor& leaf, OutputSlot* output)
   leaf_ = true;
 }
 
+Tensor LeafNode::owner() {
+  std::lock_guard lock(mutex_);
+  if (!owner_) return {};
+  // If another thread is destroying the tensor, its reference count is already zero, and must stay zero.
+  int refs = owner_->refs.load(std::memory_order_relaxed);
+  while (refs > 0 && !owner_->refs.compare_exchange_weak(refs, refs + 1, std::memory_order_acq_rel)) {
+  }
+  return refs > 0 ? Tensor(Ref<TensorImpl>::adopt(owner_)) : Tensor();
+}
+
 void LeafNode::forget_owner() {
   std::lock_guard lock(mutex_);
   owner_ = nullptr;
 }
 
 HookHandle LeafNode::add_post_hook(std::function<void(const Tensor&)> hook) {
-  if (!post_hooks_) post_hooks_ = std::make_shared<std::vector<PostHook>>();
-  const std::uint64_t id = hook_ids.fetch_add(1, std::memory_order_relaxed);
-  post_hooks_->push_back({id, std::move(hook)});
-  return handle_for(post_hooks_, id);
+  return post_hooks_.add(std::move(hook));
 }
 
 void LeafNode::run(Backward&) {
@@ -212,22 +203,11 @@ void LeafNode::run(Backward&) {
     const bool dense = incoming.is_contiguous() || incoming.is_contiguous(MemoryFormat::channels_last);
     grad = ours && dense ? std::move(incoming) : dense ? incoming.clone() : incoming.contiguous();
   }
-  if (!post_hooks_ || post_hooks_->empty()) return;
-  Tensor owner;
-  {
-    std::lock_guard lock(mutex_);
-    // Take a reference to the leaf tensor that owns this node, unless another thread is destroying it. In
-    // that case its reference count is already zero, and must stay zero.
-    if (owner_) {
-      int refs = owner_->refs.load(std::memory_order_relaxed);
-      while (refs > 0 && !owner_->refs.compare_exchange_weak(refs, refs + 1, std::memory_order_acq_rel)) {
-      }
-      if (refs > 0) owner = Tensor(Ref<TensorImpl>::adopt(owner_));
-    }
-  }
-  if (!owner.defined()) return;
-  const std::vector<PostHook> hooks = *post_hooks_;
-  for (const PostHook& h : hooks) h.fn(owner);
+  if (post_hooks_.empty()) return;
+  const Tensor leaf = owner();
+  if (!leaf.defined()) return;
+  const auto hooks = post_hooks_.hooks();
+  for (const auto& [id, hook] : *hooks) hook(leaf);
 }
 
 }  // namespace tapestry::autograd

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tapestry/autograd/slab.h"
+#include "tapestry/core/hook_list.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {
@@ -130,7 +131,6 @@ class Node {
   friend class GraphTask;
   friend class Backward;
   struct Hook {
-    std::uint64_t id;
     std::uint32_t output;
     bool last;
     std::function<Tensor(const Tensor&)> fn;
@@ -145,8 +145,7 @@ class Node {
   std::uint64_t sequence_;
   Edge* edges_;
   Context context_;
-  std::shared_ptr<std::vector<Hook>>
-      hooks_;  // HookHandles have weak pointers to it, so they keep no graph alive
+  HookList<Hook> hooks_;
   // The state of this node in a backward pass.
   std::atomic<GraphTask*> task_{nullptr};
   std::uint32_t pending_ = 0;    // edges to this node whose gradient has not arrived yet
@@ -233,23 +232,22 @@ class LeafNode final : public Node {
 
   bool requires_grad = true;
   Tensor grad;
+  const std::uint64_t created = next_sequence();  ///< orders leaves by their creation
 
   HookHandle add_post_hook(std::function<void(const Tensor&)> hook);
+  /// The leaf tensor; undefined if it is destroyed or another thread is destroying it.
+  Tensor owner();
   /// Called when the leaf tensor is destroyed. Post-accumulate hooks are then not called any more.
   void forget_owner();
 
  private:
-  struct PostHook {
-    std::uint64_t id;
-    std::function<void(const Tensor&)> fn;
-  };
   LeafNode(const Tensor& leaf, OutputSlot* output);
   void run(Backward& b) override;
   bool release_saved() override { return false; }
 
   std::mutex mutex_;  // guards owner_
   TensorImpl* owner_;
-  std::shared_ptr<std::vector<PostHook>> post_hooks_;
+  HookList<std::function<void(const Tensor&)>> post_hooks_;
 };
 
 inline Record* record_of(const Tensor& t) { return static_cast<Record*>(t.impl()->grad_record); }

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "tapestry/core/internal/fork.h"
 #include "tapestry/core/tls_model.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -53,7 +54,11 @@ struct Cache {
 };
 // The cache is never destroyed, because static variables may free their nodes when the process ends.
 Cache& cache() {
-  static Cache* c = new Cache;
+  static Cache* const c = [] {
+    Cache* const made = new Cache;
+    lock_during_fork(made->mutex);
+    return made;
+  }();
   return *c;
 }
 std::atomic<std::int64_t> in_use{0};

@@ -1,5 +1,7 @@
 #include "tapestry/core/threads.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -54,6 +56,17 @@ std::atomic<int>& thread_count() {
 
 constinit std::atomic<bool> main_taken{false};
 
+// The threads of OpenMP do not exist in a child process that fork() made, but the OpenMP runtime of the child
+// still waits for them in every parallel region of more than one thread. So the child computes with one
+// thread. A child whose parent opened no such region may start threads of its own.
+constinit std::atomic<bool> had_parallel_region{false};
+constinit std::atomic<bool> lost_threads{false};
+
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
+  if (had_parallel_region.load(std::memory_order_relaxed))
+    lost_threads.store(true, std::memory_order_relaxed);
+});
+
 struct ThreadState {
   int share = 0;        // the number of threads that a ThreadShare gives; 0 without one
   int applied = 0;      // the last argument of omp_set_num_threads
@@ -88,11 +101,18 @@ void set_num_threads(int n) {
   thread_count().store(n);
 }
 
-int get_num_threads() { return thread_count().load(std::memory_order_relaxed); }
+int get_num_threads() {
+  return lost_threads.load(std::memory_order_relaxed) ? 1 : thread_count().load(std::memory_order_relaxed);
+}
 
 int compute_threads() {
   if (state.inside) return 1;
-  const int n = state.share > 0 ? state.share : state.main || become_main() ? threads_per_device() : 1;
+  int n = state.share > 0 ? state.share : state.main || become_main() ? threads_per_device() : 1;
+  if (n > 1) {
+    if (lost_threads.load(std::memory_order_relaxed)) n = 1;
+    else if (!had_parallel_region.load(std::memory_order_relaxed))
+      had_parallel_region.store(true, std::memory_order_relaxed);
+  }
 #ifdef TAPESTRY_HAS_OPENMP
   if (state.applied != n) omp_set_num_threads(n);
 #endif

@@ -5,7 +5,9 @@ namespace tapestry {
 
 /// Sets the number of threads that CPU kernels may use, in total for all logical CPU devices. The default is
 /// OMP_NUM_THREADS or, if that variable is not set, the number of cores that the process may use (its CPU
-/// affinity). Throws ValueError unless n is from 1 to 1024.
+/// affinity). Throws ValueError unless n is from 1 to 1024. In a child process of fork() whose parent has
+/// computed with several threads, the number is 1 and cannot be changed, because OpenMP cannot start its
+/// threads there again.
 void set_num_threads(int n);
 int get_num_threads();
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/fork.h"
 #include "tapestry/core/internal/limits.h"
 #include "tapestry/core/threads.h"
 
@@ -20,6 +21,7 @@ struct Prefetcher::Impl {
   };
 
   Make make;
+  const ForkMark mark;
   const std::int64_t end;
   std::mutex mutex;
   std::condition_variable ready, space;
@@ -84,11 +86,19 @@ Prefetcher::Prefetcher(Make make, std::int64_t begin, std::int64_t end, int work
   }
 }
 
-Prefetcher::~Prefetcher() { impl_->stop(); }
+Prefetcher::~Prefetcher() {
+  // In a child process the workers do not exist, and destroying a condition variable would wait for them.
+  if (impl_->mark.is_in_child() && !impl_->threads.empty()) static_cast<void>(impl_.release());
+  else impl_->stop();
+}
 
 std::shared_ptr<void> Prefetcher::next() {
   Impl& s = *impl_;
   if (s.slots.empty()) return s.handed_out == s.end ? nullptr : s.make(s.handed_out++);
+  check<Error>(
+      !s.mark.is_in_child(),
+      "[DataLoader] the workers of this loop were started before fork(), and do not exist in this child "
+      "process; start the loop in the child, or use num_workers = 0");
   std::unique_lock lock(s.mutex);
   if (s.handed_out == s.end) return nullptr;
   Impl::Slot& slot = s.slot(s.handed_out);

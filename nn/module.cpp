@@ -23,13 +23,40 @@ std::string list_names(const std::vector<std::string>& names) {
   return out;
 }
 
+constexpr auto nothing = [](const Module&) {};
+
+// Destroying a child destroys its children in turn. Below this depth they are collected in a list, and the
+// outermost destructor destroys them, so that deep modules do not overflow the stack.
+constexpr int kMaxDestructorDepth = 64;
+
 }  // namespace
 
 Module::Module() = default;
 
 Module::~Module() {
-  for (const ChildEntry& c : children_)
+  struct Destruction {
+    int depth = 0;
+    std::vector<std::shared_ptr<Module>>* postponed = nullptr;
+  };
+  static thread_local constinit Destruction current;
+
+  for (const ChildEntry& c : children_) {
+    --c.module->parents_;
     if (c.module->parent_ == this) c.module->parent_ = nullptr;
+  }
+  if (children_.empty()) return;
+  if (current.depth == kMaxDestructorDepth) {
+    for (ChildEntry& c : children_) current.postponed->push_back(std::move(c.module));
+    return;
+  }
+  std::vector<std::shared_ptr<Module>> postponed;
+  if (current.depth++ == 0) current.postponed = &postponed;
+  children_.clear();
+  while (!postponed.empty()) {
+    const std::shared_ptr<Module> next = std::move(postponed.back());
+    postponed.pop_back();
+  }
+  if (--current.depth == 0) current.postponed = nullptr;
 }
 
 Tensor Module::forward(const Tensor&) {
@@ -45,58 +72,121 @@ void Module::check_name(const char* op, const std::string& name) const {
   if (name.empty() || name.find('.') != std::string::npos)
     fail("[", op, "] '", name, "' cannot be a name in ", type_name(),
          "; use a name that is not empty and contains no dot");
-  const auto same = [&](const auto& entry) { return entry.name == name; };
-  if (std::any_of(params_.begin(), params_.end(), same) ||
-      std::any_of(buffers_.begin(), buffers_.end(), same) ||
-      std::any_of(children_.begin(), children_.end(), same))
+  if (names_.contains(name))
     fail("[", op, "] ", type_name(), " already has a '", name, "'; use another name");
+}
+
+// True if `other` is this module or a descendant. A module that was never added to another one is a
+// descendant of none. So building a model from its leaves upwards visits no module twice, and building it
+// from the root downwards visits only the added module.
+bool Module::contains(const Module& other) const {
+  if (&other == this) return true;
+  if (other.parents_ == 0) return false;
+  std::vector<const Module*> waiting{this};
+  std::unordered_set<const Module*> seen{this};
+  while (!waiting.empty()) {
+    const Module* const m = waiting.back();
+    waiting.pop_back();
+    for (const ChildEntry& c : m->children_) {
+      if (c.module.get() == &other) return true;
+      if (seen.insert(c.module.get()).second) waiting.push_back(c.module.get());
+    }
+  }
+  return false;
 }
 
 void Module::add_child(const std::string& name, std::shared_ptr<Module> module) {
   check_name("add", name);
   check(module != nullptr, "[add] the module '", name, "' is null; pass one that exists");
-  for (const Module* m : module->modules())
-    check(m != this, "[add] '", name, "' contains the module that it is added to; modules form a tree");
+  check(!module->contains(*this), "[add] '", name,
+        "' contains the module that it is added to; modules form a tree");
+  children_.push_back({name, module});
+  names_.insert(name);
+  ++module->parents_;
   if (!module->parent_) {
     module->parent_ = this;
     module->name_ = name;
   }
-  children_.push_back({name, std::move(module)});
 }
 
 Parameter& Module::param(const std::string& name, const Tensor& init) {
-  check_name("param", name);
-  return params_.emplace_back(ParamEntry{name, init.defined() ? Parameter(name, init) : Parameter()}).slot;
+  return param(name, init.defined() ? Parameter(name, init) : Parameter());
 }
 
 Parameter& Module::param(const std::string& name, const Parameter& shared) {
   check_name("param", name);
-  return params_.emplace_back(ParamEntry{name, shared}).slot;
+  Parameter& slot = params_.emplace_back(ParamEntry{name, shared}).slot;
+  names_.insert(name);
+  return slot;
 }
 
 Buffer& Module::buffer(const std::string& name, const Tensor& init, bool persistent) {
   check_name("buffer", name);
-  return buffers_.emplace_back(BufferEntry{name, init.defined() ? Buffer(name, init) : Buffer(), persistent})
-      .slot;
+  Buffer own = init.defined() ? Buffer(name, init) : Buffer();
+  Buffer& slot = buffers_.emplace_back(BufferEntry{name, std::move(own), persistent}).slot;
+  names_.insert(name);
+  return slot;
 }
 
 // ---- contents ----
 
+// Calls enter(module, path) for this module and its descendants, parents before children, and leave(module)
+// after the module's descendants. A shared module appears once, or once per path. Uses no recursion, and
+// extends and shortens one path, so the time is linear in the number of modules.
+template <class Enter, class Leave>
+void Module::walk(Shared shared, const Enter& enter, const Leave& leave) const {
+  struct Level {
+    const Module* module;
+    std::size_t next_child, path_size;
+  };
+  std::vector<Level> levels{{this, 0, 0}};
+  std::unordered_set<const Module*> seen{this};
+  std::string path;
+  enter(*this, path);
+  while (!levels.empty()) {
+    Level& level = levels.back();
+    path.resize(level.path_size);
+    if (level.next_child == level.module->children_.size()) {
+      leave(*level.module);
+      levels.pop_back();
+      continue;
+    }
+    const ChildEntry& child = level.module->children_[level.next_child++];
+    if (shared == Shared::once && !seen.insert(child.module.get()).second) continue;
+    if (!path.empty()) path += '.';
+    path += child.name;
+    enter(*child.module, path);
+    levels.push_back({child.module.get(), 0, path.size()});
+  }
+}
+
+// Calls fn(path of the module, entry) for every parameter, or every buffer, each slot once.
+template <class Entry, class F>
+void Module::for_each_slot(std::deque<Entry> Module::*entries, const F& fn) const {
+  std::unordered_set<const void*> seen;
+  walk(
+      Shared::once,
+      [&](const Module& m, const std::string& path) {
+        for (const Entry& entry : m.*entries)
+          if (entry.slot.defined() && seen.insert(entry.slot.id()).second) fn(path, entry);
+      },
+      nothing);
+}
+
 std::vector<std::pair<std::string, Module*>> Module::named_modules() const {
   std::vector<std::pair<std::string, Module*>> found;
-  std::unordered_set<const Module*> seen;
-  const auto walk = [&](const auto& self, const Module& m, const std::string& path) -> void {
-    if (!seen.insert(&m).second) return;
-    found.emplace_back(path, const_cast<Module*>(&m));
-    for (const ChildEntry& c : m.children_) self(self, *c.module, join(path, c.name));
-  };
-  walk(walk, *this, "");
+  walk(
+      Shared::once,
+      [&](const Module& m, const std::string& path) { found.emplace_back(path, const_cast<Module*>(&m)); },
+      nothing);
   return found;
 }
 
 std::vector<Module*> Module::modules() const {
   std::vector<Module*> found;
-  for (auto& [path, module] : named_modules()) found.push_back(module);
+  walk(
+      Shared::once, [&](const Module& m, const std::string&) { found.push_back(const_cast<Module*>(&m)); },
+      nothing);
   return found;
 }
 
@@ -114,31 +204,30 @@ std::vector<Module*> Module::children() const {
 
 std::vector<std::pair<std::string, Parameter>> Module::named_parameters() const {
   std::vector<std::pair<std::string, Parameter>> found;
-  std::unordered_set<const void*> seen;
-  for (const auto& [path, module] : named_modules())
-    for (const ParamEntry& p : module->params_)
-      if (p.slot.defined() && seen.insert(p.slot.id()).second) found.emplace_back(join(path, p.name), p.slot);
+  for_each_slot(&Module::params_, [&](const std::string& path, const ParamEntry& p) {
+    found.emplace_back(join(path, p.name), p.slot);
+  });
   return found;
 }
 
 std::vector<Parameter> Module::parameters() const {
   std::vector<Parameter> found;
-  for (auto& [name, slot] : named_parameters()) found.push_back(std::move(slot));
+  for_each_slot(&Module::params_, [&](const std::string&, const ParamEntry& p) { found.push_back(p.slot); });
   return found;
 }
 
 std::vector<std::pair<std::string, Buffer>> Module::named_buffers() const {
   std::vector<std::pair<std::string, Buffer>> found;
-  std::unordered_set<const void*> seen;
-  for (const auto& [path, module] : named_modules())
-    for (const BufferEntry& b : module->buffers_)
-      if (b.slot.defined() && seen.insert(b.slot.id()).second) found.emplace_back(join(path, b.name), b.slot);
+  for_each_slot(&Module::buffers_, [&](const std::string& path, const BufferEntry& b) {
+    found.emplace_back(join(path, b.name), b.slot);
+  });
   return found;
 }
 
 std::vector<Buffer> Module::buffers() const {
   std::vector<Buffer> found;
-  for (auto& [name, slot] : named_buffers()) found.push_back(std::move(slot));
+  for_each_slot(&Module::buffers_,
+                [&](const std::string&, const BufferEntry& b) { found.push_back(b.slot); });
   return found;
 }
 
@@ -159,17 +248,31 @@ Module& Module::at(std::string_view path) const {
 }
 
 Module& Module::apply(const std::function<void(Module&)>& fn) {
-  std::unordered_set<const Module*> seen;
-  const auto walk = [&](const auto& self, Module& m) -> void {
-    if (!seen.insert(&m).second) return;
-    for (const ChildEntry& c : m.children_) self(self, *c.module);
-    fn(m);
-  };
-  walk(walk, *this);
+  std::vector<Module*> order;
+  walk(
+      Shared::once, [](const Module&, const std::string&) {},
+      [&](const Module& m) { order.push_back(const_cast<Module*>(&m)); });
+  for (Module* m : order) fn(*m);
   return *this;
 }
 
-std::string Module::path() const { return parent_ ? join(parent_->path(), name_) : std::string(); }
+std::string Module::path() const {
+  std::vector<const Module*> ancestors;  // this module and its ancestors below the root
+  for (const Module* m = this; m->parent_; m = m->parent_) ancestors.push_back(m);
+  std::string path;
+  while (!ancestors.empty()) {
+    if (!path.empty()) path += '.';
+    path += ancestors.back()->name_;
+    ancestors.pop_back();
+  }
+  return path;
+}
+
+const Module& Module::root() const {
+  const Module* m = this;
+  while (m->parent_) m = m->parent_;
+  return *m;
+}
 
 std::string Module::type_name() const { return tapestry::type_name(typeid(*this)); }
 
@@ -193,36 +296,25 @@ std::ostream& operator<<(std::ostream& out, const Module& module) { return out <
 
 // ---- hooks and errors ----
 
-template <class F>
-HookHandle Module::add_hook(HookList<F> Hooks::*list, F hook) {
-  check(static_cast<bool>(hook), "[register_hook] the hook is empty; pass something that can be called");
-  if (!hooks_) hooks_ = std::make_shared<Hooks>();
-  HookList<F>& hooks = (*hooks_).*list;
-  const std::uint64_t id = hooks.next_id++;
-  hooks.list.emplace_back(id, std::move(hook));
-  return HookHandle([weak = std::weak_ptr<Hooks>(hooks_), list, id] {
-    if (const auto alive = weak.lock())
-      std::erase_if(((*alive).*list).list, [id](const auto& entry) { return entry.first == id; });
-  });
-}
-
 HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) {
-  return add_hook(&Hooks::before, std::move(hook));
+  check(static_cast<bool>(hook),
+        "[register_forward_pre_hook] the hook is empty; pass a function that can be called");
+  return pre_hooks_.add(std::move(hook));
 }
 HookHandle Module::register_forward_hook(ForwardHook hook) {
-  return add_hook(&Hooks::after, std::move(hook));
+  check(static_cast<bool>(hook),
+        "[register_forward_hook] the hook is empty; pass a function that can be called");
+  return hooks_.add(std::move(hook));
 }
 
-// run_pre_hooks() and run_hooks() iterate over a copy of the list of hooks, because a hook may remove itself
-// or register another hook.
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
-  const auto hooks = hooks_->before.list;
-  for (const auto& [id, hook] : hooks) hook(*this, inputs);
+  if (const auto hooks = pre_hooks_.hooks())
+    for (const auto& [id, hook] : *hooks) hook(*this, inputs);
 }
 
 void Module::run_hooks(const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-  const auto hooks = hooks_->after.list;
-  for (const auto& [id, hook] : hooks) hook(*this, inputs, outputs);
+  if (const auto hooks = hooks_.hooks())
+    for (const auto& [id, hook] : *hooks) hook(*this, inputs, outputs);
 }
 
 void detail::check_hook_count(const Module& module, std::size_t before, std::size_t after) {
@@ -247,9 +339,10 @@ void Module::train(bool on) {
 template <class F>
 void Module::replace_tensors(const char* op, const F& convert) {
   const NoGradGuard no_grad;
-  const auto replace = [&](const std::string& name, TensorSlot slot, bool trained) {
-    check(slot.replicas() == 1, "[", op, "] '", name, "' has ", slot.replicas(),
-          " replicas; move the module before it is replicated");
+  const auto replace = [&](const std::string& path, const std::string& name, TensorSlot slot, bool trained) {
+    if (slot.replicas() != 1)
+      fail("[", op, "] '", join(path, name), "' has ", slot.replicas(),
+           " replicas; move the module before it is replicated");
     const Tensor old = slot.replica(0), values = old.detach(), moved = convert(values);
     if (moved.is_same(values)) return;
     if (trained) {
@@ -258,8 +351,10 @@ void Module::replace_tensors(const char* op, const F& convert) {
     }
     slot.set_replica(0, moved);
   };
-  for (const auto& [name, slot] : named_parameters()) replace(name, slot, true);
-  for (const auto& [name, slot] : named_buffers()) replace(name, slot, false);
+  for_each_slot(&Module::params_,
+                [&](const std::string& path, const ParamEntry& p) { replace(path, p.name, p.slot, true); });
+  for_each_slot(&Module::buffers_,
+                [&](const std::string& path, const BufferEntry& b) { replace(path, b.name, b.slot, false); });
 }
 
 void Module::to(Device device) {
@@ -293,17 +388,21 @@ void Module::requires_grad_(bool on) {
 // Calls fn for every parameter and persistent buffer. If a module or a parameter is shared, fn is called once
 // for each of its names.
 template <class F>
-void Module::visit(const std::string& prefix, const F& fn) const {
-  for (const ParamEntry& p : params_)
-    if (p.slot.defined()) fn(join(prefix, p.name), p.slot);
-  for (const BufferEntry& b : buffers_)
-    if (b.slot.defined() && b.persistent) fn(join(prefix, b.name), b.slot);
-  for (const ChildEntry& c : children_) c.module->visit(join(prefix, c.name), fn);
+void Module::for_each_state(const F& fn) const {
+  walk(
+      Shared::each_path,
+      [&](const Module& m, const std::string& path) {
+        for (const ParamEntry& p : m.params_)
+          if (p.slot.defined()) fn(join(path, p.name), p.slot);
+        for (const BufferEntry& b : m.buffers_)
+          if (b.slot.defined() && b.persistent) fn(join(path, b.name), b.slot);
+      },
+      nothing);
 }
 
 StateDict Module::state_dict() const {
   StateDict dict;
-  visit("", [&](const std::string& name, const TensorSlot& slot) {
+  for_each_state([&](const std::string& name, const TensorSlot& slot) {
     dict.emplace_back(name, slot.tensor().detach());
   });
   return dict;
@@ -318,7 +417,7 @@ LoadResult Module::load_state_dict(const StateDict& dict, bool strict) {
     if (!given.emplace(name, &tensor).second) wrong += "\n  duplicate key: " + name;
   std::vector<std::pair<TensorSlot, const Tensor*>> matches;
   std::unordered_set<std::string> known;
-  visit("", [&](const std::string& name, const TensorSlot& slot) {
+  for_each_state([&](const std::string& name, const TensorSlot& slot) {
     known.insert(name);
     const auto it = given.find(name);
     if (it == given.end()) {

@@ -14,9 +14,11 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "tapestry/core/hook_list.h"
 #include "tapestry/core/structure.h"
 #include "tapestry/core/tensor.h"
 #include "tapestry/nn/parameter.h"
@@ -77,6 +79,8 @@ class Module {
 
   /// Returns the path from the root, such as "blocks.0.fc". It is empty for a root.
   std::string path() const;
+  /// Returns the topmost module that contains this one, or this module itself.
+  const Module& root() const;
   /// Returns the class name, such as "Linear".
   virtual std::string type_name() const;
   /// Returns the text inside the parentheses of "Linear(in_features=784, out_features=10, bias=true)".
@@ -121,6 +125,8 @@ class Module {
   std::string summary(const Shape& input_shape, DType dtype = DType::f32);
   std::string summary();
 
+  /// Hooks run in the order of registration. They may be registered and removed while other threads run
+  /// forward: a call that has already begun to run its hooks runs the hooks that it began with.
   HookHandle register_forward_pre_hook(ForwardPreHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
 
@@ -152,7 +158,7 @@ class Module {
   Buffer& buffer(const std::string& name, const Tensor& init, bool persistent = true);
 
   // ---- for nn::call ----
-  bool has_hooks() const { return hooks_ && (!hooks_->before.empty() || !hooks_->after.empty()); }
+  bool has_hooks() const { return !pre_hooks_.empty() || !hooks_.empty(); }
   void run_pre_hooks(std::vector<Tensor>& inputs);
   void run_hooks(const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs);
   /// Adds this module's path, type and options to the error.
@@ -172,34 +178,31 @@ class Module {
     std::string name;
     std::shared_ptr<Module> module;
   };
-  template <class F>
-  struct HookList {
-    std::uint64_t next_id = 0;
-    std::vector<std::pair<std::uint64_t, F>> list;
-    bool empty() const { return list.empty(); }
-  };
-  struct Hooks {
-    HookList<ForwardPreHook> before;
-    HookList<ForwardHook> after;
-  };
 
   void add_child(const std::string& name, std::shared_ptr<Module> module);
   void check_name(const char* op, const std::string& name) const;
+  bool contains(const Module& other) const;
+  enum class Shared { once, each_path };
+  template <class Enter, class Leave>
+  void walk(Shared shared, const Enter& enter, const Leave& leave) const;
+  template <class Entry, class F>
+  void for_each_slot(std::deque<Entry> Module::*entries, const F& fn) const;
   template <class F>
-  void visit(const std::string& prefix, const F& fn) const;
+  void for_each_state(const F& fn) const;
   template <class F>
   void replace_tensors(const char* op, const F& convert);
-  template <class F>
-  HookHandle add_hook(HookList<F> Hooks::*list, F hook);
   void append_tree(std::string& out, int depth) const;
 
   bool training_ = true;
   Module* parent_ = nullptr;       // the first module that added this one as a child
+  int parents_ = 0;                // how often living modules have this one as a child
   std::string name_;               // the name under which parent_ added it
   std::deque<ParamEntry> params_;  // deques keep addresses: members of derived classes refer to the slots
   std::deque<BufferEntry> buffers_;
   std::vector<ChildEntry> children_;
-  std::shared_ptr<Hooks> hooks_;  // shared with the hook handles
+  std::unordered_set<std::string> names_;  // of parameters, buffers and children
+  HookList<ForwardPreHook> pre_hooks_;
+  HookList<ForwardHook> hooks_;
 };
 
 std::ostream& operator<<(std::ostream& out, const Module& module);

@@ -3,6 +3,7 @@
 // Single numbers are tensors too (0-d, f64 or i64), so that every state dict fits into a safetensors file.
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -12,12 +13,30 @@ namespace tapestry::nn {
 
 using StateDict = std::vector<std::pair<std::string, Tensor>>;
 
-/// Returns the tensor with this name, or null.
+/// Returns the tensor with this name, or null. Looks at every entry; use a StateDictIndex for many names.
 inline const Tensor* find(const StateDict& dict, std::string_view name) {
   for (const auto& [key, tensor] : dict)
     if (key == name) return &tensor;
   return nullptr;
 }
+
+/// Finds the tensors of a StateDict by name in constant time. The dict must outlive the index unchanged. If a
+/// name appears twice, the index has the first tensor.
+class StateDictIndex {
+ public:
+  explicit StateDictIndex(const StateDict& dict) {
+    tensors_.reserve(dict.size());
+    for (const auto& [key, tensor] : dict) tensors_.emplace(key, &tensor);
+  }
+  /// Returns the tensor with this name, or null.
+  const Tensor* find(std::string_view name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::unordered_map<std::string_view, const Tensor*> tensors_;
+};
 
 /// Keys that load_state_dict expected but did not find, and keys that it found but did not expect.
 struct LoadResult {

@@ -42,7 +42,8 @@ struct Restore {
   ~Restore() {
     for (HookHandle& h : hooks) h.remove();
     // Parents come first, because train() also sets the children's mode.
-    for (auto& [module, on] : training) module->train(on);
+    for (auto& [module, on] : training)
+      if (module->is_training() != on) module->train(on);
   }
 };
 

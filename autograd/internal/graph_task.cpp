@@ -98,6 +98,20 @@ void GraphTask::explore(std::vector<Node*>& stack) {
   }
 }
 
+// Calls guard.refuse for the first leaf outside the guard's set that would get a gradient.
+void GraphTask::check_leaves(const LeafGuard& guard) const {
+  for (Node* node : claimed_) {
+    if (!node->is_leaf()) continue;
+    LeafNode& leaf = static_cast<LeafNode&>(*node);
+    if (!leaf.requires_grad || guard.allowed.contains(leaf)) continue;
+    const char* op = "backward";
+    for (const Node* user : claimed_)
+      for (std::uint32_t i = 0; i < user->num_inputs(); ++i)
+        if (user->edge(i).node.get() == node) op = user->name();
+    guard.refuse(leaf.owner(), op);
+  }
+}
+
 // Sets the flag reaches_inputs_ of every node whose backward leads to a captured gradient (see capture()).
 // Each node needs the flags of the nodes of its inputs. Those nodes were created earlier, so one loop in the
 // order of creation suffices. The leaves come before this loop, because their sequence numbers do not follow
@@ -199,7 +213,7 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
 }
 
 void GraphTask::execute(Node* node) {
-  if (node->hooks_ && !node->hooks_->empty()) node->run_hooks();
+  if (!node->hooks_.empty()) node->run_hooks();
   if (!selective_) {
     call(node, nullptr);
     if (!retain_graph_) node->released_ = node->release_saved();
@@ -252,6 +266,8 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
     }
   }
   explore(stack);
+  if (const LeafGuard* const guard = LeafGuard::current(); guard && (!selective_ || postponed_))
+    check_leaves(*guard);
   if (selective_) mark_paths_to_captures();
 
   for (Seed& s : seeds) {

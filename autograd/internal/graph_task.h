@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/leaf_guard.h"
 #include "tapestry/autograd/node.h"
 
 namespace tapestry::autograd {
@@ -77,6 +78,7 @@ class GraphTask {
 
   bool claim(Node* node);
   void explore(std::vector<Node*>& stack);
+  void check_leaves(const LeafGuard& guard) const;
   void mark_paths_to_captures();
   void make_ready(Node* node);
   void execute(Node* node);

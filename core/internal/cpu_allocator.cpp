@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/fork.h"
 #include "tapestry/core/internal/limits.h"
 #include "tapestry/core/tls_model.h"
 
@@ -215,7 +216,11 @@ struct Pool {
 
 // Never destroyed, because tensors in static storage are freed after main has returned.
 Pool* pools() {
-  static Pool* const all = new Pool[kMaxDevices];
+  static Pool* const all = [] {
+    Pool* const pools = new Pool[kMaxDevices];
+    for (int d = 0; d < kMaxDevices; ++d) lock_during_fork(pools[d].mutex);
+    return pools;
+  }();
   return all;
 }
 

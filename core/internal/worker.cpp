@@ -19,6 +19,7 @@
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/fork.h"
 #include "tapestry/core/internal/limits.h"
 #include "tapestry/core/threads.h"
 
@@ -58,6 +59,10 @@ class Worker final : public DeviceWorker {
       execute(job);
       return done;
     }
+    check<Error>(
+        !mark_.is_in_child(), "[device_worker] a task for ", device_,
+        " in a child process of fork(), which lacks the parent's threads; get a new worker in the child, "
+        "or fork before the first operation");
     {
       const std::lock_guard lock(mutex_);
       check<Error>(!stopping_, "[device_worker] a task for ", device_,
@@ -129,6 +134,7 @@ class Worker final : public DeviceWorker {
   }
 
   const Device device_;
+  const ForkMark mark_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> queue_;
@@ -139,13 +145,24 @@ class Worker final : public DeviceWorker {
 
 // Never destroyed, because a detached thread may still use its worker while the program ends.
 struct Workers {
+  const ForkMark mark;
   std::mutex mutex;
+  std::mutex submission_order;  // of on_workers()
   Worker* of[kNumDeviceTypes][kMaxDevices] = {};
   bool ending = false;
 };
+
+// The workers of this process. A child process that fork() made gets its own, and never touches those of its
+// parent again: their threads do not exist there, and their mutexes may be locked.
 Workers& workers() {
-  static Workers& all = *new Workers;
-  return all;
+  static std::atomic<Workers*> current{nullptr};
+  Workers* all = current.load(std::memory_order_acquire);
+  while (!all || all->mark.is_in_child()) {
+    Workers* const fresh = new Workers;
+    if (current.compare_exchange_strong(all, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;
+  }
+  return *all;
 }
 
 void stop_workers() {
@@ -215,8 +232,7 @@ void on_workers(std::span<const Device> devices, const std::function<void(int)>&
     }
   };
   {
-    static std::mutex& submission_order = *new std::mutex;  // never destroyed, like the workers
-    const std::lock_guard lock(submission_order);
+    const std::lock_guard lock(tapestry::workers().submission_order);
     submit(false);
   }
   submit(true);

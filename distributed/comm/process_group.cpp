@@ -14,6 +14,7 @@
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/fork.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/internal/collective.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
@@ -246,8 +247,13 @@ class Group final : public ProcessGroup {
   }
 
   // Waits for the calls in flight. The rank's last group also tells the other ranks that this rank leaves,
-  // before it closes its transport.
+  // before it closes its transport. In a child process that fork() made, nothing is closed: the threads do
+  // not exist there, and the connections are the parent's.
   ~Group() override {
+    if (mark_.is_in_child()) {
+      static_cast<void>(new std::shared_ptr<Core>(core_));
+      return;
+    }
     std::shared_ptr<Work::State> last;
     bool last_group;
     {
@@ -318,6 +324,12 @@ class Group final : public ProcessGroup {
 
  private:
   Member& member() const { return *core_->member; }
+  void check_process(const char* op) const {
+    check<DistributedError>(
+        !mark_.is_in_child(), "[", op, "] the process group ", core_->name,
+        " was created before fork(), and this child process has none of its threads; create "
+        "a group in the child, or fork before init_process_group()");
+  }
 
   CollectiveRecord describe(const Collective& call, std::string_view name, const Site& site) const {
     CollectiveRecord record{.group = core_->name, .op = call.op, .reduce = call.reduce, .peer = call.peer};
@@ -332,6 +344,7 @@ class Group final : public ProcessGroup {
 
   // Numbers, records and queues a call.
   Work post(CollectiveRecord record, Body body, Device device = kCPU) {
+    check_process(op_name(record.op));
     const std::lock_guard lock(member().order);
     if (const auto failure = member().diagnosis.failure()) failure->raise();
     record.sequence = ++core_->sequence;
@@ -382,6 +395,7 @@ class Group final : public ProcessGroup {
   Work post_message(const Collective& call, std::uint32_t tag, std::string_view name, const Site& site);
 
   const std::shared_ptr<Core> core_;
+  const ForkMark mark_;
 };
 
 // Each peer, direction and tag has its own thread, so that no message waits for another.
@@ -390,6 +404,7 @@ Work Group::post_message(const Collective& call, std::uint32_t tag, std::string_
   const Device device = call.device(transport);
   check_collective(call, rank(), size(), transport);
   CollectiveRecord record = describe(call, name, site);
+  check_process(op_name(call.op));
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
   Core::Channel& channel = core_->channels[{call.peer, call.op, tag}];
@@ -469,6 +484,7 @@ std::shared_ptr<ProcessGroup> Group::new_group(const std::vector<int>& members, 
 
 Work Group::enqueue(std::function<void()> task, std::string_view name) {
   check(task != nullptr, "[enqueue] the function is empty; pass a function that can be called");
+  check_process("enqueue");
   const std::lock_guard lock(member().order);
   if (const auto failure = member().diagnosis.failure()) failure->raise();
   auto state = std::make_shared<Work::State>(concat({"the task ", name.empty() ? "without a name" : name}),
@@ -493,6 +509,7 @@ Work Group::enqueue(std::function<void()> task, std::string_view name) {
 }
 
 void Group::abort(const std::string& why) noexcept {
+  if (mark_.is_in_child()) return;  // the job belongs to the parent
   try {
     const int me = core_->ranks[static_cast<std::size_t>(rank())];
     member().diagnosis.fail({false, false, {}, concat({"[abort] rank ", me, " aborted the group: ", why})});

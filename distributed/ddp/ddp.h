@@ -106,7 +106,8 @@ class DdpBase {
 /// Every backward pass averages gradients over the ranks, and grad() of each parameter is a view of its
 /// bucket. Backward is therefore collective: every rank runs the same passes. If only some ranks used a
 /// parameter, the sum of their gradients is divided by the number of all ranks. Parameters that do not
-/// require gradients at construction are not averaged.
+/// require gradients at construction are not averaged. The gradient of a tensor that forward uses but that
+/// the model does not contain (a module that was not added, a captured tensor) stays this rank's own.
 ///
 /// A model that changes later (to(), a new layer, an unfrozen parameter) must be wrapped again: the next
 /// forward that records throws ValueError with the parameter's name. A rank that froze a parameter throws

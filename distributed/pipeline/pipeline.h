@@ -109,7 +109,9 @@ class Pipeline {
 
   /// Runs the micro-batches forward and backward in the order of the schedule. Adds to grad() of all
   /// parameters, and of inputs that require gradients. Returns the mean loss, a tensor without dimensions on
-  /// the last stage's device that is not recorded.
+  /// the last stage's device that is not recorded. Throws ValueError if a stage's function, or loss_fn, would
+  /// give a gradient to a parameter that no module of the stage has: parameters() lacks it, so no optimizer
+  /// would step it. Leaves that the stage itself creates during the call are allowed.
   ///
   /// Inputs and targets are anything that visit_tensors() looks into, and are split along the first
   /// dimension. Whole{} and tensors without dimensions go to every micro-batch unsplit. loss_fn(outputs...,

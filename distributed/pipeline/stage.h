@@ -29,6 +29,8 @@ class Stage {
   Stage(Modules modules, Device on);
   /// Makes a stage from any function of tensors. The list has the modules whose parameters the function uses:
   ///     {[&](const Tensor& x, const Tensor& mask) { return net.forward({x, mask}, 2); }, "cpu:1", {net}}
+  /// If the list lacks one, Pipeline::forward_backward() throws ValueError with the parameter's path, before
+  /// the stage's backward adds any gradient.
   template <class F>
   requires(!std::derived_from<F, nn::Module> && !std::convertible_to<F, Modules>)
       Stage(F function, Device on, Modules modules = {})

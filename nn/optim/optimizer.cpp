@@ -28,17 +28,17 @@ Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
 
 void Optimizer::add_params(std::vector<Parameter> params) {
   check(!params.empty(), "[", name(), "] the list of parameters is empty; pass module.parameters()");
-  std::unordered_set<const void*> known;
-  for (const Parameter& p : parameters()) known.insert(p.id());
+  std::unordered_set<const void*> added;
   for (const Parameter& p : params) {
     check(p.defined(), "[", name(), "] a parameter is undefined; pass registered parameters only");
-    check(known.insert(p.id()).second, "[", name(), "] a parameter of shape ", p.replica(0).sizes(),
-          " is given twice; a parameter belongs to one group");
+    check(!known_.contains(p.id()) && added.insert(p.id()).second, "[", name(), "] a parameter of shape ",
+          p.replica(0).sizes(), " is given twice; a parameter belongs to one group");
   }
   Group group;
   group.states.resize(params.size());
   group.params = std::move(params);
   groups_.push_back(std::move(group));
+  known_.merge(added);
 }
 
 std::vector<Parameter> Optimizer::parameters() const {
@@ -241,10 +241,11 @@ StateDict Optimizer::state_dict() const {
 void Optimizer::load_state_dict(const StateDict& dict) {
   const NoGradGuard no_grad;
   const std::vector<const char*> names = state_names();
+  const nn::StateDictIndex index(dict);
   std::string wrong;
   std::unordered_set<std::string> used;
   const auto take = [&](const std::string& key) -> const Tensor* {
-    const Tensor* t = nn::find(dict, key);
+    const Tensor* t = index.find(key);
     if (t) used.insert(key);
     return t && t->defined() ? t : nullptr;
   };
@@ -274,7 +275,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   std::vector<State> states(parameters().size());
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::string prefix = "state." + std::to_string(n) + ".";
-    if (!nn::find(dict, prefix + "step")) return;
+    if (!index.find(prefix + "step")) return;
     const Tensor& param = groups_[g].params[i].replica(0);
     const double steps = take_real(prefix + "step");
     if (!(steps >= 0 && std::isfinite(steps)))

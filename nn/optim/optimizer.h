@@ -7,6 +7,7 @@
 //   optimizer.step();
 #include <array>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -136,6 +137,7 @@ class Optimizer {
   void for_params(const F& fn) const;
 
   std::vector<Group> groups_;
+  std::unordered_set<const void*> known_;  // the ids of the parameters of all groups
   double grad_scale_ = 1;
 };
 

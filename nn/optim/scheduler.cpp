@@ -46,8 +46,9 @@ StateDict Scheduler::state_dict() const {
 }
 
 void Scheduler::load_state_dict(const StateDict& dict) {
+  const nn::StateDictIndex index(dict);
   const auto number = [&](const std::string& key) {
-    const Tensor* t = nn::find(dict, key);
+    const Tensor* t = index.find(key);
     check(t && t->defined() && t->numel() == 1, "[load_state_dict] the schedule's state has no number '", key,
           "'; pass what state_dict() of such a schedule gave");
     return t;

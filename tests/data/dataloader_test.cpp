@@ -10,6 +10,7 @@
 #include "tapestry/data/formats/synthetic.h"
 #include "tapestry/data/transforms.h"
 #include "tests/support/catch.h"
+#include "tests/support/fork.h"
 
 using namespace tapestry;
 using namespace tapestry::data;
@@ -333,4 +334,25 @@ TEST_CASE("LoaderState round-trips through text and refuses other text") {
                            "seed=1 epoch=2 batch=3 samples=4 batches=99999999999999999999",
                            "epoch=2 seed=1 batch=3 samples=4 batches=5"})
     CHECK_THROWS_AS(LoaderState::parse(text), ValueError);
+}
+
+TEST_CASE("a pass over a loader that began before fork() throws in the child, and a new pass works there") {
+  const auto numbers = std::make_shared<Numbers>(64);
+  DataLoader loader(numbers, {.batch_size = 4, .num_workers = 2});
+  DataLoader serial(numbers, {.batch_size = 4, .num_workers = 0});
+  auto pass = loader.begin();
+  const tests::Forked child = tests::in_fork([&]() -> std::string {
+    std::int64_t batches = 0;
+    for ([[maybe_unused]] auto& batch : serial) ++batches;
+    if (batches != 16) return "serial pass";
+    auto moved = std::move(pass);  // destroyed here, whatever happens
+    for (int i = 0; i < 16; ++i) ++moved;
+    return "the pass went on";
+  });
+  CHECK(child.ended);
+  CHECK_THAT(child.message,
+             ContainsSubstring("[DataLoader] the workers of this loop were started before fork()"));
+  int batches = 1;
+  while (++pass != loader.end()) ++batches;
+  CHECK(batches == 16);
 }

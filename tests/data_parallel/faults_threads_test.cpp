@@ -153,3 +153,19 @@ TEST_CASE("DataParallel and DistributedDataParallel refuse to share a model") {
     check(net.first.weight->grad().defined(), "no gradient");
   });
 }
+
+TEST_CASE("a parameter that forward uses but the model does not contain is an error, not a local gradient") {
+  struct Forgetful : nn::Module {
+    explicit Forgetful(nn::Linear& other) : borrowed(other) {}
+    nn::Linear& fc = add<nn::Linear>("fc", {.in_features = 4, .out_features = 4});
+    nn::Linear& borrowed;  // not added
+    Tensor forward(const Tensor& x) override { return borrowed(fc(x)); }
+  };
+  for (const Strategy strategy : {Strategy::replicated, Strategy::master}) {
+    nn::Linear other({.in_features = 4, .out_features = 2});
+    Forgetful net(other);
+    DataParallel dp(net, {"cpu:0", "cpu:1"}, {.strategy = strategy});
+    CHECK_THROWS_AS(dp(wave({6, 4}, 1)), Error);
+    CHECK_FALSE(other.weight->grad().defined());
+  }
+}

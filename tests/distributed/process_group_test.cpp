@@ -12,6 +12,7 @@
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/fork.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
@@ -426,4 +427,27 @@ TEST_CASE("a process with a failed group and a stuck task can end") {
   INFO(child.output);
   CHECK(child.status == 0);
   CHECK(Clock::now() - start < 20s);
+}
+
+TEST_CASE("in a child of fork(), calls of the parent's group throw at once, and the parent's job goes on") {
+  for (const Transport& transport : transports())
+    run_ranks_well(transport, 2, [](const Group& g) {
+      const Tensor x = one();
+      Group part = g->new_group({0, 1});
+      part->all_reduce(x).wait();
+      if (g->rank() == 0) {
+        const tests::Forked child = tests::in_fork([&]() -> std::string {
+          refused<DistributedError>("[barrier] the process group", [&] { g->barrier(); });
+          refused<DistributedError>("was created before fork()", [&] { g->send(one(), 1); });
+          refused<DistributedError>("[enqueue] the process group", [&] { g->enqueue([] {}); });
+          refused<DistributedError>("[new_group] the process group", [&] { g->new_group({0, 1}); });
+          g->abort("must not reach the parent's job");
+          part.reset();
+          return "refused";
+        });
+        require(child.ended && child.message == "refused", "the child: ", child.message);
+      }
+      part->all_reduce(x).wait();
+      require(x.data<float>()[0] == 4, "sum ", x.data<float>()[0]);
+    });
 }

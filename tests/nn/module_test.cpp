@@ -145,16 +145,6 @@ TEST_CASE("registration refuses empty, dotted and duplicate names") {
   CHECK_THROWS_WITH(child->add("self", child), ContainsSubstring("modules form a tree"));
 }
 
-TEST_CASE("a child may outlive its parent") {
-  const auto child = std::make_shared<nn::Linear>(nn::Linear::Options{.in_features = 2, .out_features = 1});
-  {
-    nn::Sequential parent(child);
-    CHECK(child->path() == "0");
-  }
-  CHECK(child->path().empty());
-  CHECK((*child)(zeros({1, 2})).sizes() == Shape{1, 1});
-}
-
 TEST_CASE("errors name the module's path and keep their type") {
   Outer net;
   try {

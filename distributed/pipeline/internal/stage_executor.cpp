@@ -1,6 +1,7 @@
 #include "tapestry/distributed/pipeline/internal/stage_executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -133,11 +134,37 @@ std::pair<std::vector<Tensor>, std::vector<Tensor>> roots_of(const std::vector<T
 
 }  // namespace
 
+// Runs in the stage's context, because the context selects the replica of a tied parameter.
+void StageExecutor::allow_parameters() {
+  if (std::exchange(parameters_allowed_, true)) return;
+  for (const nn::Module& module : stage_.modules())
+    for (const nn::Parameter& parameter : module.parameters()) leaves_.add(parameter);
+}
+
+// Throws for a leaf that the stage's modules do not have. The name of the leaf is known if a module of the
+// stage belongs to the same model.
+void StageExecutor::refuse(const Tensor& leaf, const char* op) const {
+  std::string name;
+  for (const nn::Module& module : stage_.modules())
+    for (const auto& [path, parameter] : module.root().named_parameters())
+      for (int r = 0; r < parameter.replicas() && name.empty(); ++r)
+        if (parameter.replica(r).is_same(leaf)) name = "'" + path + "'";
+  if (name.empty())
+    name = leaf.defined()
+               ? concat({"a parameter of ", leaf.dtype(), " ", leaf.sizes(), " on ", leaf.device()})
+               : std::string("a parameter");
+  fail("[Pipeline] backward of [", op, "] would give a gradient to ", name,
+       ", which belongs to no module of this stage, so it would never be stepped, zeroed or clipped; add its "
+       "module to the stage's list, or detach() it");
+}
+
 Message StageExecutor::backward(int micro_batch, const Message& gradients) {
   const std::vector<Tensor> here = receive(gradients.tensors, micro_batch, gradients.ready.get());
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
   if (graph.seeds.empty()) graph.seeds = here;
   Message message;
+  allow_parameters();
+  const autograd::LeafGuard guard(leaves_, [this](const Tensor& leaf, const char* op) { refuse(leaf, op); });
   timed(Part::backward, micro_batch, stage_.device(), [&] {
     const auto [roots, seeds] = roots_of(graph.outputs, graph.seeds);
     std::vector<Tensor> leaves;
@@ -163,6 +190,8 @@ Message StageExecutor::backward(int micro_batch, const Message& gradients) {
 
 void StageExecutor::weights(int micro_batch) {
   Graph& graph = graphs_[static_cast<std::size_t>(micro_batch)];
+  allow_parameters();
+  const autograd::LeafGuard guard(leaves_, [this](const Tensor& leaf, const char* op) { refuse(leaf, op); });
   timed(Part::weights, micro_batch, stage_.device(), [&] {
     if (graph.postponed) {
       graph.postponed->accumulate();

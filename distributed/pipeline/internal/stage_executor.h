@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/internal/leaf_guard.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/distributed/pipeline/internal/copy_between_stages.h"
 #include "tapestry/distributed/pipeline/pipeline.h"
@@ -80,6 +81,8 @@ class StageExecutor {
                               const ReadyEvent* ready = nullptr);
   void record_ready_event(Message& message) const;
   void compute_loss(Graph& graph, MicroBatchLoss& loss, const std::vector<Tensor>& targets);
+  void allow_parameters();
+  [[noreturn]] void refuse(const Tensor& leaf, const char* op) const;
   template <class F>
   void timed(Part part, int micro_batch, Device clock, const F& f);
 
@@ -88,6 +91,8 @@ class StageExecutor {
   std::string row_;
   const CopyStreams* const copy_streams_;
   std::vector<Graph> graphs_;
+  autograd::LeafSet leaves_;  // the leaves that may get gradients
+  bool parameters_allowed_ = false;
   std::vector<Interval> intervals_;
   std::int64_t bytes_received_ = 0;
   int alive_ = 0, peak_ = 0;

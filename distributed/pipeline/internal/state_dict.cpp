@@ -1,6 +1,7 @@
 #include "tapestry/distributed/pipeline/internal/state_dict.h"
 
 #include <map>
+#include <unordered_map>
 
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/text.h"
@@ -22,22 +23,24 @@ std::vector<MessageId> message_ids(std::size_t tensors) {
 
 nn::StateDict state_dict_of(const std::vector<Stage>& stages) {
   nn::StateDict all;
+  std::unordered_map<std::string, Tensor> by_name;
   for (const Stage& stage : stages)
     for (auto& [name, tensor] : stage.state_dict()) {
-      const Tensor* const known = nn::find(all, name);
-      if (!known) all.emplace_back(name, tensor);
+      const auto [known, is_new] = by_name.emplace(name, tensor);
+      if (is_new) all.emplace_back(name, tensor);
       else
-        check(known->storage() == tensor.storage(), "[Pipeline] two tensors are called '", name,
-              "', of shapes ", known->sizes(), " and ", tensor.sizes(), kRemedy);
+        check(known->second.storage() == tensor.storage(), "[Pipeline] two tensors are called '", name,
+              "', of shapes ", known->second.sizes(), " and ", tensor.sizes(), kRemedy);
     }
   return all;
 }
 
 StateDictLoader::StateDictLoader(const nn::StateDict& own, const std::set<std::string>& others,
                                  const nn::StateDict& dict, bool strict) {
+  const nn::StateDictIndex own_index(own), index(dict);
   std::string wrong;
   for (const auto& [name, tensor] : own) {
-    const Tensor* const given = nn::find(dict, name);
+    const Tensor* const given = index.find(name);
     if (!given) {
       result_.missing.push_back(name);
       if (strict) wrong += "\n  missing: " + name;
@@ -51,7 +54,7 @@ StateDictLoader::StateDictLoader(const nn::StateDict& own, const std::set<std::s
     }
   }
   for (const auto& [name, tensor] : dict) {
-    if (others.contains(name) || nn::find(own, name)) continue;
+    if (others.contains(name) || own_index.find(name)) continue;
     result_.unexpected.push_back(name);
     if (strict) wrong += "\n  unexpected: " + name;
   }

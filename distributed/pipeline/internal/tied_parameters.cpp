@@ -13,9 +13,9 @@ void TiedParameters::add_use(const std::string& name, const nn::TensorSlot& slot
                              bool is_parameter) {
   check(slot.replicas() == 1, "[Pipeline] '", name, "' of stage ", first_number_ + stage, " has ",
         slot.replicas(), " replicas; destroy its DataParallel first, or call unreplicate()");
-  for (UsedSlot& used : used_)
-    if (used.slot.is_same(slot)) return used.stages.push_back(stage);
-  used_.push_back({name, slot, {stage}, is_parameter});
+  const auto [known, is_new] = index_.emplace(slot.id(), used_.size());
+  if (is_new) used_.push_back({name, slot, {stage}, is_parameter});
+  else used_[known->second].stages.push_back(stage);
 }
 
 TiedParameters::TiedParameters(const std::vector<Stage>& stages, const std::vector<Device>& devices,

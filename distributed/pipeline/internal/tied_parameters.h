@@ -2,6 +2,7 @@
 // Places parameters on devices. Tied weights, which stages on several devices use, get a copy per device.
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tapestry/distributed/pipeline/stage.h"
@@ -56,7 +57,8 @@ class TiedParameters {
   const std::vector<std::size_t>& device_of_;
   const std::size_t first_number_;
   std::vector<UsedSlot> used_;
-  std::vector<std::int16_t> replica_;  // by stage
+  std::unordered_map<const void*, std::size_t> index_;  // of used_, by the slot's id
+  std::vector<std::int16_t> replica_;                   // by stage
 };
 
 }  // namespace tapestry::distributed

@@ -1,0 +1,53 @@
+// Saving and loading the state of an optimizer must be linear in the number of parameters. No time is
+// measured: with a search through all names per name, these sizes would take more than the test's time limit.
+#include "tapestry/tapestry.h"
+#include "tests/support/catch.h"
+
+using namespace tapestry;
+
+namespace {
+std::vector<nn::Parameter> many(int count) {
+  std::vector<nn::Parameter> parameters;
+  for (int i = 0; i < count; ++i) {
+    parameters.emplace_back("p", full({1}, static_cast<double>(i)));
+    parameters.back()->set_grad(full({1}, 1.0 + i % 3));
+  }
+  return parameters;
+}
+}  // namespace
+
+TEST_CASE("the state of AdamW over 150,000 parameters is saved and loaded") {
+  constexpr int kCount = 150'000;
+  optim::AdamW optimizer(many(kCount));
+  optimizer.step();
+  const nn::StateDict state = optimizer.state_dict();
+  CHECK(state.size() == 3 * kCount + 8);
+  optim::AdamW loaded(many(kCount), {.lr = 0.5});
+  loaded.load_state_dict(state);
+  CHECK(loaded.lr() == optimizer.lr());
+  const nn::StateDict again = loaded.state_dict();
+  REQUIRE(again.size() == state.size());
+  for (const std::size_t i : {state.size() - 1, state.size() / 2}) {
+    CHECK(again[i].first == state[i].first);
+    CHECK(equal(again[i].second, state[i].second));
+  }
+}
+
+TEST_CASE("an optimizer may have 30,000 groups of one parameter each") {
+  constexpr int kCount = 30'000;
+  std::vector<optim::ParamGroup<optim::SGD::Options>> groups;
+  for (const nn::Parameter& p : many(kCount)) groups.push_back({{p}, {.lr = 0.1, .momentum = 0.9}});
+  optim::SGD optimizer(groups);
+  CHECK(optimizer.num_groups() == kCount);
+  CHECK_THROWS_WITH(optimizer.add_param_group(groups[7]), ContainsSubstring("is given twice"));
+  optimizer.step();
+  optim::SGD loaded(groups);
+  loaded.load_state_dict(optimizer.state_dict());
+  CHECK(loaded.option(kCount - 1, "momentum") == 0.9);
+}
+
+TEST_CASE("a StateDictIndex finds what find() finds") {
+  const nn::StateDict dict{{"a", ones({1})}, {"b", ones({2})}, {"a", ones({3})}, {"", ones({4})}};
+  const nn::StateDictIndex index(dict);
+  for (const char* name : {"a", "b", "", "c"}) CHECK(index.find(name) == nn::find(dict, name));
+}
