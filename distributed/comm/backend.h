@@ -77,9 +77,10 @@ class Backend {
 std::vector<std::shared_ptr<Backend>> local_backends(int size);
 /// A backend between processes, over TCP with Gloo. `store` belongs to this group alone. If all ranks are on
 /// one host, they reduce, broadcast and gather through shared memory. They use TCP instead if `shared_memory`
-/// is false or TAPESTRY_SHARED_MEMORY is 0 on any of them, or if the system provides no shared memory; a line
-/// on standard error says so. Sums are formed in order of rank, as in the local backend. Throws
-/// DistributedError if the library was built without Gloo.
+/// is false or TAPESTRY_SHARED_MEMORY is 0 on any of them, or if the system provides no shared memory. Rank 0
+/// then prints the reason on standard error, unless shared memory is switched off on rank 0 itself. Sums are
+/// formed in order of rank, as in the local backend. Throws DistributedError if the library was built without
+/// Gloo.
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
                                       Milliseconds timeout, bool shared_memory = true);
 

@@ -186,8 +186,8 @@ std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages,
     for (int m = 0; m < ahead; ++m) mine.push_back({Kind::forward, m});
     for (int m = 0; m < micro_batches; ++m) {
       mine.push_back({Kind::backward, m});
-      // Stage s runs the weight gradients of a micro-batch s micro-batches later, so that earlier stages get
-      // their gradients sooner.
+      // Stage s postpones the weight gradients of each micro-batch until s further micro-batches have gone
+      // backward. So earlier stages get their gradients sooner.
       if (splits && m >= s) mine.push_back({Kind::weights, m - s});
       if (m + ahead < micro_batches) mine.push_back({Kind::forward, m + ahead});
     }

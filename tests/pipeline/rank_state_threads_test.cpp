@@ -383,7 +383,8 @@ TEST_CASE("Stage::named() gives parts that were constructed alone their names in
     const Stage alone(chain.modules(), kCPU);
     Pipeline unnamed(group, alone);
     const std::vector<std::string> told{"'fc.weight'", "Stage::named()"};
-    // Rank 2 has two parts with equal names, so only its own error is a ValueError.
+    // On rank 2, two parts have tensors of the same name, which is a ValueError there. The other ranks must
+    // throw a DistributedError with the same text.
     if (rank == 2) expect<ValueError>([&] { unnamed.whole_state_dict(); }, told);
     else expect<DistributedError>([&] { unnamed.whole_state_dict(); }, told);
     Pipeline collide(group, Stage({chain.modules()[0]}, kCPU));
