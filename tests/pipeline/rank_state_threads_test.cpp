@@ -126,8 +126,8 @@ std::vector<std::string> names_of(const nn::StateDict& state) {
   return names;
 }
 
-// Throws unless fn() throws an E whose text contains all `parts`. It replaces CHECK_THROWS on the ranks'
-// threads, where Catch2 cannot check.
+// Throws unless fn() throws an E whose text contains all `parts`. The ranks' threads call it instead of
+// CHECK_THROWS, because Catch2's checks are not thread-safe.
 template <class E, class F>
 void expect(const F& fn, const std::vector<std::string>& parts) {
   try {
