@@ -99,9 +99,9 @@ class Simulator {
     }
     return std::max(at, arrival(s, s, {Kind::backward, a.micro_batch}));
   }
-  // The next action that can begin. If several begin at the same time, a backward goes first because other
-  // stages wait for it, then a forward, then weights. Further ties go to the smaller micro-batch, then to the
-  // smaller stage.
+  // Returns the action that can begin first. If several can begin at the same time, a backward goes first
+  // because other stages wait for it, then a forward, then weights. Further ties go to the smaller
+  // micro-batch, then to the smaller stage.
   std::optional<TimedAction> first_possible() const {
     std::optional<TimedAction> first;
     const auto rank = [](const TimedAction& t) {

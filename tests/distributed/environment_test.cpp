@@ -139,7 +139,7 @@ TEST_CASE("tapestry-run's variables are read") {
 
 TEST_CASE("variables set by hand are completed") {
   const Variables two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
-  // If only these variables are set, both ranks must be on this host, and the port must be 0, which means
+  // If only RANK and WORLD_SIZE are set, both ranks must be on this host, and the port must be 0, which means
   // that it is missing.
   Environment e = read(two);
   check_ranks(e, 1, 2, 1, 2);
