@@ -1,6 +1,26 @@
 #pragma once
 // The umbrella header: includes all public headers. A program that compiles CUDA kernels of its own also
 // includes kernels/cuda/portable.cuh.
+//
+// Other libraries define these names as macros. The headers here, and those of the standard library that they
+// include, must not see them.
+#pragma push_macro("check")
+#pragma push_macro("fail")
+#pragma push_macro("slots")
+#pragma push_macro("emit")
+#pragma push_macro("signals")
+#pragma push_macro("foreach")
+#pragma push_macro("min")
+#pragma push_macro("max")
+#undef check
+#undef fail
+#undef slots
+#undef emit
+#undef signals
+#undef foreach
+#undef min
+#undef max
+
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
@@ -10,6 +30,7 @@
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/cuda/libraries.h"
+#include "tapestry/core/folder_lock.h"
 #include "tapestry/core/generator.h"
 #include "tapestry/core/parallel.h"
 #include "tapestry/core/pinned.h"
@@ -51,3 +72,12 @@
 #include "tapestry/distributed/planner/planner.h"
 #include "tapestry/distributed/planner/profile.h"
 #include "tapestry/nn/nn.h"
+
+#pragma pop_macro("check")
+#pragma pop_macro("fail")
+#pragma pop_macro("slots")
+#pragma pop_macro("emit")
+#pragma pop_macro("signals")
+#pragma pop_macro("foreach")
+#pragma pop_macro("min")
+#pragma pop_macro("max")

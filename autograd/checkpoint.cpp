@@ -106,8 +106,8 @@ class RngState {
 };
 
 // Rewinds the generators to these states until the guard is destroyed. The context's generator may not exist
-// any more, so a new one in the same state replaces it. A default generator is rewound only if
-// `uses(device)`, because other threads may draw from the generators of other devices.
+// any more, so a new one in the same state replaces it. A default generator is rewound only if the function
+// uses its device (`uses(device)`), because other threads may draw from the generators of other devices.
 class RngStateGuard {
  public:
   template <class Uses>

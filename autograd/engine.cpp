@@ -4,12 +4,13 @@
 #include "tapestry/autograd/internal/nested.h"
 #include "tapestry/autograd/internal/stale_view.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
 namespace {
 
-thread_local SavedTensorHooks* current_hooks = nullptr;
-thread_local bool anomaly = false;
+TAPESTRY_HOT_TLS thread_local constinit SavedTensorHooks* current_hooks = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit bool anomaly = false;
 
 std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
                              const std::vector<Tensor>& grad_outputs) {

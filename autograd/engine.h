@@ -38,8 +38,8 @@ class WeightGradients {
   ~WeightGradients();
   WeightGradients(WeightGradients&&) noexcept;
   WeightGradients& operator=(WeightGradients&&) noexcept;
-  /// Computes these gradients, adds them to grad() of the leaves, fires the leaves' hooks, and frees the
-  /// graph. A second call throws AutogradError.
+  /// Computes the gradients that backward_inputs() postponed, adds them to grad() of the leaves, fires the
+  /// leaves' hooks, and frees the graph. A second call throws AutogradError.
   void accumulate();
 
   struct Impl;

@@ -98,13 +98,9 @@ class Function {
   }
 
  private:
-  static const std::string& type_text() {
-    static const std::string text = tapestry::type_name(typeid(Derived));
-    return text;
-  }
   static const char* name() {
     if constexpr (requires { Derived::kName; }) return Derived::kName;
-    else return type_text().c_str();
+    else return tapestry::detail::type_name_of<Derived>().c_str();
   }
 };
 

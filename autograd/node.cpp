@@ -5,6 +5,7 @@
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
 namespace {
@@ -125,8 +126,8 @@ Node::~Node() {
 void Node::dispose(Node* node) noexcept {
   // Destroying a node releases the nodes of its inputs. If that destroys them too, they are added to this
   // list, and the loop of the outermost call destroys them.
-  static thread_local Node* waiting = nullptr;
-  static thread_local bool draining = false;
+  TAPESTRY_HOT_TLS static thread_local constinit Node* waiting = nullptr;
+  TAPESTRY_HOT_TLS static thread_local constinit bool draining = false;
   node->next_disposed_ = waiting;
   waiting = node;
   if (draining) return;

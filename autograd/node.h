@@ -166,8 +166,8 @@ class Backward {
   const Tensor& grad(std::uint32_t output = 0) const { return node_.outputs_[output].gradient; }
   /// The gradient of an output, or zeros if it is undefined.
   Tensor grad_or_zeros(std::uint32_t output) const;
-  /// True if backward must compute the gradient of this input. Also false if backward_inputs() splits the
-  /// pass and this input belongs to the other half.
+  /// True if backward must compute the gradient of this input. False if the input needs no gradient, or if
+  /// backward_inputs() splits the pass and the input belongs to the other half.
   bool needs(std::uint32_t input) const {
     return node_.edges_[input].node && (!wanted_ || (*wanted_)[input]);
   }

@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "tapestry/core/tls_model.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define TAPESTRY_POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
@@ -22,9 +24,10 @@ namespace {
 constexpr std::size_t kSlabBytes = 64 * 1024;
 constexpr std::size_t kMaxCached = 64;
 
-// A slab's counter of live nodes. While a thread fills the slab, it counts its new nodes in `made` without
-// atomic operations. `live` then starts at kOpen, and each freed node decrements it. When the slab is full,
-// the thread subtracts kOpen - made. From then on `live` is the number of live nodes.
+// The start value of Slab::live, the counter of a slab's live nodes. While a thread fills the slab, it counts
+// new nodes in `made` without atomic operations, and each freed node decrements `live`. kOpen is so large
+// that `live` stays above 0 meanwhile. When the slab is full, the thread subtracts kOpen - made. From then on
+// `live` is the number of live nodes.
 constexpr std::int64_t kOpen = std::int64_t{1} << 32;
 
 struct alignas(16) Slab {
@@ -103,7 +106,7 @@ void subtract_live(Slab* s, std::int64_t count) noexcept {
 void close(Slab* s) noexcept { subtract_live(s, kOpen - s->made); }
 
 // The slab that this thread fills.
-thread_local constinit Slab* current = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit Slab* current = nullptr;
 
 [[gnu::noinline]] void next_slab() {
   struct AtExit {

@@ -28,7 +28,7 @@ bool recording(std::span<const Tensor> inputs);
 
 namespace detail {
 void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op);
-void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outputs);
+void attach(NodeRef node, OutputSlot* output_slots, std::span<const Tensor* const> outputs);
 }  // namespace detail
 
 /// Creates a node for `op` that produces `outputs`. inputs[i] is the input of b.needs(i) and b.set(i, ...);
@@ -37,12 +37,12 @@ template <class F>
 void record(const char* op, std::span<const Tensor* const> outputs, std::span<const Tensor* const> inputs,
             F backward) {
   Edge* edges;
-  OutputSlot* slots;
+  OutputSlot* output_slots;
   NodeRef node =
       OpNode<F>::make(op, static_cast<std::uint32_t>(inputs.size()),
-                      static_cast<std::uint32_t>(outputs.size()), edges, slots, std::move(backward));
+                      static_cast<std::uint32_t>(outputs.size()), edges, output_slots, std::move(backward));
   detail::connect(edges, inputs, op);
-  detail::attach(std::move(node), slots, outputs);
+  detail::attach(std::move(node), output_slots, outputs);
 }
 template <class F>
 void record(const Op& op, const Tensor& output, std::initializer_list<const Tensor*> inputs, F backward) {

@@ -1,4 +1,4 @@
-# Finds the CUDA toolkit and NVIDIA's libraries. C++ files that do not use CUDA have the same compile commands with and
+# Finds the CUDA toolkit and NCCL's header. C++ files that do not use CUDA have the same compile commands with and
 # without it, so that a compiler cache serves both builds: only files that use CUDA see its headers and definitions.
 set(TAPESTRY_CUDA_FOUND OFF)
 set(TAPESTRY_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES; native: this machine's")
@@ -56,36 +56,16 @@ function(tapestry_uses_cuda)
 endfunction()
 tapestry_uses_cuda(FILES ${PROJECT_SOURCE_DIR}/core/cuda/runtime.cpp)
 
-# NVIDIA's libraries come with the toolkit, with the system, or in Python's nvidia packages. The packages include the
-# headers, but not the unversioned file name (libnccl.so) that linkers look for.
-find_program(PYTHON3_PROGRAM NAMES python3 python)
-if(PYTHON3_PROGRAM AND NOT DEFINED NVIDIA_PACKAGES)
+# nccl.h comes with the toolkit, with the system, or in Python's nvidia packages. vendor.cmake uses it.
+find_program(TAPESTRY_PYTHON NAMES python3 python)
+if(TAPESTRY_PYTHON AND NOT DEFINED TAPESTRY_NVIDIA_PACKAGES)
   execute_process(OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
-    COMMAND ${PYTHON3_PROGRAM} -c "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations if s else []))")
-  set(NVIDIA_PACKAGES "${packages}" CACHE STRING "Folders of Python's nvidia packages")
+    COMMAND ${TAPESTRY_PYTHON} -c "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations if s else []))")
+  set(TAPESTRY_NVIDIA_PACKAGES "${packages}" CACHE STRING "Folders of Python's nvidia packages")
 endif()
-# Sets the cache variables <name>_INCLUDE_DIR and <name>_LIBRARY.
-function(tapestry_find_nvidia name header library)
-  set(includes ${CUDAToolkit_INCLUDE_DIRS})
-  set(libraries ${CUDAToolkit_LIBRARY_DIR})
-  foreach(folder ${NVIDIA_PACKAGES})
-    file(GLOB more_includes ${folder}/*/include)
-    file(GLOB more_libraries ${folder}/*/lib)
-    list(APPEND includes ${more_includes})
-    list(APPEND libraries ${more_libraries})
-  endforeach()
-  find_path(${name}_INCLUDE_DIR ${header} HINTS ${includes})
-  set(versioned)
-  foreach(folder ${libraries})
-    file(GLOB more ${folder}/lib${library}.so.*)
-    list(APPEND versioned ${more})
-  endforeach()
-  list(TRANSFORM versioned REPLACE ".*/" "")
-  find_library(${name}_LIBRARY NAMES ${library} ${versioned} HINTS ${libraries})
-endfunction()
-
-# The build needs only NCCL's header (vendor.cmake); the library is opened at run time. tools/gpu_check uses the library's path.
-tapestry_find_nvidia(NCCL nccl.h nccl)
-
-# tools/gpu_check compares the convolutions with cuDNN's.
-tapestry_find_nvidia(CUDNN cudnn.h cudnn)
+set(nccl_folders ${CUDAToolkit_INCLUDE_DIRS})
+foreach(folder ${TAPESTRY_NVIDIA_PACKAGES})
+  file(GLOB includes ${folder}/*/include)
+  list(APPEND nccl_folders ${includes})
+endforeach()
+find_path(TAPESTRY_NCCL_INCLUDE_DIR nccl.h HINTS ${nccl_folders})

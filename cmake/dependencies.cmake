@@ -20,17 +20,17 @@ if(TAPESTRY_OPENMP)
 endif()
 
 # These are header-only. They are found as include folders, not as CMake packages, because a copy in .deps/ has no package.
-find_path(EIGEN_INCLUDE_DIR Eigen/Core PATH_SUFFIXES eigen3)
-find_path(NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp)
-find_path(ASIO_INCLUDE_DIR asio/ip/tcp.hpp)
-foreach(dependency EIGEN:libeigen3-dev NLOHMANN_JSON:nlohmann-json3-dev ASIO:libasio-dev)
+find_path(TAPESTRY_EIGEN_INCLUDE_DIR Eigen/Core PATH_SUFFIXES eigen3)
+find_path(TAPESTRY_JSON_INCLUDE_DIR nlohmann/json.hpp)
+find_path(TAPESTRY_ASIO_INCLUDE_DIR asio/ip/tcp.hpp)
+foreach(dependency EIGEN:libeigen3-dev JSON:nlohmann-json3-dev ASIO:libasio-dev)
   string(REPLACE ":" ";" dependency ${dependency})
   list(GET dependency 0 name)
   list(GET dependency 1 package)
-  if(NOT ${name}_INCLUDE_DIR)
-    message(FATAL_ERROR "${name} headers were not found: install ${package} (tools/quickstart does), or set ${name}_INCLUDE_DIR.")
+  if(NOT TAPESTRY_${name}_INCLUDE_DIR)
+    message(FATAL_ERROR "${name} headers were not found: install ${package} (tools/quickstart does), or set TAPESTRY_${name}_INCLUDE_DIR.")
   endif()
-  target_include_directories(tapestry_private SYSTEM INTERFACE ${${name}_INCLUDE_DIR})
+  target_include_directories(tapestry_private SYSTEM INTERFACE ${TAPESTRY_${name}_INCLUDE_DIR})
 endforeach()
 
 find_package(ZLIB)
@@ -41,11 +41,11 @@ target_link_libraries(tapestry_private INTERFACE ZLIB::ZLIB)
 
 # Debian's CMake package of oneDNN fails without OpenCL headers, so the library and its header are found directly.
 if(TAPESTRY_ONEDNN)
-  find_library(DNNL_LIBRARY NAMES dnnl)
-  find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
-  if(DNNL_LIBRARY AND DNNL_INCLUDE_DIR)
-    target_link_libraries(tapestry_private INTERFACE ${DNNL_LIBRARY})
-    target_include_directories(tapestry_private SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
+  find_library(TAPESTRY_DNNL_LIBRARY NAMES dnnl)
+  find_path(TAPESTRY_DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
+  if(TAPESTRY_DNNL_LIBRARY AND TAPESTRY_DNNL_INCLUDE_DIR)
+    target_link_libraries(tapestry_private INTERFACE ${TAPESTRY_DNNL_LIBRARY})
+    target_include_directories(tapestry_private SYSTEM INTERFACE ${TAPESTRY_DNNL_INCLUDE_DIR})
     target_compile_definitions(tapestry_private INTERFACE TAPESTRY_HAS_ONEDNN=1)
   else()
     message(STATUS "oneDNN not found: convolutions and matrix products use Eigen, which is slower")
@@ -60,12 +60,20 @@ if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
     target_link_libraries(tapestry_private INTERFACE gloo)
     set_source_files_properties(
       ${PROJECT_SOURCE_DIR}/distributed/comm/gloo_backend.cpp
+      ${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_device.cpp
       ${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_transport.cpp PROPERTIES
       COMPILE_DEFINITIONS TAPESTRY_HAS_GLOO=1)
+    get_target_property(gloo_include_dirs gloo INTERFACE_INCLUDE_DIRECTORIES)
+    find_file(TAPESTRY_GLOO_MEMORY_H gloo/common/memory.h HINTS ${gloo_include_dirs})
+    mark_as_advanced(TAPESTRY_GLOO_MEMORY_H)
+    if(NOT TAPESTRY_GLOO_MEMORY_H)
+      set_source_files_properties(${PROJECT_SOURCE_DIR}/distributed/comm/internal/gloo_device.cpp PROPERTIES
+        INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/cmake/gloo)
+    endif()
   else()
     message(STATUS "Gloo not found (libgloo-dev): processes on CPUs cannot use collectives")
   endif()
 endif()
 
 # Only the tests use Catch2.
-find_path(CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)
+find_path(TAPESTRY_CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)

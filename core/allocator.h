@@ -24,7 +24,7 @@ void empty_cache(DeviceType type = DeviceType::cpu);
 
 /// The interface that each device type implements. Pointers are aligned to 64 bytes. For zero bytes,
 /// `allocate` returns a valid pointer; it may return null only if header_room() is 0. Any thread may call
-/// `deallocate`, even after main has returned, and passes the same device and bytes as to `allocate`.
+/// `deallocate`, even after main has returned. Callers pass it the same device and bytes as to `allocate`.
 class Allocator {
  public:
   virtual ~Allocator() = default;

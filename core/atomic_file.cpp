@@ -1,17 +1,20 @@
 #include "tapestry/core/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/lock_file.h"
 
 namespace tapestry {
 namespace {
@@ -22,6 +25,47 @@ std::string folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+/// Returns 16 random hexadecimal digits, or an empty string and errno.
+std::string random_digits() {
+  std::uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) return "";
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(bits));
+  return digits;
+}
+
+/// Returns "a" for a temporary file's name "a.tmp-0123456789abcdef", and an empty string for other names.
+/// Also accepts the names "a.tmp-PID-COUNTER" of earlier versions.
+std::string target_of(const std::string& name) {
+  const std::size_t mark = name.rfind(AtomicFile::kTemporaryMark);
+  if (mark == std::string::npos) return "";
+  const std::string suffix = name.substr(mark + AtomicFile::kTemporaryMark.size());
+  const std::string decimal = "0123456789";
+  const bool random =
+      suffix.size() == 16 && suffix.find_first_not_of(decimal + "abcdef") == std::string::npos;
+  const std::size_t dash = suffix.find('-');
+  const bool earlier = dash != std::string::npos && dash > 0 && dash + 1 < suffix.size() &&
+                       suffix.find_first_not_of(decimal) == dash &&
+                       suffix.find_first_not_of(decimal, dash + 1) == std::string::npos;
+  return random || earlier ? name.substr(0, mark) : "";
+}
+
+bool is_file_at(int fd, const std::string& path) {
+  struct stat open {
+  }, named{};
+  return ::fstat(fd, &open) == 0 && ::lstat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
+         open.st_ino == named.st_ino;
+}
+
+void remove_if_abandoned(const std::string& temporary) {
+  std::string ignored;
+  const int fd = open_regular_file(temporary, false, ignored);
+  if (fd < 0) return;
+  // If the writer has committed since the file was opened here, the file now has the name of the target.
+  if (try_lock(fd) == LockState::held && is_file_at(fd, temporary)) ::unlink(temporary.c_str());
+  ::close(fd);
 }
 
 }  // namespace
@@ -38,6 +82,27 @@ struct AtomicFile::Impl {
     fail<IoError>("[write] ", path, ": ", what, ": ", std::strerror(error),
                   error == ENOSPC || error == EDQUOT ? "; make room and try again"
                                                      : "; choose a folder that exists and can be written to");
+  }
+
+  /// Creates the temporary file and locks it.
+  void create() {
+    for (int attempt = 0; attempt < 100; ++attempt) {
+      const std::string digits = random_digits();
+      if (digits.empty()) broken("no random name can be made");
+      temporary = path + std::string(kTemporaryMark) + digits;
+      fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+      if (fd < 0 && errno == EEXIST) continue;
+      if (fd < 0) broken("cannot be created");
+      const LockState state = try_lock(fd);
+      // Without locks, remove_abandoned_files() deletes nothing, so the file is safe.
+      if (state == LockState::unsupported) return;
+      // remove_abandoned_files() of another thread or process can lock the new file first. It then deletes
+      // the file, or already has.
+      if (state == LockState::held && is_file_at(fd, temporary)) return;
+      abandon();
+    }
+    errno = EAGAIN;
+    broken("another process locks every new temporary file");
   }
 
   void write_all(const char* data, std::size_t bytes) {
@@ -71,7 +136,6 @@ struct AtomicFile::Impl {
 };
 
 AtomicFile::AtomicFile(std::string path) : impl_(std::make_unique<Impl>()) {
-  static std::atomic<unsigned> counter{0};
   Impl& s = *impl_;
   s.path = std::move(path);
   check<IoError>(!s.path.empty() && s.path.back() != '/', "[write] \"", s.path,
@@ -82,12 +146,7 @@ AtomicFile::AtomicFile(std::string path) : impl_(std::make_unique<Impl>()) {
                  ": is a folder; pass the name of a file");
   check<IoError>(!exists || S_ISREG(status.st_mode), "[write] ", s.path,
                  ": is a device or a pipe, which this file would replace; choose another name");
-  // The name is unique among the live processes and threads of this machine. A file that a dead process with
-  // the same id left behind is overwritten.
-  s.temporary =
-      s.path + std::string(kTemporaryMark) + std::to_string(::getpid()) + "-" + std::to_string(counter++);
-  s.fd = ::open(s.temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (s.fd < 0) s.broken("cannot be created");
+  s.create();
 }
 
 AtomicFile::~AtomicFile() = default;
@@ -107,12 +166,15 @@ void AtomicFile::commit() {
   s.flush();
   // Some file systems report a full disk only here.
   if (::fsync(s.fd) != 0) s.broken("cannot be written");
-  if (::close(std::exchange(s.fd, -1)) != 0 || std::rename(s.temporary.c_str(), s.path.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(s.temporary.c_str());
-    errno = error;
-    s.broken("cannot be put in place");
+  // Closing the file drops its lock, so the file is renamed first. The fsync above has reported all errors
+  // that close() could report.
+  if (std::rename(s.temporary.c_str(), s.path.c_str()) != 0) {
+    if (errno != ENOENT) s.broken("cannot be put in place");
+    s.abandon();
+    fail<IoError>("[write] ", s.path, ": cannot be put in place, because its folder or ", s.temporary,
+                  " was removed meanwhile; keep other programs from removing them, and save again");
   }
+  ::close(std::exchange(s.fd, -1));
   // The rename is durable once the folder is synced. A failure is ignored: some network file systems cannot
   // sync folders.
   const int folder = ::open(folder_of(s.path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -128,6 +190,19 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   AtomicFile file(path);
   file.write(text);
   file.commit();
+}
+
+void remove_abandoned_files(const std::string& folder,
+                            const std::function<bool(const std::string&)>& is_target) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> temporaries;  // collected first, because deleting may disturb the iteration
+  std::error_code error;
+  for (fs::directory_iterator file(folder, error); !error && file != fs::directory_iterator();
+       file.increment(error)) {
+    const std::string target = target_of(file->path().filename().string());
+    if (!target.empty() && is_target(target)) temporaries.push_back(file->path().string());
+  }
+  for (const std::string& temporary : temporaries) remove_if_abandoned(temporary);
 }
 
 }  // namespace tapestry

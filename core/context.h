@@ -1,9 +1,11 @@
 #pragma once
 // The context of operations (grad mode, device, stream, generator): one small value per thread. Each node of
-// the tape captures the context, and device workers restore it.
+// the tape stores the context in which it was recorded, and its backward runs in that context. A task on a
+// device worker runs in a copy of its caller's context.
 #include <cstdint>
 
 #include "tapestry/core/device.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry {
 
@@ -19,7 +21,7 @@ struct Context {
 };
 
 namespace detail {
-inline thread_local constinit Context context;
+TAPESTRY_HOT_TLS inline thread_local constinit Context context;
 }
 
 /// This thread's context.

@@ -40,7 +40,7 @@ inline constexpr Device kCPU{DeviceType::cpu, 0};
 
 /// The number of logical devices of this type. For the CPU it is TAPESTRY_LOGICAL_DEVICES, or 1 if that
 /// variable is not set; throws ValueError unless the value is an integer from 1 to kMaxDevices. For CUDA,
-/// core/cuda/device.h describes the number; it is 0 without a driver.
+/// core/cuda/device.h describes the number. It is 0 if this process can use no GPU.
 int device_count(DeviceType type);
 /// Throws DeviceError, naming `op`, unless the device exists.
 void check_device(const char* op, Device device);

@@ -1,6 +1,13 @@
 #pragma once
 // The exceptions, and check() and fail(), which throw them. The text of each error has the form
 // `[op] what was wrong, with the actual values; what to do`.
+//
+// Other libraries define function-like macros named check, fail, min and max. Public headers therefore write
+// (check)(...), (fail)(...) and (max)(): a macro is not expanded if a parenthesis separates it from its
+// arguments.
+#ifndef __cpp_rtti
+#error "Tapestry reads the types of modules at run time: compile without -fno-rtti"
+#endif
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -76,13 +83,13 @@ std::string concat(std::initializer_list<Piece> pieces);
 
 /// Throws E with the concatenated parts as its text.
 template <class E = ValueError, class... Parts>
-[[noreturn, gnu::cold, gnu::noinline]] void fail(const Parts&... parts) {
+[[noreturn, gnu::cold, gnu::noinline]] void(fail)(const Parts&... parts) {
   throw E(concat({Piece(parts)...}));
 }
 
 /// Throws E with the concatenated parts as its text, unless `ok`.
 template <class E = ValueError, class... Parts>
-inline void check(bool ok, const Parts&... parts) {
+inline void(check)(bool ok, const Parts&... parts) {
   if (!ok) [[unlikely]]
     fail<E>(parts...);
 }

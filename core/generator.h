@@ -41,7 +41,7 @@ Generator& default_generator(Device device);
 /// The generator of the context if one is set, else default_generator(device).
 Generator& current_generator(Device device);
 /// Seeds the default generators of all devices, as torch.manual_seed does. Every device gets the same seed,
-/// so a model draws the same numbers on every device.
+/// so a model draws the same numbers on every device (normal numbers may differ in their last digits).
 void manual_seed(std::uint64_t seed);
 
 }  // namespace tapestry

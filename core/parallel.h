@@ -30,7 +30,7 @@ struct Partition {
     count = static_cast<int>(n / size + (n % size != 0));
   }
   std::int64_t begin(int chunk) const { return chunk * size; }
-  std::int64_t end(int chunk) const { return std::min(n, (chunk + 1) * size); }
+  std::int64_t end(int chunk) const { return (std::min)(n, (chunk + 1) * size); }
 };
 
 namespace detail {

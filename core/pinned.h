@@ -6,8 +6,8 @@
 namespace tapestry {
 
 /// An uninitialised dense tensor on cpu:0 in pinned memory, or in ordinary memory if there is no CUDA device.
-/// Freed pinned memory is cached. If it is freed while copy_async uses it, it is reused only after the copy.
-/// Throws OutOfMemoryError; ValueError for invalid sizes.
+/// Freed pinned memory is cached. If the tensor is destroyed while a copy_async() uses its memory, the memory
+/// is reused only after the copy. Throws OutOfMemoryError, or ValueError for invalid sizes.
 Tensor empty_pinned(const Shape& sizes, DType dtype = DType::f32);
 /// True if `t` is a CPU tensor in memory that empty_pinned() has pinned.
 bool is_pinned(const Tensor& t);

@@ -332,7 +332,8 @@ std::string quoted(const std::string& text) {
   }
 }
 
-/// Writes the elements in row-major order; contiguous rows of the last dimension in one call.
+/// Writes the elements in row-major order. If the last dimension is contiguous, each row is one call of
+/// AtomicFile::write().
 void write_elements(AtomicFile& file, const char* data, const Shape& sizes, const Shape& strides,
                     std::size_t item, int dim) {
   if (dim == sizes.size()) return file.write(data, item);

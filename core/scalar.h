@@ -33,7 +33,7 @@ class Scalar {
     if (!is_real()) return integer_;
     if (real_ >= -0x1p63 && real_ < 0x1p63) return static_cast<std::int64_t>(real_);
     using Limits = std::numeric_limits<std::int64_t>;
-    return real_ > 0 ? Limits::max() : real_ < 0 ? Limits::min() : 0;
+    return real_ > 0 ? (Limits::max)() : real_ < 0 ? (Limits::min)() : 0;
   }
   /// The result dtype of an operation on this number and a tensor of dtype `t`.
   DType promote_with(DType t) const {

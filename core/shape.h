@@ -74,8 +74,8 @@ class Shape {
 using Dims = Shape;
 
 /// The number of elements of a tensor of these sizes. Throws ValueError, which names `op`, if a size is
-/// negative, or if the product of the sizes does not fit in 64 bits. The product counts a size of 0 as 1, as
-/// strides do.
+/// negative, or if the product of the sizes does not fit in 64 bits. In that product a size of 0 counts as 1,
+/// because the strides are products of the other sizes and must fit too.
 std::int64_t checked_numel(const char* op, const Shape& sizes);
 /// Row-major strides, in elements, of a dense tensor of this shape.
 Shape contiguous_strides(const Shape& sizes);

@@ -18,8 +18,8 @@ class Storage {
  public:
   /// Allocates uninitialised memory. Throws OutOfMemoryError, or DeviceError if the device does not exist.
   static StorageRef allocate(Device device, std::size_t bytes);
-  /// Wraps memory that the caller owns. `release(arg)`, which may be null, runs when the last reference is
-  /// dropped.
+  /// Wraps memory that the caller owns. Calls release(arg) when the last reference is dropped, unless
+  /// `release` is null.
   static StorageRef wrap(Device device, void* data, std::size_t bytes, void (*release)(void*) = nullptr,
                          void* arg = nullptr);
   /// A part of `base` with its own version counter. It holds a reference to `base`. DDP uses it for gradients
@@ -50,8 +50,8 @@ class Storage {
   // `block`: also the allocator, and this Storage object lies in the header room in front of the data.
   enum class Owner : std::uint8_t { other, apart, block };
 
-  Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*release)(void*), void* arg)
-      : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(release), arg_(arg) {}
+  Storage(Device device, void* data, std::size_t bytes, Owner owner, void (*free_data)(void*), void* arg)
+      : device_(device), owner_(owner), data_(data), bytes_(bytes), release_(free_data), arg_(arg) {}
   ~Storage() = default;
   void destroy() const noexcept;
 

@@ -155,9 +155,10 @@ class Event {
 void record_stream(const Tensor& t, const Stream& stream);
 
 namespace detail {
-/// Makes the later work of one context wait for the earlier work of another, without blocking the host. The
-/// contexts are given by their values of Context::stream. The stream that is current with the value `then`
-/// waits for the work that the stream that is current with the value `first` has been given so far.
+/// Makes the later work of one context wait for the earlier work of another, without blocking the host.
+/// `first` and `then` are the values of Context::stream in the two contexts. For the device of each value,
+/// the stream that is current if Context::stream is `then` waits for all work so far of the stream that is
+/// current if it is `first`.
 void order_streams(std::uint64_t first, std::uint64_t then);
 }  // namespace detail
 

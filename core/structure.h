@@ -61,9 +61,10 @@ constexpr int count_members() {
   else return sizeof...(Members);
 }
 
-/// True if value number `before` of the initializer is the first element of a C array with several elements.
-/// Brace elision makes count_members() count each element as a member. The test: {} at this place initializes
-/// the whole array, so `after` further values are too many.
+/// True if the value after the first sizeof...(before) values of the initializer belongs to a C array with
+/// several elements, and is the array's first element. Because of brace elision, count_members() counts each
+/// element of such an array as a member. The test replaces the value by {}, which initializes the whole
+/// array. Then the sizeof...(after) values that follow are too many.
 template <class T, std::size_t... before, std::size_t... after>
 constexpr bool array_counted(std::index_sequence<before...>, std::index_sequence<after...>) {
   return requires { T{(void(before), Anything{})..., {}}; }

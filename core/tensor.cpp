@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tapestry/core/tls_model.h"
+
 namespace tapestry {
 namespace {
 
@@ -48,8 +50,8 @@ constexpr int kMaxFree = 1024;
 struct FreeBlock {
   FreeBlock* next;
 };
-thread_local constinit FreeBlock* free_list = nullptr;
-thread_local constinit int free_slots = 0;
+TAPESTRY_HOT_TLS thread_local constinit FreeBlock* free_list = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit int free_slots = 0;
 
 FreeBlock* pop_free() {
   ++free_slots;
@@ -126,8 +128,12 @@ bool Tensor::is_channels_last() const {
 }
 
 MemoryFormat Tensor::memory_format() const {
-  return is_contiguous(MemoryFormat::channels_last) && !is_contiguous() ? MemoryFormat::channels_last
-                                                                        : MemoryFormat::contiguous;
+  const TensorImpl& t = self();
+  if (t.sizes.size() != 4 || t.numel == 0) return MemoryFormat::contiguous;
+  const bool last = t.row_major ? t.strides[1] == 1 && t.strides == channels_last_strides(t.sizes) &&
+                                      t.strides != contiguous_strides(t.sizes)
+                                : is_channels_last();
+  return last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
 void Tensor::throw_undefined() {

@@ -111,7 +111,8 @@ class HookHandle {
 };
 
 /// A handle to a tensor. Copies refer to the same tensor. A default-constructed Tensor is undefined: all
-/// methods except defined(), requires_grad(), is_same(), impl() and str() then throw ValueError.
+/// methods except defined(), requires_grad(), is_same(), impl() and str() then throw an Error. It is a
+/// ValueError, except that retain_grad() and the methods that register hooks throw AutogradError.
 class Tensor {
  public:
   Tensor() = default;
@@ -139,12 +140,14 @@ class Tensor {
   std::uint32_t version() const { return self().storage->version(); }
   /// True if the elements are dense in row-major (or channels-last) order. The strides of dimensions of size
   /// 1, and of tensors without elements, are ignored. A tensor with C = 1 or H = W = 1 can therefore be
-  /// contiguous and channels-last at once; memory_format() then returns `contiguous`.
+  /// contiguous and channels-last at once; memory_format() then decides by the strides.
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const {
     return format == MemoryFormat::contiguous ? self().row_major : is_channels_last();
   }
-  /// channels_last if the tensor is channels-last but not contiguous; otherwise contiguous. Operations choose
-  /// the layout of their results by it.
+  /// The format that operations give their results. channels_last if the tensor is dense in that format only.
+  /// If it is dense in both formats, channels_last if all its strides, also those of dimensions of size 1,
+  /// are those of channels_last: (H * W, 1, W, 1) for (N, 1, H, W). Otherwise contiguous. The formats of (N,
+  /// 1, 1, 1) have the same strides; such a tensor is contiguous.
   MemoryFormat memory_format() const;
   /// The address of the first element, without a dtype check.
   void* raw_data() const {
@@ -252,6 +255,7 @@ class Tensor {
   Tensor div(const Scalar& other) const;
   Tensor pow(const Scalar& exponent) const;
   Tensor pow(const Tensor& exponent) const;
+  Tensor atan2(const Tensor& other) const;
   Tensor neg() const;
   Tensor abs() const;
   Tensor exp() const;
@@ -291,6 +295,7 @@ class Tensor {
   const Tensor& div_(const Scalar& other) const;
   const Tensor& pow_(const Scalar& exponent) const;
   const Tensor& pow_(const Tensor& exponent) const;
+  const Tensor& atan2_(const Tensor& other) const;
   const Tensor& neg_() const;
   const Tensor& abs_() const;
   const Tensor& exp_() const;
@@ -318,10 +323,10 @@ class Tensor {
   Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
   Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
   Tensor var(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const;
-  Tensor max() const;
-  Tensor min() const;
-  std::pair<Tensor, Tensor> max(std::int64_t dim, bool keepdim = false) const;  // values, indices
-  std::pair<Tensor, Tensor> min(std::int64_t dim, bool keepdim = false) const;
+  Tensor(max)() const;
+  Tensor(min)() const;
+  std::pair<Tensor, Tensor>(max)(std::int64_t dim, bool keepdim = false) const;  // values, indices
+  std::pair<Tensor, Tensor>(min)(std::int64_t dim, bool keepdim = false) const;
   Tensor amax(const Dims& dims = {}, bool keepdim = false) const;
   Tensor amin(const Dims& dims = {}, bool keepdim = false) const;
   Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
@@ -367,7 +372,7 @@ Tensor make_tensor(StorageRef storage, DType dtype, const Shape& sizes, const Sh
                    std::int64_t offset);
 /// Throws ValueError, naming `op` and the argument, if `t` is undefined.
 inline void check_defined(const char* op, const Tensor& t, const char* what = "input") {
-  check(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a defined one");
+  (check)(t.defined(), "[", op, "] ", what, " is an undefined tensor; pass a defined one");
 }
 }  // namespace detail
 

@@ -14,6 +14,7 @@
 #include "tapestry/core/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/parallel.h"
+#include "tapestry/core/tls_model.h"
 
 #ifdef TAPESTRY_HAS_OPENMP
 #include <omp.h>
@@ -59,7 +60,7 @@ struct ThreadState {
   bool main = false;    // the first thread of the process that computes
   bool inside = false;  // this thread is inside parallel_for
 };
-thread_local constinit ThreadState state;
+TAPESTRY_HOT_TLS thread_local constinit ThreadState state;
 
 // Lets another thread become the main thread after this one has ended.
 struct MainRelease {

@@ -4,8 +4,8 @@
 namespace tapestry {
 
 /// Sets the number of threads that CPU kernels may use, in total for all logical CPU devices. The default is
-/// OMP_NUM_THREADS, or the number of cores if that variable is not set. Throws ValueError unless n is from 1
-/// to 1024.
+/// OMP_NUM_THREADS or, if that variable is not set, the number of cores that the process may use (its CPU
+/// affinity). Throws ValueError unless n is from 1 to 1024.
 void set_num_threads(int n);
 int get_num_threads();
 
@@ -17,8 +17,8 @@ int get_num_threads();
 /// library.
 int compute_threads();
 
-/// Gives the calling thread `n` compute threads until the guard is destroyed. Workers of logical devices hold
-/// one.
+/// Gives the calling thread `n` compute threads until the guard is destroyed. The worker of each logical
+/// device has a ThreadShare.
 class ThreadShare {
  public:
   explicit ThreadShare(int n);

@@ -146,8 +146,8 @@ class BatchMaker {
   BatchMaker(std::shared_ptr<const Dataset<E>> dataset, DataLoaderOptions<E, B> options)
       : dataset_(std::move(dataset)), options_(std::move(options)) {
     if (!options_.device || options_.device->is_cpu()) return;
-    check(has_tensors<B>, "[DataLoader] batches of this type are not moved to ", *options_.device,
-          "; leave out the device, and move what is in them with .to()");
+    (check)(has_tensors<B>, "[DataLoader] batches of this type are not moved to ", *options_.device,
+            "; leave out the device, and move what is in them with .to()");
     upload_ = std::make_unique<Upload>(*options_.device);
   }
 
@@ -211,7 +211,7 @@ class BatchMaker {
     if constexpr (std::is_same_v<B, std::vector<E>>) return samples;
     else if constexpr (std::is_same_v<B, Tensor>) return stack_samples(samples);
     else if constexpr (std::is_same_v<B, Example>) return collate(samples);
-    else fail("[DataLoader] batches of this type need a collate in the options");
+    else (fail)("[DataLoader] batches of this type need a collate in the options");
   }
 
   E get(const EpochPlan& plan, std::int64_t k, std::int64_t index) const {
@@ -239,7 +239,7 @@ class DataLoader {
 
   /// Throws ValueError if options are out of range or contradict each other.
   DataLoader(std::shared_ptr<const Dataset<E>> dataset, Options options = {}) {
-    check(dataset != nullptr, "[DataLoader] the dataset is null");
+    (check)(dataset != nullptr, "[DataLoader] the dataset is null");
     detail::check_loader_options(options.batch_size, options.shuffle, options.drop_last, options.num_workers,
                                  options.prefetch, options.sampler != nullptr,
                                  options.batch_sampler != nullptr);
@@ -308,7 +308,7 @@ class DataLoader {
     plan->epoch = position_->epoch;
     plan->batches = batch_sampler().batches(position_->epoch);
     const std::int64_t first = position_->batch, end = static_cast<std::int64_t>(plan->batches.size());
-    check(first <= end, "[DataLoader] the state is at batch ", first, " of an epoch of ", end, " batches");
+    (check)(first <= end, "[DataLoader] the state is at batch ", first, " of an epoch of ", end, " batches");
     auto make = [maker = maker_, plan](std::int64_t k) -> std::shared_ptr<void> {
       return maker->make(*plan, k);
     };

@@ -72,7 +72,7 @@ class Subset : public Dataset<E> {
  public:
   Subset(std::shared_ptr<const Dataset<E>> base, std::vector<std::int64_t> indices)
       : base_(std::move(base)), indices_(std::move(indices)) {
-    check(base_ != nullptr, "[Subset] the dataset is null; pass one that exists");
+    (check)(base_ != nullptr, "[Subset] the dataset is null; pass one that exists");
     detail::check_subset(indices_, base_->size());
   }
   std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
@@ -100,7 +100,7 @@ class ConcatDataset : public Dataset<E> {
  public:
   explicit ConcatDataset(std::vector<std::shared_ptr<const Dataset<E>>> parts) : parts_(std::move(parts)) {
     for (const auto& part : parts_) {
-      check(part != nullptr, "[ConcatDataset] a dataset is null; pass those that exist");
+      (check)(part != nullptr, "[ConcatDataset] a dataset is null; pass those that exist");
       size_ += part->size();
     }
   }
@@ -121,7 +121,7 @@ class ConcatDataset : public Dataset<E> {
 template <class E>
 std::vector<Subset<E>> random_split(const std::shared_ptr<const Dataset<E>>& dataset,
                                     const std::vector<std::int64_t>& lengths, std::uint64_t seed = 0) {
-  check(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
+  (check)(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
   std::vector<Subset<E>> parts;
   for (auto& indices : detail::split_indices(dataset->size(), lengths, seed))
     parts.emplace_back(dataset, std::move(indices));
@@ -153,7 +153,7 @@ template <class D>
 std::vector<Subset<typename D::ExampleType>> random_split(const std::shared_ptr<D>& dataset,
                                                           const std::vector<double>& fractions,
                                                           std::uint64_t seed = 0) {
-  check(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
+  (check)(dataset != nullptr, "[random_split] the dataset is null; pass one that exists");
   return random_split(dataset, detail::split_lengths(dataset->size(), fractions), seed);
 }
 /// Allows `random_split(dataset, {50000, 10000})` and `random_split(dataset, {0.8, 0.2})`.

@@ -3,11 +3,11 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/threads.h"
 
 namespace tapestry::data {
@@ -75,12 +75,12 @@ Prefetcher::Prefetcher(Make make, std::int64_t begin, std::int64_t end, int work
   check(ahead >= 1, "[DataLoader] prefetch is ", ahead, "; it must be at least 1");
   impl_ = std::make_unique<Impl>(std::move(make), begin, end, workers, ahead);
   try {
-    for (int i = 0; i < workers; ++i) impl_->threads.emplace_back([impl = impl_.get()] { impl->work(); });
-  } catch (const std::system_error& e) {
+    for (int i = 0; i < workers; ++i)
+      impl_->threads.push_back(detail::start_thread("DataLoader", [impl = impl_.get()] { impl->work(); }));
+  } catch (const Error& e) {
     const std::size_t started = impl_->threads.size();
     impl_->stop();
-    fail<Error>("[DataLoader] only ", started, " of ", workers, " workers could be started (", e.what(),
-                "); ask for fewer");
+    fail<Error>(e.what(), " (", started, " of ", workers, " workers were started)");
   }
 }
 

@@ -36,11 +36,12 @@ class Rng {
   /// interval", 2019).
   std::int64_t below(std::int64_t n) {
     const std::uint64_t range = static_cast<std::uint64_t>(n);
-    unsigned __int128 product = static_cast<unsigned __int128>(next64()) * range;
+    __extension__ typedef unsigned __int128 Product;  // __extension__ silences -Wpedantic
+    Product product = static_cast<Product>(next64()) * range;
     if (static_cast<std::uint64_t>(product) < range) {
       const std::uint64_t threshold = -range % range;
       while (static_cast<std::uint64_t>(product) < threshold)
-        product = static_cast<unsigned __int128>(next64()) * range;
+        product = static_cast<Product>(next64()) * range;
     }
     return static_cast<std::int64_t>(product >> 64);
   }

@@ -6,8 +6,8 @@
 
 namespace tapestry::kernels {
 
-/// Uninitialised device memory. It is freed in stream order, so a kernel may destroy it after the last launch
-/// that uses it. With 0 elements, data() is null.
+/// Uninitialised device memory. It is freed in stream order, so the host may destroy this object as soon as
+/// it has launched the last kernel that uses the memory. With 0 elements, data() is null.
 template <class T>
 class Scratch {
  public:

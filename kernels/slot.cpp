@@ -5,8 +5,8 @@
 
 namespace tapestry::kernels {
 namespace {
-// The head of the linked list of slots. It needs no lock, because slots are never destroyed, and are
-// registered before main on one thread.
+// The head of the linked list of slots. It needs no lock, because slots are never destroyed, and one thread
+// registers all of them while it loads the library.
 constinit SlotBase* slots = nullptr;
 using LaunchHook = void (*)(Device, void*);
 constinit LaunchHook launch_hook = nullptr;

@@ -66,7 +66,8 @@ class Slot : public SlotBase {
   using Fn = void (*)(const LaunchContext&, const Args&);
   using SlotBase::SlotBase;
 
-  /// Registers the kernel. Called before main, from the static initialisers of the files that hold kernels.
+  /// Registers the kernel. The static initialisers of the files that hold kernels call this function when the
+  /// library is loaded.
   void set(DeviceType device, DType dtype, Fn fn) { put(device, dtype, reinterpret_cast<AnyFn>(fn)); }
 
   /// Runs the kernel on the device's current stream. If there is no kernel, throws MissingKernelError with
@@ -80,7 +81,8 @@ class Slot : public SlotBase {
 };
 
 /// Registers a function that every launch on a device that is not a CPU calls first, with the stream of its
-/// LaunchContext, so that the calling thread uses the device's GPU. kernels/ itself knows no CUDA runtime.
+/// LaunchContext, so that the calling thread uses the device's GPU. slot.cpp cannot select the GPU itself,
+/// because it is also built without CUDA. cuda/launch.cu registers the function.
 void set_launch_hook(void (*use_device)(Device, void* stream));
 
 /// Calls `fn.template operator()<T>()` for each T. A file uses it to register one template for many dtypes.

@@ -38,7 +38,8 @@ bool mergeable(const Elementwise<N>& e, int outer, int inner) {
   return true;
 }
 
-// Computes the dimensions of `e` if they do not merge into a single one or if an operand is broadcast.
+// Computes the dimensions of `e` in the general case: an operand is broadcast, or the dimensions do not merge
+// into one.
 template <int N>
 [[gnu::noinline]] void plan_dims(Elementwise<N>& e, const Tensor* const (&operands)[N]) {
   const Tensor& out = *operands[0];

@@ -8,7 +8,7 @@
 namespace tapestry::kernels {
 
 namespace detail {
-/// Throws TypeError: a kernel reads an array of dtype `has` as elements of dtype `asked`.
+/// Throws the TypeError for a kernel that reads an array of dtype `has` as elements of dtype `asked`.
 [[noreturn, gnu::cold]] void wrong_array_type(DType has, DType asked);
 
 inline void check_array_type(const void* data, DType has, DType asked) {

@@ -1,10 +1,7 @@
 #include "tapestry/nn/checkpoint.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -57,6 +54,9 @@ Progress progress_of(const std::string& path, const StringMap& metadata) {
   Progress progress;
   progress.epoch = number_of<std::int64_t>(path, metadata, "tapestry.epoch");
   progress.step = number_of<std::int64_t>(path, metadata, "tapestry.step");
+  check<IoError>(progress.epoch >= 0 && progress.step >= 0, "[load_checkpoint] ", path, ": is of epoch ",
+                 progress.epoch, " and step ", progress.step,
+                 ", which cannot be negative; use another checkpoint");
   if (metadata.count("tapestry.metric"))
     progress.metric = number_of<double>(path, metadata, "tapestry.metric");
   for (const auto& [key, value] : metadata)
@@ -89,6 +89,24 @@ void for_each_device(const F& fn) {
     for (int i = 0; i < device_count(type); ++i) fn(Device(type, i));
 }
 
+/// Throws IoError unless these are states of generators, the CPU's among them.
+void check_generators(const std::string& path, const StateDict& generators) {
+  check<IoError>(find(generators, Device(kCPU).str()) != nullptr, "[load_checkpoint] ", path,
+                 ": contains no state of the random generator (", kGenerator, Device(kCPU).str(),
+                 "); use another checkpoint, or load_model for the weights alone");
+  for (const auto& [name, tensor] : generators) {
+    try {
+      static_cast<void>(Device(name));
+    } catch (const Error& e) {
+      fail<IoError>("[load_checkpoint] ", path, ": ", kGenerator, name,
+                    " is not the generator of a device: ", e.what());
+    }
+    check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
+                   ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(),
+                   ", not two int64; use another checkpoint");
+  }
+}
+
 /// Returns 500 for "step-00000500.safetensors", and nothing for other names.
 std::optional<std::int64_t> step_of(const std::string& name) {
   constexpr std::string_view prefix = "step-", suffix = ".safetensors";
@@ -100,17 +118,6 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   const auto [stop, error] = std::from_chars(begin, end, step);
   if (error != std::errc() || stop != end || step < 0) return {};
   return step;
-}
-
-/// True if `name` is an AtomicFile's temporary file and its process no longer exists.
-bool is_abandoned(const std::string& name) {
-  const std::size_t mark = name.rfind(AtomicFile::kTemporaryMark);
-  if (mark == std::string::npos || !step_of(name.substr(0, mark))) return false;
-  int process = 0;
-  const char* const begin = name.data() + mark + AtomicFile::kTemporaryMark.size();
-  const auto [stop, error] = std::from_chars(begin, name.data() + name.size(), process);
-  if (error != std::errc() || stop == name.data() + name.size() || *stop != '-' || process <= 0) return false;
-  return ::kill(process, 0) != 0 && errno == ESRCH;
 }
 
 }  // namespace
@@ -142,6 +149,8 @@ LoadResult load_model(const std::string& path, Module& module, bool strict) {
 }
 
 void save_checkpoint(const std::string& path, const Training& training, const Progress& progress) {
+  check(progress.epoch >= 0 && progress.step >= 0, "[save_checkpoint] the epoch is ", progress.epoch,
+        " and the step ", progress.step, "; they cannot be negative");
   StateDict tensors;
   StringMap metadata{{"tapestry.checkpoint", kVersion},
                      {"tapestry.epoch", std::to_string(progress.epoch)},
@@ -186,9 +195,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   }
   check<IoError>(!training.scheduler || !scheduler.empty(), "[load_checkpoint] ", path,
                  ": contains no schedule state");
-  for (const auto& [name, tensor] : generators)
-    check<IoError>(tensor.dtype() == DType::i64 && tensor.sizes() == Shape{2}, "[load_checkpoint] ", path,
-                   ": ", kGenerator, name, " is ", tensor.dtype(), " ", tensor.sizes(), ", not two int64");
+  check_generators(path, generators);
   // Each part is loaded completely or not at all. The model is loaded last, because the other parts are small
   // enough to be restored if it fails.
   StateDict old_optimizer, old_scheduler;
@@ -223,10 +230,15 @@ Checkpointer::Checkpointer(std::string folder, const Options& options)
   fs::create_directories(folder_, error);
   check<IoError>(fs::is_directory(folder_, unknown), "[Checkpointer] the folder ", folder_,
                  " cannot be made: ", error.message(), "; choose one that can be written to");
-  std::vector<fs::path> abandoned;
+  remove_abandoned_files(folder_, [](const std::string& target) { return step_of(target).has_value(); });
+  read_folder();
+}
+
+void Checkpointer::read_folder() {
+  entries_.clear();
+  std::error_code error;
   for (fs::directory_iterator file(folder_, error); file != fs::directory_iterator(); file.increment(error)) {
     const std::string name = file->path().filename().string();
-    if (is_abandoned(name)) abandoned.push_back(file->path());
     const std::optional<std::int64_t> step = step_of(name);
     if (!step || fs::path(path_of(*step)).filename() != name)
       continue;  // a name that Checkpointer did not write, such as "step-5", is skipped
@@ -241,8 +253,14 @@ Checkpointer::Checkpointer(std::string folder, const Options& options)
   }
   check<IoError>(!error, "[Checkpointer] the folder ", folder_, " cannot be read: ", error.message(),
                  "; choose one that can be read");
-  for (const fs::path& path : abandoned) fs::remove(path, error);
   std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.step < b.step; });
+}
+
+void Checkpointer::lock() {
+  if (lock_) return;
+  auto lock = std::make_shared<FolderLock>("Checkpointer", folder_);
+  read_folder();  // another job may have written to the folder before the lock was taken
+  lock_ = std::move(lock);
 }
 
 std::string Checkpointer::path_of(std::int64_t step) const {
@@ -263,6 +281,7 @@ const Checkpointer::Entry* Checkpointer::best_entry() const {
 
 std::string Checkpointer::save(const Training& training, const Progress& progress) {
   check(progress.step >= 0, "[Checkpointer] the step is ", progress.step, "; it cannot be negative");
+  lock();
   check(entries_.empty() || entries_.back().step <= progress.step, "[Checkpointer] ", folder_,
         " has a checkpoint of step ", entries_.empty() ? 0 : entries_.back().step, ", later than step ",
         progress.step, "; resume from it, or choose another folder");
@@ -295,7 +314,8 @@ std::optional<std::string> Checkpointer::best() const {
   return path_of(best->step);
 }
 
-std::optional<Progress> Checkpointer::resume(const Training& training) const {
+std::optional<Progress> Checkpointer::resume(const Training& training) {
+  lock();
   if (entries_.empty()) return {};
   return load_checkpoint(*latest(), training);
 }

@@ -14,10 +14,12 @@
 //   training/optimizer/..., training/scheduler/...   their state_dict()
 //   training/generator/cpu:0                         seed and offset of a device, i64 [2]
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tapestry/core/folder_lock.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/optimizer.h"
@@ -53,12 +55,13 @@ struct Progress {
 };
 
 /// Saves the model, the optimizer, the schedule, the default random generators of all devices, and the
-/// progress.
+/// progress. Throws ValueError if the epoch or the step is negative.
 void save_checkpoint(const std::string& path, const Training& training, const Progress& progress);
 /// Restores everything that save_checkpoint saved. The run then computes the same bits as a run that was
 /// never interrupted. The devices may differ; generators of devices that do not exist here are skipped.
-/// Throws IoError if the file is broken or lacks a requested part. Throws ValueError if the file belongs to
-/// another model, optimizer, or list of parameter groups. If it throws, nothing was loaded.
+/// Throws IoError if the file is broken, lacks a requested part or the CPU's generator, or has a negative
+/// epoch or step. Throws ValueError if the file belongs to another model, optimizer, or list of parameter
+/// groups, or if numbers such as the learning rate have a wrong dtype. If it throws, nothing was loaded.
 Progress load_checkpoint(const std::string& path, const Training& training);
 
 struct CheckpointerOptions {
@@ -68,21 +71,29 @@ struct CheckpointerOptions {
 };
 
 /// A folder of checkpoints named step-00000500.safetensors and so on. A crash or a full disk leaves existing
-/// checkpoints intact.
+/// checkpoints intact. One Checkpointer at a time may write to a folder: see lock(). Any number may read.
 class Checkpointer {
  public:
   using Options = CheckpointerOptions;
-  /// Creates the folder if it does not exist, and removes temporary files of dead processes. Throws IoError.
+  /// Creates the folder if it does not exist, and removes temporary files whose writers have died. Throws
+  /// IoError.
   explicit Checkpointer(std::string folder, const Options& options = {});
 
+  /// Takes the folder's lock (FolderLock), and holds it until this object and its copies are destroyed.
+  /// save() and resume() call it. Throws IoError, which names the holder, if another Checkpointer has the
+  /// lock: two runs in one folder would remove and overwrite each other's checkpoints.
+  void lock();
+
   /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept. Returns its
-  /// path. Throws ValueError if the folder contains a later step, which belongs to another run.
+  /// path. Throws IoError if it cannot, and ValueError if the folder contains a later step, which belongs to
+  /// another run.
   std::string save(const Training& training, const Progress& progress);
   /// The path of the checkpoint with the last step, or with the best metric.
   std::optional<std::string> latest() const;
   std::optional<std::string> best() const;
-  /// Loads the latest checkpoint if there is one.
-  std::optional<Progress> resume(const Training& training) const;
+  /// Locks the folder, and loads the latest checkpoint if there is one. To read the checkpoint of a job that
+  /// is running, call load_checkpoint(*latest(), training) instead.
+  std::optional<Progress> resume(const Training& training);
   /// The steps of all checkpoints, in ascending order.
   std::vector<std::int64_t> steps() const;
   const std::string& folder() const { return folder_; }
@@ -92,6 +103,7 @@ class Checkpointer {
     std::int64_t step = 0;
     std::optional<double> metric;
   };
+  void read_folder();
   std::string path_of(std::int64_t step) const;
   /// Returns the entry with the best metric, the earliest among equals. Null if no entry has a metric.
   const Entry* best_entry() const;
@@ -99,6 +111,7 @@ class Checkpointer {
   std::string folder_;
   Options options_;
   std::vector<Entry> entries_;  // sorted by step
+  std::shared_ptr<FolderLock> lock_;
 };
 
 }  // namespace tapestry::nn

@@ -1,6 +1,6 @@
 #pragma once
-// Functions that fill tensors with initial values. They work in place, and the tape does not record them. All
-// of them return their argument. Random values come from the generator of the tensor's device.
+// Initial values of tensors. A function whose name ends in _ fills its tensor in place and returns it, and
+// the tape does not record it. Random values come from current_generator() of the tensor's device.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::nn::init {

@@ -250,9 +250,8 @@ void Module::replace_tensors(const char* op, const F& convert) {
   const auto replace = [&](const std::string& name, TensorSlot slot, bool trained) {
     check(slot.replicas() == 1, "[", op, "] '", name, "' has ", slot.replicas(),
           " replicas; move the module before it is replicated");
-    const Tensor old = slot.replica(0);
-    const Tensor moved = convert(old.detach());
-    if (moved.device() == old.device() && moved.dtype() == old.dtype()) return;
+    const Tensor old = slot.replica(0), values = old.detach(), moved = convert(values);
+    if (moved.is_same(values)) return;
     if (trained) {
       moved.set_requires_grad(old.requires_grad());
       if (old.grad().defined()) moved.set_grad(convert(old.grad()));
@@ -277,6 +276,10 @@ void Module::to(DType dtype) {
 void Module::to(Device device, DType dtype) {
   to(dtype);
   to(device);
+}
+
+void Module::to(MemoryFormat format) {
+  replace_tensors("to", [&](const Tensor& t) { return t.dim() == 4 ? t.contiguous(format) : t; });
 }
 
 void Module::zero_grad(bool set_to_none) { zero_gradients(parameters(), set_to_none); }

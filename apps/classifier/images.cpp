@@ -16,6 +16,9 @@ constexpr std::int64_t kTestBatch = 500;
 Images make(const Options& options, int rank, int world_size, data::TensorDataset train,
             data::TensorDataset test, std::vector<data::BatchTransform<>> augment,
             std::vector<data::BatchTransform<>> always, std::vector<std::string> classes) {
+  tapestry::check(train.size() > 0 && test.size() > 0, "[classifier] the training set has ", train.size(),
+                  " images and the test set has ", test.size(),
+                  "; both need at least one, see --data and --data-dir");
   Images images;
   const tapestry::Shape& shape = train.input().sizes();
   images.spec = {shape[1], shape[2], shape[3], static_cast<std::int64_t>(classes.size())};
@@ -34,6 +37,8 @@ Images make(const Options& options, int rank, int world_size, data::TensorDatase
     training.sampler = std::make_shared<data::DistributedSampler>(
         train.size(), rank, world_size, data::DistributedSampler::Options{.seed = options.seed});
   images.train = std::make_unique<data::DataLoader<>>(std::move(train), std::move(training));
+  const std::int64_t most_test_images = (test.size() + world_size - 1) / world_size;
+  images.most_test_batches = (most_test_images + kTestBatch - 1) / kTestBatch;
   std::vector<std::int64_t> own;
   for (std::int64_t i = rank; i < test.size(); i += world_size) own.push_back(i);
   images.test = std::make_unique<data::DataLoader<>>(
@@ -56,7 +61,7 @@ Images load_images(const Options& options, int rank, int world_size) {
                 {data::random_crop(32, 32, 4), data::random_horizontal_flip()},
                 {data::normalize({0.4914f, 0.4822f, 0.4465f}, {0.2470f, 0.2435f, 0.2616f})},
                 data::cifar10_classes());
-  // Random images whose labels are all zero, as in the original demo.
+  // Random images whose labels are all zero, like those of apps/ddp_demo.
   std::vector<std::string> classes;
   for (int i = 0; i < 10; ++i) classes.push_back(std::to_string(i));
   const bool grey = options.model == "cnn" || options.model == "mlp";

@@ -1,5 +1,5 @@
 #pragma once
-// Loads the classifier's images as batches of normalized f32.
+// Loads the classifier's images as batches of normalized f32 values.
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +14,7 @@ struct Images {
   ImageSpec spec;
   std::vector<std::string> classes;
   std::unique_ptr<tapestry::data::DataLoader<>> train, test;
+  std::int64_t most_test_batches = 0;  ///< the number of test batches of the rank that has the most
 };
 
 /// Loads the data set of --data for one rank. Training batches have batch_size / world_size images and are

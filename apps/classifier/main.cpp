@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   try {
     const std::optional<apps::Options> options = apps::parse_options(argc, argv);
     if (!options) return 0;
-    return apps::train(*options) ? 0 : 130;  // 130 is the status that shells report after Ctrl-C
+    return apps::train(*options);
   } catch (const apps::UsageError& e) {
     return failed(e, 2);
   } catch (const std::exception& e) {

@@ -38,8 +38,8 @@ struct Mlp : nn::Module {
   tapestry::Tensor forward(const tapestry::Tensor& x) override;
 };
 
-/// Residual network of 18 layers (He et al., "Deep residual learning", 2015), with the 3x3 stem usual for
-/// images of 32x32: no pooling before the first stage.
+/// Residual network of 18 layers (He et al., "Deep residual learning", 2015). As is usual for images of
+/// 32x32, the first convolution is 3x3, and there is no pooling before the first stage.
 struct ResNet18 : nn::Module {
   nn::Conv2d& conv1;
   nn::BatchNorm2d& bn1;

@@ -1,12 +1,15 @@
 #include "tapestry/apps/classifier/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <iostream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tapestry/apps/classifier/config.h"
+#include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/run_folder.h"
 
 namespace apps {
@@ -14,29 +17,6 @@ namespace apps {
 using tapestry::fail;
 
 namespace {
-
-// Calls `option` for every saved option. The name "batch_size" corresponds to --batch-size.
-template <class F>
-void each_option(F&& option) {
-  option("model", &Options::model);
-  option("data", &Options::data);
-  option("data_dir", &Options::data_dir);
-  option("synthetic_size", &Options::synthetic_size);
-  option("batch_size", &Options::batch_size);
-  option("epochs", &Options::epochs);
-  option("optimizer", &Options::optimizer);
-  option("lr", &Options::lr);
-  option("weight_decay", &Options::weight_decay);
-  option("schedule", &Options::schedule);
-  option("seed", &Options::seed);
-  option("parallel", &Options::parallel);
-  option("sync_batchnorm", &Options::sync_batchnorm);
-  option("compress", &Options::compress);
-  option("device", &Options::device);
-  option("threads", &Options::threads);
-  option("workers", &Options::workers);
-  option("allow_nan", &Options::allow_nan);
-}
 
 // Accepts numbers of type T from `low` to `high`. `what` describes them in errors. It is stricter than CLI11,
 // which accepts -1 as an unsigned number and nan as a positive one.
@@ -78,32 +58,39 @@ std::string check_device_name(const std::string& text) {
   }
 }
 
-struct Given {
-  bool help = false, data = false, schedule = false;
-};
+std::string check_interval(const std::string& text) {
+  if (CheckpointInterval::parse(text)) return "";
+  return text + " is not an interval such as 200steps, 10minutes or none";
+}
 
-// Stores the options of the command line in `o`. The initial values of `o` are the defaults in --help.
-Given parse(int argc, char** argv, Options& o) {
+// The parser of the command line. Parsing stores the values in `o`.
+struct Parser {
+  explicit Parser(Options& o);
   CLI::App app{
       "Trains an image classifier and shows its progress.\n\n"
       "  classifier                                 the CNN on Fashion-MNIST: 91.5% in six epochs\n"
       "  classifier --model demo                    the smallest example, on random images\n"
       "  classifier --model resnet18 --data cifar10 --data-dir DIR --epochs 30\n"
-      "  classifier --resume --run-dir runs/mine    continues a stopped run\n"
+      "  classifier --run-dir runs/mine --resume auto    starts a run, or continues it if it was stopped\n"
       "  tapestry-run --nproc-per-node 2 classifier --parallel ddp    the first example, with two "
       "processes\n",
       "classifier"};
+  std::string resume;  // the value of --resume
+};
+
+Parser::Parser(Options& o) {
   app.get_formatter()->column_width(26);
   app.option_defaults()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);  // scripts append options to override earlier ones
   app.footer(
-      "Ctrl-C stops after the current step and saves a checkpoint. A resumed run computes bit for bit the "
-      "same\n"
-      "result as a run that was never stopped, on the same device with the same number of threads. It keeps\n"
-      "its options. Only --data-dir, --device, --threads, --workers and --allow-nan can be changed, and with "
-      "a\n"
-      "constant schedule also --epochs. Any other changed option is an error.\n\n"
-      "Exit status: 0 done, 1 failed, 2 wrong options, 130 stopped by Ctrl-C.");
+      "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step and save a checkpoint; a "
+      "second\n"
+      "signal ends it at once. A resumed run computes bit for bit the same result as a run that was never\n"
+      "stopped, on the same device with the same number of threads. It keeps its options. Only --data-dir,\n"
+      "--device, --threads, --workers, --allow-nan and --checkpoint-every can be changed, and with a "
+      "constant\n"
+      "schedule also --epochs. Any other changed option is an error.\n\n"
+      "Exit status: 0 done, 1 failed, 2 wrong options, 128 + N stopped by signal N (130 after Ctrl-C).");
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& text) {
     return app.add_option(name, value, text)->type_name(type);
   };
@@ -118,11 +105,9 @@ Given parse(int argc, char** argv, Options& o) {
   add_with_default("--model", o.model, "NAME", "cnn, mlp, resnet18 or demo")
       ->check(one_of({"cnn", "mlp", "resnet18", "demo"}))
       ->group(group);
-  const CLI::Option* const data =
-      add_with_default("--data", o.data, "NAME",
-                       "fashion-mnist, cifar10 or synthetic; the demo uses synthetic")
-          ->check(one_of({"fashion-mnist", "cifar10", "synthetic"}))
-          ->group(group);
+  add_with_default("--data", o.data, "NAME", "fashion-mnist, cifar10 or synthetic; the demo uses synthetic")
+      ->check(one_of({"fashion-mnist", "cifar10", "synthetic"}))
+      ->group(group);
   add("--data-dir", o.data_dir, "DIR",
       "Folder of the data files, if they are not where packages install them")
       ->group(group);
@@ -147,12 +132,11 @@ Given parse(int argc, char** argv, Options& o) {
   add_with_default("--weight-decay", o.weight_decay, "X", "Weight decay of adamw")
       ->check(number(0.0, std::numeric_limits<double>::max(), "a number of at least 0"))
       ->group(group);
-  const CLI::Option* const schedule =
-      add_with_default("--schedule", o.schedule, "NAME",
-                       "Learning rate over the steps: one-cycle, cosine, step or constant;\n"
-                       "the demo uses constant")
-          ->check(one_of({"one-cycle", "cosine", "step", "constant"}))
-          ->group(group);
+  add_with_default("--schedule", o.schedule, "NAME",
+                   "Learning rate over the steps: one-cycle, cosine, step or constant;\n"
+                   "the demo uses constant")
+      ->check(one_of({"one-cycle", "cosine", "step", "constant"}))
+      ->group(group);
   add_with_default("--seed", o.seed, "N",
                    "Seed of initial weights, order of images, dropout and synthetic images")
       ->check(number<std::uint64_t>(0, std::numeric_limits<std::uint64_t>::max(),
@@ -185,79 +169,86 @@ Given parse(int argc, char** argv, Options& o) {
   add("--run-dir", o.run_dir, "DIR",
       "Folder for checkpoints, metrics and pictures [runs/<model>-<data>-<time>]")
       ->group(group);
-  app.add_flag("--resume", o.resume, "Continue the run in --run-dir from its last checkpoint")->group(group);
+  add("--resume", resume, "[auto]",
+      "Continue the run in --run-dir from its last checkpoint. With auto, start a\n"
+      "run if the folder holds none, so that the same command starts and restarts it")
+      ->expected(0, 1)
+      ->check(one_of({"auto"}))
+      ->group(group);
+  add_with_default("--checkpoint-every", o.checkpoint_every, "INTERVAL",
+                   "Save a checkpoint also within epochs, for example every 200steps or\n"
+                   "10minutes; none saves at the end of each epoch only")
+      ->check(check_interval)
+      ->group(group);
+}
 
+// Returns false if the command line asks for help, which is then printed.
+bool parse(int argc, char** argv, Options& o) {
+  Parser parser(o);
+  CLI::App& app = parser.app;
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
-    return {.help = true};
+    return false;
   } catch (const CLI::ParseError& e) {
     fail<UsageError>("[classifier] ", e.what(), "; classifier --help lists the options");
   }
-  return {.data = data->count() > 0, .schedule = schedule->count() > 0};
-}
-
-// True if a resumed run may change the option: it affects where and how the run computes, but not the result.
-bool may_change(const std::string& option, const Options& run) {
-  for (const char* name : {"data_dir", "device", "threads", "workers", "allow_nan"})
-    if (option == name) return true;
-  return option == "epochs" && run.schedule == "constant";
-}
-
-void check_same_run(const Options& run, const Options& now) {
-  each_option([&](std::string name, auto member) {
-    if (run.*member == now.*member || may_change(name, run)) return;
-    const std::string was = nlohmann::json(run.*member).dump(), is = nlohmann::json(now.*member).dump();
-    const std::string why =
-        name == "epochs" ? " (its " + run.schedule + " schedule depends on the number of epochs)" : "";
-    std::replace(name.begin(), name.end(), '_', '-');
-    fail<UsageError>("[classifier] the run in ", run.run_dir, " has --", name, " ", was, why,
-                     " and cannot be resumed with ", is, "; leave --", name,
-                     " out, or start a new run in another --run-dir");
+  o.given.clear();
+  each_option([&](const char* name, auto) {
+    if (app.count(flag_of(name)) > 0) o.given.insert(name);
   });
+  if (app.count("--resume") > 0) o.resume = parser.resume.empty() ? Resume::always : Resume::automatic;
+  return true;
+}
+
+bool holds_run(const std::string& config) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(config, error);
+  tapestry::check<tapestry::IoError>(!error, "[classifier] cannot look for ", config, ": ", error.message(),
+                                     "; choose a --run-dir that can be read");
+  return exists;
 }
 
 }  // namespace
 
+std::string flag_of(const std::string& name) {
+  std::string flag = "--" + name;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::string apply_arguments(const std::vector<std::string>& arguments, Options& options) {
+  Parser parser(options);
+  try {
+    parser.app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // last argument first
+    return "";
+  } catch (const CLI::ParseError& e) {
+    return e.what();
+  }
+}
+
 std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
-  const Given given = parse(argc, argv, o);
-  if (given.help) return {};
-  if (o.resume) {
+  if (!parse(argc, argv, o)) return {};
+  if (o.resume != Resume::never) {
     if (o.run_dir.empty())
       fail<UsageError>("[classifier] --resume needs --run-dir, the folder of the run to resume");
     const std::string config = o.run_dir + "/config.json";
-    Options run = options_from_json(read_text(config), config);
-    run.run_dir = o.run_dir;
-    o = run;
-    parse(argc, argv, o);
-    check_same_run(run, o);
-    return o;
+    if (o.resume == Resume::always || holds_run(config)) {
+      const auto saved = std::make_shared<const Options>(options_from_json(read_text(config), config, o));
+      Options resumed = *saved;
+      parse(argc, argv, resumed);
+      resumed.saved = saved;
+      return resumed;
+    }
   }
   if (o.model == "demo") {
-    if (!given.data) o.data = "synthetic";
-    if (!given.schedule) o.schedule = "constant";
+    if (!o.given.contains("data")) o.data = "synthetic";
+    if (!o.given.contains("schedule")) o.schedule = "constant";
   }
   if (o.optimizer.empty()) o.optimizer = o.model == "demo" ? "sgd" : "adamw";
   if (o.lr == 0) o.lr = o.optimizer == "sgd" ? 0.1 : 0.003;
-  return o;
-}
-
-std::string to_json(const Options& o) {
-  nlohmann::ordered_json json;
-  each_option([&](const char* name, auto member) { json[name] = o.*member; });
-  return json.dump(2) + "\n";
-}
-
-Options options_from_json(const std::string& text, const std::string& path) {
-  Options o;
-  try {
-    const auto json = nlohmann::json::parse(text);
-    each_option([&](const char* name, auto member) { json.at(name).get_to(o.*member); });
-  } catch (const nlohmann::json::exception& e) {
-    fail<tapestry::IoError>("[classifier] ", path, " is not the config of a run: ", e.what());
-  }
   return o;
 }
 

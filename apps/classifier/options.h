@@ -1,14 +1,24 @@
 #pragma once
 // The classifier's command line.
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "tapestry/apps/common/command_line.h"
 
 namespace apps {
 
-/// The options of a run. Saved as config.json in the run's folder, except run_dir and resume.
+enum class Resume : std::uint8_t {
+  never,     ///< start a new run
+  always,    ///< --resume: continue the run in the folder, which must hold one
+  automatic  ///< --resume auto: continue the run in the folder, or start one there
+};
+
+/// The options of a run.
 struct Options {
   std::string model = "cnn";
   std::string data = "fashion-mnist";
@@ -18,7 +28,7 @@ struct Options {
   int epochs = 6;
   std::string optimizer;       // empty selects the model's default
   double lr = 0;               // the peak of the schedule; 0 selects the optimizer's default
-  double weight_decay = 0.01;  // AdamW only
+  double weight_decay = 0.01;  // used by AdamW only
   std::string schedule = "one-cycle";
   std::uint64_t seed = 1;
   std::string parallel = "none";
@@ -28,17 +38,57 @@ struct Options {
   int threads = 0;  // 0 selects OMP_NUM_THREADS, or all cores if it is not set
   int workers = 1;
   bool allow_nan = false;
+  std::string checkpoint_every = "none";  // in the format of CheckpointInterval
+
+  /// The options that the command line changed when it resumed the run, and their new values as JSON.
+  std::map<std::string, std::string> overridden;
+
+  // The options above are saved as config.json in the run's folder. The members below are not saved.
+
   std::string run_dir;  // empty selects a new folder
-  bool resume = false;
+  Resume resume = Resume::never;
+  std::set<std::string> given;  ///< the names of the saved options that are on the command line
+  /// The options in config.json if an existing run is resumed. Null if a new run starts.
+  std::shared_ptr<const Options> saved;
 };
 
-/// Parses the command line. For --help it prints the help and returns nullopt. With --resume the options are
-/// those of the saved run, overridden by the command line. Throws UsageError for unknown options, invalid
-/// values, and options that a resumed run cannot change. Throws IoError if there is no run to resume.
+/// Calls option(name, member pointer) for every option that is saved by its name. The name "batch_size"
+/// corresponds to
+/// --batch-size.
+template <class F>
+void each_option(F&& option) {
+  option("model", &Options::model);
+  option("data", &Options::data);
+  option("data_dir", &Options::data_dir);
+  option("synthetic_size", &Options::synthetic_size);
+  option("batch_size", &Options::batch_size);
+  option("epochs", &Options::epochs);
+  option("optimizer", &Options::optimizer);
+  option("lr", &Options::lr);
+  option("weight_decay", &Options::weight_decay);
+  option("schedule", &Options::schedule);
+  option("seed", &Options::seed);
+  option("parallel", &Options::parallel);
+  option("sync_batchnorm", &Options::sync_batchnorm);
+  option("compress", &Options::compress);
+  option("device", &Options::device);
+  option("threads", &Options::threads);
+  option("workers", &Options::workers);
+  option("allow_nan", &Options::allow_nan);
+  option("checkpoint_every", &Options::checkpoint_every);
+}
+
+/// Returns "--batch-size" for "batch_size".
+std::string flag_of(const std::string& name);
+
+/// Parses the command line. For --help it prints the help and returns nullopt. If a run is resumed, the
+/// options are those in its config.json, overridden by the command line; check_same_run (config.h) checks
+/// them. Throws UsageError for unknown options and invalid values. Throws IoError if there is no run to
+/// resume, or if config.json has an invalid value that the command line does not override.
 std::optional<Options> parse_options(int argc, char** argv);
 
-/// Converts to JSON and back. `path` is named in errors. Throws IoError if the text is not from to_json.
-std::string to_json(const Options& options);
-Options options_from_json(const std::string& text, const std::string& path);
+/// Applies command-line arguments to `options`. Returns the error, or an empty string. Arguments before the
+/// invalid one may have been applied.
+std::string apply_arguments(const std::vector<std::string>& arguments, Options& options);
 
 }  // namespace apps

@@ -1,7 +1,12 @@
 #include "tapestry/apps/classifier/ranks.h"
 
+#include <algorithm>
+
+#include "tapestry/apps/classifier/config.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/init.h"
+#include "tapestry/distributed/comm/text.h"
 #include "tapestry/distributed/ddp/sync_batchnorm.h"
 
 namespace apps {
@@ -9,12 +14,37 @@ namespace apps {
 using namespace tapestry;
 using distributed::ReduceOp;
 
-Ranks::Ranks(const Options& options) : requests_(zeros({1}, DType::u8)) {
-  const int processes = distributed::read_environment().world_size;
-  if (processes > 1 && options.parallel != "ddp")
-    fail<UsageError>("[classifier] this is one of ", processes,
+namespace {
+
+void check_restarts(const distributed::Environment& job, const Options& options) {
+  if ((job.restart == 0 && job.max_restarts == 0) || options.resume != Resume::never) return;
+  fail<UsageError>(
+      "[classifier] the launcher restarts this job after a failure, and a restart would ",
+      options.run_dir.empty() ? "begin again in a new folder" : "refuse the run in " + options.run_dir,
+      "; add ", options.run_dir.empty() ? "--run-dir DIR " : "",
+      "--resume auto, or start the job without restarts");
+}
+
+}  // namespace
+
+Ranks::Ranks(const Options& options) : requests_(zeros({2}, DType::u8)) {
+  const distributed::Environment job = distributed::read_environment();
+  if (job.world_size > 1 && options.parallel != "ddp")
+    fail<UsageError>("[classifier] this is one of ", job.world_size,
                      " processes, which would all train the same model; add --parallel ddp");
+  check_restarts(job, options);
   group_ = distributed::init_process_group();
+  if (size() == 1) return;
+  const std::string resumes = options.saved ? "resume" : "start";
+  const std::string first_resumes = distributed::broadcast_text(*group_, resumes, 0, "resume");
+  const std::string first_options = distributed::broadcast_text(*group_, to_json(options), 0, "options");
+  distributed::on_all_ranks(*group_, "classifier", [&] {
+    if (resumes != first_resumes)
+      fail<UsageError>("[classifier] rank 0 would ", first_resumes, " a run in ", options.run_dir,
+                       " and rank ", rank(), " would ", resumes,
+                       " one; choose a --run-dir that all ranks can see");
+    check_same_as_rank_0(options, options_from_json(first_options, "the options of rank 0"));
+  });
 }
 
 void Ranks::wrap(nn::Module& model, const Options& options) {
@@ -53,14 +83,16 @@ void Ranks::sum(std::vector<std::int64_t>& counts) const {
       .wait();
 }
 
-bool Ranks::stop(bool requested) {
-  if (size() == 1) return requested;
-  if (asking_) asked_.wait();
-  const bool stops = requests_.item<int>() != 0;
-  requests_.fill_(requested || stops);
-  asked_ = group_->all_reduce(requests_, ReduceOp::max, "stop?");
-  asking_ = true;
-  return stops;
+Request Ranks::agree(const Request& own) {
+  if (size() == 1) return own;
+  if (pending_) all_reduce_.wait();
+  auto* const values = requests_.data<std::uint8_t>();
+  const Request agreed{values[0], values[1] != 0};
+  values[0] = static_cast<std::uint8_t>(std::max(own.signal, agreed.signal));
+  values[1] = own.save && !agreed.save;  // the caller saves now, which answers its own request too
+  all_reduce_ = group_->all_reduce(requests_, ReduceOp::max, "requests");
+  pending_ = true;
+  return agreed;
 }
 
 }  // namespace apps

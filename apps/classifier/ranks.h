@@ -1,6 +1,6 @@
 #pragma once
 // Data parallel training over several processes (DistributedDataParallel), or over the devices of one process
-// (DataParallel). A single process is a job of one rank.
+// (DataParallel). Without a launcher, the process is a job of one rank.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,9 +12,16 @@
 
 namespace apps {
 
+/// The wishes of a rank after a step. They apply to the whole job.
+struct Request {
+  int signal = 0;     ///< the number of the signal that asks to stop, or 0
+  bool save = false;  ///< save a checkpoint
+};
+
 class Ranks {
  public:
-  /// Joins the job. Throws UsageError if there are several processes but --parallel is not ddp.
+  /// Joins the job. Throws UsageError if there are several processes but --parallel is not ddp, if the ranks
+  /// have different options, or if the launcher would restart the job but the options do not resume a run.
   explicit Ranks(const Options& options);
 
   const std::shared_ptr<tapestry::distributed::ProcessGroup>& group() const { return group_; }
@@ -23,26 +30,27 @@ class Ranks {
   /// True on rank 0, which prints and writes files.
   bool first() const { return rank() == 0; }
 
-  /// Wraps the model as --parallel says: from now on its gradients are averaged over the ranks or devices.
+  /// Wraps the model as --parallel requests. From then on, its gradients are averaged over the ranks or
+  /// devices.
   void wrap(tapestry::nn::Module& model, const Options& options);
   tapestry::Tensor forward(tapestry::nn::Module& model, const tapestry::Tensor& x);
   /// Broadcasts the running statistics of rank 0, before an evaluation that is divided among the ranks.
   void sync_buffers();
 
-  // Collective: every rank must call these.
+  // The functions below are collective: every rank must call them.
   Tally sum(const Tally& own) const;
   void sum(std::vector<std::int64_t>& counts) const;
-  /// Returns the same answer on all ranks: true if a rank has requested to stop. With several ranks the
-  /// answer is that of the previous call, so that the all-reduce overlaps the step between the calls.
-  bool stop(bool requested);
+  /// Combines the requests of all ranks and returns the same result on all ranks. With several ranks the
+  /// result is that of the previous call, so that the all-reduce overlaps the step between the calls.
+  Request agree(const Request& own);
 
  private:
   std::shared_ptr<tapestry::distributed::ProcessGroup> group_;
   std::optional<tapestry::distributed::DistributedDataParallel<tapestry::nn::Module>> ddp_;
   std::optional<tapestry::distributed::DataParallel<tapestry::nn::Module>> dp_;
-  tapestry::Tensor requests_;
-  tapestry::distributed::Work asked_;
-  bool asking_ = false;
+  tapestry::Tensor requests_;               // u8 [2]: the signal's number, and 1 to save a checkpoint
+  tapestry::distributed::Work all_reduce_;  // of requests_
+  bool pending_ = false;                    // all_reduce_ has been started
 };
 
 }  // namespace apps

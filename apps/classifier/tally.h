@@ -1,10 +1,7 @@
 #pragma once
 // Loss and accuracy over an epoch.
 #include <cstdint>
-#include <cstdio>
 #include <string>
-
-#include "tapestry/core/error.h"
 
 namespace apps {
 
@@ -22,23 +19,9 @@ struct Tally {
   double accuracy() const { return static_cast<double>(right) / static_cast<double>(count); }
 
   /// An exact text representation, for checkpoints.
-  std::string str() const {
-    char text[80];
-    std::snprintf(text, sizeof text, "%a %lld %lld", loss, static_cast<long long>(right),
-                  static_cast<long long>(count));
-    return text;
-  }
+  std::string str() const;
   /// The inverse of str(). Throws IoError for any other text.
-  static Tally parse(const std::string& text) {
-    Tally t;
-    long long right = 0, count = 0;
-    if (std::sscanf(text.c_str(), "%la %lld %lld", &t.loss, &right, &count) != 3)
-      tapestry::fail<tapestry::IoError>("[classifier] the checkpoint's tally is invalid: ", text,
-                                        "; resume a run of the classifier");
-    t.right = right;
-    t.count = count;
-    return t;
-  }
+  static Tally parse(const std::string& text);
 };
 
 }  // namespace apps

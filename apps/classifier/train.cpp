@@ -1,18 +1,20 @@
 #include "tapestry/apps/classifier/train.h"
 
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/classifier/images.h"
 #include "tapestry/apps/classifier/models.h"
+#include "tapestry/apps/classifier/position.h"
 #include "tapestry/apps/classifier/ranks.h"
-#include "tapestry/apps/classifier/tally.h"
+#include "tapestry/apps/common/checkpoint_interval.h"
 #include "tapestry/apps/common/progress.h"
 #include "tapestry/apps/common/run_folder.h"
 #include "tapestry/apps/common/stop_request.h"
@@ -60,40 +62,32 @@ std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
   return scores.argmax(1).eq(labels).sum().item<std::int64_t>();
 }
 
-// Returns a value that the classifier has added to the checkpoint.
-const std::string& extra_value(const nn::Progress& saved, const std::string& name) {
-  const auto found = saved.extra.find(name);
-  tapestry::check<IoError>(found != saved.extra.end(), "[classifier] the checkpoint has no ", name,
-                           ", so another program wrote it; resume a run of the classifier");
-  return found->second;
-}
-
-double seconds_in(const std::string& text) {
-  double seconds = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  tapestry::check<IoError>(error == std::errc() && *stop == 0, "[classifier] the checkpoint's seconds are '",
-                           text, "', which is not a number; resume a run of the classifier");
-  return seconds;
-}
-
 // Evaluates the test images of all ranks. counts[i * classes + j] becomes the number of images of class i
-// that were predicted as class j.
-Tally evaluate(nn::Module& model, data::DataLoader<>& loader, Device device, std::int64_t classes,
-               Ranks& ranks, std::vector<std::int64_t>& counts) {
+// that were predicted as class j. Calls `stops`, which is collective, after each batch. Returns nothing if it
+// returned true.
+std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ranks& ranks,
+                              const std::function<bool()>& stops, std::vector<std::int64_t>& counts) {
+  const std::int64_t classes = data.spec.classes;
   ranks.sync_buffers();
   const InferenceMode inference;
   Tally tally;
   counts.assign(static_cast<std::size_t>(classes * classes), 0);
   model.eval();
-  loader.set_epoch(0);
-  for (const auto& [images, labels] : loader) {
+  data.test->set_epoch(0);
+  std::int64_t batches = 0;
+  for (const auto& [images, labels] : *data.test) {
     const Tensor scores = model(images.to(device)).cpu();
     const Tensor guess = scores.argmax(1);
     tally.add(cross_entropy(scores, labels).item(), count_right(scores, labels), labels.size(0));
     for (std::int64_t i = 0; i < labels.size(0); ++i)
       ++counts[static_cast<std::size_t>(labels.data<std::int64_t>()[i] * classes +
                                         guess.data<std::int64_t>()[i])];
+    ++batches;
+    if (stops()) return {};
   }
+  // Every rank must call `stops` equally often, also if it has fewer batches than another rank.
+  for (; batches < data.most_test_batches; ++batches)
+    if (stops()) return {};
   model.train();
   ranks.sum(counts);
   return ranks.sum(tally);
@@ -107,7 +101,7 @@ void check_loss(double loss, const Options& o, const std::string& where) {
 
 }  // namespace
 
-bool train(Options o) {
+int train(Options o) {
   const StopRequest stop;  // must be constructed before any thread is started
   if (o.threads > 0) set_num_threads(o.threads);
   o.threads = get_num_threads();  // saved in config.json, so that a resumed run uses the same number
@@ -115,6 +109,25 @@ bool train(Options o) {
   check_device("classifier", device);
 
   Ranks ranks(o);
+
+  RunFolder folder;
+  std::optional<distributed::DistributedCheckpointer> checkpoints;
+  std::optional<nn::Progress> last;  // the progress in the last checkpoint of the folder, if there is one
+  const auto open_folder = [&] {
+    distributed::on_rank_0(*ranks.group(), "classifier", [&] {
+      folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.saved != nullptr);
+    });
+    checkpoints.emplace(ranks.group(), folder.file("checkpoints"));
+    last = checkpoints->resume({});
+  };
+  // A resumed run checks its options before they are used. A new run opens its folder only after its data was
+  // found.
+  if (o.saved) {
+    open_folder();
+    Options before = last ? options_of(*last) : *o.saved;
+    if (before.threads == 0) before.threads = o.threads;
+    check_same_run(o, before, last ? "the last checkpoint" : "the run");
+  }
 
   Images images = load_images(o, ranks.rank(), ranks.size());
   manual_seed(o.seed);
@@ -128,11 +141,11 @@ bool train(Options o) {
   const std::unique_ptr<optim::Scheduler> schedule = make_schedule(o, *optimizer, total_steps);
   const nn::Training training{model.get(), optimizer.get(), schedule.get()};
 
-  RunFolder folder;
-  distributed::on_rank_0(*ranks.group(), "classifier", [&] {
-    folder = RunFolder(o.run_dir.empty() ? default_run_dir(o) : o.run_dir, o.resume);
-  });
-  distributed::DistributedCheckpointer checkpoints(ranks.group(), folder.file("checkpoints"));
+  if (!o.saved) {
+    open_folder();
+    check<IoError>(!last, "[classifier] ", o.run_dir,
+                   " has checkpoints but no config.json; restore the file, or choose another --run-dir");
+  }
   Progress progress(total_steps, steps_per_epoch, o.epochs, ranks.first());
   progress.line(model->summary(Shape{1, images.spec.channels, images.spec.height, images.spec.width}));
   progress.line("seed " + std::to_string(o.seed) + ", threads " + std::to_string(o.threads) + ", device " +
@@ -141,36 +154,44 @@ bool train(Options o) {
   if (device.is_cuda())
     for (const cuda::Library& library : cuda::libraries()) progress.line(library.str());
 
-  Tally tally;  // of the epoch in progress
-  double seconds = 0;
-  if (o.resume) {
-    if (std::optional<nn::Progress> saved = checkpoints.resume(training)) {
-      images.train->load_state(data::LoaderState::parse(extra_value(*saved, "loader")));
-      if (ranks.first())
-        tally = Tally::parse(extra_value(*saved, "tally"));  // the saved tally is the sum over all ranks
-      seconds = seconds_in(extra_value(*saved, "seconds"));
-      progress.start_at(saved->step);
-    }
+  Position at{.loader = images.train->state()};
+  if (last) {
+    at = position_of(*last, o, steps_per_epoch);
+    images.train->load_state(at.loader);
+    checkpoints->resume(training);
+    tapestry::check<IoError>(schedule->steps() == last->step, "[classifier] the checkpoint is of step ",
+                             last->step, ", but its schedule is at step ", schedule->steps(),
+                             "; resume from another checkpoint of this run, or start a new run");
+    if (!ranks.first()) at.tally = {};  // the saved tally is the sum over all ranks
+    progress.start_at(last->step);
+  }
+  if (o.saved)
     progress.line("resumed after step " + std::to_string(schedule->steps()) + " of " +
                   std::to_string(total_steps));
-  }
-  std::vector<EpochMetrics> history = folder.read_metrics(static_cast<int>(images.train->epoch()));
+  std::vector<EpochMetrics> history = folder.read_metrics(static_cast<int>(at.loader.epoch));
   folder.write_metrics(history);
   folder.write("config.json", to_json(o));
+
+  CheckpointInterval interval = *CheckpointInterval::parse(o.checkpoint_every);
   const auto save = [&](std::optional<double> accuracy) {
-    const Tally all = ranks.sum(tally);
-    checkpoints.save(training, {.epoch = images.train->epoch(),
-                                .step = schedule->steps(),
-                                .metric = accuracy,
-                                .extra = {{"loader", images.train->state().str()},
-                                          {"tally", all.str()},
-                                          {"seconds", std::to_string(seconds)}}});
+    Position all = at;
+    all.tally = ranks.sum(at.tally);
+    interval.restart();
+    return checkpoints->save(training, to_progress(all, schedule->steps(), o, accuracy));
+  };
+  // Saves a checkpoint and returns the exit status of a run that a signal stopped.
+  const auto stopped_by = [&](int signal) {
+    const std::string path = save({});
+    progress.line("stopped by " + signal_name(signal) + " and saved " + path +
+                  "; continue with: classifier --resume --run-dir " + folder.path());
+    return 128 + signal;
   };
 
   std::vector<std::int64_t> confusion;
   while (images.train->epoch() < o.epochs) {
     const int epoch = static_cast<int>(images.train->epoch()) + 1;
-    Clock::time_point start = Clock::now();
+    const double earlier_seconds = at.seconds;
+    const Clock::time_point start = Clock::now();
     for (const auto& [batch, labels] : *images.train) {
       const Tensor x = batch.to(device), target = labels.to(device);
       optimizer->zero_grad();
@@ -181,24 +202,29 @@ bool train(Options o) {
       schedule->step();
 
       const double value = loss.item();
-      const std::int64_t step = images.train->state().batch;
-      check_loss(value, o, " at epoch " + std::to_string(epoch) + ", step " + std::to_string(step));
-      tally.add(value, count_right(scores, target), labels.size(0));
-      progress.step(epoch, step, labels.size(0) * ranks.size(), tally.mean_loss(), tally.accuracy());
-      if (ranks.stop(stop.made())) {
-        seconds += std::chrono::duration<double>(Clock::now() - start).count();
-        save({});
-        progress.line("stopped and saved; continue with: classifier --resume --run-dir " + folder.path());
-        return false;
-      }
+      at.loader = images.train->state();
+      check_loss(value, o,
+                 " at epoch " + std::to_string(epoch) + ", step " + std::to_string(at.loader.batch));
+      at.tally.add(value, count_right(scores, target), labels.size(0));
+      at.seconds = earlier_seconds + std::chrono::duration<double>(Clock::now() - start).count();
+      progress.step(epoch, at.loader.batch, labels.size(0) * ranks.size(), at.tally.mean_loss(),
+                    at.tally.accuracy());
+      const Request agreed = ranks.agree({stop.signal(), interval.elapsed()});
+      if (agreed.signal) return stopped_by(agreed.signal);
+      if (agreed.save || interval.due_at(schedule->steps())) save({});
     }
-    seconds += std::chrono::duration<double>(Clock::now() - start).count();
 
-    const Tally test = evaluate(*model, *images.test, device, images.spec.classes, ranks, confusion);
-    const Tally trained = ranks.sum(tally);
-    check_loss(test.mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
+    // A run that is stopped here saves the position after the last batch of the epoch. When it is resumed, it
+    // repeats only the evaluation.
+    int signal = 0;
+    const std::optional<Tally> test = evaluate(
+        *model, images, device, ranks, [&] { return (signal = ranks.agree({stop.signal()}).signal) != 0; },
+        confusion);
+    if (!test) return stopped_by(signal);
+    const Tally trained = ranks.sum(at.tally);
+    check_loss(test->mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
     const EpochMetrics metrics{
-        epoch, trained.mean_loss(), trained.accuracy(), test.mean_loss(), test.accuracy(), seconds};
+        epoch, trained.mean_loss(), trained.accuracy(), test->mean_loss(), test->accuracy(), at.seconds};
     history.push_back(metrics);
     folder.write_metrics(history);
     const std::string title = o.model + " on " + o.data;
@@ -208,18 +234,19 @@ bool train(Options o) {
     std::snprintf(line, sizeof line,
                   "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,
                   o.epochs, metrics.train_loss, metrics.train_accuracy, metrics.test_loss,
-                  metrics.test_accuracy, duration(seconds).c_str());
+                  metrics.test_accuracy, duration(at.seconds).c_str());
     progress.line(line);
-    tally = {};
-    save(test.accuracy());
+    at.loader = images.train->state();
+    at.tally = {};
+    save(test->accuracy());
   }
-  if (history.empty()) return true;  // a finished run was resumed, and metrics.jsonl is missing
+  if (history.empty()) return 0;  // a finished run was resumed, and metrics.jsonl is missing
   char line[120];
   std::snprintf(line, sizeof line, "test accuracy %.4f after %.1f s of training, seed %llu; results in %s",
-                history.back().test_accuracy, seconds, static_cast<unsigned long long>(o.seed),
+                history.back().test_accuracy, at.seconds, static_cast<unsigned long long>(o.seed),
                 folder.path().c_str());
   progress.line(line);
-  return true;
+  return 0;
 }
 
 }  // namespace apps

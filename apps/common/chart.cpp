@@ -84,7 +84,7 @@ void row_name(std::string& out, double y, const std::string& name) {
 void box(std::string& out, double x, double y, double width, const std::string& kind,
          const std::string& tip) {
   put(out, "<rect x='%.2f' y='%.1f' width='%.2f' height='%.1f' fill='%s'%s><title>", x, y + 2, width,
-      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an edge would cover a thinner box
+      kLane - 6, colour_of(kind), width > 3 ? " class='edge'" : "");  // an outline would cover a thinner box
   out += escaped(tip) + "</title></rect>\n";
 }
 

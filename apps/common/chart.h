@@ -19,15 +19,15 @@ struct Bar {
   std::vector<Piece> pieces;  ///< drawn one after another
   std::string text = {};      ///< printed after the bar; the sum if empty
 };
-/// Draws horizontal bars. Values that are negative or not finite count as zero. `names` are the entries of
-/// the legend, (kind, label), in order.
+/// Draws horizontal bars. Values that are negative or not finite count as zero. `names` lists the entries of
+/// the legend as pairs (kind, label).
 std::string bars_svg(const std::vector<Bar>& bars, const std::string& title, const std::string& unit,
                      const std::vector<std::pair<std::string, std::string>>& names = {});
 
 /// Draws one lane per row of `spans`, over a time from 0 to `seconds`. Lanes of devices come in the order of
 /// `rows`; other lanes, such as "cpu:0 communication", come below the device with which their name begins.
-/// Time without a span is idle. If the name of a span ends in a number, such as that of a micro-batch, the
-/// number is printed in it.
+/// Time without a span is idle. If the name of a span ends in a number, such as a micro-batch number, the
+/// number is printed inside the span.
 std::string timeline_svg(const std::vector<tapestry::Span>& spans, const std::vector<std::string>& rows,
                          double seconds, const std::string& title);
 

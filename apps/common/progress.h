@@ -14,7 +14,7 @@ class Progress {
   /// terminal.
   Progress(std::int64_t total_steps, std::int64_t steps_per_epoch, int epochs, bool enabled = true,
            double interval_s = 10);
-  /// Keeps the current line on the terminal.
+  /// Ends the line that is being redrawn, so that later output does not overwrite it.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -22,7 +22,7 @@ class Progress {
   void start_at(std::int64_t step) { first_step_ = step_ = step; }
   /// Call after each step. Redraws at most ten times per second.
   void step(int epoch, std::int64_t step_in_epoch, std::int64_t samples, double loss, double accuracy);
-  /// Prints a permanent line, which replaces the line that is being redrawn.
+  /// Prints a line that stays. It replaces the line that is being redrawn.
   void line(const std::string& text);
 
  private:

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr const char* kMetrics = "metrics.jsonl";
 
-// JSON has no NaN or infinity: such values are written as null.
+// JSON has no NaN or infinity, so these values are written as null.
 std::string line_of(const EpochMetrics& m) {
   const auto number = [](double v) {
     return std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json();
@@ -38,8 +39,14 @@ EpochMetrics metrics_of(const std::string& line) {
   const auto number = [&](const char* name) {
     return json.at(name).is_null() ? NAN : json.at(name).get<double>();
   };
-  return {json.at("epoch").get<int>(), number("train_loss"),    number("train_accuracy"),
-          number("test_loss"),         number("test_accuracy"), number("seconds")};
+  const nlohmann::json& epoch = json.at("epoch");
+  const std::int64_t n = epoch.is_number_integer() ? epoch.get<std::int64_t>() : -1;
+  return {n > 0 && n <= std::numeric_limits<int>::max() ? static_cast<int>(n) : -1,
+          number("train_loss"),
+          number("train_accuracy"),
+          number("test_loss"),
+          number("test_accuracy"),
+          number("seconds")};
 }
 
 }  // namespace
@@ -59,9 +66,11 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   if (!fs::is_directory(path_, ignored))
     fail<IoError>("[run] cannot create the folder ", path_, ": ", error.message(),
                   "; choose another --run-dir");
+  lock_ = std::make_shared<tapestry::FolderLock>("run", path_);
   if (!resume && fs::exists(file("config.json")))
     fail<IoError>("[run] ", path_,
                   " already holds a run; continue it with --resume or choose another --run-dir");
+  tapestry::remove_abandoned_files(path_, [](const std::string&) { return true; });
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {
@@ -79,16 +88,21 @@ std::vector<EpochMetrics> RunFolder::read_metrics(int last_epoch) const {
   if (path_.empty() || !fs::exists(file(kMetrics))) return epochs;
   std::istringstream lines(read_text(file(kMetrics)));
   std::string line;
+  const auto damaged = [&](const std::string& why) {
+    fail<IoError>("[run] ", file(kMetrics), ": line ", epochs.size() + 1, " is not metrics: ", why,
+                  "; restore the file, or delete it to continue without the earlier epochs");
+  };
   while (std::getline(lines, line)) {
+    EpochMetrics metrics;
     try {
-      epochs.push_back(metrics_of(line));
+      metrics = metrics_of(line);
     } catch (const nlohmann::json::exception& e) {
-      fail<IoError>("[run] ", file(kMetrics), " has a line that is not metrics: ", e.what());
+      damaged(e.what());
     }
-    if (epochs.back().epoch > last_epoch) {
-      epochs.pop_back();
-      break;
-    }
+    const int previous = epochs.empty() ? 0 : epochs.back().epoch;
+    if (metrics.epoch <= previous) damaged(tapestry::concat({"its epoch does not follow epoch ", previous}));
+    if (metrics.epoch > last_epoch) break;
+    epochs.push_back(metrics);
   }
   return epochs;
 }

@@ -1,9 +1,11 @@
 #pragma once
 // The folder of a training run: config.json, metrics.jsonl, pictures.
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tapestry/apps/common/svg.h"
+#include "tapestry/core/folder_lock.h"
 
 namespace apps {
 
@@ -12,8 +14,9 @@ std::string read_text(const std::string& path);
 
 class RunFolder {
  public:
-  /// Creates the folder. Throws IoError if that fails, or if the folder already holds a run and `resume` is
-  /// false.
+  /// Creates the folder and locks it, so that no second job writes to it until this object is destroyed. Then
+  /// removes temporary files that killed jobs left behind. Throws IoError if the folder cannot be created,
+  /// if another job has locked it, or if it already holds a run and `resume` is false.
   RunFolder(std::string path, bool resume);
   /// A folder that ignores all writes, for the ranks other than 0.
   RunFolder() = default;
@@ -28,11 +31,13 @@ class RunFolder {
   /// Writes metrics.jsonl, with one JSON object per epoch and line. The file is replaced atomically, so no
   /// line is ever incomplete.
   void write_metrics(const std::vector<EpochMetrics>& epochs) const;
-  /// Reads the metrics up to `last_epoch`. Throws IoError if a line is not metrics.
+  /// Reads the metrics of the epochs up to `last_epoch`. Throws IoError if a line is not metrics, or if its
+  /// epoch is not later than that of the line before.
   std::vector<EpochMetrics> read_metrics(int last_epoch) const;
 
  private:
   std::string path_;  // if empty, writes are ignored
+  std::shared_ptr<tapestry::FolderLock> lock_;
 };
 
 }  // namespace apps

@@ -1,37 +1,51 @@
 #pragma once
-// Ctrl-C as a flag that a training loop polls.
+// Signals that ask a program to end, as a flag that a training loop polls.
+#include <atomic>
+#include <chrono>
 #include <csignal>
+#include <string>
+#include <thread>
 
 namespace apps {
 
-/// While it exists, Ctrl-C (SIGINT) does not end the program but stays pending, so that the loop can finish
-/// its step and save a checkpoint. Construct it before any thread is started, because threads inherit the
-/// signal mask.
+/// While it exists, SIGINT (Ctrl-C), SIGTERM (batch systems and launchers) and SIGHUP (a closed terminal) do
+/// not end the process. The first signal is recorded, so that the loop can finish its step and save a
+/// checkpoint. A second signal ends the process at once, with that signal's default action. If SIGHUP was
+/// ignored when the program started, as under nohup, it stays ignored.
 ///
-/// The signal is blocked and polled instead of handled. The kernel writes a handler's frame below the stack
-/// pointer, and the code that oneDNN 2.6 generates for matrix products temporarily points the stack pointer
-/// into the heap.
+/// Signals that follow the first one within kSameRequest are ignored, because senders repeat themselves: if
+/// a terminal closes, both the kernel and the shell send SIGHUP, and Slurm signals a launcher, which forwards
+/// the signal, and also its ranks.
+///
+/// The signals are blocked, and a thread reads them from a file descriptor. Signal handlers are not used,
+/// because the kernel writes a handler's frame below the stack pointer, and the code that oneDNN 2.6
+/// generates for matrix products temporarily points the stack pointer into the heap.
 class StopRequest {
  public:
-  StopRequest() {
-    sigemptyset(&interrupt_);
-    sigaddset(&interrupt_, SIGINT);
-    std::signal(SIGINT,
-                SIG_DFL);  // an ignored signal, as in background jobs of a shell, would not become pending
-    pthread_sigmask(SIG_BLOCK, &interrupt_, &before_);
-  }
-  ~StopRequest() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  static constexpr std::chrono::milliseconds kSameRequest{250};
+
+  /// Construct it before any other thread is started, because threads inherit the mask of blocked signals.
+  /// Throws Error if the thread or its descriptors cannot be created.
+  StopRequest();
+  ~StopRequest();
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
-  /// True if SIGINT arrived since the last call.
-  bool made() const {
-    const timespec now{};
-    return sigtimedwait(&interrupt_, nullptr, &now) == SIGINT;
-  }
+  /// The number of the first signal that arrived, or 0.
+  int signal() const { return signal_; }
 
  private:
-  sigset_t interrupt_, before_;
+  void watch();
+  void on_signal(int number);
+
+  sigset_t signals_, before_;
+  int signal_fd_ = -1, end_fd_ = -1;  // end_fd_ becomes readable when the thread must end
+  std::atomic<int> signal_{0};
+  std::chrono::steady_clock::time_point first_{};  // when signal_ was set
+  std::thread thread_;
 };
+
+/// Returns "SIGTERM" for SIGTERM.
+std::string signal_name(int number);
 
 }  // namespace apps

@@ -6,8 +6,8 @@
 
 namespace apps {
 
-/// The results of an epoch. Accuracies are fractions; `seconds` is the training time since the start of the
-/// run.
+/// The results of an epoch. Accuracies are between 0 and 1. `seconds` is the training time since the start of
+/// the run.
 struct EpochMetrics {
   int epoch = 0;
   double train_loss = 0, train_accuracy = 0, test_loss = 0, test_accuracy = 0, seconds = 0;

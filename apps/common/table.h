@@ -1,5 +1,5 @@
 #pragma once
-// Tables as text.
+// Formats tables as text.
 #include <string>
 #include <vector>
 

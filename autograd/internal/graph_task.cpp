@@ -5,11 +5,12 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
 namespace {
 
-thread_local GraphTask* current_task = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit GraphTask* current_task = nullptr;
 std::atomic<std::uint64_t> next_pass{1};
 
 // Orders the heap of ready nodes: the newest node runs first. Leaves have the highest sequence number, so
@@ -226,8 +227,8 @@ void GraphTask::execute(Node* node) {
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) p.gradients.push_back(node->outputs_[i].gradient);
     postponed_->nodes.push_back(std::move(p));
   }
-  // The backward of a node runs only if one of its input gradients is needed. Otherwise its saved tensors are
-  // kept too, so that another pass may continue from it.
+  // The backward of a node runs only if one of its input gradients is needed. Otherwise the node also keeps
+  // its saved tensors, so that another pass may continue from it.
   if (!any_wanted) return;
   call(node, &wanted);
   if (!retain_graph_ && !postpone) node->released_ = node->release_saved();

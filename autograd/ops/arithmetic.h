@@ -1,5 +1,6 @@
 #pragma once
-// Arithmetic with tensors and numbers. All operands broadcast, and integers and floats promote as in PyTorch.
+// Arithmetic with tensors and numbers. Tensors broadcast, and dtypes promote as in PyTorch. f16 and bf16 are
+// computed in f32 and rounded.
 #include "tapestry/core/tensor.h"
 
 namespace tapestry {
@@ -17,12 +18,15 @@ Tensor pow(const Tensor& a, const Tensor& b);
 /// The result is NaN where a or b is NaN. Where a and b are equal, each gets half of the gradient.
 Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
+/// Computes the angle of the point (b, a) in radians, in [-pi, pi]. Integers give f32. At the origin the
+/// result is that of std::atan2, and the gradients are 0.
+Tensor atan2(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, const Scalar& b);
 Tensor sub(const Tensor& a, const Scalar& b);
 Tensor mul(const Tensor& a, const Scalar& b);
 Tensor div(const Tensor& a, const Scalar& b);
 Tensor pow(const Tensor& a, const Scalar& b);
-/// Compute scalar - tensor and scalar / tensor.
+/// Compute number - tensor and number / tensor.
 Tensor rsub(const Scalar& a, const Tensor& b);
 Tensor rdiv(const Scalar& a, const Tensor& b);
 

@@ -60,7 +60,8 @@ kernels::Conv2dShape checked_shape(const Tensor& x, const Tensor& weight, const 
   s.dilation_h = params.dilation.h, s.dilation_w = params.dilation.w;
   s.p = output_size("height", s.h, s.r, s.stride_h, s.padding_h, s.dilation_h);
   s.q = output_size("width", s.w, s.s, s.stride_w, s.padding_w, s.dilation_w);
-  s.channels_last = x.memory_format() == MemoryFormat::channels_last;
+  s.channels_last = x.memory_format() == MemoryFormat::channels_last ||
+                    weight.memory_format() == MemoryFormat::channels_last;
   return s;
 }
 

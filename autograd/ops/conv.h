@@ -22,8 +22,8 @@ struct Conv2dParams {
 
 /// Computes the cross-correlation of x and weight. Shapes: x is (N, C, H, W), weight is (K, C / groups, R,
 /// S), bias is (K) or undefined. The result is (N, K, P, Q) with P = (H + 2 padding - dilation (R - 1) - 1) /
-/// stride + 1. Q is computed from W and S in the same way. If x is channels-last, so is the result. Throws
-/// ValueError if shapes, groups or window do not fit.
+/// stride + 1. Q is computed from W and S in the same way. If x or weight is channels-last, so is the
+/// result. Throws ValueError if shapes, groups or window do not fit.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dParams& params = {});
 

@@ -22,8 +22,8 @@ const Op kItem{"item", Grad::none, kAllDTypes};
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
   // Send the elements without an allocation on x's device if possible. The caller may move x because that
   // device is full.
-  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
-    if (x.is_contiguous(format)) return empty(x.sizes(), {dtype, device}, format);
+  const MemoryFormat format = x.memory_format();
+  if (x.is_contiguous(format)) return empty(x.sizes(), {dtype, device}, format);
   Tensor y = result_like(x.sizes(), dtype, {&x});
   if (device == x.device()) return y;
   const std::size_t bytes = y.nbytes();
@@ -85,9 +85,20 @@ Tensor contiguous(const Tensor& x, MemoryFormat format) {
   tapestry::detail::check_defined(kContiguous.name, x);
   check(format == MemoryFormat::contiguous || x.dim() == 4,
         "[contiguous] channels-last needs 4 dimensions, got ", x.sizes(), "; use MemoryFormat::contiguous");
-  if (x.is_contiguous(format)) return x;
-  Tensor y = copied(x, empty(x.sizes(), {x.dtype(), x.device()}, format));
-  if (recording(x)) record(kContiguous, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
+  const bool dense = x.is_contiguous(format);
+  if (dense && (x.memory_format() == format || x.numel() == 0)) return x;
+  // A tensor that is dense in both formats is not copied. Only the strides of its dimensions of size 1
+  // change.
+  const bool last = format == MemoryFormat::channels_last;
+  Tensor y = dense
+                 ? tapestry::detail::raw_view(
+                       x, x.sizes(), last ? channels_last_strides(x.sizes()) : contiguous_strides(x.sizes()),
+                       x.storage_offset())
+                 : copied(x, empty(x.sizes(), {x.dtype(), x.device()}, format));
+  if (recording(x)) {
+    record(kContiguous, y, {&x}, [](Backward& b) { b.set(0, b.grad()); });
+    if (dense) mark_view(y);
+  }
   return y;
 }
 

@@ -15,7 +15,8 @@ namespace {
 
 const Op kDropout{"dropout", Grad::differentiable, kFloats};
 
-// The random numbers are assigned to elements in row-major order, whatever the layout of x.
+// The random numbers are assigned to elements in row-major order, whatever the layout of x. The result has
+// x's memory format, so that the layers after it stay channels-last.
 Tensor masked(const Tensor& x, PhiloxRange range, double p) {
   const Tensor in = contiguous(x);
   Tensor y = empty(x.sizes(), {x.dtype(), x.device()});
@@ -28,7 +29,7 @@ Tensor masked(const Tensor& x, PhiloxRange range, double p) {
                     .range = range,
                     .threshold = threshold,
                     .scale = p < 1 ? 1 / (1 - p) : 0});
-  return y;
+  return contiguous(y, x.memory_format());
 }
 
 }  // namespace

@@ -17,13 +17,9 @@ namespace {
 using kernels::GradientFrom;
 using kernels::Takes;
 
-constexpr DTypeSet taken_dtypes(Takes takes) {
-  return takes == Takes::floats ? kFloats : takes == Takes::numbers ? kNumbers : kAllDTypes;
-}
-
 // The Op of each row. Rows of one public function share an Op.
 template <class F>
-const Op function_op{F::kSlotName.text, Grad::differentiable, taken_dtypes(F::kTakes)};
+const Op function_op{F::kSlotName.text, Grad::differentiable, kernels::taken_dtypes(F::kTakes)};
 template <class F>
 const Op& op_of() {
   return function_op<F>;
@@ -37,6 +33,8 @@ const Op& op_of<kernels::GeluTanh>() {
 // parameters.
 template <class Slot, class GradientSlot>
 struct FunctionRow {
+  // GradientFrom::neither, known when the code is compiled: the gradient is a function of dy alone.
+  static constexpr bool kOfDyAlone = std::is_same_v<GradientSlot, kernels::Slot<kernels::Elementwise<2>>>;
   const Op& op;
   const Slot& slot;
   const GradientSlot& gradient;
@@ -51,36 +49,36 @@ auto row_of() {
       op_of<F>(), slot, gradient, F::kTakes, F::kGradientFrom};
 }
 
-using NoParams = std::array<double, 0>;
+template <std::size_t kParams>
+using Params = std::array<Scalar, kParams>;
 // slot(y, inputs..., params...)
 template <class Slot, std::size_t kParams, class... T>
-void run(const Slot& slot, const std::array<double, kParams>& params, const Tensor& y, const T&... inputs) {
-  if constexpr (kParams == 0) {
-    slot(y.device(), y.dtype(), planned(y, inputs...));
-  } else {
-    kernels::PointwiseArgs<1 + int(sizeof...(inputs)), int(kParams)> args{planned(y, inputs...), {}};
-    std::copy(params.begin(), params.end(), args.params);
-    slot(y.device(), y.dtype(), args);
-  }
+void run(const Slot& slot, const Params<kParams>& params, const Tensor& y, const T&... inputs) {
+  if constexpr (kParams == 0) slot(y.device(), y.dtype(), planned(y, inputs...));
+  else slot(y.device(), y.dtype(), {planned(y, inputs...), params});
 }
 
 template <class Row, std::size_t kParams>
-Tensor call(const Row& row, const std::array<double, kParams>& params, const Tensor& x) {
+Tensor call(const Row& row, const Params<kParams>& params, const Tensor& x) {
   tapestry::detail::check_defined(row.op.name, x);
   row.op.check_dtype(x.dtype());
   const Tensor in = row.takes == Takes::all_as_f32 && !is_floating(x.dtype()) ? converted(x, DType::f32) : x;
   Tensor y = result_like(in.sizes(), in.dtype(), {&in});
   run(row.slot, params, y, in);
   if (!recording(x)) return y;
-  const auto record_with = [&](SavedTensor saved) {
-    record(row.op, y, {&x}, [saved = std::move(saved), &gradient = row.gradient, params](Backward& g) {
-      const Tensor t = g.saved(saved);
-      Tensor dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
-      run(gradient, params, dx, g.grad(), t);
-      g.set(0, std::move(dx));
-    });
-  };
-  record_with(row.gradient_from == GradientFrom::input ? save(x) : save_output(y));
+  if constexpr (Row::kOfDyAlone) {
+    record(row.op, y, {&x}, [&gradient = row.gradient](Backward& g) { g.set(0, apply(gradient, g.grad())); });
+  } else {
+    const auto record_with = [&](SavedTensor saved) {
+      record(row.op, y, {&x}, [saved = std::move(saved), &gradient = row.gradient, params](Backward& g) {
+        const Tensor t = g.saved(saved);
+        Tensor dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
+        run(gradient, params, dx, g.grad(), t);
+        g.set(0, std::move(dx));
+      });
+    };
+    record_with(row.gradient_from == GradientFrom::input ? save(x) : save_output(y));
+  }
   return y;
 }
 
@@ -90,15 +88,15 @@ const Tensor& call_in_place(const Row& row, const Tensor& target) {
   row.op.check_dtype(target.dtype());
   if (row.takes == Takes::all_as_f32) check_stores(row.op, target, DType::f32);
   in_place(
-      row.op, target, {}, [&] { run(row.slot, NoParams(), target, target); },
+      row.op, target, {}, [&] { run(row.slot, Params<0>(), target, target); },
       // A gradient that is computed from the input needs the old elements.
       [&](const Tensor& old) {
-        return call(row, NoParams(), row.gradient_from == GradientFrom::input ? tapestry::clone(old) : old);
+        return call(row, Params<0>(), row.gradient_from == GradientFrom::input ? tapestry::clone(old) : old);
       });
   return target;
 }
 
-const Op kNeg{"neg", Grad::differentiable, kNumbers};
+// clamp is written by hand because a limit may be missing, and because its limits are checked and promoted.
 const Op kClamp{"clamp", Grad::differentiable, kNumbers};
 
 // The dtype of the result, and the limits in that dtype.
@@ -131,9 +129,10 @@ struct Clamping {
 template <FixedString kName>
 Tensor autograd::call_function(const Tensor& x, std::initializer_list<double> params) {
   using F = typename kernels::RowNamed<kName, kernels::Functions>::type;
-  std::array<double, F::kParams> values;
-  std::copy_n(params.begin(), F::kParams, values.begin());
-  return call(row_of<F>(), values, x);
+  const auto values = [&]<std::size_t... I>(std::index_sequence<I...>) {
+    return Params<F::kParams>{params.begin()[I]...};
+  };
+  return call(row_of<F>(), values(std::make_index_sequence<F::kParams>()), x);
 }
 
 namespace autograd {
@@ -147,14 +146,6 @@ const decltype(instances(kernels::Functions())) function_instances = instances(k
 }  // namespace autograd
 
 inline namespace functions {
-
-Tensor neg(const Tensor& x) {
-  tapestry::detail::check_defined(kNeg.name, x);
-  kNeg.check_dtype(x.dtype());
-  Tensor y = apply(kernels::slot<kernels::Neg>, x);
-  if (recording(x)) record(kNeg, y, {&x}, [](Backward& g) { g.set(0, neg(g.grad())); });
-  return y;
-}
 
 Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> max) {
   const Clamping c(x, min, max);
@@ -183,6 +174,7 @@ Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const
   return tapestry::clamp(*this, min, max);
 }
 
+const Tensor& Tensor::neg_() const { return call_in_place(row_of<kernels::Neg>(), *this); }
 const Tensor& Tensor::abs_() const { return call_in_place(row_of<kernels::Abs>(), *this); }
 const Tensor& Tensor::exp_() const { return call_in_place(row_of<kernels::Exp>(), *this); }
 const Tensor& Tensor::log_() const { return call_in_place(row_of<kernels::Log>(), *this); }
@@ -191,13 +183,6 @@ const Tensor& Tensor::rsqrt_() const { return call_in_place(row_of<kernels::Rsqr
 const Tensor& Tensor::tanh_() const { return call_in_place(row_of<kernels::Tanh>(), *this); }
 const Tensor& Tensor::sigmoid_() const { return call_in_place(row_of<kernels::Sigmoid>(), *this); }
 const Tensor& Tensor::relu_() const { return call_in_place(row_of<kernels::Relu>(), *this); }
-const Tensor& Tensor::neg_() const {
-  tapestry::detail::check_defined(kNeg.name, *this, "the tensor to change");
-  kNeg.check_dtype(dtype());
-  in_place(
-      kNeg, *this, {}, [&] { run(kernels::slot<kernels::Neg>, NoParams(), *this, *this); }, tapestry::neg);
-  return *this;
-}
 const Tensor& Tensor::clamp_(std::optional<Scalar> min, std::optional<Scalar> max) const {
   const Clamping c(*this, min, max);
   check_stores(kClamp, *this, c.dtype);

@@ -27,7 +27,7 @@ inline Tensor tanh(const Tensor& x) { return autograd::call_function<"tanh">(x);
 inline Tensor sigmoid(const Tensor& x) { return autograd::call_function<"sigmoid">(x); }
 
 /// These functions keep the dtype of integers. Throw TypeError for bools.
-Tensor neg(const Tensor& x);
+inline Tensor neg(const Tensor& x) { return autograd::call_function<"neg">(x); }
 inline Tensor abs(const Tensor& x) { return autograd::call_function<"abs">(x); }
 inline Tensor relu(const Tensor& x) { return autograd::call_function<"relu">(x); }
 /// Limits x to [min, max]. If min > max, the result is max. If x or a limit is NaN, the result is NaN. The

@@ -132,7 +132,8 @@ LossResult run(const Op& op, const decltype(kernels::cross_entropy)& forward, Pr
   return r;
 }
 
-// The incoming gradient as a kernel argument, and the tensors that it points to.
+// The incoming gradient in the form that kernels take. `args` points to the elements of `grad` and `divisor`,
+// which keep them alive.
 struct IncomingGrad {
   Tensor grad, divisor;
   kernels::LossGrad args;
@@ -147,9 +148,9 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
-// Warns if the input of cross_entropy comes from softmax(). A model with this mistake learns slowly, but
-// nothing fails. The tape records where the input comes from, so the check costs nothing and gives no false
-// alarms.
+// Warns once if the input of cross_entropy is the result of softmax(). A model with this mistake learns
+// slowly, but nothing fails. The tape records which operation computed the input, so the check costs nothing.
+// It does not find a softmax() that is followed by another operation, such as a view.
 void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
   static std::atomic<bool> warned{false};
   const autograd::Record* const record = autograd::record_of(logits);
@@ -195,8 +196,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
   const LossResult r = run(kCrossEntropy, kernels::cross_entropy, p, params.reduction);
   if (autograd::recording(logits, target)) {
     warn_of_second_softmax(logits, p.args.classes);
-    // The caller's own logits and probabilities are saved, not prepared copies, so that backward detects an
-    // in-place change of them.
+    // Save the caller's own logits, and the probabilities if the target has them. Backward could not detect
+    // an in-place change of the caller's tensors if the prepared copies were saved.
     const bool classes = p.args.target != nullptr;
     autograd::record(
         kCrossEntropy, r.result, {&logits, &target},

@@ -20,10 +20,10 @@ Tensor var(const Tensor& x, const Dims& dims = {}, bool unbiased = true, bool ke
 /// Return the largest or the smallest element. The result is NaN if an element is NaN. Over all elements,
 /// ties share the gradient equally. Along one dimension, the gradient goes to the first such element, whose
 /// index is returned too. Throw ValueError if there are no elements.
-Tensor max(const Tensor& x);
-Tensor min(const Tensor& x);
-std::pair<Tensor, Tensor> max(const Tensor& x, std::int64_t dim, bool keepdim = false);
-std::pair<Tensor, Tensor> min(const Tensor& x, std::int64_t dim, bool keepdim = false);
+Tensor(max)(const Tensor& x);
+Tensor(min)(const Tensor& x);
+std::pair<Tensor, Tensor>(max)(const Tensor& x, std::int64_t dim, bool keepdim = false);
+std::pair<Tensor, Tensor>(min)(const Tensor& x, std::int64_t dim, bool keepdim = false);
 /// Return the values only, over any dimensions. Ties share the gradient equally. NaN and errors are treated
 /// as in max and min.
 Tensor amax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);

@@ -42,9 +42,9 @@ Tensor recorded_view(const Op& op, Tensor y, const Tensor& x, F backward) {
   return y;
 }
 
-// Returns the strides that give `x` the shape `sizes` without a copy, or nothing if there are none. The
-// number of elements is the same. Adjacent dimensions of x that can be merged form a group. Each group must
-// be a product of consecutive sizes.
+// Returns the strides of a view of `x` with shape `sizes`, or nothing if that shape needs a copy. x and the
+// view have the same number of elements. Adjacent dimensions of x that can be merged form a group. The view
+// exists if each group's number of elements is a product of consecutive sizes.
 std::optional<Shape> strides_without_copy(const Tensor& x, const Shape& sizes) {
   if (x.numel() == 0) return contiguous_strides(sizes);
   Shape strides = Shape::filled(sizes.size(), 1);
@@ -319,8 +319,8 @@ Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> star
   const std::int64_t span = std::max<std::int64_t>(last - first, 0);
   return part_of(
       kSlice, x,
-      // A step beyond the end is never taken. It is replaced by 1, because multiplied by the stride it could
-      // overflow.
+      // If the step is not less than the span, only the first element is selected, and the step has no
+      // effect. It is replaced by 1, because its product with the stride could overflow.
       {.dim = d, .start = first, .length = span / step + (span % step != 0), .step = step < span ? step : 1});
 }
 Tensor Tensor::slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end,

@@ -69,8 +69,8 @@ int split_dim(const Op& op, const Tensor& x, std::int64_t dim) {
   return wrap_dim(op.name, dim, x.dim());
 }
 
-// cat and stack: copies each tensor into its part of a new tensor. Its gradient is the same part of the new
-// tensor's gradient.
+// Joins the tensors for cat and stack: copies tensors[i] to parts[i] of a new tensor. The gradient of
+// tensors[i] is parts[i] of the new tensor's gradient.
 Tensor joined(const Op& op, const std::vector<Tensor>& tensors, const std::vector<Part>& parts,
               const Shape& sizes, DType dtype, MemoryFormat format) {
   const Tensor y = empty(sizes, TensorOptions(dtype, tensors[0].device()), format);

@@ -30,7 +30,8 @@ class CudaAllocator final : public Allocator {
     LogicalDevice& own = devices().at(device);
     void* data = own.pool.allocate(bytes, stream);
     if (!data) {
-      // Other logical devices on this GPU may have cached the memory that is missing.
+      // Other logical devices on this GPU may have cached the memory that is missing. Empty their caches and
+      // try again.
       for (const auto& other : devices().all())
         if (other.get() != &own && other->gpu() == own.gpu()) other->pool.empty_cache();
       data = own.pool.allocate(bytes, stream);

@@ -36,8 +36,9 @@ DeviceProperties device_properties(Device device);
 struct MemoryInfo {
   std::size_t free = 0, total = 0;
 };
-/// Memory of the whole GPU in bytes. `free` also counts the use by other devices and processes. Throws
-/// DeviceError unless `device` is a CUDA device that exists.
+/// The memory of the GPU on which `device` lies, in bytes. `free` is what is left after the allocations of
+/// all processes and of all logical devices on this GPU. Throws DeviceError unless `device` is a CUDA device
+/// that exists.
 MemoryInfo memory_info(Device device);
 
 }  // namespace cuda

@@ -186,8 +186,8 @@ const LibrarySpec& cudnn_spec() {
   return spec;
 }
 
-// Communicators that do not block need 2.14. Before 2.18, ncclCommFinalize could leave them in progress for
-// ever.
+// Version 2.18 is required. NCCL has non-blocking communicators since 2.14, but before 2.18 ncclCommFinalize
+// could leave them in progress for ever.
 const LibrarySpec& nccl_spec() {
   static const LibrarySpec spec{
       .name = "NCCL",

@@ -1,5 +1,5 @@
-// The Runtime that calls CUDA. Only this file of core includes CUDA's headers; in a build without CUDA it is
-// empty.
+// The Runtime that calls CUDA. This is the only source file of core that includes CUDA's headers (through
+// check.h). In a build without CUDA it is empty.
 #include "tapestry/core/cuda/internal/runtime.h"
 
 #ifndef TAPESTRY_HAS_CUDA
@@ -170,7 +170,8 @@ class CudaRuntime final : public Runtime {
     int least = 0, greatest = 0;
     TAPESTRY_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cudaStream_t stream = nullptr;
-    // Non-blocking: it need not synchronize with CUDA's null stream, which the library never uses.
+    // cudaStreamNonBlocking: the stream need not synchronize with CUDA's null stream, which the library never
+    // uses.
     TAPESTRY_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least));
     return stream;
   }

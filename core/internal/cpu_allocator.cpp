@@ -9,11 +9,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
+#include "tapestry/core/tls_model.h"
 
 namespace tapestry::detail {
 namespace {
@@ -63,7 +66,7 @@ void* from_system(std::size_t bytes) {
   const MemoryStats s = counters.stats();
   fail<OutOfMemoryError>("[allocate] the system could not provide ", bytes, " bytes for ", device, ", where ",
                          s.allocated, " bytes are allocated and ", s.reserved,
-                         " reserved; free tensors, or use a smaller batch or model");
+                         " reserved", memory_limits(), "; free tensors, or use a smaller batch or model");
 }
 
 // ---- system allocator ----
@@ -115,7 +118,7 @@ static_assert(class_of(0) == 0 && class_of(64) == 0 && class_of(65) == 1 && clas
 static_assert(class_of(513) == 8 && class_bytes(8) == 576 && class_of(1024) == 15 && class_of(1025) == 16);
 static_assert(class_bytes(15) == 1024 && class_bytes(16) == 1152 && class_of(kMaxBytes) == kClasses - 1);
 
-// A thread caches only blocks of up to kSmallBytes, and at most this many of each size class.
+// A thread caches only blocks of up to kSmallBytes, and at most kCachedBlocks[c] blocks of size class c.
 constexpr std::size_t kSmallBytes = 32 * 1024;
 constexpr int kSmallClasses = class_of(kSmallBytes) + 1;
 constexpr auto kCachedBlocks = [] {
@@ -225,7 +228,7 @@ struct ThreadCache {
 struct ThreadCaches {
   std::unique_ptr<ThreadCache> of[kMaxDevices];
 };
-thread_local constinit ThreadCaches* caches = nullptr;
+TAPESTRY_HOT_TLS thread_local constinit ThreadCaches* caches = nullptr;
 ThreadCaches* const kClosed = reinterpret_cast<ThreadCaches*>(alignof(ThreadCaches));
 
 void to_pool(Pool& pool, List& list, int c, int keep) {
@@ -243,20 +246,23 @@ void flush(ThreadCaches& own, int device) {
 }
 
 struct ThreadExit {
-  ThreadCaches own;
+  std::unique_ptr<ThreadCaches> own;  // not the caches themselves: thread-local memory is scarce
   ~ThreadExit() {
     caches = kClosed;
-    for (int d = 0; d < kMaxDevices; ++d) flush(own, d);
+    if (own)
+      for (int d = 0; d < kMaxDevices; ++d) flush(*own, d);
   }
 };
 
-// The calling thread's cache for a device; null while the thread ends.
+// The calling thread's cache for a device; null while the thread ends, and without memory.
 [[gnu::noinline]] ThreadCache* new_thread_cache(int device) noexcept {
   if (caches == kClosed) return nullptr;
   thread_local ThreadExit at_exit;
-  caches = &at_exit.own;
-  at_exit.own.of[device].reset(new (std::nothrow) ThreadCache);
-  return at_exit.own.of[device].get();
+  if (!at_exit.own) at_exit.own.reset(new (std::nothrow) ThreadCaches);
+  if (!at_exit.own) return nullptr;
+  caches = at_exit.own.get();
+  at_exit.own->of[device].reset(new (std::nothrow) ThreadCache);
+  return at_exit.own->of[device].get();
 }
 ThreadCache* thread_cache(int device) noexcept {
   ThreadCaches* const own = caches;

@@ -19,6 +19,7 @@
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/threads.h"
 
 namespace tapestry {
@@ -47,7 +48,8 @@ struct Job {
 
 class Worker final : public DeviceWorker {
  public:
-  explicit Worker(Device device) : device_(device), thread_([this] { loop(); }) {}
+  explicit Worker(Device device)
+      : device_(device), thread_(detail::start_thread("compute", [this] { loop(); })) {}
 
   std::future<void> run(std::function<void()> task) override {
     Job job{current_context(), std::move(task), {}};

@@ -205,6 +205,9 @@ Environment read_environment() {
   const char* const restarts =
       variable("TAPESTRY_RESTART") ? "TAPESTRY_RESTART" : "TORCHELASTIC_RESTART_COUNT";
   e.restart = number(restarts, 0, 1'000'000).value_or(0);
+  const char* const most =
+      variable("TAPESTRY_MAX_RESTARTS") ? "TAPESTRY_MAX_RESTARTS" : "TORCHELASTIC_MAX_RESTARTS";
+  e.max_restarts = number(most, 0, 1'000'000'000).value_or(0);
   return e;
 }
 
@@ -225,5 +228,7 @@ std::optional<bool> check_collectives() {
 }
 
 bool shared_memory_enabled() { return flag("TAPESTRY_SHARED_MEMORY", true); }
+
+bool ends_with_launcher() { return flag("TAPESTRY_END_WITH_LAUNCHER", true); }
 
 }  // namespace tapestry::distributed

@@ -25,7 +25,8 @@ struct Environment {
   /// The launcher that set the variables: "tapestry-run", "torchrun", "mpirun", "srun", "variables" (set by
   /// hand), or "none" (a world of one rank).
   std::string launcher = "none";
-  int restart = 0;  ///< how often the launcher has restarted this job
+  int restart = 0;       ///< how often the launcher has restarted this job
+  int max_restarts = 0;  ///< how often the launcher restarts this job at most
 };
 
 /// Reads and checks the variables. Throws ValueError if one is missing, not a number, or contradicts another
@@ -43,5 +44,9 @@ bool shared_memory_enabled();
 /// TAPESTRY_CHECK_COLLECTIVES, or nullopt if it is not set: see GroupOptions::check. Throws ValueError unless
 /// it is 0 or 1.
 std::optional<bool> check_collectives();
+
+/// Whether a rank ends when the mpirun or torchrun that started it has ended: false if
+/// TAPESTRY_END_WITH_LAUNCHER is 0. Throws ValueError unless it is 0, 1 or not set.
+bool ends_with_launcher();
 
 }  // namespace tapestry::distributed

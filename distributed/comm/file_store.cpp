@@ -3,7 +3,6 @@
 // incomplete last record, which readers ignore and the next writer truncates. Each call opens the file again,
 // for two reasons: a forked process needs its own lock, because flock() locks belong to the open file, and a
 // removed file is noticed.
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "tapestry/core/internal/lock_file.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/hash.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
@@ -34,9 +34,9 @@ struct Record {
 /// The open file, locked for the lifetime of this object.
 class LockedFile {
  public:
-  LockedFile(const std::string& path, int lock, int create = 0)
-      : path_(path), fd_{::open(path.c_str(), O_RDWR | O_CLOEXEC | create, 0666)} {
-    if (fd_.value < 0) broken("cannot be opened");
+  LockedFile(const std::string& path, int lock, bool create = false)
+      : path_(path), fd_{open_regular_file(path, create, problem_)} {
+    check<IoError>(fd_.value >= 0, "[store] file ", path_, " ", problem_, kAdvice);
     // Polls, because a lock held by a stopped process must not block all others for ever.
     const Deadline deadline = deadline_after(kLockTimeout);
     for (auto pause = std::chrono::microseconds(50); ::flock(fd_.value, lock | LOCK_NB) != 0;) {
@@ -92,8 +92,7 @@ class LockedFile {
  private:
   [[noreturn]] void broken(const char* what) const {
     const int error = errno;
-    fail<IoError>("[store] file ", path_, " ", what, ": ", std::strerror(error),
-                  "; use a path that every rank can write to, and do not remove the file while the job runs");
+    fail<IoError>("[store] file ", path_, " ", what, ": ", std::strerror(error), kAdvice);
   }
 
   struct Descriptor {
@@ -103,14 +102,18 @@ class LockedFile {
     }
   };
 
+  static constexpr const char* kAdvice =
+      "; use a path that every rank can write to, and do not remove the file while the job runs";
+
   const std::string& path_;
+  std::string problem_;  // declared before fd_, whose initializer fills it
   const Descriptor fd_;
 };
 
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string path) : path_(std::move(path)) {
-    const LockedFile file(path_, LOCK_EX, O_CREAT);
+    const LockedFile file(path_, LOCK_EX, true);
     const std::string begin = file.read(0, kMark.size());
     check<IoError>(kMark.starts_with(begin), "[store] file ", path_,
                    " exists and is not a store of this version; choose another path");

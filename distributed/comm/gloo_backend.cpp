@@ -192,7 +192,7 @@ void GlooBackend::agree(Deadline deadline) {
   if (rank_ != 0 || !shared_memory_ || said.exchange(true)) return;
   std::fprintf(
       stderr,
-      "tapestry: the ranks of this host communicate over loopback, which is slower than shared memory; "
+      "tapestry: the ranks of this host communicate over sockets, which is slower than shared memory; "
       "rank %td: %s\n",
       refused - refusals.begin(), refused->why);
 }

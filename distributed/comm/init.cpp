@@ -12,9 +12,10 @@
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/launcher_watch.h"
 #include "tapestry/distributed/comm/internal/machine.h"
-#include "tapestry/distributed/comm/internal/rendezvous.h"
 #include "tapestry/distributed/comm/internal/preflight.h"
+#include "tapestry/distributed/comm/internal/rendezvous.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -159,6 +160,13 @@ bool uses_nccl(const InitOptions& options, const Environment& e) {
   return static_cast<int>(gpus.size()) >= e.local_world_size;
 }
 
+/// torchrun and mpirun leave their ranks running if they are killed.
+void watch_launcher(const Environment& e) {
+  if (!ends_with_launcher()) return;
+  if (e.launcher == "mpirun") end_with_launcher(e.launcher, "OMPI_COMM_WORLD_RANK");
+  if (e.launcher == "torchrun") end_with_launcher(e.launcher, "TORCHELASTIC_RUN_ID");
+}
+
 /// Warns about a batch script that requests several tasks but starts the program without srun. This is legal,
 /// but probably a mistake.
 void note_unused_tasks(const Environment& e) {
@@ -179,6 +187,7 @@ std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options) {
   GroupOptions group = options.group;
   if (group.timeout <= Milliseconds(0)) group.timeout = default_timeout();
   const bool nccl = uses_nccl(options, e);
+  watch_launcher(e);
   if (e.world_size == 1) {
     note_unused_tasks(e);
     const bool on_gpu = options.backend == "nccl" && built_with_nccl() && device_count(DeviceType::cuda) > 0;

@@ -23,6 +23,9 @@ struct InitOptions {
 /// Joins the job. Blocks until all ranks have joined, at most GroupOptions::timeout. Throws ValueError for
 /// invalid options or variables, TimeoutError if ranks are missing (it names them), and DistributedError for
 /// other failures.
+///
+/// Under mpirun and torchrun, the first call also starts a thread that ends this process (SIGTERM, then
+/// SIGKILL) soon after the launcher has ended; TAPESTRY_END_WITH_LAUNCHER=0 prevents that.
 std::shared_ptr<ProcessGroup> init_process_group(const InitOptions& options = {});
 
 }  // namespace tapestry::distributed

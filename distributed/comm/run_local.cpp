@@ -1,11 +1,13 @@
 // Ranks as threads of this process.
 #include <exception>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
 
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/distributed/comm/process_group.h"
 
@@ -40,7 +42,18 @@ void run_local_ranks(int size, const std::function<void(const std::shared_ptr<Pr
     }
   };
   std::vector<std::thread> ranks;
-  for (int r = 0; r < size; ++r) ranks.emplace_back(run, r, current_context());
+  std::promise<bool> all_started;  // no rank begins if a later one cannot be started
+  const std::shared_future<bool> go = all_started.get_future().share();
+  try {
+    for (int r = 0; r < size; ++r)
+      ranks.push_back(detail::start_thread("run_local_ranks", [&run, r, context = current_context(), go] {
+        if (go.get()) run(r, context);
+      }));
+    all_started.set_value(true);
+  } catch (...) {
+    first = std::current_exception();
+    all_started.set_value(false);
+  }
   for (std::thread& rank : ranks) rank.join();
   if (first) std::rethrow_exception(first);
 }

@@ -10,6 +10,7 @@
 #include <asio/read.hpp>
 #include <asio/write.hpp>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -183,6 +184,9 @@ class TcpStore final : public Store {
         return std::make_unique<Connection>(host_, port_, options_.secret, attempt);
       } catch (const Unreachable&) {
         if (Clock::now() + pause >= deadline) throw;
+      } catch (const std::system_error& e) {  // of Asio
+        fail<DistributedError>("[store] cannot connect to ", host_, ":", port_, ": ", e.what(),
+                               "; raise the limit of open files (ulimit -n)");
       }
       std::this_thread::sleep_for(pause);
     }

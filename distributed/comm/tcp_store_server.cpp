@@ -18,12 +18,14 @@
 #include <functional>
 #include <list>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/key_table.h"
@@ -296,7 +298,7 @@ class Server final : public StoreServer {
     listen(host, static_cast<unsigned short>(port));
     accept();
     const BlockSignals in_its_thread;
-    thread_ = std::thread([this] { run(); });
+    thread_ = detail::start_thread("store", [this] { run(); });
   }
 
   ~Server() override {
@@ -339,7 +341,9 @@ class Server final : public StoreServer {
           "; end it, or choose another port (TAPESTRY_PORT, MASTER_PORT, --rdzv-endpoint)");
     }
     check<DistributedError>(!error, "[store] cannot listen at ", place, ": ", error.message(),
-                            "; use an address of this machine and a port that this user may bind");
+                            error == asio::error::no_descriptors
+                                ? "; raise the limit of open files (ulimit -n)"
+                                : "; use an address of this machine and a port that this user may bind");
     endpoint_ = acceptor_.local_endpoint();
   }
 
@@ -427,7 +431,12 @@ class Server final : public StoreServer {
 
 std::unique_ptr<StoreServer> start_store_server(const std::string& host, int port,
                                                 const TcpOptions& options) {
-  return std::make_unique<Server>(host, port, options);
+  try {
+    return std::make_unique<Server>(host, port, options);
+  } catch (const std::system_error& e) {  // of Asio
+    fail<DistributedError>("[store] cannot start the server: ", e.what(),
+                           "; raise the limit of open files (ulimit -n)");
+  }
 }
 
 }  // namespace tapestry::distributed

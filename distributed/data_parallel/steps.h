@@ -37,15 +37,15 @@ std::vector<T> scatter(const T& batch, std::span<const Device> devices) {
 /// Throws ValueError if the maps in two results have different keys.
 template <class T>
 void check_same_keys(const T& a, const T& b) {
-  check(structure::same_keys<Tensor, Whole>(a, b),
-        "[gather] replicas returned maps with different keys; return the same keys from each");
+  (check)(structure::same_keys<Tensor, Whole>(a, b),
+          "[gather] replicas returned maps with different keys; return the same keys from each");
 }
 
 /// Joins the results of replicas on `device`: see gather_tensors(). Values that are not tensors come from the
 /// first result.
 template <class T>
 T gather(const std::vector<T>& parts, Device device) {
-  check(!parts.empty(), "[gather] there is nothing to gather; pass one part or more");
+  (check)(!parts.empty(), "[gather] there is nothing to gather; pass one part or more");
   std::vector<std::vector<Tensor>> tensors;
   for (const T& part : parts) {
     check_same_keys(parts[0], part);
@@ -81,8 +81,8 @@ auto apply(M& model, const std::vector<Part>& parts, std::span<const Device> dev
       return std::apply([&](const auto&... args) { return nn::call(model, args...); }, part);
     else return nn::call(model, part);
   };
-  check(parts.size() <= devices.size(), "[apply] ", parts.size(), " parts for ", devices.size(),
-        " devices; scatter over the same devices");
+  (check)(parts.size() <= devices.size(), "[apply] ", parts.size(), " parts for ", devices.size(),
+          " devices; scatter over the same devices");
   std::vector<std::optional<decltype(call(parts[0]))>> results(parts.size());
   on_replicas(devices.first(parts.size()), [&](int r) {
     results[static_cast<std::size_t>(r)].emplace(call(parts[static_cast<std::size_t>(r)]));

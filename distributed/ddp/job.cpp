@@ -1,5 +1,6 @@
 #include "tapestry/distributed/ddp/job.h"
 
+#include <algorithm>
 #include <limits>
 #include <sstream>
 
@@ -10,6 +11,7 @@ namespace tapestry::distributed {
 namespace {
 
 const std::string kGenerators = "generators of rank ";
+constexpr const char* kRanks = "ranks with generators";
 
 template <class F>
 void for_each_device(const F& fn) {
@@ -30,15 +32,40 @@ std::string generator_states() {
 
 void set_generator_states(const std::string& text) {
   std::istringstream in(text);
-  for (std::string device; in >> device;) {
+  int devices = 0;
+  for (std::string device; in >> device; ++devices) {
     std::uint64_t seed = 0, offset = 0;
-    check<IoError>(
-        !(in >> seed >> offset).fail(), "[resume] the generator states in the checkpoint are \"", text,
-        "\", not device, seed and offset in turn; resume from a file that DistributedCheckpointer wrote");
-    for_each_device([&](Device d) {
-      if (d.str() == device) current_generator(d).set_state({seed, offset});
-    });
+    // The stream would read "-1" as 2^64 - 1.
+    bool valid = !(in >> seed >> offset).fail() && text.find('-') == std::string::npos;
+    try {
+      const Device named(device);
+      for_each_device([&](Device d) {
+        if (valid && d == named) current_generator(d).set_state({seed, offset});
+      });
+    } catch (const Error&) {  // not the name of a device
+      valid = false;
+    }
+    check<IoError>(valid, "[resume] the generator states in the checkpoint are \"", text,
+                   "\", not device, seed and offset in turn; resume from a file that "
+                   "DistributedCheckpointer wrote");
   }
+  check<IoError>(devices > 0,
+                 "[resume] the generator states in the checkpoint are empty; resume from a file that "
+                 "DistributedCheckpointer wrote");
+}
+
+// Returns the number of ranks whose generator states are in a checkpoint: 0 if nn::Checkpointer wrote it.
+// Throws IoError if the state of a rank is missing.
+int ranks_with_generators(const StringMap& extra) {
+  const auto entries = std::count_if(extra.begin(), extra.end(),
+                                     [](const auto& entry) { return entry.first.starts_with(kGenerators); });
+  const auto count = extra.find(kRanks);
+  const std::string expected = count == extra.end() ? "0" : count->second;
+  bool complete = std::to_string(entries) == expected;
+  for (int r = 0; complete && r < entries; ++r) complete = extra.contains(kGenerators + std::to_string(r));
+  check<IoError>(complete, "[resume] the checkpoint has generator states of ", entries,
+                 " ranks and says that ", expected, " ranks saved theirs; resume from another checkpoint");
+  return static_cast<int>(entries);
 }
 
 }  // namespace
@@ -65,6 +92,7 @@ std::string DistributedCheckpointer::save(const nn::Training& training, const nn
   on_rank_0(*group_, "save", [&] {
     nn::Progress all = progress;
     for (std::size_t r = 0; r < states.size(); ++r) all.extra[kGenerators + std::to_string(r)] = states[r];
+    all.extra[kRanks] = std::to_string(states.size());
     path = files_->save(training, all);
   });
   return broadcast_text(*group_, path, 0, "path of the checkpoint");
@@ -72,20 +100,26 @@ std::string DistributedCheckpointer::save(const nn::Training& training, const nn
 
 std::optional<nn::Progress> DistributedCheckpointer::resume(const nn::Training& training) {
   std::string latest;
-  on_rank_0(*group_, "resume", [&] { latest = files_->latest().value_or(""); });
+  on_rank_0(*group_, "resume", [&] {
+    files_->lock();
+    latest = files_->latest().value_or("");
+  });
   latest = broadcast_text(*group_, latest, 0, "path of the checkpoint");
   if (latest.empty()) return {};
   nn::Progress progress;
   on_all_ranks(*group_, "resume", [&] {
     progress = nn::load_checkpoint(latest, training);
-    const auto own = progress.extra.find(kGenerators + std::to_string(group_->rank()));
-    if (own != progress.extra.end()) {
-      set_generator_states(own->second);
+    const int rank = group_->rank();
+    if (rank < ranks_with_generators(progress.extra)) {
+      set_generator_states(progress.extra.at(kGenerators + std::to_string(rank)));
     } else {
-      const int rank = group_->rank();
-      for_each_device(
-          [&](Device d) { current_generator(d).manual_seed(rank_seed(default_generator(d).seed(), rank)); });
+      for_each_device([&](Device d) {
+        const Generator& first = default_generator(d);  // load_checkpoint has restored it
+        if (rank == 0) current_generator(d).set_state(first.state());
+        else current_generator(d).manual_seed(rank_seed(first.seed(), rank));
+      });
     }
+    progress.extra.erase(kRanks);
     std::erase_if(progress.extra, [](const auto& entry) { return entry.first.starts_with(kGenerators); });
   });
   return progress;

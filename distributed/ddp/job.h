@@ -40,8 +40,10 @@ class DistributedCheckpointer {
   /// Saves a checkpoint and returns its path on all ranks. If saving fails, rank 0 throws the error of
   /// nn::Checkpointer::save and the other ranks throw DistributedError.
   std::string save(const nn::Training& training, const nn::Progress& progress);
-  /// Loads the latest checkpoint onto the devices of each rank's model. Returns nothing on every rank if
-  /// there is no checkpoint.
+  /// Locks the folder (nn::Checkpointer::lock), and loads the latest checkpoint onto the devices of each
+  /// rank's model. Returns nothing on every rank if there is no checkpoint. Throws IoError if the generator
+  /// state of a rank that saved the checkpoint is missing or invalid. nn::Checkpointer's files are accepted
+  /// as checkpoints of one rank.
   std::optional<nn::Progress> resume(const nn::Training& training);
 
  private:

@@ -111,8 +111,8 @@ class TensorCall {
         return then(std::apply([&](const auto&... a) { return fn(a..., rest...); }, arguments));
       }
     }
-    fail("[Pipeline] ", tensors.size(), tensors.size() == 1 ? " tensor arrives" : " tensors arrive",
-         ", but the function takes ", accepted(), "; change the function or what is passed to it");
+    (fail)("[Pipeline] ", tensors.size(), tensors.size() == 1 ? " tensor arrives" : " tensors arrive",
+           ", but the function takes ", accepted(), "; change the function or what is passed to it");
   }
 
  private:

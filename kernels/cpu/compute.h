@@ -6,6 +6,7 @@
 #endif
 
 #include "tapestry/core/half.h"
+#include "tapestry/kernels/convert.h"
 #include "tapestry/kernels/cpu/grain.h"
 #include "tapestry/kernels/scratch.h"
 #include "tapestry/kernels/slot.h"
@@ -13,9 +14,6 @@
 
 namespace tapestry::kernels::cpu {
 
-/// True for f16 and bf16, which are computed in f32.
-template <class T>
-inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 /// The type that T is computed in.
 template <class T>
 using Compute = std::conditional_t<is_half<T>, float, T>;

@@ -32,8 +32,8 @@ struct Range {
 };
 
 // Enumerates the copies between a row-major image x and `cols`. Calls f(col, at, begin, end) for each window
-// element and output row: output q uses cols[col + q] and x[at + q stride_w]. Only for q in [begin, end) does
-// the element lie inside the image.
+// element and output row: output q uses cols[col + q] and x[at + q stride_w]. If q is not in [begin, end),
+// the element lies in the padding.
 template <class F>
 void each_row_major(const Conv2dShape& s, const Group& g, F&& f) {
   for (std::int64_t c = 0; c < g.c; ++c)

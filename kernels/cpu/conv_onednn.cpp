@@ -1,7 +1,7 @@
-// Convolution by oneDNN. Channels-last tensors are used in place. Row-major tensors are reordered into the
-// layout that oneDNN prefers, and the result is reordered back, because oneDNN's fast kernels do not support
-// row-major. If oneDNN accepts the row-major layout, nothing is reordered. The small weight is always
-// reordered. Creating a primitive takes milliseconds, so each thread caches its primitives.
+// Convolution by oneDNN. Channels-last inputs and outputs are used in place. For row-major ones oneDNN
+// chooses the layout, because its fast kernels do not support row-major. It also chooses the layout of the
+// weight. An array is copied to or from a buffer only if oneDNN chooses another layout than the array's own.
+// Creating a primitive takes milliseconds, so each thread caches its primitives.
 #include "tapestry/kernels/cpu/conv.h"
 
 #ifdef TAPESTRY_HAS_ONEDNN

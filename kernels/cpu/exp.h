@@ -16,7 +16,8 @@ inline T fast_exp(T x) {
   using Int = std::conditional_t<f32, std::int32_t, std::int64_t>;
   constexpr int mantissa = f32 ? 23 : 52, bias = f32 ? 127 : 1023;
   constexpr T low = f32 ? T(-104) : T(-746), high = f32 ? T(89) : T(710);
-  // Adding `shift` rounds to an integer, which then is in the low bits of the mantissa.
+  // Adding `shift` to a number rounds the number to an integer. The low bits of the sum's mantissa are that
+  // integer.
   constexpr T shift = f32 ? T(0x1.8p23) : T(0x1.8p52);
   constexpr T log2e = T(1.4426950408889634074);
   constexpr T ln2_high = f32 ? T(0x1.62e4p-1) : T(0x1.62e42fefa38p-1);

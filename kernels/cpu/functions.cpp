@@ -30,12 +30,8 @@ void clamp_backward_kernel(const LaunchContext&, const ClampBackwardArgs& a) {
   else map<T, T, T>(a.operands, [high](C dy, C x) { return x < high ? dy : C(0); });
 }
 
-const bool rows = for_rows_of(Functions(), []<class F>() {
-  register_pointwise<F>();
-  if constexpr (kHasOwnGradient<F>) register_pointwise<GradientOf<F>>();
-});
-const bool others = [] {
-  register_pointwise<Neg>();
+const bool rows = for_kernels_of(Functions(), []<class Row>() { register_pointwise<Row>(); });
+const bool limits = [] {
   for_dtypes<kNumbers>([]<class T>() { clamp.set(DeviceType::cpu, dtype_of<T>, &clamp_kernel<T>); });
   for_dtypes<kFloats>(
       []<class T>() { clamp_backward.set(DeviceType::cpu, dtype_of<T>, &clamp_backward_kernel<T>); });

@@ -6,25 +6,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "tapestry/kernels/convert.h"
 #include "tapestry/kernels/cpu/compute.h"
 #include "tapestry/kernels/view.h"
 
 namespace tapestry::kernels::cpu {
-
-/// Converts between element types as static_cast does. Negative reals have a defined result for u8.
-template <class To, class From>
-inline To convert(From x) {
-  if constexpr (is_half<From>) return convert<To>(static_cast<float>(x));
-  else if constexpr (is_half<To>) return To(static_cast<float>(x));
-  else if constexpr (std::is_same_v<To, bool>) return x != From(0);
-  else if constexpr (std::is_same_v<To, std::uint8_t> && std::is_floating_point_v<From>)
-    return static_cast<To>(static_cast<std::int64_t>(x));
-  else return static_cast<To>(x);
-}
-template <class T>
-inline T convert_scalar(const Scalar& s) {
-  return s.is_real() ? convert<T>(s.to_double()) : convert<T>(s.to_int());
-}
 
 inline constexpr std::int64_t kBlock = 256;
 

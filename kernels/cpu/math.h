@@ -1,8 +1,9 @@
 #pragma once
-// Elementary functions without branches or calls, so that loops over them are vectorised. The f32 functions
-// are written here and are accurate to a few units in the last place. They give NaN, infinities and denormals
-// where the standard library does. In f64 all functions except exp are the standard library's. The
-// coefficients minimise the largest relative error (Remez's algorithm).
+// Elementary functions for the formulas of CPU kernels. The f32 versions of log, tanh, atan2 and the normal
+// distribution function are written here without branches or calls, so that loops over them are vectorised.
+// They are accurate to a few units in the last place, and give NaN, infinities and denormals where the
+// standard library does. Unless a comment names another source, their coefficients minimise the largest
+// relative error (Remez's algorithm). The f64 versions of these four call the standard library.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -42,6 +43,25 @@ inline float tanh(float x) {
   const float a = std::abs(x);
   const float large = std::copysign(1 - 2 / (fast_exp(2 * a) + 1), x);
   return a < 0.625f ? x + x * z * p : large;
+}
+
+inline double atan2(double y, double x) { return std::atan2(y, x); }
+/// The angle of the point (x, y). Computes atan(q) for the quotient q <= 1 of the smaller and the larger
+/// coordinate, by the polynomial of Cephes' atanf(), and reflects the result into the octant of the point.
+/// For q > tan(pi / 8), atan(q) = pi / 4 + atan((q - 1) / (q + 1)).
+inline float atan2(float y, float x) {
+  const float width = std::abs(x), height = std::abs(y);
+  const float low = width < height ? width : height, high = width < height ? height : width;
+  const float q = high == 0 ? 0 : low == high ? 1 : low / high;  // 0 / 0 gives 0, infinity / infinity gives 1
+  const bool above = q > 0.41421356f;                            // tan(pi / 8)
+  const float t = above ? (q - 1) / (q + 1) : q, z = t * t;
+  const float p = -0.333329491539f + z * (0.199777106478f + z * (-0.138776856032f + z * 0.0805374449538f));
+  constexpr float pi = std::numbers::pi_v<float>, pi_low = -8.74227766e-8f;  // pi + pi_low has 48 bits of pi
+  float r = (above ? pi / 4 : 0.0f) + (t + t * z * p);
+  r = width < height ? pi / 2 - (r - pi_low / 2) : r;
+  r = std::bit_cast<std::int32_t>(x) < 0 ? pi - (r - pi_low) : r;  // x may be -0
+  r = std::copysign(r, y);
+  return x != x || y != y ? x + y : r;
 }
 
 /// 1 / (1 + e^-x), computed with an exponential that cannot overflow.
@@ -119,6 +139,10 @@ struct Math {
   template <class C>
   static C normal_cdf(C x) {
     return cpu::normal_cdf(x);
+  }
+  template <class C>
+  static C atan2(C y, C x) {
+    return cpu::atan2(y, x);
   }
   template <class C>
   static C pow(C x, C y) {

@@ -19,8 +19,9 @@ constexpr std::int64_t kPiecePixels = 2048;  // size of a piece: part of one pla
 
 std::int64_t pieces(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
-// Calls f(chunk of rows, first row, last row, first channel, last channel) for each piece of a (rows,
-// channels) input.
+// Divides a (rows, channels) input into pieces and calls f(chunk, row, end row, channel, end channel) for
+// each piece. The piece has rows [row, end row) and channels [channel, end channel). `chunk` is the index of
+// its chunk of rows.
 template <class F>
 void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
   const std::int64_t blocks = pieces(channels, kPieceColumns);

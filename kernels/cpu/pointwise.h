@@ -17,22 +17,22 @@ void for_dtypes(F&& f) {
   });
 }
 
-/// Computes out = Row::value(inputs..., params...), where all operands have type T.
+/// Computes out = Row::value(inputs..., params...), where all inputs have type T.
 template <class Row, class T, std::size_t... kInput, std::size_t... kParam>
-inline void run_pointwise(const Elementwise<Row::kOperands>& e, const double* params,
+inline void run_pointwise(const Elementwise<Row::kOperands>& e, const Scalar* params,
                           std::index_sequence<kInput...>, std::index_sequence<kParam...>) {
-  using C = Compute<T>;
-  const auto formula = [p = std::array<C, sizeof...(kParam)>{static_cast<C>(params[kParam])...}](auto... in) {
-    return Row::template value<Math>(in..., p[kParam]...);
-  };
-  map<T, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula);
+  using Param = typename Row::template Param<Compute<T>>;
+  const std::array<Param, sizeof...(kParam)> numbers{convert_scalar<Param>(params[kParam])...};
+  const auto formula = [p = numbers](auto... in) { return Row::template value<Math>(in..., p[kParam]...); };
+  using Out = std::conditional_t<Row::kGivesBool, bool, T>;
+  map<Out, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula);
 }
 template <class Row, class T, class Args>
 void pointwise_kernel(const LaunchContext&, const Args& a) {
   constexpr auto inputs = std::make_index_sequence<Row::kOperands - 1>();
   constexpr auto params = std::make_index_sequence<Row::kParams>();
   if constexpr (Row::kParams == 0) run_pointwise<Row, T>(a, nullptr, inputs, params);
-  else run_pointwise<Row, T>(a.operands, a.params, inputs, params);
+  else run_pointwise<Row, T>(a.operands, a.params.data(), inputs, params);
 }
 
 /// Registers the kernels of a row.

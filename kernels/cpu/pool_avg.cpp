@@ -10,7 +10,8 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-// The windows along one axis: the elements [begin, end) of each, and its factor of the divisor.
+// The windows along one axis. A window covers the elements [begin, end). The divisor of an output is the
+// product of the divisors of its window of rows and its window of columns.
 struct Side {
   struct Window {
     std::int64_t begin, end, divisor;

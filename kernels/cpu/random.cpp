@@ -66,7 +66,8 @@ void philox_block(std::uint64_t seed, std::uint64_t counter, std::uint32_t (&wor
 }
 
 /// Divides n elements into blocks and calls f(first element, count, words) for each block. An element uses
-/// `each` words. The last block may have fewer elements, but its `words` are complete.
+/// `each` words. `words` always has the words of a whole block, although the last block may have fewer
+/// elements.
 template <class F>
 void for_blocks(std::int64_t n, int each, PhiloxRange range, const F& f) {
   const std::int64_t per = 4 * kLanes / each;

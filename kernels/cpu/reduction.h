@@ -24,7 +24,8 @@
 
 namespace tapestry::kernels::cpu {
 
-/// Writes results in the dtype of the output, which is T, or f32 if T is a 16-bit float.
+/// Converts results to the dtype of the output and writes them. The output has dtype T, or may be f32 if T is
+/// a 16-bit float.
 template <class T>
 class ReductionWriter {
  public:
@@ -168,8 +169,8 @@ void fold_columns(const Op& op, const T* x, std::int64_t rows, std::int64_t stri
 }  // namespace reduction
 
 /// Reduces elements of type T and calls finish(output, total) for every output. `centers` has one value per
-/// output, or is null if the Op does not use centers. `cost` is the cost of one element, in units of one
-/// load.
+/// output that the Op needs for each element, such as the mean. It is null if the Op needs none. `cost` is
+/// the cost of one element, in units of one load.
 template <class T, class Op, class Finish>
 void reduce(const Reduction& r, const Op& op, const typename Op::Lane* centers, const Finish& finish,
             std::int64_t cost = 1) {

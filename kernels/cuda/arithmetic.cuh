@@ -1,73 +1,56 @@
 #pragma once
-// GPU kernels of arithmetic. Floating dtypes have one kernel per operation. Integers and bools have one
-// kernel per dtype, which selects the operation at run time: they serve only for indices, counts and masks,
-// so their speed does not matter.
+// GPU kernels of the arithmetic of integers and bools. Each dtype has one kernel, which selects the operation
+// at run time: integers serve only for indices, counts and masks, so their speed does not matter. Floating
+// dtypes have one kernel per operation (pointwise.cuh).
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/ops/functions.h"
 
 namespace tapestry::kernels::cuda {
 
-// ---- floating dtypes: a tensor and a number
+/// True if integers have the operation. Then the kernels below compute it.
+template <class Row>
+inline constexpr bool kTakesIntegers = contains(Row::kDTypes, DType::i64);
 
-/// Computes Row::value(x, s), where s is the same for all elements.
-template <class Row, class T>
-struct WithScalar {
-  float s;
-  __device__ float operator()(float x) const { return Row::template value<Math<T>>(x, s); }
-};
-/// Computes Row::value(s, x).
-template <class Row, class T>
-struct ScalarWith {
-  float s;
-  __device__ float operator()(float x) const { return Row::template value<Math<T>>(s, x); }
-};
-template <class T>
-struct PowScalarBackward {
-  float s;
-  __device__ float operator()(float dy, float x) const { return PowScalar::gradient<Math<T>>(dy, x, s); }
-};
-
-/// F is WithScalar<...> or ScalarWith<...>.
-template <class T, class F>
-void launch_scalar(const LaunchContext& context, const ScalarArgs& a) {
-  map<T, T>(a.operands, F{static_cast<float>(a.scalar.to_double())}, stream_of(context));
+/// The position of a row in the list.
+template <class Row, class... Rows>
+constexpr int position_in(RowList<Rows...>) {
+  int position = 0;
+  static_cast<void>(((std::is_same_v<Row, Rows> || (++position, false)) || ...));
+  return position;
 }
-template <class T>
-void launch_pow_scalar_backward(const LaunchContext& context, const PowScalarBackwardArgs& a) {
-  map<T, T, T>(a.operands, PowScalarBackward<T>{static_cast<float>(a.scalar.to_double())},
-               stream_of(context));
-}
-
-// ---- integers and bools
-
-enum class IntegerOp : int { add, sub, mul, maximum, minimum, pow, abs };
 
 /// Computes f(a, b). Bools are the bytes 0 and 1: "or" is the maximum and "and" is the minimum.
 template <class C>
 struct IntegerFunction {
-  IntegerOp op;
+  static constexpr int kAbs = -1;
+  int row;  // its position in Arithmetic, or kAbs
 
   __device__ C operator()(C a, C b) const {
-    using M = Math<>;
-    switch (op) {
-      case IntegerOp::add:
-        return Add::value<M>(a, b);
-      case IntegerOp::sub:
-        return Sub::value<M>(a, b);
-      case IntegerOp::mul:
-        return Mul::value<M>(a, b);
-      case IntegerOp::maximum:
-        return Maximum::value<M>(a, b);
-      case IntegerOp::minimum:
-        return Minimum::value<M>(a, b);
-      case IntegerOp::pow:
-        return Pow::value<M>(a, b);
-      default:
-        return Abs::value<M>(a);
-    }
+    if (row == kAbs) return Abs::value<Math<>>(a);
+    return select(Arithmetic(), a, b);
+  }
+
+ private:
+  template <class... Rows>
+  __device__ C select(RowList<Rows...>, C a, C b) const {
+    C y = 0;
+    int i = 0;
+    (static_cast<void>(i++ == row && compute<Rows>(a, b, y)), ...);
+    return y;
+  }
+  template <class Row>
+  __device__ static bool compute(C a, C b, C& y) {
+    if constexpr (kTakesIntegers<Row>) y = Row::template value<Math<>>(a, b);
+    return true;
   }
 };
+template <class Row, class C>
+IntegerFunction<C> integer_function() {
+  if constexpr (std::is_same_v<Row, Abs>) return {IntegerFunction<C>::kAbs};
+  else return {position_in<Row>(Arithmetic())};
+}
+
 /// Computes min(f(x, s), most), or min(f(s, x), most).
 template <class C>
 struct IntegerWithScalar {
@@ -81,28 +64,30 @@ struct IntegerWithScalar {
   }
 };
 
-template <class T, IntegerOp op>
+template <class Row, class T>
 void launch_integers(const LaunchContext& context, const Elementwise<3>& e) {
-  map<T, T, T>(e, IntegerFunction<T>{op}, stream_of(context));
+  map<T, T, T>(e, integer_function<Row, T>(), stream_of(context));
 }
-/// Computes f(x, s), or f(s, x) with `scalar_first`. The scalar is first converted to `Number`, which is bool
-/// for bools.
-template <class T, IntegerOp op, bool scalar_first = false, class Number = T>
-void launch_integers(const LaunchContext& context, const ScalarArgs& a) {
-  const T s = static_cast<T>(convert_scalar<Number>(a.scalar));
-  map<T, T>(a.operands, IntegerWithScalar<T>{{op}, s, scalar_first}, stream_of(context));
+/// Computes f(x, s), or f(s, x) if kNumber, the position of the number, is 0. The number is first converted
+/// to the dtype's own type, which is bool for bools.
+template <class Row, int kNumber, class T, class Own = T>
+void launch_integers_with(const LaunchContext& context, const PointwiseArgs<2, 1>& a) {
+  const T s = static_cast<T>(convert_scalar<Own>(a.params[0]));
+  map<T, T>(a.operands, IntegerWithScalar<T>{integer_function<Row, T>(), s, kNumber == 0},
+            stream_of(context));
 }
-/// Computes f(x, 0), or f(0, x) with `zero_first`.
-template <class T, IntegerOp op, bool zero_first = false>
-void launch_integers(const LaunchContext& context, const Elementwise<2>& e) {
-  map<T, T>(e, IntegerWithScalar<T>{{op}, T(0), zero_first}, stream_of(context));
+/// Computes f(x, 0), or f(0, x) if kZero, the position of the zero, is 0.
+template <class Row, int kZero, class T>
+void launch_integers_with_zero(const LaunchContext& context, const Elementwise<2>& e) {
+  map<T, T>(e, IntegerWithScalar<T>{integer_function<Row, T>(), T(0), kZero == 0}, stream_of(context));
 }
 template <class T>
 void launch_integer_clamp(const LaunchContext& context, const ClampArgs& a) {
   using Limits = std::numeric_limits<T>;
   const T low = a.low ? convert_scalar<T>(*a.low) : Limits::lowest(),
           high = a.high ? convert_scalar<T>(*a.high) : Limits::max();
-  map<T, T>(a.operands, IntegerWithScalar<T>{{IntegerOp::maximum}, low, false, high}, stream_of(context));
+  map<T, T>(a.operands, IntegerWithScalar<T>{integer_function<Maximum, T>(), low, false, high},
+            stream_of(context));
 }
 
 }  // namespace tapestry::kernels::cuda

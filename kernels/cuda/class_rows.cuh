@@ -172,8 +172,8 @@ struct StridedRows {
     for (int first = static_cast<int>(threadIdx.y); first < s.n; first += kColumnThreads * 4)
       f(StridedBatch<4>{first, kColumnThreads, s.n, s.inner});
   }
-  /// Merges the States of the threads that share a row. A kernel may call it only once, because the shared
-  /// array is not protected by a second barrier.
+  /// Merges the States (partial results) of the threads that share a row. A kernel may call it only once,
+  /// because the shared array is not protected by a second barrier.
   template <class Op>
   __device__ typename Op::State merge(typename Op::State s) const {
     SHARED(typename Op::State, parts, [kColumnThreads][32]);

@@ -2,15 +2,30 @@
 // GPU kernels of comparisons and choices. A bool is a byte of 0 or 1. All comparisons of a dtype share one
 // kernel, which selects the comparison at run time. Choices copy bits, so there is one kernel per element
 // size.
-#include <limits>
-
 #include "tapestry/kernels/cuda/copy.cuh"
+#include "tapestry/kernels/cuda/pointwise.cuh"
 #include "tapestry/kernels/ops/compare.h"
 
 namespace tapestry::kernels::cuda {
 
 /// The possible orders of two numbers, one bit each.
 enum Order : unsigned { kLess = 1, kEqual = 2, kGreater = 4, kUnordered = 8 };
+
+/// The orders for which a comparison is true.
+template <class Row>
+inline constexpr unsigned kAccepted = 0;
+template <>
+inline constexpr unsigned kAccepted<Eq> = kEqual;
+template <>
+inline constexpr unsigned kAccepted<Ne> = kLess | kGreater | kUnordered;
+template <>
+inline constexpr unsigned kAccepted<Lt> = kLess;
+template <>
+inline constexpr unsigned kAccepted<Le> = kLess | kEqual;
+template <>
+inline constexpr unsigned kAccepted<Gt> = kGreater;
+template <>
+inline constexpr unsigned kAccepted<Ge> = kGreater | kEqual;
 
 /// Whether a and b are in one of the accepted orders.
 struct Compare {
@@ -30,9 +45,6 @@ struct CompareWith {
   __device__ bool operator()(C x) const {
     return Compare{accepted}(static_cast<S>(x), s);
   }
-};
-struct IsNanFormula {
-  __device__ bool operator()(float x) const { return IsNan::value(x); }
 };
 struct IsCloseFormula {
   double rtol, atol;
@@ -57,21 +69,15 @@ struct MaskedFormula {
   }
 };
 
-template <class T, unsigned accepted>
+template <class Row, class T>
 void launch_compare(const LaunchContext& context, const Elementwise<3>& e) {
-  map<bool, T, T>(e, Compare{accepted}, stream_of(context));
+  map<bool, T, T>(e, Compare{kAccepted<Row>}, stream_of(context));
 }
-template <class T, unsigned accepted>
-void launch_compare_scalar(const LaunchContext& context, const ScalarArgs& a) {
-  if constexpr (std::is_integral_v<T>)
-    map<bool, T>(a.operands, CompareWith<std::int64_t>{accepted, a.scalar.to_int()}, stream_of(context));
-  else
-    map<bool, T>(a.operands, CompareWith<float>{accepted, static_cast<float>(a.scalar.to_double())},
-                 stream_of(context));
-}
-template <class T>
-void launch_isnan(const LaunchContext& context, const Elementwise<2>& e) {
-  map<bool, T>(e, IsNanFormula{}, stream_of(context));
+template <class Row, class T>
+void launch_compare_with(const LaunchContext& context, const PointwiseArgs<2, 1>& a) {
+  using S = std::conditional_t<std::is_integral_v<T>, std::int64_t, float>;
+  map<bool, T>(a.operands, CompareWith<S>{kAccepted<Row>, convert_scalar<S>(a.params[0])},
+               stream_of(context));
 }
 template <class T>
 void launch_isclose(const LaunchContext& context, const IsCloseArgs& a) {

@@ -40,9 +40,10 @@ struct PixelPlace {
   }
 };
 
-/// Loader of A. Channels are contiguous and a multiple of 4. A thread loads the same 4 channels of kCount
-/// pixels. Window corners are needed only when the tap changes, so they live in shared memory instead of
-/// registers.
+/// Loads tiles of A (the input elements under each pixel's window) from an input whose channels are
+/// contiguous and whose number of channels per group is a multiple of 4. A thread loads the same 4 channels
+/// of kCount pixels. Window corners are needed only when the tap changes, so they live in shared memory
+/// instead of registers.
 template <int kLines, int kThreads>
 class PixelQuads {
  public:
@@ -83,7 +84,8 @@ class PixelQuads {
   struct Corner {
     unsigned h, w;  // corner of a pixel's window
   };
-  /// Advances to the tap of the next channels. With 4 channels per group, a k step of 8 spans two taps.
+  /// Advances to the tap to which this thread's next channels belong. This may be several taps further: with
+  /// 4 channels per group, a k step of 8 spans two taps.
   __device__ void next_taps() {
     unsigned a = c_.taps_w.divide(tap_), b = tap_ - a * c_.taps_w.value;
     do {
@@ -124,8 +126,9 @@ struct alignas(16) DepthEntry {
   unsigned h, w;
 };
 
-/// Loader of A. A thread loads kCount k indices of one or two pixels. The first kDepth threads look up the
-/// DepthEntry of each k index for the next step, and share them through double-buffered shared memory.
+/// Loads tiles of A (the input elements under each pixel's window) from an input of any layout. A thread
+/// loads kCount k indices of one or two pixels. The first kDepth threads look up the DepthEntry of each k
+/// index for the next step, and share them through double-buffered shared memory.
 template <int kLines, int kThreads>
 class PixelSingles {
  public:

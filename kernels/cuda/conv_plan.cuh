@@ -105,7 +105,7 @@ struct AxisClass {
   std::int64_t first, count;  // the pixels of the class: first + i stride, for i < count
   std::int64_t tap, taps, tap_step, origin;
 };
-/// The class of input pixels with index = `rest` modulo the stride.
+/// Describes, along one axis, the residue class of the input pixels whose index is `rest` modulo the stride.
 inline AxisClass gradient_axis(std::int64_t rest, std::int64_t in, std::int64_t window, std::int64_t stride,
                                std::int64_t padding, std::int64_t dilation) {
   AxisClass a{rest, ceil_div(in - rest, stride), 0, 0, stride / std::gcd(stride, dilation), 0};

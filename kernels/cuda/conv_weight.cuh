@@ -27,7 +27,8 @@ struct WeightPlan {
 struct alignas(16) ColumnEntry {
   std::int64_t at;
   unsigned h, w;
-  /// The entry of `column`, the first of `count` contiguous columns. Columns past the end are clamped.
+  /// Returns the ColumnEntry of `column`, the first of `count` contiguous columns. Columns past the end are
+  /// clamped.
   __device__ static ColumnEntry of(const WeightPlan& p, unsigned column, unsigned count) {
     column = column < p.cols ? column : p.cols - count;
     const unsigned tap = p.channels.divide(column), a = p.window_w.divide(tap);
@@ -51,7 +52,8 @@ struct PixelInX {
   }
 };
 
-/// Loader of B. Channels of x are contiguous and a multiple of 4. A thread loads the same 4 columns of every
+/// Loads tiles of B (the elements of x under the window of each pixel of dy) if the channels of x are
+/// contiguous and their number per group is a multiple of 4. A thread loads the same 4 columns of every
 /// kStep-th pixel.
 template <int kLines, int kThreads>
 class InputQuads {
@@ -89,7 +91,8 @@ class InputQuads {
   unsigned pixel_, h_, w_;
 };
 
-/// Loader of B. A thread loads one pixel per k step and kCount columns.
+/// Loads tiles of B (the elements of x under the window of each pixel of dy) from x in any layout. In each k
+/// step, a thread loads kCount columns of one pixel.
 template <int kLines, int kThreads>
 class InputSingles {
  public:
@@ -123,7 +126,7 @@ class InputSingles {
   unsigned pixel_;
 };
 
-/// Loader of A for dy in any layout. Threads are mapped as in InputSingles.
+/// Loads tiles of A, which is dy, in any layout. Threads are mapped as in InputSingles.
 template <int kLines, int kThreads>
 class OutputSingles {
  public:

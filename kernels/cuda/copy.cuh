@@ -1,23 +1,10 @@
 #pragma once
 // Kernels that copy with conversion, and that fill. They support all dtypes.
+#include "tapestry/kernels/convert.h"
 #include "tapestry/kernels/cuda/map.cuh"
 #include "tapestry/kernels/ops/copy.h"
 
 namespace tapestry::kernels::cuda {
-
-/// Converts as static_cast does. Negative reals have a defined result for u8.
-template <class To, class From>
-__host__ __device__ To convert(From x) {
-  if constexpr (std::is_same_v<To, bool>) return x != From(0);
-  else if constexpr (std::is_same_v<To, std::uint8_t> && std::is_floating_point_v<From>)
-    return static_cast<To>(static_cast<std::int64_t>(x));
-  else return static_cast<To>(x);
-}
-
-template <class T>
-T convert_scalar(const Scalar& s) {
-  return s.is_real() ? convert<T>(s.to_double()) : convert<T>(s.to_int());
-}
 
 template <class To>
 struct Convert {

@@ -11,8 +11,6 @@ const bool filled = [] {
   for_types<float, BFloat16>([]<class T>() {
     index_add.set(kDevice, dtype_of<T>, &launch_index_add<T>);
     scatter.set(kDevice, dtype_of<T>, &launch_scatter<T>);
-    embedding.set(kDevice, dtype_of<T>, &launch_embedding<T>);
-    embedding_backward.set(kDevice, dtype_of<T>, &launch_embedding_backward<T>);
   });
   return true;
 }();

@@ -1,12 +1,11 @@
 #pragma once
-// Row gather by index, and its gradient. Gathers copy raw bits, with one kernel per element size and 16-byte
-// accesses if aligned. The gradient adds rows of equal index without atomics: the indices are sorted with
-// their positions, and the threads of each row add its gradients in order of position, so results are
-// deterministic.
+// Row gather by index, and its gradient, for index_select and embedding. Gathers copy raw bits, with one
+// kernel per element size, and use 16-byte accesses if all addresses are aligned. The gradient adds rows of
+// equal index without atomics: the indices are sorted with their positions, and the threads of each row add
+// its gradients in order of position, so results are deterministic.
 #include "tapestry/kernels/cuda/copy.cuh"
 #include "tapestry/kernels/cuda/dims.cuh"
 #include "tapestry/kernels/cuda/sort.cuh"
-#include "tapestry/kernels/ops/embedding.h"
 #include "tapestry/kernels/ops/index.h"
 
 namespace tapestry::kernels::cuda {
@@ -19,7 +18,7 @@ inline unsigned index_blocks(std::int64_t threads) {
 __device__ __forceinline__ std::int64_t index_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * kIndexThreads + threadIdx.x;
 }
-/// The quotient n / d; the remainder goes to `rest`.
+/// Returns the quotient n / d and sets `rest` to the remainder.
 __device__ __forceinline__ std::int64_t split(std::int64_t n, const WideDivisor& d, std::int64_t& rest) {
   const std::uint64_t quotient = d.divide(static_cast<std::uint64_t>(n));
   rest = n - static_cast<std::int64_t>(quotient * d.value);
@@ -35,14 +34,14 @@ struct Indices {
     return narrow ? static_cast<const std::int32_t*>(data)[i] : static_cast<const std::int64_t*>(data)[i];
   }
 };
-/// Sort key. As an unsigned number, a negative index sorts behind all valid ones.
+/// The sort key of an index. As an unsigned number, a negative index is above all valid ones.
 struct IndexKey {
   Indices index;
   __device__ std::uint64_t operator()(std::int64_t i) const { return static_cast<std::uint64_t>(index[i]); }
 };
 
-/// atomicMin for the first position of an invalid index. Positions are not negative, so unsigned comparison
-/// works.
+/// Lowers *first_bad to the position of an invalid index. Positions are not negative, so they may be compared
+/// as unsigned numbers.
 __device__ __forceinline__ void report_bad(std::int64_t* first_bad, std::int64_t position) {
   static_assert(sizeof(unsigned long long) == sizeof(std::int64_t));
   if (first_bad)
@@ -59,7 +58,7 @@ struct Gather {
   std::int64_t* first_bad;
 };
 
-/// y[o, i, :] = x[o, index[i], :] with dense y. Rows of invalid indices become zero.
+/// Computes y[o, i, :] = x[o, index[i], :] with dense y. Rows of invalid indices become zero.
 template <class T, int V>
 __global__ void __launch_bounds__(kIndexThreads) gather_rows(Gather g, const T* x, T* y) {
   const std::int64_t thread = index_thread();
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(kIndexThreads) gather_rows(Gather g, const T* 
   *reinterpret_cast<Pack<T, V>*>(y + thread * V) = pack;
 }
 
-/// `g` counts in elements. inner_stride is 1 if the rows of x are dense.
+/// The counts and strides in `g` are in elements. inner_stride is 1 if the rows of x are dense.
 template <class T>
 void launch_gather(Gather g, const T* rows, T* result, cudaStream_t stream) {
   using B = Bits<T>;
@@ -101,14 +100,6 @@ void launch_index_select(const LaunchContext& context, const IndexSelectArgs& r)
        r.outer * r.count * r.inner, r.rows, r.rows * r.inner, r.inner, 1, Indices(r.index), r.first_bad},
       r.x.as<T>(), r.y.as<T>(), stream_of(context));
 }
-template <class T>
-void launch_embedding(const LaunchContext& context, const EmbeddingArgs& a) {
-  launch_gather<T>(
-      {WideDivisor(std::max<std::int64_t>(a.count, 1)), WideDivisor(std::max<std::int64_t>(a.columns, 1)),
-       a.count * a.columns, a.rows, 0, a.row_stride, a.column_stride, Indices(a.indices), a.first_bad},
-      a.weight.as<T>(), a.out.as<T>(), stream_of(context));
-}
-
 // ---- sums of rows (gradient)
 
 struct Segments {
@@ -120,7 +111,7 @@ struct Segments {
   std::int64_t* first_bad;
 };
 
-/// The end of the run of equal keys that starts at `first`: exponential search, then binary search.
+/// Returns the end of the run of equal keys that starts at `first`, by exponential and then binary search.
 __device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, std::int64_t first,
                                                     std::int64_t count) {
   const std::uint64_t key = keys[first];
@@ -131,8 +122,8 @@ __device__ __forceinline__ std::int64_t segment_end(const std::uint64_t* keys, s
   return last + 1;
 }
 
-/// dx[o, key, :] += dy[o, position, :] in order of position. Only the threads at the start of a run of equal
-/// keys work.
+/// Computes dx[o, key, :] += dy[o, position, :] in order of position. Only the threads at the start of a run
+/// of equal keys add; all others return at once.
 template <class T, class Sum, int V>
 __global__ void __launch_bounds__(kIndexThreads) add_segments(Segments s, const T* dy, Sum* dx) {
   const std::int64_t thread = index_thread();
@@ -196,21 +187,9 @@ void launch_index_add(const LaunchContext& context, const IndexAddArgs& r) {
   launch_add_rows<T, float>(Indices(r.index), r.outer, r.rows, r.count, r.inner, -1, r.first_bad,
                             r.dy.as<T>(), r.dx.as<float>(), context);
 }
-template <class T>
-void launch_embedding_backward(const LaunchContext& context, const EmbeddingBackwardArgs& a) {
-  T* const dweight = a.dweight.as<T>();
-  Elementwise<1> e;
-  e.ndim = 1, e.numel = e.sizes[0] = a.rows * a.columns;
-  e.strides[0][0] = 1;
-  e.out = dweight, e.dtypes[0] = dtype_of<T>;
-  map<T>(e, Constant<float>{0}, stream_of(context));
-  launch_add_rows<T, T>(Indices(a.indices), 1, a.rows, a.count, a.columns, a.padding, nullptr, a.grad.as<T>(),
-                        dweight, context);
-}
-
 // ---- scatter: one element per row
 
-/// dx[o, k, i] = index[o, i] == k ? g[o, i] : 0
+/// Computes dx[o, k, i] = index[o, i] == k ? g[o, i] : 0.
 template <class T>
 __global__ void __launch_bounds__(kIndexThreads)
     scatter_elements(std::int64_t total, WideDivisor n, WideDivisor inner, const std::int64_t* index,

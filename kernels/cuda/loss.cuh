@@ -99,7 +99,8 @@ struct CrossEntropyTerms {
   }
 };
 
-/// Blocks per SM (launch bounds). With q a thread needs 64 registers, so at most 1024 threads fit on an SM.
+/// The number of blocks per SM, for the launch bounds. If a kernel computes q (see ClassRows), a thread needs
+/// 64 registers, so at most 1024 threads fit on an SM.
 template <class Mapping>
 constexpr int blocks_per_sm(bool with_q) {
   return with_q ? std::min(Mapping::kBlocks, 1024 / Mapping::kThreads) : Mapping::kBlocks;
@@ -163,7 +164,8 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
   if (mapping.leader) to.template write<with_q>(a, mapping.row, a.x + mapping.base, target, s);
 }
 
-/// The first of two launches for split rows: computes the State of each part. `states` is (rows, parts).
+/// The first of two launches for split rows: computes the State (partial result) of each part. `states` is
+/// (rows, parts).
 template <class T, bool with_q>
 __global__ void __launch_bounds__(SplitRow::kThreads, SplitRow::kBlocks)
     cross_entropy_parts(ClassRows<T> a, typename CrossEntropyTerms<T, with_q>::State* states) {
@@ -205,7 +207,8 @@ struct SumOfQ {
     return sum[0];
   }
 };
-/// The sum of q over a row, or over a part of it. Every thread of the row gets the sum.
+/// The sum of q_c (the weight of class c in the loss, see ClassRows) over the classes of a row, or of a part
+/// of it. Every thread of the row gets the sum.
 template <class Mapping, class T>
 __device__ __forceinline__ float sum_of_q(const Mapping& mapping, const ClassRows<T>& a) {
   float sum = 0;
@@ -246,7 +249,7 @@ __global__ void __launch_bounds__(Mapping::kThreads, blocks_per_sm<Mapping>(with
     sum = sum_of_q(mapping, a);
   }
   if (!mapping.inside) return;
-  // Loaded here, so that these loads overlap the load of the target.
+  // Load these values here, so that their loads overlap the load of the target.
   const float grad = g.of(mapping.row), max = a.stats[2 * mapping.row],
               log_sum = a.stats[2 * mapping.row + 1];
   int hit_class = -1;

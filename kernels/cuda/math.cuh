@@ -22,6 +22,7 @@ struct Math {
   __device__ __forceinline__ static float sqrt(float x) { return sqrtf(x); }
   __device__ __forceinline__ static float rsqrt(float x) { return rsqrtf(x); }
   __device__ __forceinline__ static float tanh(float x) { return tanhf(x); }
+  __device__ __forceinline__ static float atan2(float y, float x) { return atan2f(y, x); }
   __device__ __forceinline__ static float pow(float x, float y) { return powf(x, y); }
   __device__ __forceinline__ static float abs(float x) { return fabsf(x); }
 

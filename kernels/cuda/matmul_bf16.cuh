@@ -45,8 +45,10 @@ struct FragmentsBf16 {
     at = TileBf16<kLines, kAlongK>::chunk(line + (kAlongK ? row : 0), k + (kAlongK ? 0 : row));
   }
   /// Reads the fragments of the warp's i-th group of 16 lines, at the step-th group of 16 along k. The
-  /// address equals chunk() of that position, but costs less: the added offset is a multiple of the swizzle's
-  /// period, or the XOR flips bits that the swizzle also only XORs.
+  /// address equals chunk() of that position, but is computed from `at` by one XOR and one addition. In one
+  /// direction the swizzle has a period of 8, so a move by 16 adds a constant. In the other direction a move
+  /// by 16 flips bits of the chunk's index, and flipping them before or after the swizzle's XOR gives the
+  /// same result.
   __device__ __forceinline__ void read(const BFloat16* tile, int i, int step, std::uint32_t (&r)[4]) const {
     if (kAlongK) ptx::ldmatrix_x4(r, tile + ((at ^ 16 * step) + 512 * i));
     else ptx::ldmatrix_x4_trans(r, tile + ((at ^ 16 * i) + 16 * kLines * step));

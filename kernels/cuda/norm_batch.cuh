@@ -24,7 +24,8 @@ inline constexpr int kChannelThreads = 256;
 /// SM, this hides the memory latency.
 inline constexpr int kBatch = 4;
 
-/// Sizes are counted in packs of V elements: c in column kernels, l in plane kernels.
+/// The sizes of an (n, c, l) tensor, counted in packs of V elements. Packs lie along the channels in column
+/// kernels, so `c` is a number of packs. They lie along l in plane kernels, so `l` is a number of packs.
 struct ChannelShape {
   std::int64_t n, c, l;
   std::int64_t chunk;  // work per block: rows (columns) or packs of one channel (planes)
@@ -228,8 +229,8 @@ __global__ void __launch_bounds__(kChannelThreads, 2) reduce_planes(Op op, Chann
   constexpr int K = Op::kInputs;
   const std::int64_t chunk = blockIdx.x / shape.c, channel = blockIdx.x - chunk * shape.c;
   const std::int64_t first = chunk * shape.chunk, plane = first / shape.l;
-  // The index of a pack counts the packs of this channel from the start of the plane in which the chunk
-  // begins.
+  // The index `i` counts the packs of this channel. It is 0 for the first pack of the plane in which the
+  // chunk begins.
   const auto begin = static_cast<unsigned>(first - plane * shape.l);
   const unsigned end = begin + static_cast<unsigned>(std::min(shape.chunk, shape.n * shape.l - first));
   const typename Op::Channel own = op.channel(channel);
@@ -367,8 +368,8 @@ struct MapNormal {
     return (x[0] - c.mean) * c.scale + c.shift;
   }
 };
-/// dx in training mode, where the gradient also flows through the batch statistics:
-///  dx = slope dy - centred (x - mean) - offset
+/// Computes dx in training mode: dx = slope dy - centred (x - mean) - offset. slope, centred and offset are
+/// numbers per channel. The last two terms are the gradient through the batch statistics.
 template <class T>
 struct MapGradient {
   using Type = T;

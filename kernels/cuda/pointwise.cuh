@@ -14,20 +14,20 @@ template <class Row, class T = float, int kParams = Row::kParams>
 struct Formula {
   float params[kParams];
   template <class... In>
-  __device__ float operator()(In... in) const {
+  __device__ auto operator()(In... in) const {
     return with_params(std::make_index_sequence<kParams>(), in...);
   }
 
  private:
   template <std::size_t... kParam, class... In>
-  __device__ float with_params(std::index_sequence<kParam...>, In... in) const {
+  __device__ auto with_params(std::index_sequence<kParam...>, In... in) const {
     return Row::template value<Math<T>>(in..., params[kParam]...);
   }
 };
 template <class Row, class T>
 struct Formula<Row, T, 0> {
   template <class... In>
-  __device__ float operator()(In... in) const {
+  __device__ auto operator()(In... in) const {
     return Row::template value<Math<T>>(in...);
   }
 };
@@ -35,7 +35,8 @@ struct Formula<Row, T, 0> {
 template <class Row, class T, std::size_t... kInput>
 void launch_formula(const Elementwise<Row::kOperands>& e, const Formula<Row, T>& formula, cudaStream_t stream,
                     std::index_sequence<kInput...>) {
-  map<T, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula, stream);
+  using Out = std::conditional_t<Row::kGivesBool, bool, T>;
+  map<Out, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula, stream);
 }
 template <class Row, class T, class Args>
 void launch_pointwise(const LaunchContext& context, const Args& a) {
@@ -44,7 +45,7 @@ void launch_pointwise(const LaunchContext& context, const Args& a) {
   if constexpr (Row::kParams == 0) {
     launch_formula<Row, T>(a, formula, stream_of(context), inputs);
   } else {
-    for (int i = 0; i < Row::kParams; ++i) formula.params[i] = static_cast<float>(a.params[i]);
+    for (int i = 0; i < Row::kParams; ++i) formula.params[i] = static_cast<float>(a.params[i].to_double());
     launch_formula<Row, T>(a.operands, formula, stream_of(context), inputs);
   }
 }

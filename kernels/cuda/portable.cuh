@@ -188,8 +188,9 @@ __device__ __forceinline__ Pack<T, N> pack_or(const T* from, bool has, T otherwi
   }
   return pack;
 }
-/// load() of each element. Converting two bf16 of one word takes two instructions instead of four. The pack
-/// is passed by value, so that it is loaded by one instruction.
+/// Converts each element to the type of computation, as load() does. The two bf16 of a 32-bit word are
+/// converted together, which takes two instructions instead of four. The pack is passed by value, so that it
+/// is loaded by one instruction.
 template <class T, int N>
 __device__ __forceinline__ Pack<Compute<T>, N> unpacked(Pack<T, N> pack) {
   Pack<Compute<T>, N> x;

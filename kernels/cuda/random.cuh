@@ -110,7 +110,7 @@ void launch_dropout(const LaunchContext& context, const DropoutArgs& a) {
                    a.out.as<T>(), stream_of(context));
 }
 
-/// Sort key of element i: the 64-bit number in words 2i and 2i + 1 of the range.
+/// The sort key of element i of randperm: the 64-bit number in random words 2i and 2i + 1 of `range`.
 struct RandomKey {
   PhiloxRange range;
   __device__ std::uint64_t operator()(std::int64_t i) const {

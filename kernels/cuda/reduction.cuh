@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kReductionThreads)
   else op.finish(at[0], s);
 }
 
-/// A thread reduces V columns. A block is `plan.width` threads wide; its other threads stack along the
-/// reduced dimension.
+/// A thread reduces V columns. In a block, plan.width adjacent threads have adjacent columns. The other
+/// threads of the block have the same columns, but other elements along the reduced dimension.
 template <class Op, class T, int V>
 __global__ void __launch_bounds__(kReductionThreads)
     reduce_columns(ReducePlan plan, Op op, const T* x, typename Op::State* parts) {

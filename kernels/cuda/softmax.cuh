@@ -52,8 +52,8 @@ struct RowThreads {
       const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
       if (lane == 0) UNROLL for (int k = 0; k < K; ++k) warps[k][thread / 32] = s[k];
       __syncthreads();
-      // With fewer than 32 warps the lanes hold duplicates, so shuffles over kThreads / 32 lanes see every
-      // warp.
+      // If the block has fewer than 32 warps, several lanes read the result of the same warp. Shuffles within
+      // groups of kThreads / 32 lanes then combine each warp's result exactly once.
       UNROLL for (int k = 0; k < K; ++k) s[k] = warps[k][lane % (kThreads / 32)];
       lanes(kThreads / 64);
     }
@@ -74,7 +74,8 @@ struct SoftmaxForward {
     s.max = -kInfinity, s.sum = 0, s.scale = 0;
     return s;
   }
-  /// fmaxf() ignores NaN, but exp(NaN) makes the sum NaN. +inf does too, by inf - inf.
+  /// A row with NaN or +inf gets the sum NaN. fmaxf() ignores NaN, but exp(NaN) is NaN. For +inf, x - max is
+  /// inf - inf, which is NaN.
   template <int N>
   __device__ static State of(const float (&x)[1][N]) {
     State s = identity();
@@ -273,8 +274,8 @@ __device__ __forceinline__ void over_part(const RowInputs<T, Op::kInputs>& in, s
   }
 }
 
-/// The first of two launches: computes the State of each part of each row. Grid (parts, rows). `states` is
-/// (rows, parts).
+/// The first of two launches for rows that several blocks share: s computes the State (partial result) of
+/// each part of each row. Grid (parts, rows). `states` is (rows, parts).
 template <class Op, class T>
 __global__ void __launch_bounds__(kRowPartThreads, 4)
     row_part_states(RowInputs<T, Op::kInputs> in, std::int64_t n, std::int64_t each,

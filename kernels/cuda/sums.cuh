@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kSumThreads) add_parts(int count, F f, const f
   if (threadIdx.x == 0) f.finish(sums);
 }
 
-/// `packs`: all arrays are aligned for vector loads of F::kPack elements.
+/// `packs` says whether all arrays are aligned for vector loads of F::kPack elements.
 template <class F>
 void launch_sums(std::int64_t n, bool packs, const F& f, const LaunchContext& context) {
   const cudaStream_t stream = stream_of(context);

@@ -1,20 +1,52 @@
 #pragma once
-// Formulas and slots of comparisons and choices. A comparison is called with the dtype of its inputs, and its
-// output is bool. Unless a comment says otherwise, the slots take all dtypes.
-#include "tapestry/kernels/ops/arithmetic.h"
+// Rows of comparisons, and contracts of isclose and of choices. A kernel here has the dtype of its inputs,
+// also if its output is bool. Unless a comment says otherwise, the slots take all dtypes.
 #include "tapestry/kernels/ops/pointwise.h"
 
 namespace tapestry::kernels {
 
-inline constinit Slot<Elementwise<3>> eq{"eq"}, ne{"ne"}, lt{"lt"}, le{"le"};
-/// Compare a tensor with a number. Integers and bools are compared as i64.
-inline constinit Slot<ScalarArgs> eq_scalar{"eq_scalar"}, ne_scalar{"ne_scalar"}, lt_scalar{"lt_scalar"},
-    le_scalar{"le_scalar"}, gt_scalar{"gt_scalar"}, ge_scalar{"ge_scalar"};
+struct Eq : Comparison<"eq"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA bool value(C a, C b) {
+    return a == b;
+  }
+};
+struct Ne : Comparison<"ne"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA bool value(C a, C b) {
+    return a != b;
+  }
+};
+struct Lt : Comparison<"lt"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA bool value(C a, C b) {
+    return a < b;
+  }
+};
+struct Le : Comparison<"le"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA bool value(C a, C b) {
+    return a <= b;
+  }
+};
+struct Gt : Comparison<"gt"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA bool value(C a, C b) {
+    return a > b;
+  }
+};
+struct Ge : Comparison<"ge"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA bool value(C a, C b) {
+    return a >= b;
+  }
+};
+using Comparisons = RowList<Eq, Ne, Lt, Le, Gt, Ge>;
 
-/// Takes floating dtypes. The output is bool.
-inline constinit Slot<Elementwise<2>> isnan{"isnan"};
-struct IsNan {
-  template <class C>
+/// Takes floating dtypes. autograd/ops/compare.cpp answers for integers and bools, which are never NaN.
+struct IsNan : Pointwise<"isnan", 2, kFloats> {
+  static constexpr bool kGivesBool = true;
+  template <class M, class C>
   TAPESTRY_FORMULA bool value(C x) {
     return x != x;
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Formulas, derivatives and slots of the functions of one tensor. f16 and bf16 are computed in f32 and
+// Rows of the functions of one tensor. f16 and bf16 are computed in f32 and
 // rounded once. Integers wrap around. In an in-place operation the output and the input are the same
 // elements. The output never overlaps an input partly.
 #include <numbers>
@@ -9,9 +9,8 @@
 
 namespace tapestry::kernels {
 
-/// autograd/ops/functions.cpp records neg's gradient, which is neg(dy). That needs neither the input nor the
-/// output, so there is no row for it.
-struct Neg : Pointwise<"neg", 2, kNumbers> {
+struct Neg : Function<"neg", Takes::numbers, GradientFrom::neither> {
+  using Gradient = Neg;  // -dy
   template <class M, class C>
   TAPESTRY_FORMULA C value(C x) {
     if constexpr (std::is_floating_point_v<C>) return -x;
@@ -149,10 +148,12 @@ struct Softplus : Function<"softplus", Takes::floats, GradientFrom::input, 2> {
   }
 };
 
-using Functions = RowList<Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh, Softplus>;
+using Functions =
+    RowList<Neg, Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh, Softplus>;
 
 /// Computes min(max(x, low), high), so `high` wins if low > high. NaN stays NaN. A limit that is NaN gives
-/// NaN. A missing limit has no effect.
+/// NaN. A missing limit has no effect. There is no row for clamp, because a parameter of a row is never
+/// missing.
 struct ClampArgs {
   Elementwise<2> operands;
   std::optional<Scalar> low, high;

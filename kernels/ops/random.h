@@ -1,8 +1,9 @@
 #pragma once
 // Contracts of the kernels that generate numbers. `out` is dense and has `n` elements in row-major order. The
-// result depends only on range.seed, range.offset and the element's index. So every device and every number
-// of threads gives the same bits. A "word" is one of the four 32-bit numbers of a Philox counter. Word w is
-// number w % 4 of counter range.offset + w / 4.
+// result depends only on range.seed, range.offset and the element's index, so any number of threads gives the
+// same bits. All devices give the same bits too, except that normal numbers may differ in their last digits
+// (kernels/random.h). A "word" is one of the four 32-bit numbers of a Philox counter. Word w is number w % 4
+// of counter range.offset + w / 4.
 #include "tapestry/core/generator.h"
 #include "tapestry/core/scalar.h"
 #include "tapestry/kernels/slot.h"

@@ -66,7 +66,7 @@ inline constinit Slot<NormArgs> norm{"norm"};
 /// Computes the largest or the smallest element. The result is NaN if an element is NaN. The output has x's
 /// dtype, or is f32 if x is f16 or bf16. `indices` (i64, dense) receives the index of the first such element
 /// along the reduced dimension. If indices are requested, reduced_ndim is 1. Either the output or the indices
-/// may be null. The count is not 0.
+/// may be null. Each output reduces at least one element.
 struct ExtremeArgs {
   Reduction reduction;
   std::int64_t* indices;

@@ -57,8 +57,8 @@ class ModuleListBase : public Module {
 
   /// Creates and appends a module of type T, and returns it.
   template <HasOptions T>
-  T& append(const typename T::Options& options) {
-    return append(std::make_shared<T>(options));
+  T& append(typename T::Options options) {
+    return append(std::make_shared<T>(std::move(options)));
   }
   template <std::derived_from<Module> T, class... Args>
   requires std::constructible_from<T, Args...> T& append(Args&&... args) {

@@ -172,7 +172,7 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
       const MemoryFormat format = dense_format(param);
       check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(),
             " and strides ", param.strides(), " is not dense; register it with contiguous()");
-      grad = grad.contiguous(format);
+      if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
       alive.push_back(grad);
       kernels::StepItem item{.param = param.raw_data(), .grad = grad.raw_data(), .numel = param.numel()};
       if (const std::size_t count = num_state(g)) {
@@ -254,12 +254,18 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     wrong += (t ? "\n  not a number: " : "\n  missing: ") + key;
     return 0.0;
   };
+  const auto take_real = [&](const std::string& key) {
+    const Tensor* t = nn::find(dict, key);
+    if (t && t->defined() && !is_floating(t->dtype()))
+      wrong += concat({"\n  not a floating-point number: ", key, " is ", t->dtype()});
+    return take_number(key);
+  };
 
   // All values are read and checked before the first change.
   std::vector<std::vector<double>> options(groups_.size());
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::string prefix = "groups." + std::to_string(g) + ".";
-    for (const OptionRef& o : options_of(g)) options[g].push_back(take_number(prefix + o.name));
+    for (const OptionRef& o : options_of(g)) options[g].push_back(take_real(prefix + o.name));
     const double count = take_number(prefix + "num_params");
     if (count != static_cast<double>(groups_[g].params.size()))
       wrong += concat({"\n  group ", g, " has ", count, " parameters in the state and ",
@@ -270,7 +276,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     const std::string prefix = "state." + std::to_string(n) + ".";
     if (!nn::find(dict, prefix + "step")) return;
     const Tensor& param = groups_[g].params[i].replica(0);
-    const double steps = take_number(prefix + "step");
+    const double steps = take_real(prefix + "step");
     if (!(steps >= 0 && std::isfinite(steps)))
       wrong += concat({"\n  not a number of steps: ", prefix, "step is ", steps});
     states[n].step = number(steps);

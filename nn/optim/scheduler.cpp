@@ -52,14 +52,23 @@ void Scheduler::load_state_dict(const StateDict& dict) {
           "'; pass what state_dict() of such a schedule gave");
     return t;
   };
-  const auto steps = number("steps")->item<std::int64_t>();
+  const Tensor* const saved_steps = number("steps");
+  check(saved_steps->dtype() == DType::i64, "[load_state_dict] the schedule's number of steps is ",
+        saved_steps->dtype(), ", not int64; pass what state_dict() of such a schedule gave");
+  const auto steps = saved_steps->item<std::int64_t>();
   check(steps >= 0, "[load_state_dict] the schedule's number of steps is ", steps, "; it cannot be negative");
   check(dict.size() == base_lrs_.size() + 1, "[load_state_dict] the schedule's state has ", dict.size() - 1,
         " groups and the optimizer ", base_lrs_.size(),
         "; pass the state of a schedule over the same groups");
   std::vector<double> rates;
-  for (std::size_t g = 0; g < base_lrs_.size(); ++g)
-    rates.push_back(number("base_lrs." + std::to_string(g))->item());
+  for (std::size_t g = 0; g < base_lrs_.size(); ++g) {
+    const std::string key = "base_lrs." + std::to_string(g);
+    const Tensor* const rate = number(key);
+    check(is_floating(rate->dtype()) && rate->item() >= 0 && std::isfinite(rate->item()),
+          "[load_state_dict] the schedule's ", key, " is ", rate->item(), " of dtype ", rate->dtype(),
+          ", not a floating-point number of at least 0; pass what state_dict() of such a schedule gave");
+    rates.push_back(rate->item());
+  }
   std::swap(base_lrs_, rates);
   try {
     set_rates(steps);

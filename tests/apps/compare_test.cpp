@@ -1,5 +1,6 @@
 // Runs tapestry-compare as a user does.
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -145,7 +146,7 @@ TEST_CASE("one device, and three devices with a split by hand, run successfully"
 
 TEST_CASE("Ctrl-C ends the program with status 130") {
   const Ended ended = run(tests::Launch{
-      .arguments = tiny({"--steps", "1000000"}), .interrupt = true, .program = "tapestry-compare"});
+      .arguments = tiny({"--steps", "1000000"}), .pending_signal = SIGINT, .program = "tapestry-compare"});
   INFO(ended.out << ended.err);
   CHECK(ended.status == 130);
 }

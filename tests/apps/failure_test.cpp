@@ -198,3 +198,14 @@ TEST_CASE("a checkpoint of another program is rejected") {
   CHECK_THAT(resumed_with("extra.seconds", "extra.minutes"), ContainsSubstring("has no seconds"));
   CHECK_THAT(resumed_with("extra.seconds\":\"", "extra.seconds\":\"x"), ContainsSubstring("is not a number"));
 }
+
+TEST_CASE("a data set without images is an error that gives the numbers, and no run is started") {
+  for (const auto& [train, test] : {std::pair{0, 30}, std::pair{80, 0}}) {
+    const tests::TempDir folder;
+    tests::write_fashion_mnist(folder / "data", train, test);
+    const Ended run = fails({"--data-dir", folder / "data", "--run-dir", folder / "run"});
+    CHECK_THAT(run.err, ContainsSubstring("[classifier] the training set has " + std::to_string(train) +
+                                          " images and the test set has " + std::to_string(test)));
+    CHECK_FALSE(fs::exists(folder / "run"));
+  }
+}

@@ -13,10 +13,26 @@ TEST_CASE("--help lists every option and exits with status 0") {
     const Ended run = classifier({flag});
     CHECK(run.status == 0);
     CHECK(run.err == "");
-    for (const char* option :
-         {"--model", "--data ", "--data-dir", "--synthetic-size", "--device", "--batch-size", "--epochs",
-          "--optimizer", "--lr", "--weight-decay", "--schedule", "--seed", "--threads", "--workers",
-          "--run-dir", "--resume", "--allow-nan", "cnn, mlp, resnet18 or demo", "Exit status"})
+    for (const char* option : {"--model",
+                               "--data ",
+                               "--data-dir",
+                               "--synthetic-size",
+                               "--device",
+                               "--batch-size",
+                               "--epochs",
+                               "--optimizer",
+                               "--lr",
+                               "--weight-decay",
+                               "--schedule",
+                               "--seed",
+                               "--threads",
+                               "--workers",
+                               "--run-dir",
+                               "--resume [auto]",
+                               "--checkpoint-every",
+                               "--allow-nan",
+                               "cnn, mlp, resnet18 or demo",
+                               "Exit status"})
       CHECK_THAT(run.out, ContainsSubstring(option));
     std::istringstream lines(run.out);
     for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 110);
@@ -56,6 +72,15 @@ TEST_CASE("the classifier reports invalid options and starts nothing") {
       {"--threads", "--threads", "-1"},
       {"--threads", "--threads", "many"},
       {"--workers", "--workers", "65"},
+      {"200 is not an interval such as 200steps, 10minutes or none", "--checkpoint-every", "200"},
+      {"--checkpoint-every", "--checkpoint-every", "200", "steps"},
+      {"--checkpoint-every", "--checkpoint-every", "0steps"},
+      {"--checkpoint-every", "--checkpoint-every", "1.5steps"},
+      {"--checkpoint-every", "--checkpoint-every", "-1minutes"},
+      {"--checkpoint-every", "--checkpoint-every", "1.2.3minutes"},
+      {"--checkpoint-every", "--checkpoint-every", "10hours"},
+      {"--checkpoint-every", "--checkpoint-every", "steps"},
+      {"--checkpoint-every", "--checkpoint-every", ""},
   };
   for (const std::vector<std::string>& line : wrong) {
     std::vector<std::string> arguments = {"--model=demo", "--run-dir", run_dir};

@@ -1,5 +1,6 @@
 // Tests the classifier with several processes (tapestry-run and --parallel ddp) or several devices
 // (--parallel dp).
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -117,6 +118,14 @@ TEST_CASE("DataParallel on two devices computes the same loss as one device, and
   unsetenv("TAPESTRY_LOGICAL_DEVICES");
   run("killed", {"--resume"});
   CHECK(result(folder / "killed") == result(folder / "whole"));
+
+  tests::Launch stopped{.arguments = options(folder / "data", folder / "stopped"), .pending_signal = SIGTERM};
+  stopped.arguments.insert(stopped.arguments.end(), {"--threads", "2", "--parallel", "dp"});
+  setenv("TAPESTRY_LOGICAL_DEVICES", "2", 1);
+  CHECK(tests::run(stopped).status == 128 + SIGTERM);  // after the first step of the first epoch
+  unsetenv("TAPESTRY_LOGICAL_DEVICES");
+  run("stopped", {"--resume", "auto"});
+  CHECK(result(folder / "stopped") == result(folder / "whole"));
 }
 
 TEST_CASE("options that do not fit several processes are errors") {

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 
@@ -74,14 +76,15 @@ class Channel {
     setrlimit(RLIMIT_FSIZE, &limit);
     signal(SIGXFSZ, SIG_IGN);  // write() then fails instead of killing the process, as on a full disk
   }
-  if (launch.interrupt) {  // exec preserves pending signals and the signal mask
-    sigset_t interrupt;
-    sigemptyset(&interrupt);
-    sigaddset(&interrupt, SIGINT);
-    signal(SIGINT, SIG_DFL);
-    sigprocmask(SIG_BLOCK, &interrupt, nullptr);
-    raise(SIGINT);
+  if (launch.pending_signal != 0) {  // exec preserves pending signals and the signal mask
+    sigset_t pending;
+    sigemptyset(&pending);
+    sigaddset(&pending, launch.pending_signal);
+    signal(launch.pending_signal, SIG_DFL);
+    sigprocmask(SIG_BLOCK, &pending, nullptr);
+    raise(launch.pending_signal);
   }
+  if (launch.ignored_signal != 0) signal(launch.ignored_signal, SIG_IGN);
   execv(argv[0], argv);
   _exit(127);
 }
@@ -122,6 +125,7 @@ Ended run(const Launch& launch) {
   int status = 0;
   bool killed = false;
   while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (launch.on_poll) launch.on_poll(pid);
     const bool late = Clock::now() > end;
     if (!killed && (late || (launch.kill_when && launch.kill_when()))) {
       kill(-pid, SIGKILL);
@@ -144,6 +148,25 @@ Ended run(const Launch& launch) {
   if (WIFEXITED(status)) ended.status = WEXITSTATUS(status);
   else ended.signal = WTERMSIG(status);
   return ended;
+}
+
+pid_t pid_of_rank(pid_t launcher, int rank) {
+  const std::string variable = std::string(1, '\0') + "RANK=" + std::to_string(rank) + std::string(1, '\0');
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream stat(entry.path() / "stat"), environ(entry.path() / "environ");
+    std::string text;
+    std::getline(stat, text);
+    const std::size_t command_end = text.rfind(')');  // followed by the state and the parent's id
+    if (command_end == std::string::npos ||
+        std::atoi(text.c_str() + std::min(command_end + 4, text.size())) != launcher)
+      continue;
+    std::string variables(1, '\0');
+    std::getline(environ, text, '\n');
+    if ((variables + text).find(variable) != std::string::npos) return std::stoi(name);
+  }
+  return -1;
 }
 
 Ended classifier(std::vector<std::string> arguments) {

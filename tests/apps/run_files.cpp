@@ -60,13 +60,18 @@ std::string metrics(const std::string& run) {
   return out;
 }
 
-std::string last_checkpoint(const std::string& run) {
+std::string last_checkpoint_path(const std::string& run) {
   const std::vector<std::string> names = names_in(run + "/checkpoints");
   if (names.empty()) throw std::runtime_error(run + " has no checkpoint");
-  const tapestry::Safetensors file = tapestry::load_safetensors(run + "/checkpoints/" + names.back());
-  std::string out = names.back() + "\n";
+  return run + "/checkpoints/" + names.back();
+}
+
+std::string last_checkpoint(const std::string& run) {
+  const std::string path = last_checkpoint_path(run);
+  const tapestry::Safetensors file = tapestry::load_safetensors(path);
+  std::string out = fs::path(path).filename().string() + "\n";
   for (const auto& [key, value] : file.metadata)
-    if (key != "extra.seconds") out += key + "=" + value + "\n";
+    if (key != "extra.seconds" && key != "extra.options") out += key + "=" + value + "\n";
   for (const auto& [name, tensor] : file.tensors) {
     out += name + "\n";
     out.append(static_cast<const char*>(tensor.raw_data()), tensor.nbytes());
@@ -76,7 +81,8 @@ std::string last_checkpoint(const std::string& run) {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& file : fs::directory_iterator(folder)) names.push_back(file.path().filename().string());
+  for (const auto& file : fs::directory_iterator(folder))
+    if (file.path().filename() != ".lock") names.push_back(file.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }

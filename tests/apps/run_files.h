@@ -13,10 +13,13 @@ void write_fashion_mnist(const std::string& folder, int train = 80, int test = 3
 /// with the expected keys, whose values are numbers or null.
 std::string metrics(const std::string& run);
 
-/// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds`.
+/// Reads the newest checkpoint: its name, the bytes of all tensors, and the metadata without `seconds` and
+/// `options`.
 std::string last_checkpoint(const std::string& run);
+/// The path of the newest checkpoint.
+std::string last_checkpoint_path(const std::string& run);
 
-/// The names of the files in a folder, sorted.
+/// The names of the files in a folder except the lock file, sorted.
 std::vector<std::string> names_in(const std::string& folder);
 
 /// Returns the first error if `text` is not well-formed XML, otherwise an empty string.

@@ -1,4 +1,6 @@
+#include <cmath>
 #include <limits>
+#include <vector>
 
 #include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
@@ -63,6 +65,29 @@ BAD_INPUT("pow", "cannot be stored in place", [] { ones({2}, kInt64).pow_(0.5); 
 BAD_INPUT("maximum", "do not broadcast", [] { maximum(zeros({2}), zeros({3})); });
 BAD_INPUT("minimum", "do not broadcast", [] { minimum(zeros({2}), zeros({3})); });
 
+GOLDEN_OP("atan2", "arithmetic", [](const OpCase& c) { return c[0].atan2(c[1]); });
+GOLDEN_OP("atan2/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().atan2_(c[1]); });
+BAD_INPUT("atan2", "do not broadcast", [] { atan2(zeros({2}), zeros({3})); });
+BAD_INPUT("atan2", "cannot be stored in place", [] { ones({2}, kInt64).atan2_(ones({2}, kInt64)); });
+TEST_CASE(
+    "atan2 in f32 is exact to a few units in the last place, and follows std::atan2 at special values") {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> some = {0.0f,  -0.0f, 1.0f, -1.0f, 0.41421354f, 0.5f,
+                                   -3.0f, inf,   -inf, 3e38f, -3e38f,      1e-40f};
+  std::vector<float> a, b;
+  for (const float y : some)
+    for (const float x : some) a.push_back(y), b.push_back(x);
+  for (int i = 0; i < 20000; ++i) a.push_back(std::sin(0.1f * i) * i), b.push_back(std::cos(0.1f * i) * i);
+  const Tensor angle = atan2(tensor(a), tensor(b));
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double exact = std::atan2(static_cast<double>(a[i]), static_cast<double>(b[i]));
+    const float got = angle.data<float>()[i];
+    CAPTURE(a[i], b[i], got, exact);
+    REQUIRE(std::abs(got - exact) <= 4 * 0x1p-23 * std::abs(exact) + 0x1p-149);
+    REQUIRE(std::signbit(got) == std::signbit(a[i]));
+  }
+}
+
 TEST_CASE("a result has the layout that its operands share") {
   const Tensor x = randn({2, 3, 4, 5}).contiguous(MemoryFormat::channels_last);
   CHECK((x + x).memory_format() == MemoryFormat::channels_last);
@@ -78,7 +103,7 @@ TEST_CASE("a result has the layout that its operands share") {
   CHECK(zeros_like(x).memory_format() == MemoryFormat::channels_last);
 }
 
-TEST_CASE("dtypes of results: f32 with f64, and who counts only by category") {
+TEST_CASE("dtypes promote as in PyTorch, and a 0-d tensor counts only by its category") {
   const auto of = [](DType a, const Shape& sa, DType b, const Shape& sb) {
     return (ones(sa, a) + ones(sb, b)).dtype();
   };
@@ -120,7 +145,7 @@ TEST_CASE("in-place changes keep the address, count a version and see the old el
   CHECK(equal(square, tensor({{0.0, 4.0, 8.0}, {4.0, 8.0, 12.0}, {8.0, 12.0, 16.0}})));
 }
 
-TEST_CASE("recorded in-place products know both factors as they were") {
+TEST_CASE("gradients of a product in place use both factors as they were before the change") {
   const Tensor x = full({2}, 3.0, TensorOptions(kFloat64).with_grad());
   const Tensor w = full({2}, 5.0, TensorOptions(kFloat64).with_grad());
   Tensor y = x * 1;
@@ -136,7 +161,7 @@ TEST_CASE("recorded in-place products know both factors as they were") {
   CHECK_THROWS_WITH(x.add_(1), ContainsSubstring("leaf"));
 }
 
-TEST_CASE("large tensors, cut into pieces for threads, in every kind of loop") {
+TEST_CASE("large tensors that several threads share give the same values in every kind of loop") {
   const std::int64_t n = 70001;
   const Tensor x = arange(0, n, 1, kFloat64), y = arange(n, 0, -1, kFloat64);
   const auto all = [](const Tensor& t, double value) { return equal(t, full_like(t, value)); };
@@ -154,6 +179,12 @@ TEST_CASE("large tensors, cut into pieces for threads, in every kind of loop") {
   const Tensor half = ones({n}, kFloat16), brain = ones({n}, kBFloat16);
   CHECK(equal(half + half, full({n}, 2.0, kFloat16)));
   CHECK(equal(brain * 3, full({n}, 3.0, kBFloat16)));
+}
+
+TEST_CASE("the gradients of numbers divided by a tensor, and of a difference, use only that tensor") {
+  const Tensor x = tensor({0.5, 2.0, -4.0}, TensorOptions(kFloat64).with_grad());
+  ((3.0 / x) + (1.0 - x)).sum().backward();
+  CHECK(equal(x.grad(), tensor({-13.0, -1.75, -1.1875}, kFloat64)));
 }
 
 TEST_CASE("i64 wraps around") {

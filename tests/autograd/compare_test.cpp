@@ -38,9 +38,9 @@ BAD_INPUT("allclose", "must not be negative", [] { allclose(zeros({2}), zeros({2
 BAD_INPUT("allclose", "do not broadcast", [] { allclose(zeros({2}), zeros({3})); });
 BAD_INPUT("equal", "undefined tensor", [] { equal(zeros({2}), Tensor()); });
 
-TEST_CASE("equal asks for the same dtype") { CHECK_FALSE(equal(ones({2}), ones({2}, kFloat64))); }
+TEST_CASE("equal is false for tensors of different dtypes") { CHECK_FALSE(equal(ones({2}), ones({2}, kFloat64))); }
 
-TEST_CASE("a number compares as what it is, whatever the tensor can hold") {
+TEST_CASE("a number that the tensor's dtype cannot hold is compared by its value") {
   const Tensor x = tensor({0, 44, 255}, kUInt8);
   CHECK(equal(x < 300, tensor(std::vector<bool>{true, true, true})));
   CHECK(equal(x == 300, tensor(std::vector<bool>{false, false, false})));

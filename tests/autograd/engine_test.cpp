@@ -162,7 +162,7 @@ TEST_CASE("in-place operations are recorded, or refused on leaves and views") {
   h.sum().backward();
   CHECK(at(x.grad(), 0) == 2 * 9 * 2);
   CHECK(at(x.grad(), 1) == 2 * 9 * 4);
-  // `sum` has no history. An in-place addition of a recorded tensor must record one.
+  // `sum` has no history. Adding a recorded tensor to it in place must give it one.
   const Tensor sum = zeros({2}, DType::f64);
   sum.add_(x * 5);
   CHECK(sum.requires_grad());

@@ -153,7 +153,8 @@ TEST_CASE("child: softmax before cross_entropy", "[.]") {
   const Tensor x = randn({4, 10}).set_requires_grad(), target = randint(0, 10, {4});
   cross_entropy(x, target);
   cross_entropy(x.detach().softmax(1), target);  // no gradient is needed here, so there must be no warning
-  // cross_entropy applies log_softmax again, which does not change log-probabilities: no warning.
+  // cross_entropy applies log_softmax again. This does not change log-probabilities, so there must be no
+  // warning.
   cross_entropy(log_softmax(x, 1), target);
   cross_entropy(x.softmax(1) * 2, target);
   std::puts("so far none");

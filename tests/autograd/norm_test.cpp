@@ -104,7 +104,8 @@ TEST_CASE(
 TEST_CASE("batch_norm: a large mean costs no digits of the variance") {
   for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
     const Tensor noise = randn({8, 5, 20, 30}, DType::f64);
-    // f32 numbers near 4096 have a spacing of 2^-11, which keeps enough digits of the noise.
+    // f32 numbers near 4096 have a spacing of 2^-11, so x keeps enough digits of the noise, whose standard
+    // deviation is 1.
     const Tensor x = (noise + 4096.0).to(DType::f32).contiguous(format);
     const Tensor y = batch_norm(x, {}, {}, {}, {}, true);
     const Tensor expected = batch_norm(x.to(DType::f64), {}, {}, {}, {}, true);

@@ -27,7 +27,7 @@ TEST_CASE("softmax of long rows along any dimension adds up to one") {
     for (const DType dtype : {DType::f32, DType::f64}) {
       const Tensor x = randn({n, 3}, dtype) * 5;
       const Tensor columns = x.softmax(0), rows = x.transpose(0, 1).contiguous().softmax(1);
-      // Each value is off by at most a few eps of itself, and so is their sum.
+      // The relative error of each value is at most a few eps, so that of the sum of all values is too.
       const double eps = dtype == DType::f32 ? std::numeric_limits<float>::epsilon()
                                              : std::numeric_limits<double>::epsilon();
       CHECK(allclose(columns.to(DType::f64).sum(0), ones({3}, DType::f64), 0, 40 * eps));

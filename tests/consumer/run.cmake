@@ -74,8 +74,10 @@ if(WAY STREQUAL "install")
     endif()
   endif()
 else()
-  # Without optimisation, since compiling takes longer than running.
-  set(options -D USE_PACKAGE=OFF -D CMAKE_BUILD_TYPE=Debug -D CMAKE_CXX_FLAGS_DEBUG=-O0 -D TAPESTRY_SOURCE=${SOURCE})
+  # Without optimisation, since compiling takes longer than running. The project's warnings also reach the library's files.
+  set(warnings "-Wall -Wextra -Wshadow -Wpedantic -Wconversion -Werror")
+  set(options -D USE_PACKAGE=OFF -D CMAKE_BUILD_TYPE=Debug -D CMAKE_CXX_FLAGS_DEBUG=-O0 -D TAPESTRY_SOURCE=${SOURCE}
+    -D CMAKE_CXX_FLAGS=${warnings})
 endif()
 
 set(program consumer)
@@ -94,3 +96,31 @@ run(${CMAKE_COMMAND} -S ${project} -B ${WORK}/build -G ${GENERATOR} -D CMAKE_CXX
   -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} ${options})
 run(${CMAKE_COMMAND} --build ${WORK}/build --target ${targets} ${program} --parallel ${JOBS})
 run(${WORK}/build/${program})
+
+if(WAY STREQUAL "subdirectory")
+  # Cache variables belong to the whole project, so those of the library carry its name. Others come from CMake and its
+  # find modules.
+  file(STRINGS ${WORK}/build/CMakeCache.txt variables REGEX "^[A-Za-z0-9_]+:(BOOL|STRING|PATH|FILEPATH|UNINITIALIZED)=")
+  list(FILTER variables EXCLUDE REGEX "^(TAPESTRY|CMAKE|USE_PACKAGE|ZLIB|OpenMP|Gloo|CUDA|CUDAToolkit)[_:]")
+  if(variables)
+    list(JOIN variables "\n" variables)
+    message(FATAL_ERROR "cache variables without the prefix TAPESTRY_:\n${variables}")
+  endif()
+
+  # A guest installs nothing, and builds no programs, unless it is asked to.
+  file(STRINGS ${WORK}/build/tapestry/cmake_install.cmake installs REGEX "file\\(INSTALL")
+  if(installs)
+    message(FATAL_ERROR "the library would be installed although TAPESTRY_INSTALL is off")
+  endif()
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK}/build --target help OUTPUT_VARIABLE all_targets)
+  if(all_targets MATCHES "tapestry-run")
+    message(FATAL_ERROR "tapestry-run is built although TAPESTRY_BUILD_TOOLS is off")
+  endif()
+
+  # A static library is refused, and the message says why.
+  execute_process(COMMAND ${CMAKE_COMMAND} -D BUILD_SHARED_LIBS=OFF ${WORK}/build
+    RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE text)
+  if(result EQUAL 0 OR NOT text MATCHES "always a shared library")
+    message(FATAL_ERROR "BUILD_SHARED_LIBS=OFF must be refused (${result}): ${text}")
+  endif()
+endif()

@@ -285,8 +285,8 @@ TEST_CASE("child: tensors outlive main", "[.]") {
     thread_holder().tensors.push_back(empty({1 + i * 100}));
   }
   std::thread([] {
-    // The destructor of thread_holder() was registered first, so it runs last, after that of the thread's
-    // cache.
+    // This thread calls thread_holder() before it allocates anything. So the holder's destructor is
+    // registered first and runs last, after that of the allocator's cache for this thread.
     for (int i = 0; i < 200; ++i) thread_holder().tensors.push_back(empty({1 + i}));
     for (int i = 0; i < 50; ++i) empty({1 + i});
   }).join();

@@ -148,15 +148,19 @@ TEST_CASE("is_contiguous ignores the strides of dimensions of size 1") {
   CHECK_FALSE(nchw.is_contiguous(last));
   CHECK(nhwc.memory_format() == last);
   CHECK(nchw.memory_format() == MemoryFormat::contiguous);
-  // With one channel or one pixel, a tensor has both formats, and memory_format() is contiguous.
-  for (const Shape& sizes : {Shape{2, 1, 4, 5}, Shape{2, 3, 1, 1}, Shape{2, 0, 4, 5}})
+  // With one channel or one pixel, a tensor has both formats, and the strides say which was requested.
+  for (const Shape& sizes :
+       {Shape{2, 1, 4, 5}, Shape{2, 3, 1, 1}, Shape{1, 1, 4, 1}, Shape{2, 1, 1, 1}, Shape{2, 0, 4, 5}})
     for (const auto format : {last, MemoryFormat::contiguous}) {
       const Tensor both = empty(sizes, kFloat32, format);
       INFO(sizes.str());
       CHECK(both.is_contiguous());
       CHECK(both.is_contiguous(last));
-      CHECK(both.memory_format() == MemoryFormat::contiguous);
+      const bool says = sizes != Shape{2, 1, 1, 1} && sizes.numel() > 0;  // else the strides are the same
+      CHECK(both.memory_format() == (says ? format : MemoryFormat::contiguous));
     }
+  CHECK(empty({2, 1, 4, 5}, kFloat32, last).strides() == Shape{20, 1, 5, 1});
+  CHECK(view({2, 1, 4, 5}, {20, 7, 5, 1}).memory_format() == MemoryFormat::contiguous);
   CHECK(view({2, 3, 4, 5}, {7, 1, 1, 1}).memory_format() ==
         MemoryFormat::contiguous);  // dense in neither format
 }
@@ -171,7 +175,7 @@ TEST_CASE("tensors may be freed on a thread that created none, and their memory 
       REQUIRE(t.sizes() == Shape{i % 7, 3});
       REQUIRE((t.is_contiguous() && t.storage_offset() == 0 && !t.requires_grad()));
     }
-    // One half is freed on the new thread, the other half on this one.
+    // The new thread frees one half of the 3000 tensors, and this thread frees the other half.
     std::thread([rest = std::vector<Tensor>(std::make_move_iterator(made.begin() + 1500),
                                             std::make_move_iterator(made.end()))]() mutable {
       rest.clear();

@@ -167,7 +167,7 @@ TEST_CASE("an error inside a kernel is thrown where the host next waits") {
   CHECK_THROWS_WITH(stream.synchronize(), ContainsSubstring("cudaStreamSynchronize") &&
                                               ContainsSubstring("cudaErrorIllegalAddress") &&
                                               ContainsSubstring("CUDA_LAUNCH_BLOCKING=1"));
-  // After such an error the CUDA context is unusable: every later call must return the error again.
+  // cudaErrorIllegalAddress makes the CUDA context unusable: every later call must return the error again.
   CHECK_THROWS_WITH(launch(), ContainsSubstring("cudaErrorIllegalAddress"));
   CHECK_THROWS_AS(empty({3'000'000}, kFirst), CudaError);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The kernels that the CPU has and CUDA does not have, with the reasons.
+// The kernels that slots_test.cpp requires of CUDA but that CUDA does not have, with the reasons.
 #include "tapestry/core/dtype.h"
 
 namespace device_tests {

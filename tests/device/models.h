@@ -114,7 +114,7 @@ struct Task {
   std::function<Tensor()> input;   // on the CPU
   std::function<Tensor()> target;  // classes
 };
-/// Tasks for all of these models. The residual network's images are channels-last.
+/// Returns one training task for each model of this file. The residual network's images are channels-last.
 inline std::vector<Task> tasks() {
   const auto images = [](const Shape& sizes) {
     return [sizes] { return tapestry::randn(sizes, tapestry::kCPU); };

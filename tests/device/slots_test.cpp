@@ -1,4 +1,4 @@
-// CUDA has every kernel that the CPU has, except those in exceptions.h.
+// CUDA must have every kernel that required() derives from the CPU's kernels, except those in exceptions.h.
 #include <algorithm>
 #include <cstdio>
 #include <map>

@@ -51,7 +51,8 @@ const Variables kTorchrun = {{"RANK", "3"},
                              {"MASTER_PORT", "29500"},
                              {"TORCHELASTIC_RUN_ID", "519786c3"},
                              {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                             {"TORCHELASTIC_RESTART_COUNT", "2"}};
+                             {"TORCHELASTIC_RESTART_COUNT", "2"},
+                             {"TORCHELASTIC_MAX_RESTARTS", "3"}};
 
 const Variables kOurs = {{"RANK", "1"},
                          {"WORLD_SIZE", "2"},
@@ -62,6 +63,7 @@ const Variables kOurs = {{"RANK", "1"},
                          {"TAPESTRY_LAUNCHER", "tapestry-run"},
                          {"TAPESTRY_STORE_RUNNING", "1"},
                          {"TAPESTRY_RESTART", "5"},
+                         {"TAPESTRY_MAX_RESTARTS", "6"},
                          {"TAPESTRY_SECRET", "s3cret"}};
 
 // The variables that Open MPI 4.1 (orte) and Open MPI 5 (prte) set.
@@ -98,6 +100,7 @@ TEST_CASE("without a launcher the world has one rank") {
   CHECK(e.master_port == 0);
   CHECK(e.secret == "");
   CHECK(e.restart == 0);
+  CHECK(e.max_restarts == 0);
   CHECK_FALSE(e.store_is_running);
   CHECK(read({{"RANK", ""}, {"WORLD_SIZE", ""}}).launcher == "none");  // an empty variable counts as not set
 }
@@ -109,6 +112,7 @@ TEST_CASE("torchrun's variables are read") {
   CHECK(e.master_addr == "node0.cluster");
   CHECK(e.master_port == 29501);  // torchrun's agent listens at 29500, so the next port is used
   CHECK(e.restart == 2);
+  CHECK(e.max_restarts == 3);
   CHECK_FALSE(e.store_is_running);
   CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).master_port == 29500);
   CHECK(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", ""}})).master_port == 29500);
@@ -125,6 +129,7 @@ TEST_CASE("tapestry-run's variables are read") {
   CHECK(e.store_is_running);
   CHECK(e.secret == "s3cret");
   CHECK(e.restart == 5);
+  CHECK(e.max_restarts == 6);
   CHECK(e.master_port == 41234);
   // The launcher runs the store, so the two variables that choose the port of a store on rank 0 must be
   // ignored.
@@ -278,6 +283,7 @@ TEST_CASE("contradictory and malformed variables are errors that name the variab
       {{{"TAPESTRY_PORT", "http"}}, "TAPESTRY_PORT is \"http\""},
       {{{"TORCHELASTIC_RESTART_COUNT", "many"}}, "TORCHELASTIC_RESTART_COUNT is \"many\""},
       {{{"TAPESTRY_RESTART", "-1"}}, "TAPESTRY_RESTART is \"-1\""},
+      {{{"TAPESTRY_MAX_RESTARTS", "-1"}}, "TAPESTRY_MAX_RESTARTS is \"-1\""},
   };
   for (const Case& c : cases) {
     const std::string message = error_of(with(kTorchrun, c.changes));
@@ -304,4 +310,16 @@ TEST_CASE("TAPESTRY_TIMEOUT_S sets the default timeout") {
     CHECK_THROWS_WITH(milliseconds(bad),
                       ContainsSubstring("TAPESTRY_TIMEOUT_S is \"" + std::string(bad) + "\""));
   }
+}
+
+TEST_CASE("ranks end with their launcher unless TAPESTRY_END_WITH_LAUNCHER is 0") {
+  const auto read = [](const char* value) {
+    const JobVariables set(Variables{{"TAPESTRY_END_WITH_LAUNCHER", value}});
+    return ends_with_launcher();
+  };
+  CHECK(read(""));
+  CHECK(read("1"));
+  CHECK_FALSE(read("0"));
+  CHECK_THROWS_WITH(read("yes"),
+                    ContainsSubstring("TAPESTRY_END_WITH_LAUNCHER is \"yes\"; set it to 0 or 1"));
 }

@@ -1,6 +1,7 @@
 // Tests the file of a file_store: it is shared by processes, truncated by killed writers, or not a store at
 // all.
 #include <sys/file.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <thread>
@@ -53,6 +54,36 @@ TEST_CASE("a record that is truncated anywhere is ignored") {
     CHECK(file_store(path)->try_get("third") == "3");
     CHECK(file_store(path)->try_get("second") == std::nullopt);
   }
+}
+
+TEST_CASE("a planted link or FIFO in the place of the file is refused") {
+  const tests::TempDir folder;
+  const std::string path = folder / "store", victim = folder / "victim";
+  tests::write_file(victim, "");  // an empty file would become a store
+  SECTION("a symbolic link") {
+    std::filesystem::create_symlink(victim, path);
+    CHECK_THROWS_WITH(file_store(path), ContainsSubstring("[store] file " + path + " is a symbolic link; "));
+  }
+  SECTION("a dangling symbolic link") {
+    std::filesystem::create_symlink(folder / "absent", path);
+    CHECK_THROWS_WITH(file_store(path), ContainsSubstring("is a symbolic link"));
+    CHECK_FALSE(std::filesystem::exists(folder / "absent"));
+  }
+  SECTION("a hard link") {
+    std::filesystem::create_hard_link(victim, path);
+    CHECK_THROWS_WITH(file_store(path), ContainsSubstring("has a second hard link"));
+  }
+  SECTION("a FIFO") {
+    REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+    CHECK_THROWS_WITH(file_store(path), ContainsSubstring("is not a regular file"));
+  }
+  SECTION("a link that replaces the file of an open store") {
+    const auto store = file_store(path);
+    std::filesystem::remove(path);
+    std::filesystem::create_symlink(victim, path);
+    CHECK_THROWS_AS(store->set("k", "v"), IoError);
+  }
+  CHECK(tests::read_file(victim).empty());
 }
 
 TEST_CASE("garbage at the end of the file is ignored and overwritten") {

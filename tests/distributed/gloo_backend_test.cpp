@@ -271,17 +271,18 @@ std::set<std::string> own_addresses() {
 
 }  // namespace
 
-TEST_CASE("child on loopback", "[.]") {
+TEST_CASE("child without TCP", "[.]") {
   const auto self = child_rank();
   CHECK(own_addresses().empty());
   const auto backend = gloo_backend(self.store, self.rank, self.size, 20s);
-  CHECK(own_addresses() == std::set<std::string>{"0100007F"});  // 127.0.0.1
-  backend->barrier(in(20s));                                    // no rank leaves before all have checked
+  backend->barrier(in(20s));
+  CHECK(own_addresses().empty());
+  backend->barrier(in(20s));  // no rank leaves before all have checked
 }
 
-TEST_CASE("ranks of one host have sockets on loopback only") {
+TEST_CASE("ranks of one host have no TCP socket") {
   if (!has_gloo()) return;
-  RankProcesses ranks("child on loopback", 2);
+  RankProcesses ranks("child without TCP", 2);
   for (int rank = 0; rank < 2; ++rank) {
     const Ended& end = ranks.wait(rank);
     CAPTURE(rank, end.output, end.signal);

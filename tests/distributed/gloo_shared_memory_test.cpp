@@ -18,7 +18,7 @@ using namespace distributed_test;
 
 namespace {
 
-constexpr const char* kNotice = "communicate over loopback";
+constexpr const char* kNotice = "communicate over sockets";
 
 int mappings() {
   std::ifstream in("/proc/self/maps");

@@ -162,6 +162,35 @@ TEST_CASE("a checkpoint with a corrupt generator state is an error on all ranks"
   CHECK_THAT(texts[0], ContainsSubstring("failed on rank 1: " + texts[1]));
 }
 
+TEST_CASE("a checkpoint without the generator state of a rank is an error on all ranks") {
+  const tests::TempDir folder;
+  train_ranks(2, folder / "run", 2, 2);
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path() / "run")) {
+    std::string bytes = tests::read_file(entry.path().string());
+    const std::size_t at = bytes.find("generators of rank 1");
+    if (at == std::string::npos) continue;
+    bytes[at] = 'G';
+    tests::write_file(entry.path().string(), bytes);
+  }
+  for (const int ranks : {1, 2, 3})
+    CHECK_THROWS_WITH(train_ranks(ranks, folder / "run", 4, 0),
+                      ContainsSubstring("generator states of 1 ranks and says that 2 ranks saved theirs"));
+}
+
+TEST_CASE("a checkpoint of nn::Checkpointer is resumed with its generator on rank 0") {
+  const tests::TempDir folder;
+  SmallCnn net;
+  const nn::Training training{&net, nullptr, nullptr};
+  manual_seed(8);
+  rand({3});
+  nn::Checkpointer(folder / "run").save(training, {.step = 1});
+  const Tensor expected = rand({3});
+  manual_seed(9);
+  DistributedCheckpointer checkpoints(init_process_group(), folder / "run");
+  CHECK(checkpoints.resume(training)->step == 1);
+  CHECK(to_vector(rand({3})) == to_vector(expected));
+}
+
 TEST_CASE("texts of any length reach all ranks") {
   std::vector<std::vector<std::string>> all(3);
   std::vector<std::string> from_1(3);

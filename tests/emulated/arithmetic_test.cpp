@@ -1,4 +1,5 @@
-// Tests integer arithmetic at the limits of each dtype. The tests in tests/device cover ordinary values.
+// Tests integer arithmetic at the limits of each dtype, and atan2 over its whole range. tests/device covers
+// ordinary values.
 #include "tapestry/kernels/cuda/arithmetic.cuh"
 
 #include "tests/emulated/elementwise.h"
@@ -6,7 +7,6 @@
 
 using namespace tapestry;
 namespace gpu = tapestry::kernels::cuda;
-using gpu::IntegerOp;
 using namespace tapestry::kernels;
 using namespace emulated;
 
@@ -28,24 +28,55 @@ Tensor values(unsigned salt) {
   return tensor(v).to(dtype_of<T>);
 }
 
-template <class Row, class T, IntegerOp op>
-void check_binary() {
+template <class Row, class T>
+void check_integers() {
   const Tensor a = values<T>(1), b = values<T>(2), out = zeros(a.sizes(), dtype_of<T>);
   CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
   compare<3>(
       out, {&out, &a, &b}, 0, [&](const Elementwise<3>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
-      [&](const Elementwise<3>& e) { gpu::launch_integers<T, op>({}, e); });
+      [&](const Elementwise<3>& e) { gpu::launch_integers<Row, T>({}, e); });
+  if constexpr (Row::kNumber != Number::none)
+    compare<2>(
+        out, {&out, &a}, 0,
+        [&](const Elementwise<2>& e) {
+          slot<WithNumber<Row, 1>>(kCPU, dtype_of<T>, {e, {3}});
+        },
+        [&](const Elementwise<2>& e) {
+          gpu::launch_integers_with<Row, 1, T>({}, {e, {3}});
+        });
+}
+
+/// Points in all quadrants and on the axes, with infinities, NaN, huge and tiny coordinates.
+Tensor coordinates(unsigned salt, DType dtype) {
+  const float specials[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 1e-40f};
+  std::vector<float> v(1003);
+  Random random(salt);
+  for (float& x : v) {
+    const std::uint32_t bits = random();
+    x = (static_cast<float>(bits >> 16) - 32768) / 8192;
+    if ((bits >> 8) % 4 == 0) x = specials[(bits >> 10) % std::size(specials)];
+  }
+  return tensor(v).to(dtype);
 }
 
 }  // namespace
 
 TEST_CASE("integer kernels: arithmetic at the limits of a dtype wraps as on the CPU") {
   for_types<std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
-    check_binary<Add, T, IntegerOp::add>();
-    check_binary<Sub, T, IntegerOp::sub>();
-    check_binary<Mul, T, IntegerOp::mul>();
-    check_binary<Pow, T, IntegerOp::pow>();
-    check_binary<Maximum, T, IntegerOp::maximum>();
-    check_binary<Minimum, T, IntegerOp::minimum>();
+    for_rows_of(Arithmetic(), []<class Row>() {
+      if constexpr (gpu::kTakesIntegers<Row>) check_integers<Row, T>();
+    });
+  });
+}
+
+TEST_CASE("atan2 kernels: values are within a few roundings of the CPU's in all quadrants") {
+  for_types<float, BFloat16>([]<class T>() {
+    constexpr DType t = dtype_of<T>;
+    const Tensor a = coordinates(1, t), b = coordinates(2, t), out = zeros(a.sizes(), t);
+    // Results that differ by a rounding of f32 may round to different bf16 numbers: 2 units of bf16.
+    compare<3>(
+        out, {&out, &a, &b}, std::is_same_v<T, float> ? 8 : 2,
+        [&](const Elementwise<3>& e) { slot<Atan2>(kCPU, t, e); },
+        [&](const Elementwise<3>& e) { gpu::launch_pointwise<Atan2, T>({}, e); });
   });
 }

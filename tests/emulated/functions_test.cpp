@@ -1,5 +1,5 @@
-// Tests the functions that kernels approximate, over their whole range. tests/device
-// covers the values of all other functions.
+// Tests the functions that kernels approximate, over their whole range. tests/device covers the values of all
+// other functions.
 #include "tapestry/kernels/cuda/functions.cuh"
 
 #include "tests/emulated/elementwise.h"

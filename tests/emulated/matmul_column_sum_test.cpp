@@ -19,7 +19,8 @@ void check_sums(std::int64_t rows, std::int64_t cols, std::size_t offset = 0, st
   kernels::column_sum(kCPU, DType::f64, {rows, cols, x.data(), want.data()});
   const Values sizes = magnitudes(x);
   kernels::column_sum(kCPU, DType::f64, {rows, cols, sizes.data(), error.data()});
-  // The bound allows for at most 64 additions one after another; the others are made in parts.
+  // The bound is 160 unit roundoffs of sum |x|. It allows for 64 additions one after another, and for adding
+  // the sums of the parts.
   for (double& e : error) e *= 160;
   in_each_order([&] {
     const Block<T> in(x, offset), out(Values(want.size(), kNaN), offset);

@@ -115,7 +115,8 @@ void check_logsumexp(const Tensor& x, unsigned mask) {
       [&](const kernels::Reduction& r) {
         gpu::launch_logsumexp<T>({}, {r, shift});
       },
-      // The size is 1, because a relative error of the sum is an absolute error of its logarithm.
+      // The tolerance is relative to 1, because a relative error of the sum is an absolute error of its
+      // logarithm.
       [&](const kernels::Reduction& r) { std::fill_n(r.out.as<double>(), r.outputs, 1.0); });
 }
 template <class T>
@@ -283,7 +284,8 @@ TEST_CASE("reductions: infinities and NaN propagate, and small terms are not los
 }
 
 TEST_CASE("reductions: sums of whole numbers are rounded only once") {
-  // The partial sums in f32 stay below 2^24 and are exact; the total in f64 is exact too.
+  // The elements are whole numbers. Their partial sums in f32 stay below 2^24 and are exact. The total in f64
+  // is exact too.
   const auto whole = [](const Shape& sizes) {
     std::vector<float> v(static_cast<std::size_t>(sizes.numel()));
     Random random(5);

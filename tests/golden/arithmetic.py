@@ -12,10 +12,11 @@ def above(*shape, seed=1, dtype=torch.float64):
     return grid(*shape, seed=seed, low=0.5, high=8.0, dtype=dtype)
 
 
-# Operations of two tensors: (name, function, generator of the second operand). Divisors must not be near 0.
+# Operations of two tensors: name, PyTorch's function, and the generator of the second operand. `above` avoids
+# operands near 0, where a quotient or an angle has no gradient.
 for op, fn, second in [("add", torch.add, grid), ("sub", torch.sub, grid), ("mul", torch.mul, grid),
                        ("div", torch.div, above), ("maximum", torch.maximum, grid),
-                       ("minimum", torch.minimum, grid)]:
+                       ("minimum", torch.minimum, grid), ("atan2", torch.atan2, above)]:
     for a, b in [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((3, 1), (1, 4)), ((2, 1, 3), (4, 1)), ((1,), (2, 3)),
                  ((2, 3), ()), ((), (2, 3)), ((), ()), ((41,), (41,)), ((2, 3, 4, 5), (3, 1, 1)),
                  ((2, 3, 4, 5), (2, 3, 4, 5))]:
@@ -52,6 +53,9 @@ for op in ("add", "sub", "mul"):
 tie = f64([1, 2, 2, -1])
 case("maximum", [tie, f64([1, 3, 1, -1])], fn=torch.maximum, tags="no_gradcheck")
 case("minimum", [tie, f64([1, 3, 1, -1])], fn=torch.minimum, tags="no_gradcheck")
+# All quadrants, and the axes.
+case("atan2", [f64([2, 1, -1, -2, 3, -3, 0, 0]), f64([1, -2, -3, 1, 0, 0, 4, -4])], fn=torch.atan2, tags="no_gradcheck")
+case("atan2", [f64([2, 1, -1, -2, 3]), f64([1, -2, -3, 1, 0.5])], fn=torch.atan2)
 
 # Operations of a tensor and a number.
 for op, fn in [("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div)]:
@@ -106,7 +110,7 @@ def in_place(name):
     return run
 
 
-for op, second in [("add", grid), ("sub", grid), ("mul", grid), ("div", above)]:
+for op, second in [("add", grid), ("sub", grid), ("mul", grid), ("div", above), ("atan2", above)]:
     for a, b in [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((2, 3), ()), ((0, 3), (3,)), ((), ())]:
         case(f"{op}/in_place", [grid(*a), second(*b, seed=2)], fn=in_place(op + "_"))
     case(f"{op}/in_place", [f64([INF, NAN, 1, 0]), f64([INF, 1, NAN, 0])], fn=in_place(op + "_"),

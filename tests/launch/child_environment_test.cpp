@@ -11,7 +11,8 @@ TEST_CASE("child_environment sets the variables that identify a rank") {
                 .master_addr = "host0",
                 .master_port = 1234,
                 .secret = "s3cret",
-                .cores = 9};
+                .cores = 9,
+                .max_restarts = 6};
   const Variables v = child_environment({{"HOME", "/home/me"}, {"RANK", "77"}}, job, 1, 4);
   CHECK(v.at("HOME") == "/home/me");
   CHECK(v.at("RANK") == "5");
@@ -26,6 +27,7 @@ TEST_CASE("child_environment sets the variables that identify a rank") {
   CHECK(v.at("TAPESTRY_STORE_RUNNING") == "1");
   CHECK(v.at("TAPESTRY_SECRET") == "s3cret");
   CHECK(v.at("TAPESTRY_RESTART") == "4");
+  CHECK(v.at("TAPESTRY_MAX_RESTARTS") == "6");
   CHECK(v.at("OMP_NUM_THREADS") == "4");  // 9 cores for 2 ranks
 }
 

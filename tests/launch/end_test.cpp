@@ -40,7 +40,7 @@ TEST_CASE("the ranks are the launcher's only children") {
 
 TEST_CASE("a rank that exits with a code ends the job and is printed last with its last lines") {
   Job job({"--nproc-per-node=3", "sh", "-c",
-           "touch $DIR/up.$RANK; trap 'echo rank $RANK: lost my peer >&2; exit 1' TERM\n"
+           "trap 'echo rank $RANK: lost my peer >&2; exit 1' TERM; touch $DIR/up.$RANK\n"
            "if [ $RANK = 1 ]; then while ! [ -e $DIR/up.0 -a -e $DIR/up.2 ]; do sleep 0.01; done\n"
            "  for i in $(seq 30); do echo line $i; done; echo the reason >&2; exit 3; fi\n"
            "while :; do sleep 0.05; done"});
@@ -197,6 +197,12 @@ TEST_CASE("background processes of a rank end with the rank") {
   Job job({"--nproc-per-node=2", "sh", "-c", "sleep 300 & exit 0"});
   CHECK(job.wait(10) == 0);
   CHECK(job.all_gone());
+}
+
+TEST_CASE("a background process in its own session outlives the job, as docs/reference/limits.md says") {
+  Job job({"--nproc-per-node=1", "sh", "-c", "setsid sleep 300 & sleep 0.5; exit 0"});
+  CHECK(job.wait(10) == 0);
+  CHECK_FALSE(job.all_gone(1));
 }
 
 TEST_CASE("the launcher keeps watching the ranks if nobody reads its output") {

@@ -27,6 +27,10 @@ TEST_CASE("describe names the rank, the kind of failure and a probable cause") {
   says({.pid = 1, .signal = SIGKILL}, "out-of-memory killer");
   says({.pid = 1, .signal = SIGKILL, .oom_kills = 0}, "dmesg");
   says({.pid = 1, .signal = SIGKILL, .oom_kills = 2}, "by the kernel, out of memory (2 such");
+  says({.rank = 0, .pid = 77, .exit_code = 1, .ended_before = {3, 1}},
+       "rank 0 (pid 77) failed first: it ended with exit code 1; ranks 1, 3 had ended before with exit code "
+       "0: if "
+       "that was too early, look at the output of ranks 1, 3");
   says({.rank = 2, .start_error = EACCES}, "rank 2 failed first: it could not be started: Permission denied");
   says({.start_error = ENOEXEC}, "begins with #!");
   CHECK_THAT(describe({.pid = 1, .signal = SIGTERM, .oom_kills = 2}), !ContainsSubstring("memory"));

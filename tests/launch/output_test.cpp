@@ -2,8 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 
 #include "tapestry/core/error.h"
@@ -82,6 +85,49 @@ TEST_CASE("a stopped reader does not block the launcher, and lines are not mixed
   CHECK_FALSE(terminal.full());
 }
 
+TEST_CASE("lines of ranks are discarded, and counted, if nobody reads for too long") {
+  Pipe both;
+  Terminal terminal(both.write_end.get(), both.write_end.get(), std::chrono::milliseconds(200));
+  const std::string line(1000, 'x');
+  int lines = 0;
+  for (; !terminal.full(); ++lines) terminal.rank_line(false, "[0] ", line);
+  write_ready(terminal);  // fills the pipe
+  for (; !terminal.full(); ++lines) terminal.rank_line(false, "[0] ", line);
+  CHECK(terminal.waits());
+  usleep(250'000);
+  CHECK_FALSE(terminal.waits());  // the launcher reads from its ranks again, so that they do not block
+  for (int i = 0; i < 5; ++i) terminal.rank_line(false, "[0] ", line);
+  terminal.line(true, "[tapestry-run] ", "kept");
+  std::string got;
+  while (terminal.pending() >= 0) {
+    got += both.take();
+    write_ready(terminal);
+  }
+  got += both.take();
+  CHECK(std::count(got.begin(), got.end(), '\n') == lines + 2);
+  CHECK_THAT(got, ContainsSubstring("[tapestry-run] kept\n"));
+  CHECK_THAT(
+      got, ContainsSubstring("[tapestry-run] 5 line(s) of the ranks are missing here, because nobody read"));
+}
+
+TEST_CASE("a pipe that cannot be created is reported with its own error") {
+  Pipe out, err;
+  Terminal terminal(out.write_end.get(), err.write_end.get());
+  rlimit files{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &files) == 0);
+  const rlimit none{.rlim_cur = 3, .rlim_max = files.rlim_max};
+  std::string error;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  errno = ENOENT;  // of an earlier call
+  try {
+    RankOutput(1, "", true, terminal);
+  } catch (const tapestry::Error& e) {
+    error = e.what();
+  }
+  setrlimit(RLIMIT_NOFILE, &files);
+  CHECK_THAT(error, ContainsSubstring("cannot create a pipe for rank 1: Too many open files"));
+}
+
 TEST_CASE("after a reader closes one stream, the other stream continues") {
   const auto before = std::signal(SIGPIPE, SIG_IGN);
   Pipe out, err;
@@ -155,7 +201,7 @@ TEST_CASE("a log that cannot be opened is an error; a log that cannot grow is no
   CHECK_THROWS_WITH(RankOutput(1, folder / "none/log", true, terminal), ContainsSubstring("none/log"));
 
   RankOutput rank(1, folder / "log", true, terminal);
-  put(rank.out_for_child(), std::string(5000, 'x') + "\n");
+  put(rank.out_for_child(), std::string(5000, 'x').append("\n"));
   {
     const tests::FileSizeLimit full(1000);
     CHECK(rank.read_some(0));

@@ -1,4 +1,6 @@
 // Tests tapestry-run as a program: how it starts ranks, and where their output goes.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -153,6 +155,45 @@ TEST_CASE("a log path that is a folder is an error") {
   CHECK(job.wait() == 1);
   CHECK_THAT(job.err(), ContainsSubstring("rank_1.log"));
   CHECK(job.out().empty());
+}
+
+TEST_CASE("a planted link or FIFO in the place of a log is refused before any rank runs") {
+  const tests::TempDir folder;
+  const std::string log = folder / "rank_1.log", victim = folder / "victim";
+  tests::write_file(victim, "kept");
+  const auto refused = [&](const std::string& text) {
+    Job job({"--nproc-per-node=2", "--log-dir", folder.path().string(), "sh", "-c", "echo ran"});
+    CHECK(job.wait() == 1);
+    CHECK_THAT(job.err(),
+               ContainsSubstring("the log " + log + " " + text + "; remove it, or choose another"));
+    CHECK(job.out().empty());
+    CHECK(tests::read_file(victim) == "kept");
+  };
+  SECTION("a symbolic link") {
+    std::filesystem::create_symlink(victim, log);
+    refused("is a symbolic link");
+  }
+  SECTION("a dangling symbolic link") {
+    std::filesystem::create_symlink(folder / "absent", log);
+    refused("is a symbolic link");
+    CHECK_FALSE(std::filesystem::exists(folder / "absent"));
+  }
+  SECTION("a hard link") {
+    std::filesystem::create_hard_link(victim, log);
+    refused("has a second hard link");
+  }
+  SECTION("a FIFO") {
+    REQUIRE(mkfifo(log.c_str(), 0600) == 0);
+    refused("is not a regular file");
+  }
+}
+
+TEST_CASE("an existing log is overwritten") {
+  const tests::TempDir folder;
+  tests::write_file(folder / "rank_0.log", std::string(1000, 'x'));
+  Job job({"--nproc-per-node=1", "--log-dir", folder.path().string(), "sh", "-c", "echo new"});
+  CHECK(job.wait() == 0);
+  CHECK(tests::read_file(folder / "rank_0.log") == "new\n");
 }
 
 TEST_CASE("--help and a taken port") {

@@ -223,6 +223,7 @@ std::vector<std::int64_t> check_checkpoints(const fs::path& dir) {
   const nn::Checkpointer checkpoints(folder);  // as in the next start of the job
   std::size_t files = 0;
   for (const auto& file : fs::directory_iterator(folder)) {
+    if (file.path().filename() == ".lock") continue;
     if (file.path().extension() != ".safetensors")
       throw std::runtime_error("left behind: " + file.path().string());
     Net net;

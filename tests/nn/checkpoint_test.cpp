@@ -11,6 +11,7 @@
 #include "tests/core/child.h"
 #include "tests/support/catch.h"
 #include "tests/support/files.h"
+#include "tests/support/isolation.h"
 #include "tests/support/source.h"
 
 using namespace tapestry;
@@ -96,9 +97,11 @@ struct Run {
   std::string state() const { return bytes_of(net.state_dict()) + bytes_of(optimizer.state_dict()); }
 };
 
+/// Returns the number of files in a folder, not counting the lock file.
 std::size_t files_in(const TempDir& dir) {
   std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) ++count;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path()))
+    if (entry.path().filename() != ".lock") ++count;
   return count;
 }
 
@@ -272,6 +275,26 @@ TEST_CASE("a checkpoint is also a model file and preserves the progress") {
                        {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", step}});
       CHECK_THROWS_AS(nn::load_checkpoint(dir / "v", {}), IoError);
     }
+    const std::vector<std::pair<const char*, const char*>> negative = {{"-9000000000000000000", "0"},
+                                                                       {"0", "-1"}};
+    for (const auto& [epoch, step] : negative) {
+      nn::save_tensors(dir / "v", {},
+                       {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", epoch}, {"tapestry.step", step}});
+      CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("which cannot be negative"));
+    }
+    CHECK_THROWS_WITH(nn::save_checkpoint(dir / "v", {}, {.epoch = -1}),
+                      ContainsSubstring("the epoch is -1"));
+    const auto generators = [&](const nn::StateDict& tensors) {
+      nn::save_tensors(dir / "v", tensors,
+                       {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", "0"}});
+    };
+    generators({});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}),
+                      ContainsSubstring("contains no state of the random generator"));
+    const Tensor state = zeros({2}, DType::i64);
+    generators({{"training/generator/cpu:0", state}, {"training/generator/cpo:0", state}});
+    CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}),
+                      ContainsSubstring("cpo:0 is not the generator of a device"));
     nn::save_tensors(dir / "v", {{"training/generator/cpu:0", zeros({3})}},
                      {{"tapestry.checkpoint", "1"}, {"tapestry.epoch", "0"}, {"tapestry.step", "0"}});
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("not two int64"));
@@ -315,12 +338,23 @@ TEST_CASE("Checkpointer keeps the last and the best") {
     save(checkpoints, 60, 0.1);  // the same step again, after resuming there
     CHECK(checkpoints.steps() == Steps{50, 60});
 
-    // A new Checkpointer on the same folder finds the same checkpoints.
+    // A second Checkpointer on the same folder finds the same checkpoints, but may not write or resume.
     nn::Checkpointer again(folder, {.keep_last = 2});
     CHECK(again.steps() == Steps{50, 60});
     CHECK(again.best() == folder + "/step-00000060.safetensors");
-    CHECK_THROWS_WITH(save(again, 59, 0.1),
-                      ContainsSubstring("has a checkpoint of step 60, later than step 59"));
+    CHECK_THROWS_WITH(save(again, 61, 0.1),
+                      ContainsSubstring("[Checkpointer] " + folder + " is in use by process " +
+                                        std::to_string(getpid()) + " on host "));
+    CHECK_THROWS_WITH(again.resume(training), ContainsSubstring("is in use by process"));
+    CHECK(nn::load_checkpoint(*again.latest(), training).step == 60);
+    save(checkpoints, 70, 0.2);
+    CHECK(again.steps() == Steps{50, 60});
+    { const nn::Checkpointer gone = std::move(checkpoints); }
+    // It reads the folder again once it has the lock.
+    CHECK(again.resume(training)->step == 70);
+    CHECK(again.steps() == Steps{60, 70});
+    CHECK_THROWS_WITH(save(again, 69, 0.1),
+                      ContainsSubstring("has a checkpoint of step 70, later than step 69"));
     CHECK_THROWS_AS(save(again, -1, 0.1), ValueError);
   }
   SECTION("lower_is_better, keep_best = false, and keep_last = 0") {
@@ -337,21 +371,19 @@ TEST_CASE("Checkpointer keeps the last and the best") {
   }
   SECTION("the constructor keeps unrelated files and removes those of dead writers") {
     std::filesystem::create_directories(folder);
-    const pid_t dead = fork();
-    if (dead == 0) _exit(0);
-    REQUIRE(waitpid(dead, nullptr, 0) == dead);
     const std::string own = folder + "/step-00000001.safetensors";
-    const std::string stale =
-        concat({own, AtomicFile::kTemporaryMark, static_cast<std::int64_t>(dead), "-0"});
-    const std::string alive =
-        concat({own, AtomicFile::kTemporaryMark, static_cast<std::int64_t>(getpid()), "-0"});
-    const std::vector<std::string> others = {alive, folder + "/notes.tmp-1-0", folder + "/step-x.safetensors",
-                                             folder + "/step-.safetensors", folder + "/step-5.safetensors"};
+    // Whether a process with the id in a name lives does not matter: the lock decides.
+    const std::vector<std::string> stale = {concat({own, AtomicFile::kTemporaryMark, "0123456789abcdef"}),
+                                            concat({own, AtomicFile::kTemporaryMark, getpid(), "-0"})};
+    AtomicFile writing(own);
+    const std::vector<std::string> others = {
+        writing.temporary_path(),       folder + "/notes.tmp-1-0",     folder + "/notes.tmp-0123456789abcdef",
+        folder + "/step-x.safetensors", folder + "/step-.safetensors", folder + "/step-5.safetensors"};
     for (const std::string& path : others) write_file(path, "x");
-    write_file(stale, "x");
+    for (const std::string& path : stale) write_file(path, "x");
     write_file(own, "broken");
     nn::Checkpointer checkpoints(folder, {.keep_last = 1});
-    CHECK_FALSE(std::filesystem::exists(stale));
+    for (const std::string& path : stale) CHECK_FALSE(std::filesystem::exists(path));
     CHECK(checkpoints.steps() == Steps{1});
     CHECK_THROWS_AS(checkpoints.resume(training), IoError);
     CHECK_FALSE(checkpoints.best());
@@ -359,6 +391,20 @@ TEST_CASE("Checkpointer keeps the last and the best") {
     CHECK_FALSE(std::filesystem::exists(own));
     for (const std::string& path : others) CHECK(std::filesystem::exists(path));
   }
+}
+
+TEST_CASE("a Checkpointer in another PID namespace spares a checkpoint that is being written") {
+  const TempDir dir;
+  const std::string path = dir / "step-00000001.safetensors";
+  AtomicFile writing(path);
+  writing.write("text");
+  const auto status = tests::in_new_pid_namespace(
+      [&] { return static_cast<void>(nn::Checkpointer(dir.path().string())), 0; });
+  if (!status) WARN("skipped: the kernel permits no new PID namespace");
+  CHECK(status.value_or(0) == 0);
+  REQUIRE(std::filesystem::exists(writing.temporary_path()));
+  writing.commit();
+  CHECK(read_file(path) == "text");
 }
 
 TEST_CASE("a full disk or an unwritable folder leaves existing checkpoints intact") {

@@ -263,6 +263,9 @@ TEST_CASE("a state dict that does not match changes nothing") {
   refused("groups.0.momentum", {}, "missing: groups.0.momentum");
   refused("groups.0.momentum", zeros({2}), "not a number: groups.0.momentum");
   refused("groups.0.momentum", scalar_tensor(-1.0), "momentum must not be negative");
+  refused("groups.0.momentum", scalar_tensor(std::int64_t{0}),
+          "not a floating-point number: groups.0.momentum is int64");
+  refused("state.0.step", scalar_tensor(std::int64_t{1}), "not a floating-point number: state.0.step is int64");
   refused("groups.0.num_params", scalar_tensor(std::int64_t{3}), "has 3 parameters in the state and 2 here");
   const double nan = std::numeric_limits<double>::quiet_NaN();
   refused("groups.0.num_params", scalar_tensor(nan, DType::f64), "has nan parameters in the state");

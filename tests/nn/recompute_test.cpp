@@ -126,7 +126,7 @@ TEST_CASE("checkpointed blocks keep only their inputs") {
   Net<ResidualBlock> cnn;
   const Tensor images = randn({4, 4, 32, 32}), words = randn({4, 256, 8});
   CHECK(kept(cnn, false, images) >= 3 * 5);
-  // In units of one tensor: the inputs of blocks 2 and 3, and the result are kept.
+  // A checkpointed net must keep three tensors of x's size: the inputs of blocks 2 and 3, and the result.
   CHECK(kept(cnn, true, images) < 3.1);
   Net<TransformerBlock> transformer;
   CHECK(kept(transformer, false, words) > 3 * 12);

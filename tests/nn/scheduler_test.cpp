@@ -145,7 +145,8 @@ TEST_CASE("schedules refuse bad options and states") {
 
   LambdaLR negative(s.optimizer, [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; });
   CHECK_THROWS_WITH(negative.step(), ContainsSubstring("lr must not be negative"));
-  // The optimizer refuses the second group's rate after the first group's rate was set.
+  // The optimizer refuses the second group's negative rate when the first group's rate is already set. step()
+  // must then restore the first group's rate.
   WithSgd other;
   LambdaLR half(other.optimizer, {[](std::int64_t t) { return t == 0 ? 1.0 : 0.5; },
                                   [](std::int64_t t) { return t == 0 ? 1.0 : -1.0; }});
@@ -168,5 +169,15 @@ TEST_CASE("schedules refuse bad options and states") {
                     ContainsSubstring("-1"));
   CHECK_THROWS_WITH(step.load_state_dict({{"steps", scalar_tensor(std::int64_t{1})}}),
                     ContainsSubstring("groups"));
+  const auto state = [](const Tensor& steps, const Tensor& rate) {
+    return nn::StateDict{{"steps", steps}, {"base_lrs.0", rate}, {"base_lrs.1", rate}};
+  };
+  const Tensor one = scalar_tensor(std::int64_t{1});
+  CHECK_THROWS_WITH(step.load_state_dict(state(scalar_tensor(1.5), scalar_tensor(0.1))),
+                    ContainsSubstring("number of steps is float32, not int64"));
+  CHECK_THROWS_WITH(step.load_state_dict(state(one, one)), ContainsSubstring("base_lrs.0 is 1 of dtype int64"));
+  for (const double rate : {-0.1, double{INFINITY}, double{NAN}})
+    CHECK_THROWS_WITH(step.load_state_dict(state(one, scalar_tensor(rate))),
+                      ContainsSubstring("not a floating-point number of at least 0"));
   CHECK(step.steps() == 0);
 }

@@ -243,3 +243,29 @@ TEST_CASE("tapestry.h includes all public headers") {
   CHECK(outside_umbrella(planted.read()) ==
         Findings{"core/cuda/d.h: include it in tapestry.h, or move it below internal/"});
 }
+
+// The order in which a call evaluates its arguments is unspecified. g++ evaluates the last one first, so
+// check(open(...) >= 0, strerror(errno)) shows the error of an earlier call.
+TEST_CASE("errno is read after the call that sets it, not among the arguments of check()") {
+  const auto early = [](const std::vector<SourceFile>& tree) {
+    const std::string reads = "strerror(errno)";
+    Findings findings;
+    for (const SourceFile& file : tree) {
+      for (auto at = file.text.find(reads); at != std::string::npos; at = file.text.find(reads, at + 1)) {
+        const auto begin = file.text.find_last_of(";{}", at);
+        const std::string statement = file.text.substr(begin + 1, at - begin);
+        if (!file.path.starts_with("tests/") && statement.find("check") != std::string::npos)
+          findings.push_back(file.path);
+      }
+    }
+    return findings;
+  };
+  CHECK(early(read_tree(kRoot)) == Findings{});
+
+  const PlantedTree planted;
+  planted.plant("core/a.cpp",
+                "void f() {\n  check<Error>(open(p) >= 0, \"[f] \", std::strerror(errno));\n}\n");
+  planted.plant("core/b.cpp",
+                "void f() {\n  if (open(p) < 0) fail<Error>(\"[f] \", std::strerror(errno));\n}\n");
+  CHECK(early(planted.read()) == Findings{"core/a.cpp"});
+}

@@ -57,6 +57,22 @@ class Reports(Case):
         for other in ({"commit": "d"}, {"device": "B"}, {"dry_run": True}):
             self.assertEqual(self.report(**other).rows, [])
 
+    def test_planted_links_are_not_followed(self):
+        report = self.report()
+        victim = os.path.join(self.folder, "victim")
+        with open(victim, "w") as file:
+            file.write("kept")
+        for name in ("results/gpu_check.json.new", "also/gpu_check.md.new", "also/gpu_check.json", "also/logs.tar.gz.new",
+                     "log"):
+            os.symlink(victim, os.path.join(self.folder, name))
+        report.row("test", "a", "passed")
+        report.keep(victim)
+        with self.assertRaises(OSError):
+            process.run(["echo", "text"], 10, log=os.path.join(self.folder, "log"))
+        self.assertEqual(self.saved()["a"]["status"], "passed")
+        with open(victim) as file:
+            self.assertEqual(file.read(), "kept")
+
     def test_all_logs_go_into_one_archive(self):
         report = self.report()
         for name in ("a", "b", "a"):

@@ -57,7 +57,7 @@ output=$(SYSROOT=$work/system tools/vendor_deps --no-install --without-data --ou
 # CMake is told to ignore the system's folders.
 output=$(cmake -S . -B build/x -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_IGNORE_PREFIX_PATH='/;/usr;/usr/local' \
   -DTAPESTRY_CUDA=OFF -DTAPESTRY_BUILD_TESTS=ON 2>&1) || fail 'configure' "$output"
-for variable in EIGEN_INCLUDE_DIR NLOHMANN_JSON_INCLUDE_DIR ASIO_INCLUDE_DIR CLI11_INCLUDE_DIR CATCH2_INCLUDE_DIR \
+for variable in TAPESTRY_{EIGEN,JSON,ASIO,CLI11,CATCH2}_INCLUDE_DIR \
   ZLIB_INCLUDE_DIR ZLIB_LIBRARY_RELEASE; do
   value=$(sed -n "s/^$variable:[A-Z]*=//p" build/x/CMakeCache.txt)
   [[ $value == "$PWD"/.deps/* ]] || fail "$variable is '$value'"

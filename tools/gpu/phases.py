@@ -99,7 +99,7 @@ def build(check):
     if not configured:
         if not tools(check):
             return
-        command = ["cmake", "--preset", "gpu", "-B", check.build, "-DPYTHON3_PROGRAM=" + sys.executable]
+        command = ["cmake", "--preset", "gpu", "-B", check.build, "-DTAPESTRY_PYTHON=" + sys.executable]
         capability = report.content["about"]["capability"].replace(".", "")
         if capability.isdigit():
             command.append("-DTAPESTRY_CUDA_ARCHITECTURES=" + capability)

@@ -54,6 +54,11 @@ class Run:
         return why + " / ".join(line.strip() for line in self.text.splitlines()[-lines:] if line.strip())
 
 
+def no_links(path, flags):
+    """An opener that fails if `path` is a symbolic link: its name is known in advance, so someone may have planted it."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def run(command, limit, folder=None, environment=None, log=None, on_line=None, text=None):
     """Runs the command for at most `limit` seconds. `text` is its input; each line of output goes to `log` and
     `on_line`."""
@@ -68,7 +73,7 @@ def run(command, limit, folder=None, environment=None, log=None, on_line=None, t
     expired = False
     end = start + max(limit, 0.1)
     found = lines_of(process.stdout)
-    with open(log or os.devnull, "w") as writer:
+    with open(log or os.devnull, "w", opener=no_links) as writer:
         try:
             process.stdin.write(text or "")
             process.stdin.close()

@@ -1,8 +1,8 @@
 """The results of tools/gpu_check: rows, written to a JSON and a Markdown file as they come."""
+import contextlib
 import datetime
 import json
 import os
-import shutil
 import tarfile
 
 # The status of a row is one of these words:
@@ -97,11 +97,11 @@ class Report:
 
     def write(self):
         for extension, text in (("json", json.dumps(self.content, indent=1) + "\n"), ("md", markdown(self.content))):
-            with open(self.path(extension) + ".new", "w") as file:
-                file.write(text)
-            os.replace(self.path(extension) + ".new", self.path(extension))
-            if self.also:
-                shutil.copy(self.path(extension), self.also)
+            for folder in filter(None, (self.folder, self.also)):
+                path = os.path.join(folder, f"{NAME}.{extension}")
+                with open(removed(path + ".new"), "x") as file:
+                    file.write(text)
+                os.replace(path + ".new", path)
 
     def keep(self, file):
         """Adds a log file to the archive logs.tar.gz in the folder `also`. All logs are in one archive, because some
@@ -110,10 +110,18 @@ class Report:
             return
         self.kept = [*(old for old in self.kept if old != file), file]
         archive = os.path.join(self.also, "logs.tar.gz")
-        with tarfile.open(archive + ".new", "w:gz") as tar:
+        with tarfile.open(removed(archive + ".new"), "x:gz") as tar:
             for log in self.kept:
                 tar.add(log, os.path.basename(log))
         os.replace(archive + ".new", archive)
+
+
+def removed(path):
+    """Removes what a killed run left at `path`, and returns `path`. Mode "x" then creates the file, and so never
+    writes through a link that someone has planted there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+    return path
 
 
 def cell(value):

@@ -92,10 +92,15 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
     } else if (!same_layout(*model, *t)) {
       model = nullptr;
       break;
+    } else if (t->memory_format() == MemoryFormat::channels_last) {
+      model = t;  // the other one may be dense in both formats
     }
   }
   const Device device = (*operands.begin())->device();
-  if (!model || model->is_contiguous() || !is_dense(*model)) return empty(sizes, {dtype, device});
+  if (!model) return empty(sizes, {dtype, device});
+  const MemoryFormat format = model->memory_format();
+  if (model->is_contiguous(format)) return empty(sizes, {dtype, device}, format);
+  if (!is_dense(*model)) return empty(sizes, {dtype, device});
   StorageRef storage =
       Storage::allocate(device, static_cast<std::size_t>(model->numel()) * dtype_size(dtype));
   return tapestry::detail::make_tensor(std::move(storage), dtype, sizes, model->strides(), 0);

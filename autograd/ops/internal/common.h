@@ -13,7 +13,7 @@
 
 namespace tapestry::autograd {
 
-/// Calls kernels::plan() for these tensors, such as planned(out, a, b).
+/// Returns the iteration space of an elementwise kernel with these operands, as planned by kernels::plan().
 template <class... T>
 inline auto planned(const Tensor& out, const T&... in) {
   const Tensor* const operands[] = {&out, &in...};
@@ -81,8 +81,8 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
 /// `x` in another dtype, not recorded; `x` itself if it has that dtype.
 Tensor converted(const Tensor& x, DType dtype);
 
-/// `x` converted to `dtype`, as an operand of an in-place change of `target`. It is a copy if x and target
-/// overlap partly; it may be the same elements as target.
+/// Returns `x` converted to `dtype`, as an operand of an in-place change of `target`. The result is a copy if
+/// x and target overlap partly. It may share all its elements with target.
 Tensor operand_for(const Tensor& target, const Tensor& x, DType dtype);
 
 /// Throws TypeError unless a result of type `dtype` can be stored in target. Real numbers cannot be stored in

@@ -27,7 +27,7 @@ class MemorySource {
   virtual void* allocate(std::size_t bytes) = 0;
   /// Waits for all work that uses the memory, then releases it.
   virtual void release(void* data) noexcept = 0;
-  /// A new event after all work that the stream has been given so far.
+  /// Records a new event after the work that the stream has been given so far, and returns it.
   virtual void* mark(StreamId stream) = 0;
   virtual bool reached(void* mark) = 0;
   virtual void await(void* mark) = 0;

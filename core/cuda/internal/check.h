@@ -1,6 +1,7 @@
 #pragma once
-// TAPESTRY_CUDA(cudaMalloc(&p, bytes)) throws CudaError unless the call succeeds. Every call to CUDA goes
-// through it. Only sources that are compiled with CUDA may include this header.
+// TAPESTRY_CUDA(cudaMalloc(&p, bytes)) throws CudaError unless the call succeeds. Only runtime.cpp includes
+// this header. It checks every call to CUDA with this macro, except calls whose errors it ignores or handles
+// itself.
 #include <cuda_runtime_api.h>
 
 #include "tapestry/core/cuda/internal/failure.h"

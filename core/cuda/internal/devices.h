@@ -107,8 +107,8 @@ class Devices {
   LogicalDevice& at(Device device) const { return *devices_[static_cast<std::size_t>(device.index)]; }
   const std::vector<std::unique_ptr<LogicalDevice>>& all() const { return devices_; }
   BlockPool& pinned() { return pinned_; }
-  /// The GPU on which the first stream was made, or GPU 0 if there is none yet. Calls that concern no
-  /// particular GPU name this one (see runtime.h).
+  /// The GPU on which the first stream was made, or GPU 0 if there is none yet. It is passed to the calls of
+  /// Runtime that concern no particular GPU (see runtime.h).
   int gpu_in_use() const { return std::max(in_use_.load(std::memory_order_relaxed), 0); }
   void note_use(int gpu) {
     int none = -1;

@@ -84,7 +84,7 @@ InputFile::InputFile(const char* format, const std::string& path) : impl_(std::m
   check<IoError>(!exists(status) || is_regular_file(status), "[", format, "] ", path,
                  ": is not a regular file");
   s.file = std::fopen(path.c_str(), "rb");
-  check<IoError>(s.file != nullptr, "[", format, "] ", path, ": cannot be opened: ", std::strerror(errno));
+  if (!s.file) fail<IoError>("[", format, "] ", path, ": cannot be opened: ", std::strerror(errno));
   s.file_size = std::filesystem::file_size(path, error);
   if (error) s.broken("its size is unknown: " + error.message());
   unsigned char magic[2];

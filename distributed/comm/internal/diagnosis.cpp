@@ -3,17 +3,20 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include <unistd.h>
 #ifdef __linux__
 #include <pthread.h>
 #endif
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/distributed/comm/internal/descriptor.h"
 
 namespace tapestry::distributed {
@@ -62,7 +65,8 @@ struct Report {
   }
 };
 
-Report report_of(const Recorder& recorder, bool leaving) {
+/// `leaves` is null, or says how the rank leaves.
+Report report_of(const Recorder& recorder, const char* leaves) {
   const auto now = Clock::now();
   Report report;
   auto running = recorder.running();
@@ -70,7 +74,7 @@ Report report_of(const Recorder& recorder, bool leaving) {
   std::stable_partition(running.begin(), running.end(),
                         [](const auto& r) { return r.op != Op::send && r.op != Op::recv; });
   const auto last = recorder.last();
-  if (!running.empty() && !leaving) {
+  if (!running.empty() && !leaves) {
     report.kind = Report::Kind::waits;
     for (const CollectiveRecord& r : running)
       report.detail +=
@@ -79,14 +83,14 @@ Report report_of(const Recorder& recorder, bool leaving) {
     report.site = running[0].site;
     return report;
   }
-  report.kind = leaving ? Report::Kind::left : Report::Kind::idle;
-  report.detail = leaving ? "has left (its group was destroyed)" : "runs its own code";
+  report.kind = leaves ? Report::Kind::left : Report::Kind::idle;
+  report.detail = leaves ? leaves : "runs its own code";
   if (!last) {
     report.detail += "; it has called nothing";
     return report;
   }
   report.detail += concat({"; its last call was ", last->str(), last->failed ? ", failed " : ", done ",
-                           seconds(now - last->finished), leaving ? " earlier" : " ago"});
+                           seconds(now - last->finished), leaves ? " earlier" : " ago"});
   report.call = last->brief();
   report.site = last->site;
   return report;
@@ -143,7 +147,8 @@ struct Diagnosis::State {
   std::condition_variable changed;
   std::optional<Cause> pending;
   std::shared_ptr<const Failure> failure;
-  bool leaving = false, ended = false;
+  const char* leaves = nullptr;  // how this rank leaves, once it does
+  bool ended = false;
   std::vector<std::weak_ptr<Backend>> backends;
 
   // Used by the watchdog thread only.
@@ -172,7 +177,7 @@ struct Diagnosis::State {
   std::string own_text(const Cause& cause, const std::string& why) const {
     if (cause.complete) return cause.text;
     return concat({cause.text, "\n", why, "; this rank knows only its own state:\n  rank ", rank, "  ",
-                   report_of(*recorder, false).detail});
+                   report_of(*recorder, nullptr).detail});
   }
 
   // Collects the reports of all ranks. A rank whose report does not come in time keeps the kind `silent`.
@@ -183,6 +188,7 @@ struct Diagnosis::State {
     for (int r = 0; r < size; ++r) open.push_back(r);
     for (Milliseconds pause = 20ms;; pause = std::min<Milliseconds>(2 * pause, 500ms)) {
       std::erase_if(open, [&](int r) {
+        if (Clock::now() >= deadline) return false;
         const auto text = store->try_get(rank_key(r));
         if (text) reports[static_cast<std::size_t>(r)] = Report::parse(*text);
         return text.has_value();
@@ -210,7 +216,7 @@ struct Diagnosis::State {
     Cause cause = own;
     try {
       if (size > 1) {
-        store->set(rank_key(rank), report_of(*recorder, false).str());
+        store->set(rank_key(rank), report_of(*recorder, nullptr).str());
         const std::string mine =
             concat({std::string(1, cause.timeout ? 't' : 'e'), std::string(1, cause.complete ? 'c' : 'i'),
                     "\n", cause.call, "\n", cause.text});
@@ -277,12 +283,12 @@ struct Diagnosis::State {
         std::clamp<Milliseconds>(std::min(options.warn_after, options.timeout / 10), 10ms, 500ms);
     std::unique_lock lock(mutex);
     while (!failure) {
-      changed.wait_for(lock, tick, [this] { return pending || leaving || failure; });
+      changed.wait_for(lock, tick, [this] { return pending || leaves || failure; });
       if (pending) {
         const Cause cause = *pending;
         lock.unlock();
         diagnose(cause);
-      } else if (leaving) {
+      } else if (leaves) {
         lock.unlock();
         report_leaving();
         lock.lock();
@@ -301,16 +307,61 @@ struct Diagnosis::State {
   void report_leaving() {
     if (size == 1) return;
     try {
-      store->set(rank_key(rank), report_of(*recorder, true).str());
+      store->set(rank_key(rank), report_of(*recorder, leaves).str());
     } catch (const std::exception&) {  // the store is gone, so nobody can read the report
     }
   }
 };
 
+namespace {
+
+// A program that calls exit() while it has groups ends normally for its launcher, and the other ranks would
+// see only closed connections. So exit() makes the watchdogs report it first.
+struct LiveStates {
+  std::timed_mutex mutex;
+  std::vector<std::weak_ptr<Diagnosis::State>> all;
+  const pid_t process = ::getpid();
+};
+LiveStates& live_states() {
+  static LiveStates& live = *new LiveStates;
+  return live;
+}
+
+void report_exit() {
+  LiveStates& live = live_states();
+  if (::getpid() != live.process) return;  // a child process after fork() has no watchdogs
+  const Deadline deadline = Clock::now() + kLeave;
+  // exit() may have been called by a signal handler that interrupted the owner of a mutex.
+  const std::unique_lock lock(live.mutex, deadline);
+  if (!lock.owns_lock()) return;
+  for (const auto& weak : live.all) {
+    const auto state = weak.lock();
+    if (!state) continue;
+    std::unique_lock own(state->mutex, std::try_to_lock);
+    for (; !own.owns_lock() && Clock::now() < deadline; own.try_lock()) std::this_thread::sleep_for(1ms);
+    if (!own.owns_lock()) return;
+    if (!state->leaves) state->leaves = "has called exit() in the middle of the job";
+    state->changed.notify_all();
+    state->changed.wait_until(own, deadline, [&] { return state->ended; });
+  }
+}
+
+void remember(const std::shared_ptr<Diagnosis::State>& state) {
+  LiveStates& live = live_states();
+  static const bool registered = std::atexit(report_exit) == 0;
+  static_cast<void>(registered);
+  const std::lock_guard lock(live.mutex);
+  std::erase_if(live.all, [](const auto& weak) { return weak.expired(); });
+  live.all.push_back(state);
+}
+
+}  // namespace
+
 Diagnosis::Diagnosis(std::shared_ptr<Store> store, int rank, int size, const GroupOptions& options,
                      std::shared_ptr<const Recorder> recorder)
     : state_(new State{std::move(store), rank, size, options, std::move(recorder)}) {
-  thread_ = std::thread([state = state_] {
+  remember(state_);
+  thread_ = detail::start_thread("process_group", [state = state_] {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), "watchdog");
 #endif
@@ -348,7 +399,7 @@ std::shared_ptr<const Failure> Diagnosis::fail(const Cause& cause) {
 void Diagnosis::leave() {
   if (!thread_.joinable()) return;
   std::unique_lock lock(state_->mutex);
-  state_->leaving = true;
+  state_->leaves = "has left (its group was destroyed)";
   state_->changed.notify_all();
   const bool ended = state_->changed.wait_for(lock, kLeave, [this] { return state_->ended; });
   lock.unlock();

@@ -49,8 +49,9 @@ class Diagnosis {
   /// Tells the other ranks that this rank leaves, and ends the thread. Takes at most a few seconds.
   void leave();
 
- private:
   struct State;
+
+ private:
   std::shared_ptr<State> state_;
   std::thread thread_;
 };

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #endif
 
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/internal/sched_slice.h"
 #include "tapestry/core/threads.h"
 
@@ -46,7 +47,7 @@ struct Fifo::State {
 
 Fifo::Fifo(std::string name) : state_(std::make_shared<State>()), progress_(state_->progress) {
   const std::lock_guard lock(state_->mutex);  // the thread waits for this mutex until its id has been stored
-  thread_ = std::thread([state = state_, name = std::move(name).substr(0, 15)] {
+  thread_ = detail::start_thread("process_group", [state = state_, name = std::move(name).substr(0, 15)] {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), name.c_str());
 #endif

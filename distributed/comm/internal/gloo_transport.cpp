@@ -1,27 +1,20 @@
 #include "tapestry/distributed/comm/internal/gloo_transport.h"
 
 #if defined(TAPESTRY_HAS_GLOO)
-#include <arpa/inet.h>
 #include <gloo/transport/context.h>
-#include <gloo/transport/device.h>
 #include <gloo/transport/pair.h>
-#include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
-#include <ifaddrs.h>
-#include <netdb.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <set>
 #include <utility>
 
-#include "tapestry/core/internal/sched_slice.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/deadline.h"
+#include "tapestry/distributed/comm/internal/gloo_device.h"
 #include "tapestry/distributed/comm/internal/machine.h"
+#include "tapestry/distributed/comm/internal/missing_ranks.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -37,56 +30,6 @@ std::string host_identity() {
          host_name();
 }
 
-std::string interface_names() {
-  std::set<std::string> names;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) == 0) {
-    for (const ifaddrs* i = list; i; i = i->ifa_next) {
-      if (i->ifa_addr && (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6))
-        names.insert(i->ifa_name);
-    }
-    freeifaddrs(list);
-  }
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
-/// The local address from which this host reaches `host`, or empty if `host` cannot be reached. Sends no
-/// packet.
-std::string address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
-  std::string address;
-  for (const addrinfo* i = found; i && address.empty(); i = i->ai_next) {
-    const int fd = socket(i->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    sockaddr_storage self{};
-    socklen_t length = sizeof self;
-    char text[NI_MAXHOST];
-    if (::connect(fd, i->ai_addr, i->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&self), &length) == 0 &&
-        getnameinfo(reinterpret_cast<sockaddr*>(&self), length, text, sizeof text, nullptr, 0,
-                    NI_NUMERICHOST) == 0)
-      address = text;
-    close(fd);
-  }
-  freeaddrinfo(found);
-  return address;
-}
-
-/// The host in "tcp host:port", or empty for other stores.
-std::string store_host(const Store& store) {
-  const std::string text = store.str();
-  if (!text.starts_with("tcp ")) return {};
-  const std::string address = text.substr(4, text.find(' ', 4) - 4);
-  std::string host = address.substr(0, address.rfind(':'));
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  return host;
-}
-
 std::string key(const char* what, int rank) { return "gloo/" + std::string(what) + std::to_string(rank); }
 
 /// Publishes this rank's value under the name `what`, and returns the values of all ranks, by rank.
@@ -98,59 +41,13 @@ std::vector<std::string> exchange(Store& store, const char* what, int rank, int 
     try {
       all.push_back(store.get(key(what, i), left_until(deadline)));
     } catch (const TimeoutError&) {
-      std::string absent;
-      for (int j = i; j < size; ++j) {
-        if (!store.try_get(key(what, j))) absent += (absent.empty() ? "" : ", ") + std::to_string(j);
-      }
+      const std::string absent =
+          missing_ranks(i, size, [&](int j) { return store.try_get(key(what, j)).has_value(); });
       fail<TimeoutError>("[gloo] rank ", rank, " of ", size, " waited at ", store.str(), " for rank ", absent,
                          ", which did not come before the deadline; look at the output of that rank");
     }
   }
   return all;
-}
-
-/// The local address from which this host reaches the other hosts, or empty if there is none.
-std::string own_address(Store& store, int rank, int size, Deadline deadline) {
-  const std::string host = store_host(store);
-  std::string address = host.empty() ? "" : address_towards(host);
-  if (is_loopback(address)) address.clear();
-  store.set(key("from/", rank), address);
-  // The host of the store may reach the store over loopback. It then takes the address towards a rank on
-  // another host.
-  for (int i = 0; address.empty() && i < size; ++i) {
-    if (i == rank) continue;
-    const std::string theirs = store.get(key("from/", i), left_until(deadline));
-    if (!theirs.empty()) address = address_towards(theirs);
-  }
-  // If no address is known, the default route decides: 192.0.2.1 is an address reserved for documentation.
-  return address.empty() ? address_towards("192.0.2.1") : address;
-}
-
-/// Listens on one address only, because Gloo does not authenticate connections.
-std::shared_ptr<gloo::transport::Device> open_device(Store& store, int rank, int size, bool one_host,
-                                                     Deadline deadline) {
-  gloo::transport::tcp::attr attr;
-  const std::string address = one_host ? "127.0.0.1" : own_address(store, rank, size, deadline);
-  const char* variable = "TAPESTRY_INTERFACE";
-  const char* interface = std::getenv(variable);
-  if (!interface || !*interface) interface = std::getenv(variable = "GLOO_SOCKET_IFNAME");
-  if (interface && *interface) {
-    attr.iface = interface;
-    const std::string names = interface_names();
-    check<DistributedError>((", " + names + ", ").find(", " + attr.iface + ", ") != std::string::npos,
-                            "[gloo] ", variable, " is ", attr.iface, ", but this host has ",
-                            names.empty() ? "no interface with an address" : names,
-                            "; set it to one of these interfaces, or unset it");
-  } else {
-    attr.hostname = address;
-    check<DistributedError>(!address.empty(),
-                            "[gloo] no network interface reaches the other hosts; set "
-                            "TAPESTRY_INTERFACE to the one that the ranks share, one of: ",
-                            interface_names());
-  }
-  const BlockSignals in_its_thread;
-  const SchedSliceGuard of_its_thread;
-  return gloo::transport::tcp::CreateDevice(attr);
 }
 
 }  // namespace
@@ -258,17 +155,18 @@ GlooTransport::GlooTransport(Store& store, int rank, int size, Deadline deadline
   const NoSigpipe guard;
   try {
     meet(store, deadline);
-    device_ = like ? like->device_ : open_device(store, rank, size, one_host_, deadline);
-    connect(store, deadline);
+    device_ = like ? like->device_ : open_gloo_device(store, rank, size, one_host_, deadline);
+    context_ = connect_gloo(device_, store, rank, size, one_host_, deadline);
+    // If a rank cannot connect, the other ranks do not begin to work without it.
+    exchange(store, "connected/", rank, size, "yes", deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {  // of Gloo
-    fail<DistributedError>("[gloo] rank ", rank, " of ", size,
-                           " could not connect to the other ranks: ", e.what(),
+    fail<DistributedError>("[gloo] rank ", rank, " of ", size, " cannot use the network: ", e.what(),
                            "; set TAPESTRY_INTERFACE to the network interface that all ranks share");
   }
   const BlockSignals in_its_thread;
-  watcher_ = std::thread([this] { watch_peers(); });
+  watcher_ = detail::start_thread("gloo", [this] { watch_peers(); });
 }
 
 GlooTransport::~GlooTransport() {
@@ -284,38 +182,6 @@ void GlooTransport::meet(Store& store, Deadline deadline) {
   const std::string here = host_identity();
   const std::vector<std::string> hosts = exchange(store, "host/", rank_, size_, here, deadline);
   one_host_ = std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == here; });
-}
-
-void GlooTransport::connect(Store& store, Deadline deadline) {
-  context_ = device_->createContext(rank_, size_);
-  // Gloo waits five times this long for a connection.
-  context_->setTimeout(std::max(left_until(deadline) / 5, Milliseconds(1)));
-  std::vector<std::string> addresses(static_cast<std::size_t>(size_));
-  std::size_t length = 0;
-  for (int i = 0; i < size_; ++i) {
-    if (i == rank_) continue;
-    const std::vector<char> bytes = context_->createPair(i)->address().bytes();
-    addresses[static_cast<std::size_t>(i)].assign(bytes.begin(), bytes.end());
-    length = bytes.size();
-  }
-  std::string all;
-  for (std::string& address : addresses) {
-    address.resize(length);
-    all += address;
-  }
-  const std::vector<std::string> theirs = exchange(store, "addresses/", rank_, size_, all, deadline);
-  for (int i = 0; i < size_; ++i) {
-    if (i == rank_) continue;
-    const std::string& given = theirs[static_cast<std::size_t>(i)];
-    check<DistributedError>(given.size() == all.size(), "[gloo] rank ", i, " published ", given.size(),
-                            " bytes of addresses, expected ", all.size(),
-                            "; run the same program on the same kind of machine on all ranks");
-    const auto mine = given.begin() + static_cast<std::ptrdiff_t>(length) * rank_;
-    context_->getPair(i)->connect(std::vector<char>(mine, mine + static_cast<std::ptrdiff_t>(length)));
-  }
-  // A rank may close its connections at any time from now on, so all ranks must have theirs first: Gloo
-  // reports a connection that closes while others still connect as a failure.
-  exchange(store, "connected/", rank_, size_, "yes", deadline);
 }
 
 // Gloo reports a lost connection to all waiting operations, except to the one whose message is being
@@ -384,9 +250,10 @@ void GlooTransport::fail_for(int peer, bool time_is_up, const std::string& cause
   // wait and explains nothing.
   const auto text = cause.find("] ");
   const bool tells = text != std::string::npos && cause.find("Timed out", text) == std::string::npos;
-  const std::string why = us + " lost its connection to " + them +
-                          (tells ? " (" + cause.substr(text + 2) + ")" : "") +
-                          ", which died or failed; look at the output of that rank";
+  std::string detail = tells ? " (" + cause.substr(text + 2) + ")" : "";
+  if (const auto unnamed = detail.find(" [none]"); unnamed != std::string::npos) detail.erase(unnamed, 7);
+  const std::string why = us + " lost its connection to " + them + detail +
+                          ", which ended or failed; look at the output of that rank";
   abort(why);
   throw DistributedError(why);
 }

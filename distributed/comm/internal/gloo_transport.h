@@ -16,12 +16,12 @@
 
 namespace gloo::transport {
 class Context;
-class Device;
 class UnboundBuffer;
 }  // namespace gloo::transport
 
 namespace tapestry::distributed {
 
+class GlooDevice;
 class GlooOperation;
 class GlooTransport;
 
@@ -136,13 +136,12 @@ class GlooTransport {
   friend class GlooTransfer;
 
   void meet(Store& store, Deadline deadline);
-  void connect(Store& store, Deadline deadline);
   void watch_peers();
   void lose(int peer) noexcept;
 
   const int rank_, size_;
   bool one_host_ = false;
-  std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<GlooDevice> device_;
   std::shared_ptr<gloo::transport::Context> context_;
 
   std::mutex mutex_;

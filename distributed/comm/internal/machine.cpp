@@ -8,28 +8,9 @@
 #include <sstream>
 #include <thread>
 
+#include "tapestry/core/internal/limits.h"
+
 namespace tapestry::distributed {
-namespace {
-
-/// The content of a file of this process's cgroup (version 2), or "" if there is none. /proc/self/cgroup
-/// holds the line "0::/path". In a container, that path may belong to the host; the container's own cgroup is
-/// then mounted at /sys/fs/cgroup.
-std::string cgroup_file(const std::string& name) {
-  std::string path;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    if (line.starts_with("0::/")) path = line.substr(4);
-  }
-  for (const std::string& folder : {"/sys/fs/cgroup/" + path + "/", std::string("/sys/fs/cgroup/")}) {
-    std::ifstream in(folder + name);
-    std::ostringstream text;
-    if (in && text << in.rdbuf()) return text.str();
-  }
-  return "";
-}
-
-}  // namespace
-
 std::string host_name() {
   char name[256] = "";
   return gethostname(name, sizeof name - 1) == 0 ? name : "";
@@ -50,7 +31,7 @@ int available_cores() {
   int cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cores = CPU_COUNT(&allowed);
-  std::istringstream quota(cgroup_file("cpu.max"));  // "max 100000" or "150000 100000"
+  std::istringstream quota(detail::cgroup_file("cpu.max"));  // "max 100000" or "150000 100000"
   double time = 0, period = 0;
   if (quota >> time >> period && period > 0)
     cores = std::min(cores, static_cast<int>(time / period + 0.999));  // rounded up
@@ -58,7 +39,7 @@ int available_cores() {
 }
 
 std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key) {
-  std::istringstream lines(cgroup_file(file));
+  std::istringstream lines(detail::cgroup_file(file));
   std::string name;
   for (std::int64_t value; lines >> name >> value;) {
     if (name == key) return value;

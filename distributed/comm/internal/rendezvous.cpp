@@ -2,16 +2,17 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <string>
 
 #include "tapestry/distributed/comm/internal/deadline.h"
 #include "tapestry/distributed/comm/internal/machine.h"
+#include "tapestry/distributed/comm/internal/missing_ranks.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
 
 namespace tapestry::distributed {
 namespace {
 
-constexpr int kNamed = 16;  // the most ranks that a message lists
 constexpr char kEnd = '\n';
 
 /// Identifies this process: a line that error messages show, followed by random bytes that no other process
@@ -22,15 +23,13 @@ std::string this_process() {
 
 std::string rank_key(int rank) { return concat({"rank/", rank}); }
 
-std::string missing_ranks(Store& store, int size) {
-  std::string ranks;
-  int missing = 0;
-  for (int r = 0; r < size; ++r) {
-    if (store.try_get(rank_key(r))) continue;
-    if (missing++ < kNamed) ranks += concat({missing == 1 ? "" : ", ", r});
-  }
-  if (missing > kNamed) ranks += concat({" and ", missing - kNamed, " more"});
-  return concat({missing, " of ", size, " ranks did not come (", ranks, ")"});
+/// "3 of 5 ranks did not come (1, 3, 4)". The store counts the ranks that came, so that a large world needs
+/// no request per rank.
+std::string absence(Store& store, int size) {
+  const std::int64_t missing = size - store.add("arrived", 0);
+  const std::string names =
+      missing_ranks(0, size, [&](int rank) { return store.try_get(rank_key(rank)).has_value(); });
+  return concat({missing, " of ", size, " ranks did not come", names.empty() ? "" : " (" + names + ")"});
 }
 
 }  // namespace
@@ -61,8 +60,8 @@ void rendezvous(Store& store, int rank, int size, Milliseconds timeout) {
     outcome = store.get("outcome", left_until(deadline));
   } catch (const TimeoutError&) {
     fail<TimeoutError>(
-        "[init_process_group] ", missing_ranks(store, size), " within ", timeout.count(), " ms at ",
-        store.str(), "; check that their processes have started, with the same MASTER_ADDR and MASTER_PORT");
+        "[init_process_group] ", absence(store, size), " within ", timeout.count(), " ms at ", store.str(),
+        "; check that their processes have started, with the same MASTER_ADDR and MASTER_PORT");
   }
   check<DistributedError>(outcome.empty(), outcome);
 }

@@ -93,8 +93,9 @@ std::string random_bytes(std::size_t count) {
   std::string bytes(count, '\0');
   for (std::size_t have = 0; have < count;) {
     const ssize_t got = ::getrandom(bytes.data() + have, count - have, 0);
-    check<Error>(got >= 0 || errno == EINTR,
-                 "[random_bytes] the system returned no random bytes: ", std::strerror(errno));
+    if (got < 0 && errno != EINTR)
+      fail<Error>("[random_bytes] the system returned no random bytes: ", std::strerror(errno),
+                  "; run on a kernel that has getrandom, and allow the call (seccomp)");
     if (got > 0) have += static_cast<std::size_t>(got);
   }
   return bytes;

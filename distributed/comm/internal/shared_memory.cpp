@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/distributed/comm/error.h"
 #include "tapestry/distributed/comm/internal/block_signals.h"
 #include "tapestry/distributed/comm/internal/sha256.h"
@@ -17,8 +18,12 @@
 namespace tapestry::distributed {
 namespace {
 
-[[noreturn]] void fail_with_errno(const std::string& what) {
-  fail<DistributedError>("[shared_memory] ", what, ": ", std::strerror(errno));
+/// Takes the parts of the text as they are, because concatenating them may change errno.
+template <class... Parts>
+[[noreturn]] void fail_with_errno(const Parts&... parts) {
+  const int error = errno;
+  fail<DistributedError>("[shared_memory] ", parts..., ": ", std::strerror(error), detail::memory_limits(),
+                         "; give this host or container more memory, or set TAPESTRY_SHARED_MEMORY=0");
 }
 
 std::string process_namespace() {
@@ -45,7 +50,7 @@ SharedMemory::SharedMemory(std::size_t bytes) : size_(bytes + kHeader) {
     const BlockSignals until_reserved;
     if (ftruncate(descriptor_, static_cast<off_t>(size_)) != 0 ||
         fallocate(descriptor_, 0, 0, static_cast<off_t>(size_)) != 0)
-      fail_with_errno(concat({"cannot reserve ", size_, " bytes"}));
+      fail_with_errno("cannot reserve ", size_, " bytes");
     if (fcntl(descriptor_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
       fail_with_errno("F_ADD_SEALS");
     map();
@@ -66,7 +71,7 @@ SharedMemory::SharedMemory(const SharedMemoryAddress& address)
                           "; run both in one container");
   const std::string path = concat({"/proc/", address.process, "/fd/", address.descriptor});
   descriptor_ = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (descriptor_ < 0) fail_with_errno("cannot open " + path);
+  if (descriptor_ < 0) fail_with_errno("cannot open ", path);
   try {
     struct stat about {};
     const int seals = fcntl(descriptor_, F_GET_SEALS);
@@ -92,7 +97,7 @@ SharedMemory::~SharedMemory() {
 
 void SharedMemory::map() {
   void* const at = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor_, 0);
-  if (at == MAP_FAILED) fail_with_errno(concat({"mmap of ", size_, " bytes"}));
+  if (at == MAP_FAILED) fail_with_errno("mmap of ", size_, " bytes");
   base_ = static_cast<std::byte*>(at);
 }
 

@@ -23,6 +23,7 @@ Variables child_environment(Variables base, const Job& job, int local_rank, int 
            {"TAPESTRY_STORE_RUNNING", "1"},
            {"TAPESTRY_SECRET", job.secret},
            {"TAPESTRY_RESTART", std::to_string(attempt)},
+           {"TAPESTRY_MAX_RESTARTS", std::to_string(job.max_restarts)},
        })
     base[name] = value;
   return base;

@@ -15,6 +15,7 @@ struct Job {
   int master_port = 0;
   std::string secret;
   int cores = 1;  ///< the number of cores of this node
+  int max_restarts = 0;
 
   int world_size() const { return nnodes * nproc_per_node; }
   int rank(int local_rank) const { return node_rank * nproc_per_node + local_rank; }

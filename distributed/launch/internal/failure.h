@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <vector>
 
 namespace tapestry::distributed::launch {
 
@@ -15,6 +16,9 @@ struct Failure {
   /// The number of out-of-memory kills in this control group while the rank ran; -1 if the kernel does not
   /// report it.
   std::int64_t oom_kills = -1;
+  /// The ranks of this node that had ended with exit code 0 before. If one of them ended too early, it is the
+  /// cause, and this rank only lost its connection to it.
+  std::vector<int> ended_before;
   std::deque<std::string> last_lines;
 
   /// Returns the status that a shell would report: the exit code, 128 + signal, or 126 or 127 if the program

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/limits.h"
 
 namespace tapestry::distributed::launch {
 namespace {
@@ -49,9 +50,9 @@ namespace {
 Guard::Guard() {
   if (getpid() == 1) return;
   int ends[2];
-  check<Error>(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0,
-               "[tapestry-run] cannot create a socket for the guard process: ", std::strerror(errno),
-               "; see ulimit -n");
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    fail<Error>("[tapestry-run] cannot create a socket for the guard process: ", std::strerror(errno),
+                "; raise the limit of open files (ulimit -n)");
   socket_ = Fd(ends[0]);
   const Fd theirs(ends[1]);
   const pid_t child = fork();
@@ -62,7 +63,11 @@ Guard::Guard() {
     }
     _exit(0);
   }
-  check<Error>(child > 0, "[tapestry-run] cannot start a process: ", std::strerror(errno), "; see ulimit -u");
+  if (child < 0) {
+    const int error = errno;  // process_limits() may change it
+    fail<Error>("[tapestry-run] cannot start a process: ", std::strerror(error), detail::process_limits(),
+                "; raise the limit, or end other processes");
+  }
   waitpid(child, nullptr, 0);
 }
 

@@ -49,7 +49,8 @@ Job job_of(const LaunchOptions& o, const Variables& environment) {
           .master_addr = o.host,
           .master_port = o.port,
           .secret = secret_of(o, environment),
-          .cores = available_cores()};
+          .cores = available_cores(),
+          .max_restarts = o.max_restarts};
 }
 
 void create_log_folder(const std::string& folder) {
@@ -154,7 +155,7 @@ class Launcher {
 
   /// Connects to node 0's launcher. Returns false if a signal arrived first.
   bool join() {
-    const auto deadline = Clock::now() + default_timeout();  // a cluster may start its nodes minutes apart
+    const auto deadline = Clock::now() + timeout_;  // a cluster may start its nodes minutes apart
     const TcpOptions options{
         .secret = job_.secret, .connect_timeout = std::chrono::seconds(1), .request_timeout = kRequest};
     do {
@@ -195,11 +196,11 @@ class Launcher {
   } catch (const DistributedError&) {  // node 0's launcher is gone
   }
 
-  /// Writes all queued output. Stops at a signal, so that a stopped reader cannot keep the launcher alive.
+  /// Writes all queued output. Stops at a signal, or if nobody reads the output for TAPESTRY_TIMEOUT_S.
   void flush() {
-    while (terminal_.pending() >= 0) {
+    while (terminal_.pending() >= 0 && terminal_.idle() < timeout_) {
       pollfd fds[] = {{terminal_.pending(), POLLOUT, 0}, {signals_.fd(), POLLIN, 0}};
-      poll(fds, 2, -1);
+      poll(fds, 2, 500);
       if (fds[0].revents) terminal_.write_some();
       const auto signal = signals_.read();
       if (signal && signal->number != SIGCHLD) return;
@@ -209,9 +210,11 @@ class Launcher {
   const LaunchOptions& o_;
   const std::string path_;
   const Variables environment_;
+  const Milliseconds timeout_ = default_timeout();
   Job job_;
-  const Guard guard_;      // before SIGCHLD waits to be read: of several the kernel keeps the first, which is
-                           // to be a rank's, not that of making the guard
+  // The guard is made before SIGCHLD is blocked. Otherwise the SIGCHLD of making it would stay pending, and
+  // the kernel would merge the SIGCHLD of the first rank into it.
+  const Guard guard_;
   const Signals signals_;  // declared before the store's thread, which inherits the blocked signals
   Terminal terminal_{STDOUT_FILENO, STDERR_FILENO};
   std::unique_ptr<StoreServer> store_;

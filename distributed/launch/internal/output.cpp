@@ -11,29 +11,27 @@
 #include <utility>
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/lock_file.h"
 
 namespace tapestry::distributed::launch {
-
-Fd& Fd::operator=(Fd&& other) noexcept {
-  close();
-  fd_ = other.release();
-  return *this;
-}
-
-int Fd::release() { return std::exchange(fd_, -1); }
-
-void Fd::close() {
-  if (open()) ::close(release());
-}
 
 void Terminal::line(bool to_err, std::string_view prefix, std::string_view text) {
   Stream& stream = to_err ? err_ : out_;
   if (stream.gone) return;
+  if (queue_.empty()) progress_ = std::chrono::steady_clock::now();
   std::string entry;
   entry.reserve(prefix.size() + text.size() + 1);
   entry.append(prefix).append(text).append("\n");
   waiting_ += entry.size();
   queue_.push_back({&stream, std::move(entry)});
+}
+
+void Terminal::rank_line(bool to_err, std::string_view prefix, std::string_view text) {
+  if (full() && stalled()) {
+    ++discarded_;
+    return;
+  }
+  line(to_err, prefix, text);
 }
 
 void Terminal::write_some() {
@@ -48,26 +46,39 @@ void Terminal::write_some() {
   } else {
     written_ += static_cast<std::size_t>(n);
   }
+  progress_ = std::chrono::steady_clock::now();
   if (!entry.stream->gone && written_ < entry.text.size()) return;
   waiting_ -= entry.text.size();
   written_ = 0;
   queue_.pop_front();
+  if (discarded_ == 0 || full()) return;
+  const auto patience = std::chrono::ceil<std::chrono::seconds>(patience_);
+  line(true, "[tapestry-run] ",
+       concat({std::exchange(discarded_, 0),
+               " line(s) of the ranks are missing here, because nobody read this output for ",
+               patience.count(), " s; --log-dir keeps all lines in files"}));
 }
 
 RankOutput::RankOutput(int rank, const std::string& log_path, bool show, Terminal& terminal)
     : prefix_("[" + std::to_string(rank) + "] "), log_path_(log_path), show_(show), terminal_(terminal) {
   for (Stream& stream : streams_) {
     int ends[2];
-    check<Error>(pipe2(ends, O_CLOEXEC) == 0, "[tapestry-run] cannot create a pipe for rank ", rank, ": ",
-                 std::strerror(errno), "; see ulimit -n");
+    if (pipe2(ends, O_CLOEXEC) != 0)
+      fail<Error>("[tapestry-run] cannot create a pipe for rank ", rank, ": ", std::strerror(errno),
+                  "; raise the limit of open files (ulimit -n)");
     stream.read_end = Fd(ends[0]);
     stream.write_end = Fd(ends[1]);
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
   }
   if (log_path.empty()) return;
-  log_ = Fd(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  check<IoError>(log_.open(), "[tapestry-run] cannot write ", log_path, ": ", std::strerror(errno),
-                 "; choose another --log-dir");
+  // The name is known in advance, so someone may have planted a link under it.
+  std::string problem;
+  log_ = Fd(open_regular_file(log_path, true, problem));
+  check<IoError>(log_.open(), "[tapestry-run] the log ", log_path, " ", problem,
+                 "; remove it, or choose another --log-dir");
+  if (ftruncate(log_.get(), 0) != 0)
+    fail<IoError>("[tapestry-run] the log ", log_path, " cannot be emptied: ", std::strerror(errno),
+                  "; remove it, or choose another --log-dir");
 }
 
 void RankOutput::close_child_ends() {
@@ -106,7 +117,7 @@ void RankOutput::drain() {
 
 void RankOutput::line(int stream, std::string_view text) {
   tail_.add(text);
-  if (show_) terminal_.line(stream == 1, prefix_, text);
+  if (show_) terminal_.rank_line(stream == 1, prefix_, text);
 }
 
 void RankOutput::log(std::string_view bytes) {

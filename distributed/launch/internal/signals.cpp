@@ -28,8 +28,9 @@ Signals::Signals() {
   std::signal(SIGPIPE, SIG_IGN);
 
   fd_ = Fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  check<Error>(fd_.open(), "[tapestry-run] cannot create a signal descriptor: ", std::strerror(errno),
-               "; see ulimit -n");
+  if (!fd_.open())
+    fail<Error>("[tapestry-run] cannot create a signal descriptor: ", std::strerror(errno),
+                "; raise the limit of open files (ulimit -n)");
 }
 
 std::optional<Signal> Signals::read() const {

@@ -73,7 +73,7 @@ class Attempt {
   /// Waits for the next event and handles it.
   void wait() {
     std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}, {terminal_.pending(), POLLOUT, 0}};
-    const bool listen = !terminal_.full();
+    const bool listen = !terminal_.waits();
     for (const auto& rank : ranks_) {
       for (int stream = 0; stream < RankOutput::kStreams; ++stream)
         fds.push_back({listen ? rank->output.fd(stream) : -1, POLLIN, 0});
@@ -150,7 +150,8 @@ class Attempt {
     waitpid(rank.pid, nullptr, 0);
     rank.alive = false;
     rank.output.drain();
-    if (end->si_status == 0 || stopping_) return;
+    if (stopping_) return;
+    if (end->si_status == 0) return ended_well_.push_back(rank.number);
     Failure failure;
     (crashed ? failure.signal : failure.exit_code) = end->si_status;
     failed(rank, failure);
@@ -160,6 +161,7 @@ class Attempt {
     failure.rank = rank.number;
     failure.pid = rank.pid;
     failure.last_lines = rank.output.tail().lines();
+    failure.ended_before = ended_well_;
     if (const std::int64_t now = oom_kills(); oom_before_ >= 0 && now >= 0)
       failure.oom_kills = now - oom_before_;
     outcome_.failure = std::move(failure);
@@ -209,6 +211,7 @@ class Attempt {
   Terminal& terminal_;
   const std::int64_t oom_before_;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<int> ended_well_;  // ranks that ended with exit code 0
   bool stopping_ = false, killed_ = false;
   Clock::time_point deadline_{};  // of the next query of other nodes, of the grace period, and of giving up
   Outcome outcome_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tapestry/core/context.h"
+#include "tapestry/core/internal/limits.h"
 #include "tapestry/core/internal/sched_slice.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/distributed/comm/error.h"
@@ -130,7 +131,7 @@ MessageReceiver::MessageReceiver(ProcessGroup& group, int peer, std::uint32_t ta
                                  std::vector<MessageId> expected)
     : group_(group), peer_(peer), tag_(tag), device_(device), expected_(std::move(expected)) {
   if (expected_.empty()) return;
-  thread_ = std::thread([this, context = current_context()] {
+  thread_ = detail::start_thread("pipeline", [this, context = current_context()] {
     const ContextGuard guard(context);
     const NoGradGuard no_grad;
     const ThreadShare share(1);

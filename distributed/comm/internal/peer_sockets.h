@@ -1,0 +1,37 @@
+#pragma once
+// Connects the ranks of a group with one another by stream sockets, and keeps all other processes out.
+#include <sys/socket.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/comm/internal/fd.h"
+#include "tapestry/distributed/comm/store.h"
+
+namespace tapestry::distributed {
+
+/// The address of a socket, of any family.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+/// The sockets of a rank.
+struct PeerSockets {
+  std::vector<Fd> to;      ///< one socket per rank, not blocking; none at the rank itself
+  int refused = 0;         ///< connections that did not come from ranks of this job
+  std::string refused_of;  ///< the last one of them: "127.0.0.1:4711", or "process 4711 of user 1000"
+};
+
+/// Returns sockets to all other ranks, which must call it too. Each rank listens at `here` (a TCP address
+/// whose port is 0), or at a Unix address without a name in the file system if `here` is not set. Both sides
+/// of a connection prove that they know a random key which the listening rank published in `store`. A
+/// connection without this proof is closed and counted, and does no other harm. No rank listens any more when
+/// this returns. Throws TimeoutError, which names the ranks without a connection and what went wrong.
+PeerSockets connect_peers(Store& store, int rank, int size, const std::optional<SocketAddress>& here,
+                          Deadline deadline);
+
+}  // namespace tapestry::distributed
