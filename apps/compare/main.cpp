@@ -24,8 +24,8 @@ void check_split(const Workload& w) {
   if (w.split.empty()) return;
   check<UsageError>(w.split.size() == static_cast<std::size_t>(w.devices), "[compare] --split has ",
                     w.split.size(), " stages for ", w.devices, " devices; give each device one stage");
-  // ChildProcesses is constructed later and blocks SIGCHLD in its thread. Threads that exist by then would
-  // not inherit this mask. So the model is made here without starting compute threads.
+  // make_blocks() must not start compute threads here. ChildProcesses, which is constructed later, blocks
+  // SIGCHLD in its own thread, and threads that exist before would not inherit this signal mask.
   const ThreadShare one_thread(1);
   const auto blocks = static_cast<std::int64_t>(make_blocks(w).size());
   const std::int64_t sum = std::accumulate(w.split.begin(), w.split.end(), std::int64_t{0});

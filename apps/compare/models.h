@@ -2,13 +2,10 @@
 // The models that are compared, as chains of blocks that can be split, and the batch that they are trained
 // on.
 //
-// The models that are compared, as chains of blocks that can be split, and the batch that they are trained
-// on.
-//
 // The output of a sample must not depend on the other samples, because modes split the batch differently and
 // must compute the same losses. So the models have no dropout, and the batch norm layers of resnet18 are in
-// evaluation mode with mean 0 and variance 1. The weights of these layers are trained, and they cost nearly
-// as much time as in training mode.
+// evaluation mode with mean 0 and variance 1. The weights of these layers are trained, and these layers
+// cost nearly as much time as in training mode.
 #include <memory>
 #include <string>
 #include <vector>

@@ -47,7 +47,8 @@ double samples_per_s(const Report& report, const Result& r) {
 // The relative error of the predicted step time.
 double prediction_error(const Result& r) { return *r.predicted_step_s / r.step_s - 1; }
 
-// True if the mode ran to its end. Its losses may still differ.
+// True if the mode ran to its end. Such a mode can still have failed, because its losses differ from those of
+// the mode single.
 bool measured(const Result& r) { return r.step_s > 0; }
 
 std::vector<std::vector<std::string>> rows_of(const Report& report) {

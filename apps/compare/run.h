@@ -16,8 +16,8 @@ struct Options {
   bool markdown = false;
   std::string json, html, svg;  ///< output files and folder; none if empty
   int predict_devices = 0;      ///< also simulate this number of devices; 0 disables it
-  /// The latency and the bandwidth per message between simulated devices. The measured values are used if
-  /// these are not given.
+  /// The cost of a message between simulated devices: the latency in microseconds, and the bandwidth in GB/s
+  /// (1e9 bytes per second). If one is not given, its measured value is used.
   std::optional<double> link_latency_us = {}, link_bandwidth_gbs = {};
 };
 

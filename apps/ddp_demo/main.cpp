@@ -42,8 +42,8 @@ int train(const Options& o) {
   // 2. Join the other ranks. The rendezvous uses the environment variables that the launcher sets.
   const std::shared_ptr<distributed::ProcessGroup> world = distributed::init_process_group();
 
-  // 3. Choose a device by the local rank, which is the number of the rank among those on this host. The rank
-  // is the number among those of all hosts.
+  // 3. Choose a device by the local rank. Local ranks number the processes of one host from 0; ranks number
+  // the processes of all hosts.
   const int gpus = device_count(DeviceType::cuda), local_rank = distributed::read_environment().local_rank;
   check(gpus == 0 || local_rank < gpus, "[ddp_demo] local rank ", local_rank,
         " has no GPU of its own, because only ", gpus,

@@ -20,7 +20,8 @@ struct Episodes {
 Episodes play(ActorCritic& policy, std::int64_t count, double discount);
 
 /// Plays episodes with the most likely action in each step, and returns their lengths. Episode i starts from
-/// a state that depends on (seed, i) only. Plays the episodes first, first + stride, ... below count.
+/// a state that depends on (seed, i) only. The episodes have the numbers `first`, `first + stride`, `first +
+/// 2 * stride` and so on, below `count`.
 std::vector<int> test_lengths(ActorCritic& policy, std::uint64_t seed, int count, int first, int stride);
 
 }  // namespace apps

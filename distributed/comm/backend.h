@@ -75,10 +75,11 @@ class Backend {
 /// Backends for ranks that are threads of one process: element i belongs to rank i. Sums are formed in order
 /// of rank.
 std::vector<std::shared_ptr<Backend>> local_backends(int size);
-/// A backend between processes, with Gloo. `store` belongs to this group alone. Ranks of several hosts use TCP.
-/// Ranks of one host use Unix sockets, and reduce, broadcast and gather through shared memory. They use the
-/// sockets for that too if `shared_memory` is false or TAPESTRY_SHARED_MEMORY is 0 on any of them, or if the
-/// system provides no shared memory; a line on standard error says so. Sums are formed in order of rank, as in the local backend. Throws
+/// A backend between processes, with Gloo. `store` belongs to this group alone. Ranks of several hosts use
+/// TCP. Ranks of one host use Unix sockets, and reduce, broadcast and gather through shared memory. They use
+/// the sockets for that too if `shared_memory` is false or TAPESTRY_SHARED_MEMORY is 0 on any of them, or if
+/// the system provides no shared memory. Rank 0 then prints the reason on standard error, unless shared
+/// memory is switched off on rank 0 itself. Sums are formed in order of rank, as in the local backend. Throws
 /// DistributedError if the library was built without Gloo.
 std::shared_ptr<Backend> gloo_backend(const std::shared_ptr<Store>& store, int rank, int size,
                                       Milliseconds timeout, bool shared_memory = true);

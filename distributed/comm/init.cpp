@@ -85,8 +85,8 @@ std::shared_ptr<Store> connect(const Environment& e, const Place& place, Millise
   const TcpOptions options{
       .secret = e.secret, .connect_timeout = timeout, .request_timeout = std::min(kRequest, timeout)};
   if (e.rank != 0 || e.store_is_running) return tcp_store(place.host, place.port, options);
-  // Rank 0 runs the store. With a secret it listens on all interfaces, because other ranks may use a name of
-  // this host that the host itself does not know.
+  // Rank 0 runs the store. If there is a secret, the store listens on all interfaces. It cannot listen on
+  // place.host alone, because other ranks may use a name of this host that the host itself cannot resolve.
   const bool here = is_loopback(place.host);
   std::shared_ptr<StoreServer> server =
       start_store_server(here || e.secret.empty() ? place.host : "", place.port, options);

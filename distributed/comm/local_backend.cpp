@@ -58,8 +58,9 @@ Range slice(std::int64_t count, int rank, int size) {
   return {std::min(count, rank * each), std::min(count, (rank + 1) * each)};
 }
 
-// Reduces the elements `range` of all ranks' `in` + `offset`, in order of rank. Calls store(p, begin, n) with
-// each block of the result.
+// Reduces the elements [offset + range.begin, offset + range.end) of the `in` of all ranks, in order of rank.
+// Calls store(p, begin, n) with each block of the result: `begin` and `n` are in bytes, and `begin` counts
+// from `offset`.
 template <class Store>
 void reduce_range(const Calls& calls, Range range, std::int64_t offset, const Store& store) {
   const DType dtype = calls[0].dtype;

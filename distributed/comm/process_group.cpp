@@ -92,13 +92,14 @@ struct Core {
     std::uint64_t sequence = 0;
   };
   std::map<std::tuple<int, Op, std::uint32_t>, Channel> channels;  // by peer, direction and tag
-  // `forgotten` is the last call that was erased from the store. It is used by the thread of `completions`
-  // only.
+  // `forgotten` is the number of the last call that was erased from the store. Only the thread of
+  // `completions` uses it.
   std::uint64_t forgotten = 0;
 
   bool compares() const { return *options.check && backend->size() > 1; }
 
-  // Compares this call with those of the other ranks. Throws Mismatch on all ranks if they differ.
+  // Compares this call with those of the other ranks. If they differ, throws Mismatch on all ranks, or over
+  // GPUs on some ranks: see agree_in_store().
   void agree(const CollectiveRecord& record, Deadline deadline) {
     if (on_gpu()) return agree_in_store(record);
     const Descriptor mine(record);
@@ -111,8 +112,8 @@ struct Core {
     text.resize(kCallText);
     backend->all_gather(text.data(), texts.data(), kCallText, deadline);
     try {
-      // After an error a rank may leave, which closes its connections. The barrier makes sure that all ranks
-      // have received all texts before.
+      // A rank that throws may then leave the group and close its connections. So all ranks wait here until
+      // each rank has received the texts of all others.
       backend->barrier(deadline);
     } catch (const DistributedError&) {
     }
@@ -142,8 +143,9 @@ struct Core {
   }
   static std::string call_key(std::uint64_t sequence) { return "call/" + std::to_string(sequence); }
 
-  // Erases the stored calls up to this one, which is done. If the collective needs the data of all ranks, all
-  // ranks have compared this call and all earlier ones by then.
+  // Erases the stored calls up to this one, which has finished on this rank. A collective that needs the data
+  // of all ranks finishes only after all ranks have called it. So by then all ranks have compared this call
+  // and all earlier ones.
   void forget_calls(const CollectiveRecord& record) {
     const bool all_came = record.op == Op::all_reduce || record.op == Op::all_gather ||
                           record.op == Op::reduce_scatter || record.op == Op::all_to_all;

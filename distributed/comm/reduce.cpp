@@ -13,8 +13,8 @@ namespace {
 template <class T>
 constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
-// The type in which values of type T are combined. Integers are combined as uint64, whose overflow is
-// defined: it wraps around.
+// The type in which values of type T are added and multiplied. It is uint64 for integers, because unsigned
+// overflow is defined: it wraps around.
 template <class T>
 using Computed =
     std::conditional_t<is_half<T>, float, std::conditional_t<std::is_floating_point_v<T>, T, std::uint64_t>>;
@@ -31,7 +31,7 @@ void combine(T* out, const T* x, const T* y, std::int64_t count, F f) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = f(x[i], y[i]);
 }
 
-// The values of several ranks, each from the same byte offset on.
+// Reads the values of several ranks. Each rank's values begin `offset` bytes after its address in `of`.
 struct Values {
   const void* const* of;
   std::size_t offset;  // in bytes

@@ -90,8 +90,9 @@ class DataParallelBase {
 
   enum class Result { outputs, loss };
   using Compute = std::function<std::vector<Tensor>(int replica, const std::vector<Tensor>& inputs)>;
-  /// Scatters the batch, replicates the model, applies `compute` and gathers its results. If `compute`
-  /// returns a loss, its first tensor is averaged instead of gathered, weighted by each replica's chunk size.
+  /// Scatters the batch, replicates the model, applies `compute` and gathers its results. If `result` is
+  /// Result::loss, the first tensor that `compute` returns is a loss: it is not gathered but averaged,
+  /// weighted by the size of each replica's chunk.
   std::vector<Tensor> run(const TensorList& batch, Result result, const Compute& compute);
 
  private:

@@ -165,8 +165,8 @@ struct DdpBase::State {
     return tensors;
   }
 
-  // The reducer averages only the gradients of the tensors that it got. This rank would train any other
-  // parameter alone, without an error.
+  // The reducer knows only the tensors that were parameters when the model was wrapped. The gradient of a
+  // parameter that was added or replaced later would not be averaged, and nothing else would report that.
   void check_parameters() const {
     const auto now = model.named_parameters();
     const char* const remedy = "; wrap the model again, on all ranks, after its last change";

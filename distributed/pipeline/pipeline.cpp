@@ -109,7 +109,8 @@ void with_error_context(const std::string& place, const std::function<void()>& f
   try {
     f();
   } catch (std::runtime_error& e) {
-    // Assigning to the base class changes the text and keeps the exception's type.
+    // The assignment replaces only the text. The exception keeps its derived type, because only its base
+    // class is assigned.
     e = std::runtime_error(concat({e.what(), " (", place, ")"}));
     throw;
   } catch (const std::exception& e) {

@@ -99,9 +99,9 @@ class Simulator {
     }
     return std::max(at, arrival(s, s, {Kind::backward, a.micro_batch}));
   }
-  // The next action that can begin. If several begin at the same time, a backward goes first because other
-  // stages wait for it, then a forward, then weights. Further ties go to the smaller micro-batch, then to the
-  // smaller stage.
+  // Returns the action that can begin first. If several can begin at the same time, a backward goes first
+  // because other stages wait for it, then a forward, then weights. Further ties go to the smaller
+  // micro-batch, then to the smaller stage.
   std::optional<TimedAction> first_possible() const {
     std::optional<TimedAction> first;
     const auto rank = [](const TimedAction& t) {
@@ -186,8 +186,8 @@ std::vector<std::vector<Action>> schedule_actions(Schedule schedule, int stages,
     for (int m = 0; m < ahead; ++m) mine.push_back({Kind::forward, m});
     for (int m = 0; m < micro_batches; ++m) {
       mine.push_back({Kind::backward, m});
-      // Stage s runs the weight gradients of a micro-batch s micro-batches later, so that earlier stages get
-      // their gradients sooner.
+      // Stage s postpones the weight gradients of each micro-batch until s further micro-batches have gone
+      // backward. So earlier stages get their gradients sooner.
       if (splits && m >= s) mine.push_back({Kind::weights, m - s});
       if (m + ahead < micro_batches) mine.push_back({Kind::forward, m + ahead});
     }

@@ -116,7 +116,8 @@ void measure_master(Link& link, const TrainingSetup& setup, const Models& models
                                median(std::move(added)));
 }
 
-// Collective, with one model per rank. Only the result on rank 0 is meaningful.
+// Measures the all-reduces of a group. Collective: each rank passes its own model. Only the result on rank 0
+// is meaningful.
 AllReduce measure_all_reduce(ProcessGroup& group, ProfiledModel& model, const TrainingSetup& setup,
                              const MeasureOptions& options) {
   AllReduce result;
@@ -133,7 +134,8 @@ AllReduce measure_all_reduce(ProcessGroup& group, ProfiledModel& model, const Tr
     });
   });
 
-  // All-reduces of one bucket per block: after a step, and overlapped with backward.
+  // Now measure the all-reduces of one bucket per block in two ways: after a step, and overlapped with
+  // backward.
   Buckets buckets(model, group);
   const std::int64_t samples = chunk_sizes(setup.batch_size, static_cast<std::size_t>(setup.devices))[0];
   const auto pass = [&](bool overlaps) {

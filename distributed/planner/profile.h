@@ -60,7 +60,8 @@ struct Profile {
   BlockProfile loss;                                       ///< the loss as a block without parameters
   double input_sample_bytes = 0, target_sample_bytes = 0;  ///< bytes per sample
   Contention contention;
-  /// Measured for one split of the model, one entry per stage. Empty if no split was measured.
+  /// `stages` and `zero_bubble_stages` have one entry per stage of the split for which the stages were
+  /// measured. Both are empty if no split was measured.
   std::vector<StageContention> stages;
   std::vector<ZeroBubbleStage> zero_bubble_stages;
   double dispatch_s = 0;  ///< starting a task on the workers of all devices and waiting for them

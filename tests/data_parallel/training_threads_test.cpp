@@ -18,7 +18,7 @@ struct Variant {
   int freeze_at = -1;     // the step before which the first parameter is frozen
 };
 
-// How to wrap the model in a DataParallel. If this is missing, the model trains alone.
+// How to wrap the model in a DataParallel. A run without a Wrapped trains the model alone, on one device.
 struct Wrapped {
   int devices;
   Strategy strategy;

@@ -100,7 +100,8 @@ class FakeDeviceBackend final : public Backend {
   void scatter(const void*, void*, std::size_t, int, Deadline) override {}
   void all_to_all(const void*, void*, std::size_t, Deadline) override {}
   void barrier(Deadline) override { ++given; }
-  // Records the address that was sent, and recv() fills the tensor with zeros.
+  // Messages carry no data here: send() only records the address of its tensor, and recv() fills its tensor
+  // with zeros.
   void send(const void* data, std::size_t, int, std::uint32_t, Deadline) override { sent = data; }
   void recv(void* data, std::size_t bytes, int, std::uint32_t, Deadline) override {
     gpus_.launch(current_stream(device()), [data, bytes] { std::memset(data, 0, bytes); });

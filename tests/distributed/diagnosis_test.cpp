@@ -19,7 +19,7 @@ using namespace distributed_test;
 namespace {
 
 constexpr GroupOptions kQuick{.timeout = 1s};
-// For tests in which the failure must be noticed before the timeout.
+// Used by tests whose failure must be noticed long before this timeout.
 constexpr GroupOptions kNever{.timeout = 60s};
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32) {
@@ -257,7 +257,8 @@ TEST_CASE("a rank that does not come is named, and its own groups fail too") {
           outcome.error,
           ContainsSubstring("rank 1 is in no call, the last was #1 broadcast(weights) diagnosis_test"));
       CHECK_THAT(outcome.error, ContainsSubstring("ranks 0, 2 wait in #2 all_reduce(bucket 1)"));
-      // The duration is not checked, because rank 2 may have come late.
+      // The line of rank 2 ends with the time that it has waited. The time is not checked, because rank 2 may
+      // have made its call late.
       CHECK_THAT(outcome.error, ContainsSubstring("\n  rank 2  waits "));
       CHECK_THAT(outcome.error,
                  ContainsSubstring("\n  rank 1  runs its own code; its last call was #1 broadcast"));

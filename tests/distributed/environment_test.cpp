@@ -131,7 +131,8 @@ TEST_CASE("tapestry-run's variables are read") {
   CHECK(e.restart == 5);
   CHECK(e.max_restarts == 6);
   CHECK(e.master_port == 41234);
-  // The launcher runs the store, so neither variable changes its address.
+  // The launcher runs the store, so the two variables that choose the port of a store on rank 0 must be
+  // ignored.
   CHECK(read(with(kOurs, {{"TAPESTRY_PORT", "31000"}})).master_port == 41234);
   CHECK(read(with(kOurs, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port == 41234);
   CHECK_FALSE(read(with(kOurs, {{"TAPESTRY_STORE_RUNNING", "0"}})).store_is_running);
@@ -143,7 +144,7 @@ TEST_CASE("tapestry-run's variables are read") {
 
 TEST_CASE("variables set by hand are completed") {
   const Variables two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
-  // If only these variables are set, both ranks must be on this host, and the port must be 0, which means
+  // If only RANK and WORLD_SIZE are set, both ranks must be on this host, and the port must be 0, which means
   // that it is missing.
   Environment e = read(two);
   check_ranks(e, 1, 2, 1, 2);
@@ -176,8 +177,8 @@ TEST_CASE("Open MPI's variables are read") {
   const int port = e.master_port;
   CHECK(port >= 20000);
   CHECK(port < 29000);
-  // All ranks of a job compute the same port, also with the variable's older name. Another job gets another
-  // port.
+  // All ranks of a job must compute the same port from PMIX_NAMESPACE, or from the older
+  // OMPI_MCA_ess_base_jobid if the former is not set. Another job must get another port.
   CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}))
             .master_port == port);
   CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", ""}})).master_port == port);

@@ -70,7 +70,7 @@ TEST_CASE("the text of NCCL's own error reaches the caller") {
   if (!built_with_nccl() || device_count(DeviceType::cuda) > 0) return;
   if (!cuda::nccl_library().about().available())
     return static_cast<void>(std::printf("skipped: %s\n", cuda::nccl_library().about().str().c_str()));
-  // The real NCCL is called for a fake GPU, of which the driver knows nothing.
+  // NCCL must fail here: the real library runs, but the GPU is a fake that the CUDA driver does not know.
   const tapestry::testing::FakeGpus gpus(1);
   CHECK_THROWS_WITH(nccl_backend(memory_store(), 0, 1, kGpu, 5s),
                     ContainsSubstring("failed") && ContainsSubstring("driver"));

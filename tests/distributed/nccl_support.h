@@ -17,7 +17,7 @@ namespace nccl_test {
 using namespace tapestry;
 using namespace tapestry::distributed;
 
-/// True in a build without the NCCL backend. Prints then that the test is skipped.
+/// Returns true in a build without the NCCL backend, and then prints that the test is skipped.
 bool no_nccl();
 
 inline Device gpu(int i) { return {DeviceType::cuda, i}; }

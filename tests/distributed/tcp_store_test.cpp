@@ -1,4 +1,5 @@
-// Tests the TCP store against wrong secrets, garbage, slow and greedy connections, and when its server ends.
+// Tests the TCP store: wrong secrets, garbage, connections that send slowly or claim large sizes, and the end
+// of its server.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>

@@ -122,7 +122,8 @@ TEST_CASE("an error names the stage of the fault, and later training is not affe
           net.parts[bad]->fault = Fault::none;
           go_on();
         };
-        // No input requires a gradient, so the first stage's whole backward is the weights action.
+        // Under zero_bubble, the error of the first stage must name the action `weights`: no input requires a
+        // gradient, so the first stage runs its whole backward in this action.
         const bool late = schedule == Schedule::zero_bubble && bad == 0;
         const std::string forward = place(bad, "forward", 0),
                           backward = place(bad, late ? "weights" : "backward", 0);

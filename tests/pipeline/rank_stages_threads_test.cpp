@@ -185,7 +185,8 @@ TEST_CASE("dropout over ranks draws the same masks as in one process, under ever
             });
           },
           kBounded);
-      // In one process, outputs come before all gradients. Over ranks, only the second rank has outputs.
+      // The numbers of the run in one process are the outputs followed by all gradients. Over ranks, only
+      // rank 1 has outputs, so rank 0's gradients are inserted before rank 1's, which are the last 6 numbers.
       Numbers found = ranks[1].numbers;
       found.insert(found.end() - 6, ranks[0].numbers.begin(), ranks[0].numbers.end());
       CHECK(found == one.numbers);

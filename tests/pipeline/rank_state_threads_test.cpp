@@ -126,8 +126,8 @@ std::vector<std::string> names_of(const nn::StateDict& state) {
   return names;
 }
 
-// Throws unless fn() throws an E whose text contains all `parts`. It replaces CHECK_THROWS on the ranks'
-// threads, where Catch2 cannot check.
+// Throws unless fn() throws an E whose text contains all `parts`. The ranks' threads call it instead of
+// CHECK_THROWS, because Catch2's checks are not thread-safe.
 template <class E, class F>
 void expect(const F& fn, const std::vector<std::string>& parts) {
   try {
@@ -383,7 +383,8 @@ TEST_CASE("Stage::named() gives parts that were constructed alone their names in
     const Stage alone(chain.modules(), kCPU);
     Pipeline unnamed(group, alone);
     const std::vector<std::string> told{"'fc.weight'", "Stage::named()"};
-    // Rank 2 has two parts with equal names, so only its own error is a ValueError.
+    // On rank 2, two parts have tensors of the same name, which is a ValueError there. The other ranks must
+    // throw a DistributedError with the same text.
     if (rank == 2) expect<ValueError>([&] { unnamed.whole_state_dict(); }, told);
     else expect<DistributedError>([&] { unnamed.whole_state_dict(); }, told);
     Pipeline collide(group, Stage({chain.modules()[0]}, kCPU));

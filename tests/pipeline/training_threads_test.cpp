@@ -21,7 +21,7 @@ struct Variant {
   DType dtype = DType::f64;
 };
 
-// How to split the model into a pipeline. If this is missing, the unsplit model trains.
+// How to split the model into a pipeline. A run without a Piped trains the unsplit model.
 struct Piped {
   std::size_t stages;
   int devices;

@@ -40,7 +40,8 @@ struct FakeEvent {
 
 thread_local int chosen = -1;  // the thread's current device; -1 if it has chosen none
 
-// The time limit of a host wait, because the work that the host waits for may wait for other streams.
+// A host wait fails after this time. Otherwise it could last forever: the work may itself wait for another
+// stream.
 constexpr std::chrono::seconds kLongestWait{60};
 
 constexpr std::size_t kPage = 4096;

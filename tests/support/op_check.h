@@ -25,7 +25,8 @@ std::string base_name(const std::string& op);
 /// differences) and strided, except for the kinds in `skip`.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
-/// Returns the number of host waits on devices so far. Null if waits are not counted.
+/// A function that returns how often the host has waited for a device so far. The pointer is null in programs
+/// that do not count waits.
 inline std::int64_t (*host_waits)() = nullptr;
 /// Counts the runs that failed because a kernel is missing. The key names the kernel ("conv2d f64").
 using MissingRuns = std::map<std::string, int>;

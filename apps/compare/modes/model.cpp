@@ -42,8 +42,8 @@ class ModelParallel : public Training {
   std::int64_t bytes_sent() const override { return bytes_sent_; }
 
  private:
-  // Copies x to the device of stage i. Training needs only x.to(device). The hooks move the timeline's
-  // backward span from one device to the next.
+  // Copies x to the device of stage i. For training alone, x.to(device) is enough. The hooks are only for the
+  // timeline: they run in backward and move its span from one device to the next.
   Tensor moved(const Tensor& x, std::size_t i) {
     const Device from = devices_[i - 1], to = devices_[i];
     Tensor y;

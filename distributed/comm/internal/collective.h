@@ -15,8 +15,8 @@ struct Collective {
 
   /// The tensor whose shape and dtype must be equal on all ranks.
   const Tensor& part() const;
-  /// The CUDA device that takes part: the transport's, otherwise that of the tensors, or kCPU if there is
-  /// none.
+  /// Returns the device on which the call runs: the transport's device if it is a CUDA device, otherwise the
+  /// CUDA device of the tensors. Returns kCPU if neither is a CUDA device.
   Device device(Device transport) const;
   /// True if this rank's `out` is written.
   bool writes(int rank) const;

@@ -98,8 +98,8 @@ Report report_of(const Recorder& recorder, const char* leaves) {
 
 // One line that says where all ranks are. Ranks that did not come are listed first.
 std::string summary(const std::vector<Report>& reports, const std::string& call) {
-  // Maps the words that tell where ranks are to these ranks. The first character of the words is the sort
-  // order.
+  // The key says where ranks are, and the value lists these ranks. The first character of the key is a digit,
+  // which determines the order in the line and is not printed.
   std::map<std::string, std::vector<int>> parties;
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const Report& report = reports[r];
@@ -259,7 +259,7 @@ struct Diagnosis::State {
       auto [kind, call, text] = fields<3>(*request);
       return Cause{kind.starts_with('t'), kind.ends_with('c'), std::move(call), std::move(text)};
     } catch (const std::exception&) {
-      // Ask again later: a store that does not answer is not a failure of this rank.
+      // A store that does not answer is not a failure of this rank, so only the next request is postponed.
       poll_at = Clock::now() + kStoreIsSilent;
       return {};
     }

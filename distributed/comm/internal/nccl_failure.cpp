@@ -9,7 +9,8 @@
 namespace tapestry::distributed {
 namespace {
 
-// Advice by words in NCCL's messages. The error codes are too general to choose advice.
+// Advice to append if NCCL's message contains the words on the left. Advice is not chosen by error code,
+// because the codes are too general.
 constexpr std::pair<std::string_view, const char*> kAdvice[] = {
     {"Duplicate GPU", "two ranks have one GPU: give each its own, or use the backend gloo"},
     {"driver version", "install an NVIDIA driver that is as new as this library's CUDA"},

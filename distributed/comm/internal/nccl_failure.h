@@ -13,7 +13,8 @@ struct NcclFailure {
   int rank = 0;
   Device device;
 };
-/// "ncclAllReduce failed on rank 1 (cuda:0): unhandled cuda error: ...; what to do"
+/// Returns the text of an error, such as "ncclAllReduce failed on rank 1 (cuda:0): unhandled cuda error: ...;
+/// what to do".
 std::string nccl_failure_text(const NcclFailure& failure);
 
 }  // namespace tapestry::distributed

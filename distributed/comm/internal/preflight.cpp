@@ -30,8 +30,8 @@ bool resolves(const std::string& host) {
   return ok;
 }
 
-/// Identifies the machine. NCCL_HOSTID is part of the identity if it is set: NCCL takes processes with
-/// different values for processes on different hosts, so they can share a GPU.
+/// Identifies the machine. NCCL_HOSTID is part of the identity if it is set, because NCCL treats processes
+/// with different values as processes on different hosts.
 std::string machine_id() {
   std::string id = boot_id();
   if (const char* const host = std::getenv("NCCL_HOSTID")) id += std::string("-") + host;
@@ -165,8 +165,9 @@ class Checks {
       if (first) continue;
       const auto text = concat({"ranks ", other->second->rank, " and ", r.rank, " on ", r.host,
                                 " use the same GPU ", gpu, " (", shown(r), "); "});
-      // If NCCL_HOSTID is set, NCCL takes the processes for processes on different hosts and lets them share
-      // the GPU.
+      // NCCL refuses two ranks of one host on one GPU. A user can set NCCL_HOSTID to a different value for
+      // each rank, which makes NCCL treat them as ranks of different hosts. So this is only a warning if the
+      // variable is set.
       if (r.backend == "nccl" && !std::getenv("NCCL_HOSTID"))
         failure(text, "NCCL does not support that: give each rank its own GPU, or use the backend gloo");
       else warning(text, "they share its time and memory");

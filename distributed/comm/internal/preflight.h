@@ -38,8 +38,8 @@ struct Finding {
 /// Inspects this process and its machine.
 RankReport inspect_rank(const Environment& environment, const std::string& backend);
 
-/// Compares the reports of the ranks of a job, or of one node. The result depends on nothing else but
-/// NCCL_HOSTID.
+/// Compares the reports of the ranks of a job, or of one node. Reads no state of this machine except the
+/// environment variable NCCL_HOSTID.
 std::vector<Finding> preflight(const std::vector<RankReport>& ranks);
 
 /// The check before the first collective, which all ranks must call. Every other rank publishes its report in

@@ -15,7 +15,8 @@ namespace {
 
 constexpr char kEnd = '\n';
 
-/// A line for messages, followed by random bytes that no other process has.
+/// Identifies this process: a line that error messages show, followed by random bytes that no other process
+/// has.
 std::string this_process() {
   return concat({"process ", ::getpid(), " on ", host_name()}) + kEnd + random_bytes(16);
 }

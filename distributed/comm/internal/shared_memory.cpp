@@ -36,8 +36,8 @@ std::string process_namespace() {
 
 SharedMemory::SharedMemory(std::size_t bytes) : size_(bytes + kHeader) {
   rlimit files{};
-  // The size is compared with the limit first: beyond it, the kernel would send SIGXFSZ instead of returning
-  // an error.
+  // If the size exceeded RLIMIT_FSIZE, the kernel would send SIGXFSZ instead of returning an error. So it is
+  // compared with this limit first.
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
     check<DistributedError>(files.rlim_cur >= size_, "[shared_memory] files here are limited to ",
                             files.rlim_cur, " bytes (ulimit -f), and ", size_, " are needed");

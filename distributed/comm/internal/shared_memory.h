@@ -5,7 +5,8 @@
 
 namespace tapestry::distributed {
 
-/// How another process of this user on this host opens a segment. It is sent to that process as plain bytes.
+/// Tells another process of this user on this host where to open a segment. It is sent to that process as
+/// plain bytes.
 struct SharedMemoryAddress {
   std::int64_t process = 0, descriptor = -1;
   std::uint64_t bytes = 0;

@@ -240,8 +240,8 @@ void Reducer::mark_ready(int index, bool used) {
   --buckets_[static_cast<std::size_t>(p.bucket)].missing;
 }
 
-// Copies the gradient of `p` into its place in the bucket. If this pass computed no gradient on this rank,
-// that is the gradient of earlier passes, or zeros if there is none.
+// Copies grad() of `p` into its place in the bucket. If this pass computed no gradient on this rank, grad()
+// is the sum of earlier passes, or it is undefined and counts as zeros.
 void Reducer::copy_in(Parameter& p) {
   const NoGradGuard no_grad;
   const Tensor grad = p.tensor.grad();

@@ -46,9 +46,10 @@ class Reducer {
 
   bool synchronize = true;  ///< false: accumulate locally. Read when a gradient arrives.
   CommHook comm_hook;
-  /// Called on all ranks at the end of the first pass. It is also called at the end of a pass before which
-  /// the ranks changed their parameters a different number of times. Only the CPU detects that, because a GPU
-  /// would have to be synchronized.
+  /// If set, checks at the end of a pass that all ranks have equal parameters. It is called on all ranks
+  /// after the first pass, and after each pass before which the ranks changed their parameters a different
+  /// number of times. Only parameters on the CPU are counted, because reading the result on a GPU would
+  /// synchronize with it.
   std::function<void()> compare_values;
 
   /// The number of backward passes that were averaged.

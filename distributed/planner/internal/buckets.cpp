@@ -54,8 +54,9 @@ void Buckets::average_all() {
 }
 
 double Buckets::overlapped_s() const {
-  // An all-reduce can only begin when the last rank has launched it. This rank measures the shortest
-  // duration, which is the largest of the negated durations.
+  // An all-reduce can begin only when the last rank has launched it. The last rank measures the shortest
+  // duration. It is found as the maximum of the negated durations, because largest_of() computes a maximum
+  // over the ranks.
   std::vector<double> negated;
   for (const Work& work : works_) {
     work.wait();

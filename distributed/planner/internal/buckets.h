@@ -8,8 +8,9 @@
 
 namespace tapestry::distributed::planner {
 
-/// One bucket per block. As the observer of a step, it copies the gradients of each block into the block's
-/// bucket when they are complete, and replaces them by views of the bucket, like Reducer.
+/// Holds one bucket per block of the model. It observes the steps: when the gradients of a block are
+/// complete, it copies them into the block's bucket and replaces them by views of the bucket, as Reducer
+/// does.
 class Buckets : public StepObserver {
  public:
   Buckets(ProfiledModel& model, ProcessGroup& group);

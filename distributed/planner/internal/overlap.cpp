@@ -16,7 +16,8 @@ Overlap overlap(std::span<const double> ready, std::span<const double> costs, do
   double now = 0, done = 0;  // the time on the clock and the work done by backward, both in seconds
   double queued = 0;         // remaining communication, in seconds that it would take alone
   const auto compute_until = [&](double target) {
-    // `drain_s` is the time until the queue is empty. Computing goes on meanwhile.
+    // `drain_s` is the time until all queued all-reduces have finished. Backward continues meanwhile, at the
+    // speed `speed`.
     const double drain_s = queued * slowdown;
     if (done + drain_s * speed < target) {
       now += drain_s + target - (done + drain_s * speed);

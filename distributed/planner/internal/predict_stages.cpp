@@ -59,7 +59,8 @@ Update update_of(const CostModel& c, const std::vector<BlockRange>& stages) {
   return update;
 }
 
-// Turns sums over the devices into means. The rest of the step is idle time.
+// Divides the sums over the devices by the number of devices. The part of the step that no item accounts for
+// becomes idle time.
 void fill_breakdown(Prediction& p, double devices, double forward, double backward, double copies,
                     double update, double step) {
   p.breakdown = {.forward_s = forward / devices,

@@ -6,7 +6,8 @@
 namespace tapestry::distributed::planner {
 
 Prediction predict_single(const CostModel& c);
-/// DataParallel with replicated parameters (`one_process`), or DistributedDataParallel.
+/// Predicts DataParallel with Strategy::replicated if `one_process` is true, otherwise
+/// DistributedDataParallel.
 Prediction predict_replicas(const CostModel& c, bool one_process);
 /// DataParallel with Strategy::master.
 Prediction predict_master(const CostModel& c);

@@ -94,7 +94,8 @@ struct Thread {
   CopyQueue copies;
 };
 
-/// A warp operation that lanes have started, and which lanes of its mask have arrived.
+/// A warp operation that at least one lane has started. `present` is the mask of the lanes that have arrived;
+/// `mask` is the mask of all lanes that must arrive.
 struct PendingOperation {
   unsigned mask, present;
   WarpOperation operation;

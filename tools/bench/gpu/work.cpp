@@ -66,8 +66,9 @@ std::string describe(const Results& results) {
     const std::int64_t n = y.numel(), count = std::min(n, kSamples), chunks = std::min(n, kChunks);
     for (std::int64_t i = 0; i < count; ++i)
       append(text, values[i * (n / count) + (i * 1000003 + 12345) % (n / count)]);
-    // The mean of the positive elements and the mean of the negative elements. Errors cannot cancel in them,
-    // and an element with a wrong sign changes both.
+    // For each chunk, the sum of the positive elements and the sum of the magnitudes of the negative
+    // elements, both divided by the length of the chunk. An error in the sign of an element changes both, and
+    // the two kinds cannot cancel each other.
     for (std::int64_t i = 0; i < chunks; ++i) {
       const std::int64_t begin = i * n / chunks, end = (i + 1) * n / chunks;
       double sums[2] = {};
