@@ -157,8 +157,8 @@ void warn_of_second_softmax(const Tensor& logits, std::int64_t classes) {
   if (!record || std::string_view(record->fn->name()) != "softmax" || warned.exchange(true)) return;
   std::fprintf(
       stderr,
-      "[cross_entropy] warning: the input comes from softmax(), and cross_entropy() applies another "
-      "one: of %lld classes no row's loss can be below %.4f then; give it what softmax() was given\n",
+      "[cross_entropy] warning: the input is a result of softmax(), and cross_entropy() applies softmax "
+      "again, so with %lld classes no row's loss can be below %.4f; pass the input of softmax() instead\n",
       static_cast<long long>(classes), std::log1p(static_cast<double>(classes - 1) * std::exp(-1.0)));
 }
 

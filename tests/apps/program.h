@@ -36,7 +36,7 @@ pid_t pid_of_rank(pid_t launcher, int rank);
 Ended classifier(std::vector<std::string> arguments);
 /// True if `err` is exactly the warning about a softmax before cross_entropy, which the demo model causes.
 inline bool is_softmax_warning(const std::string& err) {
-  return err.starts_with("[cross_entropy] warning: the input comes from softmax()") &&
+  return err.starts_with("[cross_entropy] warning: the input is a result of softmax()") &&
          err.find('\n') == err.size() - 1;
 }
 /// Runs an app on two ranks with tapestry-run.

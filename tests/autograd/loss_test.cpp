@@ -162,14 +162,14 @@ TEST_CASE("child: softmax before cross_entropy", "[.]") {
   for (int i = 0; i < 3; ++i) cross_entropy(x.softmax(1), target);
 }
 
-TEST_CASE("a second softmax is told of, once") {
+TEST_CASE("cross_entropy warns once about an input that comes from softmax") {
   const std::string text = run_child("child: softmax before cross_entropy").output;
   INFO(text);
   const std::size_t none = text.find("so far none"), warning = text.find("warning");
   REQUIRE(warning != std::string::npos);
   CHECK(none < warning);
   CHECK(text.find("warning", warning + 1) == std::string::npos);
-  CHECK_THAT(text, ContainsSubstring("of 10 classes no row's loss can be below 1.4612"));
+  CHECK_THAT(text, ContainsSubstring("with 10 classes no row's loss can be below 1.4612"));
   // The logits select class 0 with certainty.
   const Tensor sure = (tensor({1.0}) - arange(10).to(DType::f64)).reshape({1, 10}) * 1000;
   CHECK(cross_entropy(sure.softmax(1), classes({0})).item() == Approx(1.4612).margin(5e-5));
