@@ -209,7 +209,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
     if (training.model) training.model->load_state_dict(model_of(file));
   } catch (...) {
     if (scheduled) training.scheduler->load_state_dict(old_scheduler);
-    // This also restores the learning rates that the schedule has changed.
+    // Undoes also the learning rates that the schedule has set.
     if (training.optimizer) training.optimizer->load_state_dict(old_optimizer);
     throw;
   }

@@ -7,8 +7,8 @@
 #include "tapestry/core/context.h"
 #include "tapestry/core/cuda/device.h"
 #include "tapestry/core/error.h"
-#include "tapestry/core/stream.h"
 #include "tapestry/core/internal/worker.h"
+#include "tapestry/core/stream.h"
 #include "tapestry/distributed/common/batch.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/planner/internal/buckets.h"
@@ -83,7 +83,8 @@ void measure_master(Link& link, const TrainingSetup& setup, const Models& models
     parameters.push_back(model->parameters());
   }
   const std::size_t tensors = parameters[0].size();
-  // Runs task(worker, parameter) for all parameters on the workers of the given devices.
+  // Returns the seconds in which the workers of the given devices, in parallel, each run task(worker,
+  // parameter) for every parameter.
   const auto time_parameters = [&](const std::vector<Device>& at, const auto& task) {
     return seconds_of([&] {
       on_workers(at, [&](int i) {

@@ -51,8 +51,8 @@ void embedding_backward_kernel(const LaunchContext&, const EmbeddingBackwardArgs
   const Indices indices(a.indices);
   const T* const grad = a.grad.as<T>();
   T* const dweight = a.dweight.as<T>();
-  // For each row, a linked list has its positions in order. So each row is written by one thread, and no sum
-  // depends on the number of threads.
+  // For each row, a linked list has the positions of the indices that select it, in order. So each row is
+  // written by one thread, and no sum depends on the number of threads.
   std::vector<std::int64_t> first(static_cast<std::size_t>(rows), -1), next(static_cast<std::size_t>(n));
   for (std::int64_t i = n - 1; i >= 0; --i) {
     if (!in_range(indices[i], rows)) continue;

@@ -4,8 +4,8 @@
 
 namespace tapestry::kernels::cpu {
 
-/// One matrix product of type T (float or double), ignoring the batch and the bias, on compute_threads()
-/// threads.
+/// One matrix product of type T (float or double) on compute_threads() threads. It ignores the batch, the
+/// bias and the epilogue in `g`.
 template <class T>
 void multiply(const GemmArgs& g);
 template <>

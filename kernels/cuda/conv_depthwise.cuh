@@ -1,9 +1,10 @@
 #pragma once
-// Direct kernels (f32) for convolutions that are not matrix products: depthwise convolutions (groups =
-// channels of x), and the bias gradient.
+// Direct kernels (f32) for depthwise convolutions (groups = channels of x), which are not matrix products,
+// and for the gradient of the bias.
 //
 //   depthwise      y or dx. A thread computes 4 pixels of one channel, or of 4 channels in channels-last
-//                  tensors, and loads the weight of each tap once. Overlapping windows hit in L1.
+//                  tensors if the shape and the alignment allow it. The weight of each tap is loaded once,
+//                  and overlapping windows hit in L1.
 //   channel_sums   the gradient of a depthwise weight or of a bias: for each channel a sum over all pixels,
 //                  split into parts, which sum_parts() adds in a fixed order
 #include "tapestry/kernels/cuda/conv_plan.cuh"

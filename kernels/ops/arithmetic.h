@@ -40,8 +40,8 @@ struct Mul : Binary<"mul", Takes::all, Number::second> {
     else return static_cast<C>(static_cast<Wrapping<C>>(a) * static_cast<Wrapping<C>>(b));
   }
 };
-/// s / x is WithNumber<Div, 0>. autograd/ops/arithmetic.cpp records it by hand, because its gradient
-/// -(dy y) / x overflows less often than gradient_b().
+/// s / x is WithNumber<Div, 0>. autograd/ops/arithmetic.cpp records it by hand with the gradient -(dy y) / x.
+/// If |dy| <= 1, that does not overflow before the result does, and gradient_b() may.
 struct Div : Binary<"div", Takes::all_as_f32, Number::second> {
   using GradientA = ValueOf<Div, Of::dy, Of::b>;
   template <class M, class C>

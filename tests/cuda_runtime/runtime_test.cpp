@@ -90,8 +90,9 @@ Outcome try_everything(std::string& text) {
 
 }  // namespace
 
-// Injects every class of error at every call to CUDA. Each time the exception must have the right type, its
-// text must name the call and the error, and nothing may leak.
+// Injects every class of error at every call to CUDA. If an exception is thrown, it must have the right type,
+// and its text must name the call and the error. Only calls that release memory, and allocations that are
+// tried again, may fail without one. Nothing may leak.
 TEST_CASE("an error at any call to CUDA throws the right exception, and nothing leaks") {
   std::map<std::string, int> calls;
   for (int i = 0; i < 2; ++i) {  // only the second run counts, because some calls are made once per process

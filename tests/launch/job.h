@@ -58,7 +58,7 @@ class Job {
 /// Returns the state letter of /proc/<pid>/stat (R, S, T, Z, ...), or 0 if there is no such process.
 char state_of(int pid);
 
-/// Returns the process name of the kernel, which has at most 15 characters.
+/// Returns the name that the kernel has for the process (/proc/<pid>/comm), which has at most 15 characters.
 std::string name_of(int pid);
 
 /// Calls `done` until it returns true, for at most `seconds`. Returns false if it never did.

@@ -88,7 +88,8 @@ void end_with_launcher(const std::string& launcher, const std::string& variable)
   const BlockSignals in_its_thread;
   detail::start_thread("init_process_group", [=] {
     while (link.holds()) std::this_thread::sleep_for(kInterval);
-    // A wrapper that exits without waiting for its child ends the rank for the launcher, which may live on.
+    // If the launcher's child was a wrapper that has exited, the launcher takes that for the end of the rank.
+    // The launcher may still be running, so this process is not ended then.
     if (link.child == ::getpid() || parent_of(link.child) != 0) end_process(launcher, link.launcher, grace);
   }).detach();
 }
