@@ -256,7 +256,7 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     return 0.0;
   };
   const auto take_real = [&](const std::string& key) {
-    const Tensor* t = nn::find(dict, key);
+    const Tensor* t = index.find(key);
     if (t && t->defined() && !is_floating(t->dtype()))
       wrong += concat({"\n  not a floating-point number: ", key, " is ", t->dtype()});
     return take_number(key);
