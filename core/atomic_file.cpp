@@ -52,13 +52,6 @@ std::string target_of(const std::string& name) {
   return random || earlier ? name.substr(0, mark) : "";
 }
 
-bool is_file_at(int fd, const std::string& path) {
-  struct stat open {
-  }, named{};
-  return ::fstat(fd, &open) == 0 && ::lstat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
-         open.st_ino == named.st_ino;
-}
-
 void remove_if_abandoned(const std::string& temporary) {
   std::string ignored;
   const int fd = open_regular_file(temporary, false, ignored);

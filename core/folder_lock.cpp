@@ -53,11 +53,18 @@ void warn_of_no_locks(std::string_view op, const std::string& folder, const char
 FolderLock::FolderLock(std::string_view op, const std::string& folder) {
   const std::string path = folder + "/.lock";
   std::string problem;
-  fd_ = open_regular_file(path, true, problem);
-  check<IoError>(
-      fd_ >= 0, "[", op, "] ", path, " ", problem,
-      "; make the folder writable, remove that file if no job runs there, or choose another folder");
-  const LockState state = try_lock(fd_);
+  LockState state = LockState::unsupported;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    fd_ = open_regular_file(path, true, problem);
+    check<IoError>(
+        fd_ >= 0, "[", op, "] ", path, " ", problem,
+        "; make the folder writable, remove that file if no job runs there, or choose another folder");
+    state = try_lock(fd_);
+    // If the file was deleted before it was locked, another job may lock a new file of this name.
+    if (state != LockState::held || is_file_at(fd_, path)) break;
+    ::close(std::exchange(fd_, -1));
+  }
+  check<IoError>(fd_ >= 0, "[", op, "] ", path, " is deleted again and again; choose another folder");
   if (state == LockState::busy) {
     const std::string holder = recorded(fd_);
     ::close(std::exchange(fd_, -1));

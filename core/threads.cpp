@@ -1,6 +1,7 @@
 #include "tapestry/core/threads.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -58,12 +59,22 @@ constinit std::atomic<bool> main_taken{false};
 
 // The threads of OpenMP do not exist in a child process that fork() made, but the OpenMP runtime of the child
 // still waits for them in every parallel region of more than one thread. So the child computes with one
-// thread. A child whose parent opened no such region may start threads of its own.
+// thread. A child whose parent opened no such region may start threads of its own. The program may have
+// opened regions of its own, which is not known here, so a parent with any other thread counts as well.
 constinit std::atomic<bool> had_parallel_region{false};
 constinit std::atomic<bool> lost_threads{false};
+constinit bool other_threads = false;  // written and read by the thread that forks
 
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
-  if (had_parallel_region.load(std::memory_order_relaxed))
+void count_threads() {
+#if defined(__linux__) && defined(_OPENMP)
+  struct stat tasks {};
+  // The folder has one link for itself, one in its parent, and one per thread.
+  other_threads = ::stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3;
+#endif
+}
+
+[[maybe_unused]] const int fork_handler = pthread_atfork(count_threads, nullptr, [] {
+  if (other_threads || had_parallel_region.load(std::memory_order_relaxed))
     lost_threads.store(true, std::memory_order_relaxed);
 });
 

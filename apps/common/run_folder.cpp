@@ -70,7 +70,10 @@ RunFolder::RunFolder(std::string path, bool resume) : path_(std::move(path)) {
   if (!resume && fs::exists(file("config.json")))
     fail<IoError>("[run] ", path_,
                   " already holds a run; continue it with --resume or choose another --run-dir");
-  tapestry::remove_abandoned_files(path_, [](const std::string&) { return true; });
+  tapestry::remove_abandoned_files(path_, [](const std::string& name) {
+    return name == "config.json" || name == "metrics.jsonl" || name == "curves.svg" ||
+           name == "confusion.svg";
+  });
 }
 
 void RunFolder::write(const std::string& name, const std::string& text) const {

@@ -20,6 +20,13 @@ LockState try_lock(int fd) noexcept {
   return errno == EAGAIN || errno == EACCES ? LockState::busy : LockState::unsupported;
 }
 
+bool is_file_at(int fd, const std::string& path) noexcept {
+  struct stat open {
+  }, named{};
+  return ::fstat(fd, &open) == 0 && ::lstat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
+         open.st_ino == named.st_ino;
+}
+
 int open_regular_file(const std::string& path, bool create, std::string& problem) {
   constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   int fd = -1;

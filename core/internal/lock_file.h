@@ -16,6 +16,9 @@ enum class LockState {
 /// open for writing.
 LockState try_lock(int fd) noexcept;
 
+/// Returns true if the open file is the one that `path` names now.
+bool is_file_at(int fd, const std::string& path) noexcept;
+
 /// Opens a regular file for reading and writing. Never follows a symbolic link in the last component of
 /// `path`, never waits for a FIFO, and refuses a file with a second hard link: in a folder that others can
 /// write to, each of these can lead to a file elsewhere. Does not truncate. If `create` is

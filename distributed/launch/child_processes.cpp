@@ -24,8 +24,11 @@ std::vector<std::string> this_program(const std::vector<std::string>& arguments)
 // this process may belong.
 Variables environment_of(const Child& child) {
   Variables variables = this_environment();
-  for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                           "MASTER_PORT", "TAPESTRY_STORE_RUNNING"})
+  for (const char* name :
+       {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "TAPESTRY_STORE_RUNNING", "TAPESTRY_RESTART", "TAPESTRY_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"})
     variables.erase(name);
   for (const auto& [name, value] : child.variables) variables[name] = value;
   return variables;

@@ -1,6 +1,8 @@
 // Tests how a job ends: after any failure or kill, no process must stay behind, and the first failure must be
 // printed last.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
@@ -134,6 +136,18 @@ TEST_CASE("SIGINT, SIGTERM and SIGHUP reach the ranks, which may handle them") {
   }
 }
 
+TEST_CASE("signals that follow each other at once are one request") {
+  Job job({"--nproc-per-node=1", "sh", "-c",
+           "trap 'sleep 0.5; echo saved; exit 0' HUP; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
+  REQUIRE(job.made("up.0"));
+  job.signal(SIGHUP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  job.signal(SIGHUP);  // a closed terminal sends the second one
+  CHECK(job.wait(10) == 128 + SIGHUP);
+  CHECK_THAT(job.out(), ContainsSubstring("[0] saved\n"));
+  CHECK(job.all_gone(0));
+}
+
 TEST_CASE("a rank that ignores SIGTERM is killed after the grace period") {
   Job job({"--nproc-per-node=2", "--grace=0.5", "sh", "-c",
            "trap '' INT TERM; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});
@@ -151,6 +165,7 @@ TEST_CASE("a second Ctrl-C kills the ranks without waiting for the grace period"
   REQUIRE(up(job));
   job.signal(SIGINT);
   REQUIRE((job.made("asked.0") && job.made("asked.1")));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // signals within 250 ms are one request
   job.signal(SIGINT);
   CHECK(job.wait(10) == 130);
   CHECK(job.all_gone(0));

@@ -1,6 +1,7 @@
 #include "tapestry/distributed/launch/internal/output.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -76,6 +77,11 @@ RankOutput::RankOutput(int rank, const std::string& log_path, bool show, Termina
   log_ = Fd(open_regular_file(log_path, true, problem));
   check<IoError>(log_.open(), "[tapestry-run] the log ", log_path, " ", problem,
                  "; remove it, or choose another --log-dir");
+  struct stat status {};
+  if (fstat(log_.get(), &status) != 0 || status.st_uid != geteuid())
+    fail<IoError>("[tapestry-run] the log ", log_path,
+                  " belongs to another user, who could read or change it; remove it, or choose another "
+                  "--log-dir");
   if (ftruncate(log_.get(), 0) != 0)
     fail<IoError>("[tapestry-run] the log ", log_path, " cannot be emptied: ", std::strerror(errno),
                   "; remove it, or choose another --log-dir");

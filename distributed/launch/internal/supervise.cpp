@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 /// The limit after SIGKILL. A process that is alive after it is stuck in the kernel (a driver, a dead network
 /// disk).
 constexpr std::chrono::seconds kUnkillable{10};
+constexpr std::chrono::milliseconds kSameRequest{250};  // signals within this time are one request
 /// The interval between queries about other nodes.
 constexpr std::chrono::milliseconds kElsewhere{500};
 constexpr int kLongestWait = 500;  // milliseconds
@@ -117,6 +118,11 @@ class Attempt {
       }
       return collect_all();
     }
+    // A closed terminal sends SIGHUP through the kernel and through its shell, and Slurm may signal both the
+    // launcher and the job step. Such repeats are one request. A later signal asks for the end at once.
+    const Clock::time_point now = Clock::now();
+    if (requested_ && now - *requested_ < kSameRequest) return;
+    requested_ = now;
     outcome_.stopped_by = signal.number;
     if (stopping_) return kill_all();
     if (plan_.on_end) plan_.on_end(outcome_);
@@ -212,6 +218,7 @@ class Attempt {
   const std::int64_t oom_before_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<int> ended_well_;  // ranks that ended with exit code 0
+  std::optional<Clock::time_point> requested_;  // when a user's signal last asked for the end
   bool stopping_ = false, killed_ = false;
   Clock::time_point deadline_{};  // of the next query of other nodes, of the grace period, and of giving up
   Outcome outcome_;
