@@ -156,7 +156,8 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
                      group->all_reduce(all, ReduceOp::sum, name + " backward").wait();
                      Tensor factor = inv_stds * Scalar(-1 / count);
                      if (weighted) factor = factor * scale.to(factor.dtype());
-                     // batch_norm multiplies its weight by inv_std, so `slope` leaves that factor out.
+                     // The rest of dx is slope * (x - mean) * inv_std + shift. batch_norm multiplies by that
+                     // inv_std itself, so `slope` has only the one in `factor`.
                      const Tensor slope = (all.select(0, 0) * factor).to(g.dtype());
                      const Tensor shift = (all.select(0, 1) * factor).to(g.dtype());
                      if (g.numel() > 0) {

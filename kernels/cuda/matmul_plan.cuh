@@ -232,8 +232,8 @@ struct QuadColumn {
   }
 };
 
-/// The sums leave the registers in slices, because shared memory is smaller than the tile: one slice has 32
-/// rows of each of the kWarpsM warp rows.
+/// The sums of a large tile do not fit in the block's shared memory, so they leave the registers in slices.
+/// One slice has 32 rows of each of the kWarpsM warp rows. A small tile is one slice.
 template <class Tile>
 inline constexpr int kSliceRows = 32 * Tile::kWarpsM;
 template <class Tile>
