@@ -32,7 +32,8 @@ std::string error_under(decltype(RLIMIT_AS) resource, rlim_t value, const F& f) 
 
 }  // namespace
 
-#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer reserves more than any limit allows
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // sanitizers reserve more than any limit allows
 TEST_CASE("an allocation that fails under ulimit -v gives the limit") {
   const std::string error =
       error_under(RLIMIT_AS, rlim_t{1} << 40, [] { Storage::allocate(kCPU, std::size_t{1} << 41); });

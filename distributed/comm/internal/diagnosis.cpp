@@ -318,7 +318,7 @@ namespace {
 // A program that calls exit() while it has groups ends normally for its launcher, and the other ranks would
 // see only closed connections. So exit() makes the watchdogs report it first.
 struct LiveStates {
-  std::timed_mutex mutex;
+  std::mutex mutex;
   std::vector<std::weak_ptr<Diagnosis::State>> all;
   const pid_t process = ::getpid();
 };
@@ -327,18 +327,25 @@ LiveStates& live_states() {
   return live;
 }
 
+/// Locks `mutex` unless the deadline passes first. A std::timed_mutex would do the same, but ThreadSanitizer
+/// of GCC 12 does not know pthread_mutex_clocklock(), which it calls.
+std::unique_lock<std::mutex> lock_until(std::mutex& mutex, Deadline deadline) {
+  std::unique_lock lock(mutex, std::try_to_lock);
+  for (; !lock.owns_lock() && Clock::now() < deadline; lock.try_lock()) std::this_thread::sleep_for(1ms);
+  return lock;
+}
+
 void report_exit() {
   LiveStates& live = live_states();
   if (::getpid() != live.process) return;  // a child process after fork() has no watchdogs
   const Deadline deadline = Clock::now() + kLeave;
   // exit() may have been called by a signal handler that interrupted the owner of a mutex.
-  const std::unique_lock lock(live.mutex, deadline);
+  const std::unique_lock lock = lock_until(live.mutex, deadline);
   if (!lock.owns_lock()) return;
   for (const auto& weak : live.all) {
     const auto state = weak.lock();
     if (!state) continue;
-    std::unique_lock own(state->mutex, std::try_to_lock);
-    for (; !own.owns_lock() && Clock::now() < deadline; own.try_lock()) std::this_thread::sleep_for(1ms);
+    std::unique_lock own = lock_until(state->mutex, deadline);
     if (!own.owns_lock()) return;
     if (!state->leaves) state->leaves = "has called exit() in the middle of the job";
     state->changed.notify_all();
