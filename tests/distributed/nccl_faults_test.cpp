@@ -189,9 +189,12 @@ TEST_CASE("an error of one rank's NCCL fails the group on all ranks, with the ca
         }
       },
       kQuick);
+  // The ranks do not wait for each other on the host, so the seventh call to NCCL is not always the same call
+  // of the same rank. A call that was queued after the failed one reports the earlier failure.
   for (const std::string& error : errors)
-    CHECK_THAT(error,
-               ContainsSubstring("#4 all_reduce(loss)") && ContainsSubstring("ncclAllReduce failed on rank"));
+    CHECK_THAT(error, ContainsSubstring(" all_reduce(loss) float32 [1] max at nccl_faults_test.cpp") &&
+                          (ContainsSubstring("ncclAllReduce failed on rank") ||
+                           ContainsSubstring("an earlier call failed on rank")));
 }
 
 TEST_CASE("a rank that does not come to connect is a timeout") {
