@@ -159,7 +159,8 @@ template <class R, Of... kOf>
 struct ValueOf {
   using Row = R;
   static constexpr bool uses(Of operand) { return ((kOf == operand) || ...); }
-  /// The position of an operand among the inputs of Row.
+  /// Returns the index at which Row's formula takes this operand. For example, if the row takes (dy, b), the
+  /// index of b is 1.
   static constexpr int position(Of operand) {
     const Of all[] = {kOf...};
     int i = 0;

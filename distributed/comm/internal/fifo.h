@@ -30,9 +30,9 @@ class Fifo {
   void post(std::function<void()> task);
   bool is_current() const { return std::this_thread::get_id() == progress_->thread; }
   const std::shared_ptr<const Progress>& progress() const { return progress_; }
-  /// Waits until all tasks have run and the thread has ended. The thread is detached instead, and ends after
-  /// the last task, if the deadline passes or if stop() is called on this thread itself. Do not post tasks
-  /// afterwards.
+  /// Waits until all tasks have run and the thread has ended. If the deadline passes, or if stop() is called
+  /// on this thread itself, stop() detaches the thread and returns; the thread then ends after the last task.
+  /// Do not post tasks afterwards.
   void stop(Deadline deadline);
 
  private:

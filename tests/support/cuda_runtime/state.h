@@ -106,7 +106,8 @@ struct State {
     auto& found = *std::prev(after);
     return at < found.first + found.second.mapped ? &found : nullptr;
   }
-  // The bytes behind [address, address + bytes), or null if the range is not inside one live allocation.
+  // Returns the memory that backs [address, address + bytes), or null if the range is not inside one live
+  // allocation.
   std::byte* inside(const void* address, std::size_t bytes) {
     const auto* const found = find(address);
     if (!found || !found->second.live) return nullptr;
