@@ -8,13 +8,12 @@ namespace {
 
 // With a constant exponent, the formulas of PowScalar and PowScalarBackward are vectorised. With an unknown
 // exponent they call the library's pow().
-template <class T>
+template <class C>
 void pow_scalar_kernel(const LaunchContext& context, const PointwiseArgs<2, 1>& a) {
-  using C = Compute<T>;
   if constexpr (std::is_floating_point_v<C>) {
     const C s = convert_scalar<C>(a.params[0]);
     const auto constant = [&]<int kHalves>() {
-      map<T, T>(a.operands, [](C x) { return PowScalar::value<Math>(x, C(kHalves) / 2); });
+      map<C, C>(a.operands, [](C x) { return PowScalar::value<Math>(x, C(kHalves) / 2); });
     };
     if (s == 2) return constant.template operator()<4>();
     if (s == 3) return constant.template operator()<6>();
@@ -22,19 +21,18 @@ void pow_scalar_kernel(const LaunchContext& context, const PointwiseArgs<2, 1>& 
     if (s == -1) return constant.template operator()<-2>();
     if (s == C(0.5)) return constant.template operator()<1>();
   }
-  pointwise_kernel<WithNumber<Pow, 1>, T>(context, a);
+  pointwise_kernel<WithNumber<Pow, 1>, C>(context, a);
 }
-template <class T>
+template <class C>
 void pow_scalar_backward_kernel(const LaunchContext&, const PointwiseArgs<3, 1>& a) {
-  using C = Compute<T>;
   const C s = convert_scalar<C>(a.params[0]);
   const auto constant = [&]<int kExponent>() {
-    map<T, T, T>(a.operands, [](C dy, C x) { return PowScalarBackward::value<Math>(dy, x, C(kExponent)); });
+    map<C, C, C>(a.operands, [](C dy, C x) { return PowScalarBackward::value<Math>(dy, x, C(kExponent)); });
   };
   if (s == 0) return constant.template operator()<0>();
   if (s == 2) return constant.template operator()<2>();
   if (s == 3) return constant.template operator()<3>();
-  map<T, T, T>(a.operands, [s](C dy, C x) { return dy * (s * Math::pow(x, s - 1)); });
+  map<C, C, C>(a.operands, [s](C dy, C x) { return dy * (s * Math::pow(x, s - 1)); });
 }
 
 const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
@@ -42,9 +40,9 @@ const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointw
 const bool others = [] {
   register_pointwise<WithNumber<Div, 0>>();
   for_dtypes<PowScalar::kDTypes>(
-      []<class T>() { slot<PowScalar>.set(DeviceType::cpu, dtype_of<T>, &pow_scalar_kernel<T>); });
+      []<class T>() { slot<PowScalar>.set(DeviceType::cpu, dtype_of<T>, &pow_scalar_kernel<Compute<T>>); });
   for_dtypes<PowScalarBackward::kDTypes>([]<class T>() {
-    slot<PowScalarBackward>.set(DeviceType::cpu, dtype_of<T>, &pow_scalar_backward_kernel<T>);
+    slot<PowScalarBackward>.set(DeviceType::cpu, dtype_of<T>, &pow_scalar_backward_kernel<Compute<T>>);
   });
   return true;
 }();

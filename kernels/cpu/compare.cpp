@@ -6,24 +6,21 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-template <class T>
+template <class C>
 void isclose_kernel(const LaunchContext&, const IsCloseArgs& a) {
-  map<bool, T, T>(a.operands,
-                  [rtol = a.rtol, atol = a.atol, equal_nan = a.equal_nan](Compute<T> x, Compute<T> y) {
-                    return IsClose::value(x, y, rtol, atol, equal_nan);
-                  });
+  map<bool, C, C>(a.operands, [rtol = a.rtol, atol = a.atol, equal_nan = a.equal_nan](C x, C y) {
+    return IsClose::value(x, y, rtol, atol, equal_nan);
+  });
 }
 // Conditions are read as bytes, because loops over bool are not vectorised.
-template <class T>
+template <class C>
 void where_kernel(const LaunchContext&, const Elementwise<4>& e) {
-  using C = Compute<T>;
-  map<T, std::uint8_t, T, T>(e,
+  map<C, std::uint8_t, C, C>(e,
                              [](std::uint8_t condition, C a, C b) { return Where::value(condition, a, b); });
 }
-template <class T>
+template <class C>
 void masked_kernel(const LaunchContext&, const MaskedArgs& a) {
-  using C = Compute<T>;
-  map<T, std::uint8_t, T>(
+  map<C, std::uint8_t, C>(
       a.operands, [keep = a.keep](std::uint8_t condition, C x) { return Masked::value(condition, x, keep); });
 }
 
@@ -33,9 +30,9 @@ const bool others = [] {
   register_pointwise<IsNan>();
   for_dtypes<kAllDTypes>([]<class T>() {
     constexpr DType t = dtype_of<T>;
-    isclose.set(DeviceType::cpu, t, &isclose_kernel<T>);
-    where.set(DeviceType::cpu, t, &where_kernel<T>);
-    masked.set(DeviceType::cpu, t, &masked_kernel<T>);
+    isclose.set(DeviceType::cpu, t, &isclose_kernel<Compute<T>>);
+    where.set(DeviceType::cpu, t, &where_kernel<Compute<T>>);
+    masked.set(DeviceType::cpu, t, &masked_kernel<Compute<T>>);
   });
   return true;
 }();

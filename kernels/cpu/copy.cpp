@@ -1,57 +1,70 @@
 // CPU kernels that copy with conversion, and that fill.
 #include "tapestry/kernels/ops/copy.h"
 
+#include <algorithm>
+
 #include "tapestry/kernels/cpu/loops.h"
 
 namespace tapestry::kernels::cpu {
 namespace {
 
-template <class To, class From>
-void copy_from(const Elementwise<2>& e) {
-  if constexpr (std::is_same_v<To, From>) {
-    // Copies bits instead of values, which keeps a signalling NaN as it is.
-    using Bits = std::conditional_t<
-        sizeof(To) == 8, std::uint64_t,
-        std::conditional_t<sizeof(To) == 4, std::uint32_t,
-                           std::conditional_t<sizeof(To) == 2, std::uint16_t, std::uint8_t>>>;
-    map<Bits, Bits>(e, [](Bits x) { return x; });
-  } else {
-    map<To, From>(e, [](auto x) { return convert<Compute<To>>(x); });
-  }
+// Copies bits instead of values, which keeps a signalling NaN as it is.
+template <class Bits>
+void copy_bits(const Elementwise<2>& e) {
+  constexpr std::int64_t element[] = {sizeof(Bits), sizeof(Bits)};
+  const RowFn row = [](const void*, std::int64_t n, void* to, const void* const* from,
+                       const std::int64_t* strides) {
+    Bits* const out = static_cast<Bits*>(to);
+    const Bits* const in = static_cast<const Bits*>(from[0]);
+    if (strides[0] == 1 && strides[1] == 1) std::copy_n(in, n, out);
+    else
+      for (std::int64_t i = 0; i < n; ++i) out[i * strides[0]] = in[i * strides[1]];
+  };
+  for_all_rows(e, element, row, nullptr);
 }
 
 template <class To>
 void copy_kernel(const LaunchContext&, const Elementwise<2>& e) {
+  const auto from = [&]<class From>() { map<To, From>(e, [](From x) { return convert<To>(x); }); };
+  if (e.dtypes[0] == e.dtypes[1]) {
+    switch (dtype_size(e.dtypes[0])) {
+      case 1:
+        return copy_bits<std::uint8_t>(e);
+      case 2:
+        return copy_bits<std::uint16_t>(e);
+      case 4:
+        return copy_bits<std::uint32_t>(e);
+      default:
+        return copy_bits<std::uint64_t>(e);
+    }
+  }
   switch (e.dtypes[1]) {
     case DType::f32:
-      return copy_from<To, float>(e);
-    case DType::f64:
-      return copy_from<To, double>(e);
     case DType::f16:
-      return copy_from<To, Half>(e);
     case DType::bf16:
-      return copy_from<To, BFloat16>(e);
+      return from.template operator()<float>();
+    case DType::f64:
+      return from.template operator()<double>();
     case DType::i64:
-      return copy_from<To, std::int64_t>(e);
+      return from.template operator()<std::int64_t>();
     case DType::i32:
-      return copy_from<To, std::int32_t>(e);
+      return from.template operator()<std::int32_t>();
     case DType::u8:
-      return copy_from<To, std::uint8_t>(e);
+      return from.template operator()<std::uint8_t>();
     case DType::boolean:
-      return copy_from<To, bool>(e);
+      return from.template operator()<bool>();
   }
 }
 
-template <class T>
+template <class C>
 void fill_kernel(const LaunchContext&, const FillArgs& a) {
-  const T v = convert_scalar<T>(a.value);
-  map<T>(a.out, [c = convert<Compute<T>>(v)]() { return c; });
+  map<C>(a.out, [c = convert_scalar<C>(a.value)]() { return c; });
 }
 
 const bool filled =
     for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([]<class T>() {
-      copy.set(DeviceType::cpu, dtype_of<T>, &copy_kernel<T>);
-      fill.set(DeviceType::cpu, dtype_of<T>, &fill_kernel<T>);
+      copy.set(DeviceType::cpu, dtype_of<T>, &copy_kernel<Compute<T>>);
+      fill.set(DeviceType::cpu, dtype_of<T>, &fill_kernel<Compute<T>>);
     });
 
 }  // namespace

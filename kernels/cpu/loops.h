@@ -1,7 +1,8 @@
 #pragma once
 // The loops of the CPU's elementwise kernels. map<Out, In...>(args, f) computes out = f(in...) for each
-// element, in parallel. The inner loop is vectorised if all operands are dense, or if one of two inputs is
-// constant and the other is dense.
+// element, in parallel. Per functor, g++ compiles one loop, which is vectorised: the loop over dense arrays
+// of compute types. Operands that are strided, broadcast, f16 or bf16 are copied to such arrays in blocks
+// (loops.cpp), which stay in the L1 cache.
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -12,30 +13,15 @@
 
 namespace tapestry::kernels::cpu {
 
-inline constexpr std::int64_t kBlock = 256;
-
-/// Reads an operand in its compute type, block by block.
-template <class T>
-struct Reader {
-  const T* p;
-  const T* block(std::int64_t begin, std::int64_t) { return p + begin; }
-};
-template <class T>
-requires is_half<T>
-struct Reader<T> {
-  const T* p;
-  float buffer[kBlock];
-  const float* block(std::int64_t begin, std::int64_t n) {
-    to_float(p + begin, buffer, n);
-    return buffer;
-  }
-};
+/// Computes `n` elements of out from the inputs. All of them are dense arrays of compute types. `f` points to
+/// the functor.
+using BlockFn = void (*)(const void* f, std::int64_t n, void* out, const void* const* in);
 
 // `#pragma GCC ivdep` promises that no element is read after it was written through another index. This holds
 // because, by the contract, the output is the same array as an input or does not overlap it. `flatten`
 // inlines f, since a function call in the loop would prevent vectorisation; g++ stops inlining by itself in a
 // file with many kernels.
-template <class Out, class F, class... In>
+template <class F, class Out, class... In>
 [[gnu::flatten]] inline void simple_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
 #ifdef __clang__
 #pragma clang loop vectorize(assume_safety)
@@ -44,53 +30,28 @@ template <class Out, class F, class... In>
 #endif
   for (std::int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
 }
-
-template <class Out, class... In, class F>
-inline void dense_loop(std::int64_t n, const F& f, Out* out, const In*... in) {
-  if constexpr (is_half<Out> || (is_half<In> || ...)) {
-    std::tuple<Reader<In>...> readers;
-    std::apply([&](auto&... r) { ((r.p = in), ...); }, readers);
-    for (std::int64_t begin = 0; begin < n; begin += kBlock) {
-      const std::int64_t m = std::min(kBlock, n - begin);
-      std::apply(
-          [&](auto&... r) {
-            if constexpr (is_half<Out>) {
-              float buffer[kBlock];
-              simple_loop(m, f, buffer, r.block(begin, m)...);
-              from_float(buffer, out + begin, m);
-            } else {
-              simple_loop(m, f, out + begin, r.block(begin, m)...);
-            }
-          },
-          readers);
-    }
-  } else {
-    simple_loop(n, f, out, in...);
+/// The BlockFn of a functor.
+template <class F, class Out, class... In>
+void block_loop(const void* f, std::int64_t n, void* out, const void* const* in) {
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    simple_loop(n, *static_cast<const F*>(f), static_cast<Out*>(out), static_cast<const In*>(in[I])...);
   }
+  (std::index_sequence_for<In...>());
 }
-
-template <class F, class Out, class... In, std::size_t... I>
-inline void row(std::int64_t n, void* result, const void* const* inputs, const std::int64_t* s, const F& f,
-                std::index_sequence<I...>) {
-  Out* const out = static_cast<Out*>(result);
-  const std::tuple<const In*...> in{static_cast<const In*>(inputs[I])...};
-  if (s[0] == 1 && ((s[I + 1] == 1) && ...)) return dense_loop<Out, In...>(n, f, out, std::get<I>(in)...);
-  if constexpr (sizeof...(In) == 2) {
-    using A = std::tuple_element_t<0, std::tuple<In...>>;
-    using B = std::tuple_element_t<1, std::tuple<In...>>;
-    if (s[0] == 1 && s[1] == 1 && s[2] == 0) {
-      const auto b = convert<Compute<B>>(*std::get<1>(in));
-      return dense_loop<Out, A>(
-          n, [&f, b](auto a) { return f(a, b); }, out, std::get<0>(in));
-    }
-    if (s[0] == 1 && s[1] == 0 && s[2] == 1) {
-      const auto a = convert<Compute<A>>(*std::get<0>(in));
-      return dense_loop<Out, B>(
-          n, [&f, a](auto b) { return f(a, b); }, out, std::get<1>(in));
-    }
-  }
-  for (std::int64_t i = 0; i < n; ++i)
-    out[i * s[0]] = convert<Out>(f(convert<Compute<In>>(std::get<I>(in)[i * s[I + 1]])...));
+/// BlockFns of a functor of two inputs, of which one is constant: its array has one element.
+template <class F, class Out, class A, class B>
+void constant_first_loop(const void* f, std::int64_t n, void* out, const void* const* in) {
+  const A a = *static_cast<const A*>(in[0]);
+  simple_loop(
+      n, [&f = *static_cast<const F*>(f), a](B b) { return f(a, b); }, static_cast<Out*>(out),
+      static_cast<const B*>(in[1]));
+}
+template <class F, class Out, class A, class B>
+void constant_second_loop(const void* f, std::int64_t n, void* out, const void* const* in) {
+  const B b = *static_cast<const B*>(in[1]);
+  simple_loop(
+      n, [&f = *static_cast<const F*>(f), b](A a) { return f(a, b); }, static_cast<Out*>(out),
+      static_cast<const A*>(in[0]));
 }
 
 /// A loop over `n` elements along one dimension. `strides` starts with the output's stride. `f` points to the
@@ -145,16 +106,31 @@ void for_all_rows(const Elementwise<N>& e, const std::int64_t (&element)[N], Row
                [&](std::int64_t begin, std::int64_t end) { for_rows(e, element, begin, end, row, f); });
 }
 
-/// Computes out = f(in...), where f takes and returns Compute<> types.
+/// The functor of a kernel, its loops, and the dtypes of its operands. The output is operand 0.
+struct BlockLoop {
+  const void* f;
+  BlockFn block;
+  BlockFn constant_first, constant_second;  // null unless there are two inputs of type float
+  const DType* dtypes;
+};
+/// Runs the loop over all elements, in parallel.
+template <int N>
+void run_loop(const Elementwise<N>& e, const BlockLoop& loop);
+extern template void run_loop(const Elementwise<1>&, const BlockLoop&);
+extern template void run_loop(const Elementwise<2>&, const BlockLoop&);
+extern template void run_loop(const Elementwise<3>&, const BlockLoop&);
+extern template void run_loop(const Elementwise<4>&, const BlockLoop&);
+
+/// Computes out = f(in...). Out and In are the types that f returns and takes: the compute types of the
+/// operands' dtypes.
 template <class Out, class... In, class F>
 inline void map(const Elementwise<1 + int(sizeof...(In))>& e, const F& f) {
-  constexpr std::int64_t element[] = {sizeof(Out), sizeof(In)...};
-  for_all_rows(
-      e, element,
-      [](const void* fn, std::int64_t n, void* out, const void* const* in, const std::int64_t* strides) {
-        row<F, Out, In...>(n, out, in, strides, *static_cast<const F*>(fn), std::index_sequence_for<In...>{});
-      },
-      &f);
+  BlockLoop loop{&f, &block_loop<F, Out, In...>, nullptr, nullptr, e.dtypes};
+  if constexpr (sizeof...(In) == 2 && (std::is_same_v<In, float> && ...)) {
+    loop.constant_first = &constant_first_loop<F, Out, In...>;
+    loop.constant_second = &constant_second_loop<F, Out, In...>;
+  }
+  run_loop(e, loop);
 }
 
 }  // namespace tapestry::kernels::cpu

@@ -17,29 +17,29 @@ void for_dtypes(F&& f) {
   });
 }
 
-/// Computes out = Row::value(inputs..., params...), where all inputs have type T.
-template <class Row, class T, std::size_t... kInput, std::size_t... kParam>
+/// Computes out = Row::value(inputs..., params...), where C is the compute type of all inputs.
+template <class Row, class C, std::size_t... kInput, std::size_t... kParam>
 inline void run_pointwise(const Elementwise<Row::kOperands>& e, const Scalar* params,
                           std::index_sequence<kInput...>, std::index_sequence<kParam...>) {
-  using Param = typename Row::template Param<Compute<T>>;
+  using Param = typename Row::template Param<C>;
   const std::array<Param, sizeof...(kParam)> numbers{convert_scalar<Param>(params[kParam])...};
   const auto formula = [p = numbers](auto... in) { return Row::template value<Math>(in..., p[kParam]...); };
-  using Out = std::conditional_t<Row::kGivesBool, bool, T>;
-  map<Out, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula);
+  using Out = std::conditional_t<Row::kGivesBool, bool, C>;
+  map<Out, std::conditional_t<true, C, std::index_sequence<kInput>>...>(e, formula);
 }
-template <class Row, class T, class Args>
+template <class Row, class C, class Args>
 void pointwise_kernel(const LaunchContext&, const Args& a) {
   constexpr auto inputs = std::make_index_sequence<Row::kOperands - 1>();
   constexpr auto params = std::make_index_sequence<Row::kParams>();
-  if constexpr (Row::kParams == 0) run_pointwise<Row, T>(a, nullptr, inputs, params);
-  else run_pointwise<Row, T>(a.operands, a.params.data(), inputs, params);
+  if constexpr (Row::kParams == 0) run_pointwise<Row, C>(a, nullptr, inputs, params);
+  else run_pointwise<Row, C>(a.operands, a.params.data(), inputs, params);
 }
 
-/// Registers the kernels of a row.
+/// Registers the kernels of a row. The kernel of f32 is also that of f16 and bf16.
 template <class Row>
 void register_pointwise() {
   for_dtypes<Row::kDTypes>(
-      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, T>); });
+      []<class T>() { slot<Row>.set(DeviceType::cpu, dtype_of<T>, &pointwise_kernel<Row, Compute<T>>); });
 }
 
 }  // namespace tapestry::kernels::cpu

@@ -123,25 +123,24 @@ void norm_kernel(const LaunchContext&, const NormArgs& a) {
   }
 }
 
-template <class T>
+template <class C>
 void norm_backward_kernel(const LaunchContext&, const NormBackwardArgs& a) {
   const Elementwise<4>& e = a.operands;
   const double p = a.p;
-  using C = Compute<T>;
   const auto sign = [](C x) { return x > 0 ? C(1) : x < 0 ? C(-1) : x; };  // keeps NaN
   if (p == 0) {
-    map<T, T, T, T>(e, [](C, C, C) { return C(0); });
+    map<C, C, C, C>(e, [](C, C, C) { return C(0); });
   } else if (p == 1) {
-    map<T, T, T, T>(e, [sign](C x, C, C g) { return g * sign(x); });
+    map<C, C, C, C>(e, [sign](C x, C, C g) { return g * sign(x); });
   } else if (p == 2) {
-    map<T, T, T, T>(e, [](C x, C norm, C g) { return norm == 0 ? C(0) : g * (x / norm); });
+    map<C, C, C, C>(e, [](C x, C norm, C g) { return norm == 0 ? C(0) : g * (x / norm); });
   } else if (std::isinf(p)) {
-    map<T, T, T, T>(e, [sign](C x, C norm, C g) {
+    map<C, C, C, C>(e, [sign](C x, C norm, C g) {
       return std::abs(x) == norm || (std::isnan(x) && std::isnan(norm)) ? g * sign(x) : C(0);
     });
   } else {
     const C q = static_cast<C>(p - 1);
-    map<T, T, T, T>(e, [sign, q](C x, C norm, C g) {
+    map<C, C, C, C>(e, [sign, q](C x, C norm, C g) {
       if (norm == 0 || (x == 0 && q < 0)) return C(0);
       return g * sign(x) * std::pow(std::abs(x) / norm, q);
     });
@@ -153,7 +152,7 @@ const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
                       variance.set(DeviceType::cpu, dtype_of<T>, &variance_kernel<T>);
                       logsumexp.set(DeviceType::cpu, dtype_of<T>, &logsumexp_kernel<T>);
                       norm.set(DeviceType::cpu, dtype_of<T>, &norm_kernel<T>);
-                      norm_backward.set(DeviceType::cpu, dtype_of<T>, &norm_backward_kernel<T>);
+                      norm_backward.set(DeviceType::cpu, dtype_of<T>, &norm_backward_kernel<Compute<T>>);
                     }) &&
                     for_types<std::int64_t, std::int32_t, std::uint8_t, bool>(
                         []<class T> { sum.set(DeviceType::cpu, dtype_of<T>, &sum_kernel<T>); });
