@@ -24,6 +24,10 @@ endif()
 target_compile_options(tapestry_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${host_warnings};${cuda_errors}>")
 
+if((TAPESTRY_WERROR OR TAPESTRY_SANITIZE) AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # With a larger heap, g++ collects garbage less often: compiling takes 5% less time and up to 1 GiB more memory per process.
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=1048576>)
+endif()
 if(TAPESTRY_SANITIZE)
   add_compile_options(-fsanitize=${TAPESTRY_SANITIZE} -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${TAPESTRY_SANITIZE})
