@@ -330,8 +330,32 @@ class Tensor {
   Tensor amax(const Dims& dims = {}, bool keepdim = false) const;
   Tensor amin(const Dims& dims = {}, bool keepdim = false) const;
   Tensor argmax(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
+  Tensor argmin(std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
+  Tensor std(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const;
+  Tensor prod() const;
+  Tensor prod(std::int64_t dim, bool keepdim = false) const;
+  Tensor any(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor all(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor count_nonzero(const Dims& dims = {}) const;
+  Tensor nansum(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor nanmean(const Dims& dims = {}, bool keepdim = false) const;
   Tensor logsumexp(const Dims& dims, bool keepdim = false) const;
   Tensor norm(double p = 2, const Dims& dims = {}, bool keepdim = false) const;
+  // order, scans and sampling; pairs are values and indices
+  std::pair<Tensor, Tensor> sort(std::int64_t dim = -1, bool descending = false) const;
+  Tensor argsort(std::int64_t dim = -1, bool descending = false) const;
+  std::pair<Tensor, Tensor> topk(std::int64_t k, std::int64_t dim = -1, bool largest = true,
+                                 bool sorted = true) const;
+  std::pair<Tensor, Tensor> kthvalue(std::int64_t k, std::int64_t dim = -1, bool keepdim = false) const;
+  Tensor median() const;
+  std::pair<Tensor, Tensor> median(std::int64_t dim, bool keepdim = false) const;
+  Tensor quantile(double q, std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
+  Tensor cumsum(std::int64_t dim) const;
+  Tensor cumprod(std::int64_t dim) const;
+  std::pair<Tensor, Tensor> cummax(std::int64_t dim) const;
+  std::pair<Tensor, Tensor> cummin(std::int64_t dim) const;
+  Tensor bincount(const Tensor& weights = {}, std::int64_t minlength = 0) const;
+  Tensor multinomial(std::int64_t num_samples, bool replacement = false) const;
   Tensor softmax(std::int64_t dim) const;
   Tensor log_softmax(std::int64_t dim) const;
   Tensor matmul(const Tensor& other) const;

@@ -1,7 +1,9 @@
 #pragma once
-// Includes all of nn: modules, layers, losses, initialisation, optimizers, schedules, clipping, checkpoints.
+// Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
+// clipping, checkpoints.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
+#include "tapestry/nn/distributions.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/init.h"
 #include "tapestry/nn/layers/activation.h"

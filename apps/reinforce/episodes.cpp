@@ -58,8 +58,7 @@ Episodes play(ActorCritic& policy, std::int64_t count, double discount) {
   std::vector<Tensor> observations, actions;
   std::vector<std::int64_t> episode;  // the episode of each row
   const auto sample = [&](const Tensor& observed) {
-    const Tensor right = policy.scores(observed).softmax(1).select(1, 1);
-    return rand({right.size(0)}).lt(right).to(DType::i64);
+    return distributions::Categorical({.logits = policy.scores(observed)}).sample();
   };
   const std::vector<int> lengths =
       play_all(starts(count), sample, [&](const auto& running, const Tensor& observed, const Tensor& taken) {

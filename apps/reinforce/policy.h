@@ -20,9 +20,8 @@ struct ActorCritic : tapestry::nn::Module {
   /// Returns the log-probabilities (n) of the taken actions (n), and the expected returns (n) of the
   /// observations (n, 4).
   std::pair<Tensor, Tensor> forward(const Tensor& observations, const Tensor& actions) {
-    const Tensor chosen = tapestry::nll_loss(scores(observations).log_softmax(1), actions,
-                                             {.reduction = tapestry::Reduction::none});
-    return {-chosen, critic2(critic1(observations).tanh()).squeeze(1)};
+    const tapestry::distributions::Categorical choice({.logits = scores(observations)});
+    return {choice.log_prob(actions), critic2(critic1(observations).tanh()).squeeze(1)};
   }
 };
 

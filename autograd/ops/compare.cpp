@@ -17,7 +17,7 @@ const Op kAllClose{"allclose", Grad::none, kAllDTypes};
 const Op kEqual{"equal", Grad::none, kAllDTypes};
 const Op kWhere{"where", Grad::differentiable, kAllDTypes};
 
-bool all(const Tensor& t) { return sum(t).item<std::int64_t>() == t.numel(); }
+bool every(const Tensor& t) { return sum(t).item<std::int64_t>() == t.numel(); }
 
 }  // namespace
 
@@ -50,12 +50,12 @@ bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool e
   const Tensor y =
       result_like(broadcast_shapes(kAllClose.name, a.sizes(), b.sizes()), DType::boolean, {&x, &z});
   kernels::isclose(y.device(), dtype, {planned(y, x, z), rtol, atol, equal_nan});
-  return all(y);
+  return every(y);
 }
 
 bool equal(const Tensor& a, const Tensor& b) {
   check_operands(kEqual, a, b);
-  return a.sizes() == b.sizes() && a.dtype() == b.dtype() && all(binary<kernels::Eq>(a, b, kEqual));
+  return a.sizes() == b.sizes() && a.dtype() == b.dtype() && every(binary<kernels::Eq>(a, b, kEqual));
 }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {

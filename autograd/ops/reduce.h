@@ -17,6 +17,22 @@ Tensor mean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// Computes the variance in two passes. `unbiased` divides by n - 1 instead of n (Bessel's correction). The
 /// result is NaN if the divisor is 0.
 Tensor var(const Tensor& x, const Dims& dims = {}, bool unbiased = true, bool keepdim = false);
+/// Returns the square root of var(). The gradient is 0 where the result is 0.
+Tensor std(const Tensor& x, const Dims& dims = {}, bool unbiased = true, bool keepdim = false);
+/// Returns the product, over all elements or along one dimension. Integers and bools give i64. The product of
+/// no elements is 1. f32 is accumulated in f64 on CPUs. Zeros have exact gradients.
+Tensor prod(const Tensor& x);
+Tensor prod(const Tensor& x, std::int64_t dim, bool keepdim = false);
+/// Return the sum or the mean of the elements that are not NaN. Without such elements, nansum is 0 and
+/// nanmean is NaN. nanmean takes floating dtypes only.
+Tensor nansum(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor nanmean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+/// Return whether any or all elements differ from 0. NaN does. The result is bool, or u8 for a u8 tensor. Of
+/// no elements, any is false and all is true. No gradient.
+Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
+/// Returns the number of elements that differ from 0, as i64. No gradient.
+Tensor count_nonzero(const Tensor& x, const Dims& dims = {});
 /// Return the largest or the smallest element. The result is NaN if an element is NaN. Over all elements,
 /// ties share the gradient equally. Along one dimension, the gradient goes to the first such element, whose
 /// index is returned too. Throw ValueError if there are no elements.

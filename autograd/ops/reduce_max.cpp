@@ -134,5 +134,8 @@ Tensor argmin(const Tensor& x, std::optional<std::int64_t> dim, bool keepdim) {
 Tensor Tensor::argmax(std::optional<std::int64_t> dim, bool keepdim) const {
   return tapestry::argmax(*this, dim, keepdim);
 }
+Tensor Tensor::argmin(std::optional<std::int64_t> dim, bool keepdim) const {
+  return tapestry::argmin(*this, dim, keepdim);
+}
 
 }  // namespace tapestry

@@ -43,7 +43,25 @@ GOLDEN_OP("argmax", "reduce",
           [](const OpCase& c) { return argmax(c[0], c.maybe_integer("dim"), keepdim(c)); });
 GOLDEN_OP("argmin", "reduce",
           [](const OpCase& c) { return argmin(c[0], c.maybe_integer("dim"), keepdim(c)); });
+GOLDEN_OP("std", "reduce",
+          [](const OpCase& c) { return c[0].std(dims(c), c.flag("unbiased", true), keepdim(c)); });
+GOLDEN_OP("prod", "reduce", [](const OpCase& c) { return prod(c[0], c.integer("dim"), keepdim(c)); });
+GOLDEN_OP("prod/all", "reduce", [](const OpCase& c) { return prod(c[0]); });
+GOLDEN_OP("nansum", "reduce", [](const OpCase& c) { return nansum(c[0], dims(c), keepdim(c)); });
+GOLDEN_OP("nanmean", "reduce", [](const OpCase& c) { return nanmean(c[0], dims(c), keepdim(c)); });
+GOLDEN_OP("any", "reduce", [](const OpCase& c) { return any(c[0], dims(c), keepdim(c)); });
+GOLDEN_OP("all", "reduce", [](const OpCase& c) { return all(c[0], dims(c), keepdim(c)); });
+GOLDEN_OP("count_nonzero", "reduce", [](const OpCase& c) { return count_nonzero(c[0], dims(c)); });
 
+BAD_INPUT("std", "int64", [] { arange(3).std(); });
+BAD_INPUT("std", "dimension 1", [] { zeros({3}).std(1); });
+BAD_INPUT("prod", "dimension 2", [] { zeros({2, 3}).prod(2); });
+BAD_INPUT("prod", "undefined", [] { Tensor().prod(); });
+BAD_INPUT("nansum", "dimension 2", [] { zeros({2, 3}).nansum(2); });
+BAD_INPUT("nanmean", "int64", [] { arange(3).nanmean(); });
+BAD_INPUT("any", "dimension 1 appears twice", [] { zeros({2, 3}).any({1, -1}); });
+BAD_INPUT("all", "dimension 2", [] { zeros({2, 3}).all(2); });
+BAD_INPUT("count_nonzero", "dimension 2", [] { zeros({2, 3}).count_nonzero(2); });
 BAD_INPUT("sum", "dimension 2", [] { zeros({2, 3}).sum(2); });
 BAD_INPUT("sum", "dimension 1 appears twice in [1, -1]", [] { zeros({2, 3}).sum({1, -1}); });
 BAD_INPUT("sum", "undefined", [] { Tensor().sum(); });

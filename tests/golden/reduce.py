@@ -123,3 +123,64 @@ for p in (2.0, 1.0, 0.0, 3.0, 1.5, INF, -INF):
     if p >= 0 and p != INF:
         case("norm", [grid(0, 3)], dict(p=p, dim=[0]), norm)
 case("norm", [f64([[2, -2, 1], [3, 3, -3]])], dict(p=INF, dim=[1]), norm, tags="no_gradcheck")  # ties
+
+
+def std(x, dim=None, unbiased=True, keepdim=False):
+    return torch.std(x, dim if dim is not None else list(range(x.dim())), unbiased=unbiased, keepdim=keepdim)
+
+
+for unbiased in (True, False):
+    for shape, dim in SHAPES[:-2]:
+        case("std", [grid(*shape)], dict(dim=dim, unbiased=unbiased), std)
+    case("std", [grid(2, 3, 4)], dict(dim=[0, 2], unbiased=unbiased, keepdim=True), std)
+    case("std", [grid(0, 3)], dict(dim=[0], unbiased=unbiased), std)
+    case("std", [grid(0, 3)], dict(dim=[1], unbiased=unbiased), std)
+    case("std", [f64([[1, INF, 2], [NAN, 1, 2]])], dict(dim=[1], unbiased=unbiased), std, tags="extreme no_gradcheck")
+    case("std", [f64([[3, 3, 3], [1, 2, 4]])], dict(dim=[1], unbiased=unbiased), std, tags="no_gradcheck")  # 0 has gradient 0
+
+prod = lambda x, dim, keepdim=False: torch.prod(x, dim, keepdim)
+for shape, dim in (((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((4, 1), 1), ((0, 3), 1), ((3, 0), 1)):
+    case("prod", [grid(*shape, low=0.5, high=1.5)], dict(dim=dim), prod)
+case("prod", [grid(3, 4, low=0.5, high=1.5)], dict(dim=1, keepdim=True), prod)
+case("prod", [f64(2.5)], dict(dim=0), prod)
+case("prod", [f64([[0, 2, 3], [2, 0, 0], [2, 3, 4]])], dict(dim=1), prod)
+case("prod", [f64([[1, INF, 2], [NAN, 1, 2], [1e30, 1e-30, 2]])], dict(dim=1), prod, tags="extreme no_gradcheck no_grad")
+case("prod", [ints(4, 5)], dict(dim=0), prod, dtypes=ALL_INTS)
+case("prod", [bools(4, 5)], dict(dim=1), prod)
+for x in (grid(3, 5, low=0.5, high=1.5), grid(71, low=0.75, high=1.25), f64(2.5), grid(0, 3), f64([2, 0, 3])):
+    case("prod/all", [x], {}, lambda x: torch.prod(x))
+
+for op in ("nansum", "nanmean"):
+    fn = over(getattr(torch, op))
+    for shape, dim in SHAPES:
+        case(op, [grid(*shape)], dict(dim=dim) if dim else {}, fn)
+    case(op, [grid(2, 3, 4)], dict(dim=[0, 2], keepdim=True), fn)
+    case(op, [f64(2.5)], {}, fn)
+    case(op, [grid(0, 3)], dict(dim=[1]), fn)
+    case(op, [grid(0, 3)], dict(dim=[0]), fn, tags="no_grad")
+    case(op, [f64([[1, NAN, 2], [NAN, NAN, NAN], [INF, NAN, 1]])], dict(dim=[1]), fn, tags="extreme no_gradcheck no_grad")
+    case(op, [f64([[1, NAN, 2], [NAN, 4, NAN]])], dict(dim=[1]), fn, tags="extreme no_gradcheck")
+case("nansum", [ints(3, 5)], dict(dim=[0]), over(torch.nansum), dtypes=ALL_INTS)
+case("nansum", [bools(3, 5)], dict(dim=[0]), over(torch.nansum))
+
+for op in ("any", "all"):
+    fn = over(getattr(torch, op))
+    for shape, dim in SHAPES[:8]:
+        case(op, [grid(*shape, low=0, high=0.25)], dict(dim=dim) if dim else {}, fn)
+    case(op, [f64([[0, 0], [0, 1], [1, 1]])], dict(dim=[1], keepdim=True), fn)
+    case(op, [f64(0.0)], {}, lambda x, fn=getattr(torch, op): fn(x))
+    case(op, [grid(0, 3)], dict(dim=[0]), fn)
+    case(op, [grid(0, 3)], dict(dim=[1]), fn)
+    case(op, [f64([[NAN, 0], [-0.0, 0.0], [INF, -INF]])], dict(dim=[1]), fn, tags="extreme")
+    case(op, [ints(4, 5, low=0, high=2)], dict(dim=[1]), fn, dtypes=ALL_INTS)
+    case(op, [bools(4, 5)], dict(dim=[0]), fn)
+    case(op, [bools(4, 5)], {}, fn)
+
+count = lambda x, dim=None: torch.count_nonzero(x, dim)
+for shape, dim in SHAPES[:8]:
+    case("count_nonzero", [grid(*shape, low=0, high=0.25)], dict(dim=dim) if dim else {}, count)
+case("count_nonzero", [f64(1.0)], {}, count)
+case("count_nonzero", [grid(0, 3)], dict(dim=[0]), count)
+case("count_nonzero", [f64([[NAN, 0], [-0.0, 0.0], [INF, -INF]])], dict(dim=[1]), count, tags="extreme")
+case("count_nonzero", [ints(4, 5, low=0, high=2)], dict(dim=[1]), count, dtypes=ALL_INTS)
+case("count_nonzero", [bools(4, 5)], dict(dim=[0]), count)

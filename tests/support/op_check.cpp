@@ -210,10 +210,11 @@ class CaseRun {
 
   static std::int64_t waits_so_far() { return host_waits ? host_waits() : 0; }
 
-  // Returns true if the host may wait for the device. It may if an output is on the host, or if the case
-  // itself uploads a list (such as class weights).
+  // Returns true if the host may wait for the device. It may if an output is on the host, if the size of the
+  // output depends on the elements, or if the case itself uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
-    return info_.name == "item" ||
+    static const std::set<std::string> waits = {"item", "unique", "bincount", "searchsorted"};
+    return waits.count(info_.name) ||
            std::any_of(outputs.begin(), outputs.end(),
                        [&](const Tensor& t) { return t.defined() && t.device() != device_; }) ||
            std::any_of(golden_->params.begin(), golden_->params.end(), [](const auto& param) {

@@ -1,0 +1,109 @@
+// std, prod, nansum, nanmean, any, all and count_nonzero, which are composed of other operations. Their
+// gradients are those of the composition; only std records a node of its own.
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/reduced.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/scan.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::Reduced;
+
+const Op kStd("std", Grad::differentiable, kFloats);
+const Op kProd("prod", Grad::differentiable, kAllDTypes);
+const Op kNansum("nansum", Grad::differentiable, kAllDTypes);
+const Op kNanmean("nanmean", Grad::differentiable, kFloats);
+const Op kAny("any", Grad::none, kAllDTypes);
+const Op kAll("all", Grad::none, kAllDTypes);
+const Op kCountNonzero("count_nonzero", Grad::none, kAllDTypes);
+
+Tensor zero_like(const Tensor& x) { return zeros({}, TensorOptions(x.dtype(), x.device())); }
+
+// True where x differs from 0.
+Tensor truth(const Tensor& x) { return x.dtype() == DType::boolean ? x : ne(x, 0); }
+
+// Returns whether any element is true, or whether all are.
+Tensor decided(const Op& op, const Tensor& x, const Dims& dims, bool keepdim, bool any) {
+  const Reduced r(op, x, dims, keepdim);
+  const NoGradGuard no_grad;
+  const DType dtype = x.dtype() == DType::u8 ? DType::u8 : DType::boolean;
+  if (r.count == 0 || r.sizes.numel() == 0) return full(r.sizes, !any, TensorOptions(dtype, x.device()));
+  const Tensor true_or_not = truth(x);
+  return (any ? amax(true_or_not, dims, keepdim) : amin(true_or_not, dims, keepdim)).to(dtype);
+}
+
+}  // namespace
+
+// The gradient of sqrt() at 0 is infinite, and that of std is 0 as in PyTorch. So std records its own node.
+Tensor std(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
+  const Reduced checked(kStd, x, dims, keepdim);
+  const Tensor variance = var(x, dims, unbiased, keepdim);
+  Tensor y;
+  {
+    const NoGradGuard no_grad;
+    y = sqrt(variance);
+  }
+  if (autograd::recording(variance))
+    autograd::record(kStd, y, {&variance}, [y = autograd::save_output(y)](Backward& b) {
+      const Tensor deviation = b.saved(y);
+      b.set(0, where(eq(deviation, 0), zero_like(deviation), b.grad() / (deviation * 2)));
+    });
+  return y;
+}
+Tensor Tensor::std(const Dims& dims, bool unbiased, bool keepdim) const {
+  return tapestry::std(*this, dims, unbiased, keepdim);
+}
+
+Tensor prod(const Tensor& x, std::int64_t dim, bool keepdim) {
+  const Reduced r(kProd, x, dim, keepdim);
+  if (x.dim() == 0) return cumprod(x, 0);
+  // A row of no elements is replaced by a 1, which keeps the result connected to x.
+  const bool empty_rows = x.size(dim) == 0;
+  const TensorOptions options(x.dtype(), x.device());
+  const Tensor products = cumprod(empty_rows ? cat({ones(r.kept, options), x}, dim) : x, dim);
+  const std::int64_t last = products.size(dim) - 1;
+  return keepdim ? products.narrow(dim, last, 1) : products.select(dim, last);
+}
+Tensor prod(const Tensor& x) {
+  detail::check_defined(kProd.name, x);
+  return prod(x.reshape({-1}), 0);
+}
+Tensor Tensor::prod() const { return tapestry::prod(*this); }
+Tensor Tensor::prod(std::int64_t dim, bool keepdim) const { return tapestry::prod(*this, dim, keepdim); }
+
+Tensor nansum(const Tensor& x, const Dims& dims, bool keepdim) {
+  const Reduced checked(kNansum, x, dims, keepdim);
+  return sum(is_floating(x.dtype()) ? where(isnan(x), zero_like(x), x) : x, dims, keepdim);
+}
+Tensor Tensor::nansum(const Dims& dims, bool keepdim) const { return tapestry::nansum(*this, dims, keepdim); }
+
+Tensor nanmean(const Tensor& x, const Dims& dims, bool keepdim) {
+  const Reduced checked(kNanmean, x, dims, keepdim);
+  const DType dtype = autograd::accumulation_dtype(x.dtype());  // a count may exceed the range of f16
+  const Tensor total = nansum(x.to(dtype), dims, keepdim), counted = sum(eq(x, x), dims, keepdim);
+  return (total / counted).to(x.dtype());
+}
+Tensor Tensor::nanmean(const Dims& dims, bool keepdim) const {
+  return tapestry::nanmean(*this, dims, keepdim);
+}
+
+Tensor any(const Tensor& x, const Dims& dims, bool keepdim) { return decided(kAny, x, dims, keepdim, true); }
+Tensor all(const Tensor& x, const Dims& dims, bool keepdim) { return decided(kAll, x, dims, keepdim, false); }
+Tensor Tensor::any(const Dims& dims, bool keepdim) const { return tapestry::any(*this, dims, keepdim); }
+Tensor Tensor::all(const Dims& dims, bool keepdim) const { return tapestry::all(*this, dims, keepdim); }
+
+Tensor count_nonzero(const Tensor& x, const Dims& dims) {
+  const Reduced checked(kCountNonzero, x, dims, false);
+  return sum(truth(x.detach()), dims);
+}
+Tensor Tensor::count_nonzero(const Dims& dims) const { return tapestry::count_nonzero(*this, dims); }
+
+}  // namespace tapestry

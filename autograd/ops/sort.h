@@ -1,0 +1,55 @@
+#pragma once
+// Sorting, and the elements that an order picks. NaN is greater than every number, and -0 equals 0. Every
+// sort is stable in both directions, and where PyTorch leaves the choice among equal elements open, these
+// functions take the first ones. So results are the same on every device and for any number of threads.
+// Gradients go to the elements that were picked. A negative dimension counts from the end. All functions
+// throw IndexError if a dimension does not exist.
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tapestry/core/tensor.h"
+
+namespace tapestry {
+
+/// Sorts along `dim`. Returns the values, in x's shape, and their i64 indices in `dim`.
+std::pair<Tensor, Tensor> sort(const Tensor& x, std::int64_t dim = -1, bool descending = false);
+/// Returns the indices of sort().
+Tensor argsort(const Tensor& x, std::int64_t dim = -1, bool descending = false);
+/// Returns the k largest elements along `dim`, or the k smallest, and their indices. They are always sorted;
+/// `sorted` has no effect. Throws ValueError unless 0 <= k <= the size of the dimension.
+std::pair<Tensor, Tensor> topk(const Tensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true,
+                               bool sorted = true);
+/// Returns the k-th smallest element along `dim`, and its index. k counts from 1. Throws ValueError unless 1
+/// <= k <= the size of the dimension.
+std::pair<Tensor, Tensor> kthvalue(const Tensor& x, std::int64_t k, std::int64_t dim = -1,
+                                   bool keepdim = false);
+/// Returns the median of all elements, which is the lower one of two. The result is NaN if an element is NaN,
+/// or if there are no elements. Ties share the gradient equally.
+Tensor median(const Tensor& x);
+/// Returns the lower median along one dimension, and its index. If there is a NaN, the result is the first
+/// NaN. Throws ValueError if the dimension is empty.
+std::pair<Tensor, Tensor> median(const Tensor& x, std::int64_t dim, bool keepdim = false);
+/// Returns the q-th quantile along `dim`, or of all elements. q is in [0, 1]. If q lies between two elements,
+/// `interpolation` chooses: "linear", "lower", "higher", "midpoint" or "nearest". The result is NaN if an
+/// element is NaN. Floating dtypes. Throws ValueError for other q and names, and if there are no elements.
+Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                const std::string& interpolation = "linear");
+/// The quantiles for each element of a 1-d tensor q, along a new first dimension. q is read on the host, so a
+/// GPU is synchronised if q is there.
+Tensor quantile(const Tensor& x, const Tensor& q, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                const std::string& interpolation = "linear");
+
+struct UniqueOptions {
+  bool return_inverse = false, return_counts = false;
+};
+struct Unique {
+  Tensor values;   ///< the different elements in ascending order, 1-d
+  Tensor inverse;  ///< i64, in x's shape: the index in `values` of each element; undefined unless requested
+  Tensor counts;   ///< i64: how often each value occurs; undefined unless requested
+};
+/// Returns the different elements of x. Every NaN counts as a value of its own, as in PyTorch. There is no
+/// gradient. The host waits for a GPU, because the number of results depends on the elements.
+Unique unique(const Tensor& x, const UniqueOptions& options = {});
+
+}  // namespace tapestry

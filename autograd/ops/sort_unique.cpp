@@ -1,0 +1,48 @@
+// unique sorts the elements and compares neighbours.
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/scan.h"
+#include "tapestry/autograd/ops/search.h"
+#include "tapestry/autograd/ops/sort.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/kernels/ops/sort.h"
+
+namespace tapestry {
+namespace {
+
+const autograd::Op kUnique("unique", autograd::Grad::none, kAllDTypes);
+
+}  // namespace
+
+Unique unique(const Tensor& x, const UniqueOptions& options) {
+  detail::check_defined(kUnique.name, x);
+  kUnique.check_dtype(x.dtype());
+  const NoGradGuard no_grad;
+  const std::int64_t n = x.numel();
+  const TensorOptions integers(DType::i64, x.device());
+  Unique result;
+  if (n == 0) {
+    result.values = empty({0}, TensorOptions(x.dtype(), x.device()));
+    if (options.return_inverse) result.inverse = empty(x.sizes(), integers);
+    if (options.return_counts) result.counts = empty({0}, integers);
+    return result;
+  }
+  const auto [sorted, order] = sort(x.reshape({-1}));
+  // group[i] is the number of different values before sorted[i].
+  const Tensor group = zeros({n}, integers);
+  group.narrow(0, 1, n - 1).copy_(cumsum(ne(sorted.narrow(0, 1, n - 1), sorted.narrow(0, 0, n - 1)), 0));
+  const std::int64_t count = group[n - 1].item<std::int64_t>() + 1;
+  const Tensor first = searchsorted(group, arange(0, count, 1, integers));  // in each group
+  result.values = sorted.index_select(0, first);
+  if (options.return_counts)
+    result.counts = cat({first.narrow(0, 1, count - 1), full({1}, n, integers)}) - first;
+  if (options.return_inverse) {
+    result.inverse = empty(x.sizes(), integers);
+    kernels::put(x.device(), DType::i64,
+                 {.rows = 1, .n = n, .k = n, .index = order, .x = group, .y = result.inverse});
+  }
+  return result;
+}
+
+}  // namespace tapestry

@@ -1,0 +1,26 @@
+#include "tapestry/kernels/cuda/scan.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+template <class T, class C>
+void fill_slots() {
+  constexpr DeviceType device = DeviceType::cuda;
+  constexpr DType dtype = dtype_of<T>;
+  cumsum.set(device, dtype, &launch_scan<Cumulative<T, C, false>, ScanArgs>);
+  cumprod.set(device, dtype, &launch_scan<Cumulative<T, C, true>, ScanArgs>);
+  cummax.set(device, dtype, &launch_scan<CumulativeExtreme<T>, CummaxArgs>);
+  if constexpr (is_floating(dtype)) {
+    cumprod_backward.set(device, dtype, &launch_scan<CumprodBackward<T, C>, CumprodBackwardArgs>);
+    cummax_backward.set(device, dtype, &launch_scan<CummaxBackward<T, C>, CummaxBackwardArgs>);
+  }
+}
+
+const bool filled = [] {
+  fill_slots<float, float>();
+  fill_slots<std::int64_t, std::uint64_t>();
+  return true;
+}();
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda

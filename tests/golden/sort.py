@@ -1,0 +1,122 @@
+import torch
+
+from cases import bools, case, f64, grid, ints
+
+INF, NAN = float("inf"), float("nan")
+INTEGERS = [torch.int64, torch.int32, torch.uint8]
+SHAPES = [((5,), 0), ((3, 5), 1), ((3, 5), 0), ((2, 3, 4), -2), ((4, 1), 1), ((71,), 0), ((2, 67), -1), ((3, 0), 1), ((0, 3), 1)]
+# NaN is greatest, and -0 equals 0.
+EXTREMES = f64([[NAN, INF, -INF, 0.0, -0.0, 1], [2, NAN, NAN, -3, 1e30, -1e30], [0.0, -0.0, 0.0, -0.0, 1e-40, -1e-40]])
+TIES = f64([[2, 7, 2, 7, 2, 7, 1], [5, 5, 5, 5, 5, 5, 5]])
+# The recorded file holds integers that doubles represent.
+LIMITS = torch.tensor([[2**62, -2**62, 0, -1, 1, 2**32, -2**32]])
+
+
+def sort(x, dim=-1, descending=False):
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
+def argsort(x, dim=-1, descending=False):
+    return torch.argsort(x, dim=dim, descending=descending, stable=True)
+
+
+for op, fn in (("sort", sort), ("argsort", argsort)):
+    for descending in (False, True):
+        for shape, dim in SHAPES:
+            case(op, [grid(*shape)], dict(dim=dim, descending=descending), fn)
+        case(op, [f64(2.5)], dict(descending=descending), fn)
+        case(op, [EXTREMES], dict(descending=descending), fn, tags="extreme no_gradcheck")
+        case(op, [TIES], dict(descending=descending), fn, tags="no_gradcheck")
+        case(op, [ints(4, 5)], dict(dim=0, descending=descending), fn, dtypes=INTEGERS)
+        case(op, [LIMITS], dict(descending=descending), fn, tags="extreme")
+        case(op, [bools(4, 5)], dict(descending=descending), fn)
+
+
+def topk(x, k, dim=-1, largest=True):
+    # torch.topk picks any of equal elements. The first ones are those of a stable sort.
+    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+    if x.dim() == 0:
+        return values, indices
+    expected = torch.topk(x, k, dim=dim, largest=largest).values
+    values, indices = values.narrow(dim, 0, k), indices.narrow(dim, 0, k)
+    assert torch.equal(torch.nan_to_num(values), torch.nan_to_num(expected))
+    return values, indices
+
+
+for largest in (True, False):
+    for shape, dim, k in (((5,), 0, 2), ((3, 5), 1, 1), ((3, 5), 0, 3), ((2, 3, 4), -2, 2), ((71,), 0, 4), ((2, 67), -1, 66),
+                          ((3, 5), 1, 0), ((0, 3), 1, 2)):
+        case("topk", [grid(*shape)], dict(k=k, dim=dim, largest=largest), topk)
+    case("topk", [f64(2.5)], dict(k=1, largest=largest), topk)
+    case("topk", [EXTREMES], dict(k=4, largest=largest), topk, tags="extreme no_gradcheck")
+    case("topk", [TIES], dict(k=2, largest=largest), topk, tags="no_gradcheck")
+    case("topk", [ints(4, 5)], dict(k=2, dim=0, largest=largest), topk, dtypes=INTEGERS)
+    case("topk", [LIMITS], dict(k=3, largest=largest), topk, tags="extreme")
+
+
+def kthvalue(x, k, dim=-1, keepdim=False):
+    # torch.kthvalue picks any of equal elements. We pick the one that a stable sort puts at this place.
+    values, indices = torch.sort(x, dim=dim, stable=True)
+    expected = torch.kthvalue(x, k, dim, keepdim).values
+    values, indices = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    if not keepdim:
+        values, indices = values.squeeze(dim), indices.squeeze(dim)
+    assert torch.equal(torch.nan_to_num(values), torch.nan_to_num(expected))
+    return values, indices
+
+
+def median(x, dim, keepdim=False):
+    if x.is_floating_point() or x.dim() == 0:  # no ties in these cases
+        return torch.median(x, dim, keepdim)
+    return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+for shape, dim, k in (((5,), 0, 2), ((3, 5), 1, 5), ((3, 5), 0, 1), ((2, 3, 4), -2, 2), ((71,), 0, 36), ((2, 67), -1, 3),
+                      ((0, 3), 1, 2)):
+    case("kthvalue", [grid(*shape)], dict(k=k, dim=dim), kthvalue)
+    case("median", [grid(*shape)], dict(dim=dim), median)
+for op, fn, params in (("kthvalue", kthvalue, dict(k=2)), ("median", median, {})):
+    case(op, [grid(3, 4)], dict(dim=1, keepdim=True, **params), fn)
+    case(op, [ints(4, 5)], dict(dim=0, **params), fn, dtypes=INTEGERS)
+    case(op, [f64([[1, INF, -INF, 2], [-1, -2, INF, 3e30]])], dict(dim=1, **params), fn, tags="extreme no_gradcheck")
+case("median", [f64(2.5)], dict(dim=0), median)
+case("median", [f64([[1, NAN, 2, 0], [0, 3, 1, 2]])], dict(dim=1), median, tags="extreme no_gradcheck")
+case("kthvalue", [f64([[1, NAN, 2, 0], [0, 3, 1, 2]])], dict(k=4, dim=1), kthvalue, tags="extreme no_gradcheck")
+for x in (grid(3, 5), grid(2, 3, 4), f64(2.5), grid(71)):
+    case("median/all", [x], {}, torch.median)
+case("median/all", [f64([2, 7, 2, 7, 2])], {}, torch.median, tags="no_gradcheck")  # ties share the gradient
+case("median/all", [f64([[1, NAN], [2, 0]])], {}, torch.median, tags="extreme no_gradcheck")
+case("median/all", [grid(0, 3)], {}, torch.median, tags="no_grad no_gradcheck")
+case("median/all", [ints(3, 5)], {}, torch.median, dtypes=INTEGERS)
+
+
+def quantile(x, q, dim=None, keepdim=False, interpolation="linear"):
+    q = torch.tensor(q, dtype=x.dtype) if isinstance(q, list) else q
+    return torch.quantile(x, q, dim, keepdim, interpolation=interpolation)
+
+
+for interpolation in ("linear", "lower", "higher", "midpoint", "nearest"):
+    for q in (0.0, 0.25, 0.375, 0.5, 1.0):
+        case("quantile", [grid(3, 5)], dict(q=q, dim=1, interpolation=interpolation), quantile)
+    case("quantile", [grid(2, 3, 4)], dict(q=0.625, interpolation=interpolation), quantile)
+    case("quantile/list", [grid(3, 4)], dict(q=[0.125, 0.5, 1.0], dim=0, interpolation=interpolation), quantile)
+case("quantile", [grid(2, 3, 4)], dict(q=0.375, dim=-2, keepdim=True), quantile)
+case("quantile", [grid(2, 3)], dict(q=0.5, keepdim=True), quantile)
+case("quantile/list", [grid(2, 3)], dict(q=[0.25, 0.75], keepdim=True), quantile)
+case("quantile", [f64(2.5)], dict(q=0.5), quantile)
+# torch.quantile refuses tensors without elements. We return no results, as median does.
+case("quantile", [grid(0, 3)], dict(q=0.5, dim=1), lambda x, q, dim: torch.median(x, dim).values)
+case("quantile", [f64([[1, NAN, 2], [0, 3, 1e30]])], dict(q=0.5, dim=1), quantile, tags="extreme no_gradcheck no_grad")
+
+
+def unique(x):
+    return torch.unique(x, sorted=True, return_inverse=True, return_counts=True)
+
+
+for x in (grid(5), f64([3, 1, 3, 2, 1, 3]), f64([[1, 2], [2, 1], [0, 2]]), f64(2.5), grid(0, 3), f64([7.0] * 70)):
+    case("unique", [x], {}, unique, constant=[0])
+case("unique", [f64([INF, -INF, 0.0, INF, 1e30, 0.0])], {}, unique, tags="extreme", constant=[0])
+case("unique", [f64([NAN, 1, NAN, 1])], {}, unique, tags="extreme", constant=[0])
+case("unique", [ints(40)], {}, unique, dtypes=INTEGERS)
+case("unique", [bools(9)], {}, unique)
+case("unique", [LIMITS], {}, unique, tags="extreme")
