@@ -288,9 +288,8 @@ struct RawLaunch {
   std::size_t shared_bytes;
 };
 
-/// Records launches. At exit, the process appends the kernels' symbols to the file named by
-/// TAPESTRY_EMULATED_KERNELS, and writes each symbol with its largest block and most dynamic shared memory to
-/// TAPESTRY_EMULATED_LAUNCHES.
+/// Records launches. At exit, the process appends each kernel's symbol with its largest block and most dynamic
+/// shared memory to the file named by TAPESTRY_EMULATED_LAUNCHES.
 class Record {
  public:
   void add(const RawLaunch& launch) {
@@ -312,21 +311,13 @@ class Record {
     return names;
   }
   ~Record() {
-    if (kernels_.empty()) return;
-    const auto file = [](const char* variable) -> std::string {
-      const char* const path = std::getenv(variable);
-      return path ? path : "";
-    };
-    if (const std::string path = file("TAPESTRY_EMULATED_KERNELS"); !path.empty()) {
-      std::string text;  // a single write, so that concurrent processes do not interleave
-      for (const std::string& name : kernels()) text += name + "\n";
-      std::ofstream(path, std::ios::app) << text << std::flush;
-    }
-    if (const std::string path = file("TAPESTRY_EMULATED_LAUNCHES"); !path.empty()) {
-      std::ofstream out(path);
-      for (const auto& [kernel, largest] : kernels_)
-        out << symbol(kernel) << ' ' << largest.threads << ' ' << largest.shared_bytes << '\n';
-    }
+    const char* const path = std::getenv("TAPESTRY_EMULATED_LAUNCHES");
+    if (kernels_.empty() || !path || !*path) return;
+    std::string text;  // a single write, so that concurrent processes do not interleave
+    for (const auto& [kernel, largest] : kernels_)
+      text += symbol(kernel) + (" " + std::to_string(largest.threads)) + " " +
+              std::to_string(largest.shared_bytes) + "\n";
+    std::ofstream(path, std::ios::app) << text << std::flush;
   }
 
  private:
