@@ -288,10 +288,12 @@ struct RawLaunch {
   std::size_t shared_bytes;
 };
 
-/// Records launches. At exit, the process appends each kernel's symbol with its largest block and most dynamic
-/// shared memory to the file named by TAPESTRY_EMULATED_LAUNCHES.
+/// Records launches. At exit, the process appends each kernel's symbol with its largest block and most
+/// dynamic shared memory to the file named by TAPESTRY_EMULATED_LAUNCHES.
 class Record {
  public:
+  /// Adds a launch whose kernel does not run, so it is not written to the file.
+  void add_unexecuted(const RawLaunch& launch) { launches_.push_back(launch); }
   void add(const RawLaunch& launch) {
     launches_.push_back(launch);
     Largest& largest = kernels_[launch.kernel];
@@ -388,7 +390,7 @@ std::string readable(void (*kernel)()) {
 Options& options() {
   static Options instance = [] {
     const char* const seed = std::getenv("TAPESTRY_EMULATOR_SEED");
-    return Options{seed ? std::strtoull(seed, nullptr, 10) : 0};
+    return Options{.seed = seed ? std::strtoull(seed, nullptr, 10) : 0};
   }();
   return instance;
 }
@@ -399,6 +401,7 @@ std::vector<std::string> launched_kernels() { return record().kernels(); }
 void run_grid(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, void (*body)(void*),
               void* argument) {
   check_launch(kernel, grid, block, shared_bytes);
+  if (options().record_only) return record().add_unexecuted({kernel, grid, block, shared_bytes});
   record().add({kernel, grid, block, shared_bytes});
   m.kernel = kernel;
   m.body = body;

@@ -30,6 +30,8 @@ struct Options {
   /// The seed of the execution order. If it is 0, threads and blocks run in order. Otherwise both are
   /// shuffled with this seed. The initial value comes from the environment variable TAPESTRY_EMULATOR_SEED.
   std::uint64_t seed = 0;
+  /// If true, take_launches() returns the launches, but no kernel runs.
+  bool record_only = false;
 };
 Options& options();
 
