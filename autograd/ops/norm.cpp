@@ -3,19 +3,20 @@
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
-#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/norm.h"
 #include "tapestry/autograd/tape.h"
-#include "tapestry/kernels/ops/norm.h"
 
 namespace tapestry {
 namespace {
 
 using autograd::accumulation_dtype;
 using autograd::Backward;
+using autograd::batch_norm_shape;
 using autograd::check_matches;
-using autograd::check_vector;
+using autograd::check_per_channel;
 using autograd::contiguous_or_undefined;
 using autograd::Grad;
+using autograd::normalize_channels;
 using autograd::Op;
 using autograd::raw_contiguous;
 using autograd::save_if;
@@ -23,20 +24,28 @@ using autograd::save_if;
 const Op kBatchNorm("batch_norm", Grad::differentiable, kFloats);
 const Op kLayerNorm("layer_norm", Grad::differentiable, kFloats);
 
-kernels::BatchNormShape batch_norm_shape(const Tensor& x, MemoryFormat format) {
-  kernels::BatchNormShape s;
-  s.n = x.sizes()[0], s.c = x.sizes()[1];
-  for (int d = 2; d < x.dim(); ++d) s.l *= x.sizes()[d];
-  if (format == MemoryFormat::channels_last) s.n *= s.l, s.l = 1;
-  return s;
-}
-
 // Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
 // the tensor must be zero.
 Tensor sums_of(const Tensor& g, const Shape& sizes) {
   const TensorOptions options(g.dtype(), g.device());
   return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
 }
+
+// The gradients of input, weight and bias that backward needs; the others are undefined. The kernel writes
+// them. `g` is the gradient of the output, and weight and bias have the shape `sizes`.
+struct NormGradients {
+  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes) {
+    if (b.needs(0)) dx = empty(g.sizes(), {g.dtype(), g.device()}, format);
+    if (b.needs(1)) dweight = sums_of(g, sizes);
+    if (b.needs(2)) dbias = sums_of(g, sizes);
+  }
+  void set(Backward& b) const {
+    b.set(0, dx);
+    b.set(1, dweight);
+    b.set(2, dbias);
+  }
+  Tensor dx, dweight, dbias;
+};
 
 // A tensor for a kernel to update: t itself if it is dense, else a copy that finish() writes back.
 class Updated {
@@ -63,14 +72,10 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   kBatchNorm.check_dtype(x.dtype());
   check(x.dim() >= 2, "[batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
   const std::int64_t channels = x.sizes()[1];
-  const auto check_operand = [&](const Tensor& t, const char* what) {
-    check_matches(op, x, t, what);
-    check_vector(op, t, what, channels);
-  };
-  check_operand(running_mean, "running_mean");
-  check_operand(running_var, "running_var");
-  check_operand(weight, "weight");
-  check_operand(bias, "bias");
+  check_per_channel(op, x, running_mean, "running_mean");
+  check_per_channel(op, x, running_var, "running_var");
+  check_per_channel(op, x, weight, "weight");
+  check_per_channel(op, x, bias, "bias");
   check(running_mean.defined() == running_var.defined(),
         "[batch_norm] one of running_mean and running_var is undefined; give both or neither");
   check(training || running_mean.defined(), "[batch_norm] evaluation needs running_mean and running_var");
@@ -109,12 +114,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
       inv_std = raw_contiguous(rsqrt(running_var.to(stats) + eps));
     }
   }
-  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}, format);
-  const Tensor scale = contiguous_or_undefined(weight), shift = contiguous_or_undefined(bias);
-  if (y.numel() > 0)
-    kernels::batch_norm(
-        x.device(), x.dtype(),
-        {.shape = s, .x = input, .mean = mean, .inv_std = inv_std, .weight = scale, .bias = shift, .y = y});
+  const Tensor y = normalize_channels(input, format, mean, inv_std, weight, bias);
 
   if (autograd::recording(x, weight, bias))
     autograd::record(
@@ -123,11 +123,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
          weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
          weighted = weight.defined(), s, format, training](Backward& b) {
           const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x), format);
-          const TensorOptions options(g.dtype(), g.device());
-          Tensor dx, dweight, dbias;
-          if (b.needs(0)) dx = empty(g.sizes(), options, format);
-          if (b.needs(1)) dweight = sums_of(g, {s.c});
-          if (b.needs(2)) dbias = sums_of(g, {s.c});
+          const NormGradients d(b, g, format, {s.c});
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
           if (g.numel() > 0)
             kernels::batch_norm_backward(g.device(), g.dtype(),
@@ -138,12 +134,10 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
                                           .inv_std = b.saved(inv_std),
                                           .weight = scale,
                                           .training = training,
-                                          .dx = dx,
-                                          .dweight = dweight,
-                                          .dbias = dbias});
-          b.set(0, dx);
-          b.set(1, dweight);
-          b.set(2, dbias);
+                                          .dx = d.dx,
+                                          .dweight = d.dweight,
+                                          .dbias = d.dbias});
+          d.set(b);
         });
   return y;
 }
@@ -190,11 +184,7 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                       weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
                       weighted = weight.defined(), normalized_shape, rows, cols](Backward& b) {
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
-                       const TensorOptions options(g.dtype(), g.device());
-                       Tensor dx, dweight, dbias;
-                       if (b.needs(0)) dx = empty(g.sizes(), options);
-                       if (b.needs(1)) dweight = sums_of(g, normalized_shape);
-                       if (b.needs(2)) dbias = sums_of(g, normalized_shape);
+                       const NormGradients d(b, g, MemoryFormat::contiguous, normalized_shape);
                        const Tensor scale =
                            weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
                        if (g.numel() > 0)
@@ -206,12 +196,10 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                                                        .mean = b.saved(mean),
                                                        .inv_std = b.saved(inv_std),
                                                        .weight = scale,
-                                                       .dx = dx,
-                                                       .dweight = dweight,
-                                                       .dbias = dbias});
-                       b.set(0, dx);
-                       b.set(1, dweight);
-                       b.set(2, dbias);
+                                                       .dx = d.dx,
+                                                       .dweight = d.dweight,
+                                                       .dbias = d.dbias});
+                       d.set(b);
                      });
   return y;
 }

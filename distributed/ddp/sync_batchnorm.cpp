@@ -3,37 +3,19 @@
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/norm.h"
 #include "tapestry/autograd/ops/norm.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
-#include "tapestry/kernels/ops/norm.h"
 
 namespace tapestry::distributed {
 namespace {
 
-// The input (N, C, ...) in the form that kernels take: a dense layout and its sizes.
-struct Input {
-  MemoryFormat format;
-  kernels::BatchNormShape shape;
-  DType statistics;
-};
-
-Input describe(const Tensor& x) {
-  Input in{x.memory_format(), {}, x.dtype() == DType::f64 ? DType::f64 : DType::f32};
-  in.shape.n = x.size(0), in.shape.c = x.size(1);
-  for (int d = 2; d < x.dim(); ++d) in.shape.l *= x.size(d);
-  if (in.format == MemoryFormat::channels_last) in.shape.n *= in.shape.l, in.shape.l = 1;
-  return in;
-}
-
-void check_channels(const Tensor& t, const char* what, const Tensor& x) {
-  if (!t.defined()) return;
-  check<TypeError>(t.dtype() == x.dtype(), "[sync_batch_norm] ", what, " has dtype ", t.dtype(),
-                   " but the input has ", x.dtype(), "; convert one with to(dtype)");
-  check(t.dim() == 1 && t.size(0) == x.size(1), "[sync_batch_norm] ", what, " has shape ", t.sizes(),
-        ", expected ", Shape(x.size(1)));
-}
+using autograd::accumulation_dtype;
+using autograd::batch_norm_shape;
+using autograd::check_per_channel;
+using autograd::normalize_channels;
 
 // Mean and sum of squared deviations per channel, and the number of values per channel, over all ranks. They
 // are f64 tensors on the host, because the host needs the count and our GPU kernels have no f64 arithmetic.
@@ -42,14 +24,16 @@ struct Statistics {
   double count;
 };
 
-Statistics join(ProcessGroup& group, const Tensor& x, const Input& in, const std::string& name) {
-  const std::int64_t c = in.shape.c, ranks = group.size();
-  const auto count = static_cast<double>(in.shape.n * in.shape.l);
+// Computes the statistics of x, which is dense in `format`.
+Statistics join(ProcessGroup& group, const Tensor& x, MemoryFormat format, const std::string& name) {
+  const kernels::BatchNormShape s = batch_norm_shape(x, format);
+  const DType statistics = accumulation_dtype(x.dtype());
+  const std::int64_t c = s.c, ranks = group.size();
+  const auto count = static_cast<double>(s.n * s.l);
   const Tensor own = zeros({2 * c + 1}, {DType::f64, x.device()});
   if (x.numel() > 0) {
-    const Tensor mean = empty({c}, {in.statistics, x.device()}),
-                 var = empty({c}, {in.statistics, x.device()});
-    kernels::batch_norm_stats(x.device(), x.dtype(), {.shape = in.shape, .x = x, .mean = mean, .var = var});
+    const Tensor mean = empty({c}, {statistics, x.device()}), var = empty({c}, {statistics, x.device()});
+    kernels::batch_norm_stats(x.device(), x.dtype(), {.shape = s, .x = x, .mean = mean, .var = var});
     own.narrow(0, 0, c).copy_(mean);
     own.narrow(0, c, c).copy_(var);
   }
@@ -84,44 +68,34 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
   check(group != nullptr, "[sync_batch_norm] the group is null; pass what init_process_group() returned");
   check(x.dim() >= 2, "[sync_batch_norm] input has shape ", x.sizes(), ", expected (N, C) or (N, C, ...)");
   check<TypeError>(is_floating(x.dtype()), "[sync_batch_norm] takes floating dtypes, not ", x.dtype());
-  check_channels(running_mean, "running_mean", x);
-  check_channels(running_var, "running_var", x);
-  check_channels(weight, "weight", x);
-  check_channels(bias, "bias", x);
+  check_per_channel("sync_batch_norm", x, running_mean, "running_mean");
+  check_per_channel("sync_batch_norm", x, running_var, "running_var");
+  check_per_channel("sync_batch_norm", x, weight, "weight");
+  check_per_channel("sync_batch_norm", x, bias, "bias");
 
-  const Input in = describe(x);
+  const MemoryFormat format = x.memory_format();
+  const DType statistics = accumulation_dtype(x.dtype());
   Tensor input, mean, inv_std, y;
   double count;
   {
     const NoGradGuard no_grad;
-    input = x.contiguous(in.format);
-    const Statistics all = join(*group, input, in, name);
+    input = x.contiguous(format);
+    const Statistics all = join(*group, input, format, name);
     count = all.count;
-    const auto there = [&](const Tensor& t) { return t.to(in.statistics).to(x.device()); };
+    const auto there = [&](const Tensor& t) { return t.to(statistics).to(x.device()); };
     mean = there(all.mean);
     inv_std = there(rsqrt(all.squares / Scalar(count) + Scalar(eps)));
     update_running(running_mean, mean, momentum);
     update_running(running_var, there(all.squares / Scalar(count - 1)), momentum);
-    y = empty(x.sizes(), {x.dtype(), x.device()}, in.format);
-    const Tensor scale = weight.defined() ? weight.contiguous() : weight;
-    const Tensor shift = bias.defined() ? bias.contiguous() : bias;
-    if (y.numel() > 0)
-      kernels::batch_norm(x.device(), x.dtype(),
-                          {.shape = in.shape,
-                           .x = input,
-                           .mean = mean,
-                           .inv_std = inv_std,
-                           .weight = scale,
-                           .bias = shift,
-                           .y = y});
+    y = normalize_channels(input, format, mean, inv_std, weight, bias);
   }
   if (!autograd::recording(x, weight, bias)) return y;
 
   const Tensor* outputs[] = {&y};
   const Tensor* inputs[] = {&x, &weight, &bias};
   autograd::record("sync_batch_norm", outputs, inputs,
-                   [group, name, in, count, x = autograd::save(x), mean = autograd::save(mean),
-                    inv_std = autograd::save(inv_std),
+                   [group, name, format, statistics, count, x = autograd::save(x),
+                    mean = autograd::save(mean), inv_std = autograd::save(inv_std),
                     weight = weight.defined() ? autograd::save(weight) : autograd::SavedTensor(),
                     weighted = weight.defined()](autograd::Backward& b) {
                      // Let g be the gradient of y, h = (x - mean) inv_std, N the number of values per channel
@@ -129,17 +103,17 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
                      //   dx = weight inv_std (g - sum(g) / N - h sum(g h) / N)
                      // batch_norm_backward with fixed statistics computes weight inv_std g and this rank's
                      // sums. The other two terms are a batch_norm of x with another weight and bias.
-                     const Tensor g = b.grad().contiguous(in.format),
-                                  input = b.saved(x).contiguous(in.format);
+                     const Tensor g = b.grad().contiguous(format), input = b.saved(x).contiguous(format);
                      const Tensor means = b.saved(mean), inv_stds = b.saved(inv_std);
                      const Tensor scale = weighted ? b.saved(weight).contiguous() : Tensor();
                      const TensorOptions options(g.dtype(), g.device());
-                     const Tensor dx = b.needs(0) ? empty(g.sizes(), options, in.format) : Tensor();
-                     const Tensor sums = zeros({2, in.shape.c}, options);
+                     const kernels::BatchNormShape s = batch_norm_shape(g, format);
+                     const Tensor dx = b.needs(0) ? empty(g.sizes(), options, format) : Tensor();
+                     const Tensor sums = zeros({2, s.c}, options);
                      const Tensor sum_gh = sums.select(0, 0), sum_g = sums.select(0, 1);
                      if (g.numel() > 0)
                        kernels::batch_norm_backward(g.device(), g.dtype(),
-                                                    {.shape = in.shape,
+                                                    {.shape = s,
                                                      .dy = g,
                                                      .x = input,
                                                      .mean = means,
@@ -152,7 +126,7 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
                      if (b.needs(1)) b.set(1, sum_gh.clone());
                      if (b.needs(2)) b.set(2, sum_g.clone());
                      if (!b.needs(0)) return;
-                     const Tensor all = sums.to(in.statistics).clone();
+                     const Tensor all = sums.to(statistics).clone();
                      group->all_reduce(all, ReduceOp::sum, name + " backward").wait();
                      Tensor factor = inv_stds * Scalar(-1 / count);
                      if (weighted) factor = factor * scale.to(factor.dtype());
@@ -160,18 +134,8 @@ Tensor sync_batch_norm(const std::shared_ptr<ProcessGroup>& group, const Tensor&
                      // inv_std itself, so `slope` has only the one in `factor`.
                      const Tensor slope = (all.select(0, 0) * factor).to(g.dtype());
                      const Tensor shift = (all.select(0, 1) * factor).to(g.dtype());
-                     if (g.numel() > 0) {
-                       const Tensor rest = empty(g.sizes(), options, in.format);
-                       kernels::batch_norm(g.device(), g.dtype(),
-                                           {.shape = in.shape,
-                                            .x = input,
-                                            .mean = means,
-                                            .inv_std = inv_stds,
-                                            .weight = slope,
-                                            .bias = shift,
-                                            .y = rest});
-                       dx.add_(rest);
-                     }
+                     if (g.numel() > 0)
+                       dx.add_(normalize_channels(input, format, means, inv_stds, slope, shift));
                      b.set(0, dx);
                    });
   return y;

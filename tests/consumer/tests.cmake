@@ -26,7 +26,7 @@ foreach(way ${ways})
     -D WORK=${PROJECT_BINARY_DIR}/consumer/${way} -D GENERATOR=${CMAKE_GENERATOR} -D COMPILER=${CMAKE_CXX_COMPILER}
     -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -D JOBS=${cores} -D "PROGRAMS=${programs}" ${consumer_cuda}
     -P ${CMAKE_CURRENT_LIST_DIR}/run.cmake)
-  set_tests_properties(consumer.${way} PROPERTIES TIMEOUT 900 PROCESSORS ${cores} LABELS consumer)
+  set_tests_properties(consumer.${way} PROPERTIES TIMEOUT 900 LABELS consumer)
 endforeach()
 # This takes three minutes on two cores. It finds single files that fail to compile inside another project.
 set_tests_properties(consumer.whole_subdirectory PROPERTIES LABELS "consumer;long")

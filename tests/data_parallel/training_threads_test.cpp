@@ -103,7 +103,7 @@ TEST_CASE("training equals one device with clipping, accumulation, small buckets
   for (const Variant& v :
        {Variant{.name = "clipping", .clip = 0.05}, Variant{.name = "accumulation", .passes = 2},
         Variant{.name = "one bucket per parameter", .passes = 2, .bucket_mb = 1e-6},
-        Variant{.name = "freezing", .freeze_at = 20}}) {
+        Variant{.name = "freezing", .freeze_at = 2 * kSteps / 5}}) {
     compare<PlainMembers>(v, {7}, {1, 3});
     compare<SharedAndUnused>(v, {3}, {4});
   }

@@ -81,18 +81,17 @@ endforeach()
 
 set_property(TEST device.models APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATOR_SEED=1)  # starts the threads in another order
 
-# The emulated tests record which kernels they launch. kernels.coverage then checks that nvcc compiled no other kernels.
-set(recorded ${PROJECT_BINARY_DIR}/emulated_kernels)
-file(MAKE_DIRECTORY ${recorded})
+# The tests of emulated kernels record which kernels they launch, with which block sizes. kernels.coverage checks that nvcc
+# compiled no other kernels, and device_code.resources checks the block sizes. The other programs that use the emulator are not
+# recorded: docs/ and tests/ptx have kernels of their own, and the sanitizer presets do not compile for GPUs.
+set(recorded ${PROJECT_BINARY_DIR}/emulated_launches)
 get_property(all_tests DIRECTORY PROPERTY TESTS)
 list(FILTER all_tests INCLUDE REGEX "^(emulated|device)\\.")
-set(records ${all_tests})
-list(TRANSFORM records PREPEND ${recorded}/)
-list(TRANSFORM records APPEND .txt)
-add_test(NAME kernels.forget COMMAND ${CMAKE_COMMAND} -E rm -f ${records})
+# The folder is emptied, because it may contain records of tests that no longer exist.
+add_test(NAME kernels.forget COMMAND sh -c "rm -rf \"$0\" && mkdir \"$0\"" ${recorded})
 set_tests_properties(kernels.forget PROPERTIES LABELS "emulated;device" FIXTURES_SETUP kernels_forgotten)
 foreach(test ${all_tests})
-  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATED_KERNELS=${recorded}/${test}.txt)
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT TAPESTRY_EMULATED_LAUNCHES=${recorded}/${test})
   set_tests_properties(${test} PROPERTIES FIXTURES_SETUP kernels_run FIXTURES_REQUIRED kernels_forgotten)
 endforeach()
 if(TAPESTRY_CUDA_FOUND)
@@ -104,3 +103,4 @@ else()
 endif()
 set_tests_properties(kernels.coverage PROPERTIES LABELS "emulated;device" FIXTURES_REQUIRED kernels_run
   SKIP_REGULAR_EXPRESSION "^skipped: ")
+set_tests_properties(device_code.resources PROPERTIES DEPENDS "${all_tests}")

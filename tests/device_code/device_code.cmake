@@ -8,6 +8,3 @@ if(TAPESTRY_CUDA_FOUND)
   set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/device_code/resources_test.cpp APPEND PROPERTY COMPILE_DEFINITIONS
     TAPESTRY_HAS_CUDA=1 "TAPESTRY_DEVICE_ARCHITECTURES=\"${architectures}\"")
 endif()
-# The emulated tests record with which block sizes the kernels are launched, so they run first.
-file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/emulated_launches)
-set_tests_properties(device_code.resources PROPERTIES DEPENDS "${emulated_tests}")

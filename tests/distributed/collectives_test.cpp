@@ -7,59 +7,21 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
+#include "tests/support/dtypes.h"
 #include "tests/support/effort.h"
 
 using namespace tapestry;
 using namespace tapestry::distributed;
 using namespace distributed_test;
+using tests::for_dtype;
+using tests::from_double;
+using tests::to_double;
 
 namespace {
-
-// CHECK is not thread-safe, so ranks throw instead.
-template <class... Parts>
-void require(bool ok, const Parts&... parts) {
-  if (!ok) throw std::runtime_error(concat({Piece(parts)...}));
-}
 
 constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
                           DType::i64, DType::i32, DType::u8,  DType::boolean};
 constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::min, ReduceOp::max, ReduceOp::product};
-
-// Calls f with a null pointer of the dtype's C++ type.
-template <class F>
-void by_type(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(static_cast<float*>(nullptr));
-    case DType::f64:
-      return f(static_cast<double*>(nullptr));
-    case DType::f16:
-      return f(static_cast<Half*>(nullptr));
-    case DType::bf16:
-      return f(static_cast<BFloat16*>(nullptr));
-    case DType::i64:
-      return f(static_cast<std::int64_t*>(nullptr));
-    case DType::i32:
-      return f(static_cast<std::int32_t*>(nullptr));
-    case DType::u8:
-      return f(static_cast<std::uint8_t*>(nullptr));
-    case DType::boolean:
-      return f(static_cast<bool*>(nullptr));
-  }
-}
-
-template <class T>
-double number(T x) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>)
-    return static_cast<double>(static_cast<float>(x));
-  else return static_cast<double>(x);
-}
-
-template <class T>
-T element(double x) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) return T(static_cast<float>(x));
-  else return static_cast<T>(x);
-}
 
 // Multiples of 1/4 up to 7.75 for floating dtypes, integers up to 31 otherwise. These values and their sums
 // over 5 ranks are exact in every dtype.
@@ -83,8 +45,8 @@ double source(DType dtype, ReduceOp op, int rank, std::int64_t i) {
 
 Tensor filled(DType dtype, const Shape& shape, const std::function<double(std::int64_t)>& f) {
   Tensor t = empty(shape, dtype);
-  by_type(dtype, [&]<class T>(T*) {
-    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<T>()[i] = element<T>(f(i));
+  for_dtype(dtype, [&]<class T>() {
+    for (std::int64_t i = 0; i < t.numel(); ++i) t.data<T>()[i] = from_double<T>(f(i));
   });
   return t;
 }
@@ -112,19 +74,19 @@ double reduced(DType dtype, ReduceOp op, int size, std::int64_t i) {
   }
   if (op == ReduceOp::mean) all /= size;
   if (dtype == DType::boolean) all = all != 0;
-  by_type(dtype, [&]<class T>(T*) {
+  for_dtype(dtype, [&]<class T>() {
     if constexpr (std::is_same_v<T, std::uint8_t>)
       all = static_cast<double>(static_cast<std::int64_t>(all) & 255);
-    all = number(element<T>(all));
+    all = to_double(from_double<T>(all));
   });
   return all;
 }
 
 void require_values(const std::string& what, const Tensor& t,
                     const std::function<double(std::int64_t)>& expected) {
-  by_type(t.dtype(), [&]<class T>(T*) {
+  for_dtype(t.dtype(), [&]<class T>() {
     for (std::int64_t i = 0; i < t.numel(); ++i) {
-      const double x = number(t.data<T>()[i]), y = expected(i);
+      const double x = to_double(t.data<T>()[i]), y = expected(i);
       require(x == y, what, " ", t.dtype(), ", element ", i, " of ", t.numel(), ": ", x, " instead of ", y);
     }
   });
@@ -248,14 +210,14 @@ Spread spread(DType dtype, const Shape& shape, const Dims& order,
   }
   const Tensor base = filled(dtype, {step + 3}, [](std::int64_t) { return 99; });
   const Tensor view = detail::raw_view(base, shape, strides, 1);
-  by_type(dtype, [&]<class T>(T*) {
+  for_dtype(dtype, [&]<class T>() {
     for (std::int64_t i = 0; i < view.numel(); ++i) {
       std::int64_t at = 0, rest = i;
       for (int d = shape.size() - 1; d >= 0; --d) {
         at += rest % shape[d] * strides[d];
         rest /= shape[d];
       }
-      view.data<T>()[at] = element<T>(f(i));
+      view.data<T>()[at] = from_double<T>(f(i));
     }
   });
   return {base, view};
@@ -265,7 +227,7 @@ Spread spread(DType dtype, const Shape& shape, const Dims& order,
 Tensor collected(const Spread& s) {
   const Shape& shape = s.view.sizes();
   const Tensor out = empty(shape, s.view.dtype());
-  by_type(out.dtype(), [&]<class T>(T*) {
+  for_dtype(out.dtype(), [&]<class T>() {
     for (std::int64_t i = 0; i < out.numel(); ++i) {
       std::int64_t at = 0, rest = i;
       for (int d = shape.size() - 1; d >= 0; --d) {
@@ -275,7 +237,7 @@ Tensor collected(const Spread& s) {
       out.data<T>()[i] = s.view.data<T>()[at];
     }
     for (std::int64_t i = 0; i < s.base.numel(); i += 2)
-      require(number(s.base.data<T>()[i]) == number(element<T>(99)), "a gap was written");
+      require(to_double(s.base.data<T>()[i]) == to_double(from_double<T>(99)), "a gap was written");
   });
   return out;
 }

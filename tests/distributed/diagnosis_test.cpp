@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <iostream>
 #include <mutex>
 #include <sstream>
@@ -36,19 +37,37 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
+/// Calls fn(transport) for all transports at the same time, because these tests mostly wait for timeouts.
+/// Returns the results by transport. `fn` must not use Catch2's checks, which are not thread-safe.
+template <class F>
+auto on_all_transports(const F& fn) {
+  std::vector<std::future<decltype(fn(transports()[0]))>> running;
+  for (const Transport& transport : transports())
+    running.push_back(std::async(std::launch::async, [&fn, &transport] { return fn(transport); }));
+  std::vector<decltype(fn(transports()[0]))> results;
+  for (auto& one : running) results.push_back(one.get());
+  return results;
+}
+
+/// Like run_ranks(), on all transports at the same time.
+std::vector<std::vector<Outcome>> run_ranks_everywhere(int size, const RankFunction& fn,
+                                                       const GroupOptions& options) {
+  return on_all_transports([&](const Transport& t) { return run_ranks(t, size, fn, options); });
+}
+
 /// Ranks 0 and 1 make one call, and rank 2 makes another. All three must get the error at once.
 void check_mismatch(const RankFunction& most, const RankFunction& other,
                     const std::vector<std::string>& texts) {
-  for (const Transport& transport : transports()) {
-    const Stopwatch watch;
-    const auto outcomes = run_ranks(
-        transport, 3,
-        [&](const Group& group) {
-          group->barrier("start").wait();
-          (group->rank() == 2 ? other : most)(group);
-        },
-        kNever);
-    CHECK(watch.seconds() < 10);
+  const Stopwatch watch;
+  const auto all = run_ranks_everywhere(
+      3,
+      [&](const Group& group) {
+        group->barrier("start").wait();
+        (group->rank() == 2 ? other : most)(group);
+      },
+      kNever);
+  CHECK(watch.seconds() < 10);
+  for (const auto& outcomes : all)
     for (const Outcome& outcome : outcomes) {
       CHECK(outcome.distributed);
       CHECK_FALSE(outcome.timeout);
@@ -58,7 +77,6 @@ void check_mismatch(const RankFunction& most, const RankFunction& other,
       CHECK_THAT(outcome.error, ContainsSubstring("at diagnosis_test.cpp:"));
       for (const std::string& text : texts) CHECK_THAT(outcome.error, ContainsSubstring(text));
     }
-  }
 }
 
 /// A store that can be switched to fail or to hang.
@@ -231,24 +249,22 @@ TEST_CASE("after a failure all later calls fail, also those of sub-groups") {
 }
 
 TEST_CASE("a rank that does not come is named, and its own groups fail too") {
-  for (const Transport& transport : transports()) {
-    std::atomic<bool> over{false};
-    const auto outcomes = run_ranks(
-        transport, 3,
-        [&](const Group& group) {
-          group->broadcast(zeros({3}), 0, "weights").wait();
-          if (group->rank() != 1) {
-            group->all_reduce(zeros({1024}), ReduceOp::sum, "bucket 1").wait();
-            return;
-          }
-          // Rank 1 computes until the failure reaches it.
-          for (const Stopwatch watch; watch.seconds() < 20;) {
-            if (over) break;
-            std::this_thread::sleep_for(10ms);
-            group->enqueue([] {});
-          }
-        },
-        kQuick);
+  const auto all = run_ranks_everywhere(
+      3,
+      [](const Group& group) {
+        group->broadcast(zeros({3}), 0, "weights").wait();
+        if (group->rank() != 1) {
+          group->all_reduce(zeros({1024}), ReduceOp::sum, "bucket 1").wait();
+          return;
+        }
+        // Rank 1 computes until the failure reaches it.
+        for (const Stopwatch watch; watch.seconds() < 20;) {
+          std::this_thread::sleep_for(10ms);
+          group->enqueue([] {});
+        }
+      },
+      kQuick);
+  for (const auto& outcomes : all)
     for (const Outcome& outcome : outcomes) {
       CHECK(outcome.timeout);
       CHECK_THAT(outcome.error,
@@ -263,25 +279,23 @@ TEST_CASE("a rank that does not come is named, and its own groups fail too") {
       CHECK_THAT(outcome.error,
                  ContainsSubstring("\n  rank 1  runs its own code; its last call was #1 broadcast"));
     }
-  }
 }
 
 TEST_CASE("ranks in collectives of different groups are named") {
-  for (const Transport& transport : transports()) {
-    const auto outcomes = run_ranks(
-        transport, 2,
-        [](const Group& world) {
-          const Group part = world->new_group({0, 1});
-          if (world->rank() == 0) part->all_reduce(zeros({1}), ReduceOp::sum, "a").wait();
-          else world->broadcast(zeros({1}), 0, "b").wait();
-        },
-        kQuick);
+  const auto all = run_ranks_everywhere(
+      2,
+      [](const Group& world) {
+        const Group part = world->new_group({0, 1});
+        if (world->rank() == 0) part->all_reduce(zeros({1}), ReduceOp::sum, "a").wait();
+        else world->broadcast(zeros({1}), 0, "b").wait();
+      },
+      kQuick);
+  for (const auto& outcomes : all)
     for (const Outcome& outcome : outcomes) {
       CHECK(outcome.timeout);
       CHECK_THAT(outcome.error, ContainsSubstring("#2 broadcast(b)"));
       CHECK_THAT(outcome.error, ContainsSubstring("world.1#1 all_reduce(a)"));
     }
-  }
 }
 
 TEST_CASE("a rank that leaves early is named at once") {
@@ -306,21 +320,24 @@ TEST_CASE("a rank that leaves early is named at once") {
 }
 
 TEST_CASE("a rank that does not report is called silent") {
-  for (const Transport& transport : transports()) {
+  const Stopwatch watch;
+  const auto errors = on_all_transports([](const Transport& transport) -> std::string {
     auto backends = transport.connect(2);  // rank 1 keeps its backend and does nothing, as if it were frozen
-    const Stopwatch watch;
     const auto group = make_process_group(backends[0], memory_store(), kQuick);
     try {
       group->barrier("last").wait();
-      FAIL("it ended");
     } catch (const DistributedError& e) {
-      // Rank 0 gets a TimeoutError, or the error of a connection that timed out first.
-      CHECK_THAT(e.what(), ContainsSubstring("rank 1 is silent"));
-      CHECK_THAT(e.what(), ContainsSubstring("rank 0 waits in #1 barrier(last)"));
-      CHECK_THAT(e.what(), ContainsSubstring("\n  rank 1  no report within 3.0 s"));
+      return e.what();
     }
-    CHECK(watch.seconds() < 12);
+    return "it ended";
+  });
+  for (const std::string& error : errors) {
+    // Rank 0 gets a TimeoutError, or the error of a connection that timed out first.
+    CHECK_THAT(error, ContainsSubstring("rank 1 is silent"));
+    CHECK_THAT(error, ContainsSubstring("rank 0 waits in #1 barrier(last)"));
+    CHECK_THAT(error, ContainsSubstring("\n  rank 1  no report within 3.0 s"));
   }
+  CHECK(watch.seconds() < 12);
 }
 
 TEST_CASE("abort() wakes waiting ranks") {
@@ -371,61 +388,82 @@ TEST_CASE("run_local_ranks rethrows the first exception, and aborts the other ra
   CHECK(watch.seconds() < 10);
 }
 
-TEST_CASE("a missing message is a timeout, and a mismatched one shows both headers") {
-  for (const Transport& transport : transports()) {
-    auto outcomes = run_ranks(
-        transport, 2,
-        [](const Group& group) {
-          if (group->rank() == 0) group->recv(zeros({2, 3}), 1, 5, "activations").wait();
-          else group->barrier().wait();
-        },
-        kQuick);
+TEST_CASE("a missing message is a timeout") {
+  const auto all = run_ranks_everywhere(
+      2,
+      [](const Group& group) {
+        if (group->rank() == 0) group->recv(zeros({2, 3}), 1, 5, "activations").wait();
+        else group->barrier().wait();
+      },
+      kQuick);
+  for (const auto& outcomes : all)
     for (const Outcome& outcome : outcomes) {
       CHECK(outcome.timeout);
       CHECK_THAT(outcome.error, ContainsSubstring("#1 recv(activations) float32 [2, 3] from 1"));
     }
-    const auto wrong = [&](const Tensor& sent, const std::string& text) {
-      outcomes = run_ranks(
-          transport, 2,
-          [&](const Group& group) {
-            if (group->rank() == 0) group->recv(zeros({2, 3}), 1, 0, "activations").wait();
-            else group->send(sent, 0, 0, "gradients").wait();
-            group->barrier().wait();
-          },
-          kNever);
+}
+
+TEST_CASE("the error for a mismatched message shows both headers") {
+  const auto wrong = [](const Tensor& sent, const std::string& text) {
+    const auto all = run_ranks_everywhere(
+        2,
+        [&](const Group& group) {
+          if (group->rank() == 0) group->recv(zeros({2, 3}), 1, 0, "activations").wait();
+          else group->send(sent, 0, 0, "gradients").wait();
+          group->barrier().wait();
+        },
+        kNever);
+    for (const auto& outcomes : all)
       for (const Outcome& outcome : outcomes) {
         CHECK(outcome.distributed);
         CHECK_THAT(outcome.error, ContainsSubstring("rank 1 sent message 1, " + text + " (gradients)"));
         CHECK_THAT(outcome.error, ContainsSubstring("expects message 1, float32 [2, 3] (activations)"));
       }
-    };
-    wrong(zeros({3, 2}), "float32 [3, 2]");
-    wrong(zeros({7}), "float32 [7]");
-    wrong(zeros({2, 3}, DType::i32), "int32 [2, 3]");
-  }
+  };
+  wrong(zeros({3, 2}), "float32 [3, 2]");
+  wrong(zeros({7}), "float32 [7]");
+  wrong(zeros({2, 3}, DType::i32), "int32 [2, 3]");
 }
 
 TEST_CASE("the diagnosis ends in time even if the store does not answer") {
-  const auto mood = GENERATE(BadStore::Mood::failing, BadStore::Mood::hanging);
-  auto backends = local_backends(2);
-  const auto store = std::make_shared<BadStore>(memory_store());
-  auto group = make_process_group(backends[0], store, kQuick);
+  struct Errors {
+    std::string first;
+    bool timeout, again;  // whether the first error and that of a later call are a TimeoutError
+  };
+  const auto fail_with = [](BadStore::Mood mood) -> Errors {
+    auto backends = local_backends(2);
+    const auto store = std::make_shared<BadStore>(memory_store());
+    auto group = make_process_group(backends[0], store, kQuick);
+    Work work = group->all_reduce(zeros({4}), ReduceOp::sum, "loss");
+    store->set_mood(mood);
+    Errors errors{};
+    try {
+      work.wait();
+    } catch (const DistributedError& e) {
+      errors.first = e.what();
+      errors.timeout = dynamic_cast<const TimeoutError*>(&e) != nullptr;
+    }
+    try {
+      group->barrier();
+    } catch (const TimeoutError&) {
+      errors.again = true;
+    }
+    group.reset();  // the destructor is bounded too
+    store->set_mood(BadStore::Mood::good);
+    return errors;
+  };
   const Stopwatch watch;
-  Work work = group->all_reduce(zeros({4}), ReduceOp::sum, "loss");
-  store->set_mood(mood);
-  try {
-    work.wait();
-    FAIL("it ended");
-  } catch (const TimeoutError& e) {
-    CHECK_THAT(e.what(), ContainsSubstring("the store at tcp 192.0.2.1:9"));
-    CHECK_THAT(e.what(),
-               ContainsSubstring(mood == BadStore::Mood::failing ? "connection refused" : "did not answer"));
-    CHECK_THAT(e.what(), ContainsSubstring("\n  rank 0  waits "));
-  }
-  CHECK_THROWS_AS(group->barrier(), TimeoutError);
-  group.reset();  // the destructor is bounded too
-  store->set_mood(BadStore::Mood::good);
+  auto hanging = std::async(std::launch::async, fail_with, BadStore::Mood::hanging);
+  const Errors refused = fail_with(BadStore::Mood::failing), silent = hanging.get();
   CHECK(watch.seconds() < 12);
+  CHECK_THAT(refused.first, ContainsSubstring("connection refused"));
+  CHECK_THAT(silent.first, ContainsSubstring("did not answer"));
+  for (const Errors& errors : {refused, silent}) {
+    CHECK_THAT(errors.first,
+               ContainsSubstring("the store at tcp 192.0.2.1:9") && ContainsSubstring("\n  rank 0  waits "));
+    CHECK(errors.timeout);
+    CHECK(errors.again);
+  }
 }
 
 TEST_CASE("a failure is diagnosed locally if the store's host has died") {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <set>
 #include <thread>
@@ -48,29 +49,32 @@ std::set<std::string> files_in_shm() {
   return names;
 }
 
-// Sends a signal to rank 1 while all ranks communicate without end. The other ranks check their errors.
-void strike_once(const char* child, int size, int signal, std::chrono::microseconds delay,
-                 const RankProcesses::Variables& variables) {
-  RankProcesses ranks(child, size, variables);
-  wait_until_working(ranks.store(), size);
-  std::this_thread::sleep_for(delay);
-  ranks.store().set("struck", now());
-  ranks.send_signal(1, signal);
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == 1) continue;
-    const Ended& end = ranks.wait(rank);
-    CAPTURE(child, rank, delay.count(), end.output, end.exit_code, end.signal);
-    CHECK(end.well());
-  }
-}
-
+// Runs two jobs, one with shared memory and one without. Sends a signal to rank 1 of each job while all ranks
+// communicate without end. The other ranks check their errors. The jobs run at the same time, because they
+// mostly wait.
 void strike(const char* child, int size, int signal, std::chrono::microseconds delay,
             RankProcesses::Variables variables = {}) {
-  variables.emplace_back("TAPESTRY_SHARED_MEMORY", "1");
-  for (const char* shared : {"1", "0"}) {
-    CAPTURE(shared);
-    variables.back().second = shared;
-    strike_once(child, size, signal, delay, variables);
+  variables.emplace_back("TAPESTRY_SHARED_MEMORY", "");
+  {
+    std::deque<RankProcesses> jobs;
+    for (const char* shared : {"1", "0"}) {
+      variables.back().second = shared;
+      jobs.emplace_back(child, size, variables);
+    }
+    for (RankProcesses& ranks : jobs) wait_until_working(ranks.store(), size);
+    std::this_thread::sleep_for(delay);
+    for (RankProcesses& ranks : jobs) {
+      ranks.store().set("struck", now());
+      ranks.send_signal(1, signal);
+    }
+    for (RankProcesses& ranks : jobs)
+      for (int rank = 0; rank < size; ++rank) {
+        if (rank == 1) continue;
+        const bool shared = &ranks == &jobs.front();
+        const Ended& end = ranks.wait(rank);
+        CAPTURE(child, shared, rank, delay.count(), end.output, end.exit_code, end.signal);
+        CHECK(end.well());
+      }
   }
   CHECK(files_in_shm().empty());  // checked when all processes have ended, so no file may be left
 }

@@ -7,38 +7,16 @@
 #include <thread>
 
 #include "tapestry/core/cuda/internal/copy.h"
-#include "tapestry/core/half.h"
 #include "tapestry/core/stream.h"
 #include "tapestry/core/threads.h"
 #include "tapestry/distributed/comm/internal/nccl_library.h"
 #include "tests/support/catch.h"
+#include "tests/support/dtypes.h"
 
 namespace nccl_test {
 namespace {
 
 testing::FakeGpus* world_gpus = nullptr;  // the GPUs of the NcclWorld that exists, or null
-
-template <class F>
-void for_dtype(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::f16:
-      return f(Half{});
-    case DType::bf16:
-      return f(BFloat16{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-    case DType::boolean:
-      return f(bool{});
-  }
-}
 
 }  // namespace
 
@@ -106,10 +84,9 @@ void run_nccl_ranks_well(int size, const RankBody& body, const GroupOptions& opt
 Tensor on_gpu(Device device, DType dtype, const std::vector<double>& values) {
   const Shape shape{static_cast<std::int64_t>(values.size())};
   const Tensor host = empty(shape, {dtype, kCPU}), t = empty(shape, {dtype, device});
-  for_dtype(dtype, [&](auto type) {
-    using T = decltype(type);
+  tests::for_dtype(dtype, [&]<class T>() {
     for (std::size_t i = 0; i < values.size(); ++i)
-      static_cast<T*>(host.raw_data())[i] = static_cast<T>(static_cast<float>(values[i]));
+      static_cast<T*>(host.raw_data())[i] = tests::from_double<T>(values[i]);
   });
   cuda::copy_bytes(device, t.raw_data(), kCPU, host.raw_data(), host.nbytes());
   return t;
@@ -119,10 +96,9 @@ std::vector<double> on_host(const Tensor& t) {
   const Tensor host = empty(t.sizes(), {t.dtype(), kCPU});
   cuda::copy_bytes(kCPU, host.raw_data(), t.device(), t.raw_data(), t.nbytes());
   std::vector<double> values(static_cast<std::size_t>(t.numel()));
-  for_dtype(t.dtype(), [&](auto type) {
-    using T = decltype(type);
+  tests::for_dtype(t.dtype(), [&]<class T>() {
     for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>(static_cast<const T*>(host.raw_data())[i]);
+      values[i] = tests::to_double(static_cast<const T*>(host.raw_data())[i]);
   });
   return values;
 }

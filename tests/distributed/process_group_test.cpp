@@ -20,11 +20,6 @@ using namespace distributed_test;
 
 namespace {
 
-template <class... Parts>
-void require(bool ok, const Parts&... parts) {
-  if (!ok) throw std::runtime_error(concat({Piece(parts)...}));
-}
-
 Tensor filled(const Shape& shape, float x, DType dtype = DType::f32) {
   Tensor t = empty(shape, dtype);
   if (dtype == DType::f32) std::fill_n(t.data<float>(), t.numel(), x);

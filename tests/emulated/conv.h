@@ -1,5 +1,6 @@
 #pragma once
 // Runs convolution kernels on the emulator and compares them with the CPU's kernels in f64.
+#include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>
@@ -87,6 +88,15 @@ class Result {
 /// Misalignment of each tensor from a 16-byte boundary, in elements.
 struct Offsets {
   std::size_t x = 0, weight = 0, y = 0;
+};
+
+/// The arrays of a convolution, filled with zeros, for tests that only look at which kernels are launched.
+struct Zeros {
+  Zeros(const Conv2dShape& s, const Offsets& at)
+      : x(static_cast<std::size_t>(x_size(s)), at.x),
+        weight(static_cast<std::size_t>(weight_size(s)), at.weight),
+        y(static_cast<std::size_t>(y_size(s)), at.y) {}
+  Block<float> x, weight, y;
 };
 
 inline void check_forward(const Conv2dShape& s, const Values& x, const Values& weight, const Values& bias,
@@ -180,6 +190,64 @@ inline void check_backward_weight(const Conv2dShape& s, const Offsets& at = {}, 
   check_backward_weight(s, numbers(y_size(s), 6), numbers(x_size(s), 7), at, tuning);
 }
 
+/// Calls check(tuning, channels, channels_last) for each of these tiles, with and without split-K, in both
+/// layouts; if kOnlyRaces, for half of the combinations. So many channels exceed one tile.
+template <class Check>
+void each_tile(std::initializer_list<TileKind> tiles, const Check& check) {
+  unsigned calls = 0;
+  for (const TileKind tile : tiles)
+    for (const std::int64_t parts : {1, 3})
+      for (const bool last : {false, true}) {
+        if (next_choice(calls, 2) != 0 && kOnlyRaces) continue;
+        check(Tuning{tile, parts}, tile == TileKind::wide ? 132 : tile == TileKind::slim ? 36 : 68, last);
+      }
+}
+
+/// Convolutions with more pixels and more channels of y than one tile has. There is one for each loader: 1 x
+/// 1 windows, channels that are a multiple of 4, and other channels. `stride_h` applies to the second.
+inline std::vector<Conv2dShape> tiled_convolutions(std::int64_t k, bool last, std::int64_t stride_h = 1) {
+  Conv2dShape dense{.n = 2, .c = 20, .h = 9, .w = 8, .k = k, .r = 1, .s = 1, .channels_last = last};
+  Conv2dShape packs{.n = 1, .c = 12, .h = 13, .w = 12, .k = k, .r = 3, .s = 2, .channels_last = last};
+  Conv2dShape singles{.n = 3, .c = 3, .h = 7, .w = 7, .k = k + 1, .r = 3, .s = 3, .channels_last = last};
+  packs.stride_h = stride_h;
+  packs.relu = singles.relu = true;
+  for (Conv2dShape* const s : {&packs, &singles}) s->padding_h = s->padding_w = 1;
+  return {sized(dense), sized(packs), sized(singles)};
+}
+
+/// Convolutions with one group, several groups and one channel per group, in both layouts.
+inline std::vector<Conv2dShape> each_grouping(std::int64_t stride_h = 1) {
+  std::vector<Conv2dShape> all;
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 2, 8}) {
+      Conv2dShape s{.n = 2, .c = 8, .h = 6, .w = 7, .k = 8, .r = 3, .s = 3, .groups = groups};
+      s.stride_h = stride_h, s.padding_h = s.padding_w = 1, s.channels_last = last;
+      all.push_back(sized(s));
+    }
+  return all;
+}
+
+/// Calls check(shape) for grouped and depthwise convolutions in both layouts. Some of the latter have images
+/// of width w, windows of 3 x s, and each of these numbers of channels of y for 8 channels of x.
+template <class Check>
+void grouped_convolutions(std::int64_t w, std::int64_t s, std::initializer_list<std::int64_t> channels,
+                          const Check& check) {
+  for (const bool last : {false, true}) {
+    Conv2dShape grouped{.n = 1, .c = 16, .h = 5, .w = 5, .k = 24, .r = 3, .s = 3, .groups = 4};
+    grouped.padding_h = grouped.padding_w = 1, grouped.channels_last = last;
+    check(sized(grouped));
+    for (const std::int64_t k : channels) {
+      Conv2dShape depthwise{.n = 2, .c = 8, .h = 9, .w = w, .k = k, .r = 3, .s = s, .groups = 8};
+      depthwise.padding_h = depthwise.padding_w = 1;
+      depthwise.channels_last = last, depthwise.relu = true;
+      check(sized(depthwise));
+    }
+    Conv2dShape dilated{.n = 1, .c = 5, .h = 9, .w = 9, .k = 5, .r = 5, .s = 5, .groups = 5};
+    dilated.stride_w = 2, dilated.padding_h = 4, dilated.dilation_h = 2, dilated.channels_last = last;
+    check(sized(dilated));
+  }
+}
+
 /// Calls check(shape, bias, offsets, tuning) for random ragged shapes, misalignments and tunings.
 template <class Check>
 void random_convolutions(int trials, unsigned salt, const Check& check) {
@@ -187,7 +255,7 @@ void random_convolutions(int trials, unsigned salt, const Check& check) {
   const auto between = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(bits() % static_cast<unsigned>(high - low + 1));
   };
-  for (int trial = 0; trial < trials; ++trial) {
+  for (int trial = 0; trial < (kOnlyRaces ? trials / 4 : trials); ++trial) {
     Conv2dShape s;
     s.channels_last = trial % 2 != 0;
     s.n = between(1, 3);

@@ -7,38 +7,13 @@ namespace conv = tapestry::kernels::cuda::conv;
 
 TEST_CASE(
     "conv2d input gradient: each tile with each loader, with and without split-K, gives the CPU's values") {
-  for (const TileKind tile : {TileKind::wide, TileKind::half, TileKind::slim})
-    for (const std::int64_t parts : {1, 3})
-      for (const bool last : {false, true}) {
-        const Tuning tuning{tile, parts};
-        const std::int64_t c = tile == TileKind::wide ? 132 : tile == TileKind::half ? 68 : 36;
-        check_backward_input(
-            sized({.n = 2, .c = c, .h = 9, .w = 8, .k = 20, .r = 1, .s = 1, .channels_last = last}), {},
-            tuning);
-        check_backward_input(sized({.n = 1,
-                                    .c = c,
-                                    .h = 13,
-                                    .w = 12,
-                                    .k = 12,
-                                    .r = 3,
-                                    .s = 2,
-                                    .stride_h = 2,
-                                    .padding_h = 1,
-                                    .padding_w = 1,
-                                    .channels_last = last}),
-                             {}, tuning);
-        check_backward_input(sized({.n = 3,
-                                    .c = c + 1,
-                                    .h = 7,
-                                    .w = 7,
-                                    .k = 3,
-                                    .r = 3,
-                                    .s = 3,
-                                    .padding_h = 1,
-                                    .padding_w = 1,
-                                    .channels_last = last}),
-                             {}, tuning);
-      }
+  each_tile({TileKind::wide, TileKind::half, TileKind::slim},
+            [](const Tuning& tuning, std::int64_t channels, bool last) {
+              for (Conv2dShape s : tiled_convolutions(channels, last, 2)) {
+                std::swap(s.c, s.k);  // the tiles are those of dx
+                check_backward_input(s, {}, tuning);
+              }
+            });
 }
 
 TEST_CASE("conv2d input gradient: random ragged shapes give the CPU's values") {
@@ -139,39 +114,25 @@ TEST_CASE("conv2d input gradient: the largest allowed padding and stride give th
 }
 
 TEST_CASE("conv2d input gradient: infinities and NaN affect only the pixels in their windows") {
-  for (const bool last : {false, true})
-    for (const std::int64_t groups : {1, 2, 8})
-      for (const std::int64_t stride : {1, 2}) {
-        const Conv2dShape s = sized({.n = 2,
-                                     .c = 8,
-                                     .h = 6,
-                                     .w = 7,
-                                     .k = 8,
-                                     .r = 3,
-                                     .s = 3,
-                                     .stride_h = stride,
-                                     .padding_h = 1,
-                                     .padding_w = 1,
-                                     .groups = groups,
-                                     .channels_last = last});
-        Values dy = numbers(y_size(s), 1);
-        dy[5] = kNaN;
-        dy[index_of(conv::output_strides(s), 1, 2, 3, 5)] = dy[5];  // where a tap past the last would read
-        dy[dy.size() - 1] = kInfinity;
-        dy[dy.size() / 3] = 1e30;
-        check_backward_input(s, dy, numbers(weight_size(s), 2));
-      }
+  for (const std::int64_t stride : {1, 2})
+    for (const Conv2dShape& s : each_grouping(stride)) {
+      Values dy = numbers(y_size(s), 1);
+      dy[5] = kNaN;
+      dy[index_of(conv::output_strides(s), 1, 2, 3, 5)] = dy[5];  // where a tap past the last would read
+      dy[dy.size() - 1] = kInfinity;
+      dy[dy.size() / 3] = 1e30;
+      check_backward_input(s, dy, numbers(weight_size(s), 2));
+    }
 }
 
 TEST_CASE(
     "conv2d input gradient: shape, layout and alignment choose the kernel; empty shapes launch nothing") {
   const auto names = [](Conv2dShape s, const Offsets& at = {}) {
     s = sized(s);
-    const Block<float> dx(static_cast<std::size_t>(x_size(s)), at.x),
-        w(static_cast<std::size_t>(weight_size(s)), at.weight), dy(static_cast<std::size_t>(y_size(s)), at.y);
+    const Zeros a(s, at);
     return kernels_of([&] {
       kernels::cuda::launch_conv2d_backward_input(
-          {}, {.shape = s, .dy = dy.data(), .weight = w.data(), .dx = dx.data()});
+          {}, {.shape = s, .dy = a.y.data(), .weight = a.weight.data(), .dx = a.x.data()});
     });
   };
   const Conv2dShape one{.n = 1, .c = 8, .h = 4, .w = 4, .k = 8, .r = 1, .s = 1, .channels_last = true};

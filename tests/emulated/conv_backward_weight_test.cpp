@@ -6,38 +6,14 @@ using namespace emulated;
 
 TEST_CASE(
     "conv2d weight gradient: each tile with each loader, with one split or several, gives the CPU's values") {
-  for (const TileKind tile : {TileKind::wide, TileKind::small})
-    for (const std::int64_t parts : {1, 3})
-      for (const bool last : {false, true}) {
-        const Tuning tuning{tile, parts};
-        const std::int64_t k = tile == TileKind::wide ? 132 : 68;
-        check_backward_weight(
-            sized({.n = 2, .c = 20, .h = 7, .w = 6, .k = k, .r = 1, .s = 1, .channels_last = last}), {},
-            tuning);
-        check_backward_weight(sized({.n = 1,
-                                     .c = 12,
-                                     .h = 9,
-                                     .w = 8,
-                                     .k = 16,
-                                     .r = 3,
-                                     .s = 4,
-                                     .stride_h = 2,
-                                     .padding_h = 1,
-                                     .padding_w = 1,
-                                     .channels_last = last}),
-                              {}, tuning);
-        check_backward_weight(sized({.n = 3,
-                                     .c = 3,
-                                     .h = 6,
-                                     .w = 5,
-                                     .k = k,
-                                     .r = 3,
-                                     .s = 3,
-                                     .padding_h = 1,
-                                     .padding_w = 1,
-                                     .channels_last = last}),
-                              {}, tuning);
-      }
+  each_tile({TileKind::wide, TileKind::small}, [](const Tuning& tuning, std::int64_t k, bool last) {
+    Conv2dShape dense{.n = 2, .c = 20, .h = 7, .w = 6, .k = k, .r = 1, .s = 1, .channels_last = last};
+    Conv2dShape packs{.n = 1, .c = 12, .h = 9, .w = 8, .k = 16, .r = 3, .s = 4, .channels_last = last};
+    Conv2dShape singles{.n = 3, .c = 3, .h = 6, .w = 5, .k = k, .r = 3, .s = 3, .channels_last = last};
+    packs.stride_h = 2;
+    for (Conv2dShape* const s : {&packs, &singles}) s->padding_h = s->padding_w = 1;
+    for (const Conv2dShape& s : {dense, packs, singles}) check_backward_weight(sized(s), {}, tuning);
+  });
 }
 
 TEST_CASE("conv2d weight gradient: random ragged shapes give the CPU's values") {
@@ -97,43 +73,8 @@ TEST_CASE("conv2d weight gradient: each gradient computed alone has the same bit
 }
 
 TEST_CASE("conv2d weight gradient: grouped and depthwise convolutions give the CPU's values") {
-  for (const bool last : {false, true}) {
-    check_backward_weight(sized({.n = 1,
-                                 .c = 16,
-                                 .h = 5,
-                                 .w = 5,
-                                 .k = 24,
-                                 .r = 3,
-                                 .s = 3,
-                                 .padding_h = 1,
-                                 .padding_w = 1,
-                                 .groups = 4,
-                                 .channels_last = last}));
-    for (const std::int64_t k : {8, 40})  // k = 40: more channels than one block has
-      check_backward_weight(sized({.n = 2,
-                                   .c = 8,
-                                   .h = 9,
-                                   .w = 30,
-                                   .k = k,
-                                   .r = 3,
-                                   .s = 4,
-                                   .padding_h = 1,
-                                   .padding_w = 1,
-                                   .groups = 8,
-                                   .channels_last = last}));
-    check_backward_weight(sized({.n = 1,
-                                 .c = 5,
-                                 .h = 9,
-                                 .w = 9,
-                                 .k = 5,
-                                 .r = 5,
-                                 .s = 5,
-                                 .stride_w = 2,
-                                 .padding_h = 4,
-                                 .dilation_h = 2,
-                                 .groups = 5,
-                                 .channels_last = last}));
-  }
+  const std::int64_t many = 40;  // more channels than one block has
+  grouped_convolutions(30, 4, {8, many}, [](const Conv2dShape& s) { check_backward_weight(s); });
 }
 
 TEST_CASE("conv2d weight gradient: the largest allowed padding and dilation give the CPU's values") {
@@ -141,25 +82,13 @@ TEST_CASE("conv2d weight gradient: the largest allowed padding and dilation give
 }
 
 TEST_CASE("conv2d weight gradient: infinities and NaN affect only the weights whose sums contain them") {
-  for (const bool last : {false, true})
-    for (const std::int64_t groups : {1, 2, 8}) {
-      const Conv2dShape s = sized({.n = 2,
-                                   .c = 8,
-                                   .h = 6,
-                                   .w = 7,
-                                   .k = 8,
-                                   .r = 3,
-                                   .s = 3,
-                                   .padding_h = 1,
-                                   .padding_w = 1,
-                                   .groups = groups,
-                                   .channels_last = last});
-      Values x = numbers(x_size(s), 1), dy = numbers(y_size(s), 2);
-      x[5] = kNaN;
-      x[x.size() / 3] = 1e30;
-      dy[dy.size() - 1] = kInfinity;
-      check_backward_weight(s, dy, x);
-    }
+  for (const Conv2dShape& s : each_grouping()) {
+    Values x = numbers(x_size(s), 1), dy = numbers(y_size(s), 2);
+    x[5] = kNaN;
+    x[x.size() / 3] = 1e30;
+    dy[dy.size() - 1] = kInfinity;
+    check_backward_weight(s, dy, x);
+  }
 }
 
 TEST_CASE("conv2d weight gradient: without images the gradients are zero") {
@@ -178,11 +107,10 @@ TEST_CASE(
     "same bits") {
   const auto names = [](Conv2dShape s, const Offsets& at = {}) {
     s = sized(s);
-    const Block<float> x(static_cast<std::size_t>(x_size(s)), at.x),
-        w(static_cast<std::size_t>(weight_size(s)), at.weight), dy(static_cast<std::size_t>(y_size(s)), at.y);
+    const Zeros a(s, at);
     return kernels_of([&] {
       kernels::cuda::launch_conv2d_backward_weight(
-          {}, {.shape = s, .dy = dy.data(), .x = x.data(), .dweight = w.data()});
+          {}, {.shape = s, .dy = a.y.data(), .x = a.x.data(), .dweight = a.weight.data()});
     });
   };
   const Conv2dShape s{.n = 1, .c = 8, .h = 6, .w = 6, .k = 8, .r = 3, .s = 3, .channels_last = true};

@@ -8,50 +8,24 @@ namespace conv = tapestry::kernels::cuda::conv;
 namespace {
 
 std::string kernels_for(const Conv2dShape& s, const Offsets& at = {}, const Tuning& tuning = {}) {
-  const Block<float> x(static_cast<std::size_t>(x_size(s)), at.x),
-      w(static_cast<std::size_t>(weight_size(s)), at.weight), y(static_cast<std::size_t>(y_size(s)), at.y);
+  const Zeros a(s, at);
   return kernels_of([&] {
-    kernels::cuda::launch_conv2d({}, {.shape = s, .x = x.data(), .weight = w.data(), .y = y.data()}, tuning);
+    kernels::cuda::launch_conv2d(
+        {}, {.shape = s, .x = a.x.data(), .weight = a.weight.data(), .y = a.y.data()}, tuning);
   });
 }
 
 }  // namespace
 
 TEST_CASE("conv2d kernels: each tile with each loader, with and without split-K, gives the CPU's values") {
-  for (const TileKind tile : {TileKind::wide, TileKind::half, TileKind::slim})
-    for (const std::int64_t parts : {1, 3})
-      for (const bool last : {false, true}) {
-        const Tuning tuning{tile, parts};
-        // The numbers of pixels and channels exceed one tile. Some numbers of channels are a multiple of 4,
-        // and some are not.
-        const std::int64_t k = tile == TileKind::wide ? 132 : tile == TileKind::half ? 68 : 36;
-        check_forward(sized({.n = 2, .c = 20, .h = 9, .w = 8, .k = k, .r = 1, .s = 1, .channels_last = last}),
-                      true, {}, tuning);
-        check_forward(sized({.n = 1,
-                             .c = 12,
-                             .h = 12,
-                             .w = 12,
-                             .k = k,
-                             .r = 3,
-                             .s = 2,
-                             .padding_h = 1,
-                             .padding_w = 1,
-                             .channels_last = last,
-                             .relu = true}),
-                      false, {}, tuning);
-        check_forward(sized({.n = 3,
-                             .c = 3,
-                             .h = 7,
-                             .w = 7,
-                             .k = k + 1,
-                             .r = 3,
-                             .s = 3,
-                             .padding_h = 1,
-                             .padding_w = 1,
-                             .channels_last = last,
-                             .relu = true}),
-                      true, {}, tuning);
-      }
+  each_tile({TileKind::wide, TileKind::half, TileKind::slim},
+            [](const Tuning& tuning, std::int64_t k, bool last) {
+              bool bias = false;
+              for (const Conv2dShape& s : tiled_convolutions(k, last)) {
+                bias = !bias;
+                check_forward(s, bias, {}, tuning);
+              }
+            });
 }
 
 TEST_CASE("conv2d kernels: random ragged shapes give the CPU's values") {
@@ -61,47 +35,9 @@ TEST_CASE("conv2d kernels: random ragged shapes give the CPU's values") {
 }
 
 TEST_CASE("conv2d kernels: grouped and depthwise convolutions give the CPU's values") {
-  for (const bool last : {false, true}) {
-    check_forward(sized({.n = 1,
-                         .c = 16,
-                         .h = 5,
-                         .w = 5,
-                         .k = 24,
-                         .r = 3,
-                         .s = 3,
-                         .padding_h = 1,
-                         .padding_w = 1,
-                         .groups = 4,
-                         .channels_last = last}),
-                  true);
-    for (const std::int64_t k : {8, 24})  // k = 24: three channels of y per channel of x
-      check_forward(sized({.n = 2,
-                           .c = 8,
-                           .h = 9,
-                           .w = 70,
-                           .k = k,
-                           .r = 3,
-                           .s = 3,
-                           .padding_h = 1,
-                           .padding_w = 1,
-                           .groups = 8,
-                           .channels_last = last,
-                           .relu = true}),
-                    true);
-    check_forward(sized({.n = 1,
-                         .c = 5,
-                         .h = 9,
-                         .w = 9,
-                         .k = 5,
-                         .r = 5,
-                         .s = 5,
-                         .stride_w = 2,
-                         .padding_h = 4,
-                         .dilation_h = 2,
-                         .groups = 5,
-                         .channels_last = last}),
-                  false);
-  }
+  const std::int64_t several = 24;  // three channels of y per channel of x
+  grouped_convolutions(70, 3, {8, several},
+                       [](const Conv2dShape& s) { check_forward(s, s.dilation_h == 1); });
 }
 
 TEST_CASE("conv2d kernels: the largest allowed padding and dilation give the CPU's values") {
@@ -109,29 +45,17 @@ TEST_CASE("conv2d kernels: the largest allowed padding and dilation give the CPU
 }
 
 TEST_CASE("conv2d kernels: infinities and NaN affect only the outputs whose windows contain them") {
-  for (const bool last : {false, true})
-    for (const std::int64_t groups : {1, 2, 8}) {
-      const Conv2dShape s = sized({.n = 2,
-                                   .c = 8,
-                                   .h = 6,
-                                   .w = 7,
-                                   .k = 8,
-                                   .r = 3,
-                                   .s = 3,
-                                   .padding_h = 1,
-                                   .padding_w = 1,
-                                   .groups = groups,
-                                   .channels_last = last,
-                                   .relu = true});
-      Values x = numbers(x_size(s), 1), bias = numbers(s.k, 3);
-      x[5] = kNaN;
-      x[index_of(conv::input_strides(s), 1, 4, 2, 5)] = kNaN;  // where a tap past the last would read
-      x[x.size() - 1] = kInfinity;
-      x[x.size() / 2] = -kInfinity;
-      x[x.size() / 3] = 1e30;
-      bias[3] = -1e30;
-      check_forward(s, x, numbers(weight_size(s), 2), bias);
-    }
+  for (Conv2dShape s : each_grouping()) {
+    s.relu = true;
+    Values x = numbers(x_size(s), 1), bias = numbers(s.k, 3);
+    x[5] = kNaN;
+    x[index_of(conv::input_strides(s), 1, 4, 2, 5)] = kNaN;  // where a tap past the last would read
+    x[x.size() - 1] = kInfinity;
+    x[x.size() / 2] = -kInfinity;
+    x[x.size() / 3] = 1e30;
+    bias[3] = -1e30;
+    check_forward(s, x, numbers(weight_size(s), 2), bias);
+  }
 }
 
 TEST_CASE("conv2d kernels: empty outputs launch nothing, and without input channels y is the bias") {

@@ -31,25 +31,21 @@ TEST_CASE("epilogues: they are applied after accumulation and bias, in packs or 
   for (const std::int64_t n : {8, 13})
     for (const bool bias : {false, true})
       for (const bool accumulate : {false, true})
-        for_each_epilogue({.m = 5, .n = n, .k = 16, .bias = bias, .accumulate = accumulate},
-                          [](const Product& p) {
-                            check_product<float>(p);
-                            check_product<BFloat16>(p);
-                          });
+        for_each_epilogue(
+            {.m = 5, .n = n, .k = 16, .bias = bias, .accumulate = accumulate},
+            [](const Product& p) { for_float_dtypes([&]<class T>() { check_product<T>(p); }); });
 }
 
 TEST_CASE("epilogues: large tiles give the CPU's values") {
   for_each_epilogue({.m = 136, .n = 264, .k = 8, .bias = true}, [](const Product& p) {
-    check_strategy<float>(p, true);
-    check_strategy<BFloat16>(p, true);
+    for_float_dtypes([&]<class T>() { check_strategy<T>(p, true); });
   });
 }
 
 TEST_CASE("epilogues: with split-K they are applied once, after the reduction") {
   for (const std::int64_t n : {8, 10})
     for_each_epilogue({.m = 7, .n = n, .k = 200, .gap = 2, .bias = true, .batch = {2}}, [](const Product& p) {
-      check_strategy<float>(p, false, 3);
-      check_strategy<BFloat16>(p, false, 3);
+      for_float_dtypes([&]<class T>() { check_strategy<T>(p, false, 3); });
     });
 }
 

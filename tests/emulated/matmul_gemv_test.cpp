@@ -9,8 +9,7 @@ namespace {
 
 void check_both(Product p) {
   p.b_along_k = true;
-  check_product<float>(p);
-  check_product<BFloat16>(p);
+  for_float_dtypes([&]<class T>() { check_product<T>(p); });
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "tapestry/core/half.h"
 #include "tapestry/kernels/cuda/portable.cuh"
 #include "tests/support/catch.h"
 
@@ -34,9 +35,37 @@ void in_each_order(F f) {
   }
 }
 
-/// The mangled names of the kernels that f launches, one per line.
+/// True under ThreadSanitizer, where a kernel runs 60 times longer than without sanitizers. Tests check fewer
+/// sizes there, because ThreadSanitizer looks for races only, and most sizes and dtypes synchronize in the
+/// same way.
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kOnlyRaces = true;
+#else
+inline constexpr bool kOnlyRaces = false;
+#endif
+
+/// A number below `n`, which is a power of 2. Successive calls with the same `calls` return all numbers about
+/// equally often, in an order without a period, so that it does not depend on the caller's loops.
+inline unsigned next_choice(unsigned& calls, unsigned n) {
+  return static_cast<unsigned>((std::uint64_t{calls++ * 0x9E3779B9u} * n) >> 32);
+}
+
+/// Calls f.operator()<T>() for float and BFloat16; if kOnlyRaces, for one of them.
+template <class F>
+void for_float_dtypes(const F& f) {
+  static unsigned calls = 0;
+  const unsigned chosen = next_choice(calls, 2);
+  if (!kOnlyRaces || chosen == 0) f.template operator()<float>();
+  if (!kOnlyRaces || chosen == 1) f.template operator()<tapestry::BFloat16>();
+}
+
+/// The mangled names of the kernels that f launches, one per line. The kernels do not run.
 template <class F>
 std::string kernels_of(const F& f) {
+  struct Restore {
+    ~Restore() { cuda_emulator::options().record_only = false; }
+  } restore;
+  cuda_emulator::options().record_only = true;
   cuda_emulator::take_launches();
   f();
   std::string names;

@@ -178,8 +178,7 @@ void check_batch_norm(const Inputs& in, std::size_t offset = 0) {
   });
 }
 void check_both(const Inputs& in, std::size_t offset = 0) {
-  check_batch_norm<float>(in, offset);
-  check_batch_norm<BFloat16>(in, offset);
+  for_float_dtypes([&]<class T>() { check_batch_norm<T>(in, offset); });
 }
 
 }  // namespace

@@ -138,8 +138,7 @@ void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors 
   });
 }
 void check_both(const Inputs& in, std::size_t offset = 0) {
-  check_layer_norm<float>(in, offset);
-  check_layer_norm<BFloat16>(in, offset);
+  for_float_dtypes([&]<class T>() { check_layer_norm<T>(in, offset); });
 }
 
 }  // namespace
@@ -156,9 +155,11 @@ TEST_CASE("layer norm kernels: large blocks and streamed rows give the CPU's val
 }
 
 TEST_CASE("layer norm kernels: blocks that loop over several rows give the CPU's values") {
-  for (const std::int64_t cols : {3, 8, 264, 1033}) check_layer_norm<float>({37, cols}, 0, 1);
-  for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({9, cols}, 0, 1);
+  for (const std::int64_t cols : {3, 8}) check_layer_norm<float>({37, cols}, 0, 1);
+  for (const std::int64_t cols : {264, 1033}) check_layer_norm<float>({kOnlyRaces ? 9 : 37, cols}, 0, 1);
+  for (const std::int64_t cols : {1032, 2056}) check_layer_norm<float>({kOnlyRaces ? 4 : 9, cols}, 0, 1);
   for (const std::int64_t cols : {4104, 8193, 8200}) check_layer_norm<float>({3, cols}, 0, 1);
+  if (kOnlyRaces) return;
   for (const std::int64_t cols : {8, 264, 1032, 2056}) check_layer_norm<BFloat16>({19, cols}, 0, 1);
   check_layer_norm<BFloat16>({3, 4104}, 0, 1);
 }

@@ -97,21 +97,18 @@ void check_windows(Pool2dShape s, std::size_t offset = 0) {
   for (const bool channels_last : {false, true}) {
     s.channels_last = channels_last;
     const Values x = numbers(static_cast<std::int64_t>(input_size(s)), 1, 2);
-    check_max<float>(s, x, offset);
-    check_max<BFloat16>(s, x, offset);
+    for_float_dtypes([&]<class T>() { check_max<T>(s, x, offset); });
     if (s.dilation_h != 1 || s.dilation_w != 1) continue;
     for (const bool count_pad : {false, true}) {
       s.count_include_pad = count_pad;
-      check_average<float>(s, false, offset);
-      check_average<BFloat16>(s, false, offset);
+      for_float_dtypes([&]<class T>() { check_average<T>(s, false, offset); });
     }
   }
 }
 void check_adaptive(Pool2dShape s, std::size_t offset = 0) {
   for (const bool channels_last : {false, true}) {
     s.channels_last = channels_last;
-    check_average<float>(s, true, offset);
-    check_average<BFloat16>(s, true, offset);
+    for_float_dtypes([&]<class T>() { check_average<T>(s, true, offset); });
   }
 }
 
@@ -191,8 +188,7 @@ TEST_CASE("pool kernels: NaN, infinities and windows without an element give the
     for (std::size_t i = 0; i < x.size(); i += 13) x[i] = kNaN;
     for (std::size_t i = 5; i < x.size(); i += 17) x[i] = kInfinity;
     for (std::size_t i = x.size() / 2; i < x.size() * 3 / 4; ++i) x[i] = -kInfinity;
-    check_max<float>(s, x, 0);
-    check_max<BFloat16>(s, x, 0);
+    for_float_dtypes([&]<class T>() { check_max<T>(s, x, 0); });
     s = sized({.n = 1,
                .c = 8,
                .h = 1,
@@ -207,8 +203,7 @@ TEST_CASE("pool kernels: NaN, infinities and windows without an element give the
                .dilation_w = 2});
     s.channels_last = channels_last;
     x = numbers(static_cast<std::int64_t>(input_size(s)), 1, 2);
-    check_max<float>(s, x, 0);
-    check_max<BFloat16>(s, x, 0);
+    for_float_dtypes([&]<class T>() { check_max<T>(s, x, 0); });
   }
 }
 

@@ -159,7 +159,7 @@ void check_extremes(const Tensor& x, unsigned mask, bool indices) {
 void check_all(const Shape& sizes, unsigned mask, int layout = 0) {
   CAPTURE(sizes, mask, layout);
   const bool one_dim = (mask & (mask - 1)) == 0;
-  for_types<float, BFloat16>([&]<class T>() {
+  for_float_dtypes([&]<class T>() {
     const Tensor x = laid_out(values(sizes, 1, dtype_of<T>), layout);
     check_sum<T>(x, mask);
     check_sum<T>(x, mask, 7);
@@ -182,7 +182,7 @@ void check_all(const Shape& sizes, unsigned mask, int layout = 0) {
 /// Checks sums, minima and maxima in f32 and bf16.
 void check_some(const Shape& sizes, unsigned mask, int layout = 0) {
   CAPTURE(sizes, mask, layout);
-  for_types<float, BFloat16>([&]<class T>() {
+  for_float_dtypes([&]<class T>() {
     const Tensor x = laid_out(values(sizes, 4, dtype_of<T>), layout);
     check_sum<T>(x, mask, 3);
     if (x.numel() > 0) check_extremes<T>(x, mask, (mask & (mask - 1)) == 0);

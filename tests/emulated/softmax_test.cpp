@@ -79,8 +79,7 @@ void check_all(const SoftmaxShape& shape, const Values& x, std::size_t offset, s
 void check_both(const SoftmaxShape& shape, std::size_t offset = 0,
                 std::int64_t split_below = gpu::kSplitRowsBelow) {
   const Values x = numbers(count(shape), 1, 8);
-  check_all<float>(shape, x, offset, split_below);
-  check_all<BFloat16>(shape, x, offset, split_below);
+  for_float_dtypes([&]<class T>() { check_all<T>(shape, x, offset, split_below); });
 }
 
 }  // namespace

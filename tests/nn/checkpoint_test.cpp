@@ -300,11 +300,10 @@ TEST_CASE("a checkpoint is also a model file and preserves the progress") {
     CHECK_THROWS_WITH(nn::load_checkpoint(dir / "v", {}), ContainsSubstring("not two int64"));
   }
   SECTION("mutated files are loaded or refused with an Error") {
-    const int calls = tests::for_mutations<Error>(read_file(dir / "f"), std::chrono::seconds(1),
-                                                  [&](const std::string& bytes) {
-                                                    write_file(dir / "mutated", bytes);
-                                                    nn::load_checkpoint(dir / "mutated", other.training);
-                                                  });
+    const int calls = tests::for_mutations<Error>(read_file(dir / "f"), [&](const std::string& bytes) {
+      write_file(dir / "mutated", bytes);
+      nn::load_checkpoint(dir / "mutated", other.training);
+    });
     CHECK(calls > 50);
   }
 }

@@ -12,7 +12,7 @@ using namespace tapestry::test;
 
 namespace {
 
-using distributed_test::Group, distributed_test::kBounded;
+using distributed_test::Group, distributed_test::kBounded, distributed_test::require;
 constexpr int kRanks = 3, kWords = 7, kWidth = 5;
 
 // Predicts the next word from the last one. Embedding and head share a weight if `tied`.
@@ -138,10 +138,6 @@ void expect(const F& fn, const std::vector<std::string>& parts) {
     return;
   }
   throw std::runtime_error("nobody noticed: " + parts.at(0));
-}
-
-void require(bool ok, const char* what) {
-  if (!ok) throw std::runtime_error(what);
 }
 
 }  // namespace

@@ -116,7 +116,8 @@ TEST_CASE("float32 models train like the unsplit model") {
 TEST_CASE("training equals the unsplit model with clipping, accumulation, freezing and checkpointing") {
   for (const Variant& v :
        {Variant{.name = "clipping", .clip = 0.05}, Variant{.name = "accumulation", .passes = 2},
-        Variant{.name = "freezing", .freeze_at = 20}, Variant{.name = "checkpoints", .checkpoint = true}}) {
+        Variant{.name = "freezing", .freeze_at = 2 * kSteps / 5},
+        Variant{.name = "checkpoints", .checkpoint = true}}) {
     compare<CnnParts>(v, {7}, {{1, 1}, {4, 4}});
     compare<SharedParts>(v, {3}, {{3, 3}, {4, 2}});
   }

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "tapestry/core/error.h"
 #include "tapestry/distributed/comm/process_group.h"
 
 namespace distributed_test {
@@ -17,6 +19,12 @@ using tapestry::distributed::ProcessGroup;
 
 using Group = std::shared_ptr<ProcessGroup>;
 using RankFunction = std::function<void(const Group&)>;
+
+/// Throws unless `ok`. Ranks call it instead of REQUIRE, because Catch2's checks are not thread-safe.
+template <class... Parts>
+void require(bool ok, const Parts&... parts) {
+  if (!ok) throw std::runtime_error(tapestry::concat({tapestry::Piece(parts)...}));
+}
 
 /// Options with a short timeout, so that a test whose ranks never rendezvous fails before ctest's time limit.
 inline constexpr GroupOptions kBounded{.timeout = 20'000ms};

@@ -12,6 +12,6 @@ inline constexpr bool kSanitized = false;
 #endif
 
 /// The number of training steps of tests that compare two ways of training.
-inline constexpr int kSteps = kSanitized ? 10 : 50;
+inline constexpr int kSteps = kSanitized ? 5 : 50;
 
 }  // namespace tapestry

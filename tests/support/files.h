@@ -13,6 +13,8 @@
 #include <random>
 #include <string>
 
+#include "tests/support/effort.h"
+
 namespace tests {
 
 /// A new empty folder. The destructor removes it with its contents.
@@ -101,12 +103,14 @@ inline std::string mutate(std::string bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-/// Calls `parse(mutated)` for mutations of `bytes` for the duration `limit`. On a busy machine it continues
-/// for up to 30 more seconds until 150 calls are done. Returns the number of calls. `parse` may throw only E.
+/// Calls `parse(mutated)` for mutations of `bytes` for some time: longer in builds with a sanitizer, which
+/// find more. On a busy machine it continues for up to 30 more seconds until 150 calls are done. Returns the
+/// number of calls. `parse` may throw only E.
 template <class E, class F>
-int for_mutations(const std::string& bytes, std::chrono::milliseconds limit, F&& parse) {
+int for_mutations(const std::string& bytes, F&& parse) {
   std::mt19937_64 random(20240607);
   constexpr int kEnough = 150, kMost = 200'000;
+  constexpr std::chrono::milliseconds limit(tapestry::kSanitized ? 1000 : 300);
   const auto end = std::chrono::steady_clock::now() + limit;
   int calls = 0;
   while (calls < kMost) {

@@ -12,9 +12,14 @@
 #include <utility>
 
 #include "tapestry/core/cuda/internal/copy.h"
+#include "tests/support/dtypes.h"
 
 namespace tapestry::test {
 namespace {
+
+using tests::for_dtype;
+using tests::from_double;
+using tests::to_double;
 
 using Json = nlohmann::json;
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -87,42 +92,6 @@ std::shared_ptr<const Golden> parse_case(const Json& j, std::size_t index) {
   for (const auto& input : g->inputs) g->label.append(" ").append(input ? input->sizes.str() : "None");
   if (j.contains("params")) g->label.append(" ").append(j["params"].dump());
   return g;
-}
-
-template <class F>
-decltype(auto) with_type(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::f16:
-      return f(Half{});
-    case DType::bf16:
-      return f(BFloat16{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-    case DType::boolean:
-      break;
-  }
-  return f(bool{});
-}
-
-template <class T>
-T from_double(double v) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) return T(static_cast<float>(v));
-  else if constexpr (std::is_same_v<T, bool>) return v != 0;
-  else return static_cast<T>(v);
-}
-
-template <class T>
-double to_double(T v) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) return static_cast<float>(v);
-  else return static_cast<double>(v);
 }
 
 // Calls f(i, offset) for every element in row-major order. `offset` is the element's distance from the first
@@ -279,7 +248,7 @@ bool holds(DType dtype, double value) {
   if (is_floating(dtype) && std::isinf(value)) return true;
   if (std::abs(value) > largest(dtype)) return false;
   if (value < 0 && (dtype == DType::u8 || dtype == DType::boolean)) return false;
-  return with_type(dtype, [&](auto zero) { return to_double(from_double<decltype(zero)>(value)) == value; });
+  return for_dtype(dtype, [&]<class T>() { return to_double(from_double<T>(value)) == value; });
 }
 
 const char* layout_name(Layout layout) {
@@ -307,8 +276,7 @@ Tensor make(const Values& values, DType dtype, Layout layout) {
     t = empty(sizes, host, MemoryFormat::channels_last);
   } else if (layout == Layout::stepped) {
     const Tensor base = empty({3 + 2 * n}, host);
-    with_type(dtype, [&](auto zero) {
-      using T = decltype(zero);
+    for_dtype(dtype, [&]<class T>() {
       T* p = base.data<T>();
       std::fill(p, p + base.numel(), from_double<T>(is_floating(dtype) ? kNaN : largest(dtype)));
     });
@@ -318,8 +286,7 @@ Tensor make(const Values& values, DType dtype, Layout layout) {
   } else {
     t = empty(sizes, host);
   }
-  with_type(dtype, [&](auto zero) {
-    using T = decltype(zero);
+  for_dtype(dtype, [&]<class T>() {
     T* p = t.data<T>();
     for_each_element(sizes, t.strides(), [&](std::int64_t i, std::int64_t offset) {
       p[offset] = from_double<T>(values.values[static_cast<std::size_t>(i)]);
@@ -339,8 +306,7 @@ Tensor moved(const Tensor& t, Device device) {
 std::vector<double> numbers(const Tensor& t) {
   if (!t.device().is_cpu()) return numbers(moved(t, kCPU));
   std::vector<double> out(static_cast<std::size_t>(t.numel()));
-  with_type(t.dtype(), [&](auto zero) {
-    using T = decltype(zero);
+  for_dtype(t.dtype(), [&]<class T>() {
     const T* p = t.data<T>();
     for_each_element(t.sizes(), t.strides(), [&](std::int64_t i, std::int64_t offset) {
       out[static_cast<std::size_t>(i)] = to_double(p[offset]);

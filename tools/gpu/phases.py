@@ -160,8 +160,9 @@ def ctest(check, name, select, each, jobs=None):
 
     log = check.log(name.replace(" ", "-"))
     exclude = ["-E", "^(" + "|".join(map(re.escape, known)) + ")$"] if known else []
-    command = ["ctest", "--test-dir", check.build, "--output-on-failure", "--timeout", "300", "--parallel",
-               str(min(check.jobs, jobs or check.jobs)), *([] if known else ["--no-tests=error"]), *select, *exclude]
+    slots = min(check.jobs, jobs) if jobs else 2 * (check.jobs + 2)  # as many as tools/test uses
+    command = ["ctest", "--test-dir", check.build, "--output-on-failure", "--timeout", "300", "--parallel", str(slots),
+               *([] if known else ["--no-tests=error"]), *select, *exclude]
     found = check.run(command, log, environment=check.require, on_line=on_line)
     report.keep(log)
     if check.cut_short(found):

@@ -288,11 +288,12 @@ struct RawLaunch {
   std::size_t shared_bytes;
 };
 
-/// Records launches. At exit, the process appends the kernels' symbols to the file named by
-/// TAPESTRY_EMULATED_KERNELS, and writes each symbol with its largest block and most dynamic shared memory to
-/// TAPESTRY_EMULATED_LAUNCHES.
+/// Records launches. At exit, the process appends each kernel's symbol with its largest block and most
+/// dynamic shared memory to the file named by TAPESTRY_EMULATED_LAUNCHES.
 class Record {
  public:
+  /// Adds a launch whose kernel does not run, so it is not written to the file.
+  void add_unexecuted(const RawLaunch& launch) { launches_.push_back(launch); }
   void add(const RawLaunch& launch) {
     launches_.push_back(launch);
     Largest& largest = kernels_[launch.kernel];
@@ -312,21 +313,13 @@ class Record {
     return names;
   }
   ~Record() {
-    if (kernels_.empty()) return;
-    const auto file = [](const char* variable) -> std::string {
-      const char* const path = std::getenv(variable);
-      return path ? path : "";
-    };
-    if (const std::string path = file("TAPESTRY_EMULATED_KERNELS"); !path.empty()) {
-      std::string text;  // a single write, so that concurrent processes do not interleave
-      for (const std::string& name : kernels()) text += name + "\n";
-      std::ofstream(path, std::ios::app) << text << std::flush;
-    }
-    if (const std::string path = file("TAPESTRY_EMULATED_LAUNCHES"); !path.empty()) {
-      std::ofstream out(path);
-      for (const auto& [kernel, largest] : kernels_)
-        out << symbol(kernel) << ' ' << largest.threads << ' ' << largest.shared_bytes << '\n';
-    }
+    const char* const path = std::getenv("TAPESTRY_EMULATED_LAUNCHES");
+    if (kernels_.empty() || !path || !*path) return;
+    std::string text;  // a single write, so that concurrent processes do not interleave
+    for (const auto& [kernel, largest] : kernels_)
+      text += symbol(kernel) + (" " + std::to_string(largest.threads)) + " " +
+              std::to_string(largest.shared_bytes) + "\n";
+    std::ofstream(path, std::ios::app) << text << std::flush;
   }
 
  private:
@@ -397,7 +390,7 @@ std::string readable(void (*kernel)()) {
 Options& options() {
   static Options instance = [] {
     const char* const seed = std::getenv("TAPESTRY_EMULATOR_SEED");
-    return Options{seed ? std::strtoull(seed, nullptr, 10) : 0};
+    return Options{.seed = seed ? std::strtoull(seed, nullptr, 10) : 0};
   }();
   return instance;
 }
@@ -408,6 +401,7 @@ std::vector<std::string> launched_kernels() { return record().kernels(); }
 void run_grid(void (*kernel)(), dim3 grid, dim3 block, std::size_t shared_bytes, void (*body)(void*),
               void* argument) {
   check_launch(kernel, grid, block, shared_bytes);
+  if (options().record_only) return record().add_unexecuted({kernel, grid, block, shared_bytes});
   record().add({kernel, grid, block, shared_bytes});
   m.kernel = kernel;
   m.body = body;

@@ -30,6 +30,8 @@ struct Options {
   /// The seed of the execution order. If it is 0, threads and blocks run in order. Otherwise both are
   /// shuffled with this seed. The initial value comes from the environment variable TAPESTRY_EMULATOR_SEED.
   std::uint64_t seed = 0;
+  /// If true, take_launches() returns the launches, but no kernel runs.
+  bool record_only = false;
 };
 Options& options();
 
@@ -43,8 +45,9 @@ struct Launch {
 std::vector<Launch> take_launches();
 /// The demangled name of an instantiation, without its parameters.
 std::string readable(void (*kernel)());
-/// The symbols of all kernels that this process has launched, sorted. If TAPESTRY_EMULATED_KERNELS=<file> is
-/// set, the process appends them to that file at exit, one per line.
+/// The symbols of all kernels that this process has launched, sorted. If TAPESTRY_EMULATED_LAUNCHES=<file> is
+/// set, the process appends a line "<symbol> <threads of the largest block> <bytes of dynamic shared memory>"
+/// per kernel to that file at exit.
 std::vector<std::string> launched_kernels();
 
 // ---- used by launch() and cuda_emulator.h
