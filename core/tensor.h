@@ -9,6 +9,7 @@
 #include <iosfwd>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -227,6 +228,17 @@ class Tensor {
   Tensor to(Device device, DType dtype) const;
   Tensor to(const char* device) const { return to(Device(device)); }
   Tensor cpu() const { return to(kCPU); }
+  // Conversions to a dtype. PyTorch's float(), double(), long(), int() and bool() are named after keywords of
+  // C++, so they have the prefix to_ here.
+  Tensor to_float() const { return to(DType::f32); }
+  Tensor to_double() const { return to(DType::f64); }
+  Tensor half() const { return to(DType::f16); }
+  Tensor bfloat16() const { return to(DType::bf16); }
+  Tensor to_long() const { return to(DType::i64); }
+  Tensor to_int() const { return to(DType::i32); }
+  Tensor byte() const { return to(DType::u8); }
+  Tensor to_bool() const { return to(DType::boolean); }
+  Tensor type_as(const Tensor& other) const { return to(other.device(), other.dtype()); }
   /// The only element, as a C++ number. An integer T truncates a real element. Throws ValueError unless the
   /// tensor has exactly one element, or if an integer T cannot hold it (NaN, infinities, 300 in a uint8_t).
   template <class T = double>
@@ -269,6 +281,71 @@ class Tensor {
   Tensor silu() const;
   Tensor clamp(std::optional<Scalar> min, std::optional<Scalar> max = {}) const;
   Tensor operator-() const { return neg(); }
+  Tensor sin() const;
+  Tensor cos() const;
+  Tensor tan() const;
+  Tensor asin() const;
+  Tensor acos() const;
+  Tensor atan() const;
+  Tensor sinh() const;
+  Tensor cosh() const;
+  Tensor asinh() const;
+  Tensor acosh() const;
+  Tensor atanh() const;
+  Tensor erf() const;
+  Tensor erfinv() const;
+  Tensor expm1() const;
+  Tensor exp2() const;
+  Tensor log1p() const;
+  Tensor log2() const;
+  Tensor log10() const;
+  Tensor floor() const;
+  Tensor ceil() const;
+  Tensor trunc() const;
+  Tensor sign() const;
+  Tensor square() const;
+  Tensor reciprocal() const;
+  Tensor frac() const;
+  Tensor round(std::int64_t decimals = 0) const;
+  Tensor fmod(const Tensor& other) const;
+  Tensor remainder(const Tensor& other) const;
+  Tensor floor_divide(const Tensor& other) const;
+  Tensor fmod(const Scalar& other) const;
+  Tensor remainder(const Scalar& other) const;
+  Tensor floor_divide(const Scalar& other) const;
+  Tensor div(const Tensor& other, std::string_view rounding_mode) const;
+  Tensor div(const Scalar& other, std::string_view rounding_mode) const;
+  Tensor xlogy(const Tensor& other) const;
+  Tensor maximum(const Tensor& other) const;
+  Tensor minimum(const Tensor& other) const;
+  Tensor lerp(const Tensor& end, double weight) const;
+  Tensor lerp(const Tensor& end, const Tensor& weight) const;
+  Tensor addcmul(const Tensor& a, const Tensor& b, const Scalar& value = 1) const;
+  Tensor addcdiv(const Tensor& a, const Tensor& b, const Scalar& value = 1) const;
+  Tensor where(const Tensor& condition, const Tensor& other) const;
+  Tensor where(const Tensor& condition, const Scalar& other) const;
+  Tensor masked_fill(const Tensor& mask, const Scalar& value) const;
+  Tensor masked_fill(const Tensor& mask, const Tensor& value) const;
+  Tensor nan_to_num(double nan = 0, std::optional<double> posinf = {},
+                    std::optional<double> neginf = {}) const;
+  Tensor isfinite() const;
+  Tensor isinf() const;
+  Tensor isnan() const;
+  Tensor logical_and(const Tensor& other) const;
+  Tensor logical_or(const Tensor& other) const;
+  Tensor logical_xor(const Tensor& other) const;
+  Tensor logical_not() const;
+  Tensor bitwise_and(const Tensor& other) const;
+  Tensor bitwise_and(const Scalar& other) const;
+  Tensor bitwise_or(const Tensor& other) const;
+  Tensor bitwise_or(const Scalar& other) const;
+  Tensor bitwise_xor(const Tensor& other) const;
+  Tensor bitwise_xor(const Scalar& other) const;
+  Tensor bitwise_left_shift(const Tensor& other) const;
+  Tensor bitwise_left_shift(const Scalar& other) const;
+  Tensor bitwise_right_shift(const Tensor& other) const;
+  Tensor bitwise_right_shift(const Scalar& other) const;
+  Tensor bitwise_not() const;
   // comparisons give bool tensors
   Tensor eq(const Tensor& other) const;
   Tensor ne(const Tensor& other) const;
@@ -306,6 +383,61 @@ class Tensor {
   const Tensor& sigmoid_() const;
   const Tensor& relu_() const;
   const Tensor& clamp_(std::optional<Scalar> min, std::optional<Scalar> max = {}) const;
+  const Tensor& sin_() const;
+  const Tensor& cos_() const;
+  const Tensor& tan_() const;
+  const Tensor& asin_() const;
+  const Tensor& acos_() const;
+  const Tensor& atan_() const;
+  const Tensor& sinh_() const;
+  const Tensor& cosh_() const;
+  const Tensor& asinh_() const;
+  const Tensor& acosh_() const;
+  const Tensor& atanh_() const;
+  const Tensor& erf_() const;
+  const Tensor& erfinv_() const;
+  const Tensor& expm1_() const;
+  const Tensor& exp2_() const;
+  const Tensor& log1p_() const;
+  const Tensor& log2_() const;
+  const Tensor& log10_() const;
+  const Tensor& floor_() const;
+  const Tensor& ceil_() const;
+  const Tensor& trunc_() const;
+  const Tensor& sign_() const;
+  const Tensor& square_() const;
+  const Tensor& reciprocal_() const;
+  const Tensor& frac_() const;
+  const Tensor& round_(std::int64_t decimals = 0) const;
+  const Tensor& fmod_(const Tensor& other) const;
+  const Tensor& remainder_(const Tensor& other) const;
+  const Tensor& floor_divide_(const Tensor& other) const;
+  const Tensor& fmod_(const Scalar& other) const;
+  const Tensor& remainder_(const Scalar& other) const;
+  const Tensor& floor_divide_(const Scalar& other) const;
+  const Tensor& lerp_(const Tensor& end, double weight) const;
+  const Tensor& lerp_(const Tensor& end, const Tensor& weight) const;
+  const Tensor& addcmul_(const Tensor& a, const Tensor& b, const Scalar& value = 1) const;
+  const Tensor& addcdiv_(const Tensor& a, const Tensor& b, const Scalar& value = 1) const;
+  const Tensor& masked_fill_(const Tensor& mask, const Scalar& value) const;
+  const Tensor& masked_fill_(const Tensor& mask, const Tensor& value) const;
+  const Tensor& nan_to_num_(double nan = 0, std::optional<double> posinf = {},
+                            std::optional<double> neginf = {}) const;
+  const Tensor& logical_and_(const Tensor& other) const;
+  const Tensor& logical_or_(const Tensor& other) const;
+  const Tensor& logical_xor_(const Tensor& other) const;
+  const Tensor& logical_not_() const;
+  const Tensor& bitwise_and_(const Tensor& other) const;
+  const Tensor& bitwise_and_(const Scalar& other) const;
+  const Tensor& bitwise_or_(const Tensor& other) const;
+  const Tensor& bitwise_or_(const Scalar& other) const;
+  const Tensor& bitwise_xor_(const Tensor& other) const;
+  const Tensor& bitwise_xor_(const Scalar& other) const;
+  const Tensor& bitwise_left_shift_(const Tensor& other) const;
+  const Tensor& bitwise_left_shift_(const Scalar& other) const;
+  const Tensor& bitwise_right_shift_(const Tensor& other) const;
+  const Tensor& bitwise_right_shift_(const Scalar& other) const;
+  const Tensor& bitwise_not_() const;
   const Tensor& copy_(const Tensor& source) const;  // broadcasts, casts, crosses devices
   const Tensor& fill_(const Scalar& value) const;
   const Tensor& zero_() const;

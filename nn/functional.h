@@ -35,9 +35,4 @@ using tapestry::scaled_dot_product_attention;
 using tapestry::softmax;
 using namespace tapestry::functions;  // relu, gelu, silu, sigmoid, tanh and all others of one tensor
 
-/// x where it is positive, else negative_slope x.
-inline Tensor leaky_relu(const Tensor& x, double negative_slope = 0.01) {
-  return where(x > 0, x, x * negative_slope);
-}
-
 }  // namespace tapestry::nn::functional

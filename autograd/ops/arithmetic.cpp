@@ -2,6 +2,9 @@
 // and the gradients.
 #include "tapestry/autograd/ops/arithmetic.h"
 
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementary.h"
 #include "tapestry/autograd/ops/functions.h"
 #include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/kernels/ops/arithmetic.h"
@@ -38,6 +41,91 @@ Tensor atan2(const Tensor& a, const Tensor& b) { return binary<kernels::Atan2>(a
 Tensor Tensor::atan2(const Tensor& other) const { return tapestry::atan2(*this, other); }
 const Tensor& Tensor::atan2_(const Tensor& other) const {
   return binary_in_place<kernels::Atan2>(*this, other);
+}
+
+// Remainders and rounded quotients.
+namespace {
+
+const Op kFloorDivide{"floor_divide", Grad::differentiable, kNumbers};
+
+// Throws ValueError if integers on a CPU are divided by 0.
+void check_divisor(const Op& op, const Tensor& a, const Tensor& b) {
+  check_operands(op, a, b);
+  op.check_dtype(a.dtype());
+  op.check_dtype(b.dtype());
+  if (is_floating(promoted(a, b)) || !b.device().is_cpu() || b.numel() == 0) return;
+  check(eq(b, 0).sum().item<std::int64_t>() == 0, "[", op.name,
+        "] an integer is divided by 0; convert to a floating dtype, or replace the zeros");
+}
+template <class Row>
+Tensor checked_division(const Tensor& a, const Tensor& b) {
+  check_divisor(row_op<Row>, a, b);
+  return binary<Row>(a, b);
+}
+template <class Row>
+const Tensor& checked_division_in_place(const Tensor& target, const Tensor& b) {
+  check_divisor(row_op<Row>, target, b);
+  return binary_in_place<Row>(target, b);
+}
+
+}  // namespace
+Tensor fmod(const Tensor& a, const Tensor& b) { return checked_division<kernels::Fmod>(a, b); }
+Tensor remainder(const Tensor& a, const Tensor& b) { return checked_division<kernels::Remainder>(a, b); }
+Tensor floor_divide(const Tensor& a, const Tensor& b) {
+  check_divisor(kFloorDivide, a, b);
+  const DType dtype = checked_dtype<kernels::FloorDivide>(kFloorDivide, a, b);
+  Tensor y = run_binary(kFloorDivide, kernels::slot<kernels::FloorDivide>, a, b, dtype, dtype);
+  if (recording(a, b))
+    record_binary(kFloorDivide, y, a, b,
+                  [](const Backward& g, std::uint32_t) { return zeros_like(g.grad()); });
+  return y;
+}
+Tensor fmod(const Tensor& a, const Scalar& b) { return fmod(a, number_like(b, a)); }
+Tensor remainder(const Tensor& a, const Scalar& b) { return remainder(a, number_like(b, a)); }
+Tensor remainder(const Scalar& a, const Tensor& b) { return remainder(number_like(a, b), b); }
+Tensor floor_divide(const Tensor& a, const Scalar& b) { return floor_divide(a, number_like(b, a)); }
+Tensor div(const Tensor& a, const Tensor& b, std::string_view rounding_mode) {
+  if (rounding_mode == "floor") return floor_divide(a, b);
+  check(rounding_mode == "trunc", "[div] rounding_mode is '", rounding_mode,
+        "'; give 'floor' or 'trunc', or none for true division");
+  check_operands(kFloorDivide, a, b);
+  if (is_floating(promoted(a, b))) return trunc(div(a, b));
+  return floor_divide(sub(a, fmod(a, b)), b);  // the division leaves no remainder
+}
+Tensor div(const Tensor& a, const Scalar& b, std::string_view rounding_mode) {
+  return div(a, number_like(b, a), rounding_mode);
+}
+Tensor xlogy(const Tensor& a, const Tensor& b) { return binary<kernels::Xlogy>(a, b); }
+
+Tensor Tensor::fmod(const Tensor& other) const { return tapestry::fmod(*this, other); }
+Tensor Tensor::fmod(const Scalar& other) const { return tapestry::fmod(*this, other); }
+Tensor Tensor::remainder(const Tensor& other) const { return tapestry::remainder(*this, other); }
+Tensor Tensor::remainder(const Scalar& other) const { return tapestry::remainder(*this, other); }
+Tensor Tensor::floor_divide(const Tensor& other) const { return tapestry::floor_divide(*this, other); }
+Tensor Tensor::floor_divide(const Scalar& other) const { return tapestry::floor_divide(*this, other); }
+Tensor Tensor::div(const Tensor& other, std::string_view rounding_mode) const {
+  return tapestry::div(*this, other, rounding_mode);
+}
+Tensor Tensor::div(const Scalar& other, std::string_view rounding_mode) const {
+  return tapestry::div(*this, other, rounding_mode);
+}
+Tensor Tensor::xlogy(const Tensor& other) const { return tapestry::xlogy(*this, other); }
+Tensor Tensor::maximum(const Tensor& other) const { return tapestry::maximum(*this, other); }
+Tensor Tensor::minimum(const Tensor& other) const { return tapestry::minimum(*this, other); }
+const Tensor& Tensor::fmod_(const Tensor& other) const {
+  return checked_division_in_place<kernels::Fmod>(*this, other);
+}
+const Tensor& Tensor::fmod_(const Scalar& other) const { return fmod_(number_like(other, *this)); }
+const Tensor& Tensor::remainder_(const Tensor& other) const {
+  return checked_division_in_place<kernels::Remainder>(*this, other);
+}
+const Tensor& Tensor::remainder_(const Scalar& other) const { return remainder_(number_like(other, *this)); }
+const Tensor& Tensor::floor_divide_(const Tensor& other) const {
+  return compute_in_place(kFloorDivide, *this, {&other},
+                          [&](const Tensor& x) { return tapestry::floor_divide(x, other); });
+}
+const Tensor& Tensor::floor_divide_(const Scalar& other) const {
+  return floor_divide_(number_like(other, *this));
 }
 
 // pow with a number as exponent is written by hand, because it has checks and formulas of its own.

@@ -79,6 +79,25 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return y;
 }
 
+Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b) {
+  tapestry::detail::check_defined(kWhere.name, a, "the first operand");
+  return where(condition, a, number_like(b, a));
+}
+Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b) {
+  tapestry::detail::check_defined(kWhere.name, b, "the second operand");
+  return where(condition, number_like(a, b), b);
+}
+Tensor where(const Tensor& condition, const Scalar& a, const Scalar& b) {
+  tapestry::detail::check_defined(kWhere.name, condition, "the condition");
+  return where(condition, scalar_tensor(a, condition.device()), scalar_tensor(b, condition.device()));
+}
+Tensor Tensor::where(const Tensor& condition, const Tensor& other) const {
+  return tapestry::where(condition, *this, other);
+}
+Tensor Tensor::where(const Tensor& condition, const Scalar& other) const {
+  return tapestry::where(condition, *this, other);
+}
+
 Tensor Tensor::eq(const Tensor& other) const { return tapestry::eq(*this, other); }
 Tensor Tensor::eq(const Scalar& other) const { return tapestry::eq(*this, other); }
 Tensor Tensor::ne(const Tensor& other) const { return tapestry::ne(*this, other); }

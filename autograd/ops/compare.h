@@ -7,6 +7,11 @@ namespace tapestry {
 /// Returns a where `condition` is true, else b. All three tensors broadcast. Throws TypeError unless the
 /// condition is bool.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+/// A number does not change the other operand's dtype unless its category (bool, integer, real) is higher.
+/// Two numbers give bool, i64 or f32.
+Tensor where(const Tensor& condition, const Tensor& a, const Scalar& b);
+Tensor where(const Tensor& condition, const Scalar& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Scalar& a, const Scalar& b);
 
 /// Comparisons give bool tensors and have no gradient.
 Tensor eq(const Tensor& a, const Tensor& b);

@@ -3,4 +3,6 @@
 // are computed in f32 and rounded.
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/composite.h"
+#include "tapestry/autograd/ops/elementary.h"
 #include "tapestry/autograd/ops/functions.h"

@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <vector>
 
-#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/arithmetic.h"
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/internal/function.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/functions.h"
 
@@ -12,89 +16,22 @@ namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
 
-namespace {
-
-using kernels::GradientFrom;
-using kernels::Takes;
-
-// The Op of each row. Rows of one public function share an Op.
-template <class F>
-const Op function_op{F::kSlotName.text, Grad::differentiable, kernels::taken_dtypes(F::kTakes)};
-template <class F>
-const Op& op_of() {
-  return function_op<F>;
-}
+// The rows of gelu's two formulas share an Op.
 template <>
-const Op& op_of<kernels::GeluTanh>() {
-  return function_op<kernels::Gelu>;
+const Op& autograd::function_op<kernels::GeluTanh>() {
+  return row_op<kernels::Gelu>;
 }
 
-// A row without its type, so that the code below is compiled once for all rows with the same number of
-// parameters.
-template <class Slot, class GradientSlot>
-struct FunctionRow {
-  // GradientFrom::neither, known when the code is compiled: the gradient is a function of dy alone.
-  static constexpr bool kOfDyAlone = std::is_same_v<GradientSlot, kernels::Slot<kernels::Elementwise<2>>>;
-  const Op& op;
-  const Slot& slot;
-  const GradientSlot& gradient;
-  Takes takes;
-  GradientFrom gradient_from;
-};
-template <class F>
-auto row_of() {
-  const auto& slot = kernels::slot<F>;
-  const auto& gradient = kernels::slot<kernels::GradientRowOf<F>>;
-  return FunctionRow<std::decay_t<decltype(slot)>, std::decay_t<decltype(gradient)>>{
-      op_of<F>(), slot, gradient, F::kTakes, F::kGradientFrom};
+namespace {
+const Op kNanToNum{"nan_to_num", Grad::differentiable, kAllDTypes};
+}
+// Integers and bools are copied, so the Op takes more dtypes than the row.
+template <>
+const Op& autograd::function_op<kernels::NanToNum>() {
+  return kNanToNum;
 }
 
-template <std::size_t kParams>
-using Params = std::array<Scalar, kParams>;
-// slot(y, inputs..., params...)
-template <class Slot, std::size_t kParams, class... T>
-void run(const Slot& slot, const Params<kParams>& params, const Tensor& y, const T&... inputs) {
-  if constexpr (kParams == 0) slot(y.device(), y.dtype(), planned(y, inputs...));
-  else slot(y.device(), y.dtype(), {planned(y, inputs...), params});
-}
-
-template <class Row, std::size_t kParams>
-Tensor call(const Row& row, const Params<kParams>& params, const Tensor& x) {
-  tapestry::detail::check_defined(row.op.name, x);
-  row.op.check_dtype(x.dtype());
-  const Tensor in = row.takes == Takes::all_as_f32 && !is_floating(x.dtype()) ? converted(x, DType::f32) : x;
-  Tensor y = result_like(in.sizes(), in.dtype(), {&in});
-  run(row.slot, params, y, in);
-  if (!recording(x)) return y;
-  if constexpr (Row::kOfDyAlone) {
-    record(row.op, y, {&x}, [&gradient = row.gradient](Backward& g) { g.set(0, apply(gradient, g.grad())); });
-  } else {
-    const auto record_with = [&](SavedTensor saved) {
-      record(row.op, y, {&x}, [saved = std::move(saved), &gradient = row.gradient, params](Backward& g) {
-        const Tensor t = g.saved(saved);
-        Tensor dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
-        run(gradient, params, dx, g.grad(), t);
-        g.set(0, std::move(dx));
-      });
-    };
-    record_with(row.gradient_from == GradientFrom::input ? save(x) : save_output(y));
-  }
-  return y;
-}
-
-template <class Row>
-const Tensor& call_in_place(const Row& row, const Tensor& target) {
-  tapestry::detail::check_defined(row.op.name, target, "the tensor to change");
-  row.op.check_dtype(target.dtype());
-  if (row.takes == Takes::all_as_f32) check_stores(row.op, target, DType::f32);
-  in_place(
-      row.op, target, {}, [&] { run(row.slot, Params<0>(), target, target); },
-      // A gradient that is computed from the input needs the old elements.
-      [&](const Tensor& old) {
-        return call(row, Params<0>(), row.gradient_from == GradientFrom::input ? tapestry::clone(old) : old);
-      });
-  return target;
-}
+namespace {
 
 // clamp is written by hand because a limit may be missing, and because its limits are checked and promoted.
 const Op kClamp{"clamp", Grad::differentiable, kNumbers};
@@ -128,11 +65,7 @@ struct Clamping {
 
 template <FixedString kName>
 Tensor autograd::call_function(const Tensor& x, std::initializer_list<double> params) {
-  using F = typename kernels::RowNamed<kName, kernels::Functions>::type;
-  const auto values = [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return Params<F::kParams>{params.begin()[I]...};
-  };
-  return call(row_of<F>(), values(std::make_index_sequence<F::kParams>()), x);
+  return function<typename kernels::RowNamed<kName, kernels::Functions>::type>(x, params);
 }
 
 namespace autograd {
@@ -157,6 +90,72 @@ Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> m
   return y;
 }
 
+namespace {
+
+const Op kHardsigmoid{"hardsigmoid", Grad::differentiable, kFloats};
+const Op kHardtanh{"hardtanh", Grad::differentiable, kNumbers};
+const Op kSoftsign{"softsign", Grad::differentiable, kFloats};
+const Op kLogSigmoid{"logsigmoid", Grad::differentiable, kFloats};
+const Op kPrelu{"prelu", Grad::differentiable, kFloats};
+const Op kGlu{"glu", Grad::differentiable, kFloats};
+
+void check_input(const Op& op, const Tensor& x) {
+  tapestry::detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+}
+
+}  // namespace
+
+Tensor nan_to_num(const Tensor& x, double nan, std::optional<double> posinf, std::optional<double> neginf) {
+  check_input(kNanToNum, x);
+  if (!is_floating(x.dtype())) return clone(x);
+  const double largest = x.dtype() == DType::f64   ? std::numeric_limits<double>::max()
+                         : x.dtype() == DType::f32 ? std::numeric_limits<float>::max()
+                         : x.dtype() == DType::f16 ? 65504
+                                                   : 0x1.fep127;
+  return call_function<"nan_to_num">(x, {nan, posinf.value_or(largest), neginf.value_or(-largest)});
+}
+Tensor celu(const Tensor& x, double alpha) {
+  check(alpha != 0, "[celu] alpha is 0; give another number");
+  return call_function<"elu">(x, {alpha, 1, 1 / alpha});
+}
+Tensor hardsigmoid(const Tensor& x) {
+  check_input(kHardsigmoid, x);
+  return div(clamp(add(x, 3), 0, 6), 6);
+}
+Tensor hardtanh(const Tensor& x, const Scalar& min, const Scalar& max) {
+  check_input(kHardtanh, x);
+  check(min.to_double() <= max.to_double(), "[hardtanh] min ", min.to_double(), " is not below max ",
+        max.to_double(), "; swap them");
+  return clamp(x, min, max);
+}
+Tensor softsign(const Tensor& x) {
+  check_input(kSoftsign, x);
+  return div(x, add(abs(x), 1));
+}
+Tensor logsigmoid(const Tensor& x) {
+  check_input(kLogSigmoid, x);
+  return neg(softplus(neg(x), 1, std::numeric_limits<double>::infinity()));
+}
+Tensor prelu(const Tensor& x, const Tensor& weight) {
+  check_operands(kPrelu, x, weight);
+  check_input(kPrelu, x);
+  const std::int64_t channels = x.dim() >= 2 ? x.size(1) : 1;
+  check(weight.numel() == 1 || (weight.dim() == 1 && weight.numel() == channels),
+        "[prelu] the weight has shape ", weight.sizes(), ", but the input has ", channels,
+        " channels; give 1 or ", channels, " elements");
+  Shape sizes(std::vector<std::int64_t>(static_cast<std::size_t>(x.dim()), 1));
+  if (x.dim() >= 2) sizes[1] = weight.numel();
+  return where(gt(x.detach(), 0), x, mul(x, reshape(weight, sizes)));
+}
+Tensor glu(const Tensor& x, std::int64_t dim) {
+  check_input(kGlu, x);
+  check(x.dim() > 0, "[glu] the input has no dimension; give at least one");
+  const std::int64_t size = x.size(dim);
+  check(size % 2 == 0, "[glu] size ", size, " of dimension ", dim, " is odd; it must be divisible by 2");
+  return mul(narrow(x, dim, 0, size / 2), sigmoid(narrow(x, dim, size / 2, size / 2)));
+}
+
 }  // namespace functions
 
 Tensor Tensor::neg() const { return tapestry::neg(*this); }
@@ -174,15 +173,24 @@ Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const
   return tapestry::clamp(*this, min, max);
 }
 
-const Tensor& Tensor::neg_() const { return call_in_place(row_of<kernels::Neg>(), *this); }
-const Tensor& Tensor::abs_() const { return call_in_place(row_of<kernels::Abs>(), *this); }
-const Tensor& Tensor::exp_() const { return call_in_place(row_of<kernels::Exp>(), *this); }
-const Tensor& Tensor::log_() const { return call_in_place(row_of<kernels::Log>(), *this); }
-const Tensor& Tensor::sqrt_() const { return call_in_place(row_of<kernels::Sqrt>(), *this); }
-const Tensor& Tensor::rsqrt_() const { return call_in_place(row_of<kernels::Rsqrt>(), *this); }
-const Tensor& Tensor::tanh_() const { return call_in_place(row_of<kernels::Tanh>(), *this); }
-const Tensor& Tensor::sigmoid_() const { return call_in_place(row_of<kernels::Sigmoid>(), *this); }
-const Tensor& Tensor::relu_() const { return call_in_place(row_of<kernels::Relu>(), *this); }
+Tensor Tensor::nan_to_num(double nan, std::optional<double> posinf, std::optional<double> neginf) const {
+  return tapestry::nan_to_num(*this, nan, posinf, neginf);
+}
+const Tensor& Tensor::nan_to_num_(double nan, std::optional<double> posinf,
+                                  std::optional<double> neginf) const {
+  return compute_in_place(kNanToNum, *this, {},
+                          [&](const Tensor& x) { return tapestry::nan_to_num(x, nan, posinf, neginf); });
+}
+
+const Tensor& Tensor::neg_() const { return function_in_place<kernels::Neg>(*this); }
+const Tensor& Tensor::abs_() const { return function_in_place<kernels::Abs>(*this); }
+const Tensor& Tensor::exp_() const { return function_in_place<kernels::Exp>(*this); }
+const Tensor& Tensor::log_() const { return function_in_place<kernels::Log>(*this); }
+const Tensor& Tensor::sqrt_() const { return function_in_place<kernels::Sqrt>(*this); }
+const Tensor& Tensor::rsqrt_() const { return function_in_place<kernels::Rsqrt>(*this); }
+const Tensor& Tensor::tanh_() const { return function_in_place<kernels::Tanh>(*this); }
+const Tensor& Tensor::sigmoid_() const { return function_in_place<kernels::Sigmoid>(*this); }
+const Tensor& Tensor::relu_() const { return function_in_place<kernels::Relu>(*this); }
 const Tensor& Tensor::clamp_(std::optional<Scalar> min, std::optional<Scalar> max) const {
   const Clamping c(*this, min, max);
   check_stores(kClamp, *this, c.dtype);

@@ -1,6 +1,9 @@
 // CPU kernels of the arithmetic with tensors and numbers, and of its gradients.
 #include "tapestry/kernels/ops/arithmetic.h"
 
+#include <cmath>
+#include <limits>
+
 #include "tapestry/kernels/cpu/pointwise.h"
 
 namespace tapestry::kernels::cpu {
@@ -35,7 +38,27 @@ void pow_scalar_backward_kernel(const LaunchContext&, const PointwiseArgs<3, 1>&
   map<C, C, C>(a.operands, [s](C dy, C x) { return dy * (s * Math::pow(x, s - 1)); });
 }
 
-const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
+// Remainders of any numbers. The last two inputs of the row are divided.
+struct AnyQuotient : Math {
+  static bool fits(float a, float b) {
+    return std::abs(a) <= 0x1p26f * std::abs(b) && std::abs(b) <= std::numeric_limits<float>::max();
+  }
+  static bool fits(float, float a, float b) { return fits(a, b); }
+  static float fmod(float x, float y) { return std::fmod(x, y); }
+};
+
+template <class Row>
+inline constexpr bool kDivides =
+    std::is_same_v<Row, Fmod> || std::is_same_v<Row, Remainder> || std::is_same_v<Row, FloorDivide> ||
+    std::is_same_v<Row, BackwardB<Remainder>>;
+
+const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); }) &&
+                  for_kernels_of(RareArithmetic(),
+                                 []<class Row>() {
+                                   if constexpr (kDivides<Row>) register_guarded<Row, AnyQuotient>();
+                                   else register_pointwise<Row>();
+                                 }) &&
+                  for_kernels_of(BitOperations(), []<class Row>() { register_pointwise<Row>(); });
 
 const bool others = [] {
   register_pointwise<WithNumber<Div, 0>>();

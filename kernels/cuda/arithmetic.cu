@@ -6,6 +6,9 @@ namespace {
 constexpr DeviceType kDevice = DeviceType::cuda;
 
 const bool rows = for_kernels_of(Arithmetic(), []<class Row>() { register_pointwise<Row>(); });
+const bool rare = register_selected<float, BFloat16>(RareArithmetic()) &&
+                  register_selected<float, BFloat16>(OwnGradients<RareArithmetic>::type()) &&
+                  register_selected<std::int64_t, std::int32_t, std::uint8_t>(RareIntegers());
 const bool others = [] {
   register_pointwise<WithNumber<Div, 0>>();
   register_pointwise<PowScalar>();
@@ -49,6 +52,9 @@ const bool bools = [] {
   register_bools<Mul, Minimum>();
   register_bools<Maximum, Maximum>();
   register_bools<Minimum, Minimum>();
+  for_rows_of(RowList<BitAnd, BitOr, BitXor>(), []<class Row>() {
+    slot<Row>.set(kDevice, DType::boolean, &launch_selected<RareIntegers, Row, std::uint8_t>);
+  });
   return true;
 }();
 

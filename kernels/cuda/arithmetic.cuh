@@ -12,14 +12,6 @@ namespace tapestry::kernels::cuda {
 template <class Row>
 inline constexpr bool kTakesIntegers = contains(Row::kDTypes, DType::i64);
 
-/// The position of a row in the list.
-template <class Row, class... Rows>
-constexpr int position_in(RowList<Rows...>) {
-  int position = 0;
-  static_cast<void>(((std::is_same_v<Row, Rows> || (++position, false)) || ...));
-  return position;
-}
-
 /// Computes f(a, b). Bools are the bytes 0 and 1: "or" is the maximum and "and" is the minimum.
 template <class C>
 struct IntegerFunction {

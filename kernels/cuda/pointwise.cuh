@@ -57,4 +57,43 @@ void register_pointwise() {
       []<class T>() { slot<Row>.set(DeviceType::cuda, dtype_of<T>, &launch_pointwise<Row, T>); });
 }
 
+// ---- rows that share a kernel
+
+/// Row::value() as a function that the compiler does not inline, so that a kernel with many rows stays small.
+template <class Row, class C, class... In>
+__device__ NO_INLINE C called_formula(C first, In... rest) {
+  return Row::template value<Math<>>(first, rest...);
+}
+/// Computes one row of the list, which is selected at run time.
+template <class List>
+struct SelectedFormula;
+template <class... Rows>
+struct SelectedFormula<RowList<Rows...>> {
+  int row;
+  template <class C, class... In>
+  __device__ C operator()(C first, In... rest) const {
+    C y = 0;
+    int i = 0;
+    static_cast<void>(((i++ == row && (y = called_formula<Rows>(first, rest...), true)) || ...));
+    return y;
+  }
+};
+template <class List, class Row, class T>
+void launch_selected(const LaunchContext& context, const Elementwise<Row::kOperands>& e) {
+  const SelectedFormula<List> formula{position_in<Row>(List())};
+  [&]<std::size_t... kInput>(std::index_sequence<kInput...>) {
+    map<T, std::conditional_t<true, T, std::index_sequence<kInput>>...>(e, formula, stream_of(context));
+  }
+  (std::make_index_sequence<Row::kOperands - 1>());
+}
+/// Registers the rows of a list for the dtypes of T. All rows have the same number of operands and no
+/// parameters. They share one kernel per dtype, which is compiled in a fraction of the time of a kernel per
+/// row.
+template <class... T, class... Rows>
+bool register_selected(RowList<Rows...>) {
+  return for_types<T...>([]<class Each>() {
+    (slot<Rows>.set(DeviceType::cuda, dtype_of<Each>, &launch_selected<RowList<Rows...>, Rows, Each>), ...);
+  });
+}
+
 }  // namespace tapestry::kernels::cuda

@@ -10,7 +10,8 @@
 // - Use core's Half and BFloat16 for 16-bit floats. `load()` converts them to float, `store()` rounds back.
 // - Write `template <class = void>` before a __global__ function that is not a template, because several
 //   sources include its header, and a plain function may be defined only once.
-// - Write `UNROLL` and `NO_UNROLL` for `#pragma unroll` and `#pragma unroll 1`, which g++ does not know.
+// - Write `UNROLL` and `NO_UNROLL` for `#pragma unroll` and `#pragma unroll 1`, which g++ does not know, and
+//   `NO_INLINE` for `__noinline__`, which is not a macro of the emulator because libstdc++ uses the name.
 //
 // nvcc needs --expt-relaxed-constexpr, since kernels call constexpr functions of core.
 #include <cmath>
@@ -25,6 +26,7 @@
 #include "tapestry/kernels/cuda/launch.cuh"
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
+#define NO_INLINE __noinline__
 #define SHARED(T, name, ...) __shared__ T name __VA_ARGS__
 #define DYN_SHARED(T, name)                                                \
   extern __shared__ __align__(16) unsigned char tapestry_dynamic_shared[]; \
@@ -33,6 +35,7 @@
 #include <cuda_emulator.h>
 #define UNROLL
 #define NO_UNROLL
+#define NO_INLINE
 #endif
 
 namespace tapestry::kernels::cuda {

@@ -14,6 +14,13 @@ template <class C>
 using Wrapping = typename std::conditional_t<std::is_integral_v<C> && !std::is_same_v<C, bool>,
                                              std::make_unsigned<C>, std::type_identity<C>>::type;
 
+/// x < 0, for which nvcc would warn if C is unsigned.
+template <class C>
+TAPESTRY_FORMULA bool is_negative(C x) {
+  if constexpr (std::is_unsigned_v<C>) return false;
+  else return x < 0;
+}
+
 struct Add : Binary<"add", Takes::all, Number::second> {
   using GradientA = Dy;
   using GradientB = Dy;
@@ -124,7 +131,120 @@ struct Atan2 : Binary<"atan2", Takes::all_as_f32> {
   }
 };
 
+/// Computes a - b trunc(a / b), which has the sign of a. Integers give 0 for b = 0, as the CPU's operation
+/// has already thrown then.
+struct Fmod : Binary<"fmod", Takes::numbers> {
+  using GradientA = Dy;
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    if constexpr (std::is_floating_point_v<C>) return M::fmod(a, b);
+    else if constexpr (std::is_signed_v<C>) return b == 0 || b == -1 ? C(0) : static_cast<C>(a % b);
+    else return b == 0 ? C(0) : static_cast<C>(a % b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    return -dy * M::trunc(a / b);
+  }
+};
+/// Computes floor(a / b). For floats, a / b is corrected by the remainder as in Python, so that the result is
+/// the floor of the exact quotient. Integers give 0 for b = 0. The gradients are 0.
+struct FloorDivide : Binary<"floor_divide", Takes::numbers> {
+  using GradientA = void;
+  using GradientB = void;
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    if constexpr (std::is_floating_point_v<C>) {
+      const C r = M::fmod(a, b), exact = (a - r) / b;
+      const C q = r != 0 && (r < 0) != (b < 0) ? exact - 1 : exact;
+      const C whole = M::floor(q), rounded = q - whole > C(0.5) ? whole + 1 : whole;
+      return b == 0 ? a / b : q == 0 ? M::copysign(C(0), a / b) : rounded;
+    } else if constexpr (std::is_signed_v<C>) {
+      if (b == 0) return 0;
+      if (b == -1) return static_cast<C>(Wrapping<C>(0) - static_cast<Wrapping<C>>(a));
+      return static_cast<C>(a / b - (a % b != 0 && (a < 0) != (b < 0)));
+    } else {
+      return b == 0 ? C(0) : static_cast<C>(a / b);
+    }
+  }
+};
+/// Computes a - b floor(a / b), which has the sign of b.
+struct Remainder : Binary<"remainder", Takes::numbers> {
+  using GradientA = Dy;
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    const C r = Fmod::value<M>(a, b);
+    return r != 0 && is_negative(r) != is_negative(b) ? static_cast<C>(r + b) : r;
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    return -dy * FloorDivide::value<M>(a, b);
+  }
+};
+/// Computes a log(b), which is 0 where a = 0, unless b is NaN.
+struct Xlogy : Binary<"xlogy", Takes::all_as_f32> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return a == 0 && b == b ? C(0) : a * M::log(b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_a(C dy, C a, C b) {
+    return a == 0 && b <= 0 ? C(0) : value<M>(dy, b);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C a, C b) {
+    return dy * (a / b);
+  }
+};
+
+/// The base class of operations on the bits of integers and bools, which have no gradient.
+template <FixedString kName, Takes kTake>
+struct Bitwise : Binary<kName, kTake> {
+  using GradientA = void;
+  using GradientB = void;
+};
+struct BitAnd : Bitwise<"bitwise_and", Takes::bits> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return static_cast<C>(a & b);
+  }
+};
+struct BitOr : Bitwise<"bitwise_or", Takes::bits> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return static_cast<C>(a | b);
+  }
+};
+struct BitXor : Bitwise<"bitwise_xor", Takes::bits> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return static_cast<C>(a ^ b);
+  }
+};
+/// True if a shift by b moves all bits of C out: b is negative, or at least the number of bits.
+template <class C>
+TAPESTRY_FORMULA bool moves_all_bits(C b) {
+  return is_negative(b) || b >= static_cast<C>(8 * sizeof(C));
+}
+struct ShiftLeft : Bitwise<"bitwise_left_shift", Takes::integers> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return moves_all_bits(b) ? C(0) : static_cast<C>(static_cast<Wrapping<C>>(a) << b);
+  }
+};
+/// The bits that come in are copies of the sign.
+struct ShiftRight : Bitwise<"bitwise_right_shift", Takes::integers> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C a, C b) {
+    return moves_all_bits(b) ? C(is_negative(a) ? -1 : 0) : static_cast<C>(a >> b);
+  }
+};
+
 using Arithmetic = RowList<Add, Sub, Mul, Div, Maximum, Minimum, Pow, Atan2>;
+/// The rows below share kernels on GPUs, which select the row at run time: one list for floats, one for
+/// integers.
+using RareArithmetic = RowList<Fmod, Remainder, FloorDivide, Xlogy>;
+using RareIntegers = RowList<Fmod, Remainder, FloorDivide, BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight>;
+using BitOperations = RowList<BitAnd, BitOr, BitXor, ShiftLeft, ShiftRight>;
 
 /// Computes x^s for a number s. x^0.5 is sqrt(x), also for -0 and -inf. Common exponents avoid the library's
 /// pow() and are at least as accurate. These formulas are rows of their own because Pow has no such cases.

@@ -2,6 +2,7 @@
 // Rows of the functions of one tensor. f16 and bf16 are computed in f32 and
 // rounded once. Integers wrap around. In an in-place operation the output and the input are the same
 // elements. The output never overlaps an input partly.
+#include <limits>
 #include <numbers>
 
 #include "tapestry/kernels/ops/arithmetic.h"
@@ -148,8 +149,71 @@ struct Softplus : Function<"softplus", Takes::floats, GradientFrom::input, 2> {
   }
 };
 
-using Functions =
-    RowList<Neg, Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh, Softplus>;
+/// x where x > 0, else slope x.
+struct LeakyRelu : Function<"leaky_relu", Takes::floats, GradientFrom::input, 1> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C slope) {
+    return x > 0 ? x : x * slope;
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x, C slope) {
+    return x > 0 ? dy : dy * slope;
+  }
+};
+/// scale alpha (exp(rate x) - 1) where x <= 0, else scale x. elu, selu and celu are cases of it.
+struct Elu : Function<"elu", Takes::floats, GradientFrom::input, 3> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C alpha, C scale, C rate) {
+    return scale * (x <= 0 ? alpha * M::expm1(rate * x) : x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x, C alpha, C scale, C rate) {
+    return dy * (scale * (x <= 0 ? alpha * rate * M::exp(rate * x) : C(1)));
+  }
+};
+/// x tanh(log(1 + e^x)) (Misra 2019). With n = e^x (e^x + 2), tanh(log(1 + e^x)) = n / (n + 2). It is 1
+/// within the rounding error for x > 20.
+struct Mish : Function<"mish", Takes::floats, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    const C e = M::exp(x > 20 ? C(20) : x), n = e * (e + 2);
+    return x > 20 ? x : x * (n / (n + 2));
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    const C e = M::exp(x > 20 ? C(20) : x), n = e * (e + 2), t = n / (n + 2);
+    const C slope = 4 * e * (e + 1) / ((n + 2) * (n + 2));  // the derivative of t
+    return x > 20 ? dy : dy * (t + x * slope);
+  }
+};
+/// x min(max(x + 3, 0), 6) / 6 (Howard et al. 2019).
+struct Hardswish : Function<"hardswish", Takes::floats, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    const C raised = x < -3 ? C(0) : x + 3;
+    return x * ((raised > 6 ? C(6) : raised) / 6);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return x <= -3 ? C(0) : x < 3 ? dy * (x / 3 + C(0.5)) : dy;
+  }
+};
+
+/// Replaces NaN, infinity and -infinity by other numbers. The gradient of a replaced element is 0.
+struct NanToNum : Function<"nan_to_num", Takes::floats, GradientFrom::input, 3> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C nan, C posinf, C neginf) {
+    constexpr C infinity = std::numeric_limits<C>::infinity();
+    return x != x ? nan : x == infinity ? posinf : x == -infinity ? neginf : x;
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x, C, C, C) {
+    return M::abs(x) < std::numeric_limits<C>::infinity() ? dy : C(0);
+  }
+};
+
+using Functions = RowList<Neg, Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh,
+                          Softplus, LeakyRelu, Elu, Mish, Hardswish, NanToNum>;
 
 /// Computes min(max(x, low), high), so `high` wins if low > high. NaN stays NaN. A limit that is NaN gives
 /// NaN. A missing limit has no effect. There is no row for clamp, because a parameter of a row is never

@@ -71,9 +71,21 @@ inline constinit Slot<std::conditional_t<Row::kParams == 0, Elementwise<Row::kOp
     slot{Row::kSlotName.text};
 
 /// The dtypes that an operation takes. `all_as_f32` means that integers and bools are first converted to f32.
-enum class Takes : std::uint8_t { floats, numbers, all, all_as_f32 };
+/// `bits` are the integers and bools.
+enum class Takes : std::uint8_t { floats, integers, bits, numbers, all, all_as_f32 };
 constexpr DTypeSet taken_dtypes(Takes takes) {
-  return takes == Takes::floats ? kFloats : takes == Takes::numbers ? kNumbers : kAllDTypes;
+  switch (takes) {
+    case Takes::floats:
+      return kFloats;
+    case Takes::integers:
+      return kIntegers;
+    case Takes::bits:
+      return kIntegers | bit(DType::boolean);
+    case Takes::numbers:
+      return kNumbers;
+    default:
+      return kAllDTypes;
+  }
 }
 /// The dtypes for which such an operation has kernels.
 constexpr DTypeSet kernel_dtypes(Takes takes) {
@@ -83,8 +95,8 @@ constexpr DTypeSet kernel_dtypes(Takes takes) {
 // ---- functions of one tensor
 
 /// The tensor that the gradient of a function is computed from, besides the incoming gradient dy. With
-/// `neither`, the gradient is computed from dy alone.
-enum class GradientFrom : std::uint8_t { input, output, neither };
+/// `neither`, the gradient is computed from dy alone. With `zero`, the gradient is 0 everywhere.
+enum class GradientFrom : std::uint8_t { input, output, neither, zero };
 
 /// A row for a function of one tensor. The function `gradient(dy, t)` computes the gradient of the input,
 /// where t is the function's input or output. If the gradient is another row's value, the row names that row
@@ -93,6 +105,12 @@ template <FixedString kName, Takes kTake, GradientFrom kFrom, int kParamCount = 
 struct Function : Pointwise<kName, 2, kernel_dtypes(kTake), kParamCount> {
   static constexpr Takes kTakes = kTake;
   static constexpr GradientFrom kGradientFrom = kFrom;
+};
+
+/// A row for a function of floats that is constant between its steps, such as floor.
+template <FixedString kName>
+struct Step : Function<kName, Takes::floats, GradientFrom::zero> {
+  using Gradient = void;
 };
 
 /// The row of a function's derivative, which is called "<name>_backward".
@@ -247,12 +265,58 @@ struct RowNamed<kName, RowList<First, Rest...>>
     : std::conditional_t<First::kSlotName.view() == kName.view(), std::type_identity<First>,
                          RowNamed<kName, RowList<Rest...>>> {};
 
+/// The rows of both lists.
+template <class A, class B>
+struct Joined;
+template <class... A, class... B>
+struct Joined<RowList<A...>, RowList<B...>> : std::type_identity<RowList<A..., B...>> {};
+
+/// The position of a row in the list.
+template <class Row, class... Rows>
+constexpr int position_in(RowList<Rows...>) {
+  int position = 0;
+  static_cast<void>(((std::is_same_v<Row, Rows> || (++position, false)) || ...));
+  return position;
+}
+
 /// Calls `f.template operator()<Row>()` for each row.
 template <class... Rows, class F>
 bool for_rows_of(RowList<Rows...>, F&& f) {
   (f.template operator()<Rows>(), ...);
   return true;
 }
+
+/// True if an operation of two tensors has a gradient_a() or gradient_b() of its own, which then needs
+/// kernels.
+template <class Row>
+inline constexpr bool kHasOwnGradientA =
+    std::is_same_v<GradientAOf<Row>, ValueOf<BackwardA<Row>, Of::dy, Of::a, Of::b>>;
+template <class Row>
+inline constexpr bool kHasOwnGradientB =
+    std::is_same_v<GradientBOf<Row>, ValueOf<BackwardB<Row>, Of::dy, Of::a, Of::b>>;
+
+/// False for comparisons and operations on bits, which define both gradients as void.
+template <class Row>
+inline constexpr bool kDifferentiable = true;
+template <class Row>
+requires requires { Row::kNumber; }
+inline constexpr bool kDifferentiable<Row> = !std::is_void_v<GradientAOf<Row>>;
+
+/// OwnGradients<List>::type has the gradients of the rows that need kernels of their own.
+template <class List>
+struct OwnGradients : std::type_identity<RowList<>> {};
+template <class First, class... Rest>
+requires requires { First::kGradientFrom; }
+struct OwnGradients<RowList<First, Rest...>>
+    : Joined<std::conditional_t<kHasOwnGradient<First>, RowList<GradientOf<First>>, RowList<>>,
+             typename OwnGradients<RowList<Rest...>>::type> {};
+template <class First, class... Rest>
+requires requires { First::kNumber; }
+struct OwnGradients<RowList<First, Rest...>>
+    : Joined<typename Joined<
+                 std::conditional_t<kHasOwnGradientA<First>, RowList<BackwardA<First>>, RowList<>>,
+                 std::conditional_t<kHasOwnGradientB<First>, RowList<BackwardB<First>>, RowList<>>>::type,
+             typename OwnGradients<RowList<Rest...>>::type> {};
 
 /// Calls `f.template operator()<R>()` for a row and for the rows that are derived from it and need kernels
 /// too: its gradients, and its forms with a number.
@@ -262,8 +326,7 @@ void for_row_and_derived(F&& f) {
   if constexpr (requires { Row::kGradientFrom; }) {
     if constexpr (kHasOwnGradient<Row>) f.template operator()<GradientOf<Row>>();
   } else if constexpr (requires { Row::kNumber; }) {
-    constexpr bool own_a = std::is_same_v<GradientAOf<Row>, ValueOf<BackwardA<Row>, Of::dy, Of::a, Of::b>>;
-    constexpr bool own_b = std::is_same_v<GradientBOf<Row>, ValueOf<BackwardB<Row>, Of::dy, Of::a, Of::b>>;
+    constexpr bool own_a = kHasOwnGradientA<Row>, own_b = kHasOwnGradientB<Row>;
     if constexpr (own_a) f.template operator()<BackwardA<Row>>();
     if constexpr (own_b) f.template operator()<BackwardB<Row>>();
     if constexpr (Row::kNumber != Number::none) {

@@ -1,5 +1,6 @@
 #include "tapestry/nn/layers/activation.h"
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/softmax.h"
@@ -19,6 +20,20 @@ Tensor SiLU::forward(const Tensor& x) { return silu(x); }
 Tensor Tanh::forward(const Tensor& x) { return tanh(x); }
 Tensor Sigmoid::forward(const Tensor& x) { return sigmoid(x); }
 Tensor Identity::forward(const Tensor& x) { return x; }
+Tensor SELU::forward(const Tensor& x) { return selu(x); }
+Tensor Mish::forward(const Tensor& x) { return mish(x); }
+Tensor Hardswish::forward(const Tensor& x) { return hardswish(x); }
+Tensor Hardsigmoid::forward(const Tensor& x) { return hardsigmoid(x); }
+Tensor ReLU6::forward(const Tensor& x) { return relu6(x); }
+Tensor Softsign::forward(const Tensor& x) { return softsign(x); }
+Tensor LogSigmoid::forward(const Tensor& x) { return logsigmoid(x); }
+
+PReLU::PReLU(const Options& o) : options(o), weight(param("weight", full({o.num_parameters}, o.init))) {}
+Tensor PReLU::forward(const Tensor& x) { return prelu(x, weight); }
+std::string PReLU::options_text() const {
+  return detail::OptionsText().add("num_parameters", options.num_parameters).str();
+}
+std::string GLU::options_text() const { return detail::OptionsText().add("dim", options.dim).str(); }
 
 GELU::GELU(const Options& o) : options(o) {
   check(o.approximate == "none" || o.approximate == "tanh",
@@ -29,7 +44,7 @@ std::string GELU::options_text() const {
   return detail::OptionsText().add("approximate", options.approximate, std::string("none")).str();
 }
 
-Tensor LeakyReLU::forward(const Tensor& x) { return functional::leaky_relu(x, options.negative_slope); }
+Tensor LeakyReLU::forward(const Tensor& x) { return leaky_relu(x, options.negative_slope); }
 std::string LeakyReLU::options_text() const {
   return detail::numbers_text({{"negative_slope", options.negative_slope}});
 }

@@ -26,11 +26,18 @@ std::string numbers_text(std::initializer_list<std::pair<const char*, double>> o
     Tensor forward(const Tensor& x) override; \
   }
 
-TAPESTRY_ACTIVATION(ReLU);      ///< max(x, 0)
-TAPESTRY_ACTIVATION(SiLU);      ///< x sigmoid(x)
-TAPESTRY_ACTIVATION(Tanh);      ///< tanh(x)
-TAPESTRY_ACTIVATION(Sigmoid);   ///< 1 / (1 + exp(-x))
-TAPESTRY_ACTIVATION(Identity);  ///< x
+TAPESTRY_ACTIVATION(ReLU);         ///< max(x, 0)
+TAPESTRY_ACTIVATION(SiLU);         ///< x sigmoid(x)
+TAPESTRY_ACTIVATION(Tanh);         ///< tanh(x)
+TAPESTRY_ACTIVATION(Sigmoid);      ///< 1 / (1 + exp(-x))
+TAPESTRY_ACTIVATION(Identity);     ///< x
+TAPESTRY_ACTIVATION(SELU);         ///< 1.0507 x if x > 0, else 1.7581 (exp(x) - 1)
+TAPESTRY_ACTIVATION(Mish);         ///< x tanh(softplus(x))
+TAPESTRY_ACTIVATION(Hardswish);    ///< x relu6(x + 3) / 6
+TAPESTRY_ACTIVATION(Hardsigmoid);  ///< relu6(x + 3) / 6
+TAPESTRY_ACTIVATION(ReLU6);        ///< min(max(x, 0), 6)
+TAPESTRY_ACTIVATION(Softsign);     ///< x / (1 + |x|)
+TAPESTRY_ACTIVATION(LogSigmoid);   ///< log(sigmoid(x))
 #undef TAPESTRY_ACTIVATION
 
 struct GELUOptions {
@@ -74,6 +81,81 @@ class Softplus : public Module {
   std::string options_text() const override {
     return detail::numbers_text({{"beta", options.beta}, {"threshold", options.threshold}});
   }
+  const Options options;
+};
+
+struct ELUOptions {
+  using Layer = class ELU;
+  double alpha = 1;
+};
+/// x if x > 0, else alpha (exp(x) - 1).
+class ELU : public Module {
+ public:
+  using Options = ELUOptions;
+  explicit ELU(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override { return elu(x, options.alpha); }
+  std::string options_text() const override { return detail::numbers_text({{"alpha", options.alpha}}); }
+  const Options options;
+};
+
+struct CELUOptions {
+  using Layer = class CELU;
+  double alpha = 1;
+};
+/// x if x > 0, else alpha (exp(x / alpha) - 1).
+class CELU : public Module {
+ public:
+  using Options = CELUOptions;
+  explicit CELU(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override { return celu(x, options.alpha); }
+  std::string options_text() const override { return detail::numbers_text({{"alpha", options.alpha}}); }
+  const Options options;
+};
+
+struct HardtanhOptions {
+  using Layer = class Hardtanh;
+  double min_val = -1, max_val = 1;
+};
+/// min(max(x, min_val), max_val).
+class Hardtanh : public Module {
+ public:
+  using Options = HardtanhOptions;
+  explicit Hardtanh(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override { return hardtanh(x, options.min_val, options.max_val); }
+  std::string options_text() const override {
+    return detail::numbers_text({{"min_val", options.min_val}, {"max_val", options.max_val}});
+  }
+  const Options options;
+};
+
+struct PReLUOptions {
+  using Layer = class PReLU;
+  std::int64_t num_parameters = 1;  ///< 1, or the number of channels
+  double init = 0.25;
+};
+/// x if x > 0, else weight x, with one weight for all channels or one per channel (dimension 1). Weight decay
+/// should not apply to the weight.
+class PReLU : public Module {
+ public:
+  using Options = PReLUOptions;
+  explicit PReLU(const Options& options = {});
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+  const Options options;
+  Parameter& weight;
+};
+
+struct GLUOptions {
+  using Layer = class GLU;
+  std::int64_t dim = -1;
+};
+/// a sigmoid(b), where a and b are the halves of x along `dim`.
+class GLU : public Module {
+ public:
+  using Options = GLUOptions;
+  explicit GLU(const Options& o = {}) : options(o) {}
+  Tensor forward(const Tensor& x) override { return glu(x, options.dim); }
+  std::string options_text() const override;
   const Options options;
 };
 

@@ -223,3 +223,38 @@ TEST_CASE("numbers are operands of methods and of changes in place, as tensors a
   CHECK(equal(n.gt(2), tensor({false, true})));
   CHECK(equal(n.ge(3), tensor({false, true})));
 }
+
+GOLDEN_OP("fmod", "arithmetic", [](const OpCase& c) { return fmod(c[0], c[1]); });
+GOLDEN_OP("remainder", "arithmetic", [](const OpCase& c) { return c[0] % c[1]; });
+GOLDEN_OP("floor_divide", "arithmetic", [](const OpCase& c) { return div(c[0], c[1], "floor"); });
+GOLDEN_OP("floor_divide/trunc", "arithmetic", [](const OpCase& c) { return c[0].div(c[1], "trunc"); });
+GOLDEN_OP("fmod/scalar", "arithmetic", [](const OpCase& c) { return c[0].fmod(c.scalar("other")); });
+GOLDEN_OP("remainder/scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].remainder(c.scalar("other")); });
+GOLDEN_OP("remainder/reversed", "arithmetic",
+          [](const OpCase& c) { return remainder(c.scalar("other"), c[0]); });
+GOLDEN_OP("floor_divide/scalar", "arithmetic",
+          [](const OpCase& c) { return c[0].floor_divide(c.scalar("other")); });
+GOLDEN_OP("fmod/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().fmod_(c[1]); });
+GOLDEN_OP("remainder/in_place", "arithmetic", [](const OpCase& c) { return c[0].clone().remainder_(c[1]); });
+GOLDEN_OP("floor_divide/in_place", "arithmetic",
+          [](const OpCase& c) { return c[0].clone().floor_divide_(c[1]); });
+GOLDEN_OP("xlogy", "arithmetic", [](const OpCase& c) { return c[0].xlogy(c[1]); });
+BAD_INPUT("fmod", "does not take bool", [] { fmod(zeros({2}, kBool), 1); });
+BAD_INPUT("fmod", "an integer is divided by 0", [] { fmod(ones({2}, kInt64), 0); });
+BAD_INPUT("remainder", "an integer is divided by 0",
+          [] { ones({2}, kInt64).remainder_(zeros({2}, kInt64)); });
+BAD_INPUT("floor_divide", "an integer is divided by 0", [] {
+  floor_divide(ones({2}, kInt32), tensor({1, 0}, kInt32));
+});
+BAD_INPUT("floor_divide", "cannot be stored in place", [] { ones({2}, kInt64).floor_divide_(2.5); });
+BAD_INPUT("div", "rounding_mode is 'up'", [] { div(ones({2}), ones({2}), "up"); });
+BAD_INPUT("xlogy", "do not broadcast", [] { xlogy(ones({2}), ones({3})); });
+TEST_CASE("integer quotients at the limits of the dtype wrap instead of trapping") {
+  const std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
+  const Tensor a = full({1}, lowest, kInt64), b = full({1}, -1, kInt64);
+  CHECK(floor_divide(a, b).item<std::int64_t>() == lowest);
+  CHECK(div(a, b, "trunc").item<std::int64_t>() == lowest);
+  CHECK(remainder(a, b).item<std::int64_t>() == 0);
+  CHECK(fmod(a, b).item<std::int64_t>() == 0);
+}

@@ -20,6 +20,11 @@ GOLDEN_OP("gt/scalar", "compare", [](const OpCase& c) { return c[0] > c.scalar("
 GOLDEN_OP("ge/scalar", "compare", [](const OpCase& c) { return c[0] >= c.scalar("other"); });
 GOLDEN_OP("isnan", "compare", [](const OpCase& c) { return isnan(c[0]); });
 GOLDEN_OP("where", "compare", [](const OpCase& c) { return where(c[0], c[1], c[2]); });
+GOLDEN_OP("where/number", "compare", [](const OpCase& c) { return c[1].where(c[0], c.scalar("other")); });
+GOLDEN_OP("where/number_first", "compare",
+          [](const OpCase& c) { return where(c[0], c.scalar("other"), c[1]); });
+GOLDEN_OP("where/numbers", "compare",
+          [](const OpCase& c) { return where(c[0], c.scalar("a"), c.scalar("b")); });
 GOLDEN_OP("allclose", "compare", [](const OpCase& c) {
   return allclose(c[0], c[1], c.real("rtol", 1e-5), c.real("atol", 1e-8), c.flag("equal_nan", false));
 });
@@ -38,7 +43,9 @@ BAD_INPUT("allclose", "must not be negative", [] { allclose(zeros({2}), zeros({2
 BAD_INPUT("allclose", "do not broadcast", [] { allclose(zeros({2}), zeros({3})); });
 BAD_INPUT("equal", "undefined tensor", [] { equal(zeros({2}), Tensor()); });
 
-TEST_CASE("equal is false for tensors of different dtypes") { CHECK_FALSE(equal(ones({2}), ones({2}, kFloat64))); }
+TEST_CASE("equal is false for tensors of different dtypes") {
+  CHECK_FALSE(equal(ones({2}), ones({2}, kFloat64)));
+}
 
 TEST_CASE("a number that the tensor's dtype cannot hold is compared by its value") {
   const Tensor x = tensor({0, 44, 255}, kUInt8);

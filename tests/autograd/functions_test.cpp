@@ -30,6 +30,54 @@ TEST_CASE("softplus: the layer and nn::functional compute the same, and PyTorch'
   CHECK(equal(nn::Softplus({.beta = 0.5, .threshold = 1})(x), softplus(x, 0.5, 1)));
   CHECK(nn::Softplus().str() == "Softplus(beta=1, threshold=20)");
 }
+GOLDEN_OP("leaky_relu", "functions",
+          [](const OpCase& c) { return leaky_relu(c[0], c.real("negative_slope")); });
+GOLDEN_OP("elu", "functions", [](const OpCase& c) { return elu(c[0], c.real("alpha")); });
+GOLDEN_OP("elu/celu", "functions", [](const OpCase& c) { return celu(c[0], c.real("alpha")); });
+GOLDEN_OP("elu/selu", "functions", [](const OpCase& c) { return selu(c[0]); });
+GOLDEN_OP("mish", "functions", [](const OpCase& c) { return mish(c[0]); });
+GOLDEN_OP("hardswish", "functions", [](const OpCase& c) { return hardswish(c[0]); });
+GOLDEN_OP("hardsigmoid", "functions", [](const OpCase& c) { return hardsigmoid(c[0]); });
+GOLDEN_OP("hardtanh", "functions",
+          [](const OpCase& c) { return hardtanh(c[0], c.scalar("min_val"), c.scalar("max_val")); });
+GOLDEN_OP("hardtanh/relu6", "functions", [](const OpCase& c) { return relu6(c[0]); });
+GOLDEN_OP("softsign", "functions", [](const OpCase& c) { return softsign(c[0]); });
+GOLDEN_OP("logsigmoid", "functions", [](const OpCase& c) { return logsigmoid(c[0]); });
+GOLDEN_OP("prelu", "functions", [](const OpCase& c) { return prelu(c[0], c[1]); });
+GOLDEN_OP("glu", "functions", [](const OpCase& c) { return glu(c[0], c.integer("dim")); });
+BAD_INPUT("leaky_relu", "does not take int64", [] { leaky_relu(zeros({2}, kInt64)); });
+BAD_INPUT("elu", "does not take int64", [] { elu(zeros({2}, kInt64)); });
+BAD_INPUT("elu", "alpha is 0", [] { celu(zeros({2}), 0); });
+BAD_INPUT("mish", "does not take bool", [] { mish(zeros({2}, kBool)); });
+BAD_INPUT("hardswish", "does not take int64", [] { hardswish(zeros({2}, kInt64)); });
+BAD_INPUT("hardsigmoid", "does not take int64", [] { hardsigmoid(zeros({2}, kInt64)); });
+BAD_INPUT("hardtanh", "min 2 is not below max 1", [] { hardtanh(zeros({2}), 2, 1); });
+BAD_INPUT("softsign", "does not take int64", [] { softsign(zeros({2}, kInt64)); });
+BAD_INPUT("logsigmoid", "undefined tensor", [] { logsigmoid(Tensor()); });
+BAD_INPUT("prelu", "the weight has shape [2]", [] { prelu(zeros({2, 3}), zeros({2})); });
+BAD_INPUT("glu", "size 3 of dimension -1 is odd", [] { glu(zeros({2, 3})); });
+TEST_CASE("activation layers compute the functions of nn::functional, and print their options") {
+  namespace F = nn::functional;
+  const Tensor x = tensor({{-30.0, -2.5, -1.0, -0.25}, {0.0, 0.5, 4.0, 30.0}}, kFloat64);
+  CHECK(equal(nn::ELU({.alpha = 0.5})(x), F::elu(x, 0.5)));
+  CHECK(equal(nn::CELU({.alpha = 0.5})(x), F::celu(x, 0.5)));
+  CHECK(equal(nn::SELU()(x), F::selu(x)));
+  CHECK(equal(nn::Mish()(x), F::mish(x)));
+  CHECK(equal(nn::Hardswish()(x), F::hardswish(x)));
+  CHECK(equal(nn::Hardsigmoid()(x), F::hardsigmoid(x)));
+  CHECK(equal(nn::Hardtanh({.min_val = -2, .max_val = 1})(x), F::hardtanh(x, -2, 1)));
+  CHECK(equal(nn::ReLU6()(x), F::relu6(x)));
+  CHECK(equal(nn::LeakyReLU()(x), F::leaky_relu(x, 0.01)));
+  CHECK(equal(nn::Softsign()(x), F::softsign(x)));
+  CHECK(equal(nn::LogSigmoid()(x), F::logsigmoid(x)));
+  CHECK(equal(nn::GLU({.dim = 0})(x), F::glu(x, 0)));
+  nn::PReLU prelu_layer({.num_parameters = 4, .init = 0.5});
+  CHECK(equal(prelu_layer(x.to_float()), F::prelu(x.to_float(), full({4}, 0.5))));
+  CHECK(prelu_layer.str() == "PReLU(num_parameters=4)");
+  CHECK(nn::ELU().str() == "ELU(alpha=1)");
+  CHECK(nn::GLU().str() == "GLU(dim=-1)");
+  CHECK(nn::Hardtanh().str() == "Hardtanh(min_val=-1, max_val=1)");
+}
 GOLDEN_OP("clamp", "functions",
           [](const OpCase& c) { return clamp(c[0], c.maybe_scalar("min"), c.maybe_scalar("max")); });
 

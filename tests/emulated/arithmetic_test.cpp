@@ -69,6 +69,40 @@ TEST_CASE("integer kernels: arithmetic at the limits of a dtype wraps as on the 
   });
 }
 
+TEST_CASE("integer kernels: rounded quotients and bits at the limits of a dtype are the CPU's") {
+  for_types<std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
+    for_rows_of(RareIntegers(), []<class Row>() {
+      const Tensor a = values<T>(1), b = values<T>(2), out = zeros(a.sizes(), dtype_of<T>);
+      CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
+      compare<3>(
+          out, {&out, &a, &b}, 0, [&](const Elementwise<3>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
+          [&](const Elementwise<3>& e) { gpu::launch_selected<RareIntegers, Row, T>({}, e); });
+    });
+  });
+}
+
+TEST_CASE("quotient kernels: rounded quotients and xlogy are the CPU's, also for infinities and NaN") {
+  for_types<float, BFloat16>([]<class T>() {
+    constexpr DType t = dtype_of<T>;
+    const Tensor a = coordinates(1, t), b = coordinates(2, t), out = zeros(a.sizes(), t);
+    for_rows_of(RareArithmetic(), [&]<class Row>() {
+      CAPTURE(Row::kSlotName.text, dtype_name(t));
+      compare<3>(
+          out, {&out, &a, &b}, std::is_same_v<Row, Xlogy> ? 4 : 0,
+          [&](const Elementwise<3>& e) { slot<Row>(kCPU, t, e); },
+          [&](const Elementwise<3>& e) { gpu::launch_selected<RareArithmetic, Row, T>({}, e); });
+    });
+    using Gradients = OwnGradients<RareArithmetic>::type;
+    const Tensor dy = coordinates(3, t);
+    for_rows_of(Gradients(), [&]<class Row>() {
+      CAPTURE(Row::kSlotName.text, dtype_name(t));
+      compare<4>(
+          out, {&out, &dy, &a, &b}, 4, [&](const Elementwise<4>& e) { slot<Row>(kCPU, t, e); },
+          [&](const Elementwise<4>& e) { gpu::launch_selected<Gradients, Row, T>({}, e); });
+    });
+  });
+}
+
 TEST_CASE("atan2 kernels: values are within a few roundings of the CPU's in all quadrants") {
   for_types<float, BFloat16>([]<class T>() {
     constexpr DType t = dtype_of<T>;

@@ -139,3 +139,49 @@ for op in ("add", "sub", "mul", "div"):
 for exponent in (2, 0.5):
     case("pow/in_place_scalar", [positive(3, 5)], dict(other=exponent), in_place_scalar("pow_"))
 case("pow/in_place_scalar", [ints(5)], dict(other=3), in_place_scalar("pow_"), dtypes=INTEGERS)
+
+# Remainders and rounded quotients. The divisors are odd multiples of 1/32, so that no quotient of the generic cases is an
+# integer, where the functions jump.
+def divisors(*shape, seed=2):
+    return above(*shape, seed=seed) + 1 / 32
+
+
+def floor_divide(a, b):
+    return torch.div(a, b, rounding_mode="floor")  # torch.floor_divide has no gradient
+
+
+for op, fn in (("fmod", torch.fmod), ("remainder", torch.remainder), ("floor_divide", floor_divide)):
+    for a, b in [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((3, 1), (1, 4)), ((2, 3), ()), ((41,), (41,))]:
+        # A gradient is a rounded quotient times dy.
+        case(op, [grid(*a), divisors(*b)], fn=fn, slack=2)
+        case(op, [grid(*a), -divisors(*b)], fn=fn, slack=2)
+    case(op, [grid(0, 3), divisors(3)], fn=fn)
+    # PyTorch's vectorised fmod gives NaN if the quotient overflows, so the numbers are not more extreme.
+    x = [INF, -INF, NAN, 0.0, -0.0, 2.0**-20, 2.0**100, -(2.0**100), 1.0, -7.5, 2.5]
+    left, right = (torch.tensor(v, dtype=torch.float32) for v in zip(*[(a, b) for a in x for b in x]))
+    case(op, [left, right], fn=fn, tags="extreme no_gradcheck no_grad")
+    for dtype, low in ((torch.int64, -20), (torch.int32, -20), (torch.uint8, 0)):
+        a, b = zip(*[(a, b) for a in range(low, 21, 3) for b in (-7, -3, -1, 1, 2, 5) if b >= low])
+        case(op, [torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype)], fn=fn)
+    case(op, [ints(5), divisors(5).to(torch.float32)], fn=fn, tags="no_gradcheck")
+    case(op, [ints(7, low=0, dtype=torch.uint8), ints(7, seed=3, low=1, dtype=torch.int32)], fn=fn)
+    for other in (2.03125, -3):
+        case(f"{op}/scalar", [grid(3, 5) + 1 / 32], dict(other=other), lambda x, other, fn=fn: fn(x, other))
+        case(f"{op}/scalar", [ints(5)], dict(other=other), lambda x, other, fn=fn: fn(x, other), dtypes=INTEGERS[:2])
+    case(f"{op}/in_place", [grid(3, 5), divisors(5)], fn=fn, slack=2)
+    case(f"{op}/in_place", [ints(5), ints(5, seed=2, low=1)], fn=fn, dtypes=INTEGERS[:2])
+case("floor_divide/trunc", [grid(3, 5), divisors(5)], fn=lambda a, b: torch.div(a, b, rounding_mode="trunc"))
+for dtype in INTEGERS[:2]:
+    case("floor_divide/trunc", [torch.arange(-20, 21, dtype=dtype), torch.tensor(7, dtype=dtype)],
+         fn=lambda a, b: torch.div(a, b, rounding_mode="trunc"))
+case("remainder/reversed", [divisors(3, 4)], dict(other=7.0),
+     lambda x, other: torch.remainder(torch.tensor(other, dtype=x.dtype), x))
+for a, b in [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((2, 3), ())]:
+    case("xlogy", [grid(*a), above(*b, seed=2)], fn=torch.xlogy)
+case("xlogy", [grid(0, 3), above(3, seed=2)], fn=torch.xlogy)
+x = [INF, -INF, NAN, 0.0, -0.0, 1e-40, 3e38, 1.0, -1.0]
+left, right = (torch.tensor(v, dtype=torch.float32) for v in zip(*[(a, b) for a in x for b in x]))
+case("xlogy", [left, right], fn=torch.xlogy, tags="extreme no_gradcheck no_grad")
+case("xlogy", [f64([0, 0, 2]), f64([0, 2, 0.5])], fn=torch.xlogy, tags="extreme no_gradcheck")
+case("xlogy", [ints(5, low=0), ints(5, seed=2, low=1)], fn=torch.xlogy, dtypes=INTEGERS)
+case("xlogy", [bools(5), torch.tensor([True] * 5)], fn=torch.xlogy)

@@ -46,6 +46,12 @@ case("where", [bools(6), ints(6), grid(6, dtype=torch.float32)], fn=torch.where)
 case("where", [bools(6), grid(6, dtype=torch.float16), grid(dtype=torch.float32)], fn=torch.where)
 case("where", [bools(6), bools(6, seed=2), bools(6, seed=3)], fn=torch.where)
 
+for other in (2.5, 3, True):
+    for x in (grid(3, 5), ints(3, 5), grid(3, 5, dtype=torch.float16), bools(3, 5, seed=3), grid()):
+        case("where/number", [bools(5), x], dict(other=other), lambda c, x, other: torch.where(c, x, other))
+        case("where/number_first", [bools(5), x], dict(other=other), lambda c, x, other: torch.where(c, other, x))
+case("where/numbers", [bools(5)], dict(a=1, b=2.5), lambda c, a, b: torch.where(c, a, b))
+
 near = f64([1, 100, -3])
 for b in ([1, 100, -3], [1, 100.0005, -3], [1, 100.5, -3], [1, NAN, -3], [INF, 100, -3]):
     case("allclose", [near, f64(b).float().double()], fn=torch.allclose)

@@ -73,6 +73,37 @@ case("clamp", [grid(7)], dict(min=2.03, max=1.03), torch.clamp, tags="no_grad no
 case("clamp", [f64([1, 2, 3])], dict(min=1.0, max=3.0), torch.clamp, tags="no_gradcheck")
 
 
+def hardsigmoid(x):
+    """F.hardsigmoid has no second derivative, with which the cases record the scale of the gradient."""
+    return F.relu6(x + 3) / 6
+
+
+KINKS = [-3.0, 3.0, 0.0, -0.0, 6.0, 1.0, -1.0]
+ACTIVATIONS = [("leaky_relu", F.leaky_relu, [dict(negative_slope=0.25), dict(negative_slope=-0.5)]),
+               ("elu", F.elu, [dict(alpha=1.0), dict(alpha=0.5)]), ("elu/celu", F.celu, [dict(alpha=1.0), dict(alpha=2.0)]),
+               ("elu/selu", F.selu, [{}]), ("mish", F.mish, [{}]), ("hardswish", F.hardswish, [{}]),
+               ("hardsigmoid", hardsigmoid, [{}]), ("hardtanh", F.hardtanh, [dict(min_val=-1.5, max_val=2.0)]),
+               ("hardtanh/relu6", F.relu6, [{}]), ("softsign", F.softsign, [{}]), ("logsigmoid", F.logsigmoid, [{}])]
+for op, fn, options in ACTIVATIONS:
+    for params in options:
+        for shape in [(3, 5), (2, 3, 4), (1,), (37,)]:
+            case(op, [grid(*shape) + 1 / 32], params, fn, slack=2)  # no input is at a kink
+        case(op, [f64(0.75)], params, fn)
+        case(op, [grid(0, 3)], params, fn)
+        # Where exp(x) is denormal, mish multiplies its rounding error by x.
+        case(op, [f64(EXTREME)], params, fn, tags="extreme no_gradcheck no_grad", slack=4 if op == "mish" else 2)
+        case(op, [f64(KINKS)], params, fn, tags="no_gradcheck")
+        case(op, [f64([30.0, -30.0, 90.0, -90.0, NAN])], params, fn, tags="extreme no_gradcheck", slack=2)
+case("hardtanh", [ints(6)], dict(min_val=-1, max_val=2), F.hardtanh, dtypes=INTEGERS[:2])
+case("hardtanh", [ints(6, low=0, dtype=torch.uint8)], dict(min_val=1, max_val=2), F.hardtanh)
+for x, w in [((3, 5), (1,)), ((3, 5), (5,)), ((2, 3, 4), (3,)), ((7,), (1,)), ((0, 3), (3,))]:
+    case("prelu", [grid(*x) + 1 / 32, positive(*w, seed=2) / 16], fn=F.prelu)
+case("prelu", [f64([INF, -INF, NAN, 0.0]), f64([0.25])], fn=F.prelu, tags="extreme no_gradcheck no_grad")
+for shape, dim in [((3, 6), -1), ((4, 5), 0), ((2, 4, 3), 1), ((0, 4), 1)]:
+    case("glu", [grid(*shape)], dict(dim=dim), F.glu)
+case("glu", [f64([INF, 1, NAN, 2, -INF, 3, 100, -100])], dict(dim=0), F.glu, tags="extreme no_gradcheck no_grad")
+
+
 def in_place(name):
     def run(x, **params):
         y = x.clone()

@@ -146,16 +146,11 @@ void record_row_with(const Op& op, const Tensor& y, const Tensor& x, const Scala
 
 // ---- operations
 
-/// The Op of a row.
-template <class Row>
-inline const Op row_op{Row::kSlotName.text, Row::kGivesBool ? Grad::none : Grad::differentiable,
-                       kernels::taken_dtypes(Row::kTakes)};
-
 template <class Row>
 Tensor binary(const Tensor& a, const Tensor& b, const Op& op = row_op<Row>) {
   const DType dtype = checked_dtype<Row>(op, a, b);
   Tensor y = run_binary(op, kernels::slot<Row>, a, b, dtype, result_dtype<Row>(dtype));
-  if constexpr (!Row::kGivesBool)
+  if constexpr (kernels::kDifferentiable<Row>)
     if (recording(a, b)) record_row<Row>(op, y, a, b);
   return y;
 }
@@ -166,11 +161,18 @@ Tensor binary_with(const Tensor& x, const Scalar& s) {
   const DType dtype = checked_dtype<Row>(op, x, s);
   Tensor y = run_with_number(kernels::slot<kernels::WithNumber<Row, kNumber>>, x, s, dtype,
                              result_dtype<Row>(dtype));
-  if constexpr (!Row::kGivesBool)
+  if constexpr (kernels::kDifferentiable<Row>)
     if (recording(x)) record_row_with<Row, kNumber>(op, y, x, s);
   return y;
 }
 
+/// True if a gradient of the operation names its first operand.
+template <class Row>
+constexpr bool gradient_uses_a() {
+  if constexpr (!kernels::kDifferentiable<Row>) return false;
+  else
+    return kernels::GradientAOf<Row>::uses(kernels::Of::a) || kernels::GradientBOf<Row>::uses(kernels::Of::a);
+}
 /// Changes target to Row(target, other).
 template <class Row>
 const Tensor& binary_in_place(const Tensor& target, const Tensor& other) {
@@ -192,8 +194,7 @@ const Tensor& binary_in_place(const Tensor& target, const Tensor& other) {
       },
       [&](const Tensor& old) {
         // A gradient that names a needs the old elements, so these are copied before they are overwritten.
-        constexpr bool copies = kernels::GradientAOf<Row>::uses(kernels::Of::a) ||
-                                kernels::GradientBOf<Row>::uses(kernels::Of::a);
+        constexpr bool copies = gradient_uses_a<Row>();
         const Tensor a = copies ? clone(old) : old;
         const Tensor y = binary<Row>(a, copies && other.is_same(target) ? a : other);
         return to(y, target.device(), target.dtype());

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/copy.h"
@@ -59,6 +60,10 @@ DType promoted(const Tensor& a, const Tensor& b) {
     if (category(lone) <= category(ranked)) return ranked;
   }
   return promote(a.dtype(), b.dtype());
+}
+
+Tensor number_like(const Scalar& number, const Tensor& x) {
+  return scalar_tensor(number, {number.promote_with(x.dtype()), x.device()});
 }
 
 IntegerRange integer_range(DType dtype) {

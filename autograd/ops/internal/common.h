@@ -13,6 +13,11 @@
 
 namespace tapestry::autograd {
 
+/// The Op of a row.
+template <class Row>
+inline const Op row_op{Row::kSlotName.text, kernels::kDifferentiable<Row> ? Grad::differentiable : Grad::none,
+                       kernels::taken_dtypes(Row::kTakes)};
+
 /// Returns the iteration space of an elementwise kernel with these operands, as planned by kernels::plan().
 template <class... T>
 inline auto planned(const Tensor& out, const T&... in) {
@@ -67,6 +72,9 @@ inline DType accumulation_dtype(DType dtype) { return contains(kFullFloats, dtyp
 /// PyTorch's result type of two tensors: a 0-d tensor counts only if its category (bool, integer, real) is
 /// above the other's.
 DType promoted(const Tensor& a, const Tensor& b);
+
+/// The number as a 0-d tensor on x's device, in the dtype that the result of an operation on both has.
+Tensor number_like(const Scalar& number, const Tensor& x);
 
 /// The range in which a dtype represents every integer. Floats also hold larger integers, with gaps.
 struct IntegerRange {
@@ -135,6 +143,33 @@ void in_place(const Op& op, const Tensor& target, std::initializer_list<const Te
     direct();
     target.storage()->bump_version();
   }
+}
+
+/// Changes `target` to f(target), for an operation that is computed by other operations. f records what it
+/// computes. `others` are the other tensors that f reads. Throws ValueError if f's result has another shape,
+/// and TypeError if target cannot hold its dtype.
+template <class F>
+const Tensor& compute_in_place(const Op& op, const Tensor& target,
+                               std::initializer_list<const Tensor*> others, const F& f) {
+  const auto fitting = [&](const Tensor& y) {
+    check_stores(op, target, y.dtype());
+    check(y.sizes() == target.sizes(), "[", op.name, "] the result has shape ", y.sizes(),
+          ", but the tensor changed in place has ", target.sizes(), "; use the out-of-place operation");
+    return y;
+  };
+  in_place(
+      op, target, others,
+      [&] {
+        const NoGradGuard guard;
+        target.copy_(fitting(f(target)));
+      },
+      // A gradient may need the old elements. A result without history has the gradient 0.
+      [&](const Tensor& old) {
+        const Tensor y = fitting(f(tapestry::clone(old))).to(target.dtype());
+        if (!needs_grad(y)) record(op, y, {&old}, [](Backward&) {});
+        return y;
+      });
+  return target;
 }
 
 /// Changes `target` in place where the result does not depend on the old elements: `fill(t)` writes all of t.

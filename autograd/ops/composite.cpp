@@ -1,0 +1,322 @@
+// Pointwise operations that are computed by other operations, out of place and in place.
+#include "tapestry/autograd/ops/composite.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tapestry/autograd/ops/arithmetic.h"
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/copy.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementary.h"
+#include "tapestry/autograd/ops/functions.h"
+#include "tapestry/autograd/ops/internal/binary.h"
+#include "tapestry/kernels/ops/arithmetic.h"
+#include "tapestry/kernels/ops/compare.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+
+namespace {
+
+const Op kSquare{"square", Grad::differentiable, kAllDTypes};
+const Op kReciprocal{"reciprocal", Grad::differentiable, kAllDTypes};
+const Op kFrac{"frac", Grad::differentiable, kFloats};
+const Op kIsFinite{"isfinite", Grad::none, kAllDTypes};
+const Op kIsInf{"isinf", Grad::none, kAllDTypes};
+const Op kLerp{"lerp", Grad::differentiable, kFloats};
+const Op kAddcmul{"addcmul", Grad::differentiable, kNumbers};
+const Op kAddcdiv{"addcdiv", Grad::differentiable, kFloats};
+const Op kMaskedFill{"masked_fill", Grad::differentiable, kAllDTypes};
+const Op kLogicalAnd{"logical_and", Grad::none, kAllDTypes};
+const Op kLogicalOr{"logical_or", Grad::none, kAllDTypes};
+const Op kLogicalXor{"logical_xor", Grad::none, kAllDTypes};
+const Op kLogicalNot{"logical_not", Grad::none, kAllDTypes};
+const Op kBitwiseNot{"bitwise_not", Grad::none, kIntegers | bit(DType::boolean)};
+
+void check_input(const Op& op, const Tensor& x) {
+  tapestry::detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+}
+template <class... T>
+void check_inputs(const Op& op, const Tensor& a, const T&... rest) {
+  (check_operands(op, a, rest), ...);
+  op.check_dtype(a.dtype());
+  (op.check_dtype(rest.dtype()), ...);
+}
+
+}  // namespace
+
+Tensor square(const Tensor& x) {
+  check_input(kSquare, x);
+  return pow(x.dtype() == DType::boolean ? x.to(DType::i64) : x, 2);
+}
+Tensor reciprocal(const Tensor& x) {
+  check_input(kReciprocal, x);
+  return rdiv(1, x);
+}
+Tensor frac(const Tensor& x) {
+  check_input(kFrac, x);
+  return sub(x, trunc(x.detach()));  // the gradient of trunc is 0
+}
+
+Tensor isfinite(const Tensor& x) {
+  check_input(kIsFinite, x);
+  if (!is_floating(x.dtype())) return ones_like(x, DType::boolean);
+  return lt(abs(x.detach()), std::numeric_limits<double>::infinity());  // false for NaN
+}
+Tensor isinf(const Tensor& x) {
+  check_input(kIsInf, x);
+  if (!is_floating(x.dtype())) return zeros_like(x, DType::boolean);
+  return eq(abs(x.detach()), std::numeric_limits<double>::infinity());
+}
+
+Tensor lerp(const Tensor& a, const Tensor& b, double weight) {
+  check_inputs(kLerp, a, b);
+  const Tensor difference = sub(b, a);
+  return weight < 0.5 ? add(a, mul(difference, weight)) : sub(b, mul(difference, 1 - weight));
+}
+Tensor lerp(const Tensor& a, const Tensor& b, const Tensor& weight) {
+  check_inputs(kLerp, a, b, weight);
+  const Tensor difference = sub(b, a);
+  return where(lt(weight.detach(), 0.5), add(a, mul(difference, weight)),
+               sub(b, mul(difference, rsub(1, weight))));
+}
+Tensor addcmul(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& value) {
+  check_inputs(kAddcmul, x, a, b);
+  const Tensor product = mul(a, b);
+  check<TypeError>(is_floating(product.dtype()) || !value.is_real(), "[addcmul] value ", value.to_double(),
+                   " is real, but the tensors are ", product.dtype(), "; convert them to a floating dtype");
+  return add(x, value.to_double() == 1 ? product : mul(product, value));
+}
+Tensor addcdiv(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& value) {
+  check_inputs(kAddcdiv, x, a, b);
+  const Tensor quotient = div(a, b);
+  return add(x, value.to_double() == 1 ? quotient : mul(quotient, value));
+}
+
+namespace {
+
+void check_mask(const Tensor& x, const Tensor& mask) {
+  check_operands(kMaskedFill, x, mask);
+  check<TypeError>(mask.dtype() == DType::boolean, "[masked_fill] the mask is ", mask.dtype(),
+                   "; give a bool tensor, as comparisons do");
+}
+// The number as a 0-d tensor of x's dtype. A u8 also takes -255 to -1, which wrap as in PyTorch.
+Tensor filling(const Tensor& x, const Scalar& value) {
+  if (contains(kIntegers, x.dtype())) {
+    const double v = value.to_double();
+    const auto [lowest, highest] = integer_range(x.dtype());
+    const auto low = x.dtype() == DType::u8 ? -255.0 : static_cast<double>(lowest);
+    check(v >= low && v <= static_cast<double>(highest), "[masked_fill] ", x.dtype(), " cannot hold ", v,
+          "; convert the tensor to a wider dtype first");
+    return scalar_tensor(value.to_int(), {x.dtype(), x.device()});
+  }
+  return scalar_tensor(value, {x.dtype(), x.device()});
+}
+Tensor filling(const Tensor& x, const Tensor& value) {
+  check_operands(kMaskedFill, x, value);
+  check(value.dim() == 0, "[masked_fill] the value has shape ", value.sizes(),
+        "; give a number or a 0-d tensor, or use where()");
+  return value.to(x.dtype());
+}
+template <class Value>
+Tensor filled(const Tensor& x, const Tensor& mask, const Value& value) {
+  check_mask(x, mask);
+  return where(mask, filling(x, value), x);
+}
+template <class Value>
+const Tensor& fill_where(const Tensor& target, const Tensor& mask, const Value& value,
+                         std::initializer_list<const Tensor*> others) {
+  check_mask(target, mask);
+  check_broadcasts_to(kMaskedFill, target, mask);
+  const Tensor v = filling(target, value);
+  in_place(
+      kMaskedFill, target, others,
+      [&] {
+        const Tensor m = operand_for(target, mask, DType::boolean);
+        kernels::where(target.device(), target.dtype(), planned(target, m, v, target));
+      },
+      [&](const Tensor& old) { return where(mask, v, old); });
+  return target;
+}
+
+Tensor to_bool(const Op& op, const Tensor& x) {
+  tapestry::detail::check_defined(op.name, x);
+  return converted(x.detach(), DType::boolean);
+}
+
+}  // namespace
+
+Tensor masked_fill(const Tensor& x, const Tensor& mask, const Scalar& value) {
+  return filled(x, mask, value);
+}
+Tensor masked_fill(const Tensor& x, const Tensor& mask, const Tensor& value) {
+  return filled(x, mask, value);
+}
+
+Tensor logical_and(const Tensor& a, const Tensor& b) {
+  return binary<kernels::BitAnd>(to_bool(kLogicalAnd, a), to_bool(kLogicalAnd, b), kLogicalAnd);
+}
+Tensor logical_or(const Tensor& a, const Tensor& b) {
+  return binary<kernels::BitOr>(to_bool(kLogicalOr, a), to_bool(kLogicalOr, b), kLogicalOr);
+}
+Tensor logical_xor(const Tensor& a, const Tensor& b) {
+  return binary<kernels::BitXor>(to_bool(kLogicalXor, a), to_bool(kLogicalXor, b), kLogicalXor);
+}
+Tensor logical_not(const Tensor& x) {
+  check_input(kLogicalNot, x);
+  return eq(x, 0);
+}
+
+Tensor bitwise_not(const Tensor& x) {
+  check_input(kBitwiseNot, x);
+  const Scalar ones = x.dtype() == DType::boolean ? Scalar(true) : Scalar(-1);
+  return binary<kernels::BitXor>(x, number_like(ones, x), kBitwiseNot);
+}
+Tensor bitwise_and(const Tensor& a, const Tensor& b) { return binary<kernels::BitAnd>(a, b); }
+Tensor bitwise_or(const Tensor& a, const Tensor& b) { return binary<kernels::BitOr>(a, b); }
+Tensor bitwise_xor(const Tensor& a, const Tensor& b) { return binary<kernels::BitXor>(a, b); }
+Tensor bitwise_left_shift(const Tensor& a, const Tensor& b) { return binary<kernels::ShiftLeft>(a, b); }
+Tensor bitwise_right_shift(const Tensor& a, const Tensor& b) { return binary<kernels::ShiftRight>(a, b); }
+namespace {
+
+template <class Row>
+Tensor with_number(const Tensor& a, const Scalar& b) {
+  tapestry::detail::check_defined(row_op<Row>.name, a);
+  return binary<Row>(a, number_like(b, a));
+}
+
+}  // namespace
+Tensor bitwise_and(const Tensor& a, const Scalar& b) { return with_number<kernels::BitAnd>(a, b); }
+Tensor bitwise_or(const Tensor& a, const Scalar& b) { return with_number<kernels::BitOr>(a, b); }
+Tensor bitwise_xor(const Tensor& a, const Scalar& b) { return with_number<kernels::BitXor>(a, b); }
+Tensor bitwise_left_shift(const Tensor& a, const Scalar& b) { return with_number<kernels::ShiftLeft>(a, b); }
+Tensor bitwise_right_shift(const Tensor& a, const Scalar& b) {
+  return with_number<kernels::ShiftRight>(a, b);
+}
+
+Tensor Tensor::square() const { return tapestry::square(*this); }
+Tensor Tensor::reciprocal() const { return tapestry::reciprocal(*this); }
+Tensor Tensor::frac() const { return tapestry::frac(*this); }
+Tensor Tensor::isfinite() const { return tapestry::isfinite(*this); }
+Tensor Tensor::isinf() const { return tapestry::isinf(*this); }
+Tensor Tensor::logical_not() const { return tapestry::logical_not(*this); }
+Tensor Tensor::bitwise_not() const { return tapestry::bitwise_not(*this); }
+Tensor Tensor::isnan() const { return tapestry::isnan(*this); }
+Tensor Tensor::lerp(const Tensor& end, double weight) const { return tapestry::lerp(*this, end, weight); }
+Tensor Tensor::lerp(const Tensor& end, const Tensor& weight) const {
+  return tapestry::lerp(*this, end, weight);
+}
+Tensor Tensor::addcmul(const Tensor& a, const Tensor& b, const Scalar& value) const {
+  return tapestry::addcmul(*this, a, b, value);
+}
+Tensor Tensor::addcdiv(const Tensor& a, const Tensor& b, const Scalar& value) const {
+  return tapestry::addcdiv(*this, a, b, value);
+}
+Tensor Tensor::masked_fill(const Tensor& mask, const Scalar& value) const {
+  return tapestry::masked_fill(*this, mask, value);
+}
+Tensor Tensor::masked_fill(const Tensor& mask, const Tensor& value) const {
+  return tapestry::masked_fill(*this, mask, value);
+}
+Tensor Tensor::logical_and(const Tensor& other) const { return tapestry::logical_and(*this, other); }
+Tensor Tensor::logical_or(const Tensor& other) const { return tapestry::logical_or(*this, other); }
+Tensor Tensor::logical_xor(const Tensor& other) const { return tapestry::logical_xor(*this, other); }
+Tensor Tensor::bitwise_and(const Tensor& other) const { return tapestry::bitwise_and(*this, other); }
+Tensor Tensor::bitwise_and(const Scalar& other) const { return tapestry::bitwise_and(*this, other); }
+Tensor Tensor::bitwise_or(const Tensor& other) const { return tapestry::bitwise_or(*this, other); }
+Tensor Tensor::bitwise_or(const Scalar& other) const { return tapestry::bitwise_or(*this, other); }
+Tensor Tensor::bitwise_xor(const Tensor& other) const { return tapestry::bitwise_xor(*this, other); }
+Tensor Tensor::bitwise_xor(const Scalar& other) const { return tapestry::bitwise_xor(*this, other); }
+Tensor Tensor::bitwise_left_shift(const Tensor& other) const {
+  return tapestry::bitwise_left_shift(*this, other);
+}
+Tensor Tensor::bitwise_left_shift(const Scalar& other) const {
+  return tapestry::bitwise_left_shift(*this, other);
+}
+Tensor Tensor::bitwise_right_shift(const Tensor& other) const {
+  return tapestry::bitwise_right_shift(*this, other);
+}
+Tensor Tensor::bitwise_right_shift(const Scalar& other) const {
+  return tapestry::bitwise_right_shift(*this, other);
+}
+
+const Tensor& Tensor::square_() const { return compute_in_place(kSquare, *this, {}, &tapestry::square); }
+const Tensor& Tensor::reciprocal_() const {
+  return compute_in_place(kReciprocal, *this, {}, &tapestry::reciprocal);
+}
+const Tensor& Tensor::frac_() const { return compute_in_place(kFrac, *this, {}, &tapestry::frac); }
+const Tensor& Tensor::logical_not_() const {
+  return compute_in_place(kLogicalNot, *this, {}, &tapestry::logical_not);
+}
+const Tensor& Tensor::bitwise_not_() const {
+  return compute_in_place(kBitwiseNot, *this, {}, &tapestry::bitwise_not);
+}
+const Tensor& Tensor::lerp_(const Tensor& end, double weight) const {
+  return compute_in_place(kLerp, *this, {&end},
+                          [&](const Tensor& x) { return tapestry::lerp(x, end, weight); });
+}
+const Tensor& Tensor::lerp_(const Tensor& end, const Tensor& weight) const {
+  return compute_in_place(kLerp, *this, {&end, &weight},
+                          [&](const Tensor& x) { return tapestry::lerp(x, end, weight); });
+}
+const Tensor& Tensor::addcmul_(const Tensor& a, const Tensor& b, const Scalar& value) const {
+  return compute_in_place(kAddcmul, *this, {&a, &b},
+                          [&](const Tensor& x) { return tapestry::addcmul(x, a, b, value); });
+}
+const Tensor& Tensor::addcdiv_(const Tensor& a, const Tensor& b, const Scalar& value) const {
+  return compute_in_place(kAddcdiv, *this, {&a, &b},
+                          [&](const Tensor& x) { return tapestry::addcdiv(x, a, b, value); });
+}
+const Tensor& Tensor::masked_fill_(const Tensor& mask, const Scalar& value) const {
+  return fill_where(*this, mask, value, {});
+}
+const Tensor& Tensor::masked_fill_(const Tensor& mask, const Tensor& value) const {
+  return fill_where(*this, mask, value, {&value});
+}
+const Tensor& Tensor::logical_and_(const Tensor& other) const {
+  return compute_in_place(kLogicalAnd, *this, {},
+                          [&](const Tensor& x) { return tapestry::logical_and(x, other); });
+}
+const Tensor& Tensor::logical_or_(const Tensor& other) const {
+  return compute_in_place(kLogicalOr, *this, {},
+                          [&](const Tensor& x) { return tapestry::logical_or(x, other); });
+}
+const Tensor& Tensor::logical_xor_(const Tensor& other) const {
+  return compute_in_place(kLogicalXor, *this, {},
+                          [&](const Tensor& x) { return tapestry::logical_xor(x, other); });
+}
+const Tensor& Tensor::bitwise_and_(const Tensor& other) const {
+  return binary_in_place<kernels::BitAnd>(*this, other);
+}
+const Tensor& Tensor::bitwise_and_(const Scalar& other) const {
+  return bitwise_and_(number_like(other, *this));
+}
+const Tensor& Tensor::bitwise_or_(const Tensor& other) const {
+  return binary_in_place<kernels::BitOr>(*this, other);
+}
+const Tensor& Tensor::bitwise_or_(const Scalar& other) const {
+  return bitwise_or_(number_like(other, *this));
+}
+const Tensor& Tensor::bitwise_xor_(const Tensor& other) const {
+  return binary_in_place<kernels::BitXor>(*this, other);
+}
+const Tensor& Tensor::bitwise_xor_(const Scalar& other) const {
+  return bitwise_xor_(number_like(other, *this));
+}
+const Tensor& Tensor::bitwise_left_shift_(const Tensor& other) const {
+  return binary_in_place<kernels::ShiftLeft>(*this, other);
+}
+const Tensor& Tensor::bitwise_left_shift_(const Scalar& other) const {
+  return bitwise_left_shift_(number_like(other, *this));
+}
+const Tensor& Tensor::bitwise_right_shift_(const Tensor& other) const {
+  return binary_in_place<kernels::ShiftRight>(*this, other);
+}
+const Tensor& Tensor::bitwise_right_shift_(const Scalar& other) const {
+  return bitwise_right_shift_(number_like(other, *this));
+}
+
+}  // namespace tapestry

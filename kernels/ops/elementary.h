@@ -1,0 +1,252 @@
+#pragma once
+// Rows of the elementary functions of one tensor, and of the functions that round. f16 and bf16 are computed
+// in f32 and rounded once. On GPUs these rows share kernels that select the row at run time.
+#include <limits>
+#include <numbers>
+#include <type_traits>
+
+#include "tapestry/kernels/ops/pointwise.h"
+
+namespace tapestry::kernels {
+
+struct Sin : Function<"sin", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::sin(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * M::cos(x);
+  }
+};
+struct Cos : Function<"cos", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::cos(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return -dy * M::sin(x);
+  }
+};
+struct Tan : Function<"tan", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::tan(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy * (1 + y * y);
+  }
+};
+struct Asin : Function<"asin", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::asin(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * M::rsqrt((1 - x) * (1 + x));
+  }
+};
+struct Acos : Function<"acos", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::acos(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return -dy * M::rsqrt((1 - x) * (1 + x));
+  }
+};
+struct Atan : Function<"atan", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::atan(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy / (x * x + 1);
+  }
+};
+struct Sinh : Function<"sinh", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::sinh(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * M::cosh(x);
+  }
+};
+struct Cosh : Function<"cosh", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::cosh(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * M::sinh(x);
+  }
+};
+struct Asinh : Function<"asinh", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::asinh(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * M::rsqrt(x * x + 1);
+  }
+};
+struct Acosh : Function<"acosh", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::acosh(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * M::rsqrt((x - 1) * (x + 1));
+  }
+};
+struct Atanh : Function<"atanh", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::atanh(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy / ((1 - x) * (1 + x));
+  }
+};
+struct Erf : Function<"erf", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::erf(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy * (C(2 * std::numbers::inv_sqrtpi) * M::exp_of_negative(-x * x));
+  }
+};
+/// The inverse of erf. In f32 it is computed by Giles's polynomials in -log(1 - x^2) ("Approximating the
+/// erfinv function", 2010), with a relative error of 4e-7.
+struct Erfinv : Function<"erfinv", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    if constexpr (std::is_same_v<C, float>) {
+      const float w = -M::log((1 - x) * (1 + x)), u = w - 2.5f, v = M::sqrt(w) - 3;
+      float p = 2.81022636e-08f;
+      p = p * u + 3.43273939e-07f;
+      p = p * u - 3.5233877e-06f;
+      p = p * u - 4.39150654e-06f;
+      p = p * u + 0.00021858087f;
+      p = p * u - 0.00125372503f;
+      p = p * u - 0.00417768164f;
+      p = p * u + 0.246640727f;
+      p = p * u + 1.50140941f;
+      float q = -0.000200214257f;
+      q = q * v + 0.000100950558f;
+      q = q * v + 0.00134934322f;
+      q = q * v - 0.00367342844f;
+      q = q * v + 0.00573950773f;
+      q = q * v - 0.0076224613f;
+      q = q * v + 0.00943887047f;
+      q = q * v + 1.00167406f;
+      q = q * v + 2.83297682f;
+      const float y = x * (w < 5 ? p : q);
+      return M::abs(x) == 1 ? M::copysign(std::numeric_limits<float>::infinity(), x) : y;
+    } else {
+      return M::erfinv(x);
+    }
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy * (C(0.5 / std::numbers::inv_sqrtpi) * M::exp(y * y));
+  }
+};
+struct Expm1 : Function<"expm1", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::expm1(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy * (y + 1);
+  }
+};
+struct Exp2 : Function<"exp2", Takes::all_as_f32, GradientFrom::output> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::exp2(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C y) {
+    return dy * (y * std::numbers::ln2_v<C>);
+  }
+};
+struct Log1p : Function<"log1p", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::log1p(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy / (1 + x);
+  }
+};
+struct Log2 : Function<"log2", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::log2(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy / (x * std::numbers::ln2_v<C>);
+  }
+};
+struct Log10 : Function<"log10", Takes::all_as_f32, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::log10(x);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return dy / (x * std::numbers::ln10_v<C>);
+  }
+};
+struct Floor : Step<"floor"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::floor(x);
+  }
+};
+struct Ceil : Step<"ceil"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::ceil(x);
+  }
+};
+struct Round : Step<"round"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::round_to_even(x);
+  }
+};
+struct Trunc : Step<"trunc"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return M::trunc(x);
+  }
+};
+struct Sign : Step<"sign"> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    return x > 0 ? C(1) : x < 0 ? C(-1) : C(0);
+  }
+};
+
+using Elementary = RowList<Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf, Erfinv,
+                           Expm1, Exp2, Log1p, Log2, Log10, Floor, Ceil, Round, Trunc, Sign>;
+
+}  // namespace tapestry::kernels
