@@ -30,7 +30,9 @@ BAD_INPUT("cdist", "differ; convert one", [] { cdist(zeros({2, 3}), zeros({2, 3}
 BAD_INPUT("cdist", "[cdist]", [] { cdist(zeros({2, 2, 3}), zeros({3, 2, 3})); });
 BAD_INPUT("pairwise_distance", "do not broadcast", [] { pairwise_distance(zeros({2, 3}), zeros({2, 4})); });
 BAD_INPUT("cosine_similarity", "dimension 2", [] { cosine_similarity(zeros({2, 3}), zeros({2, 3}), 2); });
-BAD_INPUT("cosine_similarity", "[cosine_similarity]", [] { cosine_similarity(zeros({2, 3}), zeros({2, 4})); });
+BAD_INPUT("cosine_similarity", "[cosine_similarity]", [] {
+  cosine_similarity(zeros({2, 3}), zeros({2, 4}));
+});
 BAD_INPUT("normalize", "dimension 2", [] { normalize(zeros({2, 3}), 2, 2); });
 
 TEST_CASE("cdist: distance 0 has gradient 0, also by products") {

@@ -23,19 +23,22 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 }  // namespace
 
 GOLDEN_OP("im2col", "fold", [](const OpCase& c) { return F::unfold(c[0], params(c)); });
-GOLDEN_OP("col2im", "fold",
-          [](const OpCase& c) { return F::fold(c[0], c.pair("output_size"), params(c)); });
+GOLDEN_OP("col2im", "fold", [](const OpCase& c) { return F::fold(c[0], c.pair("output_size"), params(c)); });
 GOLDEN_OP("pixel_shuffle", "fold", [](const OpCase& c) { return pixel_shuffle(c[0], c.integer("factor")); });
 GOLDEN_OP("pixel_unshuffle", "fold",
           [](const OpCase& c) { return pixel_unshuffle(c[0], c.integer("factor")); });
 
 BAD_INPUT("im2col", "does not fit", [] { im2col(zeros({1, 1, 2, 2}), {.kernel_size = 3}); });
-BAD_INPUT("im2col", "does not fit",
-          [] { im2col(zeros({1, 1, 4, 4}), {.kernel_size = 3, .dilation = kMost}); });
-BAD_INPUT("im2col", "does not fit", [] { im2col(zeros({1, 1, 4, 4}), {.kernel_size = 3, .padding = kMost}); });
+BAD_INPUT("im2col", "does not fit", [] {
+  im2col(zeros({1, 1, 4, 4}), {.kernel_size = 3, .dilation = kMost});
+});
+BAD_INPUT("im2col", "does not fit", [] {
+  im2col(zeros({1, 1, 4, 4}), {.kernel_size = 3, .padding = kMost});
+});
 BAD_INPUT("im2col", "padding is 0 or more", [] { im2col(zeros({1, 1, 4, 4}), {.kernel_size = 0}); });
-BAD_INPUT("im2col", "padding is 0 or more",
-          [] { im2col(zeros({1, 1, 4, 4}), {.kernel_size = 2, .padding = -1}); });
+BAD_INPUT("im2col", "padding is 0 or more", [] {
+  im2col(zeros({1, 1, 4, 4}), {.kernel_size = 2, .padding = -1});
+});
 BAD_INPUT("im2col", "expected (N, C, H, W)", [] { im2col(zeros({4, 4}), {.kernel_size = 2}); });
 BAD_INPUT("col2im", "must be a multiple", [] { col2im(zeros({1, 5, 9}), 4, {.kernel_size = 2}); });
 BAD_INPUT("col2im", "8 columns", [] { col2im(zeros({1, 4, 8}), 4, {.kernel_size = 2}); });
@@ -55,8 +58,8 @@ TEST_CASE("im2col: a convolution is a product with the columns") {
 }
 
 TEST_CASE("im2col adds up the gradients of overlapping windows in f32 for bf16") {
-  // Pixel 16 lies in 17 windows, each of which has the gradient 1.0625: their sum is 18.0625, rounded to 18. In
-  // bf16, every partial sum from 8 on would be rounded to a multiple of 1/16, and from 16 on of 1/8.
+  // Pixel 16 lies in 17 windows, each of which has the gradient 1.0625: their sum is 18.0625, rounded to 18.
+  // In bf16, every partial sum from 8 on would be rounded to a multiple of 1/16, and from 16 on of 1/8.
   const Tensor x = zeros({1, 1, 1, 33}, DType::bf16).set_requires_grad();
   const Tensor y = im2col(x, {.kernel_size = {1, 17}});
   y.backward(full(y.sizes(), 1.0625, DType::bf16));

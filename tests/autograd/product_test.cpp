@@ -37,8 +37,7 @@ BAD_INPUT("addmm", "does not broadcast to", [] { zeros({3}).addmm(zeros({2, 3}),
 BAD_INPUT("addmm", "does not broadcast to", [] { zeros({1, 2, 2}).addmm(zeros({2, 3}), zeros({3, 2})); });
 BAD_INPUT("addmm", "but the input has", [] { zeros({2}, kFloat64).addmm(zeros({2, 3}), zeros({3, 2})); });
 BAD_INPUT("baddbmm", "differ in size", [] { zeros({2}).baddbmm(zeros({2, 2, 3}), zeros({1, 3, 2})); });
-BAD_INPUT("kron", "more than 4 dimensions",
-          [] { zeros({2, 2, 2, 2, 2}).kron(zeros({2, 2, 2, 2, 2})); });
+BAD_INPUT("kron", "more than 4 dimensions", [] { zeros({2, 2, 2, 2, 2}).kron(zeros({2, 2, 2, 2, 2})); });
 BAD_INPUT("cross", "needs size 3", [] { zeros({2, 4}).cross(zeros({2, 4})); });
 BAD_INPUT("cross", "as many dimensions", [] { zeros({2, 3}).cross(zeros({3})); });
 BAD_INPUT("einsum", "has 2 terms", [] { einsum("ij,jk", {zeros({2, 3})}); });

@@ -51,8 +51,12 @@ BAD_INPUT("repeat", "give one per dimension", [] { zeros({2, 3}).repeat(2); });
 BAD_INPUT("repeat", "-1 repeats", [] { zeros({2}).repeat(-1); });
 BAD_INPUT("repeat", "more than 64 bits can count", [] { zeros({2}).repeat(kMost); });
 BAD_INPUT("repeat_interleave", "-1 repeats", [] { zeros({2}).repeat_interleave(-1); });
-BAD_INPUT("repeat_interleave", "-1 repeats of entry 1", [] { zeros({2}).repeat_interleave(tensor({1, -1})); });
-BAD_INPUT("repeat_interleave", "give 2, or one for all", [] { zeros({2}).repeat_interleave(tensor({1, 2, 3})); });
+BAD_INPUT("repeat_interleave", "-1 repeats of entry 1", [] {
+  zeros({2}).repeat_interleave(tensor({1, -1}));
+});
+BAD_INPUT("repeat_interleave", "give 2, or one for all", [] {
+  zeros({2}).repeat_interleave(tensor({1, 2, 3}));
+});
 BAD_INPUT("repeat_interleave", "give integers", [] { zeros({2}).repeat_interleave(zeros({2})); });
 BAD_INPUT("repeat_interleave", "1-d", [] { zeros({2}).repeat_interleave(tensor({{1, 2}})); });
 BAD_INPUT("diag", "a vector or a matrix", [] { zeros({2, 2, 2}).diag(); });
