@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "tapestry/autograd/gradcheck.h"
-#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tests/support/op_case.h"
 

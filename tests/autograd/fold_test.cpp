@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/nn/functional.h"

@@ -1,6 +1,6 @@
 #include "tapestry/autograd/ops/product.h"
 
-#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tests/support/op_case.h"
@@ -33,7 +33,7 @@ BAD_INPUT("mv", "expected 2-d and 1-d", [] { zeros({2, 3}).mv(zeros({3, 1})); })
 BAD_INPUT("dot", "expected 1-d", [] { zeros({2, 3}).dot(zeros({3})); });
 BAD_INPUT("dot", "do not fit", [] { zeros({2}).dot(zeros({3})); });
 BAD_INPUT("outer", "expected two vectors", [] { zeros({2, 3}).outer(zeros({3})); });
-BAD_INPUT("addmm", "does not broadcast to", [] { zeros({3}).addmm(zeros({2, 3}), zeros({3, 2})); });
+BAD_INPUT("addmm", "do not broadcast", [] { zeros({3}).addmm(zeros({2, 3}), zeros({3, 2})); });
 BAD_INPUT("addmm", "does not broadcast to", [] { zeros({1, 2, 2}).addmm(zeros({2, 3}), zeros({3, 2})); });
 BAD_INPUT("addmm", "but the input has", [] { zeros({2}, kFloat64).addmm(zeros({2, 3}), zeros({3, 2})); });
 BAD_INPUT("baddbmm", "differ in size", [] { zeros({2}).baddbmm(zeros({2, 2, 3}), zeros({1, 3, 2})); });

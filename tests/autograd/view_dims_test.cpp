@@ -132,7 +132,7 @@ TEST_CASE("writes through these views change the base, and are counted") {
   x.unfold(1, 2, 2).select(2, 1).select(1, 0).mul_(10);
   x.unflatten(1, {2, 2}).select(1, 1).select(1, 0).add_(5);
   x.movedim(1, 0)[0].sub_(1);
-  CHECK(equal(x, tensor({{0.0, 0.0, 5.0, 3.0}, {-1.0, 10.0, 5.0, 3.0}, {1.0, 0.0, 8.0, 3.0}})));
+  CHECK(equal(x, tensor({{0.0, 0.0, 5.0, 3.0}, {-1.0, 10.0, 5.0, 3.0}, {1.0, 0.0, 7.0, 3.0}})));
   for (const Tensor& t : x.tensor_split(3)) CHECK(t.storage() == x.storage());
   CHECK(meshgrid({x[0], x[1]})[1].storage() == x.storage());
 }
@@ -157,6 +157,6 @@ TEST_CASE("extreme offsets and steps do not overflow") {
   CHECK(x.diagonal(kMost).numel() == 0);
   CHECK(x.diagonal(kLeast).numel() == 0);
   CHECK(equal(x.unfold(1, 4, kMost), x.unsqueeze(1)));
-  CHECK(equal(x.tensor_split({kMost})[0], x));
-  CHECK(x.tensor_split({kLeast})[0].numel() == 0);
+  CHECK(equal(x.tensor_split(std::vector{kMost})[0], x));
+  CHECK(x.tensor_split(std::vector{kLeast})[0].numel() == 0);
 }

@@ -38,7 +38,8 @@ TEST_CASE("layers that pad take one number, or two per dimension") {
   CHECK(nn::ConstantPad2d({.padding = 1, .value = 2.5}).str() ==
         "ConstantPad2d(padding=(1, 1, 1, 1), value=2.5)");
   CHECK_THROWS_AS(nn::ZeroPad2d({.padding = {1, 2, 3}}), ValueError);
-  CHECK_THROWS_WITH(nn::ReflectionPad2d({.padding = 1})(zeros({3, 3})), "expected 3 or 4 dimensions");
+  CHECK_THROWS_WITH(nn::ReflectionPad2d({.padding = 1})(zeros({3, 3})),
+                    ContainsSubstring("expected 3 or 4 dimensions"));
 }
 
 TEST_CASE("layers that pad can be parts of a Sequential") {
