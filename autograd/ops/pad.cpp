@@ -62,20 +62,22 @@ Tensor cropped(const Tensor& x, const Borders& borders) {
   return y;
 }
 
-// Part of a tensor: in dimensions before d everything, in dimension d `length` elements from `start`, and in
-// the dimensions after d only the middle, which is what has been filled when dimension d is.
+// Parts of a padded tensor. The dimensions are padded in order: when the borders of dimension d are filled,
+// the dimensions before d are complete, and of the dimensions after d only the middle is filled.
 struct Slab {
   const Borders& borders;
   const Shape& inner;  // the sizes of the middle
 
+  /// The part of t with `length` elements from `start` in dimension d, restricted to what is filled then.
   Tensor of(const Tensor& t, int d, std::int64_t start, std::int64_t length) const {
     Tensor part = raw_part(t, {.dim = d, .start = start, .length = length});
     for (int i = d + 1; i < t.dim(); ++i)
       part = raw_part(part, {.dim = i, .start = borders.before[i], .length = inner[i]});
     return part;
   }
-  /// Calls f(border, source) for both borders of each dimension. The source has the elements of the border,
-  /// but reversed if the mode is reflect, and it is the single layer at the edge if the mode is replicate.
+  /// Calls f(border, source) for both borders of dimension d. The border gets the elements of the source. If
+  /// the mode is reflect, their order is reversed. If the mode is replicate, the source has size 1 in
+  /// dimension d.
   template <class F>
   void each_border(const Tensor& t, int d, PadMode mode, const F& f) const {
     const std::int64_t low = borders.before[d], high = borders.after[d], size = inner[d];

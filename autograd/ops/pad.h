@@ -7,18 +7,18 @@
 namespace tapestry {
 
 enum class PadMode {
-  constant,   ///< a value
-  reflect,    ///< the elements in reverse order, without the one at the edge; less than the size
-  replicate,  ///< the element at the edge
-  circular    ///< the elements at the other end; at most the size
+  constant,   ///< inserts a value
+  reflect,    ///< mirrors the elements at the edge, without repeating the edge; takes less padding than the
+              ///< size
+  replicate,  ///< repeats the element at the edge
+  circular    ///< continues with the elements at the other end; takes at most as much padding as the size
 };
 
 /// Pads the last dimensions. `padding` has the numbers of elements to add before and after the last
-/// dimension, then before and after the dimension before it, and so on. Negative numbers remove elements.
-/// Unlike in PyTorch, all modes take tensors of any number of dimensions, and other modes than
-/// PadMode::constant reflect, repeat or wrap what is left after elements were removed. `value` is used by
-/// PadMode::constant only. Throws ValueError if a size would be negative, or if a mode needs more elements
-/// than there are.
+/// dimension, then before and after the dimension before it, and so on. Negative numbers remove elements; the
+/// modes other than PadMode::constant then use the elements that are left. All modes take tensors of any
+/// number of dimensions; PyTorch limits it. Only PadMode::constant uses `value`. Throws ValueError if more
+/// elements would be removed than there are, or if a mode needs more elements than are left.
 Tensor pad(const Tensor& x, const std::vector<std::int64_t>& padding, PadMode mode = PadMode::constant,
            const Scalar& value = 0);
 
