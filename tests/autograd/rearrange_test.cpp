@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tests/support/op_case.h"
 
@@ -85,6 +85,17 @@ TEST_CASE("flip and roll keep the layout of a dense input") {
   CHECK(x.roll({1, 2}, {1, 3}).memory_format() == MemoryFormat::channels_last);
   CHECK(equal(x.flip({1, 2}), x.contiguous().flip({1, 2})));
   CHECK(equal(x.roll({1, 2}, {1, 3}), x.contiguous().roll({1, 2}, {1, 3})));
+}
+
+TEST_CASE("flip reverses rows of every length and element size, whole vectors and their tails") {
+  for (const DType dtype : {DType::u8, DType::f16, DType::f32, DType::f64, DType::boolean})
+    for (const std::int64_t n : {1, 15, 16, 33, 100}) {
+      const Tensor x = arange(2 * n).to(dtype).view({2, n});
+      for (std::int64_t i = 0; i < n; ++i) {
+        INFO(dtype << ", element " << i << " of " << n);
+        CHECK(equal(x.flip(1).select(1, i), x.select(1, n - 1 - i)));
+      }
+    }
 }
 
 TEST_CASE("flip reverses arrays that several threads copy") {
