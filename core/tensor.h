@@ -220,6 +220,35 @@ class Tensor {
   std::vector<Tensor> split(std::int64_t size, std::int64_t dim = 0) const;
   std::vector<Tensor> split(const std::vector<std::int64_t>& sizes, std::int64_t dim = 0) const;
   std::vector<Tensor> chunk(std::int64_t chunks, std::int64_t dim = 0) const;
+  std::vector<Tensor> tensor_split(std::int64_t sections, std::int64_t dim = 0) const;
+  std::vector<Tensor> tensor_split(const std::vector<std::int64_t>& indices, std::int64_t dim = 0) const;
+  std::vector<Tensor> unbind(std::int64_t dim = 0) const;
+  Tensor unflatten(std::int64_t dim, const Shape& sizes) const;
+  Tensor ravel() const;
+  Tensor view_as(const Tensor& other) const;
+  Tensor reshape_as(const Tensor& other) const;
+  Tensor expand_as(const Tensor& other) const;
+  Tensor broadcast_to(const Shape& sizes) const;
+  Tensor movedim(const Dims& source, const Dims& destination) const;
+  Tensor moveaxis(const Dims& source, const Dims& destination) const;
+  Tensor swapaxes(std::int64_t a, std::int64_t b) const;
+  Tensor swapdims(std::int64_t a, std::int64_t b) const;
+  Tensor diagonal(std::int64_t offset = 0, std::int64_t dim1 = 0, std::int64_t dim2 = 1) const;
+  Tensor unfold(std::int64_t dim, std::int64_t size, std::int64_t step) const;
+  Tensor as_strided(const Shape& sizes, const Shape& strides,
+                    std::optional<std::int64_t> storage_offset = {}) const;
+  // copies with elements in other places
+  Tensor flip(const Dims& dims) const;
+  Tensor roll(const Shape& shifts, const Dims& dims = {}) const;
+  Tensor rot90(std::int64_t k = 1, const Dims& dims = {0, 1}) const;
+  Tensor repeat(const Shape& repeats) const;
+  Tensor tile(const Shape& repeats) const;
+  Tensor repeat_interleave(std::int64_t repeats, std::optional<std::int64_t> dim = {}) const;
+  Tensor repeat_interleave(const Tensor& repeats, std::optional<std::int64_t> dim = {}) const;
+  Tensor diag(std::int64_t diagonal = 0) const;
+  Tensor diag_embed(std::int64_t offset = 0, std::int64_t dim1 = -2, std::int64_t dim2 = -1) const;
+  Tensor tril(std::int64_t diagonal = 0) const;
+  Tensor triu(std::int64_t diagonal = 0) const;
   Tensor index_select(std::int64_t dim, const Tensor& index) const;
   Tensor clone() const;
   Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
@@ -491,6 +520,15 @@ class Tensor {
   Tensor softmax(std::int64_t dim) const;
   Tensor log_softmax(std::int64_t dim) const;
   Tensor matmul(const Tensor& other) const;
+  Tensor mm(const Tensor& other) const;
+  Tensor bmm(const Tensor& other) const;
+  Tensor mv(const Tensor& vector) const;
+  Tensor dot(const Tensor& other) const;
+  Tensor outer(const Tensor& other) const;
+  Tensor addmm(const Tensor& a, const Tensor& b, const Scalar& beta = 1, const Scalar& alpha = 1) const;
+  Tensor baddbmm(const Tensor& a, const Tensor& b, const Scalar& beta = 1, const Scalar& alpha = 1) const;
+  Tensor kron(const Tensor& other) const;
+  Tensor cross(const Tensor& other, std::optional<std::int64_t> dim = {}) const;
 
  private:
   TensorImpl& self() const {

@@ -7,12 +7,15 @@
 // The headers in autograd/ops document them.
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/conv.h"
+#include "tapestry/autograd/ops/distance.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/fold.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/norm.h"
+#include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/pool.h"
 #include "tapestry/autograd/ops/softmax.h"
 
@@ -22,8 +25,11 @@ using tapestry::adaptive_avg_pool2d;
 using tapestry::avg_pool2d;
 using tapestry::batch_norm;
 using tapestry::conv2d;
+using tapestry::cosine_similarity;
 using tapestry::cross_entropy;
 using tapestry::dropout;
+using tapestry::dropout1d;
+using tapestry::dropout2d;
 using tapestry::embedding;
 using tapestry::layer_norm;
 using tapestry::linear;
@@ -31,8 +37,19 @@ using tapestry::log_softmax;
 using tapestry::max_pool2d;
 using tapestry::mse_loss;
 using tapestry::nll_loss;
+using tapestry::normalize;
+using tapestry::pad;
+using tapestry::pairwise_distance;
+using tapestry::pixel_shuffle;
+using tapestry::pixel_unshuffle;
 using tapestry::scaled_dot_product_attention;
 using tapestry::softmax;
 using namespace tapestry::functions;  // relu, gelu, silu, sigmoid, tanh and all others of one tensor
 
+/// im2col() and col2im() by the names that PyTorch gives them. tapestry::unfold is another function, the view
+/// of the windows of one dimension.
+inline Tensor unfold(const Tensor& x, const FoldParams& params) { return im2col(x, params); }
+inline Tensor fold(const Tensor& x, Pair output_size, const FoldParams& params) {
+  return col2im(x, output_size, params);
+}
 }  // namespace tapestry::nn::functional

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "tapestry/autograd/ops/arithmetic.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/generator.h"
@@ -32,6 +34,18 @@ Tensor masked(const Tensor& x, PhiloxRange range, double p) {
   return contiguous(y, x.memory_format());
 }
 
+// Dropout of whole channels. x is (N, C, ...), or (C, ...) with `spatial` dimensions after C.
+Tensor channel_dropout(const char* op, const Tensor& x, int spatial, double p, bool training) {
+  tapestry::detail::check_defined(op, x);
+  kDropout.check_dtype(x.dtype());
+  check(x.dim() == spatial + 1 || x.dim() == spatial + 2, "[", op, "] an input of shape ", x.sizes(),
+        "; expected ", spatial + 1, " or ", spatial + 2, " dimensions");
+  Shape channels = x.sizes();
+  for (int d = x.dim() - spatial; d < x.dim(); ++d) channels[d] = 1;
+  const Tensor mask = dropout(ones(channels, TensorOptions(x.dtype(), x.device())), p, training);
+  return training && p > 0 ? mul(x, mask) : x;
+}
+
 }  // namespace
 
 Tensor dropout(const Tensor& x, double p, bool training) {
@@ -45,6 +59,13 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   if (recording(x))
     record(kDropout, y, {&x}, [range, p](Backward& g) { g.set(0, masked(g.grad(), range, p)); });
   return y;
+}
+
+Tensor dropout1d(const Tensor& x, double p, bool training) {
+  return channel_dropout("dropout1d", x, 1, p, training);
+}
+Tensor dropout2d(const Tensor& x, double p, bool training) {
+  return channel_dropout("dropout2d", x, 2, p, training);
 }
 
 }  // namespace tapestry

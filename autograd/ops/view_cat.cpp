@@ -1,5 +1,7 @@
-// Splits tensors along a dimension (split, chunk) and joins them (cat, stack).
+// Splits tensors along a dimension (split, chunk, tensor_split, unbind) and joins them (cat, stack, hstack,
+// vstack, dstack).
 #include <algorithm>
+#include <utility>
 
 #include "tapestry/autograd/ops/internal/parts.h"
 #include "tapestry/autograd/ops/view.h"
@@ -17,17 +19,24 @@ using detail::check_defined;
 
 const Op kSplit("split", Grad::differentiable, kAllDTypes);
 const Op kChunk("chunk", Grad::differentiable, kAllDTypes);
+const Op kTensorSplit("tensor_split", Grad::differentiable, kAllDTypes);
+const Op kUnbind("unbind", Grad::differentiable, kAllDTypes);
 const Op kCat("cat", Grad::differentiable, kAllDTypes);
 const Op kStack("stack", Grad::differentiable, kAllDTypes);
+const Op kHstack("hstack", Grad::differentiable, kAllDTypes);
+const Op kVstack("vstack", Grad::differentiable, kAllDTypes);
+const Op kDstack("dstack", Grad::differentiable, kAllDTypes);
 
-// Splits `dim` into pieces of the given sizes, whose sum is the size of `dim`. All pieces share one node,
-// whose backward writes each piece's gradient into one tensor.
-std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::vector<std::int64_t>& sizes) {
+// Splits `dim` into pieces of the given sizes, whose sum is the size of `dim`. With `drop`, all sizes are 1,
+// and the pieces lack the dimension. All pieces share one node, whose backward writes each piece's gradient
+// into one tensor.
+std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::vector<std::int64_t>& sizes,
+                           bool drop = false) {
   std::vector<Tensor> out;
   out.reserve(sizes.size());
   std::int64_t start = 0;
   for (const std::int64_t length : sizes) {
-    out.push_back(raw_part(x, {.dim = dim, .start = start, .length = length}));
+    out.push_back(raw_part(x, {.dim = dim, .start = start, .length = length, .drop = drop}));
     start += length;
   }
   if (out.empty() || !autograd::recording(x)) return out;
@@ -37,11 +46,11 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
   const Tensor* const input = &x;
   autograd::record(
       op.name, outputs, {&input, 1},
-      [dim, sizes, from = x.sizes(), options = TensorOptions(x.dtype(), x.device())](Backward& b) {
+      [dim, sizes, drop, from = x.sizes(), options = TensorOptions(x.dtype(), x.device())](Backward& b) {
         const Tensor dx = empty(from, options);
         std::int64_t at = 0;
         for (std::uint32_t i = 0; i < sizes.size(); ++i) {
-          const Tensor place = raw_part(dx, {.dim = dim, .start = at, .length = sizes[i]});
+          const Tensor place = raw_part(dx, {.dim = dim, .start = at, .length = sizes[i], .drop = drop});
           at += sizes[i];
           if (place.numel() == 0) continue;
           if (b.grad(i).defined()) place.copy_(b.grad(i));
@@ -97,6 +106,21 @@ void check_devices(const Op& op, const std::vector<Tensor>& tensors) {
                        "; move them to one device with .to()");
 }
 
+// The tensors with at least `dims` dimensions, as hstack, vstack and dstack need them. A new dimension comes
+// first, but the third comes last.
+std::vector<Tensor> with_dims(const Op& op, const std::vector<Tensor>& tensors, int dims) {
+  check(!tensors.empty(), "[", op.name, "] an empty list of tensors; pass at least one");
+  std::vector<Tensor> out;
+  for (const Tensor& t : tensors) {
+    check_defined(op.name, t, "a tensor of the list");
+    Tensor wide = t;
+    while (wide.dim() < std::min(dims, 2)) wide = unsqueeze(wide, 0);
+    if (wide.dim() < dims) wide = unsqueeze(wide, 2);
+    out.push_back(wide);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, std::int64_t dim) {
@@ -136,6 +160,39 @@ std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std::int64_t dim
 std::vector<Tensor> Tensor::chunk(std::int64_t chunks, std::int64_t dim) const {
   return tapestry::chunk(*this, chunks, dim);
 }
+
+std::vector<Tensor> tensor_split(const Tensor& x, std::int64_t sections, std::int64_t dim) {
+  const int d = split_dim(kTensorSplit, x, dim);
+  check(sections > 0, "[tensor_split] ", sections, " sections; ask for at least 1");
+  const std::int64_t size = x.sizes()[d] / sections, longer = x.sizes()[d] % sections;
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(sections), size);
+  for (std::int64_t i = 0; i < longer; ++i) ++sizes[static_cast<std::size_t>(i)];
+  return pieces(kTensorSplit, x, d, sizes);
+}
+std::vector<Tensor> Tensor::tensor_split(std::int64_t sections, std::int64_t dim) const {
+  return tapestry::tensor_split(*this, sections, dim);
+}
+
+std::vector<Tensor> tensor_split(const Tensor& x, const std::vector<std::int64_t>& indices,
+                                 std::int64_t dim) {
+  const int d = split_dim(kTensorSplit, x, dim);
+  // The slices need not cover `dim`, and they overlap if the indices are not sorted. So each is a view of its
+  // own.
+  std::vector<Tensor> out;
+  std::int64_t start = 0;
+  for (const std::int64_t end : indices) out.push_back(slice(x, d, std::exchange(start, end), end));
+  out.push_back(slice(x, d, start));
+  return out;
+}
+std::vector<Tensor> Tensor::tensor_split(const std::vector<std::int64_t>& indices, std::int64_t dim) const {
+  return tapestry::tensor_split(*this, indices, dim);
+}
+
+std::vector<Tensor> unbind(const Tensor& x, std::int64_t dim) {
+  const int d = split_dim(kUnbind, x, dim);
+  return pieces(kUnbind, x, d, std::vector<std::int64_t>(static_cast<std::size_t>(x.sizes()[d]), 1), true);
+}
+std::vector<Tensor> Tensor::unbind(std::int64_t dim) const { return tapestry::unbind(*this, dim); }
 
 Tensor cat(const std::vector<Tensor>& tensors, std::int64_t dim) {
   check(!tensors.empty(), "[cat] an empty list of tensors; pass at least one");
@@ -199,5 +256,12 @@ Tensor stack(const std::vector<Tensor>& tensors, std::int64_t dim) {
     parts.push_back({.dim = d, .start = static_cast<std::int64_t>(i), .length = 1, .drop = true});
   return joined(kStack, tensors, parts, sizes, dtype, MemoryFormat::contiguous);
 }
+
+Tensor hstack(const std::vector<Tensor>& tensors) {
+  const std::vector<Tensor> wide = with_dims(kHstack, tensors, 1);
+  return cat(wide, wide[0].dim() == 1 ? 0 : 1);
+}
+Tensor vstack(const std::vector<Tensor>& tensors) { return cat(with_dims(kVstack, tensors, 2), 0); }
+Tensor dstack(const std::vector<Tensor>& tensors) { return cat(with_dims(kDstack, tensors, 3), 2); }
 
 }  // namespace tapestry

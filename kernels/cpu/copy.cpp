@@ -17,6 +17,8 @@ void copy_bits(const Elementwise<2>& e) {
     Bits* const out = static_cast<Bits*>(to);
     const Bits* const in = static_cast<const Bits*>(from[0]);
     if (strides[0] == 1 && strides[1] == 1) std::copy_n(in, n, out);
+    else if (strides[0] == 1 && strides[1] == -1)  // with constant strides, the loop is vectorised
+      for (std::int64_t i = 0; i < n; ++i) out[i] = in[-i];
     else
       for (std::int64_t i = 0; i < n; ++i) out[i * strides[0]] = in[i * strides[1]];
   };

@@ -9,7 +9,7 @@ namespace tapestry::kernels {
 /// Computes out = x and converts the elements. The slot's dtype is that of the output. x may have any dtype.
 /// A real number is truncated to an integer. Every number except 0 becomes true. The operands do not overlap.
 /// A device of the slot's type must be able to access both operands. Logical CPU devices can, because they
-/// share their memory.
+/// share their memory. Strides of x may be negative: flip() reads x backwards.
 inline constinit Slot<Elementwise<2>> copy{"copy"};
 
 /// Sets every element of `out` to `value`, converted to the slot's dtype. Takes all dtypes.

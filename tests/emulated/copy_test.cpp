@@ -55,3 +55,17 @@ TEST_CASE("copy kernels: every pair of dtypes is converted as on the CPU, by pac
       check_copy(zeros({3, 19}, to).transpose(0, 1), values.to(from).reshape({19, 3}));
     }
 }
+
+TEST_CASE("copy kernels: the input may have negative strides, by packs and by single elements") {
+  // The rows of x in reverse order keep their last stride of 1, so packs are copied. Reversed columns are
+  // copied one by one. 37 rows of 24 elements do not fill the last block.
+  const std::int64_t rows = 37, cols = 24;
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::u8}) {
+    const Tensor x = tensor(numbers(rows * cols, 1, 64)).abs().to(dtype).reshape({rows, cols});
+    const std::int64_t last_row = (rows - 1) * cols;
+    check_copy(zeros({rows, cols}, dtype), tapestry::detail::raw_view(x, {rows, cols}, {-cols, 1}, last_row));
+    check_copy(zeros({rows, cols}, dtype), tapestry::detail::raw_view(x, {rows, cols}, {cols, -1}, cols - 1));
+    check_copy(zeros({rows, cols}, dtype),
+               tapestry::detail::raw_view(x, {rows, cols}, {-cols, -1}, last_row + cols - 1));
+  }
+}

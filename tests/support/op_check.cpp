@@ -211,9 +211,10 @@ class CaseRun {
   static std::int64_t waits_so_far() { return host_waits ? host_waits() : 0; }
 
   // Returns true if the host may wait for the device. It may if an output is on the host, if the size of the
-  // output depends on the elements, or if the case itself uploads a list (such as class weights).
+  // output depends on the elements, or if the operation or the case uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
-    static const std::set<std::string> waits = {"item", "unique", "bincount", "searchsorted"};
+    static const std::set<std::string> waits = {
+        "item", "unique", "bincount", "searchsorted", "repeat_interleave", "tril_indices", "triu_indices"};
     return waits.count(info_.name) ||
            std::any_of(outputs.begin(), outputs.end(),
                        [&](const Tensor& t) { return t.defined() && t.device() != device_; }) ||

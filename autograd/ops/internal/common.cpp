@@ -139,18 +139,23 @@ Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype) {
   return converted(view(summed, sizes), dtype);
 }
 
-void check_writable(const Op& op, const Tensor& target) {
-  if (target.is_contiguous()) return;
+bool elements_overlap(const Tensor& t) {
+  if (t.is_contiguous()) return false;
   // Go through the dimensions from the smallest stride to the largest. No two elements share memory if each
-  // stride is larger than the span of all dimensions before it. Strides of views always satisfy this if their
-  // elements are distinct.
+  // stride is larger than the span of all dimensions before it. Strides of views satisfy this if their
+  // elements are distinct, except for unusual strides of as_strided().
   std::int64_t sizes[kMaxDims], strides[kMaxDims], reached = 0;
-  for (int i = sorted_dims(target, sizes, strides) - 1; i >= 0; --i) {
-    check(strides[i] > reached, "[", op.name, "] changes in place a tensor of shape ", target.sizes(),
-          " and strides ", target.strides(),
-          " whose elements share memory (expand() makes such); change a clone() of it");
+  for (int i = sorted_dims(t, sizes, strides) - 1; i >= 0; --i) {
+    if (strides[i] <= reached) return true;
     reached += (sizes[i] - 1) * strides[i];
   }
+  return false;
+}
+
+void check_writable(const Op& op, const Tensor& target) {
+  check(!elements_overlap(target), "[", op.name, "] changes in place a tensor of shape ", target.sizes(),
+        " and strides ", target.strides(),
+        " whose elements share memory (expand() makes such); change a clone() of it");
 }
 
 bool overlap_partly(const Tensor& a, const Tensor& b) {

@@ -122,6 +122,8 @@ Tensor apply_with(const Slot& slot, const std::tuple<Args...>& args, const Tenso
 /// that shape and converted to that dtype.
 Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype);
 
+/// True if elements of `t` may share memory, as those of an expanded tensor do.
+bool elements_overlap(const Tensor& t);
 /// Throws ValueError if elements of `target` share memory, as those of an expanded tensor do. An in-place
 /// change of one element would change others.
 void check_writable(const Op& op, const Tensor& target);

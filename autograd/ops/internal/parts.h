@@ -18,4 +18,11 @@ Tensor raw_part(const Tensor& x, const Part& part);
 /// part's elements, and 0 elsewhere.
 Tensor part_backward(const Tensor& g, const Shape& sizes, const Part& part);
 
+/// The diagonal of dimensions d1 and d2 as a view of x, not recorded. See diagonal().
+Tensor raw_diagonal(const Tensor& x, std::int64_t offset, int d1, int d2);
+/// x with the order of the elements reversed along the dimensions whose bits are set in `mask`. The result is
+/// a view with negative strides, not recorded. Only kernels::copy may read it (kernels/ops/copy.h). x has
+/// elements.
+Tensor raw_flip(const Tensor& x, unsigned mask);
+
 }  // namespace tapestry::autograd

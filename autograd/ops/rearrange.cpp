@@ -1,0 +1,328 @@
+// Copies with the elements in other places. flip, roll and diag_embed move the elements themselves; the
+// others are made of existing operations.
+#include "tapestry/autograd/ops/rearrange.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/parts.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
+#include "tapestry/kernels/ops/copy.h"
+
+namespace tapestry {
+namespace {
+
+using autograd::Backward;
+using autograd::Grad;
+using autograd::Op;
+using autograd::planned;
+using autograd::raw_diagonal;
+using autograd::raw_flip;
+using autograd::raw_part;
+using autograd::result_like;
+using detail::check_defined;
+
+const Op kFlip("flip", Grad::differentiable, kAllDTypes);
+const Op kRoll("roll", Grad::differentiable, kAllDTypes);
+const Op kRot90("rot90", Grad::differentiable, kAllDTypes);
+const Op kRepeat("repeat", Grad::differentiable, kAllDTypes);
+const Op kRepeatInterleave("repeat_interleave", Grad::differentiable, kAllDTypes);
+const Op kDiag("diag", Grad::differentiable, kAllDTypes);
+const Op kDiagEmbed("diag_embed", Grad::differentiable, kAllDTypes);
+const Op kTril("tril", Grad::differentiable, kAllDTypes);
+const Op kTriu("triu", Grad::differentiable, kAllDTypes);
+const Op kTrilIndices("tril_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
+const Op kTriuIndices("triu_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
+
+Tensor flipped(const Tensor& x, unsigned mask) {
+  const Tensor y = result_like(x.sizes(), x.dtype(), {&x});
+  if (x.numel() > 0) kernels::copy(y.device(), y.dtype(), planned(y, raw_flip(x, mask)));
+  return y;
+}
+
+// Copies x to y, rolled by shifts[d] along each dimension from d on. Both are split in two parts along d, and
+// the parts change places. 0 <= shifts[d] < size.
+void copy_rolled(const Tensor& y, const Tensor& x, const Shape& shifts, int d) {
+  while (d < x.dim() && shifts[d] == 0) ++d;
+  if (d == x.dim()) return kernels::copy(y.device(), y.dtype(), planned(y, x));
+  const std::int64_t shift = shifts[d], rest = x.sizes()[d] - shift;
+  copy_rolled(raw_part(y, {.dim = d, .start = shift, .length = rest}),
+              raw_part(x, {.dim = d, .start = 0, .length = rest}), shifts, d + 1);
+  copy_rolled(raw_part(y, {.dim = d, .start = 0, .length = shift}),
+              raw_part(x, {.dim = d, .start = rest, .length = shift}), shifts, d + 1);
+}
+Tensor rolled(const Tensor& x, const Shape& shifts) {
+  const Tensor y = result_like(x.sizes(), x.dtype(), {&x});
+  if (x.numel() > 0) copy_rolled(y, x, shifts, 0);
+  return y;
+}
+
+// A copy of `x`, which has been expanded, with shape `sizes`.
+Tensor copied_as(const Tensor& x, const Shape& sizes) {
+  const Tensor y = reshape(x, sizes);
+  return y.storage() == x.storage() ? clone(y) : y;
+}
+
+// `length` repeated `times`, as a size of the result.
+std::int64_t repeated_size(const Op& op, std::int64_t length, std::int64_t times) {
+  std::int64_t size = 0;
+  check(times >= 0, "[", op.name, "] ", times, " repeats; give 0 or more");
+  check(!__builtin_mul_overflow(length, times, &size), "[", op.name, "] ", times, " repeats of ", length,
+        " entries are more than 64 bits can count; ask for fewer");
+  return size;
+}
+
+// Repeats x along one dimension: the dimension as a whole, or with `each`, each of its entries.
+Tensor repeated(const Op& op, const Tensor& x, int dim, std::int64_t times, bool each) {
+  std::int64_t outer = 1, inner = 1;
+  for (int d = 0; d < x.dim(); ++d) {
+    if (d < dim) outer *= x.sizes()[d];
+    if (d > dim) inner *= x.sizes()[d];
+  }
+  Shape to = x.sizes();
+  const std::int64_t length = x.sizes()[dim];
+  to[dim] = repeated_size(op, length, times);
+  checked_numel(op.name, to);
+  const Tensor split = reshape(x, each ? Shape{outer, length, 1, inner} : Shape{outer, 1, length, inner});
+  return copied_as(
+      expand(split, each ? Shape{outer, length, times, inner} : Shape{outer, times, length, inner}), to);
+}
+
+// Broadcasts to the matrices of x: true in the triangle that includes the diagonal.
+Tensor triangle(const Tensor& x, std::int64_t diagonal, bool lower) {
+  const std::int64_t rows = x.size(-2), cols = x.size(-1);
+  diagonal = std::clamp(diagonal, -rows, cols);  // the same triangle, and no sum overflows
+  const TensorOptions options(DType::i64, x.device());
+  const Tensor ends = unsqueeze(arange(diagonal, diagonal + rows, 1, options), 1);
+  const Tensor columns = arange(cols, options);
+  return lower ? le(columns, ends) : ge(columns, ends);
+}
+Tensor kept(const Op& op, const Tensor& x, std::int64_t diagonal, bool lower) {
+  check_defined(op.name, x);
+  check(x.dim() >= 2, "[", op.name, "] a tensor of shape ", x.sizes(), " has no matrices; give at least 2-d");
+  const Tensor zero = zeros({x.size(-1)}, TensorOptions(x.dtype(), x.device()));
+  return where(triangle(x, diagonal, lower), x, zero);
+}
+
+Tensor triangle_indices(const Op& op, std::int64_t rows, std::int64_t cols, std::int64_t offset, bool lower,
+                        const TensorOptions& options) {
+  checked_numel(op.name, {rows, cols});
+  const DType dtype = options.dtype.value_or(DType::i64);
+  op.check_dtype(dtype);
+  check<AutogradError>(!options.requires_grad, "[", op.name, "] integers have no gradient");
+  offset = std::clamp(offset, -rows, cols);
+  std::vector<std::int64_t> indices, columns;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::int64_t end = std::clamp<std::int64_t>(i + offset + (lower ? 1 : 0), 0, cols);
+    for (std::int64_t j = lower ? 0 : end; j < (lower ? end : cols); ++j) {
+      indices.push_back(i);
+      columns.push_back(j);
+    }
+  }
+  const auto count = static_cast<std::int64_t>(columns.size());
+  indices.insert(indices.end(), columns.begin(), columns.end());
+  TensorOptions integers = options;
+  integers.dtype = dtype;
+  return tensor(indices, Shape{2, count}, integers);
+}
+
+}  // namespace
+
+Tensor autograd::raw_flip(const Tensor& x, unsigned mask) {
+  Shape strides = x.strides();
+  std::int64_t offset = x.storage_offset();
+  for (int d = 0; d < x.dim(); ++d) {
+    if ((mask >> d & 1) == 0) continue;
+    offset += (x.sizes()[d] - 1) * strides[d];
+    strides[d] = -strides[d];
+  }
+  return tapestry::detail::raw_view(x, x.sizes(), strides, offset);
+}
+
+Tensor flip(const Tensor& x, const Dims& dims) {
+  check_defined("flip", x);
+  unsigned mask = 0;
+  for (const std::int64_t dim : dims) {
+    const unsigned own = 1u << wrap_dim("flip", dim, x.dim());
+    check((mask & own) == 0, "[flip] dimension ", dim, " appears twice in ", dims,
+          "; name each dimension once");
+    mask |= own;
+  }
+  const Tensor y = flipped(x, mask);
+  if (autograd::recording(x))
+    autograd::record(kFlip, y, {&x}, [dims](Backward& b) { b.set(0, flip(b.grad(), dims)); });
+  return y;
+}
+Tensor Tensor::flip(const Dims& dims) const { return tapestry::flip(*this, dims); }
+
+Tensor roll(const Tensor& x, const Shape& shifts, const Dims& dims) {
+  check_defined("roll", x);
+  if (dims.empty() && shifts.size() == 1) return reshape(roll(flatten(x), shifts, {0}), x.sizes());
+  check(shifts.size() == dims.size() && !dims.empty(), "[roll] ", shifts.size(), " shifts ", shifts, " for ",
+        dims.size(), " dimensions ", dims, "; give one shift per dimension");
+  check<IndexError>(x.dim() > 0, "[roll] a 0-d tensor has no dimension ", dims[0], "; leave dims out");
+  Shape forward = Shape::filled(x.dim(), 0), back = forward;
+  for (int i = 0; i < dims.size(); ++i) {
+    const int d = wrap_dim("roll", dims[i], x.dim());
+    const std::int64_t size = std::max<std::int64_t>(x.sizes()[d], 1);
+    forward[d] = (forward[d] + (shifts[i] % size + size) % size) % size;
+    back[d] = (size - forward[d]) % size;
+  }
+  const Tensor y = rolled(x, forward);
+  if (autograd::recording(x))
+    autograd::record(kRoll, y, {&x}, [back](Backward& b) { b.set(0, rolled(b.grad(), back)); });
+  return y;
+}
+Tensor Tensor::roll(const Shape& shifts, const Dims& dims) const {
+  return tapestry::roll(*this, shifts, dims);
+}
+
+Tensor rot90(const Tensor& x, std::int64_t k, const Dims& dims) {
+  check_defined("rot90", x);
+  check(dims.size() == 2 && x.dim() >= 2, "[rot90] dimensions ", dims, " of a tensor of shape ", x.sizes(),
+        "; name two dimensions");
+  const int a = wrap_dim("rot90", dims[0], x.dim()), b = wrap_dim("rot90", dims[1], x.dim());
+  check(a != b, "[rot90] dimensions ", dims, " are the same; name two");
+  switch ((k % 4 + 4) % 4) {
+    case 1:
+      return flip(transpose(x, a, b), a);
+    case 2:
+      return flip(x, {a, b});
+    case 3:
+      return flip(transpose(x, a, b), b);
+    default:
+      return clone(x);
+  }
+}
+Tensor Tensor::rot90(std::int64_t k, const Dims& dims) const { return tapestry::rot90(*this, k, dims); }
+
+Tensor repeat(const Tensor& x, const Shape& repeats) {
+  check_defined("repeat", x);
+  const int extra = repeats.size() - x.dim();
+  check(extra >= 0, "[repeat] ", repeats.size(), " repeats ", repeats, " for a tensor of shape ", x.sizes(),
+        "; give one per dimension, or use tile()");
+  // Dimension i of n entries becomes two dimensions, of sizes repeats[i] and n, and then one of their
+  // product. A dimension that is not repeated, or of size 1, stays one.
+  Shape sizes, to = repeats;
+  std::vector<std::int64_t> split, expanded;
+  for (int i = 0; i < repeats.size(); ++i) {
+    const std::int64_t length = i < extra ? 1 : x.sizes()[i - extra];
+    sizes.push_back(length);
+    to[i] = repeated_size(kRepeat, length, repeats[i]);
+    if (repeats[i] != 1 && length != 1) {
+      split.push_back(1);
+      expanded.push_back(repeats[i]);
+    }
+    split.push_back(length);
+    expanded.push_back(length == 1 ? repeats[i] : length);
+  }
+  checked_numel("repeat", to);
+  if (split.size() <= kMaxDims) return copied_as(expand(reshape(x, split), expanded), to);
+  Tensor y = reshape(x, sizes);  // there are too many dimensions for one copy
+  for (int i = 0; i < repeats.size(); ++i)
+    if (repeats[i] != 1) y = repeated(kRepeat, y, i, repeats[i], false);
+  return y;
+}
+Tensor Tensor::repeat(const Shape& repeats) const { return tapestry::repeat(*this, repeats); }
+
+Tensor tile(const Tensor& x, const Shape& repeats) {
+  check_defined("tile", x);
+  Shape all = repeats;
+  while (all.size() < x.dim()) all.insert(0, 1);
+  return repeat(x, all);
+}
+Tensor Tensor::tile(const Shape& repeats) const { return tapestry::tile(*this, repeats); }
+
+Tensor repeat_interleave(const Tensor& x, std::int64_t repeats, std::optional<std::int64_t> dim) {
+  check_defined("repeat_interleave", x);
+  if (!dim || x.dim() == 0) {
+    if (dim) wrap_dim("repeat_interleave", *dim, 0);
+    return repeated(kRepeatInterleave, flatten(x), 0, repeats, true);
+  }
+  return repeated(kRepeatInterleave, x, wrap_dim("repeat_interleave", *dim, x.dim()), repeats, true);
+}
+Tensor Tensor::repeat_interleave(std::int64_t repeats, std::optional<std::int64_t> dim) const {
+  return tapestry::repeat_interleave(*this, repeats, dim);
+}
+
+Tensor repeat_interleave(const Tensor& x, const Tensor& repeats, std::optional<std::int64_t> dim) {
+  check_defined("repeat_interleave", x);
+  check_defined("repeat_interleave", repeats, "the tensor of repeats");
+  check<TypeError>(contains(kIntegers, repeats.dtype()), "[repeat_interleave] repeats are ", repeats.dtype(),
+                   "; give integers");
+  check<DeviceError>(repeats.device() == x.device(), "[repeat_interleave] repeats are on ", repeats.device(),
+                     ", the tensor on ", x.device(), "; move one of them with .to()");
+  check(repeats.dim() <= 1, "[repeat_interleave] repeats have shape ", repeats.sizes(),
+        "; give a 1-d tensor");
+  if (!dim || x.dim() == 0) {
+    if (dim) wrap_dim("repeat_interleave", *dim, 0);
+    if (x.dim() != 1) return repeat_interleave(flatten(x), repeats, 0);
+  }
+  const int d = wrap_dim("repeat_interleave", dim.value_or(0), x.dim());
+  const std::int64_t length = x.sizes()[d];
+  check(repeats.numel() == length || repeats.numel() == 1, "[repeat_interleave] ", repeats.numel(),
+        " repeats for dimension ", d, " of shape ", x.sizes(), "; give ", length, ", or one for all");
+  const Tensor counts = repeats.to(kCPU, DType::i64).contiguous();
+  const std::int64_t* const count = counts.data<std::int64_t>();
+  std::vector<std::int64_t> index;
+  for (std::int64_t i = 0; i < length; ++i) {
+    const std::int64_t times = count[counts.numel() == 1 ? 0 : i];
+    check(times >= 0, "[repeat_interleave] ", times, " repeats of entry ", i, "; give 0 or more");
+    index.insert(index.end(), static_cast<std::size_t>(times), i);
+  }
+  return index_select(x, d, tensor(index, x.device()));
+}
+Tensor Tensor::repeat_interleave(const Tensor& repeats, std::optional<std::int64_t> dim) const {
+  return tapestry::repeat_interleave(*this, repeats, dim);
+}
+
+Tensor diag(const Tensor& x, std::int64_t diagonal) {
+  check_defined("diag", x);
+  check(x.dim() == 1 || x.dim() == 2, "[diag] a tensor of shape ", x.sizes(),
+        "; give a vector or a matrix, or use diagonal() or diag_embed()");
+  return x.dim() == 1 ? diag_embed(x, diagonal) : clone(x.diagonal(diagonal));
+}
+Tensor Tensor::diag(std::int64_t diagonal) const { return tapestry::diag(*this, diagonal); }
+
+Tensor diag_embed(const Tensor& x, std::int64_t offset, std::int64_t dim1, std::int64_t dim2) {
+  check_defined("diag_embed", x);
+  check(x.dim() >= 1 && x.dim() < kMaxDims, "[diag_embed] a tensor of shape ", x.sizes(), " has ", x.dim(),
+        " dimensions; give 1 to ", kMaxDims - 1);
+  const int d1 = wrap_dim("diag_embed", dim1, x.dim() + 1), d2 = wrap_dim("diag_embed", dim2, x.dim() + 1);
+  check(d1 != d2, "[diag_embed] dim1 ", dim1, " and dim2 ", dim2, " are the same dimension; name two");
+  std::int64_t size = 0;
+  check(!__builtin_sub_overflow(x.size(-1), offset < 0 ? offset : 0, &size) &&
+            !__builtin_add_overflow(size, offset > 0 ? offset : 0, &size),
+        "[diag_embed] offset ", offset, " makes a matrix that 64 bits cannot count; choose a smaller one");
+  Shape sizes = x.sizes();
+  sizes.erase(x.dim() - 1);
+  sizes.insert(std::min(d1, d2), size);
+  sizes.insert(std::max(d1, d2), size);
+  const Tensor y = zeros(sizes, TensorOptions(x.dtype(), x.device()));
+  if (x.numel() > 0) kernels::copy(y.device(), y.dtype(), planned(raw_diagonal(y, offset, d1, d2), x));
+  if (autograd::recording(x))
+    autograd::record(kDiagEmbed, y, {&x},
+                     [offset, d1, d2](Backward& b) { b.set(0, raw_diagonal(b.grad(), offset, d1, d2)); });
+  return y;
+}
+Tensor Tensor::diag_embed(std::int64_t offset, std::int64_t dim1, std::int64_t dim2) const {
+  return tapestry::diag_embed(*this, offset, dim1, dim2);
+}
+
+Tensor tril(const Tensor& x, std::int64_t diagonal) { return kept(kTril, x, diagonal, true); }
+Tensor triu(const Tensor& x, std::int64_t diagonal) { return kept(kTriu, x, diagonal, false); }
+Tensor Tensor::tril(std::int64_t diagonal) const { return tapestry::tril(*this, diagonal); }
+Tensor Tensor::triu(std::int64_t diagonal) const { return tapestry::triu(*this, diagonal); }
+
+Tensor tril_indices(std::int64_t rows, std::int64_t cols, std::int64_t offset, const TensorOptions& options) {
+  return triangle_indices(kTrilIndices, rows, cols, offset, true, options);
+}
+Tensor triu_indices(std::int64_t rows, std::int64_t cols, std::int64_t offset, const TensorOptions& options) {
+  return triangle_indices(kTriuIndices, rows, cols, offset, false, options);
+}
+
+}  // namespace tapestry
