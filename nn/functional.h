@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/norm.h"
@@ -31,6 +32,7 @@ using tapestry::log_softmax;
 using tapestry::max_pool2d;
 using tapestry::mse_loss;
 using tapestry::nll_loss;
+using tapestry::one_hot;
 using tapestry::scaled_dot_product_attention;
 using tapestry::softmax;
 using namespace tapestry::functions;  // relu, gelu, silu, sigmoid, tanh and all others of one tensor

@@ -213,8 +213,10 @@ class CaseRun {
   // Returns true if the host may wait for the device. It may if an output is on the host, if the size of the
   // output depends on the elements, or if the case itself uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
-    static const std::set<std::string> waits = {"item", "unique", "bincount", "searchsorted"};
-    return waits.count(info_.name) ||
+    static const std::set<std::string> waits = {"item",         "unique",        "bincount",
+                                                "searchsorted", "masked_select", "nonzero"};
+    static const std::set<std::string> variants = {"index/mask", "index_put/mask", "one_hot/counted"};
+    return waits.count(info_.name) || variants.count(golden_->op) ||
            std::any_of(outputs.begin(), outputs.end(),
                        [&](const Tensor& t) { return t.defined() && t.device() != device_; }) ||
            std::any_of(golden_->params.begin(), golden_->params.end(), [](const auto& param) {
