@@ -219,7 +219,8 @@ TensorIndex::TensorIndex(const char* dots) : kind_(Kind::ellipsis) {
 Tensor index(const Tensor& x, const std::vector<TensorIndex>& indices) {
   const Selection s = selection_of(kIndex, x, indices);
   if (s.index.empty()) {
-    Tensor y = stepped(x, s.steps);
+    Tensor y = s.steps.empty() ? tapestry::detail::raw_view(x, x.sizes(), x.strides(), x.storage_offset())
+                               : stepped(x, s.steps);
     if (recording(x)) {
       record(kIndex, y, {&x}, [steps = s.steps, sizes = x.sizes()](Backward& b) {
         const Tensor dx = zeros(sizes, {b.grad().dtype(), b.grad().device()});

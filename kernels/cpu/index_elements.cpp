@@ -199,10 +199,11 @@ void write_kernel(const LaunchContext&, const IndexedWriteArgs& a) {
 
 template <Combine op, class C>
 C combined(C a, C b) {
-  if constexpr (op == Combine::maximum) {
-    return b > a || b != b ? b : a;
-  } else if constexpr (op == Combine::minimum) {
-    return b < a || b != b ? b : a;
+  if constexpr (op == Combine::maximum || op == Combine::minimum) {
+    // Two selections instead of one condition with ||, which would become a branch that is often
+    // mispredicted.
+    const C better = (op == Combine::maximum ? b > a : b < a) ? b : a;
+    return b != b ? b : better;
   } else if constexpr (std::is_integral_v<C>) {
     const auto ua = static_cast<std::uint64_t>(a), ub = static_cast<std::uint64_t>(b);
     return static_cast<C>(op == Combine::sum ? ua + ub : ua * ub);

@@ -27,6 +27,11 @@ struct IndexedPlan {
     if (indexed) {
       count = at.count, wraps = at.wraps, first = at.first - begin, end = at.end - begin;
       first_bad = at.first_bad;
+      for (int k = 0; k < count; ++k) {
+        index[k].values = at.index[k].values;
+        index[k].size = at.index[k].size;
+        index[k].x_stride = at.index[k].x_stride;
+      }
     }
     for (int d = begin; d < stop; ++d) append(at, d);
   }
@@ -36,12 +41,7 @@ struct IndexedPlan {
     sizes[ndim] = WideDivisor(at.sizes[d]);
     x_strides[ndim] = at.x_strides[d];
     y_strides[ndim] = at.y_strides[d];
-    for (int k = 0; k < count; ++k) {
-      index[k].values = at.index[k].values;
-      index[k].size = at.index[k].size;
-      index[k].x_stride = at.index[k].x_stride;
-      index[k].strides[ndim] = at.index[k].strides[d];
-    }
+    for (int k = 0; k < count; ++k) index[k].strides[ndim] = at.index[k].strides[d];
     ++ndim;
   }
 

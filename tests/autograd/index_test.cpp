@@ -237,7 +237,7 @@ TEST_CASE("an index out of range among many is reported by its position, for any
   to[33][1].fill_(-1);
   for (const int threads : {1, 2, 5}) {
     const Threads several(threads);
-    CHECK_THROWS_WITH(zeros({40, 5000}).gather(0, to), ContainsSubstring("index 9 at position 39000"));
+    CHECK_THROWS_WITH(zeros({9, 5000}).gather(0, to), ContainsSubstring("index 9 at position 39000"));
     CHECK_THROWS_WITH(zeros({9, 5000}).scatter_add(0, to, zeros({40, 5000})),
                       ContainsSubstring("index 9 at position 39000"));
   }
