@@ -15,7 +15,7 @@ namespace tapestry::kernels::cuda {
 /// The loop dimensions of an Indexed, or some of them.
 struct IndexedPlan {
   int ndim = 0, count = 0, first = 0, end = 0;
-  bool wraps = false;
+  std::int64_t wraps = 0;  // 1 if negative indices count from the end
   std::int64_t total = 1;  // number of coordinates in these dimensions
   WideDivisor sizes[kMaxDims];
   std::int64_t x_strides[kMaxDims] = {}, y_strides[kMaxDims] = {};

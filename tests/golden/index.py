@@ -184,7 +184,7 @@ for form in FORMS:
     case("index", [grid(*SHAPE_OF[form])] + tensors_of(form), dict(form=form), get)
 case("index", [f64(2.5), None, None], dict(form="True"), get)
 case("index", [f64(2.5), None, None], dict(form="..."), get)
-case("index", [grid(3, 2), torch.tensor(-1), None], dict(form="t"), get)
+case("index/mask", [grid(3, 2), torch.tensor(-1), None], dict(form="t"), get)  # also waits for a GPU
 case("index", [grid(3, 4), A.to(torch.int32), B.to(torch.int32)], dict(form="t,t"), get)
 case("index", [grid(3, 0), A, None], dict(form="t"), get)
 case("index", [grid(3, 2), torch.zeros(2, 0, dtype=torch.int64), None], dict(form="t"), get)
