@@ -107,16 +107,36 @@ Tensor counts(const Tensor& x, const Selection& s, bool include_self) {
   return n;
 }
 
+// Combines the elements of x with src. x has the combining dtype.
+void reduce_at(const char* op, const Tensor& x, const Selection& s, const Tensor& src, Reduce how,
+               bool include_self) {
+  if (!include_self) write_at(op, x, s, number_like(x, identity_of(how, x.dtype())));
+  combine_at(include_self ? op : nullptr, combine_of(how), x, s, src);
+}
+
 // Not recorded.
 Tensor reduced(const char* op, const Tensor& x, const Selection& s, const Tensor& src, Reduce how,
                bool include_self) {
   const NoGradGuard no_grad;
   Tensor y = copy_as(x, combining_dtype(x.dtype()));
-  if (!include_self) write_at(op, y, s, number_like(y, identity_of(how, x.dtype())));
-  combine_at(include_self ? op : nullptr, combine_of(how), y, s, src);
+  reduce_at(op, y, s, src, how, include_self);
   if (how == Reduce::mean) y = y.div(counts(x, s, include_self));
   return converted(y, x.dtype());
 }
+
+// The checked arguments of scatter_reduce.
+struct ReduceArgs {
+  Selection s;
+  Reduce how;
+  Tensor values;
+  ReduceArgs(const Tensor& x, std::int64_t dim, const Tensor& index, const Tensor& src,
+             std::string_view reduce)
+      : s(elements(kScatterReduce, x, dim, index)), how(reduce_from(reduce)) {
+    check<TypeError>(how != Reduce::mean || is_floating(x.dtype()), "[scatter_reduce] mean does not take ",
+                     x.dtype(), "; convert the tensors to a floating dtype");
+    values = source_for(kScatterReduce, x, s, src);
+  }
+};
 
 struct Gradients {
   Tensor x, src;
@@ -242,14 +262,10 @@ const Tensor& Tensor::scatter_add_(std::int64_t dim, const Tensor& index, const 
 
 Tensor scatter_reduce(const Tensor& x, std::int64_t dim, const Tensor& index, const Tensor& src,
                       std::string_view reduce, bool include_self) {
-  const Selection s = elements(kScatterReduce, x, dim, index);
-  const Reduce how = reduce_from(reduce);
-  check<TypeError>(how != Reduce::mean || is_floating(x.dtype()), "[scatter_reduce] mean does not take ",
-                   x.dtype(), "; convert the tensors to a floating dtype");
-  const Tensor values = source_for(kScatterReduce, x, s, src);
-  if (s.sizes.numel() == 0) return add_recorded(kScatterReduce, x, s, values);  // a copy of x
-  Tensor y = reduced(kScatterReduce.name, x, s, values, how, include_self);
-  if (recording(x, values)) record_reduce(y, x, s, values, how, include_self);
+  const ReduceArgs a(x, dim, index, src, reduce);
+  if (a.s.sizes.numel() == 0) return add_recorded(kScatterReduce, x, a.s, a.values);  // a copy of x
+  Tensor y = reduced(kScatterReduce.name, x, a.s, a.values, a.how, include_self);
+  if (recording(x, a.values)) record_reduce(y, x, a.s, a.values, a.how, include_self);
   return y;
 }
 Tensor Tensor::scatter_reduce(std::int64_t dim, const Tensor& index, const Tensor& src,
@@ -258,12 +274,15 @@ Tensor Tensor::scatter_reduce(std::int64_t dim, const Tensor& index, const Tenso
 }
 const Tensor& Tensor::scatter_reduce_(std::int64_t dim, const Tensor& index, const Tensor& src,
                                       std::string_view reduce, bool include_self) const {
-  // The result is computed out of place, because the mean and 16-bit floats need other memory anyway.
+  const ReduceArgs a(*this, dim, index, src, reduce);
   in_place(
       kScatterReduce, *this, {&src},
       [&] {
-        const NoGradGuard no_grad;
-        const Tensor y = tapestry::scatter_reduce(*this, dim, index, src, reduce, include_self);
+        const Selection s = apart_from(*this, a.s);
+        const Tensor values = without_overlap(*this, a.values);
+        if (a.how != Reduce::mean && combining_dtype(dtype()) == dtype())
+          return reduce_at(kScatterReduce.name, *this, s, values, a.how, include_self);
+        const Tensor y = reduced(kScatterReduce.name, *this, s, values, a.how, include_self);
         kernels::copy(device(), dtype(), planned(*this, y));
       },
       [&](const Tensor& old) {

@@ -337,3 +337,12 @@ TEST_CASE("masks of more elements than one block, and none or all true") {
   const Tensor at = (x == 4321).nonzero();
   CHECK(equal(at, tensor({{43, 21}})));
 }
+
+TEST_CASE("scatter_reduce_ reads values that share memory with the target before it changes them") {
+  const Tensor x = tensor({1.0, 2.0, 3.0});
+  x.scatter_reduce_(0, tensor({1, 2, 0}), x, "sum", false);
+  CHECK(equal(x, tensor({3.0, 1.0, 2.0})));
+  const Tensor half = x.to(kFloat16);
+  half.scatter_reduce_(0, tensor({1, 1, 1}), half, "amax");
+  CHECK(equal(half, tensor({3.0, 3.0, 2.0}).to(kFloat16)));
+}

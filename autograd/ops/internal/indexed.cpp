@@ -145,15 +145,6 @@ void run_at(const char* op, const Tensor& x, const Selection& s, const Tensor& y
   });
 }
 
-Tensor without_overlap(const Tensor& x, const Tensor& t) {
-  return t.defined() && (overlap_partly(x, t) || x.raw_data() == t.raw_data()) ? clone(t.detach()) : t;
-}
-// `s` with copies of the index tensors that share memory with x, which is about to change.
-Selection apart_from(const Tensor& x, Selection s) {
-  for (Selection::Index& index : s.index) index.values = without_overlap(x, index.values);
-  return s;
-}
-
 // The dtype in which elements of dtype t are combined.
 DType combining_dtype(DType t) { return is_floating(t) ? accumulation_dtype(t) : t; }
 
@@ -163,6 +154,15 @@ Tensor copy_of(const Tensor& x, DType dtype) {
 }
 
 }  // namespace
+
+Tensor without_overlap(const Tensor& x, const Tensor& t) {
+  return t.defined() && (overlap_partly(x, t) || x.raw_data() == t.raw_data()) ? clone(t.detach()) : t;
+}
+
+Selection apart_from(const Tensor& x, Selection s) {
+  for (Selection::Index& index : s.index) index.values = without_overlap(x, index.values);
+  return s;
+}
 
 SavedSelection::SavedSelection(const Selection& s) : rest_(s) {
   for (Selection::Index& index : rest_.index) {

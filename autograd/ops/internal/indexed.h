@@ -74,6 +74,11 @@ Tensor add_recorded(const Op& op, const Tensor& x, const Selection& s, const Ten
 void put_in_place(const Op& op, const Tensor& x, const Selection& s, const Tensor& y);
 void add_in_place(const Op& op, const Tensor& x, const Selection& s, const Tensor& y);
 
+/// `t`, or a copy of it if it shares memory with x, which is about to change.
+Tensor without_overlap(const Tensor& x, const Tensor& t);
+/// `s` with copies of the index tensors that share memory with x.
+Selection apart_from(const Tensor& x, Selection s);
+
 /// Checks an index tensor of an integer dtype, and returns it as i64. Throws ValueError if it is undefined,
 /// TypeError for another dtype, and DeviceError if it is not on x's device.
 Tensor checked_index(const char* op, const Tensor& x, const Tensor& index);
