@@ -10,7 +10,7 @@ const bool filled = [] {
     indexed_read.set(kDevice, dtype_of<T>, &launch_indexed_read<Bits<T>>);
     indexed_write.set(kDevice, dtype_of<T>, &launch_indexed_write<Bits<T>>);
   });
-  return for_types<float, BFloat16, std::int64_t>(
+  return for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>(
       []<class T>() { indexed_combine.set(kDevice, dtype_of<T>, &launch_indexed_combine<T>); });
 }();
 
