@@ -26,6 +26,9 @@
 namespace tapestry {
 
 class Tensor;
+namespace indexing {
+class TensorIndex;
+}
 
 enum class MemoryFormat : std::uint8_t { contiguous, channels_last };
 
@@ -249,7 +252,38 @@ class Tensor {
   Tensor diag_embed(std::int64_t offset = 0, std::int64_t dim1 = -2, std::int64_t dim2 = -1) const;
   Tensor tril(std::int64_t diagonal = 0) const;
   Tensor triu(std::int64_t diagonal = 0) const;
+  // indexing; the methods with an underscore change this tensor in place
   Tensor index_select(std::int64_t dim, const Tensor& index) const;
+  Tensor index_add(std::int64_t dim, const Tensor& index, const Tensor& source,
+                   const Scalar& alpha = 1) const;
+  Tensor index_copy(std::int64_t dim, const Tensor& index, const Tensor& source) const;
+  Tensor index_fill(std::int64_t dim, const Tensor& index, const Scalar& value) const;
+  const Tensor& index_add_(std::int64_t dim, const Tensor& index, const Tensor& source,
+                           const Scalar& alpha = 1) const;
+  const Tensor& index_copy_(std::int64_t dim, const Tensor& index, const Tensor& source) const;
+  const Tensor& index_fill_(std::int64_t dim, const Tensor& index, const Scalar& value) const;
+  Tensor gather(std::int64_t dim, const Tensor& index) const;
+  Tensor scatter(std::int64_t dim, const Tensor& index, const Tensor& src) const;
+  Tensor scatter(std::int64_t dim, const Tensor& index, const Scalar& value) const;
+  Tensor scatter_add(std::int64_t dim, const Tensor& index, const Tensor& src) const;
+  Tensor scatter_reduce(std::int64_t dim, const Tensor& index, const Tensor& src, std::string_view reduce,
+                        bool include_self = true) const;
+  const Tensor& scatter_(std::int64_t dim, const Tensor& index, const Tensor& src) const;
+  const Tensor& scatter_(std::int64_t dim, const Tensor& index, const Scalar& value) const;
+  const Tensor& scatter_add_(std::int64_t dim, const Tensor& index, const Tensor& src) const;
+  const Tensor& scatter_reduce_(std::int64_t dim, const Tensor& index, const Tensor& src,
+                                std::string_view reduce, bool include_self = true) const;
+  Tensor take_along_dim(const Tensor& indices, std::optional<std::int64_t> dim = {}) const;
+  Tensor index(const std::vector<indexing::TensorIndex>& indices) const;
+  Tensor index_put(const std::vector<indexing::TensorIndex>& indices, const Tensor& values,
+                   bool accumulate = false) const;
+  const Tensor& index_put_(const std::vector<indexing::TensorIndex>& indices, const Tensor& values,
+                           bool accumulate = false) const;
+  const Tensor& index_put_(const std::vector<indexing::TensorIndex>& indices, const Scalar& value) const;
+  Tensor operator[](const Tensor& index) const;  // index({index})
+  Tensor masked_select(const Tensor& mask) const;
+  Tensor nonzero() const;
+  // copies
   Tensor clone() const;
   Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
   Tensor to(DType dtype) const;

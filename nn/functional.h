@@ -12,6 +12,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/embedding.h"
 #include "tapestry/autograd/ops/fold.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/norm.h"
@@ -38,6 +39,7 @@ using tapestry::max_pool2d;
 using tapestry::mse_loss;
 using tapestry::nll_loss;
 using tapestry::normalize;
+using tapestry::one_hot;
 using tapestry::pad;
 using tapestry::pairwise_distance;
 using tapestry::pixel_shuffle;

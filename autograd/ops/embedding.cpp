@@ -19,8 +19,8 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
   tapestry::detail::check_defined(kEmbedding.name, weight, "weight");
   check_operands(kEmbedding, weight, indices);
   kEmbedding.check_dtype(weight.dtype());
-  check<TypeError>(indices.dtype() == DType::i64 || indices.dtype() == DType::i32, "[embedding] indices are ",
-                   indices.dtype(), "; convert them to int64 or int32");
+  check<TypeError>(contains(kIntegers, indices.dtype()), "[embedding] indices are ", indices.dtype(),
+                   "; convert them to an integer dtype");
   check(weight.dim() == 2, "[embedding] expected a weight of 2 dimensions (rows, columns), got ",
         weight.sizes());
   const std::int64_t rows = weight.sizes()[0], columns = weight.sizes()[1];
@@ -30,7 +30,9 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
                       " is outside a weight of ", rows, " rows; give one from ", -rows, " to ", rows - 1);
     padding = *padding_idx < 0 ? *padding_idx + rows : *padding_idx;
   }
-  const Tensor flat = contiguous(indices.detach());
+  // The kernels read i64 and i32.
+  const Tensor flat = raw_contiguous(indices.dtype() == DType::i32 ? indices.detach()
+                                                                   : converted(indices.detach(), DType::i64));
   Shape sizes = indices.sizes();
   check(sizes.size() < kMaxDims, "[embedding] indices of shape ", sizes,
         " leave no room for the columns; a tensor has ", kMaxDims, " dimensions at most");

@@ -5,9 +5,9 @@
 
 namespace tapestry {
 
-/// Gathers rows of weight (V, D) by integer indices of any shape (...). The result is (..., D). Row
-/// `padding_idx` gets no gradient. Throws IndexError for an index outside [0, V); on a GPU it does so when
-/// the host next waits for the work.
+/// Gathers rows of weight (V, D) by indices of any integer dtype and any shape (...). The result is (..., D).
+/// Row `padding_idx` gets no gradient. Throws IndexError for an index outside [0, V); on a GPU it does so
+/// when the host next waits for the work.
 Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std::int64_t> padding_idx = {});
 
 }  // namespace tapestry

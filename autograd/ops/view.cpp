@@ -19,6 +19,7 @@ using autograd::Op;
 using autograd::Part;
 using autograd::part_backward;
 using autograd::raw_part;
+using autograd::slice_part;
 using detail::check_defined;
 
 const Op kView("view", Grad::differentiable, kAllDTypes);
@@ -149,6 +150,19 @@ Tensor autograd::raw_part(const Tensor& x, const Part& part) {
     strides.erase(part.dim);
   }
   return tapestry::detail::raw_view(x, sizes, strides, offset);
+}
+
+Part autograd::slice_part(int dim, std::int64_t size, std::optional<std::int64_t> start,
+                          std::optional<std::int64_t> end, std::int64_t step) {
+  const auto clamped = [size](std::int64_t i) {
+    return std::clamp<std::int64_t>(i < 0 ? i + size : i, 0, size);
+  };
+  const std::int64_t first = clamped(start.value_or(0)), last = clamped(end.value_or(size));
+  const std::int64_t span = std::max<std::int64_t>(last - first, 0);
+  // If the step is not less than the span, only the first element is selected, and the step has no effect. It
+  // is replaced by 1, because its product with the stride could overflow.
+  return {
+      .dim = dim, .start = first, .length = span / step + (span % step != 0), .step = step < span ? step : 1};
 }
 
 Tensor autograd::part_backward(const Tensor& g, const Shape& sizes, const Part& part) {
@@ -311,17 +325,7 @@ Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> star
   check_defined("slice", x);
   const int d = existing_dim(kSlice, x, dim);
   check(step >= 1, "[slice] step ", step, " is not positive; use 1 or more");
-  const std::int64_t size = x.sizes()[d];
-  const auto clamped = [size](std::int64_t i) {
-    return std::clamp<std::int64_t>(i < 0 ? i + size : i, 0, size);
-  };
-  const std::int64_t first = clamped(start.value_or(0)), last = clamped(end.value_or(size));
-  const std::int64_t span = std::max<std::int64_t>(last - first, 0);
-  return part_of(
-      kSlice, x,
-      // If the step is not less than the span, only the first element is selected, and the step has no
-      // effect. It is replaced by 1, because its product with the stride could overflow.
-      {.dim = d, .start = first, .length = span / step + (span % step != 0), .step = step < span ? step : 1});
+  return part_of(kSlice, x, slice_part(d, x.sizes()[d], start, end, step));
 }
 Tensor Tensor::slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end,
                      std::int64_t step) const {

@@ -32,6 +32,22 @@ std::vector<Use> bad_uses() {
        }},
       {"[index_select] index at position 0 is outside [0, 3)",
        [=] { return index_select(x, 0, indices({3})).sum(); }},
+      {"[gather] index at position 2 is outside [0, 3)",
+       [=] {
+         return x.gather(0, indices({0, 1, 3}).unsqueeze(1)).sum();
+       }},
+      {"[index] index at position 1 is outside [-3, 3)",
+       [=] {
+         return x.index({indices({-3, -4})}).sum();
+       }},
+      {"[index] an index at position 0 is outside its dimension of a tensor of shape [3, 4]",
+       [=] {
+         return x.index({indices({0}), indices({4})}).sum();
+       }},
+      {"[scatter_add] index at position 1 is outside [0, 4)",
+       [=] {
+         return x.scatter_add(1, indices({3, -1}).unsqueeze(0), ones({1, 2}, {DType::f32, kDevice})).sum();
+       }},
       {"[embedding] index at position 1 is outside [0, 3)",
        [=] {
          return embedding(x, indices({2, -1})).sum();

@@ -214,8 +214,10 @@ class CaseRun {
   // output depends on the elements, or if the operation or the case uploads a list (such as class weights).
   bool may_wait(const std::vector<Tensor>& outputs) const {
     static const std::set<std::string> waits = {
-        "item", "unique", "bincount", "searchsorted", "repeat_interleave", "tril_indices", "triu_indices"};
-    return waits.count(info_.name) ||
+        "item",    "unique",            "bincount",     "searchsorted", "masked_select",
+        "nonzero", "repeat_interleave", "tril_indices", "triu_indices"};
+    static const std::set<std::string> variants = {"index/mask", "index_put/mask", "one_hot/counted"};
+    return waits.count(info_.name) || variants.count(golden_->op) ||
            std::any_of(outputs.begin(), outputs.end(),
                        [&](const Tensor& t) { return t.defined() && t.device() != device_; }) ||
            std::any_of(golden_->params.begin(), golden_->params.end(), [](const auto& param) {

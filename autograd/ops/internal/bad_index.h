@@ -25,6 +25,18 @@ class BadIndex {
       fail<IndexError>("[", op, "] ", what, " ", value_at(index, first_), " at position ", first_,
                        " is outside [0, ", limit, "); correct it, or the number of classes or rows");
   }
+  /// Calls fail_at(position), which throws, if a kernel has reported a position: at once on a CPU, or when
+  /// the host next waits for the GPU.
+  template <class F>
+  void check_with(const F& fail_at) const {
+    if (pinned_.defined())
+      return defer_check(current_stream(device_), [fail_at, cell = pinned_] {
+        const std::int64_t first = *cell.data<std::int64_t>();
+        if (first != kernels::kNoBadIndex) fail_at(first);
+      });
+    if (first_ != kernels::kNoBadIndex) [[unlikely]]
+      fail_at(first_);
+  }
 
  private:
   static std::int64_t value_at(const Tensor& index, std::int64_t i) {

@@ -1,6 +1,8 @@
 #pragma once
 // Takes a part of a tensor along one dimension, and computes the gradient of this operation. narrow, slice,
 // select, split, cat and stack are built on these functions.
+#include <optional>
+
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {
@@ -12,6 +14,10 @@ struct Part {
   bool drop = false;  ///< removes the dimension; requires length 1
 };
 
+/// The part start:end:step, as in Python, of a dimension of this size. Limits out of range are clamped. step
+/// is at least 1.
+Part slice_part(int dim, std::int64_t size, std::optional<std::int64_t> start,
+                std::optional<std::int64_t> end, std::int64_t step);
 /// The part as a view of x, not recorded.
 Tensor raw_part(const Tensor& x, const Part& part);
 /// The gradient of a tensor of shape `sizes`, computed from the gradient `g` of its part. It is g at the

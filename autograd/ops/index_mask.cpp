@@ -1,0 +1,85 @@
+// Masks: masked_select, nonzero and one_hot.
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/index.h"
+#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/indexed.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+
+namespace tapestry {
+
+using namespace autograd;  // NOLINT: this file is autograd's
+
+namespace {
+
+const Op kMaskedSelect{"masked_select", Grad::differentiable, kAllDTypes};
+const Op kNonzero{"nonzero", Grad::none, kAllDTypes};
+const Op kOneHot{"one_hot", Grad::none, kIntegers};
+
+}  // namespace
+
+Tensor masked_select(const Tensor& x, const Tensor& mask) {
+  check_operands(kMaskedSelect, x, mask);
+  check<TypeError>(mask.dtype() == DType::boolean, "[masked_select] the mask is ", mask.dtype(),
+                   "; compare, or convert it to bool");
+  const Shape sizes = broadcast_shapes(kMaskedSelect.name, x.sizes(), mask.sizes());
+  const Tensor flat = reshape(expand(x, sizes), -1), flat_mask = reshape(expand(mask, sizes), -1);
+  Selection s;
+  const Tensor positions = reshape(true_coordinates(flat_mask, true), -1);
+  s.sizes = positions.sizes();
+  s.dims = Shape(-1);
+  s.index.push_back({positions, 0});
+  s.unique = true;
+  Tensor y = taken(kMaskedSelect.name, flat, s, s.sizes);
+  if (recording(flat))
+    record(kMaskedSelect, y, {&flat}, [s = SavedSelection(s), n = flat.numel()](Backward& b) {
+      b.set(0, taken_backward(b.grad(), s.restore(b), n));
+    });
+  return y;
+}
+Tensor Tensor::masked_select(const Tensor& mask) const { return tapestry::masked_select(*this, mask); }
+
+Tensor nonzero(const Tensor& x) {
+  tapestry::detail::check_defined(kNonzero.name, x);
+  return true_coordinates(x, false);
+}
+Tensor Tensor::nonzero() const { return tapestry::nonzero(*this); }
+
+std::vector<Tensor> nonzero_numpy(const Tensor& x) {
+  tapestry::detail::check_defined(kNonzero.name, x);
+  const Tensor coordinates = true_coordinates(x.dim() == 0 ? reshape(x.detach(), 1) : x, true);
+  std::vector<Tensor> by_dim;
+  for (std::int64_t d = 0; d < coordinates.sizes()[0]; ++d) by_dim.push_back(coordinates[d]);
+  return by_dim;
+}
+
+Tensor one_hot(const Tensor& index, std::int64_t num_classes) {
+  tapestry::detail::check_defined(kOneHot.name, index, "index");
+  kOneHot.check_dtype(index.dtype());
+  check(num_classes >= -1, "[one_hot] num_classes is ", num_classes,
+        "; give 1 or more, or -1 to count the classes");
+  check(index.dim() < kMaxDims, "[one_hot] an index of shape ", index.sizes(),
+        " leaves no room for the classes; ", kMaxDims, " dimensions are the limit");
+  if (num_classes == -1) {
+    check(index.numel() > 0,
+          "[one_hot] the index is empty, so the classes cannot be counted; give num_classes");
+    num_classes = max(index).item<std::int64_t>() + 1;
+    check(num_classes > 0, "[one_hot] index ", num_classes - 1, " is negative; classes are numbered from 0");
+  }
+  check(num_classes > 0 || index.numel() == 0, "[one_hot] num_classes is 0 for an index of shape ",
+        index.sizes(), "; give 1 or more");
+  const Tensor classes = unsqueeze(converted(index.detach(), DType::i64), -1);
+  Shape sizes = index.sizes();
+  sizes.push_back(num_classes);
+  Tensor y = zeros(sizes, {DType::i64, index.device()});
+  Selection s;
+  s.sizes = classes.sizes();
+  for (int d = 0; d < index.dim(); ++d) s.dims.push_back(d);
+  s.dims.push_back(-1);
+  s.index.push_back({classes, index.dim()});
+  s.unique = true;
+  write_at(kOneHot.name, y, s, scalar_tensor(1, {DType::i64, index.device()}));
+  return y;
+}
+
+}  // namespace tapestry

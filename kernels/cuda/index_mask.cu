@@ -1,0 +1,13 @@
+#include "tapestry/kernels/cuda/index_mask.cuh"
+
+namespace tapestry::kernels::cuda {
+namespace {
+
+const bool filled = [] {
+  mask_starts.set(DeviceType::cuda, DType::boolean, &launch_mask_starts<>);
+  mask_coordinates.set(DeviceType::cuda, DType::boolean, &launch_mask_coordinates<>);
+  return true;
+}();
+
+}  // namespace
+}  // namespace tapestry::kernels::cuda
