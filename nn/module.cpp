@@ -309,12 +309,12 @@ HookHandle Module::register_forward_hook(ForwardHook hook) {
 
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
   if (const auto hooks = pre_hooks_.hooks())
-    for (const auto& [id, hook] : *hooks) hook(*this, inputs);
+    for (const auto& [id, hook] : *hooks) (*hook)(*this, inputs);
 }
 
 void Module::run_hooks(const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
   if (const auto hooks = hooks_.hooks())
-    for (const auto& [id, hook] : *hooks) hook(*this, inputs, outputs);
+    for (const auto& [id, hook] : *hooks) (*hook)(*this, inputs, outputs);
 }
 
 void detail::check_hook_count(const Module& module, std::size_t before, std::size_t after) {
