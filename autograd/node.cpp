@@ -137,18 +137,18 @@ void Node::run_hooks() {
   const auto hooks = hooks_.hooks();
   for (bool last : {false, true})
     for (const auto& [id, h] : *hooks) {
-      Tensor& gradient = outputs_[h.output].gradient;
-      if (h.last != last || !gradient.defined()) continue;
-      Tensor replacement = h.fn(gradient);
+      Tensor& gradient = outputs_[h->output].gradient;
+      if (h->last != last || !gradient.defined()) continue;
+      Tensor replacement = h->fn(gradient);
       if (!replacement.defined()) continue;
-      const OutputSlot& slot = outputs_[h.output];
+      const OutputSlot& slot = outputs_[h->output];
       check<AutogradError>(replacement.sizes() == slot.sizes && replacement.dtype() == slot.dtype &&
                                replacement.device() == slot.device,
                            "[", name_, "] a hook returned a gradient of ", replacement.dtype(), " ",
                            replacement.sizes(), " on ", replacement.device(), "; expected ", slot.dtype, " ",
                            slot.sizes, " on ", slot.device);
       gradient = std::move(replacement);
-      outputs_[h.output].owns_gradient = false;
+      outputs_[h->output].owns_gradient = false;
     }
 }
 
@@ -207,7 +207,7 @@ void LeafNode::run(Backward&) {
   const Tensor leaf = owner();
   if (!leaf.defined()) return;
   const auto hooks = post_hooks_.hooks();
-  for (const auto& [id, hook] : *hooks) hook(leaf);
+  for (const auto& [id, hook] : *hooks) (*hook)(leaf);
 }
 
 }  // namespace tapestry::autograd

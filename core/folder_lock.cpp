@@ -55,10 +55,15 @@ FolderLock::FolderLock(std::string_view op, const std::string& folder) {
   std::string problem;
   LockState state = LockState::unsupported;
   for (int attempt = 0; attempt < 100; ++attempt) {
+    errno = 0;
     fd_ = open_regular_file(path, true, problem);
-    check<IoError>(
-        fd_ >= 0, "[", op, "] ", path, " ", problem,
-        "; make the folder writable, remove that file if no job runs there, or choose another folder");
+    const bool denied = fd_ < 0 && errno == EACCES && ::access(path.c_str(), F_OK) == 0;
+    check<IoError>(fd_ >= 0, "[", op, "] ", path, " ", problem,
+                   denied
+                       ? "; if another user of your group owns this file, let that user run chmod g+w on the "
+                         "folder's files and start jobs with umask 002, or choose another folder"
+                       : "; make the folder writable, remove that file if no job runs there, or choose "
+                         "another folder");
     state = try_lock(fd_);
     // If the file was deleted before it was locked, another job may lock a new file of this name.
     if (state != LockState::held || is_file_at(fd_, path)) break;

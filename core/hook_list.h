@@ -13,8 +13,8 @@
 namespace tapestry {
 
 namespace detail {
-/// Holds the mutex of all hook lists. One mutex suffices, because it is held only while a list is replaced or
-/// a pointer to it is copied.
+/// Holds the mutex of all hook lists. One mutex suffices, because it is held only while pointers are copied;
+/// no code of a user runs under it.
 class HookListLock {
  public:
   HookListLock();
@@ -33,7 +33,7 @@ class HookList {
  public:
   struct Entry {
     std::uint64_t id;
-    F hook;
+    std::shared_ptr<const F> hook;
   };
   using Hooks = std::shared_ptr<const std::vector<Entry>>;
 
@@ -62,8 +62,10 @@ class HookList {
   }
   HookHandle add(F hook) {
     State* const state = get_state();
-    const std::uint64_t id = state->next_id.fetch_add(1, std::memory_order_relaxed);
-    state->replace([&](std::vector<Entry>& list) { list.push_back({id, std::move(hook)}); });
+    Entry entry{state->next_id.fetch_add(1, std::memory_order_relaxed),
+                std::make_shared<const F>(std::move(hook))};
+    const std::uint64_t id = entry.id;
+    state->replace([&](std::vector<Entry>& list) { list.push_back(std::move(entry)); });
     // The handle keeps the state alive, but not the hooks: what they capture may own this list.
     return HookHandle([state = Ref<State>(state), id] {
       state->replace([id](std::vector<Entry>& list) {

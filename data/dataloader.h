@@ -130,7 +130,8 @@ struct EpochPlan {
 /// Throws ValueError if options contradict each other.
 void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last, int num_workers,
                           int prefetch, bool sampler, bool batch_sampler);
-/// Throws ValueError unless `state` belongs to a loader with this many samples and batches.
+/// Throws ValueError unless `state` comes from a loader with this many samples and batches per epoch, its
+/// epoch is not negative, and its position is one of these batches or the end of the epoch.
 void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
 
 /// A batch, and the event of its copy to the device.

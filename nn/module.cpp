@@ -29,6 +29,13 @@ constexpr auto nothing = [](const Module&) {};
 // outermost destructor destroys them, so that deep modules do not overflow the stack.
 constexpr int kMaxDestructorDepth = 64;
 
+// train() is virtual, and an override may change its children after Module::train() has returned. So it must
+// call itself for each level, and this limit keeps it from overflowing the stack.
+constexpr int kMaxTrainDepth = 10'000;
+
+// The tree of str() is indented, so its size is quadratic in the depth. Deeper modules are shown as "...".
+constexpr int kMaxPrintedDepth = 1'000;
+
 }  // namespace
 
 Module::Module() = default;
@@ -277,6 +284,10 @@ const Module& Module::root() const {
 std::string Module::type_name() const { return tapestry::type_name(typeid(*this)); }
 
 void Module::append_tree(std::string& out, int depth) const {
+  if (depth > kMaxPrintedDepth) {
+    out += "...";
+    return;
+  }
   out += type_name() + "(" + options_text();
   for (const ChildEntry& c : children_) {
     out += "\n" + std::string(static_cast<std::size_t>(depth) * 2 + 2, ' ') + "(" + c.name + "): ";
@@ -309,12 +320,12 @@ HookHandle Module::register_forward_hook(ForwardHook hook) {
 
 void Module::run_pre_hooks(std::vector<Tensor>& inputs) {
   if (const auto hooks = pre_hooks_.hooks())
-    for (const auto& [id, hook] : *hooks) hook(*this, inputs);
+    for (const auto& [id, hook] : *hooks) (*hook)(*this, inputs);
 }
 
 void Module::run_hooks(const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
   if (const auto hooks = hooks_.hooks())
-    for (const auto& [id, hook] : *hooks) hook(*this, inputs, outputs);
+    for (const auto& [id, hook] : *hooks) (*hook)(*this, inputs, outputs);
 }
 
 void detail::check_hook_count(const Module& module, std::size_t before, std::size_t after) {
@@ -332,6 +343,13 @@ void Module::add_place(Error& error) const {
 // ---- use ----
 
 void Module::train(bool on) {
+  static thread_local constinit int depth = 0;
+  struct Level {
+    Level() { ++depth; }
+    ~Level() { --depth; }
+  } const level;
+  check(depth <= kMaxTrainDepth, "[train] modules are nested more than ", kMaxTrainDepth,
+        " deep, and train() and eval() call themselves for each level; nest the modules less");
   training_ = on;
   for (const ChildEntry& c : children_) c.module->train(on);
 }

@@ -85,12 +85,13 @@ class Module {
   virtual std::string type_name() const;
   /// Returns the text inside the parentheses of "Linear(in_features=784, out_features=10, bias=true)".
   virtual std::string options_text() const { return {}; }
-  /// Returns the module tree, with one module per line.
+  /// Returns the module tree, with one module per line. Modules below 1,000 levels are shown as "...".
   std::string str() const;
 
   // ---- use ----
   /// Sets training or evaluation mode for this module and its descendants. Dropout and batch norm depend on
-  /// it.
+  /// it. Calls train() of each child. Throws ValueError if modules are nested more than 10,000 deep; the
+  /// upper modules have changed their mode by then.
   virtual void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }

@@ -41,9 +41,12 @@ struct Restore {
   std::vector<HookHandle> hooks;
   ~Restore() {
     for (HookHandle& h : hooks) h.remove();
-    // Parents come first, because train() also sets the children's mode.
-    for (auto& [module, on] : training)
-      if (module->is_training() != on) module->train(on);
+    try {
+      // Parents come first, because train() also sets the children's mode.
+      for (auto& [module, on] : training)
+        if (module->is_training() != on) module->train(on);
+    } catch (const Error&) {  // modules are nested too deep for train(), and eval() has thrown the same error
+    }
   }
 };
 

@@ -85,7 +85,9 @@ Parser::Parser(Options& o) {
   app.footer(
       "SIGINT (Ctrl-C), SIGTERM and SIGHUP stop the run after the current step and save a checkpoint; a "
       "second\n"
-      "signal ends it at once. A resumed run computes bit for bit the same result as a run that was never\n"
+      "signal ends it at once. SIGINT and SIGHUP stay ignored if they were ignored at the start (background "
+      "job,\n"
+      "nohup). A resumed run computes bit for bit the same result as a run that was never\n"
       "stopped, on the same device with the same number of threads. It keeps its options. Only --data-dir,\n"
       "--device, --threads, --workers, --allow-nan and --checkpoint-every can be changed, and with a "
       "constant\n"

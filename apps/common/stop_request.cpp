@@ -18,10 +18,9 @@ StopRequest::StopRequest() {
   sigemptyset(&signals_);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action {};
-    if (number == SIGHUP && sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
+    if (number != SIGTERM && sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
       continue;
-    // Shells start background jobs with SIGINT ignored, and ignored signals are discarded instead of blocked.
-    std::signal(number, SIG_DFL);
+    std::signal(number, SIG_DFL);  // an ignored SIGTERM would be discarded instead of blocked
     sigaddset(&signals_, number);
   }
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);

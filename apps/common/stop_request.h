@@ -10,8 +10,9 @@ namespace apps {
 
 /// While it exists, SIGINT (Ctrl-C), SIGTERM (batch systems and launchers) and SIGHUP (a closed terminal) do
 /// not end the process. The first signal is recorded, so that the loop can finish its step and save a
-/// checkpoint. A second signal ends the process at once, with that signal's default action. If SIGHUP was
-/// ignored when the program started, as under nohup, it stays ignored.
+/// checkpoint. A second signal ends the process at once, with that signal's default action. SIGINT and SIGHUP
+/// stay ignored if they were ignored when the program started: nohup ignores SIGHUP, and shells start
+/// background jobs with SIGINT ignored.
 ///
 /// Signals that follow the first one within kSameRequest are ignored, because senders repeat themselves: if
 /// a terminal closes, both the kernel and the shell send SIGHUP, and Slurm signals a launcher, which forwards

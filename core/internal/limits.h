@@ -7,15 +7,21 @@
 
 namespace tapestry::detail {
 
-/// The content of a file of this process's cgroup (version 2), or "" if there is none.
-std::string cgroup_file(const std::string& name);
+// These functions read control groups (cgroups) of version 2 only. They look for /proc and /sys in the folder
+// `root`, which tests set.
 
-/// " (ulimit -v is 1024 MiB; memory.max of its control group is 512 MiB)": the limits that are set, or "".
-std::string memory_limits();
+/// Returns the content of a file of this process's cgroup. If the cgroup does not have the file, returns the
+/// content of the file of the topmost cgroup, which is the container's own cgroup in a container. Returns ""
+/// if neither file exists.
+std::string cgroup_file(const std::string& name, const std::string& root = "");
 
-/// " (ulimit -u is 100 processes and threads of this user; ...)": the limits that can keep a process or a
-/// thread from being started, or "" if none is set.
-std::string process_limits();
+/// Returns the limits of memory that are set, such as " (ulimit -v is 1024 MiB; memory.max of its control
+/// group is 512 MiB)". Returns "" if none is set.
+std::string memory_limits(const std::string& root = "");
+
+/// Returns the limits that can keep a process or a thread from being started, such as " (ulimit -u is 100
+/// processes and threads of this user; pids.max of its control group is 64)". Returns "" if none is set.
+std::string process_limits(const std::string& root = "");
 
 [[noreturn]] void fail_to_start_thread(const char* op, const std::system_error& error);
 

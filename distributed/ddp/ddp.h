@@ -36,7 +36,8 @@ struct DdpOptions {
   /// Bucket sizes in MiB (2^20 bytes) of gradients.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
-  /// In training, rank 0's buffers (running statistics) are broadcast before each forward.
+  /// In training mode, rank 0's buffers (running statistics) are broadcast before each forward. A forward
+  /// under a NoGradGuard or InferenceMode broadcasts nothing.
   bool broadcast_buffers = true;
   /// Searches the graph for unused parameters when a backward pass begins, so that their buckets do not wait
   /// for the end of the pass. If false, unused parameters are found at the end of the pass: the results are

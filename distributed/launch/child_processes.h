@@ -24,7 +24,8 @@ struct Interrupted {
 };
 
 /// Runs this program as a child process, one child at a time. Construct it before any thread is started: it
-/// blocks SIGINT, SIGTERM and SIGHUP, and forwards them to the child.
+/// blocks SIGINT, SIGTERM and SIGHUP, and forwards them to the child. SIGINT and SIGHUP stay ignored if they
+/// were ignored.
 class ChildProcesses {
  public:
   ChildProcesses();

@@ -58,9 +58,9 @@ TAPESTRY_HIDDEN inline cudaError_t allow_shared(const void* kernel, int gpu, std
   return error;
 }
 
-/// Throws CudaError that names the kernel unless the launch succeeds. With TAPESTRY_SYNC_LAUNCHES=1 it also
-/// waits until the kernel has run, so that an error inside the kernel is reported where the kernel was
-/// launched.
+/// Launches the kernel. Throws CudaError that names the kernel if CUDA reports an error, and OutOfMemoryError
+/// if that error is cudaErrorMemoryAllocation. With TAPESTRY_SYNC_LAUNCHES=1 it also waits until the kernel
+/// has run, so that an error inside the kernel is reported where the kernel was launched.
 TAPESTRY_HIDDEN inline void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
                                           cudaStream_t stream, void** args) {
   constexpr std::size_t kDefaultLimit = std::size_t{48} << 10;

@@ -149,6 +149,7 @@ enum class Number : std::uint8_t { none, second, either };
 ///   Dy                                  the gradient is dy itself
 ///   ValueOf<Mul, Of::dy, Of::b>         the gradient is the value of the row Mul for the operands dy and b
 ///   ValueOf<BackwardA<Maximum>, ...>    the gradient is Maximum's gradient_a() of other operands
+///   void                                the input has no gradient; only comparisons use it
 /// Backward saves only the operands that a gradient names. It sums gradients over broadcast dimensions and
 /// converts them to the inputs' dtypes.
 template <FixedString kName, Takes kTake, Number kMayBe = Number::none>
@@ -224,7 +225,7 @@ constexpr auto name_with_number() {
   else return Row::kSlotName + "_scalar_first";
 }
 }  // namespace detail
-/// ValueOf<...> or Dy, or void if there is no gradient.
+/// ValueOf<...> or Dy, or void in a comparison, which has no gradient.
 template <class Row>
 using GradientAOf = typename detail::GradientA<Row>::type;
 template <class Row>

@@ -32,7 +32,7 @@ Ended fails(const std::vector<std::string>& arguments) { return fails(Launch{.ar
 
 }  // namespace
 
-TEST_CASE("a loss that is not a number") {
+TEST_CASE("a run whose loss is NaN stops with an error unless --allow-nan is given") {
   const tests::TempDir folder;
   SECTION("stops the run and names the step") {
     const Ended run = fails(mlp(folder / "run", {"--lr", "1e30"}));

@@ -13,7 +13,7 @@ namespace tests {
 struct Launch {
   std::vector<std::string> arguments;
   int pending_signal = 0;  ///< this signal is pending from the start, so that training stops after one step
-  int ignored_signal = 0;  ///< this signal is ignored from the start, as SIGHUP under nohup
+  int ignored_signal = 0;  ///< this signal is ignored from the start, as SIGHUP under nohup; 0 means none
   std::function<bool()> kill_when = {};     ///< polled; the child gets SIGKILL when it returns true
   std::function<void(pid_t)> on_poll = {};  ///< called about every millisecond with the child's process id
   rlim_t largest_file = RLIM_INFINITY;      ///< limit of the file size, to simulate a full disk

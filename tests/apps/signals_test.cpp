@@ -3,8 +3,10 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "tests/apps/program.h"
@@ -54,6 +56,14 @@ Launch slow_step(const std::string& run_dir, const std::string& batch) {
                         "--batch-size", batch, "--threads", "1", "--epochs", "2", "--run-dir", run_dir}};
 }
 
+/// True if the main thread of a process blocks this signal.
+bool blocks(pid_t process, int signal) {
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("SigBlk:")) return std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1;
+  return false;
+}
+
 bool is_step(const std::string& name) { return name.ends_with(".safetensors"); }
 
 bool has_checkpoint(const std::string& run_dir) {
@@ -96,6 +106,43 @@ TEST_CASE("a second signal ends the run at once") {
   CHECK_FALSE(has_checkpoint(run_dir));
 }
 
+TEST_CASE("while a run waits for another rank, a second signal ends it at once") {
+  // The other rank never connects, or stops in the middle of the training. So the first signal can neither
+  // end the run nor save a checkpoint before TAPESTRY_TIMEOUT_S, which is 300 s.
+  const Runs runs(
+      {"--model", "mlp", "--epochs", "100000", "--batch-size", "32", "--parallel", "ddp", "--workers", "0"});
+  for (const std::string& where : {std::string("rendezvous"), std::string("collective")}) {
+    CAPTURE(where);
+    const bool connects = where == "collective";
+    Launch launch = tests::two_ranks("classifier", runs.start(where).arguments);
+    if (!connects)
+      launch.arguments.insert(launch.arguments.begin() + 2,
+                              {"sh", "-c", "[ $RANK = 0 ] || exec sleep 300; exec \"$0\" \"$@\""});
+    std::optional<Clock::time_point> waits;
+    pid_t rank_0 = -1;
+    int sent = 0;
+    bool survived_the_first = false;
+    launch.on_poll = [&](pid_t launcher) {
+      if (!waits) {
+        rank_0 = tests::pid_of_rank(launcher, 0);
+        if (rank_0 < 0 || !blocks(rank_0, SIGTERM) || (connects && !runs.started(where))) return;
+        if (connects) kill(tests::pid_of_rank(launcher, 1), SIGSTOP);
+        waits = Clock::now();
+      }
+      if (sent < 2 && Clock::now() - *waits >= (sent + 1) * 1s) {
+        survived_the_first = sent == 1 && blocks(rank_0, SIGTERM);
+        kill(rank_0, SIGTERM);
+        ++sent;
+      }
+    };
+    const Ended run = tests::run(launch);
+    INFO(run.out << run.err);
+    CHECK(survived_the_first);
+    CHECK(run.status == 128 + SIGTERM);
+    CHECK_THAT(run.err, ContainsSubstring("rank 0 (pid ") && ContainsSubstring("killed by SIGTERM"));
+  }
+}
+
 TEST_CASE("a signal that is repeated within a quarter of a second counts once") {
   const tests::TempDir folder;
   const std::string run_dir = folder / "run";
@@ -107,20 +154,24 @@ TEST_CASE("a signal that is repeated within a quarter of a second counts once") 
   CHECK(has_checkpoint(run_dir));
 }
 
-TEST_CASE("SIGHUP stays ignored if it was ignored at the start, as under nohup") {
+TEST_CASE("SIGHUP and SIGINT stay ignored if they were ignored at the start") {
+  // nohup ignores SIGHUP, and shells start background jobs with SIGINT ignored.
   const Runs runs({"--model", "mlp", "--epochs", "20", "--batch-size", "16"});
-  Launch launch = runs.start("run");
-  launch.ignored_signal = SIGHUP;
-  bool sent = false;
-  launch.on_poll = [&](pid_t child) {
-    if (!runs.started("run")) return;
-    kill(child, SIGHUP);
-    sent = true;
-  };
-  const Ended run = classifier(launch);
-  CHECK(sent);
-  CHECK(run.status == 0);
-  CHECK_THAT(run.out, ContainsSubstring("epoch 20/20"));
+  for (const auto& [signal, name] : {std::pair(SIGHUP, "SIGHUP"), std::pair(SIGINT, "SIGINT")}) {
+    CAPTURE(name);
+    Launch launch = runs.start(name);
+    launch.ignored_signal = signal;
+    bool sent = false;
+    launch.on_poll = [&, signal = signal, name = name](pid_t child) {
+      if (!runs.started(name)) return;
+      kill(child, signal);
+      sent = true;
+    };
+    const Ended run = classifier(launch);
+    CHECK(sent);
+    CHECK(run.status == 0);
+    CHECK_THAT(run.out, ContainsSubstring("epoch 20/20"));
+  }
 }
 
 TEST_CASE("a signal during the evaluation saves a checkpoint, from which the evaluation is repeated") {

@@ -103,7 +103,7 @@ TEST_CASE("a result has the layout that its operands share") {
   CHECK(zeros_like(x).memory_format() == MemoryFormat::channels_last);
 }
 
-TEST_CASE("dtypes promote as in PyTorch, and a 0-d tensor counts only by its category") {
+TEST_CASE("dtypes promote as in PyTorch: a 0-d tensor widens the dtype only across categories") {
   const auto of = [](DType a, const Shape& sa, DType b, const Shape& sb) {
     return (ones(sa, a) + ones(sb, b)).dtype();
   };

@@ -75,7 +75,7 @@ TEST_CASE("conv2d: a channels-last input gives a channels-last result and gradie
   CHECK(allclose(plain.grad(), last.grad(), 1e-4, 1e-4));
 }
 
-TEST_CASE("conv2d: each gradient alone is what it is among the others") {
+TEST_CASE("conv2d: a gradient has the same values whether it is computed alone or together with the others") {
   const Tensor x = randn({3, 4, 6, 5}), w = randn({6, 4, 3, 2}), b = randn({6});
   const auto gradients = [&](bool dx, bool dw, bool db) {
     const Tensor inputs[] = {x.clone().set_requires_grad(dx), w.clone().set_requires_grad(dw),

@@ -40,7 +40,7 @@ OP_TEST("item", strided, "of an element in the midst of others") {
   CHECK(x.slice(1, 2, 3).narrow(0, 1, 1).item() == 6);
 }
 
-TEST_CASE("clone and contiguous: layouts and memory") {
+TEST_CASE("clone keeps the layout and copies; contiguous and to copy only if something changes") {
   const Tensor x = randn({2, 3, 4, 5});
   const Tensor nhwc = x.contiguous(MemoryFormat::channels_last);
   CHECK(nhwc.memory_format() == MemoryFormat::channels_last);
@@ -56,7 +56,7 @@ TEST_CASE("clone and contiguous: layouts and memory") {
   CHECK(nhwc.to(kFloat64).strides() == nhwc.strides());
 }
 
-TEST_CASE("copy_ between overlapping views") {
+TEST_CASE("copy_ between overlapping views reads all elements before it overwrites them") {
   const Tensor forward = arange(10.0), backward = arange(10.0);
   forward.slice(0, 1).copy_(forward.slice(0, 0, 9));
   CHECK(equal(forward, tensor({0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0})));
@@ -89,7 +89,7 @@ TEST_CASE("a fill cuts the history") {
   CHECK(equal(a, zeros({3})));
 }
 
-TEST_CASE("item as any C++ number") {
+TEST_CASE("item<T> converts to any C++ number type, and refuses values that the type cannot hold") {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
                    inf = std::numeric_limits<double>::infinity();
   CHECK(tensor({2.5}).item() == 2.5);

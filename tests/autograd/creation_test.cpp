@@ -241,7 +241,7 @@ TEST_CASE("factories heed device, dtype and requires_grad") {
   CHECK_THROWS_AS(randn_like(zeros({2}, kInt64)), TypeError);
 }
 
-TEST_CASE("tensors from values") {
+TEST_CASE("tensor() takes dtype and shape from nested lists of values, and refuses ragged lists") {
   CHECK(tensor({1.5, 2.5}).dtype() == kFloat32);
   CHECK(tensor({1, 2}).dtype() == kInt64);
   CHECK(tensor(std::vector<bool>{true, false}).dtype() == kBool);
@@ -262,7 +262,7 @@ TEST_CASE("tensors from values") {
   CHECK(tensor(std::vector<float>{}).sizes() == Shape{0});
 }
 
-TEST_CASE("numbers of several types in one list") {
+TEST_CASE("tensor() accepts numbers of several types in one list, and promotes them to one dtype") {
   const int n = 3;
   const std::size_t size = 4;
   const Tensor mixed = tensor({1, 2.5, 0.5F, true, n, size});
@@ -293,7 +293,7 @@ TEST_CASE("numbers of several types in one list") {
   CHECK_THROWS_AS(tensor({{{{{{{{{1, 2.5}}}}}}}}}), ValueError);
 }
 
-TEST_CASE("Philox in blocks is Philox, across 2^32 counters too") {
+TEST_CASE("rand, which computes Philox in blocks, gives the numbers of philox(), also across 2^32 counters") {
   for (const std::uint64_t offset :
        {std::uint64_t{0}, (std::uint64_t{1} << 32) - 5, ~std::uint64_t{0} - 40}) {
     default_generator(kCPU).set_state({0x123456789abcdef0u, offset});

@@ -15,7 +15,9 @@ BAD_INPUT("embedding", "indices are float32", [] { embedding(zeros({5, 3}), zero
 BAD_INPUT("embedding", "2 dimensions", [] { embedding(zeros({5}), tensor({0})); });
 BAD_INPUT("embedding", "does not take int64", [] { embedding(zeros({5, 3}, kInt64), tensor({0})); });
 BAD_INPUT("embedding", "padding_idx 5", [] { embedding(zeros({5, 3}), tensor({0}), 5); });
-BAD_INPUT("embedding", "index 0 at position 0 is outside [0, 0)", [] { embedding(zeros({0, 3}), tensor({0})); });
+BAD_INPUT("embedding", "index 0 at position 0 is outside [0, 0)", [] {
+  embedding(zeros({0, 3}), tensor({0}));
+});
 
 TEST_CASE("many gradients of one row in half precision are summed in f32") {
   const Tensor weight = zeros({3, 2}, TensorOptions(kBFloat16).with_grad());
@@ -23,7 +25,7 @@ TEST_CASE("many gradients of one row in half precision are summed in f32") {
   CHECK(equal(weight.grad().to(kFloat32), tensor({{0.0, 0.0}, {1000.0, 1000.0}, {0.0, 0.0}})));
 }
 
-TEST_CASE("rows of no columns") {
+TEST_CASE("embedding rows without columns give an empty output and an empty gradient") {
   const Tensor weight = zeros({5, 0}, TensorOptions().with_grad());
   const Tensor y = embedding(weight, tensor({1, 2}));
   CHECK(y.sizes() == Shape{2, 0});

@@ -1,10 +1,14 @@
 // A child process that fork() makes has none of the library's threads. Every operation in it must end, with
 // the right values or with an error that says what to do.
+#include <dlfcn.h>
+
+#include <atomic>
 #include <cstdlib>
 
 #include "tapestry/core/internal/fork.h"
 #include "tapestry/core/internal/worker.h"
 #include "tapestry/tapestry.h"
+#include "tests/core/child.h"
 #include "tests/support/catch.h"
 #include "tests/support/fork.h"
 
@@ -58,6 +62,45 @@ TEST_CASE(
   CHECK(child.message == "equal, 1 thread");
   CHECK(get_num_threads() == 4);
   CHECK(equal(compute().random, expected.random));  // the parent keeps its threads
+}
+
+// `#pragma omp parallel num_threads(4)` as g++ translates it. The tests are not compiled with -fopenmp.
+using GompParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+GompParallel gomp_parallel() { return reinterpret_cast<GompParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel")); }
+
+// In a process of its own, because the library must not have computed with several threads before the fork.
+TEST_CASE("child: forks after an OpenMP region of the program", "[.]") {
+  std::atomic<int> ran{0};
+  gomp_parallel()([](void* count) { ++*static_cast<std::atomic<int>*>(count); }, &ran, 4, 0);
+  REQUIRE(ran == 4);
+  const Forked child = in_fork([]() -> std::string {
+    const Results got = compute();
+    return std::to_string(got.product.numel()) + " numbers, " + std::to_string(get_num_threads()) + " thread";
+  });
+  CHECK(child.ended);
+  CHECK(child.message == "262144 numbers, 1 thread");
+}
+TEST_CASE("child: forks before it has any thread", "[.]") {
+  const Forked child = in_fork([]() -> std::string {
+    const Results got = compute();
+    return std::to_string(got.product.numel()) + " numbers, " + std::to_string(get_num_threads()) + " threads";
+  });
+  CHECK(child.ended);
+  CHECK(child.message == "262144 numbers, 4 threads");
+}
+
+TEST_CASE("after an OpenMP region of the program itself, a child of fork() computes on one thread") {
+  if (!gomp_parallel()) return;  // built without OpenMP
+  const ChildResult result =
+      run_child("child: forks after an OpenMP region of the program", "OMP_NUM_THREADS=4");
+  INFO(result.output);
+  CHECK(result.status == 0);
+}
+
+TEST_CASE("a child of a process that forks before it has any other thread computes on all threads") {
+  const ChildResult result = run_child("child: forks before it has any thread", "OMP_NUM_THREADS=4");
+  INFO(result.output);
+  CHECK(result.status == 0);
 }
 
 TEST_CASE("a child of a child of fork() computes too") {

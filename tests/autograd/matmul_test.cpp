@@ -32,7 +32,9 @@ BAD_INPUT("linear", "bias has dtype float64", [] {
   return linear(zeros({2, 4}), zeros({5, 4}), zeros({5}, DType::f64));
 });
 
-TEST_CASE("linear: what needs no gradient gets none, and is not kept") {
+TEST_CASE(
+    "linear: an input without gradient gets none, and a frozen weight lets the input change before "
+    "backward") {
   const Tensor x = randn({4, 3}), w = randn({5, 3}).set_requires_grad(), b = randn({5}).set_requires_grad();
   SECTION("input without gradient") {
     linear(x, w, b).sum().backward();
@@ -52,7 +54,7 @@ TEST_CASE("linear: what needs no gradient gets none, and is not kept") {
   }
 }
 
-TEST_CASE("matmul: as large as blocks, threads and batches ask for") {
+TEST_CASE("matmul: sizes that need several blocks, threads and batches give the values of f64") {
   const auto reference = [](const Tensor& a, const Tensor& b) {
     return matmul(a.to(DType::f64), b.to(DType::f64)).to(DType::f32);
   };

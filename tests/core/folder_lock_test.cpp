@@ -186,6 +186,35 @@ TEST_CASE("a lock file that is a link, a FIFO or a folder is refused and left al
   CHECK(read_file(dir / "victim") == "kept");
 }
 
+TEST_CASE("a lock file is created with the umask, and another user is told which rights are missing") {
+  const TempDir dir;
+  const std::string folder = dir / "run", file = folder + "/.lock";
+  std::filesystem::create_directory(folder);
+  const auto mode_under = [&](mode_t mask) {
+    std::filesystem::remove(file);
+    const mode_t before = umask(mask);
+    CHECK(refusal(folder).empty());
+    umask(before);
+    struct stat status {};
+    CHECK(stat(file.c_str(), &status) == 0);
+    return status.st_mode & 0777;
+  };
+  CHECK(mode_under(002) == 0664);
+  CHECK(mode_under(027) == 0640);
+  chmod(file.c_str(), 0444);
+  chmod(dir.path().c_str(), 0755);
+  chmod(folder.c_str(), 0777);
+  std::string text;
+  CHECK(tests::in_fork([&] {
+          if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) return 2;  // root may write to any file
+          text = refusal(folder);
+          const bool told = text.find("cannot be opened: Permission denied") != std::string::npos &&
+                            text.find("chmod g+w") != std::string::npos &&
+                            text.find("umask 002") != std::string::npos;
+          return told ? 0 : 1;
+        }) == 0);
+}
+
 TEST_CASE("a folder lock without file locks warns once (child)", "[.child]") {
   const TempDir dir;
   if (!tests::forbid_locks()) {

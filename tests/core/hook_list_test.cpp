@@ -15,7 +15,7 @@ using List = HookList<std::function<void()>>;
 int run(const List& list) {
   int count = 0;
   if (const auto hooks = list.hooks())
-    for (const auto& [id, hook] : *hooks) hook(), ++count;
+    for (const auto& [id, hook] : *hooks) (*hook)(), ++count;
   return count;
 }
 }  // namespace
@@ -76,6 +76,26 @@ TEST_CASE("a hook whose destructor removes another hook does not deadlock") {
   HookHandle handle = list.add([owner = std::move(owner)] {});
   handle.remove();
   CHECK(list.empty());
+}
+
+// The list is replaced under a lock that all lists share. A functor of a user must not be copied there: the
+// copy could be expensive, and it could register a hook itself.
+TEST_CASE("registering and removing hooks copies no other hook") {
+  struct Counted {
+    explicit Counted(int& n) : copies(&n) {}
+    Counted(const Counted& other) : copies(other.copies) { ++*copies; }
+    void operator()() const {}
+    int* copies;
+  };
+  List list;
+  int copies = 0;
+  std::function<void()> hook = Counted(copies);
+  const int before = copies;
+  HookHandle first = list.add(std::move(hook));
+  HookHandle second = list.add([] {});
+  second.remove();
+  CHECK(run(list) == 1);
+  CHECK(copies == before);
 }
 
 TEST_CASE("several threads register, remove and run hooks of one list at the same time") {

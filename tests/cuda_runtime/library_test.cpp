@@ -55,7 +55,7 @@ TEST_CASE("an operation launches its kernel on its tensor's GPU") {
 #else
 #include "tests/support/catch.h"
 
-TEST_CASE("the library's kernels on stand-in GPUs") {
+TEST_CASE("without CUDA or with a static CUDA runtime, the tests of the library's kernels are skipped") {
   std::printf("skipped: the library was not built with CUDA and the shared CUDA runtime\n");
 }
 #endif

@@ -197,7 +197,7 @@ TEST_CASE("an error that was thrown is not reported again") {
   CHECK(stand_in::calls()["cudaMemGetInfo"] == 1);
 }
 
-TEST_CASE("without a GPU there is a reason") {
+TEST_CASE("if CUDA finds no usable GPU, why_no_device() gives the reason") {
   struct Case {
     cudaError_t error;
     const char* why;

@@ -248,7 +248,7 @@ TEST_CASE("a loader continues from a saved position with the same bits") {
   CHECK_THROWS_AS(whole.load_state(wrong), ValueError);
 }
 
-TEST_CASE("custom collate functions, example types and samplers") {
+TEST_CASE("DataLoader uses custom collate functions, example types and samplers") {
   class Words : public Dataset<std::string> {
    public:
     std::int64_t size() const override { return 3; }

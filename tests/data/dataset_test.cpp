@@ -91,7 +91,8 @@ TEST_CASE("stack_samples refuses samples of different shape or dtype") {
   CHECK_THROWS_AS(stack_samples({}), ValueError);
 }
 
-TEST_CASE("Subset, ConcatDataset and random_split") {
+TEST_CASE(
+    "Subset, ConcatDataset and random_split select the right samples, and refuse bad indices and sizes") {
   const auto base = std::make_shared<const TensorDataset>(numbered(10));
   const Subset<Example> subset(base, {7, 2, 2});
   CHECK(subset.size() == 3);

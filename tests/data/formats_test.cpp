@@ -69,7 +69,7 @@ bool have_fashion_mnist() {
 
 }  // namespace
 
-TEST_CASE("IDX files of every element type") {
+TEST_CASE("IDX files of every element type are read, plain and gzipped") {
   const TempDir dir;
   const std::string bytes = counting(24);
   for (bool zipped : {false, true}) {
@@ -170,7 +170,7 @@ TEST_CASE("mutated IDX files give a tensor or an IoError, never a crash") {
   }
 }
 
-TEST_CASE("CIFAR-10 files") {
+TEST_CASE("CIFAR-10 files are read, plain and gzipped, and damaged files are refused with the reason") {
   const TempDir dir;
   std::string rows;
   for (int i = 0; i < 7; ++i)
@@ -253,7 +253,7 @@ TEST_CASE("Fashion-MNIST folders that are missing or mismatched are refused, a s
   CHECK(cifar10_classes().size() == 10);
 }
 
-TEST_CASE("the real Fashion-MNIST") {
+TEST_CASE("the real Fashion-MNIST has the published sizes, class counts, mean and standard deviation") {
   if (!have_fashion_mnist()) {
     WARN("skipped: dataset-fashion-mnist is not installed");
     return;

@@ -1,5 +1,6 @@
-// Tests the NCCL backend without a GPU (error texts, refusals), and with one rank on a real GPU if there is
-// one. nccl_collectives_test.cpp and nccl_faults_test.cpp run several ranks on a stand-in NCCL.
+// Tests the NCCL backend without a GPU (error texts, refusals), and on a real GPU if there is one: with one
+// rank, and with two ranks that tools/gpu_check starts. nccl_collectives_test.cpp and nccl_faults_test.cpp
+// run several ranks on a stand-in NCCL.
 #include <cstring>
 #include <vector>
 

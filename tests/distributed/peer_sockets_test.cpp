@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tapestry/distributed/comm/internal/sha256.h"
 #include "tests/support/catch.h"
 #include "tests/support/distributed.h"
 
@@ -140,7 +141,36 @@ TEST_CASE("connect_peers names the missing ranks and the strangers at the deadli
       CHECK_THAT(ranks[static_cast<std::size_t>(rank)].error,
                  ContainsSubstring("has no connection with rank 2 at the deadline"));
     }
-    CHECK_THAT(ranks[0].error, ContainsSubstring("refused 1 connection(s) that did not come from this job"));
+    CHECK_THAT(ranks[0].error,
+               ContainsSubstring("refused 1 connection(s) that did not prove within 5 s that they "
+                                 "belong to this job, the last from "));
+  }
+}
+
+TEST_CASE("a rank whose connection breaks before it has read the proof can connect again") {
+  for (const auto& here : kBoth) {
+    const auto store = memory_store();
+    std::vector<Result> ranks;
+    std::thread job([&] { ranks = connect_all(store, 2, here, 30s, 1); });
+    {
+      const Fd broken = call(published(*store, 0));
+      const std::string hello =
+          std::string("\1\0\0\0", 4) + hmac_sha256(store->get("socket/0", 10s).substr(0, 32), "connect 1");
+      CHECK(::send(broken.get(), hello.data(), hello.size(), MSG_NOSIGNAL) == 36);
+      char answer[32];
+      CHECK(::recv(broken.get(), answer, sizeof answer, MSG_WAITALL) == 32);
+    }
+    try {
+      Result last;
+      last.sockets = connect_peers(*store, 1, 2, here, Clock::now() + 30s);
+      job.join();
+      ranks[1] = std::move(last);
+    } catch (const DistributedError& error) {
+      job.join();
+      FAIL(error.what());
+    }
+    check_connected(ranks);
+    CHECK(ranks[0].sockets.refused == 0);  // the broken connection came from a rank
   }
 }
 

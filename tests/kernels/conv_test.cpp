@@ -153,7 +153,8 @@ bool onednn_takes(const Conv2dShape& s) {
 
 }  // namespace
 
-TEST_CASE("conv2d: each way against the definition in f64, over random ragged shapes") {
+TEST_CASE(
+    "conv2d: every implementation gives the values of the definition in f64, for random ragged shapes") {
   const int before = get_num_threads();
   int by_onednn = 0;
   for (int trial = 0; trial < 60; ++trial) {
@@ -171,7 +172,7 @@ TEST_CASE("conv2d: each way against the definition in f64, over random ragged sh
   set_num_threads(before);
 }
 
-TEST_CASE("conv2d: relu clears what is negative, and keeps NaN") {
+TEST_CASE("conv2d: the fused relu sets negative values to zero and keeps NaN") {
   for (const bool channels_last : {false, true}) {
     Conv2dShape s{.n = 2, .c = 4, .h = 5, .w = 5, .k = 8, .r = 3, .s = 3, .p = 3, .q = 3};
     s.channels_last = channels_last;

@@ -82,7 +82,7 @@ void slot_f64(const GemmArgs& g) { gemm(kCPU, DType::f64, g); }
 
 }  // namespace
 
-TEST_CASE("gemm: every way to multiply against sums in f64") {
+TEST_CASE("gemm: every implementation gives the values of sums in f64") {
   const int before = get_num_threads();
   for (const int threads : {1, 2}) {
     set_num_threads(threads);
@@ -94,7 +94,9 @@ TEST_CASE("gemm: every way to multiply against sums in f64") {
   set_num_threads(before);
 }
 
-TEST_CASE("gemm: batches with two strides, one matrix for many") {
+TEST_CASE(
+    "gemm: two batch dimensions in any stride order, and a matrix that batches share, give the values of "
+    "f64") {
   constexpr std::int64_t kOuter = 3, kInner = 7, m = 5, n = 6, k = 4;
   Operand<float> a(kOuter * kInner * m, k, false, 0), b(kOuter * k, n, false, 0),
       c(kOuter * kInner * m, n, false, 0);
@@ -119,7 +121,7 @@ TEST_CASE("gemm: batches with two strides, one matrix for many") {
         }
 }
 
-TEST_CASE("gemm: no terms give zeros, or the bias, or what was there") {
+TEST_CASE("gemm: with k = 0, C becomes zero or the bias, and accumulation adds to C") {
   std::vector<float> c(6, 5), bias{1, 2, 3};
   GemmArgs g;
   g.m = 2, g.n = 3, g.k = 0;
@@ -142,7 +144,7 @@ TEST_CASE("gemm: no terms give zeros, or the bias, or what was there") {
   }
 }
 
-TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias") {
+TEST_CASE("gemm: epilogues are applied after the bias and give the bits of the elementwise kernels") {
   struct Function {
     Epilogue epilogue;
     const Slot<Elementwise<2>>* forward;
@@ -218,7 +220,7 @@ TEST_CASE("gemm: epilogues are those of the elementwise kernels, after the bias"
   });
 }
 
-TEST_CASE("gemm: the aux of a batch") {
+TEST_CASE("gemm: each batch element writes its own part of aux") {
   constexpr std::int64_t batch = 3, m = 4, n = 5, k = 6;
   Operand<float> a(batch * m, k, false, 0), b(k, n, false, 0), c(batch * m, n, false, 0), aux = c;
   GemmArgs g;
@@ -238,7 +240,9 @@ TEST_CASE("gemm: the aux of a batch") {
     }
 }
 
-TEST_CASE("column_sum: ragged, empty, the same bits for any number of threads") {
+TEST_CASE(
+    "column_sum: ragged and empty shapes give the values of f64, with the same bits for any number of "
+    "threads") {
   const int before = get_num_threads();
   for (const auto& [rows, cols] :
        {std::pair<std::int64_t, std::int64_t>{1, 1}, {0, 5}, {1000, 3}, {77, 1000}}) {

@@ -136,6 +136,23 @@ TEST_CASE("SIGINT, SIGTERM and SIGHUP reach the ranks, which may handle them") {
   }
 }
 
+TEST_CASE(
+    "SIGINT and SIGHUP stay ignored, by the ranks too, if they were ignored when the launcher started") {
+  for (const int signal : {SIGINT, SIGHUP}) {
+    Job job({"-c", "trap '' INT HUP; exec \"$0\" \"$@\"", tests::launcher_path(), "--nproc-per-node=1", "sh",
+             "-c", "touch $DIR/up.$RANK; until [ -e $DIR/go ]; do sleep 0.02; done; echo done"},
+            {}, "/bin/sh");
+    REQUIRE(job.made("up.0"));
+    for (const int process : job.processes())
+      if (tests::name_of(process) == "sh") kill(process, signal);
+    job.signal(signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    job.write("go", "");
+    CHECK(job.wait(10) == 0);
+    CHECK_THAT(job.out(), ContainsSubstring("[0] done\n"));
+  }
+}
+
 TEST_CASE("signals that follow each other at once are one request") {
   Job job({"--nproc-per-node=1", "sh", "-c",
            "trap 'sleep 0.5; echo saved; exit 0' HUP; touch $DIR/up.$RANK; while :; do sleep 0.05; done"});

@@ -77,6 +77,7 @@ Job::Job(std::vector<std::string> arguments, std::vector<std::string> variables,
   if (pid_ == 0) {
     dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDOUT_FILENO);
     dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+    std::signal(SIGINT, SIG_DFL);  // a shell that started the tests in the background has ignored it
     execve(argv[0], argv.data(), envp.data());
     _exit(99);
   }

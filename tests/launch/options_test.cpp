@@ -27,6 +27,7 @@ TEST_CASE("without options, the job is one rank on one node") {
   CHECK(o.host == "127.0.0.1");
   CHECK(o.port == 0);
   CHECK(o.max_restarts == 0);
+  CHECK(o.grace_s == 30);
   CHECK(o.log_dir.empty());
   CHECK_FALSE(o.doctor);
   CHECK_FALSE(o.help);

@@ -196,7 +196,7 @@ TEST_CASE("an existing log is overwritten") {
   CHECK(tests::read_file(folder / "rank_0.log") == "new\n");
 }
 
-TEST_CASE("--help and a taken port") {
+TEST_CASE("--help prints the options, and a port that is in use is an error that names it") {
   Job help({"--help"});
   CHECK(help.wait() == 0);
   CHECK_THAT(help.out(), ContainsSubstring("--nproc-per-node N"));

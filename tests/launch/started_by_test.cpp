@@ -59,13 +59,13 @@ TEST_CASE("a rank of a job", "[.]") {
   tests::write_file(std::string(std::getenv("DIR")) + "/rank." + std::to_string(world->rank()), result.str());
 }
 
-TEST_CASE("under tapestry-run") {
+TEST_CASE("three ranks join and reduce under tapestry-run") {
   if (!distributed_test::has_gloo()) return;
   Job job({"--nproc-per-node=3", tests::own_path(), kRank}, kLimits);
   check_ranks(job, 3, "tapestry-run");
 }
 
-TEST_CASE("under tapestry-run, where a rank is killed and the job restarted") {
+TEST_CASE("after tapestry-run has restarted a job because a rank was killed, the ranks join and reduce") {
   if (!distributed_test::has_gloo()) return;
   auto variables = kLimits;
   variables.push_back("DIES=1");
@@ -75,12 +75,12 @@ TEST_CASE("under tapestry-run, where a rank is killed and the job restarted") {
   CHECK_THAT(job.err(), ContainsSubstring("killed by SIGKILL"));
 }
 
-TEST_CASE("without a launcher") {
+TEST_CASE("a program without a launcher is a job of one rank") {
   Job job({kRank}, kLimits, tests::own_path());
   check_ranks(job, 1, "none");
 }
 
-TEST_CASE("by variables alone") {
+TEST_CASE("ranks that a shell starts with RANK and WORLD_SIZE join and reduce") {
   if (!distributed_test::has_gloo()) return;
   Job first({"sh", "-c", "echo $MASTER_PORT > $DIR/port"});
   REQUIRE(first.wait() == 0);
@@ -92,7 +92,7 @@ TEST_CASE("by variables alone") {
   check_ranks(job, 2, "variables");
 }
 
-TEST_CASE("by Slurm's variables") {
+TEST_CASE("ranks with Slurm's variables join and reduce") {
   if (!distributed_test::has_gloo()) return;
   Job job({"-c",
            "for r in 0 1; do SLURM_PROCID=$r SLURM_LOCALID=$r SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_JOB_ID=$$ "
@@ -102,7 +102,7 @@ TEST_CASE("by Slurm's variables") {
   check_ranks(job, 2, "srun");
 }
 
-TEST_CASE("under mpirun") {
+TEST_CASE("two ranks join and reduce under mpirun") {
   if (!distributed_test::has_gloo()) return;
   const std::string mpirun = on_path("mpirun");
   if (mpirun.empty()) return;
@@ -112,7 +112,7 @@ TEST_CASE("under mpirun") {
   check_ranks(job, 2, "mpirun");
 }
 
-TEST_CASE("under torchrun, whose agent owns MASTER_PORT") {
+TEST_CASE("two ranks join and reduce under torchrun, whose agent owns MASTER_PORT") {
   if (!distributed_test::has_gloo()) return;
   const std::string torchrun = on_path("torchrun");
   if (torchrun.empty()) return;

@@ -14,7 +14,7 @@ void check_status(const Job& job, const char* node, const char* status) {
 
 }  // namespace
 
-TEST_CASE("a job over two hosts") {
+TEST_CASE("a job over two hosts computes the bits of a job on one host") {
   if (!tests::has_hosts()) return;
   SECTION("after a kill and a restart, the weights equal those of a job on one host, bit for bit") {
     Job job = tests::hosts("run 1 $on_b & one=$!; run 0; wait $one; kill $b",

@@ -469,7 +469,7 @@ TEST_CASE("a process killed during save leaves only complete checkpoints") {
   }
 }
 
-TEST_CASE("checkpoints go to other devices (child)", "[.child]") {
+TEST_CASE("checkpoints are loaded on other devices than they were saved on (child)", "[.child]") {
   const TempDir dir;
   Net net;
   nn::save_model(dir / "f", net);
@@ -491,9 +491,10 @@ TEST_CASE("checkpoints go to other devices (child)", "[.child]") {
   CHECK(default_generator(Device("cpu:1")).state() == std::array<std::uint64_t, 2>{7, 8});
 }
 
-TEST_CASE("checkpoints go to other devices") {
+TEST_CASE("checkpoints are loaded on other devices than they were saved on") {
   const ChildResult result =
-      run_child("checkpoints go to other devices (child)", "TAPESTRY_LOGICAL_DEVICES=2");
+      run_child("checkpoints are loaded on other devices than they were saved on (child)",
+                "TAPESTRY_LOGICAL_DEVICES=2");
   INFO(result.output);
   CHECK(result.status == 0);
 }

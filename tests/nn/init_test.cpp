@@ -46,7 +46,7 @@ void check_uniform(const Tensor& t, double bound) {
 
 }  // namespace
 
-TEST_CASE("fans and gains") {
+TEST_CASE("fans() and gain() give PyTorch's numbers, and fans() refuses vectors") {
   CHECK(init::fans(zeros({5, 3})).in == 3);
   CHECK(init::fans(zeros({5, 3})).out == 5);
   CHECK(init::fans(zeros({8, 3, 2, 4})).in == 24);
@@ -60,7 +60,7 @@ TEST_CASE("fans and gains") {
   CHECK(init::gain(init::Nonlinearity::linear) == 1);
 }
 
-TEST_CASE("distributions") {
+TEST_CASE("each initialisation has the moments and limits of its distribution") {
   manual_seed(7);
   const Shape sizes{160, 250};
   check_uniform(init::uniform_(empty(sizes), -2, 2), 2);

@@ -108,7 +108,7 @@ const Tensor& image() {
 
 }  // namespace
 
-TEST_CASE("Linear and Conv2d") {
+TEST_CASE("Linear and Conv2d give PyTorch's outputs and gradients") {
   check_layer<nn::Linear>("linear", {.in_features = 5, .out_features = 3}, x());
   check_layer<nn::Linear>("linear_3d", {.in_features = 5, .out_features = 3}, formula({2, 3, 5}, 52));
   check_layer<nn::Linear>("linear_no_bias", {.in_features = 5, .out_features = 3, .bias = false}, x());
@@ -126,7 +126,7 @@ TEST_CASE("Linear and Conv2d") {
                           {.in_channels = 4, .out_channels = 3, .kernel_size = 1, .bias = false}, image());
 }
 
-TEST_CASE("normalisation") {
+TEST_CASE("batch norm and layer norm give PyTorch's outputs, gradients and statistics") {
   for (const bool train : {true, false}) {
     const std::string m = train ? "train" : "eval";
     check_layer<nn::BatchNorm1d>("bn1d_" + m, {.num_features = 5}, formula({6, 5}, 53), train, 2);
@@ -144,7 +144,7 @@ TEST_CASE("normalisation") {
   check_layer<nn::LayerNorm>("ln_no_affine", {.normalized_shape = 5, .elementwise_affine = false}, x());
 }
 
-TEST_CASE("Embedding") {
+TEST_CASE("Embedding gives PyTorch's outputs and gradients, and its padding row starts at zero") {
   check_layer<nn::Embedding>("embedding", {.num_embeddings = 9, .embedding_dim = 4}, labels({2, 6}, 1, 9));
   check_layer<nn::Embedding>("embedding_padding",
                              {.num_embeddings = 9, .embedding_dim = 4, .padding_idx = -7},
@@ -154,7 +154,7 @@ TEST_CASE("Embedding") {
   CHECK(padded.weight->select(0, 2).abs().sum().item() > 0);
 }
 
-TEST_CASE("activations, pools, Flatten, Dropout") {
+TEST_CASE("activations, pools, Flatten and Dropout give PyTorch's outputs and gradients") {
   const Tensor in = image() * 3;
   check_layer<nn::ReLU>("relu", {}, in);
   check_layer<nn::SiLU>("silu", {}, in);
@@ -197,7 +197,7 @@ TEST_CASE("Dropout drops in training only") {
   CHECK(equal(dropout(ones_in), ones_in));
 }
 
-TEST_CASE("Sequential") {
+TEST_CASE("Sequential gives PyTorch's outputs and gradients") {
   nn::Sequential net(nn::Conv2d::Options{.in_channels = 4, .out_channels = 3, .kernel_size = 3},
                      nn::BatchNorm2d::Options{.num_features = 3}, nn::ReLU::Options{}, nn::Flatten::Options{},
                      nn::Linear::Options{.in_features = 3 * 5 * 4, .out_features = 2});
@@ -205,7 +205,7 @@ TEST_CASE("Sequential") {
               [&](const std::vector<Tensor>& in) { return std::vector<Tensor>{net(in[0])}; });
 }
 
-TEST_CASE("losses") {
+TEST_CASE("losses give PyTorch's values and gradients for every reduction and option") {
   const Tensor logits = formula({6, 5}, 55, 4.0), target = labels({6}, 2, 5);
   const std::pair<const char*, Reduction> reductions[] = {
       {"none", Reduction::none}, {"mean", Reduction::mean}, {"sum", Reduction::sum}};
@@ -248,7 +248,7 @@ void check_attention(const std::string& label, nn::MultiheadAttention::Options o
 }
 }  // namespace
 
-TEST_CASE("MultiheadAttention") {
+TEST_CASE("MultiheadAttention gives PyTorch's outputs, weights and gradients for every option") {
   std::vector<Tensor> swapped, single;
   for (const int k : {60, 61, 62}) {
     const Tensor t = formula({k == 60 ? 3 : 5, 2, 8}, k, 2.0);
@@ -266,7 +266,7 @@ TEST_CASE("MultiheadAttention") {
   check_attention("unbatched", {}, {}, single);
 }
 
-TEST_CASE("MultiheadAttention with masks") {
+TEST_CASE("MultiheadAttention gives PyTorch's outputs, weights and gradients for every kind of mask") {
   const Tensor causal = tensor(std::vector<bool>{0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1}, {3, 5});
   const Tensor padding = tensor(std::vector<bool>{0, 0, 1, 0, 1, 0, 1, 0, 0, 0}, {2, 5});
   for (const bool need : {true, false}) {

@@ -63,7 +63,9 @@ TEST_CASE("an image with one channel keeps the requested memory format, without 
   CHECK(equal(leaf.grad(), x));
 }
 
-TEST_CASE("one pixel, and tensors whose strides are the same in both formats") {
+TEST_CASE(
+    "one-pixel images keep the requested format, and tensors with the same strides in both formats stay "
+    "row-major") {
   CHECK(randn({2, 3, 1, 1}).contiguous(kLast).memory_format() == kLast);
   CHECK(randn({2, 3, 1, 1}).memory_format() == kRows);
   CHECK(randn({2, 1, 1, 1}).contiguous(kLast).memory_format() == kRows);

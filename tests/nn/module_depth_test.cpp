@@ -1,7 +1,8 @@
 // Work on modules must be linear in the number of modules, parameters and names. No time is measured: if it
-// were quadratic or cubic, these sizes would take hours, and a recursion would overflow the stack. Builds
-// with a sanitizer use smaller sizes. Their stack frames are larger, so a recursion would still overflow the
-// stack.
+// were quadratic or cubic, these sizes would take hours, and a recursion without a limit would overflow the
+// stack. Builds with a sanitizer use smaller sizes. Their stack frames are larger, so a recursion would still
+// overflow the stack.
+#include <algorithm>
 #include <memory>
 
 #include "tapestry/tapestry.h"
@@ -23,11 +24,11 @@ struct Link : nn::Module {
   }
 };
 
-// A chain of kDepth modules, of which the first and the last have a parameter. Returns the first module.
-std::shared_ptr<Link> built_upwards() {
+// A chain of modules, of which the first and the last have a parameter. Returns the first module.
+std::shared_ptr<Link> built_upwards(int depth = kDepth) {
   auto chain = std::make_shared<Link>();
   chain->param("last", ones({2}));
-  for (int i = 1; i < kDepth; ++i) {
+  for (int i = 1; i < depth; ++i) {
     auto parent = std::make_shared<Link>();
     parent->add("n", std::move(chain));
     chain = std::move(parent);
@@ -89,18 +90,38 @@ TEST_CASE("modules nested 100,000 deep can be built, listed, moved, saved, loade
   }
 }
 
-TEST_CASE("train() and eval() reach every module of a chain of 5,000") {
-  auto chain = std::make_shared<Link>();
-  for (int i = 1; i < 5000; ++i) {
-    auto parent = std::make_shared<Link>();
-    parent->add("n", std::move(chain));
-    chain = std::move(parent);
-  }
+TEST_CASE("train() and eval() reach every module of a chain of 10,000") {
+  const std::shared_ptr<Link> chain = built_upwards(10'000);
   chain->eval();
   CHECK_FALSE(chain->modules().back()->is_training());
   chain->train();
   CHECK(chain->modules().back()->is_training());
-  CHECK(chain->summary().size() > 5000);
+}
+
+TEST_CASE("train() and eval() of modules that are nested more than 10,000 deep throw an error") {
+  for (const int depth : {10'001, kDepth}) {
+    const std::shared_ptr<Link> chain = built_upwards(depth);
+    CHECK_THROWS_WITH(chain->eval(), ContainsSubstring("[train] modules are nested more than 10000 deep"));
+    CHECK_THROWS_AS(chain->train(), ValueError);
+    Link other;
+    other.eval();
+    CHECK_FALSE(other.is_training());
+  }
+  CHECK_THROWS_AS(built_upwards(10'001)->summary([] {}), ValueError);
+}
+
+TEST_CASE("the text of modules that are nested deep ends at 1,000 levels") {
+  const auto levels = [](const nn::Module& module) {
+    const std::string text = module.str();
+    return std::count(text.begin(), text.end(), '(') - std::count(text.begin(), text.end(), ':');
+  };
+  const std::shared_ptr<Link> shown = built_upwards(1'001);
+  CHECK(levels(*shown) == 1'001);
+  CHECK_THAT(shown->str(), !ContainsSubstring("..."));
+  const std::shared_ptr<Link> deeper = built_upwards(kDepth);
+  CHECK(levels(*deeper) == 1'001);
+  CHECK_THAT(deeper->str(), ContainsSubstring("(n): ...\n"));
+  CHECK(built_upwards(1'000)->summary().size() > 1'000);
 }
 
 TEST_CASE("one module may have 100,000 parameters, buffers and children, with unique names") {

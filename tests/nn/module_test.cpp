@@ -289,7 +289,7 @@ TEST_CASE("num_batches_tracked does not count a batch that batch norm refuses") 
   }
 }
 
-TEST_CASE("forward hooks") {
+TEST_CASE("forward hooks run in order, may replace tensors, and can be removed at any time") {
   nn::Linear layer({.in_features = 2, .out_features = 2});
   {
     const NoGradGuard no_grad;
@@ -339,7 +339,7 @@ TEST_CASE("forward hooks") {
   orphan.remove();  // remove() must do nothing after the module was destroyed
 }
 
-TEST_CASE("training and evaluation") {
+TEST_CASE("train() and eval() set the mode of a module and its descendants only") {
   Outer net;
   CHECK(net.is_training());
   net.eval();
@@ -349,7 +349,7 @@ TEST_CASE("training and evaluation") {
   CHECK_FALSE(net.is_training());
 }
 
-TEST_CASE("freezing") {
+TEST_CASE("requires_grad_(false) freezes a module and its descendants only") {
   Outer net;
   net.inner.requires_grad_(false);
   CHECK_FALSE(net.inner.fc.weight->requires_grad());
@@ -361,7 +361,7 @@ TEST_CASE("freezing") {
   CHECK(net.inner.fc.weight->requires_grad());
 }
 
-TEST_CASE("moving to devices and dtypes") {
+TEST_CASE("to() moves parameters, gradients and buffers, and handles stay valid") {
   Outer net;
   const nn::Parameter handle = net.inner.fc.weight;
   net(formula({3, 4}, 1, 1, DType::f32)).sum().backward();
@@ -445,7 +445,7 @@ TEST_CASE("load_state_dict lists every mismatch at once and loads nothing") {
                     ContainsSubstring("undefined tensor: scale"));
 }
 
-TEST_CASE("tied weights") {
+TEST_CASE("tied weights are one parameter, and stay tied when the module moves") {
   struct Tied : nn::Module {
     nn::Embedding& tokens = add<nn::Embedding>("tokens", {.num_embeddings = 5, .embedding_dim = 3});
     nn::Linear& head = add<nn::Linear>("head", {.in_features = 3, .out_features = 5, .bias = false});
@@ -538,7 +538,7 @@ TEST_CASE("modules print as a tree") {
   CHECK(conv.str() == "Conv2d(in_channels=3, out_channels=4, kernel_size=(3, 5), stride=1, padding=1)");
 }
 
-TEST_CASE("summary") {
+TEST_CASE("summary() prints shapes, parameters and memory, and restores modes, hooks and statistics") {
   Net net;
   net.conv.requires_grad_(false);
   net.fc.eval();
@@ -566,7 +566,7 @@ TEST_CASE("summary") {
   CHECK(values_of(outer.inner.bn.running_mean) == mean);
 }
 
-TEST_CASE("Sequential and ModuleList") {
+TEST_CASE("Sequential runs its modules in order, and ModuleList cannot be called") {
   nn::Sequential net(
       nn::Linear::Options{.in_features = 3, .out_features = 4}, [](const Tensor& x) { return x * 2.0; },
       std::make_shared<nn::ReLU>(), std::make_unique<nn::Tanh>(),

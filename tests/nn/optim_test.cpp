@@ -80,7 +80,7 @@ void check_adams(const std::string& kind) {
 
 }  // namespace
 
-TEST_CASE("SGD") {
+TEST_CASE("SGD gives PyTorch's steps for every option") {
   check_sgd("plain", {.lr = 0.1});
   check_sgd("default", {});
   check_sgd("momentum", {.lr = 0.1, .momentum = 0.9});
@@ -92,8 +92,8 @@ TEST_CASE("SGD") {
   check_sgd("damped_decay", {.lr = 0.05, .momentum = 0.8, .dampening = 0.2, .weight_decay = 0.1});
 }
 
-TEST_CASE("Adam") { check_adams<optim::Adam>("adam"); }
-TEST_CASE("AdamW") { check_adams<optim::AdamW>("adamw"); }
+TEST_CASE("Adam gives PyTorch's steps for every option") { check_adams<optim::Adam>("adam"); }
+TEST_CASE("AdamW gives PyTorch's steps for every option") { check_adams<optim::AdamW>("adamw"); }
 
 TEST_CASE("each parameter group uses its own options") {
   const TwoParameters p;
@@ -195,7 +195,7 @@ TEST_CASE("gradients are scaled in the step") {
   CHECK(equal(p.a->detach(), q.a->detach()));
 }
 
-TEST_CASE("zero_grad") {
+TEST_CASE("zero_grad() removes or zeroes gradients, and a step without gradients changes nothing") {
   const TwoParameters p;
   optim::SGD optimizer(p.both());
   p.set_grads(0);
@@ -265,7 +265,8 @@ TEST_CASE("a state dict that does not match changes nothing") {
   refused("groups.0.momentum", scalar_tensor(-1.0), "momentum must not be negative");
   refused("groups.0.momentum", scalar_tensor(std::int64_t{0}),
           "not a floating-point number: groups.0.momentum is int64");
-  refused("state.0.step", scalar_tensor(std::int64_t{1}), "not a floating-point number: state.0.step is int64");
+  refused("state.0.step", scalar_tensor(std::int64_t{1}),
+          "not a floating-point number: state.0.step is int64");
   refused("groups.0.num_params", scalar_tensor(std::int64_t{3}), "has 3 parameters in the state and 2 here");
   const double nan = std::numeric_limits<double>::quiet_NaN();
   refused("groups.0.num_params", scalar_tensor(nan, DType::f64), "has nan parameters in the state");
@@ -278,7 +279,7 @@ TEST_CASE("a state dict that does not match changes nothing") {
   CHECK_NOTHROW(optimizer.load_state_dict(good));
 }
 
-TEST_CASE("bad options and parameters") {
+TEST_CASE("optimizers refuse bad options and parameters by name") {
   const TwoParameters p;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_WITH(optim::SGD(p.both(), {.lr = -0.1}),
@@ -323,7 +324,7 @@ TEST_CASE("an optimizer steps parameters that outlive their module") {
   CHECK(allclose(weight.detach(), before - 1.0));
 }
 
-TEST_CASE("clip_grad_norm_") {
+TEST_CASE("clip_grad_norm_ scales gradients to the limit and returns the norm") {
   const TwoParameters p;
   p.a->set_grad(full({5, 3}, 2.0, DType::f64));
   p.b->set_grad(full(7, -3.0, DType::f64));
@@ -366,7 +367,7 @@ TEST_CASE("clip_grad_norm_") {
   }
 }
 
-TEST_CASE("clip_grad_value_") {
+TEST_CASE("clip_grad_value_ clamps every element of the gradients") {
   const TwoParameters p;
   p.a->set_grad(formula({5, 3}, 4, 8));
   const std::vector<double> before = values_of(p.a->grad());

@@ -111,7 +111,7 @@ TEST_CASE("all recorded schedules are tested") {
   CHECK(recorded == tested());
 }
 
-TEST_CASE("cosine with warm-up") {
+TEST_CASE("CosineAnnealingLR rises linearly during the warm-up and then follows the cosine to zero") {
   WithSgd s;
   optim::CosineAnnealingLR schedule(s.optimizer, {.T_max = 10, .warmup_steps = 4});
   std::vector<double> rates{s.optimizer.lr()};
@@ -175,7 +175,8 @@ TEST_CASE("schedules refuse bad options and states") {
   const Tensor one = scalar_tensor(std::int64_t{1});
   CHECK_THROWS_WITH(step.load_state_dict(state(scalar_tensor(1.5), scalar_tensor(0.1))),
                     ContainsSubstring("number of steps is float32, not int64"));
-  CHECK_THROWS_WITH(step.load_state_dict(state(one, one)), ContainsSubstring("base_lrs.0 is 1 of dtype int64"));
+  CHECK_THROWS_WITH(step.load_state_dict(state(one, one)),
+                    ContainsSubstring("base_lrs.0 is 1 of dtype int64"));
   for (const double rate : {-0.1, double{INFINITY}, double{NAN}})
     CHECK_THROWS_WITH(step.load_state_dict(state(one, scalar_tensor(rate))),
                       ContainsSubstring("not a floating-point number of at least 0"));

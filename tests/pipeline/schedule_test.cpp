@@ -76,7 +76,7 @@ TEST_CASE("the peak number of micro-batches alive is that of each schedule") {
   CHECK(peak_activations({}).empty());
 }
 
-TEST_CASE("the actions of small schedules") {
+TEST_CASE("schedules of two and three stages order their actions as expected") {
   const Lists one = schedule_actions(Schedule::one_f_one_b, 3, 4),
               all = schedule_actions(Schedule::gpipe, 2, 3);
   CHECK(text_of(one[0]) == "F0 F1 F2 B0 F3 B1 B2 B3");

@@ -29,7 +29,9 @@ class FakeGpus {
   /// Enqueues a kernel that waits for kernels of other streams, like NCCL's: `work` is called until it
   /// returns true, and later work of the stream waits for it.
   void launch_until(void* native_stream, std::function<bool()> work);
-  /// Returns the GPU that the calling thread has selected as its current device, or -1.
+  /// Returns the calling thread's current device, which is the GPU of its last call to the fake runtime.
+  /// Returns -1 if the thread that constructed this object has made no such call since then, and on other
+  /// threads if they have never made one.
   static int chosen_gpu();
   /// True if kernels can access the address: it is memory of a GPU, or page-locked.
   bool reach(const void* address) const;

@@ -363,6 +363,9 @@ affects "$new|^nn\\.|^structure\\." 'tests_new tests_nn tests_structure'
 changed tests/nn/fresh_test.cpp
 call tools/test --changed -- --verbose
 affects "$new|^nn\\.fresh\$|^structure\\." 'tests_new tests_nn tests_structure'
+changed kernels/cuda/copy.cu  # only tests whose programs are built may run
+call tools/test --changed
+affects "^cuda_runtime\\.|^device\\.|^device_code\\.|^emulated\\.|$new|^ptx\\.|^structure\\." 'tests_new tests_structure'
 for file in CMakeLists.txt cmake/cuda.cmake CMakePresets.json core/tensor.h autograd/ops/softmax.cpp kernels/cpu/softmax.cpp \
   tests/CMakeLists.txt tests/support/golden.cpp tests/golden/softmax.npz tests/ptx/lanes_gpu.cu tests/other/helper.h; do
   changed "$file"

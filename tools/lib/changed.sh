@@ -55,7 +55,7 @@ plan_changes() {
       tests/*.cpp | tests/*.h) files[$file]=1 ;;
       kernels/cuda/*.cu | kernels/cuda/*.cuh)  # the tests of the CPU do not use them
         files[$file]=1
-        tests[kernels]=1 tests[device_code]=1 tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[cuda_runtime]=1
+        tests[device_code]=1 tests[emulated]=1 tests[device]=1 tests[ptx]=1 tests[cuda_runtime]=1
         targets[tests_cuda_runtime]=1 targets[tests_emulated]=1 targets[tests_device]=1 targets[tests_device_code]=1 targets[tests_ptx]=1 ;;
       tapestry.h | core/* | kernels/* | autograd/*) plan_all="every test uses $file" && return ;;
       nn/* | data/* | distributed/* | apps/*)

@@ -47,8 +47,9 @@ LibraryPlaces library_places();
 /// environment variables and by the python3 on PATH.
 std::vector<std::string> python_site_packages();
 
-/// The result of open_library(): an open library, or the reason why there is none. Libraries are never
-/// closed, because their threads and handles may still be in use.
+/// The result of open_library(): an open library, or the reason why there is none. An accepted library is
+/// never closed, because its threads and handles may still be in use. open_library() closes the candidates
+/// that it refuses.
 class OpenLibrary {
  public:
   OpenLibrary() = default;

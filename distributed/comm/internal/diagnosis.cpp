@@ -10,12 +10,12 @@
 #include <optional>
 #include <utility>
 
-#include <unistd.h>
 #ifdef __linux__
 #include <pthread.h>
 #endif
 
 #include "tapestry/core/error.h"
+#include "tapestry/core/internal/fork.h"
 #include "tapestry/core/internal/limits.h"
 #include "tapestry/distributed/comm/internal/descriptor.h"
 
@@ -317,10 +317,13 @@ namespace {
 
 // A program that calls exit() while it has groups ends normally for its launcher, and the other ranks would
 // see only closed connections. So exit() makes the watchdogs report it first.
+struct LiveState {
+  std::weak_ptr<Diagnosis::State> state;
+  ForkMark owner;  // a child process of fork() has no watchdog for this state
+};
 struct LiveStates {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<Diagnosis::State>> all;
-  const pid_t process = ::getpid();
+  std::mutex& mutex = lock_during_fork(*new std::mutex);
+  std::vector<LiveState> all;
 };
 LiveStates& live_states() {
   static LiveStates& live = *new LiveStates;
@@ -337,13 +340,12 @@ std::unique_lock<std::mutex> lock_until(std::mutex& mutex, Deadline deadline) {
 
 void report_exit() {
   LiveStates& live = live_states();
-  if (::getpid() != live.process) return;  // a child process after fork() has no watchdogs
   const Deadline deadline = Clock::now() + kLeave;
   // exit() may have been called by a signal handler that interrupted the owner of a mutex.
   const std::unique_lock lock = lock_until(live.mutex, deadline);
   if (!lock.owns_lock()) return;
-  for (const auto& weak : live.all) {
-    const auto state = weak.lock();
+  for (const LiveState& entry : live.all) {
+    const auto state = entry.owner.is_in_child() ? nullptr : entry.state.lock();
     if (!state) continue;
     std::unique_lock own = lock_until(state->mutex, deadline);
     if (!own.owns_lock()) return;
@@ -358,8 +360,8 @@ void remember(const std::shared_ptr<Diagnosis::State>& state) {
   static const bool registered = std::atexit(report_exit) == 0;
   static_cast<void>(registered);
   const std::lock_guard lock(live.mutex);
-  std::erase_if(live.all, [](const auto& weak) { return weak.expired(); });
-  live.all.push_back(state);
+  std::erase_if(live.all, [](const LiveState& entry) { return entry.state.expired(); });
+  live.all.push_back({state, {}});
 }
 
 }  // namespace

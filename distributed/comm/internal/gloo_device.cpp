@@ -63,12 +63,14 @@ namespace {
 /// One end of a connection that is made already.
 class GlooPair final : public tcp::Pair {
  public:
-  GlooPair(tcp::Context* context, tcp::Device* device, int peer, Milliseconds timeout, Fd socket)
-      : Pair(context, device, peer, timeout) {
+  GlooPair(tcp::Context* context, tcp::Device* device, int peer, Milliseconds timeout)
+      : Pair(context, device, peer, timeout) {}
+
+  /// Takes over `socket`. Returns false, and leaves `socket` alone, if another process has connected to the
+  /// Unix socket on which Gloo's constructor listens.
+  bool take(Fd& socket) {
     const std::lock_guard lock(m_);
-    check<DistributedError>(state_ < CONNECTED,
-                            "[gloo] another process connected to this one while the group was made; find out "
-                            "which process of this host connects to all Unix sockets, and end it");
+    if (state_ >= CONNECTED) return false;
     if (fd_ >= 0) {
       device_->unregisterDescriptor(fd_, this);
       ::close(fd_);
@@ -77,6 +79,7 @@ class GlooPair final : public tcp::Pair {
     peer_ = tcp::Address(sockaddr_storage{});
     state_ = CONNECTED;
     device_->registerDescriptor(fd_, EPOLLIN, this);
+    return true;
   }
 };
 
@@ -90,10 +93,14 @@ class GlooContext final : public tcp::Context {
   }
 
   std::unique_ptr<gloo::transport::Pair>& createPair(int peer) override {
-    auto& pair = getPair(peer);
-    pair = std::make_unique<GlooPair>(this, device_.get(), peer, getTimeout(),
-                                      std::move(sockets_.to[static_cast<std::size_t>(peer)]));
-    return pair;
+    constexpr int kAttempts = 100;  // each one gives a stranger a few microseconds
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      auto pair = std::make_unique<GlooPair>(this, device_.get(), peer, getTimeout());
+      if (pair->take(sockets_.to[static_cast<std::size_t>(peer)])) return getPair(peer) = std::move(pair);
+    }
+    fail<DistributedError>("[gloo] another process connected to this one ", kAttempts,
+                           " times while the group was made; find out which process of this host connects to "
+                           "all Unix sockets, and end it");
   }
 
  private:
@@ -233,7 +240,8 @@ std::shared_ptr<gloo::transport::Context> connect_gloo(const std::shared_ptr<Glo
   if (sockets.refused > 0)
     std::fprintf(
         stderr,
-        "tapestry: rank %d refused %d connection(s) that did not come from this job, the last from %s\n",
+        "tapestry: rank %d refused %d connection(s) that did not prove within 5 s that they belong to "
+        "this job, the last from %s\n",
         rank, sockets.refused, sockets.refused_of.c_str());
   return std::make_shared<GlooContext>(device, rank, size, std::move(sockets));
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -27,19 +28,20 @@ bool is_loopback(std::string_view host) {
   return in_127 || host == "localhost" || host == "::1";
 }
 
-int available_cores() {
+int available_cores(const std::string& root) {
   int cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) cores = CPU_COUNT(&allowed);
-  std::istringstream quota(detail::cgroup_file("cpu.max"));  // "max 100000" or "150000 100000"
+  std::istringstream quota(detail::cgroup_file("cpu.max", root));  // "max 100000" or "150000 100000"
   double time = 0, period = 0;
-  if (quota >> time >> period && period > 0)
-    cores = std::min(cores, static_cast<int>(time / period + 0.999));  // rounded up
+  if (quota >> time >> period && time > 0 && period > 0)
+    cores = static_cast<int>(std::min<double>(cores, std::ceil(time / period)));
   return std::max(cores, 1);
 }
 
-std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key) {
-  std::istringstream lines(detail::cgroup_file(file));
+std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key,
+                                           const std::string& root) {
+  std::istringstream lines(detail::cgroup_file(file, root));
   std::string name;
   for (std::int64_t value; lines >> name >> value;) {
     if (name == key) return value;

@@ -18,11 +18,12 @@ std::string boot_id();
 bool is_loopback(std::string_view host);
 
 /// The number of cores that this process may use: the cores of its affinity mask, limited by the quota of its
-/// cgroup (`docker run --cpus`). At least 1.
-int available_cores();
+/// cgroup (`docker run --cpus`). At least 1. `root` is the folder of /proc and /sys, which tests set.
+int available_cores(const std::string& root = "");
 
 /// Reads a counter of this process's cgroup (version 2), whose files hold lines "key number". Example:
 /// cgroup_counter("memory.events", "oom_kill"). nullopt if the file or the key is missing.
-std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key);
+std::optional<std::int64_t> cgroup_counter(const std::string& file, const std::string& key,
+                                           const std::string& root = "");
 
 }  // namespace tapestry::distributed

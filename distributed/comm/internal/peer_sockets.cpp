@@ -1,11 +1,14 @@
 // Every rank listens on one socket. It connects to all lower ranks and accepts connections of all higher
 // ones.
 //
-//   connecting rank: its number (4 bytes, little-endian), proof("connect")      listening rank:
-//   proof("accept")
+//   connecting rank: its number (4 bytes, little-endian), proof("connect")
+//   listening rank:  proof("accept")
+//   connecting rank: one byte, which acknowledges the proof
 //
-// A proof is an HMAC of the word and the connecting rank's number, with the listening rank's key. The
-// messages have fixed sizes and each side reads no further, so later bytes belong to the user of the socket.
+// Without the acknowledgement, the listening rank could close its listener while the connection breaks, and
+// the connecting rank could not connect again. A proof is an HMAC of the word and the connecting rank's
+// number, with the listening rank's key. The messages have fixed sizes and each side reads no further, so
+// later bytes belong to the user of the socket.
 #include "tapestry/distributed/comm/internal/peer_sockets.h"
 
 #include <fcntl.h>
@@ -32,8 +35,9 @@ namespace tapestry::distributed {
 namespace {
 
 constexpr std::size_t kKey = 32, kProof = 32, kNumber = 4, kHello = kNumber + kProof;
-constexpr Milliseconds kHandshake{5'000};    // time for an accepted connection to prove that it is a rank
-constexpr Milliseconds kPause{20};           // before the next attempt to connect
+constexpr Milliseconds kHandshake{5'000};  // time for an accepted connection to prove that it is a rank
+constexpr Milliseconds kPause{20};         // before the next attempt to connect
+constexpr std::string_view kAcknowledgement = "k";
 constexpr std::size_t kMostStrangers = 256;  // accepted connections without a proof; the oldest one is closed
 
 std::string proof(std::string_view key, const char* word, int connecting_rank) {
@@ -119,6 +123,11 @@ class Connector {
     Deadline deadline;
     std::string from;
     std::string hello;
+  };
+  /// An accepted connection of a rank that has proved itself, and has not acknowledged our proof yet.
+  struct Answered {
+    Fd socket;
+    int rank = 0;
   };
   /// A connection to a lower rank.
   struct Outgoing {
@@ -214,6 +223,7 @@ class Connector {
     // Another program listens there now, because the rank has ended.
     if (!equal_in_constant_time(peer.answer, proof(peer.key, "accept", rank_)))
       return retry(peer, ECONNREFUSED);
+    if (const int error = send_all(peer.socket.get(), kAcknowledgement)) return retry(peer, error);
     peer.done = true;
     keep(peer.rank, std::move(peer.socket));
   }
@@ -243,8 +253,17 @@ class Connector {
                                              proof(own_key_, "connect", peer));
     if (!rank) return refuse(stranger);
     if (send_all(stranger->socket.get(), proof(own_key_, "accept", peer)) == 0)
-      keep(peer, std::move(stranger->socket));
+      answered_.push_back({std::move(stranger->socket), peer});
     return strangers_.erase(stranger);
+  }
+
+  /// Returns the next one. A rank whose connection broke connects again.
+  std::list<Answered>::iterator advance(std::list<Answered>::iterator peer) {
+    std::string bytes;
+    const int error = receive(peer->socket.get(), bytes, kAcknowledgement.size());
+    if (error == 0 && bytes.empty()) return std::next(peer);
+    if (error == 0) keep(peer->rank, std::move(peer->socket));
+    return answered_.erase(peer);
   }
 
   std::list<Stranger>::iterator refuse(std::list<Stranger>::iterator stranger) {
@@ -253,7 +272,7 @@ class Connector {
     return strangers_.erase(stranger);
   }
 
-  /// A rank whose connection broke before it received the answer connects again, so the newer socket counts.
+  /// If a rank has connected again, the newer socket counts.
   void keep(int peer, Fd socket) {
     const int on = 1;
     if (family_ != AF_UNIX) ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -265,6 +284,8 @@ class Connector {
   void wait() {
     std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
     for (const Stranger& stranger : strangers_) fds.push_back({stranger.socket.get(), POLLIN, 0});
+    const std::size_t num_answered = answered_.size();
+    for (const Answered& peer : answered_) fds.push_back({peer.socket.get(), POLLIN, 0});
     for (const Outgoing& peer : outgoing_)
       fds.push_back({peer.socket.get(), static_cast<short>(peer.greeted ? POLLIN : POLLOUT), 0});
     const Milliseconds longest = std::min(left_until(deadline_), kPause);
@@ -273,6 +294,9 @@ class Connector {
     for (auto stranger = strangers_.begin(); stranger != strangers_.end(); ++i)
       stranger =
           fds[i].revents != 0 || Clock::now() >= stranger->deadline ? advance(stranger) : std::next(stranger);
+    auto answered = answered_.begin();  // advance(stranger) may have added some at the end
+    for (std::size_t k = 0; k < num_answered; ++k, ++i)
+      answered = fds[i].revents != 0 ? advance(answered) : std::next(answered);
     for (Outgoing& peer : outgoing_)
       if (fds[i++].revents != 0 && peer.socket.open()) advance(peer);
     if (fds[0].revents != 0) accept();
@@ -287,14 +311,15 @@ class Connector {
       ranks += concat({ranks.empty() ? "" : ", ", peer});
       if (peer < rank_) error = outgoing_[static_cast<std::size_t>(peer)].error;
     }
-    fail<TimeoutError>(
-        "[gloo] rank ", rank_, " of ", size_, " has no connection with rank ", ranks, " at the deadline",
-        error != 0 ? std::string(": ") + std::strerror(error) : "",
-        sockets_.refused > 0
-            ? concat({"; it refused ", sockets_.refused,
-                      " connection(s) that did not come from this job, the last from ", sockets_.refused_of})
-            : "",
-        family_ == AF_UNIX ? "; look at the output of that rank"
+    fail<TimeoutError>("[gloo] rank ", rank_, " of ", size_, " has no connection with rank ", ranks,
+                       " at the deadline", error != 0 ? std::string(": ") + std::strerror(error) : "",
+                       sockets_.refused > 0
+                           ? concat({"; it refused ", sockets_.refused,
+                                     " connection(s) that did not prove within ", kHandshake.count() / 1000,
+                                     " s that they belong to this job, the last from ", sockets_.refused_of})
+                           : "",
+                       family_ == AF_UNIX
+                           ? "; look at the output of that rank"
                            : "; look at the output of that rank, and set TAPESTRY_INTERFACE to the network "
                              "interface that all ranks share");
   }
@@ -315,6 +340,7 @@ class Connector {
   Fd listener_;
   std::string own_key_;
   std::list<Stranger> strangers_;  // oldest first
+  std::list<Answered> answered_;
   std::vector<Outgoing> outgoing_;
   PeerSockets sockets_;
 };

@@ -227,7 +227,7 @@ Options have torchrun's names (hyphens or underscores, --name value or --name=va
   --standalone         one node; ignore variables of other launchers
   --max-restarts K     restart all ranks after a failure, at most K times; TAPESTRY_RESTART counts the restarts
   --log-dir D          write the output of rank N to D/rank_N.log; only rank 0 also writes to the terminal
-  --grace S            seconds between asking ranks to end and killing them; default 5
+  --grace S            seconds between asking ranks to end and killing them; default 30
   --doctor             check this machine for the job and start nothing
   --help               show this text
   --rdzv-backend, --rdzv-id, --no-python   accepted for compatibility with torchrun; no effect

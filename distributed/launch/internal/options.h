@@ -24,7 +24,7 @@ struct LaunchOptions {
   std::string host = "127.0.0.1";  ///< the address of node 0
   int port = 0;                    ///< 0 selects a free port; it is never 0 for several nodes
   int max_restarts = 0;
-  double grace_s = 5;   ///< seconds between SIGTERM and SIGKILL
+  double grace_s = 30;  ///< seconds between SIGTERM and SIGKILL
   std::string log_dir;  ///< if empty, all output goes to the terminal
   bool doctor = false;
   bool help = false;

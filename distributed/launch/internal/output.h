@@ -65,9 +65,10 @@ class Terminal {
 /// The stdout and stderr pipes of one rank, read without blocking.
 class RankOutput {
  public:
-  /// Creates the pipes. If `log_path` is empty, there is no log. An existing log is overwritten. Throws
-  /// IoError if the log is a symbolic link, has a second hard link or cannot be written.
-  /// If `show` is set, lines also go to the terminal.
+  /// Creates the pipes, or throws Error if the system has no descriptors left. If `log_path` is empty, there
+  /// is no log. An existing log is overwritten. Throws IoError if the log is a symbolic link, is not a
+  /// regular file, has a second hard link, belongs to another user, or cannot be opened or emptied. If `show`
+  /// is set, lines also go to the terminal.
   RankOutput(int rank, const std::string& log_path, bool show, Terminal& terminal);
 
   /// The child's stdout. It is closed here after the child has started.

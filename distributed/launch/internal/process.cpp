@@ -43,7 +43,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   setpgid(0, 0);
   guard.watch(getpid());
   for (int signal = 1; signal < NSIG; ++signal) {
-    if (signal == SIGHUP) continue;  // under nohup, the ranks ignore SIGHUP too
+    // If the launcher ignores these signals, the ranks ignore them too. Otherwise exec sets the default.
+    if (signal == SIGHUP || signal == SIGINT) continue;
     struct sigaction action {};
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);  // expected to fail for SIGKILL, SIGSTOP and libc's internal signals

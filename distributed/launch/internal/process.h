@@ -17,9 +17,10 @@ struct Started {
   int error = 0;  ///< errno of the call that failed
 };
 
-/// Starts a program in its own process group. Its stdin is /dev/null, signal dispositions are the defaults,
-/// no signal is blocked, and other descriptors are closed. `guard` watches the group, and the kernel kills
-/// the process when this process ends for any reason.
+/// Starts a program in its own process group. Its stdin is /dev/null, no signal is blocked, and other
+/// descriptors are closed. Signal dispositions are the defaults, but SIGINT and SIGHUP stay ignored if this
+/// process ignores them. `guard` watches the group, and the kernel kills the process when this process ends
+/// for any reason.
 Started start_process(const std::string& path, const std::vector<std::string>& command,
                       const Variables& environment, int out, int err, const Guard& guard);
 

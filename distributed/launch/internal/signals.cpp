@@ -15,8 +15,9 @@ Signals::Signals() {
   struct sigaction action {};
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, signal);
-  if (sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  for (const int signal : {SIGTERM, SIGCHLD}) sigaddset(&set, signal);
+  for (const int signal : {SIGINT, SIGHUP})
+    if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, signal);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 
   // Some parents leave SIGCHLD ignored, and then exits of children go unnoticed. SA_NOCLDSTOP: a stopped

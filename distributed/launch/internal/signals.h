@@ -11,8 +11,9 @@ struct Signal {
   int pid = 0;  ///< for SIGCHLD: the first child that exited since the last SIGCHLD was read
 };
 
-/// Blocks SIGINT, SIGTERM, SIGCHLD, and SIGHUP unless it is ignored (as under nohup), in the calling thread
-/// and threads that it starts later. Ignores SIGPIPE. Installs no handlers; read() returns pending signals.
+/// Blocks SIGTERM, SIGCHLD, SIGINT and SIGHUP in the calling thread and threads that it starts later. SIGINT
+/// and SIGHUP stay ignored if they are ignored: nohup ignores SIGHUP, and shells start background jobs with
+/// SIGINT ignored. Ignores SIGPIPE. Installs no handlers; read() returns pending signals.
 class Signals {
  public:
   Signals();
