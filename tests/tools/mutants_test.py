@@ -144,11 +144,11 @@ class Runs(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = os.path.realpath(folder.name)
         self.root = os.path.join(self.folder, "project")
-        self.work = os.path.join(self.folder, "work")
-        os.mkdir(self.work)
+        self.work = os.path.join(self.root, "build", "mutants")  # the default
+        os.makedirs(self.work)
         if not sandbox.Sandbox(self.work).unshare:
             self.skipTest("this system does not let 'unshare' make namespaces")
-        for name, text in (("core/shape.cpp", SHAPE_CPP), ("core/shape.h", SHAPE_H)):
+        for name, text in (("core/shape.cpp", SHAPE_CPP), ("core/shape.h", SHAPE_H), (".gitignore", "/build/\n")):
             self.write(os.path.join(self.root, name), text)
         for name, text in (("ninja", NINJA), ("ctest", CTEST), ("tests_core", TESTS_CORE),
                            ("cmake", "#!/bin/bash\nmkdir -p build/cpu\n")):

@@ -167,8 +167,8 @@ class Workspace:
         link = path.find("include/tapestry/")
         if link >= 0 and (link == 0 or path.startswith(self.build_folder)):
             return path[link + len("include/tapestry/"):]
-        path = os.path.normpath(os.path.join(self.build_folder, path))
-        return os.path.relpath(path, self.tree) if path.startswith(self.tree + "/") and "/build/" not in path else None
+        path = os.path.relpath(os.path.join(self.build_folder, path), self.tree)
+        return None if path.startswith(("../", "build/")) else path
 
     def build_all(self):
         targets = ["tapestry", *sorted({f"tests_{test.program}" for test in self.tests})]
@@ -212,9 +212,13 @@ class Workspace:
                         seconds[test.name] = took
                         break
                 else:
-                    self.say(f"left out, because it fails without a mutant: {test.name}")
+                    with open(os.path.join(self.work, f"test-{slot}.log"), errors="replace") as log:
+                        last = [line.strip() for line in log if line.strip()][-1:]
+                    self.say(f"left out, because it fails without a mutant: {test.name} (status {status}) {' '.join(last)}")
 
         self.in_threads(work, list(self.tests))
+        if 2 * len(seconds) < len(self.tests):
+            raise Failure(f"only {len(seconds)} of {len(self.tests)} tests pass without a mutant; the reasons are above")
         with open(path, "w") as file:
             json.dump({"commit": commit, "programs": sorted(self.programs), "seconds": seconds}, file)
         return seconds
