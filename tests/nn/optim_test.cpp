@@ -265,7 +265,8 @@ TEST_CASE("a state dict that does not match changes nothing") {
   refused("groups.0.momentum", scalar_tensor(-1.0), "momentum must not be negative");
   refused("groups.0.momentum", scalar_tensor(std::int64_t{0}),
           "not a floating-point number: groups.0.momentum is int64");
-  refused("state.0.step", scalar_tensor(std::int64_t{1}), "not a floating-point number: state.0.step is int64");
+  refused("state.0.step", scalar_tensor(std::int64_t{1}),
+          "not a floating-point number: state.0.step is int64");
   refused("groups.0.num_params", scalar_tensor(std::int64_t{3}), "has 3 parameters in the state and 2 here");
   const double nan = std::numeric_limits<double>::quiet_NaN();
   refused("groups.0.num_params", scalar_tensor(nan, DType::f64), "has nan parameters in the state");
@@ -359,6 +360,23 @@ TEST_CASE("clip_grad_norm_") {
     CHECK(p.b->grad().select(0, 0).item() == -3);
     CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1).item()));
     CHECK(std::isnan(p.b->grad().select(0, 0).item()));
+  }
+  SECTION("NaN in any place makes every norm NaN") {
+    constexpr double inf = std::numeric_limits<double>::infinity(),
+                     nan = std::numeric_limits<double>::quiet_NaN();
+    for (const double type : {inf, 2.0, 1.0, 3.0})
+      for (const bool in_last : {false, true})
+        for (const std::int64_t at : {0, 3, 6}) {
+          CAPTURE(type, in_last, at);
+          p.a->set_grad(full({5, 3}, 2.0, DType::f64));
+          p.b->set_grad(full(7, -3.0, DType::f64));
+          (in_last ? p.b : p.a)->grad().flatten()[at].fill_(nan);
+          CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, type, true),
+                            ContainsSubstring("gradients is nan"));
+          CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1, type).item()));
+          CHECK(std::isnan(p.a->grad()[0][0].item()));
+          CHECK(std::isnan(p.b->grad()[0].item()));
+        }
   }
   SECTION("bad limits") {
     CHECK_THROWS_AS(nn::clip_grad_norm_(p.both(), -1), ValueError);
