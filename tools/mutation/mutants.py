@@ -37,7 +37,8 @@ def parse(arguments):
     parser.add_argument("--seed", default=None, help="the seed of the draw (default: the hash of the first commit tried)")
     parser.add_argument("--header-users", type=int, default=8, metavar="K",
                         help="draw from headers that at most K object files of the library include (default: 8)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="run N tests at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() + 2, metavar="N",
+                        help="run N tests at a time; many tests mainly wait (default: the number of cores + 2)")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="test programs, separated by commas")
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "mutants"), help="the work folder (default: build/mutants)")
     parser.add_argument("--judgements", default=os.path.join(ROOT, "tools", "mutation", "judgements.json"),

@@ -25,7 +25,7 @@ REACH = {
     "autograd": ("autograd", "nn", "core", "harness", "data_parallel", "pipeline", "distributed", "apps", "planner", "device"),
     "nn": ("nn", "data_parallel", "pipeline", "planner", "distributed", "apps", "device"),
     "data": ("data", "apps", "distributed"),
-    "distributed": ("distributed", "data_parallel", "pipeline", "planner", "launch", "apps", "nn", "core"),
+    "distributed": ("distributed", "data_parallel", "pipeline", "planner", "launch", "apps"),
 }
 USES = re.compile(r"^(\S+): #deps \d+")
 
@@ -137,9 +137,8 @@ class Workspace:
             raise Failure(f"'{' '.join(command)}' failed without a mutant; see {self.work}/build.log")
 
     def ninja(self, targets, mutant=False):
-        jobs = [] if "jobserver" in os.environ.get("MAKEFLAGS", "") else [f"-j{self.jobs}"]
         # Objects of mutants do not go into the compiler cache, because nobody will need them again.
-        return self.command(["ninja", "-C", self.build_folder, *jobs, *targets], **({"CCACHE_READONLY": "1"} if mutant else {}))
+        return self.command(["ninja", "-C", self.build_folder, *targets], **({"CCACHE_READONLY": "1"} if mutant else {}))
 
     def prepare(self, commit):
         """Copies and builds the commit, and reads its tests and the headers of each object."""
