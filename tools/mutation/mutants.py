@@ -68,14 +68,17 @@ class Results:
         if os.path.exists(path):
             with open(path) as file:
                 for line in file:
-                    if line.endswith("\n"):  # a run that was killed may leave half a line
+                    try:
                         record = json.loads(line)
-                        self.records[record["index"]] = record
+                    except ValueError:
+                        continue  # a run that was killed left half a line
+                    self.records[record["index"]] = record
 
     def add(self, record):
         self.records[record["index"]] = record
-        whole = not os.path.exists(self.path) or open(self.path, "rb").read()[-1:] in (b"\n", b"")
-        with open(self.path, "a") as file:
+        with open(self.path, "a+") as file:
+            file.seek(0)
+            whole = file.read()[-1:] in ("\n", "")
             file.write(("" if whole else "\n") + json.dumps(record) + "\n")
 
     def first(self):
