@@ -138,11 +138,13 @@ def run(options, results):
     if options.retry:
         survivors = [record for record in results.tried(judgements) if record["outcome"] == "survived"]
         say(f"{len(survivors)} survivors are tried again")
-        seconds = workspace.baseline(commit)
+        seconds = workspace.baseline(commit, other_commit=True)
         for record in survivors:
             mutant = Mutant(*(record[field] for field in Mutant._fields))
             again = try_one(workspace, mutant, seconds)
             say(f"{record['id']} {mutant.file}:{mutant.line} {again['outcome']} {again['by']}")
+            if again["by"] and not workspace.passes(again["by"]):  # it changed since its time was measured
+                raise Failure(f"{again['by']} fails without a mutant")
             if again["outcome"] in TRIED:
                 results.add({**record, **again, "retried": commit})
         return

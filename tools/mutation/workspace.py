@@ -182,17 +182,26 @@ class Workspace:
 
     # ---- testing ----
 
-    def baseline(self, commit):
-        """Runs all tests without a mutant. Returns their times in seconds. Tests that fail are not used."""
+    def passes(self, name):
+        """Whether the test passes without a mutant."""
+        test = next(test for test in self.tests if test.name == name)
+        return self.first_failure([test], {name: 0}) is None
+
+    def baseline(self, commit, other_commit=False):
+        """Runs all tests without a mutant. Returns their times in seconds. Tests that fail are not used. With
+        `other_commit`, tests that another commit has too keep their times and are not run again."""
         path = os.path.join(self.work, "baseline.json")
+        known = {}
         try:
             with open(path) as file:
                 saved = json.load(file)
-            if saved["commit"] == commit and saved["programs"] == sorted(self.programs):
-                return saved["seconds"]
+            if saved["programs"] == sorted(self.programs):
+                if saved["commit"] == commit:
+                    return saved["seconds"]
+                known = saved["seconds"] if other_commit else {}
         except (OSError, ValueError, KeyError):
             pass
-        seconds, lock = {}, threading.Lock()
+        seconds, lock = {test.name: known[test.name] for test in self.tests if test.name in known}, threading.Lock()
 
         def measure(test, log):
             start = time.monotonic()
@@ -215,7 +224,7 @@ class Workspace:
                         last = [line.strip() for line in log if line.strip()][-1:]
                     self.say(f"left out, because it fails without a mutant: {test.name} (status {status}) {' '.join(last)}")
 
-        self.in_threads(work, list(self.tests))
+        self.in_threads(work, [test for test in self.tests if test.name not in seconds])
         if 2 * len(seconds) < len(self.tests):
             raise Failure(f"only {len(seconds)} of {len(self.tests)} tests pass without a mutant; the reasons are above")
         with open(path, "w") as file:
