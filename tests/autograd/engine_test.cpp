@@ -107,6 +107,8 @@ TEST_CASE("NoGradGuard, InferenceMode and detach stop recording") {
   }
   CHECK_THROWS_WITH(x * made, ContainsSubstring("inference mode"));
   CHECK_THROWS_WITH(made.set_requires_grad(), ContainsSubstring("inference mode"));
+  for (const Tensor& view : {made.detach(), made.view({1, 1}), made.narrow(0, 0, 1), made.select(0, 0)})
+    CHECK_THROWS_WITH(x * view, ContainsSubstring("inference mode"));
   CHECK_NOTHROW(x * made.clone());
 }
 

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <limits>
+#include <vector>
 
 #include "tapestry/autograd/ops.h"
 #include "tests/support/op_case.h"
@@ -97,6 +98,63 @@ TEST_CASE("max_pool2d: a window larger than a byte can number") {
     CHECK(x.grad().sum().item() == 2 * 3 * 2 * 2);
     CHECK(allclose((x.grad() * x.detach()).sum(), y.detach().sum(), 1e-5));
   }
+}
+
+TEST_CASE(
+    "max_pool2d: windows of 254 to 257 elements give the gradient to every place, the last one included") {
+  // Places are bytes up to 255 elements, and the largest byte means "no element".
+  for (const std::int64_t size : {254, 255, 256, 257})
+    for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last})
+      for (const bool tall : {false, true}) {
+        CAPTURE(size, format == MemoryFormat::channels_last, tall);
+        const Shape sizes = tall ? Shape{size, 3, size, 1} : Shape{size, 3, 1, size};
+        // Image i has its largest element at place i.
+        const Tensor x = zeros(sizes);
+        for (std::int64_t i = 0; i < size; ++i)
+          for (std::int64_t c = 0; c < 3; ++c) x[i][c].view({size})[i].fill_(1.0 + static_cast<double>(c));
+        const Tensor leaf = x.contiguous(format).set_requires_grad();
+        const Tensor y = max_pool2d(leaf, {.kernel_size = tall ? Pair(size, 1) : Pair(1, size)});
+        CHECK(
+            equal(y.detach().reshape({size, 3}), tensor({1.0f, 2.0f, 3.0f}).expand({size, 3}).contiguous()));
+        y.sum().backward();
+        CHECK(equal(leaf.grad().contiguous(), (x > 0).to(kFloat32)));
+      }
+}
+
+TEST_CASE(
+    "pools: pixels that no window covers get gradient 0, also on one side and in memory that was used "
+    "before") {
+  struct Size {
+    std::int64_t h, w;
+  };
+  const auto check = [](const Tensor& x, Pair kernel, const std::function<Tensor(const Tensor&)>& pool) {
+    const Tensor leaf = x.set_requires_grad();
+    {
+      // The pools' result and gradient are allocated in this memory.
+      std::vector<Tensor> poison;
+      for (int i = 0; i < 8; ++i) poison.push_back(full(x.sizes(), std::numeric_limits<double>::quiet_NaN()));
+    }
+    const Tensor y = pool(leaf);
+    {
+      std::vector<Tensor> poison;
+      for (int i = 0; i < 8; ++i) poison.push_back(full(x.sizes(), std::numeric_limits<double>::quiet_NaN()));
+    }
+    y.backward(ones(y.sizes()));
+    const Tensor grad = leaf.grad().contiguous();
+    const std::int64_t h = x.size(2), w = x.size(3), rows = h / kernel.h * kernel.h,
+                       cols = w / kernel.w * kernel.w;
+    CHECK(grad.sum().item() == Approx(y.numel()));
+    if (rows < h) CHECK(equal(grad.narrow(2, rows, h - rows), zeros({x.size(0), x.size(1), h - rows, w})));
+    if (cols < w) CHECK(equal(grad.narrow(3, cols, w - cols), zeros({x.size(0), x.size(1), h, w - cols})));
+  };
+  for (const Size s : {Size{4, 5}, {5, 4}, {5, 5}, {4, 4}, {4, 7}, {7, 6}})
+    for (const Pair kernel : {Pair(2), Pair(2, 3), Pair(3, 2)})
+      for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+        CAPTURE(s.h, s.w, kernel.h, kernel.w, format == MemoryFormat::channels_last);
+        const auto images = [&] { return randn({3, 5, s.h, s.w}).contiguous(format); };
+        check(images(), kernel, [=](const Tensor& t) { return max_pool2d(t, {.kernel_size = kernel}); });
+        check(images(), kernel, [=](const Tensor& t) { return avg_pool2d(t, {.kernel_size = kernel}); });
+      }
 }
 
 TEST_CASE("max_pool2d: a window that sees nothing but padding is -inf and gets no gradient") {

@@ -5,6 +5,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/core/threads.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;
@@ -179,6 +180,35 @@ TEST_CASE("index_select adds up the gradients of an index that comes twice, in f
   index_select(x, 0, zeros({300}, DType::i64)).sum().backward();
   CHECK(x.grad()[0][0].item() == 300);
   CHECK(x.grad()[1][0].item() == 0);
+}
+
+TEST_CASE("index_select: the gradient of repeated indices is the same for any number of threads") {
+  const int before = get_num_threads();
+  struct Case {
+    Shape sizes;
+    int dim;
+  };
+  // Threads share the 200,000 columns of the one outer slice, or the outer slices of the others.
+  for (const Case& c : {Case{{3, 200'000}, 0}, {{4, 3, 50'001}, 1}, {{50'001, 3}, 1}, {{1, 3, 1}, 1}}) {
+    CAPTURE(c.sizes);
+    const std::vector<std::int64_t> at{2, 0, 2, 2, 0};
+    const Tensor x = zeros(c.sizes, DType::f64), index = tensor(at);
+    Shape sizes = c.sizes;
+    sizes[c.dim] = 5;
+    const Tensor dy = rand(sizes, DType::f64) + 0.5;
+    const Tensor wanted = zeros(c.sizes, DType::f64);
+    for (int i = 0; i < 5; ++i)
+      wanted.select(c.dim, at[static_cast<std::size_t>(i)]).add_(dy.select(c.dim, i));
+    for (const int threads : {1, 2, 3, 7}) {
+      CAPTURE(threads);
+      set_num_threads(threads);
+      const Tensor leaf = x.clone().set_requires_grad();
+      const Tensor y = index_select(leaf, c.dim, index);
+      y.backward(dy);
+      CHECK(allclose(leaf.grad(), wanted, 1e-14, 0));
+    }
+  }
+  set_num_threads(before);
 }
 
 TEST_CASE("nine dimensions are refused") {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/core/allocator.h"
 #include "tapestry/core/safetensors.h"
 #include "tapestry/data/formats/cifar10.h"
@@ -277,4 +278,30 @@ TEST_CASE("the real Fashion-MNIST has the published sizes, class counts, mean an
   const double mean = sum / static_cast<double>(n);
   CHECK(std::abs(mean - 0.2860) < 5e-5);
   CHECK(std::abs(std::sqrt(squares / static_cast<double>(n) - mean * mean) - 0.3530) < 5e-5);
+}
+
+TEST_CASE("readers close their files, also after an error") {
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  const TempDir dir;
+  const std::string good = idx_header(0x08, {3}) + "abc";
+  write_file(dir / "good", good);
+  write_file(dir / "good.gz", gzip(good));
+  write_file(dir / "short", idx_header(0x08, {4}) + "abc");
+  write_file(dir / "short.gz", gzip(idx_header(0x08, {4}) + "abc"));
+  write_file(dir / "broken.gz", gzip(good).substr(0, 12));
+  write_file(dir / "numbers", counting(20));
+  save_safetensors(dir / "tensors", {{"x", ones({3})}});
+  const auto before = open_files();
+  for (int i = 0; i < 3; ++i) {
+    read_idx(dir / "good"), read_idx(dir / "good.gz");
+    load_safetensors(dir / "tensors");
+    for (const char* name : {"short", "short.gz", "broken.gz", "numbers"})
+      CHECK_THROWS_AS(read_idx(dir / name), IoError);
+    CHECK_THROWS_AS(read_cifar10(dir / "short", 1), IoError);
+    CHECK_THROWS_AS(load_safetensors(dir / "numbers"), Error);
+  }
+  CHECK(open_files() == before);
 }

@@ -93,3 +93,64 @@ TEST_CASE(
   CHECK_THAT(errors[0], ContainsSubstring("rank 1"));
   CHECK_THAT(errors[1], ContainsSubstring("weight is frozen on this rank and trained on another"));
 }
+
+namespace {
+
+// Computes x * first + x * second. A pass may leave the second term out.
+struct TwoTerms : nn::Module {
+  nn::Parameter& first = param("first", full({3}, 2.0, DType::f64));
+  nn::Parameter& second = param("second", full({3}, 5.0, DType::f64));
+  bool use_second = true;
+  Tensor forward(const Tensor& x) override { return use_second ? x * first + x * second : x * first; }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a parameter that a pass does not use, after passes that used it, gets no gradient of those passes") {
+  struct Case {
+    const char* what;
+    DdpOptions options;
+  };
+  const std::vector<Case> cases = {
+      {"one bucket", {}},
+      {"one bucket per parameter", {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}},
+      {"order kept", {.relearn_order = false}},
+      {"unused found late", {.find_unused_parameters = false}}};
+  // The ranks that use `second` in each pass: bit r is rank r.
+  const std::vector<unsigned> passes{3, 3, 0, 1, 2, 0, 3};
+  // Each pass and each rank has another gradient, so that an old one shows.
+  const auto value = [](std::size_t pass, int rank) { return 1.0 + static_cast<double>(pass) * 10 + rank; };
+  for (const Case& one : cases)
+    for (const bool to_none : {true, false}) {
+      struct Gradients {
+        double first, second;  // 0 if there is no gradient
+      };
+      const auto results = on_ranks<std::vector<Gradients>>(2, [&](const Group& group) {
+        TwoTerms net;
+        DdpOptions options = one.options;
+        options.process_group = group;
+        DistributedDataParallel ddp(net, options);
+        std::vector<Gradients> found;
+        for (std::size_t pass = 0; pass < passes.size(); ++pass) {
+          net.zero_grad(to_none);
+          net.use_second = (passes[pass] >> group->rank() & 1) != 0;
+          ddp(full({3}, value(pass, group->rank()), DType::f64)).sum().backward();
+          const auto element = [](const Tensor& g) { return g.defined() ? g.select(0, 2).item() : 0; };
+          found.push_back({element(net.first->grad()), element(net.second->grad())});
+        }
+        return found;
+      });
+      for (int rank = 0; rank < 2; ++rank)
+        for (std::size_t pass = 0; pass < passes.size(); ++pass) {
+          INFO(one.what << (to_none ? ", gradients set to none" : ", gradients set to zero") << ", rank "
+                        << rank << ", pass " << pass);
+          double wanted = 0;
+          for (int r = 0; r < 2; ++r)
+            if (passes[pass] >> r & 1) wanted += value(pass, r) / 2;
+          const Gradients& got = results[static_cast<std::size_t>(rank)][pass];
+          CHECK(got.first == (value(pass, 0) + value(pass, 1)) / 2);
+          CHECK(got.second == wanted);
+        }
+    }
+}

@@ -24,6 +24,11 @@ TEST_CASE("the seeds of ranks differ from each other and from the common seed") 
     for (int rank = 0; rank < 100; ++rank) seeds.insert(rank_seed(seed, rank));
   CHECK(seeds.size() == 303);
   CHECK(rank_seed(7, 3) == rank_seed(7, 3));
+  // A run that another version of the library resumes must draw the same numbers. The values are those of
+  // philox4x32-10 with the key `seed` and the counter (rank, 2^64 - 1).
+  CHECK(rank_seed(0, 0) == 0x81d075e2d68421a3);
+  CHECK(rank_seed(42, 3) == 0xe9ddc1d5dba9c84b);
+  CHECK(rank_seed(~std::uint64_t{0}, 7) == 0x9a1bcb231cac5cf1);
 }
 
 TEST_CASE("a mean over ranks is weighted by counts") {

@@ -202,3 +202,29 @@ TEST_CASE("sync_batch_norm refuses bad shapes and dtypes") {
       },
       kBounded);
 }
+
+TEST_CASE("running statistics over batches that differ equal those of the whole batches") {
+  for (const std::optional<double> momentum : {std::optional<double>(), std::optional(0.3)}) {
+    const nn::BatchNormOptions<2> options{.num_features = 3, .momentum = momentum};
+    const auto batch = [](int i) { return formula({6, 3, 2, 3}, 0.3 + 0.1 * i, 2 + i, 5.0 * i * i); };
+    nn::BatchNorm2d whole(options);
+    whole.to(DType::f64);
+    for (int i = 0; i < 4; ++i) whole(batch(i));
+    std::vector<Outcome> parts(2);
+    run_local_ranks(
+        2,
+        [&](const Group& group) {
+          nn::BatchNorm2d bn(options);
+          bn.to(DType::f64);
+          convert_sync_batchnorm(bn, group);
+          for (int i = 0; i < 4; ++i) bn(batch(i).narrow(0, group->rank() * 2, group->rank() == 0 ? 2 : 4));
+          Outcome& o = parts[static_cast<std::size_t>(group->rank())];
+          o.mean = to_vector(bn.running_mean), o.var = to_vector(bn.running_var);
+        },
+        kBounded);
+    for (const Outcome& part : parts) {
+      CHECK(difference(part.mean, to_vector(whole.running_mean)) < 1e-11);
+      CHECK(difference(part.var, to_vector(whole.running_var)) < 1e-11);
+    }
+  }
+}

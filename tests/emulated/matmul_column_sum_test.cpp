@@ -48,6 +48,28 @@ TEST_CASE("column sums: rows split over blocks are added by a second launch") {
   }
 }
 
+TEST_CASE("column sums: partial sums of split rows are kept in f32 and rounded once") {
+  constexpr std::int64_t rows = 1000;
+  for (const std::int64_t cols : {136, 129}) {
+    // The numbers use all bits of their mantissas, and their mean is 0.7. So a partial sum in bf16 would be
+    // rounded.
+    Values x(static_cast<std::size_t>(rows * cols));
+    Random random(2);
+    for (double& value : x) value = random() * 0x1p-32 + 0.2;
+    x = rounded<BFloat16>(x);
+    const Block<BFloat16> in(x), out(static_cast<std::size_t>(cols));
+    gpu::launch_column_sum<BFloat16>({}, {rows, cols, in.data(), out.data()});
+    for (std::int64_t j = 0; j < cols; ++j) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < rows; ++i) sum += x[static_cast<std::size_t>(i * cols + j)];
+      const double got = static_cast<float>(out[static_cast<std::size_t>(j)]);
+      CAPTURE(cols, j, got, sum);
+      // Half of the distance between adjacent numbers in bf16, and the errors of the sum in f32.
+      CHECK(std::abs(got - sum) <= std::ldexp(1, std::ilogb(sum) - 8) + sum * 0x1p-16);
+    }
+  }
+}
+
 TEST_CASE("column sums: misaligned arrays give the same values, and NaN affects only its own column") {
   for (const std::size_t offset : {1, 2, 4}) {
     check_sums<float>(70, 8, offset, 13);

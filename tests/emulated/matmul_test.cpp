@@ -75,6 +75,17 @@ TEST_CASE("GEMM: split-K gives the CPU's values") {
   }
 }
 
+TEST_CASE("GEMM: split-K whose reduction needs several blocks, with ragged columns, gives the CPU's values") {
+  // A block of the reduction handles 256 packs of four columns. The last pack of a row is ragged.
+  for (const auto& [m, n] :
+       {std::pair<std::int64_t, std::int64_t>{1000, 1}, {257, 3}, {90, 11}, {3, 1030}, {5, 205}})
+    for (const bool gap : {false, true}) {
+      const Product p{.m = m, .n = n, .k = 40, .gap = gap ? 3 : 0, .bias = true, .accumulate = gap};
+      check_strategy<float>(p, false, 2);
+      check_strategy<BFloat16>(p, false, 2);
+    }
+}
+
 TEST_CASE("GEMM: batches and broadcast operands give the CPU's values") {
   for (const bool a_shared : {false, true})
     for (const bool b_shared : {false, true})

@@ -168,6 +168,22 @@ TEST_CASE("pool kernels: windows with more than 255 elements store i32 positions
       sized({.n = 2, .c = 3, .h = 9, .w = 9, .kernel_h = 6, .kernel_w = 6, .stride_h = 3, .stride_w = 3}));
 }
 
+TEST_CASE("pool kernels: windows of 254 to 257 elements whose last element is the largest") {
+  for (const std::int64_t window : {254, 255, 256, 257})
+    for (const bool tall : {false, true})
+      for (const bool channels_last : {false, true}) {
+        Pool2dShape s{.n = 2, .c = 4, .h = tall ? window : 1, .w = tall ? 1 : window};
+        s.kernel_h = s.h, s.kernel_w = s.w, s.p = s.q = 1, s.channels_last = channels_last;
+        Values x(input_size(s));
+        // Rising values along the window, in either layout.
+        for (std::size_t i = 0; i < x.size(); ++i)
+          x[i] = static_cast<double>(channels_last ? i / 4 % static_cast<std::size_t>(window)
+                                                   : i % static_cast<std::size_t>(window)) /
+                 128;
+        check_max<float>(s, x, 0);
+      }
+}
+
 TEST_CASE("pool kernels: misaligned arrays give the same values") {
   check_windows(sized(square(3, 2, 1)), 1);
   check_adaptive({.n = 2, .c = 8, .h = 5, .w = 4, .p = 2, .q = 2}, 1);

@@ -263,3 +263,33 @@ TEST_CASE(
   }
   set_num_threads(before);
 }
+
+TEST_CASE("column_sum: millions of rows with a mean far from 0 lose no digits") {
+  // The numbers differ by less than the distance between two adjacent numbers near the total. If they were
+  // added one by one, all additions would be rounded in the same direction, and the sum would be wrong by
+  // several percent.
+  constexpr std::int64_t rows = 3'000'000;
+  std::vector<float> x(rows);
+  double sum = 0;
+  for (float& value : x)
+    sum += value = static_cast<float>(0.68 + static_cast<double>(random_bits()) * 0x1p-37);
+  float y = 0;
+  column_sum(kCPU, DType::f32, {rows, 1, x.data(), &y});
+  CHECK(y == Approx(sum).epsilon(3e-5));
+}
+
+TEST_CASE("column_sum: 16-bit columns are added in f32 and rounded once") {
+  constexpr std::int64_t rows = 1000, cols = 130;
+  std::vector<BFloat16> x(rows * cols), y(cols);
+  std::vector<double> sums(cols);
+  for (std::int64_t i = 0; i < rows * cols; ++i) {
+    x[static_cast<std::size_t>(i)] =
+        BFloat16(static_cast<float>(0.7 + static_cast<double>(random_bits()) * 0x1p-33));
+    sums[static_cast<std::size_t>(i % cols)] += static_cast<float>(x[static_cast<std::size_t>(i)]);
+  }
+  column_sum(kCPU, DType::bf16, {rows, cols, x.data(), y.data()});
+  for (std::size_t j = 0; j < cols; ++j)
+    // Half of the distance between adjacent numbers in bf16, and the errors of the sum in f32.
+    CHECK(std::abs(static_cast<float>(y[j]) - sums[j]) <=
+          std::ldexp(1, std::ilogb(sums[j]) - 8) + sums[j] * 0x1p-16);
+}

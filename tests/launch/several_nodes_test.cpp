@@ -1,4 +1,7 @@
 // Tests jobs on several nodes. Two launchers on this machine act as two nodes.
+#include <fstream>
+#include <sstream>
+
 #include "tests/launch/job.h"
 #include "tests/support/catch.h"
 
@@ -32,6 +35,19 @@ struct TwoNodes {
   }
 };
 
+/// Returns the CPU time that the process has used, in seconds.
+double cpu_seconds(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  std::istringstream fields(line.substr(line.rfind(')') + 1));  // field 3 and later
+  std::string skipped;
+  for (int i = 3; i < 14; ++i) fields >> skipped;
+  double user = 0, system = 0;
+  fields >> user >> system;
+  return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 constexpr const char* kWait = "touch $SHARED/up.$RANK; trap 'exit 0' INT TERM; while :; do sleep 0.02; done";
 
 }  // namespace
@@ -46,7 +62,9 @@ TEST_CASE("ranks are numbered across nodes, and the launcher with the store exit
   CHECK(one.wait(0.5) == -1);
   Job zero = nodes.node(0, script);
   REQUIRE((nodes.made("ended.0") && nodes.made("ended.1")));
+  const double used = cpu_seconds(zero.pid());
   CHECK(zero.wait(1) == -1);  // its ranks have exited, but the other node's ranks may need the store
+  CHECK(cpu_seconds(zero.pid()) - used < 0.25);  // it sleeps while it waits
   tests::write_file(nodes.shared / "go", "");
   CHECK(zero.wait() == 0);
   CHECK(one.wait() == 0);

@@ -1,5 +1,6 @@
 // Compares every layer with PyTorch's (tests/golden/nn.py): names and shapes of the state, output, gradients,
 // and buffers after the calls.
+#include <optional>
 #include <set>
 
 #include "tests/nn/golden.h"
@@ -142,6 +143,37 @@ TEST_CASE("batch norm and layer norm give PyTorch's outputs, gradients and stati
   check_layer<nn::LayerNorm>("ln_2d", {.normalized_shape = {7, 6}, .eps = 1e-3}, image());
   check_layer<nn::LayerNorm>("ln_no_bias", {.normalized_shape = 5, .bias = false}, x());
   check_layer<nn::LayerNorm>("ln_no_affine", {.normalized_shape = 5, .elementwise_affine = false}, x());
+}
+
+TEST_CASE("BatchNorm's running statistics follow batches that differ") {
+  // Without a momentum they are the averages over all batches; otherwise new batches have the weight
+  // `momentum`.
+  for (const std::optional<double> momentum :
+       {std::optional<double>(), std::optional(0.1), std::optional(0.75)}) {
+    nn::BatchNorm2d images({.num_features = 3, .momentum = momentum});
+    nn::BatchNorm1d rows({.num_features = 3, .momentum = momentum});
+    images.to(DType::f64), rows.to(DType::f64);
+    Tensor mean = zeros({3}, DType::f64), variance = ones({3}, DType::f64);
+    for (int batch = 0; batch < 4; ++batch) {
+      CAPTURE(batch);
+      const Tensor x = formula({4, 3, 5, 2}, 60 + batch, 1.0 + batch) + 0.7 * (batch * batch + 1);
+      const Tensor flat = x.permute({0, 2, 3, 1}).reshape({40, 3});
+      images(x), rows(flat);
+      const Tensor batch_mean = flat.mean(0), batch_variance = (flat - batch_mean).pow(2.0).sum(0) / 39.0;
+      const double weight = momentum.value_or(1.0 / (batch + 1));
+      mean = mean * (1 - weight) + batch_mean * weight;
+      variance = variance * (1 - weight) + batch_variance * weight;
+      CHECK(allclose(images.running_mean, mean, 1e-12, 1e-12));
+      CHECK(allclose(images.running_var, variance, 1e-12, 1e-12));
+      CHECK(allclose(rows.running_mean, mean, 1e-12, 1e-12));
+      CHECK(allclose(rows.running_var, variance, 1e-12, 1e-12));
+      CHECK(images.num_batches_tracked->item() == batch + 1);
+    }
+    images.eval();
+    const Tensor x = formula({2, 3, 2, 2}, 70);
+    const Tensor by_hand = (x - mean.view({1, 3, 1, 1})) / (variance.view({1, 3, 1, 1}) + 1e-5).sqrt();
+    CHECK(allclose(images(x), by_hand, 1e-12, 1e-12));
+  }
 }
 
 TEST_CASE("Embedding gives PyTorch's outputs and gradients, and its padding row starts at zero") {

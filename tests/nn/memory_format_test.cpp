@@ -1,6 +1,7 @@
 // Channels-last models: the format of a tensor that is dense in both formats, and Module::to(MemoryFormat).
 #include "tapestry/tapestry.h"
 #include "tests/support/catch.h"
+#include "tests/support/files.h"
 
 using namespace tapestry;
 
@@ -111,6 +112,65 @@ TEST_CASE("Module::to(channels_last) makes every layer compute channels-last, wi
   last.to(kRows);
   step();
   CHECK(last.seen == std::vector<MemoryFormat>(8, kRows));
+}
+
+namespace {
+
+// The weights of the convolutions have other element orders in memory in the two formats.
+struct ColorNet : nn::Module {
+  nn::Conv2d& conv = add<nn::Conv2d>("conv", {.in_channels = 3, .out_channels = 4, .kernel_size = 3});
+  nn::Conv2d& grouped =
+      add<nn::Conv2d>("grouped", {.in_channels = 4, .out_channels = 6, .kernel_size = 2, .groups = 2});
+  Tensor forward(const Tensor& x) override { return grouped(conv(x).relu()); }
+};
+
+}  // namespace
+
+TEST_CASE("a channels-last model continues from a checkpoint as the row-major model that wrote it") {
+  using Steps = std::unique_ptr<optim::Optimizer>;
+  const auto make = [](int kind, const nn::Module& net) -> Steps {
+    if (kind == 0)
+      return std::make_unique<optim::SGD>(net.parameters(), optim::SGD::Options{.lr = 0.05, .momentum = 0.9});
+    if (kind == 1) return std::make_unique<optim::Adam>(net.parameters(), optim::Adam::Options{.lr = 0.05});
+    return std::make_unique<optim::AdamW>(net.parameters(),
+                                          optim::AdamW::Options{.lr = 0.05, .amsgrad = true});
+  };
+  for (int kind = 0; kind < 3; ++kind)
+    // `writer` and `reader` are the formats of the two models; the file itself is always row-major.
+    for (const auto& [writer, reader] : {std::pair{kRows, kLast}, {kLast, kRows}, {kLast, kLast}}) {
+      CAPTURE(kind, writer == kLast, reader == kLast);
+      manual_seed(5);
+      ColorNet first;
+      first.to(kFloat64), first.to(writer);
+      const Steps first_steps = make(kind, first);
+      const Tensor x = randn({4, 3, 5, 6}, kFloat64);
+      const auto train = [&](ColorNet& net, optim::Optimizer& steps) {
+        steps.zero_grad();
+        net(x).pow(2.0).mean().backward();
+        steps.step();
+      };
+      for (int i = 0; i < 3; ++i) train(first, *first_steps);
+      const tests::TempDir folder;
+      nn::save_checkpoint(folder / "state", {&first, first_steps.get()}, {});
+
+      ColorNet second;
+      second.to(kFloat64), second.to(reader);
+      const Steps second_steps = make(kind, second);
+      nn::load_checkpoint(folder / "state", {&second, second_steps.get()});
+      CHECK(second.conv.weight->memory_format() == reader);
+      for (int i = 0; i < 2; ++i) train(first, *first_steps), train(second, *second_steps);
+      CHECK(second.conv.weight->memory_format() == reader);
+      for (std::size_t i = 0; i < first.parameters().size(); ++i) {
+        INFO(first.named_parameters()[i].first);
+        CHECK(allclose(first.parameters()[i], second.parameters()[i], 1e-9, 1e-12));
+      }
+      const nn::StateDict a = first_steps->state_dict(), b = second_steps->state_dict();
+      REQUIRE(a.size() == b.size());
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        INFO(a[i].first);
+        CHECK(allclose(a[i].second.contiguous(), b[i].second.contiguous(), 1e-9, 1e-12));
+      }
+    }
 }
 
 TEST_CASE("a channels-last image, or a channels-last weight, makes the convolution channels-last") {

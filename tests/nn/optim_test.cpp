@@ -361,6 +361,23 @@ TEST_CASE("clip_grad_norm_ scales gradients to the limit and returns the norm") 
     CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1).item()));
     CHECK(std::isnan(p.b->grad().select(0, 0).item()));
   }
+  SECTION("NaN in any place makes every norm NaN") {
+    constexpr double inf = std::numeric_limits<double>::infinity(),
+                     nan = std::numeric_limits<double>::quiet_NaN();
+    for (const double type : {inf, 2.0, 1.0, 3.0})
+      for (const bool in_last : {false, true})
+        for (const std::int64_t at : {0, 3, 6}) {
+          CAPTURE(type, in_last, at);
+          p.a->set_grad(full({5, 3}, 2.0, DType::f64));
+          p.b->set_grad(full(7, -3.0, DType::f64));
+          (in_last ? p.b : p.a)->grad().flatten()[at].fill_(nan);
+          CHECK_THROWS_WITH(nn::clip_grad_norm_(p.both(), 1, type, true),
+                            ContainsSubstring("gradients is nan"));
+          CHECK(std::isnan(nn::clip_grad_norm_(p.both(), 1, type).item()));
+          CHECK(std::isnan(p.a->grad()[0][0].item()));
+          CHECK(std::isnan(p.b->grad()[0].item()));
+        }
+  }
   SECTION("bad limits") {
     CHECK_THROWS_AS(nn::clip_grad_norm_(p.both(), -1), ValueError);
     CHECK_THROWS_AS(nn::clip_grad_norm_(p.both(), 1, 0), ValueError);
