@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
+#include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -223,6 +224,25 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
         });
   }
   return r.result;
+}
+
+namespace {
+template <class Row>
+Tensor binary_loss(const Tensor& x, const Tensor& target) {
+  const Op& op = autograd::row_op<Row>;
+  detail::check_defined(op.name, x);
+  detail::check_defined(op.name, target, "target");
+  check(x.sizes() == target.sizes(), "[", op.name, "] input has shape ", x.sizes(), ", target ",
+        target.sizes(), "; they must be equal (nothing is broadcast)");
+  return autograd::binary<Row>(x, target);
+}
+}  // namespace
+
+Tensor binary_cross_entropy(const Tensor& x, const Tensor& target) {
+  return binary_loss<kernels::BinaryCrossEntropy>(x, target);
+}
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target) {
+  return binary_loss<kernels::BinaryCrossEntropyWithLogits>(x, target);
 }
 
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {

@@ -25,4 +25,13 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
 /// equal.
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 
+/// Computes the binary cross-entropy -(target log(x) + (1 - target) log(1 - x)) of probabilities x, element
+/// by element. Logarithms are limited to -100. Throws ValueError unless the shapes are equal. Values outside
+/// [0, 1] give NaN or limited logarithms. nn::functional has the function with reductions, weights and a
+/// check of the values.
+Tensor binary_cross_entropy(const Tensor& x, const Tensor& target);
+/// Computes binary_cross_entropy of sigmoid(x), element by element, without loss of digits for large |x|.
+/// Throws ValueError unless the shapes are equal.
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target);
+
 }  // namespace tapestry

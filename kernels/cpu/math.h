@@ -108,7 +108,7 @@ struct Math {
   static C log(C x) {
     return cpu::log(x);
   }
-  /// log(1 + x) for x >= 0 (Goldberg 1991, theorem 4). The rounding error of 1 + x cancels in the quotient.
+  /// log(1 + x) for x >= -1 (Goldberg 1991, theorem 4). The rounding error of 1 + x cancels in the quotient.
   template <class C>
   static C log1p(C x) {
     const C u = 1 + x;
