@@ -29,10 +29,6 @@ void check_shape(const char* op, const Tensor& x, const Tensor& other, const cha
 Tensor number_like(const Tensor& x, double value) { return full({}, value, {x.dtype(), x.device()}); }
 Tensor zero_like(const Tensor& x) { return number_like(x, 0); }
 
-// max(x, 0). Where x is 0, the gradient passes, as in PyTorch's clamp_min; that of relu() would not. NaN
-// stays.
-Tensor positive_part(const Tensor& x) { return where(x < 0, zero_like(x), x); }
-
 // log(1 + e^x), without overflow and without softplus()'s threshold.
 Tensor log1p_exp(const Tensor& x) { return softplus(x, 1, std::numeric_limits<double>::infinity()); }
 
@@ -41,14 +37,6 @@ Tensor log1p_exp(const Tensor& x) { return softplus(x, 1, std::numeric_limits<do
 Tensor limited_square(const Tensor& d, double limit) {
   const Tensor a = clamp(d, {}, limit);
   return a * (d - a * 0.5);
-}
-
-Tensor weighted(const char* op, const Tensor& losses, const Tensor& weight) {
-  if (!weight.defined()) return losses;
-  const Tensor y = losses * weight;
-  check(y.sizes() == losses.sizes(), "[", op, "] weight has shape ", weight.sizes(), ", input ",
-        losses.sizes(), "; the weight must broadcast to the input");
-  return y;
 }
 
 // Throws ValueError unless all elements lie in [low, high]. Tensors on a GPU are not checked.
@@ -79,22 +67,6 @@ Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberLossParams& 
   check(params.delta > 0, "[huber_loss] delta must be positive but is ", params.delta);
   check_shape("huber_loss", x, target, "target");
   return reduced(limited_square(abs(x - target), params.delta), params.reduction);
-}
-
-Tensor binary_cross_entropy(const Tensor& x, const Tensor& target, const BCELossParams& params) {
-  const Tensor losses = tapestry::binary_cross_entropy(x, target);
-  check_values("binary_cross_entropy", x, "the input", 0, 1);
-  return reduced(weighted("binary_cross_entropy", losses, params.weight), params.reduction);
-}
-
-Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
-                                        const BCEWithLogitsLossParams& params) {
-  constexpr const char* op = "binary_cross_entropy_with_logits";
-  Tensor losses = tapestry::binary_cross_entropy_with_logits(x, target);
-  // The loss of a positive target is -log(sigmoid(x)) = log(1 + e^-x).
-  if (params.pos_weight.defined())
-    losses = losses + weighted(op, target * log1p_exp(-x), params.pos_weight - 1);
-  return reduced(weighted(op, losses, params.weight), params.reduction);
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, const KLDivLossParams& params) {
@@ -131,7 +103,7 @@ Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& tar
   const Tensor squares = (sum(a * a, {-1}) + eps) * (sum(b * b, {-1}) + eps);
   const Tensor cosine = sum(a * b, {-1}) / sqrt(squares), none = zero_like(cosine);
   const Tensor losses =
-      where(target == 1, 1 - cosine, none) + where(target == -1, positive_part(cosine - params.margin), none);
+      where(target == 1, 1 - cosine, none) + where(target == -1, relu(cosine - params.margin), none);
   return reduced(losses, params.reduction);
 }
 
@@ -146,14 +118,13 @@ Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const T
   };
   Tensor far = distance(anchor, negative);
   if (params.swap) far = minimum(far, distance(positive, negative));
-  return reduced(positive_part(distance(anchor, positive) - far + params.margin), params.reduction);
+  return reduced(relu(distance(anchor, positive) - far + params.margin), params.reduction);
 }
 
 Tensor hinge_embedding_loss(const Tensor& x, const Tensor& target, const HingeEmbeddingLossParams& params) {
   check_shape("hinge_embedding_loss", x, target, "target");
   const Tensor none = zero_like(x);
-  const Tensor losses =
-      where(target == 1, none, positive_part(params.margin - x)) + where(target == -1, none, x);
+  const Tensor losses = where(target == 1, none, relu(params.margin - x)) + where(target == -1, none, x);
   return reduced(losses, params.reduction);
 }
 
@@ -161,7 +132,7 @@ Tensor margin_ranking_loss(const Tensor& a, const Tensor& b, const Tensor& targe
                            const MarginRankingLossParams& params) {
   check_shape("margin_ranking_loss", a, b, "the second input");
   check_shape("margin_ranking_loss", a, target, "target");
-  return reduced(positive_part(target * (b - a) + params.margin), params.reduction);
+  return reduced(relu(target * (b - a) + params.margin), params.reduction);
 }
 
 Tensor soft_margin_loss(const Tensor& x, const Tensor& target, Reduction reduction) {

@@ -1,6 +1,6 @@
 #pragma once
-// Losses that are composed of other operations, with PyTorch's definitions and defaults. cross_entropy,
-// nll_loss and mse_loss are in autograd/ops/loss.h, and ctc_loss is in autograd/ops/ctc.h.
+// Losses that are composed of other operations, with PyTorch's definitions and defaults. autograd/ops/loss.h
+// and autograd/ops/ctc.h have cross_entropy, nll_loss, mse_loss, the binary cross-entropies and ctc_loss.
 //
 // Unless a comment says otherwise, input and target have the same shape, and ValueError is thrown if they do
 // not. With a reduction the result is 0-d. The mean of no elements is NaN.
@@ -9,6 +9,10 @@
 
 namespace tapestry::nn::functional {
 
+using tapestry::BCELossParams;
+using tapestry::BCEWithLogitsLossParams;
+using tapestry::binary_cross_entropy;
+using tapestry::binary_cross_entropy_with_logits;
 using tapestry::ctc_loss;
 
 /// |x - target|
@@ -29,24 +33,6 @@ struct HuberLossParams {
 /// With d = |x - target|: d^2 / 2 where d < delta, else delta (d - delta / 2) (Huber, "Robust estimation of a
 /// location parameter", 1964). Throws ValueError unless delta is positive.
 Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberLossParams& params = {});
-
-struct BCELossParams {
-  Tensor weight = {};  ///< a factor of each element's loss; broadcasts to the input
-  Reduction reduction = Reduction::mean;
-};
-/// -(target log(x) + (1 - target) log(1 - x)) for probabilities x. Logarithms are limited to -100. Throws
-/// ValueError if a value on a CPU is outside [0, 1]. On a GPU values are not checked, because the host would
-/// have to wait.
-Tensor binary_cross_entropy(const Tensor& x, const Tensor& target, const BCELossParams& params = {});
-
-struct BCEWithLogitsLossParams {
-  Tensor weight = {};  ///< a factor of each element's loss; broadcasts to the input
-  Reduction reduction = Reduction::mean;
-  Tensor pos_weight = {};  ///< a factor of the losses of positive targets; broadcasts to the input
-};
-/// binary_cross_entropy of sigmoid(x), without loss of digits for large |x|.
-Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
-                                        const BCEWithLogitsLossParams& params = {});
 
 /// `batchmean` divides the sum by the size of dimension 0. It is the definition of the divergence; `mean`
 /// divides by the number of elements.

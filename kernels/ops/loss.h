@@ -99,7 +99,7 @@ struct BinaryCrossEntropy : Binary<"binary_cross_entropy", Takes::floats> {
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_a(C dy, C x, C target) {
     const C divisor = (1 - x) * x;
-    return dy * (x - target) / (divisor < C(1e-12) ? C(1e-12) : divisor);
+    return dy * (x - target) / (divisor < C(1e-12f) ? C(1e-12f) : divisor);  // PyTorch's limit is f32, too
   }
   template <class M, class C>
   TAPESTRY_FORMULA C gradient_b(C dy, C x, C) {

@@ -61,7 +61,8 @@ Tensor LBFGS::flat_grad() const {
     parts.push_back(grad.defined() ? grad.to(first.device(), first.dtype()).reshape({p.replica(0).numel()})
                                    : zeros({p.replica(0).numel()}, {first.dtype(), first.device()}));
   }
-  return grad_scale() == 1 ? cat(parts) : cat(parts) * grad_scale();
+  const double factor = options().maximize ? -grad_scale() : grad_scale();
+  return factor == 1 ? cat(parts) : cat(parts) * factor;
 }
 
 LBFGS::Point LBFGS::evaluate(const Closure& closure, Tensor* returned) {
@@ -74,7 +75,7 @@ LBFGS::Point LBFGS::evaluate(const Closure& closure, Tensor* returned) {
         loss.defined() ? loss.sizes() : Shape(), "; return the loss as one number");
   ++memory_.func_evals;
   if (returned) *returned = loss;
-  return {loss.item(), flat_grad()};
+  return {options().maximize ? -loss.item() : loss.item(), flat_grad()};
 }
 
 std::vector<Tensor> LBFGS::copy_params() const {
@@ -169,7 +170,7 @@ Tensor LBFGS::step(const Closure& closure) {
     if (slope > -o.tolerance_change) break;
 
     if (o.line_search_fn == LineSearch::strong_wolfe) {
-      const LinePoint found = search(closure, now, m.t, slope);
+      const LinePoint found = search(closure, now, m.t, slope, max_eval - (m.func_evals - calls_before));
       now = found;
       m.t = found.t;
       move_params(m.t, m.d);
@@ -189,9 +190,9 @@ Tensor LBFGS::step(const Closure& closure) {
 // Returns a point on the line from the current parameters along memory_.d that satisfies the strong Wolfe
 // conditions. `t` is the first distance to try, and `slope` the derivative at the start. Leaves the
 // parameters unchanged. The decisions are those of PyTorch's _strong_wolfe().
-LBFGS::LinePoint LBFGS::search(const Closure& closure, const Point& start, double t, double slope) {
+LBFGS::LinePoint LBFGS::search(const Closure& closure, const Point& start, double t, double slope,
+                               std::int64_t max_ls) {
   constexpr double c1 = 1e-4, c2 = 0.9, tolerance_change = 1e-9;
-  constexpr int max_ls = 25;
   const Tensor d = memory_.d;
   const double d_norm = largest(d);
   const std::vector<Tensor> origin = copy_params();
@@ -214,7 +215,7 @@ LBFGS::LinePoint LBFGS::search(const Closure& closure, const Point& start, doubl
   // Find an interval that contains such a point.
   LinePoint previous = origin_point, now = at(t);
   LinePoint low = origin_point, high = now;
-  int iteration = 0;
+  std::int64_t iteration = 0;
   for (; iteration < max_ls; ++iteration) {
     if (too_high(now) || (iteration > 1 && now.loss >= previous.loss)) {
       low = previous;
@@ -341,7 +342,7 @@ void LBFGS::load_state_dict(const StateDict& dict) {
     check(used == own.size(), "[load_state_dict] the state has ", own.size() - used,
           " unexpected tensors, and nothing was loaded; pass the state of an LBFGS over the same parameters");
   }
-  Optimizer::load_state_dict(rest);
+  Optimizer::load_state_dict(rest);  // checks before it changes anything
   memory_ = std::move(m);
 }
 

@@ -15,6 +15,7 @@ struct LBFGSOptions {
   double tolerance_change = 1e-9;  ///< a step ends if neither the loss nor a parameter changes by more
   std::int64_t history_size = 100;
   LineSearch line_search_fn = LineSearch::none;  ///< not part of state_dict()
+  bool maximize = false;
 
   std::vector<OptionRef> refs() {
     return {{"lr", lr},
@@ -22,7 +23,8 @@ struct LBFGSOptions {
             {"max_eval", max_eval},
             {"tolerance_grad", tolerance_grad},
             {"tolerance_change", tolerance_change},
-            {"history_size", history_size}};
+            {"history_size", history_size},
+            {"maximize", maximize}};
   }
 };
 
@@ -89,7 +91,7 @@ class LBFGS : public OptimizerWith<LBFGSOptions> {
   void set_params(const std::vector<Tensor>& values) const;
   void move_params(double t, const Tensor& direction) const;
   void update_direction(const Tensor& grad);
-  LinePoint search(const Closure& closure, const Point& start, double t, double slope);
+  LinePoint search(const Closure& closure, const Point& start, double t, double slope, std::int64_t max_ls);
 
   Memory memory_;
 };

@@ -31,8 +31,15 @@ Tensor orthogonalized(const Tensor& g, const MuonOptions& o) {
 
 double adjusted_lr(const MuonOptions& o, const Tensor& param) {
   const auto rows = static_cast<double>(param.size(0)), columns = static_cast<double>(param.size(1));
-  if (o.adjust_lr_fn == AdjustLr::match_rms_adamw) return o.lr * 0.2 * std::sqrt(std::max(rows, columns));
-  return o.lr * std::sqrt(std::max(1.0, rows / columns));
+  switch (o.adjust_lr_fn) {
+    case AdjustLr::original:
+      return o.lr * std::sqrt(std::max(1.0, rows / columns));
+    case AdjustLr::match_rms_adamw:
+      return o.lr * 0.2 * std::sqrt(std::max(rows, columns));
+    case AdjustLr::spectral_unclamped:
+      return o.lr * std::sqrt(rows / columns);
+  }
+  return o.lr;
 }
 
 }  // namespace

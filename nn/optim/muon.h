@@ -5,10 +5,13 @@
 
 namespace tapestry::optim {
 
-/// How Muon scales the learning rate for a weight of shape (out, in): by sqrt(max(1, out / in)), as in the
-/// original implementation, or by 0.2 sqrt(max(out, in)), which gives AdamW's root mean square update (Liu et
-/// al., "Muon is scalable for LLM training", 2025).
-enum class AdjustLr : std::uint8_t { original, match_rms_adamw };
+/// How Muon scales the learning rate for a weight of shape (out, in):
+/// - original: by sqrt(max(1, out / in)), as in Jordan's implementation
+/// - match_rms_adamw: by 0.2 sqrt(max(out, in)), which gives updates of AdamW's size (Liu et al., "Muon is
+/// scalable
+///   for LLM training", 2025)
+/// - spectral_unclamped: by sqrt(out / in)
+enum class AdjustLr : std::uint8_t { original, match_rms_adamw, spectral_unclamped };
 
 struct MuonOptions {
   double lr = 1e-3;
