@@ -4,7 +4,7 @@
 //   namespace F = tapestry::nn::functional;
 //   y = F::max_pool2d(F::relu(conv(x)), {.kernel_size = 2});
 //
-// The headers in autograd/ops document them.
+// The headers in autograd/ops and nn/losses.h document them.
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/conv.h"
 #include "tapestry/autograd/ops/distance.h"
@@ -19,6 +19,7 @@
 #include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/pool.h"
 #include "tapestry/autograd/ops/softmax.h"
+#include "tapestry/nn/losses.h"
 
 namespace tapestry::nn::functional {
 

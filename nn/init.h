@@ -38,4 +38,19 @@ const Tensor& kaiming_normal_(const Tensor& t, double slope = 0, Fan fan = Fan::
 const Tensor& xavier_uniform_(const Tensor& t, double gain = 1);
 const Tensor& xavier_normal_(const Tensor& t, double gain = 1);
 
+/// Fills with a random matrix whose rows or columns are orthonormal, times `gain` (Saxe et al., "Exact
+/// solutions to the nonlinear dynamics of learning in deep linear neural networks", 2014). The matrix has
+/// size(0) rows; the other dimensions are flattened. The rows are orthonormal if there are at most as many
+/// rows as columns, otherwise the columns are. The host computes the QR decomposition in f64, also for a
+/// tensor on a GPU. Throws ValueError if the tensor has fewer than two dimensions.
+const Tensor& orthogonal_(const Tensor& t, double gain = 1);
+/// Fills a 2-d tensor with a normal distribution of mean 0, and sets the fraction `sparsity` of each column,
+/// rounded up, to zero (Martens, "Deep learning via Hessian-free optimization", 2010). Throws ValueError for
+/// other tensors, or if `sparsity` is outside [0, 1].
+const Tensor& sparse_(const Tensor& t, double sparsity, double std = 0.01);
+/// Fills the weight of a convolution (3-d to 5-d) so that the layer passes as many input channels unchanged
+/// as possible, in each of `groups` groups. Throws ValueError for other tensors, or if `groups` does not
+/// divide the number of output channels.
+const Tensor& dirac_(const Tensor& t, std::int64_t groups = 1);
+
 }  // namespace tapestry::nn::init

@@ -4,11 +4,13 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <string_view>
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
+#include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -223,6 +225,54 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
         });
   }
   return r.result;
+}
+
+namespace {
+// The losses of all elements.
+template <class Row>
+Tensor binary_losses(const Tensor& x, const Tensor& target) {
+  const Op& op = autograd::row_op<Row>;
+  detail::check_defined(op.name, x);
+  detail::check_defined(op.name, target, "target");
+  check(x.sizes() == target.sizes(), "[", op.name, "] input has shape ", x.sizes(), ", target ",
+        target.sizes(), "; they must be equal (nothing is broadcast)");
+  return autograd::binary<Row>(x, target);
+}
+Tensor weighted(const char* op, const Tensor& losses, const Tensor& weight) {
+  if (!weight.defined()) return losses;
+  const Tensor y = losses * weight;
+  check(y.sizes() == losses.sizes(), "[", op, "] weight has shape ", weight.sizes(), ", input ",
+        losses.sizes(), "; the weight must broadcast to the input");
+  return y;
+}
+Tensor reduced(const Tensor& losses, Reduction reduction) {
+  if (reduction == Reduction::none) return losses;
+  return reduction == Reduction::sum ? sum(losses) : mean(losses);
+}
+}  // namespace
+
+Tensor binary_cross_entropy(const Tensor& x, const Tensor& target, const BCELossParams& params) {
+  constexpr const char* op = "binary_cross_entropy";
+  const Tensor losses = binary_losses<kernels::BinaryCrossEntropy>(x, target);
+  if (x.device().is_cpu() && x.numel() > 0) {
+    const NoGradGuard no_grad;
+    const double least = amin(x.detach()).item(), largest = amax(x.detach()).item();
+    check(least >= 0 && largest <= 1, "[", op, "] the input has values from ", least, " to ", largest,
+          "; they must lie in [0, 1], or use binary_cross_entropy_with_logits() on logits");
+  }
+  return reduced(weighted(op, losses, params.weight), params.reduction);
+}
+
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
+                                        const BCEWithLogitsLossParams& params) {
+  constexpr const char* op = "binary_cross_entropy_with_logits";
+  Tensor losses = binary_losses<kernels::BinaryCrossEntropyWithLogits>(x, target);
+  // The loss of a positive target is -log(sigmoid(x)) = log(1 + e^-x). An infinite threshold makes softplus()
+  // exact.
+  if (params.pos_weight.defined())
+    losses = losses + weighted(op, target * softplus(-x, 1, std::numeric_limits<double>::infinity()),
+                               params.pos_weight - 1);
+  return reduced(weighted(op, losses, params.weight), params.reduction);
 }
 
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {

@@ -25,4 +25,23 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
 /// equal.
 Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction = Reduction::mean);
 
+struct BCELossParams {
+  Tensor weight = {};  ///< a factor of each element's loss; broadcasts to the input
+  Reduction reduction = Reduction::mean;
+};
+/// Computes -(target log(x) + (1 - target) log(1 - x)) for probabilities x. Logarithms are limited to -100.
+/// Throws ValueError unless the shapes are equal, and if a value on a CPU is outside [0, 1]. On a GPU values
+/// are not checked, because the host would have to wait.
+Tensor binary_cross_entropy(const Tensor& x, const Tensor& target, const BCELossParams& params = {});
+
+struct BCEWithLogitsLossParams {
+  Tensor weight = {};  ///< a factor of each element's loss; broadcasts to the input
+  Reduction reduction = Reduction::mean;
+  Tensor pos_weight = {};  ///< a factor of the losses of positive targets; broadcasts to the input
+};
+/// Computes binary_cross_entropy of sigmoid(x), without loss of digits for large |x|. Throws ValueError
+/// unless the shapes are equal.
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
+                                        const BCEWithLogitsLossParams& params = {});
+
 }  // namespace tapestry

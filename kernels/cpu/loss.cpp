@@ -216,7 +216,8 @@ void sum_squared_error_kernel(const LaunchContext&, const SumSquaredErrorArgs& a
   *a.out.as<T>() = convert<T>(sum / a.divisor);
 }
 
-const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); });
+const bool rows = for_rows_of(ErrorRows(), []<class Row>() { register_pointwise<Row>(); }) &&
+                  for_kernels_of(BinaryLosses(), []<class Row>() { register_pointwise<Row>(); });
 const bool filled =
     for_types<float, double, Half, BFloat16>([]<class T> {
       cross_entropy.set(DeviceType::cpu, dtype_of<T>, &cross_entropy_kernel<T>);

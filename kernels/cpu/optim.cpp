@@ -1,37 +1,12 @@
-// Optimizer steps. They are limited by memory bandwidth, so each block of elements is read and written once.
-// All parameters share one parallel loop, so that small parameters do not each start a parallel region.
-#include "tapestry/kernels/ops/optim.h"
+// The steps of SGD and Adam.
+#include "tapestry/kernels/cpu/optim.h"
 
-#include <algorithm>
 #include <cmath>
-#include <vector>
-
-#include "tapestry/core/parallel.h"
 
 namespace tapestry::kernels {
 namespace {
 
-constexpr std::int64_t kBlock = 4096;
-constexpr std::int64_t kGrain = 4;  // least number of blocks per thread
-
-// Calls f(index of item, first element, number of elements) for every block of every item. Blocks begin at
-// fixed places, so results do not depend on the number of threads.
-template <class F>
-void for_blocks(const StepItems& tensors, const F& f) {
-  std::vector<std::int64_t> first(static_cast<std::size_t>(tensors.count) + 1,
-                                  0);  // first block of each item
-  for (std::int64_t i = 0; i < tensors.count; ++i)
-    first[static_cast<std::size_t>(i) + 1] =
-        first[static_cast<std::size_t>(i)] + (tensors.items[i].numel + kBlock - 1) / kBlock;
-  parallel_for(first.back(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    auto item = std::upper_bound(first.begin(), first.end(), begin) - first.begin() - 1;
-    for (std::int64_t block = begin; block < end; ++block) {
-      while (block >= first[static_cast<std::size_t>(item) + 1]) ++item;
-      const std::int64_t at = (block - first[static_cast<std::size_t>(item)]) * kBlock;
-      f(item, at, std::min(kBlock, tensors.items[item].numel - at));
-    }
-  });
-}
+using cpu::for_blocks;
 
 template <class T, bool kMomentum, bool kNesterov>
 void sgd_block(const SgdArgs& a, const StepItem& item, std::int64_t at, std::int64_t n) {

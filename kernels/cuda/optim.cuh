@@ -10,7 +10,9 @@
 #include <cmath>
 
 #include "tapestry/kernels/cuda/launch_context.cuh"
+#include "tapestry/kernels/cuda/math.cuh"
 #include "tapestry/kernels/ops/optim.h"
+#include "tapestry/kernels/ops/optim_rules.h"
 #include "tapestry/kernels/scratch.h"
 
 namespace tapestry::kernels::cuda {
@@ -19,18 +21,25 @@ inline constexpr int kStepThreads = 256;
 inline constexpr int kStepChunk = 4096;  // elements per block
 inline constexpr int kStepBatch = 64;    // parameters whose addresses fit into the kernel arguments
 
+// A rule has the number of states kState, which may be null if kOptionalStates is set, and three functions.
+// advance() increments the step count. numbers() computes the coefficients of a parameter. step() updates one
+// element: x holds the parameter, the gradient and the states.
+
 template <bool momentum, bool nesterov>
 struct SgdRule {
   static constexpr int kState = momentum ? 1 : 0;
-  static constexpr bool kCounts = momentum;  // whether the rule needs the step count
+  static constexpr bool kOptionalStates = false;
   double momentum_factor, dampening, weight_decay;
   bool maximize;
 
   struct Numbers {
     float scale, decay, lr, keep, take, momentum_factor;
   };
-  __device__ Numbers numbers(double step, const StepScalars& s) const {
-    const bool first = step == 1;
+  __device__ void advance(double* step) const {
+    if constexpr (momentum) *step += 1;
+  }
+  __device__ Numbers numbers(const double* step, const StepScalars& s) const {
+    const bool first = momentum && *step == 1;
     return {static_cast<float>(maximize ? -s.grad_scale : s.grad_scale),
             static_cast<float>(weight_decay),
             static_cast<float>(s.lr),
@@ -52,22 +61,23 @@ struct SgdRule {
 template <bool amsgrad>
 struct AdamRule {
   static constexpr int kState = amsgrad ? 3 : 2;
-  static constexpr bool kCounts = true;
+  static constexpr bool kOptionalStates = false;
   double beta1, beta2, eps, weight_decay;
   bool decoupled, maximize;
 
   struct Numbers {
     float scale, decay, shrink, take1, beta2, take2, step_size, root_scale, eps;
   };
-  __device__ Numbers numbers(double step, const StepScalars& s) const {
+  __device__ void advance(double* step) const { *step += 1; }
+  __device__ Numbers numbers(const double* step, const StepScalars& s) const {
     return {static_cast<float>(maximize ? -s.grad_scale : s.grad_scale),
             static_cast<float>(decoupled ? 0.0 : weight_decay),
             static_cast<float>(decoupled ? 1 - s.lr * weight_decay : 1.0),
             static_cast<float>(1 - beta1),
             static_cast<float>(beta2),
             static_cast<float>(1 - beta2),
-            static_cast<float>(s.lr / (1 - pow(beta1, step))),
-            static_cast<float>(sqrt(1 - pow(beta2, step))),
+            static_cast<float>(s.lr / (1 - pow(beta1, *step))),
+            static_cast<float>(sqrt(1 - pow(beta2, *step))),
             static_cast<float>(eps)};
   }
   __device__ static void step(const Numbers& c, float (&x)[2 + kState]) {
@@ -78,6 +88,23 @@ struct AdamRule {
     x[3] = v;
     if constexpr (amsgrad) x[4] = v = x[4] > v ? x[4] : v;  // NaN passes through
     x[0] = c.shrink * x[0] - c.step_size * m / (sqrtf(v) / c.root_scale + c.eps);
+  }
+};
+
+/// The rule of a struct in kernels/ops/optim_rules.h.
+template <class Args>
+struct SharedRule {
+  static constexpr int kState = Args::kState;
+  static constexpr bool kOptionalStates = true;
+  Args args;
+
+  using Numbers = typename Args::template Numbers<float>;
+  __device__ void advance(double* step) const { Args::advance(args, step); }
+  __device__ Numbers numbers(const double* step, const StepScalars& s) const {
+    return Args::template numbers<float>(args, step, s);
+  }
+  __device__ static void step(const Numbers& c, float (&x)[2 + kState]) {
+    Args::template apply<Math<float>>(c, x);
   }
 };
 
@@ -109,8 +136,7 @@ __global__ void __launch_bounds__(kStepThreads)
     owners[first + i] = base + number;
   if (threadIdx.x != 0) return;
   StepEntry<Rule> entry{};
-  double step = 0;
-  if constexpr (Rule::kCounts) *item.step = step = *item.step + 1;
+  rule.advance(item.step);
   entry.arrays[0] = static_cast<float*>(item.param);
   entry.arrays[1] = static_cast<float*>(const_cast<void*>(item.grad));
   UNROLL for (int k = 0; k < Rule::kState; ++k) entry.arrays[2 + k] = static_cast<float*>(item.state[k]);
@@ -120,7 +146,7 @@ __global__ void __launch_bounds__(kStepThreads)
   entry.numel = item.numel;
   entry.first = first;
   entry.packs = addresses % 16 == 0;
-  entry.numbers = rule.numbers(step, *scalars);
+  entry.numbers = rule.numbers(item.step, *scalars);
   entries[base + number] = entry;
 }
 
@@ -137,14 +163,18 @@ __global__ void __launch_bounds__(kStepThreads, 4)
   const int n = static_cast<int>(std::min<std::int64_t>(entry.numel - begin, kStepChunk));
   const int thread = static_cast<int>(threadIdx.x), packs = entry.packs ? n / V : 0;
   float* x[kArrays];
-  UNROLL for (int k = 0; k < kArrays; ++k) x[k] = entry.arrays[k] + begin;
+  bool used[kArrays];  // all true unless states are optional, so that the compiler drops the branches
+  UNROLL for (int k = 0; k < kArrays; ++k) {
+    used[k] = !Rule::kOptionalStates || entry.arrays[k];
+    x[k] = used[k] ? entry.arrays[k] + begin : nullptr;
+  }
   for (int first = thread; first < packs; first += kDepth * kStepThreads) {
     Pack<float, V> values[kDepth][kArrays];
     UNROLL for (int d = 0; d < kDepth; ++d) {
       const int at = first + d * kStepThreads;
       if (at < packs)
         UNROLL for (int k = 0; k < kArrays; ++k) values[d][k] =
-            reinterpret_cast<const Pack<float, V>*>(x[k])[at];
+            used[k] ? reinterpret_cast<const Pack<float, V>*>(x[k])[at] : Pack<float, V>{};
     }
     UNROLL for (int d = 0; d < kDepth; ++d) {
       const int at = first + d * kStepThreads;
@@ -155,15 +185,15 @@ __global__ void __launch_bounds__(kStepThreads, 4)
         Rule::step(numbers, element);
         UNROLL for (int k = 0; k < kArrays; ++k) values[d][k].v[i] = element[k];
       }
-      UNROLL for (int k = 0; k < kArrays; ++k) if (k != 1) reinterpret_cast<Pack<float, V>*>(x[k])[at] =
-          values[d][k];
+      UNROLL for (int k = 0; k < kArrays;
+                  ++k) if (k != 1 && used[k]) reinterpret_cast<Pack<float, V>*>(x[k])[at] = values[d][k];
     }
   }
   for (int at = packs * V + thread; at < n; at += kStepThreads) {
     float element[kArrays];
-    UNROLL for (int k = 0; k < kArrays; ++k) element[k] = x[k][at];
+    UNROLL for (int k = 0; k < kArrays; ++k) element[k] = used[k] ? x[k][at] : 0.0f;
     Rule::step(numbers, element);
-    UNROLL for (int k = 0; k < kArrays; ++k) if (k != 1) x[k][at] = element[k];
+    UNROLL for (int k = 0; k < kArrays; ++k) if (k != 1 && used[k]) x[k][at] = element[k];
   }
 }
 
@@ -212,6 +242,11 @@ void launch_adam(const LaunchContext& context, const AdamArgs& a) {
   };
   if (a.amsgrad) step.template operator()<true>();
   else step.template operator()<false>();
+}
+
+template <class Args>
+void launch_rule(const LaunchContext& context, const Args& a) {
+  launch_step(a.tensors, SharedRule<Args>{a}, context);
 }
 
 }  // namespace tapestry::kernels::cuda

@@ -84,6 +84,47 @@ struct SquaredErrorBackward : Pointwise<"squared_error_backward", 4, kFloats, 1>
   }
 };
 using ErrorRows = RowList<SquaredError, SquaredErrorBackward>;
+
+/// Binary cross-entropy of a probability x and a target. The logarithms are limited to -100 and the divisor
+/// of the gradient to 1e-12, as in PyTorch, so that x = 0 and x = 1 give finite losses and gradients.
+struct BinaryCrossEntropy : Binary<"binary_cross_entropy", Takes::floats> {
+  template <class C>
+  TAPESTRY_FORMULA C limited(C log) {
+    return log < -100 ? C(-100) : log;  // keeps NaN
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C target) {
+    return (target - 1) * limited(M::log1p(-x)) - target * limited(M::log(x));
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_a(C dy, C x, C target) {
+    const C divisor = (1 - x) * x;
+    return dy * (x - target) / (divisor < C(1e-12f) ? C(1e-12f) : divisor);  // PyTorch's limit is f32, too
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C x, C) {
+    return dy * (limited(M::log1p(-x)) - limited(M::log(x)));
+  }
+};
+/// Binary cross-entropy of a logit x and a target: log(1 + e^x) - target x. The logarithm is computed as
+/// max(x, 0) + log(1 + e^-|x|), which cannot overflow.
+struct BinaryCrossEntropyWithLogits : Binary<"binary_cross_entropy_with_logits", Takes::floats> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x, C target) {
+    const C above = x < 0 ? C(0) : x;  // keeps NaN
+    return (above - target * x) + M::log1p(M::exp_of_negative(-M::abs(x)));
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_a(C dy, C x, C target) {
+    return dy * (M::sigmoid(x) - target);
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient_b(C dy, C x, C) {
+    return -dy * x;
+  }
+};
+using BinaryLosses = RowList<BinaryCrossEntropy, BinaryCrossEntropyWithLogits>;
+
 /// Computes out = sum((x - target)^2) / divisor, which is one number. x and target are dense and have n
 /// elements. All arrays have the slot's dtype.
 struct SumSquaredErrorArgs {

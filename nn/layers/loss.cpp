@@ -56,4 +56,81 @@ std::string MSELoss::options_text() const {
   return detail::OptionsText().add("reduction", name_of(options.reduction)).str();
 }
 
+namespace detail {
+
+std::string loss_text(const LossOptions& o) {
+  return OptionsText().add("reduction", name_of(o.reduction)).str();
+}
+std::string loss_text(const functional::SmoothL1LossParams& o) {
+  return OptionsText().add("reduction", name_of(o.reduction)).add("beta", o.beta).str();
+}
+std::string loss_text(const functional::HuberLossParams& o) {
+  return OptionsText().add("reduction", name_of(o.reduction)).add("delta", o.delta).str();
+}
+std::string loss_text(const functional::KLDivLossParams& o) {
+  static constexpr const char* names[] = {"none", "mean", "sum", "batchmean"};
+  return OptionsText()
+      .add("reduction", names[static_cast<std::size_t>(o.reduction)])
+      .add("log_target", o.log_target, false)
+      .str();
+}
+std::string loss_text(const functional::CosineEmbeddingLossParams& o) {
+  return OptionsText().add("margin", o.margin).add("reduction", name_of(o.reduction)).str();
+}
+std::string loss_text(const functional::TripletMarginLossParams& o) {
+  return OptionsText()
+      .add("margin", o.margin)
+      .add("p", o.p)
+      .add("eps", o.eps)
+      .add("swap", o.swap, false)
+      .add("reduction", name_of(o.reduction))
+      .str();
+}
+std::string loss_text(const functional::HingeEmbeddingLossParams& o) {
+  return OptionsText().add("margin", o.margin).add("reduction", name_of(o.reduction)).str();
+}
+std::string loss_text(const functional::MarginRankingLossParams& o) {
+  return OptionsText().add("margin", o.margin).add("reduction", name_of(o.reduction)).str();
+}
+std::string loss_text(const functional::GaussianNLLLossParams& o) {
+  return OptionsText()
+      .add("full", o.full, false)
+      .add("eps", o.eps)
+      .add("reduction", name_of(o.reduction))
+      .str();
+}
+std::string loss_text(const functional::PoissonNLLLossParams& o) {
+  return OptionsText()
+      .add("log_input", o.log_input)
+      .add("full", o.full, false)
+      .add("eps", o.eps)
+      .add("reduction", name_of(o.reduction))
+      .str();
+}
+std::string loss_text(const CtcParams& o) {
+  return OptionsText()
+      .add("blank", o.blank)
+      .add("reduction", name_of(o.reduction))
+      .add("zero_infinity", o.zero_infinity, false)
+      .str();
+}
+
+}  // namespace detail
+
+BCELoss::BCELoss(const Options& o) : options(o), weight(buffer("weight", o.weight)) {}
+Tensor BCELoss::forward(const Tensor& x, const Tensor& target) {
+  return functional::binary_cross_entropy(x, target, {.weight = weight, .reduction = options.reduction});
+}
+std::string BCELoss::options_text() const { return detail::loss_text(LossOptions{options.reduction}); }
+
+BCEWithLogitsLoss::BCEWithLogitsLoss(const Options& o)
+    : options(o), weight(buffer("weight", o.weight)), pos_weight(buffer("pos_weight", o.pos_weight)) {}
+Tensor BCEWithLogitsLoss::forward(const Tensor& x, const Tensor& target) {
+  return functional::binary_cross_entropy_with_logits(
+      x, target, {.weight = weight, .reduction = options.reduction, .pos_weight = pos_weight});
+}
+std::string BCEWithLogitsLoss::options_text() const {
+  return detail::loss_text(LossOptions{options.reduction});
+}
+
 }  // namespace tapestry::nn

@@ -29,6 +29,7 @@ Tensor zeros_if(bool wanted, const Shape& sizes) { return wanted ? zeros(sizes) 
 template <int kDims>
 BatchNorm<kDims>::BatchNorm(const Options& o)
     : options(checked(o)),
+      momentum(o.momentum),
       weight(param("weight", ones_if(o.affine, o.num_features))),
       bias(param("bias", zeros_if(o.affine, o.num_features))),
       running_mean(buffer("running_mean", zeros_if(o.track_running_stats, o.num_features))),
@@ -44,13 +45,13 @@ Tensor BatchNorm<kDims>::forward(const Tensor& x) {
         options.num_features, kDims == 2 ? ", H, W)" : ") or (N, C, L)", " but got ", x.sizes(),
         "; reshape it, or set num_features");
   const bool update = is_training() && options.track_running_stats;
-  double momentum = options.momentum.value_or(0);
-  if (update && !options.momentum) momentum = 1 / (num_batches_tracked->item() + 1);
+  double factor = momentum.value_or(0);
+  if (update && !momentum) factor = 1 / (num_batches_tracked->item() + 1);
   const bool batch_statistics = is_training() || !options.track_running_stats;
   const Tensor y =
       is_training() && training_function_
-          ? training_function_(x, running_mean, running_var, weight, bias, momentum, options.eps)
-          : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, momentum, options.eps);
+          ? training_function_(x, running_mean, running_var, weight, bias, factor, options.eps)
+          : batch_norm(x, running_mean, running_var, weight, bias, batch_statistics, factor, options.eps);
   // num_batches_tracked is updated last, so that a batch that throws is not counted. A recomputation by
   // checkpoint() is not counted either.
   if (update && !autograd::recomputing()) num_batches_tracked->add_(Scalar(1));

@@ -48,6 +48,8 @@ class BatchNorm : public Module {
   void set_training_function(std::string name, BatchNormTraining function);
 
   const Options options;
+  /// Starts as options.momentum. update_bn() changes it for a while.
+  std::optional<double> momentum;
   Parameter& weight;
   Parameter& bias;
   Buffer& running_mean;

@@ -60,7 +60,9 @@ class AdamBase : public OptimizerWith<O> {
   std::vector<const char*> state_names() const override {
     return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   }
-  std::size_t num_state(std::size_t group) const override { return this->options(group).amsgrad ? 3 : 2; }
+  bool uses_state(std::size_t group, std::size_t index) const override {
+    return index < 2 || this->options(group).amsgrad;
+  }
   void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) override;
 };
 extern template class AdamBase<AdamOptions, false>;

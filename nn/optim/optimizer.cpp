@@ -26,6 +26,12 @@ Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
 
 // ---- groups and options ----
 
+void OptionRef::set(double value) const {
+  if (number) *number = value;
+  else if (integer) *integer = value >= -0x1p62 && value <= 0x1p62 ? static_cast<std::int64_t>(value) : -1;
+  else *flag = value != 0;
+}
+
 void Optimizer::add_params(std::vector<Parameter> params) {
   check(!params.empty(), "[", name(), "] the list of parameters is empty; pass module.parameters()");
   std::unordered_set<const void*> added;
@@ -33,6 +39,7 @@ void Optimizer::add_params(std::vector<Parameter> params) {
     check(p.defined(), "[", name(), "] a parameter is undefined; pass registered parameters only");
     check(!known_.contains(p.id()) && added.insert(p.id()).second, "[", name(), "] a parameter of shape ",
           p.replica(0).sizes(), " is given twice; a parameter belongs to one group");
+    check_param(p);
   }
   Group group;
   group.states.resize(params.size());
@@ -87,6 +94,12 @@ void Optimizer::zero_grad(bool set_to_none) {
   for (const Group& g : groups_) nn::zero_gradients(g.params, set_to_none);
 }
 
+bool Optimizer::has_state(std::size_t group) const {
+  for (std::size_t k = 0, count = state_names().size(); k < count; ++k)
+    if (uses_state(group, k)) return true;
+  return false;
+}
+
 // Creates missing state tensors of a parameter. A new replica copies the state of replica 0.
 void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica) {
   const Tensor& param = groups_[group].params[index].replica(replica);
@@ -100,15 +113,17 @@ void Optimizer::prepare_state(std::size_t group, std::size_t index, int replica)
       for (std::size_t k = 0; k < kMaxState; ++k)
         if (states[0].tensors[k].defined()) state.tensors[k] = clone(states[0].tensors[k]);
     } else {
-      state.step = scalar_tensor(0.0, {DType::f64, param.device()});
+      state.step = number_name() ? tensor(std::vector<double>{0, 1}, {DType::f64, param.device()})
+                                 : scalar_tensor(0.0, {DType::f64, param.device()});
     }
   }
   // The parameter may have moved since the last step.
   state.step = state.step.to(param.device());
-  for (std::size_t k = 0; k < num_state(group); ++k) {
+  for (std::size_t k = 0, count = state_names().size(); k < count; ++k) {
+    if (!uses_state(group, k)) continue;
     Tensor& t = state.tensors[k];
     t = t.defined() ? t.to(param.device(), param.dtype()).contiguous(dense_format(param))
-                    : zeros_like(param.detach());
+                    : full_like(param.detach(), initial_state(group));
   }
 }
 
@@ -119,7 +134,7 @@ void Optimizer::prepare(const nn::ReplicaDevice& replica_device) {
     Group& group = groups_[g];
     if (!replica_device.device.is_cpu() && !group.scalars_of(replica_device))
       group.scalars.push_back({replica_device.replica, replica_device.device});
-    if (num_state(g) == 0) continue;
+    if (!has_state(g)) continue;
     for (std::size_t i = 0; i < group.params.size(); ++i)
       if (replica_device.has(group.params[i]) &&
           group.params[i].replica(replica_device.replica).grad().defined())
@@ -150,20 +165,46 @@ const kernels::StepScalars* Optimizer::on_device(const kernels::StepScalars& sca
   return static_cast<const kernels::StepScalars*>(written.memory.raw_data());
 }
 
-// Updates the parameters of one ReplicaDevice. Several threads call this function at the same time, each for
-// another ReplicaDevice.
-void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
+void Optimizer::update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
+                               const std::vector<Update>& updates) {
   struct Batch {
     DType dtype;
     std::vector<kernels::StepItem> items;
   };
   static_assert(std::extent_v<decltype(kernels::StepItem::state)> == kMaxState);
+  std::vector<Batch> batches;
+  const std::size_t count = state_names().size();
+  for (const Update& u : updates) {
+    kernels::StepItem item{.param = u.param.raw_data(), .grad = u.grad.raw_data(), .numel = u.param.numel()};
+    if (u.state) {
+      item.step = u.state->step.data<double>();
+      for (std::size_t k = 0; k < count; ++k)
+        if (uses_state(group, k)) item.state[k] = u.state->tensors[k].raw_data();
+    }
+    auto batch = std::find_if(batches.begin(), batches.end(),
+                              [&](const Batch& b) { return b.dtype == u.param.dtype(); });
+    if (batch == batches.end()) batch = batches.insert(batch, {u.param.dtype(), {}});
+    batch->items.push_back(item);
+  }
+  const kernels::StepScalars scalars{.lr = lr(group), .grad_scale = grad_scale_};
+  for (const Batch& b : batches) {
+    DeviceScalars* const memory = groups_[group].scalars_of(replica_device);
+    update(group, replica_device.device, b.dtype,
+           {.items = b.items.data(),
+            .count = static_cast<std::int64_t>(b.items.size()),
+            .scalars = memory ? on_device(scalars, *memory) : &scalars});
+  }
+}
+
+// Updates the parameters of one ReplicaDevice. Several threads call this function at the same time, each for
+// another ReplicaDevice.
+void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
   const auto replica = static_cast<std::size_t>(replica_device.replica);
   const DeviceGuard guard(replica_device.device);
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    std::vector<Batch> batches;
-    std::vector<Tensor> alive, changed;
+    std::vector<Update> updates;
+    const bool with_state = has_state(g);
     for (std::size_t i = 0; i < group.params.size(); ++i) {
       if (!replica_device.has(group.params[i])) continue;
       const Tensor& param = group.params[i].replica(replica_device.replica);
@@ -173,29 +214,12 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
       check(param.is_contiguous(format), "[", name(), "] a parameter of shape ", param.sizes(),
             " and strides ", param.strides(), " is not dense; register it with contiguous()");
       if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
-      alive.push_back(grad);
-      kernels::StepItem item{.param = param.raw_data(), .grad = grad.raw_data(), .numel = param.numel()};
-      if (const std::size_t count = num_state(g)) {
-        const State& state = group.states[i][replica];
-        item.step = state.step.data<double>();
-        for (std::size_t k = 0; k < count; ++k) item.state[k] = state.tensors[k].raw_data();
-      }
-      auto batch = std::find_if(batches.begin(), batches.end(),
-                                [&](const Batch& b) { return b.dtype == param.dtype(); });
-      if (batch == batches.end()) batch = batches.insert(batch, {param.dtype(), {}});
-      batch->items.push_back(item);
-      changed.push_back(param);
+      updates.push_back({param, std::move(grad), with_state ? &group.states[i][replica] : nullptr});
     }
-    const kernels::StepScalars scalars{.lr = lr(g), .grad_scale = grad_scale_};
-    for (const Batch& b : batches) {
-      const SpanScope span(replica_device.device, Activity::optimizer, name());
-      DeviceScalars* const memory = group.scalars_of(replica_device);
-      update(g, replica_device.device, b.dtype,
-             {.items = b.items.data(),
-              .count = static_cast<std::int64_t>(b.items.size()),
-              .scalars = memory ? on_device(scalars, *memory) : &scalars});
-    }
-    for (const Tensor& t : changed) t.storage()->bump_version();
+    if (updates.empty()) continue;
+    const SpanScope span(replica_device.device, Activity::optimizer, name());
+    update_tensors(g, replica_device, updates);
+    for (const Update& u : updates) u.param.storage()->bump_version();
   }
 }
 
@@ -231,7 +255,9 @@ StateDict Optimizer::state_dict() const {
     const std::vector<State>& states = groups_[g].states[i];
     if (states.empty() || !states[0].step.defined()) return;
     const std::string prefix = "state." + std::to_string(n) + ".";
-    dict.emplace_back(prefix + "step", clone(states[0].step));
+    const Tensor& step = states[0].step;
+    dict.emplace_back(prefix + "step", clone(step.dim() == 0 ? step : step.select(0, 0)));
+    if (number_name()) dict.emplace_back(prefix + number_name(), clone(step.select(0, 1)));
     for (std::size_t k = 0; k < kMaxState; ++k)
       if (states[0].tensors[k].defined()) dict.emplace_back(prefix + names[k], clone(states[0].tensors[k]));
   });
@@ -281,6 +307,9 @@ void Optimizer::load_state_dict(const StateDict& dict) {
     if (!(steps >= 0 && std::isfinite(steps)))
       wrong += concat({"\n  not a number of steps: ", prefix, "step is ", steps});
     states[n].step = number(steps);
+    if (number_name())
+      states[n].step =
+          tensor(std::vector<double>{steps, take_real(prefix + number_name())}, {DType::f64, kCPU});
     for (std::size_t k = 0; k < names.size(); ++k) {
       const Tensor* t = take(prefix + names[k]);
       if (!t) continue;
@@ -310,9 +339,9 @@ void Optimizer::load_state_dict(const StateDict& dict) {
   try {
     for (std::size_t g = 0; g < groups_.size(); ++g) check_options(g);
     for_params([&](std::size_t g, std::size_t, std::size_t n) {
-      for (std::size_t k = 0; k < num_state(g); ++k)
-        check(!states[n].step.defined() || states[n].tensors[k].defined(), "[load_state_dict] state.", n, ".",
-              names[k],
+      for (std::size_t k = 0; k < names.size(); ++k)
+        check(!uses_state(g, k) || !states[n].step.defined() || states[n].tensors[k].defined(),
+              "[load_state_dict] state.", n, ".", names[k],
               " is missing, and nothing was loaded; pass the state of the "
               "same optimizer");
     });

@@ -40,14 +40,14 @@ struct OptionRef {
   const char* name;
   double* number = nullptr;
   bool* flag = nullptr;
+  std::int64_t* integer = nullptr;
 
   OptionRef(const char* n, double& value) : name(n), number(&value) {}
   OptionRef(const char* n, bool& value) : name(n), flag(&value) {}
-  double get() const { return number ? *number : (*flag ? 1 : 0); }
-  void set(double value) const {
-    if (number) *number = value;
-    else *flag = value != 0;
-  }
+  OptionRef(const char* n, std::int64_t& value) : name(n), integer(&value) {}
+  double get() const { return number ? *number : integer ? static_cast<double>(*integer) : (*flag ? 1 : 0); }
+  /// An integer option rounds the value down. Values that it cannot hold, such as NaN, become -1.
+  void set(double value) const;
 };
 
 class Optimizer {
@@ -83,10 +83,10 @@ class Optimizer {
 
   /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
   /// the order in which they were added. The state is that of replica 0; all replicas have the same state.
-  StateDict state_dict() const;
+  virtual StateDict state_dict() const;
   /// Restores the options and the state. Throws one ValueError that lists every mismatch. If it throws,
   /// nothing was loaded.
-  void load_state_dict(const StateDict& dict);
+  virtual void load_state_dict(const StateDict& dict);
 
  protected:
   Optimizer() = default;
@@ -98,22 +98,41 @@ class Optimizer {
   virtual std::vector<OptionRef> options_of(std::size_t group) const = 0;
   /// Throws ValueError if an option of the group is out of range.
   virtual void check_options(std::size_t group) const = 0;
-  /// Returns the names of a parameter's state tensors, without its step count. State tensors have the
-  /// parameter's shape and dtype and start at zero.
+  /// Throws ValueError if the optimizer cannot update this parameter. add_params() calls it.
+  virtual void check_param(const Parameter&) const {}
+  /// Returns the names of a parameter's state tensors, without its step count: at most kMaxState names. State
+  /// tensors have the parameter's shape and dtype.
   virtual std::vector<const char*> state_names() const = 0;
-  /// Returns how many of the state tensors, counted from the first, parameters of this group use. With 0
-  /// there is no step count either.
-  virtual std::size_t num_state(std::size_t group) const = 0;
+  /// True if parameters of this group use the state tensor state_names()[index]. If they use none, they have
+  /// no step count either.
+  virtual bool uses_state(std::size_t, std::size_t) const { return true; }
+  /// Returns the value with which the elements of new state tensors start.
+  virtual double initial_state(std::size_t) const { return 0; }
+  /// Returns the name of a number that each parameter has besides its step count, or null. The kernel finds
+  /// this number behind the step count. It starts at 1.
+  virtual const char* number_name() const { return nullptr; }
   /// Runs the fused kernel on these parameters of the group. Several threads may call it at the same time for
-  /// different devices.
-  virtual void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) = 0;
+  /// different devices. Optimizers without a fused kernel override update_tensors() instead.
+  virtual void update(std::size_t, Device, DType, const kernels::StepItems&) {}
 
- private:
   static constexpr std::size_t kMaxState = 3;  // state tensors per parameter
   struct State {
-    Tensor step;  // 0-d, f64
+    Tensor step;  // f64: 0-d, or 1-d with the step count and the number that number_name() names
     std::array<Tensor, kMaxState> tensors;
   };
+  /// A parameter of one replica that has a gradient. The gradient is dense in the parameter's memory format.
+  /// `state` is null if the group uses no state.
+  struct Update {
+    Tensor param, grad;
+    State* state;
+  };
+  /// Updates parameters of a group that are on one device. The base class packs them for update(). Several
+  /// threads may call it at the same time for different devices.
+  virtual void update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
+                              const std::vector<Update>& updates);
+  double grad_scale() const { return grad_scale_; }
+
+ private:
   /// The scalars of a step in device memory. They are written only when they change. A captured CUDA graph
   /// reads them there.
   struct DeviceScalars {
@@ -129,6 +148,7 @@ class Optimizer {
 
     DeviceScalars* scalars_of(const nn::ReplicaDevice& replica_device);
   };
+  bool has_state(std::size_t group) const;
   void prepare_state(std::size_t group, std::size_t index, int replica);
   void prepare(const nn::ReplicaDevice& replica_device);
   void step_on(const nn::ReplicaDevice& replica_device);

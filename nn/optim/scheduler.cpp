@@ -70,11 +70,12 @@ void Scheduler::load_state_dict(const StateDict& dict) {
           ", not a floating-point number of at least 0; pass what state_dict() of such a schedule gave");
     rates.push_back(rate->item());
   }
-  std::swap(base_lrs_, rates);
+  const std::vector<double> old = base_lrs_;
+  set_base_lrs(std::move(rates));
   try {
     set_rates(steps);
   } catch (...) {
-    std::swap(base_lrs_, rates);
+    set_base_lrs(old);
     throw;
   }
 }

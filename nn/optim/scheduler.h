@@ -1,6 +1,6 @@
 #pragma once
 // Learning-rate schedules with PyTorch's names. Each one is a function of the number of steps, so a restored
-// schedule continues exactly.
+// schedule continues exactly. ReduceLROnPlateau is the exception: it is a function of a metric.
 //
 //   optim::CosineAnnealingLR schedule(optimizer, {.T_max = epochs});
 //   for (...) { train(); schedule.step(); }
@@ -26,10 +26,10 @@ class Scheduler {
   const std::vector<double>& last_lr() const { return last_lr_; }
 
   /// Returns the number of steps and the initial rates. Functions and options are not saved.
-  StateDict state_dict() const;
+  virtual StateDict state_dict() const;
   /// Moves to the saved position and sets its learning rates. Throws ValueError if the state does not fit
   /// this schedule.
-  void load_state_dict(const StateDict& dict);
+  virtual void load_state_dict(const StateDict& dict);
 
  protected:
   explicit Scheduler(Optimizer& optimizer);
@@ -43,10 +43,14 @@ class Scheduler {
   virtual void check_step(std::int64_t) const {}
   virtual void set_others(std::int64_t) {}
 
+  /// The rates from which the schedule starts, one per parameter group.
+  virtual void set_base_lrs(std::vector<double> rates) { base_lrs_ = std::move(rates); }
   double base_lr(std::size_t group) const { return base_lrs_.at(group); }
   Optimizer& optimizer() const { return optimizer_; }
+  std::size_t num_groups() const { return base_lrs_.size(); }
 
  private:
+  friend class SequentialLR;
   void set_rates(std::int64_t steps);
 
   Optimizer& optimizer_;
@@ -70,12 +74,14 @@ class LambdaLR : public Scheduler {
 };
 
 struct StepLROptions {
+  using Schedule = class StepLR;
   std::int64_t step_size = 0;
   double gamma = 0.1;
 };
 /// Sets lr = base lr * gamma^floor(steps / step_size).
 class StepLR : public Scheduler {
  public:
+  using Options = StepLROptions;
   StepLR(Optimizer& optimizer, const StepLROptions& options);
 
  protected:
@@ -86,6 +92,7 @@ class StepLR : public Scheduler {
 };
 
 struct LinearLROptions {
+  using Schedule = class LinearLR;
   double start_factor = 1.0 / 3, end_factor = 1;
   std::int64_t total_iters = 5;
 };
@@ -93,6 +100,7 @@ struct LinearLROptions {
 /// and then stays. It is used for warm-up.
 class LinearLR : public Scheduler {
  public:
+  using Options = LinearLROptions;
   explicit LinearLR(Optimizer& optimizer, const LinearLROptions& options = {});
 
  protected:
@@ -103,6 +111,7 @@ class LinearLR : public Scheduler {
 };
 
 struct CosineAnnealingLROptions {
+  using Schedule = class CosineAnnealingLR;
   std::int64_t T_max = 0;
   double eta_min = 0;
   /// The number of linear warm-up steps, from base lr / warmup_steps, before the cosine starts. PyTorch needs
@@ -113,6 +122,7 @@ struct CosineAnnealingLROptions {
 /// (Loshchilov and Hutter, "SGDR", 2017, without restarts).
 class CosineAnnealingLR : public Scheduler {
  public:
+  using Options = CosineAnnealingLROptions;
   CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
 
  protected:
@@ -125,6 +135,7 @@ class CosineAnnealingLR : public Scheduler {
 enum class Anneal : std::uint8_t { cos, linear };
 
 struct OneCycleLROptions {
+  using Schedule = class OneCycleLR;
   double max_lr = 0;
   std::int64_t total_steps = 0;  ///< alternatively, set epochs and steps_per_epoch
   std::int64_t epochs = 0, steps_per_epoch = 0;
@@ -141,6 +152,7 @@ struct OneCycleLROptions {
 /// Call step() once per batch.
 class OneCycleLR : public Scheduler {
  public:
+  using Options = OneCycleLROptions;
   OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);
 
  protected:

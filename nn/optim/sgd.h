@@ -29,7 +29,7 @@ class SGD : public OptimizerWith<SGDOptions> {
  protected:
   void check_options(std::size_t group) const override;
   std::vector<const char*> state_names() const override { return {"momentum_buffer"}; }
-  std::size_t num_state(std::size_t group) const override { return options(group).momentum != 0; }
+  bool uses_state(std::size_t group, std::size_t) const override { return options(group).momentum != 0; }
   void update(std::size_t group, Device device, DType dtype, const kernels::StepItems& items) override;
 };
 

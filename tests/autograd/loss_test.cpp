@@ -36,6 +36,20 @@ GOLDEN_OP("cross_entropy/probabilities", "loss",
 GOLDEN_OP("nll_loss", "loss", [](const OpCase& c) { return nll_loss(c[0], c[1], params(c)); });
 GOLDEN_OP("mse_loss", "loss", [](const OpCase& c) { return mse_loss(c[0], c[1], reduction(c)); });
 
+GOLDEN_OP("binary_cross_entropy", "loss",
+          [](const OpCase& c) { return binary_cross_entropy(c[0], c[1], {.reduction = Reduction::none}); });
+GOLDEN_OP("binary_cross_entropy_with_logits", "loss", [](const OpCase& c) {
+  return binary_cross_entropy_with_logits(c[0], c[1], {.reduction = Reduction::none});
+});
+
+BAD_INPUT("binary_cross_entropy", "input has shape [2, 3], target [3]", [] {
+  binary_cross_entropy(zeros({2, 3}), zeros({3}));
+});
+BAD_INPUT("binary_cross_entropy", "int64", [] { binary_cross_entropy(arange(3), arange(3)); });
+BAD_INPUT("binary_cross_entropy_with_logits", "input has shape [2], target [1]",
+          [] { binary_cross_entropy_with_logits(zeros({2}), zeros({1})); });
+BAD_INPUT("binary_cross_entropy_with_logits", "undefined",
+          [] { binary_cross_entropy_with_logits(zeros({2}), Tensor()); });
 BAD_INPUT("cross_entropy", "target 3 at position 1 is outside [0, 3)", [] {
   cross_entropy(zeros({3, 3}), classes({0, 3, -1}));
 });

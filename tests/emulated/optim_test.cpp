@@ -25,12 +25,14 @@ Values doubles(const Block<float>& b) {
 struct Param {
   Block<float> param, grad;
   std::deque<Block<float>> state;
-  Block<double> step{1};
+  Block<double> step{2};  // the step count, and NAdam's product
 
   Param(std::size_t n, unsigned salt, std::size_t offset)
       : param(numbers(static_cast<std::int64_t>(n), 3 * salt, 2), offset),
         grad(numbers(static_cast<std::int64_t>(n), 3 * salt + 1, 0.5), offset) {
     for (int k = 0; k < 3; ++k) state.emplace_back(Values(n, 0.0), offset);
+    step[0] = 0;
+    step[1] = 1;
   }
   StepItem item() {
     return {.param = param.data(),
@@ -43,15 +45,16 @@ struct Param {
 /// A copy of a Param in f64.
 struct Reference {
   Values param, grad, state[3];
-  double step;
-  explicit Reference(const Param& p) : param(doubles(p.param)), grad(doubles(p.grad)), step(p.step[0]) {
+  double step[2];
+  explicit Reference(const Param& p)
+      : param(doubles(p.param)), grad(doubles(p.grad)), step{p.step[0], p.step[1]} {
     for (std::size_t k = 0; k < 3; ++k) state[k] = doubles(p.state[k]);
   }
   StepItem item() {
     return {.param = param.data(),
             .grad = grad.data(),
             .state = {state[0].data(), state[1].data(), state[2].data()},
-            .step = &step,
+            .step = step,
             .numel = static_cast<std::int64_t>(param.size())};
   }
 };
@@ -93,7 +96,8 @@ void check_steps(Args args, const Cases& cases, const Slot& slot, const Launch& 
       slot(kCPU, DType::f64, args);
       for (std::size_t i = 0; i < params.size(); ++i) {
         CAPTURE(i, cases[i].first, cases[i].second);
-        CHECK(params[i].step[0] == after[i].step);
+        CHECK(params[i].step[0] == after[i].step[0]);
+        CHECK(params[i].step[1] == Approx(after[i].step[1]).epsilon(1e-14));
         for (std::size_t j = 0; j < params[i].param.size(); ++j) {
           const Errors error = bound(args, before[i], after[i], j);
           check_near(params[i].param[j], after[i].param[j], error.param);
@@ -141,10 +145,10 @@ void check_adam(const AdamArgs& args, const Cases& cases) {
     e.state[1] = 2 * g * error + 5 * kUnit * (before.state[1][i] + g * g);
     e.state[2] = a.amsgrad ? e.state[1] : 0;
     const double v = after.state[a.amsgrad ? 2 : 1][i];
-    const double root = std::sqrt(v), root_scale = std::sqrt(1 - std::pow(a.beta2, after.step));
+    const double root = std::sqrt(v), root_scale = std::sqrt(1 - std::pow(a.beta2, after.step[0]));
     const double divisor = root / root_scale + a.eps;
     const double root_error = std::min(std::sqrt(e.state[1]), e.state[1] / std::max(root, 1e-300));
-    const double size = s.lr / (1 - std::pow(a.beta1, after.step));
+    const double size = s.lr / (1 - std::pow(a.beta1, after.step[0]));
     // The bound adds the errors that come from the states and the roundings of the update itself.
     e.param = size * (e.state[0] / divisor + m * (root_error / root_scale) / (divisor * divisor)) +
               8 * kUnit * size * m / divisor +
@@ -175,6 +179,119 @@ TEST_CASE("Adam kernel: every option gives the CPU's step for ragged and misalig
   check_adam({.weight_decay = 0.1, .decoupled = true, .maximize = true}, kSizes);
   check_adam({.amsgrad = true}, kSizes);
   check_adam({.weight_decay = 0.1, .decoupled = true, .amsgrad = true}, {{70, 0}, {5, 1}});
+}
+
+namespace {
+/// Checks a rule of kernels/ops/optim_rules.h. CPU and GPU share its formula, so the bound only has to
+/// separate f32 roundings (a few units of the largest term, which is below 4) from wrong elements and
+/// coefficients.
+template <class Rule>
+void check_rule(const Slot<Rule>& slot, const Rule& rule, const Cases& cases = kSizes) {
+  CAPTURE(slot.name());
+  const auto bound = [](const Rule&, const Reference&, const Reference&, std::size_t) {
+    return Errors{.param = 64 * kUnit, .state = {64 * kUnit, 64 * kUnit, 64 * kUnit}};
+  };
+  check_steps(
+      rule, cases, slot, [](const Rule& a) { gpu::launch_rule({}, a); }, bound);
+}
+/// A rule with these options of all rules.
+template <class Rule>
+Rule with(double weight_decay, bool maximize, Rule rule = {}) {
+  rule.weight_decay = weight_decay;
+  rule.maximize = maximize;
+  return rule;
+}
+}  // namespace
+
+TEST_CASE("RMSprop kernel: every option gives the CPU's step, with and without the optional states") {
+  for (const bool centered : {false, true})
+    for (const double momentum : {0.0, 0.9}) {
+      CAPTURE(centered, momentum);
+      RmspropArgs rule = with<RmspropArgs>(0.1, centered);
+      rule.eps = 1e-3;
+      rule.centered = centered;
+      rule.momentum = momentum;
+      check_rule(rmsprop_step, rule);
+    }
+}
+
+TEST_CASE("RMSprop kernel: states that are not used may be null") {
+  for (const std::size_t offset : {0, 1}) {
+    Param p(515, 1, offset), whole(515, 1, offset);
+    const StepScalars scalars{.lr = 0.1};
+    StepItem item = p.item();
+    item.state[1] = item.state[2] = nullptr;
+    const StepItem with_all = whole.item();
+    RmspropArgs rule;
+    rule.tensors = {&item, 1, &scalars};
+    gpu::launch_rule({}, rule);
+    rule.tensors.items = &with_all;
+    gpu::launch_rule({}, rule);
+    for (std::size_t i = 0; i < 515; ++i) CHECK(p.param[i] == whole.param[i]);
+  }
+}
+
+TEST_CASE("kernels of the other rules give the CPU's step") {
+  AdagradArgs adagrad = with<AdagradArgs>(0.1, true);
+  adagrad.lr_decay = 0.5;
+  check_rule(adagrad_step, adagrad);
+  check_rule(adamax_step, with<AdamaxArgs>(0.1, true));
+  check_rule(lion_step, with<LionArgs>(0.1, true), {{70, 0}, {5, 3}});
+  for (const bool decoupled : {false, true}) {
+    CAPTURE(decoupled);
+    NAdamArgs nadam = with<NAdamArgs>(0.1, decoupled);
+    nadam.decoupled = decoupled;
+    nadam.momentum_decay = 0.5;
+    check_rule(nadam_step, nadam);
+    // With beta2 = 0.6 RAdam's r is below 5, and with 0.999 it is above 5 after 5 steps only.
+    for (const double beta2 : {0.6, 0.999}) {
+      RAdamArgs radam = with<RAdamArgs>(0.1, decoupled);
+      radam.decoupled = decoupled;
+      radam.beta2 = beta2;
+      check_rule(radam_step, radam, {{70, 0}, {5, 3}});
+    }
+  }
+}
+
+TEST_CASE("RAdam kernel: the adaptive steps that follow the warm-up are the CPU's") {
+  Param p(70, 1, 0);
+  RAdamArgs rule;
+  const StepScalars scalars{.lr = 0.01};
+  for (int step = 0; step < 9; ++step) {
+    CAPTURE(step);
+    Reference reference(p);
+    const StepItem item = p.item(), other = reference.item();
+    rule.tensors = {&other, 1, &scalars};
+    radam_step(kCPU, DType::f64, rule);
+    rule.tensors.items = &item;
+    gpu::launch_rule({}, rule);
+    for (std::size_t i = 0; i < 70; ++i) check_near(p.param[i], reference.param[i], 64 * kUnit);
+  }
+}
+
+TEST_CASE("rules keep NaN and infinities as on the CPU") {
+  const auto check_special = [](const auto& slot, auto rule) {
+    CAPTURE(slot.name());
+    Param p(6, 1, 0);
+    p.grad[0] = static_cast<float>(kNaN);
+    p.grad[1] = static_cast<float>(kInfinity);
+    p.grad[2] = 0;
+    p.state[0][3] = p.state[1][4] = static_cast<float>(kNaN);
+    Reference reference(p);
+    const StepScalars scalars{.lr = 0.1};
+    const StepItem item = p.item(), other = reference.item();
+    rule.tensors = {&item, 1, &scalars};
+    gpu::launch_rule({}, rule);
+    rule.tensors.items = &other;
+    slot(kCPU, DType::f64, rule);
+    for (std::size_t i = 0; i < 6; ++i) {
+      CAPTURE(i);
+      CHECK(std::isnan(p.param[i]) == std::isnan(reference.param[i]));
+      for (std::size_t k = 0; k < 2; ++k)
+        CHECK(std::isnan(p.state[k][i]) == std::isnan(reference.state[k][i]));
+    }
+  };
+  for_step_rules([&]<class Rule>(const Slot<Rule>& slot) { check_special(slot, Rule()); });
 }
 
 TEST_CASE("optimizer kernels: one launch updates all parameters") {

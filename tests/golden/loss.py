@@ -74,3 +74,22 @@ for reduction in REDUCTIONS:
     case("mse_loss", [grid(3, dtype=torch.float32), grid(3, dtype=torch.float64)], p, F.mse_loss)
     case("mse_loss", [f64([INF, NAN, 1]), f64([1, 1, -INF])], p, F.mse_loss, tags="extreme no_gradcheck")
     case("mse_loss", [f64([128.0, -128.0]), f64([-96.0, 64.0])], p, F.mse_loss, tags="extreme no_gradcheck")
+
+
+# nn::functional has the reductions and weights. tests/nn/losses_test.cpp compares them.
+def binary(fn):
+    return lambda x, t: fn(x, t, reduction="none")
+
+
+bce, with_logits = binary(F.binary_cross_entropy), binary(F.binary_cross_entropy_with_logits)
+for shape in ((4, 5), (37,), (2, 3, 4), ()):
+    case("binary_cross_entropy", [grid(*shape, low=1 / 16, high=1), grid(*shape, seed=2, low=0, high=1)], {}, bce)
+    case("binary_cross_entropy_with_logits", [grid(*shape), grid(*shape, seed=2, low=0, high=1)], {}, with_logits)
+for op, fn in (("binary_cross_entropy", bce), ("binary_cross_entropy_with_logits", with_logits)):
+    case(op, [grid(0, 3, low=0, high=1), grid(0, 3, low=0, high=1)], {}, fn)
+# At 0 and 1 the logarithm is limited to -100 and the gradient's divisor to 1e-12. Targets get no gradient here,
+# because PyTorch's does not limit the logarithm.
+case("binary_cross_entropy", [f64([0, 1, 0, 1, 1e-30, 0.25]), f64([0, 1, 1, 0, 0.5, 0])], {}, bce,
+     tags="extreme no_gradcheck", dtypes=[torch.float64, torch.float32], constant=(1,))
+case("binary_cross_entropy_with_logits", [f64([INF, -INF, NAN, 1024, -1024, 8, -8, 0]), f64([1, 0, 1, 0, 1, 1, 1, 1])], {},
+     with_logits, tags="extreme no_gradcheck", constant=(1,))

@@ -3,8 +3,10 @@
 
 Each line of these files is one tensor: its name, its sizes, the character `|` and its values. All weights and inputs
 are computed by `formula`. tests/nn/golden.cpp contains the same function, so the files do not store them. Running this
-script needs PyTorch; make_all.py does not run it."""
+script needs PyTorch; make_all.py does not run it. Arguments such as `optim schedules` select parts."""
+import inspect
 import pathlib
+import sys
 
 import torch
 from torch import nn
@@ -194,7 +196,109 @@ def optimizers():
                             amsgrad=dict(lr=0.05, amsgrad=True, betas=(0.5, 0.6)), maximize=dict(lr=0.05, maximize=True),
                             all=dict(lr=0.02, betas=(0.8, 0.9), weight_decay=0.1, amsgrad=True, maximize=True)).items():
             optimizer(f"{kind}_{name}", lambda ps: cls(ps, **o))
+    def each(kind, cls, **options):
+        for name, o in options.items():
+            optimizer(f"{kind}_{name}", lambda ps: cls(ps, **o))
+
+    each("rmsprop", torch.optim.RMSprop, default={}, alpha=dict(alpha=0.7, eps=0.1), decay=dict(weight_decay=0.3),
+         momentum=dict(momentum=0.9), centered=dict(centered=True), maximize=dict(maximize=True),
+         all=dict(lr=0.02, alpha=0.9, weight_decay=0.1, momentum=0.8, centered=True, maximize=True))
+    each("adagrad", torch.optim.Adagrad, default={}, lr_decay=dict(lr=0.1, lr_decay=0.2), eps=dict(eps=0.1),
+         initial=dict(lr=0.1, initial_accumulator_value=0.5), maximize=dict(maximize=True),
+         all=dict(lr=0.1, lr_decay=0.1, weight_decay=0.2, initial_accumulator_value=0.1, maximize=True))
+    each("adamax", torch.optim.Adamax, default={}, betas=dict(betas=(0.7, 0.6)), eps=dict(lr=0.05, eps=0.1),
+         all=dict(lr=0.05, betas=(0.8, 0.9), weight_decay=0.1, maximize=True))
+    for kind, cls in dict(nadam=torch.optim.NAdam, radam=torch.optim.RAdam).items():
+        each(kind, cls, default={}, betas=dict(lr=0.05, betas=(0.7, 0.8)), eps=dict(lr=0.05, eps=0.1),
+             decay=dict(lr=0.05, weight_decay=0.3), decoupled=dict(lr=0.05, weight_decay=0.3, decoupled_weight_decay=True),
+             all=dict(lr=0.02, betas=(0.8, 0.9), weight_decay=0.1, decoupled_weight_decay=True, maximize=True))
+    each("nadam", torch.optim.NAdam, momentum_decay=dict(lr=0.05, momentum_decay=0.1))
+    each("lion", Lion, default={}, betas=dict(lr=0.01, betas=(0.5, 0.7)), decay=dict(lr=0.01, weight_decay=0.3),
+         maximize=dict(lr=0.01, weight_decay=0.1, maximize=True))
     write("optim")
+
+
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of Chen et al., "Symbolic discovery of optimization algorithms", 2023. PyTorch has no Lion."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, maximize=False):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                g, m = -p.grad if group["maximize"] else p.grad, self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                b1, b2 = group["betas"]
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * torch.sign(b1 * m + (1 - b1) * g))
+                m.mul_(b2).add_((1 - b2) * g)
+
+
+# ---- Muon on matrices: in bfloat16, and with the conversion to bfloat16 left out ----
+def muon():
+    import torch.optim._muon as module
+    source = inspect.getsource(module._zeropower_via_newtonschulz)
+    exact = {}
+    exec(source.replace("grad.to(dtype=torch.bfloat16, copy=True)", "grad.clone()"), vars(module) | exact, exact)
+    assert "bfloat16, copy" in source
+    original = module._zeropower_via_newtonschulz
+    shapes = [(6, 4), (3, 5), (4, 4)]
+
+    def run(label, replacement=original, **options):
+        module._zeropower_via_newtonschulz = replacement
+        ps = [nn.Parameter(formula(s, 1 + k)) for k, s in enumerate(shapes)]
+        opt = torch.optim.Muon(ps, **options)
+        for step in range(8):
+            for k, p in enumerate(ps):
+                p.grad = formula(shapes[k], 100 * k + step)
+            opt.step()
+        for k, p in enumerate(ps):
+            put(f"{label}/p/{k}", p)
+            put(f"{label}/state/{k}", opt.state[p]["momentum_buffer"])
+        module._zeropower_via_newtonschulz = original
+
+    f = exact["_zeropower_via_newtonschulz"]
+    run("bf16")
+    run("default", f)
+    run("plain", f, lr=0.1, momentum=0.8, nesterov=False, weight_decay=0.0)
+    run("adamw", f, lr=0.1, adjust_lr_fn="match_rms_adamw", ns_steps=3)
+    run("spectral", f, lr=0.1, adjust_lr_fn="spectral_unclamped", ns_coefficients=(2.0, -1.5, 0.5), eps=0.1)
+    write("muon")
+
+
+# ---- LBFGS on Rosenbrock's function of eight variables in two parameters ----
+def lbfgs():
+    def run(label, steps, sign=1.0, **options):
+        a, b = nn.Parameter(formula((2, 2), 1, 3.0)), nn.Parameter(formula((4,), 2, 3.0))
+        opt = torch.optim.LBFGS([a, b], **options)
+        losses = []
+
+        def closure():
+            opt.zero_grad()
+            x = torch.cat([a.reshape(-1), b])
+            loss = sign * (10 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(steps):
+            losses.append(opt.step(closure).detach())
+        state = opt.state[a]
+        put(f"{label}/losses", torch.stack(losses))
+        put(f"{label}/a", a)
+        put(f"{label}/b", b)
+        put(f"{label}/counts", torch.tensor([state["func_evals"], state["n_iter"]]))
+        put(f"{label}/d", state["d"])
+
+    run("fixed", 4, lr=0.01)
+    run("fixed_options", 4, lr=0.02, max_iter=6, max_eval=5, history_size=2)
+    run("wolfe", 3, line_search_fn="strong_wolfe")
+    run("wolfe_options", 6, lr=0.9, max_iter=4, max_eval=9, history_size=3, line_search_fn="strong_wolfe")
+    run("wolfe_maximize", 2, sign=-1.0, max_iter=5, maximize=True, line_search_fn="strong_wolfe")
+    run("tolerance", 3, tolerance_change=0.5, line_search_fn="strong_wolfe")
+    write("lbfgs")
 
 
 # ---- schedules: records the learning rates and the momentum after every step ----
@@ -233,7 +337,118 @@ def schedules():
     schedule("one_cycle_fixed", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23, cycle_momentum=False), 22)
     schedule("one_cycle_adam", lambda o: lr.OneCycleLR(o, 0.4, total_steps=23), 22,
              opt=lambda g: torch.optim.AdamW(g, lr=0.1))
+    schedule("multi_step", lambda o: lr.MultiStepLR(o, [3, 8, 8, 20], gamma=0.5), 25)
+    schedule("exponential", lambda o: lr.ExponentialLR(o, 0.9), 20)
+    schedule("polynomial", lambda o: lr.PolynomialLR(o), 8)
+    schedule("polynomial_options", lambda o: lr.PolynomialLR(o, total_iters=12, power=2.5), 15)
+    schedule("restarts", lambda o: lr.CosineAnnealingWarmRestarts(o, 5), 22)
+    schedule("restarts_options", lambda o: lr.CosineAnnealingWarmRestarts(o, 3, T_mult=2, eta_min=0.01), 40)
+    schedule("sequential", lambda o: lr.SequentialLR(o, [lr.LinearLR(o, total_iters=5), lr.CosineAnnealingLR(o, 10),
+                                                         lr.ExponentialLR(o, 0.8)], [5, 15]), 22)
     write("schedules")
+
+
+# ---- ReduceLROnPlateau: records the learning rates after every metric ----
+METRICS = [1.0, 0.9, 0.8, 0.8, 0.81, 0.8, 0.79995, 0.85, 0.7, 0.7, 0.71, 0.7, 0.72, 0.7, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]
+
+
+def plateau():
+    def run(label, sign=1.0, **options):
+        ps = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
+        opt = torch.optim.SGD([{"params": [ps[0]]}, {"params": [ps[1]], "lr": 0.05}], lr=0.2)
+        s = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, **options)
+        rates, bad = [], []
+        for metric in METRICS:
+            s.step(sign * metric)
+            rates.append([g["lr"] for g in opt.param_groups])
+            bad.append(s.num_bad_epochs)
+        put(f"{label}/lr", torch.tensor(rates))
+        put(f"{label}/bad", torch.tensor(bad))
+
+    run("default")
+    run("patience", patience=2)
+    run("cooldown", patience=1, cooldown=2, factor=0.5)
+    run("max", sign=-1.0, mode="max", patience=1, threshold=0.01)
+    run("abs", patience=1, threshold=0.15, threshold_mode="abs", factor=0.3)
+    run("max_abs", sign=-1.0, mode="max", patience=0, threshold=0.05, threshold_mode="abs")
+    run("limits", patience=0, min_lr=0.004, eps=0.001)
+    write("plateau")
+
+
+# ---- losses: records outputs and the gradients of the inputs that are not fixed ----
+def fixed(tensor):
+    tensor.fixed = True
+    return tensor
+
+
+def loss(label, fn, *inputs):
+    leaves = [x.clone().requires_grad_(not hasattr(x, "fixed")) for x in inputs]
+    y = fn(*leaves)
+    put(f"{label}/output", y)
+    (y * formula(y.shape, 100)).sum().backward()
+    for k, x in enumerate(leaves):
+        if x.grad is not None:
+            put(f"{label}/grad/{k}", x.grad)
+
+
+def losses():
+    F = nn.functional
+    inf, nan = float("inf"), float("nan")
+    x, t, third = formula((4, 5), 1, 6.0), formula((4, 5), 2, 6.0), formula((4, 5), 3, 6.0)
+    extreme, zero = torch.tensor([inf, -inf, nan, 1e300, -1e300, 0.0]), torch.zeros(6)
+    p, q = formula((4, 5), 4) + 0.5, formula((4, 5), 5) + 0.5
+    sign, side = fixed(labels((4, 5), 1, 2) * 2.0 - 1), fixed(labels((4,), 1, 2) * 2.0 - 1)
+    var, counts = formula((4, 5), 6, 2.0).abs(), fixed(labels((4, 5), 3, 6).double())
+    weight, pos_weight = formula((5,), 7) + 1, formula((5,), 8) + 2
+
+    def every(name, fn, *inputs, reductions=("none", "mean", "sum")):
+        for r in reductions:
+            loss(f"{name}_{r}", lambda *xs: fn(*xs, reduction=r), *inputs)
+
+    def one(name, fn, *inputs):
+        every(name, fn, *inputs, reductions=("none",))
+
+    def given(fn, **options):
+        return lambda *xs, reduction: fn(*xs, reduction=reduction, **options)
+
+    every("l1", F.l1_loss, x, t)
+    one("l1_extreme", F.l1_loss, extreme, zero)
+    every("smooth_l1", F.smooth_l1_loss, x, t)
+    one("smooth_l1_beta", given(F.smooth_l1_loss, beta=0.3), x, t)
+    one("smooth_l1_zero", given(F.smooth_l1_loss, beta=0.0), x, t)
+    one("smooth_l1_extreme", F.smooth_l1_loss, extreme, zero)
+    every("huber", F.huber_loss, x, t)
+    one("huber_delta", given(F.huber_loss, delta=0.3), x, t)
+    one("huber_extreme", given(F.huber_loss, delta=2.0), extreme, zero)
+    every("bce", F.binary_cross_entropy, p, q)
+    every("bce_weight", given(F.binary_cross_entropy, weight=weight), p, q)
+    one("bce_ends", F.binary_cross_entropy, torch.tensor([0.0, 1.0, 0.0, 1.0, 1e-60, 1e-9]), fixed(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.5, 0.0])))
+    every("bce_logits", F.binary_cross_entropy_with_logits, x, q)
+    every("bce_logits_weights", given(F.binary_cross_entropy_with_logits, weight=weight, pos_weight=pos_weight), x, q)
+    every("kl", F.kl_div, torch.log(p), q, reductions=("none", "mean", "sum", "batchmean"))
+    every("kl_log", given(F.kl_div, log_target=True), torch.log(p), torch.log(q), reductions=("none", "batchmean"))
+    every("cosine", F.cosine_embedding_loss, x, t, side)
+    one("cosine_margin", given(F.cosine_embedding_loss, margin=0.4), x, t, side)
+    one("cosine_unbatched", F.cosine_embedding_loss, x[0], t[0], fixed(torch.tensor(-1.0)))
+    every("triplet", F.triplet_margin_loss, x, t, third)
+    one("triplet_options", given(F.triplet_margin_loss, margin=7.0, p=3.0, swap=True, eps=0.1), x, t, third)
+    one("triplet_p1", given(F.triplet_margin_loss, margin=20.0, p=1.0, swap=True), x, t, third)
+    one("triplet_unbatched", F.triplet_margin_loss, x[0], t[0], third[0])
+    every("hinge", F.hinge_embedding_loss, x, sign)
+    one("hinge_margin", given(F.hinge_embedding_loss, margin=2.5), x, sign)
+    one("hinge_tie", F.hinge_embedding_loss, torch.tensor([1.0, 1.0]), fixed(torch.tensor([1.0, -1.0])))
+    every("ranking", F.margin_ranking_loss, x, t, sign)
+    one("ranking_margin", given(F.margin_ranking_loss, margin=1.5), x, t, sign)
+    one("ranking_tie", F.margin_ranking_loss, torch.ones(2), torch.ones(2), fixed(torch.tensor([1.0, -1.0])))
+    every("soft_margin", F.soft_margin_loss, x, sign)
+    every("gaussian", F.gaussian_nll_loss, x, t, var)
+    one("gaussian_full", given(F.gaussian_nll_loss, full=True, eps=0.3), x, t, var)
+    one("gaussian_rows", F.gaussian_nll_loss, x, t, var[:, 0])
+    one("gaussian_one", F.gaussian_nll_loss, x, t, var[:, :1])
+    every("poisson", F.poisson_nll_loss, x, counts)
+    one("poisson_rate", given(F.poisson_nll_loss, log_input=False, eps=0.1), p, counts)
+    one("poisson_full", given(F.poisson_nll_loss, full=True), x, counts)
+    write("losses")
 
 
 # ---- three models, each trained for 50 steps ----
@@ -338,7 +553,7 @@ def models():
 
 
 if __name__ == "__main__":
-    layers()
-    optimizers()
-    schedules()
-    models()
+    parts = dict(layers=layers, losses=losses, optim=optimizers, muon=muon, lbfgs=lbfgs, schedules=schedules,
+                 plateau=plateau, models=models)
+    for part in sys.argv[1:] or parts:
+        parts[part]()

@@ -149,7 +149,7 @@ TEST_CASE("load_model converts to the module's dtype and refuses a mismatch unle
 }
 
 TEMPLATE_TEST_CASE("a resumed run gives the bits of a run that was never interrupted", "", optim::SGD,
-                   optim::Adam, optim::AdamW) {
+                   optim::Adam, optim::AdamW, optim::RMSprop, optim::NAdam) {
   const TempDir dir;
   manual_seed(5);
   Run<TestType> whole;

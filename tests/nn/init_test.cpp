@@ -85,6 +85,55 @@ TEST_CASE("each initialisation has the moments and limits of its distribution") 
   CHECK_THROWS_AS(init::normal_(empty(sizes), 0, -1), ValueError);
 }
 
+TEST_CASE("orthogonal_ gives orthonormal rows or columns") {
+  manual_seed(3);
+  for (const Shape& sizes : {Shape{7, 7}, Shape{4, 9}, Shape{9, 4}, Shape{1, 5}, Shape{5, 1},
+                             Shape{6, 2, 3, 2}, Shape{130, 140}}) {
+    const Tensor t = init::orthogonal_(empty(sizes, DType::f64), 3),
+                 m = t.reshape({sizes[0], t.numel() / sizes[0]});
+    const bool wide = m.size(0) <= m.size(1);
+    const Tensor product = wide ? matmul(m, m.t()) : matmul(m.t(), m);
+    CHECK(allclose(product, eye(product.size(0), DType::f64) * 9, 1e-12, 1e-12));
+  }
+  // The determinant of a random rotation or reflection of the plane is 1 or -1 with equal probability, and
+  // its first element has mean 0. Without the signs of R's diagonal all diagonals would have one sign.
+  int positive = 0, rotations = 0;
+  for (int i = 0; i < 400; ++i) {
+    const std::vector<double> m = values_of(init::orthogonal_(empty({2, 2}, DType::f64)));
+    positive += m[0] > 0;
+    rotations += m[0] * m[3] - m[1] * m[2] > 0;
+  }
+  CHECK(std::abs(positive - 200) < 50);  // five standard deviations
+  CHECK(std::abs(rotations - 200) < 50);
+  CHECK_NOTHROW(init::orthogonal_(empty({0, 3})));
+  CHECK(init::orthogonal_(empty({3, 3}, DType::bf16)).dtype() == DType::bf16);
+  CHECK_THROWS_WITH(init::orthogonal_(empty({3})), ContainsSubstring("[orthogonal_] expected"));
+}
+
+TEST_CASE("sparse_ sets the same number of zeros in each column") {
+  manual_seed(4);
+  const Tensor t = init::sparse_(empty({200, 30}), 0.255, 0.5);
+  for (int c = 0; c < 30; ++c) CHECK((t.select(1, c) == 0).sum().item() == 51);
+  CHECK(t.abs().sum().item() == Approx(149 * 30 * 0.5 * 0.798).epsilon(0.1));
+  CHECK(init::sparse_(empty({3, 2}), 1).abs().sum().item() == 0);
+  CHECK_THROWS_WITH(init::sparse_(empty({3}), 0.5), ContainsSubstring("2-d"));
+  CHECK_THROWS_WITH(init::sparse_(empty({3, 3}), 1.5), ContainsSubstring("sparsity"));
+}
+
+TEST_CASE("a convolution with dirac_ weights passes channels unchanged") {
+  nn::Conv2d conv(
+      {.in_channels = 4, .out_channels = 6, .kernel_size = 3, .padding = 1, .groups = 2, .bias = false});
+  init::dirac_(conv.weight, 2);
+  const Tensor x = formula({2, 4, 5, 5}, 1, 1, DType::f32), y = conv(x).detach();
+  CHECK(equal(y.narrow(1, 0, 2), x.narrow(1, 0, 2)));
+  CHECK(equal(y.narrow(1, 3, 2), x.narrow(1, 2, 2)));
+  CHECK(y.select(1, 2).abs().sum().item() ==
+        0);  // each group has three output channels and two input channels
+  CHECK(values_of(init::dirac_(empty({2, 1, 2}))) == std::vector<double>{0, 1, 0, 0});
+  CHECK_THROWS_WITH(init::dirac_(empty({4, 4})), ContainsSubstring("3-d to 5-d"));
+  CHECK_THROWS_WITH(init::dirac_(empty({4, 4, 3}), 3), ContainsSubstring("groups"));
+}
+
 TEST_CASE("initialisation is not recorded on the tape and returns its argument") {
   const Tensor w = zeros({3, 4}).set_requires_grad();
   CHECK(init::xavier_uniform_(w).is_same(w));

@@ -54,6 +54,13 @@ void run(const std::string& label, const TwoParameters& p, optim::Optimizer& opt
   }
 }
 
+template <class T>
+void check_one(const std::string& label, const typename T::Options& options) {
+  const TwoParameters p;
+  T optimizer(p.both(), options);
+  run(label, p, optimizer);
+}
+
 void check_sgd(const std::string& label, const optim::SGD::Options& options) {
   const TwoParameters p;
   optim::SGD optimizer(p.both(), options);
@@ -63,9 +70,7 @@ void check_sgd(const std::string& label, const optim::SGD::Options& options) {
 template <class T>
 void check_adams(const std::string& kind) {
   const auto check_one = [&](const std::string& label, const typename T::Options& options) {
-    const TwoParameters p;
-    T optimizer(p.both(), options);
-    run(kind + "_" + label, p, optimizer);
+    ::check_one<T>(kind + "_" + label, options);
   };
   check_one("default", {});
   check_one("lr", {.lr = 0.05});
@@ -95,6 +100,64 @@ TEST_CASE("SGD gives PyTorch's steps for every option") {
 TEST_CASE("Adam gives PyTorch's steps for every option") { check_adams<optim::Adam>("adam"); }
 TEST_CASE("AdamW gives PyTorch's steps for every option") { check_adams<optim::AdamW>("adamw"); }
 
+TEST_CASE("RMSprop") {
+  using T = optim::RMSprop;
+  check_one<T>("rmsprop_default", {});
+  check_one<T>("rmsprop_alpha", {.alpha = 0.7, .eps = 0.1});
+  check_one<T>("rmsprop_decay", {.weight_decay = 0.3});
+  check_one<T>("rmsprop_momentum", {.momentum = 0.9});
+  check_one<T>("rmsprop_centered", {.centered = true});
+  check_one<T>("rmsprop_maximize", {.maximize = true});
+  check_one<T>(
+      "rmsprop_all",
+      {.lr = 0.02, .alpha = 0.9, .weight_decay = 0.1, .momentum = 0.8, .centered = true, .maximize = true});
+}
+
+TEST_CASE("Adagrad") {
+  using T = optim::Adagrad;
+  check_one<T>("adagrad_default", {});
+  check_one<T>("adagrad_lr_decay", {.lr = 0.1, .lr_decay = 0.2});
+  check_one<T>("adagrad_eps", {.eps = 0.1});
+  check_one<T>("adagrad_initial", {.lr = 0.1, .initial_accumulator_value = 0.5});
+  check_one<T>("adagrad_maximize", {.maximize = true});
+  check_one<T>(
+      "adagrad_all",
+      {.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.2, .initial_accumulator_value = 0.1, .maximize = true});
+}
+
+TEST_CASE("Adamax") {
+  using T = optim::Adamax;
+  check_one<T>("adamax_default", {});
+  check_one<T>("adamax_betas", {.betas = {0.7, 0.6}});
+  check_one<T>("adamax_eps", {.lr = 0.05, .eps = 0.1});
+  check_one<T>("adamax_all", {.lr = 0.05, .betas = {0.8, 0.9}, .weight_decay = 0.1, .maximize = true});
+}
+
+TEMPLATE_TEST_CASE("NAdam and RAdam", "", optim::NAdam, optim::RAdam) {
+  const std::string kind = std::is_same_v<TestType, optim::NAdam> ? "nadam_" : "radam_";
+  check_one<TestType>(kind + "default", {});
+  check_one<TestType>(kind + "betas", {.lr = 0.05, .betas = {0.7, 0.8}});
+  check_one<TestType>(kind + "eps", {.lr = 0.05, .eps = 0.1});
+  check_one<TestType>(kind + "decay", {.lr = 0.05, .weight_decay = 0.3});
+  check_one<TestType>(kind + "decoupled", {.lr = 0.05, .weight_decay = 0.3, .decoupled_weight_decay = true});
+  check_one<TestType>(kind + "all", {.lr = 0.02,
+                                     .betas = {0.8, 0.9},
+                                     .weight_decay = 0.1,
+                                     .decoupled_weight_decay = true,
+                                     .maximize = true});
+}
+TEST_CASE("NAdam's momentum decay") {
+  check_one<optim::NAdam>("nadam_momentum_decay", {.lr = 0.05, .momentum_decay = 0.1});
+}
+
+TEST_CASE("Lion follows the paper's algorithm") {
+  using T = optim::Lion;
+  check_one<T>("lion_default", {});
+  check_one<T>("lion_betas", {.lr = 0.01, .betas = {0.5, 0.7}});
+  check_one<T>("lion_decay", {.lr = 0.01, .weight_decay = 0.3});
+  check_one<T>("lion_maximize", {.lr = 0.01, .weight_decay = 0.1, .maximize = true});
+}
+
 TEST_CASE("each parameter group uses its own options") {
   const TwoParameters p;
   optim::SGD optimizer({{{p.a}, {.lr = 0.1, .momentum = 0.9}}, {{p.b}, {.lr = 0.01, .momentum = 0.5}}});
@@ -104,10 +167,28 @@ TEST_CASE("each parameter group uses its own options") {
 }
 
 TEST_CASE("all recorded optimizers are tested") {
-  if (tested().size() < 5) return;  // skip the check if only some tests of this file run
+  if (tested().size() < 60) return;  // skip the check if only some tests of this file run
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
+}
+
+TEMPLATE_TEST_CASE("an f32 step is close to the f64 step, also in the last elements of a block", "",
+                   optim::RMSprop, optim::Adagrad, optim::Adamax, optim::NAdam, optim::RAdam) {
+  // 4099 elements fill one block of the kernel and a part of another. The gradients are well above eps, so
+  // that each step changes a weight by about lr, with a relative error of a few f32 units.
+  const nn::Parameter narrow("p", formula({4099}, 7, 1, DType::f32)), wide("p", formula({4099}, 7));
+  typename TestType::Options options;
+  options.lr = 0.01;
+  TestType first({narrow}, options), second({wide}, options);
+  for (int step = 0; step < 8; ++step) {
+    const Tensor grad = formula({4099}, 3) + (formula({4099}, 3) > 0).to(DType::f64) * 0.5 - 0.25;
+    narrow->set_grad(grad.to(DType::f32));
+    wide->set_grad(grad);
+    first.step();
+    second.step();
+  }
+  CHECK(distance(values_of(narrow), values_of(wide)) < 8 * 20 * 1.2e-7);
 }
 
 TEST_CASE("f32 stays close to f64") {
@@ -214,9 +295,13 @@ TEST_CASE("a restored optimizer continues with the same bits") {
       return std::make_unique<optim::SGD>(p.both(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
     if (kind == 1)
       return std::make_unique<optim::Adam>(p.both(), optim::Adam::Options{.lr = 0.1, .amsgrad = true});
+    if (kind == 2)
+      return std::make_unique<optim::RMSprop>(p.both(), optim::RMSprop::Options{.lr = 0.1, .momentum = 0.9});
+    if (kind == 3) return std::make_unique<optim::NAdam>(p.both(), optim::NAdam::Options{.lr = 0.1});
+    if (kind == 4) return std::make_unique<optim::Lion>(p.both(), optim::Lion::Options{.lr = 0.1});
     return std::make_unique<optim::AdamW>(p.both());
   };
-  for (const int kind : {0, 1, 2}) {
+  for (const int kind : {0, 1, 2, 3, 4, 5}) {
     const TwoParameters p, q;
     const auto first = make(p, kind), second = make(q, kind);
     for (int step = 0; step < 5; ++step) {
@@ -295,6 +380,15 @@ TEST_CASE("optimizers refuse bad options and parameters by name") {
   CHECK_THROWS_WITH(optim::Adam(p.both(), {.eps = -1e-8}), ContainsSubstring("eps"));
   CHECK_THROWS_WITH(optim::AdamW(p.both(), {.weight_decay = -1}), ContainsSubstring("weight_decay"));
   CHECK_THROWS_WITH(optim::AdamW(p.both(), {.lr = -1}), ContainsSubstring("[AdamW] lr"));
+  CHECK_THROWS_WITH(optim::RMSprop(p.both(), {.alpha = -1}), ContainsSubstring("[RMSprop] alpha"));
+  CHECK_THROWS_WITH(optim::RMSprop(p.both(), {.momentum = -1}), ContainsSubstring("momentum"));
+  CHECK_THROWS_WITH(optim::Adagrad(p.both(), {.lr_decay = -1}), ContainsSubstring("[Adagrad] lr_decay"));
+  CHECK_THROWS_WITH(optim::Adagrad(p.both(), {.initial_accumulator_value = nan}),
+                    ContainsSubstring("initial_accumulator_value"));
+  CHECK_THROWS_WITH(optim::Adamax(p.both(), {.eps = -1}), ContainsSubstring("[Adamax] eps"));
+  CHECK_THROWS_WITH(optim::NAdam(p.both(), {.momentum_decay = -1}), ContainsSubstring("momentum_decay"));
+  CHECK_THROWS_WITH(optim::RAdam(p.both(), {.betas = {1, 0}}), ContainsSubstring("[RAdam] betas"));
+  CHECK_THROWS_WITH(optim::Lion(p.both(), {.lr = nan}), ContainsSubstring("[Lion] lr"));
   CHECK_THROWS_WITH(optim::SGD(std::vector<nn::Parameter>{}), ContainsSubstring("empty"));
   CHECK_THROWS_WITH(optim::SGD({p.a, p.b, p.a}, {.lr = 0.1}), ContainsSubstring("given twice"));
   CHECK_THROWS_WITH(optim::SGD({p.a, nn::Parameter()}, {.lr = 0.1}), ContainsSubstring("undefined"));

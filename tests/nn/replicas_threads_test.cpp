@@ -21,18 +21,28 @@ void replicate(nn::TensorSlot slot) {
 TEST_CASE("each replica steps on its own device") {
   REQUIRE(device_count(DeviceType::cpu) == 2);
   const Tensor init = formula({40, 3}, 1);
-  for (const bool adam : {false, true}) {
+  using Make = std::unique_ptr<optim::Optimizer> (*)(const nn::Parameter&);
+  const Make kinds[] = {
+      [](const nn::Parameter& p) -> std::unique_ptr<optim::Optimizer> {
+        return std::make_unique<optim::SGD>(std::vector{p}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
+      },
+      [](const nn::Parameter& p) -> std::unique_ptr<optim::Optimizer> {
+        return std::make_unique<optim::AdamW>(std::vector{p});
+      },
+      [](const nn::Parameter& p) -> std::unique_ptr<optim::Optimizer> {
+        return std::make_unique<optim::RMSprop>(std::vector{p}, optim::RMSprop::Options{.momentum = 0.9});
+      },
+      [](const nn::Parameter& p) -> std::unique_ptr<optim::Optimizer> {
+        return std::make_unique<optim::NAdam>(std::vector{p});
+      },
+      [](const nn::Parameter& p) -> std::unique_ptr<optim::Optimizer> {
+        return std::make_unique<optim::Muon>(std::vector{p});
+      },
+  };
+  for (const Make make : kinds) {
     nn::Parameter p("p", init.clone()), alone("p", init.clone());
-    std::unique_ptr<optim::Optimizer> optimizer, reference;
-    if (adam) {
-      optimizer = std::make_unique<optim::AdamW>(std::vector{p});
-      reference = std::make_unique<optim::AdamW>(std::vector{alone});
-    } else {
-      optimizer =
-          std::make_unique<optim::SGD>(std::vector{p}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
-      reference =
-          std::make_unique<optim::SGD>(std::vector{alone}, optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
-    }
+    const auto optimizer = make(p), reference = make(alone);
+    INFO(optimizer->name());
     for (int step = 0; step < 6; ++step) {
       // A replica that is added later copies the optimizer state of replica 0.
       if (step == 2) replicate(p);
@@ -48,6 +58,26 @@ TEST_CASE("each replica steps on its own device") {
     optimizer->zero_grad();
     CHECK_FALSE(p.replica(1).grad().defined());
   }
+}
+
+TEST_CASE("LBFGS gives all replicas the same parameters") {
+  nn::Parameter p("p", formula({40, 3}, 1)), alone("p", formula({40, 3}, 1));
+  replicate(p);
+  const optim::LBFGS::Options options{.max_iter = 5, .line_search_fn = optim::LineSearch::strong_wolfe};
+  optim::LBFGS optimizer({p}, options), reference({alone}, options);
+  // The function's gradient is computed by replica 0 and copied, as DataParallel's reduction does.
+  const auto evaluate = [](const nn::Parameter& q) {
+    q.replica(0).zero_grad();
+    const Tensor x = q.replica(0), loss = (x * x * x * x + (x - 0.25) * (x - 0.25)).sum();
+    loss.backward();
+    for (int r = 1; r < q.replicas(); ++r)
+      q.replica(r).set_grad(q.replica(0).grad().to(q.replica(r).device()));
+    return loss;
+  };
+  optimizer.step([&] { return evaluate(p); });
+  reference.step([&] { return evaluate(alone); });
+  CHECK(values_of(p.replica(0)) == values_of(alone));
+  CHECK(values_of(p.replica(1)) == values_of(alone));
 }
 
 TEST_CASE("one module runs on two threads, each with its own parameters and statistics") {

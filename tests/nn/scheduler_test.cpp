@@ -104,8 +104,93 @@ TEST_CASE("OneCycleLR follows PyTorch's") {
                                         OneCycleLROptions{.max_lr = 0.4, .total_steps = 23});
 }
 
+TEST_CASE("schedules of milestones, powers and restarts follow PyTorch's") {
+  using namespace optim;
+  check_sgd<MultiStepLR>("multi_step", MultiStepLR::Options{.milestones = {8, 3, 20, 8}, .gamma = 0.5});
+  check_sgd<ExponentialLR>("exponential", ExponentialLR::Options{.gamma = 0.9});
+  check_sgd<PolynomialLR>("polynomial", PolynomialLR::Options{});
+  check_sgd<PolynomialLR>("polynomial_options", PolynomialLR::Options{.total_iters = 12, .power = 2.5});
+  check_sgd<CosineAnnealingWarmRestarts>("restarts", CosineAnnealingWarmRestarts::Options{.T_0 = 5});
+  check_sgd<CosineAnnealingWarmRestarts>(
+      "restarts_options", CosineAnnealingWarmRestarts::Options{.T_0 = 3, .T_mult = 2, .eta_min = 0.01});
+  check_sgd<SequentialLR>("sequential", SequentialLR::Options{.milestones = {5, 15}}, LinearLR::Options{},
+                          CosineAnnealingLR::Options{.T_max = 10}, ExponentialLR::Options{.gamma = 0.8});
+}
+
+TEST_CASE("SequentialLR gives each schedule the rates and the momentum of the optimizer") {
+  using namespace optim;
+  WithSgd s;
+  SequentialLR schedule(s.optimizer, {.milestones = {2}},
+                        LinearLR::Options{.start_factor = 0.5, .total_iters = 2},
+                        OneCycleLR::Options{.max_lr = 0.4, .total_steps = 4});
+  CHECK(s.optimizer.lr(0) == 0.1);
+  CHECK(s.optimizer.option(0, "momentum") == 0.5);  // OneCycleLR has not begun yet
+  schedule.step();
+  schedule.step();
+  CHECK(s.optimizer.lr(0) == Approx(0.4 / 25));
+  CHECK(s.optimizer.option(0, "momentum") == 0.95);
+  for (int i = 0; i < 4; ++i) schedule.step();
+  CHECK_THROWS_WITH(schedule.step(), ContainsSubstring("beyond the 4 steps"));
+  CHECK(schedule.steps() == 6);
+}
+
+TEST_CASE("ReduceLROnPlateau follows PyTorch's, also from a restored state") {
+  using namespace optim;
+  const NnGolden recorded("plateau");
+  const std::vector<double> metrics = {1.0, 0.9,  0.8, 0.8, 0.81, 0.8, 0.79995, 0.85, 0.7, 0.7, 0.71,
+                                       0.7, 0.72, 0.7, 0.5, 0.6,  0.6, 0.6,     0.6,  0.6, 0.6};
+  const auto check_plateau = [&](const std::string& label, const ReduceLROnPlateau::Options& options) {
+    INFO(label);
+    WithSgd s, other;
+    ReduceLROnPlateau schedule(s.optimizer, options), restored(other.optimizer, options);
+    const Record &rates = recorded.at(label + "/lr"), &bad = recorded.at(label + "/bad");
+    for (std::size_t i = 0; i < metrics.size(); ++i) {
+      INFO("step " << i);
+      const double metric = options.mode == PlateauMode::max ? -metrics[i] : metrics[i];
+      schedule.step(metric);
+      if (i > 10) restored.step(metric);
+      for (std::size_t g = 0; g < 2; ++g)
+        CHECK(std::abs(s.optimizer.lr(g) - rates.values[2 * i + g]) < 1e-15);
+      CHECK(static_cast<double>(schedule.num_bad_epochs()) == bad.values[i]);
+      CHECK(schedule.last_lr()[1] == s.optimizer.lr(1));
+      if (i == 10) restored.load_state_dict(schedule.state_dict());
+      if (i >= 10) CHECK(other.optimizer.lr(0) == s.optimizer.lr(0));
+    }
+    CHECK(restored.steps() == static_cast<std::int64_t>(metrics.size()));
+    CHECK(restored.best() == schedule.best());
+  };
+  check_plateau("default", {});
+  check_plateau("patience", {.patience = 2});
+  check_plateau("cooldown", {.factor = 0.5, .patience = 1, .cooldown = 2});
+  check_plateau("max", {.mode = PlateauMode::max, .patience = 1, .threshold = 0.01});
+  check_plateau("abs",
+                {.factor = 0.3, .patience = 1, .threshold = 0.15, .threshold_mode = ThresholdMode::abs});
+  check_plateau(
+      "max_abs",
+      {.mode = PlateauMode::max, .patience = 0, .threshold = 0.05, .threshold_mode = ThresholdMode::abs});
+  check_plateau("limits", {.patience = 0, .min_lr = 0.004, .eps = 0.001});
+}
+
+TEST_CASE("ReduceLROnPlateau refuses a step without a metric and states of other schedules") {
+  using namespace optim;
+  WithSgd s;
+  ReduceLROnPlateau schedule(s.optimizer);
+  CHECK_THROWS_WITH(static_cast<Scheduler&>(schedule).step(), ContainsSubstring("call step(metric)"));
+  schedule.step(NAN);  // a NaN is never an improvement
+  CHECK(schedule.num_bad_epochs() == 1);
+  StepLR other(s.optimizer, {.step_size = 2});
+  CHECK_THROWS_WITH(schedule.load_state_dict(other.state_dict()), ContainsSubstring("number 'best'"));
+  nn::StateDict negative = schedule.state_dict();
+  for (auto& [key, value] : negative)
+    if (key == "lrs.1") value = scalar_tensor(-1.0, DType::f64);
+  CHECK_THROWS_WITH(schedule.load_state_dict(negative), ContainsSubstring("lr must not be negative"));
+  CHECK(schedule.last_lr()[1] == 0.05);
+  CHECK_THROWS_WITH(ReduceLROnPlateau(s.optimizer, {.factor = 1}), ContainsSubstring("factor"));
+  CHECK_THROWS_WITH(ReduceLROnPlateau(s.optimizer, {.patience = -1}), ContainsSubstring("patience"));
+}
+
 TEST_CASE("all recorded schedules are tested") {
-  if (tested().size() < 3) return;  // skip the check if only some tests of this file run
+  if (tested().size() < 20) return;  // skip the check if only some tests of this file run
   std::set<std::string> recorded;
   for (const auto& [key, record] : golden().under("")) recorded.insert(key.substr(0, key.find('/')));
   CHECK(recorded == tested());
@@ -133,6 +218,14 @@ TEST_CASE("schedules refuse bad options and states") {
   CHECK_THROWS_WITH(LinearLR(s.optimizer, {.end_factor = 2}), ContainsSubstring("end_factor"));
   CHECK_THROWS_WITH(LinearLR(s.optimizer, {.total_iters = 0}), ContainsSubstring("total_iters"));
   CHECK_THROWS_WITH(CosineAnnealingLR(s.optimizer, {}), ContainsSubstring("T_max"));
+  CHECK_THROWS_WITH(ExponentialLR(s.optimizer, {}), ContainsSubstring("gamma"));
+  CHECK_THROWS_WITH(PolynomialLR(s.optimizer, {.total_iters = 0}), ContainsSubstring("total_iters"));
+  CHECK_THROWS_WITH(PolynomialLR(s.optimizer, {.power = -1}), ContainsSubstring("power"));
+  CHECK_THROWS_WITH(CosineAnnealingWarmRestarts(s.optimizer, {}), ContainsSubstring("T_0"));
+  CHECK_THROWS_WITH(CosineAnnealingWarmRestarts(s.optimizer, {.T_0 = 1, .T_mult = 0}),
+                    ContainsSubstring("T_mult"));
+  CHECK_THROWS_WITH(SequentialLR(s.optimizer, {.milestones = {3}}, StepLR::Options{.step_size = 1}),
+                    ContainsSubstring("1 milestones and 1 schedules"));
   CHECK_THROWS_WITH(LambdaLR(s.optimizer, LambdaLR::Factor()), ContainsSubstring("empty"));
   CHECK_THROWS_WITH(LambdaLR(s.optimizer, std::vector<LambdaLR::Factor>{}), ContainsSubstring("0 functions"));
   CHECK_THROWS_WITH(OneCycleLR(s.optimizer, {.total_steps = 3}), ContainsSubstring("max_lr"));

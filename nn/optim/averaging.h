@@ -1,0 +1,126 @@
+#pragma once
+// Averages of a model's weights over training: exponential moving averages (EMA) and stochastic weight
+// averaging (SWA; Izmailov et al., "Averaging weights leads to wider optima and better generalization",
+// 2018).
+//
+//   optim::AveragedModel ema(net, {.avg_fn = optim::get_ema_avg(0.999)});
+//   for (...) {
+//     ...
+//     optimizer.step();
+//     ema.update_parameters();
+//   }
+//   {
+//     const optim::AveragedModel::Scope scope = ema.use();   // net has the averaged weights in this block
+//     optim::update_bn(loader, net, [&](const auto& batch) { net(batch.first); });
+//     evaluate(net);
+//   }
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "tapestry/nn/layers/norm.h"
+#include "tapestry/nn/module.h"
+
+namespace tapestry::optim {
+
+/// Computes the new average from the old average, a weight of the model, and the number of models that have
+/// been averaged so far. All tensors have one shape, dtype and device.
+using AverageFunction =
+    std::function<Tensor(const Tensor& average, const Tensor& weight, std::int64_t num_averaged)>;
+
+/// Returns average * decay + weight * (1 - decay). Throws ValueError unless decay lies in [0, 1].
+AverageFunction get_ema_avg(double decay = 0.999);
+/// Returns the mean of all models.
+AverageFunction get_swa_avg();
+
+struct AveragedModelOptions {
+  AverageFunction avg_fn = get_swa_avg();
+  bool use_buffers = false;  ///< also averages floating-point buffers; otherwise they are the model's own
+};
+
+/// Keeps an average of a model's parameters. A C++ module cannot be copied, so unlike in PyTorch the average
+/// is not a module of its own: use() puts the averaged weights into the model for a while. The model must
+/// outlive this object.
+class AveragedModel {
+ public:
+  using Options = AveragedModelOptions;
+  explicit AveragedModel(nn::Module& model, Options options = {});
+  AveragedModel(const AveragedModel&) = delete;
+  AveragedModel& operator=(const AveragedModel&) = delete;
+
+  /// Adds the model's current weights to the average. The first call copies them. Call it after
+  /// Optimizer::step(). Throws ValueError while a Scope exists.
+  void update_parameters();
+  std::int64_t n_averaged() const { return n_averaged_; }
+
+  /// While a Scope exists, the model has the averaged weights in all replicas. Then it gets its own weights
+  /// back.
+  class Scope {
+   public:
+    explicit Scope(AveragedModel& model) : model_(model) { model_.enter(); }
+    ~Scope() { model_.leave(); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    AveragedModel& model_;
+  };
+  /// Throws ValueError if nothing has been averaged, or if a Scope exists already.
+  [[nodiscard]] Scope use() {
+    check_use();
+    return Scope(*this);
+  }
+
+  /// Returns n_averaged and, under "module." and their names in the model, the averaged tensors.
+  nn::StateDict state_dict() const;
+  /// Restores a saved average. Throws ValueError if names or shapes differ from the model's, or while a Scope
+  /// exists. If it throws, nothing was loaded.
+  void load_state_dict(const nn::StateDict& dict);
+
+ private:
+  struct Entry {
+    std::string name;
+    nn::TensorSlot slot;
+    Tensor average, original;  // the original is the model's weight while a Scope exists
+    void set_all(const Tensor& value) const;
+  };
+  void enter();
+  void leave();
+  void check_use() const;
+
+  AverageFunction avg_fn_;
+  std::vector<Entry> entries_;
+  std::int64_t n_averaged_ = 0;
+  bool in_use_ = false;
+};
+
+namespace detail {
+/// Prepares the BatchNorm layers of a model for update_bn(), and restores their options at its end.
+class BatchNormUpdate {
+ public:
+  explicit BatchNormUpdate(nn::Module& model);
+  ~BatchNormUpdate();
+  BatchNormUpdate(const BatchNormUpdate&) = delete;
+  BatchNormUpdate& operator=(const BatchNormUpdate&) = delete;
+  bool empty() const { return momenta_.empty(); }
+
+ private:
+  nn::Module& model_;
+  const bool was_training_;
+  std::vector<std::pair<std::optional<double>*, std::optional<double>>> momenta_;
+};
+}  // namespace detail
+
+/// Recomputes the running statistics of all BatchNorm layers for the current weights: their plain averages
+/// over one pass through the batches. `run` is called with each batch and calls the model. The model is in
+/// training mode and nothing is recorded for backward. Does nothing if the model has no BatchNorm layer with
+/// running statistics.
+template <class Batches, class Run>
+void update_bn(Batches&& batches, nn::Module& model, const Run& run) {
+  const detail::BatchNormUpdate update(model);
+  if (update.empty()) return;
+  const NoGradGuard no_grad;
+  for (auto&& batch : batches) run(batch);
+}
+
+}  // namespace tapestry::optim

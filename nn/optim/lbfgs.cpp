@@ -1,0 +1,349 @@
+#include "tapestry/nn/optim/lbfgs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/error.h"
+
+namespace tapestry::optim {
+
+namespace {
+
+double dot(const Tensor& a, const Tensor& b) { return (a * b).sum().item(); }
+double largest(const Tensor& t) { return t.numel() == 0 ? 0 : t.abs().amax().item(); }
+
+Tensor number(double value) { return scalar_tensor(value, {DType::f64, kCPU}); }
+
+// Returns the minimum in [low, high] of the cubic through two points with these values and derivatives
+// (Nocedal and Wright, equation 3.59), or the middle if the cubic has no minimum.
+double cubic_minimum(double x1, double f1, double g1, double x2, double f2, double g2, double low,
+                     double high) {
+  const double d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2), square = d1 * d1 - g1 * g2;
+  if (!(square >= 0)) return (low + high) / 2;
+  const double d2 = std::sqrt(square);
+  const double at = x1 <= x2 ? x2 - (x2 - x1) * ((g2 + d2 - d1) / (g2 - g1 + 2 * d2))
+                             : x1 - (x1 - x2) * ((g1 + d2 - d1) / (g1 - g2 + 2 * d2));
+  return std::min(std::max(at, low), high);
+}
+
+}  // namespace
+
+LBFGS::LBFGS(std::vector<Parameter> params, const Options& options) {
+  add_param_group({std::move(params), options});
+}
+
+void LBFGS::check_options(std::size_t group) const {
+  check(group == 0, "[LBFGS] a second parameter group was given; LBFGS has one group");
+  const Options& o = options(group);
+  check(o.lr >= 0, "[LBFGS] lr must not be negative but is ", o.lr);
+  check(o.max_iter > 0, "[LBFGS] max_iter must be positive but is ", o.max_iter);
+  check(o.max_eval >= 0, "[LBFGS] max_eval must not be negative but is ", o.max_eval);
+  check(o.history_size > 0, "[LBFGS] history_size must be positive but is ", o.history_size);
+}
+
+void LBFGS::update_tensors(std::size_t, const nn::ReplicaDevice&, const std::vector<Update>&) {
+  fail("[LBFGS] step() was called without a closure; call step(closure)");
+}
+
+// ---- parameters and gradients as one vector ----
+
+// Replica 0 decides. Its parameters may be on several devices; the vector is on the device of the first one.
+Tensor LBFGS::flat_grad() const {
+  const Tensor& first = params(0)[0].replica(0);
+  std::vector<Tensor> parts;
+  for (const Parameter& p : params(0)) {
+    const Tensor grad = p.replica(0).grad();
+    parts.push_back(grad.defined() ? grad.to(first.device(), first.dtype()).reshape({p.replica(0).numel()})
+                                   : zeros({p.replica(0).numel()}, {first.dtype(), first.device()}));
+  }
+  const double factor = options().maximize ? -grad_scale() : grad_scale();
+  return factor == 1 ? cat(parts) : cat(parts) * factor;
+}
+
+LBFGS::Point LBFGS::evaluate(const Closure& closure, Tensor* returned) {
+  Tensor loss;
+  {
+    const EnableGradGuard grad_mode;
+    loss = closure();
+  }
+  check(loss.defined() && loss.numel() == 1, "[LBFGS] the closure returned a loss of shape ",
+        loss.defined() ? loss.sizes() : Shape(), "; return the loss as one number");
+  ++memory_.func_evals;
+  if (returned) *returned = loss;
+  return {options().maximize ? -loss.item() : loss.item(), flat_grad()};
+}
+
+std::vector<Tensor> LBFGS::copy_params() const {
+  std::vector<Tensor> values;
+  for (const Parameter& p : params(0)) values.push_back(p.replica(0).detach().clone());
+  return values;
+}
+
+void LBFGS::set_params(const std::vector<Tensor>& values) const {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    for (int r = 0; r < params(0)[i].replicas(); ++r) params(0)[i].replica(r).detach().copy_(values[i]);
+}
+
+// Adds t * direction to the parameters of all replicas.
+void LBFGS::move_params(double t, const Tensor& direction) const {
+  const Tensor step = direction * t;
+  std::int64_t at = 0;
+  for (const Parameter& p : params(0)) {
+    const std::int64_t n = p.replica(0).numel();
+    const Tensor part = step.narrow(0, at, n).reshape(p.replica(0).sizes());
+    for (int r = 0; r < p.replicas(); ++r) {
+      const Tensor value = p.replica(r).detach();
+      value.add_(part.to(value.device(), value.dtype()));
+    }
+    at += n;
+  }
+}
+
+// ---- the step ----
+
+// Computes the direction -H grad by the two-loop recursion (Nocedal and Wright, algorithm 7.4).
+void LBFGS::update_direction(const Tensor& grad) {
+  Memory& m = memory_;
+  if (m.n_iter == 1) {
+    m.d = -grad;
+    m.old_dirs.clear();
+    m.old_stps.clear();
+    m.ro.clear();
+    m.H_diag = 1;
+    return;
+  }
+  const Tensor y = grad - m.prev_flat_grad, s = m.d * m.t;
+  const double ys = dot(y, s);
+  if (ys > 1e-10) {
+    if (static_cast<std::int64_t>(m.old_dirs.size()) >= options().history_size) {
+      m.old_dirs.erase(m.old_dirs.begin());
+      m.old_stps.erase(m.old_stps.begin());
+      m.ro.erase(m.ro.begin());
+    }
+    m.old_dirs.push_back(y);
+    m.old_stps.push_back(s);
+    m.ro.push_back(1 / ys);
+    m.H_diag = ys / dot(y, y);
+  }
+  const std::size_t count = m.old_dirs.size();
+  std::vector<double> al(count);
+  const Tensor q = -grad;
+  for (std::size_t i = count; i-- > 0;) {
+    al[i] = dot(m.old_stps[i], q) * m.ro[i];
+    q.sub_(m.old_dirs[i] * al[i]);
+  }
+  m.d = q * m.H_diag;
+  for (std::size_t i = 0; i < count; ++i)
+    m.d.add_(m.old_stps[i] * (al[i] - dot(m.old_dirs[i], m.d) * m.ro[i]));
+}
+
+Tensor LBFGS::step(const Closure& closure) {
+  const NoGradGuard no_grad;
+  const Options o = options();
+  Memory& m = memory_;
+  const std::int64_t max_eval = o.max_eval > 0 ? o.max_eval : o.max_iter * 5 / 4;
+  const std::int64_t calls_before = m.func_evals;
+  // The parameters may have moved since the last step.
+  const Tensor& first = params(0)[0].replica(0);
+  const auto move = [&](Tensor& t) {
+    if (t.defined()) t = t.to(first.device(), first.dtype());
+  };
+  move(m.d), move(m.prev_flat_grad);
+  for (Tensor& t : m.old_dirs) move(t);
+  for (Tensor& t : m.old_stps) move(t);
+  Tensor first_loss;
+  Point now = evaluate(closure, &first_loss);
+  if (largest(now.grad) <= o.tolerance_grad) return first_loss;
+
+  for (std::int64_t n = 1; n <= o.max_iter; ++n) {
+    ++m.n_iter;
+    update_direction(now.grad);
+    m.prev_flat_grad = now.grad.clone();
+    m.prev_loss = now.loss;
+    m.t = m.n_iter == 1 ? std::min(1.0, 1 / now.grad.abs().sum().item()) * o.lr : o.lr;
+    const double slope = dot(now.grad, m.d);
+    if (slope > -o.tolerance_change) break;
+
+    if (o.line_search_fn == LineSearch::strong_wolfe) {
+      const LinePoint found = search(closure, now, m.t, slope, max_eval - (m.func_evals - calls_before));
+      now = found;
+      m.t = found.t;
+      move_params(m.t, m.d);
+    } else {
+      move_params(m.t, m.d);
+      // The loss after the last iteration is not needed.
+      if (n != o.max_iter) now = evaluate(closure);
+    }
+    if (n == o.max_iter || m.func_evals - calls_before >= max_eval) break;
+    if (largest(now.grad) <= o.tolerance_grad || largest(m.d * m.t) <= o.tolerance_change ||
+        std::abs(now.loss - m.prev_loss) < o.tolerance_change)
+      break;
+  }
+  return first_loss;
+}
+
+// Returns a point on the line from the current parameters along memory_.d that satisfies the strong Wolfe
+// conditions. `t` is the first distance to try, and `slope` the derivative at the start. Leaves the
+// parameters unchanged. The decisions are those of PyTorch's _strong_wolfe().
+LBFGS::LinePoint LBFGS::search(const Closure& closure, const Point& start, double t, double slope,
+                               std::int64_t max_ls) {
+  constexpr double c1 = 1e-4, c2 = 0.9, tolerance_change = 1e-9;
+  const Tensor d = memory_.d;
+  const double d_norm = largest(d);
+  const std::vector<Tensor> origin = copy_params();
+  const auto at = [&](double distance) {
+    move_params(distance, d);
+    LinePoint p;
+    static_cast<Point&>(p) = evaluate(closure);
+    set_params(origin);
+    p.t = distance;
+    p.slope = dot(p.grad, d);
+    return p;
+  };
+  const auto too_high = [&](const LinePoint& p) { return p.loss > start.loss + c1 * p.t * slope; };
+  const auto flat_enough = [&](const LinePoint& p) { return std::abs(p.slope) <= -c2 * slope; };
+
+  LinePoint origin_point;
+  static_cast<Point&>(origin_point) = start;
+  origin_point.slope = slope;
+
+  // Find an interval that contains such a point.
+  LinePoint previous = origin_point, now = at(t);
+  LinePoint low = origin_point, high = now;
+  std::int64_t iteration = 0;
+  for (; iteration < max_ls; ++iteration) {
+    if (too_high(now) || (iteration > 1 && now.loss >= previous.loss)) {
+      low = previous;
+      high = now;
+      break;
+    }
+    if (flat_enough(now)) return now;
+    if (now.slope >= 0) {
+      low = previous;
+      high = now;
+      break;
+    }
+    const double next = cubic_minimum(previous.t, previous.loss, previous.slope, now.t, now.loss, now.slope,
+                                      now.t + 0.01 * (now.t - previous.t), now.t * 10);
+    previous = now;
+    now = at(next);
+    high = now;
+  }
+  if (high.loss < low.loss) std::swap(low, high);
+
+  // Shrink the interval. `low` has the smaller loss of its two ends.
+  bool little_progress = false;
+  while (iteration < max_ls && std::abs(high.t - low.t) * d_norm >= tolerance_change) {
+    const double left = std::min(low.t, high.t), right = std::max(low.t, high.t);
+    double next = cubic_minimum(low.t, low.loss, low.slope, high.t, high.loss, high.slope, left, right);
+    // A point close to an end makes little progress. The second such point in a row is moved inwards.
+    const double margin = 0.1 * (right - left);
+    if (std::min(right - next, next - left) < margin) {
+      if (little_progress || next >= right || next <= left) {
+        next = right - next < next - left ? right - margin : left + margin;
+        little_progress = false;
+      } else {
+        little_progress = true;
+      }
+    } else {
+      little_progress = false;
+    }
+    now = at(next);
+    ++iteration;
+    if (too_high(now) || now.loss >= low.loss) {
+      high = now;
+      if (high.loss < low.loss) std::swap(low, high);
+      continue;
+    }
+    if (flat_enough(now)) return now;
+    if (now.slope * (high.t - low.t) >= 0) high = low;
+    low = now;
+  }
+  return low;
+}
+
+// ---- state ----
+
+StateDict LBFGS::state_dict() const {
+  const NoGradGuard no_grad;
+  StateDict dict = Optimizer::state_dict();
+  const Memory& m = memory_;
+  if (m.func_evals == 0) return dict;
+  const auto add = [&](const std::string& key, const Tensor& t) {
+    dict.emplace_back("state.0." + key, t.clone());
+  };
+  add("func_evals", scalar_tensor(m.func_evals, {DType::i64, kCPU}));
+  add("n_iter", scalar_tensor(m.n_iter, {DType::i64, kCPU}));
+  if (m.n_iter == 0) return dict;
+  add("d", m.d);
+  add("t", number(m.t));
+  add("H_diag", number(m.H_diag));
+  add("prev_flat_grad", m.prev_flat_grad);
+  add("prev_loss", number(m.prev_loss));
+  add("ro", tensor(m.ro, Shape(static_cast<std::int64_t>(m.ro.size())), {DType::f64, kCPU}));
+  for (std::size_t i = 0; i < m.old_dirs.size(); ++i) {
+    add("old_dirs." + std::to_string(i), m.old_dirs[i]);
+    add("old_stps." + std::to_string(i), m.old_stps[i]);
+  }
+  return dict;
+}
+
+void LBFGS::load_state_dict(const StateDict& dict) {
+  const NoGradGuard no_grad;
+  const Tensor& first = params(0)[0].replica(0);
+  std::int64_t numel = 0;
+  for (const Parameter& p : params(0)) numel += p.replica(0).numel();
+  StateDict own, rest;
+  for (const auto& entry : dict) (entry.first.starts_with("state.") ? own : rest).push_back(entry);
+  const nn::StateDictIndex index(own);
+  std::size_t used = 0;
+  const auto take = [&](const std::string& key, std::int64_t count, DType dtype) {
+    const Tensor* t = index.find("state.0." + key);
+    check(t && t->defined() && t->numel() == count && is_floating(t->dtype()) == is_floating(dtype),
+          "[load_state_dict] state.0.", key, " is missing or is not ", count, " values of ", dtype,
+          ", and nothing was loaded; pass the state of an LBFGS over the same parameters");
+    ++used;
+    return *t;
+  };
+  const auto take_number = [&](const std::string& key) { return take(key, 1, DType::f64).item(); };
+  const auto take_count = [&](const std::string& key) {
+    const auto count = take(key, 1, DType::i64).item<std::int64_t>();
+    check(count >= 0, "[load_state_dict] state.0.", key, " is ", count,
+          ", and nothing was loaded; it cannot be negative");
+    return count;
+  };
+  const auto take_vector = [&](const std::string& key) {
+    return take(key, numel, first.dtype()).to(first.device(), first.dtype()).clone();
+  };
+  Memory m;
+  if (!own.empty()) {
+    m.func_evals = take_count("func_evals");
+    m.n_iter = take_count("n_iter");
+    if (m.n_iter > 0) {
+      m.d = take_vector("d");
+      m.t = take_number("t");
+      m.H_diag = take_number("H_diag");
+      m.prev_flat_grad = take_vector("prev_flat_grad");
+      m.prev_loss = take_number("prev_loss");
+      const Tensor* const ro = index.find("state.0.ro");
+      const Tensor factors =
+          take("ro", ro && ro->defined() ? ro->numel() : 0, DType::f64).to(kCPU, DType::f64).contiguous();
+      m.ro.assign(factors.data<double>(), factors.data<double>() + factors.numel());
+      for (std::size_t i = 0; i < m.ro.size(); ++i) {
+        m.old_dirs.push_back(take_vector("old_dirs." + std::to_string(i)));
+        m.old_stps.push_back(take_vector("old_stps." + std::to_string(i)));
+      }
+    }
+    check(used == own.size(), "[load_state_dict] the state has ", own.size() - used,
+          " unexpected tensors, and nothing was loaded; pass the state of an LBFGS over the same parameters");
+  }
+  Optimizer::load_state_dict(rest);  // checks before it changes anything
+  memory_ = std::move(m);
+}
+
+}  // namespace tapestry::optim
