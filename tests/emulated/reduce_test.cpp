@@ -165,7 +165,9 @@ void check_all(const Shape& sizes, unsigned mask, int layout = 0) {
     check_sum<T>(x, mask, 7);
     check_variance<T>(x, mask);
     check_logsumexp<T>(x, mask);
-    for (const double p : {0.0, 1.0, 2.0, 3.0, -0.5}) check_norm<T>(x, mask, p);
+    check_norm<T>(x, mask, 2);
+    if (!kOnlyRaces)
+      for (const double p : {0.0, 1.0, 3.0, -0.5}) check_norm<T>(x, mask, p);
     if (x.numel() == 0) return;
     for (const double p : {kInfinity, -kInfinity}) check_norm<T>(x, mask, p);
     check_extremes<T>(x, mask, one_dim);
@@ -215,7 +217,10 @@ TEST_CASE("reductions: rows of any length give the CPU's values") {
 
 TEST_CASE("reductions: columns of any length give the CPU's values") {
   for (const std::int64_t n : {1, 2, 7, 8, 9, 64, 65, 130})
-    for (const std::int64_t c : {2, 3, 4, 8, 40, 100}) check_some({n, c}, 1);
+    for (const std::int64_t c : {2, 3, 4, 8, 40, 100}) {
+      static unsigned calls = 0;
+      if (next_choice(calls, 4) == 0 || !kOnlyRaces) check_some({n, c}, 1);
+    }
 }
 
 TEST_CASE("reductions: any set of dimensions in any layout gives the CPU's sum") {
@@ -311,6 +316,7 @@ TEST_CASE("reductions: minima and maxima return the first of equal elements") {
   for (const Shape& sizes : {Shape{3, 200}, Shape{3, 4100}, Shape{200, 3}, Shape{200, 64}}) {
     const unsigned mask = sizes[0] == 3 ? 2 : 1;
     for_types<float, BFloat16, std::int64_t, std::int32_t, std::uint8_t>([&]<class T>() {
+      if (kOnlyRaces && !std::is_same_v<T, float>) return;
       Tensor x = full(sizes, 2, dtype_of<T>);
       check_extremes<T>(x, mask, true);
       const Tensor part = x.narrow(mask == 2 ? 1 : 0, 150, 50);
