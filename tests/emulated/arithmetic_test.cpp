@@ -59,6 +59,23 @@ Tensor coordinates(unsigned salt, DType dtype) {
   return tensor(v).to(dtype);
 }
 
+/// Compares a row of a shared kernel with the CPU's. `make(salt)` gives an input.
+template <int kOperands>
+void check_selected(const Slot<Elementwise<kOperands>>& row,
+                    void (*launch)(const LaunchContext&, const Elementwise<kOperands>&), DType t,
+                    const std::function<Tensor(unsigned)>& make, double units) {
+  CAPTURE(row.name(), dtype_name(t));
+  Tensor in[kOperands];
+  const Tensor* operands[kOperands];
+  for (int i = 0; i < kOperands; ++i) {
+    in[i] = i == 0 ? zeros(make(1).sizes(), t) : make(static_cast<unsigned>(i));
+    operands[i] = &in[i];
+  }
+  compare<kOperands>(
+      in[0], operands, units, [&](const Elementwise<kOperands>& e) { row(kCPU, t, e); },
+      [&](const Elementwise<kOperands>& e) { launch({}, e); });
+}
+
 }  // namespace
 
 TEST_CASE("integer kernels: arithmetic at the limits of a dtype wraps as on the CPU") {
@@ -72,33 +89,22 @@ TEST_CASE("integer kernels: arithmetic at the limits of a dtype wraps as on the 
 TEST_CASE("integer kernels: rounded quotients and bits at the limits of a dtype are the CPU's") {
   for_types<std::int64_t, std::int32_t, std::uint8_t>([]<class T>() {
     for_rows_of(RareIntegers(), []<class Row>() {
-      const Tensor a = values<T>(1), b = values<T>(2), out = zeros(a.sizes(), dtype_of<T>);
-      CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
-      compare<3>(
-          out, {&out, &a, &b}, 0, [&](const Elementwise<3>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
-          [&](const Elementwise<3>& e) { gpu::launch_selected<RareIntegers, Row, T>({}, e); });
+      check_selected<3>(slot<Row>, &gpu::launch_selected<RareIntegers, Row, T>, dtype_of<T>, &values<T>, 0);
     });
   });
 }
 
 TEST_CASE("quotient kernels: rounded quotients and xlogy are the CPU's, also for infinities and NaN") {
+  using Gradients = OwnGradients<RareArithmetic>::type;
   for_types<float, BFloat16>([]<class T>() {
     constexpr DType t = dtype_of<T>;
-    const Tensor a = coordinates(1, t), b = coordinates(2, t), out = zeros(a.sizes(), t);
+    const auto make = [](unsigned salt) { return coordinates(salt, t); };
     for_rows_of(RareArithmetic(), [&]<class Row>() {
-      CAPTURE(Row::kSlotName.text, dtype_name(t));
-      compare<3>(
-          out, {&out, &a, &b}, std::is_same_v<Row, Xlogy> ? 4 : 0,
-          [&](const Elementwise<3>& e) { slot<Row>(kCPU, t, e); },
-          [&](const Elementwise<3>& e) { gpu::launch_selected<RareArithmetic, Row, T>({}, e); });
+      check_selected<3>(slot<Row>, &gpu::launch_selected<RareArithmetic, Row, T>, t, make,
+                        std::is_same_v<Row, Xlogy> ? 4 : 0);
     });
-    using Gradients = OwnGradients<RareArithmetic>::type;
-    const Tensor dy = coordinates(3, t);
     for_rows_of(Gradients(), [&]<class Row>() {
-      CAPTURE(Row::kSlotName.text, dtype_name(t));
-      compare<4>(
-          out, {&out, &dy, &a, &b}, 4, [&](const Elementwise<4>& e) { slot<Row>(kCPU, t, e); },
-          [&](const Elementwise<4>& e) { gpu::launch_selected<Gradients, Row, T>({}, e); });
+      check_selected<4>(slot<Row>, &gpu::launch_selected<Gradients, Row, T>, t, make, 4);
     });
   });
 }

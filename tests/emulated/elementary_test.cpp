@@ -27,42 +27,51 @@ Tensor values(std::int64_t n, unsigned salt, DType dtype) {
   return tensor(v).to(dtype);
 }
 
-template <class List, class T>
-void check_values() {
-  for_rows_of(List(), []<class Row>() {
-    for (const int layout : {0, 5}) {
-      CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>), layout);
-      const Tensor out = zeros({507}, dtype_of<T>), x = laid_out(values(507, 1, dtype_of<T>), layout);
-      // The error of erfinv in f32 is 4e-7. Results that differ by a rounding of f32 may round to different
-      // bf16 numbers: 2 units of bf16.
-      const double units = std::is_same_v<T, BFloat16> ? 2 : std::is_same_v<Row, Erfinv> ? 16 : 10;
-      compare<2>(
-          out, {&out, &x}, units, [&](const Elementwise<2>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
-          [&](const Elementwise<2>& e) { gpu::launch_selected<List, Row, T>({}, e); });
-    }
-  });
+// The checks take slots and launch functions, so that they are compiled once and not for each row.
+template <int kOperands>
+using Launch = void (*)(const LaunchContext&, const Elementwise<kOperands>&);
+
+void check_value(const Slot<Elementwise<2>>& row, Launch<2> launch, DType t, double units) {
+  for (const int layout : {0, 5}) {
+    CAPTURE(row.name(), dtype_name(t), layout);
+    const Tensor out = zeros({507}, t), x = laid_out(values(507, 1, t), layout);
+    compare<2>(
+        out, {&out, &x}, units, [&](const Elementwise<2>& e) { row(kCPU, t, e); },
+        [&](const Elementwise<2>& e) { launch({}, e); });
+  }
 }
-template <class List, class T>
-void check_gradients() {
-  for_rows_of(List(), []<class Row>() {
-    CAPTURE(Row::kSlotName.text, dtype_name(dtype_of<T>));
-    const Tensor out = zeros({507}, dtype_of<T>), dy = tensor(numbers(507, 3, 2)).to(dtype_of<T>),
-                 x = tensor(numbers(507, 4, 1)).to(dtype_of<T>);
-    compare<3>(
-        out, {&out, &dy, &x}, std::is_same_v<T, BFloat16> ? 2 : 16,
-        [&](const Elementwise<3>& e) { slot<Row>(kCPU, dtype_of<T>, e); },
-        [&](const Elementwise<3>& e) { gpu::launch_selected<List, Row, T>({}, e); });
-  });
+void check_gradient(const Slot<Elementwise<3>>& row, Launch<3> launch, DType t, double units) {
+  CAPTURE(row.name(), dtype_name(t));
+  const Tensor out = zeros({507}, t), dy = tensor(numbers(507, 3, 2)).to(t),
+               x = tensor(numbers(507, 4, 1)).to(t);
+  compare<3>(
+      out, {&out, &dy, &x}, units, [&](const Elementwise<3>& e) { row(kCPU, t, e); },
+      [&](const Elementwise<3>& e) { launch({}, e); });
+}
+
+// Results that differ by a rounding of f32 may round to different bf16 numbers: 2 units of bf16.
+template <class T>
+double units(double of_f32) {
+  return std::is_same_v<T, float> ? of_f32 : 2;
 }
 
 }  // namespace
 
 TEST_CASE("elementary kernels: values are within a few roundings of the CPU's") {
-  check_values<Elementary, float>();
-  check_values<Elementary, BFloat16>();
+  for_types<float, BFloat16>([]<class T>() {
+    for_rows_of(Elementary(), []<class Row>() {
+      // The error of erfinv in f32 is 4e-7.
+      check_value(slot<Row>, &gpu::launch_selected<Elementary, Row, T>, dtype_of<T>,
+                  units<T>(std::is_same_v<Row, Erfinv> ? 16 : 10));
+    });
+  });
 }
 
 TEST_CASE("elementary kernels: gradients are within a few roundings of the CPU's") {
-  check_gradients<gpu::ElementaryGradients, float>();
-  check_gradients<gpu::ElementaryGradients, BFloat16>();
+  using List = gpu::ElementaryGradients;
+  for_types<float, BFloat16>([]<class T>() {
+    for_rows_of(List(), []<class Row>() {
+      check_gradient(slot<Row>, &gpu::launch_selected<List, Row, T>, dtype_of<T>, units<T>(16));
+    });
+  });
 }
