@@ -110,9 +110,7 @@ void Tensor::retain_grad() const {
 
 Tensor Tensor::detach() const {
   detail::check_defined("detach", *this);
-  Tensor t = detail::raw_view(*this, sizes(), strides(), storage_offset());
-  t.impl()->inference = impl_->inference;
-  return t;
+  return detail::raw_view(*this, sizes(), strides(), storage_offset());
 }
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
