@@ -2,7 +2,7 @@
 // The loops of the CPU's elementwise kernels. map<Out, In...>(args, f) computes out = f(in...) for each
 // element, in parallel. Per functor, g++ compiles one loop, which is vectorised: the loop over dense arrays
 // of compute types. Operands that are strided, broadcast, f16 or bf16 are copied to such arrays in blocks
-// (loops.cpp), which stay in the L1 cache.
+// (pointwise_loops.cpp), which stay in the L1 cache.
 #include <tuple>
 #include <type_traits>
 #include <utility>
