@@ -55,15 +55,12 @@ Tensor take_along_dim(const Tensor& x, const Tensor& indices, std::optional<std:
 // ---- indices into several dimensions, as x[...] in Python
 
 /// Returns x[indices]. Each index is an integer, indexing::Slice, indexing::None, indexing::Ellipsis (or
-/// "..."), a bool, a bool tensor, or an integer tensor. The rules are PyTorch's:
-/// - Without tensors and bools, the result is a view.
-/// - Integer tensors broadcast to a common shape, and negative indices count from the end. If they index
-/// adjacent
-///   dimensions, the common shape replaces these dimensions, otherwise it comes first.
-/// - A bool tensor replaces as many dimensions as it has, whose sizes it must have. It stands for the
-/// coordinates of
-///   its true elements. Their number must be known, so the host waits for a GPU.
-/// - An integer tensor with 0 dimensions is treated as an integer, and the host waits for a GPU.
+/// "..."), a bool, a bool tensor, or an integer tensor. The rules are PyTorch's. Without tensors and bools,
+/// the result is a view. Integer tensors broadcast to a common shape, and negative indices count from the
+/// end. If they index adjacent dimensions, the common shape replaces these dimensions; otherwise it comes
+/// first. A bool tensor replaces as many dimensions as it has, and has their sizes. It stands for the
+/// coordinates of its true elements. Their number must be known, so the host waits for a GPU. An integer
+/// tensor with 0 dimensions is treated as an integer, and the host waits for a GPU.
 /// A tensor of uint8 is a TypeError: it could be meant as a mask or as indices.
 Tensor index(const Tensor& x, const std::vector<indexing::TensorIndex>& indices);
 /// Returns a copy of x with x[indices] = values, or x[indices] += values if `accumulate`. `values` broadcasts

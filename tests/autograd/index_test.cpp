@@ -200,7 +200,7 @@ TEST_CASE("an element that is written several times gets the last value") {
   CHECK(equal(zeros({2}, kInt64).index_put({to}, values, true), tensor({7, 8})));
 }
 
-TEST_CASE("results do not depend on the number of threads") {
+TEST_CASE("results of index operations do not depend on the number of threads") {
   const Tensor x = randn({300, 400}), src = randn({500, 400}), to = randint(0, 300, {500, 400});
   const Tensor rows = randint(0, 300, {500}), mask = randn({300, 400}) > 0;
   const auto all = [&] {

@@ -29,12 +29,13 @@ void for_extremes(const F& f, In... in) {
     for (const float x : kExtremes) for_extremes<kInputs>(f, in..., x);
 }
 
-/// Parameters, if the row has some, are 2 and 20.
+/// Parameters, if the row has some, are 2, 20 and 0.5.
 template <class Row, class M, class... In>
 auto value(In... in) {
   if constexpr (Row::kParams == 0) return Row::template value<M>(in...);
   else if constexpr (Row::kParams == 1) return Row::template value<M>(in..., 2.0f);
-  else return Row::template value<M>(in..., 2.0f, 20.0f);
+  else if constexpr (Row::kParams == 2) return Row::template value<M>(in..., 2.0f, 20.0f);
+  else return Row::template value<M>(in..., 2.0f, 20.0f, 0.5f);
 }
 
 template <class Row, class T>
