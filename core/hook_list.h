@@ -69,7 +69,7 @@ class HookList {
     // The handle keeps the state alive, but not the hooks: what they capture may own this list.
     return HookHandle([state = Ref<State>(state), id] {
       state->replace([id](std::vector<Entry>& list) {
-        std::erase_if(list, [id](const Entry& entry) { return entry.id == id; });
+        std::erase_if(list, [id](const Entry& e) { return e.id == id; });
       });
     });
   }

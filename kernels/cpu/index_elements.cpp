@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::int64_t kIndexedRow = 256;
 
-// n elements along the last dimension. If `offsets` is null, their offsets in x begin at `x` and have x_stride.
-// Otherwise n is at most kIndexedRow, and `offsets` has the offset of each element in x, or -1 if its index is
-// invalid.
+// n elements along the last dimension. If `offsets` is null, their offsets in x begin at `x` and have
+// x_stride. Otherwise n is at most kIndexedRow, and `offsets` has the offset of each element in x, or -1 if
+// its index is invalid.
 struct IndexedRow {
   std::int64_t n, x, x_stride, y, y_stride;
   const std::int64_t* offsets;

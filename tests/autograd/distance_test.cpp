@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "tapestry/autograd/gradcheck.h"
-#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tests/support/op_case.h"
 
 using namespace tapestry;

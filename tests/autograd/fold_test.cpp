@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/nn/functional.h"
 #include "tests/support/op_case.h"

@@ -83,7 +83,8 @@ TEST_CASE("child: forks after an OpenMP region of the program", "[.]") {
 TEST_CASE("child: forks before it has any thread", "[.]") {
   const Forked child = in_fork([]() -> std::string {
     const Results got = compute();
-    return std::to_string(got.product.numel()) + " numbers, " + std::to_string(get_num_threads()) + " threads";
+    return std::to_string(got.product.numel()) + " numbers, " + std::to_string(get_num_threads()) +
+           " threads";
   });
   CHECK(child.ended);
   CHECK(child.message == "262144 numbers, 4 threads");

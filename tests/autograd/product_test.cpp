@@ -1,7 +1,7 @@
 #include "tapestry/autograd/ops/product.h"
 
-#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tests/support/op_case.h"
 

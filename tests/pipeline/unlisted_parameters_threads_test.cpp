@@ -110,7 +110,8 @@ TEST_CASE("a forgotten module that its stage builds in the first pass is an erro
     nn::Linear part({.in_features = 4, .out_features = 4});
     std::unique_ptr<nn::Linear> lazy;
     const auto function = [&](const Tensor& x) {
-      if (!lazy) lazy = std::make_unique<nn::Linear>(nn::Linear::Options{.in_features = 4, .out_features = 2});
+      if (!lazy)
+        lazy = std::make_unique<nn::Linear>(nn::Linear::Options{.in_features = 4, .out_features = 2});
       return (*lazy)(part(x));
     };
     Pipeline forgetful({{function, kCPU, {part}}}, {.schedule = schedule, .micro_batches = 2});
