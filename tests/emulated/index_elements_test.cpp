@@ -141,15 +141,16 @@ TEST_CASE("index kernels: reads and writes by index move the CPU's elements, for
 }
 
 TEST_CASE("index kernels: a write without repeated indices needs no sort") {
-  for (const std::size_t offset : {0, 1}) {
-    const Case rows = {"rows", {2, 3, 8}, {40, 0, 1}, {24, 8, 1}, {{{0, 1, 0}, 5, 8}}, 1, 2, 80};
-    check_same<float, float>(rows, false, false, offset, [](bool cpu, Indexed at, float* x, float* y) {
-      const std::int64_t values[] = {4, 0, 2};
-      at.index[0].values = values;
-      if (cpu) kernels::indexed_write(kCPU, DType::f32, {at, true, x, y});
-      else gpu::launch_indexed_write<std::uint32_t>({}, {at, true, x, y});
-    });
-  }
+  const Case rows = {"rows", {2, 3, 8}, {40, 0, 1}, {24, 8, 1}, {{{0, 1, 0}, 5, 8}}, 1, 2, 80};
+  for_types<std::uint8_t, BFloat16, float, double>([&]<class T>() {
+    for (const std::size_t offset : {0, 1})
+      check_same<T, T>(rows, false, false, offset, [](bool cpu, Indexed at, T* x, T* y) {
+        const std::int64_t values[] = {4, 0, 2};
+        at.index[0].values = values;
+        if (cpu) kernels::indexed_write(kCPU, dtype_of<T>, {at, true, x, y});
+        else gpu::launch_indexed_write<gpu::Bits<T>>({}, {at, true, x, y});
+      });
+  });
 }
 
 TEST_CASE("index kernels: combinations add, multiply and compare in order of position") {

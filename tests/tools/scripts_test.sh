@@ -270,7 +270,7 @@ has_status 0
 [[ $calls == *"apt-get $install $every catch2 dataset-fashion-mnist ccache libdnnl-dev libgloo-dev iproute2
 cmake --preset ci
 cmake --build --preset ci --parallel 2
-ctest --preset ci --parallel 8 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
+ctest --preset ci --parallel 5 --no-tests=error --label-exclude long" ]] || fail 'wrong calls'
 
 name='test: prints how long nvcc took'
 mkdir -p "$work/clone/build/ci"
@@ -287,7 +287,7 @@ name='test: --full, a preset, options of ctest'
 call tools/test --jobs 2 --full --preset asan -- -R 'a|b'
 called 'cmake --preset asan
 cmake --build --preset asan --parallel 2
-ctest --preset asan --parallel 8 --no-tests=error -R a|b'
+ctest --preset asan --parallel 5 --no-tests=error -R a|b'
 [[ $calls != *setarch* ]] || fail 'address randomization should stay as it is'
 for preset in asan tsan ci; do
   name="test: $preset on a system that randomizes 32 bits of addresses"
