@@ -1,5 +1,6 @@
 #pragma once
-// More learning-rate schedules: by milestones, by powers, with restarts, by a metric, and one after another.
+// The learning-rate schedules that scheduler.h does not have: by milestones, exponential, polynomial, cosine
+// with warm restarts, by a metric, and in sequence.
 #include <memory>
 #include <type_traits>
 
