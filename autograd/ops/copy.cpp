@@ -12,11 +12,11 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kClone{"clone", Grad::differentiable, kAllDTypes};
-const Op kContiguous{"contiguous", Grad::differentiable, kAllDTypes};
-const Op kTo{"to", Grad::differentiable, kAllDTypes};
-const Op kCopy{"copy_", Grad::differentiable, kAllDTypes};
-const Op kFill{"fill_", Grad::differentiable, kAllDTypes};
+const Op kClone{"clone", Grad::twice, kAllDTypes};
+const Op kContiguous{"contiguous", Grad::twice, kAllDTypes};
+const Op kTo{"to", Grad::twice, kAllDTypes};
+const Op kCopy{"copy_", Grad::twice, kAllDTypes};
+const Op kFill{"fill_", Grad::twice, kAllDTypes};
 const Op kItem{"item", Grad::none, kAllDTypes};
 
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {

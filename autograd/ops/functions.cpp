@@ -178,12 +178,12 @@ Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> m
 
 namespace {
 
-const Op kHardsigmoid{"hardsigmoid", Grad::differentiable, kFloats};
-const Op kHardtanh{"hardtanh", Grad::differentiable, kNumbers};
-const Op kSoftsign{"softsign", Grad::differentiable, kFloats};
-const Op kLogSigmoid{"logsigmoid", Grad::differentiable, kFloats};
-const Op kPrelu{"prelu", Grad::differentiable, kFloats};
-const Op kGlu{"glu", Grad::differentiable, kFloats};
+const Op kHardsigmoid{"hardsigmoid", Grad::twice, kFloats};
+const Op kHardtanh{"hardtanh", Grad::twice, kNumbers};
+const Op kSoftsign{"softsign", Grad::twice, kFloats};
+const Op kLogSigmoid{"logsigmoid", Grad::twice, kFloats};
+const Op kPrelu{"prelu", Grad::twice, kFloats};
+const Op kGlu{"glu", Grad::twice, kFloats};
 
 void check_input(const Op& op, const Tensor& x) {
   tapestry::detail::check_defined(op.name, x);
