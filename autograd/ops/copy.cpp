@@ -12,11 +12,11 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kClone{"clone", Grad::differentiable, kStoredDTypes};
-const Op kContiguous{"contiguous", Grad::differentiable, kStoredDTypes};
-const Op kTo{"to", Grad::differentiable, kStoredDTypes};
-const Op kCopy{"copy_", Grad::differentiable, kStoredDTypes};
-const Op kFill{"fill_", Grad::differentiable, kStoredDTypes};
+const Op kClone{"clone", Grad::twice, kStoredDTypes};
+const Op kContiguous{"contiguous", Grad::twice, kStoredDTypes};
+const Op kTo{"to", Grad::twice, kStoredDTypes};
+const Op kCopy{"copy_", Grad::twice, kStoredDTypes};
+const Op kFill{"fill_", Grad::twice, kStoredDTypes};
 const Op kItem{"item", Grad::none, kStoredDTypes};
 
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {

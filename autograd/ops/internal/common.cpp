@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -137,13 +138,13 @@ void check_stores(const Op& op, const Tensor& target, DType dtype) {
 }
 
 Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype) {
-  if (grad.sizes() == sizes) return converted(grad, dtype);
+  if (grad.sizes() == sizes) return to(grad, grad.device(), dtype);
   const int leading = grad.dim() - sizes.size();
   Dims dims;
   for (int d = 0; d < grad.dim(); ++d)
     if (d < leading || (sizes[d - leading] == 1 && grad.sizes()[d] != 1)) dims.push_back(d);
   const Tensor summed = dims.empty() ? grad : sum(grad, dims, true);
-  return converted(view(summed, sizes), dtype);
+  return to(reshape(summed, sizes), grad.device(), dtype);
 }
 
 bool elements_overlap(const Tensor& t) {
