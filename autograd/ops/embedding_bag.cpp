@@ -16,7 +16,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kEmbeddingBag{"embedding_bag", Grad::differentiable, kFloats};
+const Op kEmbeddingBag{"embedding_bag", Grad::twice, kFloats};
 
 // What backward needs of a call.
 struct Bag {
@@ -31,7 +31,12 @@ Tensor row_gradients(const Bag& bag, const Tensor& dy, const Tensor& bag_of, con
   return index_select(dy / sizes.clamp(1).to(dy.dtype()).unsqueeze(1), 0, bag_of);
 }
 
-Tensor weight_gradient(const Bag& bag, const Tensor& rows, const Tensor& indices) {
+Tensor weight_gradient(const Bag& bag, const Tensor& rows, const Tensor& indices, bool recorded) {
+  if (recorded) {
+    const Tensor none = zeros({}, {rows.dtype(), rows.device()});
+    return index_add(none.expand({bag.rows, bag.columns}), 0, indices,
+                     where((indices == bag.padding).unsqueeze(1), none, rows));
+  }
   const Tensor grad = raw_contiguous(rows);
   const Tensor dweight = empty({bag.rows, bag.columns}, {grad.dtype(), grad.device()});
   kernels::embedding_backward(grad.device(), grad.dtype(),
@@ -152,12 +157,13 @@ Tensor embedding_bag(const Tensor& weight, const Tensor& indices, const Embeddin
   }
   record(kEmbeddingBag, y, {&weight, &p.per_sample_weights},
          [bag, flat = save(flat), bag_of = save(bag_of), sizes = save(sizes),
-          scales = scales.defined() ? save_if(weight, scales) : SavedTensor(),
+          scales = scales.defined() ? save_if(weight, p.per_sample_weights) : SavedTensor(),
           weight = save_if(p.per_sample_weights, weight), scaled = scales.defined()](Backward& b) {
            const Tensor rows = row_gradients(bag, b.grad(), b.saved(bag_of), b.saved(sizes));
            const Tensor at = b.saved(flat);
            if (b.needs(0))
-             b.set(0, weight_gradient(bag, scaled ? rows * b.saved(scales).view({-1, 1}) : rows, at));
+             b.set(0, weight_gradient(bag, scaled ? rows * b.saved(scales).reshape({-1, 1}) : rows, at,
+                                      b.create_graph()));
            if (b.needs(1)) {
              const DType sums = accumulation_dtype(rows.dtype());
              Tensor d = (rows.to(sums) * index_select(b.saved(weight), 0, at).to(sums)).sum(1);

@@ -20,7 +20,7 @@ using autograd::raw_contiguous;
 using kernels::GridShape;
 
 const Op kGridSample("grid_sample", Grad::differentiable, kFloats);
-const Op kAffineGrid("affine_grid", Grad::differentiable, kFloats);
+const Op kAffineGrid("affine_grid", Grad::twice, kFloats);
 
 MemoryFormat layout(const GridShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;

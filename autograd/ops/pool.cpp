@@ -4,6 +4,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/pool.h"
 #include "tapestry/autograd/tape.h"
@@ -18,9 +19,9 @@ using autograd::Op;
 using autograd::raw_contiguous;
 using kernels::Pool2dShape;
 
-const Op kMaxPool2d("max_pool2d", Grad::differentiable, kFloats);
-const Op kAvgPool2d("avg_pool2d", Grad::differentiable, kFloats);
-const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::differentiable, kFloats);
+const Op kMaxPool2d("max_pool2d", Grad::twice, kFloats);
+const Op kAvgPool2d("avg_pool2d", Grad::twice, kFloats);
+const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::twice, kFloats);
 
 // The input's sizes and layout. A (C, H, W) input is treated as one image.
 Pool2dShape input_shape(const Op& op, const Tensor& x) {
@@ -83,19 +84,45 @@ Tensor like_output(const Pool2dShape& s, int ndim, const TensorOptions& options)
   return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
 }
 
-Tensor average(const Op& op, const Pool2dShape& s, const Tensor& x,
-               const kernels::Slot<kernels::AvgPool2dArgs>& forward,
-               const kernels::Slot<kernels::AvgPool2dBackwardArgs>& backward) {
-  const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
-  if (y.numel() > 0) forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y});
-  if (autograd::recording(x))
-    autograd::record(op, y, {&x}, [s, ndim = x.dim(), &backward](Backward& b) {
-      const Tensor g = raw_contiguous(b.grad(), layout(s));
-      const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
-      if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
-      b.set(0, dx);
-    });
-  return y;
+// The kernels of averages over windows. Averages are linear, so the two directions are each other's
+// gradients.
+struct Average {
+  const Op& op;
+  const kernels::Slot<kernels::AvgPool2dArgs>& forward;
+  const kernels::Slot<kernels::AvgPool2dBackwardArgs>& backward;
+
+  Tensor of(const Tensor& x, const Pool2dShape& s) const {
+    const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
+    if (y.numel() > 0)
+      forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y});
+    if (autograd::recording(x))
+      autograd::record(op, y, {&x}, [a = *this, s](Backward& b) { b.set(0, a.gradient(b.grad(), s)); });
+    return y;
+  }
+  Tensor gradient(const Tensor& grad, const Pool2dShape& s) const {
+    const Tensor g = raw_contiguous(grad, layout(s));
+    const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
+    if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
+    if (autograd::recording(grad))
+      autograd::record(op, dx, {&grad}, [a = *this, s](Backward& b) { b.set(0, a.of(b.grad(), s)); });
+    return dx;
+  }
+};
+
+// The gradient of a maximum by operations: the gradient of each window is added to the element at its place.
+Tensor max_pool_gradient(const Tensor& g, const Tensor& places, const Pool2dShape& s) {
+  const TensorOptions integers(DType::i64, g.device());
+  const Tensor place = places.to(DType::i64), row = floor_divide(place, s.kernel_w),
+               column = place - row * s.kernel_w;
+  const Tensor h = row * s.dilation_h + arange(s.p, integers).unsqueeze(1) * s.stride_h - s.padding_h;
+  const Tensor w = column * s.dilation_w + arange(s.q, integers) * s.stride_w - s.padding_w;
+  // A window that lies in the padding has no element.
+  const Tensor in_padding = ge(place, s.kernel_h * s.kernel_w);
+  const Tensor index = where(in_padding, Scalar(0), h * s.w + w), none = zeros({}, {g.dtype(), g.device()});
+  const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
+  const Tensor flat = zeros_like(dx).flatten(-2);
+  return reshape(scatter_add(flat, -1, index.flatten(-2), where(in_padding, none, g).flatten(-2)),
+                 dx.sizes());
 }
 
 }  // namespace
@@ -125,6 +152,7 @@ MaxPooled max_pooled(const Op& op, const Tensor& x, const Pool2dParams& params, 
                         {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y, .places = places});
   if (recorded)
     record(op, y, {&x}, [s, ndim = x.dim(), places = save(places)](Backward& b) {
+      if (b.create_graph()) return b.set(0, max_pool_gradient(b.grad(), b.saved(places), s));
       const Tensor g = raw_contiguous(b.grad(), layout(s));
       const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
       if (dx.numel() > 0)
@@ -159,7 +187,7 @@ Tensor flat_indices(const MaxPooled& pooled) {
 Tensor average_pooled(const Op& op, const Tensor& x, const Pool2dParams& params) {
   check(params.dilation == Pair(1), "[", op.name, "] dilation (", params.dilation.h, ", ", params.dilation.w,
         "), but only maximum pools have one");
-  return average(op, window_shape(op, x, params), x, kernels::avg_pool2d, kernels::avg_pool2d_backward);
+  return Average{op, kernels::avg_pool2d, kernels::avg_pool2d_backward}.of(x, window_shape(op, x, params));
 }
 
 Tensor adaptively_averaged(const Op& op, const Tensor& x, Pair output_size) {
@@ -167,7 +195,7 @@ Tensor adaptively_averaged(const Op& op, const Tensor& x, Pair output_size) {
   check(output_size.h >= 1 && output_size.w >= 1, "[", op.name, "] output size (", output_size.h, ", ",
         output_size.w, "), expected at least 1");
   s.p = output_size.h, s.q = output_size.w;
-  return average(op, s, x, kernels::adaptive_avg_pool2d, kernels::adaptive_avg_pool2d_backward);
+  return Average{op, kernels::adaptive_avg_pool2d, kernels::adaptive_avg_pool2d_backward}.of(x, s);
 }
 
 }  // namespace autograd

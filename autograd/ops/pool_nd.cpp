@@ -21,21 +21,21 @@ using autograd::Grad;
 using autograd::MaxPooled;
 using autograd::Op;
 
-const Op kMaxPool1d("max_pool1d", Grad::differentiable, kFloats);
-const Op kMaxPool3d("max_pool3d", Grad::differentiable, kFloats);
-const Op kAvgPool1d("avg_pool1d", Grad::differentiable, kFloats);
-const Op kAvgPool3d("avg_pool3d", Grad::differentiable, kFloats);
-const Op kLpPool1d("lp_pool1d", Grad::differentiable, kFloats);
-const Op kLpPool2d("lp_pool2d", Grad::differentiable, kFloats);
-const Op kLpPool3d("lp_pool3d", Grad::differentiable, kFloats);
-const Op kAdaptiveAvgPool1d("adaptive_avg_pool1d", Grad::differentiable, kFloats);
-const Op kAdaptiveAvgPool3d("adaptive_avg_pool3d", Grad::differentiable, kFloats);
-const Op kAdaptiveMaxPool1d("adaptive_max_pool1d", Grad::differentiable, kFloats);
-const Op kAdaptiveMaxPool2d("adaptive_max_pool2d", Grad::differentiable, kFloats);
-const Op kAdaptiveMaxPool3d("adaptive_max_pool3d", Grad::differentiable, kFloats);
-const Op kMaxUnpool1d("max_unpool1d", Grad::differentiable, kFloats);
-const Op kMaxUnpool2d("max_unpool2d", Grad::differentiable, kFloats);
-const Op kMaxUnpool3d("max_unpool3d", Grad::differentiable, kFloats);
+const Op kMaxPool1d("max_pool1d", Grad::twice, kFloats);
+const Op kMaxPool3d("max_pool3d", Grad::twice, kFloats);
+const Op kAvgPool1d("avg_pool1d", Grad::twice, kFloats);
+const Op kAvgPool3d("avg_pool3d", Grad::twice, kFloats);
+const Op kLpPool1d("lp_pool1d", Grad::twice, kFloats);
+const Op kLpPool2d("lp_pool2d", Grad::twice, kFloats);
+const Op kLpPool3d("lp_pool3d", Grad::twice, kFloats);
+const Op kAdaptiveAvgPool1d("adaptive_avg_pool1d", Grad::twice, kFloats);
+const Op kAdaptiveAvgPool3d("adaptive_avg_pool3d", Grad::twice, kFloats);
+const Op kAdaptiveMaxPool1d("adaptive_max_pool1d", Grad::twice, kFloats);
+const Op kAdaptiveMaxPool2d("adaptive_max_pool2d", Grad::twice, kFloats);
+const Op kAdaptiveMaxPool3d("adaptive_max_pool3d", Grad::twice, kFloats);
+const Op kMaxUnpool1d("max_unpool1d", Grad::twice, kFloats);
+const Op kMaxUnpool2d("max_unpool2d", Grad::twice, kFloats);
+const Op kMaxUnpool3d("max_unpool3d", Grad::twice, kFloats);
 
 constexpr const char* kShapes[] = {"(N, C, L) or (C, L)", "(N, C, H, W) or (C, H, W)",
                                    "(N, C, D, H, W) or (C, D, H, W)"};

@@ -135,10 +135,10 @@ Tensor resample(const Op& op, const Tensor& x, std::vector<AxisMatrix> axes) {
   }
   if (recording(x))
     record(op, y, {&x},
-           [axes = std::make_shared<const std::vector<AxisMatrix>>(std::move(axes))](Backward& b) {
+           [&op, axes = std::make_shared<const std::vector<AxisMatrix>>(std::move(axes))](Backward& b) {
              std::vector<AxisMatrix> back;
              for (const AxisMatrix& m : *axes) back.push_back(transposed(m));
-             b.set(0, resampled(b.grad(), back));
+             b.set(0, resample(op, b.grad(), std::move(back)));
            });
   return y;
 }
@@ -151,7 +151,7 @@ using autograd::AxisMatrix;
 using autograd::Grad;
 using autograd::Op;
 
-const Op kInterpolate("interpolate", Grad::differentiable, kFloats);
+const Op kInterpolate("interpolate", Grad::twice, kFloats);
 
 constexpr std::int64_t kMostPixels = std::numeric_limits<std::int32_t>::max();
 

@@ -9,12 +9,12 @@ namespace {
 using autograd::Grad;
 using autograd::Op;
 
-const Op kAtleast1d("atleast_1d", Grad::differentiable, kAllDTypes);
-const Op kAtleast2d("atleast_2d", Grad::differentiable, kAllDTypes);
-const Op kAtleast3d("atleast_3d", Grad::differentiable, kAllDTypes);
-const Op kHsplit("hsplit", Grad::differentiable, kAllDTypes);
-const Op kVsplit("vsplit", Grad::differentiable, kAllDTypes);
-const Op kDsplit("dsplit", Grad::differentiable, kAllDTypes);
+const Op kAtleast1d("atleast_1d", Grad::twice, kAllDTypes);
+const Op kAtleast2d("atleast_2d", Grad::twice, kAllDTypes);
+const Op kAtleast3d("atleast_3d", Grad::twice, kAllDTypes);
+const Op kHsplit("hsplit", Grad::twice, kAllDTypes);
+const Op kVsplit("vsplit", Grad::twice, kAllDTypes);
+const Op kDsplit("dsplit", Grad::twice, kAllDTypes);
 
 // The dimension that the operation splits: `dim`, but 0 for the columns of a vector.
 std::int64_t split_dim(const Op& op, const Tensor& x, int dim, int least) {
