@@ -1,4 +1,5 @@
-// Views with a least number of dimensions, and splits along the dimension that NumPy gives a name.
+#include "tapestry/autograd/ops/view_split.h"
+
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
