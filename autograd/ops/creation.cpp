@@ -15,7 +15,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kFull{"full", Grad::none, kAllDTypes};
+const Op kFull{"full", Grad::none, kStoredDTypes};
 const Op kArange{"arange", Grad::none, kNumbers};
 const Op kLinspace{"linspace", Grad::none, kFloats};
 const Op kEye{"eye", Grad::none, kAllDTypes};
