@@ -135,8 +135,8 @@ class Module {
   /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
   LoadResult load_state_dict(const StateDict& dict, bool strict = true);
 
-  /// Returns a table of all modules with output shapes, parameters and memory. `run` is a function that calls
-  /// the module. It is executed in evaluation mode and without gradients.
+  /// Returns a table of all modules with output shapes, parameters and memory. `run` calls
+  /// the module, in evaluation mode and without gradients. Modules below 1,000 levels share a line.
   std::string summary(const std::function<void()>& run);
   /// Returns the same table for a call with one tensor of this shape. Without an argument, the table has no
   /// output shapes.
