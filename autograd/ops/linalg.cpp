@@ -15,12 +15,12 @@ namespace {
 
 using namespace autograd;
 
-const Op kDet("linalg.det", Grad::differentiable, kFullFloats);
-const Op kSlogdet("linalg.slogdet", Grad::differentiable, kFullFloats);
-const Op kInv("linalg.inv", Grad::differentiable, kFullFloats);
-const Op kSolve("linalg.solve", Grad::differentiable, kFullFloats);
-const Op kSolveTriangular("linalg.solve_triangular", Grad::differentiable, kFullFloats);
-const Op kCholesky("linalg.cholesky", Grad::differentiable, kFullFloats);
+const Op kDet("linalg.det", Grad::twice, kFullFloats);
+const Op kSlogdet("linalg.slogdet", Grad::twice, kFullFloats);
+const Op kInv("linalg.inv", Grad::twice, kFullFloats);
+const Op kSolve("linalg.solve", Grad::twice, kFullFloats);
+const Op kSolveTriangular("linalg.solve_triangular", Grad::twice, kFullFloats);
+const Op kCholesky("linalg.cholesky", Grad::twice, kFullFloats);
 
 // Numbers per matrix (...) as (..., 1, 1).
 Tensor per_matrix(const Tensor& x) { return unsqueeze(unsqueeze(x, -1), -1); }

@@ -12,11 +12,11 @@ namespace {
 
 using namespace autograd;
 
-const Op kQr("linalg.qr", Grad::differentiable, kFullFloats);
-const Op kSvd("linalg.svd", Grad::differentiable, kFullFloats);
-const Op kSvdvals("linalg.svdvals", Grad::differentiable, kFullFloats);
-const Op kEigh("linalg.eigh", Grad::differentiable, kFullFloats);
-const Op kEigvalsh("linalg.eigvalsh", Grad::differentiable, kFullFloats);
+const Op kQr("linalg.qr", Grad::twice, kFullFloats);
+const Op kSvd("linalg.svd", Grad::twice, kFullFloats);
+const Op kSvdvals("linalg.svdvals", Grad::twice, kFullFloats);
+const Op kEigh("linalg.eigh", Grad::twice, kFullFloats);
+const Op kEigvalsh("linalg.eigvalsh", Grad::twice, kFullFloats);
 
 Tensor scaled_columns(const Tensor& x, const Tensor& s) { return x * unsqueeze(s, -2); }
 Tensor scaled_rows(const Tensor& x, const Tensor& s) { return x * unsqueeze(s, -1); }
@@ -140,15 +140,18 @@ std::pair<Tensor, Tensor> qr(const Tensor& a, QrMode mode) {
   const Tensor q = mode == QrMode::r ? empty({0}, {a.dtype(), a.device()}) : q_in.to(a.device());
   if (recording(a)) {
     const Tensor *const outputs[] = {&q, &r}, *const inputs[] = {&a};
-    record(kQr.name, outputs, inputs, [=, q = save_output(q), r = save_output(r)](Backward& back) {
-      check<AutogradError>(mode != QrMode::r,
-                           "[linalg.qr] the gradient of mode r needs Q; use QrMode::reduced");
-      check<AutogradError>(mode == QrMode::reduced || m <= n,
-                           "[linalg.qr] mode complete has no gradient for ", m, " x ", n,
-                           " matrices, which have more rows than columns; use QrMode::reduced");
-      const Tensor gq = back.grad_or_zeros(0), gr = back.grad_or_zeros(1);
-      back.set(0, (m < n ? wide_qr_gradient : qr_gradient)(back.saved(q), back.saved(r), gq, gr));
-    });
+    record(
+        kQr.name, outputs, inputs,
+        [=, q = save_output(q, 0), r = save_output(r, 1)](Backward& back) {
+          check<AutogradError>(mode != QrMode::r,
+                               "[linalg.qr] the gradient of mode r needs Q; use QrMode::reduced");
+          check<AutogradError>(mode == QrMode::reduced || m <= n,
+                               "[linalg.qr] mode complete has no gradient for ", m, " x ", n,
+                               " matrices, which have more rows than columns; use QrMode::reduced");
+          const Tensor gq = back.grad_or_zeros(0), gr = back.grad_or_zeros(1);
+          back.set(0, (m < n ? wide_qr_gradient : qr_gradient)(back.saved(q), back.saved(r), gq, gr));
+        },
+        kQr.twice);
   }
   return {q, r};
 }
@@ -160,7 +163,8 @@ SvdResult svd(const Tensor& a, bool full_matrices) {
     const Tensor *const outputs[] = {&result.U, &result.S, &result.Vh}, *const inputs[] = {&a};
     record(
         kSvd.name, outputs, inputs,
-        [u = save_output(result.U), s = save_output(result.S), vh = save_output(result.Vh)](Backward& back) {
+        [u = save_output(result.U, 0), s = save_output(result.S, 1),
+         vh = save_output(result.Vh, 2)](Backward& back) {
           const Tensor values = back.saved(s);
           const std::int64_t rank = values.size(-1);
           const auto reduced = [&](const Tensor& x, int dim) {
@@ -168,7 +172,8 @@ SvdResult svd(const Tensor& a, bool full_matrices) {
           };
           back.set(0, svd_gradient(reduced(back.saved(u), -1), values, reduced(back.saved(vh), -2),
                                    reduced(back.grad(0), -1), back.grad(1), reduced(back.grad(2), -2)));
-        });
+        },
+        kSvd.twice);
   }
   return result;
 }
@@ -177,8 +182,11 @@ Tensor svdvals(const Tensor& a) {
   check_matrices(kSvdvals, a);
   const SvdResult result = factors(kSvdvals, a, false, recording(a));
   if (recording(a))
-    record(kSvdvals, result.S, {&a}, [u = save(result.U), vh = save(result.Vh)](Backward& back) {
-      back.set(0, matmul(scaled_columns(back.saved(u), back.grad()), back.saved(vh)));
+    record(kSvdvals, result.S, {&a}, [a = save(a), u = save(result.U), vh = save(result.Vh)](Backward& back) {
+      // The saved vectors have no history.
+      const SvdResult f = back.create_graph() ? svd(back.saved(a), false)
+                                              : SvdResult{back.saved(u), Tensor(), back.saved(vh)};
+      back.set(0, matmul(scaled_columns(f.U, back.grad()), f.Vh));
     });
   return result.S;
 }
@@ -188,18 +196,20 @@ std::pair<Tensor, Tensor> eigh(const Tensor& a, char uplo) {
   const auto found = eigen(kEigh, x, true);
   if (recording(x)) {
     const Tensor *const outputs[] = {&found.first, &found.second}, *const inputs[] = {&x};
-    record(kEigh.name, outputs, inputs,
-           [w = save_output(found.first), v = save_output(found.second)](Backward& back) {
-             const Tensor values = back.saved(w), vectors = back.saved(v);
-             // V (diag(gw) + V^T gV / (w_j - w_i)) V^T, where the quotient has a diagonal of 0.
-             Tensor inner = back.grad(0).defined() ? diag_embed(back.grad(0)) : Tensor();
-             if (back.grad(1).defined()) {
-               const Tensor differences = with_diagonal(unsqueeze(values, -2) - unsqueeze(values, -1), 1);
-               const Tensor turned = with_diagonal(matmul(mT(vectors), back.grad(1)), 0) / differences;
-               inner = inner.defined() ? inner + turned : turned;
-             }
-             back.set(0, matmul(vectors, matmul(inner, mT(vectors))));
-           });
+    record(
+        kEigh.name, outputs, inputs,
+        [w = save_output(found.first, 0), v = save_output(found.second, 1)](Backward& back) {
+          const Tensor values = back.saved(w), vectors = back.saved(v);
+          // V (diag(gw) + V^T gV / (w_j - w_i)) V^T, where the quotient has a diagonal of 0.
+          Tensor inner = back.grad(0).defined() ? diag_embed(back.grad(0)) : Tensor();
+          if (back.grad(1).defined()) {
+            const Tensor differences = with_diagonal(unsqueeze(values, -2) - unsqueeze(values, -1), 1);
+            const Tensor turned = with_diagonal(matmul(mT(vectors), back.grad(1)), 0) / differences;
+            inner = inner.defined() ? inner + turned : turned;
+          }
+          back.set(0, matmul(vectors, matmul(inner, mT(vectors))));
+        },
+        kEigh.twice);
   }
   return found;
 }
@@ -208,8 +218,9 @@ Tensor eigvalsh(const Tensor& a, char uplo) {
   const Tensor x = lower(kEigvalsh, a, uplo);
   const auto [values, vectors] = eigen(kEigvalsh, x, recording(x));
   if (recording(x))
-    record(kEigvalsh, values, {&x}, [v = save(vectors)](Backward& back) {
-      const Tensor columns = back.saved(v);
+    record(kEigvalsh, values, {&x}, [x = save(x), v = save(vectors)](Backward& back) {
+      // The saved vectors have no history.
+      const Tensor columns = back.create_graph() ? eigh(back.saved(x)).second : back.saved(v);
       back.set(0, matmul(scaled_columns(columns, back.grad()), mT(columns)));
     });
   return values;

@@ -13,9 +13,9 @@ namespace {
 
 using namespace autograd;
 
-const Op kVectorNorm("linalg.vector_norm", Grad::differentiable, kFloats);
-const Op kMatrixNorm("linalg.matrix_norm", Grad::differentiable, kFloats);
-const Op kNorm("linalg.norm", Grad::differentiable, kFloats);
+const Op kVectorNorm("linalg.vector_norm", Grad::twice, kFloats);
+const Op kMatrixNorm("linalg.matrix_norm", Grad::twice, kFloats);
+const Op kNorm("linalg.norm", Grad::twice, kFloats);
 
 }  // namespace
 

@@ -14,10 +14,10 @@ namespace {
 
 using namespace autograd;
 
-const Op kPinv("linalg.pinv", Grad::differentiable, kFullFloats);
+const Op kPinv("linalg.pinv", Grad::twice, kFullFloats);
 const Op kMatrixRank("linalg.matrix_rank", Grad::none, kFullFloats);
-const Op kLstsq("linalg.lstsq", Grad::differentiable, kFullFloats);
-const Op kMatrixPower("linalg.matrix_power", Grad::differentiable, kFullFloats);
+const Op kLstsq("linalg.lstsq", Grad::twice, kFullFloats);
+const Op kMatrixPower("linalg.matrix_power", Grad::twice, kFullFloats);
 
 // True for the singular values s of a that count as more than 0.
 Tensor above_limit(const Op& op, const Tensor& a, const Tensor& s, std::optional<double> atol,

@@ -179,6 +179,34 @@ void SummaryWriter::add_text(const std::string& tag, const std::string& text, st
             step);
 }
 
+// The messages are those of plugin_data.proto and api.proto of TensorBoard's plugin hparams.
+void SummaryWriter::add_hparams(const std::vector<std::pair<std::string, HParam>>& hparams,
+                                const std::vector<std::pair<std::string, double>>& metrics,
+                                std::int64_t step) {
+  Message experiment, session;
+  for (const auto& [name, param] : hparams) {
+    constexpr std::uint64_t kTypes[] = {2, 3, 1};  // bool, double, string
+    experiment.message(4, Message().bytes(1, name).integer(4, kTypes[param.value().index()]));
+    Message content;
+    if (const bool* flag = std::get_if<bool>(&param.value())) content.integer(4, *flag);
+    else if (const double* number = std::get_if<double>(&param.value())) content.real(2, *number);
+    else content.bytes(3, std::get<std::string>(param.value()));
+    session.message(1, Message().bytes(1, name).message(2, content));
+  }
+  for (const auto& [tag, number] : metrics)
+    experiment.message(5, Message().message(1, Message().bytes(2, tag)));
+  const auto add = [&](const char* tag, int field, const Message& content) {
+    const Message plugin = Message().bytes(1, "hparams").message(2, Message().message(field, content));
+    add_value(tagged(std::string("_hparams_/") + tag).message(value::metadata, Message().message(1, plugin)),
+              step);
+  };
+  constexpr std::uint64_t kSuccess = 1;
+  add("experiment", 2, experiment);
+  add("session_start_info", 3, session.real(5, wall_time()));
+  add("session_end_info", 4, Message().integer(1, kSuccess).real(2, wall_time()));
+  for (const auto& [tag, number] : metrics) add_scalar(tag, number, step);
+}
+
 void SummaryWriter::flush() {
   {
     const std::lock_guard lock(impl_->mutex);

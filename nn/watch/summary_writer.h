@@ -13,8 +13,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "tapestry/core/tensor.h"
@@ -29,6 +30,24 @@ struct SummaryWriterOptions {
   std::optional<std::int64_t> purge_step = {};
   double flush_seconds = 10;  ///< how old events may be before they are written to the file
   std::string filename_suffix = {};
+};
+
+/// The value of a hyperparameter: a bool, a number or a text.
+class HParam {
+ public:
+  template <class T>
+  requires std::is_arithmetic_v<T> HParam(T value) : value_(stored(value)) {}  // NOLINT
+  HParam(const char* value) : value_(std::string(value)) {}                    // NOLINT
+  HParam(std::string value) : value_(std::move(value)) {}                      // NOLINT
+  const std::variant<bool, double, std::string>& value() const { return value_; }
+
+ private:
+  template <class T>
+  static std::variant<bool, double, std::string> stored(T value) {
+    if constexpr (std::is_same_v<T, bool>) return value;
+    else return static_cast<double>(value);
+  }
+  std::variant<bool, double, std::string> value_;
 };
 
 /// Writes a new event file in a folder. All functions are thread-safe. They throw IoError if the file cannot
@@ -57,6 +76,11 @@ class SummaryWriter {
   void add_images(const std::string& tag, const Tensor& images, std::int64_t step);
   /// A text, which TensorBoard shows as Markdown.
   void add_text(const std::string& tag, const std::string& text, std::int64_t step);
+
+  /// The hyperparameters of this run, and its results, which become scalars too. TensorBoard compares the
+  /// runs of a folder by them. Call it once, at the end of the run.
+  void add_hparams(const std::vector<std::pair<std::string, HParam>>& hparams,
+                   const std::vector<std::pair<std::string, double>>& metrics, std::int64_t step = 0);
 
   /// Writes all events to the file.
   void flush();

@@ -3,6 +3,7 @@
 #include <limits>
 #include <numbers>
 
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/generator.h"
@@ -275,4 +276,37 @@ TEST_CASE("linalg: backward of slogdet names the singular matrix") {
   CHECK(sign.item() == 0);
   CHECK(std::isinf(logabs.item()));
   CHECK_THROWS_WITH(logabs.backward(), ContainsSubstring("is singular"));
+}
+
+TEST_CASE("linalg: gradients have gradients") {
+  manual_seed(6);
+  const Tensor square_matrix = random({3, 3}) * 0.3 + eye(3, kF64) * 2, tall = random({4, 3});
+  const Tensor weights = random({4, 4});
+  // The gradient of a weighted sum is compared with differences of itself.
+  const auto check_twice = [&](const Tensor& x, const auto& f) {
+    const auto gradient = [&](const std::vector<Tensor>& in) {
+      const Tensor y = f(in[0]);
+      Tensor w = weights;
+      for (int d = 0; d < 2; ++d) w = d < y.dim() ? w.narrow(d, 0, y.size(d)) : w.select(y.dim(), 0);
+      return autograd::grad({(y * y * w).sum()}, {in[0]}, autograd::GradOptions{.create_graph = true})[0];
+    };
+    autograd::gradcheck(gradient, {x.clone().set_requires_grad()});
+  };
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::inv(a); });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::det(a); });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::slogdet(a).second; });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::solve(a, mT(a)); });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::solve_triangular(a, mT(a), true); });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::cholesky(spd(a)); });
+  check_twice(tall, [](const Tensor& a) { return linalg::qr(a).first; });
+  check_twice(tall, [](const Tensor& a) { return linalg::qr(mT(a)).second; });
+  check_twice(tall, [](const Tensor& a) { return square(linalg::svd(a, false).U); });
+  check_twice(tall, [](const Tensor& a) { return linalg::svd(mT(a)).S; });
+  check_twice(tall, [](const Tensor& a) { return linalg::svdvals(a); });
+  check_twice(square_matrix, [](const Tensor& a) { return square(linalg::eigh(symmetric(a)).second); });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::eigvalsh(symmetric(a), 'U'); });
+  check_twice(tall, [](const Tensor& a) { return linalg::pinv(a); });
+  check_twice(tall, [](const Tensor& a) { return linalg::lstsq(a, square(a)).solution; });
+  check_twice(tall, [](const Tensor& a) { return linalg::matrix_norm(a, "nuc"); });
+  check_twice(square_matrix, [](const Tensor& a) { return linalg::matrix_power(a, -3); });
 }
