@@ -10,6 +10,7 @@
 #include "tapestry/autograd/ops/embedding.h"
 #include "tapestry/autograd/ops/fold.h"
 #include "tapestry/autograd/ops/index.h"
+#include "tapestry/autograd/ops/linalg.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/multinomial.h"

@@ -1,6 +1,6 @@
 #pragma once
 // Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
-// clipping, checkpoints.
+// clipping, checkpoints, TensorBoard files.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/distributions.h"
@@ -25,8 +25,11 @@
 #include "tapestry/nn/optim/cyclic_schedules.h"
 #include "tapestry/nn/optim/factor_schedules.h"
 #include "tapestry/nn/optim/lbfgs.h"
+#include "tapestry/nn/optim/lr_finder.h"
 #include "tapestry/nn/optim/muon.h"
 #include "tapestry/nn/optim/plateau.h"
 #include "tapestry/nn/optim/scheduler.h"
 #include "tapestry/nn/optim/sequential.h"
 #include "tapestry/nn/optim/sgd.h"
+#include "tapestry/nn/watch/png.h"
+#include "tapestry/nn/watch/summary_writer.h"
