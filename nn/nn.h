@@ -3,6 +3,7 @@
 // clipping, checkpoints.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
+#include "tapestry/nn/convert_parameters.h"
 #include "tapestry/nn/distributions.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/init.h"
@@ -27,3 +28,4 @@
 #include "tapestry/nn/optim/scheduler.h"
 #include "tapestry/nn/optim/schedules.h"
 #include "tapestry/nn/optim/sgd.h"
+#include "tapestry/nn/parametrize.h"

@@ -1,5 +1,6 @@
 #pragma once
-// Helpers that batch_norm() and distributed::sync_batch_norm() share.
+// Helpers that the normalisations and distributed::sync_batch_norm() share.
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/kernels/ops/norm.h"
 
@@ -39,5 +40,28 @@ inline Tensor normalize_channels(const Tensor& x, MemoryFormat format, const Ten
                          .y = y});
   return y;
 }
+
+/// Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
+/// the tensor must be zero.
+inline Tensor sums_of(const Tensor& g, const Shape& sizes) {
+  const TensorOptions options(g.dtype(), g.device());
+  return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
+}
+
+/// The gradients of input, weight and bias that backward needs; the others are undefined. The kernel writes
+/// them. `g` is the gradient of the output, and weight and bias have the shape `sizes`.
+struct NormGradients {
+  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes) {
+    if (b.needs(0)) dx = empty(g.sizes(), {g.dtype(), g.device()}, format);
+    if (b.needs(1)) dweight = sums_of(g, sizes);
+    if (b.needs(2)) dbias = sums_of(g, sizes);
+  }
+  void set(Backward& b) const {
+    b.set(0, dx);
+    b.set(1, dweight);
+    b.set(2, dbias);
+  }
+  Tensor dx, dweight, dbias;
+};
 
 }  // namespace tapestry::autograd
