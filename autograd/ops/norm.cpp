@@ -4,6 +4,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/norm.h"
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 
 namespace tapestry {
@@ -16,15 +17,17 @@ using autograd::check_matches;
 using autograd::check_per_channel;
 using autograd::contiguous_or_undefined;
 using autograd::Grad;
+using autograd::NormalizationByOperations;
 using autograd::normalize_channels;
 using autograd::NormGradients;
 using autograd::Op;
 using autograd::raw_contiguous;
 using autograd::save_if;
+using autograd::set_by_operations;
 
-const Op kBatchNorm("batch_norm", Grad::differentiable, kFloats);
-const Op kLayerNorm("layer_norm", Grad::differentiable, kFloats);
-const Op kRmsNorm("rms_norm", Grad::differentiable, kFloats);
+const Op kBatchNorm("batch_norm", Grad::twice, kFloats);
+const Op kLayerNorm("layer_norm", Grad::twice, kFloats);
+const Op kRmsNorm("rms_norm", Grad::twice, kFloats);
 
 // A tensor for a kernel to update: t itself if it is dense, else a copy that finish() writes back.
 class Updated {
@@ -118,10 +121,25 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   if (autograd::recording(x, weight, bias))
     autograd::record(
         kBatchNorm, y, {&x, &weight, &bias},
-        [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
+        [x_saved = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
          weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-         weighted = weight.defined(), s, format, training](Backward& b) {
-          const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x), format);
+         weighted = weight.defined(), s, format, training, eps](Backward& b) {
+          if (b.create_graph()) {
+            const Tensor x = b.saved(x_saved), &g = b.grad();
+            Shape channels = Shape::filled(x.dim(), 1);
+            channels[1] = s.c;
+            Dims others = {0};
+            for (int d = 2; d < x.dim(); ++d) others.push_back(d);
+            const Tensor gx = weighted && b.needs(0) ? g * reshape(b.saved(weight), channels) : g;
+            if (training) {
+              const NormalizationByOperations n(x, others, eps);
+              return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others, {s.c});
+            }
+            const Tensor scale = reshape(b.saved(inv_std).to(x.dtype()), channels);
+            const Tensor result = (x - reshape(b.saved(mean).to(x.dtype()), channels)) * scale;
+            return set_by_operations(b, result, [&] { return gx * scale; }, others, {s.c});
+          }
+          const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x_saved), format);
           const NormGradients d(b, g, format, {s.c});
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
           if (g.numel() > 0)
@@ -166,7 +184,17 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
     autograd::record(kLayerNorm, y, {&x, &weight, &bias},
                      [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
                       weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-                      weighted = weight.defined(), normalized_shape, rows, cols](Backward& b) {
+                      weighted = weight.defined(), normalized_shape, rows, cols, eps](Backward& b) {
+                       if (b.create_graph()) {
+                         const Tensor t = b.saved(x), &g = b.grad();
+                         Dims last, others;
+                         for (int d = 0; d < t.dim(); ++d)
+                           (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
+                         const NormalizationByOperations n(t, last, eps);
+                         const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
+                         return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others,
+                                                  normalized_shape);
+                       }
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
                        const NormGradients d(b, g, MemoryFormat::contiguous, normalized_shape);
                        const Tensor scale =
@@ -193,6 +221,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
   check_normalized(kRmsNorm, x, normalized_shape, weight);
   const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
   const DType sums = accumulation_dtype(x.dtype());
+  const double used_eps = eps.value_or(sums == DType::f64 ? 0x1p-52 : 0x1p-23);
   const Tensor input = raw_contiguous(x), scale = contiguous_or_undefined(weight);
   const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}),
                inv_rms = empty({rows}, {sums, x.device()});
@@ -202,7 +231,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
                        .cols = cols,
                        .x = input,
                        .weight = scale,
-                       .eps = eps.value_or(sums == DType::f64 ? 0x1p-52 : 0x1p-23),
+                       .eps = used_eps,
                        .y = y,
                        .inv_std = inv_rms});
 
@@ -210,7 +239,19 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
     autograd::record(kRmsNorm, y, {&x, &weight},
                      [x = autograd::save(x), inv_rms = autograd::save(inv_rms),
                       weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-                      weighted = weight.defined(), normalized_shape, rows, cols](Backward& b) {
+                      weighted = weight.defined(), normalized_shape, rows, cols, used_eps](Backward& b) {
+                       if (b.create_graph()) {
+                         const Tensor t = b.saved(x), &g = b.grad();
+                         Dims last, others;
+                         for (int d = 0; d < t.dim(); ++d)
+                           (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
+                         const Tensor scale = rsqrt(add(mean(square(t), last, true), used_eps)),
+                                      result = t * scale;
+                         const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
+                         return set_by_operations(
+                             b, result, [&] { return scale * (gx - result * mean(mul(gx, result), last, true)); },
+                             others, normalized_shape);
+                       }
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
                        const Tensor dx = b.needs(0) ? empty(g.sizes(), {g.dtype(), g.device()}) : Tensor();
                        const Tensor dweight = b.needs(1) ? autograd::sums_of(g, normalized_shape) : Tensor();

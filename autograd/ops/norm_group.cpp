@@ -14,13 +14,14 @@ using autograd::Backward;
 using autograd::check_per_channel;
 using autograd::contiguous_or_undefined;
 using autograd::Grad;
+using autograd::NormalizationByOperations;
 using autograd::NormGradients;
 using autograd::Op;
 using autograd::raw_contiguous;
 using autograd::save_if;
 
-const Op kGroupNorm("group_norm", Grad::differentiable, kFloats);
-const Op kInstanceNorm("instance_norm", Grad::differentiable, kFloats);
+const Op kGroupNorm("group_norm", Grad::twice, kFloats);
+const Op kInstanceNorm("instance_norm", Grad::twice, kFloats);
 
 // The mean and the biased variance of each group, both (N, groups) in the accumulation dtype.
 struct GroupStats {
@@ -58,7 +59,20 @@ Tensor normalize_groups(const Op& op, const Tensor& x, std::int64_t groups, cons
     autograd::record(op, y, {&x, &weight, &bias},
                      [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
                       weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-                      weighted = weight.defined(), s, format](Backward& b) {
+                      weighted = weight.defined(), s, format, eps](Backward& b) {
+                       if (b.create_graph()) {
+                         const Tensor t = b.saved(x), &g = b.grad();
+                         Shape channels = Shape::filled(t.dim(), 1);
+                         channels[1] = s.c;
+                         Dims others = {0};
+                         for (int d = 2; d < t.dim(); ++d) others.push_back(d);
+                         const Shape rows = {s.n, s.groups, s.c / s.groups * s.l};
+                         const NormalizationByOperations n(reshape(t, rows), {2}, eps);
+                         const Tensor gx = weighted && b.needs(0) ? g * reshape(b.saved(weight), channels) : g;
+                         return autograd::set_by_operations(
+                             b, reshape(n.result, t.sizes()),
+                             [&] { return reshape(n.gradient(reshape(gx, rows)), t.sizes()); }, others, {s.c});
+                       }
                        const Tensor g = raw_contiguous(b.grad(), format),
                                     input = raw_contiguous(b.saved(x), format);
                        const NormGradients d(b, g, format, {s.c});

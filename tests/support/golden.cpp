@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -158,11 +159,16 @@ GoldenCases parse_golden(const std::string& text) {
   return cases;
 }
 
+std::string golden_folder() {
+  const char* other = std::getenv("TAPESTRY_GOLDEN_OPS");
+  return other ? other : tests::source_path("tests/golden/ops");
+}
+
 const GoldenCases& golden_family(const std::string& family) {
   static std::map<std::string, GoldenCases> read;
   const auto found = read.find(family);
   if (found != read.end()) return found->second;
-  const std::string path = tests::source_path("tests/golden/ops/") + family + ".json";
+  const std::string path = golden_folder() + "/" + family + ".json";
   std::ifstream file(path, std::ios::binary);
   if (!file)
     throw std::runtime_error("cannot read " + path + "; record it with tests/golden/make_all.py " + family);
@@ -177,7 +183,7 @@ const GoldenCases& golden_family(const std::string& family) {
 
 std::vector<std::string> golden_families() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(tests::source_path("tests/golden/ops")))
+  for (const auto& entry : std::filesystem::directory_iterator(golden_folder()))
     if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
   return names;
@@ -186,7 +192,8 @@ std::vector<std::string> golden_families() {
 DType parse_dtype(const std::string& name) {
   static const std::map<std::string, DType> names = {
       {"f64", DType::f64}, {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16},
-      {"i64", DType::i64}, {"i32", DType::i32}, {"u8", DType::u8},   {"bool", DType::boolean}};
+      {"i64", DType::i64}, {"i32", DType::i32}, {"u8", DType::u8},   {"bool", DType::boolean},
+      {"i16", DType::i16}, {"i8", DType::i8},   {"u16", DType::u16}};
   const auto found = names.find(name);
   if (found == names.end()) throw std::runtime_error("no dtype is called '" + name + "'");
   return found->second;
@@ -219,6 +226,12 @@ double largest(DType dtype) {
       return 0x1.fep127;
     case DType::i32:
       return std::numeric_limits<std::int32_t>::max();
+    case DType::i16:
+      return 32767;
+    case DType::i8:
+      return 127;
+    case DType::u16:
+      return 65535;
     case DType::u8:
       return 255;
     case DType::boolean:
@@ -247,7 +260,7 @@ bool holds(DType dtype, double value) {
   if (std::isnan(value)) return is_floating(dtype);
   if (is_floating(dtype) && std::isinf(value)) return true;
   if (std::abs(value) > largest(dtype)) return false;
-  if (value < 0 && (dtype == DType::u8 || dtype == DType::boolean)) return false;
+  if (value < 0 && (dtype == DType::u8 || dtype == DType::u16 || dtype == DType::boolean)) return false;
   return for_dtype(dtype, [&]<class T>() { return to_double(from_double<T>(value)) == value; });
 }
 

@@ -1,7 +1,10 @@
 #pragma once
 // Helpers that the normalisations and distributed::sync_batch_norm() share.
 #include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/norm.h"
 
 namespace tapestry::autograd {
@@ -63,5 +66,30 @@ struct NormGradients {
   }
   Tensor dx, dweight, dbias;
 };
+
+/// The gradient of x in a pass with create_graph, where the result of a normalisation is (x - mean(x)) /
+/// sqrt(var(x) + eps) over the dimensions `dims`, and g is the gradient of that result (Ioffe and Szegedy 2015).
+struct NormalizationByOperations {
+  NormalizationByOperations(const Tensor& x, const Dims& over, double eps)
+      : dims(over),
+        center(sub(x, mean(x, over, true))),
+        inv_std(rsqrt(add(mean(square(center), over, true), eps))),
+        result(mul(center, inv_std)) {}
+  Tensor gradient(const Tensor& g) const {
+    return inv_std * (g - mean(g, dims, true) - result * mean(mul(g, result), dims, true));
+  }
+  Dims dims;
+  Tensor center, inv_std, result;
+};
+
+/// Sets the gradients in a pass with create_graph. `result` is the normalised input, and `dx()` computes the
+/// gradient of the input. Weight and bias have the shape `sizes`, and their gradients are sums over `dims`.
+template <class F>
+void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes) {
+  const auto summed = [&](const Tensor& t) { return reshape(dims.empty() ? t : sum(t, dims), sizes); };
+  if (b.needs(0)) b.set(0, dx());
+  if (b.needs(1)) b.set(1, summed(b.grad() * result));
+  if (b.needs(2)) b.set(2, summed(b.grad()));
+}
 
 }  // namespace tapestry::autograd
