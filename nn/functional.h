@@ -33,6 +33,8 @@ using tapestry::dropout;
 using tapestry::dropout1d;
 using tapestry::dropout2d;
 using tapestry::embedding;
+using tapestry::group_norm;
+using tapestry::instance_norm;
 using tapestry::layer_norm;
 using tapestry::linear;
 using tapestry::log_softmax;
@@ -45,6 +47,7 @@ using tapestry::pad;
 using tapestry::pairwise_distance;
 using tapestry::pixel_shuffle;
 using tapestry::pixel_unshuffle;
+using tapestry::rms_norm;
 using tapestry::scaled_dot_product_attention;
 using tapestry::softmax;
 using namespace tapestry::functions;  // relu, gelu, silu, sigmoid, tanh and all others of one tensor

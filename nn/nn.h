@@ -3,6 +3,7 @@
 // clipping, checkpoints, TensorBoard files.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
+#include "tapestry/nn/convert_parameters.h"
 #include "tapestry/nn/distributions.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/init.h"
@@ -33,3 +34,4 @@
 #include "tapestry/nn/optim/sgd.h"
 #include "tapestry/nn/watch/png.h"
 #include "tapestry/nn/watch/summary_writer.h"
+#include "tapestry/nn/parametrize.h"
