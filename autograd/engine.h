@@ -22,9 +22,9 @@ struct BackwardOptions {
   /// The gradients of the outputs: one for each, or none.
   std::vector<Tensor> grad_outputs = {};
   bool retain_graph = false;  ///< keep the saved tensors, so that another pass can use the graph
-  /// Record the computation of the gradients, so that they have gradients themselves. The graph is kept, as with
-  /// retain_graph. Before it computes anything, the pass throws AutogradError, which names the operation, if
-  /// the backward of an operation cannot be recorded.
+  /// Record the computation of the gradients, so that they have gradients themselves. The graph is kept, as
+  /// with retain_graph. Before it computes anything, the pass throws AutogradError, which names the
+  /// operation, if the backward of an operation cannot be recorded.
   bool create_graph = false;
 };
 
@@ -33,8 +33,8 @@ struct BackwardOptions {
 /// output was not recorded, if a graph is used a second time without retain_graph, if a saved tensor was
 /// changed in place, or if a gradient has the wrong shape, dtype or device.
 ///
-/// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both in
-/// memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
+/// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both
+/// in memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
 void backward(const std::vector<Tensor>& outputs, const BackwardOptions& options);
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs = {},
               bool retain_graph = false);
