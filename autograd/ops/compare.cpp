@@ -114,6 +114,7 @@ Tensor Tensor::gt(const Tensor& other) const { return tapestry::gt(*this, other)
 Tensor Tensor::gt(const Scalar& other) const { return tapestry::gt(*this, other); }
 Tensor Tensor::ge(const Tensor& other) const { return tapestry::ge(*this, other); }
 Tensor Tensor::ge(const Scalar& other) const { return tapestry::ge(*this, other); }
+bool Tensor::equal(const Tensor& other) const { return tapestry::equal(*this, other); }
 bool Tensor::allclose(const Tensor& other, double rtol, double atol, bool equal_nan) const {
   return tapestry::allclose(*this, other, rtol, atol, equal_nan);
 }

@@ -255,6 +255,7 @@ Tensor Tensor::sigmoid() const { return tapestry::sigmoid(*this); }
 Tensor Tensor::relu() const { return tapestry::relu(*this); }
 Tensor Tensor::silu() const { return tapestry::silu(*this); }
 Tensor Tensor::gelu(bool tanh_approximation) const { return tapestry::gelu(*this, tanh_approximation); }
+Tensor Tensor::prelu(const Tensor& weight) const { return tapestry::prelu(*this, weight); }
 Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const {
   return tapestry::clamp(*this, min, max);
 }

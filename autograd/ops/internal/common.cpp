@@ -112,10 +112,17 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
   return tapestry::detail::make_tensor(std::move(storage), dtype, sizes, model->strides(), 0);
 }
 
+void copy_elements(const Tensor& y, const Tensor& x) {
+  const DType to = y.dtype(), from = x.dtype();
+  const bool direct = y.device().is_cpu() || to == from || to == DType::i32 || from == DType::i32 ||
+                      (contains(kAllDTypes, to) && contains(kAllDTypes, from));
+  kernels::copy(y.device(), to, planned(y, direct ? x : converted(x, DType::i32)));
+}
+
 Tensor converted(const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
   Tensor y = result_like(x.sizes(), dtype, {&x});
-  kernels::copy(y.device(), dtype, planned(y, x));
+  copy_elements(y, x);
   return y;
 }
 

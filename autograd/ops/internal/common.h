@@ -117,6 +117,8 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
 
 /// `x` in another dtype, not recorded; `x` itself if it has that dtype.
 Tensor converted(const Tensor& x, DType dtype);
+/// Writes x, which is broadcast and converted, to y. Both are on one device. Nothing is recorded.
+void copy_elements(const Tensor& y, const Tensor& x);
 
 /// Returns `x` converted to `dtype`, as an operand of an in-place change of `target`. The result is a copy if
 /// x and target overlap partly. It may share all its elements with target.
