@@ -22,6 +22,9 @@ std::vector<OpInfo> registered_ops();
 /// The name before the slash: "add/in_place" -> "add".
 std::string base_name(const std::string& op);
 
+/// The gradient of output k: multiples of 1/4 in [-1.5, 1.5]. tests/golden/cases.py uses the same formula.
+Values grad_output(std::int64_t k, const Shape& sizes, DType dtype);
+
 /// Runs the checks of one recorded case: golden (against PyTorch's results), gradcheck and gradgradcheck
 /// (against central differences) and strided, except for the kinds in `skip`. An operation without gradients
 /// of gradients must refuse a pass with create_graph by name.
@@ -56,6 +59,8 @@ struct KindRow {
   std::string reason;
 };
 const std::vector<GoldenRow>& golden_rows();
+/// All operations under test of this program.
+const std::vector<const GoldenOp*>& golden_ops();
 const std::vector<KindRow>& kind_rows();
 
 struct Matrix {
