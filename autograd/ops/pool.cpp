@@ -93,7 +93,8 @@ Tensor like_output(const Pool2dShape& s, int ndim, const TensorOptions& options)
   return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
 }
 
-// The kernels of averages over windows. Averages are linear, so the two directions are each other's gradients.
+// The kernels of averages over windows. Averages are linear, so the two directions are each other's
+// gradients.
 struct Average {
   const Op& op;
   const kernels::Slot<kernels::AvgPool2dArgs>& forward;
@@ -129,7 +130,8 @@ Tensor max_pool_gradient(const Tensor& g, const Tensor& places, const Pool2dShap
   const Tensor index = where(in_padding, Scalar(0), h * s.w + w), none = zeros({}, {g.dtype(), g.device()});
   const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
   const Tensor flat = zeros_like(dx).flatten(-2);
-  return reshape(scatter_add(flat, -1, index.flatten(-2), where(in_padding, none, g).flatten(-2)), dx.sizes());
+  return reshape(scatter_add(flat, -1, index.flatten(-2), where(in_padding, none, g).flatten(-2)),
+                 dx.sizes());
 }
 
 }  // namespace
