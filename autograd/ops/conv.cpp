@@ -26,12 +26,12 @@ using autograd::per_channel;
 using autograd::recording;
 using autograd::save_if;
 
-const Op kConv1d("conv1d", Grad::differentiable, kFloats);
-const Op kConv2d("conv2d", Grad::differentiable, kFloats);
-const Op kConv3d("conv3d", Grad::differentiable, kFloats);
-const Op kConvTranspose1d("conv_transpose1d", Grad::differentiable, kFloats);
-const Op kConvTranspose2d("conv_transpose2d", Grad::differentiable, kFloats);
-const Op kConvTranspose3d("conv_transpose3d", Grad::differentiable, kFloats);
+const Op kConv1d("conv1d", Grad::twice, kFloats);
+const Op kConv2d("conv2d", Grad::twice, kFloats);
+const Op kConv3d("conv3d", Grad::twice, kFloats);
+const Op kConvTranspose1d("conv_transpose1d", Grad::twice, kFloats);
+const Op kConvTranspose2d("conv_transpose2d", Grad::twice, kFloats);
+const Op kConvTranspose3d("conv_transpose3d", Grad::twice, kFloats);
 
 // The upper limit 2^31 - 1 of sizes and options prevents overflow: a product of two such numbers fits into
 // i64.
@@ -165,7 +165,7 @@ void check_operands(const Op& op, const Tensor& x, const Tensor& weight, const T
 }
 
 // ---- the three maps of a convolution, recorded. Each is linear in both of its operands, so its gradients
-// are the other two maps. In a backward they record nothing unless grad mode is on.
+// are the other two maps. A backward calls them, and they record only if it runs with create_graph.
 
 Tensor input_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Tensor& weight,
                  const Tensor& bias);
@@ -179,7 +179,7 @@ Tensor forward_map(const Op& op, const ConvGeometry& g, const Tensor& x, const T
     autograd::record(op, y, {&x, &weight, &bias},
                      [&op, x = save_if(weight, x), weight = save_if(x, weight), g](Backward& b) {
                        if (b.needs(0)) b.set(0, input_map(op, g, b.grad(), b.saved(weight), {}));
-                       if (grad_enabled()) {
+                       if (b.create_graph()) {
                          if (b.needs(1)) b.set(1, weight_map(op, g, b.grad(), b.saved(x)));
                          if (b.needs(2)) b.set(2, sum(b.grad(), all_but_channels(g.dims)));
                        } else if (b.needs(1) || b.needs(2)) {
