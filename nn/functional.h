@@ -26,7 +26,12 @@ namespace tapestry::nn::functional {
 using tapestry::adaptive_avg_pool2d;
 using tapestry::avg_pool2d;
 using tapestry::batch_norm;
+using tapestry::conv1d;
 using tapestry::conv2d;
+using tapestry::conv3d;
+using tapestry::conv_transpose1d;
+using tapestry::conv_transpose2d;
+using tapestry::conv_transpose3d;
 using tapestry::cosine_similarity;
 using tapestry::cross_entropy;
 using tapestry::dropout;

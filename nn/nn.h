@@ -13,6 +13,7 @@
 #include "tapestry/nn/layers/conv.h"
 #include "tapestry/nn/layers/dropout.h"
 #include "tapestry/nn/layers/embedding.h"
+#include "tapestry/nn/layers/fold.h"
 #include "tapestry/nn/layers/linear.h"
 #include "tapestry/nn/layers/loss.h"
 #include "tapestry/nn/layers/norm.h"
