@@ -1,6 +1,6 @@
 #pragma once
 // Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
-// clipping, checkpoints.
+// clipping, checkpoints, batches of sequences.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/distributions.h"
@@ -16,7 +16,9 @@
 #include "tapestry/nn/layers/loss.h"
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
+#include "tapestry/nn/layers/recurrent.h"
 #include "tapestry/nn/layers/shape.h"
+#include "tapestry/nn/layers/transformer.h"
 #include "tapestry/nn/losses.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/adam.h"
@@ -27,3 +29,4 @@
 #include "tapestry/nn/optim/scheduler.h"
 #include "tapestry/nn/optim/schedules.h"
 #include "tapestry/nn/optim/sgd.h"
+#include "tapestry/nn/utils/rnn.h"
