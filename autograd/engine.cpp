@@ -12,6 +12,12 @@ namespace {
 TAPESTRY_HOT_TLS thread_local constinit SavedTensorHooks* current_hooks = nullptr;
 TAPESTRY_HOT_TLS thread_local constinit bool anomaly = false;
 
+// A pass with create_graph runs in grad mode, any other in no-grad mode.
+struct GradMode : tapestry::detail::GradModeGuard {
+  explicit GradMode(bool create_graph)
+      : GradModeGuard(create_graph, current_context().inference && !create_graph) {}
+};
+
 std::vector<Seed> make_seeds(const char* op, const std::vector<Tensor>& outputs,
                              const std::vector<Tensor>& grad_outputs) {
   check<AutogradError>(!outputs.empty(), "[", op, "] got no outputs; pass the tensors to differentiate");
@@ -60,9 +66,15 @@ void capture_inputs(const char* op, GraphTask& task, const std::vector<Tensor>& 
 
 }  // namespace
 
+void backward(const std::vector<Tensor>& outputs, const BackwardOptions& o) {
+  const GradMode grad_mode(o.create_graph);
+  std::vector<Seed> seeds = make_seeds("backward", outputs, o.grad_outputs);
+  GraphTask task(o.retain_graph, o.create_graph);
+  task.run(std::move(seeds));
+}
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs,
               bool retain_graph) {
-  NoGradGuard no_grad;
+  const NoGradGuard no_grad;
   std::vector<Seed> seeds = make_seeds("backward", outputs, grad_outputs);
   GraphTask task(retain_graph);
   task.run(std::move(seeds));
@@ -70,14 +82,19 @@ void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gra
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          const std::vector<Tensor>& grad_outputs, bool retain_graph, bool allow_unused) {
-  NoGradGuard no_grad;
-  std::vector<Seed> seeds = make_seeds("grad", outputs, grad_outputs);
-  GraphTask task(retain_graph);
+  return grad(outputs, inputs,
+              {.grad_outputs = grad_outputs, .retain_graph = retain_graph, .allow_unused = allow_unused});
+}
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const GradOptions& o) {
+  const GradMode grad_mode(o.create_graph);
+  std::vector<Seed> seeds = make_seeds("grad", outputs, o.grad_outputs);
+  GraphTask task(o.retain_graph, o.create_graph);
   capture_inputs("grad", task, inputs);
   task.run(std::move(seeds));
   std::vector<Tensor> result;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check<AutogradError>(task.captured(i).defined() || allow_unused,
+    check<AutogradError>(task.captured(i).defined() || o.allow_unused,
                          "[grad] the outputs do not depend on input ", i, " of shape ", inputs[i].sizes(),
                          "; pass allow_unused = true to get an undefined tensor");
     result.push_back(task.captured(i));

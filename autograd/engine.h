@@ -17,16 +17,40 @@
 
 namespace tapestry::autograd {
 
+/// Options of backward().
+struct BackwardOptions {
+  /// The gradients of the outputs: one for each, or none.
+  std::vector<Tensor> grad_outputs = {};
+  bool retain_graph = false;  ///< keep the saved tensors, so that another pass can use the graph
+  /// Record the computation of the gradients, so that they have gradients themselves. The graph is kept, as with
+  /// retain_graph. Before it computes anything, the pass throws AutogradError, which names the operation, if
+  /// the backward of an operation cannot be recorded.
+  bool create_graph = false;
+};
+
 /// Computes the gradients of the sum of `outputs`, weighted by `grad_outputs`, and adds them to grad() of all
 /// leaves. The gradient of a one-element output may be omitted; it is then 1. Throws AutogradError if an
 /// output was not recorded, if a graph is used a second time without retain_graph, if a saved tensor was
 /// changed in place, or if a gradient has the wrong shape, dtype or device.
+///
+/// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both in
+/// memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
+void backward(const std::vector<Tensor>& outputs, const BackwardOptions& options);
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs = {},
               bool retain_graph = false);
+
+/// Options of grad(). The first three are those of backward().
+struct GradOptions {
+  std::vector<Tensor> grad_outputs = {};
+  bool retain_graph = false, create_graph = false;
+  bool allow_unused = false;  ///< an input that the outputs do not depend on gets an undefined gradient
+};
 
 /// Returns the gradients of `outputs` with respect to `inputs`, which need not be leaves, and changes no
 /// grad(). If the outputs do not depend on an input, its gradient is an undefined tensor with allow_unused;
 /// otherwise grad() throws AutogradError.
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const GradOptions& options);
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          const std::vector<Tensor>& grad_outputs = {}, bool retain_graph = false,
                          bool allow_unused = false);

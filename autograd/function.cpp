@@ -24,7 +24,8 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
                                    const std::vector<Tensor>& inputs, std::vector<int> input_of_argument,
                                    std::vector<Tensor> outputs,
                                    std::vector<Tensor> (*backward)(FunctionContext&,
-                                                                   const std::vector<Tensor>&)) {
+                                                                   const std::vector<Tensor>&),
+                                   bool once_differentiable) {
   const auto same_as = [](const Tensor& t) { return [&t](const Tensor& o) { return o.is_same(t); }; };
   if (!recording(std::span<const Tensor>(inputs))) return outputs;
 
@@ -38,9 +39,13 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
     static const Tensor undefined;
     differentiable.push_back(excluded ? &undefined : &out);
   }
-  // save_output() is used for every tensor. It avoids a reference cycle if the tensor is an output, and it is
-  // also correct for inputs.
-  for (const Tensor& t : ctx->to_save_) ctx->saved_.push_back(save_output(t));
+  for (const Tensor& t : ctx->to_save_) {
+    const auto output = std::find_if(outputs.begin(), outputs.end(), same_as(t));
+    const bool is_output = t.defined() && output != outputs.end();
+    ctx->saved_.push_back(is_output
+                              ? save_output(t, static_cast<std::uint32_t>(output - outputs.begin()))
+                              : save(t));
+  }
   ctx->to_save_.clear();
   ctx->non_differentiable_.clear();
   ctx->input_of_argument_ = std::move(input_of_argument);
@@ -65,7 +70,8 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
            for (std::size_t a = 0; a < results.size(); ++a)
              if (input_of[a] >= 0 && b.needs(static_cast<std::uint32_t>(input_of[a])))
                b.set(static_cast<std::uint32_t>(input_of[a]), results[a]);
-         });
+         },
+         !once_differentiable);
   // An output that shares storage with an input is marked as a view. A recorded in-place change of the output
   // would be missing from the input's history, so it must be refused.
   for (const Tensor* out : differentiable)

@@ -45,7 +45,8 @@ class FunctionContext {
   friend std::vector<Tensor> apply_function(const char*, std::unique_ptr<FunctionContext>,
                                             const std::vector<Tensor>&, std::vector<int>, std::vector<Tensor>,
                                             std::vector<Tensor> (*)(FunctionContext&,
-                                                                    const std::vector<Tensor>&));
+                                                                    const std::vector<Tensor>&),
+                                            bool);
   void leave_backward() { backward_ = nullptr; }
   std::vector<Tensor> to_save_, non_differentiable_;
   std::vector<SavedTensor> saved_;
@@ -59,12 +60,17 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
                                    const std::vector<Tensor>& inputs, std::vector<int> input_of_argument,
                                    std::vector<Tensor> outputs,
                                    std::vector<Tensor> (*backward)(FunctionContext&,
-                                                                   const std::vector<Tensor>&));
+                                                                   const std::vector<Tensor>&),
+                                   bool once_differentiable = false);
 
 /// The base class of user-defined operations. `forward(ctx, args...)` returns a Tensor or a vector of
 /// Tensors; the operations in it are not recorded. `backward(ctx, grads)` gets one gradient per output, which
 /// is zero if the output was not used. It returns one gradient per argument of forward: an undefined tensor
 /// for an argument that is not a tensor or needs no gradient.
+///
+/// In a pass with create_graph, the operations in backward are recorded. A backward that computes gradients in
+/// another way, such as by data(), would give wrong gradients of gradients. It must say so by
+/// `static constexpr bool kOnceDifferentiable = true;`, and such a pass then throws AutogradError.
 template <class Derived>
 class Function {
  public:
@@ -92,12 +98,16 @@ class Function {
     if constexpr (std::is_same_v<Result, Tensor>) outputs.push_back(std::move(result));
     else outputs = std::move(result);
     outputs = apply_function(name(), std::move(ctx), inputs, std::move(input_of_argument), std::move(outputs),
-                             &Derived::backward);
+                             &Derived::backward, once_differentiable());
     if constexpr (std::is_same_v<Result, Tensor>) return outputs[0];
     else return outputs;
   }
 
  private:
+  static constexpr bool once_differentiable() {
+    if constexpr (requires { Derived::kOnceDifferentiable; }) return Derived::kOnceDifferentiable;
+    else return false;
+  }
   static const char* name() {
     if constexpr (requires { Derived::kName; }) return Derived::kName;
     else return tapestry::detail::type_name_of<Derived>().c_str();

@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "tapestry/autograd/engine.h"
+#include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/view.h"
+#include "tapestry/autograd/tape.h"
 #include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
@@ -26,6 +28,7 @@ struct SavedTensor::Packed {
   Device device;
   MemoryFormat format;
   bool dense;
+  Edge history;  // of an input that needs a gradient
 
   Tensor restored(const char* op) const {
     Tensor t = unpack(data);
@@ -48,7 +51,9 @@ SavedTensor::SavedTensor(Tensor tensor, const Tensor& source) {
     NoGradGuard no_grad;
     const MemoryFormat format = source.memory_format();
     packed_.reset(new Packed{hooks->pack(source.detach()), hooks->unpack, source.sizes(), source.dtype(),
-                             source.device(), format, source.is_contiguous(format)});
+                             source.device(), format, source.is_contiguous(format), {}});
+    // The record of an output does not exist yet.
+    if (needs_grad(source)) packed_->history = {record_of(source)->fn, record_of(source)->output};
   } else {
     version_ = tensor.version();
     tensor_ = std::move(tensor);
@@ -57,18 +62,30 @@ SavedTensor::SavedTensor(Tensor tensor, const Tensor& source) {
 
 SavedTensor save(const Tensor& input) { return SavedTensor(input, input); }
 
-SavedTensor save_output(const Tensor& output) {
-  return SavedTensor(output.defined() ? output.detach() : output, output);
+SavedTensor save_output(const Tensor& output, std::uint32_t index) {
+  SavedTensor saved(output.defined() ? output.detach() : output, output);
+  saved.output_ = index;
+  return saved;
+}
+
+Edge Backward::history_of(const SavedTensor& s) const {
+  if (s.output_ != SavedTensor::kNotOutput) return {NodeRef(&node_), s.output_};
+  return s.packed_->history;
 }
 
 Tensor Backward::saved(const SavedTensor& s) const {
-  if (s.packed_) return s.packed_->restored(node_.name_);
+  if (s.packed_) {
+    Tensor t = s.packed_->restored(node_.name_);
+    return create_graph_ ? detail::connected(t, history_of(s)) : t;
+  }
   if (s.tensor_.defined() && s.tensor_.version() != s.version_) [[unlikely]]
     fail<AutogradError>("[", node_.name_, "] backward needs a ", s.tensor_.dtype(), " tensor of shape ",
                         s.tensor_.sizes(), " that was changed in place after the forward pass (version ",
                         s.tensor_.version(), ", saved at version ", s.version_,
                         "); change a clone() of it, or use the out-of-place operation");
-  return s.tensor_;
+  // A saved input has its history. An output is saved without one.
+  return create_graph_ && s.output_ != SavedTensor::kNotOutput ? detail::connected(s.tensor_, history_of(s))
+                                                               : s.tensor_;
 }
 
 Tensor Backward::grad_or_zeros(std::uint32_t output) const {
@@ -192,7 +209,9 @@ HookHandle LeafNode::add_post_hook(std::function<void(const Tensor&)> hook) {
 void LeafNode::run(Backward&) {
   if (!requires_grad) return;
   Tensor incoming = std::move(outputs_[0].gradient);
-  if (grad.defined()) {
+  if (grad.defined() && grad_enabled()) {
+    grad = add(grad, incoming);  // in a pass with create_graph
+  } else if (grad.defined()) {
     grad.add_(incoming);
   } else {
     // The incoming gradient becomes grad() without a copy if it is dense and has no other owner. A broadcast

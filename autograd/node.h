@@ -69,9 +69,10 @@ class SavedTensor {
   SavedTensor() = default;
 
  private:
+  static constexpr std::uint32_t kNotOutput = UINT32_MAX;
   friend class Backward;
   friend SavedTensor save(const Tensor&);
-  friend SavedTensor save_output(const Tensor&);
+  friend SavedTensor save_output(const Tensor&, std::uint32_t);
   struct Packed;
   struct PackedDeleter {
     void operator()(Packed* p) const;
@@ -80,14 +81,17 @@ class SavedTensor {
 
   Tensor tensor_;
   std::uint32_t version_ = 0;
+  std::uint32_t output_ = kNotOutput;  // the tensor is this output of the node that saves it
   std::unique_ptr<Packed, PackedDeleter>
       packed_;  // if saved-tensor hooks were active; tensor_ is undefined then
 };
 
 /// Saves an operation's input. Throws AutogradError if it was created in inference mode.
 SavedTensor save(const Tensor& input);
-/// Saves an operation's output without its record, to avoid the reference cycle output -> node -> output.
-SavedTensor save_output(const Tensor& output);
+/// Saves output number `index` of the operation that is being recorded. It is saved without its record, to
+/// avoid the reference cycle output -> node -> output. Use save() for other tensors that the operation has
+/// computed, such as statistics.
+SavedTensor save_output(const Tensor& output, std::uint32_t index = 0);
 
 class Node {
  public:
@@ -101,6 +105,8 @@ class Node {
   const Edge& edge(std::uint32_t i) const { return edges_[i]; }
   const OutputSlot& output(std::uint32_t i) const { return outputs_[i]; }
   bool is_leaf() const { return leaf_; }
+  /// True if a pass with create_graph can record the backward of this node.
+  bool twice() const { return twice_; }
   const Context& context() const { return context_; }
 
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -124,7 +130,7 @@ class Node {
   /// Frees the saved tensors. Returns true if the node had any, so that it cannot run again.
   virtual bool release_saved() = 0;
 
-  bool leaf_ = false;
+  bool leaf_ = false, twice_ = false;
   OutputSlot* outputs_;
 
  private:
@@ -173,17 +179,25 @@ class Backward {
   /// Sets the gradient of an input. An undefined tensor means zero.
   void set(std::uint32_t input, Tensor grad) { results_[input] = std::move(grad); }
   /// The saved tensor, unpacked by the saved-tensor hooks if there were any. Throws AutogradError if it was
-  /// changed in place after it was saved.
+  /// changed in place after it was saved. If create_graph() is true, the tensor has the history of the input or
+  /// output that was saved.
   Tensor saved(const SavedTensor& s) const;
+  /// True if the gradients of the inputs must be recorded, because the pass runs with create_graph. A backward
+  /// that calls kernels must then compute the gradients by operations instead. False for all nodes whose
+  /// operation is not Grad::twice.
+  bool create_graph() const { return create_graph_; }
   const char* op_name() const { return node_.name_; }
 
  private:
   friend class GraphTask;
-  Backward(Node& node, Tensor* results, const std::vector<bool>* wanted)
-      : node_(node), results_(results), wanted_(wanted) {}
+  /// The place in the graph of a tensor that was saved without its record.
+  Edge history_of(const SavedTensor& s) const;
+  Backward(Node& node, Tensor* results, const std::vector<bool>* wanted, bool create_graph)
+      : node_(node), results_(results), wanted_(wanted), create_graph_(create_graph) {}
   Node& node_;
   Tensor* results_;
   const std::vector<bool>* wanted_;
+  bool create_graph_;
 };
 
 /// A node whose backward is the callable F, with signature `void(Backward&)`. The node, its edges and its
@@ -192,7 +206,7 @@ template <class F>
 class OpNode final : public Node {
  public:
   static NodeRef make(const char* name, std::uint32_t num_edges, std::uint32_t num_outputs, Edge*& edges,
-                      OutputSlot*& outputs, F&& backward) {
+                      OutputSlot*& outputs, F&& backward, bool twice) {
     constexpr std::size_t at =
         (sizeof(OpNode) + alignof(OutputSlot) - 1) / alignof(OutputSlot) * alignof(OutputSlot);
     char* memory =
@@ -202,13 +216,14 @@ class OpNode final : public Node {
     for (std::uint32_t i = 0; i < num_outputs; ++i) new (outputs + i) OutputSlot;
     for (std::uint32_t i = 0; i < num_edges; ++i) new (edges + i) Edge;
     return NodeRef::adopt(new (memory)
-                              OpNode(name, edges, num_edges, outputs, num_outputs, std::move(backward)));
+                              OpNode(name, edges, num_edges, outputs, num_outputs, std::move(backward), twice));
   }
 
  private:
   OpNode(const char* name, Edge* edges, std::uint32_t num_edges, OutputSlot* outputs,
-         std::uint32_t num_outputs, F&& backward)
+         std::uint32_t num_outputs, F&& backward, bool twice)
       : Node(name, next_sequence(), edges, num_edges, outputs, num_outputs), live_(true) {
+    twice_ = twice;
     new (&backward_) F(std::move(backward));
   }
   ~OpNode() override { OpNode::release_saved(); }

@@ -8,7 +8,11 @@ constinit const Op* head = nullptr;
 }
 
 Op::Op(const char* op_name, Grad grad, DTypeSet dtype_set)
-    : name(op_name), differentiable(grad == Grad::differentiable), dtypes(dtype_set), next_(head) {
+    : name(op_name),
+      differentiable(grad != Grad::none),
+      twice(grad == Grad::twice),
+      dtypes(dtype_set),
+      next_(head) {
   head = this;
 }
 

@@ -2,11 +2,16 @@
 // The registry of operations. Every public operation has one Op object at file scope in
 // autograd/ops/<family>.cpp. The name of the Op appears in errors and on the tape. The test autograd.matrix
 // requires each kind of test for each registered Op.
+#include <cstdint>
+
 #include "tapestry/core/dtype.h"
 
 namespace tapestry::autograd {
 
-enum class Grad : bool { none, differentiable };
+/// Whether an operation has a gradient. `twice` means that the gradient has gradients too: all steps of the
+/// backward are recorded when a pass runs with create_graph. With `differentiable`, such a pass throws an
+/// error that names the operation.
+enum class Grad : std::uint8_t { none, differentiable, twice };
 
 class Op {
  public:
@@ -16,7 +21,7 @@ class Op {
   Op& operator=(const Op&) = delete;
 
   const char* const name;
-  const bool differentiable;
+  const bool differentiable, twice;
   const DTypeSet dtypes;
 
   /// The first of all operations; next() gives the others, in unspecified order.

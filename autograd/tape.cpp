@@ -47,6 +47,23 @@ void attach(NodeRef node, OutputSlot* slots, std::span<const Tensor* const> outp
   }
 }
 
+Tensor connected(const Tensor& t, const Edge& history) {
+  Tensor y = t.detach();
+  if (!history.node || !is_floating(t.dtype())) return y;
+  check<AutogradError>(history.node->output(history.output).sizes == t.sizes(), "[", history.node->name(),
+                       "] saved a tensor of shape ", t.sizes(), " as its output ", history.output,
+                       ", which has shape ", history.node->output(history.output).sizes,
+                       "; save other tensors with save()");
+  auto pass_on = [](Backward& b) { b.set(0, b.grad()); };
+  Edge* edges;
+  OutputSlot* slots;
+  NodeRef node = OpNode<decltype(pass_on)>::make("saved", 1, 1, edges, slots, std::move(pass_on), true);
+  edges[0] = history;
+  const Tensor* const output = &y;
+  attach(std::move(node), slots, {&output, 1});
+  return y;
+}
+
 }  // namespace detail
 
 void mark_view(const Tensor& output) {

@@ -10,6 +10,10 @@
 //
 // The callable is the operation's backward. It runs in no-grad mode, may call any operation, and should
 // compute only the gradients for which b.needs(i) is true.
+//
+// In a pass with create_graph, the backward of an operation that is Grad::twice runs in grad mode, so the
+// operations that it calls on b.grad() and b.saved() record the gradients of the gradient. A backward that
+// calls kernels, which record nothing, must compute the gradients by operations if b.create_graph() is true.
 #include <initializer_list>
 #include <span>
 
@@ -29,18 +33,21 @@ bool recording(std::span<const Tensor> inputs);
 namespace detail {
 void connect(Edge* edges, std::span<const Tensor* const> inputs, const char* op);
 void attach(NodeRef node, OutputSlot* output_slots, std::span<const Tensor* const> outputs);
+/// A new tensor with the elements of t, of which `history` is the node and the output that produced it.
+Tensor connected(const Tensor& t, const Edge& history);
 }  // namespace detail
 
 /// Creates a node for `op` that produces `outputs`. inputs[i] is the input of b.needs(i) and b.set(i, ...);
-/// an undefined input gets no gradient. Outputs of integral dtype do not become part of the graph.
+/// an undefined input gets no gradient. Outputs of integral dtype do not become part of the graph. `twice` is
+/// that of the Op.
 template <class F>
 void record(const char* op, std::span<const Tensor* const> outputs, std::span<const Tensor* const> inputs,
-            F backward) {
+            F backward, bool twice = false) {
   Edge* edges;
   OutputSlot* output_slots;
   NodeRef node =
       OpNode<F>::make(op, static_cast<std::uint32_t>(inputs.size()),
-                      static_cast<std::uint32_t>(outputs.size()), edges, output_slots, std::move(backward));
+                      static_cast<std::uint32_t>(outputs.size()), edges, output_slots, std::move(backward), twice);
   detail::connect(edges, inputs, op);
   detail::attach(std::move(node), output_slots, outputs);
 }
@@ -48,7 +55,7 @@ template <class F>
 void record(const Op& op, const Tensor& output, std::initializer_list<const Tensor*> inputs, F backward) {
   const Tensor* out = &output;
   record(op.name, std::span<const Tensor* const>(&out, 1),
-         std::span<const Tensor* const>(inputs.begin(), inputs.size()), std::move(backward));
+         std::span<const Tensor* const>(inputs.begin(), inputs.size()), std::move(backward), op.twice);
 }
 /// For operations on a list of tensors (cat, stack).
 template <class F>
@@ -58,7 +65,7 @@ void record(const Op& op, const Tensor& output, const std::vector<Tensor>& input
   for (const Tensor& t : inputs) in.push_back(&t);
   const Tensor* out = &output;
   record(op.name, std::span<const Tensor* const>(&out, 1), std::span<const Tensor* const>(in),
-         std::move(backward));
+         std::move(backward), op.twice);
 }
 
 /// Marks the newly recorded `output` as a view of its input. After that, a recorded in-place change of the

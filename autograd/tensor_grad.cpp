@@ -89,7 +89,7 @@ void Tensor::zero_grad(bool set_to_none) const {
   LeafNode* leaf = leaf_of(*this);
   if (!leaf || !leaf->grad.defined()) return;
   if (set_to_none) leaf->grad = {};
-  else leaf->grad.zero_();
+  else (leaf->grad = leaf->grad.detach()).zero_();  // without the history of a pass with create_graph
 }
 
 void Tensor::retain_grad() const {
@@ -113,7 +113,8 @@ Tensor Tensor::detach() const {
   return detail::raw_view(*this, sizes(), strides(), storage_offset());
 }
 
-void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
+void Tensor::backward(const Tensor& gradient, bool retain_graph, bool create_graph) const {
+  if (create_graph) return autograd::backward({*this}, {.grad_outputs = {gradient}, .create_graph = true});
   autograd::backward({*this}, {gradient}, retain_graph);
 }
 

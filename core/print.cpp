@@ -41,6 +41,12 @@ Scalar element(DType dtype, const void* p) {
       return load<std::int32_t>(p);
     case DType::u8:
       return load<std::uint8_t>(p);
+    case DType::i16:
+      return load<std::int16_t>(p);
+    case DType::i8:
+      return load<std::int8_t>(p);
+    case DType::u16:
+      return load<std::uint16_t>(p);
     case DType::boolean:
       return load<std::uint8_t>(p) != 0;
   }

@@ -34,7 +34,8 @@ struct DTypeName {
   DType dtype;
   const char* name;
 };
-constexpr DTypeName kDTypeNames[] = {{DType::boolean, "BOOL"}, {DType::u8, "U8"},   {DType::f16, "F16"},
+constexpr DTypeName kDTypeNames[] = {{DType::boolean, "BOOL"}, {DType::u8, "U8"},   {DType::i8, "I8"},
+                                     {DType::i16, "I16"},      {DType::u16, "U16"}, {DType::f16, "F16"},
                                      {DType::bf16, "BF16"},    {DType::i32, "I32"}, {DType::f32, "F32"},
                                      {DType::f64, "F64"},      {DType::i64, "I64"}};
 

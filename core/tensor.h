@@ -30,6 +30,8 @@ class Tensor;
 namespace indexing {
 class TensorIndex;
 }
+struct Unique;
+struct UniqueOptions;
 
 /// Options of a factory. Without a device, the tensor is on the context's device. Without a dtype, it is f32
 /// or what the factory documents.
@@ -86,7 +88,9 @@ class Tensor {
   int dim() const { return self().sizes.size(); }
   int ndim() const { return self().sizes.size(); }
   std::int64_t numel() const { return self().numel; }
+  std::size_t element_size() const { return dtype_size(dtype()); }  // in bytes
   std::size_t nbytes() const { return static_cast<std::size_t>(numel()) * dtype_size(dtype()); }
+  bool is_floating_point() const { return is_floating(dtype()); }
   std::int64_t storage_offset() const { return self().offset; }
   const StorageRef& storage() const { return self().storage; }
   /// The number of in-place changes of the storage.
@@ -128,6 +132,7 @@ class Tensor {
   /// Returns *this. Throws AutogradError if this tensor is not a leaf, and TypeError if its dtype is not
   /// floating.
   const Tensor& set_requires_grad(bool on = true) const;
+  const Tensor& requires_grad_(bool on = true) const { return set_requires_grad(on); }
   bool is_leaf() const;
   /// The accumulated gradient; an undefined tensor if there is none.
   Tensor grad() const;
@@ -142,8 +147,9 @@ class Tensor {
   Tensor detach() const;
   /// Computes the gradients of this tensor with respect to all leaves it was computed from, and adds them to
   /// their grad(). `gradient`, the gradient with respect to this tensor, may be omitted if this tensor has
-  /// one element. Throws AutogradError, which names the operation, on misuse; see autograd/engine.h.
-  void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
+  /// one element. Throws AutogradError, which names the operation, on misuse; see autograd/engine.h, which also
+  /// explains retain_graph and create_graph.
+  void backward(const Tensor& gradient = {}, bool retain_graph = false, bool create_graph = false) const;
   /// `hook` is called with the gradient of this tensor when backward has computed it. If `hook` returns a
   /// defined tensor, that tensor replaces the gradient.
   HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const;
@@ -240,6 +246,7 @@ class Tensor {
   Tensor to(Device device, DType dtype) const;
   Tensor to(const char* device) const { return to(Device(device)); }
   Tensor cpu() const { return to(kCPU); }
+  Tensor cuda(int index = 0) const { return to(Device(DeviceType::cuda, index)); }
   // Conversions to a dtype. PyTorch's float(), double(), long(), int() and bool() are named after keywords of
   // C++, so they have the prefix to_ here.
   Tensor to_float() const { return to(DType::f32); }
@@ -268,6 +275,19 @@ class Tensor {
     }
   }
   Scalar item_scalar() const;
+  /// A copy of all elements in row-major order, converted to T, on the host. T is the element type of a
+  /// dtype.
+  template <class T = double>
+  std::vector<T> to_vector() const {
+    const Tensor host = detach().to(kCPU, dtype_of<T>).contiguous();
+    const T* const first = host.data<T>();
+    return std::vector<T>(first, first + host.numel());
+  }
+  // new tensors with this tensor's dtype and device, unless `options` say otherwise
+  Tensor new_empty(const Shape& sizes, const TensorOptions& options = {}) const;
+  Tensor new_zeros(const Shape& sizes, const TensorOptions& options = {}) const;
+  Tensor new_ones(const Shape& sizes, const TensorOptions& options = {}) const;
+  Tensor new_full(const Shape& sizes, const Scalar& value, const TensorOptions& options = {}) const;
   // elementwise
   Tensor add(const Tensor& other) const;
   Tensor sub(const Tensor& other) const;
@@ -291,7 +311,10 @@ class Tensor {
   Tensor relu() const;
   Tensor gelu(bool tanh_approximation = false) const;
   Tensor silu() const;
+  Tensor prelu(const Tensor& weight) const;
   Tensor clamp(std::optional<Scalar> min, std::optional<Scalar> max = {}) const;
+  Tensor clamp_min(const Scalar& bound) const { return clamp(bound); }
+  Tensor clamp_max(const Scalar& bound) const { return clamp({}, bound); }
   Tensor operator-() const { return neg(); }
   Tensor sin() const;
   Tensor cos() const;
@@ -371,6 +394,7 @@ class Tensor {
   Tensor le(const Scalar& other) const;
   Tensor gt(const Scalar& other) const;
   Tensor ge(const Scalar& other) const;
+  bool equal(const Tensor& other) const;
   bool allclose(const Tensor& other, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) const;
   // In-place operations change this tensor's elements and return *this. They throw AutogradError if the
   // operation must be recorded and this tensor is a leaf that requires gradients.
@@ -494,6 +518,8 @@ class Tensor {
   Tensor median() const;
   std::pair<Tensor, Tensor> median(std::int64_t dim, bool keepdim = false) const;
   Tensor quantile(double q, std::optional<std::int64_t> dim = {}, bool keepdim = false) const;
+  Unique unique() const;
+  Unique unique(const UniqueOptions& options) const;
   Tensor cumsum(std::int64_t dim) const;
   Tensor cumprod(std::int64_t dim) const;
   std::pair<Tensor, Tensor> cummax(std::int64_t dim) const;

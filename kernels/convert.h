@@ -13,6 +13,12 @@ namespace tapestry::kernels {
 template <class T>
 inline constexpr bool is_half = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
+/// True for the integers that tensors can be stored in but that no kernel computes with.
+template <class T>
+inline constexpr bool is_stored_integer =
+    std::is_same_v<T, std::int16_t> || std::is_same_v<T, std::int8_t> || std::is_same_v<T, std::uint16_t>;
+constexpr bool is_stored_only(DType t) { return t == DType::i16 || t == DType::i8 || t == DType::u16; }
+
 /// Converts as static_cast does, except that negative reals have a defined result for u8.
 template <class To, class From>
 TAPESTRY_HOST_DEVICE inline To convert(From x) {

@@ -68,8 +68,8 @@ Module::~Module() {
 
 Tensor Module::forward(const Tensor&) {
   fail("[", type_name(),
-       "] forward(const Tensor&) is not defined; call the module through nn::call(module, ...) ",
-       "with the arguments that its forward takes, or override forward");
+       "] forward(const Tensor&) is not defined; override it, or pass the arguments that the module's own ",
+       "forward takes: derive the module from nn::Callable, or call it through nn::call(module, ...)");
 }
 
 // ---- registration ----

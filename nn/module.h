@@ -42,6 +42,21 @@ concept HasOptions = requires {
 }
 &&std::constructible_from<T, const typename T::Options&>;
 
+/// T's constructor takes the arguments, or the arguments are the first members of T::Options, in order.
+template <class T, class... Args>
+concept MadeFrom = std::constructible_from<T, Args...> || requires(Args&&... args) {
+  T(typename T::Options{std::forward<Args>(args)...});
+};
+
+/// Creates a module from the arguments of its constructor, or from its first options in order:
+/// make<Conv2d>(3, 8, 5) has 3 input channels, 8 output channels and a kernel of 5 x 5. Options beyond the
+/// first ones have names, so write them as Conv2d::Options{...}.
+template <class T, class... Args>
+requires MadeFrom<T, Args...> std::shared_ptr<T> make(Args&&... args) {
+  if constexpr (std::constructible_from<T, Args...>) return std::make_shared<T>(std::forward<Args>(args)...);
+  else return std::make_shared<T>(typename T::Options{std::forward<Args>(args)...});
+}
+
 class Module {
  public:
   Module();
@@ -50,14 +65,17 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Computes the result. A derived class may instead declare a forward with any other signature. Such a
-  /// module is called through nn::call(module, ...), which runs hooks and adds the module's path to errors.
+  /// Computes the result. A derived class may instead declare a forward with any other signature. Derive such
+  /// a class from nn::Callable, or call it through nn::call(module, ...).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Woverloaded-virtual"  // g++ 13 warns about another signature
   virtual Tensor forward(const Tensor& x);
 #pragma GCC diagnostic pop
   /// Runs hooks and forward(x). Adds this module's path, type and options to an error that is thrown inside.
-  Tensor operator()(const Tensor& x);
+  /// A const module can be called, as a const Tensor can be written to: const protects the handle, and not
+  /// the parameters and statistics behind it. Do not define a variable as const whose forward changes
+  /// members.
+  Tensor operator()(const Tensor& x) const;
 
   // ---- contents ----
   /// Returns all parameters of this module and its descendants. A shared slot appears once.
@@ -132,15 +150,18 @@ class Module {
   HookHandle register_forward_hook(ForwardHook hook);
 
   // ---- registration, in constructors and member initialisers ----
-  /// Creates a child module. The options are taken by value: with a reference to the braced list, g++ 12 -O3
-  /// warns about a dangling pointer in the user's file.
+  /// Creates a child module: add<Linear>("fc", {.in_features = 4, .out_features = 2}). The options are taken
+  /// by value: with a reference to the braced list, g++ 12 -O3 warns about a dangling pointer in the user's
+  /// file.
   template <HasOptions T>
   T& add(const std::string& name, typename T::Options options) {
     return add(name, std::make_shared<T>(std::move(options)));
   }
+  /// Creates a child module from the arguments of its constructor, or from its first options in order:
+  /// add<Linear>("fc", 4, 2).
   template <std::derived_from<Module> T, class... Args>
-  requires std::constructible_from<T, Args...> T& add(const std::string& name, Args&&... args) {
-    return add(name, std::make_shared<T>(std::forward<Args>(args)...));
+  requires MadeFrom<T, Args...> T& add(const std::string& name, Args&&... args) {
+    return add(name, make<T>(std::forward<Args>(args)...));
   }
   /// Adds an existing module: a std::unique_ptr, or a std::shared_ptr that others may share.
   template <class Pointer>
@@ -274,8 +295,10 @@ auto call_with_hooks(M& module, Args&&... args) {
 
 /// Runs hooks and module.forward(args...), for any signature of forward. Adds the module's path to errors.
 /// Hooks see the tensors among the arguments and in the result, also inside vectors, pairs and tuples.
+/// `constant` may be const; see Module::operator().
 template <std::derived_from<Module> M, class... Args>
-auto call(M& module, Args&&... args) {
+auto call(M& constant, Args&&... args) {
+  auto& module = const_cast<std::remove_const_t<M>&>(constant);
   try {
     if (!module.has_hooks()) [[likely]]
       return module.forward(std::forward<Args>(args)...);
@@ -286,6 +309,25 @@ auto call(M& module, Args&&... args) {
   }
 }
 
-inline Tensor Module::operator()(const Tensor& x) { return call(*this, x); }
+inline Tensor Module::operator()(const Tensor& x) const { return call(*this, x); }
+
+/// The base class of a module whose forward has another signature than Module::forward. Then m(a, b) is
+/// call(m, a, b): it runs hooks, and errors name the module's path. Default arguments of forward apply.
+///
+///   struct Attend : nn::Callable<Attend> {
+///     Tensor forward(const Tensor& query, const Tensor& key, double scale = 1);
+///   };
+///   Tensor y = attend(query, key);
+///
+/// A braced list has no type that operator() could pass on; name it, as in attend(query, Options{...}). clang
+/// warns that forward hides Module::forward, unless the class also has `using Module::forward;`.
+template <class Derived>
+class Callable : public Module {
+ public:
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    return call(static_cast<const Derived&>(*this), std::forward<Args>(args)...);
+  }
+};
 
 }  // namespace tapestry::nn

@@ -48,4 +48,9 @@ Parameter::Parameter(std::string name, const Tensor& tensor)
   if (is_floating(own.dtype())) own.set_requires_grad(true);
 }
 
+const Parameter& Parameter::requires_grad_(bool on) const {
+  for (int r = 0; r < replicas(); ++r) replica(r).set_requires_grad(on);
+  return *this;
+}
+
 }  // namespace tapestry::nn

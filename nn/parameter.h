@@ -1,11 +1,22 @@
 #pragma once
 // The tensors of a module are slots. A slot holds one tensor per replica.
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tapestry/core/tensor.h"
+
+namespace tapestry {
+
+/// An empty base class. Because it lies in this namespace, C++ also looks here for the operators and
+/// functions that a program calls with a slot: `p + 1` and `relu(p)`.
+struct UsedLikeTensor {};
+
+}  // namespace tapestry
 
 namespace tapestry::nn {
 
@@ -13,7 +24,7 @@ namespace tapestry::nn {
 /// per replica, and the context's replica index selects the tensor. Copies of a handle share the slot, so an
 /// optimizer's handles outlive the module. Assigning one module's handle to another ties their weights:
 /// `head.weight = embedding.weight`. A handle without a slot is an undefined tensor, such as an absent bias.
-class TensorSlot {
+class TensorSlot : public UsedLikeTensor {
  public:
   TensorSlot() = default;
 
@@ -25,9 +36,7 @@ class TensorSlot {
       no_replica(static_cast<int>(replica));
     return state_->tensors[replica];
   }
-  operator const Tensor&() const {
-    return tensor();
-  }  // NOLINT: implicit, because a slot is used like its tensor
+  operator const Tensor&() const { return tensor(); }  // NOLINT: implicit: a slot is used like its tensor
   const Tensor* operator->() const { return &tensor(); }
   bool defined() const { return state_ != nullptr; }
 
@@ -43,6 +52,123 @@ class TensorSlot {
   bool is_same(const TensorSlot& other) const { return state_ == other.state_; }
   /// A unique identifier of the slot while the slot exists.
   const void* id() const { return state_.get(); }
+
+  // Methods of the tensor that programs often call on weights. `p->name()` calls any method of the tensor.
+  DType dtype() const { return tensor().dtype(); }
+  Device device() const { return tensor().device(); }
+  const Shape& sizes() const { return tensor().sizes(); }
+  const Shape& shape() const { return tensor().sizes(); }
+  const Shape& strides() const { return tensor().strides(); }
+  std::int64_t size(std::int64_t dim) const { return tensor().size(dim); }
+  std::int64_t stride(std::int64_t dim) const { return tensor().stride(dim); }
+  int dim() const { return tensor().dim(); }
+  int ndim() const { return tensor().dim(); }
+  std::int64_t numel() const { return tensor().numel(); }
+  std::size_t nbytes() const { return tensor().nbytes(); }
+  bool is_contiguous() const { return tensor().is_contiguous(); }
+  std::string str() const { return tensor().str(); }
+  template <class T>
+  T* data() const {
+    return tensor().data<T>();
+  }
+  template <class T = double>
+  T item() const {
+    return tensor().item<T>();
+  }
+  bool requires_grad() const { return tensor().requires_grad(); }
+  Tensor grad() const { return tensor().grad(); }
+  void set_grad(const Tensor& grad) const { tensor().set_grad(grad); }
+  void zero_grad(bool set_to_none = true) const { tensor().zero_grad(set_to_none); }
+  HookHandle register_hook(std::function<Tensor(const Tensor&)> hook) const {
+    return tensor().register_hook(std::move(hook));
+  }
+  Tensor detach() const { return tensor().detach(); }
+  Tensor clone() const { return tensor().clone(); }
+  Tensor cpu() const { return tensor().cpu(); }
+  template <class... To>
+  Tensor to(const To&... device_or_dtype) const {
+    return tensor().to(device_or_dtype...);
+  }
+  Tensor t() const { return tensor().t(); }
+  Tensor transpose(std::int64_t a, std::int64_t b) const { return tensor().transpose(a, b); }
+  Tensor permute(const Dims& dims) const { return tensor().permute(dims); }
+  Tensor view(const Shape& sizes) const { return tensor().view(sizes); }
+  Tensor reshape(const Shape& sizes) const { return tensor().reshape(sizes); }
+  Tensor flatten(std::int64_t start = 0, std::int64_t end = -1) const { return tensor().flatten(start, end); }
+  Tensor squeeze(std::int64_t dim) const { return tensor().squeeze(dim); }
+  Tensor unsqueeze(std::int64_t dim) const { return tensor().unsqueeze(dim); }
+  Tensor expand(const Shape& sizes) const { return tensor().expand(sizes); }
+  Tensor select(std::int64_t dim, std::int64_t index) const { return tensor().select(dim, index); }
+  Tensor narrow(std::int64_t dim, std::int64_t start, std::int64_t length) const {
+    return tensor().narrow(dim, start, length);
+  }
+  Tensor index_select(std::int64_t dim, const Tensor& index) const {
+    return tensor().index_select(dim, index);
+  }
+  Tensor operator[](std::int64_t index) const { return tensor()[index]; }
+  Tensor operator[](const Tensor& index) const { return tensor()[index]; }
+  Tensor operator-() const { return -tensor(); }
+  Tensor abs() const { return tensor().abs(); }
+  Tensor exp() const { return tensor().exp(); }
+  Tensor log() const { return tensor().log(); }
+  Tensor sqrt() const { return tensor().sqrt(); }
+  Tensor square() const { return tensor().square(); }
+  Tensor pow(const Scalar& exponent) const { return tensor().pow(exponent); }
+  Tensor tanh() const { return tensor().tanh(); }
+  Tensor sigmoid() const { return tensor().sigmoid(); }
+  Tensor softmax(std::int64_t dim) const { return tensor().softmax(dim); }
+  Tensor matmul(const Tensor& other) const { return tensor().matmul(other); }
+  Tensor sum(const Dims& dims = {}, bool keepdim = false) const { return tensor().sum(dims, keepdim); }
+  Tensor mean(const Dims& dims = {}, bool keepdim = false) const { return tensor().mean(dims, keepdim); }
+  Tensor std(const Dims& dims = {}, bool unbiased = true, bool keepdim = false) const {
+    return tensor().std(dims, unbiased, keepdim);
+  }
+  Tensor norm(double p = 2, const Dims& dims = {}, bool keepdim = false) const {
+    return tensor().norm(p, dims, keepdim);
+  }
+  Tensor(max)() const { return (tensor().max)(); }
+  Tensor(min)() const { return (tensor().min)(); }
+  // In place. A parameter that requires a gradient can be changed under NoGradGuard only.
+  const Tensor& copy_(const Tensor& source) const { return tensor().copy_(source); }
+  const Tensor& fill_(const Scalar& value) const { return tensor().fill_(value); }
+  const Tensor& zero_() const { return tensor().zero_(); }
+  const Tensor& uniform_(double low = 0, double high = 1) const { return tensor().uniform_(low, high); }
+  const Tensor& normal_(double mean = 0, double std = 1) const { return tensor().normal_(mean, std); }
+  const Tensor& clamp_(std::optional<Scalar> low, std::optional<Scalar> high = {}) const {
+    return tensor().clamp_(low, high);
+  }
+  template <class Operand>
+  const Tensor& add_(const Operand& other) const {
+    return tensor().add_(other);
+  }
+  template <class Operand>
+  const Tensor& sub_(const Operand& other) const {
+    return tensor().sub_(other);
+  }
+  template <class Operand>
+  const Tensor& mul_(const Operand& other) const {
+    return tensor().mul_(other);
+  }
+  template <class Operand>
+  const Tensor& div_(const Operand& other) const {
+    return tensor().div_(other);
+  }
+  template <class Operand>
+  const Tensor& operator+=(const Operand& other) const {
+    return tensor() += other;
+  }
+  template <class Operand>
+  const Tensor& operator-=(const Operand& other) const {
+    return tensor() -= other;
+  }
+  template <class Operand>
+  const Tensor& operator*=(const Operand& other) const {
+    return tensor() *= other;
+  }
+  template <class Operand>
+  const Tensor& operator/=(const Operand& other) const {
+    return tensor() /= other;
+  }
 
  protected:
   TensorSlot(std::string name, Tensor tensor);
@@ -65,6 +191,9 @@ class Parameter : public TensorSlot {
   /// Shares storage with `tensor`, or with a dense copy if `tensor` is a transposed or expanded view. The
   /// parameter is a leaf, and requires a gradient if its dtype is floating-point.
   Parameter(std::string name, const Tensor& tensor);
+  /// Freezes (false) or unfreezes (true) the tensors of all replicas, and returns this handle. Throws
+  /// TypeError if they are not floating-point and `on` is true.
+  const Parameter& requires_grad_(bool on = true) const;
 };
 
 /// A slot that holds state without a gradient: running statistics, tables, masks.

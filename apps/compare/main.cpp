@@ -99,6 +99,7 @@ int main(int argc, char** argv) {
   line.add("--lr", w.lr, "Learning rate of SGD", {.check = apps::between(0.0, 1000.0)});
   line.add("--seed", w.seed, "Seed of the weights and the images",
            {.check = apps::between<std::uint64_t>(0, UINT64_MAX - 1)});
+  w.threads = get_num_threads();  // before add(), which shows it as the default
   line.add("--threads", w.threads, "CPU threads of all devices together",
            {.check = apps::between(1, 1024), .last_wins = true});
   line.add("--split", w.split,
@@ -127,7 +128,6 @@ int main(int argc, char** argv) {
   line.add("--child", child.mode, "", {.hidden = true});
   line.add("--result", child.result, "", {.hidden = true});
   line.add("--as-rank", child.is_rank, "", {.hidden = true});
-  w.threads = get_num_threads();
 
   return line.run(argc, argv, [&] {
     w.dtype = dtype == "f64" ? DType::f64 : DType::f32;

@@ -26,9 +26,10 @@ void record_use_on_current_stream(const Tensor& t) {
 
 GraphTask* GraphTask::current() { return current_task; }
 
-GraphTask::GraphTask(bool retain_graph)
+GraphTask::GraphTask(bool retain_graph, bool create_graph)
     : pass_{next_pass.fetch_add(1, std::memory_order_relaxed), std::chrono::steady_clock::now()},
-      retain_graph_(retain_graph),
+      retain_graph_(retain_graph || create_graph),
+      create_graph_(create_graph),
       outer_(current_task) {
   current_task = this;
 }
@@ -132,6 +133,21 @@ void GraphTask::mark_paths_to_captures() {
   }
 }
 
+// Throws if this pass runs the backward of a node that cannot be recorded.
+void GraphTask::check_twice() const {
+  for (const Node* node : claimed_) {
+    if (node->twice() || node->is_leaf()) continue;
+    bool runs = !selective_;
+    for (std::uint32_t i = 0; i < node->num_edges_ && !runs; ++i) {
+      const Node* next = node->edges_[i].node.get();
+      runs = next && next->reaches_inputs_;
+    }
+    check<AutogradError>(!runs, "[", node->name_,
+                         "] gradients of gradients are not available: its backward is not differentiable; "
+                         "compute the value with other operations, or call without create_graph");
+  }
+}
+
 void GraphTask::make_ready(Node* node) {
   ready_.push_back(node);
   std::push_heap(ready_.begin(), ready_.end(), older);
@@ -141,7 +157,7 @@ void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
   if (!slot.gradient.defined()) {
     slot.gradient = std::move(gradient);
     slot.owns_gradient = false;
-  } else if (slot.owns_gradient && slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
+  } else if (slot.owns_gradient && !create_graph_ && slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
     slot.gradient.add_(gradient);
   } else {
     slot.gradient = add(slot.gradient, gradient);
@@ -175,7 +191,7 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
   {
     Context context = node->context_;
     context.stream = there;
-    context.grad_enabled = false;
+    context.grad_enabled = create_graph_;
     context.replica = current_context().replica;
     ContextGuard guard(context);
     if (there != here) [[unlikely]] {
@@ -183,7 +199,7 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
       for (std::uint32_t i = 0; i < node->num_outputs_; ++i)
         record_use_on_current_stream(node->outputs_[i].gradient);
     }
-    Backward backward(*node, results_.data(), wanted);
+    Backward backward(*node, results_.data(), wanted, create_graph_);
     bool any = false;
     for (std::uint32_t i = 0; i < node->num_outputs_; ++i) any = any || node->outputs_[i].gradient.defined();
     if (any) {
@@ -269,6 +285,7 @@ void GraphTask::run(std::vector<Seed> seeds, std::vector<Postponed> resumed) {
   if (const LeafGuard* const guard = LeafGuard::current(); guard && (!selective_ || postponed_))
     check_leaves(*guard);
   if (selective_) mark_paths_to_captures();
+  if (create_graph_) check_twice();
 
   for (Seed& s : seeds) {
     if (selective_ && !s.node->reaches_inputs_) {

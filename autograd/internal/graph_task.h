@@ -30,7 +30,7 @@ struct WeightGradients::Impl {
 
 class GraphTask {
  public:
-  explicit GraphTask(bool retain_graph);
+  explicit GraphTask(bool retain_graph, bool create_graph = false);
   ~GraphTask();
   GraphTask(const GraphTask&) = delete;
   GraphTask& operator=(const GraphTask&) = delete;
@@ -79,6 +79,7 @@ class GraphTask {
   bool claim(Node* node);
   void explore(std::vector<Node*>& stack);
   void check_leaves(const LeafGuard& guard) const;
+  void check_twice() const;
   void mark_paths_to_captures();
   void make_ready(Node* node);
   void execute(Node* node);
@@ -87,7 +88,7 @@ class GraphTask {
   void add_to_output(OutputSlot& slot, Tensor&& gradient);
 
   const BackwardPass pass_;
-  const bool retain_graph_;
+  const bool retain_graph_, create_graph_;
   bool selective_ = false;
   WeightGradients::Impl* postponed_ = nullptr;
   GraphTask* const outer_;

@@ -3,6 +3,7 @@
 #include "tapestry/autograd/ops/arithmetic.h"
 
 #include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/composite.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementary.h"
 #include "tapestry/autograd/ops/functions.h"
@@ -13,6 +14,60 @@
 namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
+
+// The gradients of the rows by operations, for gradients of gradients.
+namespace autograd {
+using kernels::BackwardA, kernels::BackwardB;
+namespace {
+Tensor none_of(const Tensor& dy) { return zeros({}, {dy.dtype(), dy.device()}); }
+// The gradient is not defined where the formula is not used. A 1 there keeps it finite.
+Tensor one_where(const Tensor& condition, const Tensor& x) { return where(condition, Scalar(1), x); }
+}  // namespace
+
+template <>
+inline constexpr auto composed<BackwardB<kernels::Div>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * (a / b / b); };
+template <>
+inline constexpr auto composed<BackwardA<kernels::Maximum>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  return where(lt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
+};
+template <>
+inline constexpr auto composed<BackwardA<kernels::Minimum>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  return where(gt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
+};
+template <>
+inline constexpr auto composed<BackwardA<kernels::Pow>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  return where(eq(b, 0), none_of(dy), dy * (b * pow(a, b - 1)));
+};
+template <>
+inline constexpr auto composed<BackwardB<kernels::Pow>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  const Tensor none = logical_and(eq(a, 0), ge(b, 0));
+  return where(none, none_of(dy), dy * (pow(a, b) * log(one_where(none, a))));
+};
+template <>
+inline constexpr auto composed<BackwardA<kernels::Atan2>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
+  return where(origin, none_of(dy), dy * (b / square));
+};
+template <>
+inline constexpr auto composed<BackwardB<kernels::Atan2>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
+  return where(origin, none_of(dy), -dy * (a / square));
+};
+template <>
+inline constexpr auto composed<BackwardB<kernels::Fmod>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * trunc(a / b); };
+template <>
+inline constexpr auto composed<BackwardB<kernels::Remainder>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * floor_divide(a, b); };
+template <>
+inline constexpr auto composed<BackwardA<kernels::Xlogy>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+  return where(logical_and(eq(a, 0), le(b, 0)), none_of(dy), xlogy(dy, b));
+};
+template <>
+inline constexpr auto composed<BackwardB<kernels::Xlogy>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (a / b); };
+}  // namespace autograd
 
 Tensor add(const Tensor& a, const Tensor& b) { return binary<kernels::Add>(a, b); }
 Tensor sub(const Tensor& a, const Tensor& b) { return binary<kernels::Sub>(a, b); }
@@ -46,7 +101,7 @@ const Tensor& Tensor::atan2_(const Tensor& other) const {
 // Remainders and rounded quotients.
 namespace {
 
-const Op kFloorDivide{"floor_divide", Grad::differentiable, kNumbers};
+const Op kFloorDivide{"floor_divide", Grad::twice, kNumbers};
 
 // Throws ValueError if integers on a CPU are divided by 0.
 void check_divisor(const Op& op, const Tensor& a, const Tensor& b) {
@@ -148,7 +203,11 @@ Tensor pow(const Tensor& a, const Scalar& b) {
   Tensor y = run_with_number(kernels::slot<kernels::PowScalar>, a, b, dtype, dtype);
   if (recording(a))
     record(row_op<kernels::Pow>, y, {&a}, [a = save(a), b](Backward& g) {
-      g.set(0, apply_with(kernels::slot<kernels::PowScalarBackward>, std::tuple(b), g.grad(), g.saved(a)));
+      const Tensor &dy = g.grad(), x = g.saved(a);
+      if (!g.create_graph())
+        return g.set(0, apply_with(kernels::slot<kernels::PowScalarBackward>, std::tuple(b), dy, x));
+      const double n = b.to_double();
+      g.set(0, n == 0 ? zeros_like(x) : dy * (pow(x, n - 1) * n));
     });
   return y;
 }

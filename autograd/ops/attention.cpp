@@ -19,7 +19,7 @@ using autograd::check_matches;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const autograd::Op kAttention("scaled_dot_product_attention", autograd::Grad::differentiable, kFloats);
+const autograd::Op kAttention("scaled_dot_product_attention", autograd::Grad::twice, kFloats);
 
 // Returns a bool mask (L, S) that is true where key j is not after query i.
 Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {

@@ -15,7 +15,7 @@ namespace {
 const Op kIsNan{"isnan", Grad::none, kAllDTypes};
 const Op kAllClose{"allclose", Grad::none, kAllDTypes};
 const Op kEqual{"equal", Grad::none, kAllDTypes};
-const Op kWhere{"where", Grad::differentiable, kAllDTypes};
+const Op kWhere{"where", Grad::twice, kAllDTypes};
 
 bool every(const Tensor& t) { return sum(t).item<std::int64_t>() == t.numel(); }
 
@@ -72,6 +72,10 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (recording(a, b))
     record_binary(kWhere, y, a, b, [condition = save(condition)](Backward& g, std::uint32_t i) {
       const Tensor chosen = g.saved(condition);
+      if (g.create_graph()) {
+        const Tensor none = zeros({}, {g.grad().dtype(), g.grad().device()});
+        return i == 0 ? where(chosen, g.grad(), none) : where(chosen, none, g.grad());
+      }
       Tensor dx = result_like(g.grad().sizes(), g.grad().dtype(), {&g.grad()});
       kernels::masked(dx.device(), dx.dtype(), {planned(dx, chosen, g.grad()), i == 0});
       return dx;
@@ -110,6 +114,7 @@ Tensor Tensor::gt(const Tensor& other) const { return tapestry::gt(*this, other)
 Tensor Tensor::gt(const Scalar& other) const { return tapestry::gt(*this, other); }
 Tensor Tensor::ge(const Tensor& other) const { return tapestry::ge(*this, other); }
 Tensor Tensor::ge(const Scalar& other) const { return tapestry::ge(*this, other); }
+bool Tensor::equal(const Tensor& other) const { return tapestry::equal(*this, other); }
 bool Tensor::allclose(const Tensor& other, double rtol, double atol, bool equal_nan) const {
   return tapestry::allclose(*this, other, rtol, atol, equal_nan);
 }

@@ -20,15 +20,15 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kSquare{"square", Grad::differentiable, kAllDTypes};
-const Op kReciprocal{"reciprocal", Grad::differentiable, kAllDTypes};
-const Op kFrac{"frac", Grad::differentiable, kFloats};
+const Op kSquare{"square", Grad::twice, kAllDTypes};
+const Op kReciprocal{"reciprocal", Grad::twice, kAllDTypes};
+const Op kFrac{"frac", Grad::twice, kFloats};
 const Op kIsFinite{"isfinite", Grad::none, kAllDTypes};
 const Op kIsInf{"isinf", Grad::none, kAllDTypes};
-const Op kLerp{"lerp", Grad::differentiable, kFloats};
-const Op kAddcmul{"addcmul", Grad::differentiable, kNumbers};
-const Op kAddcdiv{"addcdiv", Grad::differentiable, kFloats};
-const Op kMaskedFill{"masked_fill", Grad::differentiable, kAllDTypes};
+const Op kLerp{"lerp", Grad::twice, kFloats};
+const Op kAddcmul{"addcmul", Grad::twice, kNumbers};
+const Op kAddcdiv{"addcdiv", Grad::twice, kFloats};
+const Op kMaskedFill{"masked_fill", Grad::twice, kAllDTypes};
 const Op kLogicalAnd{"logical_and", Grad::none, kAllDTypes};
 const Op kLogicalOr{"logical_or", Grad::none, kAllDTypes};
 const Op kLogicalXor{"logical_xor", Grad::none, kAllDTypes};

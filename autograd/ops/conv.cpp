@@ -17,7 +17,7 @@ using autograd::Op;
 using autograd::raw_contiguous;
 using autograd::save_if;
 
-const Op kConv2d("conv2d", Grad::differentiable, kFloats);
+const Op kConv2d("conv2d", Grad::twice, kFloats);
 
 // Checks both numbers of a pair. The upper limit 2^31 - 1 prevents overflow: a product of two such numbers
 // fits into i64.
@@ -69,6 +69,49 @@ MemoryFormat layout(const kernels::Conv2dShape& s) {
   return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
 }
 
+// ---- gradients by operations. A convolution is linear in x and in the weight, so the gradients of each
+// gradient are a convolution and the other gradient.
+
+Conv2dParams params_of(const kernels::Conv2dShape& s) {
+  return {.stride = {s.stride_h, s.stride_w},
+          .padding = {s.padding_h, s.padding_w},
+          .dilation = {s.dilation_h, s.dilation_w},
+          .groups = s.groups};
+}
+bool is_empty(const kernels::Conv2dShape& s) { return s.n * s.c * s.h * s.w == 0 || s.k == 0; }
+
+Tensor weight_gradient(const Tensor& g, const Tensor& x, const kernels::Conv2dShape& s);
+Tensor input_gradient(const Tensor& g, const Tensor& weight, const kernels::Conv2dShape& s) {
+  const Tensor dx = empty({s.n, s.c, s.h, s.w}, {g.dtype(), g.device()}, layout(s));
+  if (is_empty(s)) return zeros_like(dx);
+  kernels::conv2d_backward_input(
+      g.device(), g.dtype(),
+      {.shape = s, .dy = raw_contiguous(g, layout(s)), .weight = raw_contiguous(weight), .dx = dx});
+  if (autograd::recording(g, weight))
+    autograd::record(kConv2d, dx, {&g, &weight},
+                     [g = save_if(weight, g), weight = save_if(g, weight), s](Backward& b) {
+                       if (b.needs(0)) b.set(0, conv2d(b.grad(), b.saved(weight), {}, params_of(s)));
+                       if (b.needs(1)) b.set(1, weight_gradient(b.saved(g), b.grad(), s));
+                     });
+  return dx;
+}
+Tensor weight_gradient(const Tensor& g, const Tensor& x, const kernels::Conv2dShape& s) {
+  const Tensor dw = empty({s.k, s.c / s.groups, s.r, s.s}, {g.dtype(), g.device()});
+  if (is_empty(s)) return zeros_like(dw);
+  kernels::conv2d_backward_weight(g.device(), g.dtype(),
+                                  {.shape = s,
+                                   .dy = raw_contiguous(g, layout(s)),
+                                   .x = raw_contiguous(x, layout(s)),
+                                   .dweight = dw,
+                                   .dbias = Tensor()});
+  if (autograd::recording(g, x))
+    autograd::record(kConv2d, dw, {&g, &x}, [g = save_if(x, g), x = save_if(g, x), s](Backward& b) {
+      if (b.needs(0)) b.set(0, conv2d(b.saved(x), b.grad(), {}, params_of(s)));
+      if (b.needs(1)) b.set(1, input_gradient(b.saved(g), b.grad(), s));
+    });
+  return dw;
+}
+
 }  // namespace
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dParams& params) {
@@ -95,6 +138,12 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
     autograd::record(
         kConv2d, y, {&x, &weight, &bias},
         [x = save_if(weight, x), weight = save_if(x, weight), s, nothing](Backward& b) {
+          if (b.create_graph()) {
+            if (b.needs(0)) b.set(0, input_gradient(b.grad(), b.saved(weight), s));
+            if (b.needs(1)) b.set(1, weight_gradient(b.grad(), b.saved(x), s));
+            if (b.needs(2)) b.set(2, b.grad().sum({0, 2, 3}));
+            return;
+          }
           const TensorOptions options(b.grad().dtype(), b.grad().device());
           const Tensor g = raw_contiguous(b.grad(), layout(s));
           Tensor dx, dw, db;

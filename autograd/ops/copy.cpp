@@ -12,12 +12,12 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kClone{"clone", Grad::differentiable, kAllDTypes};
-const Op kContiguous{"contiguous", Grad::differentiable, kAllDTypes};
-const Op kTo{"to", Grad::differentiable, kAllDTypes};
-const Op kCopy{"copy_", Grad::differentiable, kAllDTypes};
-const Op kFill{"fill_", Grad::differentiable, kAllDTypes};
-const Op kItem{"item", Grad::none, kAllDTypes};
+const Op kClone{"clone", Grad::twice, kStoredDTypes};
+const Op kContiguous{"contiguous", Grad::twice, kStoredDTypes};
+const Op kTo{"to", Grad::twice, kStoredDTypes};
+const Op kCopy{"copy_", Grad::twice, kStoredDTypes};
+const Op kFill{"fill_", Grad::twice, kStoredDTypes};
+const Op kItem{"item", Grad::none, kStoredDTypes};
 
 Tensor same_layout_on(const Tensor& x, Device device, DType dtype) {
   // Send the elements without an allocation on x's device if possible. The caller may move x because that
@@ -44,7 +44,7 @@ bool same_order(const Tensor& a, const Tensor& b) {
 // Writes x to out without a record on the tape. x is broadcast and converted, and may be on another device.
 void write(const Tensor& out, const Tensor& x) {
   if (out.device().type == x.device().type && (out.device() == x.device() || out.device().is_cpu()))
-    return kernels::copy(out.device(), out.dtype(), planned(out, x));
+    return copy_elements(out, x);
   // Devices exchange dense memory only. If possible, x is converted to out's dtype and layout on its own
   // device and then sent. If out is strided or x is broadcast, the data is sent first and then copied into
   // out.
@@ -55,7 +55,7 @@ void write(const Tensor& out, const Tensor& x) {
   } else if (x.dtype() != out.dtype() || !same_order(x, out)) {
     packed = tapestry::detail::make_tensor(Storage::allocate(x.device(), out.nbytes()), out.dtype(),
                                            out.sizes(), out.strides(), 0);
-    kernels::copy(x.device(), out.dtype(), planned(packed, x));
+    copy_elements(packed, x);
   }
   const Device special = out.device().is_cpu() ? x.device() : out.device();
   kernels::transfer(special, DType::u8,
@@ -64,7 +64,7 @@ void write(const Tensor& out, const Tensor& x) {
                      .from = x.device(),
                      .x = packed.raw_data(),
                      .bytes = packed.nbytes()});
-  if (!arrived.is_same(out)) kernels::copy(out.device(), out.dtype(), planned(out, arrived));
+  if (!arrived.is_same(out)) copy_elements(out, arrived);
 }
 
 Tensor copied(const Tensor& x, Tensor y) {
@@ -145,6 +145,12 @@ Scalar Tensor::item_scalar() const {
       return *data<std::int32_t>();
     case DType::u8:
       return *data<std::uint8_t>();
+    case DType::i16:
+      return *data<std::int16_t>();
+    case DType::i8:
+      return *data<std::int8_t>();
+    case DType::u16:
+      return *data<std::uint16_t>();
     case DType::boolean:
       break;
   }

@@ -15,7 +15,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kFull{"full", Grad::none, kAllDTypes};
+const Op kFull{"full", Grad::none, kStoredDTypes};
 const Op kArange{"arange", Grad::none, kNumbers};
 const Op kLinspace{"linspace", Grad::none, kFloats};
 const Op kEye{"eye", Grad::none, kAllDTypes};
@@ -227,6 +227,19 @@ Tensor rand_like(const Tensor& t, const TensorOptions& options) {
 }
 Tensor randn_like(const Tensor& t, const TensorOptions& options) {
   return random_like(kRandn, t, options, [](const Tensor& y) { fill_normal(y, 0, 1); });
+}
+
+Tensor Tensor::new_empty(const Shape& sizes, const TensorOptions& options) const {
+  return finished(empty(sizes, like("new_empty", *this, options)), options);
+}
+Tensor Tensor::new_full(const Shape& sizes, const Scalar& value, const TensorOptions& options) const {
+  return full(sizes, value, like("new_full", *this, options));
+}
+Tensor Tensor::new_zeros(const Shape& sizes, const TensorOptions& options) const {
+  return new_full(sizes, 0, options);
+}
+Tensor Tensor::new_ones(const Shape& sizes, const TensorOptions& options) const {
+  return new_full(sizes, 1, options);
 }
 
 namespace {

@@ -18,10 +18,10 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::reduce_to;
 
-const Op kCdist("cdist", Grad::differentiable, kFloats);
-const Op kPairwiseDistance("pairwise_distance", Grad::differentiable, kFloats);
-const Op kCosineSimilarity("cosine_similarity", Grad::differentiable, kFloats);
-const Op kNormalize("normalize", Grad::differentiable, kFloats);
+const Op kCdist("cdist", Grad::twice, kFloats);
+const Op kPairwiseDistance("pairwise_distance", Grad::twice, kFloats);
+const Op kCosineSimilarity("cosine_similarity", Grad::twice, kFloats);
+const Op kNormalize("normalize", Grad::twice, kFloats);
 
 // Throws TypeError or DeviceError unless both have the same floating dtype and the same device.
 void check_pair(const Op& op, const Tensor& a, const Tensor& b) {
@@ -48,7 +48,8 @@ Tensor distances_by_products(const Tensor& a, const Tensor& b) {
           const Tensor x = back.saved(a), z = back.saved(b), distances = back.saved(y), g = back.grad();
           // d|x - z| / dx = (x - z) / |x - z|, so with w = g / |x - z| the gradient of x is x sum(w) - w z.
           const Tensor none = zeros({}, TensorOptions(g.dtype(), g.device()));
-          const Tensor w = where(eq(distances, 0), none, g / distances);
+          const Tensor same = eq(distances, 0);
+          const Tensor w = where(same, none, g / (back.create_graph() ? where(same, Scalar(1), distances) : distances));
           if (back.needs(0))
             back.set(0, reduce_to(x * sum(w, -1, true) - matmul(w, z), x.sizes(), x.dtype()));
           if (back.needs(1))

@@ -15,7 +15,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kDropout{"dropout", Grad::differentiable, kFloats};
+const Op kDropout{"dropout", Grad::twice, kFloats};
 
 // The random numbers are assigned to elements in row-major order, whatever the layout of x. The result has
 // x's memory format, so that the layers after it stay channels-last.
@@ -32,6 +32,13 @@ Tensor masked(const Tensor& x, PhiloxRange range, double p) {
                     .threshold = threshold,
                     .scale = p < 1 ? 1 / (1 - p) : 0});
   return contiguous(y, x.memory_format());
+}
+
+Tensor recorded_masked(const Tensor& x, PhiloxRange range, double p) {
+  Tensor y = masked(x.detach(), range, p);
+  if (recording(x))
+    record(kDropout, y, {&x}, [range, p](Backward& g) { g.set(0, recorded_masked(g.grad(), range, p)); });
+  return y;
 }
 
 // Dropout of whole channels. x is (N, C, ...), or (C, ...) with `spatial` dimensions after C.
@@ -55,10 +62,7 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   if (!training || p == 0) return x;
   const auto counters = static_cast<std::uint64_t>((x.numel() + 3) / 4);
   const PhiloxRange range = current_generator(x.device()).take(counters);
-  Tensor y = masked(x.detach(), range, p);
-  if (recording(x))
-    record(kDropout, y, {&x}, [range, p](Backward& g) { g.set(0, masked(g.grad(), range, p)); });
-  return y;
+  return recorded_masked(x, range, p);
 }
 
 Tensor dropout1d(const Tensor& x, double p, bool training) {

@@ -1,5 +1,8 @@
 #include "tapestry/autograd/ops/embedding.h"
 
+#include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/view.h"
@@ -11,7 +14,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kEmbedding{"embedding", Grad::differentiable, kFloats};
+const Op kEmbedding{"embedding", Grad::twice, kFloats};
 
 }  // namespace
 
@@ -52,6 +55,12 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
   bad.check(kEmbedding.name, "index", flat, rows);
   if (recording(weight))
     record(kEmbedding, y, {&weight}, [flat = save(flat), rows, columns, padding](Backward& g) {
+      if (g.create_graph()) {
+        const Tensor at = g.saved(flat), none = zeros({}, {g.grad().dtype(), g.grad().device()});
+        const Tensor each = reshape(g.grad(), {at.numel(), columns});
+        return g.set(0, index_add(expand(none, {rows, columns}), 0, at,
+                                  where(unsqueeze(eq(at, padding), 1), none, each)));
+      }
       const Tensor grad = contiguous(g.grad());
       Tensor dweight = empty({rows, columns}, {grad.dtype(), grad.device()});
       const Tensor indices = g.saved(flat);

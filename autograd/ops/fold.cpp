@@ -19,10 +19,10 @@ using autograd::Op;
 using autograd::raw_part;
 using detail::check_defined;
 
-const Op kIm2col("im2col", Grad::differentiable, kFloats);
-const Op kCol2im("col2im", Grad::differentiable, kFloats);
-const Op kPixelShuffle("pixel_shuffle", Grad::differentiable, kAllDTypes);
-const Op kPixelUnshuffle("pixel_unshuffle", Grad::differentiable, kAllDTypes);
+const Op kIm2col("im2col", Grad::twice, kFloats);
+const Op kCol2im("col2im", Grad::twice, kFloats);
+const Op kPixelShuffle("pixel_shuffle", Grad::twice, kAllDTypes);
+const Op kPixelUnshuffle("pixel_unshuffle", Grad::twice, kAllDTypes);
 
 // The windows of an image of size (h, w): there are (rows, cols) of them.
 struct Windows {
@@ -113,7 +113,8 @@ Tensor im2col(const Tensor& x, const FoldParams& params) {
   const Tensor y = lowered(x, windows);
   if (autograd::recording(x))
     autograd::record(kIm2col, y, {&x}, [channels, image, windows](Backward& b) {
-      b.set(0, raised(b.grad(), channels, image, windows));
+      b.set(0, b.create_graph() ? col2im(b.grad(), image, windows.p)
+                                : raised(b.grad(), channels, image, windows));
     });
   return y;
 }
@@ -137,7 +138,9 @@ Tensor col2im(const Tensor& x, Pair output_size, const FoldParams& params) {
         output_size.h, ", ", output_size.w, "); the numbers must be equal");
   const Tensor y = raised(x, x.sizes()[1] / window, output_size, windows);
   if (autograd::recording(x))
-    autograd::record(kCol2im, y, {&x}, [windows](Backward& b) { b.set(0, lowered(b.grad(), windows)); });
+    autograd::record(kCol2im, y, {&x}, [windows](Backward& b) {
+      b.set(0, b.create_graph() ? im2col(b.grad(), windows.p) : lowered(b.grad(), windows));
+    });
   return y;
 }
 

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numbers>
 #include <vector>
 
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/composite.h"
+#include "tapestry/autograd/ops/elementary.h"
 #include "tapestry/autograd/ops/internal/function.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/functions.h"
@@ -16,6 +19,83 @@ namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
 
+// The gradients of the rows by operations, for gradients of gradients. x is the input of the function, y its
+// output, and p its parameters.
+namespace autograd {
+namespace {
+Tensor none_of(const Tensor& dy) { return zeros({}, {dy.dtype(), dy.device()}); }
+}  // namespace
+
+using kernels::GradientOf;
+template <>
+inline constexpr auto composed<GradientOf<kernels::Abs>> = [](const Tensor& dy, const Tensor& x, const auto&) {
+  return dy * sign(x);
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Relu>> = [](const Tensor& dy, const Tensor& y, const auto&) {
+  return where(le(y, 0), none_of(dy), dy);
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Sqrt>> = [](const Tensor& dy, const Tensor& y, const auto&) {
+  return dy / (2 * y);
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Rsqrt>> =
+    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (-0.5 * (y * y * y)); };
+template <>
+inline constexpr auto composed<GradientOf<kernels::Tanh>> = [](const Tensor& dy, const Tensor& y, const auto&) {
+  return dy * (1 - y * y);
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Sigmoid>> =
+    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (y * (1 - y)); };
+template <>
+inline constexpr auto composed<GradientOf<kernels::Silu>> = [](const Tensor& dy, const Tensor& x, const auto&) {
+  const Tensor s = sigmoid(x);
+  return dy * (s * (1 + x * (1 - s)));
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Gelu>> = [](const Tensor& dy, const Tensor& x, const auto&) {
+  const Tensor cdf = 0.5 * (1 + erf(x * (1 / std::numbers::sqrt2)));
+  return dy * (cdf + x * (exp(-0.5 * (x * x)) * (std::numbers::inv_sqrtpi / std::numbers::sqrt2)));
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::GeluTanh>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      const double scale = kernels::GeluTanh::kScale<double>;
+      const Tensor s = sigmoid(scale * (x + 0.044715 * (x * x * x)));
+      return dy * (s + x * (s * (1 - s) * (scale * (1 + 3 * 0.044715 * (x * x)))));
+    };
+template <>
+inline constexpr auto composed<GradientOf<kernels::Softplus>> =
+    [](const Tensor& dy, const Tensor& x, const auto& p) {
+      const Tensor z = x * p[0];
+      return where(gt(z, p[1]), dy, dy * sigmoid(z));
+    };
+template <>
+inline constexpr auto composed<GradientOf<kernels::LeakyRelu>> =
+    [](const Tensor& dy, const Tensor& x, const auto& p) { return where(gt(x, 0), dy, dy * p[0]); };
+template <>
+inline constexpr auto composed<GradientOf<kernels::Elu>> = [](const Tensor& dy, const Tensor& x, const auto& p) {
+  const double alpha = p[0].to_double(), scale = p[1].to_double(), rate = p[2].to_double();
+  // The limit keeps the exponential finite where it is not used.
+  return where(le(x, 0), dy * (exp(clamp(x, std::nullopt, 0) * rate) * (scale * alpha * rate)), dy * scale);
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Mish>> = [](const Tensor& dy, const Tensor& x, const auto&) {
+  const Tensor e = exp(clamp(x, std::nullopt, 20)), n = e * (e + 2), t = n / (n + 2);
+  return where(gt(x, 20), dy, dy * (t + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)))));
+};
+template <>
+inline constexpr auto composed<GradientOf<kernels::Hardswish>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      return where(le(x, -3), none_of(dy), where(lt(x, 3), dy * (x / 3 + 0.5), dy));
+    };
+template <>
+inline constexpr auto composed<GradientOf<kernels::NanToNum>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) { return where(isfinite(x), dy, none_of(dy)); };
+}  // namespace autograd
+
 // The rows of gelu's two formulas share an Op.
 template <>
 const Op& autograd::function_op<kernels::GeluTanh>() {
@@ -23,7 +103,7 @@ const Op& autograd::function_op<kernels::GeluTanh>() {
 }
 
 namespace {
-const Op kNanToNum{"nan_to_num", Grad::differentiable, kAllDTypes};
+const Op kNanToNum{"nan_to_num", Grad::twice, kAllDTypes};
 }
 // Integers and bools are copied, so the Op takes more dtypes than the row.
 template <>
@@ -34,7 +114,7 @@ const Op& autograd::function_op<kernels::NanToNum>() {
 namespace {
 
 // clamp is written by hand because a limit may be missing, and because its limits are checked and promoted.
-const Op kClamp{"clamp", Grad::differentiable, kNumbers};
+const Op kClamp{"clamp", Grad::twice, kNumbers};
 
 // The dtype of the result, and the limits in that dtype.
 struct Clamping {
@@ -85,19 +165,25 @@ Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> m
   Tensor y = apply_with(kernels::clamp, std::tuple(c.min, c.max), converted(x, c.dtype));
   if (recording(x))
     record(kClamp, y, {&x}, [x = save(x), min, max](Backward& g) {
-      g.set(0, apply_with(kernels::clamp_backward, std::tuple(min, max), g.grad(), g.saved(x)));
+      const Tensor t = g.saved(x);
+      if (!g.create_graph())
+        return g.set(0, apply_with(kernels::clamp_backward, std::tuple(min, max), g.grad(), t));
+      Tensor dx = g.grad();
+      if (min) dx = where(gt(t, *min), dx, none_of(dx));
+      if (max) dx = where(lt(t, *max), dx, none_of(dx));
+      g.set(0, dx);
     });
   return y;
 }
 
 namespace {
 
-const Op kHardsigmoid{"hardsigmoid", Grad::differentiable, kFloats};
-const Op kHardtanh{"hardtanh", Grad::differentiable, kNumbers};
-const Op kSoftsign{"softsign", Grad::differentiable, kFloats};
-const Op kLogSigmoid{"logsigmoid", Grad::differentiable, kFloats};
-const Op kPrelu{"prelu", Grad::differentiable, kFloats};
-const Op kGlu{"glu", Grad::differentiable, kFloats};
+const Op kHardsigmoid{"hardsigmoid", Grad::twice, kFloats};
+const Op kHardtanh{"hardtanh", Grad::twice, kNumbers};
+const Op kSoftsign{"softsign", Grad::twice, kFloats};
+const Op kLogSigmoid{"logsigmoid", Grad::twice, kFloats};
+const Op kPrelu{"prelu", Grad::twice, kFloats};
+const Op kGlu{"glu", Grad::twice, kFloats};
 
 void check_input(const Op& op, const Tensor& x) {
   tapestry::detail::check_defined(op.name, x);
@@ -169,6 +255,7 @@ Tensor Tensor::sigmoid() const { return tapestry::sigmoid(*this); }
 Tensor Tensor::relu() const { return tapestry::relu(*this); }
 Tensor Tensor::silu() const { return tapestry::silu(*this); }
 Tensor Tensor::gelu(bool tanh_approximation) const { return tapestry::gelu(*this, tanh_approximation); }
+Tensor Tensor::prelu(const Tensor& weight) const { return tapestry::prelu(*this, weight); }
 Tensor Tensor::clamp(std::optional<Scalar> min, std::optional<Scalar> max) const {
   return tapestry::clamp(*this, min, max);
 }

@@ -19,10 +19,10 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::Selection;
 
-const Op kIndexSelect("index_select", Grad::differentiable, kAllDTypes);
-const Op kIndexAdd("index_add", Grad::differentiable, kAllDTypes);
-const Op kIndexCopy("index_copy", Grad::differentiable, kAllDTypes);
-const Op kIndexFill("index_fill", Grad::differentiable, kAllDTypes);
+const Op kIndexSelect("index_select", Grad::twice, kAllDTypes);
+const Op kIndexAdd("index_add", Grad::twice, kAllDTypes);
+const Op kIndexCopy("index_copy", Grad::twice, kAllDTypes);
+const Op kIndexFill("index_fill", Grad::twice, kAllDTypes);
 
 // The products of the sizes before dimension `dim`, at it, and after it.
 struct Split {
@@ -109,7 +109,11 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& index) {
 
   if (autograd::recording(x)) {
     autograd::record(kIndexSelect, y, {&x}, [d, from = x.sizes(), rows = autograd::save(rows)](Backward& b) {
-      const Tensor g = b.grad().contiguous(), index = b.saved(rows);
+      const Tensor index = b.saved(rows);
+      if (b.create_graph())
+        return b.set(0, index_add(zeros(from, TensorOptions(b.grad().dtype(), b.grad().device())), d, index,
+                                  b.grad()));
+      const Tensor g = b.grad().contiguous();
       const Tensor dx = zeros(from, TensorOptions(autograd::accumulation_dtype(g.dtype()), g.device()));
       const Split s(from, d);
       kernels::index_add(g.device(), g.dtype(),

@@ -12,7 +12,7 @@ using namespace autograd;  // NOLINT: this file is autograd's
 
 namespace {
 
-const Op kMaskedSelect{"masked_select", Grad::differentiable, kAllDTypes};
+const Op kMaskedSelect{"masked_select", Grad::twice, kAllDTypes};
 const Op kNonzero{"nonzero", Grad::none, kAllDTypes};
 const Op kOneHot{"one_hot", Grad::none, kIntegers};
 
@@ -30,12 +30,7 @@ Tensor masked_select(const Tensor& x, const Tensor& mask) {
   s.dims = Shape(-1);
   s.index.push_back({positions, 0});
   s.unique = true;
-  Tensor y = taken(kMaskedSelect.name, flat, s, s.sizes);
-  if (recording(flat))
-    record(kMaskedSelect, y, {&flat}, [s = SavedSelection(s), n = flat.numel()](Backward& b) {
-      b.set(0, taken_backward(b.grad(), s.restore(b), n));
-    });
-  return y;
+  return taken(kMaskedSelect, flat, s, s.sizes);
 }
 Tensor Tensor::masked_select(const Tensor& mask) const { return tapestry::masked_select(*this, mask); }
 

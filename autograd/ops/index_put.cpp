@@ -13,8 +13,8 @@ using indexing::TensorIndex;
 
 namespace {
 
-const Op kIndex{"index", Grad::differentiable, kAllDTypes};
-const Op kIndexPut{"index_put", Grad::differentiable, kAllDTypes};
+const Op kIndex{"index", Grad::twice, kAllDTypes};
+const Op kIndexPut{"index_put", Grad::twice, kAllDTypes};
 
 using Kind = TensorIndex::Kind;
 
@@ -223,20 +223,13 @@ Tensor index(const Tensor& x, const std::vector<TensorIndex>& indices) {
                                : stepped(x, s.steps);
     if (recording(x)) {
       record(kIndex, y, {&x}, [steps = s.steps, sizes = x.sizes()](Backward& b) {
-        const Tensor dx = zeros(sizes, {b.grad().dtype(), b.grad().device()});
-        stepped(dx, steps).copy_(b.grad());
-        b.set(0, dx);
+        b.set(0, stepped_backward(b.grad(), steps, sizes));
       });
       mark_view(y);
     }
     return y;
   }
-  Tensor y = taken(kIndex.name, x, s, s.sizes);
-  if (recording(x))
-    record(kIndex, y, {&x}, [s = SavedSelection(s), sizes = x.sizes()](Backward& b) {
-      b.set(0, taken_backward(b.grad(), s.restore(b), sizes));
-    });
-  return y;
+  return taken(kIndex, x, s, s.sizes);
 }
 Tensor Tensor::index(const std::vector<TensorIndex>& indices) const {
   return tapestry::index(*this, indices);

@@ -4,10 +4,12 @@
 
 #include "tapestry/autograd/ops/arithmetic.h"
 #include "tapestry/autograd/ops/compare.h"
+#include "tapestry/autograd/ops/composite.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/indexed.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/copy.h"
 
@@ -19,10 +21,10 @@ namespace {
 
 using kernels::Combine;
 
-const Op kGather{"gather", Grad::differentiable, kAllDTypes};
-const Op kScatter{"scatter", Grad::differentiable, kAllDTypes};
-const Op kScatterAdd{"scatter_add", Grad::differentiable, kAllDTypes};
-const Op kScatterReduce{"scatter_reduce", Grad::differentiable, kAllDTypes};
+const Op kGather{"gather", Grad::twice, kAllDTypes};
+const Op kScatter{"scatter", Grad::twice, kAllDTypes};
+const Op kScatterAdd{"scatter_add", Grad::twice, kAllDTypes};
+const Op kScatterReduce{"scatter_reduce", Grad::twice, kAllDTypes};
 
 // A 0-d shape counts as [1].
 Shape at_least_1d(const Shape& sizes) { return sizes.empty() ? Shape(1) : sizes; }
@@ -142,19 +144,25 @@ struct Gradients {
   Tensor x, src;
 };
 
+Tensor recorded_product(const Tensor& x, const Selection& s, const Tensor& src, bool include_self);
+
 // d(product) / d(factor) is the product of the other factors: the whole product divided by the factor, or,
 // for a factor of 0, the product in which a 1 replaces it.
 Gradients product_gradients(const Tensor& g, const Tensor& x, const Tensor& src, const Tensor& y,
                             const Selection& s, bool include_self) {
-  const auto at = [&](const Tensor& t) { return taken(nullptr, t, s, src.sizes()); };
+  const auto at = [&](const Tensor& t) { return taken(t, s, src.sizes()); };
   const Tensor nonzero_x = where(x == 0, ones_like(x), x);
-  const Tensor without_x = reduced(nullptr, nonzero_x, s, src, Reduce::prod, include_self);
+  const Tensor without_x = recorded_product(nonzero_x, s, src, include_self);
   const Tensor is_zero = src == 0;
   const Tensor zeros_at = zeros(x.sizes(), {DType::i64, x.device()});
   combine_at(nullptr, Combine::sum, zeros_at, s, is_zero.to(DType::i64));
-  const Tensor single = where(is_zero, at(zeros_at), zeros(src.sizes(), {DType::i64, x.device()})) == 1;
+  const Tensor zeros_of_group = at(zeros_at);
+  check<AutogradError>(!grad_enabled() || !any(logical_and(is_zero, gt(zeros_of_group, 1))).item<bool>(),
+                       "[scatter_reduce] gradients of gradients are not available for a product of several zeros "
+                       "of src; replace them, or call without create_graph");
+  const Tensor single = where(is_zero, zeros_of_group, zeros(src.sizes(), {DType::i64, x.device()})) == 1;
   const Tensor one = ones_like(src);
-  const Tensor without_zero = reduced(nullptr, x, s, where(single, one, src), Reduce::prod, include_self);
+  const Tensor without_zero = recorded_product(x, s, where(single, one, src), include_self);
   return {g * without_x / nonzero_x,
           where(single, at(g * without_zero), at(g * y) / where(is_zero, one, src))};
 }
@@ -162,7 +170,7 @@ Gradients product_gradients(const Tensor& g, const Tensor& x, const Tensor& src,
 // The gradient goes to the elements that are equal to the result, in equal parts.
 Gradients extremum_gradients(const Tensor& g, const Tensor& x, const Tensor& src, const Tensor& y,
                              const Selection& s, bool include_self) {
-  const auto at = [&](const Tensor& t) { return taken(nullptr, t, s, src.sizes()); };
+  const auto at = [&](const Tensor& t) { return taken(t, s, src.sizes()); };
   const DType dtype = accumulation_dtype(g.dtype());
   const auto is_result = [&](const Tensor& t, const Tensor& result) {
     return where(isnan(result), isnan(t), t == result).to(dtype);
@@ -180,7 +188,7 @@ Gradients extremum_gradients(const Tensor& g, const Tensor& x, const Tensor& src
 Gradients sum_gradients(const Tensor& g, const Selection& s, const Shape& sizes, bool mean,
                         bool include_self) {
   const Tensor part = mean ? (g / counts(g, s, include_self)).to(g.dtype()) : g;
-  return {part, taken(nullptr, part, s, sizes)};
+  return {part, taken(part, s, sizes)};
 }
 
 void set_gradients(Backward& b, const Selection& s, Gradients d, bool include_self) {
@@ -209,16 +217,18 @@ void record_reduce(const Tensor& y, const Tensor& x, const Selection& s, const T
   }
 }
 
+// A product whose indices have been checked.
+Tensor recorded_product(const Tensor& x, const Selection& s, const Tensor& src, bool include_self) {
+  Tensor y = reduced(nullptr, x, s, src, Reduce::prod, include_self);
+  if (recording(x, src)) record_reduce(y, x, s, src, Reduce::prod, include_self);
+  return y;
+}
+
 }  // namespace
 
 Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& index) {
   const Selection s = elements(kGather, x, dim, index);
-  Tensor y = taken(kGather.name, x, s, index.sizes());
-  if (recording(x))
-    record(kGather, y, {&x}, [s = SavedSelection(s), sizes = x.sizes()](Backward& b) {
-      b.set(0, taken_backward(b.grad(), s.restore(b), sizes));
-    });
-  return y;
+  return taken(kGather, x, s, index.sizes());
 }
 Tensor Tensor::gather(std::int64_t dim, const Tensor& index) const {
   return tapestry::gather(*this, dim, index);

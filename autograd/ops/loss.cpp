@@ -9,15 +9,35 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/bad_index.h"
 #include "tapestry/autograd/ops/internal/binary.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/loss.h"
 
 namespace tapestry {
+
+// The gradients of the rows by operations, for gradients of gradients.
+namespace autograd {
+using kernels::BackwardA, kernels::BackwardB;
+template <>
+inline constexpr auto composed<BackwardA<kernels::BinaryCrossEntropy>> =
+    [](const Tensor& dy, const Tensor& x, const Tensor& target) { return dy * (x - target) / clamp((1 - x) * x, 1e-12); };
+template <>
+inline constexpr auto composed<BackwardB<kernels::BinaryCrossEntropy>> =
+    [](const Tensor& dy, const Tensor& x, const Tensor&) { return dy * (clamp(log1p(-x), -100) - clamp(log(x), -100)); };
+template <>
+inline constexpr auto composed<BackwardA<kernels::BinaryCrossEntropyWithLogits>> =
+    [](const Tensor& dy, const Tensor& x, const Tensor& target) { return dy * (sigmoid(x) - target); };
+template <>
+inline constexpr auto composed<BackwardB<kernels::BinaryCrossEntropyWithLogits>> =
+    [](const Tensor& dy, const Tensor& x, const Tensor&) { return -dy * x; };
+}  // namespace autograd
+
 namespace {
 
 using autograd::accumulation_dtype;
@@ -27,9 +47,9 @@ using autograd::Op;
 using autograd::save;
 using autograd::SavedTensor;
 
-const Op kNllLoss("nll_loss", Grad::differentiable, kFloats);
-const Op kCrossEntropy("cross_entropy", Grad::differentiable, kFloats);
-const Op kMseLoss("mse_loss", Grad::differentiable, kFloats);
+const Op kNllLoss("nll_loss", Grad::twice, kFloats);
+const Op kCrossEntropy("cross_entropy", Grad::twice, kFloats);
+const Op kMseLoss("mse_loss", Grad::twice, kFloats);
 
 // The checked arguments of a loss over classes, in the form that the kernels take.
 struct Prepared {
@@ -150,6 +170,36 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
+// ---- gradients by operations. The classes of a tensor of shape `sizes` lie along dimension 1, or 0 if it is 1-d.
+
+// The weights of the classes as a factor of x: 1 if there are none.
+Tensor by_class(const Tensor& weight, const Tensor& x) {
+  if (!weight.defined()) return ones({}, TensorOptions(x.dtype(), x.device()));
+  Shape sizes = Shape::filled(x.dim(), 1);
+  sizes[x.dim() == 1 ? 0 : 1] = weight.numel();
+  return reshape(weight.to(x.dtype()), sizes);
+}
+
+// weight_c q_c for all classes c of all rows (kernels/ops/loss.h).
+Tensor class_weights(const kernels::ClassRowsArgs& args, const Shape& sizes, const Tensor& target,
+                     const Tensor& weight, const TensorOptions& options) {
+  const int dim = sizes.size() == 1 ? 0 : 1;
+  const double rest = args.smoothing / static_cast<double>(std::max<std::int64_t>(args.classes, 1));
+  const Tensor none = zeros({}, options);
+  if (is_floating(target.dtype())) return (target * (1 - args.smoothing) + rest) * by_class(weight, target);
+  const Tensor class_of = unsqueeze(target, dim), ignored = eq(class_of, args.ignore_index);
+  const Tensor one = scalar_tensor(1 - args.smoothing + rest, options);
+  const Tensor q = scatter(full(sizes, rest, options), dim, where(ignored, Scalar(0), class_of),
+                           expand(one, class_of.sizes()));
+  return where(ignored, none, q * by_class(weight, q));
+}
+
+// The gradient of a row's loss, with a dimension of size 1 for the classes.
+Tensor row_gradient(const Tensor& g, const Tensor& divisor, Reduction reduction, const Shape& sizes) {
+  const Tensor each = divisor.defined() ? g / divisor.to(g.dtype()) : g;
+  return reduction == Reduction::none ? unsqueeze(each, sizes.size() == 1 ? 0 : 1) : each;
+}
+
 // Warns once if the input of cross_entropy is the result of softmax(). A model with this mistake learns
 // slowly, but nothing fails. The tape records which operation computed the input, so the check costs nothing.
 // It does not find a softmax() that is followed by another operation, such as a view.
@@ -178,6 +228,11 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntrop
          reduction = params.reduction, weighted = p.weight.defined(), target = save(p.target),
          weight = save_if(p.weight), divisor = save_if(r.divisor)](Backward& b) {
           const Tensor classes = b.saved(target), weights = saved_or_none(b, weight, weighted);
+          if (b.create_graph()) {
+            const Tensor q = class_weights(args, from, classes, weights, options);
+            return b.set(0, -q * row_gradient(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean),
+                                              reduction, from));
+          }
           const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
           const Tensor dx = empty(from, options);
           kernels::nll_loss_backward(
@@ -208,7 +263,19 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
          divisor = save_if(r.divisor)](Backward& b) {
           const Tensor in = b.saved(x).contiguous(), to = b.saved(target).contiguous(), s = b.saved(stats);
           const Tensor weights = saved_or_none(b, weight, weighted);
-          const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
+          const Tensor by = saved_or_none(b, divisor, reduction == Reduction::mean);
+          if (b.create_graph()) {
+            const Tensor rows = b.saved(x), given = b.saved(target);
+            const TensorOptions options(rows.dtype(), rows.device());
+            const Tensor q = class_weights(args, rows.sizes(), given, weights, options);
+            const Tensor dy = row_gradient(b.grad(), by, reduction, rows.sizes());
+            const int dim = rows.dim() == 1 ? 0 : 1;
+            if (b.needs(0)) b.set(0, dy * (softmax(rows, dim) * sum(q, dim, true) - q));
+            if (b.needs(1))
+              b.set(1, dy * log_softmax(rows, dim) * by_class(weights, rows) * (args.smoothing - 1));
+            return;
+          }
+          const IncomingGrad g(b.grad(), by, reduction);
           const kernels::ClassRowsArgs a = Prepared::with(args, in, to, weights, s);
           const TensorOptions options(in.dtype(), in.device());
           if (b.needs(0)) {
@@ -303,6 +370,7 @@ Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
     autograd::record(kMseLoss, y, {&a, &t}, [scale, a = save(a), t = save(t)](Backward& b) {
       const Tensor x = b.saved(a), target = b.saved(t);
       const auto gradient = [&](double s) {
+        if (b.create_graph()) return (x - target) * b.grad() * s;
         const Tensor d = empty_like(x);
         kernels::slot<kernels::SquaredErrorBackward>(d.device(), d.dtype(),
                                                      {autograd::planned(d, x, target, b.grad()), {s}});

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/matmul.h"
 
@@ -18,8 +20,8 @@ using detail::raw_view;
 using kernels::GemmArgs;
 using kernels::MatrixStrides;
 
-const Op kMatmul("matmul", Grad::differentiable, kFloats);
-const Op kLinear("linear", Grad::differentiable, kFloats);
+const Op kMatmul("matmul", Grad::twice, kFloats);
+const Op kLinear("linear", Grad::twice, kFloats);
 
 // ---- unrecorded products ----
 Tensor transposed(const Tensor& t) {
@@ -144,6 +146,11 @@ Tensor left_matrix(const Tensor& t) {
 Tensor right_matrix(const Tensor& t) {
   return t.dim() == 1 ? raw_view(t, {t.sizes()[0], 1}, {t.strides()[0], 1}, t.storage_offset()) : t;
 }
+// The sizes of an operand as a matrix: a vector gets a dimension of size 1 at `position`.
+Shape matrix_sizes(Shape sizes, int position) {
+  if (sizes.size() == 1) sizes.insert(position, 1);
+  return sizes;
+}
 Tensor reshaped(const Tensor& dense, const Shape& sizes) {
   return raw_view(dense, sizes, contiguous_strides(sizes), dense.storage_offset());
 }
@@ -180,6 +187,18 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
         kMatmul, y, {&a, &b},
         [a = save_if(b, a), b = save_if(a, b), a_sizes = a.sizes(), b_sizes = b.sizes(),
          full](Backward& back) {
+          if (back.create_graph()) {
+            const Tensor g = reshape(back.grad(), full);
+            const auto as = [&](const Tensor& dx, const Shape& matrix, const Shape& sizes) {
+              return reshape(reduce_to(dx, matrix, g.dtype()), sizes);
+            };
+            const Shape m = matrix_sizes(a_sizes, 0), n = matrix_sizes(b_sizes, b_sizes.size());
+            if (back.needs(0))
+              back.set(0, as(matmul(g, transpose(reshape(back.saved(b), n), -2, -1)), m, a_sizes));
+            if (back.needs(1))
+              back.set(1, as(matmul(transpose(reshape(back.saved(a), m), -2, -1), g), n, b_sizes));
+            return;
+          }
           Tensor g = back.grad();
           if (g.dim() != full.size()) g = reshaped(autograd::raw_contiguous(g), full);
           if (back.needs(0)) {
@@ -230,6 +249,15 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     autograd::record(kLinear, y, {&x, &weight, &bias},
                      [x = save_if(weight, x), weight = save_if(x, weight), in, out](Backward& b) {
                        const Tensor& grad = b.grad();
+                       if (b.create_graph()) {
+                         const std::int64_t rows = Shape(grad.sizes().begin(), grad.dim() - 1).numel();
+                         const Tensor g = reshape(grad, {rows, out});
+                         if (b.needs(0)) b.set(0, matmul(grad, b.saved(weight)));
+                         if (b.needs(1))
+                           b.set(1, matmul(transpose(g, 0, 1), reshape(b.saved(x), {rows, in})));
+                         if (b.needs(2)) b.set(2, sum(g, 0));
+                         return;
+                       }
                        const Tensor g = as_rows(grad);
                        const TensorOptions options(g.dtype(), g.device());
                        if (b.needs(0)) {

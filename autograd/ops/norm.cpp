@@ -4,6 +4,7 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/norm.h"
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/autograd/tape.h"
 
 namespace tapestry {
@@ -16,13 +17,14 @@ using autograd::check_matches;
 using autograd::check_per_channel;
 using autograd::contiguous_or_undefined;
 using autograd::Grad;
+using autograd::NormalizationByOperations;
 using autograd::normalize_channels;
 using autograd::Op;
 using autograd::raw_contiguous;
 using autograd::save_if;
 
-const Op kBatchNorm("batch_norm", Grad::differentiable, kFloats);
-const Op kLayerNorm("layer_norm", Grad::differentiable, kFloats);
+const Op kBatchNorm("batch_norm", Grad::twice, kFloats);
+const Op kLayerNorm("layer_norm", Grad::twice, kFloats);
 
 // Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
 // the tensor must be zero.
@@ -46,6 +48,16 @@ struct NormGradients {
   }
   Tensor dx, dweight, dbias;
 };
+
+// Sets the gradients in a pass with create_graph. `result` is the normalised input, and `dx()` computes the
+// gradient of the input. Weight and bias have the shape `sizes`, and their gradients are sums over `dims`.
+template <class F>
+void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes) {
+  const auto summed = [&](const Tensor& t) { return reshape(dims.empty() ? t : sum(t, dims), sizes); };
+  if (b.needs(0)) b.set(0, dx());
+  if (b.needs(1)) b.set(1, summed(b.grad() * result));
+  if (b.needs(2)) b.set(2, summed(b.grad()));
+}
 
 // A tensor for a kernel to update: t itself if it is dense, else a copy that finish() writes back.
 class Updated {
@@ -119,10 +131,25 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   if (autograd::recording(x, weight, bias))
     autograd::record(
         kBatchNorm, y, {&x, &weight, &bias},
-        [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
+        [x_saved = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
          weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-         weighted = weight.defined(), s, format, training](Backward& b) {
-          const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x), format);
+         weighted = weight.defined(), s, format, training, eps](Backward& b) {
+          if (b.create_graph()) {
+            const Tensor x = b.saved(x_saved), &g = b.grad();
+            Shape channels = Shape::filled(x.dim(), 1);
+            channels[1] = s.c;
+            Dims others = {0};
+            for (int d = 2; d < x.dim(); ++d) others.push_back(d);
+            const Tensor gx = weighted && b.needs(0) ? g * reshape(b.saved(weight), channels) : g;
+            if (training) {
+              const NormalizationByOperations n(x, others, eps);
+              return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others, {s.c});
+            }
+            const Tensor scale = reshape(b.saved(inv_std).to(x.dtype()), channels);
+            const Tensor result = (x - reshape(b.saved(mean).to(x.dtype()), channels)) * scale;
+            return set_by_operations(b, result, [&] { return gx * scale; }, others, {s.c});
+          }
+          const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x_saved), format);
           const NormGradients d(b, g, format, {s.c});
           const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
           if (g.numel() > 0)
@@ -182,7 +209,17 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
     autograd::record(kLayerNorm, y, {&x, &weight, &bias},
                      [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
                       weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-                      weighted = weight.defined(), normalized_shape, rows, cols](Backward& b) {
+                      weighted = weight.defined(), normalized_shape, rows, cols, eps](Backward& b) {
+                       if (b.create_graph()) {
+                         const Tensor t = b.saved(x), &g = b.grad();
+                         Dims last, others;
+                         for (int d = 0; d < t.dim(); ++d)
+                           (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
+                         const NormalizationByOperations n(t, last, eps);
+                         const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
+                         return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others,
+                                                  normalized_shape);
+                       }
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
                        const NormGradients d(b, g, MemoryFormat::contiguous, normalized_shape);
                        const Tensor scale =

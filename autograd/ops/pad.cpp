@@ -24,7 +24,7 @@ using autograd::planned;
 using autograd::raw_flip;
 using autograd::raw_part;
 
-const Op kPad("pad", Grad::differentiable, kAllDTypes);
+const Op kPad("pad", Grad::twice, kAllDTypes);
 
 // The numbers of elements that each dimension gets before and after its own; negative ones are removed.
 struct Borders {
@@ -108,9 +108,20 @@ void copy_to(const Tensor& out, const Tensor& x) {
   if (out.numel() > 0) kernels::copy(out.device(), out.dtype(), planned(out, x));
 }
 
+// The numbers that pad() takes for these borders.
+std::vector<std::int64_t> padding_of(const Borders& borders) {
+  std::vector<std::int64_t> padding;
+  for (int d = borders.before.size() - 1; d >= 0; --d) {
+    padding.push_back(borders.before[d]);
+    padding.push_back(borders.after[d]);
+  }
+  return padding;
+}
+
 // The gradient of the middle: each border's gradient is added to the elements that the border was copied
 // from.
 Tensor unpadded(const Tensor& g, const Borders& borders, const Shape& inner, PadMode mode) {
+  const NoGradGuard no_grad;
   if (mode == PadMode::constant) return middle(g, borders, inner);
   if (inner.numel() == 0) return zeros(inner, TensorOptions(g.dtype(), g.device()));
   Tensor sums = empty(g.sizes(), TensorOptions(autograd::accumulation_dtype(g.dtype()), g.device()));
@@ -168,7 +179,11 @@ Tensor pad(const Tensor& x, const std::vector<std::int64_t>& padding, PadMode mo
     });
   if (autograd::recording(x))
     autograd::record(kPad, y, {&x}, [all, inner = x.sizes(), mode](Backward& b) {
-      b.set(0, unpadded(b.grad(), all, inner, mode));
+      const Tensor &g = b.grad(), dx = unpadded(g, all, inner, mode);
+      if (autograd::recording(g) && !dx.is_same(g))
+        autograd::record(kPad, dx, {&g},
+                         [all, mode](Backward& back) { back.set(0, pad(back.grad(), padding_of(all), mode)); });
+      b.set(0, dx);
     });
   return y;
 }

@@ -2,6 +2,9 @@
 
 #include <limits>
 
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/pool.h"
@@ -15,9 +18,9 @@ using autograd::Op;
 using autograd::raw_contiguous;
 using kernels::Pool2dShape;
 
-const Op kMaxPool2d("max_pool2d", Grad::differentiable, kFloats);
-const Op kAvgPool2d("avg_pool2d", Grad::differentiable, kFloats);
-const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::differentiable, kFloats);
+const Op kMaxPool2d("max_pool2d", Grad::twice, kFloats);
+const Op kAvgPool2d("avg_pool2d", Grad::twice, kFloats);
+const Op kAdaptiveAvgPool2d("adaptive_avg_pool2d", Grad::twice, kFloats);
 
 // The input's sizes and layout. A (C, H, W) input is treated as one image.
 Pool2dShape input_shape(const Op& op, const Tensor& x) {
@@ -90,19 +93,43 @@ Tensor like_output(const Pool2dShape& s, int ndim, const TensorOptions& options)
   return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
 }
 
-Tensor average(const Op& op, const Pool2dShape& s, const Tensor& x,
-               const kernels::Slot<kernels::AvgPool2dArgs>& forward,
-               const kernels::Slot<kernels::AvgPool2dBackwardArgs>& backward) {
-  const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
-  if (y.numel() > 0) forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y});
-  if (autograd::recording(x))
-    autograd::record(op, y, {&x}, [s, ndim = x.dim(), &backward](Backward& b) {
-      const Tensor g = raw_contiguous(b.grad(), layout(s));
-      const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
-      if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
-      b.set(0, dx);
-    });
-  return y;
+// The kernels of averages over windows. Averages are linear, so the two directions are each other's gradients.
+struct Average {
+  const Op& op;
+  const kernels::Slot<kernels::AvgPool2dArgs>& forward;
+  const kernels::Slot<kernels::AvgPool2dBackwardArgs>& backward;
+
+  Tensor of(const Tensor& x, const Pool2dShape& s) const {
+    const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
+    if (y.numel() > 0)
+      forward(x.device(), x.dtype(), {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y});
+    if (autograd::recording(x))
+      autograd::record(op, y, {&x}, [a = *this, s](Backward& b) { b.set(0, a.gradient(b.grad(), s)); });
+    return y;
+  }
+  Tensor gradient(const Tensor& grad, const Pool2dShape& s) const {
+    const Tensor g = raw_contiguous(grad, layout(s));
+    const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
+    if (dx.numel() > 0) backward(g.device(), g.dtype(), {.shape = s, .dy = g, .dx = dx});
+    if (autograd::recording(grad))
+      autograd::record(op, dx, {&grad}, [a = *this, s](Backward& b) { b.set(0, a.of(b.grad(), s)); });
+    return dx;
+  }
+};
+
+// The gradient of a maximum by operations: the gradient of each window is added to the element at its place.
+Tensor max_pool_gradient(const Tensor& g, const Tensor& places, const Pool2dShape& s) {
+  const TensorOptions integers(DType::i64, g.device());
+  const Tensor place = places.to(DType::i64), row = floor_divide(place, s.kernel_w),
+               column = place - row * s.kernel_w;
+  const Tensor h = row * s.dilation_h + arange(s.p, integers).unsqueeze(1) * s.stride_h - s.padding_h;
+  const Tensor w = column * s.dilation_w + arange(s.q, integers) * s.stride_w - s.padding_w;
+  // A window that lies in the padding has no element.
+  const Tensor in_padding = ge(place, s.kernel_h * s.kernel_w);
+  const Tensor index = where(in_padding, Scalar(0), h * s.w + w), none = zeros({}, {g.dtype(), g.device()});
+  const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
+  const Tensor flat = zeros_like(dx).flatten(-2);
+  return reshape(scatter_add(flat, -1, index.flatten(-2), where(in_padding, none, g).flatten(-2)), dx.sizes());
 }
 
 }  // namespace
@@ -120,6 +147,7 @@ Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
                         {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y, .places = places});
   if (recorded)
     autograd::record(kMaxPool2d, y, {&x}, [s, ndim = x.dim(), places = autograd::save(places)](Backward& b) {
+      if (b.create_graph()) return b.set(0, max_pool_gradient(b.grad(), b.saved(places), s));
       const Tensor g = raw_contiguous(b.grad(), layout(s));
       const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
       if (dx.numel() > 0)
@@ -133,8 +161,8 @@ Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
 Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params) {
   check(params.dilation == Pair(1), "[avg_pool2d] dilation (", params.dilation.h, ", ", params.dilation.w,
         "), but only max_pool2d has one");
-  return average(kAvgPool2d, window_shape(kAvgPool2d, x, params), x, kernels::avg_pool2d,
-                 kernels::avg_pool2d_backward);
+  return Average{kAvgPool2d, kernels::avg_pool2d, kernels::avg_pool2d_backward}.of(
+      x, window_shape(kAvgPool2d, x, params));
 }
 
 Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size) {
@@ -142,8 +170,8 @@ Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size) {
   check(output_size.h >= 1 && output_size.w >= 1, "[adaptive_avg_pool2d] output size (", output_size.h, ", ",
         output_size.w, "), expected at least 1");
   s.p = output_size.h, s.q = output_size.w;
-  return average(kAdaptiveAvgPool2d, s, x, kernels::adaptive_avg_pool2d,
-                 kernels::adaptive_avg_pool2d_backward);
+  return Average{kAdaptiveAvgPool2d, kernels::adaptive_avg_pool2d, kernels::adaptive_avg_pool2d_backward}.of(
+      x, s);
 }
 
 }  // namespace tapestry

@@ -16,15 +16,15 @@ using autograd::check_operands;
 using autograd::Grad;
 using autograd::Op;
 
-const Op kMm("mm", Grad::differentiable, kFloats);
-const Op kBmm("bmm", Grad::differentiable, kFloats);
-const Op kMv("mv", Grad::differentiable, kFloats);
-const Op kDot("dot", Grad::differentiable, kFloats);
-const Op kOuter("outer", Grad::differentiable, kAllDTypes);
-const Op kAddmm("addmm", Grad::differentiable, kFloats);
-const Op kBaddbmm("baddbmm", Grad::differentiable, kFloats);
-const Op kKron("kron", Grad::differentiable, kAllDTypes);
-const Op kCross("cross", Grad::differentiable, kNumbers);
+const Op kMm("mm", Grad::twice, kFloats);
+const Op kBmm("bmm", Grad::twice, kFloats);
+const Op kMv("mv", Grad::twice, kFloats);
+const Op kDot("dot", Grad::twice, kFloats);
+const Op kOuter("outer", Grad::twice, kAllDTypes);
+const Op kAddmm("addmm", Grad::twice, kFloats);
+const Op kBaddbmm("baddbmm", Grad::twice, kFloats);
+const Op kKron("kron", Grad::twice, kAllDTypes);
+const Op kCross("cross", Grad::twice, kNumbers);
 
 // The product of tensors with `dims_a` and `dims_b` dimensions. matmul() checks the sizes.
 Tensor product(const Op& op, const Tensor& a, const Tensor& b, int dims_a, int dims_b) {

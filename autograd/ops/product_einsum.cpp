@@ -23,8 +23,8 @@ using autograd::check_operands;
 using autograd::Grad;
 using autograd::Op;
 
-const Op kEinsum("einsum", Grad::differentiable, kFloats);
-const Op kTensordot("tensordot", Grad::differentiable, kFloats);
+const Op kEinsum("einsum", Grad::twice, kFloats);
+const Op kTensordot("tensordot", Grad::twice, kFloats);
 
 // Labels are small integers: capitals, then lower-case letters, then the dimensions of `...`, of which the
 // last one has the last label.

@@ -26,15 +26,15 @@ using autograd::raw_part;
 using autograd::result_like;
 using detail::check_defined;
 
-const Op kFlip("flip", Grad::differentiable, kAllDTypes);
-const Op kRoll("roll", Grad::differentiable, kAllDTypes);
-const Op kRot90("rot90", Grad::differentiable, kAllDTypes);
-const Op kRepeat("repeat", Grad::differentiable, kAllDTypes);
-const Op kRepeatInterleave("repeat_interleave", Grad::differentiable, kAllDTypes);
-const Op kDiag("diag", Grad::differentiable, kAllDTypes);
-const Op kDiagEmbed("diag_embed", Grad::differentiable, kAllDTypes);
-const Op kTril("tril", Grad::differentiable, kAllDTypes);
-const Op kTriu("triu", Grad::differentiable, kAllDTypes);
+const Op kFlip("flip", Grad::twice, kAllDTypes);
+const Op kRoll("roll", Grad::twice, kAllDTypes);
+const Op kRot90("rot90", Grad::twice, kAllDTypes);
+const Op kRepeat("repeat", Grad::twice, kAllDTypes);
+const Op kRepeatInterleave("repeat_interleave", Grad::twice, kAllDTypes);
+const Op kDiag("diag", Grad::twice, kAllDTypes);
+const Op kDiagEmbed("diag_embed", Grad::twice, kAllDTypes);
+const Op kTril("tril", Grad::twice, kAllDTypes);
+const Op kTriu("triu", Grad::twice, kAllDTypes);
 const Op kTrilIndices("tril_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
 const Op kTriuIndices("triu_indices", Grad::none, bit(DType::i64) | bit(DType::i32));
 
@@ -58,6 +58,14 @@ void copy_rolled(const Tensor& y, const Tensor& x, const Shape& shifts, int d) {
 Tensor rolled(const Tensor& x, const Shape& shifts) {
   const Tensor y = result_like(x.sizes(), x.dtype(), {&x});
   if (x.numel() > 0) copy_rolled(y, x, shifts, 0);
+  return y;
+}
+
+Tensor recorded_roll(const Tensor& x, const Shape& shifts, const Shape& back) {
+  const Tensor y = rolled(x, shifts);
+  if (autograd::recording(x))
+    autograd::record(kRoll, y, {&x},
+                     [shifts, back](Backward& b) { b.set(0, recorded_roll(b.grad(), back, shifts)); });
   return y;
 }
 
@@ -172,10 +180,7 @@ Tensor roll(const Tensor& x, const Shape& shifts, const Dims& dims) {
     forward[d] = (forward[d] + (shifts[i] % size + size) % size) % size;
     back[d] = (size - forward[d]) % size;
   }
-  const Tensor y = rolled(x, forward);
-  if (autograd::recording(x))
-    autograd::record(kRoll, y, {&x}, [back](Backward& b) { b.set(0, rolled(b.grad(), back)); });
-  return y;
+  return recorded_roll(x, forward, back);
 }
 Tensor Tensor::roll(const Shape& shifts, const Dims& dims) const {
   return tapestry::roll(*this, shifts, dims);
@@ -306,7 +311,7 @@ Tensor diag_embed(const Tensor& x, std::int64_t offset, std::int64_t dim1, std::
   if (x.numel() > 0) kernels::copy(y.device(), y.dtype(), planned(raw_diagonal(y, offset, d1, d2), x));
   if (autograd::recording(x))
     autograd::record(kDiagEmbed, y, {&x},
-                     [offset, d1, d2](Backward& b) { b.set(0, raw_diagonal(b.grad(), offset, d1, d2)); });
+                     [offset, d1, d2](Backward& b) { b.set(0, diagonal(b.grad(), offset, d1, d2)); });
   return y;
 }
 Tensor Tensor::diag_embed(std::int64_t offset, std::int64_t dim1, std::int64_t dim2) const {

@@ -26,11 +26,11 @@ using autograd::save;
 using autograd::save_output;
 using autograd::SavedTensor;
 
-const Op kSum("sum", Grad::differentiable, kAllDTypes);
-const Op kMean("mean", Grad::differentiable, kFloats);
-const Op kVar("var", Grad::differentiable, kFloats);
-const Op kLogsumexp("logsumexp", Grad::differentiable, kFloats);
-const Op kNorm("norm", Grad::differentiable, kFloats);
+const Op kSum("sum", Grad::twice, kAllDTypes);
+const Op kMean("mean", Grad::twice, kFloats);
+const Op kVar("var", Grad::twice, kFloats);
+const Op kLogsumexp("logsumexp", Grad::twice, kFloats);
+const Op kNorm("norm", Grad::twice, kFloats);
 
 Tensor sum_into(const Tensor& x, const Reduced& r, const Shape& sizes, DType dtype, double divisor) {
   const Tensor y = empty(sizes, TensorOptions(dtype, x.device()));
@@ -57,6 +57,13 @@ Reduced::Reduced(const Op& op, const Tensor& x, const Dims& dims, bool keepdim) 
     if (!gone || keepdim) sizes.push_back(gone ? 1 : x.sizes()[i]);
     kept.push_back(gone ? 1 : x.sizes()[i]);
   }
+}
+
+Dims Reduced::dims() const {
+  Dims dims;
+  for (int i = 0; i < kept.size(); ++i)
+    if (mask >> i & 1) dims.push_back(i);
+  return dims;
 }
 
 Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
@@ -92,10 +99,11 @@ Tensor var(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
   kernels::variance(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .mean = center, .divisor = divisor});
   if (autograd::recording(x)) {
     autograd::record(kVar, y, {&x},
-                     [kept = r.kept, divisor, x = save(x), center = save_output(center)](Backward& b) {
-                       const Tensor saved = b.saved(x);
-                       const Tensor g = mul(b.grad().reshape(kept), Scalar(2 / divisor));
-                       b.set(0, mul(sub(saved, b.saved(center)), g).to(saved.dtype()));
+                     [r, divisor, x = save(x), center = save(center)](Backward& b) {
+                       const Tensor saved = b.saved(x), around = b.saved(center);
+                       const Tensor g = mul(b.grad().reshape(r.kept), Scalar(2 / divisor));
+                       const Tensor of = b.create_graph() ? mean(saved.to(around.dtype()), r.dims(), true) : around;
+                       b.set(0, mul(sub(saved, of), g).to(saved.dtype()));
                      });
   }
   return y;
@@ -127,6 +135,25 @@ Tensor Tensor::logsumexp(const Dims& dims, bool keepdim) const {
   return tapestry::logsumexp(*this, dims, keepdim);
 }
 
+namespace {
+
+// The gradient of a norm by operations. As in the kernel, an element of 0 gets none if the norm is 0, or if the
+// power of 0 is infinite.
+Tensor norm_gradient(const Tensor& g, const Tensor& x, const Tensor& y, double p) {
+  const Tensor none = zeros({}, {x.dtype(), x.device()});
+  if (p == 0) return zeros_like(x);
+  if (p == 1) return g * sign(x);
+  if (std::isinf(p)) return where(autograd::is_best(abs(x), y), g * sign(x), none);
+  // A 1 stands for the elements that have no gradient, so that the formula stays finite.
+  const Tensor no_norm = eq(y, 0), norm = where(no_norm, Scalar(1), y);
+  if (p == 2) return where(no_norm, none, g * (x / norm));
+  const Tensor unused = p < 2 ? logical_or(no_norm, eq(x, 0)) : logical_or(no_norm, zeros_like(x));
+  const Tensor base = where(unused, Scalar(1), abs(x));
+  return where(unused, none, g * sign(x) * pow(base / norm, p - 1));
+}
+
+}  // namespace
+
 Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
   const Reduced r(kNorm, x, dims, keepdim);
   check(!std::isnan(p), "[norm] p is not a number; use 0, 1, 2, any other real number or an infinity");
@@ -139,6 +166,7 @@ Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
       const Tensor saved = b.saved(x), result = b.saved(y).reshape(r.kept);
       Tensor g = b.grad().reshape(r.kept);
       if (std::isinf(p)) g = autograd::divided_among(g, autograd::is_best(abs(saved), result), r);
+      if (b.create_graph()) return b.set(0, norm_gradient(g, saved, result, p));
       const Tensor dx = empty_like(saved);
       kernels::norm_backward(saved.device(), saved.dtype(),
                              {.operands = autograd::planned(dx, saved, result, g), .p = p});

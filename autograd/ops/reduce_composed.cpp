@@ -17,10 +17,10 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::Reduced;
 
-const Op kStd("std", Grad::differentiable, kFloats);
-const Op kProd("prod", Grad::differentiable, kAllDTypes);
-const Op kNansum("nansum", Grad::differentiable, kAllDTypes);
-const Op kNanmean("nanmean", Grad::differentiable, kFloats);
+const Op kStd("std", Grad::twice, kFloats);
+const Op kProd("prod", Grad::twice, kAllDTypes);
+const Op kNansum("nansum", Grad::twice, kAllDTypes);
+const Op kNanmean("nanmean", Grad::twice, kFloats);
 const Op kAny("any", Grad::none, kAllDTypes);
 const Op kAll("all", Grad::none, kAllDTypes);
 const Op kCountNonzero("count_nonzero", Grad::none, kAllDTypes);
@@ -54,7 +54,9 @@ Tensor std(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
   if (autograd::recording(variance))
     autograd::record(kStd, y, {&variance}, [y = autograd::save_output(y)](Backward& b) {
       const Tensor deviation = b.saved(y);
-      b.set(0, where(eq(deviation, 0), zero_like(deviation), b.grad() / (deviation * 2)));
+      const Tensor constant = eq(deviation, 0);
+      const Tensor divisor = b.create_graph() ? where(constant, Scalar(1), deviation) : deviation;
+      b.set(0, where(constant, zero_like(deviation), b.grad() / (divisor * 2)));
     });
   return y;
 }

@@ -1,6 +1,7 @@
 // Reductions that pick an element: max, min, amax, amin, argmax, argmin.
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/reduced.h"
 #include "tapestry/autograd/ops/reduce.h"
@@ -19,10 +20,10 @@ using autograd::Reduced;
 using autograd::save;
 using autograd::save_output;
 
-const Op kMax("max", Grad::differentiable, kAllDTypes);
-const Op kMin("min", Grad::differentiable, kAllDTypes);
-const Op kAmax("amax", Grad::differentiable, kAllDTypes);
-const Op kAmin("amin", Grad::differentiable, kAllDTypes);
+const Op kMax("max", Grad::twice, kAllDTypes);
+const Op kMin("min", Grad::twice, kAllDTypes);
+const Op kAmax("amax", Grad::twice, kAllDTypes);
+const Op kAmin("amin", Grad::twice, kAllDTypes);
 const Op kArgmax("argmax", Grad::none, kAllDTypes);
 const Op kArgmin("argmin", Grad::none, kAllDTypes);
 
@@ -60,8 +61,13 @@ std::pair<Tensor, Tensor> over_dim(const Op& op, const ExtremeSlot& slot, const 
     kernels::ScatterArgs s{.outer = 1, .n = 1, .inner = 1, .index = {}, .g = {}, .dx = {}};
     const int d = wrap_dim(op.name, dim, x.dim());
     for (int i = 0; i < x.dim(); ++i) (i < d ? s.outer : i == d ? s.n : s.inner) *= x.sizes()[i];
-    autograd::record(op, y, {&x}, [s, from = x.sizes(), indices = save_output(indices)](Backward& b) mutable {
-      const Tensor g = b.grad().contiguous(), at = b.saved(indices);
+    autograd::record(op, y, {&x}, [s, r, d, from = x.sizes(), indices = save(indices)](Backward& b) mutable {
+      const Tensor at = b.saved(indices);
+      if (b.create_graph()) {
+        const Tensor none = zeros(from, TensorOptions(b.grad().dtype(), b.grad().device()));
+        return b.set(0, scatter(none, d, at.reshape(r.kept), b.grad().reshape(r.kept)));
+      }
+      const Tensor g = b.grad().contiguous();
       const Tensor dx = empty(from, TensorOptions(g.dtype(), g.device()));
       s.index = at, s.g = g, s.dx = dx;
       kernels::scatter(g.device(), g.dtype(), s);

@@ -1,6 +1,10 @@
 #include "tapestry/autograd/ops/scan.h"
 
+#include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/rows.h"
+#include "tapestry/autograd/ops/rearrange.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/scan.h"
 
@@ -13,10 +17,10 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::RowLayout;
 
-const Op kCumsum("cumsum", Grad::differentiable, kAllDTypes);
-const Op kCumprod("cumprod", Grad::differentiable, kAllDTypes);
-const Op kCummax("cummax", Grad::differentiable, kAllDTypes);
-const Op kCummin("cummin", Grad::differentiable, kAllDTypes);
+const Op kCumsum("cumsum", Grad::twice, kAllDTypes);
+const Op kCumprod("cumprod", Grad::twice, kAllDTypes);
+const Op kCummax("cummax", Grad::twice, kAllDTypes);
+const Op kCummin("cummin", Grad::twice, kAllDTypes);
 
 // Returns the dtype in which a tensor of this dtype is scanned. There are few, to keep the library small; a
 // conversion takes little of a scan's time.
@@ -45,8 +49,10 @@ std::pair<Tensor, Tensor> extreme(const Op& op, const Tensor& x, std::int64_t di
         {.rows = layout.rows, .n = layout.n, .largest = largest, .x = in, .y = values, .indices = indices});
   const Tensor y = layout.restored(converted(values, x.dtype()));
   if (autograd::recording(x)) {
-    autograd::record(op, y, {&x}, [layout, indices = autograd::save_output(indices)](Backward& b) {
+    autograd::record(op, y, {&x}, [layout, indices = autograd::save(indices)](Backward& b) {
       const Tensor at = b.saved(indices);
+      if (b.create_graph())
+        return b.set(0, scatter_add(zeros_like(b.grad()), layout.dim(), layout.restored(at), b.grad()));
       const Tensor g = converted(layout.rows_of(b.grad()), scanned_in(b.grad().dtype()));
       const Tensor dx = layout.empty_rows(layout.n, g.dtype(), g.device());
       if (dx.numel() > 0)
@@ -58,6 +64,30 @@ std::pair<Tensor, Tensor> extreme(const Op& op, const Tensor& x, std::int64_t di
   return {y, layout.restored(indices)};
 }
 
+// ---- gradients by operations
+
+Tensor reverse_cumsum(const Tensor& x, int dim) {
+  return x.dim() == 0 ? x : flip(cumsum(flip(x, dim), dim), dim);
+}
+
+// The gradient of x_i is the sum of g_k y_k / x_i over all k >= i. If x has zeros, the product without x_i is
+// computed for each i instead, which takes O(n^2) time.
+Tensor cumprod_gradient(const Tensor& g, const Tensor& x, int dim) {
+  if (x.dim() == 0) return g;
+  if (x.numel() == 0) return zeros_like(x);
+  if (!any(eq(x, 0)).item<bool>()) return reverse_cumsum(g * cumprod(x, dim), dim) / x;
+  std::vector<Tensor> dx;
+  const std::int64_t n = x.size(dim);
+  Tensor before = ones_like(x.narrow(dim, 0, 1));  // the product of the elements before i
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Tensor after = x.narrow(dim, i + 1, n - i - 1);
+    const Tensor products = cumprod(cat({before, after}, dim), dim);
+    dx.push_back(sum(g.narrow(dim, i, n - i) * products, dim, true));
+    before = before * x.narrow(dim, i, 1);
+  }
+  return cat(dx, dim);
+}
+
 }  // namespace
 
 Tensor cumsum(const Tensor& x, std::int64_t dim) {
@@ -67,6 +97,7 @@ Tensor cumsum(const Tensor& x, std::int64_t dim) {
   const Tensor y = layout.restored(converted(rows, result));
   if (autograd::recording(x)) {
     autograd::record(kCumsum, y, {&x}, [layout](Backward& b) {
+      if (b.create_graph()) return b.set(0, reverse_cumsum(b.grad(), layout.dim()));
       const Tensor g = converted(layout.rows_of(b.grad()), scanned_in(b.grad().dtype()));
       b.set(0, layout.restored(converted(scanned(kernels::cumsum, layout, g, true), b.grad().dtype())));
     });
@@ -82,7 +113,8 @@ Tensor cumprod(const Tensor& x, std::int64_t dim) {
   const Tensor y = layout.restored(converted(rows, result));
   if (autograd::recording(x)) {
     autograd::record(
-        kCumprod, y, {&x}, [layout, x = autograd::save(x), rows = autograd::save_output(rows)](Backward& b) {
+        kCumprod, y, {&x}, [layout, x = autograd::save(x), rows = autograd::save(rows.detach())](Backward& b) {
+          if (b.create_graph()) return b.set(0, cumprod_gradient(b.grad(), b.saved(x), layout.dim()));
           const Tensor products = b.saved(rows);
           const DType wide = products.dtype();
           const Tensor factors = converted(layout.rows_of(b.saved(x)), wide),

@@ -5,6 +5,7 @@
 
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
+#include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/reduced.h"
 #include "tapestry/autograd/ops/internal/rows.h"
 #include "tapestry/autograd/tape.h"
@@ -18,20 +19,24 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::RowLayout;
 
-const Op kSort("sort", Grad::differentiable, kAllDTypes);
+const Op kSort("sort", Grad::twice, kAllDTypes);
 const Op kArgsort("argsort", Grad::none, kAllDTypes);
-const Op kTopk("topk", Grad::differentiable, kNumbers);
-const Op kKthvalue("kthvalue", Grad::differentiable, kNumbers);
-const Op kMedian("median", Grad::differentiable, kNumbers);
+const Op kTopk("topk", Grad::twice, kNumbers);
+const Op kKthvalue("kthvalue", Grad::twice, kNumbers);
+const Op kMedian("median", Grad::twice, kNumbers);
 
 // Records values[r, j] = x[r, indices[r, j]]. `values` has the shape of the result, `indices` the layout of
 // rows.
 void record_picked(const Op& op, const Tensor& values, const Tensor& x, const RowLayout& layout,
                    std::int64_t k, const Tensor& indices) {
   if (!autograd::recording(x)) return;
-  autograd::record(op, values, {&x}, [layout, k, indices = autograd::save_output(indices)](Backward& b) {
-    const Tensor at = b.saved(indices);
-    const Tensor g = layout.rows_of(b.grad().reshape(layout.sizes_of(k)));
+  autograd::record(op, values, {&x}, [layout, k, indices = autograd::save(indices)](Backward& b) {
+    const Tensor at = b.saved(indices), grad = b.grad().reshape(layout.sizes_of(k));
+    if (b.create_graph()) {
+      const Tensor none = zeros(layout.sizes_of(layout.n), TensorOptions(grad.dtype(), grad.device()));
+      return b.set(0, scatter(none, layout.dim(), layout.restored(at), grad));
+    }
+    const Tensor g = layout.rows_of(grad);
     const Tensor dx = layout.empty_rows(layout.n, g.dtype(), g.device());
     dx.zero_();
     if (at.numel() > 0)

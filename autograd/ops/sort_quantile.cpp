@@ -11,7 +11,7 @@
 namespace tapestry {
 namespace {
 
-const autograd::Op kQuantile("quantile", autograd::Grad::differentiable, kFloats);
+const autograd::Op kQuantile("quantile", autograd::Grad::twice, kFloats);
 
 // Returns one tensor for each q.
 std::vector<Tensor> quantiles(const Tensor& x, const std::vector<double>& qs, std::optional<std::int64_t> dim,

@@ -45,4 +45,7 @@ Unique unique(const Tensor& x, const UniqueOptions& options) {
   return result;
 }
 
+Unique Tensor::unique() const { return tapestry::unique(*this); }
+Unique Tensor::unique(const UniqueOptions& options) const { return tapestry::unique(*this, options); }
+
 }  // namespace tapestry

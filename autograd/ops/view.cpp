@@ -19,20 +19,21 @@ using autograd::Op;
 using autograd::Part;
 using autograd::part_backward;
 using autograd::raw_part;
+using autograd::recorded_part;
 using autograd::slice_part;
 using detail::check_defined;
 
-const Op kView("view", Grad::differentiable, kAllDTypes);
-const Op kReshape("reshape", Grad::differentiable, kAllDTypes);
-const Op kFlatten("flatten", Grad::differentiable, kAllDTypes);
-const Op kTranspose("transpose", Grad::differentiable, kAllDTypes);
-const Op kPermute("permute", Grad::differentiable, kAllDTypes);
-const Op kSqueeze("squeeze", Grad::differentiable, kAllDTypes);
-const Op kUnsqueeze("unsqueeze", Grad::differentiable, kAllDTypes);
-const Op kExpand("expand", Grad::differentiable, kAllDTypes);
-const Op kNarrow("narrow", Grad::differentiable, kAllDTypes);
-const Op kSlice("slice", Grad::differentiable, kAllDTypes);
-const Op kSelect("select", Grad::differentiable, kAllDTypes);
+const Op kView("view", Grad::twice, kAllDTypes);
+const Op kReshape("reshape", Grad::twice, kAllDTypes);
+const Op kFlatten("flatten", Grad::twice, kAllDTypes);
+const Op kTranspose("transpose", Grad::twice, kAllDTypes);
+const Op kPermute("permute", Grad::twice, kAllDTypes);
+const Op kSqueeze("squeeze", Grad::twice, kAllDTypes);
+const Op kUnsqueeze("unsqueeze", Grad::twice, kAllDTypes);
+const Op kExpand("expand", Grad::twice, kAllDTypes);
+const Op kNarrow("narrow", Grad::twice, kAllDTypes);
+const Op kSlice("slice", Grad::twice, kAllDTypes);
+const Op kSelect("select", Grad::twice, kAllDTypes);
 
 template <class F>
 Tensor recorded_view(const Op& op, Tensor y, const Tensor& x, F backward) {
@@ -126,12 +127,6 @@ Tensor permuted(const Op& op, const Tensor& x, const Dims& order) {
   });
 }
 
-Tensor part_of(const Op& op, const Tensor& x, const Part& part) {
-  return recorded_view(op, raw_part(x, part), x, [part, from = x.sizes()](Backward& b) {
-    b.set(0, part_backward(b.grad(), from, part));
-  });
-}
-
 int existing_dim(const Op& op, const Tensor& x, std::int64_t dim) {
   check<IndexError>(x.dim() > 0, "[", op.name, "] a 0-d tensor has no dimension ", dim,
                     "; unsqueeze(0) gives it one");
@@ -139,6 +134,12 @@ int existing_dim(const Op& op, const Tensor& x, std::int64_t dim) {
 }
 
 }  // namespace
+
+Tensor autograd::recorded_part(const Op& op, const Tensor& x, const Part& part) {
+  return recorded_view(op, raw_part(x, part), x, [part, from = x.sizes()](Backward& b) {
+    b.set(0, part_backward(b.grad(), from, part));
+  });
+}
 
 Tensor autograd::raw_part(const Tensor& x, const Part& part) {
   Shape sizes = x.sizes(), strides = x.strides();
@@ -167,7 +168,12 @@ Part autograd::slice_part(int dim, std::int64_t size, std::optional<std::int64_t
 
 Tensor autograd::part_backward(const Tensor& g, const Shape& sizes, const Part& part) {
   const Tensor out = zeros(sizes, TensorOptions(g.dtype(), g.device()));
-  if (g.numel() > 0) raw_part(out, part).copy_(g);
+  {
+    const NoGradGuard no_grad;
+    if (g.numel() > 0) raw_part(out, part).copy_(g);
+  }
+  if (recording(g))
+    record(kNarrow, out, {&g}, [part](Backward& b) { b.set(0, recorded_part(kNarrow, b.grad(), part)); });
   return out;
 }
 
@@ -314,7 +320,7 @@ Tensor narrow(const Tensor& x, std::int64_t dim, std::int64_t start, std::int64_
   check<IndexError>(length <= size - first, "[narrow] start ", start, " and length ", length,
                     " reach beyond size ", size, " of dimension ", d, "; at most ", size - first,
                     " elements are left");
-  return part_of(kNarrow, x, {.dim = d, .start = first, .length = length});
+  return recorded_part(kNarrow, x, {.dim = d, .start = first, .length = length});
 }
 Tensor Tensor::narrow(std::int64_t dim, std::int64_t start, std::int64_t length) const {
   return tapestry::narrow(*this, dim, start, length);
@@ -325,7 +331,7 @@ Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> star
   check_defined("slice", x);
   const int d = existing_dim(kSlice, x, dim);
   check(step >= 1, "[slice] step ", step, " is not positive; use 1 or more");
-  return part_of(kSlice, x, slice_part(d, x.sizes()[d], start, end, step));
+  return recorded_part(kSlice, x, slice_part(d, x.sizes()[d], start, end, step));
 }
 Tensor Tensor::slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end,
                      std::int64_t step) const {
@@ -339,7 +345,7 @@ Tensor select(const Tensor& x, std::int64_t dim, std::int64_t index) {
   check<IndexError>(index >= -size && index < size, "[select] index ", index,
                     " is out of range for dimension ", d, " of shape ", x.sizes(), "; use ", -size, " to ",
                     size - 1);
-  return part_of(kSelect, x,
+  return recorded_part(kSelect, x,
                  {.dim = d, .start = index < 0 ? index + size : index, .length = 1, .drop = true});
 }
 Tensor Tensor::select(std::int64_t dim, std::int64_t index) const {

@@ -15,17 +15,18 @@ using autograd::Grad;
 using autograd::Op;
 using autograd::Part;
 using autograd::raw_part;
+using autograd::recorded_part;
 using detail::check_defined;
 
-const Op kSplit("split", Grad::differentiable, kAllDTypes);
-const Op kChunk("chunk", Grad::differentiable, kAllDTypes);
-const Op kTensorSplit("tensor_split", Grad::differentiable, kAllDTypes);
-const Op kUnbind("unbind", Grad::differentiable, kAllDTypes);
-const Op kCat("cat", Grad::differentiable, kAllDTypes);
-const Op kStack("stack", Grad::differentiable, kAllDTypes);
-const Op kHstack("hstack", Grad::differentiable, kAllDTypes);
-const Op kVstack("vstack", Grad::differentiable, kAllDTypes);
-const Op kDstack("dstack", Grad::differentiable, kAllDTypes);
+const Op kSplit("split", Grad::twice, kAllDTypes);
+const Op kChunk("chunk", Grad::twice, kAllDTypes);
+const Op kTensorSplit("tensor_split", Grad::twice, kAllDTypes);
+const Op kUnbind("unbind", Grad::twice, kAllDTypes);
+const Op kCat("cat", Grad::twice, kAllDTypes);
+const Op kStack("stack", Grad::twice, kAllDTypes);
+const Op kHstack("hstack", Grad::twice, kAllDTypes);
+const Op kVstack("vstack", Grad::twice, kAllDTypes);
+const Op kDstack("dstack", Grad::twice, kAllDTypes);
 
 // Splits `dim` into pieces of the given sizes, whose sum is the size of `dim`. With `drop`, all sizes are 1,
 // and the pieces lack the dimension. All pieces share one node, whose backward writes each piece's gradient
@@ -47,6 +48,11 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
   autograd::record(
       op.name, outputs, {&input, 1},
       [dim, sizes, drop, from = x.sizes(), options = TensorOptions(x.dtype(), x.device())](Backward& b) {
+        if (b.create_graph()) {
+          std::vector<Tensor> grads;
+          for (std::uint32_t i = 0; i < sizes.size(); ++i) grads.push_back(b.grad_or_zeros(i));
+          return b.set(0, drop ? stack(grads, dim) : cat(grads, dim));
+        }
         const Tensor dx = empty(from, options);
         std::int64_t at = 0;
         for (std::uint32_t i = 0; i < sizes.size(); ++i) {
@@ -57,7 +63,8 @@ std::vector<Tensor> pieces(const Op& op, const Tensor& x, int dim, const std::ve
           else place.zero_();
         }
         b.set(0, dx);
-      });
+      },
+      op.twice);
   for (const Tensor& t : out) autograd::mark_view(t);
   return out;
 }
@@ -91,9 +98,10 @@ Tensor joined(const Op& op, const std::vector<Tensor>& tensors, const std::vecto
   if (autograd::recording(std::span<const Tensor>(tensors))) {
     std::vector<DType> dtypes;
     for (const Tensor& t : tensors) dtypes.push_back(t.dtype());
-    autograd::record(op, y, tensors, [parts, dtypes = std::move(dtypes)](Backward& b) {
+    autograd::record(op, y, tensors, [&op, parts, dtypes = std::move(dtypes)](Backward& b) {
       for (std::uint32_t i = 0; i < parts.size(); ++i)
-        if (b.needs(i) && parts[i].dim != kSkipped) b.set(i, raw_part(b.grad(), parts[i]).to(dtypes[i]));
+        if (b.needs(i) && parts[i].dim != kSkipped)
+          b.set(i, recorded_part(op, b.grad(), parts[i]).to(dtypes[i]));
     });
   }
   return y;

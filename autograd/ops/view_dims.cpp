@@ -10,10 +10,10 @@ using autograd::Grad;
 using autograd::Op;
 using detail::check_defined;
 
-const Op kUnflatten("unflatten", Grad::differentiable, kAllDTypes);
-const Op kMovedim("movedim", Grad::differentiable, kAllDTypes);
-const Op kBroadcastTensors("broadcast_tensors", Grad::differentiable, kAllDTypes);
-const Op kMeshgrid("meshgrid", Grad::differentiable, kAllDTypes);
+const Op kUnflatten("unflatten", Grad::twice, kAllDTypes);
+const Op kMovedim("movedim", Grad::twice, kAllDTypes);
+const Op kBroadcastTensors("broadcast_tensors", Grad::twice, kAllDTypes);
+const Op kMeshgrid("meshgrid", Grad::twice, kAllDTypes);
 
 }  // namespace
 

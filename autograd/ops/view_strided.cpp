@@ -21,9 +21,9 @@ using autograd::raw_diagonal;
 using detail::check_defined;
 using detail::raw_view;
 
-const Op kDiagonal("diagonal", Grad::differentiable, kAllDTypes);
-const Op kUnfold("unfold", Grad::differentiable, kAllDTypes);
-const Op kAsStrided("as_strided", Grad::differentiable, kAllDTypes);
+const Op kDiagonal("diagonal", Grad::twice, kAllDTypes);
+const Op kUnfold("unfold", Grad::twice, kAllDTypes);
+const Op kAsStrided("as_strided", Grad::twice, kAllDTypes);
 
 // The positions of a tensor's elements in flat memory.
 struct Layout {
@@ -54,35 +54,88 @@ void add_at(const Tensor& memory, const Layout& layout, const Tensor& values) {
                       .first_bad = nullptr});  // not needed, because the positions are computed
 }
 
+// Flat memory for two layouts.
+struct Memory {
+  Layout in, out;
+  Tensor zero;
+
+  Memory(const Layout& in_layout, const Layout& out_layout, const TensorOptions& options)
+      : in(in_layout), out(out_layout) {
+    const std::int64_t first = std::min(in.offset, out.offset);
+    in.offset -= first;
+    out.offset -= first;
+    zero = zeros({std::max(in.last(), out.last()) + 1}, options);
+  }
+  /// The memory with the elements of `values` at `layout`. Elements that share memory are added.
+  Tensor with(const Tensor& values, const Layout& layout) const {
+    const Tensor memory = zeros_like(zero);
+    if (elements_overlap(layout.of(memory))) add_at(memory, layout, values);
+    else layout.of(memory).copy_(values);
+    return memory;
+  }
+  /// How many elements of `in` share each place.
+  Tensor counts() const { return with(ones(in.sizes, TensorOptions(zero.dtype(), zero.device())), in); }
+};
+
 // The gradient of a tensor with the layout `in`, computed from the gradient g of its view with the layout
 // `out`. g is placed in flat memory as the view is, and then read as the tensor is (PyTorch's
 // as_strided_backward).
-Tensor strided_backward(const Tensor& g, Layout in, Layout out) {
+Tensor strided_backward(const Tensor& g, const Layout& in, const Layout& out) {
   if (g.numel() == 0 || in.sizes.numel() == 0) return zeros(in.sizes, TensorOptions(g.dtype(), g.device()));
-  const std::int64_t first = std::min(in.offset, out.offset);
-  in.offset -= first;
-  out.offset -= first;
-  const Shape span = std::max(in.last(), out.last()) + 1;
-  const TensorOptions options(autograd::accumulation_dtype(g.dtype()), g.device());
-  const Tensor sums = zeros(span, options);
-  if (elements_overlap(out.of(sums))) add_at(sums, out, g);
-  else out.of(sums).copy_(g);
-  Tensor dx = in.of(sums);
-  if (elements_overlap(dx)) {
-    const Tensor counts = zeros(span, options);
-    add_at(counts, in, ones(in.sizes, options));
-    dx = div(dx, in.of(counts));
-  }
+  const Memory memory(in, out, TensorOptions(autograd::accumulation_dtype(g.dtype()), g.device()));
+  const NoGradGuard no_grad;
+  const Tensor sums = memory.with(g, memory.out);
+  Tensor dx = memory.in.of(sums);
+  if (elements_overlap(dx)) dx = div(dx, memory.in.of(memory.counts()));
   return dx.to(g.dtype());
+}
+// The gradient of strided_backward(g, in, out), computed from the gradient v of its result. The two functions
+// are each other's gradients.
+Tensor strided_forward(const Tensor& v, const Layout& in, const Layout& out) {
+  if (v.numel() == 0 || out.sizes.numel() == 0)
+    return zeros(out.sizes, TensorOptions(v.dtype(), v.device()));
+  const Memory memory(in, out, TensorOptions(autograd::accumulation_dtype(v.dtype()), v.device()));
+  const NoGradGuard no_grad;
+  Tensor share = v;
+  if (elements_overlap(memory.in.of(memory.zero))) share = div(v, memory.in.of(memory.counts()));
+  return memory.out.of(memory.with(share, memory.in)).to(v.dtype()).clone();
+}
+Tensor recorded_forward(const Tensor& v, const Layout& in, const Layout& out);
+Tensor recorded_backward(const Tensor& g, const Layout& in, const Layout& out) {
+  const Tensor dx = strided_backward(g, in, out);
+  if (autograd::recording(g))
+    autograd::record(kAsStrided, dx, {&g},
+                     [in, out](Backward& b) { b.set(0, recorded_forward(b.grad(), in, out)); });
+  return dx;
+}
+Tensor recorded_forward(const Tensor& v, const Layout& in, const Layout& out) {
+  const Tensor y = strided_forward(v, in, out);
+  if (autograd::recording(v))
+    autograd::record(kAsStrided, y, {&v},
+                     [in, out](Backward& b) { b.set(0, recorded_backward(b.grad(), in, out)); });
+  return y;
 }
 
 Tensor strided(const Op& op, const Tensor& x, const Layout& layout, const Layout& in, const Layout& out) {
   const Tensor y = raw_view(x, layout.sizes, layout.strides, layout.offset);
   if (autograd::recording(x)) {
-    autograd::record(op, y, {&x}, [in, out](Backward& b) { b.set(0, strided_backward(b.grad(), in, out)); });
+    autograd::record(op, y, {&x}, [in, out](Backward& b) { b.set(0, recorded_backward(b.grad(), in, out)); });
     autograd::mark_view(y);
   }
   return y;
+}
+
+// A tensor of shape `sizes` with g on its diagonal, and 0 elsewhere.
+Tensor diagonal_backward(const Tensor& g, const Shape& sizes, std::int64_t offset, int d1, int d2) {
+  const Tensor dx = zeros(sizes, TensorOptions(g.dtype(), g.device()));
+  {
+    const NoGradGuard no_grad;
+    if (g.numel() > 0) raw_diagonal(dx, offset, d1, d2).copy_(g);
+  }
+  if (autograd::recording(g))
+    autograd::record(kDiagonal, dx, {&g},
+                     [offset, d1, d2](Backward& b) { b.set(0, diagonal(b.grad(), offset, d1, d2)); });
+  return dx;
 }
 
 }  // namespace
@@ -111,9 +164,7 @@ Tensor diagonal(const Tensor& x, std::int64_t offset, std::int64_t dim1, std::in
   const Tensor y = raw_diagonal(x, offset, d1, d2);
   if (autograd::recording(x)) {
     autograd::record(kDiagonal, y, {&x}, [offset, d1, d2, from = x.sizes()](Backward& b) {
-      const Tensor dx = zeros(from, TensorOptions(b.grad().dtype(), b.grad().device()));
-      if (b.grad().numel() > 0) raw_diagonal(dx, offset, d1, d2).copy_(b.grad());
-      b.set(0, dx);
+      b.set(0, diagonal_backward(b.grad(), from, offset, d1, d2));
     });
     autograd::mark_view(y);
   }

@@ -39,6 +39,9 @@ ncclDataType_t nccl_type(DType dtype) {
       return ncclInt32;
     case DType::u8:
     case DType::boolean:
+    case DType::i16:  // collectives that reduce refuse these three, and the others move bytes
+    case DType::i8:
+    case DType::u16:
       break;
   }
   return ncclUint8;

@@ -117,6 +117,10 @@ void fold_any(void* out, const Values& v, int size, std::int64_t n, DType dtype,
       return fold_numbers<std::uint8_t>(out, v, size, n, op);
     case DType::boolean:
       return fold_bools(out, v, size, n, op);
+    case DType::i16:
+    case DType::i8:
+    case DType::u16:
+      break;  // reduce_in_order() has refused them
   }
 }
 
@@ -140,6 +144,8 @@ const char* reduce_op_name(ReduceOp op) {
 
 void reduce_in_order(void* out, const void* const* values, int size, std::int64_t count, DType dtype,
                      ReduceOp op) {
+  check<TypeError>(contains(kAllDTypes, dtype), "[reduce_in_order] ", dtype,
+                   " elements cannot be reduced; convert them to int32");
   check<TypeError>(op != ReduceOp::mean || is_floating(dtype), "[reduce_in_order] the mean of ", dtype,
                    " is not defined; use the sum, or convert to a floating dtype");
   const std::size_t width = dtype_size(dtype), bytes = static_cast<std::size_t>(count) * width;

@@ -16,7 +16,8 @@ namespace tapestry::kernels::cpu {
 
 /// The type that T is computed in.
 template <class T>
-using Compute = std::conditional_t<is_half<T>, float, T>;
+using Compute =
+    std::conditional_t<is_half<T>, float, std::conditional_t<is_stored_integer<T>, std::int32_t, T>>;
 
 template <class T>
 inline Compute<T> load(const T& v) {

@@ -50,6 +50,9 @@ void copy_kernel(const LaunchContext&, const Elementwise<2>& e) {
     case DType::i64:
       return from.template operator()<std::int64_t>();
     case DType::i32:
+    case DType::i16:
+    case DType::i8:
+    case DType::u16:
       return from.template operator()<std::int32_t>();
     case DType::u8:
       return from.template operator()<std::uint8_t>();
@@ -63,11 +66,11 @@ void fill_kernel(const LaunchContext&, const FillArgs& a) {
   map<C>(a.out, [c = convert_scalar<C>(a.value)]() { return c; });
 }
 
-const bool filled =
-    for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([]<class T>() {
-      copy.set(DeviceType::cpu, dtype_of<T>, &copy_kernel<Compute<T>>);
-      fill.set(DeviceType::cpu, dtype_of<T>, &fill_kernel<Compute<T>>);
-    });
+const bool filled = for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool,
+                              std::int16_t, std::int8_t, std::uint16_t>([]<class T>() {
+  copy.set(DeviceType::cpu, dtype_of<T>, &copy_kernel<Compute<T>>);
+  fill.set(DeviceType::cpu, dtype_of<T>, &fill_kernel<Compute<T>>);
+});
 
 }  // namespace
 }  // namespace tapestry::kernels::cpu

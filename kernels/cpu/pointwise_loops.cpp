@@ -1,4 +1,5 @@
-// Copies blocks of strided, broadcast and 16-bit operands to dense arrays of compute types, and back.
+// Copies blocks of strided, broadcast, 16-bit and stored-only operands to dense arrays of compute types, and
+// back.
 #include "tapestry/kernels/cpu/loops.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 256;
 
-bool converts(DType t) { return t == DType::f16 || t == DType::bf16; }
+bool converts(DType t) { return t == DType::f16 || t == DType::bf16 || is_stored_only(t); }
 
 template <class Bits>
 void gather(const void* from, std::int64_t stride, std::int64_t n, void* to) {
@@ -42,10 +43,27 @@ void scatter_half(const void* from, void* to, std::int64_t stride, std::int64_t 
   for (std::int64_t i = 0; i < n; ++i) out[i * stride] = Half16(in[i]);
 }
 
+// The dtypes that are only stored are widened to i32 and cut to their low bits.
+template <class Stored>
+void gather_stored(const void* from, std::int64_t stride, std::int64_t n, void* to) {
+  const Stored* const in = static_cast<const Stored*>(from);
+  std::int32_t* const out = static_cast<std::int32_t*>(to);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = in[i * stride];
+}
+template <class Stored>
+void scatter_stored(const void* from, void* to, std::int64_t stride, std::int64_t n) {
+  const std::int32_t* const in = static_cast<const std::int32_t*>(from);
+  Stored* const out = static_cast<Stored*>(to);
+  for (std::int64_t i = 0; i < n; ++i) out[i * stride] = static_cast<Stored>(in[i]);
+}
+
 // Copies n elements of dtype t to a dense array of its compute type.
 void pack(DType t, const void* from, std::int64_t stride, std::int64_t n, void* to) {
   if (t == DType::f16) return gather_half<Half>(from, stride, n, to);
   if (t == DType::bf16) return gather_half<BFloat16>(from, stride, n, to);
+  if (t == DType::i16) return gather_stored<std::int16_t>(from, stride, n, to);
+  if (t == DType::i8) return gather_stored<std::int8_t>(from, stride, n, to);
+  if (t == DType::u16) return gather_stored<std::uint16_t>(from, stride, n, to);
   switch (dtype_size(t)) {
     case 1:
       return gather<std::uint8_t>(from, stride, n, to);
@@ -58,6 +76,9 @@ void pack(DType t, const void* from, std::int64_t stride, std::int64_t n, void* 
 void unpack(DType t, const void* from, void* to, std::int64_t stride, std::int64_t n) {
   if (t == DType::f16) return scatter_half<Half>(from, to, stride, n);
   if (t == DType::bf16) return scatter_half<BFloat16>(from, to, stride, n);
+  if (t == DType::i16) return scatter_stored<std::int16_t>(from, to, stride, n);
+  if (t == DType::i8) return scatter_stored<std::int8_t>(from, to, stride, n);
+  if (t == DType::u16) return scatter_stored<std::uint16_t>(from, to, stride, n);
   switch (dtype_size(t)) {
     case 1:
       return scatter<std::uint8_t>(from, to, stride, n);

@@ -4,7 +4,8 @@ namespace tapestry::kernels::cuda {
 namespace {
 
 const bool filled =
-    for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>([]<class T>() {
+    for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool,
+              std::int16_t, std::int8_t, std::uint16_t>([]<class T>() {
       copy.set(DeviceType::cuda, dtype_of<T>, &launch_copy<T>);
       fill.set(DeviceType::cuda, dtype_of<T>, &launch_fill<T>);
     });

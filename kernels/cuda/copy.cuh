@@ -1,5 +1,8 @@
 #pragma once
-// Kernels that copy with conversion, and that fill. They support all dtypes.
+// Kernels that copy with conversion, and that fill. They support all dtypes. The integers that are only
+// stored are converted from and to i32 alone, because a kernel for each pair of dtypes would double the
+// number of kernels.
+#include "tapestry/core/error.h"
 #include "tapestry/kernels/convert.h"
 #include "tapestry/kernels/cuda/map.cuh"
 #include "tapestry/kernels/ops/copy.h"
@@ -38,28 +41,49 @@ void copy_from(const Elementwise<2>& e, cudaStream_t stream) {
   else map<To, From>(e, Convert<To>{}, stream);
 }
 
-/// Computes out = x, where x has any dtype.
+/// Computes out = x, where To or the dtype of x is only stored.
+template <class To>
+void launch_stored_copy(const Elementwise<2>& e, cudaStream_t stream) {
+  if (e.dtypes[1] == dtype_of<To>) return map<Bits<To>, Bits<To>>(e, Same{}, stream);
+  if constexpr (is_stored_integer<To>)
+    if (e.dtypes[1] == DType::i32) return map<To, std::int32_t>(e, Convert<To>{}, stream);
+  if constexpr (std::is_same_v<To, std::int32_t>) {
+    if (e.dtypes[1] == DType::i16) return map<To, std::int16_t>(e, Convert<To>{}, stream);
+    if (e.dtypes[1] == DType::i8) return map<To, std::int8_t>(e, Convert<To>{}, stream);
+    if (e.dtypes[1] == DType::u16) return map<To, std::uint16_t>(e, Convert<To>{}, stream);
+  }
+  fail<MissingKernelError>("[copy] there is no cuda kernel that converts ", e.dtypes[1], " to ", dtype_of<To>,
+                           "; convert to int32 first");
+}
+
+/// Computes out = x. x may have any dtype, except that only i32 is converted from and to the dtypes that are
+/// only stored.
 template <class To>
 void launch_copy(const LaunchContext& context, const Elementwise<2>& e) {
   const cudaStream_t stream = stream_of(context);
-  switch (e.dtypes[1]) {
-    case DType::f32:
-      return copy_from<To, float>(e, stream);
-    case DType::f64:
-      return copy_from<To, double>(e, stream);
-    case DType::f16:
-      return copy_from<To, Half>(e, stream);
-    case DType::bf16:
-      return copy_from<To, BFloat16>(e, stream);
-    case DType::i64:
-      return copy_from<To, std::int64_t>(e, stream);
-    case DType::i32:
-      return copy_from<To, std::int32_t>(e, stream);
-    case DType::u8:
-      return copy_from<To, std::uint8_t>(e, stream);
-    case DType::boolean:
-      return copy_from<To, bool>(e, stream);
-  }
+  if constexpr (is_stored_integer<To>) return launch_stored_copy<To>(e, stream);
+  else switch (e.dtypes[1]) {
+      case DType::i16:
+      case DType::i8:
+      case DType::u16:
+        return launch_stored_copy<To>(e, stream);
+      case DType::f32:
+        return copy_from<To, float>(e, stream);
+      case DType::f64:
+        return copy_from<To, double>(e, stream);
+      case DType::f16:
+        return copy_from<To, Half>(e, stream);
+      case DType::bf16:
+        return copy_from<To, BFloat16>(e, stream);
+      case DType::i64:
+        return copy_from<To, std::int64_t>(e, stream);
+      case DType::i32:
+        return copy_from<To, std::int32_t>(e, stream);
+      case DType::u8:
+        return copy_from<To, std::uint8_t>(e, stream);
+      case DType::boolean:
+        return copy_from<To, bool>(e, stream);
+    }
 }
 
 template <class T>

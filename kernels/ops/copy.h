@@ -6,7 +6,8 @@
 
 namespace tapestry::kernels {
 
-/// Computes out = x and converts the elements. The slot's dtype is that of the output. x may have any dtype.
+/// Computes out = x and converts the elements. The slot's dtype is that of the output. x may have any dtype,
+/// except that CUDA kernels convert the dtypes that are only stored (i16, i8, u16) from and to i32 alone.
 /// A real number is truncated to an integer. Every number except 0 becomes true. The operands do not overlap.
 /// A device of the slot's type must be able to access both operands. Logical CPU devices can, because they
 /// share their memory. Strides of x may be negative: flip() reads x backwards.

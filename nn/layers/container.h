@@ -55,14 +55,14 @@ class ModuleListBase : public Module {
   auto begin() const { return modules_.begin(); }  // iterates over Module*
   auto end() const { return modules_.end(); }
 
-  /// Creates and appends a module of type T, and returns it.
+  /// Creates and appends a module of type T as Module::add does, and returns it.
   template <HasOptions T>
   T& append(typename T::Options options) {
     return append(std::make_shared<T>(std::move(options)));
   }
   template <std::derived_from<Module> T, class... Args>
-  requires std::constructible_from<T, Args...> T& append(Args&&... args) {
-    return append(std::make_shared<T>(std::forward<Args>(args)...));
+  requires MadeFrom<T, Args...> T& append(Args&&... args) {
+    return append(make<T>(std::forward<Args>(args)...));
   }
   template <class Pointer>
   requires std::derived_from<typename Pointer::element_type, Module>

@@ -156,3 +156,27 @@ OP_TEST("to", gradcheck, "across logical devices") {
   INFO(child.output);
   CHECK(child.status == 0);
 }
+
+TEST_CASE("int16, int8 and uint16 are loaded, moved and cast, and refused by operations that compute") {
+  const Tensor x = tensor({-3, 0, 7, 127}, kInt8), u = tensor({0, 1, 40000, 65535}, kUInt16);
+  CHECK(x.nbytes() == 4);
+  CHECK(equal(x.to(kInt64), tensor({-3, 0, 7, 127}, kInt64)));
+  CHECK(equal(u.to(kFloat32), tensor({0, 1, 40000, 65535}).to(kFloat32)));
+  CHECK(equal(tensor({300.75, -1.5}).to(kInt8).to(kInt32), tensor({44, -1}, kInt32)));  // 300 modulo 256
+  CHECK(equal(u.to(kInt16).to(kInt32), tensor({0, 1, 40000 - 65536, -1}, kInt32)));
+  CHECK(x[3].item<int>() == 127);
+  CHECK(u[3].item<int>() == 65535);
+  // Views, and operations that only move elements.
+  CHECK(equal(stack({x, x}).t().contiguous().narrow(0, 1, 2).to(kInt32),
+              tensor({0, 0, 7, 7}, kInt32).reshape({2, 2})));
+  CHECK(equal(cat({u, u.narrow(0, 0, 1)}).to(kInt32), tensor({0, 1, 40000, 65535, 0}, kInt32)));
+  const Tensor filled = zeros({3}, kInt16);
+  filled.narrow(0, 1, 1).fill_(-5);
+  CHECK(equal(filled.to(kInt32), tensor({0, -5, 0}, kInt32)));
+  // An operand that computes decides the dtype.
+  CHECK(equal(x * ones({4}), tensor({-3.0, 0.0, 7.0, 127.0}).to(kFloat32)));
+  CHECK_THROWS_WITH(x + x, ContainsSubstring("int8") && ContainsSubstring("convert with .to()"));
+  CHECK_THROWS_AS(x.sum(), TypeError);
+  CHECK_THROWS_AS(matmul(u, u), TypeError);
+  CHECK_THROWS_AS(embedding(x, ones({8, 2})), TypeError);
+}

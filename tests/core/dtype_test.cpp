@@ -17,6 +17,12 @@ TEST_CASE("dtypes have names and sizes") {
   CHECK(std::string(dtype_name(kInt32)) == "int32");
   CHECK(std::string(dtype_name(kUInt8)) == "uint8");
   CHECK(std::string(dtype_name(kBool)) == "bool");
+  CHECK(std::string(dtype_name(kInt16)) == "int16");
+  CHECK(std::string(dtype_name(kInt8)) == "int8");
+  CHECK(std::string(dtype_name(kUInt16)) == "uint16");
+  CHECK(dtype_size(dtype_of<std::int16_t>) == sizeof(std::int16_t));
+  CHECK(dtype_size(dtype_of<std::int8_t>) == sizeof(std::int8_t));
+  CHECK(dtype_size(dtype_of<std::uint16_t>) == sizeof(std::uint16_t));
   CHECK(dtype_size(dtype_of<float>) == sizeof(float));
   CHECK(dtype_size(dtype_of<double>) == sizeof(double));
   CHECK(dtype_size(dtype_of<Half>) == sizeof(Half));
@@ -30,25 +36,35 @@ TEST_CASE("dtypes have names and sizes") {
 TEST_CASE("dtype sets agree with is_floating and is_integral") {
   for (int i = 0; i < kNumDTypes; ++i) {
     const auto t = static_cast<DType>(i);
-    CHECK(contains(kAllDTypes, t));
+    const bool stored_only = t == kInt16 || t == kInt8 || t == kUInt16;
+    CHECK(contains(kAllDTypes, t) != stored_only);
+    CHECK(contains(kStoredDTypes, t));
     CHECK(contains(kFloats, t) == is_floating(t));
     CHECK(contains(kFloats, t) != is_integral(t));
-    CHECK(contains(kNumbers, t) == (t != kBool));
+    CHECK(contains(kNumbers, t) == (t != kBool && !stored_only));
   }
   CHECK(contains(kFullFloats, kFloat64));
   CHECK_FALSE(contains(kFullFloats, kFloat16));
   CHECK_FALSE(contains(kIntegers, kBool));
 }
 
-// The results of torch.promote_types for all pairs, from PyTorch 2.15.
+// The results of torch.promote_types for all pairs, from PyTorch 2.15, except that PyTorch refuses uint16
+// with other integers.
 TEST_CASE("promote gives PyTorch's dtype for all pairs") {
   constexpr DType f32 = kFloat32, f64 = kFloat64, f16 = kFloat16, b16 = kBFloat16, i64 = kInt64, i32 = kInt32,
-                  u8 = kUInt8, boo = kBool;
+                  u8 = kUInt8, boo = kBool, i16 = kInt16, i_8 = kInt8, u16 = kUInt16;
   constexpr DType table[kNumDTypes][kNumDTypes] = {
-      {f32, f64, f32, f32, f32, f32, f32, f32}, {f64, f64, f64, f64, f64, f64, f64, f64},
-      {f32, f64, f16, f32, f16, f16, f16, f16}, {f32, f64, f32, b16, b16, b16, b16, b16},
-      {f32, f64, f16, b16, i64, i64, i64, i64}, {f32, f64, f16, b16, i64, i32, i32, i32},
-      {f32, f64, f16, b16, i64, i32, u8, u8},   {f32, f64, f16, b16, i64, i32, u8, boo},
+      {f32, f64, f32, f32, f32, f32, f32, f32, f32, f32, f32},
+      {f64, f64, f64, f64, f64, f64, f64, f64, f64, f64, f64},
+      {f32, f64, f16, f32, f16, f16, f16, f16, f16, f16, f16},
+      {f32, f64, f32, b16, b16, b16, b16, b16, b16, b16, b16},
+      {f32, f64, f16, b16, i64, i64, i64, i64, i64, i64, i64},
+      {f32, f64, f16, b16, i64, i32, i32, i32, i32, i32, i32},
+      {f32, f64, f16, b16, i64, i32, u8, u8, i16, i16, u16},
+      {f32, f64, f16, b16, i64, i32, u8, boo, i16, i_8, u16},
+      {f32, f64, f16, b16, i64, i32, i16, i16, i16, i16, i32},
+      {f32, f64, f16, b16, i64, i32, i16, i_8, i16, i_8, i32},
+      {f32, f64, f16, b16, i64, i32, u16, u16, i32, i32, u16},
   };
   for (int a = 0; a < kNumDTypes; ++a)
     for (int b = 0; b < kNumDTypes; ++b) {

@@ -48,6 +48,12 @@ void fill(const Tensor& t, const std::vector<std::string>& values) {
       return put<std::int32_t>(t, values);
     case DType::u8:
       return put<std::uint8_t>(t, values);
+    case DType::i16:
+      return put<std::int16_t>(t, values);
+    case DType::i8:
+      return put<std::int8_t>(t, values);
+    case DType::u16:
+      return put<std::uint16_t>(t, values);
     case DType::boolean:
       return put<bool>(t, values);
   }

@@ -17,10 +17,10 @@ void check_copy(const Tensor& out, const Tensor& x) {
   compare<2>(
       out, {&out, &x}, 0, [&](const Elementwise<2>& e) { kernels::copy(kCPU, out.dtype(), e); },
       [&](const Elementwise<2>& e) {
-        for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool>(
-            [&]<class T>() {
-              if (dtype_of<T> == out.dtype()) gpu::launch_copy<T>({}, e);
-            });
+        for_types<float, double, Half, BFloat16, std::int64_t, std::int32_t, std::uint8_t, bool, std::int16_t,
+                  std::int8_t, std::uint16_t>([&]<class T>() {
+          if (dtype_of<T> == out.dtype()) gpu::launch_copy<T>({}, e);
+        });
       });
 }
 
@@ -54,6 +54,18 @@ TEST_CASE("copy kernels: every pair of dtypes is converted as on the CPU, by pac
       check_copy(zeros({57}, to), values.to(from));
       check_copy(zeros({3, 19}, to).transpose(0, 1), values.to(from).reshape({19, 3}));
     }
+}
+
+TEST_CASE("copy kernels: int16, int8 and uint16 are copied, and converted from and to int32 alone") {
+  const Tensor values = tensor(numbers(57, 1, 64)).to(DType::i32);
+  for (const DType stored : {DType::i16, DType::i8, DType::u16})
+    for (const auto& [to, from] : {std::pair(stored, stored), {stored, DType::i32}, {DType::i32, stored}}) {
+      check_copy(zeros({57}, to), values.to(from));
+      check_copy(zeros({3, 19}, to).transpose(0, 1), values.to(from).reshape({19, 3}));
+    }
+  for (const auto& [to, from] :
+       {std::pair(DType::i8, DType::f32), {DType::f32, DType::u16}, {DType::i16, DType::i8}})
+    CHECK_THROWS_AS(check_copy(zeros({57}, to), values.to(from)), MissingKernelError);
 }
 
 TEST_CASE("copy kernels: the input may have negative strides, by packs and by single elements") {

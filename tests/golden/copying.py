@@ -4,13 +4,14 @@ from cases import bools, case, f64, grid, ints
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8,
-          torch.bool]
+          torch.bool, torch.int16, torch.int8, torch.uint16]
+INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8, torch.uint16]
 
 for op, fn in (("clone", torch.clone), ("contiguous", lambda x: x.contiguous())):
     for shape in [(3, 5), (2, 3, 4, 5), (), (37,), (0, 3)]:
         case(op, [grid(*shape)], fn=fn)
     case(op, [f64([INF, -INF, NAN, -0.0])], fn=fn, tags="extreme no_gradcheck")
-    case(op, [ints(5)], fn=fn, dtypes=[torch.int64, torch.int32, torch.uint8])
+    case(op, [ints(5)], fn=fn, dtypes=INTEGERS)
     case(op, [bools(5)], fn=fn)
 case("contiguous/channels_last", [grid(2, 3, 4, 5)], fn=lambda x: x.contiguous(memory_format=torch.channels_last))
 
@@ -65,7 +66,7 @@ for value in (2.5, -1, True, INF, NAN):
     tags = "extreme no_gradcheck" if isinstance(value, float) and value != 2.5 else ""
     case("fill_", [grid(3, 5)], dict(value=value), fill_, tags=tags)
 case("fill_", [grid(0, 3)], dict(value=1.5), fill_)
-case("fill_", [ints(5)], dict(value=3), fill_, dtypes=[torch.int64, torch.int32, torch.uint8])
+case("fill_", [ints(5)], dict(value=3), fill_, dtypes=INTEGERS)
 case("fill_", [bools(5)], dict(value=2), fill_)
 
 def item(x):
@@ -74,6 +75,6 @@ def item(x):
 
 for x in (grid(1), grid(), grid(1, 1), bools(1)):
     case("item", [x], fn=item)
-case("item", [ints(1, low=0)], fn=item, dtypes=[torch.int64, torch.int32, torch.uint8])
+case("item", [ints(1, low=0)], fn=item, dtypes=INTEGERS)
 for value in (INF, NAN, -0.0, 2.0**-149):
     case("item", [f64([value])], fn=item, tags="extreme")

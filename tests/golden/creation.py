@@ -11,7 +11,7 @@ def record(op, params, fn, tags=""):
     case(op, [], params, fn, tags)
 
 
-for dtype in INTEGERS + [torch.bool]:
+for dtype in INTEGERS + [torch.bool, torch.int16, torch.int8, torch.uint16]:
     record("full", dict(sizes=[3], value=1, dtype=dtype),
            lambda sizes, value, dtype: torch.full(sizes, value, dtype=dtype))
 for value in (0, 3, -2.5, True, INF):

@@ -275,3 +275,19 @@ TEST_CASE("schedules refuse bad options and states") {
                       ContainsSubstring("not a floating-point number of at least 0"));
   CHECK(step.steps() == 0);
 }
+
+TEST_CASE("LambdaLR has options, so it can be part of a SequentialLR") {
+  using namespace optim;  // NOLINT: only in this test
+  WithSgd s;
+  const double first = s.optimizer.lr(0), second = s.optimizer.lr(1);
+  SequentialLR schedule(s.optimizer, {.milestones = {2}},
+                        LambdaLR::Options{.lr_lambda = {[](std::int64_t t) { return t == 0 ? 1.0 : 0.5; }}},
+                        ExponentialLR::Options{.gamma = 0.5});
+  std::vector<double> rates;
+  for (int step = 0; step < 4; ++step, schedule.step()) {
+    rates.push_back(s.optimizer.lr(0) / first);
+    CHECK(s.optimizer.lr(1) / second == Approx(rates.back()));
+  }
+  for (std::size_t i = 0; i < 4; ++i) CHECK(rates[i] == Approx(std::vector<double>{1, 0.5, 1, 0.5}[i]));
+  CHECK_THROWS_WITH(LambdaLR(s.optimizer, LambdaLR::Options{}), ContainsSubstring("0 functions"));
+}

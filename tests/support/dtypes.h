@@ -28,6 +28,12 @@ decltype(auto) for_dtype(tapestry::DType dtype, F&& f) {
       return f.template operator()<std::int32_t>();
     case DType::u8:
       return f.template operator()<std::uint8_t>();
+    case DType::i16:
+      return f.template operator()<std::int16_t>();
+    case DType::i8:
+      return f.template operator()<std::int8_t>();
+    case DType::u16:
+      return f.template operator()<std::uint16_t>();
     case DType::boolean:
       break;
   }

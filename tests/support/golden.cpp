@@ -186,7 +186,8 @@ std::vector<std::string> golden_families() {
 DType parse_dtype(const std::string& name) {
   static const std::map<std::string, DType> names = {
       {"f64", DType::f64}, {"f32", DType::f32}, {"f16", DType::f16}, {"bf16", DType::bf16},
-      {"i64", DType::i64}, {"i32", DType::i32}, {"u8", DType::u8},   {"bool", DType::boolean}};
+      {"i64", DType::i64}, {"i32", DType::i32}, {"u8", DType::u8},   {"bool", DType::boolean},
+      {"i16", DType::i16}, {"i8", DType::i8},   {"u16", DType::u16}};
   const auto found = names.find(name);
   if (found == names.end()) throw std::runtime_error("no dtype is called '" + name + "'");
   return found->second;
@@ -219,6 +220,12 @@ double largest(DType dtype) {
       return 0x1.fep127;
     case DType::i32:
       return std::numeric_limits<std::int32_t>::max();
+    case DType::i16:
+      return 32767;
+    case DType::i8:
+      return 127;
+    case DType::u16:
+      return 65535;
     case DType::u8:
       return 255;
     case DType::boolean:
@@ -247,7 +254,7 @@ bool holds(DType dtype, double value) {
   if (std::isnan(value)) return is_floating(dtype);
   if (is_floating(dtype) && std::isinf(value)) return true;
   if (std::abs(value) > largest(dtype)) return false;
-  if (value < 0 && (dtype == DType::u8 || dtype == DType::boolean)) return false;
+  if (value < 0 && (dtype == DType::u8 || dtype == DType::u16 || dtype == DType::boolean)) return false;
   return for_dtype(dtype, [&]<class T>() { return to_double(from_double<T>(value)) == value; });
 }
 

@@ -145,10 +145,9 @@ class Workspace:
         self.unpack(commit)
         self.must(["cmake", "--preset", PRESET, "-DTAPESTRY_BUILD_TESTS=ON", "-DTAPESTRY_WERROR=ON",
                    "-DCMAKE_LINK_DEPENDS_NO_SHARED=ON"])
-        listing = json.loads(output_of(["ctest", "--test-dir", self.build_folder, "--show-only=json-v1"], self.tree))
-        self.tests = [test for test in map(Test, listing["tests"])
-                      if test.program in self.programs and "long" not in test.labels]
+        self.read_tests()
         self.build_all()
+        self.read_tests()  # ctest lists the command of a test only when its program exists
         deps = output_of(["ninja", "-C", self.build_folder, "-t", "deps"], self.tree)
         self.users = {}
         compiled = None
@@ -160,6 +159,11 @@ class Workspace:
                 file = self.source_of(line.strip())
                 if file:
                     self.users.setdefault(file, set()).add(compiled)
+
+    def read_tests(self):
+        listing = json.loads(output_of(["ctest", "--test-dir", self.build_folder, "--show-only=json-v1"], self.tree))
+        self.tests = [test for test in map(Test, listing["tests"])
+                      if test.program in self.programs and "long" not in test.labels]
 
     def source_of(self, path):
         """Returns the name of a source file of this tree as ninja's list has it, relative to the tree."""

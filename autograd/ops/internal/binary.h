@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tapestry/autograd/ops/copy.h"
-#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/composed.h"
 #include "tapestry/kernels/ops/copy.h"
 #include "tapestry/kernels/ops/pointwise.h"
 
@@ -100,6 +100,8 @@ class SavedOperands {
 template <class Saved, class Row, kernels::Of... kOf>
 Tensor gradient_of(kernels::ValueOf<Row, kernels::Of::dy, kOf...>, const Backward& g, const Saved& saved) {
   const Tensor& dy = g.grad();
+  if constexpr (kIsComposed<Row>)
+    if (g.create_graph()) return composed<Row>(dy, g.saved(saved[kOf]).to(dy.dtype())...);
   return apply(kernels::slot<Row>, dy, converted(g.saved(saved[kOf]), dy.dtype())...);
 }
 template <class Saved>
@@ -117,6 +119,12 @@ void record_row(const Op& op, const Tensor& y, const Tensor& a, const Tensor& b)
   });
 }
 
+/// Computes a gradient of which one operand is a number, by operations. operand(of) gives the operand.
+template <class Operand, class Row, kernels::Of... kOf>
+Tensor composed_with(kernels::ValueOf<Row, kernels::Of::dy, kOf...>, const Tensor& dy, const Operand& operand) {
+  return composed<Row>(dy, operand(std::integral_constant<kernels::Of, kOf>())...);
+}
+
 /// Records y = Row(x, s), or y = Row(s, x) if kNumber, the position of the number, is 0.
 template <class Row, int kNumber>
 void record_row_with(const Op& op, const Tensor& y, const Tensor& x, const Scalar& s) {
@@ -130,6 +138,14 @@ void record_row_with(const Op& op, const Tensor& y, const Tensor& x, const Scala
     std::array<SavedTensor, G::uses(tensor) ? 1 : 0> saved;
     if constexpr (G::uses(tensor)) saved[0] = save(x);
     record(op, y, {&x}, [s, saved = std::move(saved)](Backward& g) {
+      if constexpr (kIsComposed<typename G::Row>)
+        if (g.create_graph()) {
+          const auto operand = [&]<Of kOf>(std::integral_constant<Of, kOf>) {
+            if constexpr (kOf == tensor) return g.saved(saved[0]);
+            else return s;
+          };
+          return g.set(0, composed_with(G(), g.grad(), operand));
+        }
       const auto run = [&](const auto&... t) {
         if constexpr (G::uses(number)) {
           using WithNumber = kernels::WithNumber<typename G::Row, G::position(number)>;

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "tapestry/autograd/ops/copy.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
@@ -111,10 +112,17 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
   return tapestry::detail::make_tensor(std::move(storage), dtype, sizes, model->strides(), 0);
 }
 
+void copy_elements(const Tensor& y, const Tensor& x) {
+  const DType to = y.dtype(), from = x.dtype();
+  const bool direct = y.device().is_cpu() || to == from || to == DType::i32 || from == DType::i32 ||
+                      (contains(kAllDTypes, to) && contains(kAllDTypes, from));
+  kernels::copy(y.device(), to, planned(y, direct ? x : converted(x, DType::i32)));
+}
+
 Tensor converted(const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
   Tensor y = result_like(x.sizes(), dtype, {&x});
-  kernels::copy(y.device(), dtype, planned(y, x));
+  copy_elements(y, x);
   return y;
 }
 
@@ -130,13 +138,13 @@ void check_stores(const Op& op, const Tensor& target, DType dtype) {
 }
 
 Tensor reduce_to(const Tensor& grad, const Shape& sizes, DType dtype) {
-  if (grad.sizes() == sizes) return converted(grad, dtype);
+  if (grad.sizes() == sizes) return to(grad, grad.device(), dtype);
   const int leading = grad.dim() - sizes.size();
   Dims dims;
   for (int d = 0; d < grad.dim(); ++d)
     if (d < leading || (sizes[d - leading] == 1 && grad.sizes()[d] != 1)) dims.push_back(d);
   const Tensor summed = dims.empty() ? grad : sum(grad, dims, true);
-  return converted(view(summed, sizes), dtype);
+  return to(reshape(summed, sizes), grad.device(), dtype);
 }
 
 bool elements_overlap(const Tensor& t) {

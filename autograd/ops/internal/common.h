@@ -2,8 +2,10 @@
 // Helpers that the operations share: checks, type promotion, the layout of results, unrecorded copies,
 // in-place changes, calls of pointwise kernels, operands saved for backward, and gradients of broadcast
 // operands.
+#include <cstddef>
 #include <initializer_list>
 #include <tuple>
+#include <type_traits>
 
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/view.h"
@@ -13,10 +15,37 @@
 
 namespace tapestry::autograd {
 
+/// The value of a gradient's row, computed by operations, which a pass with create_graph records: a function
+/// `(dy, t, params)` for the gradient of a function of one tensor, and `(dy, a, b)` for that of a binary
+/// operation, where a and b may be numbers. The file that runs the operation defines it. Without a definition,
+/// the operation has no gradients of gradients.
+template <class Row>
+inline constexpr auto composed = nullptr;
+template <class Row>
+inline constexpr bool kIsComposed = !std::is_same_v<std::decay_t<decltype(composed<Row>)>, std::nullptr_t>;
+
+/// What the gradients of a row allow.
+template <class Row>
+constexpr Grad grad_of_row() {
+  if constexpr (!kernels::kDifferentiable<Row>) {
+    return Grad::none;
+  } else if constexpr (requires { Row::kGradientFrom; }) {
+    return kIsComposed<kernels::GradientRowOf<Row>> ? Grad::twice : Grad::differentiable;
+  } else {
+    const auto is_composed = []<class G>(std::type_identity<G>) {
+      if constexpr (std::is_same_v<G, kernels::Dy>) return true;
+      else return kIsComposed<typename G::Row>;
+    };
+    return is_composed(std::type_identity<kernels::GradientAOf<Row>>()) &&
+                   is_composed(std::type_identity<kernels::GradientBOf<Row>>())
+               ? Grad::twice
+               : Grad::differentiable;
+  }
+}
+
 /// The Op of a row.
 template <class Row>
-inline const Op row_op{Row::kSlotName.text, kernels::kDifferentiable<Row> ? Grad::differentiable : Grad::none,
-                       kernels::taken_dtypes(Row::kTakes)};
+inline const Op row_op{Row::kSlotName.text, grad_of_row<Row>(), kernels::taken_dtypes(Row::kTakes)};
 
 /// Returns the iteration space of an elementwise kernel with these operands, as planned by kernels::plan().
 template <class... T>
@@ -88,6 +117,8 @@ Tensor result_like(const Shape& sizes, DType dtype, std::initializer_list<const 
 
 /// `x` in another dtype, not recorded; `x` itself if it has that dtype.
 Tensor converted(const Tensor& x, DType dtype);
+/// Writes x, which is broadcast and converted, to y. Both are on one device. Nothing is recorded.
+void copy_elements(const Tensor& y, const Tensor& x);
 
 /// Returns `x` converted to `dtype`, as an operand of an in-place change of `target`. The result is a copy if
 /// x and target overlap partly. It may share all its elements with target.

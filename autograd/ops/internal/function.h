@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tapestry/autograd/ops/creation.h"
-#include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/composed.h"
 
 namespace tapestry::autograd {
 
@@ -16,15 +16,27 @@ const Op& function_op() {
   return row_op<F>;
 }
 
+template <std::size_t kParams>
+using Params = std::array<Scalar, kParams>;
+// composed<Row>, or null.
+template <std::size_t kParams>
+using Composed = Tensor (*)(const Tensor& dy, const Tensor& t, const Params<kParams>& params);
+template <class Row, std::size_t kParams>
+constexpr Composed<kParams> composed_or_null() {
+  if constexpr (kIsComposed<Row>) return composed<Row>;
+  else return nullptr;
+}
+
 // A row without its type, so that the code below is compiled once for all rows with the same number of
 // parameters.
-template <class Slot, class GradientSlot>
+template <class Slot, class GradientSlot, std::size_t kParams>
 struct FunctionRow {
   // GradientFrom::neither, known when the code is compiled: the gradient is a function of dy alone.
   static constexpr bool kOfDyAlone = std::is_same_v<GradientSlot, kernels::Slot<kernels::Elementwise<2>>>;
   const Op& op;
   const Slot& slot;
   const GradientSlot& gradient;
+  Composed<kParams> composed;
   kernels::Takes takes;
   kernels::GradientFrom gradient_from;
 };
@@ -32,12 +44,11 @@ template <class F>
 auto row_of() {
   const auto& slot = kernels::slot<F>;
   const auto& gradient = kernels::slot<kernels::GradientRowOf<F>>;
-  return FunctionRow<std::decay_t<decltype(slot)>, std::decay_t<decltype(gradient)>>{
-      function_op<F>(), slot, gradient, F::kTakes, F::kGradientFrom};
+  return FunctionRow<std::decay_t<decltype(slot)>, std::decay_t<decltype(gradient)>, F::kParams>{
+      function_op<F>(), slot,     gradient, composed_or_null<kernels::GradientRowOf<F>, F::kParams>(),
+      F::kTakes,        F::kGradientFrom};
 }
 
-template <std::size_t kParams>
-using Params = std::array<Scalar, kParams>;
 // slot(y, inputs..., params...)
 template <class Slot, std::size_t kParams, class... T>
 void run(const Slot& slot, const Params<kParams>& params, const Tensor& y, const T&... inputs) {
@@ -55,11 +66,16 @@ Tensor call(const Row& row, const Params<kParams>& params, const Tensor& x) {
   run(row.slot, params, y, in);
   if (!recording(x)) return y;
   if constexpr (Row::kOfDyAlone) {
-    record(row.op, y, {&x}, [&gradient = row.gradient](Backward& g) { g.set(0, apply(gradient, g.grad())); });
+    record(row.op, y, {&x}, [&gradient = row.gradient, composed = row.composed, params](Backward& g) {
+      g.set(0, g.create_graph() ? composed(g.grad(), Tensor(), params) : apply(gradient, g.grad()));
+    });
   } else {
     const auto record_with = [&](SavedTensor saved) {
-      record(row.op, y, {&x}, [saved = std::move(saved), &gradient = row.gradient, params](Backward& g) {
+      const auto& gradient = row.gradient;
+      const auto composed = row.composed;
+      record(row.op, y, {&x}, [saved = std::move(saved), &gradient, composed, params](Backward& g) {
         const Tensor t = g.saved(saved);
+        if (g.create_graph()) return g.set(0, composed(g.grad(), t, params));
         Tensor dx = result_like(t.sizes(), t.dtype(), {&g.grad(), &t});
         run(gradient, params, dx, g.grad(), t);
         g.set(0, std::move(dx));

@@ -228,28 +228,88 @@ void combine_at(const char* op, kernels::Combine how, const Tensor& x, const Sel
   });
 }
 
-Tensor taken(const char* op, const Tensor& x, const Selection& s, const Shape& sizes) {
-  if (s.sizes.numel() == 0) return zeros(sizes, {x.dtype(), x.device()});
-  Tensor y = empty(sizes, {x.dtype(), x.device()});
-  read_at(op, x, s, y.sizes() == s.sizes ? y : view(y, s.sizes));
+namespace {
+
+// Records y as a function of x. Its backward calls recorded functions.
+template <class F>
+void record_moved(const char* op, const Tensor& y, const Tensor& x, F backward) {
+  const Tensor *const output = &y, *const input = &x;
+  record(op, {&output, 1}, {&input, 1}, std::move(backward), true);
+}
+constexpr const char* kGradient = "index_backward";
+
+// The indices are checked if `checked_as` is not null.
+Tensor taken_as(const char* op, const char* checked_as, const Tensor& x, const Selection& s,
+                const Shape& sizes) {
+  Tensor y;
+  if (s.sizes.numel() == 0) {
+    y = zeros(sizes, {x.dtype(), x.device()});
+  } else {
+    y = empty(sizes, {x.dtype(), x.device()});
+    read_at(checked_as, x, s, y.sizes() == s.sizes ? y : view(y, s.sizes));
+  }
+  if (recording(x))
+    record_moved(op, y, x, [saved = SavedSelection(s), from = x.sizes()](Backward& b) {
+      b.set(0, taken_backward(b.grad(), saved.restore(b), from));
+    });
   return y;
 }
 
-Tensor taken_backward(const Tensor& g, const Selection& s, const Shape& sizes) {
-  const Tensor from = g.sizes() == s.sizes ? g : reshape(g, s.sizes);
-  if (s.unique) {
-    const Tensor dx = zeros(sizes, {g.dtype(), g.device()});
-    write_at(nullptr, dx, s, from);
-    return dx;
+// The elements of the view that the steps lead to, as a new tensor.
+Tensor copy_of_stepped(const Tensor& x, const std::vector<ViewStep>& steps) {
+  Tensor y = copy_of(stepped(x, steps), x.dtype());
+  if (recording(x))
+    record_moved(kGradient, y, x, [steps, sizes = x.sizes()](Backward& b) {
+      b.set(0, stepped_backward(b.grad(), steps, sizes));
+    });
+  return y;
+}
+
+}  // namespace
+
+Tensor taken(const Op& op, const Tensor& x, const Selection& s, const Shape& sizes) {
+  return taken_as(op.name, op.name, x, s, sizes);
+}
+Tensor taken(const Tensor& x, const Selection& s, const Shape& sizes) {
+  return taken_as(kGradient, nullptr, x, s, sizes);
+}
+
+Tensor stepped_backward(const Tensor& g, const std::vector<ViewStep>& steps, const Shape& sizes) {
+  const Tensor dx = zeros(sizes, {g.dtype(), g.device()});
+  {
+    const NoGradGuard no_grad;
+    stepped(dx, steps).copy_(g);
   }
-  const Tensor dx = zeros(sizes, {accumulation_dtype(g.dtype()), g.device()});
-  combine_at(nullptr, kernels::Combine::sum, dx, s, from);
-  return converted(dx, g.dtype());
+  if (recording(g))
+    record_moved(kGradient, dx, g, [steps](Backward& b) { b.set(0, copy_of_stepped(b.grad(), steps)); });
+  return dx;
+}
+
+Tensor taken_backward(const Tensor& g, const Selection& s, const Shape& sizes) {
+  const Tensor from = g.sizes() == s.sizes ? g : reshape(g.detach(), s.sizes);
+  Tensor dx;
+  if (s.unique) {
+    dx = zeros(sizes, {g.dtype(), g.device()});
+    write_at(nullptr, dx, s, from);
+  } else {
+    const Tensor sums = zeros(sizes, {accumulation_dtype(g.dtype()), g.device()});
+    combine_at(nullptr, kernels::Combine::sum, sums, s, from);
+    dx = converted(sums, g.dtype());
+  }
+  if (recording(g))
+    record_moved(kGradient, dx, g, [saved = SavedSelection(s), to = g.sizes()](Backward& b) {
+      b.set(0, taken(b.grad(), saved.restore(b), to));
+    });
+  return dx;
 }
 
 Tensor filled_at(const Tensor& x, const Selection& s, const Scalar& value) {
   Tensor y = copy_of(x, x.dtype());
   write_at(nullptr, y, s, full({}, value, {y.dtype(), y.device()}));
+  if (recording(x))
+    record_moved(kGradient, y, x, [saved = SavedSelection(s)](Backward& b) {
+      b.set(0, filled_at(b.grad(), saved.restore(b), 0));
+    });
   return y;
 }
 
@@ -261,8 +321,7 @@ Tensor put_recorded(const Op& op, const Tensor& x, const Selection& s, const Ten
       const Selection s = saved.restore(b);
       if (b.needs(0)) b.set(0, filled_at(b.grad(), s, 0));
       if (b.needs(1))
-        b.set(1, s.index.empty() ? copy_of(stepped(b.grad(), s.steps), b.grad().dtype())
-                                 : taken(nullptr, b.grad(), s, sizes));
+        b.set(1, s.index.empty() ? copy_of_stepped(b.grad(), s.steps) : taken(b.grad(), s, sizes));
     });
   return result;
 }
@@ -276,8 +335,7 @@ Tensor add_recorded(const Op& op, const Tensor& x, const Selection& s, const Ten
       if (b.needs(0)) b.set(0, b.grad());
       if (!b.needs(1)) return;
       const Selection s = saved.restore(b);
-      b.set(1, s.index.empty() ? copy_of(stepped(b.grad(), s.steps), b.grad().dtype())
-                               : taken(nullptr, b.grad(), s, sizes));
+      b.set(1, s.index.empty() ? copy_of_stepped(b.grad(), s.steps) : taken(b.grad(), s, sizes));
     });
   return result;
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Selects elements of a tensor by index tensors, and reads, writes and combines them. All operations of
-// autograd/ops/index.h and their gradients are built on these functions. None of them records anything,
-// except put_recorded() and add_recorded().
+// autograd/ops/index.h and their gradients are built on these functions. read_at(), write_at() and combine_at()
+// record nothing.
 #include <utility>
 #include <vector>
 
@@ -58,12 +58,17 @@ void write_at(const char* op, const Tensor& x, const Selection& s, const Tensor&
 void combine_at(const char* op, kernels::Combine how, const Tensor& x, const Selection& s, const Tensor& y);
 
 /// The selected elements as a new tensor of shape `sizes`, which has as many elements as s.sizes. Zeros if
-/// s.sizes has no elements.
-Tensor taken(const char* op, const Tensor& x, const Selection& s, const Shape& sizes);
+/// s.sizes has no elements. Recorded with the input x. The indices are checked.
+Tensor taken(const Op& op, const Tensor& x, const Selection& s, const Shape& sizes);
+/// The same for indices that have been checked.
+Tensor taken(const Tensor& x, const Selection& s, const Shape& sizes);
 /// The gradient of a tensor of shape `sizes`, computed from the gradient g of its selected elements: a sum
-/// over all uses of each element.
+/// over all uses of each element. Recorded with the input g.
 Tensor taken_backward(const Tensor& g, const Selection& s, const Shape& sizes);
-/// A copy of x in which the selected elements are `value`.
+/// The gradient of a tensor of shape `sizes`, computed from the gradient g of its view that the steps lead to.
+/// Recorded with the input g.
+Tensor stepped_backward(const Tensor& g, const std::vector<ViewStep>& steps, const Shape& sizes);
+/// A copy of x in which the selected elements are `value`. Recorded with the input x.
 Tensor filled_at(const Tensor& x, const Selection& s, const Scalar& value);
 
 /// A copy of x with y written to the selected elements. Recorded with the inputs x and y.

@@ -1,6 +1,8 @@
 #pragma once
 // Helpers that batch_norm() and distributed::sync_batch_norm() share.
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/kernels/ops/norm.h"
 
 namespace tapestry::autograd {
@@ -39,5 +41,20 @@ inline Tensor normalize_channels(const Tensor& x, MemoryFormat format, const Ten
                          .y = y});
   return y;
 }
+
+/// The gradient of x in a pass with create_graph, where the result of a normalisation is (x - mean(x)) /
+/// sqrt(var(x) + eps) over the dimensions `dims`, and g is the gradient of that result (Ioffe and Szegedy 2015).
+struct NormalizationByOperations {
+  NormalizationByOperations(const Tensor& x, const Dims& over, double eps)
+      : dims(over),
+        center(sub(x, mean(x, over, true))),
+        inv_std(rsqrt(add(mean(square(center), over, true), eps))),
+        result(mul(center, inv_std)) {}
+  Tensor gradient(const Tensor& g) const {
+    return inv_std * (g - mean(g, dims, true) - result * mean(mul(g, result), dims, true));
+  }
+  Dims dims;
+  Tensor center, inv_std, result;
+};
 
 }  // namespace tapestry::autograd

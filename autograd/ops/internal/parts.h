@@ -3,6 +3,7 @@
 // select, split, cat and stack are built on these functions.
 #include <optional>
 
+#include "tapestry/autograd/op.h"
 #include "tapestry/core/tensor.h"
 
 namespace tapestry::autograd {
@@ -20,8 +21,10 @@ Part slice_part(int dim, std::int64_t size, std::optional<std::int64_t> start,
                 std::optional<std::int64_t> end, std::int64_t step);
 /// The part as a view of x, not recorded.
 Tensor raw_part(const Tensor& x, const Part& part);
+/// The part as a view of x, recorded as `op`.
+Tensor recorded_part(const Op& op, const Tensor& x, const Part& part);
 /// The gradient of a tensor of shape `sizes`, computed from the gradient `g` of its part. It is g at the
-/// part's elements, and 0 elsewhere.
+/// part's elements, and 0 elsewhere. Recorded if g is.
 Tensor part_backward(const Tensor& g, const Shape& sizes, const Part& part);
 
 /// The diagonal of dimensions d1 and d2 as a view of x, not recorded. See diagonal().

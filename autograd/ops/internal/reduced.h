@@ -9,6 +9,9 @@ namespace tapestry::autograd {
 struct Reduced {
   Reduced(const Op& op, const Tensor& x, const Dims& dims, bool keepdim);
 
+  /// The dimensions that are reduced; none if x is 0-d.
+  Dims dims() const;
+
   unsigned mask = 0;       ///< bit i: dimension i is reduced
   std::int64_t count = 1;  ///< number of elements that are reduced to one result
   Shape sizes;             ///< the shape of the result

@@ -107,9 +107,12 @@ void check_collective(const Collective& call, int rank, int size, Device transpo
                        "] a tensor is on ", t->defined() ? t->device() : kCPU, ", but ",
                        transport.is_cuda() ? "this group uses " : "the other tensor is on ", device,
                        "; move it there with .to()");
-  if (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::reduce_scatter)
+  if (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::reduce_scatter) {
+    check<TypeError>(contains(kAllDTypes, call.in.dtype()), "[", op, "] ", call.in.dtype(),
+                     " tensors cannot be reduced; convert them to int32 with to()");
     check<TypeError>(call.reduce != ReduceOp::mean || is_floating(call.in.dtype()), "[", op, "] the mean of ",
                      call.in.dtype(), " is not defined; use the sum, or convert to a floating dtype");
+  }
   if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
     check<IndexError>(call.peer >= 0 && call.peer < size, "[", op, "] root ", call.peer, " of a group of ",
                       size, " ranks; pass one of 0 to ", size - 1);

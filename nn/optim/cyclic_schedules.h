@@ -1,0 +1,91 @@
+#pragma once
+// Schedules in which the rate falls along half a cosine, once or several times, or rises before it falls.
+#include <cstdint>
+#include <vector>
+
+#include "tapestry/nn/optim/scheduler.h"
+
+namespace tapestry::optim {
+
+struct CosineAnnealingLROptions {
+  using Schedule = class CosineAnnealingLR;
+  std::int64_t T_max = 0;
+  double eta_min = 0;
+  /// The number of linear warm-up steps, from base lr / warmup_steps, before the cosine starts. PyTorch needs
+  /// a LinearLR and a SequentialLR for this.
+  std::int64_t warmup_steps = 0;
+};
+/// Goes from the base lr to eta_min along half a cosine in T_max steps, and back in the next T_max steps
+/// (Loshchilov and Hutter, "SGDR", 2017, without restarts).
+class CosineAnnealingLR : public Scheduler {
+ public:
+  using Options = CosineAnnealingLROptions;
+  CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
+
+ protected:
+  double lr_at(std::int64_t steps, std::size_t group) const override;
+
+ private:
+  CosineAnnealingLROptions options_;
+};
+
+struct CosineAnnealingWarmRestartsOptions {
+  using Schedule = class CosineAnnealingWarmRestarts;
+  std::int64_t T_0 = 0;     ///< the number of steps until the first restart
+  std::int64_t T_mult = 1;  ///< each period is T_mult times as long as the period before it
+  double eta_min = 0;
+};
+/// Goes from the base lr to eta_min along half a cosine, and then starts again at the base lr (Loshchilov and
+/// Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017).
+class CosineAnnealingWarmRestarts : public Scheduler {
+ public:
+  using Options = CosineAnnealingWarmRestartsOptions;
+  CosineAnnealingWarmRestarts(Optimizer& optimizer, const CosineAnnealingWarmRestartsOptions& options);
+
+ protected:
+  double lr_at(std::int64_t steps, std::size_t group) const override;
+
+ private:
+  CosineAnnealingWarmRestartsOptions options_;
+};
+
+enum class Anneal : std::uint8_t { cos, linear };
+
+struct OneCycleLROptions {
+  using Schedule = class OneCycleLR;
+  double max_lr = 0;
+  std::int64_t total_steps = 0;  ///< alternatively, set epochs and steps_per_epoch
+  std::int64_t epochs = 0, steps_per_epoch = 0;
+  double pct_start = 0.3;  ///< the fraction of steps in which the rate rises
+  Anneal anneal_strategy = Anneal::cos;
+  bool cycle_momentum = true;  ///< moves momentum (SGD) or beta1 (Adam) in the opposite direction
+  double base_momentum = 0.85, max_momentum = 0.95;
+  double div_factor = 25;         ///< the first rate is max_lr / div_factor
+  double final_div_factor = 1e4;  ///< the last rate is the first rate / final_div_factor
+  /// If true, the rate falls in two phases: first back to the first rate, and then to the last rate.
+  bool three_phase = false;
+};
+/// The rate rises once and falls once over the whole training (Smith and Topin, "Super-convergence", 2018).
+/// Call step() once per batch.
+class OneCycleLR : public Scheduler {
+ public:
+  using Options = OneCycleLROptions;
+  OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);
+
+ protected:
+  double lr_at(std::int64_t steps, std::size_t group) const override;
+  void check_step(std::int64_t steps) const override;
+  void set_others(std::int64_t steps) override;
+
+ private:
+  struct Phase {
+    double end_step, from_lr, to_lr, from_momentum, to_momentum;
+  };
+  double value_at(std::int64_t steps, double Phase::*from, double Phase::*to) const;
+
+  OneCycleLROptions options_;
+  std::vector<Phase> phases_;
+  const char* momentum_name_ = nullptr;
+};
+
+}  // namespace tapestry::optim
