@@ -87,7 +87,7 @@ class RNN : public RecurrentLayer {
   std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& h0 = {});
   std::pair<PackedSequence, Tensor> forward(const PackedSequence& x, const Tensor& h0 = {});
   template <class Input>
-  auto operator()(const Input& x, const Tensor& h0 = {}) {
+  auto operator()(const Input& x, const Tensor& h0 = {}) const {
     return call(*this, x, h0);
   }
   const Options options;
@@ -104,7 +104,7 @@ class GRU : public RecurrentLayer {
   std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& h0 = {});
   std::pair<PackedSequence, Tensor> forward(const PackedSequence& x, const Tensor& h0 = {});
   template <class Input>
-  auto operator()(const Input& x, const Tensor& h0 = {}) {
+  auto operator()(const Input& x, const Tensor& h0 = {}) const {
     return call(*this, x, h0);
   }
   const Options options;
@@ -120,7 +120,7 @@ class LSTM : public RecurrentLayer {
   std::pair<Tensor, LSTMState> forward(const Tensor& x, const LSTMState& state = {});
   std::pair<PackedSequence, LSTMState> forward(const PackedSequence& x, const LSTMState& state = {});
   template <class Input>
-  auto operator()(const Input& x, const LSTMState& state = {}) {
+  auto operator()(const Input& x, const LSTMState& state = {}) const {
     return call(*this, x, state);
   }
   const Options options;
@@ -174,7 +174,7 @@ class RNNCell : public RecurrentCellLayer {
   using Options = RNNCellOptions;
   explicit RNNCell(const Options& options);
   Tensor forward(const Tensor& x, const Tensor& h);
-  Tensor operator()(const Tensor& x, const Tensor& h = {}) { return call(*this, x, h); }
+  Tensor operator()(const Tensor& x, const Tensor& h = {}) const { return call(*this, x, h); }
   const Options options;
 };
 /// One step of a GRU, with the shapes of RNNCell.
@@ -183,7 +183,7 @@ class GRUCell : public RecurrentCellLayer {
   using Options = GRUCellOptions;
   explicit GRUCell(const Options& options);
   Tensor forward(const Tensor& x, const Tensor& h);
-  Tensor operator()(const Tensor& x, const Tensor& h = {}) { return call(*this, x, h); }
+  Tensor operator()(const Tensor& x, const Tensor& h = {}) const { return call(*this, x, h); }
   const Options options;
 };
 /// One step of an LSTM. Takes and returns the pair (h, c).
@@ -192,7 +192,7 @@ class LSTMCell : public RecurrentCellLayer {
   using Options = LSTMCellOptions;
   explicit LSTMCell(const Options& options);
   LSTMState forward(const Tensor& x, const LSTMState& state);
-  LSTMState operator()(const Tensor& x, const LSTMState& state = {}) { return call(*this, x, state); }
+  LSTMState operator()(const Tensor& x, const LSTMState& state = {}) const { return call(*this, x, state); }
   const Options options;
 };
 

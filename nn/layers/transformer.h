@@ -51,7 +51,7 @@ class TransformerEncoderLayer : public Module {
   Tensor forward(const Tensor& src) override { return forward(src, EncodeOptions()); }
   Tensor forward(const Tensor& src, const EncodeOptions& how);
   using Module::operator();
-  Tensor operator()(const Tensor& src, const EncodeOptions& how) { return call(*this, src, how); }
+  Tensor operator()(const Tensor& src, const EncodeOptions& how) const { return call(*this, src, how); }
 
   const Options options;
   MultiheadAttention& self_attn;
@@ -87,7 +87,7 @@ class TransformerEncoder : public Module {
   /// Throws ValueError unless there is one cache for each layer.
   Tensor forward(const Tensor& src, const EncodeStackOptions& how);
   using Module::operator();
-  Tensor operator()(const Tensor& src, const EncodeStackOptions& how) { return call(*this, src, how); }
+  Tensor operator()(const Tensor& src, const EncodeStackOptions& how) const { return call(*this, src, how); }
   /// Empty caches for one batch of sequences of at most `capacity` tokens.
   std::vector<KeyValueCache> make_caches(std::int64_t capacity) const;
 
@@ -112,7 +112,7 @@ class TransformerDecoderLayer : public Module {
   using Options = TransformerDecoderLayerOptions;
   explicit TransformerDecoderLayer(const Options& options);
   Tensor forward(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how);
-  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) {
+  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const {
     return call(*this, tgt, memory, how);
   }
 
@@ -143,7 +143,7 @@ class TransformerDecoder : public Module {
   using Options = TransformerDecoderOptions;
   explicit TransformerDecoder(const Options& options);
   Tensor forward(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how);
-  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) {
+  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const {
     return call(*this, tgt, memory, how);
   }
 
