@@ -14,9 +14,9 @@ RecordedLayers& recorded() {
   return layers;
 }
 
-// (T, N, I) = (4, 3, 5)
-Tensor input() { return formula({4, 3, 5}, 50, 4.0); }
-Tensor state(std::int64_t layers, int k) { return formula({layers, 3, 6}, 51 + k, 2.0); }
+// (T, N, I) = (4, 3, 4), and H = 3
+Tensor input() { return formula({4, 3, 4}, 50, 4.0); }
+Tensor state(std::int64_t layers, int k) { return formula({layers, 3, 3}, 51 + k, 2.0); }
 
 // The three layers have the same tests. These functions hide that an LSTM has two states.
 Tensor given(const nn::RNN&, const std::vector<Tensor>& in) { return in.size() > 1 ? in[1] : Tensor(); }
@@ -56,14 +56,14 @@ void check_recurrent(const std::string& name) {
     T m(options);
     recorded().check_layer(name + label, m, inputs, plain(m));
   };
-  check("", {.input_size = 5, .hidden_size = 6}, {x});
-  check("_states", {.input_size = 5, .hidden_size = 6}, with_states(x, 1));
+  check("", {.input_size = 4, .hidden_size = 3}, {x});
+  check("_states", {.input_size = 4, .hidden_size = 3}, with_states(x, 1));
   const typename T::Options deep{
-      .input_size = 5, .hidden_size = 6, .num_layers = 2, .batch_first = true, .bidirectional = true};
+      .input_size = 4, .hidden_size = 3, .num_layers = 2, .batch_first = true, .bidirectional = true};
   check("_deep", deep, with_states(swapped, 4));
-  check("_unbatched", {.input_size = 5, .hidden_size = 6, .num_layers = 2}, {x.select(1, 1)});
-  check("_no_bias", {.input_size = 5, .hidden_size = 6, .bias = false, .bidirectional = true}, {x});
-  T both({.input_size = 5, .hidden_size = 6, .bidirectional = true});
+  check("_unbatched", {.input_size = 4, .hidden_size = 3, .num_layers = 2}, {x.select(1, 1)});
+  check("_no_bias", {.input_size = 4, .hidden_size = 3, .bias = false, .bidirectional = true}, {x});
+  T both({.input_size = 4, .hidden_size = 3, .bidirectional = true});
   recorded().check_layer(name + "_sorted", both, {x}, ragged(both, {4, 2, 1}, false, true));
   T stacked(deep);
   recorded().check_layer(name + "_ragged", stacked, with_states(swapped, 4),
@@ -76,14 +76,14 @@ TEST_CASE("recurrent layers and cells give PyTorch's outputs, states and gradien
   check_recurrent<nn::LSTM>("lstm");
   check_recurrent<nn::GRU>("gru");
   check_recurrent<nn::RNN>("rnn");
-  const Tensor x = input(), h = formula({3, 6}, 53, 2.0), c = formula({3, 6}, 54, 2.0), one = x[0];
-  nn::RNN relu({.input_size = 5, .hidden_size = 6, .num_layers = 2, .nonlinearity = "relu"});
+  const Tensor x = input(), h = formula({3, 3}, 53, 2.0), c = formula({3, 3}, 54, 2.0), one = x[0];
+  nn::RNN relu({.input_size = 4, .hidden_size = 3, .num_layers = 2, .nonlinearity = "relu"});
   recorded().check_layer("rnn_relu", relu, {x}, [&](const std::vector<Tensor>& in) {
     const auto [y, end] = relu(in[0]);
     return listed(y, end);
   });
 
-  nn::LSTMCell lstm({.input_size = 5, .hidden_size = 6});
+  nn::LSTMCell lstm({.input_size = 4, .hidden_size = 3});
   recorded().check_layer("lstm_cell", lstm, {one, h, c}, [&](const std::vector<Tensor>& in) {
     const auto [next, cell] = lstm(in[0], {in[1], in[2]});
     return std::vector<Tensor>{next, cell};
@@ -97,10 +97,10 @@ TEST_CASE("recurrent layers and cells give PyTorch's outputs, states and gradien
       return std::vector<Tensor>{cell(in[0], in.size() > 1 ? in[1] : Tensor())};
     });
   };
-  check("gru_cell", nn::GRUCell({.input_size = 5, .hidden_size = 6}), {one, h});
-  check("gru_cell_no_bias", nn::GRUCell({.input_size = 5, .hidden_size = 6, .bias = false}), {one});
-  check("rnn_cell", nn::RNNCell({.input_size = 5, .hidden_size = 6}), {one, h});
-  check("rnn_cell_relu", nn::RNNCell({.input_size = 5, .hidden_size = 6, .nonlinearity = "relu"}),
+  check("gru_cell", nn::GRUCell({.input_size = 4, .hidden_size = 3}), {one, h});
+  check("gru_cell_no_bias", nn::GRUCell({.input_size = 4, .hidden_size = 3, .bias = false}), {one});
+  check("rnn_cell", nn::RNNCell({.input_size = 4, .hidden_size = 3}), {one, h});
+  check("rnn_cell_relu", nn::RNNCell({.input_size = 4, .hidden_size = 3, .nonlinearity = "relu"}),
         {one[0], h[0]});
   CHECK(recorded().untested() == "");
 }

@@ -12,9 +12,9 @@ RecordedLayers& recorded() {
 }
 using One = std::vector<Tensor>;
 
-// (S, N, E) = (4, 3, 8), and a memory of 5 tokens
-Tensor source() { return formula({4, 3, 8}, 60, 2.0); }
-Tensor memory() { return formula({5, 3, 8}, 61, 2.0); }
+// (S, N, E) = (4, 3, 4), and a memory of 5 tokens
+Tensor source() { return formula({4, 3, 4}, 60, 2.0); }
+Tensor memory() { return formula({5, 3, 4}, 61, 2.0); }
 Tensor swapped(const Tensor& x) { return x.transpose(0, 1).contiguous(); }
 Tensor causal_mask(std::int64_t n) { return triu(ones({n, n}, DType::boolean), 1); }
 // True marks padding.
@@ -23,10 +23,10 @@ Tensor padding() {
 }
 
 nn::TransformerEncoderLayerOptions small() {
-  return {.d_model = 8, .nhead = 2, .dim_feedforward = 12, .dropout = 0};
+  return {.d_model = 4, .nhead = 2, .dim_feedforward = 6, .dropout = 0};
 }
 nn::TransformerDecoderLayerOptions small_decoder() {
-  return {.d_model = 8, .nhead = 2, .dim_feedforward = 12, .dropout = 0};
+  return {.d_model = 4, .nhead = 2, .dim_feedforward = 6, .dropout = 0};
 }
 
 void check_encoder_layer(const std::string& label, const nn::TransformerEncoderLayerOptions& options,
@@ -79,7 +79,7 @@ TEST_CASE("Transformer layers give PyTorch's outputs and gradients") {
     return One{stack(in[0], in[1], {.tgt_is_causal = true})};
   });
 
-  const Tensor q = formula({3, 2, 8}, 64, 2.0), k = formula({5, 2, 8}, 65, 2.0), v = formula({5, 2, 8}, 66, 2.0);
+  const Tensor q = formula({3, 2, 4}, 64, 2.0), k = formula({5, 2, 4}, 65, 2.0), v = formula({5, 2, 4}, 66, 2.0);
   const Tensor hidden = tensor({{0, 0, 1, 0, 1}, {0, 1, 0, 0, 0}}).to(DType::boolean);
   const auto check_attention = [&](const std::string& label, const nn::MultiheadAttentionOptions& o) {
     nn::MultiheadAttention m(o);
@@ -91,10 +91,10 @@ TEST_CASE("Transformer layers give PyTorch's outputs and gradients") {
                     {.key_padding_mask = hidden, .attn_mask = formula({3, 5}, 67, 3.0)}));
     });
   };
-  check_attention("bias_kv", {.embed_dim = 8, .num_heads = 4, .add_bias_kv = true});
-  check_attention("zero_attn", {.embed_dim = 8, .num_heads = 4, .add_zero_attn = true});
+  check_attention("bias_kv", {.embed_dim = 4, .num_heads = 2, .add_bias_kv = true});
+  check_attention("zero_attn", {.embed_dim = 4, .num_heads = 2, .add_zero_attn = true});
   check_attention("bias_and_zero",
-                  {.embed_dim = 8, .num_heads = 4, .add_bias_kv = true, .add_zero_attn = true});
+                  {.embed_dim = 4, .num_heads = 2, .add_bias_kv = true, .add_zero_attn = true});
   CHECK(recorded().untested() == "");
 }
 
@@ -120,7 +120,7 @@ TEST_CASE("decoding with caches gives what one causal pass gives, whatever the n
   nn::TransformerEncoder m({.layer = layer, .num_layers = 2, .norm = true});
   m.eval();
   const NoGradGuard no_grad;
-  const Tensor x = randn({2, 7, 8});
+  const Tensor x = randn({2, 7, 4});
   const Tensor whole = m(x, {.is_causal = true});
   auto caches = m.make_caches(7);
   std::int64_t at = 0;
@@ -135,7 +135,7 @@ TEST_CASE("decoding with caches gives what one causal pass gives, whatever the n
 
   // Another continuation after the first five tokens: the cache forgets the others.
   for (nn::KeyValueCache& cache : caches) cache.truncate(5);
-  const Tensor other = cat({x.narrow(1, 0, 5), randn({2, 1, 8})}, 1);
+  const Tensor other = cat({x.narrow(1, 0, 5), randn({2, 1, 4})}, 1);
   const Tensor y = m(other.narrow(1, 5, 1), {.is_causal = true, .caches = &caches});
   CHECK(allclose(y, m(other, {.is_causal = true}).narrow(1, 5, 1), 1e-4, 1e-5));
 
@@ -173,7 +173,7 @@ TEST_CASE("Transformer layers and caches report bad input") {
 
   nn::TransformerEncoder m({.layer = small(), .num_layers = 2});
   std::vector<nn::KeyValueCache> one(1, nn::KeyValueCache(4));
-  fails("got 1 caches for 2 layers", [&] { m(zeros({4, 1, 8}), {.caches = &one}); });
+  fails("got 1 caches for 2 layers", [&] { m(zeros({4, 1, 4}), {.caches = &one}); });
   fails("capacity must be positive but is 0", [] { nn::KeyValueCache cache(0); });
   nn::KeyValueCache cache(4);
   const Tensor kept = zeros({2, 3, 1, 5});
