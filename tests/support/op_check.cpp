@@ -34,14 +34,6 @@ std::string position(std::int64_t index, const Shape& sizes) {
   return at.str();
 }
 
-// The gradient of output k: multiples of 1/4 in [-1.5, 1.5]. tests/golden/cases.py uses the same formula.
-Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
-  Values v{dtype, sizes, {}, {}};
-  for (std::int64_t i = 0; i < sizes.numel(); ++i)
-    v.values.push_back(static_cast<double>((7 * i + 3 * k + 4) % 13 - 6) / 4);
-  return v;
-}
-
 // The gradient that is present before an accumulating backward: multiples of 1/2 in [-1, 1].
 Values earlier_gradient(const Values& like) {
   Values v = like;
@@ -326,6 +318,13 @@ class CaseRun {
 };
 
 }  // namespace
+
+Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
+  Values v{dtype, sizes, {}, {}};
+  for (std::int64_t i = 0; i < sizes.numel(); ++i)
+    v.values.push_back(static_cast<double>((7 * i + 3 * k + 4) % 13 - 6) / 4);
+  return v;
+}
 
 std::vector<OpInfo> registered_ops() {
   std::vector<OpInfo> ops;

@@ -21,6 +21,9 @@ std::vector<OpInfo> registered_ops();
 /// The name before the slash: "add/in_place" -> "add".
 std::string base_name(const std::string& op);
 
+/// The gradient of output k: multiples of 1/4 in [-1.5, 1.5]. tests/golden/cases.py uses the same formula.
+Values grad_output(std::int64_t k, const Shape& sizes, DType dtype);
+
 /// Runs the checks of one recorded case: golden (against PyTorch's results), gradcheck (against central
 /// differences) and strided, except for the kinds in `skip`.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
@@ -54,6 +57,8 @@ struct KindRow {
   std::string reason;
 };
 const std::vector<GoldenRow>& golden_rows();
+/// All operations under test of this program.
+const std::vector<const GoldenOp*>& golden_ops();
 const std::vector<KindRow>& kind_rows();
 
 struct Matrix {
