@@ -25,6 +25,7 @@ class RecordedLayers {
     INFO(label);
     tested_.insert(label);
     fill(module);
+    module.zero_grad();
     const auto names = golden_.under(label + "/state/");
     const nn::StateDict state = module.state_dict();
     REQUIRE(state.size() == names.size());

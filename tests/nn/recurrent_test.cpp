@@ -219,7 +219,7 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
   fails("the state c has shape [1, 4, 3], expected [1, 3]", [&] {
     lstm(zeros({5, 2}), {zeros({1, 3}), zeros({1, 4, 3})});
   });
-  fails("dtype float64", [&] { lstm(zeros({4, 5, 2}, DType::f64)); });
+  fails("weights.ih has dtype float32 but the input has float64", [&] { lstm(zeros({4, 5, 2}, DType::f64)); });
   fails("there is no layer 1", [&] { lstm.weights(1); });
   fails("there is no layer 0 in reverse", [&] { lstm.weights(0, true); });
   nn::GRUCell cell({.input_size = 2, .hidden_size = 3});
