@@ -19,6 +19,7 @@
 #include "tapestry/autograd/ops/pool.h"
 #include "tapestry/autograd/ops/product.h"
 #include "tapestry/autograd/ops/rearrange.h"
+#include "tapestry/autograd/ops/recurrent.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/scan.h"
 #include "tapestry/autograd/ops/search.h"

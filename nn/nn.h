@@ -1,6 +1,6 @@
 #pragma once
 // Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
-// clipping, checkpoints, TensorBoard files.
+// clipping, checkpoints, batches of sequences, TensorBoard files.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
 #include "tapestry/nn/convert_parameters.h"
@@ -18,7 +18,9 @@
 #include "tapestry/nn/layers/loss.h"
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
+#include "tapestry/nn/layers/recurrent.h"
 #include "tapestry/nn/layers/shape.h"
+#include "tapestry/nn/layers/transformer.h"
 #include "tapestry/nn/losses.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/adam.h"
@@ -33,6 +35,7 @@
 #include "tapestry/nn/optim/scheduler.h"
 #include "tapestry/nn/optim/sequential.h"
 #include "tapestry/nn/optim/sgd.h"
+#include "tapestry/nn/parametrize.h"
+#include "tapestry/nn/utils/rnn.h"
 #include "tapestry/nn/watch/png.h"
 #include "tapestry/nn/watch/summary_writer.h"
-#include "tapestry/nn/parametrize.h"
