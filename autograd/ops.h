@@ -29,4 +29,3 @@
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/sort.h"
 #include "tapestry/autograd/ops/view.h"
-#include "tapestry/autograd/ops/view_split.h"

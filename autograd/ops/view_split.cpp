@@ -1,5 +1,4 @@
-#include "tapestry/autograd/ops/view_split.h"
-
+// Views with a least number of dimensions, and splits along the dimension that NumPy gives a name.
 #include "tapestry/autograd/op.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
