@@ -65,7 +65,7 @@ BAD_INPUT("gru", "batch size 0 of step 1 after 2",
           [] { gru(zeros({2, 2}), {}, zero_weights(3), {.batch_sizes = {2, 0}}); });
 BAD_INPUT("rnn_tanh", "pass at least one step", [] { rnn_tanh(zeros({0, 1, 2}), {}, zero_weights(1)); });
 BAD_INPUT("rnn_tanh", "int64", [] { rnn_tanh(zeros({1, 1, 2}, DType::i64), {}, zero_weights(1)); });
-BAD_INPUT("rnn_relu", "weights.hh is undefined", [] { rnn_relu(zeros({1, 1, 2}), {}, {.ih = zeros({3, 2})}); });
+BAD_INPUT("rnn_relu", "weights.hh is an undefined tensor", [] { rnn_relu(zeros({1, 1, 2}), {}, {.ih = zeros({3, 2})}); });
 
 TEST_CASE("recurrent operations compute the same on one thread and on several") {
   // 300 state elements are one block of columns and part of a second one.
