@@ -42,8 +42,8 @@ Tensor Vocabulary::tokens(const std::string& text) const {
   tokens.reserve(text.size());
   for (const char c : text) {
     const int code = static_cast<unsigned char>(c);
-    check(token[static_cast<std::size_t>(code)] >= 0, "[char_lstm] the model does not know the character '", c,
-          "' (code ", code, "); use characters of the training text");
+    check(token[static_cast<std::size_t>(code)] >= 0, "[char_lstm] the model does not know the character '",
+          c, "' (code ", code, "); use characters of the training text");
     tokens.push_back(token[static_cast<std::size_t>(code)]);
   }
   return tensor(tokens);
