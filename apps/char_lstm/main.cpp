@@ -91,7 +91,7 @@ int run(const Options& o) {
     throw apps::UsageError("[char_lstm] pass --text FILE to train, or --load FILE to generate text");
   std::unique_ptr<apps::CharLstm> model;
   std::string text;
-  if (!o.text.empty()) text = apps::read_text(o.text);
+  if (!o.text.empty()) text = apps::load_text(o.text);
   if (!o.load.empty()) model = apps::load(o.load);
   else model = std::make_unique<apps::CharLstm>(apps::Vocabulary(text).codes(), o.model);
 

@@ -49,7 +49,7 @@ Tensor Vocabulary::tokens(const std::string& text) const {
   return tensor(tokens);
 }
 
-std::string read_text(const std::string& path) {
+std::string load_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text((std::istreambuf_iterator<char>(file)), {});
   check<IoError>(file.is_open() && !file.bad(), "[char_lstm] cannot read ", path);
