@@ -24,6 +24,7 @@
 #include "tapestry/autograd/checkpoint.h"
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/function.h"
+#include "tapestry/autograd/functional.h"
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"

@@ -160,7 +160,8 @@ void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
   if (!slot.gradient.defined()) {
     slot.gradient = std::move(gradient);
     slot.owns_gradient = false;
-  } else if (slot.owns_gradient && !create_graph_ && slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
+  } else if (slot.owns_gradient && !create_graph_ &&
+             slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
     slot.gradient.add_(gradient);
   } else {
     slot.gradient = add(slot.gradient, gradient);
