@@ -192,8 +192,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                            (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
                          const NormalizationByOperations n(t, last, eps);
                          const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
-                         return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others,
-                                                  normalized_shape);
+                         return set_by_operations(
+                             b, n.result, [&] { return n.gradient(gx); }, others, normalized_shape);
                        }
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
                        const NormGradients d(b, g, MemoryFormat::contiguous, normalized_shape);

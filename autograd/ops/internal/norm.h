@@ -68,7 +68,8 @@ struct NormGradients {
 };
 
 /// The gradient of x in a pass with create_graph, where the result of a normalisation is (x - mean(x)) /
-/// sqrt(var(x) + eps) over the dimensions `dims`, and g is the gradient of that result (Ioffe and Szegedy 2015).
+/// sqrt(var(x) + eps) over the dimensions `dims`, and g is the gradient of that result (Ioffe and Szegedy
+/// 2015).
 struct NormalizationByOperations {
   NormalizationByOperations(const Tensor& x, const Dims& over, double eps)
       : dims(over),
