@@ -92,6 +92,11 @@ inline constexpr auto composed<GradientOf<kernels::Hardswish>> =
       return where(le(x, -3), none_of(dy), where(lt(x, 3), dy * (x / 3 + 0.5), dy));
     };
 template <>
+inline constexpr auto composed<GradientOf<kernels::Hardsigmoid>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      return where(logical_and(gt(x, -3), lt(x, 3)), dy / 6, none_of(dy));
+    };
+template <>
 inline constexpr auto composed<GradientOf<kernels::NanToNum>> =
     [](const Tensor& dy, const Tensor& x, const auto&) { return where(isfinite(x), dy, none_of(dy)); };
 }  // namespace autograd
@@ -178,7 +183,6 @@ Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> m
 
 namespace {
 
-const Op kHardsigmoid{"hardsigmoid", Grad::twice, kFloats};
 const Op kHardtanh{"hardtanh", Grad::twice, kNumbers};
 const Op kSoftsign{"softsign", Grad::twice, kFloats};
 const Op kLogSigmoid{"logsigmoid", Grad::twice, kFloats};
@@ -204,10 +208,6 @@ Tensor nan_to_num(const Tensor& x, double nan, std::optional<double> posinf, std
 Tensor celu(const Tensor& x, double alpha) {
   check(alpha != 0, "[celu] alpha is 0; give another number");
   return call_function<"elu">(x, {alpha, 1, 1 / alpha});
-}
-Tensor hardsigmoid(const Tensor& x) {
-  check_input(kHardsigmoid, x);
-  return div(clamp(add(x, 3), 0, 6), 6);
 }
 Tensor hardtanh(const Tensor& x, const Scalar& min, const Scalar& max) {
   check_input(kHardtanh, x);
