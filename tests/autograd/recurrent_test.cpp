@@ -26,6 +26,10 @@ RecurrentWeights zero_weights(std::int64_t gates) {
 
 }  // namespace
 
+NOT_APPLICABLE("lstm", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
+NOT_APPLICABLE("gru", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
+NOT_APPLICABLE("rnn_tanh", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
+NOT_APPLICABLE("rnn_relu", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
 GOLDEN_OP("lstm", "recurrent", [](const OpCase& c) -> test::Outputs {
   const auto [y, h, cell] = lstm(c[0], c[1], c[2], weights(c, 3), params(c));
   return {y, h, cell};
