@@ -11,20 +11,34 @@
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/embedding.h"
+#include "tapestry/autograd/ops/embedding_bag.h"
 #include "tapestry/autograd/ops/fold.h"
+#include "tapestry/autograd/ops/grid_sample.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/loss.h"
 #include "tapestry/autograd/ops/matmul.h"
 #include "tapestry/autograd/ops/norm.h"
 #include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/pool.h"
+#include "tapestry/autograd/ops/resample.h"
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/nn/losses.h"
 
 namespace tapestry::nn::functional {
 
+using tapestry::adaptive_avg_pool1d;
 using tapestry::adaptive_avg_pool2d;
+using tapestry::adaptive_avg_pool3d;
+using tapestry::adaptive_max_pool1d;
+using tapestry::adaptive_max_pool1d_with_indices;
+using tapestry::adaptive_max_pool2d;
+using tapestry::adaptive_max_pool2d_with_indices;
+using tapestry::adaptive_max_pool3d;
+using tapestry::adaptive_max_pool3d_with_indices;
+using tapestry::affine_grid;
+using tapestry::avg_pool1d;
 using tapestry::avg_pool2d;
+using tapestry::avg_pool3d;
 using tapestry::batch_norm;
 using tapestry::conv1d;
 using tapestry::conv2d;
@@ -38,10 +52,26 @@ using tapestry::dropout;
 using tapestry::dropout1d;
 using tapestry::dropout2d;
 using tapestry::embedding;
+using tapestry::embedding_bag;
+using tapestry::grid_sample;
+using tapestry::group_norm;
+using tapestry::instance_norm;
+using tapestry::interpolate;
 using tapestry::layer_norm;
 using tapestry::linear;
 using tapestry::log_softmax;
+using tapestry::lp_pool1d;
+using tapestry::lp_pool2d;
+using tapestry::lp_pool3d;
+using tapestry::max_pool1d;
+using tapestry::max_pool1d_with_indices;
 using tapestry::max_pool2d;
+using tapestry::max_pool2d_with_indices;
+using tapestry::max_pool3d;
+using tapestry::max_pool3d_with_indices;
+using tapestry::max_unpool1d;
+using tapestry::max_unpool2d;
+using tapestry::max_unpool3d;
 using tapestry::mse_loss;
 using tapestry::nll_loss;
 using tapestry::normalize;
@@ -50,6 +80,7 @@ using tapestry::pad;
 using tapestry::pairwise_distance;
 using tapestry::pixel_shuffle;
 using tapestry::pixel_unshuffle;
+using tapestry::rms_norm;
 using tapestry::scaled_dot_product_attention;
 using tapestry::softmax;
 using namespace tapestry::functions;  // relu, gelu, silu, sigmoid, tanh and all others of one tensor

@@ -1,8 +1,9 @@
 #pragma once
 // Includes all of nn: modules, layers, losses, distributions, initialisation, optimizers, schedules,
-// clipping, checkpoints.
+// clipping, checkpoints, batches of sequences, TensorBoard files.
 #include "tapestry/nn/checkpoint.h"
 #include "tapestry/nn/clip.h"
+#include "tapestry/nn/convert_parameters.h"
 #include "tapestry/nn/distributions.h"
 #include "tapestry/nn/functional.h"
 #include "tapestry/nn/init.h"
@@ -17,7 +18,11 @@
 #include "tapestry/nn/layers/loss.h"
 #include "tapestry/nn/layers/norm.h"
 #include "tapestry/nn/layers/pool.h"
+#include "tapestry/nn/layers/pool_nd.h"
+#include "tapestry/nn/layers/recurrent.h"
 #include "tapestry/nn/layers/shape.h"
+#include "tapestry/nn/layers/transformer.h"
+#include "tapestry/nn/layers/upsample.h"
 #include "tapestry/nn/losses.h"
 #include "tapestry/nn/module.h"
 #include "tapestry/nn/optim/adam.h"
@@ -26,8 +31,13 @@
 #include "tapestry/nn/optim/cyclic_schedules.h"
 #include "tapestry/nn/optim/factor_schedules.h"
 #include "tapestry/nn/optim/lbfgs.h"
+#include "tapestry/nn/optim/lr_finder.h"
 #include "tapestry/nn/optim/muon.h"
 #include "tapestry/nn/optim/plateau.h"
 #include "tapestry/nn/optim/scheduler.h"
 #include "tapestry/nn/optim/sequential.h"
 #include "tapestry/nn/optim/sgd.h"
+#include "tapestry/nn/parametrize.h"
+#include "tapestry/nn/utils/rnn.h"
+#include "tapestry/nn/watch/png.h"
+#include "tapestry/nn/watch/summary_writer.h"
