@@ -19,7 +19,7 @@ std::uint64_t setting(const char* name, std::uint64_t fallback) {
 
 TEST_CASE("random cases of each operation agree with their results in f64") {
   const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1);
-  const auto count = static_cast<int>(setting("TAPESTRY_FUZZ_CASES", tapestry::kSanitized ? 2 : 12));
+  const auto count = static_cast<int>(setting("TAPESTRY_FUZZ_CASES", tapestry::kSanitized ? 3 : 30));
   const FuzzResult result = fuzz_operations(seed, count);
   INFO("TAPESTRY_FUZZ_SEED=" << seed << ", " << result.cases << " cases");
   for (const std::string& failure : result.failures) FAIL_CHECK(failure);
@@ -37,7 +37,7 @@ TEST_CASE("the fuzzer finds an operation that is wrong in one layout, one dtype,
   CHECK(failures([&](const OpCase& c) { return c[0].is_contiguous() ? c[0] * c[1] : c[0] * c[1] + 1e-3; }) >
         0);
   CHECK(failures([&](const OpCase& c) {
-          return c[0].dtype() == DType::bf16 ? c[0] * c[1] * 1.01 : c[0] * c[1];
+          return c[0].dtype() == DType::bf16 ? c[0] * c[1] * 1.05 : c[0] * c[1];
         }) > 0);
   CHECK(failures([&](const OpCase& c) {
           const Tensor y = c[0] * c[1];

@@ -75,8 +75,8 @@ std::optional<Shape> to_dims(const Param& p) {
 }  // namespace
 
 const char* kind_name(Kind kind) {
-  constexpr const char* names[kNumKinds] = {"golden",  "gradcheck", "strided", "empty",
-                                            "extreme", "bad_input", "dtypes"};
+  constexpr const char* names[kNumKinds] = {"golden", "gradcheck", "gradgradcheck", "strided",
+                                            "empty",  "extreme",   "bad_input",     "dtypes"};
   return names[static_cast<int>(kind)];
 }
 
