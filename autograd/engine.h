@@ -8,8 +8,10 @@
 // Several threads may run backward at the same time over graphs that share no node and no leaf; a shared one
 // throws AutogradError.
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -22,9 +24,9 @@ struct BackwardOptions {
   /// The gradients of the outputs: one for each, or none.
   std::vector<Tensor> grad_outputs = {};
   bool retain_graph = false;  ///< keep the saved tensors, so that another pass can use the graph
-  /// Record the computation of the gradients, so that they have gradients themselves. The graph is kept, as with
-  /// retain_graph. Before it computes anything, the pass throws AutogradError, which names the operation, if
-  /// the backward of an operation cannot be recorded.
+  /// Record the computation of the gradients, so that they have gradients themselves. The graph is kept, as
+  /// with retain_graph. Before it computes anything, the pass throws AutogradError, which names the
+  /// operation, if the backward of an operation cannot be recorded.
   bool create_graph = false;
 };
 
@@ -33,11 +35,18 @@ struct BackwardOptions {
 /// output was not recorded, if a graph is used a second time without retain_graph, if a saved tensor was
 /// changed in place, or if a gradient has the wrong shape, dtype or device.
 ///
-/// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both in
-/// memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
+/// With create_graph, grad() of a leaf refers to the graph, and the graph to the leaf. This cycle keeps both
+/// in memory until zero_grad() or another assignment replaces grad(). grad() below has no such cycle.
 void backward(const std::vector<Tensor>& outputs, const BackwardOptions& options);
-void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs = {},
-              bool retain_graph = false);
+void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grad_outputs, bool retain_graph);
+// A std::vector parameter would make `{.create_graph = true}` ambiguous.
+inline void backward(const std::vector<Tensor>& outputs, std::initializer_list<Tensor> grad_outputs = {}) {
+  backward(outputs, std::vector<Tensor>(grad_outputs), false);
+}
+template <std::same_as<std::vector<Tensor>> Tensors>
+void backward(const std::vector<Tensor>& outputs, const Tensors& grad_outputs) {
+  backward(outputs, grad_outputs, false);
+}
 
 /// Options of grad(). The first three are those of backward().
 struct GradOptions {
@@ -52,8 +61,17 @@ struct GradOptions {
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          const GradOptions& options);
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                         const std::vector<Tensor>& grad_outputs = {}, bool retain_graph = false,
+                         const std::vector<Tensor>& grad_outputs, bool retain_graph,
                          bool allow_unused = false);
+inline std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                                std::initializer_list<Tensor> grad_outputs = {}) {
+  return grad(outputs, inputs, std::vector<Tensor>(grad_outputs), false);
+}
+template <std::same_as<std::vector<Tensor>> Tensors>
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const Tensors& grad_outputs) {
+  return grad(outputs, inputs, grad_outputs, false);
+}
 
 /// The second half of a split backward pass: the gradients of the weights. See backward_inputs().
 class WeightGradients {

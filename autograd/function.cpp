@@ -20,12 +20,10 @@ bool FunctionContext::needs_input_grad(std::size_t argument) const {
   return input >= 0 && backward_->needs(static_cast<std::uint32_t>(input));
 }
 
-std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionContext> ctx,
-                                   const std::vector<Tensor>& inputs, std::vector<int> input_of_argument,
-                                   std::vector<Tensor> outputs,
-                                   std::vector<Tensor> (*backward)(FunctionContext&,
-                                                                   const std::vector<Tensor>&),
-                                   bool once_differentiable) {
+std::vector<Tensor> apply_function(
+    const char* name, std::unique_ptr<FunctionContext> ctx, const std::vector<Tensor>& inputs,
+    std::vector<int> input_of_argument, std::vector<Tensor> outputs,
+    std::vector<Tensor> (*backward)(FunctionContext&, const std::vector<Tensor>&), bool once_differentiable) {
   const auto same_as = [](const Tensor& t) { return [&t](const Tensor& o) { return o.is_same(t); }; };
   if (!recording(std::span<const Tensor>(inputs))) return outputs;
 
@@ -42,9 +40,8 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
   for (const Tensor& t : ctx->to_save_) {
     const auto output = std::find_if(outputs.begin(), outputs.end(), same_as(t));
     const bool is_output = t.defined() && output != outputs.end();
-    ctx->saved_.push_back(is_output
-                              ? save_output(t, static_cast<std::uint32_t>(output - outputs.begin()))
-                              : save(t));
+    ctx->saved_.push_back(is_output ? save_output(t, static_cast<std::uint32_t>(output - outputs.begin()))
+                                    : save(t));
   }
   ctx->to_save_.clear();
   ctx->non_differentiable_.clear();
@@ -53,25 +50,26 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
   std::vector<const Tensor*> in;
   for (const Tensor& t : inputs) in.push_back(&t);
   const auto count = static_cast<std::uint32_t>(outputs.size());
-  record(name, std::span<const Tensor* const>(differentiable), std::span<const Tensor* const>(in),
-         [ctx = std::move(ctx), backward, count](Backward& b) {
-           std::vector<Tensor> grads;
-           for (std::uint32_t i = 0; i < count; ++i) grads.push_back(b.grad_or_zeros(i));
-           struct Entered {
-             FunctionContext& ctx;
-             ~Entered() { ctx.leave_backward(); }
-           } entered{*ctx};
-           ctx->backward_ = &b;
-           const std::vector<Tensor> results = backward(*ctx, grads);
-           const std::vector<int>& input_of = ctx->input_of_argument_;
-           check<AutogradError>(results.size() == input_of.size(), "[", b.op_name(), "] backward returned ",
-                                results.size(), " gradients; expected one for each of forward's ",
-                                input_of.size(), " arguments (undefined where there is none)");
-           for (std::size_t a = 0; a < results.size(); ++a)
-             if (input_of[a] >= 0 && b.needs(static_cast<std::uint32_t>(input_of[a])))
-               b.set(static_cast<std::uint32_t>(input_of[a]), results[a]);
-         },
-         !once_differentiable);
+  record(
+      name, std::span<const Tensor* const>(differentiable), std::span<const Tensor* const>(in),
+      [ctx = std::move(ctx), backward, count](Backward& b) {
+        std::vector<Tensor> grads;
+        for (std::uint32_t i = 0; i < count; ++i) grads.push_back(b.grad_or_zeros(i));
+        struct Entered {
+          FunctionContext& ctx;
+          ~Entered() { ctx.leave_backward(); }
+        } entered{*ctx};
+        ctx->backward_ = &b;
+        const std::vector<Tensor> results = backward(*ctx, grads);
+        const std::vector<int>& input_of = ctx->input_of_argument_;
+        check<AutogradError>(results.size() == input_of.size(), "[", b.op_name(), "] backward returned ",
+                             results.size(), " gradients; expected one for each of forward's ",
+                             input_of.size(), " arguments (undefined where there is none)");
+        for (std::size_t a = 0; a < results.size(); ++a)
+          if (input_of[a] >= 0 && b.needs(static_cast<std::uint32_t>(input_of[a])))
+            b.set(static_cast<std::uint32_t>(input_of[a]), results[a]);
+      },
+      !once_differentiable);
   // An output that shares storage with an input is marked as a view. A recorded in-place change of the output
   // would be missing from the input's history, so it must be refused.
   for (const Tensor* out : differentiable)

@@ -42,11 +42,9 @@ class FunctionContext {
  private:
   template <class>
   friend class Function;
-  friend std::vector<Tensor> apply_function(const char*, std::unique_ptr<FunctionContext>,
-                                            const std::vector<Tensor>&, std::vector<int>, std::vector<Tensor>,
-                                            std::vector<Tensor> (*)(FunctionContext&,
-                                                                    const std::vector<Tensor>&),
-                                            bool);
+  friend std::vector<Tensor> apply_function(
+      const char*, std::unique_ptr<FunctionContext>, const std::vector<Tensor>&, std::vector<int>,
+      std::vector<Tensor>, std::vector<Tensor> (*)(FunctionContext&, const std::vector<Tensor>&), bool);
   void leave_backward() { backward_ = nullptr; }
   std::vector<Tensor> to_save_, non_differentiable_;
   std::vector<SavedTensor> saved_;
@@ -68,9 +66,9 @@ std::vector<Tensor> apply_function(const char* name, std::unique_ptr<FunctionCon
 /// is zero if the output was not used. It returns one gradient per argument of forward: an undefined tensor
 /// for an argument that is not a tensor or needs no gradient.
 ///
-/// In a pass with create_graph, the operations in backward are recorded. A backward that computes gradients in
-/// another way, such as by data(), would give wrong gradients of gradients. It must say so by
-/// `static constexpr bool kOnceDifferentiable = true;`, and such a pass then throws AutogradError.
+/// In a pass with create_graph, the operations in backward are recorded. A backward that computes gradients
+/// in another way, such as by data(), would give wrong gradients of gradients. It must say so by `static
+/// constexpr bool kOnceDifferentiable = true;`, and such a pass then throws AutogradError.
 template <class Derived>
 class Function {
  public:

@@ -1,5 +1,6 @@
 #pragma once
-// gradcheck: compares gradients with finite differences, as torch.autograd.gradcheck.
+// gradcheck and gradgradcheck: compare gradients, and gradients of gradients, with finite differences, as in
+// torch.autograd.
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@ struct GradcheckOptions {
   /// 1e-9 for values near 1.
   double atol = 1e-6;
   double rtol = 1e-4;
+  /// Compare u^T J v for one pair of vectors u and v of norm 1 with mixed elements, instead of each element
+  /// of the Jacobian J. Takes two evaluations for each input, instead of two for each of its elements.
+  bool fast_mode = false;
 };
 
 /// Computes the Jacobian of every floating output of `fn` with respect to every input that requires a
@@ -26,5 +30,17 @@ bool gradcheck(const std::function<std::vector<Tensor>(const std::vector<Tensor>
                const std::vector<Tensor>& inputs, const GradcheckOptions& options = {});
 bool gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& fn, const std::vector<Tensor>& inputs,
                const GradcheckOptions& options = {});
+
+/// Checks the gradients of the gradients of `fn`: gradcheck() of the function that maps the inputs and the
+/// gradients of the outputs to the gradients of the inputs. `grad_outputs` has one gradient for each output
+/// that is recorded. If it is empty, numbers of different size and sign are used. Throws AutogradError if a
+/// gradient differs from the finite differences of first gradients, or if an operation has no gradients of
+/// gradients.
+bool gradgradcheck(const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& fn,
+                   const std::vector<Tensor>& inputs, const std::vector<Tensor>& grad_outputs = {},
+                   const GradcheckOptions& options = {});
+bool gradgradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& fn,
+                   const std::vector<Tensor>& inputs, const std::vector<Tensor>& grad_outputs = {},
+                   const GradcheckOptions& options = {});
 
 }  // namespace tapestry::autograd

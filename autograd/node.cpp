@@ -50,8 +50,14 @@ SavedTensor::SavedTensor(Tensor tensor, const Tensor& source) {
   if (SavedTensorHooks* hooks = SavedTensorHooks::current()) {
     NoGradGuard no_grad;
     const MemoryFormat format = source.memory_format();
-    packed_.reset(new Packed{hooks->pack(source.detach()), hooks->unpack, source.sizes(), source.dtype(),
-                             source.device(), format, source.is_contiguous(format), {}});
+    packed_.reset(new Packed{hooks->pack(source.detach()),
+                             hooks->unpack,
+                             source.sizes(),
+                             source.dtype(),
+                             source.device(),
+                             format,
+                             source.is_contiguous(format),
+                             {}});
     // The record of an output does not exist yet.
     if (needs_grad(source)) packed_->history = {record_of(source)->fn, record_of(source)->output};
   } else {

@@ -179,12 +179,12 @@ class Backward {
   /// Sets the gradient of an input. An undefined tensor means zero.
   void set(std::uint32_t input, Tensor grad) { results_[input] = std::move(grad); }
   /// The saved tensor, unpacked by the saved-tensor hooks if there were any. Throws AutogradError if it was
-  /// changed in place after it was saved. If create_graph() is true, the tensor has the history of the input or
-  /// output that was saved.
+  /// changed in place after it was saved. If create_graph() is true, the tensor has the history of the input
+  /// or output that was saved.
   Tensor saved(const SavedTensor& s) const;
-  /// True if the gradients of the inputs must be recorded, because the pass runs with create_graph. A backward
-  /// that calls kernels must then compute the gradients by operations instead. False for all nodes whose
-  /// operation is not Grad::twice.
+  /// True if the gradients of the inputs must be recorded, because the pass runs with create_graph. A
+  /// backward that calls kernels must then compute the gradients by operations instead. False for all nodes
+  /// whose operation is not Grad::twice.
   bool create_graph() const { return create_graph_; }
   const char* op_name() const { return node_.name_; }
 
@@ -215,8 +215,8 @@ class OpNode final : public Node {
     edges = reinterpret_cast<Edge*>(memory + at + num_outputs * sizeof(OutputSlot));
     for (std::uint32_t i = 0; i < num_outputs; ++i) new (outputs + i) OutputSlot;
     for (std::uint32_t i = 0; i < num_edges; ++i) new (edges + i) Edge;
-    return NodeRef::adopt(new (memory)
-                              OpNode(name, edges, num_edges, outputs, num_outputs, std::move(backward), twice));
+    return NodeRef::adopt(
+        new (memory) OpNode(name, edges, num_edges, outputs, num_outputs, std::move(backward), twice));
   }
 
  private:

@@ -45,9 +45,9 @@ void record(const char* op, std::span<const Tensor* const> outputs, std::span<co
             F backward, bool twice = false) {
   Edge* edges;
   OutputSlot* output_slots;
-  NodeRef node =
-      OpNode<F>::make(op, static_cast<std::uint32_t>(inputs.size()),
-                      static_cast<std::uint32_t>(outputs.size()), edges, output_slots, std::move(backward), twice);
+  NodeRef node = OpNode<F>::make(op, static_cast<std::uint32_t>(inputs.size()),
+                                 static_cast<std::uint32_t>(outputs.size()), edges, output_slots,
+                                 std::move(backward), twice);
   detail::connect(edges, inputs, op);
   detail::attach(std::move(node), output_slots, outputs);
 }

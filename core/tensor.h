@@ -147,8 +147,8 @@ class Tensor {
   Tensor detach() const;
   /// Computes the gradients of this tensor with respect to all leaves it was computed from, and adds them to
   /// their grad(). `gradient`, the gradient with respect to this tensor, may be omitted if this tensor has
-  /// one element. Throws AutogradError, which names the operation, on misuse; see autograd/engine.h, which also
-  /// explains retain_graph and create_graph.
+  /// one element. Throws AutogradError, which names the operation, on misuse; see autograd/engine.h, which
+  /// also explains retain_graph and create_graph.
   void backward(const Tensor& gradient = {}, bool retain_graph = false, bool create_graph = false) const;
   /// `hook` is called with the gradient of this tensor when backward has computed it. If `hook` returns a
   /// defined tensor, that tensor replaces the gradient.

@@ -5,8 +5,11 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <tuple>
 
+#include "tapestry/core/allocator.h"
+#include "tapestry/core/internal/kernel_span.h"
 #include "tapestry/core/stream.h"
 
 namespace tapestry {
@@ -47,6 +50,8 @@ const char* activity_name(Activity activity) {
       return "communication";
     case Activity::optimizer:
       return "optimizer";
+    case Activity::kernel:
+      return "kernel";
     case Activity::other:
       break;
   }
@@ -54,12 +59,23 @@ const char* activity_name(Activity activity) {
 }
 
 struct Timeline::State {
+  explicit State(Detail d) : detail(d) {}
+  const Detail detail;
   const Clock::time_point began = Clock::now();
   mutable std::mutex mutex;
   std::vector<Kept> kept;
   // One entry per GPU: an event, and the host's time (in seconds since `began`) at which the GPU reached it.
   // With it, times measured by events are converted to host time.
   std::map<int, std::pair<Point, double>> bases;
+  std::map<std::thread::id, int> threads;
+
+  // The number of the calling thread. `mutex` is locked.
+  int thread() {
+    return threads.emplace(std::this_thread::get_id(), static_cast<int>(threads.size())).first->second;
+  }
+  std::int64_t allocated(Device device) const {
+    return detail == Detail::kernels ? memory_stats(device).allocated : 0;
+  }
 
   void prepare(Device device) {
     if (!device.is_cuda()) return;
@@ -95,14 +111,25 @@ std::shared_ptr<Timeline::State> newest() {
 
 }  // namespace
 
-Timeline::Timeline() : state_(std::make_shared<State>()) {
+constinit std::atomic<bool> detail::keep_kernel_spans{false};
+
+bool Timeline::keeps_kernels() { return detail::keep_kernel_spans.load(std::memory_order_relaxed); }
+
+void detail::KernelSpan::begin(Device device, const char* name) {
+  span_ = new SpanScope(device, Activity::kernel, name);
+}
+void detail::KernelSpan::end() { delete static_cast<SpanScope*>(span_); }
+
+Timeline::Timeline(Detail detail) : state_(std::make_shared<State>(detail)) {
   const std::lock_guard lock(list_mutex);
   list().push_back(state_);
+  detail::keep_kernel_spans = detail == Detail::kernels;
   alive.fetch_add(1, std::memory_order_relaxed);
 }
 Timeline::~Timeline() {
   const std::lock_guard lock(list_mutex);
   std::erase(list(), state_);
+  detail::keep_kernel_spans = !list().empty() && list().back()->detail == Detail::kernels;
   alive.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -134,6 +161,7 @@ void add_span(const std::string& row, Activity activity, const std::string& name
   span.name = name;
   Kept kept{std::move(span), Point(begin), Point(end)};
   const std::lock_guard lock(timeline->mutex);
+  kept.span.thread = timeline->thread();
   timeline->kept.push_back(std::move(kept));
 }
 
@@ -153,6 +181,7 @@ SpanScope::SpanScope(Device device, Activity activity, const char* name, int num
   span.row = row ? row : device.str();
   span.activity = activity;
   span.name = number < 0 ? std::string(name) : std::string(name) + " " + std::to_string(number);
+  span.allocated = -timeline->allocated(device);
   open_.reset(new Open{std::move(timeline), std::move(span), Point(device)});
 }
 
@@ -160,7 +189,9 @@ SpanScope::~SpanScope() {
   if (!open_) return;
   try {
     Kept kept{std::move(open_->span), std::move(open_->begin), Point(open_->begin.device)};
+    kept.span.allocated += open_->timeline->allocated(kept.begin.device);
     const std::lock_guard lock(open_->timeline->mutex);
+    kept.span.thread = open_->timeline->thread();
     open_->timeline->kept.push_back(std::move(kept));
   } catch (...) {  // The device has failed, and its error is thrown elsewhere. The span is lost.
   }

@@ -15,7 +15,7 @@
 
 namespace tapestry {
 
-enum class Activity : std::uint8_t { forward, backward, communication, optimizer, other };
+enum class Activity : std::uint8_t { forward, backward, communication, optimizer, other, kernel };
 /// "forward"
 const char* activity_name(Activity activity);
 
@@ -25,14 +25,22 @@ struct Span {
   Activity activity = Activity::other;
   std::string name;
   double begin = 0, end = 0;  ///< seconds since Timeline::began()
+  int thread = 0;             ///< the number of the host thread, in the order of their first spans
+  /// The bytes of the row's device that were allocated at the end and not at the begin. Counted by Timelines
+  /// with Detail::kernels only.
+  std::int64_t allocated = 0;
 };
+
+/// What a Timeline keeps: the spans of forward, backward, communication and the optimizer, or also one span
+/// for every kernel and for the backward of every recorded operation.
+enum class Detail : std::uint8_t { phases, kernels };
 
 /// Keeps the spans of all threads of the process while it exists. If there are several Timelines, only the
 /// newest one keeps spans. Events in a GPU's stream measure the times of its spans, so only the first span on
 /// each GPU synchronizes. Thread-safe.
 class Timeline {
  public:
-  Timeline();
+  explicit Timeline(Detail detail = Detail::phases);
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -43,6 +51,8 @@ class Timeline {
   std::chrono::steady_clock::time_point began() const;
   /// True if any Timeline exists. Check it before work that only spans need.
   static bool active();
+  /// True if the newest Timeline keeps a span for every kernel.
+  static bool keeps_kernels();
 
   struct State;
 

@@ -20,6 +20,7 @@
 // registered before it.
 #include "tapestry/core/device.h"
 #include "tapestry/core/dtype.h"
+#include "tapestry/core/internal/kernel_span.h"
 
 namespace tapestry::kernels {
 
@@ -76,7 +77,9 @@ class Slot : public SlotBase {
     const AnyFn fn = table_[int(device.type)][int(dtype)];
     if (!fn) [[unlikely]]
       missing(device.type, dtype);
-    reinterpret_cast<Fn>(fn)(device.is_cpu() ? LaunchContext{device} : gpu_context(device), args);
+    const LaunchContext context = device.is_cpu() ? LaunchContext{device} : gpu_context(device);
+    const tapestry::detail::KernelSpan span(device, name_);
+    reinterpret_cast<Fn>(fn)(context, args);
   }
 };
 

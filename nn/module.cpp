@@ -127,6 +127,30 @@ Parameter& Module::param(const std::string& name, const Parameter& shared) {
   return slot;
 }
 
+// Replaces the slot of a parameter and returns the old slot. Members that refer to the parameter refer to the
+// new slot from now on.
+Parameter Module::exchange_param(const std::string& name, const Parameter& slot) {
+  for (ParamEntry& entry : params_) {
+    if (entry.name != name) continue;
+    Parameter old = std::exchange(entry.slot, slot);
+    std::erase_if(computed_, [&](const Parameter& p) { return p.is_same(old); });
+    if (slot.is_computed()) computed_.push_back(slot);
+    return old;
+  }
+  fail("[parameter] ", type_name(), " has no parameter '", name, "'; named_parameters() lists them");
+}
+
+void Module::remove_child(const std::string& name) {
+  const auto it = std::find_if(children_.begin(), children_.end(),
+                               [&](const ChildEntry& c) { return c.name == name; });
+  if (it == children_.end()) return;
+  const std::shared_ptr<Module> removed = it->module;
+  children_.erase(it);
+  names_.erase(name);
+  --removed->parents_;
+  if (removed->parent_ == this) removed->parent_ = nullptr;
+}
+
 Buffer& Module::buffer(const std::string& name, const Tensor& init, bool persistent) {
   check_name("buffer", name);
   Buffer own = init.defined() ? Buffer(name, init) : Buffer();
@@ -175,7 +199,8 @@ void Module::for_each_slot(std::deque<Entry> Module::*entries, const F& fn) cons
       Shared::once,
       [&](const Module& m, const std::string& path) {
         for (const Entry& entry : m.*entries)
-          if (entry.slot.defined() && seen.insert(entry.slot.id()).second) fn(path, entry);
+          if (entry.slot.defined() && !entry.slot.is_computed() && seen.insert(entry.slot.id()).second)
+            fn(path, entry);
       },
       nothing);
 }
@@ -411,7 +436,7 @@ void Module::for_each_state(const F& fn) const {
       Shared::each_path,
       [&](const Module& m, const std::string& path) {
         for (const ParamEntry& p : m.params_)
-          if (p.slot.defined()) fn(join(path, p.name), p.slot);
+          if (p.slot.defined() && !p.slot.is_computed()) fn(join(path, p.name), p.slot);
         for (const BufferEntry& b : m.buffers_)
           if (b.slot.defined() && b.persistent) fn(join(path, b.name), b.slot);
       },

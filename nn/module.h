@@ -135,8 +135,8 @@ class Module {
   /// every wrong shape and, if `strict`, every missing and unexpected key. If it throws, nothing was loaded.
   LoadResult load_state_dict(const StateDict& dict, bool strict = true);
 
-  /// Returns a table of all modules with output shapes, parameters and memory. `run` is a function that calls
-  /// the module. It is executed in evaluation mode and without gradients.
+  /// Returns a table of all modules with output shapes, parameters and memory. `run` calls
+  /// the module, in evaluation mode and without gradients. Modules below 1,000 levels share a line.
   std::string summary(const std::function<void()>& run);
   /// Returns the same table for a call with one tensor of this shape. Without an argument, the table has no
   /// output shapes.
@@ -180,13 +180,16 @@ class Module {
   Buffer& buffer(const std::string& name, const Tensor& init, bool persistent = true);
 
   // ---- for nn::call ----
-  bool has_hooks() const { return !pre_hooks_.empty() || !hooks_.empty(); }
+  bool has_hooks() const { return !pre_hooks_.empty() || !hooks_.empty() || !computed_.empty(); }
+  /// The parameters that are computed once per call.
+  const std::vector<Parameter>& computed_parameters() const { return computed_; }
   void run_pre_hooks(std::vector<Tensor>& inputs);
   void run_hooks(const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs);
   /// Adds this module's path, type and options to the error.
   void add_place(Error& error) const;
 
  private:
+  friend class Parametrizations;
   struct ParamEntry {
     std::string name;
     Parameter slot;
@@ -202,6 +205,8 @@ class Module {
   };
 
   void add_child(const std::string& name, std::shared_ptr<Module> module);
+  void remove_child(const std::string& name);
+  Parameter exchange_param(const std::string& name, const Parameter& slot);
   void check_name(const char* op, const std::string& name) const;
   bool contains(const Module& other) const;
   enum class Shared { once, each_path };
@@ -223,6 +228,7 @@ class Module {
   std::deque<BufferEntry> buffers_;
   std::vector<ChildEntry> children_;
   std::unordered_set<std::string> names_;  // of parameters, buffers and children
+  std::vector<Parameter> computed_;        // the slots among params_ that are computed
   HookList<ForwardPreHook> pre_hooks_;
   HookList<ForwardHook> hooks_;
 };
@@ -267,6 +273,7 @@ void check_hook_count(const Module& module, std::size_t before, std::size_t afte
 
 template <class M, class... Args>
 auto call_with_hooks(M& module, Args&&... args) {
+  const ComputedTensors computed(module.computed_parameters());
   std::tuple<Held<Args>...> held(std::forward<Args>(args)...);
   std::vector<Tensor> inputs = hook_tensors(held), outputs;
   const std::size_t num_inputs = inputs.size();

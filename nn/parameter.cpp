@@ -1,9 +1,76 @@
 #include "tapestry/nn/parameter.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace tapestry::nn {
+
+// What a thread has computed for one slot and replica. The tensor is a member, so that tensor() can return a
+// reference to it. Each thread has its own, because several threads may call a module at the same time.
+struct TensorSlot::Computed {
+  std::weak_ptr<State> slot;
+  int replica = 0;
+  int calls = 0;  // ComputedTensors that exist for it
+  Tensor tensor;
+};
 
 TensorSlot::TensorSlot(std::string name, Tensor tensor)
     : state_(std::make_shared<State>(State{std::move(name), {std::move(tensor)}})) {}
+
+TensorSlot TensorSlot::computed_slot(std::string name, std::function<Tensor()> compute) {
+  TensorSlot slot;
+  slot.state_ = std::make_shared<State>(State{std::move(name), {}, std::move(compute)});
+  return slot;
+}
+
+Parameter Parameter::computed(std::string name, std::function<Tensor()> compute) {
+  check(static_cast<bool>(compute), "[Parameter] the function that computes '", name,
+        "' is empty; pass a function that can be called");
+  Parameter slot;
+  slot.TensorSlot::operator=(computed_slot(std::move(name), std::move(compute)));
+  return slot;
+}
+
+// The entry of this thread and replica. A new entry replaces those of slots that exist no more.
+TensorSlot::Computed& TensorSlot::computed_entry(const std::shared_ptr<State>& state) {
+  static thread_local std::vector<std::unique_ptr<Computed>> entries;  // pointers keep addresses
+  const int replica = current_context().replica;
+  for (const auto& e : entries)
+    if (e->replica == replica && !e->slot.owner_before(state) && !state.owner_before(e->slot)) return *e;
+  std::erase_if(entries, [](const auto& e) { return e->slot.expired(); });
+  entries.push_back(std::make_unique<Computed>(Computed{state, replica}));
+  return *entries.back();
+}
+
+const Tensor& TensorSlot::computed_or_fail(int replica) const {
+  if (!state_->compute) no_replica(replica);
+  Computed& entry = computed_entry(state_);
+  if (entry.calls == 0) {
+    const Tensor result = state_->compute();
+    entry.tensor = result;
+  }
+  return entry.tensor;
+}
+
+ComputedTensors::ComputedTensors(const std::vector<Parameter>& slots) : slots_(slots) {
+  std::vector<Tensor> tensors(slots.size());  // nothing changes if compute() throws
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (slots[i].is_computed() && TensorSlot::computed_entry(slots[i].state_).calls == 0)
+      tensors[i] = slots[i].state_->compute();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (!slots[i].is_computed()) continue;
+    TensorSlot::Computed& entry = TensorSlot::computed_entry(slots[i].state_);
+    if (entry.calls++ == 0) entry.tensor = tensors[i];
+  }
+}
+
+ComputedTensors::~ComputedTensors() {
+  for (const Parameter& slot : slots_) {
+    if (!slot.is_computed()) continue;
+    TensorSlot::Computed& entry = TensorSlot::computed_entry(slot.state_);
+    if (--entry.calls == 0) entry.tensor = {};  // frees the graph of the computation
+  }
+}
 
 const Tensor& TensorSlot::none() {
   static const Tensor undefined;
@@ -11,6 +78,10 @@ const Tensor& TensorSlot::none() {
 }
 
 void TensorSlot::no_replica(int index) const {
+  if (is_computed())
+    fail("[Parameter] '", state_->name,
+         "' is computed from other parameters and has no replicas; read it with tensor(), and set those "
+         "parameters");
   fail<IndexError>("[Parameter] replica ", index, " of '", state_->name, "' was requested, but the slot has ",
                    replicas(), "; replicate the module before a context with this replica index uses it");
 }
@@ -32,6 +103,7 @@ void TensorSlot::set_replica(int index, const Tensor& tensor) {
 void TensorSlot::set_replicas(std::vector<Tensor> tensors) {
   check(state_ != nullptr,
         "[Parameter] this handle has no slot; only a registered parameter or buffer can be set");
+  if (is_computed()) no_replica(0);
   check(!tensors.empty(), "[Parameter] '", state_->name,
         "' needs at least one replica; pass one tensor or more");
   for (const Tensor& t : tensors) detail::check_defined("Parameter", t, "a replica");

@@ -33,7 +33,7 @@ class TensorSlot : public UsedLikeTensor {
     if (!state_) return none();
     const auto replica = static_cast<std::size_t>(current_context().replica);
     if (replica >= state_->tensors.size()) [[unlikely]]
-      no_replica(static_cast<int>(replica));
+      return computed_or_fail(static_cast<int>(replica));
     return state_->tensors[replica];
   }
   operator const Tensor&() const { return tensor(); }  // NOLINT: implicit: a slot is used like its tensor
@@ -52,6 +52,9 @@ class TensorSlot : public UsedLikeTensor {
   bool is_same(const TensorSlot& other) const { return state_ == other.state_; }
   /// A unique identifier of the slot while the slot exists.
   const void* id() const { return state_.get(); }
+
+  /// True if the slot has no tensors of its own, and a function computes its tensor (Parameter::computed).
+  bool is_computed() const { return state_ && state_->tensors.empty(); }
 
   // Methods of the tensor that programs often call on weights. `p->name()` calls any method of the tensor.
   DType dtype() const { return tensor().dtype(); }
@@ -172,13 +175,19 @@ class TensorSlot : public UsedLikeTensor {
 
  protected:
   TensorSlot(std::string name, Tensor tensor);
+  static TensorSlot computed_slot(std::string name, std::function<Tensor()> compute);
 
  private:
+  friend class ComputedTensors;
   struct State {
     std::string name;  // for error messages
     std::vector<Tensor> tensors;
+    std::function<Tensor()> compute = {};  // if there are no tensors
   };
+  struct Computed;
+  static Computed& computed_entry(const std::shared_ptr<State>& state);
   static const Tensor& none();
+  const Tensor& computed_or_fail(int replica) const;
   [[noreturn]] void no_replica(int index) const;
 
   std::shared_ptr<State> state_;
@@ -194,6 +203,24 @@ class Parameter : public TensorSlot {
   /// Freezes (false) or unfreezes (true) the tensors of all replicas, and returns this handle. Throws
   /// TypeError if they are not floating-point and `on` is true.
   const Parameter& requires_grad_(bool on = true) const;
+  /// A slot whose tensor `compute` returns, for example from other parameters. tensor() calls it on each read,
+  /// or once during a call of the module (ComputedTensors). It must be safe to call on several threads. Such
+  /// a slot has no replicas: a read computes the tensor of the context's replica. A reference from tensor() is
+  /// valid until the same thread reads the slot again.
+  static Parameter computed(std::string name, std::function<Tensor()> compute);
+};
+
+/// While an object of this class exists, reads on this thread and replica of the computed slots among `slots`
+/// give the tensor that its constructor computed. A module creates one around each call of forward().
+class ComputedTensors {
+ public:
+  explicit ComputedTensors(const std::vector<Parameter>& slots);
+  ~ComputedTensors();
+  ComputedTensors(const ComputedTensors&) = delete;
+  ComputedTensors& operator=(const ComputedTensors&) = delete;
+
+ private:
+  const std::vector<Parameter>& slots_;
 };
 
 /// A slot that holds state without a gradient: running statistics, tables, masks.

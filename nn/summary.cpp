@@ -54,16 +54,38 @@ struct Row {
   std::string name, output, parameters;
 };
 
+// Names are indented, so the table is quadratic in the depth. Deeper modules share one line, as in str().
+constexpr std::size_t kMaxDepth = 1'000;
+
 }  // namespace
 
 std::string Module::summary(const std::function<void()>& run) {
-  const auto all = named_modules();
+  struct Place {
+    Module* module;
+    std::size_t depth;
+    std::string name;  // without the path, which would make the list quadratic in the depth
+  };
+  std::vector<Place> all;
+  {
+    std::vector<Place> waiting{{this, 0, {}}};
+    std::unordered_set<const Module*> seen{this};
+    while (!waiting.empty()) {
+      all.push_back(std::move(waiting.back()));
+      waiting.pop_back();
+      const Place& parent = all.back();
+      const auto& children = parent.module->children_;
+      for (auto c = children.rbegin(); c != children.rend(); ++c)
+        waiting.push_back({c->module.get(), parent.depth + 1, c->name});
+      // The last one is next. A shared module that was already listed is not listed again.
+      while (!waiting.empty() && !seen.insert(waiting.back().module).second) waiting.pop_back();
+    }
+  }
   std::unordered_map<const Module*, std::vector<Shape>> shapes;
   std::int64_t activation_bytes = 0;
   if (run) {
     const NoGradGuard no_grad;
     Restore restore;
-    for (const auto& [path, module] : all) {
+    for (const auto& [module, depth, name] : all) {
       restore.training.emplace_back(module, module->is_training());
       restore.hooks.push_back(module->register_forward_hook(
           [&](Module& m, const std::vector<Tensor>&, std::vector<Tensor>& outputs) {
@@ -82,16 +104,16 @@ std::string Module::summary(const std::function<void()>& run) {
 
   std::unordered_set<const void*> counted;
   std::vector<Row> rows;
-  for (const auto& [path, module] : all) {
+  for (const auto& [module, depth, name] : all) {
     std::int64_t own = 0;
     for (const ParamEntry& p : module->params_)
       if (p.slot.defined() && counted.insert(p.slot.id()).second) own += p.slot->numel();
-    const auto depth =
-        static_cast<std::size_t>(path.empty() ? 0 : 1 + std::count(path.begin(), path.end(), '.'));
-    const std::string last =
-        path.substr(path.rfind('.') + 1);  // if there is no dot, npos + 1 is 0 and the whole path remains
+    if (depth > kMaxDepth) {
+      if (rows.back().name.back() != '.') rows.push_back({std::string(2 * depth, ' ') + "...", "-", "-"});
+      continue;
+    }
     const auto shape = shapes.find(module);
-    rows.push_back({std::string(2 * depth, ' ') + (last.empty() ? "" : last + ": ") + module->type_name(),
+    rows.push_back({std::string(2 * depth, ' ') + (name.empty() ? "" : name + ": ") + module->type_name(),
                     shape == shapes.end() ? "-" : shapes_text(shape->second),
                     own > 0 ? with_commas(own) : "-"});
   }

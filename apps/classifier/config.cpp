@@ -18,7 +18,7 @@ bool one_of_names(const std::string& option, std::initializer_list<const char*> 
 
 // True if the results do not depend on the option.
 bool is_free(const std::string& option) {
-  return one_of_names(option, {"data_dir", "workers", "allow_nan", "checkpoint_every"});
+  return one_of_names(option, {"data_dir", "workers", "allow_nan", "checkpoint_every", "tensorboard"});
 }
 
 // True if the command line may change the option when it resumes a run.

@@ -1,5 +1,7 @@
 #include "tapestry/apps/classifier/images.h"
 
+#include <algorithm>
+
 #include "tapestry/data/formats/cifar10.h"
 #include "tapestry/data/formats/fashion_mnist.h"
 #include "tapestry/data/formats/synthetic.h"
@@ -13,6 +15,22 @@ namespace {
 
 constexpr std::int64_t kTestBatch = 500;
 
+// Yields the first images of a data set again and again, in the same order.
+class FirstImages : public data::Sampler {
+ public:
+  FirstImages(std::int64_t size, std::int64_t first, std::int64_t count)
+      : size_(size), first_(first), count_(count) {}
+  std::int64_t size() const override { return size_; }
+  std::vector<std::int64_t> indices(std::int64_t) const override {
+    std::vector<std::int64_t> all;
+    for (std::int64_t i = 0; i < size_; ++i) all.push_back(first_ + i % count_);
+    return all;
+  }
+
+ private:
+  std::int64_t size_, first_, count_;
+};
+
 Images make(const Options& options, int rank, int world_size, data::TensorDataset train,
             data::TensorDataset test, std::vector<data::BatchTransform<>> augment,
             std::vector<data::BatchTransform<>> always, std::vector<std::string> classes) {
@@ -23,6 +41,7 @@ Images make(const Options& options, int rank, int world_size, data::TensorDatase
   const tapestry::Shape& shape = train.input().sizes();
   images.spec = {shape[1], shape[2], shape[3], static_cast<std::int64_t>(classes.size())};
   images.classes = std::move(classes);
+  if (options.overfit_batch) augment.clear();
   augment.insert(augment.end(), always.begin(), always.end());
   tapestry::check(options.batch_size % world_size == 0, "[classifier] --batch-size ", options.batch_size,
                   " is not a multiple of the ", world_size,
@@ -36,6 +55,13 @@ Images make(const Options& options, int rank, int world_size, data::TensorDatase
   if (world_size > 1)
     training.sampler = std::make_shared<data::DistributedSampler>(
         train.size(), rank, world_size, data::DistributedSampler::Options{.seed = options.seed});
+  if (options.overfit_batch) {
+    const std::int64_t count = std::min(options.batch_size, train.size()) / world_size;
+    tapestry::check(count > 0, "[classifier] the training set has ", train.size(), " images for ", world_size,
+                    " ranks; use more images");
+    training.shuffle = false;
+    training.sampler = std::make_shared<FirstImages>(train.size() / world_size, rank * count, count);
+  }
   images.train = std::make_unique<data::DataLoader<>>(std::move(train), std::move(training));
   const std::int64_t most_test_images = (test.size() + world_size - 1) / world_size;
   images.most_test_batches = (most_test_images + kTestBatch - 1) / kTestBatch;

@@ -89,9 +89,9 @@ Parser::Parser(Options& o) {
       "job,\n"
       "nohup). A resumed run computes bit for bit the same result as a run that was never\n"
       "stopped, on the same device with the same number of threads. It keeps its options. Only --data-dir,\n"
-      "--device, --threads, --workers, --allow-nan and --checkpoint-every can be changed, and with a "
-      "constant\n"
-      "schedule also --epochs. Any other changed option is an error.\n\n"
+      "--device, --threads, --workers, --allow-nan, --tensorboard and --checkpoint-every can be changed, "
+      "and\n"
+      "with a constant schedule also --epochs. Any other changed option is an error.\n\n"
       "Exit status: 0 done, 1 failed, 2 wrong options, 128 + N stopped by signal N (130 after Ctrl-C).");
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& text) {
     return app.add_option(name, value, text)->type_name(type);
@@ -145,6 +145,10 @@ Parser::Parser(Options& o) {
                                     "a whole number from 0 to 2^64-1"))
       ->group(group);
   app.add_flag("--allow-nan", o.allow_nan, "Continue if the loss is not a number")->group(group);
+  app.add_flag("--overfit-batch", o.overfit_batch,
+               "Train on the first batch only, in every step and without augmentation. A model\n"
+               "that can learn reaches a training accuracy of 1; if not, look for a mistake")
+      ->group(group);
 
   group = "Devices and files";
   add_with_default("--parallel", o.parallel, "NAME",
@@ -170,6 +174,10 @@ Parser::Parser(Options& o) {
       ->group(group);
   add("--run-dir", o.run_dir, "DIR",
       "Folder for checkpoints, metrics and pictures [runs/<model>-<data>-<time>]")
+      ->group(group);
+  app.add_flag("--tensorboard", o.tensorboard,
+               "Write loss, accuracy, learning rate and weights for TensorBoard to the folder\n"
+               "tensorboard in the run's folder")
       ->group(group);
   add("--resume", resume, "[auto]",
       "Continue the run in --run-dir from its last checkpoint. With auto, start a\n"

@@ -38,6 +38,8 @@ struct Options {
   int threads = 0;  // 0 selects OMP_NUM_THREADS, or all cores if it is not set
   int workers = 1;
   bool allow_nan = false;
+  bool overfit_batch = false;  // train on the first batch only, without augmentation
+  bool tensorboard = false;
   std::string checkpoint_every = "none";  // in the format of CheckpointInterval
 
   /// The options that the command line changed when it resumed the run, and their new values as JSON.
@@ -75,6 +77,8 @@ void each_option(F&& option) {
   option("threads", &Options::threads);
   option("workers", &Options::workers);
   option("allow_nan", &Options::allow_nan);
+  option("overfit_batch", &Options::overfit_batch);
+  option("tensorboard", &Options::tensorboard);
   option("checkpoint_every", &Options::checkpoint_every);
 }
 

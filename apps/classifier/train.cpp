@@ -11,6 +11,7 @@
 
 #include "tapestry/apps/classifier/config.h"
 #include "tapestry/apps/classifier/images.h"
+#include "tapestry/apps/classifier/mistakes.h"
 #include "tapestry/apps/classifier/models.h"
 #include "tapestry/apps/classifier/position.h"
 #include "tapestry/apps/classifier/ranks.h"
@@ -63,10 +64,11 @@ std::int64_t count_right(const Tensor& scores, const Tensor& labels) {
 }
 
 // Evaluates the test images of all ranks. counts[i * classes + j] becomes the number of images of class i
-// that were predicted as class j. Calls `stops`, which is collective, after each batch. Returns nothing if it
-// returned true.
+// that were predicted as class j. `mistakes` gets the images of this rank. Calls `stops`, which is
+// collective, after each batch. Returns nothing if it returned true.
 std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ranks& ranks,
-                              const std::function<bool()>& stops, std::vector<std::int64_t>& counts) {
+                              const std::function<bool()>& stops, std::vector<std::int64_t>& counts,
+                              WorstMistakes& mistakes) {
   const std::int64_t classes = data.spec.classes;
   ranks.sync_buffers();
   const InferenceMode inference;
@@ -78,6 +80,7 @@ std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ra
   for (const auto& [images, labels] : *data.test) {
     const Tensor scores = model(images.to(device)).cpu();
     const Tensor guess = scores.argmax(1);
+    mistakes.add(images, labels, scores);
     tally.add(cross_entropy(scores, labels).item(), count_right(scores, labels), labels.size(0));
     for (std::int64_t i = 0; i < labels.size(0); ++i)
       ++counts[static_cast<std::size_t>(labels.data<std::int64_t>()[i] * classes +
@@ -97,6 +100,16 @@ std::optional<Tally> evaluate(nn::Module& model, Images& data, Device device, Ra
 void check_loss(double loss, const Options& o, const std::string& where) {
   if (!std::isfinite(loss) && !o.allow_nan)
     fail("[classifier] the loss is ", loss, where, "; try a smaller --lr, or continue with --allow-nan");
+}
+
+void write_epoch(watch::SummaryWriter& board, const EpochMetrics& m, nn::Module& model, std::int64_t step) {
+  board.add_scalar("loss/train", m.train_loss, step);
+  board.add_scalar("loss/test", m.test_loss, step);
+  board.add_scalar("accuracy/train", m.train_accuracy, step);
+  board.add_scalar("accuracy/test", m.test_accuracy, step);
+  for (const auto& [name, parameter] : model.named_parameters())
+    if (isfinite(parameter).any().item<bool>()) board.add_histogram(name, parameter, step);
+  board.flush();
 }
 
 }  // namespace
@@ -187,6 +200,13 @@ int train(Options o) {
     return 128 + signal;
   };
 
+  std::optional<watch::SummaryWriter> board;
+  if (o.tensorboard && ranks.first()) {
+    watch::SummaryWriter::Options resumed;
+    if (o.saved) resumed.purge_step = schedule->steps() + 1;  // drops what the stopped run wrote later
+    board.emplace(folder.file("tensorboard"), resumed);
+  }
+
   std::vector<std::int64_t> confusion;
   while (images.train->epoch() < o.epochs) {
     const int epoch = static_cast<int>(images.train->epoch()) + 1;
@@ -207,6 +227,10 @@ int train(Options o) {
                  " at epoch " + std::to_string(epoch) + ", step " + std::to_string(at.loader.batch));
       at.tally.add(value, count_right(scores, target), labels.size(0));
       at.seconds = earlier_seconds + std::chrono::duration<double>(Clock::now() - start).count();
+      if (board) {
+        board->add_scalar("loss/step", value, schedule->steps());
+        board->add_scalar("lr", optimizer->lr(), schedule->steps());
+      }
       progress.step(epoch, at.loader.batch, labels.size(0) * ranks.size(), at.tally.mean_loss(),
                     at.tally.accuracy());
       const Request agreed = ranks.agree({stop.signal(), interval.elapsed()});
@@ -217,9 +241,10 @@ int train(Options o) {
     // A run that is stopped here saves the position after the last batch of the epoch. When it is resumed, it
     // repeats only the evaluation.
     int signal = 0;
+    WorstMistakes mistakes;
     const std::optional<Tally> test = evaluate(
         *model, images, device, ranks, [&] { return (signal = ranks.agree({stop.signal()}).signal) != 0; },
-        confusion);
+        confusion, mistakes);
     if (!test) return stopped_by(signal);
     const Tally trained = ranks.sum(at.tally);
     check_loss(test->mean_loss(), o, " over the test images after epoch " + std::to_string(epoch));
@@ -230,6 +255,8 @@ int train(Options o) {
     const std::string title = o.model + " on " + o.data;
     folder.write("curves.svg", curves_svg(history, title));
     folder.write("confusion.svg", confusion_svg(confusion, images.classes, title));
+    folder.write("mistakes.svg", mistakes.svg(images.classes, "worst mistakes of " + title));
+    if (board) write_epoch(*board, metrics, *model, schedule->steps());
     char line[200];
     std::snprintf(line, sizeof line,
                   "epoch %d/%d  train loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  %s", epoch,

@@ -77,6 +77,20 @@ std::string header(int width, int height) {
   return out;
 }
 
+// The bytes in base64 (RFC 4648).
+std::string base64(const std::string& bytes) {
+  static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    const std::size_t n = std::min<std::size_t>(3, bytes.size() - i);
+    std::uint32_t group = 0;
+    for (std::size_t j = 0; j < 3; ++j)
+      group = group << 8 | (j < n ? static_cast<unsigned char>(bytes[i + j]) : 0u);
+    for (std::size_t j = 0; j < 4; ++j) out += j <= n ? kDigits[group >> (18 - 6 * j) & 63] : '=';
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string curves_svg(const std::vector<EpochMetrics>& epochs, const std::string& title) {
@@ -114,6 +128,28 @@ std::string confusion_svg(const std::vector<std::int64_t>& counts, const std::ve
           std::min(1.0, i == j ? share : 4 * share));
       put(out, "<text x='%d' y='%d' text-anchor='middle'>%lld</text>\n", left + j * cell + cell / 2,
           top + i * cell + cell / 2 + 4, static_cast<long long>(count));
+    }
+  }
+  return out + "</svg>\n";
+}
+
+std::string pictures_svg(const std::vector<CaptionedPicture>& pictures, const std::string& title) {
+  constexpr int kColumns = 6, kSide = 112, kCell = 128, kLine = 16;
+  std::size_t lines = 0;
+  for (const CaptionedPicture& p : pictures) lines = std::max(lines, p.lines.size());
+  const int count = static_cast<int>(pictures.size());
+  const int height = kCell + static_cast<int>(lines) * kLine, rows = (count + kColumns - 1) / kColumns;
+  std::string out = header(20 + kColumns * kCell, 40 + rows * height);
+  out += "<text x='10' y='18' class='title'>" + escaped(title) + "</text>\n";
+  for (int i = 0; i < count; ++i) {
+    const CaptionedPicture& p = pictures[static_cast<std::size_t>(i)];
+    const int x = 10 + i % kColumns * kCell, y = 34 + i / kColumns * height;
+    put(out, "<image x='%d' y='%d' width='%d' height='%d' style='image-rendering:pixelated' ", x, y, kSide,
+        kSide);
+    out += "href='data:image/png;base64," + base64(p.png) + "'/>\n";
+    for (std::size_t line = 0; line < p.lines.size(); ++line) {
+      put(out, "<text x='%d' y='%d'>", x, y + kSide + kLine * (static_cast<int>(line) + 1));
+      out += escaped(p.lines[line]) + "</text>\n";
     }
   }
   return out + "</svg>\n";

@@ -1,5 +1,5 @@
 #pragma once
-// Pictures of a training run as SVG text: learning curves and a confusion matrix.
+// Pictures of a training run as SVG text: learning curves, a confusion matrix, and images with captions.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,5 +20,13 @@ std::string curves_svg(const std::vector<EpochMetrics>& epochs, const std::strin
 /// class j.
 std::string confusion_svg(const std::vector<std::int64_t>& counts, const std::vector<std::string>& classes,
                           const std::string& title);
+
+/// A picture as a PNG file, and the lines of text below it.
+struct CaptionedPicture {
+  std::string png;
+  std::vector<std::string> lines;
+};
+/// Draws pictures in rows of six, scaled to squares.
+std::string pictures_svg(const std::vector<CaptionedPicture>& pictures, const std::string& title);
 
 }  // namespace apps

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "tapestry/apps/reinforce/cartpole.h"
+#include "tapestry/apps/common/cartpole.h"
 #include "tapestry/tapestry.h"
 
 namespace apps {

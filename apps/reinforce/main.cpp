@@ -22,7 +22,7 @@
 #include <string>
 
 #include "tapestry/apps/common/command_line.h"
-#include "tapestry/apps/reinforce/cartpole.h"
+#include "tapestry/apps/common/cartpole.h"
 #include "tapestry/apps/reinforce/episodes.h"
 #include "tapestry/tapestry.h"
 

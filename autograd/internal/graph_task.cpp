@@ -1,10 +1,13 @@
 #include "tapestry/autograd/internal/graph_task.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/core/stream.h"
+#include "tapestry/core/timeline.h"
 #include "tapestry/core/tls_model.h"
 
 namespace tapestry::autograd {
@@ -157,7 +160,8 @@ void GraphTask::add_to_output(OutputSlot& slot, Tensor&& gradient) {
   if (!slot.gradient.defined()) {
     slot.gradient = std::move(gradient);
     slot.owns_gradient = false;
-  } else if (slot.owns_gradient && !create_graph_ && slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
+  } else if (slot.owns_gradient && !create_graph_ &&
+             slot.gradient.impl()->refs.load(std::memory_order_relaxed) == 1) {
     slot.gradient.add_(gradient);
   } else {
     slot.gradient = add(slot.gradient, gradient);
@@ -206,7 +210,12 @@ void GraphTask::call(Node* node, const std::vector<bool>* wanted) {
       check<AutogradError>(!node->released_,
                            "[backward] a nested pass of a hook freed the saved tensors of [", node->name_,
                            "], which this pass needs; pass retain_graph = true to the nested pass");
+      std::optional<SpanScope> span;
+      if (Timeline::keeps_kernels()) [[unlikely]]
+        span.emplace(node->outputs_[0].device, Activity::backward,
+                     (std::string(node->name_) + " backward").c_str());
       node->run(backward);
+      span.reset();
       if (!after_node.empty())
         for (const std::function<void()>& callback : std::exchange(after_node, {})) callback();
     }

@@ -28,32 +28,38 @@ template <>
 inline constexpr auto composed<BackwardB<kernels::Div>> =
     [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * (a / b / b); };
 template <>
-inline constexpr auto composed<BackwardA<kernels::Maximum>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  return where(lt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
-};
+inline constexpr auto composed<BackwardA<kernels::Maximum>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      return where(lt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
+    };
 template <>
-inline constexpr auto composed<BackwardA<kernels::Minimum>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  return where(gt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
-};
+inline constexpr auto composed<BackwardA<kernels::Minimum>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      return where(gt(a, b), none_of(dy), where(eq(a, b), dy / 2, dy));
+    };
 template <>
-inline constexpr auto composed<BackwardA<kernels::Pow>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  return where(eq(b, 0), none_of(dy), dy * (b * pow(a, b - 1)));
-};
+inline constexpr auto composed<BackwardA<kernels::Pow>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      return where(eq(b, 0), none_of(dy), dy * (b * pow(a, b - 1)));
+    };
 template <>
-inline constexpr auto composed<BackwardB<kernels::Pow>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  const Tensor none = logical_and(eq(a, 0), ge(b, 0));
-  return where(none, none_of(dy), dy * (pow(a, b) * log(one_where(none, a))));
-};
+inline constexpr auto composed<BackwardB<kernels::Pow>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      const Tensor none = logical_and(eq(a, 0), ge(b, 0));
+      return where(none, none_of(dy), dy * (pow(a, b) * log(one_where(none, a))));
+    };
 template <>
-inline constexpr auto composed<BackwardA<kernels::Atan2>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
-  return where(origin, none_of(dy), dy * (b / square));
-};
+inline constexpr auto composed<BackwardA<kernels::Atan2>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
+      return where(origin, none_of(dy), dy * (b / square));
+    };
 template <>
-inline constexpr auto composed<BackwardB<kernels::Atan2>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
-  return where(origin, none_of(dy), -dy * (a / square));
-};
+inline constexpr auto composed<BackwardB<kernels::Atan2>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      const Tensor sum = a * a + b * b, origin = eq(sum, 0), square = one_where(origin, sum);
+      return where(origin, none_of(dy), -dy * (a / square));
+    };
 template <>
 inline constexpr auto composed<BackwardB<kernels::Fmod>> =
     [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * trunc(a / b); };
@@ -61,9 +67,10 @@ template <>
 inline constexpr auto composed<BackwardB<kernels::Remainder>> =
     [](const Tensor& dy, const Tensor& a, const Tensor& b) { return -dy * floor_divide(a, b); };
 template <>
-inline constexpr auto composed<BackwardA<kernels::Xlogy>> = [](const Tensor& dy, const Tensor& a, const Tensor& b) {
-  return where(logical_and(eq(a, 0), le(b, 0)), none_of(dy), xlogy(dy, b));
-};
+inline constexpr auto composed<BackwardA<kernels::Xlogy>> =
+    [](const Tensor& dy, const Tensor& a, const Tensor& b) {
+      return where(logical_and(eq(a, 0), le(b, 0)), none_of(dy), xlogy(dy, b));
+    };
 template <>
 inline constexpr auto composed<BackwardB<kernels::Xlogy>> =
     [](const Tensor& dy, const Tensor& a, const Tensor& b) { return dy * (a / b); };

@@ -27,6 +27,22 @@ Tensor causal_mask(std::int64_t queries, std::int64_t keys, Device device) {
   return le(arange(keys, options), arange(queries, options).unsqueeze(1));
 }
 
+// Attention of (..., heads, L, E) and (..., groups, S, E): the heads of q become (groups, heads / groups), so
+// that k and v broadcast over the heads of a group without a copy.
+Tensor grouped(const Tensor& q, const Tensor& k, const Tensor& v, AttentionParams params) {
+  const char* const op = kAttention.name;
+  check(q.dim() >= 3 && k.dim() >= 3 && v.dim() >= 3, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
+        v.sizes(), "; with enable_gqa, expected (..., heads, L, E)");
+  const std::int64_t heads = q.size(-3), groups = k.size(-3);
+  check(v.size(-3) == groups && groups > 0 && heads % groups == 0, "[", op, "] q has ", heads, " heads, k has ",
+        groups, " and v ", v.size(-3), "; the heads of k and v must be equal and divide those of q");
+  const auto split = [&](const Tensor& t) { return t.unflatten(-3, {groups, heads / groups}); };
+  if (params.mask.defined() && params.mask.dim() >= 3)
+    params.mask = params.mask.size(-3) == heads ? split(params.mask) : params.mask.unsqueeze(-3);
+  params.enable_gqa = false;
+  return scaled_dot_product_attention(split(q), k.unsqueeze(-3), v.unsqueeze(-3), params).flatten(-4, -3);
+}
+
 }  // namespace
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -38,6 +54,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   kAttention.check_dtype(q.dtype());
   check_matches(op, q, k, "k");
   check_matches(op, q, v, "v");
+  if (params.enable_gqa) return grouped(q, k, v, params);
   check(q.dim() >= 2 && k.dim() >= 2 && v.dim() >= 2, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
         v.sizes(), "; expected (..., L, E), (..., S, E), (..., S, V)");
   check(q.size(-1) == k.size(-1), "[", op, "] q ", q.sizes(), " and k ", k.sizes(),

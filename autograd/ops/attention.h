@@ -12,6 +12,9 @@ struct AttentionParams {
   double dropout = 0;                ///< dropout probability of the attention weights
   bool causal = false;               ///< query i sees keys 0 to i only; excludes a mask
   std::optional<double> scale = {};  ///< the default is 1 / sqrt(E)
+  /// Grouped queries (Ainslie et al. 2023): k and v may have fewer heads than q in dimension -3. Each of their
+  /// heads serves the same number of consecutive heads of q.
+  bool enable_gqa = false;
 };
 
 /// Computes softmax(q k^T scale + mask) v (Vaswani et al. 2017). Shapes: q is (..., L, E), k is (..., S, E),

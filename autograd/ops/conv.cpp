@@ -1,175 +1,271 @@
 #include "tapestry/autograd/ops/conv.h"
 
+#include <algorithm>
+#include <array>
 #include <limits>
+#include <string>
 
-#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/conv.h"
+#include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/tape.h"
-#include "tapestry/kernels/ops/conv.h"
 
 namespace tapestry {
 namespace {
 
+using autograd::all_but_channels;
 using autograd::Backward;
 using autograd::check_matches;
+using autograd::ConvAxis;
+using autograd::converted;
+using autograd::ConvGeometry;
 using autograd::Grad;
 using autograd::Op;
-using autograd::raw_contiguous;
+using autograd::per_channel;
+using autograd::recording;
 using autograd::save_if;
 
+const Op kConv1d("conv1d", Grad::twice, kFloats);
 const Op kConv2d("conv2d", Grad::twice, kFloats);
+const Op kConv3d("conv3d", Grad::twice, kFloats);
+const Op kConvTranspose1d("conv_transpose1d", Grad::twice, kFloats);
+const Op kConvTranspose2d("conv_transpose2d", Grad::twice, kFloats);
+const Op kConvTranspose3d("conv_transpose3d", Grad::twice, kFloats);
 
-// Checks both numbers of a pair. The upper limit 2^31 - 1 prevents overflow: a product of two such numbers
-// fits into i64.
-void check_pair(const char* what, Pair p, std::int64_t least) {
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-  check(p.h >= least && p.w >= least && p.h <= most && p.w <= most, "[conv2d] ", what, " (", p.h, ", ", p.w,
-        "), expected from ", least, " to ", most);
+// The upper limit 2^31 - 1 of sizes and options prevents overflow: a product of two such numbers fits into
+// i64.
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+
+// An option, with one number for depth, height and width. The first ones are unused if there are fewer
+// dimensions.
+using Numbers = std::array<std::int64_t, 3>;
+Numbers numbers(std::int64_t w) { return {0, 0, w}; }
+Numbers numbers(Pair p) { return {0, p.h, p.w}; }
+Numbers numbers(Triple t) { return {t.d, t.h, t.w}; }
+
+struct Options {
+  int dims;
+  Numbers stride, padding, dilation, output_padding;
+  std::int64_t groups;
+};
+template <int kDims>
+Options options_of(const ConvParams<kDims>& p) {
+  return {kDims, numbers(p.stride), numbers(p.padding), numbers(p.dilation), {}, p.groups};
+}
+template <int kDims>
+Options options_of(const ConvTransposeParams<kDims>& p) {
+  return {kDims,   numbers(p.stride), numbers(p.padding), numbers(p.dilation), numbers(p.output_padding),
+          p.groups};
 }
 
-std::int64_t output_size(const char* side, std::int64_t in, std::int64_t window, std::int64_t stride,
-                         std::int64_t padding, std::int64_t dilation) {
-  const std::int64_t span = dilation * (window - 1) + 1;
-  check(in + 2 * padding >= span, "[conv2d] a kernel that spans ", span, " pixels does not fit an input ",
-        side, " of ", in, " with padding ", padding, "; pad more, or use a smaller kernel or dilation");
-  return (in + 2 * padding - span) / stride + 1;
+// What differs between the messages for 1, 2 and 3 dimensions.
+struct Names {
+  const char *input, *weight, *sides[3];
+};
+constexpr Names kNames[] = {
+    {"3-d (N, C, L) or 2-d (C, L)", "3-d (K, C / groups, S)", {"", "", "length"}},
+    {"4-d (N, C, H, W) or 3-d (C, H, W)", "4-d (K, C / groups, R, S)", {"", "height", "width"}},
+    {"5-d (N, C, D, H, W) or 4-d (C, D, H, W)", "5-d (K, C / groups, T, R, S)", {"depth", "height", "width"}},
+};
+constexpr const char* kTransposedWeights[] = {"3-d (C, K / groups, S)", "4-d (C, K / groups, R, S)",
+                                              "5-d (C, K / groups, T, R, S)"};
+
+// "(2, 3)", or "2" in one dimension.
+std::string text(const Numbers& v, int dims) {
+  std::string list;
+  for (int i = 3 - dims; i < 3; ++i) list += (list.empty() ? "" : ", ") + std::to_string(v[i]);
+  return dims == 1 ? list : "(" + list + ")";
 }
 
-kernels::Conv2dShape checked_shape(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                   const Conv2dParams& params) {
-  check(x.dim() == 4, "[conv2d] input has shape ", x.sizes(), ", expected 4-d (N, C, H, W)");
-  check(weight.dim() == 4, "[conv2d] weight has shape ", weight.sizes(),
-        ", expected 4-d (K, C / groups, R, S)");
-  check_pair("stride", params.stride, 1);
-  check_pair("dilation", params.dilation, 1);
-  check_pair("padding", params.padding, 0);
-  kernels::Conv2dShape s;
-  s.n = x.sizes()[0], s.c = x.sizes()[1], s.h = x.sizes()[2], s.w = x.sizes()[3];
-  s.k = weight.sizes()[0], s.r = weight.sizes()[2], s.s = weight.sizes()[3];
-  s.groups = params.groups;
-  check(s.groups >= 1 && s.c % s.groups == 0 && s.k % s.groups == 0, "[conv2d] ", s.groups,
-        " groups do not divide ", s.c, " input channels and ", s.k, " output channels");
-  check(weight.sizes()[1] * s.groups == s.c, "[conv2d] input of shape ", x.sizes(), " has ", s.c,
-        " channels, but weight ", weight.sizes(), " with ", s.groups, " groups takes ",
-        weight.sizes()[1] * s.groups);
-  check(s.r >= 1 && s.s >= 1, "[conv2d] weight has shape ", weight.sizes(), ": an empty window");
-  check_pair("kernel size", {s.r, s.s}, 1);
-  autograd::check_vector("conv2d", bias, "bias", s.k);
-  s.stride_h = params.stride.h, s.stride_w = params.stride.w;
-  s.padding_h = params.padding.h, s.padding_w = params.padding.w;
-  s.dilation_h = params.dilation.h, s.dilation_w = params.dilation.w;
-  s.p = output_size("height", s.h, s.r, s.stride_h, s.padding_h, s.dilation_h);
-  s.q = output_size("width", s.w, s.s, s.stride_w, s.padding_w, s.dilation_w);
-  s.channels_last = x.memory_format() == MemoryFormat::channels_last ||
-                    weight.memory_format() == MemoryFormat::channels_last;
-  return s;
+void check_numbers(const Op& op, const char* what, const Numbers& v, int dims, std::int64_t least) {
+  for (int i = 3 - dims; i < 3; ++i)
+    check(v[i] >= least && v[i] <= kMost, "[", op.name, "] ", what, " ", text(v, dims), ", expected from ",
+          least, " to ", kMost);
 }
 
-MemoryFormat layout(const kernels::Conv2dShape& s) {
-  return s.channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+std::int64_t output_size(const Op& op, const char* side, const ConvAxis& a) {
+  const std::int64_t span = a.dilation * (a.window - 1) + 1;
+  check(a.in + 2 * a.padding >= span, "[", op.name, "] a kernel that spans ", span,
+        " pixels does not fit an input ", side, " of ", a.in, " with padding ", a.padding,
+        "; pad more, or use a smaller kernel or dilation");
+  return (a.in + 2 * a.padding - span) / a.stride + 1;
 }
 
-// ---- gradients by operations. A convolution is linear in x and in the weight, so the gradients of each
-// gradient are a convolution and the other gradient.
-
-Conv2dParams params_of(const kernels::Conv2dShape& s) {
-  return {.stride = {s.stride_h, s.stride_w},
-          .padding = {s.padding_h, s.padding_w},
-          .dilation = {s.dilation_h, s.dilation_w},
-          .groups = s.groups};
+// The size of x, of which a.out is the size of y.
+std::int64_t input_size(const Op& op, const char* side, const ConvAxis& a, std::int64_t output_padding) {
+  check(a.out >= 1 && a.out <= kMost, "[", op.name, "] an input ", side, " of ", a.out,
+        ", expected from 1 to ", kMost);
+  check(output_padding < std::max(a.stride, a.dilation), "[", op.name, "] output_padding ", output_padding,
+        " along the ", side, " must be less than stride ", a.stride, " or dilation ", a.dilation);
+  const std::int64_t last = (a.out - 1) * a.stride, span = a.dilation * (a.window - 1) + 1;
+  check(last + span + output_padding > 2 * a.padding, "[", op.name, "] an input ", side, " of ", a.out,
+        " gives windows that span ", last + span, " pixels, and padding ", a.padding,
+        " removes them all; use less padding");
+  return last - 2 * a.padding + span + output_padding;
 }
-bool is_empty(const kernels::Conv2dShape& s) { return s.n * s.c * s.h * s.w == 0 || s.k == 0; }
 
-Tensor weight_gradient(const Tensor& g, const Tensor& x, const kernels::Conv2dShape& s);
-Tensor input_gradient(const Tensor& g, const Tensor& weight, const kernels::Conv2dShape& s) {
-  const Tensor dx = empty({s.n, s.c, s.h, s.w}, {g.dtype(), g.device()}, layout(s));
-  if (is_empty(s)) return zeros_like(dx);
-  kernels::conv2d_backward_input(
-      g.device(), g.dtype(),
-      {.shape = s, .dy = raw_contiguous(g, layout(s)), .weight = raw_contiguous(weight), .dx = dx});
-  if (autograd::recording(g, weight))
-    autograd::record(kConv2d, dx, {&g, &weight},
-                     [g = save_if(weight, g), weight = save_if(g, weight), s](Backward& b) {
-                       if (b.needs(0)) b.set(0, conv2d(b.grad(), b.saved(weight), {}, params_of(s)));
-                       if (b.needs(1)) b.set(1, weight_gradient(b.saved(g), b.grad(), s));
+// Checks everything but the dtypes and the bias. `transposed` swaps x and y.
+ConvGeometry checked_geometry(const Op& op, const Tensor& x, const Tensor& weight, const Options& o,
+                              bool transposed) {
+  const Names& names = kNames[o.dims - 1];
+  check(x.dim() == o.dims + 2, "[", op.name, "] input has shape ", x.sizes(), ", expected ", names.input);
+  check(weight.dim() == o.dims + 2, "[", op.name, "] weight has shape ", weight.sizes(), ", expected ",
+        transposed ? kTransposedWeights[o.dims - 1] : names.weight);
+  check_numbers(op, "stride", o.stride, o.dims, 1);
+  check_numbers(op, "dilation", o.dilation, o.dims, 1);
+  check_numbers(op, "padding", o.padding, o.dims, 0);
+  check_numbers(op, "output_padding", o.output_padding, o.dims, 0);
+
+  const std::int64_t channels = x.sizes()[1], rows = weight.sizes()[0], groups = o.groups;
+  if (transposed)
+    check(groups >= 1 && channels % groups == 0, "[", op.name, "] ", groups, " groups do not divide ",
+          channels, " input channels");
+  else
+    check(groups >= 1 && channels % groups == 0 && rows % groups == 0, "[", op.name, "] ", groups,
+          " groups do not divide ", channels, " input channels and ", rows, " output channels");
+  std::int64_t all_columns = 0;
+  check(!__builtin_mul_overflow(weight.sizes()[1], groups, &all_columns), "[", op.name, "] weight ",
+        weight.sizes(), " with ", groups, " groups has more channels than 64 bits can count");
+  const std::int64_t taken = transposed ? rows : all_columns;
+  check(taken == channels, "[", op.name, "] input of shape ", x.sizes(), " has ", channels,
+        " channels, but weight ", weight.sizes(), " with ", groups, " groups takes ", taken);
+
+  ConvGeometry g;
+  g.dims = o.dims;
+  g.n = x.sizes()[0], g.c = all_columns, g.k = rows, g.groups = groups;
+  for (int i = 3 - o.dims; i < 3; ++i) {
+    ConvAxis& a = g.axes[i];
+    const int dim = i - 3 + o.dims + 2;
+    a.window = weight.sizes()[dim];
+    check(a.window >= 1, "[", op.name, "] weight has shape ", weight.sizes(), ": an empty window");
+    check(a.window <= kMost, "[", op.name, "] weight has shape ", weight.sizes(), ": a window of more than ",
+          kMost);
+    a.stride = o.stride[i], a.padding = o.padding[i], a.dilation = o.dilation[i];
+    if (transposed) {
+      a.out = x.sizes()[dim];
+      a.in = input_size(op, names.sides[i], a, o.output_padding[i]);
+    } else {
+      a.in = x.sizes()[dim];
+      a.out = output_size(op, names.sides[i], a);
+    }
+  }
+  if (transposed) checked_numel(op.name, g.x_sizes());
+  g.channels_last = o.dims == 2 && (x.memory_format() == MemoryFormat::channels_last ||
+                                    weight.memory_format() == MemoryFormat::channels_last);
+  return g;
+}
+
+void check_operands(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  detail::check_defined(op.name, x);
+  detail::check_defined(op.name, weight, "weight");
+  op.check_dtype(x.dtype());
+  check_matches(op.name, x, weight, "weight");
+  check_matches(op.name, x, bias, "bias");
+}
+
+// ---- the three maps of a convolution, recorded. Each is linear in both of its operands, so its gradients
+// are the other two maps. A backward calls them, and they record only if it runs with create_graph.
+
+Tensor input_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Tensor& weight,
+                 const Tensor& bias);
+Tensor weight_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Tensor& x);
+
+// y from x, weight and bias (or undefined).
+Tensor forward_map(const Op& op, const ConvGeometry& g, const Tensor& x, const Tensor& weight,
+                   const Tensor& bias) {
+  const Tensor y = conv_forward(g, x, weight, bias);
+  if (recording(x, weight, bias))
+    autograd::record(op, y, {&x, &weight, &bias},
+                     [&op, x = save_if(weight, x), weight = save_if(x, weight), g](Backward& b) {
+                       if (b.needs(0)) b.set(0, input_map(op, g, b.grad(), b.saved(weight), {}));
+                       if (b.create_graph()) {
+                         if (b.needs(1)) b.set(1, weight_map(op, g, b.grad(), b.saved(x)));
+                         if (b.needs(2)) b.set(2, sum(b.grad(), all_but_channels(g.dims)));
+                       } else if (b.needs(1) || b.needs(2)) {
+                         const Tensor input = b.needs(1) ? b.saved(x) : Tensor();
+                         const auto [dw, db] =
+                             conv_weight_gradient(g, b.grad(), input, b.needs(1), b.needs(2));
+                         if (dw.defined()) b.set(1, dw);
+                         if (db.defined()) b.set(2, db);
+                       }
+                     });
+  return y;
+}
+
+// dx from dy and weight, plus the bias (or undefined), which has one element per channel of x.
+Tensor input_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Tensor& weight,
+                 const Tensor& bias) {
+  Tensor dx;
+  if (bias.defined()) {
+    const NoGradGuard no_grad;
+    const DType sums = autograd::accumulation_dtype(dy.dtype());  // so that f16 and bf16 are rounded once
+    dx = conv_input_gradient(g, converted(dy, sums), converted(weight, sums));
+    dx.add_(per_channel(autograd::raw_contiguous(converted(bias, sums)), g.dims));
+    dx = converted(dx, dy.dtype());
+  } else {
+    dx = conv_input_gradient(g, dy, weight);
+  }
+  if (recording(dy, weight, bias))
+    autograd::record(op, dx, {&dy, &weight, &bias},
+                     [&op, dy = save_if(weight, dy), weight = save_if(dy, weight), g](Backward& b) {
+                       if (b.needs(0)) b.set(0, forward_map(op, g, b.grad(), b.saved(weight), {}));
+                       if (b.needs(1)) b.set(1, weight_map(op, g, b.saved(dy), b.grad()));
+                       if (b.needs(2)) b.set(2, sum(b.grad(), all_but_channels(g.dims)));
                      });
   return dx;
 }
-Tensor weight_gradient(const Tensor& g, const Tensor& x, const kernels::Conv2dShape& s) {
-  const Tensor dw = empty({s.k, s.c / s.groups, s.r, s.s}, {g.dtype(), g.device()});
-  if (is_empty(s)) return zeros_like(dw);
-  kernels::conv2d_backward_weight(g.device(), g.dtype(),
-                                  {.shape = s,
-                                   .dy = raw_contiguous(g, layout(s)),
-                                   .x = raw_contiguous(x, layout(s)),
-                                   .dweight = dw,
-                                   .dbias = Tensor()});
-  if (autograd::recording(g, x))
-    autograd::record(kConv2d, dw, {&g, &x}, [g = save_if(x, g), x = save_if(g, x), s](Backward& b) {
-      if (b.needs(0)) b.set(0, conv2d(b.saved(x), b.grad(), {}, params_of(s)));
-      if (b.needs(1)) b.set(1, input_gradient(b.saved(g), b.grad(), s));
+
+// dweight from dy and x.
+Tensor weight_map(const Op& op, const ConvGeometry& g, const Tensor& dy, const Tensor& x) {
+  const Tensor dw = conv_weight_gradient(g, dy, x, true, false).first;
+  if (recording(dy, x))
+    autograd::record(op, dw, {&dy, &x}, [&op, dy = save_if(x, dy), x = save_if(dy, x), g](Backward& b) {
+      if (b.needs(0)) b.set(0, forward_map(op, g, b.saved(x), b.grad(), {}));
+      if (b.needs(1)) b.set(1, input_map(op, g, b.saved(dy), b.grad(), {}));
     });
   return dw;
 }
 
+Tensor convolve(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias, const Options& o) {
+  check_operands(op, x, weight, bias);
+  if (x.dim() == o.dims + 1) return convolve(op, x.unsqueeze(0), weight, bias, o).squeeze(0);
+  const ConvGeometry g = checked_geometry(op, x, weight, o, false);
+  autograd::check_vector(op.name, bias, "bias", g.k);
+  return forward_map(op, g, x, weight, bias);
+}
+
+Tensor convolve_transposed(const Op& op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                           const Options& o) {
+  check_operands(op, x, weight, bias);
+  if (x.dim() == o.dims + 1) return convolve_transposed(op, x.unsqueeze(0), weight, bias, o).squeeze(0);
+  const ConvGeometry g = checked_geometry(op, x, weight, o, true);
+  autograd::check_vector(op.name, bias, "bias", g.c);
+  return input_map(op, g, x, weight, bias);
+}
+
 }  // namespace
 
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv1dParams& params) {
+  return convolve(kConv1d, x, weight, bias, options_of(params));
+}
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv2dParams& params) {
-  detail::check_defined(kConv2d.name, x);
-  detail::check_defined(kConv2d.name, weight, "weight");
-  kConv2d.check_dtype(x.dtype());
-  check_matches(kConv2d.name, x, weight, "weight");
-  check_matches(kConv2d.name, x, bias, "bias");
-  const kernels::Conv2dShape s = checked_shape(x, weight, bias, params);
-  const bool nothing = x.numel() == 0 || weight.numel() == 0;
-
-  const Tensor y = empty({s.n, s.k, s.p, s.q}, {x.dtype(), x.device()}, layout(s));
-  if (nothing) {
-    const NoGradGuard guard;
-    y.zero_();
-    if (bias.defined()) y.add_(bias.view({s.k, 1, 1}));
-  } else {
-    const Tensor input = raw_contiguous(x, layout(s)), w = raw_contiguous(weight);
-    const Tensor offset = autograd::contiguous_or_undefined(bias);
-    kernels::conv2d(x.device(), x.dtype(), {.shape = s, .x = input, .weight = w, .bias = offset, .y = y});
-  }
-
-  if (autograd::recording(x, weight, bias))
-    autograd::record(
-        kConv2d, y, {&x, &weight, &bias},
-        [x = save_if(weight, x), weight = save_if(x, weight), s, nothing](Backward& b) {
-          if (b.create_graph()) {
-            if (b.needs(0)) b.set(0, input_gradient(b.grad(), b.saved(weight), s));
-            if (b.needs(1)) b.set(1, weight_gradient(b.grad(), b.saved(x), s));
-            if (b.needs(2)) b.set(2, b.grad().sum({0, 2, 3}));
-            return;
-          }
-          const TensorOptions options(b.grad().dtype(), b.grad().device());
-          const Tensor g = raw_contiguous(b.grad(), layout(s));
-          Tensor dx, dw, db;
-          if (b.needs(0)) dx = empty({s.n, s.c, s.h, s.w}, options, layout(s));
-          if (b.needs(1)) dw = empty({s.k, s.c / s.groups, s.r, s.s}, options);
-          if (b.needs(2)) db = empty({s.k}, options);
-          if (nothing) {
-            if (dx.defined()) dx.zero_();
-            if (dw.defined()) dw.zero_();
-            if (db.defined()) db = b.grad().sum({0, 2, 3});
-          } else {
-            if (dx.defined())
-              kernels::conv2d_backward_input(
-                  dx.device(), dx.dtype(),
-                  {.shape = s, .dy = g, .weight = raw_contiguous(b.saved(weight)), .dx = dx});
-            if (dw.defined() || db.defined()) {
-              const Tensor input = dw.defined() ? raw_contiguous(b.saved(x), layout(s)) : Tensor();
-              kernels::conv2d_backward_weight(g.device(), g.dtype(),
-                                              {.shape = s, .dy = g, .x = input, .dweight = dw, .dbias = db});
-            }
-          }
-          if (dx.defined()) b.set(0, dx);
-          if (dw.defined()) b.set(1, dw);
-          if (db.defined()) b.set(2, db);
-        });
-  return y;
+  return convolve(kConv2d, x, weight, bias, options_of(params));
+}
+Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias, const Conv3dParams& params) {
+  return convolve(kConv3d, x, weight, bias, options_of(params));
+}
+Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const ConvTranspose1dParams& params) {
+  return convolve_transposed(kConvTranspose1d, x, weight, bias, options_of(params));
+}
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const ConvTranspose2dParams& params) {
+  return convolve_transposed(kConvTranspose2d, x, weight, bias, options_of(params));
+}
+Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const ConvTranspose3dParams& params) {
+  return convolve_transposed(kConvTranspose3d, x, weight, bias, options_of(params));
 }
 
 }  // namespace tapestry

@@ -1,6 +1,6 @@
 #pragma once
-// Convolution.
-#include <array>
+// Convolutions and transposed convolutions.
+#include <type_traits>
 
 #include "tapestry/core/tensor.h"
 
@@ -15,16 +15,72 @@ struct Pair {
   friend constexpr bool operator==(Pair, Pair) = default;
 };
 
-struct Conv2dParams {
-  Pair stride = 1, padding = 0, dilation = 1;
-  std::int64_t groups = 1;
+/// A triple (depth, vertical, horizontal). One number sets all three.
+struct Triple {
+  std::int64_t d = 0, h = 0, w = 0;
+  constexpr Triple() = default;
+  constexpr Triple(std::int64_t all) : d(all), h(all), w(all) {}  // NOLINT
+  constexpr Triple(std::int64_t depth, std::int64_t vertical, std::int64_t horizontal)
+      : d(depth), h(vertical), w(horizontal) {}
+  friend constexpr bool operator==(Triple, Triple) = default;
 };
 
-/// Computes the cross-correlation of x and weight. Shapes: x is (N, C, H, W), weight is (K, C / groups, R,
-/// S), bias is (K) or undefined. The result is (N, K, P, Q) with P = (H + 2 padding - dilation (R - 1) - 1) /
-/// stride + 1. Q is computed from W and S in the same way. If x or weight is channels-last, so is the
-/// result. Throws ValueError if shapes, groups or window do not fit.
+/// One number per spatial dimension: a number, a Pair or a Triple.
+template <int kDims>
+using Extent = std::conditional_t<kDims == 1, std::int64_t, std::conditional_t<kDims == 2, Pair, Triple>>;
+
+template <int kDims>
+struct ConvParams {
+  Extent<kDims> stride = 1, padding = 0, dilation = 1;
+  std::int64_t groups = 1;
+};
+using Conv1dParams = ConvParams<1>;
+using Conv2dParams = ConvParams<2>;
+using Conv3dParams = ConvParams<3>;
+
+/// Computes the cross-correlation of x and weight. Shapes: x is (N, C, H, W) or (C, H, W), weight is (K, C /
+/// groups, R, S), bias is (K) or undefined. The result is (N, K, P, Q) or (K, P, Q) with P = (H + 2 padding -
+/// dilation (R - 1) - 1) / stride + 1. Q is computed from W and S in the same way. If x or weight is
+/// channels-last, so is the result. Throws ValueError if shapes, groups or window do not fit.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dParams& params = {});
+/// conv2d() with one spatial dimension: x is (N, C, L) or (C, L), and weight is (K, C / groups, S). The
+/// kernels are those of conv2d, for images of one row.
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const Conv1dParams& params = {});
+/// conv2d() with three spatial dimensions: x is (N, C, D, H, W) or (C, D, H, W), and weight is (K, C /
+/// groups, T, R, S). The tensors are row-major. A GPU has no kernel for it: the T slices of x that a window
+/// touches become T times as many channels, and conv2d's kernel computes all planes at once. This takes
+/// memory for T / stride copies of x, during the call only, and time to copy them. The same holds on a CPU
+/// without oneDNN, and for dtypes other than f32. Windows of T x 1 x 1, 1 x 1 x S and 1 x 1 x 1 need no copy.
+Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              const Conv3dParams& params = {});
+
+template <int kDims>
+struct ConvTransposeParams {
+  Extent<kDims> stride = 1, padding = 0, output_padding = 0;
+  std::int64_t groups = 1;
+  Extent<kDims> dilation = 1;
+};
+using ConvTranspose1dParams = ConvTransposeParams<1>;
+using ConvTranspose2dParams = ConvTransposeParams<2>;
+using ConvTranspose3dParams = ConvTransposeParams<3>;
+
+/// Computes the transpose of conv2d as a linear map of its input (Zeiler et al., "Deconvolutional networks",
+/// 2010): the gradient that conv2d with this weight, stride, padding and dilation gives its input, if x is
+/// the gradient of its output. Shapes: x is (N, C, H, W) or (C, H, W), weight is (C, K / groups, R, S), bias
+/// is (K) or undefined. The result is (N, K, P, Q) or (K, P, Q) with P = (H - 1) stride - 2 padding +
+/// dilation (R - 1) + output_padding + 1. Several sizes of conv2d's input give the same size of its output;
+/// output_padding, which is less than stride or dilation, selects one. If x or weight is channels-last, so is
+/// the result. Throws ValueError if shapes, groups or sizes do not fit.
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        const ConvTranspose2dParams& params = {});
+/// conv_transpose2d() with one spatial dimension: x is (N, C, L) or (C, L).
+Tensor conv_transpose1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        const ConvTranspose1dParams& params = {});
+/// conv_transpose2d() with three spatial dimensions: x is (N, C, D, H, W) or (C, D, H, W). It is computed as
+/// the gradient of conv3d.
+Tensor conv_transpose3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                        const ConvTranspose3dParams& params = {});
 
 }  // namespace tapestry

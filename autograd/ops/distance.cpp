@@ -49,7 +49,8 @@ Tensor distances_by_products(const Tensor& a, const Tensor& b) {
           // d|x - z| / dx = (x - z) / |x - z|, so with w = g / |x - z| the gradient of x is x sum(w) - w z.
           const Tensor none = zeros({}, TensorOptions(g.dtype(), g.device()));
           const Tensor same = eq(distances, 0);
-          const Tensor w = where(same, none, g / (back.create_graph() ? where(same, Scalar(1), distances) : distances));
+          const Tensor w =
+              where(same, none, g / (back.create_graph() ? where(same, Scalar(1), distances) : distances));
           if (back.needs(0))
             back.set(0, reduce_to(x * sum(w, -1, true) - matmul(w, z), x.sizes(), x.dtype()));
           if (back.needs(1))

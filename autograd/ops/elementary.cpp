@@ -13,8 +13,8 @@ namespace tapestry {
 
 using namespace autograd;  // NOLINT: this file is autograd's
 
-// The gradients of the rows by operations, for gradients of gradients. x is the input of the function, and y its
-// output.
+// The gradients of the rows by operations, for gradients of gradients. x is the input of the function, and y
+// its output.
 namespace autograd {
 using kernels::GradientOf;
 template <>
@@ -51,13 +51,15 @@ template <>
 inline constexpr auto composed<GradientOf<kernels::Atanh>> =
     [](const Tensor& dy, const Tensor& x, const auto&) { return dy / ((1 - x) * (1 + x)); };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Erf>> = [](const Tensor& dy, const Tensor& x, const auto&) {
-  return dy * (exp(-(x * x)) * (2 * std::numbers::inv_sqrtpi));
-};
+inline constexpr auto composed<GradientOf<kernels::Erf>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      return dy * (exp(-(x * x)) * (2 * std::numbers::inv_sqrtpi));
+    };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Erfinv>> = [](const Tensor& dy, const Tensor& y, const auto&) {
-  return dy * (exp(y * y) * (0.5 / std::numbers::inv_sqrtpi));
-};
+inline constexpr auto composed<GradientOf<kernels::Erfinv>> =
+    [](const Tensor& dy, const Tensor& y, const auto&) {
+      return dy * (exp(y * y) * (0.5 / std::numbers::inv_sqrtpi));
+    };
 template <>
 inline constexpr auto composed<GradientOf<kernels::Expm1>> =
     [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (y + 1); };

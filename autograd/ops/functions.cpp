@@ -28,37 +28,35 @@ Tensor none_of(const Tensor& dy) { return zeros({}, {dy.dtype(), dy.device()}); 
 
 using kernels::GradientOf;
 template <>
-inline constexpr auto composed<GradientOf<kernels::Abs>> = [](const Tensor& dy, const Tensor& x, const auto&) {
-  return dy * sign(x);
-};
+inline constexpr auto composed<GradientOf<kernels::Abs>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) { return dy * sign(x); };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Relu>> = [](const Tensor& dy, const Tensor& y, const auto&) {
-  return where(le(y, 0), none_of(dy), dy);
-};
+inline constexpr auto composed<GradientOf<kernels::Relu>> =
+    [](const Tensor& dy, const Tensor& y, const auto&) { return where(le(y, 0), none_of(dy), dy); };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Sqrt>> = [](const Tensor& dy, const Tensor& y, const auto&) {
-  return dy / (2 * y);
-};
+inline constexpr auto composed<GradientOf<kernels::Sqrt>> =
+    [](const Tensor& dy, const Tensor& y, const auto&) { return dy / (2 * y); };
 template <>
 inline constexpr auto composed<GradientOf<kernels::Rsqrt>> =
     [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (-0.5 * (y * y * y)); };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Tanh>> = [](const Tensor& dy, const Tensor& y, const auto&) {
-  return dy * (1 - y * y);
-};
+inline constexpr auto composed<GradientOf<kernels::Tanh>> =
+    [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (1 - y * y); };
 template <>
 inline constexpr auto composed<GradientOf<kernels::Sigmoid>> =
     [](const Tensor& dy, const Tensor& y, const auto&) { return dy * (y * (1 - y)); };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Silu>> = [](const Tensor& dy, const Tensor& x, const auto&) {
-  const Tensor s = sigmoid(x);
-  return dy * (s * (1 + x * (1 - s)));
-};
+inline constexpr auto composed<GradientOf<kernels::Silu>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      const Tensor s = sigmoid(x);
+      return dy * (s * (1 + x * (1 - s)));
+    };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Gelu>> = [](const Tensor& dy, const Tensor& x, const auto&) {
-  const Tensor cdf = 0.5 * (1 + erf(x * (1 / std::numbers::sqrt2)));
-  return dy * (cdf + x * (exp(-0.5 * (x * x)) * (std::numbers::inv_sqrtpi / std::numbers::sqrt2)));
-};
+inline constexpr auto composed<GradientOf<kernels::Gelu>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      const Tensor cdf = 0.5 * (1 + erf(x * (1 / std::numbers::sqrt2)));
+      return dy * (cdf + x * (exp(-0.5 * (x * x)) * (std::numbers::inv_sqrtpi / std::numbers::sqrt2)));
+    };
 template <>
 inline constexpr auto composed<GradientOf<kernels::GeluTanh>> =
     [](const Tensor& dy, const Tensor& x, const auto&) {
@@ -76,20 +74,27 @@ template <>
 inline constexpr auto composed<GradientOf<kernels::LeakyRelu>> =
     [](const Tensor& dy, const Tensor& x, const auto& p) { return where(gt(x, 0), dy, dy * p[0]); };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Elu>> = [](const Tensor& dy, const Tensor& x, const auto& p) {
+inline constexpr auto composed<GradientOf<kernels::Elu>> = [](const Tensor& dy, const Tensor& x,
+                                                              const auto& p) {
   const double alpha = p[0].to_double(), scale = p[1].to_double(), rate = p[2].to_double();
   // The limit keeps the exponential finite where it is not used.
   return where(le(x, 0), dy * (exp(clamp(x, std::nullopt, 0) * rate) * (scale * alpha * rate)), dy * scale);
 };
 template <>
-inline constexpr auto composed<GradientOf<kernels::Mish>> = [](const Tensor& dy, const Tensor& x, const auto&) {
-  const Tensor e = exp(clamp(x, std::nullopt, 20)), n = e * (e + 2), t = n / (n + 2);
-  return where(gt(x, 20), dy, dy * (t + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)))));
-};
+inline constexpr auto composed<GradientOf<kernels::Mish>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      const Tensor e = exp(clamp(x, std::nullopt, 20)), n = e * (e + 2), t = n / (n + 2);
+      return where(gt(x, 20), dy, dy * (t + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)))));
+    };
 template <>
 inline constexpr auto composed<GradientOf<kernels::Hardswish>> =
     [](const Tensor& dy, const Tensor& x, const auto&) {
       return where(le(x, -3), none_of(dy), where(lt(x, 3), dy * (x / 3 + 0.5), dy));
+    };
+template <>
+inline constexpr auto composed<GradientOf<kernels::Hardsigmoid>> =
+    [](const Tensor& dy, const Tensor& x, const auto&) {
+      return where(logical_and(gt(x, -3), lt(x, 3)), dy / 6, none_of(dy));
     };
 template <>
 inline constexpr auto composed<GradientOf<kernels::NanToNum>> =
@@ -178,7 +183,6 @@ Tensor clamp(const Tensor& x, std::optional<Scalar> min, std::optional<Scalar> m
 
 namespace {
 
-const Op kHardsigmoid{"hardsigmoid", Grad::twice, kFloats};
 const Op kHardtanh{"hardtanh", Grad::twice, kNumbers};
 const Op kSoftsign{"softsign", Grad::twice, kFloats};
 const Op kLogSigmoid{"logsigmoid", Grad::twice, kFloats};
@@ -204,10 +208,6 @@ Tensor nan_to_num(const Tensor& x, double nan, std::optional<double> posinf, std
 Tensor celu(const Tensor& x, double alpha) {
   check(alpha != 0, "[celu] alpha is 0; give another number");
   return call_function<"elu">(x, {alpha, 1, 1 / alpha});
-}
-Tensor hardsigmoid(const Tensor& x) {
-  check_input(kHardsigmoid, x);
-  return div(clamp(add(x, 3), 0, 6), 6);
 }
 Tensor hardtanh(const Tensor& x, const Scalar& min, const Scalar& max) {
   check_input(kHardtanh, x);

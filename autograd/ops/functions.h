@@ -72,7 +72,7 @@ inline Tensor mish(const Tensor& x) { return autograd::call_function<"mish">(x);
 /// Computes x relu6(x + 3) / 6 (Howard et al. 2019).
 inline Tensor hardswish(const Tensor& x) { return autograd::call_function<"hardswish">(x); }
 /// Computes relu6(x + 3) / 6.
-Tensor hardsigmoid(const Tensor& x);
+inline Tensor hardsigmoid(const Tensor& x) { return autograd::call_function<"hardsigmoid">(x); }
 /// Limits x to [min, max]. Throws ValueError unless min <= max. The gradient passes where min < x < max.
 Tensor hardtanh(const Tensor& x, const Scalar& min = -1, const Scalar& max = 1);
 /// Limits x to [0, 6].

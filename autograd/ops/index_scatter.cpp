@@ -157,9 +157,10 @@ Gradients product_gradients(const Tensor& g, const Tensor& x, const Tensor& src,
   const Tensor zeros_at = zeros(x.sizes(), {DType::i64, x.device()});
   combine_at(nullptr, Combine::sum, zeros_at, s, is_zero.to(DType::i64));
   const Tensor zeros_of_group = at(zeros_at);
-  check<AutogradError>(!grad_enabled() || !any(logical_and(is_zero, gt(zeros_of_group, 1))).item<bool>(),
-                       "[scatter_reduce] gradients of gradients are not available for a product of several zeros "
-                       "of src; replace them, or call without create_graph");
+  check<AutogradError>(
+      !grad_enabled() || !any(logical_and(is_zero, gt(zeros_of_group, 1))).item<bool>(),
+      "[scatter_reduce] gradients of gradients are not available for a product of several zeros "
+      "of src; replace them, or call without create_graph");
   const Tensor single = where(is_zero, zeros_of_group, zeros(src.sizes(), {DType::i64, x.device()})) == 1;
   const Tensor one = ones_like(src);
   const Tensor without_zero = recorded_product(x, s, where(single, one, src), include_self);

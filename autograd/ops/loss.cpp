@@ -26,10 +26,14 @@ namespace autograd {
 using kernels::BackwardA, kernels::BackwardB;
 template <>
 inline constexpr auto composed<BackwardA<kernels::BinaryCrossEntropy>> =
-    [](const Tensor& dy, const Tensor& x, const Tensor& target) { return dy * (x - target) / clamp((1 - x) * x, 1e-12); };
+    [](const Tensor& dy, const Tensor& x, const Tensor& target) {
+      return dy * (x - target) / clamp((1 - x) * x, 1e-12);
+    };
 template <>
 inline constexpr auto composed<BackwardB<kernels::BinaryCrossEntropy>> =
-    [](const Tensor& dy, const Tensor& x, const Tensor&) { return dy * (clamp(log1p(-x), -100) - clamp(log(x), -100)); };
+    [](const Tensor& dy, const Tensor& x, const Tensor&) {
+      return dy * (clamp(log1p(-x), -100) - clamp(log(x), -100));
+    };
 template <>
 inline constexpr auto composed<BackwardA<kernels::BinaryCrossEntropyWithLogits>> =
     [](const Tensor& dy, const Tensor& x, const Tensor& target) { return dy * (sigmoid(x) - target); };
@@ -170,7 +174,8 @@ Tensor saved_or_none(const Backward& b, const SavedTensor& s, bool is_there) {
 }
 SavedTensor save_if(const Tensor& t) { return t.defined() ? save(t) : SavedTensor(); }
 
-// ---- gradients by operations. The classes of a tensor of shape `sizes` lie along dimension 1, or 0 if it is 1-d.
+// ---- gradients by operations. The classes of a tensor of shape `sizes` lie along dimension 1, or 0 if it is
+// 1-d.
 
 // The weights of the classes as a factor of x: 1 if there are none.
 Tensor by_class(const Tensor& weight, const Tensor& x) {
@@ -230,8 +235,9 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntrop
           const Tensor classes = b.saved(target), weights = saved_or_none(b, weight, weighted);
           if (b.create_graph()) {
             const Tensor q = class_weights(args, from, classes, weights, options);
-            return b.set(0, -q * row_gradient(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean),
-                                              reduction, from));
+            return b.set(0,
+                         -q * row_gradient(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean),
+                                           reduction, from));
           }
           const IncomingGrad g(b.grad(), saved_or_none(b, divisor, reduction == Reduction::mean), reduction);
           const Tensor dx = empty(from, options);

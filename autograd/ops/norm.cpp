@@ -19,45 +19,15 @@ using autograd::contiguous_or_undefined;
 using autograd::Grad;
 using autograd::NormalizationByOperations;
 using autograd::normalize_channels;
+using autograd::NormGradients;
 using autograd::Op;
 using autograd::raw_contiguous;
 using autograd::save_if;
+using autograd::set_by_operations;
 
 const Op kBatchNorm("batch_norm", Grad::twice, kFloats);
 const Op kLayerNorm("layer_norm", Grad::twice, kFloats);
-
-// Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
-// the tensor must be zero.
-Tensor sums_of(const Tensor& g, const Shape& sizes) {
-  const TensorOptions options(g.dtype(), g.device());
-  return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
-}
-
-// The gradients of input, weight and bias that backward needs; the others are undefined. The kernel writes
-// them. `g` is the gradient of the output, and weight and bias have the shape `sizes`.
-struct NormGradients {
-  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes) {
-    if (b.needs(0)) dx = empty(g.sizes(), {g.dtype(), g.device()}, format);
-    if (b.needs(1)) dweight = sums_of(g, sizes);
-    if (b.needs(2)) dbias = sums_of(g, sizes);
-  }
-  void set(Backward& b) const {
-    b.set(0, dx);
-    b.set(1, dweight);
-    b.set(2, dbias);
-  }
-  Tensor dx, dweight, dbias;
-};
-
-// Sets the gradients in a pass with create_graph. `result` is the normalised input, and `dx()` computes the
-// gradient of the input. Weight and bias have the shape `sizes`, and their gradients are sums over `dims`.
-template <class F>
-void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes) {
-  const auto summed = [&](const Tensor& t) { return reshape(dims.empty() ? t : sum(t, dims), sizes); };
-  if (b.needs(0)) b.set(0, dx());
-  if (b.needs(1)) b.set(1, summed(b.grad() * result));
-  if (b.needs(2)) b.set(2, summed(b.grad()));
-}
+const Op kRmsNorm("rms_norm", Grad::twice, kFloats);
 
 // A tensor for a kernel to update: t itself if it is dense, else a copy that finish() writes back.
 class Updated {
@@ -74,6 +44,26 @@ class Updated {
   const Tensor& target_;
   const Tensor dense_;
 };
+
+// Throws ValueError unless x's shape ends in `normalized_shape`, and the operands, which may be undefined, have
+// that shape and x's dtype and device.
+void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
+                      const Tensor& bias = {}) {
+  detail::check_defined(op.name, x);
+  op.check_dtype(x.dtype());
+  const int n = normalized_shape.size();
+  if (n < 1) fail("[", op.name, "] normalized_shape is empty; name at least the last dimension");
+  if (x.dim() < n || Shape(x.sizes().end() - n, n) != normalized_shape)
+    fail("[", op.name, "] input of shape ", x.sizes(), " does not end in normalized_shape ",
+         normalized_shape);
+  const auto check_operand = [&](const Tensor& t, const char* what) {
+    check_matches(op.name, x, t, what);
+    if (t.defined() && t.sizes() != normalized_shape)
+      fail("[", op.name, "] ", what, " has shape ", t.sizes(), ", expected ", normalized_shape);
+  };
+  check_operand(weight, "weight");
+  check_operand(bias, "bias");
+}
 
 }  // namespace
 
@@ -171,22 +161,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight, const Tensor& bias,
                   double eps) {
-  const char* const op = kLayerNorm.name;
-  detail::check_defined(op, x);
-  kLayerNorm.check_dtype(x.dtype());
-  const int n = normalized_shape.size();
-  check(n >= 1, "[layer_norm] normalized_shape is empty; name at least the last dimension");
-  check(x.dim() >= n && Shape(x.sizes().end() - n, n) == normalized_shape, "[layer_norm] input of shape ",
-        x.sizes(), " does not end in normalized_shape ", normalized_shape);
-  const auto check_operand = [&](const Tensor& t, const char* what) {
-    check_matches(op, x, t, what);
-    if (t.defined())
-      check(t.sizes() == normalized_shape, "[layer_norm] ", what, " has shape ", t.sizes(), ", expected ",
-            normalized_shape);
-  };
-  check_operand(weight, "weight");
-  check_operand(bias, "bias");
-
+  check_normalized(kLayerNorm, x, normalized_shape, weight, bias);
   const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
   const TensorOptions stats(accumulation_dtype(x.dtype()), x.device());
   const Tensor input = raw_contiguous(x), scale = contiguous_or_undefined(weight),
@@ -217,8 +192,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                            (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
                          const NormalizationByOperations n(t, last, eps);
                          const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
-                         return set_by_operations(b, n.result, [&] { return n.gradient(gx); }, others,
-                                                  normalized_shape);
+                         return set_by_operations(
+                             b, n.result, [&] { return n.gradient(gx); }, others, normalized_shape);
                        }
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
                        const NormGradients d(b, g, MemoryFormat::contiguous, normalized_shape);
@@ -237,6 +212,63 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                                                        .dweight = d.dweight,
                                                        .dbias = d.dbias});
                        d.set(b);
+                     });
+  return y;
+}
+
+Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
+                std::optional<double> eps) {
+  check_normalized(kRmsNorm, x, normalized_shape, weight);
+  const std::int64_t cols = normalized_shape.numel(), rows = cols > 0 ? x.numel() / cols : 0;
+  const DType sums = accumulation_dtype(x.dtype());
+  const double used_eps = eps.value_or(sums == DType::f64 ? 0x1p-52 : 0x1p-23);
+  const Tensor input = raw_contiguous(x), scale = contiguous_or_undefined(weight);
+  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}),
+               inv_rms = empty({rows}, {sums, x.device()});
+  if (y.numel() > 0)
+    kernels::rms_norm(x.device(), x.dtype(),
+                      {.rows = rows,
+                       .cols = cols,
+                       .x = input,
+                       .weight = scale,
+                       .eps = used_eps,
+                       .y = y,
+                       .inv_std = inv_rms});
+
+  if (autograd::recording(x, weight))
+    autograd::record(kRmsNorm, y, {&x, &weight},
+                     [x = autograd::save(x), inv_rms = autograd::save(inv_rms),
+                      weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
+                      weighted = weight.defined(), normalized_shape, rows, cols, used_eps](Backward& b) {
+                       if (b.create_graph()) {
+                         const Tensor t = b.saved(x), &g = b.grad();
+                         Dims last, others;
+                         for (int d = 0; d < t.dim(); ++d)
+                           (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
+                         const Tensor scale = rsqrt(add(mean(square(t), last, true), used_eps)),
+                                      result = t * scale;
+                         const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
+                         return set_by_operations(
+                             b, result, [&] { return scale * (gx - result * mean(mul(gx, result), last, true)); },
+                             others, normalized_shape);
+                       }
+                       const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
+                       const Tensor dx = b.needs(0) ? empty(g.sizes(), {g.dtype(), g.device()}) : Tensor();
+                       const Tensor dweight = b.needs(1) ? autograd::sums_of(g, normalized_shape) : Tensor();
+                       const Tensor scale =
+                           weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
+                       if (g.numel() > 0)
+                         kernels::rms_norm_backward(g.device(), g.dtype(),
+                                                    {.rows = rows,
+                                                     .cols = cols,
+                                                     .dy = g,
+                                                     .x = input,
+                                                     .inv_std = b.saved(inv_rms),
+                                                     .weight = scale,
+                                                     .dx = dx,
+                                                     .dweight = dweight});
+                       b.set(0, dx);
+                       b.set(1, dweight);
                      });
   return y;
 }

@@ -181,8 +181,9 @@ Tensor pad(const Tensor& x, const std::vector<std::int64_t>& padding, PadMode mo
     autograd::record(kPad, y, {&x}, [all, inner = x.sizes(), mode](Backward& b) {
       const Tensor &g = b.grad(), dx = unpadded(g, all, inner, mode);
       if (autograd::recording(g) && !dx.is_same(g))
-        autograd::record(kPad, dx, {&g},
-                         [all, mode](Backward& back) { back.set(0, pad(back.grad(), padding_of(all), mode)); });
+        autograd::record(kPad, dx, {&g}, [all, mode](Backward& back) {
+          back.set(0, pad(back.grad(), padding_of(all), mode));
+        });
       b.set(0, dx);
     });
   return y;

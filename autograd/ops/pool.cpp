@@ -6,6 +6,7 @@
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/index.h"
 #include "tapestry/autograd/ops/internal/common.h"
+#include "tapestry/autograd/ops/internal/pool.h"
 #include "tapestry/autograd/tape.h"
 #include "tapestry/kernels/ops/pool.h"
 
@@ -40,16 +41,6 @@ Pool2dShape input_shape(const Op& op, const Tensor& x) {
 // The largest kernel size, stride and dilation.
 constexpr std::int64_t kMostPixels = std::numeric_limits<std::int32_t>::max();
 
-std::int64_t output_size(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
-                         std::int64_t dilation, bool ceil_mode) {
-  const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1;
-  if (room < 0) return 0;
-  std::int64_t out = (room + (ceil_mode ? stride - 1 : 0)) / stride + 1;
-  // The last window must start inside the input or its left padding.
-  if (ceil_mode && (out - 1) * stride >= in + padding) --out;
-  return out;
-}
-
 Pool2dShape window_shape(const Op& op, const Tensor& x, const Pool2dParams& params) {
   Pool2dShape s = input_shape(op, x);
   const Pair kernel = params.kernel_size, padding = params.padding, dilation = params.dilation;
@@ -72,8 +63,8 @@ Pool2dShape window_shape(const Op& op, const Tensor& x, const Pool2dParams& para
   s.padding_h = padding.h, s.padding_w = padding.w;
   s.dilation_h = dilation.h, s.dilation_w = dilation.w;
   s.count_include_pad = params.count_include_pad;
-  s.p = output_size(s.h, s.kernel_h, s.stride_h, s.padding_h, s.dilation_h, params.ceil_mode);
-  s.q = output_size(s.w, s.kernel_w, s.stride_w, s.padding_w, s.dilation_w, params.ceil_mode);
+  s.p = autograd::pool_size(s.h, s.kernel_h, s.stride_h, s.padding_h, s.dilation_h, params.ceil_mode);
+  s.q = autograd::pool_size(s.w, s.kernel_w, s.stride_w, s.padding_w, s.dilation_w, params.ceil_mode);
   check(s.p >= 1 && s.q >= 1, "[", op.name, "] a window of (", s.kernel_h, ", ", s.kernel_w,
         ") with padding (", s.padding_h, ", ", s.padding_w, ") and dilation (", s.dilation_h, ", ",
         s.dilation_w, ") does not fit an input of shape ", x.sizes());
@@ -93,7 +84,8 @@ Tensor like_output(const Pool2dShape& s, int ndim, const TensorOptions& options)
   return ndim == 3 ? empty({s.c, s.p, s.q}, options) : empty({s.n, s.c, s.p, s.q}, options, layout(s));
 }
 
-// The kernels of averages over windows. Averages are linear, so the two directions are each other's gradients.
+// The kernels of averages over windows. Averages are linear, so the two directions are each other's
+// gradients.
 struct Average {
   const Op& op;
   const kernels::Slot<kernels::AvgPool2dArgs>& forward;
@@ -129,24 +121,37 @@ Tensor max_pool_gradient(const Tensor& g, const Tensor& places, const Pool2dShap
   const Tensor index = where(in_padding, Scalar(0), h * s.w + w), none = zeros({}, {g.dtype(), g.device()});
   const Tensor dx = like_input(s, g.dim(), {g.dtype(), g.device()});
   const Tensor flat = zeros_like(dx).flatten(-2);
-  return reshape(scatter_add(flat, -1, index.flatten(-2), where(in_padding, none, g).flatten(-2)), dx.sizes());
+  return reshape(scatter_add(flat, -1, index.flatten(-2), where(in_padding, none, g).flatten(-2)),
+                 dx.sizes());
 }
 
 }  // namespace
 
-Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
-  const Pool2dShape s = window_shape(kMaxPool2d, x, params);
-  const bool recorded = autograd::recording(x);
+namespace autograd {
+
+std::int64_t pool_size(std::int64_t in, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                       std::int64_t dilation, bool ceil_mode) {
+  const std::int64_t room = in + 2 * padding - dilation * (kernel - 1) - 1;
+  if (room < 0) return 0;
+  std::int64_t out = (room + (ceil_mode ? stride - 1 : 0)) / stride + 1;
+  // The last window must start inside the input or its left padding.
+  if (ceil_mode && (out - 1) * stride >= in + padding) --out;
+  return out;
+}
+
+MaxPooled max_pooled(const Op& op, const Tensor& x, const Pool2dParams& params, bool with_places) {
+  const Pool2dShape s = window_shape(op, x, params);
+  const bool recorded = recording(x);
   const Tensor y = like_output(s, x.dim(), {x.dtype(), x.device()});
   Tensor places;
-  if (recorded)
+  if (recorded || with_places)
     places = like_output(
         s, x.dim(), {s.kernel_h * s.kernel_w <= kernels::kSmallWindow ? DType::u8 : DType::i32, x.device()});
   if (y.numel() > 0)
     kernels::max_pool2d(x.device(), x.dtype(),
                         {.shape = s, .x = raw_contiguous(x, layout(s)), .y = y, .places = places});
   if (recorded)
-    autograd::record(kMaxPool2d, y, {&x}, [s, ndim = x.dim(), places = autograd::save(places)](Backward& b) {
+    record(op, y, {&x}, [s, ndim = x.dim(), places = save(places)](Backward& b) {
       if (b.create_graph()) return b.set(0, max_pool_gradient(b.grad(), b.saved(places), s));
       const Tensor g = raw_contiguous(b.grad(), layout(s));
       const Tensor dx = like_input(s, ndim, {g.dtype(), g.device()});
@@ -155,23 +160,58 @@ Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
                                      {.shape = s, .dy = g, .places = b.saved(places), .dx = dx});
       b.set(0, dx);
     });
-  return y;
+  return {y, places, s};
 }
 
-Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params) {
-  check(params.dilation == Pair(1), "[avg_pool2d] dilation (", params.dilation.h, ", ", params.dilation.w,
-        "), but only max_pool2d has one");
-  return Average{kAvgPool2d, kernels::avg_pool2d, kernels::avg_pool2d_backward}.of(
-      x, window_shape(kAvgPool2d, x, params));
+Tensor flat_indices(const MaxPooled& pooled) {
+  const NoGradGuard no_grad;
+  const Pool2dShape& s = pooled.shape;
+  const TensorOptions options(DType::i64, pooled.y.device());
+  const Tensor place = pooled.places.to(DType::i64);
+  const Tensor row = s.kernel_w == 1 ? place : place.floor_divide(s.kernel_w);
+  const auto starts = [&](std::int64_t out, std::int64_t stride, std::int64_t padding, std::int64_t pixel) {
+    return ((arange(out, options) * stride) - padding) * pixel;
+  };
+  // An element's index is (start of the rows + row * dilation) * w + start of the columns + column *
+  // dilation.
+  Tensor index = row * (s.dilation_h * s.w) + starts(s.p, s.stride_h, s.padding_h, s.w).view({s.p, 1}) +
+                 starts(s.q, s.stride_w, s.padding_w, 1);
+  if (s.kernel_w > 1) index = index + (place - row * s.kernel_w) * s.dilation_w;
+  // Only a dilated window can lie wholly in the padding. Its place is the largest value of the type.
+  if ((s.padding_h > 0 && s.dilation_h > 1) || (s.padding_w > 0 && s.dilation_w > 1))
+    index =
+        where(place == (pooled.places.dtype() == DType::u8 ? 255 : -1), scalar_tensor(-1, options), index);
+  return index;
 }
 
-Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size) {
-  Pool2dShape s = input_shape(kAdaptiveAvgPool2d, x);
-  check(output_size.h >= 1 && output_size.w >= 1, "[adaptive_avg_pool2d] output size (", output_size.h, ", ",
+Tensor average_pooled(const Op& op, const Tensor& x, const Pool2dParams& params) {
+  check(params.dilation == Pair(1), "[", op.name, "] dilation (", params.dilation.h, ", ", params.dilation.w,
+        "), but only maximum pools have one");
+  return Average{op, kernels::avg_pool2d, kernels::avg_pool2d_backward}.of(x, window_shape(op, x, params));
+}
+
+Tensor adaptively_averaged(const Op& op, const Tensor& x, Pair output_size) {
+  Pool2dShape s = input_shape(op, x);
+  check(output_size.h >= 1 && output_size.w >= 1, "[", op.name, "] output size (", output_size.h, ", ",
         output_size.w, "), expected at least 1");
   s.p = output_size.h, s.q = output_size.w;
-  return Average{kAdaptiveAvgPool2d, kernels::adaptive_avg_pool2d, kernels::adaptive_avg_pool2d_backward}.of(
-      x, s);
+  return Average{op, kernels::adaptive_avg_pool2d, kernels::adaptive_avg_pool2d_backward}.of(x, s);
+}
+
+}  // namespace autograd
+
+Tensor max_pool2d(const Tensor& x, const Pool2dParams& params) {
+  return autograd::max_pooled(kMaxPool2d, x, params, false).y;
+}
+std::pair<Tensor, Tensor> max_pool2d_with_indices(const Tensor& x, const Pool2dParams& params) {
+  const autograd::MaxPooled pooled = autograd::max_pooled(kMaxPool2d, x, params, true);
+  return {pooled.y, autograd::flat_indices(pooled)};
+}
+Tensor avg_pool2d(const Tensor& x, const Pool2dParams& params) {
+  return autograd::average_pooled(kAvgPool2d, x, params);
+}
+Tensor adaptive_avg_pool2d(const Tensor& x, Pair output_size) {
+  return autograd::adaptively_averaged(kAdaptiveAvgPool2d, x, output_size);
 }
 
 }  // namespace tapestry

@@ -98,13 +98,12 @@ Tensor var(const Tensor& x, const Dims& dims, bool unbiased, bool keepdim) {
   const Tensor y = empty(r.sizes, TensorOptions(x.dtype(), x.device()));
   kernels::variance(x.device(), x.dtype(), {.reduction = {x, r.mask, y}, .mean = center, .divisor = divisor});
   if (autograd::recording(x)) {
-    autograd::record(kVar, y, {&x},
-                     [r, divisor, x = save(x), center = save(center)](Backward& b) {
-                       const Tensor saved = b.saved(x), around = b.saved(center);
-                       const Tensor g = mul(b.grad().reshape(r.kept), Scalar(2 / divisor));
-                       const Tensor of = b.create_graph() ? mean(saved.to(around.dtype()), r.dims(), true) : around;
-                       b.set(0, mul(sub(saved, of), g).to(saved.dtype()));
-                     });
+    autograd::record(kVar, y, {&x}, [r, divisor, x = save(x), center = save(center)](Backward& b) {
+      const Tensor saved = b.saved(x), around = b.saved(center);
+      const Tensor g = mul(b.grad().reshape(r.kept), Scalar(2 / divisor));
+      const Tensor of = b.create_graph() ? mean(saved.to(around.dtype()), r.dims(), true) : around;
+      b.set(0, mul(sub(saved, of), g).to(saved.dtype()));
+    });
   }
   return y;
 }
@@ -137,8 +136,8 @@ Tensor Tensor::logsumexp(const Dims& dims, bool keepdim) const {
 
 namespace {
 
-// The gradient of a norm by operations. As in the kernel, an element of 0 gets none if the norm is 0, or if the
-// power of 0 is infinite.
+// The gradient of a norm by operations. As in the kernel, an element of 0 gets none if the norm is 0, or if
+// the power of 0 is infinite.
 Tensor norm_gradient(const Tensor& g, const Tensor& x, const Tensor& y, double p) {
   const Tensor none = zeros({}, {x.dtype(), x.device()});
   if (p == 0) return zeros_like(x);

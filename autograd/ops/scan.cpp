@@ -113,7 +113,8 @@ Tensor cumprod(const Tensor& x, std::int64_t dim) {
   const Tensor y = layout.restored(converted(rows, result));
   if (autograd::recording(x)) {
     autograd::record(
-        kCumprod, y, {&x}, [layout, x = autograd::save(x), rows = autograd::save(rows.detach())](Backward& b) {
+        kCumprod, y, {&x},
+        [layout, x = autograd::save(x), rows = autograd::save(rows.detach())](Backward& b) {
           if (b.create_graph()) return b.set(0, cumprod_gradient(b.grad(), b.saved(x), layout.dim()));
           const Tensor products = b.saved(rows);
           const DType wide = products.dtype();

@@ -53,14 +53,16 @@ Tensor along(const Op& op, const decltype(kernels::softmax)& forward,
 }  // namespace
 
 Tensor softmax(const Tensor& x, std::int64_t dim) {
-  return along(kSoftmax, kernels::softmax, kernels::softmax_backward,
-               [](const Tensor& g, const Tensor& y, int d) { return y * (g - row_sums(g * y, d)); }, x, dim);
+  return along(
+      kSoftmax, kernels::softmax, kernels::softmax_backward,
+      [](const Tensor& g, const Tensor& y, int d) { return y * (g - row_sums(g * y, d)); }, x, dim);
 }
 Tensor Tensor::softmax(std::int64_t dim) const { return tapestry::softmax(*this, dim); }
 
 Tensor log_softmax(const Tensor& x, std::int64_t dim) {
-  return along(kLogSoftmax, kernels::log_softmax, kernels::log_softmax_backward,
-               [](const Tensor& g, const Tensor& y, int d) { return g - exp(y) * row_sums(g, d); }, x, dim);
+  return along(
+      kLogSoftmax, kernels::log_softmax, kernels::log_softmax_backward,
+      [](const Tensor& g, const Tensor& y, int d) { return g - exp(y) * row_sums(g, d); }, x, dim);
 }
 Tensor Tensor::log_softmax(std::int64_t dim) const { return tapestry::log_softmax(*this, dim); }
 

@@ -346,7 +346,7 @@ Tensor select(const Tensor& x, std::int64_t dim, std::int64_t index) {
                     " is out of range for dimension ", d, " of shape ", x.sizes(), "; use ", -size, " to ",
                     size - 1);
   return recorded_part(kSelect, x,
-                 {.dim = d, .start = index < 0 ? index + size : index, .length = 1, .drop = true});
+                       {.dim = d, .start = index < 0 ? index + size : index, .length = 1, .drop = true});
 }
 Tensor Tensor::select(std::int64_t dim, std::int64_t index) const {
   return tapestry::select(*this, dim, index);

@@ -63,6 +63,11 @@ enum class Indexing { ij, xy };
 /// tensor k. With Indexing::xy, the first two dimensions of the grids are exchanged. Throws TypeError unless
 /// all tensors have the same dtype.
 std::vector<Tensor> meshgrid(const std::vector<Tensor>& tensors, Indexing indexing = Indexing::ij);
+/// Return x as a view with at least 1, 2 or 3 dimensions: a vector of n elements becomes (1, n) and (1, n,
+/// 1), and a matrix (m, n) becomes (m, n, 1).
+Tensor atleast_1d(const Tensor& x);
+Tensor atleast_2d(const Tensor& x);
+Tensor atleast_3d(const Tensor& x);
 /// Returns the diagonal of the matrices in dimensions dim1 and dim2, as the new last dimension. Its elements
 /// have index i in dim1 and i + offset in dim2.
 Tensor diagonal(const Tensor& x, std::int64_t offset = 0, std::int64_t dim1 = 0, std::int64_t dim2 = 1);
@@ -89,6 +94,14 @@ std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std::int64_t dim
 std::vector<Tensor> tensor_split(const Tensor& x, std::int64_t sections, std::int64_t dim = 0);
 std::vector<Tensor> tensor_split(const Tensor& x, const std::vector<std::int64_t>& indices,
                                  std::int64_t dim = 0);
+/// tensor_split() along dimension 1 (hsplit; 0 if x is 1-d), 0 (vsplit) or 2 (dsplit). The number of sections
+/// must divide the size. Throw ValueError if x has fewer dimensions than 1, 2 and 3.
+std::vector<Tensor> hsplit(const Tensor& x, std::int64_t sections);
+std::vector<Tensor> hsplit(const Tensor& x, const std::vector<std::int64_t>& indices);
+std::vector<Tensor> vsplit(const Tensor& x, std::int64_t sections);
+std::vector<Tensor> vsplit(const Tensor& x, const std::vector<std::int64_t>& indices);
+std::vector<Tensor> dsplit(const Tensor& x, std::int64_t sections);
+std::vector<Tensor> dsplit(const Tensor& x, const std::vector<std::int64_t>& indices);
 /// Returns select(dim, i) for every index i.
 std::vector<Tensor> unbind(const Tensor& x, std::int64_t dim = 0);
 

@@ -92,8 +92,7 @@ Tensor strided_backward(const Tensor& g, const Layout& in, const Layout& out) {
 // The gradient of strided_backward(g, in, out), computed from the gradient v of its result. The two functions
 // are each other's gradients.
 Tensor strided_forward(const Tensor& v, const Layout& in, const Layout& out) {
-  if (v.numel() == 0 || out.sizes.numel() == 0)
-    return zeros(out.sizes, TensorOptions(v.dtype(), v.device()));
+  if (v.numel() == 0 || out.sizes.numel() == 0) return zeros(out.sizes, TensorOptions(v.dtype(), v.device()));
   const Memory memory(in, out, TensorOptions(autograd::accumulation_dtype(v.dtype()), v.device()));
   const NoGradGuard no_grad;
   Tensor share = v;

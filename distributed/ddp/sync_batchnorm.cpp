@@ -164,7 +164,7 @@ int convert_sync_batchnorm(nn::Module& model, const std::shared_ptr<ProcessGroup
         "[convert_sync_batchnorm] the group is null; pass what init_process_group() returned");
   int count = 0;
   for (nn::Module* module : model.modules())
-    count += convert<1>(*module, group) || convert<2>(*module, group);
+    count += convert<1>(*module, group) || convert<2>(*module, group) || convert<3>(*module, group);
   return count;
 }
 

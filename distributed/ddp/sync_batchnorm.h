@@ -41,5 +41,6 @@ class SyncBatchNorm : public nn::BatchNorm<kDims> {
 };
 using SyncBatchNorm1d = SyncBatchNorm<1>;
 using SyncBatchNorm2d = SyncBatchNorm<2>;
+using SyncBatchNorm3d = SyncBatchNorm<3>;
 
 }  // namespace tapestry::distributed

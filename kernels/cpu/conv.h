@@ -1,7 +1,7 @@
 #pragma once
 // The CPU's algorithms for convolution, so that tests can compare them. T is float or double. The arguments
 // are those of kernels/ops/conv.h, except that the functions ignore `relu`: the caller applies it.
-#include "tapestry/kernels/ops/conv.h"
+#include "tapestry/kernels/ops/conv3d.h"
 
 namespace tapestry::kernels::cpu {
 
@@ -26,6 +26,15 @@ struct OneDnnConv {
   static bool backward_input(const LaunchContext& context, const Conv2dShape& s, const float* dy,
                              const float* weight, float* dx);
   static bool backward_weight(const LaunchContext& context, const Conv2dShape& s, const float* dy,
+                              const float* x, float* dweight, float* dbias);
+};
+/// 3-d convolution by oneDNN, in the same way. There is no other algorithm for volumes.
+struct OneDnnConv3d {
+  static bool forward(const LaunchContext& context, const Conv3dShape& s, const float* x, const float* weight,
+                      const float* bias, float* y);
+  static bool backward_input(const LaunchContext& context, const Conv3dShape& s, const float* dy,
+                             const float* weight, float* dx);
+  static bool backward_weight(const LaunchContext& context, const Conv3dShape& s, const float* dy,
                               const float* x, float* dweight, float* dbias);
 };
 

@@ -23,7 +23,8 @@ using Dims = memory::dims;
 enum class Pass { forward, backward_input, backward_weight };
 
 struct Key {
-  Conv2dShape shape;
+  Conv3dShape shape;
+  bool volume;  // if false, the convolution is the 2-d one of shape.plane
   Pass pass;
   bool bias;
   int threads;  // a primitive divides its work among threads when it is created
@@ -31,13 +32,34 @@ struct Key {
 };
 struct KeyHash {
   std::size_t operator()(const Key& key) const {
-    const Conv2dShape& s = key.shape;
+    const Conv3dShape& v = key.shape;
+    const Conv2dShape& s = v.plane;
     std::size_t h = 14695981039346656037u;
-    for (const std::int64_t v :
-         {s.n, s.c, s.h, s.w, s.k, s.r, s.s, s.stride_h, s.stride_w, s.padding_h, s.padding_w, s.dilation_h,
-          s.dilation_w, s.groups, std::int64_t{s.channels_last}, static_cast<std::int64_t>(key.pass),
-          std::int64_t{key.bias}, std::int64_t{key.threads}})
-      h = (h ^ static_cast<std::size_t>(v)) * 1099511628211u;
+    for (const std::int64_t number : {v.d,
+                                      v.t,
+                                      v.stride_d,
+                                      v.padding_d,
+                                      v.dilation_d,
+                                      s.n,
+                                      s.c,
+                                      s.h,
+                                      s.w,
+                                      s.k,
+                                      s.r,
+                                      s.s,
+                                      s.stride_h,
+                                      s.stride_w,
+                                      s.padding_h,
+                                      s.padding_w,
+                                      s.dilation_h,
+                                      s.dilation_w,
+                                      s.groups,
+                                      std::int64_t{s.channels_last},
+                                      std::int64_t{key.volume},
+                                      static_cast<std::int64_t>(key.pass),
+                                      std::int64_t{key.bias},
+                                      std::int64_t{key.threads}})
+      h = (h ^ static_cast<std::size_t>(number)) * 1099511628211u;
     return h;
   }
 };
@@ -118,17 +140,27 @@ auto describe(const std::tuple<Args...>& args, const Hint&... hint) {
 #endif
 
 Plan make_plan(const Key& key) {
-  const Conv2dShape& s = key.shape;
+  const Conv3dShape& v = key.shape;
+  const Conv2dShape& s = v.plane;
   const auto f32 = memory::data_type::f32;
-  const Dims x_dims{s.n, s.c, s.h, s.w}, y_dims{s.n, s.k, s.p, s.q};
-  const Dims w_dims =
-      s.groups == 1 ? Dims{s.k, s.c, s.r, s.s} : Dims{s.groups, s.k / s.groups, s.c / s.groups, s.r, s.s};
-  const Tag layout = s.channels_last ? Tag::nhwc : Tag::nchw, wanted = s.channels_last ? Tag::nhwc : Tag::any;
+  // The sizes (first..., depth, height, width), without the depth for images.
+  const auto dims = [&](Dims first, std::int64_t d, std::int64_t h, std::int64_t w) {
+    if (key.volume) first.push_back(d);
+    first.insert(first.end(), {h, w});
+    return first;
+  };
+  const Dims x_dims = dims({s.n, s.c}, v.d, s.h, s.w), y_dims = dims({s.n, s.k}, v.o, s.p, s.q);
+  const Dims channels = s.groups == 1 ? Dims{s.k, s.c} : Dims{s.groups, s.k / s.groups, s.c / s.groups};
+  const Dims w_dims = dims(channels, v.t, s.r, s.s);
+  const Tag rows = key.volume ? Tag::ncdhw : Tag::nchw;
+  const Tag one_group = key.volume ? Tag::oidhw : Tag::oihw, grouped = key.volume ? Tag::goidhw : Tag::goihw;
+  const Tag layout = s.channels_last ? Tag::nhwc : rows, wanted = s.channels_last ? Tag::nhwc : Tag::any;
   const memory::desc our_x(x_dims, f32, layout), our_y(y_dims, f32, layout);
-  const memory::desc our_w(w_dims, f32, s.groups == 1 ? Tag::oihw : Tag::goihw), our_b({s.k}, f32, Tag::x);
+  const memory::desc our_w(w_dims, f32, s.groups == 1 ? one_group : grouped), our_b({s.k}, f32, Tag::x);
   const memory::desc x(x_dims, f32, wanted), y(y_dims, f32, wanted), w(w_dims, f32, Tag::any);
-  const Dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1},
-      padding{s.padding_h, s.padding_w};
+  const Dims strides = dims({}, v.stride_d, s.stride_h, s.stride_w),
+             dilates = dims({}, v.dilation_d - 1, s.dilation_h - 1, s.dilation_w - 1),
+             padding = dims({}, v.padding_d, s.padding_h, s.padding_w);
   const auto algorithm = dnnl::algorithm::convolution_direct;
   const auto forward_kind = dnnl::prop_kind::forward_training;
 
@@ -182,12 +214,12 @@ Plan make_plan(const Key& key) {
 
 // Returns the plan from this thread's cache, or creates it. Returns null if oneDNN does not support the
 // convolution.
-const Plan* plan_for(const Conv2dShape& shape, Pass pass, bool bias) {
+const Plan* plan_for(const Conv3dShape& shape, bool volume, Pass pass, bool bias) {
   // Limits the cache, because a program may use new shapes forever, such as another batch size in each step.
   constexpr std::size_t kMostPlans = 512;
   thread_local std::unordered_map<Key, std::unique_ptr<Plan>, KeyHash> plans;
-  Key key{shape, pass, bias, compute_threads()};
-  key.shape.relu = false;  // the primitive does not apply relu, so the key ignores it
+  Key key{shape, volume, pass, bias, compute_threads()};
+  key.shape.plane.relu = false;  // the primitive does not apply relu, so the key ignores it
   if (const auto found = plans.find(key); found != plans.end()) return found->second.get();
   if (plans.size() >= kMostPlans) plans.clear();
   std::unique_ptr<Plan> plan;
@@ -200,7 +232,13 @@ const Plan* plan_for(const Conv2dShape& shape, Pass pass, bool bias) {
 
 bool run(const LaunchContext& context, const Conv2dShape& s, Pass pass, bool bias,
          std::initializer_list<const void*> data) {
-  const Plan* plan = plan_for(s, pass, bias);
+  const Plan* plan = plan_for({.plane = s}, false, pass, bias);
+  if (plan) plan->run(context.device, data);
+  return plan != nullptr;
+}
+bool run(const LaunchContext& context, const Conv3dShape& s, Pass pass, bool bias,
+         std::initializer_list<const void*> data) {
+  const Plan* plan = plan_for(s, true, pass, bias);
   if (plan) plan->run(context.device, data);
   return plan != nullptr;
 }
@@ -220,6 +258,19 @@ bool OneDnnConv::backward_weight(const LaunchContext& context, const Conv2dShape
   return run(context, s, Pass::backward_weight, dbias != nullptr, {dy, x, dweight, dbias});
 }
 
+bool OneDnnConv3d::forward(const LaunchContext& context, const Conv3dShape& s, const float* x,
+                           const float* weight, const float* bias, float* y) {
+  return run(context, s, Pass::forward, bias != nullptr, {x, weight, y, bias});
+}
+bool OneDnnConv3d::backward_input(const LaunchContext& context, const Conv3dShape& s, const float* dy,
+                                  const float* weight, float* dx) {
+  return run(context, s, Pass::backward_input, false, {dy, weight, dx});
+}
+bool OneDnnConv3d::backward_weight(const LaunchContext& context, const Conv3dShape& s, const float* dy,
+                                   const float* x, float* dweight, float* dbias) {
+  return run(context, s, Pass::backward_weight, dbias != nullptr, {dy, x, dweight, dbias});
+}
+
 }  // namespace tapestry::kernels::cpu
 
 #else
@@ -235,6 +286,18 @@ bool OneDnnConv::backward_input(const LaunchContext&, const Conv2dShape&, const 
 }
 bool OneDnnConv::backward_weight(const LaunchContext&, const Conv2dShape&, const float*, const float*, float*,
                                  float*) {
+  return false;
+}
+bool OneDnnConv3d::forward(const LaunchContext&, const Conv3dShape&, const float*, const float*, const float*,
+                           float*) {
+  return false;
+}
+bool OneDnnConv3d::backward_input(const LaunchContext&, const Conv3dShape&, const float*, const float*,
+                                  float*) {
+  return false;
+}
+bool OneDnnConv3d::backward_weight(const LaunchContext&, const Conv3dShape&, const float*, const float*,
+                                   float*, float*) {
   return false;
 }
 }  // namespace tapestry::kernels::cpu

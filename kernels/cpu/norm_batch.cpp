@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "tapestry/kernels/cpu/compute.h"
+#include "tapestry/kernels/cpu/moments.h"
 #include "tapestry/kernels/cpu/sums.h"
 #include "tapestry/kernels/ops/norm.h"
 
@@ -34,17 +35,6 @@ void over_pieces(std::int64_t rows, std::int64_t channels, F&& f) {
                  }
                });
 }
-
-// The mean of the values so far, and the sum of their squared deviations from it.
-struct Moments {
-  double count = 0, mean = 0, squares = 0;
-  void merge(double n, double m, double sq) {
-    const double delta = m - mean, total = count + n;
-    mean += delta * (n / total);
-    squares += sq + delta * delta * (count * n / total);
-    count = total;
-  }
-};
 
 // Writes the statistics of channel c to the outputs that are not null.
 template <class T>

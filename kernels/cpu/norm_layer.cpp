@@ -9,7 +9,8 @@
 namespace tapestry::kernels::cpu {
 namespace {
 
-template <class T>
+// kCentred is false for rms_norm, whose mean is 0.
+template <class T, bool kCentred>
 void forward_kernel(const LaunchContext&, const LayerNormArgs& s) {
   using C = Compute<T>;
   const std::int64_t rows = s.rows, cols = s.cols;
@@ -20,17 +21,21 @@ void forward_kernel(const LaunchContext&, const LayerNormArgs& s) {
     for (std::int64_t r = begin; r < end; ++r) {
       const T* const x = input + r * cols;
       T* const y = output + r * cols;
-      const C mean = sum_lanes<C>(cols, [=](std::int64_t i) { return load(x[i]); }) / static_cast<C>(cols);
+      C mean = 0;
+      if constexpr (kCentred)
+        mean = sum_lanes<C>(cols, [=](std::int64_t i) { return load(x[i]); }) / static_cast<C>(cols);
       const C squares = sum_lanes<C>(cols, [=](std::int64_t i) {
         const C d = load(x[i]) - mean;
         return d * d;
       });
       const C inv_std = C(1) / std::sqrt(squares / static_cast<C>(cols) + static_cast<C>(eps));
-      means[r] = mean;
+      if constexpr (kCentred) means[r] = mean;
       inv_stds[r] = inv_std;
       if (weight && bias)
         for (std::int64_t i = 0; i < cols; ++i)
           y[i] = T((load(x[i]) - mean) * inv_std * load(weight[i]) + load(bias[i]));
+      else if (weight && !kCentred)
+        for (std::int64_t i = 0; i < cols; ++i) y[i] = T(load(x[i]) * inv_std * load(weight[i]));
       else
         for (std::int64_t i = 0; i < cols; ++i)
           y[i] = T((load(x[i]) - mean) * inv_std * (weight ? load(weight[i]) : C(1)) +
@@ -39,7 +44,7 @@ void forward_kernel(const LaunchContext&, const LayerNormArgs& s) {
   });
 }
 
-template <class T>
+template <class T, bool kCentred>
 void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& s) {
   using C = Compute<T>;
   const std::int64_t cols = s.cols;
@@ -60,17 +65,18 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
       for (std::int64_t r = chunk * chunk_rows; r < std::min(s.rows, (chunk + 1) * chunk_rows); ++r) {
         const T* const dy = dys + r * cols;
         const T* const x = xs + r * cols;
-        const C mean = means[r], inv_std = inv_stds[r];
+        const C mean = kCentred ? means[r] : C(0), inv_std = inv_stds[r];
         if (sums)
           for (std::int64_t i = 0; i < cols; ++i) {
             dweight[i] += load(dy[i]) * ((load(x[i]) - mean) * inv_std);
-            dbias[i] += load(dy[i]);
+            if constexpr (kCentred) dbias[i] += load(dy[i]);
           }
         if (!dxs) continue;
         const auto gradient = [=](std::int64_t i) { return load(dy[i]) * (weight ? load(weight[i]) : C(1)); };
         const auto normal = [=](std::int64_t i) { return (load(x[i]) - mean) * inv_std; };
         const C scale = C(1) / static_cast<C>(cols);
-        const C plain = sum_lanes<C>(cols, gradient) * scale;
+        C plain = 0;  // the gradient through the mean
+        if constexpr (kCentred) plain = sum_lanes<C>(cols, gradient) * scale;
         const C along = sum_lanes<C>(cols, [=](std::int64_t i) { return gradient(i) * normal(i); }) * scale;
         T* const dx = dxs + r * cols;
         for (std::int64_t i = 0; i < cols; ++i)
@@ -92,8 +98,10 @@ void backward_kernel(const LaunchContext& context, const LayerNormBackwardArgs& 
 }
 
 [[maybe_unused]] const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
-  layer_norm.set(DeviceType::cpu, dtype_of<T>, &forward_kernel<T>);
-  layer_norm_backward.set(DeviceType::cpu, dtype_of<T>, &backward_kernel<T>);
+  layer_norm.set(DeviceType::cpu, dtype_of<T>, &forward_kernel<T, true>);
+  layer_norm_backward.set(DeviceType::cpu, dtype_of<T>, &backward_kernel<T, true>);
+  rms_norm.set(DeviceType::cpu, dtype_of<T>, &forward_kernel<T, false>);
+  rms_norm_backward.set(DeviceType::cpu, dtype_of<T>, &backward_kernel<T, false>);
 });
 
 }  // namespace

@@ -5,10 +5,12 @@ namespace {
 
 const bool filled = for_types<float, BFloat16>([]<class T>() {
   layer_norm.set(DeviceType::cuda, dtype_of<T>, &launch_layer_norm<T>);
-  layer_norm_backward.set(DeviceType::cuda, dtype_of<T>,
-                          [](const LaunchContext& context, const LayerNormBackwardArgs& a) {
-                            launch_layer_norm_backward<T>(context, a);
-                          });
+  rms_norm.set(DeviceType::cuda, dtype_of<T>, &launch_layer_norm<T>);
+  for (auto* const backward : {&layer_norm_backward, &rms_norm_backward})
+    backward->set(DeviceType::cuda, dtype_of<T>,
+                  [](const LaunchContext& context, const LayerNormBackwardArgs& a) {
+                    launch_layer_norm_backward<T>(context, a);
+                  });
 });
 
 }  // namespace

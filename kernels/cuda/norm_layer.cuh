@@ -1,5 +1,5 @@
 #pragma once
-// Layer normalization. Rows that fit into registers are read from memory once:
+// Layer normalization and RMS normalization. Rows that fit into registers are read from memory once:
 //
 //   layer_norm_rows, layer_norm_backward_rows           up to 16384 elements (8192 in backward); short rows
 //                                                       use one warp, longer rows one block
@@ -9,6 +9,10 @@
 //
 // dweight and dbias are sums over rows, computed in two stages: each block sums a range of rows, then
 // add_row_parts() adds the results of the blocks in a fixed order.
+//
+// RMS normalization is layer normalization with a mean of 0. It runs the same kernels with a null `mean`: the
+// branch is the same for all threads of a launch and costs nothing beside the memory accesses, while kernels of
+// its own would double the time to compile this file.
 #include <algorithm>
 #include <cmath>
 
@@ -34,7 +38,7 @@ struct LayerNormRows {
   const T *x, *weight, *bias;
   float eps;
   T* y;
-  float *mean, *inv_std;
+  float *mean, *inv_std;  // a null mean stands for the mean 0
 };
 
 /// The number of resident threads per SM that a kernel is compiled for (launch bounds). With more of them,
@@ -67,8 +71,8 @@ __global__ void __launch_bounds__(block_threads(kThreads),
       sum[0] += x[i + j];
     }
   }
-  sum_row<kThreads>(sum, parts[0]);
-  const float mean = sum[0] / static_cast<float>(a.n);
+  if (a.mean) sum_row<kThreads>(sum, parts[0]);
+  const float mean = a.mean ? sum[0] / static_cast<float>(a.n) : 0.0f;
   UNROLL for (int i = 0; i < kElements; i += V) {
     if ((i / V * kThreads + thread) * V >= a.n) break;
     UNROLL for (int j = 0; j < V; ++j) {
@@ -79,7 +83,7 @@ __global__ void __launch_bounds__(block_threads(kThreads),
   sum_row<kThreads>(squares, parts[1]);
   const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
   if (thread == 0) {
-    a.mean[row] = mean;
+    if (a.mean) a.mean[row] = mean;
     a.inv_std[row] = inv_std;
   }
   UNROLL for (int i = 0; i < kElements; i += V) {
@@ -127,11 +131,13 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNo
   const int thread = static_cast<int>(threadIdx.x);
   const T* const in = a.x + row * a.n;
   float sum[1] = {0}, squares[1] = {0}, x[V];
-  for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
-    read_floats<V>(in + i, x);
-    UNROLL for (int j = 0; j < V; ++j) sum[0] += x[j];
+  if (a.mean) {
+    for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
+      read_floats<V>(in + i, x);
+      UNROLL for (int j = 0; j < V; ++j) sum[0] += x[j];
+    }
+    sum_row<kStreamThreads>(sum, parts[0]);
   }
-  sum_row<kStreamThreads>(sum, parts[0]);
   const float mean = sum[0] / static_cast<float>(a.n);
   for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
     read_floats<V>(in + i, x);
@@ -140,7 +146,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_streamed(LayerNo
   sum_row<kStreamThreads>(squares, parts[1]);
   const float inv_std = 1.0f / sqrtf(squares[0] / static_cast<float>(a.n) + a.eps);
   if (thread == 0) {
-    a.mean[row] = mean;
+    if (a.mean) a.mean[row] = mean;
     a.inv_std[row] = inv_std;
   }
   for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
@@ -158,9 +164,9 @@ struct LayerNormGrads {
   std::int64_t rows, chunk;  // chunk: rows per block
   int n;
   const T *dy, *x, *weight;
-  const float *mean, *inv_std;
-  T* dx;         // may be null
-  float* parts;  // may be null; (blocks, 2, n), the partial dweight and dbias
+  const float *mean, *inv_std;  // a null mean stands for the mean 0, through which no gradient flows
+  T* dx;                        // may be null
+  float* parts;  // may be null; (blocks, 2, n), the partial dweight and dbias; no dbias without a mean
 };
 
 /// Each thread accumulates dweight and dbias of its columns in registers, over the rows of its block. At the
@@ -194,7 +200,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
         dy[p] = pack_or<V>(a.dy + row * a.n + at(p), at(p) < a.n, T());
       }
     }
-    const float mean = a.mean[row], inv_std = a.inv_std[row];
+    const float mean = a.mean ? a.mean[row] : 0.0f, inv_std = a.inv_std[row];
     const auto read_weight = [&](int p) {
       Pack<T, V> w;
       if (a.weight && at(p) < a.n) w = *reinterpret_cast<const Pack<T, V>*>(a.weight + at(p));
@@ -214,7 +220,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
     }
     if (!a.dx) continue;
     sum_row<kThreads>(sums, parts[turn]);
-    const float plain = sums[0] * scale, along = sums[1] * scale;
+    const float plain = a.mean ? sums[0] * scale : 0.0f, along = sums[1] * scale;
     UNROLL for (int p = 0; p < kPacks; ++p) {
       if (at(p) >= a.n) break;
       const auto w = read_weight(p), own = unpacked(x[p]), grad = unpacked(dy[p]);
@@ -240,7 +246,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
         }
       __syncthreads();
     }
-    if (threadIdx.y >= 2) return;  // one warp writes dweight, another dbias
+    if (threadIdx.y >= (a.mean ? 2 : 1)) return;  // one warp writes dweight, another dbias
     UNROLL for (int i = 0; i < kElements; ++i) {
       const int column = at(i / V) + i % V;
       if (column < a.n)
@@ -251,7 +257,7 @@ __global__ void __launch_bounds__(block_threads(kThreads), kBlocks)
       const int column = at(i / V) + i % V;
       if (column >= a.n) continue;
       out[column] = dweight[i];
-      out[a.n + column] = dbias[i];
+      if (a.mean) out[a.n + column] = dbias[i];
     }
   }
 }
@@ -269,7 +275,7 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
   int turn = 0;
   for (std::int64_t row = begin; row < end; ++row, turn ^= 1) {
     const T *const in = a.x + row * a.n, *const grad = a.dy + row * a.n;
-    const float mean = a.mean[row], inv_std = a.inv_std[row];
+    const float mean = a.mean ? a.mean[row] : 0.0f, inv_std = a.inv_std[row];
     float sums[2] = {}, x[V], dy[V], weight[V];
     for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
       read_floats<V>(in + i, x);
@@ -284,18 +290,18 @@ __global__ void __launch_bounds__(kStreamThreads, 2) layer_norm_backward_streame
       float dweight[V] = {}, dbias[V] = {};
       if (row > begin) {
         read_floats<V>(out + i, dweight);
-        read_floats<V>(out + a.n + i, dbias);
+        if (a.mean) read_floats<V>(out + a.n + i, dbias);
       }
       UNROLL for (int j = 0; j < V; ++j) {
         dweight[j] += dy[j] * x[j];
         dbias[j] += dy[j];
       }
       write_floats<V>(out + i, dweight);
-      write_floats<V>(out + a.n + i, dbias);
+      if (a.mean) write_floats<V>(out + a.n + i, dbias);
     }
     if (!a.dx) continue;
     sum_row<kStreamThreads>(sums, parts[turn]);
-    const float plain = sums[0] * scale, along = sums[1] * scale;
+    const float plain = a.mean ? sums[0] * scale : 0.0f, along = sums[1] * scale;
     for (int i = thread * V; i < a.n; i += kStreamThreads * V) {
       read_floats<V>(in + i, x);
       read_floats<V>(grad + i, dy);
@@ -322,7 +328,7 @@ __global__ void __launch_bounds__(32 * kPartThreads)
   SHARED(float, sums, [kPartThreads][32]);
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * 32 + threadIdx.x, width = 2LL * n;
   float sum = 0;
-  if (column < width)
+  if (column < (dbias ? width : n))
     for (int i = static_cast<int>(threadIdx.y); i < count; i += static_cast<int>(blockDim.y))
       sum += parts[i * width + column];
   sums[threadIdx.y][threadIdx.x] = sum;
@@ -374,7 +380,7 @@ void launch_layer_norm(const LaunchContext& context, const LayerNormArgs& s) {
   if (s.rows * s.cols == 0) return;
   constexpr int V = 16 / sizeof(T);
   const LayerNormRows<T> a{.rows = s.rows,
-                           .n = row_length("layer_norm", s.cols),
+                           .n = row_length(s.mean ? "layer_norm" : "rms_norm", s.cols),
                            .x = s.x.as<T>(),
                            .weight = s.weight.as<T>(),
                            .bias = s.bias.as<T>(),
@@ -403,7 +409,7 @@ void launch_layer_norm_backward_rows(const LaunchContext& context, const LayerNo
     const Scratch<float> parts(context.device, sums ? 2 * s.cols * count : 0);
     const LayerNormGrads<T> a{.rows = s.rows,
                               .chunk = chunk,
-                              .n = row_length("layer_norm_backward", s.cols),
+                              .n = row_length(s.mean ? "layer_norm" : "rms_norm", s.cols),
                               .dy = s.dy.as<T>(),
                               .x = s.x.as<T>(),
                               .weight = s.weight.as<T>(),
@@ -413,8 +419,8 @@ void launch_layer_norm_backward_rows(const LaunchContext& context, const LayerNo
                               .parts = parts.data()};
     if (blocks > 0) launch(kernel, blocks, block, 0, stream, a);
     if (sums)
-      launch(&add_row_parts<T>, norm_blocks(2 * s.cols, 32), {32, part_threads(count)}, 0, stream,
-             parts.data(), count, a.n, s.dweight.as<T>(), s.dbias.as<T>());
+      launch(&add_row_parts<T>, norm_blocks(s.dbias ? 2 * s.cols : s.cols, 32), {32, part_threads(count)}, 0,
+             stream, parts.data(), count, a.n, s.dweight.as<T>(), s.dbias.as<T>());
   };
   constexpr int kBlocks = V > 1 ? 8 : 6;
   if (s.cols <= 32 * 8) run(&layer_norm_backward_rows<T, 32, 8, V, kBlocks>, {32, 4}, kBlocks);

@@ -199,6 +199,19 @@ struct Hardswish : Function<"hardswish", Takes::floats, GradientFrom::input> {
   }
 };
 
+/// min(max(x + 3, 0), 6) / 6. As in PyTorch, the gradient at -3 and 3 is 0.
+struct Hardsigmoid : Function<"hardsigmoid", Takes::floats, GradientFrom::input> {
+  template <class M, class C>
+  TAPESTRY_FORMULA C value(C x) {
+    const C raised = x < -3 ? C(0) : x + 3;
+    return (raised > 6 ? C(6) : raised) / 6;
+  }
+  template <class M, class C>
+  TAPESTRY_FORMULA C gradient(C dy, C x) {
+    return x > -3 && x < 3 ? dy / 6 : C(0);
+  }
+};
+
 /// Replaces NaN, infinity and -infinity by other numbers. The gradient of a replaced element is 0.
 struct NanToNum : Function<"nan_to_num", Takes::floats, GradientFrom::input, 3> {
   template <class M, class C>
@@ -213,7 +226,7 @@ struct NanToNum : Function<"nan_to_num", Takes::floats, GradientFrom::input, 3> 
 };
 
 using Functions = RowList<Neg, Abs, Relu, Exp, Log, Sqrt, Rsqrt, Tanh, Sigmoid, Silu, Gelu, GeluTanh,
-                          Softplus, LeakyRelu, Elu, Mish, Hardswish, NanToNum>;
+                          Softplus, LeakyRelu, Elu, Mish, Hardswish, Hardsigmoid, NanToNum>;
 
 /// Computes min(max(x, low), high), so `high` wins if low > high. NaN stays NaN. A limit that is NaN gives
 /// NaN. A missing limit has no effect. There is no row for clamp, because a parameter of a row is never

@@ -67,4 +67,36 @@ struct LayerNormBackwardArgs {
 };
 inline constinit Slot<LayerNormBackwardArgs> layer_norm_backward{"layer_norm_backward"};
 
+/// RMS normalisation is layer normalisation with 0 in the place of the mean: y = x inv_rms weight, where
+/// inv_rms = 1 / sqrt(mean(x^2) + eps) of each row is stored in inv_std. mean, bias and dbias must be null.
+inline constinit Slot<LayerNormArgs> rms_norm{"rms_norm"};
+inline constinit Slot<LayerNormBackwardArgs> rms_norm_backward{"rms_norm_backward"};
+
+/// The shape of group normalisation. x and y are (n, c, l), or (n, l, c) if channels_last. Group g has the
+/// channels [g c / groups, (g + 1) c / groups); `groups` divides c.
+struct GroupNormShape {
+  std::int64_t n = 0, c = 0, l = 1, groups = 1;
+  bool channels_last = false;
+};
+
+/// Computes y = (x - mean) inv_std weight + bias, with the mean and inv_std = 1 / sqrt(var + eps) of the
+/// elements of each group. The kernel stores mean and inv_std and, unless it is null, the biased var.
+///   Shapes: mean, inv_std and var are (n, groups), weight and bias are (c).
+///   weight and bias may be null.
+struct GroupNormArgs {
+  GroupNormShape shape;
+  ConstArray x, weight, bias;
+  double eps = 0;
+  MutableArray y, mean, inv_std, var;
+};
+inline constinit Slot<GroupNormArgs> group_norm{"group_norm"};
+
+/// Computes dx like x, dweight (c) and dbias (c). weight and each of the outputs may be null.
+struct GroupNormBackwardArgs {
+  GroupNormShape shape;
+  ConstArray dy, x, mean, inv_std, weight;
+  MutableArray dx, dweight, dbias;
+};
+inline constinit Slot<GroupNormBackwardArgs> group_norm_backward{"group_norm_backward"};
+
 }  // namespace tapestry::kernels

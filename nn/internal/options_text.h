@@ -22,6 +22,11 @@ class OptionsText {
     if (value.h == value.w) return add(name, value.h);
     return add(name, "(" + std::to_string(value.h) + ", " + std::to_string(value.w) + ")");
   }
+  OptionsText& add(const char* name, Triple value) {
+    if (value == Triple(value.d)) return add(name, value.d);
+    return add(name, "(" + std::to_string(value.d) + ", " + std::to_string(value.h) + ", " +
+                         std::to_string(value.w) + ")");
+  }
   /// Adds the option unless it has its default value.
   template <class T>
   OptionsText& add(const char* name, const T& value, const T& usual) {

@@ -2,12 +2,14 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "tapestry/autograd/ops/attention.h"
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/dropout.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/matmul.h"
+#include "tapestry/autograd/ops/pad.h"
 #include "tapestry/autograd/ops/softmax.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/nn/init.h"
@@ -53,7 +55,58 @@ Tensor split_heads(const Tensor& x, std::int64_t heads) {
   return x.reshape({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
 }
 
+Tensor bias_row_if(bool wanted, std::int64_t size) {
+  return wanted ? init::xavier_normal_(empty({1, 1, size})) : Tensor();
+}
+
+// (N, heads, S + 1, E): the row, of E elements per head, follows the keys or values (N, heads, S, E).
+Tensor with_row(const Tensor& x, const Tensor& row) {
+  return cat({x, row.expand({x.size(0), x.size(1), 1, x.size(3)})}, 2);
+}
+
 }  // namespace
+
+KeyValueCache::KeyValueCache(std::int64_t capacity) : capacity_(capacity) {
+  check(capacity > 0, "[KeyValueCache] capacity must be positive but is ", capacity);
+}
+
+std::pair<Tensor, Tensor> KeyValueCache::append(const Tensor& keys, const Tensor& values) {
+  const char* const op = "KeyValueCache";
+  tapestry::detail::check_defined(op, keys, "keys");
+  tapestry::detail::check_defined(op, values, "values");
+  check(!grad_enabled() || (!keys.requires_grad() && !values.requires_grad()), "[", op,
+        "] a cache keeps no gradients; decode under NoGradGuard");
+  check(keys.dim() == 4 && values.dim() == 4 && keys.size(2) == values.size(2), "[", op, "] keys ",
+        keys.sizes(), " and values ", values.sizes(), "; expected (N, heads, L, E) with one L");
+  const std::int64_t count = keys.size(2);
+  check(length_ + count <= capacity_, "[", op, "] ", count, " tokens after ", length_,
+        " exceed the capacity of ", capacity_, "; construct the cache with more");
+  const auto fits = [&](const Tensor& t, const Tensor& kept) {
+    Shape sizes = t.sizes();
+    sizes[2] = capacity_;
+    check(!kept.defined() || (kept.sizes() == sizes && kept.dtype() == t.dtype() && kept.device() == t.device()),
+          "[", op, "] tokens of shape ", t.sizes(), ", dtype ", t.dtype(), " and device ", t.device(),
+          " do not fit a cache of ", kept.defined() ? kept.sizes() : Shape(), ", ",
+          kept.defined() ? kept.dtype() : t.dtype(), " and ", kept.defined() ? kept.device() : t.device(),
+          "; use one cache for each layer and batch");
+    return sizes;
+  };
+  const Shape key_sizes = fits(keys, keys_), value_sizes = fits(values, values_);
+  if (!keys_.defined()) {
+    keys_ = empty(key_sizes, {keys.dtype(), keys.device()});
+    values_ = empty(value_sizes, {values.dtype(), values.device()});
+  }
+  const NoGradGuard no_grad;
+  keys_.narrow(2, length_, count).copy_(keys);
+  values_.narrow(2, length_, count).copy_(values);
+  length_ += count;
+  return {keys_.narrow(2, 0, length_), values_.narrow(2, 0, length_)};
+}
+
+void KeyValueCache::truncate(std::int64_t length) {
+  check(length >= 0 && length <= length_, "[KeyValueCache] cannot truncate ", length_, " tokens to ", length);
+  length_ = length;
+}
 
 MultiheadAttention::MultiheadAttention(const Options& o)
     : options(checked(o)),
@@ -62,6 +115,8 @@ MultiheadAttention::MultiheadAttention(const Options& o)
       k_proj_weight(param("k_proj_weight", weight_if(!packed(options), o.embed_dim, *options.kdim))),
       v_proj_weight(param("v_proj_weight", weight_if(!packed(options), o.embed_dim, *options.vdim))),
       in_proj_bias(param("in_proj_bias", o.bias ? zeros({3 * o.embed_dim}) : Tensor())),
+      bias_k(param("bias_k", bias_row_if(o.add_bias_kv, o.embed_dim))),
+      bias_v(param("bias_v", bias_row_if(o.add_bias_kv, o.embed_dim))),
       out_proj(add<Linear>("out_proj",
                            {.in_features = o.embed_dim, .out_features = o.embed_dim, .bias = o.bias})) {
   if (o.bias) init::zeros_(out_proj.bias);
@@ -106,18 +161,17 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
   const Tensor q_in = batch_first(query);
   const Tensor k_in = key.is_same(query) ? q_in : batch_first(key);
   const Tensor v_in = value.is_same(key) ? k_in : batch_first(value);
-  const std::int64_t batch = q_in.size(0), targets = q_in.size(1), sources = k_in.size(1);
-  check(k_in.size(0) == batch && v_in.size(0) == batch && v_in.size(1) == sources,
+  const std::int64_t batch = q_in.size(0), targets = q_in.size(1), fresh = k_in.size(1);
+  check(k_in.size(0) == batch && v_in.size(0) == batch && v_in.size(1) == fresh,
         "[multihead_attention] query ", query.sizes(), ", key ", key.sizes(), " and value ", value.sizes(),
         " do not fit: one batch size for all, one length for key and value");
 
-  const auto [q_flat, k_flat, v_flat] = project(q_in, k_in, v_in);
-  const Tensor q = split_heads(q_flat, heads), k = split_heads(k_flat, heads), v = split_heads(v_flat, heads);
+  const std::int64_t past = how.cache ? how.cache->length() : 0, sources = past + fresh;
 
   Tensor mask;  // additive, broadcasting to (N, heads, L, S)
   const auto join = [&](const Tensor& m) { mask = mask.defined() ? mask + m : m; };
   if (how.attn_mask.defined()) {
-    Tensor m = additive(how.attn_mask, q.dtype(), "attn_mask");
+    Tensor m = additive(how.attn_mask, query.dtype(), "attn_mask");
     const bool shared = m.sizes() == Shape{targets, sources};
     check(shared || m.sizes() == Shape{batch * heads, targets, sources},
           "[multihead_attention] expected an attn_mask of [", targets, ", ", sources, "] or [", batch * heads,
@@ -125,18 +179,36 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
     join(shared ? m : m.reshape({batch, heads, targets, sources}));
   }
   if (how.key_padding_mask.defined()) {
-    Tensor m = additive(how.key_padding_mask, q.dtype(), "key_padding_mask");
+    Tensor m = additive(how.key_padding_mask, query.dtype(), "key_padding_mask");
     if (!batched && m.dim() == 1) m = m.unsqueeze(0);
     check(m.sizes() == Shape{batch, sources}, "[multihead_attention] expected a key_padding_mask of [", batch,
           ", ", sources, "] but got ", m.sizes());
     join(m.reshape({batch, 1, 1, sources}));
   }
-  const bool explicit_causal = how.is_causal && (mask.defined() || how.need_weights);
+  const bool more_keys = options.add_bias_kv || options.add_zero_attn;
+  // A single query after the earlier tokens sees all keys.
+  const bool causal = how.is_causal && !(targets == 1 && sources == past + 1);
+  const bool explicit_causal = causal && (mask.defined() || how.need_weights || past > 0 || more_keys);
   if (explicit_causal) {
-    const TensorOptions there(q.device());
-    join(additive(arange(sources, there).unsqueeze(0) > arange(targets, there).unsqueeze(1), q.dtype(),
-                  "causal mask"));
+    const TensorOptions there(query.device());
+    join(additive(arange(sources, there).unsqueeze(0) > (arange(targets, there) + past).unsqueeze(1),
+                  query.dtype(), "causal mask"));
   }
+
+  const auto [q_flat, k_flat, v_flat] = project(q_in, k_in, v_in);
+  const Tensor q = split_heads(q_flat, heads);
+  Tensor k = split_heads(k_flat, heads), v = split_heads(v_flat, heads);
+  if (how.cache) std::tie(k, v) = how.cache->append(k, v);
+  if (options.add_bias_kv) {
+    k = with_row(k, split_heads(bias_k, heads));
+    v = with_row(v, split_heads(bias_v, heads));
+  }
+  if (options.add_zero_attn) {
+    const Tensor zero = zeros({1, 1, 1, embed / heads}, {k.dtype(), k.device()});
+    k = with_row(k, zero);
+    v = with_row(v, zero);
+  }
+  if (mask.defined() && more_keys) mask = pad(mask, {0, k.size(2) - sources});
 
   const double dropout_p = is_training() ? options.dropout : 0;
   Tensor context, weights;
@@ -149,7 +221,7 @@ std::pair<Tensor, Tensor> MultiheadAttention::forward(const Tensor& query, const
     if (!batched) weights = weights.squeeze(0);
   } else {
     context = scaled_dot_product_attention(
-        q, k, v, {.mask = mask, .dropout = dropout_p, .causal = how.is_causal && !explicit_causal});
+        q, k, v, {.mask = mask, .dropout = dropout_p, .causal = causal && !explicit_causal});
   }
   Tensor out = out_proj(context.transpose(1, 2).reshape({batch, targets, embed}));
   if (!batched) out = out.squeeze(0);
@@ -166,7 +238,9 @@ std::string MultiheadAttention::options_text() const {
   text.add("embed_dim", options.embed_dim)
       .add("num_heads", options.num_heads)
       .add("dropout", options.dropout, 0.0)
-      .add("bias", options.bias, true);
+      .add("bias", options.bias, true)
+      .add("add_bias_kv", options.add_bias_kv, false)
+      .add("add_zero_attn", options.add_zero_attn, false);
   if (!packed(options)) text.add("kdim", *options.kdim).add("vdim", *options.vdim);
   return text.add("batch_first", options.batch_first).str();
 }

@@ -13,8 +13,36 @@ struct MultiheadAttentionOptions {
   std::int64_t embed_dim = 0, num_heads = 0;
   double dropout = 0;  ///< probability of dropping an attention weight in training
   bool bias = true;
+  bool add_bias_kv = false;    ///< adds a trained key and value, bias_k and bias_v, which every query sees
+  bool add_zero_attn = false;  ///< adds a key and a value of zeros
   std::optional<std::int64_t> kdim = {}, vdim = {};  ///< features of keys and values; embed_dim if not set
   bool batch_first = false;
+};
+
+/// The keys and values of the tokens that an attention layer has seen. Decoding with a cache computes each
+/// token's keys and values once:
+///
+///   nn::KeyValueCache cache(max_tokens);
+///   for (...) y = attention(x, x, x, {.need_weights = false, .is_causal = true, .cache = &cache}).first;
+///
+/// where x has only the new tokens. A cache belongs to one layer and one batch of sequences, and keeps no
+/// gradients: use it under NoGradGuard.
+class KeyValueCache {
+ public:
+  /// Throws ValueError unless `capacity`, in tokens, is positive. The memory is allocated by the first append().
+  explicit KeyValueCache(std::int64_t capacity);
+  /// Appends keys (N, heads, L, E) and values (N, heads, L, V). Returns views of all keys and values so far.
+  /// Throws ValueError if they do not fit the earlier ones, if they exceed the capacity, or if they are
+  /// recorded on the tape; nothing has changed then.
+  std::pair<Tensor, Tensor> append(const Tensor& keys, const Tensor& values);
+  std::int64_t length() const { return length_; }
+  std::int64_t capacity() const { return capacity_; }
+  /// Forgets all tokens but the first `length`. The memory stays allocated.
+  void truncate(std::int64_t length);
+
+ private:
+  std::int64_t capacity_, length_ = 0;
+  Tensor keys_, values_;  // (N, heads, capacity, E)
 };
 
 /// Options of one call. As in PyTorch, true in a bool mask means "not allowed"; in
@@ -26,12 +54,16 @@ struct AttendOptions {
   Tensor attn_mask = {};  ///< (L, S) or (N * num_heads, L, S)
   bool average_attn_weights = true;
   bool is_causal = false;  ///< query i attends to keys 0 .. i; attn_mask is not needed (PyTorch needs both)
+  /// If set, `key` and `value` have only the new tokens: the layer appends their projections to the cache and
+  /// attends to all tokens in it. S counts all of them, and is_causal counts queries after the earlier tokens.
+  KeyValueCache* cache = nullptr;
 };
 
 /// Multi-head attention with input and output projections (Vaswani et al. 2017). Shapes: query (L, N, E), key
 /// (S, N, kdim), value (S, N, vdim). With batch_first, N is the first dimension; N may also be absent. The
 /// result has the shape of query. Parameters: in_proj_weight (3 E, E), or q_proj_weight, k_proj_weight and
-/// v_proj_weight if kdim or vdim differ from E; in_proj_bias; out_proj.weight; out_proj.bias.
+/// v_proj_weight if kdim or vdim differ from E; in_proj_bias; bias_k and bias_v (1, 1, E) with add_bias_kv;
+/// out_proj.weight; out_proj.bias.
 class MultiheadAttention : public Module {
  public:
   using Options = MultiheadAttentionOptions;
@@ -56,6 +88,8 @@ class MultiheadAttention : public Module {
   Parameter& k_proj_weight;
   Parameter& v_proj_weight;
   Parameter& in_proj_bias;
+  Parameter& bias_k;
+  Parameter& bias_v;
   Linear& out_proj;
 
  private:

@@ -117,4 +117,103 @@ class Sequential : public ModuleListBase {
 /// Holds modules. The parent module calls them.
 class ModuleList : public ModuleListBase {};
 
+/// Holds modules under names, in the order of insertion. The parent module calls them:
+///
+///   nn::ModuleDict& heads = add<nn::ModuleDict>("heads");
+///   heads.insert<nn::Linear>("policy", {.in_features = 64, .out_features = 4});
+///   Tensor logits = heads["policy"](x);
+class ModuleDict : public Module {
+ public:
+  std::size_t size() const { return modules_.size(); }
+  bool empty() const { return modules_.empty(); }
+  bool contains(const std::string& name) const { return find(name) != nullptr; }
+  std::vector<std::string> keys() const;
+  /// Returns a module. Throws IndexError if there is none of this name.
+  Module& operator[](const std::string& name) const;
+  /// Returns a module as its type T. Throws TypeError if it has another type.
+  template <std::derived_from<Module> T>
+  T& get(const std::string& name) const {
+    T* found = dynamic_cast<T*>(&(*this)[name]);
+    check<TypeError>(found != nullptr, "[ModuleDict] module '", name, "' is a ", (*this)[name].type_name(),
+                     ", not what get() asked for");
+    return *found;
+  }
+  auto begin() const { return modules_.begin(); }  // iterates over std::pair<std::string, Module*>
+  auto end() const { return modules_.end(); }
+
+  /// Creates a module of type T, adds it under this name and returns it. Throws ValueError if the name is
+  /// taken, is empty or contains a dot: unlike in PyTorch, a module cannot be replaced, because others may
+  /// refer to it.
+  template <HasOptions T>
+  T& insert(const std::string& name, typename T::Options options) {
+    return insert(name, std::make_shared<T>(std::move(options)));
+  }
+  template <std::derived_from<Module> T, class... Args>
+  requires std::constructible_from<T, Args...> T& insert(const std::string& name, Args&&... args) {
+    return insert(name, std::make_shared<T>(std::forward<Args>(args)...));
+  }
+  template <class Pointer>
+  requires std::derived_from<typename Pointer::element_type, Module>
+  auto& insert(const std::string& name, Pointer module) {
+    auto& added = Module::add(name, std::move(module));
+    modules_.emplace_back(name, &added);
+    return added;
+  }
+
+ private:
+  Module* find(const std::string& name) const;
+
+  std::vector<std::pair<std::string, Module*>> modules_;
+};
+
+/// Holds parameters, which are named "0", "1", ... in order. The parent module uses them.
+class ParameterList : public Module {
+ public:
+  ParameterList() = default;
+  explicit ParameterList(const std::vector<Tensor>& tensors) { extend(tensors); }
+
+  std::size_t size() const { return slots_.size(); }
+  bool empty() const { return slots_.empty(); }
+  /// Returns a parameter. A negative index counts from the end. Throws IndexError.
+  Parameter& operator[](std::int64_t index) const;
+  auto begin() const { return slots_.begin(); }  // iterates over Parameter*
+  auto end() const { return slots_.end(); }
+
+  /// Appends a new parameter with this tensor, as Module::param does, and returns it. Throws ValueError if the
+  /// tensor is undefined.
+  Parameter& append(const Tensor& init);
+  /// Appends an existing slot, to tie weights.
+  Parameter& append(const Parameter& shared);
+  void extend(const std::vector<Tensor>& tensors);
+  std::string options_text() const override;
+
+ private:
+  std::vector<Parameter*> slots_;
+};
+
+/// Holds parameters under names, in the order of insertion. The parent module uses them.
+class ParameterDict : public Module {
+ public:
+  std::size_t size() const { return slots_.size(); }
+  bool empty() const { return slots_.empty(); }
+  bool contains(const std::string& name) const { return find(name) != nullptr; }
+  std::vector<std::string> keys() const;
+  /// Returns a parameter. Throws IndexError if there is none of this name.
+  Parameter& operator[](const std::string& name) const;
+  auto begin() const { return slots_.begin(); }  // iterates over std::pair<std::string, Parameter*>
+  auto end() const { return slots_.end(); }
+
+  /// Adds a new parameter with this tensor and returns it. Throws ValueError if the tensor is undefined, or if
+  /// the name is taken, is empty or contains a dot.
+  Parameter& insert(const std::string& name, const Tensor& init);
+  /// Adds an existing slot, to tie weights.
+  Parameter& insert(const std::string& name, const Parameter& shared);
+  std::string options_text() const override;
+
+ private:
+  Parameter* find(const std::string& name) const;
+
+  std::vector<std::pair<std::string, Parameter*>> slots_;
+};
+
 }  // namespace tapestry::nn

@@ -1,6 +1,7 @@
 #pragma once
 #include <optional>
 
+#include "tapestry/autograd/ops/embedding_bag.h"
 #include "tapestry/nn/module.h"
 
 namespace tapestry::nn {
@@ -9,6 +10,9 @@ struct EmbeddingOptions {
   using Layer = class Embedding;
   std::int64_t num_embeddings = 0, embedding_dim = 0;
   std::optional<std::int64_t> padding_idx = {};  ///< a row that starts at zero and gets no gradient
+  std::optional<double> max_norm = {};  ///< rows of a larger norm are scaled down when they are looked up
+  double norm_type = 2;                 ///< the p of that norm
+  bool scale_grad_by_freq = false;      ///< divides the gradient of a row by its number of lookups
 };
 
 /// Looks up rows of weight (num_embeddings, embedding_dim) by integer indices. The weight starts with a
@@ -18,6 +22,34 @@ class Embedding : public Module {
   using Options = EmbeddingOptions;
   explicit Embedding(const Options& options);
   Tensor forward(const Tensor& indices) override;
+  std::string options_text() const override;
+
+  const Options options;
+  Parameter& weight;
+};
+
+struct EmbeddingBagOptions {
+  using Layer = class EmbeddingBag;
+  std::int64_t num_embeddings = 0, embedding_dim = 0;
+  EmbeddingBagMode mode = EmbeddingBagMode::mean;
+  bool include_last_offset = false;              ///< offsets end with the number of indices
+  std::optional<std::int64_t> padding_idx = {};  ///< a row that starts at zero and is left out of all bags
+};
+
+/// Reduces bags of rows of weight (num_embeddings, embedding_dim) by embedding_bag(). The weight starts with
+/// a standard normal distribution.
+class EmbeddingBag : public Module {
+ public:
+  using Options = EmbeddingBagOptions;
+  explicit EmbeddingBag(const Options& options);
+  /// Takes indices (B, L).
+  Tensor forward(const Tensor& indices) override;
+  /// Takes indices (n) with offsets (B), or (B, L) without. per_sample_weights has the indices' shape.
+  Tensor forward(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights = {});
+  using Module::operator();
+  Tensor operator()(const Tensor& indices, const Tensor& offsets, const Tensor& per_sample_weights = {}) {
+    return call(*this, indices, offsets, per_sample_weights);
+  }
   std::string options_text() const override;
 
   const Options options;

@@ -15,13 +15,37 @@ const BatchNormOptions<kDims>& checked(const BatchNormOptions<kDims>& o) {
   check(o.eps >= 0, "[BatchNorm", kDims, "d] eps must not be negative but is ", o.eps);
   return o;
 }
+void check_normalized_shape(const char* layer, const Shape& sizes) {
+  check(!sizes.empty(), "[", layer, "] normalized_shape is empty; set it to the sizes of the last dimensions");
+  for (const std::int64_t size : sizes)
+    check(size > 0, "[", layer, "] normalized_shape must be positive but is ", sizes);
+}
 const LayerNormOptions& checked(const LayerNormOptions& o) {
-  check(!o.normalized_shape.empty(),
-        "[LayerNorm] normalized_shape is empty; set it to the sizes of the last dimensions");
-  for (const std::int64_t size : o.normalized_shape)
-    check(size > 0, "[LayerNorm] normalized_shape must be positive but is ", o.normalized_shape);
+  check_normalized_shape("LayerNorm", o.normalized_shape);
   return o;
 }
+const RMSNormOptions& checked(const RMSNormOptions& o) {
+  check_normalized_shape("RMSNorm", o.normalized_shape);
+  check(!o.eps || *o.eps >= 0, "[RMSNorm] eps must not be negative but is ", o.eps.value_or(0));
+  return o;
+}
+const GroupNormOptions& checked(const GroupNormOptions& o) {
+  check(o.num_groups > 0 && o.num_channels > 0,
+        "[GroupNorm] num_groups and num_channels must be positive but are ", o.num_groups, " and ",
+        o.num_channels, "; set both");
+  check(o.num_channels % o.num_groups == 0, "[GroupNorm] num_groups ", o.num_groups,
+        " does not divide num_channels ", o.num_channels, "; choose a divisor");
+  check(o.eps >= 0, "[GroupNorm] eps must not be negative but is ", o.eps);
+  return o;
+}
+template <int kDims>
+const InstanceNormOptions<kDims>& checked(const InstanceNormOptions<kDims>& o) {
+  check(o.num_features > 0, "[InstanceNorm", kDims, "d] num_features must be positive but is ",
+        o.num_features, "; set it");
+  check(o.eps >= 0, "[InstanceNorm", kDims, "d] eps must not be negative but is ", o.eps);
+  return o;
+}
+const char* sizes_text(int dims) { return dims == 1 ? ", L)" : dims == 2 ? ", H, W)" : ", D, H, W)"; }
 Tensor ones_if(bool wanted, const Shape& sizes) { return wanted ? ones(sizes) : Tensor(); }
 Tensor zeros_if(bool wanted, const Shape& sizes) { return wanted ? zeros(sizes) : Tensor(); }
 }  // namespace
@@ -40,9 +64,9 @@ BatchNorm<kDims>::BatchNorm(const Options& o)
 template <int kDims>
 Tensor BatchNorm<kDims>::forward(const Tensor& x) {
   tapestry::detail::check_defined("batch_norm", x);
-  const bool dims_fit = kDims == 2 ? x.dim() == 4 : x.dim() == 2 || x.dim() == 3;
+  const bool dims_fit = x.dim() == kDims + 2 || (kDims == 1 && x.dim() == 2);
   check(dims_fit && x.size(1) == options.num_features, "[batch_norm] expected an input of shape (N, ",
-        options.num_features, kDims == 2 ? ", H, W)" : ") or (N, C, L)", " but got ", x.sizes(),
+        options.num_features, kDims == 1 ? ") or (N, C, L)" : sizes_text(kDims), " but got ", x.sizes(),
         "; reshape it, or set num_features");
   const bool update = is_training() && options.track_running_stats;
   double factor = momentum.value_or(0);
@@ -67,7 +91,7 @@ void BatchNorm<kDims>::set_training_function(std::string name, BatchNormTraining
 template <int kDims>
 std::string BatchNorm<kDims>::type_name() const {
   if (training_function_) return training_name_;
-  return kDims == 1 ? "BatchNorm1d" : "BatchNorm2d";
+  return "BatchNorm" + std::to_string(kDims) + "d";
 }
 
 template <int kDims>
@@ -81,6 +105,7 @@ std::string BatchNorm<kDims>::options_text() const {
 
 template class BatchNorm<1>;
 template class BatchNorm<2>;
+template class BatchNorm<3>;
 
 LayerNorm::LayerNorm(const Options& o)
     : options(checked(o)),
@@ -99,5 +124,85 @@ std::string LayerNorm::options_text() const {
       .add("bias", options.bias, true)
       .str();
 }
+
+RMSNorm::RMSNorm(const Options& o)
+    : options(checked(o)), weight(param("weight", ones_if(o.elementwise_affine, o.normalized_shape))) {}
+
+Tensor RMSNorm::forward(const Tensor& x) {
+  return rms_norm(x, options.normalized_shape, weight, options.eps);
+}
+
+std::string RMSNorm::options_text() const {
+  detail::OptionsText text;
+  text.add("normalized_shape", options.normalized_shape);
+  if (options.eps) text.add("eps", *options.eps);
+  else text.add("eps", "none");
+  return text.add("elementwise_affine", options.elementwise_affine).str();
+}
+
+GroupNorm::GroupNorm(const Options& o)
+    : options(checked(o)),
+      weight(param("weight", ones_if(o.affine, o.num_channels))),
+      bias(param("bias", zeros_if(o.affine, o.num_channels))) {}
+
+Tensor GroupNorm::forward(const Tensor& x) {
+  tapestry::detail::check_defined("group_norm", x);
+  check(x.dim() >= 2 && x.size(1) == options.num_channels, "[group_norm] expected an input of shape (N, ",
+        options.num_channels, ", ...) but got ", x.sizes(), "; reshape it, or set num_channels");
+  return group_norm(x, options.num_groups, weight, bias, options.eps);
+}
+
+std::string GroupNorm::options_text() const {
+  return detail::OptionsText()
+      .add("num_groups", options.num_groups)
+      .add("num_channels", options.num_channels)
+      .add("eps", options.eps)
+      .add("affine", options.affine)
+      .str();
+}
+
+template <int kDims>
+InstanceNorm<kDims>::InstanceNorm(const Options& o)
+    : options(checked(o)),
+      weight(param("weight", ones_if(o.affine, o.num_features))),
+      bias(param("bias", zeros_if(o.affine, o.num_features))),
+      running_mean(buffer("running_mean", zeros_if(o.track_running_stats, o.num_features))),
+      running_var(buffer("running_var", ones_if(o.track_running_stats, o.num_features))),
+      num_batches_tracked(
+          buffer("num_batches_tracked", o.track_running_stats ? zeros({}, DType::i64) : Tensor())) {}
+
+template <int kDims>
+Tensor InstanceNorm<kDims>::forward(const Tensor& x) {
+  tapestry::detail::check_defined("instance_norm", x);
+  const bool batched = x.dim() == kDims + 2;
+  check((batched || x.dim() == kDims + 1) && x.size(batched ? 1 : 0) == options.num_features,
+        "[instance_norm] expected an input of shape (N, ", options.num_features, sizes_text(kDims), " or (",
+        options.num_features, sizes_text(kDims), " but got ", x.sizes(),
+        "; reshape it, or set num_features");
+  const bool own_statistics = is_training() || !options.track_running_stats;
+  const Tensor y = instance_norm(batched ? x : x.unsqueeze(0), running_mean, running_var, weight, bias,
+                                 own_statistics, options.momentum, options.eps);
+  return batched ? y : y.squeeze(0);
+}
+
+template <int kDims>
+std::string InstanceNorm<kDims>::type_name() const {
+  return "InstanceNorm" + std::to_string(kDims) + "d";
+}
+
+template <int kDims>
+std::string InstanceNorm<kDims>::options_text() const {
+  return detail::OptionsText()
+      .add("num_features", options.num_features)
+      .add("eps", options.eps)
+      .add("momentum", options.momentum)
+      .add("affine", options.affine)
+      .add("track_running_stats", options.track_running_stats)
+      .str();
+}
+
+template class InstanceNorm<1>;
+template class InstanceNorm<2>;
+template class InstanceNorm<3>;
 
 }  // namespace tapestry::nn

@@ -10,7 +10,7 @@ namespace tapestry::nn {
 template <int kDims>
 class BatchNorm;
 
-/// Options of BatchNorm1d (kDims = 1) and BatchNorm2d (kDims = 2).
+/// Options of BatchNorm1d, BatchNorm2d and BatchNorm3d, whose kDims is 1, 2 and 3.
 template <int kDims>
 struct BatchNormOptions {
   using Layer = BatchNorm<kDims>;
@@ -29,7 +29,8 @@ using BatchNormTraining =
                          const Tensor& weight, const Tensor& bias, double momentum, double eps)>;
 
 /// Batch normalisation (Ioffe and Szegedy 2015). It uses the batch's statistics in training and the running
-/// statistics in evaluation. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d takes (N, C, H, W).
+/// statistics in evaluation. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d takes (N, C, H, W), BatchNorm3d
+/// takes (N, C, D, H, W).
 template <int kDims>
 class BatchNorm : public Module {
   // These members are declared before the parameters, because registering a parameter may call type_name(),
@@ -59,8 +60,10 @@ class BatchNorm : public Module {
 
 using BatchNorm1d = BatchNorm<1>;
 using BatchNorm2d = BatchNorm<2>;
+using BatchNorm3d = BatchNorm<3>;
 extern template class BatchNorm<1>;
 extern template class BatchNorm<2>;
+extern template class BatchNorm<3>;
 
 struct LayerNormOptions {
   using Layer = class LayerNorm;
@@ -83,5 +86,89 @@ class LayerNorm : public Module {
   Parameter& weight;
   Parameter& bias;
 };
+
+struct RMSNormOptions {
+  using Layer = class RMSNorm;
+  Shape normalized_shape = {};
+  std::optional<double> eps = {};  ///< absent: the machine epsilon of the dtype of sums, as in rms_norm()
+  bool elementwise_affine = true;
+};
+
+/// Divides by the root mean square over the last dimensions, whose sizes are normalized_shape, and multiplies
+/// by `weight` (Zhang and Sennrich 2019). It has no bias.
+class RMSNorm : public Module {
+ public:
+  using Options = RMSNormOptions;
+  explicit RMSNorm(const Options& options);
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+
+  const Options options;
+  Parameter& weight;
+};
+
+struct GroupNormOptions {
+  using Layer = class GroupNorm;
+  std::int64_t num_groups = 0, num_channels = 0;
+  double eps = 1e-5;
+  bool affine = true;
+};
+
+/// Group normalisation (Wu and He 2018) of (N, C) or (N, C, ...) with C = num_channels. Training and evaluation
+/// are the same.
+class GroupNorm : public Module {
+ public:
+  using Options = GroupNormOptions;
+  explicit GroupNorm(const Options& options);
+  Tensor forward(const Tensor& x) override;
+  std::string options_text() const override;
+
+  const Options options;
+  Parameter& weight;
+  Parameter& bias;
+};
+
+template <int kDims>
+class InstanceNorm;
+
+/// Options of InstanceNorm1d, InstanceNorm2d and InstanceNorm3d, whose kDims is 1, 2 and 3.
+template <int kDims>
+struct InstanceNormOptions {
+  using Layer = InstanceNorm<kDims>;
+  std::int64_t num_features = 0;
+  double eps = 1e-5;
+  double momentum = 0.1;
+  bool affine = false;
+  bool track_running_stats = false;
+};
+
+/// Instance normalisation (Ulyanov, Vedaldi and Lempitsky 2016). Its input is (N, C, L), (N, C, H, W) or
+/// (N, C, D, H, W) for 1, 2 and 3 dimensions, or one sample without N. It uses each sample's own statistics;
+/// with track_running_stats, it uses the running statistics in evaluation. As in PyTorch, the buffer
+/// num_batches_tracked exists then, and stays 0. Unlike in PyTorch, num_features must be the number of
+/// channels even if there are neither parameters nor running statistics.
+template <int kDims>
+class InstanceNorm : public Module {
+ public:
+  using Options = InstanceNormOptions<kDims>;
+  explicit InstanceNorm(const Options& options);
+  Tensor forward(const Tensor& x) override;
+  std::string type_name() const override;
+  std::string options_text() const override;
+
+  const Options options;
+  Parameter& weight;
+  Parameter& bias;
+  Buffer& running_mean;
+  Buffer& running_var;
+  Buffer& num_batches_tracked;
+};
+
+using InstanceNorm1d = InstanceNorm<1>;
+using InstanceNorm2d = InstanceNorm<2>;
+using InstanceNorm3d = InstanceNorm<3>;
+extern template class InstanceNorm<1>;
+extern template class InstanceNorm<2>;
+extern template class InstanceNorm<3>;
 
 }  // namespace tapestry::nn

@@ -18,12 +18,18 @@ Pair stride_of(Pair stride, Pair kernel) {
 MaxPool2d::MaxPool2d(const Options& o) : options(o) {
   check_positive("MaxPool2d", "kernel_size", o.kernel_size);
 }
-Tensor MaxPool2d::forward(const Tensor& x) {
-  return max_pool2d(x, {.kernel_size = options.kernel_size,
-                        .stride = options.stride,
-                        .padding = options.padding,
-                        .dilation = options.dilation,
-                        .ceil_mode = options.ceil_mode});
+namespace {
+Pool2dParams params_of(const MaxPool2dOptions& o) {
+  return {.kernel_size = o.kernel_size,
+          .stride = o.stride,
+          .padding = o.padding,
+          .dilation = o.dilation,
+          .ceil_mode = o.ceil_mode};
+}
+}  // namespace
+Tensor MaxPool2d::forward(const Tensor& x) { return max_pool2d(x, params_of(options)); }
+std::pair<Tensor, Tensor> MaxPool2d::forward_with_indices(const Tensor& x) {
+  return max_pool2d_with_indices(x, params_of(options));
 }
 std::string MaxPool2d::options_text() const {
   return detail::OptionsText()

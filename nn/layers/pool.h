@@ -1,4 +1,6 @@
 #pragma once
+#include <utility>
+
 #include "tapestry/autograd/ops/pool.h"
 #include "tapestry/nn/module.h"
 
@@ -17,6 +19,8 @@ class MaxPool2d : public Module {
   using Options = MaxPool2dOptions;
   explicit MaxPool2d(const Options& options);
   Tensor forward(const Tensor& x) override;
+  /// return_indices=True: also returns the maxima's indices, for MaxUnpool2d.
+  std::pair<Tensor, Tensor> forward_with_indices(const Tensor& x);
   std::string options_text() const override;
   const Options options;
 };

@@ -120,6 +120,7 @@ BatchNormUpdate::BatchNormUpdate(nn::Module& model) : model_(model), was_trainin
   for (nn::Module* m : model.modules()) {
     prepare(dynamic_cast<nn::BatchNorm1d*>(m));
     prepare(dynamic_cast<nn::BatchNorm2d*>(m));
+    prepare(dynamic_cast<nn::BatchNorm3d*>(m));
   }
   if (!momenta_.empty()) model.train();
 }

@@ -1,9 +1,9 @@
-// Compares the cart-pole of apps/reinforce with Gymnasium's CartPole-v1.
+// Compares the cart-pole of apps/common with Gymnasium's CartPole-v1.
 #include <fstream>
 #include <limits>
 #include <sstream>
 
-#include "tapestry/apps/reinforce/cartpole.h"
+#include "tapestry/apps/common/cartpole.h"
 #include "tests/support/catch.h"
 #include "tests/support/source.h"
 

@@ -31,6 +31,8 @@ TEST_CASE("--help lists every option and exits with status 0") {
                                "--resume [auto]",
                                "--checkpoint-every",
                                "--allow-nan",
+                               "--overfit-batch",
+                               "--tensorboard",
                                "cnn, mlp, resnet18 or demo",
                                "Exit status"})
       CHECK_THAT(run.out, ContainsSubstring(option));

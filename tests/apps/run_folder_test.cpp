@@ -73,7 +73,8 @@ TEST_CASE("two jobs that start in the same new folder at once: one runs") {
 TEST_CASE("the lock of a killed job vanishes, and its leftover files are removed") {
   const tests::TempDir folder;
   const std::string run = folder / "run";
-  const std::vector<std::string> names = {"config.json", "metrics.jsonl", "curves.svg", "confusion.svg"};
+  const std::vector<std::string> names = {"config.json", "metrics.jsonl", "curves.svg", "confusion.svg",
+                                          "mistakes.svg"};
   for (const std::string& name : names) {
     CAPTURE(name);
     const int status = tests::in_fork([&] {

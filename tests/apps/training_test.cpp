@@ -61,7 +61,7 @@ TEST_CASE("a run prints its progress and writes its folder") {
       run.out, std::regex(R"(\ntest accuracy [01]\.\d{4} after \d+\.\d s of training, seed 42; )")));
 
   CHECK(tests::names_in(dir) == std::vector<std::string>{"checkpoints", "config.json", "confusion.svg",
-                                                         "curves.svg", "metrics.jsonl"});
+                                                         "curves.svg", "metrics.jsonl", "mistakes.svg"});
   CHECK(tests::names_in(dir + "/checkpoints") ==
         std::vector<std::string>{"step-00000003.safetensors", "step-00000006.safetensors"});
   const std::string config = read_file(dir + "/config.json");
@@ -73,7 +73,7 @@ TEST_CASE("a run prints its progress and writes its folder") {
   const std::string metrics = tests::metrics(dir);
   CHECK(std::count(metrics.begin(), metrics.end(), '\n') == 2);
   CHECK_THAT(metrics, ContainsSubstring("{\"epoch\":1,") && ContainsSubstring("{\"epoch\":2,"));
-  for (const char* picture : {"/curves.svg", "/confusion.svg"}) {
+  for (const char* picture : {"/curves.svg", "/confusion.svg", "/mistakes.svg"}) {
     const std::string svg = read_file(dir + picture);
     CHECK(tests::xml_fault(svg) == "");
     CHECK_THAT(svg, ContainsSubstring("<svg xmlns='http://www.w3.org/2000/svg'"));
@@ -81,6 +81,29 @@ TEST_CASE("a run prints its progress and writes its folder") {
   }
   CHECK_THAT(read_file(dir + "/confusion.svg"),
              ContainsSubstring("T-shirt/top") && ContainsSubstring("Ankle boot"));
+}
+
+TEST_CASE("--overfit-batch learns the first batch by heart, and --tensorboard writes events") {
+  const tests::TempDir folder;
+  tests::write_fashion_mnist(folder / "data");
+  const std::string dir = folder / "run";
+  const Ended run = train(folder / "data", dir,
+                          {"--overfit-batch", "--tensorboard", "--epochs", "20", "--schedule", "constant"});
+  INFO(run.err);
+  REQUIRE(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("accuracy 1.0000  test"));
+  CHECK_THAT(read_file(dir + "/config.json"), ContainsSubstring("\"overfit_batch\": true"));
+  CHECK_THAT(read_file(dir + "/mistakes.svg"),
+             ContainsSubstring("href='data:image/png;base64,iVBORw0KGgo") && ContainsSubstring("guess: "));
+  const std::vector<std::string> events = tests::names_in(dir + "/tensorboard");
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].starts_with("events.out.tfevents."));
+  const std::string content = read_file(dir + "/tensorboard/" + events[0]);
+  for (const char* tag : {"loss/step", "loss/test", "accuracy/train", "lr", "fc1.weight"})
+    CHECK_THAT(content, ContainsSubstring(tag));
+  // A resumed run writes a second file.
+  REQUIRE(classifier({"--resume", "--run-dir", dir, "--epochs", "21"}).status == 0);
+  CHECK(tests::names_in(dir + "/tensorboard").size() == 2);
 }
 
 TEST_CASE("xml_fault finds malformed XML") {

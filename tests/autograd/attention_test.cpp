@@ -9,7 +9,18 @@ using namespace tapestry::test;
 
 GOLDEN_OP("scaled_dot_product_attention", "attention", [](const OpCase& c) {
   return scaled_dot_product_attention(
-      c[0], c[1], c[2], {.mask = c[3], .causal = c.flag("causal", false), .scale = c.maybe_real("scale")});
+      c[0], c[1], c[2],
+      {.mask = c[3],
+       .causal = c.flag("causal", false),
+       .scale = c.maybe_real("scale"),
+       .enable_gqa = c.flag("gqa", false)});
+});
+BAD_INPUT("scaled_dot_product_attention", "q has 3 heads, k has 2 and v 2", [] {
+  return scaled_dot_product_attention(zeros({3, 2, 4}), zeros({2, 5, 4}), zeros({2, 5, 4}),
+                                      {.enable_gqa = true});
+});
+BAD_INPUT("scaled_dot_product_attention", "with enable_gqa, expected (..., heads, L, E)", [] {
+  return scaled_dot_product_attention(zeros({2, 4}), zeros({5, 4}), zeros({5, 4}), {.enable_gqa = true});
 });
 BAD_INPUT("scaled_dot_product_attention", "q [2, 3] and k [4, 5] differ in their last size", [] {
   return scaled_dot_product_attention(zeros({2, 3}), zeros({4, 5}), zeros({4, 5}));

@@ -19,8 +19,8 @@ GOLDEN_OP("conv2d", "conv", [](const OpCase& c) {
                  .dilation = c.pair("dilation", 1),
                  .groups = c.integer("groups", 1)});
 });
-BAD_INPUT("conv2d", "input has shape [3, 8, 9], expected 4-d", [] {
-  return conv2d(zeros({3, 8, 9}), zeros({4, 3, 3, 3}));
+BAD_INPUT("conv2d", "input has shape [8, 9], expected 4-d (N, C, H, W) or 3-d", [] {
+  return conv2d(zeros({8, 9}), zeros({4, 3, 3, 3}));
 });
 BAD_INPUT("conv2d", "weight has shape [4, 3, 3], expected 4-d", [] {
   return conv2d(images(), zeros({4, 3, 3}));

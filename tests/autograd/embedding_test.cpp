@@ -32,3 +32,26 @@ TEST_CASE("embedding rows without columns give an empty output and an empty grad
   y.backward(zeros({2, 0}));
   CHECK(weight.grad().sizes() == Shape{5, 0});
 }
+
+TEST_CASE("embedding: max_norm scales the rows that are looked up, in place") {
+  const Tensor weight = tensor({{3.0, 4.0}, {0.3, 0.4}, {6.0, 8.0}}, kFloat64).set_requires_grad();
+  const Tensor y = embedding(weight, tensor({0, 1, 0}), {.max_norm = 2.0});
+  const Tensor want = tensor({{1.2, 1.6}, {0.3, 0.4}, {6.0, 8.0}}, kFloat64);
+  CHECK(allclose(weight.detach(), want, 1e-6, 1e-6));
+  CHECK(weight[0].detach().norm().item() < 2);
+  CHECK(allclose(y.detach(), want.index_select(0, tensor({0, 1, 0})), 1e-6, 1e-6));
+  y.sum().backward();
+  CHECK(equal(weight.grad(), tensor({{2.0, 2.0}, {1.0, 1.0}, {0.0, 0.0}}, kFloat64)));
+  embedding(weight, tensor({2}), {.max_norm = 7.0, .norm_type = 1});
+  CHECK(allclose(weight[2].detach(), tensor({3.0, 4.0}, kFloat64), 1e-6, 1e-6));
+  CHECK_THROWS_WITH(embedding(weight, tensor({0, 9}), {.max_norm = 1.0}),
+                    ContainsSubstring("[embedding] index 9"));
+  CHECK_THROWS_WITH(embedding(weight, tensor({0}), {.max_norm = 0.0}), ContainsSubstring("max_norm 0"));
+}
+
+TEST_CASE("embedding: scale_grad_by_freq divides by the number of lookups") {
+  const Tensor weight = ones({4, 2}).set_requires_grad();
+  const Tensor y = embedding(weight, tensor({{1, 1}, {3, 1}}), {.scale_grad_by_freq = true});
+  y.backward(tensor({1.0, 2.0, 4.0, 3.0, 5.0, 6.0, 2.0, 1.0}).view({2, 2, 2}));
+  CHECK(allclose(weight.grad(), tensor({{0.0, 0.0}, {7.0 / 3, 2.0}, {0.0, 0.0}, {5.0, 6.0}})));
+}

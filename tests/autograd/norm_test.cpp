@@ -21,6 +21,9 @@ GOLDEN_OP("batch_norm", "norm", [](const OpCase& c) {
 GOLDEN_OP("layer_norm", "norm", [](const OpCase& c) {
   return layer_norm(c[0], c.dims("normalized_shape"), c[1], c[2], c.real("eps", 1e-5));
 });
+GOLDEN_OP("rms_norm", "norm", [](const OpCase& c) {
+  return rms_norm(c[0], c.dims("normalized_shape"), c[1], c.maybe_real("eps"));
+});
 
 BAD_INPUT("batch_norm", "input has shape [3]", [] { return batch_norm(zeros({3}), {}, {}, {}, {}, true); });
 BAD_INPUT("batch_norm", "one value per channel in training, input [1, 3]", [] {
@@ -60,6 +63,17 @@ BAD_INPUT("layer_norm", "weight has shape [2], expected [3]", [] {
 BAD_INPUT("layer_norm", "bias has dtype float64", [] {
   return layer_norm(zeros({2, 3}), {3}, {}, zeros({3}, DType::f64));
 });
+BAD_INPUT("rms_norm", "input of shape [2, 3] does not end in normalized_shape [2]", [] {
+  return rms_norm(zeros({2, 3}), {2});
+});
+BAD_INPUT("rms_norm", "normalized_shape is empty", [] { return rms_norm(zeros({2, 3}), Shape{}); });
+BAD_INPUT("rms_norm", "weight has shape [2], expected [3]", [] {
+  return rms_norm(zeros({2, 3}), {3}, zeros({2}));
+});
+BAD_INPUT("rms_norm", "weight has dtype float64", [] {
+  return rms_norm(zeros({2, 3}), {3}, zeros({3}, DType::f64));
+});
+BAD_INPUT("rms_norm", "does not take int64", [] { return rms_norm(zeros({2, 3}, kInt64), {3}); });
 
 TEST_CASE("batch_norm: the same bits for any number of threads, in either layout") {
   const int before = get_num_threads();
@@ -113,18 +127,22 @@ TEST_CASE("batch_norm: a large mean costs no digits of the variance") {
   }
 }
 
-TEST_CASE("layer_norm: the same bits for any number of threads") {
+TEST_CASE("layer_norm and rms_norm: the same bits for any number of threads") {
   const int before = get_num_threads();
-  const Tensor x = randn({131, 77}), w = rand({77}), b = rand({77}), g = randn({131, 77});
-  const auto run = [&](int threads) {
-    set_num_threads(threads);
-    const Tensor inputs[] = {x.clone().set_requires_grad(), w.clone().set_requires_grad(),
-                             b.clone().set_requires_grad()};
-    const Tensor y = layer_norm(inputs[0], {77}, inputs[1], inputs[2]);
-    y.backward(g);
-    return std::vector{y.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
-  };
-  const auto one = run(1), three = run(3);
-  for (std::size_t i = 0; i < one.size(); ++i) CHECK(equal(one[i], three[i]));
+  const Tensor x = randn({1031, 77}), w = rand({77}), b = rand({77}), g = randn({1031, 77});
+  for (const bool centred : {true, false}) {
+    const auto run = [&](int threads) {
+      set_num_threads(threads);
+      const Tensor inputs[] = {x.clone().set_requires_grad(), w.clone().set_requires_grad(),
+                               b.clone().set_requires_grad()};
+      const Tensor y = centred ? layer_norm(inputs[0], {77}, inputs[1], inputs[2])
+                               : rms_norm(inputs[0], {77}, inputs[1]);
+      y.backward(g);
+      return std::vector{y.detach(), inputs[0].grad(), inputs[1].grad(),
+                         centred ? inputs[2].grad() : y.detach()};
+    };
+    const auto one = run(1), three = run(3);
+    for (std::size_t i = 0; i < one.size(); ++i) CHECK(equal(one[i], three[i]));
+  }
   set_num_threads(before);
 }

@@ -104,6 +104,13 @@ TEST_CASE("products and convolutions in 16-bit floats are rounded once") {
         {{3, 6, 13, 11}, {6, 1, 3, 3}, {6}});
   check("conv2d of one channel", [=](const V& v) { return conv2d(v[0], v[1], v[2], padded); },
         {{5, 1, 13, 11}, {5, 1, 3, 3}, {5}});
+  check("conv_transpose2d",
+        [](const V& v) { return conv_transpose2d(v[0], v[1], v[2], {.stride = 2, .padding = 1}); },
+        {{3, 6, 7, 6}, {6, 5, 4, 4}, {5}});
+  check("conv3d", [](const V& v) { return conv3d(v[0], v[1], v[2], {.padding = 1}); },
+        {{2, 3, 5, 6, 5}, {4, 3, 3, 3, 3}, {4}});
+  check("conv_transpose3d", [](const V& v) { return conv_transpose3d(v[0], v[1], v[2]); },
+        {{2, 3, 4, 5, 4}, {3, 4, 3, 3, 3}, {4}});
 }
 
 TEST_CASE("normalisations, softmax and losses in 16-bit floats are rounded once") {

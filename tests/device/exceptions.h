@@ -16,10 +16,15 @@ constexpr const char* kWithMixedPrecision = "convolutions in bf16 come with mixe
 
 constexpr const char* kOnHost = "autograd/ops/ctc.h says that CTC runs on CPUs only";
 
+constexpr const char* kLowered = "autograd/ops/conv_maps.cpp computes volumes by conv2d's kernels";
+
 inline constexpr Exception kExceptions[] = {
     {"conv2d", kBF16, kWithMixedPrecision},
     {"conv2d_backward_input", kBF16, kWithMixedPrecision},
     {"conv2d_backward_weight", kBF16, kWithMixedPrecision},
+    {"conv3d", kF32, kLowered},
+    {"conv3d_backward_input", kF32, kLowered},
+    {"conv3d_backward_weight", kF32, kLowered},
     {"ctc_loss", kF32, kOnHost},
     {"ctc_loss_backward", kF32, kOnHost},
 };

@@ -92,6 +92,14 @@ TEST_CASE("buckets are filled in order, one per dtype and device, and the first 
   CHECK(assign_buckets(mixed, std::vector<int>{4, 3, 2, 1, 0}, 100, 100) == Buckets{{2}, {4, 1}, {3, 0}});
 }
 
+TEST_CASE("DdpOptions has PyTorch's defaults") {
+  const DdpOptions o;
+  CHECK(o.bucket_cap_mb == 25);
+  CHECK(o.first_bucket_mb == 1);
+  CHECK(o.broadcast_buffers);
+  CHECK_FALSE(o.static_graph);
+}
+
 TEST_CASE("N ranks train as one process with the N-fold batch") {
   const std::vector<Variant> variants = {
       {.name = "defaults"},

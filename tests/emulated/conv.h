@@ -248,6 +248,25 @@ void grouped_convolutions(std::int64_t w, std::int64_t s, std::initializer_list<
   }
 }
 
+/// The shapes of transposed convolutions and of conv1d: images with rows and columns below and right of the
+/// last window, of which some are at least a stride away, and images of one row.
+inline std::vector<Conv2dShape> transposed_and_lines() {
+  std::vector<Conv2dShape> all;
+  for (const bool last : {false, true})
+    for (const std::int64_t groups : {1, 2, 8}) {
+      Conv2dShape s{.n = 2, .c = 8, .h = 9, .w = 11, .k = 8, .r = 4, .s = 3, .groups = groups};
+      s.channels_last = last;
+      s.stride_h = 2, s.padding_h = s.padding_w = 1, s.dilation_w = 3;
+      s = sized(s);
+      ++s.h, s.w += 2;  // output_padding 1 of stride 2, and 2 of stride 1 with dilation 3
+      all.push_back(s);
+      s = {.n = 2, .c = 8, .h = 1, .w = 37, .k = 8, .r = 1, .s = 5, .groups = groups, .channels_last = last};
+      s.stride_w = 2, s.padding_w = 3, s.dilation_w = 2;
+      all.push_back(sized(s));
+    }
+  return all;
+}
+
 /// Calls check(shape, bias, offsets, tuning) for random ragged shapes, misalignments and tunings.
 template <class Check>
 void random_convolutions(int trials, unsigned salt, const Check& check) {

@@ -109,6 +109,10 @@ TEST_CASE("conv2d input gradient: no product with a zero is computed") {
   }
 }
 
+TEST_CASE("conv2d input gradient: shapes of transposed convolutions and of conv1d give the CPU's values") {
+  for (const Conv2dShape& s : transposed_and_lines()) check_backward_input(s);
+}
+
 TEST_CASE("conv2d input gradient: the largest allowed padding and stride give the CPU's values") {
   largest_paddings([](const Conv2dShape& s) { check_backward_input(s); });
 }

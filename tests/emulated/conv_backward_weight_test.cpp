@@ -77,6 +77,10 @@ TEST_CASE("conv2d weight gradient: grouped and depthwise convolutions give the C
   grouped_convolutions(30, 4, {8, many}, [](const Conv2dShape& s) { check_backward_weight(s); });
 }
 
+TEST_CASE("conv2d weight gradient: shapes of transposed convolutions and of conv1d give the CPU's values") {
+  for (const Conv2dShape& s : transposed_and_lines()) check_backward_weight(s);
+}
+
 TEST_CASE("conv2d weight gradient: the largest allowed padding and dilation give the CPU's values") {
   largest_paddings([](const Conv2dShape& s) { check_backward_weight(s); });
 }

@@ -40,6 +40,10 @@ TEST_CASE("conv2d kernels: grouped and depthwise convolutions give the CPU's val
                        [](const Conv2dShape& s) { check_forward(s, s.dilation_h == 1); });
 }
 
+TEST_CASE("conv2d kernels: shapes of transposed convolutions and of conv1d give the CPU's values") {
+  for (const Conv2dShape& s : transposed_and_lines()) check_forward(s, s.h == 1);
+}
+
 TEST_CASE("conv2d kernels: the largest allowed padding and dilation give the CPU's values") {
   largest_paddings([](const Conv2dShape& s) { check_forward(s, true); });
 }

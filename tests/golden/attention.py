@@ -6,10 +6,10 @@ from cases import bools, case, f64, grid
 INF, NAN = float("inf"), float("nan")
 
 
-def attention(q, k, v, mask=None, causal=False, scale=None):
+def attention(q, k, v, mask=None, causal=False, scale=None, gqa=False):
     # Uses the plain formula, because torch's fused kernels cannot be differentiated twice.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=gqa)
 
 
 def qkv(batch, l, s, e, v):
@@ -44,3 +44,14 @@ q, k, v = qkv((1,), 2, 3, 2, 2)
 sdpa([q, k, torch.where(v == v[0, 1, 0], NAN, v)], tags="extreme no_gradcheck no_grad")
 sdpa(qkv((0,), 2, 3, 2, 2))
 sdpa(qkv((2,), 0, 3, 2, 2))
+
+# Grouped queries: four heads of q share the two heads of k and v in pairs.
+def groups(heads, shared, l, s):
+    return [grid(2, heads, l, 3, low=-2, high=2), grid(2, shared, s, 3, seed=2, low=-2, high=2),
+            grid(2, shared, s, 2, seed=3, low=-2, high=2)]
+
+
+sdpa(groups(4, 2, 2, 3), gqa=True)
+sdpa(groups(3, 1, 3, 3), gqa=True, causal=True)
+sdpa(groups(4, 2, 2, 3) + [grid(4, 2, 3, seed=7)], gqa=True)
+sdpa(groups(2, 2, 2, 3) + [(bools(2, 1, 2, 3, seed=3) | (torch.arange(3) == 1))], gqa=True)

@@ -62,7 +62,7 @@ def grad_output(k, like):
     return torch.tensor(values, dtype=torch.float64).reshape(like.shape).to(like.dtype)
 
 
-def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, constant=()):
+def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, constant=(), family=None):
     """Records one test case: the result and the gradients of fn(*inputs, **params).
 
     op      the registered name of the operation, or "name/variant" for another form of it
@@ -75,11 +75,13 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, consta
     slack   a factor of the tolerance; a comment in the script must give the reason
     dtypes  records one case per dtype in this list; for integer inputs
     constant  indices of the inputs that are not differentiated, such as running statistics
+    family  the name of the JSON file; by default that of the calling script
     """
     params = params or {}
     if dtypes:
         for dtype in dtypes:
-            case(op, [None if x is None else x.to(dtype) for x in inputs], params, fn, tags, slack, None, constant)
+            case(op, [None if x is None else x.to(dtype) for x in inputs], params, fn, tags, slack, None, constant,
+                 family or _caller())
         return
     tags = set(tags.split())
     if any(x is not None and not x.is_floating_point() for x in inputs):
@@ -116,19 +118,21 @@ def case(op, inputs, params=None, fn=None, tags="", slack=1, dtypes=None, consta
     entry["outputs"] = [_tensor(y.detach(), s) for y, s in zip(outputs, out_scales)]
     if differentiable:
         entry["grads"] = [None if g is None else _tensor(g, s) for g, s in zip(grads, grad_scales)]
-    family = pathlib.Path(inspect.stack()[1].filename).stem
-    if family == "cases":  # case() was called by itself, because of `dtypes`; the script is one frame further up
-        family = pathlib.Path(inspect.stack()[2].filename).stem
-    _cases.setdefault(family, []).append(entry)
+    _cases.setdefault(family or _caller(), []).append(entry)
 
 
-def write():
-    """Writes all recorded cases to tests/golden/ops/<family>.json."""
-    (HERE / "ops").mkdir(exist_ok=True)
+def _caller():
+    """Returns the name of the script that called case()."""
+    return pathlib.Path(inspect.stack()[2].filename).stem
+
+
+def write(folder=HERE / "ops"):
+    """Writes all recorded cases to <folder>/<family>.json."""
+    folder.mkdir(exist_ok=True)
     for family, cases in _cases.items():
         lines = ",\n".join(json.dumps(c, separators=(",", ":"), allow_nan=False) for c in cases)
         version = torch.__version__.split("+")[0]
-        (HERE / "ops" / f"{family}.json").write_text(f'{{"torch":"{version}","cases":[\n{lines}\n]}}\n')
+        (folder / f"{family}.json").write_text(f'{{"torch":"{version}","cases":[\n{lines}\n]}}\n')
 
 
 def _tensors(result):

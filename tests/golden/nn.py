@@ -451,6 +451,40 @@ def losses():
     write("losses")
 
 
+# ---- convolutions of 1 to 3 dimensions, transposed ones, Unfold and Fold ----
+class WithOutputSize(nn.Module):
+    def __init__(self, layer, output_size):
+        super().__init__()
+        self.layer = layer
+        self.output_size = output_size
+
+    def forward(self, x):
+        return self.layer(x, output_size=self.output_size)
+
+
+def convs():
+    line, image, volume = formula((2, 4, 9), 80, 2.0), formula((2, 4, 5, 6), 81, 2.0), formula((2, 4, 4, 3, 5), 82, 2.0)
+    layer("conv1d", nn.Conv1d(4, 6, 3), line)
+    layer("conv1d_options", nn.Conv1d(4, 6, 3, stride=2, padding=3, dilation=2, groups=2, bias=False), line)
+    layer("conv1d_circular", nn.Conv1d(4, 2, 3, padding=2, padding_mode="circular"), line[0])
+    layer("conv2d_reflect", nn.Conv2d(4, 3, (3, 2), padding=(2, 1), padding_mode="reflect"), image)
+    layer("conv2d_replicate", nn.Conv2d(4, 2, 3, padding=(0, 3), stride=2, padding_mode="replicate"), image)
+    layer("conv3d", nn.Conv3d(4, 2, 2), volume)
+    layer("conv3d_options", nn.Conv3d(4, 4, (3, 1, 2), stride=(2, 1, 1), padding=(1, 0, 2), dilation=(1, 1, 2), groups=2),
+          volume)
+    layer("conv3d_replicate", nn.Conv3d(4, 1, 2, padding=(1, 0, 2), padding_mode="replicate"), volume)
+    layer("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=3, padding=1, output_padding=2), line)
+    layer("conv_transpose2d", nn.ConvTranspose2d(4, 3, 4, stride=2, padding=1), image)
+    layer("conv_transpose2d_options", nn.ConvTranspose2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), output_padding=(0, 1),
+                                                         groups=2, bias=False, dilation=(2, 1)), image)
+    layer("conv_transpose2d_size", WithOutputSize(nn.ConvTranspose2d(4, 2, 3, stride=(3, 2), padding=1), (15, 11)), image)
+    layer("conv_transpose2d_shape", WithOutputSize(nn.ConvTranspose2d(4, 2, 3, stride=2), (2, 2, 11, 14)), image)
+    layer("conv_transpose3d", nn.ConvTranspose3d(4, 2, (2, 1, 3), stride=(2, 1, 2), output_padding=(1, 0, 1)), volume)
+    layer("unfold", nn.Unfold((3, 2), dilation=(1, 2), padding=(0, 1), stride=2), image)
+    layer("fold", nn.Fold((5, 4), (2, 3), dilation=(2, 1), padding=(1, 0), stride=(2, 1)), formula((2, 12, 6), 83))
+    write("convs")
+
+
 # ---- three models, each trained for 50 steps ----
 class Demo(nn.Module):
     def __init__(self):
@@ -554,6 +588,6 @@ def models():
 
 if __name__ == "__main__":
     parts = dict(layers=layers, losses=losses, optim=optimizers, muon=muon, lbfgs=lbfgs, schedules=schedules,
-                 plateau=plateau, models=models)
+                 plateau=plateau, convs=convs, models=models)
     for part in sys.argv[1:] or parts:
         parts[part]()

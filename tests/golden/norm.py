@@ -65,3 +65,25 @@ case("layer_norm", [f64([[1, 1, 1, 1], [1e15, -1e15, 0, 1], [1e-15, 0, 0, 0]]), 
      layer_norm, tags="extreme no_gradcheck")
 case("layer_norm", [f64([[1, INF, 1, 1], [NAN, 0, 1, 2]]), w, b], dict(normalized_shape=[4]), layer_norm,
      tags="extreme no_gradcheck no_grad")
+
+
+def rms_norm(x, weight, normalized_shape, eps=None):
+    return F.rms_norm(x, normalized_shape, weight, eps)
+
+
+for shape, normalized in (((5, 6), [6]), ((2, 3, 5), [5]), ((2, 3, 4), [3, 4]), ((7,), [7]), ((2, 2, 3, 2), [2, 3, 2]),
+                          ((3, 37), [37])):
+    x, w = grid(*shape), positive(*normalized, seed=5, high=2)
+    case("rms_norm", [x, w], dict(normalized_shape=normalized), rms_norm)
+    case("rms_norm", [x, None], dict(normalized_shape=normalized, eps=1e-3), rms_norm)
+w = affine(4)[0]
+case("rms_norm", [grid(3, 4), w], dict(normalized_shape=[4], eps=0.25), rms_norm)
+case("rms_norm", [grid(3, 4) + 256, w], dict(normalized_shape=[4], eps=0.0), rms_norm)
+# One value per row normalises to -1 or 1, so its gradient is a difference of almost equal numbers.
+case("rms_norm", [positive(3, 1), None], dict(normalized_shape=[1]), rms_norm, tags="no_grad no_gradcheck")
+case("rms_norm", [grid(0, 4), w], dict(normalized_shape=[4]), rms_norm)
+case("rms_norm", [f64([[1e15, -1e15, 0, 1], [1e-15, 0, 0, 0], [3, 3, 3, 3]]), w], dict(normalized_shape=[4], eps=1e-6), rms_norm,
+     tags="extreme no_gradcheck")
+case("rms_norm", [f64([[0, 0, 0, 0]]), w], dict(normalized_shape=[4], eps=1e-3), rms_norm, tags="extreme")
+case("rms_norm", [f64([[1, INF, 1, 1], [NAN, 0, 1, 2], [1, 2, 3, 4]]), w], dict(normalized_shape=[4]), rms_norm,
+     tags="extreme no_gradcheck no_grad")

@@ -52,6 +52,7 @@ enum class Bug {
   stride_zero,     // treats stride 0 as 1
   dense_gradient,  // reads the gradient of the output as if it were dense
   takes_all,       // accepts integers
+  first_only,      // says that its backward is recorded, but computes the gradients from numbers
 };
 
 // Reads `t` with other strides and offset. If that would leave the storage, returns 1e30 everywhere: the
@@ -113,7 +114,7 @@ Outputs f(const OpCase& c, Bug bug) {
     const Tensor* outputs[] = {&out};
     const Tensor* inputs[] = {&a, &b};
     const Tensor detached = detail::raw_view(b, b.sizes(), b.strides(), b.storage_offset());
-    autograd::record(name, outputs, inputs, [=](autograd::Backward& back) {
+    const auto backward = [=](autograd::Backward& back) {
       const Tensor& grad = back.grad();
       const std::vector<double> g =
           bug == Bug::dense_gradient && grad.numel()
@@ -128,7 +129,8 @@ Outputs f(const OpCase& c, Bug bug) {
       if (back.needs(1)) back.set(1, make(db, dtype));
       if (bug == Bug::late_write) write(detached);
       if (bug == Bug::writes_grad) write(grad);
-    });
+    };
+    autograd::record(name, outputs, inputs, backward, /*twice=*/bug == Bug::first_only);
   }
   if (bug == Bug::count) return {out, out};
   return out;
@@ -198,6 +200,21 @@ TEST_CASE("the harness reports wrong gradients") {
   const OpInfo none{"f", false, kFloats};
   const auto fn = [](const OpCase& c) { return f(c, Bug::none); };
   CHECK(mentions(run_case(parse_golden(kCases)[0], none, fn), {"it has none"}));
+}
+
+TEST_CASE("the harness reports missing gradients of gradients") {
+  const auto failures = [](Bug bug, bool twice) {
+    const OpInfo info{"f", true, kFloats, twice};
+    return run_case(
+        parse_golden(kCases)[0], info, [bug](const OpCase& c) { return f(c, bug); }, kOnlyGradcheck);
+  };
+  CHECK(failures(Bug::none, false).empty());
+  CHECK(mentions(failures(Bug::none, true), {"gradgradcheck: throws [f] gradients of gradients"}));
+  CHECK(mentions(failures(Bug::first_only, true), {"gradgradcheck: throws", "finite differences give"}));
+  CHECK(mentions(failures(Bug::first_only, false), {"create_graph: is recorded, but"}));
+  OpInfo other{"g", true, kFloats, false};
+  CHECK(mentions(run_case(parse_golden(kCases)[0], other, [](const OpCase& c) { return f(c, Bug::none); }),
+                 {"create_graph: expected a refusal that names the operation, got: [f]"}));
 }
 
 TEST_CASE("the harness reports wrong handling of strides") {
@@ -302,7 +319,8 @@ TEST_CASE("build_matrix reports every missing test and every contradiction") {
   const GoldenCases cases = parse_golden(kCases);
   const auto family = [&](const std::string&) -> const GoldenCases& { return cases; };
   const std::vector<GoldenRow> golden{{"f", "g"}};
-  const std::vector<KindRow> bad_input{{"f", Kind::bad_input, ""}};
+  const std::vector<KindRow> bad_input{{"f", Kind::bad_input, ""},
+                                       {"f", Kind::gradgradcheck, "its backward is not recorded"}};
   const auto failures = [&](const OpInfo& op, const std::vector<KindRow>& rows) {
     return build_matrix({op}, golden, rows, {"g"}, family).failures;
   };
@@ -310,9 +328,13 @@ TEST_CASE("build_matrix reports every missing test and every contradiction") {
   for (const std::string& failure : full.failures) FAIL_CHECK(failure);
   CHECK_THAT(
       full.markdown,
-      ContainsSubstring("| `f` | yes | yes | yes | yes | yes | yes | float32, float64, float16, bfloat16 |"));
+      ContainsSubstring(
+          "| `f` | yes | yes | n/a (1) | yes | yes | yes | yes | float32, float64, float16, bfloat16 |"));
 
   CHECK(mentions(failures(kInfo, {}), {"f x bad_input: is blank"}));
+  CHECK(mentions(failures(kInfo, {}), {"f x gradgradcheck: is blank"}));
+  CHECK(mentions(failures({"f", true, kFloats, true}, bad_input),
+                 {"f x gradgradcheck: is tested, and said not"}));
   CHECK(mentions(failures({"f", true, kNumbers}, bad_input),
                  {"f x dtypes: takes int64, int32, uint8, which no case runs"}));
   CHECK(mentions(build_matrix({kInfo}, golden, bad_input, {}, family).failures, {"f x golden: is blank"}));
@@ -326,5 +348,5 @@ TEST_CASE("build_matrix reports every missing test and every contradiction") {
   CHECK(mentions(failures({"e", true, kFloats}, bad_input), {"GOLDEN_OP of 'f': no operation"}));
   CHECK(mentions(failures(kInfo, {{"f", Kind::bad_input, ""}, {"f", Kind::empty, "has always elements"}}),
                  {"f x empty: is tested, and said not to be applicable"}));
-  CHECK(failures(kInfo, {{"f", Kind::bad_input, "takes everything"}}).empty());
+  CHECK(failures({"f", true, kFloats, true}, {{"f", Kind::bad_input, "takes everything"}}).empty());
 }

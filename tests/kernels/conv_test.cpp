@@ -35,6 +35,7 @@ Conv2dShape random_shape() {
   s.p = (s.h + 2 * s.padding_h - span_h) / s.stride_h + 1;
   s.q = (s.w + 2 * s.padding_w - span_w) / s.stride_w + 1;
   s.channels_last = between(0, 1);
+  if (between(0, 5) == 0) s.h += between(0, 2), s.w += between(0, 2);  // as in transposed convolutions
   return s;
 }
 

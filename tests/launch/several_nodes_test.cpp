@@ -74,6 +74,31 @@ TEST_CASE("ranks are numbered across nodes, and the launcher with the store exit
     CHECK_THAT(one.out(), ContainsSubstring(line + "\n"));
 }
 
+TEST_CASE("a launcher that waits for other nodes writes the output that a slow reader had blocked") {
+  // Each rank of node 0 prints 80 KB, more than a pipe holds, and exit before anybody reads. The reader must
+  // get all of it while the ranks of node 1 still run.
+  const TwoNodes nodes;
+  const char* const script =
+      "if [ $NODE_RANK = 1 ]; then while ! [ -e $SHARED/go ]; do sleep 0.02; done; exit 0; fi\n"
+      "i=0; while [ $i -lt 2000 ]; do echo 0123456789012345678901234567890123456789; i=$((i+1)); done\n"
+      "echo last; touch $SHARED/ended.$RANK";
+  Job zero(
+      {"-c",
+       "\"$0\" \"$@\" | { while ! [ -e $SHARED/read ]; do sleep 0.02; done; grep -m 1 '\\[0\\] last'; touch "
+       "$SHARED/got; cat; }",
+       tests::launcher_path(), "--nnodes=2", "--nproc-per-node=2", "--node-rank=0",
+       "--rdzv-endpoint=127.0.0.1:" + nodes.port, "sh", "-c", script},
+      {"SHARED=" + nodes.shared.path().string()}, "/bin/sh");
+  Job one = nodes.node(1, script);
+  REQUIRE((nodes.made("ended.0") && nodes.made("ended.1")));
+  tests::write_file(nodes.shared / "read", "");
+  CHECK(nodes.made("got"));
+  CHECK(zero.wait(0) == -1);
+  tests::write_file(nodes.shared / "go", "");
+  CHECK(zero.wait() == 0);
+  CHECK(one.wait() == 0);
+}
+
 TEST_CASE("a failure on one node ends all nodes, and every launcher names the rank") {
   for (const std::string failing : {"0", "3"}) {
     const TwoNodes nodes;

@@ -104,7 +104,7 @@ TEST_CASE("children are made from options in order, or from the arguments of a c
       list.append<Block>(5, "relu");
     }
   } net;
-  CHECK(net.conv.str() == "Conv2d(3, 8, kernel_size=(5, 3), stride=(1, 1))");
+  CHECK(net.conv.str() == "Conv2d(in_channels=3, out_channels=8, kernel_size=(5, 3), stride=1)");
   CHECK(net.braces.options.stride == Pair(2));
   CHECK(net.dropout.options.p == 0.25);
   CHECK(net.norm.weight.sizes() == Shape{4, 2});

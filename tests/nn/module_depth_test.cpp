@@ -122,6 +122,10 @@ TEST_CASE("the text of modules that are nested deep ends at 1,000 levels") {
   CHECK(levels(*deeper) == 1'001);
   CHECK_THAT(deeper->str(), ContainsSubstring("(n): ...\n"));
   CHECK(built_upwards(1'000)->summary().size() > 1'000);
+  const std::string table = deeper->summary();
+  CHECK(std::count(table.begin(), table.end(), '\n') == 1'001 + 1 + 5);  // modules, "...", head, rules and sums
+  CHECK_THAT(table, ContainsSubstring(" ... "));
+  CHECK_THAT(table, ContainsSubstring("Parameters: 5 (5 trained)"));
 }
 
 TEST_CASE("one module may have 100,000 parameters, buffers and children, with unique names") {

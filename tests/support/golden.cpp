@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -158,11 +159,16 @@ GoldenCases parse_golden(const std::string& text) {
   return cases;
 }
 
+std::string golden_folder() {
+  const char* other = std::getenv("TAPESTRY_GOLDEN_OPS");
+  return other ? other : tests::source_path("tests/golden/ops");
+}
+
 const GoldenCases& golden_family(const std::string& family) {
   static std::map<std::string, GoldenCases> read;
   const auto found = read.find(family);
   if (found != read.end()) return found->second;
-  const std::string path = tests::source_path("tests/golden/ops/") + family + ".json";
+  const std::string path = golden_folder() + "/" + family + ".json";
   std::ifstream file(path, std::ios::binary);
   if (!file)
     throw std::runtime_error("cannot read " + path + "; record it with tests/golden/make_all.py " + family);
@@ -177,7 +183,7 @@ const GoldenCases& golden_family(const std::string& family) {
 
 std::vector<std::string> golden_families() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(tests::source_path("tests/golden/ops")))
+  for (const auto& entry : std::filesystem::directory_iterator(golden_folder()))
     if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
   return names;

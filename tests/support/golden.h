@@ -52,9 +52,11 @@ using GoldenCases = std::vector<std::shared_ptr<const Golden>>;
 
 /// Throws std::runtime_error if the text is malformed.
 GoldenCases parse_golden(const std::string& text);
-/// The cases of tests/golden/ops/<family>.json, which is read once.
+/// tests/golden/ops, or the folder that TAPESTRY_GOLDEN_OPS names: tools/fuzz_ops writes other cases there.
+std::string golden_folder();
+/// The cases of <family>.json in that folder, which is read once.
 const GoldenCases& golden_family(const std::string& family);
-/// Returns all families that have a file in tests/golden/ops.
+/// Returns all families that have a file in that folder.
 std::vector<std::string> golden_families();
 
 /// The dtype named "f64", "i32", ... in golden files.

@@ -33,8 +33,8 @@ namespace tapestry::test {
 
 /// The kinds of test that every operation needs. `empty` and `extreme` are golden cases with that tag.
 /// `dtypes` requires a run in every dtype that the operation supports.
-enum class Kind { golden, gradcheck, strided, empty, extreme, bad_input, dtypes };
-inline constexpr int kNumKinds = 7;
+enum class Kind { golden, gradcheck, gradgradcheck, strided, empty, extreme, bad_input, dtypes };
+inline constexpr int kNumKinds = 8;
 const char* kind_name(Kind kind);
 
 struct Golden;  // a recorded case

@@ -6,6 +6,7 @@
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/gradcheck.h"
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/kernels/slot.h"
 
 namespace tapestry::test {
@@ -32,14 +33,6 @@ std::string position(std::int64_t index, const Shape& sizes) {
     index /= sizes[d];
   }
   return at.str();
-}
-
-// The gradient of output k: multiples of 1/4 in [-1.5, 1.5]. tests/golden/cases.py uses the same formula.
-Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
-  Values v{dtype, sizes, {}, {}};
-  for (std::int64_t i = 0; i < sizes.numel(); ++i)
-    v.values.push_back(static_cast<double>((7 * i + 3 * k + 4) % 13 - 6) / 4);
-  return v;
 }
 
 // The gradient that is present before an accumulating backward: multiples of 1/2 in [-1, 1].
@@ -129,26 +122,35 @@ class CaseRun {
 
   void gradcheck() {
     guarded("gradcheck", DType::f64, Layout::dense, [&](const std::string&) {
-      std::vector<Tensor> inputs = make_inputs(DType::f64, Layout::dense), leaves;
-      for (std::size_t i = 0; i < inputs.size(); ++i)
-        if (wants_gradient(i)) leaves.push_back(inputs[i].set_requires_grad());
-      // differentiable[i] is false for outputs that take no part in autograd, such as running statistics.
-      std::vector<bool> differentiable;
-      for (const Tensor& y : fn_(OpCase(golden_, inputs)).tensors)
-        differentiable.push_back(y.requires_grad());
-      autograd::gradcheck(
-          [&](const std::vector<Tensor>& xs) {
-            std::vector<Tensor> all = inputs;
-            std::size_t next = 0;
-            for (std::size_t i = 0; i < all.size(); ++i)
-              if (wants_gradient(i)) all[i] = xs[next++];
-            const std::vector<Tensor> outputs = fn_(OpCase(golden_, all)).tensors;
-            std::vector<Tensor> checked;
-            for (std::size_t k = 0; k < outputs.size(); ++k)
-              if (differentiable[k]) checked.push_back(outputs[k]);
-            return checked;
-          },
-          leaves);
+      with_function(
+          [](const auto& fn, const std::vector<Tensor>& leaves) { autograd::gradcheck(fn, leaves); });
+    });
+  }
+
+  void gradgradcheck() {
+    guarded("gradgradcheck", DType::f64, Layout::dense, [&](const std::string&) {
+      with_function([](const auto& fn, const std::vector<Tensor>& leaves) {
+        autograd::gradgradcheck(fn, leaves, {}, {.fast_mode = true});
+      });
+    });
+  }
+
+  // An operation that is not Grad::twice must throw before backward computes anything, and name itself.
+  void refuses_create_graph() {
+    guarded("create_graph", DType::f64, Layout::dense, [&](const std::string& label) {
+      with_function([&](const auto& fn, const std::vector<Tensor>& leaves) {
+        const std::vector<Tensor> outputs = fn(leaves);
+        std::vector<Tensor> gradients;
+        for (const Tensor& y : outputs) gradients.push_back(ones_like(y.detach()));
+        try {
+          autograd::grad(outputs, leaves,
+                         {.grad_outputs = gradients, .create_graph = true, .allow_unused = true});
+          failures.push_back(label + ": is recorded, but the operation is not Grad::twice");
+        } catch (const AutogradError& e) {
+          if (std::string(e.what()).rfind("[" + info_.name + "] gradients of gradients", 0) != 0)
+            failures.push_back(label + ": expected a refusal that names the operation, got: " + e.what());
+        }
+      });
     });
   }
 
@@ -183,6 +185,30 @@ class CaseRun {
   }
 
  private:
+  // Calls check(function, leaves) with the operation as a function of the inputs that want a gradient.
+  template <class Check>
+  void with_function(const Check& check) {
+    std::vector<Tensor> inputs = make_inputs(DType::f64, Layout::dense), leaves;
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (wants_gradient(i)) leaves.push_back(inputs[i].set_requires_grad());
+    // differentiable[i] is false for outputs that take no part in autograd, such as running statistics.
+    std::vector<bool> differentiable;
+    for (const Tensor& y : fn_(OpCase(golden_, inputs)).tensors) differentiable.push_back(y.requires_grad());
+    const std::function<std::vector<Tensor>(const std::vector<Tensor>&)> fn =
+        [&](const std::vector<Tensor>& xs) {
+          std::vector<Tensor> all = inputs;
+          std::size_t next = 0;
+          for (std::size_t i = 0; i < all.size(); ++i)
+            if (wants_gradient(i)) all[i] = xs[next++];
+          const std::vector<Tensor> outputs = fn_(OpCase(golden_, all)).tensors;
+          std::vector<Tensor> checked;
+          for (std::size_t k = 0; k < outputs.size(); ++k)
+            if (differentiable[k]) checked.push_back(outputs[k]);
+          return checked;
+        };
+    check(fn, leaves);
+  }
+
   template <class F>
   void guarded(const std::string& what, DType dtype, Layout layout, F&& f) {
     std::string label = golden_->label + ", ";
@@ -327,10 +353,17 @@ class CaseRun {
 
 }  // namespace
 
+Values grad_output(std::int64_t k, const Shape& sizes, DType dtype) {
+  Values v{dtype, sizes, {}, {}};
+  for (std::int64_t i = 0; i < sizes.numel(); ++i)
+    v.values.push_back(static_cast<double>((7 * i + 3 * k + 4) % 13 - 6) / 4);
+  return v;
+}
+
 std::vector<OpInfo> registered_ops() {
   std::vector<OpInfo> ops;
   for (const autograd::Op* op = autograd::Op::first(); op; op = op->next())
-    ops.push_back({op->name, op->differentiable, op->dtypes});
+    ops.push_back({op->name, op->differentiable, op->dtypes, op->twice});
   std::sort(ops.begin(), ops.end(), [](const OpInfo& a, const OpInfo& b) { return a.name < b.name; });
   return ops;
 }
@@ -385,8 +418,11 @@ Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& inf
         run.gradients(DType::f64, Layout::dense, static_cast<int>(i), false);
   }
   if (info.differentiable && golden->generic() && !golden->tagged("no_gradcheck") &&
-      !skip.count(Kind::gradcheck))
+      !skip.count(Kind::gradcheck)) {
     run.gradcheck();
+    if (!info.twice) run.refuses_create_graph();
+    else if (!skip.count(Kind::gradgradcheck)) run.gradgradcheck();
+  }
   if (!skip.count(Kind::strided) && !golden->tagged("no_strided") && !golden->inputs.empty()) {
     for (Layout layout : kLayouts) {
       if (layout == Layout::dense) continue;

@@ -15,14 +15,19 @@ struct OpInfo {
   std::string name;
   bool differentiable = true;
   DTypeSet dtypes = kFloats;
+  bool twice = false;  ///< it has gradients of gradients
 };
 /// All registered operations, sorted by name.
 std::vector<OpInfo> registered_ops();
 /// The name before the slash: "add/in_place" -> "add".
 std::string base_name(const std::string& op);
 
-/// Runs the checks of one recorded case: golden (against PyTorch's results), gradcheck (against central
-/// differences) and strided, except for the kinds in `skip`.
+/// The gradient of output k: multiples of 1/4 in [-1.5, 1.5]. tests/golden/cases.py uses the same formula.
+Values grad_output(std::int64_t k, const Shape& sizes, DType dtype);
+
+/// Runs the checks of one recorded case: golden (against PyTorch's results), gradcheck and gradgradcheck
+/// (against central differences) and strided, except for the kinds in `skip`. An operation without gradients
+/// of gradients must refuse a pass with create_graph by name.
 Failures run_case(const std::shared_ptr<const Golden>& golden, const OpInfo& info, const OpFunction& fn,
                   const std::set<Kind>& skip = {});
 /// A function that returns how often the host has waited for a device so far. The pointer is null in programs
@@ -54,6 +59,8 @@ struct KindRow {
   std::string reason;
 };
 const std::vector<GoldenRow>& golden_rows();
+/// All operations under test of this program.
+const std::vector<const GoldenOp*>& golden_ops();
 const std::vector<KindRow>& kind_rows();
 
 struct Matrix {

@@ -26,6 +26,7 @@ void count_case(const Golden& g, const OpInfo& op, Line& line) {
   const auto add = [&](Kind kind, bool counts) { line.cells[static_cast<int>(kind)].tests += counts; };
   add(Kind::golden, true);
   add(Kind::gradcheck, op.differentiable && g.generic() && !g.tagged("no_gradcheck") && !g.tagged("empty"));
+  add(Kind::gradgradcheck, op.twice && g.generic() && !g.tagged("no_gradcheck") && !g.tagged("empty"));
   add(Kind::strided, has_tensor(g) && !g.tagged("no_strided"));
   add(Kind::empty, g.tagged("empty"));
   add(Kind::extreme, g.tagged("extreme"));
@@ -94,7 +95,9 @@ Matrix build_matrix(const std::vector<OpInfo>& ops, const std::vector<GoldenRow>
     if (!info.emplace(op.name, op).second) failed({"two operations are registered as '", op.name, "'"});
     Line& line = lines[op.name];
     line.takes = op.dtypes;
-    if (!op.differentiable) line.cells[static_cast<int>(Kind::gradcheck)].reason = "has no gradient";
+    if (!op.differentiable)
+      for (const Kind kind : {Kind::gradcheck, Kind::gradgradcheck})
+        line.cells[static_cast<int>(kind)].reason = "has no gradient";
   }
 
   for (const GoldenRow& row : golden)

@@ -121,7 +121,8 @@ void record_row(const Op& op, const Tensor& y, const Tensor& a, const Tensor& b)
 
 /// Computes a gradient of which one operand is a number, by operations. operand(of) gives the operand.
 template <class Operand, class Row, kernels::Of... kOf>
-Tensor composed_with(kernels::ValueOf<Row, kernels::Of::dy, kOf...>, const Tensor& dy, const Operand& operand) {
+Tensor composed_with(kernels::ValueOf<Row, kernels::Of::dy, kOf...>, const Tensor& dy,
+                     const Operand& operand) {
   return composed<Row>(dy, operand(std::integral_constant<kernels::Of, kOf>())...);
 }
 

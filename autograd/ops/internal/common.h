@@ -17,8 +17,8 @@ namespace tapestry::autograd {
 
 /// The value of a gradient's row, computed by operations, which a pass with create_graph records: a function
 /// `(dy, t, params)` for the gradient of a function of one tensor, and `(dy, a, b)` for that of a binary
-/// operation, where a and b may be numbers. The file that runs the operation defines it. Without a definition,
-/// the operation has no gradients of gradients.
+/// operation, where a and b may be numbers. The file that runs the operation defines it. Without a
+/// definition, the operation has no gradients of gradients.
 template <class Row>
 inline constexpr auto composed = nullptr;
 template <class Row>

@@ -10,12 +10,10 @@ namespace tapestry::autograd {
 template <>
 inline constexpr auto composed<kernels::Neg> = [](const Tensor& dy, const auto&...) { return neg(dy); };
 template <>
-inline constexpr auto composed<kernels::Mul> = [](const Tensor& dy, const auto& t, const auto&...) {
-  return mul(dy, t);
-};
+inline constexpr auto composed<kernels::Mul> =
+    [](const Tensor& dy, const auto& t, const auto&...) { return mul(dy, t); };
 template <>
-inline constexpr auto composed<kernels::Div> = [](const Tensor& dy, const auto& t, const auto&...) {
-  return div(dy, t);
-};
+inline constexpr auto composed<kernels::Div> =
+    [](const Tensor& dy, const auto& t, const auto&...) { return div(dy, t); };
 
 }  // namespace tapestry::autograd

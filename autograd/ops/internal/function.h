@@ -45,8 +45,8 @@ auto row_of() {
   const auto& slot = kernels::slot<F>;
   const auto& gradient = kernels::slot<kernels::GradientRowOf<F>>;
   return FunctionRow<std::decay_t<decltype(slot)>, std::decay_t<decltype(gradient)>, F::kParams>{
-      function_op<F>(), slot,     gradient, composed_or_null<kernels::GradientRowOf<F>, F::kParams>(),
-      F::kTakes,        F::kGradientFrom};
+      function_op<F>(), slot, gradient, composed_or_null<kernels::GradientRowOf<F>, F::kParams>(), F::kTakes,
+      F::kGradientFrom};
 }
 
 // slot(y, inputs..., params...)

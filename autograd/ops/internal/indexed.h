@@ -1,7 +1,7 @@
 #pragma once
 // Selects elements of a tensor by index tensors, and reads, writes and combines them. All operations of
-// autograd/ops/index.h and their gradients are built on these functions. read_at(), write_at() and combine_at()
-// record nothing.
+// autograd/ops/index.h and their gradients are built on these functions. read_at(), write_at() and
+// combine_at() record nothing.
 #include <utility>
 #include <vector>
 
@@ -65,8 +65,8 @@ Tensor taken(const Tensor& x, const Selection& s, const Shape& sizes);
 /// The gradient of a tensor of shape `sizes`, computed from the gradient g of its selected elements: a sum
 /// over all uses of each element. Recorded with the input g.
 Tensor taken_backward(const Tensor& g, const Selection& s, const Shape& sizes);
-/// The gradient of a tensor of shape `sizes`, computed from the gradient g of its view that the steps lead to.
-/// Recorded with the input g.
+/// The gradient of a tensor of shape `sizes`, computed from the gradient g of its view that the steps lead
+/// to. Recorded with the input g.
 Tensor stepped_backward(const Tensor& g, const std::vector<ViewStep>& steps, const Shape& sizes);
 /// A copy of x in which the selected elements are `value`. Recorded with the input x.
 Tensor filled_at(const Tensor& x, const Selection& s, const Scalar& value);

@@ -1,8 +1,10 @@
 #pragma once
-// Helpers that batch_norm() and distributed::sync_batch_norm() share.
+// Helpers that the normalisations and distributed::sync_batch_norm() share.
+#include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/elementwise.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/reduce.h"
+#include "tapestry/autograd/ops/view.h"
 #include "tapestry/kernels/ops/norm.h"
 
 namespace tapestry::autograd {
@@ -42,8 +44,32 @@ inline Tensor normalize_channels(const Tensor& x, MemoryFormat format, const Ten
   return y;
 }
 
+/// Returns a tensor that receives sums over g. A kernel writes it. If g has no elements, no kernel runs, so
+/// the tensor must be zero.
+inline Tensor sums_of(const Tensor& g, const Shape& sizes) {
+  const TensorOptions options(g.dtype(), g.device());
+  return g.numel() > 0 ? empty(sizes, options) : zeros(sizes, options);
+}
+
+/// The gradients of input, weight and bias that backward needs; the others are undefined. The kernel writes
+/// them. `g` is the gradient of the output, and weight and bias have the shape `sizes`.
+struct NormGradients {
+  NormGradients(const Backward& b, const Tensor& g, MemoryFormat format, const Shape& sizes) {
+    if (b.needs(0)) dx = empty(g.sizes(), {g.dtype(), g.device()}, format);
+    if (b.needs(1)) dweight = sums_of(g, sizes);
+    if (b.needs(2)) dbias = sums_of(g, sizes);
+  }
+  void set(Backward& b) const {
+    b.set(0, dx);
+    b.set(1, dweight);
+    b.set(2, dbias);
+  }
+  Tensor dx, dweight, dbias;
+};
+
 /// The gradient of x in a pass with create_graph, where the result of a normalisation is (x - mean(x)) /
-/// sqrt(var(x) + eps) over the dimensions `dims`, and g is the gradient of that result (Ioffe and Szegedy 2015).
+/// sqrt(var(x) + eps) over the dimensions `dims`, and g is the gradient of that result (Ioffe and Szegedy
+/// 2015).
 struct NormalizationByOperations {
   NormalizationByOperations(const Tensor& x, const Dims& over, double eps)
       : dims(over),
@@ -56,5 +82,15 @@ struct NormalizationByOperations {
   Dims dims;
   Tensor center, inv_std, result;
 };
+
+/// Sets the gradients in a pass with create_graph. `result` is the normalised input, and `dx()` computes the
+/// gradient of the input. Weight and bias have the shape `sizes`, and their gradients are sums over `dims`.
+template <class F>
+void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes) {
+  const auto summed = [&](const Tensor& t) { return reshape(dims.empty() ? t : sum(t, dims), sizes); };
+  if (b.needs(0)) b.set(0, dx());
+  if (b.needs(1)) b.set(1, summed(b.grad() * result));
+  if (b.needs(2)) b.set(2, summed(b.grad()));
+}
 
 }  // namespace tapestry::autograd

@@ -172,6 +172,11 @@ void Reducer::build(const std::vector<int>& order) {
 
 void Reducer::on_gradient(int index) {
   Parameter& p = parameters_[static_cast<std::size_t>(index)];
+  // The sum over the ranks is not recorded.
+  check<AutogradError>(!grad_enabled(), "[DistributedDataParallel] the gradient of ", p.name,
+                       " arrived in a backward pass with create_graph, but sums over the ranks have no "
+                       "gradients; use autograd::grad() with create_graph inside the loss, and backward() "
+                       "without it for the loss");
   if (!synchronize) {
     p.pending_sum = true;
     return;

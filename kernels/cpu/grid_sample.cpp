@@ -1,0 +1,194 @@
+// Sampling of images at the points of a grid. A block of points computes its pixels and weights once for all
+// channels.
+#include "tapestry/kernels/ops/grid_sample.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "tapestry/kernels/cpu/compute.h"
+
+namespace tapestry::kernels::cpu {
+namespace {
+
+constexpr std::int64_t kPoints = 64;   // per block
+constexpr std::int64_t kChannels = 8;  // that one thread takes for the gradient of row-major images
+
+// A pixel that a point reads: its offset in the image, its weight, and the derivatives of the weight.
+template <class C>
+struct Tap {
+  std::int64_t offset;
+  C weight, slope[3];
+};
+
+// The taps of up to kPoints points.
+template <class C>
+class Block {
+ public:
+  // Finds the taps of points [first, first + count) of image n. With `slopes`, also the derivatives.
+  template <class T>
+  void find(const GridShape& s, const T* grid, std::int64_t n, std::int64_t first, std::int64_t count,
+            bool slopes) {
+    taps_.clear();
+    begin_[0] = 0;
+    for (std::int64_t p = 0; p < count; ++p) {
+      const T* const at = grid + (n * s.points + first + p) * s.dims;
+      GridTap<C> axes[3][4] = {{{0, 1, 0}}};
+      const int each = grid_taps(s.mode), deep = s.dims == 3 ? each : 1;
+      for (int d = 0; d < s.dims; ++d) {
+        const GridPlace<C> place(load(at[d]), s.axes[2 - d].size, s.mode, s.padding, s.align_corners);
+        for (int i = 0; i < each; ++i) axes[2 - d][i] = place.tap(i);
+      }
+      for (int i = 0; i < deep; ++i)
+        for (int j = 0; j < each; ++j)
+          for (int k = 0; k < each; ++k) {
+            const GridTap<C>&d = axes[0][i], &h = axes[1][j], &w = axes[2][k];
+            if (d.index < 0 || h.index < 0 || w.index < 0) continue;
+            Tap<C> tap{d.index * s.axes[0].stride + h.index * s.axes[1].stride + w.index * s.axes[2].stride,
+                       d.weight * h.weight * w.weight,
+                       {}};
+            if (slopes) {
+              tap.slope[0] = d.weight * h.weight * w.slope;
+              tap.slope[1] = d.weight * h.slope * w.weight;
+              tap.slope[2] = d.slope * h.weight * w.weight;
+            }
+            taps_.push_back(tap);
+          }
+      begin_[p + 1] = taps_.size();
+    }
+  }
+  // Calls f(tap) for the taps of point p.
+  template <class F>
+  void for_taps(std::int64_t p, const F& f) const {
+    for (std::size_t t = begin_[p]; t < begin_[p + 1]; ++t) f(taps_[t]);
+  }
+
+ private:
+  std::vector<Tap<C>> taps_;
+  std::size_t begin_[kPoints + 1];
+};
+
+template <class T>
+void forward(const LaunchContext&, const GridSampleArgs& a) {
+  using C = Compute<T>;
+  const GridShape& s = a.shape;
+  const T *const x = a.x.as<T>(), *const grid = a.grid.as<T>();
+  T* const y = a.y.as<T>();
+  const std::int64_t blocks = (s.points + kPoints - 1) / kPoints, image = s.c * s.pixels();
+  const std::int64_t x_channel = s.x_channel(), y_channel = s.y_channel();
+  parallel_for(s.n * blocks, grain_of(kPoints * (16 + 4 * s.c)), [&](std::int64_t begin, std::int64_t end) {
+    Block<C> block;
+    std::vector<C> sum(static_cast<std::size_t>(s.c));
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t n = b / blocks, first = b % blocks * kPoints,
+                         count = std::min(kPoints, s.points - first);
+      block.find(s, grid, n, first, count, false);
+      const T* const in = x + n * image;
+      T* const out = y + n * s.c * s.points + first * s.y_point();
+      if (s.channels_last) {
+        for (std::int64_t p = 0; p < count; ++p) {
+          std::fill(sum.begin(), sum.end(), C(0));
+          block.for_taps(p, [&](const Tap<C>& t) {
+            const T* const pixel = in + t.offset;
+            C* const to = sum.data();
+            for (std::int64_t c = 0; c < s.c; ++c) to[c] += t.weight * load(pixel[c]);
+          });
+          for (std::int64_t c = 0; c < s.c; ++c) out[p * s.c + c] = T(sum[static_cast<std::size_t>(c)]);
+        }
+        continue;
+      }
+      for (std::int64_t c = 0; c < s.c; ++c) {
+        const T* const plane = in + c * x_channel;
+        for (std::int64_t p = 0; p < count; ++p) {
+          C value = 0;
+          block.for_taps(p, [&](const Tap<C>& t) { value += t.weight * load(plane[t.offset]); });
+          out[c * y_channel + p] = T(value);
+        }
+      }
+    }
+  });
+}
+
+template <class T>
+void backward_input(const LaunchContext& context, const GridSampleBackwardInputArgs& a) {
+  using C = Compute<T>;
+  const GridShape& s = a.shape;
+  const T *const grid = a.grid.as<T>(), *const dy = a.dy.as<T>();
+  const std::int64_t image = s.c * s.pixels();
+  const ComputeOutput<T> total(context, a.dx, s.n * image);
+  C* const dx = total.data();
+  // Each task owns some channels of an image, so no two threads add to one element, and the order of the sums
+  // does not depend on the number of threads. Channels-last images have more channels per task, because their
+  // loops run over channels.
+  const std::int64_t channels = s.channels_last ? 8 * kChannels : kChannels,
+                     groups = (s.c + channels - 1) / channels;
+  const std::int64_t work = s.points * (16 + 4 * channels);
+  parallel_for(s.n * groups, grain_of(work), [&](std::int64_t begin, std::int64_t end) {
+    Block<C> block;
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t n = task / groups, c0 = task % groups * channels, c1 = std::min(c0 + channels, s.c);
+      C* const out = dx + n * image;
+      if (s.channels_last)
+        for (std::int64_t i = 0; i < s.pixels(); ++i) std::fill(out + i * s.c + c0, out + i * s.c + c1, C(0));
+      else std::fill(out + c0 * s.x_channel(), out + c1 * s.x_channel(), C(0));
+      for (std::int64_t first = 0; first < s.points; first += kPoints) {
+        const std::int64_t count = std::min(kPoints, s.points - first);
+        block.find(s, grid, n, first, count, false);
+        const T* const in = dy + n * s.c * s.points + first * s.y_point();
+        if (s.channels_last) {
+          for (std::int64_t p = 0; p < count; ++p)
+            block.for_taps(p, [&](const Tap<C>& t) {
+              C* const pixel = out + t.offset;
+              for (std::int64_t c = c0; c < c1; ++c) pixel[c] += t.weight * load(in[p * s.c + c]);
+            });
+        } else {
+          for (std::int64_t c = c0; c < c1; ++c) {
+            C* const plane = out + c * s.x_channel();
+            for (std::int64_t p = 0; p < count; ++p) {
+              const C g = load(in[c * s.y_channel() + p]);
+              block.for_taps(p, [&](const Tap<C>& t) { plane[t.offset] += t.weight * g; });
+            }
+          }
+        }
+      }
+    }
+  });
+  total.store();
+}
+
+template <class T>
+void backward_grid(const LaunchContext&, const GridSampleBackwardGridArgs& a) {
+  using C = Compute<T>;
+  const GridShape& s = a.shape;
+  const T *const x = a.x.as<T>(), *const grid = a.grid.as<T>(), *const dy = a.dy.as<T>();
+  T* const dgrid = a.dgrid.as<T>();
+  const std::int64_t blocks = (s.points + kPoints - 1) / kPoints, image = s.c * s.pixels();
+  parallel_for(s.n * blocks, grain_of(kPoints * (16 + 4 * s.c)), [&](std::int64_t begin, std::int64_t end) {
+    Block<C> block;
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t n = b / blocks, first = b % blocks * kPoints,
+                         count = std::min(kPoints, s.points - first);
+      block.find(s, grid, n, first, count, true);
+      const T* const in = x + n * image;
+      for (std::int64_t p = 0; p < count; ++p) {
+        const T* const g = dy + n * s.c * s.points + (first + p) * s.y_point();
+        C sum[3] = {};
+        block.for_taps(p, [&](const Tap<C>& t) {
+          C dot = 0;
+          for (std::int64_t c = 0; c < s.c; ++c)
+            dot += load(in[t.offset + c * s.x_channel()]) * load(g[c * s.y_channel()]);
+          for (int d = 0; d < 3; ++d) sum[d] += t.slope[d] * dot;
+        });
+        for (int d = 0; d < s.dims; ++d) dgrid[(n * s.points + first + p) * s.dims + d] = T(sum[d]);
+      }
+    }
+  });
+}
+
+const bool filled = for_types<float, double, Half, BFloat16>([]<class T> {
+  grid_sample.set(DeviceType::cpu, dtype_of<T>, &forward<T>);
+  grid_sample_backward_input.set(DeviceType::cpu, dtype_of<T>, &backward_input<T>);
+  grid_sample_backward_grid.set(DeviceType::cpu, dtype_of<T>, &backward_grid<T>);
+});
+
+}  // namespace
+}  // namespace tapestry::kernels::cpu

@@ -1,0 +1,46 @@
+// Random cases of every operation: the recorded cases with other sizes, values and parameters. The reference
+// is the operation itself, in f64, on dense inputs. It finds errors of single dtypes, layouts and sizes.
+// tools/fuzz_ops compares random cases with PyTorch, which this program cannot do.
+#include <cstdlib>
+#include <string>
+
+#include "tapestry/autograd/ops.h"
+#include "tests/support/effort.h"
+#include "tests/support/op_fuzz.h"
+
+using namespace tapestry::test;
+
+namespace {
+std::uint64_t setting(const char* name, std::uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text ? std::strtoull(text, nullptr, 10) : fallback;
+}
+}  // namespace
+
+TEST_CASE("random cases of each operation agree with their results in f64") {
+  const std::uint64_t seed = setting("TAPESTRY_FUZZ_SEED", 1);
+  const auto count = static_cast<int>(setting("TAPESTRY_FUZZ_CASES", tapestry::kSanitized ? 3 : 30));
+  const FuzzResult result = fuzz_operations(seed, count);
+  INFO("TAPESTRY_FUZZ_SEED=" << seed << ", " << result.cases << " cases");
+  for (const std::string& failure : result.failures) FAIL_CHECK(failure);
+  CHECK(result.cases > 100 * count);  // most draws are valid
+}
+
+TEST_CASE("the fuzzer finds an operation that is wrong in one layout, one dtype, or for one size") {
+  using tapestry::DType;
+  using tapestry::Tensor;
+  const auto failures = [](const OpFunction& fn) {
+    return fuzz_operation("mul", "arithmetic", fn, 1, 40).failures.size();
+  };
+  const OpFunction right = [](const OpCase& c) { return c[0] * c[1]; };
+  CHECK(failures(right) == 0);
+  CHECK(failures([&](const OpCase& c) { return c[0].is_contiguous() ? c[0] * c[1] : c[0] * c[1] + 1e-3; }) >
+        0);
+  CHECK(failures([&](const OpCase& c) {
+          return c[0].dtype() == DType::bf16 ? c[0] * c[1] * 1.05 : c[0] * c[1];
+        }) > 0);
+  CHECK(failures([&](const OpCase& c) {
+          const Tensor y = c[0] * c[1];
+          return y.dtype() == DType::f32 && y.dim() > 0 && y.size(-1) == 7 ? y * 1.0001 : y;
+        }) > 0);
+}
