@@ -203,7 +203,7 @@ TEST_CASE("a progressive JPEG with thousands of scans is refused soon") {
 
 TEST_CASE("mutated PNG and JPEG files give an image or an IoError, never a crash") {
   const auto golden = load_safetensors(kGolden).tensors;
-  for (const std::string name : {"png/transparent", "png/rgb", "jpeg/rgb", "jpeg/progressive", "jpeg/cmyk"}) {
+  for (const std::string name : {"png/transparent", "jpeg/progressive", "jpeg/cmyk"}) {
     if (!supported(name)) continue;
     CAPTURE(name);
     const std::string good = text_of(bytes_of(golden.at(name + "/file")));
