@@ -250,7 +250,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
                          const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
                          return set_by_operations(
                              b, result, [&] { return scale * (gx - result * mean(mul(gx, result), last, true)); },
-                             others, normalized_shape);
+                             others, normalized_shape, 2);
                        }
                        const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
                        const Tensor dx = b.needs(0) ? empty(g.sizes(), {g.dtype(), g.device()}) : Tensor();

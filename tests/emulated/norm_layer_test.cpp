@@ -1,4 +1,4 @@
-// Tests that layer normalization kernels match the CPU's kernels in f64 on every launch path, for ragged
+// Tests that layer and RMS normalization kernels match the CPU's kernels in f64 on every launch path, for ragged
 // sizes and extremes.
 #include "tapestry/kernels/cuda/norm_layer.cuh"
 
@@ -21,6 +21,7 @@ struct Inputs {
   Values x, dy, weight, bias;
   bool affine;
   double eps = 1e-5;
+  bool centred = true;  // false: RMS normalization, which has neither mean nor bias
 
   Inputs(std::int64_t r, std::int64_t c, bool with_affine = true, double offset = 0)
       : rows(r),
@@ -32,6 +33,7 @@ struct Inputs {
         affine(with_affine) {
     for (double& v : x) v += offset;
   }
+  bool biased() const { return affine && centred; }
   std::size_t at(std::int64_t row, std::int64_t col) const {
     return static_cast<std::size_t>(row * cols + col);
   }
@@ -48,21 +50,20 @@ struct Wanted {
     for (Values* v : {&mean, &inv_std, &mean_error, &inv_std_error}) v->resize(n);
     for (Values* v : {&dweight, &dbias, &dweight_error, &dbias_error}) v->resize(c);
     const double* const weight = in.affine ? in.weight.data() : nullptr;
-    layer_norm(kCPU, DType::f64,
-               {.rows = in.rows,
-                .cols = in.cols,
-                .x = in.x.data(),
-                .weight = weight,
-                .bias = in.affine ? in.bias.data() : nullptr,
-                .eps = in.eps,
-                .y = y.data(),
-                .mean = mean.data(),
-                .inv_std = inv_std.data()});
+    LayerNormArgs forward{.rows = in.rows,
+                          .cols = in.cols,
+                          .x = in.x.data(),
+                          .weight = weight,
+                          .bias = in.biased() ? in.bias.data() : nullptr,
+                          .eps = in.eps};
+    forward.y = y.data(), forward.inv_std = inv_std.data();
+    if (in.centred) forward.mean = mean.data();  // else the mean remains 0
+    (in.centred ? layer_norm : rms_norm)(kCPU, DType::f64, forward);
     const double cols = static_cast<double>(in.cols), sum_error = roundings(in.cols);
     for (std::size_t r = 0; r < n; ++r) {
       double size = 0;
       for (std::size_t i = 0; i < c; ++i) size += std::abs(in.x[r * c + i]) / cols;
-      mean_error[r] = sum_error * size;
+      mean_error[r] = in.centred ? sum_error * size : 0;
       const double var = 1 / (inv_std[r] * inv_std[r]);  // includes eps
       inv_std_error[r] = inv_std[r] * (sum_error + 4 + kUnit * mean_error[r] * mean_error[r] / var);
       for (std::size_t i = 0; i < c; ++i) {
@@ -76,19 +77,18 @@ struct Wanted {
                             .cols = in.cols,
                             .dy = in.dy.data(),
                             .x = in.x.data(),
-                            .mean = mean.data(),
                             .inv_std = inv_std.data(),
                             .weight = weight,
                             .dx = dx.data(),
-                            .dweight = dweight.data(),
-                            .dbias = dbias.data()};
-    layer_norm_backward(kCPU, DType::f64, s);
+                            .dweight = dweight.data()};
+    if (in.centred) s.mean = mean.data(), s.dbias = dbias.data();
+    (in.centred ? layer_norm_backward : rms_norm_backward)(kCPU, DType::f64, s);
     for (std::size_t r = 0; r < n; ++r) {
       double plain = 0, along = 0;  // magnitudes of the terms
       const auto g = [&](std::size_t i) { return std::abs(in.dy[r * c + i] * (weight ? weight[i] : 1)); };
       const auto normal = [&](std::size_t i) { return std::abs(in.x[r * c + i] - mean[r]) * inv_std[r]; };
       for (std::size_t i = 0; i < c; ++i) {
-        plain += g(i) / cols;
+        plain += in.centred ? g(i) / cols : 0;
         along += g(i) * normal(i) / cols;
         dweight_error[i] += roundings(in.rows) * std::abs(in.dy[r * c + i]) * normal(i);
         dbias_error[i] += roundings(in.rows) * std::abs(in.dy[r * c + i]);
@@ -108,15 +108,15 @@ void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors 
     const Block<T> x(in.x, offset), dy(in.dy, offset), weight(in.weight), bias(in.bias),
         out(in.x.size(), offset);
     const Block<float> mean(rows), inv_std(rows);
-    gpu::launch_layer_norm<T>({}, {.rows = in.rows,
-                                   .cols = in.cols,
-                                   .x = x.data(),
-                                   .weight = in.affine ? weight.data() : nullptr,
-                                   .bias = in.affine ? bias.data() : nullptr,
-                                   .eps = in.eps,
-                                   .y = out.data(),
-                                   .mean = mean.data(),
-                                   .inv_std = inv_std.data()});
+    LayerNormArgs a{.rows = in.rows,
+                    .cols = in.cols,
+                    .x = x.data(),
+                    .weight = in.affine ? weight.data() : nullptr,
+                    .bias = in.biased() ? bias.data() : nullptr,
+                    .eps = in.eps};
+    a.y = out.data(), a.inv_std = inv_std.data();
+    if (in.centred) a.mean = mean.data();
+    gpu::launch_layer_norm<T>({}, a);
     check_close("y", out, want.y, want.y_error);
     check_close("mean", mean, want.mean, want.mean_error);
     check_close("inv_std", inv_std, want.inv_std, want.inv_std_error);
@@ -125,16 +125,16 @@ void check_layer_norm(const Inputs& in, std::size_t offset, int multiprocessors 
                             .cols = in.cols,
                             .dy = dy.data(),
                             .x = x.data(),
-                            .mean = given_mean.data(),
                             .inv_std = given_inv_std.data(),
                             .weight = in.affine ? weight.data() : nullptr};
     const Block<T> dx(Values(in.x.size(), 77), offset), dweight(Values(in.weight.size(), 77)),
         dbias(Values(in.weight.size(), 77));
-    s.dx = dx.data(), s.dweight = dweight.data(), s.dbias = dbias.data();
+    s.dx = dx.data(), s.dweight = dweight.data();
+    if (in.centred) s.mean = given_mean.data(), s.dbias = dbias.data();
     gpu::launch_layer_norm_backward<T>({}, s, multiprocessors);
     check_close("dx", dx, want.dx, want.dx_error);
     check_close("dweight", dweight, want.dweight, want.dweight_error);
-    check_close("dbias", dbias, want.dbias, want.dbias_error);
+    if (in.centred) check_close("dbias", dbias, want.dbias, want.dbias_error);
   });
 }
 void check_both(const Inputs& in, std::size_t offset = 0) {
@@ -200,6 +200,21 @@ TEST_CASE("layer norm kernels: zero variance gives zeros; infinities and NaN aff
       }
     });
   }
+}
+
+TEST_CASE("layer norm kernels: without a mean they are RMS normalization, on every path") {
+  const auto rms = [](std::int64_t rows, std::int64_t cols, bool affine = true) {
+    Inputs in(rows, cols, affine, 0.75);  // a mean that is not 0, so that subtracting it would show
+    in.centred = false;
+    return in;
+  };
+  for (const std::int64_t cols : {1, 7, 8, 33, 256, 264, 777, 1032, 2049, 4104})
+    for_float_dtypes([&]<class T>() { check_layer_norm<T>(rms(3, cols), 0); });
+  if (!kOnlyRaces)
+    for_float_dtypes([&]<class T>() { check_layer_norm<T>(rms(1, 16392), 0); });
+  check_layer_norm<float>(rms(5, 1032, false), 1);
+  for (const std::int64_t cols : {8, 264, 8200}) check_layer_norm<float>(rms(7, cols), 0, 1);
+  check_layer_norm<float>(rms(290, 8), 0);
 }
 
 TEST_CASE("layer norm kernels: each gradient can be computed alone") {

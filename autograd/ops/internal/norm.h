@@ -85,12 +85,14 @@ struct NormalizationByOperations {
 
 /// Sets the gradients in a pass with create_graph. `result` is the normalised input, and `dx()` computes the
 /// gradient of the input. Weight and bias have the shape `sizes`, and their gradients are sums over `dims`.
+/// An operation without a bias has 2 inputs.
 template <class F>
-void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes) {
+void set_by_operations(Backward& b, const Tensor& result, const F& dx, const Dims& dims, const Shape& sizes,
+                       int inputs = 3) {
   const auto summed = [&](const Tensor& t) { return reshape(dims.empty() ? t : sum(t, dims), sizes); };
   if (b.needs(0)) b.set(0, dx());
   if (b.needs(1)) b.set(1, summed(b.grad() * result));
-  if (b.needs(2)) b.set(2, summed(b.grad()));
+  if (inputs > 2 && b.needs(2)) b.set(2, summed(b.grad()));
 }
 
 }  // namespace tapestry::autograd
