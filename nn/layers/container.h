@@ -141,7 +141,7 @@ class ModuleDict : public Module {
   auto begin() const { return modules_.begin(); }  // iterates over std::pair<std::string, Module*>
   auto end() const { return modules_.end(); }
 
-  /// Creates a module of type T as Module::add does, adds it under this name and returns it. Throws ValueError if the name is
+  /// Creates a module of type T, adds it under this name and returns it. Throws ValueError if the name is
   /// taken, is empty or contains a dot: unlike in PyTorch, a module cannot be replaced, because others may
   /// refer to it.
   template <HasOptions T>
@@ -149,8 +149,8 @@ class ModuleDict : public Module {
     return insert(name, std::make_shared<T>(std::move(options)));
   }
   template <std::derived_from<Module> T, class... Args>
-  requires MadeFrom<T, Args...> T& insert(const std::string& name, Args&&... args) {
-    return insert(name, make<T>(std::forward<Args>(args)...));
+  requires std::constructible_from<T, Args...> T& insert(const std::string& name, Args&&... args) {
+    return insert(name, std::make_shared<T>(std::forward<Args>(args)...));
   }
   template <class Pointer>
   requires std::derived_from<typename Pointer::element_type, Module>

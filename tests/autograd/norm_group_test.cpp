@@ -156,6 +156,18 @@ TEST_CASE("group_norm and rms_norm: 16-bit floats are computed in f32 and rounde
     }
 }
 
+TEST_CASE("group_norm: a group of one value gives the bias, and the gradient 0") {
+  for (const Shape& sizes : {Shape{2, 3}, Shape{3, 3, 1, 1}, Shape{2, 3, 1, 1}}) {
+    const Tensor w = numbers({3}, 3), b = numbers({3}, 4);
+    const auto got = results(
+        [](const Tensor& i, const Tensor& s, const Tensor& t) { return group_norm(i, 3, s, t); },
+        numbers(sizes), w, b, numbers(sizes, 5));
+    CHECK(equal(got[0].reshape({-1, 3}), b.expand({sizes[0], 3})));
+    CHECK(allclose(got[1], zeros(sizes, DType::f64), 0, 1e-12));
+    CHECK(equal(got[2], zeros({3}, DType::f64)));
+  }
+}
+
 TEST_CASE("group_norm: empty planes and empty batches give empty results and zero gradients") {
   for (const Shape& sizes : {Shape{2, 4, 0}, Shape{0, 4, 3}, Shape{2, 0, 3}}) {
     const Tensor x = zeros(sizes).set_requires_grad(), w = ones({sizes[1]}).set_requires_grad();

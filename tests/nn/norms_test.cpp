@@ -131,8 +131,8 @@ struct Lists : nn::Module {
   Lists() {
     heads.insert<nn::Linear>("wide", {.in_features = 5, .out_features = 4});
     heads.insert<nn::Linear>("deep", {.in_features = 5, .out_features = 4, .bias = false});
+    scales.insert("deep", zeros({1}));  // PyTorch sorts the keys of a dict
     scales.insert("wide", zeros({4}));
-    scales.insert("deep", zeros({1}));
   }
   Tensor forward(const Tensor& in) override {
     Tensor y;

@@ -111,7 +111,7 @@ TEST_CASE("spectral_norm: the largest singular value becomes 1, in training and 
   manual_seed(6);
   nn::Conv2d conv(nn::Conv2d::Options{.in_channels = 3, .out_channels = 5, .kernel_size = 2});
   conv.to(DType::f64);
-  nn::spectral_norm(conv);
+  nn::spectral_norm(conv, "weight", {.n_power_iterations = 20});
   for (int i = 0; i < 60; ++i) conv(randn({1, 3, 4, 4}, DType::f64));
   conv.eval();
   const Tensor matrix = conv.weight->detach().flatten(1);
