@@ -28,6 +28,9 @@ std::vector<Tensor> train(const Group& group) {
   Normed net;
   net.to(DType::f64);
   fill_by_formula(net);
+  const nn::StateDict before = net.state_dict();
+  for (const auto& [name, t] : before)  // the random _u and _v
+    if (name.find(".0._") != std::string::npos) t.copy_(sin(arange(t.numel()).to(DType::f64) + 1));
   std::unique_ptr<DistributedDataParallel<Normed>> ddp;
   if (group) ddp = std::make_unique<DistributedDataParallel<Normed>>(net, DdpOptions{.process_group = group});
   const std::int64_t count = group ? 8 / group->size() : 8, begin = group ? group->rank() * count : 0;
