@@ -1,5 +1,5 @@
-// DataParallel computes a parametrized weight in each replica from that replica's originals, and trains like one
-// device.
+// DataParallel computes a parametrized weight in each replica from that replica's originals, and trains like
+// one device.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 

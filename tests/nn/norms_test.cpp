@@ -80,7 +80,8 @@ void check_instance(int dims, const Tensor& in, const std::string& mode, bool tr
 
 }  // namespace
 
-TEST_CASE("RMSNorm, GroupNorm, InstanceNorm and BatchNorm3d give PyTorch's outputs, gradients and statistics") {
+TEST_CASE(
+    "RMSNorm, GroupNorm, InstanceNorm and BatchNorm3d give PyTorch's outputs, gradients and statistics") {
   check_layer<nn::RMSNorm>("rms", {.normalized_shape = 5}, x());
   check_layer<nn::RMSNorm>("rms_eps", {.normalized_shape = {5, 6}, .eps = 1e-3}, image());
   check_layer<nn::RMSNorm>("rms_no_affine", {.normalized_shape = 5, .elementwise_affine = false}, x());
