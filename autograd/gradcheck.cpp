@@ -201,7 +201,8 @@ bool gradgradcheck(const Fn& fn, const std::vector<Tensor>& inputs, const std::v
       const Tensor& y = outputs[k];
       const Tensor given = grad_outputs.empty() ? mixed(y.sizes(), static_cast<std::int64_t>(k) + 3)
                                                 : grad_outputs[k].detach().clone();
-      all.push_back(to(given, y.device(), y.dtype()).set_requires_grad());
+      // Finite differences need f64. Gradients of other dtypes are constants.
+      all.push_back(to(given, y.device(), y.dtype()).set_requires_grad(y.dtype() == DType::f64));
     }
   }
   // gradcheck() evaluates the function in no-grad mode for the differences. These are then differences of

@@ -75,5 +75,25 @@ if(TAPESTRY_GLOO AND NOT TAPESTRY_SANITIZE MATCHES "thread")
   endif()
 endif()
 
+# Images. Only the files that call these libraries see their headers.
+option(TAPESTRY_PNG "Use libpng if it is found" ON)
+option(TAPESTRY_JPEG "Use libjpeg-turbo if it is found" ON)
+foreach(format PNG:png:libpng-dev JPEG:jpeg:libjpeg-dev)
+  string(REPLACE ":" ";" format ${format})
+  list(GET format 0 name)
+  list(GET format 1 file)
+  list(GET format 2 package)
+  if(TAPESTRY_${name})
+    find_package(${name} QUIET)
+    if(${name}_FOUND)
+      target_link_libraries(tapestry_private INTERFACE ${name}::${name})
+      set_source_files_properties(${PROJECT_SOURCE_DIR}/data/formats/internal/${file}.cpp PROPERTIES
+        COMPILE_DEFINITIONS TAPESTRY_HAS_${name}=1)
+    else()
+      message(STATUS "${name} not found (${package}): images in this format cannot be read")
+    endif()
+  endif()
+endforeach()
+
 # Only the tests use Catch2.
 find_path(TAPESTRY_CATCH2_INCLUDE_DIR NAMES catch2/catch_all.hpp catch2/catch.hpp)

@@ -22,6 +22,7 @@
 #include "tapestry/core/context.h"
 #include "tapestry/core/error.h"
 #include "tapestry/core/generator.h"
+#include "tapestry/data/batch.h"
 #include "tapestry/data/collate.h"
 #include "tapestry/data/dataset.h"
 #include "tapestry/data/prefetcher.h"
@@ -50,20 +51,6 @@ struct BatchContext {
 template <class B = Example>
 using BatchTransform = std::function<void(B& batch, const BatchContext& context)>;
 
-/// The default batch type for samples of type E: Example for Example, Tensor for Tensor, else std::vector<E>.
-template <class E>
-struct DefaultBatch {
-  using type = std::vector<E>;
-};
-template <>
-struct DefaultBatch<Example> {
-  using type = Example;
-};
-template <>
-struct DefaultBatch<Tensor> {
-  using type = Tensor;
-};
-
 template <class E = Example, class B = typename DefaultBatch<E>::type>
 struct DataLoaderOptions {
   std::int64_t batch_size = 1;
@@ -73,7 +60,7 @@ struct DataLoaderOptions {
   int prefetch = 2;        ///< batches prepared ahead per worker
   bool drop_last = false;  ///< skip the last batch if it is not full
   std::vector<BatchTransform<B>> transforms = {};           ///< applied in order, after collating
-  std::function<B(std::vector<E>&& samples)> collate = {};  ///< replaces the default, which stacks samples
+  std::function<B(std::vector<E>&& samples)> collate = {};  ///< replaces default_collate()
   std::shared_ptr<const Sampler> sampler = {};              ///< replaces shuffle
   std::shared_ptr<const BatchSampler> batch_sampler =
       {};  ///< replaces batch_size, shuffle, drop_last and sampler
@@ -133,6 +120,12 @@ void check_loader_options(std::int64_t batch_size, bool shuffle, bool drop_last,
 /// Throws ValueError unless `state` comes from a loader with this many samples and batches per epoch, its
 /// epoch is not negative, and its position is one of these batches or the end of the epoch.
 void check_loader_state(const LoaderState& state, std::int64_t samples, std::int64_t batches);
+
+/// True if default_collate() makes a B of samples of type E.
+template <class E, class B>
+inline constexpr bool makes_batch = false;
+template <Collatable E>
+inline constexpr bool makes_batch<E, batch_of<E>> = true;
 
 /// A batch, and the event of its copy to the device.
 template <class B>
@@ -209,9 +202,8 @@ class BatchMaker {
     for (std::int64_t index : indices) samples.push_back(get(plan, k, index));
     if (bulk) std::rethrow_exception(std::move(bulk));
     if (options_.collate) return options_.collate(std::move(samples));
-    if constexpr (std::is_same_v<B, std::vector<E>>) return samples;
-    else if constexpr (std::is_same_v<B, Tensor>) return stack_samples(samples);
-    else if constexpr (std::is_same_v<B, Example>) return collate(samples);
+    if constexpr (makes_batch<E, B>) return default_collate(std::move(samples));
+    else if constexpr (std::is_same_v<B, std::vector<E>>) return samples;
     else (fail)("[DataLoader] batches of this type need a collate in the options");
   }
 

@@ -1,6 +1,7 @@
 #include "tapestry/data/sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -47,6 +48,49 @@ std::vector<std::int64_t> RandomSampler::indices(std::int64_t epoch) const {
   if (!options_.replacement) return shuffled(population_, options_.num_samples, rng);
   std::vector<std::int64_t> order(static_cast<std::size_t>(options_.num_samples));
   for (std::int64_t& index : order) index = rng.below(population_);
+  return order;
+}
+
+WeightedRandomSampler::WeightedRandomSampler(std::vector<double> weights, std::int64_t num_samples,
+                                             Options options)
+    : weights_(std::move(weights)), num_samples_(num_samples), options_(options) {
+  check(num_samples >= 0, "[WeightedRandomSampler] num_samples is ", num_samples, "; it cannot be negative");
+  double sum = 0;
+  std::int64_t positive = 0;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    check(std::isfinite(weights_[i]) && weights_[i] >= 0, "[WeightedRandomSampler] weight ", i, " is ",
+          weights_[i], "; weights are finite and at least 0");
+    sum += weights_[i];
+    positive += weights_[i] > 0;
+  }
+  check(num_samples == 0 || (sum > 0 && std::isfinite(sum)),
+        "[WeightedRandomSampler] the sum of the weights is ", sum, "; it must be positive and finite");
+  check(options.replacement || num_samples <= positive, "[WeightedRandomSampler] cannot draw ", num_samples,
+        " samples without replacement: ", positive, " weights are positive");
+}
+
+std::vector<std::int64_t> WeightedRandomSampler::indices(std::int64_t epoch) const {
+  Rng rng(derive_key(options_.seed, epoch, 0));
+  std::vector<std::int64_t> order(static_cast<std::size_t>(num_samples_));
+  if (options_.replacement) {
+    std::vector<double> ends(weights_.size());  // the running sum
+    std::partial_sum(weights_.begin(), weights_.end(), ends.begin());
+    for (std::int64_t& index : order) {
+      // Rounding may give the sum itself, which upper_bound would place behind the last sample.
+      const double drawn = std::min(rng.uniform() * ends.back(), std::nextafter(ends.back(), 0.0));
+      index = std::upper_bound(ends.begin(), ends.end(), drawn) - ends.begin();
+    }
+    return order;
+  }
+  // The samples with the largest u^(1 / weight), for uniform u (Efraimidis and Spirakis, "Weighted random
+  // sampling with a reservoir", 2006), in this order. Logarithms keep small weights apart.
+  std::vector<std::pair<double, std::int64_t>> keys;
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    const double u = 1 - rng.uniform();
+    if (weights_[i] > 0) keys.emplace_back(-std::log(u) / weights_[i], static_cast<std::int64_t>(i));
+  }
+  std::partial_sort(keys.begin(), keys.begin() + num_samples_, keys.end());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = keys[i].second;
   return order;
 }
 

@@ -2,6 +2,7 @@
 // A sampler chooses the samples of an epoch and their order.
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace tapestry::data {
@@ -43,6 +44,28 @@ class RandomSampler : public Sampler {
  private:
   std::int64_t population_;
   std::uint64_t seed_;
+  Options options_;
+};
+
+/// Draws samples with probabilities in proportion to their weights, for example to see rare classes as often
+/// as common ones.
+class WeightedRandomSampler : public Sampler {
+ public:
+  struct Options {
+    bool replacement = true;
+    std::uint64_t seed = 0;
+  };
+  /// weights[i] belongs to sample i. Throws ValueError unless all weights are finite and at least 0, their
+  /// sum is positive and finite, and, without replacement, at least num_samples of them are positive.
+  WeightedRandomSampler(std::vector<double> weights, std::int64_t num_samples)
+      : WeightedRandomSampler(std::move(weights), num_samples, Options()) {}
+  WeightedRandomSampler(std::vector<double> weights, std::int64_t num_samples, Options options);
+  std::int64_t size() const override { return num_samples_; }
+  std::vector<std::int64_t> indices(std::int64_t epoch) const override;
+
+ private:
+  std::vector<double> weights_;
+  std::int64_t num_samples_;
   Options options_;
 };
 

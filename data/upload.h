@@ -1,31 +1,10 @@
 #pragma once
 // Copies batches to a CUDA device for DataLoader's option `device`.
-#include <type_traits>
-#include <vector>
-
 #include "tapestry/core/stream.h"
 #include "tapestry/core/tensor.h"
-#include "tapestry/data/collate.h"
+#include "tapestry/data/batch.h"
 
 namespace tapestry::data {
-
-/// Calls fn(tensor) for each tensor of a batch that is a Tensor, an Example or a list of such.
-template <class B, class F>
-void for_tensors(B& batch, const F& fn) {
-  if constexpr (std::is_same_v<B, Tensor>) {
-    fn(batch);
-  } else if constexpr (std::is_same_v<B, Example>) {
-    fn(batch.input);
-    fn(batch.target);
-  } else {
-    for (auto& part : batch) for_tensors(part, fn);
-  }
-}
-/// True if for_tensors supports the type.
-template <class B>
-inline constexpr bool has_tensors = std::is_same_v<B, Tensor> || std::is_same_v<B, Example>;
-template <class B>
-inline constexpr bool has_tensors<std::vector<B>> = has_tensors<B>;
 
 /// Copies tensors through pinned memory on its own stream, so copies overlap with computation. It is
 /// thread-safe.

@@ -1,9 +1,9 @@
 // Trains an LSTM to predict the next character of a text, and prints text that it generates.
 // `char_lstm --help` shows how to run it.
 //
-// Backpropagation is truncated (Williams and Peng, "An efficient gradient-based algorithm for on-line training
-// of recurrent network trajectories", 1990): the text is read as parallel streams in pieces of --unroll
-// characters. The LSTM's state goes from piece to piece without its gradient.
+// Backpropagation is truncated (Williams and Peng, "An efficient gradient-based algorithm for on-line
+// training of recurrent network trajectories", 1990): the text is read as parallel streams in pieces of
+// --unroll characters. The LSTM's state goes from piece to piece without its gradient.
 //
 // A public-domain text of 4.4 MB, from Debian's packages bible-kjv and bible-kjv-text:
 //
@@ -45,7 +45,8 @@ double train(apps::CharLstm& model, const std::string& text, const Options& o) {
   const apps::Streams learned(tokens.narrow(0, 0, tokens.size(0) - held_out), o.batch, o.unroll);
   // The held-out part is short, so it has as many streams as it has room for.
   const apps::Streams tested(tokens.narrow(0, tokens.size(0) - held_out, held_out),
-                             std::max<std::int64_t>(std::min(o.batch, held_out / (8 * o.unroll)), 1), o.unroll);
+                             std::max<std::int64_t>(std::min(o.batch, held_out / (8 * o.unroll)), 1),
+                             o.unroll);
 
   optim::Adam optimizer(model.parameters(), {.lr = o.lr});
   optim::CosineAnnealingLR schedule(optimizer, {.T_max = o.steps});
@@ -90,7 +91,7 @@ int run(const Options& o) {
     throw apps::UsageError("[char_lstm] pass --text FILE to train, or --load FILE to generate text");
   std::unique_ptr<apps::CharLstm> model;
   std::string text;
-  if (!o.text.empty()) text = apps::read_text(o.text);
+  if (!o.text.empty()) text = apps::load_text(o.text);
   if (!o.load.empty()) model = apps::load(o.load);
   else model = std::make_unique<apps::CharLstm>(apps::Vocabulary(text).codes(), o.model);
 

@@ -12,10 +12,8 @@ using namespace tapestry;
 CharLstm::CharLstm(const Tensor& codes_, const CharLstmOptions& o)
     : codes(buffer("codes", codes_)),
       embedding(add<nn::Embedding>("embedding", {.num_embeddings = codes_.numel(), .embedding_dim = 64})),
-      lstm(add<nn::LSTM>("lstm", {.input_size = 64,
-                                  .hidden_size = o.hidden,
-                                  .num_layers = o.layers,
-                                  .dropout = o.dropout})),
+      lstm(add<nn::LSTM>(
+          "lstm", {.input_size = 64, .hidden_size = o.hidden, .num_layers = o.layers, .dropout = o.dropout})),
       dropout(add<nn::Dropout>("dropout", {.p = o.dropout})),
       head(add<nn::Linear>("head", {.in_features = o.hidden, .out_features = codes_.numel()})) {}
 

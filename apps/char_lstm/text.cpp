@@ -42,14 +42,14 @@ Tensor Vocabulary::tokens(const std::string& text) const {
   tokens.reserve(text.size());
   for (const char c : text) {
     const int code = static_cast<unsigned char>(c);
-    check(token[static_cast<std::size_t>(code)] >= 0, "[char_lstm] the model does not know the character '", c,
-          "' (code ", code, "); use characters of the training text");
+    check(token[static_cast<std::size_t>(code)] >= 0, "[char_lstm] the model does not know the character '",
+          c, "' (code ", code, "); use characters of the training text");
     tokens.push_back(token[static_cast<std::size_t>(code)]);
   }
   return tensor(tokens);
 }
 
-std::string read_text(const std::string& path) {
+std::string load_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text((std::istreambuf_iterator<char>(file)), {});
   check<IoError>(file.is_open() && !file.bad(), "[char_lstm] cannot read ", path);

@@ -26,7 +26,7 @@ class Vocabulary {
 };
 
 /// Returns the bytes of a file. Throws IoError.
-std::string read_text(const std::string& path);
+std::string load_text(const std::string& path);
 
 /// `batch` streams of consecutive tokens. Stream n is the n-th part of the text, and each piece of `length`
 /// steps continues where the piece before it ended, so that a model can keep its state between pieces.

@@ -34,8 +34,9 @@ Tensor grouped(const Tensor& q, const Tensor& k, const Tensor& v, AttentionParam
   check(q.dim() >= 3 && k.dim() >= 3 && v.dim() >= 3, "[", op, "] q ", q.sizes(), ", k ", k.sizes(), ", v ",
         v.sizes(), "; with enable_gqa, expected (..., heads, L, E)");
   const std::int64_t heads = q.size(-3), groups = k.size(-3);
-  check(v.size(-3) == groups && groups > 0 && heads % groups == 0, "[", op, "] q has ", heads, " heads, k has ",
-        groups, " and v ", v.size(-3), "; the heads of k and v must be equal and divide those of q");
+  check(v.size(-3) == groups && groups > 0 && heads % groups == 0, "[", op, "] q has ", heads,
+        " heads, k has ", groups, " and v ", v.size(-3),
+        "; the heads of k and v must be equal and divide those of q");
   const auto split = [&](const Tensor& t) { return t.unflatten(-3, {groups, heads / groups}); };
   if (params.mask.defined() && params.mask.dim() >= 3)
     params.mask = params.mask.size(-3) == heads ? split(params.mask) : params.mask.unsqueeze(-3);

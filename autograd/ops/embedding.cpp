@@ -56,7 +56,7 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std:
   if (recording(weight))
     record(kEmbedding, y, {&weight}, [flat = save(flat), rows, columns, padding](Backward& g) {
       if (g.create_graph()) {
-        const Tensor at = g.saved(flat), none = zeros({}, {g.grad().dtype(), g.grad().device()});
+        const Tensor at = flatten(g.saved(flat)), none = zeros({}, {g.grad().dtype(), g.grad().device()});
         const Tensor each = reshape(g.grad(), {at.numel(), columns});
         return g.set(0, index_add(expand(none, {rows, columns}), 0, at,
                                   where(unsqueeze(eq(at, padding), 1), none, each)));

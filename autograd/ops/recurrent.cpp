@@ -23,8 +23,8 @@ const Op kGru("gru", Grad::differentiable, kFloats);
 const Op kRnnTanh("rnn_tanh", Grad::differentiable, kFloats);
 const Op kRnnRelu("rnn_relu", Grad::differentiable, kFloats);
 
-// The rows of a batch of sequences: step t has the rows starts[t] to starts[t] + sizes[t] - 1, one for each of
-// the first sizes[t] sequences.
+// The rows of a batch of sequences: step t has the rows starts[t] to starts[t] + sizes[t] - 1, one for each
+// of the first sizes[t] sequences.
 struct Steps {
   std::int64_t batch = 0, rows = 0;
   bool reverse = false;
@@ -66,17 +66,20 @@ void check_operands(const Op& op, RecurrentCell cell, const Tensor& x, const Ten
   detail::check_defined(name, w.hh, "weights.hh");
   check(w.bias_ih.defined() == w.bias_hh.defined(), "[", name, "] only one of bias_ih and bias_hh is defined",
         "; pass both or none");
-  const std::pair<const Tensor*, const char*> others[] = {
-      {&h0, "h0"}, {&c0, "c0"}, {&w.ih, "weights.ih"}, {&w.hh, "weights.hh"}, {&w.bias_ih, "bias_ih"},
-      {&w.bias_hh, "bias_hh"}};
+  const std::pair<const Tensor*, const char*> others[] = {{&h0, "h0"},
+                                                          {&c0, "c0"},
+                                                          {&w.ih, "weights.ih"},
+                                                          {&w.hh, "weights.hh"},
+                                                          {&w.bias_ih, "bias_ih"},
+                                                          {&w.bias_hh, "bias_hh"}};
   for (const auto& [t, what] : others) autograd::check_matches(name, x, *t, what);
   const std::int64_t k = kernels::gates_of(cell);
   check(w.hh.dim() == 2 && w.hh.size(0) == k * w.hh.size(1), "[", name, "] weights.hh has shape ",
         w.hh.sizes(), ", expected (", k, " H, H)");
   const std::int64_t hidden = w.hh.size(1), width = k * hidden;
   check(w.ih.dim() == 2 && w.ih.size(0) == width && w.ih.size(1) == x.size(-1), "[", name,
-        "] weights.ih has shape ", w.ih.sizes(), ", expected ", Shape{width, x.size(-1)}, " for x ", x.sizes(),
-        " and weights.hh ", w.hh.sizes());
+        "] weights.ih has shape ", w.ih.sizes(), ", expected ", Shape{width, x.size(-1)}, " for x ",
+        x.sizes(), " and weights.hh ", w.hh.sizes());
   autograd::check_vector(name, w.bias_ih, "bias_ih", width);
   autograd::check_vector(name, w.bias_hh, "bias_hh", width);
   for (const auto& [t, what] : {others[0], others[1]})
@@ -162,7 +165,10 @@ Result forward(RecurrentCell cell, const Tensor& x, const Tensor& h0, const Tens
   const Tensor hidden_part = gru ? empty({steps.batch, width}, options) : Tensor();
   const bool biased = w.bias_ih.defined();
   product(rows_of(gates, 0, steps.rows, width), {rows_of(x, 0, steps.rows, w.ih.size(1))}, transposed(w.ih),
-          false, !biased ? Tensor() : gru ? w.bias_ih : w.bias_ih + w.bias_hh);
+          false,
+          !biased ? Tensor()
+          : gru   ? w.bias_ih
+                  : w.bias_ih + w.bias_hh);
 
   for (std::size_t i = 0; i < steps.sizes.size(); ++i) {
     const std::size_t t = steps.at(i);
@@ -208,22 +214,21 @@ void backward(Backward& b, RecurrentCell cell, const Steps& steps, const Tensor&
     const std::int64_t n = steps.sizes[t], first = steps.starts[t];
     if (n == 0) continue;
     const Tensor dnow = rows_of(dhidden, first, n, width), dstate = rows_of(dh, 0, n, hidden);
-    kernels::recurrent_step_backward(
-        x.device(), x.dtype(),
-        {.cell = cell,
-         .rows = n,
-         .hidden = hidden,
-         .gates = rows_of(saved.gates, first, n, width),
-         .before = rows_of(lstm  ? saved.c_before
-                           : gru ? saved.h_before
-                                 : Tensor(),
-                           first, n, hidden),
-         .candidate = rows_of(saved.candidate, first, n, hidden),
-         .dy = rows_of(dy, first, n, hidden),
-         .dh = dstate,
-         .dc = dc,
-         .dgates = rows_of(dgates, first, n, width),
-         .dhidden_part = gru ? dnow : Tensor()});
+    kernels::recurrent_step_backward(x.device(), x.dtype(),
+                                     {.cell = cell,
+                                      .rows = n,
+                                      .hidden = hidden,
+                                      .gates = rows_of(saved.gates, first, n, width),
+                                      .before = rows_of(lstm  ? saved.c_before
+                                                        : gru ? saved.h_before
+                                                              : Tensor(),
+                                                        first, n, hidden),
+                                      .candidate = rows_of(saved.candidate, first, n, hidden),
+                                      .dy = rows_of(dy, first, n, hidden),
+                                      .dh = dstate,
+                                      .dc = dc,
+                                      .dgates = rows_of(dgates, first, n, width),
+                                      .dhidden_part = gru ? dnow : Tensor()});
     product(dstate, {dnow}, {hh}, gru);
   }
 
@@ -261,16 +266,15 @@ Result run(const Op& op, RecurrentCell cell, const Tensor& x, const Tensor& h0, 
 
   const bool plain = !r.c.defined() && cell != RecurrentCell::gru;
   const Tensor* const outputs[] = {&r.output, &r.h, &r.c};
-  const Tensor* const inputs[] = {&x,          &h0,         &c0, &weights.ih, &weights.hh, &weights.bias_ih,
-                                  &weights.bias_hh};
+  const Tensor* const inputs[] = {&x, &h0, &c0, &weights.ih, &weights.hh, &weights.bias_ih, &weights.bias_hh};
   autograd::record(
       op.name, std::span(outputs, r.c.defined() ? 3 : 2), inputs,
       [cell, steps, x = autograd::save(input), ih = autograd::save(w.ih), hh = autograd::save(w.hh),
        gates = plain ? autograd::save_output(r.output) : autograd::save(saved.gates),
        h_before = autograd::save(saved.h_before),
        c_before = saved.c_before.defined() ? autograd::save(saved.c_before) : autograd::SavedTensor(),
-       candidate = saved.candidate.defined() ? autograd::save(saved.candidate) : autograd::SavedTensor()](
-          Backward& b) {
+       candidate = saved.candidate.defined() ? autograd::save(saved.candidate)
+                                             : autograd::SavedTensor()](Backward& b) {
         const bool lstm = cell == RecurrentCell::lstm, gru = cell == RecurrentCell::gru;
         backward(b, cell, steps, b.saved(x), b.saved(ih), b.saved(hh),
                  {b.saved(gates), b.saved(h_before), lstm ? b.saved(c_before) : Tensor(),

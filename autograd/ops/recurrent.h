@@ -8,8 +8,8 @@
 
 namespace tapestry {
 
-/// The weights of a layer with I inputs, H state elements and k gates: 4 for an LSTM (i, f, g, o), 3 for a GRU
-/// (r, z, n), 1 for an RNN. Both biases are defined, or neither.
+/// The weights of a layer with I inputs, H state elements and k gates: 4 for an LSTM (i, f, g, o), 3 for a
+/// GRU (r, z, n), 1 for an RNN. Both biases are defined, or neither.
 struct RecurrentWeights {
   Tensor ih;            ///< (k H, I)
   Tensor hh;            ///< (k H, H)
@@ -27,13 +27,13 @@ struct RecurrentParams {
 
 /// Runs a recurrent cell over all steps of N sequences. Shapes: x is (T, N, I) and the output (T, N, H); with
 /// `batch_sizes`, x is (rows, I) and the output (rows, H), where the rows of step 0 come first. h0 and c0 are
-/// (N, H), or undefined for zeros. The output has the state h after each step at the step's own position, also
-/// if `reverse` is set. h and c are the states after the last step that each sequence has.
+/// (N, H), or undefined for zeros. The output has the state h after each step at the step's own position,
+/// also if `reverse` is set. h and c are the states after the last step that each sequence has.
 ///
-/// One matrix product computes the inputs' part of all steps. Each step then takes one product with weights.hh
-/// and one pointwise kernel. The whole layer is one node of the tape, which computes the gradient of each
-/// weight by one product over all steps. Throws TypeError unless all tensors have one floating dtype, and
-/// ValueError if the shapes do not fit.
+/// One matrix product computes the inputs' part of all steps. Each step then takes one product with
+/// weights.hh and one pointwise kernel. The whole layer is one node of the tape, which computes the gradient
+/// of each weight by one product over all steps. Throws TypeError unless all tensors have one floating dtype,
+/// and ValueError if the shapes do not fit.
 ///
 /// lstm() returns the output, h and c (Hochreiter and Schmidhuber 1997). The others return the output and h.
 /// In a gru() (Cho et al. 2014), the reset gate multiplies the state's product with its bias, as in PyTorch

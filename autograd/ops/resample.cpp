@@ -44,17 +44,15 @@ bool is_identity(const AxisMatrix& m) {
   return true;
 }
 
-// Not recorded.
-Tensor resampled(const Tensor& x, const std::vector<AxisMatrix>& axes) {
+// Not recorded. `format` is the layout of the result.
+Tensor resampled(const Tensor& x, const std::vector<AxisMatrix>& axes, MemoryFormat format) {
   const int first = x.dim() - static_cast<int>(axes.size());
-  const bool channels_last = axes.size() == 2 && x.memory_format() == MemoryFormat::channels_last;
+  const bool channels_last = format == MemoryFormat::channels_last;
   Shape sizes = x.sizes();
   for (std::size_t i = 0; i < axes.size(); ++i) sizes[first + static_cast<int>(i)] = axes[i].out;
-  const Tensor y = empty(sizes, {x.dtype(), x.device()},
-                         channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+  const Tensor y = empty(sizes, {x.dtype(), x.device()}, format);
   if (y.numel() == 0) return y;  // the matrices have no empty axis, so x is empty too
-  const Tensor dense =
-      raw_contiguous(x, channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+  const Tensor dense = raw_contiguous(x, format);
 
   // The matrices move to the device as two arrays, which are the same for all axes.
   std::vector<std::int32_t> numbers;
@@ -96,6 +94,24 @@ Tensor resampled(const Tensor& x, const std::vector<AxisMatrix>& axes) {
   return y;
 }
 
+// The gradient of a linear map is the transposed map, in the layout of the forward pass.
+Tensor resample_as(const Op& op, const Tensor& x, std::vector<AxisMatrix> axes, MemoryFormat format) {
+  Tensor y;
+  {
+    const NoGradGuard no_grad;
+    y = resampled(x, axes, format);
+  }
+  if (recording(x))
+    record(
+        op, y, {&x},
+        [&op, format, axes = std::make_shared<const std::vector<AxisMatrix>>(std::move(axes))](Backward& b) {
+          std::vector<AxisMatrix> back;
+          for (const AxisMatrix& m : *axes) back.push_back(transposed(m));
+          b.set(0, resample_as(op, b.grad(), std::move(back), format));
+        });
+  return y;
+}
+
 }  // namespace
 
 AxisMatrix fixed_windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
@@ -128,19 +144,9 @@ Tensor resample(const Op& op, const Tensor& x, std::vector<AxisMatrix> axes) {
               m.index.size() <= static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()),
           "[", op.name, "] sizes ", m.in, " and ", m.out,
           " of one dimension are too large; at most 2^31 - 1");
-  Tensor y;
-  {
-    const NoGradGuard no_grad;
-    y = resampled(x, axes);
-  }
-  if (recording(x))
-    record(op, y, {&x},
-           [&op, axes = std::make_shared<const std::vector<AxisMatrix>>(std::move(axes))](Backward& b) {
-             std::vector<AxisMatrix> back;
-             for (const AxisMatrix& m : *axes) back.push_back(transposed(m));
-             b.set(0, resample(op, b.grad(), std::move(back)));
-           });
-  return y;
+  const bool channels_last = axes.size() == 2 && x.memory_format() == MemoryFormat::channels_last;
+  return resample_as(op, x, std::move(axes),
+                     channels_last ? MemoryFormat::channels_last : MemoryFormat::contiguous);
 }
 
 }  // namespace autograd

@@ -1,5 +1,6 @@
 // Singular values and eigenvalues of symmetric matrices. They have a file of their own because Eigen's
-// eigenvalues take long to compile.
+// eigenvalues take long to compile. f32 is computed in f64: that halves the time to compile, and small values
+// keep their digits.
 #include <Eigen/Eigenvalues>
 #include <limits>
 #include <numeric>
@@ -15,16 +16,15 @@ using namespace cpu;
 
 // Makes the columns of x orthogonal by rotations, which are also applied to v (the one-sided Jacobi method of
 // Hestenes, 1958, with the rotations of Rutishauser). It ends when all angles are right up to rounding.
-template <class T>
-void orthogonalize(Matrix<T>& x, Matrix<T>& v) {
+void orthogonalize(Matrix<double>& x, Matrix<double>& v) {
   const std::int64_t n = x.cols();
-  const T eps = std::numeric_limits<T>::epsilon() * std::sqrt(T(n));
+  const double eps = std::numeric_limits<double>::epsilon() * std::sqrt(static_cast<double>(n));
   constexpr int kMaxSweeps = 60;  // the method converges quadratically, in about 10 sweeps
-  const auto rotate = [](Matrix<T>& m, std::int64_t p, std::int64_t q, T c, T s) {
-    T* const a = m.col(p).data();
-    T* const b = m.col(q).data();
+  const auto rotate = [](Matrix<double>& m, std::int64_t p, std::int64_t q, double c, double s) {
+    double* const a = m.col(p).data();
+    double* const b = m.col(q).data();
     for (std::int64_t i = 0; i < m.rows(); ++i) {
-      const T old = a[i];
+      const double old = a[i];
       a[i] = c * old - s * b[i];
       b[i] = s * old + c * b[i];
     }
@@ -34,12 +34,13 @@ void orthogonalize(Matrix<T>& x, Matrix<T>& v) {
     rotated = false;
     for (std::int64_t p = 0; p < n; ++p)
       for (std::int64_t q = p + 1; q < n; ++q) {
-        const T alpha = x.col(p).squaredNorm(), beta = x.col(q).squaredNorm(), gamma = x.col(p).dot(x.col(q));
+        const double alpha = x.col(p).squaredNorm(), beta = x.col(q).squaredNorm(),
+                     gamma = x.col(p).dot(x.col(q));
         if (!(std::abs(gamma) > eps * std::sqrt(alpha) * std::sqrt(beta))) continue;
         rotated = true;
-        const T zeta = (beta - alpha) / (2 * gamma);
-        const T t = std::copysign(T(1), zeta) / (std::abs(zeta) + std::hypot(T(1), zeta));
-        const T c = 1 / std::sqrt(1 + t * t);
+        const double zeta = (beta - alpha) / (2 * gamma);
+        const double t = std::copysign(1.0, zeta) / (std::abs(zeta) + std::hypot(1.0, zeta));
+        const double c = 1 / std::sqrt(1 + t * t);
         rotate(x, p, q, c, c * t);
         rotate(v, p, q, c, c * t);
       }
@@ -47,45 +48,42 @@ void orthogonalize(Matrix<T>& x, Matrix<T>& v) {
 }
 
 // The indices of the elements, in descending order of the elements.
-template <class T>
-std::vector<std::int64_t> descending(const Vector<T>& x) {
+std::vector<std::int64_t> descending(const Vector<double>& x) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(x.size()));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](std::int64_t i, std::int64_t j) { return x(i) > x(j); });
   return order;
 }
 
-template <class T>
 struct Svd {
-  Matrix<T> u, v;  // u is (m, rank) or (m, m), v is (n, n)
-  Vector<T> s;
+  Matrix<double> u, v;  // u is (m, rank) or (m, m), v is (n, n)
+  Vector<double> s;
 };
 
 // The singular value decomposition of a matrix with m >= n >= 1. The columns are sorted by length, a P = Q R
-// removes the rows that are too many, and R^T V = U S is found by rotations (Drmac and Veselic, "New fast and
-// accurate Jacobi SVD algorithm", 2008). So a = (Q V) S (P U)^T.
-template <class T>
-Svd<T> tall_svd(Matrix<T> a, bool full) {
+// removes the rows that are too many, and R^T V = U S is found by rotations (Drmac and Veselic, "New
+// fast and accurate Jacobi SVD algorithm", 2008). So a = (Q V) S (P U)^T.
+Svd tall_svd(Matrix<double> a, bool full) {
   const std::int64_t m = a.rows(), n = a.cols();
-  const T largest = a.cwiseAbs().maxCoeff();
-  const T scale = largest > 0 ? largest : T(1);
+  const double largest = a.cwiseAbs().maxCoeff();
+  const double scale = largest > 0 ? largest : 1.0;
   a /= scale;
-  const std::vector<std::int64_t> columns = descending<T>(a.colwise().squaredNorm());
-  Matrix<T> sorted(m, n);
+  const std::vector<std::int64_t> columns = descending(a.colwise().squaredNorm());
+  Matrix<double> sorted(m, n);
   for (std::int64_t j = 0; j < n; ++j) sorted.col(j) = a.col(columns[static_cast<std::size_t>(j)]);
-  const Householder<T> qr(std::move(sorted));
-  Matrix<T> x = qr.r(n).transpose(), v = Matrix<T>::Identity(n, n);
+  const Householder<double> qr(std::move(sorted));
+  Matrix<double> x = qr.r(n).transpose(), v = Matrix<double>::Identity(n, n);
   orthogonalize(x, v);
 
   // The lengths of the columns are the singular values.
-  const Vector<T> found = x.colwise().norm();
+  const Vector<double> found = x.colwise().norm();
   const std::vector<std::int64_t> order = descending(found);
   // Columns below this limit are rounding errors: their squares underflow. They get the singular value 0, and
   // vectors that complete the basis.
-  const T limit = std::sqrt(std::numeric_limits<T>::min()) / std::numeric_limits<T>::epsilon();
-  Svd<T> result;
-  result.s = Vector<T>::Zero(n);
-  Matrix<T> left = Matrix<T>::Zero(m, n), right(n, n);
+  const double limit = std::sqrt(std::numeric_limits<double>::min()) / std::numeric_limits<double>::epsilon();
+  Svd result;
+  result.s = Vector<double>::Zero(n);
+  Matrix<double> left = Matrix<double>::Zero(m, n), right(n, n);
   std::int64_t rank = 0;
   for (std::int64_t j = 0; j < n; ++j) {
     const std::int64_t from = order[static_cast<std::size_t>(j)];
@@ -96,13 +94,13 @@ Svd<T> tall_svd(Matrix<T> a, bool full) {
     rank = j + 1;
   }
   if (rank < n) {
-    const Householder<T> basis(right.leftCols(rank));
-    right.rightCols(n - rank) = basis.q_times(Matrix<T>::Identity(n, n)).rightCols(n - rank);
+    const Householder<double> basis(right.leftCols(rank));
+    right.rightCols(n - rank) = basis.q_times(Matrix<double>::Identity(n, n)).rightCols(n - rank);
   }
   result.v.resize(n, n);
   for (std::int64_t j = 0; j < n; ++j) result.v.row(columns[static_cast<std::size_t>(j)]) = right.row(j);
   if (full) {
-    Matrix<T> square = Matrix<T>::Identity(m, m);
+    Matrix<double> square = Matrix<double>::Identity(m, m);
     square.leftCols(n) = left;
     left = std::move(square);
   }
@@ -119,16 +117,20 @@ void svd_kernel(const LaunchContext&, const SvdArgs& s) {
     const bool finite = all_finite(a, m * n);
     s.info.as<std::int64_t>()[i] = !finite;
     if (!finite) return;
-    Svd<T> svd;
-    if (rank == 0) svd.u = Matrix<T>::Identity(m, left), svd.v = Matrix<T>::Identity(n, right);
-    else
-      svd = tall_svd<T>(m >= n ? matrix_of(a, m, n) : Matrix<T>(matrix_of(a, m, n).transpose()),
-                        s.full && s.vectors);
-    if (m < n && rank > 0) std::swap(svd.u, svd.v);
-    for (std::int64_t j = 0; j < rank; ++j) s.s.as<T>()[i * rank + j] = svd.s(j);
+    Svd svd;
+    if (rank == 0) {
+      svd.u = Matrix<double>::Identity(m, left);
+      svd.v = Matrix<double>::Identity(n, right);
+    } else {
+      Matrix<double> x = matrix_of(a, m, n).template cast<double>();
+      if (m < n) x.transposeInPlace();
+      svd = tall_svd(std::move(x), s.full && s.vectors);
+      if (m < n) std::swap(svd.u, svd.v);
+    }
+    for (std::int64_t j = 0; j < rank; ++j) s.s.as<T>()[i * rank + j] = static_cast<T>(svd.s(j));
     if (!s.vectors) return;
-    write(svd.u, left, s.u.as<T>() + i * m * left);
-    write_transposed(svd.v, right, s.vh.as<T>() + i * right * n);
+    write<T>(svd.u.template cast<T>(), left, s.u.as<T>() + i * m * left);
+    write_transposed<T>(svd.v.template cast<T>(), right, s.vh.as<T>() + i * right * n);
   });
 }
 
@@ -139,15 +141,17 @@ void eigh_kernel(const LaunchContext&, const EighArgs& e) {
     std::int64_t& info = e.info.as<std::int64_t>()[i];
     info = 0;
     if (n == 0) return;
-    const Matrix<T> a = matrix_of(e.a.as<T>() + i * n * n, n, n);
+    const T* const a = e.a.as<T>() + i * n * n;
     for (std::int64_t row = 0; row < n; ++row)
-      if (!all_finite(e.a.as<T>() + i * n * n + row * n, row + 1)) info = 1;
+      if (!all_finite(a + row * n, row + 1)) info = 1;
     if (info) return;
-    const Eigen::SelfAdjointEigenSolver<Matrix<T>> solver(
-        a, e.v ? Eigen::ComputeEigenvectors : Eigen::EigenvaluesOnly);
+    const Eigen::SelfAdjointEigenSolver<Matrix<double>> solver(
+        matrix_of(a, n, n).template cast<double>(),
+        e.v ? Eigen::ComputeEigenvectors : Eigen::EigenvaluesOnly);
     info = solver.info() == Eigen::Success ? 0 : 2;
-    for (std::int64_t j = 0; j < n; ++j) e.w.as<T>()[i * n + j] = solver.eigenvalues()(j);
-    if (e.v && info == 0) write<T>(solver.eigenvectors(), n, e.v.as<T>() + i * n * n);
+    if (info) return;
+    for (std::int64_t j = 0; j < n; ++j) e.w.as<T>()[i * n + j] = static_cast<T>(solver.eigenvalues()(j));
+    if (e.v) write<T>(solver.eigenvectors().template cast<T>(), n, e.v.as<T>() + i * n * n);
   });
 }
 

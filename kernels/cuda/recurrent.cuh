@@ -118,18 +118,9 @@ template <class T>
 void launch_recurrent_step(const LaunchContext& context, const RecurrentStepArgs& a) {
   const std::int64_t elements = a.rows * a.hidden;
   if (elements == 0) return;
-  const RecurrentStep<T> step{a.cell,
-                              elements,
-                              a.hidden,
-                              WideDivisor(a.hidden),
-                              a.gates.as<T>(),
-                              a.hidden_part.as<T>(),
-                              a.h.as<T>(),
-                              a.c.as<T>(),
-                              a.y.as<T>(),
-                              a.h_before.as<T>(),
-                              a.c_before.as<T>(),
-                              a.candidate.as<T>()};
+  const RecurrentStep<T> step{
+      a.cell,      elements,    a.hidden,    WideDivisor(a.hidden), a.gates.as<T>(),    a.hidden_part.as<T>(),
+      a.h.as<T>(), a.c.as<T>(), a.y.as<T>(), a.h_before.as<T>(),    a.c_before.as<T>(), a.candidate.as<T>()};
   const auto blocks = static_cast<unsigned>((elements + kRecurrentThreads - 1) / kRecurrentThreads);
   launch(&recurrent_forward<T>, blocks, kRecurrentThreads, 0, stream_of(context), step);
 }

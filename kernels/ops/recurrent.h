@@ -7,7 +7,8 @@
 //
 // With s = sigmoid, the state h before the step and the sums a of both matrix products and biases:
 //
-//   lstm          (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000). Gates i, f, g, o:
+//   lstm          (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000). Gates i, f, g,
+//   o:
 //                 c' = s(a_f) c + s(a_i) tanh(a_g), h' = s(a_o) tanh(c')
 //   gru           (Cho et al. 2014, in the form of cuDNN). Gates r, z, n; a_n is the input's part alone:
 //                 n = tanh(a_n + s(a_r) b_n) with b_n = (W_hn h + bias_hn), h' = (1 - s(a_z)) n + s(a_z) h
@@ -28,8 +29,8 @@ inline constexpr int gates_of(RecurrentCell cell) {
 struct RecurrentStepArgs {
   RecurrentCell cell;
   std::int64_t rows, hidden;
-  /// On entry the sums a; on return the values of the gates after their functions. For a GRU, the entry is the
-  /// part of the input alone, and `hidden_part` is added.
+  /// On entry the sums a; on return the values of the gates after their functions. For a GRU, the entry is
+  /// the part of the input alone, and `hidden_part` is added.
   MutableArray gates;
   ConstArray hidden_part;  // GRU: (rows, 3 hidden), the product of h and W_hh with its bias; else null
   MutableArray h;          // (rows, hidden): h on entry, h' on return
@@ -51,8 +52,8 @@ struct RecurrentStepBackwardArgs {
   ConstArray dy;         // (rows, hidden), or null for 0
   /// For a GRU, returns the part of the gradient of h that does not pass W_hh. Other cells only read it.
   MutableArray dh;
-  MutableArray dc;           // LSTM: returns the gradient of c; else null
-  MutableArray dgates;       // returns the gradient of a
+  MutableArray dc;            // LSTM: returns the gradient of c; else null
+  MutableArray dgates;        // returns the gradient of a
   MutableArray dhidden_part;  // GRU: returns the gradient of hidden_part; else null
 };
 inline constinit Slot<RecurrentStepBackwardArgs> recurrent_step_backward{"recurrent_step_backward"};

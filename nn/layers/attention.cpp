@@ -84,7 +84,8 @@ std::pair<Tensor, Tensor> KeyValueCache::append(const Tensor& keys, const Tensor
   const auto fits = [&](const Tensor& t, const Tensor& kept) {
     Shape sizes = t.sizes();
     sizes[2] = capacity_;
-    check(!kept.defined() || (kept.sizes() == sizes && kept.dtype() == t.dtype() && kept.device() == t.device()),
+    check(!kept.defined() ||
+              (kept.sizes() == sizes && kept.dtype() == t.dtype() && kept.device() == t.device()),
           "[", op, "] tokens of shape ", t.sizes(), ", dtype ", t.dtype(), " and device ", t.device(),
           " do not fit a cache of ", kept.defined() ? kept.sizes() : Shape(), ", ",
           kept.defined() ? kept.dtype() : t.dtype(), " and ", kept.defined() ? kept.device() : t.device(),

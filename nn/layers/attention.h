@@ -29,7 +29,8 @@ struct MultiheadAttentionOptions {
 /// gradients: use it under NoGradGuard.
 class KeyValueCache {
  public:
-  /// Throws ValueError unless `capacity`, in tokens, is positive. The memory is allocated by the first append().
+  /// Throws ValueError unless `capacity`, in tokens, is positive. The memory is allocated by the first
+  /// append().
   explicit KeyValueCache(std::int64_t capacity);
   /// Appends keys (N, heads, L, E) and values (N, heads, L, V). Returns views of all keys and values so far.
   /// Throws ValueError if they do not fit the earlier ones, if they exceed the capacity, or if they are
@@ -55,7 +56,8 @@ struct AttendOptions {
   bool average_attn_weights = true;
   bool is_causal = false;  ///< query i attends to keys 0 .. i; attn_mask is not needed (PyTorch needs both)
   /// If set, `key` and `value` have only the new tokens: the layer appends their projections to the cache and
-  /// attends to all tokens in it. S counts all of them, and is_causal counts queries after the earlier tokens.
+  /// attends to all tokens in it. S counts all of them, and is_causal counts queries after the earlier
+  /// tokens.
   KeyValueCache* cache = nullptr;
 };
 

@@ -141,8 +141,8 @@ RecurrentLayer::Result RecurrentLayer::run(const Tensor& x, const Tensor& h0, co
   const bool transposed = batched && options_.batch_first;
   const Tensor by_step = !batched ? x.unsqueeze(1) : transposed ? x.transpose(0, 1) : x;
   const std::int64_t batch = by_step.size(1);
-  Result r = run_layers(by_step, {}, checked_state(h0, "h", batch, batched),
-                        checked_state(c0, "c", batch, batched));
+  Result r =
+      run_layers(by_step, {}, checked_state(h0, "h", batch, batched), checked_state(c0, "c", batch, batched));
   if (transposed) r.output = r.output.transpose(0, 1);
   if (batched) return r;
   return {r.output.squeeze(1), r.h.squeeze(1), r.c.defined() ? r.c.squeeze(1) : Tensor()};
@@ -159,9 +159,8 @@ std::pair<PackedSequence, LSTMState> RecurrentLayer::run(const PackedSequence& x
     return state.defined() && order.defined() ? index_select(state, 1, order) : state;
   };
   const std::int64_t batch = x.batch_sizes.front();
-  Result r =
-      run_layers(x.data, x.batch_sizes, ordered(checked_state(h0, "h", batch, true), x.sorted_indices),
-                 ordered(checked_state(c0, "c", batch, true), x.sorted_indices));
+  Result r = run_layers(x.data, x.batch_sizes, ordered(checked_state(h0, "h", batch, true), x.sorted_indices),
+                        ordered(checked_state(c0, "c", batch, true), x.sorted_indices));
   return {{r.output, x.batch_sizes, x.sorted_indices, x.unsorted_indices},
           {ordered(r.h, x.unsorted_indices), ordered(r.c, x.unsorted_indices)}};
 }
@@ -180,7 +179,8 @@ std::string RecurrentLayer::options_text() const {
 }
 
 RNN::RNN(const Options& o)
-    : RecurrentLayer(is_relu("RNN", o.nonlinearity) ? Kind::rnn_relu : Kind::rnn_tanh, common(o)), options(o) {}
+    : RecurrentLayer(is_relu("RNN", o.nonlinearity) ? Kind::rnn_relu : Kind::rnn_tanh, common(o)),
+      options(o) {}
 std::pair<Tensor, Tensor> RNN::forward(const Tensor& x, const Tensor& h0) {
   Result r = run(x, h0);
   return {std::move(r.output), std::move(r.h)};
@@ -254,13 +254,15 @@ Tensor RNNCell::forward(const Tensor& x, const Tensor& h) {
   return x.dim() == 1 ? next.squeeze(0) : next;
 }
 
-GRUCell::GRUCell(const Options& o) : RecurrentCellLayer(3, {o.input_size, o.hidden_size, o.bias}), options(o) {}
+GRUCell::GRUCell(const Options& o)
+    : RecurrentCellLayer(3, {o.input_size, o.hidden_size, o.bias}), options(o) {}
 Tensor GRUCell::forward(const Tensor& x, const Tensor& h) {
   const Tensor next = gru(one_step(x), batch_of(h, x, "h"), weights()).second;
   return x.dim() == 1 ? next.squeeze(0) : next;
 }
 
-LSTMCell::LSTMCell(const Options& o) : RecurrentCellLayer(4, {o.input_size, o.hidden_size, o.bias}), options(o) {}
+LSTMCell::LSTMCell(const Options& o)
+    : RecurrentCellLayer(4, {o.input_size, o.hidden_size, o.bias}), options(o) {}
 LSTMState LSTMCell::forward(const Tensor& x, const LSTMState& state) {
   const auto [y, h, c] =
       lstm(one_step(x), batch_of(state.first, x, "h"), batch_of(state.second, x, "c"), weights());

@@ -20,8 +20,8 @@ struct RNNOptions {
   std::int64_t input_size = 0, hidden_size = 0, num_layers = 1;
   std::string nonlinearity = "tanh";  ///< or "relu"
   bool bias = true;
-  bool batch_first = false;    ///< inputs and outputs are (N, T, ...); states remain (layers, N, H)
-  double dropout = 0;          ///< probability of dropping an element of the output of each layer but the last
+  bool batch_first = false;  ///< inputs and outputs are (N, T, ...); states remain (layers, N, H)
+  double dropout = 0;        ///< probability of dropping an element of the output of each layer but the last
   bool bidirectional = false;  ///< adds a second pass from the last step to the first
 };
 struct GRUOptions {
@@ -77,9 +77,9 @@ class RecurrentLayer : public Module {
 /// Elman network: h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu (Elman 1990). Shapes, for D = 2 if
 /// bidirectional and else 1: x is (T, N, I), or (N, T, I) with batch_first, or (T, I) without a batch. The
 /// output has D H elements instead of I. States are (D num_layers, N, H), or (D num_layers, H) without a
-/// batch. h0 may be omitted for zeros. Returns the output of the last layer and the last state of every layer.
-/// For sequences of different lengths, pass a PackedSequence: each direction then begins and ends at the
-/// sequences' own ends, and the output is packed.
+/// batch. h0 may be omitted for zeros. Returns the output of the last layer and the last state of every
+/// layer. For sequences of different lengths, pass a PackedSequence: each direction then begins and ends at
+/// the sequences' own ends, and the output is packed.
 class RNN : public RecurrentLayer {
  public:
   using Options = RNNOptions;

@@ -9,7 +9,8 @@ namespace {
 template <class Options>
 const Options& checked(const char* name, const Options& o) {
   check(o.d_model > 0 && o.nhead > 0 && o.d_model % o.nhead == 0, "[", name,
-        "] nhead must divide d_model, both positive, but they are ", o.nhead, " and ", o.d_model, "; set both");
+        "] nhead must divide d_model, both positive, but they are ", o.nhead, " and ", o.d_model,
+        "; set both");
   check(o.dim_feedforward > 0, "[", name, "] dim_feedforward must be positive but is ", o.dim_feedforward);
   check(o.dropout >= 0 && o.dropout <= 1, "[", name, "] dropout must lie in [0, 1] but is ", o.dropout);
   check(o.activation == "relu" || o.activation == "gelu", "[", name,

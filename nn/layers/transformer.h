@@ -33,7 +33,8 @@ struct TransformerDecoderLayerOptions {
   bool bias = true;
 };
 
-/// Options of one call of an encoder layer. Masks have the meaning of AttendOptions: true means "not allowed".
+/// Options of one call of an encoder layer. Masks have the meaning of AttendOptions: true means "not
+/// allowed".
 struct EncodeOptions {
   Tensor src_mask = {};              ///< (S, S) or (N * nhead, S, S)
   Tensor src_key_padding_mask = {};  ///< (N, S): true marks tokens that are padding
@@ -74,7 +75,8 @@ struct TransformerEncoderOptions {
 struct EncodeStackOptions {
   Tensor mask = {}, src_key_padding_mask = {};
   bool is_causal = false;
-  std::vector<KeyValueCache>* caches = nullptr;  ///< one for each layer; see TransformerEncoder::make_caches()
+  std::vector<KeyValueCache>* caches =
+      nullptr;  ///< one for each layer; see TransformerEncoder::make_caches()
 };
 
 /// A stack of encoder layers. Children: layers.0, layers.1, ... and norm. The layers have their own random
@@ -96,16 +98,16 @@ class TransformerEncoder : public Module {
   LayerNorm* const norm;  ///< null if the options have none
 };
 
-/// Options of one call of a decoder layer or a decoder. The masks of `memory` restrict which of its tokens the
-/// targets see.
+/// Options of one call of a decoder layer or a decoder. The masks of `memory` restrict which of its tokens
+/// the targets see.
 struct DecodeOptions {
-  Tensor tgt_mask = {}, memory_mask = {};                            ///< (T, T) and (T, S)
-  Tensor tgt_key_padding_mask = {}, memory_key_padding_mask = {};    ///< (N, T) and (N, S)
+  Tensor tgt_mask = {}, memory_mask = {};                          ///< (T, T) and (T, S)
+  Tensor tgt_key_padding_mask = {}, memory_key_padding_mask = {};  ///< (N, T) and (N, S)
   bool tgt_is_causal = false, memory_is_causal = false;
 };
 
-/// Self-attention, attention to the encoder's result `memory`, and a feed-forward network. Shapes: tgt and the
-/// result are (T, N, d_model), memory is (S, N, d_model); batch_first exchanges the first two dimensions.
+/// Self-attention, attention to the encoder's result `memory`, and a feed-forward network. Shapes: tgt and
+/// the result are (T, N, d_model), memory is (S, N, d_model); batch_first exchanges the first two dimensions.
 /// Children: self_attn, multihead_attn, linear1, dropout, linear2, norm1 to norm3, dropout1 to dropout3.
 class TransformerDecoderLayer : public Module {
  public:

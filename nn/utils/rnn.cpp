@@ -107,8 +107,8 @@ PackedSequence pack_sequence(const std::vector<Tensor>& sequences, bool enforce_
 std::pair<Tensor, Tensor> pad_packed_sequence(const PackedSequence& packed, const PadPackedOptions& options) {
   tapestry::detail::check_defined("pad_packed_sequence", packed.data, "data");
   check(!packed.batch_sizes.empty(), "[pad_packed_sequence] the sequence has no batch sizes");
-  const std::int64_t rows = std::accumulate(packed.batch_sizes.begin(), packed.batch_sizes.end(),
-                                            std::int64_t{0});
+  const std::int64_t rows =
+      std::accumulate(packed.batch_sizes.begin(), packed.batch_sizes.end(), std::int64_t{0});
   check(packed.data.dim() > 0 && packed.data.size(0) == rows, "[pad_packed_sequence] data has shape ",
         packed.data.sizes(), ", but the batch sizes add up to ", rows);
   const auto longest = static_cast<std::int64_t>(packed.batch_sizes.size());

@@ -35,8 +35,8 @@ std::string results(const std::string& out) {
   return kept;
 }
 
-const std::vector<std::string> kSmall = {"--hidden", "32", "--batch", "8", "--unroll", "16",
-                                         "--steps",  "100", "--lr",   "0.02"};
+const std::vector<std::string> kSmall = {"--hidden", "32",      "--batch", "8",    "--unroll",
+                                         "16",       "--steps", "100",     "--lr", "0.02"};
 std::vector<std::string> with(std::vector<std::string> more) {
   more.insert(more.begin(), kSmall.begin(), kSmall.end());
   return more;
@@ -66,7 +66,8 @@ TEST_CASE("char_lstm learns a text, and generates text with a saved model") {
     CHECK(generated.out == next + "\n");
   }
   const Ended sampled = char_lstm({"--load", model, "--prompt", "a", "--sample", "9", "--top-k", "1"});
-  CHECK(char_lstm({"--load", model, "--prompt", "a", "--sample", "9", "--temperature", "0"}).out == sampled.out);
+  CHECK(char_lstm({"--load", model, "--prompt", "a", "--sample", "9", "--temperature", "0"}).out ==
+        sampled.out);
 
   const Ended unknown = char_lstm({"--load", model, "--prompt", "z"});
   CHECK(unknown.status == 1);
@@ -77,9 +78,9 @@ TEST_CASE("char_lstm learns a text, and generates text with a saved model") {
 TEST_CASE("char_lstm: the seed determines the results, and a missed goal is exit status 3") {
   const tests::TempDir folder;
   const std::string text = write_text(folder / "text");
-  std::vector<std::string> few = {"--text", text,       "--hidden", "16", "--batch",  "4",  "--unroll", "8",
-                                  "--steps", "3", "--sample", "30",      "--goal", "0.1", "--dropout", "0.1",
-                                  "--layers", "2"};
+  std::vector<std::string> few = {"--text",   text,  "--hidden",  "16",  "--batch",  "4",
+                                  "--unroll", "8",   "--steps",   "3",   "--sample", "30",
+                                  "--goal",   "0.1", "--dropout", "0.1", "--layers", "2"};
   const Ended once = char_lstm(few);
   CHECK(once.status == 3);
   CHECK_THAT(once.out, ContainsSubstring("goal of 0.10 bits per character not reached"));

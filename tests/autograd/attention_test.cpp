@@ -8,12 +8,11 @@ using namespace tapestry;
 using namespace tapestry::test;
 
 GOLDEN_OP("scaled_dot_product_attention", "attention", [](const OpCase& c) {
-  return scaled_dot_product_attention(
-      c[0], c[1], c[2],
-      {.mask = c[3],
-       .causal = c.flag("causal", false),
-       .scale = c.maybe_real("scale"),
-       .enable_gqa = c.flag("gqa", false)});
+  return scaled_dot_product_attention(c[0], c[1], c[2],
+                                      {.mask = c[3],
+                                       .causal = c.flag("causal", false),
+                                       .scale = c.maybe_real("scale"),
+                                       .enable_gqa = c.flag("gqa", false)});
 });
 BAD_INPUT("scaled_dot_product_attention", "q has 3 heads, k has 2 and v 2", [] {
   return scaled_dot_product_attention(zeros({3, 2, 4}), zeros({2, 5, 4}), zeros({2, 5, 4}),

@@ -67,7 +67,8 @@ void check_same(const Results& got, const Results& want, double tolerance) {
 }  // namespace
 
 GOLDEN_OP("conv1d", "conv_nd", [](const OpCase& c) { return conv1d(c[0], c[1], c[2], params<1>(c)); });
-GOLDEN_OP("conv2d", "conv_nd", [](const OpCase& c) { return conv2d(c[0], c[1], c[2], params<2>(c)); });
+GOLDEN_OP("conv2d/unbatched", "conv_nd",
+          [](const OpCase& c) { return conv2d(c[0], c[1], c[2], params<2>(c)); });
 GOLDEN_OP("conv3d", "conv_nd", [](const OpCase& c) { return conv3d(c[0], c[1], c[2], params<3>(c)); });
 GOLDEN_OP("conv_transpose1d", "conv_nd",
           [](const OpCase& c) { return conv_transpose1d(c[0], c[1], c[2], transpose_params<1>(c)); });

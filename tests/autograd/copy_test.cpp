@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/gradcheck.h"
 #include "tapestry/autograd/ops.h"
 #include "tapestry/core/allocator.h"
@@ -155,6 +156,15 @@ OP_TEST("to", gradcheck, "across logical devices") {
   const ChildResult child = run_child("child: copies between logical devices", "TAPESTRY_LOGICAL_DEVICES=2");
   INFO(child.output);
   CHECK(child.status == 0);
+}
+
+OP_TEST("to", gradgradcheck, "through f32, where finite differences are too coarse for gradgradcheck()") {
+  const Tensor x = tensor({1.0, -0.5}, kFloat64).set_requires_grad();
+  const Tensor y = x.to(kFloat32).exp().to(kFloat64);
+  const Tensor first = autograd::grad({y.sum()}, {x}, {.create_graph = true})[0];
+  const Tensor second = autograd::grad({first.sum()}, {x})[0];
+  CHECK(second.dtype() == kFloat64);
+  CHECK(allclose(second, x.detach().exp(), 1e-6));
 }
 
 TEST_CASE("int16, int8 and uint16 are loaded, moved and cast, and refused by operations that compute") {

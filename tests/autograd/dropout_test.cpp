@@ -50,6 +50,14 @@ OP_TEST("dropout", gradcheck, "with the generator set back for every evaluation"
       },
       {x});
 }
+OP_TEST("dropout", gradgradcheck, "the recorded gradient has the mask of the forward pass") {
+  const Tensor x = randn({3, 7}, TensorOptions(kFloat64).with_grad());
+  const auto dropped_exp = [](const std::vector<Tensor>& in) {
+    manual_seed(3);
+    return std::vector<Tensor>{dropout(in[0].exp(), 0.4)};
+  };
+  autograd::gradgradcheck(dropped_exp, {x});
+}
 OP_TEST("dropout", strided, "counts in row-major order, for the gradient's layout as for the input's") {
   const Tensor x = randn({2, 3, 4, 5});
   manual_seed(3);

@@ -99,7 +99,7 @@ TEST_CASE("embedding_bag: long bags in half precision are summed in f32") {
   const Tensor weight = ones({3, 2}, TensorOptions(kBFloat16).with_grad());
   const Tensor at = zeros({1, 1000}, kInt64);
   const Tensor y = embedding_bag(weight, at, {.mode = EmbeddingBagMode::sum});
-  CHECK(equal(y.detach().to(kFloat32), full({1, 2}, 1000)));
+  CHECK(equal(y.detach().to(kFloat32), full({1, 2}, 1000.0)));
   y.backward(ones({1, 2}, kBFloat16));
   CHECK(equal(weight.grad().to(kFloat32), tensor({{1000.0, 1000.0}, {0.0, 0.0}, {0.0, 0.0}})));
 }

@@ -26,9 +26,11 @@ Tensor images() { return zeros({2, 3, 4, 5}); }
 
 }  // namespace
 
+NOT_APPLICABLE("grid_sample", gradgradcheck, "the backward is a kernel of its own, as in PyTorch");
 GOLDEN_OP("grid_sample", "grid_sample", [](const OpCase& c) { return grid_sample(c[0], c[1], params(c)); });
 GOLDEN_OP("affine_grid", "grid_sample",
           [](const OpCase& c) { return affine_grid(c[0], c.dims("size"), c.flag("align")); });
+NOT_APPLICABLE("grid_sample", gradgradcheck, "its backward consists of kernels that have no gradient");
 NOT_APPLICABLE("affine_grid", empty, "all sizes are at least 1, as in PyTorch");
 
 BAD_INPUT("grid_sample", "input of shape [4, 5]", [] { grid_sample(zeros({4, 5}), zeros({1, 2, 2, 2})); });

@@ -26,6 +26,10 @@ RecurrentWeights zero_weights(std::int64_t gates) {
 
 }  // namespace
 
+NOT_APPLICABLE("lstm", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
+NOT_APPLICABLE("gru", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
+NOT_APPLICABLE("rnn_tanh", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
+NOT_APPLICABLE("rnn_relu", gradgradcheck, "the backward is a fused kernel, as cuDNN's is");
 GOLDEN_OP("lstm", "recurrent", [](const OpCase& c) -> test::Outputs {
   const auto [y, h, cell] = lstm(c[0], c[1], c[2], weights(c, 3), params(c));
   return {y, h, cell};
@@ -36,36 +40,44 @@ GOLDEN_OP("rnn_tanh", "recurrent",
 GOLDEN_OP("rnn_relu", "recurrent",
           [](const OpCase& c) { return rnn_relu(c[0], c[1], weights(c, 2), params(c)); });
 
-BAD_INPUT("lstm", "x has shape [4, 2], expected (T, N, I)",
-          [] { lstm(zeros({4, 2}), {}, {}, zero_weights(4)); });
+BAD_INPUT("lstm", "x has shape [4, 2], expected (T, N, I)", [] {
+  lstm(zeros({4, 2}), {}, {}, zero_weights(4));
+});
 BAD_INPUT("lstm", "weights.ih has shape [9, 2], expected [12, 2]", [] {
   RecurrentWeights w = zero_weights(4);
   w.ih = zeros({9, 2});
   lstm(zeros({4, 1, 2}), {}, {}, w);
 });
-BAD_INPUT("lstm", "weights.hh has shape [9, 3], expected (4 H, H)",
-          [] { lstm(zeros({4, 1, 2}), {}, {}, zero_weights(3)); });
-BAD_INPUT("lstm", "c0 has shape [2, 3], expected [1, 3]",
-          [] { lstm(zeros({4, 1, 2}), {}, zeros({2, 3}), zero_weights(4)); });
+BAD_INPUT("lstm", "weights.hh has shape [9, 3], expected (4 H, H)", [] {
+  lstm(zeros({4, 1, 2}), {}, {}, zero_weights(3));
+});
+BAD_INPUT("lstm", "c0 has shape [2, 3], expected [1, 3]", [] {
+  lstm(zeros({4, 1, 2}), {}, zeros({2, 3}), zero_weights(4));
+});
 BAD_INPUT("lstm", "only one of bias_ih and bias_hh is defined", [] {
   RecurrentWeights w = zero_weights(4);
   w.bias_hh = Tensor();
   lstm(zeros({4, 1, 2}), {}, {}, w);
 });
-BAD_INPUT("lstm", "x has 4 rows, but the batch sizes add up to 3",
-          [] { lstm(zeros({4, 2}), {}, {}, zero_weights(4), {.batch_sizes = {2, 1}}); });
-BAD_INPUT("gru", "h0 has dtype float64 but the input has float32",
-          [] { gru(zeros({4, 1, 2}), zeros({1, 3}, DType::f64), zero_weights(3)); });
+BAD_INPUT("lstm", "x has 4 rows, but the batch sizes add up to 3", [] {
+  lstm(zeros({4, 2}), {}, {}, zero_weights(4), {.batch_sizes = {2, 1}});
+});
+BAD_INPUT("gru", "h0 has dtype float64 but the input has float32", [] {
+  gru(zeros({4, 1, 2}), zeros({1, 3}, DType::f64), zero_weights(3));
+});
 BAD_INPUT("gru", "bias_ih has shape [8], expected [9]", [] {
   RecurrentWeights w = zero_weights(3);
   w.bias_ih = zeros({8});
   gru(zeros({4, 1, 2}), {}, w);
 });
-BAD_INPUT("gru", "batch size 0 of step 1 after 2",
-          [] { gru(zeros({2, 2}), {}, zero_weights(3), {.batch_sizes = {2, 0}}); });
+BAD_INPUT("gru", "batch size 0 of step 1 after 2", [] {
+  gru(zeros({2, 2}), {}, zero_weights(3), {.batch_sizes = {2, 0}});
+});
 BAD_INPUT("rnn_tanh", "pass at least one step", [] { rnn_tanh(zeros({0, 1, 2}), {}, zero_weights(1)); });
 BAD_INPUT("rnn_tanh", "int64", [] { rnn_tanh(zeros({1, 1, 2}, DType::i64), {}, zero_weights(1)); });
-BAD_INPUT("rnn_relu", "weights.hh is undefined", [] { rnn_relu(zeros({1, 1, 2}), {}, {.ih = zeros({3, 2})}); });
+BAD_INPUT("rnn_relu", "weights.hh is an undefined tensor", [] {
+  rnn_relu(zeros({1, 1, 2}), {}, {.ih = zeros({3, 2})});
+});
 
 TEST_CASE("recurrent operations compute the same on one thread and on several") {
   // 300 state elements are one block of columns and part of a second one.

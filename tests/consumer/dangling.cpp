@@ -17,7 +17,17 @@ struct Towers : nn::Module {
   Tensor forward(const Tensor& x) override { return (left(x) + right(x)) * scale; }
 };
 
+// A forward of two tensors, and layers that are made from their first options.
+struct Blend : nn::Callable<Blend> {
+  nn::Linear& fc = add<nn::Linear>("fc", 4, 4);
+  nn::Conv2d& conv = add<nn::Conv2d>("conv", {1, 1, 3});
+  using Module::forward;  // clang warns without it
+  Tensor forward(const Tensor& a, const Tensor& b) { return fc(a) + b * (fc.weight[0] + 1); }
+};
+
 int main() {
   Towers model;
-  return static_cast<int>(model(tapestry::ones({2, 4})).sum().item());
+  const Blend blend;
+  const Tensor x = tapestry::ones({2, 4});
+  return static_cast<int>((model(x) + blend(x, x)).sum().item());
 }

@@ -1,7 +1,10 @@
 // Tests that DataLoader copies batches to a device correctly. The fake GPUs copy as late as possible.
 #include "tapestry/data/upload.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/pinned.h"
@@ -81,6 +84,26 @@ TEST_CASE("the host does not wait for a copy, and a batch's memory lives until i
   gpus.freeze(false);
   synchronize(kDevice);
   for (std::size_t i = 0; i < seen.size(); ++i) CHECK(*seen[i] == static_cast<float>(20 * i + 19));
+}
+
+TEST_CASE("workers copy batches ahead of their use, through page-locked memory") {
+  FakeGpus gpus;
+  std::atomic<int> made = 0;
+  DataLoader<> loader(numbers(40), {.batch_size = 4,
+                                    .num_workers = 1,
+                                    .prefetch = 3,
+                                    .transforms = {[&](Example&, const BatchContext&) { ++made; }},
+                                    .device = kDevice});
+  CHECK(gpus.reserved(-1) == 0);
+  auto batch = loader.begin();
+  // The worker makes three batches more than were taken, and no further one.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (made < 4 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(made == 4);
+  CHECK(gpus.reserved(-1) > 0);
+  CHECK(gpus.reserved(1) > 0);
+  CHECK(seen_by_kernel(gpus, batch->target).size() == 4 * sizeof(std::int64_t));
 }
 
 TEST_CASE("every batch type is copied and keeps its layout") {

@@ -20,7 +20,9 @@ for op, fn, second in [("add", torch.add, grid), ("sub", torch.sub, grid), ("mul
     for a, b in [((3, 5), (3, 5)), ((2, 3, 4), (4,)), ((3, 1), (1, 4)), ((2, 1, 3), (4, 1)), ((1,), (2, 3)),
                  ((2, 3), ()), ((), (2, 3)), ((), ()), ((41,), (41,)), ((2, 3, 4, 5), (3, 1, 1)),
                  ((2, 3, 4, 5), (2, 3, 4, 5))]:
-        case(op, [grid(*a), second(*b, seed=2)], fn=fn)
+        # At a tie the gradient is shared equally, and jumps.
+        ties = op in ("maximum", "minimum") and b == (3, 1, 1)
+        case(op, [grid(*a), second(*b, seed=2)], fn=fn, tags="no_gradgradcheck" if ties else "")
     case(op, [grid(0, 3), second(3, seed=2)], fn=fn)
     case(op, [grid(2, 0), second(2, 1, seed=2)], fn=fn)
     case(op, [grid(1, 3), second(0, 1, seed=2)], fn=fn)

@@ -53,5 +53,5 @@ def groups(heads, shared, l, s):
 
 sdpa(groups(4, 2, 2, 3), gqa=True)
 sdpa(groups(3, 1, 3, 3), gqa=True, causal=True)
-sdpa(groups(4, 2, 2, 3) + [grid(4, 2, 3, seed=7)], gqa=True)
+sdpa([x / 2 for x in groups(4, 2, 2, 3)] + [grid(4, 2, 3, seed=7, low=-1, high=1)], gqa=True)
 sdpa(groups(2, 2, 2, 3) + [(bools(2, 1, 2, 3, seed=3) | (torch.arange(3) == 1))], gqa=True)

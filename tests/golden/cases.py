@@ -18,7 +18,7 @@ import pathlib
 import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-TAGS = {"empty", "extreme", "broadcast", "integer", "no_gradcheck", "no_strided", "no_grad"}
+TAGS = {"empty", "extreme", "broadcast", "integer", "no_gradcheck", "no_gradgradcheck", "no_strided", "no_grad"}
 DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
           torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.bool: "bool",
           torch.int16: "i16", torch.int8: "i8", torch.uint16: "u16"}

@@ -14,7 +14,8 @@ def small(*shape, seed=1):
 def conv(name, x, w, bias=True, tags="", **params):
     transposed = "transpose" in name
     out = w[1] * params.get("groups", 1) if transposed else w[0]
-    case(name, [small(*x), small(*w, seed=2), small(out, seed=3) if bias else None], params, getattr(F, name), tags)
+    fn = getattr(F, name.split("/")[0])
+    case(name, [small(*x), small(*w, seed=2), small(out, seed=3) if bias else None], params, fn, tags)
 
 
 conv("conv1d", (2, 3, 9), (4, 3, 3))
@@ -24,7 +25,7 @@ conv("conv1d", (1, 4, 8), (6, 2, 3), groups=2, dilation=2, stride=3, padding=2)
 conv("conv1d", (2, 3, 5), (6, 1, 3), groups=3)  # depthwise
 conv("conv1d", (2, 5, 4), (3, 5, 1))  # a matrix product
 conv("conv1d", (0, 2, 5), (3, 2, 3))
-conv("conv2d", (3, 5, 4), (2, 3, 3, 2), padding=1)  # without a batch
+conv("conv2d/unbatched", (3, 5, 4), (2, 3, 3, 2), padding=1)  # without a batch
 
 conv("conv3d", (2, 2, 4, 5, 3), (3, 2, 2, 3, 2))
 conv("conv3d", (1, 2, 5, 4, 4), (2, 2, 3, 3, 3), bias=False, padding=1, stride=2)

@@ -23,7 +23,9 @@ case("cdist", [f64([[INF, 1.0], [NAN, 2.0]]), f64([[1.0, 1e30]])], dict(p=1.0), 
 
 pairwise = lambda a, b, p=2.0, eps=1e-6, keepdim=False: F.pairwise_distance(a, b, p, eps, keepdim)
 for p in (2.0, 1.0, 3.0, INF):
-    case("pairwise_distance", [grid(3, 5), grid(3, 5, seed=2)], dict(p=p), pairwise, slack=4)
+    # The gradient of the largest difference jumps where two are equal.
+    case("pairwise_distance", [grid(3, 5), grid(3, 5, seed=2)], dict(p=p), pairwise, slack=4,
+         tags="no_gradgradcheck" if p == INF else "")
 case("pairwise_distance", [grid(3, 5), grid(5, seed=2)], dict(keepdim=True), pairwise, slack=4, tags="broadcast")
 case("pairwise_distance", [grid(4), grid(4, seed=2)], dict(eps=0.5), pairwise, slack=4)
 case("pairwise_distance", [grid(0, 5), grid(0, 5)], {}, pairwise)

@@ -31,6 +31,7 @@ def flat(values):
 def record(label, module, inputs, fn=None, train=True):
     """Records the names and shapes of the state, the results of fn(*inputs), and all gradients."""
     fill(module)
+    module.zero_grad()
     module.train(train)
     for k, (name, t) in enumerate(module.state_dict().items()):
         put(f"{label}/state/{k}/{name}", torch.tensor(t.shape, dtype=torch.int64))

@@ -113,7 +113,9 @@ def norm(x, p, dim=None, keepdim=False):
 for p in (2.0, 1.0, 0.0, 3.0, 1.5, INF, -INF):
     tags = "no_gradcheck" if p == 0.0 else ""  # the norm with p = 0 is not continuous at 0
     for shape, dim in (((3, 5), None), ((3, 5), [1]), ((5, 3), [0]), ((2, 3, 4), [0, 2]), ((2, 67), [1])):
-        case("norm", [grid(*shape, seed=2, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags)
+        # At a tie the gradient is shared equally, and jumps.
+        ties = " no_gradgradcheck" if p == INF and shape == (2, 67) else ""
+        case("norm", [grid(*shape, seed=2, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags + ties)
         case("norm", [-grid(*shape, seed=3, low=0.25, high=4.25)], dict(p=p, dim=dim), norm, tags=tags)
     case("norm", [grid(2, 3, low=0.25, high=4.25)], dict(p=p, dim=[1], keepdim=True), norm, tags=tags)
     case("norm", [f64(-2.5)], dict(p=p), norm, tags=tags)

@@ -1,6 +1,6 @@
 #pragma once
-// Compares layers with the records of tests/golden/nn_sequences.py: names and shapes of the state, outputs, and
-// the gradients of inputs and parameters.
+// Compares layers with the records of tests/golden/nn_sequences.py: names and shapes of the state, outputs,
+// and the gradients of inputs and parameters.
 #include <functional>
 #include <set>
 #include <string>
@@ -31,8 +31,7 @@ class RecordedLayers {
     REQUIRE(state.size() == names.size());
     for (std::size_t k = 0; k < names.size(); ++k) {
       CHECK(std::to_string(k) + "/" + state[k].first == names[k].first);
-      const auto sizes =
-          std::vector<double>(state[k].second.sizes().begin(), state[k].second.sizes().end());
+      const auto sizes = std::vector<double>(state[k].second.sizes().begin(), state[k].second.sizes().end());
       CHECK(sizes == names[k].second.values);
     }
     std::vector<Tensor> leaves;

@@ -38,11 +38,11 @@ void check_recurrent(const std::string& name) {
   };
   const auto ragged = [](T& m, const std::vector<std::int64_t>& lengths, bool batch_first, bool sorted) {
     return [&m, lengths, batch_first, sorted](const std::vector<Tensor>& in) {
-      const auto packed = rnn::pack_padded_sequence(
-          in[0], lengths, {.batch_first = batch_first, .enforce_sorted = sorted});
+      const auto packed =
+          rnn::pack_padded_sequence(in[0], lengths, {.batch_first = batch_first, .enforce_sorted = sorted});
       const auto [y, end] = m(packed, given(m, in));
-      return listed(
-          rnn::pad_packed_sequence(y, {.batch_first = batch_first, .padding_value = 0.25}).first, end);
+      return listed(rnn::pad_packed_sequence(y, {.batch_first = batch_first, .padding_value = 0.25}).first,
+                    end);
     };
   };
   const auto with_states = [&](Tensor x, std::int64_t layers) {
@@ -156,8 +156,7 @@ TEST_CASE("recurrent layers: initial weights, names, dropout and printed options
   CHECK(names[4] == "weight_ih_l0_reverse");
   CHECK(names[15] == "bias_hh_l1_reverse");
   CHECK(equal(lstm.weights(1, true).hh.detach(), lstm.named_parameters()[13].second->detach()));
-  CHECK(lstm.str() ==
-        "LSTM(input_size=3, hidden_size=16, num_layers=2, dropout=0.5, bidirectional=true)");
+  CHECK(lstm.str() == "LSTM(input_size=3, hidden_size=16, num_layers=2, dropout=0.5, bidirectional=true)");
   CHECK(nn::RNN({.input_size = 3, .hidden_size = 2, .nonlinearity = "relu"}).str() ==
         "RNN(input_size=3, hidden_size=2, nonlinearity=relu)");
   CHECK(nn::GRUCell({.input_size = 3, .hidden_size = 2}).str() == "GRUCell(input_size=3, hidden_size=2)");
@@ -195,19 +194,15 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
   };
   fails("input_size and hidden_size must be positive but are 0 and 3",
         [] { nn::LSTM({.input_size = 0, .hidden_size = 3}); });
-  fails("proj_size is 2, but projections", [] {
-    nn::LSTM({.input_size = 2, .hidden_size = 3, .proj_size = 2});
-  });
+  fails("proj_size is 2, but projections",
+        [] { nn::LSTM({.input_size = 2, .hidden_size = 3, .proj_size = 2}); });
   fails("num_layers must be positive", [] { nn::GRU({.input_size = 2, .hidden_size = 3, .num_layers = 0}); });
-  fails("dropout must lie in [0, 1] but is 2", [] {
-    nn::GRU({.input_size = 2, .hidden_size = 3, .dropout = 2});
-  });
-  fails("must be \"tanh\" or \"relu\" but is \"selu\"", [] {
-    nn::RNN({.input_size = 2, .hidden_size = 3, .nonlinearity = "selu"});
-  });
-  fails("must be \"tanh\" or \"relu\"", [] {
-    nn::RNNCell({.input_size = 2, .hidden_size = 3, .nonlinearity = ""});
-  });
+  fails("dropout must lie in [0, 1] but is 2",
+        [] { nn::GRU({.input_size = 2, .hidden_size = 3, .dropout = 2}); });
+  fails("must be \"tanh\" or \"relu\" but is \"selu\"",
+        [] { nn::RNN({.input_size = 2, .hidden_size = 3, .nonlinearity = "selu"}); });
+  fails("must be \"tanh\" or \"relu\"",
+        [] { nn::RNNCell({.input_size = 2, .hidden_size = 3, .nonlinearity = ""}); });
   fails("must be positive", [] { nn::LSTMCell({.input_size = 2}); });
 
   nn::LSTM lstm({.input_size = 2, .hidden_size = 3, .batch_first = true});
@@ -219,7 +214,9 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
   fails("the state c has shape [1, 4, 3], expected [1, 3]", [&] {
     lstm(zeros({5, 2}), {zeros({1, 3}), zeros({1, 4, 3})});
   });
-  fails("weights.ih has dtype float32 but the input has float64", [&] { lstm(zeros({4, 5, 2}, DType::f64)); });
+  fails("weights.ih has dtype float32 but the input has float64", [&] {
+    lstm(zeros({4, 5, 2}, DType::f64));
+  });
   fails("there is no layer 1", [&] { lstm.weights(1); });
   fails("there is no layer 0 in reverse", [&] { lstm.weights(0, true); });
   nn::GRUCell cell({.input_size = 2, .hidden_size = 3});
@@ -238,9 +235,8 @@ TEST_CASE("recurrent layers and packed sequences report bad input") {
   fails("the batch sizes add up to 3", [&] { lstm(rnn::PackedSequence{zeros({4, 2}), {2, 1}}); });
   fails("batch size 2 of step 1 after 1", [&] { lstm(rnn::PackedSequence{zeros({3, 2}), {1, 2}}); });
   const auto packed = rnn::pack_padded_sequence(x, {3, 1});
-  fails("total_length 2 is less than the longest", [&] {
-    rnn::pad_packed_sequence(packed, {.total_length = 2});
-  });
+  fails("total_length 2 is less than the longest",
+        [&] { rnn::pad_packed_sequence(packed, {.total_length = 2}); });
   fails("got no sequences", [] { rnn::pad_sequence({}); });
   fails("sequences 0 and 1 have shapes [2, 2] and [3]", [] {
     rnn::pad_sequence({zeros({2, 2}), zeros({3})});

@@ -1,4 +1,5 @@
-// Transformer layers, attention with caches and with added keys, against PyTorch (tests/golden/nn_sequences.py).
+// Transformer layers, attention with caches and with added keys, against PyTorch
+// (tests/golden/nn_sequences.py).
 #include "tests/nn/recorded_layer.h"
 
 using namespace tapestry;
@@ -18,9 +19,7 @@ Tensor memory() { return formula({5, 3, 4}, 61, 2.0); }
 Tensor swapped(const Tensor& x) { return x.transpose(0, 1).contiguous(); }
 Tensor causal_mask(std::int64_t n) { return triu(ones({n, n}, DType::boolean), 1); }
 // True marks padding.
-Tensor padding() {
-  return tensor({{0, 0, 0, 1}, {0, 0, 0, 0}, {0, 0, 1, 1}}).to(DType::boolean);
-}
+Tensor padding() { return tensor({{0, 0, 0, 1}, {0, 0, 0, 0}, {0, 0, 1, 1}}).to(DType::boolean); }
 
 nn::TransformerEncoderLayerOptions small() {
   return {.d_model = 4, .nhead = 2, .dim_feedforward = 6, .dropout = 0};
@@ -75,11 +74,11 @@ TEST_CASE("Transformer layers give PyTorch's outputs and gradients") {
                                               .memory_key_padding_mask = to_memory})};
                          });
   nn::TransformerDecoder stack({.layer = small_decoder(), .num_layers = 2, .norm = true});
-  recorded().check_layer("decoder", stack, {source(), memory()}, [&](const One& in) {
-    return One{stack(in[0], in[1], {.tgt_is_causal = true})};
-  });
+  recorded().check_layer("decoder", stack, {source(), memory()},
+                         [&](const One& in) { return One{stack(in[0], in[1], {.tgt_is_causal = true})}; });
 
-  const Tensor q = formula({3, 2, 4}, 64, 2.0), k = formula({5, 2, 4}, 65, 2.0), v = formula({5, 2, 4}, 66, 2.0);
+  const Tensor q = formula({3, 2, 4}, 64, 2.0), k = formula({5, 2, 4}, 65, 2.0),
+               v = formula({5, 2, 4}, 66, 2.0);
   const Tensor hidden = tensor({{0, 0, 1, 0, 1}, {0, 1, 0, 0, 0}}).to(DType::boolean);
   const auto check_attention = [&](const std::string& label, const nn::MultiheadAttentionOptions& o) {
     nn::MultiheadAttention m(o);
@@ -87,8 +86,8 @@ TEST_CASE("Transformer layers give PyTorch's outputs and gradients") {
     recorded().check_layer("mha_" + label, m, {q, k, v},
                            [&](const One& in) { return list(m(in[0], in[1], in[2])); });
     recorded().check_layer("mha_" + label + "_masks", m, {q, k, v}, [&](const One& in) {
-      return list(m(in[0], in[1], in[2],
-                    {.key_padding_mask = hidden, .attn_mask = formula({3, 5}, 67, 3.0)}));
+      return list(
+          m(in[0], in[1], in[2], {.key_padding_mask = hidden, .attn_mask = formula({3, 5}, 67, 3.0)}));
     });
   };
   check_attention("bias_kv", {.embed_dim = 4, .num_heads = 2, .add_bias_kv = true});
@@ -104,8 +103,7 @@ TEST_CASE("is_causal gives what a causal mask gives, with and without added keys
   for (const bool more : {false, true})
     for (const bool need_weights : {false, true}) {
       CAPTURE(more, need_weights);
-      nn::MultiheadAttention m(
-          {.embed_dim = 8, .num_heads = 2, .add_bias_kv = more, .add_zero_attn = more});
+      nn::MultiheadAttention m({.embed_dim = 8, .num_heads = 2, .add_bias_kv = more, .add_zero_attn = more});
       const Tensor by_mask =
           m(x, x, x, {.need_weights = need_weights, .attn_mask = causal_mask(4)}).first.detach();
       const Tensor by_flag = m(x, x, x, {.need_weights = need_weights, .is_causal = true}).first.detach();
@@ -182,8 +180,9 @@ TEST_CASE("Transformer layers and caches report bad input") {
   fails("do not fit a cache of [2, 3, 4, 5]", [&] { cache.append(zeros({1, 3, 1, 5}), kept); });
   fails("do not fit", [&] { cache.append(kept, kept.to(DType::f64)); });
   fails("expected (N, heads, L, E) with one L", [&] { cache.append(kept, zeros({2, 3, 2, 5})); });
-  fails("4 tokens after 1 exceed the capacity of 4",
-        [&] { cache.append(zeros({2, 3, 4, 5}), zeros({2, 3, 4, 5})); });
+  fails("4 tokens after 1 exceed the capacity of 4", [&] {
+    cache.append(zeros({2, 3, 4, 5}), zeros({2, 3, 4, 5}));
+  });
   fails("cannot truncate 1 tokens to 2", [&] { cache.truncate(2); });
   CHECK(cache.length() == 1);
 }

@@ -26,7 +26,8 @@ void count_case(const Golden& g, const OpInfo& op, Line& line) {
   const auto add = [&](Kind kind, bool counts) { line.cells[static_cast<int>(kind)].tests += counts; };
   add(Kind::golden, true);
   add(Kind::gradcheck, op.differentiable && g.generic() && !g.tagged("no_gradcheck") && !g.tagged("empty"));
-  add(Kind::gradgradcheck, op.twice && g.generic() && !g.tagged("no_gradcheck") && !g.tagged("empty"));
+  add(Kind::gradgradcheck, op.twice && g.generic() && !g.tagged("no_gradcheck") &&
+                               !g.tagged("no_gradgradcheck") && !g.tagged("empty"));
   add(Kind::strided, has_tensor(g) && !g.tagged("no_strided"));
   add(Kind::empty, g.tagged("empty"));
   add(Kind::extreme, g.tagged("extreme"));

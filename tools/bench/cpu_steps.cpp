@@ -1,14 +1,12 @@
-// Tapestry's side of tools/bench_cpu. It reads lines `NAME REPEATS` and answers each with REPEATS times in
-// milliseconds. PyTorch's side (cpu_steps.py) runs the same benchmarks and takes turns with this program.
-#include <chrono>
-#include <cstdio>
+// Tapestry's side of tools/bench_cpu. PyTorch's side (cpu_steps.py) runs the same benchmarks and takes turns
+// with this program.
 #include <functional>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "tapestry/tools/bench/models.h"
+#include "tapestry/tools/bench/turns.h"
 
 using namespace tapestry;
 using bench::Cnn;
@@ -73,22 +71,5 @@ int main(int argc, char** argv) {
          w.zero_grad();
        }},
   };
-  std::string name;
-  int repeats;
-  while (std::cin >> name >> repeats) {
-    const auto it = work.find(name);
-    if (it == work.end()) {
-      std::cerr << "unknown work " << name << '\n';
-      return 2;
-    }
-    for (int i = 0; i < repeats; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      it->second();
-      const double ms =
-          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-      std::printf("%.6f ", ms);
-    }
-    std::printf("\n");
-    std::fflush(stdout);
-  }
+  return bench::take_turns(work);
 }

@@ -4,15 +4,13 @@ usage: cpu_steps.py TAPESTRY_PROGRAM [--threads 2] [--rounds 15] [--json FILE]
 """
 import argparse
 import json
-import platform
 import statistics
-import subprocess
-import time
 
 import torch
 from torch import nn
 
 from models import Cnn, Gpt
+from turns import Ours, cpu_name, rest, theirs
 
 
 class Demo(nn.Module):
@@ -93,36 +91,19 @@ def main():
         "op_forward": ({"default": forward}, 10),
         "op_backward": ({"default": backward}, 10),
     }
-    ours = subprocess.Popen([args.program, str(args.threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run_ours(name, repeats):
-        ours.stdin.write(f"{name} {repeats}\n")
-        ours.stdin.flush()
-        line = ours.stdout.readline()
-        if not line.strip():
-            raise SystemExit(f"the program ended while running {name}")
-        return [float(t) for t in line.split()]
-
-    def run_theirs(step, repeats):
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            step()
-            times.append((time.perf_counter() - start) * 1e3)
-        return times
-
+    ours = Ours(args.program, args.threads)
     results = {}
     for name, (variants, repeats) in work.items():
         times = {"tapestry": [], **{f"torch {v}": [] for v in variants}}
-        run_ours(name, repeats)  # warm up
+        ours.run(name, repeats)  # warm up
         for step in variants.values():
-            run_theirs(step, repeats)
+            theirs(step, repeats)
         for _ in range(args.rounds):
-            time.sleep(0.02)  # the other side's OpenMP threads stop spinning in this time
-            times["tapestry"] += run_ours(name, repeats)
+            rest()
+            times["tapestry"] += ours.run(name, repeats)
             for v, step in variants.items():
-                time.sleep(0.02)
-                times[f"torch {v}"] += run_theirs(step, repeats)
+                rest()
+                times[f"torch {v}"] += theirs(step, repeats)
         # If an OpenMP thread is preempted, a step takes milliseconds longer. The first quartile of the times shows the
         # cost of the code; the median also contains the effect of other load on this machine.
         rows = {k: {"median": statistics.median(t), "fast_quartile": statistics.quantiles(t, n=4)[0]}
@@ -132,11 +113,9 @@ def main():
                          "speedup_median": rows[best]["median"] / rows["tapestry"]["median"],
                          "speedup_fast_quartile": min(rows[k]["fast_quartile"] for k in rows if k != "tapestry")
                          / rows["tapestry"]["fast_quartile"]}
-    ours.stdin.close()
-    ours.wait()
+    ours.close()
 
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-               platform.processor())
+    cpu = cpu_name()
     print(f"PyTorch {torch.__version__}, {args.threads} threads, {cpu}, {args.rounds} interleaved rounds")
     print("| work | Tapestry ms (median / fast quartile) | PyTorch ms, its faster layout | ratio (median / fast quartile) |")
     print("|---|---|---|---|")

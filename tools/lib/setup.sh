@@ -102,6 +102,8 @@ is_present() {
     libcli11-dev) have_header CLI/CLI.hpp ;;
     libasio-dev) have_header asio/ip/tcp.hpp ;;
     libgloo-dev) have_header gloo/config.h ;;
+    libpng-dev) have_header png.h ;;
+    libjpeg-dev) have_header jpeglib.h ;;
     iproute2) have_command ip ;;
     catch2) have_header catch2/catch.hpp || have_header catch2/catch_all.hpp ;;
     dataset-fashion-mnist) [[ -e $sysroot/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz ]] ;;

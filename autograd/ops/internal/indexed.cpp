@@ -286,9 +286,12 @@ Tensor stepped_backward(const Tensor& g, const std::vector<ViewStep>& steps, con
 }
 
 Tensor taken_backward(const Tensor& g, const Selection& s, const Shape& sizes) {
-  const Tensor from = g.sizes() == s.sizes ? g : reshape(g.detach(), s.sizes);
+  const bool any = s.sizes.numel() > 0;
+  const Tensor from = !any || g.sizes() == s.sizes ? g : reshape(g.detach(), s.sizes);
   Tensor dx;
-  if (s.unique) {
+  if (!any) {
+    dx = zeros(sizes, {g.dtype(), g.device()});
+  } else if (s.unique) {
     dx = zeros(sizes, {g.dtype(), g.device()});
     write_at(nullptr, dx, s, from);
   } else {
