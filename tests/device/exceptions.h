@@ -18,6 +18,8 @@ constexpr const char* kOnHost = "autograd/ops/ctc.h says that CTC runs on CPUs o
 
 constexpr const char* kLowered = "autograd/ops/conv_maps.cpp computes volumes by conv2d's kernels";
 
+constexpr const char* kLinalg = "autograd/ops/linalg.h says that CUDA tensors are computed on the host";
+
 inline constexpr Exception kExceptions[] = {
     {"conv2d", kBF16, kWithMixedPrecision},
     {"conv2d_backward_input", kBF16, kWithMixedPrecision},
@@ -27,6 +29,13 @@ inline constexpr Exception kExceptions[] = {
     {"conv3d_backward_weight", kF32, kLowered},
     {"ctc_loss", kF32, kOnHost},
     {"ctc_loss_backward", kF32, kOnHost},
+    {"linalg.solve", kF32, kLinalg},
+    {"linalg.det", kF32, kLinalg},
+    {"linalg.solve_triangular", kF32, kLinalg},
+    {"linalg.cholesky", kF32, kLinalg},
+    {"linalg.qr", kF32, kLinalg},
+    {"linalg.svd", kF32, kLinalg},
+    {"linalg.eigh", kF32, kLinalg},
 };
 
 }  // namespace device_tests
