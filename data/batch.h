@@ -51,7 +51,7 @@ constexpr int tensors_within_parts(std::type_identity<std::tuple<Parts...>>) {
 
 template <class B>
 constexpr int tensors_within() {
-  if constexpr (std::is_same_v<B, Tensor>) return 1;
+  if constexpr (std::is_same_v<B, Tensor> || std::is_same_v<B, Example>) return 1;
   else if constexpr (std::is_arithmetic_v<B> || std::is_enum_v<B> || std::is_same_v<B, std::string>) return 0;
   else if constexpr (structure::is_a<B, std::vector> || structure::is_a<B, std::optional>)
     return tensors_within<typename B::value_type>();
@@ -266,7 +266,12 @@ struct DefaultBatch {
 /// Calls fn(tensor) for each tensor of a batch. fn may replace the tensor.
 template <class B, class F>
 void for_tensors(B& batch, const F& fn) {
-  structure::for_each<Tensor>(batch, fn);
+  if constexpr (std::is_same_v<B, Example>) {  // spares most programs the templates that take structs apart
+    fn(batch.input);
+    fn(batch.target);
+  } else {
+    structure::for_each<Tensor>(batch, fn);
+  }
 }
 /// True if B has tensors, and for_tensors() finds all of them: B is a Tensor, or made of tensors, numbers and
 /// text by vectors, arrays, optionals, pairs, tuples, maps and plain structs.

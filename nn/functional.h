@@ -91,4 +91,13 @@ inline Tensor unfold(const Tensor& x, const FoldParams& params) { return im2col(
 inline Tensor fold(const Tensor& x, Pair output_size, const FoldParams& params) {
   return col2im(x, output_size, params);
 }
+
+/// See nn::Bilinear. a is (..., in1), b (..., in2), weight (out, in1, in2), bias (out) or undefined. Returns
+/// (..., out). Throws ValueError if the shapes do not fit.
+Tensor bilinear(const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias = {});
+/// Adds Gumbel noise to the logits, divides by tau and takes the softmax along `dim`: a sample that is
+/// differentiable (Jang, Gu and Poole, "Categorical reparameterization with Gumbel-softmax", 2017). If
+/// `hard`, the result is one-hot, and its gradient is that of the soft sample. Throws ValueError unless tau >
+/// 0, and TypeError for dtypes that are not floating.
+Tensor gumbel_softmax(const Tensor& logits, double tau = 1, bool hard = false, std::int64_t dim = -1);
 }  // namespace tapestry::nn::functional

@@ -141,8 +141,8 @@ Parameter Module::exchange_param(const std::string& name, const Parameter& slot)
 }
 
 void Module::remove_child(const std::string& name) {
-  const auto it = std::find_if(children_.begin(), children_.end(),
-                               [&](const ChildEntry& c) { return c.name == name; });
+  const auto it =
+      std::find_if(children_.begin(), children_.end(), [&](const ChildEntry& c) { return c.name == name; });
   if (it == children_.end()) return;
   const std::shared_ptr<Module> removed = it->module;
   children_.erase(it);

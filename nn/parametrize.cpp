@@ -102,11 +102,11 @@ void register_parametrization(Module& module, const std::string& name,
     result = parametrization->compute(tensors);
   }
   tapestry::detail::check_defined(op, result, "the computed parameter");
-  check(result.sizes() == value.sizes() && result.dtype() == value.dtype() &&
-            result.device() == value.device(),
-        "[", op, "] '", name, "' is a ", value.dtype(), " tensor of shape ", value.sizes(), " on ",
-        value.device(), ", and ", parametrization->type_name(), " computes a ", result.dtype(),
-        " tensor of shape ", result.sizes(), " on ", result.device(), "; they must agree");
+  check(
+      result.sizes() == value.sizes() && result.dtype() == value.dtype() && result.device() == value.device(),
+      "[", op, "] '", name, "' is a ", value.dtype(), " tensor of shape ", value.sizes(), " on ",
+      value.device(), ", and ", parametrization->type_name(), " computes a ", result.dtype(),
+      " tensor of shape ", result.sizes(), " on ", result.device(), "; they must agree");
   std::vector<Parameter> originals;
   bool kept = false;
   for (const Tensor& t : tensors) {
@@ -134,7 +134,8 @@ void remove_parametrizations(Module& module, const std::string& name, bool leave
     check(p.replicas() == 1, "[", op, "] '", name, "' has ", p.replicas(),
           " replicas; destroy the DataParallel of this module first, or call unreplicate()");
   check(leave_parametrized || originals.size() == 1, "[", op, "] '", name, "' is computed from ",
-        originals.size(), " originals, so none of them can become the parameter; use leave_parametrized = true");
+        originals.size(),
+        " originals, so none of them can become the parameter; use leave_parametrized = true");
   Parameter slot = originals[0];
   if (leave_parametrized) {
     const NoGradGuard no_grad;

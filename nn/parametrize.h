@@ -9,8 +9,8 @@
 
 namespace tapestry::nn {
 
-/// Computes a parameter from one or more trained tensors, its originals. Derive from it for a parametrization of
-/// your own. It is a module: buffers that compute() keeps are saved, and train() and eval() reach it.
+/// Computes a parameter from one or more trained tensors, its originals. Derive from it for a parametrization
+/// of your own. It is a module: buffers that compute() keeps are saved, and train() and eval() reach it.
 class Parametrization : public Module {
  public:
   /// Returns the parameter. Called in each forward of the module, with gradients.
@@ -22,14 +22,14 @@ class Parametrization : public Module {
 
 /// Replaces the parameter `name` of a module by one that `parametrization` computes, as PyTorch's
 /// torch.nn.utils.parametrize.register_parametrization does. The originals become parameters with PyTorch's
-/// names: `parametrizations.weight.original`, or `original0`, `original1`, ... if there are several. Buffers of
-/// the parametrization are named `parametrizations.weight.0.<buffer>`. parameters() and state_dict() contain
-/// the originals, and not the computed parameter.
+/// names: `parametrizations.weight.original`, or `original0`, `original1`, ... if there are several. Buffers
+/// of the parametrization are named `parametrizations.weight.0.<buffer>`. parameters() and state_dict()
+/// contain the originals, and not the computed parameter.
 ///
-/// The module computes the parameter once per call, before forward(). Between calls, `module.weight` computes it
-/// on each read. So load_state_dict(), optimizers, replicas and DDP work with the originals alone. An original
-/// that right_inverse() returns unchanged stays the slot that it was, so optimizers that have it stay valid.
-/// Another module that shares the parameter keeps the original.
+/// The module computes the parameter once per call, before forward(). Between calls, `module.weight` computes
+/// it on each read. So load_state_dict(), optimizers, replicas and DDP work with the originals alone. An
+/// original that right_inverse() returns unchanged stays the slot that it was, so optimizers that have it
+/// stay valid. Another module that shares the parameter keeps the original.
 ///
 /// Throws ValueError, and changes nothing, if there is no such parameter, if it has several replicas or a
 /// parametrization already, or if compute() gives a tensor of another shape, dtype or device.
@@ -40,15 +40,16 @@ void register_parametrization(Module& module, const std::string& name,
 bool is_parametrized(const Module& module, const std::string& name = "weight");
 
 /// Ends the parametrization. The parameter keeps the value that it has now, as a parameter of its own. With a
-/// single original and leave_parametrized = false, the original becomes the parameter. A single original stays
-/// the slot that it was. Throws ValueError if the parameter has no parametrization, or if leave_parametrized is
-/// false and there are several originals.
+/// single original and leave_parametrized = false, the original becomes the parameter. A single original
+/// stays the slot that it was. Throws ValueError if the parameter has no parametrization, or if
+/// leave_parametrized is false and there are several originals.
 void remove_parametrizations(Module& module, const std::string& name = "weight",
                              bool leave_parametrized = true);
 
-/// Weight normalisation (Salimans and Kingma 2016): the parameter is g v / ||v||. Its originals are original0, the
-/// norms g, and original1, the directions v. There is one norm per index of dimension `dim`, computed over all
-/// other dimensions; without a dim, there is one norm of the whole tensor. Returns the module.
+/// Weight normalisation (Salimans and Kingma 2016): the parameter is g v / ||v||. Its originals are
+/// original0, the norms g, and original1, the directions v. There is one norm per index of dimension `dim`,
+/// computed over all other dimensions; without a dim, there is one norm of the whole tensor. Returns the
+/// module.
 Module& weight_norm(Module& module, const std::string& name = "weight", std::optional<int> dim = 0);
 
 struct SpectralNormOptions {
@@ -57,9 +58,9 @@ struct SpectralNormOptions {
   std::optional<int> dim = {};  ///< the rows of the matrix; absent: 1 for a ConvTranspose layer, else 0
 };
 /// Spectral normalisation (Miyato et al. 2018): the parameter is divided by its largest singular value, as a
-/// matrix whose rows are dimension `dim`. In training, each call improves the estimates of the singular vectors,
-/// the buffers _u and _v, by power iterations. They begin as random vectors, improved by 15 iterations. A 1-d
-/// parameter is divided by its norm. Returns the module.
+/// matrix whose rows are dimension `dim`. In training, each call improves the estimates of the singular
+/// vectors, the buffers _u and _v, by power iterations. They begin as random vectors, improved by 15
+/// iterations. A 1-d parameter is divided by its norm. Returns the module.
 Module& spectral_norm(Module& module, const std::string& name = "weight",
                       const SpectralNormOptions& options = {});
 

@@ -27,14 +27,15 @@ using namespace tapestry;
 
 namespace {
 
-constexpr double kGoal = 475;   // Gymnasium's reward_threshold of CartPole-v1; the maximum is 500
-constexpr int kNotReached = 3;  // exit status
+constexpr double kGoal = 475;              // Gymnasium's reward_threshold of CartPole-v1; the maximum is 500
+constexpr std::int64_t kTestEvery = 1024;  // steps
+constexpr int kNotReached = 3;             // exit status
 
 struct Options {
   std::uint64_t seed = 1;
   std::int64_t steps = 60'000, batch_size = 64, memory = 50'000, warmup = 1000;
-  std::int64_t train_every = 256, updates = 128, target_every = 10;
-  double lr = 0.0023, discount = 0.99, epsilon = 0.04, explore = 0.16;
+  std::int64_t train_every = 32, updates = 16, target_every = 100;
+  double lr = 0.0005, discount = 0.99, epsilon = 0.04, explore = 0.16;
   int test_episodes = 100;
   std::string save;
 };
@@ -149,7 +150,7 @@ int train(const Options& o) {
       update(network, target, optimizer, memory.sample(o.batch_size), o.discount);
       if (++updates % o.target_every == 0) target.load_state_dict(network.state_dict());
     }
-    if (step % (4 * o.train_every) != 0) continue;
+    if (step % kTestEvery >= o.train_every) continue;
     // Other start states than those of the final test.
     tested = test(network, o.seed + 2, 50);
     std::printf("step %lld  epsilon %.2f  mean return %.1f of the best actions over 50 episodes\n",

@@ -45,8 +45,8 @@ class Updated {
   const Tensor dense_;
 };
 
-// Throws ValueError unless x's shape ends in `normalized_shape`, and the operands, which may be undefined, have
-// that shape and x's dtype and device.
+// Throws ValueError unless x's shape ends in `normalized_shape`, and the operands, which may be undefined,
+// have that shape and x's dtype and device.
 void check_normalized(const Op& op, const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
                       const Tensor& bias = {}) {
   detail::check_defined(op.name, x);
@@ -223,8 +223,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
   const DType sums = accumulation_dtype(x.dtype());
   const double used_eps = eps.value_or(sums == DType::f64 ? 0x1p-52 : 0x1p-23);
   const Tensor input = raw_contiguous(x), scale = contiguous_or_undefined(weight);
-  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}),
-               inv_rms = empty({rows}, {sums, x.device()});
+  const Tensor y = empty(x.sizes(), {x.dtype(), x.device()}), inv_rms = empty({rows}, {sums, x.device()});
   if (y.numel() > 0)
     kernels::rms_norm(x.device(), x.dtype(),
                       {.rows = rows,
@@ -236,40 +235,39 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& we
                        .inv_std = inv_rms});
 
   if (autograd::recording(x, weight))
-    autograd::record(kRmsNorm, y, {&x, &weight},
-                     [x = autograd::save(x), inv_rms = autograd::save(inv_rms),
-                      weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-                      weighted = weight.defined(), normalized_shape, rows, cols, used_eps](Backward& b) {
-                       if (b.create_graph()) {
-                         const Tensor t = b.saved(x), &g = b.grad();
-                         Dims last, others;
-                         for (int d = 0; d < t.dim(); ++d)
-                           (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
-                         const Tensor scale = rsqrt(add(mean(square(t), last, true), used_eps)),
-                                      result = t * scale;
-                         const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
-                         return set_by_operations(
-                             b, result, [&] { return scale * (gx - result * mean(mul(gx, result), last, true)); },
-                             others, normalized_shape, 2);
-                       }
-                       const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
-                       const Tensor dx = b.needs(0) ? empty(g.sizes(), {g.dtype(), g.device()}) : Tensor();
-                       const Tensor dweight = b.needs(1) ? autograd::sums_of(g, normalized_shape) : Tensor();
-                       const Tensor scale =
-                           weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
-                       if (g.numel() > 0)
-                         kernels::rms_norm_backward(g.device(), g.dtype(),
-                                                    {.rows = rows,
-                                                     .cols = cols,
-                                                     .dy = g,
-                                                     .x = input,
-                                                     .inv_std = b.saved(inv_rms),
-                                                     .weight = scale,
-                                                     .dx = dx,
-                                                     .dweight = dweight});
-                       b.set(0, dx);
-                       b.set(1, dweight);
-                     });
+    autograd::record(
+        kRmsNorm, y, {&x, &weight},
+        [x = autograd::save(x), inv_rms = autograd::save(inv_rms),
+         weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
+         weighted = weight.defined(), normalized_shape, rows, cols, used_eps](Backward& b) {
+          if (b.create_graph()) {
+            const Tensor t = b.saved(x), &g = b.grad();
+            Dims last, others;
+            for (int d = 0; d < t.dim(); ++d)
+              (d < t.dim() - normalized_shape.size() ? others : last).push_back(d);
+            const Tensor scale = rsqrt(add(mean(square(t), last, true), used_eps)), result = t * scale;
+            const Tensor gx = weighted && b.needs(0) ? g * b.saved(weight) : g;
+            return set_by_operations(
+                b, result, [&] { return scale * (gx - result * mean(mul(gx, result), last, true)); }, others,
+                normalized_shape, 2);
+          }
+          const Tensor g = raw_contiguous(b.grad()), input = raw_contiguous(b.saved(x));
+          const Tensor dx = b.needs(0) ? empty(g.sizes(), {g.dtype(), g.device()}) : Tensor();
+          const Tensor dweight = b.needs(1) ? autograd::sums_of(g, normalized_shape) : Tensor();
+          const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
+          if (g.numel() > 0)
+            kernels::rms_norm_backward(g.device(), g.dtype(),
+                                       {.rows = rows,
+                                        .cols = cols,
+                                        .dy = g,
+                                        .x = input,
+                                        .inv_std = b.saved(inv_rms),
+                                        .weight = scale,
+                                        .dx = dx,
+                                        .dweight = dweight});
+          b.set(0, dx);
+          b.set(1, dweight);
+        });
   return y;
 }
 

@@ -22,9 +22,9 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
                   const Tensor& bias = {}, double eps = 1e-5);
 
 /// Computes root-mean-square normalisation (Zhang and Sennrich 2019) over the last dimensions:
-/// x / sqrt(mean(x^2) + eps) * weight. These dimensions have shape `normalized_shape`. weight has that shape or
-/// is undefined. Without an eps, it is the machine epsilon of the dtype in which sums are computed: 2^-52 for
-/// f64 and 2^-23 for the others. Throws ValueError unless x's shape ends in `normalized_shape`.
+/// x / sqrt(mean(x^2) + eps) * weight. These dimensions have shape `normalized_shape`. weight has that shape
+/// or is undefined. Without an eps, it is the machine epsilon of the dtype in which sums are computed: 2^-52
+/// for f64 and 2^-23 for the others. Throws ValueError unless x's shape ends in `normalized_shape`.
 Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight = {},
                 std::optional<double> eps = {});
 

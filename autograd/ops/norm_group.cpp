@@ -56,41 +56,40 @@ Tensor normalize_groups(const Op& op, const Tensor& x, std::int64_t groups, cons
   if (stats) *stats = {mean, var};
 
   if (autograd::recording(x, weight, bias))
-    autograd::record(op, y, {&x, &weight, &bias},
-                     [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
-                      weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
-                      weighted = weight.defined(), s, format, eps](Backward& b) {
-                       if (b.create_graph()) {
-                         const Tensor t = b.saved(x), &g = b.grad();
-                         Shape channels = Shape::filled(t.dim(), 1);
-                         channels[1] = s.c;
-                         Dims others = {0};
-                         for (int d = 2; d < t.dim(); ++d) others.push_back(d);
-                         const Shape rows = {s.n, s.groups, s.c / s.groups * s.l};
-                         const NormalizationByOperations n(reshape(t, rows), {2}, eps);
-                         const Tensor gx = weighted && b.needs(0) ? g * reshape(b.saved(weight), channels) : g;
-                         return autograd::set_by_operations(
-                             b, reshape(n.result, t.sizes()),
-                             [&] { return reshape(n.gradient(reshape(gx, rows)), t.sizes()); }, others, {s.c});
-                       }
-                       const Tensor g = raw_contiguous(b.grad(), format),
-                                    input = raw_contiguous(b.saved(x), format);
-                       const NormGradients d(b, g, format, {s.c});
-                       const Tensor scale =
-                           weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
-                       if (g.numel() > 0)
-                         kernels::group_norm_backward(g.device(), g.dtype(),
-                                                      {.shape = s,
-                                                       .dy = g,
-                                                       .x = input,
-                                                       .mean = b.saved(mean),
-                                                       .inv_std = b.saved(inv_std),
-                                                       .weight = scale,
-                                                       .dx = d.dx,
-                                                       .dweight = d.dweight,
-                                                       .dbias = d.dbias});
-                       d.set(b);
-                     });
+    autograd::record(
+        op, y, {&x, &weight, &bias},
+        [x = autograd::save(x), mean = autograd::save(mean), inv_std = autograd::save(inv_std),
+         weight = weight.defined() ? save_if(x, weight) : autograd::SavedTensor(),
+         weighted = weight.defined(), s, format, eps](Backward& b) {
+          if (b.create_graph()) {
+            const Tensor t = b.saved(x), &g = b.grad();
+            Shape channels = Shape::filled(t.dim(), 1);
+            channels[1] = s.c;
+            Dims others = {0};
+            for (int d = 2; d < t.dim(); ++d) others.push_back(d);
+            const Shape rows = {s.n, s.groups, s.c / s.groups * s.l};
+            const NormalizationByOperations n(reshape(t, rows), {2}, eps);
+            const Tensor gx = weighted && b.needs(0) ? g * reshape(b.saved(weight), channels) : g;
+            return autograd::set_by_operations(
+                b, reshape(n.result, t.sizes()),
+                [&] { return reshape(n.gradient(reshape(gx, rows)), t.sizes()); }, others, {s.c});
+          }
+          const Tensor g = raw_contiguous(b.grad(), format), input = raw_contiguous(b.saved(x), format);
+          const NormGradients d(b, g, format, {s.c});
+          const Tensor scale = weighted && b.needs(0) ? raw_contiguous(b.saved(weight)) : Tensor();
+          if (g.numel() > 0)
+            kernels::group_norm_backward(g.device(), g.dtype(),
+                                         {.shape = s,
+                                          .dy = g,
+                                          .x = input,
+                                          .mean = b.saved(mean),
+                                          .inv_std = b.saved(inv_std),
+                                          .weight = scale,
+                                          .dx = d.dx,
+                                          .dweight = d.dweight,
+                                          .dbias = d.dbias});
+          d.set(b);
+        });
   return y;
 }
 
@@ -125,7 +124,8 @@ Tensor instance_norm(const Tensor& x, const Tensor& running_mean, const Tensor& 
   check(running_mean.defined() == running_var.defined(),
         "[instance_norm] one of running_mean and running_var is undefined; give both or neither");
   if (!use_input_stats) {
-    check(running_mean.defined(), "[instance_norm] use_input_stats = false needs running_mean and running_var");
+    check(running_mean.defined(),
+          "[instance_norm] use_input_stats = false needs running_mean and running_var");
     return batch_norm(x, running_mean, running_var, weight, bias, false, momentum, eps);
   }
   std::int64_t count = 1;

@@ -1,6 +1,7 @@
 #include "tapestry/autograd/ops/search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "tapestry/autograd/ops/creation.h"
@@ -136,6 +137,30 @@ Tensor bincount(const Tensor& x, const Tensor& weights, std::int64_t minlength) 
 }
 Tensor Tensor::bincount(const Tensor& weights, std::int64_t minlength) const {
   return tapestry::bincount(*this, weights, minlength);
+}
+
+Tensor histc(const Tensor& x, std::int64_t bins, double low, double high) {
+  detail::check_defined("histc", x);
+  check<TypeError>(is_floating(x.dtype()), "[histc] does not take ", x.dtype(),
+                   "; convert it to a floating dtype");
+  check(bins > 0, "[histc] bins is ", bins, "; give 1 or more");
+  const NoGradGuard no_grad;
+  const DType dtype = autograd::accumulation_dtype(x.dtype());
+  const Tensor all = x.detach().reshape(-1).to(dtype);
+  if (low == high && all.numel() > 0) {
+    low = amin(all).item();
+    high = amax(all).item();
+  }
+  check(std::isfinite(low) && std::isfinite(high) && low <= high, "[histc] the range is ", low, " to ", high,
+        "; give finite bounds in ascending order");
+  if (low == high) {
+    low -= 1;
+    high += 1;
+  }
+  const Tensor edges = linspace(low, high, bins + 1, {dtype, x.device()});
+  const Tensor inside = all.masked_select(all.ge(edges[0]).logical_and(all.le(edges[bins])));
+  const Tensor index = bucketize(inside, edges, false, true).sub(1).clamp({}, bins - 1);
+  return bincount(index, {}, bins).to(x.dtype());
 }
 
 }  // namespace tapestry

@@ -35,4 +35,10 @@ Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool out_int32 
 /// other shapes. The host waits for a GPU, because the size of y depends on x.
 Tensor bincount(const Tensor& x, const Tensor& weights = {}, std::int64_t minlength = 0);
 
+/// Counts the elements of x in `bins` intervals of equal width from `low` to `high`, as x's dtype. The last
+/// interval includes `high`. Elements outside, and NaN, are not counted. If low = high, they are the smallest
+/// and the largest element. The edges are those of linspace(). Floating dtypes. Throws ValueError unless bins
+/// > 0 and low <= high are finite. The host waits for a GPU.
+Tensor histc(const Tensor& x, std::int64_t bins = 100, double low = 0, double high = 0);
+
 }  // namespace tapestry

@@ -251,7 +251,7 @@ struct BackwardPass {
   void channels_last(const LaunchContext& context) const {
     const std::int64_t chunks = pieces(s.l, kChunkRows);
     const Scratch<C> parts(context.device, s.n * chunks * 2 * s.c);
-    // Calls f(sample, first row, end row, chunk) for each chunk, with memory for four numbers per channel.
+    // Calls f(sample, first row, end row, chunk) for each chunk, with memory for five numbers per channel.
     const auto over_chunks = [&](const auto& f) {
       parallel_for(s.n * chunks, grain_of(2 * kChunkRows * s.c), [&](std::int64_t begin, std::int64_t end) {
         const Scratch<C> memory(context.device, 5 * s.c);
@@ -267,19 +267,18 @@ struct BackwardPass {
         means[c] = mean[g], invs[c] = inv_std[g];
       }
     };
-    over_chunks(
-        [&](std::int64_t n, std::int64_t row, std::int64_t end, std::int64_t chunk, C* const memory) {
-          C *const means = memory, *const invs = memory + s.c;
-          expand(n, means, invs);
-          C *const all = parts.data() + chunk * 2 * s.c, *const along = all + s.c;
-          std::fill_n(all, 2 * s.c, C(0));
-          for (std::int64_t r = row; r < end; ++r)
-            for (std::int64_t c = 0; c < s.c; ++c) {
-              const C g = load(dy[r * s.c + c]);
-              all[c] += g;
-              along[c] += g * ((load(x[r * s.c + c]) - means[c]) * invs[c]);
-            }
-        });
+    over_chunks([&](std::int64_t n, std::int64_t row, std::int64_t end, std::int64_t chunk, C* const memory) {
+      C *const means = memory, *const invs = memory + s.c;
+      expand(n, means, invs);
+      C *const all = parts.data() + chunk * 2 * s.c, *const along = all + s.c;
+      std::fill_n(all, 2 * s.c, C(0));
+      for (std::int64_t r = row; r < end; ++r)
+        for (std::int64_t c = 0; c < s.c; ++c) {
+          const C g = load(dy[r * s.c + c]);
+          all[c] += g;
+          along[c] += g * ((load(x[r * s.c + c]) - means[c]) * invs[c]);
+        }
+    });
     for (std::int64_t n = 0; n < s.n; ++n)
       for (std::int64_t c = 0; c < s.c; ++c) {
         double all = 0, along = 0;
@@ -294,17 +293,17 @@ struct BackwardPass {
     const Scratch<Means> group_means(context.device, s.n * s.groups);
     for (std::int64_t g = 0; g < s.n * s.groups; ++g) group_means.data()[g] = means_of(g);
     over_chunks([&](std::int64_t n, std::int64_t row, std::int64_t end, std::int64_t, C* const memory) {
-      C *const means = memory, *const invs = means + s.c, *const slope = invs + s.c,
-               *const offset = slope + s.c, *const along = offset + s.c;
+      C *const means = memory, *const invs = means + s.c, *const scale = invs + s.c, *const all = scale + s.c,
+               *const along = all + s.c;
       expand(n, means, invs);
       for (std::int64_t c = 0; c < s.c; ++c) {
         const Means& of = group_means.data()[n * s.groups + c / width];
-        slope[c] = invs[c] * scale_of(c), offset[c] = invs[c] * of.plain, along[c] = invs[c] * of.along;
+        scale[c] = scale_of(c), all[c] = of.plain, along[c] = of.along;
       }
       for (std::int64_t r = row; r < end; ++r)
         for (std::int64_t c = 0; c < s.c; ++c)
-          dx[r * s.c + c] = T(slope[c] * load(dy[r * s.c + c]) - offset[c] -
-                              (load(x[r * s.c + c]) - means[c]) * invs[c] * along[c]);
+          dx[r * s.c + c] = T(invs[c] * (load(dy[r * s.c + c]) * scale[c] - all[c] -
+                                         (load(x[r * s.c + c]) - means[c]) * invs[c] * along[c]));
     });
   }
 

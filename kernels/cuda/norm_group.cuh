@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 1)) group_norm_
       float weight[V], bias[V], y[V];
       read_channels<kLast>(a.weight, place.channel(at), 1.0f, weight);
       read_channels<kLast>(a.bias, place.channel(at), 0.0f, bias);
-      UNROLL for (int v = 0; v < V; ++v) y[v] =
-          (load(packs[b].v[v]) - mean) * inv_std * weight[v] + bias[v];
+      UNROLL for (int v = 0; v < V; ++v) y[v] = (load(packs[b].v[v]) - mean) * inv_std * weight[v] + bias[v];
       store_pack(a.y + place.offset(at), y);
     }
   }
@@ -154,7 +153,8 @@ __device__ __forceinline__ void sum_planes(const GroupPlace<false, V>& place, co
   const int length = (s.l + s.split - 1) / s.split;
   for (int item = warp; item < s.width * s.split; item += kGroupWarps) {
     const int channel = item / s.split, first = (item - channel * s.split) * length;
-    const int begin = channel * s.l + std::min(first, s.l), end = channel * s.l + std::min(first + length, s.l);
+    const int begin = channel * s.l + std::min(first, s.l),
+              end = channel * s.l + std::min(first + length, s.l);
     float sums[2] = {};
     for (int i = begin + lane; i < end; i += kBatch * 32) {
       Pack<T, V> x[kBatch], dy[kBatch];
@@ -239,7 +239,8 @@ __device__ __forceinline__ void sum_columns(const GroupPlace<true, V>& place, co
 }
 
 template <class T, int V, bool kLast>
-__global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 2)) group_norm_backward_groups(GroupNormGrads<T> a) {
+__global__ void __launch_bounds__(kGroupThreads, group_blocks(V, 2))
+    group_norm_backward_groups(GroupNormGrads<T> a) {
   SHARED(float, warps, [2][kGroupWarps]);
   const GroupPlace<kLast, V> place(a.sizes);
   const int thread = static_cast<int>(threadIdx.x), size = place.size();
@@ -322,9 +323,8 @@ void launch_group_norm(const LaunchContext& context, const GroupNormArgs& s) {
                                                    .mean = s.mean.as<float>(),
                                                    .inv_std = s.inv_std.as<float>(),
                                                    .var = s.var.as<float>()};
-                        launch(&group_norm_groups<T, V, kLast>,
-                               static_cast<unsigned>(shape.n * shape.groups), kGroupThreads, 0,
-                               stream_of(context), a);
+                        launch(&group_norm_groups<T, V, kLast>, static_cast<unsigned>(shape.n * shape.groups),
+                               kGroupThreads, 0, stream_of(context), a);
                       });
 }
 
@@ -333,20 +333,19 @@ void launch_group_norm_backward(const LaunchContext& context, const GroupNormBac
   const GroupNormShape& shape = s.shape;
   if (shape.n * shape.c * shape.l == 0) return;
   const Scratch<float> parts(context.device, 2 * shape.n * shape.c);
-  with_group_packs<T>(shape, {s.x.address(), s.dy.address(), s.dx.address(), s.weight.address()},
-                      [&]<int V, bool kLast>() {
-                        const GroupNormGrads<T> a{.sizes = group_sizes<V>(shape),
-                                                  .dy = s.dy.as<T>(),
-                                                  .x = s.x.as<T>(),
-                                                  .weight = s.weight.as<T>(),
-                                                  .mean = s.mean.as<float>(),
-                                                  .inv_std = s.inv_std.as<float>(),
-                                                  .dx = s.dx.as<T>(),
-                                                  .parts = parts.data()};
-                        launch(&group_norm_backward_groups<T, V, kLast>,
-                               static_cast<unsigned>(shape.n * shape.groups), kGroupThreads, 0,
-                               stream_of(context), a);
-                      });
+  with_group_packs<T>(
+      shape, {s.x.address(), s.dy.address(), s.dx.address(), s.weight.address()}, [&]<int V, bool kLast>() {
+        const GroupNormGrads<T> a{.sizes = group_sizes<V>(shape),
+                                  .dy = s.dy.as<T>(),
+                                  .x = s.x.as<T>(),
+                                  .weight = s.weight.as<T>(),
+                                  .mean = s.mean.as<float>(),
+                                  .inv_std = s.inv_std.as<float>(),
+                                  .dx = s.dx.as<T>(),
+                                  .parts = parts.data()};
+        launch(&group_norm_backward_groups<T, V, kLast>, static_cast<unsigned>(shape.n * shape.groups),
+               kGroupThreads, 0, stream_of(context), a);
+      });
   if (!s.dweight && !s.dbias) return;
   const int count = row_length("group_norm", shape.n), channels = row_length("group_norm", shape.c);
   launch(&add_row_parts<T>, norm_blocks(s.dbias ? 2 * shape.c : shape.c, 32), {32, part_threads(count)}, 0,

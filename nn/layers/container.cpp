@@ -18,7 +18,8 @@ Module& ModuleListBase::operator[](std::int64_t index) const {
 namespace {
 template <class Entries>
 auto* find_in(const Entries& entries, const std::string& name) {
-  const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.first == name; });
+  const auto it =
+      std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.first == name; });
   return it == entries.end() ? nullptr : it->second;
 }
 template <class Entries>

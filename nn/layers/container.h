@@ -141,9 +141,9 @@ class ModuleDict : public Module {
   auto begin() const { return modules_.begin(); }  // iterates over std::pair<std::string, Module*>
   auto end() const { return modules_.end(); }
 
-  /// Creates a module of type T as Module::add does, adds it under this name and returns it. Throws ValueError if the name is
-  /// taken, is empty or contains a dot: unlike in PyTorch, a module cannot be replaced, because others may
-  /// refer to it.
+  /// Creates a module of type T as Module::add does, adds it under this name and returns it. Throws
+  /// ValueError if the name is taken, is empty or contains a dot: unlike in PyTorch, a module cannot be
+  /// replaced, because others may refer to it.
   template <HasOptions T>
   T& insert(const std::string& name, typename T::Options options) {
     return insert(name, std::make_shared<T>(std::move(options)));
@@ -179,8 +179,8 @@ class ParameterList : public Module {
   auto begin() const { return slots_.begin(); }  // iterates over Parameter*
   auto end() const { return slots_.end(); }
 
-  /// Appends a new parameter with this tensor, as Module::param does, and returns it. Throws ValueError if the
-  /// tensor is undefined.
+  /// Appends a new parameter with this tensor, as Module::param does, and returns it. Throws ValueError if
+  /// the tensor is undefined.
   Parameter& append(const Tensor& init);
   /// Appends an existing slot, to tie weights.
   Parameter& append(const Parameter& shared);
@@ -203,8 +203,8 @@ class ParameterDict : public Module {
   auto begin() const { return slots_.begin(); }  // iterates over std::pair<std::string, Parameter*>
   auto end() const { return slots_.end(); }
 
-  /// Adds a new parameter with this tensor and returns it. Throws ValueError if the tensor is undefined, or if
-  /// the name is taken, is empty or contains a dot.
+  /// Adds a new parameter with this tensor and returns it. Throws ValueError if the tensor is undefined, or
+  /// if the name is taken, is empty or contains a dot.
   Parameter& insert(const std::string& name, const Tensor& init);
   /// Adds an existing slot, to tie weights.
   Parameter& insert(const std::string& name, const Parameter& shared);

@@ -16,7 +16,8 @@ const BatchNormOptions<kDims>& checked(const BatchNormOptions<kDims>& o) {
   return o;
 }
 void check_normalized_shape(const char* layer, const Shape& sizes) {
-  check(!sizes.empty(), "[", layer, "] normalized_shape is empty; set it to the sizes of the last dimensions");
+  check(!sizes.empty(), "[", layer,
+        "] normalized_shape is empty; set it to the sizes of the last dimensions");
   for (const std::int64_t size : sizes)
     check(size > 0, "[", layer, "] normalized_shape must be positive but is ", sizes);
 }
@@ -177,8 +178,7 @@ Tensor InstanceNorm<kDims>::forward(const Tensor& x) {
   const bool batched = x.dim() == kDims + 2;
   check((batched || x.dim() == kDims + 1) && x.size(batched ? 1 : 0) == options.num_features,
         "[instance_norm] expected an input of shape (N, ", options.num_features, sizes_text(kDims), " or (",
-        options.num_features, sizes_text(kDims), " but got ", x.sizes(),
-        "; reshape it, or set num_features");
+        options.num_features, sizes_text(kDims), " but got ", x.sizes(), "; reshape it, or set num_features");
   const bool own_statistics = is_training() || !options.track_running_stats;
   const Tensor y = instance_norm(batched ? x : x.unsqueeze(0), running_mean, running_var, weight, bias,
                                  own_statistics, options.momentum, options.eps);

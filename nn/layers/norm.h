@@ -29,8 +29,8 @@ using BatchNormTraining =
                          const Tensor& weight, const Tensor& bias, double momentum, double eps)>;
 
 /// Batch normalisation (Ioffe and Szegedy 2015). It uses the batch's statistics in training and the running
-/// statistics in evaluation. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d takes (N, C, H, W), BatchNorm3d
-/// takes (N, C, D, H, W).
+/// statistics in evaluation. BatchNorm1d takes (N, C) or (N, C, L), BatchNorm2d takes (N, C, H, W),
+/// BatchNorm3d takes (N, C, D, H, W).
 template <int kDims>
 class BatchNorm : public Module {
   // These members are declared before the parameters, because registering a parameter may call type_name(),
@@ -114,8 +114,8 @@ struct GroupNormOptions {
   bool affine = true;
 };
 
-/// Group normalisation (Wu and He 2018) of (N, C) or (N, C, ...) with C = num_channels. Training and evaluation
-/// are the same.
+/// Group normalisation (Wu and He 2018) of (N, C) or (N, C, ...) with C = num_channels. Training and
+/// evaluation are the same.
 class GroupNorm : public Module {
  public:
   using Options = GroupNormOptions;

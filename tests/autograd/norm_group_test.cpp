@@ -85,15 +85,15 @@ TEST_CASE("group_norm: groups of every size give the definition's values and gra
     Shape sizes;
     std::int64_t groups;
   };
-  const Case cases[] = {{{5, 6, 7, 9}, 3},    {{4, 8, 3, 5}, 4},    {{17, 4, 5, 3}, 1},   {{1, 2, 23, 89}, 2},
-                        {{1, 3, 2, 1024}, 3}, {{1, 2, 3, 683}, 1},  {{3, 12, 7, 9}, 2},   {{2, 12, 8, 8}, 12},
+  const Case cases[] = {{{5, 6, 7, 9}, 3},    {{4, 8, 3, 5}, 4},     {{17, 4, 5, 3}, 1},  {{1, 2, 23, 89}, 2},
+                        {{1, 3, 2, 1024}, 3}, {{1, 2, 3, 683}, 1},   {{3, 12, 7, 9}, 2},  {{2, 12, 8, 8}, 12},
                         {{1, 5, 13, 5}, 5},   {{20, 2, 1, 2049}, 2}, {{2, 300, 2, 2}, 3}, {{6, 40, 1, 1}, 8}};
   for (const auto& [sizes, groups] : cases) {
     const Tensor x = numbers(sizes), g = numbers(sizes, 2, 0.3), w = numbers({sizes[1]}, 3),
                  b = numbers({sizes[1]}, 4);
     const auto wanted = results(
-        [&, n = groups](const Tensor& i, const Tensor& s, const Tensor& t) { return by_hand(i, n, s, t); }, x, w,
-        b, g);
+        [&, n = groups](const Tensor& i, const Tensor& s, const Tensor& t) { return by_hand(i, n, s, t); }, x,
+        w, b, g);
     for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
       CAPTURE(sizes.str(), groups, format == MemoryFormat::channels_last);
       const auto got = results(
@@ -118,7 +118,8 @@ TEST_CASE("group_norm: the same bits for any number of threads, in either layout
       const auto run = [&](int threads) {
         set_num_threads(threads);
         return results(
-            [](const Tensor& i, const Tensor& s, const Tensor& t) { return group_norm(i, 4, s, t); }, x, w, b, g);
+            [](const Tensor& i, const Tensor& s, const Tensor& t) { return group_norm(i, 4, s, t); }, x, w, b,
+            g);
       };
       const auto one = run(1), three = run(3);
       for (std::size_t i = 0; i < one.size(); ++i) CHECK(equal(one[i], three[i]));
@@ -143,8 +144,7 @@ TEST_CASE("group_norm and rms_norm: 16-bit floats are computed in f32 and rounde
                    b = numbers({6}, 4).to(dtype), g = numbers({3, 6, 5, 7}, 5).to(dtype);
       const auto f = [](const Tensor& i, const Tensor& s, const Tensor& t) { return group_norm(i, 2, s, t); };
       const auto got = results(f, x, w, b, g);
-      const auto in_f32 =
-          results(f, x.to(DType::f32), w.to(DType::f32), b.to(DType::f32), g.to(DType::f32));
+      const auto in_f32 = results(f, x.to(DType::f32), w.to(DType::f32), b.to(DType::f32), g.to(DType::f32));
       for (std::size_t i = 0; i < got.size(); ++i) CHECK(equal(got[i], in_f32[i].to(dtype)));
       const auto rms = [](const Tensor& i, const Tensor& s, const Tensor& t) {
         return rms_norm(i.flatten(1, 3).reshape({-1, 6}), {6}, s) + t * 0.0;
@@ -154,6 +154,18 @@ TEST_CASE("group_norm and rms_norm: 16-bit floats are computed in f32 and rounde
                                     g.reshape({-1, 6}).to(DType::f32));
       for (std::size_t i = 0; i < 3; ++i) CHECK(equal(rows[i], rows_f32[i].to(dtype)));
     }
+}
+
+TEST_CASE("group_norm: a group of one value gives the bias, and the gradient 0") {
+  for (const Shape& sizes : {Shape{2, 3}, Shape{3, 3, 1, 1}, Shape{2, 3, 1, 1}}) {
+    const Tensor w = numbers({3}, 3), b = numbers({3}, 4);
+    const auto got =
+        results([](const Tensor& i, const Tensor& s, const Tensor& t) { return group_norm(i, 3, s, t); },
+                numbers(sizes), w, b, numbers(sizes, 5));
+    CHECK(equal(got[0].reshape({-1, 3}), b.expand({sizes[0], 3})));
+    CHECK(allclose(got[1], zeros(sizes, DType::f64), 0, 1e-12));
+    CHECK(equal(got[2], zeros({3}, DType::f64)));
+  }
 }
 
 TEST_CASE("group_norm: empty planes and empty batches give empty results and zero gradients") {

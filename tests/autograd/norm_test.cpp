@@ -135,8 +135,8 @@ TEST_CASE("layer_norm and rms_norm: the same bits for any number of threads") {
       set_num_threads(threads);
       const Tensor inputs[] = {x.clone().set_requires_grad(), w.clone().set_requires_grad(),
                                b.clone().set_requires_grad()};
-      const Tensor y = centred ? layer_norm(inputs[0], {77}, inputs[1], inputs[2])
-                               : rms_norm(inputs[0], {77}, inputs[1]);
+      const Tensor y =
+          centred ? layer_norm(inputs[0], {77}, inputs[1], inputs[2]) : rms_norm(inputs[0], {77}, inputs[1]);
       y.backward(g);
       return std::vector{y.detach(), inputs[0].grad(), inputs[1].grad(),
                          centred ? inputs[2].grad() : y.detach()};

@@ -75,3 +75,20 @@ TEST_CASE("searchsorted agrees with std::lower_bound and std::upper_bound on a l
   }
   CHECK(bad == 0);
 }
+
+TEST_CASE("histc counts as PyTorch does") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const Tensor x = tensor({1.0, 2.0, 1.0, 0.0, 3.0, -1.0, 2.999, nan, 4.0, 0.75, 2.25});
+  CHECK(equal(histc(tensor({1.0, 2.0, 1.0}), 4, 0, 3), tensor({0.0, 2.0, 1.0, 0.0})));
+  CHECK(equal(histc(x, 4, 0, 3), tensor({1.0, 3.0, 1.0, 3.0})));
+  CHECK(equal(histc(x.masked_select(x.eq(x)), 5), tensor({1.0, 2.0, 2.0, 3.0, 2.0})));
+  CHECK(equal(histc(full({2}, 2.0), 3), tensor({0.0, 2.0, 0.0})));
+  CHECK(equal(histc(zeros({0}), 3), zeros({3})));
+  CHECK(histc(ones({2, 3}, kFloat64).t(), 7, 0, 2).sum().item() == 6);
+  CHECK(histc(ones({2}, kBFloat16)).dtype() == kBFloat16);
+  CHECK(histc(ones({2})).sizes() == Shape{100});
+  CHECK_THROWS_WITH(histc(x, 0), ContainsSubstring("bins is 0"));
+  CHECK_THROWS_WITH(histc(x, 3, 2, 1), ContainsSubstring("the range is 2 to 1"));
+  CHECK_THROWS_WITH(histc(x, 3), ContainsSubstring("finite"));  // NaN is the largest element
+  CHECK_THROWS_AS(histc(arange(3)), TypeError);
+}

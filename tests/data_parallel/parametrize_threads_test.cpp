@@ -1,5 +1,5 @@
-// DataParallel computes a parametrized weight in each replica from that replica's originals, and trains like one
-// device.
+// DataParallel computes a parametrized weight in each replica from that replica's originals, and trains like
+// one device.
 #include "tests/data_parallel/models.h"
 #include "tests/support/catch.h"
 
@@ -23,6 +23,9 @@ std::vector<std::vector<double>> train(int devices, Strategy strategy) {
   Normed net;
   net.to(DType::f64);
   fill_by_formula(net);
+  const nn::StateDict before = net.state_dict();
+  for (const auto& [name, t] : before)  // the random _u and _v
+    if (name.find(".0._") != std::string::npos) t.copy_(sin(arange(t.numel()).to(DType::f64) + 1));
   std::vector<Device> on;
   for (int i = 0; i < devices; ++i) on.emplace_back(DeviceType::cpu, i);
   std::optional<DataParallel<Normed>> dp;

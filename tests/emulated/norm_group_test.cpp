@@ -144,12 +144,12 @@ void check_both(const GroupNormShape& shape, bool affine = true, std::size_t off
 }  // namespace
 
 TEST_CASE("group norm kernels: planes of every size give the CPU's values") {
-  // Groups of 1 to 9 channels, so 8 to 1 warps share a channel and some warps have several channels. Planes of
-  // 1 to 1031 elements: one warp's batch of loads is 128 packs, so the longest needs a second one.
+  // Groups of 1 to 9 channels, so 8 to 1 warps share a channel and some warps have several channels. Planes
+  // of 1 to 1031 elements: one warp's batch of loads is 128 packs, so the longest needs a second one.
   const GroupNormShape shapes[] = {
-      {.n = 2, .c = 6, .l = 1, .groups = 2},  {.n = 3, .c = 4, .l = 7, .groups = 4},
-      {.n = 2, .c = 4, .l = 33, .groups = 2}, {.n = 1, .c = 9, .l = 49, .groups = 1},
-      {.n = 2, .c = 10, .l = 8, .groups = 1}, {.n = 1, .c = 3, .l = 1031, .groups = 3},
+      {.n = 2, .c = 6, .l = 1, .groups = 2},   {.n = 3, .c = 4, .l = 7, .groups = 4},
+      {.n = 2, .c = 4, .l = 33, .groups = 2},  {.n = 1, .c = 9, .l = 49, .groups = 1},
+      {.n = 2, .c = 10, .l = 8, .groups = 1},  {.n = 1, .c = 3, .l = 1031, .groups = 3},
       {.n = 1, .c = 8, .l = 264, .groups = 2}, {.n = 2, .c = 20, .l = 16, .groups = 2},
   };
   for (const GroupNormShape& shape : shapes) check_both(shape);
@@ -184,7 +184,8 @@ TEST_CASE("group norm kernels: a mean of 1024 costs no digits of the variance") 
           Inputs({.n = 1, .c = 8, .l = l, .groups = 2, .channels_last = last}, true, 1024));
 }
 
-TEST_CASE("group norm kernels: zero variance gives the bias; infinities and NaN affect only their own group") {
+TEST_CASE(
+    "group norm kernels: zero variance gives the bias; infinities and NaN affect only their own group") {
   for (const bool last : {false, true}) {
     const GroupNormShape shape{.n = 2, .c = 4, .l = 9, .groups = 2, .channels_last = last};
     Inputs in(shape);

@@ -34,7 +34,6 @@ layer("weight_dim", weight_norm(nn.Conv2d(4, 3, 2), dim=1), image)
 layer("weight_whole", weight_norm(nn.Linear(5, 3), dim=None), x)
 layer("weight_bias", weight_norm(nn.Linear(5, 3), "bias"), x)
 layer("weight_both", weight_norm(spectral_norm(nn.Linear(5, 3)), "bias"), x)
-layer("dict", nn.ModuleDict({"last": nn.Linear(5, 2), "first": nn.Linear(5, 3)})["last"], x)
 
 
 class Lists(nn.Module):

@@ -21,14 +21,15 @@ def group(x, weight, bias, tags="", **params):
 for shape, groups in (((3, 4), 2), ((3, 6), 1), ((2, 4, 5), 2), ((2, 4, 3, 3), 2), ((1, 4, 2, 3), 4), ((2, 6, 2, 2), 3),
                       ((2, 3, 2, 1, 3), 1), ((5, 8, 3, 2), 4), ((2, 8, 17), 8), ((9, 4, 4), 2)):
     x, (w, b) = grid(*shape), affine(shape[1])
-    group(x, w, b, num_groups=groups)
-    group(x, None, None, num_groups=groups)
+    # Two values normalise to -1 and 1. The gradient is then almost 0, and only rounding errors remain.
+    tags = "no_grad" if x[0].numel() == 2 * groups else ""
+    group(x, w, b, tags, num_groups=groups)
+    group(x, None, None, tags, num_groups=groups)
 x, (w, b) = grid(2, 4, 3, 2), affine(4)
 group(x, w, None, num_groups=2, eps=0.25)
 group(x, None, b, num_groups=2)
 group(x + 256, w, b, num_groups=2)
 group(grid(0, 4, 3), w, b, num_groups=2)
-group(grid(2, 2, 1), *affine(2), num_groups=2, tags="no_gradcheck")  # one value per group: the variance is 0
 group(f64([[[1, 1], [1, 1], [1e15, -1e15], [0, 1]]]), w, b, num_groups=2, tags="extreme no_gradcheck")
 group(f64([[[1e-15, 0], [0, 0], [3, 3], [0, 1]]]), w, b, num_groups=2, tags="extreme no_gradcheck")
 group(f64([[[1, INF], [1, 1], [1, 2], [0, 1]], [[1, 2], [NAN, 1], [1, -INF], [0, 1]]]), w, b, num_groups=2,

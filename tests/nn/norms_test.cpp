@@ -80,7 +80,8 @@ void check_instance(int dims, const Tensor& in, const std::string& mode, bool tr
 
 }  // namespace
 
-TEST_CASE("RMSNorm, GroupNorm, InstanceNorm and BatchNorm3d give PyTorch's outputs, gradients and statistics") {
+TEST_CASE(
+    "RMSNorm, GroupNorm, InstanceNorm and BatchNorm3d give PyTorch's outputs, gradients and statistics") {
   check_layer<nn::RMSNorm>("rms", {.normalized_shape = 5}, x());
   check_layer<nn::RMSNorm>("rms_eps", {.normalized_shape = {5, 6}, .eps = 1e-3}, image());
   check_layer<nn::RMSNorm>("rms_no_affine", {.normalized_shape = 5, .elementwise_affine = false}, x());
@@ -131,8 +132,8 @@ struct Lists : nn::Module {
   Lists() {
     heads.insert<nn::Linear>("wide", {.in_features = 5, .out_features = 4});
     heads.insert<nn::Linear>("deep", {.in_features = 5, .out_features = 4, .bias = false});
+    scales.insert("deep", zeros({1}));  // PyTorch sorts the keys of a dict
     scales.insert("wide", zeros({4}));
-    scales.insert("deep", zeros({1}));
   }
   Tensor forward(const Tensor& in) override {
     Tensor y;

@@ -12,7 +12,7 @@
 namespace {
 
 struct Candidate {
-  std::string shown;     // as the page shows it
+  std::string shown;     // as the page shows it, with backticks
   std::size_t line = 0;  // its index among the compiled lines
 };
 struct Name {
@@ -55,17 +55,21 @@ Candidate compiled(const std::string& text, std::vector<std::string>& lines) {
   if (text.front() == '`') {
     const std::string code = text.substr(1, text.size() - 2);
     lines.push_back(structure::as_function(number, code));
-    return {code, number};
+    return {text, number};
+  }
+  if (text.front() == '(') {
+    lines.emplace_back();
+    return {text, number};
   }
   const auto dot = text.find('.');
   if (dot == std::string::npos) {
     lines.push_back("namespace n" + id + " { using tapestry::" + text + "; }");
-    return {text, number};
+    return {"`" + text + "`", number};
   }
   const std::string method = text.substr(dot + 1);
   lines.push_back("using C" + id + " = " + kClasses.at(text.substr(0, dot)) + "; struct S" + id + " : C" +
                   id + " { using C" + id + "::" + method + "; };");
-  return {text + "()", number};
+  return {"`" + text + "()`", number};
 }
 
 std::string replaced(std::string text, const std::string& name) {
@@ -113,7 +117,7 @@ Page tables(const std::vector<Family>& families, const std::map<std::size_t, std
     for (const Name& name : family.names) {
       std::string ours;
       for (const Candidate& c : name.candidates)
-        if (!errors.contains(c.line)) ours += (ours.empty() ? "`" : ", `") + c.shown + "`";
+        if (!errors.contains(c.line)) ours += (ours.empty() ? "" : ", ") + c.shown;
       ++page.names;
       page.found += !ours.empty();
       page.text += "| `" + name.pytorch + "` | " + (ours.empty() ? "not there" : ours) + " |\n";
@@ -126,11 +130,11 @@ Page tables(const std::vector<Family>& families, const std::map<std::size_t, std
 constexpr const char* kPlanted =
     "# a comment\n[Some] nn::%, x.%\nLinear Linaer softmax\n"
     "item => x.item, x.items\nno => `x.sum(\"a\")`, `no(x)`\nyes => `x.sum(1)`, group.all_reduce, "
-    "group.abort_all\n";
+    "group.abort_all\nof itself => (always)\n";
 constexpr const char* kPlantedPage =
     "\n## Some\n\n| PyTorch | Tapestry |\n|---|---|\n| `Linear` | `nn::Linear` |\n| `Linaer` | not there |\n"
     "| `softmax` | `x.softmax()` |\n| `item` | `x.item()` |\n| `no` | not there |\n"
-    "| `yes` | `x.sum(1)`, `group.all_reduce()` |\n";
+    "| `yes` | `x.sum(1)`, `group.all_reduce()` |\n| `of itself` | (always) |\n";
 
 }  // namespace
 
@@ -144,8 +148,8 @@ TEST_CASE("every name of PyTorch in the list is beside ours, or is said to be no
   const auto errors = structure::compile_errors(lines);
   const Page found = tables(families, errors), planted_page = tables(planted_families, errors);
   CHECK(planted_page.text == kPlantedPage);
-  CHECK(planted_page.found == 4);
-  CHECK(planted_page.names == 6);
+  CHECK(planted_page.found == 5);
+  CHECK(planted_page.names == 7);
 
   const std::string page =
       "# PyTorch's names and ours\n\n"

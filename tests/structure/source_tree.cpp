@@ -283,7 +283,7 @@ Findings without_readme(const fs::path& root, const std::vector<SourceFile>& tre
 
 Findings dead_references(const fs::path& root) {
   static const std::regex reference(
-      R"(\[[^\]]+\]\(([\w./-]+)(#[\w-]*)?\)|)"
+      R"((?:^|\W)\[[^\]]+\]\(([\w./-]+)(#[\w-]*)?\)|)"  // not list["name"](x)
       R"(`((core|kernels|autograd|nn|data|distributed|apps|tests|tools|cmake|docs)/[\w./-]+)`)");
   std::vector<fs::path> pages;
   for (const fs::directory_entry& entry : fs::directory_iterator(root)) {

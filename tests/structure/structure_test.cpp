@@ -222,7 +222,8 @@ TEST_CASE("links and paths in Markdown pages exist") {
 
   const PlantedTree planted;
   planted.plant("README.md",
-                "[a](docs/a.md), [b](docs/b.md#part), [web](https://example.org/x)\n`core/tensor.h`\n");
+                "[a](docs/a.md), [b](docs/b.md#part), [web](https://example.org/x)\n`core/tensor.h`, "
+                "`list[\"a\"](x)`\n");
   planted.plant("docs/a.md", "# a\n`core/tensor.h`, `core/gone.h`, `core/softsign.h`, [up](../core)\n");
   planted.plant("core/tensor.h", "");
   planted.plant("build/docs/a.md", "[gone](gone.md)\n");
