@@ -43,7 +43,7 @@ Tensor Vocabulary::tokens(const std::string& text) const {
   for (const char c : text) {
     const int code = static_cast<unsigned char>(c);
     check(token[static_cast<std::size_t>(code)] >= 0, "[char_lstm] the model does not know the character '",
-          c, "' (code ", code, "); use characters of the training text");
+          std::string(1, c), "' (code ", code, "); use characters of the training text");
     tokens.push_back(token[static_cast<std::size_t>(code)]);
   }
   return tensor(tokens);

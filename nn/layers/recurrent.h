@@ -84,8 +84,9 @@ class RNN : public RecurrentLayer {
  public:
   using Options = RNNOptions;
   explicit RNN(const Options& options);
-  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& h0 = {});
-  std::pair<PackedSequence, Tensor> forward(const PackedSequence& x, const Tensor& h0 = {});
+  using Module::forward;
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& h0);
+  std::pair<PackedSequence, Tensor> forward(const PackedSequence& x, const Tensor& h0);
   template <class Input>
   auto operator()(const Input& x, const Tensor& h0 = {}) const {
     return call(*this, x, h0);
@@ -101,8 +102,9 @@ class GRU : public RecurrentLayer {
  public:
   using Options = GRUOptions;
   explicit GRU(const Options& options);
-  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& h0 = {});
-  std::pair<PackedSequence, Tensor> forward(const PackedSequence& x, const Tensor& h0 = {});
+  using Module::forward;
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& h0);
+  std::pair<PackedSequence, Tensor> forward(const PackedSequence& x, const Tensor& h0);
   template <class Input>
   auto operator()(const Input& x, const Tensor& h0 = {}) const {
     return call(*this, x, h0);
@@ -117,8 +119,9 @@ class LSTM : public RecurrentLayer {
  public:
   using Options = LSTMOptions;
   explicit LSTM(const Options& options);
-  std::pair<Tensor, LSTMState> forward(const Tensor& x, const LSTMState& state = {});
-  std::pair<PackedSequence, LSTMState> forward(const PackedSequence& x, const LSTMState& state = {});
+  using Module::forward;
+  std::pair<Tensor, LSTMState> forward(const Tensor& x, const LSTMState& state);
+  std::pair<PackedSequence, LSTMState> forward(const PackedSequence& x, const LSTMState& state);
   template <class Input>
   auto operator()(const Input& x, const LSTMState& state = {}) const {
     return call(*this, x, state);
@@ -173,6 +176,7 @@ class RNNCell : public RecurrentCellLayer {
  public:
   using Options = RNNCellOptions;
   explicit RNNCell(const Options& options);
+  using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& h);
   Tensor operator()(const Tensor& x, const Tensor& h = {}) const { return call(*this, x, h); }
   const Options options;
@@ -182,6 +186,7 @@ class GRUCell : public RecurrentCellLayer {
  public:
   using Options = GRUCellOptions;
   explicit GRUCell(const Options& options);
+  using Module::forward;
   Tensor forward(const Tensor& x, const Tensor& h);
   Tensor operator()(const Tensor& x, const Tensor& h = {}) const { return call(*this, x, h); }
   const Options options;
@@ -191,6 +196,7 @@ class LSTMCell : public RecurrentCellLayer {
  public:
   using Options = LSTMCellOptions;
   explicit LSTMCell(const Options& options);
+  using Module::forward;
   LSTMState forward(const Tensor& x, const LSTMState& state);
   LSTMState operator()(const Tensor& x, const LSTMState& state = {}) const { return call(*this, x, state); }
   const Options options;

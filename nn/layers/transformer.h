@@ -113,6 +113,7 @@ class TransformerDecoderLayer : public Module {
  public:
   using Options = TransformerDecoderLayerOptions;
   explicit TransformerDecoderLayer(const Options& options);
+  using Module::forward;
   Tensor forward(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how);
   Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const {
     return call(*this, tgt, memory, how);
@@ -144,6 +145,7 @@ class TransformerDecoder : public Module {
  public:
   using Options = TransformerDecoderOptions;
   explicit TransformerDecoder(const Options& options);
+  using Module::forward;
   Tensor forward(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how);
   Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecodeOptions& how = {}) const {
     return call(*this, tgt, memory, how);

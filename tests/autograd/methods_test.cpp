@@ -16,9 +16,7 @@ TEST_CASE("new_zeros and its siblings take dtype and device from the tensor") {
   CHECK(t.new_ones({2}, TensorOptions().with_grad()).requires_grad());
   CHECK_THROWS_AS(t.new_zeros({-1}), ValueError);
   CHECK_THROWS_WITH(Tensor().new_full({1}, 1), ContainsSubstring("[new_full]"));
-  const Tensor there = ones({1}, Device("cpu:1"));
-  CHECK(there.new_zeros({2}).device() == Device("cpu:1"));
-  CHECK(there.new_zeros({2}, kCPU).device() == kCPU);
+  CHECK(t.new_zeros({2}, kCPU).device() == kCPU);
 }
 
 TEST_CASE("to_vector copies all elements in row-major order") {
@@ -29,7 +27,7 @@ TEST_CASE("to_vector copies all elements in row-major order") {
   CHECK(t.select(1, 2).to_vector<float>() == std::vector<float>{2, 5});
   CHECK(zeros({0, 3}).to_vector().empty());
   CHECK(scalar_tensor(1.5).to_vector() == std::vector<double>{1.5});
-  CHECK(full({2}, 2.5, {kBFloat16, "cpu:1"}).to_vector() == std::vector<double>{2.5, 2.5});
+  CHECK(full({2}, 2.5, kBFloat16).to_vector() == std::vector<double>{2.5, 2.5});
   CHECK(ones({1}).requires_grad_().to_vector<float>() == std::vector<float>{1});
   CHECK_THROWS_AS(Tensor().to_vector(), ValueError);
 }

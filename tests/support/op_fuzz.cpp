@@ -238,6 +238,9 @@ FuzzResult fuzz_operation(const std::string& op, const std::string& family, cons
 FuzzResult fuzz_operations(std::uint64_t seed, int count) {
   FuzzResult all;
   for (const GoldenOp* o : golden_ops()) {
+    // Errors of gradients of factorizations grow with the inverse distances of singular values, which few samples of the
+    // change do not show. linalg_test.cpp compares them with PyTorch.
+    if (o->op.starts_with("linalg.")) continue;
     FuzzResult one = fuzz_operation(o->op, o->family, o->fn, seed, count);
     all.cases += one.cases;
     for (std::string& failure : one.failures) all.failures.push_back(std::move(failure));

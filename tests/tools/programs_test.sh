@@ -6,7 +6,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-foreign=' cmake ctest torchrun srun mpirun git ninja python3 pip nsys ncu compute-sanitizer cuda-gdb gdb systemd-run '
+foreign=' cmake ctest torchrun srun mpirun git ninja python3 pip nsys ncu tensorboard compute-sanitizer cuda-gdb gdb systemd-run '
 failures=0
 
 # calls FILE...: prints each name that the files call once, with the file.
