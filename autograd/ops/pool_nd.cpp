@@ -11,6 +11,7 @@
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/pool.h"
 #include "tapestry/autograd/ops/internal/resample.h"
+#include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 
@@ -121,7 +122,7 @@ Maxima over_depth(const Op& op, const Maxima& m, const Pool2dParams& params, std
   const Tensor depth = autograd::flat_indices(pooled).floor_divide(m.y.sizes()[3]).clamp(0);
   Tensor at = depth;
   if (!depths.empty()) {
-    const Tensor table = tensor(depths, TensorOptions(DType::i64, m.y.device()));
+    const Tensor table = autograd::uploaded(depths, m.y.device());
     at = index_select(table, 0, depth.flatten()).view(depth.sizes());
   }
   const Tensor inner = gather(m.indices, 2, depth);
@@ -178,7 +179,7 @@ struct Tiles {
   }
   Tensor arrange(const Tensor& x, int dim) const {
     if (from.empty()) return x;
-    return index_select(x, dim, tensor(from, TensorOptions(DType::i64, x.device())));
+    return index_select(x, dim, autograd::uploaded(from, x.device()));
   }
   std::int64_t at(std::int64_t place) const {
     return from.empty() ? place : from[static_cast<std::size_t>(place)];
@@ -207,8 +208,7 @@ Maxima adaptive_maxima(const Op& op, const Tensor& x, Pair size, bool with_indic
     for (std::int64_t h = 0; h < size.h * rows.length; ++h)
       for (std::int64_t w = 0; w < size.w * columns.length; ++w)
         table.push_back(rows.at(h) * width + columns.at(w));
-    indices = index_select(tensor(table, TensorOptions(DType::i64, x.device())), 0, indices.flatten())
-                  .view(indices.sizes());
+    indices = index_select(autograd::uploaded(table, x.device()), 0, indices.flatten()).view(indices.sizes());
   }
   return {pooled.y, indices};
 }

@@ -8,9 +8,8 @@
 #include "tapestry/autograd/ops/creation.h"
 #include "tapestry/autograd/ops/internal/common.h"
 #include "tapestry/autograd/ops/internal/resample.h"
+#include "tapestry/autograd/ops/internal/upload.h"
 #include "tapestry/autograd/tape.h"
-#include "tapestry/core/pinned.h"
-#include "tapestry/core/stream.h"
 #include "tapestry/kernels/ops/resample.h"
 
 namespace tapestry {
@@ -46,16 +45,6 @@ bool is_identity(const AxisMatrix& m) {
   return true;
 }
 
-// Copies a table to the device through pinned memory, so that the host does not wait for the GPU.
-Tensor uploaded(const Tensor& table, Device device) {
-  if (!device.is_cuda() || table.numel() == 0) return table.to(device);
-  const Tensor pinned = empty_pinned(table.sizes(), table.dtype());
-  pinned.copy_(table);
-  const Tensor out = empty(table.sizes(), {table.dtype(), device});
-  copy_async(out, pinned, current_stream(device));
-  return out;
-}
-
 // Not recorded. `format` is the layout of the result.
 Tensor resampled(const Tensor& x, const std::vector<AxisMatrix>& axes, MemoryFormat format) {
   const int first = x.dim() - static_cast<int>(axes.size());
@@ -78,7 +67,8 @@ Tensor resampled(const Tensor& x, const std::vector<AxisMatrix>& axes, MemoryFor
     weights.insert(weights.end(), m.weight.begin(), m.weight.end());
   }
   const Tensor on_device = uploaded(tensor(numbers, TensorOptions(DType::i32, kCPU)), x.device());
-  const Tensor scales = uploaded(tensor(weights, TensorOptions(accumulation_dtype(x.dtype()), kCPU)), x.device());
+  const Tensor scales =
+      uploaded(tensor(weights, TensorOptions(accumulation_dtype(x.dtype()), kCPU)), x.device());
 
   kernels::ResampleArgs args{};
   args.inner = channels_last ? x.sizes()[1] : 1;
