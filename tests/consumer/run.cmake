@@ -101,7 +101,7 @@ if(WAY STREQUAL "subdirectory")
   # Cache variables belong to the whole project, so those of the library carry its name. Others come from CMake and its
   # find modules.
   file(STRINGS ${WORK}/build/CMakeCache.txt variables REGEX "^[A-Za-z0-9_]+:(BOOL|STRING|PATH|FILEPATH|UNINITIALIZED)=")
-  list(FILTER variables EXCLUDE REGEX "^(TAPESTRY|CMAKE|USE_PACKAGE|ZLIB|OpenMP|Gloo|CUDA|CUDAToolkit)[_:]")
+  list(FILTER variables EXCLUDE REGEX "^(TAPESTRY|CMAKE|USE_PACKAGE|ZLIB|PNG|JPEG|OpenMP|Gloo|CUDA|CUDAToolkit)[_:]")
   if(variables)
     list(JOIN variables "\n" variables)
     message(FATAL_ERROR "cache variables without the prefix TAPESTRY_:\n${variables}")
