@@ -212,7 +212,8 @@ class MemberReader {
     left_ -= bytes;
     if (started_) inflate_bytes(out, bytes);
     else raw(out, bytes);
-    crc_ = static_cast<std::uint32_t>(crc32_z(crc_, static_cast<const Bytef*>(out), bytes));
+    // For a null pointer, which an empty tensor may have, crc32_z() returns its initial value.
+    if (bytes > 0) crc_ = static_cast<std::uint32_t>(crc32_z(crc_, static_cast<const Bytef*>(out), bytes));
   }
   void expect_end() {
     if (left_ > 0) broken("goes on after its last element");

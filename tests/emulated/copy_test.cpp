@@ -81,3 +81,19 @@ TEST_CASE("copy kernels: the input may have negative strides, by packs and by si
                tapestry::detail::raw_view(x, {rows, cols}, {-cols, -1}, last_row + cols - 1));
   }
 }
+
+TEST_CASE("fill kernels: int16, int8 and uint16, by packs and by single elements") {
+  for_types<std::int16_t, std::int8_t, std::uint16_t>([]<class T>() {
+    for (const Tensor& out : {zeros({570}, dtype_of<T>), zeros({3, 19}, dtype_of<T>).transpose(0, 1)}) {
+      CAPTURE(dtype_name(out.dtype()));
+      compare<1>(
+          out, {&out}, 0,
+          [&](const Elementwise<1>& e) {
+            kernels::fill(kCPU, out.dtype(), {e, 7});
+          },
+          [&](const Elementwise<1>& e) {
+            gpu::launch_fill<T>({}, {e, 7});
+          });
+    }
+  });
+}
