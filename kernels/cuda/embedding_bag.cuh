@@ -32,7 +32,10 @@ __global__ void __launch_bounds__(kIndexThreads)
   std::int64_t size = 0, row = 0;
   for (std::int64_t i = range.begin; i < range.end; ++i) {
     const std::int64_t index = p.indices[i];
-    if (first_column && p.bag_of) p.bag_of[i] = bag;
+    // Bags of invalid offsets, which are reported, may overlap. The exchange keeps their writes from being a
+    // data race.
+    if (first_column && p.bag_of)
+      atomicExch(reinterpret_cast<unsigned long long*>(&p.bag_of[i]), static_cast<unsigned long long>(bag));
     if (index < 0 || index >= p.rows) {
       if (first_column) report_bad(p.first_bad, i);
       continue;
