@@ -75,8 +75,8 @@ std::pair<Tensor, Tensor> adaptive_max_pool3d_with_indices(const Tensor& x, cons
 /// The inverse of a maximum pool: writes each element of x to its index in a tensor of zeros. The size of a
 /// dimension is (size - 1) stride - 2 padding + kernel_size. `output_size` (the pool's input size, with or
 /// without N and C) replaces it, because pools round sizes down; it may differ by less than a stride. If two
-/// elements have the same index, the last one is written; PyTorch does not define which. Throws IndexError for
-/// an index outside the result; on a GPU, the error comes when the host next waits for the work.
+/// elements have the same index, the last one is written; PyTorch does not define which. Throws IndexError
+/// for an index outside the result; on a GPU, the error comes when the host next waits for the work.
 Tensor max_unpool1d(const Tensor& x, const Tensor& indices, const Pool1dParams& params,
                     const Shape& output_size = {});
 Tensor max_unpool2d(const Tensor& x, const Tensor& indices, const Pool2dParams& params,
