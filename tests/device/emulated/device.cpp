@@ -48,11 +48,15 @@ const void* host_address_in(const void* argument, std::size_t bytes) {
   // Code, heap and stack lie between these addresses. Other argument words are hardly ever so large.
   constexpr std::uintptr_t kFirst = std::uintptr_t{0x5000} << 32, kEnd = std::uintptr_t{0x8000} << 32;
   constexpr std::uintptr_t kPage = 4096;
+  // A small 32-bit number and the padding behind it. The launch clears padding, but g++ 12's
+  // __builtin_clear_padding misses some of large nested types.
+  const auto is_small_number = [](std::uintptr_t word) { return static_cast<std::uint32_t>(word) < kPage; };
   for (std::size_t at = 0; at + sizeof(void*) <= bytes; at += sizeof(void*)) {
     void* address;
     std::memcpy(&address, static_cast<const char*>(argument) + at, sizeof address);
     const auto number = reinterpret_cast<std::uintptr_t>(address);
-    if (number < kFirst || number >= kEnd || emulated_gpus().reach(address)) continue;
+    if (number < kFirst || number >= kEnd || is_small_number(number) || emulated_gpus().reach(address))
+      continue;
     unsigned char resident;
     if (mincore(reinterpret_cast<void*>(number / kPage * kPage), kPage, &resident) == 0) return address;
   }

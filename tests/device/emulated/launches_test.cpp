@@ -1,5 +1,7 @@
 // Tests that only the emulator allows: they count launches and host waits, and look for host addresses among
 // kernel arguments.
+#include <sys/mman.h>
+
 #include <algorithm>
 
 #include "tapestry/kernels/cuda/copy.cuh"
@@ -10,6 +12,7 @@
 using namespace tapestry;
 using namespace device_tests;
 using testing::emulated_gpus;
+using testing::host_address_in;
 
 namespace {
 
@@ -93,6 +96,21 @@ TEST_CASE("a failing kernel throws at the next wait, a host address among argume
   e.in[0] = x.raw_data();
   CHECK_NOTHROW(kernels::copy("cuda:0", DType::f32, e));
   synchronize("cuda:0");
+}
+
+TEST_CASE("a 32-bit number and old bytes in the padding behind it are no host address") {
+  // Padding whose old bytes are the upper half of an address, behind the number 3. The word they form is an
+  // address of mapped memory.
+  void* const wanted = reinterpret_cast<void*>(std::uintptr_t{0x7100} << 32);
+  void* const page =
+      mmap(wanted, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  REQUIRE(page == wanted);
+  const std::uintptr_t number = reinterpret_cast<std::uintptr_t>(page) + 3;
+  CHECK(host_address_in(&number, sizeof number) == nullptr);
+  munmap(page, 4096);
+  const int here = 0;
+  const int* const address = &here;
+  CHECK(host_address_in(&address, sizeof address) == address);
 }
 
 TEST_CASE("a training step never blocks the host") {
