@@ -129,7 +129,10 @@ void take_parameters(ShardedUnit& unit, const Contents& contents) {
                                     [&](const UnitRef& u) { return u.get() == s->unit; });
     const bool covered =
         std::any_of(p.units.begin(), p.units.end(), [&](const UnitRef& u) { return u.get() == s->unit; });
-    if (inside && !covered) unit.take_from(*s->unit, p.slot, p.name);
+    if (!inside || covered) continue;
+    const auto first = std::find_if(contents.places.begin(), contents.places.end(),
+                                    [&](const Place& other) { return other.slot.is_same(p.slot); });
+    unit.take_from(*s->unit, p.slot, first->name);
   }
 }
 

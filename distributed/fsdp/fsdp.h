@@ -90,7 +90,7 @@ class FullyShard {
    public:
     explicit Unsharded(std::vector<std::shared_ptr<ShardedUnit>> units);
     ~Unsharded();
-    Unsharded(const Unsharded&) = delete;
+    Unsharded(Unsharded&&) noexcept = default;
     Unsharded& operator=(const Unsharded&) = delete;
 
    private:

@@ -106,6 +106,7 @@ class ShardedModel::Scope {
     ++lane.depth;
     state_ = State::entering;
     recorded_ = grad_enabled();
+    by_hand_ = by_hand;
     if (recorded_) {
       entered_ = autograd::next_sequence();
       lane.tape.push_back({unit_.get(), entered_, UINT64_MAX});
@@ -120,7 +121,8 @@ class ShardedModel::Scope {
     try {
       if (state_ == State::backward || state_ == State::forward) unit_->remove_user(replica_);
       if (state_ == State::backward) model_->leave_backward(*unit_, replica_);
-      else if (state_ != State::outside) model_->leave_forward(*unit_, replica_, entered_, recorded_, failed);
+      else if (state_ != State::outside)
+        model_->leave_forward(*unit_, replica_, recorded_ ? entered_ : 0, !by_hand_, failed);
     } catch (const std::exception&) {  // out of memory; the next gather reports that again
     }
   }
@@ -133,7 +135,7 @@ class ShardedModel::Scope {
   const int replica_;
   const int exceptions_ = std::uncaught_exceptions();
   State state_ = State::outside;
-  bool recorded_ = false;
+  bool recorded_ = false, by_hand_ = false;
   std::uint64_t entered_ = 0;
 };
 
@@ -181,15 +183,18 @@ void ShardedModel::enter_forward(ShardedUnit& unit, int replica) {
   if (needs_gather) unit.finish_gather(replica);
 }
 
-void ShardedModel::leave_forward(ShardedUnit& unit, int replica, std::uint64_t entered, bool recorded,
+// `entered` is the number under which the tape recorded the scope; 0 if it did not.
+void ShardedModel::leave_forward(ShardedUnit& unit, int replica, std::uint64_t entered, bool may_keep,
                                  bool failed) {
   Lane& l = lane(replica);
-  if (recorded) {
+  if (entered != 0) {
     const auto own = std::find_if(l.tape.rbegin(), l.tape.rend(),
                                   [&](const Occurrence& o) { return o.entered == entered; });
     if (own != l.tape.rend()) own->left = autograd::next_sequence();
   }
-  if (unit.users(replica) == 0 && (failed || unit.reshards || !recorded)) unit.release(replica);
+  // Without a graph, no backward comes that would free the unit.
+  const bool keep = entered != 0 && may_keep && !failed && !unit.reshards;
+  if (unit.users(replica) == 0 && !keep) unit.release(replica);
   if (--l.depth > 0) return;
   for (ShardedUnit* u : units_) {
     u->drop_gather(replica);  // gathered ahead for a call that did not come

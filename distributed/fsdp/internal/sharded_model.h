@@ -94,7 +94,7 @@ class ShardedModel : public std::enable_shared_from_this<ShardedModel> {
   Lane& lane(int replica) { return lanes_[static_cast<std::size_t>(replica)]; }
   void begin_forward(ShardedUnit& unit, bool by_hand, Lane& lane);
   void enter_forward(ShardedUnit& unit, int replica);
-  void leave_forward(ShardedUnit& unit, int replica, std::uint64_t entered, bool recorded, bool failed);
+  void leave_forward(ShardedUnit& unit, int replica, std::uint64_t entered, bool may_keep, bool failed);
   void leave_backward(ShardedUnit& unit, int replica);
   int count_full(const ShardedUnit* computing, int replica);
   void post(ShardedUnit& unit, const ShardedUnit* computing, int replica);

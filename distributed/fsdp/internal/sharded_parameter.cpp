@@ -211,18 +211,21 @@ Tensor ShardedParameter::acquire(int replica) {
                              {ranks() * padded_numel()}, {1}, 0);
 }
 
-void ShardedParameter::release(int replica) {
+void ShardedParameter::keep_changes(int replica) {
   Replica& r = at(replica);
-  if (!r.storage || r.storage->is_released()) return;
-  if (r.storage->version() != r.full_version) {
-    const NoGradGuard no_grad;
-    const nn::ShardRows mine = rows(replica);
-    const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,
-                                        mine.first_row * row_numel_);
-    if (mine.rows > 0) r.shard.detach().copy_(own);
-    r.gathered_version = r.shard.version();
-  }
-  r.storage->release_memory();
+  if (!r.storage || r.storage->is_released() || r.storage->version() == r.full_version) return;
+  const NoGradGuard no_grad;
+  const nn::ShardRows mine = rows(replica);
+  const Tensor own = detail::raw_view(r.full, r.shard.sizes(), sizes_.size() == 0 ? Shape{1} : strides_,
+                                      mine.first_row * row_numel_);
+  if (mine.rows > 0) r.shard.detach().copy_(own);
+  r.gathered_version = r.shard.version();
+  r.full_version = r.storage->version();
+}
+
+void ShardedParameter::release(int replica) {
+  keep_changes(replica);
+  if (at(replica).storage) at(replica).storage->release_memory();
 }
 
 void ShardedParameter::discard(int replica) noexcept {

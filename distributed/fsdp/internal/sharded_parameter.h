@@ -68,8 +68,10 @@ class ShardedParameter final : public nn::Sharding,
   /// the full tensor. If the shard was changed since the last gather, the full tensor gets a new version, so
   /// that a graph with the old values throws.
   Tensor acquire(int replica);
-  /// Frees the memory of the full tensor. If the full tensor was changed in place, this rank's rows of it
-  /// become the shard's values.
+  /// If the full tensor was changed in place since it was gathered, this rank's rows of it become the shard's
+  /// values.
+  void keep_changes(int replica);
+  /// Keeps changes, and frees the memory of the full tensor.
   void release(int replica);
   /// Frees the memory of the full tensor, into which no gather was completed.
   void discard(int replica) noexcept;

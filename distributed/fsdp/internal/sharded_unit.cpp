@@ -123,7 +123,10 @@ void ShardedUnit::add_user(int replica) {
 
 void ShardedUnit::remove_user(int replica) {
   if (--at(replica).users > 0) return;
-  for (Member& m : members_) m.slot.set_full(replica, {});
+  for (Member& m : members_) {
+    m.slot.set_full(replica, {});
+    if (at(replica).full) m.parameter->keep_changes(replica);
+  }
 }
 
 // ---- gather ----
