@@ -6,6 +6,7 @@
 #include "tapestry/core/error.h"
 #include "tapestry/distributed/common/internal/reducer.h"
 #include "tapestry/distributed/common/internal/same_model.h"
+#include "tapestry/distributed/fsdp/internal/shard_module.h"
 #include "tapestry/distributed/fsdp/internal/sharded_model.h"
 
 namespace tapestry::distributed {
@@ -119,7 +120,8 @@ void take_parameters(ShardedUnit& unit, const Contents& contents) {
   for (const Place& p : contents.places)
     if (const Tensor& whole = p.slot.tensor(); !sharded(p.slot) && !whole.device().is_meta())
       values.emplace_back(p.name, whole);
-  broadcast_values(*unit.groups()[0], values, concat({"fsdp ", unit.label(), " broadcast"}));
+  if (unit.groups().size() == 1)
+    broadcast_values(*unit.groups()[0], values, concat({"fsdp ", unit.label(), " broadcast"}));
   for (const Place& p : contents.places)
     if (!sharded(p.slot)) unit.add(p.name, p.slot);
   for (const Place& p : contents.places) {
@@ -138,20 +140,21 @@ void take_parameters(ShardedUnit& unit, const Contents& contents) {
 
 }  // namespace
 
-FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
-  check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
-  const Groups groups{options.group};
+std::shared_ptr<ShardedUnit> shard_module(nn::Module& module, const FsdpOptions& options,
+                                          const Groups& groups) {
   Contents contents;
   collect(module, "", {}, true, contents);
-  // Compares the ranks first, so that a rank with wrong arguments does not leave the others waiting.
   const std::string wrong = problem(module, options, groups, contents);
-  check_same_model(*options.group, kOp,
-                   wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
+  // Compares the ranks first, so that a rank with wrong arguments does not leave the others waiting. The
+  // replicas of one process need no comparison.
+  if (groups.size() == 1)
+    check_same_model(*groups[0], kOp,
+                     wrong.empty() ? describe(module, options, contents) : "error: " + wrong + "\n");
   check(wrong.empty(), "[fully_shard] ", wrong);
 
   const auto unit = std::make_shared<ShardedUnit>(module, options, groups);
   take_parameters(*unit, contents);
-  broadcast_values(*options.group, contents.buffers, "fsdp broadcast of buffers");
+  if (groups.size() == 1) broadcast_values(*groups[0], contents.buffers, "fsdp broadcast of buffers");
 
   // The units inside belong to this model now.
   const auto model = std::make_shared<ShardedModel>(groups.size());
@@ -174,7 +177,12 @@ FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
           const UnitRef around = weak.lock();
           return around ? around->model().watch() : nullptr;
         });
-  return FullyShard(unit);
+  return unit;
+}
+
+FullyShard fully_shard(nn::Module& module, const FsdpOptions& options) {
+  check(options.group != nullptr, "[fully_shard] group is null; pass what init_process_group() returned");
+  return FullyShard(shard_module(module, options, {options.group}));
 }
 
 // ---- FullyShard ----
