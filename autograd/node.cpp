@@ -95,12 +95,13 @@ Tensor Backward::saved(const SavedTensor& s) const {
     Tensor t = s.packed_->restored(node_.name_);
     return create_graph_ ? detail::connected(t, history_of(s)) : t;
   }
+  // The source gives the tensor a new version if it fills the memory with other values than before.
+  if (s.tensor_.defined()) refill(s.tensor_);
   if (s.tensor_.defined() && s.tensor_.version() != s.version_) [[unlikely]]
     fail<AutogradError>("[", node_.name_, "] backward needs a ", s.tensor_.dtype(), " tensor of shape ",
                         s.tensor_.sizes(), " that was changed in place after the forward pass (version ",
                         s.tensor_.version(), ", saved at version ", s.version_,
                         "); change a clone() of it, or use the out-of-place operation");
-  if (s.tensor_.defined()) refill(s.tensor_);
   // A saved input has its history. An output is saved without one.
   return create_graph_ && s.output_ != SavedTensor::kNotOutput ? detail::connected(s.tensor_, history_of(s))
                                                                : s.tensor_;

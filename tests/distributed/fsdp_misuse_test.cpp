@@ -206,7 +206,20 @@ TEST_CASE("a model that changes after it was sharded is an error") {
                      net.a.weight.set_replica(0, zeros({7, 3}));
                    }),
             {"a.weight has shape", "shard of shape"});
-  // between forward and backward
+  // between forward and backward: backward gathers other values than forward used
+  for (const int ranks : {2, 4})
+    check_all(errors(ranks,
+                     [](const Group& g) {
+                       TwoLayers net;
+                       for (nn::Module* m : std::vector<nn::Module*>{&net.a, &net.b, &net})
+                         fully_shard(*m, {.group = g});
+                       optim::AdamW optimizer(net.parameters(), {.lr = 0.1});
+                       net(ones({2, 3})).sum().backward();
+                       const Tensor loss = net(ones({2, 3})).sum();
+                       optimizer.step();
+                       loss.backward();
+                     }),
+              {"changed in place"});
   check_all(errors(2,
                    [](const Group& g) {
                      TwoLayers net;
