@@ -166,6 +166,24 @@ TEST_CASE("host transports accept CUDA tensors, in order with the caller's work 
           group->recv(came, 0).wait();
           expect(values(came), V{5, 6});
         }
+        // Lists may mix tensors of the GPU and of the host, and columns of a matrix.
+        const Tensor matrix = on(device, V(8)), whole = host({0, 0});
+        group
+            ->all_gather(std::vector<Tensor>{detail::raw_view(matrix, {2, 2}, {4, 1}, 1), whole},
+                         std::vector<Tensor>{on(device, {f + 1, f + 2}), on(device, {f})})
+            .wait();
+        expect(values(matrix), V{0, 1, 2, 0, 0, 2, 3, 0});
+        expect(values(whole), V{0, 1});
+        const Tensor sum = on(device, {0, 0}), mean = host({0});
+        group
+            ->reduce_scatter(
+                std::vector<Tensor>{sum, mean},
+                std::vector<Tensor>{detail::raw_view(matrix, {2, 2}, {4, 1}, 1), on(device, {f, 3})},
+                ReduceOp::mean)
+            .wait();
+        expect(values(sum), (r == 0 ? V{1, 2} : V{2, 3}));
+        expect(values(mean), (r == 0 ? V{0.5f} : V{3}));
+
         const Tensor there = r == 0 ? on(device, {1}) : host({2});
         group->all_reduce(there).wait();
         expect(values(there), V{3});

@@ -302,6 +302,22 @@ TEST_CASE("child of collectives between processes", "[.]") {
       for (std::size_t i = 0; i < count; ++i) expected[i] += more[i];
     }
     CHECK(std::memcmp(values.data(), expected.data(), count * sizeof(float)) == 0);
+
+    // A list of a large and a small tensor, whose blocks are gathered again, must give the same bits.
+    const auto size = static_cast<std::size_t>(self.size), each = count / size;
+    const auto own = awkward<float>(self.rank, count);
+    std::vector<float> part(each), few(1), whole(count), three(size);
+    const auto bytes = [](std::size_t n) { return n * sizeof(float); };
+    const ScatterPart sums[] = {
+        {own.data(), part.data(), static_cast<std::int64_t>(each), DType::f32, bytes(each)},
+        {own.data(), few.data(), 1, DType::f32, bytes(each)}};
+    backend->reduce_scatter(sums, ReduceOp::sum, in(20s));
+    const GatherPart gathered[] = {{part.data(), whole.data(), bytes(each), bytes(each)},
+                                   {few.data(), three.data(), bytes(1), bytes(1)}};
+    backend->all_gather(gathered, in(20s));
+    CHECK(std::memcmp(whole.data(), expected.data(), bytes(each * size)) == 0);
+    for (std::size_t r = 0; r < size; ++r)
+      CHECK(std::memcmp(&three[r], &expected[r * each], sizeof(float)) == 0);
   }
 }
 

@@ -148,24 +148,31 @@ TEST_CASE("a stopped rank is a timeout on the other ranks, at the deadline") {
 TEST_CASE("child of a group whose peer dies", "[.]") {
   const auto self = child_rank();
   const bool stops = std::getenv("TEST_STOPS");
+  const char* const lists = std::getenv("TEST_LISTS");
+  const std::string op = lists ? lists : "all_reduce";
   std::string error;
   {
     const auto group =
         make_process_group(gloo_backend(prefix_store("gloo/", self.store), self.rank, self.size, 20s),
                            prefix_store("group/", self.store), {.timeout = stops ? 2s : 50s});
-    Tensor x = empty({100'000});
-    std::fill_n(x.data<float>(), x.numel(), 1.0f);
+    Tensor x = empty({100'000}), large = empty({100'000 * self.size}), few = empty({5});
+    for (const Tensor& t : {x, large}) std::fill_n(t.data<float>(), t.numel(), 1.0f);
     for (int step = 0; error.empty(); ++step) {
       report_at(*self.store, step, 3);
       try {
-        group->all_reduce(x, ReduceOp::mean, "gradients").wait();
+        const std::vector<Tensor> parts = {x, x.narrow(0, 0, 5)},
+                                  wholes = {large, large.narrow(0, 0, 5 * self.size)};
+        if (op == "all_gather") group->all_gather(wholes, parts, "gradients").wait();
+        else if (op == "reduce_scatter")
+          group->reduce_scatter(std::vector<Tensor>{x, few}, wholes, ReduceOp::mean, "gradients").wait();
+        else group->all_reduce(x, ReduceOp::mean, "gradients").wait();
       } catch (const DistributedError& e) {
         error = e.what();
       }
     }
     CHECK(seconds_since_strike(*self.store) < 20);
     std::puts(error.c_str());  // the parent shows it if a check fails
-    CHECK_THAT(error, ContainsSubstring("all_reduce(gradients)"));
+    CHECK_THAT(error, ContainsSubstring(op + "(gradients)"));
     CHECK_THAT(error, ContainsSubstring("rank 1"));
   }
   CHECK(seconds_since_strike(*self.store) < 30);
@@ -175,4 +182,6 @@ TEST_CASE("a group over gloo names the rank that died or stopped") {
   if (!has_gloo()) return;
   strike("child of a group whose peer dies", 3, SIGKILL, 0us);
   strike("child of a group whose peer dies", 3, SIGSTOP, 0us, {{"TEST_STOPS", "1"}});
+  for (const char* op : {"all_gather", "reduce_scatter"})
+    strike("child of a group whose peer dies", 3, SIGKILL, 0us, {{"TEST_LISTS", op}});
 }

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "tapestry/core/cuda/internal/copy.h"
 #include "tapestry/core/stream.h"
 #include "tests/distributed/nccl_support.h"
 #include "tests/support/catch.h"
@@ -134,6 +135,72 @@ TEST_CASE("collectives over NCCL that move data deliver each rank's elements") {
           group->barrier().wait();
         },
         kQuick);
+  }
+}
+
+TEST_CASE("a list of tensors over NCCL is one group of calls") {
+  if (no_nccl()) return;
+  using Tensors = std::vector<Tensor>;
+  for (const int size : {1, 2, 3, 5}) {
+    NcclWorld world(size);
+    run_nccl_ranks_well(
+        size,
+        [&](const std::shared_ptr<ProcessGroup>& group, int rank) {
+          const auto n = static_cast<std::size_t>(size);
+          const auto tensor = [&](std::size_t count, DType dtype) {
+            return on_gpu(gpu(rank), dtype, elements(rank, count, dtype));
+          };
+          const auto room = [&](std::size_t count, DType dtype) {
+            return on_gpu(gpu(rank), dtype, V(count));
+          };
+          const auto gathered = [&](std::size_t count, DType dtype) {
+            V all;
+            for (const V& values : all_elements(size, count, dtype))
+              all.insert(all.end(), values.begin(), values.end());
+            return all;
+          };
+          // An empty tensor, a tensor in place, one on the host, and columns of a matrix.
+          const Tensor whole = room(3 * n, DType::f32), own = whole.narrow(0, 3 * rank, 3);
+          const Tensor values = tensor(3, DType::f32);
+          cuda::copy_bytes(gpu(rank), own.raw_data(), gpu(rank), values.raw_data(), values.nbytes());
+          const Tensor matrix = room(7 * n, DType::i32), columns = matrix.view({size, 7}).narrow(1, 2, 4);
+          const Tensor on_cpu = empty({static_cast<std::int64_t>(2 * n)}, DType::bf16);
+          group
+              ->all_gather(Tensors{room(0, DType::f32), whole, columns, on_cpu},
+                           Tensors{room(0, DType::f32), own, tensor(4, DType::i32), tensor(2, DType::bf16)})
+              .wait();
+          expect("in place", on_host(whole), gathered(3, DType::f32));
+          V rows = V(7 * n);
+          for (std::size_t r = 0; r < n; ++r)
+            for (std::size_t i = 0; i < 4; ++i)
+              rows[7 * r + 2 + i] = element(static_cast<int>(r), i, DType::i32);
+          expect("columns", on_host(matrix), rows);
+          V came;
+          for (std::size_t i = 0; i < 2 * n; ++i)
+            came.push_back(static_cast<float>(on_cpu.data<BFloat16>()[i]));
+          expect("on the host", came, gathered(2, DType::bf16));
+
+          for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::max}) {
+            const Tensor a = room(2, DType::f64), b = room(1, DType::bf16);
+            group
+                ->reduce_scatter(
+                    Tensors{a, b, room(0, DType::f32)},
+                    Tensors{tensor(2 * n, DType::f64), tensor(n, DType::bf16), room(0, DType::f32)}, op)
+                .wait();
+            const V doubles = reduced(size, all_elements(size, 2 * n, DType::f64), op, DType::f64);
+            const auto r = static_cast<std::size_t>(rank);
+            expect("reduce_scatter", on_host(a), {doubles[2 * r], doubles[2 * r + 1]});
+            if (op == ReduceOp::mean && size > 2) continue;  // not exact in bf16
+            expect("reduce_scatter", on_host(b),
+                   {reduced(size, all_elements(size, n, DType::bf16), op, DType::bf16)[r]});
+          }
+          group->all_gather(Tensors{}, Tensors{}).wait();
+          group->barrier().wait();
+        },
+        kQuick);
+    CHECK(world.nccl().calls("ncclGroupEnd") == 4 * size);
+    CHECK(world.nccl().calls("ncclAllGather") == 3 * size);
+    CHECK(world.nccl().calls("ncclReduceScatter") == 6 * size);
   }
 }
 

@@ -164,7 +164,8 @@ class RankBlocks {
  public:
   RankBlocks(const Tensor& t, int size, Fill fill, Device where, Deadline deadline) {
     std::optional<std::size_t> pitch;
-    if (t.device() == where && fill != Fill::copy && (where.is_cpu() || t.is_contiguous()))
+    const bool on_host = t.device().is_cpu() && where.is_cpu();  // perhaps on different logical devices
+    if (fill != Fill::copy && (on_host || (t.device() == where && t.is_contiguous())))
       pitch = block_pitch(t, size);
     if (!pitch) staged_.emplace(t, fill, where, deadline);
     data_ = pitch ? t.raw_data() : staged_->data();
