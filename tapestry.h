@@ -55,6 +55,7 @@
 #include "tapestry/data/iterable.h"
 #include "tapestry/data/mix.h"
 #include "tapestry/data/transforms.h"
+#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
 #include "tapestry/distributed/comm/environment.h"
 #include "tapestry/distributed/comm/error.h"
 #include "tapestry/distributed/comm/init.h"

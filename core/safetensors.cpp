@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -204,7 +203,7 @@ std::optional<std::uint64_t> bytes_of(const Entry& entry) {
 struct SafetensorsFile::Impl {
   std::string path;
   int fd = -1;
-  std::uint64_t data_start = 0;
+  std::uint64_t data_start = 0, size = 0;
   std::vector<Entry> entries;
   std::unordered_map<std::string, std::size_t> by_name;
   StringMap metadata;
@@ -216,6 +215,17 @@ struct SafetensorsFile::Impl {
   template <class... Parts>
   [[noreturn]] void broken(const Parts&... parts) const {
     fail<IoError>("[safetensors] ", path, ": ", parts...);
+  }
+
+  /// Reads elements to the CPU, beginning at a byte offset of the file.
+  Tensor read_elements(std::uint64_t offset, const Shape& sizes, DType dtype) const {
+    Tensor out = empty(sizes, {dtype, kCPU});
+    read_at(offset, out.raw_data(), out.nbytes());
+    if (dtype == DType::boolean) {  // in C++, a bool whose byte is neither 0 nor 1 is undefined behavior
+      unsigned char* bytes = static_cast<unsigned char*>(out.raw_data());
+      for (std::int64_t i = 0; i < out.numel(); ++i) bytes[i] = bytes[i] != 0;
+    }
+    return out;
   }
 
   void read_at(std::uint64_t offset, void* out, std::uint64_t bytes) const {
@@ -267,7 +277,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : impl_(std::make_uniq
   struct stat status;
   if (::fstat(s.fd, &status) != 0) s.broken("cannot be read: ", std::strerror(errno));
   if (!S_ISREG(status.st_mode)) s.broken("is not a file");
-  const std::uint64_t size = static_cast<std::uint64_t>(status.st_size);
+  const std::uint64_t size = s.size = static_cast<std::uint64_t>(status.st_size);
   if (size < 8) s.broken("has ", size, " bytes; a safetensors file has at least 8");
   std::uint64_t header_size = 0;
   s.read_at(0, &header_size, 8);
@@ -305,14 +315,26 @@ Tensor SafetensorsFile::read(const std::string& name) const {
 }
 
 Tensor SafetensorsFile::read(const Entry& entry) const {
-  Tensor out = empty(entry.sizes, {entry.dtype, kCPU});
-  impl_->read_at(impl_->data_start + entry.begin, out.raw_data(), entry.end - entry.begin);
-  if (entry.dtype == DType::boolean) {  // in C++, a bool whose byte is neither 0 nor 1 is undefined behavior
-    unsigned char* bytes = static_cast<unsigned char*>(out.raw_data());
-    for (std::int64_t i = 0; i < out.numel(); ++i) bytes[i] = bytes[i] != 0;
-  }
-  return out;
+  return impl_->read_elements(impl_->data_start + entry.begin, entry.sizes, entry.dtype);
 }
+
+Tensor SafetensorsFile::read_rows(const std::string& name, std::int64_t first, std::int64_t rows) const {
+  const Entry* entry = find(name);
+  if (!entry) impl_->broken("has no tensor \"", name, "\"");
+  const std::int64_t all = entry->sizes.empty() ? 1 : entry->sizes[0];
+  check<IndexError>(first >= 0 && rows >= 0 && first <= all && rows <= all - first, "[safetensors] ",
+                    impl_->path, ": rows ", first, " to ", first, " + ", rows, " of tensor \"", name,
+                    "\" were requested, but its shape is ", entry->sizes);
+  if (entry->sizes.empty() && rows == 1) return read(*entry);
+  Shape sizes = entry->sizes.empty() ? Shape{0} : entry->sizes;
+  sizes[0] = rows;
+  // The constructor has checked that the whole tensor lies in the file, so these products do not overflow.
+  const std::uint64_t row = all == 0 ? 0 : (entry->end - entry->begin) / static_cast<std::uint64_t>(all);
+  return impl_->read_elements(impl_->data_start + entry->begin + row * static_cast<std::uint64_t>(first),
+                              sizes, entry->dtype);
+}
+
+std::uint64_t SafetensorsFile::bytes() const { return impl_->size; }
 
 Safetensors load_safetensors(const std::string& path) {
   const SafetensorsFile file(path);
@@ -324,7 +346,7 @@ Safetensors load_safetensors(const std::string& path) {
 
 namespace {
 
-std::string quoted(const std::string& text) {
+std::string json_text(const std::string& text) {
   try {
     return Json(text).dump();
   } catch (const Json::exception&) {
@@ -347,58 +369,116 @@ void write_elements(AtomicFile& file, const char* data, const Shape& sizes, cons
 
 }  // namespace
 
-void save_safetensors(const std::string& path, const NamedTensors& tensors, const StringMap& metadata) {
-  std::vector<std::size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::unordered_set<std::string> names;
-  for (const auto& [name, tensor] : tensors) {
-    detail::check_defined("save_safetensors", tensor, name.c_str());
-    check<DeviceError>(tensor.device().is_cpu(), "[save_safetensors] ", name, " is on ", tensor.device(),
-                       "; move it to the CPU");
-    check(name != kMetadata, "[save_safetensors] a tensor cannot be named ", kMetadata,
-          ", which the format reserves for its metadata; rename it");
-    check(names.insert(name).second, "[save_safetensors] the name ", name, " occurs twice; rename one");
+struct SafetensorsWriter::Impl {
+  std::vector<Entry> entries;
+  std::optional<AtomicFile> file;
+  std::size_t at = 0;         // the entry that is being written
+  std::uint64_t written = 0;  // bytes of its data
+
+  /// Skips entries that are complete.
+  void advance() {
+    while (at < entries.size() && written == entries[at].end - entries[at].begin) {
+      ++at;
+      written = 0;
+    }
   }
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const int rank_a = rank_of(tensors[a].second.dtype()), rank_b = rank_of(tensors[b].second.dtype());
-    return rank_a != rank_b ? rank_a > rank_b : tensors[a].first < tensors[b].first;
+};
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Entry> tensors,
+                                     const StringMap& metadata)
+    : impl_(std::make_unique<Impl>()) {
+  std::unordered_set<std::string_view> names;
+  for (const Entry& entry : tensors) {
+    check(entry.name != kMetadata, "[save_safetensors] a tensor cannot be named ", kMetadata,
+          ", which the format reserves for its metadata; rename it");
+    check(names.insert(entry.name).second, "[save_safetensors] the name ", entry.name,
+          " occurs twice; rename one");
+  }
+  std::sort(tensors.begin(), tensors.end(), [&](const Entry& a, const Entry& b) {
+    const int rank_a = rank_of(a.dtype), rank_b = rank_of(b.dtype);
+    return rank_a != rank_b ? rank_a > rank_b : a.name < b.name;
   });
   std::string header = "{";
   if (!metadata.empty()) {
-    header += quoted(kMetadata) + ":{";
-    for (const auto& [key, value] : metadata) header += quoted(key) + ":" + quoted(value) + ",";
+    header += json_text(kMetadata) + ":{";
+    for (const auto& [key, value] : metadata) header += json_text(key) + ":" + json_text(value) + ",";
     header.back() = '}';
     header += ',';
   }
   std::uint64_t at = 0;
-  for (std::size_t i : order) {
-    const auto& [name, tensor] = tensors[i];
+  for (Entry& entry : tensors) {
     std::string shape;
-    for (std::int64_t n : tensor.sizes()) shape += (shape.empty() ? "" : ",") + std::to_string(n);
-    const std::uint64_t end = at + tensor.nbytes();
-    header += quoted(name) + concat({":{\"dtype\":\"", kDTypeNames[rank_of(tensor.dtype())].name,
-                                     "\",\"shape\":[", shape, "],\"data_offsets\":[", at, ",", end, "]},"});
-    at = end;
+    for (std::int64_t n : entry.sizes) {
+      check(n >= 0, "[save_safetensors] ", entry.name, " has the shape ", entry.sizes,
+            "; sizes cannot be negative");
+      shape += (shape.empty() ? "" : ",") + std::to_string(n);
+    }
+    const std::optional<std::uint64_t> bytes = bytes_of(entry);
+    check(bytes && *bytes <= static_cast<std::uint64_t>(INT64_MAX) - at, "[save_safetensors] ", entry.name,
+          " of shape ", entry.sizes, " is too large; the data of a file is at most 2^63 - 1 bytes");
+    entry.begin = at;
+    entry.end = at += *bytes;
+    header += json_text(entry.name) +
+              concat({":{\"dtype\":\"", kDTypeNames[rank_of(entry.dtype)].name, "\",\"shape\":[", shape,
+                      "],\"data_offsets\":[", entry.begin, ",", entry.end, "]},"});
   }
   if (header.back() == ',') header.pop_back();
   header += '}';
   header.append((8 - header.size() % 8) % 8, ' ');
   check(header.size() <= kMaxHeader, "[save_safetensors] the header with all names has ", header.size(),
         " bytes; the limit is ", kMaxHeader);
-
-  AtomicFile file(path);
+  impl_->entries = std::move(tensors);
+  impl_->file.emplace(path);
   const std::uint64_t header_size = header.size();
-  file.write(&header_size, 8);
-  file.write(header);
-  for (std::size_t i : order) {
-    const Tensor& tensor = tensors[i].second;
-    if (tensor.numel() == 0) continue;
-    if (tensor.is_contiguous()) file.write(tensor.raw_data(), tensor.nbytes());
-    else
-      write_elements(file, static_cast<const char*>(tensor.raw_data()), tensor.sizes(), tensor.strides(),
-                     dtype_size(tensor.dtype()), 0);
+  impl_->file->write(&header_size, 8);
+  impl_->file->write(header);
+  impl_->advance();
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+const std::vector<Entry>& SafetensorsWriter::entries() const { return impl_->entries; }
+
+void SafetensorsWriter::write(const Tensor& elements) {
+  Impl& s = *impl_;
+  detail::check_defined("save_safetensors", elements, "a tensor");
+  check<DeviceError>(elements.device().is_cpu(), "[save_safetensors] a tensor is on ", elements.device(),
+                     "; move it to the CPU");
+  if (elements.numel() == 0) return;
+  check(s.at < s.entries.size(), "[save_safetensors] a tensor of shape ", elements.sizes(),
+        " is written after the last tensor of the file");
+  const Entry& entry = s.entries[s.at];
+  const std::uint64_t left = entry.end - entry.begin - s.written;
+  check(elements.dtype() == entry.dtype && elements.nbytes() <= left, "[save_safetensors] ", elements.dtype(),
+        " ", elements.sizes(), " is written to ", entry.name, " of ", entry.dtype, " ", entry.sizes,
+        ", of which ", left, " bytes are left; write the tensors in the order of entries()");
+  if (elements.is_contiguous()) s.file->write(elements.raw_data(), elements.nbytes());
+  else
+    write_elements(*s.file, static_cast<const char*>(elements.raw_data()), elements.sizes(),
+                   elements.strides(), dtype_size(elements.dtype()), 0);
+  s.written += elements.nbytes();
+  s.advance();
+}
+
+void SafetensorsWriter::commit() {
+  check(impl_->at == impl_->entries.size(), "[save_safetensors] ",
+        impl_->at < impl_->entries.size() ? impl_->entries[impl_->at].name : "",
+        " has not been written completely; write all tensors before commit()");
+  impl_->file->commit();
+}
+
+void save_safetensors(const std::string& path, const NamedTensors& tensors, const StringMap& metadata) {
+  std::vector<Entry> entries;
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  for (const auto& [name, tensor] : tensors) {
+    detail::check_defined("save_safetensors", tensor, name.c_str());
+    check<DeviceError>(tensor.device().is_cpu(), "[save_safetensors] ", name, " is on ", tensor.device(),
+                       "; move it to the CPU");
+    entries.push_back({name, tensor.dtype(), tensor.sizes()});
+    by_name.emplace(name, &tensor);
   }
-  file.commit();
+  SafetensorsWriter writer(path, std::move(entries), metadata);
+  for (const Entry& entry : writer.entries()) writer.write(*by_name.at(entry.name));
+  writer.commit();
 }
 
 }  // namespace tapestry

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <unordered_map>
 
 #include "tapestry/core/atomic_file.h"
 #include "tapestry/core/generator.h"
@@ -81,6 +82,22 @@ StateDict model_of(const SafetensorsFile& file) {
   for (const SafetensorsFile::Entry& entry : file.entries())
     if (!entry.name.starts_with(kTraining)) part.emplace_back(entry.name, file.read(entry));
   return part;
+}
+
+/// Returns the names of the optimizer's parameters in the order of their numbers, one a line. A parameter
+/// that the model does not have is "#" with its number. tapestry-checkpoint uses the names.
+std::string names_of(const optim::Optimizer& optimizer, const Module& model) {
+  std::unordered_map<const void*, std::string> by_slot;
+  for (const auto& [name, slot] : model.named_parameters()) by_slot.emplace(slot.id(), name);
+  std::string names;
+  std::size_t number = 0;
+  for (const Parameter& p : optimizer.parameters()) {
+    const auto found = by_slot.find(p.id());
+    names +=
+        (number == 0 ? "" : "\n") + (found == by_slot.end() ? "#" + std::to_string(number) : found->second);
+    ++number;
+  }
+  return names;
 }
 
 template <class F>
@@ -167,6 +184,7 @@ void save_checkpoint(const std::string& path, const Training& training, const Pr
   if (training.optimizer) {
     append(tensors, kOptimizer, training.optimizer->state_dict());
     metadata["tapestry.optimizer"] = training.optimizer->name();
+    if (training.model) metadata["tapestry.parameters"] = names_of(*training.optimizer, *training.model);
   }
   if (training.scheduler) append(tensors, kScheduler, training.scheduler->state_dict());
   for_each_device([&](Device device) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <sstream>
 
 #include "tapestry/core/generator.h"
 #include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/common/internal/generator_states.h"
 
 namespace tapestry::distributed {
 namespace {
@@ -17,41 +17,6 @@ template <class F>
 void for_each_device(const F& fn) {
   for (const DeviceType type : {DeviceType::cpu, DeviceType::cuda})
     for (int i = 0; i < device_count(type); ++i) fn(Device(type, i));
-}
-
-// Returns the states of this rank's generators as "cpu:0 seed offset cpu:1 seed offset".
-std::string generator_states() {
-  std::string text;
-  for_each_device([&](Device device) {
-    const auto [seed, offset] = current_generator(device).state();
-    text +=
-        (text.empty() ? "" : " ") + device.str() + ' ' + std::to_string(seed) + ' ' + std::to_string(offset);
-  });
-  return text;
-}
-
-void set_generator_states(const std::string& text) {
-  std::istringstream in(text);
-  int devices = 0;
-  for (std::string device; in >> device; ++devices) {
-    std::uint64_t seed = 0, offset = 0;
-    // The stream would read "-1" as 2^64 - 1.
-    bool valid = !(in >> seed >> offset).fail() && text.find('-') == std::string::npos;
-    try {
-      const Device named(device);
-      for_each_device([&](Device d) {
-        if (valid && d == named) current_generator(d).set_state({seed, offset});
-      });
-    } catch (const Error&) {  // not the name of a device
-      valid = false;
-    }
-    check<IoError>(valid, "[resume] the generator states in the checkpoint are \"", text,
-                   "\", not device, seed and offset in turn; resume from a file that "
-                   "DistributedCheckpointer wrote");
-  }
-  check<IoError>(devices > 0,
-                 "[resume] the generator states in the checkpoint are empty; resume from a file that "
-                 "DistributedCheckpointer wrote");
 }
 
 // Returns the number of ranks whose generator states are in a checkpoint: 0 if nn::Checkpointer wrote it.
@@ -111,7 +76,8 @@ std::optional<nn::Progress> DistributedCheckpointer::resume(const nn::Training& 
     progress = nn::load_checkpoint(latest, training);
     const int rank = group_->rank();
     if (rank < ranks_with_generators(progress.extra)) {
-      set_generator_states(progress.extra.at(kGenerators + std::to_string(rank)));
+      set_generator_states(
+          parse_generator_states("resume", progress.extra.at(kGenerators + std::to_string(rank))));
     } else {
       for_each_device([&](Device d) {
         const Generator& first = default_generator(d);  // load_checkpoint has restored it

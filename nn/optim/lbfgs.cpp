@@ -293,6 +293,13 @@ StateDict LBFGS::state_dict() const {
   return dict;
 }
 
+std::vector<StateTensor> LBFGS::state_tensors(int replica) const {
+  std::vector<StateTensor> all = Optimizer::state_tensors(replica);
+  for (const auto& [key, t] : state_dict())
+    if (key.starts_with("state.")) all.push_back({key, 0, false, t});
+  return all;
+}
+
 void LBFGS::load_state_dict(const StateDict& dict) {
   const NoGradGuard no_grad;
   const Tensor& first = params(0)[0].replica(0);

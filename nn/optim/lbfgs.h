@@ -56,6 +56,7 @@ class LBFGS : public OptimizerWith<LBFGSOptions> {
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& dict) override;
+  std::vector<StateTensor> state_tensors(int replica = 0) const override;
 
  protected:
   void check_options(std::size_t group) const override;

@@ -243,25 +243,36 @@ void Optimizer::for_params(const F& fn) const {
 
 StateDict Optimizer::state_dict() const {
   const NoGradGuard no_grad;
-  const std::vector<const char*> names = state_names();
   StateDict dict;
+  for (const StateTensor& t : Optimizer::state_tensors(0))
+    dict.emplace_back(t.key, t.like_param ? clone(t.tensor) : t.tensor);
+  return dict;
+}
+
+std::vector<StateTensor> Optimizer::state_tensors(int replica) const {
+  const NoGradGuard no_grad;
+  const std::vector<const char*> names = state_names();
+  const auto at = static_cast<std::size_t>(replica);
+  std::vector<StateTensor> all;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const std::string prefix = "groups." + std::to_string(g) + ".";
-    for (const OptionRef& o : options_of(g)) dict.emplace_back(prefix + o.name, number(o.get()));
-    dict.emplace_back(prefix + "num_params",
-                      scalar_tensor(static_cast<std::int64_t>(groups_[g].params.size()), {DType::i64, kCPU}));
+    for (const OptionRef& o : options_of(g)) all.push_back({prefix + o.name, -1, false, number(o.get())});
+    all.push_back({prefix + "num_params", -1, false,
+                   scalar_tensor(static_cast<std::int64_t>(groups_[g].params.size()), {DType::i64, kCPU})});
   }
   for_params([&](std::size_t g, std::size_t i, std::size_t n) {
     const std::vector<State>& states = groups_[g].states[i];
-    if (states.empty() || !states[0].step.defined()) return;
+    if (states.size() <= at || !states[at].step.defined()) return;
     const std::string prefix = "state." + std::to_string(n) + ".";
-    const Tensor& step = states[0].step;
-    dict.emplace_back(prefix + "step", clone(step.dim() == 0 ? step : step.select(0, 0)));
-    if (number_name()) dict.emplace_back(prefix + number_name(), clone(step.select(0, 1)));
+    const auto param = static_cast<std::int64_t>(n);
+    const Tensor& step = states[at].step;
+    all.push_back({prefix + "step", param, false, clone(step.dim() == 0 ? step : step.select(0, 0))});
+    if (number_name()) all.push_back({prefix + number_name(), param, false, clone(step.select(0, 1))});
     for (std::size_t k = 0; k < kMaxState; ++k)
-      if (states[0].tensors[k].defined()) dict.emplace_back(prefix + names[k], clone(states[0].tensors[k]));
+      if (states[at].tensors[k].defined())
+        all.push_back({prefix + names[k], param, true, states[at].tensors[k]});
   });
-  return dict;
+  return all;
 }
 
 void Optimizer::load_state_dict(const StateDict& dict) {

@@ -50,6 +50,14 @@ struct OptionRef {
   void set(double value) const;
 };
 
+/// A tensor of an optimizer's state. It shares memory with the optimizer, except for options and counts.
+struct StateTensor {
+  std::string key;          ///< its key in Optimizer::state_dict()
+  std::int64_t param = -1;  ///< the number of its parameter, or -1
+  bool like_param = false;  ///< whether it has an element for each element of the parameter
+  Tensor tensor;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -87,6 +95,9 @@ class Optimizer {
   /// Restores the options and the state. Throws one ValueError that lists every mismatch. If it throws,
   /// nothing was loaded.
   virtual void load_state_dict(const StateDict& dict);
+  /// Returns the entries of state_dict() for one replica without copying tensors that are like their
+  /// parameters, for checkpoints of sharded parameters. Writing to those changes the state.
+  virtual std::vector<StateTensor> state_tensors(int replica = 0) const;
 
  protected:
   Optimizer() = default;

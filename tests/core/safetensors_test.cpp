@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "tapestry/core/allocator.h"
 #include "tests/support/catch.h"
@@ -286,4 +287,74 @@ TEST_CASE("mutated safetensors files give tensors or an IoError") {
     });
     CHECK(calls > 100);
   }
+}
+
+TEST_CASE("rows of a tensor are read, and no others") {
+  const TempDir dir;
+  const auto count = [](std::int64_t i) { return i; };
+  save_safetensors(dir / "f", {{"a", filled<float>({5, 3}, count)},
+                               {"b", filled<bool>({4}, [](std::int64_t i) { return i % 2; })},
+                               {"n", filled<float>(Shape{}, [](std::int64_t) { return 7; })},
+                               {"e", empty({0, 4})},
+                               {"w", empty({6, 0})}});
+  const SafetensorsFile file(dir / "f");
+  CHECK(file.bytes() == read_file(dir / "f").size());
+  for (std::int64_t first = 0; first <= 5; ++first) {
+    for (std::int64_t rows = 0; first + rows <= 5; ++rows) {
+      const Tensor part = file.read_rows("a", first, rows);
+      REQUIRE(part.sizes() == Shape{rows, 3});
+      for (std::int64_t i = 0; i < part.numel(); ++i)
+        CHECK(part.data<float>()[i] == static_cast<float>(first * 3 + i));
+    }
+  }
+  CHECK(file.read_rows("b", 1, 1).data<bool>()[0]);
+  CHECK_FALSE(file.read_rows("b", 2, 2).data<bool>()[0]);
+  CHECK(file.read_rows("n", 0, 1).sizes() == Shape{});
+  CHECK(file.read_rows("n", 0, 1).data<float>()[0] == 7);
+  CHECK(file.read_rows("n", 1, 0).numel() == 0);
+  CHECK(file.read_rows("e", 0, 0).sizes() == Shape{0, 4});
+  CHECK(file.read_rows("w", 2, 3).sizes() == Shape{3, 0});
+  constexpr std::int64_t kMost = INT64_MAX;
+  const std::pair<std::int64_t, std::int64_t> wrong[] = {
+      {-1, 1},    {0, -1},        {0, 6}, {5, 1},         {6, 0},        {kMost, 1},
+      {1, kMost}, {kMost, kMost}, {3, 3}, {INT64_MIN, 0}, {0, INT64_MIN}};
+  for (const auto& [first, rows] : wrong)
+    CHECK_THROWS_WITH(file.read_rows("a", first, rows), ContainsSubstring("tensor \"a\" were requested"));
+  CHECK_THROWS_AS(file.read_rows("n", 0, 2), IndexError);
+  CHECK_THROWS_AS(file.read_rows("e", 0, 1), IndexError);
+  CHECK_THROWS_WITH(file.read_rows("absent", 0, 0), ContainsSubstring("has no tensor"));
+  write_file(dir / "f", read_file(dir / "f").substr(0, file.bytes() - 40));  // truncated while it is open
+  CHECK_THROWS_AS(file.read_rows("a", 4, 1), IoError);
+}
+
+TEST_CASE("a file that is written piece by piece has the same bytes") {
+  const TempDir dir;
+  const NamedTensors tensors = golden_tensors();
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const auto& [name, t] : tensors) entries.push_back({name, t.dtype(), t.sizes()});
+  SafetensorsWriter writer(dir / "pieces", entries, kGoldenMetadata);
+  for (const SafetensorsWriter::Entry& entry : writer.entries()) {
+    for (const auto& [name, t] : tensors) {
+      if (name != entry.name) continue;
+      if (t.dim() == 0) writer.write(t);
+      else
+        for (std::int64_t i = 0; i < t.size(0); ++i) writer.write(t.narrow(0, i, 1));
+    }
+  }
+  CHECK_FALSE(std::filesystem::exists(dir / "pieces"));
+  writer.commit();
+  CHECK(read_file(dir / "pieces") == read_file(kGolden));
+
+  SafetensorsWriter wrong(dir / "wrong", {{"a", DType::f32, {2, 2}}});
+  CHECK_THROWS_WITH(wrong.write(empty({3, 2})), ContainsSubstring("16 bytes are left"));
+  CHECK_THROWS_WITH(wrong.write(empty({2, 2}, DType::i32)), ContainsSubstring("is written to a of float32"));
+  wrong.write(empty({1, 2}));
+  CHECK_THROWS_WITH(wrong.commit(), ContainsSubstring("a has not been written completely"));
+  wrong.write(empty({1, 2}));
+  CHECK_THROWS_WITH(wrong.write(empty({1})), ContainsSubstring("after the last tensor"));
+  CHECK_THROWS_WITH(SafetensorsWriter(dir / "x", {{"a", DType::f32, {-1}}}), ContainsSubstring("negative"));
+  CHECK_THROWS_WITH(SafetensorsWriter(dir / "x", {{"a", DType::f32, {INT64_MAX, 2}}}),
+                    ContainsSubstring("too large"));
+  CHECK_THROWS_AS(SafetensorsWriter(dir / "x", {{"a", DType::f32, {1}}, {"a", DType::f32, {1}}}), ValueError);
+  CHECK_FALSE(std::filesystem::exists(dir / "wrong"));
 }

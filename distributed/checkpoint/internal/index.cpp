@@ -1,0 +1,343 @@
+#include "tapestry/distributed/checkpoint/internal/index.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+namespace tapestry::distributed::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kMaxIndex = std::uint64_t{1} << 28;
+constexpr int kMaxShards = 99'999;  // file names have five digits
+constexpr int kMaxDepth = 6;
+constexpr const char* kFormat = "tapestry.sharded_checkpoint";
+constexpr std::int64_t kVersion = 1;
+
+/// Reads fields of the index. Every error names the file and the field.
+struct Reader {
+  const std::string& path;
+
+  template <class... Parts>
+  [[noreturn]] void broken(const Parts&... parts) const {
+    fail<IoError>("[load_sharded] ", path, ": ", parts..., "; use another checkpoint");
+  }
+  template <class... Parts>
+  void require(bool ok, const Parts&... parts) const {
+    if (!ok) broken(parts...);
+  }
+
+  const Json& field(const Json& object, const char* key) const {
+    const auto it = object.find(key);
+    require(it != object.end(), "lacks \"", key, "\"");
+    return *it;
+  }
+  /// Returns an integer from `low` to `high`.
+  std::int64_t integer(const Json& value, const std::string& what, std::int64_t low = 0,
+                       std::int64_t high = INT64_MAX) const {
+    const bool fits = value.is_number_unsigned()
+                          ? value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)
+                          : value.is_number_integer();
+    require(fits, what, " is not an integer of 63 bits");
+    const std::int64_t number = value.get<std::int64_t>();
+    require(number >= low && number <= high, what, " is ", number, ", not from ", low, " to ", high);
+    return number;
+  }
+  std::string text(const Json& value, const std::string& what) const {
+    require(value.is_string(), what, " is not a text");
+    return value.get<std::string>();
+  }
+  const Json& array(const Json& value, const std::string& what) const {
+    require(value.is_array(), what, " is not a list");
+    return value;
+  }
+  const Json& object(const Json& value, const std::string& what) const {
+    require(value.is_object(), what, " is not an object");
+    return value;
+  }
+
+  DType dtype(const Json& value, const std::string& what) const {
+    const std::string name = text(value, what);
+    for (int i = 0; i < kNumDTypes; ++i)
+      if (name == dtype_name(static_cast<DType>(i))) return static_cast<DType>(i);
+    broken(what, " is \"", name, "\", which is no dtype");
+  }
+
+  TensorRecord tensor(const std::string& name, const Json& value, int shards) const {
+    const std::string what = "tensor \"" + name + "\"";
+    object(value, what);
+    TensorRecord record;
+    record.dtype = dtype(field(value, "dtype"), "the dtype of " + what);
+    const Json& shape = array(field(value, "shape"), "the shape of " + what);
+    require(shape.size() <= kMaxDims, what, " has ", shape.size(), " dimensions; at most ", kMaxDims,
+            " are supported");
+    // The bound counts sizes of 0 as 1, so that the size of a row does not overflow either.
+    std::int64_t bound = static_cast<std::int64_t>(dtype_size(record.dtype));
+    for (const Json& size : shape) {
+      const std::int64_t n = integer(size, "a size of " + what);
+      require(bound <= INT64_MAX / std::max<std::int64_t>(n, 1), what,
+              " is too large: its size in bytes does not fit in 63 bits");
+      bound *= std::max<std::int64_t>(n, 1);
+      record.sizes.push_back(n);
+    }
+    std::int64_t next = 0;
+    for (const Json& entry : array(field(value, "pieces"), "the pieces of " + what)) {
+      require(entry.is_array() && entry.size() == 4, "a piece of ", what,
+              " is not a list of shard, first row, rows and checksum");
+      Piece piece;
+      piece.shard = static_cast<int>(integer(entry[0], "the shard of a piece of " + what, 0, shards - 1));
+      piece.first_row = integer(entry[1], "the first row of a piece of " + what);
+      piece.rows = integer(entry[2], "the number of rows of a piece of " + what, 1);
+      piece.crc32 =
+          static_cast<std::uint32_t>(integer(entry[3], "the checksum of a piece of " + what, 0, UINT32_MAX));
+      require(piece.first_row == next && piece.rows <= record.rows() - next, what, " has ", record.rows(),
+              " rows, and a piece has the rows ", piece.first_row, " to ", piece.first_row, " + ", piece.rows,
+              " where row ", next, " is next; each row must be in one piece");
+      next += piece.rows;
+      for (const Piece& other : record.pieces)
+        require(other.shard != piece.shard, what, " has two pieces in shard ", piece.shard);
+      record.pieces.push_back(piece);
+    }
+    require(next == record.rows(), what, " lacks the rows ", next, " to ", record.rows());
+    return record;
+  }
+};
+
+/// Parses JSON that is nested at most kMaxDepth deep.
+Json parse_json(const Reader& reader, const std::string& text) {
+  bool deep = false;
+  Json json;
+  try {
+    json = Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > kMaxDepth) {
+        deep = true;
+        throw std::length_error("nested too deep");
+      }
+      return true;
+    });
+  } catch (const std::exception& e) {
+    reader.broken(deep ? "is nested too deep" : std::string("is not valid JSON"));
+  }
+  return json;
+}
+
+}  // namespace
+
+Shape TensorRecord::sizes_of(std::int64_t count) const {
+  Shape part = sizes;
+  if (!part.empty()) part[0] = count;
+  return part;
+}
+
+std::uint64_t TensorRecord::row_bytes() const {
+  std::uint64_t bytes = dtype_size(dtype);
+  for (int d = 1; d < static_cast<int>(sizes.size()); ++d) bytes *= static_cast<std::uint64_t>(sizes[d]);
+  return bytes;
+}
+
+std::string Index::text() const {
+  Json head{{"format", kFormat}, {"version", kVersion}, {"id", id}, {"generators", generators}};
+  if (progress) {
+    head["epoch"] = progress->epoch;
+    head["step"] = progress->step;
+    if (progress->metric) head["metric"] = number_text(*progress->metric);
+    head["extra"] = progress->extra;
+  }
+  if (!optimizer.empty()) {
+    head["optimizer"] = optimizer;
+    head["groups"] = groups;
+  }
+  head["scheduler"] = scheduler;
+  head["aliases"] = aliases;
+  for (const ShardRecord& shard : shards)
+    head["shards"].push_back(Json{{"file", shard.file}, {"bytes", shard.bytes}});
+  try {
+    std::string out = head.dump(1);
+    out.resize(out.rfind('}'));
+    while (out.back() == '\n') out.pop_back();
+    out += ",\n \"tensors\": {";
+    bool first = true;
+    for (const auto& [name, tensor] : tensors) {
+      Json pieces = Json::array(), shape = Json::array();
+      for (const std::int64_t n : tensor.sizes) shape.push_back(n);
+      for (const Piece& p : tensor.pieces) pieces.push_back(Json{p.shard, p.first_row, p.rows, p.crc32});
+      out += std::string(first ? "" : ",") + "\n  " + Json(name).dump() + ": {\"dtype\": \"" +
+             dtype_name(tensor.dtype) + "\", \"shape\": " + shape.dump() + ", \"pieces\": " + pieces.dump() +
+             "}";
+      first = false;
+    }
+    return out + "\n }\n}\n";
+  } catch (const Json::exception&) {
+    fail(
+        "[save_sharded] the name of a tensor, or a text of the progress, is not UTF-8; JSON allows no other "
+        "encoding");
+  }
+}
+
+Index Index::parse(const std::string& path, const std::string& text) {
+  const Reader r{path};
+  const Json json = parse_json(r, text);
+  r.object(json, "the index");
+  Index index;
+  const std::string format = r.text(r.field(json, "format"), "\"format\"");
+  r.require(format == kFormat, "has the format \"", format, "\", not \"", kFormat, "\"");
+  const std::int64_t version = r.integer(r.field(json, "version"), "\"version\"");
+  r.require(version == kVersion, "has format version ", version, ", but this library reads version ",
+            kVersion);
+  index.id = r.text(r.field(json, "id"), "\"id\"");
+
+  const Json& shards = r.array(r.field(json, "shards"), "\"shards\"");
+  r.require(!shards.empty() && shards.size() <= kMaxShards, "has ", shards.size(), " shards, not 1 to ",
+            kMaxShards);
+  const int count = static_cast<int>(shards.size());
+  for (int i = 0; i < count; ++i) {
+    const Json& shard = r.object(shards[static_cast<std::size_t>(i)], "a shard");
+    ShardRecord record;
+    record.file = r.text(r.field(shard, "file"), "the file of a shard");
+    // The name must be one that this library gives. So it leads to no other folder.
+    const std::string own = shard_file(i, count, 0), stem = own.substr(0, own.find('.'));
+    r.require(is_shard_file(record.file) && record.file.starts_with(stem + "."), "names the file \"",
+              record.file, "\" as shard ", i, " of ", count, ", where only names such as ", own,
+              " are allowed");
+    record.bytes = static_cast<std::uint64_t>(r.integer(r.field(shard, "bytes"), "\"bytes\" of a shard", 8));
+    index.shards.push_back(std::move(record));
+  }
+  for (const auto& [name, value] : r.object(r.field(json, "tensors"), "\"tensors\"").items())
+    index.tensors.emplace(name, r.tensor(name, value, count));
+  if (json.contains("aliases")) {
+    for (const auto& [name, value] : r.object(json["aliases"], "\"aliases\"").items()) {
+      const std::string target = r.text(value, "an alias");
+      r.require(index.tensors.contains(target) && !index.tensors.contains(name), "says that \"", name,
+                "\" is tied to \"", target, "\", but has no such pair of names");
+      index.aliases.emplace(name, target);
+    }
+  }
+  if (json.contains("step")) {
+    nn::Progress& progress = index.progress.emplace();
+    progress.step = r.integer(json["step"], "\"step\"");
+    progress.epoch = r.integer(r.field(json, "epoch"), "\"epoch\"");
+    if (json.contains("metric")) {
+      const std::string number = r.text(json["metric"], "\"metric\"");
+      double metric = 0;
+      const char* const end = number.data() + number.size();
+      const auto [stop, error] = std::from_chars(number.data(), end, metric);
+      r.require(error == std::errc() && stop == end, "\"", number, "\" as \"metric\" is not a number");
+      progress.metric = metric;
+    }
+    for (const auto& [key, value] : r.object(r.field(json, "extra"), "\"extra\"").items())
+      progress.extra[key] = r.text(value, "a value of \"extra\"");
+  }
+  if (json.contains("optimizer")) {
+    index.optimizer = r.text(json["optimizer"], "\"optimizer\"");
+    std::set<std::string> seen;
+    for (const Json& group : r.array(r.field(json, "groups"), "\"groups\"")) {
+      std::vector<std::string>& names = index.groups.emplace_back();
+      for (const Json& value : r.array(group, "a group")) {
+        names.push_back(r.text(value, "the name of a parameter in \"groups\""));
+        r.require(seen.insert(names.back()).second, "has the parameter \"", names.back(),
+                  "\" in \"groups\" twice");
+      }
+    }
+  }
+  if (json.contains("scheduler")) {
+    r.require(json["scheduler"].is_boolean(), "\"scheduler\" is not true or false");
+    index.scheduler = json["scheduler"].get<bool>();
+  }
+  for (const Json& state : r.array(r.field(json, "generators"), "\"generators\""))
+    index.generators.push_back(r.text(state, "a state in \"generators\""));
+  return index;
+}
+
+Index Index::read(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / kIndexFile).string();
+  const Reader r{path};
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0)
+    r.broken(errno == ENOENT ? "does not exist, so the checkpoint is incomplete"
+                             : std::string("cannot be opened: ") + std::strerror(errno));
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } const closer{fd};
+  struct stat status;
+  r.require(::fstat(fd, &status) == 0 && S_ISREG(status.st_mode), "is not a file");
+  const auto bytes = static_cast<std::uint64_t>(status.st_size);
+  r.require(bytes <= kMaxIndex, "has ", bytes, " bytes; the limit is ", kMaxIndex);
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t got = ::read(fd, text.data() + at, text.size() - at);
+    if (got < 0 && errno == EINTR) continue;
+    r.require(got > 0, "cannot be read: ", got < 0 ? std::strerror(errno) : "it was truncated");
+    at += static_cast<std::size_t>(got);
+  }
+  return parse(path, text);
+}
+
+std::string shard_file(int shard, int shards, int generation) {
+  char name[96];
+  const std::string suffix = generation == 0 ? "" : "." + std::to_string(generation);
+  std::snprintf(name, sizeof name, "shard-%05d-of-%05d%s.safetensors", shard, shards, suffix.c_str());
+  return name;
+}
+
+bool is_shard_file(const std::string& name) {
+  int shard = 0, shards = 0, generation = 0, read = 0;
+  if (std::sscanf(name.c_str(), "shard-%5d-of-%5d%n", &shard, &shards, &read) != 2) return false;
+  const char* rest = name.c_str() + read;
+  if (*rest == '.' && rest[1] >= '1' && rest[1] <= '9') {
+    const auto [stop, error] = std::from_chars(rest + 1, name.c_str() + name.size(), generation);
+    if (error != std::errc()) return false;
+  }
+  return shard >= 0 && shards >= 0 && name == shard_file(shard, shards, generation);
+}
+
+StringMap shard_metadata(const std::string& id, int shard, int shards) {
+  return {{"format", "pt"},
+          {"tapestry.checkpoint.id", id},
+          {"tapestry.shard", std::to_string(shard)},
+          {"tapestry.shards", std::to_string(shards)}};
+}
+
+std::string piece_key(const std::string& name) { return "global." + name; }
+
+std::string piece_text(const TensorRecord& tensor, std::int64_t first_row) {
+  std::string shape, offset;
+  for (int d = 0; d < static_cast<int>(tensor.sizes.size()); ++d) {
+    shape += (d ? "," : "") + std::to_string(tensor.sizes[d]);
+    offset += d ? ",0" : std::to_string(first_row);
+  }
+  return "{\"shape\":[" + shape + "],\"offset\":[" + offset + "]}";
+}
+
+std::uint32_t crc32_of(std::uint32_t crc, const Tensor& contiguous) {
+  // For a null pointer, which an empty tensor may have, crc32_z() returns its initial value.
+  if (contiguous.nbytes() == 0) return crc;
+  return static_cast<std::uint32_t>(
+      crc32_z(crc, static_cast<const Bytef*>(contiguous.raw_data()), contiguous.nbytes()));
+}
+
+std::string random_id() {
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
+  return digits;
+}
+
+std::string number_text(double value) {
+  char buffer[32];
+  return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
+}
+
+}  // namespace tapestry::distributed::checkpoint

@@ -1,0 +1,83 @@
+#pragma once
+// The index of a sharded checkpoint: which rows of which tensor are in which file.
+// docs/reference/checkpoints.md describes the format.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tapestry/core/safetensors.h"
+#include "tapestry/nn/checkpoint.h"
+
+namespace tapestry::distributed::checkpoint {
+
+inline constexpr const char* kIndexFile = "index.json";
+inline const std::string kTraining = "training/";
+// Options of the optimizer are "training/optimizer/groups.0.lr". State that is divided as its parameter is
+// "training/optimizer/state/<parameter>/exp_avg", and other state
+// "training/optimizer/extra/<parameter>/step".
+inline const std::string kOptimizer = kTraining + "optimizer/", kScheduler = kTraining + "scheduler/",
+                         kState = kOptimizer + "state/", kExtra = kOptimizer + "extra/",
+                         kOptions = kOptimizer + "groups.";
+
+/// Rows of a tensor that are in one shard. A tensor without dimensions has one row.
+struct Piece {
+  int shard = 0;
+  std::int64_t first_row = 0, rows = 0;
+  std::uint32_t crc32 = 0;  ///< of the elements' bytes, as zlib computes it
+};
+
+/// A tensor and its pieces in order of their rows, each row once. Pieces have at least one row.
+struct TensorRecord {
+  DType dtype = DType::f32;
+  Shape sizes;
+  std::vector<Piece> pieces = {};
+
+  std::int64_t rows() const { return sizes.empty() ? 1 : sizes[0]; }
+  /// The shape of `count` rows.
+  Shape sizes_of(std::int64_t count) const;
+  /// The size of one row in bytes.
+  std::uint64_t row_bytes() const;
+};
+
+struct ShardRecord {
+  std::string file;
+  std::uint64_t bytes = 0;
+};
+
+struct Index {
+  std::string id;  ///< 16 random hexadecimal digits, which the shards repeat
+  std::optional<nn::Progress> progress = {};
+  std::string optimizer = {};                         ///< Optimizer::name(), or empty
+  std::vector<std::vector<std::string>> groups = {};  ///< the names of the optimizer's parameters, by group
+  bool scheduler = false;                             ///< whether there is a schedule's state
+  std::vector<std::string> generators = {};           ///< by rank; see generator_states()
+  std::map<std::string, std::string> aliases = {};    ///< further names of tied tensors
+  std::vector<ShardRecord> shards = {};
+  std::map<std::string, TensorRecord> tensors = {};
+
+  std::string text() const;
+  /// Parses and checks the text of a file. Throws IoError, which names `path` and the fault.
+  static Index parse(const std::string& path, const std::string& text);
+  /// Reads and checks the index of a checkpoint's folder. Throws IoError.
+  static Index read(const std::string& folder);
+};
+
+/// "shard-00001-of-00004.safetensors". A checkpoint that replaces one of the same step has another
+/// generation, and "shard-00001-of-00004.2.safetensors".
+std::string shard_file(int shard, int shards, int generation);
+/// True for the name of a shard of any checkpoint.
+bool is_shard_file(const std::string& name);
+
+/// The metadata of a shard's file, and the key and the text that say where a tensor of the file belongs.
+StringMap shard_metadata(const std::string& id, int shard, int shards);
+std::string piece_key(const std::string& name);
+std::string piece_text(const TensorRecord& tensor, std::int64_t first_row);
+
+std::uint32_t crc32_of(std::uint32_t crc, const Tensor& contiguous);
+std::string random_id();
+std::string number_text(double value);
+
+}  // namespace tapestry::distributed::checkpoint

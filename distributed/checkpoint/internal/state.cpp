@@ -1,0 +1,312 @@
+#include "tapestry/distributed/checkpoint/internal/state.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/distributed/common/internal/generator_states.h"
+
+namespace tapestry::distributed {
+
+ShardedTraining::ShardedTraining(const nn::Training& training)
+    : optimizer(training.optimizer), scheduler(training.scheduler) {
+  if (!training.model) return;
+  add(training.model->named_parameters(), training.model->named_buffers(), training.model->state_dict());
+}
+
+void ShardedTraining::add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,
+                          const std::vector<std::pair<std::string, nn::Buffer>>& all_buffers,
+                          const nn::StateDict& state) {
+  std::set<std::string> wanted;  // without computed parameters and buffers that are not persistent
+  for (const auto& [name, tensor] : state) wanted.insert(name);
+  std::set<std::string> taken;
+  const auto take = [&](const auto& all, Slots& slots) {
+    for (const auto& [name, slot] : all) {
+      if (!wanted.contains(name)) continue;
+      slots.emplace_back(name, slot);
+      taken.insert(name);
+    }
+  };
+  take(all_parameters, parameters);
+  take(all_buffers, buffers);
+  // The other names belong to slots that are listed under their first name. state_dict() shares storage with
+  // the slots.
+  for (const auto& [name, tensor] : state) {
+    if (taken.contains(name)) continue;
+    const auto same = [&, &t = tensor](const auto& entry) {
+      const Tensor& own = entry.second.tensor();
+      return own.storage() == t.storage() && own.storage_offset() == t.storage_offset() &&
+             own.sizes() == t.sizes();
+    };
+    auto found = std::find_if(parameters.begin(), parameters.end(), same);
+    if (found == parameters.end()) {
+      found = std::find_if(buffers.begin(), buffers.end(), same);
+      check(found != buffers.end(), "[ShardedTraining] '", name,
+            "' is in state_dict(), but is no parameter or buffer; pass the module whose state it is");
+    }
+    aliases.emplace_back(name, found->first);
+  }
+}
+
+namespace checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kShareBytes = std::uint64_t{1} << 20;
+
+std::uint64_t bytes_of(const TensorRecord& t, std::int64_t rows) {
+  return t.row_bytes() * static_cast<std::uint64_t>(rows);
+}
+
+}  // namespace
+
+std::vector<std::string> optimizer_names(const ShardedTraining& training) {
+  std::unordered_map<const void*, const std::string*> by_slot;
+  for (const auto& [name, slot] : training.parameters) by_slot.emplace(slot.id(), &name);
+  std::vector<std::string> names;
+  for (const nn::Parameter& p : training.optimizer->parameters()) {
+    const auto found = by_slot.find(p.id());
+    names.push_back(found == by_slot.end() ? "#" + std::to_string(names.size()) : *found->second);
+  }
+  return names;
+}
+
+int shards_of_process(const ShardedTraining& training) {
+  for (const auto& [name, slot] : training.parameters)
+    if (slot.sharding() && slot.replicas() > 1) return slot.replicas();
+  return 1;
+}
+
+WriterState state_of(const ShardedTraining& training, int replica) {
+  WriterState state;
+  const auto add = [&](const std::string& name, const nn::TensorSlot& slot, const Tensor& local,
+                       Owner owner) {
+    const auto& sharding = slot.sharding();
+    Item item{name,          local.dtype(), local.sizes(), owner, 0, local.dim() == 0 ? 1 : local.size(0),
+              local.detach()};
+    if (sharding) {
+      const nn::ShardRows rows = sharding->rows(replica);
+      item.sizes = sharding->full_sizes();
+      item.owner = Owner::rows;
+      item.first_row = rows.first_row;
+      item.rows = rows.rows;
+    }
+    state.items.push_back(std::move(item));
+  };
+  for (const auto* slots : {&training.parameters, &training.buffers}) {
+    for (const auto& [name, slot] : *slots) {
+      check(!name.starts_with(kTraining), "[save_sharded] the model's ", name, " begins with ", kTraining,
+            ", which is reserved for the rest of the checkpoint; rename it");
+      add(name, slot, slot.replica(slot.sharding() ? replica : 0),
+          slots == &training.buffers ? Owner::lowest : Owner::shared);
+    }
+  }
+  state.aliases = training.aliases;
+  if (training.optimizer) {
+    const optim::Optimizer& optimizer = *training.optimizer;
+    state.optimizer = optimizer.name();
+    const std::vector<std::string> names = optimizer_names(training);
+    const std::vector<nn::Parameter> params = optimizer.parameters();
+    std::size_t number = 0;
+    for (std::size_t g = 0; g < optimizer.num_groups(); ++g) {
+      state.groups.emplace_back();
+      for (std::size_t i = 0; i < optimizer.params(g).size(); ++i)
+        state.groups.back().push_back(names[number++]);
+    }
+    const bool sharded = std::any_of(params.begin(), params.end(),
+                                     [](const nn::Parameter& p) { return p.sharding() != nullptr; });
+    std::vector<optim::StateTensor> tensors = optimizer.state_tensors(sharded ? replica : 0);
+    for (const optim::StateTensor& t : tensors) {
+      if (t.param < 0) {
+        if (!t.key.ends_with(".num_params"))
+          state.items.push_back(
+              {kOptimizer + t.key, t.tensor.dtype(), t.tensor.sizes(), Owner::lowest, 0, 1, t.tensor});
+        continue;
+      }
+      const auto n = static_cast<std::size_t>(t.param);
+      const std::string prefix = "state." + std::to_string(n) + ".";
+      const std::string name = names[n] + "/" + t.key.substr(prefix.size());
+      if (t.like_param) {
+        add(kState + name, params[n], t.tensor, Owner::shared);
+        continue;
+      }
+      check(!sharded || t.tensor.dim() == 0, "[save_sharded] the state ", t.key, " of ", optimizer.name(),
+            " has the shape ", t.tensor.sizes(),
+            ", which is not that of a parameter, and the parameters are "
+            "sharded; save without the optimizer, or use one whose state is like its parameters");
+      const std::int64_t rows = t.tensor.dim() == 0 ? 1 : t.tensor.size(0);
+      state.items.push_back(
+          {kExtra + name, t.tensor.dtype(), t.tensor.sizes(), Owner::lowest, 0, rows, t.tensor});
+    }
+  }
+  if (training.scheduler) {
+    state.scheduler = true;
+    for (const auto& [key, t] : training.scheduler->state_dict())
+      state.items.push_back(
+          {kScheduler + key, t.dtype(), t.sizes(), Owner::lowest, 0, t.dim() == 0 ? 1 : t.size(0), t});
+  }
+  state.generators = generator_states();
+  return state;
+}
+
+std::string describe(const WriterState& state) {
+  Json items = Json::array();
+  for (const Item& item : state.items) {
+    std::vector<std::int64_t> sizes(item.sizes.begin(), item.sizes.end());
+    items.push_back(Json{item.name, static_cast<int>(item.dtype), sizes, static_cast<int>(item.owner),
+                         item.first_row, item.rows});
+  }
+  try {
+    return Json{{"items", items},         {"optimizer", state.optimizer}, {"generators", state.generators},
+                {"groups", state.groups}, {"scheduler", state.scheduler}, {"aliases", state.aliases}}
+        .dump();
+  } catch (const Json::exception&) {
+    fail("[save_sharded] the name of a tensor is not UTF-8; the format allows no other encoding");
+  }
+}
+
+WriterState parse_description(const std::string& text) {
+  const Json json = Json::parse(text);
+  WriterState state;
+  for (const Json& item : json["items"])
+    state.items.push_back({item[0].get<std::string>(), static_cast<DType>(item[1].get<int>()),
+                           Shape(item[2].get<std::vector<std::int64_t>>()),
+                           static_cast<Owner>(item[3].get<int>()), item[4].get<std::int64_t>(),
+                           item[5].get<std::int64_t>()});
+  state.optimizer = json["optimizer"].get<std::string>();
+  state.generators = json["generators"].get<std::string>();
+  state.groups = json["groups"].get<std::vector<std::vector<std::string>>>();
+  state.scheduler = json["scheduler"].get<bool>();
+  state.aliases = json["aliases"].get<std::vector<std::pair<std::string, std::string>>>();
+  return state;
+}
+
+namespace {
+
+/// A tensor and the writers that have it.
+struct Holders {
+  TensorRecord record;
+  Owner owner = Owner::lowest;
+  std::vector<int> writers;
+  std::vector<Piece> rows;  // of Owner::rows, one per writer that stores rows
+};
+
+/// Sorts the rows that writers store, and drops copies: with several groups of shards, several writers have
+/// the same rows. Throws unless each row is stored.
+void use_stored_rows(const std::string& name, Holders& holders) {
+  std::sort(holders.rows.begin(), holders.rows.end(), [](const Piece& a, const Piece& b) {
+    return std::tie(a.first_row, a.shard) < std::tie(b.first_row, b.shard);
+  });
+  std::int64_t next = 0;
+  for (const Piece& piece : holders.rows) {
+    std::vector<Piece>& pieces = holders.record.pieces;
+    if (!pieces.empty() && piece.first_row == pieces.back().first_row && piece.rows == pieces.back().rows)
+      continue;
+    check(piece.first_row == next, "[save_sharded] rank ", piece.shard, " stores the rows ", piece.first_row,
+          " to ", piece.first_row, " + ", piece.rows, " of ", name, ", but row ", next,
+          " is next; shard the parameter in the same way on all ranks");
+    next += piece.rows;
+    pieces.push_back(piece);
+  }
+  check(next == holders.record.rows(), "[save_sharded] no rank stores the rows ", next, " to ",
+        holders.record.rows(), " of ", name, "; pass a group that has all ranks of the sharded model");
+}
+
+}  // namespace
+
+Index plan(const std::vector<WriterState>& writers) {
+  Index index;
+  std::map<std::string, Holders> tensors;
+  for (int w = 0; w < static_cast<int>(writers.size()); ++w) {
+    const WriterState& state = writers[static_cast<std::size_t>(w)];
+    index.generators.push_back(state.generators);
+    if (w == 0) index.optimizer = state.optimizer;
+    check(state.optimizer == index.optimizer, "[save_sharded] the optimizer is \"", state.optimizer,
+          "\" on rank ", w, " and \"", index.optimizer, "\" on rank 0; use the same one");
+    check(w == 0 || state.groups.size() == index.groups.size(), "[save_sharded] the optimizer has ",
+          state.groups.size(), " parameter groups on rank ", w, " and ", index.groups.size(),
+          " on rank 0; use the same number");
+    index.groups.resize(state.groups.size());
+    index.scheduler = index.scheduler || state.scheduler;
+    for (const auto& [name, target] : state.aliases) index.aliases.emplace(name, target);
+    std::set<std::string> own;
+    for (const Item& item : state.items) {
+      check(own.insert(item.name).second, "[save_sharded] two tensors of rank ", w, " are named ", item.name,
+            "; give them different names");
+      Holders& holders = tensors[item.name];
+      if (holders.writers.empty()) {
+        holders.record = {item.dtype, item.sizes};
+        holders.owner = item.owner;
+      }
+      check(item.dtype == holders.record.dtype && item.sizes == holders.record.sizes &&
+                item.owner == holders.owner,
+            "[save_sharded] ", item.name, " is ", item.dtype, " ", item.sizes, " on rank ", w, " and ",
+            holders.record.dtype, " ", holders.record.sizes, " on rank ",
+            holders.writers.empty() ? w : holders.writers[0],
+            ", or sharded on only one of them; use the same model on all ranks");
+      holders.writers.push_back(w);
+      if (item.owner == Owner::rows && item.rows > 0) holders.rows.push_back({w, item.first_row, item.rows});
+    }
+  }
+  // Names that are an alias on one rank and a tensor of its own on another one stay tensors: the stages of a
+  // pipeline have copies of tied weights.
+  std::erase_if(index.aliases, [&](const auto& alias) {
+    return tensors.contains(alias.first) || !tensors.contains(alias.second);
+  });
+  std::map<std::string, std::size_t> group_of;
+  for (std::size_t w = 0; w < writers.size(); ++w)
+    for (std::size_t g = 0; g < writers[w].groups.size(); ++g)
+      for (const std::string& name : writers[w].groups[g]) {
+        const auto [known, is_new] = group_of.emplace(name, g);
+        check(known->second == g, "[save_sharded] ", name, " is in group ", g, " of the optimizer on rank ",
+              w, " and in group ", known->second, " on another rank; use the same groups");
+        if (is_new) index.groups[g].push_back(name);
+      }
+
+  // Stored rows and large tensors are divided first. Then each other tensor goes to the writer with the
+  // fewest bytes, the largest tensors first.
+  std::vector<std::uint64_t> load(writers.size());
+  std::vector<std::pair<const std::string*, Holders*>> whole;
+  for (auto& [name, holders] : tensors) {
+    TensorRecord& record = holders.record;
+    if (holders.owner == Owner::rows) {
+      use_stored_rows(name, holders);
+    } else if (record.rows() > 0) {
+      const auto count = static_cast<std::int64_t>(holders.writers.size());
+      if (holders.owner == Owner::lowest) {
+        record.pieces.push_back({holders.writers[0], 0, record.rows()});
+      } else if (bytes_of(record, record.rows()) < kShareBytes || record.rows() < count) {
+        whole.emplace_back(&name, &holders);
+        continue;
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) {
+          const std::int64_t begin = record.rows() / count * i + (std::min)(i, record.rows() % count),
+                             rows = record.rows() / count + (i < record.rows() % count);
+          record.pieces.push_back({holders.writers[static_cast<std::size_t>(i)], begin, rows});
+        }
+      }
+    }
+    for (const Piece& piece : record.pieces)
+      load[static_cast<std::size_t>(piece.shard)] += bytes_of(record, piece.rows);
+  }
+  std::stable_sort(whole.begin(), whole.end(), [](const auto& a, const auto& b) {
+    return bytes_of(a.second->record, a.second->record.rows()) >
+           bytes_of(b.second->record, b.second->record.rows());
+  });
+  for (const auto& [name, holders] : whole) {
+    TensorRecord& record = holders->record;
+    const int writer = *std::min_element(holders->writers.begin(), holders->writers.end(), [&](int a, int b) {
+      return load[static_cast<std::size_t>(a)] < load[static_cast<std::size_t>(b)];
+    });
+    record.pieces.push_back({writer, 0, record.rows()});
+    load[static_cast<std::size_t>(writer)] += bytes_of(record, record.rows());
+  }
+  for (auto& [name, holders] : tensors) index.tensors.emplace(name, std::move(holders.record));
+  return index;
+}
+
+}  // namespace checkpoint
+}  // namespace tapestry::distributed

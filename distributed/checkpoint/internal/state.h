@@ -1,0 +1,59 @@
+#pragma once
+// The tensors of a training as a checkpoint names them, and who writes which rows.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/checkpoint/internal/index.h"
+#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
+
+namespace tapestry::distributed::checkpoint {
+
+/// Who writes a tensor that several writers have.
+enum class Owner {
+  rows,    ///< each writer writes the rows that it stores
+  shared,  ///< all writers have equal values and share the work
+  lowest   ///< the writer with the lowest number
+};
+
+/// A tensor of one writer.
+struct Item {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape sizes;  ///< of the whole tensor
+  Owner owner = Owner::lowest;
+  std::int64_t first_row = 0, rows = 0;  ///< those that `local` has
+  Tensor local = {};
+};
+
+/// What one writer has.
+struct WriterState {
+  std::vector<Item> items;
+  std::string optimizer, generators;
+  std::vector<std::vector<std::string>> groups;
+  bool scheduler = false;
+  std::vector<std::pair<std::string, std::string>> aliases;
+};
+
+/// The names of an optimizer's parameters, in the order of their numbers. Parameters without a slot in
+/// `training` are named "#0", "#1" and so on, by their numbers.
+std::vector<std::string> optimizer_names(const ShardedTraining& training);
+
+/// The number of shards that this process writes if it is alone: the number of replicas if each of them has
+/// a shard of its own, else 1.
+int shards_of_process(const ShardedTraining& training);
+
+/// Collects the tensors of one replica. Throws ValueError if a name is reserved, or if the state of the
+/// optimizer cannot be divided as its parameters are.
+WriterState state_of(const ShardedTraining& training, int replica);
+
+/// The description of a writer's state without its values, for other ranks.
+std::string describe(const WriterState& state);
+WriterState parse_description(const std::string& text);
+
+/// Decides who writes what: fills the index except for progress, files and checksums. Throws ValueError if
+/// the states do not fit together.
+Index plan(const std::vector<WriterState>& writers);
+
+}  // namespace tapestry::distributed::checkpoint

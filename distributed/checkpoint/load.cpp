@@ -1,0 +1,278 @@
+#include <algorithm>
+#include <set>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/distributed/checkpoint/internal/reader.h"
+#include "tapestry/distributed/checkpoint/internal/state.h"
+#include "tapestry/distributed/checkpoint/sharded_checkpoint.h"
+#include "tapestry/distributed/common/internal/generator_states.h"
+
+namespace tapestry::distributed {
+namespace {
+
+using namespace checkpoint;
+
+const Shape& full_sizes(const nn::TensorSlot& slot) {
+  return slot.sharding() ? slot.sharding()->full_sizes() : slot.replica(0).sizes();
+}
+
+/// The rows of a slot that a replica stores.
+nn::ShardRows rows_of(const nn::TensorSlot& slot, int replica) {
+  if (slot.sharding()) return slot.sharding()->rows(replica);
+  return {0, slot.replica(0).dim() == 0 ? 1 : slot.replica(0).size(0)};
+}
+
+/// A tensor of the checkpoint and where its rows go: all tensors of `to` get the same rows.
+struct Destination {
+  std::string name;
+  nn::ShardRows rows;
+  std::vector<Tensor> to;
+};
+
+/// One load, whose steps are checked before anything is changed.
+class Load {
+ public:
+  Load(const std::string& folder, const ShardedTraining& training) : reader_(folder), training_(training) {
+    match_model();
+    match_optimizer();
+    match_scheduler();
+    check(wrong_.empty(), "[load_sharded] the checkpoint ", folder,
+          " does not match, and nothing was loaded:", wrong_,
+          "\npass the model and the optimizer that it was saved from");
+  }
+
+  ShardReader& reader() { return reader_; }
+  /// Checks the files that will be read.
+  void check_files(bool verify) {
+    for (const Destination& d : destinations_) reader_.check_shards(d.name, d.rows.first_row, d.rows.rows);
+    for (const Destination& d : states_) reader_.check_shards(d.name, d.rows.first_row, d.rows.rows);
+    if (!verify) return;
+    for (const Destination& d : destinations_) reader_.verify(d.name, d.rows.first_row, d.rows.rows);
+    for (const Destination& d : states_) reader_.verify(d.name, d.rows.first_row, d.rows.rows);
+  }
+
+  /// Loads the optimizer's and the schedule's numbers, and creates the optimizer's state. If one of them does
+  /// not fit, nothing has changed.
+  void load_small() {
+    const nn::StateDict old_schedule =
+        training_.scheduler ? training_.scheduler->state_dict() : nn::StateDict();
+    std::vector<std::pair<std::string, double>> old_options;
+    if (training_.optimizer)
+      for (const optim::StateTensor& t : training_.optimizer->state_tensors())
+        if (t.param < 0 && !t.key.ends_with(".num_params")) old_options.emplace_back(t.key, t.tensor.item());
+    if (training_.scheduler) training_.scheduler->load_state_dict(schedule_);
+    if (!training_.optimizer) return;
+    try {
+      training_.optimizer->load_state_dict(optimizer_);
+    } catch (...) {
+      if (training_.scheduler) {
+        training_.scheduler->load_state_dict(old_schedule);
+        for (const auto& [key, value] : old_options) {
+          const std::size_t dot = key.find('.', 7);  // after "groups."
+          training_.optimizer->set_option(std::stoul(key.substr(7, dot - 7)), key.substr(dot + 1), value);
+        }
+      }
+      throw;
+    }
+    if (training_.scheduler) training_.scheduler->load_state_dict(schedule_);  // its rates come last
+    std::map<std::string, Tensor> tensors;
+    for (const optim::StateTensor& t : training_.optimizer->state_tensors())
+      if (t.like_param) tensors.emplace(t.key, t.tensor);
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      const auto found = tensors.find(state_keys_[i]);
+      check(found != tensors.end(), "[load_sharded] the optimizer ", training_.optimizer->name(),
+            " has not taken ", state_keys_[i],
+            ", so it is loaded in part; give it the parameters that the checkpoint was saved with");
+      states_[i].to = {found->second};
+    }
+  }
+
+  void load_rows() {
+    for (const auto* list : {&destinations_, &states_})
+      for (const Destination& d : *list)
+        reader_.read(d.name, d.rows.first_row, d.rows.rows, [&](const Tensor& rows, std::int64_t first) {
+          for (const Tensor& to : d.to) {
+            const Tensor part = to.dim() == 0 || (first == d.rows.first_row && to.numel() == rows.numel())
+                                    ? to
+                                    : to.narrow(0, first - d.rows.first_row, rows.size(0));
+            part.copy_(rows.reshape(part.sizes()));
+          }
+        });
+  }
+
+ private:
+  template <class... Parts>
+  void complain(const Parts&... parts) {
+    wrong_ += concat({"\n  ", tapestry::Piece(parts)...});
+  }
+
+  /// Returns the name under which the checkpoint has a slot, or an empty text. A tied weight may have been
+  /// saved under any of its names.
+  std::string saved_name(const std::string& name) const {
+    if (reader_.find(name)) return name;
+    for (const auto& [alias, target] : training_.aliases)
+      if (target == name && reader_.find(alias)) return alias;
+    return "";
+  }
+
+  void match_model() {
+    std::set<std::string> known;
+    for (const auto& [alias, target] : training_.aliases) known.insert(alias);
+    for (const auto* slots : {&training_.parameters, &training_.buffers}) {
+      for (const auto& [name, slot] : *slots) {
+        known.insert(name);
+        const std::string saved = saved_name(name);
+        if (saved.empty()) {
+          complain("missing: ", name);
+          continue;
+        }
+        const TensorRecord& record = *reader_.find(saved);
+        if (record.sizes != full_sizes(slot)) {
+          complain("wrong shape: ", name, " expected ", full_sizes(slot), " but got ", record.sizes);
+          continue;
+        }
+        if (slot.sharding()) {
+          for (int r = 0; r < slot.replicas(); ++r)
+            destinations_.push_back({saved, rows_of(slot, r), {slot.replica(r).detach()}});
+        } else {
+          Destination& d = destinations_.emplace_back(Destination{saved, rows_of(slot, 0), {}});
+          for (int r = 0; r < slot.replicas(); ++r) d.to.push_back(slot.replica(r).detach());
+        }
+      }
+    }
+    if (training_.part_of_model || known.empty()) return;
+    for (const auto& [name, tensor] : reader_.index().tensors) {
+      if (name.starts_with(kTraining) || known.contains(name)) continue;
+      const auto& aliases = reader_.index().aliases;
+      const bool other_name = std::any_of(aliases.begin(), aliases.end(), [&](const auto& alias) {
+        return alias.second == name && known.contains(alias.first);
+      });
+      if (!other_name) complain("unexpected: ", name);
+    }
+  }
+
+  void match_optimizer() {
+    if (!training_.optimizer) return;
+    optim::Optimizer& optimizer = *training_.optimizer;
+    const Index& index = reader_.index();
+    check<IoError>(!index.optimizer.empty(), "[load_sharded] ", reader_.folder(),
+                   ": contains no optimizer state");
+    check(index.optimizer == optimizer.name(), "[load_sharded] ", reader_.folder(),
+          ": was saved with the optimizer ", index.optimizer, ", not ", optimizer.name(),
+          "; use the same optimizer, or load the model alone");
+    for (const nn::Parameter& p : optimizer.parameters())
+      check(!p.sharding() || p.replicas() == 1, "[load_sharded] the optimizer's parameters are sharded over ",
+            p.replicas(),
+            " replicas of this process, whose optimizer state cannot be loaded yet; load the model alone, or "
+            "use one process per rank");
+    std::map<std::string, std::size_t> group_of;
+    for (std::size_t g = 0; g < index.groups.size(); ++g)
+      for (const std::string& name : index.groups[g]) group_of.emplace(name, g);
+    if (index.groups.size() != optimizer.num_groups())
+      complain("the optimizer has ", index.groups.size(), " parameter groups in the checkpoint and ",
+               optimizer.num_groups(), " here");
+
+    const std::vector<std::string> names = optimizer_names(training_);
+    std::size_t n = 0;
+    for (std::size_t g = 0; g < optimizer.num_groups(); ++g) {
+      const std::vector<nn::Parameter>& params = optimizer.params(g);
+      optimizer_.emplace_back("groups." + std::to_string(g) + ".num_params",
+                              scalar_tensor(static_cast<std::int64_t>(params.size()), {DType::i64, kCPU}));
+      for (const nn::Parameter& param : params) {
+        std::string name = names[n];
+        for (const auto& [alias, target] : training_.aliases)
+          if (!group_of.contains(name) && target == names[n]) name = alias;
+        for (const auto& [alias, target] : index.aliases)
+          if (!group_of.contains(name) && alias == names[n]) name = target;
+        const auto group = group_of.find(name);
+        if (group == group_of.end()) complain("the optimizer of the checkpoint does not have ", name);
+        else if (group->second != g)
+          complain(name, " is in group ", group->second, " of the optimizer in the checkpoint and in group ",
+                   g, " here");
+        else match_state("state." + std::to_string(n) + ".", name, param);
+        if (group != group_of.end()) group_of.erase(group);
+        ++n;
+      }
+    }
+    if (!training_.part_of_model)
+      for (const auto& [name, group] : group_of) {
+        const bool tied = std::any_of(training_.aliases.begin(), training_.aliases.end(),
+                                      [&, &key = name](const auto& alias) { return alias.first == key; });
+        if (!tied) complain("the optimizer does not have ", name, " here");
+      }
+    each(kOptions, [&](const std::string& rest, const std::string& name, const TensorRecord& record) {
+      if (record.sizes.numel() != 1) complain("not a number: ", name);
+      else optimizer_.emplace_back("groups." + rest, reader_.read(name));
+    });
+  }
+
+  void match_state(const std::string& prefix, const std::string& name, const nn::Parameter& param) {
+    each(kState + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord& t) {
+      if (t.sizes != full_sizes(param)) {
+        complain("wrong shape: ", tensor, " expected ", full_sizes(param), " but got ", t.sizes);
+        return;
+      }
+      // One element stands for the state, which the optimizer allocates when it loads it. The rows are read
+      // into that memory later, so that they exist once.
+      const Tensor& local = param.replica(0);
+      optimizer_.emplace_back(prefix + rest,
+                              zeros({}, {local.dtype(), local.device()}).expand(local.sizes()));
+      states_.push_back({tensor, rows_of(param, 0), {}});
+      state_keys_.push_back(prefix + rest);
+    });
+    each(kExtra + name + "/", [&](const std::string& rest, const std::string& tensor, const TensorRecord&) {
+      optimizer_.emplace_back(prefix + rest, reader_.read(tensor));
+    });
+  }
+
+  void match_scheduler() {
+    if (!training_.scheduler) return;
+    check<IoError>(reader_.index().scheduler, "[load_sharded] ", reader_.folder(),
+                   ": contains no schedule state");
+    each(kScheduler, [&](const std::string& rest, const std::string& name, const TensorRecord&) {
+      schedule_.emplace_back(rest, reader_.read(name));
+    });
+  }
+
+  /// Calls fn(rest of the name, name, record) for the tensors whose names begin with `prefix`.
+  template <class F>
+  void each(const std::string& prefix, const F& fn) {
+    const auto& tensors = reader_.index().tensors;
+    for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it)
+      fn(it->first.substr(prefix.size()), it->first, it->second);
+  }
+
+  ShardReader reader_;
+  const ShardedTraining& training_;
+  std::string wrong_;
+  std::vector<Destination> destinations_, states_;
+  std::vector<std::string> state_keys_;
+  nn::StateDict optimizer_, schedule_;
+};
+
+}  // namespace
+
+nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
+                          const LoadShardedOptions& options) {
+  const NoGradGuard no_grad;
+  check(options.rank >= 0, "[load_sharded] the rank is ", options.rank, "; it cannot be negative");
+  Load load(folder, training);
+  const Index& index = load.reader().index();
+  check<IoError>(index.progress || (!training.optimizer && !training.scheduler), "[load_sharded] ", folder,
+                 ": was split from a model file and contains no training run; load the model alone");
+  const auto rank = static_cast<std::size_t>(options.rank);
+  GeneratorStates generators;
+  if (!index.generators.empty())
+    generators =
+        parse_generator_states("load_sharded", index.generators[rank < index.generators.size() ? rank : 0]);
+  load.check_files(options.verify);
+
+  load.load_small();
+  load.load_rows();
+  if (rank < index.generators.size()) set_generator_states(generators);
+  else derive_generator_states(generators, options.rank);
+  return index.progress.value_or(nn::Progress{});
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,137 @@
+#pragma once
+// Checkpoints that all ranks write, each its own part. They load at any number of ranks: a model that
+// fully_shard() divided among four ranks loads into five, into DDP, into one process, into stages of a
+// pipeline, and back.
+//
+//   distributed::ShardedCheckpointer checkpoints("runs/a/checkpoints", world, {.keep_last = 3});
+//   nn::Progress progress = checkpoints.resume({&net, &optimizer, &schedule}).value_or(nn::Progress{});
+//   ...
+//   checkpoints.save({&net, &optimizer, &schedule}, {.epoch = epoch, .step = step});
+//
+// A checkpoint is a folder with one safetensors file per rank and index.json, which is written last.
+// docs/reference/checkpoints.md describes the format, and the program tapestry-checkpoint, which converts it
+// from and to one file.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tapestry/core/folder_lock.h"
+#include "tapestry/distributed/comm/process_group.h"
+#include "tapestry/nn/checkpoint.h"
+
+namespace tapestry::distributed {
+
+/// What a sharded checkpoint saves and loads: named slots, and the optimizer and the schedule. A slot may be
+/// whole on every rank (DDP, one process), on some ranks only (a pipeline), or sharded
+/// (TensorSlot::sharding()).
+struct ShardedTraining {
+  using Slots = std::vector<std::pair<std::string, nn::TensorSlot>>;
+
+  /// The slots of a model's state_dict(). Implicit, so that save({&net, &optimizer}, ...) compiles. All ranks
+  /// have the same modules.
+  ShardedTraining(const nn::Training& training);  // NOLINT
+  ShardedTraining(nn::Module* model, optim::Optimizer* with = nullptr, optim::Scheduler* schedule = nullptr)
+      : ShardedTraining(nn::Training{model, with, schedule}) {}
+  /// The stages of a pipeline that this process computes (Pipeline::stages()), under the names that their
+  /// tensors have in the unsplit model. Other ranks may have other slots.
+  template <class Part>
+  requires requires(const Part& part) {
+    part.named_parameters();
+    part.named_buffers();
+    part.state_dict();
+  }
+  ShardedTraining(const std::vector<Part>& stages, optim::Optimizer* with,
+                  optim::Scheduler* schedule = nullptr)
+      : part_of_model(true), optimizer(with), scheduler(schedule) {
+    for (const Part& stage : stages) add(stage.named_parameters(), stage.named_buffers(), stage.state_dict());
+  }
+
+  Slots parameters, buffers;                                 ///< each slot once
+  std::vector<std::pair<std::string, std::string>> aliases;  ///< further names of slots, with the first one
+  bool part_of_model = false;  ///< whether the checkpoint may have tensors that are not listed here
+  optim::Optimizer* optimizer = nullptr;
+  optim::Scheduler* scheduler = nullptr;
+
+ private:
+  void add(const std::vector<std::pair<std::string, nn::Parameter>>& all_parameters,
+           const std::vector<std::pair<std::string, nn::Buffer>>& all_buffers, const nn::StateDict& state);
+};
+
+/// Writes a checkpoint to `folder`, which is created. Collective over the ranks of `group`; null stands for
+/// one process. Each rank writes the rows that it stores. Tensors that several ranks have are divided among
+/// them, so that all ranks write about as many bytes; buffers are those of the lowest rank that has them. If
+/// the folder has a complete checkpoint, it stays valid until the new one is complete.
+///
+/// If a rank cannot write, all ranks throw, the incomplete files are removed, and the folder's old checkpoint
+/// is unchanged. Throws ValueError on all ranks if the ranks' tensors do not fit together: another dtype or
+/// shape, rows that no rank stores, different optimizers. Two jobs must not write to one folder at the same
+/// time; ShardedCheckpointer sees to that.
+void save_sharded(const std::string& folder, const std::shared_ptr<ProcessGroup>& group,
+                  const ShardedTraining& training, const nn::Progress& progress);
+
+struct LoadShardedOptions {
+  /// The number of the caller among those that load, which selects the generators' states. The states of a
+  /// rank that saved none are derived from those of rank 0.
+  int rank = 0;
+  /// Reads the data twice, first to compare the checksums of pieces that are read completely. So damage is
+  /// found before anything is changed.
+  bool verify = true;
+};
+
+/// Loads a checkpoint into slots that may be divided in any other way, without communication: each process
+/// reads the rows that it stores, from the files that have them, at most about 16 MiB at a time. Values are
+/// converted to the slots' devices and dtypes. Returns the progress that was saved.
+///
+/// Throws IoError, which names the file, if one is missing, truncated, damaged, or belongs to another
+/// checkpoint; and ValueError for another model, optimizer or list of parameter groups. If it throws, nothing
+/// was loaded, unless a file became unreadable meanwhile. A slot that is being used by forward() must not be
+/// loaded.
+nn::Progress load_sharded(const std::string& folder, const ShardedTraining& training,
+                          const LoadShardedOptions& options = {});
+
+/// A folder of sharded checkpoints named step-00000500 and so on: nn::Checkpointer for jobs whose ranks each
+/// write a part. Every call except latest() and steps() is collective, and fails on all ranks if it fails on
+/// one. All ranks must see the folder. A crash or a full disk at any moment leaves existing checkpoints
+/// intact.
+class ShardedCheckpointer {
+ public:
+  using Options = nn::CheckpointerOptions;
+  /// Creates the folder if it does not exist. A null group stands for one process. Throws IoError.
+  ShardedCheckpointer(std::string folder, std::shared_ptr<ProcessGroup> group, const Options& options = {});
+
+  /// Writes the checkpoint of progress.step, then removes checkpoints that need not be kept, and what dead
+  /// jobs left incomplete. Returns its path on all ranks. Takes the folder's lock (FolderLock), and holds it
+  /// until this object is destroyed. Throws the errors of save_sharded(), and ValueError if the folder
+  /// contains a later step, which belongs to another run.
+  std::string save(const ShardedTraining& training, const nn::Progress& progress);
+  /// Locks the folder, and loads the latest complete checkpoint if there is one. If a file of a complete
+  /// checkpoint is missing, truncated, or not its own, rank 0 prints a warning that names the file, and the
+  /// checkpoint before it is loaded. A job that resumes with the same number of ranks continues bit for bit.
+  std::optional<nn::Progress> resume(const ShardedTraining& training);
+  /// The path of the checkpoint with the last step whose index and shards exist with their lengths.
+  std::optional<std::string> latest() const;
+  /// The steps of all checkpoints that have an index, in ascending order.
+  std::vector<std::int64_t> steps() const;
+  const std::string& folder() const { return folder_; }
+
+ private:
+  struct Entry {
+    std::int64_t step = 0;
+    std::optional<double> metric;
+  };
+  std::string path_of(std::int64_t step) const;
+  void lock();
+  void remove_old();
+
+  std::string folder_;
+  std::shared_ptr<ProcessGroup> group_;
+  Options options_;
+  // These are used on rank 0 alone.
+  std::shared_ptr<FolderLock> lock_;
+  std::vector<Entry> entries_;  // the sound checkpoints, sorted by step
+};
+
+}  // namespace tapestry::distributed
