@@ -82,6 +82,7 @@
 #include "tapestry/distributed/planner/curve.h"
 #include "tapestry/distributed/planner/planner.h"
 #include "tapestry/distributed/planner/profile.h"
+#include "tapestry/distributed/zero/zero.h"
 #include "tapestry/nn/nn.h"
 
 #pragma pop_macro("check")

@@ -217,7 +217,7 @@ Progress load_checkpoint(const std::string& path, const Training& training) {
   // Each part is loaded completely or not at all. The model is loaded last, because the other parts are small
   // enough to be restored if it fails.
   StateDict old_optimizer, old_scheduler;
-  if (training.optimizer) old_optimizer = training.optimizer->state_dict();
+  if (training.optimizer) old_optimizer = training.optimizer->local_state_dict();
   if (training.scheduler) old_scheduler = training.scheduler->state_dict();
   bool scheduled = false;
   try {

@@ -9,6 +9,7 @@
 #include "tapestry/autograd/ops/reduce.h"
 #include "tapestry/autograd/ops/view.h"
 #include "tapestry/core/error.h"
+#include "tapestry/nn/internal/divided_gradients.h"
 #include "tapestry/nn/internal/replica_devices.h"
 
 namespace tapestry::nn {
@@ -19,8 +20,35 @@ template <class F>
 void for_gradients(const std::vector<Parameter>& params, const ReplicaDevice& replica_device, const F& fn) {
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (!replica_device.has(params[i])) continue;
-    if (const Tensor grad = params[i].replica(replica_device.replica).grad(); grad.defined()) fn(grad, i);
+    const Tensor grad = params[i].replica(replica_device.replica).grad();
+    if (!grad.defined()) continue;
+    DividedGradients* const divided = divided_gradients(grad);
+    fn(divided ? divided->part(*grad.storage()) : grad, i);
   }
+}
+
+// The norms of gradients that are divided among ranks become one norm: each rank joins the norms of its
+// parts, and then the norms of the ranks are joined. All ranks get the same bits.
+void join_divided_norms(const std::vector<Parameter>& params, std::vector<Tensor>& norms, double norm_type) {
+  DividedGradients* divided = nullptr;
+  std::vector<Tensor> parts;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (!norms[i].defined()) continue;
+    DividedGradients* const own = divided_gradients(params[i].replica(0).grad());
+    if (!own) continue;
+    check(!divided || divided == own, "[clip_grad_norm_] the gradients are divided by several optimizers; ",
+          "clip the parameters of each optimizer by themselves");
+    divided = own;
+    parts.push_back(norms[i]);
+    norms[i] = {};
+  }
+  if (!divided) return;
+  const DType dtype = parts[0].dtype();
+  for (Tensor& t : parts) t = t.to(parts[0].device(), DType::f64);
+  const Tensor of_ranks = zeros({divided->ranks()}, {DType::f64, parts[0].device()});
+  of_ranks.narrow(0, divided->rank(), 1).copy_(norm(stack(parts), norm_type));
+  divided->sum_over_ranks(of_ranks);
+  norms.push_back(norm(of_ranks, norm_type).to(dtype));
 }
 }  // namespace
 
@@ -36,9 +64,11 @@ Tensor clip_grad_norm_(const std::vector<Parameter>& params, double max_norm, do
   if (of_first_replica.empty()) return zeros({});
   std::vector<Tensor> norms(params.size());
   for_each_replica_device(of_first_replica, [&](const ReplicaDevice& replica_device) {
-    for_gradients(params, replica_device,
-                  [&](const Tensor& g, std::size_t i) { norms[i] = norm(g, norm_type); });
+    for_gradients(params, replica_device, [&](const Tensor& g, std::size_t i) {
+      norms[i] = g.numel() > 0 ? norm(g, norm_type) : zeros({}, {g.dtype(), g.device()});
+    });
   });
+  join_divided_norms(params, norms, norm_type);
   std::erase_if(norms, [](const Tensor& t) { return !t.defined(); });
   for (Tensor& t : norms) t = t.to(of_first_replica[0].device);
   const Tensor total = norm(stack(norms), norm_type);

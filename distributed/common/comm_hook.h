@@ -29,8 +29,9 @@ struct GradBucket {
   Tensor gradients;
 };
 
-/// A bucket whose reduction is in flight. After `work` is done, `finish`, if given, runs at the end of
-/// backward on the thread of backward.
+/// A bucket whose reduction is in flight. After `work` is done, `finish`, if given, runs on the thread of
+/// backward: at the end of backward, or, in stage 2 of ZeroRedundancyOptimizer, when a later bucket is
+/// posted. In stage 2 the bucket has no memory after that.
 struct InFlight {
   Work work;
   std::function<void()> finish = {};

@@ -223,7 +223,7 @@ void Optimizer::step_on(const nn::ReplicaDevice& replica_device) {
   }
 }
 
-void Optimizer::step() {
+void Optimizer::step_all() {
   const NoGradGuard no_grad;
   std::vector<nn::ReplicaDevice> replica_devices;
   for (const Group& g : groups_) nn::add_replica_devices(g.params, replica_devices);

@@ -69,7 +69,7 @@ class Optimizer {
   /// Updates every parameter that has a gradient, in all replicas. If there are several replicas or several
   /// CPU devices, each device's worker updates its parameters, and all workers run at the same time.
   /// Otherwise the calling thread does the work.
-  void step();
+  void step() { step_all(); }
   /// Clears the gradients of all replicas.
   void zero_grad(bool set_to_none = true);
 
@@ -92,6 +92,9 @@ class Optimizer {
   /// Returns a copy of the options of all groups and the state of all parameters. Parameters are numbered in
   /// the order in which they were added. The state is that of replica 0; all replicas have the same state.
   virtual StateDict state_dict() const;
+  /// Returns what load_state_dict() needs on this rank to restore the state: the part of this rank if the
+  /// state is divided among ranks, otherwise state_dict().
+  virtual StateDict local_state_dict() const { return state_dict(); }
   /// Restores the options and the state. Throws one ValueError that lists every mismatch. If it throws,
   /// nothing was loaded.
   virtual void load_state_dict(const StateDict& dict);
@@ -142,6 +145,9 @@ class Optimizer {
   virtual void update_tensors(std::size_t group, const nn::ReplicaDevice& replica_device,
                               const std::vector<Update>& updates);
   double grad_scale() const { return grad_scale_; }
+  /// Does the work of step(). distributed::ZeroRedundancyOptimizer overrides it, because it divides the work
+  /// among ranks.
+  virtual void step_all();
 
  private:
   /// The scalars of a step in device memory. They are written only when they change. A captured CUDA graph

@@ -52,7 +52,7 @@ std::vector<std::string> may_use(const std::string& folder) {
   if (folder == "distributed/launch") return {"core", "distributed/comm"};
   if (folder == "distributed/common") return {"core", "kernels", "autograd", "nn", "distributed/comm"};
   if (folder == "distributed/ddp" || folder == "distributed/data_parallel" || folder == "distributed/fsdp" ||
-      folder == "distributed/pipeline" || folder == "distributed/checkpoint")
+      folder == "distributed/pipeline" || folder == "distributed/zero" || folder == "distributed/checkpoint")
     return {"core", "kernels", "autograd", "nn", "distributed/comm", "distributed/common"};
   if (folder == "distributed/planner")
     return {"core",

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "tapestry/autograd/engine.h"
 #include "tapestry/autograd/ops/creation.h"
@@ -15,29 +15,6 @@ namespace tapestry::distributed {
 namespace {
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-// Dense parameters keep their strides, so channels-last weights keep their layout. Others become row-major.
-Shape strides_in_bucket(const Tensor& parameter) {
-  const bool dense = parameter.is_contiguous() || parameter.is_contiguous(MemoryFormat::channels_last);
-  return dense ? parameter.strides() : contiguous_strides(parameter.sizes());
-}
-
-// Gradients in a bucket are aligned for the widest loads of CPUs and GPUs.
-constexpr std::size_t kAlignment = 64;
-std::int64_t padded(std::int64_t elements, DType dtype) {
-  const auto unit = static_cast<std::int64_t>(kAlignment / dtype_size(dtype));
-  return (elements + unit - 1) / unit * unit;
-}
-
-// A view of part of a bucket with its own version counter. So writing one gradient does not count as an
-// in-place change of another.
-Tensor part_of(const Tensor& buffer, std::int64_t offset, const Shape& sizes, const Shape& strides) {
-  const std::size_t element = dtype_size(buffer.dtype());
-  return detail::make_tensor(
-      Storage::part(buffer.storage(), (static_cast<std::size_t>(buffer.storage_offset() + offset)) * element,
-                    static_cast<std::size_t>(sizes.numel()) * element),
-      buffer.dtype(), sizes, strides, 0);
-}
 
 bool same_place(const Tensor& a, const Tensor& b) {
   return a.raw_data() == b.raw_data() && a.strides() == b.strides();
@@ -59,7 +36,7 @@ Tensor bits_of(std::uint32_t number) {
 // The parameters of all reducers in this process.
 struct Claimed {
   std::mutex mutex;
-  std::unordered_set<const TensorImpl*> parameters;
+  std::unordered_map<const TensorImpl*, Reducer*> parameters;
 };
 Claimed& claimed() {
   static Claimed& all = *new Claimed;  // never destroyed: reducers may be static
@@ -80,13 +57,14 @@ ReducerOptions bucket_sizes(const char* op, double bucket_cap_mb, double first_b
   return options;
 }
 
-bool has_reducer(const Tensor& parameter) {
+Reducer* reducer_of(const Tensor& parameter) {
   Claimed& all = claimed();
   const std::lock_guard lock(all.mutex);
-  return all.parameters.contains(parameter.impl());
+  const auto found = all.parameters.find(parameter.impl());
+  return found == all.parameters.end() ? nullptr : found->second;
 }
 
-Reducer::Claim::Claim(const std::vector<std::pair<std::string, Tensor>>& parameters) {
+Reducer::Claim::Claim(const std::vector<std::pair<std::string, Tensor>>& parameters, Reducer* reducer) {
   Claimed& all = claimed();
   const std::lock_guard lock(all.mutex);
   for (const auto& [name, tensor] : parameters)
@@ -94,7 +72,7 @@ Reducer::Claim::Claim(const std::vector<std::pair<std::string, Tensor>>& paramet
           " is averaged already by another DistributedDataParallel; destroy that one first");
   for (const auto& [name, tensor] : parameters) {
     parameters_.push_back(tensor);
-    all.parameters.insert(tensor.impl());
+    all.parameters.emplace(tensor.impl(), reducer);
   }
 }
 
@@ -106,7 +84,7 @@ Reducer::Claim::~Claim() {
 
 Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::shared_ptr<ProcessGroup> group,
                  const ReducerOptions& options)
-    : options_(options), group_(std::move(group)), claim_(parameters) {
+    : options_(options), group_(std::move(group)), claim_(parameters, this) {
   for (auto& [name, tensor] : parameters) {
     Parameter p;
     p.name = name;
@@ -123,41 +101,49 @@ Reducer::Reducer(std::vector<std::pair<std::string, Tensor>> parameters, std::sh
 }
 
 Reducer::~Reducer() {
+  if (divided_) {
+    end_division();
+    if (ended_) ended_();
+  }
   for (Parameter& p : parameters_) p.hook.remove();
 }
 
 void Reducer::build(const std::vector<int>& order) {
+  order_ = order;
   std::vector<BucketParameter> sizes;
   for (const Parameter& p : parameters_)
     sizes.push_back({p.tensor.nbytes(), p.tensor.dtype(), p.tensor.device()});
   buckets_.clear();
-  for (std::vector<int>& members :
-       assign_buckets(sizes, order, options_.first_bucket_bytes, options_.bucket_cap_bytes)) {
+  division_ = Division(sizes, order, options_.first_bucket_bytes, options_.bucket_cap_bytes,
+                       divided_ ? group_->size() : 1);
+  for (const DividedBucket& place : division_.buckets()) {
     Bucket b;
-    const Tensor& first = parameters_[static_cast<std::size_t>(members[0])].tensor;
-    const auto room = [&](int i) {
-      return padded(parameters_[static_cast<std::size_t>(i)].tensor.numel(), first.dtype());
-    };
-    std::int64_t elements = 0;
-    for (const int i : members) elements += room(i);
-    const auto flags = options_.static_graph ? 0 : static_cast<std::int64_t>(members.size());
-    const std::int64_t bits = flags && buckets_.empty() && first.device().is_cpu() ? 2 * kChangeBits : 0;
-    b.buffer = zeros({elements + flags + bits}, {first.dtype(), first.device()});
-    b.grads.gradients = part_of(b.buffer, 0, {elements}, {1});
-    b.flags = part_of(b.buffer, elements, {flags + bits}, {1});
-    if (bits) b.changes = part_of(b.buffer, elements + flags, {2, kChangeBits}, {kChangeBits, 1});
+    const std::int64_t elements = place.chunk * (divided_ ? group_->size() : 1);
+    const auto flags = options_.static_graph ? 0 : static_cast<std::int64_t>(place.parameters.size());
+    const std::int64_t bits = flags && buckets_.empty() && place.device.is_cpu() ? 2 * kChangeBits : 0;
+    // The flags of a divided bucket are reduced by themselves, because every rank needs all of them.
+    const Tensor memory = zeros({(divided_ ? 0 : elements) + flags + bits}, {place.dtype, place.device});
+    const std::int64_t first_flag = divided_ ? 0 : elements;
+    b.flags = part_of(memory, first_flag, {flags + bits}, {1});
+    if (bits) b.changes = part_of(memory, first_flag + flags, {2, kChangeBits}, {kChangeBits, 1});
+    if (!divided_) {
+      b.buffer = memory;
+      b.grads.gradients = part_of(memory, 0, {elements}, {1});
+    }
+    b.bytes = static_cast<std::size_t>(elements) * dtype_size(place.dtype);
     b.grads.index = static_cast<int>(buckets_.size());
-    std::int64_t offset = 0, flag = 0;
-    for (const int i : members) {
+    std::int64_t flag = first_flag;
+    for (const int i : place.parameters) {
       Parameter& p = parameters_[static_cast<std::size_t>(i)];
       p.bucket = b.grads.index;
-      p.view = part_of(b.buffer, offset, p.tensor.sizes(), strides_in_bucket(p.tensor));
-      if (flags) p.used_flag = part_of(b.buffer, elements + flag++, {1}, {1});
-      offset += room(i);
+      p.view = {};
+      if (!divided_)
+        p.view = part_of(memory, division_.offset(i), p.tensor.sizes(), strides_in_bucket(p.tensor));
+      if (flags) p.used_flag = part_of(memory, flag++, {1}, {1});
       b.grads.parameters.push_back(p.name);
     }
     b.grads.name = "bucket " + std::to_string(b.grads.index) + " (" + listed(b.grads.parameters, 2) + ")";
-    b.parameters = std::move(members);
+    b.parameters = place.parameters;
     buckets_.push_back(std::move(b));
   }
   for (Bucket& b : buckets_) b.grads.count = static_cast<int>(buckets_.size());
@@ -194,14 +180,15 @@ void Reducer::on_gradient(int index) {
 
 void Reducer::reset_pass(std::uint64_t id, Clock::time_point began) {
   if (pass_ != 0) abandon_pass();  // an exception ended the previous pass
-  if (!learned_order_.empty()) build(std::exchange(learned_order_, {}));
+  if (!learned_order_.empty() || abandoned_) rebuild();
+  last_report_.reset();
   pass_ = id;
   began_ = last_gradient_ = began;
-  next_bucket_ = 0;
+  next_bucket_ = next_complete_ = 0;
   arrival_.clear();
   unused_.clear();
   count_changes();
-  for (Parameter& p : parameters_) p.ready = p.used = false;
+  for (Parameter& p : parameters_) p.ready = p.used = p.filled = false;
   for (Bucket& b : buckets_) {
     b.missing = static_cast<int>(b.parameters.size());
     b.in_flight = {};
@@ -241,6 +228,7 @@ void Reducer::mark_ready(int index, bool used) {
 // Copies grad() of `p` into its place in the bucket. If this pass computed no gradient on this rank, grad()
 // is the sum of earlier passes, or it is undefined and counts as zeros.
 void Reducer::copy_in(Parameter& p) {
+  if (divided_) return copy_in_divided(p);
   const NoGradGuard no_grad;
   const Tensor grad = p.tensor.grad();
   if (!grad.defined()) p.view.zero_();
@@ -249,8 +237,10 @@ void Reducer::copy_in(Parameter& p) {
 }
 
 void Reducer::post_full_buckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0)
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
     post(buckets_[next_bucket_++]);
+    while (divided_ && next_bucket_ - next_complete_ > kBucketsInFlight) complete(buckets_[next_complete_++]);
+  }
 }
 
 void Reducer::post(Bucket& bucket) {
@@ -264,13 +254,27 @@ void Reducer::post(Bucket& bucket) {
     if (bucket.changes.defined()) bucket.changes.copy_(bits_of(changes_));
   }
   bucket.posted = Clock::now();
-  if (comm_hook) {
+  if (divided_) {
+    post_divided(bucket);
+  } else if (comm_hook) {
     bucket.in_flight = comm_hook(*group_, bucket.grads);
     if (bucket.flags.numel() > 0)
       bucket.flags_work = group_->all_reduce(bucket.flags, ReduceOp::mean, bucket.grads.name + " flags");
   } else {
     bucket.in_flight = {group_->all_reduce(bucket.buffer, ReduceOp::mean, bucket.grads.name)};
   }
+}
+
+// Waits for the reduction of a bucket, and gives its parameters their gradients.
+void Reducer::complete(Bucket& b) {
+  b.in_flight.work.wait();
+  if (b.in_flight.finish) b.in_flight.finish();
+  if ((comm_hook || divided_) && b.flags.numel() > 0) b.flags_work.wait();
+  if (Timeline::active())
+    add_span(device().str() + " communication", Activity::communication, b.grads.name,
+             b.in_flight.work.started(), b.in_flight.work.finished());
+  if (divided_) receive_parts(b);
+  finish_unused(b);
 }
 
 void Reducer::finish_pass() {
@@ -282,21 +286,13 @@ void Reducer::finish_pass() {
     if (!parameters_[i].ready) mark_ready(static_cast<int>(i), false);
   post_full_buckets();
   std::optional<SpanScope> exposed(std::in_place, device(), Activity::communication, "wait for gradients");
-  for (Bucket& b : buckets_) {
-    b.in_flight.work.wait();
-    if (b.in_flight.finish) b.in_flight.finish();
-    if (comm_hook && b.flags.numel() > 0) b.flags_work.wait();
-    if (Timeline::active())
-      add_span(device().str() + " communication", Activity::communication, b.grads.name,
-               b.in_flight.work.started(), b.in_flight.work.finished());
-    finish_unused(b);
-  }
+  while (next_complete_ < buckets_.size()) complete(buckets_[next_complete_++]);
   exposed.reset();
   finished_ = Clock::now();
   pass_ = 0;
   if (options_.static_graph) check_static_graph();
   const bool first = passes_++ == 0;
-  if (first && options_.relearn_order) learn_order();
+  if (first && options_.relearn_order && !order_fixed_) learn_order();
   if (compare_values && (first || ranks_changed_differently())) compare_values();
 }
 
@@ -331,7 +327,8 @@ void Reducer::finish_unused(Bucket& bucket) {
     }
     check(p.tensor.requires_grad(), "[DistributedDataParallel] ", p.name,
           " is frozen on this rank and trained on another; freeze it on all ranks or on none");
-    p.tensor.set_grad(p.view);
+    if (divided_) set_part_as_gradient(p);
+    else p.tensor.set_grad(p.view);
   }
 }
 
@@ -370,14 +367,26 @@ void Reducer::learn_order() {
 // buckets.
 void Reducer::abandon_pass() noexcept {
   pass_ = 0;
-  if (learned_order_.empty())
-    for (const Bucket& b : buckets_)
-      learned_order_.insert(learned_order_.end(), b.parameters.begin(), b.parameters.end());
+  abandoned_ = true;
+}
+
+// Makes new buckets: in the order that was learned, or, after an abandoned pass, in the same order.
+void Reducer::rebuild() {
+  const bool learned = !learned_order_.empty();
+  const std::vector<int> new_order = learned ? std::exchange(learned_order_, {}) : order_;
+  abandoned_ = false;
+  if (!divided_) return build(new_order);
+  std::vector<Bucket> old = std::move(buckets_);
+  const Division old_division = std::move(division_);
+  build(new_order);
+  if (learned) return move_parts(std::move(old), old_division);
+  for (std::size_t i = 0; i < buckets_.size(); ++i) buckets_[i].parts = old[i].parts;
 }
 
 double Reducer::since_began(Clock::time_point t) const { return seconds(t - began_); }
 
 DdpReport Reducer::report() const {
+  if (last_report_) return *last_report_;
   DdpReport r;
   if (passes_ == 0) return r;
   r.backward_s = since_began(computed_);
@@ -385,7 +394,7 @@ DdpReport Reducer::report() const {
   for (const Bucket& b : buckets_) {
     BucketReport one;
     one.name = b.grads.name;
-    one.bytes = b.grads.gradients.nbytes();
+    one.bytes = b.bytes;
     one.posted = since_began(b.posted);
     one.started = since_began(b.in_flight.work.started());
     one.finished = since_began(b.in_flight.work.finished());

@@ -1,0 +1,65 @@
+#pragma once
+// The state of a ZeroRedundancyOptimizer: this rank's parts of the parameters, and how they are gathered.
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tapestry/distributed/common/internal/reducer.h"
+#include "tapestry/distributed/zero/zero.h"
+
+namespace tapestry::distributed {
+
+struct ZeroBase::State {
+  struct Item {
+    optim::Parameter slot;
+    Tensor tensor;          // the slot's tensor when the optimizer was constructed
+    std::string label;      // for error messages
+    int place = -1;         // the index of the parameter in the division; -1 if it is frozen
+    optim::Parameter part;  // this rank's elements, in one dimension: what `inner` updates
+    bool trained() const { return place >= 0; }
+  };
+
+  explicit State(const ZeroOptions& options);
+  ~State();
+
+  void add_items(const Groups& groups);
+  void make_division();
+  /// Makes the parts, whose places do not change any more. Collective if the reducer has learned an order.
+  void settle();
+  ElementRange range(const Item& item) const { return division.part(item.place, group->rank()); }
+
+  /// What is wrong with this rank's parameters or gradients; empty if step() can run.
+  std::string problem();
+  /// True if step() updates this parameter.
+  bool has_gradient(const Item& item);
+  Tensor gradient(const Item& item) const;
+  void compare_ranks(double grad_scale);
+  void update(double grad_scale);
+
+  const std::shared_ptr<ProcessGroup> group;
+  const int stage;
+  const double bucket_cap_mb;
+  std::vector<Item> items;   // in the order of parameters()
+  std::vector<int> item_of;  // by place
+  std::unique_ptr<detail::DividedOptimizer> inner;
+  Division division;           // valid when `settled`
+  std::vector<int> order;      // of the parameters in the buckets; stage 2
+  Reducer* reducer = nullptr;  // stage 2; null after the DistributedDataParallel was destroyed
+  bool settled = false, on_cpu = true;
+  std::uint64_t steps = 0;
+  std::uint64_t loaded = 0;  // a hash of the numbers that load_state_dict() has loaded
+  StateDict whole;           // of consolidate_state_dict()
+  bool has_whole = false;
+
+ private:
+  struct Gathering {
+    int bucket = 0;
+    Tensor own, all;
+    Work work;
+  };
+  Gathering start_gathering(int bucket, const std::vector<bool>& updated);
+  void finish_gathering(const Gathering& g, const std::vector<bool>& updated);
+};
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,363 @@
+#include "tapestry/distributed/zero/zero.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/core/timeline.h"
+#include "tapestry/distributed/comm/internal/hash.h"
+#include "tapestry/distributed/comm/text.h"
+#include "tapestry/distributed/zero/internal/state.h"
+
+namespace tapestry::distributed {
+namespace {
+
+constexpr const char* kOp = "ZeroRedundancyOptimizer";
+
+MemoryFormat dense_format(const Tensor& t) {
+  return t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
+}
+
+std::uint64_t hash_of(const std::vector<double>& numbers) {
+  return fnv1a({reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
+}
+
+// The first line of `mine` that differs from the line of `other` at the same place.
+std::string first_difference(const std::string& mine, const std::string& other) {
+  const std::size_t at = static_cast<std::size_t>(
+      std::mismatch(mine.begin(), mine.end(), other.begin(), other.end()).first - mine.begin());
+  const std::size_t begin = at == 0 ? 0 : mine.rfind('\n', at - 1) + 1;
+  return begin < mine.size() ? mine.substr(begin, mine.find('\n', begin) - begin) : "(nothing)";
+}
+
+// Throws on every rank if the texts differ.
+void check_equal_texts(ProcessGroup& group, const std::string& mine, const char* what, const char* remedy) {
+  const std::vector<std::string> texts = all_gather_text(group, mine, what);
+  for (std::size_t r = 1; r < texts.size(); ++r)
+    check(texts[r] == texts[0], "[", kOp, "] the ", what,
+          " of the ranks differ:\n  rank 0: ", first_difference(texts[0], texts[r]), "\n  rank ", r, ": ",
+          first_difference(texts[r], texts[0]), "\n", remedy);
+}
+
+}  // namespace
+
+// ---- construction ----
+
+ZeroBase::State::State(const ZeroOptions& options)
+    : group(options.process_group), stage(options.stage), bucket_cap_mb(options.bucket_cap_mb) {}
+
+ZeroBase::State::~State() {
+  if (reducer) reducer->undivide();
+}
+
+void ZeroBase::State::add_items(const Groups& groups) {
+  std::unordered_set<const Storage*> storages;
+  for (const std::vector<optim::Parameter>& list : groups) {
+    for (const optim::Parameter& slot : list) {
+      Item item;
+      const std::string number = concat({"parameter ", items.size()});
+      check(!slot.is_computed(), "[", kOp, "] ", number,
+            " is computed from other parameters; pass module.parameters(), which has those");
+      check(!slot.sharding(), "[", kOp, "] ", number,
+            " is sharded by fully_shard(), which divides the optimizer's state already; use the optimizer "
+            "itself");
+      check(slot.replicas() == 1, "[", kOp, "] ", number, " has ", slot.replicas(),
+            " replicas; use one rank per device instead of DataParallel");
+      item.slot = slot;
+      item.tensor = slot.replica(0);
+      const Tensor& t = item.tensor;
+      Reducer* const averages = reducer_of(t);
+      item.label = concat({number, " of shape ", t.sizes()});
+      if (averages)
+        for (const auto& [path, tensor] : averages->parameters())
+          if (tensor.is_same(t)) item.label = path;
+      check(is_floating(t.dtype()), "[", kOp, "] ", item.label, " is ", t.dtype(),
+            "; pass floating-point parameters only");
+      check(t.is_contiguous(dense_format(t)), "[", kOp, "] ", item.label, " has strides ", t.strides(),
+            " and is not dense; register it with contiguous()");
+      check(t.numel() == 0 || storages.insert(t.storage().get()).second, "[", kOp, "] ", item.label,
+            " shares memory with another parameter; tie weights by assigning one slot to the other");
+      if (t.requires_grad()) {
+        item.place = static_cast<int>(item_of.size());
+        item_of.push_back(static_cast<int>(items.size()));
+        on_cpu = on_cpu && t.device().is_cpu();
+      }
+      // `inner` numbers its parameters as the optimizer without ZeRO does.
+      item.part = optim::Parameter(item.label, zeros({0}, {t.dtype(), t.device()}));
+      items.push_back(std::move(item));
+    }
+  }
+  check(!item_of.empty(), "[", kOp, "] no parameter requires gradients; there is nothing to train");
+}
+
+void ZeroBase::State::make_division() {
+  if (stage == 1) {
+    const ReducerOptions bytes = bucket_sizes(kOp, bucket_cap_mb, bucket_cap_mb);
+    std::vector<BucketParameter> sizes;
+    for (const int i : item_of) {
+      const Tensor& t = items[static_cast<std::size_t>(i)].tensor;
+      sizes.push_back({t.nbytes(), t.dtype(), t.device()});
+    }
+    order.resize(sizes.size());
+    std::iota(order.begin(), order.end(), 0);
+    division = Division(sizes, order, bytes.first_bucket_bytes, bytes.bucket_cap_bytes, group->size());
+    return;
+  }
+  Reducer* const found = reducer_of(items[static_cast<std::size_t>(item_of[0])].tensor);
+  check(found != nullptr, "[", kOp, "] stage 2 divides the gradients of a DistributedDataParallel, but ",
+        items[static_cast<std::size_t>(item_of[0])].label,
+        " belongs to none; wrap the model in DistributedDataParallel first, or choose stage 1");
+  check(found->group() == group, "[", kOp,
+        "] process_group is not the group of the DistributedDataParallel; pass the same group to both");
+  std::unordered_map<const TensorImpl*, int> own;
+  for (const int i : item_of) own[items[static_cast<std::size_t>(i)].tensor.impl()] = i;
+  std::vector<int> by_place;
+  for (const auto& [path, tensor] : found->parameters()) {
+    const auto item = own.find(tensor.impl());
+    check(item != own.end(), "[", kOp, "] ", path,
+          " is trained by the DistributedDataParallel but is no parameter of this optimizer, so its gradient "
+          "would be divided and never used; pass all parameters, in groups, or freeze it before the model is "
+          "wrapped");
+    items[static_cast<std::size_t>(item->second)].place = static_cast<int>(by_place.size());
+    by_place.push_back(item->second);
+    own.erase(item);
+  }
+  check(own.empty(), "[", kOp, "] ",
+        own.empty() ? "" : items[static_cast<std::size_t>(own.begin()->second)].label,
+        " is no trained parameter of the DistributedDataParallel; wrap the model again after it has changed");
+  item_of = std::move(by_place);
+  found->divide([this] { reducer = nullptr; });
+  reducer = found;
+}
+
+void ZeroBase::State::settle() {
+  if (settled) return;
+  if (stage == 2) {
+    division = reducer->settle_division();
+    order = reducer->order();
+  }
+  for (Item& item : items)
+    if (item.trained()) item.part.set_replica(0, elements_of(item.tensor, range(item)));
+  settled = true;
+}
+
+ZeroBase::ZeroBase(const Groups& groups, const ZeroOptions& options, const char* refused,
+                   const Factory& make) {
+  check(options.process_group != nullptr, "[", kOp,
+        "] process_group is null; pass what init_process_group() returned");
+  check(
+      refused == nullptr, "[", kOp, "] ", refused ? refused : "",
+      " computes with whole tensors, and the elements of a tensor may lie on several ranks; use it without ",
+      kOp, ", or choose an optimizer that updates each element by itself, such as AdamW");
+  state_ = std::make_unique<State>(options);
+  State& s = *state_;
+  std::string text;
+  on_all_ranks(*s.group, kOp, [&] {
+    check(options.stage == 1 || options.stage == 2, "[", kOp, "] stage is ", options.stage,
+          "; choose 1 or 2, or fully_shard() to divide the parameters too");
+    for (const std::vector<optim::Parameter>& list : groups) add_params(list);
+    s.add_items(groups);
+    Groups parts;
+    std::size_t at = 0;
+    for (const std::vector<optim::Parameter>& list : groups) {
+      parts.emplace_back();
+      for (std::size_t i = 0; i < list.size(); ++i) parts.back().push_back(s.items[at++].part);
+    }
+    s.inner = make(std::move(parts));
+    s.make_division();
+    if (s.stage == 1) s.settle();
+    text =
+        concat({s.inner->optimizer().name(), " stage ", s.stage, " bucket_cap_mb ", s.bucket_cap_mb, "\n"});
+    for (const State::Item& item : s.items)
+      text += concat({item.label, " ", item.tensor.dtype(), " ", item.tensor.sizes(), " ",
+                      item.tensor.strides(), item.trained() ? "\n" : " frozen\n"});
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      for (const optim::OptionRef& o : s.inner->options_of(g))
+        text += concat({"group ", g, " ", o.name, " ", o.get(), "\n"});
+  });
+  check_equal_texts(*s.group, text, "parameters and options", "pass the same to all ranks");
+}
+
+ZeroBase::~ZeroBase() = default;
+
+const char* ZeroBase::name() const {
+  return state_ && state_->inner ? state_->inner->optimizer().name() : kOp;
+}
+int ZeroBase::stage() const { return state_->stage; }
+ProcessGroup& ZeroBase::process_group() const { return *state_->group; }
+const detail::DividedOptimizer& ZeroBase::divided() const { return *state_->inner; }
+std::vector<optim::OptionRef> ZeroBase::options_of(std::size_t group) const {
+  return state_->inner->options_of(group);
+}
+void ZeroBase::check_options(std::size_t group) const { state_->inner->check_options(group); }
+
+std::vector<std::int64_t> ZeroBase::local_elements() const {
+  std::vector<std::int64_t> counts;
+  for (const State::Item& item : state_->items) counts.push_back(item.part.replica(0).numel());
+  return counts;
+}
+
+// ---- step ----
+
+bool ZeroBase::State::has_gradient(const Item& item) {
+  if (!item.trained()) return false;
+  return stage == 1 ? item.tensor.grad().defined() : reducer->gradient_part(item.place).defined();
+}
+
+// This rank's elements of the gradient of a parameter that has one.
+Tensor ZeroBase::State::gradient(const Item& item) const {
+  if (stage == 2) return reducer->gradient_part(item.place);
+  Tensor grad = item.tensor.grad();
+  const MemoryFormat format = dense_format(item.tensor);
+  if (!grad.is_contiguous(format)) grad = grad.contiguous(format);
+  return elements_of(grad, range(item));
+}
+
+std::string ZeroBase::State::problem() {
+  if (stage == 2 && !reducer)
+    return "the DistributedDataParallel that averages the gradients was destroyed; it must live as long as "
+           "the optimizer is used";
+  bool any = false;
+  for (const Item& item : items) {
+    if (item.slot.sharding() || item.slot.replicas() != 1 || !item.slot.replica(0).is_same(item.tensor))
+      return item.label +
+             " is not the tensor that it was when the optimizer was constructed; to(device), to(dtype) and "
+             "fully_shard() replace tensors: construct the optimizer after them";
+    const Tensor grad = item.tensor.grad();
+    if (!grad.defined()) continue;
+    if (!item.trained())
+      return item.label + " has a gradient, but was frozen when the optimizer was constructed; construct " +
+             "the optimizer again, on all ranks, after requires_grad_()";
+    any = true;
+    if (stage == 2 && !reducer->gradient_part(item.place).defined())
+      return "grad() of " + item.label +
+             " is not what the last backward pass of DistributedDataParallel left: a pass under no_sync() "
+             "came after it, or it was set by hand; let a pass that averages gradients come last";
+  }
+  return any ? "" : "no parameter has a gradient; call backward() before step()";
+}
+
+// Throws on every rank if the ranks would do different steps.
+void ZeroBase::State::compare_ranks(double grad_scale) {
+  const std::string wrong = problem();
+  if (!on_cpu && steps > 0) return check(wrong.empty(), "[", kOp, "] ", wrong);
+  std::vector<double> numbers{grad_scale, static_cast<double>(steps),
+                              static_cast<double>(loaded % (1 << 30))};
+  for (std::size_t g = 0; g < inner->optimizer().num_groups(); ++g)
+    for (const optim::OptionRef& o : inner->options_of(g)) numbers.push_back(o.get());
+  if (wrong.empty())
+    for (const Item& item : items) numbers.push_back(has_gradient(item) ? 1 : 0);
+  const std::vector<std::int64_t> own{wrong.empty() ? 0 : 1, std::bit_cast<std::int64_t>(hash_of(numbers))};
+  const std::vector<std::int64_t> all = all_gather_numbers(*group, own, "options before a step");
+  bool fails = false, differ = false;
+  for (std::size_t i = 0; i < all.size(); i += 2) {
+    fails = fails || all[i] != 0;
+    differ = differ || all[i + 1] != all[1];
+  }
+  if (fails) {
+    const std::vector<std::string> texts = all_gather_text(*group, wrong, "errors before a step");
+    check(wrong.empty(), "[", kOp, "] ", wrong);
+    for (std::size_t r = 0; r < texts.size(); ++r)
+      check<DistributedError>(texts[r].empty(), "[", kOp, "] rank ", r, " cannot step: ", texts[r]);
+  }
+  if (!differ) return;
+  std::string text =
+      concat({"grad_scale ", grad_scale, "\nsteps ", steps, "\nnumbers of the loaded state ", loaded, "\n"});
+  for (std::size_t g = 0; g < inner->optimizer().num_groups(); ++g)
+    for (const optim::OptionRef& o : inner->options_of(g))
+      text += concat({"group ", g, " ", o.name, " ", o.get(), "\n"});
+  for (const Item& item : items)
+    text += concat({item.label, has_gradient(item) ? " has a gradient\n" : " has no gradient\n"});
+  check_equal_texts(*group, text, "options and gradients", "do the same on all ranks before step()");
+}
+
+ZeroBase::State::Gathering ZeroBase::State::start_gathering(int bucket, const std::vector<bool>& updated) {
+  const DividedBucket& b = division.buckets()[static_cast<std::size_t>(bucket)];
+  const std::int64_t begin = b.chunk * group->rank();
+  Gathering g{bucket,
+              releasable_tensor(b.chunk, b.dtype, b.device),
+              releasable_tensor(b.chunk * group->size(), b.dtype, b.device),
+              {}};
+  for (const int place : b.parameters) {
+    const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+    const ElementRange own = range(items[at]);
+    if (updated[at] && own.count > 0)
+      part_of(g.own, division.offset(place) + own.begin - begin, {own.count}, {1})
+          .copy_(items[at].part.replica(0));
+  }
+  g.work = group->all_gather(g.all, g.own, concat({"parameters of bucket ", bucket}));
+  return g;
+}
+
+void ZeroBase::State::finish_gathering(const Gathering& g, const std::vector<bool>& updated) {
+  g.work.wait();
+  g.own.storage()->release_memory();
+  const DividedBucket& b = division.buckets()[static_cast<std::size_t>(g.bucket)];
+  for (const int place : b.parameters) {
+    const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+    if (!updated[at]) continue;
+    const Tensor& t = items[at].tensor;
+    const ElementRange own = range(items[at]);
+    const auto copy = [&](std::int64_t from, std::int64_t to) {
+      if (to > from)
+        elements_of(t, {from, to - from})
+            .copy_(part_of(g.all, division.offset(place) + from, {to - from}, {1}));
+    };
+    copy(0, own.begin);
+    copy(own.begin + own.count, t.numel());
+  }
+  g.all.storage()->release_memory();
+}
+
+// Updates the parts bucket by bucket. While one bucket is updated, the one before is gathered. So at most two
+// buckets are in memory.
+void ZeroBase::State::update(double grad_scale) {
+  std::vector<bool> updated;
+  for (const Item& item : items) updated.push_back(has_gradient(item));
+  optim::Optimizer& optimizer = inner->optimizer();
+  optimizer.set_grad_scale(grad_scale);
+  std::deque<Gathering> gatherings;
+  const auto finish_first = [&] {
+    const Gathering g = std::move(gatherings.front());
+    gatherings.pop_front();
+    finish_gathering(g, updated);
+  };
+  for (std::size_t k = 0; k < division.buckets().size(); ++k) {
+    bool any = false;
+    const std::vector<int>& places = division.buckets()[k].parameters;
+    for (const int place : places) {
+      const auto at = static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)]);
+      if (!updated[at]) continue;
+      items[at].part.replica(0).set_grad(gradient(items[at]));
+      any = true;
+    }
+    if (!any) continue;
+    optimizer.step();
+    for (const int place : places)
+      items[static_cast<std::size_t>(item_of[static_cast<std::size_t>(place)])].part.replica(0).set_grad({});
+    if (group->size() == 1) continue;
+    if (gatherings.size() == 2) finish_first();
+    gatherings.push_back(start_gathering(static_cast<int>(k), updated));
+  }
+  const SpanScope exposed(items[static_cast<std::size_t>(item_of[0])].tensor.device(),
+                          Activity::communication, "wait for parameters");
+  while (!gatherings.empty()) finish_first();
+  for (std::size_t i = 0; i < items.size(); ++i)
+    if (updated[i]) items[i].tensor.storage()->bump_version();
+}
+
+void ZeroBase::step_all() {
+  State& s = *state_;
+  s.compare_ranks(grad_scale());
+  s.settle();
+  s.has_whole = false;
+  s.whole.clear();
+  s.update(grad_scale());
+  ++s.steps;
+}
+
+}  // namespace tapestry::distributed

@@ -1,0 +1,177 @@
+// The state dicts of ZeroRedundancyOptimizer.
+#include <algorithm>
+#include <map>
+
+#include "tapestry/autograd/ops/creation.h"
+#include "tapestry/autograd/ops/view.h"
+#include "tapestry/distributed/comm/internal/hash.h"
+#include "tapestry/distributed/zero/internal/state.h"
+
+namespace tapestry::distributed {
+namespace {
+
+const std::string kPrefix = "zero.";
+
+Tensor integers(const std::vector<std::int64_t>& values) { return tensor(values, {DType::i64, kCPU}); }
+
+std::string state_key(std::size_t parameter, const char* name) {
+  return concat({"state.", parameter, ".", name});
+}
+
+// A hash of all single numbers of the dict.
+std::uint64_t hash_of_numbers(const nn::StateDict& dict) {
+  std::string text;
+  for (const auto& [key, t] : dict)
+    if (t.defined() && t.dim() == 0 && !key.starts_with(kPrefix)) text += concat({key, " ", t.item(), "\n"});
+  return fnv1a(text);
+}
+
+}  // namespace
+
+void ZeroBase::consolidate_state_dict(int to) {
+  const NoGradGuard no_grad;
+  State& s = *state_;
+  const int ranks = s.group->size(), rank = s.group->rank();
+  check<IndexError>(to >= 0 && to < ranks, "[consolidate_state_dict] there is no rank ", to, "; there are ",
+                    ranks);
+  StateDict dict = s.inner->optimizer().state_dict();
+  std::map<std::string, Tensor> parts, whole;
+  for (const auto& [key, t] : dict) parts[key] = t;
+  for (std::size_t k = 0; s.settled && k < s.division.buckets().size(); ++k) {
+    const DividedBucket& b = s.division.buckets()[k];
+    for (const char* const name : s.inner->state_names()) {
+      const Tensor own = zeros({b.chunk}, {b.dtype, b.device});
+      bool any = false;
+      for (const int place : b.parameters) {
+        const auto i = static_cast<std::size_t>(s.item_of[static_cast<std::size_t>(place)]);
+        const auto part = parts.find(state_key(i, name));
+        if (part == parts.end()) continue;
+        any = true;
+        const ElementRange range = s.range(s.items[i]);
+        if (range.count > 0)
+          own.narrow(0, s.division.offset(place) + range.begin - b.chunk * rank, range.count)
+              .copy_(part->second);
+      }
+      if (!any) continue;
+      const Tensor all = rank == to ? empty({b.chunk * ranks}, {b.dtype, b.device}) : Tensor();
+      s.group->gather(all, own, to, concat({name, " of bucket ", k})).wait();
+      for (const int place : b.parameters) {
+        const auto i = static_cast<std::size_t>(s.item_of[static_cast<std::size_t>(place)]);
+        if (rank != to || !parts.contains(state_key(i, name))) continue;
+        const Tensor& t = s.items[i].tensor;
+        whole[state_key(i, name)] =
+            part_of(all, s.division.offset(place), t.sizes(), strides_in_bucket(t)).clone().to(kCPU);
+      }
+    }
+  }
+  s.has_whole = rank == to;
+  s.whole.clear();
+  if (rank != to) return;
+  for (auto& [key, t] : dict) {
+    const auto found = whole.find(key);
+    s.whole.emplace_back(key, found == whole.end() ? t.to(kCPU) : found->second);
+  }
+}
+
+nn::StateDict ZeroBase::state_dict() const {
+  check(state_->has_whole, "[ZeroRedundancyOptimizer] the state is divided among the ranks, and this rank, ",
+        state_->group->rank(), ", has a part of it; call consolidate_state_dict(", state_->group->rank(),
+        ") on all ranks after the last step(), or save local_state_dict() on every rank");
+  StateDict copy;
+  for (const auto& [key, t] : state_->whole) copy.emplace_back(key, t.clone());
+  return copy;
+}
+
+nn::StateDict ZeroBase::local_state_dict() const {
+  const State& s = *state_;
+  StateDict dict = s.inner->optimizer().state_dict();
+  dict.emplace_back(kPrefix + "rank", scalar_tensor(std::int64_t{s.group->rank()}, {DType::i64, kCPU}));
+  dict.emplace_back(kPrefix + "ranks", scalar_tensor(std::int64_t{s.group->size()}, {DType::i64, kCPU}));
+  if (!s.settled) return dict;
+  std::vector<std::int64_t> parts;
+  for (const State::Item& item : s.items) {
+    const ElementRange range = item.trained() ? s.range(item) : ElementRange{};
+    parts.insert(parts.end(), {range.begin, range.count});
+  }
+  dict.emplace_back(kPrefix + "parts", integers(parts));
+  if (s.stage == 2) dict.emplace_back(kPrefix + "order", integers({s.order.begin(), s.order.end()}));
+  return dict;
+}
+
+// Cuts this rank's parts out of whole state tensors.
+nn::StateDict ZeroBase::take_parts(const StateDict& dict) const {
+  const State& s = *state_;
+  const nn::StateDictIndex index(dict);
+  std::map<std::string, Tensor> parts;
+  std::string wrong;
+  for (std::size_t i = 0; i < s.items.size(); ++i) {
+    const Tensor& t = s.items[i].tensor;
+    const ElementRange range = s.items[i].trained() ? s.range(s.items[i]) : ElementRange{};
+    const MemoryFormat format = t.is_contiguous() ? MemoryFormat::contiguous : MemoryFormat::channels_last;
+    for (const char* const name : s.inner->state_names()) {
+      const std::string key = state_key(i, name);
+      const Tensor* const whole = index.find(key);
+      if (!whole || !whole->defined()) continue;
+      if (whole->sizes() == t.sizes()) parts[key] = elements_of(whole->detach().contiguous(format), range);
+      else
+        wrong +=
+            "\n  wrong shape: " + key + " expected " + t.sizes().str() + " but got " + whole->sizes().str();
+    }
+  }
+  check(wrong.empty(), "[load_state_dict] the state dict does not match this ", name(),
+        ", and nothing was loaded:", wrong,
+        "\npass the state of the same optimizer over the same parameters");
+  StateDict result;
+  for (const auto& [key, t] : dict) {
+    const auto part = parts.find(key);
+    result.emplace_back(key, part == parts.end() ? t : part->second);
+  }
+  return result;
+}
+
+void ZeroBase::load_state_dict(const StateDict& dict) {
+  const NoGradGuard no_grad;
+  State& s = *state_;
+  check(s.stage == 1 || s.reducer, "[load_state_dict] the DistributedDataParallel of this ", name(),
+        " was destroyed; load the state while it exists");
+  const Tensor* const rank = nn::find(dict, kPrefix + "rank");
+  const Tensor* const ranks = nn::find(dict, kPrefix + "ranks");
+  const Tensor* const saved_parts = nn::find(dict, kPrefix + "parts");
+  const Tensor* const order = nn::find(dict, kPrefix + "order");
+  if (rank || ranks) {
+    const std::int64_t of = rank ? rank->item<std::int64_t>() : -1;
+    const std::int64_t count = ranks ? ranks->item<std::int64_t>() : -1;
+    check(of == s.group->rank() && count == s.group->size(), "[load_state_dict] this is the part of rank ",
+          of, " of ", count, " ranks, but this is rank ", s.group->rank(), " of ", s.group->size(),
+          "; load each part on the rank that saved it, or load a state that was saved after "
+          "consolidate_state_dict()");
+  }
+  if (s.stage == 2 && !s.settled && s.reducer->passes() == 0) {
+    std::vector<int> places = s.reducer->order();
+    if (order) {
+      const std::vector<std::int64_t> saved = order->to_vector<std::int64_t>();
+      places.assign(saved.begin(), saved.end());
+    }
+    s.reducer->fix_order(places);
+  }
+  s.settle();
+  StateDict own;
+  if (rank) {
+    const nn::StateDict now = local_state_dict();
+    const Tensor& here = *nn::find(now, kPrefix + "parts");
+    check(
+        !saved_parts || (saved_parts->sizes() == here.sizes() && saved_parts->equal(here)),
+        "[load_state_dict] the state belongs to another division of the parameters; use the same "
+        "parameters, stage and bucket sizes, or load a state that was saved after consolidate_state_dict()");
+    for (const auto& [key, t] : dict)
+      if (!key.starts_with(kPrefix)) own.emplace_back(key, t);
+  } else {
+    own = take_parts(dict);
+  }
+  s.inner->optimizer().load_state_dict(own);
+  s.loaded = hash_of_numbers(own);
+  s.has_whole = false;
+  s.whole.clear();
+}
+
+}  // namespace tapestry::distributed
